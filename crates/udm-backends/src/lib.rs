@@ -1,12 +1,19 @@
-//! The devices at the bottom of a stack: null, memory, a pattern, files and block devices, exports
-//! of NBD servers.
+//! The devices at the bottom of a stack: null, memory, a pattern, files and block devices, and
+//! exports of NBD servers.
 //!
-//! [`Backends::open`] makes a device of its URI; one list names all kinds. Each is a [`Device`]
-//! whose lanes hold to the rules of [`udm_core::Lane`]. The layer above asserts its boundary
-//! (alignment, length, flags); a range beyond the end is refused here once more, since it would
-//! grow a file.
+//! [`Backends::open`] makes a device from its URI; one `match` names all kinds. Each is a
+//! [`Device`] whose lanes keep the rules of [`udm_core::Lane`]. The layer above checks alignment,
+//! length and flags. A range beyond the end is refused here once more, because it would extend a
+//! file.
 //!
-//! A backend knows no target, and no other backend.
+//! A *disk* is the thing to which a name leads: an inode, or the number of a block device. Each
+//! name of a disk is a device, so hard links can be paths. State that must be the same for all
+//! names belongs to the disk: use of the page cache, size, the exclusive claim, and failed syncs.
+//! Its locks are taken when a table is loaded, a device is opened, a size is read or a store grows,
+//! and not by a request; the exception is a sync through the page cache (`file/sync`).
+//!
+//! A backend knows no target, and no other backend except `mem`, which stores the data of a
+//! memory-backed null device. Work that may block runs on a thread (`beside`).
 #![forbid(unsafe_code)]
 
 mod beside;

@@ -1,10 +1,11 @@
-//! Measuring: load on a device, in fio's words, with fio's report; and layers against each other.
+//! Measurements: load on a device, in fio's words and with fio's report, and comparisons of layers.
 //!
 //! Each job is a thread that attaches as a core and drives the device's lane itself, as any program
-//! that links udm can: no socket, no protocol, no other thread. Or the jobs are clients of an NBD
-//! server ([`Run::measure_nbd`]). [`compare()`] measures layers against each other.
+//! that links udm can. There is no socket, no protocol and no other thread. Or the jobs are clients
+//! of an NBD server ([`Run::measure_nbd`]). [`compare()`] measures layers against each other,
+//! [`lab`] repeats published experiments.
 //!
-//! Nothing here reads the command line, takes signals or prints: `udm bench` does.
+//! This crate reads no command line, takes no signals and prints nothing: `udm bench` does.
 #![forbid(unsafe_code)]
 
 mod carry;

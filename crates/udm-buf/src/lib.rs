@@ -1,25 +1,41 @@
-//! The memory that block requests carry.
+//! The memory of block requests.
 //!
-//! A [`Buf`] owns a byte range of a *slab*, one aligned allocation. Splitting a `Buf` gives two
-//! that own disjoint halves of the same slab, so a request can be cut into fragments, and a stream
-//! of requests can be cut out of one receive, without a copy and without a borrow. The slab is
-//! freed with its last `Buf`.
+//! A [`Buf`] owns a byte range of a *slab*, one aligned allocation. `split_to` gives two `Buf`s
+//! that own disjoint halves. So a request can be cut into fragments, and requests can be cut out of
+//! one receive, without a copy and without a borrow. The slab is freed with its last `Buf`.
 //!
-//! Contract: the ranges of the live `Buf`s of a slab never overlap. Everything else follows from
-//! it: a `&mut Buf` gives `&mut [u8]`, and a `Buf` may move to another thread.
+//! Contract: the ranges of the live `Buf`s of a slab never overlap. From this follows that a `&mut
+//! Buf` may give `&mut [u8]`, and that a `Buf` may move to another thread. The number of `Buf`s of
+//! a slab is an atomic. Cutting the payload of a write out of a receive therefore costs one
+//! uncontended atomic addition and one subtraction. Reads and library mode cut nothing.
 //!
-//! A large slab is a mapping of its own: its pages take memory when they are first touched, and go
-//! back to the system when it is freed.
+//! A large slab is a mapping of its own. Its pages take memory when they are first touched, and are
+//! returned to the system when the slab is freed.
 //!
-//! Memory that several may change at a time is no `Buf`: what is in it is copied
-//! ([`copy_from_shared`], [`copy_to_shared`]). A request's data may be of it all the same
-//! ([`Foreign`], in [`Segments`]): inside of this crate it has the form of a `Buf`, so that data of
-//! either kind is passed on at one price.
+//! **Shared memory** that several threads may change at once is never a slice. [`copy_from_shared`]
+//! and [`copy_to_shared`] copy it. On x86-64 such a copy is one instruction.
 //!
-//! A `Buf` may be of memory that is somebody else's ([`Buf::lent`]), who keeps away from it
-//! meanwhile: that is how requests come in from programs that are not Rust.
+//! **Foreign memory** ([`Foreign`]) belongs to a request but another process shares it. It must be
+//! a memfd that is sealed against shrinking; otherwise the other process could remove a page in
+//! use.
 //!
-//! This crate is one of the few places in udm with `unsafe`; it does no I/O and knows no requests.
+//! * A lane does not see the difference. `Segments::consume` and `Segments::produce` copy foreign
+//!   bytes once, in portions, or the ring gets the addresses.
+//! * A byte may differ between two reads of it, for example when a write is sent again on another
+//!   path. The same is true of a guest that changes a buffer under I/O.
+//! * Inside this crate a foreign range has the form of a `Buf`, so passing on either kind costs the
+//!   same. Taking foreign pieces apart with `iter` or `pop` panics.
+//! * Only tests use it so far (`udm-conformance/tests/shared_memory`).
+//! * Not covered: with `vm.overcommit_memory=2` a process that punches holes into its memfd while
+//!   memory is short can still end the program.
+//!
+//! **Lent memory** ([`Buf::lent`]) belongs to a caller in another language, who does not touch it
+//! until the request completes. `Buf::lend` points an existing `Buf` at the next request's bytes,
+//! so lending allocates nothing. On completion the `Buf` is emptied; if a lane has kept a piece,
+//! this panics.
+//!
+//! This crate is one of the few places in udm with `unsafe`. It does no I/O and knows no requests.
+//! It lies below `udm-core`, so `udm-core` can forbid `unsafe`.
 
 #[cfg(feature = "counted")]
 pub mod counted;

@@ -1,18 +1,27 @@
-//! libudm: library mode for programs that are not Rust.
+//! libudm: library mode for programs in other languages.
 //!
-//! * `abi`: the functions, as C calls them; `types`: what they are given and give.
-//!   `include/udm.h` is made of the two.
-//! * `raw`: reads what a pointer leads to.
-//! * `context`: devices, and the core that is there for them; the control half.
+//! * `abi`: the functions that C calls; `types`: their arguments and results. A test makes
+//!   `include/udm.h` of the two.
+//! * `raw`: reads memory behind C pointers, and lends it to requests.
+//! * `context`: devices, verbs and the core that always runs; the control half.
 //! * `seat`: a thread that is a core, with its lanes; the data path.
-//! * `error`: why the last call failed.
+//! * `error`: the reason for the last failed call.
 //!
-//! Contract: what is passed in is hostile as far as it can be. Handles are numbers and are looked
-//! up, so one that is stale, of another thread, or made up is refused. Strings and lists are
-//! bounded. No panic leaves a function. What nobody can check is whether a pointer leads where it
-//! should; the header says what each must lead to.
+//! A *context* is a registry, its verbs and a [`Cluster::kept`](udm_runtime::Cluster::kept). A
+//! *seat* is the calling thread as a core. Verbs run on the calling thread; if that is a core, the
+//! verb runs on another thread while the core takes turns.
 //!
-//! The `unsafe` of this crate is in `abi.rs` and `raw.rs`.
+//! Contract: input is hostile as far as that can be checked. Handles are numbers that are looked
+//! up, so a stale, invented or foreign one is refused. Strings and lists are bounded. No panic
+//! leaves a function. A call takes its seat out of the list and puts it back. A call that panics
+//! loses the seat, because the kernel may still use its memory. The library cannot check if a
+//! pointer is valid; the header says what it must point to.
+//!
+//! The price beside Rust's library mode: the look-up of the seat, and two turns of the core instead
+//! of one.
+//!
+//! The shared library is linked from the archive (`link/`), because rustc does not support symbol
+//! versions. The `unsafe` of this crate is in `abi.rs` and `raw.rs`.
 
 #![deny(unsafe_code)]
 

@@ -1,13 +1,18 @@
-//! The conformance battery: the rules that every backend, target and front end keeps, written once
-//! and run by name against all of them.
+//! The conformance battery: the rules for all backends, targets and front ends, written once and
+//! run by name against all of them.
 //!
-//! * [`CASES`] lists the rules: each a function over a [`Rig`] that says which rule it checks and
-//!   where that comes from. What a case needs of its subject is part of the list; where it does not
-//!   apply there is no test, and the test says which and why when it is asked.
-//! * [`SUBJECTS`] lists what is tested, a line each; [`Kind`] the worlds in which it is: cores
-//!   stepped by hand, cores with rings, an NBD server.
-//! * What a request must end with is said by the subject's own limits ([`Facts::verdict`]), so a
-//!   case asks for everything and skips nothing.
+//! * A *case* ([`CASES`]) is a rule: a function over a [`Rig`], with its source and its
+//!   requirements. If a subject lacks a requirement, there is no test; the list of skipped tests
+//!   gives the reason.
+//! * A *subject* ([`SUBJECTS`]) is one line that names a device under test.
+//! * A *world* ([`Kind`]) is a way of using it: cores stepped by hand, cores with rings, an NBD
+//!   server. In a stepped world a lane that waits without asking for a poll is found.
+//! * The subject's limits say how a request must end ([`Facts::verdict`]), so a case asks for
+//!   everything.
+//!
+//! Below the targets are strict disks (`disk`): they refuse requests that no layer may send,
+//! complete in any order, lose their cache when power is cut, and fail or wait on demand. In every
+//! case each completed bio is compared with its submitted state.
 //!
 //! Test support only: no other crate imports it.
 #![forbid(unsafe_code)]

@@ -1,18 +1,32 @@
-//! The control half of a udm process: the registry of devices, dmsetup's verbs on it, and the
-//! control socket that offers them.
+//! The control half of a udm process: the registry of devices, dmsetup's verbs, and the control
+//! socket.
 //!
-//! * [`registry`]: every device by its URI, name and number; what tables and messages look devices
-//!   up in.
-//! * [`verbs`]: create, load, suspend, resume, ...: the kernel's semantics and errors.
-//! * [`CoresIo`]: what targets read and write when a table is loaded, done by the cores.
-//! * [`http`]: the verbs over HTTP and JSON on a Unix socket; [`client`]: the other end of it.
-//! * [`blocked`]: what a thread does while a verb that it runs waits.
-//! * `stats`: how much is done, in numbers; `metrics`: the same for Prometheus.
-//! * [`state_folder`]: what outlives a server.
-//! * [`config`]: devices that a file wants, and what has to be done when it changes.
-//! * [`exports`]: which devices NBD clients find.
+//! * [`registry`]: all devices by URI, name and number.
+//! * [`verbs`]: create, load, suspend, resume and others, with the kernel's semantics and errors.
+//! * [`CoresIo`]: reads and writes of targets when a table is loaded, executed by cores.
+//! * [`http`]: the verbs over HTTP and JSON on a Unix socket; [`client`]: the client side.
+//! * [`blocked`]: a hook for a thread whose verb waits.
+//! * `stats`: counters; `metrics`: the same for Prometheus.
+//! * [`state_folder`]: facts that survive a server.
+//! * [`config`]: devices declared in a file.
+//! * [`exports`]: the devices that NBD clients find.
 //!
-//! The cores never wait for anything here. What they are told, they are told by message.
+//! **Threads.** One thread serves the control socket. Cores never wait for it; they get messages.
+//! Calls that may wait for storage (opening, closing, resolving a path) run on other threads, a
+//! bounded number per kind. They hold no lock but that of the name that is opened.
+//!
+//! **I/O of a load** ([`CoresIo`]). A target's constructor reads and writes a store before any lane
+//! of the new table is open. Each run of bios is a background task on a core, with a lane of its
+//! own and at most 1 MiB in flight. The loading thread waits for its answer, for at most 30 s, and
+//! until its client hangs up or the server ends. Requests in flight then stay with the task,
+//! nothing more is sent, and no other run on that disk begins before they complete: a late write
+//! must not undo a newer one. A disk has at most four runs, so a disk that hangs blocks few loads.
+//!
+//! **Cancelling.** A suspend or resume waits for requests in flight, which may take for ever. So
+//! may a create or removal with partners, and a load that reads a store. A verb is cancelled if its
+//! client hangs up, its `--timeout` passes, a `resume` comes, or the server ends. The device is
+//! then active with its live table, or not created, or not removed, or nothing is loaded. Tables
+//! that are no longer used are closed on a thread of their own.
 #![forbid(unsafe_code)]
 
 pub mod blocked;

@@ -1,19 +1,22 @@
-//! What outlives a server: a folder of small files, one a fact.
+//! Facts that survive a server: a folder of small files, one per fact.
 //!
-//! `invalid-N.json` says that a store must not be believed, because it has lost a copy and could
-//! not be made to say so itself ([`StoreMark`]); `making-N`, that a store is being made
-//! (`making.rs`); `snapshots/N.json`, which persistent snapshots there are (`records.rs`). The
-//! folder is made when there is something to keep, and read when a store is opened. Several servers
-//! may have one folder.
+//! * `invalid-N.json`: a store must not be trusted, because it lost a copy and could not be marked
+//!   itself ([`StoreMark`]).
+//! * `making-N`: a store is being created (`making.rs`). Its maker holds the file locked, so the
+//!   next server finds and removes stores that a killed server left.
+//! * `snapshots/N.json`: the persistent snapshots (`records.rs`).
 //!
-//! A store is known by what its file or block device is, whatever name leads there, and by the name
-//! that the table had for it, whatever is found there: a disk that went comes back as another one,
-//! and what was on it may have been copied to where it was. A copy under another name, when its
-//! original is gone, is known by nothing.
+//! The folder is made when the first fact is kept, and read when a store is opened. Several servers
+//! may share one.
 //!
-//! Durable: a file is written aside, synced, and moved to its place, and then the folder is synced.
-//! What could not be written is kept in memory for as long as the server lives. What is kept
-//! against a mapped device goes with it when it is renamed (`renaming.rs`).
+//! A store is identified by its file or block device, under any name, and also by the name in the
+//! table, for any disk found there. A disk that is replaced returns as another one, perhaps with a
+//! copy of the old content. A copy under another name whose original is gone is not recognised.
+//!
+//! Durable: a file is written elsewhere, synced, moved to its place, and the folder is synced. A
+//! fact that could not be written is kept in memory while the server runs. A fact about a mapped
+//! device is copied to its new name before a rename and removed from the old one after it
+//! (`renaming.rs`).
 
 pub(crate) mod making;
 pub(crate) mod records;

@@ -1,10 +1,58 @@
-//! The heart of udm: bio, batch, lane, device.
+//! The vocabulary of the data path: bio, batch, lane, device, task, message.
 //!
-//! A [`Bio`] is one block request. Bios move in [`Batch`]es down a stack of [`Lane`]s, one call a
-//! layer, and come back as what [`Lane::poll`] returns. A lane belongs to one core and is reached
-//! by `&mut` only; what cores share is the control half, a [`Device`].
+//! A [`Bio`] is one block request. It is move-only, so it is in exactly one place. In debug builds
+//! a bio that is dropped in flight panics. Bios move in [`Batch`]es down a stack of [`Lane`]s, one
+//! call per layer, and come back through [`Lane::poll`]. A lane belongs to one core and is reached
+//! by `&mut` only. The part that cores share is the control half, a [`Device`].
 //!
 //! This crate does no I/O, starts no thread, reads no clock and contains no `unsafe`.
+//!
+//! Rules that all layers rely on:
+//!
+//! * **A layer undoes on the way up its change on the way down.** `linear` adds its offset in
+//!   `submit` and subtracts it in `poll`. A bio needs no stack of frames, and a failed bio can be
+//!   sent to another path as it is.
+//! * **Full is not failed.** A lane without room queues the bio. Pools are bounded: a connection
+//!   that gets no bio stops reading from its client.
+//! * **An owner knows its bios.** [`OwnerId`] names the lane or front end that made a bio. A
+//!   splitter tells its fragments from other bios by it.
+//! * **A lane may have own work.** [`Busy::Owed`] work, such as a log record, delays a suspend, a
+//!   close and the end of the program. [`Busy::Background`] work gets turns and delays nothing.
+//! * **CPU work has a budget.** [`Work`] counts the bytes that lanes copy or clear. A turn has
+//!   [`WORK_MAX`] bytes for all lanes of the core; the rest continues in the next turn. Short
+//!   requests go before pieces of long ones, so no request delays others by many turns.
+//! * **Time is read on demand.** [`Cx::now`] reads the clock once per turn, and only if a lane
+//!   asks: on some machines a reading costs more than a whole layer. [`Cx::wake_now`] needs no
+//!   reading.
+//! * **Timers are a minimum.** A lane that waits passes its time to [`Cx::wake_at`] in each poll,
+//!   and the core sleeps until the earliest. Lanes keep their own queues, mostly in order, so a
+//!   timer wheel would only be a second copy.
+//!
+//! How a core is woken:
+//!
+//! ```text
+//!   a lane waits for other cores      a task (path check, merge)      the control half
+//!             │ Bell                            │ Task                      │ LaneCommand
+//!             ▼                                 ▼                           ▼
+//!   Cores     ring one core                     start                       broadcast to all cores
+//!             │ message in the inbox of a core; the core is woken if it sleeps
+//!             ▼
+//!   Ports     mark the visits (lane stacks, front ends) that opened a port for this message
+//! ```
+//!
+//! * [`Bell`] is an eventcount. A lane reads the epoch, checks its condition, queues its bios and
+//!   registers; the lane that changes the condition advances the epoch and wakes registered cores.
+//!   No timer polls the condition, and no bio changes its core.
+//! * [`Port`] is the mailbox of a lane. It knows in which visit it was opened. So a message costs
+//!   only a poll of the stacks that it concerns, on a core with thousands of lanes too.
+//! * [`Task`] works on one core without a client. Dropping its [`TaskHandle`] stops it. A
+//!   background task has lanes of its own, so a request of it that hangs delays nobody else.
+//! * [`Ack`] is a token in a message. Dropping the last clone runs its callback.
+//!
+//! `errno` is the one table of errors: name, status of a request, NBD error. [`Commons`] holds the
+//! state that all names of one disk share. [`Deadline`] and [`Patience`] decide when a silent path
+//! or server is given up. `interleave` marks the points at which the simulator may run another
+//! core.
 #![forbid(unsafe_code)]
 
 mod bell;

@@ -1,4 +1,4 @@
-//! Front ends: what makes bios out of requests from outside.
+//! Front ends: they turn requests from outside into bios.
 //!
 //! * [`nbd`]: a server for NBD clients, over Unix sockets and TCP.
 //!

@@ -1,5 +1,5 @@
-//! The queue in front of a disk (blk-mq): how many requests are with it at a time, which of those
-//! that wait goes next, and which go down as one.
+//! The queue in front of a disk (the kernel's blk-mq): how many requests the disk has at a time,
+//! which waiting request is next, and which are merged.
 //!
 //! ```text
 //!   lane on core 0      lane on core 1      lane on core 2      lane on core 3
@@ -10,15 +10,39 @@
 //!   the disk's lane     the disk's lane     the disk's lane     the disk's lane
 //! ```
 //!
-//! A hardware queue is its tags and nothing else: cores that have one in common share a number, and
-//! each has its own way to the disk. So no request changes its core, and completion is where it was
-//! submitted (the kernel's `rq_affinity` 2) by construction. What has to have one order for the
-//! whole disk, `mq-deadline`, is done on one core, to which the others send their requests
-//! ([`Funnel`]).
+//! A backend has a queue only if its URI asks for one. A hardware queue is its tags and nothing
+//! else. Cores that share one share a number, and each has its own lane to the disk. So no request
+//! changes its core, and a request completes on the core that submitted it (the kernel's
+//! `rq_affinity` 2).
 //!
-//! Settings are changed while requests are under way ([`queues`]).
+//! * **Tags** (`tags`): a tag is a permit. A lane takes the tags for a batch with one atomic, and
+//!   returns them with one. If none is free, the lane enters a line. A lane that returns tags
+//!   grants them to the line, one each in turn, so a core with many requests starves no other.
+//!   Another design had one core own the tags. It needs a message each way per batch and saves two
+//!   atomics.
+//! * **Merging** (`merge`): joins the data of adjacent requests on the way down and splits it on
+//!   the way up. It looks at neighbours in a batch and at waiting requests: the latest eight
+//!   without a scheduler, the neighbours by sector with one. The mapped device already splits
+//!   requests by the limits of the queue.
+//! * **`mq-deadline`** ([`sched`]) has one order for the whole disk. With several cores a task on
+//!   one core owns the disk's lane and the others send it their requests ([`Funnel`]). A suspend
+//!   without flush takes waiting requests back (`funnel/drain`). Requests of other lanes return to
+//!   the queue with a new start time, so they do not expire while such a suspend waits.
+//! * **Settings change under load** (`queues`): new settings have new tags. The change takes the
+//!   old tags one by one, in line with the lanes. When it has all, no request is with the disk; the
+//!   old tags are retired, and each lane moves its waiting requests. So requests continue, and the
+//!   disk never has more than both settings allow.
+//! * **A request-based device** has a queue above its mapped device (`dm_mq_queue_depth` and
+//!   `dm_mq_nr_hw_queues`; see `udm-dm`). It survives a change of tables.
+//! * **Shared tags** (`shared`, null devices with `shared_tags`) lie below the queues. A request
+//!   with a tag of its queue waits on its core for a tag of the set. The share of a disk depends on
+//!   how many disks are active, so it is counted under a lock.
 //!
-//! No I/O, no threads, no clock but [`udm_core::Cx`]: the simulator runs it unchanged.
+//! Not supported: `kyber`, and the kernel's estimate of a busy queue with its reruns by timer. A
+//! lane is polled when a request of it completes.
+//!
+//! There is no I/O, no thread, and no clock but [`udm_core::Cx`] here: the simulator runs this
+//! crate unchanged.
 #![forbid(unsafe_code)]
 
 mod funnel;

@@ -1,18 +1,47 @@
-//! Cores: one thread, one io_uring, one inbox, its lanes.
+//! Cores: a core is one thread with one io_uring, one inbox and its lanes.
 //!
-//! * [`Cluster`]: the inboxes of all cores of a process. What the control half sends commands
-//!   through.
-//! * [`LocalCore`]: a thread that is a core. In library mode the caller's own; it drives `submit`
-//!   and `poll` itself.
-//! * [`LocalIo`], [`PrivateIo`]: control-side I/O where the thread that loads a table is a core, or
-//!   there is none.
-//! * [`Runtime`]: threads that are cores and serve [`FrontEnd`]s: gather, submit, poll, complete,
-//!   sleep if idle.
-//! * [`SteppedCore`]: the same core in a world that is made up, stepped by hand over a
-//!   [`MadeKernel`].
-//! * [`Ring`]: the core's io_uring, the one place where the data path makes a system call. It owns
-//!   the memory and the file of each operation until that is done, so nothing dangles whatever its
-//!   client does.
+//! * [`Cluster`]: the inboxes of all cores of a process. The control half sends messages through
+//!   it.
+//! * [`Runtime`]: threads that are cores and serve [`FrontEnd`]s.
+//! * [`LocalCore`]: a thread that is a core. In *library mode* it is the caller's own thread, which
+//!   calls `submit`, `poll` and `park` itself.
+//! * [`LocalIo`], [`PrivateIo`]: control-side I/O in library mode, by the loading thread as the
+//!   core that it is, or as a core for this run only.
+//! * [`SteppedCore`]: the same core in the simulator, stepped by hand over a [`MadeKernel`].
+//! * [`Ring`]: the core's io_uring, the only place where the data path makes a system call.
+//!
+//! **A turn** of a core: messages; `gather` of front ends with new input; `submit` and `poll` of
+//! lanes with work; `complete` of front ends with finished bios; then the ring. One
+//! `io_uring_enter` submits the operations of the turn and waits for the next event. An idle lane
+//! or front end is not visited, and an idle program is not scheduled at all.
+//!
+//! **Sleep.** A core that has nothing to do sleeps. From time to time it measures if its rounds
+//! become shorter when it spins first, at most for `spin_max`. It spins only while that saves a
+//! fifth (`spin`). The inbox is a lock-free queue; a message writes to the eventfd only if the core
+//! sleeps (`parking`, with loom tests).
+//!
+//! **Where bios and connections live.** A bio belongs to one core for its whole life, a connection
+//! to one core at a time. A core that has ended drops the messages that still arrive for it.
+//!
+//! **Threads that come and go.** [`Cluster::kept`] has places that threads take and leave, and one
+//! more core that always runs and executes the tasks. An empty place delays nothing. A late sender
+//! may still discard messages of the core that left, so a thread that takes the place waits for
+//! that sender first.
+//!
+//! **Messages to front ends.** [`Cluster::post_letter`] reaches the front ends of a core that
+//! listen to a device or another topic ([`FrontCx::listen`]), in the order of posting.
+//!
+//! **The clock** is the kernel's monotonic one: the same on all cores, and right after each sleep.
+//! The processor's counter would be a little cheaper. But udm would have to measure and watch it,
+//! and replace it on machines on which it is wrong.
+//!
+//! **The end** has two steps. [`Runtime::end`] makes front ends refuse new requests and makes lanes
+//! fail the bios that they hold back (`Drain::End`). The cores still run, so devices can be
+//! removed. [`Runtime::stop_within`] then ends the threads. A core that reaches the time limit
+//! leaves its requests and their memory where they are.
+//!
+//! **Panics.** A core thread that panics aborts the program: its requests would never complete, and
+//! no answer is better than a wrong one.
 //!
 //! The `unsafe` of this crate is in `ring/sys.rs`.
 

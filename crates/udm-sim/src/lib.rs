@@ -1,28 +1,34 @@
-//! The deterministic world in which udm is tested.
+//! The deterministic simulator in which udm is tested.
 //!
-//! A [`World`](world::World) hands the unchanged targets, tables and mapped devices of udm their
-//! time, their chance and their outside: any number of cores on one thread, disks that lie about
-//! nothing but promise little, paths that fail in every way, and a control side that suspends,
-//! reloads, sends messages and pulls the plug. A [`Model`](model::Model) says after each request
-//! whether what came back can be. All of it is drawn from one seed: the same plan gives the same
-//! run, event for event, and a failure can be replayed.
+//! A [`World`](world::World) gives the unchanged targets, tables and mapped devices their time,
+//! chance and I/O. It has any number of cores on one thread, and paths that fail in every way. Its
+//! disks keep the contract and use all its freedom: they reorder, lose their cache, and complete
+//! late. Its control side suspends, reloads, sends messages and cuts the power. A
+//! [`Model`](model::Model) checks each result. One seed gives one run, event for event, so a
+//! failure can be replayed.
 //!
-//! * `plan`: what a run is. `run`: runs one, and makes a failure smaller.
-//! * `machine`, `turn`, `between`, `tasks`, `timers`, `front`, `control_io`: what every world runs
-//!   on: cores and their turns.
-//! * `world`, `device`, `control`, `changes`, `acts`, `outside`, `rest`: a world of targets and
-//!   what happens in it.
-//! * `cores`, `env`, `disk`, `path`, `fate`, `effect`, `faulty`, `null_cache`, `beside`: what the
-//!   code under test sees of it.
-//! * `blueprint`, `vary`, `tables`: what is built. `map`, `limits`: what that means.
-//! * `snap`: worlds of origins and their snapshots.
+//! At each access to shared state a lane passes a point (`udm_core::interleave`), where the
+//! simulator may run another core. In other builds a point is nothing. The turn of a core, its
+//! ring, the NBD server and client, the registry and the verbs run here too. Their kernel
+//! ([`udm_runtime::MadeKernel`]), clock, sockets and file system are simulated. The price in udm is
+//! a branch per call of the ring. docs/internals/simulator.md describes worlds, seeds and planted bugs.
+//!
+//! * `plan`: the description of a run. `run`: executes a run and shrinks a failure.
+//! * `machine`, `turn`, `between`, `tasks`, `timers`, `front`, `control_io`: cores and their turns,
+//!   for every world.
+//! * `world`, `device`, `control`, `changes`, `acts`, `outside`, `rest`: a world of targets and its
+//!   actions.
+//! * `cores`, `env`, `disk`, `path`, `fate`, `effect`, `faulty`, `null_cache`, `beside`: the
+//!   environment of the tested code.
+//! * `blueprint`, `vary`, `tables`: random stacks. `map`, `limits`: their meaning.
+//! * `snap`: worlds of origins and snapshots.
 //! * `nbd`: worlds of the NBD server and its clients.
 //! * `nbd_client`: worlds of the NBD client and its servers.
 //! * `verbs`: worlds of the registry and its verbs.
 //! * `lives`: worlds of servers that follow each other over the same disks and state folder.
-//! * `waiting`, `lines`: futures that go on when a world lets them, and what udm logs meanwhile.
-//! * `model`, `reads`, `excuse`, `cells`, `stamp`, `bad`, `log`: what must hold. `trace`: what
-//!   happened. `totals`: how much of it.
+//! * `waiting`, `lines`: futures that continue when a world lets them, and captured log lines.
+//! * `model`, `reads`, `excuse`, `cells`, `stamp`, `bad`, `log`: the rules. `trace`: the history.
+//!   `totals`: the counts.
 #![forbid(unsafe_code)]
 
 mod acts;

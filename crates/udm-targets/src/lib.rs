@@ -1,9 +1,11 @@
-//! The targets: what the lines of a table can be. Each is a struct that implements
-//! [`udm_dm::Target`], a constructor, and a lane.
+//! The targets: each type of line that a table can have.
 //!
-//! No I/O, no threads, no clock, no `unsafe`: a target sees the devices below as
-//! [`udm_core::Device`], time through [`udm_core::Cx`], and nothing else, so that the simulator
-//! runs it unchanged.
+//! A target is a struct that implements [`udm_dm::Target`], a constructor, and a lane. [`TARGETS`]
+//! is the list of all types. `linear` and `striped` have no lane: the table does their arithmetic.
+//!
+//! There is no I/O, no thread, no clock and no `unsafe` here. A target sees the devices below as
+//! [`udm_core::Device`] and time through [`udm_core::Cx`]. So the simulator runs this crate
+//! unchanged.
 #![forbid(unsafe_code)]
 
 pub mod error_target;

@@ -1,11 +1,12 @@
-//! Bytes and words to structs and back: table lines, sizes, device names, the NBD protocol.
+//! Parsers and printers: table lines, sizes, URIs, the NBD protocol, snapshot stores, configuration
+//! files.
 //!
-//! Contract: everything here is a pure function of its input. No I/O, no clock, no threads, no
-//! `unsafe`. All input is taken for hostile: each parser has a bound on what it reads and keeps,
+//! Contract: everything here is a pure function of its input. There is no I/O, no clock, no thread
+//! and no `unsafe`. All input counts as hostile. Each parser bounds the memory that it uses,
 //! refuses in one clear line, and never panics.
 //!
-//! What it does not do: it gives words no meaning that only their target knows (`udm-targets`), and
-//! opens nothing (`udm-backends`).
+//! Words that only one target understands are parsed in `udm-targets`. `udm-backends` opens
+//! devices.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,10 @@
-//! `udm`: the device mapper in user space. See `udm --help`.
+//! `udm`: the device mapper as an ordinary program. See `udm --help`.
+//!
+//! * `cli`: the command line. `verbs`, `snapshot`, `multipath`: commands that talk to a running
+//!   server.
+//! * `serve`, `config`, `log`: the server. `top`, `web`: displays of a running server.
+//! * `dmsetup`, `columns`, `concise`: dmsetup's command line and output.
+//! * `bench`, `lab`, `demo`: measurements and demonstrations. `cow`, `log_writes`: offline tools.
 #![forbid(unsafe_code)]
 
 mod bench;

@@ -1,35 +1,36 @@
 //! `file:PATH?direct=on&readonly=on&exclusive=off`, or a path alone: a regular file or a block
-//! device, by the core's io_uring.
+//! device, through the core's io_uring.
 //!
-//! * **Which disk.** A path is looked up when a table is loaded, and means the disk that it leads
-//!   to then: the inode of a regular file, the number of a block device ([`crate::Identity`]).
-//!   Several names of one disk (hard links, twin device nodes) are devices of their own, so that
-//!   they can be paths, over one disk: one size, one way past or through the page cache, one fate
-//!   of its syncs.
+//! * **Disk.** A path is resolved when a table is loaded, and means the disk to which it leads
+//!   then: the inode of a regular file, the number of a block device ([`crate::Identity`]). Several
+//!   names of one disk (hard links, two device nodes) are separate devices over one disk. So they
+//!   can be paths.
 //! * **Page cache.** A block device is opened with `O_DIRECT` unless `direct=off`: two nodes of one
-//!   disk have two page caches, and what is written through one is not seen through the other. A
-//!   regular file has one cache for all its names and is opened without, unless `direct=on`; data
-//!   whose memory is not aligned for that goes through a buffer that is. Both ways at once are
-//!   refused: each would undo the other's work.
-//! * **Who does it.** The ring, which never waits; for a file on a file system that is memory the
-//!   core itself ([`here`]).
-//! * **Exclusive.** Unless `exclusive=off`, a disk that is written has no other writer: a block
-//!   device is opened with `O_EXCL`, which mounts, swap and LVM respect too; a regular file is
-//!   locked as QEMU locks it ([`claim`]).
-//! * **Size.** Rounded down to sectors (with `direct=on` to the block of direct I/O), read again at
-//!   each load, so that a disk may grow under a table that is then loaded anew. A disk that shrank
-//!   gives a path error where it is missing, and is not made longer by writes once that is known;
-//!   a write of its last block looks first. So what was cut off is missing for good, and seen.
-//!   A regular file is made longer when it is asked to be ([`grow`]).
-//! * **Durable.** The volatile cache is the page cache, or the disk's own, so a flush is
-//!   `fdatasync`, and FUA is `RWF_DSYNC`. With the page cache a failed sync is for good, a medium
-//!   error ([`sync`]).
-//! * **Errors** are the kernel's, by errno. EIO says least: another block is read, and when that
-//!   fails too the path is to blame. Else the request is tried once more, and when it fails again
-//!   the medium is to blame. A block that comes from the page cache would prove nothing and is
-//!   passed over; where none can be had that does not, the path is to blame, as in the kernel.
+//!   disk have two page caches, and one cache does not see writes through the other. A regular file
+//!   has one cache for all names and is opened without `O_DIRECT`, unless `direct=on`. Then
+//!   unaligned data goes through an aligned buffer. Both modes at once are refused, because each
+//!   would undo the other.
+//! * **Execution.** The ring executes requests. For a file on tmpfs or ramfs the core itself does
+//!   ([`here`]): the ring would pass each request to a kernel worker, at two context switches.
+//! * **Exclusive use.** Unless `exclusive=off`, a disk that is written has no other writer. A block
+//!   device is opened with `O_EXCL`, which mounts, swap and LVM respect too. A regular file is locked
+//!   as QEMU locks it ([`claim`]).
+//! * **Size.** Rounded down to sectors (with `direct=on` to the block of direct I/O), and read
+//!   again at each load, so a disk may grow under a table that is loaded again. A disk that shrank
+//!   gives a path error for the missing part. A write of its last block checks the size first, so
+//!   writes do not extend a file that is known to be cut. A regular file is extended on request
+//!   ([`grow`]).
+//! * **Durability.** The volatile cache is the page cache, or that of the disk. A flush is
+//!   `fdatasync`, FUA is `RWF_DSYNC`. The kernel reports data that it could not write back once, to
+//!   one sync per descriptor. So a sync through the page cache counts only when all syncs that were
+//!   under way with it have ended, and a failed one stays failed ([`sync`]).
+//! * **Errors** follow the kernel's meaning of the errno. EIO does not tell path from medium:
+//!   another block is read, and if that fails too, the path is to blame. Otherwise the request is
+//!   retried once, and if it fails again, the medium is to blame. A block in the page cache would
+//!   prove nothing and is skipped. If no other block is available, the path is to blame, as in the
+//!   kernel.
 //! * A discard punches a hole; so does a write-zeroes, unless it must keep its blocks
-//!   (`ZERO_RANGE`). Where the file system can do neither, zeroes are written.
+//!   (`ZERO_RANGE`). If the file system supports neither, zeroes are written.
 
 mod claim;
 mod disk;

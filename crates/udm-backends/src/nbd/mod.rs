@@ -1,35 +1,45 @@
-//! `nbd://HOST[:PORT]/EXPORT`, `nbd+unix:///EXPORT?socket=PATH`: an export of an NBD server, over
-//! the core's io_uring.
+//! `nbd://HOST[:PORT]/EXPORT`, `nbd+unix:///EXPORT?socket=PATH`: an export of an NBD server,
+//! through the core's io_uring.
 //!
-//! * **Connections.** Each lane has its own, so there is one to a device on a core. It is made when
-//!   the lane is opened, and again when a request comes and there is none, after a back-off that
-//!   doubles up to five seconds. A request that comes before its time, or that is under
-//!   way when the connection is lost, ends with a transport error: it blames the path. Nobody looks
-//!   for the server while nobody wants anything of it. A lane that has connected ends the wait of
-//!   the others.
-//! * **Silence.** With a deadline (`deadline=TIME`; a minute over TCP) a connection is given up of
-//!   which nothing comes for so long while it has a request, or which keeps one for four times as
-//!   long while it answers others.
-//!   Whyever one is given up, a write that was sent and not answered ends only when the server
-//!   can't deliver it any more ([`fence`]): what lies above may send it elsewhere, and it must not
-//!   be written again behind what is written there. All else ends at once: the data of a read are
-//!   copies, so what comes late touches nobody's memory.
-//! * **Several connections** are used at the same time only where the server says that a flush on
-//!   one covers the writes of all (`CAN_MULTI_CONN`), or where nothing is written. Else there is
-//!   one for all cores ([`Funnel`]).
-//! * **Honest.** A server that comes back with another size, or that can do less than it could, is
-//!   not taken back ([`Server::accept`]): what lies above has its limits from before.
-//! * **Memory.** Data is copied between a request and the connection's buffers: 256 KiB each way.
-//!   So a connection can be given up at any time, and nothing that still arrives on it, or is still
-//!   sent, touches the memory of a request that has ended.
-//! * **Errors** are the server's, by NBD's eight numbers. EIO is a medium error, since the server
-//!   has answered: another path leads to the same disk. ESHUTDOWN blames the path.
-//! * **A server that shuts down** says so by ESHUTDOWN and waits for its clients to leave. Nothing
-//!   more is asked on that connection; what was is waited for as with one that is given up. The
-//!   other lanes leave theirs when nothing is under way on it: what listens there by then may be
-//!   another.
-//! * A discard is a `TRIM`, a write-zeroes a `WRITE_ZEROES`, a flush a `FLUSH`, where the server
-//!   has them; what it has not is refused, but for a flush, which then has nothing to do.
+//! The protocol is a state machine without I/O (`udm_wire::nbd::client`) that accepts bytes cut
+//! anywhere and trusts none of them.
+//!
+//! * **Connections.** Each lane has its own. It connects when the lane is opened, and again when a
+//!   request comes and there is no connection. The back-off doubles up to five seconds. A request
+//!   before that time, or in flight when the connection is lost, ends with a transport error, which
+//!   blames the path. An idle lane does not reconnect. A lane that has connected ends the back-off
+//!   of the others. A lane watches its idle connection (`Ring::watcher`).
+//! * **End of a connection.** A connection is abandoned if
+//!   * the server or the system closes it;
+//!   * the server violates the protocol;
+//!   * the server answers ESHUTDOWN;
+//!   * no data arrives for the deadline while a request of that age waits (`deadline=TIME`, one
+//!     minute over TCP), or a request waits four times as long;
+//!   * the handshake takes as long as the deadline, or ten seconds if that is shorter.
+//!
+//!   A core that was stopped counts the deadline from its return
+//!   ([`Patience`](udm_core::Patience)).
+//! * **Unanswered writes.** All other requests end at once. A write that was sent stays *held*
+//!   until the server cannot carry it out any more ([`fence`]): an answer, a close, a time, or a
+//!   command, as the URI says. Otherwise multipath could write elsewhere and this write could undo
+//!   it later. The abandoned connection is still read, because a late answer completes a write. The
+//!   rest of a partly sent write is still sent, so that the server can answer. `Device::waits`
+//!   reports writes that wait.
+//! * **TCP** is asked never to give a connection up by itself: a local timeout proves nothing.
+//! * **Several connections** at once are used only if the server says that a flush on one covers
+//!   writes on all (`CAN_MULTI_CONN`), or if nothing is written. Otherwise a task owns one
+//!   connection for all cores ([`Funnel`]).
+//! * **Another export.** A server that returns with another size, or with fewer abilities, is
+//!   refused ([`Server::accept`]): the layers above have their limits from before.
+//! * **Memory.** Data is copied between requests and the connection's buffers, 256 KiB each way. So
+//!   a connection can be abandoned at any time, and late bytes touch no memory of a finished
+//!   request.
+//! * **Errors** are the server's, by NBD's eight numbers. EIO is a medium error, because the server
+//!   has answered. ESHUTDOWN blames the path.
+//! * **Shutdown.** After ESHUTDOWN the lane sends nothing more on that connection and waits for its
+//!   answers. Other lanes close theirs when they are idle, as the next server may be another.
+//! * A discard is `TRIM`, a write-zeroes `WRITE_ZEROES`, a flush `FLUSH`. A server without them
+//!   gets none: the request is refused, and a flush has nothing to do.
 
 mod client;
 mod connection;

@@ -1,9 +1,18 @@
-//! The lab: the experiments of the texts that udm comes from, each beside what it is compared with,
-//! in one run.
+//! The lab: experiments from the publications on which udm is based, each beside a reference in one
+//! run.
 //!
-//! An experiment measures its devices in turn, round by round, and takes medians, so that what
-//! disturbs the machine disturbs all alike. What it says are ratios: digits belong to the machine.
-//! Each stands beside the one that the original reported. [`EXPERIMENTS`] lists them all.
+//! An experiment is a line of [`EXPERIMENTS`]: a name, a question, a source, and a function. The
+//! function fills an `Outcome` with findings, tables and plots; text, JSON and the page are made of
+//! that alone. A finding is a ratio, the original's ratio, an aim and a verdict, because absolute
+//! numbers belong to a machine.
+//!
+//! * Experiments measure their devices in turn, round by round, and take medians. A disturbance of
+//!   the machine then affects all alike.
+//! * `selectors` uses simulated paths and no clock, so its result is the same on every machine.
+//! * `fio` runs fio with udm's engine, and compares with the raw device in one fio.
+//! * The references are the lab's own code (`models`): lanes and devices like udm's, with locks,
+//!   queues or a pace. Locks exist in these models alone.
+//! * An unoptimised build runs a 32nd of the requests and says so.
 
 mod context_switches;
 mod fio;

@@ -1,9 +1,9 @@
-//! Load on an export of an NBD server: any server's, over its socket.
+//! Load on an export of any NBD server, over its socket.
 //!
-//! The client is as small as it can be, so that what is measured is the server: no library,
-//! blocking sockets, requests gathered into one send and replies taken from one receive. Each job
-//! has a connection. What no server could do better over that socket is measured by the same client
-//! against a loop that reads and writes ([`floor`]).
+//! The client is small, so that the server is measured: blocking sockets, no library, requests
+//! gathered into one send, and replies taken from one receive. Each job has a connection. [`floor`]
+//! measures the same client against a loop that reads and writes; no server can be faster over that
+//! socket.
 
 mod floor;
 mod job;

@@ -1,6 +1,8 @@
-//! A page of HTML for people: headings, text, tables and plots, in one file without outside
-//! resources. It is drawn in the light or the dark, as the reader has it; the plots are SVG in the
-//! page's own colours.
+//! An HTML page for people: headings, text, tables and plots, in one file without external
+//! resources. It follows the reader's choice of light or dark. Plots are SVG in the page's colours.
+//!
+//! The plots are the crate's own code and not `plotters`: that writes fixed colours into each
+//! element and guesses the width of text. Here the legend is text that wraps.
 //!
 //! ```
 //! use udm_bench::page::{Axis, Lines, Page, Unit};

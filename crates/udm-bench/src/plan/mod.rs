@@ -1,5 +1,5 @@
-//! Which blocks a job goes to, in which order, and what it does there. A plan takes next to no
-//! memory and can be replayed: a clone of a fresh plan gives the same requests.
+//! The blocks and operations of a job, in order. A plan takes little memory and can be replayed: a
+//! clone of a fresh plan gives the same requests.
 
 mod map;
 mod varied;

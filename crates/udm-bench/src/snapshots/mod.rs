@@ -1,11 +1,11 @@
-//! What snapshots cost: first writes of an origin and of a snapshot, beside an origin whose
-//! exceptions are behind one mutex; what writes of an origin cost when every chunk is copied, and
-//! when the snapshot is gone again; and what a look for one exception among many costs.
+//! The cost of snapshots, in four measurements: first writes of an origin and of a snapshot, beside
+//! an origin whose exceptions are under one mutex; writes of an origin whose chunks are all copied;
+//! writes after the snapshot is gone; and the look-up of one exception among many.
 //!
-//! A round measures each device once, and its result is the median of the rounds. Threads are cores
-//! that sleep when they have nothing to do. Requests are 4 KiB, a chunk each, in random order. For
-//! first writes ([`first`]) devices are made anew each time, every chunk is written once, and below
-//! is memory that was touched before, or nothing; for the rest ([`later`]) it is nothing.
+//! A round measures each device once, and the result is the median of the rounds. Threads are cores
+//! that sleep when idle. Requests are 4 KiB, one chunk each, in random order. First writes
+//! ([`first`]) use new devices each time and write every chunk once, over touched memory or a null
+//! device. The others ([`later`]) use a null device.
 
 mod first;
 mod later;

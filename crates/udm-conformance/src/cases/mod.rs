@@ -1,4 +1,4 @@
-//! The list of cases, and what each needs of its subject.
+//! The list of cases, with the requirements of each.
 
 mod changes;
 mod concurrency;

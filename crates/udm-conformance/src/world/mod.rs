@@ -1,9 +1,8 @@
-//! The ways in which a device is used: cores stepped by hand, cores on threads with their rings,
+//! The ways of using a device: cores stepped by hand, cores on threads with their rings, and
 //! clients of an NBD server.
 //!
-//! Each gives a few *handles*: one lane a core, one connection a client. What a handle is given
-//! comes back as answers, in the order in which it was asked, whatever the order in which it was
-//! done.
+//! Each has a few *handles*: one lane per core, or one connection per client. A handle returns
+//! answers in the order of its requests, in any order of execution.
 
 mod client;
 mod cores;

@@ -1,11 +1,14 @@
-//! Devices that a file wants: made at the start, and brought to what the file says by then whenever
-//! somebody asks.
+//! Devices that a file declares: created at the start, and changed when the file is applied again.
 //!
-//! Contract: what the file made is the file's, and nothing else: a device that a verb made is left
-//! alone until the file has one of its name. Compared is what the file says with what it said when
-//! it was last applied: what verbs have changed since stays, until the file changes there. Each
-//! device gets all of its change or none; what can't be done is said, and the others go on. What
-//! verbs have removed is made again.
+//! Contract: the file owns the devices that it made, and no others. A device of a verb stays as it
+//! is until the file has one of its name. A new file is compared with the file that was applied
+//! last, not with the devices: changes by verbs stay until the file changes there. Each device is
+//! changed completely or not at all; a failure is reported, and the others continue. Devices that
+//! verbs removed are made again.
+//!
+//! The difference of two files is a pure function (`plan`). First, devices that are no longer used
+//! are removed, so their disks are free. Then used devices come before their users. Last, devices
+//! are removed that had users before. Each step is a verb.
 
 mod apply;
 mod plan;

@@ -1,7 +1,14 @@
 //! HTTP and JSON on the control socket.
 //!
-//! [`routes`] is the one list of what there is; [`handlers`] calls the verbs; [`socket`] is the
-//! socket's file, [`server`] serves its peers. Nothing here knows what a verb does.
+//! [`routes`] is the one list of routes. [`handlers`] calls the verbs. [`socket`] is the socket's
+//! file, [`server`] serves its peers. No file here knows the effect of a verb.
+//!
+//! **Bounds.** The socket has mode 0600, and peers are checked by their credentials. If all
+//! connections are taken, a new one replaces the quietest connection of the process that has most
+//! ([`connections`]). Clients that wait for an event keep their connection for a minute, listeners
+//! while they read; half of the connections are never for those. Heads and bodies have time limits.
+//! A few descriptors are kept back, so a server without free ones can still be controlled.
+//! [`gates`] limits requests that wait for storage, per kind.
 
 pub mod api;
 mod api_config;

@@ -1,6 +1,6 @@
-//! What `/metrics` shows: the numbers of `/v1/stats`, for Prometheus.
+//! The content of `/metrics`: the counters of `/v1/stats` in Prometheus format.
 //!
-//! Contract: a device that has served nothing of a kind has no series for it.
+//! Contract: a device without requests of a kind has no series for that kind.
 
 mod families;
 mod list;

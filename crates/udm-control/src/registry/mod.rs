@@ -1,9 +1,27 @@
-//! All devices of a process: those that tables opened, by URI, and the mapped ones, by name.
+//! All devices of a process: the opened ones by URI, the mapped ones by name.
 //!
-//! Contract: the same name of the same disk is the same device with the same number ([`opened`]);
-//! the names of mapped devices are [`directory`]'s. The registry's lock is held for moments, never
-//! while the file system is asked, a device opened or a table built ([`lookup`]). No lane ever sees
-//! it.
+//! Contract: one name of one disk is one device with one number ([`opened`]); the names of mapped
+//! devices are in the [`directory`]. The registry's lock is held only for moments, and never while
+//! the file system is asked, a device is opened, or a table is built ([`lookup`]). No lane uses it.
+//!
+//! * **Numbers.** Opened devices are 253:N, mapped devices 254:N, in udm's own numbering. Each load
+//!   resolves its paths again, without a lock. A name that now leads to another disk gets another
+//!   number. A message resolves nothing: it finds a device by number or by the name that the table
+//!   used.
+//! * **Directory.** A device that is being created or removed is listed nowhere, but its name, uuid
+//!   and number are taken. A table that is being built counts its use of a device under a lock. A
+//!   removal begins under the same lock, so one of the two is refused. Look-ups and counts use an
+//!   index.
+//! * **Names.** Nothing depends on a device's name (`directory/rename`). A device has one export,
+//!   so its clients stay when it is renamed. Verbs find a device once. Tables hold devices and
+//!   print numbers.
+//! * **Removal.** A deferred removal is a mark. The connection or table that closes a device checks
+//!   for marks; there is no timer ([`deferred`]). A forced removal loads a table of `error` first,
+//!   and waits for requests that storage has. Its clients get EIO meanwhile (`Exports::fail`).
+//! * **Events** ([`feed`]): each change puts a line into a bounded queue, from cores too. Listeners
+//!   read the last 1,024 at their own pace, and one that is too slow is told how many it lost.
+//!   Without a first listener a change costs a fence and a load.
+//! * **Stores** ([`store_locks`]): changes that concern one store run one after the other.
 
 mod alone;
 mod deferred;

@@ -1,8 +1,7 @@
-//! The verbs: what dmsetup's users do to devices, with the kernel's semantics and errors.
+//! The verbs: dmsetup's operations on devices, with the kernel's semantics and errors.
 //!
-//! Verbs that change what the cores do are futures, because the cores answer when they can:
-//! `suspend` takes as long as requests are in flight. They need no reactor: [`wait`] runs one to
-//! its end on any thread.
+//! Contract: verbs need no reactor, so the simulator runs them too. Devices are locked in the order
+//! of their numbers (`turns`). `call_off` defines how a verb is cancelled.
 
 mod call_off;
 mod change;

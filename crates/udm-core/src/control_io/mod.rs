@@ -1,13 +1,15 @@
-//! I/O of the control side: what a table's constructors read and write before any lane of the new
-//! table is open, such as the metadata of a store.
+//! I/O of the control half: metadata that a target reads and writes when a table is loaded.
 //!
-//! A target does no I/O by itself: it is handed a [`ControlIo`], and so runs unchanged where the
-//! bios go through the rings of real cores and where they go through a simulated world. An
-//! [`Errand`] is what all of these have in common, and [`Started`] what those with cores have.
-//! [`read`], [`write()`], [`flush`] and [`read_all`] are for those who have bytes and want no bios.
+//! The header of a snapshot store, for example, is checked before a lane of the new table is open.
+//! A target gets a [`ControlIo`] for this and does no other I/O. So the same target code runs over
+//! the rings of real cores and in the simulator.
 //!
-//! Contract: nothing is kept from one run to the next. What is to be on the device before something
-//! else is sent in a later run, behind a flush where it must last.
+//! * [`read`], [`write()`], [`flush`] and [`read_all`] are for callers that have bytes, not bios.
+//! * [`Errand`] tracks the bios of one run. All implementations share it.
+//! * [`Started`] is a run that a core executes as a task.
+//!
+//! Contract: runs are independent. If one write must reach the device before another, the caller
+//! sends it in an earlier run; if it must be durable first, the caller also sends a flush.
 
 mod errand;
 mod run;

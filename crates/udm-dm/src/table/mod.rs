@@ -1,13 +1,39 @@
-//! A table: which targets make up a device, in order and without gaps.
+//! A table: the targets that make up a device, in order and without gaps.
 //!
-//! A [`Table`] is built once from its lines and never changes; what changes with time (path states,
-//! exceptions) is the targets' own. It is a
-//! [`Device`]: its lanes ([`lane`]) hand bios to the lanes of its targets. Names, suspend and reload are the mapped device's.
+//! A [`Table`] is built once from its lines and never changes. State that changes, such as path
+//! states and exceptions, belongs to the targets. A table is a [`Device`]: its lanes pass bios to
+//! the lanes of its targets. Name, suspend and reload belong to the mapped device.
 //!
-//! Its limits are what the devices below gave when it was last checked: when it was built, when it
-//! was loaded, and last by the resume that makes it live, as in the kernel. From then on they hold,
-//! for all of its lanes, until the device gets another table: a device below that is reloaded
-//! meanwhile checks for itself what comes to it.
+//! **Checks.** [`Table::build`] checks a table as the kernel does, with the kernel's texts. The
+//! kernel checks only the first load; a later faulty table fails at resume and leaves the device
+//! suspended. udm checks every load, and again at resume.
+//!
+//! **Limits.** A table takes the limits of the devices below when it is built, when it is loaded,
+//! and last when it becomes live. From then on they hold for all its lanes until the device gets
+//! another table, as in the kernel. If a device below is reloaded, its own boundary checks each
+//! request: a write to a device that is now read-only fails there. Clients keep the geometry that
+//! they were told.
+//!
+//! **Exclusive disks.** A target says which disks it needs alone (`Used::alone`). The load claims
+//! them, under any name, and the table holds the claim until it is dropped. A load by another
+//! device is EBUSY, unless both bring one key, a value that they share. The same device may load
+//! the disk again, because its old table ends before the new one begins. A mapped device is claimed
+//! as itself, not the disks below it. Claims are state of the disk (`Commons`). Disks that keep no
+//! data (`null`, `pattern`) grant every claim.
+//!
+//! **The data path** (`lane`, `route`, `map`):
+//!
+//! * Linear and striped targets have no lane. The table computes the place of each sector itself. A
+//!   batch is distributed once to the devices below.
+//! * The kind of table (one target, linear lines, stripes, a mixture) is examined once per batch.
+//! * An index finds the line of a sector, and division by a chunk size is a multiplication. So the
+//!   cost of a bio hardly depends on the number of lines.
+//! * All linear lines of one device share a leg, so a batch over many lines stays one batch per
+//!   device (`legs_of`). Each stripe has its own leg, so errors are counted per stripe.
+//! * A bio that comes back is assigned to its line by its sector on the device, through a reverse
+//!   index (`back`). Lines that overlap on their device have a leg each.
+//! * A bio that crosses targets or exceeds a limit goes through the
+//!   [`Splitter`](crate::split::Splitter).
 
 mod back;
 mod build;

@@ -1,8 +1,8 @@
-//! What the tests of targets share: disks in memory that fail and hold on demand, cores stepped by
-//! hand, a resolver of fixed names.
+//! Support for tests of targets: disks in memory that fail or wait on demand, cores stepped by
+//! hand, and a resolver of fixed names.
 //!
-//! Not part of the crate's interface. Locks and allocates freely: it stands in for what is below
-//! and above the data path, not for the data path.
+//! Not part of the crate's interface. It takes locks and allocates freely, because it stands above
+//! and below the data path and is not part of it.
 
 mod disk;
 mod io;

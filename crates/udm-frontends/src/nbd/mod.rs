@@ -1,32 +1,47 @@
 //! The NBD server.
 //!
-//! [`NbdServer`] accepts connections and deals them to the cores; there each is a front end of its
-//! own, which may go on on another core. What it serves is a list of named devices, [`Exports`],
-//! which may change while it runs: a connection keeps the export that it chose.
+//! [`NbdServer`] accepts connections and distributes them over the cores; each connection is a
+//! front end of its own. [`Exports`] is the list of served devices, which may change; a connection
+//! keeps the export that it chose.
 //!
-//! Spoken: the fixed newstyle handshake with `GO`, `INFO`, `LIST`, `STRUCTURED_REPLY`,
+//! Supported: the fixed newstyle handshake with `GO`, `INFO`, `LIST`, `STRUCTURED_REPLY`,
 //! `LIST_META_CONTEXT`, `SET_META_CONTEXT`, `ABORT` and `EXPORT_NAME`; the commands `READ`,
 //! `WRITE`, `FLUSH`, `TRIM`, `WRITE_ZEROES`, `CACHE`, `BLOCK_STATUS` and `DISC`; FUA, `NO_HOLE`,
-//! `FAST_ZERO`, `DF`; block sizes; the contexts `base:allocation` and `qemu:dirty-bitmap:NAME`.
-//! Not spoken: TLS, extended headers.
+//! `FAST_ZERO`, `DF`; block sizes; the contexts `base:allocation` and `qemu:dirty-bitmap:NAME`. Not
+//! supported: TLS, extended headers.
 //!
-//! How the data flow (steps by file):
-//! * `receive`: one receive brings many requests; the payload of a write is cut out of the memory
-//!   it arrived in.
-//! * `request`: each request is checked against its export; what can't be done is answered with an
-//!   error, and the connection lives.
-//! * `unaligned`, `holds`: a request may begin and end at any byte; the device sees whole blocks.
-//! * `serve/status`, `contexts`, `survey`: what of a device is allocated, and what has changed,
-//!   asked on threads that may block.
-//! * `connection`: the life of a client; `serve`: requests become bios, finished bios become
-//!   answers.
-//! * `connection/moving`: a client goes on on another core; `balance`: which, and when.
-//! * `served`: what was asked of a device, and what came of it, for whoever looks.
-//! * `reply`: all answers of a turn leave in one send, headers and data gathered.
+//! The parts, in the order in which a request meets them:
 //!
-//! Everything is bounded ([`ServerOptions`]): connections (`places`), requests and bytes in flight
-//! on each, the memory of a core (`memory`), the time for a handshake. At a bound the connection
-//! stops receiving until answers have gone out. A warm connection allocates nothing.
+//! * `receive`: one receive brings many requests. The payload of a write is cut out of the memory
+//!   in which it arrived. A long payload takes memory as it arrives.
+//! * `request`: checks each request against its export. An impossible one gets an error reply.
+//! * `unaligned`, `holds`: requests may begin and end at any byte; the device sees whole blocks. A
+//!   write of a part of a block reads, changes and writes the block. Meanwhile it locks the range
+//!   on all cores, for all exports of the device. Another device over the same disk is not locked.
+//! * `serve`, `connection`: requests become bios, completed bios become replies; the life of a
+//!   client.
+//! * `reply`: all replies of a turn leave in one send.
+//! * `serve/status`, `contexts`, `survey`: `BLOCK_STATUS`. The device is asked on a thread, because
+//!   a file system may block. Unknown parts are reported as data and as changed. An answer
+//!   describes a moment after the request arrived, so no acknowledged write is reported as a hole.
+//!   A dirty bitmap may report too much and never too little: the map is walked first, and its
+//!   snapshot is checked after. If its snapshot is gone, everything counts as changed.
+//! * `connection/moving`: a client moves to another core as a plain value, once none of its
+//!   requests or ring operations is in flight. A move that takes longer than 50 ms is cancelled.
+//! * `balance`: chooses the client to move. Each core measures the CPU time of its clients in
+//!   windows of 10 ms. A client moves if it gains a sixteenth of a CPU in three windows; an idle
+//!   core measures nothing.
+//! * `served`, `stats`: counters and latencies per device. A core writes its own numbers with plain
+//!   stores, and readers add them up. The cost is 4 KiB per device and core.
+//!
+//! **Bounds** ([`ServerOptions`]). The connections of a core share 256 MiB, and each has 640 KiB
+//! besides (`memory`). One request at a time may exceed the bound, so one can always be finished:
+//! `n` cores with `c` connections use at most `n * 320 MiB + c * 640 KiB`. The clients of one
+//! device leave memory to others. A client that holds memory without progress while others wait is
+//! closed. `places` bounds connections: 256 handshakes and 4,096 served clients, of which one peer
+//! or one device gets 3,072, and one peer of a device 2,304. At a bound, a connection stops
+//! receiving until replies have left. A connection takes in 256 requests per turn. A warm
+//! connection allocates nothing.
 
 mod balance;
 mod connection;

@@ -1,4 +1,4 @@
-//! Schedulers: which of the requests that wait for a tag goes next.
+//! Schedulers: they choose the waiting request that gets the next tag.
 
 mod deadline;
 mod fifo;

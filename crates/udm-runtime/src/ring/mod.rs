@@ -1,9 +1,19 @@
-//! The core's io_uring, shared by the lanes and front ends of one core.
+//! The io_uring of a core, shared by its lanes and front ends.
 //!
-//! Contract: a [`RingOp`] hands its memory and its file to the ring; both stay there until the
-//! kernel is done with them, and the memory comes back in [`Done`]. A [`RingUser`] that is dropped
-//! orphans its operations: their memory is freed when they end, not before. Operations may end in
-//! any order. The ring enters the kernel once a turn ([`Ring::enter`]), for all users together.
+//! Contract: a [`RingOp`] passes its memory and its file to the ring. Both stay there until the
+//! kernel is done with them; the memory comes back in [`Done`]. If a [`RingUser`] is dropped, its
+//! operations become orphans, and their memory is freed when they end. So backends and front ends
+//! need no `unsafe`. Operations may end in any order. [`Ring::enter`] enters the kernel once per
+//! turn for all users.
+//!
+//! A small send is *quick*: if the socket has room, the kernel posts no completion for it (Linux
+//! 6.1). After the system call that submits it, the send has left, or a completion gives the reason
+//! why not. So on a core that sleeps, a request to a null device costs one `io_uring_enter`, and
+//! one to a file costs two. [`RingUser::set_patient`] says that a user need not know when a send
+//! has left. For all other users the core checks before it sleeps.
+//!
+//! In the simulator a [`MadeKernel`] executes the operations. All other code of the ring is the
+//! same.
 
 mod made;
 pub(crate) mod missing;

@@ -1,23 +1,23 @@
-//! Worlds of servers that follow each other: disks and a state folder outlive them.
+//! Worlds of servers that follow each other over the same disks and state folder.
 //!
-//! A life is a server: its file, the registry, verbs on snapshots, and records in the state folder,
-//! which is a real one, are the program's. It is started with the lines of its file in an order of
-//! the seed's, with stores there or away, and ends in order or is killed at any step. Clients of
-//! the control socket ask for verbs, clients of the devices read and write.
+//! A life is one server. Its configuration file, registry, snapshot verbs and state folder are the
+//! program's own; the folder is a real one. It starts with the lines of its file in a random order,
+//! with stores present or missing, and ends in order or is killed at any step. Clients of the
+//! control socket run verbs; clients of the devices read and write.
 //!
-//! Files are real and empty: they have a name, an identity, a length and a time of change. What is
-//! in them is on simulated disks, which take requests late and in any order. Verbs on snapshots
-//! block: while one waits the others go on from within ([`udm_control::blocked`]), so of two such
-//! verbs the second ends first.
+//! Files are real and empty: they have a name, an identity, a length and a time of change. Their
+//! content is on simulated disks, which complete requests late and in any order. Snapshot verbs
+//! block. While one waits, the world continues from within it ([`udm_control::blocked`]), so of two
+//! such verbs the second ends first.
 //!
-//! A server that is killed goes on in a copy of its files until nothing of it is left; its requests
-//! change nothing any more.
+//! A killed server continues in a copy of its files until nothing of it is left, and its requests
+//! change nothing.
 //!
-//! * `files`, `outside`: what outlives a server, and what the registry sees of it.
-//! * `ask`, `draw`: verbs. `clients`: who reads and writes.
-//! * `model`, `look`: what must hold: what each disk and each snapshot reads, and which snapshots a
-//!   server may have lost. `counts`: how much was done.
-//! * `world`, `drive`, `life`: what happens.
+//! * `files`, `outside`: the state that survives a server, and the registry's view of it.
+//! * `ask`, `draw`: verbs. `clients`: readers and writers.
+//! * `model`, `look`: the rules: the content of each disk and snapshot, and the snapshots that a
+//!   server may lose. `counts`: the counts.
+//! * `world`, `drive`, `life`: the run.
 
 mod ask;
 mod clients;

@@ -1,15 +1,16 @@
-//! Worlds of the NBD server: the runtime's turns, its ring, and the connections of the server run
-//! unchanged, over a ring and a network that are made up.
+//! Worlds of the NBD server: the runtime's turns, its ring and the connections run unchanged over a
+//! simulated ring and network.
 //!
 //! A few clients speak to a server of one to three cores, which serves mapped devices over
-//! simulated disks. Bytes are cut anywhere, operations end late and in any order, fail or are
-//! called off, and connections are lost at any point. Clients ask for everything that NBD has, at
-//! any byte, stop reading, go in every way; meanwhile they are moved from core to core, devices are
-//! suspended, paths hang, and the power fails.
+//! simulated disks. Bytes are cut anywhere. Operations end late and in any order, fail or are
+//! cancelled. Connections are lost at any point. Clients use all of NBD at any byte, stop reading,
+//! and disconnect in every way. Meanwhile they move between cores, devices are suspended, paths
+//! hang, and power fails.
 //!
-//! * `clock`, `net`, `kernel`: what the cores see of it, here and in the worlds of the NBD client.
-//! * `shake`, `client`: the clients. `model`: what they may be answered.
-//! * `world`, `turn`, `acts`, `ends`: what happens. `counts`: how much of it.
+//! * `clock`, `net`, `kernel`: the environment of the cores, here and in the worlds of the NBD
+//!   client.
+//! * `shake`, `client`: the clients. `model`: their permitted answers.
+//! * `world`, `turn`, `acts`, `ends`: the run. `counts`: the counts.
 
 mod acts;
 mod client;

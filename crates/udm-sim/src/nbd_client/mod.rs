@@ -1,21 +1,20 @@
-//! Worlds of the NBD client: lanes of exports, alone and as paths of multipath, run unchanged over
-//! a ring and a network that are made up.
+//! Worlds of the NBD client: lanes of exports, alone and as multipath paths, run unchanged over a
+//! simulated ring and network.
 //!
-//! One to three cores, with an export or two of one to three servers each, which share its disk.
-//! Bytes are cut anywhere, in both directions; operations of the ring end late, in any order, fail
-//! or are called off. Servers answer late, out of order and in pieces, with every error; they lie,
-//! hang, are stopped, cut off, killed, say nothing, refuse, or come back as something else. What a
-//! stopped server has received it does when it goes on, whether anybody still waits for it or not:
-//! so a write that is tried again on another path before this one is known to be dead lands behind
-//! newer ones, and is found.
+//! There are one to three cores, with one or two exports each of one to three servers that share a
+//! disk. Bytes are cut anywhere in both directions. Operations of the ring end late, in any order,
+//! fail or are cancelled. Servers answer late, out of order and in pieces, with every error. They
+//! lie, hang, stop, are cut off, are killed, refuse, or return as another export. A stopped server
+//! executes the requests that it received when it continues. So a write that is retried on another
+//! path before this path is proved dead lands after newer ones, and the model finds it.
 //!
-//! A connection is known to be dead when the server has closed it, or the network has broken it:
-//! from then on its server does nothing more of what came over it.
+//! A connection is proved dead when the server has closed it or the network has broken it. From
+//! then on its server executes nothing that came over it.
 //!
-//! * `shared`, `model`: what was asked and may be answered. `front`: who asks.
-//! * `disk`, `conn`, `reply`, `servers`: the servers. What their network is, the worlds of the NBD
-//!   server say (`nbd::net`, `nbd::kernel`).
-//! * `world`, `turn`, `acts`, `ends`: what happens. `counts`: how much.
+//! * `shared`, `model`: requests and permitted answers. `front`: the requester.
+//! * `disk`, `conn`, `reply`, `servers`: the servers. Their network is that of the worlds of the
+//!   NBD server (`nbd::net`, `nbd::kernel`).
+//! * `world`, `turn`, `acts`, `ends`: the run. `counts`: the counts.
 
 mod acts;
 mod conn;

@@ -1,17 +1,16 @@
 //! Worlds of origins and their snapshots.
 //!
-//! One or two origins over simulated disks, up to three snapshots of them, persistent on disks with
-//! a volatile cache or transient, made, reloaded, merged and removed while cores send requests to
-//! all of them. What a device holds is a list of registers ([`crate::cells`]); when a snapshot
-//! becomes live its registers are those of its origin at that instant, and from then on each goes
-//! its own way. So a read of a snapshot must be its instant with what was written to it, or fail,
-//! with a cause; and a read of the origin must be what was written there, whatever its snapshots
-//! are up to.
+//! There are one or two origins over simulated disks, and up to three snapshots of them. Snapshots
+//! are transient, or persistent on disks with a volatile cache. They are made, reloaded, merged and
+//! removed while cores send requests to all devices. The model of a device is a list of registers
+//! ([`crate::cells`]). When a snapshot becomes live, its registers are those of its origin at that
+//! instant; from then on each changes alone. So a read of a snapshot must return its instant with
+//! its own writes, or fail with a cause. A read of the origin must return the writes to it.
 //!
-//! * `world`: the world and its turns. `sides`: what is known of an origin or a snapshot.
-//!   `control`, `verbs`: what is done to devices. `power`: rests, power cuts, and what comes back
-//!   after them. `beside`: what is done by no core. `maps`: what has changed, as devices
-//!   say. `counts`: how much of it.
+//! * `world`: the world and its turns. `sides`: the model of an origin or a snapshot. `control`,
+//!   `verbs`: actions on devices. `power`: quiet moments, power cuts, and the state after them.
+//!   `beside`: work outside cores. `maps`: the changed chunks that devices report. `counts`: the
+//!   counts.
 
 mod beside;
 mod control;

@@ -1,20 +1,18 @@
-//! Worlds of the registry and the verbs: several control clients create, load, suspend, resume and
-//! remove devices of a few names, send messages, wait for events and look at what there is, all at
-//! once, and hang up in the middle.
+//! Worlds of the registry and the verbs. Several control clients create, load, suspend, resume and
+//! remove devices of a few names, send messages, wait for events and query, all at once. They also
+//! hang up in the middle.
 //!
-//! The verbs are the program's: futures, which go on here when they are woken, in an order that is
-//! the seed's. What happens to the registry happens while one of them goes on, so each is held to
-//! what it may change: the registry is looked at before and behind. A load asks the file system
-//! what names lead to; the others go on meanwhile. Below are cores and disks as in every world;
-//! lanes can't be opened, names can't be opened or lead elsewhere, paths hang, and clients of the
-//! devices come, read and go.
+//! The verbs are the program's: futures that continue when they are woken, in the order of the
+//! seed. The registry changes only while one of them runs, so it is compared before and after, and
+//! each verb is held to its permitted changes. While a load resolves names, the others continue.
+//! Below are cores and disks as in every world. Lanes fail to open, names fail or lead elsewhere,
+//! paths hang, and clients of the devices come, read and go.
 //!
-//! * `ask`: what is asked for. `draw`: what is asked for next. `clients`: who reads.
-//! * `outside`: what names lead to, and the threads beside. `look`: what the registry holds.
-//! * `model`: who may change what. `answers`: what they may be answered. `waits`: who waits for an
-//!   event. `multipath`: who makes a device from its paths. `file`: what the server's file says,
-//!   and what comes of reading it again.
-//! * `world`, `drive`: what happens. `counts`: how much of it.
+//! * `ask`: the requests. `draw`: the choice of the next one. `clients`: the readers.
+//! * `outside`: resolution of names, and helper threads. `look`: the content of the registry.
+//! * `model`: permitted changes. `answers`: permitted answers. `waits`: clients that wait for an
+//!   event. `multipath`: devices made from paths. `file`: the server's file and its rereading.
+//! * `world`, `drive`: the run. `counts`: the counts.
 
 mod answers;
 mod ask;

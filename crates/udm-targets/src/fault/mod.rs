@@ -1,11 +1,10 @@
-//! Targets that make trouble on purpose: [`delay`], [`flakey`], [`dust`] and [`log_writes`].
+//! Targets that produce faults on purpose: [`delay`], [`flakey`], [`dust`] and [`log_writes`].
 //!
-//! They are for those who test what stands above them. All four take time from
-//! [`Cx::now`](udm_core::Cx) and chance from [`Cx::rng`](udm_core::Cx::rng) alone, so the same seed
-//! gives the same faults.
+//! They test the software above them. All four take time from [`Cx::now`](udm_core::Cx) and chance
+//! from [`Cx::rng`](udm_core::Cx::rng) alone, so the same seed gives the same faults.
 //!
-//! What they share is here: parsing of numbers, and [`Underlay`], the range of a device that a
-//! target stands on.
+//! This file has their common parts: the parsing of numbers, and [`Underlay`], the range of a
+//! device that a target uses.
 
 mod clones;
 pub mod delay;

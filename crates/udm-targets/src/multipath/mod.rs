@@ -1,23 +1,37 @@
 //! `multipath`: one device over several paths to the same blocks.
 //!
 //! Table, messages and texts are the kernel's (6.12, target 1.14.0). A bio goes whole to one path
-//! of the group in use, chosen by the group's selector. An error that blames the path fails the
-//! path, and the bio goes round again, unchanged, in the same poll; an error that blames the
-//! request goes up. With no path left bios are held (`queue_if_no_path`) or fail with EIO.
+//! of the current group, chosen by the selector of the group. An error that blames the path fails
+//! the path, and the bio is sent to another path, unchanged, in the same poll. An error that blames
+//! the request is returned. If no path is left, bios wait (`queue_if_no_path`) or fail with EIO.
 //!
-//! * `parse`: the table line. `state`: what the cores share, a few atomics. `message`, `status`:
-//!   the words in and out.
-//! * `journal`: what the log is told. `lane`: the data path of one core. `route`: which group and
-//!   paths it uses. `retry`: what happens to bios that found no path or lost theirs.
-//! * [`selector`]: which path of a group. `checker`: the task that looks after the paths. `board`:
-//!   what it knows of them. `watch`: deadlines, hedged reads and slow paths, where that is asked
-//!   for.
+//! * `parse`: the table line. `state`: the atomics that cores share. `message`, `status`: text in
+//!   and out. `journal`: log lines.
+//! * `lane`: the data path of one core. `route`: the group and paths in use. `retry`: bios that
+//!   found no path or lost theirs.
+//! * [`selector`]: the choice of a path in a group.
+//! * `checker`: the task that checks paths. `board`: its results. `watch`: deadlines, hedged reads
+//!   and ejection of slow paths, if requested. `ejection`: the ejected paths, as all cores see
+//!   them.
 //!
-//! A bio is retried only after the path's lane has handed it back, so nothing below can still touch
-//! its data or its blocks.
+//! **What cores share** is one word per device (flags, current and next group, generation), changed
+//! by compare-and-swap, and the loads of the paths. A lane loads the word once per batch. While it
+//! is unchanged, no other path state is examined.
 //!
-//! What this does not do: hardware handlers (a table that names one is refused where the kernel
-//! refuses it, because no path can attach one), group activation, and the time limit on held bios.
+//! **Counters.** Each lane counts requests and errors per path in a row of its own. `status --json`
+//! adds the rows. The control half's clock (`Notify::now`) tells for how long a path has been in
+//! its state; it is read when the state changes and when a client asks.
+//!
+//! **Path maintenance.** The kernel leaves path checks to a daemon. `udm serve` does them itself,
+//! unless it runs with `--check-paths off`. Table, status and messages stay the kernel's. The
+//! settings come from outside the table (`Upkeep`), with the words of multipath.conf
+//! (`udm_wire::multipath_conf`). `udm multipath` prints the results with multipath-tools' texts.
+//!
+//! A bio is retried only after the lane of the path has returned it. So nothing below can still
+//! touch its data or its blocks.
+//!
+//! Not supported: hardware handlers, group activation, and the kernel's time limit on queued bios.
+//! A table with a handler is refused as by the kernel, because no path can attach one.
 
 mod board;
 mod checker;

@@ -1,24 +1,55 @@
-//! `snapshot-origin` and `snapshot`: an instant of a device, kept while the device goes on.
+//! `snapshot-origin` and `snapshot`: the content of a device at one instant, kept while it changes.
 //!
 //! ```text
 //! snapshot-origin <origin>
 //! snapshot <origin> <store> <P|PO|N> <chunk> [<#features> <feature>...]
+//!
+//!  write of the origin           ┌──────── engine, one per lane ───────┐
+//!  lacks chunks ─► claim ─► reserve room ─► read origin once ─► write each store
+//!                                                                     │
+//!    origin may change ◄─ settle ◄─ readers are past ◄─ publish ◄─ [flush, records]
 //! ```
 //!
-//! A snapshot reads as its origin did when it was first resumed, and can be written. What differs
-//! is in its *store* (the kernel says COW device), in chunks: `P` on the disk, in the kernel's
-//! layout ([`udm_wire::cow`]), `N` for as long as the table is there. Writes of the origin through
-//! a `snapshot-origin` are copied first; writes past it are not seen.
+//! A snapshot reads as its origin did at its first resume, and can be written. The *store* (the
+//! kernel's COW device) holds the differing chunks: `P` on disk in the kernel's layout
+//! ([`udm_wire::cow`]), `N` while the table exists. Writes through a `snapshot-origin` copy first;
+//! other writes go unnoticed.
 //!
-//! * [`map`]: where each chunk is. [`readers`]: who may still read the origin. [`space`]: what of
-//!   the store is free. [`growth`]: a store that becomes larger. [`commits`]: the records of a
-//!   persistent store. [`state`]: a snapshot, of these. [`family`]: an origin and its snapshots.
-//! * [`engine`] copies, a lane's part each, with [`jobs`]; [`origin_lane`] and [`lane`] say what.
-//! * [`checkpoints`] tells what has changed since an instant, from the maps.
-//! * [`args`], [`load`], [`seat`], [`settings`], [`target`], [`origin`]: the control half.
-//!   [`merge`]: a snapshot brought back into its origin.
+//! * **Map** ([`map`]): the state of each chunk. A write that finds a chunk *free* claims it by
+//!   compare-and-swap and copies it with its own lanes. A request that finds it *pending* waits in
+//!   its own lane until the snapshot wakes it. Settled chunks are counted, so a write of an origin
+//!   whose chunks are all copied looks for none.
+//! * **Readers** ([`readers`]): a write of the origin must not overtake a snapshot's read of it.
+//!   Reads are not counted per chunk: each lane publishes the oldest *epoch* with such a read. A
+//!   write advances the epoch and waits until every lane is past it. Later reads see the copy and
+//!   delay nothing.
+//! * **Origin** ([`family`], [`origin_lane`]): its lanes serve the snapshots that exist when they
+//!   are opened. A change that adds or ends a snapshot renews them, so an origin without snapshots
+//!   is linear, and no request checks for new ones. A write is not cut at chunks.
+//! * **Records** ([`commits`]): one lane at a time writes the records of all cores, in the order in
+//!   which chunks were reserved, after one flush. Data is durable before its record, and the record
+//!   before the write completes. That flush also makes the preceding records durable, so a group
+//!   costs one. Without newer copies the records are written with FUA.
+//! * **Room** ([`space`]): reserved by one compare-and-swap, from the front of the store. Holes
+//!   that a crash left are used at the end.
+//! * **Growth** ([`growth`]): a lane that leaves less than half a step asks the device for more
+//!   (`Device::grow`), which answers from a thread. Writes without room wait meanwhile. The policy
+//!   for full stores applies after a last attempt. The flush before the next record makes the new
+//!   length durable.
+//! * **A lost copy** ends the snapshot and nothing else. The origin's write waits until the store
+//!   is marked, or, if its disk is gone, until a [`StoreMark`](udm_dm::StoreMark) outside is
+//!   durable. Otherwise the disk could return with a valid header. Reads in flight check the state
+//!   when they complete, so none returns new data of the origin.
+//! * **A truncated store** is found by a read of its last block, at most one per 100 ms and lane.
+//!   Only devices that can shrink are checked (`Device::can_be_cut`). A write of a file's last
+//!   block checks first, so it does not extend the file again.
+//! * **Owner** ([`seat`]): the table whose snapshot is active owns the store. A second table with
+//!   the same origin and store takes it over at its resume. A table that read the store is refused
+//!   if another table has used the store since.
 //!
-//! Where udm does more than the kernel is in docs/targets.md.
+//! [`engine`] copies, with [`jobs`]; [`lane`] is the data path of a snapshot. [`checkpoints`] tells
+//! what has changed since an instant. [`merge`] copies a snapshot back. docs/targets.md lists what
+//! udm does beyond the kernel.
 
 mod args;
 mod checkpoints;

@@ -3,20 +3,19 @@
 //! ```text
 //! chunk 0           magic "SnAp" u32 | valid u32 | version u32 | chunk size in sectors u32       the header
 //! chunk 1           old chunk u64 | new chunk u64, again and again                               area 0: E records
-//! chunks 2 .. E+1   the data that area 0 is about
+//! chunks 2 .. E+1   the data of area 0
 //! chunk E+2         area 1, and so on: area a is chunk 1 + a (E + 1)
 //! ```
 //!
-//! All integers are little-endian. A *chunk* is a power of two of sectors, and E is how many
-//! records of 16 bytes fit into one. A record is an *exception*: the chunk `old` of the origin is
-//! kept in chunk `new` of the store. Records fill the areas without gaps; the first whose new chunk
-//! is 0 ends them. An area that is full is followed by the next one, even when that is empty.
+//! All integers are little-endian. A *chunk* is a power of two of sectors, and E is the number of
+//! 16-byte records in a chunk. A record is an *exception*: chunk `old` of the origin is kept in
+//! chunk `new` of the store. Records fill the areas without gaps; the first with new chunk 0 ends
+//! them. After a full area comes the next one, even if that is empty.
 //!
-//! Contract: pure, no I/O. A store comes from anywhere, so nothing in it is believed: what is
-//! refused is refused with the byte at which it stands. The kernel believes records that point
-//! behind the store, into its areas, or twice to one chunk; here they are refused. What stands
-//! behind the end of the records is never taken for one (the kernel may come to do so), and is
-//! reported.
+//! Contract: pure, no I/O. A store is hostile input. An error names the byte at which it is. The
+//! kernel accepts records that point beyond the store, into its areas, or twice to one chunk; this
+//! parser refuses them. Bytes after the end of the records are never read as records, and are
+//! reported; the kernel may later read them as records.
 
 mod error;
 mod layout;

@@ -1,12 +1,11 @@
-//! What is done for multipath devices besides their requests, and `multipath.conf`, which says so.
+//! Path maintenance of multipath devices, and its file `multipath.conf`.
 //!
-//! Words and defaults are those of multipath-tools (multipath.conf(5)), as far as they mean
-//! something here; docs/multipath.md lists them. A key that udm does not know, or does nothing for,
-//! is a warning with its line; a value that a key cannot take, or a brace too many, refuses the
-//! file.
+//! Words and defaults are those of multipath-tools (multipath.conf(5)), as far as they apply here;
+//! docs/multipath.md lists them. A key that udm does not know, or that has no effect, gives a
+//! warning with its line. An invalid value or an unmatched brace refuses the file.
 //!
-//! What counts for a device: its own `multipath` section first, found by `alias` or by `wwid`,
-//! which is the device's name or its uuid; then `overrides`, then `defaults`.
+//! The order of precedence for a device: its own `multipath` section, found by `alias` or by `wwid`
+//! (the name or uuid of the device); then `overrides`; then `defaults`.
 
 pub mod grouping;
 mod keys;

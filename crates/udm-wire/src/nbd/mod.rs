@@ -1,16 +1,16 @@
 //! The NBD protocol, both sides, without I/O: numbers, handshake, requests, replies.
 //!
 //! Source: the protocol's public description (`doc/proto.md` of the nbd project). The handshake is
-//! *fixed newstyle*; transmission has compact headers, simple replies and structured replies, with
-//! metadata contexts. Not here: TLS, extended headers, resizing; their options are answered with
+//! *fixed newstyle*. Transmission has compact headers, simple and structured replies, and metadata
+//! contexts. Not supported: TLS, extended headers, resizing. Their options are answered with
 //! [`REP_ERR_UNSUP`] or [`REP_ERR_POLICY`].
 //!
-//! A server sends [`greeting`], feeds what it receives to a [`HandshakeParser`] and answers each
-//! [`ClientOption`] with the `put_*` functions; behind a successful `EXPORT_NAME` or `GO` it reads
-//! [`Request`]s of [`Request::SIZE`] bytes and sends [`SimpleReply`]s or chunks. What a client
-//! does is in [`client`].
+//! A server sends [`greeting`], feeds received bytes to a [`HandshakeParser`], and answers each
+//! [`ClientOption`] with the `put_*` functions. After a successful `EXPORT_NAME` or `GO` it reads
+//! [`Request`]s of [`Request::SIZE`] bytes and sends [`SimpleReply`]s or chunks. [`client`] is the
+//! other side.
 //!
-//! All integers are big-endian on the wire. Nothing here panics on what the other side sent.
+//! All integers are big-endian on the wire. No input from the peer causes a panic.
 
 pub mod client;
 mod consts;

@@ -1,18 +1,18 @@
-//! Names of devices: what a device field of a table, a message or the command line may say.
+//! Names of devices, in tables, messages and on the command line.
 //!
 //! | form | means |
 //! |---|---|
 //! | `/dev/nvme0n1`, `./disk.img`, `disk.img` | a file or block device, taken literally |
 //! | `file:disk.img?direct=on&readonly=on` | the same with options, see [`FileUri`]; `%XX` is the byte XX, so `?` is `%3F` and `%` is `%25` |
 //! | `null:size=4G,bs=4K` | a null device; see [`NullParams`] |
-//! | `mem:1G`, `pattern:1G` | memory, with the words of a queue behind commas; a read-only pattern |
+//! | `mem:1G`, `pattern:1G` | memory, with the words of a queue after commas; a read-only pattern |
 //! | `nbd://host:10809/export`, `nbd+unix:///export?socket=/path` | an NBD server; see [`NbdUri`] |
 //! | `@name` | a mapped device |
 //! | `8:16` | a device by its number |
 //!
-//! What looks like `scheme:...` but is none of these is refused; a relative path with a colon in
-//! its first component is written `./a:b`. `Display` gives each back in one canonical form, which
-//! [`parse`] reads as the same device; a table wants it behind [`crate::words::escape`].
+//! Any other `scheme:...` is refused. A relative path with a colon in its first component is
+//! written `./a:b`. `Display` prints one canonical form, which [`parse`] reads as the same device;
+//! for a table it must be escaped with [`crate::words::escape`].
 
 mod faults;
 mod file;

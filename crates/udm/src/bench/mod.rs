@@ -1,5 +1,5 @@
-//! `udm bench`: the command line of `udm-bench`. What is measured, and how, is there; words,
-//! signals and the terminal are here.
+//! `udm bench`: the command line of `udm-bench`, with its signals and terminal output. `udm-bench`
+//! measures.
 
 mod device;
 mod file;

@@ -1,7 +1,7 @@
 //! Devices in columns: `udm info -c` and `dmsetup info -c`.
 //!
-//! Contract: what is printed is dmsetup's, byte for byte: fields by its names, in columns that are
-//! as wide as their widest value, or unaligned with a separator.
+//! Contract: the output is dmsetup's, byte for byte: its field names, in columns as wide as their
+//! widest value, or unaligned with a separator.
 
 mod fields;
 mod regex;

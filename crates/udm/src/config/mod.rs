@@ -1,8 +1,10 @@
-//! `udm serve FILE`: a file that says what the server is to be and which devices it has, and the
-//! files in `conf.d` beside it.
+//! `udm serve FILE`: a file with the options of the server and its devices, and the files in
+//! `conf.d` beside it.
 //!
-//! Contract: all of it is read before anything is done, and a fault anywhere is an error that names
-//! its place. Relative paths, in tables too, count from the folder of FILE.
+//! Contract: everything is read before anything is done. A fault is an error that names its place.
+//! Relative paths, in tables too, start at the folder of FILE. The section `[serve]` has the
+//! options of `udm serve`, parsed by the parser of the command line. `udm_control::config` applies
+//! the devices.
 
 mod flags;
 

@@ -1,10 +1,11 @@
-//! `udm cow`: looks at the store of a snapshot, offline.
+//! `udm cow`: examines the store of a snapshot offline.
 //!
-//! `info` says what the store is, `dump` prints its exceptions, `check` reads all that a load would
-//! and says what is wrong; `compact` brings what is kept together.
+//! `info` describes the store, and `dump` prints its exceptions. `check` reads everything that a
+//! load would read and reports errors. `compact` moves the data to the front of the store and cuts
+//! off the end.
 //!
-//! Contract: the store is hostile, and is only read, but by `compact`. What is wrong is named with
-//! the byte at which it stands. Memory is a few bits an exception.
+//! Contract: the store is hostile input. Only `compact` writes it. An error names its byte. Memory
+//! is a few bits per exception.
 
 mod clear;
 mod compact;

@@ -1,8 +1,8 @@
 //! `udm demo`: two paths to one disk, under a load that checks every byte, through failures and
 //! live reloads.
 //!
-//! Needs no root and leaves nothing behind. Everything runs in this process: the load's threads are
-//! the cores, as in `udm bench`.
+//! It needs no root and leaves nothing on the machine. Everything runs in this process: the load's
+//! threads are the cores, as in `udm bench`.
 
 mod backup;
 mod cable;

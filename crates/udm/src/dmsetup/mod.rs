@@ -1,8 +1,13 @@
-//! `dmsetup`: udm called by that name takes dmsetup's command line and answers in its words, so
-//! that scripts run unchanged.
+//! `dmsetup`: under this name udm accepts dmsetup's command line and prints its output, so scripts
+//! run unchanged.
 //!
-//! Contract: standard output, standard error and exit status are dmsetup's, byte for byte
-//! (`tests/dmsetup.rs` compares them with a recording), but for what docs/dmsetup.md lists.
+//! Contract: standard output, standard error and exit status are dmsetup's, byte for byte, except
+//! for the list in docs/dmsetup.md. `tests/dmsetup.rs` compares them with a recording.
+//!
+//! It is a client like any other. A command is dmsetup's own requests in its own order (`create` is
+//! create, reload and resume), because errors name the request that failed. Each is one or two
+//! requests on the control socket. Output that `udm` prints too exists once: columns (`columns`),
+//! trees and dependencies (`verbs/tree`), table lines, and the concise form (`concise`).
 
 mod change;
 mod create;

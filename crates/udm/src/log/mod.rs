@@ -1,14 +1,15 @@
-//! The log: what nobody asked about, on standard error. And all else that goes there.
+//! The log, and everything else on standard error.
 //!
-//! **A line that can't be written stops nothing.** Whoever logs puts its line into a bounded queue
-//! and goes on; a thread of the log's own writes ([`writer`]). What finds the queue full, or
-//! standard error full, closed or stuck, is counted, and the count is said as soon as it can be.
-//! **A line that repeats is not repeated for ever.** Each site in the code that logs has a budget
-//! ([`limit`]); what is beyond is counted and said as "N more like it", so no client can fill a
-//! disk.
+//! **A line that cannot be written stops nothing.** The caller puts its line into a bounded queue
+//! and continues; a thread of the log writes it ([`writer`]). Lines that find the queue full, or
+//! standard error full, closed or stuck, are counted, and the count is logged as soon as possible.
 //!
-//! Nothing else in this program may touch standard error while it runs: a pipe that nobody reads
-//! blocks whoever writes to it.
+//! **A line does not repeat for ever.** Each place in the code that logs has a budget ([`limit`]).
+//! Lines beyond it are counted and logged as "N more like it". So no client can fill a disk.
+//!
+//! Other code must not touch standard error while the server runs: a pipe without a reader would
+//! block it. A style test checks this; the panic hook writes through the log too. Cores log rare
+//! events only, such as a failed path.
 
 mod limit;
 mod lines;

@@ -1,11 +1,11 @@
-//! `udm log-writes`: reads the log of a log-writes target, offline.
+//! `udm log-writes`: reads the log of a log-writes target offline.
 //!
-//! `list` prints the entries. `replay` rebuilds in a file what the device held after any of them,
-//! and runs a command on the state after each flush: what a power cut could have left.
+//! `list` prints the entries. `replay` rebuilds in a file the content of the device after any
+//! entry. It runs a command on the state after each flush, which a power cut could have left.
 //!
-//! Contract: the log is hostile. A replay walks all that it is going to use before it writes
-//! anything, so a bad log is refused with the byte at which it is bad and nothing has changed.
-//! Memory does not grow with the log.
+//! Contract: the log is hostile input. A replay reads everything that it will use before it writes.
+//! So a bad log is refused with its bad byte, and nothing has changed. Memory does not grow with
+//! the log.
 
 mod check;
 mod image;

@@ -1,8 +1,7 @@
 //! `udm multipath`: multipath devices in multipath-tools' words, against a running `udm serve`.
 //!
-//! What is shown is put together from what the server says anyway: the list of devices, their
-//! tables and their statuses. Fields for which there is nothing here have what multipath-tools
-//! prints where it knows nothing (`#:#:#:#`, `##`).
+//! The output is composed of the server's list of devices, their tables and their statuses. Fields
+//! without a value in udm print as multipath-tools prints unknown ones (`#:#:#:#`, `##`).
 
 mod look;
 mod print;

@@ -1,8 +1,9 @@
-//! `udm serve`: devices, served to NBD clients until a signal comes or the command of `--run` ends.
+//! `udm serve`: serves devices to NBD clients until a signal comes or the command of `--run` ends.
 //!
-//! The calling thread becomes the control thread: signals, the control socket and the child of
-//! `--run` are all its. The cores are threads of their own. Nothing ticks: a server without
-//! requests sleeps.
+//! The calling thread becomes the control thread: it has the signals, the control socket and the
+//! child of `--run`. The cores are threads of their own. There is no periodic timer: a server
+//! without requests sleeps. A separate thread supervises the end of the server and receives the
+//! second signal, because the others may be stuck (`ending`).
 
 mod child;
 pub mod descriptors;

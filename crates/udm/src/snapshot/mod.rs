@@ -1,7 +1,8 @@
-//! `udm snapshot`: instants of devices, by name, against a running `udm serve`.
+//! `udm snapshot`: snapshots by name, against a running `udm serve`.
 //!
-//! `create`, `remove` and `merge` change tables; `list`, `diff` and `export` look. What they do is
-//! the server's ([`udm_control::verbs::snapshot`]); here are the words and what is printed.
+//! `create`, `remove` and `merge` change tables; `list`, `diff` and `export` only read. The server
+//! does the work ([`udm_control::verbs::snapshot`]); this folder has the command line and the
+//! output.
 
 mod diff;
 mod print;

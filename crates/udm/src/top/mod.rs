@@ -1,7 +1,12 @@
-//! `udm top`: devices and paths as they work, in a terminal or for scripts.
+//! `udm top`: devices and paths at work, in a terminal or for scripts.
 //!
-//! One thread draws; others wait for keys, for signals and for the server, so nothing that is slow
-//! keeps a key waiting.
+//! One thread draws. Other threads wait for keys, signals and the server, so no slow part delays a
+//! key.
+//!
+//! `terminal` needs only modes, keys and changed lines, over rustix, which udm uses anyway. A
+//! library such as crossterm would add dependencies, a signal handler and global state. The most
+//! important property, a terminal that is restored after any end of the program, would still be
+//! udm's own work.
 
 mod rates;
 mod screen;

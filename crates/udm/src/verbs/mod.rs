@@ -1,7 +1,7 @@
 //! dmsetup's verbs, against a running `udm serve`.
 //!
-//! Contract: what goes to standard output is dmsetup's, byte for byte, or JSON with `--json`; what
-//! goes wrong is an error that `main` prints.
+//! Contract: standard output is dmsetup's, byte for byte, or JSON with `--json`. A failure is an
+//! error that `main` prints.
 
 mod change;
 mod events;

@@ -1,9 +1,10 @@
-//! `udm web`: a page to look at a running `udm serve`, in a process of its own.
+//! `udm web`: a page that shows a running `udm serve`, in a process of its own.
 //!
-//! Contract: it listens on loopback alone, lets in who knows its token ([`door`]), gives out the
-//! page ([`page`]) and hands everything else to the control socket ([`relay`]): to look, and with
-//! `--write` to change. So it holds nothing itself, and a page that is slow or closed is noticed by
-//! no core. It speaks plain HTTP: from elsewhere it is reached through `ssh -L`.
+//! Contract: it listens on loopback only and accepts clients that know its token ([`door`]). It
+//! serves the page ([`page`]) and relays all other requests to the control socket ([`relay`]):
+//! reads, and with `--write` changes. A browser may do what any client of the control socket may
+//! do. The server has no port, and a slow page affects no core. It speaks plain HTTP; from another
+//! machine it is reached through `ssh -L`.
 
 mod door;
 mod page;

@@ -1,4 +1,5 @@
-//! What experiments compare udm with, and what they put below it.
+//! The references of the experiments: multipath with one lock, request queues, and paths with a
+//! pace.
 
 pub(crate) mod one_lock;
 pub(super) mod paced;

@@ -1,10 +1,30 @@
-//! Snapshots by name: what `lvcreate -s`, `lvconvert --merge` and `lvremove` do, in one step each.
+//! Snapshots by name: the operations of `lvcreate -s`, `lvconvert --merge` and `lvremove`, in one
+//! step each.
 //!
-//! Contract: each verb works on tables that dmsetup's verbs can read and change, and knows no more
-//! than they say, but for what a [`Note`] keeps: whether the device was linear before, which store
-//! was made for a snapshot, and when. What is changed together is changed as one
-//! ([`udm_dm::Changes`]): nobody suspends anything by hand. Verbs on the snapshots of one disk go
-//! one after the other. They may block on what they open.
+//! Contract: each verb works on tables that dmsetup's verbs can also read and change. A [`Note`]
+//! keeps the facts that tables lack: if the device was linear before, the store that was made for a
+//! snapshot, and the time. All devices of one verb change together ([`udm_dm::Changes`]), so the
+//! snapshots of a verb have one instant. Verbs on the snapshots of one disk run one after the
+//! other. They may block on devices that they open.
+//!
+//! **Snapshots survive servers** (`attach`, `recording`, `restore`,
+//! [`records`](crate::state_folder::records)). A persistent snapshot has a record in the state
+//! folder, from before it is live until it is removed or merged. Every change of devices is checked
+//! against the records:
+//!
+//! * A table that can write the disk of a recorded snapshot becomes live only with or after that
+//!   snapshot. Otherwise the snapshot would miss writes.
+//! * Snapshots that were made by name are attached then. Any other such table is refused; devices
+//!   of the configuration file and the command line are tried again after the others.
+//! * A change writes its record before it begins and takes it back if it fails. The record has the
+//!   origin's size and time of change. So a kill at any moment leaves a record that the next server
+//!   waits for or checks.
+//!
+//! The price: a look into a folder per change of tables, and two syncs per change that adds or ends
+//! snapshots.
+//!
+//! A merge begins as a handover to the origin's device. When it ends, the server restores the
+//! origin's table, with or without a waiting client.
 
 mod attach;
 mod changes;

@@ -1,4 +1,4 @@
-//! `dust`: a device with bad blocks, at places and at a time of the tester's choice.
+//! `dust`: a device with bad blocks, chosen by messages.
 //!
 //! ```text
 //! dust <dev> <offset> <block bytes>
@@ -6,27 +6,25 @@
 //!          | countbadblocks | listbadblocks | clearbadblocks | enable | disable | quiet
 //! ```
 //!
-//! Blocks are counted from the start of the **device below**, whatever the offset. It starts in
-//! bypass. Once enabled, a read of a bad block fails with EIO; a write fails as often as its block
-//! was told to, and after that makes the block good, as a drive remaps a sector. Discards and
-//! write-zeroes count as writes. A flush touches no block (the kernel takes it for a write of the
+//! Blocks count from the start of the **device below**, without the offset. The target starts in
+//! bypass. Once it is enabled, a read of a bad block fails with EIO. A write fails as many times as
+//! the block was given, and then makes the block good, as a drive remaps a sector. Discards and
+//! write-zeroes count as writes. A flush touches no block (the kernel treats it as a write of the
 //! first block).
 //!
-//! Requests are cut at the block size, or that of the device below if that is larger, counted from
-//! the start of the target. So a request may touch several blocks, as it does with an offset that
-//! is no multiple of one; all are looked up (the kernel looks at the first alone).
+//! Requests are cut at the block size of the target or of the device below, the larger one, counted
+//! from the start of the target. If the offset is no multiple of it, a request touches several
+//! blocks. All of them are checked; the kernel checks only the first.
 //!
 //! # What the cores share
-//! The set of bad blocks is immutable, sorted, and replaced whole by a message. A lane keeps the
-//! set that it saw last and compares its number with the current one by **one atomic load a
-//! batch**. Two exceptions to "the data path takes no lock and touches nothing shared per request":
+//! The set of bad blocks is immutable and sorted. A message replaces it. A lane keeps the set that
+//! it saw last and compares its number with the current one by **one atomic load per batch**. There
+//! are two exceptions to "no lock, nothing shared per request":
 //!
-//! * when the number has changed, which is once after each message, the lane takes a mutex to fetch
-//!   the new set;
-//! * a write that hits a bad block changes that block's state, which all sets that hold it share,
-//!   by compare-and-swap.
+//! * after a message changed the set, the lane takes a mutex once to fetch the new set;
+//! * a write that hits a bad block changes the state of the block by compare-and-swap.
 //!
-//! Both cost nothing while nobody sends messages and no bad block is written.
+//! Neither costs anything without messages and without writes to bad blocks.
 
 mod set;
 

@@ -1,4 +1,4 @@
-//! `flakey`: a device that is good for a while, bad for a while, and good again.
+//! `flakey`: a device that works for some time, fails for some time, and works again.
 //!
 //! ```text
 //! flakey <dev> <offset> <up s> <down s> [<#words> <feature>...]
@@ -6,21 +6,21 @@
 //!          | random_read_corrupt <p> | random_write_corrupt <p>           p of 1000000000
 //! ```
 //!
-//! While it is good, requests pass. While it is bad, what the features say happens; with none of
-//! them all requests fail. Flushes, discards and write-zeroes count as writes, as in the kernel:
-//! `drop_writes` swallows a flush, `error_writes` fails it. Whether a request meets a good or a bad
-//! device is settled when it comes in; a read that came in while the device was bad is corrupted
-//! when it is done.
+//! While the device is up, requests pass. While it is down, the features apply; without features
+//! all requests fail. Flushes, discards and write-zeroes count as writes, as in the kernel:
+//! `drop_writes` drops a flush, `error_writes` fails it. The time at which a request arrives
+//! decides if it meets an up or a down device. A read that arrived while the device was down is
+//! corrupted on completion.
 //!
-//! * **Time** runs in whole seconds from the load of the table. The control half has no clock, so
-//!   the origin is the time at which the first lane of any core is opened, which a load followed by
-//!   a resume does at once; it is set once and stays over suspends.
-//! * **Corruption of a write** is done on a private copy from a pool: the request comes back with
-//!   its data as it was.
-//! * **The flags mask** of `corrupt_bio_byte` is compared with the request's operation and flags as
-//!   Linux 6.12 numbers them (`enum req_op`, `enum req_flag_bits`); a request carries only the
+//! * **Time** counts in whole seconds from the load of the table. The control half has no clock, so
+//!   the first lane of any core that opens sets the origin. A load followed by a resume does this
+//!   at once. The origin stays over suspends.
+//! * **Corruption of a write** uses a private copy from a pool: the request completes with its
+//!   original data.
+//! * **The flags mask** of `corrupt_bio_byte` is compared with operation and flags of the request
+//!   as Linux 6.12 numbers them (`enum req_op`, `enum req_flag_bits`). A request carries only the
 //!   flags that udm knows.
-//! * Words behind the announced features are ignored, as in the kernel.
+//! * Words after the announced number of features are ignored, as in the kernel.
 
 mod features;
 mod lane;

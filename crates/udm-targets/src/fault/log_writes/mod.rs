@@ -1,52 +1,50 @@
-//! `log-writes`: everything that is written to a device, in the order in which it became durable,
-//! on a log device.
+//! `log-writes`: records all writes to a device on a log device, in the order in which they became
+//! durable.
 //!
 //! ```text
 //! log-writes <dev> <log dev>
 //! message: mark <text>
 //! ```
 //!
-//! `udm log-writes replay` rebuilds the device as it was after any flush, which is what a power cut
-//! could have left. The log is the kernel's, byte for byte ([`udm_wire::log_writes`]), and so is
-//! what goes in:
+//! `udm log-writes replay` rebuilds the device as it was after any flush, which is a state that a
+//! power cut could have left. The format is the kernel's, byte for byte ([`udm_wire::log_writes`]),
+//! and so is the content:
 //!
-//! * A write or discard is copied when it comes in and **held** when it completes. It is logged
-//!   when a flush completes that came in after that: until then nothing promises that it is
-//!   durable.
-//! * A FUA write is logged when it completes. A flush is logged behind the writes that it covered,
-//!   marks where they are given.
-//! * What fails is not logged; what a failed flush covered stays held for the next one.
+//! * A write or discard is copied on arrival and **held** when it completes. It is logged when a
+//!   flush completes that arrived after that; until then nothing promises that it is durable.
+//! * A FUA write is logged when it completes. A flush is logged after the writes that it covers, a
+//!   mark at the time of its message.
+//! * Failed requests are not logged. Writes that a failed flush covers stay held for the next
+//!   flush.
 //!
 //! Where udm does more than the kernel:
 //!
-//! * A flush or FUA write is returned when the superblock counts its entries, and a mark is
-//!   answered then: a killed server leaves a log of all that was acknowledged, and so does a power
-//!   cut of the log device. An empty superblock is written at the first resume, and requests wait
-//!   for it, so that an old log is not taken for the new one.
-//! * **Entries that overlap stand in the log in the order in which they completed.** A FUA write
-//!   takes held writes that it overlaps with it, and those that these overlap and that completed
-//!   before them; the kernel logs them behind it, and a replay gives old data over new. Writes that
-//!   are under way at the same time have no order, on a disk as here. So each beginning of the log
-//!   is a state that a power cut could have left.
-//! * When two flushes are under way, the one that completes first is logged behind the writes that
-//!   both covered.
-//! * At a suspend the target flushes the device by itself, logs what was held, and puts the mark
-//!   `dm-log-writes-end` behind it. The next entry after a resume takes the place of that mark.
-//! * Copies are bounded: with [`HELD_MAX`] bytes in use, writes wait while the target flushes by
-//!   itself. Such a flush has no entry.
+//! * A flush or FUA write completes, and a mark is answered, when the superblock counts its
+//!   entries. So the log of a killed server, or of a log device that lost power, has all that was
+//!   acknowledged. The first resume writes an empty superblock, and requests wait for it; an old
+//!   log is never read as the new one.
+//! * **Entries that overlap are in the log in the order of their completion.** A FUA write is
+//!   logged together with held writes that it overlaps. So are earlier held writes that those
+//!   overlap. The kernel logs them after it, and a replay returns old data. Concurrent writes have
+//!   no order, as on a disk. So each prefix of the log is a state that a power cut could have left.
+//! * Of two flushes under way, the one that completes first is logged after the writes that both
+//!   cover.
+//! * A suspend flushes the device, logs the held writes, and adds the mark `dm-log-writes-end`. The
+//!   next entry after a resume replaces this mark.
+//! * Copies are bounded: with [`HELD_MAX`] bytes in use, writes wait while the target itself
+//!   flushes. Such a flush has no entry.
 //!
-//! When the log is full or fails, logging ends and I/O goes on; `status` then says
-//! `logging_disabled`. `status` is otherwise the number of entries and the last sector of the log
-//! that they use. Loading a table starts the log anew.
+//! If the log is full or fails, logging ends and I/O continues; `status` then prints
+//! `logging_disabled`. Otherwise `status` is the number of entries and the last used sector of the
+//! log. Loading a table starts a new log.
 //!
 //! # What the cores share
-//! **This target takes a mutex on the data path**, for each batch that contains a flush and for
-//! each poll that returned writes: the log has one order, so the cores have to agree on it. The
-//! price is two lock operations a batch and one copy of all that is written; allocations happen
-//! when the held list grows. It is a tester's tool and no fast path. Reads take no lock. Positions
-//! in the log are given out under the mutex; each core then writes its own entries with its own
-//! lane, and the superblock counts only what lies before the first entry that is still being
-//! written.
+//! **This target takes a mutex on the data path**, per batch with a flush and per poll that
+//! returned writes: the log has one order for all cores. The price is two lock operations per batch
+//! and one copy of all written data. Allocations happen when the list of held writes grows. Reads
+//! take no lock. Positions in the log are assigned under the mutex. Each core then writes its
+//! entries with its own lane, and the superblock counts only entries before the first that is still
+//! being written. A lane that waits for entries of other cores waits on a [`Bell`](udm_core::Bell).
 
 mod held;
 mod lane;

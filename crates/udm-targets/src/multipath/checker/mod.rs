@@ -1,30 +1,30 @@
-//! The path checker: paths are read from, failed when they do not answer, and reinstated when they
+//! The path checker: reads from paths, fails those that do not answer, and reinstates those that
 //! do.
 //!
-//! The kernel leaves that to a daemon (multipathd). Where upkeep asks for it ([`udm_dm::Upkeep`]),
-//! a task of the target does the same: the first block of each path is read through a lane of the
-//! checker's own, whenever its `pace` says. Any answer but one that blames the path is a good one;
-//! no answer in time is a bad one. A path that works and gives a bad answer is failed, before a
-//! request meets it; one that failed and gives a good answer is reinstated. One that an
-//! administrator's command failed is not checked until somebody reinstates it.
+//! The kernel leaves this to a daemon (multipathd). If the device's maintenance settings request it
+//! ([`udm_dm::Upkeep`]), a task reads the first block of each path through lanes of its own. The
+//! interval grows while the path works. An answer that does not blame the path is good; an answer
+//! that blames it, or none in time, is bad. A good path with a bad answer is failed before a
+//! request meets it. A failed path with a good answer is reinstated. A path that an administrator
+//! failed is not checked until it is reinstated.
 //!
-//! What a message says of requests without a path holds until a path comes back: then
-//! `no_path_retry` does again, as with multipathd.
+//! A message such as `fail_if_no_path` holds until a path comes back. Then `no_path_retry` applies
+//! again, as with multipathd.
 //!
-//! **A path comes back as what it was.** A backend takes nothing else in its place: a file is the
-//! inode and a block device the number that was opened, and an NBD server that came back with
-//! another export is refused ([`udm_core::Device::refused`]). How long it is, only it can say: of
-//! one that failed the last block that the table uses is read besides, before it is reinstated.
+//! **A path comes back as the same disk.** Backends accept nothing else: a file is the inode and a
+//! block device the number that was opened, and an NBD server with another export is refused
+//! ([`udm_core::Device::refused`]). The size is checked here: the last block that the table uses of
+//! a failed path is read before the path is reinstated.
 //!
-//! * `pace`: when a path is checked. `marginal`: which are held back because they keep failing.
-//!   `rank`: what paths and groups are worth. `policy`: what becomes of requests without a path,
-//!   and when a better group is gone back to. `said`: what people are told.
+//! * `pace`: when a path is checked. `marginal`: paths that are held back because they keep
+//!   failing. `rank`: priorities of paths and groups. `policy`: the end of queueing without a path,
+//!   and the return to a better group (failback). `said`: messages for people. These are pure
+//!   functions of times and results.
 //!
-//! The task is in the background: a check that hangs holds up no suspend and no end, and no other
-//! check. Of a path whose check hangs nothing is asked until that is home. A failure rings a bell
-//! that the task waits for, and so does a message that brings a path back. While the device is
-//! suspended the task is stopped, as a suspended device takes no messages; what it knew of the
-//! paths' past is forgotten then.
+//! The task runs in the background: a check that hangs delays no suspend, no end and no other
+//! check. A path whose check hangs gets no second check. A path failure and a reinstate message
+//! wake the task. A suspend stops it, because a suspended device takes no messages; the task then
+//! forgets the history of the paths.
 
 mod checked;
 mod marginal;

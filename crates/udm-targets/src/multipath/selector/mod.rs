@@ -1,13 +1,16 @@
-//! Path selectors: which path of a group a bio takes.
+//! Path selectors: they choose the path of a group that a bio takes.
 //!
-//! A selector has two halves, as everything in udm. The [`Selector`] is shared by all cores: the
-//! paths' arguments, what is printed, and where it needs one a number per path on its own cache
-//! line. The [`SelectorLane`] belongs to one core: the order of the usable paths and whatever else
-//! needs no sharing. It reads the shared numbers once a batch, chooses for the whole batch on its
-//! own copy and publishes the sum once a poll.
+//! A selector has two halves. The [`Selector`] is shared by all cores: arguments of the paths,
+//! printed text, and for some selectors a number per path on its own cache line. The
+//! [`SelectorLane`] belongs to one core: the order of the usable paths. It reads the shared numbers
+//! once per batch, chooses for the whole batch on its own copy, and publishes the change once per
+//! poll. A request that was sent and completed within one turn is never published. So cores with
+//! fast paths exchange no cache lines.
 //!
-//! On one core the sequence of choices is the kernel's. A selector knows its paths by their place
-//! in the group, from 0 in the table's order. [`SELECTORS`] lists them all.
+//! [`SelectorLane`] is a closed list, so that a choice is no call through a table of functions.
+//! [`SELECTORS`] lists the types. On one core the sequence of choices is the kernel's, checked
+//! against a recording. A selector numbers the paths of its group from 0, in the order of the
+//! table.
 
 mod historical_service_time;
 mod io_affinity;

@@ -1,25 +1,36 @@
-//! The watch over the paths of a device, on one core: a deadline, hedged reads, and paths that are
-//! put out of use for being slow. Opt-in ([`udm_dm::PathWatch`]); a lane without it has none of
-//! this.
+//! The path watch of one core: deadlines, hedged reads, and ejection of slow paths. It is optional
+//! ([`udm_dm::PathWatch`]); a lane without it executes none of this code.
 //!
-//! It lies between the multipath lane and its paths: each path gets a [`Leg`], and all legs of a
-//! lane share one [`Watch`], which has the paths' own lanes. What it hands down it remembers:
+//! It is a layer between the multipath lane and its paths, and not a mode of that lane. To the lane
+//! above, a silent path is a path that failed with a timeout. Each path gets a [`Leg`]. All legs of
+//! a lane share one [`Watch`] with the lanes of the paths, because a hedged read involves two
+//! paths.
 //!
-//! * **A read goes down as a copy with memory of its own.** So its answer may come whenever it
-//!   likes: nobody waits for it any more, and it lands nowhere else. The price is a copy of the
-//!   data. Where the memory for copies is used up the read goes down itself.
-//! * **A write or a flush goes down itself**, and is nobody else's until its path gives it back. A
-//!   write on two paths might come late and undo a newer one; and of two answers to a flush the
-//!   late one may be the error.
+//! * **A read is sent as a copy with memory of its own.** A late answer lands in the copy. So the
+//!   original can complete or be sent to another path. If the memory for copies is used up, the
+//!   read is sent itself and cannot be given up.
+//! * **A write or a flush is sent itself.** It stays with its path until the path returns it. A
+//!   write on two paths could arrive late and undo a newer one. Of two answers to a flush, the late
+//!   one may be the error.
 //!
-//! When something is past its deadline the path is failed, so that new requests go elsewhere. The
-//! reads past it come back with a timeout, as from any path that fails, and go round; the rest
-//! waits, and is counted. What the path still has of ours (`guests`) is owed: a suspend and a close
-//! wait for it.
+//! Rules:
 //!
-//! `slots`: what is in flight. `answers`: what comes back, and what is late. `doubt`: hedges and
-//! probation, with `hedge`, `judge` and `latency`. The clock is read once a turn; timers are asked
-//! for while something is waited for, and never at rest.
+//! * Requests are stamped once per turn. A timer runs only while requests wait.
+//! * The deadline counts from the last answer of the path on this core, because a path that answers
+//!   other requests is busy and not silent. A request that gets no answer at all is given up after
+//!   four deadlines. An NBD path with its own `deadline=` counts with the same type
+//!   ([`Patience`](udm_core::Patience)): time in which the core did not run does not count.
+//! * Past its deadline a path is failed. Its reads return with a timeout and are retried like
+//!   others; the other requests wait, and are counted.
+//! * Copies that the lane above no longer waits for (`guests`) are required own work: a suspend and
+//!   a close wait for them.
+//! * Ejection is advice ([`ejection`](super::ejection)). A lane follows it only if the group has
+//!   another path, so it changes no group and fails no request.
+//! * Latencies are counted in a small array of steps per lane. They are evaluated once per window,
+//!   when a request is sent.
+//!
+//! `slots`: requests in flight. `answers`: completions and late requests. `doubt`: hedges and
+//! trials of ejected paths, with `hedge` and `judge`.
 
 mod answers;
 mod doubt;

@@ -1,8 +1,8 @@
-//! What copies: one lane's part of the snapshots that it looks after.
+//! The copies and records that one lane makes for the snapshots that it serves.
 //!
-//! A lane of an origin has one for all of its snapshots, a lane of a snapshot one for itself. Below
-//! it are the origin (leg 0) and the store of each snapshot (leg 1 and up). Its own requests are
-//! copies, records, and the mark of a store that is invalid; those of others pass through.
+//! A lane of an origin has one engine for all snapshots, a lane of a snapshot has one for itself.
+//! Below it are the origin (leg 0) and the store of each snapshot (leg 1 and up). Requests of its
+//! own are copies, records, and the mark of an invalid store; requests of others pass through.
 //!
 //! ```text
 //!  claim ──► read the origin ──► write each store ──► copied ──► [records] ──► publish
@@ -11,6 +11,10 @@
 //!                         data of 2 ─────────────┴► flush ─► records of 2 ─► ...
 //!                                                     └► publish 1
 //! ```
+//!
+//! The origin is read once for all snapshots that lack a chunk. A poll wakes other lanes once for
+//! all that it published. A lane that waits only for copies of its own is woken only if its
+//! snapshot is lost.
 
 mod copies;
 mod heard;

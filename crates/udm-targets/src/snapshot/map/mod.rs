@@ -1,7 +1,8 @@
-//! Which chunks of the origin are kept in the store, and where: the exceptions of one snapshot.
+//! The exception map of one snapshot: which chunks of the origin the store holds, and where.
 //!
-//! One word a chunk, in leaves that are made when the first of their chunks is touched and grow
-//! with their exceptions ([`leaf`]). All cores read and change it without a lock:
+//! It has one word per chunk, in leaves of 512 words. A leaf is made when the first of its chunks
+//! is touched, and grows with its exceptions ([`leaf`]). A fresh snapshot of any size allocates
+//! nothing else. All cores read and change the map without a lock:
 //!
 //! ```text
 //!            claim                publish              settle
@@ -10,9 +11,9 @@
 //!   +------- give up -------+              reads of the snapshot go to the store from here on
 //! ```
 //!
-//! *Pending*: the core that claimed the chunk copies it, or writes it. *Copied*: it is in the
-//! store, for good. Reads that looked before may still be under way to the origin, so the origin
-//! must not change yet. *Settled*: those are over ([`super::readers`]), and the origin may change.
+//! *Pending*: the core that claimed the chunk copies or writes it. *Copied*: it is in the store for
+//! good. Earlier reads may still be on their way to the origin, so the origin must not change yet.
+//! *Settled*: those reads are over ([`super::readers`]), and the origin may change.
 
 mod leaf;
 #[cfg(all(test, not(feature = "loom")))]

@@ -1,14 +1,15 @@
-//! `snapshot-merge`: what a snapshot holds is brought back into its origin, while both are in use.
+//! `snapshot-merge`: copies a snapshot back into its origin while both are in use.
 //!
 //! ```text
 //! snapshot-merge <origin> <store> <P|PO> <chunk> [<#features> <feature>...]
 //! ```
 //!
-//! The device reads as the snapshot did. From the last record backwards, unit by unit, chunks are
-//! copied into the origin, which is flushed; then their records are cleared ([`task`]). A merge
-//! that is cut, by a suspend or a crash, leaves a snapshot with fewer records, and goes on at the
-//! next resume. Other snapshots of the origin keep theirs: the copies go down as writes of the
-//! origin do.
+//! The device reads as the snapshot did. A [`task`] works in units of records, from the last record
+//! backwards: it marks the chunks, waits for writes under way by the epochs of [`super::readers`],
+//! and copies the chunks into the origin. Then it flushes the origin and clears the records with
+//! one write. A suspend waits for the current unit. A merge that is cut by a suspend or a crash
+//! leaves a snapshot with fewer records, and continues at the next resume. Other snapshots of the
+//! origin keep their data, because the copies are sent as writes of the origin.
 
 mod lane;
 mod task;

@@ -1,9 +1,9 @@
 //! A client of an NBD server, without I/O: bytes in, events out.
 //!
-//! [`Shake`] goes from the server's greeting to the begin of transmission, [`Replies`] takes it on
-//! from there. Both take bytes as they arrive, cut anywhere, and neither believes what a server
-//! says: an answer that nobody asked for, that does not fit its request, or that leaves a part of a
-//! read out is an error, behind which the connection is of no more use.
+//! [`Shake`] covers the time from the server's greeting to transmission, [`Replies`] the
+//! transmission. Both accept bytes cut anywhere, and trust no server. A reply without a request,
+//! one that does not fit its request, or one that omits a part of a read is an error. After an
+//! error the connection cannot be used.
 
 mod covered;
 mod replies;

@@ -1,8 +1,8 @@
 //! `udm demo backup`: two volumes, a load that checks itself, and backups of both at one instant.
 //!
-//! A *round* begins and ends without snapshots. In between, everything is copied from a group of
-//! snapshots, and then, from a second group, what has changed since the first. Both copies must be
-//! one instant of both volumes ([`model`]). Needs no root and leaves nothing behind.
+//! A *round* begins and ends without snapshots. It copies everything from a group of snapshots, and
+//! then the changes since the first group from a second one. Both copies must be one instant of
+//! both volumes ([`model`]). It needs no root and leaves nothing on the machine.
 
 mod copy;
 mod load;

@@ -1,9 +1,9 @@
-//! `udm demo cable`: two NBD servers of one file, as paths, and what a client sees of it when one
-//! is stopped, killed or cut off, and when both are gone for a while.
+//! `udm demo cable`: two NBD servers of one file as paths, and a client's view when one is stopped,
+//! killed or cut off, and when both fail for a time.
 //!
-//! The servers are nbdkit, the client is fio, which verifies what it reads. Beside it stands the
-//! same on plain NBD: one server, and nothing in between. Leaves nothing behind; the part with a
-//! network needs root.
+//! The servers are nbdkit; the client is fio, which verifies its reads. The reference is plain NBD
+//! with one server and without udm. It leaves nothing on the machine. The part with a network needs
+//! root.
 
 mod client;
 mod servers;

@@ -1,8 +1,8 @@
 //! `udm demo disks`: a hundred writable disks from one image.
 //!
 //! Each is a persistent snapshot with a sparse store of its own, served over NBD. A client writes
-//! to each and checks what it reads, a diff of each says what it wrote, and one is made anew. Needs
-//! no root and leaves nothing behind.
+//! to each and checks its reads. A diff of each reports its writes, and one disk is made again. It
+//! needs no root and leaves nothing on the machine.
 
 mod image;
 

@@ -1,24 +1,26 @@
-//! `historical-service-time`: the path that would be through first, by how long it has taken so
-//! far.
+//! `historical-service-time`: the path that should complete first, by its past service times.
 //!
-//! Each path has an average of the time between its completions, in which what is older counts for
-//! less. The path with the least (bios in flight + 1) times that average is chosen; one whose
-//! average is no more than the *threshold* times another's is as good as it, and then the bios in
-//! flight decide. A path that has not been heard of for long is *stale*: an idle one is tried
-//! again, and one that is chosen gets no more than an equal share.
+//! Each path has an average of the time between its completions; older times weigh less. The path
+//! with the least (bios in flight + 1) × average is chosen. If an average is within *threshold*
+//! times another, both count as equal and the bios in flight decide. A path without a completion
+//! for long is *stale*: an idle stale path is tried again, and a chosen one gets at most an equal
+//! share.
 //!
-//! All is in whole numbers, with 10 bits behind the point, as in the kernel (module 0.1.1), and so
-//! on one core is the sequence of choices. A bio's own time begins when its path was chosen
-//! (`Bio::sent`).
+//! All numbers are integers with 10 fractional bits, as in the kernel (module 0.1.1), and on one
+//! core the sequence of choices is the kernel's. The time of a bio begins when its path is chosen
+//! (`Bio::sent`), so this selector reads the clock in each turn.
 //!
-//! Each core has averages of its own. One that is alone writes them into those that all share in
-//! each poll, so that they are what it goes by. While several are at work each does so once in
-//! [`SHARE_EVERY`], and goes on from what another has written: a word that all wrote in each poll
-//! would cost more than all the rest. Of two cores that write at the same time one may be lost: an
-//! average is advice. The bios in flight are exact ([`Loads`]).
+//! Each core has its own averages. A core that is alone writes them to the shared averages in each
+//! poll. If several cores work, each writes once in [`SHARE_EVERY`] and continues from the value
+//! that another core wrote; a shared write in each poll would cost more than all the rest. Of two
+//! simultaneous writes one may be lost, because an average is advice. The bios in flight are exact
+//! ([`Loads`]).
 //!
-//! `lane`: the choices of one core. `rounds`: those of a batch, where they follow from an order;
-//! `pair`: the same for two paths; `equal`: for paths that are the same.
+//! `lane`: the choices of one core, bio by bio as in the kernel's list. `rounds`: choices for a
+//! batch, if the kernel's comparisons form an order. That is not so with a threshold, if only some
+//! paths are stale, or with an idle path after a busy one. `pair`: the same for two paths, one
+//! comparison per bio without a branch. `equal`: paths with equal averages take turns. All three
+//! give the choices of `lane`.
 
 mod equal;
 mod lane;
