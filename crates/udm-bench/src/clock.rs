@@ -1,6 +1,6 @@
 //! When a job's phases begin and end, and when its bandwidth is read.
 
-use crate::stats::{DIRECTIONS, Stats, Usage};
+use crate::stats::{CpuUsage, DIRECTIONS, JobStats};
 use std::time::Duration;
 use udm_core::Nanos;
 
@@ -8,7 +8,7 @@ use udm_core::Nanos;
 const SAMPLE: Nanos = Nanos::from_millis(500);
 
 /// When things happen.
-pub struct Clock {
+pub struct JobClock {
     /// When the phase began.
     begin: Nanos,
     /// When the load ends.
@@ -18,21 +18,21 @@ pub struct Clock {
     counted: [(u64, u64); DIRECTIONS],
     /// The next time that something happens by the clock alone.
     pub next: Nanos,
-    usage: Usage,
+    usage: CpuUsage,
     /// Readings are taken for plots.
     plots: bool,
 }
 
-impl Clock {
+impl JobClock {
     /// Nothing has begun.
-    pub fn new() -> Clock {
-        Clock {
+    pub fn new() -> JobClock {
+        JobClock {
             begin: Nanos(0),
             deadline: Nanos::NEVER,
             sampled: Nanos(0),
             counted: [(0, 0); DIRECTIONS],
             next: Nanos(0),
-            usage: Usage::default(),
+            usage: CpuUsage::default(),
             plots: true,
         }
     }
@@ -40,17 +40,17 @@ impl Clock {
     /// A phase begins.
     pub fn begin(&mut self, now: Nanos) {
         (self.begin, self.sampled, self.counted) = (now, now, [(0, 0); DIRECTIONS]);
-        self.usage = Usage::now();
+        self.usage = CpuUsage::now();
     }
 
     /// Another phase has begun, whose requests count with those of the one before, but for plots.
-    pub fn goes_on(&mut self, now: Nanos, stats: &Stats) {
+    pub fn continue_phase(&mut self, now: Nanos, stats: &JobStats) {
         self.counted = counted(stats);
         (self.next, self.plots) = (now + SAMPLE, false);
     }
 
     /// Reads the bandwidth, when it is time, and sets `next`.
-    pub fn sample_if_due(&mut self, now: Nanos, stats: &mut Stats) {
+    pub fn sample_if_due(&mut self, now: Nanos, stats: &mut JobStats) {
         let since = now.since(self.sampled);
         if since >= SAMPLE {
             let seconds = since.0 as f64 / 1e9;
@@ -73,7 +73,7 @@ impl Clock {
     }
 
     /// A phase is over, which had requests of the directions that `ran` says.
-    pub fn end(&self, now: Nanos, stats: &mut Stats, ran: impl Fn(usize, u64) -> bool) {
+    pub fn end(&self, now: Nanos, stats: &mut JobStats, ran: impl Fn(usize, u64) -> bool) {
         let took = now.since(self.begin);
         for (i, direction) in stats.directions.iter_mut().enumerate() {
             if ran(i, direction.ios) {
@@ -87,12 +87,12 @@ impl Clock {
         }
         (part.ios, part.runtime) = (stats.directions.each_ref().map(|d| d.ios), stats.runtime);
         let took = Duration::from_nanos(took.0);
-        stats.usage.add(&Usage::now().since(&self.usage, took));
+        stats.usage.add(&CpuUsage::now().since(&self.usage, took));
     }
 }
 
 /// Requests and bytes so far.
-fn counted(stats: &Stats) -> [(u64, u64); DIRECTIONS] {
+fn counted(stats: &JobStats) -> [(u64, u64); DIRECTIONS] {
     stats.directions.each_ref().map(|d| (d.ios, d.bytes))
 }
 

@@ -6,9 +6,9 @@
 //! disturbs all alike. Requests carry no data; the null device at the bottom does nothing. Digits
 //! belong to the machine, ratios travel.
 
-use crate::contest::{self, Contest, Score, Until};
-use crate::lab::models::one_lock::{OneLock, Rule};
-use crate::mapped::{Table, make_mapped};
+use crate::device_contest::{self, DeviceContest, DeviceScore, StopCondition};
+use crate::lab::models::one_lock::{OneLockMultipath, SelectorRule};
+use crate::mapped::{NamedTable, make_mapped};
 use anyhow::{Result, ensure};
 use serde::Serialize;
 use std::fmt::Write;
@@ -75,7 +75,7 @@ impl CompareOptions {
 
 /// What one device came to.
 #[derive(Debug, Clone, Serialize)]
-pub struct Row {
+pub struct ComparisonRow {
     /// Which device.
     pub device: &'static str,
     /// Requests in flight, a core.
@@ -96,7 +96,7 @@ pub struct Row {
 #[derive(Debug, Clone, Serialize)]
 pub struct Comparison {
     /// A row for each device, by cores and depth.
-    pub rows: Vec<Row>,
+    pub rows: Vec<ComparisonRow>,
     /// It was stopped: rows are missing, or are of fewer rounds.
     pub stopped: bool,
 }
@@ -110,19 +110,19 @@ pub struct Comparison {
 pub fn compare(options: &CompareOptions, stop: &AtomicBool) -> Result<Comparison> {
     ensure!(options.rounds > 0 && options.requests > 0, "nothing to measure");
     ensure!((1..=PATHS_MAX).contains(&options.paths), "paths: from 1 to {PATHS_MAX}");
-    let cpus = contest::cpus().len();
+    let cpus = device_contest::cpus().len();
     let mut rows = Vec::new();
     for &cores in options.cores.iter().filter(|&&n| n <= cpus.clamp(1, CORES_MAX)) {
-        let contest = Contest {
-            cores: contest::pinned(cores),
+        let contest = DeviceContest {
+            cores: device_contest::pinned_cores(cores),
             depths: &options.depths,
             rounds: options.rounds,
-            until: Until::Requests(options.requests),
+            until: StopCondition::Requests(options.requests),
             len: LEN,
         };
         let scores = contest.run(|cluster| devices(cluster, options.paths), stop)?;
         for (&depth, scores) in options.depths.iter().zip(&scores) {
-            rows.extend(rows_of(depth, cores, scores));
+            rows.extend(comparison_rows(depth, cores, scores));
         }
         if stop.load(Relaxed) {
             break;
@@ -160,19 +160,28 @@ fn devices(cluster: &Arc<Cluster>, paths: usize) -> Result<Vec<Arc<dyn Device>>>
     let null = |n| -> Result<Arc<dyn Device>> { Ok(udm_backends::open(&uri::parse(&path(n))?)?) };
     let linear = (LINEAR, format!("0 {LEN} linear {} 0", path(0)));
     let groups = SELECTORS.map(|name| (name, multipath(name, paths, cluster.len())));
-    let tables: Vec<_> =
-        std::iter::once(linear).chain(groups).map(|(name, text)| Table { name: name.into(), text }).collect();
+    let tables: Vec<_> = std::iter::once(linear)
+        .chain(groups)
+        .map(|(name, text)| NamedTable { name: name.into(), text })
+        .collect();
     let mut devices = vec![null(0)?];
     devices.extend(make_mapped(cluster, &tables)?);
-    devices.push(Arc::new(OneLock::new(Rule::QueueLength, (0..paths).map(null).collect::<Result<_>>()?)));
+    devices.push(Arc::new(OneLockMultipath::new(
+        SelectorRule::QueueLength,
+        (0..paths).map(null).collect::<Result<_>>()?,
+    )));
     debug_assert_eq!(devices.len(), NAMES.len());
     Ok(devices)
 }
 
 /// The rows of a depth.
-fn rows_of(depth: usize, cores: usize, scores: &[Score]) -> impl Iterator<Item = Row> {
+fn comparison_rows(
+    depth: usize,
+    cores: usize,
+    scores: &[DeviceScore],
+) -> impl Iterator<Item = ComparisonRow> {
     let null = scores[0].ns;
-    NAMES.into_iter().zip(scores).map(move |(device, &Score { ns, switches, .. })| Row {
+    NAMES.into_iter().zip(scores).map(move |(device, &DeviceScore { ns, switches, .. })| ComparisonRow {
         device,
         depth,
         cores,
@@ -198,7 +207,7 @@ impl Comparison {
     }
 }
 
-fn block_text(out: &mut String, block: &[Row]) -> std::fmt::Result {
+fn block_text(out: &mut String, block: &[ComparisonRow]) -> std::fmt::Result {
     let Some(first) = block.first() else { return Ok(()) };
     let s = if first.cores == 1 { "" } else { "s" };
     let title = format!("{} core{s}, depth {}", first.cores, first.depth);

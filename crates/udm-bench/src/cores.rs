@@ -11,11 +11,11 @@ use udm_core::{CoreId, Cores, Device, DeviceId, Lane, LaneCommand};
 use udm_runtime::{Cluster, CoreOptions, LocalCore};
 
 /// What the threads wait for; the sender of `None` calls it off.
-pub struct Gate<T>(OnceLock<Option<T>>);
+pub struct ClusterGate<T>(OnceLock<Option<T>>);
 
-impl<T: Clone> Gate<T> {
-    pub fn new() -> Gate<T> {
-        Gate(OnceLock::new())
+impl<T: Clone> ClusterGate<T> {
+    pub fn new() -> ClusterGate<T> {
+        ClusterGate(OnceLock::new())
     }
 
     pub fn open(&self, value: Option<T>, cluster: &Cluster) {
@@ -46,7 +46,7 @@ pub fn run<T: Send>(
     work: impl Fn(&mut LocalCore, Vec<Box<dyn Lane>>) -> T + Sync,
 ) -> Result<Vec<T>> {
     let cluster = Cluster::new(options.len()).context("cores")?;
-    let (devices, start) = (Gate::<Vec<Arc<dyn Device>>>::new(), Gate::<()>::new());
+    let (devices, start) = (ClusterGate::<Vec<Arc<dyn Device>>>::new(), ClusterGate::<()>::new());
     thread::scope(|scope| {
         let (said, answers) = mpsc::channel::<Result<()>>();
         let threads: Vec<_> = options
@@ -59,9 +59,9 @@ pub fn run<T: Send>(
                     let attached = LocalCore::attach(cluster, CoreId(i as u16), options.clone());
                     let mut core = match attached.with_context(|| format!("core {i}")) {
                         Ok(core) => core,
-                        Err(error) => return answer(&said, Err(error)),
+                        Err(error) => return report_setup(&said, Err(error)),
                     };
-                    answer::<()>(&said, Ok(()));
+                    report_setup::<()>(&said, Ok(()));
                     let devices = devices.wait(&mut core)?;
                     let lanes = devices.iter().map(|d| core.open(&**d)).collect::<Result<Vec<_>, _>>();
                     let lanes = match lanes {
@@ -69,10 +69,10 @@ pub fn run<T: Send>(
                         Err(error) => {
                             let error =
                                 core.no_ring().map_or(anyhow!("{error}"), |why| anyhow!("{error}: {why}"));
-                            return answer(&said, Err(error));
+                            return report_setup(&said, Err(error));
                         }
                     };
-                    answer::<()>(&said, Ok(()));
+                    report_setup::<()>(&said, Ok(()));
                     start.wait(&mut core)?;
                     Some(work(&mut core, lanes))
                 })
@@ -103,7 +103,7 @@ pub fn run<T: Send>(
 }
 
 /// Says how it went; the receiver may be gone already when another core has failed.
-fn answer<T>(said: &mpsc::Sender<Result<()>>, result: Result<()>) -> Option<T> {
+fn report_setup<T>(said: &mpsc::Sender<Result<()>>, result: Result<()>) -> Option<T> {
     let _ = said.send(result);
     None
 }

@@ -3,7 +3,7 @@
 //! All but `random` draw without a map. `zipf`, `pareto` and `normal` draw the rank of a place, and
 //! ranks lie scattered over the region, as in fio. `zoned` and `zoned_abs` draw a zone first.
 
-use crate::sizes::{One, Parts};
+use crate::request_lengths::{ByteLength, PerDirection};
 use rand::rngs::SmallRng;
 use rand::{Rng, RngExt};
 use std::str::FromStr;
@@ -29,9 +29,9 @@ pub enum Distribution {
     /// The bell around the middle; `deviation` in percent of the region.
     Normal { deviation: f64, center: Option<f64> },
     /// Zones, of each direction.
-    Zoned(Parts<Zones>),
+    Zoned(PerDirection<Zones>),
     /// The same with sizes in bytes.
-    ZonedAbs(Parts<ZonesAbs>),
+    ZonedAbs(PerDirection<ZonesAbs>),
 }
 
 /// Zones: how many of a hundred requests each has, and how many percent of the region.
@@ -111,7 +111,7 @@ impl FromStr for ZonesAbs {
     type Err = String;
 
     fn from_str(text: &str) -> Result<ZonesAbs, String> {
-        let zones = zones(text, |text| text.parse::<One>().map(|one| one.0))?;
+        let zones = zones(text, |text| text.parse::<ByteLength>().map(|one| one.0))?;
         Ok(ZonesAbs(zones.into_iter().map(|(access, size)| (access, size.unwrap_or(0))).collect()))
     }
 }
@@ -134,15 +134,15 @@ fn zones(text: &str, size: impl Fn(&str) -> Result<u64, String>) -> Result<Vec<(
 
 /// Draws places of one direction.
 #[derive(Debug, Clone)]
-pub struct Places {
+pub struct OffsetGenerator {
     /// How many there are, at least one, and bytes from one to the next.
     count: u64,
     align: u64,
-    draw: Draw,
+    draw: Sampler,
 }
 
 #[derive(Debug, Clone)]
-enum Draw {
+enum Sampler {
     Uniform,
     Zipf {
         theta: f64,
@@ -161,48 +161,54 @@ enum Draw {
     Zoned(Vec<(u32, u64, u64)>),
 }
 
-impl Places {
+impl OffsetGenerator {
     /// Those of a distribution.
-    pub fn new(of: &Distribution, direction: usize, count: u64, align: u64, rng: &mut SmallRng) -> Places {
+    pub fn new(
+        of: &Distribution,
+        direction: usize,
+        count: u64,
+        align: u64,
+        rng: &mut SmallRng,
+    ) -> OffsetGenerator {
         let mut offset = |center: &Option<f64>, drawn: bool| match center {
             Some(center) => (count as f64 * center) as u64,
             None if drawn => rng.next_u64() % count,
             None => 0,
         };
         let draw = match of {
-            Distribution::Random => Draw::Uniform,
+            Distribution::Random => Sampler::Uniform,
             Distribution::Zipf { theta, center } => {
-                Draw::Zipf { theta: *theta, zeta: zeta(count, *theta), offset: offset(center, true) }
+                Sampler::Zipf { theta: *theta, zeta: zeta(count, *theta), offset: offset(center, true) }
             }
             Distribution::Pareto { h, center } => {
-                Draw::Pareto { power: h.ln() / (1.0 - h).ln(), offset: offset(center, true) }
+                Sampler::Pareto { power: h.ln() / (1.0 - h).ln(), offset: offset(center, true) }
             }
             Distribution::Normal { deviation, center } => {
                 let deviation = (count as f64 * deviation / 100.0).ceil().min((count / 2) as f64);
-                Draw::Normal { deviation, offset: offset(center, false) }
+                Sampler::Normal { deviation, offset: offset(center, false) }
             }
             Distribution::Zoned(parts) => {
-                parts.of[direction].as_ref().map_or(Draw::Uniform, |Zones(zones)| {
+                parts.of[direction].as_ref().map_or(Sampler::Uniform, |Zones(zones)| {
                     let places = |percent: u64| (u128::from(count) * u128::from(percent) / 100) as u64;
                     let percents = zones.iter().map(|(access, percent)| (*access, places(*percent)));
-                    Draw::zoned(percents, count)
+                    Sampler::zoned(percents, count)
                 })
             }
             Distribution::ZonedAbs(parts) => {
-                parts.of[direction].as_ref().map_or(Draw::Uniform, |ZonesAbs(zones)| {
+                parts.of[direction].as_ref().map_or(Sampler::Uniform, |ZonesAbs(zones)| {
                     let places = |bytes: u64| if bytes == 0 { count } else { bytes / align };
-                    Draw::zoned(zones.iter().map(|(access, bytes)| (*access, places(*bytes))), count)
+                    Sampler::zoned(zones.iter().map(|(access, bytes)| (*access, places(*bytes))), count)
                 })
             }
         };
-        Places { count, align, draw }
+        OffsetGenerator { count, align, draw }
     }
 
     /// The first byte of the next request.
     #[inline]
     pub fn next(&self, rng: &mut SmallRng) -> u64 {
         let place = match self.draw {
-            Draw::Uniform => rng.random_range(0..self.count),
+            Sampler::Uniform => rng.random_range(0..self.count),
             _ => self.next_of_some(rng),
         };
         place * self.align
@@ -212,30 +218,30 @@ impl Places {
     fn next_of_some(&self, rng: &mut SmallRng) -> u64 {
         let n = self.count as f64;
         let (rank, offset) = match &self.draw {
-            Draw::Zipf { theta, zeta, offset } => (zipf(self.count, *theta, *zeta, rng.random()), *offset),
-            Draw::Pareto { power, offset } => {
+            Sampler::Zipf { theta, zeta, offset } => (zipf(self.count, *theta, *zeta, rng.random()), *offset),
+            Sampler::Pareto { power, offset } => {
                 (((n - 1.0) * rng.random::<f64>().powf(*power)) as u64, *offset)
             }
-            Draw::Normal { deviation, offset } => {
+            Sampler::Normal { deviation, offset } => {
                 let mean = (0..NORMAL_TERMS).map(|_| rng.random::<f64>()).sum::<f64>() / 12.0;
                 let around = (rng.random::<f64>() - 0.5) * deviation;
                 ((mean * n + around).clamp(0.0, n - 1.0) as u64, *offset)
             }
-            Draw::Zoned(zones) => {
+            Sampler::Zoned(zones) => {
                 let drawn = rng.random_range(0..100u32);
                 let zone = zones.iter().find(|zone| drawn < zone.0).or(zones.last());
                 return zone.map_or(0, |(_, first, places)| first + rng.random_range(0..*places));
             }
-            Draw::Uniform => return 0,
+            Sampler::Uniform => return 0,
         };
         // Weyl's increment: neighbouring ranks lie far apart.
         (rank.wrapping_mul(0x9E37_79B9_7F4A_7C15) % self.count + offset) % self.count
     }
 }
 
-impl Draw {
+impl Sampler {
     /// Zones of percentages and lengths, one behind the other, as far as there are places.
-    fn zoned(zones: impl Iterator<Item = (u32, u64)>, count: u64) -> Draw {
+    fn zoned(zones: impl Iterator<Item = (u32, u64)>, count: u64) -> Sampler {
         let (mut up_to, mut first) = (0, 0);
         let place = |(access, places): (u32, u64)| {
             up_to += access;
@@ -243,7 +249,7 @@ impl Draw {
             first = (begin + places).min(count);
             (up_to, begin, (first - begin).max(1))
         };
-        Draw::Zoned(zones.map(place).collect())
+        Sampler::Zoned(zones.map(place).collect())
     }
 }
 
@@ -279,7 +285,7 @@ mod tests {
     /// How often each place is drawn, of a million.
     fn counts(text: &str, count: u64) -> Vec<u64> {
         let mut rng = SmallRng::seed_from_u64(3);
-        let places = Places::new(&text.parse().unwrap(), 0, count, 512, &mut rng);
+        let places = OffsetGenerator::new(&text.parse().unwrap(), 0, count, 512, &mut rng);
         let mut counts = vec![0; count as usize];
         for _ in 0..1_000_000 {
             counts[(places.next(&mut rng) / 512) as usize] += 1;

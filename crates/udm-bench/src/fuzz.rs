@@ -3,7 +3,7 @@
 
 use crate::jobs::{JOBS_MAX, read_jobs};
 use crate::load::Load;
-use crate::plan::Plan;
+use crate::plan::AccessPlan;
 use udm_core::{Limits, Sectors};
 
 /// The device of all loads, in sectors.
@@ -41,7 +41,7 @@ fn plans(load: &Load) -> anyhow::Result<()> {
     // No seed of chance: a plan is looked at twice.
     let load = &Load { randseed: load.randseed.or(Some(0)), ..load.clone() };
     for (i, region) in regions.into_iter().enumerate().take(3) {
-        let mut plan = Plan::new(load, i, region);
+        let mut plan = AccessPlan::new(load, i, region);
         let mut again = plan.clone();
         for _ in 0..100 {
             let next = plan.next();

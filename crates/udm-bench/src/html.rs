@@ -1,10 +1,10 @@
 //! The report as a page with plots.
 
-use crate::jobs::Job;
+use crate::jobs::BenchJob;
 use crate::mapped::PathTotals;
-use crate::page::{Axis, Bar, Bars, Lines, Page, Section, Unit};
-use crate::report::{Entry, rates};
-use crate::stats::{DIRECTIONS, Latency};
+use crate::page::{Axis, AxisUnit, Bar, Bars, Lines, Page, Section};
+use crate::report::{ReportEntry, rates};
+use crate::stats::{DIRECTIONS, LatencyStats};
 
 /// fio's names of the directions.
 const NAMES: [&str; DIRECTIONS] = ["read", "write", "trim"];
@@ -17,10 +17,15 @@ const CURVE: [f64; 15] =
 const LINES_MAX: usize = 16;
 
 /// The whole page. `device` is what the command line calls the device.
-pub fn report(jobs: &[Job], device: Option<&str>, entries: &[Entry], paths: &[PathTotals]) -> String {
+pub fn report(
+    jobs: &[BenchJob],
+    device: Option<&str>,
+    entries: &[ReportEntry],
+    paths: &[PathTotals],
+) -> String {
     let mut page = Page::new(format!("udm bench: {}", jobs[0].load.name));
     page.text(device.unwrap_or("No device is named."));
-    for Job { load, .. } in jobs {
+    for BenchJob { load, .. } in jobs {
         let (name, rw) = (&load.name, load.rw.name());
         let (bs, depth, n) = (load.sizes_word(), load.iodepth, load.numjobs);
         page.text(&format!("{name}: rw={rw}, {bs}, iodepth={depth}, numjobs={n}"));
@@ -39,12 +44,12 @@ pub fn report(jobs: &[Job], device: Option<&str>, entries: &[Entry], paths: &[Pa
 }
 
 fn micros(ns: u64) -> String {
-    Axis::new("", Unit::Nanos).text(ns as f64)
+    Axis::new("", AxisUnit::Nanos).text(ns as f64)
 }
 
-fn summary(section: &mut Section, entries: &[Entry]) {
-    let number = Axis::new("", Unit::Number);
-    let bytes = Axis::new("", Unit::Bytes);
+fn summary(section: &mut Section, entries: &[ReportEntry]) {
+    let number = Axis::new("", AxisUnit::Number);
+    let bytes = Axis::new("", AxisUnit::Bytes);
     let mut rows = Vec::new();
     for (i, entry) in entries.iter().enumerate() {
         for (name, d) in NAMES.iter().zip(&entry.stats.directions).filter(|(_, d)| d.ios > 0) {
@@ -70,22 +75,22 @@ fn summary(section: &mut Section, entries: &[Entry]) {
     section.table(&["", "requests", "IOPS", "BW", "mean", "50%", "99%", "99.9%", "longest"], rows);
 }
 
-fn job_name(entry: &Entry, i: usize) -> String {
+fn job_name(entry: &ReportEntry, i: usize) -> String {
     format!("{} {}", entry.name, i + 1)
 }
 
 /// The jobs of all entries, each with its name.
-fn jobs(entries: &[Entry]) -> Vec<(String, &crate::parts::Part)> {
+fn jobs(entries: &[ReportEntry]) -> Vec<(String, &crate::timeline::JobTimeline)> {
     let all = entries.iter().flat_map(|e| e.stats.parts.iter().map(move |part| (e, part)));
     all.enumerate().map(|(i, (entry, part))| (job_name(entry, i), part)).collect()
 }
 
-fn throughput(section: &mut Section, entries: &[Entry]) {
+fn throughput(section: &mut Section, entries: &[ReportEntry]) {
     let jobs = jobs(entries);
     let mut lines = Lines::new(
         "Bytes moved",
-        Axis::new("time since the job began", Unit::Seconds),
-        Axis::new("bytes a second", Unit::Bytes),
+        Axis::new("time since the job began", AxisUnit::Seconds),
+        Axis::new("bytes a second", AxisUnit::Bytes),
     );
     let mut drawn = 0;
     for (direction, name) in NAMES.iter().enumerate() {
@@ -103,18 +108,18 @@ fn throughput(section: &mut Section, entries: &[Entry]) {
     }
 }
 
-fn latency(section: &mut Section, entries: &[Entry]) {
+fn latency(section: &mut Section, entries: &[ReportEntry]) {
     let mut lines = Lines::new(
         "Latency by percentile",
-        Axis::new("percentile", Unit::Percent).nines(),
-        Axis::new("latency", Unit::Nanos).log(),
+        Axis::new("percentile", AxisUnit::Percent).nines(),
+        Axis::new("latency", AxisUnit::Nanos).log(),
     );
     let mut bars = Bars::new(
         "How long requests took",
-        Axis::new("of all requests", Unit::Percent).log(),
+        Axis::new("of all requests", AxisUnit::Percent).log(),
         NAMES.iter().enumerate().filter(|(i, _)| any(entries, *i)).map(|(_, name)| *name),
     );
-    let all: Vec<(&str, Latency)> = (0..DIRECTIONS)
+    let all: Vec<(&str, LatencyStats)> = (0..DIRECTIONS)
         .filter(|i| any(entries, *i))
         .map(|i| {
             let mut sum = entries[0].stats.directions[i].latency.clone();
@@ -136,21 +141,21 @@ fn latency(section: &mut Section, entries: &[Entry]) {
     for power in shortest.ilog2()..=longest.ilog2() {
         let (from, to) = (1u64 << power, (2u64 << power) - 1);
         let share =
-            |l: &Latency| 100.0 * l.histogram.count_between(from, to) as f64 / l.count().max(1) as f64;
+            |l: &LatencyStats| 100.0 * l.histogram.count_between(from, to) as f64 / l.count().max(1) as f64;
         bars = bars
             .group(format!("up to {}", micros(2u64 << power)), all.iter().map(|(_, l)| Bar::new(share(l))));
     }
     section.plot(&bars);
 }
 
-fn any(entries: &[Entry], direction: usize) -> bool {
+fn any(entries: &[ReportEntry], direction: usize) -> bool {
     entries.iter().any(|e| e.stats.directions[direction].ios > 0)
 }
 
-fn cores(section: &mut Section, entries: &[Entry]) {
+fn cores(section: &mut Section, entries: &[ReportEntry]) {
     let used: Vec<usize> = (0..DIRECTIONS).filter(|i| any(entries, *i)).collect();
     let names = used.iter().map(|i| NAMES[*i]);
-    let mut bars = Bars::new("Requests a second, by job", Axis::new("IOPS", Unit::Number), names);
+    let mut bars = Bars::new("Requests a second, by job", Axis::new("IOPS", AxisUnit::Number), names);
     for (job, part) in jobs(entries) {
         let seconds = part.runtime.0.max(1) as f64 / 1e9;
         bars = bars.group(job, used.iter().map(|i| Bar::new(part.ios[*i] as f64 / seconds)));
@@ -175,8 +180,8 @@ fn cores(section: &mut Section, entries: &[Entry]) {
 fn paths(section: &mut Section, paths: &[PathTotals]) {
     let mut lines = Lines::new(
         "Bytes moved, by path",
-        Axis::new("time since the table was loaded", Unit::Seconds),
-        Axis::new("bytes a second", Unit::Bytes),
+        Axis::new("time since the table was loaded", AxisUnit::Seconds),
+        Axis::new("bytes a second", AxisUnit::Bytes),
     );
     let watched: Vec<_> = paths.iter().filter(|path| !path.rates.is_empty()).collect();
     for path in watched.iter().take(LINES_MAX) {
@@ -190,14 +195,14 @@ fn paths(section: &mut Section, paths: &[PathTotals]) {
     }
     let mut bars = Bars::new(
         "Requests, by path",
-        Axis::new("requests since the table was loaded", Unit::Number),
+        Axis::new("requests since the table was loaded", AxisUnit::Number),
         ["requests"],
     );
     for path in paths {
         bars = bars.group(&path.name, [Bar::new(path.requests as f64)]);
     }
     section.plot(&bars);
-    let bytes = Axis::new("", Unit::Bytes);
+    let bytes = Axis::new("", AxisUnit::Bytes);
     let rows = paths.iter().map(|path| {
         let PathTotals { name, state, requests, moved, errors, .. } = path;
         [name.clone(), state.clone(), requests.to_string(), bytes.text(*moved as f64), errors.to_string()]

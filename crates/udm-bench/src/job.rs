@@ -6,22 +6,22 @@
 //! same end. Once warm it allocates nothing. A job that must read back what it wrote replays its
 //! plan afterwards.
 
-use crate::carry::{Carry, new_bio};
-use crate::clock::{Clock, nanos};
-use crate::end::End;
+use crate::clock::{JobClock, nanos};
+use crate::drain_deadline::DrainDeadline;
 use crate::load::Load;
-use crate::plan::Plan;
+use crate::payload::{PayloadPool, new_bio};
+use crate::plan::AccessPlan;
 use crate::region::Region;
-use crate::source::{Next, Source};
-use crate::stats::{DIRECTIONS, Stats, direction};
-use crate::verify::{self, Stamp};
+use crate::request_source::{NextRequest, RequestSource};
+use crate::stats::{DIRECTIONS, JobStats, direction};
+use crate::verify::{self, BlockHeader};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use udm_core::errno::{EILSEQ, ETIMEDOUT};
 use udm_core::{Batch, Bio, Cx, Lane, Nanos, Op, Sector, Sectors, Status};
 use udm_runtime::LocalCore;
 
 /// What a job is to do.
-pub struct Spec<'a> {
+pub struct JobSpec<'a> {
     pub load: &'a Load,
     pub job: usize,
     pub region: Region,
@@ -32,24 +32,24 @@ pub struct Spec<'a> {
 }
 
 /// What came of a job.
-pub struct Outcome {
-    pub stats: Stats,
+pub struct JobOutcome {
+    pub stats: JobStats,
     /// The first failure; the job ends with it.
-    pub failure: Option<Failure>,
+    pub failure: Option<JobFailure>,
     /// The thread's number in the system.
     pub thread: i32,
 }
 
 /// A request that failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Failure {
+pub struct JobFailure {
     pub errno: i32,
     pub text: String,
 }
 
 /// Runs a job to its end.
-pub fn run(core: &mut LocalCore, lane: Box<dyn Lane>, spec: &Spec<'_>) -> Outcome {
-    let mut job = Job::new(lane, spec);
+pub fn run(core: &mut LocalCore, lane: Box<dyn Lane>, spec: &JobSpec<'_>) -> JobOutcome {
+    let mut job = JobRunner::new(lane, spec);
     loop {
         let moved = core.turn(|cx| job.turn(cx));
         if job.is_over() {
@@ -64,11 +64,11 @@ pub fn run(core: &mut LocalCore, lane: Box<dyn Lane>, spec: &Spec<'_>) -> Outcom
         Box::leak(job.lane);
     }
     let thread = rustix::thread::gettid().as_raw_nonzero().get();
-    Outcome { stats: job.stats, failure: job.failure, thread }
+    JobOutcome { stats: job.stats, failure: job.failure, thread }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Phase {
+enum JobPhase {
     /// Before the first turn.
     Start,
     /// Not yet counted.
@@ -80,13 +80,13 @@ enum Phase {
     Over,
 }
 
-struct Job<'a> {
-    spec: &'a Spec<'a>,
+struct JobRunner<'a> {
+    spec: &'a JobSpec<'a>,
     lane: Box<dyn Lane>,
-    phase: Phase,
-    source: Source,
+    phase: JobPhase,
+    source: RequestSource,
     /// A fresh copy of the plan, where it will be replayed.
-    replay: Option<Plan>,
+    replay: Option<AccessPlan>,
     /// Writes carry blocks that can be told apart.
     stamps: bool,
     /// Bios without work, and those that go down or came up in this turn.
@@ -103,38 +103,38 @@ struct Job<'a> {
     bs: u64,
     /// The shortest request: what written data is made of.
     unit: u64,
-    carry: Option<Carry>,
+    carry: Option<PayloadPool>,
     /// No new requests: the phase ends when those in flight are done.
     stopping: bool,
     /// The end that the clock, a signal or an error has brought.
-    end: End,
+    end: DrainDeadline,
     /// Requests in flight are waited for no more.
     gave_up: bool,
     /// Checks reads; with `written`, those of the job's own writes.
     checks: bool,
     tag: u64,
     once: bool,
-    clock: Clock,
-    stats: Stats,
-    failure: Option<Failure>,
+    clock: JobClock,
+    stats: JobStats,
+    failure: Option<JobFailure>,
 }
 
-impl<'a> Job<'a> {
-    fn new(lane: Box<dyn Lane>, spec: &'a Spec<'a>) -> Job<'a> {
+impl<'a> JobRunner<'a> {
+    fn new(lane: Box<dyn Lane>, spec: &'a JobSpec<'a>) -> JobRunner<'a> {
         let load = spec.load;
         let depth = load.iodepth as usize;
-        let plan = Plan::new(load, spec.job, spec.region);
+        let plan = AccessPlan::new(load, spec.job, spec.region);
         let writes = load.rw.op() != Some(Op::Read);
         let bios = (0..depth).map(|i| new_bio(load, i as u64)).collect();
         let room = || Batch::with_capacity(depth + 1);
-        Job {
+        JobRunner {
             spec,
             lane,
-            phase: Phase::Start,
+            phase: JobPhase::Start,
             replay: (load.verify.is_some() && load.do_verify && writes).then(|| plan.clone()),
             stamps: load.verify.is_some() && writes,
-            once: plan.is_once(),
-            source: Source::new(load, plan, load.requests(spec.region), load.seed() ^ spec.job as u64),
+            once: plan.covers_each_block_once(),
+            source: RequestSource::new(load, plan, load.requests(spec.region), load.seed() ^ spec.job as u64),
             idle: bios,
             batch: room(),
             done: room(),
@@ -144,20 +144,20 @@ impl<'a> Job<'a> {
             batch_max: load.iodepth_batch.map_or(depth, |n| depth.min(n as usize)),
             bs: load.fixed().unwrap_or(0),
             unit: load.unit(),
-            carry: Carry::new(load),
+            carry: PayloadPool::new(load),
             stopping: false,
-            end: End::default(),
+            end: DrainDeadline::default(),
             gave_up: false,
             checks: load.verify.is_some() && !writes,
             tag: rand::random(),
-            clock: Clock::new(),
-            stats: Stats::new(),
+            clock: JobClock::new(),
+            stats: JobStats::new(),
             failure: None,
         }
     }
 
     fn is_over(&self) -> bool {
-        self.phase == Phase::Over
+        self.phase == JobPhase::Over
     }
 
     /// One turn; says whether anything moved.
@@ -168,7 +168,7 @@ impl<'a> Job<'a> {
             self.complete(cx.now());
         }
         if cx.now() >= self.clock.next {
-            self.by_the_clock(cx.now());
+            self.check_timers(cx.now());
         }
         if self.stopping && (self.in_flight == 0 || self.gave_up) {
             self.end_phase(cx.now());
@@ -200,7 +200,7 @@ impl<'a> Job<'a> {
         let mut runs = [(0u64, 0u64); DIRECTIONS];
         let mut done = std::mem::take(&mut self.done);
         if self.carry.is_some() {
-            Carry::count(&done, &mut self.stats.directions);
+            PayloadPool::count(&done, &mut self.stats.directions);
         }
         for mut bio in done.drain(..) {
             bio.finish();
@@ -250,12 +250,12 @@ impl<'a> Job<'a> {
             let Some(mut bio) = self.idle.pop() else { return };
             let all_back = self.in_flight == 0 && self.batch.is_empty();
             let (op, span, started) = match self.source.next(all_back, now) {
-                Next::Request(op, span, since) => (op, span, since),
-                Next::Wait(until) => {
+                NextRequest::Request(op, span, since) => (op, span, since),
+                NextRequest::Wait(until) => {
                     self.idle.push(bio);
                     return cx.wake_at(until);
                 }
-                Next::Over => {
+                NextRequest::Over => {
                     self.idle.push(bio);
                     self.stopping = true;
                     return;
@@ -300,29 +300,29 @@ impl<'a> Job<'a> {
         }
     }
 
-    fn by_the_clock(&mut self, now: Nanos) {
+    fn check_timers(&mut self, now: Nanos) {
         let load = self.spec.load;
         match self.phase {
-            Phase::Start if !load.ramp_time.is_zero() => {
-                self.phase = Phase::Ramp;
+            JobPhase::Start if !load.ramp_time.is_zero() => {
+                self.phase = JobPhase::Ramp;
                 self.clock.begin(now);
                 self.clock.deadline = now + nanos(load.ramp_time);
             }
-            Phase::Ramp if now < self.clock.deadline => self.clock.sampled = now,
-            Phase::Start | Phase::Ramp => {
-                self.phase = Phase::Load;
+            JobPhase::Ramp if now < self.clock.deadline => self.clock.sampled = now,
+            JobPhase::Start | JobPhase::Ramp => {
+                self.phase = JobPhase::Load;
                 self.stats.clear();
                 self.clock.deadline = load.runtime().map_or(Nanos::NEVER, |t| now + nanos(t));
                 self.clock.begin(now);
             }
-            Phase::Load | Phase::ReadBack => {
+            JobPhase::Load | JobPhase::ReadBack => {
                 if now >= self.clock.deadline {
                     self.stopping = true;
                     self.end.begin(now);
                     self.clock.deadline = Nanos::NEVER;
                 }
             }
-            Phase::Over => {}
+            JobPhase::Over => {}
         }
         if self.spec.stop.load(Relaxed) {
             // What was written so far is not read back: it could take as long again.
@@ -334,7 +334,7 @@ impl<'a> Job<'a> {
         }
         if self.end.is_due(now, self.in_flight, &self.spec.load.name) {
             let out = self.in_flight;
-            self.fail(ETIMEDOUT, || End::text(out));
+            self.fail(ETIMEDOUT, || DrainDeadline::text(out));
             (self.replay, self.gave_up) = (None, true);
         }
         self.clock.sample_if_due(now, &mut self.stats);
@@ -343,23 +343,23 @@ impl<'a> Job<'a> {
     fn end_phase(&mut self, now: Nanos) {
         // A load that is through before the ramp is over was the ramp alone; it is reported, as fio
         // does.
-        let read_back = self.phase == Phase::ReadBack;
+        let read_back = self.phase == JobPhase::ReadBack;
         self.clock.end(now, &mut self.stats, |i, ios| if read_back { i == 0 } else { ios > 0 });
         let again = if self.failure.is_none() { self.replay.take() } else { None };
         let Some(plan) = again else {
-            self.phase = Phase::Over;
+            self.phase = JobPhase::Over;
             return;
         };
-        self.phase = Phase::ReadBack;
+        self.phase = JobPhase::ReadBack;
         self.source.read_back(plan);
         (self.checks, self.stopping, self.unflushed) = (true, false, 0);
         self.clock.begin(now);
         self.clock.deadline = Nanos::NEVER;
-        self.clock.goes_on(now, &self.stats);
+        self.clock.continue_phase(now, &self.stats);
     }
 
     fn check(&mut self, bio: &Bio) {
-        let own = self.phase == Phase::ReadBack;
+        let own = self.phase == JobPhase::ReadBack;
         let tag = own.then_some(self.tag);
         let index = (own && self.once).then_some(bio.cookie);
         let (first, block) = (bio.sector.bytes(), self.unit);
@@ -375,7 +375,7 @@ impl<'a> Job<'a> {
     #[cold]
     fn fail(&mut self, errno: i32, text: impl FnOnce() -> String) {
         self.stopping = true;
-        self.failure.get_or_insert_with(|| Failure { errno, text: text() });
+        self.failure.get_or_insert_with(|| JobFailure { errno, text: text() });
     }
 }
 
@@ -388,6 +388,6 @@ fn stamp(bio: &mut Bio, tag: u64, block: u64) {
     let (first, index) = (bio.sector.bytes(), bio.cookie);
     let blocks = bio.data.iter_mut().flat_map(|data| data.chunks_mut(block as usize));
     for (data, offset) in blocks.zip((first..).step_by(block as usize)) {
-        verify::fill(data, Stamp { offset, tag, index });
+        verify::fill(data, BlockHeader { offset, tag, index });
     }
 }

@@ -1,6 +1,6 @@
 //! Several loads in one run, and fio's job files, which name them.
 
-use crate::load::{Load, Part};
+use crate::load::{BytesOrPercent, Load};
 use crate::options::{JobOptions, WAY_OUT};
 use anyhow::{Context, Result, bail, ensure};
 use clap::error::ErrorKind;
@@ -28,7 +28,7 @@ const EXPANDED_MAX: usize = 2 * TEXT_MAX;
 
 /// A load of a run, and where it belongs.
 #[derive(Debug, Clone)]
-pub struct Job {
+pub struct BenchJob {
     /// What it does.
     pub load: Load,
     /// Which of the run's devices it goes to.
@@ -41,11 +41,11 @@ pub struct Job {
     pub invalidate: Option<PathBuf>,
 }
 
-impl Job {
+impl BenchJob {
     /// The only job of a run.
     #[must_use]
-    pub fn alone(load: Load) -> Job {
-        Job { load, device: 0, stage: 0, group: 0, invalidate: None }
+    pub fn alone(load: Load) -> BenchJob {
+        BenchJob { load, device: 0, stage: 0, group: 0, invalidate: None }
     }
 }
 
@@ -66,7 +66,7 @@ pub struct JobDevice {
 #[derive(Debug, Default)]
 pub struct JobFile {
     /// The jobs. Their devices are places in `devices`.
-    pub jobs: Vec<Job>,
+    pub jobs: Vec<BenchJob>,
     /// The devices.
     pub devices: Vec<JobDevice>,
     /// Options that mean something to fio and nothing here, once each.
@@ -83,7 +83,7 @@ impl JobFile {
     /// # Errors
     /// When there are too many.
     pub fn add(&mut self, mut options: JobOptions) -> Result<()> {
-        options.apply_engine(needed(&options.load)).map_err(anyhow::Error::msg)?;
+        options.apply_engine(required_bytes(&options.load)).map_err(anyhow::Error::msg)?;
         let first = self.jobs.is_empty();
         if options.stonewall && !first {
             (self.stage, self.group) = (self.stage + 1, self.group + 1);
@@ -100,10 +100,10 @@ impl JobFile {
         let direct = options.is_direct();
         let (load, filename) = (options.load, options.filename);
         let device = self.device(filename, direct, &load);
-        let file = self.devices[device].filename.as_deref().and_then(file_of);
+        let file = self.devices[device].filename.as_deref().and_then(cached_file);
         let invalidates = options.invalidate && direct != Some(true);
         let invalidate = file.filter(|_| invalidates);
-        self.jobs.push(Job { load, device, stage: self.stage, group: self.group, invalidate });
+        self.jobs.push(BenchJob { load, device, stage: self.stage, group: self.group, invalidate });
         Ok(())
     }
 
@@ -117,27 +117,27 @@ impl JobFile {
             self.devices.len() - 1
         });
         let device = &mut self.devices[at];
-        device.bytes = device.bytes.max(needed(load));
+        device.bytes = device.bytes.max(required_bytes(load));
         device.is_read |= load.does(udm_core::Op::Read);
         at
     }
 }
 
 /// How long a device must be for a load; 0 where it may have any length.
-fn needed(load: &Load) -> u64 {
+fn required_bytes(load: &Load) -> u64 {
     let size = match load.size {
-        Some(Part::Bytes(size)) => size,
+        Some(BytesOrPercent::Bytes(size)) => size,
         _ => 0,
     };
     let offset = match load.offset {
-        Some(Part::Bytes(offset)) if size > 0 => offset,
+        Some(BytesOrPercent::Bytes(offset)) if size > 0 => offset,
         _ => 0,
     };
     load.filesize.unwrap_or_else(|| size.saturating_add(offset))
 }
 
 /// The file that a device is, unless its page cache is bypassed.
-fn file_of(device: &str) -> Option<PathBuf> {
+fn cached_file(device: &str) -> Option<PathBuf> {
     match udm_wire::uri::parse(device) {
         Ok(DeviceUri::File(file)) if file.direct != Some(true) => Some(file.path),
         _ => None,
@@ -145,21 +145,21 @@ fn file_of(device: &str) -> Option<PathBuf> {
 }
 
 /// A section of a file: its name, and its options in order.
-struct Section {
+struct JobFileSection {
     name: String,
     options: Vec<(String, Option<String>)>,
 }
 
 #[derive(Parser)]
-struct Words {
+struct JobArgs {
     #[command(flatten)]
     options: JobOptions,
 }
 
 /// The load of a line of options.
 #[cfg(test)]
-pub(crate) fn load_of(text: &str) -> Load {
-    Words::try_parse_from(std::iter::once("bench").chain(text.split_whitespace())).unwrap().options.load
+pub(crate) fn parse_load(text: &str) -> Load {
+    JobArgs::try_parse_from(std::iter::once("bench").chain(text.split_whitespace())).unwrap().options.load
 }
 
 /// Reads a job file: `[global]` and a section a job, `key=value` or `key` a line, `;` and `#` for
@@ -172,7 +172,7 @@ pub fn read_jobs(text: &str, variable: impl Fn(&str) -> Option<String>) -> Resul
     let mut file = JobFile::default();
     let mut global: Vec<(String, Option<String>)> = Vec::new();
     for section in sections(text, variable)? {
-        let name = plain(&section.name);
+        let name = printable(&section.name);
         let all = global.len() + section.options.len();
         ensure!(all <= OPTIONS_MAX, "section {name}: more than {OPTIONS_MAX} options");
         if section.name == "global" {
@@ -181,7 +181,7 @@ pub fn read_jobs(text: &str, variable: impl Fn(&str) -> Option<String>) -> Resul
             continue;
         }
         let mut line = vec!["bench".to_owned(), format!("--name={}", section.name)];
-        line.extend(global.iter().chain(&section.options).map(word));
+        line.extend(global.iter().chain(&section.options).map(option_word));
         let options = parse(line).with_context(|| format!("job {name}"))?;
         file.add(options).with_context(|| format!("job {name}"))?;
     }
@@ -190,22 +190,22 @@ pub fn read_jobs(text: &str, variable: impl Fn(&str) -> Option<String>) -> Resul
 }
 
 /// An option as a word of a command line.
-fn word((key, value): &(String, Option<String>)) -> String {
+fn option_word((key, value): &(String, Option<String>)) -> String {
     let key = if key == "device" { "filename" } else { key };
     value.as_ref().map_or_else(|| format!("--{key}"), |value| format!("--{key}={value}"))
 }
 
 /// The options of the words of a command line; of an option that is there twice the last counts.
 fn parse(words: Vec<String>) -> Result<JobOptions> {
-    let command = Words::command().args_override_self(true).disable_help_flag(true).no_binary_name(false);
-    match command.try_get_matches_from(words).and_then(|m| Words::from_arg_matches(&m)) {
+    let command = JobArgs::command().args_override_self(true).disable_help_flag(true).no_binary_name(false);
+    match command.try_get_matches_from(words).and_then(|m| JobArgs::from_arg_matches(&m)) {
         Ok(words) => Ok(words.options),
         Err(error) => {
             let text = error.to_string();
             let (line, rest) = text.split_once('\n').unwrap_or((&text, ""));
             let known = rest.lines().next().map(str::trim).filter(|line| line.starts_with("[possible"));
             let line = line.strip_prefix("error: ").unwrap_or(line);
-            let line = plain([line, known.unwrap_or_default()].join(" ").trim_end());
+            let line = printable([line, known.unwrap_or_default()].join(" ").trim_end());
             match error.kind() {
                 ErrorKind::UnknownArgument => bail!("{line}. {WAY_OUT}"),
                 _ if known.is_some() => bail!("{line}. {WAY_OUT}"),
@@ -215,8 +215,8 @@ fn parse(words: Vec<String>) -> Result<JobOptions> {
     }
 }
 
-fn sections(text: &str, variable: impl Fn(&str) -> Option<String>) -> Result<Vec<Section>> {
-    let mut sections: Vec<Section> = Vec::new();
+fn sections(text: &str, variable: impl Fn(&str) -> Option<String>) -> Result<Vec<JobFileSection>> {
+    let mut sections: Vec<JobFileSection> = Vec::new();
     let mut expanded_so_far = 0;
     for (i, line) in text.lines().enumerate() {
         let at = || format!("line {}", i + 1);
@@ -224,45 +224,45 @@ fn sections(text: &str, variable: impl Fn(&str) -> Option<String>) -> Result<Vec
         if line.is_empty() {
             continue;
         }
-        ensure!(is_shown(line), "{}: a control character", at());
+        ensure!(is_printable(line), "{}: a control character", at());
         if let Some(name) = line.strip_prefix('[') {
             let name = name.split(']').next().filter(|n| n.len() < name.len());
             let name = name.with_context(|| format!("{}: [ without ]", at()))?.trim();
-            sections.push(Section { name: name.to_owned(), options: Vec::new() });
+            sections.push(JobFileSection { name: name.to_owned(), options: Vec::new() });
             continue;
         }
-        let line = expanded(line, &variable).with_context(at)?;
+        let line = expand_variables(line, &variable).with_context(at)?;
         expanded_so_far += line.len();
         let short = expanded_so_far <= EXPANDED_MAX;
         ensure!(short, "{}: with variables put in more than {EXPANDED_MAX} bytes", at());
-        ensure!(is_shown(&line), "{}: a control character in a variable", at());
+        ensure!(is_printable(&line), "{}: a control character in a variable", at());
         let (key, value) = match line.split_once('=') {
             Some((key, value)) => (key.trim(), Some(value.trim().to_owned())),
             None => (line.as_str(), None),
         };
         let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
         let is_key = !key.is_empty() && key.chars().all(is_word);
-        ensure!(is_key, "{}: {:?} is no option", at(), plain(key));
+        ensure!(is_key, "{}: {:?} is no option", at(), printable(key));
         let section = sections.last_mut();
         let section =
-            section.with_context(|| format!("{}: {} outside of [] job section", at(), plain(key)))?;
+            section.with_context(|| format!("{}: {} outside of [] job section", at(), printable(key)))?;
         section.options.push((key.to_owned(), value));
     }
     Ok(sections)
 }
 
 /// Fit for a report, and for what a device says of its name.
-fn is_shown(line: &str) -> bool {
+fn is_printable(line: &str) -> bool {
     !line.contains(|c: char| c.is_control() && c != '\t')
 }
 
 /// What the file says, fit for an error's one line.
-fn plain(text: &str) -> String {
+fn printable(text: &str) -> String {
     text.chars().take(SHOWN_MAX).map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 /// With variables put in; one that is not set is nothing, as in fio.
-fn expanded(line: &str, variable: impl Fn(&str) -> Option<String>) -> Result<String> {
+fn expand_variables(line: &str, variable: impl Fn(&str) -> Option<String>) -> Result<String> {
     let mut out = String::new();
     let mut rest = line;
     while let Some((before, after)) = rest.split_once("${") {
@@ -303,7 +303,7 @@ mod tests {
         let depths: Vec<_> = file.jobs.iter().map(|j| (j.load.iodepth, j.load.numjobs)).collect();
         assert_eq!(depths, [(1, 1), (1, 1), (1, 3)]);
         assert!(file.jobs[0].load.norandommap && !file.jobs[2].load.norandommap);
-        assert!(file.jobs.iter().all(|j| j.load.size == Some(crate::load::Part::Bytes(8192))));
+        assert!(file.jobs.iter().all(|j| j.load.size == Some(crate::load::BytesOrPercent::Bytes(8192))));
         assert_eq!(file.ignored, ["ioengine".to_owned(), "iodepth (1 with ioengine=sync)".into()]);
         let devices: Vec<_> =
             file.devices.iter().map(|d| (d.filename.as_deref(), d.direct, d.bytes)).collect();

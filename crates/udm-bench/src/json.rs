@@ -1,15 +1,15 @@
 //! The report in fio's JSON layout.
 
-use crate::jobs::Job;
+use crate::jobs::BenchJob;
 use crate::load::{Load, ReadWrite};
 use crate::percentiles::Percentiles;
-use crate::report::{BATCH_NAMES, CLASSES, DEPTH_NAMES, Entry, latency_shares, percentages, rates};
-use crate::stats::{Direction, Latency, Stats};
+use crate::report::{BATCH_NAMES, CLASSES, DEPTH_NAMES, ReportEntry, latency_shares, percentages, rates};
+use crate::stats::{DirectionStats, JobStats, LatencyStats};
 use serde_json::{Map, Value, json};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The whole report.
-pub fn report(jobs: &[Job], device: Option<&str>, entries: &[Entry], bins: bool) -> Value {
+pub fn report(jobs: &[BenchJob], device: Option<&str>, entries: &[ReportEntry], bins: bool) -> Value {
     let now = SystemTime::now();
     let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
     json!({
@@ -21,7 +21,7 @@ pub fn report(jobs: &[Job], device: Option<&str>, entries: &[Entry], bins: bool)
     })
 }
 
-fn job(load: &Load, device: Option<&str>, entry: &Entry, bins: bool) -> Value {
+fn job(load: &Load, device: Option<&str>, entry: &ReportEntry, bins: bool) -> Value {
     let stats = &entry.stats;
     let [read, write, trim] = &stats.directions;
     let u = &stats.usage;
@@ -44,9 +44,9 @@ fn job(load: &Load, device: Option<&str>, entry: &Entry, bins: bool) -> Value {
         "ctx": u.switches,
         "majf": u.major_faults,
         "minf": u.minor_faults,
-        "iodepth_level": named(&DEPTH_NAMES, percentages(&stats.depths)),
-        "iodepth_submit": named(&BATCH_NAMES, percentages(&stats.submits.0)),
-        "iodepth_complete": named(&BATCH_NAMES, percentages(&stats.completes.0)),
+        "iodepth_level": named_values(&DEPTH_NAMES, percentages(&stats.depths)),
+        "iodepth_submit": named_values(&BATCH_NAMES, percentages(&stats.submits.0)),
+        "iodepth_complete": named_values(&BATCH_NAMES, percentages(&stats.completes.0)),
         "latency_depth": load.iodepth,
         "latency_target": 0,
         "latency_percentile": 100.0,
@@ -91,7 +91,7 @@ fn options(load: &Load, device: Option<&str>) -> Value {
     options
 }
 
-fn direction(d: &Direction, load: &Load, bins: bool) -> Value {
+fn direction(d: &DirectionStats, load: &Load, bins: bool) -> Value {
     let percentiles = |on: bool| on.then_some(&load.percentile_list);
     let (bytes, ios) = rates(d);
     let none = json!({ "min": 0, "max": 0, "mean": 0.0, "stddev": 0.0, "N": 0 });
@@ -123,7 +123,7 @@ fn direction(d: &Direction, load: &Load, bins: bool) -> Value {
     })
 }
 
-fn latency(l: &Latency, percentiles: Option<&Percentiles>, bins: bool) -> Value {
+fn latency(l: &LatencyStats, percentiles: Option<&Percentiles>, bins: bool) -> Value {
     let mut value =
         json!({ "min": l.min(), "max": l.max, "mean": l.mean(), "stddev": l.stdev(), "N": l.count() });
     if let Some(percentiles) = percentiles
@@ -140,7 +140,7 @@ fn latency(l: &Latency, percentiles: Option<&Percentiles>, bins: bool) -> Value 
 }
 
 /// How many requests took how long, in fio's classes.
-fn bins(l: &Latency) -> Value {
+fn bins(l: &LatencyStats) -> Value {
     let mut bins = Map::new();
     for recorded in l.histogram.iter_recorded() {
         let bin = bins.entry(bin(recorded.value_iterated_to()).to_string()).or_insert(json!(0));
@@ -160,11 +160,11 @@ fn bin(ns: u64) -> u64 {
     }
 }
 
-fn named<T: Into<Value>, const N: usize>(names: &[&str; N], values: [T; N]) -> Value {
+fn named_values<T: Into<Value>, const N: usize>(names: &[&str; N], values: [T; N]) -> Value {
     Value::Object(names.iter().map(|n| (*n).to_owned()).zip(values.map(Into::into)).collect())
 }
 
-fn latency_classes(job: &mut Map<String, Value>, stats: &Stats) {
+fn latency_classes(job: &mut Map<String, Value>, stats: &JobStats) {
     let (shares, second, more) = latency_shares(stats);
     for (unit, shares) in ["latency_ns", "latency_us", "latency_ms"].into_iter().zip(shares) {
         let mut classes: Map<String, Value> =

@@ -3,7 +3,7 @@
 
 use crate::distribution::Distribution;
 use crate::percentiles::Percentiles;
-use crate::sizes::{One, Parts, Range, Rate, Sizes, Split};
+use crate::request_lengths::{ByteLength, LengthDistribution, LengthRange, LengthSplit, PerDirection, Rate};
 use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
 use std::collections::BTreeSet;
@@ -43,21 +43,21 @@ pub struct Load {
     #[arg(long, value_name = "PERCENT", overrides_with = "rwmixread", value_parser = clap::value_parser!(u8).range(0..=100))]
     pub rwmixwrite: Option<u8>,
     /// The length of a request; of reads, writes and trims each, between commas
-    #[arg(long, alias = "blocksize", value_name = "SIZE", default_value = "4k", value_parser = Parts::<One>::from_str)]
-    pub bs: Parts<One>,
+    #[arg(long, alias = "blocksize", value_name = "SIZE", default_value = "4k", value_parser = PerDirection::<ByteLength>::from_str)]
+    pub bs: PerDirection<ByteLength>,
     /// Lengths from MIN to MAX, in steps of MIN, each as often as any other; of reads, writes and
     /// trims each, between commas
-    #[arg(long, alias = "blocksize_range", value_name = "MIN-MAX", value_parser = Parts::<Range>::from_str)]
-    pub bsrange: Option<Parts<Range>>,
+    #[arg(long, alias = "blocksize_range", value_name = "MIN-MAX", value_parser = PerDirection::<LengthRange>::from_str)]
+    pub bsrange: Option<PerDirection<LengthRange>>,
     /// So many percent of the requests have this length, as in 4k/70:64k/30; of reads, writes and
     /// trims each, between commas
-    #[arg(long, value_name = "SIZE/PERCENT:...", value_parser = Parts::<Split>::from_str)]
-    pub bssplit: Option<Parts<Split>>,
+    #[arg(long, value_name = "SIZE/PERCENT:...", value_parser = PerDirection::<LengthSplit>::from_str)]
+    pub bssplit: Option<PerDirection<LengthSplit>>,
     /// Random requests begin at multiples of this from where the load begins; of reads, writes and
     /// trims each, between commas [default: the shortest length]. With another than that blocks are
     /// drawn as with --norandommap
-    #[arg(long, visible_alias = "ba", value_name = "SIZE", value_parser = Parts::<One>::from_str)]
-    pub blockalign: Option<Parts<One>>,
+    #[arg(long, visible_alias = "ba", value_name = "SIZE", value_parser = PerDirection::<ByteLength>::from_str)]
+    pub blockalign: Option<PerDirection<ByteLength>>,
     /// Requests in flight, a job
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub iodepth: u32,
@@ -70,28 +70,28 @@ pub struct Load {
     /// How much of the device to use, and how much each job moves, in bytes or percent [default:
     /// all of it]
     #[arg(long, value_name = "SIZE|N%", value_parser = part)]
-    pub size: Option<Part>,
+    pub size: Option<BytesOrPercent>,
     /// Where on the device to begin, in bytes or percent of it
     #[arg(long, value_name = "SIZE|N%", value_parser = part)]
-    pub offset: Option<Part>,
+    pub offset: Option<BytesOrPercent>,
     /// The length of the file: of a longer one the rest is not used
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     pub filesize: Option<u64>,
     /// How much each job moves, times --loops, in bytes or percent of --size; over the same blocks
     /// again, if that is more than --size [default: --size]
     #[arg(long, value_name = "SIZE|N%", value_parser = part)]
-    pub io_size: Option<Part>,
+    pub io_size: Option<BytesOrPercent>,
     /// Go over all of it so many times
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub loops: u32,
     /// Bytes a second of each job, of reads and of writes each, or between commas: of reads, writes
     /// and trims; 0, or nothing between commas, is no limit. A latency counts from when the request
     /// should have been sent: what waits because the device is slow has waited
-    #[arg(long, value_name = "SIZE", value_parser = Parts::<Rate>::from_str)]
-    pub rate: Option<Parts<Rate>>,
+    #[arg(long, value_name = "SIZE", value_parser = PerDirection::<Rate>::from_str)]
+    pub rate: Option<PerDirection<Rate>>,
     /// The same in requests a second
-    #[arg(long, value_name = "N", value_parser = Parts::<Rate>::from_str)]
-    pub rate_iops: Option<Parts<Rate>>,
+    #[arg(long, value_name = "N", value_parser = PerDirection::<Rate>::from_str)]
+    pub rate_iops: Option<PerDirection<Rate>>,
     /// How the requests of a rate follow each other
     #[arg(long, value_enum, default_value_t = RateProcess::Linear)]
     pub rate_process: RateProcess,
@@ -103,20 +103,20 @@ pub struct Load {
     pub thinktime_blocks: u32,
     /// Leave that time out of the rate, and do not make up for it
     #[arg(long, value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "0", default_missing_value = "1", value_parser = switch)]
-    pub rate_ignore_thinktime: Switch,
+    pub rate_ignore_thinktime: FioBool,
     /// Stop after this time, in seconds (or 500ms, 2m)
     #[arg(long, alias = "timeout", value_name = "TIME", value_parser = time)]
     pub runtime: Option<Duration>,
     /// Run for the whole --runtime, over the same blocks again if need be, whatever --io_size,
     /// --number_ios and --loops say
     #[arg(long, value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "0", default_missing_value = "1", value_parser = switch)]
-    pub time_based: Switch,
+    pub time_based: FioBool,
     /// Measure nothing for this long first
     #[arg(long, value_name = "TIME", default_value = "0", value_parser = time)]
     pub ramp_time: Duration,
     /// Draw random blocks without seeing to it that each comes once before any comes again
     #[arg(long, value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "0", default_missing_value = "1", value_parser = switch)]
-    pub norandommap: Switch,
+    pub norandommap: FioBool,
     /// Where random blocks are: random, zipf:THETA, pareto:H, normal:DEVIATION, each with :CENTER
     /// behind it, zoned:ACCESS/SIZE:..., in percent, or zoned_abs, with sizes. All but random imply
     /// --norandommap
@@ -124,7 +124,7 @@ pub struct Load {
     pub random_distribution: Distribution,
     /// Draw the same blocks in every run
     #[arg(long, value_name = "0|1", num_args = 0..=1, default_value = "1", default_missing_value = "1", value_parser = switch)]
-    pub randrepeat: Switch,
+    pub randrepeat: FioBool,
     /// What to draw them from; implies --randrepeat
     #[arg(long, value_name = "N")]
     pub randseed: Option<u64>,
@@ -137,17 +137,17 @@ pub struct Load {
     /// Write blocks that can be told apart and read them back, or check those that are there (--rw
     /// read). Each job has a part of the device then
     #[arg(long, value_enum)]
-    pub verify: Option<Verify>,
+    pub verify: Option<VerifyMethod>,
     /// With --verify: read back what was written
     #[arg(long, value_name = "0|1", num_args = 0..=1, default_value = "1", default_missing_value = "1", value_parser = switch)]
-    pub do_verify: Switch,
+    pub do_verify: FioBool,
     /// Requests carry no memory. For devices that move none (null:), so that clearing it is not
     /// measured
     #[arg(long)]
     pub bare: bool,
     /// CPUs that the jobs may run on, as in 0-3,8
-    #[arg(long, value_name = "LIST", value_parser = Cpus::from_str)]
-    pub cpus_allowed: Option<Cpus>,
+    #[arg(long, value_name = "LIST", value_parser = AllowedCpus::from_str)]
+    pub cpus_allowed: Option<AllowedCpus>,
     /// Whether all of them are for each job, or one, in turn
     #[arg(long, value_enum, default_value_t = CpusPolicy::Shared)]
     pub cpus_allowed_policy: CpusPolicy,
@@ -156,21 +156,21 @@ pub struct Load {
     pub percentile_list: Percentiles,
     /// Report percentiles of clat
     #[arg(long, value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "1", default_missing_value = "1", value_parser = switch)]
-    pub clat_percentiles: Switch,
+    pub clat_percentiles: FioBool,
     /// Report percentiles of lat, which is the same here
     #[arg(long, value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "0", default_missing_value = "1", value_parser = switch)]
-    pub lat_percentiles: Switch,
+    pub lat_percentiles: FioBool,
     /// One report for all jobs
     #[arg(long, value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "0", default_missing_value = "1", value_parser = switch)]
-    pub group_reporting: Switch,
+    pub group_reporting: FioBool,
 }
 
 /// A flag that fio also takes with a value.
-pub type Switch = bool;
+pub type FioBool = bool;
 
 /// A part of the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
+pub enum BytesOrPercent {
     /// So many bytes.
     Bytes(u64),
     /// So much of it, 1 to 100.
@@ -179,19 +179,19 @@ pub enum Part {
 
 /// A set of CPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Cpus(BTreeSet<usize>);
+pub struct AllowedCpus(BTreeSet<usize>);
 
-impl FromStr for Cpus {
+impl FromStr for AllowedCpus {
     type Err = String;
 
     /// As fio reads it: one may be named twice, and nothing follow the last comma. What fio reads
     /// as something else is refused: of `0:1` it takes CPU 0, and `0,,1` it ends at the gap.
-    fn from_str(text: &str) -> Result<Cpus, String> {
+    fn from_str(text: &str) -> Result<AllowedCpus, String> {
         let mut cpus = BTreeSet::new();
         for part in text.strip_suffix(',').unwrap_or(text).split(',') {
             cpus.extend(part.parse::<CpuList>()?.numbers());
         }
-        Ok(Cpus(cpus))
+        Ok(AllowedCpus(cpus))
     }
 }
 
@@ -237,7 +237,7 @@ pub enum CpusPolicy {
 
 /// How written data is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Verify {
+pub enum VerifyMethod {
     /// A header and a checksum in each block
     Crc32c,
 }
@@ -331,14 +331,18 @@ impl Load {
     }
 
     /// How long the requests of a direction are.
-    pub fn sizes(&self, direction: usize) -> Sizes {
+    pub fn sizes(&self, direction: usize) -> LengthDistribution {
         let bs = self.bs.of[direction].map_or(BS_DEFAULT, |one| one.0);
         let range = self.bsrange.as_ref().and_then(|range| range.of[direction]);
-        Sizes::new(bs, range, self.bssplit.as_ref().and_then(|split| split.of[direction].as_ref()))
+        LengthDistribution::new(
+            bs,
+            range,
+            self.bssplit.as_ref().and_then(|split| split.of[direction].as_ref()),
+        )
     }
 
     /// The same of the directions that the load has.
-    pub fn used_sizes(&self) -> impl Iterator<Item = Sizes> {
+    pub fn used_sizes(&self) -> impl Iterator<Item = LengthDistribution> {
         self.used().iter().map(|direction| self.sizes(*direction))
     }
 
@@ -417,17 +421,17 @@ fn bytes(text: &str) -> Result<u64, String> {
     size::parse(text).map_err(|e| e.to_string())
 }
 
-fn part(text: &str) -> Result<Part, String> {
+fn part(text: &str) -> Result<BytesOrPercent, String> {
     match text.strip_suffix('%') {
-        None => bytes(text).map(Part::Bytes),
+        None => bytes(text).map(BytesOrPercent::Bytes),
         Some(percent) => match percent.parse() {
-            Ok(n @ 1..=100) => Ok(Part::Percent(n)),
+            Ok(n @ 1..=100) => Ok(BytesOrPercent::Percent(n)),
             _ => Err("a percentage is 1% to 100%".into()),
         },
     }
 }
 
-pub(crate) fn switch(text: &str) -> Result<Switch, String> {
+pub(crate) fn switch(text: &str) -> Result<FioBool, String> {
     match text {
         "1" => Ok(true),
         "0" => Ok(false),

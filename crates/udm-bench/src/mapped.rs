@@ -8,7 +8,7 @@ use udm_runtime::Cluster;
 
 /// A mapped device to be: its name and its table.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Table {
+pub struct NamedTable {
     /// What later tables call it, as `@NAME`.
     pub name: String,
     /// The lines of its table.
@@ -34,27 +34,27 @@ pub struct PathTotals {
 }
 
 /// Mapped devices, and what made them.
-pub struct Mapped {
+pub struct MappedDevices {
     /// In the order of their tables.
     pub devices: Vec<Arc<dyn Device>>,
     registry: Arc<Registry>,
 }
 
-impl Mapped {
+impl MappedDevices {
     /// As [`make_mapped`].
     ///
     /// # Errors
     /// The same.
-    pub fn new(cluster: &Arc<Cluster>, tables: &[Table]) -> Result<Mapped> {
+    pub fn new(cluster: &Arc<Cluster>, tables: &[NamedTable]) -> Result<MappedDevices> {
         let registry = Registry::new(cluster.clone(), cluster.len());
-        let control = control()?;
-        let make = |Table { name, text }: &Table| -> Result<Arc<dyn Device>> {
-            let made = control.block_on(verbs::create(&registry, name, None, Some(text)));
+        let control_runtime = control_runtime()?;
+        let make = |NamedTable { name, text }: &NamedTable| -> Result<Arc<dyn Device>> {
+            let made = control_runtime.block_on(verbs::create(&registry, name, None, Some(text)));
             made.map_err(|e| anyhow::anyhow!(e.beside(text)))?;
             Ok(Arc::clone(&registry.find(name)?.device) as Arc<dyn Device>)
         };
         let devices = tables.iter().map(make).collect::<Result<_>>()?;
-        Ok(Mapped { devices, registry })
+        Ok(MappedDevices { devices, registry })
     }
 
     /// The paths of all of them, in the order of their tables.
@@ -74,12 +74,12 @@ impl Mapped {
 
     /// Removes one of them. The cores must be taking turns.
     pub(crate) fn remove(&self, name: &str) -> Result<()> {
-        Ok(control()?.block_on(verbs::remove(&self.registry, name))?)
+        Ok(control_runtime()?.block_on(verbs::remove(&self.registry, name))?)
     }
 }
 
 /// Runs verbs: they are futures that need no reactor.
-fn control() -> Result<tokio::runtime::Runtime> {
+fn control_runtime() -> Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().build().context("control")
 }
 
@@ -88,6 +88,6 @@ fn control() -> Result<tokio::runtime::Runtime> {
 ///
 /// # Errors
 /// The table's own, with carets under the word to blame.
-pub fn make_mapped(cluster: &Arc<Cluster>, tables: &[Table]) -> Result<Vec<Arc<dyn Device>>> {
-    Ok(Mapped::new(cluster, tables)?.devices)
+pub fn make_mapped(cluster: &Arc<Cluster>, tables: &[NamedTable]) -> Result<Vec<Arc<dyn Device>>> {
+    Ok(MappedDevices::new(cluster, tables)?.devices)
 }

@@ -24,7 +24,7 @@ pub const CHUNK: u64 = 8;
 const COPIES: usize = 32;
 
 /// What all lanes and the copying thread share.
-pub struct Exceptions {
+pub struct ExceptionTable {
     state: Mutex<State>,
     work: Condvar,
     copied: Arc<Bell>,
@@ -38,10 +38,10 @@ struct State {
     ended: bool,
 }
 
-impl Exceptions {
+impl ExceptionTable {
     /// None yet.
-    pub fn new() -> Exceptions {
-        Exceptions { state: Mutex::default(), work: Condvar::new(), copied: Arc::new(Bell::new()) }
+    pub fn new() -> ExceptionTable {
+        ExceptionTable { state: Mutex::default(), work: Condvar::new(), copied: Arc::new(Bell::new()) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -49,7 +49,7 @@ impl Exceptions {
     }
 
     /// True when `chunk` may be written; it is queued when it is new.
-    fn lets_pass(&self, chunk: u64) -> bool {
+    fn may_write(&self, chunk: u64) -> bool {
         let mut state = self.state();
         let known = state.of.get(&chunk).copied();
         if known.is_none() {
@@ -61,7 +61,7 @@ impl Exceptions {
         known.flatten().is_some()
     }
 
-    /// Has [`Exceptions::copy`] return when it has nothing to do.
+    /// Has [`ExceptionTable::copy`] return when it has nothing to do.
     pub fn end(&self) {
         self.state().ended = true;
         self.work.notify_one();
@@ -122,12 +122,12 @@ fn run(core: &mut LocalCore, lane: &mut dyn Lane, batch: &mut Batch, done: &mut 
 pub struct OneMutexOrigin {
     id: DeviceId,
     origin: Arc<dyn Device>,
-    exceptions: Arc<Exceptions>,
+    exceptions: Arc<ExceptionTable>,
 }
 
 impl OneMutexOrigin {
     /// The origin over `origin`.
-    pub fn new(origin: Arc<dyn Device>, exceptions: &Arc<Exceptions>) -> OneMutexOrigin {
+    pub fn new(origin: Arc<dyn Device>, exceptions: &Arc<ExceptionTable>) -> OneMutexOrigin {
         OneMutexOrigin { id: DeviceId::new(), origin, exceptions: Arc::clone(exceptions) }
     }
 }
@@ -156,7 +156,7 @@ impl Device for OneMutexOrigin {
 
 struct OneMutexLane {
     below: Box<dyn Lane>,
-    exceptions: Arc<Exceptions>,
+    exceptions: Arc<ExceptionTable>,
     bell: Listener,
     seen: Epoch,
     down: Batch,
@@ -178,7 +178,7 @@ impl OneMutexLane {
 impl Lane for OneMutexLane {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         for bio in batch.drain(..) {
-            if bio.op != Op::Write || self.exceptions.lets_pass(bio.sector.0 / CHUNK) {
+            if bio.op != Op::Write || self.exceptions.may_write(bio.sector.0 / CHUNK) {
                 self.down.push(bio);
             } else {
                 self.waiting.push_back(bio);

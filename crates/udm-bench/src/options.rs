@@ -1,7 +1,7 @@
 //! The options of a job, of a job file or of the command line: its load, its file, and its place
 //! among other jobs.
 
-use crate::load::{Load, Switch};
+use crate::load::{FioBool, Load};
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches};
 
 /// How to run what `udm bench` does not have.
@@ -80,26 +80,26 @@ pub struct JobOptions {
     pub filename: Option<String>,
     /// Bypass the page cache of the file (O_DIRECT), as ?direct=on does
     #[arg(long, value_name = "0|1", num_args = 0..=1, default_missing_value = "1", value_parser = crate::load::switch)]
-    pub direct: Option<Switch>,
+    pub direct: Option<FioBool>,
     /// The opposite of --direct
     #[arg(long, value_name = "0|1", num_args = 0..=1, default_missing_value = "1", value_parser = crate::load::switch, overrides_with = "direct")]
-    pub buffered: Option<Switch>,
+    pub buffered: Option<FioBool>,
     /// Drop the page cache of the file before the job begins, unless it is direct
     #[arg(long, value_name = "0|1", num_args = 0..=1, default_value = "1", default_missing_value = "1", value_parser = crate::load::switch)]
-    pub invalidate: Switch,
+    pub invalidate: FioBool,
     /// Begin when all jobs before it are over
     #[arg(long, alias = "wait_for_previous", value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "0", default_missing_value = "1", value_parser = crate::load::switch)]
-    pub stonewall: Switch,
+    pub stonewall: FioBool,
     /// Report this job and those behind it as a group of their own
     #[arg(long, value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "0", default_missing_value = "1", value_parser = crate::load::switch)]
-    pub new_group: Switch,
+    pub new_group: FioBool,
     /// How fio reaches the file: there is one way here. A synchronous engine has one request in
     /// flight
     #[arg(long, hide = true, value_parser = engine)]
     pub ioengine: Option<String>,
     /// What means nothing here.
     #[command(flatten)]
-    pub ignored: Ignored,
+    pub ignored: IgnoredOptions,
 }
 
 impl JobOptions {
@@ -128,21 +128,23 @@ impl JobOptions {
 
 /// Options of fio's that mean nothing here: those that were given.
 #[derive(Debug, Clone, Default)]
-pub struct Ignored(pub Vec<String>);
+pub struct IgnoredOptions(pub Vec<String>);
 
-impl FromArgMatches for Ignored {
-    fn from_arg_matches(matches: &ArgMatches) -> Result<Ignored, Error> {
+impl FromArgMatches for IgnoredOptions {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<IgnoredOptions, Error> {
         let given = |name: &&&str| matches.value_source(name).is_some();
-        Ok(Ignored(IGNORED.iter().chain(IGNORED_SWITCHES).filter(given).map(ToString::to_string).collect()))
+        Ok(IgnoredOptions(
+            IGNORED.iter().chain(IGNORED_SWITCHES).filter(given).map(ToString::to_string).collect(),
+        ))
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
-        *self = Ignored::from_arg_matches(matches)?;
+        *self = IgnoredOptions::from_arg_matches(matches)?;
         Ok(())
     }
 }
 
-impl Args for Ignored {
+impl Args for IgnoredOptions {
     fn augment_args(command: Command) -> Command {
         let arg = |name: &'static str| Arg::new(name).long(name).hide(true).action(ArgAction::Append);
         let command = command.args(IGNORED.iter().map(|name| arg(name).num_args(1)));
@@ -150,7 +152,7 @@ impl Args for Ignored {
     }
 
     fn augment_args_for_update(command: Command) -> Command {
-        Ignored::augment_args(command)
+        IgnoredOptions::augment_args(command)
     }
 }
 

@@ -6,7 +6,7 @@
 //! what it has of the device, times `loops`; so is `number_ios`. Random requests without a map have
 //! no passes: nothing but that ends them.
 
-use crate::load::{Load, Part};
+use crate::load::{BytesOrPercent, Load};
 use crate::region::{Region, percent_of};
 
 impl Load {
@@ -16,8 +16,8 @@ impl Load {
             return u64::MAX;
         }
         let io_size = match self.io_size {
-            Some(Part::Percent(percent)) => percent_of(region.bytes, percent),
-            Some(Part::Bytes(size)) if size > 0 => size,
+            Some(BytesOrPercent::Percent(percent)) => percent_of(region.bytes, percent),
+            Some(BytesOrPercent::Bytes(size)) if size > 0 => size,
             _ => region.bytes,
         };
         self.in_all_loops(io_size)
@@ -41,7 +41,7 @@ impl Load {
 
 /// The passes of a job behind the one that it is at.
 #[derive(Clone)]
-pub struct Passes {
+pub struct RemainingPasses {
     /// That come in any case.
     loops: u32,
     /// Others come while this is not moved but for less than the longest request.
@@ -51,17 +51,17 @@ pub struct Passes {
     endless: bool,
 }
 
-impl Passes {
+impl RemainingPasses {
     /// Of a job before its first.
-    pub fn new(load: &Load) -> Passes {
+    pub fn new(load: &Load) -> RemainingPasses {
         let endless = load.time_based || (load.rw.is_random() && !load.has_map());
         // A percentage is less than a pass.
         let io_size = match load.io_size {
-            Some(Part::Bytes(size)) => size,
+            Some(BytesOrPercent::Bytes(size)) => size,
             _ => 0,
         };
         let loops = load.loops - 1;
-        Passes { loops, io_size, longest: load.longest(), endless }
+        RemainingPasses { loops, io_size, longest: load.longest(), endless }
     }
 
     /// Begins another pass, where there is one, when a job has moved so many bytes.
@@ -85,16 +85,16 @@ impl Passes {
 
 #[cfg(test)]
 mod tests {
-    use crate::jobs::load_of;
-    use crate::plan::Plan;
+    use crate::jobs::parse_load;
+    use crate::plan::AccessPlan;
     use udm_core::{Limits, Sectors};
 
     /// Requests of a load on a device of 1 MiB.
     fn requests(text: &str) -> u64 {
-        let load = load_of(text);
+        let load = parse_load(text);
         load.check().unwrap();
         let region = load.regions(&Limits::new(Sectors(2048))).unwrap()[0];
-        let mut plan = Plan::new(&load, 0, region);
+        let mut plan = AccessPlan::new(&load, 0, region);
         let most = load.requests(region).min(100_000);
         std::iter::from_fn(|| plan.next()).take(most as usize).count() as u64
     }

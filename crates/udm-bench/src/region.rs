@@ -1,7 +1,7 @@
 //! Which part of a device a job uses, and where its random requests begin.
 
-use crate::distribution::{Distribution, Places};
-use crate::load::{Load, Part};
+use crate::distribution::{Distribution, OffsetGenerator};
+use crate::load::{BytesOrPercent, Load};
 use crate::stats::DIRECTIONS;
 use anyhow::{Result, bail, ensure};
 use rand::rngs::SmallRng;
@@ -48,12 +48,12 @@ impl Load {
         // As fio: a percentage begins at the next block, bytes at the block that they are in.
         let begin = match self.offset {
             None => 0,
-            Some(Part::Percent(percent)) => percent_of(all, percent).div_ceil(unit),
-            Some(Part::Bytes(bytes)) => bytes / unit,
+            Some(BytesOrPercent::Percent(percent)) => percent_of(all, percent).div_ceil(unit),
+            Some(BytesOrPercent::Bytes(bytes)) => bytes / unit,
         };
         ensure!(begin * unit < all, "offset={}: the device has {all}", begin * unit);
         let (blocks, size) = self.blocks(all, all - begin * unit)?;
-        if let Some(Part::Percent(percent)) = self.io_size {
+        if let Some(BytesOrPercent::Percent(percent)) = self.io_size {
             let bytes = percent_of(size, percent);
             ensure!(bytes >= unit, "io_size={percent}%: {bytes} bytes, less than a request");
         }
@@ -110,9 +110,9 @@ impl Load {
         let unit = self.unit();
         let size = match self.size {
             None => left,
-            Some(Part::Percent(percent)) => percent_of(all, percent).min(left) / unit * unit,
-            Some(Part::Bytes(size)) if size > left => bail!("size={size}: the device has {left}"),
-            Some(Part::Bytes(size)) => size,
+            Some(BytesOrPercent::Percent(percent)) => percent_of(all, percent).min(left) / unit * unit,
+            Some(BytesOrPercent::Bytes(size)) if size > left => bail!("size={size}: the device has {left}"),
+            Some(BytesOrPercent::Bytes(size)) => size,
         };
         ensure!(size > 0, "size=0: nothing to do");
         ensure!(size >= unit, "{}: more than there is of the device", self.sizes_word());
@@ -137,10 +137,10 @@ impl Load {
     }
 
     /// Where random requests of each direction begin in a region of so many bytes.
-    pub fn random_places(&self, bytes: u64, rng: &mut SmallRng) -> [Places; DIRECTIONS] {
+    pub fn random_places(&self, bytes: u64, rng: &mut SmallRng) -> [OffsetGenerator; DIRECTIONS] {
         std::array::from_fn(|direction| {
             let count = self.places(direction, bytes).max(1);
-            Places::new(&self.random_distribution, direction, count, self.align(direction), rng)
+            OffsetGenerator::new(&self.random_distribution, direction, count, self.align(direction), rng)
         })
     }
 

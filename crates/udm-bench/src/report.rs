@@ -3,13 +3,13 @@
 //! One difference: there are no `slat` and `lat` lines of their own. With one clock reading a turn
 //! the time in `submit` can't be told from the rest, so all of it is `clat`, and `lat` repeats it.
 
-use crate::job::Failure;
-use crate::job::Outcome;
-use crate::jobs::Job;
+use crate::job::JobFailure;
+use crate::job::JobOutcome;
+use crate::jobs::BenchJob;
 use crate::load::Load;
 use crate::mapped::PathTotals;
 use crate::percentiles::Percentiles;
-use crate::stats::{BatchSizes, Direction, Latency, Samples, Stats};
+use crate::stats::{BatchSizes, DirectionStats, JobStats, LatencyStats, SampleStats};
 use crate::units::{bandwidth, binary, decimal, time_unit};
 use crate::{html, json};
 use std::fmt::Write;
@@ -24,30 +24,30 @@ pub const BATCH_NAMES: [&str; 7] = ["0", "4", "8", "16", "32", "64", ">=64"];
 pub const DEPTH_NAMES: [&str; 7] = ["1", "2", "4", "8", "16", "32", ">=64"];
 
 /// One job, or all of them with group reporting.
-pub struct Entry {
+pub struct ReportEntry {
     pub name: String,
     /// Which of the report's jobs it is of, and their group.
     pub job: usize,
     pub group: usize,
     pub jobs: usize,
     pub thread: i32,
-    pub stats: Stats,
-    pub failure: Option<Failure>,
+    pub stats: JobStats,
+    pub failure: Option<JobFailure>,
 }
 
 /// What a measurement came to.
 pub struct Report {
-    pub(crate) jobs: Vec<Job>,
+    pub(crate) jobs: Vec<BenchJob>,
     /// One a thread; one for those of a group with `group_reporting`.
-    pub(crate) entries: Vec<Entry>,
+    pub(crate) entries: Vec<ReportEntry>,
 }
 
 impl Report {
     /// `outcomes` are those of the threads of `jobs`, each with the place of its job.
-    pub(crate) fn new(jobs: &[Job], outcomes: impl Iterator<Item = (usize, Outcome)>) -> Report {
-        let mut entries: Vec<Entry> = Vec::new();
-        for (job, Outcome { stats, failure, thread }) in outcomes {
-            let Job { load, group, .. } = &jobs[job];
+    pub(crate) fn new(jobs: &[BenchJob], outcomes: impl Iterator<Item = (usize, JobOutcome)>) -> Report {
+        let mut entries: Vec<ReportEntry> = Vec::new();
+        for (job, JobOutcome { stats, failure, thread }) in outcomes {
+            let BenchJob { load, group, .. } = &jobs[job];
             match entries.last_mut() {
                 Some(all) if load.group_reporting && all.group == *group => {
                     all.jobs += 1;
@@ -56,7 +56,7 @@ impl Report {
                 }
                 _ => {
                     let (name, group) = (load.name.clone(), *group);
-                    entries.push(Entry { name, job, group, jobs: 1, thread, stats, failure });
+                    entries.push(ReportEntry { name, job, group, jobs: 1, thread, stats, failure });
                 }
             }
         }
@@ -92,8 +92,8 @@ impl Report {
     }
 }
 
-fn write_all(out: &mut String, jobs: &[Job], entries: &[Entry]) -> std::fmt::Result {
-    for Job { load, group, .. } in jobs {
+fn write_all(out: &mut String, jobs: &[BenchJob], entries: &[ReportEntry]) -> std::fmt::Result {
+    for BenchJob { load, group, .. } in jobs {
         let [r, w, t] = [0, 1, 2].map(|direction| {
             let sizes = load.sizes(direction);
             format!("{}B-{}B", binary(sizes.min as f64, 4), binary(sizes.max as f64, 4))
@@ -118,8 +118,8 @@ fn write_all(out: &mut String, jobs: &[Job], entries: &[Entry]) -> std::fmt::Res
     Ok(())
 }
 
-fn entry_lines(out: &mut String, load: &Load, entry: &Entry) -> std::fmt::Result {
-    let Entry { name, group, jobs, thread, stats, failure, .. } = entry;
+fn entry_lines(out: &mut String, load: &Load, entry: &ReportEntry) -> std::fmt::Result {
+    let ReportEntry { name, group, jobs, thread, stats, failure, .. } = entry;
     let errno = failure.as_ref().map_or(0, |f| f.errno);
     let date = httpdate::fmt_http_date(SystemTime::now());
     write!(out, "{name}: (groupid={group}, jobs={jobs}): err={errno:2}")?;
@@ -158,7 +158,7 @@ fn entry_lines(out: &mut String, load: &Load, entry: &Entry) -> std::fmt::Result
 }
 
 /// Bytes and requests a second.
-pub fn rates(direction: &Direction) -> (f64, f64) {
+pub fn rates(direction: &DirectionStats) -> (f64, f64) {
     let seconds = direction.runtime.0 as f64 / 1e9;
     if seconds == 0.0 {
         return (0.0, 0.0);
@@ -166,7 +166,7 @@ pub fn rates(direction: &Direction) -> (f64, f64) {
     (direction.bytes as f64 / seconds, direction.ios as f64 / seconds)
 }
 
-fn direction_lines(out: &mut String, name: &str, d: &Direction, load: &Load) -> std::fmt::Result {
+fn direction_lines(out: &mut String, name: &str, d: &DirectionStats, load: &Load) -> std::fmt::Result {
     let (bytes, ios) = rates(d);
     let moved = binary(d.bytes as f64, 4);
     let ms = d.runtime.0.div_ceil(1_000_000);
@@ -185,14 +185,14 @@ fn direction_lines(out: &mut String, name: &str, d: &Direction, load: &Load) -> 
     Ok(())
 }
 
-fn samples_line(out: &mut String, name: &str, s: &Samples, scale: f64, per: &str) -> std::fmt::Result {
+fn samples_line(out: &mut String, name: &str, s: &SampleStats, scale: f64, per: &str) -> std::fmt::Result {
     let (min, max) = ((s.min / scale) as u64, (s.max / scale) as u64);
     write!(out, "   {name}: min={min:5}, max={max:5}, {per}")?;
     let (avg, dev) = (s.mean / scale, s.stdev() / scale);
     writeln!(out, "avg={avg:5.02}, stdev={dev:5.02}, samples={}", s.count)
 }
 
-fn latency_line(out: &mut String, name: &str, l: &Latency) -> std::fmt::Result {
+fn latency_line(out: &mut String, name: &str, l: &LatencyStats) -> std::fmt::Result {
     let (unit, ns) = time_unit(l.min(), l.max);
     let scale = ns as f64;
     let (min, max) = (decimal((l.min() / ns) as f64, 6), decimal((l.max / ns) as f64, 6));
@@ -204,7 +204,7 @@ fn latency_line(out: &mut String, name: &str, l: &Latency) -> std::fmt::Result {
     )
 }
 
-fn percentile_lines(out: &mut String, name: &str, l: &Latency, of: &Percentiles) -> std::fmt::Result {
+fn percentile_lines(out: &mut String, name: &str, l: &LatencyStats, of: &Percentiles) -> std::fmt::Result {
     let Percentiles { list, digits } = of;
     let all: Vec<_> = list.iter().map(|p| (p, l.histogram.value_at_percentile(*p))).collect();
     let (Some((_, first)), Some((_, last))) = (all.first(), all.last()) else { return Ok(()) };
@@ -225,10 +225,11 @@ fn percentile_lines(out: &mut String, name: &str, l: &Latency, of: &Percentiles)
 
 /// How many percent of all requests took how long: per unit of time, per class, and beyond two
 /// seconds.
-pub fn latency_shares(stats: &Stats) -> ([[f64; 10]; 3], f64, f64) {
+pub fn latency_shares(stats: &JobStats) -> ([[f64; 10]; 3], f64, f64) {
     let total: u64 = stats.directions.iter().map(|d| d.latency.count()).sum();
     let up_to = |ns: u64| -> u64 {
-        let below = |d: &Direction| if ns == 0 { 0 } else { d.latency.histogram.count_between(0, ns - 1) };
+        let below =
+            |d: &DirectionStats| if ns == 0 { 0 } else { d.latency.histogram.count_between(0, ns - 1) };
         stats.directions.iter().map(below).sum()
     };
     let percent = |n: u64| if total == 0 { 0.0 } else { 100.0 * n as f64 / total as f64 };
@@ -245,7 +246,7 @@ pub fn latency_shares(stats: &Stats) -> ([[f64; 10]; 3], f64, f64) {
     (shares, percent(two_seconds - below), percent(total - two_seconds))
 }
 
-fn latency_classes(out: &mut String, stats: &Stats) -> std::fmt::Result {
+fn latency_classes(out: &mut String, stats: &JobStats) -> std::fmt::Result {
     let (shares, second, more) = latency_shares(stats);
     for (unit, shares) in ["nsec", "usec", "msec"].iter().zip(shares) {
         let mut classes: Vec<(String, f64)> =
@@ -284,9 +285,9 @@ fn group_line<'a>(
     out: &mut String,
     name: &str,
     direction: usize,
-    entries: impl Iterator<Item = &'a Entry>,
+    entries: impl Iterator<Item = &'a ReportEntry>,
 ) -> std::fmt::Result {
-    let all: Vec<&Direction> =
+    let all: Vec<&DirectionStats> =
         entries.map(|e| &e.stats.directions[direction]).filter(|d| d.ios > 0).collect();
     let times = || all.iter().map(|d| d.runtime.0.div_ceil(1_000_000));
     let speeds = || all.iter().map(|d| rates(d).0);

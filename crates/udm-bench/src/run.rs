@@ -1,8 +1,8 @@
 //! One measurement: the jobs of one or several loads, on one or several devices.
 
-use crate::cores::{self, Gate};
-use crate::job::{self, Spec};
-use crate::jobs::Job;
+use crate::cores::{self, ClusterGate};
+use crate::job::{self, JobSpec};
+use crate::jobs::BenchJob;
 use crate::load::Load;
 use crate::progress::Progress;
 use crate::region::Region;
@@ -18,7 +18,7 @@ use udm_core::{Device, Limits, Sectors};
 use udm_runtime::{Cluster, CoreOptions};
 
 /// What is to be measured, and who looks on.
-pub struct Run<'a> {
+pub struct BenchRun<'a> {
     /// The load.
     pub load: &'a Load,
     /// Where the jobs count what they have done, for whoever looks on.
@@ -29,25 +29,25 @@ pub struct Run<'a> {
 }
 
 /// Threads of a stage that are not over, and what the next stage waits for.
-struct Stage {
+struct StageGate {
     left: AtomicUsize,
-    over: Gate<()>,
+    over: ClusterGate<()>,
 }
 
 /// What the threads are told once the devices are there.
-struct Start {
+struct StartSignal {
     cluster: Arc<Cluster>,
     /// By job, then by thread.
     regions: Vec<Vec<Region>>,
 }
 
-impl Run<'_> {
+impl BenchRun<'_> {
     /// Runs the jobs on the device that `make` makes once the cores of the cluster take turns.
     ///
     /// # Errors
     /// When the load can't begin. What fails later is in the report.
     pub fn measure(&self, make: impl FnOnce(&Arc<Cluster>) -> Result<Arc<dyn Device>>) -> Result<Report> {
-        let job = Job::alone(self.load.clone());
+        let job = BenchJob::alone(self.load.clone());
         measure_jobs(slice::from_ref(&job), self.progress, self.stop, |c| Ok(vec![make(c)?]))
     }
 }
@@ -58,17 +58,17 @@ impl Run<'_> {
 /// # Errors
 /// When a load can't begin. What fails later is in the report.
 pub fn measure_jobs(
-    jobs: &[Job],
+    jobs: &[BenchJob],
     progress: Option<&Progress>,
     stop: &AtomicBool,
     make: impl FnOnce(&Arc<Cluster>) -> Result<Vec<Arc<dyn Device>>>,
 ) -> Result<Report> {
-    let mut stages: Vec<Stage> = Vec::new();
+    let mut stages: Vec<StageGate> = Vec::new();
     // A thread's job, and which of its threads it is.
     let mut threads = Vec::new();
     for (at, job) in jobs.iter().enumerate() {
-        job.load.check().with_context(|| said_by(jobs, job))?;
-        stages.resize_with(stages.len().max(job.stage + 1), Stage::new);
+        job.load.check().with_context(|| error_prefix(jobs, job))?;
+        stages.resize_with(stages.len().max(job.stage + 1), StageGate::new);
         *stages[job.stage].left.get_mut() += usize::from(job.load.numjobs);
         threads.extend((0..usize::from(job.load.numjobs)).map(|n| (at, n)));
     }
@@ -91,22 +91,22 @@ pub fn measure_jobs(
         &options,
         |cluster| {
             let devices = make(cluster)?;
-            let regions = |job: &Job| {
-                job.load.regions(&limits(&*devices[job.device])).with_context(|| said_by(jobs, job))
+            let regions = |job: &BenchJob| {
+                job.load.regions(&limits(&*devices[job.device])).with_context(|| error_prefix(jobs, job))
             };
             let regions = jobs.iter().map(regions).collect::<Result<Vec<Vec<_>>>>()?;
             for stage in 0..stages.len() {
                 let maps = of_stage(stage).map(|(at, job)| (&job.load, &regions[at][..]));
                 Load::check_maps(maps).context("bench: all jobs")?;
             }
-            let _ = start.set(Start { cluster: Arc::clone(cluster), regions });
+            let _ = start.set(StartSignal { cluster: Arc::clone(cluster), regions });
             Ok(devices)
         },
         |core, lanes| {
             let thread = usize::from(core.id().0);
             let (at, n) = threads[thread];
-            let Start { cluster, regions } = start.get().expect("set before the cores begin");
-            let Job { load, device, stage, .. } = &jobs[at];
+            let StartSignal { cluster, regions } = start.get().expect("set before the cores begin");
+            let BenchJob { load, device, stage, .. } = &jobs[at];
             let region = regions[at][n];
             let progress = progress.map(|p| p.counter(thread));
             let lane = lanes.into_iter().nth(*device).expect("a lane a device");
@@ -116,7 +116,7 @@ pub fn measure_jobs(
             if let Some(file) = &jobs[at].invalidate {
                 drop_cache(file);
             }
-            let outcome = job::run(core, lane, &Spec { load, job: thread, region, progress, stop });
+            let outcome = job::run(core, lane, &JobSpec { load, job: thread, region, progress, stop });
             stages[*stage].one_is_over(cluster);
             outcome
         },
@@ -148,13 +148,13 @@ fn drop_cache(file: &Path) {
 }
 
 /// Who says that a load can't begin: its name, where there are several.
-fn said_by(jobs: &[Job], job: &Job) -> String {
+fn error_prefix(jobs: &[BenchJob], job: &BenchJob) -> String {
     if jobs.len() == 1 { "bench".into() } else { format!("bench: job {}", job.load.name) }
 }
 
-impl Stage {
-    fn new() -> Stage {
-        Stage { left: AtomicUsize::new(0), over: Gate::new() }
+impl StageGate {
+    fn new() -> StageGate {
+        StageGate { left: AtomicUsize::new(0), over: ClusterGate::new() }
     }
 
     fn one_is_over(&self, cluster: &Cluster) {

@@ -1,6 +1,6 @@
 //! What a job counts, and how the counts of jobs are put together.
 
-use crate::parts::Part;
+use crate::timeline::JobTimeline;
 use hdrhistogram::Histogram;
 use nix::sys::resource::{UsageWho, getrusage};
 use std::time::Duration;
@@ -20,7 +20,7 @@ pub fn direction(op: Op) -> usize {
 
 /// Latencies of one kind of request.
 #[derive(Clone)]
-pub struct Latency {
+pub struct LatencyStats {
     pub histogram: Histogram<u64>,
     pub min: u64,
     pub max: u64,
@@ -28,11 +28,11 @@ pub struct Latency {
     count: u64,
 }
 
-impl Latency {
-    fn new() -> Latency {
+impl LatencyStats {
+    fn new() -> LatencyStats {
         // Three digits up to an hour. Recording allocates nothing: the bounds are fixed.
         let histogram = Histogram::new_with_bounds(1, 3_600_000_000_000, 3).expect("these bounds are valid");
-        Latency { histogram, min: u64::MAX, max: 0, sum: 0, count: 0 }
+        LatencyStats { histogram, min: u64::MAX, max: 0, sum: 0, count: 0 }
     }
 
     /// `n` requests took `ns` each.
@@ -51,7 +51,7 @@ impl Latency {
     }
 
     /// Takes in what another job counted.
-    pub fn add(&mut self, other: &Latency) {
+    pub fn add(&mut self, other: &LatencyStats) {
         self.histogram.add(&other.histogram).expect("histograms of the same bounds");
         self.min = self.min.min(other.min);
         self.max = self.max.max(other.max);
@@ -82,7 +82,7 @@ impl Latency {
 
 /// Readings taken at intervals: bandwidth in KiB/s, or requests a second.
 #[derive(Clone, Copy, Default)]
-pub struct Samples {
+pub struct SampleStats {
     pub min: f64,
     pub max: f64,
     pub count: u64,
@@ -90,7 +90,7 @@ pub struct Samples {
     squares: f64,
 }
 
-impl Samples {
+impl SampleStats {
     /// Takes in a reading (Welford).
     pub fn push(&mut self, x: f64) {
         self.min = if self.count == 0 { x } else { self.min.min(x) };
@@ -107,7 +107,7 @@ impl Samples {
     }
 
     /// The readings of jobs that ran beside each other: averages add up, as in fio.
-    fn add(&mut self, other: &Samples) {
+    fn add(&mut self, other: &SampleStats) {
         self.min += other.min;
         self.max += other.max;
         self.mean += other.mean;
@@ -118,17 +118,17 @@ impl Samples {
 
 /// One direction of a job.
 #[derive(Clone)]
-pub struct Direction {
+pub struct DirectionStats {
     pub ios: u64,
     pub bytes: u64,
-    pub latency: Latency,
-    pub bandwidth: Samples,
-    pub iops: Samples,
+    pub latency: LatencyStats,
+    pub bandwidth: SampleStats,
+    pub iops: SampleStats,
     /// How long the job had requests of this kind.
     pub runtime: Nanos,
 }
 
-impl Direction {
+impl DirectionStats {
     /// `run` is a latency and how many requests of `bs` bytes had it; 0 for those whose bytes are
     /// counted apart.
     #[inline]
@@ -165,46 +165,46 @@ impl BatchSizes {
 
 /// Everything a job counts.
 #[derive(Clone)]
-pub struct Stats {
-    pub directions: [Direction; DIRECTIONS],
-    pub sync: Latency,
+pub struct JobStats {
+    pub directions: [DirectionStats; DIRECTIONS],
+    pub sync: LatencyStats,
     /// Requests by how many were in flight when they were submitted: 1, 2, 4, ... 64.
     pub depths: [u64; 7],
     pub submits: BatchSizes,
     pub completes: BatchSizes,
     pub runtime: Nanos,
-    pub usage: Usage,
+    pub usage: CpuUsage,
     /// The jobs of which this is the sum.
-    pub parts: Vec<Part>,
+    pub parts: Vec<JobTimeline>,
 }
 
-impl Stats {
+impl JobStats {
     /// Nothing yet.
-    pub fn new() -> Stats {
-        let direction = || Direction {
+    pub fn new() -> JobStats {
+        let direction = || DirectionStats {
             ios: 0,
             bytes: 0,
-            latency: Latency::new(),
-            bandwidth: Samples::default(),
-            iops: Samples::default(),
+            latency: LatencyStats::new(),
+            bandwidth: SampleStats::default(),
+            iops: SampleStats::default(),
             runtime: Nanos(0),
         };
-        Stats {
+        JobStats {
             directions: std::array::from_fn(|_| direction()),
-            sync: Latency::new(),
+            sync: LatencyStats::new(),
             depths: [0; 7],
             submits: BatchSizes::default(),
             completes: BatchSizes::default(),
             runtime: Nanos(0),
-            usage: Usage::default(),
-            parts: vec![Part::new()],
+            usage: CpuUsage::default(),
+            parts: vec![JobTimeline::new()],
         }
     }
 
     /// Forgets everything, without letting go of memory: the end of the ramp.
     pub fn clear(&mut self) {
         for d in &mut self.directions {
-            (d.ios, d.bytes, d.bandwidth, d.iops) = (0, 0, Samples::default(), Samples::default());
+            (d.ios, d.bytes, d.bandwidth, d.iops) = (0, 0, SampleStats::default(), SampleStats::default());
             d.latency.clear();
         }
         self.sync.clear();
@@ -213,7 +213,7 @@ impl Stats {
     }
 
     /// Takes in what another job counted.
-    pub fn add(&mut self, other: &Stats) {
+    pub fn add(&mut self, other: &JobStats) {
         for (a, b) in self.directions.iter_mut().zip(&other.directions) {
             a.ios += b.ios;
             a.bytes += b.bytes;
@@ -241,7 +241,7 @@ pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
 
 /// What a thread took of its machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Usage {
+pub struct CpuUsage {
     pub user: Duration,
     pub system: Duration,
     /// Context switches, of its own accord and not.
@@ -252,15 +252,15 @@ pub struct Usage {
     pub of: Duration,
 }
 
-impl Usage {
+impl CpuUsage {
     /// What the calling thread has taken so far; nothing where the system does not say.
-    pub fn now() -> Usage {
-        let Ok(r) = getrusage(UsageWho::RUSAGE_THREAD) else { return Usage::default() };
+    pub fn now() -> CpuUsage {
+        let Ok(r) = getrusage(UsageWho::RUSAGE_THREAD) else { return CpuUsage::default() };
         let time = |t: nix::sys::time::TimeVal| {
             Duration::from_secs(t.tv_sec() as u64) + Duration::from_micros(t.tv_usec() as u64)
         };
         let count = |n: i64| n.max(0) as u64;
-        Usage {
+        CpuUsage {
             user: time(r.user_time()),
             system: time(r.system_time()),
             switches: count(r.voluntary_context_switches()) + count(r.involuntary_context_switches()),
@@ -271,8 +271,8 @@ impl Usage {
     }
 
     /// What was taken since `earlier`, in `of`.
-    pub fn since(&self, earlier: &Usage, of: Duration) -> Usage {
-        Usage {
+    pub fn since(&self, earlier: &CpuUsage, of: Duration) -> CpuUsage {
+        CpuUsage {
             user: self.user.saturating_sub(earlier.user),
             system: self.system.saturating_sub(earlier.system),
             switches: self.switches.saturating_sub(earlier.switches),
@@ -283,7 +283,7 @@ impl Usage {
     }
 
     /// Takes in what another thread, or this one at another time, took.
-    pub fn add(&mut self, other: &Usage) {
+    pub fn add(&mut self, other: &CpuUsage) {
         self.user += other.user;
         self.system += other.system;
         self.switches += other.switches;
@@ -304,7 +304,7 @@ mod tests {
 
     #[test]
     fn samples_have_mean_and_deviation() {
-        let mut s = Samples::default();
+        let mut s = SampleStats::default();
         for x in [2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0, 9.0] {
             s.push(x);
         }
@@ -314,7 +314,7 @@ mod tests {
 
     #[test]
     fn latencies_add_up() {
-        let (mut a, mut b) = (Latency::new(), Latency::new());
+        let (mut a, mut b) = (LatencyStats::new(), LatencyStats::new());
         a.record(100, 3);
         b.record(500, 1);
         a.add(&b);
@@ -325,8 +325,8 @@ mod tests {
 
     #[test]
     fn usage_counts_this_thread() {
-        let before = Usage::now();
+        let before = CpuUsage::now();
         std::thread::sleep(Duration::from_millis(2));
-        assert!(Usage::now().since(&before, Duration::from_millis(2)).switches >= 1);
+        assert!(CpuUsage::now().since(&before, Duration::from_millis(2)).switches >= 1);
     }
 }

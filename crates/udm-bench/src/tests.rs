@@ -2,12 +2,12 @@
 
 mod bounds;
 
-use crate::job::Outcome;
-use crate::report::{Entry, Report};
-use crate::stats::Stats;
+use crate::job::JobOutcome;
+use crate::report::{Report, ReportEntry};
+use crate::stats::JobStats;
 use crate::{
-    CompareOptions, Job, Load, Mapped, PathWatch, Run, SnapshotOptions, Table, compare, make_mapped,
-    snapshots,
+    BenchJob, BenchRun, CompareOptions, Load, MappedDevices, NamedTable, PathSampler, SnapshotOptions,
+    compare, make_mapped, snapshots,
 };
 use anyhow::Result;
 use clap::Parser;
@@ -21,27 +21,27 @@ use udm_wire::uri;
 
 /// A load, and what it goes to: a URI, or `d=` and a table.
 #[derive(Parser)]
-struct Line {
+struct LoadLine {
     #[arg(long)]
     device: String,
     #[command(flatten)]
     load: Load,
 }
 
-fn line(text: &str) -> Line {
-    Line::try_parse_from(std::iter::once("bench").chain(text.split_whitespace())).unwrap()
+fn line(text: &str) -> LoadLine {
+    LoadLine::try_parse_from(std::iter::once("bench").chain(text.split_whitespace())).unwrap()
 }
 
-fn with_table(table: &str, text: &str) -> Line {
-    Line { device: table.into(), ..line(&format!("--device mem:1M {text}")) }
+fn with_table(table: &str, text: &str) -> LoadLine {
+    LoadLine { device: table.into(), ..line(&format!("--device mem:1M {text}")) }
 }
 
-fn measure(line: &Line) -> Result<Vec<Entry>> {
+fn measure(line: &LoadLine) -> Result<Vec<ReportEntry>> {
     let stop = AtomicBool::new(false);
-    let run = Run { load: &line.load, progress: None, stop: &stop };
+    let run = BenchRun { load: &line.load, progress: None, stop: &stop };
     let report = run.measure(|cluster| match line.device.strip_prefix("d=") {
         Some(text) => {
-            let table = Table { name: "d".into(), text: text.into() };
+            let table = NamedTable { name: "d".into(), text: text.into() };
             Ok(make_mapped(cluster, &[table])?.remove(0))
         }
         None => Ok(udm_backends::open(&uri::parse(&line.device)?)?),
@@ -49,17 +49,17 @@ fn measure(line: &Line) -> Result<Vec<Entry>> {
     Ok(report.entries)
 }
 
-fn error(line: &Line) -> String {
+fn error(line: &LoadLine) -> String {
     format!("{:#}", measure(line).err().expect("this must fail"))
 }
 
-fn one(line: &Line) -> Entry {
+fn one(line: &LoadLine) -> ReportEntry {
     let mut entries = measure(line).unwrap();
     assert_eq!(entries.len(), 1);
     entries.pop().unwrap()
 }
 
-fn ios(entry: &Entry) -> [u64; 3] {
+fn ios(entry: &ReportEntry) -> [u64; 3] {
     entry.stats.directions.each_ref().map(|d| d.ios)
 }
 
@@ -265,7 +265,7 @@ fn rates_and_thoughts_take_their_time() {
 
 /// Counts of some size in every line of a report.
 fn report_with_everything(load: Load) -> Report {
-    let mut stats = Stats::new();
+    let mut stats = JobStats::new();
     for direction in &mut stats.directions[..2] {
         for ns in [80, 150, 300, 700, 5_000, 17_792] {
             direction.count((ns, 350_000), 4096);
@@ -281,8 +281,8 @@ fn report_with_everything(load: Load) -> Report {
     stats.submits.count(1);
     stats.completes.count(1);
     stats.runtime = Nanos::from_millis(2001);
-    let outcome = Outcome { stats, failure: None, thread: 7670 };
-    Report::new(&[Job::alone(load)], std::iter::once((0, outcome)))
+    let outcome = JobOutcome { stats, failure: None, thread: 7670 };
+    Report::new(&[BenchJob::alone(load)], std::iter::once((0, outcome)))
 }
 
 /// A line without its numbers and what follows from them: how many spaces, how large a unit.
@@ -328,11 +328,11 @@ fn the_page_has_jobs_and_paths() {
     );
     let stop = AtomicBool::new(false);
     let mut watch = None;
-    let run = Run { load: &line.load, progress: None, stop: &stop };
-    let table = Table { name: "d".into(), text: line.device[2..].into() };
+    let run = BenchRun { load: &line.load, progress: None, stop: &stop };
+    let table = NamedTable { name: "d".into(), text: line.device[2..].into() };
     let report = run.measure(|cluster| {
-        let made = Arc::new(Mapped::new(cluster, &[table])?);
-        watch = Some(PathWatch::start(Arc::clone(&made))?);
+        let made = Arc::new(MappedDevices::new(cluster, &[table])?);
+        watch = Some(PathSampler::start(Arc::clone(&made))?);
         Ok(Arc::clone(&made.devices[0]))
     });
     let (report, paths) = (report.unwrap(), watch.unwrap().end());
@@ -354,7 +354,7 @@ fn the_page_has_jobs_and_paths() {
         let share = moved / path.moved as f64;
         assert!(path.rates.len() >= 3 && (0.5..=1.0001).contains(&share), "the plot has {share} of {path:?}");
     }
-    let moved = |entry: &Entry, i: usize| {
+    let moved = |entry: &ReportEntry, i: usize| {
         let part = &entry.stats.parts[0];
         let mut before = 0.0;
         part.timeline.rates(i).map(|(at, rate)| rate * (at - std::mem::replace(&mut before, at))).sum::<f64>()

@@ -13,7 +13,7 @@ const HEADER: usize = 32;
 
 /// What a block says of itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stamp {
+pub struct BlockHeader {
     /// Byte offset on the device.
     pub offset: u64,
     /// Tells runs and jobs apart.
@@ -23,7 +23,7 @@ pub struct Stamp {
 }
 
 /// Fills `block` (at least 512 bytes) for `stamp`.
-pub fn fill(block: &mut [u8], stamp: Stamp) {
+pub fn fill(block: &mut [u8], stamp: BlockHeader) {
     let fields = [stamp.offset, stamp.tag, stamp.index];
     for (out, field) in block[8..HEADER].chunks_exact_mut(8).zip(fields) {
         out.copy_from_slice(&field.to_le_bytes());
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn each_kind_of_damage_is_seen() {
-        let stamp = Stamp { offset: 4096, tag: 7, index: 3 };
+        let stamp = BlockHeader { offset: 4096, tag: 7, index: 3 };
         let mut block = vec![0; 1024];
         let what = |block: &[u8], offset, tag, index| check(block, offset, tag, index).unwrap_err();
         assert!(what(&block, 4096, None, None).contains("bad magic header 0,"));

@@ -18,20 +18,20 @@ use udm_core::{
 
 const BLOCK: usize = SECTOR_SIZE as usize;
 
-/// A disk in memory. Two with the same [`Medium`] are two paths to it.
-pub struct Disk {
+/// A disk in memory. Two with the same [`DiskMedium`] are two paths to it.
+pub struct StrictDisk {
     id: DeviceId,
-    medium: Arc<Medium>,
+    medium: Arc<DiskMedium>,
 }
 
 /// What the paths to a disk have in common.
-pub struct Medium {
+pub struct DiskMedium {
     limits: Limits,
     commons: Commons,
-    state: Mutex<State>,
+    state: Mutex<MediumState>,
 }
 
-struct State {
+struct MediumState {
     /// What reads see.
     bytes: Vec<u8>,
     /// By sector: the write that `bytes` and `stable` are from.
@@ -47,12 +47,12 @@ struct State {
     waiting: usize,
 }
 
-impl Medium {
+impl DiskMedium {
     /// A medium of zeroes with these limits.
     #[must_use]
-    pub fn new(limits: Limits) -> Arc<Medium> {
+    pub fn new(limits: Limits) -> Arc<DiskMedium> {
         let (sectors, bytes) = (limits.size.0 as usize, limits.size.bytes() as usize);
-        let state = State {
+        let state = MediumState {
             bytes: vec![0; bytes],
             written: vec![0; sectors],
             stable: vec![0; bytes],
@@ -64,16 +64,16 @@ impl Medium {
             lanes: 0,
             waiting: 0,
         };
-        Arc::new(Medium { limits, commons: Commons::default(), state: Mutex::new(state) })
+        Arc::new(DiskMedium { limits, commons: Commons::default(), state: Mutex::new(state) })
     }
 
     /// One more path to it.
     #[must_use]
-    pub fn path(self: &Arc<Medium>) -> Arc<Disk> {
-        Arc::new(Disk { id: DeviceId::new(), medium: self.clone() })
+    pub fn path(self: &Arc<DiskMedium>) -> Arc<StrictDisk> {
+        Arc::new(StrictDisk { id: DeviceId::new(), medium: self.clone() })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, MediumState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -92,7 +92,7 @@ impl Medium {
     /// Has the sector that begins with `stamp` fail with `status` from now on. False when it is not
     /// here.
     #[must_use]
-    pub fn spoil(&self, stamp: [u8; STAMP], status: Status) -> bool {
+    pub fn inject_error(&self, stamp: [u8; STAMP], status: Status) -> bool {
         let state = &mut *self.state();
         let at = state.bytes.chunks(BLOCK).position(|sector| sector[..STAMP] == stamp);
         state.bad.extend(at.map(|at| (at as u64..at as u64 + 1, status)));
@@ -138,7 +138,7 @@ impl Medium {
     }
 }
 
-impl Device for Disk {
+impl Device for StrictDisk {
     fn id(&self) -> DeviceId {
         self.id
     }
@@ -158,17 +158,17 @@ impl Device for Disk {
 }
 
 /// What a flush makes durable: sectors with the write that they are from and their bytes.
-type Cached = BTreeMap<u64, (u64, Vec<u8>)>;
+type CachedSectors = BTreeMap<u64, (u64, Vec<u8>)>;
 
 struct DiskLane {
     id: DeviceId,
-    medium: Arc<Medium>,
+    medium: Arc<DiskMedium>,
     /// A flush takes along what was in the cache when it came in.
-    waiting: Vec<(Box<Bio>, Cached)>,
+    waiting: Vec<(Box<Bio>, CachedSectors)>,
 }
 
-impl State {
-    fn cached(&self) -> Cached {
+impl MediumState {
+    fn cached(&self) -> CachedSectors {
         let differs = |&(_, (a, b)): &(usize, (&u64, &u64))| a != b;
         let sectors = self.written.iter().zip(&self.stable_written).enumerate().filter(differs);
         sectors
@@ -176,7 +176,7 @@ impl State {
             .collect()
     }
 
-    fn write_back(&mut self, cached: &Cached) {
+    fn write_back(&mut self, cached: &CachedSectors) {
         for (&sector, (write, bytes)) in cached {
             let i = sector as usize;
             if self.stable_written[i] < *write {
@@ -186,7 +186,7 @@ impl State {
         }
     }
 
-    fn act(&mut self, bio: &mut Bio, cached: &Cached, limits: &Limits) -> Status {
+    fn act(&mut self, bio: &mut Bio, cached: &CachedSectors, limits: &Limits) -> Status {
         let (start, end) = (bio.sector.0, bio.end().0);
         let hit = |(bad, _): &&(Range<u64>, Status)| bad.start < end && start < bad.end;
         if let Some((_, status)) = self.bad.iter().find(hit) {
@@ -223,7 +223,7 @@ impl Lane for DiskLane {
         for bio in batch.drain(..) {
             self.medium.assert_fits(&bio);
             let flush = bio.op == Op::Flush || bio.flags.contains(BioFlags::PREFLUSH);
-            let cached = if flush { state.cached() } else { Cached::new() };
+            let cached = if flush { state.cached() } else { CachedSectors::new() };
             self.waiting.push((bio, cached));
         }
         cx.wake_now();

@@ -1,13 +1,13 @@
 //! The conformance battery: the rules for all backends, targets and front ends, written once and
 //! run by name against all of them.
 //!
-//! * A *case* ([`CASES`]) is a rule: a function over a [`Rig`], with its source and its
+//! * A *case* ([`CASES`]) is a rule: a function over a [`TestRig`], with its source and its
 //!   requirements. If a subject lacks a requirement, there is no test; the list of skipped tests
 //!   gives the reason.
-//! * A *subject* ([`SUBJECTS`]) is one line that names a device under test.
-//! * A *world* ([`Kind`]) is a way of using it: cores stepped by hand, cores with rings, an NBD
+//! * A *subject* ([`DEVICES_UNDER_TEST`]) is one line that names a device under test.
+//! * A *world* ([`WorldKind`]) is a way of using it: cores stepped by hand, cores with rings, an NBD
 //!   server. In a stepped world a lane that waits without asking for a poll is found.
-//! * The subject's limits say how a request must end ([`Facts::verdict`]), so a case asks for
+//! * The subject's limits say how a request must end ([`DeviceFacts::verdict`]), so a case asks for
 //!   everything.
 //!
 //! Below the targets are strict disks (`disk`): they refuse requests that no layer may send,
@@ -18,24 +18,24 @@
 #![forbid(unsafe_code)]
 
 mod cases;
-mod content;
+mod content_model;
+mod device_facts;
+mod devices_under_test;
 mod disk;
-mod driver;
-mod facts;
-mod ground;
+mod fixture;
+mod lane_driver;
 mod request;
-mod rig;
-mod served;
-mod subjects;
+mod test_rig;
+mod test_server;
 mod world;
 
-pub use cases::{CASES, Case, Need};
-pub use content::{Fresh, Model, STAMP, stamp};
-pub use disk::{Disk, Medium};
-pub use driver::Driver;
-pub use facts::{Boundary, Facts, Verdict};
-pub use ground::{Ground, run};
+pub use cases::{CASES, ConformanceCase, Requirement};
+pub use content_model::{ContentModel, InitialContent, STAMP, stamp};
+pub use device_facts::{CheckingLayer, DeviceFacts, ExpectedResult};
+pub use devices_under_test::{CreatedDevice, DEVICES_UNDER_TEST, DeviceUnderTest};
+pub use disk::{DiskMedium, StrictDisk};
+pub use fixture::{Fixture, run};
+pub use lane_driver::LaneDriver;
 pub use request::{Answer, Request};
-pub use rig::Rig;
-pub use subjects::{Made, SUBJECTS, Subject};
-pub use world::{HANG, Kind, NoCores, World};
+pub use test_rig::TestRig;
+pub use world::{DeviceWorld, HANG, NoCores, WorldKind};

@@ -8,7 +8,7 @@
 use libtest_mimic::{Arguments, Failed, FormatSetting, Trial};
 use std::collections::BTreeMap;
 use std::io::Write;
-use udm_conformance::{CASES, Kind, Rig, SUBJECTS, Subject};
+use udm_conformance::{CASES, DEVICES_UNDER_TEST, DeviceUnderTest, TestRig, WorldKind};
 
 /// How many subjects each case has at the least, over all worlds.
 const SUBJECTS_MIN: usize = 3;
@@ -23,12 +23,12 @@ fn main() {
     let mut runs: BTreeMap<&str, usize> = CASES.iter().map(|case| (case.name, 0)).collect();
     let mut trials = Vec::new();
     let mut absent = Vec::new();
-    for subject in SUBJECTS {
-        if let Some(why) = Kind::ALL.iter().try_fold("", |_, &kind| subject.missing(kind)) {
+    for subject in DEVICES_UNDER_TEST {
+        if let Some(why) = WorldKind::ALL.iter().try_fold("", |_, &kind| subject.missing(kind)) {
             absent.push(format!("{} (skipped: {why})", subject.name));
             continue;
         }
-        for kind in Kind::ALL.into_iter() {
+        for kind in WorldKind::ALL.into_iter() {
             let made = subject.make(kind);
             for case in CASES {
                 let missing = subject.missing(kind).or_else(|| case.missing(&made, kind));
@@ -57,8 +57,8 @@ fn main() {
     libtest_mimic::run(&args, trials).exit();
 }
 
-fn run(subject: &Subject, kind: Kind, case: fn(&mut Rig)) -> Result<(), Failed> {
-    let mut rig = Rig::new(subject, kind);
+fn run(subject: &DeviceUnderTest, kind: WorldKind, case: fn(&mut TestRig)) -> Result<(), Failed> {
+    let mut rig = TestRig::new(subject, kind);
     case(&mut rig);
     rig.end();
     Ok(())
@@ -72,7 +72,7 @@ fn cases(runs: &BTreeMap<&str, usize>) -> Vec<String> {
 
 /// Targets, selectors and kinds of devices without a subject.
 fn parts(_: &BTreeMap<&str, usize>) -> Vec<String> {
-    let words: Vec<&str> = SUBJECTS.iter().flat_map(|subject| subject.words()).collect();
+    let words: Vec<&str> = DEVICES_UNDER_TEST.iter().flat_map(|subject| subject.words()).collect();
     let has = |part: &str| words.iter().any(|words| words.split_whitespace().any(|word| word == part));
     let targets = udm_targets::TARGETS.iter().map(|target| target.name);
     let selectors = udm_targets::multipath::selector::SELECTORS.iter().map(|selector| selector.name);

@@ -8,14 +8,14 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
-use udm_conformance::{Fresh, Ground, Kind, Made, Request, Rig, run};
+use udm_conformance::{CreatedDevice, Fixture, InitialContent, Request, TestRig, WorldKind, run};
 use udm_core::errno::{EIO, ENOSPC};
 use udm_core::{BioFlags, Op};
 
 fn main() {
     let args = Arguments::from_args();
     let mut trials = Vec::new();
-    let mut add = |name: &str, kinds: &[Kind], missing: Option<&str>, test: fn(Kind)| {
+    let mut add = |name: &str, kinds: &[WorldKind], missing: Option<&str>, test: fn(WorldKind)| {
         for &kind in kinds {
             let name = format!("{name}.{}", kind.name());
             let name = missing.map_or(name.clone(), |why| format!("{name} (skipped: {why})"));
@@ -26,25 +26,25 @@ fn main() {
             trials.push(Trial::test(name, run).with_ignored_flag(missing.is_some()));
         }
     };
-    let ring = [Kind::Cores, Kind::Foreign, Kind::Nbd, Kind::Moved];
+    let ring = [WorldKind::Cores, WorldKind::Foreign, WorldKind::Nbd, WorldKind::Moved];
     let root = (!rustix::process::getuid().is_root()).then_some("mounting needs root");
-    add("error_fails_all_but_flushes", &Kind::ALL, None, error_target);
-    add("dust_fails_its_bad_blocks", &Kind::ALL, None, dust);
-    add("flakey_fails_all_while_down", &Kind::ALL, None, flakey_down);
-    add("flakey_fails_writes_alone", &Kind::ALL, None, flakey_error_writes);
-    add("flakey_drops_writes", &Kind::ALL, None, flakey_drop_writes);
-    add("a_full_log_stops_no_writes", &Kind::ALL, None, full_log);
+    add("error_fails_all_but_flushes", &WorldKind::ALL, None, error_target);
+    add("dust_fails_its_bad_blocks", &WorldKind::ALL, None, dust);
+    add("flakey_fails_all_while_down", &WorldKind::ALL, None, flakey_down);
+    add("flakey_fails_writes_alone", &WorldKind::ALL, None, flakey_error_writes);
+    add("flakey_drops_writes", &WorldKind::ALL, None, flakey_drop_writes);
+    add("a_full_log_stops_no_writes", &WorldKind::ALL, None, full_log);
     add("a_file_that_was_cut", &ring, None, cut_file);
     add("a_full_file_system", &ring, root, full_file_system);
     libtest_mimic::run(&args, trials).exit();
 }
 
-fn rig(lines: &str, fresh: Fresh, kind: Kind) -> Rig {
-    Rig::over(Made::table(Ground::new(), lines, fresh), kind)
+fn rig(lines: &str, fresh: InitialContent, kind: WorldKind) -> TestRig {
+    TestRig::over(CreatedDevice::table(Fixture::new(), lines, fresh), kind)
 }
 
 /// What a request of each kind ends with.
-fn errnos(rig: &mut Rig, at: u64) -> Vec<(Op, i32)> {
+fn errnos(rig: &mut TestRig, at: u64) -> Vec<(Op, i32)> {
     let ask = |op: Op| {
         let request = if op == Op::Flush { Request::flush() } else { rig.request(op, at, 8) };
         rig.world.submit(1, vec![request]);
@@ -53,8 +53,8 @@ fn errnos(rig: &mut Rig, at: u64) -> Vec<(Op, i32)> {
     [Op::Read, Op::Write, Op::Flush, Op::Discard].into_iter().map(ask).collect()
 }
 
-fn error_target(kind: Kind) {
-    let mut rig = rig("0 4096 error", Fresh::AlwaysZeroes, kind);
+fn error_target(kind: WorldKind) {
+    let mut rig = rig("0 4096 error", InitialContent::AlwaysZeroes, kind);
     for at in [0, 8, 4088] {
         let expected = [(Op::Read, EIO), (Op::Write, EIO), (Op::Flush, 0), (Op::Discard, EIO)];
         assert_eq!(errnos(&mut rig, at), expected);
@@ -65,8 +65,8 @@ fn error_target(kind: Kind) {
 
 /// A read of a bad block fails; a write makes it good again, as a drive remaps a sector (kernel
 /// `dm-dust`).
-fn dust(kind: Kind) {
-    let mut rig = rig("0 4096 dust /c0 24 512", Fresh::Zeroes, kind);
+fn dust(kind: WorldKind) {
+    let mut rig = rig("0 4096 dust /c0 24 512", InitialContent::Zeroes, kind);
     let writes: Vec<Request> = (0..64).map(|i| rig.write(i * 8, 8)).collect();
     rig.run(0, writes);
     let bad = [3, 77, 200, 511];
@@ -87,8 +87,8 @@ fn dust(kind: Kind) {
     rig.end();
 }
 
-fn flakey_down(kind: Kind) {
-    let mut rig = rig("0 4096 flakey /c0 24 0 3600", Fresh::Zeroes, kind);
+fn flakey_down(kind: WorldKind) {
+    let mut rig = rig("0 4096 flakey /c0 24 0 3600", InitialContent::Zeroes, kind);
     for at in [0, 4088] {
         let expected = [(Op::Read, EIO), (Op::Write, EIO), (Op::Flush, EIO), (Op::Discard, EIO)];
         assert_eq!(errnos(&mut rig, at), expected);
@@ -98,15 +98,15 @@ fn flakey_down(kind: Kind) {
     rig.end();
 }
 
-fn reload(rig: &mut Rig, lines: &str) {
+fn reload(rig: &mut TestRig, lines: &str) {
     let device = rig.mapped.clone().expect("a mapped device");
     device.load(rig.ground.table(lines)).expect("a table that fits");
     let change = device.resume(std::sync::Arc::new(|| {})).expect("nothing else changes it");
     rig.world.change(change).expect("a resume");
 }
 
-fn flakey_error_writes(kind: Kind) {
-    let mut rig = rig("0 4096 linear /c0 24", Fresh::Zeroes, kind);
+fn flakey_error_writes(kind: WorldKind) {
+    let mut rig = rig("0 4096 linear /c0 24", InitialContent::Zeroes, kind);
     let write = rig.write(0, 64);
     rig.one(0, write);
     reload(&mut rig, "0 4096 flakey /c0 24 0 3600 1 error_writes");
@@ -119,8 +119,8 @@ fn flakey_error_writes(kind: Kind) {
 }
 
 /// Writes that are dropped say that they were done, and a reader finds what was there before.
-fn flakey_drop_writes(kind: Kind) {
-    let mut rig = rig("0 4096 linear /c0 24", Fresh::Zeroes, kind);
+fn flakey_drop_writes(kind: WorldKind) {
+    let mut rig = rig("0 4096 linear /c0 24", InitialContent::Zeroes, kind);
     let write = rig.write(0, 64);
     rig.one(0, write);
     reload(&mut rig, "0 4096 flakey /c0 24 0 3600 1 drop_writes");
@@ -132,8 +132,8 @@ fn flakey_drop_writes(kind: Kind) {
 }
 
 /// A log that is full ends the logging and no write (kernel `dm-log-writes`).
-fn full_log(kind: Kind) {
-    let mut rig = rig("0 4096 log-writes /c0 mem:128K", Fresh::Zeroes, kind);
+fn full_log(kind: WorldKind) {
+    let mut rig = rig("0 4096 log-writes /c0 mem:128K", InitialContent::Zeroes, kind);
     for round in 0..4 {
         let writes = (0..64).map(|i| rig.write(i * 16, 16)).collect();
         rig.run(round % 2, writes);
@@ -149,11 +149,11 @@ fn full_log(kind: Kind) {
 
 /// A file that was cut under a device: what is gone fails, what is left is served, and a read does
 /// not make the file longer again.
-fn cut_file(kind: Kind) {
-    let mut ground = Ground::new();
+fn cut_file(kind: WorldKind) {
+    let mut ground = Fixture::new();
     let path = ground.file(2 << 20);
     let lines = format!("0 4096 linear {} 0", path.display());
-    let mut rig = Rig::over(Made::table(ground, &lines, Fresh::Zeroes), kind);
+    let mut rig = TestRig::over(CreatedDevice::table(ground, &lines, InitialContent::Zeroes), kind);
     let writes = (0..64).map(|i| rig.write(i * 64, 64)).collect();
     rig.run(0, writes);
     rig.one(0, Request::flush());
@@ -171,16 +171,16 @@ fn cut_file(kind: Kind) {
 }
 
 /// A mounted tmpfs of 1 MiB.
-struct Small {
+struct SmallTmpfs {
     folder: TempDir,
 }
 
-impl Small {
-    fn mount() -> Small {
+impl SmallTmpfs {
+    fn mount() -> SmallTmpfs {
         let folder = TempDir::new().expect("a folder");
         let path = folder.path().display().to_string();
         run("mount", &["-t", "tmpfs", "-o", "size=1M", "tmpfs", &path]);
-        Small { folder }
+        SmallTmpfs { folder }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -188,7 +188,7 @@ impl Small {
     }
 }
 
-impl Drop for Small {
+impl Drop for SmallTmpfs {
     fn drop(&mut self) {
         let path: &Path = self.folder.path();
         // Lazily: a failed test may have left a file open.
@@ -199,19 +199,19 @@ impl Drop for Small {
 
 /// A sparse file on a file system without room for it: writes that find no room say ENOSPC, nothing
 /// else fails, and when there is room again they are served.
-fn full_file_system(kind: Kind) {
-    let small = Small::mount();
+fn full_file_system(kind: WorldKind) {
+    let small = SmallTmpfs::mount();
     let path = small.path("disk");
     std::fs::File::create(&path).and_then(|file| file.set_len(4 << 20)).expect("a sparse file");
     let lines = format!("0 8192 linear {} 0", path.display());
-    let mut rig = Rig::over(Made::table(Ground::new(), &lines, Fresh::Zeroes), kind);
+    let mut rig = TestRig::over(CreatedDevice::table(Fixture::new(), &lines, InitialContent::Zeroes), kind);
     let mut failed = Vec::new();
     for i in 0..64 {
         let write = rig.write(i * 128, 128);
         rig.world.submit(0, vec![write.clone()]);
         let answer = rig.world.collect(0).remove(0);
         if answer.errno == ENOSPC {
-            rig.model.perhaps(&write);
+            rig.model.may_have_written(&write);
             failed.push(write);
         } else {
             rig.judge(&write, &answer);

@@ -4,7 +4,7 @@
 use std::fs::read_dir;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
-use udm_conformance::{CASES, Kind, Rig, SUBJECTS};
+use udm_conformance::{CASES, DEVICES_UNDER_TEST, TestRig, WorldKind};
 
 /// Cases that open, close, change and vanish.
 const CASES_RUN: [&str; 4] = [
@@ -35,12 +35,12 @@ fn open_now(before: (usize, usize)) -> (usize, usize) {
 #[test]
 fn nothing_is_left_open() {
     let mut before: Option<(usize, usize)> = None;
-    for subject in SUBJECTS {
-        for kind in Kind::ALL.into_iter().filter(|&kind| subject.missing(kind).is_none()) {
+    for subject in DEVICES_UNDER_TEST {
+        for kind in WorldKind::ALL.into_iter().filter(|&kind| subject.missing(kind).is_none()) {
             let made = subject.make(kind);
             let cases = CASES.iter().filter(|case| CASES_RUN.contains(&case.name));
             for case in cases.filter(|case| case.missing(&made, kind).is_none()) {
-                let mut rig = Rig::new(subject, kind);
+                let mut rig = TestRig::new(subject, kind);
                 (case.run)(&mut rig);
                 rig.end();
             }

@@ -3,7 +3,7 @@
 //! target does for itself (which path it takes, what its log says), and the simulator finds them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use udm_conformance::{CASES, Kind, Rig, SUBJECTS};
+use udm_conformance::{CASES, DEVICES_UNDER_TEST, TestRig, WorldKind};
 use udm_core::bugs::{Bug, set};
 
 /// The mistakes, each with a subject in which it shows and the group of cases, or the case, that
@@ -41,16 +41,16 @@ fn every_bug_that_breaks_a_rule_is_found() {
 
 /// Whether a case of `group` fails on `subject` with `bug`, and only with it.
 fn fails(bug: Bug, subject: &str, group: &str) -> bool {
-    let subject = SUBJECTS.iter().find(|s| s.name == subject).expect("a subject of the list");
-    let made = subject.make(Kind::Stepped);
+    let subject = DEVICES_UNDER_TEST.iter().find(|s| s.name == subject).expect("a subject of the list");
+    let made = subject.make(WorldKind::Stepped);
     let mut cases = CASES
         .iter()
-        .filter(|case| case.name.starts_with(group) && case.missing(&made, Kind::Stepped).is_none());
+        .filter(|case| case.name.starts_with(group) && case.missing(&made, WorldKind::Stepped).is_none());
     cases.any(|case| {
         let run = |bug: Option<Bug>| {
             set(bug);
             let result = catch_unwind(AssertUnwindSafe(|| {
-                let mut rig = Rig::new(subject, Kind::Stepped);
+                let mut rig = TestRig::new(subject, WorldKind::Stepped);
                 (case.run)(&mut rig);
                 rig.end();
             }));

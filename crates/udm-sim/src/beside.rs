@@ -1,33 +1,33 @@
 //! What threads beside the cores are asked for: a disk that is to grow, a mark that is to be kept
 //! of a store that can't say itself that it has lost something.
 
-use crate::env::{SharedEnv, lock};
+use crate::environment::{SharedEnv, lock};
 use udm_core::{Grown, Nanos};
 use udm_dm::StoreMark;
 
 /// Is told when a mark is kept.
-type Kept = Box<dyn FnOnce(Result<(), String>) + Send>;
+type MarkCallback = Box<dyn FnOnce(Result<(), String>) + Send>;
 
 /// Something that a thread was asked for.
-pub struct Asked {
+pub struct HelperRequest {
     /// When it is done.
     pub at: Nanos,
     /// Of which disk.
     pub disk: usize,
     /// What.
-    pub what: What,
+    pub what: HelperRequestKind,
 }
 
-/// See [`Asked`].
-pub enum What {
+/// See [`HelperRequest`].
+pub enum HelperRequestKind {
     /// To become so many sectors long.
     Grow(u64, Grown),
     /// To keep its mark.
-    Mark(Kept),
+    Mark(MarkCallback),
 }
 
 /// The mark of a store.
-pub struct Marked {
+pub struct StoreMarkRecord {
     /// What the program said.
     why: String,
     /// The step in which it did.
@@ -37,7 +37,7 @@ pub struct Marked {
 }
 
 /// The marks of the store on `disk`.
-pub(crate) struct SimMark {
+pub(crate) struct SimStoreMark {
     pub(crate) disk: usize,
     pub(crate) env: SharedEnv,
 }
@@ -45,23 +45,23 @@ pub(crate) struct SimMark {
 /// What stands before the reason of a mark where a table is refused for it.
 pub(crate) const MARKED: &str = "marked: ";
 
-impl StoreMark for SimMark {
+impl StoreMark for SimStoreMark {
     fn why(&self) -> Option<String> {
         lock(&self.env).marks.get(&self.disk).map(|mark| format!("{MARKED}{}", mark.why))
     }
 
-    fn set(&self, why: &str, done: Kept) {
+    fn set(&self, why: &str, done: MarkCallback) {
         let mut env = lock(&self.env);
         env.say(format!("disk {} is to be marked: {why}", self.disk));
         if env.dead {
             drop(env);
             return done(Err("the power is off".into()));
         }
-        let mark = Marked { why: why.into(), step: env.step, lasts: false };
+        let mark = StoreMarkRecord { why: why.into(), step: env.step, lasts: false };
         env.marks.insert(self.disk, mark);
         let most = env.chance.pick(&[1, 100_000, 100_000_000]);
         let at = Nanos(env.now.0 + env.chance.below(most));
-        env.asked.push(Asked { at, disk: self.disk, what: What::Mark(done) });
+        env.asked.push(HelperRequest { at, disk: self.disk, what: HelperRequestKind::Mark(done) });
     }
 
     fn clear(&self) -> Result<(), String> {

@@ -1,8 +1,8 @@
 //! Which disks, paths and devices a world has: drawn, always valid.
 
-use crate::chance::Chance;
-use crate::plan::{Class, Without};
-use crate::tables::{Below, Flaw, Kind, Selector, TableSpec, Through};
+use crate::plan::{Disturbance, ExcludedDisturbances};
+use crate::rng::SimRng;
+use crate::tables::{FlakeyFault, LineKind, LowerDevice, PassThrough, PathSelector, TableSpec};
 use udm_targets::multipath::selector::SELECTORS;
 use udm_wire::uri::{QueueParams, Scheduler};
 
@@ -62,7 +62,7 @@ pub struct Blueprint {
     /// nobody looks into the log.
     pub over_log: bool,
     /// What tables of top devices are made of, with sizes.
-    pub blocks: Vec<(Below, u64)>,
+    pub blocks: Vec<(LowerDevice, u64)>,
     /// The longest that a delay target may hold a request, in ms.
     pub delay_max: u64,
 }
@@ -71,7 +71,12 @@ impl Blueprint {
     /// Draws a world of `cores` cores, whose delay targets hold no request for longer than
     /// `delay_max` ms.
     #[must_use]
-    pub fn draw(chance: &mut Chance, cores: usize, without: Without, delay_max: u64) -> Blueprint {
+    pub fn draw(
+        chance: &mut SimRng,
+        cores: usize,
+        without: ExcludedDisturbances,
+        delay_max: u64,
+    ) -> Blueprint {
         let mut b = Blueprint {
             cores,
             disks: Vec::new(),
@@ -86,7 +91,7 @@ impl Blueprint {
             over_log: false,
             delay_max,
         };
-        let limits = !without.has(Class::Limits);
+        let limits = !without.has(Disturbance::Limits);
         for disk in 0..chance.between(1, 3) as usize {
             let volatile = !chance.one_in(5);
             let sectors = chance.pick(&[256, 512, 1000, 2048]);
@@ -108,8 +113,8 @@ impl Blueprint {
             let sectors = shown;
             if chance.one_in(3) {
                 b.paths.push(disk);
-                b.blocks.push((Below::Path(b.paths.len() - 1), sectors));
-                if !without.has(Class::Queues) && chance.one_in(2) {
+                b.blocks.push((LowerDevice::Path(b.paths.len() - 1), sectors));
+                if !without.has(Disturbance::Queues) && chance.one_in(2) {
                     b.queues.push((b.paths.len() - 1, queue(chance)));
                 }
             } else {
@@ -117,15 +122,18 @@ impl Blueprint {
                     b.paths.push(disk);
                 }
                 let len = if chance.one_in(4) { sectors - 8 } else { sectors };
-                if !without.has(Class::Stacks) && chance.one_in(4) {
+                if !without.has(Disturbance::Stacks) && chance.one_in(4) {
                     for p in b.paths.len() - b.paths.iter().filter(|d| **d == disk).count()..b.paths.len() {
                         b.via.push((p, b.devices.len()));
-                        b.add(TableSpec { lines: vec![(sectors, Kind::Linear(Below::Path(p), 0))] }, true);
+                        b.add(
+                            TableSpec { lines: vec![(sectors, LineKind::Linear(LowerDevice::Path(p), 0))] },
+                            true,
+                        );
                     }
                 }
                 let kind = b.multipath(disk, chance);
                 b.add(TableSpec { lines: vec![(len, kind)] }, true);
-                b.blocks.push((Below::Device(b.devices.len() - 1), len));
+                b.blocks.push((LowerDevice::Device(b.devices.len() - 1), len));
             }
         }
         if chance.one_in(2) {
@@ -149,10 +157,10 @@ impl Blueprint {
         }
         if chance.one_in(3) {
             // A device in the middle.
-            let table = b.compose(chance, false, without.and(Class::Lossy));
+            let table = b.compose(chance, false, without.and(Disturbance::Lossy));
             let len = table.sectors();
             b.add(table, true);
-            b.blocks.push((Below::Device(b.devices.len() - 1), len));
+            b.blocks.push((LowerDevice::Device(b.devices.len() - 1), len));
         }
         let tops = chance.between(1, 2);
         for top in 1..=tops {
@@ -179,8 +187,8 @@ impl Blueprint {
             max: [1024; 3],
             log: false,
         };
-        let groups = vec![(Selector::QueueLength, (0..paths).collect())];
-        let kind = Kind::Multipath { disk: 0, queue: true, groups, via: Vec::new() };
+        let groups = vec![(PathSelector::QueueLength, (0..paths).collect())];
+        let kind = LineKind::Multipath { disk: 0, queue: true, groups, via: Vec::new() };
         let table = TableSpec { lines: vec![(2048, kind)] };
         Blueprint {
             cores,
@@ -190,7 +198,7 @@ impl Blueprint {
             own_queues: Vec::new(),
             via: Vec::new(),
             devices: vec![DevicePlan { table, top: true }],
-            blocks: vec![(Below::Device(0), 2048)],
+            blocks: vec![(LowerDevice::Device(0), 2048)],
             log: None,
             logger: None,
             over_log: false,
@@ -200,7 +208,7 @@ impl Blueprint {
 
     /// Gives devices of multipath queues of their own, in one world of three. Where they are `wide`
     /// no read waits for a tag or becomes a part of another.
-    pub(crate) fn draw_own_queues(&mut self, chance: &mut Chance, wide: bool) {
+    pub(crate) fn draw_own_queues(&mut self, chance: &mut SimRng, wide: bool) {
         let devices = if chance.one_in(3) { &self.devices[..] } else { &[] };
         let multipath = |device: &DevicePlan| device.table.multipath().is_some();
         let own = devices.iter().enumerate().filter(|(_, device)| multipath(device));
@@ -214,13 +222,12 @@ impl Blueprint {
     }
 
     /// Puts a device over the one with a log, in one world of three, unless that loses data.
-    pub(crate) fn draw_over_log(&mut self, chance: &mut Chance) {
-        let lossy =
-            |kind: &Kind| matches!(kind, Kind::Through(Through::Flakey(_, _, flaw), ..) if flaw.is_lossy());
+    pub(crate) fn draw_over_log(&mut self, chance: &mut SimRng) {
+        let lossy = |kind: &LineKind| matches!(kind, LineKind::PassThrough(PassThrough::Flakey(_, _, flaw), ..) if flaw.is_lossy());
         let keeps = |&logger: &usize| !self.devices[logger].table.lines.iter().any(|(_, kind)| lossy(kind));
         let Some(logger) = self.logger.filter(keeps).filter(|_| chance.one_in(3)) else { return };
         let len = self.devices[logger].table.sectors();
-        self.add(TableSpec { lines: vec![(len, Kind::Linear(Below::Device(logger), 0))] }, true);
+        self.add(TableSpec { lines: vec![(len, LineKind::Linear(LowerDevice::Device(logger), 0))] }, true);
         self.over_log = true;
     }
 
@@ -234,12 +241,12 @@ impl Blueprint {
     /// Nothing stands on device `i`, nor may.
     #[must_use]
     pub fn is_free(&self, i: usize) -> bool {
-        self.devices[i].top && !self.blocks.iter().any(|(b, _)| *b == Below::Device(i))
+        self.devices[i].top && !self.blocks.iter().any(|(b, _)| *b == LowerDevice::Device(i))
     }
 
     /// Groups and selectors over all paths to `disk`.
     #[must_use]
-    pub fn multipath(&self, disk: usize, chance: &mut Chance) -> Kind {
+    pub fn multipath(&self, disk: usize, chance: &mut SimRng) -> LineKind {
         let mut paths: Vec<usize> = (0..self.paths.len()).filter(|p| self.paths[*p] == disk).collect();
         // A shuffle, so that the order of paths varies between tables.
         for i in (1..paths.len()).rev() {
@@ -249,94 +256,95 @@ impl Blueprint {
         while !paths.is_empty() {
             let take = chance.between(1, paths.len() as u64) as usize;
             let members: Vec<usize> = paths.drain(..take).collect();
-            let mut selector = chance.pick(&Selector::ALL);
+            let mut selector = chance.pick(&PathSelector::ALL);
             let known = SELECTORS.iter().any(|t| t.name == selector.name());
-            if !known || (selector == Selector::Affinity && members.len() > self.cores) {
-                selector = Selector::QueueLength;
+            if !known || (selector == PathSelector::Affinity && members.len() > self.cores) {
+                selector = PathSelector::QueueLength;
             }
             groups.push((selector, members));
         }
         let via = self.via.iter().copied().filter(|(p, _)| self.paths[*p] == disk).collect();
-        Kind::Multipath { disk, queue: !chance.one_in(4), groups, via }
+        LineKind::Multipath { disk, queue: !chance.one_in(4), groups, via }
     }
 
     /// A table over the blocks: lines of every kind. One of a device that `logs` has a log in most
     /// cases, and never two.
     #[must_use]
-    pub fn compose(&self, chance: &mut Chance, logs: bool, without: Without) -> TableSpec {
+    pub fn compose(&self, chance: &mut SimRng, logs: bool, without: ExcludedDisturbances) -> TableSpec {
         let mut lines = Vec::new();
         if let (true, Some(log)) = (logs && !chance.one_in(4), self.log) {
             let (below, size) = self.block(chance);
-            lines.push((size, Kind::Through(Through::LogWrites(log), below, 0)));
+            lines.push((size, LineKind::PassThrough(PassThrough::LogWrites(log), below, 0)));
         }
         for _ in 0..chance.pick(&[1, 1, 2, 3, 5]) {
             lines.push(match chance.below(10) {
-                0 => (8 * chance.between(1, 8), Kind::Zero),
-                1 => (8 * chance.between(1, 4), Kind::Error),
+                0 => (8 * chance.between(1, 8), LineKind::Zero),
+                1 => (8 * chance.between(1, 4), LineKind::Error),
                 2..=4 => self.striped(chance),
                 _ => {
                     let (below, size) = self.block(chance);
                     let at = 8 * chance.below(size / 16);
                     let len = (8 * chance.between(1, (size - at) / 8)).min(size - at);
                     let kind = match chance.one_in(4) {
-                        true => Kind::Through(self.through(chance, without), below, at),
-                        false => Kind::Linear(below, at),
+                        true => LineKind::PassThrough(self.through(chance, without), below, at),
+                        false => LineKind::Linear(below, at),
                     };
                     (len, kind)
                 }
             });
         }
-        if lines.iter().all(|(_, k)| matches!(k, Kind::Error | Kind::Zero)) {
+        if lines.iter().all(|(_, k)| matches!(k, LineKind::Error | LineKind::Zero)) {
             let (below, size) = self.block(chance);
-            lines.push((size, Kind::Linear(below, 0)));
+            lines.push((size, LineKind::Linear(below, 0)));
         }
         TableSpec { lines }
     }
 
-    fn block(&self, chance: &mut Chance) -> (Below, u64) {
+    fn block(&self, chance: &mut SimRng) -> (LowerDevice, u64) {
         self.blocks[chance.below(self.blocks.len() as u64) as usize]
     }
 
     /// A target to pass through, other than a log. What loses or changes data comes where nothing
     /// is above, and where it is wanted.
-    pub(crate) fn through(&self, chance: &mut Chance, without: Without) -> Through {
+    pub(crate) fn through(&self, chance: &mut SimRng, without: ExcludedDisturbances) -> PassThrough {
         match chance.below(3) {
-            0 => Through::Delay(chance.pick(&[0, 1, 20, 300]).min(self.delay_max)),
+            0 => PassThrough::Delay(chance.pick(&[0, 1, 20, 300]).min(self.delay_max)),
             1 => {
-                let mut flaw = chance.pick(&[Flaw::All, Flaw::ErrorReads, Flaw::ErrorWrites]);
-                if !without.has(Class::Lossy) && chance.one_in(2) {
+                let mut flaw =
+                    chance.pick(&[FlakeyFault::All, FlakeyFault::ErrorReads, FlakeyFault::ErrorWrites]);
+                if !without.has(Disturbance::Lossy) && chance.one_in(2) {
                     let writes = chance.one_in(2);
                     let nth = chance.pick(&[1, 2, 512, 1000, 4096]);
                     flaw = match chance.below(3) {
-                        0 => Flaw::DropWrites,
-                        1 => Flaw::CorruptByte(nth, writes, chance.pick(&[0, 1, 255])),
-                        _ => Flaw::RandomCorrupt(writes, chance.pick(&[1, 2, 10])),
+                        0 => FlakeyFault::DropWrites,
+                        1 => FlakeyFault::CorruptByte(nth, writes, chance.pick(&[0, 1, 255])),
+                        _ => FlakeyFault::RandomCorrupt(writes, chance.pick(&[1, 2, 10])),
                     };
                 }
-                Through::Flakey(chance.between(0, 5), chance.between(1, 3), flaw)
+                PassThrough::Flakey(chance.between(0, 5), chance.between(1, 3), flaw)
             }
-            _ => Through::Dust(chance.pick(&[512, 4096])),
+            _ => PassThrough::Dust(chance.pick(&[512, 4096])),
         }
     }
 
-    fn striped(&self, chance: &mut Chance) -> (u64, Kind) {
+    fn striped(&self, chance: &mut SimRng) -> (u64, LineKind) {
         let chunk = chance.pick(&[8, 16, 24, 32]);
         let stripes = chance.between(1, 4);
         let rows = chance.between(1, 6);
-        let blocks: Vec<(Below, u64)> = (0..stripes).map(|_| self.block(chance)).collect();
+        let blocks: Vec<(LowerDevice, u64)> = (0..stripes).map(|_| self.block(chance)).collect();
         let rows = blocks.iter().fold(rows, |rows, (_, size)| rows.min(size / chunk));
         if rows == 0 {
             let (below, size) = blocks[0];
-            return (size, Kind::Linear(below, 0));
+            return (size, LineKind::Linear(below, 0));
         }
         let mut place = |size: u64| 8 * chance.below((size - rows * chunk) / 8 + 1);
         let of = blocks.into_iter().map(|(below, size)| (below, place(size))).collect();
-        (stripes * rows * chunk, Kind::Striped { chunk, of })
+        (stripes * rows * chunk, LineKind::Striped { chunk, of })
     }
 }
 
 /// A queue, mostly a narrow one.
-fn queue(chance: &mut Chance) -> QueueParams {
+fn queue(chance: &mut SimRng) -> QueueParams {
     QueueParams {
         scheduler: chance.pick(&Scheduler::ALL).1,
         nr_hw_queues: chance.pick(&[0, 1, 2]),
@@ -353,32 +361,32 @@ fn queue(chance: &mut Chance) -> QueueParams {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::chance::Stream;
+    use crate::rng::RngStream;
 
     #[test]
     fn tables_stay_inside_their_blocks() {
         for seed in 0..300 {
-            let mut chance = Chance::new(seed, Stream::Build);
-            let b = Blueprint::draw(&mut chance, 1 + seed as usize % 4, Without::default(), 300);
-            let size = |below: Below| match below {
-                Below::Path(p) => b.disks[b.paths[p]].sectors,
-                Below::Device(d) => b.devices[d].table.sectors(),
+            let mut chance = SimRng::new(seed, RngStream::Build);
+            let b = Blueprint::draw(&mut chance, 1 + seed as usize % 4, ExcludedDisturbances::default(), 300);
+            let size = |below: LowerDevice| match below {
+                LowerDevice::Path(p) => b.disks[b.paths[p]].sectors,
+                LowerDevice::Device(d) => b.devices[d].table.sectors(),
             };
             for d in &b.devices {
-                let spec = b.vary(&d.table, &mut chance, seed % 2 == 0, Without::default());
+                let spec = b.vary(&d.table, &mut chance, seed % 2 == 0, ExcludedDisturbances::default());
                 assert_eq!(spec.sectors(), d.table.sectors());
                 for (len, kind) in spec.lines.iter().chain(&d.table.lines) {
                     match kind {
-                        Kind::Linear(below, at) | Kind::Through(_, below, at) => {
+                        LineKind::Linear(below, at) | LineKind::PassThrough(_, below, at) => {
                             assert!(at + len <= size(*below));
                         }
-                        Kind::Striped { of, .. } => {
+                        LineKind::Striped { of, .. } => {
                             for (below, at) in of {
                                 assert!(at + len / of.len() as u64 <= size(*below));
                             }
                         }
-                        Kind::Multipath { disk, .. } => assert!(*len <= b.disks[*disk].sectors),
-                        Kind::Zero | Kind::Error => {}
+                        LineKind::Multipath { disk, .. } => assert!(*len <= b.disks[*disk].sectors),
+                        LineKind::Zero | LineKind::Error => {}
                     }
                 }
             }

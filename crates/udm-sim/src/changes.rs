@@ -1,15 +1,15 @@
 //! Suspends and resumes under way: their steps, their ends, and those that are called off or
 //! refused.
 
-use crate::bad::Dust;
 use crate::control::text;
-use crate::device::{Phase, Running};
-use crate::env::lock;
-use crate::model::Wrong;
+use crate::device::{DevicePhase, RunningChange};
+use crate::dust_model::DustLine;
+use crate::environment::lock;
+use crate::model::Violation;
 use crate::path::NO_LANE;
-use crate::tables::{Flaw, Kind};
-use crate::timers::Timer;
-use crate::world::World;
+use crate::tables::{FlakeyFault, LineKind};
+use crate::timers::TimedEvent;
+use crate::world::TargetWorld;
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -19,16 +19,16 @@ use udm_core::{Device as _, Nanos};
 use udm_dm::TargetError;
 
 /// The most events that the failures of a striped line raise: 14 a device, on each stripe of it.
-fn striped_events(kind: &Kind) -> u64 {
+fn max_striped_events(kind: &LineKind) -> u64 {
     match kind {
-        Kind::Striped { of, .. } => 14 * of.len() as u64,
+        LineKind::Striped { of, .. } => 14 * of.len() as u64,
         _ => 0,
     }
 }
 
-impl World {
+impl TargetWorld {
     /// Goes on with the suspends and resumes that were woken.
-    pub fn step_changes(&mut self) -> Result<(), Wrong> {
+    pub fn step_changes(&mut self) -> Result<(), Violation> {
         for i in 0..self.devices.len() {
             let Some(running) = self.devices[i].running.clone() else { continue };
             if running.borrow().woken.swap(false, Ordering::Relaxed) {
@@ -38,25 +38,25 @@ impl World {
         Ok(())
     }
 
-    fn step_change(&mut self, running: &RefCell<Running>) -> Result<(), Wrong> {
+    fn step_change(&mut self, running: &RefCell<RunningChange>) -> Result<(), Violation> {
         let several = running.borrow().devices.clone();
-        let result = running.borrow_mut().changes.step(&*self.machine.post);
+        let result = running.borrow_mut().changes.step(&*self.machine.inboxes);
         let cancelled = running.borrow().cancelled;
-        self.look_below(&several);
+        self.sample_lower_limits(&several);
         // One that was called off or refused goes on with the table that was in use.
         for &i in &several {
-            let goes_on = self.machine.post.took_resume(self.devices[i].mapped.id());
+            let goes_on = self.machine.inboxes.took_resume(self.devices[i].mapped.id());
             let waits = self.devices[i].loaded.is_some();
             // All change places in one instant; the cores are told when those below have gone on.
             if !cancelled && self.has_new_table(i) && (waits || goes_on) {
                 if waits {
-                    self.all_stand_still(&several, running)?;
+                    self.check_quiesced(&several, running)?;
                 }
                 self.swap(i)?;
-                self.bar();
+                self.update_suspended_users();
             } else if !cancelled && goes_on {
-                self.stay(i);
-                self.bar();
+                self.keep_live_table(i);
+                self.update_suspended_users();
             }
         }
         let Some(result) = result else { return Ok(()) };
@@ -73,7 +73,7 @@ impl World {
                     return Err(format!("d{i} uses a new table, and the change was called off or refused"));
                 }
                 self.machine.totals.refused += u64::from(refused);
-                self.stay(i);
+                self.keep_live_table(i);
                 self.called_off(i);
                 continue;
             }
@@ -84,11 +84,11 @@ impl World {
 
     /// When the cores have just been told to open the new tables of some of `several`, a look at
     /// what was below them was taken: lower ones first.
-    fn look_below(&mut self, several: &[usize]) {
+    fn sample_lower_limits(&mut self, several: &[usize]) {
         let mut sorted = several.to_vec();
         sorted.sort_unstable();
         for i in sorted {
-            if !self.machine.post.took_prepare(self.devices[i].mapped.id()) {
+            if !self.machine.inboxes.took_prepare(self.devices[i].mapped.id()) {
                 continue;
             }
             if let Some(spec) = self.devices[i].loaded.as_ref().map(|l| l.spec.clone()) {
@@ -104,7 +104,7 @@ impl World {
 
     /// The first of `several` goes on with its new table: there is an instant in which none has a
     /// request in flight, and it is this.
-    fn all_stand_still(&self, several: &[usize], running: &RefCell<Running>) -> Result<(), Wrong> {
+    fn check_quiesced(&self, several: &[usize], running: &RefCell<RunningChange>) -> Result<(), Violation> {
         if std::mem::replace(&mut running.borrow_mut().past, true) || several.len() < 2 {
             return Ok(());
         }
@@ -135,7 +135,7 @@ impl World {
     pub fn cancel(&mut self, i: usize) {
         let Some(running) = self.devices[i].running.clone() else { return };
         let mut running = running.borrow_mut();
-        if !running.changes.cancel(&*self.machine.post) {
+        if !running.changes.cancel(&*self.machine.inboxes) {
             return;
         }
         lock(&self.machine.env).say(format!("d{i} goes back on {}", self.devices[i].phase.doing()));
@@ -143,16 +143,16 @@ impl World {
         running.woken.store(true, Ordering::Relaxed);
         running.cancelled = true;
         for &i in &running.devices {
-            self.stay(i);
+            self.keep_live_table(i);
         }
     }
 
     /// Calls off one of two changes that wait for each other: each has a device over one of the
     /// other's, which holds what that has in flight. False when there are none.
-    pub(crate) fn uncross(&mut self) -> bool {
+    pub(crate) fn cancel_deadlocked_change(&mut self) -> bool {
         self.machine.set_turn(None);
         let count = self.devices.len();
-        let crossed = (0..count).filter(|&one| (0..count).any(|other| self.is_crossed(one, other)));
+        let crossed = (0..count).filter(|&one| (0..count).any(|other| self.is_deadlocked(one, other)));
         crossed.collect::<Vec<_>>().into_iter().any(|one| {
             self.cancel(one);
             self.devices[one].running.as_ref().is_some_and(|running| running.borrow().cancelled)
@@ -160,7 +160,7 @@ impl World {
     }
 
     /// The changes of these two devices wait for each other, or may.
-    fn is_crossed(&self, one: usize, other: usize) -> bool {
+    fn is_deadlocked(&self, one: usize, other: usize) -> bool {
         let [Some(first), Some(second)] = [one, other].map(|i| self.devices[i].running.as_ref()) else {
             return false;
         };
@@ -192,9 +192,9 @@ impl World {
     }
 
     /// The table that was in use stays, where the new one is not in use yet.
-    fn stay(&mut self, i: usize) {
+    fn keep_live_table(&mut self, i: usize) {
         let device = &mut self.devices[i];
-        if let (Phase::Resuming(_), Some(before), Some(loaded)) =
+        if let (DevicePhase::Resuming(_), Some(before), Some(loaded)) =
             (device.phase, device.before.clone(), &mut device.loaded)
         {
             loaded.expected = None;
@@ -204,7 +204,7 @@ impl World {
     }
 
     /// The cores are being told to use the loaded table.
-    fn swap(&mut self, i: usize) -> Result<(), Wrong> {
+    fn swap(&mut self, i: usize) -> Result<(), Violation> {
         if self.blueprint.logger == Some(i) && self.devices[i].loaded.is_some() {
             // The old log has come to its end: a last look.
             self.look_at_log()?;
@@ -224,15 +224,18 @@ impl World {
         device.spare = std::mem::replace(&mut device.access, loaded.access).or(device.spare);
         device.maps = vec![loaded.map];
         device.spec = loaded.spec;
-        device.dust = Dust::of(&device.spec, self.blueprint.is_free(i));
-        device.events.1 += device.spec.lines.iter().map(|(_, kind)| striped_events(kind)).sum::<u64>();
+        device.dust = DustLine::of(&device.spec, self.blueprint.is_free(i));
+        device.events.1 += device.spec.lines.iter().map(|(_, kind)| max_striped_events(kind)).sum::<u64>();
         device.expected =
             loaded.expected.ok_or_else(|| format!("d{i} took a table that it did not look at"))?;
         device.spec.lines.iter().for_each(|(_, kind)| self.machine.totals.see(kind));
         device.limits = device.mapped.limits();
         device.expected.compare(&device.limits).map_err(|e| format!("d{i} uses a new table and {e}"))?;
         for lossy in &device.maps[0].lossy {
-            if matches!(lossy.flaw, Flaw::CorruptByte(_, true, _) | Flaw::RandomCorrupt(true, _)) {
+            if matches!(
+                lossy.flaw,
+                FlakeyFault::CorruptByte(_, true, _) | FlakeyFault::RandomCorrupt(true, _)
+            ) {
                 device.maps[0].disks.iter().for_each(|d| env.disks[*d].tainted = true);
             }
         }
@@ -246,23 +249,23 @@ impl World {
     /// A change was called off: the device is in use as it was before.
     fn called_off(&mut self, i: usize) {
         lock(&self.machine.env).say(format!("d{i} is in use again"));
-        self.devices[i].enter(Phase::Live);
+        self.devices[i].enter(DevicePhase::Live);
         self.hold(i, false);
         self.forget_checks(i);
-        self.bar();
+        self.update_suspended_users();
     }
 
-    fn changed(&mut self, i: usize, result: Result<(), TargetError>) -> Result<(), Wrong> {
+    fn changed(&mut self, i: usize, result: Result<(), TargetError>) -> Result<(), Violation> {
         let phase = self.devices[i].phase;
         lock(&self.machine.env).say(format!("d{i} is done {}", self.devices[i].doing()));
         result.map_err(text(format!("d{i} {}", self.devices[i].doing())))?;
-        if phase == Phase::Suspending {
-            self.devices[i].enter(Phase::Suspended);
-            self.bar();
+        if phase == DevicePhase::Suspending {
+            self.devices[i].enter(DevicePhase::Suspended);
+            self.update_suspended_users();
             let mut env = lock(&self.machine.env);
             for p in self.devices[i].spec.paths() {
                 let path = &env.paths[p];
-                if path.barred > 0 && path.in_flight > 0 {
+                if path.suspended_users > 0 && path.in_flight > 0 {
                     return Err(format!(
                         "d{i} is suspended with {} requests in flight on p{p}",
                         path.in_flight
@@ -270,18 +273,18 @@ impl World {
                 }
             }
             let at = env.now + Nanos(env.chance.below(200_000_000));
-            self.machine.timers.set(at, Timer::Resume(i));
+            self.machine.timers.set(at, TimedEvent::Resume(i));
             return Ok(());
         }
         if self.devices[i].loaded.is_some() {
             return Err(format!("d{i} was resumed and did not take its new table"));
         }
-        self.devices[i].enter(Phase::Live);
+        self.devices[i].enter(DevicePhase::Live);
         self.devices[i].before = None;
         self.devices[i].limits = self.devices[i].mapped.limits();
         self.hold(i, false);
         self.forget_checks(i);
-        self.bar();
+        self.update_suspended_users();
         Ok(())
     }
 }

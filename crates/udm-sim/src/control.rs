@@ -1,15 +1,15 @@
 //! The control side of mapped devices: tables, suspend, resume, messages.
 
-use crate::bad::Dust;
-use crate::control_io::SimIo;
-use crate::device::{Device, Loaded, Phase, Running};
-use crate::env::{Access, last_seen, lock};
-use crate::limits::Expected;
-use crate::map::Map;
-use crate::model::Wrong;
+use crate::control_io::SimControlIo;
+use crate::device::{DevicePhase, InactiveTable, ModelledDevice, RunningChange};
+use crate::dust_model::DustLine;
+use crate::environment::{MultipathState, lock, record_last_seen};
+use crate::expected_limits::ExpectedLimits;
+use crate::model::Violation;
 use crate::path::SimPath;
+use crate::table_map::TableMap;
 use crate::tables::TableSpec;
-use crate::world::World;
+use crate::world::TargetWorld;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -24,14 +24,14 @@ use udm_dm::{
 use udm_wire::multipath_conf::{Failback, Grouping, Marginal, NoPathRetry, Prio, Settings};
 use udm_wire::table::Line;
 
-/// Finds paths and devices by the words of [`crate::tables::Below`].
-pub(crate) struct Names {
+/// Finds paths and devices by the words of [`crate::tables::LowerDevice`].
+pub(crate) struct DeviceResolver {
     pub(crate) paths: Vec<Arc<SimPath>>,
     pub(crate) fronts: Vec<Arc<dyn udm_core::Device>>,
     pub(crate) devices: Vec<Option<Arc<MappedDevice>>>,
 }
 
-impl Resolver for Names {
+impl Resolver for DeviceResolver {
     fn get(&mut self, word: &str) -> Result<DeviceRef, LookupError> {
         let missing = || LookupError { errno: ENOENT, reason: format!("no device {word}") };
         let index = |prefix: &str| word.strip_prefix(prefix).and_then(|n| n.parse::<usize>().ok());
@@ -57,13 +57,13 @@ pub(crate) const PATHS: u32 = 8;
 /// How often a load is tried that the disks let fail.
 const LOADS_MAX: usize = 100;
 
-pub(crate) fn text<E: std::fmt::Display>(what: String) -> impl FnOnce(E) -> Wrong {
+pub(crate) fn text<E: std::fmt::Display>(what: String) -> impl FnOnce(E) -> Violation {
     move |e| format!("{what}: {e}")
 }
 
-impl World {
+impl TargetWorld {
     /// Makes all devices from their tables: those that they had, or those of the blueprint.
-    pub fn make_devices(&mut self, specs: &[TableSpec]) -> Result<(), Wrong> {
+    pub fn make_devices(&mut self, specs: &[TableSpec]) -> Result<(), Violation> {
         for (i, spec) in specs.iter().enumerate() {
             let number = DevNo { major: 253, minor: i as u32 };
             let mapped = MappedDevice::new(&format!("d{i}"), None, number).map_err(text(format!("d{i}")))?;
@@ -72,14 +72,14 @@ impl World {
             mapped.set_upkeep(Upkeep { paths: Some(Arc::clone(&settings)), watch: self.watch });
             let map = self.map(spec);
             let expected = self.expected(spec, &|d| self.devices[d].expected);
-            self.devices.push(Device {
+            self.devices.push(ModelledDevice {
                 mapped,
                 settings,
                 spec: spec.clone(),
                 maps: vec![map],
                 limits: Limits::new(udm_core::Sectors(0)),
                 loaded: None,
-                phase: Phase::Suspended,
+                phase: DevicePhase::Suspended,
                 stands,
                 running: None,
                 before: None,
@@ -150,26 +150,30 @@ impl World {
         })
     }
 
-    fn names(&self) -> Names {
+    fn names(&self) -> DeviceResolver {
         let devices = self.devices.iter().map(|d| Some(d.mapped.clone())).collect();
-        Names { paths: self.machine.paths.clone(), fronts: self.machine.fronts.clone(), devices }
+        DeviceResolver { paths: self.machine.paths.clone(), fronts: self.machine.fronts.clone(), devices }
     }
 
-    fn map(&self, spec: &TableSpec) -> Arc<Map> {
+    fn map(&self, spec: &TableSpec) -> Arc<TableMap> {
         let below = |d: usize| self.devices[d].maps[0].clone();
-        Arc::new(Map::of(spec, &self.blueprint.paths, &self.machine.model.cells, &below))
+        Arc::new(TableMap::of(spec, &self.blueprint.paths, &self.machine.model.cells, &below))
     }
 
     /// What a table of `spec` can take, as the disks are now and the devices below it are, or are
     /// to be.
-    pub(crate) fn expected(&self, spec: &TableSpec, below: &dyn Fn(usize) -> Expected) -> Expected {
+    pub(crate) fn expected(
+        &self,
+        spec: &TableSpec,
+        below: &dyn Fn(usize) -> ExpectedLimits,
+    ) -> ExpectedLimits {
         let env = lock(&self.machine.env);
-        let disk = |p: usize| Expected::of_disk(&env.disks[env.paths[p].disk]);
-        Expected::of_table(spec, &disk, below)
+        let disk = |p: usize| ExpectedLimits::of_disk(&env.disks[env.paths[p].disk]);
+        ExpectedLimits::of_table(spec, &disk, below)
     }
 
     /// Puts a table into the inactive slot.
-    pub fn load(&mut self, i: usize, spec: TableSpec) -> Result<(), Wrong> {
+    pub fn load(&mut self, i: usize, spec: TableSpec) -> Result<(), Violation> {
         let words = spec.text(self.blueprint.cores);
         lock(&self.machine.env).say(format!("d{i} load: {}", words.replace('\n', "; ")));
         let lines = udm_wire::table::parse(&words).map_err(text(format!("d{i}: {words}")))?;
@@ -188,7 +192,7 @@ impl World {
             Err(error) if error.errno == EMLINK => return Ok(()),
             loaded => loaded.map_err(text(format!("d{i} load {words}")))?,
         }
-        self.intrude(i, &words)?;
+        self.check_exclusive_claims(i, &words)?;
         let old = self.devices[i].loaded.take().and_then(|l| l.access);
         let spare = old.or_else(|| self.devices[i].spare.take());
         let settings = &self.devices[i].settings;
@@ -196,14 +200,14 @@ impl World {
         let intervals = (settings.polling_interval, settings.max_polling_interval);
         let access = spec.multipath().map(|(disk, queue, groups)| {
             let paths = groups.iter().flat_map(|(_, p)| p.iter().copied()).collect();
-            let loose = spec.is_loose() || self.watch.is_on();
-            let access = Access {
+            let has_unknown_paths = spec.is_loose() || self.watch.is_on();
+            let access = MultipathState {
                 disk,
                 paths,
                 queue,
                 suspending: false,
                 live: false,
-                loose,
+                has_unknown_paths,
                 retries,
                 intervals,
                 lost: 0,
@@ -215,15 +219,15 @@ impl World {
             }
             spare.unwrap_or(env.accesses.len() - 1)
         });
-        self.devices[i].loaded = Some(Loaded { spec, map, access, table: weak, expected: None });
+        self.devices[i].loaded = Some(InactiveTable { spec, map, access, table: weak, expected: None });
         Ok(())
     }
 
-    /// A table of `lines`, and whether something that it read or wrote has failed.
-    fn build(&mut self, lines: &[Line]) -> Result<(Result<Arc<Table>, TargetError>, bool), Wrong> {
+    /// A table of `log_capture`, and whether something that it read or wrote has failed.
+    fn build(&mut self, lines: &[Line]) -> Result<(Result<Arc<Table>, TargetError>, bool), Violation> {
         let (mut names, cores) = (self.names(), self.blueprint.cores);
         self.acting = true;
-        let io = SimIo::new(self);
+        let io = SimControlIo::new(self);
         let built = Table::build(udm_targets::TARGETS, lines, &mut names, &io, cores);
         let (verdict, failed) = (io.verdict(), io.has_failed());
         self.acting = false;
@@ -231,7 +235,7 @@ impl World {
     }
 
     /// A stranger wants the disks that device `i` with this table has alone: it must not get them.
-    fn intrude(&mut self, i: usize, words: &str) -> Result<(), Wrong> {
+    fn check_exclusive_claims(&mut self, i: usize, words: &str) -> Result<(), Violation> {
         if !words.contains("log-writes") {
             return Ok(());
         }
@@ -256,14 +260,14 @@ impl World {
     }
 
     /// Begins a suspend, of one device or of several together.
-    pub fn suspend(&mut self, several: &[usize], noflush: bool) -> Result<(), Wrong> {
-        let (woken, wake) = World::flag();
+    pub fn suspend(&mut self, several: &[usize], noflush: bool) -> Result<(), Violation> {
+        let (woken, wake) = TargetWorld::flag();
         for &i in several {
             let how = if noflush { " without a flush" } else { "" };
             lock(&self.machine.env).say(format!("d{i} suspend, of {}{how}", several.len()));
             self.hold(i, !noflush);
             self.forget_checks(i);
-            self.devices[i].enter(Phase::Suspending);
+            self.devices[i].enter(DevicePhase::Suspending);
         }
         let mapped = self.mapped(several);
         let changes = Changes::suspend(&mapped, noflush, &wake).map_err(|(_, e)| format!("suspend: {e}"))?;
@@ -278,15 +282,16 @@ impl World {
     }
 
     fn set_off(&mut self, several: &[usize], changes: Changes, woken: Arc<AtomicBool>) {
-        let running = Running { devices: several.to_vec(), changes, woken, cancelled: false, past: false };
+        let running =
+            RunningChange { devices: several.to_vec(), changes, woken, cancelled: false, past: false };
         let running = Rc::new(RefCell::new(running));
         several.iter().for_each(|&i| self.devices[i].running = Some(Rc::clone(&running)));
     }
 
     /// Begins a resume, of one device or of several together.
-    pub fn resume(&mut self, several: &[usize]) -> Result<(), Wrong> {
-        let (woken, wake) = World::flag();
-        let live = |world: &World, i: usize| world.devices[i].phase == Phase::Live;
+    pub fn resume(&mut self, several: &[usize]) -> Result<(), Violation> {
+        let (woken, wake) = TargetWorld::flag();
+        let live = |world: &TargetWorld, i: usize| world.devices[i].phase == DevicePhase::Live;
         // The kernel's way fails what is held; ours lets it wait for the new table. What a device
         // that is suspended holds must wait.
         let asked = self.machine.control.one_in(2);
@@ -310,13 +315,13 @@ impl World {
                     }
                 }
             }
-            device.enter(Phase::Resuming(was_live));
+            device.enter(DevicePhase::Resuming(was_live));
         }
         let mapped = self.mapped(several);
         let changes = Changes::resume(&mapped, asked, &wake).map_err(|(_, e)| format!("resume: {e}"))?;
         self.set_off(several, changes, woken);
         self.machine.totals.resumed_together += u64::from(several.len() > 1);
-        self.bar();
+        self.update_suspended_users();
         Ok(())
     }
 
@@ -340,19 +345,19 @@ impl World {
 
     /// Works out which paths must be quiet: those whose every user is suspended. Which disks are
     /// behind something that fails requests at will, and which paths' errors are tried elsewhere.
-    pub(crate) fn bar(&mut self) {
+    pub(crate) fn update_suspended_users(&mut self) {
         let mut env = lock(&self.machine.env);
         let ending = env.ending();
         for (i, disk) in env.disks.iter_mut().enumerate() {
-            let fails = |d: &Device| d.spec.is_flaky() || d.dust.iter().any(Dust::is_on);
+            let fails = |d: &ModelledDevice| d.spec.is_flaky() || d.dust.iter().any(DustLine::is_on);
             let flaky = self.devices.iter().any(|d| fails(d) && d.maps[0].disks.contains(&i));
-            last_seen(&mut disk.flaky, flaky, ending);
+            record_last_seen(&mut disk.flaky, flaky, ending);
         }
         for p in 0..env.paths.len() {
             let mut users = self.devices.iter().filter(|d| d.spec.paths().contains(&p)).peekable();
-            let barred = users.peek().is_some() && users.all(Device::is_suspended);
-            env.paths[p].barred = u32::from(barred);
-            let tries = |d: &Device| {
+            let suspended_users = users.peek().is_some() && users.all(ModelledDevice::is_suspended);
+            env.paths[p].suspended_users = u32::from(suspended_users);
+            let tries = |d: &ModelledDevice| {
                 let groups = d.spec.multipath().map_or(&[][..], |(_, _, groups)| groups);
                 groups.iter().any(|(_, paths)| paths.contains(&p))
             };
@@ -369,13 +374,13 @@ impl World {
     ) -> Result<(String, Option<Pending>), TargetError> {
         let words: Vec<String> = words.split(' ').map(str::to_string).collect();
         let mut names = self.names();
-        self.devices[i].mapped.send(sector, &words, &mut names, &*self.machine.post)
+        self.devices[i].mapped.send(sector, &words, &mut names, &*self.machine.inboxes)
     }
 
     /// Sends a message. `Ok(false)` when the device was suspended and refused it.
-    pub fn message(&mut self, i: usize, words: &str) -> Result<bool, Wrong> {
+    pub fn message(&mut self, i: usize, words: &str) -> Result<bool, Violation> {
         lock(&self.machine.env).say(format!("d{i} message: {words}"));
-        let live = self.devices[i].phase == Phase::Live;
+        let live = self.devices[i].phase == DevicePhase::Live;
         match self.send(i, 0, words) {
             Ok(_) => {
                 self.machine.totals.messages += 1;

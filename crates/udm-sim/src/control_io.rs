@@ -3,10 +3,10 @@
 //! meanwhile.
 
 use crate::cores::SimCores;
-use crate::env::lock;
-use crate::model::Wrong;
-use crate::turn::Turns;
-use crate::world::World;
+use crate::environment::lock;
+use crate::model::Violation;
+use crate::turn::MachineWorld;
+use crate::world::TargetWorld;
 use std::cell::{Cell, RefCell};
 use std::sync::{Arc, Mutex, PoisonError};
 use udm_core::control_io::{Answer, Started};
@@ -19,24 +19,24 @@ const PATIENCE: Nanos = Nanos::from_millis(30_000);
 const STEPS_MAX: u64 = 20_000;
 
 /// The control side of `world`, while it loads a table.
-pub struct SimIo<'a, W = World> {
+pub struct SimControlIo<'a, W = TargetWorld> {
     world: RefCell<&'a mut W>,
-    wrong: RefCell<Option<Wrong>>,
+    wrong: RefCell<Option<Violation>>,
     failed: Cell<bool>,
 }
 
-impl<'a, W: Turns> SimIo<'a, W> {
+impl<'a, W: MachineWorld> SimControlIo<'a, W> {
     /// On the cores of `world`.
     #[must_use]
-    pub fn new(world: &'a mut W) -> SimIo<'a, W> {
-        SimIo { world: RefCell::new(world), wrong: RefCell::default(), failed: Cell::new(false) }
+    pub fn new(world: &'a mut W) -> SimControlIo<'a, W> {
+        SimControlIo { world: RefCell::new(world), wrong: RefCell::default(), failed: Cell::new(false) }
     }
 
     /// What the world found wrong meanwhile.
     ///
     /// # Errors
     /// That.
-    pub fn verdict(&self) -> Result<(), Wrong> {
+    pub fn verdict(&self) -> Result<(), Violation> {
         self.wrong.take().map_or(Ok(()), Err)
     }
 
@@ -72,13 +72,13 @@ impl<'a, W: Turns> SimIo<'a, W> {
     }
 }
 
-impl<W: Turns> ControlIo for SimIo<'_, W> {
+impl<W: MachineWorld> ControlIo for SimControlIo<'_, W> {
     fn run(&self, device: &Arc<dyn Device>, bios: Batch) -> Answer {
         let told = Arc::new(Mutex::new(None));
         let tell = Arc::clone(&told);
         let tell = move |answer| *tell.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer);
-        let post: Arc<SimCores> = Arc::clone(&self.world.borrow_mut().machine().post);
-        let started = Started::new(device, bios, tell, |task| post.start_io(&**device, task));
+        let inboxes: Arc<SimCores> = Arc::clone(&self.world.borrow_mut().machine().inboxes);
+        let started = Started::new(device, bios, tell, |task| inboxes.start_io(&**device, task));
         let answer = match &started {
             Ok(_) => self.wait(&told),
             Err(error) => Err(error.clone()),

@@ -1,51 +1,51 @@
 //! Simulated cores: their inboxes, and the state that their lanes see.
 
-use crate::chance::{Chance, Stream};
+use crate::rng::{RngStream, SimRng};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use udm_core::{Ack, CoreId, Cores, Device, DeviceId, LaneCommand, MakeTask, Nanos, TaskHandle};
 
 /// A command on its way.
-struct Letter {
+struct MessageInTransit {
     due: Nanos,
     to: DeviceId,
-    what: Mail,
+    what: CoreMessage,
 }
 
 /// What a letter is.
-pub enum Mail {
+pub enum CoreMessage {
     /// A command.
     Command(LaneCommand),
     /// A bell was rung.
-    Ring,
+    Wake,
     /// A task is started, which listens there.
-    Start(MakeTask, Purpose),
+    Start(MakeTask, TaskPurpose),
     /// A task is to stop.
     Stop(Option<Ack>),
 }
 
 /// What a task is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
+pub enum TaskPurpose {
     /// A target's own: it checks paths.
-    Checks,
+    PathCheck,
     /// A lane's: it has the one order of what all cores ask for.
-    Carries,
+    OwnerLane,
     /// A table is loaded that needs a disk: nobody's request.
-    Loads,
+    TableLoad,
     /// A table is loaded that needs a mapped device: a request like others.
-    LoadsMapped,
+    MappedTableLoad,
 }
 
 /// The commands on their way to one core: a queue per sender. Each is in order; between them there
 /// is none.
 struct Inbox {
-    from: Vec<VecDeque<Letter>>,
+    from: Vec<VecDeque<MessageInTransit>>,
 }
 
-struct Post {
+struct InboxState {
     inboxes: Vec<Inbox>,
-    chance: Chance,
+    chance: SimRng,
     now: Nanos,
     sender: usize,
     /// Mean delay of a command, in ns.
@@ -57,7 +57,7 @@ struct Post {
 }
 
 /// Takes `device` out of `list`; was it there?
-fn take_out(list: &mut Vec<DeviceId>, device: DeviceId) -> bool {
+fn remove_device(list: &mut Vec<DeviceId>, device: DeviceId) -> bool {
     let before = list.len();
     list.retain(|d| *d != device);
     list.len() < before
@@ -65,7 +65,7 @@ fn take_out(list: &mut Vec<DeviceId>, device: DeviceId) -> bool {
 
 /// All inboxes: what the control side and the targets send commands through.
 pub struct SimCores {
-    post: Mutex<Post>,
+    post: Mutex<InboxState>,
     me: Weak<SimCores>,
 }
 
@@ -75,8 +75,8 @@ impl SimCores {
     pub fn new(seed: u64, cores: usize, delay: u64) -> Arc<SimCores> {
         let inbox = || Inbox { from: (0..=cores).map(|_| VecDeque::new()).collect() };
         let inboxes = (0..cores).map(|_| inbox()).collect();
-        let chance = Chance::new(seed, Stream::Inbox);
-        let post = Post {
+        let chance = SimRng::new(seed, RngStream::Inbox);
+        let post = InboxState {
             inboxes,
             chance,
             now: Nanos(0),
@@ -88,7 +88,7 @@ impl SimCores {
         Arc::new_cyclic(|me| SimCores { post: Mutex::new(post), me: me.clone() })
     }
 
-    fn post(&self) -> MutexGuard<'_, Post> {
+    fn post(&self) -> MutexGuard<'_, InboxState> {
         self.post.lock().unwrap_or_else(|e| e.into_inner())
     }
 
@@ -105,9 +105,9 @@ impl SimCores {
     }
 
     /// Takes a command that has arrived at `core`; of several, chance picks the sender.
-    pub fn take(&self, core: usize) -> Option<(DeviceId, Mail)> {
+    pub fn take(&self, core: usize) -> Option<(DeviceId, CoreMessage)> {
         let mut post = self.post();
-        let Post { inboxes, chance, now, .. } = &mut *post;
+        let InboxState { inboxes, chance, now, .. } = &mut *post;
         let from = &mut inboxes[core].from;
         let ready = from.iter().filter(|q| q.front().is_some_and(|l| l.due <= *now)).count();
         if ready == 0 {
@@ -120,12 +120,12 @@ impl SimCores {
 
     /// Have the lanes of `device` been told to go on since this was last asked?
     pub fn took_resume(&self, device: DeviceId) -> bool {
-        take_out(&mut self.post().resumed, device)
+        remove_device(&mut self.post().resumed, device)
     }
 
     /// Have the lanes of `device` been told to open a new table since this was last asked?
     pub fn took_prepare(&self, device: DeviceId) -> bool {
-        take_out(&mut self.post().prepared, device)
+        remove_device(&mut self.post().prepared, device)
     }
 
     /// When the next command arrives at `core`.
@@ -136,14 +136,14 @@ impl SimCores {
     }
 }
 
-impl Post {
+impl InboxState {
     /// Puts a letter to `core` behind what its sender has sent there.
-    fn send(&mut self, core: usize, to: DeviceId, what: Mail) {
-        let Post { inboxes, chance, now, sender, delay, .. } = self;
+    fn send(&mut self, core: usize, to: DeviceId, what: CoreMessage) {
+        let InboxState { inboxes, chance, now, sender, delay, .. } = self;
         let queue = &mut inboxes[core].from[*sender];
         let after = queue.back().map_or(Nanos(0), |l| l.due);
         let due = after.max(*now + Nanos(chance.span(*delay)));
-        queue.push_back(Letter { due, to, what });
+        queue.push_back(MessageInTransit { due, to, what });
     }
 }
 
@@ -156,19 +156,19 @@ impl Cores for SimCores {
             _ => {}
         }
         for core in 0..post.inboxes.len() {
-            post.send(core, device, Mail::Command(command.clone()));
+            post.send(core, device, CoreMessage::Command(command.clone()));
         }
     }
 
     fn ring(&self, core: CoreId, id: DeviceId) {
-        self.post().send(core.index(), id, Mail::Ring);
+        self.post().send(core.index(), id, CoreMessage::Wake);
     }
 
     /// On a core that chance picks. A table's tasks are started by the control side, those of lanes
     /// by the core that has its turn.
     fn start(&self, make: MakeTask) -> TaskHandle {
         let by_lane = self.post().sender > 0;
-        self.start_for(make, if by_lane { Purpose::Carries } else { Purpose::Checks })
+        self.start_for(make, if by_lane { TaskPurpose::OwnerLane } else { TaskPurpose::PathCheck })
     }
 }
 
@@ -176,18 +176,18 @@ impl SimCores {
     /// Starts a task of the control side that has a lane of `device`, as a load does.
     pub fn start_io(&self, device: &dyn Device, make: MakeTask) -> TaskHandle {
         let mapped = device.stacked().is_some();
-        self.start_for(make, if mapped { Purpose::LoadsMapped } else { Purpose::Loads })
+        self.start_for(make, if mapped { TaskPurpose::MappedTableLoad } else { TaskPurpose::TableLoad })
     }
 
-    fn start_for(&self, make: MakeTask, purpose: Purpose) -> TaskHandle {
+    fn start_for(&self, make: MakeTask, purpose: TaskPurpose) -> TaskHandle {
         let (topic, me) = (DeviceId::new(), self.me.clone());
         let mut post = self.post();
         let cores = post.inboxes.len() as u64;
         let core = post.chance.below(cores) as usize;
-        post.send(core, topic, Mail::Start(make, purpose));
+        post.send(core, topic, CoreMessage::Start(make, purpose));
         TaskHandle::new(move |told| {
             if let Some(cores) = me.upgrade() {
-                cores.post().send(core, topic, Mail::Stop(told));
+                cores.post().send(core, topic, CoreMessage::Stop(told));
             }
         })
     }

@@ -1,20 +1,20 @@
 //! Counts of what runs did: how those of several are added up, what never came, and words for it.
 
-use crate::plan::{Class, Without};
+use crate::plan::{Disturbance, ExcludedDisturbances};
 
 /// What is known of several runs from what is known of each.
-pub trait Count {
+pub trait Accumulate {
     /// Adds what another run did.
     fn add(&mut self, more: &Self);
 }
 
-impl Count for u64 {
+impl Accumulate for u64 {
     fn add(&mut self, more: &u64) {
         *self += more;
     }
 }
 
-impl<const N: usize> Count for [u64; N] {
+impl<const N: usize> Accumulate for [u64; N] {
     fn add(&mut self, more: &[u64; N]) {
         self.iter_mut().zip(more).for_each(|(all, more)| *all += more);
     }
@@ -22,27 +22,27 @@ impl<const N: usize> Count for [u64; N] {
 
 /// The largest of all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Most(pub u64);
+pub struct Maximum(pub u64);
 
-impl Most {
+impl Maximum {
     /// Takes notice of `n`.
     pub fn see(&mut self, n: u64) {
         self.0 = self.0.max(n);
     }
 }
 
-impl Count for Most {
-    fn add(&mut self, more: &Most) {
+impl Accumulate for Maximum {
+    fn add(&mut self, more: &Maximum) {
         self.see(more.0);
     }
 }
 
 /// A hash of the hashes of all, in their order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Hash(pub u64);
+pub struct RunHash(pub u64);
 
-impl Count for Hash {
-    fn add(&mut self, more: &Hash) {
+impl Accumulate for RunHash {
+    fn add(&mut self, more: &RunHash) {
         self.0 = self.0.rotate_left(1) ^ more.0;
     }
 }
@@ -56,9 +56,9 @@ macro_rules! counts {
             $($(#[$doc])* pub $field: $of,)*
         }
 
-        impl $crate::counts::Count for $name {
+        impl $crate::counts::Accumulate for $name {
             fn add(&mut self, more: &$name) {
-                $($crate::counts::Count::add(&mut self.$field, &more.$field);)*
+                $($crate::counts::Accumulate::add(&mut self.$field, &more.$field);)*
             }
         }
     };
@@ -68,9 +68,9 @@ pub(crate) use counts;
 
 /// Of kinds of trouble, each with the class that brings it and how often it came: those that were
 /// not left out and never came all the same. The runs were too short for them.
-pub(crate) fn missed<C: Into<Option<Class>>>(
+pub(crate) fn uncovered<C: Into<Option<Disturbance>>>(
     all: impl IntoIterator<Item = (&'static str, C, u64)>,
-    without: Without,
+    without: ExcludedDisturbances,
 ) -> Vec<&'static str> {
     let is_out = |class: C| class.into().is_some_and(|class| without.has(class));
     all.into_iter().filter_map(|(name, class, n)| (n == 0 && !is_out(class)).then_some(name)).collect()
@@ -82,7 +82,7 @@ pub(crate) fn list<N: std::fmt::Display>(all: impl IntoIterator<Item = (N, u64)>
 }
 
 /// As [`list`], of kinds of trouble.
-pub(crate) fn list_trouble<C>(all: impl IntoIterator<Item = (&'static str, C, u64)>) -> String {
+pub(crate) fn format_disturbance_counts<C>(all: impl IntoIterator<Item = (&'static str, C, u64)>) -> String {
     list(all.into_iter().map(|(name, _, n)| (name, n)))
 }
 

@@ -1,10 +1,10 @@
 //! A mapped device of the world, and what the model knows of it.
 
-use crate::bad::Dust;
-use crate::front::Asked;
-use crate::limits::Expected;
-use crate::map::Map;
-use crate::model::Rules;
+use crate::dust_model::DustLine;
+use crate::expected_limits::ExpectedLimits;
+use crate::front_end::RequestTarget;
+use crate::model::RefusalRules;
+use crate::table_map::TableMap;
 use crate::tables::TableSpec;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -16,7 +16,7 @@ use udm_wire::multipath_conf::Settings;
 
 /// Where a device stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
+pub enum DevicePhase {
     /// In use.
     Live,
     /// A suspend is under way.
@@ -27,29 +27,29 @@ pub enum Phase {
     Resuming(bool),
 }
 
-impl Phase {
+impl DevicePhase {
     pub(crate) fn doing(self) -> &'static str {
         match self {
-            Phase::Live => "in use",
-            Phase::Suspending => "being suspended",
-            Phase::Suspended => "suspended",
-            Phase::Resuming(_) => "being resumed",
+            DevicePhase::Live => "in use",
+            DevicePhase::Suspending => "being suspended",
+            DevicePhase::Suspended => "suspended",
+            DevicePhase::Resuming(_) => "being resumed",
         }
     }
 }
 
 /// A table in the inactive slot.
-pub(crate) struct Loaded {
+pub(crate) struct InactiveTable {
     pub(crate) spec: TableSpec,
-    pub(crate) map: Arc<Map>,
+    pub(crate) map: Arc<TableMap>,
     pub(crate) access: Option<usize>,
     pub(crate) table: Weak<Table>,
     /// What it must be able to take, as of the check behind which the cores are told to open it.
-    pub(crate) expected: Option<Expected>,
+    pub(crate) expected: Option<ExpectedLimits>,
 }
 
 /// A suspend or resume under way, of one device or several.
-pub(crate) struct Running {
+pub(crate) struct RunningChange {
     pub(crate) devices: Vec<usize>,
     pub(crate) changes: Changes,
     pub(crate) woken: Arc<AtomicBool>,
@@ -60,7 +60,7 @@ pub(crate) struct Running {
 
 /// The next range of at most `most` sectors up to `size` that was not read back yet; `check` is the
 /// first of them.
-pub(crate) fn next_check(check: &Cell<u64>, size: u64, most: u64) -> Option<(u64, u64)> {
+pub(crate) fn next_readback(check: &Cell<u64>, size: u64, most: u64) -> Option<(u64, u64)> {
     let at = check.get();
     if at >= size {
         return None;
@@ -70,7 +70,7 @@ pub(crate) fn next_check(check: &Cell<u64>, size: u64, most: u64) -> Option<(u64
     Some((at, len))
 }
 
-impl Asked for Device {
+impl RequestTarget for ModelledDevice {
     fn limits(&self) -> &Limits {
         &self.limits
     }
@@ -79,13 +79,13 @@ impl Asked for Device {
         self.hot
     }
 
-    fn next_check(&self, most: u64) -> Option<(u64, u64)> {
-        next_check(&self.check, self.limits.size.0, most)
+    fn next_readback(&self, most: u64) -> Option<(u64, u64)> {
+        next_readback(&self.check, self.limits.size.0, most)
     }
 }
 
 /// A mapped device, and what the model knows of it.
-pub struct Device {
+pub struct ModelledDevice {
     /// What is done for it besides its requests.
     pub settings: Arc<Settings>,
     /// Its paths are watched, and fail for being silent: what it must think of them is not known
@@ -96,31 +96,31 @@ pub struct Device {
     pub(crate) mapped: Arc<MappedDevice>,
     /// The table in use.
     pub spec: TableSpec,
-    pub(crate) maps: Vec<Arc<Map>>,
+    pub(crate) maps: Vec<Arc<TableMap>>,
     pub(crate) limits: Limits,
-    pub(crate) loaded: Option<Loaded>,
-    /// See [`Device::enter`].
-    pub(crate) phase: Phase,
+    pub(crate) loaded: Option<InactiveTable>,
+    /// See [`ModelledDevice::enter`].
+    pub(crate) phase: DevicePhase,
     /// Nothing passes: for what is behind its own queue.
     pub(crate) stands: Arc<AtomicBool>,
-    pub(crate) running: Option<Rc<RefCell<Running>>>,
+    pub(crate) running: Option<Rc<RefCell<RunningChange>>>,
     /// The table in use when the resume under way began.
-    pub(crate) before: Option<Arc<Map>>,
+    pub(crate) before: Option<Arc<TableMap>>,
     /// Which multipath target of the outside it is.
     pub access: Option<usize>,
     pub(crate) spare: Option<usize>,
     pub(crate) hot: u64,
     /// The dust lines of its table.
-    pub(crate) dust: Vec<Dust>,
+    pub(crate) dust: Vec<DustLine>,
     /// What its table can take.
-    pub(crate) expected: Expected,
+    pub(crate) expected: ExpectedLimits,
     /// Events that it must have raised, and those that it may have raised besides.
     pub(crate) events: (u64, u64),
     /// First sector that was not read back yet since the last crash.
     pub(crate) check: Cell<u64>,
 }
 
-impl Device {
+impl ModelledDevice {
     /// What it must think of its paths is not known here.
     pub(crate) fn is_loose(&self) -> bool {
         self.spec.is_loose() || self.watched
@@ -133,26 +133,26 @@ impl Device {
 
     /// The tables that a request made now may go through.
     #[must_use]
-    pub fn maps(&self) -> &[Arc<Map>] {
+    pub fn maps(&self) -> &[Arc<TableMap>] {
         &self.maps
     }
 
     /// The same, and what it must refuse.
-    pub(crate) fn ways(&self) -> (&[Arc<Map>], Rules) {
-        let Expected { block, read_only, .. } = self.expected;
-        (&self.maps, Rules { block, read_only })
+    pub(crate) fn ways(&self) -> (&[Arc<TableMap>], RefusalRules) {
+        let ExpectedLimits { block, read_only, .. } = self.expected;
+        (&self.maps, RefusalRules { block, read_only })
     }
 
     /// It stands in `phase` from now on.
-    pub(crate) fn enter(&mut self, phase: Phase) {
+    pub(crate) fn enter(&mut self, phase: DevicePhase) {
         self.phase = phase;
-        self.stands.store(phase == Phase::Suspended, Ordering::Relaxed);
+        self.stands.store(phase == DevicePhase::Suspended, Ordering::Relaxed);
     }
 
     /// Nothing passes.
     #[must_use]
     pub fn is_suspended(&self) -> bool {
-        self.phase == Phase::Suspended
+        self.phase == DevicePhase::Suspended
     }
 
     /// A suspend or a resume is under way.
@@ -170,7 +170,7 @@ impl Device {
     /// In use, with nothing under way.
     #[must_use]
     pub fn is_live(&self) -> bool {
-        self.phase == Phase::Live
+        self.phase == DevicePhase::Live
     }
 
     /// What is under way, for a person.

@@ -4,8 +4,8 @@
 //! writes no others, so one of other content that arrives was mixed up on its way. A disk for logs
 //! is given others: it keeps their bytes aside, and a stamp that says where.
 
-use crate::chance::Chance;
 use crate::null_cache::NullCache;
+use crate::rng::SimRng;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use udm_core::{Commons, Status};
@@ -18,7 +18,7 @@ pub const OWN: u64 = 1 << 63;
 const ASIDE: u64 = 1 << 61;
 
 /// A write in the cache.
-struct Cached {
+struct CachedWrite {
     sector: u32,
     stamp: u64,
     /// Which write to this disk it was; later ones win.
@@ -29,12 +29,12 @@ struct Cached {
 const CACHE_MAX: usize = 2048;
 
 /// The medium with its volatile cache.
-pub struct Disk {
+pub struct SimDisk {
     /// What a read returns.
     now: Vec<u64>,
     /// What survives a crash, with the number of the write that put it there.
     durable: Vec<(u64, u64)>,
-    cache: VecDeque<Cached>,
+    cache: VecDeque<CachedWrite>,
     nr: u64,
     /// It keeps what it holds in the memory and the cache of a null device.
     pub(crate) null: Option<NullCache>,
@@ -82,12 +82,12 @@ pub struct Disk {
     pub flaky: Option<u64>,
 }
 
-impl Disk {
+impl SimDisk {
     /// A disk of `sectors`, each with a stamp of its own; `index` tells disks apart.
     #[must_use]
-    pub fn new(index: usize, sectors: u64) -> Disk {
-        let first: Vec<u64> = (0..sectors).map(|s| Disk::first_stamp(index, s)).collect();
-        Disk {
+    pub fn new(index: usize, sectors: u64) -> SimDisk {
+        let first: Vec<u64> = (0..sectors).map(|s| SimDisk::first_stamp(index, s)).collect();
+        SimDisk {
             durable: first.iter().map(|s| (*s, 0)).collect(),
             now: first,
             cache: VecDeque::with_capacity(CACHE_MAX),
@@ -204,7 +204,7 @@ impl Disk {
 
     /// The bytes of `sector`, where they are more than its stamp.
     #[must_use]
-    pub fn blemished(&self, sector: u64) -> Option<&[u8]> {
+    pub fn nonuniform_bytes(&self, sector: u64) -> Option<&[u8]> {
         let stamp = self.read(sector);
         let aside = (self.tainted || self.log) && stamp & (OWN | ASIDE | 1 << 62) == OWN | ASIDE;
         aside.then(|| &*self.aside[(stamp & 0xffff_ffff) as usize])
@@ -214,7 +214,7 @@ impl Disk {
     /// disk keeps no such bytes.
     pub fn stamp(&mut self, bytes: &[u8]) -> Option<u64> {
         crate::stamp::of(bytes).or_else(|| {
-            let keep = self.log || (self.tainted && crate::stamp::nearly(bytes).is_some());
+            let keep = self.log || (self.tainted && crate::stamp::almost_of(bytes).is_some());
             keep.then(|| {
                 self.aside.push(bytes.into());
                 OWN | ASIDE | (self.aside.len() as u64 - 1)
@@ -239,11 +239,11 @@ impl Disk {
             let Some(oldest) = self.cache.pop_front() else { break };
             self.keep(&oldest);
         }
-        self.cache.push_back(Cached { sector: sector as u32, stamp, nr: self.nr });
+        self.cache.push_back(CachedWrite { sector: sector as u32, stamp, nr: self.nr });
     }
 
     /// What a discard leaves in `sector`: the old content, zeroes, or anything.
-    pub fn discard(&mut self, sector: u64, chance: &mut Chance) {
+    pub fn discard(&mut self, sector: u64, chance: &mut SimRng) {
         let stamp = match chance.below(3) {
             0 => return,
             1 => 0,
@@ -252,7 +252,7 @@ impl Disk {
         self.write(sector, stamp, false);
     }
 
-    fn keep(&mut self, cached: &Cached) {
+    fn keep(&mut self, cached: &CachedWrite) {
         let slot = &mut self.durable[cached.sector as usize];
         if slot.1 < cached.nr {
             *slot = (cached.stamp, cached.nr);
@@ -281,7 +281,7 @@ impl Disk {
 
     /// Loses power: of what the cache holds, any part may have reached the medium, sector by
     /// sector.
-    pub fn crash(&mut self, chance: &mut Chance) {
+    pub fn crash(&mut self, chance: &mut SimRng) {
         let luck = chance.pick(&[0, 20, 50, 80, 100]);
         let cache = std::mem::take(&mut self.cache);
         for c in &cache {
@@ -334,13 +334,13 @@ impl Disk {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::chance::Stream;
+    use crate::rng::RngStream;
 
     #[test]
     fn a_crash_keeps_what_was_flushed() {
         for seed in 0..50 {
-            let mut chance = Chance::new(seed, Stream::Disk);
-            let mut disk = Disk::new(0, 8);
+            let mut chance = SimRng::new(seed, RngStream::Disks);
+            let mut disk = SimDisk::new(0, 8);
             disk.write(1, 11, false);
             let mark = disk.mark();
             disk.write(1, 12, false);
@@ -350,20 +350,20 @@ mod tests {
             disk.crash(&mut chance);
             assert!([11, 12].contains(&disk.read(1)));
             assert_eq!(disk.read(2), 22);
-            assert!([33, Disk::first_stamp(0, 3)].contains(&disk.read(3)));
-            assert_eq!(disk.read(4), Disk::first_stamp(0, 4));
+            assert!([33, SimDisk::first_stamp(0, 3)].contains(&disk.read(3)));
+            assert_eq!(disk.read(4), SimDisk::first_stamp(0, 4));
         }
     }
 
     #[test]
     fn a_full_cache_never_brings_an_old_sector_back() {
-        let mut disk = Disk::new(0, 4);
+        let mut disk = SimDisk::new(0, 4);
         disk.write(0, 1, false);
         disk.write(0, 2, true);
         for _ in 0..2 * CACHE_MAX {
             disk.write(1, 9, false);
         }
-        disk.crash(&mut Chance::new(1, Stream::Disk));
+        disk.crash(&mut SimRng::new(1, RngStream::Disks));
         assert_eq!(disk.read(0), 2);
     }
 }

@@ -1,10 +1,10 @@
 //! The deterministic simulator in which udm is tested.
 //!
-//! A [`World`](world::World) gives the unchanged targets, tables and mapped devices their time,
+//! A [`TargetWorld`](world::TargetWorld) gives the unchanged targets, tables and mapped devices their time,
 //! chance and I/O. It has any number of cores on one thread, and paths that fail in every way. Its
 //! disks keep the contract and use all its freedom: they reorder, lose their cache, and complete
 //! late. Its control side suspends, reloads, sends messages and cuts the power. A
-//! [`Model`](model::Model) checks each result. One seed gives one run, event for event, so a
+//! [`DeviceModel`](model::DeviceModel) checks each result. One seed gives one run, event for event, so a
 //! failure can be replayed.
 //!
 //! At each access to shared state a lane passes a point (`udm_core::interleave`), where the
@@ -14,30 +14,27 @@
 //! a branch per call of the ring. docs/internals/simulator.md describes worlds, seeds and planted bugs.
 //!
 //! * `plan`: the description of a run. `run`: executes a run and shrinks a failure.
-//! * `machine`, `turn`, `between`, `tasks`, `timers`, `front`, `control_io`: cores and their turns,
+//! * `machine`, `turn`, `preemption`, `tasks`, `timers`, `front_end`, `control_io`: cores and their turns,
 //!   for every world.
-//! * `world`, `device`, `control`, `changes`, `acts`, `outside`, `rest`: a world of targets and its
+//! * `world`, `device`, `control`, `changes`, `actions`, `outside`, `quiescence`: a world of targets and its
 //!   actions.
-//! * `cores`, `env`, `disk`, `path`, `fate`, `effect`, `faulty`, `null_cache`, `beside`: the
+//! * `cores`, `environment`, `disk`, `path`, `path_faults`, `write_effects`, `faulty_path`, `null_cache`, `beside`: the
 //!   environment of the tested code.
-//! * `blueprint`, `vary`, `tables`: random stacks. `map`, `limits`: their meaning.
-//! * `snap`: worlds of origins and snapshots.
+//! * `blueprint`, `table_variants`, `tables`: random stacks. `table_map`, `expected_limits`: their meaning.
+//! * `snapshots`: worlds of origins and snapshots.
 //! * `nbd`: worlds of the NBD server and its clients.
 //! * `nbd_client`: worlds of the NBD client and its servers.
 //! * `verbs`: worlds of the registry and its verbs.
-//! * `lives`: worlds of servers that follow each other over the same disks and state folder.
-//! * `waiting`, `lines`: futures that continue when a world lets them, and captured log lines.
-//! * `model`, `reads`, `excuse`, `cells`, `stamp`, `bad`, `log`: the rules. `trace`: the history.
+//! * `lifecycle`: worlds of servers that follow each other over the same disks and state folder.
+//! * `waiting`, `log_capture`: futures that continue when a world lets them, and captured log lines.
+//! * `model`, `read_check`, `allowed_errors`, `register_model`, `stamp`, `dust_model`, `write_log_model`: the rules. `trace`: the history.
 //!   `totals`: the counts.
 #![forbid(unsafe_code)]
 
-mod acts;
-mod bad;
+mod actions;
+mod allowed_errors;
 pub mod beside;
-mod between;
 pub mod blueprint;
-pub mod cells;
-pub mod chance;
 mod changes;
 mod control;
 pub mod control_io;
@@ -45,43 +42,46 @@ pub mod cores;
 pub mod counts;
 mod device;
 pub mod disk;
-pub mod effect;
-pub mod env;
-mod excuse;
-mod fate;
-mod faulty;
-mod front;
-pub mod limits;
-mod lines;
-pub mod lives;
-pub mod log;
+mod dust_model;
+pub mod environment;
+pub mod expected_limits;
+mod faulty_path;
+mod front_end;
+pub mod lifecycle;
+mod log_capture;
 pub mod machine;
-pub mod map;
 pub mod model;
 pub mod nbd;
 pub mod nbd_client;
 mod null_cache;
 mod outside;
 pub mod path;
+mod path_faults;
 pub mod plan;
+mod preemption;
 mod queues;
-mod reads;
-mod rest;
+mod quiescence;
+mod read_check;
+pub mod register_model;
+pub mod rng;
 pub mod run;
-mod slow;
-pub mod snap;
+mod slow_path;
+pub mod snapshots;
 pub mod stamp;
+pub mod table_map;
+mod table_variants;
 pub mod tables;
 pub mod tasks;
 mod timers;
 pub mod totals;
 pub mod trace;
 pub mod turn;
-mod vary;
 pub mod verbs;
 mod waiting;
 pub mod world;
+pub mod write_effects;
+pub mod write_log_model;
 
-pub use plan::{Class, Plan, Without};
-pub use run::{Failure, run, shrink};
-pub use totals::Totals;
+pub use plan::{Disturbance, ExcludedDisturbances, RunPlan};
+pub use run::{RunFailure, run, shrink};
+pub use totals::RunTotals;

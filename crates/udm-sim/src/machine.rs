@@ -6,20 +6,20 @@
 //! jumps to the next reason. Nobody polls for luck, so a wake-up that is lost stays lost, and
 //! shows.
 
-use crate::cells::Cells;
-use crate::chance::{Chance, Stream};
 use crate::cores::SimCores;
-use crate::env::{Env, SharedEnv, lock};
-use crate::faulty::Faulty;
-use crate::front::Front;
-use crate::model::{Model, Wrong};
+use crate::environment::{Env, SharedEnv, lock};
+use crate::faulty_path::FaultyPath;
+use crate::front_end::WorkloadGenerator;
+use crate::model::{DeviceModel, Violation};
 use crate::path::SimPath;
-use crate::plan::{Class, Plan};
-use crate::queues::Queue;
-use crate::tasks::Running;
-use crate::timers::Timers;
-use crate::totals::Totals;
-use crate::trace::{Kind, NO_CORE};
+use crate::plan::{Disturbance, RunPlan};
+use crate::queues::SimQueue;
+use crate::register_model::RegisterModel;
+use crate::rng::{RngStream, SimRng};
+use crate::tasks::RunningTask;
+use crate::timers::TimerQueue;
+use crate::totals::RunTotals;
+use crate::trace::{EventKind, NO_CORE};
 use std::sync::{Arc, Mutex};
 use udm_core::{Batch, Busy, CoreId, CoreState, Cx, Device, Lane, Nanos, OpenError, OwnerId, Visit};
 use udm_wire::uri::NullFaults;
@@ -28,7 +28,7 @@ use udm_wire::uri::NullFaults;
 const TURNS_AT_REST: usize = 8;
 
 /// A lane that a core has open.
-pub struct Open {
+pub struct OpenLane {
     /// Which device.
     pub device: usize,
     /// Its data-path half.
@@ -36,7 +36,7 @@ pub struct Open {
     /// Requests of this core on it.
     pub in_flight: usize,
     /// What came back in the middle of another core's turn.
-    pub home: Batch,
+    pub completed: Batch,
     /// When it wants to be polled.
     pub wake: Nanos,
     /// It has mail.
@@ -45,7 +45,7 @@ pub struct Open {
     pub owner: OwnerId,
 }
 
-impl Open {
+impl OpenLane {
     /// Its number among what its core visits.
     #[must_use]
     pub fn visit(&self) -> Visit {
@@ -54,13 +54,13 @@ impl Open {
 }
 
 /// A core.
-pub struct Core {
+pub struct SimCore {
     /// What its lanes see of it.
     pub state: CoreState,
     /// Its lanes.
-    pub open: Vec<Open>,
+    pub open: Vec<OpenLane>,
     /// Its tasks.
-    pub tasks: Vec<Running>,
+    pub tasks: Vec<RunningTask>,
     /// When its front end next asks for something.
     pub next_work: Nanos,
 }
@@ -68,35 +68,35 @@ pub struct Core {
 /// See the module.
 pub struct Machine {
     /// What is being run.
-    pub plan: Plan,
+    pub plan: RunPlan,
     /// The outside.
     pub env: SharedEnv,
     /// The inboxes.
-    pub post: Arc<SimCores>,
+    pub inboxes: Arc<SimCores>,
     /// The cores.
-    pub cores: Vec<Core>,
+    pub cores: Vec<SimCore>,
     /// The paths.
     pub paths: Vec<Arc<SimPath>>,
     /// What tables are given for them: themselves, or the queues in front of them.
     pub(crate) fronts: Vec<Arc<dyn Device>>,
     /// Those queues.
-    pub(crate) queues: Vec<Queue>,
+    pub(crate) queues: Vec<SimQueue>,
     /// What must be true.
-    pub model: Model,
+    pub model: DeviceModel,
     /// The front ends.
-    pub front: Front,
+    pub front: WorkloadGenerator,
     /// Who runs next.
-    pub schedule: Chance,
+    pub schedule: SimRng,
     /// Who acts in the middle of another's turn, where there is any of that.
-    pub(crate) between: Option<Chance>,
+    pub(crate) between: Option<SimRng>,
     /// How often they might have.
     pub(crate) visits: u64,
     /// What the control side does.
-    pub control: Chance,
+    pub control: SimRng,
     /// What is to happen at a time.
-    pub timers: Timers,
+    pub timers: TimerQueue,
     /// What was done.
-    pub totals: Totals,
+    pub totals: RunTotals,
     /// Steps taken.
     pub step: u64,
     /// A table is being loaded: nothing else is done on the control side.
@@ -117,10 +117,16 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// The machine of `plan`, over the disks and paths of `env`, without cores.
-    pub(crate) fn new(plan: &Plan, build: &mut Chance, cores: usize, mut env: Env, cells: Cells) -> Machine {
-        env.torn = !plan.without.has(Class::Torn);
-        let delay = match plan.without.has(Class::Delay) {
+    /// The machine of `plan`, over the disks and paths of `environment`, without cores.
+    pub(crate) fn new(
+        plan: &RunPlan,
+        build: &mut SimRng,
+        cores: usize,
+        mut env: Env,
+        cells: RegisterModel,
+    ) -> Machine {
+        env.torn = !plan.without.has(Disturbance::Torn);
+        let delay = match plan.without.has(Disturbance::Delay) {
             true => 100,
             false => build.pick(&[1_000, 50_000, 2_000_000]),
         };
@@ -131,16 +137,16 @@ impl Machine {
             fronts: paths.iter().map(|path| Arc::clone(path) as Arc<dyn Device>).collect(),
             paths,
             queues: Vec::new(),
-            post: SimCores::new(plan.seed, cores, delay),
-            model: Model::new(cells),
-            front: Front::new(plan, build),
-            schedule: Chance::new(plan.seed, Stream::Schedule),
-            between: (cfg!(feature = "interleave") && cores > 1 && !plan.without.has(Class::Between))
-                .then(|| Chance::new(plan.seed, Stream::Between)),
+            inboxes: SimCores::new(plan.seed, cores, delay),
+            model: DeviceModel::new(cells),
+            front: WorkloadGenerator::new(plan, build),
+            schedule: SimRng::new(plan.seed, RngStream::Schedule),
+            between: (cfg!(feature = "interleave") && cores > 1 && !plan.without.has(Disturbance::Between))
+                .then(|| SimRng::new(plan.seed, RngStream::Between)),
             visits: 0,
-            control: Chance::new(plan.seed, Stream::Control),
-            timers: Timers::default(),
-            totals: Totals::default(),
+            control: SimRng::new(plan.seed, RngStream::Control),
+            timers: TimerQueue::default(),
+            totals: RunTotals::default(),
             step: 0,
             loading: false,
             resting: false,
@@ -156,16 +162,16 @@ impl Machine {
     }
 
     /// Puts faults in front of paths.
-    pub(crate) fn make_faults(&mut self, faults: Vec<(usize, NullFaults)>, chance: &mut Chance) {
+    pub(crate) fn make_faults(&mut self, faults: Vec<(usize, NullFaults)>, chance: &mut SimRng) {
         for (path, params) in faults {
             lock(&self.env).say(format!("p{path}: {params:?}"));
-            let faulty = Faulty::new(&self.paths[path], path, &self.env, params, chance);
+            let faulty = FaultyPath::new(&self.paths[path], path, &self.env, params, chance);
             self.fronts[path] = faulty.map_or(Arc::clone(&self.fronts[path]), |faulty| Arc::new(faulty));
         }
     }
 
     /// Has half of the disks with a cache keep what they hold as null devices do.
-    pub(crate) fn make_null_caches(&mut self, chance: &mut Chance) {
+    pub(crate) fn make_null_caches(&mut self, chance: &mut SimRng) {
         let mut env = lock(&self.env);
         for disk in env.disks.iter_mut().filter(|disk| disk.volatile && !disk.log) {
             if chance.one_in(2) {
@@ -180,8 +186,8 @@ impl Machine {
         let now = lock(&self.env).now;
         for id in 0..count {
             let seed = self.schedule.any();
-            let state = CoreState::new(CoreId(id as u16), count, seed, None).among(self.post.clone());
-            self.cores.push(Core { state, open: Vec::new(), tasks: Vec::new(), next_work: now });
+            let state = CoreState::new(CoreId(id as u16), count, seed, None).among(self.inboxes.clone());
+            self.cores.push(SimCore { state, open: Vec::new(), tasks: Vec::new(), next_work: now });
         }
     }
 
@@ -200,7 +206,15 @@ impl Machine {
         let opened = open(&mut cx);
         let wake = cx.wake();
         let opened = opened.map(|lane| {
-            slot.open.push(Open { device, lane, in_flight: 0, home: Batch::new(), wake, mail: false, owner });
+            slot.open.push(OpenLane {
+                device,
+                lane,
+                in_flight: 0,
+                completed: Batch::new(),
+                wake,
+                mail: false,
+                owner,
+            });
         });
         // Also where it failed: what the control side sends next would be another's letter.
         self.set_turn(None);
@@ -212,7 +226,7 @@ impl Machine {
         let mut env = lock(&self.env);
         env.step = self.step;
         env.core = core.map_or(NO_CORE, |c| c as u16);
-        self.post.set_turn(env.now, core);
+        self.inboxes.set_turn(env.now, core);
         env.now
     }
 
@@ -244,8 +258,8 @@ impl Machine {
         let core = &self.cores[c];
         let work = if self.works(c) { core.next_work } else { Nanos::NEVER };
         let lanes = core.open.iter().map(|o| o.wake).min().unwrap_or(Nanos::NEVER);
-        let tasks = core.tasks.iter().map(Running::reason).min().unwrap_or(Nanos::NEVER);
-        work.min(lanes).min(tasks).min(self.post.next(c))
+        let tasks = core.tasks.iter().map(RunningTask::reason).min().unwrap_or(Nanos::NEVER);
+        work.min(lanes).min(tasks).min(self.inboxes.next(c))
     }
 
     /// Nobody has a reason: on to the next one. False where none is to come, of cores or timers.
@@ -258,7 +272,7 @@ impl Machine {
             self.totals.simulated += next.since(env.now).0;
             env.now = next;
             let (at, core) = (env.now, NO_CORE);
-            env.trace.add(at, core, Kind::Jump, [next.0, 0, 0, 0]);
+            env.trace.add(at, core, EventKind::Jump, [next.0, 0, 0, 0]);
         }
         cores.min(beside) != Nanos::NEVER
     }
@@ -269,15 +283,16 @@ impl Machine {
     }
 
     /// The work of its own that some lane has, for a person.
-    pub(crate) fn owed(&self) -> Option<String> {
-        let busy = |c: &Core| {
+    pub(crate) fn describe_own_work(&self) -> Option<String> {
+        let busy = |c: &SimCore| {
             c.open.iter().find(|o| o.lane.busy() == Busy::Owed).map(|o| (c.state.id().0, o.device))
         };
         if let Some((core, device)) = self.cores.iter().find_map(busy) {
             return Some(format!("core {core} with its lane of d{device}, which has work of its own"));
         }
-        let busy =
-            |c: &Core| c.tasks.iter().find(|t| !t.is_idle()).map(|t| (c.state.id().0, t.purpose, t.waits()));
+        let busy = |c: &SimCore| {
+            c.tasks.iter().find(|t| !t.is_idle()).map(|t| (c.state.id().0, t.purpose, t.waits()))
+        };
         let (core, purpose, waits) = self.cores.iter().find_map(busy)?;
         Some(format!("core {core} with a task of {purpose:?}, {waits},"))
     }
@@ -286,7 +301,7 @@ impl Machine {
     pub fn deliver_all(&mut self) {
         self.set_turn(None);
         for (c, core) in self.cores.iter_mut().enumerate() {
-            core.deliver(&self.post, c, u64::MAX);
+            core.deliver(&self.inboxes, c, u64::MAX);
         }
     }
 
@@ -296,17 +311,17 @@ impl Machine {
         env.paths[p].released += 1;
         let now = env.now;
         self.cores.iter_mut().flat_map(|c| &mut c.open).for_each(|o| o.wake = o.wake.min(now));
-        self.cores.iter_mut().flat_map(|c| &mut c.tasks).for_each(|task| task.rouse(now));
+        self.cores.iter_mut().flat_map(|c| &mut c.tasks).for_each(|task| task.wake_lanes(now));
     }
 
     /// No letter is on its way.
     pub(crate) fn has_no_mail(&self) -> bool {
-        (0..self.cores.len()).all(|c| self.post.next(c) == Nanos::NEVER)
+        (0..self.cores.len()).all(|c| self.inboxes.next(c) == Nanos::NEVER)
     }
 
     /// At rest no lane asks for a turn: after a few more, in which it may find out that there is
     /// nothing to do.
-    pub(crate) fn fall_asleep(&mut self) -> Result<(), Wrong> {
+    pub(crate) fn check_goes_idle(&mut self) -> Result<(), Violation> {
         for c in 0..self.cores.len() {
             self.set_turn(Some(c));
             let core = &mut self.cores[c];
@@ -339,7 +354,7 @@ impl Machine {
     }
 
     /// Nothing is inside of any path.
-    pub(crate) fn paths_are_empty(&self) -> Result<(), Wrong> {
+    pub(crate) fn paths_are_empty(&self) -> Result<(), Violation> {
         let env = lock(&self.env);
         match env.paths.iter().enumerate().find(|(_, path)| path.in_flight > 0) {
             Some((p, path)) => Err(format!("at rest, and p{p} has {} requests", path.in_flight)),
@@ -348,7 +363,7 @@ impl Machine {
     }
 
     /// All devices are gone: no lane of a path is open.
-    pub(crate) fn paths_are_closed(&self) -> Result<(), Wrong> {
+    pub(crate) fn paths_are_closed(&self) -> Result<(), Violation> {
         let env = lock(&self.env);
         match env.paths.iter().position(|p| p.lanes > 0) {
             Some(p) => {

@@ -4,8 +4,11 @@ use clap::Parser;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
-use udm_sim::counts::{Count, count};
-use udm_sim::{Class, Failure, Plan, Totals, Without, lives, nbd, nbd_client, run, shrink, verbs};
+use udm_sim::counts::{Accumulate, count};
+use udm_sim::{
+    Disturbance, ExcludedDisturbances, RunFailure, RunPlan, RunTotals, lifecycle, nbd, nbd_client, run,
+    shrink, verbs,
+};
 
 /// Runs udm's targets in a simulated world, seed after seed, and stops at the first failure.
 #[derive(Parser, Debug)]
@@ -46,7 +49,7 @@ struct Options {
     /// stacks, dust, lossy, late, wild, between; with --snapshots also merge, small; with --nbd
     /// and --nbd-client also cuts, lost, stalls, nonsense, and with --nbd moves
     #[arg(long, value_name = "CLASS,...", value_delimiter = ',')]
-    without: Vec<Class>,
+    without: Vec<Disturbance>,
     /// Print this many of the last events of a failing run
     #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
     trace: u64,
@@ -91,140 +94,140 @@ fn minutes(word: &str) -> Result<Duration, String> {
 }
 
 /// What was covered.
-enum Covered {
-    Targets(Box<Totals>),
-    Snapshots(Box<Totals>),
-    Nbd(Box<nbd::Counts>),
-    Verbs(Box<verbs::Counts>),
-    NbdClient(Box<nbd_client::Counts>),
-    Lives(Box<lives::Counts>),
+enum Coverage {
+    Targets(Box<RunTotals>),
+    Snapshots(Box<RunTotals>),
+    Nbd(Box<nbd::NbdServerCounts>),
+    Verbs(Box<verbs::RegistryCounts>),
+    NbdClient(Box<nbd_client::NbdClientCounts>),
+    Lives(Box<lifecycle::LifecycleCounts>),
 }
 
-impl Covered {
-    fn none(options: &Options) -> Covered {
+impl Coverage {
+    fn none(options: &Options) -> Coverage {
         if options.lives {
-            return Covered::Lives(Box::default());
+            return Coverage::Lives(Box::default());
         }
         match (options.nbd, options.snapshots, options.verbs, options.nbd_client) {
-            (true, ..) => Covered::Nbd(Box::default()),
-            (_, true, ..) => Covered::Snapshots(Box::default()),
-            (_, _, true, _) => Covered::Verbs(Box::default()),
-            (.., true) => Covered::NbdClient(Box::default()),
-            _ => Covered::Targets(Box::default()),
+            (true, ..) => Coverage::Nbd(Box::default()),
+            (_, true, ..) => Coverage::Snapshots(Box::default()),
+            (_, _, true, _) => Coverage::Verbs(Box::default()),
+            (.., true) => Coverage::NbdClient(Box::default()),
+            _ => Coverage::Targets(Box::default()),
         }
     }
 
     /// Runs `plan`, where every cut is asked for also once for each of them, and adds what it
     /// covered. The hash of its events.
-    fn run(&mut self, plan: &Plan, every_cut: bool) -> Result<u64, Box<Failure>> {
+    fn run(&mut self, plan: &RunPlan, every_cut: bool) -> Result<u64, Box<RunFailure>> {
         match self {
-            Covered::Targets(all) | Covered::Snapshots(all) => {
-                let clean = if every_cut { run::every_cut(plan) } else { run::run(plan) }?;
+            Coverage::Targets(all) | Coverage::Snapshots(all) => {
+                let clean = if every_cut { run::run_every_power_cut(plan) } else { run::run(plan) }?;
                 all.add(&clean.totals);
                 Ok(clean.hash)
             }
-            Covered::Nbd(all) => nbd::run(plan).map(|counts| {
+            Coverage::Nbd(all) => nbd::run(plan).map(|counts| {
                 all.add(&counts);
                 counts.hash.0
             }),
-            Covered::Verbs(all) => verbs::run(plan).map(|counts| {
+            Coverage::Verbs(all) => verbs::run(plan).map(|counts| {
                 all.add(&counts);
                 counts.hash.0
             }),
-            Covered::NbdClient(all) => nbd_client::run(plan).map(|counts| {
+            Coverage::NbdClient(all) => nbd_client::run(plan).map(|counts| {
                 all.add(&counts);
                 counts.hash.0
             }),
-            Covered::Lives(all) => lives::run(plan).map(|counts| {
+            Coverage::Lives(all) => lifecycle::run(plan).map(|counts| {
                 all.add(&counts);
                 counts.hash.0
             }),
         }
     }
 
-    fn shrink(&self, failure: Failure) -> Failure {
+    fn shrink(&self, failure: RunFailure) -> RunFailure {
         match self {
-            Covered::Targets(_) | Covered::Snapshots(_) => shrink(failure),
-            Covered::Nbd(_) => run::shrink_by(failure, &|plan| nbd::run(plan).map(drop)),
-            Covered::Verbs(_) => run::shrink_by(failure, &|plan| verbs::run(plan).map(drop)),
-            Covered::NbdClient(_) => run::shrink_by(failure, &|plan| nbd_client::run(plan).map(drop)),
-            Covered::Lives(_) => run::shrink_by(failure, &|plan| lives::run(plan).map(drop)),
+            Coverage::Targets(_) | Coverage::Snapshots(_) => shrink(failure),
+            Coverage::Nbd(_) => run::shrink_by(failure, &|plan| nbd::run(plan).map(drop)),
+            Coverage::Verbs(_) => run::shrink_by(failure, &|plan| verbs::run(plan).map(drop)),
+            Coverage::NbdClient(_) => run::shrink_by(failure, &|plan| nbd_client::run(plan).map(drop)),
+            Coverage::Lives(_) => run::shrink_by(failure, &|plan| lifecycle::run(plan).map(drop)),
         }
     }
 
     fn steps(&self) -> u64 {
         match self {
-            Covered::Targets(t) | Covered::Snapshots(t) => t.steps,
-            Covered::Nbd(c) => c.steps,
-            Covered::Verbs(c) => c.steps,
-            Covered::NbdClient(c) => c.steps,
-            Covered::Lives(c) => c.steps,
+            Coverage::Targets(t) | Coverage::Snapshots(t) => t.steps,
+            Coverage::Nbd(c) => c.steps,
+            Coverage::Verbs(c) => c.steps,
+            Coverage::NbdClient(c) => c.steps,
+            Coverage::Lives(c) => c.steps,
         }
     }
 
     fn requests(&self) -> u64 {
         match self {
-            Covered::Targets(t) | Covered::Snapshots(t) => t.all_requests(),
-            Covered::Nbd(c) => c.all_requests(),
-            Covered::Verbs(c) => c.all_verbs(),
-            Covered::NbdClient(c) => c.all_requests(),
-            Covered::Lives(c) => c.requests,
+            Coverage::Targets(t) | Coverage::Snapshots(t) => t.all_requests(),
+            Coverage::Nbd(c) => c.all_requests(),
+            Coverage::Verbs(c) => c.all_verbs(),
+            Coverage::NbdClient(c) => c.all_requests(),
+            Coverage::Lives(c) => c.requests,
         }
     }
 
     fn simulated(&self) -> u64 {
         match self {
-            Covered::Targets(t) | Covered::Snapshots(t) => t.simulated,
-            Covered::Nbd(c) => c.simulated,
-            Covered::Verbs(c) => c.simulated,
-            Covered::NbdClient(c) => c.simulated,
-            Covered::Lives(c) => c.simulated,
+            Coverage::Targets(t) | Coverage::Snapshots(t) => t.simulated,
+            Coverage::Nbd(c) => c.simulated,
+            Coverage::Verbs(c) => c.simulated,
+            Coverage::NbdClient(c) => c.simulated,
+            Coverage::Lives(c) => c.simulated,
         }
     }
 
     fn nothing(&self) -> Option<&'static str> {
         match self {
-            Covered::Targets(t) => t.nothing(false),
-            Covered::Snapshots(t) => t.nothing(true),
-            Covered::Nbd(c) => c.nothing(),
-            Covered::Verbs(c) => c.nothing(),
-            Covered::NbdClient(c) => c.nothing(),
-            Covered::Lives(c) => c.nothing(),
+            Coverage::Targets(t) => t.nothing(false),
+            Coverage::Snapshots(t) => t.nothing(true),
+            Coverage::Nbd(c) => c.nothing(),
+            Coverage::Verbs(c) => c.nothing(),
+            Coverage::NbdClient(c) => c.nothing(),
+            Coverage::Lives(c) => c.nothing(),
         }
     }
 
-    fn missed(&self, without: Without) -> Vec<&'static str> {
+    fn uncovered(&self, without: ExcludedDisturbances) -> Vec<&'static str> {
         match self {
-            Covered::Targets(t) => t.missed(without, false),
-            Covered::Snapshots(t) => t.missed(without, true),
-            Covered::Nbd(c) => c.missed(without),
-            Covered::Verbs(c) => c.missed(without),
-            Covered::NbdClient(c) => c.missed(without),
-            Covered::Lives(c) => c.missed(without),
+            Coverage::Targets(t) => t.uncovered(without, false),
+            Coverage::Snapshots(t) => t.uncovered(without, true),
+            Coverage::Nbd(c) => c.uncovered(without),
+            Coverage::Verbs(c) => c.uncovered(without),
+            Coverage::NbdClient(c) => c.uncovered(without),
+            Coverage::Lives(c) => c.uncovered(without),
         }
     }
 
     fn coverage(&self) -> String {
         match self {
-            Covered::Targets(t) => t.coverage(false),
-            Covered::Snapshots(t) => t.coverage(true),
-            Covered::Nbd(c) => c.coverage(),
-            Covered::Verbs(c) => c.coverage(),
-            Covered::NbdClient(c) => c.coverage(),
-            Covered::Lives(c) => c.coverage(),
+            Coverage::Targets(t) => t.coverage(false),
+            Coverage::Snapshots(t) => t.coverage(true),
+            Coverage::Nbd(c) => c.coverage(),
+            Coverage::Verbs(c) => c.coverage(),
+            Coverage::NbdClient(c) => c.coverage(),
+            Coverage::Lives(c) => c.coverage(),
         }
     }
 }
 
 /// What was done so far.
-struct Tally {
+struct RunProgress {
     seeds: u64,
-    covered: Covered,
+    covered: Coverage,
     began: Instant,
     shown: Option<Instant>,
 }
 
-impl Tally {
+impl RunProgress {
     fn line(&self) -> String {
         let (s, t) = (self.seeds, &self.covered);
         let hours = t.simulated() as f64 / 3.6e12;
@@ -253,18 +256,18 @@ impl Tally {
             count((self.covered.requests() as f64 / seconds) as u64)
         );
         let (start, end) = if terminal { ("\r\x1b[K", "") } else { ("", "\n") };
-        say(&mut std::io::stderr(), format_args!("{start}{}, {speed}{end}", self.line()));
+        print_to(&mut std::io::stderr(), format_args!("{start}{}, {speed}{end}", self.line()));
     }
 
     fn clear(&self) {
         if self.shown.is_some() && std::io::stderr().is_terminal() {
-            say(&mut std::io::stderr(), format_args!("\r\x1b[K"));
+            print_to(&mut std::io::stderr(), format_args!("\r\x1b[K"));
         }
     }
 }
 
 /// Prints; a reader that has gone away is no reason to stop.
-fn say(to: &mut dyn Write, text: std::fmt::Arguments<'_>) {
+fn print_to(to: &mut dyn Write, text: std::fmt::Arguments<'_>) {
     let _ = to.write_fmt(text);
     let _ = to.flush();
 }
@@ -273,7 +276,7 @@ fn main() -> ExitCode {
     let options = match Options::try_parse() {
         Ok(options) => options,
         Err(e) if !e.use_stderr() => {
-            say(&mut std::io::stdout(), format_args!("{e}"));
+            print_to(&mut std::io::stdout(), format_args!("{e}"));
             return ExitCode::SUCCESS;
         }
         Err(e) => {
@@ -281,24 +284,27 @@ fn main() -> ExitCode {
             // The first paragraph says what is wrong; the rest is advice.
             let lines: Vec<&str> = text.lines().take_while(|l| !l.trim().is_empty()).map(str::trim).collect();
             let line = lines.join(" ");
-            say(&mut std::io::stderr(), format_args!("udm-sim: {}\n", line.trim_start_matches("error: ")));
+            print_to(
+                &mut std::io::stderr(),
+                format_args!("udm-sim: {}\n", line.trim_start_matches("error: ")),
+            );
             return ExitCode::from(2);
         }
     };
     simulate(&options)
 }
 
-fn plan(options: &Options, seed: u64) -> Plan {
-    Plan {
+fn plan(options: &Options, seed: u64) -> RunPlan {
+    RunPlan {
         cores: options.cores.map(|n| n as usize),
         depth: options.depth.map(|n| n as usize),
-        without: options.without.iter().fold(Without::default(), |w, c| w.and(*c)),
+        without: options.without.iter().fold(ExcludedDisturbances::default(), |w, c| w.and(*c)),
         keep_events: (options.trace as usize).max(1),
         bench: options.bench.map(|n| n as usize),
         snapshots: options.snapshots,
         faulty: options.faulty,
         cut: options.cut,
-        ..Plan::new(seed, options.steps)
+        ..RunPlan::new(seed, options.steps)
     }
 }
 
@@ -315,7 +321,8 @@ fn simulate(options: &Options) -> ExitCode {
         (None, None) => 1..=100,
     };
     let open_ended = options.seed.is_none() && options.seeds.is_none();
-    let mut tally = Tally { seeds: 0, covered: Covered::none(options), began: Instant::now(), shown: None };
+    let mut tally =
+        RunProgress { seeds: 0, covered: Coverage::none(options), began: Instant::now(), shown: None };
     let mut hash = None;
     for seed in seeds {
         if options.minutes.is_some_and(|m| tally.began.elapsed() >= m) {
@@ -323,11 +330,11 @@ fn simulate(options: &Options) -> ExitCode {
             if open_ended {
                 break;
             }
-            say(
+            print_to(
                 &mut std::io::stderr(),
                 format_args!("udm-sim: stopped before seed {seed}: the time is over\n"),
             );
-            say(&mut std::io::stdout(), format_args!("{}: not all were run\n", tally.line()));
+            print_to(&mut std::io::stdout(), format_args!("{}: not all were run\n", tally.line()));
             return ExitCode::FAILURE;
         }
         match tally.covered.run(&plan(options, seed), options.every_cut) {
@@ -349,7 +356,7 @@ fn simulate(options: &Options) -> ExitCode {
 
 /// Says what was covered and what that is worth. Runs that covered nothing are a failure: they look
 /// like clean ones otherwise.
-fn verdict(tally: &Tally, hash: Option<u64>, options: &Options) -> ExitCode {
+fn verdict(tally: &RunProgress, hash: Option<u64>, options: &Options) -> ExitCode {
     let t = &tally.covered;
     let nothing = t.nothing();
     let left_out: Vec<&str> = options.without.iter().map(|class| class.name()).collect();
@@ -359,24 +366,24 @@ fn verdict(tally: &Tally, hash: Option<u64>, options: &Options) -> ExitCode {
         None if left_out.is_empty() => "clean".into(),
         None => format!("clean, without {}", left_out.join(",")),
     };
-    let without = options.without.iter().fold(Without::default(), |w, c| w.and(*c));
-    let missed = match (t.missed(without), options.bench) {
+    let without = options.without.iter().fold(ExcludedDisturbances::default(), |w, c| w.and(*c));
+    let missed = match (t.uncovered(without), options.bench) {
         (missed, None) if !missed.is_empty() => format!("never came: {}\n", missed.join(", ")),
         _ => String::new(),
     };
     let rate = (t.requests() as f64 / tally.began.elapsed().as_secs_f64()) as u64;
     let mut out = std::io::stdout();
-    say(
+    print_to(
         &mut out,
         format_args!("{}: {verdict}\n{}{missed}{} requests/s\n", tally.line(), t.coverage(), count(rate)),
     );
     if let (1, Some(hash)) = (tally.seeds, hash) {
-        say(&mut out, format_args!("trace {hash:016x}\n"));
+        print_to(&mut out, format_args!("trace {hash:016x}\n"));
     }
     if nothing.is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
-fn report(failure: Failure, options: &Options, tally: &Tally) {
+fn report(failure: RunFailure, options: &Options, tally: &RunProgress) {
     let mut out = std::io::stdout();
     let first = failure.clone();
     let kind = match (options.nbd, options.verbs, options.nbd_client) {
@@ -388,9 +395,9 @@ fn report(failure: Failure, options: &Options, tally: &Tally) {
     };
     let small = if options.no_shrink { failure } else { tally.covered.shrink(failure) };
     for line in &small.trace {
-        say(&mut out, format_args!("{line}\n"));
+        print_to(&mut out, format_args!("{line}\n"));
     }
-    say(
+    print_to(
         &mut out,
         format_args!(
             "seed {} failed at step {}, revision {}\n",
@@ -399,9 +406,9 @@ fn report(failure: Failure, options: &Options, tally: &Tally) {
             env!("UDM_REVISION")
         ),
     );
-    say(&mut out, format_args!("  {}\n  replay: udm-sim {kind}{}\n", first.what, first.plan.options()));
+    print_to(&mut out, format_args!("  {}\n  replay: udm-sim {kind}{}\n", first.what, first.plan.options()));
     if small.plan != first.plan {
-        say(
+        print_to(
             &mut out,
             format_args!(
                 "smaller, with the trace above:\n  {}\n  replay: udm-sim {kind}{}\n",
@@ -410,5 +417,5 @@ fn report(failure: Failure, options: &Options, tally: &Tally) {
             ),
         );
     }
-    say(&mut out, format_args!("before it: {}\n", tally.line()));
+    print_to(&mut out, format_args!("before it: {}\n", tally.line()));
 }

@@ -1,17 +1,17 @@
 //! The model of the devices: which requests are in flight, and what each may return.
 
-use crate::cells::{ANY, Cells};
-use crate::env::Env;
-use crate::excuse;
-use crate::map::{ERROR, Map};
-use crate::reads;
+use crate::allowed_errors;
+use crate::environment::Env;
+use crate::read_check;
+use crate::register_model::{ANY, RegisterModel};
 use crate::stamp;
+use crate::table_map::{ERROR, TableMap};
 use crate::trace::op_name;
 use std::sync::Arc;
 use udm_core::{Bio, BioFlags, Nanos, Op, OwnerId};
 
 /// A request in flight.
-pub(crate) struct Request {
+pub(crate) struct TrackedRequest {
     pub(crate) busy: bool,
     pub(crate) id: u64,
     pub(crate) device: usize,
@@ -25,16 +25,16 @@ pub(crate) struct Request {
     /// Step that it began in, doubled.
     pub(crate) start: u64,
     pub(crate) at: Nanos,
-    pub(crate) map: Option<Arc<Map>>,
+    pub(crate) map: Option<Arc<TableMap>>,
     /// Other tables that it may have gone through.
-    pub(crate) more: Vec<Arc<Map>>,
+    pub(crate) more: Vec<Arc<TableMap>>,
     /// What its device refused when it began.
-    pub(crate) rules: Rules,
+    pub(crate) rules: RefusalRules,
 }
 
 /// What a device must refuse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rules {
+pub struct RefusalRules {
     /// What is not whole blocks of this many sectors.
     pub block: u64,
     /// Whatever would change it.
@@ -42,24 +42,24 @@ pub struct Rules {
 }
 
 /// What is wrong, for a person.
-pub type Wrong = String;
+pub type Violation = String;
 
 /// See the module.
-pub struct Model {
+pub struct DeviceModel {
     /// What the disks may hold.
-    pub cells: Cells,
-    requests: Vec<Request>,
+    pub cells: RegisterModel,
+    requests: Vec<TrackedRequest>,
     free: Vec<u64>,
     ids: u64,
     /// Sectors compared.
     pub compared: u64,
 }
 
-impl Model {
-    /// A model over `cells`.
+impl DeviceModel {
+    /// A model over `register_model`.
     #[must_use]
-    pub fn new(cells: Cells) -> Model {
-        Model { cells, requests: Vec::new(), free: Vec::new(), ids: 0, compared: 0 }
+    pub fn new(cells: RegisterModel) -> DeviceModel {
+        DeviceModel { cells, requests: Vec::new(), free: Vec::new(), ids: 0, compared: 0 }
     }
 
     /// How many requests are in flight.
@@ -86,12 +86,12 @@ impl Model {
     }
 
     /// A request begins in `step`: gives it its cookie, puts its stamps into the data of a write,
-    /// and returns its number. `maps` are the tables that it may go through, the current one first.
+    /// and returns its number. `changed_maps` are the tables that it may go through, the current one first.
     pub fn begin(
         &mut self,
         bio: &mut Bio,
         device: usize,
-        (maps, rules): (&[Arc<Map>], Rules),
+        (maps, rules): (&[Arc<TableMap>], RefusalRules),
         step: u64,
         now: Nanos,
     ) -> u64 {
@@ -105,7 +105,7 @@ impl Model {
             _ => {}
         }
         let addr = bio.data.iter().next().map_or(0, |b| b.addr());
-        let request = Request {
+        let request = TrackedRequest {
             busy: true,
             id,
             device,
@@ -123,7 +123,7 @@ impl Model {
         };
         bio.cookie = self.free.pop().unwrap_or(self.requests.len() as u64);
         for map in maps {
-            mark(&mut self.cells, &request, map);
+            begin_writes(&mut self.cells, &request, map);
         }
         match self.requests.get_mut(bio.cookie as usize) {
             Some(slot) => *slot = request,
@@ -150,12 +150,12 @@ impl Model {
         self.cells.end(cell, stamp, now, false, false);
     }
 
-    /// From now on requests in flight on `device` may also go through `map`.
-    pub fn remap(&mut self, device: usize, map: &Arc<Map>) {
+    /// From now on requests in flight on `device` may also go through `table_map`.
+    pub fn remap(&mut self, device: usize, map: &Arc<TableMap>) {
         for r in self.requests.iter_mut().filter(|r| r.busy && r.device == device) {
             let known = r.map.iter().chain(&r.more).any(|m| Arc::ptr_eq(m, map) || m == map);
             if !known {
-                mark(&mut self.cells, r, map);
+                begin_writes(&mut self.cells, r, map);
                 r.more.push(map.clone());
             }
         }
@@ -210,13 +210,13 @@ impl Model {
     ///
     /// # Errors
     /// When it is not one that is in flight.
-    pub fn abandon(&mut self, bio: &Bio) -> Result<(), Wrong> {
-        self.home(bio)?;
+    pub fn abandon(&mut self, bio: &Bio) -> Result<(), Violation> {
+        self.find_slot(bio)?;
         self.free.push(bio.cookie);
         Ok(())
     }
 
-    fn home(&mut self, bio: &Bio) -> Result<usize, Wrong> {
+    fn find_slot(&mut self, bio: &Bio) -> Result<usize, Violation> {
         let slot = bio.cookie as usize;
         let Some(r) = self.requests.get_mut(slot).filter(|r| r.busy) else {
             return Err(format!("a request with cookie {slot} came back that is not in flight"));
@@ -254,23 +254,29 @@ impl Model {
     ///
     /// # Errors
     /// What is wrong.
-    pub fn finish(&mut self, bio: &Bio, rules: Rules, pardon: bool, env: &Env) -> Result<(), Wrong> {
-        let slot = self.home(bio)?;
+    pub fn finish(
+        &mut self,
+        bio: &Bio,
+        rules: RefusalRules,
+        pardon: bool,
+        env: &Env,
+    ) -> Result<(), Violation> {
+        let slot = self.find_slot(bio)?;
         let now = env.ending();
-        let Model { cells, requests, free, compared, .. } = self;
+        let DeviceModel { cells, requests, free, compared, .. } = self;
         let r = &mut requests[slot];
         let ok = bio.status.is_ok();
         let result = match (ok, r.op) {
             (false, _) if pardon => Ok(()),
-            (false, _) => excuse::check(r, bio.status, env),
+            (false, _) => allowed_errors::check(r, bio.status, env),
             (true, _) if rules == r.rules && r.breaks(rules) => {
                 Err(format!("{} succeeded against the limits of its device", describe(r)))
             }
-            (true, Op::Read) => reads::check(cells, r, bio, env, compared),
+            (true, Op::Read) => read_check::check(cells, r, bio, env, compared),
             // A discard is a hint: a target above may end it.
             (true, Op::Discard) => Ok(()),
-            (true, Op::Write) => check_reach(r).and_then(|()| check_own(r, bio)),
-            (true, _) => check_reach(r),
+            (true, Op::Write) => check_not_error_range(r).and_then(|()| check_write_data(r, bio)),
+            (true, _) => check_not_error_range(r),
         };
         let sure = ok && r.more.is_empty();
         let Some(map) = r.map.take() else { return Ok(()) };
@@ -301,15 +307,15 @@ impl Model {
     }
 }
 
-impl Request {
-    pub(crate) fn breaks(&self, rules: Rules) -> bool {
+impl TrackedRequest {
+    pub(crate) fn breaks(&self, rules: RefusalRules) -> bool {
         let uneven = self.op != Op::Flush && !(self.sector | self.len).is_multiple_of(rules.block);
         uneven || (rules.read_only && self.op.is_write())
     }
 }
 
-/// Tells the cells behind `map` that a write begins.
-fn mark(cells: &mut Cells, r: &Request, map: &Map) {
+/// Tells the cells behind `table_map` that a write begins.
+fn begin_writes(cells: &mut RegisterModel, r: &TrackedRequest, map: &TableMap) {
     if !r.op.is_write() {
         return;
     }
@@ -340,9 +346,9 @@ fn poison(bio: &mut Bio) {
 }
 
 /// A request that succeeded must not have touched sectors that can only fail.
-fn check_reach(r: &Request) -> Result<(), Wrong> {
-    let fails_at = |m: &Map, s: u64| m.cell(s) == ERROR && (m.drops(s).is_none() || s >= m.sectors());
-    let fails = |m: &Arc<Map>| (0..r.len).any(|i| fails_at(m, r.sector + i));
+fn check_not_error_range(r: &TrackedRequest) -> Result<(), Violation> {
+    let fails_at = |m: &TableMap, s: u64| m.cell(s) == ERROR && (m.drops(s).is_none() || s >= m.sectors());
+    let fails = |m: &Arc<TableMap>| (0..r.len).any(|i| fails_at(m, r.sector + i));
     if r.map.iter().chain(&r.more).all(fails) {
         return Err(format!("{} succeeded on a range that can only fail", describe(r)));
     }
@@ -350,13 +356,13 @@ fn check_reach(r: &Request) -> Result<(), Wrong> {
 }
 
 /// What was written is still what was to be written: a target may change a copy.
-fn check_own(r: &Request, bio: &Bio) -> Result<(), Wrong> {
+fn check_write_data(r: &TrackedRequest, bio: &Bio) -> Result<(), Violation> {
     let mut same = true;
     stamp::read(&bio.data, |i, got| same &= got == Some(r.id << 10 | i));
     if same { Ok(()) } else { Err(format!("{} came back with its data changed", describe(r))) }
 }
 
-pub(crate) fn describe(r: &Request) -> String {
+pub(crate) fn describe(r: &TrackedRequest) -> String {
     format!(
         "request {} ({} of d{} {}+{}, since step {})",
         r.id,

@@ -1,12 +1,12 @@
 //! What the outside does besides answering requests: writes that land late, disks that change.
 
-use crate::cells::stamp_text;
-use crate::env::lock;
-use crate::timers::Timer;
-use crate::world::World;
+use crate::environment::lock;
+use crate::register_model::stamp_text;
+use crate::timers::TimedEvent;
+use crate::world::TargetWorld;
 use udm_core::Nanos;
 
-impl World {
+impl TargetWorld {
     /// Lets the late writes take effect that are due at `at`, or now.
     pub(crate) fn land(&mut self, at: Option<Nanos>) {
         let mut env = lock(&self.machine.env);
@@ -14,7 +14,7 @@ impl World {
             return;
         }
         let (now, ending) = (at.unwrap_or(env.now), env.ending());
-        for (disk, sector, stamp) in crate::effect::land(&mut env, now) {
+        for (disk, sector, stamp) in crate::write_effects::land(&mut env, now) {
             env.say(format!("disk {disk} sector {sector}: {} lands late", stamp_text(stamp)));
             self.machine.model.landed(disk, sector, stamp, ending);
         }
@@ -35,7 +35,7 @@ impl World {
             0 if !disk.read_only => {
                 disk.set_read_only(true);
                 let last = self.machine.control.below(500) * 1_000_000;
-                self.machine.timers.set(now + Nanos(last), Timer::Writable(d));
+                self.machine.timers.set(now + Nanos(last), TimedEvent::Writable(d));
                 "is read-only".to_string()
             }
             1 => {

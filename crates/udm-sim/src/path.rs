@@ -6,13 +6,13 @@
 //! may have taken effect, whole or in part. A lane may be full: what it can't take it keeps for
 //! later, and hands back to a suspend that wants it.
 
-use crate::beside::{Asked, SimMark, What};
-use crate::cores::Purpose;
-use crate::effect;
-use crate::env::{Env, Mode, SharedEnv, lock};
-use crate::fate;
+use crate::beside::{HelperRequest, HelperRequestKind, SimStoreMark};
+use crate::cores::TaskPurpose;
+use crate::environment::{Env, PathMode, SharedEnv, lock};
+use crate::path_faults;
 use crate::stamp;
-use crate::trace::{Kind, op_bits, range};
+use crate::trace::{EventKind, op_bits, range};
+use crate::write_effects;
 use slab::Slab;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -31,7 +31,7 @@ pub struct SimPath {
 }
 
 impl SimPath {
-    /// Path `index` of `env`.
+    /// Path `index` of `environment`.
     #[must_use]
     pub fn new(env: &SharedEnv, index: usize) -> SimPath {
         let state = lock(env);
@@ -42,9 +42,9 @@ impl SimPath {
 
 impl SimPath {
     /// The marks of the store on its disk.
-    pub(crate) fn mark(&self) -> Arc<SimMark> {
+    pub(crate) fn mark(&self) -> Arc<SimStoreMark> {
         let disk = lock(&self.env).paths[self.index].disk;
-        Arc::new(SimMark { disk, env: self.env.clone() })
+        Arc::new(SimStoreMark { disk, env: self.env.clone() })
     }
 }
 
@@ -60,10 +60,11 @@ impl Device for SimPath {
 
     fn open(&self, _: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
         let mut env = lock(&self.env);
-        let (checks, carries) = (env.task == Some(Purpose::Checks), env.task == Some(Purpose::Carries));
-        let beside = env.task.is_some() && !carries;
-        let counted = !beside && !carries;
-        if !checks && !carries && env.refuses_open() {
+        let (checks, is_owner_lane) =
+            (env.task == Some(TaskPurpose::PathCheck), env.task == Some(TaskPurpose::OwnerLane));
+        let beside = env.task.is_some() && !is_owner_lane;
+        let counted = !beside && !is_owner_lane;
+        if !checks && !is_owner_lane && env.refuses_open() {
             env.say(format!("p{} can't be opened", self.index));
             return Err(OpenError::new(NO_LANE, format!("p{} has no lane left", self.index)));
         }
@@ -106,7 +107,7 @@ impl Device for SimPath {
             return then(Ok(()));
         }
         let at = Nanos(env.now.0 + env.chance.below(most));
-        env.asked.push(Asked { at, disk, what: What::Grow(size.0, then) });
+        env.asked.push(HelperRequest { at, disk, what: HelperRequestKind::Grow(size.0, then) });
     }
 
     fn limits(&self) -> Limits {
@@ -130,7 +131,7 @@ impl Device for SimPath {
 pub const NO_LANE: i32 = udm_core::errno::ENOMEM;
 
 /// A request inside a path.
-pub(crate) struct Slot {
+pub(crate) struct PathRequest {
     pub(crate) bio: Box<Bio>,
     /// How it will end, if the path lives.
     fate: Status,
@@ -158,7 +159,7 @@ struct PathLane {
     /// It is one of those that the devices in use have open.
     counted: bool,
     env: SharedEnv,
-    slots: Slab<Slot>,
+    slots: Slab<PathRequest>,
     due: BinaryHeap<Reverse<(Nanos, u64, usize)>>,
     /// Requests that were done as they came: whoever sent them polls, or nobody does.
     ended: Vec<usize>,
@@ -177,7 +178,7 @@ impl Lane for PathLane {
         let mut env = lock(&env);
         for bio in batch.drain(..) {
             self.check(&bio, &mut env);
-            has_write(self.index, self.beside, &bio, &mut env, true);
+            track_write(self.index, self.beside, &bio, &mut env, true);
             let path = &mut env.paths[self.index];
             path.in_flight += u64::from(!self.beside);
             if path.in_flight > path.most {
@@ -236,7 +237,7 @@ impl Lane for PathLane {
             env.paths[self.index].in_flight -= if self.beside { 0 } else { self.waiting.len() as u64 };
             env.seen.handed_back += self.waiting.len() as u64;
             for (bio, _) in &self.waiting {
-                has_write(self.index, self.beside, bio, &mut env, false);
+                track_write(self.index, self.beside, bio, &mut env, false);
             }
             back.extend(self.waiting.drain(..).map(|(bio, _)| bio));
         }
@@ -267,12 +268,12 @@ impl PathLane {
     }
 
     fn begin_one(&mut self, bio: Box<Bio>, crashes: u64, env: &mut Env) {
-        let (fate, due) = fate::of(env, self.index, &bio);
+        let (fate, due) = path_faults::of(env, self.index, &bio);
         let disk = env.paths[self.index].disk;
         let (at, core) = (env.now, env.core);
         let args =
             [self.index as u64, op_bits(bio.op, bio.flags.bits()), range(bio.sector.0, bio.sectors.0), due.0];
-        env.trace.add(at, core, Kind::PathIn, args);
+        env.trace.add(at, core, EventKind::PathIn, args);
         let (mark, fails) = (env.disks[disk].mark(), env.paths[self.index].fails);
         if self.checks {
             let path = &mut env.paths[self.index];
@@ -288,17 +289,17 @@ impl PathLane {
             let path = &mut env.paths[self.index];
             (path.checked_at, path.check_counts) = (Some(env.now), true);
         }
-        let mut slot = Slot { bio, fate, applied: 0, mark, crashes, fails, well, at };
+        let mut slot = PathRequest { bio, fate, applied: 0, mark, crashes, fails, well, at };
         let now = match env.chance.below(4) {
             0 | 1 => 0,
             2 if env.torn => env.chance.below(slot.bio.sectors.0 + 1),
             _ => slot.bio.sectors.0,
         };
-        if !env.dead && !refuses(fate) {
+        if !env.dead && !is_refusal(fate) {
             if slot.bio.flags.contains(BioFlags::PREFLUSH) {
                 env.disks[disk].flush(mark);
             }
-            effect::apply(env, disk, &mut slot, now, self.index);
+            write_effects::apply(env, disk, &mut slot, now, self.index);
         }
         let changes = slot.bio.op.is_write() || slot.bio.op == Op::Flush;
         self.count += 1;
@@ -325,7 +326,7 @@ impl PathLane {
         }
         for key in self.hung.drain(..) {
             self.slots[key].fate = if env.chance.one_in(2) { Status::Ok } else { Status::Timeout };
-            if let Some(status) = fate::refusal(env, self.index, &self.slots[key].bio) {
+            if let Some(status) = path_faults::refusal(env, self.index, &self.slots[key].bio) {
                 self.slots[key].fate = status;
             }
             self.count += 1;
@@ -337,7 +338,7 @@ impl PathLane {
     fn check(&self, bio: &Bio, env: &mut Env) {
         let p = self.index;
         let what = || format!("{} {}", crate::trace::op_name(bio.op), range_text(bio));
-        if env.paths[p].barred > 0 && !env.dead && !self.beside {
+        if env.paths[p].suspended_users > 0 && !env.dead && !self.beside {
             env.violate(|| format!("path p{p} was given a {} while the device above is suspended", what()));
         }
         let known = env.visit.is_none_or(|visit| visit != env.paths[p].failed_in);
@@ -371,8 +372,8 @@ impl PathLane {
         }
     }
 
-    fn finish(&mut self, mut slot: Slot, env: &mut Env) -> Box<Bio> {
-        has_write(self.index, self.beside, &slot.bio, env, false);
+    fn finish(&mut self, mut slot: PathRequest, env: &mut Env) -> Box<Bio> {
+        track_write(self.index, self.beside, &slot.bio, env, false);
         let state = &mut env.paths[self.index];
         state.in_flight -= u64::from(!self.beside);
         state.checks -= usize::from(self.checks);
@@ -380,29 +381,29 @@ impl PathLane {
         let (disk, mode) = (state.disk, state.mode);
         if env.dead || slot.crashes != env.crashes {
             if env.dead && slot.crashes != env.crashes {
-                effect::tear(env, disk, &mut slot);
+                write_effects::tear_write(env, disk, &mut slot);
             }
             slot.fate = Status::Ok;
         } else {
-            if mode == Mode::Down && slot.fate.is_ok() && !env.calm {
+            if mode == PathMode::Down && slot.fate.is_ok() && !env.calm {
                 slot.fate = Status::Transport;
             }
             let all = slot.bio.sectors.0;
             let target = match slot.fate {
                 Status::Ok => all,
-                fate if refuses(fate) => 0,
+                fate if is_refusal(fate) => 0,
                 _ => env.chance.between(slot.applied, all),
             };
-            effect::apply(env, disk, &mut slot, target, self.index);
+            write_effects::apply(env, disk, &mut slot, target, self.index);
             if slot.fate.is_ok() {
-                effect::succeed(env, disk, &slot);
+                write_effects::succeed(env, disk, &slot);
             } else if !self.checks {
                 if !self.beside {
                     env.blame(self.index, slot.fate);
                 }
                 let again = !self.beside && slot.fate.is_path_error() && env.paths[self.index].retried;
-                if !(again || refuses(slot.fate)) {
-                    effect::may_land_late(env, disk, &slot);
+                if !(again || is_refusal(slot.fate)) {
+                    write_effects::schedule_late_write(env, disk, &slot);
                 }
             }
             if !self.beside {
@@ -431,14 +432,14 @@ impl PathLane {
             slot.fate as u64,
         ];
         let (at, core) = (env.now, env.core);
-        env.trace.add(at, core, Kind::PathOut, args);
+        env.trace.add(at, core, EventKind::PathOut, args);
         bio.end_with(slot.fate);
         slot.bio
     }
 }
 
 /// The disk did not even look at the data.
-fn refuses(fate: Status) -> bool {
+fn is_refusal(fate: Status) -> bool {
     matches!(fate, Status::ReadOnly | Status::NotSupp)
 }
 
@@ -447,7 +448,7 @@ fn range_text(bio: &Bio) -> String {
 }
 
 /// A write is on one path at a time: `path` has it now, or no more.
-fn has_write(path: usize, beside: bool, bio: &Bio, env: &mut Env, now: bool) {
+fn track_write(path: usize, beside: bool, bio: &Bio, env: &mut Env, now: bool) {
     if beside || bio.op != Op::Write || !env.paths[path].retried {
         return;
     }

@@ -6,7 +6,7 @@ use std::str::FromStr;
 /// A class of disturbance, to be left out when a failure is being shrunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Class {
+pub enum Disturbance {
     /// Crashes and restarts.
     Crash,
     /// Devices removed and made again.
@@ -79,100 +79,100 @@ pub enum Class {
     Queues,
 }
 
-impl Class {
+impl Disturbance {
     /// Every class.
-    pub const ALL: [Class; 35] = [
-        Class::Crash,
-        Class::Remove,
-        Class::Paths,
-        Class::Errors,
-        Class::Suspend,
-        Class::Reload,
-        Class::Cancel,
-        Class::Messages,
-        Class::Delay,
-        Class::Torn,
-        Class::Flush,
-        Class::Trim,
-        Class::Long,
-        Class::Reopen,
-        Class::Pieces,
-        Class::Hang,
-        Class::Full,
-        Class::Prompt,
-        Class::Opens,
-        Class::Limits,
-        Class::Stacks,
-        Class::Dust,
-        Class::Lossy,
-        Class::Late,
-        Class::Wild,
-        Class::Merge,
-        Class::Small,
-        Class::Between,
-        Class::Cuts,
-        Class::Lost,
-        Class::Stalls,
-        Class::Nonsense,
-        Class::Moves,
-        Class::Watch,
-        Class::Queues,
+    pub const ALL: [Disturbance; 35] = [
+        Disturbance::Crash,
+        Disturbance::Remove,
+        Disturbance::Paths,
+        Disturbance::Errors,
+        Disturbance::Suspend,
+        Disturbance::Reload,
+        Disturbance::Cancel,
+        Disturbance::Messages,
+        Disturbance::Delay,
+        Disturbance::Torn,
+        Disturbance::Flush,
+        Disturbance::Trim,
+        Disturbance::Long,
+        Disturbance::Reopen,
+        Disturbance::Pieces,
+        Disturbance::Hang,
+        Disturbance::Full,
+        Disturbance::Prompt,
+        Disturbance::Opens,
+        Disturbance::Limits,
+        Disturbance::Stacks,
+        Disturbance::Dust,
+        Disturbance::Lossy,
+        Disturbance::Late,
+        Disturbance::Wild,
+        Disturbance::Merge,
+        Disturbance::Small,
+        Disturbance::Between,
+        Disturbance::Cuts,
+        Disturbance::Lost,
+        Disturbance::Stalls,
+        Disturbance::Nonsense,
+        Disturbance::Moves,
+        Disturbance::Watch,
+        Disturbance::Queues,
     ];
 
     /// Its name on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Class::Crash => "crash",
-            Class::Remove => "remove",
-            Class::Paths => "paths",
-            Class::Errors => "errors",
-            Class::Suspend => "suspend",
-            Class::Reload => "reload",
-            Class::Cancel => "cancel",
-            Class::Messages => "messages",
-            Class::Delay => "delay",
-            Class::Torn => "torn",
-            Class::Flush => "flush",
-            Class::Trim => "trim",
-            Class::Long => "long",
-            Class::Reopen => "reopen",
-            Class::Pieces => "pieces",
-            Class::Hang => "hang",
-            Class::Full => "full",
-            Class::Prompt => "prompt",
-            Class::Opens => "opens",
-            Class::Limits => "limits",
-            Class::Stacks => "stacks",
-            Class::Dust => "dust",
-            Class::Lossy => "lossy",
-            Class::Late => "late",
-            Class::Wild => "wild",
-            Class::Merge => "merge",
-            Class::Small => "small",
-            Class::Between => "between",
-            Class::Cuts => "cuts",
-            Class::Lost => "lost",
-            Class::Stalls => "stalls",
-            Class::Nonsense => "nonsense",
-            Class::Moves => "moves",
-            Class::Watch => "watch",
-            Class::Queues => "queues",
+            Disturbance::Crash => "crash",
+            Disturbance::Remove => "remove",
+            Disturbance::Paths => "paths",
+            Disturbance::Errors => "errors",
+            Disturbance::Suspend => "suspend",
+            Disturbance::Reload => "reload",
+            Disturbance::Cancel => "cancel",
+            Disturbance::Messages => "messages",
+            Disturbance::Delay => "delay",
+            Disturbance::Torn => "torn",
+            Disturbance::Flush => "flush",
+            Disturbance::Trim => "trim",
+            Disturbance::Long => "long",
+            Disturbance::Reopen => "reopen",
+            Disturbance::Pieces => "pieces",
+            Disturbance::Hang => "hang",
+            Disturbance::Full => "full",
+            Disturbance::Prompt => "prompt",
+            Disturbance::Opens => "opens",
+            Disturbance::Limits => "limits",
+            Disturbance::Stacks => "stacks",
+            Disturbance::Dust => "dust",
+            Disturbance::Lossy => "lossy",
+            Disturbance::Late => "late",
+            Disturbance::Wild => "wild",
+            Disturbance::Merge => "merge",
+            Disturbance::Small => "small",
+            Disturbance::Between => "between",
+            Disturbance::Cuts => "cuts",
+            Disturbance::Lost => "lost",
+            Disturbance::Stalls => "stalls",
+            Disturbance::Nonsense => "nonsense",
+            Disturbance::Moves => "moves",
+            Disturbance::Watch => "watch",
+            Disturbance::Queues => "queues",
         }
     }
 }
 
-impl fmt::Display for Class {
+impl fmt::Display for Disturbance {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
-impl FromStr for Class {
+impl FromStr for Disturbance {
     type Err = String;
-    fn from_str(s: &str) -> Result<Class, String> {
-        let known = || Class::ALL.map(Class::name).join(", ");
-        Class::ALL
+    fn from_str(s: &str) -> Result<Disturbance, String> {
+        let known = || Disturbance::ALL.map(Disturbance::name).join(", ");
+        Disturbance::ALL
             .into_iter()
             .find(|c| c.name() == s)
             .ok_or_else(|| format!("no class {s:?}; there are {}", known()))
@@ -181,36 +181,36 @@ impl FromStr for Class {
 
 /// Classes left out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Without(u64);
+pub struct ExcludedDisturbances(u64);
 
-impl Without {
+impl ExcludedDisturbances {
     /// Leaves out `class` too.
     #[must_use]
-    pub fn and(self, class: Class) -> Without {
-        Without(self.0 | 1 << class as u8)
+    pub fn and(self, class: Disturbance) -> ExcludedDisturbances {
+        ExcludedDisturbances(self.0 | 1 << class as u8)
     }
 
     /// Everything is left out.
     #[must_use]
-    pub fn all() -> Without {
-        Class::ALL.into_iter().fold(Without::default(), Without::and)
+    pub fn all() -> ExcludedDisturbances {
+        Disturbance::ALL.into_iter().fold(ExcludedDisturbances::default(), ExcludedDisturbances::and)
     }
 
     /// Is `class` left out?
     #[must_use]
-    pub fn has(self, class: Class) -> bool {
+    pub fn has(self, class: Disturbance) -> bool {
         self.0 & 1 << class as u8 != 0
     }
 
     /// What is left out.
-    pub fn list(self) -> impl Iterator<Item = Class> {
-        Class::ALL.into_iter().filter(move |c| self.has(*c))
+    pub fn list(self) -> impl Iterator<Item = Disturbance> {
+        Disturbance::ALL.into_iter().filter(move |c| self.has(*c))
     }
 }
 
 /// A run. The same plan gives the same run, event for event.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Plan {
+pub struct RunPlan {
     /// Where all chance comes from.
     pub seed: u64,
     /// How many steps to take.
@@ -220,7 +220,7 @@ pub struct Plan {
     /// How many requests each core may have in flight on a device; drawn when `None`.
     pub depth: Option<usize>,
     /// What is left out.
-    pub without: Without,
+    pub without: ExcludedDisturbances,
     /// How many events the trace keeps.
     pub keep_events: usize,
     /// A world of origins and their snapshots.
@@ -234,16 +234,16 @@ pub struct Plan {
     pub bench: Option<usize>,
 }
 
-impl Plan {
+impl RunPlan {
     /// The run of `seed` for `steps` steps, with everything in it.
     #[must_use]
-    pub fn new(seed: u64, steps: u64) -> Plan {
-        Plan {
+    pub fn new(seed: u64, steps: u64) -> RunPlan {
+        RunPlan {
             seed,
             steps,
             cores: None,
             depth: None,
-            without: Without::default(),
+            without: ExcludedDisturbances::default(),
             keep_events: 512,
             snapshots: false,
             faulty: false,
@@ -254,8 +254,8 @@ impl Plan {
 
     /// The run of `seed` in a world of origins and their snapshots.
     #[must_use]
-    pub fn snapshots(seed: u64, steps: u64) -> Plan {
-        Plan { snapshots: true, ..Plan::new(seed, steps) }
+    pub fn snapshots(seed: u64, steps: u64) -> RunPlan {
+        RunPlan { snapshots: true, ..RunPlan::new(seed, steps) }
     }
 
     /// The options of the program that repeat it.
@@ -277,7 +277,7 @@ impl Plan {
         if let Some(depth) = self.depth {
             text += &format!(" --depth {depth}");
         }
-        let names: Vec<_> = self.without.list().map(Class::name).collect();
+        let names: Vec<_> = self.without.list().map(Disturbance::name).collect();
         if !names.is_empty() {
             text += &format!(" --without {}", names.join(","));
         }

@@ -1,11 +1,11 @@
 //! The queues in front of paths and of mapped devices: which there are, how their settings change,
 //! and that none lets more through than it has tags.
 
-use crate::chance::{Chance, Stream};
-use crate::env::{SharedEnv, lock};
+use crate::environment::{SharedEnv, lock};
 use crate::machine::Machine;
-use crate::model::Wrong;
-use crate::world::World;
+use crate::model::Violation;
+use crate::rng::{RngStream, SimRng};
+use crate::world::TargetWorld;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,24 +19,24 @@ use udm_wire::uri::QueueParams;
 
 /// What a queue is in front of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Of {
+enum QueueOwner {
     Path(usize),
     /// A mapped device: it has the queue.
     Mapped(usize),
 }
 
-impl fmt::Display for Of {
+impl fmt::Display for QueueOwner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Of::Path(p) => write!(f, "p{p}"),
-            Of::Mapped(d) => write!(f, "d{d}"),
+            QueueOwner::Path(p) => write!(f, "p{p}"),
+            QueueOwner::Mapped(d) => write!(f, "d{d}"),
         }
     }
 }
 
 /// A queue.
-pub(crate) struct Queue {
-    of: Of,
+pub(crate) struct SimQueue {
+    of: QueueOwner,
     queued: Arc<dyn Device>,
     /// Changes that were asked for, and those that hold.
     asked: u64,
@@ -45,9 +45,9 @@ pub(crate) struct Queue {
     cancel: Option<CancelChange>,
 }
 
-impl Queue {
-    fn new(of: Of, queued: Arc<dyn Device>) -> Queue {
-        Queue { of, queued, asked: 0, hold: Arc::default(), cancel: None }
+impl SimQueue {
+    fn new(of: QueueOwner, queued: Arc<dyn Device>) -> SimQueue {
+        SimQueue { of, queued, asked: 0, hold: Arc::default(), cancel: None }
     }
 
     fn change(&mut self, name: &str, value: &str) -> bool {
@@ -84,7 +84,7 @@ impl Machine {
     /// Puts queues in front of paths, which `cores` cores will use. In half of the worlds they
     /// share their tags.
     pub(crate) fn make_queues(&mut self, queues: &[(usize, QueueParams)], cores: usize) {
-        let mut chance = Chance::new(self.plan.seed, Stream::Shared);
+        let mut chance = SimRng::new(self.plan.seed, RngStream::Shared);
         let shares = !queues.is_empty() && chance.one_in(2);
         let set = shares.then(|| TagSet::new(chance.pick(&[0, 1, 2]), chance.pick(&[1, 2, 4, 8, 16])));
         if let Some(set) = &set {
@@ -100,7 +100,7 @@ impl Machine {
             });
             lock(&self.env).paths[*path].most = most(&queued.report(cores));
             *front = queued;
-            self.queues.push(Queue::new(Of::Path(*path), Arc::clone(front)));
+            self.queues.push(SimQueue::new(QueueOwner::Path(*path), Arc::clone(front)));
         }
     }
 
@@ -121,7 +121,7 @@ impl Machine {
             return;
         }
         // What is read to see whether a slow path is put out waits for no tag.
-        let wide = wide && matches!(queue.of, Of::Mapped(_));
+        let wide = wide && matches!(queue.of, QueueOwner::Mapped(_));
         let may = !wide || matches!(name, "scheduler" | "fifo_batch");
         let changed = may && queue.change(name, value);
         self.totals.queue_changes += u64::from(changed);
@@ -129,10 +129,10 @@ impl Machine {
     }
 
     /// At rest every change holds.
-    pub(crate) fn changes_hold(&self) -> Result<(), Wrong> {
-        let lags = |queue: &&Queue| queue.hold.load(Ordering::Relaxed) != queue.asked;
+    pub(crate) fn changes_hold(&self) -> Result<(), Violation> {
+        let lags = |queue: &&SimQueue| queue.hold.load(Ordering::Relaxed) != queue.asked;
         match self.queues.iter().find(lags) {
-            Some(Queue { of, .. }) => {
+            Some(SimQueue { of, .. }) => {
                 Err(format!("at rest, a change of the queue of {of} does not hold yet"))
             }
             None => Ok(()),
@@ -140,7 +140,7 @@ impl Machine {
     }
 }
 
-impl World {
+impl TargetWorld {
     /// Has device `i` make itself a queue, where the blueprint says so and its table is for one.
     /// What it gives back is to be true while nothing may pass.
     pub(crate) fn give_queue(&mut self, i: usize, mapped: &MappedDevice) -> Arc<AtomicBool> {
@@ -155,7 +155,8 @@ impl World {
             let (inside, stands, env) = (Arc::clone(&inside), Arc::clone(&of_count), env.clone());
             // What it may have is asked of the queue: of one like it, since it is not there yet.
             let most = most(&Queued::new(Arc::clone(&bare), &params).report(cores));
-            let counted = Counted { bare, count: Count { device: i, inside, stands, most, env } };
+            let counted =
+                CountedDevice { bare, count: InFlightCounter { device: i, inside, stands, most, env } };
             Arc::new(Queued::of_device(Arc::new(counted), &params)) as Arc<dyn Device>
         }));
         stands
@@ -169,24 +170,24 @@ impl World {
     /// The queue that device `i` has made itself is one whose settings change.
     pub(crate) fn take_queue(&mut self, i: usize) {
         let queues = &mut self.machine.queues;
-        queues.retain(|queue| queue.of != Of::Mapped(i));
+        queues.retain(|queue| queue.of != QueueOwner::Mapped(i));
         let mapped = self.devices[i].mapped();
         if let Some(queue) = mapped.own_queue() {
-            queues.push(Queue::new(Of::Mapped(i), queue));
+            queues.push(SimQueue::new(QueueOwner::Mapped(i), queue));
             self.machine.totals.own_queues += 1;
         }
     }
 }
 
 /// A mapped device behind its queue, where what comes through is counted.
-struct Counted {
+struct CountedDevice {
     bare: Arc<dyn Device>,
-    count: Count,
+    count: InFlightCounter,
 }
 
 /// How many requests a device has, on all cores.
 #[derive(Clone)]
-struct Count {
+struct InFlightCounter {
     device: usize,
     inside: Arc<AtomicU64>,
     /// Nothing may pass.
@@ -197,10 +198,10 @@ struct Count {
 
 struct CountedLane {
     below: Box<dyn Lane>,
-    count: Count,
+    count: InFlightCounter,
 }
 
-impl Device for Counted {
+impl Device for CountedDevice {
     fn id(&self) -> DeviceId {
         self.bare.id()
     }
@@ -214,7 +215,7 @@ impl Device for Counted {
     }
 }
 
-impl Count {
+impl InFlightCounter {
     fn less(&self, n: usize) {
         self.inside.fetch_sub(n as u64, Ordering::Relaxed);
     }
@@ -222,7 +223,7 @@ impl Count {
 
 impl Lane for CountedLane {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
-        let Count { device, inside, most, env, .. } = &self.count;
+        let InFlightCounter { device, inside, most, env, .. } = &self.count;
         let n = batch.len() as u64;
         if inside.fetch_add(n, Ordering::Relaxed) + n > *most {
             let what = || format!("d{device} was given more than the {most} that its own queue has tags for");

@@ -1,22 +1,22 @@
 //! Runs a plan, and makes one that fails smaller.
 
-use crate::counts::Count;
-use crate::env::lock;
-use crate::model::Wrong;
-use crate::plan::{Class, Plan, Without};
-use crate::snap;
-use crate::totals::Totals;
-use crate::turn::Turns;
-use crate::world::World;
+use crate::counts::Accumulate;
+use crate::environment::lock;
+use crate::model::Violation;
+use crate::plan::{Disturbance, ExcludedDisturbances, RunPlan};
+use crate::snapshots;
+use crate::totals::RunTotals;
+use crate::turn::MachineWorld;
+use crate::world::TargetWorld;
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 
 /// A run that went wrong.
 #[derive(Clone, Debug)]
-pub struct Failure {
+pub struct RunFailure {
     /// What was run, up to the step that showed it.
-    pub plan: Plan,
+    pub plan: RunPlan,
     /// What is wrong.
     pub what: String,
     /// The last events, oldest first.
@@ -25,9 +25,9 @@ pub struct Failure {
 
 /// A run that went well.
 #[derive(Clone, Copy, Debug)]
-pub struct Clean {
+pub struct CleanRun {
     /// What was done.
-    pub totals: Totals,
+    pub totals: RunTotals,
     /// The hash of all events.
     pub hash: u64,
 }
@@ -38,7 +38,7 @@ thread_local! {
 }
 
 /// Keeps the text of panics inside runs, and prints no others' less.
-fn catch_texts() {
+fn capture_panic_messages() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let usual = std::panic::take_hook();
@@ -58,8 +58,8 @@ fn catch_texts() {
 }
 
 /// Runs `f`; a panic in it is what is wrong.
-pub(crate) fn guard(f: impl FnOnce() -> Result<(), Wrong>) -> Result<(), Wrong> {
-    catch_texts();
+pub(crate) fn catch_panic(f: impl FnOnce() -> Result<(), Violation>) -> Result<(), Violation> {
+    capture_panic_messages();
     PANIC.set(Some(None));
     let outcome = catch_unwind(AssertUnwindSafe(f));
     let text = PANIC.take().flatten();
@@ -67,15 +67,15 @@ pub(crate) fn guard(f: impl FnOnce() -> Result<(), Wrong>) -> Result<(), Wrong> 
 }
 
 /// A kind of world.
-pub(crate) trait Runs: Turns + Sized {
+pub(crate) trait RunnableWorld: MachineWorld + Sized {
     /// Builds the world of `plan`.
-    fn build(plan: &Plan) -> Result<Self, Wrong>;
+    fn build(plan: &RunPlan) -> Result<Self, Violation>;
 
     /// Takes all the steps of the plan, and brings it to rest.
-    fn run(&mut self) -> Result<(), Wrong>;
+    fn run(&mut self) -> Result<(), Violation>;
 
     /// Adds to the totals what is not in those of its machine.
-    fn count(&self, _: &mut Totals) {}
+    fn count(&self, _: &mut RunTotals) {}
 }
 
 /// Runs `plan`.
@@ -83,10 +83,10 @@ pub(crate) trait Runs: Turns + Sized {
 /// # Errors
 /// The failure, with its trace. The world of a failed run is not taken apart, since requests are
 /// still in it: its memory stays taken.
-pub fn run(plan: &Plan) -> Result<Clean, Box<Failure>> {
+pub fn run(plan: &RunPlan) -> Result<CleanRun, Box<RunFailure>> {
     match plan.snapshots {
-        false => run_in::<World>(plan),
-        true => run_in::<snap::World>(plan),
+        false => run_world::<TargetWorld>(plan),
+        true => run_world::<snapshots::SnapshotWorld>(plan),
     }
 }
 
@@ -95,57 +95,57 @@ pub fn run(plan: &Plan) -> Result<Clean, Box<Failure>> {
 ///
 /// # Errors
 /// The first failure.
-pub fn every_cut(plan: &Plan) -> Result<Clean, Box<Failure>> {
-    let plan = Plan { without: plan.without.and(Class::Crash), cut: None, ..plan.clone() };
+pub fn run_every_power_cut(plan: &RunPlan) -> Result<CleanRun, Box<RunFailure>> {
+    let plan = RunPlan { without: plan.without.and(Disturbance::Crash), cut: None, ..plan.clone() };
     let whole = run(&plan)?;
     let mut totals = whole.totals;
     for cut in 1..=whole.totals.changes {
-        totals.add(&run(&Plan { cut: Some(cut), ..plan.clone() })?.totals);
+        totals.add(&run(&RunPlan { cut: Some(cut), ..plan.clone() })?.totals);
     }
-    Ok(Clean { totals, ..whole })
+    Ok(CleanRun { totals, ..whole })
 }
 
-fn run_in<W: Runs>(plan: &Plan) -> Result<Clean, Box<Failure>> {
+fn run_world<W: RunnableWorld>(plan: &RunPlan) -> Result<CleanRun, Box<RunFailure>> {
     let mut world = None;
-    let outcome = guard(|| {
+    let outcome = catch_panic(|| {
         let world = world.insert(W::build(plan)?);
         world.run()
     });
     let (mut plan, mut trace) = (plan.clone(), Vec::new());
     let Some(mut world) = world else {
-        return Err(Box::new(Failure { plan, what: outcome.err().unwrap_or_default(), trace }));
+        return Err(Box::new(RunFailure { plan, what: outcome.err().unwrap_or_default(), trace }));
     };
     let Err(what) = outcome else {
         let totals = totals(&mut world);
-        return Ok(Clean { totals, hash: lock(&world.machine().env).trace.hash() });
+        return Ok(CleanRun { totals, hash: lock(&world.machine().env).trace.hash() });
     };
     let machine = world.machine();
     plan.steps = machine.step.min(plan.steps);
-    trace.extend(lock(&machine.env).trace.last().map(crate::trace::Event::line));
+    trace.extend(lock(&machine.env).trace.last().map(crate::trace::TraceEvent::line));
     Box::leak(Box::new(world));
-    Err(Box::new(Failure { plan, what, trace }))
+    Err(Box::new(RunFailure { plan, what, trace }))
 }
 
-fn totals(world: &mut impl Runs) -> Totals {
+fn totals(world: &mut impl RunnableWorld) -> RunTotals {
     let machine = world.machine();
     let env = lock(&machine.env);
     let (faults, seen, sectors, changes) = (env.faults, env.seen, machine.model.compared, env.changes);
     drop(env);
-    let mut totals = Totals { sectors, faults, seen, changes, ..machine.totals };
+    let mut totals = RunTotals { sectors, faults, seen, changes, ..machine.totals };
     world.count(&mut totals);
     totals
 }
 
-impl Runs for World {
-    fn build(plan: &Plan) -> Result<World, Wrong> {
-        World::new(plan)
+impl RunnableWorld for TargetWorld {
+    fn build(plan: &RunPlan) -> Result<TargetWorld, Violation> {
+        TargetWorld::new(plan)
     }
 
-    fn run(&mut self) -> Result<(), Wrong> {
-        World::run(self)
+    fn run(&mut self) -> Result<(), Violation> {
+        TargetWorld::run(self)
     }
 
-    fn count(&self, totals: &mut Totals) {
+    fn count(&self, totals: &mut RunTotals) {
         totals.logs = self.log.looks;
     }
 }
@@ -156,16 +156,16 @@ const TRIES_MAX: usize = 64;
 /// Looks for a smaller run that fails too: classes of disturbance left out, fewer cores, fewer
 /// requests in flight, fewer steps. Returns the smallest, which may be the one given.
 #[must_use]
-pub fn shrink(failure: Failure) -> Failure {
+pub fn shrink(failure: RunFailure) -> RunFailure {
     shrink_by(failure, &|plan| run(plan).map(drop))
 }
 
 /// The same for worlds that `run` runs.
 #[must_use]
-pub fn shrink_by(failure: Failure, run: &dyn Fn(&Plan) -> Result<(), Box<Failure>>) -> Failure {
+pub fn shrink_by(failure: RunFailure, run: &dyn Fn(&RunPlan) -> Result<(), Box<RunFailure>>) -> RunFailure {
     let mut best = failure;
     let mut tries = 0;
-    let mut try_one = |best: &mut Failure, change: &dyn Fn(&mut Plan)| -> bool {
+    let mut try_one = |best: &mut RunFailure, change: &dyn Fn(&mut RunPlan)| -> bool {
         let mut plan = best.plan.clone();
         change(&mut plan);
         tries += 1;
@@ -181,8 +181,8 @@ pub fn shrink_by(failure: Failure, run: &dyn Fn(&Plan) -> Result<(), Box<Failure
         }
     };
     // All at once first, then one by one.
-    if !try_one(&mut best, &|p| p.without = Without::all()) {
-        for class in Class::ALL {
+    if !try_one(&mut best, &|p| p.without = ExcludedDisturbances::all()) {
+        for class in Disturbance::ALL {
             try_one(&mut best, &|p| p.without = p.without.and(class));
         }
     }

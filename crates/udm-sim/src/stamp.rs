@@ -21,7 +21,7 @@ const BLEMISHES_MAX: usize = 2;
 
 /// The number that fills `sector` but for a byte or two; `None` when more of it is mixed.
 #[must_use]
-pub fn nearly(sector: &[u8]) -> Option<u64> {
+pub fn almost_of(sector: &[u8]) -> Option<u64> {
     let word = |i: usize| u64::from_le_bytes(sector[8 * i..8 * i + 8].try_into().unwrap_or_default());
     let votes = |stamp: u64| (0..5).filter(|i| word(*i) == stamp).count();
     let stamp = (0..5).map(word).max_by_key(|w| votes(*w))?;
@@ -126,10 +126,10 @@ mod tests {
         (bytes[0], bytes[511]) = (9, 9);
         put(&mut data, 1, &bytes);
         let mut seen = Vec::new();
-        sectors(&data, |_, got| seen.push((of(got), nearly(got))));
+        sectors(&data, |_, got| seen.push((of(got), almost_of(got))));
         assert_eq!(seen, [(Some(0), Some(0)), (None, Some(0x0102_0304_0506_0708))]);
         bytes[77] = 1;
-        assert_eq!(nearly(&bytes), None);
+        assert_eq!(almost_of(&bytes), None);
     }
 
     #[test]

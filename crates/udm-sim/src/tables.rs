@@ -1,29 +1,29 @@
 //! Tables as the simulator makes them: the text that the targets are given. What it means,
-//! [`crate::map`] says.
+//! [`crate::table_map`] says.
 
 /// A device that a line names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Below {
+pub enum LowerDevice {
     /// A path, `pN`.
     Path(usize),
     /// A mapped device, `@dN`.
     Device(usize),
 }
 
-impl Below {
+impl LowerDevice {
     /// The word for it in a table.
     #[must_use]
     pub fn word(self) -> String {
         match self {
-            Below::Path(p) => format!("p{p}"),
-            Below::Device(d) => format!("@d{d}"),
+            LowerDevice::Path(p) => format!("p{p}"),
+            LowerDevice::Device(d) => format!("@d{d}"),
         }
     }
 }
 
 /// A path selector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Selector {
+pub enum PathSelector {
     /// `round-robin`.
     RoundRobin,
     /// `queue-length`.
@@ -36,40 +36,40 @@ pub enum Selector {
     Affinity,
 }
 
-impl Selector {
+impl PathSelector {
     /// Every selector.
-    pub const ALL: [Selector; 5] = [
-        Selector::RoundRobin,
-        Selector::QueueLength,
-        Selector::ServiceTime,
-        Selector::Historical,
-        Selector::Affinity,
+    pub const ALL: [PathSelector; 5] = [
+        PathSelector::RoundRobin,
+        PathSelector::QueueLength,
+        PathSelector::ServiceTime,
+        PathSelector::Historical,
+        PathSelector::Affinity,
     ];
 
     /// Its word in a table.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Selector::RoundRobin => "round-robin",
-            Selector::QueueLength => "queue-length",
-            Selector::ServiceTime => "service-time",
-            Selector::Historical => "historical-service-time",
-            Selector::Affinity => "io-affinity",
+            PathSelector::RoundRobin => "round-robin",
+            PathSelector::QueueLength => "queue-length",
+            PathSelector::ServiceTime => "service-time",
+            PathSelector::Historical => "historical-service-time",
+            PathSelector::Affinity => "io-affinity",
         }
     }
 }
 
 /// A path group: its selector and its paths.
-pub type Group = (Selector, Vec<usize>);
+pub type SimPathGroup = (PathSelector, Vec<usize>);
 
 /// A target that passes on what it is given, as linear does, and makes trouble of its own on the
 /// way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Through {
+pub enum PassThrough {
     /// `delay`, this many ms.
     Delay(u64),
     /// `flakey`: good for so many seconds, then bad for so many; what it does while it is bad.
-    Flakey(u64, u64, Flaw),
+    Flakey(u64, u64, FlakeyFault),
     /// `dust` with blocks of this many bytes.
     Dust(u64),
     /// `log-writes` with the log on this path; from sector 0 only.
@@ -78,7 +78,7 @@ pub enum Through {
 
 /// What a flakey target does while it is bad.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Flaw {
+pub enum FlakeyFault {
     /// Fails everything.
     All,
     /// Fails reads.
@@ -93,59 +93,62 @@ pub enum Flaw {
     RandomCorrupt(bool, u32),
 }
 
-impl Flaw {
+impl FlakeyFault {
     /// It loses or changes data.
     #[must_use]
     pub fn is_lossy(self) -> bool {
-        matches!(self, Flaw::DropWrites | Flaw::CorruptByte(..) | Flaw::RandomCorrupt(..))
+        matches!(
+            self,
+            FlakeyFault::DropWrites | FlakeyFault::CorruptByte(..) | FlakeyFault::RandomCorrupt(..)
+        )
     }
 
     /// The words for it in a table.
     fn words(self) -> String {
         let rw = |writes| if writes { 'w' } else { 'r' };
         match self {
-            Flaw::All => String::new(),
-            Flaw::ErrorReads => " 1 error_reads".into(),
-            Flaw::ErrorWrites => " 1 error_writes".into(),
-            Flaw::DropWrites => " 1 drop_writes".into(),
-            Flaw::CorruptByte(nth, writes, value) => {
+            FlakeyFault::All => String::new(),
+            FlakeyFault::ErrorReads => " 1 error_reads".into(),
+            FlakeyFault::ErrorWrites => " 1 error_writes".into(),
+            FlakeyFault::DropWrites => " 1 drop_writes".into(),
+            FlakeyFault::CorruptByte(nth, writes, value) => {
                 format!(" 5 corrupt_bio_byte {nth} {} {value} 0", rw(writes))
             }
-            Flaw::RandomCorrupt(true, one_in) => {
+            FlakeyFault::RandomCorrupt(true, one_in) => {
                 format!(" 2 random_write_corrupt {}", 1_000_000_000 / one_in)
             }
-            Flaw::RandomCorrupt(false, one_in) => {
+            FlakeyFault::RandomCorrupt(false, one_in) => {
                 format!(" 2 random_read_corrupt {}", 1_000_000_000 / one_in)
             }
         }
     }
 }
 
-impl Through {
-    fn text(self, below: Below, at: u64) -> String {
+impl PassThrough {
+    fn text(self, below: LowerDevice, at: u64) -> String {
         let on = format!("{} {at}", below.word());
         match self {
-            Through::Delay(ms) => format!("delay {on} {ms}"),
-            Through::Flakey(up, down, flaw) => format!("flakey {on} {up} {down}{}", flaw.words()),
-            Through::Dust(block) => format!("dust {on} {block}"),
-            Through::LogWrites(log) => format!("log-writes {} p{log}", below.word()),
+            PassThrough::Delay(ms) => format!("delay {on} {ms}"),
+            PassThrough::Flakey(up, down, flaw) => format!("flakey {on} {up} {down}{}", flaw.words()),
+            PassThrough::Dust(block) => format!("dust {on} {block}"),
+            PassThrough::LogWrites(log) => format!("log-writes {} p{log}", below.word()),
         }
     }
 }
 
 /// What a line does.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum LineKind {
     /// One range of one device.
-    Linear(Below, u64),
+    Linear(LowerDevice, u64),
     /// One range of one device, through something.
-    Through(Through, Below, u64),
+    PassThrough(PassThrough, LowerDevice, u64),
     /// Chunks in turn from several devices.
     Striped {
         /// Chunk length in sectors.
         chunk: u64,
         /// Devices and where their part starts.
-        of: Vec<(Below, u64)>,
+        of: Vec<(LowerDevice, u64)>,
     },
     /// Zeroes.
     Zero,
@@ -158,7 +161,7 @@ pub enum Kind {
         /// `queue_if_no_path`.
         queue: bool,
         /// Groups: a selector and paths.
-        groups: Vec<Group>,
+        groups: Vec<SimPathGroup>,
         /// Where its paths are mapped devices: a path and the device over it.
         via: Vec<(usize, usize)>,
     },
@@ -168,7 +171,7 @@ pub enum Kind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TableSpec {
     /// Lengths and what stands there, from sector 0 on.
-    pub lines: Vec<(u64, Kind)>,
+    pub lines: Vec<(u64, LineKind)>,
 }
 
 impl TableSpec {
@@ -185,15 +188,15 @@ impl TableSpec {
         let mut lines = Vec::new();
         for (len, kind) in &self.lines {
             let rest = match kind {
-                Kind::Linear(below, at) => format!("linear {} {at}", below.word()),
-                Kind::Through(what, below, at) => what.text(*below, *at),
-                Kind::Striped { chunk, of } => {
+                LineKind::Linear(below, at) => format!("linear {} {at}", below.word()),
+                LineKind::PassThrough(what, below, at) => what.text(*below, *at),
+                LineKind::Striped { chunk, of } => {
                     let parts: Vec<_> = of.iter().map(|(b, at)| format!("{} {at}", b.word())).collect();
                     format!("striped {} {chunk} {}", of.len(), parts.join(" "))
                 }
-                Kind::Zero => "zero".into(),
-                Kind::Error => "error".into(),
-                Kind::Multipath { queue, groups, via, .. } => multipath_text(*queue, groups, via, cores),
+                LineKind::Zero => "zero".into(),
+                LineKind::Error => "error".into(),
+                LineKind::Multipath { queue, groups, via, .. } => multipath_text(*queue, groups, via, cores),
             };
             lines.push(format!("{start} {len} {rest}"));
             start += len;
@@ -206,16 +209,17 @@ impl TableSpec {
     pub fn paths(&self) -> Vec<usize> {
         let mut all = Vec::new();
         for (_, kind) in &self.lines {
-            if let Kind::Through(Through::LogWrites(log), ..) = kind {
+            if let LineKind::PassThrough(PassThrough::LogWrites(log), ..) = kind {
                 all.push(*log);
             }
             match kind {
-                Kind::Linear(Below::Path(p), _) | Kind::Through(_, Below::Path(p), _) => all.push(*p),
-                Kind::Striped { of, .. } => all.extend(of.iter().filter_map(|(b, _)| match b {
-                    Below::Path(p) => Some(*p),
-                    Below::Device(_) => None,
+                LineKind::Linear(LowerDevice::Path(p), _)
+                | LineKind::PassThrough(_, LowerDevice::Path(p), _) => all.push(*p),
+                LineKind::Striped { of, .. } => all.extend(of.iter().filter_map(|(b, _)| match b {
+                    LowerDevice::Path(p) => Some(*p),
+                    LowerDevice::Device(_) => None,
                 })),
-                Kind::Multipath { groups, via, .. } if via.is_empty() => {
+                LineKind::Multipath { groups, via, .. } if via.is_empty() => {
                     all.extend(groups.iter().flat_map(|(_, p)| p.iter().copied()));
                 }
                 _ => {}
@@ -232,12 +236,13 @@ impl TableSpec {
         let mut all = Vec::new();
         for (_, kind) in &self.lines {
             match kind {
-                Kind::Linear(Below::Device(d), _) | Kind::Through(_, Below::Device(d), _) => all.push(*d),
-                Kind::Striped { of, .. } => all.extend(of.iter().filter_map(|(b, _)| match b {
-                    Below::Device(d) => Some(*d),
-                    Below::Path(_) => None,
+                LineKind::Linear(LowerDevice::Device(d), _)
+                | LineKind::PassThrough(_, LowerDevice::Device(d), _) => all.push(*d),
+                LineKind::Striped { of, .. } => all.extend(of.iter().filter_map(|(b, _)| match b {
+                    LowerDevice::Device(d) => Some(*d),
+                    LowerDevice::Path(_) => None,
                 })),
-                Kind::Multipath { via, .. } => all.extend(via.iter().map(|(_, d)| *d)),
+                LineKind::Multipath { via, .. } => all.extend(via.iter().map(|(_, d)| *d)),
                 _ => {}
             }
         }
@@ -248,24 +253,24 @@ impl TableSpec {
     /// does. Linear lines share one of their device, if no two of them overlap there.
     #[must_use]
     pub fn lanes(&self, p: usize, below: &dyn Fn(usize) -> usize) -> usize {
-        let of = |b: &Below| match b {
-            Below::Path(q) => usize::from(*q == p),
-            Below::Device(d) => below(*d),
+        let of = |b: &LowerDevice| match b {
+            LowerDevice::Path(q) => usize::from(*q == p),
+            LowerDevice::Device(d) => below(*d),
         };
-        let line = |kind: &Kind| match kind {
-            Kind::Through(Through::LogWrites(log), b, _) => usize::from(*log == p) + of(b),
-            Kind::Through(_, b, _) => of(b),
-            Kind::Striped { of: parts, .. } => parts.iter().map(|(b, _)| of(b)).sum(),
-            Kind::Multipath { groups, via, .. } if via.is_empty() => {
+        let line = |kind: &LineKind| match kind {
+            LineKind::PassThrough(PassThrough::LogWrites(log), b, _) => usize::from(*log == p) + of(b),
+            LineKind::PassThrough(_, b, _) => of(b),
+            LineKind::Striped { of: parts, .. } => parts.iter().map(|(b, _)| of(b)).sum(),
+            LineKind::Multipath { groups, via, .. } if via.is_empty() => {
                 groups.iter().flat_map(|(_, paths)| paths).filter(|q| **q == p).count()
             }
-            Kind::Multipath { via, .. } => via.iter().map(|(_, d)| below(*d)).sum(),
-            Kind::Linear(..) | Kind::Zero | Kind::Error => 0,
+            LineKind::Multipath { via, .. } => via.iter().map(|(_, d)| below(*d)).sum(),
+            LineKind::Linear(..) | LineKind::Zero | LineKind::Error => 0,
         };
-        let linear: Vec<(Below, u64, u64)> = self.lines.iter().filter_map(linear_range).collect();
-        let shares = |(i, (b, ..)): (usize, &(Below, u64, u64))| {
+        let linear: Vec<(LowerDevice, u64, u64)> = self.lines.iter().filter_map(linear_range).collect();
+        let shares = |(i, (b, ..)): (usize, &(LowerDevice, u64, u64))| {
             let same: Vec<_> = linear.iter().filter(|(other, ..)| other == b).collect();
-            let apart = |(n, (_, from, to)): (usize, &&(Below, u64, u64))| {
+            let apart = |(n, (_, from, to)): (usize, &&(LowerDevice, u64, u64))| {
                 same[..n].iter().all(|(_, start, end)| to <= start || end <= from)
             };
             let first = linear[..i].iter().all(|(other, ..)| other != b);
@@ -279,7 +284,7 @@ impl TableSpec {
     #[must_use]
     pub fn path_word(&self, p: usize) -> String {
         let via = match self.lines.first() {
-            Some((_, Kind::Multipath { via, .. })) => via.as_slice(),
+            Some((_, LineKind::Multipath { via, .. })) => via.as_slice(),
             _ => &[],
         };
         path_word(p, via)
@@ -288,39 +293,39 @@ impl TableSpec {
     /// Its paths are mapped devices.
     #[must_use]
     pub fn is_loose(&self) -> bool {
-        matches!(self.lines.first(), Some((_, Kind::Multipath { via, .. })) if !via.is_empty())
+        matches!(self.lines.first(), Some((_, LineKind::Multipath { via, .. })) if !via.is_empty())
     }
 
     /// Something in it fails requests with EIO at will.
     #[must_use]
     pub fn is_flaky(&self) -> bool {
-        self.lines.iter().any(|(_, k)| matches!(k, Kind::Through(Through::Flakey(..), ..)))
+        self.lines.iter().any(|(_, k)| matches!(k, LineKind::PassThrough(PassThrough::Flakey(..), ..)))
     }
 
     /// The groups, when the table is one multipath target.
     #[must_use]
-    pub fn multipath(&self) -> Option<(usize, bool, &[Group])> {
+    pub fn multipath(&self) -> Option<(usize, bool, &[SimPathGroup])> {
         match self.lines.first() {
-            Some((_, Kind::Multipath { disk, queue, groups, .. })) => Some((*disk, *queue, groups)),
+            Some((_, LineKind::Multipath { disk, queue, groups, .. })) => Some((*disk, *queue, groups)),
             _ => None,
         }
     }
 }
 
 /// The device of a linear line, and its range there.
-fn linear_range((len, kind): &(u64, Kind)) -> Option<(Below, u64, u64)> {
+fn linear_range((len, kind): &(u64, LineKind)) -> Option<(LowerDevice, u64, u64)> {
     match kind {
-        Kind::Linear(below, at) => Some((*below, *at, at + len)),
+        LineKind::Linear(below, at) => Some((*below, *at, at + len)),
         _ => None,
     }
 }
 
 fn path_word(p: usize, via: &[(usize, usize)]) -> String {
-    let device = via.iter().find(|(path, _)| *path == p).map(|(_, d)| Below::Device(*d));
-    device.unwrap_or(Below::Path(p)).word()
+    let device = via.iter().find(|(path, _)| *path == p).map(|(_, d)| LowerDevice::Device(*d));
+    device.unwrap_or(LowerDevice::Path(p)).word()
 }
 
-fn multipath_text(queue: bool, groups: &[Group], via: &[(usize, usize)], cores: usize) -> String {
+fn multipath_text(queue: bool, groups: &[SimPathGroup], via: &[(usize, usize)], cores: usize) -> String {
     let features = match (queue, via.is_empty()) {
         (false, true) => "0",
         (true, true) => "1 queue_if_no_path",
@@ -330,7 +335,7 @@ fn multipath_text(queue: bool, groups: &[Group], via: &[(usize, usize)], cores: 
     };
     let mut text = format!("multipath {features} 0 {} {}", groups.len(), usize::from(!groups.is_empty()));
     for (selector, paths) in groups {
-        let args = usize::from(*selector == Selector::Affinity);
+        let args = usize::from(*selector == PathSelector::Affinity);
         text += &format!(" {} 0 {} {args}", selector.name(), paths.len());
         for (i, path) in paths.iter().enumerate() {
             text += &format!(" {}", path_word(*path, via));
@@ -354,10 +359,10 @@ mod tests {
         let spec = TableSpec {
             lines: vec![(
                 8,
-                Kind::Multipath {
+                LineKind::Multipath {
                     disk: 0,
                     queue: true,
-                    groups: vec![(Selector::Affinity, vec![3, 4])],
+                    groups: vec![(PathSelector::Affinity, vec![3, 4])],
                     via: Vec::new(),
                 },
             )],

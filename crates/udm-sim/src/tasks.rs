@@ -1,10 +1,10 @@
 //! Tasks on simulated cores: what targets do without being asked, such as checks of paths, and what
 //! the control side has done when a table is loaded.
 
-use crate::cores::Purpose;
-use crate::env::{CHECK_SLACK, lock};
-use crate::model::Wrong;
-use crate::world::World;
+use crate::cores::TaskPurpose;
+use crate::environment::{CHECK_SLACK, lock};
+use crate::model::Violation;
+use crate::world::TargetWorld;
 use slab::Slab;
 use std::sync::Arc;
 use udm_core::{
@@ -13,14 +13,14 @@ use udm_core::{
 };
 
 /// A task of a core.
-pub struct Running {
+pub struct RunningTask {
     task: Box<dyn Task>,
     /// Where it is told to stop.
     pub topic: DeviceId,
     owner: OwnerId,
     /// What it is for.
-    pub(crate) purpose: Purpose,
-    lanes: Slab<Open>,
+    pub(crate) purpose: TaskPurpose,
+    lanes: Slab<TaskLane>,
     wake: Nanos,
     /// Its core gets to it no sooner, unless there is mail for it.
     late: Nanos,
@@ -33,7 +33,7 @@ pub struct Running {
 }
 
 /// A lane of a task, of its own.
-struct Open {
+struct TaskLane {
     lane: Box<dyn Lane>,
     batch: Batch,
     in_flight: usize,
@@ -42,13 +42,13 @@ struct Open {
     closed: bool,
 }
 
-impl Running {
+impl RunningTask {
     /// One that is started, as `owner` of its core.
     #[must_use]
-    pub fn new(make: MakeTask, topic: DeviceId, owner: OwnerId, purpose: Purpose) -> Running {
+    pub fn new(make: MakeTask, topic: DeviceId, owner: OwnerId, purpose: TaskPurpose) -> RunningTask {
         let (task, lanes) = (make(), Slab::new());
         let (wake, late) = (Nanos(0), Nanos(0));
-        Running { task, topic, owner, purpose, lanes, wake, late, mail: false, stop: None, stops: false }
+        RunningTask { task, topic, owner, purpose, lanes, wake, late, mail: false, stop: None, stops: false }
     }
 
     /// Its number among what its core visits.
@@ -59,8 +59,8 @@ impl Running {
 
     /// It has the one order of what all cores ask for.
     #[must_use]
-    pub fn carries(&self) -> bool {
-        self.purpose == Purpose::Carries
+    pub fn is_owner_lane(&self) -> bool {
+        self.purpose == TaskPurpose::OwnerLane
     }
 
     /// When it has a reason for a turn.
@@ -73,29 +73,29 @@ impl Running {
     }
 
     /// Its core does not get to it before `until`.
-    pub fn put_off(&mut self, until: Nanos) {
+    pub fn postpone(&mut self, until: Nanos) {
         self.late = until;
     }
 
     /// Its lanes are to be polled: the outside has something for them.
-    pub fn rouse(&mut self, now: Nanos) {
+    pub fn wake_lanes(&mut self, now: Nanos) {
         self.lanes.iter_mut().for_each(|(_, open)| open.wake = open.wake.min(now));
     }
 
     /// Nothing of it is in flight, and nothing owed.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        let idle = |open: &Open| open.in_flight == 0 && !open.closed && open.lane.busy() < Busy::Owed;
+        let idle = |open: &TaskLane| open.in_flight == 0 && !open.closed && open.lane.busy() < Busy::Owed;
         self.lanes.iter().all(|(_, open)| idle(open))
     }
 
     /// What of it is in flight, for a person.
     #[must_use]
     pub fn waits(&self) -> String {
-        let waits = |open: &Open| open.in_flight > 0 || open.closed || open.lane.busy() == Busy::Owed;
+        let waits = |open: &TaskLane| open.in_flight > 0 || open.closed || open.lane.busy() == Busy::Owed;
         let lanes = self.lanes.iter().filter(|(_, open)| waits(open));
         let lanes = lanes.map(|(key, open)| {
-            let (Open { in_flight, closed, wake, .. }, busy) = (open, open.lane.busy());
+            let (TaskLane { in_flight, closed, wake, .. }, busy) = (open, open.lane.busy());
             let next = wake.0 / 1000;
             format!("{in_flight} in flight in lane {key}, {busy:?}, closed: {closed}, next at {next} us")
         });
@@ -128,8 +128,8 @@ impl Running {
     }
 
     fn call(&mut self, state: &mut CoreState, now: Nanos, f: impl FnOnce(&mut dyn Task, &mut dyn TaskCx)) {
-        let Running { task, lanes, wake, owner, .. } = self;
-        f(&mut **task, &mut Place { state, now, lanes, wake, owner: *owner });
+        let RunningTask { task, lanes, wake, owner, .. } = self;
+        f(&mut **task, &mut SimTaskCx { state, now, lanes, wake, owner: *owner });
     }
 
     /// Submits what there is and polls the lanes.
@@ -148,18 +148,18 @@ impl Running {
 }
 
 /// What a task may touch.
-struct Place<'a> {
+struct SimTaskCx<'a> {
     state: &'a mut CoreState,
     now: Nanos,
-    lanes: &'a mut Slab<Open>,
+    lanes: &'a mut Slab<TaskLane>,
     wake: &'a mut Nanos,
     owner: OwnerId,
 }
 
-impl TaskCx for Place<'_> {
+impl TaskCx for SimTaskCx<'_> {
     fn open(&mut self, device: &Arc<dyn Device>) -> Result<DeviceSlot, OpenError> {
         let lane = device.open(&mut self.state.cx(self.now))?;
-        let open = Open { lane, batch: Batch::new(), in_flight: 0, wake: Nanos::NEVER, closed: false };
+        let open = TaskLane { lane, batch: Batch::new(), in_flight: 0, wake: Nanos::NEVER, closed: false };
         Ok(DeviceSlot(self.lanes.insert(open)))
     }
 
@@ -195,15 +195,17 @@ impl TaskCx for Place<'_> {
     }
 }
 
-impl World {
+impl TargetWorld {
     /// Takes notice of paths that a checker failed or reinstated: reinstated those that answered
     /// one since they failed, failed those that gave a bad answer or none, and no others. One that
     /// has to be failed is.
-    pub(crate) fn see_checked(&mut self) -> Result<(), Wrong> {
+    pub(crate) fn sync_checked_paths(&mut self) -> Result<(), Violation> {
         let mut env = lock(&self.machine.env);
         let (now, timeout) = (env.now, env.check_timeout);
         for (i, device) in self.devices.iter_mut().enumerate() {
-            let Some(access) = device.access.filter(|a| !env.accesses[*a].loose) else { continue };
+            let Some(access) = device.access.filter(|a| !env.accesses[*a].has_unknown_paths) else {
+                continue;
+            };
             let live = device.mapped().live();
             let reports =
                 live.iter().flat_map(|table| table.targets()).flat_map(|entry| entry.target.path_reports());

@@ -6,7 +6,7 @@ use udm_core::Nanos;
 
 /// What is to happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Timer {
+pub enum TimedEvent {
     /// A path comes back.
     Restore(usize),
     /// A disk can be written again.
@@ -17,14 +17,14 @@ pub enum Timer {
 
 /// Timers in order of time.
 #[derive(Default)]
-pub struct Timers {
-    heap: BinaryHeap<Reverse<(Nanos, u64, Timer)>>,
+pub struct TimerQueue {
+    heap: BinaryHeap<Reverse<(Nanos, u64, TimedEvent)>>,
     count: u64,
 }
 
-impl Timers {
+impl TimerQueue {
     /// Sets a timer.
-    pub fn set(&mut self, at: Nanos, timer: Timer) {
+    pub fn set(&mut self, at: Nanos, timer: TimedEvent) {
         self.count += 1;
         self.heap.push(Reverse((at, self.count, timer)));
     }
@@ -36,7 +36,7 @@ impl Timers {
     }
 
     /// Takes one that is due.
-    pub fn take(&mut self, now: Nanos) -> Option<Timer> {
+    pub fn take(&mut self, now: Nanos) -> Option<TimedEvent> {
         if self.next() > now {
             return None;
         }

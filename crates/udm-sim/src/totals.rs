@@ -1,10 +1,10 @@
 //! What runs did: the coverage that a verdict stands on.
 
-use crate::counts::{count, counts, list, list_trouble, missed};
-use crate::env::Seen;
-use crate::plan::{Class, Without};
-use crate::snap::Counts;
-use crate::tables::{Kind, Through};
+use crate::counts::{count, counts, format_disturbance_counts, list, uncovered};
+use crate::environment::EnvCounters;
+use crate::plan::{Disturbance, ExcludedDisturbances};
+use crate::snapshots::SnapshotCounts;
+use crate::tables::{LineKind, PassThrough};
 use udm_core::Op;
 
 /// The targets that worlds are made of, by their names in tables.
@@ -13,7 +13,7 @@ pub const TARGETS: [&str; 9] =
 
 counts! {
     /// What one run did, or several.
-    pub struct Totals {
+    pub struct RunTotals {
         /// Steps taken.
         pub steps: u64,
         /// Requests that came back and were checked, by [`Op`].
@@ -85,9 +85,9 @@ counts! {
         /// See there.
         pub admitted: u64,
         /// What the outside counted.
-        pub seen: Seen,
+        pub seen: EnvCounters,
         /// What was done in worlds of snapshots.
-        pub snap: Counts,
+        pub snap: SnapshotCounts,
         /// Lines of tables that were in use, by [`TARGETS`].
         pub targets: [u64; TARGETS.len()],
     }
@@ -97,25 +97,25 @@ counts! {
 const COMMON: [&str; 7] =
     ["faults", "paths lost", "hangs", "full lanes", "handed back", "done at once", "turns inside turns"];
 
-impl Totals {
+impl RunTotals {
     /// A line of a table is in use.
-    pub fn see(&mut self, kind: &Kind) {
-        self.stacks += u64::from(matches!(kind, Kind::Multipath { via, .. } if !via.is_empty()));
+    pub fn see(&mut self, kind: &LineKind) {
+        self.stacks += u64::from(matches!(kind, LineKind::Multipath { via, .. } if !via.is_empty()));
         let flaw = match kind {
-            Kind::Through(Through::Flakey(_, _, flaw), ..) => Some(flaw),
+            LineKind::PassThrough(PassThrough::Flakey(_, _, flaw), ..) => Some(flaw),
             _ => None,
         };
         self.lossy += u64::from(flaw.is_some_and(|f| f.is_lossy()));
         let name = match kind {
-            Kind::Multipath { .. } => "multipath",
-            Kind::Linear(..) => "linear",
-            Kind::Striped { .. } => "striped",
-            Kind::Zero => "zero",
-            Kind::Error => "error",
-            Kind::Through(Through::Delay(..), ..) => "delay",
-            Kind::Through(Through::Flakey(..), ..) => "flakey",
-            Kind::Through(Through::Dust(..), ..) => "dust",
-            Kind::Through(Through::LogWrites(..), ..) => "log-writes",
+            LineKind::Multipath { .. } => "multipath",
+            LineKind::Linear(..) => "linear",
+            LineKind::Striped { .. } => "striped",
+            LineKind::Zero => "zero",
+            LineKind::Error => "error",
+            LineKind::PassThrough(PassThrough::Delay(..), ..) => "delay",
+            LineKind::PassThrough(PassThrough::Flakey(..), ..) => "flakey",
+            LineKind::PassThrough(PassThrough::Dust(..), ..) => "dust",
+            LineKind::PassThrough(PassThrough::LogWrites(..), ..) => "log-writes",
         };
         if let Some(at) = TARGETS.iter().position(|t| *t == name) {
             self.targets[at] += 1;
@@ -141,49 +141,49 @@ impl Totals {
     }
 
     /// The kinds of trouble, the class that makes each, and how often it came.
-    fn trouble(&self) -> [(&'static str, Class, u64); 28] {
+    fn trouble(&self) -> [(&'static str, Disturbance, u64); 28] {
         [
-            ("faults", Class::Errors, self.faults),
-            ("paths lost", Class::Paths, self.losses),
-            ("crashes", Class::Crash, self.crashes),
-            ("suspends", Class::Suspend, self.suspends),
-            ("suspends together", Class::Suspend, self.together),
-            ("resumes together", Class::Reload, self.resumed_together),
-            ("reloads", Class::Reload, self.reloads),
-            ("queues changed", Class::Queues, self.queue_changes),
-            ("queues of devices", Class::Queues, self.own_queues),
-            ("called off", Class::Cancel, self.cancels),
-            ("messages", Class::Messages, self.messages),
-            ("hangs", Class::Hang, self.seen.hangs),
-            ("full lanes", Class::Full, self.seen.full),
-            ("handed back", Class::Full, self.seen.handed_back),
-            ("done at once", Class::Prompt, self.seen.prompt),
-            ("opens failed", Class::Opens, self.seen.refused),
-            ("resumes refused", Class::Opens, self.refused),
-            ("limits changed", Class::Limits, self.limits),
-            ("devices grown", Class::Limits, self.grown),
-            ("multipath over devices", Class::Stacks, self.stacks),
-            ("bad blocks", Class::Dust, self.dust),
-            ("lossy tables", Class::Lossy, self.lossy),
-            ("hedges", Class::Watch, self.hedges),
-            ("paths put out", Class::Watch, self.ejections),
-            ("slow paths", Class::Watch, self.slow_paths),
-            ("paths back from probation", Class::Watch, self.admitted),
-            ("turns inside turns", Class::Between, self.between),
-            ("late writes", Class::Late, self.seen.landed),
+            ("faults", Disturbance::Errors, self.faults),
+            ("paths lost", Disturbance::Paths, self.losses),
+            ("crashes", Disturbance::Crash, self.crashes),
+            ("suspends", Disturbance::Suspend, self.suspends),
+            ("suspends together", Disturbance::Suspend, self.together),
+            ("resumes together", Disturbance::Reload, self.resumed_together),
+            ("reloads", Disturbance::Reload, self.reloads),
+            ("queues changed", Disturbance::Queues, self.queue_changes),
+            ("queues of devices", Disturbance::Queues, self.own_queues),
+            ("called off", Disturbance::Cancel, self.cancels),
+            ("messages", Disturbance::Messages, self.messages),
+            ("hangs", Disturbance::Hang, self.seen.hangs),
+            ("full lanes", Disturbance::Full, self.seen.full),
+            ("handed back", Disturbance::Full, self.seen.handed_back),
+            ("done at once", Disturbance::Prompt, self.seen.prompt),
+            ("opens failed", Disturbance::Opens, self.seen.refused),
+            ("resumes refused", Disturbance::Opens, self.refused),
+            ("limits changed", Disturbance::Limits, self.limits),
+            ("devices grown", Disturbance::Limits, self.grown),
+            ("multipath over devices", Disturbance::Stacks, self.stacks),
+            ("bad blocks", Disturbance::Dust, self.dust),
+            ("lossy tables", Disturbance::Lossy, self.lossy),
+            ("hedges", Disturbance::Watch, self.hedges),
+            ("paths put out", Disturbance::Watch, self.ejections),
+            ("slow paths", Disturbance::Watch, self.slow_paths),
+            ("paths back from probation", Disturbance::Watch, self.admitted),
+            ("turns inside turns", Disturbance::Between, self.between),
+            ("late writes", Disturbance::Late, self.seen.landed),
         ]
     }
 
     /// What was not left out and never came all the same: the runs were too short for it.
     #[must_use]
-    pub fn missed(&self, without: Without, snapshots: bool) -> Vec<&'static str> {
-        let there = |class| class != Class::Between || cfg!(feature = "interleave");
+    pub fn uncovered(&self, without: ExcludedDisturbances, snapshots: bool) -> Vec<&'static str> {
+        let there = |class| class != Disturbance::Between || cfg!(feature = "interleave");
         let all = self.trouble().into_iter().filter(|(_, class, _)| there(*class));
         if snapshots {
             let common = all.filter(|(name, ..)| COMMON.contains(name));
-            return missed(common, without).into_iter().chain(self.snap.missed(without)).collect();
+            return uncovered(common, without).into_iter().chain(self.snap.uncovered(without)).collect();
         }
-        missed(all, without)
+        uncovered(all, without)
     }
 
     /// What was covered, for a person: requests by operation, disturbances, targets. One line each.
@@ -195,7 +195,7 @@ impl Totals {
             return format!(
                 "requests: {}\ntrouble: {}\nsnapshots: {}\nchecked: {} sectors read, {} rests, {} crowds\n",
                 list(ops),
-                list_trouble(trouble),
+                format_disturbance_counts(trouble),
                 self.snap.coverage(),
                 count(self.sectors),
                 count(self.rests),
@@ -206,7 +206,7 @@ impl Totals {
         format!(
             "requests: {}\ntrouble: {}\ntargets: {}\nchecked: {} sectors read, {} rests, {} of them beside what hung, {} crowds, {} logs, {} paths back, {} out by a check\n",
             list(ops),
-            list_trouble(self.trouble()),
+            format_disturbance_counts(self.trouble()),
             list(seen),
             count(self.sectors),
             count(self.rests),

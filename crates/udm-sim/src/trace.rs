@@ -4,10 +4,10 @@
 use std::collections::VecDeque;
 use udm_core::{Nanos, Op, Status};
 
-/// What an [`Event`] tells. `a` to `d` are its numbers; [`Event::line`] says what each means.
+/// What an [`TraceEvent`] tells. `a` to `d` are its numbers; [`TraceEvent::line`] says what each means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Kind {
+pub enum EventKind {
     /// A request enters a device: id, device, op and flags, range.
     Submit,
     /// A request is back: id, status.
@@ -17,7 +17,7 @@ pub enum Kind {
     /// A path returns a request: path, op, range, status.
     PathOut,
     /// A core takes commands out of its inbox: how many.
-    Mail,
+    CoreMessage,
     /// The clock jumps: to when.
     Jump,
     /// Something the control side did, in words.
@@ -34,16 +34,16 @@ pub enum Kind {
 
 /// One thing that happened.
 #[derive(Clone, Debug)]
-pub struct Event {
+pub struct TraceEvent {
     /// Simulated time.
     pub at: Nanos,
     /// Core, or [`NO_CORE`].
     pub core: u16,
     /// What.
-    pub kind: Kind,
+    pub kind: EventKind,
     /// Numbers by kind.
     pub args: [u64; 4],
-    /// Words, for [`Kind::Control`].
+    /// Words, for [`EventKind::Control`].
     pub text: Option<Box<str>>,
 }
 
@@ -62,7 +62,7 @@ pub fn op_bits(op: Op, flags: u16) -> u64 {
     (op as u64) << 16 | u64::from(flags)
 }
 
-impl Event {
+impl TraceEvent {
     /// The event as a line for a person.
     #[must_use]
     pub fn line(&self) -> String {
@@ -80,22 +80,22 @@ impl Event {
         };
         let status = |x: u64| Status::ALL.get(x as usize).map_or("?", |s| s.text());
         let what = match self.kind {
-            Kind::Submit => format!("request {a:<6} d{b} {} {}", op(c), span(d)),
-            Kind::Done => format!("request {a:<6} done: {}", status(b)),
-            Kind::PathIn => format!("    p{a} <- {} {} until {}", op(b), span(c), micros(d)),
-            Kind::PathOut => format!("    p{a} -> {} {}: {}", op(b), span(c), status(d)),
-            Kind::Mail => format!("takes {a} commands"),
-            Kind::Jump => format!("idle until {}", micros(a)),
-            Kind::Turn if a == u64::MAX => "turn, then it sleeps".to_string(),
-            Kind::Turn => format!("turn, the next at {}", micros(a)),
-            Kind::Bytes => format!("    connection {a}: {b} bytes received, {c} sent"),
-            Kind::Asks => {
+            EventKind::Submit => format!("request {a:<6} d{b} {} {}", op(c), span(d)),
+            EventKind::Done => format!("request {a:<6} done: {}", status(b)),
+            EventKind::PathIn => format!("    p{a} <- {} {} until {}", op(b), span(c), micros(d)),
+            EventKind::PathOut => format!("    p{a} -> {} {}: {}", op(b), span(c), status(d)),
+            EventKind::CoreMessage => format!("takes {a} commands"),
+            EventKind::Jump => format!("idle until {}", micros(a)),
+            EventKind::Turn if a == u64::MAX => "turn, then it sleeps".to_string(),
+            EventKind::Turn => format!("turn, the next at {}", micros(a)),
+            EventKind::Bytes => format!("    connection {a}: {b} bytes received, {c} sent"),
+            EventKind::Asks => {
                 let (number, flags) = (c >> 16, c & 0xffff);
                 let command = udm_wire::nbd::Command::from_number(number as u16);
                 format!("connection {b} asks {a}: {command:?} {} with flags {flags:#x}", span(d))
             }
-            Kind::Answered => format!("connection {b} is answered {a}: {c}"),
-            Kind::Control => self.text.as_deref().unwrap_or_default().to_string(),
+            EventKind::Answered => format!("connection {b} is answered {a}: {c}"),
+            EventKind::Control => self.text.as_deref().unwrap_or_default().to_string(),
         };
         format!("{:>14} {who:<8} {what}", micros(self.at.0))
     }
@@ -119,7 +119,7 @@ pub fn op_name(op: Op) -> &'static str {
 
 /// The last events, and the hash of all.
 pub struct Trace {
-    last: VecDeque<Event>,
+    last: VecDeque<TraceEvent>,
     room: usize,
     hash: u64,
     count: u64,
@@ -133,12 +133,12 @@ impl Trace {
     }
 
     /// Adds an event of numbers.
-    pub fn add(&mut self, at: Nanos, core: u16, kind: Kind, args: [u64; 4]) {
+    pub fn add(&mut self, at: Nanos, core: u16, kind: EventKind, args: [u64; 4]) {
         self.eat(at.0 ^ (kind as u64) << 56 ^ u64::from(core) << 40);
         for n in args {
             self.eat(n);
         }
-        self.keep(Event { at, core, kind, args, text: None });
+        self.keep(TraceEvent { at, core, kind, args, text: None });
     }
 
     /// Adds words of the control side.
@@ -149,14 +149,20 @@ impl Trace {
             word[..chunk.len()].copy_from_slice(chunk);
             self.eat(u64::from_le_bytes(word));
         }
-        self.keep(Event { at, core: NO_CORE, kind: Kind::Control, args: [0; 4], text: Some(text.into()) });
+        self.keep(TraceEvent {
+            at,
+            core: NO_CORE,
+            kind: EventKind::Control,
+            args: [0; 4],
+            text: Some(text.into()),
+        });
     }
 
     fn eat(&mut self, n: u64) {
         self.hash = (self.hash ^ n).wrapping_mul(0x2545_F491_4F6C_DD1D).rotate_left(29);
     }
 
-    fn keep(&mut self, event: Event) {
+    fn keep(&mut self, event: TraceEvent) {
         self.count += 1;
         if self.room == 0 {
             return;
@@ -170,11 +176,11 @@ impl Trace {
     /// The hash of all events so far.
     #[must_use]
     pub fn hash(&self) -> u64 {
-        crate::chance::mix(self.hash ^ self.count)
+        crate::rng::mix(self.hash ^ self.count)
     }
 
     /// The events kept, oldest first.
-    pub fn last(&self) -> impl Iterator<Item = &Event> {
+    pub fn last(&self) -> impl Iterator<Item = &TraceEvent> {
         self.last.iter()
     }
 }

@@ -1,16 +1,16 @@
 //! A turn of a core: its mail, what its front end asks for, and what came back.
 
-use crate::bad::Dust;
-use crate::between::{self, Others};
-use crate::chance::Chance;
-use crate::cores::{Mail, Purpose, SimCores};
-use crate::env::lock;
-use crate::machine::{Core, Machine};
-use crate::model::Wrong;
-use crate::slow;
-use crate::tasks::Running;
-use crate::trace::Kind;
-use crate::world::World;
+use crate::cores::{CoreMessage, SimCores, TaskPurpose};
+use crate::dust_model::DustLine;
+use crate::environment::lock;
+use crate::machine::{Machine, SimCore};
+use crate::model::Violation;
+use crate::preemption::{self, PausedCores};
+use crate::rng::SimRng;
+use crate::slow_path;
+use crate::tasks::RunningTask;
+use crate::trace::EventKind;
+use crate::world::TargetWorld;
 use std::mem::ManuallyDrop;
 use udm_core::{Batch, BioFlags, Nanos, Op};
 
@@ -27,21 +27,21 @@ const CROWD_MAX: Nanos = Nanos::from_millis(60_000);
 const CROWD_PIECE: Nanos = Nanos::from_millis(2_000);
 const PIECE: u64 = 8;
 
-impl Core {
+impl SimCore {
     /// Takes in at most `most` of the letters that have arrived at this core, which is number `c`;
     /// says how many there were.
-    pub(crate) fn deliver(&mut self, post: &SimCores, c: usize, most: u64) -> u64 {
+    pub(crate) fn deliver(&mut self, inboxes: &SimCores, c: usize, most: u64) -> u64 {
         let mut count = 0;
         while count < most {
-            let Some((to, what)) = post.take(c) else { break };
+            let Some((to, what)) = inboxes.take(c) else { break };
             match what {
-                Mail::Command(command) => self.state.ports().deliver(to, &command),
-                Mail::Ring => self.state.ports().ring(to),
-                Mail::Start(make, purpose) => {
+                CoreMessage::Command(command) => self.state.ports().deliver(to, &command),
+                CoreMessage::Wake => self.state.ports().ring(to),
+                CoreMessage::Start(make, purpose) => {
                     let owner = self.state.new_owner();
-                    self.tasks.push(Running::new(make, to, owner, purpose));
+                    self.tasks.push(RunningTask::new(make, to, owner, purpose));
                 }
-                Mail::Stop(told) => {
+                CoreMessage::Stop(told) => {
                     if let Some(task) = self.tasks.iter_mut().find(|task| task.topic == to) {
                         task.stop = Some(told);
                         task.stops = true;
@@ -60,12 +60,12 @@ impl Core {
 
 /// Gives lane `i` of `core` the bios in `batch`, and polls it.
 pub(crate) fn visit(
-    core: &mut Core,
+    core: &mut SimCore,
     i: usize,
     now: Nanos,
     batch: &mut Batch,
     done: &mut Batch,
-) -> Result<(), Wrong> {
+) -> Result<(), Violation> {
     let open = &mut core.open[i];
     let mut cx = core.state.cx(now);
     cx.visit(Some(open.visit()));
@@ -81,7 +81,7 @@ pub(crate) fn visit(
 }
 
 /// A world, as its machine sees it.
-pub trait Turns {
+pub trait MachineWorld {
     /// What it runs on.
     fn machine(&mut self) -> &mut Machine;
 
@@ -89,19 +89,19 @@ pub trait Turns {
     ///
     /// # Errors
     /// The first thing that is wrong.
-    fn step(&mut self) -> Result<(), Wrong>;
+    fn step(&mut self) -> Result<(), Violation>;
 
     /// Draws requests of core `c` for its lane `i` into the batch.
     fn gather(&mut self, c: usize, i: usize, now: Nanos);
 
     /// Checks what lane `i` of core `c` returned: what is in `done`.
-    fn take_back(&mut self, c: usize, i: usize, now: Nanos) -> Result<(), Wrong>;
+    fn take_back(&mut self, c: usize, i: usize, now: Nanos) -> Result<(), Violation>;
 
     /// What a task for this opens gets no requests of devices.
-    fn is_beside(purpose: Purpose) -> bool;
+    fn is_internal_io(purpose: TaskPurpose) -> bool;
 
     /// Some task had its turn.
-    fn behind_task(&mut self) -> Result<(), Wrong> {
+    fn after_task(&mut self) -> Result<(), Violation> {
         Ok(())
     }
 
@@ -109,12 +109,12 @@ pub trait Turns {
     fn waiting(&self) -> String;
 
     /// Calls off one of two changes that wait for each other; false when there are none.
-    fn uncross(&mut self) -> bool {
+    fn cancel_deadlocked_change(&mut self) -> bool {
         false
     }
 
     /// One turn of core `c`.
-    fn turn(&mut self, c: usize) -> Result<(), Wrong> {
+    fn turn(&mut self, c: usize) -> Result<(), Violation> {
         let machine = self.machine();
         let now = machine.set_turn(Some(c));
         machine.deliver(c, now);
@@ -149,7 +149,7 @@ pub trait Turns {
         if working {
             machine.cores[c].next_work = match machine.crowded {
                 _ if machine.reading => now + Nanos(1),
-                _ if machine.reads_of.is_some() => now + slow::PAUSE,
+                _ if machine.reads_of.is_some() => now + slow_path::PAUSE,
                 None => machine.front.next(now),
                 Some(since) if machine.step < since + CROWD_STEPS => now,
                 Some(_) => now + Nanos(machine.schedule.span(CROWD_PAUSE)),
@@ -163,17 +163,25 @@ pub trait Turns {
     }
 
     /// Has lane `i` of core `c` visited, and others act in between.
-    fn visit_between(&mut self, c: usize, i: usize, now: Nanos, chance: Chance) -> Result<(), Wrong> {
+    fn visit_between(&mut self, c: usize, i: usize, now: Nanos, chance: SimRng) -> Result<(), Violation> {
         let machine = self.machine();
         let mut cores = std::mem::take(&mut machine.cores);
         // A core that has panicked is not taken apart: bios are in flight in it.
         let mut core = ManuallyDrop::new(cores.remove(c));
-        let (env, post) = (machine.env.clone(), machine.post.clone());
+        let (env, inboxes) = (machine.env.clone(), machine.inboxes.clone());
         machine.visits += 1;
         lock(&env).visit = Some(machine.visits);
-        between::begin(Others { cores, turn: c, env, post, chance, acted: 0, is_beside: Self::is_beside });
+        preemption::begin(PausedCores {
+            cores,
+            turn: c,
+            env,
+            inboxes,
+            chance,
+            acted: 0,
+            is_internal_io: Self::is_internal_io,
+        });
         let visited = visit(&mut core, i, now, &mut machine.batch, &mut machine.done);
-        let Others { mut cores, chance, acted, .. } = between::end().expect("what was begun");
+        let PausedCores { mut cores, chance, acted, .. } = preemption::end().expect("what was begun");
         cores.insert(c, ManuallyDrop::into_inner(core));
         (machine.cores, machine.between) = (cores, Some(chance));
         machine.totals.between += acted;
@@ -183,7 +191,7 @@ pub trait Turns {
         for other in (0..self.machine().cores.len()).filter(|_| acted > 0) {
             for i in 0..self.machine().cores[other].open.len() {
                 let machine = self.machine();
-                machine.done.append(&mut machine.cores[other].open[i].home);
+                machine.done.append(&mut machine.cores[other].open[i].completed);
                 self.take_back(other, i, now)?;
             }
         }
@@ -191,18 +199,18 @@ pub trait Turns {
     }
 
     /// Gives the tasks of core `c` their turns.
-    fn run_tasks(&mut self, c: usize, now: Nanos) -> Result<(), Wrong> {
+    fn run_tasks(&mut self, c: usize, now: Nanos) -> Result<(), Violation> {
         let mut i = 0;
         while i < self.machine().cores[c].tasks.len() {
             let machine = self.machine();
-            let Core { state, tasks, .. } = &mut machine.cores[c];
+            let SimCore { state, tasks, .. } = &mut machine.cores[c];
             if tasks[i].reason() > now {
                 i += 1;
                 continue;
             }
             {
                 let mut env = lock(&machine.env);
-                env.task = Some(tasks[i].purpose).filter(|&p| Self::is_beside(p));
+                env.task = Some(tasks[i].purpose).filter(|&p| Self::is_internal_io(p));
                 env.task_stops = tasks[i].stops;
             }
             let over = tasks[i].turn(state, now);
@@ -212,13 +220,13 @@ pub trait Turns {
             } else {
                 i += 1;
             }
-            self.behind_task()?;
+            self.after_task()?;
         }
         Ok(())
     }
 
     /// Nothing fails, and requests go on coming: none is passed by for ever.
-    fn crowd(&mut self) -> Result<(), Wrong> {
+    fn check_no_starvation(&mut self) -> Result<(), Violation> {
         let machine = self.machine();
         let (mut from, last) = (lock(&machine.env).now, machine.model.last());
         let most = CROWD_MAX + Nanos(CROWD_PIECE.0 * machine.model.longest().div_ceil(PIECE));
@@ -229,7 +237,7 @@ pub trait Turns {
             let now = lock(&self.machine().env).now;
             if now.since(from) > most {
                 // What two changes hold that wait for each other ends when one is called off.
-                if self.uncross() {
+                if self.cancel_deadlocked_change() {
                     from = now;
                     continue;
                 }
@@ -247,36 +255,36 @@ impl Machine {
     /// Hands the letters that have arrived to the lanes of core `c` that they are for.
     fn deliver(&mut self, c: usize, now: Nanos) {
         let most = 1 + self.schedule.below(4);
-        let count = self.cores[c].deliver(&self.post, c, most);
+        let count = self.cores[c].deliver(&self.inboxes, c, most);
         if count > 0 {
-            lock(&self.env).trace.add(now, c as u16, Kind::Mail, [count, 0, 0, 0]);
+            lock(&self.env).trace.add(now, c as u16, EventKind::CoreMessage, [count, 0, 0, 0]);
         }
     }
 }
 
-impl Turns for World {
+impl MachineWorld for TargetWorld {
     fn machine(&mut self) -> &mut Machine {
         &mut self.machine
     }
 
-    fn step(&mut self) -> Result<(), Wrong> {
-        World::step(self)
+    fn step(&mut self) -> Result<(), Violation> {
+        TargetWorld::step(self)
     }
 
-    fn is_beside(purpose: Purpose) -> bool {
-        purpose != Purpose::LoadsMapped
+    fn is_internal_io(purpose: TaskPurpose) -> bool {
+        purpose != TaskPurpose::MappedTableLoad
     }
 
-    fn behind_task(&mut self) -> Result<(), Wrong> {
-        self.see_checked()
+    fn after_task(&mut self) -> Result<(), Violation> {
+        self.sync_checked_paths()
     }
 
     fn waiting(&self) -> String {
-        World::waiting(self)
+        TargetWorld::waiting(self)
     }
 
-    fn uncross(&mut self) -> bool {
-        World::uncross(self)
+    fn cancel_deadlocked_change(&mut self) -> bool {
+        TargetWorld::cancel_deadlocked_change(self)
     }
 
     /// Draws requests of core `c` for its lane `i`.
@@ -284,7 +292,7 @@ impl Turns for World {
         let open = &mut self.machine.cores[c].open[i];
         let (front, batch) = (&mut self.machine.front, &mut self.machine.batch);
         match self.machine.reads_of {
-            Some(device) => front.draw_reads(batch, slow::READS, &self.devices[device]),
+            Some(device) => front.draw_reads(batch, slow_path::READS, &self.devices[device]),
             None => front.draw(batch, open, &self.devices[open.device], false),
         }
         let mut env = lock(&self.machine.env);
@@ -308,13 +316,13 @@ impl Turns for World {
             }
             let op = crate::trace::op_bits(bio.op, bio.flags.bits());
             let span = crate::trace::range(bio.sector.0, bio.sectors.0);
-            env.trace.add(now, c as u16, Kind::Submit, [id, open.device as u64, op, span]);
+            env.trace.add(now, c as u16, EventKind::Submit, [id, open.device as u64, op, span]);
         }
         open.in_flight += self.machine.batch.len();
     }
 
     /// Checks what lane `i` of core `c` returned.
-    fn take_back(&mut self, c: usize, i: usize, now: Nanos) -> Result<(), Wrong> {
+    fn take_back(&mut self, c: usize, i: usize, now: Nanos) -> Result<(), Violation> {
         if self.machine.done.is_empty() {
             return Ok(());
         }
@@ -331,7 +339,7 @@ impl Turns for World {
         self.machine.done.reverse();
         while let Some(mut bio) = self.machine.done.pop() {
             let id = self.machine.model.id(&bio);
-            env.trace.add(now, c as u16, Kind::Done, [id, bio.status as u64, 0, 0]);
+            env.trace.add(now, c as u16, EventKind::Done, [id, bio.status as u64, 0, 0]);
             bio.finish();
             let impatient = bio.flags.intersects(BioFlags::RAHEAD | BioFlags::NOWAIT);
             if parked && (bio.status.is_ok() || !impatient) {
@@ -353,7 +361,7 @@ impl Turns for World {
                     }
                     let start = self.machine.model.start(&bio);
                     let dust = &self.devices[device].dust;
-                    let forbids = |d: &Dust| d.forbids(bio.sector.0, bio.sectors.0, start);
+                    let forbids = |d: &DustLine| d.forbids(bio.sector.0, bio.sectors.0, start);
                     if bio.op == Op::Read && bio.status.is_ok() && dust.iter().any(forbids) {
                         return Err(format!("request {id} read a bad block of d{device}"));
                     }

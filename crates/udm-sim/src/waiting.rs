@@ -7,23 +7,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
 /// Is set when a future can go on.
-struct Woken(AtomicBool);
+struct WakeFlag(AtomicBool);
 
-impl Wake for Woken {
+impl Wake for WakeFlag {
     fn wake(self: Arc<Self>) {
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
 /// A future that goes on when it is woken.
-pub(crate) struct Waiting<T> {
+pub(crate) struct WakeableFuture<T> {
     future: Pin<Box<dyn Future<Output = T>>>,
-    woken: Arc<Woken>,
+    woken: Arc<WakeFlag>,
 }
 
-impl<T> Waiting<T> {
-    pub(crate) fn new(future: impl Future<Output = T> + 'static) -> Waiting<T> {
-        Waiting { future: Box::pin(future), woken: Arc::new(Woken(AtomicBool::new(true))) }
+impl<T> WakeableFuture<T> {
+    pub(crate) fn new(future: impl Future<Output = T> + 'static) -> WakeableFuture<T> {
+        WakeableFuture { future: Box::pin(future), woken: Arc::new(WakeFlag(AtomicBool::new(true))) }
     }
 
     /// Can it go on?

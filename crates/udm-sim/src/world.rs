@@ -4,28 +4,28 @@
 //! side before it.
 
 use crate::blueprint::Blueprint;
-use crate::cells::Cells;
-use crate::chance::{Chance, Stream};
-use crate::device::Device;
-use crate::disk::Disk;
-use crate::env::{Env, PathState, lock};
-use crate::faulty;
-use crate::log::Log;
+use crate::device::ModelledDevice;
+use crate::disk::SimDisk;
+use crate::environment::{Env, PathState, lock};
+use crate::faulty_path;
 use crate::machine::Machine;
-use crate::model::Wrong;
+use crate::model::Violation;
 use crate::path::NO_LANE;
-use crate::plan::{Class, Plan};
+use crate::plan::{Disturbance, RunPlan};
+use crate::register_model::RegisterModel;
+use crate::rng::{RngStream, SimRng};
 use crate::tables::TableSpec;
-use crate::turn::Turns as _;
+use crate::turn::MachineWorld as _;
+use crate::write_log_model::WriteLogModel;
 use std::sync::Weak;
 use udm_core::{Cx, Nanos, OpenError};
 use udm_dm::PathWatch;
 use udm_dm::table::Table;
 
 /// Whether paths are watched, and for what: in one world of four.
-fn draw_watch(plan: &Plan) -> PathWatch {
-    let mut draw = Chance::new(plan.seed, Stream::Watch);
-    if plan.bench.is_some() || plan.without.has(Class::Watch) || !draw.one_in(4) {
+fn draw_watch(plan: &RunPlan) -> PathWatch {
+    let mut draw = SimRng::new(plan.seed, RngStream::Watch);
+    if plan.bench.is_some() || plan.without.has(Disturbance::Watch) || !draw.one_in(4) {
         return PathWatch::default();
     }
     let deadline = draw.pick(&[None, Some(200), Some(1000), Some(1000)]).map(Nanos::from_millis);
@@ -38,21 +38,21 @@ const FAVOURITES: [Option<u64>; 10] =
     [None, None, None, Some(0), Some(50), Some(90), Some(120), Some(155), Some(160), Some(172)];
 
 /// See the module.
-pub struct World {
+pub struct TargetWorld {
     /// What it runs on.
     pub machine: Machine,
     /// What it was built from.
     pub blueprint: Blueprint,
     /// The mapped devices, lower ones first.
-    pub devices: Vec<Device>,
+    pub devices: Vec<ModelledDevice>,
     /// What must be true of the log of writes.
-    pub log: Log,
+    pub log: WriteLogModel,
     /// Every table that was built and may still be there.
     pub tables: Vec<Weak<Table>>,
     /// What the paths of its multipath targets are watched for.
     pub(crate) watch: PathWatch,
     /// Which of them are slow for a while.
-    pub(crate) slow: Chance,
+    pub(crate) slow: SimRng,
     /// That load is a part of what else is done there: no device is resumed meanwhile.
     pub(crate) acting: bool,
     /// By disk, while the world comes to rest: it hangs, and what needs it may wait. Empty when
@@ -62,17 +62,17 @@ pub struct World {
     pub(crate) late_changes: u64,
     /// When it rests next.
     pub rest_at: u64,
-    /// An act that it draws more often than others, as a number of [`World::act`]'s dice.
+    /// An act that it draws more often than others, as a number of [`TargetWorld::act`]'s dice.
     pub(crate) favourite: Option<u64>,
 }
 
-impl World {
+impl TargetWorld {
     /// Builds the world of `plan`.
     ///
     /// # Errors
     /// When a table that must be valid is refused.
-    pub fn new(plan: &Plan) -> Result<World, Wrong> {
-        let mut build = Chance::new(plan.seed, Stream::Build);
+    pub fn new(plan: &RunPlan) -> Result<TargetWorld, Violation> {
+        let mut build = SimRng::new(plan.seed, RngStream::Build);
         let drawn = build.pick(&[1, 1, 2, 2, 3, 4]);
         let cores = plan.cores.unwrap_or(drawn);
         let watch = draw_watch(plan);
@@ -82,23 +82,23 @@ impl World {
             Some(paths) => Blueprint::bench(paths, cores),
             None => Blueprint::draw(&mut build, cores, plan.without, delay_max),
         };
-        if plan.bench.is_none() && !plan.without.has(Class::Queues) {
-            let mut chance = Chance::new(plan.seed, Stream::OwnQueues);
+        if plan.bench.is_none() && !plan.without.has(Disturbance::Queues) {
+            let mut chance = SimRng::new(plan.seed, RngStream::OwnQueues);
             blueprint.draw_own_queues(&mut chance, watch.eject_slow);
         }
-        if plan.bench.is_none() && !plan.without.has(Class::Stacks) {
-            blueprint.draw_over_log(&mut Chance::new(plan.seed, Stream::OverLog));
+        if plan.bench.is_none() && !plan.without.has(Disturbance::Stacks) {
+            blueprint.draw_over_log(&mut SimRng::new(plan.seed, RngStream::OverLog));
         }
         let mut env = Env::new(plan.seed, plan.keep_events);
-        env.lags = !plan.without.has(Class::Late);
+        env.lags = !plan.without.has(Disturbance::Late);
         env.check_timeout = Nanos::from_millis(build.pick(&[2_000, 5_000, 30_000]));
         for (i, d) in blueprint.disks.iter().enumerate() {
-            let mut disk = Disk::new(i, d.sectors);
+            let mut disk = SimDisk::new(i, d.sectors);
             disk.log = d.log;
             (disk.volatile, disk.fua, disk.max) = (d.volatile, d.fua, d.max);
             (disk.size, disk.block, disk.read_only) = (d.shown, d.block, d.read_only);
             disk.start();
-            disk.error_one_in = match plan.without.has(Class::Errors) {
+            disk.error_one_in = match plan.without.has(Disturbance::Errors) {
                 true => 0,
                 false => build.pick(&[0, 0, 300, 2000]),
             };
@@ -107,13 +107,13 @@ impl World {
         env.paths =
             blueprint.paths.iter().map(|disk| PathState::draw(*disk, &mut build, plan.without)).collect();
         let sizes: Vec<u64> = blueprint.disks.iter().map(|d| if d.log { 0 } else { d.sectors }).collect();
-        let cells = Cells::new(&sizes, Disk::first_stamp);
-        let mut world = World {
+        let cells = RegisterModel::new(&sizes, SimDisk::first_stamp);
+        let mut world = TargetWorld {
             machine: Machine::new(plan, &mut build, cores, env, cells),
-            log: Log::default(),
+            log: WriteLogModel::default(),
             tables: Vec::new(),
             watch,
-            slow: Chance::new(plan.seed, Stream::Slow),
+            slow: SimRng::new(plan.seed, RngStream::Slow),
             acting: false,
             hung: Vec::new(),
             late_changes: 0,
@@ -129,8 +129,8 @@ impl World {
             env.disks.iter_mut().for_each(|d| d.error_one_in = 0);
         }
         if plan.faulty {
-            let mut chance = Chance::new(plan.seed, Stream::Faults);
-            let faults = faulty::draw(&world.blueprint, &mut chance);
+            let mut chance = SimRng::new(plan.seed, RngStream::Faults);
+            let faults = faulty_path::draw(&world.blueprint, &mut chance);
             world.machine.make_faults(faults, &mut chance);
             world.machine.make_null_caches(&mut chance);
         }
@@ -145,7 +145,7 @@ impl World {
     ///
     /// # Errors
     /// When a table that must be valid is refused.
-    pub fn start(&mut self, tables: &[TableSpec]) -> Result<(), Wrong> {
+    pub fn start(&mut self, tables: &[TableSpec]) -> Result<(), Violation> {
         self.machine.make_cores(self.blueprint.cores);
         self.make_devices(tables)?;
         for core in 0..self.machine.cores.len() {
@@ -160,7 +160,7 @@ impl World {
     ///
     /// # Errors
     /// When it can't be.
-    pub fn open(&mut self, core: usize, device: usize) -> Result<(), Wrong> {
+    pub fn open(&mut self, core: usize, device: usize) -> Result<(), Violation> {
         let opened = &self.devices[device];
         let again = |e: OpenError, cx: &mut Cx<'_>| if e.errno == NO_LANE { opened.open(cx) } else { Err(e) };
         let open = |cx: &mut Cx<'_>| opened.open(cx).or_else(|e| again(e, cx));
@@ -171,7 +171,7 @@ impl World {
     ///
     /// # Errors
     /// The first thing that is wrong.
-    pub fn run(&mut self) -> Result<(), Wrong> {
+    pub fn run(&mut self) -> Result<(), Violation> {
         while self.machine.step < self.machine.plan.steps {
             self.step()?;
             if self.machine.step >= self.rest_at {
@@ -187,7 +187,7 @@ impl World {
     ///
     /// # Errors
     /// The first thing that is wrong.
-    pub fn step(&mut self) -> Result<(), Wrong> {
+    pub fn step(&mut self) -> Result<(), Violation> {
         self.machine.step += 1;
         self.machine.totals.steps += 1;
         if self.machine.step.is_multiple_of(32) {
@@ -217,8 +217,8 @@ impl World {
     }
 
     /// Nobody has a reason: on to the next one.
-    fn jump(&mut self) -> Result<(), Wrong> {
-        if self.machine.jump() || !self.is_stuck() || self.uncross() {
+    fn jump(&mut self) -> Result<(), Violation> {
+        if self.machine.jump() || !self.is_stuck() || self.cancel_deadlocked_change() {
             return Ok(());
         }
         Err(format!("nothing moves any more, and {} waits", self.waiting()))
@@ -230,13 +230,15 @@ impl World {
         match (self.machine.model.oldest(), change) {
             (Some(request), _) => request,
             (None, Some((i, d))) => format!("d{i}, {}", d.doing()),
-            (None, None) => self.failed_path().or_else(|| self.machine.owed()).unwrap_or("nobody".into()),
+            (None, None) => {
+                self.failed_path().or_else(|| self.machine.describe_own_work()).unwrap_or("nobody".into())
+            }
         }
     }
 
     /// A path that nobody reinstates.
     fn failed_path(&self) -> Option<String> {
-        let failed = |(i, d): (usize, &Device)| {
+        let failed = |(i, d): (usize, &ModelledDevice)| {
             let p = self.failed_paths(i, d.access?).into_iter().next()?;
             Some(format!("d{i}, whose path p{p} is failed and answers,"))
         };

@@ -5,22 +5,22 @@ use std::sync::Arc;
 use udm_core::control_io::{flush, read};
 use udm_core::errno::ETIMEDOUT;
 use udm_core::{Device, Sector, Sectors};
-use udm_sim::Plan;
-use udm_sim::control_io::SimIo;
-use udm_sim::world::World;
+use udm_sim::RunPlan;
+use udm_sim::control_io::SimControlIo;
+use udm_sim::world::TargetWorld;
 
 /// What came of the reads of a world.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Seen {
+struct ReadCounts {
     read: u64,
     failed: u64,
     silent: u64,
     hash: u64,
 }
 
-fn world(seed: u64) -> Seen {
-    let mut world = World::new(&Plan::new(seed, 3000)).unwrap();
-    let mut seen = Seen::default();
+fn world(seed: u64) -> ReadCounts {
+    let mut world = TargetWorld::new(&RunPlan::new(seed, 3000)).unwrap();
+    let mut seen = ReadCounts::default();
     for round in 0..60 {
         for _ in 0..50 {
             world.step().unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
@@ -32,7 +32,7 @@ fn world(seed: u64) -> Seen {
         let limits = device.limits();
         let block = u64::from(limits.logical_block) / 512;
         let sectors = Sectors((limits.size.0.min(64) / block * block).max(block));
-        let io = SimIo::new(&mut world);
+        let io = SimControlIo::new(&mut world);
         let done = match round % 5 {
             0 => flush(&io, device).map(|()| Vec::new()),
             _ => read(&io, device, Sector(0), sectors),
@@ -58,7 +58,7 @@ fn world(seed: u64) -> Seen {
 
 #[test]
 fn loads_read_beside_everything_else() {
-    let mut all = Seen::default();
+    let mut all = ReadCounts::default();
     for seed in 1..=10 {
         let seen = world(seed);
         (all.read, all.failed, all.silent) =

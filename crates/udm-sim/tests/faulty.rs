@@ -1,13 +1,13 @@
 //! Worlds in which disks have the faults of null devices run clean.
 
-use udm_sim::counts::Count;
-use udm_sim::{Plan, Totals, run};
+use udm_sim::counts::Accumulate;
+use udm_sim::{RunPlan, RunTotals, run};
 
 #[test]
 fn seeds_run_clean() {
-    let mut all = Totals::default();
+    let mut all = RunTotals::default();
     for seed in 1..=150 {
-        let plan = Plan { faulty: true, ..Plan::new(seed, 4000) };
+        let plan = RunPlan { faulty: true, ..RunPlan::new(seed, 4000) };
         let clean = run::run(&plan).unwrap_or_else(|failure| {
             let (trace, what) = (failure.trace.join("\n"), failure.what);
             panic!("{trace}\n{what}\nreplay: udm-sim {}", failure.plan.options())

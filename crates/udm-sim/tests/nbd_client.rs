@@ -1,14 +1,14 @@
 //! Worlds of the NBD client run clean, a seed is always the same run, and runs cover what they are
 //! there for.
 
-use udm_sim::counts::Count;
-use udm_sim::nbd_client::{self, Counts};
-use udm_sim::{Class, Plan, Without};
+use udm_sim::counts::Accumulate;
+use udm_sim::nbd_client::{self, NbdClientCounts};
+use udm_sim::{Disturbance, ExcludedDisturbances, RunPlan};
 
 /// Steps to a seed.
 const STEPS: u64 = 3000;
 
-fn clean(plan: &Plan) -> Counts {
+fn clean(plan: &RunPlan) -> NbdClientCounts {
     nbd_client::run(plan).unwrap_or_else(|failure| {
         let (trace, what, options) = (failure.trace.join("\n"), failure.what, failure.plan.options());
         panic!("{trace}\n{what}\nreplay: udm-sim --nbd-client {options}")
@@ -17,33 +17,43 @@ fn clean(plan: &Plan) -> Counts {
 
 #[test]
 fn seeds_run_clean() {
-    let mut all = Counts::default();
+    let mut all = NbdClientCounts::default();
     for seed in 1..=120 {
-        all.add(&clean(&Plan::new(seed, STEPS)));
+        all.add(&clean(&RunPlan::new(seed, STEPS)));
     }
     assert!(all.all_requests() > 10_000 && all.compared > 100_000, "{}", all.coverage());
-    assert_eq!((all.missed(Without::default()), all.nothing()), (vec![], None));
+    assert_eq!((all.uncovered(ExcludedDisturbances::default()), all.nothing()), (vec![], None));
     assert!(all.full > 0 && all.called_off > 0 && all.lines > 0, "{}", all.coverage());
 }
 
 #[test]
 fn the_same_seed_is_the_same_run() {
     for seed in 1000..1008 {
-        let plan = Plan::new(seed, STEPS);
-        let (a, b) = (clean(&plan), clean(&Plan { keep_events: 100_000, ..plan.clone() }));
+        let plan = RunPlan::new(seed, STEPS);
+        let (a, b) = (clean(&plan), clean(&RunPlan { keep_events: 100_000, ..plan.clone() }));
         assert_eq!((a.hash, a.requests, a.simulated), (b.hash, b.requests, b.simulated), "seed {seed}");
-        assert_ne!(a.hash, clean(&Plan::new(seed + 1, STEPS)).hash);
+        assert_ne!(a.hash, clean(&RunPlan::new(seed + 1, STEPS)).hash);
     }
 }
 
 #[test]
 fn classes_can_be_left_out() {
-    let quiet = clean(&Plan { without: Without::all(), ..Plan::new(11, STEPS) });
+    let quiet = clean(&RunPlan { without: ExcludedDisturbances::all(), ..RunPlan::new(11, STEPS) });
     assert_eq!((quiet.cuts, quiet.failed, quiet.lies, quiet.hangs, quiet.refused), (0, 0, 0, 0, 0));
     assert_eq!((quiet.stopped, quiet.holes, quiet.killed, quiet.others, quiet.crashes), (0, 0, 0, 0, 0));
     assert_eq!(quiet.errors, 0);
-    for class in [Class::Cuts, Class::Lost, Class::Stalls, Class::Nonsense, Class::Late, Class::Crash] {
-        let some = clean(&Plan { without: Without::default().and(class), ..Plan::new(12, STEPS) });
+    for class in [
+        Disturbance::Cuts,
+        Disturbance::Lost,
+        Disturbance::Stalls,
+        Disturbance::Nonsense,
+        Disturbance::Late,
+        Disturbance::Crash,
+    ] {
+        let some = clean(&RunPlan {
+            without: ExcludedDisturbances::default().and(class),
+            ..RunPlan::new(12, STEPS)
+        });
         assert!(some.all_requests() > 0);
     }
 }

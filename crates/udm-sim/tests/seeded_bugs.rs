@@ -4,8 +4,8 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use udm_core::bugs::{Bug, World, set};
-use udm_sim::run::Failure;
-use udm_sim::{Class, Plan, Without, lives, nbd, nbd_client, run, verbs};
+use udm_sim::run::RunFailure;
+use udm_sim::{Disturbance, ExcludedDisturbances, RunPlan, lifecycle, nbd, nbd_client, run, verbs};
 
 /// Steps per seed, and the seeds in which a bug must be found.
 const STEPS: u64 = 5000;
@@ -18,32 +18,35 @@ const RARE: [Bug; 3] = [Bug::PreparedNotBusy, Bug::EndMarkWaits, Bug::GivenUpUnh
 const BETWEEN: [Bug; 2] = [Bug::FailNotAtomic, Bug::SeenTooLate];
 
 /// Runs `plan` in `world`.
-fn try_one(world: World, plan: &Plan) -> Result<(), Box<Failure>> {
+fn try_one(world: World, plan: &RunPlan) -> Result<(), Box<RunFailure>> {
     match world {
         World::Devices => run::run(plan).map(drop),
-        World::Faults => run::run(&Plan { faulty: true, ..plan.clone() }).map(drop),
-        World::Snapshots => run::run(&Plan { snapshots: true, ..plan.clone() }).map(drop),
+        World::Faults => run::run(&RunPlan { faulty: true, ..plan.clone() }).map(drop),
+        World::Snapshots => run::run(&RunPlan { snapshots: true, ..plan.clone() }).map(drop),
         World::Nbd => nbd::run(plan).map(drop),
         World::Verbs => verbs::run(plan).map(drop),
         World::NbdClient => nbd_client::run(plan).map(drop),
-        World::Lives => lives::run(plan).map(drop),
+        World::Lives => lifecycle::run(plan).map(drop),
     }
 }
 
 /// The run of `seed` in which `bug` is looked for: with everything in it, or with what brings it
 /// out alone, where it is rare otherwise.
-fn plan(bug: Bug, seed: u64) -> Plan {
-    let kept = [Class::Paths, Class::Messages, Class::Delay];
-    let is_left_out = |class: &Class| match bug {
+fn plan(bug: Bug, seed: u64) -> RunPlan {
+    let kept = [Disturbance::Paths, Disturbance::Messages, Disturbance::Delay];
+    let is_left_out = |class: &Disturbance| match bug {
         Bug::ParkedMissReturn => !kept.contains(class),
         // Either ends what would go on for ever.
-        Bug::CopyHandedBack => [Class::Crash, Class::Cancel].contains(class),
+        Bug::CopyHandedBack => [Disturbance::Crash, Disturbance::Cancel].contains(class),
         // What was marked is there when the power is back.
-        Bug::MarkNotKept => [Class::Remove, Class::Reload, Class::Merge].contains(class),
+        Bug::MarkNotKept => [Disturbance::Remove, Disturbance::Reload, Disturbance::Merge].contains(class),
         _ => false,
     };
-    let left_out = Class::ALL.into_iter().filter(is_left_out);
-    Plan { without: left_out.fold(Without::default(), Without::and), ..Plan::new(seed, STEPS) }
+    let left_out = Disturbance::ALL.into_iter().filter(is_left_out);
+    RunPlan {
+        without: left_out.fold(ExcludedDisturbances::default(), ExcludedDisturbances::and),
+        ..RunPlan::new(seed, STEPS)
+    }
 }
 
 /// A line of the table, or nothing where `bug` is not found. What counts is a seed that fails with
@@ -90,7 +93,10 @@ fn whole_turns_do_not_see_what_happens_between() {
     for bug in BETWEEN {
         set(Some(bug));
         for seed in 1..=60 {
-            let plan = Plan { without: Without::default().and(Class::Between), ..Plan::new(seed, STEPS) };
+            let plan = RunPlan {
+                without: ExcludedDisturbances::default().and(Disturbance::Between),
+                ..RunPlan::new(seed, STEPS)
+            };
             if let Err(failure) = run::run(&plan) {
                 panic!("{bug:?} shows in whole turns too, seed {seed}: {}", failure.what);
             }

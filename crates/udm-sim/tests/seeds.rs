@@ -1,11 +1,11 @@
 //! A fixed set of seeds runs clean, and a seed is always the same run.
 
-use udm_sim::{Class, Plan, Without, run};
+use udm_sim::{Disturbance, ExcludedDisturbances, RunPlan, run};
 
 /// Steps to a seed.
 const STEPS: u64 = 5000;
 
-fn clean(plan: &Plan) -> run::Clean {
+fn clean(plan: &RunPlan) -> run::CleanRun {
     match run::run(plan) {
         Ok(clean) => clean,
         Err(failure) => {
@@ -30,7 +30,7 @@ fn clean(plan: &Plan) -> run::Clean {
 fn seeds_run_clean() {
     let (mut requests, mut shared) = (0, 0);
     for seed in (1..=100).chain([178, 2608]) {
-        let totals = clean(&Plan::new(seed, STEPS)).totals;
+        let totals = clean(&RunPlan::new(seed, STEPS)).totals;
         requests += totals.all_requests();
         shared += totals.shared_tags;
     }
@@ -41,35 +41,35 @@ fn seeds_run_clean() {
 #[test]
 fn the_same_seed_is_the_same_run() {
     for seed in 1000..1010 {
-        let plan = Plan::new(seed, STEPS);
+        let plan = RunPlan::new(seed, STEPS);
         let (a, b) = (clean(&plan), clean(&plan));
         assert_eq!(a.hash, b.hash, "seed {seed}");
         assert_eq!((a.totals.requests, a.totals.simulated), (b.totals.requests, b.totals.simulated));
-        assert_ne!(a.hash, clean(&Plan::new(seed + 1, STEPS)).hash);
+        assert_ne!(a.hash, clean(&RunPlan::new(seed + 1, STEPS)).hash);
     }
 }
 
 /// What a trace keeps has no bearing on what happens.
 #[test]
 fn looking_changes_nothing() {
-    let plan = Plan::new(7, STEPS);
-    let kept = Plan { keep_events: 100_000, ..plan.clone() };
+    let plan = RunPlan::new(7, STEPS);
+    let kept = RunPlan { keep_events: 100_000, ..plan.clone() };
     assert_eq!(clean(&plan).hash, clean(&kept).hash);
 }
 
 #[test]
 fn classes_can_be_left_out() {
-    for class in Class::ALL {
-        let without = Without::default().and(class);
-        let totals = clean(&Plan { without, ..Plan::new(11, STEPS) }).totals;
+    for class in Disturbance::ALL {
+        let without = ExcludedDisturbances::default().and(class);
+        let totals = clean(&RunPlan { without, ..RunPlan::new(11, STEPS) }).totals;
         match class {
-            Class::Crash => assert_eq!(totals.crashes, 0),
-            Class::Reload => assert_eq!(totals.reloads, 0),
-            Class::Suspend => assert_eq!(totals.suspends, 0),
-            Class::Paths => assert_eq!(totals.losses, 0),
+            Disturbance::Crash => assert_eq!(totals.crashes, 0),
+            Disturbance::Reload => assert_eq!(totals.reloads, 0),
+            Disturbance::Suspend => assert_eq!(totals.suspends, 0),
+            Disturbance::Paths => assert_eq!(totals.losses, 0),
             _ => {}
         }
     }
-    let quiet = clean(&Plan { without: Without::all(), ..Plan::new(11, STEPS) }).totals;
+    let quiet = clean(&RunPlan { without: ExcludedDisturbances::all(), ..RunPlan::new(11, STEPS) }).totals;
     assert_eq!((quiet.crashes, quiet.reloads, quiet.suspends, quiet.losses), (0, 0, 0, 0));
 }

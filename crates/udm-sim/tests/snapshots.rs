@@ -1,17 +1,17 @@
 //! Worlds of origins and their snapshots run clean, and a power cut at any write or flush leaves
 //! each snapshot as it was promised.
 
-use udm_sim::counts::Count;
-use udm_sim::{Class, Failure, Plan, Totals, Without, run};
+use udm_sim::counts::Accumulate;
+use udm_sim::{Disturbance, ExcludedDisturbances, RunFailure, RunPlan, RunTotals, run};
 
-fn or_panic(outcome: Result<run::Clean, Box<Failure>>) -> run::Clean {
+fn or_panic(outcome: Result<run::CleanRun, Box<RunFailure>>) -> run::CleanRun {
     outcome.unwrap_or_else(|failure| {
-        let Failure { trace, what, plan } = *failure;
+        let RunFailure { trace, what, plan } = *failure;
         panic!("{}\n{what}\nreplay: udm-sim {}", trace.join("\n"), plan.options())
     })
 }
 
-fn clean(plan: &Plan) -> run::Clean {
+fn clean(plan: &RunPlan) -> run::CleanRun {
     or_panic(run::run(plan))
 }
 
@@ -19,12 +19,12 @@ fn clean(plan: &Plan) -> run::Clean {
 /// since they are seeds like others.
 #[test]
 fn seeds_run_clean() {
-    let mut all = Totals::default();
+    let mut all = RunTotals::default();
     for seed in 1..=300 {
-        all.add(&clean(&Plan::snapshots(seed, 5000)).totals);
+        all.add(&clean(&RunPlan::snapshots(seed, 5000)).totals);
     }
     assert!(all.all_requests() > 100_000 && all.sectors > 500_000, "{all:?} is no test");
-    let missed = all.missed(Without::default(), true);
+    let missed = all.uncovered(ExcludedDisturbances::default(), true);
     assert!(missed.is_empty(), "never came: {missed:?}");
 }
 
@@ -33,18 +33,18 @@ fn seeds_run_clean() {
 #[test]
 fn a_cut_at_any_write_loses_nothing() {
     const CHANGES_MAX: u64 = 160;
-    type Suits = fn(&Totals) -> bool;
-    let what: [(&str, u64, Suits); 5] = [
+    type RunFilter = fn(&RunTotals) -> bool;
+    let what: [(&str, u64, RunFilter); 5] = [
         ("made", 600, |t| t.snap.made > 0),
         ("made together", 600, |t| t.snap.grouped > 1),
         ("merged", 1500, |t| t.snap.merges > 0),
         ("grown", 600, |t| t.snap.grew > 1),
         ("of a snapshot", 1500, |t| t.snap.stacked > 0),
     ];
-    let mut all = Totals::default();
+    let mut all = RunTotals::default();
     for (name, steps, suits) in what {
-        let without = Without::default().and(Class::Crash);
-        let plan = |seed| Plan { without, keep_events: 100, ..Plan::snapshots(seed, steps) };
+        let without = ExcludedDisturbances::default().and(Disturbance::Crash);
+        let plan = |seed| RunPlan { without, keep_events: 100, ..RunPlan::snapshots(seed, steps) };
         let is_one = |seed: &u64| {
             let totals = clean(&plan(*seed)).totals;
             suits(&totals) && (20..CHANGES_MAX).contains(&totals.changes)
@@ -52,7 +52,7 @@ fn a_cut_at_any_write_loses_nothing() {
         let seeds: Vec<u64> = (1..1000).filter(is_one).take(2).collect();
         assert!(!seeds.is_empty(), "{name}: no seed");
         for seed in seeds {
-            all.add(&or_panic(run::every_cut(&plan(seed))).totals);
+            all.add(&or_panic(run::run_every_power_cut(&plan(seed))).totals);
         }
     }
     let snap = &all.snap;
@@ -63,7 +63,7 @@ fn a_cut_at_any_write_loses_nothing() {
 #[test]
 fn the_same_seed_is_the_same_run() {
     for seed in 1..=10 {
-        let plan = Plan::snapshots(seed, 3000);
+        let plan = RunPlan::snapshots(seed, 3000);
         assert_eq!(clean(&plan).hash, clean(&plan).hash, "seed {seed}");
     }
 }

@@ -1,14 +1,14 @@
 //! Worlds of the registry and its verbs run clean, a seed is always the same run, and runs cover
 //! what they are there for.
 
-use udm_sim::counts::Count;
-use udm_sim::verbs::{self, Counts};
-use udm_sim::{Class, Plan, Without};
+use udm_sim::counts::Accumulate;
+use udm_sim::verbs::{self, RegistryCounts};
+use udm_sim::{Disturbance, ExcludedDisturbances, RunPlan};
 
 /// Steps to a seed.
 const STEPS: u64 = 3000;
 
-fn clean(plan: &Plan) -> Counts {
+fn clean(plan: &RunPlan) -> RegistryCounts {
     verbs::run(plan).unwrap_or_else(|failure| {
         let (trace, what, options) = (failure.trace.join("\n"), failure.what, failure.plan.options());
         panic!("{trace}\n{what}\nreplay: udm-sim --verbs {options}")
@@ -17,31 +17,40 @@ fn clean(plan: &Plan) -> Counts {
 
 #[test]
 fn seeds_run_clean() {
-    let mut all = Counts::default();
+    let mut all = RegistryCounts::default();
     for seed in 1..=100 {
-        all.add(&clean(&Plan::new(seed, STEPS)));
+        all.add(&clean(&RunPlan::new(seed, STEPS)));
     }
     assert!(all.verbs.iter().all(|verbs| *verbs > 500) && all.requests > 5000, "{all:?}");
-    assert_eq!((all.missed(Without::default()), all.nothing()), (vec![], None));
+    assert_eq!((all.uncovered(ExcludedDisturbances::default()), all.nothing()), (vec![], None));
 }
 
 #[test]
 fn the_same_seed_is_the_same_run() {
     for seed in 1000..1010 {
-        let plan = Plan::new(seed, STEPS);
-        let (a, b) = (clean(&plan), clean(&Plan { keep_events: 100_000, ..plan.clone() }));
+        let plan = RunPlan::new(seed, STEPS);
+        let (a, b) = (clean(&plan), clean(&RunPlan { keep_events: 100_000, ..plan.clone() }));
         assert_eq!((a.hash, a.verbs, a.simulated), (b.hash, b.verbs, b.simulated), "seed {seed}");
-        assert_ne!(a.hash, clean(&Plan::new(seed + 1, STEPS)).hash);
+        assert_ne!(a.hash, clean(&RunPlan::new(seed + 1, STEPS)).hash);
     }
 }
 
 #[test]
 fn classes_can_be_left_out() {
-    let quiet = clean(&Plan { without: Without::all(), ..Plan::new(11, STEPS) });
+    let quiet = clean(&RunPlan { without: ExcludedDisturbances::all(), ..RunPlan::new(11, STEPS) });
     assert_eq!((quiet.hung_up, quiet.moved, quiet.hangs, quiet.stacks), (0, 0, 0, 0));
     assert_eq!((quiet.not_opened, quiet.no_lanes, quiet.messages), (0, 0, 0));
-    for class in [Class::Cancel, Class::Reload, Class::Remove, Class::Stacks, Class::Suspend] {
-        let some = clean(&Plan { without: Without::default().and(class), ..Plan::new(12, STEPS) });
+    for class in [
+        Disturbance::Cancel,
+        Disturbance::Reload,
+        Disturbance::Remove,
+        Disturbance::Stacks,
+        Disturbance::Suspend,
+    ] {
+        let some = clean(&RunPlan {
+            without: ExcludedDisturbances::default().and(class),
+            ..RunPlan::new(12, STEPS)
+        });
         assert!(some.all_verbs() > 0);
     }
 }

@@ -9,7 +9,7 @@ use std::fs::OpenOptions;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use udm_bench::lab::{self, EXPERIMENTS, Effort, Experiment, Machine, Outcome};
+use udm_bench::lab::{self, EXPERIMENTS, Experiment, ExperimentOptions, ExperimentOutcome, MachineInfo};
 
 /// `udm lab`.
 #[derive(Debug, Args)]
@@ -80,10 +80,10 @@ fn run_some(args: &RunArgs) -> Result<ExitCode> {
         opened.with_context(|| format!("lab: {}", file.display()))?;
     }
     let is_asked = |e: &&Experiment| args.names.is_empty() || args.names.iter().any(|name| name == e.name);
-    let effort = Effort { quick: args.quick, stop, fio_engine: args.fio_engine.as_deref() };
+    let effort = ExperimentOptions { quick: args.quick, stop, fio_engine: args.fio_engine.as_deref() };
     let asked: Vec<_> = EXPERIMENTS.iter().filter(is_asked).collect();
     let outcomes = progress::counted(asked.len(), |done| run_each(&asked, &effort, done))?;
-    let machine = Machine::this();
+    let machine = MachineInfo::this();
     if let Some(file) = &args.html {
         let page = lab::page(&machine, &outcomes);
         std::fs::write(file, page).with_context(|| format!("lab: {}", file.display()))?;
@@ -97,7 +97,11 @@ fn run_some(args: &RunArgs) -> Result<ExitCode> {
 }
 
 /// Those that are over when it is stopped, or all.
-fn run_each(asked: &[&Experiment], effort: &Effort<'_>, done: &AtomicUsize) -> Result<Vec<Outcome>> {
+fn run_each(
+    asked: &[&Experiment],
+    effort: &ExperimentOptions<'_>,
+    done: &AtomicUsize,
+) -> Result<Vec<ExperimentOutcome>> {
     let mut outcomes = Vec::new();
     for experiment in asked {
         match experiment.run(effort) {

@@ -1,12 +1,12 @@
 //! `context-switches`: what a second queue with a thread of its own makes of each request.
 
-use super::models::two_queues::TwoQueues;
-use super::outcome::{Finding, Grid, Outcome};
-use super::{Effort, Experiment};
+use super::models::two_queues::TwoQueueDevice;
+use super::outcome::{ExperimentOutcome, Finding, ResultTable};
+use super::{Experiment, ExperimentOptions};
 use crate::compare::{LEN, multipath, path};
-use crate::contest::{self, Contest, Until};
-use crate::mapped::{Table, make_mapped};
-use crate::page::{Axis, Bar, Bars, Unit};
+use crate::device_contest::{self, DeviceContest, StopCondition};
+use crate::mapped::{NamedTable, make_mapped};
+use crate::page::{Axis, AxisUnit, Bar, Bars};
 use anyhow::Result;
 use std::sync::Arc;
 use udm_core::{Device, Nanos};
@@ -34,24 +34,24 @@ pub(super) const QUIET: f64 = 197.0;
 /// Beside the model with so many queues.
 const NAMES: [&str; 3] = ["raw", "linear", "multipath, queue-length"];
 
-fn run(effort: &Effort<'_>, outcome: &mut Outcome) -> Result<()> {
-    let cores = contest::cpus().len().clamp(1, u32::BITS as usize);
-    let contest = Contest {
-        cores: vec![contest::free(); cores],
+fn run(effort: &ExperimentOptions<'_>, outcome: &mut ExperimentOutcome) -> Result<()> {
+    let cores = device_contest::cpus().len().clamp(1, u32::BITS as usize);
+    let contest = DeviceContest {
+        cores: vec![device_contest::unpinned_core(); cores],
         depths: &[DEPTH],
         rounds: effort.rounds(ROUNDS),
-        until: Until::Time(TIME),
+        until: StopCondition::Time(TIME),
         len: LEN,
     };
     let scores = contest.scores(devices, effort.stop)?;
 
     let models = ORIGINAL.map(|(queues, ..)| format!("two queues, {queues} of them in hardware"));
     let names: Vec<&str> = NAMES.into_iter().chain(models.iter().map(String::as_str)).collect();
-    let mut table = Grid::new(
+    let mut table = ResultTable::new(
         format!("{cores} cores that sleep when they have nothing to do, depth {DEPTH}"),
         ["", "thousand IOPS", "switches a million requests", "switches in 10 s", "ns a request"],
     );
-    let axis = Axis::new("context switches a million requests, and one", Unit::Number).log();
+    let axis = Axis::new("context switches a million requests, and one", AxisUnit::Number).log();
     let mut bars = Bars::new("Context switches", axis, ["switches"]);
     for (name, score) in names.iter().zip(&scores) {
         let ten_seconds = score.switches * score.iops(cores) * 10.0 / 1e6;
@@ -88,11 +88,11 @@ fn devices(cluster: &Arc<Cluster>) -> Result<Vec<Arc<dyn Device>>> {
         ("linear", format!("0 {LEN} linear {} 0", path(0))),
         ("multipath", multipath("queue-length", 2, cluster.len())),
     ];
-    let tables = tables.map(|(name, text)| Table { name: name.into(), text });
+    let tables = tables.map(|(name, text)| NamedTable { name: name.into(), text });
     let mut devices = vec![Arc::clone(&raw)];
     devices.extend(make_mapped(cluster, &tables)?);
     for (queues, ..) in ORIGINAL {
-        devices.push(Arc::new(TwoQueues::new(queues, raw.limits())));
+        devices.push(Arc::new(TwoQueueDevice::new(queues, raw.limits())));
     }
     Ok(devices)
 }

@@ -1,11 +1,11 @@
 //! `fio`: the originals' own command lines, with udm's engine.
 
 use super::context_switches::QUIET;
-use super::outcome::{Finding, Grid, Outcome};
-use super::{Effort, Experiment};
+use super::outcome::{ExperimentOutcome, Finding, ResultTable};
+use super::{Experiment, ExperimentOptions};
 use crate::compare::{LEN, SELECTORS, multipath, path};
-use crate::contest;
-use crate::page::{Axis, Bar, Bars, Unit};
+use crate::device_contest;
+use crate::page::{Axis, AxisUnit, Bar, Bars};
 use crate::stats::median;
 use anyhow::{Context, Result, ensure};
 use std::path::Path;
@@ -33,21 +33,21 @@ const SWITCHES: f64 = 667_784.0 / 1970.0;
 
 /// What fio said of a job.
 #[derive(Clone, Copy)]
-struct Ran {
+struct FioResult {
     iops: f64,
     switches: f64,
     /// Nanoseconds of a CPU that a request took.
     cpu_ns: f64,
 }
 
-fn run(effort: &Effort<'_>, outcome: &mut Outcome) -> Result<()> {
+fn run(effort: &ExperimentOptions<'_>, outcome: &mut ExperimentOutcome) -> Result<()> {
     let Some(engine) = effort.fio_engine else {
         outcome.note(
             "Not run: it needs udm's engine for fio. Make it with make fio-engine, and name it with --fio-engine.",
         );
         return Ok(());
     };
-    let cpus = contest::cpus().len().clamp(1, u32::BITS as usize / 2);
+    let cpus = device_contest::cpus().len().clamp(1, u32::BITS as usize / 2);
     case(effort, outcome, engine, 1)?;
     if cpus > 1 {
         case(effort, outcome, engine, cpus)?;
@@ -65,7 +65,12 @@ fn run(effort: &Effort<'_>, outcome: &mut Outcome) -> Result<()> {
     Ok(())
 }
 
-fn case(effort: &Effort<'_>, outcome: &mut Outcome, engine: &Path, jobs: usize) -> Result<()> {
+fn case(
+    effort: &ExperimentOptions<'_>,
+    outcome: &mut ExperimentOutcome,
+    engine: &Path,
+    jobs: usize,
+) -> Result<()> {
     let fio = |devices: &[&str], ms| {
         ensure!(!effort.stop.load(Relaxed), "stopped before anything was measured");
         measure(engine, devices, jobs, ms)
@@ -95,12 +100,13 @@ fn case(effort: &Effort<'_>, outcome: &mut Outcome, engine: &Path, jobs: usize) 
 
     let s = if jobs == 1 { "" } else { "s" };
     let heads = ["", "thousand IOPS", "CPU ns a request", "of raw", "context switches", "of raw"];
-    let mut table = Grid::new(format!("fio, {jobs} job{s}, depth {DEPTH}"), heads);
-    let axis = Axis::new("of what the raw device does", Unit::Ratio);
+    let mut table = ResultTable::new(format!("fio, {jobs} job{s}, depth {DEPTH}"), heads);
+    let axis = Axis::new("of what the raw device does", AxisUnit::Ratio);
     let mut bars =
         Bars::new(format!("Through fio, {jobs} job{s}"), axis, ["udm"]).reference("the original's");
-    let of =
-        |i: usize, what: fn(&Ran) -> f64| median(alone[i].iter().map(what).collect()).unwrap_or_default();
+    let of = |i: usize, what: fn(&FioResult) -> f64| {
+        median(alone[i].iter().map(what).collect()).unwrap_or_default()
+    };
     let counted = |i| of(i, |ran| ran.switches).max(QUIET * f64::from(ALONE_MS) / 1e3);
     for (i, ((name, ..), shares)) in devices.iter().zip(shares).enumerate() {
         let (share, added) = (median(shares).unwrap_or_default(), counted(i) / counted(0));
@@ -154,8 +160,8 @@ fn job(engine: &Path, name: &str, device: &str, jobs: usize, ms: u32) -> Vec<Str
 }
 
 /// Jobs of one fio, beside each other.
-fn measure(engine: &Path, devices: &[&str], jobs: usize, ms: u32) -> Result<Vec<Ran>> {
-    let cpus: Vec<String> = contest::cpus().iter().take(jobs).map(usize::to_string).collect();
+fn measure(engine: &Path, devices: &[&str], jobs: usize, ms: u32) -> Result<Vec<FioResult>> {
+    let cpus: Vec<String> = device_contest::cpus().iter().take(jobs).map(usize::to_string).collect();
     let mut command = Command::new("fio");
     command.arg("--output-format=json");
     for (nth, device) in devices.iter().enumerate() {
@@ -176,10 +182,10 @@ fn measure(engine: &Path, devices: &[&str], jobs: usize, ms: u32) -> Result<Vec<
 }
 
 /// What fio's JSON says of a job.
-fn ran(job: &serde_json::Value) -> Result<Ran> {
+fn ran(job: &serde_json::Value) -> Result<FioResult> {
     let number = |value: &serde_json::Value| value.as_f64().context("fio left something out");
     let (read, spent) = (&job["read"], number(&job["usr_cpu"])? + number(&job["sys_cpu"])?);
-    Ok(Ran {
+    Ok(FioResult {
         iops: number(&read["iops"])?,
         switches: number(&job["ctx"])?,
         // Percent of the milliseconds of all its threads.

@@ -1,11 +1,11 @@
 //! `growth`: what one more costs, of paths, of lines in a table and of devices on each other.
 
-use super::outcome::{Finding, Grid, Outcome, ratio};
-use super::{Effort, Experiment};
+use super::outcome::{ExperimentOutcome, Finding, ResultTable, ratio};
+use super::{Experiment, ExperimentOptions};
 use crate::compare::{LEN, multipath, path};
-use crate::contest::{self, Contest, Until};
-use crate::mapped::{Table, make_mapped};
-use crate::page::{Axis, Lines, Unit};
+use crate::device_contest::{self, DeviceContest, StopCondition};
+use crate::mapped::{NamedTable, make_mapped};
+use crate::page::{Axis, AxisUnit, Lines};
 use anyhow::Result;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
@@ -27,20 +27,20 @@ const LAYERS: [usize; 5] = [1, 2, 4, 8, 16];
 /// Sectors of a line: so that ten thousand of them fit.
 const LINE: u64 = 256;
 
-fn run(effort: &Effort<'_>, outcome: &mut Outcome) -> Result<()> {
+fn run(effort: &ExperimentOptions<'_>, outcome: &mut ExperimentOutcome) -> Result<()> {
     paths(effort, outcome)?;
     lines(effort, outcome)?;
     layers(effort, outcome)
 }
 
-fn paths(effort: &Effort<'_>, outcome: &mut Outcome) -> Result<()> {
+fn paths(effort: &ExperimentOptions<'_>, outcome: &mut ExperimentOutcome) -> Result<()> {
     let heads = ["".to_owned()].into_iter().chain(PATHS.map(|n| n.to_string()));
-    let mut table = Grid::new("ns a request over the raw device, by paths", heads);
+    let mut table = ResultTable::new("ns a request over the raw device, by paths", heads);
     let mut plot = plot("Paths", "paths");
     for selector in SELECTORS {
         let tables = PATHS.map(|n| vec![multipath(selector, n, 1)]);
-        let added = added(effort, tables.to_vec(), LEN)?;
-        let points: Vec<(f64, f64)> = PATHS.iter().map(|&n| n as f64).zip(added).collect();
+        let added_latency = added_latency(effort, tables.to_vec(), LEN)?;
+        let points: Vec<(f64, f64)> = PATHS.iter().map(|&n| n as f64).zip(added_latency).collect();
         table.row(selector, points.iter().map(|(_, ns)| *ns));
         let (slope, _) = slope(&points);
         outcome.found(Finding::less(format!("{selector}: ns a path more"), slope));
@@ -51,7 +51,7 @@ fn paths(effort: &Effort<'_>, outcome: &mut Outcome) -> Result<()> {
     Ok(())
 }
 
-fn lines(effort: &Effort<'_>, outcome: &mut Outcome) -> Result<()> {
+fn lines(effort: &ExperimentOptions<'_>, outcome: &mut ExperimentOutcome) -> Result<()> {
     let table = |n: usize| {
         let line =
             |i: u64| format!("{} {LINE} linear {} {}", i * LINE, path((i % 2) as usize), (i / 2) * LINE);
@@ -59,12 +59,12 @@ fn lines(effort: &Effort<'_>, outcome: &mut Outcome) -> Result<()> {
     };
     let mut points = Vec::new();
     for n in LINES {
-        let added = added(effort, vec![table(n)], n as u64 * LINE)?;
-        points.extend(added.into_iter().map(|ns| (n as f64, ns)));
+        let added_latency = added_latency(effort, vec![table(n)], n as u64 * LINE)?;
+        points.extend(added_latency.into_iter().map(|ns| (n as f64, ns)));
     }
     let doublings: Vec<(f64, f64)> = points.iter().map(|(n, ns)| (n.log2(), *ns)).collect();
     let (slope, _) = slope(&doublings);
-    let mut grid = Grid::new("lines of a table", ["", "ns a request over the raw device"]);
+    let mut grid = ResultTable::new("lines of a table", ["", "ns a request over the raw device"]);
     points.iter().for_each(|(n, ns)| grid.row(format!("{n}"), [*ns]));
     outcome.table(grid);
     outcome.found(Finding::less("linear: ns each time the lines are twice as many", slope));
@@ -73,18 +73,18 @@ fn lines(effort: &Effort<'_>, outcome: &mut Outcome) -> Result<()> {
     Ok(())
 }
 
-fn layers(effort: &Effort<'_>, outcome: &mut Outcome) -> Result<()> {
+fn layers(effort: &ExperimentOptions<'_>, outcome: &mut ExperimentOutcome) -> Result<()> {
     let stack = |n: usize| {
         let below = |i: usize| if i == 0 { path(0) } else { format!("@{}", name(i - 1)) };
         (0..n).map(|i| format!("0 {LEN} linear {} 0", below(i))).collect::<Vec<_>>()
     };
     let mut points = Vec::new();
     for n in LAYERS {
-        let added = added(effort, vec![stack(n)], LEN)?;
-        points.extend(added.into_iter().map(|ns| (n as f64, ns)));
+        let added_latency = added_latency(effort, vec![stack(n)], LEN)?;
+        points.extend(added_latency.into_iter().map(|ns| (n as f64, ns)));
     }
     let (slope, _) = slope(&points);
-    let mut grid = Grid::new("linear devices on each other", ["", "ns a request over the raw device"]);
+    let mut grid = ResultTable::new("linear devices on each other", ["", "ns a request over the raw device"]);
     points.iter().for_each(|(n, ns)| grid.row(format!("{n}"), [*ns]));
     outcome.table(grid);
     outcome.found(Finding::less("linear: ns a device more", slope));
@@ -94,7 +94,11 @@ fn layers(effort: &Effort<'_>, outcome: &mut Outcome) -> Result<()> {
 }
 
 fn plot(title: &str, what: &str) -> Lines {
-    Lines::new(title, Axis::new(what, Unit::Number).log(), Axis::new("time over the raw device", Unit::Nanos))
+    Lines::new(
+        title,
+        Axis::new(what, AxisUnit::Number).log(),
+        Axis::new("time over the raw device", AxisUnit::Nanos),
+    )
 }
 
 fn name(number: usize) -> String {
@@ -103,12 +107,12 @@ fn name(number: usize) -> String {
 
 /// What the last device of each of `stacks` adds to a request of the raw device, in ns. A stack's
 /// tables may name those before as `@d0` and so on.
-fn added(effort: &Effort<'_>, stacks: Vec<Vec<String>>, len: u64) -> Result<Vec<f64>> {
-    let contest = Contest {
-        cores: contest::pinned(1),
+fn added_latency(effort: &ExperimentOptions<'_>, stacks: Vec<Vec<String>>, len: u64) -> Result<Vec<f64>> {
+    let contest = DeviceContest {
+        cores: device_contest::pinned_cores(1),
         depths: &[DEPTH],
         rounds: effort.rounds(ROUNDS),
-        until: Until::Requests(effort.requests(REQUESTS)),
+        until: StopCondition::Requests(effort.requests(REQUESTS)),
         len,
     };
     let scores = contest.scores(
@@ -116,8 +120,8 @@ fn added(effort: &Effort<'_>, stacks: Vec<Vec<String>>, len: u64) -> Result<Vec<
             let raw = udm_backends::open(&udm_wire::uri::parse(&path(0))?)?;
             let mut devices = vec![raw as std::sync::Arc<dyn udm_core::Device>];
             for stack in stacks {
-                let tables: Vec<Table> =
-                    (0..).zip(stack).map(|(i, text)| Table { name: name(i), text }).collect();
+                let tables: Vec<NamedTable> =
+                    (0..).zip(stack).map(|(i, text)| NamedTable { name: name(i), text }).collect();
                 devices.extend(make_mapped(cluster, &tables)?.pop());
             }
             Ok(devices)

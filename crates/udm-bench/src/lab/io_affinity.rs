@@ -1,10 +1,10 @@
 //! `io-affinity`: a path a core, beside selectors that spread what a core sends over all paths.
 
-use super::models::paced::{Pace, Paced};
-use super::outcome::{Finding, Grid, Outcome};
-use super::{Effort, Experiment, over};
-use crate::contest::{self, Contest, Until};
-use crate::page::{Axis, Bar, Bars, Unit};
+use super::models::paced_path::{PacedPath, PathServiceTime};
+use super::outcome::{ExperimentOutcome, Finding, ResultTable};
+use super::{Experiment, ExperimentOptions, over};
+use crate::device_contest::{self, DeviceContest, StopCondition};
+use crate::page::{Axis, AxisUnit, Bar, Bars};
 use anyhow::Result;
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,21 +32,21 @@ const PATHS: [(&str, Nanos, f64); 3] = [
 
 const SELECTORS: [&str; 3] = ["io-affinity", "round-robin", "queue-length"];
 
-fn run(effort: &Effort<'_>, outcome: &mut Outcome) -> Result<()> {
-    let cores = contest::cpus().len().clamp(1, u32::BITS as usize);
-    let mut table = Grid::new(
+fn run(effort: &ExperimentOptions<'_>, outcome: &mut ExperimentOutcome) -> Result<()> {
+    let cores = device_contest::cpus().len().clamp(1, u32::BITS as usize);
+    let mut table = ResultTable::new(
         format!("{cores} cores and paths, depth {DEPTH}: thousand IOPS"),
         std::iter::once("").chain(SELECTORS),
     );
-    let axis = Axis::new("io-affinity over the other", Unit::Ratio);
+    let axis = Axis::new("io-affinity over the other", AxisUnit::Ratio);
     let mut bars =
         Bars::new("What io-affinity gains", axis, SELECTORS[1..].iter().copied()).reference("the original's");
     for (name, service, original) in PATHS {
-        let contest = Contest {
-            cores: contest::pinned(cores),
+        let contest = DeviceContest {
+            cores: device_contest::pinned_cores(cores),
             depths: &[DEPTH],
             rounds: effort.rounds(ROUNDS),
-            until: Until::Time(TIME),
+            until: StopCondition::Time(TIME),
             len: LEN.0,
         };
         let scores = contest.scores(|cluster| devices(cluster, service), effort.stop)?;
@@ -70,7 +70,7 @@ fn devices(cluster: &Arc<Cluster>, service: Nanos) -> Result<Vec<Arc<dyn Device>
     let paths = cluster.len();
     let device = |selector: &&str| -> Result<Arc<dyn Device>> {
         let disk = |n: usize| -> Arc<dyn Device> {
-            Arc::new(Paced::new(Pace::Every(service), Sectors(LEN.0 + 8 * n as u64)))
+            Arc::new(PacedPath::new(PathServiceTime::Every(service), Sectors(LEN.0 + 8 * n as u64)))
         };
         let disks: Vec<_> = (0..paths).map(disk).collect();
         let words: Vec<String> = (0..paths)

@@ -1,12 +1,12 @@
 //! `lockless`: what multipath keeps of the raw device, and what one lock a device takes.
 
-use super::models::one_lock::{OneLock, Rule};
-use super::outcome::{Finding, Grid, Outcome};
-use super::{Effort, Experiment};
+use super::models::one_lock::{OneLockMultipath, SelectorRule};
+use super::outcome::{ExperimentOutcome, Finding, ResultTable};
+use super::{Experiment, ExperimentOptions};
 use crate::compare::{LEN, NULL, SELECTORS, multipath, path};
-use crate::contest::{self, Contest, Score, Until};
-use crate::mapped::{Table, make_mapped};
-use crate::page::{Axis, Bar, Bars, Unit};
+use crate::device_contest::{self, DeviceContest, DeviceScore, StopCondition};
+use crate::mapped::{NamedTable, make_mapped};
+use crate::page::{Axis, AxisUnit, Bar, Bars};
 use anyhow::{Context, Result};
 use std::sync::Arc;
 use udm_core::Device;
@@ -27,33 +27,39 @@ const ROUNDS: usize = 15;
 const REQUESTS: u64 = 200_000;
 
 /// The devices behind one lock, by the selector that they are like.
-const LOCKED: [(&str, Rule); 3] = [
-    ("round-robin", Rule::RoundRobin),
-    ("queue-length", Rule::QueueLength),
-    ("service-time", Rule::ServiceTime),
+const LOCKED: [(&str, SelectorRule); 3] = [
+    ("round-robin", SelectorRule::RoundRobin),
+    ("queue-length", SelectorRule::QueueLength),
+    ("service-time", SelectorRule::ServiceTime),
 ];
 
 /// The original's thousand requests a second with a queue and a job a CPU of a node or two, pinned
 /// and not: of the raw device, and of each of [`LOCKED`] without locks and with one.
-struct Original {
+struct OriginalFigures {
     raw: f64,
     lanes: [f64; 3],
     locked: [f64; 3],
 }
 
-const PINNED: Original =
-    Original { raw: 6055.9, lanes: [4169.1, 2729.1, 2778.3], locked: [2083.9, 1728.4, 1655.5] };
-const UNPINNED: Original =
-    Original { raw: 2598.8, lanes: [2010.9, 1661.8, 1569.5], locked: [1121.0, 882.5, 889.5] };
+const PINNED: OriginalFigures =
+    OriginalFigures { raw: 6055.9, lanes: [4169.1, 2729.1, 2778.3], locked: [2083.9, 1728.4, 1655.5] };
+const UNPINNED: OriginalFigures =
+    OriginalFigures { raw: 2598.8, lanes: [2010.9, 1661.8, 1569.5], locked: [1121.0, 882.5, 889.5] };
 
-fn run(effort: &Effort<'_>, outcome: &mut Outcome) -> Result<()> {
-    let cpus = contest::cpus().len().max(1);
-    case(effort, outcome, "1 core", contest::pinned(1), None)?;
+fn run(effort: &ExperimentOptions<'_>, outcome: &mut ExperimentOutcome) -> Result<()> {
+    let cpus = device_contest::cpus().len().max(1);
+    case(effort, outcome, "1 core", device_contest::pinned_cores(1), None)?;
     if cpus > 1 {
         let cores = cpus.min(u32::BITS as usize);
         let name = |how| format!("{cores} cores, {how}");
-        case(effort, outcome, &name("pinned"), contest::pinned(cores), Some(&PINNED))?;
-        case(effort, outcome, &name("not pinned"), vec![contest::free(); cores], Some(&UNPINNED))?;
+        case(effort, outcome, &name("pinned"), device_contest::pinned_cores(cores), Some(&PINNED))?;
+        case(
+            effort,
+            outcome,
+            &name("not pinned"),
+            vec![device_contest::unpinned_core(); cores],
+            Some(&UNPINNED),
+        )?;
     }
     outcome.note(
         "The raw device does nothing at all here, in a few ns a request, where a request of null_blk \
@@ -64,18 +70,18 @@ fn run(effort: &Effort<'_>, outcome: &mut Outcome) -> Result<()> {
 }
 
 fn case(
-    effort: &Effort<'_>,
-    outcome: &mut Outcome,
+    effort: &ExperimentOptions<'_>,
+    outcome: &mut ExperimentOutcome,
     name: &str,
     cores: Vec<CoreOptions>,
-    original: Option<&Original>,
+    original: Option<&OriginalFigures>,
 ) -> Result<()> {
     let count = cores.len();
-    let contest = Contest {
+    let contest = DeviceContest {
         cores,
         depths: &[DEPTH],
         rounds: effort.rounds(ROUNDS),
-        until: Until::Requests(effort.requests(REQUESTS)),
+        until: StopCondition::Requests(effort.requests(REQUESTS)),
         len: LEN,
     };
     let scores = contest.scores(devices, effort.stop)?;
@@ -83,8 +89,8 @@ fn case(
     let (lanes, locked) = rest.split_at(SELECTORS.len());
 
     let mut table =
-        Grid::new(format!("{name}, depth {DEPTH}"), ["", "thousand IOPS", "ns a request", "of raw"]);
-    let mut row = |what: &str, score: &Score| {
+        ResultTable::new(format!("{name}, depth {DEPTH}"), ["", "thousand IOPS", "ns a request", "of raw"]);
+    let mut row = |what: &str, score: &DeviceScore| {
         table.row(what, [score.iops(count) / 1e3, score.ns, raw.ns / score.ns]);
     };
     row(NULL, raw);
@@ -92,7 +98,7 @@ fn case(
     LOCKED.iter().zip(locked).for_each(|((what, _), score)| row(&format!("{what}, one lock"), score));
     outcome.table(table);
 
-    let axis = Axis::new("of what the raw device does", Unit::Ratio);
+    let axis = Axis::new("of what the raw device does", AxisUnit::Ratio);
     let mut bars = Bars::new(name, axis, ["udm", "one lock"]).reference("the original's");
     for (place, (what, _)) in LOCKED.iter().enumerate() {
         let Some(lane) = SELECTORS.iter().position(|name| name == what).map(|at| &lanes[at]) else {
@@ -119,11 +125,11 @@ fn case(
 /// The raw device, [`SELECTORS`] and [`LOCKED`].
 fn devices(cluster: &Arc<Cluster>) -> Result<Vec<Arc<dyn Device>>> {
     let null = |n| -> Result<Arc<dyn Device>> { Ok(udm_backends::open(&uri::parse(&path(n))?)?) };
-    let table = |name: &str| Table { name: name.into(), text: multipath(name, PATHS, cluster.len()) };
+    let table = |name: &str| NamedTable { name: name.into(), text: multipath(name, PATHS, cluster.len()) };
     let mut devices = vec![null(0)?];
     devices.extend(make_mapped(cluster, &SELECTORS.map(table))?);
     for (_, rule) in LOCKED {
-        devices.push(Arc::new(OneLock::new(rule, (0..PATHS).map(null).collect::<Result<_>>()?)));
+        devices.push(Arc::new(OneLockMultipath::new(rule, (0..PATHS).map(null).collect::<Result<_>>()?)));
     }
     Ok(devices)
 }

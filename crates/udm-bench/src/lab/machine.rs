@@ -9,7 +9,7 @@ const READINGS: u32 = 20_000;
 
 /// What ratios can depend on.
 #[derive(Debug, Clone, Serialize)]
-pub struct Machine {
+pub struct MachineInfo {
     /// The model of its CPUs.
     pub cpu: String,
     /// How many of them this process may use.
@@ -24,19 +24,19 @@ pub struct Machine {
     pub optimised: bool,
 }
 
-impl Machine {
+impl MachineInfo {
     /// The one that this runs on.
     #[must_use]
-    pub fn this() -> Machine {
+    pub fn this() -> MachineInfo {
         let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let model = info.lines().find_map(|line| line.strip_prefix("model name")?.split(": ").nth(1));
         let uname = rustix::system::uname();
         let words = [uname.sysname(), uname.release(), uname.machine()].map(|word| word.to_string_lossy());
         let begin = Instant::now();
         let last = (0..READINGS).fold(begin, |_, _| Instant::now());
-        Machine {
+        MachineInfo {
             cpu: model.unwrap_or("unknown CPU").to_owned(),
-            cpus: crate::contest::cpus().len().max(1),
+            cpus: crate::device_contest::cpus().len().max(1),
             kernel: words.join(" "),
             clock_ns: last.duration_since(begin).as_nanos() as f64 / f64::from(READINGS),
             udm: env!("CARGO_PKG_VERSION"),
@@ -45,9 +45,9 @@ impl Machine {
     }
 }
 
-impl fmt::Display for Machine {
+impl fmt::Display for MachineInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Machine { cpu, cpus, kernel, clock_ns, udm, optimised } = self;
+        let MachineInfo { cpu, cpus, kernel, clock_ns, udm, optimised } = self;
         let s = if *cpus == 1 { "" } else { "s" };
         write!(
             f,

@@ -2,7 +2,7 @@
 //! run.
 //!
 //! An experiment is a line of [`EXPERIMENTS`]: a name, a question, a source, and a function. The
-//! function fills an `Outcome` with findings, tables and plots; text, JSON and the page are made of
+//! function fills an `ExperimentOutcome` with findings, tables and plots; text, JSON and the page are made of
 //! that alone. A finding is a ratio, the original's ratio, an aim and a verdict, because absolute
 //! numbers belong to a machine.
 //!
@@ -27,8 +27,8 @@ mod over;
 mod selectors;
 mod snapshot;
 
-pub use machine::Machine;
-pub use outcome::{Finding, Grid, Outcome, Verdict, page, text};
+pub use machine::MachineInfo;
+pub use outcome::{ExperimentOutcome, Finding, FindingVerdict, ResultTable, page, text};
 
 use anyhow::Result;
 use std::path::Path;
@@ -42,7 +42,7 @@ pub struct Experiment {
     pub question: &'static str,
     /// Where it comes from.
     pub source: &'static str,
-    run: fn(&Effort<'_>, &mut Outcome) -> Result<()>,
+    run: fn(&ExperimentOptions<'_>, &mut ExperimentOutcome) -> Result<()>,
 }
 
 /// All experiments.
@@ -58,7 +58,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
 ];
 
 /// How much to measure.
-pub struct Effort<'a> {
+pub struct ExperimentOptions<'a> {
     /// A third of the rounds.
     pub quick: bool,
     /// Once it is set an experiment ends with the rounds that it has.
@@ -67,7 +67,7 @@ pub struct Effort<'a> {
     pub fio_engine: Option<&'a Path>,
 }
 
-impl Effort<'_> {
+impl ExperimentOptions<'_> {
     /// How often each device is measured, where that is `all` for the whole of it.
     fn rounds(&self, all: usize) -> usize {
         if self.quick { (all / 3).max(1) } else { all }
@@ -91,8 +91,8 @@ impl Experiment {
     ///
     /// # Errors
     /// When cores or devices can't be had, or it was stopped before anything was measured.
-    pub fn run(&self, effort: &Effort<'_>) -> Result<Outcome> {
-        let mut outcome = Outcome::new(self);
+    pub fn run(&self, effort: &ExperimentOptions<'_>) -> Result<ExperimentOutcome> {
+        let mut outcome = ExperimentOutcome::new(self);
         (self.run)(effort, &mut outcome)?;
         Ok(outcome)
     }

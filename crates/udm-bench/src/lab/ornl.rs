@@ -1,11 +1,11 @@
 //! `ornl`: what multipath adds to the time of a request, and takes from the rate of many.
 
-use super::outcome::{Finding, Grid, Outcome};
-use super::{Effort, Experiment};
+use super::outcome::{ExperimentOutcome, Finding, ResultTable};
+use super::{Experiment, ExperimentOptions};
 use crate::compare::LEN;
-use crate::contest::{self, Contest, Until};
-use crate::mapped::{Table, make_mapped};
-use crate::page::{Axis, Lines, Unit};
+use crate::device_contest::{self, DeviceContest, StopCondition};
+use crate::mapped::{NamedTable, make_mapped};
+use crate::page::{Axis, AxisUnit, Lines};
 use anyhow::Result;
 use std::sync::Arc;
 use udm_core::{Device, Nanos};
@@ -35,18 +35,18 @@ const RATES: (f64, f64) = (217_468.0, 100_658.0);
 const NAMES: [&str; 4] =
     ["direct path", "indirect path", "multipath, direct path", "multipath, indirect path"];
 
-fn run(effort: &Effort<'_>, outcome: &mut Outcome) -> Result<()> {
+fn run(effort: &ExperimentOptions<'_>, outcome: &mut ExperimentOutcome) -> Result<()> {
     // One request at a time, on a core that sleeps meanwhile.
-    let contest = Contest {
-        cores: contest::pinned(1),
+    let contest = DeviceContest {
+        cores: device_contest::pinned_cores(1),
         depths: &[1],
         rounds: effort.rounds(ROUNDS),
-        until: Until::Time(Nanos(SYNCHRONOUS * (DIRECT + INDIRECT) / 2)),
+        until: StopCondition::Time(Nanos(SYNCHRONOUS * (DIRECT + INDIRECT) / 2)),
         len: LEN,
     };
     let scores = contest.scores(devices, effort.stop)?;
     let heads = ["", "us a request", "added us", "CPU, percent"];
-    let mut table = Grid::new(format!("{SYNCHRONOUS} requests one after the other"), heads);
+    let mut table = ResultTable::new(format!("{SYNCHRONOUS} requests one after the other"), heads);
     for (i, name) in NAMES.iter().enumerate() {
         let added = if i < 2 { f64::NAN } else { (scores[i].ns - scores[i - 2].ns) / 1e3 };
         table.row(*name, [scores[i].ns / 1e3, added, scores[i].cpu * 100.0]);
@@ -59,16 +59,16 @@ fn run(effort: &Effort<'_>, outcome: &mut Outcome) -> Result<()> {
     }
 
     // Many at a time, on more and more threads of one device.
-    let cpus = contest::cpus().len().max(1);
+    let cpus = device_contest::cpus().len().max(1);
     let heads = ["", "direct: thousand IOPS", "CPU, percent", "multipath: thousand IOPS", "CPU, percent"];
-    let mut table = Grid::new(format!("threads on one device, depth {DEPTH} each"), heads);
+    let mut table = ResultTable::new(format!("threads on one device, depth {DEPTH} each"), heads);
     let (mut direct, mut stacked) = (Vec::new(), Vec::new());
     for threads in [1, 2, 4] {
-        let contest = Contest {
-            cores: vec![contest::free(); threads],
+        let contest = DeviceContest {
+            cores: vec![device_contest::unpinned_core(); threads],
             depths: &[DEPTH],
             rounds: effort.rounds(ROUNDS),
-            until: Until::Time(TIME),
+            until: StopCondition::Time(TIME),
             len: LEN,
         };
         let scores = contest.scores(devices, effort.stop)?;
@@ -84,8 +84,8 @@ fn run(effort: &Effort<'_>, outcome: &mut Outcome) -> Result<()> {
     outcome.lines(
         Lines::new(
             "Requests a second",
-            Axis::new("threads", Unit::Number).log2(),
-            Axis::new("IOPS", Unit::Number),
+            Axis::new("threads", AxisUnit::Number).log2(),
+            Axis::new("IOPS", AxisUnit::Number),
         )
         .line("direct", direct)
         .line("multipath", stacked),
@@ -107,7 +107,7 @@ fn devices(cluster: &Arc<Cluster>) -> Result<Vec<Arc<dyn Device>>> {
     let open = |word: String| -> Result<Arc<dyn Device>> { Ok(udm_backends::open(&uri::parse(&word)?)?) };
     let table = |name: &str, word| {
         let text = format!("0 {LEN} multipath 0 0 1 1 service-time 0 1 0 {word}");
-        Table { name: name.into(), text }
+        NamedTable { name: name.into(), text }
     };
     let tables = [table("direct", path(DIRECT, 2)), table("indirect", path(INDIRECT, 3))];
     let mut devices = vec![open(path(DIRECT, 0))?, open(path(INDIRECT, 1))?];

@@ -1,6 +1,6 @@
 //! What an experiment came to: as text, as JSON, and as a part of a page.
 
-use super::{Experiment, Machine};
+use super::{Experiment, MachineInfo};
 use crate::page::{Bars, Lines, Page};
 use serde::Serialize;
 use std::fmt::Write;
@@ -10,7 +10,7 @@ const ALIKE: f64 = 1.1;
 
 /// What an experiment came to.
 #[derive(Debug, Serialize)]
-pub struct Outcome {
+pub struct ExperimentOutcome {
     /// The experiment's name.
     pub name: &'static str,
     /// What it asked.
@@ -20,16 +20,16 @@ pub struct Outcome {
     /// What it found: each beside what the original reported.
     pub findings: Vec<Finding>,
     /// What was measured.
-    pub tables: Vec<Grid>,
+    pub tables: Vec<ResultTable>,
     /// What there is to know of the findings.
     pub notes: Vec<String>,
     #[serde(skip)]
-    plots: Vec<Drawing>,
+    plots: Vec<PlotKind>,
 }
 
 /// A plot of the page.
 #[derive(Debug)]
-enum Drawing {
+enum PlotKind {
     Bars(Bars),
     Lines(Lines),
 }
@@ -48,13 +48,13 @@ pub struct Finding {
     /// More is better.
     pub more: bool,
     /// What to make of it.
-    pub verdict: Verdict,
+    pub verdict: FindingVerdict,
 }
 
 /// What to make of a ratio.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Verdict {
+pub enum FindingVerdict {
     /// It is what udm means to reach, or better.
     Met,
     /// It falls short of that.
@@ -69,27 +69,29 @@ pub enum Verdict {
     New,
 }
 
-impl Verdict {
-    fn of(here: f64, original: Option<f64>, aim: Option<f64>, more: bool) -> Verdict {
+impl FindingVerdict {
+    fn of(here: f64, original: Option<f64>, aim: Option<f64>, more: bool) -> FindingVerdict {
         let reaches = |bar: f64| if more { here >= bar } else { here <= bar };
         match (aim, original) {
-            (Some(aim), _) if reaches(aim) => Verdict::Met,
-            (Some(_), _) => Verdict::Missed,
-            (None, None) => Verdict::New,
-            (None, Some(original)) if here <= original * ALIKE && original <= here * ALIKE => Verdict::Alike,
-            (None, Some(original)) if reaches(original) => Verdict::Better,
-            (None, Some(_)) => Verdict::Worse,
+            (Some(aim), _) if reaches(aim) => FindingVerdict::Met,
+            (Some(_), _) => FindingVerdict::Missed,
+            (None, None) => FindingVerdict::New,
+            (None, Some(original)) if here <= original * ALIKE && original <= here * ALIKE => {
+                FindingVerdict::Alike
+            }
+            (None, Some(original)) if reaches(original) => FindingVerdict::Better,
+            (None, Some(_)) => FindingVerdict::Worse,
         }
     }
 
     fn word(self) -> &'static str {
         match self {
-            Verdict::Met => "met",
-            Verdict::Missed => "missed",
-            Verdict::Better => "better",
-            Verdict::Alike => "alike",
-            Verdict::Worse => "worse",
-            Verdict::New => "",
+            FindingVerdict::Met => "met",
+            FindingVerdict::Missed => "missed",
+            FindingVerdict::Better => "better",
+            FindingVerdict::Alike => "alike",
+            FindingVerdict::Worse => "worse",
+            FindingVerdict::New => "",
         }
     }
 }
@@ -106,7 +108,7 @@ impl Finding {
     }
 
     fn new(what: String, here: f64, more: bool) -> Finding {
-        Finding { what, here, original: None, aim: None, more, verdict: Verdict::New }
+        Finding { what, here, original: None, aim: None, more, verdict: FindingVerdict::New }
     }
 
     /// Beside the original's.
@@ -125,13 +127,13 @@ impl Finding {
     }
 
     fn judged(self) -> Finding {
-        Finding { verdict: Verdict::of(self.here, self.original, self.aim, self.more), ..self }
+        Finding { verdict: FindingVerdict::of(self.here, self.original, self.aim, self.more), ..self }
     }
 
     fn cells(&self) -> [String; 5] {
         let number = |n: Option<f64>| n.map_or_else(String::new, ratio);
         let mut here = ratio(self.here);
-        if self.verdict == Verdict::Missed && here == number(self.aim) {
+        if self.verdict == FindingVerdict::Missed && here == number(self.aim) {
             // Else it would look as if it were met.
             here = format!("{:.4}", self.here);
         }
@@ -152,7 +154,7 @@ pub(super) fn ratio(n: f64) -> String {
 
 /// A table.
 #[derive(Debug, Clone, Serialize)]
-pub struct Grid {
+pub struct ResultTable {
     /// What is in it.
     pub title: String,
     /// The heads of its columns, of which the first is a name.
@@ -161,10 +163,17 @@ pub struct Grid {
     pub rows: Vec<(String, Vec<f64>)>,
 }
 
-impl Grid {
+impl ResultTable {
     /// Without rows.
-    pub(super) fn new<S: Into<String>>(title: impl Into<String>, heads: impl IntoIterator<Item = S>) -> Grid {
-        Grid { title: title.into(), heads: heads.into_iter().map(Into::into).collect(), rows: Vec::new() }
+    pub(super) fn new<S: Into<String>>(
+        title: impl Into<String>,
+        heads: impl IntoIterator<Item = S>,
+    ) -> ResultTable {
+        ResultTable {
+            title: title.into(),
+            heads: heads.into_iter().map(Into::into).collect(),
+            rows: Vec::new(),
+        }
     }
 
     /// One row more.
@@ -182,18 +191,18 @@ impl Grid {
 
 const FINDING_HEADS: [&str; 5] = ["ratio", "here", "original", "aim", "verdict"];
 
-impl Outcome {
-    pub(super) fn new(experiment: &Experiment) -> Outcome {
+impl ExperimentOutcome {
+    pub(super) fn new(experiment: &Experiment) -> ExperimentOutcome {
         let Experiment { name, question, source, .. } = *experiment;
         let (findings, tables, notes) = (Vec::new(), Vec::new(), Vec::new());
-        Outcome { name, question, source, findings, tables, notes, plots: Vec::new() }
+        ExperimentOutcome { name, question, source, findings, tables, notes, plots: Vec::new() }
     }
 
     pub(super) fn found(&mut self, finding: Finding) {
         self.findings.push(finding);
     }
 
-    pub(super) fn table(&mut self, table: Grid) {
+    pub(super) fn table(&mut self, table: ResultTable) {
         self.tables.push(table);
     }
 
@@ -202,20 +211,20 @@ impl Outcome {
     }
 
     pub(super) fn bars(&mut self, plot: Bars) {
-        self.plots.push(Drawing::Bars(plot));
+        self.plots.push(PlotKind::Bars(plot));
     }
 
     pub(super) fn lines(&mut self, plot: Lines) {
-        self.plots.push(Drawing::Lines(plot));
+        self.plots.push(PlotKind::Lines(plot));
     }
 }
 
 /// What a run came to, for a terminal.
 #[must_use]
-pub fn text(machine: &Machine, outcomes: &[Outcome]) -> String {
+pub fn text(machine: &MachineInfo, outcomes: &[ExperimentOutcome]) -> String {
     let mut out = format!("{machine}\n");
     for outcome in outcomes {
-        let Outcome { name, question, source, .. } = outcome;
+        let ExperimentOutcome { name, question, source, .. } = outcome;
         let _ = writeln!(out, "\n{name}: {question}\n({source})\n");
         for table in &outcome.tables {
             let heads = std::iter::once(&table.title).chain(table.heads.iter().skip(1)).cloned().collect();
@@ -247,7 +256,7 @@ fn columns(out: &mut String, heads: Vec<String>, rows: impl Iterator<Item = Vec<
 
 /// The same as a page.
 #[must_use]
-pub fn page(machine: &Machine, outcomes: &[Outcome]) -> String {
+pub fn page(machine: &MachineInfo, outcomes: &[ExperimentOutcome]) -> String {
     let mut page = Page::new("udm lab");
     page.text(
         "The experiments of the texts that udm comes from, run again. What is compared was measured \
@@ -260,8 +269,8 @@ pub fn page(machine: &Machine, outcomes: &[Outcome]) -> String {
         section.table(&FINDING_HEADS, outcome.findings.iter().map(Finding::cells));
         for plot in &outcome.plots {
             match plot {
-                Drawing::Bars(bars) => section.plot(bars),
-                Drawing::Lines(lines) => section.plot(lines),
+                PlotKind::Bars(bars) => section.plot(bars),
+                PlotKind::Lines(lines) => section.plot(lines),
             }
         }
         for note in &outcome.notes {
@@ -283,13 +292,13 @@ mod tests {
     #[test]
     fn verdicts() {
         let of = |finding: Finding| finding.verdict;
-        assert_eq!(of(Finding::more("a", 8.0).beside(1.7).aim(8.0)), Verdict::Met);
-        assert_eq!(of(Finding::more("a", 7.9).beside(1.7).aim(8.0)), Verdict::Missed);
-        assert_eq!(of(Finding::less("a", 1.2).aim(1.1)), Verdict::Missed);
-        assert_eq!(of(Finding::less("a", 1.2).beside(1.3)), Verdict::Alike);
-        assert_eq!(of(Finding::less("a", 1.0).beside(1.3)), Verdict::Better);
-        assert_eq!(of(Finding::more("a", 1.0).beside(1.3)), Verdict::Worse);
-        assert_eq!(of(Finding::more("a", 1.0)), Verdict::New);
+        assert_eq!(of(Finding::more("a", 8.0).beside(1.7).aim(8.0)), FindingVerdict::Met);
+        assert_eq!(of(Finding::more("a", 7.9).beside(1.7).aim(8.0)), FindingVerdict::Missed);
+        assert_eq!(of(Finding::less("a", 1.2).aim(1.1)), FindingVerdict::Missed);
+        assert_eq!(of(Finding::less("a", 1.2).beside(1.3)), FindingVerdict::Alike);
+        assert_eq!(of(Finding::less("a", 1.0).beside(1.3)), FindingVerdict::Better);
+        assert_eq!(of(Finding::more("a", 1.0).beside(1.3)), FindingVerdict::Worse);
+        assert_eq!(of(Finding::more("a", 1.0)), FindingVerdict::New);
         assert_eq!(Finding::more("a", 0.9668).aim(0.97).cells()[1], "0.9668");
         assert_eq!(Finding::more("a", 0.9712).aim(0.97).cells()[1], "0.97");
     }

@@ -3,10 +3,10 @@
 //! The paths are simulated, on a clock that goes from event to event: each serves one request after
 //! the other, in a time of its own. So this says the same on every machine.
 
-use super::models::paced::{Pace, Paced};
-use super::outcome::{Finding, Grid, Outcome};
-use super::{Effort, Experiment, over};
-use crate::page::{Axis, Bar, Bars, Unit};
+use super::models::paced_path::{PacedPath, PathServiceTime};
+use super::outcome::{ExperimentOutcome, Finding, ResultTable};
+use super::{Experiment, ExperimentOptions, over};
+use crate::page::{Axis, AxisUnit, Bar, Bars};
 use crate::stats::median;
 use anyhow::{Result, ensure};
 use std::sync::Arc;
@@ -32,7 +32,7 @@ const SELECTORS: [&str; 4] = ["round-robin", "queue-length", "service-time", "hi
 
 /// Who asks.
 #[derive(Clone, Copy)]
-enum Ask {
+enum RequestPattern {
     /// So many requests all the time.
     Always(usize),
     /// Two all the time, and so many more at once, so long after the last such burst was over. What
@@ -41,65 +41,68 @@ enum Ask {
 }
 
 /// Paths and a load.
-struct Scene {
+struct SelectorScenario {
     name: &'static str,
-    paths: [Pace; 2],
-    ask: Ask,
+    paths: [PathServiceTime; 2],
+    ask: RequestPattern,
     /// Requests in a second of the best choice; `None`: what the best of [`SELECTORS`] does.
     ideal: Option<f64>,
     /// Those of [`SELECTORS`] that are to reach 0.85 of it.
     fit: &'static [&'static str],
 }
 
-const fn every(ns: u64) -> Pace {
-    Pace::Every(Nanos(ns))
+const fn fixed_service_time(ns: u64) -> PathServiceTime {
+    PathServiceTime::Every(Nanos(ns))
 }
 
 const FIT: &[&str] = &["queue-length", "service-time", "historical-service-time"];
 
-const SCENES: [Scene; 5] = [
-    Scene {
+const SCENES: [SelectorScenario; 5] = [
+    SelectorScenario {
         name: "alike, depth 32",
-        paths: [every(100 * US), every(100 * US)],
-        ask: Ask::Always(32),
+        paths: [fixed_service_time(100 * US), fixed_service_time(100 * US)],
+        ask: RequestPattern::Always(32),
         ideal: Some(20_000.0),
         fit: &SELECTORS,
     },
-    Scene {
+    SelectorScenario {
         name: "10 times slower, depth 8",
-        paths: [every(100 * US), every(1_000 * US)],
-        ask: Ask::Always(8),
+        paths: [fixed_service_time(100 * US), fixed_service_time(1_000 * US)],
+        ask: RequestPattern::Always(8),
         ideal: Some(11_000.0),
         fit: FIT,
     },
-    Scene {
+    SelectorScenario {
         name: "10 times slower, depth 32",
-        paths: [every(100 * US), every(1_000 * US)],
-        ask: Ask::Always(32),
+        paths: [fixed_service_time(100 * US), fixed_service_time(1_000 * US)],
+        ask: RequestPattern::Always(32),
         ideal: Some(11_000.0),
         fit: FIT,
     },
-    Scene {
+    SelectorScenario {
         name: "10 times slower, bursts of 32",
-        paths: [every(100 * US), every(1_000 * US)],
-        ask: Ask::Bursts(32, Nanos(20 * MS)),
+        paths: [fixed_service_time(100 * US), fixed_service_time(1_000 * US)],
+        ask: RequestPattern::Bursts(32, Nanos(20 * MS)),
         ideal: None,
         fit: &["historical-service-time"],
     },
-    Scene {
+    SelectorScenario {
         name: "becomes 10 times slower",
-        paths: [every(100 * US), Pace::Turns(Nanos(100 * US), Nanos(TIME / 2), Nanos(1_000 * US))],
-        ask: Ask::Always(32),
+        paths: [
+            fixed_service_time(100 * US),
+            PathServiceTime::Turns(Nanos(100 * US), Nanos(TIME / 2), Nanos(1_000 * US)),
+        ],
+        ask: RequestPattern::Always(32),
         ideal: Some((20_000.0 + 11_000.0) / 2.0),
         fit: FIT,
     },
 ];
 
 /// The last: one of two dies half way.
-const DEAD: Scene = Scene {
+const DEAD: SelectorScenario = SelectorScenario {
     name: "dies",
-    paths: [every(100 * US), Pace::Dies(Nanos(100 * US), Nanos(TIME / 2))],
-    ask: Ask::Always(32),
+    paths: [fixed_service_time(100 * US), PathServiceTime::Dies(Nanos(100 * US), Nanos(TIME / 2))],
+    ask: RequestPattern::Always(32),
     ideal: Some(15_000.0),
     fit: &SELECTORS,
 };
@@ -107,12 +110,14 @@ const DEAD: Scene = Scene {
 /// Of the ideal.
 const AIM: f64 = 0.85;
 
-fn run(effort: &Effort<'_>, outcome: &mut Outcome) -> Result<()> {
+fn run(effort: &ExperimentOptions<'_>, outcome: &mut ExperimentOutcome) -> Result<()> {
     let scenes = SCENES.iter().chain([&DEAD]);
-    let mut table =
-        Grid::new("requests a second of simulated time", [""].into_iter().chain(SELECTORS).chain(["ideal"]));
+    let mut table = ResultTable::new(
+        "requests a second of simulated time",
+        [""].into_iter().chain(SELECTORS).chain(["ideal"]),
+    );
     let mut bars =
-        Bars::new("Of the ideal", Axis::new("of the ideal", Unit::Ratio), SELECTORS).reference("aim");
+        Bars::new("Of the ideal", Axis::new("of the ideal", AxisUnit::Ratio), SELECTORS).reference("aim");
     for scene in scenes {
         ensure!(!effort.stop.load(Relaxed), "stopped before anything was measured");
         // That a path fails is what is asked for: the log has no line of it.
@@ -142,11 +147,11 @@ fn run(effort: &Effort<'_>, outcome: &mut Outcome) -> Result<()> {
     Ok(())
 }
 
-impl Scene {
+impl SelectorScenario {
     /// Requests that succeed in a second of simulated time.
     fn rate(&self, selector: &str) -> Result<f64> {
-        let disk = |(n, pace): (u64, &Pace)| -> Arc<dyn Device> {
-            Arc::new(Paced::new(*pace, Sectors(LEN.0 + 8 * n)))
+        let disk = |(n, pace): (u64, &PathServiceTime)| -> Arc<dyn Device> {
+            Arc::new(PacedPath::new(*pace, Sectors(LEN.0 + 8 * n)))
         };
         let disks: Vec<_> = (0..).zip(&self.paths).map(disk).collect();
         let table = format!("0 {} multipath 0 0 1 1 {selector} 0 2 0 253:0 253:1", LEN.0);
@@ -154,7 +159,7 @@ impl Scene {
         let cores = world.cores();
         let device = over::mapped(&*cores, 1, &table, &disks, || world.deliver(0))?;
         let mut lane = world.open(0, &*device).map_err(|why| anyhow::anyhow!("a lane: {why}"))?;
-        let (mut clients, mut now) = (Clients::new(self.ask), Nanos(1));
+        let (mut clients, mut now) = (LoadClients::new(self.ask), Nanos(1));
         let (mut batch, mut done, mut served) = (Batch::new(), Batch::new(), 0u64);
         // Behind the end what is under way comes back.
         while now.0 < TIME || clients.under_way > 0 {
@@ -179,8 +184,8 @@ impl Scene {
 }
 
 /// Where requests come from.
-struct Clients {
-    ask: Ask,
+struct LoadClients {
+    ask: RequestPattern,
     idle: Batch,
     under_way: usize,
     /// The burst under way: when it began, and how many requests it takes to end it.
@@ -194,15 +199,15 @@ struct Clients {
 /// What is under way between bursts.
 const STEADY: usize = 2;
 
-impl Clients {
-    fn new(ask: Ask) -> Clients {
+impl LoadClients {
+    fn new(ask: RequestPattern) -> LoadClients {
         let (count, next) = match ask {
-            Ask::Always(count) => (count, Nanos::NEVER),
-            Ask::Bursts(count, pause) => (count + STEADY, pause),
+            RequestPattern::Always(count) => (count, Nanos::NEVER),
+            RequestPattern::Bursts(count, pause) => (count + STEADY, pause),
         };
         let bio = |_| Bio::read(Sector(0), Sectors(8), Default::default());
         let idle = (0..count).map(bio).collect();
-        Clients { ask, idle, under_way: 0, burst: (Nanos(0), 0), next, times: Vec::new() }
+        LoadClients { ask, idle, under_way: 0, burst: (Nanos(0), 0), next, times: Vec::new() }
     }
 
     /// Puts into `batch` what goes out now, behind what has come back in `done`.
@@ -210,8 +215,8 @@ impl Clients {
         let came_back = done.len();
         self.came_back(done);
         let out = match self.ask {
-            Ask::Always(_) => self.idle.len(),
-            Ask::Bursts(count, pause) => self.burst(now, came_back, count, pause),
+            RequestPattern::Always(_) => self.idle.len(),
+            RequestPattern::Bursts(count, pause) => self.burst(now, came_back, count, pause),
         };
         self.under_way += out;
         batch.extend(self.idle.drain(..out));
@@ -246,8 +251,8 @@ impl Clients {
     /// Requests a second in bursts.
     fn bursts(&self) -> Option<f64> {
         match self.ask {
-            Ask::Always(_) => None,
-            Ask::Bursts(count, _) => Some(count as f64 * 1e9 / median(self.times.clone())?),
+            RequestPattern::Always(_) => None,
+            RequestPattern::Bursts(count, _) => Some(count as f64 * 1e9 / median(self.times.clone())?),
         }
     }
 }

@@ -1,8 +1,8 @@
 //! `snapshot`: first writes beside exceptions behind one mutex, and what a snapshot costs later.
 
-use super::outcome::{Finding, Grid, Outcome};
-use super::{Effort, Experiment};
-use crate::page::{Axis, Lines, Unit};
+use super::outcome::{ExperimentOutcome, Finding, ResultTable};
+use super::{Experiment, ExperimentOptions};
+use crate::page::{Axis, AxisUnit, Lines};
 use crate::snapshots::{FirstWrites, LaterWrites, SnapshotOptions, snapshots};
 use anyhow::Result;
 use std::sync::atomic::AtomicUsize;
@@ -25,7 +25,7 @@ const ORIGINAL: [(usize, f64); 3] =
 const MUTEX: &str = "origin, one mutex";
 const TRANSIENT: &str = "origin, N";
 
-fn run(effort: &Effort<'_>, outcome: &mut Outcome) -> Result<()> {
+fn run(effort: &ExperimentOptions<'_>, outcome: &mut ExperimentOutcome) -> Result<()> {
     let options = SnapshotOptions {
         depths: vec![DEPTH],
         threads: THREADS.to_vec(),
@@ -40,7 +40,7 @@ fn run(effort: &Effort<'_>, outcome: &mut Outcome) -> Result<()> {
     for LaterWrites { linear, never, copied, removed, .. } in
         costs.later_writes.iter().filter(|r| r.depth == DEPTH)
     {
-        let mut table = Grid::new(format!("writes of an origin, depth {DEPTH}"), ["", "ns a request"]);
+        let mut table = ResultTable::new(format!("writes of an origin, depth {DEPTH}"), ["", "ns a request"]);
         table.row("linear", [*linear]);
         table.row("origin before its first snapshot", [*never]);
         table.row("with a snapshot, all copied", [*copied]);
@@ -61,7 +61,7 @@ fn run(effort: &Effort<'_>, outcome: &mut Outcome) -> Result<()> {
 }
 
 /// Those over one kind of disks.
-fn first_writes(rows: &[FirstWrites], outcome: &mut Outcome) {
+fn first_writes(rows: &[FirstWrites], outcome: &mut ExperimentOutcome) {
     let Some(below) = rows.first().map(|row| row.below) else { return };
     let of = |device: &str, threads: usize| {
         rows.iter().find(|row| row.device() == device && row.threads == threads).map(|row| row.iops)
@@ -73,13 +73,13 @@ fn first_writes(rows: &[FirstWrites], outcome: &mut Outcome) {
         }
     }
     let heads = THREADS.iter().flat_map(|n| [format!("thousand IOPS, {}", workers(*n)), "mean us".into()]);
-    let mut table = Grid::new(
+    let mut table = ResultTable::new(
         format!("first writes over {below}, depth {DEPTH} a worker"),
         std::iter::once(String::new()).chain(heads),
     );
-    let axis = Axis::new("workers", Unit::Number).log2();
+    let axis = Axis::new("workers", AxisUnit::Number).log2();
     let mut lines =
-        Lines::new(format!("First writes over {below}"), axis, Axis::new("IOPS", Unit::Number).log());
+        Lines::new(format!("First writes over {below}"), axis, Axis::new("IOPS", AxisUnit::Number).log());
     for &name in &names {
         let cells = |&n: &usize| {
             let iops = of(name, n).unwrap_or(f64::NAN);

@@ -3,13 +3,13 @@
 //! A round puts the requests that there is room for, sends them, and waits for replies; the clock
 //! is read once a round. Once warm it allocates nothing.
 
-use super::wire::{Asked, Wire};
-use crate::clock::{Clock, nanos};
-use crate::end::End;
-use crate::job::{Failure, Outcome, Spec};
-use crate::plan::Plan;
-use crate::source::{Next, Source};
-use crate::stats::{Stats, direction};
+use super::client_wire::{NbdClientWire, NbdWireRequest};
+use crate::clock::{JobClock, nanos};
+use crate::drain_deadline::DrainDeadline;
+use crate::job::{JobFailure, JobOutcome, JobSpec};
+use crate::plan::AccessPlan;
+use crate::request_source::{NextRequest, RequestSource};
+use crate::stats::{JobStats, direction};
 use anyhow::Result;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -17,50 +17,50 @@ use udm_core::{Nanos, Op, SECTOR_SIZE, errno};
 
 /// A request in flight.
 #[derive(Clone, Copy)]
-struct Sent {
+struct SentRequest {
     op: Op,
     len: u32,
     /// When it was sent, or should have been.
     since: Nanos,
 }
 
-struct Job<'a> {
-    spec: &'a Spec<'a>,
-    wire: Wire,
-    source: Source,
+struct NbdJobRunner<'a> {
+    spec: &'a JobSpec<'a>,
+    wire: NbdClientWire,
+    source: RequestSource,
     origin: Instant,
-    clock: Clock,
+    clock: JobClock,
     /// The ramp is not over.
     ramping: bool,
     /// By cookie: what is in flight.
-    slots: Vec<Option<Sent>>,
+    slots: Vec<Option<SentRequest>>,
     free: Vec<usize>,
     /// Until when the next request has to wait.
     due: Nanos,
     stopping: bool,
-    end: End,
-    stats: Stats,
-    failure: Option<Failure>,
+    end: DrainDeadline,
+    stats: JobStats,
+    failure: Option<JobFailure>,
 }
 
 /// Runs a job to its end.
-pub fn run(wire: Wire, spec: &Spec<'_>) -> Outcome {
+pub fn run(wire: NbdClientWire, spec: &JobSpec<'_>) -> JobOutcome {
     let depth = spec.load.iodepth as usize;
-    let plan = Plan::new(spec.load, spec.job, spec.region);
+    let plan = AccessPlan::new(spec.load, spec.job, spec.region);
     let (most, seed) = (spec.load.requests(spec.region), spec.load.seed() ^ spec.job as u64);
-    let mut job = Job {
+    let mut job = NbdJobRunner {
         spec,
         wire,
-        source: Source::new(spec.load, plan, most, seed),
+        source: RequestSource::new(spec.load, plan, most, seed),
         origin: Instant::now(),
-        clock: Clock::new(),
+        clock: JobClock::new(),
         ramping: true,
         slots: vec![None; depth],
         free: (0..depth).rev().collect(),
         due: Nanos::NEVER,
         stopping: false,
-        end: End::default(),
-        stats: Stats::new(),
+        end: DrainDeadline::default(),
+        stats: JobStats::new(),
         failure: None,
     };
     if let Err(error) = job.rounds() {
@@ -70,10 +70,10 @@ pub fn run(wire: Wire, spec: &Spec<'_>) -> Outcome {
     let now = job.now();
     job.clock.end(now, &mut job.stats, |_, ios| ios > 0);
     let thread = rustix::thread::gettid().as_raw_nonzero().get();
-    Outcome { stats: job.stats, failure: job.failure, thread }
+    JobOutcome { stats: job.stats, failure: job.failure, thread }
 }
 
-impl Job<'_> {
+impl NbdJobRunner<'_> {
     fn now(&self) -> Nanos {
         Nanos(self.origin.elapsed().as_nanos() as u64)
     }
@@ -89,10 +89,10 @@ impl Job<'_> {
         self.clock.deadline = now + nanos(load.ramp_time);
         loop {
             if now >= self.clock.next {
-                self.by_the_clock(now);
+                self.check_timers(now);
                 let out = self.in_flight();
                 if self.end.is_due(now, out, &load.name) {
-                    self.fail(errno::ETIMEDOUT, || End::text(out));
+                    self.fail(errno::ETIMEDOUT, || DrainDeadline::text(out));
                     return Ok(());
                 }
             }
@@ -117,7 +117,8 @@ impl Job<'_> {
                 |cookie, error| {
                     // All replies of a receive arrived together.
                     let end = *end.get_or_insert_with(|| Nanos(origin.elapsed().as_nanos() as u64));
-                    let Some(Sent { op, len, since }) = slots.borrow_mut()[cookie as usize].take() else {
+                    let Some(SentRequest { op, len, since }) = slots.borrow_mut()[cookie as usize].take()
+                    else {
                         return;
                     };
                     free.push(cookie as usize);
@@ -126,7 +127,7 @@ impl Job<'_> {
                         stats.directions[direction(op)].count((end.since(since).0, 1), u64::from(len));
                     } else {
                         let number = errno::from_nbd(error);
-                        failure.get_or_insert_with(|| Failure {
+                        failure.get_or_insert_with(|| JobFailure {
                             errno: number,
                             text: format!("{op:?}: errno {number}"),
                         });
@@ -153,21 +154,21 @@ impl Job<'_> {
         while put < most && self.wire.has_room() {
             let Some(&slot) = self.free.last() else { break };
             let (op, span, since) = match self.source.next(self.free.len() == self.slots.len(), now) {
-                Next::Request(op, span, since) => (op, span, since),
-                Next::Wait(until) => {
+                NextRequest::Request(op, span, since) => (op, span, since),
+                NextRequest::Wait(until) => {
                     self.due = until;
                     break;
                 }
-                Next::Over => {
+                NextRequest::Over => {
                     self.stopping = true;
                     break;
                 }
             };
             self.free.pop();
             let len = span.bytes() as u32;
-            self.slots[slot] = Some(Sent { op, len, since });
+            self.slots[slot] = Some(SentRequest { op, len, since });
             put += 1;
-            self.wire.put(Asked { op, cookie: slot as u64, offset: span.sector * SECTOR_SIZE, len });
+            self.wire.put(NbdWireRequest { op, cookie: slot as u64, offset: span.sector * SECTOR_SIZE, len });
         }
         if put > 0 {
             self.stats.submits.count(put);
@@ -175,7 +176,7 @@ impl Job<'_> {
         }
     }
 
-    fn by_the_clock(&mut self, now: Nanos) {
+    fn check_timers(&mut self, now: Nanos) {
         let load = self.spec.load;
         if self.ramping && now >= self.clock.deadline {
             self.ramping = false;
@@ -196,6 +197,6 @@ impl Job<'_> {
 
     #[cold]
     fn fail(&mut self, errno: i32, text: impl FnOnce() -> String) {
-        self.failure.get_or_insert_with(|| Failure { errno, text: text() });
+        self.failure.get_or_insert_with(|| JobFailure { errno, text: text() });
     }
 }

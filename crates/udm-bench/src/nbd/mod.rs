@@ -1,21 +1,22 @@
 //! Load on an export of any NBD server, over its socket.
 //!
 //! The client is small, so that the server is measured: blocking sockets, no library, requests
-//! gathered into one send, and replies taken from one receive. Each job has a connection. [`floor`]
+//! gathered into one send, and replies taken from one receive. Each job has a connection. [`reply_loop`]
 //! measures the same client against a loop that reads and writes; no server can be faster over that
 //! socket.
 
-mod floor;
+mod client_wire;
 mod job;
-mod wire;
+mod reply_loop;
 
-use crate::job::{Outcome, Spec};
-use crate::jobs::Job;
+use crate::job::{JobOutcome, JobSpec};
+use crate::jobs::BenchJob;
 use crate::load::Load;
 use crate::report::Report;
-use crate::run::Run;
-use crate::verify::{self, Stamp};
+use crate::run::BenchRun;
+use crate::verify::{self, BlockHeader};
 use anyhow::{Result, anyhow, ensure};
+use client_wire::NbdClientWire;
 use rustix::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::thread;
@@ -25,9 +26,8 @@ use udm_runtime::pin;
 use udm_wire::nbd::client::Export;
 use udm_wire::nbd::{BlockSizes, ExportFlags};
 use udm_wire::uri::NbdUri;
-use wire::Wire;
 
-impl Run<'_> {
+impl BenchRun<'_> {
     /// Runs the jobs against an export, a connection each.
     ///
     /// # Errors
@@ -61,7 +61,7 @@ impl Run<'_> {
         thread::scope(|scope| {
             let mut sockets = Vec::new();
             for (ours, theirs) in pairs {
-                scope.spawn(|| floor::serve(theirs));
+                scope.spawn(|| reply_loop::serve(theirs));
                 sockets.push(ours.into());
             }
             self.on_sockets(sockets, &export)
@@ -72,18 +72,20 @@ impl Run<'_> {
         let load = self.load;
         let regions = load.regions(&limits(export))?;
         let payload = payload(load);
-        let wires =
-            sockets.into_iter().map(|fd| Wire::new(fd, payload.clone())).collect::<Result<Vec<_>>>()?;
+        let wires = sockets
+            .into_iter()
+            .map(|fd| NbdClientWire::new(fd, payload.clone()))
+            .collect::<Result<Vec<_>>>()?;
         let outcomes = thread::scope(|scope| {
             let threads: Vec<_> = wires
                 .into_iter()
                 .enumerate()
                 .map(|(job, wire)| {
                     let region = regions[job];
-                    scope.spawn(move || -> Result<Outcome> {
+                    scope.spawn(move || -> Result<JobOutcome> {
                         pin(&load.cpus(job))?;
                         let progress = self.progress.map(|p| p.counter(job));
-                        Ok(job::run(wire, &Spec { load, job, region, progress, stop: self.stop }))
+                        Ok(job::run(wire, &JobSpec { load, job, region, progress, stop: self.stop }))
                     })
                 })
                 .collect();
@@ -92,7 +94,7 @@ impl Run<'_> {
                 .map(|t| t.join().map_err(|_| anyhow!("a job panicked"))?)
                 .collect::<Result<Vec<_>>>()
         })?;
-        Ok(Report::new(&[Job::alone(load.clone())], outcomes.into_iter().map(|outcome| (0, outcome))))
+        Ok(Report::new(&[BenchJob::alone(load.clone())], outcomes.into_iter().map(|outcome| (0, outcome))))
     }
 }
 
@@ -115,7 +117,7 @@ fn limits(export: &Export) -> Limits {
 fn payload(load: &Load) -> Vec<u8> {
     let mut data = vec![0; if load.rw.op() == Some(Op::Read) { 0 } else { load.longest() as usize }];
     if !data.is_empty() {
-        verify::fill(&mut data, Stamp { offset: 0, tag: load.seed(), index: 0 });
+        verify::fill(&mut data, BlockHeader { offset: 0, tag: load.seed(), index: 0 });
     }
     data
 }
@@ -123,13 +125,13 @@ fn payload(load: &Load) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::jobs::load_of;
+    use crate::jobs::parse_load;
     use std::io::{Read, Write};
     use std::sync::atomic::AtomicBool;
     use udm_core::Nanos;
 
     fn floor(text: &str) -> Result<Report> {
-        Run { load: &load_of(text), progress: None, stop: &AtomicBool::new(false) }.measure_floor()
+        BenchRun { load: &parse_load(text), progress: None, stop: &AtomicBool::new(false) }.measure_floor()
     }
 
     /// Requests of each kind, short ones in hundreds and long ones beyond what sockets and buffers
@@ -197,11 +199,11 @@ mod tests {
     /// since the 90th millisecond when it is over at 500, though it was sent at 450.
     #[test]
     fn a_slow_server_hides_nothing_from_a_rate() {
-        let load = load_of("--rw read --rate_iops 100 --number_ios 10");
+        let load = parse_load("--rw read --rate_iops 100 --number_ios 10");
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let server = thread::spawn(move || floor::serve(Slow(theirs)));
+        let server = thread::spawn(move || reply_loop::serve(SlowStream(theirs)));
         let stop = AtomicBool::new(false);
-        let run = Run { load: &load, progress: None, stop: &stop };
+        let run = BenchRun { load: &load, progress: None, stop: &stop };
         let report = run.on_sockets(vec![ours.into()], &export(1 << 20)).unwrap();
         server.join().unwrap();
         let reads = &report.entries[0].stats.directions[0];
@@ -210,15 +212,15 @@ mod tests {
     }
 
     /// A stream whose writes take 50 ms.
-    struct Slow(UnixStream);
+    struct SlowStream(UnixStream);
 
-    impl Read for Slow {
+    impl Read for SlowStream {
         fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
             self.0.read(out)
         }
     }
 
-    impl Write for Slow {
+    impl Write for SlowStream {
         fn write(&mut self, data: &[u8]) -> std::io::Result<usize> {
             thread::sleep(std::time::Duration::from_millis(50));
             self.0.write(data)
@@ -237,10 +239,10 @@ mod tests {
     /// The run time ends a load whose requests are never answered.
     #[test]
     fn a_server_that_answers_nothing() {
-        let load = load_of("--rw randread --iodepth 8 --runtime 200ms");
+        let load = parse_load("--rw randread --iodepth 8 --runtime 200ms");
         let (ours, _theirs) = UnixStream::pair().unwrap();
         let stop = AtomicBool::new(false);
-        let run = Run { load: &load, progress: None, stop: &stop };
+        let run = BenchRun { load: &load, progress: None, stop: &stop };
         let report = run.on_sockets(vec![ours.into()], &export(1 << 20)).unwrap();
         let (_, failure) = report.failure().expect("a failure");
         assert_eq!(failure, "8 requests were not answered within 10 s of the end of the load");
@@ -249,9 +251,9 @@ mod tests {
     /// A server that hangs up in the middle is a failure of the job, which ends.
     #[test]
     fn a_server_that_goes_away() {
-        let load = load_of("--rw randread --iodepth 8");
+        let load = parse_load("--rw randread --iodepth 8");
         let stop = AtomicBool::new(false);
-        let run = Run { load: &load, progress: None, stop: &stop };
+        let run = BenchRun { load: &load, progress: None, stop: &stop };
         let (ours, theirs) = UnixStream::pair().unwrap();
         drop(theirs);
         let report = run.on_sockets(vec![ours.into()], &export(1 << 20)).unwrap();

@@ -2,7 +2,7 @@
 
 /// What values are, and how they are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unit {
+pub enum AxisUnit {
     /// A number: `12`, `340k`.
     Number,
     /// Bytes, in powers of 1024: `4 MiB`.
@@ -18,7 +18,7 @@ pub enum Unit {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Scale {
+enum AxisScale {
     Linear,
     /// A logarithm of this base, for ticks.
     Log(u8),
@@ -30,12 +30,12 @@ enum Scale {
 #[derive(Debug, Clone)]
 pub struct Axis {
     title: String,
-    unit: Unit,
-    scale: Scale,
+    unit: AxisUnit,
+    scale: AxisScale,
 }
 
 /// An axis with a beginning and an end: `low` and `high` are scaled.
-pub(super) struct Range<'a> {
+pub(super) struct AxisRange<'a> {
     axis: &'a Axis,
     low: f64,
     high: f64,
@@ -46,31 +46,31 @@ pub(super) struct Range<'a> {
 impl Axis {
     /// A linear axis, which begins at 0 where no value is below that.
     #[must_use]
-    pub fn new(title: impl Into<String>, unit: Unit) -> Axis {
-        Axis { title: title.into(), unit, scale: Scale::Linear }
+    pub fn new(title: impl Into<String>, unit: AxisUnit) -> Axis {
+        Axis { title: title.into(), unit, scale: AxisScale::Linear }
     }
 
     /// A logarithmic axis. Values up to 0 have no place on it and are left out.
     #[must_use]
     pub fn log(self) -> Axis {
-        Axis { scale: Scale::Log(10), ..self }
+        Axis { scale: AxisScale::Log(10), ..self }
     }
 
     /// A logarithmic axis with powers of two for ticks.
     #[must_use]
     pub fn log2(self) -> Axis {
-        Axis { scale: Scale::Log(2), ..self }
+        Axis { scale: AxisScale::Log(2), ..self }
     }
 
     /// An axis of percentiles, on which 90, 99 and 99.9 are equally far apart. 100 has no place on
     /// it.
     #[must_use]
     pub fn nines(self) -> Axis {
-        Axis { scale: Scale::Nines, ..self }
+        Axis { scale: AxisScale::Nines, ..self }
     }
 
     pub(super) fn is_linear(&self) -> bool {
-        self.scale == Scale::Linear
+        self.scale == AxisScale::Linear
     }
 
     /// The title, as it stands beside the axis.
@@ -80,35 +80,35 @@ impl Axis {
 
     /// True when lengths on it say nothing: only where something ends does.
     pub(super) fn has_no_zero(&self) -> bool {
-        self.scale != Scale::Linear
+        self.scale != AxisScale::Linear
     }
 
     /// A value as text.
     #[must_use]
     pub fn text(&self, value: f64) -> String {
         match self.unit {
-            Unit::Number => scaled(value, 1000.0, &["", "k", "M", "G", "T"]),
-            Unit::Bytes => scaled(value, 1024.0, &[" B", " KiB", " MiB", " GiB", " TiB"]),
-            Unit::Nanos => scaled(value, 1000.0, &[" ns", " µs", " ms", " s"]),
-            Unit::Seconds => format!("{} s", digits(value)),
-            Unit::Percent if self.scale == Scale::Nines => format!("{}%", plain(value)),
-            Unit::Percent => format!("{}%", digits(value)),
-            Unit::Ratio => format!("{}×", digits(value)),
+            AxisUnit::Number => scaled(value, 1000.0, &["", "k", "M", "G", "T"]),
+            AxisUnit::Bytes => scaled(value, 1024.0, &[" B", " KiB", " MiB", " GiB", " TiB"]),
+            AxisUnit::Nanos => scaled(value, 1000.0, &[" ns", " µs", " ms", " s"]),
+            AxisUnit::Seconds => format!("{} s", digits(value)),
+            AxisUnit::Percent if self.scale == AxisScale::Nines => format!("{}%", plain(value)),
+            AxisUnit::Percent => format!("{}%", digits(value)),
+            AxisUnit::Ratio => format!("{}×", digits(value)),
         }
     }
 
     /// Where a value is, on the axis' scale; `None` where it has no place.
     fn scaled(&self, value: f64) -> Option<f64> {
         let place = match self.scale {
-            Scale::Linear => value,
-            Scale::Log(_) => value.log10(),
-            Scale::Nines => -(1.0 - value / 100.0).log10(),
+            AxisScale::Linear => value,
+            AxisScale::Log(_) => value.log10(),
+            AxisScale::Nines => -(1.0 - value / 100.0).log10(),
         };
         place.is_finite().then_some(place)
     }
 
     /// The axis over these values, with room above.
-    pub(super) fn over(&self, values: impl Iterator<Item = f64>, to_zero: bool) -> Range<'_> {
+    pub(super) fn covering(&self, values: impl Iterator<Item = f64>, to_zero: bool) -> AxisRange<'_> {
         let (mut low, mut high) = (f64::INFINITY, f64::NEG_INFINITY);
         for place in values.filter_map(|v| self.scaled(v)) {
             (low, high) = (low.min(place), high.max(place));
@@ -117,44 +117,44 @@ impl Axis {
             (low, high) = (0.0, 1.0);
         }
         match self.scale {
-            Scale::Linear if to_zero => (low, high) = (low.min(0.0), high.max(0.0)),
+            AxisScale::Linear if to_zero => (low, high) = (low.min(0.0), high.max(0.0)),
             // A bar has to begin somewhere.
-            Scale::Log(_) if to_zero => low = (low - 0.3).floor(),
+            AxisScale::Log(_) if to_zero => low = (low - 0.3).floor(),
             _ => {}
         }
         if high - low < 1e-9 {
-            high = low + if self.scale == Scale::Linear { low.abs().max(1.0) } else { 1.0 };
+            high = low + if self.scale == AxisScale::Linear { low.abs().max(1.0) } else { 1.0 };
         }
         let (mut ticks, end) = self.ticks(low, high);
         // Lines end where their values do.
-        high = if to_zero || self.scale != Scale::Linear { high.max(end) } else { high };
-        let range = Range { axis: self, low, high, ticks: Vec::new() };
+        high = if to_zero || self.scale != AxisScale::Linear { high.max(end) } else { high };
+        let range = AxisRange { axis: self, low, high, ticks: Vec::new() };
         ticks.retain(|t| range.place(*t).is_some());
         let ticks = ticks.into_iter().filter_map(|t| Some((t, range.place(t)?))).collect();
-        Range { ticks, ..range }
+        AxisRange { ticks, ..range }
     }
 
     /// Ticks from about `low` to about `high`, and the scaled place to which the axis should reach.
     fn ticks(&self, low: f64, high: f64) -> (Vec<f64>, f64) {
         match self.scale {
-            Scale::Linear => {
-                let step = step((high - low) / 6.0, self.unit == Unit::Bytes);
+            AxisScale::Linear => {
+                let step = step((high - low) / 6.0, self.unit == AxisUnit::Bytes);
                 let (first, last) = ((low / step).floor() as i64, (high / step).ceil() as i64);
                 ((first..=last).map(|i| i as f64 * step).collect(), last as f64 * step)
             }
-            Scale::Nines => {
+            AxisScale::Nines => {
                 let nines = (0..=(high + 1e-9).floor() as i32).map(|n| 100.0 - 10f64.powi(2 - n));
                 let mut ticks: Vec<f64> = nines.collect();
                 ticks.push(50.0);
                 (ticks, high)
             }
-            Scale::Log(2) => {
+            AxisScale::Log(2) => {
                 let log2 = 2f64.log10();
                 let (first, last) = ((low / log2 - 0.01).ceil() as i32, (high / log2 + 0.01).floor() as i32);
                 let every = ((last - first) / 10 + 1) as usize;
                 ((first..=last).step_by(every).map(|n| 2f64.powi(n)).collect(), high)
             }
-            Scale::Log(_) => {
+            AxisScale::Log(_) => {
                 let (first, last) = (low.floor() as i32, (high - 1e-9).ceil() as i32);
                 let within: &[f64] = if last - first <= 2 { &[1.0, 2.0, 5.0] } else { &[1.0] };
                 let every = ((last - first) / 8 + 1) as usize;
@@ -167,7 +167,7 @@ impl Axis {
     }
 }
 
-impl Range<'_> {
+impl AxisRange<'_> {
     /// Where a value is, from 0 to 1; `None` where it has no place.
     pub fn place(&self, value: f64) -> Option<f64> {
         let place = (self.axis.scaled(value)? - self.low) / (self.high - self.low);

@@ -2,7 +2,7 @@
 //! a logarithmic axis they are points.
 
 use super::axis::Axis;
-use super::{Escaped, Plot, WIDTH, caption, class, svg};
+use super::{EscapedText, Plot, WIDTH, caption, class, svg};
 use std::fmt::{self, Write};
 
 /// Height of a bar, and what is between bars and between groups.
@@ -76,7 +76,7 @@ impl Bars {
 impl Plot for Bars {
     fn draw(&self, out: &mut String) -> fmt::Result {
         let bars = || self.groups.iter().flat_map(|(_, bars)| bars);
-        let axis = self.axis.over(bars().flat_map(|b| [Some(b.value), b.reference]).flatten(), true);
+        let axis = self.axis.covering(bars().flat_map(|b| [Some(b.value), b.reference]).flatten(), true);
         let marked = bars().any(|b| b.reference.is_some());
         let names: Vec<&str> = self.series.iter().map(String::as_str).collect();
         caption(out, "bars", &self.title, &names, marked.then_some(self.reference.as_str()))?;
@@ -100,14 +100,14 @@ impl Plot for Bars {
                 bottom + 18.0
             )?;
         }
-        let (middle, title) = (left + across / 2.0, Escaped(self.axis.title()));
+        let (middle, title) = (left + across / 2.0, EscapedText(self.axis.title()));
         let under = bottom + BOTTOM - 6.0;
         writeln!(out, "<text x=\"{middle:.1}\" y=\"{under:.1}\" text-anchor=\"middle\">{title}</text>")?;
         let begin = axis.place(0.0).unwrap_or(0.0);
         let mut top = GROUP_GAP / 2.0;
         for (name, bars) in &self.groups {
             let centre = top + (height(bars) - GROUP_GAP) / 2.0 + 3.0;
-            let (at, name) = (left - 10.0, Escaped(name));
+            let (at, name) = (left - 10.0, EscapedText(name));
             writeln!(
                 out,
                 "<text class=\"name\" x=\"{at:.1}\" y=\"{centre:.1}\" text-anchor=\"end\">{name}</text>"
@@ -130,14 +130,14 @@ impl Plot for Bars {
                         write!(out, "x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" ")?;
                         write!(out, "height=\"{BAR}\" rx=\"2\">")?;
                     }
-                    write!(out, "<title>{name} {}: {text}</title></{shape}>", Escaped(series))?;
+                    write!(out, "<title>{name} {}: {text}</title></{shape}>", EscapedText(series))?;
                 }
                 let reference = bar.reference.and_then(|r| Some((r, axis.place(r)?)));
                 if let Some((value, place)) = reference {
                     let x = left + place * across;
                     write!(out, "<line class=\"mark\" x1=\"{x:.1}\" y1=\"{:.1}\" x2=\"{x:.1}\" ", y - 1.0)?;
                     let title = format!("{}: {}", self.reference, axis.text(value));
-                    write!(out, "y2=\"{:.1}\"><title>{}</title></line>", y + BAR + 1.0, Escaped(&title))?;
+                    write!(out, "y2=\"{:.1}\"><title>{}</title></line>", y + BAR + 1.0, EscapedText(&title))?;
                 }
                 if let Some(end) = end {
                     // Right of the bar, or of a mark that stands there.

@@ -1,7 +1,7 @@
 //! Lines over two axes.
 
-use super::axis::{Axis, Range};
-use super::{Escaped, Plot, WIDTH, caption, class, svg};
+use super::axis::{Axis, AxisRange};
+use super::{EscapedText, Plot, WIDTH, caption, class, svg};
 use std::fmt::{self, Write};
 
 /// Height of the image, and what lies around the lines.
@@ -36,7 +36,7 @@ impl Lines {
         self
     }
 
-    fn axes(&self, out: &mut String, x: &Range<'_>, y: &Range<'_>, left: f64) -> fmt::Result {
+    fn axes(&self, out: &mut String, x: &AxisRange<'_>, y: &AxisRange<'_>, left: f64) -> fmt::Result {
         let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
         for (value, place) in &y.ticks {
             let at = bottom - place * (bottom - TOP);
@@ -70,7 +70,7 @@ impl Lines {
             out.push('\n');
         }
         let middle = (left + right) / 2.0;
-        let (across, up) = (Escaped(self.x.title()), Escaped(self.y.title()));
+        let (across, up) = (EscapedText(self.x.title()), EscapedText(self.y.title()));
         writeln!(
             out,
             "<text x=\"{middle:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{across}</text>",
@@ -83,8 +83,8 @@ impl Lines {
 impl Plot for Lines {
     fn draw(&self, out: &mut String) -> fmt::Result {
         let points = || self.series.iter().flat_map(|(_, points)| points);
-        let x = self.x.over(points().map(|p| p.0), false);
-        let y = self.y.over(points().map(|p| p.1), self.y.is_linear());
+        let x = self.x.covering(points().map(|p| p.0), false);
+        let y = self.y.covering(points().map(|p| p.1), self.y.is_linear());
         let left = y.text_width() + 14.0;
         let names: Vec<&str> = self.series.iter().map(|(name, _)| name.as_str()).collect();
         caption(out, "lines", &self.title, &names, None)?;
@@ -101,11 +101,11 @@ impl Plot for Lines {
             for (x, y, _) in &places {
                 write!(out, "{x:.1},{y:.1} ")?;
             }
-            write!(out, "\"><title>{}</title></polyline>", Escaped(name))?;
+            write!(out, "\"><title>{}</title></polyline>", EscapedText(name))?;
             if places.len() <= POINTS {
                 for (at, height, (px, py)) in &places {
                     write!(out, "<circle class=\"point\" cx=\"{at:.1}\" cy=\"{height:.1}\" r=\"4\"><title>")?;
-                    write!(out, "{}: {}, {}</title></circle>", Escaped(name), x.text(*px), y.text(*py))?;
+                    write!(out, "{}: {}, {}</title></circle>", EscapedText(name), x.text(*px), y.text(*py))?;
                 }
             }
             writeln!(out, "</g>")?;

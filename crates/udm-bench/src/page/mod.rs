@@ -24,7 +24,7 @@ mod lines;
 #[cfg(test)]
 mod tests;
 
-pub use axis::{Axis, Unit};
+pub use axis::{Axis, AxisUnit};
 pub use bars::{Bar, Bars};
 pub use lines::Lines;
 
@@ -71,7 +71,7 @@ impl Page {
     /// The whole file.
     #[must_use]
     pub fn html(&self) -> String {
-        let title = Escaped(&self.title);
+        let title = EscapedText(&self.title);
         let mut out = format!(
             "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n\
              <meta name=\"viewport\" content=\"width=device-width\">\n<title>{title}</title>\n\
@@ -80,7 +80,7 @@ impl Page {
         );
         for section in &self.sections {
             if !section.heading.is_empty() {
-                add(&mut out, format_args!("<h2>{}</h2>\n", Escaped(&section.heading)));
+                append(&mut out, format_args!("<h2>{}</h2>\n", EscapedText(&section.heading)));
             }
             out.push_str(&section.body);
         }
@@ -92,7 +92,7 @@ impl Page {
 impl Section {
     /// A paragraph.
     pub fn text(&mut self, text: &str) {
-        add(&mut self.body, format_args!("<p>{}</p>\n", Escaped(text)));
+        append(&mut self.body, format_args!("<p>{}</p>\n", EscapedText(text)));
     }
 
     /// A table: the heads of its columns, and its rows. The first column is text, the others
@@ -104,13 +104,13 @@ impl Section {
     ) {
         self.body.push_str("<div class=\"wide\"><table>\n<tr>");
         for head in heads {
-            add(&mut self.body, format_args!("<th>{}</th>", Escaped(head)));
+            append(&mut self.body, format_args!("<th>{}</th>", EscapedText(head)));
         }
         self.body.push_str("</tr>\n");
         for row in rows {
             self.body.push_str("<tr>");
             for cell in row {
-                add(&mut self.body, format_args!("<td>{}</td>", Escaped(&cell.to_string())));
+                append(&mut self.body, format_args!("<td>{}</td>", EscapedText(&cell.to_string())));
             }
             self.body.push_str("</tr>\n");
         }
@@ -133,20 +133,20 @@ pub trait Plot {
 }
 
 /// Appends to a string, which can't fail.
-fn add(out: &mut String, what: fmt::Arguments<'_>) {
+fn append(out: &mut String, what: fmt::Arguments<'_>) {
     out.write_fmt(what).expect("a string takes everything");
 }
 
 /// The head of a figure: its title, and what its colours mean where there are several.
 fn caption(out: &mut String, kind: &str, title: &str, series: &[&str], mark: Option<&str>) -> fmt::Result {
-    writeln!(out, "<figure><figcaption>{}</figcaption>", Escaped(title))?;
+    writeln!(out, "<figure><figcaption>{}</figcaption>", EscapedText(title))?;
     if series.len() > 1 || mark.is_some() {
         write!(out, "<div class=\"legend {kind}\">")?;
         for (i, name) in series.iter().enumerate().filter(|_| series.len() > 1) {
-            write!(out, "<span><i class=\"{}\"></i>{}</span>", class(i), Escaped(name))?;
+            write!(out, "<span><i class=\"{}\"></i>{}</span>", class(i), EscapedText(name))?;
         }
         if let Some(mark) = mark {
-            write!(out, "<span><i class=\"mark\"></i>{}</span>", Escaped(mark))?;
+            write!(out, "<span><i class=\"mark\"></i>{}</span>", EscapedText(mark))?;
         }
         writeln!(out, "</div>")?;
     }
@@ -160,13 +160,13 @@ fn class(series: usize) -> String {
 
 /// The begin of an image of that height.
 fn svg(out: &mut String, title: &str, height: f64) -> fmt::Result {
-    writeln!(out, "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{}\">", Escaped(title))
+    writeln!(out, "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{}\">", EscapedText(title))
 }
 
 /// Text that is text, wherever in the page it stands.
-struct Escaped<'a>(&'a str);
+struct EscapedText<'a>(&'a str);
 
-impl Display for Escaped<'_> {
+impl Display for EscapedText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for c in self.0.chars() {
             match c {

@@ -13,7 +13,7 @@ fn everything() -> Page {
         &["case", "IOPS", "of null", "the original's"],
         [["null", "10.2M", "1", "1"], ["service-time", "9.9M", "0.97", "0.46"], ["a<b", "1", "2", "3"]],
     );
-    let ratio = Axis::new("of the bare null device", Unit::Ratio);
+    let ratio = Axis::new("of the bare null device", AxisUnit::Ratio);
     let bars = Bars::new("Throughput with 2 cores", ratio, ["udm's lanes", "one lock a device"]);
     section.plot(
         &bars
@@ -23,28 +23,32 @@ fn everything() -> Page {
             .group("historical-service-time", [Bar::new(0.91), Bar::new(0.13).beside(0.145)])
             .group("round-robin", [Bar::new(1.02), Bar::new(f64::NAN).beside(0.69)]),
     );
-    let switches = Bars::new("Context switches", Axis::new("of raw", Unit::Ratio).log(), ["udm"]);
+    let switches = Bars::new("Context switches", Axis::new("of raw", AxisUnit::Ratio).log(), ["udm"]);
     section.plot(
         &switches
             .group("1 queue", [Bar::new(1.02).beside(339.0)])
             .group("4 queues", [Bar::new(1.1).beside(1175.0)]),
     );
     let section = page.section("Latency");
-    let (x, y) = (Axis::new("percentile", Unit::Percent).nines(), Axis::new("latency", Unit::Nanos).log());
+    let (x, y) =
+        (Axis::new("percentile", AxisUnit::Percent).nines(), Axis::new("latency", AxisUnit::Nanos).log());
     let at = [0.0, 1.0, 5.0, 50.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.95, 99.99];
     let curve = |by: f64| at.map(|p| (p, by * (300.0 + 10_000.0 / (100.3 - p))));
     section
         .plot(&Lines::new("Latency by percentile", x, y).line("read", curve(1.0)).line("write", curve(9.0)));
-    let mut lines =
-        Lines::new("Throughput", Axis::new("time", Unit::Seconds), Axis::new("bytes a second", Unit::Bytes));
+    let mut lines = Lines::new(
+        "Throughput",
+        Axis::new("time", AxisUnit::Seconds),
+        Axis::new("bytes a second", AxisUnit::Bytes),
+    );
     for n in 1..=3 {
         let wave = move |t: f64| 4e9 / f64::from(n) + 3e8 * (t / f64::from(n)).sin();
         lines = lines
             .line(format!("path {n}"), (0..300).map(|t| (f64::from(t) / 10.0, wave(f64::from(t) / 10.0))));
     }
     section.plot(&lines);
-    let depth = Axis::new("paths", Unit::Number).log2();
-    let mut lines = Lines::new("Time a request, ten lines", depth, Axis::new("time", Unit::Nanos));
+    let depth = Axis::new("paths", AxisUnit::Number).log2();
+    let mut lines = Lines::new("Time a request, ten lines", depth, Axis::new("time", AxisUnit::Nanos));
     for n in 1..=10 {
         lines = lines.line(
             format!("selector {n}"),
@@ -76,7 +80,7 @@ fn no_text_is_markup() {
     page.text(hostile);
     let section = page.section(hostile);
     section.table(&[hostile], [[hostile]]);
-    let axis = || Axis::new(hostile, Unit::Number);
+    let axis = || Axis::new(hostile, AxisUnit::Number);
     section.plot(&Lines::new(hostile, axis(), axis()).line(hostile, [(1.0, 1.0)]).line(hostile, []));
     let bars = Bars::new(hostile, axis(), [hostile, hostile]).reference(hostile);
     section.plot(&bars.group(hostile, [Bar::new(1.0).beside(2.0)]));
@@ -123,49 +127,52 @@ fn the_markup_is_whole() {
 #[test]
 fn ticks_are_round_and_few() {
     let texts = |axis: &Axis, values: &[f64]| -> Vec<String> {
-        let range = axis.over(values.iter().copied(), axis.is_linear());
+        let range = axis.covering(values.iter().copied(), axis.is_linear());
         values.iter().for_each(|v| assert!(range.place(*v).is_some(), "{v} is on the axis"));
         assert!(range.ticks.windows(2).all(|w| w[0].1 < w[1].1) || !axis.is_linear());
         range.ticks.iter().map(|(t, _)| range.text(*t)).collect()
     };
-    assert_eq!(texts(&Axis::new("", Unit::Number), &[3.0, 9.7]), ["0", "2", "4", "6", "8", "10"]);
-    assert_eq!(texts(&Axis::new("", Unit::Number), &[0.0, 2.1e6]), ["0", "500k", "1M", "1.5M", "2M", "2.5M"]);
+    assert_eq!(texts(&Axis::new("", AxisUnit::Number), &[3.0, 9.7]), ["0", "2", "4", "6", "8", "10"]);
     assert_eq!(
-        texts(&Axis::new("", Unit::Bytes), &[3e9]),
+        texts(&Axis::new("", AxisUnit::Number), &[0.0, 2.1e6]),
+        ["0", "500k", "1M", "1.5M", "2M", "2.5M"]
+    );
+    assert_eq!(
+        texts(&Axis::new("", AxisUnit::Bytes), &[3e9]),
         ["0 B", "512 MiB", "1 GiB", "1.5 GiB", "2 GiB", "2.5 GiB", "3 GiB"]
     );
     assert_eq!(
-        texts(&Axis::new("", Unit::Nanos).log(), &[120.0, 9e6]),
+        texts(&Axis::new("", AxisUnit::Nanos).log(), &[120.0, 9e6]),
         ["1 µs", "10 µs", "100 µs", "1 ms", "10 ms"]
     );
     assert_eq!(
-        texts(&Axis::new("", Unit::Number).log2(), &[1.0, 64.0]),
+        texts(&Axis::new("", AxisUnit::Number).log2(), &[1.0, 64.0]),
         ["1", "2", "4", "8", "16", "32", "64"]
     );
     assert_eq!(
-        texts(&Axis::new("", Unit::Percent).nines(), &[0.0, 99.99]),
+        texts(&Axis::new("", AxisUnit::Percent).nines(), &[0.0, 99.99]),
         ["0%", "90%", "99%", "99.9%", "99.99%", "50%"]
     );
-    assert_eq!(texts(&Axis::new("", Unit::Ratio), &[1.0]).last().unwrap(), "1×");
+    assert_eq!(texts(&Axis::new("", AxisUnit::Ratio), &[1.0]).last().unwrap(), "1×");
     // Nothing to show, the same value everywhere, and values that have no place.
-    assert!(!texts(&Axis::new("", Unit::Number), &[]).is_empty());
-    assert!(texts(&Axis::new("", Unit::Number).log(), &[7.0, 7.0]).len() > 1);
-    let log = Axis::new("", Unit::Number).log();
-    let range = log.over([0.0, -3.0, f64::NAN, f64::INFINITY, 5.0].into_iter(), false);
+    assert!(!texts(&Axis::new("", AxisUnit::Number), &[]).is_empty());
+    assert!(texts(&Axis::new("", AxisUnit::Number).log(), &[7.0, 7.0]).len() > 1);
+    let log = Axis::new("", AxisUnit::Number).log();
+    let range = log.covering([0.0, -3.0, f64::NAN, f64::INFINITY, 5.0].into_iter(), false);
     assert!(range.place(0.0).is_none() && range.place(f64::NAN).is_none() && range.place(5.0).is_some());
 }
 
 #[test]
 fn numbers_are_short() {
-    let number = |v| Axis::new("", Unit::Number).text(v);
+    let number = |v| Axis::new("", AxisUnit::Number).text(v);
     assert_eq!(
         [0.0, 0.047, 1.0, 9.999, 99.96, 999.9, 1234.0].map(number),
         ["0", "0.047", "1", "10", "100", "1k", "1.23k"]
     );
-    assert_eq!(Axis::new("", Unit::Nanos).text(3_400_000.0), "3.4 ms");
-    assert_eq!(Axis::new("", Unit::Percent).nines().text(99.95), "99.95%");
-    assert_eq!(Axis::new("", Unit::Percent).text(82.31801), "82.3%");
-    assert_eq!(Axis::new("", Unit::Ratio).text(0.456), "0.456×");
+    assert_eq!(Axis::new("", AxisUnit::Nanos).text(3_400_000.0), "3.4 ms");
+    assert_eq!(Axis::new("", AxisUnit::Percent).nines().text(99.95), "99.95%");
+    assert_eq!(Axis::new("", AxisUnit::Percent).text(82.31801), "82.3%");
+    assert_eq!(Axis::new("", AxisUnit::Ratio).text(0.456), "0.456×");
 }
 
 /// To look at: `UDM_PAGE=FILE cargo test -p udm-bench page_to_look_at` writes it.

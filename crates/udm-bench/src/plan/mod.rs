@@ -1,27 +1,27 @@
 //! The blocks and operations of a job, in order. A plan takes little memory and can be replayed: a
 //! clone of a fresh plan gives the same requests.
 
-mod map;
-mod varied;
+mod free_block_map;
+mod varied_plan;
 
-use crate::distribution::Places;
+use crate::distribution::OffsetGenerator;
 use crate::load::Load;
-use crate::passes::Passes;
+use crate::passes::RemainingPasses;
 use crate::region::Region;
 use crate::stats::{DIRECTIONS, direction};
 use rand::rngs::SmallRng;
 use rand::{Rng, RngExt, SeedableRng};
 use udm_core::{Op, SECTOR_SIZE};
-use varied::Varied;
+use varied_plan::VariedPlan;
 
 /// Where on the device a request is, and how long, in sectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span {
+pub struct SectorSpan {
     pub sector: u64,
     pub sectors: u64,
 }
 
-impl Span {
+impl SectorSpan {
     /// Its length in bytes.
     pub fn bytes(self) -> u64 {
         self.sectors * SECTOR_SIZE
@@ -30,8 +30,8 @@ impl Span {
 
 /// The requests of one job.
 #[derive(Clone)]
-pub struct Plan {
-    order: Order,
+pub struct AccessPlan {
+    order: PlanOrder,
     region: Region,
     /// Sectors of a block.
     block: u64,
@@ -40,7 +40,7 @@ pub struct Plan {
     length: u64,
     /// Passes after this one, and bytes that were moved before it; where requests differ in length,
     /// in all.
-    passes: Passes,
+    passes: RemainingPasses,
     moved: u64,
     /// What the job may move in all, where requests differ in length.
     most: u64,
@@ -50,28 +50,28 @@ pub struct Plan {
 }
 
 #[derive(Clone)]
-enum Order {
+enum PlanOrder {
     /// Each direction from the first block to the last, and the next one of each.
     Sequential([u64; DIRECTIONS]),
     /// Each block once, in random order.
     Shuffled(Shuffle),
     /// Any place at any time, of each direction.
-    Random(Box<[Places; DIRECTIONS]>),
+    Random(Box<[OffsetGenerator; DIRECTIONS]>),
     /// Requests differ in length, in whatever order.
-    Varied(Box<Varied>),
+    VariedPlan(Box<VariedPlan>),
 }
 
-impl Plan {
+impl AccessPlan {
     /// The plan of job number `job`.
-    pub fn new(load: &Load, job: usize, region: Region) -> Plan {
+    pub fn new(load: &Load, job: usize, region: Region) -> AccessPlan {
         let mut rng = SmallRng::seed_from_u64(load.seed() ^ (job as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15));
         let varied = load.fixed().is_none();
         let order = match (load.rw.is_random(), load.has_map()) {
-            _ if varied => Order::Varied(Box::new(Varied::new(load, region, &mut rng))),
-            (false, _) => Order::Sequential([0; DIRECTIONS]),
-            (true, true) => Order::Shuffled(Shuffle::new(region.blocks, &mut rng)),
+            _ if varied => PlanOrder::VariedPlan(Box::new(VariedPlan::new(load, region, &mut rng))),
+            (false, _) => PlanOrder::Sequential([0; DIRECTIONS]),
+            (true, true) => PlanOrder::Shuffled(Shuffle::new(region.blocks, &mut rng)),
             (true, false) => {
-                Order::Random(Box::new(load.random_places(region.blocks * load.unit(), &mut rng)))
+                PlanOrder::Random(Box::new(load.random_places(region.blocks * load.unit(), &mut rng)))
             }
         };
         let in_order_each = !load.rw.is_random() && load.rw.op().is_none();
@@ -81,13 +81,13 @@ impl Plan {
             (false, false) => region.blocks,
         };
         let most = if varied { load.most_bytes(region) } else { u64::MAX };
-        Plan {
+        AccessPlan {
             order,
             region,
             block: load.unit() / SECTOR_SIZE,
             at: 0,
             length,
-            passes: Passes::new(load),
+            passes: RemainingPasses::new(load),
             moved: 0,
             most,
             rng,
@@ -97,7 +97,7 @@ impl Plan {
     }
 
     /// True when no block comes twice.
-    pub fn is_once(&self) -> bool {
+    pub fn covers_each_block_once(&self) -> bool {
         // Where requests differ in length a pass may end before the end of the region.
         let pass = if self.length == u64::MAX { 0 } else { self.of_requests(self.region.blocks) };
         self.passes.are_one(pass)
@@ -105,35 +105,35 @@ impl Plan {
 
     /// The next request: what, and where on the device. `None` when the plan is done.
     #[inline]
-    pub fn next(&mut self) -> Option<(Op, Span)> {
+    pub fn next(&mut self) -> Option<(Op, SectorSpan)> {
         let op = self.draw_op();
         self.next_of(op).map(|span| (op, span))
     }
 
     /// Where the next request is, which is of this kind.
     #[inline]
-    pub fn next_of(&mut self, op: Op) -> Option<Span> {
+    pub fn next_of(&mut self, op: Op) -> Option<SectorSpan> {
         if self.at == self.length || self.is_at_the_end(op) {
             self.again()?;
         }
         let at = match &mut self.order {
-            Order::Sequential(next) => {
+            PlanOrder::Sequential(next) => {
                 let next = &mut next[direction(op)];
                 *next += 1;
                 (*next - 1) * self.block
             }
-            Order::Shuffled(shuffle) => shuffle.next() * self.block,
-            Order::Random(places) => places[direction(op)].next(&mut self.rng) / SECTOR_SIZE,
-            Order::Varied(_) => return self.next_varied(op),
+            PlanOrder::Shuffled(shuffle) => shuffle.next() * self.block,
+            PlanOrder::Random(places) => places[direction(op)].next(&mut self.rng) / SECTOR_SIZE,
+            PlanOrder::VariedPlan(_) => return self.next_varied(op),
         };
         self.at += 1;
-        Some(Span { sector: self.region.first * self.block + at, sectors: self.block })
+        Some(SectorSpan { sector: self.region.first * self.block + at, sectors: self.block })
     }
 
     /// As in fio, a pass ends with the last block of one direction, wherever the other is.
     #[inline]
     fn is_at_the_end(&self, op: Op) -> bool {
-        matches!(&self.order, Order::Sequential(next) if next[direction(op)] == self.region.blocks)
+        matches!(&self.order, PlanOrder::Sequential(next) if next[direction(op)] == self.region.blocks)
     }
 
     /// What the next request does.
@@ -156,10 +156,10 @@ impl Plan {
         }
         self.at = 0;
         match &mut self.order {
-            Order::Shuffled(shuffle) => *shuffle = Shuffle::new(self.region.blocks, &mut self.rng),
-            Order::Varied(varied) => varied.again(),
-            Order::Sequential(next) => *next = [0; DIRECTIONS],
-            Order::Random(_) => {}
+            PlanOrder::Shuffled(shuffle) => *shuffle = Shuffle::new(self.region.blocks, &mut self.rng),
+            PlanOrder::VariedPlan(varied) => varied.again(),
+            PlanOrder::Sequential(next) => *next = [0; DIRECTIONS],
+            PlanOrder::Random(_) => {}
         }
         Some(())
     }
@@ -170,13 +170,13 @@ impl Plan {
     }
 
     #[inline(never)]
-    fn next_varied(&mut self, op: Op) -> Option<Span> {
+    fn next_varied(&mut self, op: Op) -> Option<SectorSpan> {
         while self.moved < self.most {
-            let Order::Varied(varied) = &mut self.order else { return None };
+            let PlanOrder::VariedPlan(varied) = &mut self.order else { return None };
             if let Some((at, bytes)) = varied.next(direction(op), &mut self.rng) {
                 self.moved = self.moved.saturating_add(bytes);
                 let sector = self.region.first * self.block + at / SECTOR_SIZE;
-                return Some(Span { sector, sectors: bytes / SECTOR_SIZE });
+                return Some(SectorSpan { sector, sectors: bytes / SECTOR_SIZE });
             }
             self.again()?;
         }

@@ -7,17 +7,17 @@ use udm_core::{Batch, Bio, Lane, Op, Sector, Sectors};
 use udm_runtime::LocalCore;
 
 /// See the module's documentation.
-pub(super) struct Load {
+pub(super) struct ChunkLoad {
     idle: Batch,
     batch: Batch,
     done: Batch,
 }
 
-impl Load {
+impl ChunkLoad {
     /// `depth` requests.
-    pub(super) fn new(depth: usize) -> Load {
+    pub(super) fn new(depth: usize) -> ChunkLoad {
         let bio = |_| Bio::write(Sector(0), Sectors(CHUNK), Buf::zeroed(CHUNK as usize * 512).into());
-        Load { idle: (0..depth).map(bio).collect(), batch: Batch::new(), done: Batch::new() }
+        ChunkLoad { idle: (0..depth).map(bio).collect(), batch: Batch::new(), done: Batch::new() }
     }
 
     /// A request for each of `chunks`.

@@ -4,22 +4,22 @@
 //!
 //! A round measures each device once, and the result is the median of the rounds. Threads are cores
 //! that sleep when idle. Requests are 4 KiB, one chunk each, in random order. First writes
-//! ([`first`]) use new devices each time and write every chunk once, over touched memory or a null
-//! device. The others ([`later`]) use a null device.
+//! ([`first_write_case`]) use new devices each time and write every chunk once, over touched memory or a null
+//! device. The others ([`steady_state`]) use a null device.
 
-mod first;
-mod later;
+mod first_write_case;
 mod load;
+mod steady_state;
 mod text;
 
 use crate::stats::median;
 use anyhow::{Result, ensure};
-use first::Case;
-pub use first::FirstWrites;
-use first::Kind;
-pub use later::{LaterWrites, Lookups};
+use first_write_case::FirstWriteCase;
+pub use first_write_case::FirstWrites;
+use first_write_case::WriteTarget;
 use serde::Serialize;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+pub use steady_state::{LaterWrites, Lookups};
 
 /// How much to measure.
 #[derive(Debug, Clone)]
@@ -57,7 +57,7 @@ impl SnapshotOptions {
 
     /// How many measurements that is.
     pub fn steps(&self) -> usize {
-        let first = 2 * self.depths.len() * self.threads.len() * Kind::ALL.len() * self.rounds;
+        let first = 2 * self.depths.len() * self.threads.len() * WriteTarget::ALL.len() * self.rounds;
         first + (self.depths.len() + 1) * (self.rounds + 1)
     }
 }
@@ -85,8 +85,8 @@ pub struct SnapshotCosts {
 pub fn snapshots(options: &SnapshotOptions, stop: &AtomicBool, done: &AtomicUsize) -> Result<SnapshotCosts> {
     ensure!(options.chunks.is_power_of_two() && options.rounds > 0, "nothing to measure");
     // What takes least and is asked for most comes first.
-    let later_writes = later::later_writes(options, stop, done)?;
-    let lookups = later::lookups(options, stop, done)?;
+    let later_writes = steady_state::later_writes(options, stop, done)?;
+    let lookups = steady_state::lookups(options, stop, done)?;
     let first_writes = first_writes(options, stop, done)?;
     let any = !(later_writes.is_empty() && lookups.is_empty() && first_writes.is_empty());
     ensure!(any, "stopped before anything was measured");
@@ -102,13 +102,15 @@ fn first_writes(
     let mut rows = Vec::new();
     for below in ["null", "mem"] {
         for &depth in &options.depths {
-            let cases: Vec<(Kind, usize)> =
-                Kind::ALL.iter().flat_map(|&kind| options.threads.iter().map(move |&n| (kind, n))).collect();
+            let cases: Vec<(WriteTarget, usize)> = WriteTarget::ALL
+                .iter()
+                .flat_map(|&kind| options.threads.iter().map(move |&n| (kind, n)))
+                .collect();
             let mut rounds = vec![Vec::with_capacity(options.rounds); cases.len()];
             for _ in 0..options.rounds {
                 for (&(kind, threads), out) in cases.iter().zip(&mut rounds) {
                     if !stop.load(Relaxed) {
-                        let case = Case { kind, below, threads, depth, chunks: options.chunks };
+                        let case = FirstWriteCase { kind, below, threads, depth, chunks: options.chunks };
                         out.push(case.measure()?);
                         done.fetch_add(1, Relaxed);
                     }

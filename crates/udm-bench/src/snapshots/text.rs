@@ -1,6 +1,6 @@
 //! The figures for people.
 
-use super::first::{FirstWrites, Kind};
+use super::first_write_case::{FirstWrites, WriteTarget};
 use super::{LaterWrites, Lookups, SnapshotCosts};
 use std::fmt::Write;
 
@@ -50,7 +50,7 @@ impl SnapshotCosts {
         writeln!(out, "   (thousand writes a second, each chunk once)")?;
         let of =
             |kind, n| block.iter().find(|row| row.device == kind && row.threads == n).map(|row| row.iops);
-        for kind in Kind::ALL {
+        for kind in WriteTarget::ALL {
             write!(out, "{:<24}", kind.name())?;
             for &n in &threads {
                 write!(out, " {:>15.1}", of(kind, n).unwrap_or_default() / 1e3)?;
@@ -59,8 +59,8 @@ impl SnapshotCosts {
         }
         write!(out, "{:<24}", "  N over one mutex")?;
         for &n in &threads {
-            let [ours, theirs] =
-                [Kind::OriginTransient, Kind::OneMutex].map(|kind| of(kind, n).unwrap_or(f64::NAN));
+            let [ours, theirs] = [WriteTarget::OriginTransient, WriteTarget::OneMutex]
+                .map(|kind| of(kind, n).unwrap_or(f64::NAN));
             write!(out, " {:>15.2}", ours / theirs)?;
         }
         writeln!(out, "\n")

@@ -16,7 +16,7 @@ fn sizes_that_end_inside_a_block() {
         error(&line("--device null:size=1M --rw read --bs 64k --size 32k")).contains("more than there is")
     );
     for bad in ["0%", "101%", "%", "5%%", "-1%"] {
-        assert!(Line::try_parse_from(["bench", "--device", "mem:1M", "--size", bad]).is_err(), "{bad}");
+        assert!(LoadLine::try_parse_from(["bench", "--device", "mem:1M", "--size", bad]).is_err(), "{bad}");
     }
 }
 

@@ -1,38 +1,38 @@
 //! Suspend, resume and reload of a mapped device that is in use.
 
-use super::load::{Load, collect};
-use crate::{Boundary, HANG, Request, Rig};
+use super::load::{CaseLoad, collect};
+use crate::{CheckingLayer, HANG, Request, TestRig};
 use std::sync::Arc;
 use std::time::Instant;
 use udm_core::errno::{EAGAIN, EINTR, EIO};
 use udm_core::{BioFlags, Op};
 use udm_dm::{Change, MappedDevice, Wake};
 
-const fn load(round: u64) -> Load {
-    Load { each: 24, blocks: 6, round }
+const fn load(round: u64) -> CaseLoad {
+    CaseLoad { each: 24, blocks: 6, round }
 }
 
 fn wake() -> Wake {
     Arc::new(|| {})
 }
 
-fn device(rig: &Rig) -> Arc<MappedDevice> {
+fn device(rig: &TestRig) -> Arc<MappedDevice> {
     rig.mapped.clone().expect("the case needs a mapped device")
 }
 
-fn suspend(rig: &mut Rig, noflush: bool) {
+fn suspend(rig: &mut TestRig, noflush: bool) {
     let change = device(rig).suspend(noflush, wake()).expect("nothing else changes it");
     rig.world.change(change).expect("a suspend");
 }
 
-fn resume(rig: &mut Rig) {
+fn resume(rig: &mut TestRig) {
     let change = device(rig).resume(wake()).expect("nothing else changes it");
     rig.world.change(change).expect("a resume");
 }
 
 /// Requests that are in flight when the device is suspended, and those that come meanwhile, are
 /// served; none fails and none is lost.
-pub(super) fn suspend_under_load(rig: &mut Rig) {
+pub(super) fn suspend_under_load(rig: &mut TestRig) {
     for round in 0..4 {
         let sent = load(round).submit(rig);
         suspend(rig, round % 2 == 1);
@@ -47,7 +47,7 @@ pub(super) fn suspend_under_load(rig: &mut Rig) {
 
 /// A new table takes the place of the old one between two requests: the content stays and nobody
 /// notices.
-pub(super) fn reload_under_load(rig: &mut Rig) {
+pub(super) fn reload_under_load(rig: &mut TestRig) {
     let mapped = device(rig);
     for round in 0..4 {
         let sent = load(round).submit(rig);
@@ -65,7 +65,7 @@ pub(super) fn reload_under_load(rig: &mut Rig) {
 
 /// With another table it is another device, from one request to the next: with `error`, which fits
 /// in the place of every target, all I/O fails; with the old one all is as it was.
-pub(super) fn another_table(rig: &mut Rig) {
+pub(super) fn another_table(rig: &mut TestRig) {
     let mapped = device(rig);
     let sent = load(0).submit(rig);
     collect(rig, sent);
@@ -90,14 +90,14 @@ pub(super) fn another_table(rig: &mut Rig) {
 
 /// While the device is suspended, requests wait; those that won't wait fail: NOWAIT with EAGAIN,
 /// read-ahead with EIO (kernel).
-pub(super) fn suspended_requests_wait(rig: &mut Rig) {
+pub(super) fn suspended_requests_wait(rig: &mut TestRig) {
     suspend(rig, false);
     let sent = load(1).submit(rig);
     let waiting: usize = sent.iter().map(Vec::len).sum();
     assert_eq!(rig.world.settle(), waiting, "a suspended device has answered");
     resume(rig);
     collect(rig, sent);
-    if !rig.is(Boundary::Nbd) {
+    if !rig.is(CheckingLayer::Nbd) {
         suspend(rig, true);
         for (flags, errno) in [(BioFlags::NOWAIT, EAGAIN), (BioFlags::RAHEAD, EIO)] {
             let request = Request::read(0, rig.facts.block()).with(flags);
@@ -109,7 +109,7 @@ pub(super) fn suspended_requests_wait(rig: &mut Rig) {
 }
 
 /// A suspend waits until what is in flight on the disks below is home; then they are idle.
-pub(super) fn suspend_waits(rig: &mut Rig) {
+pub(super) fn suspend_waits(rig: &mut TestRig) {
     rig.ground.hold(true);
     let sent = load(2).submit(rig);
     rig.world.settle();
@@ -123,7 +123,7 @@ pub(super) fn suspend_waits(rig: &mut Rig) {
 }
 
 /// A suspend that waits can be called off: the device goes on, and can be suspended again later.
-pub(super) fn called_off(rig: &mut Rig) {
+pub(super) fn called_off(rig: &mut TestRig) {
     for _ in 0..2 {
         rig.ground.hold(true);
         let sent = load(3).submit(rig);
@@ -143,10 +143,10 @@ pub(super) fn called_off(rig: &mut Rig) {
 
 /// A client that goes while its requests wait in a suspended device is forgotten once it runs
 /// again, and so are its requests.
-pub(super) fn closed_while_suspended(rig: &mut Rig) {
+pub(super) fn closed_while_suspended(rig: &mut TestRig) {
     suspend(rig, true);
     for request in load(1).submit(rig).iter().flatten() {
-        rig.model.perhaps(request);
+        rig.model.may_have_written(request);
     }
     rig.world.settle();
     let begin = Instant::now();

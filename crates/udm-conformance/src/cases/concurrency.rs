@@ -1,13 +1,13 @@
 //! Many requests at once, from all handles.
 
-use crate::{Request, Rig};
+use crate::{Request, TestRig};
 use rand::RngExt;
 use rand::seq::SliceRandom;
 use udm_core::{BioFlags, Op};
 
 /// Each handle works on ranges of its own, dozens in flight, in rounds: writes, then reads of them,
 /// mixed with those of the others.
-pub(super) fn many_in_flight(rig: &mut Rig) {
+pub(super) fn many_in_flight(rig: &mut TestRig) {
     let (block, handles) = (rig.facts.block(), rig.world.handles() as u64);
     let longest = (rig.longest() / block).min(12);
     let slots = rig.room() / block / 12;
@@ -37,7 +37,7 @@ pub(super) fn many_in_flight(rig: &mut Rig) {
 /// Writes of one range from all handles at once leave in each sector what one of them wrote, whole;
 /// so say readers then and later. (A disk writes a sector or does not; what is larger may be mixed.
 /// Memory promises a word.)
-pub(super) fn overlapping_writes(rig: &mut Rig) {
+pub(super) fn overlapping_writes(rig: &mut TestRig) {
     let (block, handles) = (rig.facts.block(), rig.world.handles());
     let n = (32 * block).min(rig.longest());
     for round in 0..8 {
@@ -46,7 +46,7 @@ pub(super) fn overlapping_writes(rig: &mut Rig) {
         for _ in 0..handles {
             sent.push((0..6).map(|i| rig.write(at + i % 3 * block, n - 2 * block)).collect());
         }
-        sent.iter().flatten().for_each(|write| rig.model.perhaps(write));
+        sent.iter().flatten().for_each(|write| rig.model.may_have_written(write));
         for (handle, requests) in sent.into_iter().enumerate() {
             rig.world.submit(handle, requests);
         }
@@ -64,7 +64,7 @@ pub(super) fn overlapping_writes(rig: &mut Rig) {
 }
 
 /// Flushes come home among writes and reads, on all handles, and stop nothing.
-pub(super) fn flushes_among_writes(rig: &mut Rig) {
+pub(super) fn flushes_among_writes(rig: &mut TestRig) {
     let (block, handles) = (rig.facts.block(), rig.world.handles());
     for round in 0..4 {
         let mut sent: Vec<Vec<Request>> = Vec::new();
@@ -94,7 +94,7 @@ pub(super) fn flushes_among_writes(rig: &mut Rig) {
 
 /// Full is not failed: a batch that is larger than every pool on the way (1024 requests) is served
 /// whole.
-pub(super) fn one_large_batch(rig: &mut Rig) {
+pub(super) fn one_large_batch(rig: &mut TestRig) {
     let block = rig.facts.block();
     let blocks = (rig.room() / block).min(1500);
     let op = if rig.facts.can(Op::Write) { Op::Write } else { Op::Read };

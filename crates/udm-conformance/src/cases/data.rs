@@ -1,6 +1,6 @@
 //! What is read is what was written last, at its place, whatever the memory and the handle.
 
-use crate::{Request, Rig};
+use crate::{Request, TestRig};
 use rand::RngExt;
 use udm_core::{BioFlags, Op};
 
@@ -8,7 +8,7 @@ use udm_core::{BioFlags, Op};
 const ODD: [u64; 7] = [1, 3, 7, 2, 13, 5, 31];
 
 /// The whole room, `lengths` over and over, as ranges.
-fn tiles(rig: &Rig, lengths: &[u64]) -> Vec<(u64, u64)> {
+fn tiles(rig: &TestRig, lengths: &[u64]) -> Vec<(u64, u64)> {
     let (block, room, longest) = (rig.facts.block(), rig.room(), rig.longest());
     let (mut at, mut tiles) = (0, Vec::new());
     for length in lengths.iter().cycle() {
@@ -24,7 +24,7 @@ fn tiles(rig: &Rig, lengths: &[u64]) -> Vec<(u64, u64)> {
 
 /// All of it is written in odd pieces and read in other odd pieces; then again from the back, over
 /// what is there.
-pub(super) fn at_its_place(rig: &mut Rig) {
+pub(super) fn at_its_place(rig: &mut TestRig) {
     for round in 0..2 {
         let mut tiles_to_write = tiles(rig, &ODD[round..]);
         if round == 1 {
@@ -42,7 +42,7 @@ pub(super) fn at_its_place(rig: &mut Rig) {
 
 /// Data may come in any number of pieces of any length at any address (kernel: bio vectors; udm:
 /// `Segments`); a stream may be cut anywhere.
-pub(super) fn in_pieces(rig: &mut Rig) {
+pub(super) fn in_pieces(rig: &mut TestRig) {
     let block = rig.facts.block();
     let cuts: [&[usize]; 7] = [
         &[1],
@@ -69,7 +69,7 @@ pub(super) fn in_pieces(rig: &mut Rig) {
 }
 
 /// A write that was answered is seen by a read on any handle that is sent after it.
-pub(super) fn on_other_handles(rig: &mut Rig) {
+pub(super) fn on_other_handles(rig: &mut TestRig) {
     let (block, handles) = (rig.facts.block(), rig.world.handles());
     for round in 0..40 {
         let at = round * 5 * block;
@@ -86,7 +86,7 @@ pub(super) fn on_other_handles(rig: &mut Rig) {
 
 /// Where nobody has written there is nothing of anybody: what was in a buffer before does not reach
 /// a reader, on success.
-pub(super) fn of_nobody(rig: &mut Rig) {
+pub(super) fn of_nobody(rig: &mut TestRig) {
     let block = rig.facts.block();
     let n = 16.min(rig.longest() / block) * block;
     if rig.facts.can(Op::Write) {
@@ -103,7 +103,7 @@ pub(super) fn of_nobody(rig: &mut Rig) {
 }
 
 /// A few hundred requests of all kinds, one after another on handles by chance, against a model.
-pub(super) fn after_random_requests(rig: &mut Rig) {
+pub(super) fn after_random_requests(rig: &mut TestRig) {
     let (block, handles) = (rig.facts.block(), rig.world.handles());
     let (blocks, longest) = (rig.room() / block, (rig.longest() / block).min(160));
     for _ in 0..300 {

@@ -1,11 +1,11 @@
 //! Errors: reported on exactly the requests that they hit, as they are, with all else intact.
 
-use crate::{Boundary, Request, Rig};
+use crate::{CheckingLayer, Request, TestRig};
 use udm_core::errno::EIO;
 use udm_core::{BioFlags, Op, Status};
 
 /// A read-only device refuses what would change it, and serves the rest.
-pub(super) fn read_only(rig: &mut Rig) {
+pub(super) fn read_only(rig: &mut TestRig) {
     let block = rig.facts.block();
     for handle in 0..rig.world.handles() {
         for flags in [BioFlags::empty(), BioFlags::FUA] {
@@ -23,14 +23,14 @@ pub(super) fn read_only(rig: &mut Rig) {
 
 /// A bad sector fails each request that touches it and no other; healed, it serves again. What the
 /// others wrote meanwhile is there.
-pub(super) fn bad_sectors(rig: &mut Rig) {
+pub(super) fn bad_sectors(rig: &mut TestRig) {
     let block = rig.facts.block();
     let n = 8 * block;
     let writes: Vec<Request> = (0..32).map(|i| rig.write(i * n, n)).collect();
     rig.run(0, writes.clone());
     let bad = [3, 4, 17];
     for i in bad {
-        rig.spoil(&writes[i], i as u64 * n + 5 * block, Status::Medium);
+        rig.inject_error(&writes[i], i as u64 * n + 5 * block, Status::Medium);
     }
     let hit = |request: &Request| {
         let touches = |i: &usize| {
@@ -46,7 +46,7 @@ pub(super) fn bad_sectors(rig: &mut Rig) {
             1 => reads(n),
             _ => (0..32).map(|i| rig.write(i * n, n)).collect(),
         };
-        let errno = if rig.is(Boundary::Nbd) { EIO } else { Status::Medium.errno() };
+        let errno = if rig.is(CheckingLayer::Nbd) { EIO } else { Status::Medium.errno() };
         rig.run_with_failures(1, &requests, errno, hit);
     }
     rig.ground.heal();
@@ -55,13 +55,13 @@ pub(super) fn bad_sectors(rig: &mut Rig) {
 
 /// An error that blames no path goes up as it is, for each kind of request, and the bio comes back
 /// as it was (checked with each bio).
-pub(super) fn go_up_as_they_are(rig: &mut Rig) {
+pub(super) fn go_up_as_they_are(rig: &mut TestRig) {
     let block = rig.facts.block();
     let statuses = Status::ALL.iter().filter(|s| !s.is_ok() && !s.is_path_error());
     for &status in statuses {
         let write = rig.write(40 * block, 8 * block);
         rig.one(0, write.clone());
-        rig.spoil(&write, 43 * block, status);
+        rig.inject_error(&write, 43 * block, status);
         for op in [Op::Read, Op::Write, Op::WriteZeroes, Op::Discard] {
             if !rig.facts.can(op) {
                 continue;
@@ -71,7 +71,7 @@ pub(super) fn go_up_as_they_are(rig: &mut Rig) {
                 rig.world.submit(1, vec![request.clone()]);
                 let errno = rig.world.collect(1)[0].errno;
                 assert_eq!(errno, status.errno(), "{request:?} over {status}");
-                rig.model.perhaps(&request);
+                rig.model.may_have_written(&request);
             }
         }
         rig.ground.heal();
@@ -80,13 +80,13 @@ pub(super) fn go_up_as_they_are(rig: &mut Rig) {
 }
 
 /// So does one that blames the path, where there is no other path.
-pub(super) fn of_a_path(rig: &mut Rig) {
+pub(super) fn of_a_path(rig: &mut TestRig) {
     let block = rig.facts.block();
     let statuses = Status::ALL.iter().filter(|s| s.is_path_error());
     for &status in statuses {
         let write = rig.write(8 * block, 8 * block);
         rig.one(0, write.clone());
-        rig.spoil(&write, 9 * block, status);
+        rig.inject_error(&write, 9 * block, status);
         for (at, n, expected) in [(8, 8, status), (9, 1, status), (8, 1, Status::Ok), (10, 6, Status::Ok)] {
             rig.world.submit(1, vec![Request::read(at * block, n * block)]);
             assert_eq!(rig.world.collect(1)[0].errno, expected.errno(), "{status} at {at} +{n}");

@@ -1,11 +1,11 @@
 //! Flush, FUA, PREFLUSH: what they promise; and that no flag does harm where it means nothing.
 
-use crate::{Request, Rig};
+use crate::{Request, TestRig};
 use udm_core::{BioFlags, Op};
 
 /// Every set of flags is legal on every operation and comes back with it; what does not apply is
 /// ignored (`BioFlags`).
-pub(super) fn all_on_every_operation(rig: &mut Rig) {
+pub(super) fn all_on_every_operation(rig: &mut TestRig) {
     let block = rig.facts.block();
     let n = 5 * block;
     for bits in 0..=BioFlags::all().bits() {
@@ -26,7 +26,7 @@ pub(super) fn all_on_every_operation(rig: &mut Rig) {
 
 /// FUA is legal on every NBD command, and where it means nothing it is ignored (proto.md, "Request
 /// flags").
-pub(super) fn fua_over_the_wire(rig: &mut Rig) {
+pub(super) fn fua_over_the_wire(rig: &mut TestRig) {
     let block = rig.facts.block();
     for (i, op) in Op::ALL.into_iter().enumerate().filter(|(_, op)| rig.facts.can(*op)).collect::<Vec<_>>() {
         let at = i as u64 * 20 * block;
@@ -41,7 +41,7 @@ pub(super) fn fua_over_the_wire(rig: &mut Rig) {
 
 /// What was answered before a flush was sent is there after a power cut behind the flush's answer
 /// (kernel: "writeback cache control").
-pub(super) fn flush_is_durable(rig: &mut Rig) {
+pub(super) fn flush_is_durable(rig: &mut TestRig) {
     let block = rig.facts.block();
     for round in 0..6 {
         let writes = (0..20).map(|i| rig.write((i * 11 + round) * block, 9 * block)).collect();
@@ -57,7 +57,7 @@ pub(super) fn flush_is_durable(rig: &mut Rig) {
 
 /// A flush on one handle covers what was answered on the others (NBD: `CAN_MULTI_CONN`; kernel: the
 /// device is one).
-pub(super) fn flush_covers_other_handles(rig: &mut Rig) {
+pub(super) fn flush_covers_other_handles(rig: &mut TestRig) {
     let (block, handles) = (rig.facts.block(), rig.world.handles());
     for writer in 0..handles {
         for flusher in 0..handles {
@@ -72,7 +72,7 @@ pub(super) fn flush_covers_other_handles(rig: &mut Rig) {
 }
 
 /// A request with FUA is durable when it is answered: a write, and discards and zeroes as well.
-pub(super) fn fua_is_durable(rig: &mut Rig) {
+pub(super) fn fua_is_durable(rig: &mut TestRig) {
     let block = rig.facts.block();
     for round in 0..12 {
         let (at, n) = (round * 30 * block, (round * 2 + 1) * block);
@@ -88,7 +88,7 @@ pub(super) fn fua_is_durable(rig: &mut Rig) {
 }
 
 /// A request with PREFLUSH makes durable what was answered before it was sent.
-pub(super) fn preflush_is_durable(rig: &mut Rig) {
+pub(super) fn preflush_is_durable(rig: &mut TestRig) {
     let block = rig.facts.block();
     for (round, op) in [Op::Write, Op::WriteZeroes, Op::Discard, Op::Write].into_iter().enumerate() {
         if !rig.facts.can(op) {
@@ -103,7 +103,7 @@ pub(super) fn preflush_is_durable(rig: &mut Rig) {
             rig.ground.cut_power();
             if !flags.contains(BioFlags::FUA) {
                 // It may be gone itself.
-                rig.model.perhaps(&Request::new(Op::Discard, request.sector, request.sectors));
+                rig.model.may_have_written(&Request::new(Op::Discard, request.sector, request.sectors));
             }
             rig.verify(0, at, 50 * block);
             rig.verify(0, at + 50 * block, 9 * block);

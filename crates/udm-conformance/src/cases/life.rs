@@ -1,14 +1,14 @@
 //! Opening, resting, closing.
 
-use super::load::{Load, collect};
-use crate::Rig;
+use super::load::{CaseLoad, collect};
+use crate::TestRig;
 use std::time::{Duration, Instant};
 
-const LOAD: Load = Load { each: 48, blocks: 3, round: 0 };
+const LOAD: CaseLoad = CaseLoad { each: 48, blocks: 3, round: 0 };
 
 /// With nothing to do a lane returns nothing, asks for no wake-up and is not busy; before the first
 /// request, and after work.
-pub(super) fn at_rest(rig: &mut Rig) {
+pub(super) fn at_rest(rig: &mut TestRig) {
     rig.world.quiet();
     for _ in 0..3 {
         let sent = LOAD.submit(rig);
@@ -19,7 +19,7 @@ pub(super) fn at_rest(rig: &mut Rig) {
 
 /// Handles come and go; the data stays, and nothing else does: descriptors are counted by another
 /// test, lanes and devices behind each case.
-pub(super) fn closed_and_opened(rig: &mut Rig) {
+pub(super) fn closed_and_opened(rig: &mut TestRig) {
     for _ in 0..4 {
         let sent = LOAD.submit(rig);
         collect(rig, sent);
@@ -30,7 +30,7 @@ pub(super) fn closed_and_opened(rig: &mut Rig) {
 
 /// A server that is told to stop answers what it has taken, or the client sees the connection end;
 /// nothing hangs and nothing is left.
-pub(super) fn ends_under_load(rig: &mut Rig) {
+pub(super) fn ends_under_load(rig: &mut TestRig) {
     LOAD.submit(rig);
     let begin = Instant::now();
     // The end of the case: one client leaves, one vanishes, one is there when the server stops.
@@ -40,11 +40,11 @@ pub(super) fn ends_under_load(rig: &mut Rig) {
 
 /// Clients that vanish with requests in flight take nothing with them: others see each of their
 /// writes whole or not at all.
-pub(super) fn clients_vanish(rig: &mut Rig) {
+pub(super) fn clients_vanish(rig: &mut TestRig) {
     for _ in 0..3 {
         let sent = LOAD.submit(rig);
         for request in sent.iter().flatten() {
-            rig.model.perhaps(request);
+            rig.model.may_have_written(request);
         }
         rig.world.vanish();
         rig.verify_all(0);

@@ -1,11 +1,11 @@
 //! Load of all kinds at once, for cases that do something meanwhile.
 
-use crate::{Request, Rig};
+use crate::{Request, TestRig};
 use udm_core::Op;
 
 /// What each handle is given.
 #[derive(Clone, Copy)]
-pub(super) struct Load {
+pub(super) struct CaseLoad {
     /// How many requests.
     pub each: u64,
     /// Blocks of the place that each request has to itself.
@@ -14,9 +14,9 @@ pub(super) struct Load {
     pub round: u64,
 }
 
-impl Load {
+impl CaseLoad {
     /// Puts the requests in flight on each handle.
-    pub fn submit(self, rig: &mut Rig) -> Vec<Vec<Request>> {
+    pub fn submit(self, rig: &mut TestRig) -> Vec<Vec<Request>> {
         let (block, blocks) = (rig.facts.block(), self.blocks);
         let mut sent = Vec::new();
         for handle in 0..rig.world.handles() {
@@ -39,8 +39,8 @@ impl Load {
     }
 }
 
-/// Waits for what [`Load::submit`] sent, and judges each answer.
-pub(super) fn collect(rig: &mut Rig, sent: Vec<Vec<Request>>) {
+/// Waits for what [`CaseLoad::submit`] sent, and judges each answer.
+pub(super) fn collect(rig: &mut TestRig, sent: Vec<Vec<Request>>) {
     for (handle, requests) in sent.into_iter().enumerate() {
         for (request, answer) in requests.iter().zip(rig.world.collect(handle)) {
             rig.judge(request, &answer);

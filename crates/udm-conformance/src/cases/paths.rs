@@ -1,16 +1,16 @@
 //! Paths that fail: a device with several to one disk serves for as long as one of them works
 //! (kernel `dm-mpath`).
 
-use super::load::{Load, collect};
-use crate::{Boundary, Rig};
+use super::load::{CaseLoad, collect};
+use crate::{CheckingLayer, TestRig};
 use udm_core::Status;
 use udm_core::errno::EIO;
 
-const LOAD: Load = Load { each: 30, blocks: 8, round: 0 };
+const LOAD: CaseLoad = CaseLoad { each: 30, blocks: 8, round: 0 };
 
 /// A path fails under load, with each error that blames the path: no request fails. It returns, and
 /// the next one fails.
-pub(super) fn one_fails_after_the_other(rig: &mut Rig) {
+pub(super) fn one_fails_after_the_other(rig: &mut TestRig) {
     let paths = rig.ground.paths();
     let statuses = Status::ALL.iter().filter(|status| status.fails_path());
     for (round, &status) in statuses.enumerate() {
@@ -28,7 +28,7 @@ pub(super) fn one_fails_after_the_other(rig: &mut Rig) {
 
 /// With no path left and nothing said about waiting, requests fail, each once, and none hangs; when
 /// a path returns all is served again. A write that failed may have been done.
-pub(super) fn all_fail(rig: &mut Rig) {
+pub(super) fn all_fail(rig: &mut TestRig) {
     let paths = rig.ground.paths();
     rig.message("fail_if_no_path");
     for _ in 0..2 {
@@ -36,12 +36,12 @@ pub(super) fn all_fail(rig: &mut Rig) {
         let sent = LOAD.submit(rig);
         for (handle, requests) in sent.into_iter().enumerate() {
             for (request, answer) in requests.iter().zip(rig.world.collect(handle)) {
-                let lane = !rig.is(Boundary::Nbd);
+                let lane = !rig.is(CheckingLayer::Nbd);
                 assert!(
                     answer.errno == EIO || lane && answer.errno == Status::Transport.errno(),
                     "{request:?} {answer:?}"
                 );
-                rig.model.perhaps(request);
+                rig.model.may_have_written(request);
             }
         }
         rig.ground.heal();
@@ -54,7 +54,7 @@ pub(super) fn all_fail(rig: &mut Rig) {
 
 /// With `queue_if_no_path` they wait instead, over a suspend that keeps them too, and are served
 /// when a path returns.
-pub(super) fn requests_wait_for_one(rig: &mut Rig) {
+pub(super) fn requests_wait_for_one(rig: &mut TestRig) {
     let paths = rig.ground.paths();
     let device = rig.mapped.clone().expect("paths belong to a mapped device");
     for round in 0..3 {

@@ -2,7 +2,7 @@
 //! suspends, resumes, reloads, changes that are called off, disks that hold back, paths that fail
 //! and return, clients that vanish.
 
-use crate::{Boundary, Request, Rig};
+use crate::{CheckingLayer, Request, TestRig};
 use rand::RngExt;
 use std::sync::Arc;
 use udm_core::errno::EINTR;
@@ -15,8 +15,8 @@ const ACTS: usize = 150;
 /// Requests of a handle that are not collected, at the most: each has a place of its own.
 const SLOTS: u64 = 40;
 
-struct Run<'a> {
-    rig: &'a mut Rig,
+struct RandomRun<'a> {
+    rig: &'a mut TestRig,
     device: Arc<MappedDevice>,
     /// By handle: what was sent and not collected.
     sent: Vec<Vec<Request>>,
@@ -48,7 +48,7 @@ fn tables(text: &str, block: u64) -> Vec<String> {
 
 /// No request fails, none is lost, none is doubled, and what was written is there; nothing hangs at
 /// the end.
-pub(super) fn in_any_order(rig: &mut Rig) {
+pub(super) fn in_any_order(rig: &mut TestRig) {
     let device = rig.mapped.clone().expect("the case needs a mapped device");
     let sent = vec![Vec::new(); rig.world.handles()];
     let paths = if rig.ground.paths().len() > 1 { rig.ground.paths() } else { Vec::new() };
@@ -57,7 +57,7 @@ pub(super) fn in_any_order(rig: &mut Rig) {
         rig.message("queue_if_no_path");
     }
     let tables = tables(&device.table_text(false), rig.facts.block());
-    let mut run = Run { rig, device, sent, change: None, holding: false, tables, paths, failed: 0 };
+    let mut run = RandomRun { rig, device, sent, change: None, holding: false, tables, paths, failed: 0 };
     for _ in 0..ACTS {
         run.act();
     }
@@ -73,7 +73,7 @@ pub(super) fn in_any_order(rig: &mut Rig) {
     run.rig.world.quiet();
 }
 
-impl Run<'_> {
+impl RandomRun<'_> {
     fn act(&mut self) {
         let handle = self.rig.rng.random_range(0..self.sent.len());
         match self.rig.rng.random_range(0..17) {
@@ -203,9 +203,9 @@ impl Run<'_> {
     /// All handles go, and new ones come: clients vanish with what they have in flight, lanes are
     /// closed when they are idle.
     fn away(&mut self) {
-        if self.rig.is(Boundary::Nbd) {
+        if self.rig.is(CheckingLayer::Nbd) {
             for request in self.sent.iter_mut().flat_map(std::mem::take) {
-                self.rig.model.perhaps(&request);
+                self.rig.model.may_have_written(&request);
             }
             self.rig.world.vanish();
         } else {

@@ -1,12 +1,12 @@
 //! Where requests may lie: at every start and length, at the end and beyond it, at marks where
 //! 32-bit numbers end.
 
-use crate::{Boundary, Request, Rig, Verdict};
+use crate::{CheckingLayer, ExpectedResult, Request, TestRig};
 use udm_core::{Op, Sectors};
 
 /// A device takes each range inside it that is aligned to its block, up to its longest (kernel:
 /// `bio_check_eod`, `queue_limits`).
-pub(super) fn every_start_and_length(rig: &mut Rig) {
+pub(super) fn every_start_and_length(rig: &mut TestRig) {
     let (block, room) = (rig.facts.block(), rig.room());
     let end = rig.facts.size() / block * block;
     let longest = rig.longest();
@@ -27,7 +27,7 @@ pub(super) fn every_start_and_length(rig: &mut Rig) {
 
 /// What ends behind the device is refused and changes nothing, not even the part in front of the
 /// end (kernel: EIO; NBD: ENOSPC or EINVAL).
-pub(super) fn beyond_the_end(rig: &mut Rig) {
+pub(super) fn beyond_the_end(rig: &mut TestRig) {
     let (block, end) = (rig.facts.block(), rig.facts.size() / rig.facts.block() * rig.facts.block());
     if rig.facts.can(Op::Write) {
         let write = rig.write(end - 4 * block, 4 * block);
@@ -46,7 +46,7 @@ pub(super) fn beyond_the_end(rig: &mut Rig) {
 }
 
 /// Nor does a range that wraps, in sectors or in bytes, come out at the front of the device.
-pub(super) fn that_wrap(rig: &mut Rig) {
+pub(super) fn that_wrap(rig: &mut TestRig) {
     let block = rig.facts.block();
     if rig.facts.can(Op::Write) {
         let write = rig.write(0, 8 * block);
@@ -59,7 +59,7 @@ pub(super) fn that_wrap(rig: &mut Rig) {
             rig.one(1, request);
         }
     }
-    if !rig.is(Boundary::Nbd) {
+    if !rig.is(CheckingLayer::Nbd) {
         for op in [Op::Discard, Op::WriteZeroes] {
             for length in [1 << 55, u64::MAX / block * block - block] {
                 let request = rig.request(op, block, length);
@@ -72,7 +72,7 @@ pub(super) fn that_wrap(rig: &mut Rig) {
 
 /// Positions are 64-bit all the way: on both sides of 2^32 bytes, 2^31 and 2^32 sectors, and of the
 /// largest power of two inside.
-pub(super) fn far_out(rig: &mut Rig) {
+pub(super) fn far_out(rig: &mut TestRig) {
     let (block, end) = (rig.facts.block(), rig.facts.size() / rig.facts.block() * rig.facts.block());
     let mut marks = vec![1 << 22, 1 << 23, 1 << 31, 1 << 32, 1 << 33, 1 << end.ilog2(), end - 8 * block];
     marks.retain(|mark| mark + 8 * block <= end);
@@ -99,7 +99,7 @@ pub(super) fn far_out(rig: &mut Rig) {
 
 /// What is not aligned to the logical block is refused with EINVAL (kernel), and nothing is
 /// written; over NBD it is served, to the byte.
-pub(super) fn not_aligned(rig: &mut Rig) {
+pub(super) fn not_aligned(rig: &mut TestRig) {
     let block = rig.facts.block();
     let ops = [Op::Read, Op::Write, Op::Discard, Op::WriteZeroes].into_iter();
     for op in ops.filter(|&op| rig.facts.can(op)).collect::<Vec<_>>() {
@@ -112,7 +112,7 @@ pub(super) fn not_aligned(rig: &mut Rig) {
 }
 
 /// An empty range is EINVAL, for a table and over NBD.
-pub(super) fn empty(rig: &mut Rig) {
+pub(super) fn empty(rig: &mut TestRig) {
     for op in [Op::Read, Op::Write, Op::Discard, Op::WriteZeroes] {
         for start in [0, rig.facts.block(), rig.facts.size()] {
             let request = rig.request(op, start, 0);
@@ -124,7 +124,7 @@ pub(super) fn empty(rig: &mut Rig) {
 
 /// A request of exactly the length that the limits name is served; a longer one is split by a
 /// table. Data is bounded to 2 MiB here.
-pub(super) fn longest(rig: &mut Rig) {
+pub(super) fn longest(rig: &mut TestRig) {
     let block = rig.facts.block();
     let size = rig.facts.size() / block * block;
     for op in [Op::Write, Op::Read, Op::WriteZeroes, Op::Discard, Op::Read] {
@@ -137,7 +137,7 @@ pub(super) fn longest(rig: &mut Rig) {
         for length in [max, max + block, max * 2, max * 3 + block, bound] {
             let length = length.min(bound) / block * block;
             let request = rig.request(op, 0, length);
-            if length > 0 && rig.facts.verdict(&request) != Verdict::Unasked {
+            if length > 0 && rig.facts.verdict(&request) != ExpectedResult::Unasked {
                 rig.one(0, request);
             }
         }

@@ -1,11 +1,11 @@
 //! Write-zeroes and discards.
 
-use crate::{Boundary, Request, Rig};
+use crate::{CheckingLayer, Request, TestRig};
 use udm_core::{BioFlags, Op};
 
 /// Writes `n` blocks around `at` and all else of the first part, so that there is something to
 /// lose.
-fn fill(rig: &mut Rig, sectors: u64) {
+fn fill(rig: &mut TestRig, sectors: u64) {
     let n = (64 * rig.facts.block()).min(rig.longest());
     for at in (0..sectors).step_by(n as usize) {
         let write = rig.write(at, n.min(sectors - at));
@@ -15,7 +15,7 @@ fn fill(rig: &mut Rig, sectors: u64) {
 
 /// A range of write-zeroes reads as zeroes, with its blocks kept or not, and its neighbours are as
 /// they were (kernel `REQ_OP_WRITE_ZEROES`).
-pub(super) fn read_as_zeroes(rig: &mut Rig) {
+pub(super) fn read_as_zeroes(rig: &mut TestRig) {
     let block = rig.facts.block();
     let longest = rig.facts.limits.max_write_zeroes.0.min(400 * block);
     for flags in [BioFlags::empty(), BioFlags::NOUNMAP, BioFlags::FUA, BioFlags::NOUNMAP | BioFlags::FUA] {
@@ -38,7 +38,7 @@ pub(super) fn read_as_zeroes(rig: &mut Rig) {
 
 /// Without the ability a lane says so and changes nothing; an NBD server writes the zeroes out,
 /// since it always offers them.
-pub(super) fn without_the_ability(rig: &mut Rig) {
+pub(super) fn without_the_ability(rig: &mut TestRig) {
     let block = rig.facts.block();
     fill(rig, 256 * block);
     for flags in [BioFlags::empty(), BioFlags::NOUNMAP] {
@@ -49,7 +49,7 @@ pub(super) fn without_the_ability(rig: &mut Rig) {
 
 /// A discarded range may read as anything; what is written there afterwards is what is read (kernel
 /// `REQ_OP_DISCARD`).
-pub(super) fn discard_then_write(rig: &mut Rig) {
+pub(super) fn discard_then_write(rig: &mut TestRig) {
     let block = rig.facts.block();
     let longest = rig.facts.limits.max_discard.0 / block * block;
     fill(rig, 256 * block);
@@ -68,7 +68,7 @@ pub(super) fn discard_then_write(rig: &mut Rig) {
 
 /// A discard touches nothing outside its range, wherever its ends lie within pages, holes, chunks
 /// and erase blocks.
-pub(super) fn discard_odd_ends(rig: &mut Rig) {
+pub(super) fn discard_odd_ends(rig: &mut TestRig) {
     let block = rig.facts.block();
     let longest = rig.facts.limits.max_discard.0 / block * block;
     for (start, n) in [(1, 1), (7, 2), (9, 15), (15, 130), (3, 333), (8, 8), (0, 127)] {
@@ -76,7 +76,7 @@ pub(super) fn discard_odd_ends(rig: &mut Rig) {
         rig.one(1, Request::new(Op::Discard, start * block, (n * block).min(longest)));
         rig.verify(0, 0, 512 * block);
     }
-    if rig.is(Boundary::Table) {
+    if rig.is(CheckingLayer::Table) {
         // Longer than any device below takes at once.
         fill(rig, rig.room());
         rig.one(0, Request::new(Op::Discard, block, rig.room() - 2 * block));
@@ -85,7 +85,7 @@ pub(super) fn discard_odd_ends(rig: &mut Rig) {
 }
 
 /// Without the ability a discard is refused and nothing has changed.
-pub(super) fn discard_without(rig: &mut Rig) {
+pub(super) fn discard_without(rig: &mut TestRig) {
     let block = rig.facts.block();
     fill(rig, 64 * block);
     rig.one(0, Request::new(Op::Discard, 3 * block, 30 * block));

@@ -20,7 +20,7 @@ use udm_wire::nbd::{
 
 /// A request on its way, by cookie.
 #[derive(Default)]
-struct Pending {
+struct PendingRequest {
     offset: u64,
     /// What a read is to bring, in bytes; 0 for all others.
     len: usize,
@@ -30,11 +30,11 @@ struct Pending {
     error: u32,
 }
 
-type Open = Arc<Mutex<HashMap<u64, Pending>>>;
+type PendingRequests = Arc<Mutex<HashMap<u64, PendingRequest>>>;
 
-pub(super) struct Client {
+pub(super) struct NbdTestClient {
     stream: UnixStream,
-    open: Open,
+    open: PendingRequests,
     news: Receiver<(u64, Answer)>,
     reader: Option<JoinHandle<()>>,
     given: u64,
@@ -43,18 +43,18 @@ pub(super) struct Client {
     pub(super) infos: Vec<Info>,
 }
 
-impl Client {
+impl NbdTestClient {
     /// A client of the default export over `stream`, with structured replies or simple ones.
-    pub(super) fn new(mut stream: UnixStream, structured: bool) -> Client {
+    pub(super) fn new(mut stream: UnixStream, structured: bool) -> NbdTestClient {
         stream.set_read_timeout(Some(HANG)).expect("a time-out");
         stream.set_write_timeout(Some(HANG)).expect("a time-out");
         let infos = handshake(&mut stream, structured);
         stream.set_read_timeout(None).expect("no time-out");
-        let (open, (sender, news)) = (Open::default(), channel());
+        let (open, (sender, news)) = (PendingRequests::default(), channel());
         let (socket, theirs) = (stream.try_clone().expect("a second descriptor"), open.clone());
         let reader = std::thread::spawn(move || read_replies(socket, structured, &theirs, &sender));
         let answers = BTreeMap::new();
-        Client { stream, open, news, reader: Some(reader), given: 0, collected: 0, answers, infos }
+        NbdTestClient { stream, open, news, reader: Some(reader), given: 0, collected: 0, answers, infos }
     }
 
     /// A pair of sockets: the client's, and the one that the server adopts.
@@ -70,7 +70,7 @@ impl Client {
         let len = u32::try_from(request.sectors * SECTOR_SIZE).expect("a length that NBD can say");
         let (command, flags) = words(request);
         let read = if request.op == Op::Read { len as usize } else { 0 };
-        let pending = Pending { offset, len: read, data: vec![0; read], ..Pending::default() };
+        let pending = PendingRequest { offset, len: read, data: vec![0; read], ..PendingRequest::default() };
         self.open.lock().unwrap_or_else(PoisonError::into_inner).insert(cookie, pending);
         let mut bytes = WireRequest { flags, command, cookie, offset, len }.encode().to_vec();
         if request.op == Op::Write {
@@ -94,7 +94,7 @@ impl Client {
         }
     }
 
-    fn hear(&mut self, patience: Duration) -> bool {
+    fn receive(&mut self, patience: Duration) -> bool {
         match self.news.recv_timeout(patience) {
             Ok((cookie, answer)) => {
                 assert!(self.answers.insert(cookie, answer).is_none(), "answered twice");
@@ -120,12 +120,12 @@ impl Client {
 
     /// Takes what is there.
     pub(super) fn look(&mut self) {
-        while self.hear(Duration::ZERO) {}
+        while self.receive(Duration::ZERO) {}
     }
 
     pub(super) fn collect(&mut self) -> Vec<Answer> {
         while self.in_flight() > 0 {
-            assert!(self.hear(HANG), "hung: {} requests", self.in_flight());
+            assert!(self.receive(HANG), "hung: {} requests", self.in_flight());
         }
         self.collected = self.given;
         std::mem::take(&mut self.answers).into_values().collect()
@@ -158,7 +158,7 @@ impl Client {
     }
 }
 
-impl Drop for Client {
+impl Drop for NbdTestClient {
     /// Vanishes, with whatever is in flight.
     fn drop(&mut self) {
         let _ = self.stream.shutdown(std::net::Shutdown::Both);
@@ -214,7 +214,12 @@ fn handshake(stream: &mut UnixStream, structured: bool) -> Vec<Info> {
 }
 
 /// The reader's thread: until the end of the stream.
-fn read_replies(mut stream: UnixStream, structured: bool, open: &Open, news: &Sender<(u64, Answer)>) {
+fn read_replies(
+    mut stream: UnixStream,
+    structured: bool,
+    open: &PendingRequests,
+    news: &Sender<(u64, Answer)>,
+) {
     let mut head = Vec::new();
     let mut byte = [0; 4];
     loop {
@@ -257,12 +262,12 @@ fn read_replies(mut stream: UnixStream, structured: bool, open: &Open, news: &Se
     }
 }
 
-fn with<R>(open: &Open, cookie: u64, f: impl FnOnce(&mut Pending) -> R) -> R {
+fn with<R>(open: &PendingRequests, cookie: u64, f: impl FnOnce(&mut PendingRequest) -> R) -> R {
     let mut open = open.lock().unwrap_or_else(PoisonError::into_inner);
     f(open.get_mut(&cookie).unwrap_or_else(|| panic!("a reply to cookie {cookie:#x}, which is not open")))
 }
 
-fn take_chunk(pending: &mut Pending, header: ChunkHeader, payload: &[u8]) {
+fn take_chunk(pending: &mut PendingRequest, header: ChunkHeader, payload: &[u8]) {
     let place = |offset: u64, len: usize| {
         let at = offset.checked_sub(pending.offset).expect("data in front of the read") as usize;
         assert!(at + len <= pending.len, "data behind the read");

@@ -1,9 +1,9 @@
 //! Two cores, each a thread with a ring, in library mode: the caller's thread gives them requests
 //! and commands. The memory of the requests is their own, or shared.
 
-use super::{HANG, World};
-use crate::driver::Driver;
-use crate::{Answer, Facts, Request};
+use super::{DeviceWorld, HANG};
+use crate::lane_driver::LaneDriver;
+use crate::{Answer, DeviceFacts, Request};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
@@ -16,7 +16,7 @@ use udm_runtime::{Cluster, CoreOptions, LocalCore};
 const CORES: usize = 2;
 
 /// What a core is asked.
-enum Job {
+enum CoreJob {
     Requests(Vec<Request>),
     Reopen,
     Quiet,
@@ -24,39 +24,39 @@ enum Job {
 }
 
 /// What a core says.
-enum News {
+enum CoreReply {
     Answer(u64, Answer),
     /// The lane is open, is quiet, or is closed.
     Done,
 }
 
-struct Core {
-    jobs: Sender<Job>,
-    news: Receiver<News>,
+struct CoreThread {
+    jobs: Sender<CoreJob>,
+    news: Receiver<CoreReply>,
     thread: Option<JoinHandle<()>>,
     given: u64,
     collected: u64,
     answers: BTreeMap<u64, Answer>,
 }
 
-pub(super) struct Threads {
+pub(super) struct ThreadedWorld {
     cluster: Arc<Cluster>,
     /// Of no device: a command for it wakes the cores and does nothing.
     nobody: DeviceId,
-    facts: Facts,
-    cores: Vec<Core>,
+    facts: DeviceFacts,
+    cores: Vec<CoreThread>,
 }
 
-impl Threads {
-    pub(super) fn new(device: &Arc<dyn Device>, facts: Facts, foreign: bool) -> Threads {
+impl ThreadedWorld {
+    pub(super) fn new(device: &Arc<dyn Device>, facts: DeviceFacts, foreign: bool) -> ThreadedWorld {
         let cluster = Cluster::new(CORES).expect("a cluster");
-        let cores = (0..CORES).map(|core| Core::start(&cluster, core, device, foreign)).collect();
-        let mut threads = Threads { cluster, nobody: DeviceId::new(), facts, cores };
-        threads.cores.iter_mut().for_each(Core::done);
+        let cores = (0..CORES).map(|core| CoreThread::start(&cluster, core, device, foreign)).collect();
+        let mut threads = ThreadedWorld { cluster, nobody: DeviceId::new(), facts, cores };
+        threads.cores.iter_mut().for_each(CoreThread::done);
         threads
     }
 
-    fn ask(&self, core: usize, job: Job) {
+    fn ask(&self, core: usize, job: CoreJob) {
         // A core that panicked is met when it is listened to.
         let _ = self.cores[core].jobs.send(job);
         self.cluster.broadcast(self.nobody, LaneCommand::Kick);
@@ -73,15 +73,15 @@ impl Threads {
     }
 }
 
-impl Core {
-    fn start(cluster: &Arc<Cluster>, core: usize, device: &Arc<dyn Device>, foreign: bool) -> Core {
+impl CoreThread {
+    fn start(cluster: &Arc<Cluster>, core: usize, device: &Arc<dyn Device>, foreign: bool) -> CoreThread {
         let ((jobs, job_box), (news_box, news)) = (channel(), channel());
         let (cluster, device) = (cluster.clone(), device.clone());
         let thread = std::thread::spawn(move || work(&cluster, core, device, foreign, &job_box, &news_box));
-        Core { jobs, news, thread: Some(thread), given: 0, collected: 0, answers: BTreeMap::new() }
+        CoreThread { jobs, news, thread: Some(thread), given: 0, collected: 0, answers: BTreeMap::new() }
     }
 
-    fn hear(&mut self, patience: Duration) -> Option<News> {
+    fn receive(&mut self, patience: Duration) -> Option<CoreReply> {
         match self.news.recv_timeout(patience) {
             Ok(news) => Some(news),
             Err(RecvTimeoutError::Timeout) => None,
@@ -97,19 +97,19 @@ impl Core {
         }
     }
 
-    fn answered(&mut self, news: News) -> bool {
+    fn answered(&mut self, news: CoreReply) -> bool {
         match news {
-            News::Answer(tag, answer) => {
+            CoreReply::Answer(tag, answer) => {
                 assert!(self.answers.insert(tag, answer).is_none(), "answered twice");
                 false
             }
-            News::Done => true,
+            CoreReply::Done => true,
         }
     }
 
     fn done(&mut self) {
         loop {
-            let news = self.hear(HANG).expect("hung: a lane does not open, come to rest or close");
+            let news = self.receive(HANG).expect("hung: a lane does not open, come to rest or close");
             if self.answered(news) {
                 return;
             }
@@ -127,26 +127,26 @@ fn work(
     core: usize,
     device: Arc<dyn Device>,
     foreign: bool,
-    jobs: &Receiver<Job>,
-    news: &Sender<News>,
+    jobs: &Receiver<CoreJob>,
+    news: &Sender<CoreReply>,
 ) {
     let mut local = LocalCore::attach(cluster, CoreId(core as u16), CoreOptions::default()).expect("a core");
     let open = |cx: &mut Cx<'_>| {
-        Driver::open(&device, foreign, cx).unwrap_or_else(|e| panic!("not to be opened: {e}"))
+        LaneDriver::open(&device, foreign, cx).unwrap_or_else(|e| panic!("not to be opened: {e}"))
     };
     let mut driver = local.turn(open);
-    let _ = news.send(News::Done);
+    let _ = news.send(CoreReply::Done);
     let mut answers = Vec::new();
-    let mut resting: Option<Job> = None;
+    let mut resting: Option<CoreJob> = None;
     loop {
         let moved = local.turn(|cx| driver.turn(&mut answers, cx));
         for (tag, answer) in answers.drain(..) {
-            let _ = news.send(News::Answer(tag, answer));
+            let _ = news.send(CoreReply::Answer(tag, answer));
         }
         // Looked at behind the turn, which takes the letter that announces a job: one that comes
         // later has a letter that ends `park`.
         match jobs.try_recv() {
-            Ok(Job::Requests(requests)) => {
+            Ok(CoreJob::Requests(requests)) => {
                 local.turn(|cx| driver.give(requests, cx.now()));
                 continue;
             }
@@ -160,18 +160,18 @@ fn work(
         // In library mode whoever drives the lane polls it for as long as it is busy.
         let at_rest = driver.in_flight() == 0 && !driver.is_busy();
         match if at_rest { resting.take() } else { None } {
-            Some(Job::Close) => break,
-            Some(Job::Reopen) => {
+            Some(CoreJob::Close) => break,
+            Some(CoreJob::Reopen) => {
                 drop(driver);
                 driver = local.turn(open);
-                let _ = news.send(News::Done);
+                let _ = news.send(CoreReply::Done);
             }
             Some(_) => {
                 for _ in 0..3 {
                     let moved = local.turn(|cx| driver.turn(&mut answers, cx));
                     assert!(!moved && answers.is_empty(), "an idle lane returned something");
                 }
-                let _ = news.send(News::Done);
+                let _ = news.send(CoreReply::Done);
             }
             None => local.park(),
         }
@@ -179,11 +179,11 @@ fn work(
     drop(driver);
     drop(device);
     drop(local);
-    let _ = news.send(News::Done);
+    let _ = news.send(CoreReply::Done);
 }
 
-impl World for Threads {
-    fn facts(&self) -> &Facts {
+impl DeviceWorld for ThreadedWorld {
+    fn facts(&self) -> &DeviceFacts {
         &self.facts
     }
 
@@ -193,13 +193,13 @@ impl World for Threads {
 
     fn submit(&mut self, handle: usize, requests: Vec<Request>) {
         self.cores[handle].given += requests.len() as u64;
-        self.ask(handle, Job::Requests(requests));
+        self.ask(handle, CoreJob::Requests(requests));
     }
 
     fn collect(&mut self, handle: usize) -> Vec<Answer> {
         let core = &mut self.cores[handle];
         while core.open_requests() > 0 {
-            let Some(news) = core.hear(HANG) else { panic!("hung: {} requests", core.open_requests()) };
+            let Some(news) = core.receive(HANG) else { panic!("hung: {} requests", core.open_requests()) };
             core.answered(news);
         }
         core.collected = core.given;
@@ -209,7 +209,7 @@ impl World for Threads {
     fn settle(&mut self) -> usize {
         std::thread::sleep(Duration::from_millis(20));
         for core in &mut self.cores {
-            while let Some(news) = core.hear(Duration::ZERO) {
+            while let Some(news) = core.receive(Duration::ZERO) {
                 core.answered(news);
             }
         }
@@ -233,7 +233,7 @@ impl World for Threads {
     }
 
     fn reopen(&mut self) {
-        (0..CORES).for_each(|core| self.ask(core, Job::Reopen));
+        (0..CORES).for_each(|core| self.ask(core, CoreJob::Reopen));
         self.cores.iter_mut().for_each(|core| {
             core.done();
             (core.given, core.collected) = (0, 0);
@@ -241,12 +241,12 @@ impl World for Threads {
     }
 
     fn quiet(&mut self) {
-        (0..CORES).for_each(|core| self.ask(core, Job::Quiet));
-        self.cores.iter_mut().for_each(Core::done);
+        (0..CORES).for_each(|core| self.ask(core, CoreJob::Quiet));
+        self.cores.iter_mut().for_each(CoreThread::done);
     }
 
     fn close(&mut self) {
-        (0..CORES).for_each(|core| self.ask(core, Job::Close));
+        (0..CORES).for_each(|core| self.ask(core, CoreJob::Close));
         for core in &mut self.cores {
             core.done();
             if let Some(Err(panic)) = core.thread.take().map(JoinHandle::join) {
@@ -256,7 +256,7 @@ impl World for Threads {
     }
 }
 
-impl Drop for Threads {
+impl Drop for ThreadedWorld {
     fn drop(&mut self) {
         // After a failure elsewhere: the threads see that nobody asks any more.
         for core in &mut self.cores {

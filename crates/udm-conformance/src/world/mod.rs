@@ -9,7 +9,7 @@ mod cores;
 mod nbd;
 mod stepped;
 
-use crate::{Answer, Boundary, Facts, Fresh, Request};
+use crate::{Answer, CheckingLayer, DeviceFacts, InitialContent, Request};
 use std::sync::Arc;
 use std::time::Duration;
 use udm_core::{Device, LaneCommand};
@@ -19,12 +19,12 @@ use udm_dm::Change;
 pub const HANG: Duration = Duration::from_secs(30);
 
 /// Something to do with a world.
-pub type Then = Box<dyn FnOnce(&mut dyn World)>;
+pub type WorldAction = Box<dyn FnOnce(&mut dyn DeviceWorld)>;
 
 /// A device in use.
-pub trait World {
+pub trait DeviceWorld {
     /// What is known of it.
-    fn facts(&self) -> &Facts;
+    fn facts(&self) -> &DeviceFacts;
 
     /// How many handles there are. At least 2.
     fn handles(&self) -> usize;
@@ -56,12 +56,12 @@ pub trait World {
 
     /// All clients vanish with what they have in flight, `then` happens, and when all is forgotten
     /// new clients come. Only where handles are clients.
-    fn vanish_and(&mut self, then: Then) {
+    fn vanish_and(&mut self, then: WorldAction) {
         let _ = then;
         unreachable!("a lane is not dropped with requests in flight");
     }
 
-    /// As [`World::vanish_and`], with nothing in between.
+    /// As [`DeviceWorld::vanish_and`], with nothing in between.
     fn vanish(&mut self) {
         self.vanish_and(Box::new(|_| {}));
     }
@@ -80,7 +80,7 @@ pub trait World {
 
 /// Which world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum WorldKind {
     /// Two cores on the calling thread, no ring: what has to be woken is woken when it asked for it
     /// and not otherwise.
     Stepped,
@@ -96,45 +96,53 @@ pub enum Kind {
     Moved,
 }
 
-impl Kind {
+impl WorldKind {
     /// All of them.
-    pub const ALL: [Kind; 5] = [Kind::Stepped, Kind::Cores, Kind::Foreign, Kind::Nbd, Kind::Moved];
+    pub const ALL: [WorldKind; 5] =
+        [WorldKind::Stepped, WorldKind::Cores, WorldKind::Foreign, WorldKind::Nbd, WorldKind::Moved];
 
     /// Its name in the names of tests.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Kind::Stepped => "stepped",
-            Kind::Cores => "cores",
-            Kind::Foreign => "foreign",
-            Kind::Nbd => "nbd",
-            Kind::Moved => "moved",
+            WorldKind::Stepped => "stepped",
+            WorldKind::Cores => "cores",
+            WorldKind::Foreign => "foreign",
+            WorldKind::Nbd => "nbd",
+            WorldKind::Moved => "moved",
         }
     }
 
     /// True where the handles are clients of a server.
     #[must_use]
     pub fn is_served(self) -> bool {
-        matches!(self, Kind::Nbd | Kind::Moved)
+        matches!(self, WorldKind::Nbd | WorldKind::Moved)
     }
 
     /// Opens `device` in such a world.
     #[must_use]
-    pub fn open(self, device: &Arc<dyn Device>, facts: Facts) -> Box<dyn World> {
+    pub fn open(self, device: &Arc<dyn Device>, facts: DeviceFacts) -> Box<dyn DeviceWorld> {
         match self {
-            Kind::Stepped => Box::new(stepped::Stepped::new(device, facts)),
-            Kind::Cores | Kind::Foreign => {
-                Box::new(cores::Threads::new(device, facts, self == Kind::Foreign))
+            WorldKind::Stepped => Box::new(stepped::SteppedWorld::new(device, facts)),
+            WorldKind::Cores | WorldKind::Foreign => {
+                Box::new(cores::ThreadedWorld::new(device, facts, self == WorldKind::Foreign))
             }
-            Kind::Nbd | Kind::Moved => Box::new(nbd::Nbd::new(device, facts, self == Kind::Moved)),
+            WorldKind::Nbd | WorldKind::Moved => {
+                Box::new(nbd::NbdWorld::new(device, facts, self == WorldKind::Moved))
+            }
         }
     }
 }
 
 /// What is known of `device` when it is used by its lanes.
 #[must_use]
-pub fn lane_facts(device: &dyn Device, boundary: Boundary, fresh: Fresh, atom: usize) -> Facts {
-    Facts { limits: device.limits(), boundary, fresh, atom, flags: udm_core::BioFlags::all() }
+pub fn lane_facts(
+    device: &dyn Device,
+    boundary: CheckingLayer,
+    fresh: InitialContent,
+    atom: usize,
+) -> DeviceFacts {
+    DeviceFacts { limits: device.limits(), boundary, fresh, atom, flags: udm_core::BioFlags::all() }
 }
 
 /// Cores of which none has opened anything yet: each command is answered at once.

@@ -2,9 +2,9 @@
 //! core, one on the other; some with structured replies, some with simple ones. They may be
 //! *moved*: then each goes on on the other core whenever something is asked or waited for.
 
-use super::client::Client;
-use super::{HANG, Then, World};
-use crate::{Answer, Boundary, Facts, Request};
+use super::client::NbdTestClient;
+use super::{DeviceWorld, HANG, WorldAction};
+use crate::{Answer, CheckingLayer, DeviceFacts, Request};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use udm_core::{BioFlags, Device, SECTOR_SIZE, Sectors};
@@ -15,19 +15,19 @@ use udm_wire::nbd::{ExportFlags, Info};
 
 const CLIENTS: usize = 3;
 
-pub(super) struct Nbd {
+pub(super) struct NbdWorld {
     runtime: Option<Runtime>,
     server: Option<NbdServer>,
-    clients: Vec<Client>,
+    clients: Vec<NbdTestClient>,
     /// What the server had taken in before these clients came, and what they have sent.
     taken_before: u64,
     sent: u64,
     moved: bool,
-    facts: Facts,
+    facts: DeviceFacts,
 }
 
-impl Nbd {
-    pub(super) fn new(device: &Arc<dyn Device>, facts: Facts, moved: bool) -> Nbd {
+impl NbdWorld {
+    pub(super) fn new(device: &Arc<dyn Device>, facts: DeviceFacts, moved: bool) -> NbdWorld {
         let spin_max = Duration::from_micros(20);
         let options = RuntimeOptions { cpus: vec![None; 2], poll: false, spin_max };
         let runtime = Runtime::start(&options).expect("two cores");
@@ -36,7 +36,7 @@ impl Nbd {
         exports.add(export).expect("the first export");
         let server = NbdServer::start(runtime.cluster(), exports, ServerOptions::default(), &[]);
         let server = server.expect("a server without listeners");
-        let mut nbd = Nbd {
+        let mut nbd = NbdWorld {
             runtime: Some(runtime),
             server: Some(server),
             clients: Vec::new(),
@@ -46,19 +46,19 @@ impl Nbd {
             facts,
         };
         nbd.connect();
-        nbd.facts = told(&nbd.facts, &nbd.clients[0].infos);
+        nbd.facts = negotiated_facts(&nbd.facts, &nbd.clients[0].infos);
         nbd
     }
 
     fn connect(&mut self) {
         let server = self.server.as_ref().expect("connections are made while there is a server");
         for n in 0..CLIENTS {
-            let (ours, theirs) = Client::pair();
+            let (ours, theirs) = NbdTestClient::pair();
             server.adopt(theirs).expect("room for a client");
-            self.clients.push(Client::new(ours, n % 2 == 0));
+            self.clients.push(NbdTestClient::new(ours, n % 2 == 0));
         }
         let same = self.clients.iter().all(|client| {
-            let geometry = |infos: &[Info]| told(&self.facts, infos).limits;
+            let geometry = |infos: &[Info]| negotiated_facts(&self.facts, infos).limits;
             geometry(&client.infos) == geometry(&self.clients[0].infos)
         });
         assert!(same, "all clients are told the same");
@@ -116,9 +116,9 @@ impl Nbd {
 }
 
 /// The facts of the device below, as the handshake changes them.
-fn told(below: &Facts, infos: &[Info]) -> Facts {
+fn negotiated_facts(below: &DeviceFacts, infos: &[Info]) -> DeviceFacts {
     let mut facts = below.clone();
-    facts.boundary = Boundary::Nbd;
+    facts.boundary = CheckingLayer::Nbd;
     facts.flags = BioFlags::FUA | BioFlags::NOUNMAP;
     for info in infos {
         match info {
@@ -145,8 +145,8 @@ fn told(below: &Facts, infos: &[Info]) -> Facts {
     facts
 }
 
-impl World for Nbd {
-    fn facts(&self) -> &Facts {
+impl DeviceWorld for NbdWorld {
+    fn facts(&self) -> &DeviceFacts {
         &self.facts
     }
 
@@ -170,8 +170,8 @@ impl World for Nbd {
 
     fn settle(&mut self) -> usize {
         std::thread::sleep(Duration::from_millis(20));
-        self.clients.iter_mut().for_each(Client::look);
-        self.clients.iter().map(Client::in_flight).sum()
+        self.clients.iter_mut().for_each(NbdTestClient::look);
+        self.clients.iter().map(NbdTestClient::in_flight).sum()
     }
 
     fn change(&mut self, mut change: Change) -> Result<(), TargetError> {
@@ -191,7 +191,7 @@ impl World for Nbd {
         change.cancel(&*cluster);
     }
 
-    fn vanish_and(&mut self, then: Then) {
+    fn vanish_and(&mut self, then: WorldAction) {
         // A client's drop closes its socket and waits for nothing of the server.
         self.clients.clear();
         then(self);
@@ -200,7 +200,7 @@ impl World for Nbd {
     }
 
     fn reopen(&mut self) {
-        self.clients.drain(..).for_each(Client::leave);
+        self.clients.drain(..).for_each(NbdTestClient::leave);
         self.wait_for(0);
         self.connect();
     }
@@ -216,7 +216,7 @@ impl World for Nbd {
             self.wait_until_taken();
             let mut last = self.clients.pop().expect("the third");
             drop(self.clients.pop());
-            self.clients.drain(..).for_each(Client::leave);
+            self.clients.drain(..).for_each(NbdTestClient::leave);
             if let (Some(server), Some(runtime)) = (self.server.take(), self.runtime.take()) {
                 server.stop();
                 runtime.stop();
@@ -227,7 +227,7 @@ impl World for Nbd {
     }
 }
 
-impl Drop for Nbd {
+impl Drop for NbdWorld {
     fn drop(&mut self) {
         // After a failure elsewhere. Requests may be held for good, so the cores are left to
         // themselves.

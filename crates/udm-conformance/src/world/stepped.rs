@@ -2,9 +2,9 @@
 //! moved on it, after a command, and when the time has come that one of its lanes asked for, as the
 //! runtime does it; a lane that waits and asks for nothing is found out.
 
-use super::World;
-use crate::driver::Driver;
-use crate::{Answer, Facts, Request};
+use super::DeviceWorld;
+use crate::lane_driver::LaneDriver;
+use crate::{Answer, DeviceFacts, Request};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use udm_core::{Cores, Device, Nanos};
@@ -17,11 +17,11 @@ const CORES: usize = 2;
 /// millisecond at the most.
 const TURNS_MAX: usize = 20_000;
 
-pub(super) struct Stepped {
+pub(super) struct SteppedWorld {
     world: TestWorld,
     device: Arc<dyn Device>,
-    facts: Facts,
-    drivers: Vec<Driver>,
+    facts: DeviceFacts,
+    drivers: Vec<LaneDriver>,
     /// When each core wants its next turn.
     due: Vec<Nanos>,
     answers: Vec<BTreeMap<u64, Answer>>,
@@ -29,11 +29,11 @@ pub(super) struct Stepped {
     first: Vec<u64>,
 }
 
-impl Stepped {
-    pub(super) fn new(device: &Arc<dyn Device>, facts: Facts) -> Stepped {
+impl SteppedWorld {
+    pub(super) fn new(device: &Arc<dyn Device>, facts: DeviceFacts) -> SteppedWorld {
         let mut world = TestWorld::new(CORES);
         world.now = Nanos(1_000_000);
-        let mut stepped = Stepped {
+        let mut stepped = SteppedWorld {
             world,
             device: device.clone(),
             facts,
@@ -49,13 +49,13 @@ impl Stepped {
     fn open(&mut self) {
         for core in 0..CORES {
             let device = &self.device;
-            let driver = self.world.turn(core, |cx| Driver::open(device, false, cx));
+            let driver = self.world.turn(core, |cx| LaneDriver::open(device, false, cx));
             self.drivers.push(driver.unwrap_or_else(|e| panic!("core {core} can't open the device: {e}")));
         }
     }
 
     fn in_flight(&self) -> usize {
-        self.drivers.iter().map(Driver::in_flight).sum()
+        self.drivers.iter().map(LaneDriver::in_flight).sum()
     }
 
     /// One turn of each core that is due; time moves on to the next when none is. False when nobody
@@ -96,8 +96,8 @@ impl Stepped {
     }
 }
 
-impl World for Stepped {
-    fn facts(&self) -> &Facts {
+impl DeviceWorld for SteppedWorld {
+    fn facts(&self) -> &DeviceFacts {
         &self.facts
     }
 
@@ -194,7 +194,7 @@ impl World for Stepped {
 
     fn close(&mut self) {
         for _ in 0..TURNS_MAX {
-            if !self.drivers.iter().any(Driver::is_busy) {
+            if !self.drivers.iter().any(LaneDriver::is_busy) {
                 break;
             }
             self.kick();

@@ -29,7 +29,7 @@ pub const DATA: usize = 4096;
 const RECV: u64 = 0;
 
 /// See the module.
-pub struct SharedFront {
+pub struct SharedMemoryFrontEnd {
     map: Arc<SharedMap>,
     fd: Arc<OwnedFd>,
     device: Arc<dyn Device>,
@@ -47,8 +47,8 @@ pub struct SharedFront {
     ops: Vec<Done>,
 }
 
-impl SharedFront {
-    pub fn new(map: Arc<SharedMap>, fd: OwnedFd, device: Arc<dyn Device>) -> SharedFront {
+impl SharedMemoryFrontEnd {
+    pub fn new(map: Arc<SharedMap>, fd: OwnedFd, device: Arc<dyn Device>) -> SharedMemoryFrontEnd {
         let bios = (0..SLOTS).map(|_| {
             let mut bio = Bio::new();
             bio.data = Foreign::new(&map, DATA, 0).expect("an empty range").into();
@@ -56,7 +56,7 @@ impl SharedFront {
         });
         let (bios, limits) = (bios.collect(), device.limits());
         let fd = Arc::new(fd);
-        SharedFront {
+        SharedMemoryFrontEnd {
             map,
             fd,
             device,
@@ -159,7 +159,7 @@ impl SharedFront {
     }
 }
 
-impl FrontEnd for SharedFront {
+impl FrontEnd for SharedMemoryFrontEnd {
     fn gather(&mut self, cx: &mut FrontCx<'_, '_>) {
         if self.slot.is_none() && !self.over {
             self.slot = cx.open(&self.device).ok();

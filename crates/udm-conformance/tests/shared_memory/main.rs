@@ -7,16 +7,16 @@
 mod front_end;
 mod peer;
 
-use front_end::SharedFront;
+use front_end::SharedMemoryFrontEnd;
 use libtest_mimic::{Arguments, Failed, Trial};
-use peer::{Disk, SHARED};
+use peer::{DiskGeometry, SHARED};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
-use udm_conformance::{Fresh, Kind, SUBJECTS, Subject};
+use udm_conformance::{DEVICES_UNDER_TEST, DeviceUnderTest, InitialContent, WorldKind};
 use udm_core::{CoreId, SharedMap};
 use udm_runtime::{Runtime, RuntimeOptions};
 
@@ -28,27 +28,28 @@ fn main() {
         && child == CHILD
     {
         let number = |i: usize| numbers[i].parse().expect("a number");
-        return peer::run(mode, Disk { sectors: number(0), block: number(1), max: number(2) });
+        return peer::run(mode, DiskGeometry { sectors: number(0), block: number(1), max: number(2) });
     }
     let args = Arguments::from_args();
-    let (there, absent): (Vec<&Subject>, Vec<&Subject>) =
-        SUBJECTS.iter().partition(|subject| subject.missing(Kind::Foreign).is_none());
+    let (there, absent): (Vec<&DeviceUnderTest>, Vec<&DeviceUnderTest>) =
+        DEVICES_UNDER_TEST.iter().partition(|subject| subject.missing(WorldKind::Foreign).is_none());
     let mut trials: Vec<Trial> =
         there.into_iter().map(|subject| Trial::test(subject.name, move || serve(subject))).collect();
-    let skip =
-        |s: &Subject| format!("{} (skipped: {})", s.name, s.missing(Kind::Foreign).unwrap_or_default());
+    let skip = |s: &DeviceUnderTest| {
+        format!("{} (skipped: {})", s.name, s.missing(WorldKind::Foreign).unwrap_or_default())
+    };
     trials.extend(absent.into_iter().map(|s| Trial::test(skip(s), || Ok(())).with_ignored_flag(true)));
     libtest_mimic::run(&args, trials).exit();
 }
 
 /// All kinds of peers of one device, one after the other, on one server.
-fn serve(subject: &Subject) -> Result<(), Failed> {
-    let made = subject.make(Kind::Foreign);
+fn serve(subject: &DeviceUnderTest) -> Result<(), Failed> {
+    let made = subject.make(WorldKind::Foreign);
     let spin_max = Duration::from_micros(20);
     let runtime = Runtime::start(&RuntimeOptions { cpus: vec![None; 2], poll: false, spin_max })?;
     let limits = made.device.limits();
     // What keeps nothing, or can't be written, has no honest peer.
-    let keeps = made.facts.fresh == Fresh::Zeroes && !limits.read_only;
+    let keeps = made.facts.fresh == InitialContent::Zeroes && !limits.read_only;
     let modes: &[&str] = if keeps {
         &["honest", "scribbling", "hostile", "vanishing", "honest"]
     } else {
@@ -62,7 +63,7 @@ fn serve(subject: &Subject) -> Result<(), Failed> {
         let map = Arc::new(SharedMap::of_memfd(&memfd, SHARED)?);
         let (ours, theirs) = UnixStream::pair()?;
         let device = Arc::clone(&made.device);
-        let make = move || Box::new(SharedFront::new(map, ours.into(), device)) as _;
+        let make = move || Box::new(SharedMemoryFrontEnd::new(map, ours.into(), device)) as _;
         runtime.attach(CoreId((n % 2) as u16), Box::new(make));
         let sectors = limits.size.0.min(4096);
         let numbers = [sectors, u64::from(limits.logical_block) / 512, max].map(|n| n.to_string());

@@ -17,33 +17,33 @@ const ROOM: usize = 128 << 10;
 pub const SHARED: usize = DATA + SLOTS as usize * ROOM;
 
 /// What is known of the device.
-pub struct Disk {
+pub struct DiskGeometry {
     pub sectors: u64,
     pub block: u64,
     pub max: u64,
 }
 
-struct Peer {
+struct SharedMemoryPeer {
     map: SharedMap,
     tail: u64,
-    disk: Disk,
+    disk: DiskGeometry,
     rng: SmallRng,
 }
 
 /// Does as `mode` says, and panics where it is served wrongly.
-pub fn run(mode: &str, disk: Disk) {
+pub fn run(mode: &str, disk: DiskGeometry) {
     let map = SharedMap::of_memfd(stdout(), SHARED).expect("the memory");
-    let mut peer = Peer { map, tail: 0, disk, rng: SmallRng::seed_from_u64(7) };
+    let mut peer = SharedMemoryPeer { map, tail: 0, disk, rng: SmallRng::seed_from_u64(7) };
     match mode {
-        "honest" => peer.honest(),
-        "scribbling" => peer.scribbling(),
-        "hostile" => peer.hostile(),
-        "vanishing" => peer.vanishing(),
+        "honest" => peer.run_honest(),
+        "scribbling" => peer.run_scribbling(),
+        "hostile" => peer.run_hostile(),
+        "vanishing" => peer.run_vanishing(),
         other => panic!("{other}"),
     }
 }
 
-impl Peer {
+impl SharedMemoryPeer {
     fn give(&mut self, op: u64, sector: u64, sectors: u64, at: u64) -> usize {
         let i = (self.tail % SLOTS) as usize;
         let words = &self.map.words()[TABLE + i * ENTRY..][..ENTRY];
@@ -86,7 +86,7 @@ impl Peer {
 
     /// Some range that the device takes, and a place for its data: aligned, or not.
     fn some(&mut self, slot: usize) -> (u64, u64, usize) {
-        let Disk { sectors, block, max } = self.disk;
+        let DiskGeometry { sectors, block, max } = self.disk;
         let n = self.rng.random_range(1..=max.min(ROOM as u64 / 2 / SECTOR_SIZE) / block) * block;
         let from = self.rng.random_range(0..=(sectors - n) / block) * block;
         let odd = if self.rng.random_bool(0.5) { 0 } else { self.rng.random_range(1..600) };
@@ -94,7 +94,7 @@ impl Peer {
     }
 
     /// What is written is what is read, through whatever pieces of memory.
-    fn honest(&mut self) {
+    fn run_honest(&mut self) {
         for round in 0..100u8 {
             let (from, n, at) = self.some(usize::from(round % 4));
             let len = (n * SECTOR_SIZE) as usize;
@@ -116,7 +116,7 @@ impl Peer {
     }
 
     /// All bytes change all the time, of what is being written and of what is being read.
-    fn scribbling(&mut self) {
+    fn run_scribbling(&mut self) {
         let over = AtomicBool::new(false);
         let words = SharedMap::of_memfd(stdout(), SHARED).expect("the memory once more");
         std::thread::scope(|s| {
@@ -135,7 +135,7 @@ impl Peer {
     }
 
     /// Everything that must not be.
-    fn hostile(&mut self) {
+    fn run_hostile(&mut self) {
         assert!(rustix::fs::ftruncate(stdout(), 4096).is_err(), "the memory can't be taken away");
         let (size, end) = (self.disk.sectors, SHARED as u64);
         let one = self.disk.block;
@@ -167,7 +167,7 @@ impl Peer {
     }
 
     /// Gone with all entries under way.
-    fn vanishing(&mut self) {
+    fn run_vanishing(&mut self) {
         for slot in 0..SLOTS as usize {
             let (from, n, at) = self.some(slot);
             self.give((slot % 2) as u64, from, n, at as u64);

@@ -1,12 +1,12 @@
 //! A simulated client: it writes and reads its streams in parts, at its own pace, shakes hands,
 //! asks, and checks each answer.
 
-use super::model::{Asked, Excuses, Model};
-use super::net::Net;
-use super::shake::{Shaken, Shaking};
-use crate::chance::Chance;
-use crate::model::Wrong;
-use crate::trace::{Kind, range};
+use super::handshake::{ClientHandshake, HandshakeStep};
+use super::model::{AllowedErrors, NbdServerModel, UnansweredRequest};
+use super::net::SimNetwork;
+use crate::model::Violation;
+use crate::rng::SimRng;
+use crate::trace::{EventKind, range};
 use std::collections::BTreeMap;
 use udm_core::Nanos;
 use udm_wire::nbd::{
@@ -18,7 +18,7 @@ const UP_MAX: usize = 256 << 10;
 
 /// How a client goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Farewell {
+pub(super) enum DisconnectMode {
     /// It says so, and waits for its answers.
     Disconnect,
     /// It sends no more, and waits for its answers.
@@ -31,7 +31,7 @@ pub(super) enum Farewell {
 
 /// What a client is like.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Manner {
+pub(super) struct ClientBehavior {
     /// Requests it has under way at the most.
     pub(super) depth: usize,
     /// Between two of its turns, in ns.
@@ -49,7 +49,7 @@ pub(super) struct Manner {
 }
 
 /// What is agreed on with the server.
-pub(super) struct Agreed {
+pub(super) struct NegotiatedExport {
     pub(super) device: usize,
     pub(super) flags: ExportFlags,
     pub(super) structured: bool,
@@ -57,24 +57,24 @@ pub(super) struct Agreed {
     pub(super) context: Option<u32>,
 }
 
-pub(super) enum State {
-    Shaking(Box<Shaking>),
-    Served(Agreed),
+pub(super) enum ClientState {
+    ClientHandshake(Box<ClientHandshake>),
+    Served(NegotiatedExport),
     /// Nothing more comes.
     Over,
 }
 
 /// See the module's documentation.
-pub(super) struct Client {
+pub(super) struct SimNbdClient {
     pub(super) link: usize,
-    pub(super) state: State,
-    pub(super) manner: Manner,
+    pub(super) state: ClientState,
+    pub(super) manner: ClientBehavior,
     /// Bytes to send, and bytes that came.
     pub(super) out: Vec<u8>,
     pub(super) input: Vec<u8>,
-    pub(super) asked: BTreeMap<u64, Asked>,
+    pub(super) asked: BTreeMap<u64, UnansweredRequest>,
     cookies: u64,
-    pub(super) farewell: Option<Farewell>,
+    pub(super) farewell: Option<DisconnectMode>,
     /// It does nothing before this.
     pub(super) next: Nanos,
     /// It has kept the server waiting, which may have closed it for that.
@@ -84,24 +84,29 @@ pub(super) struct Client {
 }
 
 /// What a client finds around it.
-pub(super) struct Around<'a> {
-    pub(super) net: &'a mut Net,
-    pub(super) model: &'a mut Model,
-    pub(super) chance: &'a mut Chance,
+pub(super) struct ClientContext<'a> {
+    pub(super) net: &'a mut SimNetwork,
+    pub(super) model: &'a mut NbdServerModel,
+    pub(super) chance: &'a mut SimRng,
     pub(super) step: u64,
     pub(super) now: Nanos,
-    pub(super) excuses: Excuses,
+    pub(super) excuses: AllowedErrors,
     /// What happened, for the trace.
-    pub(super) events: Vec<(Kind, [u64; 4])>,
+    pub(super) events: Vec<(EventKind, [u64; 4])>,
     /// Devices of the exports.
     pub(super) exports: &'a [(usize, bool)],
 }
 
-impl Client {
-    pub(super) fn new(link: usize, manner: Manner, shaking: Shaking, now: Nanos) -> Client {
-        Client {
+impl SimNbdClient {
+    pub(super) fn new(
+        link: usize,
+        manner: ClientBehavior,
+        shaking: ClientHandshake,
+        now: Nanos,
+    ) -> SimNbdClient {
+        SimNbdClient {
             link,
-            state: State::Shaking(Box::new(shaking)),
+            state: ClientState::ClientHandshake(Box::new(shaking)),
             manner,
             out: Vec::new(),
             input: Vec::new(),
@@ -120,28 +125,28 @@ impl Client {
     }
 
     pub(super) fn is_over(&self) -> bool {
-        matches!(self.state, State::Over)
+        matches!(self.state, ClientState::Over)
     }
 
     /// It is one that stops in the middle of its handshake.
     pub(super) fn is_silent(&self) -> bool {
-        matches!(&self.state, State::Shaking(shaking) if shaking.falls_silent)
+        matches!(&self.state, ClientState::ClientHandshake(shaking) if shaking.falls_silent)
     }
 
     pub(super) fn is_served(&self) -> bool {
-        matches!(self.state, State::Served(_))
+        matches!(self.state, ClientState::Served(_))
     }
 
     /// Could it do something without being asked to?
-    pub(super) fn has_to_do(&self, net: &Net) -> bool {
+    pub(super) fn has_to_do(&self, net: &SimNetwork) -> bool {
         let link = &net.links[self.link];
-        let closed = link.is_gone() || self.farewell == Some(Farewell::Cut);
+        let closed = link.is_gone() || self.farewell == Some(DisconnectMode::Cut);
         let writes = !self.out.is_empty() && link.up.len() < UP_MAX;
         !self.is_over() && (writes || !link.down.is_empty() || closed)
     }
 
     /// Sends a part of what waits.
-    pub(super) fn write(&mut self, around: &mut Around<'_>) {
+    pub(super) fn write(&mut self, around: &mut ClientContext<'_>) {
         let room = UP_MAX.saturating_sub(around.net.links[self.link].up.len());
         let most = self.out.len().min(room) as u64;
         if most == 0 {
@@ -157,7 +162,7 @@ impl Client {
     }
 
     /// Reads a part of what is there, and looks at what is whole.
-    pub(super) fn read(&mut self, around: &mut Around<'_>) -> Result<(), Wrong> {
+    pub(super) fn read(&mut self, around: &mut ClientContext<'_>) -> Result<(), Violation> {
         let there = around.net.links[self.link].down.len() as u64;
         if there > 0 {
             let n = if around.net.is_cutting() {
@@ -170,19 +175,19 @@ impl Client {
         loop {
             let before = self.input.len();
             match &mut self.state {
-                State::Shaking(shaking) => {
+                ClientState::ClientHandshake(shaking) => {
                     let shaken = shaking.step(&mut self.input, &mut self.out, around)?;
                     match shaken {
-                        Shaken::Waits => {}
-                        Shaken::Begins(agreed) => self.state = State::Served(agreed),
-                        Shaken::Over => {
-                            self.state = State::Over;
+                        HandshakeStep::Waits => {}
+                        HandshakeStep::Begins(agreed) => self.state = ClientState::Served(agreed),
+                        HandshakeStep::Over => {
+                            self.state = ClientState::Over;
                             around.net.leave(self.link, false, false);
                         }
                     }
                 }
-                State::Served(_) => self.reply(around)?,
-                State::Over => return Ok(()),
+                ClientState::Served(_) => self.reply(around)?,
+                ClientState::Over => return Ok(()),
             }
             if self.input.len() == before {
                 break;
@@ -196,11 +201,11 @@ impl Client {
     }
 
     /// The server has closed the connection.
-    fn closed(&mut self, around: &mut Around<'_>) -> Result<(), Wrong> {
+    fn closed(&mut self, around: &mut ClientContext<'_>) -> Result<(), Violation> {
         let who = self.link;
         let faulty = around.net.links[who].faulty || self.stalled || around.excuses.ending;
-        let polite = matches!(self.farewell, Some(Farewell::Disconnect | Farewell::HalfClose));
-        let nonsense = self.farewell == Some(Farewell::Nonsense);
+        let polite = matches!(self.farewell, Some(DisconnectMode::Disconnect | DisconnectMode::HalfClose));
+        let nonsense = self.farewell == Some(DisconnectMode::Nonsense);
         let agreed = nonsense || (polite && self.out.is_empty());
         if !faulty && !agreed {
             return Err(format!("the server closed connection {who}, and nothing was wrong with it"));
@@ -216,20 +221,22 @@ impl Client {
     }
 
     /// It is over for this client.
-    pub(super) fn end(&mut self, around: &mut Around<'_>, quietly: bool, broken: bool) {
+    pub(super) fn end(&mut self, around: &mut ClientContext<'_>, quietly: bool, broken: bool) {
         for (_, asked) in std::mem::take(&mut self.asked) {
             around.model.lose(&asked);
         }
         self.out.clear();
         self.input.clear();
         self.check = None;
-        self.state = State::Over;
+        self.state = ClientState::Over;
         around.net.leave(self.link, quietly, broken);
     }
 
     /// Takes one reply off the input, if it is whole.
-    fn reply(&mut self, around: &mut Around<'_>) -> Result<(), Wrong> {
-        let State::Served(Agreed { structured, context, .. }) = &self.state else { return Ok(()) };
+    fn reply(&mut self, around: &mut ClientContext<'_>) -> Result<(), Violation> {
+        let ClientState::Served(NegotiatedExport { structured, context, .. }) = &self.state else {
+            return Ok(());
+        };
         let (structured, context, who) = (*structured, *context, self.link);
         let mut input = &self.input[..];
         let header = ReplyHeader::decode(&mut input).map_err(|e| format!("connection {who}: {e}"))?;
@@ -275,7 +282,7 @@ impl Client {
         if let Some(error) = ended
             && let Some(asked) = self.asked.remove(&cookie)
         {
-            around.events.push((Kind::Answered, [asked.id, self.link as u64, error.into(), 0]));
+            around.events.push((EventKind::Answered, [asked.id, self.link as u64, error.into(), 0]));
             around
                 .model
                 .end(&asked, error, around.step, around.excuses)
@@ -285,8 +292,8 @@ impl Client {
     }
 
     /// Asks for `request`; its cookie is given here.
-    pub(super) fn ask(&mut self, mut request: Request, around: &mut Around<'_>) {
-        let State::Served(agreed) = &self.state else { return };
+    pub(super) fn ask(&mut self, mut request: Request, around: &mut ClientContext<'_>) {
+        let ClientState::Served(agreed) = &self.state else { return };
         self.cookies += 1 + around.chance.below(3);
         request.cookie = self.cookies;
         let (step, now, faults) = (around.step, around.now, around.excuses.faults);
@@ -307,19 +314,19 @@ impl Client {
         }
         let op = u64::from(request.command.number()) << 16 | u64::from(request.flags.bits());
         let args = [asked.id, self.link as u64, op, range(request.offset, request.len.into())];
-        around.events.push((Kind::Asks, args));
+        around.events.push((EventKind::Asks, args));
         self.asked.insert(request.cookie, asked);
     }
 
     /// Draws a request.
     pub(super) fn draw(
         &mut self,
-        around: &mut Around<'_>,
+        around: &mut ClientContext<'_>,
         trims: bool,
         flushes: bool,
         wild: bool,
     ) -> Request {
-        let State::Served(agreed) = &self.state else { unreachable!("who asks is served") };
+        let ClientState::Served(agreed) = &self.state else { unreachable!("who asks is served") };
         let (unit, disk) = (around.model.unit, &around.model.disks[agreed.device]);
         let c = &mut *around.chance;
         let read = c.below(100) < self.manner.reads;
@@ -384,11 +391,11 @@ impl Client {
 
 /// Takes a chunk of the answer to `asked`. The error, or success, when it is the last.
 fn take_chunk(
-    asked: &mut Asked,
+    asked: &mut UnansweredRequest,
     header: ChunkHeader,
     payload: &[u8],
     context: Option<u32>,
-) -> Result<Option<u32>, Wrong> {
+) -> Result<Option<u32>, Violation> {
     let done = header.is_done();
     let decoded = Chunk::decode(header, payload).map_err(|e| e.to_string())?;
     let command = asked.request.command;
@@ -396,9 +403,11 @@ fn take_chunk(
     match decoded {
         Chunk::None => {}
         Chunk::Data { offset, data } if command == Command::Read => {
-            put(asked, offset, data.len(), |to| to.copy_from_slice(data))?;
+            store_read_data(asked, offset, data.len(), |to| to.copy_from_slice(data))?;
         }
-        Chunk::Hole { offset, len } if command == Command::Read => put(asked, offset, len as usize, |_| {})?,
+        Chunk::Hole { offset, len } if command == Command::Read => {
+            store_read_data(asked, offset, len as usize, |_| {})?
+        }
         Chunk::BlockStatus { context: of, descriptors } if command == Command::BlockStatus => {
             if Some(of) != context || asked.status.is_some() {
                 return Err(format!("a block status of context {of}, where {context:?} was agreed on"));
@@ -412,7 +421,12 @@ fn take_chunk(
 }
 
 /// Puts `len` bytes of a read to `offset` of the export.
-fn put(asked: &mut Asked, offset: u64, len: usize, fill: impl FnOnce(&mut [u8])) -> Result<(), Wrong> {
+fn store_read_data(
+    asked: &mut UnansweredRequest,
+    offset: u64,
+    len: usize,
+    fill: impl FnOnce(&mut [u8]),
+) -> Result<(), Violation> {
     let start = offset.checked_sub(asked.request.offset).map(|start| start as usize);
     let place = start.and_then(|start| asked.data.get_mut(start..start.checked_add(len)?));
     let Some(place) = place else { return Err(format!("data at {offset}+{len}, which was not asked for")) };

@@ -1,12 +1,12 @@
 //! What runs covered.
 
-use crate::counts::{Hash, Most, count, counts, list, list_trouble, missed};
-use crate::plan::{Class, Without};
+use crate::counts::{Maximum, RunHash, count, counts, format_disturbance_counts, list, uncovered};
+use crate::plan::{Disturbance, ExcludedDisturbances};
 use udm_wire::nbd::Command;
 
 counts! {
     /// What a run did, or several.
-    pub struct Counts {
+    pub struct NbdServerCounts {
         /// Steps taken.
         pub steps: u64,
         /// Requests answered and checked, by their number in the protocol; block statuses with what
@@ -50,15 +50,15 @@ counts! {
         /// Times that all came to rest and was looked at.
         pub rests: u64,
         /// The most memory in bytes that a server had.
-        pub memory: Most,
+        pub memory: Maximum,
         /// Simulated time in ns.
         pub simulated: u64,
         /// The hash of all events.
-        pub hash: Hash,
+        pub hash: RunHash,
     }
 }
 
-impl Counts {
+impl NbdServerCounts {
     /// Requests of every kind.
     #[must_use]
     pub fn all_requests(&self) -> u64 {
@@ -76,27 +76,27 @@ impl Counts {
     }
 
     /// The kinds of trouble, the class that makes each, and how often it came.
-    fn trouble(&self) -> [(&'static str, Class, u64); 12] {
+    fn trouble(&self) -> [(&'static str, Disturbance, u64); 12] {
         [
-            ("cut short", Class::Cuts, self.cuts),
-            ("failed in the network", Class::Lost, self.failed),
-            ("clients lost", Class::Lost, self.lost),
-            ("stalls", Class::Stalls, self.stalls),
-            ("nonsense", Class::Nonsense, self.nonsense),
-            ("moves", Class::Moves, self.moves),
-            ("called off", Class::Moves, self.called_off),
-            ("suspends", Class::Suspend, self.suspends),
-            ("paths in trouble", Class::Paths, self.troubles),
-            ("faults of disks", Class::Errors, self.faults),
-            ("crashes", Class::Crash, self.crashes),
-            ("wild requests", Class::Wild, self.requests[7]),
+            ("cut short", Disturbance::Cuts, self.cuts),
+            ("failed in the network", Disturbance::Lost, self.failed),
+            ("clients lost", Disturbance::Lost, self.lost),
+            ("stalls", Disturbance::Stalls, self.stalls),
+            ("nonsense", Disturbance::Nonsense, self.nonsense),
+            ("moves", Disturbance::Moves, self.moves),
+            ("called off", Disturbance::Moves, self.called_off),
+            ("suspends", Disturbance::Suspend, self.suspends),
+            ("paths in trouble", Disturbance::Paths, self.troubles),
+            ("faults of disks", Disturbance::Errors, self.faults),
+            ("crashes", Disturbance::Crash, self.crashes),
+            ("wild requests", Disturbance::Wild, self.requests[7]),
         ]
     }
 
     /// What was not left out and never came all the same: the runs were too short for it.
     #[must_use]
-    pub fn missed(&self, without: Without) -> Vec<&'static str> {
-        missed(self.trouble(), without)
+    pub fn uncovered(&self, without: ExcludedDisturbances) -> Vec<&'static str> {
+        uncovered(self.trouble(), without)
     }
 
     /// What was covered, for a person, one line each.
@@ -111,7 +111,7 @@ impl Counts {
             "requests: {}; {} of them with an error\ntrouble: {}\nchecked: {} pieces of data, {} block statuses, {} clients, {} full sockets, {} rests, {} ends; {} KiB of memory at the most\n",
             list(commands.map(|(number, n)| (name(number), *n))),
             count(self.errors),
-            list_trouble(self.trouble()),
+            format_disturbance_counts(self.trouble()),
             count(self.compared),
             count(self.statuses),
             count(self.clients),

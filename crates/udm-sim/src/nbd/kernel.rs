@@ -2,8 +2,8 @@
 //! errors, or called off.
 
 use super::clock;
-use super::net::{Io, Net};
-use crate::chance::Chance;
+use super::net::{IoProgress, SimNetwork};
+use crate::rng::SimRng;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ use udm_runtime::{Finished, MadeKernel, RingOp};
 const SHORTAGE_MIN: Nanos = Nanos::from_millis(1);
 
 /// An operation under way.
-struct Pending {
+struct PendingOp {
     op: RingOp,
     /// Whose; `None` for the core's bell.
     link: Option<usize>,
@@ -29,12 +29,12 @@ struct Pending {
 }
 
 /// What a core has under way outside.
-pub(crate) struct Outside {
-    net: Rc<RefCell<Net>>,
-    chance: Chance,
+pub(crate) struct SimRingState {
+    net: Rc<RefCell<SimNetwork>>,
+    chance: SimRng,
     /// How long operations take in ns, about.
     latency: u64,
-    pending: BTreeMap<u64, Pending>,
+    pending: BTreeMap<u64, PendingOp>,
     ended: Vec<Finished>,
     /// Operations that were called off, and of those that ended so.
     pub(crate) called_off: u64,
@@ -43,11 +43,15 @@ pub(crate) struct Outside {
 }
 
 /// The core's handle to it.
-pub(crate) struct SimKernel(pub(crate) Rc<RefCell<Outside>>);
+pub(crate) struct SimKernel(pub(crate) Rc<RefCell<SimRingState>>);
 
-impl Outside {
-    pub(crate) fn new(net: &Rc<RefCell<Net>>, chance: Chance, latency: u64) -> Rc<RefCell<Outside>> {
-        Rc::new(RefCell::new(Outside {
+impl SimRingState {
+    pub(crate) fn new(
+        net: &Rc<RefCell<SimNetwork>>,
+        chance: SimRng,
+        latency: u64,
+    ) -> Rc<RefCell<SimRingState>> {
+        Rc::new(RefCell::new(SimRingState {
             net: net.clone(),
             chance,
             latency,
@@ -89,7 +93,7 @@ impl Outside {
                 (RingOp::Recv { .. }, Some(l)) => net.can_receive(l),
                 (RingOp::Send { .. }, Some(l)) => net.can_send(l),
                 (RingOp::Connect { .. }, Some(l)) => net.links[l].connected.is_some(),
-                (RingOp::Read { fd, .. }, None) => is_rung(fd),
+                (RingOp::Read { fd, .. }, None) => is_signalled(fd),
                 _ => true,
             };
             if !can && !pending.called_off {
@@ -102,8 +106,8 @@ impl Outside {
                 continue;
             }
             match self.try_one(&mut pending, can, &mut net) {
-                Io::Ended(result) => self.end(key, pending.op, Some(result)),
-                Io::Waits => {
+                IoProgress::Ended(result) => self.end(key, pending.op, Some(result)),
+                IoProgress::Waits => {
                     pending.due = self.later();
                     // Where there is still room it was cut short, and goes on by itself.
                     if pending.link.is_some_and(|l| net.can_send(l)) {
@@ -116,15 +120,17 @@ impl Outside {
         next
     }
 
-    fn try_one(&mut self, pending: &mut Pending, can: bool, net: &mut Net) -> Io {
+    fn try_one(&mut self, pending: &mut PendingOp, can: bool, net: &mut SimNetwork) -> IoProgress {
         if pending.called_off && (!can || self.chance.one_in(2)) {
             let done = pending.done as i32;
-            return Io::Ended(if done > 0 { done } else { -errno::ECANCELED });
+            return IoProgress::Ended(if done > 0 { done } else { -errno::ECANCELED });
         }
         match (&mut pending.op, pending.link) {
             (RingOp::Recv { data, .. }, Some(l)) => net.receive(l, data),
             (RingOp::Send { data, .. }, Some(l)) => net.send(l, data, &mut pending.done, false),
-            (RingOp::Connect { .. }, Some(l)) => net.links[l].connected.map_or(Io::Waits, Io::Ended),
+            (RingOp::Connect { .. }, Some(l)) => {
+                net.links[l].connected.map_or(IoProgress::Waits, IoProgress::Ended)
+            }
             (RingOp::Read { fd, data, .. }, None) => {
                 let mut count = [0; 8];
                 let read = rustix::io::read(&**fd, &mut count);
@@ -132,9 +138,9 @@ impl Outside {
                     let n = piece.len();
                     piece.copy_from_slice(&count[..n]);
                 }
-                Io::Ended(read.map_or(-errno::EIO, |n| n as i32))
+                IoProgress::Ended(read.map_or(-errno::EIO, |n| n as i32))
             }
-            _ => Io::Ended(-errno::EINVAL),
+            _ => IoProgress::Ended(-errno::EINVAL),
         }
     }
 
@@ -145,7 +151,7 @@ impl Outside {
     }
 }
 
-fn is_rung(fd: &Arc<OwnedFd>) -> bool {
+fn is_signalled(fd: &Arc<OwnedFd>) -> bool {
     let mut fds = [PollFd::new(fd, PollFlags::IN)];
     poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|n| n > 0)
 }
@@ -174,17 +180,17 @@ impl MadeKernel for SimKernel {
         if let (true, RingOp::Send { data, .. }, Some(l)) = (quick, &op, link) {
             let mut done = 0;
             let io = outside.net.borrow_mut().send(l, data, &mut done, true);
-            let Io::Ended(result) = io else { unreachable!("a quick send does not wait") };
+            let IoProgress::Ended(result) = io else { unreachable!("a quick send does not wait") };
             let silent = result == data.len() as i32;
             return outside.end(key, op, (!silent).then_some(result));
         }
         let twin =
-            |p: &Pending| p.link == link && std::mem::discriminant(&p.op) == std::mem::discriminant(&op);
+            |p: &PendingOp| p.link == link && std::mem::discriminant(&p.op) == std::mem::discriminant(&op);
         if link.is_some() && outside.pending.values().any(twin) {
             outside.wrong = Some(format!("two operations of one kind at once on connection {link:?}"));
         }
         let due = outside.later();
-        outside.pending.insert(key, Pending { op, link, done: 0, due, called_off: false });
+        outside.pending.insert(key, PendingOp { op, link, done: 0, due, called_off: false });
     }
 
     fn cancel(&mut self, key: u64) {

@@ -9,35 +9,35 @@
 //!
 //! * `clock`, `net`, `kernel`: the environment of the cores, here and in the worlds of the NBD
 //!   client.
-//! * `shake`, `client`: the clients. `model`: their permitted answers.
-//! * `world`, `turn`, `acts`, `ends`: the run. `counts`: the counts.
+//! * `handshake`, `client`: the clients. `model`: their permitted answers.
+//! * `world`, `turn`, `actions`, `shutdown`: the run. `counts`: the counts.
 
-mod acts;
+mod actions;
 mod client;
 pub(crate) mod clock;
 mod counts;
-mod ends;
+mod handshake;
 pub(crate) mod kernel;
 mod model;
 pub(crate) mod net;
-mod shake;
+mod shutdown;
 mod turn;
 mod world;
 
-use crate::env::lock;
-use crate::plan::Plan;
-use crate::run::{Failure, guard};
-pub use counts::Counts;
-use world::World;
+use crate::environment::lock;
+use crate::plan::RunPlan;
+use crate::run::{RunFailure, catch_panic};
+pub use counts::NbdServerCounts;
+use world::NbdServerWorld;
 
 /// Runs the world of `plan`.
 ///
 /// # Errors
 /// The failure, with its trace. What is left of a failed run is not taken apart.
-pub fn run(plan: &Plan) -> Result<Counts, Box<Failure>> {
+pub fn run(plan: &RunPlan) -> Result<NbdServerCounts, Box<RunFailure>> {
     let mut world = None;
-    let outcome = guard(|| {
-        let world = world.insert(World::new(plan)?);
+    let outcome = catch_panic(|| {
+        let world = world.insert(NbdServerWorld::new(plan)?);
         world.run()
     });
     let Err(what) = outcome else { return Ok(world.map(|world| world.counts()).unwrap_or_default()) };
@@ -45,8 +45,8 @@ pub fn run(plan: &Plan) -> Result<Counts, Box<Failure>> {
     let mut trace = Vec::new();
     if let Some(world) = world {
         plan.steps = world.step.min(plan.steps);
-        trace.extend(lock(&world.env).trace.last().map(crate::trace::Event::line));
+        trace.extend(lock(&world.env).trace.last().map(crate::trace::TraceEvent::line));
         Box::leak(Box::new(world));
     }
-    Err(Box::new(Failure { plan, what, trace }))
+    Err(Box::new(RunFailure { plan, what, trace }))
 }

@@ -1,12 +1,12 @@
 //! What clients may be answered, and what they may read.
 //!
-//! A device is a list of registers ([`crate::cells`]) of `unit` bytes. A request lasts, for the
+//! A device is a list of registers ([`crate::register_model`]) of `unit` bytes. A request lasts, for the
 //! model, from when its client sends it until the client has its answer; one that is never answered
 //! may have happened or not, and at any time until nothing of its connection is left in the server.
 
-use crate::cells::{ANY, Cells, stamp_text};
-use crate::chance::mix;
-use crate::model::Wrong;
+use crate::model::Violation;
+use crate::register_model::{ANY, RegisterModel, stamp_text};
+use crate::rng::mix;
 use udm_core::errno;
 use udm_wire::nbd::{
     Command, CommandFlags, EINVAL, ENOSPC, ENOTSUP, EPERM, ESHUTDOWN, ExportFlags, Request, STATE_HOLE,
@@ -15,7 +15,7 @@ use udm_wire::nbd::{
 
 /// A request without an answer.
 #[derive(Clone, Debug)]
-pub(super) struct Asked {
+pub(super) struct UnansweredRequest {
     /// Unique in a run.
     pub(super) id: u64,
     pub(super) request: Request,
@@ -37,7 +37,7 @@ pub(super) struct Asked {
 }
 
 /// A device as its clients see it.
-pub(super) struct Disk {
+pub(super) struct ExportedDisk {
     /// Bytes.
     pub(super) size: u64,
     /// From here on it is a zero target.
@@ -49,7 +49,7 @@ pub(super) struct Disk {
 
 /// How an answer may go wrong, beside what the request itself asks for.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Excuses {
+pub(super) struct AllowedErrors {
     /// Requests that disks have failed so far.
     pub(super) faults: u64,
     /// The server ends.
@@ -57,9 +57,9 @@ pub(super) struct Excuses {
 }
 
 /// See the module's documentation.
-pub(super) struct Model {
-    pub(super) cells: Cells,
-    pub(super) disks: Vec<Disk>,
+pub(super) struct NbdServerModel {
+    pub(super) cells: RegisterModel,
+    pub(super) disks: Vec<ExportedDisk>,
     /// Bytes of a register.
     pub(super) unit: u64,
     ids: u64,
@@ -72,11 +72,11 @@ pub(super) struct Model {
     pub(super) statuses: u64,
 }
 
-impl Model {
-    pub(super) fn new(disks: Vec<Disk>, unit: u64) -> Model {
+impl NbdServerModel {
+    pub(super) fn new(disks: Vec<ExportedDisk>, unit: u64) -> NbdServerModel {
         let sizes: Vec<u64> = disks.iter().map(|disk| disk.size / unit).collect();
-        Model {
-            cells: Cells::new(&sizes, |_, _| 0),
+        NbdServerModel {
+            cells: RegisterModel::new(&sizes, |_, _| 0),
             disks,
             unit,
             ids: 0,
@@ -112,7 +112,7 @@ impl Model {
     }
 
     /// The data of a write.
-    pub(super) fn payload(&self, asked: &Asked) -> Vec<u8> {
+    pub(super) fn payload(&self, asked: &UnansweredRequest) -> Vec<u8> {
         let mut out = Vec::with_capacity(asked.request.len as usize);
         for nth in 0..u64::from(asked.request.len) / self.unit {
             match self.unit {
@@ -150,13 +150,14 @@ impl Model {
         step: u64,
         at: udm_core::Nanos,
         faults: u64,
-    ) -> Asked {
+    ) -> UnansweredRequest {
         self.ids += 1;
         let (id, start) = (self.ids, 2 * step);
         let must = self.must(device, &request, flags, structured, contexts);
         let reads = request.command == Command::Read && must.is_none();
         let data = vec![0; if reads { request.len as usize } else { 0 }];
-        let asked = Asked { id, request, device, start, at, must, faults, data, have: 0, status: None };
+        let asked =
+            UnansweredRequest { id, request, device, start, at, must, faults, data, have: 0, status: None };
         if must.is_none() {
             let (first, end) = self.changes(device, &request);
             for cell in first..end {
@@ -206,11 +207,11 @@ impl Model {
     /// An answer that can't be.
     pub(super) fn end(
         &mut self,
-        asked: &Asked,
+        asked: &UnansweredRequest,
         error: u32,
         step: u64,
-        excuses: Excuses,
-    ) -> Result<(), Wrong> {
+        excuses: AllowedErrors,
+    ) -> Result<(), Violation> {
         let Request { command, flags, offset, len, .. } = asked.request;
         let what = || format!("{command:?} {offset}+{len} of d{}", asked.device);
         let now = 2 * step + 1;
@@ -247,7 +248,7 @@ impl Model {
         }
     }
 
-    fn compare(&mut self, asked: &Asked, now: u64) -> Result<(), Wrong> {
+    fn compare(&mut self, asked: &UnansweredRequest, now: u64) -> Result<(), Violation> {
         if asked.have != asked.data.len() {
             return Err(format!("a read of {} bytes brought {}", asked.data.len(), asked.have));
         }
@@ -281,7 +282,14 @@ impl Model {
         self.cells.allows(cell, ANY, start)
     }
 
-    fn wrong_data(&self, asked: &Asked, at: u64, cell: u32, stamp: Option<u64>, bytes: &[u8]) -> Wrong {
+    fn wrong_data(
+        &self,
+        asked: &UnansweredRequest,
+        at: u64,
+        cell: u32,
+        stamp: Option<u64>,
+        bytes: &[u8],
+    ) -> Violation {
         let text = |stamp: u64| match (self.unit, stamp) {
             (_, 0) => stamp_text(0),
             (1, byte) => format!("the byte {byte:#x}"),
@@ -300,7 +308,7 @@ impl Model {
 
     /// A block status says about the begin of what was asked for, no more than that, and never that
     /// there are zeroes where there are none.
-    fn look_at_status(&mut self, asked: &Asked) -> Result<(), Wrong> {
+    fn look_at_status(&mut self, asked: &UnansweredRequest) -> Result<(), Violation> {
         let Some(status) = &asked.status else { return Err("a block status without descriptors".into()) };
         self.statuses += 1;
         let one = asked.request.flags.contains(CommandFlags::REQ_ONE);
@@ -332,7 +340,7 @@ impl Model {
     }
 
     /// The client of `asked` is gone.
-    pub(super) fn lose(&mut self, asked: &Asked) {
+    pub(super) fn lose(&mut self, asked: &UnansweredRequest) {
         if asked.must.is_none() {
             let (first, end) = self.changes(asked.device, &asked.request);
             if first < end {
@@ -342,7 +350,7 @@ impl Model {
     }
 
     /// Nothing of the requests that were lost can happen any more.
-    pub(super) fn bury(&mut self, step: u64) {
+    pub(super) fn forget_lost_requests(&mut self, step: u64) {
         for (_, id, first, end) in std::mem::take(&mut self.lost) {
             for cell in first..end {
                 self.cells.end(cell, id, 2 * step + 1, false, false);

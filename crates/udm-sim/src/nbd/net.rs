@@ -7,7 +7,7 @@
 //! says what udm did.
 
 use super::clock;
-use crate::chance::Chance;
+use crate::rng::SimRng;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
 use std::collections::{BTreeMap, VecDeque};
@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use udm_core::{Nanos, Segments, errno};
 
 /// A connection.
-pub(crate) struct Link {
+pub(crate) struct SimConnection {
     /// The peer's end.
     peer: Option<OwnedFd>,
     /// Bytes from the peer that udm has not received.
@@ -49,9 +49,9 @@ pub(crate) struct Link {
 
 /// Sockets that were made to connect from, which the network has not yet seen: the peer's end, the
 /// descriptor of udm's, and to whom.
-pub(crate) type Dialled = Arc<Mutex<Vec<(OwnedFd, RawFd, usize)>>>;
+pub(crate) type NewSockets = Arc<Mutex<Vec<(OwnedFd, RawFd, usize)>>>;
 
-impl Link {
+impl SimConnection {
     /// The peer has nothing more to expect.
     pub(crate) fn is_gone(&self) -> bool {
         self.shut || self.broken
@@ -64,11 +64,11 @@ pub(crate) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
 }
 
 /// All connections.
-pub(crate) struct Net {
-    pub(crate) links: Vec<Link>,
+pub(crate) struct SimNetwork {
+    pub(crate) links: Vec<SimConnection>,
     by_fd: BTreeMap<RawFd, usize>,
-    pub(crate) dialled: Dialled,
-    pub(crate) chance: Chance,
+    pub(crate) dialled: NewSockets,
+    pub(crate) chance: SimRng,
     /// Reads and writes are cut.
     pub(crate) cuts: bool,
     /// One operation in so many fails; 0 for none.
@@ -88,19 +88,19 @@ pub(crate) struct Net {
 }
 
 /// What became of a piece of I/O.
-pub(crate) enum Io {
+pub(crate) enum IoProgress {
     /// It ended so.
     Ended(i32),
     /// It has to wait.
     Waits,
 }
 
-impl Net {
-    pub(crate) fn new(chance: Chance) -> Net {
-        Net {
+impl SimNetwork {
+    pub(crate) fn new(chance: SimRng) -> SimNetwork {
+        SimNetwork {
             links: Vec::new(),
             by_fd: BTreeMap::new(),
-            dialled: Dialled::default(),
+            dialled: NewSockets::default(),
             chance,
             cuts: true,
             fails: 0,
@@ -130,7 +130,7 @@ impl Net {
 
     fn add(&mut self, ours: OwnedFd, theirs: RawFd, room: usize, to: usize, connected: Option<i32>) -> usize {
         self.by_fd.insert(theirs, self.links.len());
-        self.links.push(Link {
+        self.links.push(SimConnection {
             peer: Some(ours),
             up: VecDeque::new(),
             up_ended: false,
@@ -183,7 +183,7 @@ impl Net {
 
     /// What was received and sent on each connection since the last call.
     pub(crate) fn take_moved(&mut self) -> Vec<(usize, u64, u64)> {
-        let moved = |link: &mut Link| std::mem::take(&mut link.moved);
+        let moved = |link: &mut SimConnection| std::mem::take(&mut link.moved);
         let all = self.links.iter_mut().enumerate().map(|(l, link)| (l, moved(link)));
         all.filter(|(_, moved)| *moved != (0, 0)).map(|(l, (received, sent))| (l, received, sent)).collect()
     }
@@ -251,17 +251,17 @@ impl Net {
     }
 
     /// What a receive into `data` does now.
-    pub(crate) fn receive(&mut self, l: usize, data: &mut Segments) -> Io {
+    pub(crate) fn receive(&mut self, l: usize, data: &mut Segments) -> IoProgress {
         if self.links[l].broken {
-            return Io::Ended(-errno::ECONNRESET);
+            return IoProgress::Ended(-errno::ECONNRESET);
         }
         let there = self.links[l].up.len();
         if there == 0 {
             let over = self.links[l].up_ended || self.links[l].shut;
-            return if over { Io::Ended(0) } else { Io::Waits };
+            return if over { IoProgress::Ended(0) } else { IoProgress::Waits };
         }
         if let Some(error) = self.error(l, &[errno::ECONNRESET, errno::EINTR, errno::ETIMEDOUT]) {
-            return Io::Ended(error);
+            return IoProgress::Ended(error);
         }
         let most = there.min(data.len());
         let n = self.cut(most);
@@ -274,13 +274,13 @@ impl Net {
             left -= now;
         }
         self.links[l].moved.0 += n as u64;
-        Io::Ended(n as i32)
+        IoProgress::Ended(n as i32)
     }
 
     /// What a send of `data`, of which `done` bytes have left, does now; what left is added. A
     /// send that waits goes on when there is room.
-    pub(crate) fn send(&mut self, l: usize, data: &Segments, done: &mut usize, quick: bool) -> Io {
-        let ended = |done: usize, error: i32| Io::Ended(if done > 0 { done as i32 } else { error });
+    pub(crate) fn send(&mut self, l: usize, data: &Segments, done: &mut usize, quick: bool) -> IoProgress {
+        let ended = |done: usize, error: i32| IoProgress::Ended(if done > 0 { done as i32 } else { error });
         if let Some(error) = self.error(l, &[errno::ECONNRESET, errno::EPIPE, errno::EINTR, errno::ENOBUFS]) {
             if errno::is_shortage(-error) && *done == 0 && self.clients {
                 self.links[l].short_at = Some(clock::now());
@@ -306,11 +306,11 @@ impl Net {
         self.links[l].moved.1 += n as u64;
         self.full += u64::from(n < all);
         match n == all {
-            true => Io::Ended(*done as i32),
+            true => IoProgress::Ended(*done as i32),
             false if quick => ended(*done, -errno::EAGAIN),
             // The kernel gives up waiting for room for reasons of its own, too.
-            false if *done > 0 && !self.calm && self.chance.one_in(8) => Io::Ended(*done as i32),
-            false => Io::Waits,
+            false if *done > 0 && !self.calm && self.chance.one_in(8) => IoProgress::Ended(*done as i32),
+            false => IoProgress::Waits,
         }
     }
 

@@ -1,12 +1,12 @@
 //! Steps of the world: who has a reason has a turn.
 
-use super::client::{Around, Farewell, State};
+use super::client::{ClientContext, ClientState, DisconnectMode};
 use super::clock;
-use super::world::World;
-use crate::env::lock;
-use crate::model::Wrong;
-use crate::plan::Class;
-use crate::trace::{Kind, NO_CORE};
+use super::world::NbdServerWorld;
+use crate::environment::lock;
+use crate::model::Violation;
+use crate::plan::Disturbance;
+use crate::trace::{EventKind, NO_CORE};
 use udm_core::Nanos;
 use udm_runtime::Rest;
 use udm_wire::nbd::{Command, CommandFlags, Request};
@@ -20,23 +20,23 @@ const CHECKS: usize = 4;
 
 /// Who can have the next turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Who {
+enum TurnCandidate {
     Core(usize),
     Client(usize),
     Survey,
     Change(usize),
 }
 
-impl World {
+impl NbdServerWorld {
     /// One step.
-    pub(super) fn one_step(&mut self) -> Result<(), Wrong> {
+    pub(super) fn one_step(&mut self) -> Result<(), Violation> {
         self.step += 1;
         let now = self.set_turn(None);
         if self.step.is_multiple_of(64) {
             let asked = self.clients.iter().flat_map(|client| client.asked.values());
             let oldest = asked.map(|asked| asked.start).min();
             self.model.cells.set_horizon(oldest.unwrap_or(2 * self.step));
-            self.bury();
+            self.forget_lost_requests();
         }
         self.disturb();
         let mut next = Nanos::NEVER;
@@ -48,34 +48,34 @@ impl World {
             let wake = self.core_reason(c);
             next = next.min(wake);
             if wake <= now {
-                ready.push(Who::Core(c));
+                ready.push(TurnCandidate::Core(c));
             }
         }
         for i in 0..self.clients.len() {
             let at = self.client_reason(i);
             next = next.min(at);
             if at <= now {
-                ready.push(Who::Client(i));
+                ready.push(TurnCandidate::Client(i));
             }
         }
         if self.server.as_ref().is_some_and(|server| server.surveys() > 0) {
-            ready.push(Who::Survey);
+            ready.push(TurnCandidate::Survey);
         }
         for (d, device) in self.devices.iter().enumerate() {
             let woken =
                 device.change.as_ref().map(|(_, woken)| woken.load(std::sync::atomic::Ordering::Relaxed));
             if woken == Some(true) {
-                ready.push(Who::Change(d));
+                ready.push(TurnCandidate::Change(d));
             }
         }
         if ready.is_empty() {
             return self.jump(next);
         }
         match self.schedule.pick(&ready) {
-            Who::Core(c) => self.turn(c)?,
-            Who::Client(i) => self.client_turn(i)?,
-            Who::Survey => self.survey(),
-            Who::Change(d) => self.go_on_changing(d)?,
+            TurnCandidate::Core(c) => self.turn(c)?,
+            TurnCandidate::Client(i) => self.client_turn(i)?,
+            TurnCandidate::Survey => self.survey(),
+            TurnCandidate::Change(d) => self.go_on_changing(d)?,
         }
         match lock(&self.env).violation.take() {
             Some(wrong) => Err(wrong),
@@ -84,7 +84,7 @@ impl World {
     }
 
     /// Nobody has a reason for a turn: the time comes of the next who has.
-    fn jump(&mut self, next: Nanos) -> Result<(), Wrong> {
+    fn jump(&mut self, next: Nanos) -> Result<(), Violation> {
         let timers = self.restores.iter().chain(&self.resumes).map(|(at, _)| *at).min();
         let next = next.min(timers.unwrap_or(Nanos::NEVER));
         // Between rests somebody may still come.
@@ -96,13 +96,17 @@ impl World {
         let mut env = lock(&self.env);
         if next > env.now {
             env.now = next;
-            env.trace.add(next, NO_CORE, Kind::Jump, [next.0, 0, 0, 0]);
+            env.trace.add(next, NO_CORE, EventKind::Jump, [next.0, 0, 0, 0]);
         }
         Ok(())
     }
 
     /// Goes on until `done`.
-    pub(super) fn go_on_until(&mut self, what: &str, done: impl Fn(&World) -> bool) -> Result<(), Wrong> {
+    pub(super) fn step_until(
+        &mut self,
+        what: &str,
+        done: impl Fn(&NbdServerWorld) -> bool,
+    ) -> Result<(), Violation> {
         let from = self.step;
         while !done(self) {
             if self.step - from.max(self.moved_at) > STEPS_MAX {
@@ -153,7 +157,7 @@ impl World {
         }
     }
 
-    fn turn(&mut self, c: usize) -> Result<(), Wrong> {
+    fn turn(&mut self, c: usize) -> Result<(), Violation> {
         self.set_turn(Some(c));
         self.turns += 1;
         let mut rest = self.cores[c].core.step();
@@ -179,11 +183,11 @@ impl World {
         let wrong = core.outside.borrow_mut().wrong.take();
         let mut env = lock(&self.env);
         env.now = env.now + took;
-        env.trace.add(now, c as u16, Kind::Turn, [core.wake.0, 0, 0, 0]);
+        env.trace.add(now, c as u16, EventKind::Turn, [core.wake.0, 0, 0, 0]);
         let mut net = self.net.borrow_mut();
         for (l, received, sent) in net.take_moved() {
             self.moved_at = self.step;
-            env.trace.add(now, c as u16, Kind::Bytes, [l as u64, received, sent, 0]);
+            env.trace.add(now, c as u16, EventKind::Bytes, [l as u64, received, sent, 0]);
         }
         drop(env);
         net.look();
@@ -193,7 +197,7 @@ impl World {
     }
 
     /// The server has no more memory than its options say.
-    pub(super) fn check_memory(&mut self) -> Result<(), Wrong> {
+    pub(super) fn check_memory(&mut self) -> Result<(), Violation> {
         let live = udm_buf::counted::live() - self.base;
         self.counts.memory.see(live.max(0) as u64);
         let Some(server) = &self.server else { return Ok(()) };
@@ -222,19 +226,19 @@ impl World {
         }
     }
 
-    fn client_turn(&mut self, i: usize) -> Result<(), Wrong> {
+    fn client_turn(&mut self, i: usize) -> Result<(), Violation> {
         let now = self.set_turn(None);
         let excuses = self.excuses();
         let without = self.plan.without;
-        let (trims, flushes) = (!without.has(Class::Trim), !without.has(Class::Flush));
-        let wild = !without.has(Class::Wild);
+        let (trims, flushes) = (!without.has(Disturbance::Trim), !without.has(Disturbance::Flush));
+        let wild = !without.has(Disturbance::Wild);
         let checks = self.model.unit * 64;
-        let World { clients, net, model, work, step, exports, counts, .. } = self;
+        let NbdServerWorld { clients, net, model, work, step, exports, counts, .. } = self;
         let mut net = net.borrow_mut();
         let client = &mut clients[i];
         let events = Vec::new();
         let mut around =
-            Around { net: &mut net, model, chance: work, step: *step, now, excuses, events, exports };
+            ClientContext { net: &mut net, model, chance: work, step: *step, now, excuses, events, exports };
         if !self.resting && client.manner.stalls > 0 && around.chance.one_in(client.manner.stalls) {
             client.stalled = true;
             counts.stalls += 1;
@@ -244,7 +248,7 @@ impl World {
         client.write(&mut around);
         let read = client.read(&mut around);
         let asking = client.is_served() && client.out.is_empty() && client.farewell.is_none();
-        if let (true, Some(at), State::Served(agreed)) = (asking, client.check, &client.state) {
+        if let (true, Some(at), ClientState::Served(agreed)) = (asking, client.check, &client.state) {
             let size = around.model.disks[agreed.device].size;
             let len = (size - at).min(checks.max(4096));
             if len == 0 {
@@ -264,15 +268,15 @@ impl World {
             }
             if around.chance.one_in(150) {
                 let farewell = match around.chance.below(8) {
-                    0..2 => Farewell::Disconnect,
-                    2..4 => Farewell::HalfClose,
-                    4 if !without.has(Class::Nonsense) => Farewell::Nonsense,
-                    5..8 if !without.has(Class::Lost) => Farewell::Cut,
-                    _ => Farewell::Disconnect,
+                    0..2 => DisconnectMode::Disconnect,
+                    2..4 => DisconnectMode::HalfClose,
+                    4 if !without.has(Disturbance::Nonsense) => DisconnectMode::Nonsense,
+                    5..8 if !without.has(Disturbance::Lost) => DisconnectMode::Cut,
+                    _ => DisconnectMode::Disconnect,
                 };
                 client.farewell = Some(farewell);
                 match farewell {
-                    Farewell::Disconnect => {
+                    DisconnectMode::Disconnect => {
                         let request = Request {
                             flags: CommandFlags::empty(),
                             command: Command::Disconnect,
@@ -282,22 +286,22 @@ impl World {
                         };
                         client.out.extend_from_slice(&request.encode());
                     }
-                    Farewell::Nonsense => {
+                    DisconnectMode::Nonsense => {
                         counts.nonsense += 1;
                         let n = around.chance.between(28, 200);
                         let byte = around.chance.any() as u8;
                         client.out.extend(std::iter::repeat_n(byte, n as usize));
                     }
-                    Farewell::HalfClose | Farewell::Cut => {}
+                    DisconnectMode::HalfClose | DisconnectMode::Cut => {}
                 }
             }
         }
         match client.farewell {
-            Some(Farewell::HalfClose) if client.out.is_empty() && !client.is_over() => {
+            Some(DisconnectMode::HalfClose) if client.out.is_empty() && !client.is_over() => {
                 around.net.end_up(client.link);
             }
             // Anywhere, in the middle of a request too.
-            Some(Farewell::Cut) if !client.is_over() && around.chance.one_in(4) => {
+            Some(DisconnectMode::Cut) if !client.is_over() && around.chance.one_in(4) => {
                 counts.lost += 1;
                 let (quietly, broken) = (around.chance.one_in(2), around.chance.one_in(2));
                 client.end(&mut around, quietly, broken);

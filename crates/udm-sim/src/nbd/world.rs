@@ -1,20 +1,20 @@
 //! Cores, disks, devices, the server and its clients, stepped on one thread in an order drawn from
 //! a seed.
 
-use super::client::Client;
+use super::client::SimNbdClient;
 use super::clock;
-use super::counts::Counts;
-use super::kernel::{Outside, SimKernel};
-use super::model::{Disk as Shown, Excuses, Model};
-use super::net::Net;
-use super::shake::export_name;
-use crate::chance::{Chance, Stream};
-use crate::counts::Hash;
-use crate::disk::Disk;
-use crate::env::{Env, PathState, SharedEnv, lock};
-use crate::model::Wrong;
+use super::counts::NbdServerCounts;
+use super::handshake::export_name;
+use super::kernel::{SimKernel, SimRingState};
+use super::model::{AllowedErrors, ExportedDisk, NbdServerModel};
+use super::net::SimNetwork;
+use crate::counts::RunHash;
+use crate::disk::SimDisk;
+use crate::environment::{Env, PathState, SharedEnv, lock};
+use crate::model::Violation;
 use crate::path::SimPath;
-use crate::plan::{Class, Plan};
+use crate::plan::{Disturbance, RunPlan};
+use crate::rng::{RngStream, SimRng};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,10 +28,10 @@ use udm_frontends::nbd::{Export, Exports, NbdServer, ServerOptions};
 use udm_runtime::{Cluster, PrivateIo, SteppedCore};
 
 /// A core of the server.
-pub(super) struct Core {
+pub(super) struct ServerCore {
     /// `None` when it has left.
     pub(super) core: SteppedCore,
-    pub(super) outside: Rc<RefCell<Outside>>,
+    pub(super) outside: Rc<RefCell<SimRingState>>,
     /// When it wants its next turn.
     pub(super) wake: Nanos,
     /// CPU time that it took.
@@ -40,7 +40,7 @@ pub(super) struct Core {
 }
 
 /// A device that is exported, when the power is on.
-pub(super) struct Device {
+pub(super) struct ExportedDevice {
     /// Its table, over the paths of the same numbers as its disks.
     pub(super) table: String,
     pub(super) mapped: Option<Arc<MappedDevice>>,
@@ -49,24 +49,24 @@ pub(super) struct Device {
 }
 
 /// See the module's documentation.
-pub struct World {
-    pub(super) plan: Plan,
+pub struct NbdServerWorld {
+    pub(super) plan: RunPlan,
     pub(super) env: SharedEnv,
     pub(super) paths: Vec<Arc<SimPath>>,
-    pub(super) devices: Vec<Device>,
+    pub(super) devices: Vec<ExportedDevice>,
     /// Devices of the exports, and whether they are read-only.
     pub(super) exports: Vec<(usize, bool)>,
     pub(super) list: Arc<Exports>,
     pub(super) cluster: Arc<Cluster>,
     pub(super) server: Option<NbdServer>,
     pub(super) options: ServerOptions,
-    pub(super) cores: Vec<Core>,
-    pub(super) net: Rc<RefCell<Net>>,
-    pub(super) clients: Vec<Client>,
-    pub(super) model: Model,
-    pub(super) schedule: Chance,
-    pub(super) work: Chance,
-    pub(super) control: Chance,
+    pub(super) cores: Vec<ServerCore>,
+    pub(super) net: Rc<RefCell<SimNetwork>>,
+    pub(super) clients: Vec<SimNbdClient>,
+    pub(super) model: NbdServerModel,
+    pub(super) schedule: SimRng,
+    pub(super) work: SimRng,
+    pub(super) control: SimRng,
     pub(super) step: u64,
     /// When a byte last went to or from a client.
     pub(super) moved_at: u64,
@@ -89,13 +89,13 @@ pub struct World {
     pub(super) base: i64,
     /// Turns of cores.
     pub(super) turns: u64,
-    pub(super) counts: Counts,
+    pub(super) counts: NbdServerCounts,
 }
 
 /// Finds disks by their words, `p` and a number.
-struct Names(Vec<Arc<SimPath>>);
+struct PathResolver(Vec<Arc<SimPath>>);
 
-impl Resolver for Names {
+impl Resolver for PathResolver {
     fn get(&mut self, word: &str) -> Result<DeviceRef, LookupError> {
         let index = word.strip_prefix('p').and_then(|n| n.parse::<usize>().ok());
         let found = index.and_then(|i| Some((i, self.0.get(i)?)));
@@ -113,16 +113,16 @@ pub(super) fn wake() -> (Arc<AtomicBool>, Wake) {
     (woken, Arc::new(move || handle.store(true, Ordering::Relaxed)))
 }
 
-impl World {
-    pub(super) fn new(plan: &Plan) -> Result<World, Wrong> {
-        let mut build = Chance::new(plan.seed, Stream::Build);
+impl NbdServerWorld {
+    pub(super) fn new(plan: &RunPlan) -> Result<NbdServerWorld, Violation> {
+        let mut build = SimRng::new(plan.seed, RngStream::Build);
         let count = plan.cores.unwrap_or(build.pick(&[1, 1, 2, 2, 3]));
         let unit: u64 = build.pick(&[1, 8, 8, 512, 512]);
-        let fails = build.one_in(3) && !plan.without.has(Class::Errors);
+        let fails = build.one_in(3) && !plan.without.has(Disturbance::Errors);
         let mut env = Env::new(plan.seed, plan.keep_events);
-        (env.torn, env.lags) = (!plan.without.has(Class::Torn), false);
+        (env.torn, env.lags) = (!plan.without.has(Disturbance::Torn), false);
         let (mut devices, mut shown) = (Vec::new(), Vec::new());
-        let long = unit == 512 && !plan.without.has(Class::Long) && build.one_in(2);
+        let long = unit == 512 && !plan.without.has(Disturbance::Long) && build.one_in(2);
         for device in 0..build.pick(&[1, 1, 2]) {
             let block: u64 = build.pick(&[1, 1, 8]);
             // Enough for long requests, and little enough for clients to meet.
@@ -135,11 +135,11 @@ impl World {
             let (first, kind) = (env.disks.len(), build.below(4));
             let disks = if kind == 0 { 2 } else { 1 };
             let most = build.pick(&[u64::from(u32::MAX), 64, 8 * block.max(1)]);
-            let discards = !plan.without.has(Class::Trim) && build.below(3) > 0;
+            let discards = !plan.without.has(Disturbance::Trim) && build.below(3) > 0;
             let zeroes = build.pick(&[0, u64::from(u32::MAX), 16]);
             let (volatile, fua) = (build.below(4) > 0, build.one_in(2));
             for disk in first..first + disks {
-                let mut made = Disk::new(disk, sectors);
+                let mut made = SimDisk::new(disk, sectors);
                 made.log = true;
                 (0..sectors).for_each(|sector| made.blank(sector));
                 (made.volatile, made.fua, made.block) = (volatile, fua, block);
@@ -148,11 +148,11 @@ impl World {
                 made.error_one_in = if fails { build.pick(&[0, 100, 1000]) } else { 0 };
                 env.disks.push(made);
                 let latency = build.pick(&[2_000, 20_000, 200_000, 2_000_000]);
-                let mut path = PathState::well(disk, latency);
-                if !plan.without.has(Class::Full) {
+                let mut path = PathState::healthy(disk, latency);
+                if !plan.without.has(Disturbance::Full) {
                     path.room = build.pick(&[usize::MAX, usize::MAX, 2, 16]);
                 }
-                path.prompt = !plan.without.has(Class::Prompt) && build.one_in(3);
+                path.prompt = !plan.without.has(Disturbance::Prompt) && build.one_in(3);
                 env.paths.push(path);
             }
             let table = match kind {
@@ -162,8 +162,8 @@ impl World {
             };
             let size = if kind < 2 { 2 * sectors } else { sectors } * 512;
             let zero_from = if kind == 1 { sectors * 512 } else { size };
-            shown.push(Shown { size, zero_from, block: block * 512, discards });
-            devices.push(Device { table, mapped: None, change: None, suspended: false });
+            shown.push(ExportedDisk { size, zero_from, block: block * 512, discards });
+            devices.push(ExportedDevice { table, mapped: None, change: None, suspended: false });
             let _ = device;
         }
         let mut exports: Vec<(usize, bool)> = (0..devices.len()).map(|device| (device, false)).collect();
@@ -175,9 +175,9 @@ impl World {
             (512, false) => 64 << 10,
             _ => 512 * unit.max(4),
         };
-        let mut net = Net::new(Chance::new(plan.seed, Stream::Net));
-        net.cuts = !plan.without.has(Class::Cuts);
-        net.fails = if plan.without.has(Class::Lost) { 0 } else { build.pick(&[0, 0, 500, 3000]) };
+        let mut net = SimNetwork::new(SimRng::new(plan.seed, RngStream::SimNetwork));
+        net.cuts = !plan.without.has(Disturbance::Cuts);
+        net.fails = if plan.without.has(Disturbance::Lost) { 0 } else { build.pick(&[0, 0, 500, 3000]) };
         let options = ServerOptions {
             requests_max: build.pick(&[1, 4, 64, 1024]),
             bytes_max: build.pick(&[4 << 10, 64 << 10, 1 << 20, 64 << 20]),
@@ -188,7 +188,7 @@ impl World {
         let all = env.paths.len();
         let env = Arc::new(Mutex::new(env));
         let paths = (0..all).map(|p| Arc::new(SimPath::new(&env, p))).collect();
-        let mut world = World {
+        let mut world = NbdServerWorld {
             paths,
             devices,
             exports,
@@ -199,10 +199,10 @@ impl World {
             cores: Vec::new(),
             net: Rc::new(RefCell::new(net)),
             clients: Vec::new(),
-            model: Model::new(shown, unit),
-            schedule: Chance::new(plan.seed, Stream::Schedule),
-            work: Chance::new(plan.seed, Stream::Work),
-            control: Chance::new(plan.seed, Stream::Control),
+            model: NbdServerModel::new(shown, unit),
+            schedule: SimRng::new(plan.seed, RngStream::Schedule),
+            work: SimRng::new(plan.seed, RngStream::Work),
+            control: SimRng::new(plan.seed, RngStream::Control),
             step: 0,
             moved_at: 0,
             count,
@@ -220,7 +220,7 @@ impl World {
             rest_at: 500 + build.span(1500),
             base: udm_buf::counted::live(),
             turns: 0,
-            counts: Counts::default(),
+            counts: NbdServerCounts::default(),
             plan: plan.clone(),
             env,
         };
@@ -229,33 +229,33 @@ impl World {
     }
 
     /// Makes the cores, the devices and the server, as after power-on.
-    pub(super) fn boot(&mut self) -> Result<(), Wrong> {
+    pub(super) fn boot(&mut self) -> Result<(), Violation> {
         let failed = |e: std::io::Error| e.to_string();
         self.base = udm_buf::counted::live();
         self.cluster = Cluster::new(self.count).map_err(failed)?;
         self.list = Arc::new(Exports::new());
         self.set_turn(None);
         for id in 0..self.count {
-            let chance = Chance::new(self.schedule.any(), Stream::Net);
-            let outside = Outside::new(&self.net, chance, self.latency);
+            let chance = SimRng::new(self.schedule.any(), RngStream::SimNetwork);
+            let outside = SimRingState::new(&self.net, chance, self.latency);
             let kernel = Box::new(SimKernel(outside.clone()));
             let room = self.schedule.pick(&[1, 4, 64, 512]);
             let core = SteppedCore::new(&self.cluster, CoreId(id as u16), kernel, room, clock::TIME);
             let now = clock::now();
-            self.cores.push(Core { core, outside, wake: now, spent: Nanos(0), over: false });
+            self.cores.push(ServerCore { core, outside, wake: now, spent: Nanos(0), over: false });
         }
         for device in 0..self.devices.len() {
             let number = DevNo { major: 253, minor: device as u32 };
             let mapped = MappedDevice::new(&format!("d{device}"), None, number).map_err(|e| e.to_string())?;
             let words = &self.devices[device].table;
             let lines = udm_wire::table::parse(words).map_err(|e| format!("{words}: {e}"))?;
-            let mut names = Names(self.paths.clone());
+            let mut names = PathResolver(self.paths.clone());
             let table = Table::build(udm_targets::TARGETS, &lines, &mut names, &PrivateIo, self.count)
                 .map_err(|e| format!("{words}: {e}"))?;
             mapped.load(table).map_err(|e| e.to_string())?;
             self.devices[device].mapped = Some(mapped);
             self.resume(device)?;
-            self.go_on_until("a device that is resumed", |world| world.devices[device].change.is_none())?;
+            self.step_until("a device that is resumed", |world| world.devices[device].change.is_none())?;
         }
         for (nth, (device, read_only)) in self.exports.clone().into_iter().enumerate() {
             let Some(mapped) = self.devices[device].mapped.clone() else { continue };
@@ -267,9 +267,9 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn counts(&self) -> Counts {
+    pub(super) fn counts(&self) -> NbdServerCounts {
         let (net, env) = (self.net.borrow(), lock(&self.env));
-        Counts {
+        NbdServerCounts {
             steps: self.step,
             requests: self.model.requests,
             errors: self.model.errors,
@@ -280,7 +280,7 @@ impl World {
             full: net.full,
             faults: env.faults,
             simulated: env.now.0,
-            hash: Hash(env.trace.hash()),
+            hash: RunHash(env.trace.hash()),
             ..self.counts
         }
     }
@@ -289,9 +289,9 @@ impl World {
         lock(&self.env).say(text);
     }
 
-    pub(super) fn excuses(&self) -> Excuses {
+    pub(super) fn excuses(&self) -> AllowedErrors {
         let env = lock(&self.env);
-        Excuses { faults: env.faults, ending: self.ending || self.dead }
+        AllowedErrors { faults: env.faults, ending: self.ending || self.dead }
     }
 
     /// Sets the clocks for a turn of core `c`, or of nobody.

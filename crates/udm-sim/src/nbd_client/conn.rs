@@ -1,16 +1,16 @@
 //! A connection, at its server's end: the handshake, requests taken in, done in any order, and
 //! answered.
 
-use super::counts::Counts;
-use super::disk::Disk;
-use super::reply::{self, Answer};
-use super::servers::{Manner, Says};
-use super::shared::Shared;
-use crate::chance::Chance;
-use crate::model::Wrong;
-use crate::nbd::net::Net;
+use super::counts::NbdClientCounts;
+use super::disk::ServerDisk;
+use super::reply::{self, ReplyPieces};
+use super::servers::{ExportDescription, ServerBehavior};
+use super::shared::SharedState;
+use crate::model::Violation;
+use crate::nbd::net::SimNetwork;
+use crate::rng::SimRng;
 use crate::stamp;
-use crate::trace::{Kind, NO_CORE, range};
+use crate::trace::{EventKind, NO_CORE, range};
 use std::collections::VecDeque;
 use udm_core::Nanos;
 use udm_wire::nbd::{
@@ -24,14 +24,14 @@ const UP_MAX: usize = 256 << 10;
 /// Requests that a client may have under way on one connection.
 const REQUESTS_MAX: usize = 1024;
 
-enum Stage {
+enum ConnStage {
     Shaking { parser: HandshakeParser, no_zeroes: bool },
     Serving,
     Over,
 }
 
 /// A request that is to be done.
-struct Job {
+struct PendingRequest {
     request: Request,
     /// What it writes.
     stamps: Vec<u64>,
@@ -41,21 +41,21 @@ struct Job {
 }
 
 /// See the module's documentation.
-pub(super) struct Conn {
+pub(super) struct ServerConn {
     pub(super) link: usize,
     pub(super) server: usize,
-    manner: Manner,
+    manner: ServerBehavior,
     /// What its server says of the export, and whether that is another one's.
-    says: Says,
+    says: ExportDescription,
     other: bool,
-    stage: Stage,
+    stage: ConnStage,
     structured: bool,
     input: Vec<u8>,
     /// The header of a write whose data is not whole, and whether it was refused already.
     head: Option<(Request, bool)>,
-    jobs: Vec<Job>,
+    jobs: Vec<PendingRequest>,
     /// Answers to requests, by cookie, and lies.
-    answers: Vec<(Option<u64>, Answer)>,
+    answers: Vec<(Option<u64>, ReplyPieces)>,
     out: VecDeque<u8>,
     /// The client sends no more.
     ended: bool,
@@ -76,12 +76,12 @@ pub(super) struct Conn {
 }
 
 /// What a connection finds around it.
-pub(super) struct Around<'a> {
-    pub(super) net: &'a mut Net,
-    pub(super) disk: &'a mut Disk,
-    pub(super) shared: &'a mut Shared,
-    pub(super) chance: &'a mut Chance,
-    pub(super) counts: &'a mut Counts,
+pub(super) struct ConnContext<'a> {
+    pub(super) net: &'a mut SimNetwork,
+    pub(super) disk: &'a mut ServerDisk,
+    pub(super) shared: &'a mut SharedState,
+    pub(super) chance: &'a mut SimRng,
+    pub(super) counts: &'a mut NbdClientCounts,
     /// The export that it is of.
     pub(super) export: usize,
     pub(super) now: Nanos,
@@ -91,24 +91,24 @@ pub(super) struct Around<'a> {
     pub(super) late: bool,
 }
 
-impl Around<'_> {
+impl ConnContext<'_> {
     /// Something went wrong on purpose.
     fn trouble(&mut self) {
         self.shared.model.exports[self.export].trouble(self.now);
     }
 }
 
-impl Conn {
+impl ServerConn {
     pub(super) fn new(
         link: usize,
         server: usize,
-        manner: Manner,
-        (says, other): (Says, bool),
+        manner: ServerBehavior,
+        (says, other): (ExportDescription, bool),
         now: Nanos,
-    ) -> Conn {
-        let stage = Stage::Shaking { parser: HandshakeParser::new(), no_zeroes: false };
+    ) -> ServerConn {
+        let stage = ConnStage::Shaking { parser: HandshakeParser::new(), no_zeroes: false };
         let greeting = nbd::greeting(HandshakeFlags::FIXED_NEWSTYLE | HandshakeFlags::NO_ZEROES);
-        Conn {
+        ServerConn {
             link,
             server,
             says,
@@ -134,11 +134,11 @@ impl Conn {
     }
 
     pub(super) fn is_over(&self) -> bool {
-        matches!(self.stage, Stage::Over)
+        matches!(self.stage, ConnStage::Over)
     }
 
     /// What hangs does so no more.
-    pub(super) fn hurry(&mut self, now: Nanos) {
+    pub(super) fn finish_hung(&mut self, now: Nanos) {
         self.jobs.iter_mut().for_each(|job| job.due = job.due.min(now));
         self.next = self.next.min(now);
     }
@@ -150,7 +150,7 @@ impl Conn {
     }
 
     /// When it has something to do.
-    pub(super) fn reason(&self, net: &Net) -> Nanos {
+    pub(super) fn reason(&self, net: &SimNetwork) -> Nanos {
         let link = &net.links[self.link];
         let sends = (!self.out.is_empty() || !self.answers.is_empty()) && link.up.len() < UP_MAX;
         let ends = (link.shut || link.half_shut) && !self.ended;
@@ -168,8 +168,8 @@ impl Conn {
 
     /// The server is gone, or the network has broken the connection: nothing of it is done any
     /// more.
-    pub(super) fn end(&mut self, net: &mut Net, broken: bool) {
-        self.stage = Stage::Over;
+    pub(super) fn end(&mut self, net: &mut SimNetwork, broken: bool) {
+        self.stage = ConnStage::Over;
         self.jobs.clear();
         self.answers.clear();
         self.out.clear();
@@ -180,7 +180,7 @@ impl Conn {
     ///
     /// # Errors
     /// What a client must not ask.
-    pub(super) fn turn(&mut self, a: &mut Around<'_>) -> Result<(), Wrong> {
+    pub(super) fn turn(&mut self, a: &mut ConnContext<'_>) -> Result<(), Violation> {
         let (broken, shut) = (a.net.links[self.link].broken, a.net.links[self.link].shut);
         if broken || (shut && !a.late) {
             self.end(a.net, broken);
@@ -201,7 +201,7 @@ impl Conn {
         Ok(())
     }
 
-    fn read(&mut self, a: &mut Around<'_>) {
+    fn read(&mut self, a: &mut ConnContext<'_>) {
         let there = a.net.links[self.link].down.len() as u64;
         if there > 0 {
             let n =
@@ -213,13 +213,13 @@ impl Conn {
         }
     }
 
-    fn take_in(&mut self, a: &mut Around<'_>) -> Result<(), Wrong> {
+    fn take_in(&mut self, a: &mut ConnContext<'_>) -> Result<(), Violation> {
         if self.manner.mute || self.closing {
             self.input.clear();
             return Ok(());
         }
-        while matches!(self.stage, Stage::Shaking { .. }) {
-            let Stage::Shaking { parser, no_zeroes } = &mut self.stage else { break };
+        while matches!(self.stage, ConnStage::Shaking { .. }) {
+            let ConnStage::Shaking { parser, no_zeroes } = &mut self.stage else { break };
             let mut input = &self.input[..];
             let message = parser.next(&mut input).map_err(|e| format!("connection {}: {e}", self.link))?;
             match message {
@@ -247,9 +247,9 @@ impl Conn {
         self.closing || (self.ended && self.input.is_empty())
     }
 
-    fn option(&mut self, option: &ClientOption, no_zeroes: bool, a: &mut Around<'_>) {
+    fn option(&mut self, option: &ClientOption, no_zeroes: bool, a: &mut ConnContext<'_>) {
         let (says, number) = (&self.says, option.number());
-        let Says { size, flags, .. } = *says;
+        let ExportDescription { size, flags, .. } = *says;
         let mut out = Vec::new();
         let begins = match option {
             ClientOption::StructuredReply if says.structured => {
@@ -287,11 +287,11 @@ impl Conn {
         self.out.extend(out);
         if begins {
             a.counts.handshakes += 1;
-            self.stage = Stage::Serving;
+            self.stage = ConnStage::Serving;
         }
     }
 
-    fn lies(&mut self, a: &mut Around<'_>) {
+    fn lies(&mut self, a: &mut ConnContext<'_>) {
         self.lied = true;
         a.counts.lies += 1;
         a.trouble();
@@ -299,7 +299,7 @@ impl Conn {
     }
 
     /// Takes in a request, if it is whole.
-    fn request(&mut self, a: &mut Around<'_>) -> Result<bool, Wrong> {
+    fn request(&mut self, a: &mut ConnContext<'_>) -> Result<bool, Violation> {
         if self.head.is_none() {
             let Some(header) = self.input.first_chunk::<{ Request::SIZE }>() else { return Ok(false) };
             let request = Request::decode(header).map_err(|e| format!("connection {}: {e}", self.link))?;
@@ -307,7 +307,7 @@ impl Conn {
             self.check(&request)?;
             let op = u64::from(request.command.number()) << 16 | u64::from(request.flags.bits());
             let args = [request.cookie, self.link as u64, op, range(request.offset, request.len.into())];
-            a.shared.trace.add(a.now, NO_CORE, Kind::Asks, args);
+            a.shared.trace.add(a.now, NO_CORE, EventKind::Asks, args);
             // A server may say no before it has the data.
             let early = request.command == Command::Write
                 && !self.lied
@@ -346,12 +346,12 @@ impl Conn {
         }
         let due = a.now + due + Nanos(a.chance.span(self.manner.latency));
         self.taken += 1;
-        self.jobs.push(Job { request, stamps, nth: self.taken, due });
+        self.jobs.push(PendingRequest { request, stamps, nth: self.taken, due });
         Ok(true)
     }
 
     /// A request must be one that the export takes.
-    fn check(&self, request: &Request) -> Result<(), Wrong> {
+    fn check(&self, request: &Request) -> Result<(), Violation> {
         let wrong = |why: &str| Err(format!("connection {}: {request:?}: {why}", self.link));
         let Request { command, flags, cookie, offset, len, .. } = *request;
         let has = |flag| self.says.flags.contains(flag);
@@ -391,7 +391,7 @@ impl Conn {
     }
 
     /// Answers `request` with an error.
-    fn refuse(&mut self, request: &Request, a: &mut Around<'_>) {
+    fn refuse(&mut self, request: &Request, a: &mut ConnContext<'_>) {
         let error = a.chance.pick(&[
             nbd::EPERM,
             nbd::EIO,
@@ -411,16 +411,16 @@ impl Conn {
         self.give(request, error, &[], a);
     }
 
-    fn give(&mut self, request: &Request, error: u32, stamps: &[u64], a: &mut Around<'_>) {
+    fn give(&mut self, request: &Request, error: u32, stamps: &[u64], a: &mut ConnContext<'_>) {
         let args = [request.cookie, self.link as u64, error.into(), 0];
-        a.shared.trace.add(a.now, NO_CORE, Kind::Answered, args);
+        a.shared.trace.add(a.now, NO_CORE, EventKind::Answered, args);
         let answer = reply::answer(request, error, stamps, self.structured, a.chance);
         self.answers.push((Some(request.cookie), answer));
         self.answered += 1;
     }
 
     /// Does the requests whose time has come, in any order.
-    fn work(&mut self, a: &mut Around<'_>) {
+    fn work(&mut self, a: &mut ConnContext<'_>) {
         loop {
             let due: Vec<usize> = (0..self.jobs.len()).filter(|&i| self.jobs[i].due <= a.now).collect();
             if due.is_empty() || self.closing {
@@ -431,7 +431,7 @@ impl Conn {
         }
     }
 
-    fn one(&mut self, job: &Job, a: &mut Around<'_>) {
+    fn one(&mut self, job: &PendingRequest, a: &mut ConnContext<'_>) {
         if self.leaves && !a.net.links[self.link].shut {
             return self.give(&job.request, nbd::ESHUTDOWN, &[], a);
         }
@@ -460,7 +460,7 @@ impl Conn {
             self.lies(a);
             let (lie, twice) = reply::lie(&job.request, self.before, self.structured, a.chance);
             a.counts.twice += u64::from(twice);
-            self.answers.push((None, Answer::from([lie])));
+            self.answers.push((None, ReplyPieces::from([lie])));
         } else if fails {
             self.refuse(&job.request, a);
         } else if !a.net.links[self.link].shut {
@@ -469,7 +469,7 @@ impl Conn {
         }
     }
 
-    fn write(&mut self, a: &mut Around<'_>) {
+    fn write(&mut self, a: &mut ConnContext<'_>) {
         while self.out.len() < UP_MAX && !self.answers.is_empty() {
             let i = a.chance.below(self.answers.len() as u64) as usize;
             self.out.extend(self.answers[i].1.pop_front().unwrap_or_default());

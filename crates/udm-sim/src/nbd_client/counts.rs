@@ -1,13 +1,13 @@
 //! What runs covered.
 
-use crate::counts::{Hash, Most, count, counts, list, list_trouble, missed};
-use crate::plan::{Class, Without};
+use crate::counts::{Maximum, RunHash, count, counts, format_disturbance_counts, list, uncovered};
+use crate::plan::{Disturbance, ExcludedDisturbances};
 use crate::trace::op_name;
 use udm_core::Op;
 
 counts! {
     /// What a run did, or several.
-    pub struct Counts {
+    pub struct NbdClientCounts {
         /// Steps taken.
         pub steps: u64,
         /// Requests that came back and were checked, by operation; with an error.
@@ -81,15 +81,15 @@ counts! {
         /// Lines that udm logged.
         pub lines: u64,
         /// The most memory in bytes that udm had beside that of requests.
-        pub memory: Most,
+        pub memory: Maximum,
         /// Simulated time in ns.
         pub simulated: u64,
         /// The hash of all events.
-        pub hash: Hash,
+        pub hash: RunHash,
     }
 }
 
-impl Counts {
+impl NbdClientCounts {
     /// Requests of every kind.
     #[must_use]
     pub fn all_requests(&self) -> u64 {
@@ -107,38 +107,38 @@ impl Counts {
     }
 
     /// The kinds of trouble, the class that makes each, and how often it came.
-    fn trouble(&self) -> [(&'static str, Class, u64); 23] {
+    fn trouble(&self) -> [(&'static str, Disturbance, u64); 23] {
         [
-            ("cut short", Class::Cuts, self.cuts),
-            ("failed in the network", Class::Lost, self.failed),
-            ("refused connections", Class::Paths, self.refusals),
-            ("errors", Class::Errors, self.refused),
-            ("lies", Class::Nonsense, self.lies),
-            ("answered twice", Class::Nonsense, self.twice),
-            ("reordered", Class::Hang, self.reordered),
-            ("answered late", Class::Stalls, self.late),
-            ("hangs", Class::Hang, self.hangs),
-            ("done too late", Class::Late, self.landed),
-            ("connections closed", Class::Lost, self.closed),
-            ("servers stopped", Class::Stalls, self.stopped),
-            ("cut off", Class::Stalls, self.holes),
-            ("deaf", Class::Paths, self.deaf),
-            ("mute", Class::Paths, self.mute),
-            ("changed", Class::Limits, self.others),
-            ("flapped", Class::Paths, self.flaps),
-            ("killed", Class::Paths, self.killed),
-            ("paths failed", Class::Paths, self.failures),
-            ("messages", Class::Messages, self.messages),
-            ("servers fenced", Class::Stalls, self.fenced),
-            ("writes that waited", Class::Stalls, self.waited),
-            ("crashes", Class::Crash, self.crashes),
+            ("cut short", Disturbance::Cuts, self.cuts),
+            ("failed in the network", Disturbance::Lost, self.failed),
+            ("refused connections", Disturbance::Paths, self.refusals),
+            ("errors", Disturbance::Errors, self.refused),
+            ("lies", Disturbance::Nonsense, self.lies),
+            ("answered twice", Disturbance::Nonsense, self.twice),
+            ("reordered", Disturbance::Hang, self.reordered),
+            ("answered late", Disturbance::Stalls, self.late),
+            ("hangs", Disturbance::Hang, self.hangs),
+            ("done too late", Disturbance::Late, self.landed),
+            ("connections closed", Disturbance::Lost, self.closed),
+            ("servers stopped", Disturbance::Stalls, self.stopped),
+            ("cut off", Disturbance::Stalls, self.holes),
+            ("deaf", Disturbance::Paths, self.deaf),
+            ("mute", Disturbance::Paths, self.mute),
+            ("changed", Disturbance::Limits, self.others),
+            ("flapped", Disturbance::Paths, self.flaps),
+            ("killed", Disturbance::Paths, self.killed),
+            ("paths failed", Disturbance::Paths, self.failures),
+            ("messages", Disturbance::Messages, self.messages),
+            ("servers fenced", Disturbance::Stalls, self.fenced),
+            ("writes that waited", Disturbance::Stalls, self.waited),
+            ("crashes", Disturbance::Crash, self.crashes),
         ]
     }
 
     /// What was not left out and never came all the same: the runs were too short for it.
     #[must_use]
-    pub fn missed(&self, without: Without) -> Vec<&'static str> {
-        missed(self.trouble(), without)
+    pub fn uncovered(&self, without: ExcludedDisturbances) -> Vec<&'static str> {
+        uncovered(self.trouble(), without)
     }
 
     /// What was covered, for a person, one line each.
@@ -148,7 +148,7 @@ impl Counts {
             "requests: {}; {} of them with an error\ntrouble: {}\nchecked: {} sectors read, {} attempts to connect and {} handshakes, {} full sockets, {} operations called off, {} rests, {} lines of the log; {} KiB of memory at the most\n",
             list(Op::ALL.iter().map(|op| (op_name(*op), self.requests[*op as usize]))),
             count(self.errors),
-            list_trouble(self.trouble()),
+            format_disturbance_counts(self.trouble()),
             count(self.compared),
             count(self.connects),
             count(self.handshakes),

@@ -1,20 +1,20 @@
 //! The disk behind an export, with a cache that the power takes.
 
 use super::model::first;
-use crate::chance::Chance;
 use crate::disk::OWN;
+use crate::rng::SimRng;
 use udm_wire::nbd::{Command, CommandFlags, ExportFlags, Request};
 
 /// A number a sector, as it reads and as it would be found behind a power cut.
-pub(super) struct Disk {
+pub(super) struct ServerDisk {
     content: Vec<u64>,
     durable: Vec<u64>,
 }
 
-impl Disk {
-    pub(super) fn new(export: usize, sectors: u64) -> Disk {
+impl ServerDisk {
+    pub(super) fn new(export: usize, sectors: u64) -> ServerDisk {
         let content: Vec<u64> = (0..sectors).map(|sector| first(export, sector)).collect();
-        Disk { durable: content.clone(), content }
+        ServerDisk { durable: content.clone(), content }
     }
 
     fn get(&self, sector: u64) -> u64 {
@@ -34,7 +34,7 @@ impl Disk {
     }
 
     /// The power is cut: of what was in the cache some is there, and some is not.
-    pub(super) fn crash(&mut self, chance: &mut Chance) {
+    pub(super) fn crash(&mut self, chance: &mut SimRng) {
         let all = chance.one_in(2);
         for (content, durable) in self.content.iter_mut().zip(&mut self.durable) {
             if content != durable && (all || chance.one_in(2)) {
@@ -51,7 +51,7 @@ impl Disk {
         request: &Request,
         stamps: &[u64],
         has: ExportFlags,
-        chance: &mut Chance,
+        chance: &mut SimRng,
     ) -> Vec<u64> {
         let Request { command, flags, offset, len, .. } = *request;
         let (first, end) = (offset / 512, (offset + u64::from(len)) / 512);

@@ -11,37 +11,37 @@
 //! A connection is proved dead when the server has closed it or the network has broken it. From
 //! then on its server executes nothing that came over it.
 //!
-//! * `shared`, `model`: requests and permitted answers. `front`: the requester.
+//! * `shared`, `model`: requests and permitted answers. `front_end`: the requester.
 //! * `disk`, `conn`, `reply`, `servers`: the servers. Their network is that of the worlds of the
 //!   NBD server (`nbd::net`, `nbd::kernel`).
-//! * `world`, `turn`, `acts`, `ends`: the run. `counts`: the counts.
+//! * `world`, `turn`, `actions`, `shutdown`: the run. `counts`: the counts.
 
-mod acts;
+mod actions;
 mod conn;
 mod counts;
 mod disk;
-mod ends;
-mod front;
+mod front_end;
 mod model;
 mod reply;
 mod servers;
 mod shared;
+mod shutdown;
 mod turn;
 mod world;
 
-use crate::plan::Plan;
-use crate::run::{Failure, guard};
-pub use counts::Counts;
-use world::World;
+use crate::plan::RunPlan;
+use crate::run::{RunFailure, catch_panic};
+pub use counts::NbdClientCounts;
+use world::NbdClientWorld;
 
 /// Runs the world of `plan`.
 ///
 /// # Errors
 /// The failure, with its trace. What is left of a failed run is not taken apart.
-pub fn run(plan: &Plan) -> Result<Counts, Box<Failure>> {
+pub fn run(plan: &RunPlan) -> Result<NbdClientCounts, Box<RunFailure>> {
     let mut world = None;
-    let outcome = guard(|| {
-        let world = world.insert(World::new(plan)?);
+    let outcome = catch_panic(|| {
+        let world = world.insert(NbdClientWorld::new(plan)?);
         world.run()
     });
     let Err(what) = outcome else { return Ok(world.map(|world| world.counts()).unwrap_or_default()) };
@@ -49,8 +49,8 @@ pub fn run(plan: &Plan) -> Result<Counts, Box<Failure>> {
     let mut trace = Vec::new();
     if let Some(world) = world {
         plan.steps = world.step.min(plan.steps);
-        trace.extend(shared::lock(&world.shared).trace.last().map(crate::trace::Event::line));
+        trace.extend(shared::lock(&world.shared).trace.last().map(crate::trace::TraceEvent::line));
         Box::leak(Box::new(world));
     }
-    Err(Box::new(Failure { plan, what, trace }))
+    Err(Box::new(RunFailure { plan, what, trace }))
 }

@@ -1,12 +1,12 @@
 //! What requests may be answered, and what they may read.
 //!
-//! An export is a list of registers ([`crate::cells`]), a sector each. A request lasts from when it
+//! An export is a list of registers ([`crate::register_model`]), a sector each. A request lasts from when it
 //! goes down until it is back. One that has failed may have happened or not, but not later: what it
 //! was sent over is dead by then.
 
-use crate::cells::{ANY, Cells};
 use crate::disk::OWN;
-use crate::model::Wrong;
+use crate::model::Violation;
+use crate::register_model::{ANY, RegisterModel};
 use crate::stamp;
 use std::collections::BTreeMap;
 use udm_core::{Bio, BioFlags, Limits, Nanos, Op, Status};
@@ -20,7 +20,7 @@ const CHECK: u64 = 64;
 
 /// A request on its way.
 #[derive(Clone, Debug)]
-struct Asked {
+struct OutstandingRequest {
     device: usize,
     op: Op,
     flags: BioFlags,
@@ -38,8 +38,8 @@ struct Asked {
 }
 
 /// An export, and the one device that uses it.
-pub(super) struct Export {
-    pub(super) cells: Cells,
+pub(super) struct ExportModel {
+    pub(super) cells: RegisterModel,
     pub(super) limits: Limits,
     /// Its device holds requests while there is no path: errors of paths do not come up.
     pub(super) holds: bool,
@@ -58,10 +58,10 @@ pub(super) struct Export {
     pub(super) in_flight: usize,
 }
 
-impl Export {
-    pub(super) fn new(index: usize, limits: Limits, holds: bool) -> Export {
-        Export {
-            cells: Cells::new(&[limits.size.0], |_, sector| first(index, sector)),
+impl ExportModel {
+    pub(super) fn new(index: usize, limits: Limits, holds: bool) -> ExportModel {
+        ExportModel {
+            cells: RegisterModel::new(&[limits.size.0], |_, sector| first(index, sector)),
             limits,
             holds,
             late: false,
@@ -94,9 +94,9 @@ pub(super) fn first(export: usize, sector: u64) -> u64 {
 
 /// See the module's documentation.
 #[derive(Default)]
-pub(super) struct Model {
-    pub(super) exports: Vec<Export>,
-    asked: BTreeMap<u64, Asked>,
+pub(super) struct NbdClientModel {
+    pub(super) exports: Vec<ExportModel>,
+    asked: BTreeMap<u64, OutstandingRequest>,
     ids: u64,
     /// Requests back, by operation; those with an error; sectors compared.
     pub(super) requests: [u64; 5],
@@ -104,7 +104,7 @@ pub(super) struct Model {
     pub(super) compared: u64,
 }
 
-impl Model {
+impl NbdClientModel {
     /// Requests on their way.
     pub(super) fn in_flight(&self) -> usize {
         self.asked.len()
@@ -113,7 +113,7 @@ impl Model {
     /// The oldest of them, for a person.
     pub(super) fn oldest(&self) -> String {
         self.asked.iter().next().map_or_else(String::new, |(id, asked)| {
-            let Asked { device, op, sector, sectors, at, .. } = asked;
+            let OutstandingRequest { device, op, sector, sectors, at, .. } = asked;
             format!("request {id}, a {op:?} of d{device} {sector}+{sectors} since {} us", at.0 / 1000)
         })
     }
@@ -125,7 +125,7 @@ impl Model {
     }
 
     /// The next range to read back of `device`.
-    pub(super) fn next_check(&mut self, device: usize) -> Option<(u64, u64)> {
+    pub(super) fn next_readback(&mut self, device: usize) -> Option<(u64, u64)> {
         let export = &mut self.exports[device];
         let most = CHECK.min(export.limits.max_sectors.0);
         let len = (export.limits.size.0 - export.check).min(most);
@@ -147,13 +147,14 @@ impl Model {
         if bio.op.is_write() && !wild {
             for i in 0..sectors {
                 let cell = export.cells.index(0, sector + i);
-                export.cells.begin(cell, id, written(bio.op, id, i), start);
+                export.cells.begin(cell, id, write_stamp(bio.op, id, i), start);
             }
         }
         let (faults, said_no) = (export.faults, export.said_no);
         let (op, flags) = (bio.op, bio.flags);
         export.in_flight += 1;
-        let asked = Asked { device, op, flags, sector, sectors, start, at: now, wild, faults, said_no };
+        let asked =
+            OutstandingRequest { device, op, flags, sector, sectors, start, at: now, wild, faults, said_no };
         self.asked.insert(id, asked);
         id
     }
@@ -162,10 +163,10 @@ impl Model {
     ///
     /// # Errors
     /// An answer that can't be.
-    pub(super) fn end(&mut self, bio: &Bio, step: u64, quiet: bool) -> Result<usize, Wrong> {
+    pub(super) fn end(&mut self, bio: &Bio, step: u64, quiet: bool) -> Result<usize, Violation> {
         let id = bio.cookie;
         let Some(asked) = self.asked.remove(&id) else { return Err(format!("request {id} is back twice")) };
-        let Asked { device, op, flags, sector, sectors, start, .. } = asked;
+        let OutstandingRequest { device, op, flags, sector, sectors, start, .. } = asked;
         let what = || format!("request {id}, a {op:?} of d{device} {sector}+{sectors},");
         if (bio.op, bio.flags, bio.sector.0, bio.sectors.0) != (op, flags, sector, sectors) {
             return Err(format!("{} is back as {:?} {}+{}", what(), bio.op, bio.sector, bio.sectors));
@@ -217,7 +218,7 @@ impl Model {
         Ok(device)
     }
 
-    fn compare(&mut self, asked: &Asked, bio: &Bio, now: u64) -> Result<(), Wrong> {
+    fn compare(&mut self, asked: &OutstandingRequest, bio: &Bio, now: u64) -> Result<(), Violation> {
         let export = &mut self.exports[asked.device];
         // What it saw before the power was cut may be lost by now.
         let (cells, start, lasts) = (&mut export.cells, asked.start, asked.start > export.crashed);
@@ -233,7 +234,7 @@ impl Model {
                 }
                 _ if wrong.is_some() => {}
                 _ => {
-                    let found = found.map_or_else(|| "a mixture".into(), crate::cells::stamp_text);
+                    let found = found.map_or_else(|| "a mixture".into(), crate::register_model::stamp_text);
                     let may = cells.describe(cell);
                     wrong =
                         Some(format!("brought {found} at sector {}, which may hold{may}", asked.sector + i));
@@ -250,7 +251,7 @@ impl Model {
 }
 
 /// What a request puts into its sector `nth`.
-fn written(op: Op, id: u64, nth: u64) -> u64 {
+fn write_stamp(op: Op, id: u64, nth: u64) -> u64 {
     match op {
         Op::Write => id << 10 | nth,
         Op::Discard => ANY,

@@ -1,6 +1,6 @@
 //! What a server answers, in pieces that others may come between, and what it says when it lies.
 
-use crate::chance::Chance;
+use crate::rng::SimRng;
 use crate::stamp;
 use std::collections::VecDeque;
 use udm_core::SECTOR_SIZE;
@@ -12,7 +12,7 @@ use udm_wire::nbd::{
 const SECTOR: usize = SECTOR_SIZE as usize;
 
 /// The pieces of an answer.
-pub(super) type Answer = VecDeque<Vec<u8>>;
+pub(super) type ReplyPieces = VecDeque<Vec<u8>>;
 
 /// The bytes of sectors with these numbers.
 fn bytes(stamps: &[u64]) -> Vec<u8> {
@@ -27,8 +27,8 @@ pub(super) fn answer(
     error: u32,
     stamps: &[u64],
     structured: bool,
-    c: &mut Chance,
-) -> Answer {
+    c: &mut SimRng,
+) -> ReplyPieces {
     let Request { cookie, command, .. } = *request;
     let reads = command == Command::Read;
     if !structured || (!reads && c.one_in(2)) {
@@ -36,7 +36,7 @@ pub(super) fn answer(
         if reads && error == 0 {
             out.extend(bytes(stamps));
         }
-        return Answer::from([out]);
+        return ReplyPieces::from([out]);
     }
     let mut pieces = Vec::new();
     if reads && (error == 0 || c.one_in(2)) {
@@ -55,7 +55,7 @@ pub(super) fn answer(
 }
 
 /// The data of a read, cut anywhere, in any order, zeroes as holes now and then.
-fn chunks(request: &Request, stamps: &[u64], c: &mut Chance) -> Vec<Vec<u8>> {
+fn chunks(request: &Request, stamps: &[u64], c: &mut SimRng) -> Vec<Vec<u8>> {
     let all = bytes(stamps);
     let (mut pieces, mut at) = (Vec::new(), 0);
     while at < all.len() {
@@ -83,7 +83,7 @@ pub(super) fn lie(
     request: &Request,
     before: Option<u64>,
     structured: bool,
-    c: &mut Chance,
+    c: &mut SimRng,
 ) -> (Vec<u8>, bool) {
     let Request { cookie, command, offset, len, .. } = *request;
     let reads = command == Command::Read && structured;

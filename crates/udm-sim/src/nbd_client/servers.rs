@@ -1,14 +1,14 @@
 //! The servers: what each says of its export, and how it behaves.
 
-use crate::chance::Chance;
-use crate::plan::{Class, Without};
+use crate::plan::{Disturbance, ExcludedDisturbances};
+use crate::rng::SimRng;
 use udm_core::Nanos;
 use udm_wire::nbd::client::Export;
 use udm_wire::nbd::{BlockSizes, ExportFlags};
 
 /// How a server behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mode {
+pub(super) enum ServerMode {
     /// As it should.
     Up,
     /// Stopped, as by SIGSTOP: its system goes on, and takes connections and bytes.
@@ -25,7 +25,7 @@ pub(super) enum Mode {
 
 /// What a server says of its export.
 #[derive(Clone, Debug)]
-pub(super) struct Says {
+pub(super) struct ExportDescription {
     pub(super) size: u64,
     pub(super) flags: ExportFlags,
     pub(super) blocks: Option<BlockSizes>,
@@ -35,14 +35,14 @@ pub(super) struct Says {
     pub(super) old: bool,
 }
 
-impl Says {
+impl ExportDescription {
     /// Draws an export of `sectors`.
-    pub(super) fn draw(c: &mut Chance, sectors: u64, without: Without) -> Says {
+    pub(super) fn draw(c: &mut SimRng, sectors: u64, without: ExcludedDisturbances) -> ExportDescription {
         let mut flags = ExportFlags::HAS_FLAGS;
         flags.set(ExportFlags::SEND_FLUSH, c.below(4) > 0);
         flags.set(ExportFlags::SEND_FUA, c.one_in(2));
-        flags.set(ExportFlags::SEND_TRIM, !without.has(Class::Trim) && c.one_in(2));
-        flags.set(ExportFlags::SEND_WRITE_ZEROES, !without.has(Class::Trim) && c.one_in(2));
+        flags.set(ExportFlags::SEND_TRIM, !without.has(Disturbance::Trim) && c.one_in(2));
+        flags.set(ExportFlags::SEND_WRITE_ZEROES, !without.has(Disturbance::Trim) && c.one_in(2));
         flags.set(ExportFlags::CAN_MULTI_CONN, c.below(4) > 0);
         let minimum = c.pick(&[1, 512, 512, 4096]);
         let preferred = c.pick(&[512, 4096, 65536]).max(minimum);
@@ -51,7 +51,7 @@ impl Says {
         // Who is not asked by `GO` has no way to tell.
         let told = !old && c.below(3) > 0;
         let blocks = told.then_some(BlockSizes { minimum, preferred, maximum });
-        Says { size: sectors * 512, flags, blocks, structured: c.one_in(2), old }
+        ExportDescription { size: sectors * 512, flags, blocks, structured: c.one_in(2), old }
     }
 
     /// As a client knows it.
@@ -66,7 +66,7 @@ impl Says {
     }
 
     /// As something that whoever knew it must not take for it.
-    pub(super) fn other(&self, c: &mut Chance) -> Says {
+    pub(super) fn other(&self, c: &mut SimRng) -> ExportDescription {
         let mut other = self.clone();
         let could = self.flags - ExportFlags::HAS_FLAGS;
         match c.below(4) {
@@ -84,7 +84,7 @@ impl Says {
 
 /// How a server treats a connection.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Manner {
+pub(super) struct ServerBehavior {
     /// Bytes that it sends, and reads, at a time, at the most.
     pub(super) piece: u64,
     /// Mean time for a request in ns.
@@ -102,28 +102,28 @@ pub(super) struct Manner {
 }
 
 /// A server.
-pub(super) struct Server {
+pub(super) struct SimServer {
     /// Its export.
     pub(super) export: usize,
-    pub(super) mode: Mode,
-    /// What it says while it is [`Mode::Other`].
-    pub(super) other: Option<Says>,
+    pub(super) mode: ServerMode,
+    /// What it says while it is [`ServerMode::Other`].
+    pub(super) other: Option<ExportDescription>,
     /// When its trouble began, and when it is well again.
     pub(super) since: Nanos,
     pub(super) until: Nanos,
     /// It flaps: so often it will be in this trouble yet, and when the next time.
     pub(super) flaps: u64,
-    pub(super) again: (Mode, Nanos),
+    pub(super) again: (ServerMode, Nanos),
     /// Mean time for a request in ns.
     pub(super) latency: u64,
 }
 
-impl Server {
-    pub(super) fn new(export: usize, latency: u64) -> Server {
-        let again = (Mode::Up, Nanos::NEVER);
-        Server {
+impl SimServer {
+    pub(super) fn new(export: usize, latency: u64) -> SimServer {
+        let again = (ServerMode::Up, Nanos::NEVER);
+        SimServer {
             export,
-            mode: Mode::Up,
+            mode: ServerMode::Up,
             other: None,
             since: Nanos(0),
             until: Nanos(0),
@@ -135,6 +135,6 @@ impl Server {
 
     /// Does it do anything now?
     pub(super) fn is_awake(&self) -> bool {
-        !matches!(self.mode, Mode::Stopped | Mode::Hole)
+        !matches!(self.mode, ServerMode::Stopped | ServerMode::Hole)
     }
 }

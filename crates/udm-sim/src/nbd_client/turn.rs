@@ -1,12 +1,12 @@
 //! Steps of the world: who has a reason has a turn.
 
-use super::conn::Around;
-use super::shared::{Phase, lock};
-use super::world::{Attempts, World, lock_plain};
-use crate::lines;
-use crate::model::Wrong;
-use crate::plan::Class;
-use crate::trace::{Kind, NO_CORE};
+use super::conn::ConnContext;
+use super::shared::{FrontEndPhase, lock};
+use super::world::{ConnectAttempts, NbdClientWorld, lock_mutex};
+use crate::log_capture;
+use crate::model::Violation;
+use crate::plan::Disturbance;
+use crate::trace::{EventKind, NO_CORE};
 use std::sync::atomic::Ordering;
 use udm_core::Nanos;
 use udm_runtime::Rest;
@@ -27,15 +27,15 @@ const BACK_OFF_MAX: u64 = 5_000_000_000;
 
 /// Who can have the next turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Who {
+enum TurnCandidate {
     Core(usize),
-    Conn(usize),
+    ServerConn(usize),
     Change(usize),
 }
 
-impl World {
+impl NbdClientWorld {
     /// One step.
-    pub(super) fn one_step(&mut self) -> Result<(), Wrong> {
+    pub(super) fn one_step(&mut self) -> Result<(), Violation> {
         self.step += 1;
         self.set_turn(None);
         {
@@ -61,7 +61,7 @@ impl World {
             let wake = self.core_reason(c);
             next = next.min(wake);
             if wake <= self.now {
-                ready.push(Who::Core(c));
+                ready.push(TurnCandidate::Core(c));
             }
         }
         for (i, conn) in self.conns.iter().enumerate() {
@@ -72,27 +72,27 @@ impl World {
             let at = conn.reason(&self.net.borrow());
             next = next.min(at);
             if at <= self.now {
-                ready.push(Who::Conn(i));
+                ready.push(TurnCandidate::ServerConn(i));
             }
         }
         for (d, device) in self.devices.iter().enumerate() {
             if device.change.as_ref().is_some_and(|(_, woken)| woken.load(Ordering::Relaxed)) {
-                ready.push(Who::Change(d));
+                ready.push(TurnCandidate::Change(d));
             }
         }
         if ready.is_empty() {
             return self.jump(next);
         }
         match self.schedule.pick(&ready) {
-            Who::Core(c) => self.turn(c)?,
-            Who::Conn(i) => self.conn_turn(i)?,
-            Who::Change(d) => self.go_on_changing(d)?,
+            TurnCandidate::Core(c) => self.turn(c)?,
+            TurnCandidate::ServerConn(i) => self.conn_turn(i)?,
+            TurnCandidate::Change(d) => self.go_on_changing(d)?,
         }
         lock(&self.shared).wrong.take().map_or(Ok(()), Err)
     }
 
     /// Nobody has a reason for a turn: the time comes of the next who has.
-    fn jump(&mut self, next: Nanos) -> Result<(), Wrong> {
+    fn jump(&mut self, next: Nanos) -> Result<(), Violation> {
         if let Some(alone) = self.alone_until
             && next > alone
         {
@@ -100,11 +100,11 @@ impl World {
             return Ok(());
         }
         let restores = self.servers.iter().map(|server| server.until).filter(|until| *until > self.now);
-        let fences = lock_plain(&self.fences).iter().map(|fence| fence.due).min();
+        let fences = lock_mutex(&self.fences).iter().map(|fence| fence.due).min();
         let next =
             self.callers.iter().map(|(_, due)| *due).chain(restores).chain(fences).fold(next, Nanos::min);
         // While there is work, trouble may come.
-        let working = lock(&self.shared).phase == Phase::Work;
+        let working = lock(&self.shared).phase == FrontEndPhase::Work;
         let next = if working { next.min(self.now + Nanos(1_000_000)) } else { next };
         // Where nothing goes on by itself, an administrator sees to it. Checks of paths go on for
         // ever.
@@ -120,13 +120,17 @@ impl World {
         }
         if next > self.now {
             self.now = next;
-            lock(&self.shared).trace.add(next, NO_CORE, Kind::Jump, [next.0, 0, 0, 0]);
+            lock(&self.shared).trace.add(next, NO_CORE, EventKind::Jump, [next.0, 0, 0, 0]);
         }
         Ok(())
     }
 
     /// Goes on until `done`.
-    pub(super) fn go_on_until(&mut self, what: &str, done: impl Fn(&World) -> bool) -> Result<(), Wrong> {
+    pub(super) fn step_until(
+        &mut self,
+        what: &str,
+        done: impl Fn(&NbdClientWorld) -> bool,
+    ) -> Result<(), Violation> {
         let from = self.step;
         while !done(self) {
             if self.step - from.max(self.moved_at) > STEPS_MAX || self.step - from > 20 * STEPS_MAX {
@@ -165,7 +169,7 @@ impl World {
         }
     }
 
-    fn turn(&mut self, c: usize) -> Result<(), Wrong> {
+    fn turn(&mut self, c: usize) -> Result<(), Violation> {
         self.set_turn(Some(c));
         self.turns += 1;
         let mut rest = self.cores[c].core.step();
@@ -193,11 +197,11 @@ impl World {
         let wrong = core.outside.borrow_mut().wrong.take();
         wrong.map_or(Ok(()), Err)?;
         let mut shared = lock(&self.shared);
-        shared.trace.add(now, c as u16, Kind::Turn, [core.wake.0, 0, 0, 0]);
+        shared.trace.add(now, c as u16, EventKind::Turn, [core.wake.0, 0, 0, 0]);
         let mut net = self.net.borrow_mut();
         for (l, received, sent) in net.take_moved() {
             self.moved_at = self.step;
-            shared.trace.add(now, c as u16, Kind::Bytes, [l as u64, received, sent, 0]);
+            shared.trace.add(now, c as u16, EventKind::Bytes, [l as u64, received, sent, 0]);
             // A lane has connected when it has read the last of the handshake.
             if received > 0 && self.greeted.contains(&l) && !self.answered.contains(&l) {
                 self.shaken[net.links[l].to] = now;
@@ -225,14 +229,14 @@ impl World {
     }
 
     /// Looks at the connections that core `c` has begun.
-    fn calls_of(&mut self, c: usize) -> Result<(), Wrong> {
+    fn calls_of(&mut self, c: usize) -> Result<(), Violation> {
         let links = self.net.borrow().links.len();
         for l in std::mem::replace(&mut self.seen, links)..links {
             let server = self.net.borrow().links[l].to;
             self.counts.connects += 1;
             self.say(format!("core {c} calls n{server}: connection {l}"));
             self.callers.push((l, self.now + Nanos(1 + self.chance.span(self.servers[server].latency))));
-            let Attempts { last, vain } = self.attempts[c][server];
+            let ConnectAttempts { last, vain } = self.attempts[c][server];
             let export = self.servers[server].export;
             let Some((before, at)) = last else {
                 self.attempts[c][server].last = Some((l, self.now));
@@ -242,7 +246,7 @@ impl World {
             let late = self.heard[server] >= at;
             let vain = if late || self.answered.contains(&before) { 0 } else { vain };
             let then = if late { 0 } else { vain + 1 };
-            self.attempts[c][server] = Attempts { last: Some((l, self.now)), vain: then };
+            self.attempts[c][server] = ConnectAttempts { last: Some((l, self.now)), vain: then };
             let least = (BACK_OFF << vain.min(10)).min(BACK_OFF_MAX);
             // A checker has a lane of its own, and a lane that has connected ends the others' wait.
             let free = late || self.devices[export].checks || self.shaken[server] >= at;
@@ -255,8 +259,8 @@ impl World {
     }
 
     /// A server is lost once, until it is there again.
-    fn read_log(&mut self) -> Result<(), Wrong> {
-        for line in lines::take() {
+    fn read_log(&mut self) -> Result<(), Violation> {
+        for line in log_capture::take() {
             self.counts.lines += 1;
             self.say(format!("log: {line}"));
             let server = line.split("socket=/n").nth(1).and_then(|rest| {
@@ -281,18 +285,19 @@ impl World {
         Ok(())
     }
 
-    fn conn_turn(&mut self, i: usize) -> Result<(), Wrong> {
+    fn conn_turn(&mut self, i: usize) -> Result<(), Violation> {
         self.set_turn(None);
         let (now, calm) = (self.now, self.calm);
-        let late = !self.plan.without.has(Class::Late);
-        let World { conns, servers, disks, net, shared, chance, counts, .. } = self;
+        let late = !self.plan.without.has(Disturbance::Late);
+        let NbdClientWorld { conns, servers, disks, net, shared, chance, counts, .. } = self;
         let conn = &mut conns[i];
         let export = servers[conn.server].export;
         let (mut net, mut shared) = (net.borrow_mut(), lock(shared));
         let disk = &mut disks[export];
         let (net, shared) = (&mut *net, &mut *shared);
         let shaken = counts.handshakes;
-        let outcome = conn.turn(&mut Around { net, disk, shared, chance, counts, export, now, calm, late });
+        let outcome =
+            conn.turn(&mut ConnContext { net, disk, shared, chance, counts, export, now, calm, late });
         if counts.handshakes > shaken {
             self.shaken[conn.server] = now;
             self.greeted.insert(conn.link);
@@ -304,7 +309,7 @@ impl World {
     }
 
     /// A change of `device` goes on.
-    fn go_on_changing(&mut self, device: usize) -> Result<(), Wrong> {
+    fn go_on_changing(&mut self, device: usize) -> Result<(), Violation> {
         self.set_turn(None);
         let Some((change, woken)) = &mut self.devices[device].change else { return Ok(()) };
         woken.store(false, Ordering::Relaxed);

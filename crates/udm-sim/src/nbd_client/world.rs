@@ -1,21 +1,21 @@
 //! Cores with lanes of exports, and the servers of those, stepped on one thread in an order drawn
 //! from a seed.
 
-use super::conn::Conn;
-use super::counts::Counts;
-use super::disk::Disk;
-use super::front::{Front, Manner};
-use super::model::{Export, Model};
-use super::servers::{Says, Server};
-use super::shared::{Phase, Shared, SharedRef, lock};
-use crate::chance::{Chance, Stream};
-use crate::counts::Hash;
-use crate::lines;
-use crate::model::Wrong;
+use super::conn::ServerConn;
+use super::counts::NbdClientCounts;
+use super::disk::ServerDisk;
+use super::front_end::{LoadProfile, SimFrontEnd};
+use super::model::{ExportModel, NbdClientModel};
+use super::servers::{ExportDescription, SimServer};
+use super::shared::{FrontEndPhase, SharedState, SharedStateRef, lock};
+use crate::counts::RunHash;
+use crate::log_capture;
+use crate::model::Violation;
 use crate::nbd::clock;
-use crate::nbd::kernel::{Outside, SimKernel};
-use crate::nbd::net::{Dialled, Net, pair};
-use crate::plan::{Class, Plan};
+use crate::nbd::kernel::{SimKernel, SimRingState};
+use crate::nbd::net::{NewSockets, SimNetwork, pair};
+use crate::plan::{Disturbance, RunPlan};
+use crate::rng::{RngStream, SimRng};
 use crate::trace::Trace;
 use rustix::net::{SocketAddrAny, SocketAddrUnix};
 use std::cell::RefCell;
@@ -38,13 +38,13 @@ use udm_wire::nbd::ExportFlags;
 use udm_wire::uri::{self, DeviceUri, Fence, NbdUri, Patience, Silence};
 
 /// So long behind the end of a connection a server does nothing of it any more, where paths are
-/// told so: see `acts`.
+/// told so: see `actions`.
 const SELF_FENCED: Nanos = Nanos(30_000_000_000);
 
 /// A core.
-pub(super) struct Core {
+pub(super) struct ClientCore {
     pub(super) core: SteppedCore,
-    pub(super) outside: Rc<RefCell<Outside>>,
+    pub(super) outside: Rc<RefCell<SimRingState>>,
     /// When it wants its next turn.
     pub(super) wake: Nanos,
     pub(super) spent: Nanos,
@@ -52,7 +52,7 @@ pub(super) struct Core {
 }
 
 /// The device of an export.
-pub(super) struct Used {
+pub(super) struct ExportDevice {
     /// What front ends open.
     pub(super) device: Arc<dyn Device>,
     /// The same, where it is multipath.
@@ -64,7 +64,7 @@ pub(super) struct Used {
 
 /// The attempts of one core to connect to one server.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Attempts {
+pub(super) struct ConnectAttempts {
     /// The last: its connection, and when it was.
     pub(super) last: Option<(usize, Nanos)>,
     /// How many before it in a row did not lead to an answered request.
@@ -72,31 +72,31 @@ pub(super) struct Attempts {
 }
 
 /// See the module's documentation.
-pub struct World {
-    pub(super) plan: Plan,
-    pub(super) shared: SharedRef,
+pub struct NbdClientWorld {
+    pub(super) plan: RunPlan,
+    pub(super) shared: SharedStateRef,
     pub(super) now: Nanos,
     pub(super) cluster: Arc<Cluster>,
-    pub(super) cores: Vec<Core>,
-    pub(super) net: Rc<RefCell<Net>>,
-    pub(super) servers: Vec<Server>,
+    pub(super) cores: Vec<ClientCore>,
+    pub(super) net: Rc<RefCell<SimNetwork>>,
+    pub(super) servers: Vec<SimServer>,
     /// What the servers of each export say, and its disk.
-    pub(super) says: Vec<Says>,
-    pub(super) disks: Vec<Disk>,
-    pub(super) devices: Vec<Used>,
+    pub(super) says: Vec<ExportDescription>,
+    pub(super) disks: Vec<ServerDisk>,
+    pub(super) devices: Vec<ExportDevice>,
     /// The paths, by server.
     pub(super) paths: Vec<Arc<dyn Device>>,
-    pub(super) conns: Vec<Conn>,
+    pub(super) conns: Vec<ServerConn>,
     /// Connections that are to be taken, and when.
     pub(super) callers: Vec<(usize, Nanos)>,
     /// Commands that fence servers.
-    pub(super) fences: Fences,
+    pub(super) fences: FenceCommands,
     /// What the paths were told of silence.
     pub(super) silence: Silence,
     /// Connections that were looked at.
     pub(super) seen: usize,
     /// By core and server.
-    pub(super) attempts: Vec<Vec<Attempts>>,
+    pub(super) attempts: Vec<Vec<ConnectAttempts>>,
     /// When a handshake with each server last came to its end.
     pub(super) shaken: Vec<Nanos>,
     /// When each server last had answered all writes of a connection that was given up.
@@ -109,11 +109,11 @@ pub struct World {
     pub(super) down: Vec<bool>,
     /// Front ends' letters.
     pub(super) topic: DeviceId,
-    pub(super) manner: Manner,
-    pub(super) schedule: Chance,
-    pub(super) control: Chance,
+    pub(super) manner: LoadProfile,
+    pub(super) schedule: SimRng,
+    pub(super) control: SimRng,
     /// What servers do.
-    pub(super) chance: Chance,
+    pub(super) chance: SimRng,
     pub(super) step: u64,
     pub(super) moved_at: u64,
     pub(super) rest_at: u64,
@@ -127,7 +127,7 @@ pub struct World {
     pub(super) turns: u64,
     /// Memory that was there before the cores.
     pub(super) base: i64,
-    pub(super) counts: Counts,
+    pub(super) counts: NbdClientCounts,
     /// `None` behind the end.
     _lines: DefaultGuard,
 }
@@ -135,13 +135,13 @@ pub struct World {
 /// Where lanes get their sockets: a pair that carries nothing, whose other end says what they do
 /// with theirs.
 struct SimSockets {
-    dialled: Dialled,
-    fences: Fences,
+    dialled: NewSockets,
+    fences: FenceCommands,
     server: usize,
 }
 
 /// A command that is to fence a server.
-pub(super) struct Fencing {
+pub(super) struct FenceCommand {
     pub(super) server: usize,
     /// When it ends.
     pub(super) due: Nanos,
@@ -149,17 +149,17 @@ pub(super) struct Fencing {
 }
 
 /// Those that run.
-pub(super) type Fences = Arc<Mutex<Vec<Fencing>>>;
+pub(super) type FenceCommands = Arc<Mutex<Vec<FenceCommand>>>;
 
 /// Takes what only one thread ever takes.
-pub(super) fn lock_plain<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock_mutex<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Sockets for SimSockets {
     fn open(&self, _: &Address) -> io::Result<(OwnedFd, SocketAddrAny)> {
         let (ours, theirs) = pair()?;
-        lock_plain(&self.dialled).push((ours, theirs.as_raw_fd(), self.server));
+        lock_mutex(&self.dialled).push((ours, theirs.as_raw_fd(), self.server));
         Ok((theirs, SocketAddrUnix::new(path_of(self.server))?.into()))
     }
 
@@ -168,7 +168,7 @@ impl Sockets for SimSockets {
 
     fn fence(&self, _: &Path, _: &NbdUri, then: Fenced) {
         let due = clock::now() + Nanos(1_000_000);
-        lock_plain(&self.fences).push(Fencing { server: self.server, due, then });
+        lock_mutex(&self.fences).push(FenceCommand { server: self.server, due, then });
     }
 }
 
@@ -177,9 +177,9 @@ fn path_of(server: usize) -> PathBuf {
 }
 
 /// Finds paths by their words, `n` and a number.
-pub(super) struct Names(pub(super) Vec<Arc<dyn Device>>);
+pub(super) struct ServerPathResolver(pub(super) Vec<Arc<dyn Device>>);
 
-impl Resolver for Names {
+impl Resolver for ServerPathResolver {
     fn get(&mut self, word: &str) -> Result<DeviceRef, LookupError> {
         let index = word.strip_prefix('n').and_then(|n| n.parse::<usize>().ok());
         let found = index.and_then(|i| Some((i, self.0.get(i)?)));
@@ -197,24 +197,24 @@ fn wake() -> (Arc<AtomicBool>, Wake) {
     (woken, Arc::new(move || handle.store(true, Ordering::Relaxed)))
 }
 
-impl World {
-    pub(super) fn new(plan: &Plan) -> Result<World, Wrong> {
+impl NbdClientWorld {
+    pub(super) fn new(plan: &RunPlan) -> Result<NbdClientWorld, Violation> {
         let without = plan.without;
-        let mut build = Chance::new(plan.seed, Stream::Build);
+        let mut build = SimRng::new(plan.seed, RngStream::Build);
         let count = plan.cores.unwrap_or(build.pick(&[1, 1, 2, 2, 3]));
         let (mut servers, mut says, mut disks) = (Vec::new(), Vec::new(), Vec::new());
         for export in 0..build.pick(&[1, 1, 2]) {
-            let long = !without.has(Class::Long) && build.one_in(3);
+            let long = !without.has(Disturbance::Long) && build.one_in(3);
             let sectors = 8 * if long { build.between(128, 300) } else { build.between(8, 32) };
-            says.push(Says::draw(&mut build, sectors, without));
-            disks.push(Disk::new(export, sectors));
+            says.push(ExportDescription::draw(&mut build, sectors, without));
+            disks.push(ServerDisk::new(export, sectors));
             for _ in 0..build.pick(&[1, 2, 2, 2, 3, 3]) {
-                servers.push(Server::new(export, build.pick(&[2_000, 50_000, 1_000_000])));
+                servers.push(SimServer::new(export, build.pick(&[2_000, 50_000, 1_000_000])));
             }
         }
-        let mut net = Net::new(Chance::new(plan.seed, Stream::Net));
-        net.cuts = !without.has(Class::Cuts);
-        net.fails = if without.has(Class::Lost) { 0 } else { build.pick(&[0, 500, 3000]) };
+        let mut net = SimNetwork::new(SimRng::new(plan.seed, RngStream::SimNetwork));
+        net.cuts = !without.has(Disturbance::Cuts);
+        net.fails = if without.has(Disturbance::Lost) { 0 } else { build.pick(&[0, 500, 3000]) };
         let silence = Silence {
             deadline: match build.pick(&[None, Some(200), Some(200), Some(3_000)]) {
                 None => Patience::Endless,
@@ -229,7 +229,7 @@ impl World {
         // Where only a close proves anything, what ends otherwise would wait for ever.
         net.clients = true;
         net.gives_up = silence.fence != Fence::Closed;
-        let manner = Manner {
+        let manner = LoadProfile {
             depth: plan.depth.unwrap_or(build.pick(&[1, 4, 16, 64])),
             pause: build.pick(&[1_000, 100_000, 10_000_000]),
             reads: build.pick(&[20, 50, 80]),
@@ -239,16 +239,16 @@ impl World {
             keep: 4 << 20,
             without,
         };
-        let shared = Shared {
+        let shared = SharedState {
             step: 0,
             trace: Trace::new(plan.keep_events),
-            model: Model::default(),
-            work: Chance::new(plan.seed, Stream::Work),
-            phase: Phase::Work,
+            model: NbdClientModel::default(),
+            work: SimRng::new(plan.seed, RngStream::Work),
+            phase: FrontEndPhase::Work,
             closed: 0,
             wrong: None,
         };
-        let mut world = World {
+        let mut world = NbdClientWorld {
             shared: Arc::new(Mutex::new(shared)),
             now: Nanos(1_000_000_000),
             cluster: Cluster::new(count).map_err(|e| e.to_string())?,
@@ -259,7 +259,7 @@ impl World {
             heard: vec![Nanos(0); servers.len()],
             greeted: BTreeSet::new(),
             answered: BTreeSet::new(),
-            attempts: vec![vec![Attempts::default(); servers.len()]; count],
+            attempts: vec![vec![ConnectAttempts::default(); servers.len()]; count],
             servers,
             says,
             disks,
@@ -267,14 +267,14 @@ impl World {
             paths: Vec::new(),
             conns: Vec::new(),
             callers: Vec::new(),
-            fences: Fences::default(),
+            fences: FenceCommands::default(),
             silence,
             seen: 0,
             topic: DeviceId::new(),
             manner,
-            schedule: Chance::new(plan.seed, Stream::Schedule),
-            control: Chance::new(plan.seed, Stream::Control),
-            chance: Chance::new(plan.seed, Stream::Disk),
+            schedule: SimRng::new(plan.seed, RngStream::Schedule),
+            control: SimRng::new(plan.seed, RngStream::Control),
+            chance: SimRng::new(plan.seed, RngStream::Disks),
             step: 0,
             moved_at: 0,
             rest_at: 500 + build.span(1500),
@@ -284,8 +284,8 @@ impl World {
             spared: build.pick(&[8, 8, 1]),
             turns: 0,
             base: udm_buf::counted::live(),
-            counts: Counts::default(),
-            _lines: lines::listen("udm_backends::nbd"),
+            counts: NbdClientCounts::default(),
+            _lines: log_capture::capture_log("udm_backends::nbd"),
             plan: plan.clone(),
         };
         world.boot(&mut build)?;
@@ -293,16 +293,16 @@ impl World {
     }
 
     /// Makes the cores, the devices and the front ends.
-    fn boot(&mut self, build: &mut Chance) -> Result<(), Wrong> {
+    fn boot(&mut self, build: &mut SimRng) -> Result<(), Violation> {
         self.set_turn(None);
         let latency = build.pick(&[100, 10_000, 1_000_000]);
         for id in 0..self.attempts.len() {
-            let chance = Chance::new(self.schedule.any(), Stream::Net);
-            let outside = Outside::new(&self.net, chance, latency);
+            let chance = SimRng::new(self.schedule.any(), RngStream::SimNetwork);
+            let outside = SimRingState::new(&self.net, chance, latency);
             let kernel = Box::new(SimKernel(outside.clone()));
             let room = self.schedule.pick(&[1, 4, 64, 512]);
             let core = SteppedCore::new(&self.cluster, CoreId(id as u16), kernel, room, clock::TIME);
-            self.cores.push(Core { core, outside, wake: self.now, spent: Nanos(0), over: false });
+            self.cores.push(ClientCore { core, outside, wake: self.now, spent: Nanos(0), over: false });
         }
         let dialled = self.net.borrow().dialled.clone();
         for (server, of) in self.servers.iter().enumerate() {
@@ -326,25 +326,28 @@ impl World {
             let alone = paths.len() == 1 && build.one_in(2);
             let holds = !alone && build.below(3) > 0;
             let used = match alone {
-                true => {
-                    Used { device: self.paths[paths[0]].clone(), mapped: None, change: None, checks: false }
-                }
+                true => ExportDevice {
+                    device: self.paths[paths[0]].clone(),
+                    mapped: None,
+                    change: None,
+                    checks: false,
+                },
                 false => self.multipath(export, &paths, holds, build)?,
             };
             let limits = used.device.limits();
             self.devices.push(used);
-            lock(&self.shared).model.exports.push(Export::new(export, limits, holds));
+            lock(&self.shared).model.exports.push(ExportModel::new(export, limits, holds));
             self.resume(export)?;
             // A table has its limits when it is live.
             let limits = self.devices[export].device.limits();
-            let mut export_of = Export::new(export, limits, holds);
+            let mut export_of = ExportModel::new(export, limits, holds);
             export_of.late = self.silence.deadline != Patience::Endless;
             lock(&self.shared).model.exports[export] = export_of;
         }
         for core in 0..self.cores.len() {
             let (shared, manner, topic) = (self.shared.clone(), self.manner, self.topic);
             let devices: Vec<_> = self.devices.iter().map(|used| used.device.clone()).collect();
-            let make = move || Box::new(Front::new(shared, manner, devices, topic)) as _;
+            let make = move || Box::new(SimFrontEnd::new(shared, manner, devices, topic)) as _;
             self.cluster.attach(CoreId(core as u16), Box::new(make));
         }
         self.calm = false;
@@ -356,8 +359,8 @@ impl World {
         export: usize,
         paths: &[usize],
         holds: bool,
-        build: &mut Chance,
-    ) -> Result<Used, Wrong> {
+        build: &mut SimRng,
+    ) -> Result<ExportDevice, Violation> {
         let wrong = |e: &dyn std::fmt::Display| format!("d{export}: {e}");
         let features = if holds { "1 queue_if_no_path" } else { "0" };
         let selector =
@@ -381,25 +384,25 @@ impl World {
         };
         mapped.set_upkeep(Upkeep { paths: checks.then(|| Arc::new(settings)), ..Upkeep::default() });
         let lines = udm_wire::table::parse(&words).map_err(|e| wrong(&e))?;
-        let mut names = Names(self.paths.clone());
+        let mut names = ServerPathResolver(self.paths.clone());
         let table = Table::build(udm_targets::TARGETS, &lines, &mut names, &PrivateIo, self.cores.len())
             .map_err(|e| wrong(&e))?;
         mapped.load(table).map_err(|e| wrong(&e))?;
         lock(&self.shared).say(format!("d{export}: {words}"));
-        Ok(Used { device: mapped.clone(), mapped: Some(mapped), change: None, checks })
+        Ok(ExportDevice { device: mapped.clone(), mapped: Some(mapped), change: None, checks })
     }
 
-    fn resume(&mut self, device: usize) -> Result<(), Wrong> {
+    fn resume(&mut self, device: usize) -> Result<(), Violation> {
         let Some(mapped) = self.devices[device].mapped.clone() else { return Ok(()) };
         let (woken, handle) = wake();
         let change = mapped.resume(handle).map_err(|e| format!("d{device}: {e}"))?;
         self.devices[device].change = Some((change, woken));
-        self.go_on_until("a device that is resumed", |world| world.devices[device].change.is_none())
+        self.step_until("a device that is resumed", |world| world.devices[device].change.is_none())
     }
 
-    pub(super) fn counts(&self) -> Counts {
+    pub(super) fn counts(&self) -> NbdClientCounts {
         let (net, shared) = (self.net.borrow(), lock(&self.shared));
-        Counts {
+        NbdClientCounts {
             steps: self.step,
             requests: shared.model.requests,
             errors: shared.model.errors,
@@ -409,7 +412,7 @@ impl World {
             lost: net.lost,
             full: net.full,
             simulated: self.now.0,
-            hash: Hash(shared.trace.hash()),
+            hash: RunHash(shared.trace.hash()),
             ..self.counts
         }
     }

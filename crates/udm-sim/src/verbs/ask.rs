@@ -1,7 +1,7 @@
 //! What is asked for.
 
-use super::look::View;
-pub(super) use crate::waiting::Waiting;
+use super::look::RegistryView;
+pub(super) use crate::waiting::WakeableFuture;
 use std::sync::Arc;
 use udm_control::error::VerbError;
 use udm_control::http::api::Change;
@@ -12,7 +12,7 @@ use udm_core::DeviceId;
 
 /// A verb with its words.
 #[derive(Clone, Debug)]
-pub(super) enum Verb {
+pub(super) enum ControlVerb {
     Create {
         name: String,
         uuid: Option<String>,
@@ -68,7 +68,7 @@ pub(super) enum Verb {
 /// How many kinds of verbs there are.
 pub(super) const KINDS: usize = 12;
 
-impl Verb {
+impl ControlVerb {
     /// The names of the kinds.
     pub(super) const NAMES: [&str; KINDS] = [
         "create",
@@ -88,40 +88,44 @@ impl Verb {
     /// Which kind it is.
     pub(super) fn kind(&self) -> usize {
         match self {
-            Verb::Create { .. } => 0,
-            Verb::Load { .. } => 1,
-            Verb::Clear { .. } => 2,
-            Verb::Suspend { .. } => 3,
-            Verb::Resume { .. } => 4,
-            Verb::Remove { .. } => 5,
-            Verb::Message { .. } => 6,
-            Verb::Look { .. } => 7,
-            Verb::Rename { .. } => 8,
-            Verb::Multipath { .. } => 9,
-            Verb::Wait { .. } => 10,
-            Verb::Reconfigure { .. } => 11,
+            ControlVerb::Create { .. } => 0,
+            ControlVerb::Load { .. } => 1,
+            ControlVerb::Clear { .. } => 2,
+            ControlVerb::Suspend { .. } => 3,
+            ControlVerb::Resume { .. } => 4,
+            ControlVerb::Remove { .. } => 5,
+            ControlVerb::Message { .. } => 6,
+            ControlVerb::Look { .. } => 7,
+            ControlVerb::Rename { .. } => 8,
+            ControlVerb::Multipath { .. } => 9,
+            ControlVerb::Wait { .. } => 10,
+            ControlVerb::Reconfigure { .. } => 11,
         }
     }
 
     /// The devices that it is about, but for the one that it makes.
     pub(super) fn words(&self) -> &[String] {
         match self {
-            Verb::Create { .. } | Verb::Multipath { .. } | Verb::Reconfigure { .. } => &[],
-            Verb::Suspend { words, .. } | Verb::Resume { words } => words,
-            Verb::Load { word, .. }
-            | Verb::Clear { word }
-            | Verb::Remove { word, .. }
-            | Verb::Message { word, .. }
-            | Verb::Rename { word, .. }
-            | Verb::Look { word }
-            | Verb::Wait { word, .. } => std::slice::from_ref(word),
+            ControlVerb::Create { .. } | ControlVerb::Multipath { .. } | ControlVerb::Reconfigure { .. } => {
+                &[]
+            }
+            ControlVerb::Suspend { words, .. } | ControlVerb::Resume { words } => words,
+            ControlVerb::Load { word, .. }
+            | ControlVerb::Clear { word }
+            | ControlVerb::Remove { word, .. }
+            | ControlVerb::Message { word, .. }
+            | ControlVerb::Rename { word, .. }
+            | ControlVerb::Look { word }
+            | ControlVerb::Wait { word, .. } => std::slice::from_ref(word),
         }
     }
 
     /// The name and the uuid of the device that it makes.
     pub(super) fn makes(&self) -> Option<(&String, &Option<String>)> {
         match self {
-            Verb::Create { name, uuid, .. } | Verb::Multipath { name, uuid, .. } => Some((name, uuid)),
+            ControlVerb::Create { name, uuid, .. } | ControlVerb::Multipath { name, uuid, .. } => {
+                Some((name, uuid))
+            }
             _ => None,
         }
     }
@@ -129,32 +133,32 @@ impl Verb {
     /// The table that it loads, or the words that its table is made from.
     pub(super) fn table(&self) -> Option<&str> {
         match self {
-            Verb::Multipath { paths, .. } => Some(paths),
-            Verb::Create { table, .. } => table.as_deref(),
-            Verb::Load { table, .. } => Some(table),
+            ControlVerb::Multipath { paths, .. } => Some(paths),
+            ControlVerb::Create { table, .. } => table.as_deref(),
+            ControlVerb::Load { table, .. } => Some(table),
             _ => None,
         }
     }
 }
 
-/// What a verb says: of [`Verb::Look`] the texts of its tables, of [`Verb::Wait`] the number of
-/// events, of [`Verb::Reconfigure`] how many devices are unchanged, and each change.
-pub(super) type Outcome = Result<Vec<String>, VerbError>;
+/// What a verb says: of [`ControlVerb::Look`] the texts of its tables, of [`ControlVerb::Wait`] the number of
+/// events, of [`ControlVerb::Reconfigure`] how many devices are unchanged, and each change.
+pub(super) type VerbOutcome = Result<Vec<String>, VerbError>;
 
 /// A verb under way.
-pub(super) struct Job {
+pub(super) struct ControlVerbJob {
     pub(super) id: u64,
-    pub(super) verb: Verb,
+    pub(super) verb: ControlVerb,
     pub(super) off: CallOff,
     pub(super) hung_up: bool,
-    pub(super) waiting: Waiting<Outcome>,
+    pub(super) waiting: WakeableFuture<VerbOutcome>,
     /// What it found when it began.
-    pub(super) began: Option<Began>,
+    pub(super) began: Option<VerbProgress>,
 }
 
 /// How often there was trouble that a refusal may come from.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Trouble {
+pub(super) struct DisturbanceCounts {
     /// Names that could not be opened.
     pub(super) failed: u64,
     /// Lanes that could not be opened.
@@ -164,7 +168,7 @@ pub(super) struct Trouble {
 }
 
 /// What a verb found when it began, and has done since.
-pub(super) struct Began {
+pub(super) struct VerbProgress {
     /// The devices that it is about.
     pub(super) targets: Vec<DeviceId>,
     /// Of a create: the number that its device has.
@@ -176,7 +180,7 @@ pub(super) struct Began {
     /// The look at which it did.
     pub(super) look: u64,
     /// The trouble by then.
-    pub(super) trouble: Trouble,
+    pub(super) trouble: DisturbanceCounts,
     /// Somebody has had a removal of one of them not come.
     pub(super) kept: bool,
     /// What has been in the inactive slot of each of them since.
@@ -189,9 +193,9 @@ pub(super) struct Began {
     pub(super) loaded: bool,
 }
 
-impl Began {
+impl VerbProgress {
     /// What waits in the slots of the targets in `view` has waited.
-    pub(super) fn see(&mut self, view: &View) {
+    pub(super) fn see(&mut self, view: &RegistryView) {
         for id in &self.targets {
             let waits = view.get(*id).map(|seen| (*id, seen.inactive));
             self.waited.extend(waits.filter(|waits| !self.waited.contains(waits)));
@@ -205,67 +209,69 @@ impl Began {
     }
 }
 
-impl Job {
+impl ControlVerbJob {
     /// Is it making a device?
     pub(super) fn is_making(&self) -> bool {
         self.began.as_ref().is_some_and(|began| began.minor.is_some())
     }
 
     /// Does it wait for an event, which nobody has to raise?
-    pub(super) fn is_patient(&self) -> bool {
-        matches!(self.verb, Verb::Wait { .. }) && self.began.is_some() && !self.waiting.is_woken()
+    pub(super) fn waits_for_event(&self) -> bool {
+        matches!(self.verb, ControlVerb::Wait { .. }) && self.began.is_some() && !self.waiting.is_woken()
     }
 
     /// Does it change `device`, or is it about to?
     pub(super) fn is_about(&self, device: DeviceId) -> bool {
-        let looks = matches!(self.verb, Verb::Look { .. } | Verb::Wait { .. });
+        let looks = matches!(self.verb, ControlVerb::Look { .. } | ControlVerb::Wait { .. });
         !looks && self.began.as_ref().is_some_and(|began| began.targets.contains(&device))
     }
 
-    pub(super) fn new(id: u64, verb: Verb, registry: &Arc<Registry>) -> Job {
+    pub(super) fn new(id: u64, verb: ControlVerb, registry: &Arc<Registry>) -> ControlVerbJob {
         let off = CallOff::default();
-        let waiting = Waiting::new(run(registry.clone(), verb.clone(), off.clone()));
-        Job { id, verb, off, hung_up: false, waiting, began: None }
+        let waiting = WakeableFuture::new(run(registry.clone(), verb.clone(), off.clone()));
+        ControlVerbJob { id, verb, off, hung_up: false, waiting, began: None }
     }
 }
 
-async fn run(registry: Arc<Registry>, verb: Verb, off: CallOff) -> Outcome {
+async fn run(registry: Arc<Registry>, verb: ControlVerb, off: CallOff) -> VerbOutcome {
     let folder = Folder::none();
     let (r, off) = (&registry, &off);
     match &verb {
-        Verb::Create { name, uuid, table } => {
+        ControlVerb::Create { name, uuid, table } => {
             verbs::create_until(r, name, uuid.as_deref(), table.as_deref(), &folder, off).await?;
         }
-        Verb::Multipath { name, uuid, paths, policy } => {
+        ControlVerb::Multipath { name, uuid, paths, policy } => {
             let paths: Vec<String> = paths.split_whitespace().map(String::from).collect();
             let how = Grouped { policy: policy.clone(), ..Grouped::default() };
             verbs::create_multipath_until(r, name, uuid.as_deref(), &paths, &how, &folder, off).await?;
         }
-        Verb::Reconfigure { dry_run } => {
+        ControlVerb::Reconfigure { dry_run } => {
             let done = config::reconfigure(r, *dry_run, off).await?;
             let line = |c: Change| format!("{}\t{}\t{}", c.change, c.name, c.error.unwrap_or_default());
             let changes = done.changes.into_iter().map(line);
             return Ok([done.unchanged.to_string()].into_iter().chain(changes).collect());
         }
-        Verb::Wait { word, event } => {
+        ControlVerb::Wait { word, event } => {
             let device = verbs::wait_event(r, word, *event, off).await?;
             return Ok(vec![device.event_nr.to_string()]);
         }
-        Verb::Load { word, table } => verbs::load_until(r, word, table, false, &folder, off)?,
-        Verb::Clear { word } => verbs::clear(r, word)?,
-        Verb::Suspend { words, noflush } => {
+        ControlVerb::Load { word, table } => verbs::load_until(r, word, table, false, &folder, off)?,
+        ControlVerb::Clear { word } => verbs::clear(r, word)?,
+        ControlVerb::Suspend { words, noflush } => {
             let words: Vec<&str> = words.iter().map(String::as_str).collect();
             verbs::suspend_until(r, &words, *noflush, off).await?;
         }
-        Verb::Resume { words } => {
+        ControlVerb::Resume { words } => {
             let words: Vec<&str> = words.iter().map(String::as_str).collect();
             verbs::resume_until(r, &words, off).await?;
         }
-        Verb::Remove { word, how } => verbs::remove_until(r, word, *how, off).await?,
-        Verb::Message { word, text } => return Ok(vec![verbs::message_from(r, word, 0, text, &folder)?]),
-        Verb::Rename { word, to, uuid: false } => verbs::rename(r, word, NewName::Name(to))?,
-        Verb::Rename { word, to, uuid: true } => verbs::rename(r, word, NewName::Uuid(to))?,
-        Verb::Look { word } => {
+        ControlVerb::Remove { word, how } => verbs::remove_until(r, word, *how, off).await?,
+        ControlVerb::Message { word, text } => {
+            return Ok(vec![verbs::message_from(r, word, 0, text, &folder)?]);
+        }
+        ControlVerb::Rename { word, to, uuid: false } => verbs::rename(r, word, NewName::Name(to))?,
+        ControlVerb::Rename { word, to, uuid: true } => verbs::rename(r, word, NewName::Uuid(to))?,
+        ControlVerb::Look { word } => {
             let status = verbs::status(r, word, false)?;
             let tables = [verbs::table(r, word, false)?, verbs::table(r, word, true)?];
             return Ok(vec![status.text, tables[0].text.clone(), tables[1].text.clone()]);

@@ -1,11 +1,11 @@
 //! Clients of the devices: they find them by name, as those of the NBD server do, read, and go.
 
 use super::model::Actor;
-use super::world::World;
-use crate::cores::Purpose;
+use super::world::RegistryWorld;
+use crate::cores::TaskPurpose;
 use crate::machine::Machine;
-use crate::model::Wrong;
-use crate::turn::Turns;
+use crate::model::Violation;
+use crate::turn::MachineWorld;
 use udm_core::{Bio, BioFlags, Buf, Busy, DeviceId, Nanos, Op, Sector, Sectors, Segments};
 use udm_frontends::nbd::ExportUse;
 
@@ -13,7 +13,7 @@ use udm_frontends::nbd::ExportUse;
 const DEPTH: usize = 4;
 
 /// A client of a device.
-pub(super) struct Client {
+pub(super) struct DeviceReader {
     /// What its lane says that it is of.
     pub(super) number: usize,
     pub(super) core: usize,
@@ -21,9 +21,9 @@ pub(super) struct Client {
     pub(super) export: ExportUse,
 }
 
-impl World {
+impl RegistryWorld {
     /// A client comes.
-    pub(super) fn come(&mut self) -> Result<(), Wrong> {
+    pub(super) fn come(&mut self) -> Result<(), Violation> {
         let name = self.work.pick(&super::draw::NAMES);
         let found = self.exports.hold(name);
         let seen = self.model.view.meant(name);
@@ -38,15 +38,15 @@ impl World {
         let opened = self.machine.open(core, number, |cx| export.device().open(cx));
         self.machine.say(format!("client {number} comes to {name}: {:?}", opened.as_ref().err()));
         match opened {
-            Ok(()) => self.clients.push(Client { number, core, device, export }),
+            Ok(()) => self.clients.push(DeviceReader { number, core, device, export }),
             Err(_) => drop(export),
         }
         self.look(Actor::Other)
     }
 
     /// Client `at` goes, if it has nothing in flight.
-    pub(super) fn go(&mut self, at: usize) -> Result<(), Wrong> {
-        let Client { number, core, .. } = self.clients[at];
+    pub(super) fn go(&mut self, at: usize) -> Result<(), Violation> {
+        let DeviceReader { number, core, .. } = self.clients[at];
         let lanes = &mut self.machine.cores[core].open;
         let Some(lane) = lanes.iter().position(|open| open.device == number) else { return Ok(()) };
         if lanes[lane].in_flight > 0 || lanes[lane].lane.busy() == Busy::Owed {
@@ -61,17 +61,17 @@ impl World {
     }
 }
 
-impl Turns for World {
+impl MachineWorld for RegistryWorld {
     fn machine(&mut self) -> &mut Machine {
         &mut self.machine
     }
 
-    fn step(&mut self) -> Result<(), Wrong> {
+    fn step(&mut self) -> Result<(), Violation> {
         Err("nobody steps this world from inside".into())
     }
 
-    fn is_beside(purpose: Purpose) -> bool {
-        purpose == Purpose::Checks
+    fn is_internal_io(purpose: TaskPurpose) -> bool {
+        purpose == TaskPurpose::PathCheck
     }
 
     fn waiting(&self) -> String {
@@ -97,7 +97,7 @@ impl Turns for World {
         open.in_flight += self.machine.batch.len();
     }
 
-    fn take_back(&mut self, c: usize, i: usize, _: Nanos) -> Result<(), Wrong> {
+    fn take_back(&mut self, c: usize, i: usize, _: Nanos) -> Result<(), Violation> {
         let open = &mut self.machine.cores[c].open[i];
         let client = self.clients.iter().find(|client| client.number == open.device);
         let seen = client.and_then(|client| self.model.view.get(client.device));

@@ -1,12 +1,12 @@
 //! What runs covered.
 
-use super::ask::{KINDS, Verb};
-use crate::counts::{Hash, count, counts, list, list_trouble, missed};
-use crate::plan::{Class, Without};
+use super::ask::{ControlVerb, KINDS};
+use crate::counts::{RunHash, count, counts, format_disturbance_counts, list, uncovered};
+use crate::plan::{Disturbance, ExcludedDisturbances};
 
 counts! {
     /// What a run did, or several.
-    pub struct Counts {
+    pub struct RegistryCounts {
         /// Steps taken.
         pub steps: u64,
         /// Verbs that ended, by kind.
@@ -46,11 +46,11 @@ counts! {
         /// Simulated time in ns.
         pub simulated: u64,
         /// The hash of all events.
-        pub hash: Hash,
+        pub hash: RunHash,
     }
 }
 
-impl Counts {
+impl RegistryCounts {
     /// Verbs of every kind.
     #[must_use]
     pub fn all_verbs(&self) -> u64 {
@@ -68,26 +68,26 @@ impl Counts {
     }
 
     /// The kinds of trouble, the class that makes each, and how often it came.
-    fn trouble(&self) -> [(&'static str, Class, u64); 11] {
+    fn trouble(&self) -> [(&'static str, Disturbance, u64); 11] {
         [
-            ("met others", Class::Suspend, self.met),
-            ("clients hung up", Class::Cancel, self.hung_up),
-            ("called off", Class::Cancel, self.called_off),
-            ("beside loads", Class::Reload, self.beside_loads),
-            ("deferred removals", Class::Remove, self.deferred),
-            ("names not opened", Class::Opens, self.not_opened),
-            ("lanes not opened", Class::Opens, self.no_lanes),
-            ("names moved", Class::Paths, self.moved),
-            ("hangs", Class::Hang, self.hangs),
-            ("messages taken", Class::Messages, self.messages),
-            ("tables over devices", Class::Stacks, self.stacks),
+            ("met others", Disturbance::Suspend, self.met),
+            ("clients hung up", Disturbance::Cancel, self.hung_up),
+            ("called off", Disturbance::Cancel, self.called_off),
+            ("beside loads", Disturbance::Reload, self.beside_loads),
+            ("deferred removals", Disturbance::Remove, self.deferred),
+            ("names not opened", Disturbance::Opens, self.not_opened),
+            ("lanes not opened", Disturbance::Opens, self.no_lanes),
+            ("names moved", Disturbance::Paths, self.moved),
+            ("hangs", Disturbance::Hang, self.hangs),
+            ("messages taken", Disturbance::Messages, self.messages),
+            ("tables over devices", Disturbance::Stacks, self.stacks),
         ]
     }
 
     /// What was not left out and never came all the same: the runs were too short for it.
     #[must_use]
-    pub fn missed(&self, without: Without) -> Vec<&'static str> {
-        missed(self.trouble(), without)
+    pub fn uncovered(&self, without: ExcludedDisturbances) -> Vec<&'static str> {
+        uncovered(self.trouble(), without)
     }
 
     /// What was covered, for a person, one line each.
@@ -95,9 +95,9 @@ impl Counts {
     pub fn coverage(&self) -> String {
         format!(
             "verbs: {}; {} of them refused\ntrouble: {}\nchecked: {} looks at the registry, {} rests, {} requests of {} clients\n",
-            list(Verb::NAMES.into_iter().zip(self.verbs)),
+            list(ControlVerb::NAMES.into_iter().zip(self.verbs)),
             count(self.refused),
-            list_trouble(self.trouble()),
+            format_disturbance_counts(self.trouble()),
             count(self.looks),
             count(self.rests),
             count(self.requests),

@@ -1,16 +1,16 @@
 //! What is asked for next, and what happens besides.
 
-use super::answers::{FAIL_PATH, KEEP};
-use super::ask::Verb;
-use super::file::Wanted;
+use super::ask::ControlVerb;
+use super::expected_results::{FAIL_PATH, KEEP};
+use super::file::DeclaredDevice;
 use super::look::number;
 use super::multipath::POLICIES;
 use super::outside::NAMES as DISKS;
-use super::world::World;
-use crate::chance::Chance;
-use crate::env::{Mode, lock};
-use crate::model::Wrong;
-use crate::plan::{Class, Without};
+use super::world::RegistryWorld;
+use crate::environment::{PathMode, lock};
+use crate::model::Violation;
+use crate::plan::{Disturbance, ExcludedDisturbances};
+use crate::rng::SimRng;
 use udm_control::registry::OPENED_MAJOR;
 use udm_control::verbs::{self, Removal};
 
@@ -24,16 +24,16 @@ const WAITS_MAX: usize = 6;
 pub(super) const UUIDS: [&str; 3] = ["u0", "u1", "u2"];
 
 /// What clients ask for.
-pub(super) struct Draw {
-    pub(super) chance: Chance,
-    pub(super) without: Without,
+pub(super) struct VerbGenerator {
+    pub(super) chance: SimRng,
+    pub(super) without: ExcludedDisturbances,
     /// Most verbs are about the same device.
     pub(super) crowded: bool,
 }
 
-impl Draw {
+impl VerbGenerator {
     /// The next verb.
-    pub(super) fn verb(&mut self) -> Verb {
+    pub(super) fn verb(&mut self) -> ControlVerb {
         let without = self.without;
         let on = |class| !without.has(class);
         match self.chance.below(47) {
@@ -41,43 +41,43 @@ impl Draw {
                 let name = self.name();
                 let table = (self.chance.below(4) > 0).then(|| self.table(name));
                 let uuid = self.chance.one_in(2).then(|| self.chance.pick(&UUIDS).to_owned());
-                Verb::Create { name: NAMES[name].into(), uuid, table }
+                ControlVerb::Create { name: NAMES[name].into(), uuid, table }
             }
-            8..13 if on(Class::Reload) => {
+            8..13 if on(Disturbance::Reload) => {
                 let name = self.name();
-                Verb::Load { table: self.table(name), word: NAMES[name].into() }
+                ControlVerb::Load { table: self.table(name), word: NAMES[name].into() }
             }
-            13 => Verb::Clear { word: self.word() },
-            14..17 if on(Class::Suspend) => {
-                Verb::Suspend { words: self.words(), noflush: self.chance.one_in(2) }
+            13 => ControlVerb::Clear { word: self.word() },
+            14..17 if on(Disturbance::Suspend) => {
+                ControlVerb::Suspend { words: self.words(), noflush: self.chance.one_in(2) }
             }
-            17..21 => Verb::Resume { words: self.words() },
-            21..27 if on(Class::Remove) => {
+            17..21 => ControlVerb::Resume { words: self.words() },
+            21..27 if on(Disturbance::Remove) => {
                 let how = Removal { force: self.chance.one_in(5), deferred: self.chance.one_in(3) };
-                Verb::Remove { word: self.word(), how }
+                ControlVerb::Remove { word: self.word(), how }
             }
-            27..30 if on(Class::Messages) => {
+            27..30 if on(Disturbance::Messages) => {
                 let text = match self.chance.one_in(3) {
                     true => KEEP.to_owned(),
                     false => format!("{FAIL_PATH} {}", self.chance.pick(&DISKS)),
                 };
-                Verb::Message { word: self.word(), text }
+                ControlVerb::Message { word: self.word(), text }
             }
             30..34 => {
                 let uuid = self.chance.one_in(4);
                 let to = if uuid { self.chance.pick(&UUIDS) } else { NAMES[self.name()] };
-                Verb::Rename { word: self.word(), to: to.into(), uuid }
+                ControlVerb::Rename { word: self.word(), to: to.into(), uuid }
             }
             34..37 => {
                 let name = self.name();
                 let uuid = self.chance.one_in(2).then(|| self.chance.pick(&UUIDS).to_owned());
                 let policy = self.chance.one_in(2).then(|| self.chance.pick(&POLICIES).to_owned());
                 let paths: Vec<String> = (0..self.chance.below(4)).map(|_| self.path()).collect();
-                Verb::Multipath { name: NAMES[name].into(), uuid, paths: paths.join(" "), policy }
+                ControlVerb::Multipath { name: NAMES[name].into(), uuid, paths: paths.join(" "), policy }
             }
-            37..41 => Verb::Wait { word: self.word(), event: u32::from(self.chance.one_in(4)) },
-            41..45 if on(Class::Reload) => Verb::Reconfigure { dry_run: self.chance.one_in(5) },
-            _ => Verb::Look { word: self.word() },
+            37..41 => ControlVerb::Wait { word: self.word(), event: u32::from(self.chance.one_in(4)) },
+            41..45 if on(Disturbance::Reload) => ControlVerb::Reconfigure { dry_run: self.chance.one_in(5) },
+            _ => ControlVerb::Look { word: self.word() },
         }
     }
 
@@ -106,7 +106,7 @@ impl Draw {
     }
 
     /// Changes the file.
-    fn file(&mut self, file: &mut Vec<Wanted>) {
+    fn file(&mut self, file: &mut Vec<DeclaredDevice>) {
         let name = self.chance.below(NAMES.len() as u64) as usize;
         file.retain(|wanted| wanted.name != NAMES[name]);
         if self.chance.one_in(3) {
@@ -119,12 +119,12 @@ impl Draw {
         let uuid = self.chance.one_in(6).then(|| self.chance.pick(&UUIDS).to_owned());
         let read_only = self.chance.one_in(8);
         let place = self.chance.below(file.len() as u64 + 1) as usize;
-        file.insert(place, Wanted { name: NAMES[name].into(), uuid, table, read_only });
+        file.insert(place, DeclaredDevice { name: NAMES[name].into(), uuid, table, read_only });
     }
 
     /// A path of a multipath device.
     fn path(&mut self) -> String {
-        match !self.without.has(Class::Stacks) && self.chance.one_in(8) {
+        match !self.without.has(Disturbance::Stacks) && self.chance.one_in(8) {
             true => format!("@{}", self.chance.pick(&NAMES)),
             false => self.chance.pick(&DISKS).into(),
         }
@@ -133,7 +133,7 @@ impl Draw {
     /// A table for the device of `name`.
     fn table(&mut self, name: usize) -> String {
         let disk = self.chance.pick(&DISKS);
-        let stacks = !self.without.has(Class::Stacks);
+        let stacks = !self.without.has(Disturbance::Stacks);
         match self.chance.below(16) {
             0 => "0 8 nonsense".into(),
             1 => "0 16 zero".into(),
@@ -155,24 +155,24 @@ impl Draw {
     }
 }
 
-impl World {
+impl RegistryWorld {
     /// What happens now and then.
-    pub(super) fn disturb(&mut self) -> Result<(), Wrong> {
-        let waits = self.jobs.iter().filter(|job| matches!(job.verb, Verb::Wait { .. })).count();
+    pub(super) fn disturb(&mut self) -> Result<(), Violation> {
+        let waits = self.jobs.iter().filter(|job| matches!(job.verb, ControlVerb::Wait { .. })).count();
         if self.jobs.len() - waits < self.jobs_max && self.work.one_in(3) {
             let verb = self.draw.verb();
-            if waits < WAITS_MAX || !matches!(verb, Verb::Wait { .. }) {
+            if waits < WAITS_MAX || !matches!(verb, ControlVerb::Wait { .. }) {
                 self.begin(verb);
             }
         }
-        if self.on(Class::Reload) && self.work.one_in(30) {
-            let World { draw, model, work, .. } = self;
+        if self.on(Disturbance::Reload) && self.work.one_in(30) {
+            let RegistryWorld { draw, model, work, .. } = self;
             draw.file(&mut model.config.file);
             model.config.is_broken = work.one_in(12);
         }
-        if self.on(Class::Cancel) && !self.jobs.is_empty() && self.work.one_in(40) {
+        if self.on(Disturbance::Cancel) && !self.jobs.is_empty() && self.work.one_in(40) {
             let at = self.work.below(self.jobs.len() as u64) as usize;
-            match self.jobs[at].is_patient() && self.work.one_in(2) {
+            match self.jobs[at].waits_for_event() && self.work.one_in(2) {
                 // As the server ends a wait.
                 true => drop(self.jobs.swap_remove(at)),
                 false => self.hang_up(at),
@@ -185,20 +185,20 @@ impl World {
             let at = self.work.below(self.clients.len() as u64) as usize;
             self.go(at)?;
         }
-        if self.on(Class::Paths) && self.work.one_in(100) {
+        if self.on(Disturbance::Paths) && self.work.one_in(100) {
             let (name, disk) = (self.work.below(3) as usize, self.work.below(3) as usize);
             self.outside.world().leads[name] = disk;
             self.counts.moved += 1;
             self.machine.say(format!("{} leads to disk {disk}", DISKS[name]));
         }
-        if self.on(Class::Hang) && self.work.one_in(100) {
+        if self.on(Disturbance::Hang) && self.work.one_in(100) {
             let path = self.work.below(self.machine.paths.len() as u64) as usize;
-            let was = std::mem::replace(&mut lock(&self.machine.env).paths[path].mode, Mode::Hung);
-            if was == Mode::Hung {
-                self.let_go(path);
+            let was = std::mem::replace(&mut lock(&self.machine.env).paths[path].mode, PathMode::Hung);
+            if was == PathMode::Hung {
+                self.release_path(path);
             }
         }
-        if self.on(Class::Opens) && self.work.one_in(60) {
+        if self.on(Disturbance::Opens) && self.work.one_in(60) {
             let nth = self.work.below(4);
             lock(&self.machine.env).open_fails = Some(nth);
         }
@@ -217,8 +217,8 @@ impl World {
     }
 
     /// A path works.
-    pub(super) fn let_go(&mut self, path: usize) {
-        lock(&self.machine.env).paths[path].mode = Mode::Up;
+    pub(super) fn release_path(&mut self, path: usize) {
+        lock(&self.machine.env).paths[path].mode = PathMode::Up;
         self.machine.release(path);
     }
 }

@@ -1,6 +1,6 @@
 //! What the registry holds, as everybody can see it.
 
-use crate::model::Wrong;
+use crate::model::Violation;
 use std::sync::{Arc, Weak};
 use udm_control::registry::MAPPED_MAJOR;
 use udm_control::{Registry, verbs};
@@ -9,13 +9,13 @@ use udm_dm::Table;
 
 /// A device that is found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Seen {
+pub(super) struct ListedDevice {
     pub(super) id: DeviceId,
     pub(super) name: String,
     pub(super) uuid: Option<String>,
     pub(super) minor: u32,
     pub(super) suspended: bool,
-    /// Tables, by their numbers in [`Tables`].
+    /// Tables, by their numbers in [`KnownTables`].
     pub(super) live: Option<usize>,
     pub(super) inactive: Option<usize>,
     pub(super) open: u64,
@@ -25,22 +25,22 @@ pub(super) struct Seen {
 
 /// All devices that are found.
 #[derive(Clone, Debug, Default)]
-pub(super) struct View(pub(super) Vec<Seen>);
+pub(super) struct RegistryView(pub(super) Vec<ListedDevice>);
 
 /// The number of a mapped device, as a word.
 pub(super) fn number(minor: u32) -> String {
     format!("{MAPPED_MAJOR}:{minor}")
 }
 
-impl View {
-    pub(super) fn take(registry: &Registry, tables: &mut Tables) -> Result<View, Wrong> {
-        let mut view = View::default();
+impl RegistryView {
+    pub(super) fn take(registry: &Registry, tables: &mut KnownTables) -> Result<RegistryView, Violation> {
+        let mut view = RegistryView::default();
         for mapped in registry.all() {
             let device = &mapped.device;
             let info = device.info();
             let word = info.number.to_string();
             let shown = verbs::info(registry, &word).map_err(|e| format!("{word} is listed: {e}"))?;
-            view.0.push(Seen {
+            view.0.push(ListedDevice {
                 id: device.id(),
                 name: info.name,
                 uuid: info.uuid,
@@ -56,36 +56,36 @@ impl View {
         Ok(view)
     }
 
-    pub(super) fn get(&self, id: DeviceId) -> Option<&Seen> {
+    pub(super) fn get(&self, id: DeviceId) -> Option<&ListedDevice> {
         self.0.iter().find(|seen| seen.id == id)
     }
 
     /// What `word` means: a name, a uuid or a number.
-    pub(super) fn meant(&self, word: &str) -> Option<&Seen> {
+    pub(super) fn meant(&self, word: &str) -> Option<&ListedDevice> {
         self.0.iter().find(|seen| seen.is_called(word))
     }
 }
 
 /// Names that devices had before they were renamed, and the look at which they were.
 #[derive(Default)]
-pub(super) struct Names(Vec<(u64, DeviceId, String)>);
+pub(super) struct NameHistory(Vec<(u64, DeviceId, String)>);
 
-impl Names {
+impl NameHistory {
     /// `was` has another name since the look `at`.
-    pub(super) fn renamed(&mut self, at: u64, was: &Seen) {
+    pub(super) fn renamed(&mut self, at: u64, was: &ListedDevice) {
         self.0.push((at, was.id, was.name.clone()));
     }
 
     /// Is `seen` called `name`, or was at any time since the look `since`?
-    pub(super) fn was(&self, seen: &Seen, name: &str, since: u64) -> bool {
+    pub(super) fn was(&self, seen: &ListedDevice, name: &str, since: u64) -> bool {
         let had = |(at, id, old): &(u64, DeviceId, String)| *at > since && *id == seen.id && old == name;
         seen.name == name || self.0.iter().any(had)
     }
 }
 
-impl Seen {
+impl ListedDevice {
     /// Does `table` name it, which was looked up since the look `since`?
-    pub(super) fn stands_in(&self, table: &str, since: u64, names: &Names) -> bool {
+    pub(super) fn stands_in(&self, table: &str, since: u64, names: &NameHistory) -> bool {
         let number = number(self.minor);
         let is_name = |name: &str| names.was(self, name, since);
         table.split_whitespace().any(|word| word == number || word.strip_prefix('@').is_some_and(is_name))
@@ -97,14 +97,14 @@ impl Seen {
 }
 
 /// A table that was seen in a slot.
-pub(super) struct Known {
+pub(super) struct KnownTable {
     table: Weak<Table>,
     /// The mapped devices that it uses.
     pub(super) uses: Vec<DeviceId>,
     pub(super) text: String,
 }
 
-impl Known {
+impl KnownTable {
     pub(super) fn is_alive(&self) -> bool {
         self.table.strong_count() > 0
     }
@@ -118,15 +118,15 @@ impl Known {
 
 /// All tables that were ever seen in a slot.
 #[derive(Default)]
-pub(super) struct Tables {
-    pub(super) all: Vec<Known>,
+pub(super) struct KnownTables {
+    pub(super) all: Vec<KnownTable>,
     alive: Vec<usize>,
     /// Those that went while letters were on their way: cores that had prepared for one may hold
     /// what it used until they know.
     leaving: Vec<usize>,
 }
 
-impl Tables {
+impl KnownTables {
     fn number(&mut self, table: &Arc<Table>) -> usize {
         let same = |&&i: &&usize| std::ptr::eq(self.all[i].table.as_ptr(), Arc::as_ptr(table));
         if let Some(known) = self.alive.iter().find(same) {
@@ -136,14 +136,14 @@ impl Tables {
         let mut uses: Vec<DeviceId> = mapped.map(|used| used.device.id()).collect();
         uses.sort_unstable();
         uses.dedup();
-        self.all.push(Known { table: Arc::downgrade(table), uses, text: table.text() });
+        self.all.push(KnownTable { table: Arc::downgrade(table), uses, text: table.text() });
         self.alive.push(self.all.len() - 1);
         self.all.len() - 1
     }
 
     /// Those that are still there.
     pub(super) fn alive(&mut self) -> &[usize] {
-        let Tables { all, alive, leaving } = self;
+        let KnownTables { all, alive, leaving } = self;
         leaving.extend(alive.extract_if(.., |i| !all[*i].is_alive()));
         alive
     }

@@ -10,43 +10,43 @@
 //!
 //! * `ask`: the requests. `draw`: the choice of the next one. `clients`: the readers.
 //! * `outside`: resolution of names, and helper threads. `look`: the content of the registry.
-//! * `model`: permitted changes. `answers`: permitted answers. `waits`: clients that wait for an
+//! * `model`: permitted changes. `expected_results`: permitted answers. `event_waits`: clients that wait for an
 //!   event. `multipath`: devices made from paths. `file`: the server's file and its rereading.
-//! * `world`, `drive`: the run. `counts`: the counts.
+//! * `world`, `driver`: the run. `counts`: the counts.
 
-mod answers;
 mod ask;
 mod clients;
 mod counts;
 mod draw;
-mod drive;
+mod driver;
+mod event_waits;
+mod expected_results;
 mod file;
 mod look;
 mod model;
 mod multipath;
 mod outside;
-mod waits;
 mod world;
 
-use crate::env::lock;
-use crate::plan::Plan;
-use crate::run::{Failure, guard};
-pub use counts::Counts;
+use crate::environment::lock;
+use crate::plan::RunPlan;
+use crate::run::{RunFailure, catch_panic};
+pub use counts::RegistryCounts;
 
 /// Runs the world of `plan`.
 ///
 /// # Errors
 /// The failure, with its trace. What is left of a failed run is not taken apart.
-pub fn run(plan: &Plan) -> Result<Counts, Box<Failure>> {
-    let outcome = guard(|| drive::run(plan));
-    let world = drive::take();
+pub fn run(plan: &RunPlan) -> Result<RegistryCounts, Box<RunFailure>> {
+    let outcome = catch_panic(|| driver::run(plan));
+    let world = driver::take();
     let Err(what) = outcome else { return Ok(world.map(|world| world.counts()).unwrap_or_default()) };
     let mut plan = plan.clone();
     let mut trace = Vec::new();
     if let Some(world) = world {
         plan.steps = world.machine.step.min(plan.steps);
-        trace.extend(lock(&world.machine.env).trace.last().map(crate::trace::Event::line));
+        trace.extend(lock(&world.machine.env).trace.last().map(crate::trace::TraceEvent::line));
         Box::leak(world);
     }
-    Err(Box::new(Failure { plan, what, trace }))
+    Err(Box::new(RunFailure { plan, what, trace }))
 }

@@ -1,11 +1,11 @@
 //! Who may change what in the registry, and what must be so at any time.
 
-use super::ask::{Began, Job, Outcome, Verb};
+use super::ask::{ControlVerb, ControlVerbJob, VerbOutcome, VerbProgress};
 use super::draw::{NAMES, UUIDS};
-use super::file::Config;
-use super::look::{Names, Seen, Tables, View, number};
-use super::outside::SimOutside;
-use crate::model::Wrong;
+use super::file::ConfigFileModel;
+use super::look::{KnownTables, ListedDevice, NameHistory, RegistryView, number};
+use super::outside::SimBackends;
+use crate::model::Violation;
 use std::collections::BTreeMap;
 use udm_control::Registry;
 use udm_control::registry::OPENED_MAJOR;
@@ -14,7 +14,7 @@ use udm_core::errno::{EBUSY, ENXIO};
 
 /// A device that is there and not found: one that is being made, or removed.
 #[derive(Clone, Debug)]
-pub(super) struct Hidden {
+pub(super) struct HiddenDevice {
     pub(super) name: String,
     pub(super) uuid: Option<String>,
     pub(super) minor: u32,
@@ -22,10 +22,10 @@ pub(super) struct Hidden {
     id: Option<DeviceId>,
 }
 
-impl Hidden {
+impl HiddenDevice {
     /// A device that is being made.
-    pub(super) fn new(name: &str, uuid: Option<&String>, minor: u32) -> Hidden {
-        Hidden { name: name.into(), uuid: uuid.cloned(), minor, id: None }
+    pub(super) fn new(name: &str, uuid: Option<&String>, minor: u32) -> HiddenDevice {
+        HiddenDevice { name: name.into(), uuid: uuid.cloned(), minor, id: None }
     }
 
     /// Is it being removed?
@@ -46,7 +46,7 @@ impl Hidden {
 /// Who has gone on.
 pub(super) enum Actor<'a> {
     /// A verb, which may have ended.
-    Verb(&'a mut Job, Option<&'a Outcome>),
+    ControlVerb(&'a mut ControlVerbJob, Option<&'a VerbOutcome>),
     /// Who sees to removals that were deferred.
     Deferred,
     /// The reconfigure that is under way.
@@ -57,18 +57,18 @@ pub(super) enum Actor<'a> {
 
 /// See the module.
 #[derive(Default)]
-pub(super) struct Model {
-    pub(super) tables: Tables,
-    pub(super) view: View,
-    pub(super) hidden: Vec<Hidden>,
+pub(super) struct RegistryModel {
+    pub(super) tables: KnownTables,
+    pub(super) view: RegistryView,
+    pub(super) hidden: Vec<HiddenDevice>,
     /// What devices were that are gone.
-    pub(super) gone: BTreeMap<DeviceId, Seen>,
+    pub(super) gone: BTreeMap<DeviceId, ListedDevice>,
     /// What each number of what tables opened means: a name and a disk.
     pub(super) numbers: BTreeMap<u32, (String, usize)>,
     /// Looks at the registry so far.
     pub(super) looks: u64,
-    pub(super) names: Names,
-    pub(super) config: Config,
+    pub(super) names: NameHistory,
+    pub(super) config: ConfigFileModel,
     /// Tables that were looked at.
     looked: usize,
     /// The kind of a device, which its first table fixes: multipath or not.
@@ -80,9 +80,9 @@ pub(super) struct Model {
 }
 
 impl Actor<'_> {
-    fn began(&self) -> Option<&Began> {
+    fn began(&self) -> Option<&VerbProgress> {
         match self {
-            Actor::Verb(job, _) => job.began.as_ref(),
+            Actor::ControlVerb(job, _) => job.began.as_ref(),
             _ => None,
         }
     }
@@ -91,40 +91,39 @@ impl Actor<'_> {
         self.began().is_some_and(|began| began.targets.contains(&id))
     }
 
-    fn verb(&self) -> Option<&Verb> {
+    fn verb(&self) -> Option<&ControlVerb> {
         match self {
-            Actor::Verb(job, _) => Some(&job.verb),
+            Actor::ControlVerb(job, _) => Some(&job.verb),
             _ => None,
         }
     }
 
-    fn removes(&self, seen: &Seen) -> bool {
+    fn removes(&self, seen: &ListedDevice) -> bool {
         match self {
             Actor::Deferred => seen.deferred,
-            _ => matches!(self.verb(), Some(Verb::Remove { .. })) && self.is_about(seen.id),
+            _ => matches!(self.verb(), Some(ControlVerb::Remove { .. })) && self.is_about(seen.id),
         }
     }
 
     /// What the device `id` is to be called or to have now, and whether that is a uuid.
     fn renames(&self, id: DeviceId) -> Option<(&str, bool)> {
         match self {
-            Actor::Verb(Job { verb: Verb::Rename { to, uuid, .. }, .. }, Some(Ok(_)))
-                if self.is_about(id) =>
-            {
-                Some((to, *uuid))
-            }
+            Actor::ControlVerb(
+                ControlVerbJob { verb: ControlVerb::Rename { to, uuid, .. }, .. },
+                Some(Ok(_)),
+            ) if self.is_about(id) => Some((to, *uuid)),
             _ => None,
         }
     }
 
     fn forces(&self) -> bool {
-        matches!(self.verb(), Some(Verb::Remove { how, .. }) if how.force)
+        matches!(self.verb(), Some(ControlVerb::Remove { how, .. }) if how.force)
     }
 
     /// For a person.
     fn name(&self) -> String {
         match self {
-            Actor::Verb(job, _) => format!("{:?}", job.verb),
+            Actor::ControlVerb(job, _) => format!("{:?}", job.verb),
             Actor::Deferred => "a removal that was deferred".into(),
             Actor::Reconfigure => "a reconfigure".into(),
             Actor::Other => "nobody".into(),
@@ -132,7 +131,7 @@ impl Actor<'_> {
     }
 }
 
-impl Model {
+impl RegistryModel {
     /// Looks at the registry: `actor` has gone on, and nobody else. Gives back those that are gone.
     ///
     /// # Errors
@@ -140,12 +139,12 @@ impl Model {
     pub(super) fn judge(
         &mut self,
         registry: &Registry,
-        outside: &SimOutside,
+        outside: &SimBackends,
         mut actor: Actor<'_>,
-    ) -> Result<Vec<DeviceId>, Wrong> {
+    ) -> Result<Vec<DeviceId>, Violation> {
         self.looks += 1;
         let first_new = self.tables.all.len();
-        let after = View::take(registry, &mut self.tables)?;
+        let after = RegistryView::take(registry, &mut self.tables)?;
         let before = std::mem::replace(&mut self.view, after);
         self.check_numbers(outside)?;
         for seen in &self.view.0 {
@@ -169,8 +168,8 @@ impl Model {
                 self.deferred += u64::from(matches!(actor, Actor::Deferred));
                 gone.push(was.id);
                 self.gone.insert(was.id, was.clone());
-                let Seen { name, uuid, minor, id, .. } = was.clone();
-                self.hidden.push(Hidden { name, uuid, minor, id: Some(id) });
+                let ListedDevice { name, uuid, minor, id, .. } = was.clone();
+                self.hidden.push(HiddenDevice { name, uuid, minor, id: Some(id) });
                 continue;
             };
             let is = &is.clone();
@@ -184,20 +183,20 @@ impl Model {
                 self.names.renamed(self.looks, was);
             }
             let swapped = is.live != was.live;
-            if let (true, Some(Verb::Resume { .. })) = (actor.is_about(was.id), actor.verb()) {
+            if let (true, Some(ControlVerb::Resume { .. })) = (actor.is_about(was.id), actor.verb()) {
                 some |= swapped;
                 let sure = was.inactive.is_some()
                     && actor.began().is_some_and(|began| began.saw(was.id, was.inactive, true));
                 all &= swapped || !sure;
             }
             if is.suspended && !was.suspended {
-                if let Actor::Verb(job, _) = &actor {
+                if let Actor::ControlVerb(job, _) = &actor {
                     self.suspended_by.insert(is.id, job.id);
                 }
             } else if !is.suspended {
                 self.suspended_by.remove(&is.id);
             }
-            if let Actor::Verb(Job { began: Some(began), .. }, _) = &mut actor {
+            if let Actor::ControlVerb(ControlVerbJob { began: Some(began), .. }, _) = &mut actor {
                 began.swapped |= swapped;
                 began.loaded |= is.inactive != was.inactive && is.inactive.is_some();
             }
@@ -217,10 +216,10 @@ impl Model {
             self.file_begins(registry);
         }
         self.note(&before);
-        if let Actor::Verb(Job { began: Some(began), .. }, _) = &mut actor {
+        if let Actor::ControlVerb(ControlVerbJob { began: Some(began), .. }, _) = &mut actor {
             for id in began.targets.clone() {
                 // What waits there may have been loaded since.
-                let rests = |is: &Seen| is.inactive.is_some() && began.saw(id, is.inactive, true);
+                let rests = |is: &ListedDevice| is.inactive.is_some() && began.saw(id, is.inactive, true);
                 let there =
                     self.view.get(id).is_some_and(|is| !is.suspended && (began.swapped || !rests(is)));
                 if there && !began.reached.contains(&id) {
@@ -233,8 +232,15 @@ impl Model {
     }
 
     /// `was` has become `is`.
-    fn changed(&self, was: &Seen, is: &Seen, actor: &Actor<'_>, first_new: usize) -> Result<(), Wrong> {
-        let may = |verbs: &dyn Fn(&Verb) -> bool| actor.is_about(is.id) && actor.verb().is_some_and(verbs);
+    fn changed(
+        &self,
+        was: &ListedDevice,
+        is: &ListedDevice,
+        actor: &Actor<'_>,
+        first_new: usize,
+    ) -> Result<(), Violation> {
+        let may =
+            |verbs: &dyn Fn(&ControlVerb) -> bool| actor.is_about(is.id) && actor.verb().is_some_and(verbs);
         let sure = |fine: bool, what: &str| if fine { Ok(()) } else { Err(what.to_owned()) };
         let renames = actor.renames(is.id);
         let name = renames.filter(|(_, uuid)| !uuid).map_or(was.name.as_str(), |(name, _)| name);
@@ -243,32 +249,32 @@ impl Model {
         let raised = u32::from(renames.is_some() && was.live.is_some());
         sure(is.events >= was.events + raised, "events were lost")?;
         let forces = actor.forces() && actor.is_about(is.id);
-        let moves = may(&|verb| matches!(verb, Verb::Suspend { .. } | Verb::Resume { .. }));
+        let moves = may(&|verb| matches!(verb, ControlVerb::Suspend { .. } | ControlVerb::Resume { .. }));
         sure(is.suspended == was.suspended || moves || forces, "its state")?;
         let errors = |slot: Option<usize>| slot.is_some_and(|t| self.tables.all[t].text.contains("error"));
         if is.live != was.live {
             let waited = is.live.is_some() && actor.began().is_some_and(|b| b.saw(is.id, is.live, false));
-            let resumes = forces || may(&|verb| matches!(verb, Verb::Resume { .. }));
+            let resumes = forces || may(&|verb| matches!(verb, ControlVerb::Resume { .. }));
             sure(is.inactive.is_none() || is.inactive == was.inactive, "its inactive table")?;
             sure(is.inactive != is.live, "it has one table twice")?;
             sure(resumes && waited || forces && errors(is.live), "its live table")?;
         } else if is.inactive != was.inactive {
             let new = is.inactive.is_some_and(|table| table >= first_new);
-            let ended = matches!(actor, Actor::Verb(_, Some(Ok(_))));
-            let loads = may(&|verb| matches!(verb, Verb::Load { .. })) && new && ended;
-            let clears = may(&|verb| matches!(verb, Verb::Clear { .. })) && is.inactive.is_none();
+            let ended = matches!(actor, Actor::ControlVerb(_, Some(Ok(_))));
+            let loads = may(&|verb| matches!(verb, ControlVerb::Load { .. })) && new && ended;
+            let clears = may(&|verb| matches!(verb, ControlVerb::Clear { .. })) && is.inactive.is_none();
             let fails = forces && is.inactive.is_none_or(|table| errors(Some(table)));
             sure(loads || clears || fails, "its inactive table")?;
         }
-        let defers = may(&|verb| matches!(verb, Verb::Remove { how, .. } if how.deferred));
-        let keeps = may(&|verb| matches!(verb, Verb::Message { .. })) && !is.deferred;
+        let defers = may(&|verb| matches!(verb, ControlVerb::Remove { how, .. } if how.deferred));
+        let keeps = may(&|verb| matches!(verb, ControlVerb::Message { .. })) && !is.deferred;
         sure(is.deferred == was.deferred || defers || keeps, "whether its removal is deferred")
     }
 
     /// Devices that are found and were not.
-    fn come(&mut self, before: &View, actor: &Actor<'_>) -> Result<(), Wrong> {
+    fn come(&mut self, before: &RegistryView, actor: &Actor<'_>) -> Result<(), Violation> {
         let made = match actor {
-            Actor::Verb(Job { verb, began: Some(began), .. }, Some(ended)) => {
+            Actor::ControlVerb(ControlVerbJob { verb, began: Some(began), .. }, Some(ended)) => {
                 verb.makes().map(|(name, uuid)| (name, uuid, began.minor, ended.is_ok()))
             }
             _ => None,
@@ -306,9 +312,9 @@ impl Model {
     /// Devices that are gone for good now.
     fn leave(&mut self, registry: &Registry, actor: &Actor<'_>) {
         let removes = matches!(actor, Actor::Deferred | Actor::Reconfigure)
-            || matches!(actor.verb(), Some(Verb::Remove { .. }));
+            || matches!(actor.verb(), Some(ControlVerb::Remove { .. }));
         if removes {
-            let waits = |hidden: &Hidden| match registry.find(&number(hidden.minor)) {
+            let waits = |hidden: &HiddenDevice| match registry.find(&number(hidden.minor)) {
                 Err(e) => e.error.errno == EBUSY,
                 Ok(_) => true,
             };
@@ -317,7 +323,7 @@ impl Model {
     }
 
     /// Every name, uuid and number means what it should.
-    fn check_names(&self, registry: &Registry) -> Result<(), Wrong> {
+    fn check_names(&self, registry: &Registry) -> Result<(), Violation> {
         let numbers = (0..8).map(number);
         let words = NAMES.into_iter().chain(UUIDS).map(String::from).chain(numbers);
         for word in words {
@@ -337,7 +343,7 @@ impl Model {
     }
 
     /// A number of what tables opened means one name of one disk for ever, and each is open once.
-    fn check_numbers(&mut self, outside: &SimOutside) -> Result<(), Wrong> {
+    fn check_numbers(&mut self, outside: &SimBackends) -> Result<(), Violation> {
         let world = outside.world();
         for known in &self.tables.all[self.looked..] {
             for (number, id) in known.devices() {
@@ -385,7 +391,7 @@ impl Model {
 
     /// A device is being made from now on.
     pub(super) fn making(&mut self, name: &str, uuid: Option<&String>, minor: u32) {
-        self.hidden.push(Hidden::new(name, uuid, minor));
+        self.hidden.push(HiddenDevice::new(name, uuid, minor));
     }
 
     /// What is counted is what there is: tables and `clients` that use each device. Tables that
@@ -393,8 +399,8 @@ impl Model {
     pub(super) fn check_counts(
         &mut self,
         clients: &dyn Fn(DeviceId) -> u64,
-        unseen: &dyn Fn(&Seen) -> u64,
-    ) -> Result<(), Wrong> {
+        unseen: &dyn Fn(&ListedDevice) -> u64,
+    ) -> Result<(), Violation> {
         self.tables.alive();
         for seen in &self.view.0 {
             let (tables, clients) = (self.tables.users(seen.id), clients(seen.id));

@@ -1,7 +1,7 @@
 //! What a multipath device over some paths has to be.
 
-use super::ask::Verb;
-use super::model::Model;
+use super::ask::ControlVerb;
+use super::model::RegistryModel;
 use super::outside::canonical;
 use udm_core::errno::EINVAL;
 
@@ -9,25 +9,25 @@ use udm_core::errno::EINVAL;
 pub(super) const POLICIES: [&str; 4] = ["failover", "multibus", "group_by_prio", "nonsense"];
 
 /// The error that `verb` must end with, whatever the paths are.
-pub(super) fn must(verb: &Verb) -> Option<i32> {
-    let Verb::Multipath { paths, policy, .. } = verb else { return None };
+pub(super) fn expected_errno(verb: &ControlVerb) -> Option<i32> {
+    let ControlVerb::Multipath { paths, policy, .. } = verb else { return None };
     let wrong = paths.is_empty() || policy.as_deref() == Some("nonsense");
     wrong.then_some(EINVAL)
 }
 
 /// Is one of `paths` given twice, by whatever names?
-pub(super) fn is_twice(paths: &str) -> bool {
+pub(super) fn has_duplicate_path(paths: &str) -> bool {
     let words: Vec<&str> = paths.split_whitespace().map(canonical).collect();
     words.iter().enumerate().any(|(i, word)| words[..i].contains(word))
 }
 
 /// Is `said` shown of the table `text`? The group that is used is shown with the rest.
-pub(super) fn is_shown(said: &str, text: &str) -> bool {
-    said == text || groups(said).is_some_and(|shown| Some(shown) == groups(text))
+pub(super) fn is_shown_table(said: &str, text: &str) -> bool {
+    said == text || path_groups(said).is_some_and(|shown| Some(shown) == path_groups(text))
 }
 
 /// The paths of each group in the text of a multipath table of one line, in their order.
-fn groups(text: &str) -> Option<Vec<Vec<&str>>> {
+fn path_groups(text: &str) -> Option<Vec<Vec<&str>>> {
     let mut words = text.split_whitespace();
     (words.next()? == "0" && words.next()?.parse::<u64>().is_ok() && words.next()? == "multipath")
         .then_some(())?;
@@ -53,7 +53,7 @@ fn groups(text: &str) -> Option<Vec<Vec<&str>>> {
     words.next().is_none().then_some(groups)
 }
 
-impl Model {
+impl RegistryModel {
     /// Is `text` the table of a device over `paths`, grouped by `policy`, since the look `since`?
     /// What it opened is a device each, unless a name of theirs has `moved` meanwhile.
     pub(super) fn is_multipath(
@@ -62,7 +62,7 @@ impl Model {
         (paths, policy, since): (&str, Option<&str>, u64),
         moved: bool,
     ) -> bool {
-        let Some(groups) = groups(text) else { return false };
+        let Some(groups) = path_groups(text) else { return false };
         let asked: Vec<&str> = paths.split_whitespace().collect();
         let all: Vec<&str> = groups.concat();
         let one_each = all.iter().enumerate().all(|(i, path)| !all[..i].contains(path));
@@ -84,8 +84,8 @@ mod tests {
     fn groups_are_read() {
         let text =
             "0 64 multipath 1 queue_if_no_path 0 2 1 service-time 0 2 1 253:0 1 253:1 1 x 1 y 1 0 253:2";
-        assert_eq!(groups(text).unwrap(), vec![vec!["253:0", "253:1"], vec!["253:2"]]);
-        assert!(groups(&format!("{text} more")).is_none() && groups("0 8 zero").is_none());
-        assert!(is_twice("/sim/a /sim/link") && !is_twice("/sim/a /sim/b"));
+        assert_eq!(path_groups(text).unwrap(), vec![vec!["253:0", "253:1"], vec!["253:2"]]);
+        assert!(path_groups(&format!("{text} more")).is_none() && path_groups("0 8 zero").is_none());
+        assert!(has_duplicate_path("/sim/a /sim/link") && !has_duplicate_path("/sim/a /sim/b"));
     }
 }

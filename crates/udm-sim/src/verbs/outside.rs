@@ -3,10 +3,10 @@
 //! A name leads to a disk, and may lead to another one from now on. Asking takes time, in which the
 //! others go on.
 
-use super::drive;
-use crate::chance::Chance;
-use crate::env::SharedEnv;
+use super::driver;
+use crate::environment::SharedEnv;
 use crate::path::SimPath;
+use crate::rng::SimRng;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use udm_control::registry::outside::{Identity, Opened, Outside};
@@ -22,7 +22,7 @@ const LINK: usize = 3;
 pub(super) const NOT_NOW: i32 = EIO;
 
 /// What was opened.
-pub(super) struct Disk {
+pub(super) struct OpenedDisk {
     pub(super) device: Weak<SimPath>,
     pub(super) id: DeviceId,
     pub(super) uri: String,
@@ -30,10 +30,10 @@ pub(super) struct Disk {
 }
 
 /// See the module.
-pub(super) struct World {
+pub(super) struct SimBackendState {
     /// The disk that each name leads to.
     pub(super) leads: [usize; LINK],
-    pub(super) opened: Vec<Disk>,
+    pub(super) opened: Vec<OpenedDisk>,
     /// Once in so many times a name can't be opened; 0 for never.
     pub(super) fails: u64,
     /// How often one could not be.
@@ -42,19 +42,19 @@ pub(super) struct World {
     pub(super) closing: Vec<(u64, Box<dyn FnOnce() + Send>)>,
     /// The verb that goes on.
     pub(super) actor: u64,
-    pub(super) chance: Chance,
+    pub(super) chance: SimRng,
 }
 
 /// What the registry has of it.
 #[derive(Clone)]
-pub(super) struct SimOutside {
+pub(super) struct SimBackends {
     env: SharedEnv,
-    world: Arc<Mutex<World>>,
+    world: Arc<Mutex<SimBackendState>>,
 }
 
-impl SimOutside {
-    pub(super) fn new(env: &SharedEnv, chance: Chance, fails: u64) -> SimOutside {
-        let world = World {
+impl SimBackends {
+    pub(super) fn new(env: &SharedEnv, chance: SimRng, fails: u64) -> SimBackends {
+        let world = SimBackendState {
             leads: [0, 1, 2],
             opened: Vec::new(),
             fails,
@@ -63,19 +63,19 @@ impl SimOutside {
             actor: 0,
             chance,
         };
-        SimOutside { env: env.clone(), world: Arc::new(Mutex::new(world)) }
+        SimBackends { env: env.clone(), world: Arc::new(Mutex::new(world)) }
     }
 
-    pub(super) fn world(&self) -> MutexGuard<'_, World> {
+    pub(super) fn world(&self) -> MutexGuard<'_, SimBackendState> {
         self.world.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Asking takes time; then what `uri` leads to.
     fn find(&self, uri: &DeviceUri) -> Result<usize, OpenError> {
-        drive::go_on_meanwhile();
+        driver::run_others_during_lookup();
         let mut world = self.world();
         let name = name(uri).ok_or_else(|| OpenError::new(ENOENT, format!("{uri}: there is none")))?;
-        let World { fails, failed, chance, leads, .. } = &mut *world;
+        let SimBackendState { fails, failed, chance, leads, .. } = &mut *world;
         if chance.one_in(*fails) {
             *failed += 1;
             return Err(OpenError::new(NOT_NOW, format!("{uri}: not now")));
@@ -95,7 +95,7 @@ pub(super) fn canonical(word: &str) -> &str {
     if word == NAMES[LINK] { NAMES[0] } else { word }
 }
 
-impl Outside for SimOutside {
+impl Outside for SimBackends {
     fn look(&self, uri: &DeviceUri) -> Result<Identity, OpenError> {
         self.find(uri).map(|disk| Identity::File { device: 1, inode: disk as u64 })
     }
@@ -105,7 +105,7 @@ impl Outside for SimOutside {
         let device = Arc::new(SimPath::new(&self.env, disk));
         let mut world = self.world();
         world.opened.retain(|opened| opened.device.strong_count() > 0);
-        world.opened.push(Disk {
+        world.opened.push(OpenedDisk {
             device: Arc::downgrade(&device),
             id: device.id(),
             uri: canonical(&uri.to_string()).into(),

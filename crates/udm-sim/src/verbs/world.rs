@@ -1,25 +1,25 @@
 //! Cores, the registry and its clients, stepped on one thread in an order drawn from a seed.
 
-use super::answers::KEEP;
-use super::ask::{Job, Outcome, Trouble, Verb, Waiting};
-use super::clients::Client;
-use super::counts::Counts;
-use super::draw::Draw;
-use super::drive::{self, Turn};
-use super::file::Wanted;
+use super::ask::{ControlVerb, ControlVerbJob, DisturbanceCounts, VerbOutcome, WakeableFuture};
+use super::clients::DeviceReader;
+use super::counts::RegistryCounts;
+use super::draw::VerbGenerator;
+use super::driver::{self, ReentrantStep};
+use super::expected_results::KEEP;
+use super::file::DeclaredDevice;
 use super::look::number;
-use super::model::{Actor, Model};
-use super::outside::{NAMES as DISKS, SimOutside};
-use crate::cells::Cells;
-use crate::chance::{Chance, Stream};
-use crate::counts::Hash;
-use crate::disk::Disk;
-use crate::env::{Env, PathState, lock};
+use super::model::{Actor, RegistryModel};
+use super::outside::{NAMES as DISKS, SimBackends};
+use crate::counts::RunHash;
+use crate::disk::SimDisk;
+use crate::environment::{Env, PathState, lock};
 use crate::machine::Machine;
-use crate::model::Wrong;
-use crate::plan::{Class, Plan};
-use crate::trace::{Kind, NO_CORE};
-use crate::turn::Turns;
+use crate::model::Violation;
+use crate::plan::{Disturbance, RunPlan};
+use crate::register_model::RegisterModel;
+use crate::rng::{RngStream, SimRng};
+use crate::trace::{EventKind, NO_CORE};
+use crate::turn::MachineWorld;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::task::Poll;
@@ -35,18 +35,18 @@ use udm_frontends::nbd::{Export, Exports};
 const SECTORS: u64 = 64;
 
 /// See the module's documentation.
-pub(super) struct World {
+pub(super) struct RegistryWorld {
     pub(super) machine: Machine,
     registry: Arc<Registry>,
     pub(super) exports: Arc<Exports>,
-    pub(super) outside: SimOutside,
-    pub(super) jobs: Vec<Job>,
+    pub(super) outside: SimBackends,
+    pub(super) jobs: Vec<ControlVerbJob>,
     /// Who sees to removals that were deferred.
-    pub(super) deferred: Option<Waiting<Infallible>>,
-    pub(super) clients: Vec<Client>,
-    pub(super) model: Model,
-    pub(super) draw: Draw,
-    pub(super) work: Chance,
+    pub(super) deferred: Option<WakeableFuture<Infallible>>,
+    pub(super) clients: Vec<DeviceReader>,
+    pub(super) model: RegistryModel,
+    pub(super) draw: VerbGenerator,
+    pub(super) work: SimRng,
     ids: u64,
     pub(super) jobs_max: usize,
     pub(super) resting: bool,
@@ -56,44 +56,44 @@ pub(super) struct World {
     pub(super) loading: Option<(u64, String, u64)>,
     pub(super) beside: bool,
     /// What was wrong beside it.
-    pub(super) wrong: Option<Wrong>,
-    pub(super) counts: Counts,
+    pub(super) wrong: Option<Violation>,
+    pub(super) counts: RegistryCounts,
 }
 
-impl World {
-    pub(super) fn new(plan: &Plan) -> World {
+impl RegistryWorld {
+    pub(super) fn new(plan: &RunPlan) -> RegistryWorld {
         let on = |class| !plan.without.has(class);
-        let mut build = Chance::new(plan.seed, Stream::Build);
+        let mut build = SimRng::new(plan.seed, RngStream::Build);
         let count = plan.cores.unwrap_or(build.pick(&[1, 2, 2, 3]));
         let mut env = Env::new(plan.seed, plan.keep_events);
         for disk in 0..DISKS.len() - 1 {
-            env.disks.push(Disk::new(disk, SECTORS));
+            env.disks.push(SimDisk::new(disk, SECTORS));
             env.paths.push(PathState::draw(disk, &mut build, plan.without));
         }
-        let cells = Cells::new(&[SECTORS; 3], Disk::first_stamp);
+        let cells = RegisterModel::new(&[SECTORS; 3], SimDisk::first_stamp);
         let mut machine = Machine::new(plan, &mut build, count, env, cells);
         machine.make_cores(count);
-        let fails = if on(Class::Opens) { build.pick(&[0, 10, 30]) } else { 0 };
-        let outside = SimOutside::new(&machine.env, Chance::new(plan.seed, Stream::Net), fails);
-        let registry = Registry::over(machine.post.clone(), count, Box::new(outside.clone()));
-        registry.configure_by(Box::new(drive::read_file));
+        let fails = if on(Disturbance::Opens) { build.pick(&[0, 10, 30]) } else { 0 };
+        let outside = SimBackends::new(&machine.env, SimRng::new(plan.seed, RngStream::SimNetwork), fails);
+        let registry = Registry::over(machine.inboxes.clone(), count, Box::new(outside.clone()));
+        registry.configure_by(Box::new(driver::read_file));
         let exports = Arc::new(Exports::new());
         registry.export_by(Exporter::new(exports.clone(), ExportOptions::default()));
         let sees = registry.clone();
-        World {
-            deferred: Some(Waiting::new(async move { verbs::see_to_deferred(&sees).await })),
+        RegistryWorld {
+            deferred: Some(WakeableFuture::new(async move { verbs::see_to_deferred(&sees).await })),
             registry,
             exports,
             outside,
             jobs: Vec::new(),
             clients: Vec::new(),
-            model: Model::default(),
-            draw: Draw {
-                chance: Chance::new(plan.seed, Stream::Verbs),
+            model: RegistryModel::default(),
+            draw: VerbGenerator {
+                chance: SimRng::new(plan.seed, RngStream::Verbs),
                 without: plan.without,
                 crowded: build.one_in(2),
             },
-            work: Chance::new(plan.seed, Stream::Clients),
+            work: SimRng::new(plan.seed, RngStream::Clients),
             ids: 0,
             jobs_max: plan.depth.unwrap_or(build.pick(&[1, 3, 6, 12])),
             resting: false,
@@ -101,45 +101,45 @@ impl World {
             loading: None,
             beside: false,
             wrong: None,
-            counts: Counts::default(),
+            counts: RegistryCounts::default(),
             machine,
         }
     }
 
-    pub(super) fn counts(&self) -> Counts {
+    pub(super) fn counts(&self) -> RegistryCounts {
         let env = lock(&self.machine.env);
-        Counts {
+        RegistryCounts {
             steps: self.machine.step,
             deferred: self.model.deferred,
             not_opened: self.outside.world().failed,
             no_lanes: env.seen.refused,
             hangs: env.seen.hangs,
             simulated: self.machine.totals.simulated,
-            hash: Hash(env.trace.hash()),
+            hash: RunHash(env.trace.hash()),
             ..self.counts
         }
     }
 
-    pub(super) fn on(&self, class: Class) -> bool {
+    pub(super) fn on(&self, class: Disturbance) -> bool {
         !self.machine.plan.without.has(class)
     }
 
     /// No verb is under way but those that wait for an event, and nothing is to be closed.
     pub(super) fn is_over(&self) -> bool {
-        self.jobs.iter().all(Job::is_patient) && self.outside.world().closing.is_empty()
+        self.jobs.iter().all(ControlVerbJob::waits_for_event) && self.outside.world().closing.is_empty()
     }
 
     /// Nobody is to go on, and no removal is under way.
     pub(super) fn is_quiet(&self) -> bool {
-        let woken = self.deferred.as_ref().is_some_and(Waiting::is_woken);
+        let woken = self.deferred.as_ref().is_some_and(WakeableFuture::is_woken);
         let rests = self.machine.has_no_mail() && self.machine.is_still();
         self.is_over() && !woken && self.model.hidden.is_empty() && rests
     }
 
     /// Nobody goes on before somebody asks for more.
     pub(super) fn is_stuck(&self) -> bool {
-        let woken =
-            self.deferred.iter().any(Waiting::is_woken) || self.jobs.iter().any(|job| job.waiting.is_woken());
+        let woken = self.deferred.iter().any(WakeableFuture::is_woken)
+            || self.jobs.iter().any(|job| job.waiting.is_woken());
         !woken && self.outside.world().closing.is_empty() && self.machine.is_still()
     }
 
@@ -169,20 +169,19 @@ impl World {
     }
 
     /// Looks at the registry behind what `actor` has done.
-    pub(super) fn look(&mut self, actor: Actor<'_>) -> Result<(), Wrong> {
+    pub(super) fn look(&mut self, actor: Actor<'_>) -> Result<(), Violation> {
         self.judge(actor)?;
         self.check()
     }
 
     /// `actor` has done what it may.
-    fn judge(&mut self, actor: Actor<'_>) -> Result<(), Wrong> {
+    fn judge(&mut self, actor: Actor<'_>) -> Result<(), Violation> {
         self.counts.looks += 1;
         let kept = match &actor {
-            Actor::Verb(Job { verb: Verb::Message { text, .. }, began: Some(began), .. }, _)
-                if text == KEEP =>
-            {
-                began.targets.clone()
-            }
+            Actor::ControlVerb(
+                ControlVerbJob { verb: ControlVerb::Message { text, .. }, began: Some(began), .. },
+                _,
+            ) if text == KEEP => began.targets.clone(),
             _ => Vec::new(),
         };
         let gone = self.model.judge(&self.registry, &self.outside, actor)?;
@@ -196,10 +195,10 @@ impl World {
         Ok(())
     }
 
-    fn trouble(&self) -> Trouble {
+    fn trouble(&self) -> DisturbanceCounts {
         let failed = self.outside.world().failed;
         let refused = lock(&self.machine.env).seen.refused;
-        Trouble { failed, refused, moved: self.counts.moved }
+        DisturbanceCounts { failed, refused, moved: self.counts.moved }
     }
 
     /// Before others go on in the middle of a reconfigure: what it has done is its own.
@@ -212,12 +211,12 @@ impl World {
     }
 
     /// What is counted and exported is what there is, and who waits for what has come goes on.
-    fn check(&mut self) -> Result<(), Wrong> {
+    fn check(&mut self) -> Result<(), Violation> {
         let names = std::mem::take(&mut self.model.names);
         let file = self.model.config.under.take();
-        let World { clients, jobs, loading, .. } = self;
+        let RegistryWorld { clients, jobs, loading, .. } = self;
         let users = |device| clients.iter().filter(|client| client.device == device).count() as u64;
-        let unseen = |seen: &super::look::Seen| {
+        let unseen = |seen: &super::look::ListedDevice| {
             let made = jobs.iter().filter(|job| job.is_making());
             let made = made.filter_map(|job| Some((job.verb.table()?, job.began.as_ref()?.look)));
             let loaded = loading.iter().map(|(_, table, look)| (table.as_str(), *look));
@@ -234,7 +233,7 @@ impl World {
         }
         let exports: Vec<_> =
             self.exports.all().iter().map(|e| (e.name().to_string(), e.device().id())).collect();
-        let fine = |seen: &super::look::Seen| exports.contains(&(seen.name.clone(), seen.id));
+        let fine = |seen: &super::look::ListedDevice| exports.contains(&(seen.name.clone(), seen.id));
         if exports.len() != self.model.view.0.len() || !self.model.view.0.iter().all(fine) {
             return Err(format!("{exports:?} are exported, and there are {:?}", self.model.view));
         }
@@ -247,7 +246,7 @@ impl World {
     }
 
     /// One step: somebody has a turn. A verb is given back: it goes on outside.
-    pub(super) fn step(&mut self) -> Result<Option<Turn>, Wrong> {
+    pub(super) fn step(&mut self) -> Result<Option<ReentrantStep>, Violation> {
         self.machine.step += 1;
         self.machine.set_turn(None);
         if !self.resting {
@@ -257,7 +256,7 @@ impl World {
         let closing = self.outside.world().closing.len();
         let verbs = ready.len();
         ready.extend((0..closing).map(|at| verbs + at));
-        let deferred = self.deferred.as_ref().is_some_and(Waiting::is_woken);
+        let deferred = self.deferred.as_ref().is_some_and(WakeableFuture::is_woken);
         if deferred {
             ready.push(verbs + closing);
         }
@@ -271,7 +270,7 @@ impl World {
         }
         let nth = self.work.below(ready.len() as u64) as usize;
         if nth < verbs {
-            return Ok(Some(Turn::Job(Box::new(self.take(ready[nth])))));
+            return Ok(Some(ReentrantStep::ControlVerbJob(Box::new(self.take(ready[nth])))));
         }
         if nth < verbs + closing {
             let (_, work) = self.outside.world().closing.remove(nth - verbs);
@@ -280,10 +279,10 @@ impl World {
             return Ok(None);
         }
         self.outside.world().actor = 0;
-        Ok(self.deferred.take().map(Turn::Deferred))
+        Ok(self.deferred.take().map(ReentrantStep::Deferred))
     }
 
-    fn jump(&mut self) -> Result<(), Wrong> {
+    fn jump(&mut self) -> Result<(), Violation> {
         if self.machine.jump() {
             return Ok(());
         }
@@ -298,13 +297,13 @@ impl World {
     /// One load at a time asks the file system.
     fn can_go_on(&self, at: usize) -> bool {
         let job = &self.jobs[at];
-        let is_file = matches!(job.verb, Verb::Reconfigure { .. });
+        let is_file = matches!(job.verb, ControlVerb::Reconfigure { .. });
         let loads = is_file || job.began.is_none() && job.verb.table().is_some();
         job.waiting.is_woken() && !(self.loading.is_some() && loads)
     }
 
     /// Takes a job out, to go on.
-    fn take(&mut self, at: usize) -> Job {
+    fn take(&mut self, at: usize) -> ControlVerbJob {
         let mut job = self.jobs.swap_remove(at);
         if job.began.is_none() {
             let trouble = self.trouble();
@@ -315,8 +314,8 @@ impl World {
                 self.loading = Some((job.id, table.to_owned(), self.model.looks));
             }
         }
-        if let Verb::Reconfigure { .. } = job.verb {
-            self.model.hear_hang_up(&job);
+        if let ControlVerb::Reconfigure { .. } = job.verb {
+            self.model.note_hang_up(&job);
             self.loading = Some((job.id, String::new(), self.model.looks));
         }
         self.counts.beside_loads += u64::from(self.beside);
@@ -325,17 +324,21 @@ impl World {
     }
 
     /// `job` has gone on.
-    pub(super) fn went_on(&mut self, mut job: Job, polled: Poll<Outcome>) -> Result<(), Wrong> {
+    pub(super) fn after_poll(
+        &mut self,
+        mut job: ControlVerbJob,
+        polled: Poll<VerbOutcome>,
+    ) -> Result<(), Violation> {
         if self.loading.as_ref().is_some_and(|(id, ..)| *id == job.id) {
             self.loading = None;
         }
         self.wrong.take().map_or(Ok(()), Err)?;
         let was = self.model.view.clone();
         let now = lock(&self.machine.env).now;
-        lock(&self.machine.env).trace.add(now, NO_CORE, Kind::Mail, [job.id, 0, 0, 0]);
-        let is_file = matches!(job.verb, Verb::Reconfigure { .. });
+        lock(&self.machine.env).trace.add(now, NO_CORE, EventKind::CoreMessage, [job.id, 0, 0, 0]);
+        let is_file = matches!(job.verb, ControlVerb::Reconfigure { .. });
         let Poll::Ready(outcome) = polled else {
-            self.judge(if is_file { Actor::Reconfigure } else { Actor::Verb(&mut job, None) })?;
+            self.judge(if is_file { Actor::Reconfigure } else { Actor::ControlVerb(&mut job, None) })?;
             self.model.check_hang_up(&job)?;
             self.jobs.push(job);
             return self.check();
@@ -343,7 +346,7 @@ impl World {
         let done = |said: &Vec<String>| if is_file { format!("{said:?}") } else { "done".into() };
         let said = outcome.as_ref().map_or_else(ToString::to_string, done);
         self.machine.say(format!("{} ends: {said}", job.id));
-        self.look(if is_file { Actor::Reconfigure } else { Actor::Verb(&mut job, Some(&outcome)) })?;
+        self.look(if is_file { Actor::Reconfigure } else { Actor::ControlVerb(&mut job, Some(&outcome)) })?;
         self.model.check_hang_up(&job)?;
         let trouble = self.trouble();
         let may_be_called_off = match is_file {
@@ -360,7 +363,7 @@ impl World {
         self.counts.verbs[job.verb.kind()] += 1;
         match &outcome {
             Ok(_) => {
-                self.counts.messages += u64::from(matches!(job.verb, Verb::Message { .. }));
+                self.counts.messages += u64::from(matches!(job.verb, ControlVerb::Message { .. }));
                 self.counts.stacks += u64::from(job.verb.table().is_some_and(|text| text.contains('@')));
             }
             Err(error) => {
@@ -376,8 +379,8 @@ impl World {
         let job = self.outside.world().actor;
         let trouble = self.trouble();
         let wanted = self.model.read_file(job, trouble, &mut self.jobs)?;
-        let device = |one: Wanted| {
-            let wanted = config::Wanted::new(&one.name, one.table, one.uuid, one.read_only);
+        let device = |one: DeclaredDevice| {
+            let wanted = config::DeclaredDevice::new(&one.name, one.table, one.uuid, one.read_only);
             wanted.map_err(|e| e.to_string())
         };
         let devices = wanted.into_iter().map(device).collect::<Result<Vec<_>, String>>()?;
@@ -385,22 +388,22 @@ impl World {
     }
 
     /// A client asks for something.
-    pub(super) fn begin(&mut self, mut verb: Verb) {
-        if let Verb::Wait { word, event } = &mut verb {
+    pub(super) fn begin(&mut self, mut verb: ControlVerb) {
+        if let ControlVerb::Wait { word, event } = &mut verb {
             let events = self.model.view.meant(word).map_or(0, |seen| seen.events);
             *event = events.wrapping_sub(*event);
         }
         self.ids += 1;
         self.machine.say(format!("{}: {verb:?}", self.ids));
-        self.jobs.push(Job::new(self.ids, verb, &self.registry));
+        self.jobs.push(ControlVerbJob::new(self.ids, verb, &self.registry));
     }
 
     /// At rest nothing is half done, and nothing is held that nobody uses.
-    pub(super) fn check_rest(&mut self) -> Result<(), Wrong> {
+    pub(super) fn check_rest(&mut self) -> Result<(), Violation> {
         if let Some(hidden) = self.model.hidden.first() {
             return Err(format!("at rest, and {hidden:?} is neither there nor gone"));
         }
-        let waits = |seen: &&super::look::Seen| seen.deferred && seen.open == 0;
+        let waits = |seen: &&super::look::ListedDevice| seen.deferred && seen.open == 0;
         if let Some(seen) = self.model.view.0.iter().find(waits) {
             return Err(format!("nobody uses {} any more, and its removal was deferred", seen.name));
         }

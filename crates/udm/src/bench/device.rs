@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use udm_bench::{JobDevice, Mapped, Table};
+use udm_bench::{JobDevice, MappedDevices, NamedTable};
 use udm_core::Device;
 use udm_runtime::Cluster;
 use udm_wire::uri::{self, DeviceUri};
@@ -15,7 +15,7 @@ use udm_wire::uri::{self, DeviceUri};
 /// One `--device`.
 #[derive(Debug, PartialEq, Eq)]
 enum Named {
-    Table { name: String, table: TableArg },
+    NamedTable { name: String, table: TableArg },
     Uri(DeviceUri),
 }
 
@@ -29,7 +29,7 @@ pub fn make(
     words: &[String],
     wanted: &[JobDevice],
     stop: &AtomicBool,
-) -> Result<(Vec<Arc<dyn Device>>, Mapped)> {
+) -> Result<(Vec<Arc<dyn Device>>, MappedDevices)> {
     let mut tables = Vec::new();
     let mut last = None;
     for word in words {
@@ -46,7 +46,7 @@ pub fn make(
         file::prepared(uri, of, stop)
     };
     let wanted = wanted.iter().map(one).collect::<Result<Vec<_>>>().context("bench")?;
-    let mapped = Mapped::new(cluster, &tables)?;
+    let mapped = MappedDevices::new(cluster, &tables)?;
     let open = |uri: DeviceUri| match uri {
         DeviceUri::Mapped(name) => {
             let at = tables.iter().position(|t| t.name == name);
@@ -73,17 +73,17 @@ fn opened(uri: &DeviceUri, error: anyhow::Error) -> anyhow::Error {
 }
 
 /// What a word names; one with a table joins `tables`.
-fn taken(word: &str, tables: &mut Vec<Table>) -> Result<DeviceUri> {
+fn taken(word: &str, tables: &mut Vec<NamedTable>) -> Result<DeviceUri> {
     let (name, table) = match named(word)? {
         Named::Uri(uri) => return Ok(uri),
-        Named::Table { name, table } => (name, table),
+        Named::NamedTable { name, table } => (name, table),
     };
     let text = match table {
         TableArg::Text(text) => text,
         TableArg::Whole(word) => whole(&word).with_context(|| name.clone())?,
         TableArg::File(file) => read_table(&file).with_context(|| name.clone())?,
     };
-    tables.push(Table { name: name.clone(), text });
+    tables.push(NamedTable { name: name.clone(), text });
     Ok(DeviceUri::Mapped(name))
 }
 
@@ -106,7 +106,7 @@ fn named(word: &str) -> Result<Named> {
             None if table.contains(char::is_whitespace) => TableArg::Text(table.to_owned()),
             None => TableArg::Whole(table.to_owned()),
         };
-        return Ok(Named::Table { name: name.to_owned(), table });
+        return Ok(Named::NamedTable { name: name.to_owned(), table });
     }
     Ok(Named::Uri(uri::parse(word).with_context(|| format!("--device {word}"))?))
 }
@@ -119,12 +119,12 @@ mod tests {
     fn tables_and_uris_are_told_apart() {
         for table in ["d=0 8 zero", "d=\t0 8 linear null:size=1M 0", "d=0 8 linear /a 0"] {
             let (name, text) = table.split_once('=').unwrap();
-            let want = Named::Table { name: name.into(), table: TableArg::Text(text.into()) };
+            let want = Named::NamedTable { name: name.into(), table: TableArg::Text(text.into()) };
             assert_eq!(named(table).unwrap(), want);
         }
-        let file = Named::Table { name: "d".into(), table: TableArg::File("/x".into()) };
+        let file = Named::NamedTable { name: "d".into(), table: TableArg::File("/x".into()) };
         assert_eq!(named("d=@/x").unwrap(), file);
-        let whole = Named::Table { name: "d".into(), table: TableArg::Whole("null:size=1M".into()) };
+        let whole = Named::NamedTable { name: "d".into(), table: TableArg::Whole("null:size=1M".into()) };
         assert_eq!(named("d=null:size=1M").unwrap(), whole);
         for word in ["null:size=1M", "mem:1G", "/tmp/a=b c", "file:a=b%20c?direct=on", "@d"] {
             assert!(matches!(named(word).unwrap(), Named::Uri(_)), "{word}");

@@ -20,8 +20,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use udm_bench::{
-    CompareOptions, JobFile, JobOptions, Load, PATHS_MAX, PathWatch, Run, SnapshotOptions, TEXT_MAX, compare,
-    measure_jobs, read_jobs, snapshots,
+    BenchRun, CompareOptions, JobFile, JobOptions, Load, PATHS_MAX, PathSampler, SnapshotOptions, TEXT_MAX,
+    compare, measure_jobs, read_jobs, snapshots,
 };
 use udm_wire::uri::{DeviceUri, NbdUri};
 
@@ -123,7 +123,7 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
     let loads: Vec<&Load> = jobs.iter().map(|job| &job.load).collect();
     let (mut mapped, mut watch) = (None, None);
     let report = progress::shown(&loads, |progress| {
-        let run = Run { load: loads[0], progress, stop };
+        let run = BenchRun { load: loads[0], progress, stop };
         match &server {
             Some(uri) => run.measure_nbd(uri).context("bench"),
             None if args.floor => run.measure_floor().context("bench"),
@@ -131,7 +131,7 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
                 let (devices, all) = device::make(cluster, &args.devices, &devices, stop)?;
                 let all = Arc::new(all);
                 if args.html.is_some() {
-                    watch = Some(PathWatch::start(Arc::clone(&all)).context("bench")?);
+                    watch = Some(PathSampler::start(Arc::clone(&all)).context("bench")?);
                 }
                 // The devices must not go before the measurement has ended.
                 mapped = Some(all);
@@ -139,7 +139,7 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
             }),
         }
     })?;
-    let paths = watch.map(PathWatch::end).unwrap_or_default();
+    let paths = watch.map(PathSampler::end).unwrap_or_default();
     drop(mapped);
     let named = devices.iter().find_map(|device| device.filename.as_ref()).or(args.devices.last());
     let device = args.nbd.as_deref().or(named.map(String::as_str));

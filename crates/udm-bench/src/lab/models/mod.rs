@@ -2,5 +2,5 @@
 //! pace.
 
 pub(crate) mod one_lock;
-pub(super) mod paced;
+pub(super) mod paced_path;
 pub(super) mod two_queues;

@@ -10,7 +10,7 @@ use udm_core::{Batch, Bio, Cx, Device, DeviceId, Lane, Limits, OpenError};
 
 /// The selectors that the kernel had then, by their rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Rule {
+pub(crate) enum SelectorRule {
     /// By turns.
     RoundRobin,
     /// The fewest requests in flight.
@@ -20,36 +20,36 @@ pub(crate) enum Rule {
 }
 
 /// The device.
-pub(crate) struct OneLock {
+pub(crate) struct OneLockMultipath {
     id: DeviceId,
     below: Vec<Arc<dyn Device>>,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<OneLockState>>,
 }
 
 /// What the lock is for.
-struct State {
-    rule: Rule,
+struct OneLockState {
+    rule: SelectorRule,
     /// What is in flight on each path, by the rule.
     loads: Vec<u64>,
     /// The paths, from the one that was not chosen for longest.
     order: Vec<usize>,
 }
 
-impl OneLock {
+impl OneLockMultipath {
     /// A device over `below`, of which there is at least one; its limits are those of the first.
-    pub(crate) fn new(rule: Rule, below: Vec<Arc<dyn Device>>) -> OneLock {
+    pub(crate) fn new(rule: SelectorRule, below: Vec<Arc<dyn Device>>) -> OneLockMultipath {
         let paths = below.len();
-        let state = State { rule, loads: vec![0; paths], order: (0..paths).collect() };
-        OneLock { id: DeviceId::new(), below, state: Arc::new(Mutex::new(state)) }
+        let state = OneLockState { rule, loads: vec![0; paths], order: (0..paths).collect() };
+        OneLockMultipath { id: DeviceId::new(), below, state: Arc::new(Mutex::new(state)) }
     }
 }
 
-impl State {
+impl OneLockState {
     fn weight(&self, bio: &Bio) -> u64 {
         match self.rule {
-            Rule::RoundRobin => 0,
-            Rule::QueueLength => 1,
-            Rule::ServiceTime => bio.sectors.bytes(),
+            SelectorRule::RoundRobin => 0,
+            SelectorRule::QueueLength => 1,
+            SelectorRule::ServiceTime => bio.sectors.bytes(),
         }
     }
 
@@ -68,13 +68,13 @@ impl State {
     }
 }
 
-impl Device for OneLock {
+impl Device for OneLockMultipath {
     fn id(&self) -> DeviceId {
         self.id
     }
 
     fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        let path = |device: &Arc<dyn Device>| Ok(Path { lane: device.open(cx)?, batch: Batch::new() });
+        let path = |device: &Arc<dyn Device>| Ok(OneLockPath { lane: device.open(cx)?, batch: Batch::new() });
         let paths = self.below.iter().map(path).collect::<Result<_, OpenError>>()?;
         Ok(Box::new(OneLockLane { paths, state: Arc::clone(&self.state) }))
     }
@@ -84,18 +84,18 @@ impl Device for OneLock {
     }
 }
 
-struct Path {
+struct OneLockPath {
     lane: Box<dyn Lane>,
     batch: Batch,
 }
 
 struct OneLockLane {
-    paths: Vec<Path>,
-    state: Arc<Mutex<State>>,
+    paths: Vec<OneLockPath>,
+    state: Arc<Mutex<OneLockState>>,
 }
 
 impl OneLockLane {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, OneLockState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

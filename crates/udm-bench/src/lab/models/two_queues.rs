@@ -12,7 +12,7 @@ use std::thread::{self, JoinHandle};
 use udm_core::{Batch, Bell, Bio, Cx, Device, DeviceId, Epoch, Lane, Limits, Listener, OpenError, Status};
 
 /// The device.
-pub(crate) struct TwoQueues {
+pub(crate) struct TwoQueueDevice {
     id: DeviceId,
     limits: Limits,
     queues: Vec<Arc<HwQueue>>,
@@ -24,12 +24,12 @@ pub(crate) struct TwoQueues {
 /// A hardware queue of the upper device.
 #[derive(Default)]
 struct HwQueue {
-    state: Mutex<State>,
+    state: Mutex<HwQueueState>,
     work: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct HwQueueState {
     /// What is to be done, each with who asked.
     requests: VecDeque<(Arc<Completions>, Box<Bio>)>,
     ended: bool,
@@ -62,20 +62,20 @@ impl HwQueue {
     }
 }
 
-impl TwoQueues {
+impl TwoQueueDevice {
     /// A device of these limits with so many hardware queues, each with its thread.
-    pub(crate) fn new(queues: usize, limits: Limits) -> TwoQueues {
+    pub(crate) fn new(queues: usize, limits: Limits) -> TwoQueueDevice {
         let queues: Vec<Arc<HwQueue>> = (0..queues).map(|_| Arc::default()).collect();
         let serve = |queue: &Arc<HwQueue>| {
             let queue = Arc::clone(queue);
             thread::spawn(move || queue.serve())
         };
         let threads = queues.iter().map(serve).collect();
-        TwoQueues { id: DeviceId::new(), limits, queues, threads, lanes: AtomicUsize::new(0) }
+        TwoQueueDevice { id: DeviceId::new(), limits, queues, threads, lanes: AtomicUsize::new(0) }
     }
 }
 
-impl Drop for TwoQueues {
+impl Drop for TwoQueueDevice {
     fn drop(&mut self) {
         for queue in &self.queues {
             lock(&queue.state).ended = true;
@@ -87,7 +87,7 @@ impl Drop for TwoQueues {
     }
 }
 
-impl Device for TwoQueues {
+impl Device for TwoQueueDevice {
     fn id(&self) -> DeviceId {
         self.id
     }
@@ -96,7 +96,7 @@ impl Device for TwoQueues {
         let number = self.lanes.fetch_add(1, Relaxed);
         let bell = Arc::new(Bell::new());
         let listener = bell.listen(cx);
-        Ok(Box::new(TwoQueuesLane {
+        Ok(Box::new(TwoQueueLane {
             queue: Arc::clone(&self.queues[number % self.queues.len()]),
             done: Arc::new(Completions { done: Mutex::default(), bell }),
             seen: listener.epoch(),
@@ -110,7 +110,7 @@ impl Device for TwoQueues {
     }
 }
 
-struct TwoQueuesLane {
+struct TwoQueueLane {
     queue: Arc<HwQueue>,
     done: Arc<Completions>,
     listener: Listener,
@@ -118,7 +118,7 @@ struct TwoQueuesLane {
     in_flight: usize,
 }
 
-impl TwoQueuesLane {
+impl TwoQueueLane {
     fn wait(&self, cx: &mut Cx<'_>) {
         if self.in_flight > 0 {
             self.listener.wait(self.seen, cx);
@@ -126,7 +126,7 @@ impl TwoQueuesLane {
     }
 }
 
-impl Lane for TwoQueuesLane {
+impl Lane for TwoQueueLane {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         for bio in batch.drain(..) {
             self.in_flight += 1;

@@ -1,27 +1,27 @@
 //! What a reconfigure under way may do, step by step, and what others do beside it.
 
-use super::{Change, Wanted};
-use crate::model::Wrong;
-use crate::verbs::answers::same;
-use crate::verbs::ask::{Job, Verb};
-use crate::verbs::look::{Seen, View};
-use crate::verbs::model::{Hidden, Model};
+use super::{ConfigChange, DeclaredDevice};
+use crate::model::Violation;
+use crate::verbs::ask::{ControlVerb, ControlVerbJob};
+use crate::verbs::expected_results::same;
+use crate::verbs::look::{ListedDevice, RegistryView};
+use crate::verbs::model::{HiddenDevice, RegistryModel};
 use udm_control::Registry;
 use udm_core::DeviceId;
 use udm_core::errno::{EBUSY, EINTR};
 
-impl Model {
+impl RegistryModel {
     /// `job` is about to begin beside a reconfigure; the error that it may end with for that.
-    pub(in crate::verbs) fn beside_file(&mut self, verb: &Verb, targets: &[DeviceId]) -> Option<i32> {
+    pub(in crate::verbs) fn beside_file(&mut self, verb: &ControlVerb, targets: &[DeviceId]) -> Option<i32> {
         let under = self.config.under.as_mut()?;
-        if matches!(verb, Verb::Remove { .. }) {
+        if matches!(verb, ControlVerb::Remove { .. }) {
             under.leaving.extend(targets);
         }
         targets.iter().any(|id| under.is_to_go(*id)).then_some(EINTR)
     }
 
     /// What others do while a reconfigure is under way may keep it from something.
-    pub(in crate::verbs) fn note(&mut self, before: &View) {
+    pub(in crate::verbs) fn note(&mut self, before: &RegistryView) {
         let Some(under) = &mut self.config.under else { return };
         for seen in &self.view.0 {
             under.taken.insert(seen.name.clone());
@@ -75,10 +75,10 @@ impl Model {
     /// A reconfigure has changed `was` to `is`.
     pub(in crate::verbs) fn file_changes(
         &mut self,
-        was: &Seen,
-        is: &Seen,
+        was: &ListedDevice,
+        is: &ListedDevice,
         first_new: usize,
-    ) -> Result<(), Wrong> {
+    ) -> Result<(), Violation> {
         let sure = |fine: bool, what: &str| if fine { Ok(()) } else { Err(what.to_owned()) };
         sure((&is.name, &is.uuid, is.minor) == (&was.name, &was.uuid, was.minor), "it is another")?;
         sure(is.events >= was.events, "events were lost")?;
@@ -96,7 +96,7 @@ impl Model {
         }
         let under = self.config.under.as_ref().ok_or("nobody has read the file")?;
         let own = under.loaded.get(&is.id).copied();
-        let is_new = |slot: Option<usize>, wanted: &Wanted| {
+        let is_new = |slot: Option<usize>, wanted: &DeclaredDevice| {
             slot.is_some_and(|t| {
                 (t >= first_new || under.own.contains(&(is.id, t)))
                     && same(Some(&wanted.table), &self.tables.all[t].text, under.look, self)
@@ -125,7 +125,7 @@ impl Model {
     }
 
     /// A reconfigure has made `is`.
-    pub(in crate::verbs) fn file_makes(&mut self, is: &Seen) -> Result<(), Wrong> {
+    pub(in crate::verbs) fn file_makes(&mut self, is: &ListedDevice) -> Result<(), Violation> {
         let text = is.live.map_or("", |table| self.tables.all[table].text.as_str());
         let under = self.config.under.as_ref().ok_or("nobody has read the file")?;
         let wanted = under.wants(is, &self.names).find(|wanted| {
@@ -165,20 +165,20 @@ impl Model {
             self.view.0.iter().any(|seen| seen.name == name)
                 || self.hidden.iter().any(|hidden| hidden.name == name)
         };
-        let begins = |wanted: &&Wanted| {
-            under.plans(&wanted.name, Change::Create) && !is_known(&wanted.name) && waits(&wanted.name)
+        let begins = |wanted: &&DeclaredDevice| {
+            under.plans(&wanted.name, ConfigChange::Create) && !is_known(&wanted.name) && waits(&wanted.name)
         };
         if under.making.is_none()
             && let Some(wanted) = under.wish.iter().find(begins).cloned()
         {
             under.making = Some(wanted.name.clone());
-            self.hidden.push(Hidden::new(&wanted.name, wanted.uuid.as_ref(), minor));
+            self.hidden.push(HiddenDevice::new(&wanted.name, wanted.uuid.as_ref(), minor));
         }
     }
 
     /// The reconfigure `job` is about to go on: if its client has hung up, what it has begun by now
     /// it may finish.
-    pub(in crate::verbs) fn hear_hang_up(&mut self, job: &Job) {
+    pub(in crate::verbs) fn note_hang_up(&mut self, job: &ControlVerbJob) {
         let under = self.config.under.as_mut().filter(|under| under.job == job.id && job.hung_up);
         if let Some(under) = under {
             let done = under.done();
@@ -187,7 +187,7 @@ impl Model {
     }
 
     /// It has gone on, and began nothing more.
-    pub(in crate::verbs) fn check_hang_up(&mut self, job: &Job) -> Result<(), Wrong> {
+    pub(in crate::verbs) fn check_hang_up(&mut self, job: &ControlVerbJob) -> Result<(), Violation> {
         let under = self.config.under.as_mut().filter(|under| under.job == job.id && job.hung_up);
         let Some(under) = under else { return Ok(()) };
         let done = under.done();

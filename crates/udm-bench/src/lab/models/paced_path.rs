@@ -1,0 +1,119 @@
+//! A path that takes its time: it serves one request after the other, whichever core it is from.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use udm_core::{Batch, Bio, Cx, Device, DeviceId, Lane, Limits, Nanos, OpenError, Sectors, Status};
+
+/// How long a request takes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum PathServiceTime {
+    /// Always as long.
+    Every(Nanos),
+    /// The first so long, and from a time on the other.
+    Turns(Nanos, Nanos, Nanos),
+    /// So long, and from a time on every request fails: the path is gone.
+    Dies(Nanos, Nanos),
+}
+
+/// The device. Times are on the clock of the cores, from the first request on.
+pub(crate) struct PacedPath {
+    id: DeviceId,
+    size: Sectors,
+    shared: Arc<PacedState>,
+}
+
+struct PacedState {
+    pace: PathServiceTime,
+    /// When the first request came; 0 before.
+    begin: AtomicU64,
+    /// When the last of what it has is served.
+    free: AtomicU64,
+}
+
+impl PacedPath {
+    pub(crate) fn new(pace: PathServiceTime, size: Sectors) -> PacedPath {
+        let shared = PacedState { pace, begin: AtomicU64::new(0), free: AtomicU64::new(0) };
+        PacedPath { id: DeviceId::new(), size, shared: Arc::new(shared) }
+    }
+}
+
+impl PacedState {
+    /// How long a request takes that comes now; `None` when it fails.
+    fn service(&self, now: Nanos) -> Option<Nanos> {
+        let begin = match self.begin.compare_exchange(0, now.0, Relaxed, Relaxed) {
+            Ok(_) => now,
+            Err(begin) => Nanos(begin),
+        };
+        let age = now.since(begin);
+        match self.pace {
+            PathServiceTime::Every(time) => Some(time),
+            PathServiceTime::Turns(time, from, other) => Some(if age < from { time } else { other }),
+            PathServiceTime::Dies(time, from) => (age < from).then_some(time),
+        }
+    }
+
+    /// When a request is served that comes now and takes so long.
+    fn end(&self, now: Nanos, service: Nanos) -> Nanos {
+        let end = |free: u64| free.max(now.0) + service.0;
+        let before = self.free.fetch_update(Relaxed, Relaxed, |free| Some(end(free)));
+        Nanos(end(before.unwrap_or_else(|free| free)))
+    }
+}
+
+impl Device for PacedPath {
+    fn id(&self) -> DeviceId {
+        self.id
+    }
+
+    fn open(&self, _: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+        Ok(Box::new(PacedLane { shared: Arc::clone(&self.shared), running: VecDeque::new() }))
+    }
+
+    fn limits(&self) -> Limits {
+        Limits::new(self.size)
+    }
+}
+
+struct PacedLane {
+    shared: Arc<PacedState>,
+    /// With their ends, which only grow.
+    running: VecDeque<(Nanos, Box<Bio>)>,
+}
+
+impl PacedLane {
+    fn wake(&self, cx: &mut Cx<'_>) {
+        if let Some((end, _)) = self.running.front() {
+            cx.wake_at(*end);
+        }
+    }
+}
+
+impl Lane for PacedLane {
+    fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
+        let now = cx.now();
+        for mut bio in batch.drain(..) {
+            let end = match self.shared.service(now) {
+                Some(service) => {
+                    bio.end_with(Status::Ok);
+                    self.shared.end(now, service)
+                }
+                None => {
+                    bio.end_with(Status::Transport);
+                    self.running.back().map_or(now, |(end, _)| *end)
+                }
+            };
+            self.running.push_back((end, bio));
+        }
+        self.wake(cx);
+    }
+
+    fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
+        while let Some((end, _)) = self.running.front()
+            && *end <= cx.now()
+        {
+            done.extend(self.running.pop_front().map(|(_, bio)| bio));
+        }
+        self.wake(cx);
+    }
+}

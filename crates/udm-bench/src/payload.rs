@@ -1,0 +1,78 @@
+//! What requests carry.
+
+use crate::load::Load;
+use crate::stats::{DirectionStats, direction};
+use crate::verify::{self, BlockHeader};
+use udm_buf::BufPool;
+use udm_core::{Batch, Bio, Buf, Op};
+
+/// The smallest slab of a pool.
+const SLAB_MIN: usize = 4096;
+
+/// A bio with data that compresses to nothing less, where it carries any and all are of one length.
+pub fn new_bio(load: &Load, i: u64) -> Box<Bio> {
+    let mut bio = Bio::new();
+    if let Some(bs) = load.fixed().filter(|_| has_data(load)) {
+        bio.data = random_payload(bs as usize, load, i).into();
+    }
+    bio
+}
+
+fn has_data(load: &Load) -> bool {
+    !load.bare && load.rw.op() != Some(Op::Discard)
+}
+
+fn random_payload(len: usize, load: &Load, i: u64) -> Buf {
+    let mut data = Buf::zeroed(len);
+    verify::fill(&mut data, BlockHeader { offset: i, tag: load.seed(), index: i });
+    data
+}
+
+/// The data of requests that differ in length: each has as much as it needs when it is sent.
+pub struct PayloadPool {
+    pool: Option<BufPool>,
+}
+
+impl PayloadPool {
+    /// Memory for all requests of a job, whatever their lengths; none where all are of one length.
+    pub fn new(load: &Load) -> Option<PayloadPool> {
+        if load.fixed().is_some() {
+            return None;
+        }
+        if !has_data(load) {
+            return Some(PayloadPool { pool: None });
+        }
+        let mut pool = BufPool::new(usize::MAX);
+        let (depth, longest) = (u64::from(load.iodepth), (load.longest() as usize).next_power_of_two());
+        let mut slab = SLAB_MIN;
+        while slab <= longest.max(SLAB_MIN) {
+            (0..depth).for_each(|i| pool.put(random_payload(slab, load, i)));
+            slab *= 2;
+        }
+        Some(PayloadPool { pool: Some(pool) })
+    }
+
+    /// Gives the requests of a batch their data.
+    pub fn load(&mut self, batch: &mut Batch) {
+        let Some(pool) = &mut self.pool else { return };
+        for bio in batch.iter_mut().filter(|bio| bio.op != Op::Flush) {
+            bio.data = pool.get(bio.sectors.bytes() as usize).into();
+        }
+    }
+
+    /// Counts the bytes of requests that came back well, or not.
+    pub fn count(done: &Batch, directions: &mut [DirectionStats]) {
+        for bio in done.iter().filter(|bio| bio.op != Op::Flush) {
+            directions[direction(bio.op)].bytes += bio.sectors.bytes();
+        }
+    }
+
+    /// Takes the data of a request that came back.
+    pub fn unload(&mut self, bio: &mut Bio) {
+        if let Some(pool) = &mut self.pool
+            && let Some(data) = bio.data.pop()
+        {
+            pool.put(data);
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! How long requests are: fio's `bs`, `bsrange` and `bssplit`.
+//!
+//! Each is up to three parts between commas, for reads, writes and trims. One part is for all of
+//! them, the second of two for trims too, and one that is empty leaves its requests as they were.
+
+use rand::rngs::SmallRng;
+use rand::{Rng, RngExt};
+use std::fmt;
+use std::str::FromStr;
+use udm_wire::size;
+
+/// Sizes in one `bssplit` at the most, as in fio.
+const SPLIT_MAX: usize = 64;
+
+/// How often a size that fits is looked for before the smallest is taken.
+const DRAWS: usize = 100;
+
+/// An option with a part for each direction, and what it said.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PerDirection<T> {
+    text: String,
+    /// For reads, writes and trims; `None` where the option says nothing.
+    pub of: [Option<T>; 3],
+}
+
+impl<T> fmt::Display for PerDirection<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl<T: FromStr<Err = String> + Clone> FromStr for PerDirection<T> {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<PerDirection<T>, String> {
+        let parts: Vec<&str> = text.split(',').collect();
+        let part = |i: usize| match parts[i] {
+            "" => Ok(None),
+            part => part.parse().map(Some),
+        };
+        let of = match parts.len() {
+            1 => [(); 3].map(|()| part(0)),
+            2 => [part(0), part(1), part(1)],
+            3 => [part(0), part(1), part(2)],
+            _ => return Err("more than three parts".into()),
+        };
+        let [reads, writes, trims] = of;
+        let of = [reads?, writes?, trims?];
+        if of.iter().all(Option::is_none) {
+            return Err("nothing is said".into());
+        }
+        Ok(PerDirection { text: text.to_owned(), of })
+    }
+}
+
+/// One length.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ByteLength(pub u64);
+
+impl FromStr for ByteLength {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<ByteLength, String> {
+        positive(text).map(ByteLength)
+    }
+}
+
+/// How much or how many a second; 0 for no limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rate(pub u64);
+
+impl FromStr for Rate {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Rate, String> {
+        size::parse(text).map(Rate).map_err(|error| error.to_string())
+    }
+}
+
+/// From the first to the second.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LengthRange(u64, u64);
+
+impl FromStr for LengthRange {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<LengthRange, String> {
+        let (min, max) = text.split_once(['-', ':']).ok_or("a range is MIN-MAX")?;
+        let (min, max) = (positive(min)?, positive(max)?);
+        // In either order, as fio takes them.
+        Ok(LengthRange(min.min(max), min.max(max)))
+    }
+}
+
+/// Sizes and up to which of a hundred requests each is drawn, the rarest first.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LengthSplit(Vec<(u64, u32)>);
+
+impl FromStr for LengthSplit {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<LengthSplit, String> {
+        let mut sizes = Vec::new();
+        for entry in text.split(':') {
+            let (bytes, percent) = entry.split_once('/').unwrap_or((entry, ""));
+            sizes.push((positive(bytes)?, percentage(percent)?));
+        }
+        if sizes.len() > SPLIT_MAX {
+            return Err(format!("more than {SPLIT_MAX} sizes"));
+        }
+        let said: u32 = sizes.iter().filter_map(|(_, percent)| *percent).sum();
+        let unsaid = sizes.iter().filter(|(_, percent)| percent.is_none()).count() as u32;
+        if said > 100 {
+            return Err(format!("percentages of {said} in all"));
+        }
+        // What has no percentage shares what is left of the hundred.
+        let share = (100 - said).checked_div(unsaid).unwrap_or(0);
+        let mut split: Vec<_> =
+            sizes.into_iter().map(|(size, percent)| (size, percent.unwrap_or(share))).collect();
+        split.sort_by_key(|(_, percent)| *percent);
+        let mut all = 0;
+        for (_, percent) in &mut split {
+            all += *percent;
+            *percent = all;
+        }
+        Ok(LengthSplit(split))
+    }
+}
+
+/// How long the requests of one direction are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LengthDistribution {
+    pub min: u64,
+    pub max: u64,
+    /// Where it is more than a range.
+    split: Option<LengthSplit>,
+}
+
+impl LengthDistribution {
+    /// Of what the options say of a direction; a split comes before a range, as it says more.
+    pub fn new(bs: u64, range: Option<LengthRange>, split: Option<&LengthSplit>) -> LengthDistribution {
+        if let Some(split) = split {
+            let sizes = || split.0.iter().map(|(size, _)| *size);
+            let (min, max) = (sizes().min().unwrap_or(bs), sizes().max().unwrap_or(bs));
+            return LengthDistribution { min, max, split: Some(split.clone()) };
+        }
+        let LengthRange(min, max) = range.unwrap_or(LengthRange(bs, bs));
+        LengthDistribution { min, max, split: None }
+    }
+
+    /// All lengths that may be drawn are multiples of this.
+    pub fn are_multiples_of(&self, unit: u64) -> bool {
+        self.min.is_multiple_of(unit) && self.max.is_multiple_of(unit)
+    }
+
+    /// The next length, `room` at the most; `None` when not even the shortest fits. As fio draws
+    /// it: a multiple of the shortest, or the longest.
+    pub fn draw(&self, room: u64, rng: &mut SmallRng) -> Option<u64> {
+        if self.min > room {
+            return None;
+        }
+        if self.min == self.max {
+            return Some(self.min);
+        }
+        let fits = |size: &u64| *size <= room;
+        (0..DRAWS).map(|_| self.draw_any(room, rng)).find(fits).or(Some(self.min))
+    }
+
+    fn draw_any(&self, room: u64, rng: &mut SmallRng) -> u64 {
+        let size = match &self.split {
+            None => self.min + ((u128::from(self.max) * u128::from(rng.next_u64())) >> 64) as u64,
+            Some(LengthSplit(sizes)) => {
+                let drawn = rng.random_range(0..100u32);
+                let fits = sizes.iter().find(|(size, up_to)| drawn < *up_to && *size <= room);
+                // What the percentages leave of the hundred is the most frequent one's.
+                fits.or(sizes.last()).map_or(self.min, |(size, _)| *size)
+            }
+        };
+        (size - size % self.min).min(self.max)
+    }
+}
+
+/// A percentage of a split; none where nothing is said, or 0. Of one with a fraction fio takes the
+/// whole part, and so of one below 1 nothing: it would be drawn as often as what has none.
+fn percentage(text: &str) -> Result<Option<u32>, String> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    if !digits(whole) || !digits(fraction) {
+        return Err("a percentage is a number".into());
+    }
+    let percent = whole.parse::<u32>().map_or(100, |n| n.min(100));
+    if percent == 0 && fraction.bytes().any(|b| b != b'0') {
+        return Err(format!("a percentage of {text}: less than 1"));
+    }
+    Ok(Some(percent).filter(|n| *n > 0))
+}
+
+fn positive(text: &str) -> Result<u64, String> {
+    match size::parse(text) {
+        Ok(0) => Err("a size of 0".into()),
+        Ok(size) => Ok(size),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rand::SeedableRng;
+    use std::collections::BTreeMap;
+
+    fn split(text: &str) -> Result<Vec<(u64, u32)>, String> {
+        text.parse::<LengthSplit>().map(|split| split.0)
+    }
+
+    #[test]
+    fn parts_are_for_directions() {
+        let of = |text: &str| {
+            text.parse::<PerDirection<ByteLength>>().map(|p| p.of.map(|one| one.map_or(0, |one| one.0)))
+        };
+        assert_eq!(of("4k"), Ok([4096; 3]));
+        assert_eq!(of("4k,8k"), Ok([4096, 8192, 8192]));
+        assert_eq!(of("4k,8k,512"), Ok([4096, 8192, 512]));
+        assert_eq!(of("4k,"), Ok([4096, 0, 0]));
+        assert_eq!(of(",8k"), Ok([0, 8192, 8192]));
+        assert_eq!(of(",8k,"), Ok([0, 8192, 0]));
+        for bad in ["", ",", "4k,8k,4k,4k", "0", "4k,x"] {
+            assert!(of(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn ranges_and_splits() {
+        assert_eq!("4k-8k".parse(), Ok(LengthRange(4096, 8192)));
+        assert_eq!("8k:4k".parse(), Ok(LengthRange(4096, 8192)));
+        assert_eq!(split("4k/10:64k/50:32k/40"), Ok(vec![(4096, 10), (32768, 50), (65536, 100)]));
+        assert_eq!(split("4k/50:1k/:32k/"), Ok(vec![(1024, 25), (32768, 50), (4096, 100)]));
+        assert_eq!(split("4k/0:8k"), Ok(vec![(4096, 50), (8192, 100)]), "0 is no percentage");
+        assert_eq!(split("4k/33.3:8k/66.7"), Ok(vec![(4096, 33), (8192, 99)]), "as fio reads it");
+        assert_eq!(split("4k/99999999999:8k"), Ok(vec![(8192, 0), (4096, 100)]));
+        assert_eq!(split("4k"), Ok(vec![(4096, 100)]));
+        for bad in [
+            "",
+            "4k/x",
+            "4k/-1",
+            "4k/0.5:8k",
+            "4k/1.",
+            "4k/.5",
+            "4k/1.x",
+            "4k/1.2.3",
+            "/50",
+            "4k/60:8k/60",
+            "4k:",
+            "0/50",
+            "4k/50,8k",
+        ] {
+            assert!(split(bad).is_err(), "{bad}");
+        }
+        assert!(split(&["512"; 65].join(":")).is_err());
+        assert!("4k".parse::<LengthRange>().is_err() && "4k-".parse::<LengthRange>().is_err());
+    }
+
+    /// How many of ten thousand have each length.
+    fn drawn(sizes: &LengthDistribution, room: u64) -> BTreeMap<u64, u32> {
+        let mut rng = SmallRng::seed_from_u64(5);
+        let mut counts = BTreeMap::new();
+        (0..10_000).for_each(|_| *counts.entry(sizes.draw(room, &mut rng).unwrap()).or_default() += 1);
+        counts
+    }
+
+    fn near(counts: &BTreeMap<u64, u32>, want: &[(u64, u32)]) {
+        assert_eq!(counts.keys().copied().collect::<Vec<_>>(), want.iter().map(|w| w.0).collect::<Vec<_>>());
+        for (size, percent) in want {
+            assert!(counts[size].abs_diff(percent * 100) < 250, "{size}: {} of 10000", counts[size]);
+        }
+    }
+
+    #[test]
+    fn lengths_come_as_often_as_they_should() {
+        let split: LengthSplit = "4k/10:8k/60:16k/20".parse().unwrap();
+        let split = LengthDistribution::new(4096, None, Some(&split));
+        near(&drawn(&split, u64::MAX), &[(4096, 10), (8192, 70), (16384, 20)]);
+        near(&drawn(&split, 8192), &[(4096, 10), (8192, 90)]);
+        assert_eq!(drawn(&split, 4096).len(), 1);
+        let range = LengthDistribution::new(4096, "4k-16k".parse().ok(), None);
+        near(&drawn(&range, u64::MAX), &[(4096, 25), (8192, 25), (12288, 25), (16384, 25)]);
+        let uneven = LengthDistribution::new(4096, "4k-10k".parse().ok(), None);
+        near(&drawn(&uneven, u64::MAX), &[(4096, 40), (8192, 40), (10240, 20)]);
+        assert_eq!(range.draw(4095, &mut SmallRng::seed_from_u64(1)), None);
+    }
+}

@@ -1,0 +1,189 @@
+//! Where a job's requests come from, and when: its plan, and its pace.
+
+use crate::load::Load;
+use crate::plan::{AccessPlan, SectorSpan};
+use crate::request_pacing::RequestPacer;
+use crate::stats::direction;
+use udm_core::{Nanos, Op};
+
+/// The requests of a job.
+pub struct RequestSource {
+    plan: AccessPlan,
+    /// Requests taken from the plan, and how many may be.
+    taken: u64,
+    take_max: u64,
+    /// Where the job does not send as fast as it can.
+    pace: Option<RequestPacer>,
+    /// The operation that was drawn for the next request, when that has to wait.
+    held: Option<Op>,
+    /// Another operation may be sent meanwhile.
+    switches: bool,
+    /// What the plan has as writes is read.
+    reads_back: bool,
+}
+
+/// What is to be sent.
+pub enum NextRequest {
+    /// This, and since when it should have been.
+    Request(Op, SectorSpan, Nanos),
+    /// Nothing until then, or until what is in flight is back.
+    Wait(Nanos),
+    /// Nothing any more.
+    Over,
+}
+
+impl RequestSource {
+    /// Those of a load, of which `most` are sent. `seed` is what a pace draws from.
+    pub fn new(load: &Load, plan: AccessPlan, most: u64, seed: u64) -> RequestSource {
+        let mixed = load.rw.op().is_none() && (1..100).contains(&load.read_percent());
+        RequestSource {
+            plan,
+            taken: 0,
+            take_max: most,
+            pace: RequestPacer::new(load, seed),
+            held: None,
+            // What is read back later is what the plan says.
+            switches: mixed && load.verify.is_none(),
+            reads_back: false,
+        }
+    }
+
+    /// Requests so far.
+    pub fn taken(&self) -> u64 {
+        self.taken
+    }
+
+    /// From here on the writes so far are read, by a fresh copy of the plan.
+    pub fn read_back(&mut self, plan: AccessPlan) {
+        (self.plan, self.take_max, self.taken) = (plan, self.taken, 0);
+        (self.pace, self.held, self.reads_back) = (None, None, true);
+    }
+
+    /// The next request. `all_back` says that nothing is in flight.
+    #[inline]
+    pub fn next(&mut self, all_back: bool, now: Nanos) -> NextRequest {
+        if self.pace.is_some() || self.reads_back {
+            return self.next_of_some(all_back, now);
+        }
+        if self.taken >= self.take_max {
+            return NextRequest::Over;
+        }
+        match self.plan.next() {
+            Some((op, span)) => {
+                self.taken += 1;
+                NextRequest::Request(op, span, now)
+            }
+            None => NextRequest::Over,
+        }
+    }
+
+    #[inline(never)]
+    fn next_of_some(&mut self, all_back: bool, now: Nanos) -> NextRequest {
+        if self.reads_back {
+            return self.next_read(now);
+        }
+        let Some(pace) = &mut self.pace else { return NextRequest::Over };
+        if let Some(until) = pace.think_until(all_back, now) {
+            return NextRequest::Wait(until);
+        }
+        if self.taken >= self.take_max {
+            return NextRequest::Over;
+        }
+        let mut op = *self.held.get_or_insert_with(|| self.plan.draw_op());
+        let mut due = pace.due(direction(op), now);
+        // As in fio, the one kind does not wait for the other.
+        if due > now && self.switches {
+            let other = if op == Op::Read { Op::Write } else { Op::Read };
+            let others = pace.due(direction(other), now);
+            if others < due {
+                (op, due) = (other, others);
+            }
+        }
+        if due > now {
+            return NextRequest::Wait(due);
+        }
+        self.held = None;
+        let Some(span) = self.plan.next_of(op) else { return NextRequest::Over };
+        pace.sent(direction(op), span.bytes());
+        self.taken += 1;
+        NextRequest::Request(op, span, due)
+    }
+
+    fn next_read(&mut self, now: Nanos) -> NextRequest {
+        while self.taken < self.take_max {
+            let Some((op, span)) = self.plan.next() else { break };
+            self.taken += 1;
+            if op == Op::Write {
+                return NextRequest::Request(Op::Read, span, now);
+            }
+        }
+        NextRequest::Over
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::jobs::parse_load;
+    use udm_core::{Limits, Sectors};
+
+    fn source(text: &str) -> RequestSource {
+        let load = parse_load(&format!("{text} --randseed 1"));
+        let region = load.regions(&Limits::new(Sectors(1 << 20))).unwrap()[0];
+        RequestSource::new(&load, AccessPlan::new(&load, 0, region), load.requests(region), 1)
+    }
+
+    /// Reads and writes that are sent in the first ten seconds by who never waits for them.
+    fn sent(text: &str) -> [u64; 2] {
+        let (mut source, mut now, mut sent) = (source(text), Nanos(0), [0; 2]);
+        while now < Nanos::from_millis(10_000) {
+            match source.next(true, now) {
+                NextRequest::Request(op, _, since) => {
+                    assert!(since <= now);
+                    sent[direction(op)] += 1;
+                }
+                NextRequest::Wait(until) => {
+                    assert!(until > now);
+                    now = until;
+                }
+                NextRequest::Over => break,
+            }
+        }
+        sent
+    }
+
+    /// Each direction has its rate, whatever the mix; one without a rate goes on beside it.
+    #[test]
+    fn the_slower_one_holds_up_nobody() {
+        assert_eq!(sent("--rw randrw --rate_iops 10,20"), [100, 200]);
+        assert_eq!(sent("--rw randrw --rate_iops 10,20 --rwmixread 99"), [100, 200]);
+        assert_eq!(sent("--rw rw --rate 40k,400k"), [100, 1000]);
+        assert_eq!(sent("--rw randrw --rate_iops 10 --rwmixread 100"), [100, 0]);
+        assert_eq!(sent("--rw randrw --rate_iops ,10 --number_ios 500").iter().sum::<u64>(), 500);
+        // What is read back is what the plan says: the mix is as it was drawn.
+        let [reads, writes] = sent("--rw randrw --rate_iops 10 --rwmixread 80 --verify crc32c");
+        assert!(reads.abs_diff(100) < 3 && (10..50).contains(&writes), "{reads} {writes}");
+    }
+
+    #[test]
+    fn what_was_written_is_read() {
+        let text = "--rw randrw --rate_iops 1000 --number_ios 100 --verify crc32c";
+        let mut source = source(text);
+        let load = parse_load(&format!("{text} --randseed 1"));
+        let region = load.regions(&Limits::new(Sectors(1 << 20))).unwrap()[0];
+        let mut now = Nanos(0);
+        let mut next = |source: &mut RequestSource| loop {
+            match source.next(true, now) {
+                NextRequest::Request(op, span, _) => return Some((op, span)),
+                NextRequest::Wait(until) => now = until,
+                NextRequest::Over => return None,
+            }
+        };
+        let written: Vec<_> = std::iter::from_fn(|| next(&mut source)).collect();
+        assert_eq!((written.len(), source.taken()), (100, 100));
+        source.read_back(AccessPlan::new(&load, 0, region));
+        let read: Vec<_> = std::iter::from_fn(|| next(&mut source)).collect();
+        let writes = written.iter().filter(|(op, _)| *op == Op::Write).map(|(_, span)| (Op::Read, *span));
+        assert!(writes.eq(read));
+    }
+}

@@ -1,0 +1,165 @@
+//! What snapshots cost where nothing is copied any more, on one core over devices that do nothing.
+
+use super::SnapshotOptions;
+use super::load::{ChunkLoad, random};
+use crate::cores;
+use crate::mapped::{MappedDevices, NamedTable, make_mapped};
+use crate::one_mutex_origin::CHUNK;
+use crate::stats::median;
+use anyhow::{Context, Result};
+use serde::Serialize;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
+use udm_core::{Batch, Device, Lane, Op};
+use udm_runtime::{Cluster, CoreOptions, LocalCore};
+
+/// Requests a round. A build that is not optimised only shows that it runs.
+const REQUESTS: u64 = if cfg!(debug_assertions) { 1 << 14 } else { 1 << 20 };
+
+/// Writes of an origin, in nanoseconds each.
+#[derive(Debug, Clone, Serialize)]
+pub struct LaterWrites {
+    /// Requests in flight.
+    pub depth: usize,
+    /// A linear target instead of the origin.
+    pub linear: f64,
+    /// An origin that never had a snapshot.
+    pub never: f64,
+    /// One with a snapshot to which every chunk was copied.
+    pub copied: f64,
+    /// One whose snapshot, to which every chunk was copied, was removed under the same lane.
+    pub removed: f64,
+}
+
+/// Reads of what is in a store.
+#[derive(Debug, Clone, Serialize)]
+pub struct Lookups {
+    /// Exceptions that there are.
+    pub exceptions: u64,
+    /// Nanoseconds a request at depth 32.
+    pub ns: f64,
+}
+
+fn null(bytes: u64, number: u64) -> String {
+    // They are told apart by their size.
+    format!("null:size={}", bytes + number * CHUNK * 512)
+}
+
+fn single_core() -> [CoreOptions; 1] {
+    [CoreOptions { ring_optional: true, ..CoreOptions::default() }]
+}
+
+/// Takes turns of a round: writes or reads of random ones of `chunks`, through each of the lanes.
+fn rounds(
+    core: &mut LocalCore,
+    lanes: &mut [Box<dyn Lane>],
+    (depth, op): (usize, Op),
+    chunks: &[u64],
+    (rounds, stop): (usize, &AtomicBool),
+    done: &AtomicUsize,
+) -> Vec<Option<f64>> {
+    let mut load = ChunkLoad::new(depth);
+    let mut times = vec![Vec::new(); lanes.len()];
+    for round in 0..=rounds {
+        for ((lane, &chunks), out) in lanes.iter_mut().zip(chunks).zip(&mut times) {
+            if stop.load(Relaxed) {
+                break;
+            }
+            let begin = core.clock();
+            load.run(core, &mut **lane, op, random(0..REQUESTS, chunks));
+            // The first warms up.
+            if round > 0 {
+                out.push(core.clock().since(begin).0 as f64 / REQUESTS as f64);
+            }
+        }
+        done.fetch_add(1, Relaxed);
+    }
+    times.into_iter().map(median).collect()
+}
+
+/// Writes of origins.
+pub(super) fn later_writes(
+    options: &SnapshotOptions,
+    stop: &AtomicBool,
+    done: &AtomicUsize,
+) -> Result<Vec<LaterWrites>> {
+    let len = options.chunks * CHUNK;
+    let registry = OnceLock::new();
+    let make = |cluster: &Arc<Cluster>| {
+        // The third is no longer than its table: each chunk of the disk is copied.
+        let [a, b, c, d, e, f] = [1, 2, 0, 3, 4, 5].map(|number| null(len * 512, number));
+        let tables = [
+            ("linear", format!("0 {len} linear {a} 0")),
+            ("never", format!("0 {len} snapshot-origin {b}")),
+            ("copied", format!("0 {len} snapshot-origin {c}")),
+            ("removed", format!("0 {len} snapshot-origin {d}")),
+            ("kept", format!("0 {len} snapshot {c} {e} N {CHUNK}")),
+            ("gone", format!("0 {len} snapshot {d} {f} N {CHUNK}")),
+        ];
+        let tables = tables.map(|(name, text)| NamedTable { name: name.into(), text });
+        let mapped = MappedDevices::new(cluster, &tables)?;
+        let devices: Vec<Arc<dyn Device>> = mapped.devices[..4].to_vec();
+        let _ = registry.set(mapped);
+        Ok(devices)
+    };
+    let measured = cores::run(&single_core(), make, |core, mut lanes| -> Result<Vec<LaterWrites>> {
+        let mut load = ChunkLoad::new(32);
+        for lane in &mut lanes {
+            load.run(core, &mut **lane, Op::Write, 0..options.chunks);
+        }
+        let mapped = registry.get().context("made before the core begins")?;
+        remove(core, &mut *lanes[3], mapped, "gone")?;
+        let row = |&depth: &usize| {
+            let chunks = [options.chunks; 4];
+            let limits = (options.rounds, stop);
+            let [linear, never, copied, removed] =
+                rounds(core, &mut lanes, (depth, Op::Write), &chunks, limits, done)[..]
+            else {
+                return None;
+            };
+            let (linear, never) = (linear?, never?);
+            Some(LaterWrites { depth, linear, never, copied: copied?, removed: removed? })
+        };
+        Ok(options.depths.iter().filter_map(row).collect())
+    })?;
+    measured.into_iter().next().context("a core")?
+}
+
+/// Removes `name`, whose lanes of others are this core's.
+fn remove(core: &mut LocalCore, lane: &mut dyn Lane, mapped: &MappedDevices, name: &str) -> Result<()> {
+    std::thread::scope(|scope| {
+        let removal = scope.spawn(|| mapped.remove(name));
+        while !removal.is_finished() {
+            core.turn(|cx| lane.poll(&mut Batch::new(), cx));
+            std::thread::yield_now();
+        }
+        removal.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// Reads of chunks that are in the store, at depth 32.
+pub(super) fn lookups(
+    options: &SnapshotOptions,
+    stop: &AtomicBool,
+    done: &AtomicUsize,
+) -> Result<Vec<Lookups>> {
+    let make = |cluster: &Arc<Cluster>| {
+        let table = |(n, &exceptions): (u64, &u64)| {
+            let len = exceptions * CHUNK;
+            let [origin, store] = [n, n + 100].map(|number| null(len * 512, number));
+            let text = format!("0 {len} snapshot {origin} {store} N {CHUNK}");
+            NamedTable { name: format!("s{exceptions}"), text }
+        };
+        make_mapped(cluster, &(0..).zip(&options.exceptions).map(table).collect::<Vec<_>>())
+    };
+    let measured = cores::run(&single_core(), make, |core, mut lanes| {
+        let mut load = ChunkLoad::new(32);
+        for (lane, &exceptions) in lanes.iter_mut().zip(&options.exceptions) {
+            load.run(core, &mut **lane, Op::Write, (0..exceptions).take_while(|_| !stop.load(Relaxed)));
+        }
+        let limits = (options.rounds, stop);
+        rounds(core, &mut lanes, (32, Op::Read), &options.exceptions, limits, done)
+    })?;
+    let rows = options.exceptions.iter().zip(measured.into_iter().flatten());
+    Ok(rows.filter_map(|(&exceptions, ns)| Some(Lookups { exceptions, ns: ns? })).collect())
+}

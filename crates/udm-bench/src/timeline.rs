@@ -1,0 +1,107 @@
+//! What each job did, and when: for plots.
+
+use crate::stats::DIRECTIONS;
+use udm_core::Nanos;
+
+/// Readings that are kept at the most. When there are as many, every other one goes, and from then
+/// on they are taken half as often.
+const READINGS: usize = 512;
+
+/// How often a reading is taken at first.
+const EVERY: Nanos = Nanos::from_millis(50);
+
+/// One job of an entry.
+#[derive(Clone)]
+pub struct JobTimeline {
+    pub timeline: Timeline,
+    /// Its requests and how long it ran, when it is over.
+    pub ios: [u64; DIRECTIONS],
+    pub runtime: Nanos,
+}
+
+/// How many bytes a job had moved by when.
+#[derive(Clone)]
+pub struct Timeline {
+    /// Since the job began.
+    readings: Vec<(Nanos, [u64; DIRECTIONS])>,
+    every: Nanos,
+}
+
+impl JobTimeline {
+    /// Nothing yet.
+    pub fn new() -> JobTimeline {
+        JobTimeline { timeline: Timeline::new(), ios: [0; DIRECTIONS], runtime: Nanos(0) }
+    }
+}
+
+impl Timeline {
+    /// Nothing yet. Readings allocate no more.
+    pub fn new() -> Timeline {
+        Timeline { readings: Vec::with_capacity(READINGS), every: EVERY }
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        self.readings.clear();
+        self.every = EVERY;
+    }
+
+    /// When the next reading is due, from the begin of the job.
+    pub fn due(&self) -> Nanos {
+        self.readings.last().map_or(Nanos(0), |(at, _)| *at) + self.every
+    }
+
+    /// Takes a reading.
+    pub fn read(&mut self, at: Nanos, bytes: [u64; DIRECTIONS]) {
+        if self.readings.len() == READINGS {
+            let mut keep = true;
+            self.readings.retain(|_| {
+                keep = !keep;
+                keep
+            });
+            self.every = self.every + self.every;
+        }
+        self.readings.push((at, bytes));
+    }
+
+    /// Takes the last reading, where the one before is not so near that it says nothing more.
+    pub fn end(&mut self, at: Nanos, bytes: [u64; DIRECTIONS]) {
+        if self.readings.is_empty() || at.0 >= self.due().0 - self.every.0 / 2 {
+            self.read(at, bytes);
+        }
+    }
+
+    /// Seconds from the begin, and bytes a second of a direction since the reading before.
+    pub fn rates(&self, direction: usize) -> impl Iterator<Item = (f64, f64)> {
+        let mut before = (Nanos(0), 0);
+        self.readings.iter().map(move |(at, bytes)| {
+            let (since, until) = std::mem::replace(&mut before, (*at, bytes[direction]));
+            let seconds = at.since(since).0.max(1) as f64 / 1e9;
+            (at.0 as f64 / 1e9, (bytes[direction] - until) as f64 / seconds)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// However long a job runs, its readings are bounded and no byte of them is lost.
+    #[test]
+    fn a_long_job_has_few_readings() {
+        let mut timeline = JobTimeline::new().timeline;
+        let room = timeline.readings.capacity();
+        let mut at = Nanos(0);
+        for _ in 0..5_000 {
+            at = timeline.due();
+            timeline.read(at, [at.0, at.0 / 2, 0]);
+        }
+        assert!(timeline.readings.len() <= READINGS && timeline.readings.capacity() == room);
+        assert!(timeline.rates(0).all(|(_, rate)| (rate - 1e9).abs() < 1.0));
+        assert!(timeline.rates(1).all(|(_, rate)| (rate - 5e8).abs() < 1.0));
+        assert_eq!(timeline.rates(2).map(|r| r.1).sum::<f64>(), 0.0);
+        assert_eq!(timeline.rates(0).last().unwrap().0, at.0 as f64 / 1e9);
+        timeline.clear();
+        assert_eq!(timeline.due(), EVERY);
+    }
+}

@@ -1,0 +1,280 @@
+//! What a subject stands on: disks, files, loop devices and mapped devices, made on demand by the
+//! words of its line, and gone with it.
+
+use crate::disk::DiskMedium;
+use crate::test_server::TestServer;
+use crate::world::NoCores;
+use crate::{STAMP, StrictDisk};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use tempfile::TempDir;
+use udm_core::errno::ENOENT;
+use udm_core::{DevNo, Device, Limits, Sectors, Status};
+use udm_dm::{DeviceRef, LookupError, MappedDevice, Resolver, Table};
+use udm_runtime::PrivateIo;
+use udm_wire::uri::{self, DeviceUri};
+
+/// Sectors of each disk in memory. Subjects that count on it leave a margin at both ends.
+pub const DISK: u64 = 4224;
+
+/// Bytes of each file.
+const FILE: u64 = 2 << 20;
+
+/// Cores of each world.
+const CORES: usize = 2;
+
+/// See the module.
+#[derive(Default)]
+pub struct Fixture {
+    folder: Option<TempDir>,
+    files: usize,
+    loops: Vec<PathBuf>,
+    servers: Vec<TestServer>,
+    media: BTreeMap<String, Arc<DiskMedium>>,
+    known: BTreeMap<String, DeviceRef>,
+    mapped: BTreeMap<String, Arc<MappedDevice>>,
+}
+
+/// The disk called `/NAME`. The letter says what it can do; the number tells disks apart, and a
+/// letter behind it paths to one disk.
+fn limits(name: &str) -> Limits {
+    let base = Limits {
+        max_sectors: Sectors(128),
+        max_discard: Sectors(256),
+        max_write_zeroes: Sectors(64),
+        write_cache: true,
+        ..Limits::new(Sectors(DISK))
+    };
+    match name.chars().next() {
+        // Takes anything at once, without a cache.
+        Some('d') => Limits::new(Sectors(DISK)),
+        // A cache, FUA and short requests.
+        Some('c') => base,
+        // A cache and no FUA; odd lengths.
+        Some('n') => Limits { fua: false, max_sectors: Sectors(31), ..base },
+        // Blocks of 4096 bytes.
+        Some('k') => Limits { logical_block: 4096, physical_block: 4096, io_min: 4096, ..base },
+        // Neither discards nor zeroes.
+        Some('p') => Limits { max_discard: Sectors::ZERO, max_write_zeroes: Sectors::ZERO, ..base },
+        Some('r') => Limits { read_only: true, ..base },
+        _ => panic!("no such disk: {name}"),
+    }
+}
+
+impl Fixture {
+    /// Empty ground.
+    #[must_use]
+    pub fn new() -> Fixture {
+        Fixture::default()
+    }
+
+    /// The folder of its files.
+    pub fn folder(&mut self) -> &Path {
+        self.folder.get_or_insert_with(|| TempDir::new().expect("a folder")).path()
+    }
+
+    /// A new sparse file of `bytes`.
+    pub fn file(&mut self, bytes: u64) -> PathBuf {
+        self.files += 1;
+        let name = format!("file{}", self.files);
+        let path = self.folder().join(name);
+        let file = std::fs::File::create(&path).expect("a file");
+        file.set_len(bytes).expect("a file of that length");
+        path
+    }
+
+    /// A loop device over a new file.
+    fn loop_device(&mut self, block: &str) -> PathBuf {
+        let file = self.file(FILE);
+        let (path, args) = (file.display().to_string(), ["--find", "--show", "-b", block]);
+        let device = PathBuf::from(run("losetup", &[&args[..], &[&path]].concat()).trim());
+        self.loops.push(device.clone());
+        device
+    }
+
+    /// An export of a new server.
+    fn served(&mut self) -> String {
+        let name = format!("nbd{}", self.servers.len());
+        let path = self.folder().join(name);
+        let (server, uri) = TestServer::start("mem:2M", &path);
+        self.servers.push(server);
+        uri.to_string()
+    }
+
+    /// `words` with its places filled in: `{file}`, `{huge}` (a file with holes), `{loop}`,
+    /// `{loop4k}`, `{nbd}` (a disk in memory behind a server).
+    fn fill_in(&mut self, words: &str) -> String {
+        let mut words = words.to_owned();
+        while let Some(at) = words.find('{') {
+            let end = at + words[at..].find('}').expect("a closing brace");
+            let name = |path: PathBuf| path.display().to_string();
+            let made = match &words[at + 1..end] {
+                "file" => name(self.file(FILE)),
+                "huge" => name(self.file(3 << 40)),
+                "loop" => name(self.loop_device("512")),
+                "loop4k" => name(self.loop_device("4096")),
+                "nbd" => self.served(),
+                other => panic!("no such place: {other}"),
+            };
+            words.replace_range(at..=end, &made);
+        }
+        words
+    }
+
+    /// Opens the device of a URI with places in it: what it is known as, and its size.
+    pub fn device(&mut self, words: &str) -> (String, Sectors) {
+        let words = self.fill_in(words);
+        let size = self.known(&words).limits().size;
+        (words, size)
+    }
+
+    /// The device known as `word`, opened if need be.
+    pub fn known(&mut self, word: &str) -> Arc<dyn Device> {
+        self.get(word).unwrap_or_else(|e| panic!("{word}: {} ({})", e.reason, e.errno)).device
+    }
+
+    /// A table of these lines.
+    pub fn table(&mut self, lines: &str) -> Arc<Table> {
+        let lines = udm_wire::table::parse(&self.fill_in(lines)).expect("lines of a table");
+        Table::build(udm_targets::TARGETS, &lines, self, &PrivateIo, CORES).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    /// A mapped device that runs with these lines, known as `@name` from now on.
+    pub fn mapped(&mut self, name: &str, lines: &str) -> Arc<MappedDevice> {
+        let number = DevNo { major: 254, minor: self.mapped.len() as u32 };
+        let device = MappedDevice::new(name, None, number).expect("a good name");
+        device.load(self.table(lines)).unwrap_or_else(|e| panic!("{e}"));
+        let mut change = device.resume(Arc::new(|| {})).expect("nothing else changes it");
+        change.step(&NoCores).expect("no core has to answer").expect("a resume");
+        self.mapped.insert(format!("@{name}"), device.clone());
+        device
+    }
+
+    /// True when there are disks below that lose what is in their cache, and beside them only what
+    /// loses nothing.
+    #[must_use]
+    pub fn has_disks(&self) -> bool {
+        let is_disk = |word: &str| word.starts_with('/') && self.media.contains_key(disk_of(word));
+        !self.media.is_empty() && self.known.keys().all(|word| is_disk(word) || word.starts_with("mem:"))
+    }
+
+    /// True when the power of what is below can be cut: of such disks, or of a device that has a
+    /// switch of its own.
+    #[must_use]
+    pub fn has_power(&self) -> bool {
+        let switched = |one: &DeviceRef| one.device.power().is_some();
+        self.has_disks() || !self.known.is_empty() && self.known.values().all(switched)
+    }
+
+    /// Cuts the power of all disks.
+    pub fn cut_power(&self) {
+        self.media.values().for_each(|medium| medium.cut_power());
+        for power in self.known.values().filter_map(|one| one.device.power()) {
+            power.turn(false);
+            power.turn(true);
+        }
+    }
+
+    /// While true, no disk finishes anything.
+    pub fn hold(&self, hold: bool) {
+        self.media.values().for_each(|medium| medium.hold(hold));
+    }
+
+    /// Spoils the sector that begins with `stamp`, wherever it lies.
+    ///
+    /// # Panics
+    /// When no disk has it.
+    pub fn inject_error(&self, stamp: [u8; STAMP], status: Status) {
+        assert!(
+            self.media.values().filter(|m| m.inject_error(stamp, status)).count() > 0,
+            "the data is on no disk"
+        );
+    }
+
+    /// The words of the paths to disks that have more than one.
+    #[must_use]
+    pub fn paths(&self) -> Vec<String> {
+        let path = |word: &&String| word.starts_with('/') && self.media.contains_key(disk_of(word));
+        let words: Vec<&String> = self.known.keys().filter(path).collect();
+        let several =
+            |word: &&String| words.iter().filter(|other| disk_of(other) == disk_of(word)).count() > 1;
+        words.iter().copied().filter(several).cloned().collect()
+    }
+
+    /// Has all that is asked of the path `word` fail with `status`.
+    pub fn fail_path(&self, word: &str, status: Status) {
+        self.media[disk_of(word)].fail_path(self.known[word].device.id(), status);
+    }
+
+    /// Makes all good again.
+    pub fn heal(&self) {
+        self.media.values().for_each(|medium| medium.heal());
+    }
+
+    /// Checks that nothing is open any more.
+    ///
+    /// # Panics
+    /// When a lane was not closed or a request is still in a disk.
+    pub fn assert_unused(&self) {
+        for (name, medium) in &self.media {
+            assert_eq!(medium.in_use(), (0, 0), "lanes and requests of {name} behind the end");
+        }
+    }
+}
+
+/// The disk that a word such as `/c0b` names: its letter and number.
+fn disk_of(word: &str) -> &str {
+    word.trim_start_matches('/').trim_end_matches(|c: char| c.is_ascii_alphabetic())
+}
+
+impl Resolver for Fixture {
+    fn get(&mut self, word: &str) -> Result<DeviceRef, LookupError> {
+        // A table prints numbers for names.
+        let mapped = self.mapped.iter().map(|(name, device)| {
+            let (number, name, device) = (device.number(), name.clone(), device.clone());
+            DeviceRef { number, name, device, hold: None }
+        });
+        let mut all = self.known.values().cloned().chain(mapped);
+        if let Some(known) = all.find(|known| known.name == word || known.number.to_string() == word) {
+            return Ok(known);
+        }
+        let disk = disk_of(word);
+        let device: Arc<dyn Device> = if word.starts_with('/') && word.len() <= 4 {
+            let medium = self.media.entry(disk.into()).or_insert_with(|| DiskMedium::new(limits(disk)));
+            let path: Arc<StrictDisk> = medium.path();
+            path
+        } else {
+            let uri: DeviceUri =
+                uri::parse(word).map_err(|e| LookupError { errno: ENOENT, reason: e.to_string() })?;
+            udm_backends::open(&uri).map_err(|e| LookupError { errno: e.errno, reason: e.text })?
+        };
+        let number = DevNo { major: 253, minor: self.known.len() as u32 };
+        let found = DeviceRef { number, name: word.into(), device, hold: None };
+        self.known.insert(word.into(), found.clone());
+        Ok(found)
+    }
+}
+
+/// Runs a program of the system; what it printed.
+///
+/// # Panics
+/// When it fails.
+pub fn run(program: &str, args: &[&str]) -> String {
+    let out = Command::new(program).args(args).env("PATH", "/sbin:/usr/sbin:/bin:/usr/bin").output();
+    let out = out.unwrap_or_else(|e| panic!("{program}: {e}"));
+    assert!(out.status.success(), "{program} {args:?}: {}", String::from_utf8_lossy(&out.stderr));
+    String::from_utf8_lossy(&out.stdout).into_owned()
+}
+
+impl Drop for Fixture {
+    fn drop(&mut self) {
+        self.known.clear();
+        self.mapped.clear();
+        self.servers.clear();
+        for device in &self.loops {
+            let _ = Command::new("losetup").arg("-d").arg(device).env("PATH", "/sbin:/usr/sbin").status();
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! Requests to bios and back, over one lane: what a well-behaved caller does, and a check of each
+//! bio that comes home.
+//!
+//! The rule ([`udm_core::Bio`]): each bio comes back exactly once, with every field but its status
+//! and the bytes of a read as it was given, on success and on error alike; its memory too, all of
+//! it and in order.
+
+use crate::{Answer, Request, stamp};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use std::collections::HashMap;
+use std::sync::Arc;
+use udm_core::{
+    Batch, Bio, BioFlags, Buf, Busy, Cx, Device, Foreign, Lane, Nanos, Op, OpenError, OwnerId, SECTOR_SIZE,
+    Sector, Sectors, Segments, SharedMap,
+};
+
+/// What is in read buffers before the read.
+const DIRT: u8 = 0xee;
+
+/// Added to cookies: all 64 bits have to come back.
+const COOKIES: u64 = 0xc001_0000_0000_0000;
+
+/// A lane and what is in flight on it.
+pub struct LaneDriver {
+    lane: Box<dyn Lane>,
+    owner: OwnerId,
+    batch: Batch,
+    done: Batch,
+    sent: HashMap<u64, SentBio>,
+    next: u64,
+    foreign: bool,
+}
+
+/// A bio as it was given.
+struct SentBio {
+    op: Op,
+    flags: BioFlags,
+    sector: Sector,
+    sectors: Sectors,
+    started: Nanos,
+    memory: Vec<(usize, usize)>,
+    bytes: Vec<u8>,
+}
+
+impl LaneDriver {
+    /// Opens the lane of `device`. The memory of its requests is its own, or `foreign`: shared with
+    /// whoever has the memfd.
+    ///
+    /// # Errors
+    /// The device's own.
+    pub fn open(device: &Arc<dyn Device>, foreign: bool, cx: &mut Cx<'_>) -> Result<LaneDriver, OpenError> {
+        let lane = device.open(cx)?;
+        let (batch, done) = (Batch::new(), Batch::new());
+        Ok(LaneDriver { lane, owner: cx.new_owner(), batch, done, sent: HashMap::new(), next: 0, foreign })
+    }
+
+    /// Requests that are not back.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.sent.len()
+    }
+
+    /// True while the lane has something of its own to end.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        self.lane.busy() == Busy::Owed
+    }
+
+    /// Puts requests into the next batch. Their tags count from 0, over the life of the driver.
+    pub fn give(&mut self, requests: Vec<Request>, now: Nanos) {
+        for request in requests {
+            let mut bio = Bio::new();
+            bio.op = request.op;
+            bio.flags = request.flags;
+            bio.owner = self.owner;
+            bio.sector = Sector(request.sector);
+            bio.sectors = Sectors(request.sectors);
+            bio.cookie = COOKIES | self.next;
+            bio.started = now;
+            bio.data = if self.foreign { foreign(&request) } else { memory(&request) };
+            let sent = SentBio {
+                op: bio.op,
+                flags: bio.flags,
+                sector: bio.sector,
+                sectors: bio.sectors,
+                started: now,
+                memory: places(&bio.data),
+                bytes: if bio.op == Op::Write { bytes(&bio.data) } else { Vec::new() },
+            };
+            self.sent.insert(bio.cookie, sent);
+            self.next += 1;
+            bio.start();
+            self.batch.push(bio);
+        }
+    }
+
+    /// Submits what was given and polls once. True when something moved; answers are appended with
+    /// their tags.
+    pub fn turn(&mut self, answers: &mut Vec<(u64, Answer)>, cx: &mut Cx<'_>) -> bool {
+        let moved = !self.batch.is_empty();
+        if moved {
+            self.lane.submit(&mut self.batch, cx);
+            assert!(self.batch.is_empty(), "submit left bios in the batch");
+        }
+        let mut done = std::mem::take(&mut self.done);
+        self.lane.poll(&mut done, cx);
+        let came = !done.is_empty();
+        for mut bio in done.drain(..) {
+            bio.finish();
+            answers.push(self.home(&bio));
+        }
+        self.done = done;
+        moved || came
+    }
+
+    /// Checks a bio that came back.
+    fn home(&mut self, bio: &Bio) -> (u64, Answer) {
+        let Some(sent) = self.sent.remove(&bio.cookie) else {
+            panic!("a bio that is not in flight came back, or its cookie changed: {bio:?}");
+        };
+        let what = format!("{:?} at {} +{}, {}", sent.op, sent.sector, sent.sectors, bio.status);
+        assert_eq!(bio.op, sent.op, "{what}: op");
+        assert_eq!(bio.flags, sent.flags, "{what}: flags");
+        assert_eq!(bio.owner, self.owner, "{what}: owner");
+        assert_eq!((bio.sector, bio.sectors), (sent.sector, sent.sectors), "{what}: range");
+        assert_eq!(bio.started, sent.started, "{what}: started");
+        assert!(places(&bio.data) == sent.memory, "{what}: its memory came back in another order or shape");
+        if sent.op == Op::Write {
+            assert!(bytes(&bio.data) == sent.bytes, "{what}: the data of a write was changed");
+        }
+        let errno = bio.status.errno();
+        let data = if errno == 0 && bio.op == Op::Read { bytes(&bio.data) } else { Vec::new() };
+        (bio.cookie - COOKIES, Answer { errno, data })
+    }
+}
+
+/// The memory of a request: filled with its stamps for a write, with dirt for a read.
+fn memory(request: &Request) -> Segments {
+    let mut data = Segments::new();
+    let mut left = request.data_len();
+    for &cut in request.cuts.iter().filter(|&&cut| cut > 0) {
+        if cut < left {
+            data.push(piece(cut));
+            left -= cut;
+        }
+    }
+    if left > 0 {
+        data.push(if data.is_empty() { Buf::zeroed(left) } else { piece(left) });
+    }
+    fill(request, &mut data);
+    data
+}
+
+/// The same, shared.
+fn foreign(request: &Request) -> Segments {
+    let mut data = Segments::new();
+    let len = request.data_len();
+    if len == 0 {
+        return data;
+    }
+    // Room for pieces at odd addresses, none right behind another.
+    let room = (len + 16 * (request.cuts.len() + 2)).next_multiple_of(4096);
+    let memfd =
+        memfd_create("udm-conformance", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).expect("a memfd");
+    ftruncate(&memfd, room as u64).expect("a memfd of that length");
+    fcntl_add_seals(&memfd, SealFlags::SHRINK).expect("a seal");
+    let map = Arc::new(SharedMap::of_memfd(&memfd, room).expect("sealed memory"));
+    let (mut left, mut at) = (len, 0);
+    for &cut in request.cuts.iter().filter(|&&cut| cut > 0) {
+        if cut < left {
+            data.push_foreign(Foreign::new(&map, at + 3, cut).expect("there is room"));
+            at += cut + 5;
+            left -= cut;
+        }
+    }
+    let at = if data.is_empty() { 0 } else { at + 3 };
+    data.push_foreign(Foreign::new(&map, at, left).expect("there is room"));
+    fill(request, &mut data);
+    data
+}
+
+fn fill(request: &Request, data: &mut Segments) {
+    if request.op == Op::Write {
+        let mut bytes = vec![0; request.data_len()];
+        stamp(request.sector.wrapping_mul(SECTOR_SIZE), request.generation, &mut bytes);
+        data.copy_from(&bytes);
+    } else {
+        data.fill(DIRT);
+    }
+}
+
+/// `len` bytes that begin at an odd address, in a slab of their own so that they join with no
+/// other.
+fn piece(len: usize) -> Buf {
+    let mut buf = Buf::zeroed(len + 3);
+    drop(buf.split_to(3));
+    buf
+}
+
+/// Where the data lies; neighbours count as one.
+fn places(data: &Segments) -> Vec<(usize, usize)> {
+    let mut places: Vec<(usize, usize)> = Vec::new();
+    for (start, bytes) in data.ranges().filter(|(_, bytes)| *bytes > 0) {
+        match places.last_mut() {
+            Some((addr, len)) if *addr + *len == start.addr() => *len += bytes,
+            _ => places.push((start.addr(), bytes)),
+        }
+    }
+    places
+}
+
+fn bytes(data: &Segments) -> Vec<u8> {
+    let mut bytes = vec![0; data.len()];
+    data.copy_to(&mut bytes);
+    bytes
+}

@@ -1,0 +1,41 @@
+//! A disk in memory behind an NBD server of udm's own, for subjects that are its clients.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use udm_frontends::nbd::{Export, Exports, Listen, NbdServer, ServerOptions};
+use udm_runtime::{Runtime, RuntimeOptions};
+use udm_wire::uri::{self, NbdAddress, NbdUri};
+
+/// A server, until it is dropped.
+pub struct TestServer(Option<(NbdServer, Runtime)>);
+
+impl TestServer {
+    /// Serves the device of `uri` on a socket at `path`; how it is reached.
+    ///
+    /// # Panics
+    /// When there is no such device or place.
+    #[must_use]
+    pub fn start(device: &str, path: &Path) -> (TestServer, NbdUri) {
+        let spin_max = Duration::from_micros(20);
+        let options = RuntimeOptions { cpus: vec![None], poll: false, spin_max };
+        let runtime = Runtime::start(&options).expect("a core");
+        let device = udm_backends::open(&uri::parse(device).expect("a device")).expect("a device");
+        let exports = Arc::new(Exports::new());
+        exports.add(Export::new("disk", "", false, device).expect("a name")).expect("the first export");
+        let listen = [Listen::Unix(path.to_owned())];
+        let server = NbdServer::start(runtime.cluster(), exports, ServerOptions::default(), &listen);
+        let server = server.expect("a server");
+        let address = NbdAddress::Unix(path.to_owned());
+        (TestServer(Some((server, runtime))), NbdUri::new(address, "disk"))
+    }
+}
+
+impl Drop for TestServer {
+    fn drop(&mut self) {
+        if let Some((server, runtime)) = self.0.take() {
+            server.stop();
+            runtime.stop();
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! The verbs that clients of the control socket ask for.
+
+use crate::waiting::WakeableFuture;
+use std::sync::Arc;
+use udm_control::error::VerbError;
+use udm_control::http::api::{CreateSnapshots, NewSnapshot};
+use udm_control::registry::{Folder, NewName};
+use udm_control::verbs::snapshot::{self, MergeEnd};
+use udm_control::verbs::{self, CallOff, Removal};
+use udm_control::{Registry, config};
+
+/// A verb with its words.
+#[derive(Clone, Debug)]
+pub(super) enum ServerVerb {
+    /// The server makes the devices of its file.
+    Start,
+    Reconfigure,
+    Snapshot {
+        names: Vec<String>,
+        of: String,
+        store: Option<String>,
+    },
+    Discard {
+        name: String,
+        keep_store: bool,
+    },
+    Merge {
+        name: String,
+    },
+    /// The table of a merge that is over goes.
+    Finish,
+    Create {
+        name: String,
+        table: Option<String>,
+    },
+    Load {
+        word: String,
+        table: String,
+    },
+    Clear {
+        word: String,
+    },
+    Suspend {
+        word: String,
+    },
+    Resume {
+        words: Vec<String>,
+    },
+    Remove {
+        word: String,
+    },
+    Rename {
+        word: String,
+        to: String,
+    },
+}
+
+/// How many kinds of verbs there are.
+pub(super) const KINDS: usize = 13;
+
+impl ServerVerb {
+    /// The names of the kinds.
+    pub(super) const NAMES: [&str; KINDS] = [
+        "start",
+        "reconfigure",
+        "snapshot create",
+        "snapshot remove",
+        "snapshot merge",
+        "merge end",
+        "create",
+        "load",
+        "clear",
+        "suspend",
+        "resume",
+        "remove",
+        "rename",
+    ];
+
+    /// Which kind it is.
+    pub(super) fn kind(&self) -> usize {
+        match self {
+            ServerVerb::Start => 0,
+            ServerVerb::Reconfigure => 1,
+            ServerVerb::Snapshot { .. } => 2,
+            ServerVerb::Discard { .. } => 3,
+            ServerVerb::Merge { .. } => 4,
+            ServerVerb::Finish => 5,
+            ServerVerb::Create { .. } => 6,
+            ServerVerb::Load { .. } => 7,
+            ServerVerb::Clear { .. } => 8,
+            ServerVerb::Suspend { .. } => 9,
+            ServerVerb::Resume { .. } => 10,
+            ServerVerb::Remove { .. } => 11,
+            ServerVerb::Rename { .. } => 12,
+        }
+    }
+}
+
+/// What a verb says: of a merge, how it is seen to; of the file, what could not be done.
+pub(super) enum VerbReply {
+    Nothing,
+    Merging(MergeEnd),
+    Applied(Vec<String>),
+}
+
+/// A verb under way.
+pub(super) struct ServerVerbJob {
+    pub(super) id: u64,
+    pub(super) verb: ServerVerb,
+    pub(super) waiting: WakeableFuture<Result<VerbReply, VerbError>>,
+    /// The snapshot that it removes or merges.
+    pub(super) about: Option<usize>,
+}
+
+impl ServerVerbJob {
+    pub(super) fn new(
+        id: u64,
+        verb: ServerVerb,
+        registry: &Arc<Registry>,
+        wish: &config::Wish,
+    ) -> ServerVerbJob {
+        let waiting = WakeableFuture::new(run(registry.clone(), verb.clone(), wish.clone()));
+        ServerVerbJob { id, verb, waiting, about: None }
+    }
+
+    /// Sees to a merge that is over.
+    pub(super) fn finish(id: u64, registry: &Arc<Registry>, end: MergeEnd) -> ServerVerbJob {
+        let registry = registry.clone();
+        let waiting =
+            WakeableFuture::new(
+                async move { snapshot::finish(&registry, &end).map(|()| VerbReply::Nothing) },
+            );
+        ServerVerbJob { id, verb: ServerVerb::Finish, waiting, about: None }
+    }
+}
+
+fn applied(done: udm_control::http::api::Reconfigured) -> VerbReply {
+    let failed = done.changes.into_iter().filter_map(|c| Some(format!("{}: {}", c.name, c.error?)));
+    VerbReply::Applied(failed.collect())
+}
+
+async fn run(registry: Arc<Registry>, verb: ServerVerb, wish: config::Wish) -> Result<VerbReply, VerbError> {
+    let (r, off, folder) = (&registry, CallOff::default(), Folder::none());
+    match verb {
+        ServerVerb::Start => return config::start(r, &wish).await.map(applied),
+        ServerVerb::Reconfigure => return config::reconfigure(r, false, &off).await.map(applied),
+        ServerVerb::Snapshot { names, of, store } => {
+            let new = |name: String| NewSnapshot { name, of: of.clone() };
+            let snapshots = names.into_iter().map(new).collect();
+            let wanted = CreateSnapshots { snapshots, store, ..CreateSnapshots::default() };
+            snapshot::create(r, &wanted, &folder, &off)?;
+        }
+        ServerVerb::Discard { name, keep_store } => snapshot::remove(r, &name, keep_store, &off)?,
+        ServerVerb::Merge { name } => {
+            return snapshot::merge(r, &name, &off).map(|(_, end)| VerbReply::Merging(end));
+        }
+        ServerVerb::Finish => {}
+        ServerVerb::Create { name, table } => {
+            verbs::create_until(r, &name, None, table.as_deref(), &folder, &off).await?;
+        }
+        ServerVerb::Load { word, table } => verbs::load_until(r, &word, &table, false, &folder, &off)?,
+        ServerVerb::Clear { word } => verbs::clear(r, &word)?,
+        ServerVerb::Suspend { word } => verbs::suspend_until(r, &[&word], false, &off).await?,
+        ServerVerb::Resume { words } => {
+            let words: Vec<&str> = words.iter().map(String::as_str).collect();
+            verbs::resume_until(r, &words, &off).await?;
+        }
+        ServerVerb::Remove { word } => verbs::remove_until(r, &word, Removal::default(), &off).await?,
+        ServerVerb::Rename { word, to } => verbs::rename(r, &word, NewName::Name(&to))?,
+    }
+    Ok(VerbReply::Nothing)
+}

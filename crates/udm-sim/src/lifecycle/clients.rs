@@ -1,0 +1,238 @@
+//! Clients of the devices: they find them by name, write and read, and go.
+
+use super::model::{ClientTarget, ReadMismatch};
+use super::world::{LifecycleWorld, ServerPhase};
+use crate::cores::TaskPurpose;
+use crate::machine::Machine;
+use crate::model::Violation;
+use crate::stamp;
+use crate::turn::MachineWorld;
+use udm_core::{Bio, BioFlags, Buf, Busy, DeviceId, Nanos, Op, Sector, Sectors, Segments};
+use udm_frontends::nbd::ExportUse;
+
+/// The most requests of a client in flight.
+const DEPTH: usize = 4;
+
+/// The longest request in sectors.
+const LONGEST: u64 = 12;
+
+/// A client of a device.
+pub(super) struct DeviceClient {
+    /// What its lane says that it is of.
+    pub(super) number: usize,
+    pub(super) core: usize,
+    pub(super) device: DeviceId,
+    /// Held for as long as it is there.
+    pub(super) _export: ExportUse,
+    pub(super) of: ClientTarget,
+    /// The size of its device when it came.
+    pub(super) sectors: u64,
+    /// Its device is not what it was: its requests may fail.
+    pub(super) excused: bool,
+    /// It reads everything, once: the next sector.
+    pub(super) check: Option<u64>,
+    /// Ranges that it has requests for.
+    pub(super) busy: Vec<(u64, u64)>,
+}
+
+impl LifecycleWorld {
+    /// A client comes to the device called `name`.
+    pub(super) fn come(&mut self, name: &str, checks: bool) -> Result<(), Violation> {
+        let Some(server) = &self.server else { return Ok(()) };
+        let Some(export) = server.exports.hold(name) else { return Ok(()) };
+        let device = export.device().id();
+        let seen = self.view.iter().find(|seen| seen.id == device);
+        let Some((of, sectors)) = seen.and_then(|seen| Some((self.served(seen)?, seen.sectors))) else {
+            return Ok(());
+        };
+        // One client to a disk, and to a snapshot: who has several needs fences of its own.
+        if self.clients.iter().any(|client| client.of == of) {
+            return Ok(());
+        }
+        let core = self.work.below(self.machine.cores.len() as u64) as usize;
+        self.counts.clients += 1;
+        let number = self.counts.clients as usize;
+        let opened = self.machine.open(core, number, |cx| export.device().open(cx));
+        self.machine.say(format!("client {number} comes to {name}, {of:?}: {:?}", opened.as_ref().err()));
+        if opened.is_ok() {
+            let check = checks.then_some(0);
+            let sectors = sectors.min(self.model.image(of).sectors());
+            let busy = Vec::new();
+            self.clients.push(DeviceClient {
+                number,
+                core,
+                device,
+                _export: export,
+                of,
+                sectors,
+                excused: false,
+                check,
+                busy,
+            });
+        }
+        Ok(())
+    }
+
+    /// Client `at` goes, if it has nothing in flight; false if it stays.
+    pub(super) fn go(&mut self, at: usize) -> bool {
+        let DeviceClient { number, core, .. } = self.clients[at];
+        let lanes = &mut self.machine.cores[core].open;
+        if let Some(lane) = lanes.iter().position(|open| open.device == number) {
+            if lanes[lane].in_flight > 0 || lanes[lane].lane.busy() == Busy::Owed {
+                return false;
+            }
+            self.machine.set_turn(Some(core));
+            drop(self.machine.cores[core].open.remove(lane));
+            self.machine.set_turn(None);
+        }
+        self.machine.say(format!("client {number} goes"));
+        drop(self.clients.swap_remove(at));
+        true
+    }
+
+    /// The next request of client `at`.
+    fn request(&mut self, at: usize) -> Result<Option<Box<Bio>>, Violation> {
+        let client = &mut self.clients[at];
+        let mut bio = Bio::new();
+        if let Some(next) = client.check {
+            if next >= client.sectors || self.phase == ServerPhase::Dying {
+                return Ok(None);
+            }
+            let len = LONGEST.min(client.sectors - next);
+            client.check = Some(next + len);
+            (bio.op, bio.sector, bio.sectors) = (Op::Read, Sector(next), Sectors(len));
+        } else if self.work.one_in(16) {
+            bio.op = Op::Flush;
+            return Ok(Some(bio));
+        } else {
+            let len = 1 + self.work.below(LONGEST.min(client.sectors));
+            let sector = self.work.below(client.sectors - len + 1);
+            let op = if self.work.one_in(2) { Op::Write } else { Op::Read };
+            (bio.op, bio.sector, bio.sectors) = (op, Sector(sector), Sectors(len));
+        }
+        let (from, len) = (bio.sector.0, bio.sectors.0);
+        if client.busy.iter().any(|(other, others)| from < other + others && *other < from + len) {
+            if let Some(next) = &mut client.check {
+                *next = from;
+            }
+            return Ok(None);
+        }
+        client.busy.push((from, len));
+        bio.data = Segments::from(Buf::zeroed(Sectors(len).bytes() as usize));
+        if bio.op == Op::Write {
+            if self.work.one_in(4) {
+                bio.flags |= BioFlags::FUA;
+            }
+            let of = client.of;
+            self.model.write_begins(of)?;
+            let first = self.model.stamps(len);
+            stamp::write(&mut bio.data, 0..len, |i| first + i);
+            self.model.image(of).begin(from, len, first);
+            let number = self.clients[at].number;
+            self.machine.say(format!("client {number} writes {from}+{len} with {first:#x}"));
+        }
+        Ok(Some(bio))
+    }
+
+    /// A request of client `at` has come back.
+    fn came_back(&mut self, at: usize, bio: &Bio) -> Result<(), Violation> {
+        let client = &mut self.clients[at];
+        self.counts.requests += 1;
+        let (number, of, excused) = (client.number, client.of, client.excused);
+        let (from, len, ok) = (bio.sector.0, bio.sectors.0, bio.status.is_ok());
+        if bio.op != Op::Flush {
+            client.busy.retain(|range| *range != (from, len));
+        }
+        if self.phase == ServerPhase::Dying {
+            return Ok(());
+        }
+        if !ok && !excused {
+            let status = bio.status;
+            return Err(format!(
+                "a {:?} of {from}+{len} of client {number}, of {of:?}, ends with {status:?}",
+                bio.op
+            ));
+        }
+        match bio.op {
+            Op::Write => self.model.image(of).end(from, len, ok),
+            Op::Read if ok => {
+                let mut wrong = None;
+                let (image, counts) = (self.model.image(of), &mut self.counts);
+                stamp::read(&bio.data, |i, stamp| {
+                    counts.sectors += 1;
+                    let read = image.read(from + i, stamp.unwrap_or(u64::MAX));
+                    if let Err(ReadMismatch { sector, found, can }) = read {
+                        wrong.get_or_insert(format!(
+                            "client {number} reads {found:#x} in sector {sector} of {of:?}, which is one of {can:x?}"
+                        ));
+                    }
+                });
+                wrong.map_or(Ok(()), Err)?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+impl MachineWorld for LifecycleWorld {
+    fn machine(&mut self) -> &mut Machine {
+        &mut self.machine
+    }
+
+    fn step(&mut self) -> Result<(), Violation> {
+        Err("nobody steps this world from inside".into())
+    }
+
+    /// What loads and merges send goes to the disks like everything else.
+    fn is_internal_io(_: TaskPurpose) -> bool {
+        false
+    }
+
+    fn waiting(&self) -> String {
+        self.waits()
+    }
+
+    fn gather(&mut self, c: usize, i: usize, now: Nanos) {
+        let open = &self.machine.cores[c].open[i];
+        let (number, owner, in_flight) = (open.device, open.owner, open.in_flight);
+        let Some(at) = self.clients.iter().position(|client| client.number == number) else { return };
+        let asks = self.phase == ServerPhase::Serving && (!self.resting || self.clients[at].check.is_some());
+        if !asks {
+            return;
+        }
+        for _ in 0..self.work.below((DEPTH - in_flight.min(DEPTH)) as u64 + 1) {
+            match self.request(at) {
+                Ok(Some(mut bio)) => {
+                    bio.start();
+                    (bio.started, bio.owner) = (now, owner);
+                    self.machine.batch.push(bio);
+                }
+                Ok(None) => {}
+                Err(wrong) => {
+                    self.wrong.get_or_insert(wrong);
+                }
+            }
+        }
+        self.machine.cores[c].open[i].in_flight += self.machine.batch.len();
+    }
+
+    fn take_back(&mut self, c: usize, i: usize, _: Nanos) -> Result<(), Violation> {
+        while let Some(mut bio) = self.machine.done.pop() {
+            bio.finish();
+            let open = &mut self.machine.cores[c].open[i];
+            let number = open.device;
+            if open.in_flight == 0 {
+                return Err(format!("client {number} was given back more than it asked for"));
+            }
+            open.in_flight -= 1;
+            if let Some(at) = self.clients.iter().position(|client| client.number == number)
+                && let Err(wrong) = self.came_back(at, &bio)
+            {
+                // The others are given back all the same.
+                self.wrong.get_or_insert(wrong);
+            }
+        }
+        Ok(())
+    }
+}

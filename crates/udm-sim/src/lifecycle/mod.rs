@@ -1,0 +1,58 @@
+//! Worlds of servers that follow each other over the same disks and state folder.
+//!
+//! A life is one server. Its configuration file, registry, snapshot verbs and state folder are the
+//! program's own; the folder is a real one. It starts with the lines of its file in a random order,
+//! with stores present or missing, and ends in order or is killed at any step. Clients of the
+//! control socket run verbs; clients of the devices read and write.
+//!
+//! Files are real and empty: they have a name, an identity, a length and a time of change. Their
+//! content is on simulated disks, which complete requests late and in any order. Snapshot verbs
+//! block. While one waits, the world continues from within it ([`udm_control::blocked`]), so of two
+//! such verbs the second ends first.
+//!
+//! A killed server continues in a copy of its files until nothing of it is left, and its requests
+//! change nothing.
+//!
+//! * `files`, `outside`: the state that survives a server, and the registry's view of it.
+//! * `ask`, `draw`: verbs. `clients`: readers and writers.
+//! * `model`, `look`: the rules: the content of each disk and snapshot, and the snapshots that a
+//!   server may lose. `counts`: the counts.
+//! * `world`, `driver`, `server_life`: the run.
+
+mod ask;
+mod clients;
+mod counts;
+mod draw;
+mod driver;
+mod files;
+mod look;
+mod model;
+mod outside;
+mod server_life;
+mod world;
+
+use crate::environment::lock;
+use crate::plan::RunPlan;
+use crate::run::{RunFailure, catch_panic};
+pub use counts::LifecycleCounts;
+
+/// Runs the world of `plan`.
+///
+/// # Errors
+/// The failure, with its trace. What is left of a failed run is not taken apart.
+pub fn run(plan: &RunPlan) -> Result<LifecycleCounts, Box<RunFailure>> {
+    let outcome = catch_panic(|| driver::run(plan));
+    udm_control::blocked::turn_instead(None);
+    let world = driver::take();
+    let Err(what) = outcome else { return Ok(world.map(|world| world.counts()).unwrap_or_default()) };
+    let mut plan = plan.clone();
+    let (mut what, mut trace) = (what, Vec::new());
+    if let Some(mut world) = world {
+        plan.steps = world.machine.step.min(plan.steps);
+        what = world.wrong.take().unwrap_or(what).replace(&world.base, "");
+        world.outside.files().remove();
+        trace.extend(lock(&world.machine.env).trace.last().map(crate::trace::TraceEvent::line));
+        Box::leak(world);
+    }
+    Err(Box::new(RunFailure { plan, what, trace }))
+}

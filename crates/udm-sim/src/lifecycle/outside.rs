@@ -1,0 +1,82 @@
+//! What the registry sees of the files.
+
+use super::files::PersistentFiles;
+use crate::environment::{SharedEnv, lock};
+use crate::path::SimPath;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use udm_control::registry::outside::{Identity, Opened, Outside};
+use udm_core::OpenError;
+use udm_core::errno::{EIO, ENODEV};
+use udm_wire::uri::DeviceUri;
+
+/// What the registry has of the outside.
+#[derive(Clone)]
+pub(super) struct LifecycleBackends {
+    env: SharedEnv,
+    files: Arc<Mutex<PersistentFiles>>,
+    /// What is to be done beside the cores.
+    work: Arc<Mutex<Vec<HelperWork>>>,
+}
+
+type HelperWork = Box<dyn FnOnce() + Send>;
+
+fn lock_mutex<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl LifecycleBackends {
+    pub(super) fn new(env: &SharedEnv, files: PersistentFiles) -> LifecycleBackends {
+        LifecycleBackends { env: env.clone(), files: Arc::new(Mutex::new(files)), work: Arc::default() }
+    }
+
+    pub(super) fn files(&self) -> MutexGuard<'_, PersistentFiles> {
+        lock_mutex(&self.files)
+    }
+
+    /// What is to be done.
+    pub(super) fn work(&self) -> MutexGuard<'_, Vec<HelperWork>> {
+        lock_mutex(&self.work)
+    }
+
+    /// The disk of a file, and what tells it from others.
+    fn find(&self, uri: &DeviceUri) -> Result<(usize, Identity), OpenError> {
+        let DeviceUri::File(file) = uri else {
+            return Err(OpenError::new(ENODEV, format!("{uri}: there is no such device here")));
+        };
+        let mut env = lock(&self.env);
+        if env.dead {
+            return Err(OpenError::new(EIO, format!("{uri}: the server was killed")));
+        }
+        let failed = |error: std::io::Error| {
+            OpenError::new(error.raw_os_error().unwrap_or(EIO), format!("{uri}: {error}"))
+        };
+        let disk = self.files().disk(&file.path, &mut env, false).map_err(failed)?;
+        let found = std::fs::metadata(&file.path).map_err(failed)?;
+        use std::os::unix::fs::MetadataExt;
+        Ok((disk, Identity::File { device: found.dev(), inode: found.ino() }))
+    }
+}
+
+impl Outside for LifecycleBackends {
+    fn look(&self, uri: &DeviceUri) -> Result<Identity, OpenError> {
+        self.find(uri).map(|(_, identity)| identity)
+    }
+
+    fn open(&self, uri: &DeviceUri) -> Result<Opened, OpenError> {
+        let (disk, identity) = self.find(uri)?;
+        Ok(Opened { identity, device: Arc::new(SimPath::new(&self.env, disk)) })
+    }
+
+    fn canonical(&self, uri: &DeviceUri) -> String {
+        uri.to_string()
+    }
+
+    fn exists(&self, path: &Path) -> bool {
+        path.exists()
+    }
+
+    fn beside(&self, work: Box<dyn FnOnce() + Send>) {
+        self.work().push(work);
+    }
+}

@@ -1,0 +1,379 @@
+//! Cores, the files that outlive servers, and the server that runs, stepped on one thread in an
+//! order drawn from a seed.
+
+use super::ask::{ServerVerb, ServerVerbJob, VerbReply};
+use super::clients::DeviceClient;
+use super::counts::LifecycleCounts;
+use super::files::PersistentFiles;
+use super::look::{DeviceView, last_component};
+use super::model::{DiskImage, LifecycleModel, Origin, SnapshotFate};
+use super::outside::LifecycleBackends;
+use crate::counts::RunHash;
+use crate::disk::SimDisk;
+use crate::environment::{Env, lock};
+use crate::machine::Machine;
+use crate::model::Violation;
+use crate::plan::{Disturbance, RunPlan};
+use crate::register_model::RegisterModel;
+use crate::rng::{RngStream, SimRng};
+use crate::trace::{EventKind, NO_CORE};
+use crate::turn::MachineWorld;
+use crate::waiting::WakeableFuture;
+use std::path::PathBuf;
+use std::sync::Arc;
+use udm_control::error::VerbError;
+use udm_control::verbs::snapshot::{self, LostSnapshots, MergeEnd};
+use udm_control::{Registry, StateFolder, config};
+use udm_core::errno::ENXIO;
+use udm_core::{DeviceId, Nanos};
+use udm_dm::SnapshotState;
+use udm_frontends::nbd::Exports;
+
+/// How far a server has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ServerPhase {
+    /// There is none.
+    Off,
+    Starting,
+    Serving,
+    /// It ends in order.
+    Ending,
+    /// It was killed: what is left of it goes, and changes nothing.
+    Dying,
+}
+
+/// A server.
+pub(super) struct ServerInstance {
+    pub(super) registry: Arc<Registry>,
+    pub(super) exports: Arc<Exports>,
+    pub(super) folder: Arc<StateFolder>,
+    pub(super) wish: config::Wish,
+    /// The next merge that goes on from an earlier life.
+    pub(super) merges: Option<WakeableFuture<MergeEnd>>,
+}
+
+/// Who goes on outside of the world: what it does calls back into it.
+pub(super) enum ReentrantStep {
+    ServerVerbJob(Box<ServerVerbJob>),
+    Work(Box<dyn FnOnce() + Send>),
+}
+
+/// See the module's documentation.
+pub(super) struct LifecycleWorld {
+    pub(super) machine: Machine,
+    pub(super) outside: LifecycleBackends,
+    pub(super) base: String,
+    pub(super) server: Option<ServerInstance>,
+    pub(super) phase: ServerPhase,
+    pub(super) policy: LostSnapshots,
+    pub(super) jobs: Vec<ServerVerbJob>,
+    pub(super) clients: Vec<DeviceClient>,
+    /// Merges that go on, and those of them that a verb sees to.
+    pub(super) merges: Vec<MergeEnd>,
+    pub(super) finishing: Vec<(u64, MergeEnd)>,
+    pub(super) model: LifecycleModel,
+    pub(super) view: Vec<DeviceView>,
+    pub(super) view_names: Vec<(DeviceId, String)>,
+    /// Stores that have been attached in this life.
+    pub(super) attached_before: Vec<String>,
+    /// What the file says of each disk and each store: a name and a table.
+    pub(super) file: Vec<(String, String)>,
+    /// Stores that are away: where they are, and where they belong.
+    pub(super) away: Vec<(PathBuf, PathBuf)>,
+    /// Files that lie where a store was.
+    pub(super) others: Vec<PathBuf>,
+    pub(super) work: SimRng,
+    pub(super) control: SimRng,
+    pub(super) ids: u64,
+    pub(super) jobs_max: usize,
+    pub(super) resting: bool,
+    pub(super) kill_at: u64,
+    pub(super) end_at: u64,
+    /// How many verbs wait in each other.
+    pub(super) depth: usize,
+    /// Those that go on just now, or wait for one that does.
+    pub(super) below: Vec<ServerVerb>,
+    pub(super) wrong: Option<Violation>,
+    pub(super) counts: LifecycleCounts,
+}
+
+impl LifecycleWorld {
+    pub(super) fn new(plan: &RunPlan) -> Result<LifecycleWorld, Violation> {
+        let on = |class| !plan.without.has(class);
+        let mut build = SimRng::new(plan.seed, RngStream::Build);
+        let count = plan.cores.unwrap_or(build.pick(&[1, 2, 2, 3]));
+        let env = Env::new(plan.seed, plan.keep_events);
+        let cells = RegisterModel::new(&[], SimDisk::first_stamp);
+        let machine = Machine::new(plan, &mut build, count, env, cells);
+        let failed = |e: std::io::Error| format!("a temporary folder: {e}");
+        let mut files = PersistentFiles::new().map_err(failed)?;
+        let (mut model, mut file) = (LifecycleModel::new(), Vec::new());
+        let origins = build.pick(&[1, 1, 2]);
+        for disk in 0..origins {
+            let (name, sectors) = (format!("o{disk}"), 8 * build.between(2, 12));
+            files.make(&name, sectors).map_err(failed)?;
+            let path = files.path(&name);
+            files.disk(&path, &mut lock(&machine.env), true).map_err(failed)?;
+            let stores = if on(Disturbance::Stacks) { build.pick(&[0, 0, 1, 2]) } else { 0 };
+            let kind = if stores > 0 || build.one_in(3) { "snapshot-origin" } else { "linear" };
+            let end = if kind == "linear" { " 0" } else { "" };
+            file.push((format!("v{disk}"), format!("0 {sectors} {kind} {}{end}", path.display())));
+            for at in 0..stores {
+                let store = format!("t{disk}{at}");
+                files.make(&format!("{store}.cow"), 2 * sectors + 64).map_err(failed)?;
+                let store_path = files.path(&format!("{store}.cow"));
+                let (path, store_path) = (path.display(), store_path.display());
+                file.push((store, format!("0 {sectors} snapshot {path} {store_path} P 8")));
+            }
+            let image = DiskImage::new(sectors, |sector| SimDisk::first_stamp(disk, sector));
+            model.origins.push(Origin { path, image });
+        }
+        let base = files.path("").display().to_string();
+        let outside = LifecycleBackends::new(&machine.env, files);
+        Ok(LifecycleWorld {
+            outside,
+            base,
+            server: None,
+            phase: ServerPhase::Off,
+            policy: LostSnapshots::Refuse,
+            jobs: Vec::new(),
+            clients: Vec::new(),
+            merges: Vec::new(),
+            finishing: Vec::new(),
+            model,
+            view: Vec::new(),
+            view_names: Vec::new(),
+            attached_before: Vec::new(),
+            file,
+            away: Vec::new(),
+            others: Vec::new(),
+            work: SimRng::new(plan.seed, RngStream::Clients),
+            control: SimRng::new(plan.seed, RngStream::Verbs),
+            ids: 0,
+            jobs_max: plan.depth.unwrap_or(build.pick(&[1, 2, 4])),
+            resting: false,
+            kill_at: u64::MAX,
+            end_at: u64::MAX,
+            depth: 0,
+            below: Vec::new(),
+            wrong: None,
+            counts: LifecycleCounts::default(),
+            machine,
+        })
+    }
+
+    pub(super) fn counts(&self) -> LifecycleCounts {
+        let env = lock(&self.machine.env);
+        LifecycleCounts {
+            steps: self.machine.step,
+            simulated: self.machine.totals.simulated,
+            hash: RunHash(env.trace.hash()),
+            ..self.counts
+        }
+    }
+
+    pub(super) fn on(&self, class: Disturbance) -> bool {
+        !self.machine.plan.without.has(class)
+    }
+
+    /// Who waits, for a person.
+    pub(super) fn waits(&self) -> String {
+        let jobs = self.jobs.iter().map(|job| format!("{} {:?}", job.id, job.verb));
+        let clients = self.clients.iter();
+        let clients = clients.map(|client| {
+            format!(
+                "client {} of {:?}: {:?}, {:?} of {}",
+                client.number, client.of, client.busy, client.check, client.sectors
+            )
+        });
+        let all: Vec<String> = jobs.chain(clients).collect();
+        format!("what waits, {:?}: {}; {:?}", self.phase, all.join("; "), self.view)
+    }
+
+    /// Nothing is under way but requests.
+    pub(super) fn is_over(&self) -> bool {
+        self.jobs.is_empty() && self.outside.work().is_empty()
+    }
+
+    /// One step: somebody has a turn. A verb is given back: it goes on outside.
+    pub(super) fn step(&mut self) -> Result<Option<ReentrantStep>, Violation> {
+        self.machine.step += 1;
+        self.machine.set_turn(None);
+        self.outside.files().tell_writes(&lock(&self.machine.env)).map_err(|e| e.to_string())?;
+        self.look()?;
+        if self.machine.step >= self.kill_at
+            && matches!(self.phase, ServerPhase::Starting | ServerPhase::Serving | ServerPhase::Ending)
+        {
+            self.kill()?;
+        }
+        if self.phase == ServerPhase::Serving && !self.resting {
+            self.act()?;
+        }
+        self.see_to_merges();
+        let mut ready: Vec<usize> =
+            (0..self.jobs.len()).filter(|at| self.jobs[*at].waiting.is_woken()).collect();
+        let (verbs, work) = (ready.len(), self.outside.work().len());
+        ready.extend((0..work).map(|at| verbs + at));
+        let core = self.machine.choose();
+        if ready.is_empty() || core.is_some() && self.work.below(3) > 0 {
+            match core {
+                Some(core) => self.turn(core)?,
+                None => self.jump(),
+            }
+            return self.verdict().map(|()| None);
+        }
+        let nth = self.work.below(ready.len() as u64) as usize;
+        if nth < verbs {
+            let job = self.jobs.swap_remove(ready[nth]);
+            self.counts.nested += u64::from(self.depth > 0);
+            let now = lock(&self.machine.env).now;
+            lock(&self.machine.env).trace.add(now, NO_CORE, EventKind::CoreMessage, [job.id, 0, 0, 0]);
+            self.below.push(job.verb.clone());
+            return Ok(Some(ReentrantStep::ServerVerbJob(Box::new(job))));
+        }
+        let work = self.outside.work().remove(nth - verbs);
+        Ok(Some(ReentrantStep::Work(work)))
+    }
+
+    /// What is wrong by now.
+    pub(super) fn verdict(&mut self) -> Result<(), Violation> {
+        if let Some(wrong) = self.wrong.clone() {
+            return Err(wrong);
+        }
+        lock(&self.machine.env).violation.take().map_or(Ok(()), Err)
+    }
+
+    fn jump(&mut self) {
+        if !self.machine.jump() {
+            let mut env = lock(&self.machine.env);
+            env.now = env.now + Nanos(1_000_000);
+        }
+    }
+
+    /// A client of the control socket asks for something.
+    pub(super) fn begin(&mut self, verb: ServerVerb) {
+        let Some(server) = &self.server else { return };
+        self.ids += 1;
+        self.machine.say(format!("{}: {}", self.ids, format!("{verb:?}").replace(&self.base, "")));
+        let about = match &verb {
+            ServerVerb::Discard { name, .. } | ServerVerb::Merge { name } => {
+                self.in_device(name).or_else(|| self.recorded(name)).or_else(|| self.spent(name))
+            }
+            _ => None,
+        };
+        if let Some(one) = about.map(|at| &mut self.model.snapshots[at]) {
+            match verb {
+                ServerVerb::Discard { .. } => one.removals.push(self.ids),
+                _ => one.merges.push(self.ids),
+            }
+        }
+        let mut job = ServerVerbJob::new(self.ids, verb, &server.registry, &server.wish);
+        job.about = about;
+        self.model.under_way.push(self.ids);
+        self.jobs.push(job);
+    }
+
+    /// The snapshot that the device `name` has.
+    pub(super) fn in_device(&self, name: &str) -> Option<usize> {
+        let seen = self.view.iter().find(|seen| seen.name == name)?;
+        match &seen.kind {
+            super::look::TableMeaning::Snapshot { store, state: SnapshotState::Valid, .. } => {
+                self.model.in_store(store)
+            }
+            _ => None,
+        }
+    }
+
+    /// The snapshot that the device `name` had, and no device has.
+    fn spent(&self, name: &str) -> Option<usize> {
+        let seen = self.view.iter().find(|seen| seen.name == name)?;
+        let super::look::TableMeaning::Snapshot { store, .. } = &seen.kind else { return None };
+        self.model.in_store(store).filter(|at| {
+            let one = &self.model.snapshots[*at];
+            !one.attached && matches!(one.fate, SnapshotFate::Kept | SnapshotFate::Released)
+        })
+    }
+
+    /// The snapshot that is recorded as `name`, and that no device has.
+    fn recorded(&self, name: &str) -> Option<usize> {
+        let listed = snapshot::unattached(&self.server.as_ref()?.registry).ok()?;
+        let listed = listed.into_iter().find(|listed| listed.name == name)?;
+        self.model.in_store(&listed.store)
+    }
+
+    /// A verb has ended.
+    pub(super) fn ended(
+        &mut self,
+        job: &ServerVerbJob,
+        outcome: Result<VerbReply, VerbError>,
+    ) -> Result<(), Violation> {
+        let said = outcome.as_ref().map_or_else(ToString::to_string, |said| match said {
+            VerbReply::Applied(failed) => format!("done, but for {failed:?}"),
+            _ => "done".into(),
+        });
+        self.machine.say(format!("{} ends: {}", job.id, said.replace(&self.base, "")));
+        let finishing = self.finishing.iter().position(|(id, _)| *id == job.id);
+        let finishing = finishing.map(|at| self.finishing.swap_remove(at).1);
+        if self.phase == ServerPhase::Dying {
+            return Ok(());
+        }
+        self.counts.verbs[job.verb.kind()] += 1;
+        self.counts.refused += u64::from(outcome.is_err());
+        self.look()?;
+        self.model.is_over(job.id)?;
+        if let Some(one) = job.about.map(|at| &mut self.model.snapshots[at]) {
+            match (&job.verb, &outcome) {
+                (ServerVerb::Discard { .. }, Ok(_)) => one.fate = SnapshotFate::Gone,
+                (ServerVerb::Merge { name }, Ok(_)) if one.fate != SnapshotFate::Merged => {
+                    let store = last_component(&one.store.display().to_string()).to_owned();
+                    return Err(format!("{name} is merged, and nobody has seen {store} in its origin"));
+                }
+                // Another verb has removed it meanwhile, for good.
+                (ServerVerb::Discard { .. }, Err(error)) if error.error.errno == ENXIO => {}
+                (_, Err(_)) => {
+                    one.removals.retain(|id| *id != job.id);
+                    one.merges.retain(|id| *id != job.id);
+                }
+                _ => {}
+            }
+        }
+        match outcome {
+            Ok(VerbReply::Merging(end)) => self.merges.push(end),
+            Ok(VerbReply::Applied(failed)) if job.verb.kind() == 0 => {
+                self.counts.refused_at_start += failed.len() as u64;
+            }
+            Err(_) => self.merges.extend(finishing),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Merges that are over come to their end.
+    fn see_to_merges(&mut self) {
+        let Some(server) = &mut self.server else { return };
+        if let Some(waiting) = server.merges.as_mut().filter(|waiting| waiting.is_woken())
+            && let std::task::Poll::Ready(end) = waiting.poll()
+        {
+            self.counts.merges_went_on += 1;
+            self.merges.push(end);
+            let registry = server.registry.clone();
+            server.merges = Some(WakeableFuture::new(async move { registry.next_merge().await }));
+        }
+        if self.phase != ServerPhase::Serving || self.merges.is_empty() || !self.work.one_in(16) {
+            return;
+        }
+        let at = self.work.below(self.merges.len() as u64) as usize;
+        match snapshot::merge_end(&server.registry, &self.merges[at]) {
+            None | Some(SnapshotState::MergeFailed) => {}
+            Some(SnapshotState::Merged) => {
+                let end = self.merges.swap_remove(at);
+                self.ids += 1;
+                self.machine.say(format!("{}: the merge of {} is over", self.ids, end.name()));
+                self.finishing.push((self.ids, end.clone()));
+                self.model.under_way.push(self.ids);
+                self.jobs.push(ServerVerbJob::finish(self.ids, &server.registry, end));
+            }
+            Some(_) => drop(self.merges.swap_remove(at)),
+        }
+    }
+}

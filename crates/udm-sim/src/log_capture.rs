@@ -1,0 +1,63 @@
+//! What udm logs on the thread of a world.
+
+use std::cell::RefCell;
+use std::fmt::Write;
+use std::sync::Once;
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::subscriber::{DefaultGuard, NoSubscriber, set_default, set_global_default};
+use tracing::{Event, Metadata, Subscriber};
+
+thread_local! {
+    static LINES: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Keeps the lines of this thread that one part of udm logs.
+struct LogCapture(&'static str);
+
+struct MessageVisitor(String);
+
+impl Visit for MessageVisitor {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        if field.name() == "message" {
+            let _ = write!(self.0, "{value:?}");
+        }
+    }
+}
+
+impl Subscriber for LogCapture {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.is_event() && metadata.target().starts_with(self.0)
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        let mut text = MessageVisitor(String::new());
+        event.record(&mut text);
+        LINES.with_borrow_mut(|lines| lines.push(text.0));
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+/// Keeps what `part` of udm, a crate or a module, logs on this thread, for as long as the guard
+/// lives.
+pub(crate) fn capture_log(part: &'static str) -> DefaultGuard {
+    // With one subscriber alone, a thread without any decides for all that a place is not heard:
+    // tracing-core asks that thread's own default then.
+    static SECOND: Once = Once::new();
+    SECOND.call_once(|| drop(set_global_default(NoSubscriber::new())));
+    take();
+    set_default(LogCapture(part))
+}
+
+/// What was logged since the last call.
+pub(crate) fn take() -> Vec<String> {
+    LINES.take()
+}

@@ -1,0 +1,171 @@
+//! What is done to the world: clients come, are moved, devices are suspended, paths get into
+//! trouble.
+
+use super::client::{ClientBehavior, SimNbdClient};
+use super::handshake::ClientHandshake;
+use super::world::{NbdServerWorld, wake};
+use crate::environment::{PathMode, lock};
+use crate::model::Violation;
+use crate::plan::Disturbance;
+use std::sync::atomic::Ordering;
+use udm_core::Nanos;
+
+impl NbdServerWorld {
+    /// Now and then something is done.
+    pub(super) fn disturb(&mut self) {
+        let now = lock(&self.env).now;
+        let due = |all: &mut Vec<(Nanos, usize)>| {
+            let due: Vec<usize> = all.iter().filter(|(at, _)| *at <= now).map(|(_, which)| *which).collect();
+            all.retain(|(at, _)| *at > now);
+            due
+        };
+        due(&mut self.restores).into_iter().for_each(|p| self.restore(p));
+        for device in due(&mut self.resumes) {
+            self.resumes_later(device);
+        }
+        if self.resting || self.dead || self.ending || !self.control.one_in(40) {
+            return;
+        }
+        match self.control.below(24) {
+            0..8 if self.alive() < self.clients_max => drop(self.connect()),
+            8..10 if !self.plan.without.has(Disturbance::Paths) => self.trouble(now),
+            10 if !self.plan.without.has(Disturbance::Suspend) => self.suspend(now),
+            11 if !self.plan.without.has(Disturbance::Moves) => {
+                self.say("all clients are to move");
+                if let Some(server) = &self.server {
+                    server.rotate();
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// A client connects. Its number, unless the server has no room.
+    pub(super) fn connect(&mut self) -> Option<usize> {
+        let export = self.work.below(self.exports.len() as u64) as usize;
+        self.connect_to(export, false)
+    }
+
+    /// The same, to this export; `plain` when it is to be served without detours.
+    pub(super) fn connect_to(&mut self, export: usize, plain: bool) -> Option<usize> {
+        let c = &mut self.work;
+        let room =
+            if plain { 1 << 20 } else { c.pick(&[1, 100, 4096, 4096, 64 << 10, 64 << 10, 1 << 20, 1 << 20]) };
+        let cuts = !self.plan.without.has(Disturbance::Cuts);
+        let stalls = !self.plan.without.has(Disturbance::Stalls) && c.one_in(3);
+        let manner = ClientBehavior {
+            depth: self.depth,
+            pause: self.pause,
+            piece: if cuts { c.pick(&[16, 1024, 4096, 64 << 10, 1 << 20]) } else { u64::MAX },
+            sip: if cuts { c.pick(&[16, 1024, 4096, 64 << 10, 1 << 20]) } else { u64::MAX },
+            stalls: if plain || !stalls { 0 } else { 60 },
+            longest: self.longest,
+            reads: c.pick(&[20, 50, 80]),
+        };
+        let shaking = ClientHandshake::draw(c, export, plain);
+        let (link, fd) = self.net.borrow_mut().connect(room).ok()?;
+        let now = lock(&self.env).now;
+        let falls_silent = shaking.falls_silent;
+        let mut client = SimNbdClient::new(link, manner, shaking, now);
+        client.stalled = falls_silent;
+        self.counts.clients += 1;
+        self.say(format!("connection {link} to export {export}"));
+        if self.server.as_ref()?.adopt(fd).is_err() {
+            return None;
+        }
+        self.clients.push(client);
+        Some(self.clients.len() - 1)
+    }
+
+    fn trouble(&mut self, now: Nanos) {
+        let p = self.control.below(self.paths.len() as u64) as usize;
+        let mode = match self.control.below(8) {
+            0..2 if !self.plan.without.has(Disturbance::Hang) => PathMode::Hung,
+            2 if self.fails => PathMode::Silent,
+            3 if self.fails => PathMode::Down,
+            _ => PathMode::Slow(self.control.between(2, 100)),
+        };
+        let last = Nanos(self.control.between(1, 3_000) * 1_000_000);
+        if self.restores.iter().all(|(_, other)| *other != p) {
+            self.counts.troubles += 1;
+            self.say(format!("p{p} is {mode:?}"));
+            lock(&self.env).paths[p].mode = mode;
+            self.restores.push((now + last, p));
+        }
+    }
+
+    /// Path `p` is well again, and lets go of what hung. Nobody wakes for that by itself.
+    pub(super) fn restore(&mut self, p: usize) {
+        let mut env = lock(&self.env);
+        if env.paths[p].mode == PathMode::Hung {
+            // It ends well or with a timeout.
+            env.faults += 1;
+        }
+        env.paths[p].mode = PathMode::Up;
+        env.paths[p].released += 1;
+        let now = env.now;
+        self.cores.iter_mut().for_each(|core| core.wake = core.wake.min(now));
+    }
+
+    fn suspend(&mut self, now: Nanos) {
+        let device = self.control.below(self.devices.len() as u64) as usize;
+        let noflush = self.control.one_in(2);
+        let slot = &mut self.devices[device];
+        if slot.change.is_some() || slot.suspended {
+            return;
+        }
+        let Some(mapped) = slot.mapped.clone() else { return };
+        let (woken, handle) = wake();
+        if let Ok(change) = mapped.suspend(noflush, handle) {
+            self.counts.suspends += 1;
+            slot.suspended = true;
+            slot.change = Some((change, woken));
+            self.say(format!("d{device} is to be suspended"));
+            self.resumes.push((now + Nanos(1 + self.control.span(100_000_000)), device));
+        }
+    }
+
+    /// A suspended device is to go on; one that is about to be suspended a little later.
+    fn resumes_later(&mut self, device: usize) {
+        if self.devices[device].change.is_some() {
+            let later = lock(&self.env).now + Nanos(1_000_000);
+            self.resumes.push((later, device));
+        } else if self.devices[device].suspended
+            && let Err(wrong) = self.resume(device)
+        {
+            lock(&self.env).violate(|| wrong);
+        }
+    }
+
+    /// Begins to resume `device`.
+    pub(super) fn resume(&mut self, device: usize) -> Result<(), Violation> {
+        let slot = &mut self.devices[device];
+        let Some(mapped) = slot.mapped.clone() else { return Ok(()) };
+        let (woken, handle) = wake();
+        let change = mapped.resume(handle).map_err(|e| format!("d{device} can't be resumed: {e}"))?;
+        slot.change = Some((change, woken));
+        slot.suspended = false;
+        self.say(format!("d{device} is to be resumed"));
+        Ok(())
+    }
+
+    /// A change of `device` goes on.
+    pub(super) fn go_on_changing(&mut self, device: usize) -> Result<(), Violation> {
+        self.set_turn(None);
+        let Some((change, woken)) = &mut self.devices[device].change else { return Ok(()) };
+        woken.store(false, Ordering::Relaxed);
+        match change.step(&*self.cluster) {
+            None => Ok(()),
+            Some(outcome) => {
+                self.devices[device].change = None;
+                self.say(format!("d{device} has changed"));
+                outcome.map_err(|e| format!("a change of d{device} failed: {e}"))
+            }
+        }
+    }
+
+    /// Devices that change.
+    pub(super) fn changing(&self) -> usize {
+        self.devices.iter().filter(|device| device.change.is_some()).count()
+    }
+}

@@ -1,0 +1,227 @@
+//! The handshake of a simulated client: a drawn list of options, sent one by one or all at once.
+
+use super::client::{ClientContext, NegotiatedExport};
+use crate::model::Violation;
+use crate::rng::SimRng;
+use std::collections::VecDeque;
+use udm_wire::nbd::{
+    CONTEXT_ALLOCATION, ClientFlags, ClientOption, EXPORT_NAME_ZEROES, ExportFlags, ExportNameReply,
+    GREETING_SIZE, Greeting, Info, InfoRequest, MetaRequest, OPTION_REPLY_HEADER_SIZE, OptionReply,
+    OptionReplyHeader, encode_client_flags,
+};
+
+/// What a step led to.
+pub(super) enum HandshakeStep {
+    /// More must come.
+    Waits,
+    /// Requests may be sent.
+    Begins(NegotiatedExport),
+    /// The client has what it wanted, and goes.
+    Over,
+}
+
+/// See the module's documentation.
+pub(super) struct ClientHandshake {
+    /// Options that were not sent.
+    script: VecDeque<ClientOption>,
+    /// Those that were not answered.
+    waiting: VecDeque<ClientOption>,
+    greeted: bool,
+    no_zeroes: bool,
+    /// All options at once.
+    hasty: bool,
+    export: usize,
+    structured: bool,
+    context: Option<u32>,
+    /// What the answer under way has said of the export.
+    told: Option<(u64, ExportFlags)>,
+    /// It stops after so many bytes of what it has to say.
+    pub(super) falls_silent: bool,
+}
+
+/// The name of export `nth`.
+pub(super) fn export_name(nth: usize) -> String {
+    format!("e{nth}")
+}
+
+impl ClientHandshake {
+    /// Draws one for export `export`; `plain` when it is to get through without detours.
+    pub(super) fn draw(c: &mut SimRng, export: usize, plain: bool) -> ClientHandshake {
+        let name = export_name(export);
+        let info = |name: &str, c: &mut SimRng| InfoRequest {
+            name: name.into(),
+            infos: if c.one_in(2) { vec![3, 1] } else { Vec::new() },
+        };
+        let meta = |query: &str| MetaRequest { name: name.clone(), queries: vec![query.into()] };
+        let mut script = VecDeque::new();
+        if !plain && c.one_in(4) {
+            script.push_back(ClientOption::List);
+        }
+        if !plain && c.one_in(6) {
+            script.push_back(ClientOption::Info(info(&name, c)));
+        }
+        if !plain && c.one_in(8) {
+            script.push_back(ClientOption::Unknown { option: 77, data: vec![1; c.below(300) as usize] });
+        }
+        if !plain && c.one_in(8) {
+            script.push_back(ClientOption::Go(info("nobody has this", c)));
+        }
+        if c.below(3) > 0 {
+            script.push_back(ClientOption::StructuredReply);
+            if c.one_in(2) {
+                script.push_back(ClientOption::SetMetaContext(meta(CONTEXT_ALLOCATION)));
+            }
+        }
+        if !plain && c.one_in(10) {
+            script.push_back(ClientOption::ListMetaContext(meta("base:")));
+        }
+        script.push_back(match c.below(12) {
+            0 if !plain => ClientOption::Abort,
+            1..4 => ClientOption::ExportName(name),
+            _ => ClientOption::Go(info(&name, c)),
+        });
+        ClientHandshake {
+            script,
+            waiting: VecDeque::new(),
+            greeted: false,
+            no_zeroes: c.one_in(2),
+            hasty: c.one_in(3),
+            export,
+            structured: false,
+            context: None,
+            told: None,
+            falls_silent: !plain && c.one_in(40),
+        }
+    }
+
+    /// Takes what is whole off the input, and sends the next options.
+    pub(super) fn step(
+        &mut self,
+        input: &mut Vec<u8>,
+        out: &mut Vec<u8>,
+        around: &mut ClientContext<'_>,
+    ) -> Result<HandshakeStep, Violation> {
+        if !self.greeted {
+            let Some(greeting) = input.first_chunk::<GREETING_SIZE>() else {
+                return Ok(HandshakeStep::Waits);
+            };
+            Greeting::decode(greeting).map_err(|e| e.to_string())?;
+            input.drain(..GREETING_SIZE);
+            self.greeted = true;
+            let no_zeroes = if self.no_zeroes { ClientFlags::NO_ZEROES } else { ClientFlags::empty() };
+            out.extend_from_slice(&encode_client_flags(ClientFlags::FIXED_NEWSTYLE | no_zeroes));
+        }
+        while !self.falls_silent
+            && (self.hasty || self.waiting.is_empty())
+            && let Some(option) = self.script.pop_front()
+        {
+            option.encode(out);
+            self.waiting.push_back(option);
+        }
+        let Some(option) = self.waiting.front().cloned() else { return Ok(HandshakeStep::Waits) };
+        match option {
+            ClientOption::ExportName(_) => Ok(self.named(input, around)),
+            option => self.replied(&option, input, around),
+        }
+    }
+
+    /// The answer to `EXPORT_NAME`, when it is whole.
+    fn named(&mut self, input: &mut Vec<u8>, around: &ClientContext<'_>) -> HandshakeStep {
+        let zeroes = if self.no_zeroes { 0 } else { EXPORT_NAME_ZEROES };
+        if input.len() < ExportNameReply::SIZE + zeroes {
+            return HandshakeStep::Waits;
+        }
+        let bytes = input.first_chunk().expect("so many bytes are there");
+        let ExportNameReply { size, flags } = ExportNameReply::decode(bytes);
+        input.drain(..ExportNameReply::SIZE + zeroes);
+        self.told = Some((size, flags));
+        HandshakeStep::Begins(self.agreed(around))
+    }
+
+    fn agreed(&self, around: &ClientContext<'_>) -> NegotiatedExport {
+        let (device, _) = around.exports[self.export];
+        let flags = self.told.map_or(ExportFlags::empty(), |(_, flags)| flags);
+        NegotiatedExport { device, flags, structured: self.structured, context: self.context }
+    }
+
+    /// One reply to `option`, when it is whole.
+    fn replied(
+        &mut self,
+        option: &ClientOption,
+        input: &mut Vec<u8>,
+        around: &mut ClientContext<'_>,
+    ) -> Result<HandshakeStep, Violation> {
+        let Some(head) = input.first_chunk::<OPTION_REPLY_HEADER_SIZE>() else {
+            return Ok(HandshakeStep::Waits);
+        };
+        let head = OptionReplyHeader::decode(head).map_err(|e| e.to_string())?;
+        if head.option != option.number() {
+            return Err(format!("an answer to option {}, where {} waits", head.option, option.number()));
+        }
+        let end = OPTION_REPLY_HEADER_SIZE + head.len as usize;
+        let Some(data) = input.get(OPTION_REPLY_HEADER_SIZE..end) else { return Ok(HandshakeStep::Waits) };
+        let reply = OptionReply::decode(head.reply, data).map_err(|e| e.to_string())?;
+        input.drain(..end);
+        match (option, reply) {
+            (_, OptionReply::Info(Info::Export { size, flags })) => {
+                self.told = Some((size, flags));
+                self.check(around)?;
+            }
+            (ClientOption::SetMetaContext(_), OptionReply::MetaContext { id, name }) => {
+                if name != CONTEXT_ALLOCATION {
+                    return Err(format!("a context {name:?}, which was not asked for"));
+                }
+                self.context = Some(id);
+            }
+            (_, OptionReply::Info(_) | OptionReply::Server { .. } | OptionReply::MetaContext { .. }) => {}
+            (_, OptionReply::Ack) => {
+                self.waiting.pop_front();
+                match option {
+                    ClientOption::StructuredReply => self.structured = true,
+                    ClientOption::Abort => return Ok(HandshakeStep::Over),
+                    ClientOption::Go(_) => {
+                        self.check(around)?;
+                        return Ok(HandshakeStep::Begins(self.agreed(around)));
+                    }
+                    _ => {}
+                }
+            }
+            (option, OptionReply::Error { error, text }) => {
+                self.waiting.pop_front();
+                let its_own = format!("{option:?}").contains(&export_name(self.export));
+                match option {
+                    ClientOption::Unknown { .. } => {}
+                    ClientOption::Go(request) if request.name != export_name(self.export) => {}
+                    ClientOption::ListMetaContext(_) | ClientOption::SetMetaContext(_)
+                        if !self.structured => {}
+                    // There was no room, or no lane.
+                    ClientOption::Go(_) if around.net.links.iter().any(|link| link.faulty) => {
+                        return Ok(HandshakeStep::Over);
+                    }
+                    _ => {
+                        return Err(format!(
+                            "{} of its own export ({its_own}) was refused with {error:#x}: {text}",
+                            option.number()
+                        ));
+                    }
+                }
+            }
+            (option, other) => return Err(format!("{other:?} in answer to option {}", option.number())),
+        }
+        Ok(HandshakeStep::Waits)
+    }
+
+    /// What was said of the export is so.
+    fn check(&self, around: &ClientContext<'_>) -> Result<(), Violation> {
+        let (device, read_only) = around.exports[self.export];
+        let disk = &around.model.disks[device];
+        let Some((size, flags)) = self.told else { return Err("an export without a size".into()) };
+        if size != disk.size || flags.contains(ExportFlags::READ_ONLY) != read_only {
+            return Err(format!("an export of {size} bytes with {flags:?}, where {} are", disk.size));
+        }
+        if flags.contains(ExportFlags::SEND_TRIM) != disk.discards {
+            return Err(format!("an export with {flags:?}, and discards are {}", disk.discards));
+        }
+        Ok(())
+    }
+}

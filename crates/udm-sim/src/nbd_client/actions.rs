@@ -1,0 +1,295 @@
+//! What is done to the world: servers get into trouble and out of it, paths are reinstated, the
+//! power fails.
+
+use super::conn::ServerConn;
+use super::servers::{ServerBehavior, ServerMode, SimServer};
+use super::shared::{FrontEndPhase, lock};
+use super::world::{FenceCommand, NbdClientWorld, ServerPathResolver, lock_mutex};
+use crate::model::Violation;
+use crate::plan::Disturbance;
+use udm_core::{CoreId, Nanos, errno};
+use udm_wire::uri::Fence;
+
+/// What is stopped for less has no reason to stop by itself.
+const SHORT: Nanos = Nanos(1_000_000_000);
+
+impl NbdClientWorld {
+    /// Now and then something is done.
+    pub(super) fn disturb(&mut self) -> Result<(), Violation> {
+        for server in 0..self.servers.len() {
+            if self.servers[server].mode != ServerMode::Up && self.servers[server].until <= self.now {
+                self.restore(server);
+            }
+        }
+        let phase = lock(&self.shared).phase;
+        if phase != FrontEndPhase::Work || self.calm {
+            return Ok(());
+        }
+        for server in 0..self.servers.len() {
+            let SimServer { mode, again: (trouble, at), .. } = self.servers[server];
+            if mode == ServerMode::Up && at <= self.now {
+                self.counts.flaps += 1;
+                self.trouble(server, trouble);
+            }
+        }
+        if !self.control.one_in(self.rough) {
+            return Ok(());
+        }
+        let without = self.plan.without;
+        let server = self.control.below(self.servers.len() as u64) as usize;
+        match self.control.below(16) {
+            0..2 if !without.has(Disturbance::Stalls) => self.trouble(server, ServerMode::Stopped),
+            2..4 if !without.has(Disturbance::Stalls) => self.trouble(server, ServerMode::Hole),
+            4 if !without.has(Disturbance::Paths) => self.trouble(server, ServerMode::Refuses),
+            5 if !without.has(Disturbance::Paths) => self.trouble(server, ServerMode::Mute),
+            6 if !without.has(Disturbance::Limits) => self.trouble(server, ServerMode::Other),
+            7..9 if !without.has(Disturbance::Paths) => {
+                self.kill(server);
+                let mode = self.control.pick(&[
+                    ServerMode::Up,
+                    ServerMode::Refuses,
+                    ServerMode::Mute,
+                    ServerMode::Hole,
+                ]);
+                self.trouble(server, mode);
+            }
+            9..15 if !without.has(Disturbance::Messages) => {
+                let device = self.control.below(self.devices.len() as u64) as usize;
+                let all = self.control.one_in(8);
+                self.reinstate(device, all)?;
+            }
+            15 if !without.has(Disturbance::Crash) && self.control.one_in(self.spared) => {
+                let export = self.servers[server].export;
+                self.power_cut(export);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Server `server` is in trouble for a while.
+    fn trouble(&mut self, server: usize, mode: ServerMode) {
+        let without = self.plan.without;
+        let of = &mut self.servers[server];
+        if of.mode != ServerMode::Up || mode == ServerMode::Up {
+            return;
+        }
+        of.mode = mode;
+        of.since = self.now;
+        let flaps = match (of.flaps, without.has(Disturbance::Paths)) {
+            (0, false) if self.control.one_in(4) => self.control.between(1, 8),
+            (left, _) => left.saturating_sub(1),
+        };
+        of.flaps = flaps;
+        of.again = (mode, Nanos::NEVER);
+        let most = if flaps > 0 { 500 } else { self.control.pick(&[500, 3_000, 30_000]) };
+        of.until = self.now + Nanos(self.control.between(1, most) * 1_000_000);
+        of.other = (mode == ServerMode::Other).then(|| self.says[of.export].other(&mut self.control));
+        let counted = match mode {
+            ServerMode::Up => return,
+            ServerMode::Stopped => &mut self.counts.stopped,
+            ServerMode::Hole => &mut self.counts.holes,
+            ServerMode::Refuses => &mut self.counts.deaf,
+            ServerMode::Mute => &mut self.counts.mute,
+            ServerMode::Other => &mut self.counts.others,
+        };
+        *counted += 1;
+        let export = of.export;
+        let mut shared = lock(&self.shared);
+        shared.model.exports[export].trouble(self.now);
+        shared.say(format!("n{server} is {mode:?}"));
+    }
+
+    /// Server `server` is well again.
+    pub(super) fn restore(&mut self, server: usize) {
+        let of = &mut self.servers[server];
+        let was = std::mem::replace(&mut of.mode, ServerMode::Up);
+        (of.other, of.until) = (None, Nanos(0));
+        if of.flaps > 0 && !self.calm {
+            of.again.1 = self.now + Nanos(self.control.between(1, 1_000) * 1_000_000);
+        }
+        let (export, long) = (of.export, self.now.since(of.since) > SHORT);
+        let now = self.now;
+        let mut shared = lock(&self.shared);
+        shared.model.exports[export].trouble(now);
+        shared.say(format!("n{server} was {was:?} and is well"));
+        drop(shared);
+        // Where it is trusted to stop by itself in time, it has.
+        if matches!(self.silence.fence, Fence::Wait(_))
+            && matches!(was, ServerMode::Stopped | ServerMode::Hole)
+            && long
+        {
+            self.kill(server);
+        }
+        for conn in self.conns.iter_mut().filter(|conn| conn.server == server) {
+            conn.next = conn.next.min(now);
+        }
+    }
+
+    /// Ends the commands that fence servers: some fail, the others have killed whoever was there.
+    pub(super) fn run_fences(&mut self) {
+        let due: Vec<FenceCommand> = {
+            let mut fences = lock_mutex(&self.fences);
+            let (due, later) = std::mem::take(&mut *fences).into_iter().partition(|f| f.due <= self.now);
+            *fences = later;
+            due
+        };
+        for FenceCommand { server, then, .. } in due {
+            let fails = !self.calm && self.control.one_in(4);
+            if !fails {
+                self.kill(server);
+                self.counts.fenced += 1;
+            }
+            self.set_turn(None);
+            then(if fails { Err("the command has failed".into()) } else { Ok(()) });
+        }
+    }
+
+    /// Kills the servers that writes wait for of which nothing else would prove anything. True when
+    /// there was one.
+    pub(super) fn kill_unproved(&mut self) -> bool {
+        let waits = |path: &std::sync::Arc<dyn udm_core::Device>| path.waits().is_some();
+        let all: Vec<usize> = (0..self.paths.len()).filter(|&s| waits(&self.paths[s])).collect();
+        let any = all.iter().any(|&s| self.conns.iter().any(|conn| conn.server == s && !conn.is_over()));
+        all.into_iter().for_each(|server| self.kill(server));
+        any
+    }
+
+    /// Server `server` is killed, with all its connections.
+    fn kill(&mut self, server: usize) {
+        self.counts.killed += 1;
+        self.say(format!("n{server} is killed"));
+        let export = self.servers[server].export;
+        lock(&self.shared).model.exports[export].trouble(self.now);
+        let mut net = self.net.borrow_mut();
+        for conn in self.conns.iter_mut().filter(|conn| conn.server == server && !conn.is_over()) {
+            // Its system says so, or closes what was all read.
+            let reset = self.control.one_in(2);
+            conn.end(&mut net, reset);
+        }
+        self.conns.retain(|conn| !conn.is_over());
+    }
+
+    /// The power of an export is cut: its servers are killed, and what was in the cache is lost.
+    fn power_cut(&mut self, export: usize) {
+        self.counts.crashes += 1;
+        for server in 0..self.servers.len() {
+            if self.servers[server].export == export {
+                self.kill(server);
+            }
+        }
+        self.disks[export].crash(&mut self.control);
+        let mut shared = lock(&self.shared);
+        shared.say(format!("the power of d{export} fails"));
+        shared.model.exports[export].crash(self.step);
+    }
+
+    /// Reinstates the failed paths of `device` by message, all or those whose server is well,
+    /// unless udm does that itself.
+    pub(super) fn reinstate(&mut self, device: usize, all: bool) -> Result<bool, Violation> {
+        let Some(mapped) = self.devices[device].mapped.clone() else { return Ok(false) };
+        let Some(table) = mapped.live() else { return Ok(false) };
+        let before = self.counts.messages;
+        let reports = table.targets()[0].target.path_reports();
+        for report in reports.iter().filter(|report| report.failed) {
+            self.counts.failures += 1;
+            let well = self.servers[report.number.minor as usize].mode == ServerMode::Up;
+            if self.devices[device].checks || !(well || all) {
+                continue;
+            }
+            self.set_turn(None);
+            let words = ["reinstate_path".to_owned(), report.name.clone()];
+            let mut names = ServerPathResolver(self.paths.clone());
+            mapped
+                .message(0, &words, &mut names, &*self.cluster)
+                .map_err(|e| format!("d{device}: reinstate_path {}: {e}", report.name))?;
+            self.say(format!("d{device}: {} is reinstated", report.name));
+            self.counts.messages += 1;
+            // That ends the wait before the next connection.
+            self.shaken[report.number.minor as usize] = self.now;
+        }
+        Ok(self.counts.messages > before)
+    }
+
+    /// The same for all devices and paths. True when there was one.
+    pub(super) fn reinstate_all(&mut self) -> Result<bool, Violation> {
+        let mut any = false;
+        for device in 0..self.devices.len() {
+            any |= self.reinstate(device, true)?;
+        }
+        Ok(any)
+    }
+
+    /// Takes the calls whose time has come, each as its server does.
+    pub(super) fn take_calls(&mut self) {
+        let callers = std::mem::take(&mut self.callers);
+        for (link, due) in callers {
+            let net = self.net.clone();
+            let mut net = net.borrow_mut();
+            let server = net.links[link].to;
+            let (mode, export) = (self.servers[server].mode, self.servers[server].export);
+            if net.links[link].shut {
+                continue;
+            }
+            if due > self.now {
+                self.callers.push((link, due));
+                continue;
+            }
+            if mode == ServerMode::Hole {
+                self.callers.push((link, self.servers[server].until));
+                continue;
+            }
+            let lost = !self.calm && net.fails > 0 && self.chance.one_in(20);
+            if mode == ServerMode::Refuses || lost {
+                let error = if lost { errno::EHOSTUNREACH } else { errno::ECONNREFUSED };
+                net.links[link].connected = Some(-error);
+                self.counts.refusals += 1;
+                lock(&self.shared).model.exports[export].trouble(self.now);
+                continue;
+            }
+            net.links[link].connected = Some(0);
+            net.links[link].room = self.chance.pick(&[1, 100, 4096, 64 << 10, 64 << 10, 1 << 20]);
+            let manner = self.manner_of(server);
+            let (says, other) = match &self.servers[server].other {
+                Some(other) => (other.clone(), true),
+                None => (self.says[export].clone(), false),
+            };
+            let mut conn = ServerConn::new(link, server, manner, (says, other), self.now);
+            if !self.calm && !self.plan.without.has(Disturbance::Nonsense) && self.chance.one_in(40) {
+                conn.greets_badly();
+                self.counts.lies += 1;
+                lock(&self.shared).model.exports[export].trouble(self.now);
+            }
+            self.conns.push(conn);
+        }
+    }
+
+    /// How `server` treats its next connection.
+    fn manner_of(&mut self, server: usize) -> ServerBehavior {
+        let (without, calm) = (self.plan.without, self.calm);
+        let c = &mut self.chance;
+        let mut often = |class, all: &[u64]| if calm || without.has(class) { 0 } else { c.pick(all) };
+        ServerBehavior {
+            hangs: often(Disturbance::Hang, &[0, 0, 20, 300]),
+            errors: often(Disturbance::Errors, &[0, 0, 30, 300]),
+            early: often(Disturbance::Errors, &[0, 0, 4, 60, 600]),
+            lies: often(Disturbance::Nonsense, &[0, 0, 50, 500]),
+            closes: often(Disturbance::Lost, &[0, 0, 50, 500]),
+            piece: match without.has(Disturbance::Cuts) {
+                true => u64::MAX,
+                false => c.pick(&[16, 1024, 64 << 10, 64 << 10, 1 << 20]),
+            },
+            latency: self.servers[server].latency,
+            mute: self.servers[server].mode == ServerMode::Mute,
+        }
+    }
+
+    /// Tells the front ends that they have something else to do.
+    pub(super) fn set_phase(&mut self, phase: FrontEndPhase) {
+        self.set_turn(None);
+        lock(&self.shared).phase = phase;
+        for core in 0..self.cores.len() {
+            self.cluster.post_letter(CoreId(core as u16), self.topic, Box::new(()));
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! The front end of a core: it asks for whatever its devices have, and looks at what comes back.
+
+use super::shared::{FrontEndPhase, SharedState, SharedStateRef, lock};
+use crate::plan::{Disturbance, ExcludedDisturbances};
+use crate::trace::{EventKind, op_bits, range};
+use std::any::Any;
+use std::sync::Arc;
+use udm_core::{
+    Batch, Bio, BioFlags, BufPool, Device, DeviceId, DeviceSlot, Nanos, Op, Sector, Sectors, Segments,
+};
+use udm_runtime::{FrontCx, FrontEnd};
+
+/// The longest request in sectors: stamps have ten bits for the sector.
+const LONGEST: u64 = 1000;
+
+/// Reads under way on a device while all is read back.
+const CHECKS: usize = 4;
+
+/// How a front end asks.
+#[derive(Clone, Copy)]
+pub(super) struct LoadProfile {
+    /// Requests under way on a device, at the most.
+    pub(super) depth: usize,
+    /// Between two bursts, in ns.
+    pub(super) pause: u64,
+    /// Of 100 requests that read or write, so many read.
+    pub(super) reads: u64,
+    /// Of 100 requests, so many flush.
+    pub(super) flushes: u64,
+    /// One write in so many asks for a flush before it.
+    pub(super) preflushes: u64,
+    /// One request in so many may be as long as any.
+    pub(super) longs: u64,
+    /// Bytes of memory that it keeps.
+    pub(super) keep: usize,
+    pub(super) without: ExcludedDisturbances,
+}
+
+/// See the module's documentation.
+pub(super) struct SimFrontEnd {
+    shared: SharedStateRef,
+    manner: LoadProfile,
+    devices: Vec<Arc<dyn Device>>,
+    slots: Vec<DeviceSlot>,
+    /// Requests under way, a device each.
+    under_way: Vec<usize>,
+    /// Where the world writes to.
+    topic: DeviceId,
+    next: Nanos,
+    bufs: BufPool,
+    bios: Batch,
+    is_closed: bool,
+}
+
+impl SimFrontEnd {
+    pub(super) fn new(
+        shared: SharedStateRef,
+        manner: LoadProfile,
+        devices: Vec<Arc<dyn Device>>,
+        topic: DeviceId,
+    ) -> SimFrontEnd {
+        SimFrontEnd {
+            shared,
+            manner,
+            under_way: vec![0; devices.len()],
+            devices,
+            slots: Vec::new(),
+            topic,
+            next: Nanos(0),
+            bufs: BufPool::new(manner.keep),
+            bios: Batch::new(),
+            is_closed: false,
+        }
+    }
+
+    fn open(&mut self, cx: &mut FrontCx<'_, '_>) {
+        cx.listen(self.topic);
+        for device in &self.devices[self.slots.len()..] {
+            match cx.open(device) {
+                Ok(slot) => self.slots.push(slot),
+                Err(e) => {
+                    let wrong = format!("a device can't be opened: {e}");
+                    lock(&self.shared).wrong.get_or_insert(wrong);
+                }
+            }
+        }
+    }
+
+    fn go_on(&mut self, cx: &mut FrontCx<'_, '_>) {
+        if self.is_closed {
+            return;
+        }
+        self.open(cx);
+        let (shared, now) = (self.shared.clone(), cx.now());
+        let mut shared = lock(&shared);
+        match shared.phase {
+            FrontEndPhase::Work if self.next <= now => {
+                for device in 0..self.slots.len() {
+                    let room = self.manner.depth.saturating_sub(self.under_way[device]) as u64;
+                    for _ in 0..(1 + shared.work.below(8)).min(room) {
+                        let bio = self.draw(device, &mut shared);
+                        self.send(device, bio, &mut shared, cx);
+                    }
+                }
+                self.next = now + Nanos(1 + shared.work.span(self.manner.pause));
+                cx.wake_at(self.next);
+            }
+            FrontEndPhase::Work => cx.wake_at(self.next),
+            FrontEndPhase::Rest => cx.wake_at(Nanos::NEVER),
+            FrontEndPhase::Check => {
+                for device in 0..self.slots.len() {
+                    while self.under_way[device] < CHECKS
+                        && let Some((sector, len)) = shared.model.next_readback(device)
+                    {
+                        let bio = self.make(Op::Read, BioFlags::empty(), sector, len, &mut shared);
+                        self.send(device, bio, &mut shared, cx);
+                    }
+                }
+            }
+            FrontEndPhase::Close => {
+                cx.wake_at(Nanos::NEVER);
+                if self.under_way.iter().all(|n| *n == 0) {
+                    self.slots.drain(..).for_each(|slot| cx.close(slot));
+                    self.is_closed = true;
+                    shared.closed += 1;
+                }
+            }
+        }
+    }
+
+    fn send(&mut self, device: usize, mut bio: Box<Bio>, shared: &mut SharedState, cx: &mut FrontCx<'_, '_>) {
+        let id = shared.model.begin(device, &mut bio, shared.step, cx.now());
+        let (core, now) = (cx.core().0, cx.now());
+        let span = range(bio.sector.0 & 0xff_ffff_ffff, bio.sectors.0);
+        let bits = op_bits(bio.op, bio.flags.bits());
+        shared.trace.add(now, core, EventKind::Submit, [id, device as u64, bits, span]);
+        self.under_way[device] += 1;
+        cx.submit(self.slots[device], bio);
+    }
+
+    fn draw(&mut self, device: usize, shared: &mut SharedState) -> Box<Bio> {
+        let limits = shared.model.exports[device].limits;
+        let without = self.manner.without;
+        let c = &mut shared.work;
+        let LoadProfile { reads, flushes, preflushes, longs, .. } = self.manner;
+        let read = c.below(100) < reads;
+        let op = match c.below(100) {
+            n if n < flushes && !without.has(Disturbance::Flush) => Op::Flush,
+            6..10 if !without.has(Disturbance::Trim) && limits.max_discard.0 > 0 => Op::Discard,
+            10..15 if !without.has(Disturbance::Trim) && limits.max_write_zeroes.0 > 0 => Op::WriteZeroes,
+            _ if read => Op::Read,
+            _ => Op::Write,
+        };
+        if op == Op::Flush {
+            return self.make(op, BioFlags::empty(), 0, 0, shared);
+        }
+        let mut flags = BioFlags::empty();
+        if op != Op::Read && !without.has(Disturbance::Flush) {
+            flags.set(BioFlags::FUA, limits.fua && c.one_in(10));
+            flags.set(BioFlags::PREFLUSH, op == Op::Write && limits.write_cache && c.one_in(preflushes));
+        }
+        flags.set(BioFlags::NOUNMAP, op == Op::WriteZeroes && c.one_in(3));
+        let long = c.one_in(longs) && !without.has(Disturbance::Long);
+        let most = match c.below(64) {
+            _ if long => LONGEST,
+            0..5 => 64,
+            5..24 => 1,
+            _ => 8,
+        };
+        let block = u64::from(limits.logical_block) / udm_core::SECTOR_SIZE;
+        let most = most.min(limits.max_for(op).0).min(limits.size.0);
+        let len = c.between(1, most).next_multiple_of(block).min(limits.max_for(op).0).min(limits.size.0);
+        let room = limits.size.0 - len;
+        let near = if c.one_in(4) { room } else { room.min(48) };
+        let mut sector = c.below(near + 1) / block * block;
+        if !without.has(Disturbance::Wild) && c.one_in(200) {
+            sector = if c.one_in(2) { room + block } else { c.any() >> 16 };
+        }
+        self.make(op, flags, sector, len, shared)
+    }
+
+    fn make(&mut self, op: Op, flags: BioFlags, sector: u64, len: u64, shared: &mut SharedState) -> Box<Bio> {
+        let mut bio = self.bios.pop().unwrap_or_default();
+        (bio.op, bio.flags, bio.sector, bio.sectors) = (op, flags, Sector(sector), Sectors(len));
+        if op.has_data() {
+            let bytes = Sectors(len).bytes() as usize;
+            let pieces = !self.manner.without.has(Disturbance::Pieces) && shared.work.one_in(16);
+            let cut = if pieces { shared.work.below(bytes as u64) as usize } else { 0 };
+            bio.data = Segments::from(self.bufs.get(bytes - cut));
+            if cut > 0 {
+                bio.data.push(self.bufs.get(cut));
+            }
+        }
+        bio
+    }
+}
+
+impl FrontEnd for SimFrontEnd {
+    fn gather(&mut self, cx: &mut FrontCx<'_, '_>) {
+        self.go_on(cx);
+    }
+
+    fn complete(&mut self, done: &mut Batch, cx: &mut FrontCx<'_, '_>) {
+        for mut bio in done.drain(..) {
+            let mut shared = lock(&self.shared);
+            let (core, now, step) = (cx.core().0, cx.now(), shared.step);
+            shared.trace.add(now, core, EventKind::Done, [bio.cookie, bio.status as u64, 0, 0]);
+            let quiet = shared.phase == FrontEndPhase::Check;
+            match shared.model.end(&bio, step, quiet) {
+                Ok(device) => self.under_way[device] -= 1,
+                Err(wrong) => {
+                    shared.wrong.get_or_insert(wrong);
+                }
+            }
+            // Who is refused waits a little: a lane that backs off says no at once.
+            if !bio.status.is_ok() {
+                self.next = self.next.max(now + Nanos(shared.work.span(20_000_000)));
+            }
+            drop(shared);
+            std::mem::take(&mut bio.data).into_iter().for_each(|buf| self.bufs.put(buf));
+            self.bios.push(bio);
+        }
+        self.go_on(cx);
+    }
+
+    fn letter(&mut self, _: &(dyn Any + Send), cx: &mut FrontCx<'_, '_>) {
+        self.next = cx.now();
+        self.go_on(cx);
+    }
+
+    fn stop(&mut self, cx: &mut FrontCx<'_, '_>) {
+        self.go_on(cx);
+    }
+
+    fn is_closed(&self) -> bool {
+        self.is_closed
+    }
+}

@@ -1,0 +1,125 @@
+//! Rests, the end, and what must be so then.
+
+use super::servers::ServerMode;
+use super::shared::{FrontEndPhase, lock};
+use super::world::NbdClientWorld;
+use crate::model::Violation;
+use udm_core::Nanos;
+
+/// How long udm is left alone at a rest: longer than a handshake may take, and than trouble excuses
+/// anything.
+const ALONE: Nanos = Nanos(120_000_000_000);
+
+/// Turns that a core may take meanwhile, for each connection that is open.
+const TURNS_ALONE: u64 = 60;
+
+impl NbdClientWorld {
+    /// Takes all the steps of the plan, comes to rest now and then, and takes everything apart.
+    pub(super) fn run(&mut self) -> Result<(), Violation> {
+        while self.step < self.plan.steps {
+            self.one_step()?;
+            if self.step >= self.rest_at {
+                self.rest()?;
+                self.rest_at = self.step + 300 + self.control.span(2500);
+            }
+        }
+        self.rest()?;
+        self.end()
+    }
+
+    /// Ends all trouble and goes on until nothing is in flight; leaves udm alone for a while, and
+    /// reads everything back.
+    fn rest(&mut self) -> Result<(), Violation> {
+        self.say("a rest");
+        self.counts.rests += 1;
+        self.calm = true;
+        self.net.borrow_mut().calm = true;
+        for server in 0..self.servers.len() {
+            if self.servers[server].mode != ServerMode::Up {
+                self.restore(server);
+            }
+        }
+        let now = self.now;
+        self.callers.iter_mut().for_each(|(_, due)| *due = now);
+        self.conns.iter_mut().for_each(|conn| conn.finish_hung(now));
+        self.set_phase(FrontEndPhase::Rest);
+        self.step_until("a rest", |world| lock(&world.shared).model.in_flight() == 0)?;
+        self.check_idle()?;
+        self.reinstate_all()?;
+        lock(&self.shared).model.exports.iter_mut().for_each(|export| export.check = 0);
+        self.set_phase(FrontEndPhase::Check);
+        self.step_until("the end of a read of all", |world| {
+            let shared = lock(&world.shared);
+            let read = |export: &super::model::ExportModel| export.check == export.limits.size.0;
+            shared.model.in_flight() == 0 && shared.model.exports.iter().all(read)
+        })?;
+        self.calm = false;
+        self.net.borrow_mut().calm = false;
+        self.set_phase(FrontEndPhase::Work);
+        Ok(())
+    }
+
+    /// Cores that have nothing to do sleep, once they have given up what does not answer.
+    fn check_idle(&mut self) -> Result<(), Violation> {
+        let (from, until) = (self.turns, self.now + ALONE);
+        self.alone_until = Some(until);
+        self.step_until("nothing", |world| world.alone_until.is_none())?;
+        let (turns, lanes) = (self.turns - from, (self.servers.len() * (self.cores.len() + 1)) as u64);
+        // Where udm looks after paths, it goes on looking.
+        let looks = self.devices.iter().any(|device| device.checks);
+        if !looks && turns > TURNS_ALONE * lanes {
+            return Err(format!("{turns} turns of cores at rest, with {lanes} lanes"));
+        }
+        let asks = |&c: &usize| !looks && self.core_reason(c) != Nanos::NEVER;
+        if let Some(c) = (0..self.cores.len()).find(asks) {
+            let wake = self.core_reason(c).0;
+            return Err(format!("core {c} asks to be woken at {wake} ns, with nothing to do"));
+        }
+        self.now = self.now.max(until);
+        let net = self.net.borrow();
+        for conn in self.conns.iter().filter(|conn| conn.lied && !conn.is_over()) {
+            let link = &net.links[conn.link];
+            if !(link.shut || link.half_shut || link.broken) {
+                return Err(format!("connection {} goes on, though its server has lied", conn.link));
+            }
+        }
+        Ok(())
+    }
+
+    /// Everything is closed, and nothing is left.
+    fn end(&mut self) -> Result<(), Violation> {
+        self.calm = true;
+        self.net.borrow_mut().calm = true;
+        self.set_phase(FrontEndPhase::Rest);
+        self.step_until("a rest", |world| lock(&world.shared).model.in_flight() == 0)?;
+        self.set_phase(FrontEndPhase::Close);
+        self.step_until("the end of the front ends", |world| {
+            lock(&world.shared).closed == world.cores.len()
+        })?;
+        // Tasks of targets end with them.
+        self.devices.clear();
+        self.paths.clear();
+        self.step_until("the end of tasks", |world| {
+            (0..world.cores.len()).all(|c| world.core_reason(c) == Nanos::NEVER)
+        })?;
+        self.cluster.end();
+        self.cluster.stop(Nanos(60_000_000_000));
+        self.step_until("the end of the cores", |world| world.cores.iter().all(|core| core.over))?;
+        self.counts.called_off = self.cores.iter().map(|core| core.outside.borrow().called_off).sum();
+        // What was called off, or is a farewell, ends by itself.
+        self.step_until("the end of the last operation", |world| {
+            world.cores.iter().all(|core| core.outside.borrow().under_way() == 0)
+        })?;
+        self.cores.clear();
+        let live = udm_buf::counted::live() - self.base;
+        if live != 0 {
+            return Err(format!("all is closed, and {live} bytes of memory are not given back"));
+        }
+        let mut net = self.net.borrow_mut();
+        net.look();
+        match net.links.iter().position(|link| !link.shut) {
+            Some(link) => Err(format!("all is closed, and connection {link} is open")),
+            None => Ok(()),
+        }
+    }
+}

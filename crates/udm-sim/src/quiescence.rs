@@ -1,0 +1,413 @@
+//! Bringing the world to rest, looking at it while it is, and switching it off.
+
+use crate::control::PATHS;
+use crate::device::ModelledDevice;
+use crate::disk::SimDisk;
+use crate::environment::{Env, PathCounters, PathMode, PathState, lock};
+use crate::model::Violation;
+use crate::plan::Disturbance;
+use crate::tables::{PathSelector, TableSpec};
+use crate::tasks::RunningTask;
+use crate::turn::MachineWorld as _;
+use crate::world::TargetWorld;
+use udm_core::{Busy, Nanos, Op};
+use udm_wire::multipath_conf::Failback;
+
+/// How long the world may take to come to rest, in simulated time and in steps. The longest that
+/// anything waits for is a silent path with its patience, a few times over.
+const REST_MAX: Nanos = Nanos::from_millis(300_000);
+const REST_STEPS_MAX: u64 = 2_000_000;
+/// When checks are brought into step, and how late they are for it.
+const REST_LATE: Nanos = Nanos::from_millis(200_000);
+const LATE: Nanos = Nanos::from_millis(1_000);
+
+impl TargetWorld {
+    /// Lets everything finish and looks at what is left; sometimes removes all devices and makes
+    /// them again.
+    ///
+    /// # Errors
+    /// What is wrong: a request that waits for ever, a counter that is off, a device that can't be
+    /// removed.
+    pub fn rest(&mut self) -> Result<(), Violation> {
+        lock(&self.machine.env).say("all come to rest");
+        self.quiesce()?;
+        self.machine.check_goes_idle()?;
+        self.check_events()?;
+        self.inspect()?;
+        self.look_at_log()?;
+        self.machine.totals.rests += 1;
+        if !self.machine.plan.without.has(Disturbance::Remove)
+            && self.machine.plan.bench.is_none()
+            && (self.machine.control.one_in(3) || self.watch.eject_slow && self.slow.one_in(2))
+        {
+            lock(&self.machine.env).say("all devices are removed and made again");
+            self.restart()?;
+            self.slow_path()?;
+        }
+        self.machine.resting = false;
+        lock(&self.machine.env).calm = false;
+        Ok(())
+    }
+
+    /// Takes steps without new requests or new trouble until nothing is left to do.
+    fn quiesce(&mut self) -> Result<(), Violation> {
+        self.machine.resting = true;
+        let dead = {
+            let mut env = lock(&self.machine.env);
+            env.calm = true;
+            env.open_fails = None;
+            let stays = |p: &PathState| p.mode == PathMode::Hung && !env.dead;
+            let hung: Vec<bool> = env.paths.iter().map(stays).collect();
+            for (path, hung) in env.paths.iter_mut().zip(hung) {
+                path.mode = if hung { PathMode::Hung } else { PathMode::Up };
+            }
+            env.dead
+        };
+        self.land(Some(Nanos::NEVER));
+        if !dead
+            && !self.hung_disks().contains(&true)
+            && self.machine.plan.bench.is_none()
+            // What is lost for 5 s is passed by.
+            && !self.machine.plan.faulty
+            && self.machine.control.one_in(2)
+        {
+            self.check_no_starvation()?;
+        }
+        if !dead && !self.machine.plan.without.has(Disturbance::Queues) && !self.machine.queues.is_empty() {
+            self.late_changes = self.machine.control.below(4);
+        }
+        // What hangs holds up nothing but what needs it.
+        let hung = self.hung_disks();
+        if hung.contains(&true) && !dead {
+            self.quiesce_except(&hung)?;
+            self.machine.totals.hung_rests += 1;
+        }
+        for p in 0..self.machine.paths.len() {
+            let was = std::mem::replace(&mut lock(&self.machine.env).paths[p].mode, PathMode::Up);
+            if was == PathMode::Hung || dead {
+                self.machine.release(p);
+            }
+        }
+        self.quiesce_except(&vec![false; hung.len()])
+    }
+
+    fn hung_disks(&self) -> Vec<bool> {
+        let env = lock(&self.machine.env);
+        let hangs = |d: usize| env.paths.iter().any(|p| p.disk == d && p.mode == PathMode::Hung);
+        let mut hung: Vec<bool> = (0..env.disks.len()).map(hangs).collect();
+        // Who shares tags with one that hangs may wait for them.
+        if let Some((sharing, _)) = &env.shared {
+            let disks = || sharing.iter().map(|path| env.paths[*path].disk);
+            if disks().any(|disk| hung[disk]) {
+                disks().for_each(|disk| hung[disk] = true);
+            }
+        }
+        hung
+    }
+
+    /// Takes steps until nothing is left to do but what needs a disk that is `hung`. Suspends that
+    /// wait for such a disk are called off: they must not wait for it.
+    fn quiesce_except(&mut self, hung: &[bool]) -> Result<(), Violation> {
+        let (mut from, mut first) = (lock(&self.machine.env).now, self.machine.step);
+        let mut late = false;
+        self.hung = hung.to_vec();
+        while !self.is_at_rest() {
+            for i in 0..self.devices.len() {
+                let waits = self.needs_hung(i)
+                    && self.devices[i].running.as_ref().is_some_and(|r| !r.borrow().cancelled);
+                if waits && !self.machine.plan.without.has(Disturbance::Cancel) {
+                    self.machine.set_turn(None);
+                    self.cancel(i);
+                }
+            }
+            // With the last requests on their way home nobody polls a lane for another's sake.
+            if self.late_changes > 0 && self.machine.control.one_in(8) {
+                self.late_changes -= 1;
+                self.machine.set_turn(None);
+                self.machine.change_queue(self.watch.eject_slow);
+            }
+            self.step()?;
+            let now = lock(&self.machine.env).now;
+            if now.since(from) > REST_LATE && !std::mem::replace(&mut late, true) {
+                // Checks that are slow can go by turns for ever, with one always under way. Where a
+                // core gets to all of them late, they go together from then on.
+                let tasks = self.machine.cores.iter_mut().flat_map(|core| &mut core.tasks);
+                tasks.for_each(|task| task.postpone(now + LATE));
+            }
+            if now.since(from) > REST_MAX || self.machine.step - first > REST_STEPS_MAX {
+                if self.cancel_deadlocked_change() {
+                    (from, first) = (now, self.machine.step);
+                    continue;
+                }
+                return Err(format!("{} waits although all that it needs works", self.waiting()));
+            }
+        }
+        self.hung.clear();
+        self.late_changes = 0;
+        Ok(())
+    }
+
+    /// Device `i` needs a disk that hangs.
+    fn needs_hung(&self, i: usize) -> bool {
+        let device = &self.devices[i];
+        let loaded = device.loaded.as_ref().map(|l| &l.map);
+        let maps = || device.maps.iter().chain(&device.before).chain(loaded);
+        self.hung.contains(&true) && maps().any(|m| m.disks.iter().any(|d| self.hung[*d]))
+    }
+
+    fn is_at_rest(&self) -> bool {
+        let hangs = |i: usize| self.needs_hung(i);
+        let called_off = !self.machine.plan.without.has(Disturbance::Cancel);
+        let still =
+            |i: usize, d: &ModelledDevice| (d.is_live() && !d.is_changing()) || (hangs(i) && !called_off);
+        let requests = match self.hung.contains(&true) {
+            true => self.machine.model.in_flight_but(&hangs),
+            false => self.machine.model.in_flight(),
+        };
+        requests == 0
+            && self.devices.iter().enumerate().all(|(i, d)| still(i, d))
+            && self.machine.has_no_mail()
+            && (self.hung.contains(&true)
+                || self.machine.cores.iter().flat_map(|c| &c.tasks).all(RunningTask::is_idle))
+            && self
+                .machine
+                .cores
+                .iter()
+                .flat_map(|c| &c.open)
+                .all(|o| o.lane.busy() < Busy::Owed || hangs(o.device))
+            && (self.log.waiting.is_empty() || self.blueprint.logger.is_some_and(hangs))
+            && self.no_path_failed()
+    }
+
+    fn no_path_failed(&self) -> bool {
+        let works = |i: usize, a: usize| self.needs_hung(i) || self.failed_paths(i, a).is_empty();
+        self.devices.iter().enumerate().all(|(i, d)| d.access.is_none_or(|a| works(i, a)))
+    }
+
+    /// Nothing is to come that could move anything.
+    pub fn is_stuck(&self) -> bool {
+        self.machine.resting
+            && self.machine.timers.is_empty()
+            && !self.devices.iter().any(|d| d.is_woken())
+            && !self.is_at_rest()
+    }
+
+    /// Counts the hedges and the slow paths that came since the last rest.
+    pub(crate) fn count_watch(&mut self) {
+        for device in &mut self.devices {
+            let live = device.mapped().live();
+            let reports = live.map(|t| t.targets()[0].target.path_reports()).unwrap_or_default();
+            let hedges = reports.iter().filter_map(|r| r.watch.as_ref()).map(|w| w.hedges).sum::<u64>();
+            let now: [u64; 2] = [hedges, reports.iter().map(|r| r.ejections).sum::<u64>()];
+            // Counts of another table begin anew.
+            let more = |at: usize| now[at].checked_sub(device.hedged[at]).unwrap_or(now[at]);
+            self.machine.totals.hedges += more(0);
+            self.machine.totals.ejections += more(1);
+            device.hedged = now;
+        }
+    }
+
+    /// Compares what the devices say of themselves with what happened to them.
+    fn inspect(&mut self) -> Result<(), Violation> {
+        self.machine.paths_are_empty()?;
+        self.machine.changes_hold()?;
+        self.count_watch();
+        let env = lock(&self.machine.env);
+        self.count_tables()?;
+        for p in 0..env.paths.len() {
+            let opened = self.machine.cores.iter().flat_map(|c| &c.open).map(|o| self.lanes_of(o.device, p));
+            let (want, got) = (opened.sum::<usize>(), env.paths[p].lanes);
+            if want != got {
+                return Err(format!("at rest, {got} lanes of p{p} are open, and {want} are in use"));
+            }
+        }
+        for (i, device) in self.devices.iter().enumerate() {
+            check_served(i, device, &env)?;
+            check_watch(i, device, &env)?;
+            let Some((_, _, groups)) = device.spec.multipath() else { continue };
+            let status = device.mapped().status_text();
+            let words: Vec<&str> = status.split_whitespace().collect();
+            for (selector, p) in groups.iter().flat_map(|(s, paths)| paths.iter().map(move |p| (*s, *p))) {
+                let wrong = |what: &str| {
+                    Err(format!("at rest, {what} of p{p} is wrong in the status of d{i}: {status}"))
+                };
+                let via = self.blueprint.via.iter().find(|(path, _)| *path == p && device.spec.is_loose());
+                let name = via.map_or(format!("8:{p}"), |(_, d)| format!("253:{d}"));
+                let Some(at) = words.iter().position(|w| *w == name) else { return wrong("the entry") };
+                let word = |n: usize| words.get(at + n).copied().unwrap_or_default();
+                let has_unknown_paths = device.is_loose();
+                if word(1) == "F" && has_unknown_paths {
+                    return wrong("the state");
+                }
+                if has_unknown_paths {
+                    continue;
+                }
+                if (word(1) == "F") != env.paths[p].failed {
+                    return wrong("the state");
+                }
+                if word(2) != env.paths[p].fails.to_string() {
+                    return wrong("the fail count");
+                }
+                let load = match selector {
+                    PathSelector::QueueLength | PathSelector::ServiceTime => word(3),
+                    PathSelector::Historical => word(4),
+                    PathSelector::RoundRobin | PathSelector::Affinity => "0",
+                };
+                if load != "0" {
+                    return wrong("the load");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The event counters against the messages that were sent, and what the paths below did.
+    fn check_events(&mut self) -> Result<(), Violation> {
+        for i in 0..self.devices.len() {
+            self.count_lost(i);
+            let device = &mut self.devices[i];
+            let raised = u64::from(device.mapped.event_nr());
+            let (must, mut may) = device.events;
+            // How often it goes back to a better group is its own affair.
+            if device.settings.failback != Failback::Manual {
+                may = u64::from(u32::MAX);
+            }
+            // The letters of a striped line: one that failed is a D, and the first failure of each
+            // raises an event.
+            let status = device.mapped.status_text();
+            let is_failed = |line: &str| line.contains(" striped ") && line.ends_with('D');
+            if raised == 0 && status.lines().any(is_failed) {
+                return Err(format!("at rest, a stripe of d{i} has failed, and no event was raised"));
+            }
+            if raised < must || raised > must + may {
+                return Err(format!(
+                    "at rest, d{i} has raised {raised} events: {must} were due, {may} more could be"
+                ));
+            }
+            device.events = (raised, must + may - raised);
+            if device.spec.multipath().is_some() && !device.is_loose() {
+                device.events.1 = 0;
+            }
+        }
+        Ok(())
+    }
+
+    /// Paths that failed raise events: several in one turn raise one, one that fails on several
+    /// cores at once one.
+    pub(crate) fn count_lost(&mut self, i: usize) {
+        let device = &mut self.devices[i];
+        let Some(access) = device.access else { return };
+        let access = &mut lock(&self.machine.env).accesses[access];
+        let lost = std::mem::take(&mut access.lost);
+        device.events.0 += u64::from(lost > 0);
+        device.events.1 +=
+            if access.has_unknown_paths { u64::from(u32::MAX) } else { lost.saturating_sub(1) };
+    }
+
+    /// Lanes of path `p` that one of device `i` opens.
+    fn lanes_of(&self, i: usize, p: usize) -> usize {
+        self.devices[i].spec.lanes(p, &|d| self.lanes_of(d, p))
+    }
+
+    /// Tables that are neither in use nor loaded are gone.
+    fn count_tables(&self) -> Result<(), Violation> {
+        let there = self.tables.iter().filter(|t| t.strong_count() > 0).count();
+        let known = self.devices.iter().map(|d| 1 + usize::from(d.loaded.is_some())).sum::<usize>();
+        match there <= known {
+            true => Ok(()),
+            false => Err(format!("at rest, {there} tables are there, and {known} are in use or loaded")),
+        }
+    }
+
+    /// The power fails, and comes back.
+    ///
+    /// # Errors
+    /// When the devices can't be made again.
+    pub fn crash(&mut self) -> Result<(), Violation> {
+        self.machine.totals.crashes += 1;
+        self.machine.cut_power();
+        // What is in memory is of no more use. It is taken apart in good order all the same: bios
+        // can't be forgotten.
+        let was_resting = self.machine.resting;
+        self.quiesce()?;
+        self.look_at_log()?;
+        self.restart()?;
+        let mut env = lock(&self.machine.env);
+        env.dead = false;
+        env.calm = was_resting;
+        self.machine.resting = was_resting;
+        env.say("the power is back");
+        Ok(())
+    }
+
+    /// Closes all lanes, removes all devices, and makes them again with the tables that they had.
+    fn restart(&mut self) -> Result<(), Violation> {
+        self.machine.cores.clear();
+        self.log.clear();
+        let specs: Vec<TableSpec> = self.devices.iter().map(|d| d.spec.clone()).collect();
+        while let Some(device) = self.devices.pop() {
+            let name = format!("d{}", self.devices.len());
+            let others = std::sync::Arc::strong_count(device.mapped()) - 1;
+            if others > 0 {
+                return Err(format!("{name} is closed, and {others} still hold it"));
+            }
+        }
+        self.machine.timers.clear();
+        self.tables.retain(|t| t.strong_count() > 0);
+        if !self.tables.is_empty() {
+            return Err(format!("all devices are gone, and {} tables are not", self.tables.len()));
+        }
+        self.machine.paths_are_closed()?;
+        let mut env = lock(&self.machine.env);
+        env.disks.iter_mut().for_each(|d| d.set_read_only(false));
+        env.accesses.clear();
+        env.disks.iter_mut().for_each(SimDisk::start);
+        for p in &mut env.paths {
+            (p.access, p.failed, p.suspended_users) = (None, false, 0);
+        }
+        drop(env);
+        self.start(&specs)
+    }
+}
+
+/// What the multipath target of device `i` says it has served, against what came back from the
+/// paths.
+fn check_served(i: usize, device: &ModelledDevice, env: &Env) -> Result<(), Violation> {
+    let access = device.access.map(|a| &env.accesses[a]);
+    let reports = device.mapped().live().map(|t| t.targets()[0].target.path_reports()).unwrap_or_default();
+    for report in reports.iter().filter(|_| access.is_some_and(|a| !a.has_unknown_paths)) {
+        let served = env.paths[report.number.minor as usize].served;
+        let said = PathCounters { bios: report.bios, bytes: report.bytes, errors: report.errors };
+        if said != served {
+            return Err(format!("at rest, d{i} says of {} {said:?}, and it was {served:?}", report.name));
+        }
+    }
+    Ok(())
+}
+
+/// What the watch of device `i` says of itself: nothing waits any more, and reads have paid for the
+/// hedges.
+fn check_watch(i: usize, device: &ModelledDevice, env: &Env) -> Result<(), Violation> {
+    let reports = device.mapped().live().map(|t| t.targets()[0].target.path_reports()).unwrap_or_default();
+    let (mut reads, mut hedges) = (0, 0);
+    for (report, watch) in reports.iter().filter_map(|report| Some((report, report.watch.as_ref()?))) {
+        if watch.waiting > 0 {
+            return Err(format!(
+                "at rest, d{i} says that {} requests wait for {}",
+                watch.waiting, report.name
+            ));
+        }
+        reads += report.ops[Op::Read as usize].0;
+        hedges += watch.hedges - watch.free;
+    }
+    // Those that were handed back went down once more than they came up. How many mapped devices
+    // have handed back nobody knows.
+    let over_paths = reports.iter().all(|report| report.number.major == PATHS);
+    match !over_paths || hedges * READS_A_HEDGE <= reads + env.seen.handed_back {
+        true => Ok(()),
+        false => Err(format!("at rest, d{i} has sent {hedges} hedges for {reads} reads")),
+    }
+}
+
+/// So many reads earn a hedge.
+const READS_A_HEDGE: u64 = 20;

@@ -1,0 +1,233 @@
+//! A path of a watched device is slow for a while: it is put out of use where it should be and
+//! nowhere else, nothing is lost meanwhile, and it comes back.
+//!
+//! That begins with devices that were just made, so that nothing is known of their paths, and while
+//! it lasts nothing fails: what must come of it is known from how slow the paths were made.
+
+use crate::environment::lock;
+use crate::model::Violation;
+use crate::tables::PathSelector;
+use crate::world::TargetWorld;
+use udm_core::{Nanos, Op};
+use udm_dm::PathReport;
+
+/// How often cores read then, and how much: enough for four paths in each window of a quarter of a
+/// second.
+pub(crate) const PAUSE: Nanos = Nanos::from_millis(30);
+pub(crate) const READS: usize = 32;
+
+/// How long it takes at the most to be put out of use: three windows, and what begins before them.
+const VERDICT: Nanos = Nanos::from_millis(2_000);
+/// How long requests go on coming that were sent to a path before.
+const BEHIND: Nanos = Nanos::from_millis(200);
+/// How long a path is out of use at the least.
+const OUT: Nanos = Nanos::from_millis(10_000);
+/// How long a trial takes at the most.
+const TRIAL: Nanos = Nanos::from_millis(3_000);
+/// Trials until one that does well is back, however long others have kept it out.
+const TRIALS_MAX: u32 = 6;
+
+/// What must come of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SlowPathVerdict {
+    /// The path is out of use.
+    Out,
+    /// Nothing.
+    Stays,
+    /// Either.
+    Either,
+}
+
+/// What one path takes longer than usual, what the others do, and what must come of it.
+const WAYS: [(Nanos, Nanos, SlowPathVerdict); 7] = [
+    (Nanos(0), Nanos(0), SlowPathVerdict::Stays),
+    // Never too slow, however fast the others are.
+    (Nanos(500_000), Nanos(0), SlowPathVerdict::Stays),
+    (Nanos::from_millis(3), Nanos::from_millis(1), SlowPathVerdict::Stays),
+    (Nanos::from_millis(3), Nanos(0), SlowPathVerdict::Out),
+    (Nanos::from_millis(8), Nanos(0), SlowPathVerdict::Out),
+    (Nanos::from_millis(30), Nanos(0), SlowPathVerdict::Out),
+    (Nanos::from_millis(30), Nanos::from_millis(3), SlowPathVerdict::Out),
+];
+
+/// Who is slow.
+struct SlowPath {
+    device: usize,
+    path: usize,
+    /// The others of its group.
+    others: Vec<usize>,
+    /// All reads go to that group.
+    alone: bool,
+    verdict: SlowPathVerdict,
+}
+
+impl TargetWorld {
+    /// Now and then, where slow paths are put out of use.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub(crate) fn slow_path(&mut self) -> Result<(), Violation> {
+        if !self.watch.eject_slow {
+            return Ok(());
+        }
+        let Some((slow, one, rest)) = self.draw_slow() else { return Ok(()) };
+        self.machine.totals.slow_paths += 1;
+        let rooms: Vec<usize> = {
+            let mut env = lock(&self.machine.env);
+            env.say(format!("p{} takes {one:?} longer than else, and the others {rest:?}", slow.path));
+            env.paths.iter_mut().map(|p| std::mem::replace(&mut p.room, usize::MAX)).collect()
+        };
+        self.drag(&slow, one, rest);
+        (self.machine.resting, self.machine.reads_of) = (false, Some(slow.device));
+        self.check_ejection(&slow)?;
+        self.drag(&slow, Nanos(0), Nanos(0));
+        self.read_for(BEHIND)?;
+        (self.machine.resting, self.machine.reads_of) = (true, None);
+        self.count_watch();
+        let mut env = lock(&self.machine.env);
+        env.paths.iter_mut().zip(rooms).for_each(|(path, room)| path.room = room);
+        Ok(())
+    }
+
+    /// Who is slow, how much, and how much the others are.
+    fn draw_slow(&mut self) -> Option<(SlowPath, Nanos, Nanos)> {
+        let (one, rest, mut verdict) = self.slow.pick(&WAYS);
+        let mut all = Vec::new();
+        for (i, device) in self.devices.iter().enumerate().filter(|(_, d)| !d.spec.is_loose() && d.is_live())
+        {
+            let Some((_, _, groups)) = device.spec.multipath() else { continue };
+            let several = groups.iter().filter(|(_, paths)| paths.len() > 1);
+            all.extend(several.map(|(selector, paths)| (i, *selector, paths.clone(), groups.len() == 1)));
+        }
+        let nth = self.slow.below(all.len() as u64) as usize;
+        let (device, selector, mut others, alone) = all.into_iter().nth(nth)?;
+        let path = others.swap_remove(self.slow.below(others.len() as u64) as usize);
+        // Others give a slow path fewer reads than it is judged by, and hedges have a say too.
+        if verdict == SlowPathVerdict::Out && !(alone && selector == PathSelector::RoundRobin) || rest.0 > 0 {
+            verdict = if verdict == SlowPathVerdict::Stays && !self.watch.hedge_reads {
+                verdict
+            } else {
+                SlowPathVerdict::Either
+            };
+        }
+        Some((SlowPath { device, path, others, alone, verdict }, one, rest))
+    }
+
+    fn drag(&mut self, slow: &SlowPath, one: Nanos, rest: Nanos) {
+        let mut env = lock(&self.machine.env);
+        env.paths[slow.path].drag = one;
+        slow.others.iter().for_each(|p| env.paths[*p].drag = rest);
+    }
+
+    /// Cores read for so long.
+    fn read_for(&mut self, span: Nanos) -> Result<(), Violation> {
+        let until = lock(&self.machine.env).now + span;
+        while lock(&self.machine.env).now < until {
+            self.step()?;
+        }
+        Ok(())
+    }
+
+    /// No core asks for anything for so long.
+    fn nap(&mut self, span: Nanos) -> Result<(), Violation> {
+        let until = lock(&self.machine.env).now + span;
+        self.machine.cores.iter_mut().for_each(|core| core.next_work = until);
+        self.read_for(span)
+    }
+
+    fn reports(&self, device: usize) -> Vec<PathReport> {
+        let live = self.devices[device].mapped().live();
+        live.map(|table| table.targets()[0].target.path_reports()).unwrap_or_default()
+    }
+
+    /// What the slow path says of itself.
+    fn report(&self, slow: &SlowPath) -> Result<PathReport, Violation> {
+        let mut all = self.reports(slow.device).into_iter();
+        all.find(|r| r.number.minor as usize == slow.path).ok_or(format!("d{} lost a path", slow.device))
+    }
+
+    /// That no other path is out of use.
+    fn check_no_other_ejected(&self, slow: &SlowPath) -> Result<(), Violation> {
+        let mut others = self.reports(slow.device).into_iter();
+        match others.find(|r| r.ejected && r.number.minor as usize != slow.path) {
+            Some(r) => Err(format!("path {} of d{} is out of use, and not slow", r.name, slow.device)),
+            None => Ok(()),
+        }
+    }
+
+    /// Reads until it must be known that the path is slow, and looks what comes of it.
+    fn check_ejection(&mut self, slow: &SlowPath) -> Result<(), Violation> {
+        let (device, path) = (slow.device, slow.path);
+        self.read_for(VERDICT)?;
+        self.check_no_other_ejected(slow)?;
+        let out = self.report(slow)?.ejected;
+        match (slow.verdict, out) {
+            (SlowPathVerdict::Out, false) => {
+                return Err(format!("p{path} of d{device} is slow, and is in use"));
+            }
+            (SlowPathVerdict::Stays, true) => {
+                return Err(format!("p{path} of d{device} is out of use, and not slow"));
+            }
+            (_, false) => return Ok(()),
+            (_, true) => {}
+        }
+        // What is slow is not asked for anything.
+        self.read_for(BEHIND)?;
+        let before = self.report(slow)?;
+        self.read_for(Nanos(5 * BEHIND.0))?;
+        let after = self.report(slow)?;
+        if before.ops[Op::Read as usize] != after.ops[Op::Read as usize] {
+            return Err(format!("p{path} of d{device} is out of use, and was given reads"));
+        }
+        if self.slow.one_in(2) {
+            self.check_last_path_used(slow)?;
+        }
+        self.check_readmission(slow)
+    }
+
+    /// The other paths fail: it serves all the same.
+    fn check_last_path_used(&mut self, slow: &SlowPath) -> Result<(), Violation> {
+        let words: Vec<String> =
+            slow.others.iter().map(|p| self.devices[slow.device].spec.path_word(*p)).collect();
+        for word in &words {
+            self.message(slow.device, &format!("fail_path {word}"))?;
+        }
+        let last = self.machine.model.last();
+        self.read_for(BEHIND)?;
+        if slow.alone && self.machine.model.has_older(last) {
+            return Err(format!("{} waits, and the path that is slow could serve it", self.waiting()));
+        }
+        for word in &words {
+            self.message(slow.device, &format!("reinstate_path {word}"))?;
+        }
+        Ok(())
+    }
+
+    /// It is tried when its time is over, and comes back when it does well.
+    fn check_readmission(&mut self, slow: &SlowPath) -> Result<(), Violation> {
+        let (device, path) = (slow.device, slow.path);
+        if self.slow.one_in(2) {
+            let times = self.report(slow)?.ejections;
+            self.nap(OUT)?;
+            self.read_for(TRIAL)?;
+            let report = self.report(slow)?;
+            // One that is put out of use again has been in use.
+            if slow.verdict == SlowPathVerdict::Out && !(report.ejected && report.ejections == times) {
+                return Err(format!("p{path} of d{device} is slow, and is in use again"));
+            }
+        }
+        self.drag(slow, Nanos(0), Nanos(0));
+        for _ in 0..TRIALS_MAX {
+            self.nap(OUT)?;
+            self.read_for(TRIAL)?;
+            if !self.report(slow)?.ejected {
+                self.machine.totals.admitted += 1;
+                return Ok(());
+            }
+        }
+        match slow.alone {
+            true => Err(format!("p{path} of d{device} is not slow any more, and stays out of use")),
+            false => Ok(()),
+        }
+    }
+}

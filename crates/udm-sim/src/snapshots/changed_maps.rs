@@ -1,0 +1,94 @@
+//! What devices say has changed since their checkpoints. Where a device and an instant can only
+//! read differently it must have; and of an instant that nobody keeps any more all has.
+
+use super::world::SnapshotWorld;
+use crate::model::Violation;
+use std::sync::Arc;
+use udm_core::{Checkpoint, Device as _, Extents, Sector, Sectors, Since};
+use udm_dm::MappedDevice;
+
+/// Steps between two looks.
+const EVERY: u64 = 16;
+
+/// Checkpoints that are held on to, the latest.
+const HELD_MAX: usize = 8;
+
+/// A checkpoint as a client has it, which does not know what becomes of it.
+pub(super) struct HeldCheckpoint {
+    /// The side whose device gave it.
+    of: usize,
+    /// The side that keeps the instant, and since when.
+    kept: usize,
+    since: u64,
+    key: Checkpoint,
+}
+
+impl SnapshotWorld {
+    /// Asks a device for a map, each time another one.
+    pub(super) fn look_at_maps(&mut self) -> Result<(), Violation> {
+        let look = self.machine.step / EVERY;
+        if self.dead || !self.machine.step.is_multiple_of(EVERY) {
+            return Ok(());
+        }
+        let side = look as usize % self.sides.len();
+        for device in self.devices_of(side) {
+            for key in device.checkpoints() {
+                let kept = key.name.strip_prefix('s').and_then(|n| n.parse::<usize>().ok());
+                let Some(kept) = kept.filter(|kept| *kept < self.sides.len()) else {
+                    return Err(format!("s{side} has a checkpoint {:?}, and nobody is called so", key.name));
+                };
+                // A change that makes it live, or ends it, may be under way.
+                if self.sides[kept].live {
+                    self.held
+                        .insert(0, HeldCheckpoint { of: side, kept, since: self.sides[kept].since, key });
+                    self.held.truncate(HELD_MAX);
+                }
+            }
+        }
+        let Some(held) = self.held.get(look as usize % HELD_MAX) else { return Ok(()) };
+        for device in self.devices_of(held.of) {
+            self.compare_map(held, &device, look)?;
+        }
+        self.counts.maps += 1;
+        Ok(())
+    }
+
+    fn devices_of(&self, side: usize) -> Vec<Arc<MappedDevice>> {
+        let side = &self.sides[side];
+        [&side.mapped, &side.upper].into_iter().flatten().cloned().collect()
+    }
+
+    fn compare_map(&self, held: &HeldCheckpoint, device: &MappedDevice, look: u64) -> Result<(), Violation> {
+        let (one, other) = (&self.sides[held.of], &self.sides[held.kept]);
+        let over = other.mapped.is_none() || other.since != held.since;
+        // What is being merged into a snapshot is what its upper device shows, and not yet in it.
+        let known = other.live && one.merging.is_none() && other.merging.is_none();
+        let len = one.sectors.min(device.limits().size.0);
+        let from = if look.is_multiple_of(3) { look % len.max(1) } else { 0 };
+        let mut found = Extents::new(if look.is_multiple_of(5) { 3 } else { usize::MAX });
+        device.changed(&held.key, Sector(from), Sectors(len - from), &mut found);
+        let (mut at, cells) = (from, &self.machine.model.cells);
+        for run in found.list() {
+            for sector in at..at + run.len.0 {
+                let [a, b] = [held.of, held.kept].map(|side| cells.index(side, sector));
+                let differ = over || known && !cells.may_be_equal(a, b, 2 * self.machine.step);
+                if run.content == Since::Same && differ {
+                    let why = if over { "which nobody keeps any more" } else { "and they differ" };
+                    return Err(format!(
+                        "s{} says that sector {sector} has not changed since s{}, {why}:{}\n  and{}",
+                        held.of,
+                        held.kept,
+                        cells.describe(a),
+                        cells.describe(b)
+                    ));
+                }
+            }
+            at += run.len.0;
+        }
+        match at {
+            _ if at == from && len > from => Err(format!("s{} says nothing of a map", held.of)),
+            _ if at > len => Err(format!("s{} says of {len} sectors what is in {at}", held.of)),
+            _ => Ok(()),
+        }
+    }
+}

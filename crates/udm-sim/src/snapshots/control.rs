@@ -1,0 +1,336 @@
+//! The control side of devices: tables, suspends and resumes, messages, what they say of
+//! themselves. One thing after the other, while the cores go on.
+
+use super::volumes::PendingSnapshot;
+use super::world::SnapshotWorld;
+use crate::beside::MARKED;
+use crate::control::DeviceResolver;
+use crate::control_io::SimControlIo;
+use crate::environment::lock;
+use crate::model::Violation;
+use crate::plan::Disturbance;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use udm_core::DevNo;
+use udm_core::errno::{EBUSY, EINTR};
+use udm_dm::{Changes, MappedDevice, Refused, Table, TargetError, Wake};
+
+/// The most steps that something may take. A slow path may hold a request for half a second, which
+/// is 200,000.
+pub(super) const STEPS_MAX: u64 = 1_000_000;
+
+/// How something ended that the world lets fail: `EINTR` where it was called off.
+pub(super) type ChangeOutcome = Result<(), TargetError>;
+
+/// The numbers of devices over snapshots begin here.
+const UPPER: u32 = 64;
+
+impl SnapshotWorld {
+    fn wake() -> (Arc<AtomicBool>, Wake) {
+        let woken = Arc::new(AtomicBool::new(true));
+        let handle = woken.clone();
+        (woken, Arc::new(move || handle.store(true, Ordering::Relaxed)))
+    }
+
+    /// Makes a device for `side`, without a table.
+    pub(super) fn device(&mut self, side: usize) -> Result<Arc<MappedDevice>, Violation> {
+        let number = DevNo { major: 253, minor: side as u32 };
+        let mapped = MappedDevice::new(&format!("s{side}"), None, number).map_err(|e| e.to_string())?;
+        self.sides[side].mapped = Some(mapped.clone());
+        Ok(mapped)
+    }
+
+    /// Has the table of a snapshot loaded into the device of `side`. False where storage failed.
+    pub(super) fn load_snapshot(
+        &mut self,
+        side: usize,
+        coming: Option<Vec<usize>>,
+    ) -> Result<bool, Violation> {
+        let Some(device) = self.sides[side].mapped.clone() else { return Ok(false) };
+        let line = self.sides[side].line.clone();
+        let instant = coming.map(|group| (self.sides[side].origin, group));
+        self.load(side, &device, &format!("snapshot {line}"), instant)
+    }
+
+    /// Has what stands in the base line of `side` loaded at its door.
+    pub(super) fn load_base(
+        &mut self,
+        side: usize,
+        kind: &str,
+        from: Option<usize>,
+    ) -> Result<bool, Violation> {
+        let Some(device) = self.sides[side].door().cloned() else { return Ok(false) };
+        let line = self.sides[side].base.clone();
+        self.load(side, &device, &format!("{kind} {line}"), from.map(|from| (from, vec![side])))
+    }
+
+    fn load(
+        &mut self,
+        side: usize,
+        device: &Arc<MappedDevice>,
+        words: &str,
+        instant: Option<(usize, Vec<usize>)>,
+    ) -> Result<bool, Violation> {
+        let words = match words.contains('\n') {
+            true => words.to_owned(),
+            false => format!("0 {} {words}", self.sides[side].sectors),
+        };
+        self.machine.say(format!("s{side} load: {words}"));
+        let lines = udm_wire::table::parse(&words).map_err(|e| format!("{words}: {e}"))?;
+        let floors = self.sides.iter().map(|side| side.floor.clone());
+        let devices = self.sides.iter().map(|side| side.mapped.clone()).chain(floors).collect();
+        let mut names = DeviceResolver {
+            paths: self.machine.paths.clone(),
+            fronts: self.machine.fronts.clone(),
+            devices,
+        };
+        let cores = self.count;
+        let io = SimControlIo::new(self);
+        let built = Table::build(udm_targets::TARGETS, &lines, &mut names, &io, cores);
+        io.verdict()?;
+        let failed = io.has_failed();
+        let table = match built {
+            Ok(table) => table,
+            Err(_) if failed || self.dead => return Ok(false),
+            Err(error) if error.to_string().contains(MARKED) => {
+                self.machine.say(format!("it is refused: {error}"));
+                return Ok(false);
+            }
+            Err(error) => return Err(format!("{words}: {error}")),
+        };
+        if let Some((from, group)) = instant {
+            let (device, table) = (device.clone(), Arc::downgrade(&table));
+            self.sides[side].coming = Some(PendingSnapshot { device, table, from, group });
+        }
+        device.load(table).map_err(|e| format!("{words}: {e}"))?;
+        Ok(true)
+    }
+
+    /// Goes on until `changes` is over.
+    fn finish(
+        &mut self,
+        changes: Result<Changes, Refused>,
+        woken: &AtomicBool,
+    ) -> Result<ChangeOutcome, Violation> {
+        let mut changes = changes.map_err(|(_, e)| e.to_string())?;
+        let from = self.machine.step;
+        let cancels = self.on(Disturbance::Cancel) && self.machine.control.one_in(12);
+        let cancel_at = from + if cancels { self.machine.control.below(60) } else { STEPS_MAX };
+        loop {
+            if woken.swap(false, Ordering::Relaxed) {
+                self.machine.set_turn(None);
+                let over = changes.step(&*self.machine.inboxes);
+                self.look_at_tables()?;
+                if let Some(result) = over {
+                    return Ok(result.map_err(|(_, e)| e));
+                }
+            }
+            if self.machine.step - from > STEPS_MAX {
+                return Err(format!("a change does not end, and {} waits", self.describe_waiters()));
+            }
+            if self.machine.step >= cancel_at && self.machine.step < from + STEPS_MAX {
+                self.machine.set_turn(None);
+                if changes.cancel(&*self.machine.inboxes) {
+                    self.machine.say("that is called off");
+                    self.counts.cancels += 1;
+                    woken.store(true, Ordering::Relaxed);
+                }
+            }
+            self.one_step()?;
+        }
+    }
+
+    /// Resumes these devices in one change.
+    pub(super) fn resume(&mut self, devices: &[Arc<MappedDevice>]) -> Result<ChangeOutcome, Violation> {
+        let (woken, wake) = SnapshotWorld::wake();
+        self.machine.say(format!("resume of {}", names(devices)));
+        let noflush = self.machine.control.one_in(2);
+        self.machine.set_turn(None);
+        let outcome = self.finish(Changes::resume(devices, noflush, &wake), &woken);
+        self.sides.iter_mut().for_each(|side| side.look_at_limits());
+        outcome
+    }
+
+    pub(super) fn must_resume(&mut self, devices: &[Arc<MappedDevice>]) -> Result<(), Violation> {
+        for _ in 0..1000 {
+            match self.resume(devices)? {
+                Ok(()) => return Ok(()),
+                Err(error) if error.errno == EINTR => {}
+                Err(error) => return Err(format!("resume of {}: {error}", names(devices))),
+            }
+        }
+        Err(format!("resume of {} is called off all the time", names(devices)))
+    }
+
+    pub(super) fn suspend(&mut self, device: &Arc<MappedDevice>) -> Result<ChangeOutcome, Violation> {
+        let (woken, wake) = SnapshotWorld::wake();
+        let devices = [device.clone()];
+        self.machine.say(format!("suspend of {}", names(&devices)));
+        let noflush = self.machine.control.one_in(2);
+        self.machine.set_turn(None);
+        let outcome = self.finish(Changes::suspend(&devices, noflush, &wake), &woken)?;
+        self.counts.suspends += u64::from(outcome.is_ok());
+        Ok(outcome)
+    }
+
+    /// Takes a device away that nobody has open.
+    pub(super) fn leave(&mut self, device: Arc<MappedDevice>) -> Result<(), Violation> {
+        let devices = [device];
+        loop {
+            let (woken, wake) = SnapshotWorld::wake();
+            self.machine.set_turn(None);
+            match self.finish(Changes::leave(&devices, &wake), &woken)? {
+                Ok(()) => return Ok(()),
+                Err(error) if error.errno == EINTR => {}
+                Err(error) => return Err(format!("{} can't be removed: {error}", names(&devices))),
+            }
+        }
+    }
+
+    /// Sends a message to the snapshot `side`; false where that is suspended.
+    pub(super) fn send_message(&mut self, side: usize, words: &str) -> Result<bool, Violation> {
+        let Some(mapped) = self.sides[side].mapped.clone() else { return Ok(false) };
+        self.machine.say(format!("s{side} message: {words}"));
+        // Behind one growth is tried anew.
+        lock(&self.machine.env).disks[side].stuck = false;
+        let all: Vec<String> = words.split(' ').map(str::to_string).collect();
+        let mut names = DeviceResolver {
+            paths: self.machine.paths.clone(),
+            fronts: self.machine.fronts.clone(),
+            devices: Vec::new(),
+        };
+        self.machine.set_turn(None);
+        match mapped.send(0, &all, &mut names, &*self.machine.inboxes) {
+            Ok(_) => Ok(true),
+            Err(error) if error.errno == EBUSY => Ok(false),
+            Err(error) => Err(format!("s{side} message {words}: {error}")),
+        }
+    }
+
+    /// What stands behind the type in the status of the snapshot `side`.
+    pub(super) fn status(&self, side: usize) -> String {
+        self.sides[side].mapped.as_ref().map(|mapped| describe_device_state(mapped)).unwrap_or_default()
+    }
+
+    /// The same at the door of an origin.
+    pub(super) fn base_status(&self, side: usize) -> String {
+        self.sides[side].door().map(|door| describe_device_state(door)).unwrap_or_default()
+    }
+
+    /// Tables that are live now take their instants: those of one change, one.
+    fn look_at_tables(&mut self) -> Result<(), Violation> {
+        for side in 0..self.sides.len() {
+            let is_live = |coming: &PendingSnapshot| {
+                coming.device.live().is_some_and(|live| Arc::as_ptr(&live) == coming.table.as_ptr())
+            };
+            if !self.sides[side].coming.as_ref().is_some_and(is_live) {
+                continue;
+            }
+            let group =
+                self.sides[side].coming.as_ref().map(|coming| coming.group.clone()).unwrap_or_default();
+            let waits = |&&side: &&usize| self.sides[side].coming.as_ref().is_some_and(|c| !is_live(c));
+            if let Some(late) = group.iter().find(waits).filter(|_| !self.is_dead()) {
+                return Err(format!("s{side} has its instant, and s{late} of the same change has none"));
+            }
+            if let Some(coming) = self.sides[side].coming.take().filter(|_| !self.is_dead()) {
+                self.take_instant(side, &coming);
+            }
+        }
+        Ok(())
+    }
+
+    fn take_instant(&mut self, side: usize, coming: &PendingSnapshot) {
+        let from = coming.from;
+        let now = 2 * self.machine.step;
+        if from != self.sides[side].origin || self.sides[side].origin == side {
+            // The instant of a snapshot comes back.
+            self.sides[from].live = false;
+            (self.sides[side].merging, self.sides[side].whole_runs) = (Some(from), true);
+            self.sides[side].refused = self.sides.iter().any(|other| other.origin == side && other.refuses());
+            if self.base_status(side) == "Invalid" {
+                // It became so before it was merged: the origin is what it was.
+                self.machine.say(format!("s{from} is invalid, and nothing of it comes to s{side}"));
+                return;
+            }
+            self.machine.say(format!("s{side} is what s{from} is"));
+            // What is below is what it was, for a snapshot that is made meanwhile.
+            let (sectors, shadow) = (self.sides[side].sectors, self.sides.len() + side);
+            self.machine.model.cells.copy(&[side], shadow, sectors, now, |_, _| true);
+            // Where a store has it nobody knows here.
+            self.machine.model.cells.copy(&[from], side, sectors, now, |_, _| true);
+            self.counts.merges += 1;
+            return;
+        }
+        self.machine.say(format!("s{side} is what s{from} is"));
+        let amid = self.sides[from].merging.is_some();
+        let shadow = self.sides.len() + from;
+        let all = [from, shadow];
+        let sources = if amid { &all[..] } else { &all[..1] };
+        let on_disk = self.sides[from].origin == from;
+        let env = lock(&self.machine.env);
+        let reached = |sector, stamp| !on_disk || env.disks[from].has(sector, stamp);
+        self.machine.model.cells.copy(sources, side, self.sides[side].sectors, now, reached);
+        // A run that failed, or was cut off, may have left what was there in between.
+        for sector in (0..self.sides[side].sectors).filter(|_| amid && on_disk) {
+            let cell = self.machine.model.cells.index(side, sector);
+            for stamp in env.disks[from].contents(sector) {
+                self.machine.model.cells.may_hold(cell, stamp, now);
+            }
+        }
+        drop(env);
+        let one = &mut self.sides[side];
+        (one.live, one.since, one.invalid) = (true, now, None);
+        self.counts.made += 1;
+        self.counts.stacked += u64::from(!on_disk);
+        self.counts.amid += u64::from(amid);
+        self.counts.grouped += u64::from(coming.group.len() > 1);
+    }
+
+    /// The power is off, or went off in this very turn.
+    pub(super) fn is_dead(&self) -> bool {
+        self.dead || lock(&self.machine.env).dead
+    }
+}
+
+fn names(devices: &[Arc<MappedDevice>]) -> String {
+    let names: Vec<String> = devices.iter().map(|device| device.name()).collect();
+    names.join(", ")
+}
+
+fn describe_device_state(device: &MappedDevice) -> String {
+    device.status_text().splitn(4, ' ').nth(3).unwrap_or_default().trim().to_owned()
+}
+
+/// The numbers of a status: in use, of how many, of them metadata.
+pub(super) fn parse_usage(status: &str) -> Option<(u64, u64, u64)> {
+    let (use_, metadata) = status.split_once(' ')?;
+    let (used, total) = use_.split_once('/')?;
+    Some((used.parse().ok()?, total.parse().ok()?, metadata.parse().ok()?))
+}
+
+impl SnapshotWorld {
+    /// Puts a device below the origin `side`, where it is to have one: the same disk in several
+    /// lines, which cut what straddles them. False where storage failed.
+    pub(super) fn put_floor(&mut self, side: usize) -> Result<bool, Violation> {
+        let Some(lines) = self.sides[side].floor_lines.clone() else { return Ok(true) };
+        let number = DevNo { major: 253, minor: (self.sides.len() + side) as u32 };
+        let floor = MappedDevice::new(&format!("f{side}"), None, number).map_err(|e| e.to_string())?;
+        if !self.load(side, &floor, &lines, None)? {
+            return Ok(false);
+        }
+        self.must_resume(std::slice::from_ref(&floor))?;
+        self.sides[side].floor = Some(floor);
+        Ok(true)
+    }
+
+    /// Puts a `snapshot-origin` over the snapshot `side`, where it is to have one.
+    pub(super) fn put_upper(&mut self, side: usize) -> Result<(), Violation> {
+        if !self.sides[side].stacked || self.sides[side].upper.is_some() || self.is_dead() {
+            return Ok(());
+        }
+        let number = DevNo { major: 253, minor: UPPER + side as u32 };
+        let upper = MappedDevice::new(&format!("u{side}"), None, number).map_err(|e| e.to_string())?;
+        self.sides[side].upper = Some(upper);
+        Ok(())
+    }
+}

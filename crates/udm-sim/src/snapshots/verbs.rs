@@ -1,0 +1,418 @@
+//! What is done to snapshots: made, reloaded, merged, removed, suspended; and trouble on the paths.
+
+use super::control::{STEPS_MAX, parse_usage};
+use super::volumes::StoreFullPolicy;
+use super::world::SnapshotWorld;
+use crate::environment::{PathMode, lock};
+use crate::model::Violation;
+use crate::plan::Disturbance;
+use crate::timers::TimedEvent;
+use std::sync::Arc;
+use udm_core::errno::EINTR;
+use udm_core::{Busy, Nanos};
+use udm_dm::MappedDevice;
+
+impl SnapshotWorld {
+    /// Something is done.
+    pub(super) fn act(&mut self) -> Result<(), Violation> {
+        let stores = self.origins()..self.sides.len();
+        let side = self.machine.control.between(stores.start as u64, stores.end as u64 - 1) as usize;
+        let (origin, there) = (self.sides[side].origin, self.sides[side].mapped.is_some());
+        let merged_into = self.sides[origin].merging;
+        self.sides[side].hot = self.machine.control.any() >> 1;
+        self.sides[origin].hot = self.machine.control.any() >> 1;
+        match self.machine.control.below(10) {
+            0..8 if merged_into == Some(side) => self.end_merge(origin),
+            _ if merged_into == Some(side) => self.pause(origin),
+            0..7 if !there => self.make_some(side),
+            0..2 if there && self.on(Disturbance::Remove) && !self.has_snapshots(side) => self.remove(side),
+            2..4 if there && self.on(Disturbance::Reload) => self.reload(side),
+            4..6 if merged_into.is_none() && self.on(Disturbance::Merge) => self.merge(side),
+            6 if there && self.sides[side].small => self.grow(side).map(drop),
+            _ if !self.on(Disturbance::Suspend) => Ok(()),
+            _ => {
+                let side = if self.machine.control.one_in(2) { side } else { origin };
+                self.pause(side)
+            }
+        }
+    }
+
+    /// A path gets slow, or well again; where requests may fail, worse.
+    pub(super) fn disturb(&mut self) {
+        let now = lock(&self.machine.env).now;
+        while let Some(timer) = self.machine.timers.take(now) {
+            if let TimedEvent::Restore(p) = timer {
+                self.restore(p);
+            }
+        }
+        let quiet = self.machine.resting || self.dead || self.machine.crowded.is_some();
+        if !self.troubles || quiet || !self.machine.control.one_in(400) {
+            return;
+        }
+        let p = self.machine.control.below(self.machine.paths.len() as u64) as usize;
+        let mode = match self.machine.control.below(8) {
+            0 if self.fails && self.on(Disturbance::Hang) => PathMode::Hung,
+            1 if self.fails => PathMode::Silent,
+            2 if self.fails => PathMode::Down,
+            _ => PathMode::Slow(self.machine.control.between(2, 100)),
+        };
+        let last = Nanos(self.machine.control.between(1, 100) * 1_000_000);
+        if lock(&self.machine.env).paths[p].mode == PathMode::Up {
+            self.machine.say(format!("p{p} is {mode:?}"));
+            lock(&self.machine.env).paths[p].mode = mode;
+            self.machine.totals.losses += 1;
+            self.machine.timers.set(now + last, TimedEvent::Restore(p));
+        }
+    }
+
+    /// Path `p` is well again, and lets go of what hung.
+    pub(super) fn restore(&mut self, p: usize) {
+        lock(&self.machine.env).paths[p].mode = PathMode::Up;
+        self.machine.release(p);
+    }
+
+    /// The store of `side` is a blank one.
+    pub(super) fn wipe(&mut self, side: usize) {
+        let mut env = lock(&self.machine.env);
+        let disk = &mut env.disks[side];
+        (0..disk.block).for_each(|sector| disk.blank(sector));
+    }
+
+    /// Something is a snapshot of `side`, or may become one.
+    pub(super) fn has_snapshots(&self, side: usize) -> bool {
+        let of = |other: usize| other != side && self.sides[other].origin == side;
+        (0..self.sides.len()).any(|other| of(other) && self.sides[other].mapped.is_some())
+            || self.sides[side].merging.is_some()
+    }
+
+    /// Makes the snapshot `side`, and now and then others in the same change.
+    fn make_some(&mut self, side: usize) -> Result<(), Violation> {
+        let mut group = vec![side];
+        if self.machine.control.one_in(3) {
+            let free = |&other: &usize| other != side && self.sides[other].mapped.is_none();
+            group.extend((self.origins()..self.sides.len()).filter(free));
+        }
+        // Of something that is there, and not of what is made with it; a store that is being
+        // merged is none that is free.
+        group.retain(|&one| {
+            let origin = &self.sides[self.sides[one].origin];
+            let merged = self.sides.iter().any(|other| other.merging == Some(one));
+            let ready = origin.door().is_some_and(|door| door.live().is_some());
+            // Where a run of a merge was not the last of its chunks, what is below is older than
+            // can be told here.
+            let on_disk = origin.origin == self.sides[one].origin;
+            let whole = on_disk || origin.whole_runs && !self.fails;
+            let amid = origin.merging.is_none() || whole && origin.merging != Some(one);
+            ready && amid && !merged
+        });
+        if group.is_empty() { Ok(()) } else { self.make(&group) }
+    }
+
+    /// Makes snapshots, all of one instant.
+    fn make(&mut self, group: &[usize]) -> Result<(), Violation> {
+        let mut loaded = Vec::new();
+        for &side in group {
+            self.draw_line(side);
+            self.wipe(side);
+            let size = self.first_size(side);
+            lock(&self.machine.env).disks[side].show(size);
+            self.device(side)?;
+            match self.load_snapshot(side, Some(group.to_vec())) {
+                Ok(true) => loaded.push(side),
+                // A store of three chunks or less is none.
+                Err(wrong) if self.sides[side].small && wrong.contains("at least two chunks") => {
+                    self.sides[side].mapped = None;
+                }
+                Ok(false) => self.sides[side].mapped = None,
+                Err(wrong) => return Err(wrong),
+            }
+        }
+        if loaded.is_empty() {
+            return Ok(());
+        }
+        for &side in &loaded {
+            self.sides[side].coming.iter_mut().for_each(|coming| coming.group = loaded.clone());
+        }
+        let outcome = self.resume(&self.devices(&loaded))?;
+        for side in loaded {
+            match &outcome {
+                Ok(()) if self.sides[side].live || self.is_dead() => self.begin_use(side)?,
+                Ok(()) => return Err(format!("s{side} was resumed and has no table")),
+                Err(error) if error.errno == EINTR || self.is_dead() => {
+                    (self.sides[side].mapped, self.sides[side].coming) = (None, None);
+                }
+                Err(error) => return Err(format!("resume of s{side}: {error}")),
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn devices(&self, sides: &[usize]) -> Vec<Arc<MappedDevice>> {
+        sides.iter().filter_map(|&side| self.sides[side].mapped.clone()).collect()
+    }
+
+    /// The line of a new snapshot, and what becomes of it when its store is full.
+    fn draw_line(&mut self, side: usize) {
+        let block = self.sides[side].block;
+        let chunk = match self.sides[side].sectors {
+            0..=200 => self.machine.control.pick(&[1, 1, 2, 4, 8]),
+            _ => self.machine.control.pick(&[1, 8, 16, 64]),
+        };
+        let small = self.sides[side].small || self.sides[side].grows;
+        // Where nobody writes to the origin a store that is full makes its snapshot read-only; else
+        // such a write mostly ends it first.
+        let kinds = match small && self.images {
+            true => ["P", "PO", "PO", "PO", "PO", "N"],
+            false => ["P", "P", "P", "PO", "PO", "N"],
+        };
+        let mut kind = self.machine.control.pick(&kinds);
+        if !self.on(Disturbance::Crash) && self.machine.plan.cut.is_some() && kind == "N" {
+            kind = "P";
+        }
+        let features = match self.machine.control.below(4) {
+            0 if self.on(Disturbance::Trim) => " 1 discard_zeroes_cow",
+            1 if self.on(Disturbance::Trim) => " 2 discard_zeroes_cow discard_passdown_origin",
+            _ => "",
+        };
+        let policies = [
+            StoreFullPolicy::Invalidate,
+            StoreFullPolicy::Invalidate,
+            StoreFullPolicy::Pause,
+            StoreFullPolicy::Fail,
+        ];
+        let on_full = if small { self.machine.control.pick(&policies) } else { StoreFullPolicy::Invalidate };
+        let origin = self.word(self.sides[side].origin);
+        let chunk = chunk.max(block);
+        let one = &mut self.sides[side];
+        (one.line, one.on_full) = (format!("{origin} p{side} {kind} {chunk}{features}"), on_full);
+    }
+
+    /// A snapshot that has become live is used from now on.
+    pub(super) fn begin_use(&mut self, side: usize) -> Result<(), Violation> {
+        if self.is_dead() {
+            return Ok(());
+        }
+        self.tell_settings(side)?;
+        self.put_upper(side)?;
+        if let Some(upper) = self.sides[side].upper.clone() {
+            if !self.load_base(side, "snapshot-origin", None)? {
+                return if self.is_dead() { Ok(()) } else { Err(format!("u{side} can't be loaded")) };
+            }
+            self.must_resume(&[upper])?;
+        }
+        self.open(side)
+    }
+
+    /// What its owner has set of a snapshot is in memory only.
+    pub(super) fn tell_settings(&mut self, side: usize) -> Result<(), Violation> {
+        // One that was full before that did what a snapshot does then by itself.
+        let has_room = |(used, total, _): (u64, u64, u64)| used + 64 < total;
+        let grows = self.sides[side].grows && !self.sides[side].small;
+        let in_time = parse_usage(&self.status(side)).is_some_and(|now| grows || has_room(now));
+        self.sides[side].ends_full = !in_time || self.sides[side].on_full == StoreFullPolicy::Invalidate;
+        let (origin, refuses) = (self.sides[side].origin, self.sides[side].refuses());
+        self.sides[origin].refused |= refuses;
+        match self.sides[side].on_full {
+            StoreFullPolicy::Invalidate => {}
+            StoreFullPolicy::Pause => drop(self.send_message(side, "set on_full pause")?),
+            StoreFullPolicy::Fail => drop(self.send_message(side, "set on_full fail")?),
+        }
+        if self.machine.control.one_in(2) {
+            self.send_message(side, "set copy_memory 64k")?;
+        }
+        Ok(())
+    }
+
+    /// Sends nothing more to `side`, waits for what is under way, and closes its lanes.
+    fn close(&mut self, side: usize) -> Result<(), Violation> {
+        self.sides[side].open = false;
+        let from = self.machine.step;
+        let busy = |world: &SnapshotWorld| {
+            let mut lanes = world.machine.cores.iter().flat_map(|c| &c.open).filter(|o| o.device == side);
+            lanes.any(|o| o.in_flight > 0 || o.lane.busy() == Busy::Owed)
+        };
+        while busy(self) {
+            if self.machine.step - from > STEPS_MAX {
+                return Err(format!("s{side} does not come to rest, and {} waits", self.describe_waiters()));
+            }
+            self.one_step()?;
+        }
+        for core in 0..self.machine.cores.len() {
+            self.machine.set_turn(Some(core));
+            self.machine.cores[core].open.retain(|open| open.device != side);
+        }
+        self.machine.set_turn(None);
+        Ok(())
+    }
+
+    fn remove(&mut self, side: usize) -> Result<(), Violation> {
+        self.machine.say(format!("s{side} is removed"));
+        self.close(side)?;
+        self.drop_side(side)?;
+        // Where the power went meanwhile, it may have gone before.
+        self.sides[side].live = false;
+        if !self.is_dead() {
+            self.counts.removed += 1;
+            self.is_linear(self.sides[side].origin)?;
+        }
+        Ok(())
+    }
+
+    /// Takes the devices of `side` away, which nobody has open.
+    fn drop_side(&mut self, side: usize) -> Result<(), Violation> {
+        if let Some(upper) = self.sides[side].upper.take() {
+            self.leave(upper)?;
+        }
+        if let Some(mapped) = self.sides[side].mapped.clone() {
+            self.leave(mapped)?;
+        }
+        (self.sides[side].mapped, self.sides[side].coming) = (None, None);
+        Ok(())
+    }
+
+    /// An origin without snapshots is one range of its disk, and no lane of a store is open.
+    pub(super) fn is_linear(&self, origin: usize) -> Result<(), Violation> {
+        if self.has_snapshots(origin) {
+            return Ok(());
+        }
+        let table = self.sides[origin].door().and_then(|door| door.live());
+        match table.is_some_and(|table| table.targets()[0].target.as_linear().is_some()) {
+            true => Ok(()),
+            false => Err(format!("s{origin} has no snapshots any more, and is not linear")),
+        }
+    }
+
+    /// A new table takes over from the one before.
+    fn reload(&mut self, side: usize) -> Result<(), Violation> {
+        if !self.load_snapshot(side, None)? {
+            return Ok(());
+        }
+        match self.resume(&self.devices(&[side]))? {
+            Ok(()) => self.counts.reloaded += 1,
+            // A table that waits to take the snapshot over keeps others from it.
+            Err(error) if error.errno == EINTR => {
+                self.sides[side].mapped.iter().for_each(|mapped| mapped.clear());
+            }
+            Err(error) => return Err(format!("reload of s{side}: {error}")),
+        }
+        Ok(())
+    }
+
+    /// Suspends, and goes on some time later.
+    fn pause(&mut self, side: usize) -> Result<(), Violation> {
+        let (door, own) = (self.sides[side].door().cloned(), self.sides[side].mapped.clone());
+        let device = if self.machine.control.one_in(2) { door } else { own };
+        let Some(device) = device else { return Ok(()) };
+        if self.suspend(&device)?.is_err() {
+            return Ok(());
+        }
+        for _ in 0..self.machine.control.below(60) {
+            // With the power off nothing moves that is suspended.
+            if !self.is_dead() {
+                self.one_step()?;
+            }
+        }
+        self.must_resume(&[device])
+    }
+
+    /// Brings what the snapshot `side` holds back into its origin.
+    fn merge(&mut self, side: usize) -> Result<(), Violation> {
+        let origin = self.sides[side].origin;
+        let Some(mapped) = self.sides[side].mapped.clone() else { return Ok(()) };
+        if !self.sides[side].is_persistent() || self.has_snapshots(side) {
+            return Ok(());
+        }
+        self.close(side)?;
+        // What stands over it must let go of it first.
+        if let Some(upper) = self.sides[side].upper.take() {
+            self.leave(upper)?;
+        }
+        let usable = |world: &SnapshotWorld| !["Invalid", "Overflow"].contains(&&*world.status(side));
+        if self.suspend(&mapped)?.is_err() || self.is_dead() || !usable(self) {
+            if mapped.is_suspended() {
+                self.must_resume(&[mapped])?;
+            }
+            return self.begin_use(side);
+        }
+        let merged = self.sides[side].line.clone();
+        let base = std::mem::replace(&mut self.sides[origin].base, merged);
+        let loaded = self.load_base(origin, "snapshot-merge", Some(side))?;
+        let door: Vec<Arc<MappedDevice>> = self.sides[origin].door().cloned().into_iter().collect();
+        let done = loaded && self.resume(&door)?.is_ok();
+        if !done || self.sides[origin].merging.is_none() {
+            (self.sides[origin].base, self.sides[origin].coming) = (base, None);
+            door.iter().for_each(|door| door.clear());
+            self.must_resume(&[mapped])?;
+            return self.begin_use(side);
+        }
+        self.drop_side(side)
+    }
+
+    /// Ends the merge into `origin`, where nothing is left to be merged.
+    fn end_merge(&mut self, origin: usize) -> Result<(), Violation> {
+        let Some(store) = self.sides[origin].merging else { return Ok(()) };
+        let status = self.base_status(origin);
+        let is_over = |(used, _, metadata)| used == metadata;
+        if status != "Invalid" && !parse_usage(&status).is_some_and(is_over) {
+            return Ok(());
+        }
+        let bare = self.word(origin);
+        let line = std::mem::replace(&mut self.sides[origin].base, bare);
+        let loaded = self.load_base(origin, "snapshot-origin", None)?;
+        let door: Vec<Arc<MappedDevice>> = self.sides[origin].door().cloned().into_iter().collect();
+        let done = loaded && self.resume(&door)?.is_ok();
+        if !done || self.is_dead() {
+            self.sides[origin].base = line;
+            door.iter().for_each(|door| door.clear());
+            return Ok(());
+        }
+        self.counts.merged += 1;
+        self.sides[origin].merging = None;
+        self.wipe(store);
+        self.is_linear(origin)
+    }
+
+    /// The small store of `side` grows to all that it may need; false where it has.
+    pub(super) fn grow(&mut self, side: usize) -> Result<bool, Violation> {
+        let before;
+        {
+            let mut env = lock(&self.machine.env);
+            let disk = &mut env.disks[side];
+            if disk.size == disk.sectors() {
+                return Ok(false);
+            }
+            before = disk.size;
+            disk.show(disk.sectors());
+            env.say(format!("disk {side} shows all of its sectors"));
+        }
+        // One that is suspended takes no message: later.
+        let told = self.send_message(side, "grown")?;
+        if !told {
+            lock(&self.machine.env).disks[side].show(before);
+        }
+        self.counts.grown += u64::from(told);
+        Ok(told)
+    }
+
+    /// What the store of a new snapshot shows: one that grows begins with four chunks.
+    fn first_size(&mut self, side: usize) -> u64 {
+        let one = &mut self.sides[side];
+        one.begin_growth();
+        let chunk: u64 = one.line.split(' ').nth(3).and_then(|word| word.parse().ok()).unwrap_or(1);
+        if one.grows { one.shown.min(4 * chunk) } else { one.shown }
+    }
+
+    /// Where writes wait for room in a store, it grows.
+    pub(super) fn make_room(&mut self) -> Result<bool, Violation> {
+        let mut grown = false;
+        for side in self.origins()..self.sides.len() {
+            let one = &self.sides[side];
+            // One that is being made again has no table yet, and takes no message.
+            let has_table = one.mapped.as_ref().is_some_and(|mapped| mapped.live().is_some());
+            if one.on_full == StoreFullPolicy::Pause && one.live && has_table {
+                grown |= self.grow(side)?;
+            }
+        }
+        Ok(grown)
+    }
+}

@@ -1,0 +1,157 @@
+//! What tables mean, worked out sector by sector and without any of the code under test: a [`TableMap`]
+//! says for each sector of a device which sector of which disk it is, and what a target on the way
+//! does to it.
+
+use crate::register_model::RegisterModel;
+use crate::tables::{FlakeyFault, LineKind, LowerDevice, PassThrough, TableSpec};
+use std::sync::Arc;
+
+/// A sector that reads as zeroes and forgets what is written.
+pub const ZERO: u32 = u32::MAX;
+
+/// A sector that fails.
+pub const ERROR: u32 = u32::MAX - 1;
+
+/// What a table means.
+#[derive(Debug, PartialEq, Eq)]
+pub struct TableMap {
+    /// The cell behind each sector, or [`ZERO`], or [`ERROR`].
+    pub cells: Vec<u32>,
+    /// The disks behind the device.
+    pub disks: Vec<usize>,
+    /// There are sectors without a disk.
+    pub bare: bool,
+    /// Ranges in which data is lost or changed on purpose.
+    pub lossy: Vec<LossyRange>,
+    /// A discard leaves what was there, or zeroes; else it leaves anything.
+    pub clears: bool,
+}
+
+/// A range behind a target that loses or changes data on purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LossyRange {
+    /// First sector.
+    pub start: u64,
+    /// Length.
+    pub len: u64,
+    /// What it does.
+    pub flaw: FlakeyFault,
+    /// It does so all the time.
+    pub always: bool,
+}
+
+impl LossyRange {
+    /// Lies `sector` in it?
+    #[must_use]
+    pub fn covers(&self, sector: u64) -> bool {
+        (self.start..self.start + self.len).contains(&sector)
+    }
+}
+
+impl TableMap {
+    /// Works out what `spec` means; `below` gives the maps of the devices.
+    #[must_use]
+    pub fn of(
+        spec: &TableSpec,
+        disk_of_path: &[usize],
+        cells: &RegisterModel,
+        below: &dyn Fn(usize) -> Arc<TableMap>,
+    ) -> TableMap {
+        let mut map =
+            TableMap { cells: Vec::new(), disks: Vec::new(), bare: false, lossy: Vec::new(), clears: false };
+        let find = |b: LowerDevice, sector: u64| match b {
+            LowerDevice::Path(p) => cells.index(disk_of_path[p], sector),
+            LowerDevice::Device(d) => below(d).cells[sector as usize],
+        };
+        for (len, kind) in &spec.lines {
+            for s in 0..*len {
+                map.cells.push(match kind {
+                    LineKind::Linear(b, at) | LineKind::PassThrough(_, b, at) => find(*b, at + s),
+                    LineKind::Striped { chunk, of } => {
+                        let (nr, rest) = (s / chunk, s % chunk);
+                        let (b, at) = of[(nr % of.len() as u64) as usize];
+                        find(b, at + nr / of.len() as u64 * chunk + rest)
+                    }
+                    LineKind::Zero => ZERO,
+                    LineKind::Error => ERROR,
+                    LineKind::Multipath { disk, .. } => cells.index(*disk, s),
+                });
+            }
+            if let LineKind::Multipath { disk, .. } = kind {
+                map.disks.push(*disk);
+            }
+            match kind {
+                LineKind::PassThrough(PassThrough::Flakey(up, _, flaw), ..) if flaw.is_lossy() => {
+                    let start = map.cells.len() as u64 - len;
+                    map.lossy.push(LossyRange { start, len: *len, flaw: *flaw, always: *up == 0 });
+                }
+                _ => {}
+            }
+        }
+        map.disks.extend(spec.paths().iter().map(|p| disk_of_path[*p]));
+        for d in spec.devices() {
+            let lower = below(d);
+            map.disks.extend(&lower.disks);
+            map.bare |= lower.bare;
+        }
+        map.disks.sort_unstable();
+        map.disks.dedup();
+        map.bare |= spec.lines.iter().any(|(_, k)| matches!(k, LineKind::Zero | LineKind::Error));
+        map
+    }
+
+    /// What is behind `sector`. A sector beyond the end fails.
+    #[must_use]
+    pub fn cell(&self, sector: u64) -> u32 {
+        self.cells.get(sector as usize).copied().unwrap_or(ERROR)
+    }
+
+    /// What happens to writes of `sector`: `Some(true)` when they are dropped, `Some(false)` when
+    /// they may be.
+    #[must_use]
+    pub fn drops(&self, sector: u64) -> Option<bool> {
+        let drop = |l: &&LossyRange| l.flaw == FlakeyFault::DropWrites && l.covers(sector);
+        self.lossy.iter().find(drop).map(|l| l.always)
+    }
+
+    /// Flushes may be dropped.
+    #[must_use]
+    pub fn drops_flushes(&self) -> bool {
+        self.lossy.iter().any(|l| l.flaw == FlakeyFault::DropWrites)
+    }
+
+    /// The size of the device in sectors.
+    #[must_use]
+    pub fn sectors(&self) -> u64 {
+        self.cells.len() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stripes_are_dealt_in_turn() {
+        let cells = RegisterModel::new(&[64, 64], |_, s| s);
+        let spec = TableSpec {
+            lines: vec![
+                (8, LineKind::Zero),
+                (
+                    32,
+                    LineKind::Striped {
+                        chunk: 8,
+                        of: vec![(LowerDevice::Path(0), 16), (LowerDevice::Path(1), 0)],
+                    },
+                ),
+            ],
+        };
+        assert_eq!(spec.text(1), "0 8 zero\n8 32 striped 2 8 p0 16 p1 0");
+        let map = TableMap::of(&spec, &[0, 1], &cells, &|_| unreachable!());
+        assert_eq!((map.sectors(), map.disks.as_slice(), map.bare), (40, &[0, 1][..], true));
+        assert_eq!(map.cells[7..10], [ZERO, 16, 17]);
+        assert_eq!(map.cells[16], 64);
+        assert_eq!(map.cells[24], 24);
+        assert_eq!(map.cells[39], 64 + 15);
+    }
+}

@@ -1,0 +1,157 @@
+//! What a reconfigure may say when it is done: what it did, and of what it did not a reason.
+
+use super::{AppliedDevice, ConfigChange, DeclaredDevice, RunningReconfigure, has_cycle};
+use crate::model::Violation;
+use crate::path::NO_LANE;
+use crate::verbs::ask::{ControlVerbJob, DisturbanceCounts, VerbOutcome};
+use crate::verbs::model::RegistryModel;
+use crate::verbs::outside::NOT_NOW;
+use std::collections::BTreeSet;
+use udm_core::DeviceId;
+use udm_core::errno::{self, EBUSY, EINTR, EINVAL, ENOENT, ENXIO};
+
+impl RegistryModel {
+    /// The reconfigure `job` has ended so, with the trouble that there was by now. Could a step of
+    /// it have been called off?
+    pub(in crate::verbs) fn reconfigured(
+        &mut self,
+        job: &ControlVerbJob,
+        outcome: &VerbOutcome,
+        trouble: DisturbanceCounts,
+    ) -> Result<bool, Violation> {
+        let Some(under) = self.config.under.take_if(|under| under.job == job.id) else {
+            return Err(format!("a reconfigure ended before it read the file: {outcome:?}"));
+        };
+        let said = match outcome {
+            Err(e) if under.refused && e.error.errno == EINVAL => return Ok(false),
+            Ok(said) if !under.refused => said,
+            _ => return Err(format!("{outcome:?} of a reconfigure, refused: {}", under.refused)),
+        };
+        let wrong = |what: &str| Err(format!("a reconfigure said {said:?}: {what}; {:?}", under.plan));
+        if said[0] != under.unchanged.to_string() {
+            return wrong("another number is unchanged");
+        }
+        let parts = |line: &String| {
+            let mut parts = line.splitn(3, '\t').map(String::from);
+            Some((ConfigChange::of(&parts.next()?)?, parts.next()?, parts.next()?))
+        };
+        let Some(changes) = said[1..].iter().map(parts).collect::<Option<Vec<_>>>() else {
+            return wrong("there is no such change");
+        };
+        let mut made: Vec<_> = changes.iter().map(|(what, name, _)| (name.clone(), *what)).collect();
+        let mut plan = under.plan.clone();
+        made.sort();
+        plan.sort();
+        if made != plan || !under.is_in_order(&changes) {
+            return wrong("that is not what was to be done, or not in order");
+        }
+        let there = |id: &DeviceId| self.view.get(*id).is_some();
+        if under.resting.iter().any(there) {
+            return wrong("it left a device suspended");
+        }
+        if under.loaded.keys().any(there) {
+            return wrong("a table of its own is left in an inactive slot");
+        }
+        let mut claimed = BTreeSet::new();
+        for (what, name, error) in &changes {
+            let place = self.config.applied.iter().position(|one| one.wanted.name == *name);
+            let id = place.map(|place| self.config.applied[place].id);
+            let wanted = under.wish.iter().find(|wanted| wanted.name == *name);
+            // One that was renamed may have been taken over by either name: what is said decides.
+            let may_be =
+                |names: &[String]| names.contains(name) && (error.is_empty() || names == [name.as_str()]);
+            let taken_over = || {
+                let all = under.swapped.iter().filter(|(id, names)| !claimed.contains(*id) && may_be(names));
+                all.min_by_key(|(_, names)| names.len()).map(|(id, _)| *id)
+            };
+            let done = match what {
+                ConfigChange::Create => under.created.get(name).copied().or_else(taken_over),
+                ConfigChange::Reload => id.filter(|id| under.swapped.contains_key(id)),
+                ConfigChange::Remove if error.is_empty() => id.filter(|id| self.view.get(*id).is_none()),
+                ConfigChange::Remove => id.filter(|id| under.removed.contains(id)),
+                ConfigChange::Uuid | ConfigChange::ReadOnly => None,
+            };
+            let refused = matches!(what, ConfigChange::Uuid | ConfigChange::ReadOnly);
+            if under.dry || refused {
+                if error.is_empty() == refused {
+                    return wrong("it is not said that it can't be, or can");
+                }
+                continue;
+            }
+            let by_others = done.is_some_and(|id| under.by_others.contains(&id));
+            let done = done.filter(|_| !by_others || error.is_empty());
+            if done.is_some() != error.is_empty() {
+                return wrong(&format!("{name}: it is not so"));
+            }
+            let Some(done) = done else {
+                if !self.is_cause(&under, job, (*what, name, id, wanted), error, trouble) {
+                    return wrong(&format!("{name}: there is no reason for that"));
+                }
+                continue;
+            };
+            claimed.insert(done);
+            match (place, wanted) {
+                (Some(place), Some(wanted)) => self.config.applied[place].wanted = wanted.clone(),
+                (Some(place), None) => drop(self.config.applied.remove(place)),
+                (None, Some(wanted)) => {
+                    self.config.applied.push(AppliedDevice { wanted: wanted.clone(), id: done });
+                }
+                (None, None) => {}
+            }
+        }
+        Ok(job.hung_up || !under.leaving.is_empty())
+    }
+
+    /// Is there a reason for `error`?
+    fn is_cause(
+        &self,
+        under: &RunningReconfigure,
+        job: &ControlVerbJob,
+        (what, name, id, wanted): (ConfigChange, &str, Option<DeviceId>, Option<&DeclaredDevice>),
+        error: &str,
+        trouble: DisturbanceCounts,
+    ) -> bool {
+        let known = [EINTR, EBUSY, ENXIO, ENOENT, EINVAL, NOT_NOW, NO_LANE];
+        let Some(errno) = known.into_iter().find(|errno| error.ends_with(&errno::text(*errno))) else {
+            return false;
+        };
+        let is = |set: &BTreeSet<DeviceId>| id.is_some_and(|id| set.contains(&id));
+        let text = wanted.map_or("", |wanted| wanted.table.as_str());
+        let uuid = wanted.and_then(|wanted| wanted.uuid.as_ref());
+        let taken = what == ConfigChange::Create
+            && (under.taken.contains(name) || uuid.is_some_and(|uuid| under.taken.contains(uuid)));
+        let gone = id.is_some_and(|id| self.view.get(id).is_none());
+        let slots = id.and_then(|id| self.view.get(id)).map(|seen| [seen.live, seen.inactive]);
+        let stacked = slots.iter().flatten().flatten().any(|t| !self.tables.all[*t].uses.is_empty());
+        let stacks = stacked || text.contains('@') || text.contains("254:");
+        match errno {
+            EINTR => job.hung_up || taken || is(&under.leaving),
+            EBUSY if what == ConfigChange::Remove => stacks || is(&under.open) || is(&under.leaving),
+            EBUSY => stacks || taken || is(&under.occupied),
+            ENXIO => gone || taken || ["253:", "254:"].iter().any(|word| text.contains(word)),
+            ENOENT => text.contains('@'),
+            EINVAL => stacks || taken || id.is_some_and(|id| self.is_of_another_kind(id, text)),
+            NOT_NOW => trouble.failed > under.trouble.failed,
+            _ => trouble.refused > under.trouble.refused,
+        }
+    }
+}
+
+impl RunningReconfigure {
+    /// What is used comes before who uses it, and goes behind him.
+    fn is_in_order(&self, changes: &[(ConfigChange, String, String)]) -> bool {
+        let comes = |what: ConfigChange| matches!(what, ConfigChange::Create | ConfigChange::Reload);
+        let wanted = |name: &str| self.wish.iter().find(|wanted| wanted.name == name);
+        // After renames what was wanted may lie on itself by its names, and then has no order.
+        let had: Vec<DeclaredDevice> = self.was.iter().map(|one| one.wanted.clone()).collect();
+        let ordered = !has_cycle(&had);
+        let was = |name: &str| self.was.iter().map(|one| &one.wanted).find(|wanted| wanted.name == name);
+        changes.iter().enumerate().all(|(i, (what, name, _))| {
+            changes[i + 1..].iter().all(|(later, other, _)| {
+                let early = comes(*what) && comes(*later) && wanted(name).is_some_and(|w| w.uses(other));
+                let gone = (*what, *later) == (ConfigChange::Remove, ConfigChange::Remove);
+                !(early || gone && ordered && was(other).is_some_and(|w| w.uses(name)))
+            })
+        })
+    }
+}
