@@ -21,11 +21,11 @@ const BATCHES: usize = 20_000;
 const SIZE: u64 = 1 << 21;
 
 /// A device that completes whatever it is given, at once.
-struct Null(DeviceId);
+struct NullDevice(DeviceId);
 
 struct NullLane(Batch);
 
-impl Device for Null {
+impl Device for NullDevice {
     fn id(&self) -> DeviceId {
         self.0
     }
@@ -50,9 +50,9 @@ impl Lane for NullLane {
 }
 
 /// No lanes are open while the stacks are built, so nobody needs to be told.
-struct Nobody;
+struct NoCores;
 
-impl Cores for Nobody {
+impl Cores for NoCores {
     fn broadcast(&self, _device: DeviceId, _command: LaneCommand) {}
     fn ring(&self, _: CoreId, _: DeviceId) {}
     fn start(&self, _: udm_core::MakeTask) -> udm_core::TaskHandle {
@@ -67,12 +67,12 @@ fn map(name: &str, text: &str, resolver: &mut TestResolver, minor: u32) -> Arc<M
         .load(Table::build(udm_targets::TARGETS, &lines, resolver, &TestIo::new(), 1).expect("a table"))
         .expect("a load");
     let mut change = device.resume(Arc::new(|| {})).expect("a resume");
-    change.step(&Nobody).expect("no core to wait for").expect("a resume");
+    change.step(&NoCores).expect("no core to wait for").expect("a resume");
     resolver.add(&format!("@{name}"), device.number(), Arc::<MappedDevice>::clone(&device));
     device
 }
 
-fn turn(lane: &mut dyn Lane, state: &mut CoreState, batch: &mut Batch, done: &mut Batch) -> f64 {
+fn measure_turn(lane: &mut dyn Lane, state: &mut CoreState, batch: &mut Batch, done: &mut Batch) -> f64 {
     let start = Instant::now();
     let mut at = 1u64;
     for _ in 0..BATCHES {
@@ -95,9 +95,9 @@ fn turn(lane: &mut dyn Lane, state: &mut CoreState, batch: &mut Batch, done: &mu
 }
 
 fn main() {
-    let null = Arc::new(Null(DeviceId::new()));
+    let null = Arc::new(NullDevice(DeviceId::new()));
     let mut resolver = TestResolver::new();
-    resolver.add("/null", DevNo { major: 1, minor: 0 }, Arc::<Null>::clone(&null));
+    resolver.add("/null", DevNo { major: 1, minor: 0 }, Arc::<NullDevice>::clone(&null));
     let linear = map("linear", &format!("0 {SIZE} linear /null 0"), &mut resolver, 0);
     let shifted = map("shifted", &format!("0 {} linear /null 64", SIZE - 64), &mut resolver, 1);
     let zero = map("zero", &format!("0 {SIZE} zero"), &mut resolver, 2);
@@ -137,7 +137,7 @@ fn main() {
     let mut times = vec![Vec::with_capacity(TURNS); stacks.len()];
     for _ in 0..TURNS {
         for (lane, times) in lanes.iter_mut().zip(&mut times) {
-            times.push(turn(&mut **lane, &mut state, &mut batch, &mut done));
+            times.push(measure_turn(&mut **lane, &mut state, &mut batch, &mut done));
         }
     }
     for times in &mut times {

@@ -24,9 +24,9 @@ use udm_dm::{DeviceRef, LookupError, Resolver, Target, TargetArgs};
 use udm_targets::multipath::Multipath;
 
 /// A device that finishes everything at once.
-struct Null(DeviceId);
+struct NullDevice(DeviceId);
 
-impl Device for Null {
+impl Device for NullDevice {
     fn id(&self) -> DeviceId {
         self.0
     }
@@ -102,13 +102,18 @@ impl Lane for MutexLane {
     }
 }
 
-struct Nulls;
+struct NullResolver;
 
-impl Resolver for Nulls {
+impl Resolver for NullResolver {
     fn get(&mut self, word: &str) -> Result<DeviceRef, LookupError> {
         let number: DevNo =
             word.parse().map_err(|()| LookupError { errno: ENOENT, reason: String::new() })?;
-        Ok(DeviceRef { number, name: word.to_string(), device: Arc::new(Null(DeviceId::new())), hold: None })
+        Ok(DeviceRef {
+            number,
+            name: word.to_string(),
+            device: Arc::new(NullDevice(DeviceId::new())),
+            hold: None,
+        })
     }
 }
 
@@ -118,7 +123,7 @@ fn multipath(params: &str) -> Arc<Multipath> {
         start: Sector(0),
         len: Sectors(1 << 30),
         args: &args,
-        resolver: &mut Nulls,
+        resolver: &mut NullResolver,
         io: &TestIo::new(),
         cores: 2,
     };
@@ -126,11 +131,11 @@ fn multipath(params: &str) -> Arc<Multipath> {
 }
 
 /// Makes a case's lane on a core.
-type Open = Box<dyn Fn(&mut Cx<'_>) -> Box<dyn Lane> + Sync>;
+type OpenLane = Box<dyn Fn(&mut Cx<'_>) -> Box<dyn Lane> + Sync>;
 
-fn cases() -> Vec<(&'static str, Open)> {
-    let null = |cx: &mut Cx<'_>| Null(DeviceId::new()).open(cx).expect("null opens");
-    let mut cases: Vec<(&'static str, Open)> = vec![
+fn cases() -> Vec<(&'static str, OpenLane)> {
+    let null = |cx: &mut Cx<'_>| NullDevice(DeviceId::new()).open(cx).expect("null opens");
+    let mut cases: Vec<(&'static str, OpenLane)> = vec![
         ("null", Box::new(null)),
         ("linear", Box::new(move |cx| Box::new(LinearLane(null(cx), Sectors(2048))))),
     ];
@@ -156,7 +161,7 @@ fn cases() -> Vec<(&'static str, Open)> {
 }
 
 /// Nanoseconds a request over `batches` batches of `depth`.
-fn measure(open: &Open, core: u16, depth: usize, batches: usize, start: &Barrier) -> f64 {
+fn measure(open: &OpenLane, core: u16, depth: usize, batches: usize, start: &Barrier) -> f64 {
     let mut state = CoreState::new(CoreId(core), 2, 1, None);
     let mut cx = state.cx(Nanos(0));
     let mut lane = open(&mut cx);
@@ -185,7 +190,7 @@ fn measure(open: &Open, core: u16, depth: usize, batches: usize, start: &Barrier
 }
 
 /// The same on `threads` threads at once; the mean of them.
-fn together(open: &Open, threads: u16, depth: usize, batches: usize) -> f64 {
+fn measure_on_threads(open: &OpenLane, threads: u16, depth: usize, batches: usize) -> f64 {
     let barrier = Barrier::new(threads.into());
     let sum: f64 = std::thread::scope(|scope| {
         let start = &barrier;
@@ -210,7 +215,7 @@ fn main() {
         let mut times = vec![Vec::new(); cases.len()];
         for _ in 0..rounds {
             for ((_, open), times) in cases.iter().zip(&mut times) {
-                times.push(together(open, threads, depth, batches));
+                times.push(measure_on_threads(open, threads, depth, batches));
             }
         }
         let mut null = 0.0;

@@ -21,11 +21,11 @@ const BATCHES: usize = 5_000;
 const SIZE: u64 = 1 << 19;
 
 /// A device that completes whatever it is given, at once.
-struct Null(DeviceId, Commons);
+struct NullDevice(DeviceId, Commons);
 
 struct NullLane(Batch);
 
-impl Device for Null {
+impl Device for NullDevice {
     fn id(&self) -> DeviceId {
         self.0
     }
@@ -54,9 +54,9 @@ impl Lane for NullLane {
 }
 
 /// No lanes are open while the stacks are built, so nobody needs to be told.
-struct Nobody;
+struct NoCores;
 
-impl Cores for Nobody {
+impl Cores for NoCores {
     fn broadcast(&self, _device: DeviceId, _command: LaneCommand) {}
     fn ring(&self, _: CoreId, _: DeviceId) {}
     fn start(&self, _: udm_core::MakeTask) -> udm_core::TaskHandle {
@@ -64,16 +64,16 @@ impl Cores for Nobody {
     }
 }
 
-struct Host {
+struct StackRig {
     resolver: TestResolver,
     minor: u32,
 }
 
-impl Host {
+impl StackRig {
     fn null(&mut self, name: &str) {
         let number = DevNo { major: 1, minor: self.minor };
         self.minor += 1;
-        self.resolver.add(name, number, Arc::new(Null(DeviceId::new(), Commons::default())));
+        self.resolver.add(name, number, Arc::new(NullDevice(DeviceId::new(), Commons::default())));
     }
 
     fn map(&mut self, name: &str, text: &str) -> Arc<MappedDevice> {
@@ -84,7 +84,7 @@ impl Host {
         let table = Table::build(udm_targets::TARGETS, &lines, &mut self.resolver, &TestIo::new(), 1);
         device.load(table.expect("a table")).expect("a load");
         let mut change = device.resume(Arc::new(|| {})).expect("a resume");
-        change.step(&Nobody).expect("no core to wait for").expect("a resume");
+        change.step(&NoCores).expect("no core to wait for").expect("a resume");
         device
     }
 }
@@ -103,7 +103,13 @@ fn write_all(lane: &mut dyn Lane, state: &mut CoreState) {
     }
 }
 
-fn turn(lane: &mut dyn Lane, state: &mut CoreState, batch: &mut Batch, op: Op, spare: &mut Batch) -> f64 {
+fn measure_turn(
+    lane: &mut dyn Lane,
+    state: &mut CoreState,
+    batch: &mut Batch,
+    op: Op,
+    spare: &mut Batch,
+) -> f64 {
     let start = Instant::now();
     let mut at = 1u64;
     for _ in 0..BATCHES {
@@ -128,7 +134,7 @@ fn turn(lane: &mut dyn Lane, state: &mut CoreState, batch: &mut Batch, op: Op, s
 }
 
 fn main() {
-    let mut host = Host { resolver: TestResolver::new(), minor: 0 };
+    let mut host = StackRig { resolver: TestResolver::new(), minor: 0 };
     let mut state = CoreState::new(CoreId(0), 1, 1, None);
     let mut stacks: Vec<(String, Box<dyn Lane>, Op)> = Vec::new();
     let mut keep = Vec::new();
@@ -177,7 +183,7 @@ fn main() {
     let mut times = vec![Vec::with_capacity(TURNS); stacks.len()];
     for _ in 0..TURNS {
         for ((_, lane, op), times) in stacks.iter_mut().zip(&mut times) {
-            times.push(turn(&mut **lane, &mut state, &mut batch, *op, &mut spare));
+            times.push(measure_turn(&mut **lane, &mut state, &mut batch, *op, &mut spare));
         }
     }
     times.iter_mut().for_each(|times| times.sort_by(f64::total_cmp));

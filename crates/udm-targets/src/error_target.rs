@@ -40,7 +40,7 @@ impl Target for ErrorTarget {
     }
 
     fn open(&self, _cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        Ok(Box::new(ImmediateLane { end: fail, done: Batch::new() }))
+        Ok(Box::new(ImmediateLane { end: fail_bio, done: Batch::new() }))
     }
 
     fn table(&self) -> String {
@@ -66,7 +66,7 @@ impl Target for ErrorTarget {
     }
 }
 
-fn fail(bio: &mut Bio) -> Status {
+fn fail_bio(bio: &mut Bio) -> Status {
     let forgiven = bugs::on(Bug::ErrorForgiven) && bio.op == Op::Write;
     if bio.op == Op::Flush || forgiven { Status::Ok } else { Status::IoErr }
 }

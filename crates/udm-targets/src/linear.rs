@@ -7,7 +7,7 @@ use udm_core::{Extents, Limits, Sector, Sectors};
 use udm_dm::TargetError;
 use udm_dm::target::{Below, DeviceRef, Target, TargetArgs, Used, decimal};
 
-struct Linear {
+struct LinearTarget {
     device: DeviceRef,
     offset: Sector,
     len: Sectors,
@@ -27,10 +27,10 @@ pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
     let device = args.resolver.get(device).map_err(|e| {
         TargetError::new("linear: Device lookup failed").with_errno(e.errno).because(e.reason).at(0)
     })?;
-    Ok(Arc::new(Linear { device, offset, len: args.len }))
+    Ok(Arc::new(LinearTarget { device, offset, len: args.len }))
 }
 
-impl Target for Linear {
+impl Target for LinearTarget {
     fn type_name(&self) -> &'static str {
         "linear"
     }

@@ -29,13 +29,13 @@ struct Stripe {
     errors: AtomicU32,
 }
 
-struct Shared {
+struct StripedShared {
     stripes: Vec<Stripe>,
     notify: OnceLock<Arc<dyn Notify>>,
 }
 
 struct StripedTarget {
-    shared: Arc<Shared>,
+    shared: Arc<StripedShared>,
     layout: Layout,
     len: Sectors,
 }
@@ -77,7 +77,7 @@ pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
         stripes.push(Stripe { device, offset: Sector(offset), errors: AtomicU32::new(0) });
     }
     Ok(Arc::new(StripedTarget {
-        shared: Arc::new(Shared { stripes, notify: OnceLock::new() }),
+        shared: Arc::new(StripedShared { stripes, notify: OnceLock::new() }),
         layout: Layout::new(count, chunk),
         len: args.len,
     }))
@@ -143,7 +143,7 @@ impl Target for StripedTarget {
 
     fn as_striped(&self) -> Option<Striped> {
         let stripes = self.shared.stripes.iter().map(|s| (s.device.clone(), s.offset)).collect();
-        let failures = Arc::<Shared>::clone(&self.shared);
+        let failures = Arc::<StripedShared>::clone(&self.shared);
         Some(Striped { layout: self.layout, stripes, failures })
     }
 
@@ -157,7 +157,7 @@ impl Target for StripedTarget {
     }
 }
 
-impl Failures for Shared {
+impl Failures for StripedShared {
     /// Counts it on all stripes of the device.
     fn failed(&self, stripe: usize) {
         let id = self.stripes[stripe].device.device.id();

@@ -9,7 +9,7 @@ use udm_core::{
 use udm_dm::TargetError;
 use udm_dm::target::{Below, Target, TargetArgs, Used};
 
-struct Zero {
+struct ZeroTarget {
     len: Sectors,
 }
 
@@ -21,16 +21,16 @@ pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
     if !args.args.is_empty() {
         return Err(TargetError::new("zero: No arguments required").at(0));
     }
-    Ok(Arc::new(Zero { len: args.len }))
+    Ok(Arc::new(ZeroTarget { len: args.len }))
 }
 
-impl Target for Zero {
+impl Target for ZeroTarget {
     fn type_name(&self) -> &'static str {
         "zero"
     }
 
     fn open(&self, _cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        Ok(Box::new(WorkLane::new(Zeroes)))
+        Ok(Box::new(WorkLane::new(ZeroFill)))
     }
 
     fn table(&self) -> String {
@@ -51,9 +51,9 @@ impl Target for Zero {
     }
 }
 
-struct Zeroes;
+struct ZeroFill;
 
-impl Serve for Zeroes {
+impl Serve for ZeroFill {
     fn cost(&self, bio: &Bio) -> u64 {
         if bio.op == Op::Read && !bio.data.is_empty() { bio.sectors.0.saturating_mul(SECTOR_SIZE) } else { 0 }
     }
@@ -63,7 +63,7 @@ impl Serve for Zeroes {
             // Zeroes read ahead would only fill a cache (kernel).
             Op::Read if bio.flags.contains(BioFlags::RAHEAD) => Status::IoErr,
             Op::Read if !bio.data.is_empty() => {
-                fill(bio, part);
+                fill_with_zeroes(bio, part);
                 Status::Ok
             }
             Op::Read | Op::Write | Op::Discard | Op::Flush => {
@@ -75,7 +75,7 @@ impl Serve for Zeroes {
     }
 }
 
-fn fill(bio: &mut Bio, part: &mut Part) {
+fn fill_with_zeroes(bio: &mut Bio, part: &mut Part) {
     let now = part.now();
     bio.data.produce(part.done as usize, now as usize, |_, piece| piece.fill(0));
     part.advance(now);

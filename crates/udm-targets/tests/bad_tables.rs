@@ -20,11 +20,11 @@ fn multipath_stands_alone() {
     assert_eq!(company.len(), 1);
     company.iter().for_each(compare);
     let behind = "0 8 zero\n8 8 multipath 0 0 1 1 round-robin 0 1 0 /dev/nullb0";
-    refused(behind, 22, "multipath: singleton target type must appear alone in table");
+    assert_refused(behind, 22, "multipath: singleton target type must appear alone in table");
 }
 
 #[track_caller]
-fn refused(table: &str, errno: i32, text: &str) {
+fn assert_refused(table: &str, errno: i32, text: &str) {
     let error = load(table).expect_err(table);
     assert_eq!((error.errno, error.text.as_str()), (errno, text), "{table}");
 }
@@ -32,52 +32,60 @@ fn refused(table: &str, errno: i32, text: &str) {
 /// spec: order, gaps, lengths and types of lines.
 #[test]
 fn k01_lines_in_the_kernels_order_of_checks() {
-    refused("", 22, "populate_table: no targets specified");
-    refused("8 8 zero", 22, "zero: Gap in table");
-    refused("0 8 zero\n16 8 zero", 22, "zero: Gap in table");
-    refused("0 8 zero\n4 8 linear /dev/nullb0 0", 22, "linear: Gap in table");
-    refused("8 8 zero\n0 8 zero", 22, "zero: Gap in table");
-    refused("0 0 zero", 22, "zero-length target");
-    refused("0 36028797018963968 zero", 22, "too large device");
-    refused("0 18014398509481984 zero", 22, "too large device");
-    refused("8 18446744073709551615 zero", 22, "too large device");
+    assert_refused("", 22, "populate_table: no targets specified");
+    assert_refused("8 8 zero", 22, "zero: Gap in table");
+    assert_refused("0 8 zero\n16 8 zero", 22, "zero: Gap in table");
+    assert_refused("0 8 zero\n4 8 linear /dev/nullb0 0", 22, "linear: Gap in table");
+    assert_refused("8 8 zero\n0 8 zero", 22, "zero: Gap in table");
+    assert_refused("0 0 zero", 22, "zero-length target");
+    assert_refused("0 36028797018963968 zero", 22, "too large device");
+    assert_refused("0 18014398509481984 zero", 22, "too large device");
+    assert_refused("8 18446744073709551615 zero", 22, "too large device");
     assert_eq!(load("0 18014398509481983 zero").unwrap(), "0 18014398509481983 zero ");
     // The check that comes first wins.
-    refused("8 0 nosuch", 22, "zero-length target");
-    refused("8 8 nosuch", 22, "nosuch: unknown target type");
-    refused("8 8 linear", 22, "linear: Gap in table");
+    assert_refused("8 0 nosuch", 22, "zero-length target");
+    assert_refused("8 8 nosuch", 22, "nosuch: unknown target type");
+    assert_refused("8 8 linear", 22, "linear: Gap in table");
 }
 
 #[test]
 fn arguments_of_the_basic_targets() {
-    refused("0 8 linear /dev/nullb0 0x10", 22, "linear: Invalid device sector");
-    refused("0 8 linear /dev/nullb0 18446744073709551616", 22, "linear: Invalid device sector");
-    refused("0 8 linear /dev/nosuch 0", 2, "linear: Device lookup failed");
-    refused("0 8 linear 99:99 0", 6, "linear: Device lookup failed");
-    refused("0 8 linear /dev/nosuch x", 22, "linear: Invalid device sector");
-    refused(
+    assert_refused("0 8 linear /dev/nullb0 0x10", 22, "linear: Invalid device sector");
+    assert_refused("0 8 linear /dev/nullb0 18446744073709551616", 22, "linear: Invalid device sector");
+    assert_refused("0 8 linear /dev/nosuch 0", 2, "linear: Device lookup failed");
+    assert_refused("0 8 linear 99:99 0", 6, "linear: Device lookup failed");
+    assert_refused("0 8 linear /dev/nosuch x", 22, "linear: Invalid device sector");
+    assert_refused(
         "0 8 linear /dev/nullb0 18446744073709551615",
         22,
         "nullb0 too small for target: start=18446744073709551615, len=8, dev_size=2097152",
     );
-    refused("0 16 striped", 22, "striped: Not enough arguments");
-    refused("0 16 striped 2", 22, "striped: Not enough arguments");
-    refused("0 16 striped 0 8", 22, "striped: Invalid stripe count");
-    refused("0 16 striped x 0", 22, "striped: Invalid stripe count");
-    refused("0 16 striped 4294967296 8", 22, "striped: Invalid stripe count");
-    refused("0 16 striped 2 0", 22, "striped: Invalid chunk_size");
-    refused("0 16 striped 3 8", 22, "striped: Target length not divisible by number of stripes");
-    refused("0 16 striped 2 3", 22, "striped: Target length not divisible by chunk size");
-    refused("0 16 striped 2 8 /dev/nullb0 0", 22, "striped: Not enough destinations specified");
-    refused(
+    assert_refused("0 16 striped", 22, "striped: Not enough arguments");
+    assert_refused("0 16 striped 2", 22, "striped: Not enough arguments");
+    assert_refused("0 16 striped 0 8", 22, "striped: Invalid stripe count");
+    assert_refused("0 16 striped x 0", 22, "striped: Invalid stripe count");
+    assert_refused("0 16 striped 4294967296 8", 22, "striped: Invalid stripe count");
+    assert_refused("0 16 striped 2 0", 22, "striped: Invalid chunk_size");
+    assert_refused("0 16 striped 3 8", 22, "striped: Target length not divisible by number of stripes");
+    assert_refused("0 16 striped 2 3", 22, "striped: Target length not divisible by chunk size");
+    assert_refused("0 16 striped 2 8 /dev/nullb0 0", 22, "striped: Not enough destinations specified");
+    assert_refused(
         "0 16 striped 2 8 /dev/nullb0 0 /dev/nullb1 0 x",
         22,
         "striped: Not enough destinations specified",
     );
-    refused("0 16 striped 2 8 /dev/nullb0 0 /dev/nullb1 x", 22, "striped: Couldn't parse stripe destination");
-    refused("0 16 striped 2 8 /dev/nullb0 0 /dev/nosuch 0", 2, "striped: Couldn't parse stripe destination");
-    refused("0 16 error /dev/nosuch 0", 2, "error: Device lookup failed");
-    refused("0 16 error /dev/nullb0 x", 22, "error: Invalid device sector");
+    assert_refused(
+        "0 16 striped 2 8 /dev/nullb0 0 /dev/nullb1 x",
+        22,
+        "striped: Couldn't parse stripe destination",
+    );
+    assert_refused(
+        "0 16 striped 2 8 /dev/nullb0 0 /dev/nosuch 0",
+        2,
+        "striped: Couldn't parse stripe destination",
+    );
+    assert_refused("0 16 error /dev/nosuch 0", 2, "error: Device lookup failed");
+    assert_refused("0 16 error /dev/nullb0 x", 22, "error: Invalid device sector");
     for (table, printed) in [
         ("0 16 striped 2 8 /dev/nullb0 0 253:1 4", "0 16 striped 2 8 253:0 0 253:1 4"),
         ("0 18 striped 2 3 /dev/nullb0 0 253:0 16", "0 18 striped 2 3 253:0 0 253:0 16"),

@@ -4,7 +4,7 @@
 
 mod multipath_rig;
 
-use multipath_rig::{Events, build, disks};
+use multipath_rig::{EventCounter, build, disks};
 use proptest::prelude::*;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +16,7 @@ use udm_dm::testing::{TestWorld, bare};
 
 /// One step of the world.
 #[derive(Clone, Debug)]
-enum Step {
+enum CoreAction {
     Submit { core: usize, bios: u64 },
     Poll { core: usize },
     Hold { disk: usize, hold: bool },
@@ -24,7 +24,7 @@ enum Step {
     Message(String),
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = CoreAction> {
     let message = prop_oneof![
         (0..4).prop_map(|p| format!("fail_path 253:{p}")),
         (0..4).prop_map(|p| format!("reinstate_path 253:{p}")),
@@ -33,16 +33,16 @@ fn step() -> impl Strategy<Value = Step> {
         (1..3).prop_map(|g| format!("enable_group {g}")),
     ];
     prop_oneof![
-        4 => (0..3usize, 1..40u64).prop_map(|(core, bios)| Step::Submit { core, bios }),
-        4 => (0..3usize).prop_map(|core| Step::Poll { core }),
-        1 => (0..4usize, any::<bool>()).prop_map(|(disk, hold)| Step::Hold { disk, hold }),
-        1 => (0..4usize, any::<bool>()).prop_map(|(disk, broken)| Step::Break { disk, broken }),
-        3 => message.prop_map(Step::Message),
+        4 => (0..3usize, 1..40u64).prop_map(|(core, bios)| CoreAction::Submit { core, bios }),
+        4 => (0..3usize).prop_map(|core| CoreAction::Poll { core }),
+        1 => (0..4usize, any::<bool>()).prop_map(|(disk, hold)| CoreAction::Hold { disk, hold }),
+        1 => (0..4usize, any::<bool>()).prop_map(|(disk, broken)| CoreAction::Break { disk, broken }),
+        3 => message.prop_map(CoreAction::Message),
     ]
 }
 
 /// Counts what came back by cookie.
-fn take(back: &mut [u8], done: Batch) {
+fn count_completions(back: &mut [u8], done: Batch) {
     for bio in done {
         assert!(bio.status.is_ok(), "with queue_if_no_path nothing fails: {bio:?}");
         back[bio.cookie as usize] += 1;
@@ -62,14 +62,14 @@ proptest! {
     ])) {
         let (disks, mut resolver) = disks(4);
         let target = build(&format!("1 queue_if_no_path 0 2 1 {groups}"), &mut resolver).unwrap();
-        target.attach(Arc::new(Events::default()));
+        target.attach(Arc::new(EventCounter::default()));
         let mut world = TestWorld::new(3);
         let mut lanes: Vec<_> = (0..3).map(|core| world.turn(core, |cx| target.open(cx)).unwrap()).collect();
         let mut home = Vec::new();
         let mut back = Vec::new();
         for step in steps {
             match step {
-                Step::Submit { core, bios } => {
+                CoreAction::Submit { core, bios } => {
                     let bios: Vec<_> = (0..bios).map(|i| {
                         let mut bio = bare(Op::Read, i, 1 + i % 7);
                         bio.cookie = back.len() as u64;
@@ -79,17 +79,17 @@ proptest! {
                     }).collect();
                     world.submit(core, &mut *lanes[core], bios);
                 }
-                Step::Poll { core } => {
+                CoreAction::Poll { core } => {
                     let done = world.poll(core, &mut *lanes[core]);
                     prop_assert!(done.iter().all(|bio| home[bio.cookie as usize] == core));
-                    take(&mut back, done);
+                    count_completions(&mut back, done);
                 }
-                Step::Hold { disk, hold } => disks[disk].hold(hold),
-                Step::Break { disk, broken } => disks[disk].fail(match broken {
+                CoreAction::Hold { disk, hold } => disks[disk].hold(hold),
+                CoreAction::Break { disk, broken } => disks[disk].fail(match broken {
                     true => udm_core::Status::IoErr,
                     false => udm_core::Status::Ok,
                 }),
-                Step::Message(text) => {
+                CoreAction::Message(text) => {
                     let words: Vec<_> = text.split(' ').map(String::from).collect();
                     target.message(&words, &mut resolver).unwrap();
                 }
@@ -103,7 +103,7 @@ proptest! {
         }
         for _ in 0..4 {
             for (core, lane) in lanes.iter_mut().enumerate() {
-                take(&mut back, world.poll(core, &mut **lane));
+                count_completions(&mut back, world.poll(core, &mut **lane));
             }
         }
         prop_assert!(back.iter().all(|&n| n == 1), "{back:?}");
@@ -255,23 +255,23 @@ fn threads() {
 }
 
 /// A device that counts how often its lanes are polled and wants to be polled at 99.
-struct Clock(DeviceId, Arc<std::sync::atomic::AtomicU64>);
+struct PollCountDevice(DeviceId, Arc<std::sync::atomic::AtomicU64>);
 
-impl Device for Clock {
+impl Device for PollCountDevice {
     fn id(&self) -> DeviceId {
         self.0
     }
     fn open(&self, _cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        Ok(Box::new(ClockLane(self.1.clone(), Batch::new())))
+        Ok(Box::new(PollCountLane(self.1.clone(), Batch::new())))
     }
     fn limits(&self) -> Limits {
         Limits::new(Sectors(multipath_rig::SIZE))
     }
 }
 
-struct ClockLane(Arc<std::sync::atomic::AtomicU64>, Batch);
+struct PollCountLane(Arc<std::sync::atomic::AtomicU64>, Batch);
 
-impl Lane for ClockLane {
+impl Lane for PollCountLane {
     fn submit(&mut self, batch: &mut Batch, _cx: &mut Cx<'_>) {
         self.1.append(batch);
     }
@@ -289,7 +289,7 @@ fn idle_paths_are_polled() {
     let (_, mut resolver) = disks(0);
     let polls: Vec<Arc<std::sync::atomic::AtomicU64>> = (0..2).map(|_| Arc::default()).collect();
     for (minor, polls) in (0..).zip(&polls) {
-        let clock = Clock(DeviceId::new(), polls.clone());
+        let clock = PollCountDevice(DeviceId::new(), polls.clone());
         resolver.add(&format!("clock{minor}"), udm_core::DevNo { major: 253, minor }, Arc::new(clock));
     }
     let params = "0 0 2 1 round-robin 0 1 0 253:0 round-robin 0 1 0 253:1";

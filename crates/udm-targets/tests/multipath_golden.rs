@@ -6,13 +6,13 @@
 
 mod multipath_rig;
 
-use multipath_rig::{Rig, SIZE, bare_read};
+use multipath_rig::{MultipathRig, SIZE, bare_read};
 use udm_core::Status;
 
 const GOLDEN: &str = include_str!("data/multipath-golden.txt");
 
 /// What was done before a line.
-enum Act {
+enum CueAction {
     /// A read of so many sectors in the background.
     Start(u64),
     /// Reads in the foreground are of the bad half from here on.
@@ -32,7 +32,7 @@ enum Act {
     /// Nothing more in this block.
     Stop,
 }
-use Act::*;
+use CueAction::*;
 
 /// The lines of the block of run `run` whose heading begins with `== name`.
 fn block(run: u32, name: &str) -> Vec<&'static str> {
@@ -47,7 +47,7 @@ fn block(run: u32, name: &str) -> Vec<&'static str> {
 
 /// A block being replayed.
 struct Replay {
-    rig: Rig,
+    rig: MultipathRig,
     /// Foreground reads are of the bad half.
     bad: bool,
     background: usize,
@@ -59,11 +59,11 @@ struct Replay {
 
 impl Replay {
     fn new(params: &str) -> Replay {
-        let rig = Rig::new(params);
+        let rig = MultipathRig::new(params);
         Replay { rig, bad: false, background: 0, errno: None, shown: None, checks: 0 }
     }
 
-    fn act(&mut self, act: &Act) {
+    fn act(&mut self, act: &CueAction) {
         match act {
             Start(sectors) => {
                 self.rig.start(bare_read(*sectors));
@@ -204,15 +204,15 @@ impl Replay {
 }
 
 /// Replays blocks of one device, which `params` made, with its cues; all must come up.
-fn replay(run: u32, blocks: &[&str], params: &str, cues: &[(&str, Act)]) {
+fn replay(run: u32, blocks: &[&str], params: &str, cues: &[(&str, CueAction)]) {
     replay_on(Replay::new(params), run, blocks, cues);
 }
 
-fn replay_on(replay: Replay, run: u32, blocks: &[&str], cues: &[(&str, Act)]) {
+fn replay_on(replay: Replay, run: u32, blocks: &[&str], cues: &[(&str, CueAction)]) {
     replay_lines(replay, blocks.iter().flat_map(|name| block(run, name)).collect(), cues);
 }
 
-fn replay_lines(mut replay: Replay, lines: Vec<&str>, cues: &[(&str, Act)]) {
+fn replay_lines(mut replay: Replay, lines: Vec<&str>, cues: &[(&str, CueAction)]) {
     let mut cues = cues.iter().peekable();
     'all: for line in lines {
         while let Some((_, act)) = cues.next_if(|(before, _)| line.starts_with(before)) {

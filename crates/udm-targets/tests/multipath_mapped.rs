@@ -3,7 +3,7 @@
 
 mod multipath_rig;
 
-use multipath_rig::host::Host;
+use multipath_rig::host::MappedRig;
 use std::sync::Arc;
 use udm_core::errno::EBUSY;
 use udm_core::{Busy, DevNo, Nanos, Status};
@@ -15,7 +15,7 @@ const REQUEST: &str = "0 32768 multipath 1 queue_if_no_path 0 1 1 round-robin 0 
 /// A message has the lanes look: the held read goes at once.
 #[test]
 fn a_message_lets_held_bios_go() {
-    let mut host = Host::new(REQUEST);
+    let mut host = MappedRig::new(REQUEST);
     host.message("fail_path /dev/nullb0").unwrap();
     assert_eq!(host.read(), []);
     assert_eq!(host.device.event_nr(), 1);
@@ -31,7 +31,7 @@ fn a_message_lets_held_bios_go() {
 }
 
 /// A mapped device of that table, `/dev/mapper/p`.
-fn path(host: &mut Host, table: &str) -> Arc<MappedDevice> {
+fn path(host: &mut MappedRig, table: &str) -> Arc<MappedDevice> {
     let path = MappedDevice::new("p", None, DevNo { major: 254, minor: 1 }).unwrap();
     let lines = udm_wire::table::parse(table).unwrap();
     path.load(Table::build(udm_targets::TARGETS, &lines, &mut host.resolver, &TestIo::new(), 1).unwrap())
@@ -46,7 +46,7 @@ fn path(host: &mut Host, table: &str) -> Arc<MappedDevice> {
 /// that sends it nothing.
 #[test]
 fn an_idle_path_can_be_suspended() {
-    let mut host = Host::new("0 32768 multipath 2 queue_mode bio 0 1 1 round-robin 0 1 0 253:0");
+    let mut host = MappedRig::new("0 32768 multipath 2 queue_mode bio 0 1 1 round-robin 0 1 0 253:0");
     let path = path(&mut host, "0 32768 linear 253:1 0");
     let table =
         "0 32768 multipath 2 queue_mode bio 0 2 1 round-robin 0 1 0 253:0 round-robin 0 1 0 /dev/mapper/p";
@@ -68,7 +68,7 @@ fn an_idle_path_can_be_suspended() {
 /// anew because another path is polled in between.
 #[test]
 fn a_suspend_takes_a_read_that_was_given_up_off_its_path() {
-    let mut host = Host::new("0 32768 multipath 2 queue_mode bio 0 1 1 round-robin 0 1 0 253:0");
+    let mut host = MappedRig::new("0 32768 multipath 2 queue_mode bio 0 1 1 round-robin 0 1 0 253:0");
     let watch = PathWatch { deadline: Some(Nanos::from_millis(1000)), ..PathWatch::default() };
     host.device.set_upkeep(Upkeep { watch, ..Upkeep::default() });
     path(&mut host, "0 4 linear 253:1 0\n4 32764 linear 253:2 0");

@@ -2,7 +2,7 @@
 
 mod multipath_rig;
 
-use multipath_rig::{Rig, bare_read, disks};
+use multipath_rig::{MultipathRig, bare_read, disks};
 use udm_core::{Drain, Nanos, Op, Status};
 use udm_dm::Target;
 use udm_dm::testing::{TestDisk, bare, data, read, write};
@@ -14,7 +14,7 @@ const TWO: &str = "0 0 1 1 round-robin 0 2 0 253:0 253:1";
 #[test]
 fn error_classes() {
     for &status in Status::ALL.iter().filter(|s| !s.is_ok()) {
-        let mut rig = Rig::new(TWO);
+        let mut rig = MultipathRig::new(TWO);
         rig.disks[0].fail(status);
         let got = rig.read();
         if status == Status::Requeue {
@@ -36,7 +36,7 @@ fn error_classes() {
 /// goes round and fails no path.
 #[test]
 fn what_is_to_be_sent_again_fails_no_path() {
-    let mut rig = Rig::new("0 0 1 1 round-robin 0 1 0 253:0");
+    let mut rig = MultipathRig::new("0 0 1 1 round-robin 0 1 0 253:0");
     let mut first = true;
     rig.disks[0].judge(move |_| if std::mem::take(&mut first) { Status::Requeue } else { Status::Ok });
     assert_eq!(rig.read(), Status::Ok);
@@ -53,7 +53,7 @@ fn a_retried_bio_is_unchanged() {
     for (minor, disk) in (0..).zip(&disks) {
         resolver.add(&format!("p{minor}"), udm_core::DevNo { major: 253, minor }, disk.clone());
     }
-    let mut rig = Rig::with_disks(TWO, (disks, resolver));
+    let mut rig = MultipathRig::with_disks(TWO, (disks, resolver));
     rig.disks[0].fail(Status::Offline);
     let mut bio = write(40, 3, 7);
     bio.cookie = 0x5eed;
@@ -70,7 +70,7 @@ fn a_retried_bio_is_unchanged() {
 /// twice (spec C.8).
 #[test]
 fn a_failed_path_finishes_what_it_has() {
-    let mut rig = Rig::new("0 0 1 1 queue-length 0 2 0 253:0 253:1");
+    let mut rig = MultipathRig::new("0 0 1 1 queue-length 0 2 0 253:0 253:1");
     rig.disks[0].hold(true);
     rig.start(bare_read(8));
     rig.tell("fail_path 253:0");
@@ -99,7 +99,7 @@ fn a_failed_path_finishes_what_it_has() {
 /// Without groups bios are held too, if the table says so, until it no longer does.
 #[test]
 fn no_groups_and_queueing() {
-    let mut rig = Rig::new("1 queue_if_no_path 0 0 0");
+    let mut rig = MultipathRig::new("1 queue_if_no_path 0 0 0");
     rig.start(bare_read(8));
     assert_eq!(rig.status(), "2 0 0 0 0 0 ");
     rig.tell("fail_if_no_path");
@@ -111,8 +111,8 @@ fn no_groups_and_queueing() {
 /// had looked in between.
 #[test]
 fn failed_and_reinstated_unseen() {
-    let three = |selector: &str| Rig::new(&format!("0 0 1 1 {selector} 0 3 0 253:0 253:1 253:2"));
-    let both = |rig: &mut Rig, paths: &[u32]| {
+    let three = |selector: &str| MultipathRig::new(&format!("0 0 1 1 {selector} 0 3 0 253:0 253:1 253:2"));
+    let both = |rig: &mut MultipathRig, paths: &[u32]| {
         for path in paths {
             for verb in ["fail_path", "reinstate_path"] {
                 let words = [verb.to_string(), format!("253:{path}")];
@@ -135,7 +135,7 @@ fn failed_and_reinstated_unseen() {
 /// in.
 #[test]
 fn a_late_lane_knows_the_order() {
-    let mut rig = Rig::new("0 0 1 1 queue-length 0 3 0 253:0 253:1 253:2");
+    let mut rig = MultipathRig::new("0 0 1 1 queue-length 0 3 0 253:0 253:1 253:2");
     rig.tell("fail_path 253:0");
     rig.tell("reinstate_path 253:0");
     rig.lane = rig.world.turn(0, |cx| rig.target.open(cx)).unwrap();
@@ -146,7 +146,8 @@ fn a_late_lane_knows_the_order() {
 /// in one event.
 #[test]
 fn paths_by_any_name() {
-    let mut rig = Rig::new("0 0 2 1 round-robin 0 2 0 /dev/nullb0 253:0 round-robin 0 2 0 253:0 253:1");
+    let mut rig =
+        MultipathRig::new("0 0 2 1 round-robin 0 2 0 /dev/nullb0 253:0 round-robin 0 2 0 253:0 253:1");
     rig.tell("fail_path /dev/nullb0");
     assert!(rig.status().ends_with("E 0 2 0 253:0 F 1 253:0 F 1 E 0 2 0 253:0 F 1 253:1 A 0 "));
     assert_eq!(rig.events.count(), 1);
@@ -177,11 +178,13 @@ fn paths_by_any_name() {
 #[test]
 fn lost_while_draining() {
     for features in ["1 queue_if_no_path", "3 queue_if_no_path queue_mode bio"] {
-        let mut rig = Rig::new(&format!("{features} 0 1 1 round-robin 0 1 0 253:0"));
+        let mut rig = MultipathRig::new(&format!("{features} 0 1 1 round-robin 0 1 0 253:0"));
         rig.disks[0].hold(true);
         rig.start(bare_read(8));
         rig.target.presuspend(true);
-        let drain = |rig: &mut Rig| rig.world.turn(0, |cx| rig.lane.drain(Drain::NoFlush, &mut rig.back, cx));
+        let drain = |rig: &mut MultipathRig| {
+            rig.world.turn(0, |cx| rig.lane.drain(Drain::NoFlush, &mut rig.back, cx))
+        };
         drain(&mut rig);
         rig.poll();
         assert!(rig.back.is_empty() && rig.finished.is_empty(), "it is on its way");
@@ -205,7 +208,7 @@ fn lost_while_draining() {
 /// What a path holds back ends with a suspend too, and counts as back.
 #[test]
 fn paths_that_hold_bios_back() {
-    let mut rig = Rig::new("0 0 1 1 queue-length 0 2 0 253:0 253:1");
+    let mut rig = MultipathRig::new("0 0 1 1 queue-length 0 2 0 253:0 253:1");
     for disk in &rig.disks[..2] {
         disk.hold(true);
         disk.hand_back(true);
@@ -223,7 +226,7 @@ fn paths_that_hold_bios_back() {
 /// A flush goes to one path and weighs nothing for service-time.
 #[test]
 fn a_flush_has_no_bytes() {
-    let mut rig = Rig::new("0 0 1 1 service-time 0 2 0 253:0 253:1");
+    let mut rig = MultipathRig::new("0 0 1 1 service-time 0 2 0 253:0 253:1");
     rig.disks.iter().for_each(|d| d.hold(true));
     rig.start(bare(Op::Flush, 0, 0));
     rig.start(bare(Op::Discard, 0, 16));
@@ -236,11 +239,11 @@ fn a_flush_has_no_bytes() {
 
 #[test]
 fn reports_say_what_went_where() {
-    let mut rig = Rig::new("0 0 2 1 round-robin 0 1 0 /dev/nullb0 round-robin 0 1 0 253:1");
+    let mut rig = MultipathRig::new("0 0 2 1 round-robin 0 1 0 /dev/nullb0 round-robin 0 1 0 253:1");
     assert_eq!((rig.run(read(0, 8)), rig.run(read(0, 16))), (Status::Ok, Status::Ok));
     rig.disks[0].fail(Status::Timeout);
     assert_eq!(rig.run(read(0, 8)), Status::Ok);
-    let check = |rig: &Rig| {
+    let check = |rig: &MultipathRig| {
         let rows: Vec<_> = rig.target.path_reports().into_iter().collect();
         let numbers = |i: usize| {
             let r = &rows[i];
@@ -261,7 +264,7 @@ fn reports_say_what_went_where() {
 /// again.
 #[test]
 fn called_off_while_draining() {
-    let mut rig = Rig::new("1 queue_if_no_path 0 1 1 round-robin 0 1 0 253:0");
+    let mut rig = MultipathRig::new("1 queue_if_no_path 0 1 1 round-robin 0 1 0 253:0");
     rig.disks[0].hold(true);
     rig.start(bare_read(8));
     rig.target.presuspend(false);
@@ -281,7 +284,7 @@ fn called_off_while_draining() {
 /// A bio that came after the return of a path must not hide it from those that waited for it.
 #[test]
 fn held_bios_go_when_a_new_one_saw_the_path_first() {
-    let mut rig = Rig::new("1 queue_if_no_path 0 1 1 round-robin 0 1 0 253:0");
+    let mut rig = MultipathRig::new("1 queue_if_no_path 0 1 1 round-robin 0 1 0 253:0");
     rig.message("fail_path 253:0").unwrap();
     rig.start(bare_read(8));
     rig.poll();

@@ -3,26 +3,31 @@
 
 mod multipath_rig;
 
-use multipath_rig::{Rig, bare_read};
+use multipath_rig::{MultipathRig, bare_read};
 use udm_core::Nanos;
 
 const US: u64 = 1000;
 
 /// A rig whose paths take so long for a request each.
-struct Line {
-    rig: Rig,
+struct ServiceTimeModel {
+    rig: MultipathRig,
     service: Vec<u64>,
     /// When each path ends the request that it serves.
     ends: Vec<Option<u64>>,
     served: Vec<u64>,
 }
 
-impl Line {
-    fn new(selector: &str, service: &[u64]) -> Line {
+impl ServiceTimeModel {
+    fn new(selector: &str, service: &[u64]) -> ServiceTimeModel {
         let paths: Vec<_> = (0..service.len()).map(|n| format!("253:{n}")).collect();
-        let rig = Rig::new(&format!("0 0 1 1 {selector} 0 {} 0 {}", paths.len(), paths.join(" ")));
+        let rig = MultipathRig::new(&format!("0 0 1 1 {selector} 0 {} 0 {}", paths.len(), paths.join(" ")));
         rig.disks.iter().for_each(|disk| disk.hold(true));
-        Line { rig, service: service.to_vec(), ends: vec![None; paths.len()], served: vec![0; paths.len()] }
+        ServiceTimeModel {
+            rig,
+            service: service.to_vec(),
+            ends: vec![None; paths.len()],
+            served: vec![0; paths.len()],
+        }
     }
 
     fn now(&self) -> u64 {
@@ -62,7 +67,7 @@ impl Line {
     /// time, once things have settled.
     fn closed_loop(&mut self, depth: usize) -> f64 {
         self.begin(depth);
-        let serve = |line: &mut Line, n: u64| {
+        let serve = |line: &mut ServiceTimeModel, n: u64| {
             for _ in 0..n {
                 assert!(line.step());
                 line.begin(1);
@@ -81,7 +86,7 @@ impl Line {
 const TEN_TIMES: [u64; 2] = [100 * US, 1000 * US];
 
 /// Both paths at work all the time: what can be had.
-fn ideal(service: &[u64]) -> f64 {
+fn ideal_rate(service: &[u64]) -> f64 {
     service.iter().map(|&ns| 1e9 / ns as f64).sum()
 }
 
@@ -89,8 +94,8 @@ fn ideal(service: &[u64]) -> f64 {
 fn one_path_of_two_is_ten_times_slower() {
     for selector in ["queue-length", "service-time", "historical-service-time"] {
         for depth in [8, 32] {
-            let rate = Line::new(selector, &TEN_TIMES).closed_loop(depth);
-            let share = rate / ideal(&TEN_TIMES);
+            let rate = ServiceTimeModel::new(selector, &TEN_TIMES).closed_loop(depth);
+            let share = rate / ideal_rate(&TEN_TIMES);
             assert!(share >= 0.85, "{selector} at depth {depth}: {share:.3} of the ideal");
         }
     }
@@ -99,7 +104,7 @@ fn one_path_of_two_is_ten_times_slower() {
 /// Round-robin gives each path the same number, so the slow one sets the pace: twice its own.
 #[test]
 fn round_robin_is_as_fast_as_its_slowest_path() {
-    let mut line = Line::new("round-robin", &TEN_TIMES);
+    let mut line = ServiceTimeModel::new("round-robin", &TEN_TIMES);
     let rate = line.closed_loop(32);
     let want = 2.0 * 1e9 / TEN_TIMES[1] as f64;
     assert!((rate / want - 1.0).abs() < 0.01, "{rate} a second, {want} by the maths");
@@ -113,7 +118,7 @@ fn round_robin_is_as_fast_as_its_slowest_path() {
 #[test]
 fn bursts_are_over_sooner_with_historical_service_time() {
     let burst = |selector: &str, size: usize| {
-        let mut line = Line::new(selector, &TEN_TIMES);
+        let mut line = ServiceTimeModel::new(selector, &TEN_TIMES);
         line.begin(2);
         let mut times = Vec::new();
         for _ in 0..50 {

@@ -193,7 +193,8 @@ fn paths_with_caches_of_their_own_are_refused() {
 fn a_thousand_paths() {
     let paths: Vec<_> = (0..1024).map(|i| format!("253:{}", i % 4)).collect();
     for selector in ["round-robin", "queue-length", "service-time"] {
-        let mut rig = multipath_rig::Rig::new(&format!("0 0 1 1 {selector} 0 1024 0 {}", paths.join(" ")));
+        let mut rig =
+            multipath_rig::MultipathRig::new(&format!("0 0 1 1 {selector} 0 1024 0 {}", paths.join(" ")));
         let want: Vec<_> = (0..6).map(|i| i % 4).collect();
         assert_eq!(rig.order(6), want, "{selector}");
         rig.tell("fail_path 253:0");

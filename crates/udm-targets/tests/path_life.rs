@@ -9,7 +9,7 @@
 
 mod multipath_rig;
 
-use multipath_rig::{Rig, SIZE};
+use multipath_rig::{MultipathRig, SIZE};
 use std::fmt::Write;
 use udm_core::Status;
 use udm_dm::testing::read;
@@ -41,7 +41,7 @@ const EVENTS: [&str; 13] = [
 ];
 
 /// Lets `event` happen; what is answered.
-fn act(rig: &mut Rig, event: &str) -> String {
+fn apply_event(rig: &mut MultipathRig, event: &str) -> String {
     let mut start = |status| {
         rig.bad_second_half(&[0, 1], status);
         rig.start(read(SIZE / 2, 8));
@@ -67,7 +67,7 @@ fn act(rig: &mut Rig, event: &str) -> String {
 }
 
 /// The status line, and whether reads without a path wait.
-fn state(rig: &Rig) -> String {
+fn status_line(rig: &MultipathRig) -> String {
     let queueing = if rig.table().contains("queue_if_no_path") { " queueing" } else { "" };
     format!("{}{queueing}", rig.status().trim())
 }
@@ -77,14 +77,15 @@ fn every_transition() {
     let mut text = String::new();
     for (name, past) in STATES {
         for event in EVENTS {
-            let mut rig = Rig::new("0 0 2 1 round-robin 0 1 1 /dev/nullb0 1 round-robin 0 1 1 /dev/nullb1 1");
-            past.iter().for_each(|event| drop(act(&mut rig, event)));
+            let mut rig =
+                MultipathRig::new("0 0 2 1 round-robin 0 1 1 /dev/nullb0 1 round-robin 0 1 1 /dev/nullb1 1");
+            past.iter().for_each(|event| drop(apply_event(&mut rig, event)));
             if event == EVENTS[0] {
-                writeln!(text, "{name}: {}", state(&rig)).unwrap();
+                writeln!(text, "{name}: {}", status_line(&rig)).unwrap();
             }
-            let before = state(&rig);
-            let answer = act(&mut rig, event);
-            let after = state(&rig);
+            let before = status_line(&rig);
+            let answer = apply_event(&mut rig, event);
+            let after = status_line(&rig);
             let after = if after == before { "same" } else { &after };
             writeln!(text, "  {event:<29} | {answer:<27} | {after}").unwrap();
             // What waits ends before the rig.

@@ -5,7 +5,7 @@
 mod reader;
 mod support;
 
-use reader::{Store, read_store};
+use reader::{ParsedStore, read_store};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -47,7 +47,7 @@ fn bytes(server: &Server, name: &str) -> Vec<u8> {
 }
 
 /// A store of an origin of `chunks` chunks, as a reader reads it that is not udm's.
-fn store(path: &Path, chunks: u64) -> Store {
+fn store(path: &Path, chunks: u64) -> ParsedStore {
     let file = File::open(path).unwrap();
     let size = file.metadata().unwrap().len() / 512;
     let read = |sector: u64, sectors: u64| {

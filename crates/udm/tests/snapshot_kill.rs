@@ -6,7 +6,7 @@
 mod reader;
 mod support;
 
-use reader::{Store, read_store};
+use reader::{ParsedStore, read_store};
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -187,7 +187,7 @@ impl World {
     }
 
     /// What a reader that is not udm's finds in a store.
-    fn read(&self, name: &str) -> Store {
+    fn read(&self, name: &str) -> ParsedStore {
         let file = File::open(self.store(name)).unwrap();
         let size = file.metadata().unwrap().len() / 512;
         let read = |sector: u64, sectors: u64| {

@@ -380,7 +380,7 @@ impl RegistryWorld {
         let trouble = self.trouble();
         let wanted = self.model.read_file(job, trouble, &mut self.jobs)?;
         let device = |one: DeclaredDevice| {
-            let wanted = config::DeclaredDevice::new(&one.name, one.table, one.uuid, one.read_only);
+            let wanted = config::Wanted::new(&one.name, one.table, one.uuid, one.read_only);
             wanted.map_err(|e| e.to_string())
         };
         let devices = wanted.into_iter().map(device).collect::<Result<Vec<_>, String>>()?;

@@ -17,7 +17,7 @@
 //! `status` is how many reads, writes and flushes wait now, over all cores; a class without delay
 //! counts none. The counts are shared by the cores and changed once a batch.
 
-use super::{UnderLane, Underlay, look_up, number};
+use super::{OffsetLane, UnderlyingRange, look_up_device, parse_number};
 use crossbeam_utils::CachePadded;
 use std::collections::VecDeque;
 use std::fmt::Write;
@@ -34,7 +34,7 @@ const WRITE: usize = 1;
 const FLUSH: usize = 2;
 
 /// The class of a request.
-fn class_of(bio: &Bio) -> usize {
+fn delay_class_of(bio: &Bio) -> usize {
     match bio.op {
         Op::Read => READ,
         Op::Flush => FLUSH,
@@ -43,14 +43,14 @@ fn class_of(bio: &Bio) -> usize {
     }
 }
 
-struct Class {
-    under: Underlay,
+struct DelayClass {
+    under: UnderlyingRange,
     delay_ms: u32,
 }
 
 /// The control half.
-struct Delay {
-    classes: [Class; 3],
+struct DelayTarget {
+    classes: [DelayClass; 3],
     /// How many of the classes the table gave, 1 to 3.
     given: usize,
     len: Sectors,
@@ -68,36 +68,39 @@ pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
     let given = args.args.len() / 3;
     let mut class = |class: usize| {
         let first = class.min(given - 1) * 3;
-        let start = number(&args.args[first + 1]);
+        let start = parse_number(&args.args[first + 1]);
         let start = start.ok_or_else(|| TargetError::new("delay: Invalid device sector").at(first + 1))?;
-        let delay_ms = number(&args.args[first + 2]);
+        let delay_ms = parse_number(&args.args[first + 2]);
         let delay_ms = delay_ms.ok_or_else(|| TargetError::new("delay: Invalid delay").at(first + 2))?;
-        let device = look_up(args.resolver, args.args, first, "delay: Device lookup failed")?;
-        Ok::<_, TargetError>(Class { under: Underlay { device, start: udm_core::Sector(start) }, delay_ms })
+        let device = look_up_device(args.resolver, args.args, first, "delay: Device lookup failed")?;
+        Ok::<_, TargetError>(DelayClass {
+            under: UnderlyingRange { device, start: udm_core::Sector(start) },
+            delay_ms,
+        })
     };
     let classes = [class(READ)?, class(WRITE)?, class(FLUSH)?];
-    Ok(Arc::new(Delay { classes, given, len: args.len, queued: Arc::default() }))
+    Ok(Arc::new(DelayTarget { classes, given, len: args.len, queued: Arc::default() }))
 }
 
-impl Target for Delay {
+impl Target for DelayTarget {
     fn type_name(&self) -> &'static str {
         NAME
     }
 
     fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        let mut lanes: Vec<Under> = Vec::new();
+        let mut lanes: Vec<LowerLane> = Vec::new();
         let mut queues = Vec::new();
         for class in &self.classes {
-            let place = (class.under.device.device.id(), class.under.start);
-            let lane = match lanes.iter().position(|lane| lane.place == place) {
+            let lower_range = (class.under.device.device.id(), class.under.start);
+            let lane = match lanes.iter().position(|lane| lane.lower_range == lower_range) {
                 Some(lane) => lane,
                 None => {
-                    lanes.push(Under { place, lane: class.under.open(cx)?, down: Batch::new() });
+                    lanes.push(LowerLane { lower_range, lane: class.under.open(cx)?, down: Batch::new() });
                     lanes.len() - 1
                 }
             };
             let delay = Nanos::from_millis(class.delay_ms.into());
-            queues.push(Queue { lane, delay, waiting: VecDeque::new(), published: 0 });
+            queues.push(DelayQueue { lane, delay, waiting: VecDeque::new(), published: 0 });
         }
         let Ok(queues) = queues.try_into() else { unreachable!("one queue for each of three classes") };
         Ok(Box::new(DelayLane { lanes, queues, queued: Arc::clone(&self.queued) }))
@@ -107,7 +110,7 @@ impl Target for Delay {
         let mut text = String::new();
         for class in &self.classes[..self.given] {
             let gap = if text.is_empty() { "" } else { " " };
-            let Class { under, delay_ms } = class;
+            let DelayClass { under, delay_ms } = class;
             let _ = write!(text, "{gap}{} {} {delay_ms}", under.device.number, under.start);
         }
         text
@@ -130,13 +133,13 @@ impl Target for Delay {
     }
 }
 
-struct Under {
-    place: (udm_core::DeviceId, udm_core::Sector),
-    lane: UnderLane,
+struct LowerLane {
+    lower_range: (udm_core::DeviceId, udm_core::Sector),
+    lane: OffsetLane,
     down: Batch,
 }
 
-struct Queue {
+struct DelayQueue {
     /// Which of the lanes the class goes to.
     lane: usize,
     delay: Nanos,
@@ -148,8 +151,8 @@ struct Queue {
 
 struct DelayLane {
     /// One for each device and offset that differs.
-    lanes: Vec<Under>,
-    queues: [Queue; 3],
+    lanes: Vec<LowerLane>,
+    queues: [DelayQueue; 3],
     queued: Arc<[CachePadded<AtomicU64>; 3]>,
 }
 
@@ -188,7 +191,7 @@ impl DelayLane {
 impl Lane for DelayLane {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         for bio in batch.drain(..) {
-            let queue = &mut self.queues[class_of(&bio)];
+            let queue = &mut self.queues[delay_class_of(&bio)];
             if queue.delay == Nanos(0) {
                 self.lanes[queue.lane].down.push(bio);
             } else {

@@ -3,10 +3,10 @@
 //! They test the software above them. All four take time from [`Cx::now`](udm_core::Cx) and chance
 //! from [`Cx::rng`](udm_core::Cx::rng) alone, so the same seed gives the same faults.
 //!
-//! This file has their common parts: the parsing of numbers, and [`Underlay`], the range of a
+//! This file has their common parts: the parsing of numbers, and [`UnderlyingRange`], the range of a
 //! device that a target uses.
 
-mod clones;
+mod clone_table;
 pub mod delay;
 pub mod dust;
 pub mod flakey;
@@ -17,13 +17,13 @@ use udm_dm::TargetError;
 use udm_dm::target::{Below, DeviceRef, Resolver, Used, decimal};
 
 /// A decimal number that fits `T`.
-fn number<T: TryFrom<u64>>(word: &str) -> Option<T> {
+fn parse_number<T: TryFrom<u64>>(word: &str) -> Option<T> {
     decimal(word)?.try_into().ok()
 }
 
 /// Looks up the device that argument `word` names; `text` is the kernel's message when there is
 /// none.
-fn look_up(
+fn look_up_device(
     resolver: &mut dyn Resolver,
     args: &[String],
     word: usize,
@@ -35,14 +35,14 @@ fn look_up(
 }
 
 /// The range of a device that a target stands on: what `<dev> <offset>` in a table names.
-struct Underlay {
+struct UnderlyingRange {
     device: DeviceRef,
     start: Sector,
 }
 
-impl Underlay {
-    fn open(&self, cx: &mut Cx<'_>) -> Result<UnderLane, OpenError> {
-        Ok(UnderLane { lane: self.device.device.open(cx)?, start: Sectors(self.start.0) })
+impl UnderlyingRange {
+    fn open(&self, cx: &mut Cx<'_>) -> Result<OffsetLane, OpenError> {
+        Ok(OffsetLane { lane: self.device.device.open(cx)?, start: Sectors(self.start.0) })
     }
 
     fn used(&self, len: Sectors) -> Used {
@@ -55,13 +55,13 @@ impl Underlay {
     }
 }
 
-/// A lane of an [`Underlay`]: adds the offset on the way down and takes it off on the way up.
-struct UnderLane {
+/// A lane of an [`UnderlyingRange`]: adds the offset on the way down and takes it off on the way up.
+struct OffsetLane {
     lane: Box<dyn Lane>,
     start: Sectors,
 }
 
-impl UnderLane {
+impl OffsetLane {
     fn undo(&self, bios: &mut [Box<Bio>]) {
         for bio in bios.iter_mut().filter(|bio| bio.op != Op::Flush) {
             bio.sector -= self.start;
@@ -69,7 +69,7 @@ impl UnderLane {
     }
 }
 
-impl Lane for UnderLane {
+impl Lane for OffsetLane {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         if batch.is_empty() {
             return;

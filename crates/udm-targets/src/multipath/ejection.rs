@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use udm_core::Nanos;
 
 /// How long a path is out of use, first and at the most.
-const OUT: Nanos = Nanos::from_millis(10_000);
-const OUT_MAX: Nanos = Nanos::from_millis(320_000);
+const EJECTION_TIME: Nanos = Nanos::from_millis(10_000);
+const EJECTION_TIME_MAX: Nanos = Nanos::from_millis(320_000);
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -25,7 +25,7 @@ pub(super) struct Ejection {
 
 impl Ejection {
     /// True while it is out of use.
-    pub(super) fn is_out(&self) -> bool {
+    pub(super) fn is_ejected(&self) -> bool {
         self.until.load(Ordering::Relaxed) != 0
     }
 
@@ -39,7 +39,7 @@ impl Ejection {
     pub(super) fn begin(&self, now: Nanos) -> Option<Nanos> {
         let length = Nanos(self.length.load(Ordering::Relaxed));
         let soon = length > Nanos(0) && now.since(Nanos(self.back.load(Ordering::Relaxed))) < length;
-        let length = if soon { Nanos((length.0 * 2).min(OUT_MAX.0)) } else { OUT };
+        let length = if soon { Nanos((length.0 * 2).min(EJECTION_TIME_MAX.0)) } else { EJECTION_TIME };
         let until = (now + length).0;
         self.until.compare_exchange(0, until, Ordering::AcqRel, Ordering::Relaxed).ok()?;
         self.length.store(length.0, Ordering::Relaxed);
@@ -54,8 +54,8 @@ impl Ejection {
     }
 
     /// Its trial went badly: it stays out of use for twice as long.
-    pub(super) fn condemn(&self, now: Nanos) {
-        let length = (self.length.load(Ordering::Relaxed) * 2).clamp(OUT.0, OUT_MAX.0);
+    pub(super) fn trial_failed(&self, now: Nanos) {
+        let length = (self.length.load(Ordering::Relaxed) * 2).clamp(EJECTION_TIME.0, EJECTION_TIME_MAX.0);
         let longer = |at: u64| (at != 0).then_some(now.0.saturating_add(length));
         if self.until.fetch_update(Ordering::AcqRel, Ordering::Relaxed, longer).is_ok() {
             self.length.store(length, Ordering::Relaxed);
@@ -63,7 +63,7 @@ impl Ejection {
     }
 
     /// Its trial had nothing to go by: the next one begins at `until`.
-    pub(super) fn put_off(&self, until: Nanos) {
+    pub(super) fn postpone_trial(&self, until: Nanos) {
         let out = |at: u64| (at != 0).then_some(until.0);
         let _ = self.until.fetch_update(Ordering::AcqRel, Ordering::Relaxed, out);
     }

@@ -7,11 +7,11 @@
 //! caller's list, that of several on its way there. Everything else is in `route` and `retry` and
 //! runs only when a path or a group changes, an error comes back, or no path is left.
 
-use super::journal::Why;
+use super::counters::{LaneCounters, PathCounters};
+use super::path_log::FailReason;
 use super::route::Router;
 use super::selector::SelectorLane;
-use super::served::{Counter, Row};
-use super::state::Shared;
+use super::state::MultipathState;
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
 use udm_core::{Batch, Bio, Busy, Cx, Drain, Lane, Op, Sectors, Status};
@@ -19,23 +19,23 @@ use udm_dm::legs::{Legs, Polled};
 
 /// See the module.
 pub(super) struct MultipathLane {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<MultipathState>,
     pub(super) router: Router,
     /// The paths.
     pub(super) legs: Legs,
     /// The group of each path, and its place there.
-    places: Vec<(u32, u32)>,
-    pub(super) served: Row,
+    path_positions: Vec<(u32, u32)>,
+    pub(super) served: LaneCounters,
     /// Bios that found no path, held back.
     pub(super) parked: Batch,
     /// How many of them the journal knows of.
-    pub(super) told: usize,
+    pub(super) reported_waiting: usize,
     /// Bios that a path failed, to go round again.
-    pub(super) again: Batch,
+    pub(super) to_retry: Batch,
     /// Bios that have failed for want of a path, for the next `poll`.
     pub(super) ended: Batch,
     /// There may be something in `ended`, or a suspend under way: the next `poll` looks.
-    pub(super) rest_due: bool,
+    pub(super) slow_poll_due: bool,
     /// Scratch.
     pub(super) spare: Batch,
     /// The suspend under way: from each `drain` to the end of the `poll` behind it, since one that
@@ -44,13 +44,13 @@ pub(super) struct MultipathLane {
 }
 
 /// What came back from several paths, each apart.
-pub(super) struct Reaped<'a> {
+pub(super) struct ReapedPaths<'a> {
     legs: &'a mut Legs,
-    served: &'a [Counter],
+    served: &'a [PathCounters],
     done: &'a mut Batch,
 }
 
-impl Reaped<'_> {
+impl ReapedPaths<'_> {
     /// Takes those of leg `index` to the others, with their length, and accounts for them, if all
     /// of them went well and are of one operation.
     #[inline(always)]
@@ -75,23 +75,23 @@ impl MultipathLane {
     /// `groups` has the number of paths and the selector of each group, `paths` all paths in that
     /// order.
     pub(super) fn new(
-        shared: Arc<Shared>,
+        shared: Arc<MultipathState>,
         groups: impl Iterator<Item = (usize, SelectorLane)>,
         paths: Vec<Box<dyn Lane>>,
-        served: Row,
+        served: LaneCounters,
     ) -> MultipathLane {
         let router = Router::new(&shared, groups);
         MultipathLane {
             shared,
-            places: router.places(),
+            path_positions: router.path_positions(),
             router,
             legs: Legs::new(paths),
             served,
             parked: Batch::new(),
-            told: 0,
-            again: Batch::new(),
+            reported_waiting: 0,
+            to_retry: Batch::new(),
             ended: Batch::new(),
-            rest_due: false,
+            slow_poll_due: false,
             spare: Batch::new(),
             draining: None,
         }
@@ -109,13 +109,13 @@ impl MultipathLane {
         {
             group.selector.deal(batch, group.paths.start, &mut self.legs, cx);
         } else {
-            self.dispatch_anew(batch, cx);
+            self.dispatch_after_change(batch, cx);
         }
     }
 
     /// The same when something has changed, or no path was left.
     #[inline(never)]
-    fn dispatch_anew(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
+    fn dispatch_after_change(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         if batch.is_empty() {
             return;
         }
@@ -146,7 +146,7 @@ impl MultipathLane {
         let Some(polled) = self.legs.poll_apart(cx) else { return self.reap_many(done, cx) };
         let (before, mut marks) = (done.len(), polled);
         if let Some(group) = self.router.group() {
-            let to = Reaped { legs: &mut self.legs, served: &self.served, done };
+            let to = ReapedPaths { legs: &mut self.legs, served: &self.served, done };
             marks = group.selector.reaped(group.paths.clone(), marks, to, cx);
         }
         while marks != 0 {
@@ -183,7 +183,7 @@ impl MultipathLane {
             && only.status.is_ok()
         {
             counter.served(only.op, 1, only.sectors.bytes());
-            return self.router.polled(self.places[index], back, only.sectors, cx);
+            return self.router.polled(self.path_positions[index], back, only.sectors, cx);
         }
         // Whether all went well and are of one operation is asked in one sweep.
         let op = back.first().map_or(Op::Read, |bio| bio.op);
@@ -194,7 +194,7 @@ impl MultipathLane {
         }
         if odd == 0 {
             counter.served(op, back.len() as u64, sectors.bytes());
-            self.router.polled(self.places[index], back, sectors, cx);
+            self.router.polled(self.path_positions[index], back, sectors, cx);
         } else {
             self.polled_mixed(index, done, from, sectors, cx);
         }
@@ -212,7 +212,7 @@ impl MultipathLane {
             }
         }
         if all_ok {
-            self.router.polled(self.places[index], &done[from..], sectors, cx);
+            self.router.polled(self.path_positions[index], &done[from..], sectors, cx);
         } else {
             self.errors(index, done, from, sectors, cx);
         }
@@ -223,8 +223,8 @@ impl MultipathLane {
     fn errors(&mut self, index: usize, done: &mut Batch, from: usize, sectors: Sectors, cx: &Cx<'_>) {
         let kept = bugs::on(Bug::LoadKeptOnError);
         let (back, sectors) = if kept { (&[][..], Sectors::ZERO) } else { (&done[from..], sectors) };
-        self.router.polled(self.places[index], back, sectors, cx);
-        let before = self.again.len();
+        self.router.polled(self.path_positions[index], back, sectors, cx);
+        let before = self.to_retry.len();
         self.spare.extend(done.drain(from..));
         for bio in self.spare.drain(..) {
             let retry = bio.status.is_path_error() && !bugs::on(Bug::PathErrorNotRetried)
@@ -232,19 +232,19 @@ impl MultipathLane {
             if !bio.status.is_ok() {
                 self.served[index].failed(&bio);
             }
-            let to = if retry { &mut self.again } else { &mut *done };
+            let to = if retry { &mut self.to_retry } else { &mut *done };
             to.push(bio);
         }
         let blames = |bio: &&Bio| bio.status.fails_path() || bugs::on(Bug::MediumErrorFailsPath);
-        if let Some(bio) = self.again[before..].iter().map(|bio| &**bio).find(blames) {
-            self.router.path_failed |= self.shared.fail(index, &Why::Bio(bio));
+        if let Some(bio) = self.to_retry[before..].iter().map(|bio| &**bio).find(blames) {
+            self.router.path_failed |= self.shared.fail(index, &FailReason::Bio(bio));
         }
     }
 
     /// The end of a poll while bios are held back or a suspend is under way.
     #[cold]
-    fn poll_rest(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
-        self.rest_due = false;
+    fn poll_slow(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
+        self.slow_poll_due = false;
         done.append(&mut self.ended);
         if self.draining == Some(Drain::NoFlush) && !self.parked.is_empty() {
             // Parked behind the last `drain`: the next one hands them back.
@@ -268,11 +268,11 @@ impl Lane for MultipathLane {
             self.unpark(cx);
         }
         self.reap(done, cx);
-        if !self.again.is_empty() {
-            self.go_round(done, cx);
+        if !self.to_retry.is_empty() {
+            self.retry_failed(done, cx);
         }
-        if self.rest_due {
-            self.poll_rest(done, cx);
+        if self.slow_poll_due {
+            self.poll_slow(done, cx);
         }
         if bugs::on(Bug::LandsAfterRetry) {
             bugs::bury(done);
@@ -280,7 +280,7 @@ impl Lane for MultipathLane {
     }
 
     fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
-        (self.draining, self.rest_due) = (Some(how), true);
+        (self.draining, self.slow_poll_due) = (Some(how), true);
         // What the paths themselves hold back must end too.
         for index in 0..self.legs.len() {
             let from = self.legs.drain(index, how, back, cx);
@@ -288,10 +288,10 @@ impl Lane for MultipathLane {
             let came = &back[from..];
             let sectors = Sectors(came.iter().map(|bio| bio.sectors.0).sum());
             if !bugs::on(Bug::LoadKeptOnHandBack) {
-                self.router.polled(self.places[index], came, sectors, cx);
+                self.router.polled(self.path_positions[index], came, sectors, cx);
             }
         }
-        self.hand_back(how, back);
+        self.hand_back_parked(how, back);
     }
 
     fn busy(&self) -> Busy {

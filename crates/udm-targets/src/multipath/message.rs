@@ -3,26 +3,30 @@
 //! The mapped device has every lane polled after one, so that bios that are held look again.
 
 use super::Multipath;
-use super::journal::{Back, Why};
-use super::parse::number;
+use super::parse::parse_u32;
+use super::path_log::{FailReason, ReinstateReason};
 use std::sync::MutexGuard;
 use udm_core::DevNo;
 use udm_dm::target::{DeviceRef, Resolver};
 use udm_dm::{PathCommand, TargetError};
 
 /// A refusal in the kernel's words.
-fn refused(text: impl std::fmt::Display) -> TargetError {
+fn message_error(text: impl std::fmt::Display) -> TargetError {
     TargetError::new(format!("multipath: {text}"))
 }
 
 /// What is done to a path.
-enum Act {
-    Fail(Why<'static>),
-    Reinstate(Back),
+enum PathAction {
+    Fail(FailReason<'static>),
+    Reinstate(ReinstateReason),
 }
 
 impl Multipath {
-    pub(super) fn act(&self, words: &[String], resolver: &mut dyn Resolver) -> Result<(), TargetError> {
+    pub(super) fn handle_message(
+        &self,
+        words: &[String],
+        resolver: &mut dyn Resolver,
+    ) -> Result<(), TargetError> {
         let verb = words.first().map_or_else(String::new, |w| w.to_ascii_lowercase());
         // Looked up first: who names a path on storage that hangs keeps nobody else from failing
         // that path.
@@ -32,11 +36,14 @@ impl Multipath {
         };
         // One message at a time. Lanes fail paths meanwhile, the checker reinstates some, and
         // neither needs a lock for it.
-        let _one = self.one_at_a_time();
+        let _one = self.lock_messages();
         if let (Some(number), Some(word)) = (number, words.last()) {
-            let act =
-                if verb == "fail_path" { Act::Fail(Why::Message) } else { Act::Reinstate(Back::Message) };
-            return self.paths_do(number, word, &act);
+            let act = if verb == "fail_path" {
+                PathAction::Fail(FailReason::Message)
+            } else {
+                PathAction::Reinstate(ReinstateReason::Message)
+            };
+            return self.apply_to_paths(number, word, &act);
         }
         match (verb.as_str(), words) {
             ("queue_if_no_path", [_]) => self.queue(true),
@@ -44,43 +51,43 @@ impl Multipath {
             ("disable_group", [_, group]) => self.shared.bypass(self.group(group, "bypass_pg")?, true),
             ("enable_group", [_, group]) => self.shared.bypass(self.group(group, "bypass_pg")?, false),
             ("switch_group", [_, group]) => {
-                self.shared.switch_by_hand(self.group(group, "switch_pg_num")?);
+                self.shared.switch_manually(self.group(group, "switch_pg_num")?);
             }
             (_, [word, _]) => {
-                return Err(refused(format!("Unrecognised multipath message received: {word}")));
+                return Err(message_error(format!("Unrecognised multipath message received: {word}")));
             }
             _ => {
                 let n = words.len();
-                return Err(refused(format!(
+                return Err(message_error(format!(
                     "Invalid multipath message arguments. Expected 2 arguments, got {n}."
                 )));
             }
         }
         // Group messages raise the counter even when they change nothing; the others never do.
         if verb.ends_with("_group") {
-            self.shared.journal.event();
+            self.shared.path_log.event();
         }
         Ok(())
     }
 
     /// An administrator's command: as the message, but that no check reinstates what it failed.
     pub(super) fn command(&self, number: DevNo, command: PathCommand) -> Result<(), TargetError> {
-        let _one = self.one_at_a_time();
+        let _one = self.lock_messages();
         let act = match command {
-            PathCommand::Fail => Act::Fail(Why::Command),
-            PathCommand::Reinstate => Act::Reinstate(Back::Command),
+            PathCommand::Fail => PathAction::Fail(FailReason::Command),
+            PathCommand::Reinstate => PathAction::Reinstate(ReinstateReason::Command),
         };
-        self.paths_do(number, &number.to_string(), &act)
+        self.apply_to_paths(number, &number.to_string(), &act)
     }
 
-    fn one_at_a_time(&self) -> MutexGuard<'_, ()> {
+    fn lock_messages(&self) -> MutexGuard<'_, ()> {
         self.messages.lock().unwrap_or_else(|e| e.into_inner())
     }
 
     /// What becomes of bios without a path from now on.
     fn queue(&self, on: bool) {
         if self.shared.valid() == 0 && on != self.shared.word().queueing() {
-            self.shared.journal.policy(on);
+            self.shared.path_log.policy(on);
         }
         self.shared.set_queueing(on);
         // Whether time counts until requests fail hangs on it.
@@ -89,32 +96,32 @@ impl Multipath {
 
     /// A group number, from 1, as an index.
     fn group(&self, word: &str, who: &str) -> Result<usize, TargetError> {
-        let index = number(word).and_then(|n| (n as usize).checked_sub(1));
+        let index = parse_u32(word).and_then(|n| (n as usize).checked_sub(1));
         index
             .filter(|&g| g < self.groups.len())
-            .ok_or_else(|| refused(format!("invalid PG number supplied to {who}")).at(1))
+            .ok_or_else(|| message_error(format!("invalid PG number supplied to {who}")).at(1))
     }
 
     /// Does `act` to every path over device `number`, which the message calls `word`. One event, if
     /// any path changed.
-    fn paths_do(&self, number: DevNo, word: &str, act: &Act) -> Result<(), TargetError> {
+    fn apply_to_paths(&self, number: DevNo, word: &str, act: &PathAction) -> Result<(), TargetError> {
         let mut found = false;
         let mut changed = false;
         for (path, (_, device)) in self.paths().enumerate().filter(|(_, (_, d))| d.number == number) {
             found = true;
-            if let Act::Reinstate(_) = act {
+            if let PathAction::Reinstate(_) = act {
                 device.device.try_again();
             }
             changed |= match act {
-                Act::Fail(why) => self.shared.fail(path, why),
-                Act::Reinstate(back) => self.shared.reinstate(path, *back),
+                PathAction::Fail(why) => self.shared.fail(path, why),
+                PathAction::Reinstate(back) => self.shared.reinstate(path, *back),
             };
         }
         if !found {
-            return Err(refused(format!("no path over device {word}")).at(1));
+            return Err(message_error(format!("no path over device {word}")).at(1));
         }
         if changed {
-            self.shared.journal.event();
+            self.shared.path_log.event();
             self.shared.bell.ring();
         }
         Ok(())
@@ -132,7 +139,7 @@ impl Multipath {
             return Ok(device.number);
         }
         let found = resolver.get(word).map_err(|e| {
-            refused(format!("message: error getting device {word}"))
+            message_error(format!("message: error getting device {word}"))
                 .with_errno(e.errno)
                 .because(e.reason)
                 .at(1)

@@ -6,11 +6,11 @@
 //! the request is returned. If no path is left, bios wait (`queue_if_no_path`) or fail with EIO.
 //!
 //! * `parse`: the table line. `state`: the atomics that cores share. `message`, `status`: text in
-//!   and out. `journal`: log lines.
+//!   and out. `path_log`: log lines.
 //! * `lane`: the data path of one core. `route`: the group and paths in use. `retry`: bios that
 //!   found no path or lost theirs.
 //! * [`selector`]: the choice of a path in a group.
-//! * `checker`: the task that checks paths. `board`: its results. `watch`: deadlines, hedged reads
+//! * `checker`: the task that checks paths. `checker_status`: its results. `watch`: deadlines, hedged reads
 //!   and ejection of slow paths, if requested. `ejection`: the ejected paths, as all cores see
 //!   them.
 //!
@@ -33,26 +33,26 @@
 //! Not supported: hardware handlers, group activation, and the kernel's time limit on queued bios.
 //! A table with a handler is refused as by the kernel, because no path can attach one.
 
-mod board;
 mod checker;
+mod checker_status;
+mod counters;
 mod ejection;
-mod journal;
 mod lane;
 mod message;
 mod parse;
+mod path_log;
 mod retry;
 mod route;
 pub mod selector;
-mod served;
 mod state;
 mod status;
 mod watch;
 
-use board::Board;
-use journal::Journal;
-use parse::{Features, Group, QueueMode};
-use served::Served;
-use state::Shared;
+use checker_status::CheckerStatus;
+use counters::DeviceCounters;
+use parse::{MultipathFeatures, PriorityGroup, QueueMode};
+use path_log::PathLog;
+use state::MultipathState;
 use std::sync::{Arc, Mutex, OnceLock};
 use udm_core::{Content, Cx, DevNo, Extents, Lane, Limits, MakeTask, OpenError, Sector, Sectors};
 use udm_dm::target::{Below, DeviceRef, Kind, Notify, Resolver, Target, TargetArgs, Used};
@@ -70,12 +70,12 @@ pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
 /// The control half of a multipath target.
 pub struct Multipath {
     len: Sectors,
-    features: Features,
+    features: MultipathFeatures,
     handler: Option<String>,
-    groups: Vec<Group>,
-    shared: Arc<Shared>,
-    served: Served,
-    board: Arc<Board>,
+    groups: Vec<PriorityGroup>,
+    shared: Arc<MultipathState>,
+    served: DeviceCounters,
+    board: Arc<CheckerStatus>,
     /// What its paths are watched for, once it is loaded into a device.
     watch: OnceLock<PathWatch>,
     /// Serialises messages. The data path never takes it.
@@ -91,16 +91,16 @@ impl Multipath {
         let params = parse::parse(args)?;
         let paths = params.groups.iter().map(|g| g.paths.len()).sum();
         let queueing = params.features.queue_if_no_path;
-        let journal = Journal::new(params.groups.iter().flat_map(|g| &g.paths));
-        let shared = Shared::new(params.groups.len(), paths, queueing, params.initial, journal);
+        let path_log = PathLog::new(params.groups.iter().flat_map(|g| &g.paths));
+        let shared = MultipathState::new(params.groups.len(), paths, queueing, params.initial, path_log);
         Ok(Arc::new(Multipath {
             len: args.len,
             features: params.features,
             handler: params.handler,
             groups: params.groups,
             shared: Arc::new(shared),
-            served: Served::default(),
-            board: Arc::new(Board::new(paths)),
+            served: DeviceCounters::default(),
+            board: Arc::new(CheckerStatus::new(paths)),
             watch: OnceLock::new(),
             messages: Mutex::new(()),
         }))
@@ -129,7 +129,7 @@ impl Target for Multipath {
         if watch.is_on() {
             let counts = self.groups.iter().map(|group| group.paths.len());
             let with = (watch, Arc::clone(&self.shared), Arc::clone(&served));
-            paths = watch::over(paths, counts, with, cx);
+            paths = watch::watch_lanes(paths, counts, with, cx);
         }
         Ok(Box::new(lane::MultipathLane::new(Arc::clone(&self.shared), groups, paths, served)))
     }
@@ -174,7 +174,7 @@ impl Target for Multipath {
     }
 
     fn message(&self, words: &[String], resolver: &mut dyn Resolver) -> Result<String, TargetError> {
-        self.act(words, resolver).map(|()| String::new())
+        self.handle_message(words, resolver).map(|()| String::new())
     }
 
     fn command_path(&self, number: DevNo, command: PathCommand) -> Result<(), TargetError> {
@@ -202,14 +202,14 @@ impl Target for Multipath {
         let Some(settings) = upkeep.paths.clone() else { return Vec::new() };
         let paths = self.paths().map(|(_, path)| path.clone()).collect();
         let mut next = 0;
-        let range = |group: &Group| {
+        let range = |group: &PriorityGroup| {
             next += group.paths.len();
             next - group.paths.len()..next
         };
         let groups = self.groups.iter().map(range).collect();
         let (shared, board) = (Arc::clone(&self.shared), Arc::clone(&self.board));
         let len = self.len;
-        let subject = checker::Subject { shared, board, len, paths, groups, settings };
+        let subject = checker::CheckerInput { shared, board, len, paths, groups, settings };
         vec![Box::new(move || Box::new(checker::Checker::new(subject)))]
     }
 

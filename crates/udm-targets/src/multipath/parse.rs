@@ -30,7 +30,7 @@ pub(super) enum QueueMode {
 
 /// The words of a table that belong to no group.
 #[derive(Debug)]
-pub(super) struct Features {
+pub(super) struct MultipathFeatures {
     pub(super) queue_if_no_path: bool,
     pub(super) retain_attached_hw_handler: bool,
     /// 1..=50.
@@ -41,38 +41,38 @@ pub(super) struct Features {
 }
 
 /// A priority group of a table.
-pub(super) struct Group {
+pub(super) struct PriorityGroup {
     pub(super) selector: Arc<dyn Selector>,
     pub(super) paths: Vec<DeviceRef>,
 }
 
 /// A table line, parsed, its devices looked up.
-pub(super) struct Params {
-    pub(super) features: Features,
+pub(super) struct MultipathTable {
+    pub(super) features: MultipathFeatures,
     /// A hardware handler; only a table without paths gets so far with one.
     pub(super) handler: Option<String>,
     /// The group to try first, from 0; `None` when the table asks for one that there is not.
     pub(super) initial: Option<usize>,
-    pub(super) groups: Vec<Group>,
+    pub(super) groups: Vec<PriorityGroup>,
 }
 
 /// An unsigned decimal of 32 bits with nothing around it.
-pub(super) fn number(word: &str) -> Option<u32> {
+pub(super) fn parse_u32(word: &str) -> Option<u32> {
     decimal(word)?.try_into().ok()
 }
 
 /// An error of a table, at word `word` of the arguments.
-fn fault(text: impl std::fmt::Display, word: usize) -> TargetError {
+fn table_error(text: impl std::fmt::Display, word: usize) -> TargetError {
     TargetError::new(format!("multipath: {text}")).at(word)
 }
 
 /// The words not yet taken.
-struct Words<'a> {
+struct WordCursor<'a> {
     all: &'a [String],
     at: usize,
 }
 
-impl<'a> Words<'a> {
+impl<'a> WordCursor<'a> {
     fn left(&self) -> usize {
         self.all.len() - self.at
     }
@@ -84,21 +84,21 @@ impl<'a> Words<'a> {
     }
 
     fn number(&mut self, range: RangeInclusive<u32>, text: &str) -> Result<u32, TargetError> {
-        let value = self.all.get(self.at).and_then(|w| number(w)).filter(|n| range.contains(n));
-        let value = value.ok_or_else(|| fault(text, self.at))?;
+        let value = self.all.get(self.at).and_then(|w| parse_u32(w)).filter(|n| range.contains(n));
+        let value = value.ok_or_else(|| table_error(text, self.at))?;
         self.at += 1;
         Ok(value)
     }
 
     /// A count and as many words.
-    fn counted(&mut self, max: u32, text: &str) -> Result<Words<'a>, TargetError> {
+    fn counted(&mut self, max: u32, text: &str) -> Result<WordCursor<'a>, TargetError> {
         let at = self.at;
         let count = self.number(0..=max, text)? as usize;
         if count > self.left() {
-            return Err(fault(text, at));
+            return Err(table_error(text, at));
         }
         self.at += count;
-        Ok(Words { all: &self.all[..self.at], at: at + 1 })
+        Ok(WordCursor { all: &self.all[..self.at], at: at + 1 })
     }
 }
 
@@ -106,9 +106,9 @@ impl<'a> Words<'a> {
 ///
 /// # Errors
 /// The kernel's, with the word to blame.
-pub(super) fn parse(args: &mut TargetArgs<'_>) -> Result<Params, TargetError> {
-    let mut words = Words { all: args.args, at: 0 };
-    let features = features(words.counted(8, "invalid number of feature args")?)?;
+pub(super) fn parse(args: &mut TargetArgs<'_>) -> Result<MultipathTable, TargetError> {
+    let mut words = WordCursor { all: args.args, at: 0 };
+    let features = parse_features(words.counted(8, "invalid number of feature args")?)?;
     let mut handler_words = words.counted(COUNT_MAX, "invalid number of hardware handler args")?;
     let mut handler = None;
     if handler_words.left() > 0 {
@@ -122,21 +122,21 @@ pub(super) fn parse(args: &mut TargetArgs<'_>) -> Result<Params, TargetError> {
     let initial_at = words.at;
     let initial = words.number(0..=COUNT_MAX, "invalid initial priority group number")? as usize;
     if (count == 0) != (initial == 0) {
-        return Err(fault("invalid initial priority group", initial_at));
+        return Err(table_error("invalid initial priority group", initial_at));
     }
     let mut groups = Vec::new();
     while words.left() > 0 {
-        groups.push(group(&mut words, args, handler.as_ref().map(|h| h.0))?);
+        groups.push(parse_group(&mut words, args, handler.as_ref().map(|h| h.0))?);
     }
     if groups.len() != count {
-        return Err(fault("priority group count mismatch", initial_at - 1));
+        return Err(table_error("priority group count mismatch", initial_at - 1));
     }
     let initial = initial.checked_sub(1).filter(|&i| i < count);
-    Ok(Params { features, handler: handler.map(|h| h.1), initial, groups })
+    Ok(MultipathTable { features, handler: handler.map(|h| h.1), initial, groups })
 }
 
-fn features(mut words: Words<'_>) -> Result<Features, TargetError> {
-    let mut f = Features {
+fn parse_features(mut words: WordCursor<'_>) -> Result<MultipathFeatures, TargetError> {
+    let mut f = MultipathFeatures {
         queue_if_no_path: false,
         retain_attached_hw_handler: false,
         pg_init_retries: None,
@@ -161,10 +161,10 @@ fn features(mut words: Words<'_>) -> Result<Features, TargetError> {
                 f.queue_mode = match words.take(1)[0].to_ascii_lowercase().as_str() {
                     "bio" => QueueMode::Bio,
                     "rq" | "mq" => QueueMode::Request,
-                    _ => return Err(fault("Unknown 'queue_mode' requested", at + 1)),
+                    _ => return Err(table_error("Unknown 'queue_mode' requested", at + 1)),
                 }
             }
-            _ => return Err(fault("Unrecognised multipath feature request", at)),
+            _ => return Err(table_error("Unrecognised multipath feature request", at)),
         }
     }
     // Bio mode can't attach a handler, so it keeps whatever is there.
@@ -172,45 +172,45 @@ fn features(mut words: Words<'_>) -> Result<Features, TargetError> {
     Ok(f)
 }
 
-fn group(
-    words: &mut Words<'_>,
+fn parse_group(
+    words: &mut WordCursor<'_>,
     args: &mut TargetArgs<'_>,
     handler: Option<usize>,
-) -> Result<Group, TargetError> {
+) -> Result<PriorityGroup, TargetError> {
     if words.left() < 2 {
-        return Err(fault("not enough priority group arguments", words.all.len()));
+        return Err(table_error("not enough priority group arguments", words.all.len()));
     }
     let at = words.at;
     let name = &words.take(1)[0];
     let Some(kind) = SELECTORS.iter().find(|s| s.name == name) else {
         let names: Vec<_> = SELECTORS.iter().map(|s| s.name).collect();
         let known = format!("known are {}", names.join(", "));
-        return Err(fault("unknown path selector type", at).because(known));
+        return Err(table_error("unknown path selector type", at).because(known));
     };
     let mut selector_args = words.counted(COUNT_MAX, "invalid number of path selector args")?;
     let selector_at = selector_args.at;
     let selector_args = selector_args.take(selector_args.left());
     let mut selector = (kind.new)(selector_args)
-        .map_err(|arg| fault("path selector constructor failed", selector_at + arg))?;
+        .map_err(|arg| table_error("path selector constructor failed", selector_at + arg))?;
     let path_count = words.number(1..=COUNT_MAX, "invalid number of paths")?;
     let arg_count = words.number(0..=COUNT_MAX, "invalid number of selector args")? as usize;
     let mut paths = Vec::new();
     for _ in 0..path_count {
         if words.left() < 1 + arg_count {
-            return Err(fault("not enough path parameters", words.all.len()));
+            return Err(table_error("not enough path parameters", words.all.len()));
         }
         let at = words.at;
         let path = args
             .resolver
             .get(&words.take(1)[0])
-            .map_err(|e| fault("error getting device", at).with_errno(e.errno).because(e.reason))?;
+            .map_err(|e| table_error("error getting device", at).with_errno(e.errno).because(e.reason))?;
         if let Some(handler) = handler {
-            return Err(fault("error attaching hardware handler", handler).with_errno(ENODEV));
+            return Err(table_error("error attaching hardware handler", handler).with_errno(ENODEV));
         }
         selector
             .add_path(words.take(arg_count), args.cores)
-            .map_err(|e| fault(format_args!("{} ps: {}", kind.name, e.text), at + 1 + e.arg))?;
+            .map_err(|e| table_error(format_args!("{} ps: {}", kind.name, e.text), at + 1 + e.arg))?;
         paths.push(path);
     }
-    Ok(Group { selector: Arc::from(selector), paths })
+    Ok(PriorityGroup { selector: Arc::from(selector), paths })
 }

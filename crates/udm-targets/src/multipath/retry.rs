@@ -12,7 +12,7 @@ use udm_core::{Batch, Cx, Drain, Status};
 
 impl MultipathLane {
     /// True when bios without a path wait for one. A flushing suspend waits for nobody.
-    fn holds(&self) -> bool {
+    fn queues_without_path(&self) -> bool {
         !self.draining.is_some_and(Drain::fails_held)
             && self.shared.word().queueing()
             && !bugs::on(Bug::HeldBioFails)
@@ -21,21 +21,21 @@ impl MultipathLane {
     /// What becomes of bios for which there is no path.
     #[cold]
     pub(super) fn no_path(&mut self, batch: &mut Batch) {
-        if self.holds() {
+        if self.queues_without_path() {
             self.parked.append(batch);
-            self.tell();
+            self.report_waiting();
         } else {
             self.fail(batch);
         }
     }
 
     /// Tells the journal how many bios wait here.
-    fn tell(&mut self) {
-        let journal = &self.shared.journal;
-        journal.waiting(self.told, self.parked.len());
-        self.told = self.parked.len();
-        if self.told > 0 {
-            journal.no_path(true);
+    fn report_waiting(&mut self) {
+        let path_log = &self.shared.path_log;
+        path_log.waiting(self.reported_waiting, self.parked.len());
+        self.reported_waiting = self.parked.len();
+        if self.reported_waiting > 0 {
+            path_log.no_path(true);
         }
     }
 
@@ -44,19 +44,19 @@ impl MultipathLane {
             bio.end_with(Status::IoErr);
         }
         if !batch.is_empty() {
-            self.shared.journal.ended(batch.len());
-            self.shared.journal.no_path(false);
+            self.shared.path_log.ended(batch.len());
+            self.shared.path_log.no_path(false);
         }
         self.ended.append(batch);
-        self.rest_due = true;
+        self.slow_poll_due = true;
     }
 
-    /// Sends the bios in `again` to other paths until all are on their way, parked or over. What
+    /// Sends the bios in `to_retry` to other paths until all are on their way, parked or over. What
     /// comes back meanwhile goes to `done`. One event, however many paths failed.
     #[cold]
-    pub(super) fn go_round(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
+    pub(super) fn retry_failed(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         for _ in 0..=self.shared.path_count() {
-            let mut batch = std::mem::take(&mut self.again);
+            let mut batch = std::mem::take(&mut self.to_retry);
             for bio in &mut batch {
                 bio.status = Status::Ok;
             }
@@ -68,29 +68,29 @@ impl MultipathLane {
             }
             // With the last path gone and nothing to wait for, bios fail where they are: only a bio
             // that looks for a path and finds none makes the group lose its standing.
-            if self.shared.valid() == 0 && !self.holds() {
+            if self.shared.valid() == 0 && !self.queues_without_path() {
                 self.fail(&mut batch);
             } else {
-                self.dispatch_again(&mut batch, cx);
+                self.dispatch_retries(&mut batch, cx);
             }
             // `reap` may only add to it from here on; its room is used again.
-            self.again = batch;
+            self.to_retry = batch;
             self.reap(done, cx);
-            if self.again.is_empty() {
+            if self.to_retry.is_empty() {
                 break;
             }
         }
-        if !self.again.is_empty() {
+        if !self.to_retry.is_empty() {
             // Paths returned and failed again while this went on. The next poll goes on.
             cx.wake_now();
         }
         if std::mem::take(&mut self.router.path_failed) || bugs::on(Bug::EventForEachError) {
-            self.shared.journal.event();
+            self.shared.path_log.event();
         }
     }
 
     /// Sends bios that a path has failed to others, and counts them there.
-    fn dispatch_again(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
+    fn dispatch_retries(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         let before: SmallVec<[usize; 16]> = self.legs.in_flight().collect();
         self.dispatch(batch, cx);
         for ((now, before), counter) in self.legs.in_flight().zip(before).zip(&*self.served) {
@@ -103,27 +103,27 @@ impl MultipathLane {
     #[cold]
     pub(super) fn unpark(&mut self, cx: &mut Cx<'_>) {
         let served = self.router.group().is_some() && !bugs::on(Bug::ParkedMissReturn);
-        if served || self.shared.word() != self.router.seen() || !self.holds() {
+        if served || self.shared.word() != self.router.seen() || !self.queues_without_path() {
             // Those that find no path still are parked again, into the scratch list's room.
             let room = std::mem::take(&mut self.spare);
             let mut batch = std::mem::replace(&mut self.parked, room);
             self.dispatch(&mut batch, cx);
             self.spare = batch;
-            self.tell();
+            self.report_waiting();
         }
     }
 
     /// The end of a `drain`: a no-flush suspend takes back what is held; a flushing one makes the
     /// next poll fail it.
-    pub(super) fn hand_back(&mut self, how: Drain, back: &mut Batch) {
+    pub(super) fn hand_back_parked(&mut self, how: Drain, back: &mut Batch) {
         if how == Drain::NoFlush {
             back.append(&mut self.parked);
-            self.tell();
+            self.report_waiting();
             // As they were given: the path error that they came back with is not their last word.
-            for bio in &mut self.again {
+            for bio in &mut self.to_retry {
                 bio.status = Status::Ok;
             }
-            back.append(&mut self.again);
+            back.append(&mut self.to_retry);
         }
     }
 }

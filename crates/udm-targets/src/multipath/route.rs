@@ -6,7 +6,7 @@
 //! choice was made on old facts, and it looks again.
 
 use super::selector::SelectorLane;
-use super::state::{GroupView, PathView, Shared, Word, choose};
+use super::state::{GroupView, MultipathState, PackedState, PathView, choose_group};
 use std::ops::Range;
 use udm_core::bugs::{self, Bug};
 use udm_core::{Bio, Cx, Sectors};
@@ -23,19 +23,19 @@ pub(super) struct GroupLane {
 
 /// What this lane knows of a path.
 #[derive(Clone, Copy)]
-struct PathSeen {
+struct KnownPath {
     usable: bool,
     stamp: u64,
 }
 
 /// See the module.
 pub(super) struct Router {
-    seen: Word,
+    seen: PackedState,
     /// The group in use; [`NO_GROUP`] for none.
     group: usize,
     groups: Vec<GroupLane>,
     views: Vec<GroupView>,
-    known: Vec<PathSeen>,
+    known: Vec<KnownPath>,
     /// Scratch: the paths of a group.
     now: Vec<PathView>,
     /// Scratch: when a path was reinstated, the group, the path.
@@ -46,7 +46,10 @@ pub(super) struct Router {
 
 impl Router {
     /// A lane that has seen nothing: all paths usable, as in a table just loaded.
-    pub(super) fn new(shared: &Shared, groups: impl Iterator<Item = (usize, SelectorLane)>) -> Router {
+    pub(super) fn new(
+        shared: &MultipathState,
+        groups: impl Iterator<Item = (usize, SelectorLane)>,
+    ) -> Router {
         let mut start = 0;
         let groups: Vec<_> = groups
             .map(|(count, selector)| {
@@ -60,7 +63,7 @@ impl Router {
             seen: shared.word().unseen(),
             group: NO_GROUP,
             views: groups.iter().map(|g| GroupView { usable: g.paths.len(), bypassed: false }).collect(),
-            known: vec![PathSeen { usable: true, stamp: 0 }; start],
+            known: vec![KnownPath { usable: true, stamp: 0 }; start],
             now: Vec::new(),
             returned: Vec::with_capacity(start),
             groups,
@@ -69,15 +72,15 @@ impl Router {
     }
 
     /// The group of each path and its place there.
-    pub(super) fn places(&self) -> Vec<(u32, u32)> {
-        let places = |(g, group): (usize, &GroupLane)| {
+    pub(super) fn path_positions(&self) -> Vec<(u32, u32)> {
+        let path_positions = |(g, group): (usize, &GroupLane)| {
             (0..group.paths.len()).map(move |place| (g as u32, place as u32)).collect::<Vec<_>>()
         };
-        self.groups.iter().enumerate().flat_map(places).collect()
+        self.groups.iter().enumerate().flat_map(path_positions).collect()
     }
 
     /// The word of the last look.
-    pub(super) fn seen(&self) -> Word {
+    pub(super) fn seen(&self) -> PackedState {
         self.seen
     }
 
@@ -100,13 +103,13 @@ impl Router {
 
     /// Brings the lane up to date and chooses the group.
     #[cold]
-    pub(super) fn look(&mut self, shared: &Shared) {
+    pub(super) fn look(&mut self, shared: &MultipathState) {
         loop {
             let word = shared.word();
             if word.generation() != self.seen.generation() {
                 self.refresh(shared);
             }
-            let (settled, group) = choose(word, &self.views);
+            let (settled, group) = choose_group(word, &self.views);
             if shared.commit(word, settled) {
                 self.seen = if bugs::on(Bug::SeenTooLate) { shared.word() } else { settled };
                 self.group = group.unwrap_or(NO_GROUP);
@@ -119,7 +122,7 @@ impl Router {
 
     /// Tells the selectors what became of their paths. One that failed and came back between two
     /// looks loses its place in the order, as it would have if the lane had looked in between.
-    fn refresh(&mut self, shared: &Shared) {
+    fn refresh(&mut self, shared: &MultipathState) {
         for (g, group) in self.groups.iter_mut().enumerate() {
             self.views[g].bypassed = shared.is_bypassed(g);
             // Each is looked at once, so that what is out of use for being slow is used where

@@ -11,7 +11,7 @@
 //! newer than its word's generation sees the word move at its next look.
 
 use super::ejection::Ejection;
-use super::journal::{Back, Journal, Why};
+use super::path_log::{FailReason, PathLog, ReinstateReason};
 use crossbeam_utils::CachePadded;
 #[cfg(feature = "loom")]
 use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -22,12 +22,12 @@ use udm_core::bugs::{self, Bug};
 use udm_core::{Bell, Nanos, interleave};
 use udm_dm::target::Notify;
 
-/// Flags, current group, next group and generation: a snapshot of [`Shared::word`]. Groups count
+/// Flags, current group, next group and generation: a snapshot of [`MultipathState::word`]. Groups count
 /// from 0 here and from 1 in what is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Word(u64);
+pub(super) struct PackedState(u64);
 
-impl Word {
+impl PackedState {
     /// Hold bios that find no path (`queue_if_no_path`).
     pub(super) const QUEUE_IF_NO_PATH: u64 = 1 << 0;
     /// What the flag was before the suspend cleared it.
@@ -44,67 +44,70 @@ impl Word {
     const GENERATION: u32 = 32;
 
     /// The state after a load: nothing current, `next` first.
-    fn loaded(queue_if_no_path: bool, next: Option<usize>) -> Word {
-        Word(Word::QUEUE_IO).with(Word::QUEUE_IF_NO_PATH, queue_if_no_path).with_next(next)
+    fn loaded(queue_if_no_path: bool, next: Option<usize>) -> PackedState {
+        PackedState(PackedState::QUEUE_IO)
+            .with(PackedState::QUEUE_IF_NO_PATH, queue_if_no_path)
+            .with_next(next)
     }
 
     /// A word that differs from this one in every part: what a lane has seen that saw none.
-    pub(super) fn unseen(self) -> Word {
-        Word(!self.0)
+    pub(super) fn unseen(self) -> PackedState {
+        PackedState(!self.0)
     }
 
     pub(super) fn has(self, flag: u64) -> bool {
         self.0 & flag != 0
     }
 
-    fn with(self, flag: u64, on: bool) -> Word {
-        Word(if on { self.0 | flag } else { self.0 & !flag })
+    fn with(self, flag: u64, on: bool) -> PackedState {
+        PackedState(if on { self.0 | flag } else { self.0 & !flag })
     }
 
     fn group(self, shift: u32) -> Option<usize> {
-        (((self.0 >> shift) & Word::GROUP) as usize).checked_sub(1)
+        (((self.0 >> shift) & PackedState::GROUP) as usize).checked_sub(1)
     }
 
-    fn with_group(self, shift: u32, group: Option<usize>) -> Word {
+    fn with_group(self, shift: u32, group: Option<usize>) -> PackedState {
         let number = group.map_or(0, |g| g as u64 + 1);
-        Word((self.0 & !(Word::GROUP << shift)) | (number << shift))
+        PackedState((self.0 & !(PackedState::GROUP << shift)) | (number << shift))
     }
 
     /// The group in use.
     pub(super) fn current(self) -> Option<usize> {
-        self.group(Word::CURRENT)
+        self.group(PackedState::CURRENT)
     }
 
     /// The group to try first, once.
     pub(super) fn next(self) -> Option<usize> {
-        self.group(Word::NEXT)
+        self.group(PackedState::NEXT)
     }
 
-    fn with_current(self, group: Option<usize>) -> Word {
-        self.with_group(Word::CURRENT, group)
+    fn with_current(self, group: Option<usize>) -> PackedState {
+        self.with_group(PackedState::CURRENT, group)
     }
 
-    fn with_next(self, group: Option<usize>) -> Word {
-        self.with_group(Word::NEXT, group)
+    fn with_next(self, group: Option<usize>) -> PackedState {
+        self.with_group(PackedState::NEXT, group)
     }
 
     pub(super) fn generation(self) -> u32 {
-        (self.0 >> Word::GENERATION) as u32
+        (self.0 >> PackedState::GENERATION) as u32
     }
 
-    fn moved(self) -> Word {
-        Word(self.0.wrapping_add(1 << Word::GENERATION))
+    fn moved(self) -> PackedState {
+        PackedState(self.0.wrapping_add(1 << PackedState::GENERATION))
     }
 
     /// True when a bio without a path is held and not failed. A no-flush suspend clears the flag in
     /// bio mode and remembers it, and bios must survive that too.
     pub(super) fn queueing(self) -> bool {
-        self.has(Word::QUEUE_IF_NO_PATH) || (self.has(Word::SAVED) && self.has(Word::NOFLUSH))
+        self.has(PackedState::QUEUE_IF_NO_PATH)
+            || (self.has(PackedState::SAVED) && self.has(PackedState::NOFLUSH))
     }
 
     /// The same, and of a suspended device what holds from its resume on.
-    pub(super) fn means_to_queue(self) -> bool {
-        self.has(Word::QUEUE_IF_NO_PATH) || self.has(Word::SAVED)
+    pub(super) fn queues_after_resume(self) -> bool {
+        self.has(PackedState::QUEUE_IF_NO_PATH) || self.has(PackedState::SAVED)
     }
 }
 
@@ -120,8 +123,8 @@ pub(super) struct GroupView {
 /// Chooses the group for the next bios, and the word after that choice (spec C.2). Asked for group:
 /// tried first, once, bypassed or not, and forgotten if it has no path. Then the current one, the
 /// others in order, and at last the bypassed ones.
-pub(super) fn choose(word: Word, groups: &[GroupView]) -> (Word, Option<usize>) {
-    let settled = word.with(Word::QUEUE_IO, false);
+pub(super) fn choose_group(word: PackedState, groups: &[GroupView]) -> (PackedState, Option<usize>) {
+    let settled = word.with(PackedState::QUEUE_IO, false);
     let usable = |g: &usize| groups[*g].usable > 0;
     let scan = |bypassed: bool| (0..groups.len()).find(|g| usable(g) && groups[*g].bypassed == bypassed);
     let group = word
@@ -142,15 +145,15 @@ pub(super) fn choose(word: Word, groups: &[GroupView]) -> (Word, Option<usize>) 
 /// its own.
 #[derive(Debug, Default)]
 struct PathState {
-    /// [`PathState::FAILED`] and [`PathState::HELD`]. Above: how often it failed since the table
+    /// [`PathState::FAILED`] and [`PathState::ADMIN_FAILED`]. Above: how often it failed since the table
     /// was loaded.
     state: AtomicU64,
     /// When it was last reinstated, on the device's count of reinstatements; 0 for never. Lanes
     /// that look later rebuild the order from it.
     stamp: AtomicU64,
-    /// Whether somebody is about to reinstate it ([`PathState::NOBODY`] and what follows): of a
+    /// Whether somebody is about to reinstate it ([`PathState::REINSTATE_IDLE`] and what follows): of a
     /// message and the checker one does.
-    returning: AtomicU32,
+    reinstating: AtomicU32,
     /// When it last failed or was reinstated, and how long it was failed before that, in ns on the
     /// journal's clock. For who asks; nothing hangs on it.
     since: AtomicU64,
@@ -161,16 +164,16 @@ struct PathState {
 impl PathState {
     const FAILED: u64 = 1;
     /// An administrator failed it: no check reinstates it. Set only where it is failed.
-    const HELD: u64 = 2;
+    const ADMIN_FAILED: u64 = 2;
     /// One failure.
-    const ONCE: u64 = 4;
+    const ONE_FAILURE: u64 = 4;
 
     /// Nobody reinstates it.
-    const NOBODY: u32 = 0;
+    const REINSTATE_IDLE: u32 = 0;
     /// Somebody does.
-    const SOMEBODY: u32 = 1;
+    const REINSTATE_RUNNING: u32 = 1;
     /// And is asked to look again.
-    const ASKED: u32 = 2;
+    const REINSTATE_AGAIN: u32 = 2;
 }
 
 /// A path, read at one moment.
@@ -194,13 +197,13 @@ impl PathView {
 
 /// How long a path has been in its state, and how long it was failed in all, this time included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Times {
+pub(super) struct PathTimes {
     pub(super) in_state: Nanos,
     pub(super) failed: Nanos,
 }
 
 /// The shared state of one loaded table. A reload makes a new one.
-pub(super) struct Shared {
+pub(super) struct MultipathState {
     /// On a line of its own: the one thing that every batch reads.
     word: CachePadded<AtomicU64>,
     /// Paths that have not failed, over all groups.
@@ -212,55 +215,56 @@ pub(super) struct Shared {
     /// The group that a person has switched to, from 1; 0 for none. The checker ends it.
     by_hand: AtomicU32,
     paths: Box<[PathState]>,
-    pub(super) journal: Journal,
+    pub(super) path_log: PathLog,
     /// Rung when a path failed, or by a message that the checker has to know of: it waits for it.
     pub(super) bell: Arc<Bell>,
 }
 
-impl Shared {
+impl MultipathState {
     /// The state after a load: all paths active, no group bypassed.
     pub(super) fn new(
         groups: usize,
         paths: usize,
         queue_if_no_path: bool,
         next: Option<usize>,
-        journal: Journal,
-    ) -> Shared {
-        Shared {
-            word: CachePadded::new(AtomicU64::new(Word::loaded(queue_if_no_path, next).0)),
+        path_log: PathLog,
+    ) -> MultipathState {
+        MultipathState {
+            word: CachePadded::new(AtomicU64::new(PackedState::loaded(queue_if_no_path, next).0)),
             valid: AtomicU32::new(paths as u32),
             stamps: AtomicU64::new(0),
             ejected: AtomicU32::new(0),
             by_hand: AtomicU32::new(0),
             bypassed: (0..groups).map(|_| AtomicBool::new(false)).collect(),
             paths: (0..paths).map(|_| PathState::default()).collect(),
-            journal,
+            path_log,
             bell: Arc::new(Bell::new()),
         }
     }
 
     /// The word, and with it all that was written before it moved.
-    pub(super) fn word(&self) -> Word {
+    pub(super) fn word(&self) -> PackedState {
         interleave::point();
-        Word(self.word.load(Ordering::Acquire))
+        PackedState(self.word.load(Ordering::Acquire))
     }
 
     /// Takes a lane's choice of group. False when the word has moved since: look again.
-    pub(super) fn commit(&self, old: Word, new: Word) -> bool {
+    pub(super) fn commit(&self, old: PackedState, new: PackedState) -> bool {
         interleave::point();
         if old == new {
             return true;
         }
         let done = self.word.compare_exchange(old.0, new.0, Ordering::AcqRel, Ordering::Acquire).is_ok();
         if let Some(group) = new.current().filter(|_| done && new.current() != old.current()) {
-            self.journal.group_in_use(group);
+            self.path_log.group_in_use(group);
         }
         done
     }
 
-    fn update(&self, change: impl Fn(Word) -> Word) {
+    fn update(&self, change: impl Fn(PackedState) -> PackedState) {
         // The closure never says no, so this ends when the compare-and-swap succeeds.
-        let _ = self.word.fetch_update(Ordering::AcqRel, Ordering::Acquire, |w| Some(change(Word(w)).0));
+        let _ =
+            self.word.fetch_update(Ordering::AcqRel, Ordering::Acquire, |w| Some(change(PackedState(w)).0));
     }
 
     pub(super) fn group_count(&self) -> usize {
@@ -275,24 +279,24 @@ impl Shared {
         interleave::point();
         let state = self.paths[path].state.load(Ordering::Acquire);
         let stamp = self.paths[path].stamp.load(Ordering::Relaxed);
-        let ejected = self.paths[path].ejection.is_out();
+        let ejected = self.paths[path].ejection.is_ejected();
         let is = |bit| state & bit != 0;
-        let (failed, held) = (is(PathState::FAILED), is(PathState::HELD));
-        PathView { failed, held, fail_count: state / PathState::ONCE, stamp, ejected }
+        let (failed, held) = (is(PathState::FAILED), is(PathState::ADMIN_FAILED));
+        PathView { failed, held, fail_count: state / PathState::ONE_FAILURE, stamp, ejected }
     }
 
     /// How long `path` has been what it is.
-    pub(super) fn times(&self, path: usize) -> Times {
+    pub(super) fn times(&self, path: usize) -> PathTimes {
         let (failed, path) = (self.path(path).failed, &self.paths[path]);
-        let in_state = self.journal.now().since(Nanos(path.since.load(Ordering::Relaxed)));
+        let in_state = self.path_log.now().since(Nanos(path.since.load(Ordering::Relaxed)));
         let before = Nanos(path.failed_for.load(Ordering::Relaxed));
-        Times { in_state, failed: if failed { before + in_state } else { before } }
+        PathTimes { in_state, failed: if failed { before + in_state } else { before } }
     }
 
     /// The table is loaded into a device, by whose clock times are told.
     pub(super) fn attach(&self, notify: Arc<dyn Notify>) {
-        self.journal.attach(notify);
-        let now = self.journal.now();
+        self.path_log.attach(notify);
+        let now = self.path_log.now();
         self.paths.iter().for_each(|path| path.since.store(now.0, Ordering::Relaxed));
     }
 
@@ -308,7 +312,7 @@ impl Shared {
     /// Fails a path. False when it was failed already: nothing has changed then, but that a command
     /// holds it. Called by messages and, on a path error, by lanes of any core: of several at once
     /// one wins, and says so.
-    pub(super) fn fail(&self, path: usize, why: &Why<'_>) -> bool {
+    pub(super) fn fail(&self, path: usize, why: &FailReason<'_>) -> bool {
         interleave::point();
         if bugs::on(Bug::FailNotAtomic) {
             let found = self.paths[path].state.load(Ordering::Acquire);
@@ -317,29 +321,29 @@ impl Shared {
                 self.paths[path].state.store(found, Ordering::Release);
             }
         }
-        let held = if matches!(why, Why::Command) { PathState::HELD } else { 0 };
+        let held = if matches!(why, FailReason::Command) { PathState::ADMIN_FAILED } else { 0 };
         let fail = |s: u64| {
             let failed = s | PathState::FAILED | held;
-            let once = if s & PathState::FAILED == 0 { PathState::ONCE } else { 0 };
+            let once = if s & PathState::FAILED == 0 { PathState::ONE_FAILURE } else { 0 };
             (failed != s).then_some(failed + once)
         };
         if bugs::on(Bug::FailCountedTwice) && self.path(path).failed {
-            self.paths[path].state.fetch_add(PathState::ONCE, Ordering::AcqRel);
+            self.paths[path].state.fetch_add(PathState::ONE_FAILURE, Ordering::AcqRel);
         }
         match self.paths[path].state.fetch_update(Ordering::AcqRel, Ordering::Acquire, fail) {
             Ok(before) if before & PathState::FAILED == 0 => {}
             Ok(_) => {
-                self.journal.held(path);
+                self.path_log.held(path);
                 return false;
             }
             Err(_) => return false,
         }
-        self.paths[path].since.store(self.journal.now().0, Ordering::Relaxed);
+        self.paths[path].since.store(self.path_log.now().0, Ordering::Relaxed);
         interleave::point();
         let left = self.valid.fetch_sub(1, Ordering::AcqRel) - 1;
         interleave::point();
-        self.update(Word::moved);
-        self.journal.failed(path, why, left);
+        self.update(PackedState::moved);
+        self.path_log.failed(path, why, left);
         if !bugs::on(Bug::FailNotRung) {
             self.bell.ring();
         }
@@ -349,51 +353,53 @@ impl Shared {
     /// Makes a failed path usable again. False when it was, and to a check when the path is held.
     /// Of several at once one does it: a check leaves it to the other, and others have it look
     /// again, since the path may have failed since it looked.
-    pub(super) fn reinstate(&self, path: usize, mut back: Back) -> bool {
+    pub(super) fn reinstate(&self, path: usize, mut back: ReinstateReason) -> bool {
         let p = &self.paths[path];
         let claim = |now| match (now, back) {
-            (PathState::NOBODY, _) => Some(PathState::SOMEBODY),
-            (_, Back::Answers) => None,
-            _ => Some(PathState::ASKED),
+            (PathState::REINSTATE_IDLE, _) => Some(PathState::REINSTATE_RUNNING),
+            (_, ReinstateReason::CheckPassed) => None,
+            _ => Some(PathState::REINSTATE_AGAIN),
         };
         // Acquire pairs with the releases below: who is next sees the state that the last one left.
-        if p.returning.fetch_update(Ordering::AcqRel, Ordering::Acquire, claim) != Ok(PathState::NOBODY) {
+        if p.reinstating.fetch_update(Ordering::AcqRel, Ordering::Acquire, claim)
+            != Ok(PathState::REINSTATE_IDLE)
+        {
             return false;
         }
         let mut done = false;
         loop {
-            done |= self.bring_back(path, back);
-            let (mine, free) = (PathState::SOMEBODY, PathState::NOBODY);
-            if p.returning.compare_exchange(mine, free, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+            done |= self.reinstate_once(path, back);
+            let (mine, free) = (PathState::REINSTATE_RUNNING, PathState::REINSTATE_IDLE);
+            if p.reinstating.compare_exchange(mine, free, Ordering::AcqRel, Ordering::Acquire).is_ok() {
                 return done;
             }
-            p.returning.swap(mine, Ordering::AcqRel);
-            back = Back::Message;
+            p.reinstating.swap(mine, Ordering::AcqRel);
+            back = ReinstateReason::Message;
         }
     }
 
-    /// The work of [`Shared::reinstate`], for one at a time.
-    fn bring_back(&self, path: usize, back: Back) -> bool {
+    /// The work of [`MultipathState::reinstate`], for one at a time.
+    fn reinstate_once(&self, path: usize, back: ReinstateReason) -> bool {
         let p = &self.paths[path];
-        let by_check = matches!(back, Back::Answers);
+        let by_check = matches!(back, ReinstateReason::CheckPassed);
         let state = p.state.load(Ordering::Acquire);
-        if state & PathState::FAILED == 0 || by_check && state & PathState::HELD != 0 {
+        if state & PathState::FAILED == 0 || by_check && state & PathState::ADMIN_FAILED != 0 {
             return false;
         }
         // Before the state, whose Release makes it visible to whoever sees the path active.
         p.stamp.store(self.stamps.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
-        let now = self.journal.now();
+        let now = self.path_log.now();
         let failed = now.since(Nanos(p.since.swap(now.0, Ordering::Relaxed)));
         p.failed_for.fetch_add(failed.0, Ordering::Relaxed);
         let up = self.valid.fetch_add(1, Ordering::AcqRel) + 1;
         // Before bios that waited go on.
-        self.journal.reinstated(path, back, up);
-        let before = p.state.fetch_and(!(PathState::FAILED | PathState::HELD), Ordering::AcqRel);
-        self.update(Word::moved);
+        self.path_log.reinstated(path, back, up);
+        let before = p.state.fetch_and(!(PathState::FAILED | PathState::ADMIN_FAILED), Ordering::AcqRel);
+        self.update(PackedState::moved);
         // A command came in between, and found it failed.
-        let held = by_check && before & PathState::HELD != 0;
+        let held = by_check && before & PathState::ADMIN_FAILED != 0;
         if held {
-            self.fail(path, &Why::Command);
+            self.fail(path, &FailReason::Command);
         }
         !held
     }
@@ -402,8 +408,8 @@ impl Shared {
     pub(super) fn eject(&self, path: usize, now: Nanos) -> bool {
         let Some(length) = self.paths[path].ejection.begin(now) else { return false };
         self.ejected.fetch_add(1, Ordering::Relaxed);
-        self.update(Word::moved);
-        self.journal.ejected(path, length);
+        self.update(PackedState::moved);
+        self.path_log.ejected(path, length);
         true
     }
 
@@ -418,11 +424,11 @@ impl Shared {
     }
 
     /// The trial of `path` went well: it is in use again.
-    pub(super) fn admit(&self, path: usize, now: Nanos) {
+    pub(super) fn end_ejection(&self, path: usize, now: Nanos) {
         if self.paths[path].ejection.end(now) {
             self.ejected.fetch_sub(1, Ordering::Relaxed);
-            self.update(Word::moved);
-            self.journal.admitted(path);
+            self.update(PackedState::moved);
+            self.path_log.ejection_ended(path);
         }
     }
 
@@ -441,8 +447,8 @@ impl Shared {
     }
 
     /// The message `switch_group`: it holds, whichever group is better, until no path of it is left
-    /// ([`Shared::end_by_hand`]).
-    pub(super) fn switch_by_hand(&self, group: usize) {
+    /// ([`MultipathState::clear_manual_group`]).
+    pub(super) fn switch_manually(&self, group: usize) {
         self.by_hand.store(group as u32 + 1, Ordering::Relaxed);
         self.switch(group);
     }
@@ -453,7 +459,7 @@ impl Shared {
     }
 
     /// What a person chose counts no more, if it was `group`.
-    pub(super) fn end_by_hand(&self, group: usize) {
+    pub(super) fn clear_manual_group(&self, group: usize) {
         let (was, none) = (group as u32 + 1, 0);
         // Whoever chooses another meanwhile has it.
         let _ = self.by_hand.compare_exchange(was, none, Ordering::Relaxed, Ordering::Relaxed);
@@ -463,8 +469,8 @@ impl Shared {
     /// suspend saved.
     pub(super) fn set_queueing(&self, on: bool) {
         self.update(|w| {
-            let w = if on { w } else { w.with(Word::SAVED, false) };
-            w.with(Word::QUEUE_IF_NO_PATH, on)
+            let w = if on { w } else { w.with(PackedState::SAVED, false) };
+            w.with(PackedState::QUEUE_IF_NO_PATH, on)
         });
     }
 
@@ -472,20 +478,23 @@ impl Shared {
     /// second save would lose the first.
     pub(super) fn presuspend(&self, noflush: bool, save: bool) {
         self.update(|w| {
-            let queueing = w.has(Word::QUEUE_IF_NO_PATH);
-            let w = w.with(Word::NOFLUSH, noflush);
-            match (save, queueing || !w.has(Word::SAVED)) {
-                (true, true) => w.with(Word::SAVED, queueing).with(Word::QUEUE_IF_NO_PATH, false),
+            let queueing = w.has(PackedState::QUEUE_IF_NO_PATH);
+            let w = w.with(PackedState::NOFLUSH, noflush);
+            match (save, queueing || !w.has(PackedState::SAVED)) {
+                (true, true) => {
+                    w.with(PackedState::SAVED, queueing).with(PackedState::QUEUE_IF_NO_PATH, false)
+                }
                 _ => w,
             }
         });
     }
 
-    /// Restores what [`Shared::presuspend`] saved.
+    /// Restores what [`MultipathState::presuspend`] saved.
     pub(super) fn resume(&self) {
         self.update(|w| {
-            let queueing = w.has(Word::QUEUE_IF_NO_PATH) || w.has(Word::SAVED);
-            w.with(Word::NOFLUSH | Word::SAVED, false).with(Word::QUEUE_IF_NO_PATH, queueing)
+            let queueing = w.has(PackedState::QUEUE_IF_NO_PATH) || w.has(PackedState::SAVED);
+            w.with(PackedState::NOFLUSH | PackedState::SAVED, false)
+                .with(PackedState::QUEUE_IF_NO_PATH, queueing)
         });
     }
 }

@@ -3,9 +3,9 @@
 
 use super::Multipath;
 use super::checker;
+use super::counters::PathIoTotals;
 use super::parse::QueueMode;
-use super::served::Count;
-use super::state::Word;
+use super::state::PackedState;
 use std::fmt::Write;
 use udm_core::latency::end_of;
 use udm_core::{Nanos, Status};
@@ -22,7 +22,7 @@ macro_rules! field {
 
 impl Multipath {
     /// The number of the next group, else of the current one, else of the first.
-    fn shown_group(&self, word: Word) -> usize {
+    fn shown_group(&self, word: PackedState) -> usize {
         match word.next().or(word.current()) {
             Some(group) => group + 1,
             None => usize::from(!self.groups.is_empty()),
@@ -33,7 +33,7 @@ impl Multipath {
         let word = self.shared.word();
         let f = &self.features;
         let mut features = Vec::new();
-        if word.has(Word::QUEUE_IF_NO_PATH) {
+        if word.has(PackedState::QUEUE_IF_NO_PATH) {
             features.push("queue_if_no_path".to_string());
         }
         if let Some(n) = f.pg_init_retries {
@@ -73,7 +73,7 @@ impl Multipath {
         let mut out = String::new();
         // No handler is ever active, so there are no rounds of group activation and no handler
         // status.
-        field!(out, "2 {} 0 0", u8::from(word.has(Word::QUEUE_IO)));
+        field!(out, "2 {} 0 0", u8::from(word.has(PackedState::QUEUE_IO)));
         field!(out, "{} {}", self.groups.len(), self.shown_group(word));
         let mut paths = 0..;
         for (g, group) in self.groups.iter().enumerate() {
@@ -98,10 +98,10 @@ impl Multipath {
 
     /// How its paths are looked after.
     pub(super) fn upkeep(&self) -> Option<UpkeepReport> {
-        let journal = &self.shared.journal;
-        let (settings, now) = (journal.settings()?, journal.now());
+        let path_log = &self.shared.path_log;
+        let (settings, now) = (path_log.settings()?, path_log.now());
         let left = |at: Nanos| at.since(now);
-        let queueing = self.shared.word().means_to_queue();
+        let queueing = self.shared.word().queues_after_resume();
         let fails_at = Some(self.board.fails_at()).filter(|at| queueing && *at != Nanos::NEVER);
         Some(UpkeepReport {
             settings,
@@ -119,10 +119,10 @@ impl Multipath {
             return Some("by command".into());
         }
         let back = || {
-            let (journal, held) = (&self.shared.journal, self.board.held_back(index)?);
-            Some(held.why(journal.now(), &journal.settings()?.marginal?))
+            let (path_log, held) = (&self.shared.path_log, self.board.quarantine_status(index)?);
+            Some(held.why(path_log.now(), &path_log.settings()?.marginal?))
         };
-        let short = || self.board.is_short(index).then(|| checker::shorter_than(self.len));
+        let short = || self.board.is_truncated(index).then(|| checker::truncated_reason(self.len));
         if view.failed { device.device.refused().or_else(back).or_else(short) } else { None }
     }
 
@@ -154,7 +154,7 @@ impl Multipath {
                 retries: served.retries,
                 ejected: view.ejected,
                 ejections: self.shared.ejection(index).count(),
-                watch: self.watch.get().is_some_and(PathWatch::is_on).then(|| watched(&served)),
+                watch: self.watch.get().is_some_and(PathWatch::is_on).then(|| watch_report(&served)),
             }
         })
         .collect()
@@ -162,7 +162,7 @@ impl Multipath {
 }
 
 /// What a watch has counted of a path.
-fn watched(served: &Count) -> WatchReport {
+fn watch_report(served: &PathIoTotals) -> WatchReport {
     let [waiting, given_up, late, bare, hedges, won, wasted, refused, free] = served.watched;
     let steps = served.latency.steps.iter().enumerate().filter(|(_, count)| **count > 0);
     let latency = steps.map(|(step, count)| (end_of(step), *count)).collect();

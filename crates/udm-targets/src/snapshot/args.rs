@@ -9,7 +9,7 @@ use udm_wire::cow::{ChunkSize, NotAChunkSize};
 
 /// What a snapshot does besides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Features {
+pub(super) struct SnapshotFeatures {
     /// A discard of a chunk that is in the store clears it there; others do nothing.
     pub discard_zeroes_cow: bool,
     /// A discard goes to the origin as well.
@@ -19,16 +19,16 @@ pub(super) struct Features {
 }
 
 /// The words of one line.
-pub(super) struct Line {
+pub(super) struct SnapshotTableArgs {
     pub origin: DeviceRef,
     pub store: DeviceRef,
     pub persistent: bool,
     /// What was asked for; `None` for what the store says, or the default.
     pub chunk: Option<ChunkSize>,
-    pub features: Features,
+    pub features: SnapshotFeatures,
 }
 
-impl Line {
+impl SnapshotTableArgs {
     /// The word for the type of its store.
     pub(super) fn kind(&self) -> &'static str {
         match (self.persistent, self.features.overflow) {
@@ -41,7 +41,7 @@ impl Line {
 
 /// The kernel's text for whatever is wrong with a type or a chunk size, with the reason that it
 /// hides.
-fn no_store(reason: impl Into<String>, word: usize) -> TargetError {
+fn store_error(reason: impl Into<String>, word: usize) -> TargetError {
     TargetError::new("Couldn't create exception store").because(reason.into()).at(word)
 }
 
@@ -49,50 +49,55 @@ fn no_store(reason: impl Into<String>, word: usize) -> TargetError {
 ///
 /// # Errors
 /// The kernel's, in its order.
-pub(super) fn parse(args: &mut TargetArgs<'_>) -> Result<Line, TargetError> {
+pub(super) fn parse(args: &mut TargetArgs<'_>) -> Result<SnapshotTableArgs, TargetError> {
     let words = args.args;
     if words.len() < 4 {
         return Err(TargetError::new("requires 4 or more arguments").at(words.len()));
     }
-    let mut features = features(words)?;
-    let origin = look_up(args.resolver, words, 0, "Cannot get origin device")?;
-    let store = look_up(args.resolver, words, 1, "Cannot get COW device")?;
-    if is_same(&origin, &store) {
+    let mut features = parse_features(words)?;
+    let origin = look_up_device(args.resolver, words, 0, "Cannot get origin device")?;
+    let store = look_up_device(args.resolver, words, 1, "Cannot get COW device")?;
+    if is_same_disk(&origin, &store) {
         return Err(TargetError::new("COW device cannot be the same as origin device").at(1));
     }
-    let (persistent, overflow) = kind(&words[2])?;
+    let (persistent, overflow) = parse_store_type(&words[2])?;
     features.overflow = overflow;
-    let chunk = chunk(&words[3], persistent, &origin, &store)?;
+    let chunk = parse_chunk_size(&words[3], persistent, &origin, &store)?;
     if args.start.0 != 0 {
         let error = TargetError::new("a snapshot begins at sector 0").with_errno(EINVAL);
         return Err(error.because("the kernel would take sectors of the origin by their place in the device"));
     }
-    Ok(Line { origin, store, persistent, chunk, features })
+    Ok(SnapshotTableArgs { origin, store, persistent, chunk, features })
 }
 
 /// True when both are names of one disk.
-pub(super) fn is_same(one: &DeviceRef, other: &DeviceRef) -> bool {
-    are_one(&*one.device, &*other.device)
+pub(super) fn is_same_disk(one: &DeviceRef, other: &DeviceRef) -> bool {
+    is_same_device(&*one.device, &*other.device)
 }
 
-fn are_one(one: &dyn Device, other: &dyn Device) -> bool {
+fn is_same_device(one: &dyn Device, other: &dyn Device) -> bool {
     let commons = |device: &dyn Device| device.commons().map(std::ptr::from_ref::<Commons>);
     one.id() == other.id() || commons(one).is_some() && commons(one) == commons(other)
 }
 
 /// Refuses a snapshot of `len` whose store lies on its origin, or the other way round: a copy would
-/// want another, or write over what it copies. `nodes` are the devices that copy for the origin.
+/// want another, or write over what it copies. `origin_devices` are the devices that copy for the origin.
 /// What the snapshot is not about may be under its store.
 ///
 /// # Errors
 /// EINVAL, with who lies on whom.
-pub(super) fn check_apart(line: &Line, len: Sectors, nodes: &[Arc<MappedDevice>]) -> Result<(), TargetError> {
-    let Line { origin, store, .. } = line;
-    let on_node = lies_on(&store.device, |device| nodes.iter().any(|node| node.id() == device.id()));
+pub(super) fn check_not_stacked(
+    line: &SnapshotTableArgs,
+    len: Sectors,
+    origin_devices: &[Arc<MappedDevice>],
+) -> Result<(), TargetError> {
+    let SnapshotTableArgs { origin, store, .. } = line;
+    let on_node = lies_on(&store.device, |device| origin_devices.iter().any(|node| node.id() == device.id()));
     let whole = len >= origin.device.limits().size;
-    let why = if on_node || whole && lies_on(&store.device, |device| are_one(device, &*origin.device)) {
+    let why = if on_node || whole && lies_on(&store.device, |device| is_same_device(device, &*origin.device))
+    {
         format!("{} lies on its own origin", store.name)
-    } else if lies_on(&origin.device, |device| are_one(device, &*store.device)) {
+    } else if lies_on(&origin.device, |device| is_same_device(device, &*store.device)) {
         format!("the origin {} lies on it", origin.name)
     } else {
         return Ok(());
@@ -100,7 +105,7 @@ pub(super) fn check_apart(line: &Line, len: Sectors, nodes: &[Arc<MappedDevice>]
     Err(TargetError::new("COW device cannot be the same as origin device").because(why).at(1))
 }
 
-fn look_up(
+fn look_up_device(
     resolver: &mut dyn Resolver,
     words: &[String],
     word: usize,
@@ -111,15 +116,15 @@ fn look_up(
     resolver.get(&words[word]).map_err(refuse)
 }
 
-fn features(words: &[String]) -> Result<Features, TargetError> {
-    let Some(count) = words.get(4) else { return Ok(Features::default()) };
+fn parse_features(words: &[String]) -> Result<SnapshotFeatures, TargetError> {
+    let Some(count) = words.get(4) else { return Ok(SnapshotFeatures::default()) };
     let invalid = |word| TargetError::new("Invalid number of feature arguments").at(word);
     let count = decimal(count).filter(|count| *count <= 2).ok_or_else(|| invalid(4))? as usize;
     let given = &words[5..];
     if given.len() < count {
         return Err(invalid(words.len()));
     }
-    let mut features = Features::default();
+    let mut features = SnapshotFeatures::default();
     for (at, word) in given[..count].iter().enumerate() {
         match word.to_ascii_lowercase().as_str() {
             "discard_zeroes_cow" => features.discard_zeroes_cow = true,
@@ -139,31 +144,31 @@ fn features(words: &[String]) -> Result<Features, TargetError> {
 }
 
 /// Whether the store is persistent, and whether it overflows.
-fn kind(word: &str) -> Result<(bool, bool), TargetError> {
+fn parse_store_type(word: &str) -> Result<(bool, bool), TargetError> {
     let mut letters = word.chars();
     match letters.next().map(|letter| letter.to_ascii_uppercase()) {
         Some('N') => Ok((false, false)),
         Some('P') => match letters.next() {
             None => Ok((true, false)),
             Some('O' | 'o') => Ok((true, true)),
-            Some(_) => Err(no_store(format!("Unsupported persistent store option: {}", &word[1..]), 2)),
+            Some(_) => Err(store_error(format!("Unsupported persistent store option: {}", &word[1..]), 2)),
         },
-        _ => Err(no_store("Exception store type is not P or N", 2)),
+        _ => Err(store_error("Exception store type is not P or N", 2)),
     }
 }
 
-fn chunk(
+fn parse_chunk_size(
     word: &str,
     persistent: bool,
     origin: &DeviceRef,
     store: &DeviceRef,
 ) -> Result<Option<ChunkSize>, TargetError> {
     let sectors = decimal(word).and_then(|sectors| u32::try_from(sectors).ok());
-    let sectors = sectors.ok_or_else(|| no_store("Invalid chunk size", 3))?;
+    let sectors = sectors.ok_or_else(|| store_error("Invalid chunk size", 3))?;
     if sectors == 0 {
         return if persistent { Ok(None) } else { Err(TargetError::new("Chunk size not set").at(3)) };
     }
-    let refuse = |why: NotAChunkSize| no_store(why.to_string(), 3);
+    let refuse = |why: NotAChunkSize| store_error(why.to_string(), 3);
     let chunk = ChunkSize::new(u64::from(sectors)).map_err(refuse)?;
     for device in [store, origin] {
         chunk.check_blocks(device.device.limits().logical_block).map_err(refuse)?;
@@ -172,7 +177,7 @@ fn chunk(
 }
 
 /// What a new store gets for which nobody said anything.
-pub(super) fn default_chunk(store: &Arc<dyn Device>) -> ChunkSize {
+pub(super) fn default_chunk_size(store: &Arc<dyn Device>) -> ChunkSize {
     let block = u64::from(store.limits().logical_block) / udm_core::SECTOR_SIZE;
     ChunkSize::new(block).map_or(ChunkSize::DEFAULT, |block| block.max(ChunkSize::DEFAULT))
 }

@@ -11,8 +11,8 @@
 //! * An origin that is being merged into is something else from one moment to the next. It has no
 //!   checkpoints, and all of it has changed.
 
-use super::family::Family;
-use super::seat::Seat;
+use super::binding::SnapshotBinding;
+use super::origin_snapshots::OriginSnapshots;
 use super::state::Snapshot;
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
@@ -26,7 +26,7 @@ impl Snapshot {
     /// follows may belong to it as well.
     fn next_changed(&self, from: u64, end: u64) -> Option<(u64, u64)> {
         let (mut chunk, last) = (self.chunk_of(from), self.chunk_of(end.max(1) - 1));
-        (chunk, _) = self.map.next_kept(chunk, last + 1)?;
+        (chunk, _) = self.map.next_in_store(chunk, last + 1)?;
         let start = self.start_of(chunk).max(from);
         let most = (chunk + RUN_MAX).min(last);
         while chunk < most && self.place(chunk + 1).kept().is_some() {
@@ -42,20 +42,20 @@ impl Snapshot {
 }
 
 /// What is in one of several stores, run by run.
-struct Runs<'a> {
+struct ChangedRuns<'a> {
     end: u64,
     /// Each with its run that is next, where it has one.
     sources: Vec<(&'a Snapshot, Option<(u64, u64)>)>,
 }
 
-impl<'a> Runs<'a> {
-    fn new(sources: impl Iterator<Item = &'a Snapshot>, from: u64, end: u64) -> Runs<'a> {
+impl<'a> ChangedRuns<'a> {
+    fn new(sources: impl Iterator<Item = &'a Snapshot>, from: u64, end: u64) -> ChangedRuns<'a> {
         let source = |snapshot: &'a Snapshot| (snapshot, snapshot.next_changed(from, end));
-        Runs { end, sources: sources.map(source).collect() }
+        ChangedRuns { end, sources: sources.map(source).collect() }
     }
 }
 
-impl Iterator for Runs<'_> {
+impl Iterator for ChangedRuns<'_> {
     type Item = (u64, u64);
 
     /// Where several overlap, what is told once is not told again.
@@ -70,12 +70,13 @@ impl Iterator for Runs<'_> {
     }
 }
 
-impl Family {
+impl OriginSnapshots {
     /// The instants of the origin that are kept, but for the one that is kept in `except`.
     pub(super) fn checkpoints(&self, except: Option<&Arc<Snapshot>>) -> Vec<Checkpoint> {
-        let seats = self.seats();
-        let others = seats.iter().filter(|seat| except.is_none_or(|own| !Arc::ptr_eq(&seat.snapshot, own)));
-        others.filter_map(|seat| seat.checkpoint()).collect()
+        let bindings = self.bindings();
+        let others =
+            bindings.iter().filter(|binding| except.is_none_or(|own| !Arc::ptr_eq(&binding.snapshot, own)));
+        others.filter_map(|binding| binding.checkpoint()).collect()
     }
 
     /// Appends what may differ between the instant `since` and what is asked: the origin, or the
@@ -89,7 +90,7 @@ impl Family {
     ) {
         let base = since.key.upgrade().and_then(|key| key.downcast::<Snapshot>().ok());
         let found = base.and_then(|base| {
-            let found = walk(own, &base, from.0, from.0 + len.0, out.like());
+            let found = append_changed(own, &base, from.0, from.0 + len.0, out.like());
             let is_ours = self.listed().iter().any(|listed| Arc::ptr_eq(listed, &base));
             let all = is_ours && base.keeps_all() && own.is_none_or(Snapshot::keeps_all);
             (all || bugs::on(Bug::MapOutlives)).then_some(found)
@@ -102,7 +103,7 @@ impl Family {
 }
 
 /// What is in one of their stores. Of what lies behind the end of one of them nothing is known.
-fn walk(
+fn append_changed(
     own: Option<&Snapshot>,
     base: &Snapshot,
     from: u64,
@@ -114,7 +115,7 @@ fn walk(
     let known = sources().map(Snapshot::len).fold(end, u64::min).max(from);
     let mut at = from;
     if known > from {
-        for (start, until) in Runs::new(sources(), from, known) {
+        for (start, until) in ChangedRuns::new(sources(), from, known) {
             if out.is_full() {
                 break;
             }
@@ -128,11 +129,11 @@ fn walk(
     out
 }
 
-impl Seat {
+impl SnapshotBinding {
     /// The instant that it keeps; `None` when it does not, or not any more.
     pub(super) fn checkpoint(&self) -> Option<Checkpoint> {
         let (name, key) = (self.name()?, Arc::downgrade(&self.snapshot));
         // A table that waits to take it over has nothing yet.
-        (self.is_keeper() && self.snapshot.keeps_all()).then_some(Checkpoint { name, key })
+        (self.is_active_snapshot() && self.snapshot.keeps_all()).then_some(Checkpoint { name, key })
     }
 }

@@ -16,12 +16,12 @@
 //! A step doubles the store at the most: a store that is small takes little from others.
 
 use super::settings::OnFull;
-use super::space::Grant;
 use super::state::Snapshot;
+use super::store_allocator::ChunkRange;
 use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use udm_core::bugs::{self, Bug};
-use udm_core::{Growth as Wanted, Nanos, OpenError, SECTOR_SIZE, Sectors};
+use udm_core::{Growth as GrowthSettings, Nanos, OpenError, SECTOR_SIZE, Sectors};
 use udm_dm::{NewsKind, TargetError};
 use udm_wire::size;
 
@@ -37,7 +37,7 @@ const UNBOUNDED: Sectors = Sectors(u64::MAX / SECTOR_SIZE);
 /// How far growth has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Step {
+pub(super) enum GrowthState {
     /// There is room, or nobody has asked.
     Idle,
     /// The device is at it.
@@ -45,23 +45,29 @@ pub(super) enum Step {
     /// The device is at it, and the store is full.
     Last,
     /// It has failed, and the store is full.
-    Full,
+    StoreFull,
     /// It is as large as it may become.
     AtMax,
 }
 
-impl Step {
-    fn of(word: u8) -> Step {
-        [Step::Idle, Step::Growing, Step::Last, Step::Full, Step::AtMax][usize::from(word)]
+impl GrowthState {
+    fn of(word: u8) -> GrowthState {
+        [
+            GrowthState::Idle,
+            GrowthState::Growing,
+            GrowthState::Last,
+            GrowthState::StoreFull,
+            GrowthState::AtMax,
+        ][usize::from(word)]
     }
 
     fn is_under_way(self) -> bool {
-        matches!(self, Step::Growing | Step::Last)
+        matches!(self, GrowthState::Growing | GrowthState::Last)
     }
 }
 
 /// See the module's documentation.
-pub(super) struct Growth {
+pub(super) struct StoreGrowth {
     /// Sectors; 0 for a store that stays as it is. Relaxed, as `max`: each stands for itself.
     step: AtomicU64,
     max: AtomicU64,
@@ -72,13 +78,13 @@ pub(super) struct Growth {
     again: AtomicU64,
 }
 
-impl Growth {
+impl StoreGrowth {
     /// As `wanted` says; `None` for a store that stays as it is.
-    pub(super) fn new(wanted: Option<Wanted>) -> Growth {
-        Growth {
+    pub(super) fn new(wanted: Option<GrowthSettings>) -> StoreGrowth {
+        StoreGrowth {
             step: AtomicU64::new(wanted.map_or(0, |wanted| wanted.step.0)),
             max: AtomicU64::new(wanted.map_or(UNBOUNDED.0, |wanted| wanted.max.0)),
-            state: AtomicU8::new(Step::Idle as u8),
+            state: AtomicU8::new(GrowthState::Idle as u8),
             failed: AtomicBool::new(false),
             again: AtomicU64::new(0),
         }
@@ -90,9 +96,9 @@ impl Growth {
     }
 
     /// What is set; `None` for a store that stays as it is.
-    pub(super) fn wanted(&self) -> Option<Wanted> {
+    pub(super) fn wanted(&self) -> Option<GrowthSettings> {
         let (step, max) = (self.step.load(Ordering::Relaxed), self.max.load(Ordering::Relaxed));
-        (step > 0).then_some(Wanted { step: Sectors(step), max: Sectors(max) })
+        (step > 0).then_some(GrowthSettings { step: Sectors(step), max: Sectors(max) })
     }
 
     /// Does `set grow SIZE`, 0 for not at all, or `set grow_max SIZE`.
@@ -110,10 +116,10 @@ impl Growth {
         Ok(())
     }
 
-    /// Acquire pairs with the release in [`Growth::end`]: who sees that it failed sees how large
+    /// Acquire pairs with the release in [`StoreGrowth::end`]: who sees that it failed sees how large
     /// the store is.
-    pub(super) fn step(&self) -> Step {
-        Step::of(self.state.load(Ordering::Acquire))
+    pub(super) fn step(&self) -> GrowthState {
+        GrowthState::of(self.state.load(Ordering::Acquire))
     }
 
     /// By how much a store of `size` grows at once; 0 for one that stays as it is.
@@ -129,8 +135,8 @@ impl Growth {
 
     /// Takes the attempt on; false when somebody has it. With `full` it is the last one.
     pub(super) fn begin(&self, full: bool) -> bool {
-        let next = if full { Step::Last } else { Step::Growing };
-        let free = |word| (!Step::of(word).is_under_way()).then_some(next as u8);
+        let next = if full { GrowthState::Last } else { GrowthState::Growing };
+        let free = |word| (!GrowthState::of(word).is_under_way()).then_some(next as u8);
         self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, free).is_ok()
     }
 
@@ -144,11 +150,11 @@ impl Growth {
 
     /// True when it is to grow before it is full.
     pub(super) fn is_ready(&self) -> bool {
-        self.step() == Step::Idle && !self.failed.load(Ordering::Relaxed)
+        self.step() == GrowthState::Idle && !self.failed.load(Ordering::Relaxed)
     }
 
     /// The attempt has ended, and growth comes to `next`: whether it is the first that failed.
-    pub(super) fn end(&self, next: Step, failed: bool) -> bool {
+    pub(super) fn end(&self, next: GrowthState, failed: bool) -> bool {
         let before = self.failed.swap(failed, Ordering::Relaxed);
         self.state.store(next as u8, Ordering::Release);
         failed && !before
@@ -157,30 +163,30 @@ impl Growth {
     /// What it failed for may be over.
     pub(super) fn reset(&self) {
         self.failed.store(false, Ordering::Relaxed);
-        let idle = |word| (!Step::of(word).is_under_way()).then_some(Step::Idle as u8);
+        let idle = |word| (!GrowthState::of(word).is_under_way()).then_some(GrowthState::Idle as u8);
         let _ = self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, idle);
     }
 
     /// When it is to be tried again, if it failed.
     pub(super) fn retry_at(&self) -> Option<Nanos> {
-        (self.step() == Step::Full).then(|| Nanos(self.again.load(Ordering::Relaxed)))
+        (self.step() == GrowthState::StoreFull).then(|| Nanos(self.again.load(Ordering::Relaxed)))
     }
 
     /// True for the one that is to try again now.
     pub(super) fn retries(&self, now: Nanos) -> bool {
         let due = |at: u64| (at <= now.0).then_some(now.0 + RETRY.0);
-        self.step() == Step::Full
+        self.step() == GrowthState::StoreFull
             && self.again.fetch_update(Ordering::Relaxed, Ordering::Relaxed, due).is_ok()
     }
 }
 
 /// A store without room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Full {
+pub(super) enum StoreFull {
     /// It is being made larger: the bell is rung when that has ended.
-    Grows,
+    GrowthPending,
     /// There is none to be had.
-    ForGood,
+    Permanent,
 }
 
 impl Snapshot {
@@ -189,16 +195,16 @@ impl Snapshot {
     ///
     /// # Errors
     /// The store is full.
-    pub(super) fn take(&self, want: u64, size: &mut Sectors) -> Result<Grant, Full> {
+    pub(super) fn take(&self, want: u64, size: &mut Sectors) -> Result<ChunkRange, StoreFull> {
         let grant = self.space.take(want, *size).or_else(|| {
             *size = self.store_size();
             self.space.take(want, *size)
         });
         let grant = match grant {
             Some(grant) => grant,
-            None => self.take_late(want, size)?,
+            None => self.allocate_when_full(want, size)?,
         };
-        self.was_taken(&grant, size);
+        self.after_allocation(&grant, size);
         Ok(grant)
     }
 
@@ -208,29 +214,31 @@ impl Snapshot {
 
     /// The store is full.
     #[cold]
-    fn take_late(&self, want: u64, size: &mut Sectors) -> Result<Grant, Full> {
+    fn allocate_when_full(&self, want: u64, size: &mut Sectors) -> Result<ChunkRange, StoreFull> {
         if !self.growth.is_on() {
-            return Err(Full::ForGood);
+            return Err(StoreFull::Permanent);
         }
         match self.growth.step() {
-            Step::Growing | Step::Last if bugs::on(Bug::FullWhileGrowing) => Err(Full::ForGood),
-            Step::Growing | Step::Last => Err(Full::Grows),
-            Step::Idle => {
+            GrowthState::Growing | GrowthState::Last if bugs::on(Bug::FullWhileGrowing) => {
+                Err(StoreFull::Permanent)
+            }
+            GrowthState::Growing | GrowthState::Last => Err(StoreFull::GrowthPending),
+            GrowthState::Idle => {
                 self.grow(true);
-                Err(Full::Grows)
+                Err(StoreFull::GrowthPending)
             }
             // What an attempt had before it failed is of use.
-            Step::Full | Step::AtMax => {
+            GrowthState::StoreFull | GrowthState::AtMax => {
                 *size = self.store_size();
-                self.space.take(want, *size).ok_or(Full::ForGood)
+                self.space.take(want, *size).ok_or(StoreFull::Permanent)
             }
         }
     }
 
     /// Tells of a watermark, and asks for more where little is left.
-    fn was_taken(&self, grant: &Grant, size: &mut Sectors) {
+    fn after_allocation(&self, grant: &ChunkRange, size: &mut Sectors) {
         let [before, now] = [grant.new, grant.new + grant.len].map(|chunk| self.start_of(chunk));
-        let full = match self.growth.wanted().filter(|_| self.growth.step() != Step::Full) {
+        let full = match self.growth.wanted().filter(|_| self.growth.step() != GrowthState::StoreFull) {
             // What has no end fills no part of it.
             Some(wanted) if wanted.max == UNBOUNDED => Sectors::ZERO,
             Some(wanted) => wanted.max.max(*size),
@@ -268,38 +276,38 @@ impl Snapshot {
         let size = self.store_size();
         if !self.is_low(self.space.end(), size) {
             // Somebody was faster.
-            return self.grew(Ok(()));
+            return self.growth_done(Ok(()));
         }
         match self.growth.next(size, self.space.next_size(size)) {
             Some(next) => {
-                let own = Weak::clone(&self.own);
+                let weak_self = Weak::clone(&self.weak_self);
                 let told = move |outcome| {
-                    if let Some(own) = own.upgrade() {
-                        own.grew(outcome);
+                    if let Some(weak_self) = weak_self.upgrade() {
+                        weak_self.growth_done(outcome);
                     }
                 };
                 self.store.device.grow(next, Box::new(told));
             }
             None => {
-                self.growth.end(Step::AtMax, false);
+                self.growth.end(GrowthState::AtMax, false);
                 self.bell.ring();
             }
         }
     }
 
     /// The device has become larger, or could not.
-    fn grew(&self, outcome: Result<(), OpenError>) {
-        let last = self.growth.step() == Step::Last;
+    fn growth_done(&self, outcome: Result<(), OpenError>) {
+        let last = self.growth.step() == GrowthState::Last;
         match outcome {
             Ok(()) => {
-                self.growth.end(Step::Idle, false);
+                self.growth.end(GrowthState::Idle, false);
                 // It may have been filled meanwhile.
                 if self.is_low(self.space.end(), self.store_size()) {
                     self.grow(false);
                 }
             }
             Err(why) => {
-                if self.growth.end(if last { Step::Full } else { Step::Idle }, true) {
+                if self.growth.end(if last { GrowthState::StoreFull } else { GrowthState::Idle }, true) {
                     let size = self.store_size().0;
                     let line = format!("the store stays at {size} sectors: {why}");
                     tracing::warn!("{}: {line}", self.name());
@@ -326,16 +334,16 @@ impl Snapshot {
     }
 
     /// What becomes of a write that found no room.
-    pub(super) fn on_full(&self, full: Full) -> OnFull {
+    pub(super) fn on_full(&self, full: StoreFull) -> OnFull {
         match full {
-            Full::Grows => OnFull::Pause,
-            Full::ForGood => self.settings.on_full(),
+            StoreFull::GrowthPending => OnFull::Pause,
+            StoreFull::Permanent => self.settings.on_full(),
         }
     }
 
     /// A write ends for want of room, and its chunk is free again: another core may have seen it
     /// claimed, and waits.
-    pub(super) fn ring_without_room(&self) {
+    pub(super) fn notify_without_room(&self) {
         if !bugs::on(Bug::GivenUpUnheard) {
             self.bell.ring();
         }

@@ -7,16 +7,16 @@
 //!
 //! The table cuts all that comes at the bounds of chunks.
 
-use super::args::Features;
-use super::commits::Copied;
-use super::engine::Engine;
-use super::growth::Full;
-use super::map::Place;
-use super::readers::Reader;
-use super::seat::Seat;
+use super::args::SnapshotFeatures;
+use super::binding::SnapshotBinding;
+use super::copy_engine::CopyEngine;
+use super::exception_map::ChunkState;
+use super::growth::StoreFull;
+use super::readers::LaneReader;
+use super::record_commits::CopiedRun;
+use super::redirected_bios::RedirectedBios;
 use super::settings::OnFull;
 use super::state::Snapshot;
-use super::tags::Tags;
 use slab::Slab;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -29,13 +29,13 @@ const ORIGIN: usize = 0;
 const STORE: usize = 1;
 
 /// What has to be known of a request that is below.
-enum Below {
+enum InFlightKind {
     /// A read of the origin, in this epoch.
     Origin(u64),
     /// In the store.
     Store,
     /// The first write of a whole chunk, by its place in the lane's list.
-    First(u32),
+    FirstWrite(u32),
     /// A discard that clears a chunk of the store; the origin's is discarded as well behind it, if
     /// that is asked for.
     Clear { discard_origin: bool },
@@ -45,50 +45,50 @@ enum Below {
 
 /// See the module's documentation.
 pub(super) struct SnapshotLane {
-    engine: Engine,
+    engine: CopyEngine,
     snapshot: Arc<Snapshot>,
-    features: Features,
+    features: SnapshotFeatures,
     /// The longest discard that the origin takes.
     origin_discard_max: Sectors,
     /// Another table has taken the snapshot over: nothing of it is here any more.
     taken_over: Arc<AtomicBool>,
-    reader: Reader,
-    tags: Tags<Below>,
+    reader: LaneReader,
+    tags: RedirectedBios<InFlightKind>,
     /// Where the requests of a batch are in the store.
     kept: Vec<Option<u64>>,
     /// Chunks that are written for the first time.
-    firsts: Slab<Copied>,
+    first_writes: Slab<CopiedRun>,
     /// Requests for chunks that somebody copies.
     waiting: VecDeque<Box<Bio>>,
     /// Writes that are in the store, and whose records may not be there yet.
-    landing: Batch,
+    awaiting_commit: Batch,
     /// Ended here.
     ended: Batch,
     /// Came back, and go to another place.
-    onward: Batch,
+    to_resubmit: Batch,
 }
 
 impl SnapshotLane {
-    /// A lane for the table of `seat`.
+    /// A lane for the table of `binding`.
     ///
     /// # Errors
     /// When one of the devices can't be opened on this core.
-    pub(super) fn open(seat: &Seat, cx: &mut Cx<'_>) -> Result<SnapshotLane, OpenError> {
-        let snapshot = &seat.snapshot;
+    pub(super) fn open(binding: &SnapshotBinding, cx: &mut Cx<'_>) -> Result<SnapshotLane, OpenError> {
+        let snapshot = &binding.snapshot;
         Ok(SnapshotLane {
-            engine: Engine::open(&seat.line.origin, std::slice::from_ref(snapshot), cx)?,
+            engine: CopyEngine::open(&binding.line.origin, std::slice::from_ref(snapshot), cx)?,
             snapshot: Arc::clone(snapshot),
-            features: seat.line.features,
-            origin_discard_max: seat.line.origin.device.limits().max_discard,
-            taken_over: Arc::clone(&seat.spent),
+            features: binding.line.features,
+            origin_discard_max: binding.line.origin.device.limits().max_discard,
+            taken_over: Arc::clone(&binding.released),
             reader: snapshot.readers.join(),
-            tags: Tags::new(cx.new_owner()),
+            tags: RedirectedBios::new(cx.new_owner()),
             kept: Vec::new(),
-            firsts: Slab::new(),
+            first_writes: Slab::new(),
             waiting: VecDeque::new(),
-            landing: Batch::new(),
+            awaiting_commit: Batch::new(),
             ended: Batch::new(),
-            onward: Batch::new(),
+            to_resubmit: Batch::new(),
         })
     }
 
@@ -104,13 +104,13 @@ impl SnapshotLane {
         self.ended.push(bio);
     }
 
-    fn send_to_store(&mut self, mut bio: Box<Bio>, new: u64, what: Below) {
+    fn send_to_store(&mut self, mut bio: Box<Bio>, new: u64, what: InFlightKind) {
         let sector = Sector(self.snapshot.in_store(bio.sector.0, new));
         self.tags.put(&mut bio, sector, what);
         self.engine.legs.push(STORE, bio);
     }
 
-    fn send_to_origin(&mut self, mut bio: Box<Bio>, what: Below) {
+    fn send_to_origin(&mut self, mut bio: Box<Bio>, what: InFlightKind) {
         let sector = bio.sector;
         self.tags.put(&mut bio, sector, what);
         self.engine.legs.push(ORIGIN, bio);
@@ -119,7 +119,7 @@ impl SnapshotLane {
     /// Marks those at the front of a batch that are in the store: how many. No epoch is needed:
     /// what is kept stays so.
     #[inline]
-    fn place_kept(&mut self, batch: &mut [Box<Bio>]) -> usize {
+    fn redirect_to_store(&mut self, batch: &mut [Box<Bio>]) -> usize {
         let snapshot = &self.snapshot;
         if !self.is_usable() || snapshot.is_overflowed() {
             return 0;
@@ -134,14 +134,14 @@ impl SnapshotLane {
         for (at, (bio, &kept)) in batch.iter_mut().zip(&self.kept).enumerate() {
             let (Some(new), Op::Read | Op::Write) = (kept, bio.op) else { return at };
             let sector = Sector(snapshot.in_store(bio.sector.0, new));
-            self.tags.put(bio, sector, Below::Store);
+            self.tags.put(bio, sector, InFlightKind::Store);
         }
         batch.len()
     }
 
     /// Marks those at the front of a batch that are reads of what is not in the store: how many.
     #[inline]
-    fn place_unkept(&mut self, batch: &mut [Box<Bio>], epoch: u64) -> usize {
+    fn redirect_to_origin(&mut self, batch: &mut [Box<Bio>], epoch: u64) -> usize {
         let snapshot = &self.snapshot;
         if !self.is_usable() || snapshot.is_overflowed() {
             return 0;
@@ -154,7 +154,7 @@ impl SnapshotLane {
             let (None, Op::Read) = (kept, bio.op) else { return at };
             self.reader.count();
             let sector = bio.sector;
-            self.tags.put(bio, sector, Below::Origin(epoch));
+            self.tags.put(bio, sector, InFlightKind::Origin(epoch));
         }
         batch.len()
     }
@@ -168,10 +168,10 @@ impl SnapshotLane {
             Op::Read => {
                 let place = self.snapshot.place(self.snapshot.chunk_of(bio.sector.0));
                 match place.kept() {
-                    Some(new) => self.send_to_store(bio, new, Below::Store),
+                    Some(new) => self.send_to_store(bio, new, InFlightKind::Store),
                     None => {
                         self.reader.count();
-                        self.send_to_origin(bio, Below::Origin(epoch));
+                        self.send_to_origin(bio, InFlightKind::Origin(epoch));
                     }
                 }
             }
@@ -188,13 +188,15 @@ impl SnapshotLane {
         }
         let chunk = self.snapshot.chunk_of(bio.sector.0);
         match self.snapshot.place(chunk) {
-            Place::Copied(new) | Place::Settled(new) => self.send_to_store(bio, new, Below::Store),
-            Place::Pending => self.waiting.push_back(bio),
-            Place::Free if !self.snapshot.map.claim(chunk) => self.waiting.push_back(bio),
-            Place::Free => match self.engine.room(0, chunk) {
+            ChunkState::Copied(new) | ChunkState::Settled(new) => {
+                self.send_to_store(bio, new, InFlightKind::Store)
+            }
+            ChunkState::Pending => self.waiting.push_back(bio),
+            ChunkState::Free if !self.snapshot.map.claim(chunk) => self.waiting.push_back(bio),
+            ChunkState::Free => match self.engine.room(0, chunk) {
                 Ok(copied) if self.covers(&bio) => {
-                    let first = self.firsts.insert(copied) as u32;
-                    self.send_to_store(bio, copied.new, Below::First(first));
+                    let first = self.first_writes.insert(copied) as u32;
+                    self.send_to_store(bio, copied.new, InFlightKind::FirstWrite(first));
                 }
                 Ok(copied) => self.engine.copy_under(0, copied, bio),
                 Err(full) => self.is_full(full, bio),
@@ -203,16 +205,16 @@ impl SnapshotLane {
     }
 
     /// There is no room for a write.
-    fn is_full(&mut self, full: Full, bio: Box<Bio>) {
+    fn is_full(&mut self, full: StoreFull, bio: Box<Bio>) {
         match self.snapshot.on_full(full) {
             OnFull::Pause => return self.waiting.push_back(bio),
             OnFull::Fail => {
-                self.snapshot.ring_without_room();
+                self.snapshot.notify_without_room();
                 return self.end(bio, Status::NoSpace);
             }
             OnFull::Invalidate if self.features.overflow => {
                 self.snapshot.overflow();
-                self.snapshot.ring_without_room();
+                self.snapshot.notify_without_room();
             }
             OnFull::Invalidate => self.engine.lose(0, "Unable to allocate exception"),
         }
@@ -233,15 +235,15 @@ impl SnapshotLane {
         let discard_origin = asked && fits;
         let chunk = self.snapshot.chunk_of(bio.sector.0);
         match self.snapshot.place(chunk) {
-            Place::Pending => self.waiting.push_back(bio),
-            Place::Copied(new) | Place::Settled(new) if self.covers(&bio) => {
+            ChunkState::Pending => self.waiting.push_back(bio),
+            ChunkState::Copied(new) | ChunkState::Settled(new) if self.covers(&bio) => {
                 // Zeroes are written: a device need not be able to make them.
                 let mut bio = bio;
                 let zeroes = udm_core::Buf::zeroed(bio.sectors.bytes() as usize);
                 (bio.op, bio.data) = (Op::Write, zeroes.into());
-                self.send_to_store(bio, new, Below::Clear { discard_origin });
+                self.send_to_store(bio, new, InFlightKind::Clear { discard_origin });
             }
-            _ if discard_origin => self.send_to_origin(bio, Below::Discard),
+            _ if discard_origin => self.send_to_origin(bio, InFlightKind::Discard),
             // A part of a chunk keeps what it has: a discard promises nothing.
             _ => self.end(bio, Status::Ok),
         }
@@ -254,15 +256,15 @@ impl SnapshotLane {
             let Some(bio) = self.waiting.pop_front() else { break };
             self.take(bio, epoch);
         }
-        self.land();
+        self.complete_committed();
         self.finish_turn(cx);
     }
 
     /// Ends the writes whose records are on the disk.
-    fn land(&mut self) {
+    fn complete_committed(&mut self) {
         let mut at = 0;
-        while at < self.landing.len() {
-            let chunk = self.snapshot.chunk_of(self.landing[at].sector.0);
+        while at < self.awaiting_commit.len() {
+            let chunk = self.snapshot.chunk_of(self.awaiting_commit[at].sector.0);
             let status = match self.snapshot.place(chunk).kept() {
                 // Before the look at the place: what is kept in an invalid store is lost.
                 _ if !self.snapshot.is_valid() => Status::IoErr,
@@ -272,7 +274,7 @@ impl SnapshotLane {
                     continue;
                 }
             };
-            let bio = self.landing.swap_remove(at);
+            let bio = self.awaiting_commit.swap_remove(at);
             self.end(bio, status);
         }
     }
@@ -292,7 +294,7 @@ impl SnapshotLane {
     }
 
     fn waits(&self) -> bool {
-        !self.waiting.is_empty() || !self.landing.is_empty()
+        !self.waiting.is_empty() || !self.awaiting_commit.is_empty()
     }
 
     /// Takes the marks off what came back.
@@ -304,30 +306,32 @@ impl SnapshotLane {
                 continue;
             }
             match self.tags.take(&mut done[at]) {
-                Some(Below::First(first)) => {
-                    let copied = self.firsts.remove(first as usize);
+                Some(InFlightKind::FirstWrite(first)) => {
+                    let copied = self.first_writes.remove(first as usize);
                     let bio = done.swap_remove(at);
                     let kept = bio.status.is_ok();
                     if !kept {
                         self.engine.fail(0, bio.status);
                     }
-                    self.engine.copied(0, Copied { kept, ..copied });
+                    self.engine.copied(0, CopiedRun { kept, ..copied });
                     if kept {
-                        self.landing.push(bio);
+                        self.awaiting_commit.push(bio);
                     } else {
                         self.ended.push(bio);
                     }
                 }
-                Some(Below::Clear { discard_origin }) => {
+                Some(InFlightKind::Clear { discard_origin }) => {
                     let bio = &mut done[at];
                     (bio.op, bio.data) = (Op::Discard, Segments::new());
                     if discard_origin && bio.status.is_ok() {
-                        self.onward.push(done.swap_remove(at));
+                        self.to_resubmit.push(done.swap_remove(at));
                     } else {
                         at += 1;
                     }
                 }
-                None | Some(Below::Store | Below::Discard | Below::Origin(_)) => unreachable!("it passed"),
+                None | Some(InFlightKind::Store | InFlightKind::Discard | InFlightKind::Origin(_)) => {
+                    unreachable!("it passed")
+                }
             }
         }
     }
@@ -340,13 +344,13 @@ impl SnapshotLane {
         // Nothing else asks for the epoch.
         let reads = batch.iter().any(|bio| bio.op == Op::Read);
         let epoch = if reads { self.reader.begin(&self.snapshot.readers) } else { 0 };
-        let unkept = if reads && kept == 0 { self.place_unkept(batch, epoch) } else { 0 };
-        if unkept == batch.len() {
+        let to_origin = if reads && kept == 0 { self.redirect_to_origin(batch, epoch) } else { 0 };
+        if to_origin == batch.len() {
             return self.engine.legs.submit(ORIGIN, batch, cx);
         }
-        self.engine.look_at_last(0, cx);
+        self.engine.schedule_last_block_check(0, cx);
         for (at, bio) in batch.drain(..).enumerate() {
-            match (at < kept, at < unkept) {
+            match (at < kept, at < to_origin) {
                 (true, _) => self.engine.legs.push(STORE, bio),
                 (_, true) => self.engine.legs.push(ORIGIN, bio),
                 _ => self.take(bio, epoch),
@@ -358,7 +362,7 @@ impl SnapshotLane {
     /// Takes the marks off what came back, from `done[from]` on, for as long as nothing else has to
     /// be done for it: false when there is something else.
     #[inline]
-    fn only_passed(&mut self, done: &mut Batch, from: usize) -> bool {
+    fn restore_passed(&mut self, done: &mut Batch, from: usize) -> bool {
         let all = done[from..].iter_mut().all(|bio| self.passed(bio));
         if self.reader.end(&self.snapshot.readers) {
             self.snapshot.bell.ring();
@@ -370,10 +374,10 @@ impl SnapshotLane {
     #[inline]
     fn passed(&mut self, bio: &mut Bio) -> bool {
         match self.tags.get(bio) {
-            Some(Below::First(_) | Below::Clear { .. }) => return false,
-            None | Some(Below::Store | Below::Discard | Below::Origin(_)) => {}
+            Some(InFlightKind::FirstWrite(_) | InFlightKind::Clear { .. }) => return false,
+            None | Some(InFlightKind::Store | InFlightKind::Discard | InFlightKind::Origin(_)) => {}
         }
-        if let Some(Below::Origin(epoch)) = self.tags.take(bio) {
+        if let Some(InFlightKind::Origin(epoch)) = self.tags.take(bio) {
             self.reader.finish(epoch);
             // Whoever lost a copy lets the origin change behind this.
             if !self.snapshot.is_valid() {
@@ -390,11 +394,11 @@ impl SnapshotLane {
         }
         if done.len() > from {
             self.came_back(done, from);
-            for bio in std::mem::take(&mut self.onward) {
-                self.send_to_origin(bio, Below::Discard);
+            for bio in std::mem::take(&mut self.to_resubmit) {
+                self.send_to_origin(bio, InFlightKind::Discard);
             }
         }
-        self.landing.extend(self.engine.take_overlaid());
+        self.awaiting_commit.extend(self.engine.take_overlaid());
         if self.waits() && self.engine.has_news(true) {
             self.look(cx);
         } else {
@@ -406,9 +410,9 @@ impl SnapshotLane {
 
 impl Lane for SnapshotLane {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
-        let count = self.place_kept(batch);
+        let count = self.redirect_to_store(batch);
         if count == batch.len() {
-            self.engine.look_at_last(0, cx);
+            self.engine.schedule_last_block_check(0, cx);
             self.engine.legs.submit(STORE, batch, cx);
         } else {
             self.submit_rest(batch, count, cx);
@@ -418,7 +422,7 @@ impl Lane for SnapshotLane {
     fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         let from = done.len();
         let calm = !self.waits() && self.ended.is_empty() && self.engine.poll_through(done, cx);
-        if !(calm && self.only_passed(done, from)) {
+        if !(calm && self.restore_passed(done, from)) {
             self.poll_all(done, from, calm, cx);
         }
     }
@@ -427,15 +431,15 @@ impl Lane for SnapshotLane {
         let (tags, reader, snapshot) = (&mut self.tags, &mut self.reader, &self.snapshot);
         let mut void = Vec::new();
         self.engine.drain(how, back, cx, |bio| match tags.take(bio) {
-            Some(Below::Origin(epoch)) => reader.finish(epoch),
-            Some(Below::First(first)) => void.push(first),
-            Some(Below::Clear { .. }) => (bio.op, bio.data) = (Op::Discard, Segments::new()),
-            None | Some(Below::Store | Below::Discard) => {}
+            Some(InFlightKind::Origin(epoch)) => reader.finish(epoch),
+            Some(InFlightKind::FirstWrite(first)) => void.push(first),
+            Some(InFlightKind::Clear { .. }) => (bio.op, bio.data) = (Op::Discard, Segments::new()),
+            None | Some(InFlightKind::Store | InFlightKind::Discard) => {}
         });
         let any = !void.is_empty();
         for first in void {
-            let copied = self.firsts.remove(first as usize);
-            self.engine.copied(0, Copied { kept: false, ..copied });
+            let copied = self.first_writes.remove(first as usize);
+            self.engine.copied(0, CopiedRun { kept: false, ..copied });
             snapshot.map.give_up(copied.old);
             snapshot.bell.ring();
         }

@@ -1,11 +1,11 @@
 //! Opening a store: what is in it is read when the table is loaded, and checked, before anything is
 //! written to it.
 
-use super::args::{Line, default_chunk};
-use super::commits::Commits;
-use super::map::{CHUNKS_MAX, ExceptionMap};
-use super::space::{Plan, Space};
-use super::state::Loaded;
+use super::args::{SnapshotTableArgs, default_chunk_size};
+use super::exception_map::{CHUNKS_MAX, ExceptionMap};
+use super::record_commits::RecordCommits;
+use super::state::StoreContents;
+use super::store_allocator::{StoreAllocator, StoreChunks};
 use std::ops::{ControlFlow, Range};
 use udm_core::control_io;
 use udm_core::errno::{EINVAL, EIO, ENXIO};
@@ -25,44 +25,44 @@ const AREAS: u64 = 4096;
 /// The most bytes that records are written in at once when there is one: a page.
 const UNIT_MAX: usize = 4096;
 
-fn refuse(errno: i32, reason: impl Into<String>) -> TargetError {
+fn store_error(errno: i32, reason: impl Into<String>) -> TargetError {
     TargetError::new("Failed to read snapshot metadata").with_errno(errno).because(reason.into()).at(1)
 }
 
 /// Why a store was refused.
-struct Refused(TargetError);
+struct StoreRefused(TargetError);
 
-impl From<OpenError> for Refused {
-    fn from(error: OpenError) -> Refused {
-        Refused(refuse(error.errno, error.text))
+impl From<OpenError> for StoreRefused {
+    fn from(error: OpenError) -> StoreRefused {
+        StoreRefused(store_error(error.errno, error.text))
     }
 }
 
-impl From<Refused> for TargetError {
-    fn from(refused: Refused) -> TargetError {
+impl From<StoreRefused> for TargetError {
+    fn from(refused: StoreRefused) -> TargetError {
         refused.0
     }
 }
 
-fn failed(error: OpenError) -> TargetError {
-    Refused::from(error).0
+fn io_error(error: OpenError) -> TargetError {
+    StoreRefused::from(error).0
 }
 
-fn wrong(error: &StoreError) -> Refused {
+fn format_error(error: &StoreError) -> StoreRefused {
     let errno = if matches!(error.fault, StoreFault::Magic(_)) { ENXIO } else { EINVAL };
-    Refused(refuse(errno, error.to_string()))
+    StoreRefused(store_error(errno, error.to_string()))
 }
 
 /// Opens the store of `line`: reads it, or makes a new one where it is blank.
 ///
 /// # Errors
 /// When it can't be read, or is no store that one can believe; it has not been written to then.
-pub(super) fn load(
-    line: &Line,
+pub(super) fn load_store(
+    line: &SnapshotTableArgs,
     len: Sectors,
     io: &dyn ControlIo,
     mark: Option<&dyn StoreMark>,
-) -> Result<(ChunkSize, Loaded), TargetError> {
+) -> Result<(ChunkSize, StoreContents), TargetError> {
     // A mapped device without a table has no size yet.
     let origin = line.origin.device.limits().size.max(len);
     let map_of = |chunk: ChunkSize| {
@@ -78,16 +78,16 @@ pub(super) fn load(
         Ok(ExceptionMap::new(chunks))
     };
     if let (false, Some(chunk)) = (line.persistent, line.chunk) {
-        let plan = Plan::Transient(chunk.sectors());
-        let (map, space) = (map_of(chunk)?, Space::new(plan, 0, Vec::new()));
-        return Ok((chunk, Loaded { valid: true, map, space, commits: None }));
+        let plan = StoreChunks::Transient(chunk.sectors());
+        let (map, space) = (map_of(chunk)?, StoreAllocator::new(plan, 0, Vec::new()));
+        return Ok((chunk, StoreContents { valid: true, map, space, commits: None }));
     }
-    let store = Store { device: &line.store, io, size: line.store.device.limits().size };
-    let wanted = line.chunk.unwrap_or_else(|| default_chunk(&line.store.device));
-    let header = Header::decode(&store.head()?).map_err(|error| wrong(&error))?;
+    let store = StoreIo { device: &line.store, io, size: line.store.device.limits().size };
+    let wanted = line.chunk.unwrap_or_else(|| default_chunk_size(&line.store.device));
+    let header = Header::decode(&store.head()?).map_err(|error| format_error(&error))?;
     let marked = mark.and_then(StoreMark::why).filter(|_| header.is_some_and(|header| header.valid));
     if let Some(why) = marked {
-        return Err(refuse(EINVAL, why));
+        return Err(store_error(EINVAL, why));
     }
     let (chunk, valid) = match header {
         None => (wanted, true),
@@ -95,7 +95,7 @@ pub(super) fn load(
             let blocks = [&line.store, &line.origin].map(|device| device.device.limits().logical_block);
             for block in blocks {
                 header.chunk.check_blocks(block).map_err(|why| {
-                    wrong(&StoreError {
+                    format_error(&StoreError {
                         offset: 12,
                         fault: StoreFault::ChunkSize(header.chunk.sectors(), why),
                     })
@@ -113,7 +113,7 @@ pub(super) fn load(
     let (summary, unit) = match (header.is_none(), valid) {
         (true, _) => {
             // The other way round a crash between would leave a new store that nobody believes.
-            mark.map_or(Ok(()), StoreMark::clear).map_err(|why| refuse(EIO, why))?;
+            mark.map_or(Ok(()), StoreMark::clear).map_err(|why| store_error(EIO, why))?;
             store.make(layout)?;
             (None, vec![0; store.unit(layout)])
         }
@@ -128,15 +128,17 @@ pub(super) fn load(
     };
     let (records, begin, holes) = match summary {
         None => (0, 0, Vec::new()),
-        Some(found) => (found.exceptions, layout.data_index(found.next_free), data(layout, found.holes)),
+        Some(found) => {
+            (found.exceptions, layout.data_index(found.next_free), data_ranges(layout, found.holes))
+        }
     };
-    let plan = Plan::Persistent(layout);
-    let commits = Some(Commits::new(layout, records, unit));
-    Ok((chunk, Loaded { valid, map, space: Space::new(plan, begin, holes), commits }))
+    let plan = StoreChunks::Persistent(layout);
+    let commits = Some(RecordCommits::new(layout, records, unit));
+    Ok((chunk, StoreContents { valid, map, space: StoreAllocator::new(plan, begin, holes), commits }))
 }
 
 /// The chunks of `ranges` that are for data.
-fn data(layout: Layout, ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+fn data_ranges(layout: Layout, ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     let mut found = Vec::with_capacity(ranges.len());
     for mut range in ranges {
         while range.start < range.end {
@@ -151,13 +153,13 @@ fn data(layout: Layout, ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     found
 }
 
-struct Store<'a> {
+struct StoreIo<'a> {
     device: &'a DeviceRef,
     io: &'a dyn ControlIo,
     size: Sectors,
 }
 
-impl Store<'_> {
+impl StoreIo<'_> {
     /// The smallest part that can be read or written.
     fn block(&self) -> usize {
         self.device.device.limits().logical_block as usize
@@ -171,10 +173,10 @@ impl Store<'_> {
     /// The bytes of the header.
     fn head(&self) -> Result<Vec<u8>, TargetError> {
         if self.size.bytes() < self.block() as u64 {
-            return Err(refuse(EIO, "the store is shorter than its header"));
+            return Err(store_error(EIO, "the store is shorter than its header"));
         }
         let block = Sectors(self.block() as u64 / SECTOR_SIZE);
-        let first = control_io::read(self.io, &self.device.device, Sector(0), block).map_err(failed)?;
+        let first = control_io::read(self.io, &self.device.device, Sector(0), block).map_err(io_error)?;
         Ok(first[..HEADER_LEN].to_vec())
     }
 
@@ -184,13 +186,13 @@ impl Store<'_> {
         let chunk = layout.chunk();
         if layout.chunks(self.size) < 2 {
             let text = format!("a store has at least two chunks of {} sectors", chunk.sectors());
-            return Err(refuse(EIO, text));
+            return Err(store_error(EIO, text));
         }
         self.clear(layout.area(0) * chunk.bytes()..(layout.area(0) + 1) * chunk.bytes())?;
         let mut block = vec![0; self.block()];
         Header { valid: true, chunk }.encode(&mut block);
         self.write(0, &block)?;
-        control_io::flush(self.io, &self.device.device).map_err(failed)
+        control_io::flush(self.io, &self.device.device).map_err(io_error)
     }
 
     /// Makes these bytes zero, and durable.
@@ -201,21 +203,21 @@ impl Store<'_> {
             self.write(bytes.start, &zeroes[..len])?;
             bytes.start += len as u64;
         }
-        control_io::flush(self.io, &self.device.device).map_err(failed)
+        control_io::flush(self.io, &self.device.device).map_err(io_error)
     }
 
     fn write(&self, at: u64, bytes: &[u8]) -> Result<(), TargetError> {
-        control_io::write(self.io, &self.device.device, Sector(at / SECTOR_SIZE), bytes).map_err(failed)
+        control_io::write(self.io, &self.device.device, Sector(at / SECTOR_SIZE), bytes).map_err(io_error)
     }
 
-    /// Reads the records into `map`: what there is, and the unit that the next one goes to.
+    /// Reads the records into `exception_map`: what there is, and the unit that the next one goes to.
     fn read(&self, layout: Layout, map: &ExceptionMap) -> Result<(Summary, Vec<u8>), TargetError> {
         let chunk = layout.chunk();
         let chunks = layout.chunks(self.size);
         let mut walk = Walk::new(layout, chunks, Some(map.chunks()));
         let sectors = Sectors(u64::from(chunk.sectors()));
         let (mut area, mut last) = (0, Vec::new());
-        while walk.next().map_err(|error| wrong(&error))?.is_some() {
+        while walk.next().map_err(|error| format_error(&error))?.is_some() {
             let some = (area..area + AREAS).map(|area| layout.area(area)).filter(|at| *at < chunks);
             let ranges: Vec<_> = some.map(|at| (Sector(at * sectors.0), sectors)).collect();
             area += AREAS;
@@ -225,12 +227,12 @@ impl Store<'_> {
                     map.load(exception.old, exception.new);
                     is_new
                 };
-                walk.take(bytes, take).map_err(|error| wrong(&error))?;
+                walk.take(bytes, take).map_err(|error| format_error(&error))?;
                 last.clear();
                 last.extend_from_slice(bytes);
                 // A store that ends here is refused above.
                 let ends = !matches!(walk.next(), Ok(Some(_)));
-                Ok::<_, Refused>(if ends { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+                Ok::<_, StoreRefused>(if ends { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
             })?;
         }
         let summary = walk.end();

@@ -15,7 +15,7 @@
 //! ([`udm_wire::cow`]), `N` while the table exists. Writes through a `snapshot-origin` copy first;
 //! other writes go unnoticed.
 //!
-//! * **Map** ([`map`]): the state of each chunk. A write that finds a chunk *free* claims it by
+//! * **Map** ([`exception_map`]): the state of each chunk. A write that finds a chunk *free* claims it by
 //!   compare-and-swap and copies it with its own lanes. A request that finds it *pending* waits in
 //!   its own lane until the snapshot wakes it. Settled chunks are counted, so a write of an origin
 //!   whose chunks are all copied looks for none.
@@ -23,14 +23,14 @@
 //!   Reads are not counted per chunk: each lane publishes the oldest *epoch* with such a read. A
 //!   write advances the epoch and waits until every lane is past it. Later reads see the copy and
 //!   delay nothing.
-//! * **Origin** ([`family`], [`origin_lane`]): its lanes serve the snapshots that exist when they
+//! * **Origin** ([`origin_snapshots`], [`origin_lane`]): its lanes serve the snapshots that exist when they
 //!   are opened. A change that adds or ends a snapshot renews them, so an origin without snapshots
 //!   is linear, and no request checks for new ones. A write is not cut at chunks.
-//! * **Records** ([`commits`]): one lane at a time writes the records of all cores, in the order in
+//! * **Records** ([`record_commits`]): one lane at a time writes the records of all cores, in the order in
 //!   which chunks were reserved, after one flush. Data is durable before its record, and the record
 //!   before the write completes. That flush also makes the preceding records durable, so a group
 //!   costs one. Without newer copies the records are written with FUA.
-//! * **Room** ([`space`]): reserved by one compare-and-swap, from the front of the store. Holes
+//! * **Room** ([`store_allocator`]): reserved by one compare-and-swap, from the front of the store. Holes
 //!   that a crash left are used at the end.
 //! * **Growth** ([`growth`]): a lane that leaves less than half a step asks the device for more
 //!   (`Device::grow`), which answers from a thread. Writes without room wait meanwhile. The policy
@@ -43,32 +43,32 @@
 //! * **A truncated store** is found by a read of its last block, at most one per 100 ms and lane.
 //!   Only devices that can shrink are checked (`Device::can_be_cut`). A write of a file's last
 //!   block checks first, so it does not extend the file again.
-//! * **Owner** ([`seat`]): the table whose snapshot is active owns the store. A second table with
+//! * **Owner** ([`binding`]): the table whose snapshot is active owns the store. A second table with
 //!   the same origin and store takes it over at its resume. A table that read the store is refused
 //!   if another table has used the store since.
 //!
-//! [`engine`] copies, with [`jobs`]; [`lane`] is the data path of a snapshot. [`checkpoints`] tells
+//! [`copy_engine`] copies, with [`copy_jobs`]; [`lane`] is the data path of a snapshot. [`checkpoints`] tells
 //! what has changed since an instant. [`merge`] copies a snapshot back. docs/targets.md lists what
 //! udm does beyond the kernel.
 
 mod args;
+mod binding;
 mod checkpoints;
-mod commits;
-mod engine;
-mod family;
+mod copy_engine;
+mod copy_jobs;
+mod exception_map;
 mod growth;
-mod jobs;
 mod lane;
 mod load;
-mod map;
 pub mod merge;
 pub mod origin;
 mod origin_lane;
+mod origin_snapshots;
+mod raw_device;
 mod readers;
-mod seat;
+mod record_commits;
+mod redirected_bios;
 mod settings;
-mod space;
 mod state;
-mod tags;
+mod store_allocator;
 pub mod target;
-mod whole;

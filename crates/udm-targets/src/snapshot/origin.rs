@@ -4,17 +4,17 @@
 //! Without snapshots it is linear, and costs what linear costs. With some, its lanes copy what a
 //! write is about to change ([`super::origin_lane`]).
 
-use super::family::Family;
 use super::origin_lane::OriginLane;
+use super::origin_snapshots::OriginSnapshots;
 use std::sync::Arc;
 use udm_core::{Checkpoint, Cx, Extents, Lane, Limits, OpenError, Sector, Sectors, Since};
 use udm_dm::TargetError;
 use udm_dm::target::{Below, DeviceRef, Notify, Target, TargetArgs, Used};
 
-struct Origin {
+struct OriginTarget {
     device: DeviceRef,
     len: Sectors,
-    family: Arc<Family>,
+    family: Arc<OriginSnapshots>,
 }
 
 /// Makes a snapshot-origin target.
@@ -32,11 +32,11 @@ pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
     if args.start.0 != 0 {
         return Err(TargetError::new("an origin begins at sector 0"));
     }
-    let family = Family::of(&device);
-    Ok(Arc::new(Origin { device, len: args.len, family }))
+    let family = OriginSnapshots::of(&device);
+    Ok(Arc::new(OriginTarget { device, len: args.len, family }))
 }
 
-impl Target for Origin {
+impl Target for OriginTarget {
     fn type_name(&self) -> &'static str {
         "snapshot-origin"
     }
@@ -81,6 +81,6 @@ impl Target for Origin {
     }
 
     fn attach(&self, notify: Arc<dyn Notify>) {
-        self.family.add_node(&notify);
+        self.family.add_origin_device(&notify);
     }
 }

@@ -4,11 +4,11 @@
 //! then it waits here, while the chunks that are free are copied. Nothing is cut: a write of many
 //! chunks waits for all of them, and they are copied as one.
 
-use super::engine::Engine;
-use super::growth::Full;
-use super::map::Place;
+use super::copy_engine::CopyEngine;
+use super::exception_map::ChunkState;
+use super::growth::StoreFull;
 use super::settings::OnFull;
-use super::state::{Health, Snapshot};
+use super::state::{Snapshot, SnapshotHealth};
 use smallvec::SmallVec;
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
@@ -16,7 +16,7 @@ use udm_core::{Batch, Bio, Busy, Cx, Drain, Lane, Op, OpenError, Status};
 use udm_dm::target::DeviceRef;
 
 /// A write that has to wait.
-struct Waiting {
+struct WaitingWrite {
     bio: Box<Bio>,
     /// For each snapshot the epoch whose readers must be over; 0 when it is not known yet, because
     /// chunks of it are not copied.
@@ -29,19 +29,19 @@ struct Waiting {
     fails: bool,
 }
 
-impl Waiting {
-    fn new(bio: Box<Bio>, parts: usize) -> Waiting {
+impl WaitingWrite {
+    fn new(bio: Box<Bio>, parts: usize) -> WaitingWrite {
         let epochs = SmallVec::from_elem(0, parts);
-        Waiting { bio, epochs, has_claimed: false, waits_for_others: false, fails: false }
+        WaitingWrite { bio, epochs, has_claimed: false, waits_for_others: false, fails: false }
     }
 
     /// True when snapshot `part` has nothing against it any more.
-    fn may_pass(&mut self, engine: &Engine, part: usize) -> bool {
+    fn may_pass(&mut self, engine: &CopyEngine, part: usize) -> bool {
         let snapshot = &engine.parts()[part].snapshot;
         let Some((first, last)) = snapshot.to_copy(&self.bio) else { return true };
         match self.epochs[part] {
-            0 => snapshot.health() == Health::Valid && snapshot.map.are_settled(first, last),
-            epoch if bugs::on(Bug::ReaderOvertaken) || snapshot.readers.are_past_or_tell(epoch) => {
+            0 => snapshot.health() == SnapshotHealth::Valid && snapshot.map.are_settled(first, last),
+            epoch if bugs::on(Bug::ReaderOvertaken) || snapshot.readers.are_past_or_notify(epoch) => {
                 snapshot.map.settle(first, last);
                 true
             }
@@ -57,7 +57,7 @@ impl Waiting {
 const UNKNOWN: u64 = u64::MAX;
 
 /// How far a write has come with one snapshot.
-enum Step {
+enum WriteProgress {
     /// It may go.
     Pass,
     /// Its chunks are in the store; readers may be under way.
@@ -70,8 +70,8 @@ enum Step {
 
 /// See the module's documentation.
 pub(super) struct OriginLane {
-    engine: Engine,
-    waiting: Vec<Waiting>,
+    engine: CopyEngine,
+    waiting: Vec<WaitingWrite>,
     /// Some of it waits for other lanes, or may do so.
     waits_for_others: bool,
     down: Batch,
@@ -89,7 +89,7 @@ impl OriginLane {
         snapshots: &[Arc<Snapshot>],
         cx: &mut Cx<'_>,
     ) -> Result<OriginLane, OpenError> {
-        let engine = Engine::open(origin, snapshots, cx)?;
+        let engine = CopyEngine::open(origin, snapshots, cx)?;
         Ok(OriginLane {
             engine,
             waiting: Vec::new(),
@@ -114,17 +114,17 @@ impl OriginLane {
             let mut wants = false;
             for one in waiting.iter_mut().filter(|one| one.epochs[part] == 0) {
                 match self.step(one, part) {
-                    Step::Copied => {
+                    WriteProgress::Copied => {
                         one.epochs[part] = UNKNOWN;
                         wants = true;
                     }
-                    Step::Fail => one.fails = true,
-                    Step::Pass | Step::Wait => {}
+                    WriteProgress::Fail => one.fails = true,
+                    WriteProgress::Pass | WriteProgress::Wait => {}
                 }
             }
             if wants {
                 // One epoch for all of a look: it is taken behind all that was seen.
-                let epoch = self.engine.parts()[part].snapshot.readers.move_on();
+                let epoch = self.engine.parts()[part].snapshot.readers.advance_epoch();
                 let wants = waiting.iter_mut().filter(|one| one.epochs[part] == UNKNOWN);
                 wants.for_each(|one| one.epochs[part] = epoch);
             }
@@ -155,25 +155,25 @@ impl OriginLane {
     }
 
     /// How far a write has come with snapshot `part`; chunks that nobody copies are claimed.
-    fn step(&mut self, one: &mut Waiting, part: usize) -> Step {
+    fn step(&mut self, one: &mut WaitingWrite, part: usize) -> WriteProgress {
         let snapshot = &self.engine.parts()[part].snapshot;
-        let Some((first, last)) = snapshot.to_copy(&one.bio) else { return Step::Pass };
+        let Some((first, last)) = snapshot.to_copy(&one.bio) else { return WriteProgress::Pass };
         // Records are written by any lane.
         one.waits_for_others |= snapshot.commits.is_some();
-        if snapshot.health() == Health::Invalidating {
+        if snapshot.health() == SnapshotHealth::Invalidating {
             one.waits_for_others = true;
-            return Step::Wait;
+            return WriteProgress::Wait;
         }
         let (mut copied, mut settled) = (true, true);
         for chunk in first..=last {
             match self.engine.parts()[part].snapshot.place(chunk) {
-                Place::Settled(_) => {}
-                Place::Copied(_) => settled = false,
-                Place::Pending => {
+                ChunkState::Settled(_) => {}
+                ChunkState::Copied(_) => settled = false,
+                ChunkState::Pending => {
                     copied = false;
                     one.waits_for_others |= !one.has_claimed;
                 }
-                Place::Free => {
+                ChunkState::Free => {
                     copied = false;
                     match self.engine.claim(part, chunk) {
                         Ok(true) => {}
@@ -187,24 +187,24 @@ impl OriginLane {
             }
         }
         match (copied, settled) {
-            (true, true) => Step::Pass,
-            (true, false) => Step::Copied,
-            (false, _) => Step::Wait,
+            (true, true) => WriteProgress::Pass,
+            (true, false) => WriteProgress::Copied,
+            (false, _) => WriteProgress::Wait,
         }
     }
 
     /// There is no room for a copy.
     #[cold]
-    fn is_full(&mut self, part: usize, full: Full) -> Step {
+    fn is_full(&mut self, part: usize, full: StoreFull) -> WriteProgress {
         match self.engine.parts()[part].snapshot.on_full(full) {
             OnFull::Invalidate => self.engine.lose(part, "Unable to allocate exception"),
             OnFull::Pause => {}
             OnFull::Fail => {
-                self.engine.parts()[part].snapshot.ring_without_room();
-                return Step::Fail;
+                self.engine.parts()[part].snapshot.notify_without_room();
+                return WriteProgress::Fail;
             }
         }
-        Step::Wait
+        WriteProgress::Wait
     }
 }
 
@@ -262,7 +262,7 @@ impl OriginLane {
             if self.passes(&bio) {
                 self.down.push(bio);
             } else {
-                self.waiting.push(Waiting::new(bio, parts));
+                self.waiting.push(WaitingWrite::new(bio, parts));
             }
         }
         self.engine.has_news(true);

@@ -32,17 +32,17 @@ const NONE: u64 = u64::MAX;
 
 /// What a lane tells of its reads; on a cache line of its own.
 #[repr(align(128))]
-struct Cell {
+struct ReaderCell {
     oldest: AtomicU64,
     taken: AtomicBool,
-    next: OnceLock<Arc<Cell>>,
+    next: OnceLock<Arc<ReaderCell>>,
 }
 
 /// The readers of one snapshot, of all lanes. See the module's documentation.
 pub(super) struct Readers {
     epoch: CachePadded<AtomicU64>,
     /// Cells are added and never taken away; a lane that closes leaves its own to the next.
-    first: OnceLock<Arc<Cell>>,
+    first: OnceLock<Arc<ReaderCell>>,
     /// Somebody waits for readers.
     awaited: AtomicBool,
 }
@@ -57,11 +57,11 @@ impl Readers {
     }
 
     /// A lane's part. Takes no lock; allocates where no cell is free.
-    pub(super) fn join(&self) -> Reader {
+    pub(super) fn join(&self) -> LaneReader {
         let mut place = &self.first;
         loop {
             let cell = place.get_or_init(|| {
-                Arc::new(Cell {
+                Arc::new(ReaderCell {
                     oldest: AtomicU64::new(NONE),
                     taken: AtomicBool::new(false),
                     next: OnceLock::new(),
@@ -69,7 +69,7 @@ impl Readers {
             });
             // Acquire pairs with the release of the lane that left it.
             if !cell.taken.swap(true, Ordering::Acquire) {
-                return Reader { cell: Arc::clone(cell), under_way: VecDeque::new() };
+                return LaneReader { cell: Arc::clone(cell), under_way: VecDeque::new() };
             }
             place = &cell.next;
         }
@@ -77,7 +77,7 @@ impl Readers {
 
     /// To be called when one has seen that a chunk is copied: the epoch whose readers, and all
     /// later ones, have seen it too.
-    pub(super) fn move_on(&self) -> u64 {
+    pub(super) fn advance_epoch(&self) -> u64 {
         interleave::point();
         fence(Ordering::SeqCst);
         let epoch = self.epoch.fetch_add(1, Ordering::AcqRel) + 1;
@@ -98,8 +98,8 @@ impl Readers {
     }
 
     /// As [`Readers::are_past`]; when it is false, the reader that ends last is told so by
-    /// [`Reader::end`].
-    pub(super) fn are_past_or_tell(&self, epoch: u64) -> bool {
+    /// [`LaneReader::end`].
+    pub(super) fn are_past_or_notify(&self, epoch: u64) -> bool {
         if self.are_past(epoch) {
             return true;
         }
@@ -110,13 +110,13 @@ impl Readers {
 }
 
 /// A lane's part of [`Readers`].
-pub(super) struct Reader {
-    cell: Arc<Cell>,
+pub(super) struct LaneReader {
+    cell: Arc<ReaderCell>,
     /// Reads under way: of which epoch how many, the oldest first.
     under_way: VecDeque<(u64, u64)>,
 }
 
-impl Reader {
+impl LaneReader {
     /// Before the look at the map for a batch with reads: the epoch that they belong to.
     pub(super) fn begin(&mut self, readers: &Readers) -> u64 {
         interleave::point();
@@ -139,7 +139,7 @@ impl Reader {
         }
     }
 
-    /// One of `epoch` is over. [`Reader::end`] comes behind the last.
+    /// One of `epoch` is over. [`LaneReader::end`] comes behind the last.
     pub(super) fn finish(&mut self, epoch: u64) {
         if let Some((_, count)) = self.under_way.iter_mut().find(|(known, _)| *known == epoch) {
             *count -= 1;
@@ -165,7 +165,7 @@ impl Reader {
     }
 }
 
-impl Drop for Reader {
+impl Drop for LaneReader {
     fn drop(&mut self) {
         self.cell.oldest.store(NONE, Ordering::Release);
         self.cell.taken.store(false, Ordering::Release);
@@ -175,7 +175,7 @@ impl Drop for Reader {
 #[cfg(all(test, feature = "loom"))]
 mod loom_tests {
     use super::*;
-    use crate::snapshot::map::{ExceptionMap, Place};
+    use crate::snapshot::exception_map::{ChunkState, ExceptionMap};
     use loom::sync::Arc;
     use loom::sync::atomic::AtomicU64;
     use loom::thread;
@@ -188,7 +188,7 @@ mod loom_tests {
     }
 
     /// Reads the chunk; what was read must be as it was.
-    fn read(m: &Model, reader: &mut Reader) {
+    fn read(m: &Model, reader: &mut LaneReader) {
         let epoch = reader.begin(&m.readers);
         if m.map.get(0).kept().is_none() {
             reader.count();
@@ -203,9 +203,9 @@ mod loom_tests {
         if m.map.claim(0) {
             m.map.publish(0, 2);
         }
-        if let Place::Copied(_) = m.map.get(0) {
-            let epoch = m.readers.move_on();
-            if !m.readers.are_past_or_tell(epoch) {
+        if let ChunkState::Copied(_) = m.map.get(0) {
+            let epoch = m.readers.advance_epoch();
+            if !m.readers.are_past_or_notify(epoch) {
                 return;
             }
             m.map.settle(0, 0);
@@ -217,7 +217,7 @@ mod loom_tests {
 
     /// A model and a reader. What is made on first use is made here: loom does not know std's
     /// locks.
-    fn model() -> (Arc<Model>, Reader) {
+    fn model() -> (Arc<Model>, LaneReader) {
         let map = ExceptionMap::new(1);
         map.claim(0);
         map.give_up(0);
@@ -268,8 +268,8 @@ mod loom_tests {
             let other = {
                 let m = Arc::clone(&m);
                 thread::spawn(move || {
-                    let epoch = m.readers.move_on();
-                    m.readers.are_past_or_tell(epoch)
+                    let epoch = m.readers.advance_epoch();
+                    m.readers.are_past_or_notify(epoch)
                 })
             };
             reader.finish(epoch);
@@ -290,14 +290,14 @@ mod tests {
         let (mut one, other) = (readers.join(), readers.join());
         let first = one.begin(&readers);
         one.count();
-        let epoch = readers.move_on();
-        assert!(!readers.are_past_or_tell(epoch));
+        let epoch = readers.advance_epoch();
+        assert!(!readers.are_past_or_notify(epoch));
         let second = one.begin(&readers);
         one.count();
         assert!(second > first && !readers.are_past(epoch));
         one.finish(first);
         assert!(one.end(&readers), "somebody waits");
-        assert!(readers.are_past(epoch) && !readers.are_past(readers.move_on()));
+        assert!(readers.are_past(epoch) && !readers.are_past(readers.advance_epoch()));
         one.finish(second);
         assert!(!one.end(&readers), "nobody does");
         drop((one, other));

@@ -32,7 +32,7 @@ pub(super) enum OnFull {
 const COPY_MEMORY_MIN: usize = 64 << 10;
 
 /// See the module's documentation. Relaxed throughout: each number stands for itself.
-pub(super) struct Settings {
+pub(super) struct SnapshotSettings {
     on_full: AtomicU8,
     /// Percent of the store in use at which an event is raised; 0 for none.
     watermark: AtomicU8,
@@ -40,10 +40,10 @@ pub(super) struct Settings {
     map_memory: AtomicU64,
 }
 
-impl Settings {
+impl SnapshotSettings {
     /// As the kernel does; copies of a lane take `copy_memory` bytes at the most.
-    pub(super) fn new(copy_memory: usize) -> Settings {
-        Settings {
+    pub(super) fn new(copy_memory: usize) -> SnapshotSettings {
+        SnapshotSettings {
             on_full: AtomicU8::new(OnFull::Invalidate as u8),
             watermark: AtomicU8::new(0),
             copy_memory: AtomicUsize::new(copy_memory),

@@ -3,13 +3,13 @@
 //! It outlives the table that made it: a snapshot that is reloaded, or turned into a merge, hands
 //! this on to its next table.
 
-use super::commits::{Commits, Copied};
-use super::growth::Growth;
-use super::jobs::COPY_MEMORY;
-use super::map::{ExceptionMap, Place};
+use super::copy_jobs::COPY_MEMORY;
+use super::exception_map::{ChunkState, ExceptionMap};
+use super::growth::StoreGrowth;
 use super::readers::Readers;
-use super::settings::Settings;
-use super::space::Space;
+use super::record_commits::{CopiedRun, RecordCommits};
+use super::settings::SnapshotSettings;
+use super::store_allocator::StoreAllocator;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use udm_core::bugs::{self, Bug};
@@ -21,7 +21,7 @@ use udm_wire::cow::{ChunkSize, Layout};
 /// Whether it can be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Health {
+pub(super) enum SnapshotHealth {
     /// It is the instant at which it was made, with what was written to it.
     Valid,
     /// A copy was lost, and a lane is marking the store: the origin must not change before.
@@ -31,15 +31,15 @@ pub(super) enum Health {
 }
 
 /// What was read from a store when its table was loaded, or nothing for a transient one.
-pub(super) struct Loaded {
+pub(super) struct StoreContents {
     /// The store can be used.
     pub valid: bool,
     /// What is in the store.
     pub map: ExceptionMap,
     /// What is free in the store.
-    pub space: Space,
+    pub space: StoreAllocator,
     /// Its records; `None` for a transient one.
-    pub commits: Option<Commits>,
+    pub commits: Option<RecordCommits>,
 }
 
 /// See the module's documentation.
@@ -50,16 +50,16 @@ pub(super) struct Snapshot {
     pub shift: u32,
     pub map: ExceptionMap,
     pub readers: Readers,
-    pub commits: Option<Commits>,
-    pub settings: Settings,
+    pub commits: Option<RecordCommits>,
+    pub settings: SnapshotSettings,
     /// Rung when a chunk was copied, readers are over, or it has become invalid.
     pub bell: Arc<Bell>,
     /// Rung when it has become invalid, and for nothing else: for those that wait for themselves.
-    pub lost: Arc<Bell>,
-    pub space: Space,
-    pub growth: Growth,
+    pub invalidated_wakeup: Arc<Bell>,
+    pub space: StoreAllocator,
+    pub growth: StoreGrowth,
     /// For those who come back to it and do not keep it.
-    pub own: Weak<Snapshot>,
+    pub weak_self: Weak<Snapshot>,
     /// The part of the origin that it is about.
     len: AtomicU64,
     /// The size of the origin at the last resume: the last chunk ends there.
@@ -79,23 +79,23 @@ impl Snapshot {
         origin: &DeviceRef,
         store: DeviceRef,
         chunk: ChunkSize,
-        loaded: Loaded,
+        loaded: StoreContents,
         mark: Option<Arc<dyn StoreMark>>,
     ) -> Arc<Snapshot> {
         let origin_size = origin.device.limits().size;
-        let health = if loaded.valid { Health::Valid } else { Health::Invalid };
-        Arc::new_cyclic(|own| Snapshot {
-            growth: Growth::new(store.device.growth()),
-            own: Weak::clone(own),
+        let health = if loaded.valid { SnapshotHealth::Valid } else { SnapshotHealth::Invalid };
+        Arc::new_cyclic(|weak_self| Snapshot {
+            growth: StoreGrowth::new(store.device.growth()),
+            weak_self: Weak::clone(weak_self),
             store,
             chunk,
             shift: chunk.sectors().trailing_zeros(),
             map: loaded.map,
             readers: Readers::new(),
             commits: loaded.commits,
-            settings: Settings::new(COPY_MEMORY),
+            settings: SnapshotSettings::new(COPY_MEMORY),
             bell: Arc::new(Bell::new()),
-            lost: Arc::new(Bell::new()),
+            invalidated_wakeup: Arc::new(Bell::new()),
             space: loaded.space,
             len: AtomicU64::new(0),
             origin_size: AtomicU64::new(origin_size.0),
@@ -110,23 +110,23 @@ impl Snapshot {
     /// Whether it can be used. Acquire pairs with the release in [`Snapshot::set_health`]: who sees
     /// that it is invalid sees that the store says so.
     #[inline(always)]
-    pub(super) fn health(&self) -> Health {
+    pub(super) fn health(&self) -> SnapshotHealth {
         match self.health.load(Ordering::Acquire) {
-            0 => Health::Valid,
-            1 => Health::Invalidating,
-            _ => Health::Invalid,
+            0 => SnapshotHealth::Valid,
+            1 => SnapshotHealth::Invalidating,
+            _ => SnapshotHealth::Invalid,
         }
     }
 
     #[inline]
     pub(super) fn is_valid(&self) -> bool {
-        self.health() == Health::Valid
+        self.health() == SnapshotHealth::Valid
     }
 
     /// It is of no use any more. True for the one that has to mark the store so and call
     /// [`Snapshot::invalidated`] then.
     pub(super) fn invalidate(&self, why: &str) -> bool {
-        let (valid, next) = (Health::Valid as u8, Health::Invalidating as u8);
+        let (valid, next) = (SnapshotHealth::Valid as u8, SnapshotHealth::Invalidating as u8);
         let first = self.health.compare_exchange(valid, next, Ordering::AcqRel, Ordering::Acquire).is_ok();
         if first {
             tracing::error!("{}: Invalidating snapshot: {why}.", self.name());
@@ -136,11 +136,11 @@ impl Snapshot {
 
     /// The store says that it is invalid, or can't be made to say so.
     pub(super) fn invalidated(&self) {
-        self.health.store(Health::Invalid as u8, Ordering::Release);
+        self.health.store(SnapshotHealth::Invalid as u8, Ordering::Release);
         self.tell(NewsKind::SnapshotInvalid, "the snapshot is invalid");
         self.event();
         self.bell.ring();
-        self.lost.ring();
+        self.invalidated_wakeup.ring();
     }
 
     /// The store can't be made to say that it is invalid, since its header can't be written: this
@@ -264,7 +264,7 @@ impl Snapshot {
     /// and about them.
     #[inline(always)]
     pub(super) fn to_copy(&self, bio: &Bio) -> Option<(u64, u64)> {
-        if !self.is_active() || self.health() == Health::Invalid || bio.sector.0 >= self.len() {
+        if !self.is_active() || self.health() == SnapshotHealth::Invalid || bio.sector.0 >= self.len() {
             return None;
         }
         let (first, last) = self.chunks_of(bio);
@@ -281,7 +281,7 @@ impl Snapshot {
     /// True when any request of the origin may go.
     #[inline(always)]
     pub(super) fn lets_anything_pass(&self) -> bool {
-        !self.is_active() || self.health() == Health::Invalid || self.map.are_all_settled()
+        !self.is_active() || self.health() == SnapshotHealth::Invalid || self.map.are_all_settled()
     }
 
     /// True when all of these requests of the origin may go: what holds for all is looked at once.
@@ -307,7 +307,7 @@ impl Snapshot {
     /// These are in the store. A transient one has nothing else to do but to have its bell rung,
     /// and says so; a persistent one writes their records first, by whichever lane comes to it.
     #[must_use]
-    pub(super) fn copied(&self, copied: Copied) -> bool {
+    pub(super) fn copied(&self, copied: CopiedRun) -> bool {
         match &self.commits {
             Some(commits) => commits.copied(copied),
             None => self.publish(&copied),
@@ -316,7 +316,7 @@ impl Snapshot {
     }
 
     /// They are there for good. The bell is rung behind all that are published together.
-    pub(super) fn publish(&self, copied: &Copied) {
+    pub(super) fn publish(&self, copied: &CopiedRun) {
         for at in (0..copied.len).filter(|_| copied.kept) {
             self.map.publish(copied.old + at, copied.new + at);
         }
@@ -331,7 +331,7 @@ impl Snapshot {
     /// What `status` says: sectors in use, of how many, of them metadata.
     pub(super) fn usage(&self) -> (u64, u64, u64) {
         let sectors = u64::from(self.chunk.sectors());
-        let areas = |commits: &Commits| commits.records() / Layout::new(self.chunk).records();
+        let areas = |commits: &RecordCommits| commits.records() / Layout::new(self.chunk).records();
         let metadata = self.commits.as_ref().map_or(0, |commits| (areas(commits) + 2) * sectors);
         (self.space.end() * sectors, self.store.device.limits().size.0, metadata)
     }
@@ -339,7 +339,7 @@ impl Snapshot {
     /// The same while it is merged: what the records that are left need (kernel).
     pub(super) fn usage_from_records(&self) -> (u64, u64, u64) {
         let (sectors, layout) = (u64::from(self.chunk.sectors()), Layout::new(self.chunk));
-        let records = self.commits.as_ref().map_or(0, Commits::records);
+        let records = self.commits.as_ref().map_or(0, RecordCommits::records);
         let area = records.saturating_sub(1) / layout.records();
         let used = layout.area(area) + (records - area * layout.records()) + 1;
         (used * sectors, self.store.device.limits().size.0, (area + 2) * sectors)
@@ -347,7 +347,7 @@ impl Snapshot {
 
     /// How far `chunk` has come.
     #[inline]
-    pub(super) fn place(&self, chunk: u64) -> Place {
+    pub(super) fn place(&self, chunk: u64) -> ChunkState {
         self.map.get(chunk)
     }
 }

@@ -1,21 +1,21 @@
 //! The `snapshot` target: the control half.
 
+use super::binding::{SnapshotBinding, TableRole};
 use super::lane::SnapshotLane;
-use super::seat::{Purpose, Seat};
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
 use udm_core::{Checkpoint, Cx, DeviceId, Extents, Lane, Limits, OpenError, Sector, Sectors, Since};
 use udm_dm::target::{Below, Notify, Resolver, Target, TargetArgs, Used};
 use udm_dm::{MappedDevice, SnapshotReport, SnapshotState, SnapshotView, TargetError};
 
-struct SnapshotTarget(Arc<Seat>);
+struct SnapshotTarget(Arc<SnapshotBinding>);
 
 /// Makes a snapshot target.
 ///
 /// # Errors
 /// The kernel's, in its order; where the kernel hides the reason behind a general text, it follows.
 pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
-    Ok(Arc::new(SnapshotTarget(Seat::take(Purpose::Keep, args)?)))
+    Ok(Arc::new(SnapshotTarget(SnapshotBinding::take(TableRole::Keep, args)?)))
 }
 
 impl Target for SnapshotTarget {

@@ -5,7 +5,7 @@ use udm_dm::testing::{TestIo, TestResolver};
 use udm_dm::{MappedDevice, Table, TargetError};
 
 /// One recorded `dmsetup reload`.
-pub struct Recorded {
+pub struct RecordedReload {
     /// The table, as it was given.
     pub table: String,
     /// What `dmsetup table --inactive` printed, when it was accepted.
@@ -17,14 +17,14 @@ pub struct Recorded {
 }
 
 /// The recorded tables whose first target type is one of `kinds`.
-pub fn recorded(kinds: &[&str]) -> Vec<Recorded> {
+pub fn recorded(kinds: &[&str]) -> Vec<RecordedReload> {
     let lines = include_str!("../data/bad_tables.jsonl").lines();
     let all = lines.map(|line| serde_json::from_str(line).expect("a line of JSON"));
-    let wanted = |r: &Recorded| r.table.split_whitespace().nth(2).is_some_and(|k| kinds.contains(&k));
+    let wanted = |r: &RecordedReload| r.table.split_whitespace().nth(2).is_some_and(|k| kinds.contains(&k));
     all.map(|value| read(&value)).filter(wanted).collect()
 }
 
-fn read(value: &serde_json::Value) -> Recorded {
+fn read(value: &serde_json::Value) -> RecordedReload {
     let words = |key: &str| {
         value[key].as_array().expect("a list").iter().map(|l| l.as_str().expect("a text").to_owned())
     };
@@ -43,7 +43,7 @@ fn read(value: &serde_json::Value) -> Recorded {
         ];
         Some(known.iter().find(|(text, _)| *text == error).unwrap_or_else(|| panic!("errno of {error:?}")).1)
     });
-    Recorded {
+    RecordedReload {
         table: value["table"].as_str().expect("a table").to_owned(),
         printed: value["table_out"].as_str().map(str::to_owned),
         text: (value["rc"] != 0).then(|| text.unwrap_or_else(|| panic!("the kernel's line in {value}"))),
@@ -66,8 +66,8 @@ pub fn load_with(table: &str, resolver: &mut TestResolver) -> Result<String, Tar
 }
 
 /// Compares what udm says of `recorded` with what the kernel said.
-pub fn compare(recorded: &Recorded) {
-    let Recorded { table, printed, text, errno } = recorded;
+pub fn compare(recorded: &RecordedReload) {
+    let RecordedReload { table, printed, text, errno } = recorded;
     match (load(table), printed, text) {
         (Ok(got), Some(printed), None) => assert_eq!(&got, printed, "{table}"),
         (Err(error), None, Some(text)) => {

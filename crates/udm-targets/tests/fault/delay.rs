@@ -1,4 +1,4 @@
-use crate::{build, disks, face, open, tagged};
+use crate::{bio_identity, build, disks, open, tagged};
 use udm_core::{BioFlags, Drain, Nanos, Op};
 use udm_dm::testing::{TestWorld, bare, data, read, write};
 
@@ -31,13 +31,13 @@ fn each_class_waits_its_own_time() {
 
     world.now = ms(10);
     let done = world.poll(0, &mut *lane);
-    assert_eq!(done.iter().map(|bio| face(bio)).collect::<Vec<_>>(), [(Op::Read, 0, 1, 1)]);
+    assert_eq!(done.iter().map(|bio| bio_identity(bio)).collect::<Vec<_>>(), [(Op::Read, 0, 1, 1)]);
     assert_eq!(data(&done[0]), [7; 512]);
     assert_eq!(target.status(), "0 2 2");
 
     world.now = ms(20);
     let done = world.poll(0, &mut *lane);
-    let faces: Vec<_> = done.iter().map(|bio| face(bio)).collect();
+    let faces: Vec<_> = done.iter().map(|bio| bio_identity(bio)).collect();
     assert_eq!(faces, [(Op::Write, 0, 1, 2), (Op::Discard, 4, 2, 5)]);
     let log: Vec<_> = b.take_log().iter().map(|seen| (seen.op, seen.sector)).collect();
     assert_eq!(log, [(Op::Write, 16), (Op::Discard, 20)]);
@@ -46,7 +46,7 @@ fn each_class_waits_its_own_time() {
     assert!(world.poll(0, &mut *lane).is_empty());
     world.now = ms(31);
     let done = world.poll(0, &mut *lane);
-    let faces: Vec<_> = done.iter().map(|bio| face(bio)).collect();
+    let faces: Vec<_> = done.iter().map(|bio| bio_identity(bio)).collect();
     assert_eq!(faces, [(Op::Flush, 0, 0, 3), (Op::Write, 1, 1, 4)]);
     assert_eq!(a.bytes(1, 1), [0x55; 512]);
     assert_eq!(target.status(), "0 0 0");

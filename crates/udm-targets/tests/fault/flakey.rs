@@ -1,18 +1,18 @@
-use crate::{build, disks, face, open, tagged};
+use crate::{bio_identity, build, disks, open, tagged};
 use udm_core::{BioFlags, Nanos, Op, Status};
 use udm_dm::testing::{TestWorld, bare, data, read, write};
 
-fn at(seconds: u64) -> Nanos {
+fn at_second(seconds: u64) -> Nanos {
     Nanos(seconds * 1_000_000_000)
 }
 
 /// How a read, a write, a discard and a flush end at `now`, on a target that was loaded at
 /// second 5.
-fn ends(line: &str, now: Nanos) -> [Status; 4] {
+fn end_statuses(line: &str, now: Nanos) -> [Status; 4] {
     let (_a, _b, mut resolver) = disks(64, 64);
     let target = build(line, 32, &mut resolver).unwrap();
     let mut world = TestWorld::new(1);
-    world.now = at(5);
+    world.now = at_second(5);
     let mut lane = open(&mut world, 0, &target);
     world.now = now;
     let bios = [read(0, 1), write(0, 1, 1), bare(Op::Discard, 0, 1), bare(Op::Flush, 0, 0)];
@@ -25,11 +25,11 @@ const BAD: [Status; 4] = [Status::IoErr; 4];
 #[test]
 fn good_and_bad_take_turns_from_the_load() {
     for (seconds, expected) in [(5, GOOD), (6, GOOD), (7, BAD), (9, BAD), (10, GOOD), (11, GOOD), (12, BAD)] {
-        assert_eq!(ends("flakey a 0 2 3", at(seconds)), expected, "second {seconds}");
+        assert_eq!(end_statuses("flakey a 0 2 3", at_second(seconds)), expected, "second {seconds}");
     }
-    assert_eq!(ends("flakey a 0 2 3", Nanos(at(7).0 - 1)), GOOD);
-    assert_eq!(ends("flakey a 0 0 1", at(5)), BAD, "up 0 is always bad");
-    assert_eq!(ends("flakey a 0 1 0", at(500)), GOOD, "down 0 is always good");
+    assert_eq!(end_statuses("flakey a 0 2 3", Nanos(at_second(7).0 - 1)), GOOD);
+    assert_eq!(end_statuses("flakey a 0 0 1", at_second(5)), BAD, "up 0 is always bad");
+    assert_eq!(end_statuses("flakey a 0 1 0", at_second(500)), GOOD, "down 0 is always good");
 }
 
 #[test]
@@ -47,9 +47,9 @@ fn t02_features_are_printed_and_exclude_each_other() {
 #[test]
 fn features_say_what_is_bad() {
     use Status::{IoErr, Ok};
-    assert_eq!(ends("flakey a 0 0 1 1 error_reads", at(5)), [IoErr, Ok, Ok, Ok]);
-    assert_eq!(ends("flakey a 0 0 1 1 error_writes", at(5)), [Ok, IoErr, IoErr, IoErr]);
-    assert_eq!(ends("flakey a 0 0 1 1 drop_writes", at(5)), GOOD);
+    assert_eq!(end_statuses("flakey a 0 0 1 1 error_reads", at_second(5)), [IoErr, Ok, Ok, Ok]);
+    assert_eq!(end_statuses("flakey a 0 0 1 1 error_writes", at_second(5)), [Ok, IoErr, IoErr, IoErr]);
+    assert_eq!(end_statuses("flakey a 0 0 1 1 drop_writes", at_second(5)), GOOD);
 }
 
 #[test]
@@ -72,12 +72,12 @@ fn a_read_is_corrupted_on_its_way_up() {
     let target = build("flakey a 0 1 1 5 corrupt_bio_byte 514 r 170 0", 32, &mut resolver).unwrap();
     let mut world = TestWorld::new(1);
     let mut lane = open(&mut world, 0, &target);
-    world.now = at(1);
+    world.now = at_second(1);
     world.submit(0, &mut *lane, [tagged(read(2, 2), 7), tagged(read(2, 1), 8), tagged(write(0, 2, 5), 9)]);
     // What counts is when the read came in.
-    world.now = at(2);
+    world.now = at_second(2);
     let done = world.poll(0, &mut *lane);
-    let faces: Vec<_> = done.iter().map(|bio| face(bio)).collect();
+    let faces: Vec<_> = done.iter().map(|bio| bio_identity(bio)).collect();
     assert_eq!(faces, [(Op::Read, 2, 2, 7), (Op::Read, 2, 1, 8), (Op::Write, 0, 2, 9)]);
     let mut expected = vec![0; 1024];
     expected[513] = 170;
@@ -96,7 +96,7 @@ fn a_write_is_corrupted_on_a_copy() {
     let bio = tagged(write(0, 1, 5), 3);
     let place = bio.data.iter().next().unwrap().addr();
     let bio = world.run(0, &mut *lane, bio);
-    assert_eq!((face(&bio), data(&bio)), ((Op::Write, 0, 1, 3), vec![5; 512]));
+    assert_eq!((bio_identity(&bio), data(&bio)), ((Op::Write, 0, 1, 3), vec![5; 512]));
     assert_eq!(bio.data.iter().next().unwrap().addr(), place, "its own buffer, not a copy");
     let stored = a.bytes(0, 1);
     assert_eq!((stored[0], &stored[1..]), (170, &[5; 511][..]));

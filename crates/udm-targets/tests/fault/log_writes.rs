@@ -1,4 +1,4 @@
-use crate::{build, disks, message, open, settle, tagged};
+use crate::{build, disks, message, open, poll_until_idle, tagged};
 use std::sync::Arc;
 use udm_core::{Batch, BioFlags, Busy, DevNo, Drain, Nanos, Op, Status};
 use udm_dm::testing::{TestDisk, TestIo, TestWorld, bare, data, read, write};
@@ -53,7 +53,7 @@ fn fua(sector: u64, fill: u8) -> Box<udm_core::Bio> {
     bio
 }
 
-struct Rig {
+struct LogWritesRig {
     disk: Arc<TestDisk>,
     log: Arc<TestDisk>,
     target: Arc<dyn Target>,
@@ -61,27 +61,27 @@ struct Rig {
     lanes: Vec<Box<dyn udm_core::Lane>>,
 }
 
-fn rig(log_sectors: u64, cores: usize) -> Rig {
+fn rig(log_sectors: u64, cores: usize) -> LogWritesRig {
     let (disk, log, mut resolver) = disks(1 << 18, log_sectors);
     let target = build("log-writes a b", 1 << 18, &mut resolver).unwrap();
     let mut world = TestWorld::new(cores);
     let lanes = (0..cores).map(|core| open(&mut world, core, &target)).collect();
     target.resume();
-    Rig { disk, log, target, world, lanes }
+    LogWritesRig { disk, log, target, world, lanes }
 }
 
-impl Rig {
+impl LogWritesRig {
     fn submit(&mut self, core: usize, bios: impl IntoIterator<Item = Box<udm_core::Bio>>) {
         self.world.submit(core, &mut *self.lanes[core], bios);
     }
 
-    fn settle(&mut self, core: usize) -> Batch {
-        settle(&mut self.world, core, &mut *self.lanes[core])
+    fn poll_until_idle(&mut self, core: usize) -> Batch {
+        poll_until_idle(&mut self.world, core, &mut *self.lanes[core])
     }
 
     fn run(&mut self, core: usize, bio: Box<udm_core::Bio>) -> Status {
         self.submit(core, [bio]);
-        let done = self.settle(core);
+        let done = self.poll_until_idle(core);
         assert_eq!(done.len(), 1);
         done[0].status
     }
@@ -111,7 +111,7 @@ fn t04_a_log_in_the_kernels_format() {
         assert_eq!(rig.run(0, bio), Status::Ok);
     }
     message(&*rig.target, "mark m").unwrap();
-    rig.settle(0);
+    rig.poll_until_idle(0);
     assert_eq!(log_of(&rig.log), "w1+1=1 w2+1=2 f u3+1=3 m:m");
     let number = |at: usize| u64::from_le_bytes(rig.log.bytes(0, 64)[at..at + 8].try_into().unwrap());
     assert_eq!((number(0), number(8), number(16)), (0x6a_7366_7773_6872, 1, 5), "magic, version, entries");
@@ -129,12 +129,12 @@ fn a_flush_logs_what_had_completed_when_it_came_in() {
     rig.disk.reverse(true);
     rig.submit(0, [write(1, 1, 1), write(2, 1, 2), write(3, 1, 3)]);
     rig.disk.release(2);
-    assert_eq!(rig.settle(0).len(), 2);
+    assert_eq!(rig.poll_until_idle(0).len(), 2);
     assert_eq!(log_of(&rig.log), "", "an empty log is a log");
     rig.submit(0, [bare(Op::Flush, 0, 0)]);
     rig.disk.reverse(false);
     rig.disk.release(2);
-    assert_eq!(rig.settle(0).len(), 2);
+    assert_eq!(rig.poll_until_idle(0).len(), 2);
     assert_eq!(log_of(&rig.log), "w3+1=3 w2+1=2 f");
     rig.disk.hold(false);
     rig.run(0, bare(Op::Flush, 0, 0));
@@ -173,7 +173,7 @@ fn a_discard_that_the_device_does_not_take_is_logged_all_the_same() {
     target.resume();
     assert!(world.run(0, &mut *lane, bare(Op::Discard, 0, 8)).status.is_ok());
     assert!(world.run(0, &mut *lane, bare(Op::Flush, 0, 0)).status.is_ok());
-    settle(&mut world, 0, &mut *lane);
+    poll_until_idle(&mut world, 0, &mut *lane);
     assert_eq!(log_of(&log), "d0+8 f");
     assert_eq!(disk.take_log().len(), 1);
 }
@@ -192,7 +192,7 @@ fn lanes_opened_late_take_discards_as_the_table_does() {
     table.targets()[0].target.resume();
     assert!(world.run(0, &mut *lane, bare(Op::Discard, 0, 26)).status.is_ok());
     assert!(world.run(0, &mut *lane, bare(Op::Flush, 0, 0)).status.is_ok());
-    settle(&mut world, 0, &mut *lane);
+    poll_until_idle(&mut world, 0, &mut *lane);
     assert_eq!(log_of(&log), "d0+26 f");
     assert!(disk.take_log().iter().all(|seen| seen.op != Op::Discard), "longer than the disk takes");
     table.check(Below::NOW).unwrap();
@@ -210,12 +210,12 @@ fn marks_stand_where_they_were_given() {
     message(&*rig.target, "mark mkfs").unwrap();
     let pending = rig.target.under_way().expect("a mark is not done when it is taken");
     rig.log.hold(true);
-    rig.settle(0);
+    rig.poll_until_idle(0);
     rig.log.release(1);
-    rig.settle(0);
+    rig.poll_until_idle(0);
     assert_eq!(pending.outcome(), None, "on the log, and not counted");
     rig.log.hold(false);
-    rig.settle(0);
+    rig.poll_until_idle(0);
     assert_eq!(pending.outcome(), Some(Ok(())));
     assert_eq!(log_of(&rig.log), "w1+1=1 f m:mkfs");
     let long = "x".repeat(600);
@@ -234,14 +234,14 @@ fn marks_stand_where_they_were_given() {
 #[test]
 fn a_mark_that_cannot_be_logged_is_refused() {
     let mut rig = rig(8, 1);
-    let mark = |rig: &mut Rig| {
+    let mark = |rig: &mut LogWritesRig| {
         message(&*rig.target, "mark x").map(|_| rig.target.under_way().expect("it waits for the cores"))
     };
     rig.target.presuspend(false);
     assert_eq!(mark(&mut rig).err().map(|e| e.errno), Some(16), "the log is closed");
     rig.target.resume();
     let taken: Vec<_> = (0..8).map(|_| mark(&mut rig).unwrap()).collect();
-    rig.settle(0);
+    rig.poll_until_idle(0);
     let logged = taken.iter().filter(|mark| mark.outcome() == Some(Ok(()))).count();
     assert_eq!((logged, entries(&rig.log, 8).len()), (6, 6), "as many as there is room for");
     assert!(taken.iter().all(|mark| mark.outcome().is_some()));
@@ -280,10 +280,10 @@ fn of_two_flushes_the_first_to_complete_takes_all() {
     rig.submit(0, [bare(Op::Flush, 0, 0)]);
     rig.submit(1, [bare(Op::Flush, 0, 0)]);
     rig.disk.release(1);
-    assert_eq!(rig.settle(1).len(), 1);
+    assert_eq!(rig.poll_until_idle(1).len(), 1);
     assert_eq!(log_of(&rig.log), "w1+1=1 f");
     rig.disk.hold(false);
-    rig.settle(0);
+    rig.poll_until_idle(0);
     assert_eq!(log_of(&rig.log), "w1+1=1 f f");
 }
 
@@ -295,7 +295,7 @@ fn cores_share_one_order() {
     let bio = tagged(write(7, 2, 7), 77);
     let place = bio.data.iter().next().unwrap().addr();
     rig.submit(0, [bio]);
-    let mut done = rig.settle(0);
+    let mut done = rig.poll_until_idle(0);
     let mut bio = done.pop().unwrap();
     assert_eq!((bio.cookie, bio.data.iter().next().unwrap().addr()), (77, place));
     assert_eq!(data(&bio)[..512], [7; 512]);
@@ -311,23 +311,23 @@ fn cores_share_one_order() {
 #[test]
 fn the_superblock_counts_a_dense_beginning() {
     let mut rig = rig(4096, 2);
-    rig.settle(0);
+    rig.poll_until_idle(0);
     rig.log.hold(true);
     rig.submit(0, [fua(1, 1)]);
-    rig.settle(0);
+    rig.poll_until_idle(0);
     rig.submit(1, [fua(2, 2)]);
-    rig.settle(1);
+    rig.poll_until_idle(1);
     rig.log.release(1);
-    assert!(rig.settle(1).is_empty(), "its own entry is on the log, and the one before it is not");
+    assert!(rig.poll_until_idle(1).is_empty(), "its own entry is on the log, and the one before it is not");
     assert_eq!(log_of(&rig.log), "");
     rig.world.wake = Nanos::NEVER;
-    assert!(rig.settle(1).is_empty());
+    assert!(rig.poll_until_idle(1).is_empty());
     assert_eq!(rig.world.wake, Nanos::NEVER, "it asks for no time: the other core will ring");
     assert!(!rig.world.has_mail(1));
     rig.log.hold(false);
-    assert_eq!(rig.settle(0).len(), 1);
+    assert_eq!(rig.poll_until_idle(0).len(), 1);
     assert!(rig.world.has_mail(1), "what it waits for is counted");
-    assert_eq!(rig.settle(1).len(), 1);
+    assert_eq!(rig.poll_until_idle(1).len(), 1);
     assert_eq!(log_of(&rig.log), "u1+1=1 u2+1=2");
 }
 
@@ -338,12 +338,12 @@ fn a_flush_is_returned_when_the_superblock_counts_it() {
     rig.run(0, write(1, 1, 1));
     rig.log.hold(true);
     rig.submit(0, [bare(Op::Flush, 0, 0)]);
-    assert!(rig.settle(0).is_empty());
+    assert!(rig.poll_until_idle(0).is_empty());
     rig.log.release(2);
-    assert!(rig.settle(0).is_empty(), "on the log, and not counted");
+    assert!(rig.poll_until_idle(0).is_empty(), "on the log, and not counted");
     assert_eq!(log_of(&rig.log), "");
     rig.log.release(1);
-    assert_eq!(rig.settle(0).len(), 1);
+    assert_eq!(rig.poll_until_idle(0).len(), 1);
     assert_eq!(log_of(&rig.log), "w1+1=1 f");
     assert_eq!(rig.lanes[0].busy(), Busy::Idle);
 }
@@ -359,7 +359,7 @@ fn a_log_device_with_a_cache_is_flushed() {
         let mut world = TestWorld::new(1);
         let mut lane = open(&mut world, 0, &target);
         target.resume();
-        settle(&mut world, 0, &mut *lane);
+        poll_until_idle(&mut world, 0, &mut *lane);
         let _ = log.take_log();
         log.hold(true);
         world.submit(0, &mut *lane, [fua(1, 1)]);
@@ -367,7 +367,7 @@ fn a_log_device_with_a_cache_is_flushed() {
         let mut acknowledged = Vec::new();
         for _ in 0..4 {
             log.release(1);
-            acknowledged.push(settle(&mut world, 0, &mut *lane).len());
+            acknowledged.push(poll_until_idle(&mut world, 0, &mut *lane).len());
             seen.extend(log.take_log().iter().map(|seen| (seen.op, seen.sector, seen.flags)));
         }
         let none = BioFlags::empty();
@@ -411,9 +411,9 @@ fn overlapping_entries_stand_in_the_order_of_their_completion() {
     rig.disk.reverse(true);
     rig.submit(0, [write(5, 2, 5), fua(6, 60)]);
     rig.disk.release(1);
-    assert_eq!(rig.settle(0).len(), 1);
+    assert_eq!(rig.poll_until_idle(0).len(), 1);
     rig.disk.release(1);
-    assert_eq!(rig.settle(0).len(), 1);
+    assert_eq!(rig.poll_until_idle(0).len(), 1);
     rig.disk.hold(false);
     rig.disk.reverse(false);
     rig.run(0, bare(Op::Flush, 0, 0));
@@ -430,10 +430,10 @@ fn a_fua_write_beside_a_flush_under_way() {
     rig.submit(0, [bare(Op::Flush, 0, 0)]);
     rig.submit(1, [fua(1, 9)]);
     rig.disk.release(1);
-    assert_eq!(rig.settle(1).len(), 1);
+    assert_eq!(rig.poll_until_idle(1).len(), 1);
     assert_eq!(log_of(&rig.log), "w1+1=1 u1+1=9");
     rig.disk.release(1);
-    assert_eq!(rig.settle(0).len(), 1);
+    assert_eq!(rig.poll_until_idle(0).len(), 1);
     assert_eq!(log_of(&rig.log), "w1+1=1 u1+1=9 w2+1=2 f");
 }
 
@@ -451,25 +451,26 @@ fn requests_wait_until_the_log_may_be_written() {
         let _ = log.take_log();
         world.submit(0, &mut *lanes[0], [fua(1, 1), read(0, 1), bare(Op::Flush, 0, 0)]);
         world.submit(1, &mut *lanes[1], [write(2, 1, 2)]);
-        let back = settle(&mut world, 0, &mut *lanes[0]);
+        let back = poll_until_idle(&mut world, 0, &mut *lanes[0]);
         assert_eq!(back.iter().map(|bio| bio.op).collect::<Vec<_>>(), [Op::Read], "reads need no log");
-        assert!(settle(&mut world, 1, &mut *lanes[1]).is_empty());
+        assert!(poll_until_idle(&mut world, 1, &mut *lanes[1]).is_empty());
         assert_eq!(log.waiting(), 1, "the superblock alone");
         log.hold(false);
-        let first = settle(&mut world, 0, &mut *lanes[0]).len() + settle(&mut world, 1, &mut *lanes[1]).len();
+        let first = poll_until_idle(&mut world, 0, &mut *lanes[0]).len()
+            + poll_until_idle(&mut world, 1, &mut *lanes[1]).len();
         assert_eq!((first, disk.waiting()), (3, 0));
         assert_eq!(log.take_log()[0].sector, 0);
-        settle(&mut world, 1, &mut *lanes[1]);
+        poll_until_idle(&mut world, 1, &mut *lanes[1]);
         if !again {
             let lane = &mut *lanes[1];
             assert!(world.run(1, lane, bare(Op::Flush, 0, 0)).status.is_ok());
             target.presuspend(false);
-            settle(&mut world, 0, &mut *lanes[0]);
+            poll_until_idle(&mut world, 0, &mut *lanes[0]);
             assert!(!log_of(&log).contains("m:"), "more may come");
             for _ in 0..2 {
                 for (core, lane) in lanes.iter_mut().enumerate() {
                     world.turn(core, |cx| lane.drain(Drain::Flush, &mut Batch::new(), cx));
-                    settle(&mut world, core, &mut **lane);
+                    poll_until_idle(&mut world, core, &mut **lane);
                 }
             }
             assert!(log_of(&log).ends_with(" m:dm-log-writes-end"), "{}", log_of(&log));
@@ -498,7 +499,7 @@ fn a_full_log_ends_logging_and_nothing_else() {
 #[test]
 fn a_log_that_fails_ends_logging_and_nothing_else() {
     let mut rig = rig(4096, 1);
-    rig.settle(0);
+    rig.poll_until_idle(0);
     rig.log.fail(Status::IoErr);
     assert!(rig.run(0, fua(1, 1)).is_ok());
     assert!(rig.target.status().ends_with(" logging_disabled"), "{}", rig.target.status());
@@ -555,7 +556,7 @@ fn copies_are_bounded_by_a_flush_of_its_own() {
     let writes = 2 * HELD_MAX as u64 / (sectors * 512);
     let mut bios: Vec<_> = (0..writes).map(|i| write(i * sectors, sectors, i as u8)).collect();
     rig.submit(0, bios.drain(..));
-    let done = rig.settle(0);
+    let done = rig.poll_until_idle(0);
     assert_eq!(done.len() as u64, writes);
     assert!(rig.disk.take_log().iter().any(|seen| seen.op == Op::Flush), "it flushed by itself");
     assert!(log_of_len(&rig.log) > 0 && log_of_len(&rig.log) < writes as usize);
@@ -580,7 +581,7 @@ fn sectors_are_logical_blocks() {
     let mut bio = write(16, 8, 5);
     bio.flags = BioFlags::FUA;
     world.submit(0, &mut *lane, [bio]);
-    assert_eq!(settle(&mut world, 0, &mut *lane).len(), 1);
+    assert_eq!(poll_until_idle(&mut world, 0, &mut *lane).len(), 1);
     let all = entries(&log, 4096);
     assert_eq!((all[0].entry.sector, all[0].entry.sectors, all[0].range.clone()), (2, 1, 8192..12288));
     assert_eq!(target.status(), "1 23");
@@ -605,7 +606,7 @@ fn blocks_and_size_are_those_of_the_resume() {
         let mut bio = write(block * 8, 8, 5);
         bio.flags = BioFlags::FUA;
         world.submit(0, &mut *lane, [bio]);
-        assert_eq!(settle(&mut world, 0, &mut *lane).len(), 1);
+        assert_eq!(poll_until_idle(&mut world, 0, &mut *lane).len(), 1);
     }
     assert_eq!(target.status(), "4 71");
     assert_eq!(entries(&log, 4096)[3].range, 12288..16384);
@@ -651,7 +652,7 @@ fn a_mapped_device_waits_for_the_log() {
         back += lanes
             .iter_mut()
             .enumerate()
-            .map(|(core, lane)| settle(&mut world, core, &mut **lane).len())
+            .map(|(core, lane)| poll_until_idle(&mut world, core, &mut **lane).len())
             .sum::<usize>();
     }
     assert_eq!(back, 1);

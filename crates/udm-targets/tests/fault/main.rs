@@ -50,7 +50,7 @@ fn open(world: &mut TestWorld, core: usize, target: &Arc<dyn Target>) -> Box<dyn
 }
 
 /// Polls until nothing more comes.
-fn settle(world: &mut TestWorld, core: usize, lane: &mut dyn Lane) -> Batch {
+fn poll_until_idle(world: &mut TestWorld, core: usize, lane: &mut dyn Lane) -> Batch {
     let mut done = Batch::new();
     for _ in 0..16 {
         done.append(&mut world.poll(core, lane));
@@ -59,7 +59,7 @@ fn settle(world: &mut TestWorld, core: usize, lane: &mut dyn Lane) -> Batch {
 }
 
 /// What must not change on a bio's way through a lane.
-fn face(bio: &Bio) -> (Op, u64, u64, u64) {
+fn bio_identity(bio: &Bio) -> (Op, u64, u64, u64) {
     (bio.op, bio.sector.0, bio.sectors.0, bio.cookie)
 }
 

@@ -5,7 +5,7 @@ use udm_core::{Batch, BioFlags, Lane, Nanos};
 use udm_dm::testing::{TestWorld, write};
 
 /// Polls behind a submit, or for a letter, and then as often as the lane asks.
-fn polls_asked_for(world: &mut TestWorld, lane: &mut dyn Lane) -> Batch {
+fn poll_as_asked(world: &mut TestWorld, lane: &mut dyn Lane) -> Batch {
     let mut done = Batch::new();
     for _ in 0..16 {
         world.wake = Nanos::NEVER;
@@ -28,16 +28,16 @@ fn what_ends_as_it_goes_down_is_polled_for() {
         let mut world = TestWorld::new(1);
         let mut lane = open(&mut world, 0, &target);
         target.resume();
-        assert!(polls_asked_for(&mut world, &mut *lane).is_empty());
+        assert!(poll_as_asked(&mut world, &mut *lane).is_empty());
         let _begun = log.take_log();
         let mut bio = write(1, 1, 1);
         bio.flags = BioFlags::FUA;
         world.submit(0, &mut *lane, [bio]);
-        assert_eq!(polls_asked_for(&mut world, &mut *lane).len(), 1, "{cache} {fua_known}");
+        assert_eq!(poll_as_asked(&mut world, &mut *lane).len(), 1, "{cache} {fua_known}");
         assert_eq!((disk.waiting(), log.waiting()), (0, 0));
         assert_eq!(log.take_log().len(), 2 + usize::from(cache) + usize::from(cache && !fua_known));
         message(&*target, "mark m").unwrap();
-        assert!(polls_asked_for(&mut world, &mut *lane).is_empty());
+        assert!(poll_as_asked(&mut world, &mut *lane).is_empty());
         assert_eq!(log.waiting(), 0, "{cache} {fua_known}");
         assert_eq!(target.status(), "2 3");
     }

@@ -7,7 +7,7 @@ use udm_dm::testing::{TestDisk, TestIo, TestResolver, TestWorld, bare};
 use udm_dm::{MappedDevice, Table, TargetError};
 
 /// The device, and what it lies on.
-pub struct Host {
+pub struct MappedRig {
     pub world: TestWorld,
     pub cores: Arc<dyn Cores>,
     pub disks: Vec<Arc<TestDisk>>,
@@ -16,15 +16,15 @@ pub struct Host {
     pub lane: Box<dyn Lane>,
 }
 
-impl Host {
+impl MappedRig {
     /// Over `/dev/nullb0` to `/dev/nullb3`, with `table` live.
-    pub fn new(table: &str) -> Host {
+    pub fn new(table: &str) -> MappedRig {
         let (disks, resolver) = disks(4);
         let mut world = TestWorld::new(1);
         let device = MappedDevice::new("t", None, DevNo { major: 254, minor: 0 }).unwrap();
         let lane = world.open(0, &*device).unwrap();
         let cores: Arc<dyn Cores> = world.cores();
-        let mut host = Host { world, cores, disks, resolver, device, lane };
+        let mut host = MappedRig { world, cores, disks, resolver, device, lane };
         host.load(table).unwrap();
         host.resume();
         host

@@ -21,15 +21,15 @@ pub const SIZE: u64 = 32768;
 
 /// Counts events.
 #[derive(Default)]
-pub struct Events(AtomicU64);
+pub struct EventCounter(AtomicU64);
 
-impl Events {
+impl EventCounter {
     pub fn count(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-impl Notify for Events {
+impl Notify for EventCounter {
     fn event(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
@@ -39,13 +39,13 @@ impl Notify for Events {
     fn kick(&self, _cores: &dyn Cores) {}
 }
 
-pub struct Rig {
+pub struct MultipathRig {
     pub world: TestWorld,
     pub disks: Vec<Arc<TestDisk>>,
     pub resolver: TestResolver,
     pub target: Arc<Multipath>,
     pub lane: Box<dyn Lane>,
-    pub events: Arc<Events>,
+    pub events: Arc<EventCounter>,
     /// Bios that came back and nobody has looked at.
     pub finished: Batch,
     /// What a no-flush suspend took back.
@@ -76,19 +76,22 @@ pub fn disks(count: u32) -> (Vec<Arc<TestDisk>>, TestResolver) {
     (disks, resolver)
 }
 
-impl Rig {
-    pub fn new(params: &str) -> Rig {
-        Rig::with_disks(params, disks(4))
+impl MultipathRig {
+    pub fn new(params: &str) -> MultipathRig {
+        MultipathRig::with_disks(params, disks(4))
     }
 
-    pub fn with_disks(params: &str, (disks, mut resolver): (Vec<Arc<TestDisk>>, TestResolver)) -> Rig {
+    pub fn with_disks(
+        params: &str,
+        (disks, mut resolver): (Vec<Arc<TestDisk>>, TestResolver),
+    ) -> MultipathRig {
         let target = build(params, &mut resolver).unwrap_or_else(|e| panic!("{params}: {e}"));
-        let events = Arc::new(Events::default());
+        let events = Arc::new(EventCounter::default());
         target.attach(events.clone());
         let mut world = TestWorld::new(1);
         let lane = world.turn(0, |cx| target.open(cx)).expect("disks open");
         let (finished, back) = (Batch::new(), Batch::new());
-        Rig { world, disks, resolver, target, lane, events, finished, back, suspended: false }
+        MultipathRig { world, disks, resolver, target, lane, events, finished, back, suspended: false }
     }
 
     /// Replaces the table, as a reload between suspend and resume does.

@@ -1,42 +1,42 @@
 //! Errors of paths, and what becomes of requests for which there is no path. The rows are for
 //! request mode and bio mode; udm has one rule for both, that of bio mode.
 
-use super::multipath_rig::{Rig, SIZE, bare_read};
+use super::multipath_rig::{MultipathRig, SIZE, bare_read};
 use udm_core::{Op, Status};
 use udm_dm::testing::{bare, read};
 
 const FOUR: &str = "0 0 2 1 round-robin 0 2 0 253:0 253:1 round-robin 0 2 0 253:2 253:3";
 
 /// Both words for a mode, in front of `features` of `count` words.
-fn modes(count: u32, features: &str, rest: &str) -> [String; 2] {
+fn both_queue_modes(count: u32, features: &str, rest: &str) -> [String; 2] {
     let bio = format!("{} {features} queue_mode bio {rest}", count + 2);
     [format!("{count} {features} {rest}"), bio].map(|text| text.replace("  ", " "))
 }
 
-fn bad() -> Box<udm_core::Bio> {
+fn read_bad_half() -> Box<udm_core::Bio> {
     read(SIZE / 2, 8)
 }
 
 #[test]
 fn e01_one_bad_path_is_left() {
-    for params in modes(0, "", "0 1 1 round-robin 0 2 0 253:0 253:1") {
-        let mut rig = Rig::new(&params);
+    for params in both_queue_modes(0, "", "0 1 1 round-robin 0 2 0 253:0 253:1") {
+        let mut rig = MultipathRig::new(&params);
         rig.bad_second_half(&[0], Status::IoErr);
         for _ in 0..3 {
-            assert_eq!(rig.run(bad()), Status::Ok);
+            assert_eq!(rig.run(read_bad_half()), Status::Ok);
         }
         assert!(rig.status().ends_with("253:0 F 1 253:1 A 0 "), "{}", rig.status());
         assert_eq!(rig.events.count(), 1);
     }
 }
 
-/// Four paths that one request fails are one event; each is in the log (`journal.rs`), where a
+/// Four paths that one request fails are one event; each is in the log (`path_log.rs`), where a
 /// kernel sends four uevents.
 #[test]
 fn e02_a_block_that_is_bad_on_all_paths_takes_them_all() {
-    let mut rig = Rig::new(FOUR);
+    let mut rig = MultipathRig::new(FOUR);
     rig.bad_second_half(&[0, 1, 2, 3], Status::IoErr);
-    assert_eq!(rig.run(bad()), Status::IoErr);
+    assert_eq!(rig.run(read_bad_half()), Status::IoErr);
     let status = rig.status();
     for path in 0..4 {
         assert!(status.contains(&format!("253:{path} F 1")), "{status}");
@@ -46,16 +46,16 @@ fn e02_a_block_that_is_bad_on_all_paths_takes_them_all() {
 
 #[test]
 fn e03_good_blocks_fail_then_too() {
-    let mut rig = Rig::new(FOUR);
+    let mut rig = MultipathRig::new(FOUR);
     rig.bad_second_half(&[0, 1, 2, 3], Status::IoErr);
-    assert_eq!((rig.run(bad()), rig.read()), (Status::IoErr, Status::IoErr));
+    assert_eq!((rig.run(read_bad_half()), rig.read()), (Status::IoErr, Status::IoErr));
 }
 
 #[test]
 fn e04_a_medium_error_goes_up() {
-    let mut rig = Rig::new(FOUR);
+    let mut rig = MultipathRig::new(FOUR);
     rig.bad_second_half(&[0, 1, 2, 3], Status::Medium);
-    let got = rig.run(bad());
+    let got = rig.run(read_bad_half());
     assert_eq!((got, got.errno()), (Status::Medium, 61));
     assert!(!rig.status().contains('F'), "{}", rig.status());
     assert_eq!(rig.events.count(), 0);
@@ -71,7 +71,7 @@ fn e05_errors_that_blame_the_request() {
         (Status::Protection, 84),
     ] {
         for op in [Op::Read, Op::Write] {
-            let mut rig = Rig::new(FOUR);
+            let mut rig = MultipathRig::new(FOUR);
             rig.disks.iter().for_each(|disk| disk.fail(status));
             let got = rig.run(bare(op, 0, 8));
             assert_eq!((got, got.errno()), (status, errno));
@@ -83,7 +83,7 @@ fn e05_errors_that_blame_the_request() {
 #[test]
 fn e06_errors_that_blame_the_path() {
     for status in [Status::Timeout, Status::Transport, Status::Resource, Status::Offline, Status::Again] {
-        let mut rig = Rig::new(FOUR);
+        let mut rig = MultipathRig::new(FOUR);
         rig.disks[0].fail(status);
         assert_eq!(rig.read(), Status::Ok, "{status}");
         assert!(rig.status().contains("253:0 F 1 253:1 A 0"), "{status}");
@@ -93,8 +93,8 @@ fn e06_errors_that_blame_the_path() {
 /// In request mode a kernel gives the path's own error here; udm gives EIO, as in bio mode.
 #[test]
 fn e07_the_last_path_fails() {
-    for params in modes(0, "", "0 1 1 round-robin 0 1 0 253:0") {
-        let mut rig = Rig::new(&params);
+    for params in both_queue_modes(0, "", "0 1 1 round-robin 0 1 0 253:0") {
+        let mut rig = MultipathRig::new(&params);
         rig.disks[0].fail(Status::Transport);
         assert_eq!(rig.read(), Status::IoErr);
     }
@@ -102,7 +102,7 @@ fn e07_the_last_path_fails() {
 
 #[test]
 fn e09_what_is_in_flight_stays_where_it_is() {
-    let mut rig = Rig::new(FOUR);
+    let mut rig = MultipathRig::new(FOUR);
     rig.disks[0].hold(true);
     rig.start(bare_read(8));
     rig.tell("fail_path 253:0");
@@ -115,8 +115,8 @@ fn e09_what_is_in_flight_stays_where_it_is() {
 
 #[test]
 fn n01_no_path_and_no_queueing() {
-    for params in modes(0, "", "0 1 1 round-robin 0 1 0 253:0") {
-        let mut rig = Rig::new(&params);
+    for params in both_queue_modes(0, "", "0 1 1 round-robin 0 1 0 253:0") {
+        let mut rig = MultipathRig::new(&params);
         assert_eq!(rig.read(), Status::Ok);
         rig.tell("fail_path 253:0");
         assert!(rig.status().contains(" A 0 1 0 253:0 F 1"), "{}", rig.status());
@@ -129,22 +129,22 @@ fn n01_no_path_and_no_queueing() {
 }
 
 /// One path, failed, and a read that waits for it.
-fn waiting(params: &str) -> Rig {
-    let mut rig = Rig::new(params);
+fn rig_with_waiting_read(params: &str) -> MultipathRig {
+    let mut rig = MultipathRig::new(params);
     rig.tell("fail_path 253:0");
     rig.start(bare_read(8));
     assert!(rig.results().is_empty());
     rig
 }
 
-fn queueing() -> [String; 2] {
-    modes(1, "queue_if_no_path", "0 1 1 round-robin 0 1 0 253:0")
+fn queueing_tables() -> [String; 2] {
+    both_queue_modes(1, "queue_if_no_path", "0 1 1 round-robin 0 1 0 253:0")
 }
 
 #[test]
 fn n02_a_request_waits_for_a_path() {
-    for params in queueing() {
-        let mut rig = waiting(&params);
+    for params in queueing_tables() {
+        let mut rig = rig_with_waiting_read(&params);
         assert_eq!(rig.status(), "2 0 0 0 1 1 E 0 1 0 253:0 F 1 ");
         rig.tell("fail_if_no_path");
     }
@@ -152,8 +152,8 @@ fn n02_a_request_waits_for_a_path() {
 
 #[test]
 fn n03_it_goes_when_the_path_returns() {
-    for params in queueing() {
-        let mut rig = waiting(&params);
+    for params in queueing_tables() {
+        let mut rig = rig_with_waiting_read(&params);
         rig.tell("reinstate_path 253:0");
         assert_eq!(rig.results(), [Status::Ok]);
     }
@@ -161,8 +161,8 @@ fn n03_it_goes_when_the_path_returns() {
 
 #[test]
 fn n04_it_fails_when_nothing_is_to_wait() {
-    for params in queueing() {
-        let mut rig = waiting(&params);
+    for params in queueing_tables() {
+        let mut rig = rig_with_waiting_read(&params);
         rig.tell("fail_if_no_path");
         assert_eq!(rig.results(), [Status::IoErr]);
         assert!(!rig.table().contains("queue_if_no_path"), "{}", rig.table());
@@ -171,8 +171,8 @@ fn n04_it_fails_when_nothing_is_to_wait() {
 
 #[test]
 fn n06_a_thousand_wait() {
-    for params in queueing() {
-        let mut rig = Rig::new(&params);
+    for params in queueing_tables() {
+        let mut rig = MultipathRig::new(&params);
         rig.tell("fail_path 253:0");
         for cookie in 0..1000 {
             let mut bio = bare(if cookie % 2 == 0 { Op::Read } else { Op::Write }, cookie, 8);

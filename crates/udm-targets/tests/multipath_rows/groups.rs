@@ -1,14 +1,14 @@
 //! Groups and messages: which group is used, what is shown, what counts as an event.
 
-use super::multipath_rig::{Rig, disks};
+use super::multipath_rig::{MultipathRig, disks};
 use udm_core::errno::{EINVAL, ENOENT};
 
 const TWO: &str = "0 0 2 1 round-robin 0 2 0 253:0 253:1 round-robin 0 2 0 253:2 253:3";
 const THREE: &str = "0 0 3 1 round-robin 0 1 0 253:0 round-robin 0 1 0 253:1 round-robin 0 1 0 253:2";
 
 /// Two groups of two paths, in the state of `g02`: the first has lost both.
-fn failed_over() -> Rig {
-    let mut rig = Rig::new(TWO);
+fn failed_over() -> MultipathRig {
+    let mut rig = MultipathRig::new(TWO);
     rig.tell("fail_path 253:0");
     rig.tell("fail_path 253:1");
     assert_eq!(rig.order(1), [2]);
@@ -17,7 +17,7 @@ fn failed_over() -> Rig {
 
 #[test]
 fn g01_the_first_group_is_used() {
-    let mut rig = Rig::new(TWO);
+    let mut rig = MultipathRig::new(TWO);
     assert_eq!(rig.order(1), [0]);
     let want = "2 0 0 0 2 1 A 0 2 0 253:0 A 0 253:1 A 0 E 0 2 0 253:2 A 0 253:3 A 0 ";
     assert_eq!((rig.status().as_str(), rig.events.count()), (want, 0));
@@ -50,7 +50,7 @@ fn g04_a_switch_is_shown_and_then_made() {
 
 #[test]
 fn g05_groups_that_there_are_not() {
-    let mut rig = Rig::new(TWO);
+    let mut rig = MultipathRig::new(TWO);
     for message in ["switch_group 0", "switch_group 3", "switch_group x", "switch_group"] {
         assert_eq!(rig.message(message).expect_err(message).errno, EINVAL, "{message}");
     }
@@ -59,7 +59,7 @@ fn g05_groups_that_there_are_not() {
 
 #[test]
 fn g06_a_switch_wins_over_a_later_mark() {
-    let mut rig = Rig::new(TWO);
+    let mut rig = MultipathRig::new(TWO);
     rig.tell("switch_group 2");
     rig.tell("disable_group 2");
     assert_eq!(rig.order(1), [2]);
@@ -69,7 +69,7 @@ fn g06_a_switch_wins_over_a_later_mark() {
 
 #[test]
 fn g07_with_all_groups_disabled_one_is_used() {
-    let mut rig = Rig::new(TWO);
+    let mut rig = MultipathRig::new(TWO);
     rig.tell("disable_group 1");
     rig.tell("disable_group 2");
     assert_eq!(rig.order(1), [0]);
@@ -79,7 +79,7 @@ fn g07_with_all_groups_disabled_one_is_used() {
 
 #[test]
 fn g08_a_switch_enables_all_groups() {
-    let mut rig = Rig::new(TWO);
+    let mut rig = MultipathRig::new(TWO);
     rig.tell("disable_group 1");
     rig.tell("disable_group 2");
     rig.tell("switch_group 1");
@@ -88,7 +88,7 @@ fn g08_a_switch_enables_all_groups() {
 
 #[test]
 fn g09_disabling_any_group_has_the_next_request_look_from_the_first() {
-    let mut rig = Rig::new(THREE);
+    let mut rig = MultipathRig::new(THREE);
     rig.tell("switch_group 2");
     assert_eq!(rig.order(1), [1]);
     rig.tell("disable_group 3");
@@ -97,7 +97,7 @@ fn g09_disabling_any_group_has_the_next_request_look_from_the_first() {
 
 #[test]
 fn g11_a_switch_to_a_group_without_paths_is_forgotten() {
-    let mut rig = Rig::new(THREE);
+    let mut rig = MultipathRig::new(THREE);
     rig.tell("fail_path 253:2");
     rig.tell("switch_group 3");
     assert_eq!(rig.order(1), [0]);
@@ -107,28 +107,28 @@ fn g11_a_switch_to_a_group_without_paths_is_forgotten() {
 
 #[test]
 fn g12_messages_in_capitals_and_paths_by_name() {
-    let mut rig = Rig::new(TWO);
+    let mut rig = MultipathRig::new(TWO);
     rig.tell("FAIL_PATH /dev/nullb1");
     assert!(rig.status().contains("253:1 F 1"), "{}", rig.status());
 }
 
 #[test]
 fn g14_a_path_that_works_is_reinstated() {
-    let mut rig = Rig::new(TWO);
+    let mut rig = MultipathRig::new(TWO);
     rig.tell("reinstate_path 253:0");
     assert_eq!(rig.events.count(), 0);
 }
 
 #[test]
 fn g15_paths_that_are_not_in_the_table() {
-    let mut rig = Rig::with_disks("0 0 1 1 round-robin 0 1 0 253:0", disks(2));
+    let mut rig = MultipathRig::with_disks("0 0 1 1 round-robin 0 1 0 253:0", disks(2));
     assert_eq!(rig.message("fail_path 253:1").expect_err("of another").errno, EINVAL);
     assert_eq!(rig.message("fail_path /dev/nosuch").expect_err("missing").errno, ENOENT);
 }
 
 #[test]
 fn g16_messages_that_are_none() {
-    let mut rig = Rig::new(TWO);
+    let mut rig = MultipathRig::new(TWO);
     for message in ["nonsense", "nonsense 1", "fail_path", "", "queue_if_no_path x", "switch_group 1 2"] {
         assert_eq!(rig.message(message).expect_err(message).errno, EINVAL, "{message:?}");
     }
@@ -137,7 +137,7 @@ fn g16_messages_that_are_none() {
 
 #[test]
 fn g17_each_entry_of_a_device_fails_with_it() {
-    let mut rig = Rig::new("0 0 2 1 round-robin 0 2 0 253:0 253:0 round-robin 0 2 0 253:0 253:1");
+    let mut rig = MultipathRig::new("0 0 2 1 round-robin 0 2 0 253:0 253:0 round-robin 0 2 0 253:0 253:1");
     rig.tell("fail_path 253:0");
     let want = "2 1 0 0 2 1 E 0 2 0 253:0 F 1 253:0 F 1 E 0 2 0 253:0 F 1 253:1 A 0 ";
     assert_eq!((rig.status().as_str(), rig.events.count()), (want, 1));
@@ -146,7 +146,7 @@ fn g17_each_entry_of_a_device_fails_with_it() {
 
 #[test]
 fn g19_a_reload_begins_afresh() {
-    let mut rig = Rig::new(TWO);
+    let mut rig = MultipathRig::new(TWO);
     rig.tell("fail_path 253:0");
     assert_eq!(rig.order(1), [1]);
     rig.suspend(false);

@@ -1,6 +1,6 @@
 //! Tables that a kernel refuses, with its words; nothing stays open.
 
-use super::multipath_rig::host::Host;
+use super::multipath_rig::host::MappedRig;
 use super::multipath_rig::{SIZE, build, disks};
 use std::sync::Arc;
 use udm_core::DevNo;
@@ -21,7 +21,7 @@ fn refused(all: &[&str], text: &str) {
     }
 }
 
-fn whole(text: &str, resolver: &mut TestResolver) -> Result<Arc<Table>, TargetError> {
+fn load_table(text: &str, resolver: &mut TestResolver) -> Result<Arc<Table>, TargetError> {
     let lines = udm_wire::table::parse(text).expect("the syntax is good");
     Table::build(udm_targets::TARGETS, &lines, resolver, &TestIo::new(), 4)
 }
@@ -136,19 +136,19 @@ fn x17_beside_another_target() {
             "multipath: singleton target type must appear alone in table",
         ),
     ] {
-        let error = whole(&text, &mut disks(2).1).err().expect("refused");
+        let error = load_table(&text, &mut disks(2).1).err().expect("refused");
         assert_eq!((error.errno, error.text.as_str()), (EINVAL, says));
     }
 }
 
 #[test]
 fn x18_request_mode_over_a_device_that_takes_bios() {
-    let mut host = Host::new("0 32768 linear 253:0 0");
+    let mut host = MappedRig::new("0 32768 linear 253:0 0");
     let linear = Arc::clone(&host.device);
     host.resolver.add("/dev/mapper/p", DevNo { major: 254, minor: 9 }, linear as Arc<MappedDevice>);
     let mut load = |features: &str| {
         let text = format!("0 {SIZE} multipath {features} 0 1 1 round-robin 0 1 1 /dev/mapper/p 1");
-        whole(&text, &mut host.resolver).map(|table| table.text())
+        load_table(&text, &mut host.resolver).map(|table| table.text())
     };
     let error = load("0").expect_err("refused");
     let says = "table load rejected: including non-request-stackable devices";
@@ -161,7 +161,7 @@ fn x19_what_may_replace_a_live_table() {
     const REQUEST: &str = "0 32768 multipath 0 0 1 1 round-robin 0 1 1 253:0 1";
     const BIO: &str = "0 32768 multipath 2 queue_mode bio 0 1 1 round-robin 0 1 1 253:0 1";
     for (table, other) in [(REQUEST, BIO), (BIO, REQUEST)] {
-        let mut host = Host::new(table);
+        let mut host = MappedRig::new(table);
         for refused in [other, "0 32768 linear 253:1 0"] {
             assert_eq!(host.load(refused).expect_err("refused").errno, EINVAL, "{refused}");
         }

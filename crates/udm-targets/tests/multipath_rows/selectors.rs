@@ -1,29 +1,29 @@
 //! Which path a request takes.
 
-use super::multipath_rig::{Rig, bare_read, build, disks};
+use super::multipath_rig::{MultipathRig, bare_read, build, disks};
 use udm_core::{Lane, Op, Status};
 use udm_dm::Target;
 use udm_dm::testing::{TestWorld, bare};
 
-fn three(selector: &str) -> Rig {
-    Rig::new(&format!("0 0 1 1 {selector} 0 3 0 253:0 253:1 253:2"))
+fn three_paths(selector: &str) -> MultipathRig {
+    MultipathRig::new(&format!("0 0 1 1 {selector} 0 3 0 253:0 253:1 253:2"))
 }
 
 /// Two paths that hold what they get.
-fn holding(group: &str) -> Rig {
-    let rig = Rig::new(&format!("0 0 1 1 {group}"));
+fn rig_that_holds(group: &str) -> MultipathRig {
+    let rig = MultipathRig::new(&format!("0 0 1 1 {group}"));
     rig.disks.iter().for_each(|disk| disk.hold(true));
     rig
 }
 
 /// What the status says of both paths, behind their states and failures.
-fn shown(rig: &Rig) -> String {
+fn selector_status(rig: &MultipathRig) -> String {
     let status = rig.status();
     status.split_once(" 253:0 ").expect("the first path").1.trim_end().to_owned()
 }
 
 /// What was held ends well.
-fn let_go(rig: &mut Rig) {
+fn complete_held(rig: &mut MultipathRig) {
     rig.disks.iter().for_each(|disk| disk.hold(false));
     rig.poll();
     assert!(rig.results().iter().all(|status| status.is_ok()));
@@ -31,19 +31,19 @@ fn let_go(rig: &mut Rig) {
 
 #[test]
 fn r01_round_robin_takes_turns() {
-    assert_eq!(three("round-robin").order(6), [0, 1, 2, 0, 1, 2]);
+    assert_eq!(three_paths("round-robin").order(6), [0, 1, 2, 0, 1, 2]);
 }
 
 #[test]
 fn r02_round_robin_without_a_path() {
-    let mut rig = three("round-robin");
+    let mut rig = three_paths("round-robin");
     rig.tell("fail_path 253:0");
     assert_eq!(rig.order(3), [1, 2, 1]);
 }
 
 #[test]
 fn r03_a_path_returns_to_the_head_of_round_robin() {
-    let mut rig = three("round-robin");
+    let mut rig = three_paths("round-robin");
     rig.tell("fail_path 253:0");
     assert_eq!(rig.order(3), [1, 2, 1]);
     rig.tell("reinstate_path 253:0");
@@ -70,7 +70,7 @@ fn r04_round_robin_is_fair_over_cores() {
 
 #[test]
 fn q02_a_path_returns_to_the_tail_of_queue_length() {
-    let mut rig = three("queue-length");
+    let mut rig = three_paths("queue-length");
     rig.tell("fail_path 253:0");
     assert_eq!(rig.order(3), [1, 2, 1]);
     rig.tell("reinstate_path 253:0");
@@ -79,81 +79,85 @@ fn q02_a_path_returns_to_the_tail_of_queue_length() {
 
 #[test]
 fn q03_queue_length_shows_what_is_in_flight() {
-    let mut rig = holding("queue-length 0 2 0 253:0 253:1");
+    let mut rig = rig_that_holds("queue-length 0 2 0 253:0 253:1");
     for want in ["A 0 1 253:1 A 0 0", "A 0 1 253:1 A 0 1", "A 0 2 253:1 A 0 1", "A 0 2 253:1 A 0 2"] {
         rig.start(bare_read(8));
-        assert_eq!(shown(&rig), want);
+        assert_eq!(selector_status(&rig), want);
     }
-    let_go(&mut rig);
+    complete_held(&mut rig);
 }
 
 #[test]
 fn q04_a_path_that_failed_ends_what_it_has() {
-    let mut rig = holding("queue-length 0 2 0 253:0 253:1");
+    let mut rig = rig_that_holds("queue-length 0 2 0 253:0 253:1");
     (0..4).for_each(|_| rig.start(bare_read(8)));
     rig.tell("fail_path 253:0");
-    assert_eq!(shown(&rig), "F 1 2 253:1 A 0 2");
-    let_go(&mut rig);
-    assert_eq!(shown(&rig), "F 1 0 253:1 A 0 0");
+    assert_eq!(selector_status(&rig), "F 1 2 253:1 A 0 2");
+    complete_held(&mut rig);
+    assert_eq!(selector_status(&rig), "F 1 0 253:1 A 0 0");
     assert_eq!(rig.counts()[..2], [2, 2], "none was sent twice");
 }
 
 #[test]
 fn s01_service_time_weighs_bytes_by_throughput() {
-    let mut rig = holding("service-time 0 2 2 253:0 1 1 253:1 1 4");
+    let mut rig = rig_that_holds("service-time 0 2 2 253:0 1 1 253:1 1 4");
     rig.start(bare_read(8));
-    assert_eq!(shown(&rig), "A 0 0 1 253:1 A 0 4096 4");
+    assert_eq!(selector_status(&rig), "A 0 0 1 253:1 A 0 4096 4");
     rig.start(bare_read(128));
-    assert_eq!(shown(&rig), "A 0 0 1 253:1 A 0 69632 4");
-    let_go(&mut rig);
+    assert_eq!(selector_status(&rig), "A 0 0 1 253:1 A 0 69632 4");
+    complete_held(&mut rig);
 }
 
 #[test]
 fn s02_service_time_takes_the_slow_path_when_it_is_sooner() {
-    let mut rig = holding("service-time 0 2 2 253:0 1 1 253:1 1 4");
+    let mut rig = rig_that_holds("service-time 0 2 2 253:0 1 1 253:1 1 4");
     for sectors in [8, 128, 8] {
         rig.start(bare_read(sectors));
     }
-    assert_eq!(shown(&rig), "A 0 4096 1 253:1 A 0 69632 4");
-    let_go(&mut rig);
+    assert_eq!(selector_status(&rig), "A 0 4096 1 253:1 A 0 69632 4");
+    complete_held(&mut rig);
 }
 
 /// 4 KiB: nothing at throughput 1 against 12 KiB at 4 is the second path's, against 16 KiB the
 /// first's.
 #[test]
 fn s03_service_time_compares_with_the_request() {
-    let mut rig = holding("service-time 0 2 2 253:0 1 1 253:1 1 4");
+    let mut rig = rig_that_holds("service-time 0 2 2 253:0 1 1 253:1 1 4");
     rig.start(bare_read(24));
-    assert_eq!(shown(&rig), "A 0 0 1 253:1 A 0 12288 4");
+    assert_eq!(selector_status(&rig), "A 0 0 1 253:1 A 0 12288 4");
     rig.start(bare_read(8));
-    assert_eq!(shown(&rig), "A 0 0 1 253:1 A 0 16384 4");
+    assert_eq!(selector_status(&rig), "A 0 0 1 253:1 A 0 16384 4");
     rig.start(bare_read(8));
-    assert_eq!(shown(&rig), "A 0 4096 1 253:1 A 0 16384 4");
-    let_go(&mut rig);
+    assert_eq!(selector_status(&rig), "A 0 4096 1 253:1 A 0 16384 4");
+    complete_held(&mut rig);
 }
 
 #[test]
 fn s04_no_throughput_is_the_last_resort() {
-    let mut rig = holding("service-time 0 2 2 253:0 1 0 253:1 1 1");
+    let mut rig = rig_that_holds("service-time 0 2 2 253:0 1 0 253:1 1 1");
     rig.start(bare_read(128));
     rig.start(bare_read(8));
-    assert_eq!(shown(&rig), "A 0 0 0 253:1 A 0 69632 1");
-    let_go(&mut rig);
-    let mut rig = holding("service-time 0 2 2 253:0 1 0 253:1 1 0");
+    assert_eq!(selector_status(&rig), "A 0 0 0 253:1 A 0 69632 1");
+    complete_held(&mut rig);
+    let mut rig = rig_that_holds("service-time 0 2 2 253:0 1 0 253:1 1 0");
     rig.start(bare_read(128));
     rig.start(bare_read(8));
     rig.start(bare_read(8));
-    assert_eq!(shown(&rig), "A 0 65536 0 253:1 A 0 8192 0", "both are: fewer bytes");
-    let_go(&mut rig);
+    assert_eq!(selector_status(&rig), "A 0 65536 0 253:1 A 0 8192 0", "both are: fewer bytes");
+    complete_held(&mut rig);
 }
 
 #[test]
 fn s06_service_time_that_is_even_takes_turns() {
-    assert_eq!(three("service-time").order(4), [0, 1, 2, 0]);
+    assert_eq!(three_paths("service-time").order(4), [0, 1, 2, 0]);
 }
 
 /// Ten reads on each of four cores: the path of each core, and the misses that are shown.
-fn ten(world: &mut TestWorld, lanes: &mut [Box<dyn Lane>], rig: &IoAffinity) -> (Vec<usize>, String) {
+fn ten_reads_per_core(
+    world: &mut TestWorld,
+    lanes: &mut [Box<dyn Lane>],
+    rig: &IoAffinityRig,
+) -> (Vec<usize>, String) {
     let mut paths = Vec::new();
     for (core, lane) in lanes.iter_mut().enumerate() {
         for _ in 0..10 {
@@ -168,19 +172,19 @@ fn ten(world: &mut TestWorld, lanes: &mut [Box<dyn Lane>], rig: &IoAffinity) -> 
 }
 
 /// Core 0 has the first path, core 1 the second, two and three have none.
-struct IoAffinity {
+struct IoAffinityRig {
     disks: Vec<std::sync::Arc<udm_dm::testing::TestDisk>>,
     resolver: udm_dm::testing::TestResolver,
     target: std::sync::Arc<udm_targets::multipath::Multipath>,
 }
 
-impl IoAffinity {
-    fn new() -> (IoAffinity, TestWorld, Vec<Box<dyn Lane>>) {
+impl IoAffinityRig {
+    fn new() -> (IoAffinityRig, TestWorld, Vec<Box<dyn Lane>>) {
         let (disks, mut resolver) = disks(2);
         let target = build("0 0 1 1 io-affinity 0 2 1 253:0 1 253:1 2", &mut resolver).unwrap();
         let mut world = TestWorld::new(4);
         let lanes = (0..4).map(|core| world.turn(core, |cx| target.open(cx)).unwrap()).collect();
-        (IoAffinity { disks, resolver, target }, world, lanes)
+        (IoAffinityRig { disks, resolver, target }, world, lanes)
     }
 
     fn tell(&mut self, message: &str) {
@@ -191,21 +195,21 @@ impl IoAffinity {
 
 #[test]
 fn i01_each_core_has_its_path() {
-    let (rig, mut world, mut lanes) = IoAffinity::new();
-    assert_eq!(ten(&mut world, &mut lanes, &rig), (vec![0, 1, 0, 0], "20".into()));
+    let (rig, mut world, mut lanes) = IoAffinityRig::new();
+    assert_eq!(ten_reads_per_core(&mut world, &mut lanes, &rig), (vec![0, 1, 0, 0], "20".into()));
 }
 
 #[test]
 fn i02_an_owner_that_failed_is_no_miss() {
-    let (mut rig, mut world, mut lanes) = IoAffinity::new();
-    ten(&mut world, &mut lanes, &rig);
+    let (mut rig, mut world, mut lanes) = IoAffinityRig::new();
+    ten_reads_per_core(&mut world, &mut lanes, &rig);
     rig.tell("fail_path 253:0");
-    assert_eq!(ten(&mut world, &mut lanes, &rig), (vec![1, 1, 1, 1], "40".into()));
+    assert_eq!(ten_reads_per_core(&mut world, &mut lanes, &rig), (vec![1, 1, 1, 1], "40".into()));
 }
 
 #[test]
 fn i03_all_paths_failed() {
-    let (mut rig, mut world, mut lanes) = IoAffinity::new();
+    let (mut rig, mut world, mut lanes) = IoAffinityRig::new();
     rig.tell("fail_path 253:0");
     rig.tell("fail_path 253:1");
     assert_eq!(world.run(0, &mut *lanes[0], bare_read(8)).status, Status::IoErr);
@@ -220,11 +224,11 @@ fn a02_the_next_group_serves_when_all_of_one_failed() {
     for group in
         ["round-robin 0 1 0", "queue-length 0 1 0", "service-time 0 1 0", "historical-service-time 0 1 0"]
     {
-        let mut rig = Rig::new(&format!("0 0 2 1 {group} 253:0 {group} 253:1"));
+        let mut rig = MultipathRig::new(&format!("0 0 2 1 {group} 253:0 {group} 253:1"));
         rig.tell("fail_path 253:0");
         assert_eq!(rig.order(1), [1], "{group}");
     }
-    let mut rig = Rig::new("0 0 2 1 io-affinity 0 1 1 253:0 1 io-affinity 0 1 1 253:1 1");
+    let mut rig = MultipathRig::new("0 0 2 1 io-affinity 0 1 1 253:0 1 io-affinity 0 1 1 253:1 1");
     rig.tell("fail_path 253:0");
     assert_eq!(rig.order(1), [1]);
 }

@@ -1,7 +1,7 @@
 //! Suspend, resume and reload.
 
-use super::multipath_rig::host::Host;
-use super::multipath_rig::{Rig, bare_read};
+use super::multipath_rig::host::MappedRig;
+use super::multipath_rig::{MultipathRig, bare_read};
 use std::sync::Arc;
 use udm_core::errno::EBUSY;
 use udm_core::{Op, Status};
@@ -11,8 +11,8 @@ const REQUEST: &str = "0 32768 multipath 1 queue_if_no_path 0 1 1 round-robin 0 
 const BIO: &str = "0 32768 multipath 3 queue_if_no_path queue_mode bio 0 1 1 round-robin 0 1 0 253:0";
 
 /// A device without a path, and a read that waits.
-fn waiting(table: &str) -> Host {
-    let mut host = Host::new(table);
+fn rig_with_waiting_read(table: &str) -> MappedRig {
+    let mut host = MappedRig::new(table);
     host.message("fail_path 253:0").unwrap();
     assert_eq!(host.read(), []);
     host
@@ -20,7 +20,7 @@ fn waiting(table: &str) -> Host {
 
 #[test]
 fn u01_a_suspended_device_takes_no_messages() {
-    let mut host = Host::new(REQUEST);
+    let mut host = MappedRig::new(REQUEST);
     assert_eq!(host.suspend(false), []);
     for message in ["fail_path 253:0", "queue_if_no_path", "nonsense"] {
         assert_eq!(host.message(message).expect_err("suspended").errno, EBUSY, "{message}");
@@ -31,7 +31,7 @@ fn u01_a_suspended_device_takes_no_messages() {
 
 #[test]
 fn u02_queueing_is_off_during_a_flushing_suspend() {
-    let mut host = Host::new(REQUEST);
+    let mut host = MappedRig::new(REQUEST);
     host.suspend(false);
     assert!(!host.device.table_text(false).contains("queue_if_no_path"));
     host.resume();
@@ -41,7 +41,7 @@ fn u02_queueing_is_off_during_a_flushing_suspend() {
 #[test]
 fn u04_a_table_with_a_path_repairs_it() {
     for table in [REQUEST, BIO] {
-        let mut host = waiting(table);
+        let mut host = rig_with_waiting_read(table);
         assert_eq!(host.suspend(true), []);
         host.load(&table.replace("253:0", "253:1")).unwrap();
         assert_eq!(host.resume(), [Status::Ok]);
@@ -50,7 +50,7 @@ fn u04_a_table_with_a_path_repairs_it() {
 
 #[test]
 fn u05_a_flushing_suspend_fails_what_waits() {
-    let mut host = waiting(BIO);
+    let mut host = rig_with_waiting_read(BIO);
     assert_eq!(host.suspend(false), [Status::IoErr]);
     host.resume();
     assert!(host.device.table_text(false).contains("queue_if_no_path"));
@@ -59,13 +59,13 @@ fn u05_a_flushing_suspend_fails_what_waits() {
 /// In request mode a kernel keeps it over the suspend; udm has the rule of bio mode for both.
 #[test]
 fn u06_in_request_mode_too() {
-    assert_eq!(waiting(REQUEST).suspend(false), [Status::IoErr]);
+    assert_eq!(rig_with_waiting_read(REQUEST).suspend(false), [Status::IoErr]);
 }
 
 #[test]
 fn u07_the_error_target_ends_what_waits() {
     for table in [REQUEST, BIO] {
-        let mut host = waiting(table);
+        let mut host = rig_with_waiting_read(table);
         host.load("0 32768 error").unwrap();
         assert_eq!(host.suspend(true), []);
         assert_eq!(host.resume(), [Status::IoErr]);
@@ -75,7 +75,7 @@ fn u07_the_error_target_ends_what_waits() {
 #[test]
 fn u08_a_hundred_reloads_under_load() {
     for table in [REQUEST, BIO] {
-        let mut host = Host::new(table);
+        let mut host = MappedRig::new(table);
         let mut back = Vec::new();
         for round in 0..100_u64 {
             host.disks[0].hold(true);
@@ -96,11 +96,11 @@ fn u08_a_hundred_reloads_under_load() {
 /// A waiter sees a counter that has moved on.
 #[test]
 fn v03_a_failed_path_moves_the_counter() {
-    let mut host = Host::new(REQUEST);
+    let mut host = MappedRig::new(REQUEST);
     assert_eq!(host.device.event_nr(), 0);
     host.message("fail_path 253:0").unwrap();
     assert_eq!(host.device.event_nr(), 1);
-    let mut rig = Rig::new("0 0 1 1 round-robin 0 2 0 253:0 253:1");
+    let mut rig = MultipathRig::new("0 0 1 1 round-robin 0 2 0 253:0 253:1");
     rig.disks[0].fail(Status::IoErr);
     assert_eq!((rig.run(bare_read(8)), rig.events.count()), (Status::Ok, 1));
 }

@@ -1,13 +1,13 @@
 //! Tables that a kernel accepts: what it prints of them, and of a state that is fresh.
 
-use super::multipath_rig::{Rig, build, disks};
+use super::multipath_rig::{MultipathRig, build, disks};
 use udm_core::Status;
 use udm_dm::testing::{TestIo, TestResolver};
 use udm_dm::{Table, Target};
 
 /// A table that is accepted and printed as `table`, with `status` when it is fresh; and what it
 /// prints is a table that prints the same.
-fn accepted(params: &str, table: &str, status: &str) {
+fn assert_accepted(params: &str, table: &str, status: &str) {
     for params in [params, table] {
         let target = build(params, &mut disks(4).1).unwrap_or_else(|error| panic!("{params}: {error}"));
         assert_eq!((target.table().as_str(), target.status().as_str()), (table, status), "{params}");
@@ -15,7 +15,7 @@ fn accepted(params: &str, table: &str, status: &str) {
 }
 
 /// Lines of a table of any length, built as a load does.
-fn whole(text: &str, resolver: &mut TestResolver) -> String {
+fn print_loaded(text: &str, resolver: &mut TestResolver) -> String {
     let lines = udm_wire::table::parse(text).expect("a table");
     Table::build(udm_targets::TARGETS, &lines, resolver, &TestIo::new(), 4).expect("accepted").text()
 }
@@ -23,43 +23,47 @@ fn whole(text: &str, resolver: &mut TestResolver) -> String {
 #[test]
 fn t01_round_robin() {
     let table = "0 0 1 1 round-robin 0 1 1 253:0 1 ";
-    accepted("0 0 1 1 round-robin 0 1 1 253:0 1", table, "2 1 0 0 1 1 E 0 1 0 253:0 A 0 ");
+    assert_accepted("0 0 1 1 round-robin 0 1 1 253:0 1", table, "2 1 0 0 1 1 E 0 1 0 253:0 A 0 ");
 }
 
 #[test]
 fn t02_queue_length() {
     let table = "0 0 1 1 queue-length 0 1 1 253:0 1 ";
-    accepted("0 0 1 1 queue-length 0 1 1 253:0 1", table, "2 1 0 0 1 1 E 0 1 1 253:0 A 0 0 ");
+    assert_accepted("0 0 1 1 queue-length 0 1 1 253:0 1", table, "2 1 0 0 1 1 E 0 1 1 253:0 A 0 0 ");
 }
 
 #[test]
 fn t03_service_time() {
     let table = "0 0 1 1 service-time 0 1 2 253:0 1 1 ";
-    accepted("0 0 1 1 service-time 0 1 2 253:0 1 1", table, "2 1 0 0 1 1 E 0 1 2 253:0 A 0 0 1 ");
+    assert_accepted("0 0 1 1 service-time 0 1 2 253:0 1 1", table, "2 1 0 0 1 1 E 0 1 2 253:0 A 0 0 1 ");
 }
 
 #[test]
 fn t04_defaults_are_printed() {
     let table = "0 0 1 1 service-time 0 1 2 253:0 1 1 ";
-    accepted("0 0 1 1 service-time 0 1 0 253:0", table, "2 1 0 0 1 1 E 0 1 2 253:0 A 0 0 1 ");
+    assert_accepted("0 0 1 1 service-time 0 1 0 253:0", table, "2 1 0 0 1 1 E 0 1 2 253:0 A 0 0 1 ");
 }
 
 #[test]
 fn t05_no_arguments_a_path() {
     let table = "0 0 1 1 round-robin 0 2 1 253:0 1 253:1 1 ";
-    accepted("0 0 1 1 round-robin 0 2 0 253:0 253:1", table, "2 1 0 0 1 1 E 0 2 0 253:0 A 0 253:1 A 0 ");
+    assert_accepted(
+        "0 0 1 1 round-robin 0 2 0 253:0 253:1",
+        table,
+        "2 1 0 0 1 1 E 0 2 0 253:0 A 0 253:1 A 0 ",
+    );
 }
 
 #[test]
 fn t06_repeat_counts_are_one() {
     let table = "0 0 1 1 round-robin 0 1 1 253:0 1 ";
-    accepted("0 0 1 1 round-robin 0 1 1 253:0 1000", table, "2 1 0 0 1 1 E 0 1 0 253:0 A 0 ");
+    assert_accepted("0 0 1 1 round-robin 0 1 1 253:0 1000", table, "2 1 0 0 1 1 E 0 1 0 253:0 A 0 ");
 }
 
 #[test]
 fn t08_features_in_request_mode() {
     let groups = "0 2 1 queue-length 0 2 1 253:0 1 253:1 1 queue-length 0 2 1 253:2 1 253:3 1";
-    accepted(
+    assert_accepted(
         &format!("4 queue_if_no_path retain_attached_hw_handler queue_mode mq {groups}"),
         &format!("2 queue_if_no_path retain_attached_hw_handler {groups} "),
         "2 1 0 0 2 1 E 0 2 1 253:0 A 0 0 253:1 A 0 0 E 0 2 1 253:2 A 0 0 253:3 A 0 0 ",
@@ -69,12 +73,16 @@ fn t08_features_in_request_mode() {
 #[test]
 fn t09_bio_mode() {
     let table = "3 retain_attached_hw_handler queue_mode bio 0 1 1 round-robin 0 1 1 253:0 1 ";
-    accepted("2 queue_mode bio 0 1 1 round-robin 0 1 1 253:0 1", table, "2 1 0 0 1 1 E 0 1 0 253:0 A 0 ");
+    assert_accepted(
+        "2 queue_mode bio 0 1 1 round-robin 0 1 1 253:0 1",
+        table,
+        "2 1 0 0 1 1 E 0 1 0 253:0 A 0 ",
+    );
 }
 
 #[test]
 fn t10_features_have_an_order() {
-    accepted(
+    assert_accepted(
         "5 pg_init_delay_msecs 0 queue_if_no_path pg_init_retries 3 0 1 1 round-robin 0 1 1 253:0 1",
         "5 queue_if_no_path pg_init_retries 3 pg_init_delay_msecs 0 0 1 1 round-robin 0 1 1 253:0 1 ",
         "2 1 0 0 1 1 E 0 1 0 253:0 A 0 ",
@@ -83,7 +91,7 @@ fn t10_features_have_an_order() {
 
 #[test]
 fn t11_as_many_features_as_there_are() {
-    accepted(
+    assert_accepted(
         "8 queue_if_no_path retain_attached_hw_handler pg_init_retries 5 pg_init_delay_msecs 100 queue_mode bio \
          0 1 1 round-robin 0 1 1 253:0 1",
         "8 queue_if_no_path pg_init_retries 5 pg_init_delay_msecs 100 retain_attached_hw_handler queue_mode bio \
@@ -94,7 +102,7 @@ fn t11_as_many_features_as_there_are() {
 
 #[test]
 fn t13_a_feature_said_twice() {
-    accepted(
+    assert_accepted(
         "2 queue_if_no_path queue_if_no_path 0 1 1 round-robin 0 1 1 253:0 1",
         "1 queue_if_no_path 0 1 1 round-robin 0 1 1 253:0 1 ",
         "2 1 0 0 1 1 E 0 1 0 253:0 A 0 ",
@@ -103,8 +111,8 @@ fn t13_a_feature_said_twice() {
 
 #[test]
 fn t14_no_groups() {
-    accepted("0 0 0 0", "0 0 0 0 ", "2 1 0 0 0 0 ");
-    let mut rig = Rig::new("0 0 0 0");
+    assert_accepted("0 0 0 0", "0 0 0 0 ", "2 1 0 0 0 0 ");
+    let mut rig = MultipathRig::new("0 0 0 0");
     assert_eq!(rig.read(), Status::IoErr);
     assert_eq!(rig.status(), "2 0 0 0 0 0 ");
 }
@@ -112,25 +120,25 @@ fn t14_no_groups() {
 #[test]
 fn t15_a_first_group_that_there_is_not() {
     let table = "0 0 1 1 round-robin 0 1 1 253:0 1 ";
-    accepted("0 0 1 2 round-robin 0 1 1 253:0 1", table, "2 1 0 0 1 1 E 0 1 0 253:0 A 0 ");
+    assert_accepted("0 0 1 2 round-robin 0 1 1 253:0 1", table, "2 1 0 0 1 1 E 0 1 0 253:0 A 0 ");
 }
 
 #[test]
 fn t16_groups_with_selectors_of_their_own() {
     let params = "0 0 2 2 round-robin 0 1 1 253:0 1 service-time 0 1 2 253:1 1 7";
-    accepted(params, &format!("{params} "), "2 1 0 0 2 2 E 0 1 0 253:0 A 0 E 0 1 2 253:1 A 0 0 7 ");
-    assert_eq!(Rig::new(params).order(1), [1], "the second group is the first to be used");
+    assert_accepted(params, &format!("{params} "), "2 1 0 0 2 2 E 0 1 0 253:0 A 0 E 0 1 2 253:1 A 0 0 7 ");
+    assert_eq!(MultipathRig::new(params).order(1), [1], "the second group is the first to be used");
 }
 
 #[test]
 fn t18_a_device_twice() {
     let params = "0 0 1 1 round-robin 0 2 1 253:0 1 253:0 1";
-    accepted(params, &format!("{params} "), "2 1 0 0 1 1 E 0 2 0 253:0 A 0 253:0 A 0 ");
+    assert_accepted(params, &format!("{params} "), "2 1 0 0 1 1 E 0 2 0 253:0 A 0 253:0 A 0 ");
 }
 
 #[test]
 fn t19_historical_service_time() {
-    accepted(
+    assert_accepted(
         "0 0 1 1 historical-service-time 2 1023 20 1 1 253:0 500",
         "0 0 1 1 historical-service-time 2 1023 20 1 1 253:0 0 ",
         "2 1 0 0 1 1 E 2 1023 20 1 3 253:0 A 0 1024 0 0 ",
@@ -140,13 +148,13 @@ fn t19_historical_service_time() {
 #[test]
 fn t20_io_affinity() {
     let params = "0 0 1 1 io-affinity 0 2 1 253:0 3 253:1 6";
-    accepted(params, &format!("{params} "), "2 1 0 0 1 1 E 0 2 1 253:0 A 0 0 253:1 A 0 0 ");
+    assert_accepted(params, &format!("{params} "), "2 1 0 0 1 1 E 0 2 1 253:0 A 0 0 253:1 A 0 0 ");
 }
 
 #[test]
 fn t22_shorter_than_its_paths() {
     let text = "0 1000 multipath 0 0 1 1 round-robin 0 1 1 253:0 1 ";
-    assert_eq!(whole(text, &mut disks(1).1), text);
+    assert_eq!(print_loaded(text, &mut disks(1).1), text);
 }
 
 /// The recorded tables are fed back by `recorded_tables`; here those of this page.
@@ -154,7 +162,7 @@ fn t22_shorter_than_its_paths() {
 fn t23_what_is_printed_is_a_table() {
     let text = "0 32768 multipath 5 queue_if_no_path pg_init_retries 3 pg_init_delay_msecs 0 0 2 2 queue-length 0 1 1 \
                 253:0 1 io-affinity 0 2 1 253:1 3 253:2 c ";
-    let printed = whole(text, &mut disks(4).1);
+    let printed = print_loaded(text, &mut disks(4).1);
     assert_eq!(printed, text);
-    assert_eq!(whole(&printed, &mut disks(4).1), text);
+    assert_eq!(print_loaded(&printed, &mut disks(4).1), text);
 }

@@ -1,14 +1,14 @@
 //! How many hedges there are, and after how long.
 
-use crate::rig::{MS, Rig, hedged, warm};
+use crate::rig::{MS, WatchRig, fill_window, hedge_settings};
 use udm_core::{Nanos, Status};
 use udm_dm::testing::{data, read, write};
 
 /// Reads earn a hedge for each twenty, and what is refused is counted. Writes are never hedged.
 #[test]
 fn hedges_keep_to_their_budget() {
-    let mut rig = Rig::new(2, hedged());
-    warm(&mut rig, 100);
+    let mut rig = WatchRig::new(2, hedge_settings());
+    fill_window(&mut rig, 100);
     rig.disks[0].hold(true);
     (0..40).for_each(|_| rig.start(read(0, 8)));
     (0..4).for_each(|_| rig.start(write(8, 8, 7)));
@@ -29,8 +29,8 @@ fn hedges_keep_to_their_budget() {
 #[test]
 fn the_budget_keeps_no_read_waiting_for_a_silent_path() {
     for depth in [1, 16, 300] {
-        let mut rig = Rig::new(2, hedged());
-        warm(&mut rig, 100);
+        let mut rig = WatchRig::new(2, hedge_settings());
+        fill_window(&mut rig, 100);
         rig.disks[0].hold(true);
         for _ in 0..600u32.div_ceil(depth) {
             let from = rig.world.now;
@@ -56,8 +56,8 @@ fn the_budget_keeps_no_read_waiting_for_a_silent_path() {
 /// Storage that is slow behind all paths gets no hedges past the budget.
 #[test]
 fn nothing_is_free_where_all_paths_are_silent() {
-    let mut rig = Rig::new(2, hedged());
-    warm(&mut rig, 100);
+    let mut rig = WatchRig::new(2, hedge_settings());
+    fill_window(&mut rig, 100);
     rig.disks.iter().for_each(|disk| disk.hold(true));
     (0..200).for_each(|_| rig.start(read(0, 8)));
     for _ in 0..50 {
@@ -75,8 +75,8 @@ fn nothing_is_free_where_all_paths_are_silent() {
 /// Hedges that did not win have a rest. A path that falls silent meanwhile keeps no read waiting.
 #[test]
 fn a_rest_keeps_no_read_waiting_for_a_silent_path() {
-    let mut rig = Rig::new(2, hedged());
-    warm(&mut rig, 700);
+    let mut rig = WatchRig::new(2, hedge_settings());
+    fill_window(&mut rig, 700);
     for nth in 0..32 {
         rig.disks.iter().for_each(|disk| disk.hold(true));
         rig.start(read(0, 8));
@@ -115,8 +115,8 @@ fn a_rest_keeps_no_read_waiting_for_a_silent_path() {
 /// for something just now. As soon as it answers it does.
 #[test]
 fn nothing_is_free_in_a_rest_but_where_a_path_answers() {
-    let mut rig = Rig::new(2, hedged());
-    warm(&mut rig, 700);
+    let mut rig = WatchRig::new(2, hedge_settings());
+    fill_window(&mut rig, 700);
     rig.disks.iter().for_each(|disk| disk.hold(true));
     (0..64).for_each(|_| rig.start(read(0, 8)));
     rig.world.now = rig.world.now + MS;
@@ -150,8 +150,8 @@ fn nothing_is_free_in_a_rest_but_where_a_path_answers() {
 /// is as soon as the ones before.
 #[test]
 fn late_answers_put_off_no_hedge() {
-    let mut rig = Rig::new(2, hedged());
-    warm(&mut rig, 200);
+    let mut rig = WatchRig::new(2, hedge_settings());
+    fill_window(&mut rig, 200);
     rig.disks[0].hold(true);
     (0..200).for_each(|_| assert_eq!((rig.read().0, rig.done.len()), (Status::Ok, 0)));
     rig.world.now = rig.world.now + Nanos::from_millis(5_000);
@@ -173,8 +173,8 @@ fn late_answers_put_off_no_hedge() {
 /// the moment was.
 #[test]
 fn a_standstill_puts_hedges_off_by_little() {
-    let mut rig = Rig::new(2, hedged());
-    warm(&mut rig, 200);
+    let mut rig = WatchRig::new(2, hedge_settings());
+    fill_window(&mut rig, 200);
     rig.disks.iter().for_each(|disk| disk.hold(true));
     (0..200).for_each(|_| rig.start(read(0, 8)));
     rig.poll();

@@ -1,6 +1,6 @@
 //! Deadlines: what is past them, and what comes late.
 
-use crate::rig::{DEADLINE, MS, Rig};
+use crate::rig::{DEADLINE, MS, WatchRig};
 use udm_core::{Batch, Busy, Drain, Nanos, Op, Status};
 use udm_dm::PathWatch;
 use udm_dm::testing::{bare, read, write};
@@ -13,7 +13,7 @@ fn deadline() -> PathWatch {
 /// Every read ends within the deadline and the time that it takes elsewhere.
 #[test]
 fn m10_reads_of_a_hung_path_end_within_the_deadline() {
-    let mut rig = Rig::new(8, deadline());
+    let mut rig = WatchRig::new(8, deadline());
     rig.disks[3].hold(true);
     let mut longest = Nanos(0);
     for _ in 0..64 {
@@ -37,7 +37,7 @@ fn m10_reads_of_a_hung_path_end_within_the_deadline() {
 /// A path that is slower than what it is given answers all of it: it is busy, and not silent.
 #[test]
 fn a_path_that_answers_others_is_busy() {
-    let mut rig = Rig::new(2, deadline());
+    let mut rig = WatchRig::new(2, deadline());
     rig.disks.iter().for_each(|disk| disk.hold(true));
     (0..6).for_each(|_| rig.start(read(0, 8)));
     rig.poll();
@@ -60,7 +60,7 @@ fn a_path_that_answers_others_is_busy() {
 fn what_a_busy_path_keeps_is_given_up() {
     for lost in [read(0, 8), write(0, 8, 99)] {
         let (op, from) = (lost.op, MS);
-        let mut rig = Rig::new(2, deadline());
+        let mut rig = WatchRig::new(2, deadline());
         rig.disks[0].hold(true);
         rig.disks[0].reverse(true);
         rig.start(lost);
@@ -95,7 +95,7 @@ fn what_a_busy_path_keeps_is_given_up() {
 /// A write that hangs is on no other path, fails its path, and is counted for as long as it waits.
 #[test]
 fn a_write_waits_for_its_path() {
-    let mut rig = Rig::new(2, deadline());
+    let mut rig = WatchRig::new(2, deadline());
     rig.disks[0].hold(true);
     rig.start(write(0, 8, 99));
     rig.start(bare(Op::Flush, 0, 0));
@@ -125,7 +125,7 @@ fn a_write_waits_for_its_path() {
 /// write goes elsewhere.
 #[test]
 fn a_write_that_comes_back_late_goes_elsewhere() {
-    let mut rig = Rig::new(2, deadline());
+    let mut rig = WatchRig::new(2, deadline());
     rig.disks[0].hold(true);
     let bio = write(0, 8, 99);
     rig.start(bio);
@@ -143,7 +143,7 @@ fn a_write_that_comes_back_late_goes_elsewhere() {
 /// Requests come back as they were given: cookie, owner, and their own memory.
 #[test]
 fn bios_come_back_as_they_were() {
-    let mut rig = Rig::new(2, deadline());
+    let mut rig = WatchRig::new(2, deadline());
     for mut bio in [read(0, 8), write(8, 8, 1), bare(Op::Flush, 0, 0), bare(Op::Discard, 8, 8)] {
         (bio.cookie, bio.owner) = (77, udm_core::OwnerId(5));
         let addr = |bio: &udm_core::Bio| bio.data.iter().next().map(|piece| piece.addr());
@@ -158,7 +158,7 @@ fn bios_come_back_as_they_were() {
 /// A no-flush suspend takes back what a path holds back, as it was given.
 #[test]
 fn what_is_handed_back_is_as_it_was() {
-    let mut rig = Rig::new(2, deadline());
+    let mut rig = WatchRig::new(2, deadline());
     for disk in &rig.disks {
         disk.hold(true);
         disk.hand_back(true);
@@ -179,7 +179,7 @@ fn what_is_handed_back_is_as_it_was() {
 /// With the last path silent requests fail, as with any last path that fails.
 #[test]
 fn the_last_path_may_be_silent_too() {
-    let mut rig = Rig::new(1, deadline());
+    let mut rig = WatchRig::new(1, deadline());
     rig.disks[0].hold(true);
     assert_eq!(rig.read().0, Status::IoErr);
     rig.disks[0].hold(false);

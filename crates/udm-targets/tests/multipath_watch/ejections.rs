@@ -1,15 +1,15 @@
 //! Paths that are slow: out of use, tried, and back.
 
-use crate::rig::Rig;
+use crate::rig::WatchRig;
 use udm_core::{Nanos, Status};
 use udm_dm::testing::{read, write};
 use udm_dm::{PathWatch, Target};
 
-fn ejecting() -> PathWatch {
+fn ejection_settings() -> PathWatch {
     PathWatch { eject_slow: true, ..PathWatch::default() }
 }
 
-impl Rig {
+impl WatchRig {
     /// A window of reads in which the first path takes `slow` and the others a quarter of a
     /// millisecond: how many the first had.
     fn window(&mut self, slow: Nanos) -> usize {
@@ -38,7 +38,7 @@ impl Rig {
 #[test]
 fn a_slow_path_is_put_out_of_use_and_comes_back() {
     let (slow, even) = (Nanos::from_millis(5), Nanos(0));
-    let mut rig = Rig::new(3, ejecting());
+    let mut rig = WatchRig::new(3, ejection_settings());
     (0..3).for_each(|_| assert_eq!(rig.window(slow), 40));
     assert!(rig.window(slow) <= 1, "the fourth begins with the verdict");
     assert!(rig.report(0).ejected && !rig.report(0).failed && rig.report(0).ejections == 1);
@@ -62,7 +62,7 @@ fn a_slow_path_is_put_out_of_use_and_comes_back() {
 /// A trial for which there was nothing to read says nothing: the path is tried again soon.
 #[test]
 fn a_trial_without_reads_is_not_held_against_the_path() {
-    let mut rig = Rig::new(3, ejecting());
+    let mut rig = WatchRig::new(3, ejection_settings());
     for _ in 0..4 {
         rig.window(Nanos::from_millis(5));
     }
@@ -82,7 +82,7 @@ fn a_trial_without_reads_is_not_held_against_the_path() {
 /// A slow path serves when nothing else is left, and no request fails for its being slow.
 #[test]
 fn what_is_slow_serves_where_nothing_else_does() {
-    let mut rig = Rig::new(2, ejecting());
+    let mut rig = WatchRig::new(2, ejection_settings());
     for _ in 0..4 {
         rig.window(Nanos::from_millis(5));
     }

@@ -1,14 +1,14 @@
 //! Hedges: which reads have one, where it goes, and which answer counts.
 
-use crate::rig::{MS, Rig, hedged, warm};
+use crate::rig::{MS, WatchRig, fill_window, hedge_settings};
 use udm_core::{Busy, Nanos, Status};
 use udm_dm::testing::{data, read};
 
 /// A read that takes longer than most goes to a second path, and the first answer wins.
 #[test]
 fn a_hedge_answers_for_a_path_that_hangs() {
-    let mut rig = Rig::new(2, hedged());
-    warm(&mut rig, 200);
+    let mut rig = WatchRig::new(2, hedge_settings());
+    fill_window(&mut rig, 200);
     rig.disks[0].hold(true);
     for nth in 1..=5 {
         // Every other one is for the path that hangs.
@@ -28,8 +28,8 @@ fn a_hedge_answers_for_a_path_that_hangs() {
 /// The path that was chosen answers first: the hedge is wasted, and its answer dropped.
 #[test]
 fn a_hedge_that_loses_is_dropped() {
-    let mut rig = Rig::new(2, hedged());
-    warm(&mut rig, 200);
+    let mut rig = WatchRig::new(2, hedge_settings());
+    fill_window(&mut rig, 200);
     rig.disks.iter().for_each(|disk| disk.hold(true));
     rig.start(read(0, 8));
     rig.poll();
@@ -51,8 +51,8 @@ fn a_hedge_that_loses_is_dropped() {
 /// The error of a hedge ends nothing and fails no path; that of the path itself does.
 #[test]
 fn an_error_of_a_hedge_is_not_believed() {
-    let mut rig = Rig::new(2, hedged());
-    warm(&mut rig, 200);
+    let mut rig = WatchRig::new(2, hedge_settings());
+    fill_window(&mut rig, 200);
     rig.disks[0].hold(true);
     rig.disks[1].fail(Status::Transport);
     rig.start(read(0, 8));
@@ -71,7 +71,7 @@ fn an_error_of_a_hedge_is_not_believed() {
 /// What reads take is known with the first of them, before a window is over.
 #[test]
 fn a_path_that_hangs_at_once_is_hedged() {
-    let mut rig = Rig::new(2, hedged());
+    let mut rig = WatchRig::new(2, hedge_settings());
     (0..64).for_each(|_| assert_eq!(rig.read().0, Status::Ok));
     rig.disks[0].hold(true);
     let took = [rig.read(), rig.read()].map(|(_, from, took)| (from, took));
@@ -84,8 +84,8 @@ fn a_path_that_hangs_at_once_is_hedged() {
 /// Of three paths two are silent: a hedge goes to the third, however much that has to do.
 #[test]
 fn a_hedge_goes_to_no_silent_path() {
-    let mut rig = Rig::new(3, hedged());
-    warm(&mut rig, 99);
+    let mut rig = WatchRig::new(3, hedge_settings());
+    fill_window(&mut rig, 99);
     rig.disks.iter().for_each(|disk| disk.hold(true));
     (0..30).for_each(|_| rig.start(read(0, 8)));
     rig.poll();
@@ -115,8 +115,8 @@ fn a_hedge_goes_to_no_silent_path() {
 /// another hedge as soon as that path is known to be silent.
 #[test]
 fn a_hedge_on_a_silent_path_is_not_the_last() {
-    let mut rig = Rig::new(4, hedged());
-    warm(&mut rig, 400);
+    let mut rig = WatchRig::new(4, hedge_settings());
+    fill_window(&mut rig, 400);
     rig.disks[..2].iter().for_each(|disk| disk.hold(true));
     let (status, from, took) = rig.read();
     assert_eq!((status, from, took), (Status::Ok, 3, Nanos(5 * MS.0)), "a hedge, and four times its wait");
@@ -135,8 +135,8 @@ fn a_hedge_on_a_silent_path_is_not_the_last() {
 /// the same.
 #[test]
 fn a_hedge_that_fails_is_not_the_last() {
-    let mut rig = Rig::new(3, hedged());
-    warm(&mut rig, 300);
+    let mut rig = WatchRig::new(3, hedge_settings());
+    fill_window(&mut rig, 300);
     rig.disks[0].hold(true);
     rig.disks[1].fail(Status::Transport);
     let (status, from, took) = rig.read();

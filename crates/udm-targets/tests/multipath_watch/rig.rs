@@ -13,12 +13,12 @@ pub const DEADLINE: Nanos = Nanos::from_millis(2000);
 pub const MS: Nanos = Nanos::from_millis(1);
 
 /// What the device is to its target.
-pub struct Above {
+pub struct TestNotify {
     watch: PathWatch,
     events: AtomicU64,
 }
 
-impl Notify for Above {
+impl Notify for TestNotify {
     fn event(&self) {
         self.events.fetch_add(1, Ordering::Relaxed);
     }
@@ -31,18 +31,18 @@ impl Notify for Above {
     }
 }
 
-pub struct Rig {
+pub struct WatchRig {
     pub world: TestWorld,
     pub disks: Vec<Arc<TestDisk>>,
     pub target: Arc<Multipath>,
     pub lane: Box<dyn Lane>,
-    pub above: Arc<Above>,
+    pub above: Arc<TestNotify>,
     pub done: Batch,
 }
 
-impl Rig {
+impl WatchRig {
     /// `count` paths in a group, by turns. What is on a disk tells which it is.
-    pub fn new(count: u32, watch: PathWatch) -> Rig {
+    pub fn new(count: u32, watch: PathWatch) -> WatchRig {
         let disks: Vec<_> = (0..count).map(|_| TestDisk::new(32768)).collect();
         let mut resolver = TestResolver::new();
         for (minor, disk) in (0..count).zip(&disks) {
@@ -52,12 +52,12 @@ impl Rig {
         let paths: Vec<_> = (0..count).map(|i| format!("p{i}")).collect();
         let params = format!("0 0 1 1 round-robin 0 {count} 0 {}", paths.join(" "));
         let target = build(&params, &mut resolver).unwrap();
-        let above = Arc::new(Above { watch, events: AtomicU64::new(0) });
+        let above = Arc::new(TestNotify { watch, events: AtomicU64::new(0) });
         target.attach(above.clone());
         let mut world = TestWorld::new(1);
         world.now = MS;
         let lane = world.turn(0, |cx| target.open(cx)).unwrap();
-        Rig { world, disks, target, lane, above, done: Batch::new() }
+        WatchRig { world, disks, target, lane, above, done: Batch::new() }
     }
 
     pub fn start(&mut self, bio: Box<udm_core::Bio>) {
@@ -119,12 +119,12 @@ impl Rig {
     }
 }
 
-pub fn hedged() -> PathWatch {
+pub fn hedge_settings() -> PathWatch {
     PathWatch { hedge_reads: true, ..PathWatch::default() }
 }
 
 /// Enough reads for a window to go by, over enough time for it to be over.
-pub fn warm(rig: &mut Rig, reads: u32) {
+pub fn fill_window(rig: &mut WatchRig, reads: u32) {
     for _ in 0..reads {
         assert_eq!(rig.read().0, Status::Ok);
     }

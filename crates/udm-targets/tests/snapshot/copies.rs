@@ -1,6 +1,6 @@
 //! What is copied for which of several snapshots, what passes, and in which order.
 
-use crate::rig::{Host, ORIGIN, SIZE, attached, filled};
+use crate::rig::{ORIGIN, SIZE, SnapshotRig, filled_write, host_with_snapshot};
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
@@ -11,7 +11,7 @@ use udm_dm::testing::{bare, data, read};
 #[test]
 fn c04_a_whole_chunk_is_not_copied() {
     for kind in ["P 8", "N 8"] {
-        let mut host = attached(kind);
+        let mut host = host_with_snapshot(kind);
         let origin = host.get_disk("O");
         origin.judge(|bio| if bio.op == Op::Read { Status::IoErr } else { Status::Ok });
         let _ = origin.take_log();
@@ -23,7 +23,7 @@ fn c04_a_whole_chunk_is_not_copied() {
 
 #[test]
 fn c05_a_snapshot_that_was_never_live_copies_nothing() {
-    let mut host = Host::recorded(2);
+    let mut host = SnapshotRig::recorded(2);
     host.create("od", ORIGIN).unwrap();
     host.make("sn");
     host.load("sn", &format!("0 {SIZE} snapshot O W P 8")).unwrap();
@@ -36,7 +36,7 @@ fn c05_a_snapshot_that_was_never_live_copies_nothing() {
 
 #[test]
 fn c06_a_snapshot_that_is_suspended_goes_on_copying() {
-    let mut host = attached("P 8");
+    let mut host = host_with_snapshot("P 8");
     host.suspend(&["sn"]).unwrap();
     assert_eq!(host.write("od", 24, 8, b'X'), Status::Ok);
     assert_eq!(host.status("sn"), "24/131072 16");
@@ -46,14 +46,14 @@ fn c06_a_snapshot_that_is_suspended_goes_on_copying() {
 
 #[test]
 fn c08_an_origin_that_was_suspended_for_it() {
-    let mut host = attached("N 8");
+    let mut host = host_with_snapshot("N 8");
     assert_eq!(host.write("od", 0, 64, b'X'), Status::Ok);
     assert_eq!((host.status("sn").as_str(), &*host.letters("sn", 9)), ("64/131072 0", "abcdefghi"));
 }
 
 #[test]
 fn c12_writes_past_the_origin_and_two_names_of_it() {
-    let mut host = attached("P 8");
+    let mut host = host_with_snapshot("P 8");
     host.get_disk("O").put(16, &[b'R'; 4096]);
     assert_eq!(host.letters("sn", 4), "abRd", "nobody saw that");
     host.create("o2", ORIGIN).unwrap();
@@ -65,7 +65,7 @@ fn c12_writes_past_the_origin_and_two_names_of_it() {
 #[test]
 fn c15_a_store_has_one_origin() {
     for kind in ["P 8", "N 8"] {
-        let mut host = attached(kind);
+        let mut host = host_with_snapshot(kind);
         host.disk("O2", SIZE);
         host.make("s2");
         let error = match host.load("s2", &format!("0 {SIZE} snapshot O2 W {kind}")) {
@@ -82,12 +82,12 @@ fn c15_a_store_has_one_origin() {
 #[test]
 fn c16_a_copy_does_not_overtake_a_read() {
     for kind in ["P 8", "N 8"] {
-        let mut host = attached(kind);
+        let mut host = host_with_snapshot(kind);
         let origin = host.get_disk("O");
         let _ = origin.take_log();
         origin.hold(true);
         let reading = host.send("sn", 1, read(24, 8));
-        let writing = host.send("od", 0, filled(24, 8, b'X'));
+        let writing = host.send("od", 0, filled_write(24, 8, b'X'));
         // The lane of the origin is polled first: this is the copy's.
         origin.release(1);
         (0..30).for_each(|_| host.poll());
@@ -109,7 +109,7 @@ fn c16_a_copy_does_not_overtake_a_read() {
 fn c17_reads_are_of_the_instant() {
     const CORES: usize = 16;
     for kind in ["N 8", "P 8"] {
-        let (mut host, mut rng) = (Host::new(CORES), SmallRng::seed_from_u64(17));
+        let (mut host, mut rng) = (SnapshotRig::new(CORES), SmallRng::seed_from_u64(17));
         let start: Vec<u8> = (0..512).map(|_| rng.random()).collect();
         let disks = [host.disk("O", 512), host.disk("W", 2000)];
         start.iter().enumerate().for_each(|(sector, byte)| disks[0].put(sector as u64, &[*byte; 512]));
@@ -120,7 +120,7 @@ fn c17_reads_are_of_the_instant() {
         for round in 0..60 {
             for core in 0..CORES {
                 let (at, to) = (rng.random_range(0..504), rng.random_range(0..504));
-                host.send("od", core, filled(to, 1 + round % 8, rng.random()));
+                host.send("od", core, filled_write(to, 1 + round % 8, rng.random()));
                 under_way.push((at, host.send("sn", core, read(at, 8))));
             }
             for disk in &disks {
@@ -145,7 +145,7 @@ fn c17_reads_are_of_the_instant() {
 
 #[test]
 fn c19_a_hundred_and_one_snapshots() {
-    let mut host = Host::recorded(1);
+    let mut host = SnapshotRig::recorded(1);
     host.create("od", ORIGIN).unwrap();
     let mut names: Vec<String> = (0..101).map(|n| format!("s{n}")).collect();
     for name in &names {
@@ -163,7 +163,7 @@ fn c19_a_hundred_and_one_snapshots() {
 
 #[test]
 fn c21_discards_are_not_offered() {
-    let mut host = attached("P 8");
+    let mut host = host_with_snapshot("P 8");
     for name in ["od", "sn"] {
         let limits = host.device(name).limits();
         assert_eq!((limits.max_discard, limits.max_write_zeroes), (Sectors::ZERO, Sectors::ZERO));
@@ -176,7 +176,7 @@ fn c21_discards_are_not_offered() {
 
 #[test]
 fn c22_a_discard_clears_what_is_in_the_store() {
-    let mut host = attached("N 8 1 discard_zeroes_cow");
+    let mut host = host_with_snapshot("N 8 1 discard_zeroes_cow");
     assert_eq!(host.write("sn", 8, 16, b'Z'), Status::Ok);
     assert_eq!(host.status("sn"), "16/131072 0");
     assert_eq!(host.discard("sn", 8, 16), Status::Ok);
@@ -188,7 +188,7 @@ fn c22_a_discard_clears_what_is_in_the_store() {
 
 #[test]
 fn c24_a_discard_of_a_part_of_a_chunk() {
-    let mut host = attached("P 16 1 discard_zeroes_cow");
+    let mut host = host_with_snapshot("P 16 1 discard_zeroes_cow");
     assert_eq!(host.write("sn", 16, 16, b'X'), Status::Ok);
     let before = host.status("sn");
     assert_eq!(host.discard("sn", 16, 8), Status::Ok);
@@ -200,7 +200,7 @@ fn c24_a_discard_of_a_part_of_a_chunk() {
 
 #[test]
 fn c25_a_discard_of_the_origin_as_well() {
-    let mut host = attached("P 8 2 discard_zeroes_cow discard_passdown_origin");
+    let mut host = host_with_snapshot("P 8 2 discard_zeroes_cow discard_passdown_origin");
     assert_eq!(host.discard("sn", 64, 8), Status::Ok);
     assert_eq!(host.status("sn"), "16/131072 16");
     assert_eq!((host.letters("od", 10), host.letters("sn", 10)), ("abcdefgh.j".into(), "abcdefgh.j".into()));
@@ -208,11 +208,11 @@ fn c25_a_discard_of_the_origin_as_well() {
 
 /// Two writes of the origin whose copies end the other way round: which of them is answered then.
 fn copies_end_backwards(kind: &str) -> [bool; 2] {
-    let mut host = attached(kind);
+    let mut host = host_with_snapshot(kind);
     let store = host.get_disk("W");
     store.hold(true);
     store.reverse(true);
-    let sent = [0, 80].map(|sector| host.send("od", 0, filled(sector, 8, b'X')));
+    let sent = [0, 80].map(|sector| host.send("od", 0, filled_write(sector, 8, b'X')));
     (0..5).for_each(|_| host.poll());
     assert_eq!(store.waiting(), 2);
     store.release(1);
@@ -244,7 +244,7 @@ fn c28_records_are_in_the_order_of_their_chunks() {
 /// C01.
 #[test]
 fn c01_a_chunk_is_copied_once() {
-    let mut host = attached("P 8");
+    let mut host = host_with_snapshot("P 8");
     assert_eq!(host.status("sn"), "16/131072 16");
     assert_eq!(host.write("od", 43, 1, b'X'), Status::Ok);
     assert_eq!(host.status("sn"), "24/131072 16");
@@ -263,7 +263,7 @@ fn c01_a_chunk_is_copied_once() {
 #[test]
 fn c03_a_partial_write_takes_the_rest_of_its_chunk_along() {
     for kind in ["P 8", "N 8"] {
-        let mut host = attached(kind);
+        let mut host = host_with_snapshot(kind);
         assert_eq!(host.write("sn", 8, 1, b'Y'), Status::Ok);
         assert_eq!(host.read("sn", 8, 8).unwrap(), [vec![b'Y'; 512], vec![b'b'; 3584]].concat());
         assert_eq!(host.read("od", 8, 8).unwrap(), [b'b'; 4096]);
@@ -273,7 +273,7 @@ fn c03_a_partial_write_takes_the_rest_of_its_chunk_along() {
 /// C07: a snapshot is made while its origin is in use; nobody suspends that by hand.
 #[test]
 fn c07_an_origin_in_use_loses_no_chunk() {
-    let mut host = Host::recorded(2);
+    let mut host = SnapshotRig::recorded(2);
     host.create("od", ORIGIN).unwrap();
     host.create("sn", &format!("0 {SIZE} snapshot O W N 8")).unwrap();
     assert_eq!(host.write("od", 0, 64, b'X'), Status::Ok);
@@ -292,7 +292,7 @@ fn stores_whose_blocks_are_larger_than_the_origins() {
     for (max_sectors, size, len) in
         [(255, SIZE, SIZE), (100, SIZE, SIZE), (u64::MAX, 8201, 8200), (255, 8201, 8200)]
     {
-        let mut host = Host::recorded(1);
+        let mut host = SnapshotRig::recorded(1);
         host.get_disk("O").set_limits(|limits| {
             limits.size = Sectors(size);
             limits.max_sectors = Sectors(max_sectors.min(u64::from(u32::MAX)));

@@ -1,13 +1,13 @@
 //! Rows about the device mapper itself.
 
-use crate::rig::Host;
+use crate::rig::SnapshotRig;
 use udm_core::Status;
 use udm_core::errno::EINVAL;
 
 /// The kernel finds out at the resume, and leaves the device suspended.
 #[test]
 fn k04_a_later_table_is_checked_at_its_load() {
-    let mut host = Host::recorded(2);
+    let mut host = SnapshotRig::recorded(2);
     host.create("d", "0 16 linear O 0").unwrap();
     let error = host.load("d", "0 131073 linear O 0").unwrap_err();
     assert_eq!(
@@ -22,7 +22,7 @@ fn k04_a_later_table_is_checked_at_its_load() {
 
 #[test]
 fn t01_a_stripe_that_fails_is_marked_and_raises_an_event() {
-    let mut host = Host::recorded(1);
+    let mut host = SnapshotRig::recorded(1);
     host.create("bad", "0 8 error").unwrap();
     host.create("st", "0 16 striped 2 8 @bad 0 O 0").unwrap();
     assert_eq!(host.read("st", 0, 8), Err(Status::IoErr));
@@ -35,12 +35,12 @@ fn t01_a_stripe_that_fails_is_marked_and_raises_an_event() {
 #[test]
 fn g13_a_store_does_not_lie_on_its_own_origin() {
     let same = "COW device cannot be the same as origin device";
-    let mut host = Host::recorded(1);
+    let mut host = SnapshotRig::recorded(1);
     host.create("od", "0 131072 snapshot-origin O").unwrap();
     host.create("part", "0 1024 linear O 0").unwrap();
     host.create("above", "0 1024 linear @od 512").unwrap();
     host.create("over", "0 131072 linear W 0").unwrap();
-    let refused = |host: &mut Host, table: &str, who: &str| {
+    let refused = |host: &mut SnapshotRig, table: &str, who: &str| {
         let error = host.create("s", table).expect_err(table);
         assert_eq!((error.errno, error.text.split_once(": ").unwrap().1), (EINVAL, same), "{table}");
         assert!(error.reason.contains(who), "{table}: {error}");
@@ -71,7 +71,7 @@ fn g13_a_store_does_not_lie_on_its_own_origin() {
 /// The snapshot's own device can't be its store, whatever it is now.
 #[test]
 fn g13_a_snapshot_is_not_its_own_store() {
-    let mut host = Host::recorded(1);
+    let mut host = SnapshotRig::recorded(1);
     host.create("s", "0 131072 linear W 0").unwrap();
     host.create("t", "0 131072 linear @s 0").unwrap();
     for store in ["@s", "@t"] {

@@ -1,7 +1,7 @@
 //! What stands in a store, byte for byte, and what of it is believed.
 
-use crate::log::Log;
-use crate::rig::{Host, ORIGIN, SIZE, attached};
+use crate::log::LogCapture;
+use crate::rig::{ORIGIN, SIZE, SnapshotRig, host_with_snapshot};
 use udm_core::errno::{EINVAL, EIO, ENXIO};
 use udm_core::{BioFlags, Op, Status};
 use udm_dm::testing::TestDisk;
@@ -21,8 +21,8 @@ fn put_store(disk: &TestDisk, valid: u8, chunk: u32, records: &[(u64, u64)]) {
 }
 
 /// What is said against a store; it is not written to.
-fn refusal(prepare: impl FnOnce(&TestDisk), words: &str) -> (i32, String) {
-    let mut host = Host::recorded(1);
+fn refusal_of(prepare: impl FnOnce(&TestDisk), words: &str) -> (i32, String) {
+    let mut host = SnapshotRig::recorded(1);
     let disk = host.get_disk("W");
     prepare(&disk);
     let before = disk.bytes(0, SIZE);
@@ -35,7 +35,7 @@ fn refusal(prepare: impl FnOnce(&TestDisk), words: &str) -> (i32, String) {
 
 #[test]
 fn f01_a_new_store() {
-    let mut host = Host::recorded(1);
+    let mut host = SnapshotRig::recorded(1);
     host.get_disk("W").put(8, &[0xee; 4096]);
     host.create("sn", &format!("0 {SIZE} snapshot O W P 8")).unwrap();
     let store = host.get_disk("W").bytes(0, 24);
@@ -44,8 +44,8 @@ fn f01_a_new_store() {
 }
 
 /// The state of the recorded example.
-fn worked_example() -> Host {
-    let mut host = attached("P 8");
+fn worked_example() -> SnapshotRig {
+    let mut host = host_with_snapshot("P 8");
     for sector in [43, 48, 56, 16] {
         assert_eq!(host.write("od", sector, 1, b'X'), Status::Ok);
     }
@@ -74,12 +74,12 @@ fn f02_the_worked_example() {
 }
 
 /// Removes `sn` and makes it again.
-fn again(host: &mut Host, words: &str) {
+fn recreate_snapshot(host: &mut SnapshotRig, words: &str) {
     host.remove("sn");
     host.create("sn", &format!("0 {SIZE} snapshot O W {words}")).unwrap();
 }
 
-fn check_worked_example(host: &mut Host) {
+fn check_worked_example(host: &mut SnapshotRig) {
     assert_eq!(host.status("sn"), "64/131072 16");
     assert_eq!(host.letters("sn", 14), "aYcdefghiZklmn");
     assert_eq!(host.read("sn", 8, 8).unwrap(), [vec![b'Y'; 512], vec![b'b'; 3584]].concat());
@@ -88,15 +88,15 @@ fn check_worked_example(host: &mut Host) {
 #[test]
 fn f03_a_store_is_opened_again() {
     let mut host = worked_example();
-    again(&mut host, "P 8");
+    recreate_snapshot(&mut host, "P 8");
     check_worked_example(&mut host);
 }
 
 #[test]
 fn f04_the_store_says_how_large_its_chunks_are() {
-    let (log, mut host) = (Log::new(), worked_example());
+    let (log, mut host) = (LogCapture::new(), worked_example());
     for words in ["P 64", "P 0"] {
-        again(&mut host, words);
+        recreate_snapshot(&mut host, words);
         assert_eq!(host.table_of("sn"), "1:0 1:1 P 8");
         check_worked_example(&mut host);
     }
@@ -112,17 +112,17 @@ fn f05_another_version_and_another_magic() {
         head[8] = 2;
         disk.put(0, &head);
     };
-    let (errno, reason) = refusal(version, "P 8");
+    let (errno, reason) = refusal_of(version, "P 8");
     assert_eq!(errno, EINVAL);
     assert!(reason.contains("unable to handle snapshot disk version 2"), "{reason}");
-    let (errno, reason) = refusal(|disk| disk.put(0, b"XXXX"), "P 8");
+    let (errno, reason) = refusal_of(|disk| disk.put(0, b"XXXX"), "P 8");
     assert_eq!(errno, ENXIO);
     assert!(reason.contains("Invalid or corrupt snapshot"), "{reason}");
 }
 
 #[test]
 fn f07_a_store_that_is_invalid() {
-    let (log, mut host) = (Log::new(), Host::recorded(1));
+    let (log, mut host) = (LogCapture::new(), SnapshotRig::recorded(1));
     put_store(&host.get_disk("W"), 0, 8, &[(1, 2)]);
     host.create("od", ORIGIN).unwrap();
     host.create("sn", &format!("0 {SIZE} snapshot O W P 8")).unwrap();
@@ -137,7 +137,7 @@ fn f07_a_store_that_is_invalid() {
 #[test]
 fn f08_a_chunk_size_that_is_none() {
     for chunk in [9, 0] {
-        let (errno, reason) = refusal(|disk| put_store(disk, 1, chunk, &[]), "P 8");
+        let (errno, reason) = refusal_of(|disk| put_store(disk, 1, chunk, &[]), "P 8");
         assert_eq!(errno, EINVAL);
         let text = format!("invalid on-disk chunk size {chunk}: Chunk size is not a power of 2.");
         assert!(reason.contains(text.trim_end_matches('.')), "{reason}");
@@ -147,7 +147,7 @@ fn f08_a_chunk_size_that_is_none() {
 
 #[test]
 fn f10_a_full_area() {
-    let mut host = attached("P 8");
+    let mut host = host_with_snapshot("P 8");
     // What was on the disk where the next area will be.
     host.get_disk("W").put(258 * 8, &[0xee; 4096]);
     for chunk in 0..256 {
@@ -159,7 +159,7 @@ fn f10_a_full_area() {
     let store = host.store("W").unwrap();
     assert_eq!((store.records.len(), store.records[256]), (257, (512, 259)));
     assert!(store.is_in_order());
-    again(&mut host, "P 8");
+    recreate_snapshot(&mut host, "P 8");
     assert_eq!(host.letters("sn", 5), "abcde");
 }
 
@@ -167,11 +167,11 @@ fn f10_a_full_area() {
 #[test]
 fn f12_no_room_for_the_next_area() {
     for kind in ["P", "PO"] {
-        let mut host = Host::recorded(1);
+        let mut host = SnapshotRig::recorded(1);
         host.disk("S", 258 * 8);
         host.create("od", ORIGIN).unwrap();
         host.create("sn", &format!("0 {SIZE} snapshot O S {kind} 8")).unwrap();
-        let log = Log::new();
+        let log = LogCapture::new();
         for chunk in 0..255 {
             assert_eq!(host.write("sn", chunk * 8, 1, b'Y'), Status::Ok);
         }
@@ -189,14 +189,14 @@ fn f12_no_room_for_the_next_area() {
 #[test]
 fn f14_a_store_without_room_for_an_area() {
     for sectors in [8, 9, 15] {
-        let mut host = Host::recorded(1);
+        let mut host = SnapshotRig::recorded(1);
         let disk = host.disk("S", sectors);
         host.make("sn");
         let error = host.load("sn", &format!("0 {SIZE} snapshot O S P 8")).unwrap_err();
         assert_eq!((error.errno, &*error.text), (EIO, "snapshot: Failed to read snapshot metadata"));
         assert_eq!(disk.bytes(0, 8), [0; 4096]);
     }
-    let mut host = Host::recorded(1);
+    let mut host = SnapshotRig::recorded(1);
     host.disk("S", 16);
     host.create("sn", &format!("0 {SIZE} snapshot O S P 8")).unwrap();
     assert_eq!(host.write("sn", 0, 8, b'X'), Status::IoErr);
@@ -206,7 +206,7 @@ fn f14_a_store_without_room_for_an_area() {
 /// A record behind the end of the list, as a torn write leaves it, is never believed.
 #[test]
 fn f17_bytes_behind_the_records() {
-    let (log, mut host) = (Log::new(), Host::recorded(1));
+    let (log, mut host) = (LogCapture::new(), SnapshotRig::recorded(1));
     let disk = host.get_disk("W");
     put_store(&disk, 1, 8, &[(1, 2), (0, 0), (5, 4)]);
     disk.put(16, &[b'P'; 4096]);
@@ -217,20 +217,20 @@ fn f17_bytes_behind_the_records() {
     assert_eq!(host.letters("sn", 7), "aPcdefg");
     assert_eq!(host.write("sn", 24, 8, b'Y'), Status::Ok);
     assert_eq!((host.status("sn").as_str(), &*host.letters("sn", 7)), ("32/131072 16", "aPcYefg"));
-    again(&mut host, "P 8");
+    recreate_snapshot(&mut host, "P 8");
     assert_eq!((host.status("sn").as_str(), &*host.letters("sn", 7)), ("32/131072 16", "aPcYefg"));
 }
 
 #[test]
 fn f18_a_record_that_points_behind_the_store() {
-    let (errno, reason) = refusal(|disk| put_store(disk, 1, 8, &[(1, 0xff_ffff)]), "P 8");
+    let (errno, reason) = refusal_of(|disk| put_store(disk, 1, 8, &[(1, 0xff_ffff)]), "P 8");
     assert_eq!(errno, EINVAL);
     assert!(reason.contains("at byte 4096"), "{reason}");
 }
 
 #[test]
 fn f19_holes_are_legal_and_other_records_are_not() {
-    let mut host = Host::recorded(1);
+    let mut host = SnapshotRig::recorded(1);
     let disk = host.get_disk("W");
     put_store(&disk, 1, 8, &[(1, 9), (2, 5)]);
     disk.put(72, &[b'P'; 4096]);
@@ -249,7 +249,7 @@ fn f19_holes_are_legal_and_other_records_are_not() {
     ];
     let mut reasons = Vec::new();
     for (records, place) in bad {
-        let (errno, reason) = refusal(|disk| put_store(disk, 1, 8, records), "P 8");
+        let (errno, reason) = refusal_of(|disk| put_store(disk, 1, 8, records), "P 8");
         assert_eq!(errno, EINVAL);
         assert!(reason.contains(place), "{records:?}: {reason}");
         let text = reason.split_once(": ").unwrap().1.to_owned();
@@ -264,7 +264,7 @@ fn f19_holes_are_legal_and_other_records_are_not() {
 #[test]
 fn f21_stores_are_right_after_each_step() {
     for chunk in [1, 8, 32] {
-        let mut host = attached(&format!("P {chunk}"));
+        let mut host = host_with_snapshot(&format!("P {chunk}"));
         // Steps of a number that meets none of the sizes, up to the 2000 copies.
         for step in 0..2000 {
             let sector = step * 37 % 1999 * chunk;
@@ -281,10 +281,10 @@ fn f21_stores_are_right_after_each_step() {
 /// Data before its record, zeroes of the next area before the record that fills this one.
 #[test]
 fn f23_in_which_order_a_store_is_written() {
-    let mut host = attached("P 8");
+    let mut host = host_with_snapshot("P 8");
     let disk = host.get_disk("W");
     disk.set_limits(|limits| limits.write_cache = true);
-    again(&mut host, "P 8");
+    recreate_snapshot(&mut host, "P 8");
     let _ = disk.take_log();
     assert_eq!(host.write("od", 0, 128, b'X'), Status::Ok);
     let log = disk.take_log();

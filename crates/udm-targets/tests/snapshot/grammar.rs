@@ -1,7 +1,7 @@
 //! Tables: what is accepted and how it is printed, what is refused and with which words.
 
-use crate::log::Log;
-use crate::rig::{Host, SIZE};
+use crate::log::LogCapture;
+use crate::rig::{SIZE, SnapshotRig};
 use udm_core::errno::{EINVAL, ENOENT};
 use udm_dm::TargetError;
 use udm_dm::testing::TestDisk;
@@ -10,8 +10,8 @@ const NO_STORE: &str = "Couldn't create exception store";
 
 /// What a host with the recorded disks says against `table`. A store that is refused is not
 /// written to.
-fn refused(table: &str) -> TargetError {
-    let mut host = Host::recorded(1);
+fn refusal_of(table: &str) -> TargetError {
+    let mut host = SnapshotRig::recorded(1);
     host.make("sn");
     let error = host.load("sn", table).expect_err(table);
     assert_eq!(host.get_disk("W").bytes(0, 64), [0; 64 * 512], "{table} wrote");
@@ -19,13 +19,13 @@ fn refused(table: &str) -> TargetError {
 }
 
 /// The line of a snapshot with `words` behind its devices.
-fn snapshot(words: &str) -> String {
+fn snapshot_line(words: &str) -> String {
     format!("0 {SIZE} snapshot O W {words}")
 }
 
 #[track_caller]
 fn assert_refused(table: &str, errno: i32, text: &str, reason: &str) {
-    let error = refused(table);
+    let error = refusal_of(table);
     let kind = table.split(' ').nth(2).unwrap();
     assert_eq!((error.errno, error.text), (errno, format!("{kind}: {text}")), "{table}");
     assert!(error.reason.contains(reason), "{table}: {}", error.reason);
@@ -33,8 +33,8 @@ fn assert_refused(table: &str, errno: i32, text: &str, reason: &str) {
 
 #[test]
 fn g01_a_persistent_snapshot() {
-    let mut host = Host::recorded(1);
-    host.create("sn", &snapshot("P 8")).unwrap();
+    let mut host = SnapshotRig::recorded(1);
+    host.create("sn", &snapshot_line("P 8")).unwrap();
     assert_eq!(host.device("sn").table_text(false).trim_end(), "0 131072 snapshot 1:0 1:1 P 8");
     assert_eq!(host.status("sn"), "16/131072 16");
     assert_eq!(host.events("sn"), 0);
@@ -45,8 +45,8 @@ fn g02_letters_and_what_they_are_printed_as() {
     let cases =
         [("p", "P"), ("po", "PO"), ("n", "N"), ("POX", "PO"), ("NO", "N"), ("pO", "PO"), ("Po", "PO")];
     for (word, printed) in cases {
-        let mut host = Host::recorded(1);
-        host.create("sn", &snapshot(&format!("{word} 8"))).unwrap();
+        let mut host = SnapshotRig::recorded(1);
+        host.create("sn", &snapshot_line(&format!("{word} 8"))).unwrap();
         assert_eq!(host.table_of("sn"), format!("1:0 1:1 {printed} 8"));
         let status = if printed == "N" { "0/131072 0" } else { "16/131072 16" };
         assert_eq!(host.status("sn"), status, "{word}");
@@ -60,8 +60,8 @@ fn g02_letters_and_what_they_are_printed_as() {
             "P 8 2 discard_zeroes_cow discard_passdown_origin",
         ),
     ] {
-        let mut host = Host::recorded(1);
-        host.create("sn", &snapshot(words)).unwrap();
+        let mut host = SnapshotRig::recorded(1);
+        host.create("sn", &snapshot_line(words)).unwrap();
         assert_eq!(host.table_of("sn"), format!("1:0 1:1 {printed}"));
     }
 }
@@ -74,7 +74,7 @@ fn g04_other_words_are_no_type() {
         ("Q", "Exception store type is not P or N"),
         ("transient", "Exception store type is not P or N"),
     ] {
-        assert_refused(&snapshot(&format!("{word} 8")), EINVAL, NO_STORE, reason);
+        assert_refused(&snapshot_line(&format!("{word} 8")), EINVAL, NO_STORE, reason);
     }
 }
 
@@ -87,25 +87,25 @@ fn g08_chunk_sizes_that_are_none_and_why() {
         ("8x", "Invalid chunk size"),
         ("99999999999", "Invalid chunk size"),
     ] {
-        assert_refused(&snapshot(&format!("P {chunk}")), EINVAL, NO_STORE, reason);
+        assert_refused(&snapshot_line(&format!("P {chunk}")), EINVAL, NO_STORE, reason);
     }
-    assert_refused(&snapshot("N 0"), EINVAL, "Chunk size not set", "");
-    let mut host = Host::recorded(1);
-    host.create("sn", &snapshot("P 0")).unwrap();
+    assert_refused(&snapshot_line("N 0"), EINVAL, "Chunk size not set", "");
+    let mut host = SnapshotRig::recorded(1);
+    host.create("sn", &snapshot_line("P 0")).unwrap();
     assert_eq!(host.table_of("sn"), "1:0 1:1 P 32", "the default");
 }
 
 #[test]
 fn g09_the_largest_chunk() {
-    let mut host = Host::recorded(1);
-    host.create("sn", &snapshot("N 2097152")).unwrap();
+    let mut host = SnapshotRig::recorded(1);
+    host.create("sn", &snapshot_line("N 2097152")).unwrap();
     assert_eq!(host.status("sn"), "0/131072 0");
-    assert_refused(&snapshot("N 4194304"), EINVAL, NO_STORE, "Chunk size is too high");
+    assert_refused(&snapshot_line("N 4194304"), EINVAL, NO_STORE, "Chunk size is too high");
 }
 
 #[test]
 fn g11_a_chunk_is_whole_blocks() {
-    let mut host = Host::recorded(1);
+    let mut host = SnapshotRig::recorded(1);
     host.get_disk("O").set_limits(|limits| limits.logical_block = 4096);
     host.make("sn");
     let error = host.load("sn", "0 8 snapshot O W N 4").unwrap_err();
@@ -148,18 +148,18 @@ fn g13_the_first_fault_is_told() {
 
 #[test]
 fn g15_an_origin_that_is_too_small() {
-    let error = refused("0 131073 snapshot O W N 8");
+    let error = refusal_of("0 131073 snapshot O W N 8");
     assert_eq!(error.errno, EINVAL);
     let text = "O too small for target: start=0, len=131073, dev_size=131072";
     assert!(error.to_string().contains(text), "{error}");
-    let error = refused("0 131073 snapshot-origin O");
+    let error = refusal_of("0 131073 snapshot-origin O");
     assert!(error.to_string().contains(text), "{error}");
 }
 
 #[test]
 fn g18_passdown_needs_zeroes() {
     let text = "discard_passdown_origin feature depends on discard_zeroes_cow";
-    assert_refused(&snapshot("P 8 1 discard_passdown_origin"), EINVAL, text, "");
+    assert_refused(&snapshot_line("P 8 1 discard_passdown_origin"), EINVAL, text, "");
 }
 
 #[test]
@@ -171,13 +171,13 @@ fn g19_features_that_are_none() {
         ("x discard_zeroes_cow", count),
         ("1 foo", "Unrecognised feature requested"),
     ] {
-        assert_refused(&snapshot(&format!("P 8 {words}")), EINVAL, text, "");
+        assert_refused(&snapshot_line(&format!("P 8 {words}")), EINVAL, text, "");
     }
 }
 
 #[test]
 fn g21_nothing_follows_the_features() {
-    let error = refused(&snapshot("P 8 1 discard_zeroes_cow extra"));
+    let error = refusal_of(&snapshot_line("P 8 1 discard_zeroes_cow extra"));
     assert_eq!(error.errno, EINVAL);
     assert!(error.reason.contains("extra"), "{error}");
 }
@@ -190,7 +190,7 @@ fn g23_a_transient_snapshot_is_not_merged() {
 
 #[test]
 fn g24_a_snapshot_begins_at_sector_0() {
-    let mut host = Host::recorded(1);
+    let mut host = SnapshotRig::recorded(1);
     let small = TestDisk::new(1024);
     host.put_disk("Z", &small);
     host.make("sn");
@@ -205,8 +205,8 @@ fn g24_a_snapshot_begins_at_sector_0() {
 /// What stands in the log besides a refusal is not said of what is accepted.
 #[test]
 fn a_new_store_is_made_in_silence() {
-    let (log, mut host) = (Log::new(), Host::recorded(1));
-    host.create("sn", &snapshot("P 8")).unwrap();
+    let (log, mut host) = (LogCapture::new(), SnapshotRig::recorded(1));
+    host.create("sn", &snapshot_line("P 8")).unwrap();
     host.create("od", &format!("0 {SIZE} snapshot-origin O")).unwrap();
     assert_eq!(log.count(""), 0);
     tracing::warn!("heard");

@@ -1,12 +1,12 @@
 //! A store that becomes larger while it is in use.
 
-use crate::rig::{Host, SIZE, filled};
+use crate::rig::{SIZE, SnapshotRig, filled_write};
 use udm_core::errno::{ENOSPC, EOPNOTSUPP};
 use udm_core::{Device, OpenError, Sectors, Status};
 
 /// An origin, and a snapshot whose store has room for `chunks` chunks and grows by `step`.
-fn growing(kind: &str, chunks: u64, step: &str) -> Host {
-    let mut host = Host::recorded(2);
+fn growing_snapshot(kind: &str, chunks: u64, step: &str) -> SnapshotRig {
+    let mut host = SnapshotRig::recorded(2);
     let metadata = if kind == "N" { 0 } else { 2 };
     host.get_disk("W").set_limits(|limits| limits.size = Sectors((chunks + metadata) * 8));
     host.create("od", "0 131072 snapshot-origin O").unwrap();
@@ -20,13 +20,13 @@ fn no_space() -> Option<OpenError> {
 }
 
 /// Writes chunk `chunk` of the origin, and polls a while.
-fn write(host: &mut Host, chunk: u64) -> u64 {
-    let sent = host.send("od", 0, filled(chunk * 8, 8, b'X'));
+fn write(host: &mut SnapshotRig, chunk: u64) -> u64 {
+    let sent = host.send("od", 0, filled_write(chunk * 8, 8, b'X'));
     (0..50).for_each(|_| host.poll());
     sent
 }
 
-fn write_all(host: &mut Host, chunks: std::ops::Range<u64>) {
+fn write_all(host: &mut SnapshotRig, chunks: std::ops::Range<u64>) {
     for chunk in chunks {
         write(host, chunk);
     }
@@ -36,7 +36,7 @@ fn write_all(host: &mut Host, chunks: std::ops::Range<u64>) {
 fn it_grows_before_it_is_full_and_nobody_waits() {
     for kind in ["P", "N"] {
         // Steps of 8 chunks: asked for when fewer than 4 are left.
-        let mut host = growing(kind, 8, "32k");
+        let mut host = growing_snapshot(kind, 8, "32k");
         let disk = host.get_disk("W");
         for chunk in 0..40 {
             let sent = write(&mut host, chunk);
@@ -58,10 +58,10 @@ fn it_grows_before_it_is_full_and_nobody_waits() {
 #[test]
 fn who_finds_no_room_waits_for_the_step_and_not_for_the_policy() {
     for kind in ["P", "PO", "N"] {
-        let mut host = growing(kind, 2, "4k");
+        let mut host = growing_snapshot(kind, 2, "4k");
         let disk = host.get_disk("W");
         let sent: Vec<u64> = (0..4).map(|chunk| write(&mut host, chunk)).collect();
-        let mine = host.send("sn", 1, filled(96, 1, b'Y'));
+        let mine = host.send("sn", 1, filled_write(96, 1, b'Y'));
         (0..50).for_each(|_| host.poll());
         assert_eq!(sent.iter().filter(|sent| host.answer(**sent).is_some()).count(), 2, "{kind}");
         assert!(host.answer(mine).is_none());
@@ -79,7 +79,7 @@ fn who_finds_no_room_waits_for_the_step_and_not_for_the_policy() {
 
 #[test]
 fn a_step_that_fails_is_tried_once_more_when_it_is_full() {
-    let mut host = growing("P", 8, "32k");
+    let mut host = growing_snapshot("P", 8, "32k");
     let disk = host.get_disk("W");
     write_all(&mut host, 0..5);
     assert_eq!(disk.growths(), 1, "three are left");
@@ -106,7 +106,7 @@ fn a_step_that_fails_is_tried_once_more_when_it_is_full() {
 #[test]
 fn policies_come_behind_a_last_attempt() {
     for (policy, answer) in [("fail", Some(Status::NoSpace)), ("pause", None)] {
-        let mut host = growing("P", 2, "4k");
+        let mut host = growing_snapshot("P", 2, "4k");
         host.message("sn", &format!("set on_full {policy}")).unwrap();
         let disk = host.get_disk("W");
         let sent: Vec<u64> = (0..3).map(|chunk| write(&mut host, chunk)).collect();
@@ -135,7 +135,7 @@ fn policies_come_behind_a_last_attempt() {
 
 #[test]
 fn a_maximum_is_the_end_until_another_is_set() {
-    let mut host = growing("P", 2, "0");
+    let mut host = growing_snapshot("P", 2, "0");
     let disk = host.get_disk("W");
     host.message("sn", "set grow_max 20k").unwrap();
     host.message("sn", "set on_full pause").unwrap();
@@ -158,7 +158,7 @@ fn a_maximum_is_the_end_until_another_is_set() {
 
 #[test]
 fn a_handover_and_a_removal_leave_growth_to_itself() {
-    let mut host = growing("N", 2, "4k");
+    let mut host = growing_snapshot("N", 2, "4k");
     let disk = host.get_disk("W");
     let sent: Vec<u64> = (0..3).map(|chunk| write(&mut host, chunk)).collect();
     assert_eq!(disk.growths(), 1);
@@ -180,7 +180,7 @@ fn a_handover_and_a_removal_leave_growth_to_itself() {
 
 #[test]
 fn what_can_not_grow_says_so_and_bad_numbers_are_refused() {
-    let mut host = growing("P", 2, "4k");
+    let mut host = growing_snapshot("P", 2, "4k");
     for message in ["set grow", "set grow -1", "set grow 1.5M", "set grow_max never", "set grow 99999999999P"]
     {
         assert_eq!(host.message("sn", message).unwrap_err().errno, 22, "{message}");

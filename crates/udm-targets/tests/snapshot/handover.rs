@@ -1,14 +1,14 @@
 //! A snapshot goes from one table to the next.
 
-use crate::log::Log;
-use crate::rig::{Host, ORIGIN, SIZE, attached, filled};
+use crate::log::LogCapture;
+use crate::rig::{ORIGIN, SIZE, SnapshotRig, filled_write, host_with_snapshot};
 use udm_core::Status;
 use udm_core::errno::EINVAL;
 use udm_dm::testing::read;
 
 #[test]
 fn h01_a_table_with_other_features() {
-    let mut host = attached("P 8");
+    let mut host = host_with_snapshot("P 8");
     assert_eq!(host.write("od", 8, 1, b'X'), Status::Ok);
     host.load("sn", &format!("0 {SIZE} snapshot O W P 64 1 discard_zeroes_cow")).unwrap();
     assert_eq!(host.inactive_table_of("sn"), "1:0 1:1 P 0 1 discard_zeroes_cow");
@@ -24,12 +24,12 @@ fn h01_a_table_with_other_features() {
 /// A device in use is reloaded in one step, and its origin is written meanwhile.
 #[test]
 fn h01_a_reload_in_one_step() {
-    let mut host = attached("P 8");
+    let mut host = host_with_snapshot("P 8");
     for round in 0..5 {
         assert_eq!(host.write("od", round * 8, 1, b'X'), Status::Ok);
         let word = if round % 2 == 0 { "PO" } else { "P" };
         host.load("sn", &format!("0 {SIZE} snapshot O W {word} 8")).unwrap();
-        let sent = host.send("od", 1, crate::rig::filled(800 + round * 8, 8, b'X'));
+        let sent = host.send("od", 1, crate::rig::filled_write(800 + round * 8, 8, b'X'));
         host.resume(&["sn"]).unwrap();
         assert_eq!(host.wait(sent).status, Status::Ok);
         assert_eq!(host.table_of("sn"), format!("1:0 1:1 {word} 8"));
@@ -41,7 +41,7 @@ fn h01_a_reload_in_one_step() {
 
 #[test]
 fn h02_a_transient_one_keeps_its_chunks() {
-    let mut host = attached("N 8");
+    let mut host = host_with_snapshot("N 8");
     assert_eq!(host.write("od", 8, 1, b'X'), Status::Ok);
     host.load("sn", &format!("0 {SIZE} snapshot O W N 16")).unwrap();
     assert_eq!(host.inactive_table_of("sn"), "1:0 1:1 N 0");
@@ -53,7 +53,7 @@ fn h02_a_transient_one_keeps_its_chunks() {
 #[test]
 fn h03_a_store_does_not_change_its_type() {
     for (first, second) in [("P 8", "N 16"), ("N 8", "P 8")] {
-        let mut host = attached(first);
+        let mut host = host_with_snapshot(first);
         assert_eq!(host.write("od", 8, 1, b'X'), Status::Ok);
         let error = host.load("sn", &format!("0 {SIZE} snapshot O W {second}")).unwrap_err();
         assert_eq!(error.errno, EINVAL);
@@ -66,7 +66,7 @@ fn h03_a_store_does_not_change_its_type() {
 /// What a table that comes and goes does not do to the one that is live.
 #[test]
 fn h03_a_table_that_is_never_live() {
-    let mut host = attached("P 8");
+    let mut host = host_with_snapshot("P 8");
     assert_eq!(host.write("od", 8, 1, b'X'), Status::Ok);
     host.load("sn", &format!("0 {SIZE} snapshot O W PO 8")).unwrap();
     host.device("sn").clear();
@@ -79,7 +79,7 @@ fn h03_a_table_that_is_never_live() {
 
 #[test]
 fn h04_the_source_is_in_use() {
-    let mut host = attached("P 8");
+    let mut host = host_with_snapshot("P 8");
     host.make("s2");
     host.load("s2", &format!("0 {SIZE} snapshot O W P 8")).unwrap();
     let error = host.resume(&["s2"]).unwrap_err();
@@ -101,7 +101,7 @@ fn h04_the_source_is_in_use() {
 #[test]
 fn h05_another_device_takes_over() {
     for kind in ["P 8", "N 8"] {
-        let mut host = attached(kind);
+        let mut host = host_with_snapshot(kind);
         assert_eq!(host.write("od", 8, 1, b'X'), Status::Ok);
         host.suspend(&["sn"]).unwrap();
         host.create("s2", &format!("0 {SIZE} snapshot O W {kind}")).unwrap();
@@ -122,7 +122,7 @@ fn h05_another_device_takes_over() {
 
 #[test]
 fn h05_the_source_goes_first() {
-    let (log, mut host) = (Log::new(), attached("N 8"));
+    let (log, mut host) = (LogCapture::new(), host_with_snapshot("N 8"));
     assert_eq!(host.write("od", 8, 1, b'X'), Status::Ok);
     host.make("s2");
     host.load("s2", &format!("0 {SIZE} snapshot O W N 8")).unwrap();
@@ -137,7 +137,7 @@ fn h05_the_source_goes_first() {
 /// As a volume manager does it: the origin's device becomes the merge.
 #[test]
 fn a_live_snapshot_becomes_a_merge() {
-    let mut host = attached("P 8");
+    let mut host = host_with_snapshot("P 8");
     assert_eq!(host.write("od", 8, 8, b'X'), Status::Ok);
     assert_eq!(host.write("sn", 24, 8, b'Z'), Status::Ok);
     host.suspend(&["od", "sn"]).unwrap();
@@ -157,7 +157,7 @@ fn a_live_snapshot_becomes_a_merge() {
 /// Every step of a snapshot's life, again and again, leaves nothing behind.
 #[test]
 fn nothing_is_left_of_snapshots_that_are_gone() {
-    let mut host = Host::recorded(2);
+    let mut host = SnapshotRig::recorded(2);
     host.create("od", ORIGIN).unwrap();
     let open = host.get_disk("O").opened();
     for (kind, store) in [("P 8", "W0"), ("N 8", "W1"), ("PO 8", "W2")] {
@@ -176,7 +176,7 @@ fn nothing_is_left_of_snapshots_that_are_gone() {
 /// the turn of that write.
 #[test]
 fn a_write_that_is_taken_back_keeps_no_record_waiting() {
-    let mut host = Host::recorded(2);
+    let mut host = SnapshotRig::recorded(2);
     let held = host.disk("X", 8);
     let store = "0 16 linear W 0\n16 8 linear X 0\n24 1000 linear W 24";
     host.create("w", store).unwrap();
@@ -185,9 +185,9 @@ fn a_write_that_is_taken_back_keeps_no_record_waiting() {
     held.hand_back(true);
     let origin = host.get_disk("O");
     origin.hold(true);
-    let taken_back = host.send("sn", 0, filled(0, 8, b'A'));
+    let taken_back = host.send("sn", 0, filled_write(0, 8, b'A'));
     let reads = host.send("sn", 0, read(80, 1));
-    let waits = host.send("sn", 1, filled(8, 8, b'B'));
+    let waits = host.send("sn", 1, filled_write(8, 8, b'B'));
     (0..10).for_each(|_| host.poll());
     assert_eq!(held.waiting(), 1);
     assert!(host.answer(waits).is_none(), "its record is behind that of the other");
@@ -215,7 +215,7 @@ fn a_write_that_is_taken_back_keeps_no_record_waiting() {
 /// more.
 #[test]
 fn a_device_is_removed_with_a_table_that_waits() {
-    let mut host = attached("P 8");
+    let mut host = host_with_snapshot("P 8");
     host.load("sn", &format!("0 {SIZE} snapshot O W P 8")).unwrap();
     assert_eq!(host.write("od", 0, 8, b'X'), Status::Ok);
     let kept = host.store("W").unwrap().records.len();

@@ -2,7 +2,7 @@
 //! between: a disk has a volatile cache of which any part may be lost, sector by sector, until a
 //! flush.
 
-use crate::rig::Host;
+use crate::rig::SnapshotRig;
 use rand::RngExt;
 use rand::rngs::SmallRng;
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use udm_dm::testing::{TestDisk, data};
 
 /// What of a disk's cache outlives the cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cache {
+pub enum CacheSurvival {
     /// All of it.
     Kept,
     /// Nothing.
@@ -22,28 +22,28 @@ pub enum Cache {
 }
 
 #[derive(Clone)]
-pub enum What {
+pub enum DiskRequest {
     Write { sector: u64, bytes: Vec<u8>, fua: bool },
     Flush,
 }
 
-impl What {
+impl DiskRequest {
     /// On disk 0 and 1: `w`, `W` a write, `R` one that is FUA there, `f`, `F` a flush.
     pub fn letter(&self, disk: usize) -> char {
         match (self, disk) {
-            (What::Write { fua: true, .. }, 1) => 'R',
-            (What::Write { .. }, disk) => ['w', 'W'][disk],
-            (What::Flush, disk) => ['f', 'F'][disk],
+            (DiskRequest::Write { fua: true, .. }, 1) => 'R',
+            (DiskRequest::Write { .. }, disk) => ['w', 'W'][disk],
+            (DiskRequest::Flush, disk) => ['f', 'F'][disk],
         }
     }
 }
 
 /// See the module's documentation.
 #[derive(Clone, Default)]
-pub struct Journal(Arc<Mutex<Vec<(usize, What)>>>);
+pub struct DiskJournal(Arc<Mutex<Vec<(usize, DiskRequest)>>>);
 
-impl Journal {
-    fn push(&self, disk: usize, what: What) {
+impl DiskJournal {
+    fn push(&self, disk: usize, what: DiskRequest) {
         self.0.lock().unwrap().push((disk, what));
     }
 
@@ -53,22 +53,29 @@ impl Journal {
         let journal = self.clone();
         disk.judge(move |bio| {
             if bio.op == Op::Flush || bio.flags.contains(BioFlags::PREFLUSH) {
-                journal.push(number, What::Flush);
+                journal.push(number, DiskRequest::Flush);
             }
             if bio.op == Op::Write {
                 let fua = bio.flags.contains(BioFlags::FUA);
-                journal.push(number, What::Write { sector: bio.sector.0, bytes: data(bio), fua });
+                journal.push(number, DiskRequest::Write { sector: bio.sector.0, bytes: data(bio), fua });
             }
             Status::Ok
         });
     }
 
-    pub fn entries(&self) -> Vec<(usize, What)> {
+    pub fn entries(&self) -> Vec<(usize, DiskRequest)> {
         self.0.lock().unwrap().clone()
     }
 
     /// What `disk`, which held `start`, holds when the power goes behind the first `count` entries.
-    pub fn cut(&self, disk: usize, start: &[u8], count: usize, cache: Cache, rng: &mut SmallRng) -> Vec<u8> {
+    pub fn cut(
+        &self,
+        disk: usize,
+        start: &[u8],
+        count: usize,
+        cache: CacheSurvival,
+        rng: &mut SmallRng,
+    ) -> Vec<u8> {
         let mut image = start.to_vec();
         let mut volatile: BTreeMap<u64, Vec<Vec<u8>>> = BTreeMap::new();
         let size = SECTOR_SIZE as usize;
@@ -77,12 +84,12 @@ impl Journal {
         };
         for (_, what) in self.0.lock().unwrap()[..count].iter().filter(|(of, _)| *of == disk) {
             match what {
-                What::Flush => {
+                DiskRequest::Flush => {
                     for (sector, states) in std::mem::take(&mut volatile) {
                         put(&mut image, sector, states.last().unwrap());
                     }
                 }
-                What::Write { sector, bytes, fua } => {
+                DiskRequest::Write { sector, bytes, fua } => {
                     for (sector, bytes) in (*sector..).zip(bytes.chunks(size)) {
                         if *fua {
                             volatile.remove(&sector);
@@ -96,9 +103,9 @@ impl Journal {
         }
         for (sector, states) in volatile {
             let kept = match cache {
-                Cache::Kept => states.len(),
-                Cache::Lost => 0,
-                Cache::Some => rng.random_range(0..=states.len()),
+                CacheSurvival::Kept => states.len(),
+                CacheSurvival::Lost => 0,
+                CacheSurvival::Some => rng.random_range(0..=states.len()),
             };
             if kept > 0 {
                 put(&mut image, sector, &states[kept - 1]);
@@ -110,13 +117,13 @@ impl Journal {
 
 /// Disks `O` and `W` as a cut behind `count` entries leaves them, of what they held at the start.
 pub fn host_after(
-    journal: &Journal,
+    journal: &DiskJournal,
     starts: &[Vec<u8>; 2],
     count: usize,
-    cache: Cache,
+    cache: CacheSurvival,
     rng: &mut SmallRng,
-) -> Host {
-    let mut host = Host::new(1);
+) -> SnapshotRig {
+    let mut host = SnapshotRig::new(1);
     for (number, name) in ["O", "W"].into_iter().enumerate() {
         let image = journal.cut(number, &starts[number], count, cache, rng);
         host.disk(name, image.len() as u64 / SECTOR_SIZE).put(0, &image);

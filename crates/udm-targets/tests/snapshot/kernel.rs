@@ -1,6 +1,6 @@
 //! What Linux 6.12 left: stores, and what origin and snapshot read at that moment.
 
-use crate::rig::Host;
+use crate::rig::SnapshotRig;
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::sync::OnceLock;
@@ -31,7 +31,7 @@ pub fn image(name: &str) -> &'static [u8] {
 fn f22_stores_of_a_kernel() {
     for name in ["a_P8", "a_P32", "a_PO8", "b_P8"] {
         let read = |what: &str| image(&format!("{name}.{what}"));
-        let mut host = Host::new(1);
+        let mut host = SnapshotRig::new(1);
         for (disk, bytes) in [("O", read("origview")), ("W", read("cow"))] {
             host.disk(disk, bytes.len() as u64 / 512).put(0, bytes);
         }
@@ -57,7 +57,7 @@ fn f22_stores_of_a_kernel() {
         ("c_PO8_full_by_snap", "128/128 16"),
         ("e_P8_after_merge", "16/4096 16"),
     ] {
-        let mut host = Host::new(1);
+        let mut host = SnapshotRig::new(1);
         let store = image(&format!("{name}.cow"));
         host.disk("O", 32768);
         host.disk("W", store.len() as u64 / 512).put(0, store);
@@ -73,7 +73,7 @@ fn f22_the_same_steps_leave_the_same_store() {
         let pattern = |name: &str, sector: u64, sectors: u64| {
             image(name)[sector as usize * 512..][..sectors as usize * 512].to_vec()
         };
-        let mut host = Host::new(1);
+        let mut host = SnapshotRig::new(1);
         host.disk("O", 32768).put(0, image("org.img"));
         let theirs = image(&format!("{name}.cow"));
         let ours = host.disk("W", theirs.len() as u64 / 512);

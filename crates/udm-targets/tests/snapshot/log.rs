@@ -8,21 +8,21 @@ use tracing::subscriber::{DefaultGuard, NoSubscriber, set_default, set_global_de
 use tracing::{Event, Metadata, Subscriber};
 
 /// The lines of this thread's log, from when it was made until it is dropped.
-pub struct Log {
+pub struct LogCapture {
     lines: Arc<Mutex<Vec<String>>>,
     _guard: DefaultGuard,
 }
 
-struct Writer(Arc<Mutex<Vec<String>>>);
+struct CaptureSubscriber(Arc<Mutex<Vec<String>>>);
 
-impl Log {
-    pub fn new() -> Log {
+impl LogCapture {
+    pub fn new() -> LogCapture {
         // With one subscriber alone, a thread without any decides for all that a place is not heard:
         // tracing-core asks that thread's own default then.
         static SECOND: Once = Once::new();
         SECOND.call_once(|| set_global_default(NoSubscriber::new()).expect("the first"));
         let lines: Arc<Mutex<Vec<String>>> = Arc::default();
-        Log { _guard: set_default(Writer(Arc::clone(&lines))), lines }
+        LogCapture { _guard: set_default(CaptureSubscriber(Arc::clone(&lines))), lines }
     }
 
     /// True when a line has `text` in it.
@@ -36,9 +36,9 @@ impl Log {
     }
 }
 
-struct Text(String);
+struct MessageText(String);
 
-impl Visit for Text {
+impl Visit for MessageText {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
         if field.name() == "message" {
             write!(self.0, "{value:?}").unwrap();
@@ -46,7 +46,7 @@ impl Visit for Text {
     }
 }
 
-impl Subscriber for Writer {
+impl Subscriber for CaptureSubscriber {
     fn enabled(&self, _: &Metadata<'_>) -> bool {
         true
     }
@@ -60,7 +60,7 @@ impl Subscriber for Writer {
     fn record_follows_from(&self, _: &Id, _: &Id) {}
 
     fn event(&self, event: &Event<'_>) {
-        let mut text = Text(String::new());
+        let mut text = MessageText(String::new());
         event.record(&mut text);
         self.0.lock().unwrap().push(text.0);
     }

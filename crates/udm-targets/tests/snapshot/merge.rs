@@ -1,9 +1,9 @@
 //! What a snapshot holds is brought back into its origin.
 
-use crate::journal::{Cache, Journal, host_after};
+use crate::journal::{CacheSurvival, DiskJournal, host_after};
 use crate::kernel;
-use crate::log::Log;
-use crate::rig::{Host, ORIGIN, SIZE, filled};
+use crate::log::LogCapture;
+use crate::rig::{ORIGIN, SIZE, SnapshotRig, filled_write};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use udm_core::errno::EINVAL;
@@ -12,8 +12,8 @@ use udm_core::{BioFlags, Op, Status};
 const MERGE: &str = "0 131072 snapshot-merge O W P 8";
 
 /// The recorded origin, and a store with a `Z` for each of `chunks`, which nobody uses.
-fn written(chunks: &[u64]) -> Host {
-    let mut host = Host::recorded(2);
+fn store_with_chunks(chunks: &[u64]) -> SnapshotRig {
+    let mut host = SnapshotRig::recorded(2);
     for name in ["O", "W"] {
         host.get_disk(name).set_limits(|limits| limits.write_cache = true);
     }
@@ -26,7 +26,7 @@ fn written(chunks: &[u64]) -> Host {
 }
 
 /// What the origin's disk holds, as letters.
-fn raw(host: &Host, chunks: u64) -> String {
+fn origin_letters(host: &SnapshotRig, chunks: u64) -> String {
     let disk = host.get_disk("O");
     (0..chunks)
         .map(|chunk| char::from(disk.bytes(chunk * 8, 1)[0]))
@@ -35,7 +35,7 @@ fn raw(host: &Host, chunks: u64) -> String {
 }
 
 /// More chunks than a unit has records: every second one.
-fn many() -> Vec<u64> {
+fn every_second_chunk() -> Vec<u64> {
     (0..600).map(|at| 2 * at + 1).collect()
 }
 
@@ -46,28 +46,28 @@ fn merged() -> String {
 }
 
 /// A merge whose origin goes on only when it is let: no unit is over yet.
-fn slow(chunks: &[u64]) -> Host {
-    let mut host = written(chunks);
+fn stepped_merge(chunks: &[u64]) -> SnapshotRig {
+    let mut host = store_with_chunks(chunks);
     host.get_disk("O").hold(true);
     host.create("m", MERGE).unwrap();
     host
 }
 
 /// Lets one request of the origin's disk go.
-fn let_one_go(host: &mut Host) {
+fn complete_one(host: &mut SnapshotRig) {
     host.get_disk("O").release(1);
     (0..5).for_each(|_| host.poll());
 }
 
-fn used(host: &Host, name: &str) -> u64 {
+fn used_sectors(host: &SnapshotRig, name: &str) -> u64 {
     host.status(name).split('/').next().unwrap().parse().unwrap()
 }
 
 #[test]
 fn m01_it_goes_back_from_the_last_record_on() {
-    let mut host = written(&[3, 4, 5, 10, 1]);
+    let mut host = store_with_chunks(&[3, 4, 5, 10, 1]);
     let disks = ["O", "W"].map(|name| host.get_disk(name));
-    let journal = Journal::default();
+    let journal = DiskJournal::default();
     journal.watch(0, &disks[0]);
     journal.watch(1, &disks[1]);
     let _ = disks[1].take_log();
@@ -75,7 +75,7 @@ fn m01_it_goes_back_from_the_last_record_on() {
     host.settle();
     assert_eq!(host.status("m"), "16/131072 16");
     assert_eq!(host.letters("m", 12), "aZcZZZghijZl");
-    assert_eq!(raw(&host, 12), "aZcZZZghijZl");
+    assert_eq!(origin_letters(&host, 12), "aZcZZZghijZl");
     assert_eq!(host.events("m"), 1, "the end of a merge is an event");
     assert_eq!(host.store("W").unwrap().records, []);
     let seen = disks[0].take_log();
@@ -94,15 +94,15 @@ fn m01_it_goes_back_from_the_last_record_on() {
 
 #[test]
 fn m02_progress_is_told_and_the_image_stands_still() {
-    let (mut host, merged) = (slow(&many()), merged().replace('.', "\0"));
-    let mut seen = vec![used(&host, "m")];
+    let (mut host, merged) = (stepped_merge(&every_second_chunk()), merged().replace('.', "\0"));
+    let mut seen = vec![used_sectors(&host, "m")];
     for round in 0..100 {
         // Backwards and forwards: chunks that were brought back, and that were not.
         let chunk = round * 125 % 1200;
         let read = host.send("m", 0, udm_dm::testing::read(chunk * 8, 8));
         let bio = loop {
-            let_one_go(&mut host);
-            let now = used(&host, "m");
+            complete_one(&mut host);
+            let now = used_sectors(&host, "m");
             assert!(now <= *seen.last().unwrap(), "it rises to {now}");
             if now < *seen.last().unwrap() {
                 seen.push(now);
@@ -113,9 +113,9 @@ fn m02_progress_is_told_and_the_image_stands_still() {
         };
         assert_eq!(udm_dm::testing::data(&bio), [merged.as_bytes()[chunk as usize]; 4096], "{round}");
     }
-    while used(&host, "m") > 16 {
-        let_one_go(&mut host);
-        seen.extend(Some(used(&host, "m")).filter(|now| now != seen.last().unwrap()));
+    while used_sectors(&host, "m") > 16 {
+        complete_one(&mut host);
+        seen.extend(Some(used_sectors(&host, "m")).filter(|now| now != seen.last().unwrap()));
     }
     // 600 records, in units of 256 from the begin of an area on: 88, and 256 twice.
     assert_eq!(seen, [4832, 4120, 2064, 16]);
@@ -123,11 +123,11 @@ fn m02_progress_is_told_and_the_image_stands_still() {
 
 #[test]
 fn m04_writes_while_it_goes_on() {
-    let mut host = slow(&[1, 3, 5, 7, 9, 11, 13]);
+    let mut host = stepped_merge(&[1, 3, 5, 7, 9, 11, 13]);
     let mut sent = Vec::new();
     for (at, chunk) in [1, 2, 11, 13].into_iter().enumerate() {
-        (0..at * 3).for_each(|_| let_one_go(&mut host));
-        sent.push(host.send("m", at % 2, crate::rig::filled(chunk * 8 + 2, 1, b'Y')));
+        (0..at * 3).for_each(|_| complete_one(&mut host));
+        sent.push(host.send("m", at % 2, crate::rig::filled_write(chunk * 8 + 2, 1, b'Y')));
     }
     host.get_disk("O").hold(false);
     for id in sent {
@@ -144,31 +144,31 @@ fn m04_writes_while_it_goes_on() {
 
 #[test]
 fn m05_it_is_removed_half_way() {
-    let (mut host, merged) = (slow(&many()), merged());
-    let before = used(&host, "m");
-    while used(&host, "m") == before {
-        let_one_go(&mut host);
+    let (mut host, merged) = (stepped_merge(&every_second_chunk()), merged());
+    let before = used_sectors(&host, "m");
+    while used_sectors(&host, "m") == before {
+        complete_one(&mut host);
     }
     host.get_disk("O").hold(false);
     host.remove("m");
-    assert_ne!(raw(&host, 1200), merged, "it waited for one unit and no more");
+    assert_ne!(origin_letters(&host, 1200), merged, "it waited for one unit and no more");
     host.create("sn", &format!("0 {SIZE} snapshot O W P 8")).unwrap();
-    let left = used(&host, "sn");
+    let left = used_sectors(&host, "sn");
     assert!((16 < left) && (left < before), "{left}");
     assert_eq!(host.letters("sn", 1200), merged);
     host.remove("sn");
     host.create("m", MERGE).unwrap();
     host.settle();
-    assert_eq!((host.status("m").as_str(), raw(&host, 1200)), ("16/131072 16", merged));
+    assert_eq!((host.status("m").as_str(), origin_letters(&host, 1200)), ("16/131072 16", merged));
 }
 
 /// It stands still while its device is suspended, and goes on behind that.
 #[test]
 fn m05_it_is_suspended_half_way() {
-    let (mut host, merged) = (slow(&many()), merged());
-    let before = used(&host, "m");
-    while used(&host, "m") == before {
-        let_one_go(&mut host);
+    let (mut host, merged) = (stepped_merge(&every_second_chunk()), merged());
+    let before = used_sectors(&host, "m");
+    while used_sectors(&host, "m") == before {
+        complete_one(&mut host);
     }
     host.get_disk("O").hold(false);
     host.suspend(&["m"]).unwrap();
@@ -178,14 +178,14 @@ fn m05_it_is_suspended_half_way() {
     assert_ne!(still, "16/131072 16");
     host.resume(&["m"]).unwrap();
     host.settle();
-    assert_eq!((host.status("m").as_str(), raw(&host, 1200)), ("16/131072 16", merged));
+    assert_eq!((host.status("m").as_str(), origin_letters(&host, 1200)), ("16/131072 16", merged));
 }
 
 const MERGING: &str = "snapshot-merge: A snapshot is already merging.";
 
 #[test]
 fn m07_a_second_merge_of_a_live_snapshot() {
-    let mut host = written(&[1, 3]);
+    let mut host = store_with_chunks(&[1, 3]);
     host.disk("V", SIZE);
     host.create("od", ORIGIN).unwrap();
     host.create("s1", &format!("0 {SIZE} snapshot O V P 8")).unwrap();
@@ -203,7 +203,7 @@ fn m07_a_second_merge_of_a_live_snapshot() {
 
 #[test]
 fn m08_a_second_merge_from_the_start() {
-    let mut host = written(&[1]);
+    let mut host = store_with_chunks(&[1]);
     host.disk("V", SIZE);
     host.make("m1");
     host.load("m1", MERGE).unwrap();
@@ -214,7 +214,7 @@ fn m08_a_second_merge_from_the_start() {
 
 #[test]
 fn m09_the_origin_fails() {
-    let (log, mut host) = (Log::new(), written(&[1, 3, 5]));
+    let (log, mut host) = (LogCapture::new(), store_with_chunks(&[1, 3, 5]));
     fail_writes(&host, "O");
     host.create("m", MERGE).unwrap();
     host.settle();
@@ -225,11 +225,11 @@ fn m09_the_origin_fails() {
     m10_goes_on_when_it_is_resumed(host, 2);
 }
 
-fn fail_writes(host: &Host, name: &str) {
+fn fail_writes(host: &SnapshotRig, name: &str) {
     host.get_disk(name).judge(|bio| if bio.op == Op::Write { Status::IoErr } else { Status::Ok });
 }
 
-fn m10_goes_on_when_it_is_resumed(mut host: Host, events: u32) {
+fn m10_goes_on_when_it_is_resumed(mut host: SnapshotRig, events: u32) {
     for name in ["O", "W"] {
         host.get_disk(name).fail(Status::Ok);
     }
@@ -239,7 +239,7 @@ fn m10_goes_on_when_it_is_resumed(mut host: Host, events: u32) {
     host.resume(&["m"]).unwrap();
     host.settle();
     assert_eq!(host.status("m"), "16/131072 16");
-    assert_eq!((host.letters("m", 7), raw(&host, 7)), ("aZcZeZg".into(), "aZcZeZg".into()));
+    assert_eq!((host.letters("m", 7), origin_letters(&host, 7)), ("aZcZeZg".into(), "aZcZeZg".into()));
     assert_eq!(host.events("m"), events);
     assert_eq!(host.store("W").unwrap().records, []);
 }
@@ -247,15 +247,15 @@ fn m10_goes_on_when_it_is_resumed(mut host: Host, events: u32) {
 /// Wherever it fails, it goes on when it is resumed.
 #[test]
 fn m10_a_merge_that_failed_anywhere() {
-    type Fails = fn(&udm_core::Bio) -> bool;
-    let cases: [(&str, Fails, &str); 4] = [
+    type FailPredicate = fn(&udm_core::Bio) -> bool;
+    let cases: [(&str, FailPredicate, &str); 4] = [
         ("O", |bio| bio.op == Op::Flush, "Flush after merge failed"),
         ("W", |bio| bio.op == Op::Write, "Error in the exception store"),
         ("W", |bio| bio.op == Op::Read && bio.sector.0 == 8, "Error in the exception store"),
         ("W", |bio| bio.op == Op::Read && bio.sector.0 > 8, "Read error"),
     ];
     for (disk, fails, text) in cases {
-        let (log, mut host) = (Log::new(), written(&[1, 3, 5]));
+        let (log, mut host) = (LogCapture::new(), store_with_chunks(&[1, 3, 5]));
         host.create("m", "0 131072 linear O 0").unwrap();
         host.get_disk(disk).judge(move |bio| if fails(bio) { Status::IoErr } else { Status::Ok });
         // What a load reads is there: the disk fails from the first run on.
@@ -275,7 +275,7 @@ fn m10_a_merge_that_failed_anywhere() {
 /// records could not be cleared, and nobody clears them meanwhile.
 #[test]
 fn m10_it_is_resumed_and_suspended_at_once() {
-    let mut host = written(&[1, 3, 5]);
+    let mut host = store_with_chunks(&[1, 3, 5]);
     host.create("m", "0 131072 linear O 0").unwrap();
     host.load("m", MERGE).unwrap();
     let is_write = |bio: &udm_core::Bio| bio.op == Op::Write;
@@ -285,7 +285,7 @@ fn m10_it_is_resumed_and_suspended_at_once() {
     assert_eq!(host.status("m"), "Merge failed");
     host.suspend(&["m"]).unwrap();
     assert!(host.change_without_tasks("m", true));
-    let waits = host.send("m", 0, filled(40, 8, b'X'));
+    let waits = host.send("m", 0, filled_write(40, 8, b'X'));
     assert!(host.answer(waits).is_none(), "it is in the origin, and perhaps in the store");
     assert!(host.change_without_tasks("m", false), "nobody answers the write");
     assert_eq!(host.answer(waits).unwrap().status, Status::IoErr);
@@ -294,7 +294,7 @@ fn m10_it_is_resumed_and_suspended_at_once() {
 
 #[test]
 fn m11_a_store_that_is_invalid() {
-    let (log, mut host) = (Log::new(), written(&[1, 3]));
+    let (log, mut host) = (LogCapture::new(), store_with_chunks(&[1, 3]));
     host.get_disk("W").put(0, b"SnAp\0");
     host.create("m", MERGE).unwrap();
     host.settle();
@@ -302,13 +302,13 @@ fn m11_a_store_that_is_invalid() {
     assert!(log.says("Snapshot is invalid: can't merge"));
     assert_eq!(host.letters("m", 4), "abcd");
     assert_eq!(host.write("m", 8, 8, b'X'), Status::Ok);
-    assert_eq!(raw(&host, 4), "aXcd");
+    assert_eq!(origin_letters(&host, 4), "aXcd");
 }
 
 /// The power is cut behind each write and flush of the merge.
 #[test]
 fn m14_a_crash_anywhere() {
-    let mut host = Host::new(2);
+    let mut host = SnapshotRig::new(2);
     let disks = [host.disk("O", 14 * 8), host.disk("W", 20 * 8)];
     for (chunk, letter) in (b'a'..=b'n').enumerate() {
         disks[0].put(chunk as u64 * 8, &[letter; 4096]);
@@ -319,14 +319,14 @@ fn m14_a_crash_anywhere() {
     }
     host.remove("sn");
     let starts = [disks[0].bytes(0, 14 * 8), disks[1].bytes(0, 20 * 8)];
-    let journal = Journal::default();
+    let journal = DiskJournal::default();
     disks.iter().enumerate().for_each(|(number, disk)| journal.watch(number, disk));
     host.create("m", "0 112 snapshot-merge O W P 8").unwrap();
     host.settle();
     let (mut rng, count) = (SmallRng::seed_from_u64(1), journal.entries().len());
     assert_eq!(count, 6);
     for at in 0..=count {
-        for cache in [Cache::Lost, Cache::Kept].into_iter().chain([Cache::Some; 8]) {
+        for cache in [CacheSurvival::Lost, CacheSurvival::Kept].into_iter().chain([CacheSurvival::Some; 8]) {
             for table in ["snapshot", "snapshot-merge"] {
                 let mut after = host_after(&journal, &starts, at, cache, &mut rng);
                 after.create("x", &format!("0 112 {table} O W P 8")).unwrap();
@@ -334,7 +334,7 @@ fn m14_a_crash_anywhere() {
                 after.settle();
                 if table == "snapshot-merge" {
                     assert_eq!(after.status("x"), "16/160 16");
-                    assert_eq!(raw(&after, 14), "aZcZZZghijZlmn", "{at} {cache:?}");
+                    assert_eq!(origin_letters(&after, 14), "aZcZZZghijZlmn", "{at} {cache:?}");
                 }
             }
         }
@@ -346,7 +346,7 @@ fn m14_a_crash_anywhere() {
 fn the_kernels_store_is_merged_as_the_kernel_merged_it() {
     for name in ["a_P8", "a_P32", "b_P8"] {
         let read = |what: &str| kernel::image(&format!("{name}.{what}"));
-        let mut host = Host::new(1);
+        let mut host = SnapshotRig::new(1);
         for (disk, bytes) in [("O", read("origview")), ("W", read("cow"))] {
             host.disk(disk, bytes.len() as u64 / 512).put(0, bytes);
         }

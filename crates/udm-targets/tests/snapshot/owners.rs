@@ -1,6 +1,6 @@
 //! A store has one owner, in whatever order tables on it are loaded, become live and go.
 
-use crate::rig::{Host, SIZE, filled};
+use crate::rig::{SIZE, SnapshotRig, filled_write};
 use udm_core::Status;
 use udm_core::errno::EINVAL;
 
@@ -9,7 +9,7 @@ const CHUNKS: u64 = 16;
 
 /// What one of two clients does to one of two devices.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Verb {
+enum ClientAction {
     Load(usize),
     Resume(usize),
     Suspend(usize),
@@ -20,20 +20,20 @@ enum Verb {
 
 const NAMES: [&str; 2] = ["a", "b"];
 
-const VERBS: [Verb; 9] = [
-    Verb::Load(0),
-    Verb::Load(1),
-    Verb::Resume(0),
-    Verb::Resume(1),
-    Verb::Suspend(0),
-    Verb::Suspend(1),
-    Verb::Remove(0),
-    Verb::Remove(1),
-    Verb::ResumeBoth,
+const VERBS: [ClientAction; 9] = [
+    ClientAction::Load(0),
+    ClientAction::Load(1),
+    ClientAction::Resume(0),
+    ClientAction::Resume(1),
+    ClientAction::Suspend(0),
+    ClientAction::Suspend(1),
+    ClientAction::Remove(0),
+    ClientAction::Remove(1),
+    ClientAction::ResumeBoth,
 ];
 
-struct World {
-    host: Host,
+struct OwnershipModel {
+    host: SnapshotRig,
     /// What the snapshot has in each chunk, from when it was first in use.
     snapshot: Option<Vec<u8>>,
     origin: Vec<u8>,
@@ -42,14 +42,14 @@ struct World {
     byte: u8,
 }
 
-impl World {
-    fn new() -> World {
-        let mut host = Host::new(1);
+impl OwnershipModel {
+    fn new() -> OwnershipModel {
+        let mut host = SnapshotRig::new(1);
         host.disk("O", CHUNKS * 8);
         host.disk("W", 64 * 8);
         host.create("od", "0 128 snapshot-origin O").unwrap();
         NAMES.iter().for_each(|name| host.make(name));
-        World { host, snapshot: None, origin: vec![0; CHUNKS as usize], is_tainted: false, byte: 0 }
+        OwnershipModel { host, snapshot: None, origin: vec![0; CHUNKS as usize], is_tainted: false, byte: 0 }
     }
 
     /// The devices that have the snapshot and are in use.
@@ -61,13 +61,13 @@ impl World {
         NAMES.into_iter().filter(has_it).collect()
     }
 
-    fn take(&mut self, verb: Verb) {
+    fn take(&mut self, verb: ClientAction) {
         match verb {
-            Verb::Load(which) => drop(self.host.load(NAMES[which], TABLE)),
-            Verb::Resume(which) => drop(self.host.resume(&[NAMES[which]])),
-            Verb::ResumeBoth => drop(self.host.resume(&NAMES)),
-            Verb::Suspend(which) => drop(self.host.suspend(&[NAMES[which]])),
-            Verb::Remove(which) => {
+            ClientAction::Load(which) => drop(self.host.load(NAMES[which], TABLE)),
+            ClientAction::Resume(which) => drop(self.host.resume(&[NAMES[which]])),
+            ClientAction::ResumeBoth => drop(self.host.resume(&NAMES)),
+            ClientAction::Suspend(which) => drop(self.host.suspend(&[NAMES[which]])),
+            ClientAction::Remove(which) => {
                 self.host.remove(NAMES[which]);
                 self.host.make(NAMES[which]);
             }
@@ -106,12 +106,13 @@ impl World {
 fn no_order_of_verbs_loses_a_write() {
     let mut worlds = 0;
     for number in 0..VERBS.len().pow(5) {
-        let verbs: Vec<Verb> = (0..5).map(|at| VERBS[number / VERBS.len().pow(at) % VERBS.len()]).collect();
+        let verbs: Vec<ClientAction> =
+            (0..5).map(|at| VERBS[number / VERBS.len().pow(at) % VERBS.len()]).collect();
         // The devices are the same: what begins with the second is told of by the first.
-        if !matches!(verbs[0], Verb::Load(0)) {
+        if !matches!(verbs[0], ClientAction::Load(0)) {
             continue;
         }
-        let mut world = World::new();
+        let mut world = OwnershipModel::new();
         for at in 0..verbs.len() {
             world.take(verbs[at]);
             world.check(&|| format!("{:?}", &verbs[..=at]));
@@ -121,8 +122,8 @@ fn no_order_of_verbs_loses_a_write() {
     assert_eq!(worlds, VERBS.len().pow(4));
 }
 
-fn world() -> Host {
-    World::new().host
+fn world() -> SnapshotRig {
+    OwnershipModel::new().host
 }
 
 /// Two clients load and resume the same table at once.
@@ -175,7 +176,7 @@ fn two_of_one_change_have_no_store_in_common() {
 /// The table that takes a snapshot over may be longer, as far as there is room in its map.
 #[test]
 fn a_longer_table_takes_over() {
-    let mut host = Host::new(1);
+    let mut host = SnapshotRig::new(1);
     let origin = host.disk("O", 3 << 20);
     host.disk("W", SIZE);
     host.create("od", "0 3145728 snapshot-origin O").unwrap();
@@ -201,7 +202,7 @@ fn a_longer_table_takes_over() {
 #[test]
 fn an_origin_that_has_its_size_later() {
     for together in [true, false] {
-        let mut host = Host::new(1);
+        let mut host = SnapshotRig::new(1);
         host.disk("O", 128).put(64, &[b'o'; 4096]);
         host.disk("W", 512);
         ["low", "org", "s"].iter().for_each(|name| host.make(name));
@@ -223,7 +224,7 @@ fn an_origin_that_has_its_size_later() {
 /// copied for both is whole for the second.
 #[test]
 fn snapshots_from_before_and_behind_a_growth() {
-    let mut host = Host::new(1);
+    let mut host = SnapshotRig::new(1);
     host.disk("O", 256).put(96, &[b'o'; 8192]);
     host.disk("W", 512);
     host.disk("V", 512).put(0, &[0; 512]);
@@ -236,7 +237,7 @@ fn snapshots_from_before_and_behind_a_growth() {
     host.load("lo", "0 256 snapshot-origin @lv").unwrap();
     host.resume(&["lo"]).unwrap();
     host.attach("lo", "s2", "0 256 snapshot @lv V P 8").unwrap();
-    let sent = host.send("lo", 0, filled(96, 8, b'X'));
+    let sent = host.send("lo", 0, filled_write(96, 8, b'X'));
     assert_eq!(host.wait(sent).status, Status::Ok);
     assert_eq!(host.read("s2", 96, 8).unwrap(), [b'o'; 4096]);
     assert_eq!(host.read("s1", 96, 4).unwrap(), [b'o'; 2048]);
@@ -245,7 +246,7 @@ fn snapshots_from_before_and_behind_a_growth() {
 /// What lies below an origin are the stores of its snapshots too.
 #[test]
 fn a_store_lies_below_the_origin() {
-    let mut host = Host::new(1);
+    let mut host = SnapshotRig::new(1);
     host.disk("O", 128);
     host.disk("X", 512);
     host.create("od", "0 128 snapshot-origin O").unwrap();
@@ -256,7 +257,7 @@ fn a_store_lies_below_the_origin() {
     assert_eq!(host.write("od", 0, 8, b'X'), Status::Ok);
     // Whichever is named first, the origin comes to rest while its store still serves.
     for names in [["od", "x"], ["x", "od"]] {
-        let sent = host.send("od", 0, filled(64 + 8 * u64::from(names[0] == "x"), 8, b'X'));
+        let sent = host.send("od", 0, filled_write(64 + 8 * u64::from(names[0] == "x"), 8, b'X'));
         host.suspend(&names).unwrap();
         assert_eq!(host.wait(sent).status, Status::Ok);
         host.resume(&names).unwrap();
@@ -267,7 +268,7 @@ fn a_store_lies_below_the_origin() {
 /// The stores of two origins on each other: a copy of one would need a copy of the other.
 #[test]
 fn stores_on_each_others_origins_are_refused() {
-    let mut host = Host::new(1);
+    let mut host = SnapshotRig::new(1);
     for (disk, origin, part) in [("A", "a", "as"), ("B", "b", "bs")] {
         host.disk(disk, 1024);
         host.create(origin, &format!("0 1024 snapshot-origin {disk}")).unwrap();

@@ -2,7 +2,7 @@
 //! likes. What a snapshot reads is the instant at which it was made and what was written to it;
 //! what the origin reads is what was written there.
 
-use crate::rig::{Host, filled};
+use crate::rig::{SnapshotRig, filled_write};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use std::ops::Range;
@@ -13,31 +13,31 @@ const SECTORS: u64 = 300;
 const CORES: usize = 3;
 
 /// A device, what it should hold, and what is under way.
-struct Side {
+struct CheckedDevice {
     name: &'static str,
     image: Vec<u8>,
-    under_way: Vec<Sent>,
+    under_way: Vec<SentRequest>,
 }
 
-struct Sent {
+struct SentRequest {
     id: u64,
     range: Range<u64>,
     /// What is written; `None` for a read.
     fill: Option<u8>,
 }
 
-impl Side {
-    fn new(name: &'static str, image: &[u8]) -> Side {
-        Side { name, image: image.to_vec(), under_way: Vec::new() }
+impl CheckedDevice {
+    fn new(name: &'static str, image: &[u8]) -> CheckedDevice {
+        CheckedDevice { name, image: image.to_vec(), under_way: Vec::new() }
     }
 
     /// True when nothing under way is in the way of it.
     fn is_free(&self, range: &Range<u64>, write: bool) -> bool {
-        let meets = |sent: &Sent| sent.range.start < range.end && range.start < sent.range.end;
+        let meets = |sent: &SentRequest| sent.range.start < range.end && range.start < sent.range.end;
         !self.under_way.iter().any(|sent| meets(sent) && (write || sent.fill.is_some()))
     }
 
-    fn act(&mut self, host: &mut Host, rng: &mut SmallRng) {
+    fn act(&mut self, host: &mut SnapshotRig, rng: &mut SmallRng) {
         let start = rng.random_range(0..SECTORS);
         let len = if rng.random_bool(0.3) { rng.random_range(1..60) } else { rng.random_range(1..9) };
         let (start, len) = if rng.random_bool(0.3) { (start & !7, 8) } else { (start, len) };
@@ -49,13 +49,13 @@ impl Side {
         let fill = write.then(|| rng.random_range(1..=255));
         let (len, core) = (range.end - range.start, rng.random_range(0..CORES));
         let id = match fill {
-            Some(fill) => host.send(self.name, core, filled(start, len, fill)),
+            Some(fill) => host.send(self.name, core, filled_write(start, len, fill)),
             None => host.send(self.name, core, read(start, len)),
         };
-        self.under_way.push(Sent { id, range, fill });
+        self.under_way.push(SentRequest { id, range, fill });
     }
 
-    fn take_answers(&mut self, host: &mut Host) {
+    fn take_answers(&mut self, host: &mut SnapshotRig) {
         for sent in std::mem::take(&mut self.under_way) {
             let Some(bio) = host.answer(sent.id) else {
                 self.under_way.push(sent);
@@ -73,16 +73,16 @@ impl Side {
         }
     }
 
-    fn check(&self, host: &mut Host) {
+    fn check(&self, host: &mut SnapshotRig) {
         let found = host.read(self.name, 0, SECTORS).unwrap();
         let found: Vec<u8> = found.chunks(512).map(|sector| sector[0]).collect();
         assert_eq!(found, self.image, "{}", self.name);
     }
 }
 
-fn run(seed: u64, kinds: [&str; 2]) {
+fn run_seed(seed: u64, kinds: [&str; 2]) {
     let mut rng = SmallRng::seed_from_u64(seed);
-    let mut host = Host::new(CORES);
+    let mut host = SnapshotRig::new(CORES);
     let origin = host.disk("O", SECTORS);
     let start: Vec<u8> = (0..SECTORS).map(|_| rng.random()).collect();
     start.iter().enumerate().for_each(|(sector, byte)| origin.put(sector as u64, &[*byte; 512]));
@@ -90,7 +90,7 @@ fn run(seed: u64, kinds: [&str; 2]) {
     host.create("s0", &format!("0 {SECTORS} snapshot O W0 {}", kinds[0])).unwrap();
     host.create("s1", &format!("0 {SECTORS} snapshot O W1 {}", kinds[1])).unwrap();
     host.create("od", &format!("0 {SECTORS} snapshot-origin O")).unwrap();
-    let mut sides = ["od", "s0", "s1"].map(|name| Side::new(name, &start));
+    let mut sides = ["od", "s0", "s1"].map(|name| CheckedDevice::new(name, &start));
     let all = [origin, Clone::clone(&disks[0]), Clone::clone(&disks[1])];
     all.iter().for_each(|disk| disk.hold(true));
     for _ in 0..600 {
@@ -125,7 +125,7 @@ fn random_loads() {
     let kinds = [["P 8", "N 8"], ["N 8", "N 16"], ["P 8", "P 8"], ["P 1", "N 32"], ["P 64", "P 4"]];
     for seed in 0..60 {
         for kinds in kinds {
-            run(seed, kinds);
+            run_seed(seed, kinds);
         }
     }
 }

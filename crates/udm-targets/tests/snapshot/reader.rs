@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 /// What a store says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Store {
+pub struct ParsedStore {
     pub valid: bool,
     /// Sectors of a chunk.
     pub chunk: u64,
@@ -16,7 +16,7 @@ pub struct Store {
     pub usage: (u64, u64),
 }
 
-impl Store {
+impl ParsedStore {
     /// True when the chunks were given out in order and each has its record (a store that never
     /// failed).
     pub fn is_in_order(&self) -> bool {
@@ -39,7 +39,7 @@ pub fn read_store(
     size: u64,
     origin: u64,
     read: impl Fn(u64, u64) -> Vec<u8>,
-) -> Result<Option<Store>, String> {
+) -> Result<Option<ParsedStore>, String> {
     read_torn(size, origin, read, false)
 }
 
@@ -50,7 +50,7 @@ pub fn read_torn(
     origin: u64,
     read: impl Fn(u64, u64) -> Vec<u8>,
     torn: bool,
-) -> Result<Option<Store>, String> {
+) -> Result<Option<ParsedStore>, String> {
     let head = read(0, 1);
     match &head[..4] {
         [0, 0, 0, 0] => return Ok(None),
@@ -65,7 +65,7 @@ pub fn read_torn(
         return Err("bytes behind the header".into());
     }
     if valid == 0 {
-        return Ok(Some(Store { valid: false, chunk, records: Vec::new(), usage: (0, 0) }));
+        return Ok(Some(ParsedStore { valid: false, chunk, records: Vec::new(), usage: (0, 0) }));
     }
     let per_area = chunk * 512 / 16;
     let is_area = |at: u64| at % (per_area + 1) == 1;
@@ -98,5 +98,5 @@ pub fn read_torn(
     }
     let next = news.last().map_or(2, |last| last + 1);
     let next = if is_area(next) { next + 1 } else { next };
-    Ok(Some(Store { valid: true, chunk, records, usage: (next * chunk, (area + 2) * chunk) }))
+    Ok(Some(ParsedStore { valid: true, chunk, records, usage: (next * chunk, (area + 2) * chunk) }))
 }

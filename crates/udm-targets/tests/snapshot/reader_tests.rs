@@ -1,9 +1,9 @@
 //! The reader is right itself: the bytes that a kernel left, and some that are wrong.
 
 use crate::kernel;
-use crate::reader::{Store, read_store};
+use crate::reader::{ParsedStore, read_store};
 
-fn read_bytes(store: &[u8]) -> Result<Option<Store>, String> {
+fn read_bytes(store: &[u8]) -> Result<Option<ParsedStore>, String> {
     let read = |sector: u64, sectors: u64| store[sector as usize * 512..][..sectors as usize * 512].to_vec();
     read_store(store.len() as u64 / 512, 32_768, read)
 }

@@ -1,7 +1,7 @@
 //! Devices by name on cores stepped by hand: disks, origins and snapshots of them.
 #![allow(dead_code, reason = "what the cases need")]
 
-use crate::reader::{Store, read_store};
+use crate::reader::{ParsedStore, read_store};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use udm_core::{Batch, Bio, Busy, Cores, DevNo, Device, Lane, Op, Status};
@@ -12,19 +12,19 @@ use udm_dm::{Changes, MappedDevice, Table, TargetError};
 pub const SIZE: u64 = 131_072;
 
 /// A mapped device and its lanes, one a core.
-struct Node {
+struct DeviceNode {
     device: Arc<MappedDevice>,
     lanes: Vec<Box<dyn Lane>>,
 }
 
 /// See the module's documentation.
-pub struct Host {
+pub struct SnapshotRig {
     pub world: TestWorld,
     cores: Arc<dyn Cores>,
     count: usize,
     pub resolver: TestResolver,
     disks: BTreeMap<String, Arc<TestDisk>>,
-    nodes: BTreeMap<String, Node>,
+    nodes: BTreeMap<String, DeviceNode>,
     minor: u32,
     /// Requests that are under way, and their answers: by their cookie.
     sent: u64,
@@ -35,11 +35,11 @@ pub struct Host {
     merging: bool,
 }
 
-impl Host {
+impl SnapshotRig {
     /// A host of `count` cores without devices.
-    pub fn new(count: usize) -> Host {
+    pub fn new(count: usize) -> SnapshotRig {
         let world = TestWorld::new(count);
-        Host {
+        SnapshotRig {
             cores: world.cores(),
             world,
             count,
@@ -56,8 +56,8 @@ impl Host {
 
     /// The fixture of the recorded cases: an origin `O` whose first 14 chunks of 4 KiB are letters,
     /// and a blank `W`.
-    pub fn recorded(count: usize) -> Host {
-        let mut host = Host::new(count);
+    pub fn recorded(count: usize) -> SnapshotRig {
+        let mut host = SnapshotRig::new(count);
         let origin = host.disk("O", SIZE);
         for (chunk, letter) in (b'a'..=b'n').enumerate() {
             origin.put(chunk as u64 * 8, &[letter; 4096]);
@@ -111,7 +111,7 @@ impl Host {
         let open = |core| self.world.open(core, &*device).unwrap();
         let lanes = (0..self.count).map(open).collect();
         self.resolver.add(&format!("@{name}"), number, Arc::<MappedDevice>::clone(&device));
-        self.nodes.insert(name.into(), Node { device, lanes });
+        self.nodes.insert(name.into(), DeviceNode { device, lanes });
     }
 
     /// A table that is not loaded yet.
@@ -153,7 +153,7 @@ impl Host {
     }
 
     /// A store as the other reader reads it.
-    pub fn store(&self, name: &str) -> Option<Store> {
+    pub fn store(&self, name: &str) -> Option<ParsedStore> {
         let origin = self.stores.get(name).map_or("O", |(origin, _)| origin);
         let size = |name: &str| self.disks[name].limits().size.0;
         let disk = &self.disks[name];
@@ -180,7 +180,11 @@ impl Host {
 
     /// Suspends without a flush while lanes are polled as cores do it: one that is asleep is left
     /// alone, but for the polls of `awake`. False when that does not end.
-    pub fn suspend_asleep(&mut self, name: &str, mut awake: impl FnMut(&mut Host, usize) -> bool) -> bool {
+    pub fn suspend_asleep(
+        &mut self,
+        name: &str,
+        mut awake: impl FnMut(&mut SnapshotRig, usize) -> bool,
+    ) -> bool {
         let devices = [self.device(name)];
         let mut changes = Changes::suspend(&devices, true, &wake()).map_err(|(_, error)| error).unwrap();
         (0..100).any(|_| {
@@ -322,7 +326,7 @@ impl Host {
 
     /// Writes `sectors` sectors of `fill`.
     pub fn write(&mut self, name: &str, sector: u64, sectors: u64, fill: u8) -> Status {
-        self.run(name, filled(sector, sectors, fill)).status
+        self.run(name, filled_write(sector, sectors, fill)).status
     }
 
     /// Writes these bytes.
@@ -355,7 +359,7 @@ impl Host {
 }
 
 /// What lanes owe they do before they go.
-impl Drop for Host {
+impl Drop for SnapshotRig {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             (0..50).for_each(|_| self.poll());
@@ -375,15 +379,15 @@ fn wake() -> udm_dm::Wake {
 pub const ORIGIN: &str = "0 131072 snapshot-origin O";
 
 /// The recorded disks on two cores, with the origin as `od` and a snapshot of these words as `sn`.
-pub fn attached(words: &str) -> Host {
-    let mut host = Host::recorded(2);
+pub fn host_with_snapshot(words: &str) -> SnapshotRig {
+    let mut host = SnapshotRig::recorded(2);
     host.create("od", ORIGIN).unwrap();
     host.attach("od", "sn", &format!("0 {SIZE} snapshot O W {words}")).unwrap();
     host
 }
 
 /// A write of `sectors` sectors of `fill`.
-pub fn filled(sector: u64, sectors: u64, fill: u8) -> Box<Bio> {
+pub fn filled_write(sector: u64, sectors: u64, fill: u8) -> Box<Bio> {
     let mut bio = udm_dm::testing::write(sector, sectors, 0);
     bio.data.fill(fill);
     bio

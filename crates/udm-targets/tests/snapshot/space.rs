@@ -1,29 +1,29 @@
 //! Stores that are full, and devices that fail.
 
-use crate::journal::{Cache, Journal, host_after};
-use crate::log::Log;
-use crate::rig::{Host, ORIGIN, SIZE, attached, filled};
+use crate::journal::{CacheSurvival, DiskJournal, host_after};
+use crate::log::LogCapture;
+use crate::rig::{ORIGIN, SIZE, SnapshotRig, filled_write, host_with_snapshot};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use udm_core::errno::EINVAL;
 use udm_core::{Op, Status};
 
 /// An origin as `od`, and a snapshot of it as `sn` with a store of `sectors` sectors.
-fn small(words: &str, sectors: u64) -> Host {
-    let mut host = Host::recorded(2);
+fn small_snapshot(words: &str, sectors: u64) -> SnapshotRig {
+    let mut host = SnapshotRig::recorded(2);
     host.disk("S", sectors);
     host.create("od", ORIGIN).unwrap();
     host.create("sn", &format!("0 {SIZE} snapshot O S {words}")).unwrap();
     host
 }
 
-fn is_marked(host: &Host, store: &str) -> bool {
+fn is_marked(host: &SnapshotRig, store: &str) -> bool {
     host.get_disk(store).bytes(0, 1)[4] == 0
 }
 
 #[test]
 fn e01_an_origin_write_finds_the_store_full() {
-    let (log, mut host) = (Log::new(), small("P 8", 48));
+    let (log, mut host) = (LogCapture::new(), small_snapshot("P 8", 48));
     for (chunk, status) in ["24/48 16", "32/48 16", "40/48 16", "48/48 16"].into_iter().enumerate() {
         assert_eq!(host.write("od", chunk as u64 * 8, 1, b'X'), Status::Ok);
         assert_eq!(host.status("sn"), status);
@@ -42,8 +42,8 @@ fn e01_an_origin_write_finds_the_store_full() {
 }
 
 /// Fills the store from the snapshot: chunks 0 to 3 are `Z`.
-fn full(words: &str) -> Host {
-    let mut host = small(words, 48);
+fn full_snapshot(words: &str) -> SnapshotRig {
+    let mut host = small_snapshot(words, 48);
     for chunk in 0..4 {
         assert_eq!(host.write("sn", chunk * 8, 8, b'Z'), Status::Ok);
     }
@@ -53,7 +53,7 @@ fn full(words: &str) -> Host {
 
 #[test]
 fn e02_a_write_of_the_snapshot_finds_it_full() {
-    let mut host = full("P 8");
+    let mut host = full_snapshot("P 8");
     assert_eq!(host.write("sn", 32, 8, b'Z'), Status::IoErr);
     host.settle();
     assert_eq!((host.status("sn").as_str(), host.events("sn")), ("Invalid", 1));
@@ -62,8 +62,8 @@ fn e02_a_write_of_the_snapshot_finds_it_full() {
 }
 
 /// Full, and read-only.
-fn overflowed() -> Host {
-    let mut host = full("PO 8");
+fn overflowed_snapshot() -> SnapshotRig {
+    let mut host = full_snapshot("PO 8");
     assert_eq!(host.write("sn", 32, 8, b'Z'), Status::IoErr);
     host.settle();
     assert_eq!(host.status("sn"), "Overflow");
@@ -72,8 +72,8 @@ fn overflowed() -> Host {
 
 #[test]
 fn e03_overflow_leaves_what_is_there() {
-    let log = Log::new();
-    let mut host = overflowed();
+    let log = LogCapture::new();
+    let mut host = overflowed_snapshot();
     assert_eq!(host.write("sn", 0, 1, b'Y'), Status::IoErr, "even where it has the chunk");
     assert_eq!(host.events("sn"), 1, "once");
     assert!(log.says("Snapshot overflowed: Unable to allocate exception."));
@@ -85,7 +85,7 @@ fn e03_overflow_leaves_what_is_there() {
 
 #[test]
 fn e05_an_origin_write_after_an_overflow() {
-    let mut host = overflowed();
+    let mut host = overflowed_snapshot();
     assert_eq!(host.write("od", 40, 1, b'X'), Status::Ok);
     assert_eq!((host.status("sn").as_str(), host.events("sn")), ("Invalid", 2));
     assert!(is_marked(&host, "S"));
@@ -95,8 +95,8 @@ fn e05_an_origin_write_after_an_overflow() {
 /// A store that is made longer has room again.
 #[test]
 fn e06_a_store_grows() {
-    let mut host = overflowed();
-    let long = grown(&host, 128);
+    let mut host = overflowed_snapshot();
+    let long = grown_store(&host, 128);
     host.remove("sn");
     host.put_disk("S", &long);
     host.create("sn", &format!("0 {SIZE} snapshot O S PO 8")).unwrap();
@@ -106,7 +106,7 @@ fn e06_a_store_grows() {
 }
 
 /// A longer disk with what the store `S` has.
-fn grown(host: &Host, sectors: u64) -> std::sync::Arc<udm_dm::testing::TestDisk> {
+fn grown_store(host: &SnapshotRig, sectors: u64) -> std::sync::Arc<udm_dm::testing::TestDisk> {
     let disk = host.get_disk("S");
     let long = udm_dm::testing::TestDisk::new(sectors);
     long.put(0, &disk.bytes(0, 48));
@@ -116,7 +116,7 @@ fn grown(host: &Host, sectors: u64) -> std::sync::Arc<udm_dm::testing::TestDisk>
 /// One that grows before it is full is used at once.
 #[test]
 fn e06_a_store_grows_while_it_is_in_use() {
-    let mut host = Host::recorded(2);
+    let mut host = SnapshotRig::recorded(2);
     let disk = host.disk("S", 128);
     disk.set_limits(|limits| limits.size = udm_core::Sectors(48));
     host.create("od", ORIGIN).unwrap();
@@ -134,7 +134,7 @@ fn e06_a_store_grows_while_it_is_in_use() {
 
 #[test]
 fn e06_an_overflow_ends_when_there_is_room() {
-    let mut host = Host::recorded(2);
+    let mut host = SnapshotRig::recorded(2);
     let disk = host.disk("S", 128);
     disk.set_limits(|limits| limits.size = udm_core::Sectors(48));
     host.create("sn", &format!("0 {SIZE} snapshot O S PO 8")).unwrap();
@@ -151,7 +151,7 @@ fn e06_an_overflow_ends_when_there_is_room() {
 
 #[test]
 fn e07_a_transient_store_is_full() {
-    let mut host = small("N 8", 48);
+    let mut host = small_snapshot("N 8", 48);
     for chunk in 0..6 {
         assert_eq!(host.write("od", chunk * 8, 1, b'X'), Status::Ok);
         assert_eq!(host.status("sn"), format!("{}/48 0", (chunk + 1) * 8));
@@ -163,8 +163,8 @@ fn e07_a_transient_store_is_full() {
 }
 
 /// The device of the store is gone.
-fn lost() -> Host {
-    let (log, mut host) = (Log::new(), attached("P 8"));
+fn lost_store() -> SnapshotRig {
+    let (log, mut host) = (LogCapture::new(), host_with_snapshot("P 8"));
     assert_eq!(host.write("od", 0, 1, b'X'), Status::Ok);
     host.get_disk("W").fail(Status::IoErr);
     assert_eq!(host.write("od", 8, 1, b'X'), Status::Ok);
@@ -176,14 +176,14 @@ fn lost() -> Host {
 
 #[test]
 fn e10_the_store_fails() {
-    let mut host = lost();
+    let mut host = lost_store();
     assert_eq!(host.letters("od", 3), "XXc");
     assert_eq!(host.read("sn", 0, 1), Err(Status::IoErr));
 }
 
 #[test]
 fn a_file_system_that_is_full_is_called_so() {
-    let (log, mut host) = (Log::new(), attached("P 8"));
+    let (log, mut host) = (LogCapture::new(), host_with_snapshot("P 8"));
     host.get_disk("W").fail(Status::NoSpace);
     assert_eq!(host.write("od", 8, 1, b'X'), Status::Ok);
     assert_eq!(host.status("sn"), "Invalid");
@@ -193,7 +193,7 @@ fn a_file_system_that_is_full_is_called_so() {
 /// Its header says that it is good, and it is not: that is kept elsewhere.
 #[test]
 fn e11_a_store_that_could_not_be_marked_is_not_believed() {
-    let mut host = lost();
+    let mut host = lost_store();
     host.get_disk("W").fail(Status::Ok);
     assert!(!is_marked(&host, "W"));
     host.remove("sn");
@@ -216,10 +216,11 @@ fn e11_a_store_that_could_not_be_marked_is_not_believed() {
 #[test]
 fn e11_the_origin_waits_for_the_mark() {
     for kept in [Ok(()), Err("a folder: Read-only file system".to_owned())] {
-        let (log, mut host) = (Log::new(), attached("P 8"));
+        let (log, mut host) = (LogCapture::new(), host_with_snapshot("P 8"));
         host.resolver.marks.wait();
         host.get_disk("W").fail(Status::IoErr);
-        let sent = [host.send("od", 0, filled(8, 1, b'X')), host.send("od", 1, filled(80, 8, b'X'))];
+        let sent =
+            [host.send("od", 0, filled_write(8, 1, b'X')), host.send("od", 1, filled_write(80, 8, b'X'))];
         (0..100).for_each(|_| host.poll());
         assert!(sent.iter().all(|sent| host.answer(*sent).is_none()), "{kept:?}");
         assert_eq!(host.get_disk("O").bytes(8, 1), [b'b'; 512]);
@@ -233,7 +234,7 @@ fn e11_the_origin_waits_for_the_mark() {
 
 #[test]
 fn e12_what_cannot_be_read_is_lost_for_those_that_need_it() {
-    let mut host = attached("P 8");
+    let mut host = host_with_snapshot("P 8");
     let other = host.disk("V", SIZE);
     host.create("s2", &format!("0 {SIZE} snapshot O V P 8")).unwrap();
     // The other one has the chunk.
@@ -257,7 +258,7 @@ fn e15_any_write_of_the_store_fails() {
     for (kind, later) in [("P 8", false), ("N 8", false), ("P 8", true), ("PO 8", true)] {
         let mut ends = [0, 0];
         for n in 1..=40 {
-            let mut host = attached(kind);
+            let mut host = host_with_snapshot(kind);
             let mut count = 0;
             host.get_disk("W").judge(move |bio| {
                 count += usize::from(bio.op == Op::Write);
@@ -301,9 +302,9 @@ fn e16_a_crash_anywhere() {
         [(b'a'..=b'n').flat_map(|letter| [letter; 4096]).collect(), vec![0xee; 24 * 4096]];
     let mut begin = start.clone();
     begin[1][..512].fill(0);
-    let mut host = Host::new(2);
+    let mut host = SnapshotRig::new(2);
     let disks = ["O", "W"].map(|name| (name, begin[usize::from(name == "W")].clone()));
-    let journal = Journal::default();
+    let journal = DiskJournal::default();
     for (number, (name, bytes)) in disks.iter().enumerate() {
         let disk = host.disk(name, bytes.len() as u64 / 512);
         disk.put(0, bytes);
@@ -331,7 +332,7 @@ fn e16_a_crash_anywhere() {
     assert!(count > 30);
     for at in 0..=count {
         let (_, old, new) = marks.iter().rev().find(|(entries, ..)| *entries <= at).unwrap();
-        for cache in [Cache::Lost, Cache::Kept].into_iter().chain([Cache::Some; 12]) {
+        for cache in [CacheSurvival::Lost, CacheSurvival::Kept].into_iter().chain([CacheSurvival::Some; 12]) {
             let mut after = host_after(&journal, &begin, at, cache, &mut rng);
             after.create("sn", "0 112 snapshot O W P 8").unwrap();
             let found = after.read("sn", 0, 112).unwrap();

@@ -26,10 +26,10 @@
 //!
 //! Neither costs anything without messages and without writes to bad blocks.
 
-mod set;
+mod bad_blocks;
 
-use super::{UnderLane, Underlay, look_up, number};
-use set::{GOOD, Set, Shared};
+use super::{OffsetLane, UnderlyingRange, look_up_device, parse_number};
+use bad_blocks::{BadBlockSet, GOOD, SharedBadBlocks};
 use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
@@ -45,13 +45,13 @@ const NAME: &str = "dust";
 const BLOCK_MAX: u64 = 1 << 21;
 
 /// The control half.
-struct Dust {
-    under: Underlay,
+struct DustTarget {
+    under: UnderlyingRange,
     len: Sectors,
     /// Sectors in a block, a power of two.
     block: u64,
     quiet: AtomicBool,
-    shared: Arc<Shared>,
+    shared: Arc<SharedBadBlocks>,
 }
 
 /// The constructor.
@@ -64,7 +64,7 @@ pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
     if words.len() != 3 {
         return Err(bad("Invalid argument count", words.len().min(3)));
     }
-    let bytes = number::<u32>(&words[2]).filter(|&bytes| bytes > 0);
+    let bytes = parse_number::<u32>(&words[2]).filter(|&bytes| bytes > 0);
     let bytes = bytes.ok_or_else(|| bad("Invalid block size parameter", 2))?;
     if bytes < 512 {
         return Err(bad("Block size must be at least 512", 2));
@@ -76,18 +76,18 @@ pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
     if block > args.len.0.min(BLOCK_MAX) {
         return Err(bad("Block size is too large", 2));
     }
-    let start = number(&words[1]).ok_or_else(|| bad("Invalid device offset sector", 1))?;
+    let start = parse_number(&words[1]).ok_or_else(|| bad("Invalid device offset sector", 1))?;
     // The kernel's errno here is EINVAL, whatever the look-up said.
-    let device =
-        look_up(args.resolver, words, 0, "dust: Device lookup failed").map_err(|e| e.with_errno(EINVAL))?;
-    let under = Underlay { device, start: Sector(start) };
-    let (quiet, shared) = (AtomicBool::new(false), Arc::new(Shared::default()));
-    Ok(Arc::new(Dust { under, len: args.len, block, quiet, shared }))
+    let device = look_up_device(args.resolver, words, 0, "dust: Device lookup failed")
+        .map_err(|e| e.with_errno(EINVAL))?;
+    let under = UnderlyingRange { device, start: Sector(start) };
+    let (quiet, shared) = (AtomicBool::new(false), Arc::new(SharedBadBlocks::default()));
+    Ok(Arc::new(DustTarget { under, len: args.len, block, quiet, shared }))
 }
 
-impl Dust {
+impl DustTarget {
     /// Reports what the kernel writes to its log, unless told to be quiet.
-    fn say(&self, text: &str) {
+    fn log_unless_quiet(&self, text: &str) {
         if !self.quiet.load(Ordering::Relaxed) {
             tracing::info!("dust: {text}");
         }
@@ -112,7 +112,9 @@ impl Dust {
                 Ok(())
             }
         })?;
-        self.say(&format!("badblock added at block {block} with write fail count {failing_writes}"));
+        self.log_unless_quiet(&format!(
+            "badblock added at block {block} with write fail count {failing_writes}"
+        ));
         Ok(String::new())
     }
 
@@ -124,7 +126,7 @@ impl Dust {
             }
             Err(_) => Err(TargetError::new(format!("dust: block {block} not found in badblocklist"))),
         })?;
-        self.say(&format!("badblock removed at block {block}"));
+        self.log_unless_quiet(&format!("badblock removed at block {block}"));
         Ok(String::new())
     }
 
@@ -149,7 +151,7 @@ impl Dust {
 
     /// A block number of a message. As in the kernel it may be one more than there are.
     fn block_number(&self, word: &str) -> Result<u64, TargetError> {
-        let block = number(word).ok_or_else(|| TargetError::errno(EINVAL).at(1))?;
+        let block = parse_number(word).ok_or_else(|| TargetError::errno(EINVAL).at(1))?;
         if block > self.under.device.device.limits().size.0 / self.block {
             return Err(TargetError::new("dust: selected block value out of range").at(1));
         }
@@ -157,7 +159,7 @@ impl Dust {
     }
 }
 
-impl Target for Dust {
+impl Target for DustTarget {
     fn type_name(&self) -> &'static str {
         NAME
     }
@@ -238,7 +240,7 @@ impl Target for Dust {
             }
             (name, [block, count]) => {
                 let block = self.block_number(block)?;
-                let count: u32 = number(count).ok_or_else(|| TargetError::errno(EINVAL).at(2))?;
+                let count: u32 = parse_number(count).ok_or_else(|| TargetError::errno(EINVAL).at(2))?;
                 let Ok(count) = u8::try_from(count) else {
                     return Err(TargetError::new("dust: selected write fail count out of range").at(2));
                 };
@@ -250,14 +252,14 @@ impl Target for Dust {
 }
 
 struct DustLane {
-    under: UnderLane,
+    under: OffsetLane,
     /// Of a sector of the device below to its block.
     shift: u32,
     start: Sectors,
-    shared: Arc<Shared>,
-    /// The number of `set`.
+    shared: Arc<SharedBadBlocks>,
+    /// The number of `bad_blocks`.
     seen: u64,
-    set: Arc<Set>,
+    set: Arc<BadBlockSet>,
     /// Failed on the way down; the next `poll` returns them.
     failed: Batch,
     /// Room for a batch on its way through; empty in between.
@@ -290,7 +292,7 @@ impl Lane for DustLane {
                 let start = if bugs::on(Bug::BadBlockMisplaced) { Sectors(0) } else { self.start };
                 let first = (bio.sector + start).0 >> self.shift;
                 let last = ((bio.end() + start).0 - 1) >> self.shift;
-                self.set.verdict(&bio, first, last)
+                self.set.status_for(&bio, first, last)
             };
             if status.is_ok() {
                 self.scratch.push(bio);

@@ -1,7 +1,7 @@
 //! The features of a flakey target: what goes wrong while the device is bad. Their words in a
 //! table, and back.
 
-use super::number;
+use super::parse_number;
 use std::fmt;
 use udm_core::{Bio, BioFlags, Op};
 
@@ -12,7 +12,7 @@ const WORDS_MAX: usize = 11;
 pub(super) const PROBABILITY_BASE: u32 = 1_000_000_000;
 
 /// The bits of an operation and its flags, as Linux 6.12 numbers them.
-fn opf(bio: &Bio) -> u32 {
+fn bio_opf(bio: &Bio) -> u32 {
     let op = match bio.op {
         Op::Read => 0,
         // The kernel's mapped devices send a flush as an empty write that carries one.
@@ -29,12 +29,12 @@ fn opf(bio: &Bio) -> u32 {
         (BioFlags::NOWAIT, 21),
         (BioFlags::NOUNMAP, 28),
     ];
-    bits.iter().filter(|(flag, _)| bio.flags.contains(*flag)).fold(op, |opf, (_, bit)| opf | 1 << bit)
+    bits.iter().filter(|(flag, _)| bio.flags.contains(*flag)).fold(op, |bio_opf, (_, bit)| bio_opf | 1 << bit)
 }
 
 /// What happens to writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Writes {
+pub(super) enum WriteAction {
     Pass,
     Drop,
     Fail,
@@ -53,9 +53,9 @@ pub(super) struct CorruptByte {
 
 /// What goes wrong while the device is bad.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Features {
+pub(super) struct FlakeyFeatures {
     pub(super) error_reads: bool,
-    pub(super) writes: Writes,
+    pub(super) writes: WriteAction,
     corrupt: Option<CorruptByte>,
     /// Parts of [`PROBABILITY_BASE`]; 0 is never.
     pub(super) random_read: u32,
@@ -63,29 +63,36 @@ pub(super) struct Features {
 }
 
 /// The kernel's message and the word to blame, counted from the number of words.
-type Refusal = (&'static str, usize);
+type FeatureError = (&'static str, usize);
 
-impl Features {
-    const NONE: Features =
-        Features { error_reads: false, writes: Writes::Pass, corrupt: None, random_read: 0, random_write: 0 };
+impl FlakeyFeatures {
+    const NONE: FlakeyFeatures = FlakeyFeatures {
+        error_reads: false,
+        writes: WriteAction::Pass,
+        corrupt: None,
+        random_read: 0,
+        random_write: 0,
+    };
 
     /// Reads `[<#words> <feature>...]`.
-    pub(super) fn parse(words: &[String]) -> Result<Features, Refusal> {
-        let mut features = Features::NONE;
+    pub(super) fn parse(words: &[String]) -> Result<FlakeyFeatures, FeatureError> {
+        let mut features = FlakeyFeatures::NONE;
         if let Some(count) = words.first() {
-            let count = number(count).filter(|&count: &usize| count <= WORDS_MAX && count < words.len());
+            let count =
+                parse_number(count).filter(|&count: &usize| count <= WORDS_MAX && count < words.len());
             let count = count.ok_or(("Invalid number of feature args", 0))?;
             features.read(&words[..=count], words)?;
         }
-        if features == Features::NONE {
-            features = Features { error_reads: true, writes: Writes::Fail, ..Features::NONE };
+        if features == FlakeyFeatures::NONE {
+            features =
+                FlakeyFeatures { error_reads: true, writes: WriteAction::Fail, ..FlakeyFeatures::NONE };
         }
         Ok(features)
     }
 
     /// Reads the features, from word 1 of `announced`, which ends where the count of words says;
     /// `words` goes on.
-    fn read(&mut self, announced: &[String], words: &[String]) -> Result<(), Refusal> {
+    fn read(&mut self, announced: &[String], words: &[String]) -> Result<(), FeatureError> {
         let mut at = 1;
         while at < announced.len() {
             let name = at;
@@ -101,25 +108,26 @@ impl Features {
                 "error_reads" if self.error_reads => return Err(("Feature error_reads duplicated", name)),
                 "error_reads" => self.error_reads = true,
                 "drop_writes" => match self.writes {
-                    Writes::Drop => return Err(("Feature drop_writes duplicated", name)),
-                    Writes::Fail => {
+                    WriteAction::Drop => return Err(("Feature drop_writes duplicated", name)),
+                    WriteAction::Fail => {
                         return Err(("Feature drop_writes conflicts with feature error_writes", name));
                     }
-                    Writes::Pass => self.writes = Writes::Drop,
+                    WriteAction::Pass => self.writes = WriteAction::Drop,
                 },
                 "error_writes" => match self.writes {
-                    Writes::Fail => return Err(("Feature error_writes duplicated", name)),
-                    Writes::Drop => {
+                    WriteAction::Fail => return Err(("Feature error_writes duplicated", name)),
+                    WriteAction::Drop => {
                         return Err(("Feature error_writes conflicts with feature drop_writes", name));
                     }
-                    Writes::Pass => self.writes = Writes::Fail,
+                    WriteAction::Pass => self.writes = WriteAction::Fail,
                 },
                 "corrupt_bio_byte" => {
                     if name + 1 == announced.len() {
                         return Err(("Feature corrupt_bio_byte requires parameters", name + 1));
                     }
                     let text = "Invalid corrupt bio byte";
-                    let nth = number(parameter(text)?).filter(|&nth| nth >= 1).ok_or((text, name + 1))?;
+                    let nth =
+                        parse_number(parameter(text)?).filter(|&nth| nth >= 1).ok_or((text, name + 1))?;
                     let text = "Invalid corrupt bio direction (r or w)";
                     let writes = match parameter(text)?.as_str() {
                         "w" | "W" => true,
@@ -127,9 +135,9 @@ impl Features {
                         _ => return Err((text, name + 2)),
                     };
                     let text = "Invalid corrupt value to write into bio byte (0-255)";
-                    let value = number(parameter(text)?).ok_or((text, name + 3))?;
+                    let value = parse_number(parameter(text)?).ok_or((text, name + 3))?;
                     let text = "Invalid corrupt bio flags mask";
-                    let flags = number(parameter(text)?).ok_or((text, name + 4))?;
+                    let flags = parse_number(parameter(text)?).ok_or((text, name + 4))?;
                     self.corrupt = Some(CorruptByte { nth, writes, value, flags });
                 }
                 feature @ ("random_read_corrupt" | "random_write_corrupt") => {
@@ -143,7 +151,7 @@ impl Features {
                         return Err((text, name + 1));
                     }
                     let text = "Invalid random corrupt argument";
-                    let p = number(parameter(text)?)
+                    let p = parse_number(parameter(text)?)
                         .filter(|&p| p <= PROBABILITY_BASE)
                         .ok_or((text, name + 1))?;
                     *(if read { &mut self.random_read } else { &mut self.random_write }) = p;
@@ -153,19 +161,19 @@ impl Features {
         }
         if self.corrupt.is_some_and(|corrupt| corrupt.writes) {
             match self.writes {
-                Writes::Drop => {
+                WriteAction::Drop => {
                     return Err((
                         "drop_writes is incompatible with corrupt_bio_byte with the WRITE flag set",
                         0,
                     ));
                 }
-                Writes::Fail => {
+                WriteAction::Fail => {
                     return Err((
                         "error_writes is incompatible with corrupt_bio_byte with the WRITE flag set",
                         0,
                     ));
                 }
-                Writes::Pass => {}
+                WriteAction::Pass => {}
             }
         }
         Ok(())
@@ -175,15 +183,15 @@ impl Features {
     pub(super) fn corrupt_byte(&self, bio: &Bio) -> Option<(usize, u8)> {
         let corrupt = self.corrupt.filter(|c| c.writes == (bio.op != Op::Read))?;
         let at = corrupt.nth as usize - 1;
-        (opf(bio) & corrupt.flags == corrupt.flags && at < bio.data.len()).then_some((at, corrupt.value))
+        (bio_opf(bio) & corrupt.flags == corrupt.flags && at < bio.data.len()).then_some((at, corrupt.value))
     }
 }
 
-impl fmt::Display for Features {
+impl fmt::Display for FlakeyFeatures {
     /// The canonical words, in the kernel's order.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let words = usize::from(self.error_reads)
-            + usize::from(self.writes != Writes::Pass)
+            + usize::from(self.writes != WriteAction::Pass)
             + 5 * usize::from(self.corrupt.is_some())
             + 2 * usize::from(self.random_read > 0)
             + 2 * usize::from(self.random_write > 0);
@@ -192,9 +200,9 @@ impl fmt::Display for Features {
             f.write_str(" error_reads")?;
         }
         match self.writes {
-            Writes::Pass => {}
-            Writes::Drop => f.write_str(" drop_writes")?,
-            Writes::Fail => f.write_str(" error_writes")?,
+            WriteAction::Pass => {}
+            WriteAction::Drop => f.write_str(" drop_writes")?,
+            WriteAction::Fail => f.write_str(" error_writes")?,
         }
         if let Some(CorruptByte { nth, writes, value, flags }) = self.corrupt {
             write!(f, " corrupt_bio_byte {nth} {} {value} {flags}", if writes { 'w' } else { 'r' })?;

@@ -3,21 +3,21 @@
 //! A request that is to be corrupted goes down as a clone: a read with its own data, which is
 //! corrupted when it is done; a write with a corrupted copy, while its own data waits in the note.
 
-use super::features::{Features, PROBABILITY_BASE, Writes};
-use super::{COPIES_KEPT, Flakey, Phases};
-use crate::fault::UnderLane;
-use crate::fault::clones::Clones;
+use super::features::{FlakeyFeatures, PROBABILITY_BASE, WriteAction};
+use super::{FREE_COPY_BYTES, FlakeyTarget, UpDownSchedule};
+use crate::fault::OffsetLane;
+use crate::fault::clone_table::CloneTable;
 use rand::RngExt;
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
 use udm_core::{Batch, Bio, BufPool, Busy, Cx, Drain, Lane, Op, OpenError, Segments, Status};
 
 pub(super) struct FlakeyLane {
-    under: UnderLane,
-    phases: Arc<Phases>,
-    features: Features,
+    under: OffsetLane,
+    phases: Arc<UpDownSchedule>,
+    features: FlakeyFeatures,
     /// The note is the data of a write whose clone carries a copy.
-    clones: Clones<Segments>,
+    clones: CloneTable<Segments>,
     copies: BufPool,
     /// Failed or dropped on the way down; the next `poll` returns them.
     ended: Batch,
@@ -26,7 +26,7 @@ pub(super) struct FlakeyLane {
 }
 
 /// What becomes of a request that meets a bad device.
-enum Fate {
+enum FaultAction {
     Pass,
     Corrupt,
     End(Status),
@@ -38,7 +38,7 @@ fn set_byte(data: &mut Segments, at: usize, value: u8) {
 
 /// Replaces the bytes that the features name. Chance is drawn for every request that random
 /// corruption could touch.
-fn corrupt(features: &Features, probability: u32, bio: &mut Bio, cx: &mut Cx<'_>) {
+fn corrupt_data(features: &FlakeyFeatures, probability: u32, bio: &mut Bio, cx: &mut Cx<'_>) {
     if let Some((at, value)) = features.corrupt_byte(bio) {
         set_byte(&mut bio.data, at, value);
     }
@@ -50,51 +50,51 @@ fn corrupt(features: &Features, probability: u32, bio: &mut Bio, cx: &mut Cx<'_>
 }
 
 impl FlakeyLane {
-    pub(super) fn open(target: &Flakey, cx: &mut Cx<'_>) -> Result<FlakeyLane, OpenError> {
+    pub(super) fn open(target: &FlakeyTarget, cx: &mut Cx<'_>) -> Result<FlakeyLane, OpenError> {
         Ok(FlakeyLane {
             under: target.under.open(cx)?,
             phases: Arc::clone(&target.phases),
             features: target.features,
-            clones: Clones::new(cx),
-            copies: BufPool::new(COPIES_KEPT),
+            clones: CloneTable::new(cx),
+            copies: BufPool::new(FREE_COPY_BYTES),
             ended: Batch::new(),
             scratch: Batch::new(),
         })
     }
 
-    fn fate(&self, bio: &Bio) -> Fate {
+    fn fault_action(&self, bio: &Bio) -> FaultAction {
         let may_corrupt = |probability| probability > 0 || self.features.corrupt_byte(bio).is_some();
         match (bio.op, self.features.writes) {
-            (Op::Read, _) if self.features.error_reads => Fate::End(Status::IoErr),
-            (Op::Read, _) if may_corrupt(self.features.random_read) => Fate::Corrupt,
-            (Op::Read, _) => Fate::Pass,
-            (_, Writes::Drop) if bugs::on(Bug::DroppedWriteSent) => Fate::Pass,
-            (_, Writes::Drop) => Fate::End(Status::Ok),
-            (_, Writes::Fail) => Fate::End(Status::IoErr),
-            (Op::Write, Writes::Pass) if may_corrupt(self.features.random_write) => Fate::Corrupt,
-            (_, Writes::Pass) => Fate::Pass,
+            (Op::Read, _) if self.features.error_reads => FaultAction::End(Status::IoErr),
+            (Op::Read, _) if may_corrupt(self.features.random_read) => FaultAction::Corrupt,
+            (Op::Read, _) => FaultAction::Pass,
+            (_, WriteAction::Drop) if bugs::on(Bug::DroppedWriteSent) => FaultAction::Pass,
+            (_, WriteAction::Drop) => FaultAction::End(Status::Ok),
+            (_, WriteAction::Fail) => FaultAction::End(Status::IoErr),
+            (Op::Write, WriteAction::Pass) if may_corrupt(self.features.random_write) => FaultAction::Corrupt,
+            (_, WriteAction::Pass) => FaultAction::Pass,
         }
     }
 
-    fn clone_of(&mut self, mut bio: Box<Bio>, cx: &mut Cx<'_>) -> Box<Bio> {
+    fn clone_to_corrupt(&mut self, mut bio: Box<Bio>, cx: &mut Cx<'_>) -> Box<Bio> {
         if bio.op == Op::Read || bio.data.is_empty() {
             return self.clones.begin(bio, Segments::new());
         }
         if bugs::on(Bug::CorruptsOwnData) {
             let mut clone = self.clones.begin(bio, Segments::new());
-            corrupt(&self.features, self.features.random_write, &mut clone, cx);
+            corrupt_data(&self.features, self.features.random_write, &mut clone, cx);
             return clone;
         }
         let mut copy = self.copies.get(bio.data.len());
         bio.data.copy_to(&mut copy);
         let data = std::mem::replace(&mut bio.data, copy.into());
         let mut clone = self.clones.begin(bio, data);
-        corrupt(&self.features, self.features.random_write, &mut clone, cx);
+        corrupt_data(&self.features, self.features.random_write, &mut clone, cx);
         clone
     }
 
     /// The request of a clone that came back unstarted: as it was given.
-    fn unstarted(&mut self, clone: Box<Bio>) -> Box<Bio> {
+    fn restore_unstarted(&mut self, clone: Box<Bio>) -> Box<Bio> {
         let (mut bio, data) = self.clones.end(clone);
         if !data.is_empty() {
             for copy in std::mem::replace(&mut bio.data, data) {
@@ -105,10 +105,10 @@ impl FlakeyLane {
     }
 
     /// The request of a clone that is done.
-    fn original_of(&mut self, clone: Box<Bio>, cx: &mut Cx<'_>) -> Box<Bio> {
-        let mut bio = self.unstarted(clone);
+    fn restore_completed(&mut self, clone: Box<Bio>, cx: &mut Cx<'_>) -> Box<Bio> {
+        let mut bio = self.restore_unstarted(clone);
         if bio.op == Op::Read && bio.status.is_ok() && !bugs::on(Bug::CorruptionForgotten) {
-            corrupt(&self.features, self.features.random_read, &mut bio, cx);
+            corrupt_data(&self.features, self.features.random_read, &mut bio, cx);
         }
         bio
     }
@@ -122,10 +122,10 @@ impl Lane for FlakeyLane {
         }
         let mut down = std::mem::take(&mut self.scratch);
         for mut bio in batch.drain(..) {
-            match self.fate(&bio) {
-                Fate::Pass => down.push(bio),
-                Fate::Corrupt => down.push(self.clone_of(bio, cx)),
-                Fate::End(status) => {
+            match self.fault_action(&bio) {
+                FaultAction::Pass => down.push(bio),
+                FaultAction::Corrupt => down.push(self.clone_to_corrupt(bio, cx)),
+                FaultAction::End(status) => {
                     bio.end_with(status);
                     self.ended.push(bio);
                 }
@@ -148,7 +148,7 @@ impl Lane for FlakeyLane {
         let mut home = std::mem::take(&mut self.scratch);
         self.under.poll(&mut home, cx);
         for bio in home.drain(..) {
-            done.push(if self.clones.is_mine(&bio) { self.original_of(bio, cx) } else { bio });
+            done.push(if self.clones.is_mine(&bio) { self.restore_completed(bio, cx) } else { bio });
         }
         self.scratch = home;
     }
@@ -157,7 +157,7 @@ impl Lane for FlakeyLane {
         let mut home = std::mem::take(&mut self.scratch);
         self.under.drain(how, &mut home, cx);
         for bio in home.drain(..) {
-            back.push(if self.clones.is_mine(&bio) { self.unstarted(bio) } else { bio });
+            back.push(if self.clones.is_mine(&bio) { self.restore_unstarted(bio) } else { bio });
         }
         self.scratch = home;
     }

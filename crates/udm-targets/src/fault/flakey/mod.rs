@@ -25,8 +25,8 @@
 mod features;
 mod lane;
 
-use super::{Underlay, look_up, number};
-use features::Features;
+use super::{UnderlyingRange, look_up_device, parse_number};
+use features::FlakeyFeatures;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use udm_core::{Cx, Lane, Limits, Nanos, OpenError, Sector, Sectors};
@@ -36,19 +36,19 @@ use udm_dm::target::{Below, Target, TargetArgs, Used};
 const NAME: &str = "flakey";
 
 /// Bytes of free copies that a lane keeps for the next corrupted writes.
-const COPIES_KEPT: usize = 1 << 20;
+const FREE_COPY_BYTES: usize = 1 << 20;
 
 /// The rhythm of good and bad.
-struct Phases {
+struct UpDownSchedule {
     up_s: u32,
     down_s: u32,
     /// When the first lane was opened; `NEVER` until then.
     origin: AtomicU64,
 }
 
-impl Phases {
-    fn new(up_s: u32, down_s: u32) -> Phases {
-        Phases { up_s, down_s, origin: AtomicU64::new(Nanos::NEVER.0) }
+impl UpDownSchedule {
+    fn new(up_s: u32, down_s: u32) -> UpDownSchedule {
+        UpDownSchedule { up_s, down_s, origin: AtomicU64::new(Nanos::NEVER.0) }
     }
 
     /// Sets the origin unless it is set.
@@ -65,11 +65,11 @@ impl Phases {
 }
 
 /// The control half.
-struct Flakey {
-    under: Underlay,
+struct FlakeyTarget {
+    under: UnderlyingRange,
     len: Sectors,
-    phases: Arc<Phases>,
-    features: Features,
+    phases: Arc<UpDownSchedule>,
+    features: FlakeyFeatures,
 }
 
 /// The constructor.
@@ -83,23 +83,23 @@ pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
         return Err(TargetError::new("flakey: Invalid argument count").at(words.len()));
     }
     let bad = |text: &str, word| TargetError::new(format!("flakey: {text}")).at(word);
-    let start = number(&words[1]).ok_or_else(|| bad("Invalid device sector", 1))?;
-    let up_s: u32 = number(&words[2]).ok_or_else(|| bad("Invalid up interval", 2))?;
-    let down_s: u32 = number(&words[3]).ok_or_else(|| bad("Invalid down interval", 3))?;
+    let start = parse_number(&words[1]).ok_or_else(|| bad("Invalid device sector", 1))?;
+    let up_s: u32 = parse_number(&words[2]).ok_or_else(|| bad("Invalid up interval", 2))?;
+    let down_s: u32 = parse_number(&words[3]).ok_or_else(|| bad("Invalid down interval", 3))?;
     if up_s == 0 && down_s == 0 {
         return Err(bad("Total (up + down) interval is zero", 3));
     }
     if up_s.checked_add(down_s).is_none() {
         return Err(bad("Interval overflow", 3));
     }
-    let features = Features::parse(&words[4..]).map_err(|(text, word)| bad(text, 4 + word))?;
-    let device = look_up(args.resolver, words, 0, "flakey: Device lookup failed")?;
-    let phases = Arc::new(Phases::new(up_s, down_s));
-    let under = Underlay { device, start: Sector(start) };
-    Ok(Arc::new(Flakey { under, len: args.len, phases, features }))
+    let features = FlakeyFeatures::parse(&words[4..]).map_err(|(text, word)| bad(text, 4 + word))?;
+    let device = look_up_device(args.resolver, words, 0, "flakey: Device lookup failed")?;
+    let phases = Arc::new(UpDownSchedule::new(up_s, down_s));
+    let under = UnderlyingRange { device, start: Sector(start) };
+    Ok(Arc::new(FlakeyTarget { under, len: args.len, phases, features }))
 }
 
-impl Target for Flakey {
+impl Target for FlakeyTarget {
     fn type_name(&self) -> &'static str {
         NAME
     }
@@ -110,7 +110,7 @@ impl Target for Flakey {
     }
 
     fn table(&self) -> String {
-        let Phases { up_s, down_s, .. } = &*self.phases;
+        let UpDownSchedule { up_s, down_s, .. } = &*self.phases;
         format!("{} {} {up_s} {down_s} {}", self.under.device.number, self.under.start, self.features)
     }
 

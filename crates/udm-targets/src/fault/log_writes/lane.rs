@@ -3,11 +3,11 @@
 //! Whatever changes the device goes down as a clone that remembers what it will be in the log. What
 //! comes home is held, logged, or both.
 
-use super::LogWrites;
-use super::shared::{Append, Closing, Marks, Placed, Shared, State, refusal};
-use super::writer::{Tally, Waits, Writer, range_in};
-use crate::fault::UnderLane;
-use crate::fault::clones::Clones;
+use super::LogWritesTarget;
+use super::shared::{LogEndAction, LogRecord, LogState, PendingMarks, PlacedRecord, SharedLog, mark_refused};
+use super::writer::{EntryWaiters, LogWriter, UsageDelta, bio_range_in};
+use crate::fault::OffsetLane;
+use crate::fault::clone_table::CloneTable;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,19 +16,19 @@ use udm_core::{Batch, Bio, BioFlags, Buf, Busy, Cx, Drain, Lane, Listener, Op, O
 use udm_wire::log_writes::{Entry, EntryFlags};
 
 /// What a clone remembers.
-struct Note {
-    append: Append,
+struct CloneNote {
+    append: LogRecord,
     /// For a flush: how many writes had completed when it came in.
     covers: u64,
 }
 
 pub(super) struct LogWritesLane {
-    under: UnderLane,
-    writer: Writer,
-    shared: Arc<Shared>,
+    under: OffsetLane,
+    writer: LogWriter,
+    shared: Arc<SharedLog>,
     bell: Listener,
     discards: bool,
-    clones: Clones<Note>,
+    clones: CloneTable<CloneNote>,
     /// The owner of the lane's own flush.
     owner: OwnerId,
     /// The bio of the lane's own flush while it is not under way.
@@ -45,20 +45,20 @@ pub(super) struct LogWritesLane {
     /// Clones that ended without going down.
     ended: Batch,
     scratch: Batch,
-    appends: Vec<Append>,
-    placed: Vec<Placed>,
+    appends: Vec<LogRecord>,
+    placed: Vec<PlacedRecord>,
 }
 
 impl LogWritesLane {
-    pub(super) fn open(target: &LogWrites, cx: &mut Cx<'_>) -> Result<LogWritesLane, OpenError> {
+    pub(super) fn open(target: &LogWritesTarget, cx: &mut Cx<'_>) -> Result<LogWritesLane, OpenError> {
         let log = target.log.device.open(cx)?;
         Ok(LogWritesLane {
             under: target.under.open(cx)?,
-            writer: Writer::new(log, &*target.log.device, cx),
+            writer: LogWriter::new(log, &*target.log.device, cx),
             shared: Arc::clone(&target.shared),
             bell: target.shared.bell.listen(cx),
             discards: target.discards.load(Ordering::Relaxed),
-            clones: Clones::new(cx),
+            clones: CloneTable::new(cx),
             owner: cx.new_owner(),
             flush: Some(Bio::new()),
             flush_covers: 0,
@@ -89,7 +89,7 @@ impl LogWritesLane {
 
     /// What `bio` will be in the log.
     fn entry_of(&self, bio: &Bio) -> Entry {
-        let (sector, sectors) = range_in(bio, self.shared.sector_size());
+        let (sector, sectors) = bio_range_in(bio, self.shared.sector_size());
         let flags = [
             (bio.op == Op::Flush || bio.flags.contains(BioFlags::PREFLUSH), EntryFlags::FLUSH),
             (bio.flags.contains(BioFlags::FUA), EntryFlags::FUA),
@@ -113,20 +113,20 @@ impl LogWritesLane {
     }
 
     /// Sends `bio` on its way as a clone.
-    fn begin(&mut self, bio: Box<Bio>, covers: &mut Option<u64>, down: &mut Batch, tally: &mut Tally) {
+    fn begin(&mut self, bio: Box<Bio>, covers: &mut Option<u64>, down: &mut Batch, tally: &mut UsageDelta) {
         let flush = bio.op == Op::Flush || bio.flags.contains(BioFlags::PREFLUSH);
         let covers =
             if flush { *covers.get_or_insert_with(|| self.shared.lock().held.completed()) } else { 0 };
-        let append = Append { entry: self.entry_of(&bio), data: self.copy_of(&bio) };
+        let append = LogRecord { entry: self.entry_of(&bio), data: self.copy_of(&bio) };
         tally.bytes += append.held() as isize;
         tally.requests += 1;
         let ends_here = bio.op == Op::Discard && !self.discards;
-        let clone = self.clones.begin(bio, Note { append, covers });
+        let clone = self.clones.begin(bio, CloneNote { append, covers });
         if ends_here { self.ended.push(clone) } else { down.push(clone) }
     }
 
     /// Lets parked requests go as far as there is room for their copies, once the log is open.
-    fn unpark(&mut self, tally: &mut Tally, cx: &mut Cx<'_>) {
+    fn unpark(&mut self, tally: &mut UsageDelta, cx: &mut Cx<'_>) {
         if self.parked.is_empty() {
             return;
         }
@@ -137,7 +137,7 @@ impl LogWritesLane {
         let mut room = self.shared.room();
         let (mut down, mut covers) = (Batch::new(), None);
         while let Some(bio) = self.parked.front() {
-            let bytes = bytes_of(bio);
+            let bytes = copy_size(bio);
             if logging && bytes > room && room < usize::MAX {
                 break;
             }
@@ -159,16 +159,16 @@ impl LogWritesLane {
     /// What is logged because `append` is, and then `append`: overlapping entries stand in the log
     /// in the order in which they completed. What completed first and is only held would be
     /// replayed over `append` otherwise, and no power cut leaves that.
-    fn log(appends: &mut Vec<Append>, state: &mut State, append: Append) {
+    fn log(appends: &mut Vec<LogRecord>, state: &mut LogState, append: LogRecord) {
         if !bugs::on(Bug::HeldWriteOvertaken) {
-            state.held.overlapped(&append.entry, appends);
+            state.held.take_overlapping(&append.entry, appends);
         }
         appends.push(append);
     }
 
     /// Takes in what is home from the device: what is logged now goes to the writer, the rest to
     /// `done`.
-    fn take_home(&mut self, done: &mut Batch, tally: &mut Tally, cx: &mut Cx<'_>) {
+    fn reap_device(&mut self, done: &mut Batch, tally: &mut UsageDelta, cx: &mut Cx<'_>) {
         let mut home = std::mem::take(&mut self.scratch);
         self.under.poll(&mut home, cx);
         home.append(&mut self.ended);
@@ -180,7 +180,7 @@ impl LogWritesLane {
                 self.flush_failed = !bio.status.is_ok();
                 let state = state.get_or_insert_with(|| shared.lock());
                 if bio.status.is_ok() {
-                    state.held.covered(self.flush_covers, &mut self.appends);
+                    state.held.take_covered(self.flush_covers, &mut self.appends);
                 }
                 if std::mem::take(&mut self.flushes_end) {
                     shared.end_flush(state);
@@ -192,7 +192,7 @@ impl LogWritesLane {
                 done.push(bio);
                 continue;
             }
-            let (bio, Note { append, covers }) = self.clones.end(bio);
+            let (bio, CloneNote { append, covers }) = self.clones.end(bio);
             if !bio.status.is_ok() || !shared.is_enabled() {
                 tally.bytes -= append.held() as isize;
                 tally.requests -= 1;
@@ -202,7 +202,7 @@ impl LogWritesLane {
             let state = state.get_or_insert_with(|| shared.lock());
             let flags = append.entry.flags;
             if flags.contains(EntryFlags::FLUSH) {
-                state.held.covered(covers, &mut self.appends);
+                state.held.take_covered(covers, &mut self.appends);
             }
             if flags.intersects(EntryFlags::FLUSH | EntryFlags::FUA) {
                 Self::log(&mut self.appends, state, append);
@@ -217,7 +217,7 @@ impl LogWritesLane {
         if let Some(mut state) = state {
             let range = shared.place(&mut state, &mut self.appends, &mut self.placed);
             drop(state);
-            let waits = Waits { acks, ..Waits::default() };
+            let waits = EntryWaiters { acks, ..EntryWaiters::default() };
             let mut waits = self.writer.entries(shared, range, &mut self.placed, waits);
             tally.requests -= waits.acks.len() as isize;
             done.append(&mut waits.acks);
@@ -239,7 +239,7 @@ impl LogWritesLane {
 
     /// What is to be done besides requests: marks, room for copies, the end of the log, the
     /// superblock. True when it is for others to go on first.
-    fn errands(&mut self, cx: &mut Cx<'_>) -> bool {
+    fn do_pending_work(&mut self, cx: &mut Cx<'_>) -> bool {
         let shared = Arc::clone(&self.shared);
         let mut state = shared.lock();
         self.log_marks(&mut state);
@@ -253,24 +253,25 @@ impl LogWritesLane {
         }
         let mut waits = !self.parked.is_empty();
         match shared.closing(&state) {
-            Closing::No => self.flush_failed &= !self.parked.is_empty(),
-            Closing::Wait => waits = true,
-            Closing::End if !state.held.is_empty() && !self.flush_failed => {
+            LogEndAction::No => self.flush_failed &= !self.parked.is_empty(),
+            LogEndAction::Wait => waits = true,
+            LogEndAction::End if !state.held.is_empty() && !self.flush_failed => {
                 covers = Some(state.held.completed());
                 if self.flush.is_some() {
                     self.flushes_end = true;
                     shared.begin_flush(&mut state);
                 }
             }
-            Closing::End => {
+            LogEndAction::End => {
                 let range = shared.place_end(&mut state, &mut self.placed);
-                let _nobody_waits = self.writer.entries(&shared, range, &mut self.placed, Waits::default());
+                let _nobody_waits =
+                    self.writer.entries(&shared, range, &mut self.placed, EntryWaiters::default());
             }
         }
         if let Some(entries) = state.space.begin_count() {
             self.writer.superblock(&shared, entries);
         }
-        shared.rest(&state);
+        shared.clear_pending_work(&state);
         drop(state);
         if let Some(covers) = covers {
             self.flush(covers, cx);
@@ -282,15 +283,15 @@ impl LogWritesLane {
     }
 
     /// Gives the marks that were posted their places.
-    fn log_marks(&mut self, state: &mut State) {
-        let Marks { appends, promises } = state.take_posted();
+    fn log_marks(&mut self, state: &mut LogState) {
+        let PendingMarks { appends, promises } = state.take_unlogged_marks();
         for (mark, promise) in appends.into_iter().zip(promises) {
             let range = self.shared.place(state, &mut vec![mark], &mut self.placed);
-            let waits = Waits { marks: vec![promise], ..Waits::default() };
+            let waits = EntryWaiters { marks: vec![promise], ..EntryWaiters::default() };
             let waits = self.writer.entries(&self.shared, range, &mut self.placed, waits);
             // There was no room for it.
             for promise in waits.marks {
-                promise.end(refusal(state.ended()));
+                promise.end(mark_refused(state.ended()));
             }
         }
     }
@@ -303,7 +304,7 @@ impl Drop for LogWritesLane {
 }
 
 /// Bytes that a copy of what `bio` writes takes.
-fn bytes_of(bio: &Bio) -> usize {
+fn copy_size(bio: &Bio) -> usize {
     if bio.op == Op::Write { bio.sectors.bytes() as usize } else { 0 }
 }
 
@@ -314,7 +315,7 @@ impl Lane for LogWritesLane {
             self.under.submit(batch, cx);
             return;
         }
-        let mut tally = Tally::default();
+        let mut tally = UsageDelta::default();
         let mut down = std::mem::take(&mut self.scratch);
         let mut covers = None;
         let (open, mut room) = (self.shared.is_open(), self.shared.room());
@@ -325,13 +326,13 @@ impl Lane for LogWritesLane {
                     bio.end_with(Status::NotSupp);
                     self.ended.push(bio);
                 }
-                _ if !open || !self.parked.is_empty() || bytes_of(&bio) > room => {
+                _ if !open || !self.parked.is_empty() || copy_size(&bio) > room => {
                     tally.requests += 1;
                     self.parked.push_back(bio);
                     cx.wake_now();
                 }
                 _ => {
-                    room = room.min(super::HELD_MAX).saturating_sub(bytes_of(&bio));
+                    room = room.min(super::HELD_MAX).saturating_sub(copy_size(&bio));
                     self.begin(bio, &mut covers, &mut down, &mut tally);
                 }
             }
@@ -347,14 +348,14 @@ impl Lane for LogWritesLane {
 
     fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         let seen = self.bell.epoch();
-        let mut tally = Tally::default();
+        let mut tally = UsageDelta::default();
         self.unpark(&mut tally, cx);
-        self.take_home(done, &mut tally, cx);
+        self.reap_device(done, &mut tally, cx);
         self.writer.submit(cx);
         let mut waits = self.writer.poll(&self.shared, done, &mut tally, cx);
         self.shared.count(tally.bytes, tally.requests);
-        if self.shared.has_errand() || !self.parked.is_empty() {
-            waits |= self.errands(cx);
+        if self.shared.has_pending_work() || !self.parked.is_empty() {
+            waits |= self.do_pending_work(cx);
         }
         if waits {
             self.bell.wait(seen, cx);
@@ -367,7 +368,7 @@ impl Lane for LogWritesLane {
     }
 
     fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
-        let mut tally = Tally::default();
+        let mut tally = UsageDelta::default();
         let mut home = std::mem::take(&mut self.scratch);
         self.under.drain(how, &mut home, cx);
         for bio in home.drain(..) {
@@ -397,8 +398,9 @@ impl Lane for LogWritesLane {
     }
 
     fn busy(&self) -> Busy {
-        let errand = || self.shared.has_errand() && self.shared.closing(&self.shared.lock()) != Closing::No;
+        let pending_work =
+            || self.shared.has_pending_work() && self.shared.closing(&self.shared.lock()) != LogEndAction::No;
         let below = self.under.busy().max(self.writer.below());
-        if self.flush.is_none() || self.writer.is_busy() || errand() { Busy::Owed } else { below }
+        if self.flush.is_none() || self.writer.is_busy() || pending_work() { Busy::Owed } else { below }
     }
 }

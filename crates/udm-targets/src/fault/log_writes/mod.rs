@@ -46,15 +46,15 @@
 //! entries with its own lane, and the superblock counts only entries before the first that is still
 //! being written. A lane that waits for entries of other cores waits on a [`Bell`](udm_core::Bell).
 
-mod held;
 mod lane;
+mod log_space;
 mod shared;
-mod space;
+mod unflushed;
 mod writer;
 
-use super::{Underlay, look_up};
-use shared::{Append, Shared};
-use space::Geometry;
+use super::{UnderlyingRange, look_up_device};
+use log_space::LogGeometry;
+use shared::{LogRecord, SharedLog};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use udm_core::errno::EACCES;
@@ -70,11 +70,11 @@ const NAME: &str = "log-writes";
 pub const HELD_MAX: usize = 64 << 20;
 
 /// The control half.
-struct LogWrites {
-    under: Underlay,
+struct LogWritesTarget {
+    under: UnderlyingRange,
     log: DeviceRef,
     len: Sectors,
-    shared: Arc<Shared>,
+    shared: Arc<SharedLog>,
     /// The device takes discards, as of the check of the table: its lanes go by what the table's
     /// limits came from.
     discards: AtomicBool,
@@ -89,34 +89,34 @@ pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
     if words.len() < 2 {
         return Err(TargetError::new("log-writes: Invalid argument count").at(words.len()));
     }
-    let device = look_up(args.resolver, words, 0, "log-writes: Device lookup failed")?;
-    let log = look_up(args.resolver, words, 1, "log-writes: Log device lookup failed")?;
+    let device = look_up_device(args.resolver, words, 0, "log-writes: Device lookup failed")?;
+    let log = look_up_device(args.resolver, words, 1, "log-writes: Log device lookup failed")?;
     let limits = log.device.limits();
     if limits.read_only {
         let error = TargetError::new("log-writes: Log device lookup failed").with_errno(EACCES);
         return Err(error.because("it is read-only").at(1));
     }
-    let shared = Arc::new(Shared::new(geometry(&device, &log, Below::NOW)));
+    let shared = Arc::new(SharedLog::new(log_geometry(&device, &log, Below::NOW)));
     let discards = AtomicBool::new(device.device.limits().max_discard > Sectors::ZERO);
-    let under = Underlay { device, start: Sector(0) };
-    Ok(Arc::new(LogWrites { under, log, len: args.len, shared, discards }))
+    let under = UnderlyingRange { device, start: Sector(0) };
+    Ok(Arc::new(LogWritesTarget { under, log, len: args.len, shared, discards }))
 }
 
 /// The blocks and the size of the log, with the devices as `below` says.
-fn geometry(device: &DeviceRef, log: &DeviceRef, below: Below<'_>) -> Geometry {
+fn log_geometry(device: &DeviceRef, log: &DeviceRef, below: Below<'_>) -> LogGeometry {
     let (device, log) = (below.limits(device), below.limits(log));
-    Geometry { sector_size: log.logical_block.max(device.logical_block), size: log.size }
+    LogGeometry { sector_size: log.logical_block.max(device.logical_block), size: log.size }
 }
 
-impl LogWrites {
+impl LogWritesTarget {
     /// Bytes in a sector of the log, from the devices as `below` says; from the first resume on, as
     /// they were then.
     fn sector_size(&self, below: Below<'_>) -> u32 {
-        self.shared.measure(geometry(&self.under.device, &self.log, below)).sector_size
+        self.shared.measure(log_geometry(&self.under.device, &self.log, below)).sector_size
     }
 }
 
-impl Target for LogWrites {
+impl Target for LogWritesTarget {
     fn type_name(&self) -> &'static str {
         NAME
     }
@@ -176,7 +176,7 @@ impl Target for LogWrites {
         // One byte less than there is room for, as the kernel's terminated string.
         let room = self.sector_size(Below::NOW) as usize - HEADER_LEN - 1;
         let text = &text.as_bytes()[..text.len().min(room)];
-        self.shared.post(Append::mark(text))?;
+        self.shared.post(LogRecord::mark(text))?;
         Ok(String::new())
     }
 

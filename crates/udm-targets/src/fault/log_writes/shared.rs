@@ -1,8 +1,8 @@
 //! What the cores of a log-writes target share: the order of the log.
 
 use super::HELD_MAX;
-use super::held::Held;
-use super::space::{Geometry, LogSpace};
+use super::log_space::{LogGeometry, LogSpace};
+use super::unflushed::UnflushedWrites;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -14,22 +14,22 @@ use udm_dm::pending::{Pending, Promise, pending};
 use udm_wire::log_writes::{END_MARK, Entry, EntryFlags};
 
 /// Something that is to be put in the log.
-pub(super) struct Append {
+pub(super) struct LogRecord {
     pub(super) entry: Entry,
     /// A copy of what was written, or the text of a mark.
     pub(super) data: Option<Buf>,
 }
 
-impl Append {
+impl LogRecord {
     /// A mark of `text`, which must not be empty for it to be found again.
-    pub(super) fn mark(text: &[u8]) -> Append {
+    pub(super) fn mark(text: &[u8]) -> LogRecord {
         let data = (!text.is_empty()).then(|| {
             let mut buf = Buf::zeroed(text.len());
             buf.copy_from_slice(text);
             buf
         });
         let entry = Entry { flags: EntryFlags::MARK, data_len: text.len() as u64, ..Entry::default() };
-        Append { entry, data }
+        LogRecord { entry, data }
     }
 
     /// Bytes of copied writes that it holds.
@@ -40,25 +40,25 @@ impl Append {
 }
 
 /// An entry with its place in the log.
-pub(super) struct Placed {
+pub(super) struct PlacedRecord {
     /// Where it starts, in sectors of 512 bytes.
     pub(super) at: u64,
-    pub(super) append: Append,
+    pub(super) append: LogRecord,
 }
 
 /// Marks that were given, and those who wait for them.
 #[derive(Default)]
-pub(super) struct Marks {
-    pub(super) appends: Vec<Append>,
+pub(super) struct PendingMarks {
+    pub(super) appends: Vec<LogRecord>,
     pub(super) promises: Vec<Promise>,
 }
 
 /// The state of the log.
-pub(super) struct State {
+pub(super) struct LogState {
     pub(super) space: LogSpace,
-    pub(super) held: Held,
+    pub(super) held: UnflushedWrites,
     /// Marks that no lane has taken yet.
-    posted: Marks,
+    unlogged_marks: PendingMarks,
     /// The end of the last mark that was given.
     last_mark: Option<Pending>,
     /// The device is being suspended.
@@ -77,8 +77,8 @@ pub(super) struct State {
 }
 
 /// What the halves and the cores share.
-pub(super) struct Shared {
-    state: Mutex<State>,
+pub(super) struct SharedLog {
+    state: Mutex<LogState>,
     /// Bytes in a sector of the log.
     sector_size: AtomicU32,
     /// Writes are logged.
@@ -90,7 +90,7 @@ pub(super) struct Shared {
     /// Entries that the superblock on the log counts, for those who wait for theirs.
     counted: AtomicU64,
     /// Lanes have something to do besides their requests: marks, a superblock, the end.
-    errand: AtomicBool,
+    pending_work: AtomicBool,
     /// Bytes of copied writes, changed once a batch.
     held: AtomicUsize,
     /// Requests that are parked, have a clone below or wait for the log, changed once a batch.
@@ -100,12 +100,12 @@ pub(super) struct Shared {
     pub(super) bell: Arc<Bell>,
 }
 
-impl Shared {
-    pub(super) fn new(geometry: Geometry) -> Shared {
-        let state = State {
+impl SharedLog {
+    pub(super) fn new(geometry: LogGeometry) -> SharedLog {
+        let state = LogState {
             space: LogSpace::new(geometry),
-            held: Held::default(),
-            posted: Marks::default(),
+            held: UnflushedWrites::default(),
+            unlogged_marks: PendingMarks::default(),
             last_mark: None,
             closing: false,
             closings: 0,
@@ -115,14 +115,14 @@ impl Shared {
             closed: false,
             ended: None,
         };
-        Shared {
+        SharedLog {
             state: Mutex::new(state),
             sector_size: AtomicU32::new(geometry.sector_size),
             enabled: AtomicBool::new(true),
             broken: AtomicBool::new(false),
             open: AtomicBool::new(false),
             counted: AtomicU64::new(0),
-            errand: AtomicBool::new(false),
+            pending_work: AtomicBool::new(false),
             held: AtomicUsize::new(0),
             in_flight: AtomicUsize::new(0),
             bell: Arc::new(Bell::new()),
@@ -130,7 +130,7 @@ impl Shared {
     }
 
     /// Never called with the lock held.
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, LogState> {
         interleave::point();
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
@@ -143,7 +143,7 @@ impl Shared {
 
     /// Takes the blocks and the size that the devices below have now, as long as the table is not
     /// in use; says what holds.
-    pub(super) fn measure(&self, now: Geometry) -> Geometry {
+    pub(super) fn measure(&self, now: LogGeometry) -> LogGeometry {
         let mut state = self.lock();
         let holds = state.space.measure(now);
         self.sector_size.store(holds.sector_size, Ordering::Relaxed);
@@ -166,19 +166,19 @@ impl Shared {
         self.open.load(Ordering::Relaxed)
     }
 
-    /// Entries that the superblock counts. Acquire pairs with the release in [`Shared::end_count`]:
+    /// Entries that the superblock counts. Acquire pairs with the release in [`SharedLog::end_count`]:
     /// whoever sees the number sees that it is written.
     pub(super) fn counted(&self) -> u64 {
         self.counted.load(Ordering::Acquire)
     }
 
     /// True when lanes should look for errands. Relaxed: what they find is behind the mutex.
-    pub(super) fn has_errand(&self) -> bool {
-        self.errand.load(Ordering::Relaxed)
+    pub(super) fn has_pending_work(&self) -> bool {
+        self.pending_work.load(Ordering::Relaxed)
     }
 
     /// Leaves a mark for the lanes to log.
-    pub(super) fn post(&self, mark: Append) -> Result<(), TargetError> {
+    pub(super) fn post(&self, mark: LogRecord) -> Result<(), TargetError> {
         let mut state = self.lock();
         if let Some(why) = state.ended {
             return Err(TargetError::errno(EIO).because(format!("logging has ended: {why}")));
@@ -187,10 +187,10 @@ impl Shared {
             return Err(TargetError::errno(EBUSY).because("the device is suspended, and its log closed"));
         }
         let (promise, pending) = pending();
-        state.posted.appends.push(mark);
-        state.posted.promises.push(promise);
+        state.unlogged_marks.appends.push(mark);
+        state.unlogged_marks.promises.push(promise);
         state.last_mark = Some(pending);
-        self.errand.store(true, Ordering::Relaxed);
+        self.pending_work.store(true, Ordering::Relaxed);
         Ok(())
     }
 
@@ -208,7 +208,7 @@ impl Shared {
             state.space.start();
             self.set_open(&state);
         }
-        self.errand.store(true, Ordering::Relaxed);
+        self.pending_work.store(true, Ordering::Relaxed);
     }
 
     /// A lane is open. Says of which suspend it is known that it takes no requests.
@@ -242,7 +242,7 @@ impl Shared {
         state.closings
     }
 
-    fn set_open(&self, state: &State) {
+    fn set_open(&self, state: &LogState) {
         self.open.store(state.space.is_open(), Ordering::Relaxed);
     }
 
@@ -269,21 +269,21 @@ impl Shared {
     }
 
     /// Ends logging: `why` in the kernel's words. What has its place is still written and counted.
-    pub(super) fn disable(&self, state: &mut State, why: &'static str) {
+    pub(super) fn disable(&self, state: &mut LogState, why: &'static str) {
         if self.enabled.swap(false, Ordering::Relaxed) {
             tracing::error!("log-writes: {why}");
             state.ended = Some(why);
         }
         self.count(-(state.held.bytes() as isize), 0);
         state.held.clear();
-        for promise in std::mem::take(&mut state.posted).promises {
-            promise.end(refusal(why));
+        for promise in std::mem::take(&mut state.unlogged_marks).promises {
+            promise.end(mark_refused(why));
         }
         self.bell.ring();
     }
 
     /// Ends logging, and what waits for the log goes on without: the log device failed.
-    pub(super) fn give_up(&self, state: &mut State, why: &'static str) {
+    pub(super) fn fail_log(&self, state: &mut LogState, why: &'static str) {
         self.disable(state, why);
         self.broken.store(true, Ordering::Relaxed);
         self.bell.ring();
@@ -292,9 +292,9 @@ impl Shared {
     /// Gives `appends` their places, in order. What no longer fits is dropped and logging ends.
     pub(super) fn place(
         &self,
-        state: &mut State,
-        appends: &mut Vec<Append>,
-        placed: &mut Vec<Placed>,
+        state: &mut LogState,
+        appends: &mut Vec<LogRecord>,
+        placed: &mut Vec<PlacedRecord>,
     ) -> Range<u64> {
         let first = state.space.entries();
         state.closed &= appends.is_empty();
@@ -302,7 +302,7 @@ impl Shared {
         for append in appends.drain(..) {
             let at = self.is_enabled().then(|| state.space.take(&append.entry)).flatten();
             match at {
-                Some(at) => placed.push(Placed { at, append }),
+                Some(at) => placed.push(PlacedRecord { at, append }),
                 None => {
                     dropped += append.held();
                     self.disable(state, "Ran out of space on the logdev");
@@ -314,7 +314,7 @@ impl Shared {
     }
 
     /// The superblock counts `entries` now.
-    pub(super) fn end_count(&self, state: &mut State, entries: u64) {
+    pub(super) fn end_count(&self, state: &mut LogState, entries: u64) {
         state.space.end_count(entries);
         self.counted.store(entries, Ordering::Release);
         self.set_open(state);
@@ -324,42 +324,42 @@ impl Shared {
     }
 
     /// What is to be done about the end of the log.
-    pub(super) fn closing(&self, state: &State) -> Closing {
+    pub(super) fn closing(&self, state: &LogState) -> LogEndAction {
         if !state.closing {
-            return Closing::No;
+            return LogEndAction::No;
         }
         // Also when logging has ended since: a device is not suspended while a flush is below it.
         // The lane that began it may have answered the suspend before.
         if state.flushing {
-            return Closing::Wait;
+            return LogEndAction::Wait;
         }
         if !self.is_enabled() {
-            return Closing::No;
+            return LogEndAction::No;
         }
         match (state.closed, state.space.is_counted()) {
-            (true, true) => Closing::No,
-            (true, false) => Closing::Wait,
+            (true, true) => LogEndAction::No,
+            (true, false) => LogEndAction::Wait,
             // Until all lanes have stopped there may be more to come.
-            (false, _) if state.stopped < state.lanes || !self.is_open() => Closing::Wait,
-            (false, _) if self.in_flight.load(Ordering::Relaxed) > 0 => Closing::Wait,
-            (false, _) => Closing::End,
+            (false, _) if state.stopped < state.lanes || !self.is_open() => LogEndAction::Wait,
+            (false, _) if self.in_flight.load(Ordering::Relaxed) > 0 => LogEndAction::Wait,
+            (false, _) => LogEndAction::End,
         }
     }
 
     /// The caller makes durable what is held, for the end; the others wait for it.
-    pub(super) fn begin_flush(&self, state: &mut State) {
+    pub(super) fn begin_flush(&self, state: &mut LogState) {
         state.flushing = true;
     }
 
     /// That flush came back, with or without success.
-    pub(super) fn end_flush(&self, state: &mut State) {
+    pub(super) fn end_flush(&self, state: &mut LogState) {
         state.flushing = false;
         self.bell.ring();
     }
 
     /// Gives the mark at the end its place.
-    pub(super) fn place_end(&self, state: &mut State, placed: &mut Vec<Placed>) -> Range<u64> {
-        let mut mark = vec![Append::mark(END_MARK.as_bytes())];
+    pub(super) fn place_end(&self, state: &mut LogState, placed: &mut Vec<PlacedRecord>) -> Range<u64> {
+        let mut mark = vec![LogRecord::mark(END_MARK.as_bytes())];
         let range = self.place(state, &mut mark, placed);
         if !range.is_empty() {
             state.space.end_with(placed.last().map_or(0, |mark| mark.at));
@@ -370,21 +370,21 @@ impl Shared {
 
     /// Nothing is left to be done besides requests: the next look for errands finds nothing, until
     /// someone leaves one.
-    pub(super) fn rest(&self, state: &State) {
-        if state.posted.appends.is_empty() && !state.closing && state.space.is_cared_for() {
-            self.errand.store(false, Ordering::Relaxed);
+    pub(super) fn clear_pending_work(&self, state: &LogState) {
+        if state.unlogged_marks.appends.is_empty() && !state.closing && state.space.needs_no_count() {
+            self.pending_work.store(false, Ordering::Relaxed);
         }
     }
 }
 
 /// What those are told whose mark will not be in the log.
-pub(super) fn refusal(why: &str) -> Result<(), TargetError> {
+pub(super) fn mark_refused(why: &str) -> Result<(), TargetError> {
     Err(TargetError::errno(EIO).because(format!("the mark is not in the log: {why}")))
 }
 
-impl State {
+impl LogState {
     /// Holds a write that has completed.
-    pub(super) fn hold(&mut self, append: Append) {
+    pub(super) fn hold(&mut self, append: LogRecord) {
         self.held.push(append);
         self.closed = false;
     }
@@ -395,17 +395,17 @@ impl State {
     }
 
     /// Takes the marks that were posted, when they may be given places.
-    pub(super) fn take_posted(&mut self) -> Marks {
+    pub(super) fn take_unlogged_marks(&mut self) -> PendingMarks {
         match self.space.is_open() {
-            true => std::mem::take(&mut self.posted),
-            false => Marks::default(),
+            true => std::mem::take(&mut self.unlogged_marks),
+            false => PendingMarks::default(),
         }
     }
 }
 
 /// What a lane should do about the end of the log.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Closing {
+pub(super) enum LogEndAction {
     /// Nothing: the device is not being suspended, or the end is on the log.
     No,
     /// Wait: requests are in flight, or the end is on its way.

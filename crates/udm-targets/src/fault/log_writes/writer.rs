@@ -5,7 +5,7 @@
 //! what is counted is there, and the superblock itself goes through the cache. Then whoever waits
 //! for the job has it: requests are returned, marks are answered.
 
-use super::shared::{Placed, Shared, State, refusal};
+use super::shared::{LogState, PlacedRecord, SharedLog, mark_refused};
 use slab::Slab;
 use std::ops::Range;
 use udm_core::bugs::{self, Bug};
@@ -17,45 +17,45 @@ use udm_dm::pending::Promise;
 use udm_wire::log_writes::{EntryFlags, Superblock};
 
 /// Bytes of free copies that a lane keeps.
-const COPIES_KEPT: usize = 16 << 20;
+const FREE_COPY_BYTES: usize = 16 << 20;
 
 /// The cookie of the superblock and of the flushes around it.
 const SUPERBLOCK: u64 = u64::MAX;
 
 /// What a batch adds to the shared counts.
 #[derive(Default)]
-pub(super) struct Tally {
+pub(super) struct UsageDelta {
     pub(super) bytes: isize,
     pub(super) requests: isize,
 }
 
 /// Entries that were given their places together.
-struct Job {
+struct EntryGroup {
     range: Range<u64>,
     /// How many are still being written.
     left: usize,
-    waits: Waits,
+    waits: EntryWaiters,
 }
 
 /// Who waits until the entries are counted.
 #[derive(Default)]
-pub(super) struct Waits {
+pub(super) struct EntryWaiters {
     pub(super) acks: Batch,
     pub(super) marks: Vec<Promise>,
 }
 
 /// How far a superblock has come.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum SuperblockStage {
     /// What it counts is being flushed.
-    Before,
+    FlushBefore,
     /// It is being written.
     Write,
     /// It is being flushed: the device knows no FUA.
-    Behind,
+    FlushAfter,
 }
 
-pub(super) struct Writer {
+pub(super) struct LogWriter {
     log: Box<dyn Lane>,
     owner: OwnerId,
     /// The log device has a cache that a power cut empties; and it can write past it.
@@ -63,21 +63,21 @@ pub(super) struct Writer {
     fua: bool,
     bios: BioPool,
     pub(super) copies: BufPool,
-    jobs: Slab<Job>,
+    jobs: Slab<EntryGroup>,
     /// Written jobs, by where they end, that the superblock does not count yet.
-    written: Vec<(u64, Waits)>,
+    written: Vec<(u64, EntryWaiters)>,
     /// The superblock under way counts so many entries.
-    counting: Option<(u64, Stage)>,
+    counting: Option<(u64, SuperblockStage)>,
     down: Batch,
-    home: Batch,
+    completed: Batch,
 }
 
-impl Writer {
-    pub(super) fn new(log: Box<dyn Lane>, device: &dyn Device, cx: &mut Cx<'_>) -> Writer {
+impl LogWriter {
+    pub(super) fn new(log: Box<dyn Lane>, device: &dyn Device, cx: &mut Cx<'_>) -> LogWriter {
         let limits = device.limits();
         // A mapped device may get a cache with its next table, and knows how to write past it.
         let mapped = device.stacked().is_some();
-        Writer {
+        LogWriter {
             log,
             owner: cx.new_owner(),
             cache: limits.write_cache || mapped,
@@ -85,12 +85,12 @@ impl Writer {
             // As many as there are entries, which the bound on copies and the requests in flight
             // above bound.
             bios: BioPool::new(usize::MAX),
-            copies: BufPool::new(COPIES_KEPT),
+            copies: BufPool::new(FREE_COPY_BYTES),
             jobs: Slab::new(),
             written: Vec::new(),
             counting: None,
             down: Batch::new(),
-            home: Batch::new(),
+            completed: Batch::new(),
         }
     }
 
@@ -122,16 +122,16 @@ impl Writer {
     #[must_use]
     pub(super) fn entries(
         &mut self,
-        shared: &Shared,
+        shared: &SharedLog,
         range: Range<u64>,
-        placed: &mut Vec<Placed>,
-        waits: Waits,
-    ) -> Waits {
+        placed: &mut Vec<PlacedRecord>,
+        waits: EntryWaiters,
+    ) -> EntryWaiters {
         if placed.is_empty() {
             return waits;
         }
-        let key = self.jobs.insert(Job { range, left: placed.len(), waits }) as u64;
-        for Placed { at, append } in placed.drain(..) {
+        let key = self.jobs.insert(EntryGroup { range, left: placed.len(), waits }) as u64;
+        for PlacedRecord { at, append } in placed.drain(..) {
             let mut head = self.copies.get(shared.sector_size() as usize);
             let is_mark = append.entry.flags.contains(EntryFlags::MARK);
             let (text, data) = if is_mark { (append.data, None) } else { (None, append.data) };
@@ -142,36 +142,36 @@ impl Writer {
             }
             self.send(Op::Write, at, entry, key, BioFlags::empty());
         }
-        Waits::default()
+        EntryWaiters::default()
     }
 
     /// Begins a superblock that counts `entries`.
-    pub(super) fn superblock(&mut self, shared: &Shared, entries: u64) {
+    pub(super) fn superblock(&mut self, shared: &SharedLog, entries: u64) {
         if self.cache && !bugs::on(Bug::CountedBeforeFlushed) {
-            self.counting = Some((entries, Stage::Before));
+            self.counting = Some((entries, SuperblockStage::FlushBefore));
             self.send(Op::Flush, 0, Segments::new(), SUPERBLOCK, BioFlags::empty());
         } else {
             self.write_superblock(shared, entries);
         }
     }
 
-    fn write_superblock(&mut self, shared: &Shared, entries: u64) {
+    fn write_superblock(&mut self, shared: &SharedLog, entries: u64) {
         let sector_size = shared.sector_size();
         let mut head = self.copies.get(sector_size as usize);
         Superblock { entries, sector_size }.encode(&mut head);
-        self.counting = Some((entries, Stage::Write));
+        self.counting = Some((entries, SuperblockStage::Write));
         self.send(Op::Write, 0, Segments::from(head), SUPERBLOCK, BioFlags::FUA);
     }
 
     /// A part of the superblock's way is done.
-    fn step_superblock(&mut self, shared: &Shared, state: &mut State) {
+    fn step_superblock(&mut self, shared: &SharedLog, state: &mut LogState) {
         match self.counting {
-            Some((entries, Stage::Before)) => self.write_superblock(shared, entries),
-            Some((entries, Stage::Write)) if self.cache && !self.fua => {
-                self.counting = Some((entries, Stage::Behind));
+            Some((entries, SuperblockStage::FlushBefore)) => self.write_superblock(shared, entries),
+            Some((entries, SuperblockStage::Write)) if self.cache && !self.fua => {
+                self.counting = Some((entries, SuperblockStage::FlushAfter));
                 self.send(Op::Flush, 0, Segments::new(), SUPERBLOCK, BioFlags::empty());
             }
-            Some((entries, Stage::Write | Stage::Behind)) => {
+            Some((entries, SuperblockStage::Write | SuperblockStage::FlushAfter)) => {
                 self.counting = None;
                 shared.end_count(state, entries);
             }
@@ -193,34 +193,40 @@ impl Writer {
     /// what comes before them.
     pub(super) fn poll(
         &mut self,
-        shared: &Shared,
+        shared: &SharedLog,
         done: &mut Batch,
-        tally: &mut Tally,
+        tally: &mut UsageDelta,
         cx: &mut Cx<'_>,
     ) -> bool {
-        self.log.poll(&mut self.home, cx);
-        if !self.home.is_empty() {
+        self.log.poll(&mut self.completed, cx);
+        if !self.completed.is_empty() {
             let mut state = shared.lock();
-            let mut home = std::mem::take(&mut self.home);
-            for bio in home.drain(..) {
-                self.take_home(bio, shared, &mut state, tally);
+            let mut completed = std::mem::take(&mut self.completed);
+            for bio in completed.drain(..) {
+                self.complete_own(bio, shared, &mut state, tally);
             }
-            self.home = home;
+            self.completed = completed;
             if let Some(entries) = state.space.begin_count() {
                 self.superblock(shared, entries);
             }
         }
         if !self.written.is_empty() {
-            self.serve(shared, done, tally);
+            self.complete_waiters(shared, done, tally);
         }
         !self.written.is_empty() && self.counting.is_none()
     }
 
-    fn take_home(&mut self, mut bio: Box<Bio>, shared: &Shared, state: &mut State, tally: &mut Tally) {
+    fn complete_own(
+        &mut self,
+        mut bio: Box<Bio>,
+        shared: &SharedLog,
+        state: &mut LogState,
+        tally: &mut UsageDelta,
+    ) {
         bio.finish();
         let ok = bio.status.is_ok();
         if !ok {
-            shared.give_up(state, "Error writing log block");
+            shared.fail_log(state, "Error writing log block");
         }
         if bio.cookie == SUPERBLOCK {
             match ok {
@@ -233,10 +239,10 @@ impl Writer {
             let job = &mut self.jobs[bio.cookie as usize];
             job.left -= 1;
             if job.left == 0 {
-                let Job { range, waits, .. } = self.jobs.remove(bio.cookie as usize);
+                let EntryGroup { range, waits, .. } = self.jobs.remove(bio.cookie as usize);
                 let end = range.end;
                 if !shared.is_broken() {
-                    state.space.wrote(range);
+                    state.space.mark_written(range);
                 }
                 // What nobody waits for is not kept: the mark at the end may be taken away by a
                 // resume, and is never counted then.
@@ -253,26 +259,30 @@ impl Writer {
     }
 
     /// Serves those whose entries the superblock counts; all of them when the log is broken.
-    fn serve(&mut self, shared: &Shared, done: &mut Batch, tally: &mut Tally) {
+    fn complete_waiters(&mut self, shared: &SharedLog, done: &mut Batch, tally: &mut UsageDelta) {
         let (counted, broken) = (shared.counted(), shared.is_broken());
         let early = bugs::on(Bug::FlushBeforeCount);
         for (end, mut waits) in self.written.extract_if(.., |(end, _)| *end <= counted || broken || early) {
             tally.requests -= waits.acks.len() as isize;
             done.append(&mut waits.acks);
             for promise in waits.marks {
-                promise.end(if end <= counted || early { Ok(()) } else { refusal("the log device failed") });
+                promise.end(if end <= counted || early {
+                    Ok(())
+                } else {
+                    mark_refused("the log device failed")
+                });
             }
         }
     }
 
     /// Has the log device end what it only holds back.
     pub(super) fn drain(&mut self, cx: &mut Cx<'_>) {
-        self.log.drain(Drain::Flush, &mut self.home, cx);
+        self.log.drain(Drain::Flush, &mut self.completed, cx);
     }
 }
 
 /// The position and length of `bio` in sectors of `sector_size` bytes.
-pub(super) fn range_in(bio: &Bio, sector_size: u32) -> (u64, u64) {
+pub(super) fn bio_range_in(bio: &Bio, sector_size: u32) -> (u64, u64) {
     let unit = u64::from(sector_size) / SECTOR_SIZE;
     (bio.sector.0 / unit, bio.sectors.0 / unit)
 }

@@ -5,10 +5,10 @@ use udm_core::Nanos;
 use udm_wire::multipath_conf::Marginal;
 
 /// From one read of a sample to the next.
-const EVERY: Nanos = Nanos::from_millis(100);
+const SAMPLE_INTERVAL: Nanos = Nanos::from_millis(100);
 
 /// A read that takes longer is an error: nothing new is sent in the last so much of a sample.
-const QUIET: Nanos = Nanos::from_millis(60_000);
+const SAMPLE_TIMEOUT: Nanos = Nanos::from_millis(60_000);
 
 /// Reads in flight on one path, at the most.
 pub(super) const SAMPLES_MAX: usize = 32;
@@ -17,7 +17,7 @@ pub(super) const SAMPLES_MAX: usize = 32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Quarantine {
     /// Nothing bad. When it last failed.
-    Fine(Option<Nanos>),
+    Healthy(Option<Nanos>),
     /// It is being read from.
     Sampling {
         /// Since when.
@@ -30,7 +30,7 @@ pub(super) enum Quarantine {
         bad: u64,
     },
     /// It had too many errors.
-    Held {
+    Failed {
         /// Until when.
         until: Nanos,
         /// Reads that there were.
@@ -42,7 +42,7 @@ pub(super) enum Quarantine {
 
 /// How long a path is held back yet, and why, for who asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::multipath) struct HeldBack {
+pub(in crate::multipath) struct QuarantineStatus {
     /// Until the end of the sample, or until the next begins.
     pub end: Nanos,
     /// Reads of the sample that is over, and those that failed; none while there is one.
@@ -51,7 +51,7 @@ pub(in crate::multipath) struct HeldBack {
     pub bad: u64,
 }
 
-impl HeldBack {
+impl QuarantineStatus {
     /// In a few words, as of `now`.
     pub fn why(&self, now: Nanos, rule: &Marginal) -> String {
         let seconds = |time: Nanos| time.0.div_ceil(1_000_000_000);
@@ -68,7 +68,7 @@ impl HeldBack {
 
 /// What is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Act {
+pub(super) enum QuarantineAction {
     /// Nothing.
     Nothing,
     /// A read.
@@ -81,12 +81,12 @@ impl Quarantine {
     /// The path has failed. Where no path is left it is not held back: it is checked again as any
     /// path that has failed, no sooner.
     pub fn failed(&mut self, now: Nanos, rule: &Marginal, none_left: bool) {
-        if let Quarantine::Fine(last) = self {
+        if let Quarantine::Healthy(last) = self {
             *self = match last {
                 Some(at) if now.since(*at) <= rule.double_failed_time && !none_left => {
                     Quarantine::sample(now)
                 }
-                _ => Quarantine::Fine(Some(now)),
+                _ => Quarantine::Healthy(Some(now)),
             };
         }
     }
@@ -96,63 +96,69 @@ impl Quarantine {
     }
 
     /// It must not be reinstated.
-    pub fn holds(&self) -> bool {
-        !matches!(self, Quarantine::Fine(_))
+    pub fn is_quarantined(&self) -> bool {
+        !matches!(self, Quarantine::Healthy(_))
     }
 
     /// How it is held back, if it is.
-    pub fn held_back(&self, rule: &Marginal) -> Option<HeldBack> {
+    pub fn quarantine_status(&self, rule: &Marginal) -> Option<QuarantineStatus> {
         match *self {
-            Quarantine::Fine(_) => None,
+            Quarantine::Healthy(_) => None,
             Quarantine::Sampling { since, .. } => {
-                Some(HeldBack { end: since + rule.err_sample_time, sent: 0, bad: 0 })
+                Some(QuarantineStatus { end: since + rule.err_sample_time, sent: 0, bad: 0 })
             }
-            Quarantine::Held { until, sent, bad } => Some(HeldBack { end: until, sent, bad }),
+            Quarantine::Failed { until, sent, bad } => Some(QuarantineStatus { end: until, sent, bad }),
         }
     }
 
     /// Goes on; `in_flight` reads have no answer yet. Where no path is left at all, an error now
     /// and then is better than nothing.
-    pub fn look(&mut self, now: Nanos, rule: &Marginal, in_flight: usize, none_left: bool) -> Act {
-        if none_left && self.holds() {
-            *self = Quarantine::Fine(None);
-            return Act::Release;
+    pub fn look(
+        &mut self,
+        now: Nanos,
+        rule: &Marginal,
+        in_flight: usize,
+        none_left: bool,
+    ) -> QuarantineAction {
+        if none_left && self.is_quarantined() {
+            *self = Quarantine::Healthy(None);
+            return QuarantineAction::Release;
         }
         match self {
-            Quarantine::Fine(_) => Act::Nothing,
-            Quarantine::Held { until, .. } => {
+            Quarantine::Healthy(_) => QuarantineAction::Nothing,
+            Quarantine::Failed { until, .. } => {
                 if *until <= now {
                     *self = Quarantine::sample(now);
                     return self.look(now, rule, in_flight, none_left);
                 }
-                Act::Nothing
+                QuarantineAction::Nothing
             }
             Quarantine::Sampling { since, due, sent, bad } => {
                 let end = *since + rule.err_sample_time;
                 if end <= now {
                     let errors = *bad + in_flight as u64;
                     if errors * 1000 <= *sent * u64::from(rule.err_rate_threshold) {
-                        *self = Quarantine::Fine(None);
-                        return Act::Release;
+                        *self = Quarantine::Healthy(None);
+                        return QuarantineAction::Release;
                     }
                     let until = now + rule.err_recheck_gap_time;
-                    *self = Quarantine::Held { until, sent: *sent, bad: errors };
-                    return Act::Nothing;
+                    *self = Quarantine::Failed { until, sent: *sent, bad: errors };
+                    return QuarantineAction::Nothing;
                 }
                 if now < *due {
-                    return Act::Nothing;
+                    return QuarantineAction::Nothing;
                 }
-                let quiet = Nanos(QUIET.0.min(rule.err_sample_time.0 / 2));
+                let quiet = Nanos(SAMPLE_TIMEOUT.0.min(rule.err_sample_time.0 / 2));
                 if now + quiet >= end {
                     *due = end;
-                    return Act::Nothing;
+                    return QuarantineAction::Nothing;
                 }
-                *due = now + EVERY;
+                *due = now + SAMPLE_INTERVAL;
                 if in_flight >= SAMPLES_MAX {
-                    return Act::Nothing;
+                    return QuarantineAction::Nothing;
                 }
                 *sent += 1;
-                Act::Sample
+                QuarantineAction::Sample
             }
         }
     }
@@ -167,9 +173,9 @@ impl Quarantine {
     /// When it has to be looked at.
     pub fn next(&self) -> Nanos {
         match self {
-            Quarantine::Fine(_) => Nanos::NEVER,
+            Quarantine::Healthy(_) => Nanos::NEVER,
             Quarantine::Sampling { due, .. } => *due,
-            Quarantine::Held { until, .. } => *until,
+            Quarantine::Failed { until, .. } => *until,
         }
     }
 }
@@ -192,15 +198,15 @@ mod tests {
     }
 
     /// Samples to the end, where each `n`th read fails: how many reads there were, and the end.
-    fn sample(quarantine: &mut Quarantine, rule: &Marginal, from: Nanos, n: u64) -> (u64, Act) {
+    fn sample(quarantine: &mut Quarantine, rule: &Marginal, from: Nanos, n: u64) -> (u64, QuarantineAction) {
         let (mut now, mut reads) = (from, 0);
         loop {
             match quarantine.look(now, rule, 0, false) {
-                Act::Sample => {
+                QuarantineAction::Sample => {
                     reads += 1;
                     quarantine.sampled(!u64::is_multiple_of(reads, n));
                 }
-                Act::Nothing if matches!(quarantine, Quarantine::Sampling { .. }) => {}
+                QuarantineAction::Nothing if matches!(quarantine, Quarantine::Sampling { .. }) => {}
                 act => return (reads, act),
             }
             now = quarantine.next();
@@ -209,36 +215,40 @@ mod tests {
 
     #[test]
     fn d07_few_errors_and_it_is_back_many_and_it_is_held() {
-        for (threshold, act) in [(10, Act::Release), (1, Act::Nothing)] {
+        for (threshold, act) in [(10, QuarantineAction::Release), (1, QuarantineAction::Nothing)] {
             let rule = rule(threshold);
-            let mut quarantine = Quarantine::Fine(None);
+            let mut quarantine = Quarantine::Healthy(None);
             quarantine.failed(at(0), &rule, false);
-            assert!(!quarantine.holds(), "once is nothing");
+            assert!(!quarantine.is_quarantined(), "once is nothing");
             quarantine.failed(at(60_000), &rule, false);
-            assert!(quarantine.holds());
+            assert!(quarantine.is_quarantined());
             // 1000 reads: each 100 ms for 160 s, but for the last 60.
             assert_eq!(sample(&mut quarantine, &rule, at(60_000), 200), (1000, act));
-            if act == Act::Nothing {
+            if act == QuarantineAction::Nothing {
                 let until = at(60_000 + 160_000 + 300_000);
-                assert_eq!(quarantine, Quarantine::Held { until, sent: 1000, bad: 5 });
+                assert_eq!(quarantine, Quarantine::Failed { until, sent: 1000, bad: 5 });
                 let again = at(520_000);
                 assert_eq!(
                     quarantine.look(again, &rule, 0, false),
-                    Act::Sample,
+                    QuarantineAction::Sample,
                     "behind the gap it is sampled anew"
                 );
-                assert_eq!(quarantine.look(again, &rule, 0, true), Act::Release, "no other path");
+                assert_eq!(
+                    quarantine.look(again, &rule, 0, true),
+                    QuarantineAction::Release,
+                    "no other path"
+                );
             }
-            assert!(!quarantine.holds());
+            assert!(!quarantine.is_quarantined());
         }
     }
 
     #[test]
     fn failures_far_apart_are_nothing() {
-        let mut quarantine = Quarantine::Fine(None);
+        let mut quarantine = Quarantine::Healthy(None);
         for minute in 0..10 {
             quarantine.failed(at(minute * 61_000), &rule(1), false);
-            assert!(!quarantine.holds());
+            assert!(!quarantine.is_quarantined());
         }
     }
 
@@ -248,11 +258,11 @@ mod tests {
         let mut quarantine = Quarantine::sample(at(0));
         let (mut sent, mut now) = (0, at(0));
         while now < at(160_000) {
-            sent += usize::from(quarantine.look(now, &rule, sent, false) == Act::Sample);
+            sent += usize::from(quarantine.look(now, &rule, sent, false) == QuarantineAction::Sample);
             now = quarantine.next();
         }
         assert_eq!(sent, SAMPLES_MAX);
-        assert_eq!(quarantine.look(now, &rule, sent, false), Act::Nothing);
-        assert!(matches!(quarantine, Quarantine::Held { sent: 32, bad: 32, .. }));
+        assert_eq!(quarantine.look(now, &rule, sent, false), QuarantineAction::Nothing);
+        assert!(matches!(quarantine, Quarantine::Failed { sent: 32, bad: 32, .. }));
     }
 }

@@ -16,9 +16,9 @@
 //! ([`udm_core::Device::refused`]). The size is checked here: the last block that the table uses of
 //! a failed path is read before the path is reinstated.
 //!
-//! * `pace`: when a path is checked. `marginal`: paths that are held back because they keep
-//!   failing. `rank`: priorities of paths and groups. `policy`: the end of queueing without a path,
-//!   and the return to a better group (failback). `said`: messages for people. These are pure
+//! * `check_schedule`: when a path is checked. `marginal`: paths that are held back because they keep
+//!   failing. `group_rank`: priorities of paths and groups. `policy`: the end of queueing without a path,
+//!   and the return to a better group (failback). `report`: messages for people. These are pure
 //!   functions of times and results.
 //!
 //! The task runs in the background: a check that hangs delays no suspend, no end and no other
@@ -26,23 +26,23 @@
 //! wake the task. A suspend stops it, because a suspended device takes no messages; the task then
 //! forgets the history of the paths.
 
-mod checked;
+mod check_schedule;
+mod checked_path;
+mod group_rank;
 mod marginal;
-mod pace;
 mod policy;
-mod rank;
-mod said;
+mod report;
 
-use super::board::Board;
-use super::journal::{self, Why};
-use super::state::{PathView, Shared};
-use checked::{Asked, Checked};
-pub(super) use marginal::HeldBack;
-use marginal::{Act, Quarantine};
-use pace::Pace;
-use policy::{Back, Queueing, Returned};
-use rank::{Prios, Rank};
-pub(super) use said::shorter_than;
+use super::checker_status::CheckerStatus;
+use super::path_log::{self, FailReason};
+use super::state::{MultipathState, PathView};
+use check_schedule::CheckSchedule;
+use checked_path::{CheckedPath, PendingCheck};
+use group_rank::{GroupRank, PathPriorities};
+pub(super) use marginal::QuarantineStatus;
+use marginal::{Quarantine, QuarantineAction};
+use policy::{FailbackPolicy, NoPathPolicy, PathReturn};
+pub(super) use report::truncated_reason;
 use std::ops::Range;
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
@@ -57,9 +57,9 @@ use udm_wire::multipath_conf::Settings;
 const SAMPLE: u64 = 1 << 63;
 
 /// What a checker works on.
-pub(super) struct Subject {
-    pub shared: Arc<Shared>,
-    pub board: Arc<Board>,
+pub(super) struct CheckerInput {
+    pub shared: Arc<MultipathState>,
+    pub board: Arc<CheckerStatus>,
     /// The length of the target.
     pub len: Sectors,
     /// All paths in the table's order.
@@ -70,21 +70,21 @@ pub(super) struct Subject {
 }
 
 /// How much later than it asked for the task may be polled without having been held up.
-const HELD_UP: Nanos = Nanos::from_millis(1_000);
+const STALL: Nanos = Nanos::from_millis(1_000);
 
 /// See the module.
 pub(super) struct Checker {
-    shared: Arc<Shared>,
-    board: Arc<Board>,
+    shared: Arc<MultipathState>,
+    board: Arc<CheckerStatus>,
     len: Sectors,
     settings: Arc<Settings>,
     groups: Vec<Range<usize>>,
     /// Empty before the first turn.
-    paths: Vec<Checked>,
+    paths: Vec<CheckedPath>,
     devices: Vec<DeviceRef>,
-    queueing: Queueing,
-    failback: Back,
-    prios: Prios,
+    queueing: NoPathPolicy,
+    failback: FailbackPolicy,
+    prios: PathPriorities,
     bell: Option<Listener>,
     /// Bios that have been home, for the next checks.
     spare: Batch,
@@ -94,16 +94,16 @@ pub(super) struct Checker {
 }
 
 impl Checker {
-    pub fn new(subject: Subject) -> Checker {
-        let Subject { shared, board, len, paths, groups, settings } = subject;
-        let prios = Prios::new(&settings, paths.iter().map(|path| path.name.as_str()));
+    pub fn new(subject: CheckerInput) -> Checker {
+        let CheckerInput { shared, board, len, paths, groups, settings } = subject;
+        let prios = PathPriorities::new(&settings, paths.iter().map(|path| path.name.as_str()));
         for path in 0..paths.len() {
             board.set(path, CheckState::Unchecked);
             board.set_prio(path, prios.of(path));
         }
         Checker {
-            queueing: Queueing::new(&settings),
-            failback: Back::new(&settings),
+            queueing: NoPathPolicy::new(&settings),
+            failback: FailbackPolicy::new(&settings),
             prios,
             shared,
             board,
@@ -122,20 +122,20 @@ impl Checker {
     /// The first turn.
     fn begin(&mut self, cx: &mut dyn TaskCx) {
         let now = cx.now();
-        let checked = |device: DeviceRef| Checked {
-            pace: Pace::new(&self.settings, now, device.number.minor),
+        let checked = |device: DeviceRef| CheckedPath {
+            pace: CheckSchedule::new(&self.settings, now, device.number.minor),
             device: Some(device),
             lane: None,
             seen: (0, false),
-            before: 0,
-            asked: None,
+            fails_at_start: 0,
+            pending: None,
             samples: 0,
-            quarantine: Quarantine::Fine(None),
+            quarantine: Quarantine::Healthy(None),
             refused: false,
         };
         self.paths = self.devices.drain(..).map(checked).collect();
         for (index, path) in self.paths.iter_mut().enumerate() {
-            path.before = self.shared.path(index).fail_count;
+            path.fails_at_start = self.shared.path(index).fail_count;
         }
         if let Some(on) = self.queueing.begin() {
             self.queue(on, cx);
@@ -145,50 +145,50 @@ impl Checker {
     /// Requests without a path wait from now on, or fail.
     fn queue(&self, on: bool, cx: &mut dyn TaskCx) {
         if self.shared.valid() == 0 && on != self.shared.word().queueing() {
-            self.shared.journal.policy(on);
+            self.shared.path_log.policy(on);
         }
         self.shared.set_queueing(on);
-        self.shared.journal.kick(&*cx.all_cores());
+        self.shared.path_log.kick(&*cx.all_cores());
     }
 
     /// Looks at all paths: what has become of them, and what is due.
     fn look(&mut self, cx: &mut dyn TaskCx) {
         let now = cx.now();
-        if self.due < Nanos::NEVER && self.due + HELD_UP < now {
+        if self.due < Nanos::NEVER && self.due + STALL < now {
             // The core did not run: that does not count, and answers may be where nobody looked.
-            let asked = self.paths.iter_mut().filter_map(|path| path.asked.as_mut());
-            asked.for_each(|asked| asked.at = now);
+            let pending = self.paths.iter_mut().filter_map(|path| path.pending.as_mut());
+            pending.for_each(|pending| pending.at = now);
         }
         for index in 0..self.paths.len() {
             let view = self.shared.path(index);
-            self.notice(index, view, now);
+            self.observe_path(index, view, now);
             self.quarantine(index, cx);
             let path = &mut self.paths[index];
-            match &mut path.asked {
-                Some(asked) if !asked.late && asked.at + self.settings.checker_timeout <= now => {
-                    asked.late = true;
-                    let same = asked.fails == view.fail_count && !view.failed;
-                    self.shared.journal.checked(&self.board, index, CheckState::Timeout);
+            match &mut path.pending {
+                Some(pending) if !pending.late && pending.at + self.settings.checker_timeout <= now => {
+                    pending.late = true;
+                    let same = pending.fails == view.fail_count && !view.failed;
+                    self.shared.path_log.checked(&self.board, index, CheckState::Timeout);
                     if same && !bugs::on(Bug::HungCheckIgnored) {
-                        self.fail(index, &Why::NoAnswer(self.settings.checker_timeout), cx);
+                        self.fail(index, &FailReason::NoAnswer(self.settings.checker_timeout), cx);
                     }
                 }
                 // Its answer says how it goes on.
                 Some(_) => {}
                 // Whoever failed it wants nothing to be known of it, as in multipathd.
-                None if path.pace.due <= now && view.held => path.pace.again(now),
+                None if path.pace.due <= now && view.held => path.pace.still_down(now),
                 None if path.pace.due <= now => self.check(index, view.fail_count, cx),
                 None => {}
             }
         }
-        let queueing = self.shared.word().means_to_queue();
+        let queueing = self.shared.word().queues_after_resume();
         if let Some(on) = self.queueing.look(now, self.shared.valid(), queueing) {
             self.queue(on, cx);
         }
         if self.failback.next() <= now {
-            self.go_back(Returned::Nobody, cx);
+            self.fail_back(PathReturn::StillUp, cx);
         }
-        self.show(now);
+        self.publish_status(now);
         self.due = self.next();
         cx.wake_at(self.due);
     }
@@ -196,10 +196,10 @@ impl Checker {
     /// When there is something to look at.
     fn next(&self) -> Nanos {
         let timeout = self.settings.checker_timeout;
-        let path = |path: &Checked| {
-            let check = match &path.asked {
-                Some(asked) if asked.late => Nanos::NEVER,
-                Some(asked) => asked.at + timeout,
+        let path = |path: &CheckedPath| {
+            let check = match &path.pending {
+                Some(pending) if pending.late => Nanos::NEVER,
+                Some(pending) => pending.at + timeout,
                 None => path.pace.due,
             };
             check.min(path.quarantine.next())
@@ -209,7 +209,7 @@ impl Checker {
     }
 
     /// A path may have failed, or come back by a message, since it was last looked at.
-    fn notice(&mut self, index: usize, view: PathView, now: Nanos) {
+    fn observe_path(&mut self, index: usize, view: PathView, now: Nanos) {
         let none_left = self.shared.valid() == 0;
         let path = &mut self.paths[index];
         let (fails, failed) = std::mem::replace(&mut path.seen, (view.fail_count, view.failed));
@@ -217,10 +217,10 @@ impl Checker {
             path.pace.failed(now);
             path.refused = false;
             self.failback.failed();
-            let counts = view.fail_count != path.before && !path.quarantine.holds();
+            let counts = view.fail_count != path.fails_at_start && !path.quarantine.is_quarantined();
             if let Some(rule) = self.settings.marginal.filter(|_| counts) {
                 path.quarantine.failed(now, &rule, none_left);
-                self.say_held_back(index, now);
+                self.log_quarantine(index, now);
             }
         }
         if failed && (!view.failed || view.fail_count != fails) {
@@ -231,11 +231,11 @@ impl Checker {
             path.pace.returned(now, false);
         }
         if view.held {
-            self.shared.journal.checked(&self.board, index, CheckState::Unchecked);
+            self.shared.path_log.checked(&self.board, index, CheckState::Unchecked);
         }
         // Whoever brought it back thinks well of it.
-        if !view.failed && path.quarantine.holds() {
-            path.quarantine = Quarantine::Fine(None);
+        if !view.failed && path.quarantine.is_quarantined() {
+            path.quarantine = Quarantine::Healthy(None);
         }
     }
 
@@ -246,12 +246,12 @@ impl Checker {
         let path = &mut self.paths[index];
         let samples = matches!(path.quarantine, Quarantine::Sampling { .. });
         match path.quarantine.look(now, &rule, path.samples, none_left) {
-            Act::Nothing if samples && matches!(path.quarantine, Quarantine::Held { .. }) => {
-                self.say_held_back(index, now);
+            QuarantineAction::Nothing if samples && matches!(path.quarantine, Quarantine::Failed { .. }) => {
+                self.log_quarantine(index, now);
             }
-            Act::Nothing => {}
-            Act::Release => path.pace.due = now,
-            Act::Sample => {
+            QuarantineAction::Nothing => {}
+            QuarantineAction::Release => path.pace.due = now,
+            QuarantineAction::Sample => {
                 if self.read(index, SAMPLE, false, cx) {
                     self.paths[index].samples += 1;
                 } else {
@@ -262,10 +262,10 @@ impl Checker {
     }
 
     /// Fails a path that works.
-    fn fail(&self, index: usize, why: &Why<'_>, cx: &mut dyn TaskCx) {
+    fn fail(&self, index: usize, why: &FailReason<'_>, cx: &mut dyn TaskCx) {
         if self.shared.fail(index, why) {
-            self.shared.journal.event();
-            self.shared.journal.kick(&*cx.all_cores());
+            self.shared.path_log.event();
+            self.shared.path_log.kick(&*cx.all_cores());
         }
     }
 
@@ -279,9 +279,11 @@ impl Checker {
             path.device.try_again();
         }
         match self.read(index, 0, false, cx) {
-            true => self.paths[index].asked = Some(Asked { at: now, fails, late: false, end: false }),
+            true => {
+                self.paths[index].pending = Some(PendingCheck { at: now, fails, late: false, end: false })
+            }
             // Without a lane nothing is known of it.
-            false => self.paths[index].pace.again(now),
+            false => self.paths[index].pace.still_down(now),
         }
     }
 
@@ -315,107 +317,108 @@ impl Checker {
             path.samples -= 1;
             return path.quarantine.sampled(well);
         }
-        let Some(mut asked) = path.asked.take().filter(|_| !self.stopping) else { return };
+        let Some(mut pending) = path.pending.take().filter(|_| !self.stopping) else { return };
         let view = self.shared.path(index);
         // What it failed of since is not answered by this.
-        if asked.late || asked.fails != view.fail_count {
-            path.pace.unanswered(now, !asked.late && !view.failed);
+        if pending.late || pending.fails != view.fail_count {
+            path.pace.unanswered(now, !pending.late && !view.failed);
             return;
         }
-        let short = !bio.status.is_ok() && self.is_short(index);
-        self.board.set_short(index, short);
+        let short = !bio.status.is_ok() && self.is_truncated(index);
+        self.board.set_truncated(index, short);
         let path = &mut self.paths[index];
         match (view.failed, well && !(view.failed && short)) {
             (false, true) => {
                 path.pace.works(now);
-                self.works(index, asked.at, Returned::Nobody, cx);
+                self.works(index, pending.at, PathReturn::StillUp, cx);
             }
             (false, false) => {
-                path.pace.again(now);
-                self.shared.journal.checked(&self.board, index, CheckState::Down);
+                path.pace.still_down(now);
+                self.shared.path_log.checked(&self.board, index, CheckState::Down);
                 if !bugs::on(Bug::BadCheckIgnored) {
-                    self.fail(index, &Why::Check(bio.status), cx);
+                    self.fail(index, &FailReason::Check(bio.status), cx);
                 }
             }
-            (true, true) if path.quarantine.holds() => {
-                path.pace.again(now);
-                self.shared.journal.checked(&self.board, index, CheckState::Delayed);
+            (true, true) if path.quarantine.is_quarantined() => {
+                path.pace.still_down(now);
+                self.shared.path_log.checked(&self.board, index, CheckState::Delayed);
             }
             // Asked once more, and for that it has the time that is left.
-            (true, true) if !asked.end && self.read(index, 0, true, cx) => {
-                asked.end = true;
-                self.paths[index].asked = Some(asked);
+            (true, true) if !pending.end && self.read(index, 0, true, cx) => {
+                pending.end = true;
+                self.paths[index].pending = Some(pending);
             }
             (true, true) => {
-                let who = self.return_of(index);
+                let path_return = self.kind_of_return(index);
                 let path = &mut self.paths[index];
-                if self.shared.reinstate(index, journal::Back::Answers) {
+                if self.shared.reinstate(index, path_log::ReinstateReason::CheckPassed) {
                     path.seen.1 = false;
                     path.pace.returned(now, true);
                     self.queueing.returned();
-                    self.shared.journal.event();
-                    self.shared.journal.kick(&*cx.all_cores());
-                    self.works(index, asked.at, who, cx);
+                    self.shared.path_log.event();
+                    self.shared.path_log.kick(&*cx.all_cores());
+                    self.works(index, pending.at, path_return, cx);
                 } else {
-                    path.pace.again(now);
+                    path.pace.still_down(now);
                 }
             }
             (true, false) => {
-                self.paths[index].pace.again(now);
-                self.shared.journal.checked(&self.board, index, CheckState::Down);
-                self.say_refused(index, short);
+                self.paths[index].pace.still_down(now);
+                self.shared.path_log.checked(&self.board, index, CheckState::Down);
+                self.log_refused(index, short);
             }
         }
     }
 
     /// A path has answered well.
-    fn works(&mut self, index: usize, asked: Nanos, who: Returned, cx: &mut dyn TaskCx) {
-        self.prios.answered(index, cx.now().since(asked));
-        self.shared.journal.checked(&self.board, index, CheckState::Up);
+    fn works(&mut self, index: usize, pending: Nanos, path_return: PathReturn, cx: &mut dyn TaskCx) {
+        self.prios.answered(index, cx.now().since(pending));
+        self.shared.path_log.checked(&self.board, index, CheckState::Up);
         self.board.set_prio(index, self.prios.of(index));
-        self.go_back(who, cx);
+        self.fail_back(path_return, cx);
     }
 
     /// What it means that a path, failed until now, comes back.
-    fn return_of(&self, index: usize) -> Returned {
+    fn kind_of_return(&self, index: usize) -> PathReturn {
         let alone = |group: &Range<usize>| group.clone().all(|path| self.shared.path(path).failed);
         let first = self.groups.iter().position(|group| group.contains(&index)).filter(|group| {
             let mut ranks = self.ranks();
-            ranks[*group] = Rank::new(false, std::iter::once(self.prios.of(index)));
-            alone(&self.groups[*group]) && rank::best(&ranks) == Some(*group)
+            ranks[*group] = GroupRank::new(false, std::iter::once(self.prios.of(index)));
+            alone(&self.groups[*group]) && group_rank::best_group(&ranks) == Some(*group)
         });
-        if first.is_some() { Returned::FirstOfBest } else { Returned::Path }
+        if first.is_some() { PathReturn::FirstOfBest } else { PathReturn::Path }
     }
 
-    fn ranks(&self) -> Vec<Rank> {
+    fn ranks(&self) -> Vec<GroupRank> {
         let up = |path: &usize| !self.shared.path(*path).failed;
-        let rank =
-            |group: &Range<usize>| Rank::new(false, group.clone().filter(up).map(|path| self.prios.of(path)));
+        let rank = |group: &Range<usize>| {
+            GroupRank::new(false, group.clone().filter(up).map(|path| self.prios.of(path)))
+        };
         self.groups.iter().map(rank).collect()
     }
 
     /// Goes back to the best group, if it is time. While a group is disabled, or a person has
     /// switched to one that works, that is left to whoever did it.
-    fn go_back(&mut self, who: Returned, cx: &mut dyn TaskCx) {
+    fn fail_back(&mut self, path_return: PathReturn, cx: &mut dyn TaskCx) {
         if (0..self.groups.len()).any(|group| self.shared.is_bypassed(group)) {
             return self.failback.failed();
         }
         let word = self.shared.word();
-        let (best, in_use) = (rank::best(&self.ranks()), word.next().or(word.current()));
+        let (best_group, in_use) = (group_rank::best_group(&self.ranks()), word.next().or(word.current()));
         if let Some(chosen) = self.shared.by_hand() {
             // A person's choice holds until it fails, or is the best.
             let up = self.groups[chosen].clone().any(|path| !self.shared.path(path).failed);
-            if up && best != Some(chosen) {
+            if up && best_group != Some(chosen) {
                 return self.failback.failed();
             }
-            self.shared.end_by_hand(chosen);
+            self.shared.clear_manual_group(chosen);
         }
-        if let Some(group) = self.failback.look(cx.now(), best, in_use, who) {
+        if let Some(group) = self.failback.look(cx.now(), best_group, in_use, path_return) {
             self.failback.failed();
-            self.shared.journal.back_to(group);
+            self.shared.path_log.failed_back(group);
             self.shared.switch(group);
-            self.shared.journal.event();
-            self.shared.journal.kick(&*cx.all_cores());
+            self.shared.path_log.event();
+            self.shared.path_log.kick(&*cx.all_cores());
         }
     }
 }
@@ -454,17 +457,17 @@ impl Task for Checker {
         self.stopping = true;
         self.bell = None;
         self.devices.clear();
-        self.board.set_plans(Nanos::NEVER, None);
-        (0..self.paths.len()).for_each(|path| self.board.set_held_back(path, None));
+        self.board.set_timers(Nanos::NEVER, None);
+        (0..self.paths.len()).for_each(|path| self.board.set_quarantine(path, None));
         cx.wake_at(Nanos::NEVER);
         for path in &mut self.paths {
             path.close(cx);
-            path.device.take_if(|_| path.asked.is_none() && path.samples == 0);
+            path.device.take_if(|_| path.pending.is_none() && path.samples == 0);
         }
     }
 
     fn is_over(&self) -> bool {
-        self.stopping && self.paths.iter().all(Checked::is_idle)
+        self.stopping && self.paths.iter().all(CheckedPath::is_idle)
     }
 
     fn busy(&self) -> Busy {

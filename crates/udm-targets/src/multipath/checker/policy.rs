@@ -5,7 +5,7 @@ use udm_wire::multipath_conf::{Failback, NoPathRetry, Settings};
 
 /// `no_path_retry`: whether requests wait for a path, and for how long. A message may say
 /// otherwise; that holds until a path comes back.
-pub(super) struct Queueing {
+pub(super) struct NoPathPolicy {
     rule: Option<NoPathRetry>,
     interval: Nanos,
     /// When waiting ends.
@@ -16,10 +16,10 @@ pub(super) struct Queueing {
     returned: bool,
 }
 
-impl Queueing {
-    pub fn new(settings: &Settings) -> Queueing {
+impl NoPathPolicy {
+    pub fn new(settings: &Settings) -> NoPathPolicy {
         let (rule, interval) = (settings.no_path_retry, settings.polling_interval);
-        Queueing { rule, interval, off: Nanos::NEVER, ended: false, returned: false }
+        NoPathPolicy { rule, interval, off: Nanos::NEVER, ended: false, returned: false }
     }
 
     /// What holds at the beginning, if it is not left to the table.
@@ -61,7 +61,7 @@ impl Queueing {
 }
 
 /// `failback`: when a better group than the one in use is gone back to.
-pub(super) struct Back {
+pub(super) struct FailbackPolicy {
     rule: Failback,
     /// The better group, and when.
     plan: Option<(usize, Nanos)>,
@@ -69,18 +69,18 @@ pub(super) struct Back {
 
 /// Whose return it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Returned {
+pub(super) enum PathReturn {
     /// Nobody's: a path works still.
-    Nobody,
+    StillUp,
     /// A path's, while others of its group were up, or of another group than the best.
     Path,
     /// That of the first path of the best group.
     FirstOfBest,
 }
 
-impl Back {
-    pub fn new(settings: &Settings) -> Back {
-        Back { rule: settings.failback, plan: None }
+impl FailbackPolicy {
+    pub fn new(settings: &Settings) -> FailbackPolicy {
+        FailbackPolicy { rule: settings.failback, plan: None }
     }
 
     /// A path works: the group to switch to now.
@@ -89,7 +89,7 @@ impl Back {
         now: Nanos,
         best: Option<usize>,
         in_use: Option<usize>,
-        who: Returned,
+        who: PathReturn,
     ) -> Option<usize> {
         let Some(best) = best.filter(|_| best != in_use) else {
             self.plan = None;
@@ -98,10 +98,10 @@ impl Back {
         match self.rule {
             Failback::Manual => None,
             Failback::Immediate => Some(best),
-            Failback::Followover => (who == Returned::FirstOfBest).then_some(best),
+            Failback::Followover => (who == PathReturn::FirstOfBest).then_some(best),
             Failback::After(time) => {
                 // It begins anew with whatever came back.
-                let kept = self.plan.filter(|&(to, _)| to == best && who == Returned::Nobody);
+                let kept = self.plan.filter(|&(to, _)| to == best && who == PathReturn::StillUp);
                 let (_, at) = *self.plan.insert(kept.unwrap_or((best, now + time)));
                 (at <= now).then_some(best)
             }
@@ -136,8 +136,8 @@ mod tests {
         Settings { no_path_retry, failback, ..Settings::every(5) }
     }
 
-    fn queueing(rule: Option<NoPathRetry>) -> Queueing {
-        Queueing::new(&settings(rule, Failback::Manual))
+    fn queueing(rule: Option<NoPathRetry>) -> NoPathPolicy {
+        NoPathPolicy::new(&settings(rule, Failback::Manual))
     }
 
     #[test]
@@ -194,31 +194,31 @@ mod tests {
     /// A group worth more than the one in use, 1, returns: what each rule does, over time.
     #[test]
     fn d05_failback() {
-        let look = |back: &mut Back, now, who| back.look(at(now), Some(0), Some(1), who);
-        let back = |rule| Back::new(&settings(None, rule));
+        let look = |back: &mut FailbackPolicy, now, who| back.look(at(now), Some(0), Some(1), who);
+        let back = |rule| FailbackPolicy::new(&settings(None, rule));
         let mut manual = back(Failback::Manual);
-        assert_eq!(look(&mut manual, 0, Returned::FirstOfBest), None);
-        assert_eq!((look(&mut manual, 1000, Returned::Nobody), manual.next()), (None, Nanos::NEVER));
-        assert_eq!(look(&mut back(Failback::Immediate), 0, Returned::Path), Some(0));
+        assert_eq!(look(&mut manual, 0, PathReturn::FirstOfBest), None);
+        assert_eq!((look(&mut manual, 1000, PathReturn::StillUp), manual.next()), (None, Nanos::NEVER));
+        assert_eq!(look(&mut back(Failback::Immediate), 0, PathReturn::Path), Some(0));
         let mut over = back(Failback::Followover);
-        assert_eq!(look(&mut over, 0, Returned::Path), None, "others of its group were up");
-        assert_eq!(look(&mut over, 1, Returned::Nobody), None);
-        assert_eq!(look(&mut over, 2, Returned::FirstOfBest), Some(0));
+        assert_eq!(look(&mut over, 0, PathReturn::Path), None, "others of its group were up");
+        assert_eq!(look(&mut over, 1, PathReturn::StillUp), None);
+        assert_eq!(look(&mut over, 2, PathReturn::FirstOfBest), Some(0));
         let mut ten = back(Failback::After(at(10)));
-        assert_eq!((look(&mut ten, 0, Returned::FirstOfBest), ten.next()), (None, at(10)));
-        assert_eq!(look(&mut ten, 9, Returned::Nobody), None);
-        assert_eq!(look(&mut ten, 10, Returned::Nobody), Some(0));
+        assert_eq!((look(&mut ten, 0, PathReturn::FirstOfBest), ten.next()), (None, at(10)));
+        assert_eq!(look(&mut ten, 9, PathReturn::StillUp), None);
+        assert_eq!(look(&mut ten, 10, PathReturn::StillUp), Some(0));
         let mut ten = back(Failback::After(at(10)));
-        look(&mut ten, 0, Returned::FirstOfBest);
-        assert_eq!((look(&mut ten, 5, Returned::Path), ten.next()), (None, at(15)), "another came back");
+        look(&mut ten, 0, PathReturn::FirstOfBest);
+        assert_eq!((look(&mut ten, 5, PathReturn::Path), ten.next()), (None, at(15)), "another came back");
         ten.failed();
         assert_eq!(ten.next(), Nanos::NEVER, "a failure calls it off");
         assert_eq!(
-            (look(&mut ten, 16, Returned::Nobody), ten.next()),
+            (look(&mut ten, 16, PathReturn::StillUp), ten.next()),
             (None, at(26)),
             "and it is planned anew"
         );
-        assert_eq!(ten.look(at(30), Some(1), Some(1), Returned::Nobody), None, "the best is in use");
+        assert_eq!(ten.look(at(30), Some(1), Some(1), PathReturn::StillUp), None, "the best is in use");
         assert_eq!(ten.next(), Nanos::NEVER);
     }
 }

@@ -9,7 +9,7 @@
 //!
 //! Nothing is shared but the number of misses: a core that has one adds to it once a poll.
 
-use super::{ArgFault, Bios, Choose, Selector, SelectorLane, SelectorType};
+use super::{BioDispatch, PathArgError, PathChooser, Selector, SelectorLane, SelectorType};
 use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,9 +32,9 @@ impl Selector for IoAffinity {
         TYPE.name
     }
 
-    fn add_path(&mut self, args: &[String], cores: usize) -> Result<(), ArgFault> {
-        let [word] = args else { return Err(ArgFault { text: "invalid number of arguments", arg: 0 }) };
-        let mask = parse(word, cores).ok_or(ArgFault { text: "invalid cpumask", arg: 0 })?;
+    fn add_path(&mut self, args: &[String], cores: usize) -> Result<(), PathArgError> {
+        let [word] = args else { return Err(PathArgError { text: "invalid number of arguments", arg: 0 }) };
+        let mask = parse_mask(word, cores).ok_or(PathArgError { text: "invalid cpumask", arg: 0 })?;
         self.owners.resize(cores, None);
         let mut is_new = false;
         for (core, owner) in self.owners.iter_mut().enumerate().filter(|(core, _)| mask[*core]) {
@@ -45,7 +45,7 @@ impl Selector for IoAffinity {
             }
         }
         if !is_new {
-            return Err(ArgFault { text: "No new/valid CPU mapping found", arg: 0 });
+            return Err(PathArgError { text: "No new/valid CPU mapping found", arg: 0 });
         }
         self.masks.push(mask);
         Ok(())
@@ -56,7 +56,7 @@ impl Selector for IoAffinity {
     }
 
     fn path_args(&self, path: usize) -> String {
-        print(&self.masks[path])
+        format_mask(&self.masks[path])
     }
 
     fn path_info_count(&self) -> usize {
@@ -90,7 +90,7 @@ impl Selector for IoAffinity {
 
 /// A mask as the kernel reads it (`bitmap_parse`): hexadecimal digits, in groups of eight at the
 /// most, with commas between. `None` for anything else, and for a core that there is not.
-fn parse(word: &str, cores: usize) -> Option<Vec<bool>> {
+fn parse_mask(word: &str, cores: usize) -> Option<Vec<bool>> {
     let mut mask = vec![false; cores];
     for (group, digits) in word.rsplit(',').enumerate() {
         let ok = (1..=8).contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_hexdigit());
@@ -103,7 +103,7 @@ fn parse(word: &str, cores: usize) -> Option<Vec<bool>> {
 }
 
 /// A mask as the kernel prints it (`%*pb`): so many digits as all cores take.
-fn print(mask: &[bool]) -> String {
+fn format_mask(mask: &[bool]) -> String {
     let mut text = String::new();
     for (n, group) in mask.chunks(u32::BITS as usize).enumerate().rev() {
         let bits = group.iter().rev().fold(0u32, |bits, &bit| bits << 1 | u32::from(bit));
@@ -135,7 +135,7 @@ impl IoAffinityLane {
     }
 }
 
-impl Choose for IoAffinityLane {
+impl PathChooser for IoAffinityLane {
     fn fail(&mut self, path: usize) {
         self.changed(path, false);
     }
@@ -151,7 +151,7 @@ impl Choose for IoAffinityLane {
     }
 
     #[inline]
-    fn choose_all(&mut self, mut bios: impl Bios) {
+    fn choose_all(&mut self, mut bios: impl BioDispatch) {
         let mut count = 0;
         let _ = bios.each(|_| {
             count += 1;
@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn masks_are_the_kernels() {
         let cores = |word, count| {
-            let mask = parse(word, count)?;
+            let mask = parse_mask(word, count)?;
             Some(mask.iter().enumerate().filter(|(_, bit)| **bit).map(|(n, _)| n).collect::<Vec<_>>())
         };
         assert_eq!(cores("3", 4), Some(vec![0, 1]));
@@ -193,7 +193,7 @@ mod tests {
             ("1,2", 33, "1,00000002"),
             ("f", 64, "00000000,0000000f"),
         ] {
-            assert_eq!(print(&parse(mask, count).unwrap()), text);
+            assert_eq!(format_mask(&parse_mask(mask, count).unwrap()), text);
         }
     }
 }

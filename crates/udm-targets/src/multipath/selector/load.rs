@@ -15,36 +15,36 @@
 //! equal, the paths take turns for the rest of the batch, which costs the same whatever their
 //! number.
 
-mod level;
-mod slot;
+mod equal_loads;
+mod path_load;
 
-use super::ring::{Ring, behind};
-use super::{Bios, Choose};
+use super::rotation::{Rotation, next_position};
+use super::{BioDispatch, PathChooser};
 #[cfg(feature = "loom")]
 use loom::sync::atomic::{AtomicU64, Ordering};
-pub(super) use slot::Slot;
+pub(super) use path_load::PathLoad;
 use std::sync::Arc;
 #[cfg(not(feature = "loom"))]
 use std::sync::atomic::{AtomicU64, Ordering};
 use udm_core::{Bio, Cx, Sectors};
 
 /// What a selector by load compares.
-pub(in crate::multipath) trait Rule: Send + Sync + 'static {
+pub(in crate::multipath) trait LoadRule: Send + Sync + 'static {
     /// What `bio` adds to the load of the path that gets it.
     fn weight(bio: &Bio) -> u64;
 
-    /// The sum of [`Rule::weight`] over `bios` bios of `sectors` in all.
+    /// The sum of [`LoadRule::weight`] over `bios` bios of `sectors` in all.
     fn total(bios: usize, sectors: Sectors) -> u64;
 
     /// True when a bio of weight `n` should rather go to `a` than to `b`. An order: `a` over `b`
     /// and `b` over `c` means `a` over `c`. Between paths of the same throughput that is
-    /// [`Slot::load_then_age`].
-    fn better(a: &Slot, b: &Slot, n: u64) -> bool;
+    /// [`PathLoad::load_then_age`].
+    fn better(a: &PathLoad, b: &PathLoad, n: u64) -> bool;
 }
 
 /// A path in the order of a batch.
 #[derive(Clone, Copy)]
-struct Turn {
+struct LoadRank {
     load: u64,
     used: u64,
     path: u32,
@@ -52,9 +52,9 @@ struct Turn {
 
 /// The shared load of each path of a group, side by side: who chooses reads them all.
 #[derive(Debug, Default)]
-pub(in crate::multipath) struct Loads(Vec<AtomicU64>);
+pub(in crate::multipath) struct SharedLoads(Vec<AtomicU64>);
 
-impl Loads {
+impl SharedLoads {
     pub(super) fn add_path(&mut self) {
         self.0.push(AtomicU64::new(0));
     }
@@ -75,42 +75,45 @@ impl Loads {
 }
 
 /// A selector with loads.
-pub(in crate::multipath) trait Loaded: Send + Sync + 'static {
-    type Rule: Rule;
-    fn loads(&self) -> &Loads;
+pub(in crate::multipath) trait LoadSelector: Send + Sync + 'static {
+    type LoadRule: LoadRule;
+    fn loads(&self) -> &SharedLoads;
     fn throughput(&self, path: usize) -> u32;
 }
 
 /// The core's half.
-pub(in crate::multipath) struct LoadLane<S: Loaded> {
+pub(in crate::multipath) struct LoadLane<S: LoadSelector> {
     selector: Arc<S>,
     /// By path.
-    slots: Vec<Slot>,
+    slots: Vec<PathLoad>,
     clock: u64,
     /// All paths that can be used have the same throughput.
-    even: bool,
+    same_throughput: bool,
     /// The paths that can be used, in the order of the batch, as of its end: mostly that of the
     /// next batch too.
-    turns: Vec<Turn>,
-    /// The kernel's list, while `is_ring`.
-    ring: Ring,
-    /// Paths of the same load take turns: what the slots say of [`Slot::used`] is not so any more.
-    is_ring: bool,
+    ranking: Vec<LoadRank>,
+    /// The kernel's list, while `is_rotating`.
+    rotation: Rotation,
+    /// Paths of the same load take turns: what the slots say of [`PathLoad::used`] is not so any more.
+    is_rotating: bool,
 }
 
-impl<S: Loaded> LoadLane<S> {
+impl<S: LoadSelector> LoadLane<S> {
     pub(super) fn new(selector: Arc<S>) -> LoadLane<S> {
         let paths = selector.loads().all().len();
-        let slot =
-            |path| Slot { used: path as u64 + 1, throughput: selector.throughput(path), ..Slot::default() };
+        let slot = |path| PathLoad {
+            used: path as u64 + 1,
+            throughput: selector.throughput(path),
+            ..PathLoad::default()
+        };
         let slots = (0..paths).map(slot).collect();
         let mut lane = LoadLane {
             slots,
             clock: paths as u64,
-            even: true,
-            turns: Vec::with_capacity(paths),
-            ring: Ring::default(),
-            is_ring: false,
+            same_throughput: true,
+            ranking: Vec::with_capacity(paths),
+            rotation: Rotation::default(),
+            is_rotating: false,
             selector,
         };
         lane.changed();
@@ -118,7 +121,7 @@ impl<S: Loaded> LoadLane<S> {
     }
 }
 
-impl<S: Loaded> LoadLane<S> {
+impl<S: LoadSelector> LoadLane<S> {
     /// Reads what the other cores have under way on each path.
     #[inline(always)]
     fn look(&mut self) {
@@ -127,16 +130,16 @@ impl<S: Loaded> LoadLane<S> {
         }
     }
 
-    fn usable(&self) -> impl Iterator<Item = (usize, &Slot)> {
-        self.slots.iter().enumerate().filter(|(_, slot)| slot.bar == 0)
+    fn usable(&self) -> impl Iterator<Item = (usize, &PathLoad)> {
+        self.slots.iter().enumerate().filter(|(_, slot)| slot.unusable_bit == 0)
     }
 
     /// `count` bios came back from `path`, `sectors` long in all.
     #[inline(always)]
     fn came_back(&mut self, path: usize, count: usize, sectors: Sectors) {
         let slot = &mut self.slots[path];
-        slot.fresh = slot.fresh.wrapping_sub(S::Rule::total(count, sectors));
-        if slot.fresh != 0 {
+        slot.unpublished = slot.unpublished.wrapping_sub(S::LoadRule::total(count, sectors));
+        if slot.unpublished != 0 {
             slot.publish(&self.selector.loads().all()[path]);
         }
     }
@@ -144,34 +147,35 @@ impl<S: Loaded> LoadLane<S> {
     /// Which paths can be used has changed.
     fn changed(&mut self) {
         let first = self.usable().next().map(|(_, slot)| slot.throughput);
-        let even = self.usable().all(|(_, slot)| Some(slot.throughput) == first);
-        self.even = even;
-        let turns = self.usable().map(|(path, _)| Turn { load: 0, used: 0, path: path as u32 }).collect();
-        self.turns = turns;
+        let same_throughput = self.usable().all(|(_, slot)| Some(slot.throughput) == first);
+        self.same_throughput = same_throughput;
+        let ranking =
+            self.usable().map(|(path, _)| LoadRank { load: 0, used: 0, path: path as u32 }).collect();
+        self.ranking = ranking;
     }
 
     /// Reads what the other cores have under way on the paths that can be used, and puts those in
-    /// the order of [`Slot::load_then_age`].
+    /// the order of [`PathLoad::load_then_age`].
     #[inline(always)]
     fn order(&mut self) {
-        self.end_ring();
+        self.end_rotation();
         let (slots, loads) = (&mut self.slots[..], self.selector.loads().all());
-        for turn in &mut self.turns {
+        for turn in &mut self.ranking {
             let slot = &mut slots[turn.path as usize];
             slot.look(&loads[turn.path as usize]);
             (turn.load, turn.used) = (slot.load(), slot.used);
         }
-        let key = |turn: &Turn| (turn.load, turn.used);
-        if !self.turns.is_sorted_by(|a, b| key(a) < key(b)) {
-            self.turns.sort_unstable_by_key(key);
+        let key = |turn: &LoadRank| (turn.load, turn.used);
+        if !self.ranking.is_sorted_by(|a, b| key(a) < key(b)) {
+            self.ranking.sort_unstable_by_key(key);
         }
     }
 
     /// The choices for a batch on paths of the same throughput.
     #[inline(always)]
-    fn choose_many(&mut self, bios: &mut impl Bios) {
-        let next = if self.is_ring && self.is_level() || self.begin_ring() {
-            self.choose_round(bios)
+    fn choose_many(&mut self, bios: &mut impl BioDispatch) {
+        let next = if self.is_rotating && self.has_equal_loads() || self.begin_rotation() {
+            self.choose_in_rotation(bios)
         } else {
             bios.take()
         };
@@ -182,43 +186,43 @@ impl<S: Loaded> LoadLane<S> {
 
     /// The choices for `next` and those behind it, by the order of the batch.
     #[inline(never)]
-    fn choose_in_order(&mut self, mut next: Option<Box<Bio>>, bios: &mut impl Bios) {
-        if self.end_ring() {
+    fn choose_in_order(&mut self, mut next: Option<Box<Bio>>, bios: &mut impl BioDispatch) {
+        if self.end_rotation() {
             self.order();
         }
-        let turns = &mut self.turns[..];
+        let ranking = &mut self.ranking[..];
         while let Some(bio) = next {
-            let n = S::Rule::weight(&bio);
-            if takes_turns(turns, n) {
+            let n = S::LoadRule::weight(&bio);
+            if can_rotate(ranking, n) {
                 let count;
-                (count, next) = take_turns::<S::Rule>(turns, n, self.clock, bio, bios);
+                (count, next) = choose_rotating::<S::LoadRule>(ranking, n, self.clock, bio, bios);
                 self.clock += count;
             } else {
                 self.clock += 1;
-                bios.put(take_first(turns, n, self.clock), bio);
+                bios.put(choose_first(ranking, n, self.clock), bio);
                 next = bios.take();
             }
         }
-        for turn in &self.turns {
+        for turn in &self.ranking {
             let slot = &mut self.slots[turn.path as usize];
-            (slot.fresh, slot.used) = (turn.load.wrapping_sub(slot.shared), turn.used);
+            (slot.unpublished, slot.used) = (turn.load.wrapping_sub(slot.shared), turn.used);
         }
     }
 
     /// The choice for a bio.
     #[inline(always)]
     fn choose_one(&mut self, bio: &Bio) -> usize {
-        let n = S::Rule::weight(bio);
-        if self.even {
+        let n = S::LoadRule::weight(bio);
+        if self.same_throughput {
             self.choose_by(n, |a, b| a.load_then_age() < b.load_then_age())
         } else {
-            self.choose_by(n, |a, b| S::Rule::better(a, b, n))
+            self.choose_by(n, |a, b| S::LoadRule::better(a, b, n))
         }
     }
 
     /// The same, where `better` compares two. The shared loads are read on the way.
     #[inline(always)]
-    fn choose_by(&mut self, n: u64, better: impl Fn(&Slot, &Slot) -> bool) -> usize {
+    fn choose_by(&mut self, n: u64, better: impl Fn(&PathLoad, &PathLoad) -> bool) -> usize {
         let mut paths = self.slots.iter_mut().zip(self.selector.loads().all()).enumerate();
         let (mut path, (mut best, load)) = paths.next().expect("a group has paths");
         best.look(load);
@@ -240,7 +244,7 @@ impl<S: Loaded> LoadLane<S> {
     fn best(&self, n: u64) -> usize {
         let (slots, mut best) = (&self.slots[..], 0);
         for i in 1..slots.len() {
-            if S::Rule::better(&slots[i], &slots[best], n) {
+            if S::LoadRule::better(&slots[i], &slots[best], n) {
                 best = i;
             }
         }
@@ -251,8 +255,8 @@ impl<S: Loaded> LoadLane<S> {
 /// Chooses the first for a bio of weight `n`: it goes behind those with no more load than it has
 /// then.
 #[inline(never)]
-fn take_first(order: &mut [Turn], n: u64, clock: u64) -> usize {
-    let first = Turn { load: order[0].load + n, used: clock, ..order[0] };
+fn choose_first(order: &mut [LoadRank], n: u64, clock: u64) -> usize {
+    let first = LoadRank { load: order[0].load + n, used: clock, ..order[0] };
     let place = order[1..].iter().take_while(|turn| turn.load <= first.load).count();
     order.copy_within(1..=place, 0);
     order[place] = first;
@@ -261,26 +265,26 @@ fn take_first(order: &mut [Turn], n: u64, clock: u64) -> usize {
 
 /// True when the first will be the last once it is chosen for a bio of weight `n`. Then so will
 /// each be after it, for bios of the same weight.
-fn takes_turns(order: &[Turn], n: u64) -> bool {
+fn can_rotate(order: &[LoadRank], n: u64) -> bool {
     order.last().is_some_and(|last| order[0].load + n >= last.load)
 }
 
 /// Chooses for `bio` and those behind it, as long as they are of weight `n` too, from paths that
-/// [`takes_turns`] is true of, and stays so. Says how many they were, and the next.
+/// [`can_rotate`] is true of, and stays so. Says how many they were, and the next.
 #[inline(always)]
-fn take_turns<R: Rule>(
-    order: &mut [Turn],
+fn choose_rotating<R: LoadRule>(
+    order: &mut [LoadRank],
     n: u64,
     clock: u64,
     bio: Box<Bio>,
-    bios: &mut impl Bios,
+    bios: &mut impl BioDispatch,
 ) -> (u64, Option<Box<Bio>>) {
-    let (mut count, length, mut place) = (1, order.len(), behind(0, order.len()));
+    let (mut count, length, mut place) = (1, order.len(), next_position(0, order.len()));
     bios.put(order[0].path as usize, bio);
     let next = bios.each(|bio| {
         (R::weight(bio) == n).then(|| {
             let path = order[place].path;
-            (count, place) = (count + 1, behind(place, length));
+            (count, place) = (count + 1, next_position(place, length));
             path as usize
         })
     });
@@ -294,36 +298,36 @@ fn take_turns<R: Rule>(
     (count as u64, next)
 }
 
-impl<S: Loaded> Choose for LoadLane<S> {
+impl<S: LoadSelector> PathChooser for LoadLane<S> {
     fn fail(&mut self, path: usize) {
-        self.end_ring();
+        self.end_rotation();
         let slot = &mut self.slots[path];
-        (slot.bar, slot.throughput) = (Slot::UNUSABLE, 0);
+        (slot.unusable_bit, slot.throughput) = (PathLoad::UNUSABLE, 0);
         self.changed();
     }
 
     fn reinstate(&mut self, path: usize) {
-        self.end_ring();
+        self.end_rotation();
         self.clock += 1;
         let slot = &mut self.slots[path];
-        (slot.bar, slot.used, slot.throughput) = (0, self.clock, self.selector.throughput(path));
+        (slot.unusable_bit, slot.used, slot.throughput) = (0, self.clock, self.selector.throughput(path));
         self.changed();
     }
 
     #[inline]
     fn choose(&mut self, bio: &mut Bio) -> usize {
-        self.end_ring();
+        self.end_rotation();
         self.choose_one(bio)
     }
 
     #[inline]
-    fn choose_all(&mut self, mut bios: impl Bios) {
-        if self.even {
+    fn choose_all(&mut self, mut bios: impl BioDispatch) {
+        if self.same_throughput {
             return self.choose_many(&mut bios);
         }
         self.look();
         let _ = bios.each(|bio| {
-            let n = S::Rule::weight(bio);
+            let n = S::LoadRule::weight(bio);
             let best = self.best(n);
             self.clock += 1;
             self.slots[best].choose(n, self.clock);
@@ -337,11 +341,11 @@ impl<S: Loaded> Choose for LoadLane<S> {
     }
 }
 
-impl<S: Loaded> Drop for LoadLane<S> {
+impl<S: LoadSelector> Drop for LoadLane<S> {
     /// What a lane that goes away had under way is no load any more.
     fn drop(&mut self) {
         for (slot, load) in self.slots.iter_mut().zip(self.selector.loads().all()) {
-            slot.fresh = slot.published.wrapping_neg();
+            slot.unpublished = slot.published.wrapping_neg();
             slot.publish(load);
         }
     }
@@ -357,9 +361,9 @@ mod loom_tests {
     use loom::thread;
 
     #[derive(Default)]
-    struct Count(Loads);
+    struct CountRule(SharedLoads);
 
-    impl Rule for Count {
+    impl LoadRule for CountRule {
         fn weight(_: &Bio) -> u64 {
             1
         }
@@ -368,15 +372,15 @@ mod loom_tests {
             bios as u64
         }
 
-        fn better(a: &Slot, b: &Slot, _: u64) -> bool {
+        fn better(a: &PathLoad, b: &PathLoad, _: u64) -> bool {
             a.load_then_age() < b.load_then_age()
         }
     }
 
-    impl Loaded for Count {
-        type Rule = Count;
+    impl LoadSelector for CountRule {
+        type LoadRule = CountRule;
 
-        fn loads(&self) -> &Loads {
+        fn loads(&self) -> &SharedLoads {
             &self.0
         }
 
@@ -387,9 +391,9 @@ mod loom_tests {
 
     /// Two bios down and one back, a poll later one more down. Its part is 2 when the lane goes
     /// away.
-    fn core(selector: &Arc<Count>) {
+    fn run_core(selector: &Arc<CountRule>) {
         let mut lane = LoadLane::new(Arc::clone(selector));
-        let choose = |lane: &mut LoadLane<Count>, bios| {
+        let choose = |lane: &mut LoadLane<CountRule>, bios| {
             let batch: Vec<_> = (0..bios).map(|_| Bio::new()).collect();
             assert!(choose_all(lane, batch).iter().all(|(path, _)| *path == 0));
         };
@@ -405,14 +409,14 @@ mod loom_tests {
     #[test]
     fn loads_of_two_cores_add_up() {
         loom::model(|| {
-            let mut count = Count::default();
+            let mut count = CountRule::default();
             count.0.add_path();
             let count = Arc::new(count);
             let other = {
                 let count = Arc::clone(&count);
-                thread::spawn(move || core(&count))
+                thread::spawn(move || run_core(&count))
             };
-            core(&count);
+            run_core(&count);
             other.join().unwrap();
             assert_eq!(count.0.get(0), 0);
         });

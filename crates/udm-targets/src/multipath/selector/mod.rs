@@ -16,25 +16,25 @@ mod historical_service_time;
 mod io_affinity;
 mod load;
 mod queue_length;
-mod ring;
+mod rotation;
 mod round_robin;
 mod service_time;
 
-use super::lane::Reaped;
+use super::lane::ReapedPaths;
 use std::ops::Range;
 use std::sync::Arc;
 use udm_core::{Batch, Bio, CoreId, Cx, Sectors};
 use udm_dm::legs::{Deal, Legs};
 
 /// A selector without paths, or which of its arguments it refuses, from 0.
-type Made = Result<Box<dyn Selector>, usize>;
+type SelectorResult = Result<Box<dyn Selector>, usize>;
 
 /// One line of the list of selectors.
 pub struct SelectorType {
     /// Its name in tables; case counts.
     pub name: &'static str,
     /// Makes the selector of one group from its arguments.
-    pub(super) new: fn(args: &[String]) -> Made,
+    pub(super) new: fn(args: &[String]) -> SelectorResult,
 }
 
 /// All path selectors.
@@ -48,7 +48,7 @@ pub const SELECTORS: &[SelectorType] = &[
 
 /// Why a path's arguments were refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct ArgFault {
+pub(super) struct PathArgError {
     /// The kernel's words behind `<selector> ps: `.
     pub(super) text: &'static str,
     /// Which of the path's arguments, from 0.
@@ -65,7 +65,7 @@ pub(super) trait Selector: Send + Sync {
     ///
     /// # Errors
     /// When the arguments are wrong.
-    fn add_path(&mut self, args: &[String], cores: usize) -> Result<(), ArgFault>;
+    fn add_path(&mut self, args: &[String], cores: usize) -> Result<(), PathArgError>;
 
     /// Its own arguments as `table` and `status` print them: their number and the words.
     fn args(&self) -> String {
@@ -111,7 +111,7 @@ pub(super) enum SelectorLane {
 }
 
 /// The bios of a batch, each of which is to have a path.
-pub(super) trait Bios {
+pub(super) trait BioDispatch {
     /// How many are left.
     fn left(&self) -> usize;
 
@@ -130,13 +130,13 @@ pub(super) trait Bios {
 }
 
 /// Those of a batch on their way to the legs of a group.
-struct ToGroup<'a> {
+struct GroupDispatch<'a> {
     deal: Deal<'a>,
     /// The leg of its first path.
     first: usize,
 }
 
-impl Bios for ToGroup<'_> {
+impl BioDispatch for GroupDispatch<'_> {
     #[inline(always)]
     fn left(&self) -> usize {
         self.deal.left()
@@ -165,7 +165,7 @@ impl Bios for ToGroup<'_> {
 }
 
 /// What each selector does on one core.
-pub(super) trait Choose {
+pub(super) trait PathChooser {
     /// `path` can be used no more. It was usable.
     fn fail(&mut self, path: usize);
 
@@ -183,9 +183,9 @@ pub(super) trait Choose {
     /// The path for a bio that is a batch of its own: a usable one, of which there is at least one.
     fn choose(&mut self, bio: &mut Bio) -> usize;
 
-    /// Says the path for each of `bios`: what so many calls of [`Choose::choose`] would choose if
+    /// Says the path for each of `bios`: what so many calls of [`PathChooser::choose`] would choose if
     /// nothing changed meanwhile.
-    fn choose_all(&mut self, bios: impl Bios);
+    fn choose_all(&mut self, bios: impl BioDispatch);
 
     /// `back` came back from `path`, well or not, `sectors` long in all; perhaps none. Called
     /// once for each poll in which bios of the path are in flight or come back: the time to tell
@@ -196,13 +196,13 @@ pub(super) trait Choose {
     }
 
     /// The same for one of several paths that are polled together, all of whose bios went well:
-    /// [`Choose::end_reap`] comes behind the last.
+    /// [`PathChooser::end_reap`] comes behind the last.
     #[inline(always)]
     fn reaped(&mut self, path: usize, back: &[Box<Bio>], sectors: Sectors, cx: &Cx<'_>) {
         self.polled(path, back, sectors, cx);
     }
 
-    /// See [`Choose::reaped`].
+    /// See [`PathChooser::reaped`].
     #[inline(always)]
     fn end_reap(&mut self, cx: &Cx<'_>) {
         let _ = cx;
@@ -223,12 +223,12 @@ macro_rules! each {
 }
 
 impl SelectorLane {
-    /// See [`Choose::fail`].
+    /// See [`PathChooser::fail`].
     pub(super) fn fail(&mut self, path: usize) {
         each!(self, lane => lane.fail(path));
     }
 
-    /// See [`Choose::reinstate`].
+    /// See [`PathChooser::reinstate`].
     pub(super) fn reinstate(&mut self, path: usize) {
         each!(self, lane => lane.reinstate(path));
     }
@@ -241,58 +241,76 @@ impl SelectorLane {
     #[inline(always)]
     pub(super) fn deal(&mut self, batch: &mut Batch, first: usize, legs: &mut Legs, cx: &mut Cx<'_>) {
         match self {
-            SelectorLane::RoundRobin(lane) => deal(lane, batch, first, legs, cx),
-            SelectorLane::QueueLength(lane) => deal(lane, batch, first, legs, cx),
-            SelectorLane::ServiceTime(lane) => deal(lane, batch, first, legs, cx),
-            other => other.deal_others(batch, first, legs, cx),
+            SelectorLane::RoundRobin(lane) => dispatch_batch(lane, batch, first, legs, cx),
+            SelectorLane::QueueLength(lane) => dispatch_batch(lane, batch, first, legs, cx),
+            SelectorLane::ServiceTime(lane) => dispatch_batch(lane, batch, first, legs, cx),
+            other => other.dispatch_by_other(batch, first, legs, cx),
         }
     }
 
     #[inline(never)]
-    fn deal_others(&mut self, batch: &mut Batch, first: usize, legs: &mut Legs, cx: &mut Cx<'_>) {
-        each!(self, lane => deal(lane, batch, first, legs, cx));
+    fn dispatch_by_other(&mut self, batch: &mut Batch, first: usize, legs: &mut Legs, cx: &mut Cx<'_>) {
+        each!(self, lane => dispatch_batch(lane, batch, first, legs, cx));
     }
 
-    /// See [`Choose::polled`].
+    /// See [`PathChooser::polled`].
     #[inline(always)]
     pub(super) fn polled(&mut self, path: usize, back: &[Box<Bio>], sectors: Sectors, cx: &Cx<'_>) {
         match self {
             SelectorLane::RoundRobin(lane) => lane.polled(path, back, sectors, cx),
             SelectorLane::QueueLength(lane) => lane.polled(path, back, sectors, cx),
             SelectorLane::ServiceTime(lane) => lane.polled(path, back, sectors, cx),
-            other => other.polled_others(path, back, sectors, cx),
+            other => other.polled_by_other(path, back, sectors, cx),
         }
     }
 
     #[inline(never)]
-    fn polled_others(&mut self, path: usize, back: &[Box<Bio>], sectors: Sectors, cx: &Cx<'_>) {
+    fn polled_by_other(&mut self, path: usize, back: &[Box<Bio>], sectors: Sectors, cx: &Cx<'_>) {
         each!(self, lane => lane.polled(path, back, sectors, cx));
     }
 
-    /// See [`Choose::reaped`]: takes what the legs that `polled` marks have given back, as far as
+    /// See [`PathChooser::reaped`]: takes what the legs that `polled` marks have given back, as far as
     /// they are the group's `paths` and all went well. The marks of the others.
     #[inline(always)]
-    pub(super) fn reaped(&mut self, paths: Range<usize>, polled: u64, from: Reaped<'_>, cx: &Cx<'_>) -> u64 {
-        each!(self, lane => reap(lane, paths, polled, from, cx))
+    pub(super) fn reaped(
+        &mut self,
+        paths: Range<usize>,
+        polled: u64,
+        from: ReapedPaths<'_>,
+        cx: &Cx<'_>,
+    ) -> u64 {
+        each!(self, lane => reap_group(lane, paths, polled, from, cx))
     }
 }
 
 /// Out of line, as the loop that chooses is: each has all registers then.
 #[inline(never)]
-fn deal(lane: &mut impl Choose, batch: &mut Batch, first: usize, legs: &mut Legs, cx: &mut Cx<'_>) {
+fn dispatch_batch(
+    lane: &mut impl PathChooser,
+    batch: &mut Batch,
+    first: usize,
+    legs: &mut Legs,
+    cx: &mut Cx<'_>,
+) {
     lane.look(cx);
     match &mut batch[..] {
         [only] => {
             let path = lane.choose(only);
             legs.submit(first + path, batch, cx);
         }
-        _ => deal_many(lane, batch, first, legs, cx),
+        _ => dispatch_many(lane, batch, first, legs, cx),
     }
 }
 
 /// Out of line, one for each selector: it asks nothing of a list of selectors then.
 #[inline(never)]
-fn reap(lane: &mut impl Choose, paths: Range<usize>, polled: u64, mut from: Reaped<'_>, cx: &Cx<'_>) -> u64 {
+fn reap_group(
+    lane: &mut impl PathChooser,
+    paths: Range<usize>,
+    polled: u64,
+    mut from: ReapedPaths<'_>,
+    cx: &Cx<'_>,
+) -> u64 {
     let (first, mut rest, mut marks) = (paths.start, 0, polled);
     while marks != 0 {
         let (index, mark) = (marks.trailing_zeros() as usize, marks & marks.wrapping_neg());
@@ -310,31 +328,37 @@ fn reap(lane: &mut impl Choose, paths: Range<usize>, polled: u64, mut from: Reap
 }
 
 #[inline(never)]
-fn deal_many(lane: &mut impl Choose, batch: &mut Batch, first: usize, legs: &mut Legs, cx: &mut Cx<'_>) {
+fn dispatch_many(
+    lane: &mut impl PathChooser,
+    batch: &mut Batch,
+    first: usize,
+    legs: &mut Legs,
+    cx: &mut Cx<'_>,
+) {
     if !batch.is_empty() {
-        lane.choose_all(ToGroup { deal: legs.deal(batch), first });
+        lane.choose_all(GroupDispatch { deal: legs.deal(batch), first });
         legs.send(cx);
     }
 }
 
-/// The `repeat_count` argument that three selectors take, and none still uses: above 1 it is taken
+/// The `parse_repeat_count` argument that three selectors take, and none still uses: above 1 it is taken
 /// for 1, and 0 is kept for `table`.
-fn repeat_count(selector: &str, word: &str) -> Result<u32, ArgFault> {
-    match super::parse::number(word) {
+fn parse_repeat_count(selector: &str, word: &str) -> Result<u32, PathArgError> {
+    match super::parse::parse_u32(word) {
         Some(n @ 0..=1) => Ok(n),
         Some(_) => {
             tracing::warn!("multipath {selector}: repeat_count > 1 is deprecated, using 1 instead");
             Ok(1)
         }
-        None => Err(ArgFault { text: "invalid repeat count", arg: 0 }),
+        None => Err(PathArgError { text: "invalid repeat count", arg: 0 }),
     }
 }
 
-/// What [`Choose::choose_all`] says for each of `bios`.
+/// What [`PathChooser::choose_all`] says for each of `bios`.
 #[cfg(test)]
-fn choose_all(lane: &mut impl Choose, bios: Batch) -> Vec<(usize, Box<Bio>)> {
-    struct Asked<'a>(&'a mut std::vec::IntoIter<Box<Bio>>, &'a mut Vec<(usize, Box<Bio>)>);
-    impl Bios for Asked<'_> {
+fn choose_all(lane: &mut impl PathChooser, bios: Batch) -> Vec<(usize, Box<Bio>)> {
+    struct RecordedChoices<'a>(&'a mut std::vec::IntoIter<Box<Bio>>, &'a mut Vec<(usize, Box<Bio>)>);
+    impl BioDispatch for RecordedChoices<'_> {
         fn left(&self) -> usize {
             self.0.len()
         }
@@ -364,7 +388,7 @@ fn choose_all(lane: &mut impl Choose, bios: Batch) -> Vec<(usize, Box<Bio>)> {
         }
     }
     let (mut bios, mut chosen) = (bios.into_iter(), Vec::new());
-    lane.choose_all(Asked(&mut bios, &mut chosen));
+    lane.choose_all(RecordedChoices(&mut bios, &mut chosen));
     assert!(bios.next().is_none(), "each has its path");
     chosen
 }

@@ -1,7 +1,7 @@
 //! `queue-length`: the path with the fewest bios in flight.
 
-use super::load::{LoadLane, Loaded, Loads, Rule, Slot};
-use super::{ArgFault, Selector, SelectorLane, SelectorType};
+use super::load::{LoadLane, LoadRule, LoadSelector, PathLoad, SharedLoads};
+use super::{PathArgError, Selector, SelectorLane, SelectorType};
 use std::sync::Arc;
 use udm_core::{Bio, CoreId, Sectors};
 
@@ -11,7 +11,7 @@ pub(super) const TYPE: SelectorType =
 #[derive(Default)]
 pub(in crate::multipath) struct QueueLength {
     repeat_counts: Vec<u32>,
-    loads: Loads,
+    loads: SharedLoads,
 }
 
 impl Selector for QueueLength {
@@ -19,11 +19,11 @@ impl Selector for QueueLength {
         TYPE.name
     }
 
-    fn add_path(&mut self, args: &[String], _cores: usize) -> Result<(), ArgFault> {
+    fn add_path(&mut self, args: &[String], _cores: usize) -> Result<(), PathArgError> {
         self.repeat_counts.push(match args {
             [] => 1,
-            [word] => super::repeat_count(TYPE.name, word)?,
-            _ => return Err(ArgFault { text: "incorrect number of arguments", arg: 1 }),
+            [word] => super::parse_repeat_count(TYPE.name, word)?,
+            _ => return Err(PathArgError { text: "incorrect number of arguments", arg: 1 }),
         });
         self.loads.add_path();
         Ok(())
@@ -50,10 +50,10 @@ impl Selector for QueueLength {
     }
 }
 
-impl Loaded for QueueLength {
-    type Rule = QueueLength;
+impl LoadSelector for QueueLength {
+    type LoadRule = QueueLength;
 
-    fn loads(&self) -> &Loads {
+    fn loads(&self) -> &SharedLoads {
         &self.loads
     }
 
@@ -62,7 +62,7 @@ impl Loaded for QueueLength {
     }
 }
 
-impl Rule for QueueLength {
+impl LoadRule for QueueLength {
     fn weight(_bio: &Bio) -> u64 {
         1
     }
@@ -71,7 +71,7 @@ impl Rule for QueueLength {
         bios as u64
     }
 
-    fn better(a: &Slot, b: &Slot, _n: u64) -> bool {
+    fn better(a: &PathLoad, b: &PathLoad, _n: u64) -> bool {
         a.load_then_age() < b.load_then_age()
     }
 }

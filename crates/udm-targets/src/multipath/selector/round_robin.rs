@@ -4,8 +4,8 @@
 //! shared: each core rotates on its own, from a start that differs by core. Over any number of bios
 //! on c cores the numbers of bios of two paths differ by at most c.
 
-use super::ring::Ring;
-use super::{ArgFault, Bios, Choose, Selector, SelectorLane, SelectorType};
+use super::rotation::Rotation;
+use super::{BioDispatch, PathArgError, PathChooser, Selector, SelectorLane, SelectorType};
 use std::sync::Arc;
 use udm_core::{Bio, CoreId};
 
@@ -22,11 +22,11 @@ impl Selector for RoundRobin {
         TYPE.name
     }
 
-    fn add_path(&mut self, args: &[String], _cores: usize) -> Result<(), ArgFault> {
+    fn add_path(&mut self, args: &[String], _cores: usize) -> Result<(), PathArgError> {
         self.repeat_counts.push(match args {
             [] => 1,
-            [word] => super::repeat_count(TYPE.name, word)?,
-            _ => return Err(ArgFault { text: "incorrect number of arguments", arg: 1 }),
+            [word] => super::parse_repeat_count(TYPE.name, word)?,
+            _ => return Err(PathArgError { text: "incorrect number of arguments", arg: 1 }),
         });
         Ok(())
     }
@@ -45,22 +45,22 @@ impl Selector for RoundRobin {
 }
 
 /// The usable paths.
-pub(in crate::multipath) struct RoundRobinLane(Ring);
+pub(in crate::multipath) struct RoundRobinLane(Rotation);
 
 impl SelectorLane {
     /// Each of `paths` in turn, from a start that differs by core.
     pub(in crate::multipath) fn by_turns(paths: usize, core: CoreId) -> SelectorLane {
-        SelectorLane::RoundRobin(RoundRobinLane(Ring::new(0..paths as u32, core.index() % paths)))
+        SelectorLane::RoundRobin(RoundRobinLane(Rotation::new(0..paths as u32, core.index() % paths)))
     }
 }
 
-impl Choose for RoundRobinLane {
+impl PathChooser for RoundRobinLane {
     fn fail(&mut self, path: usize) {
-        self.0.straight().retain(|&p| p as usize != path);
+        self.0.rotate_to_front().retain(|&p| p as usize != path);
     }
 
     fn reinstate(&mut self, path: usize) {
-        self.0.straight().insert(0, path as u32);
+        self.0.rotate_to_front().insert(0, path as u32);
     }
 
     #[inline]
@@ -69,7 +69,7 @@ impl Choose for RoundRobinLane {
     }
 
     #[inline]
-    fn choose_all(&mut self, mut bios: impl Bios) {
+    fn choose_all(&mut self, mut bios: impl BioDispatch) {
         let _ = self.0.deal(&mut bios, |_| true);
     }
 }

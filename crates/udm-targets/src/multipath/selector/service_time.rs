@@ -4,9 +4,9 @@
 //! A path whose throughput is 0 is used only while every usable path's is. A flush has no bytes and
 //! adds nothing.
 
-use super::load::{LoadLane, Loaded, Loads, Rule, Slot};
-use super::{ArgFault, Selector, SelectorLane, SelectorType};
-use crate::multipath::parse::number;
+use super::load::{LoadLane, LoadRule, LoadSelector, PathLoad, SharedLoads};
+use super::{PathArgError, Selector, SelectorLane, SelectorType};
+use crate::multipath::parse::parse_u32;
 use std::cmp::Ordering;
 use std::sync::Arc;
 use udm_core::{Bio, CoreId, Sectors};
@@ -22,7 +22,7 @@ pub(in crate::multipath) struct ServiceTime {
     /// Repeat count and relative throughput of each path.
     args: Vec<(u32, u32)>,
     /// Bytes in flight.
-    loads: Loads,
+    loads: SharedLoads,
 }
 
 impl Selector for ServiceTime {
@@ -30,16 +30,16 @@ impl Selector for ServiceTime {
         TYPE.name
     }
 
-    fn add_path(&mut self, args: &[String], _cores: usize) -> Result<(), ArgFault> {
+    fn add_path(&mut self, args: &[String], _cores: usize) -> Result<(), PathArgError> {
         if args.len() > 2 {
-            return Err(ArgFault { text: "incorrect number of arguments", arg: 2 });
+            return Err(PathArgError { text: "incorrect number of arguments", arg: 2 });
         }
-        let repeat = args.first().map_or(Ok(1), |word| super::repeat_count(TYPE.name, word))?;
+        let repeat = args.first().map_or(Ok(1), |word| super::parse_repeat_count(TYPE.name, word))?;
         let throughput = match args.get(1) {
             None => 1,
-            Some(word) => number(word)
+            Some(word) => parse_u32(word)
                 .filter(|&t| t <= THROUGHPUT_MAX)
-                .ok_or(ArgFault { text: "invalid relative_throughput value", arg: 1 })?,
+                .ok_or(PathArgError { text: "invalid relative_throughput value", arg: 1 })?,
         };
         self.args.push((repeat, throughput));
         self.loads.add_path();
@@ -68,10 +68,10 @@ impl Selector for ServiceTime {
     }
 }
 
-impl Loaded for ServiceTime {
-    type Rule = ServiceTime;
+impl LoadSelector for ServiceTime {
+    type LoadRule = ServiceTime;
 
-    fn loads(&self) -> &Loads {
+    fn loads(&self) -> &SharedLoads {
         &self.loads
     }
 
@@ -80,7 +80,7 @@ impl Loaded for ServiceTime {
     }
 }
 
-impl Rule for ServiceTime {
+impl LoadRule for ServiceTime {
     fn weight(bio: &Bio) -> u64 {
         bio.sectors.bytes()
     }
@@ -89,17 +89,17 @@ impl Rule for ServiceTime {
         sectors.bytes()
     }
 
-    fn better(a: &Slot, b: &Slot, n: u64) -> bool {
+    fn better(a: &PathLoad, b: &PathLoad, n: u64) -> bool {
         if a.throughput == b.throughput {
             return a.load_then_age() < b.load_then_age();
         }
-        compare(a, b, n).then(a.used.cmp(&b.used)) == Ordering::Less
+        compare_service_time(a, b, n).then(a.used.cmp(&b.used)) == Ordering::Less
     }
 }
 
 /// `Less` when `a` serves `n` more bytes sooner than `b` (spec B.3). The kernel drops low bits of
 /// sums near the top of its word; here the products are wide and exact.
-fn compare(a: &Slot, b: &Slot, n: u64) -> Ordering {
+fn compare_service_time(a: &PathLoad, b: &PathLoad, n: u64) -> Ordering {
     if a.throughput == b.throughput {
         return a.load().cmp(&b.load());
     }
@@ -132,9 +132,9 @@ mod tests {
             ((u64::MAX / 2, 99), (u64::MAX / 2 - 1, 100), 1 << 40, Ordering::Greater),
         ];
         for ((load_a, t_a), (load_b, t_b), n, want) in rows {
-            let (a, b) = (Slot::of(load_a, t_a, 1), Slot::of(load_b, t_b, 2));
-            assert_eq!(compare(&a, &b, n), want, "({load_a},{t_a}) v ({load_b},{t_b}) for {n}");
-            assert_eq!(compare(&b, &a, n), want.reverse());
+            let (a, b) = (PathLoad::of(load_a, t_a, 1), PathLoad::of(load_b, t_b, 2));
+            assert_eq!(compare_service_time(&a, &b, n), want, "({load_a},{t_a}) v ({load_b},{t_b}) for {n}");
+            assert_eq!(compare_service_time(&b, &a, n), want.reverse());
             assert_eq!(
                 ServiceTime::better(&a, &b, n),
                 want != Ordering::Greater,

@@ -11,12 +11,12 @@ use udm_core::CoreId;
 
 /// A lane over groups of one path each.
 struct Core {
-    shared: Arc<Shared>,
+    shared: Arc<MultipathState>,
     router: Router,
 }
 
 impl Core {
-    fn new(shared: &Arc<Shared>) -> Core {
+    fn new(shared: &Arc<MultipathState>) -> Core {
         let groups = (0..shared.group_count()).map(|_| (1, SelectorLane::by_turns(1, CoreId(0))));
         Core { router: Router::new(shared, groups), shared: Arc::clone(shared) }
     }
@@ -32,8 +32,8 @@ impl Core {
 }
 
 /// The state of a table with `groups` groups of one path each.
-fn shared(groups: usize) -> Arc<Shared> {
-    Arc::new(Shared::new(groups, groups, false, None, Journal::default()))
+fn shared(groups: usize) -> Arc<MultipathState> {
+    Arc::new(MultipathState::new(groups, groups, false, None, PathLog::default()))
 }
 
 /// Lets loom try `model` twice, with either side of its [`race`] begun first. Loom remembers one
@@ -55,9 +55,9 @@ enum Begins {
 /// Runs two cores at the same time and waits for both.
 fn race<L: 'static, R: 'static>(
     begins: Begins,
-    shared: &Arc<Shared>,
-    left: impl FnOnce(&Arc<Shared>) -> L + 'static,
-    right: impl FnOnce(&Arc<Shared>) -> R + 'static,
+    shared: &Arc<MultipathState>,
+    left: impl FnOnce(&Arc<MultipathState>) -> L + 'static,
+    right: impl FnOnce(&Arc<MultipathState>) -> R + 'static,
 ) -> (L, R) {
     let theirs = Arc::clone(shared);
     match begins {
@@ -74,7 +74,7 @@ fn race<L: 'static, R: 'static>(
 }
 
 /// A batch for `core`, which it hands back.
-fn submit(mut core: Core) -> impl FnOnce(&Arc<Shared>) -> Core {
+fn submit(mut core: Core) -> impl FnOnce(&Arc<MultipathState>) -> Core {
     move |_| {
         core.submit();
         core
@@ -87,7 +87,8 @@ fn of_two_failures_one_counts() {
     explore(|begins| {
         let s = shared(2);
         let before = s.word();
-        let (one, other) = race(begins, &s, |s| s.fail(0, &Why::Message), |s| s.fail(0, &Why::Message));
+        let (one, other) =
+            race(begins, &s, |s| s.fail(0, &FailReason::Message), |s| s.fail(0, &FailReason::Message));
         assert!(one != other, "one PATH_FAILED");
         assert_eq!((s.path(0).fail_count, s.path(0).failed, s.valid()), (1, true, 1));
         assert_eq!(s.word().generation(), before.generation().wrapping_add(1));
@@ -100,13 +101,13 @@ fn of_two_failures_one_counts() {
 fn the_count_of_valid_paths_ends_right() {
     explore(|begins| {
         let s = shared(1);
-        assert!(s.fail(0, &Why::Message));
-        let fail = |s: &Arc<Shared>| {
-            let failed = s.fail(0, &Why::Message);
+        assert!(s.fail(0, &FailReason::Message));
+        let fail = |s: &Arc<MultipathState>| {
+            let failed = s.fail(0, &FailReason::Message);
             assert!(s.valid() <= 1, "{} of one path are valid", s.valid());
             failed
         };
-        let (reinstated, failed) = race(begins, &s, |s| s.reinstate(0, Back::Message), fail);
+        let (reinstated, failed) = race(begins, &s, |s| s.reinstate(0, ReinstateReason::Message), fail);
         assert!(reinstated);
         let path = s.path(0);
         assert_eq!((path.failed, path.fail_count), (failed, 1 + u64::from(failed)));
@@ -120,12 +121,12 @@ fn a_generation_brings_its_paths_along() {
     explore(|begins| {
         let s = shared(1);
         let before = s.word().generation();
-        let look = move |s: &Arc<Shared>| {
+        let look = move |s: &Arc<MultipathState>| {
             if s.word().generation() != before {
                 assert!(s.path(0).failed);
             }
         };
-        race(begins, &s, |s| s.fail(0, &Why::Message), look);
+        race(begins, &s, |s| s.fail(0, &FailReason::Message), look);
     });
 }
 
@@ -134,12 +135,12 @@ fn a_generation_brings_its_paths_along() {
 fn a_returned_path_brings_its_stamp_along() {
     explore(|begins| {
         let s = shared(1);
-        s.fail(0, &Why::Message);
-        let look = |s: &Arc<Shared>| {
+        s.fail(0, &FailReason::Message);
+        let look = |s: &Arc<MultipathState>| {
             let path = s.path(0);
             assert!(path.failed || path.stamp == 1, "{path:?}");
         };
-        race(begins, &s, |s| s.reinstate(0, Back::Message), look);
+        race(begins, &s, |s| s.reinstate(0, ReinstateReason::Message), look);
     });
 }
 
@@ -149,9 +150,9 @@ fn a_returned_path_brings_its_stamp_along() {
 fn a_command_holds_a_path_that_a_check_brings_back() {
     explore(|begins| {
         let s = shared(1);
-        assert!(s.fail(0, &Why::Message));
-        let checker = |s: &Arc<Shared>| s.reinstate(0, Back::Answers);
-        let command = |s: &Arc<Shared>| s.fail(0, &Why::Command);
+        assert!(s.fail(0, &FailReason::Message));
+        let checker = |s: &Arc<MultipathState>| s.reinstate(0, ReinstateReason::CheckPassed);
+        let command = |s: &Arc<MultipathState>| s.fail(0, &FailReason::Command);
         race(begins, &s, checker, command);
         let path = s.path(0);
         assert!(path.failed && path.held, "{path:?}");
@@ -164,11 +165,11 @@ fn a_command_holds_a_path_that_a_check_brings_back() {
 fn a_command_that_is_taken_back_leaves_no_hold() {
     explore(|begins| {
         let s = shared(1);
-        assert!(s.fail(0, &Why::Message));
-        let checker = |s: &Arc<Shared>| s.reinstate(0, Back::Answers);
-        let command = |s: &Arc<Shared>| {
-            s.fail(0, &Why::Command);
-            s.reinstate(0, Back::Command)
+        assert!(s.fail(0, &FailReason::Message));
+        let checker = |s: &Arc<MultipathState>| s.reinstate(0, ReinstateReason::CheckPassed);
+        let command = |s: &Arc<MultipathState>| {
+            s.fail(0, &FailReason::Command);
+            s.reinstate(0, ReinstateReason::Command)
         };
         race(begins, &s, checker, command);
         let path = s.path(0);
@@ -179,7 +180,7 @@ fn a_command_that_is_taken_back_leaves_no_hold() {
 
 /// A lane looks while a group message comes in. No choice takes its change back or stands on what
 /// was before, and the next batch goes to the second group.
-fn goes_to_the_second_group(message: fn(&Arc<Shared>)) {
+fn goes_to_the_second_group(message: fn(&Arc<MultipathState>)) {
     explore(move |begins| {
         let s = shared(2);
         let before = s.word().generation();
@@ -206,7 +207,7 @@ fn a_switch_is_not_missed() {
 fn a_failed_path_is_not_missed() {
     explore(|begins| {
         let s = shared(1);
-        let (_, mut core) = race(begins, &s, |s| s.fail(0, &Why::Message), submit(Core::new(&s)));
+        let (_, mut core) = race(begins, &s, |s| s.fail(0, &FailReason::Message), submit(Core::new(&s)));
         assert_eq!(core.submit(), None);
         assert_eq!(s.word().current(), None);
     });
@@ -216,8 +217,9 @@ fn a_failed_path_is_not_missed() {
 fn a_returned_path_is_not_missed() {
     explore(|begins| {
         let s = shared(1);
-        s.fail(0, &Why::Message);
-        let (_, mut core) = race(begins, &s, |s| s.reinstate(0, Back::Message), submit(Core::new(&s)));
+        s.fail(0, &FailReason::Message);
+        let (_, mut core) =
+            race(begins, &s, |s| s.reinstate(0, ReinstateReason::Message), submit(Core::new(&s)));
         assert_eq!(core.submit(), Some(0));
         assert_eq!((s.word().current(), s.valid()), (Some(0), 1));
     });
@@ -228,10 +230,10 @@ fn a_returned_path_is_not_missed() {
 fn a_choice_and_a_message_keep_each_others_bits() {
     explore(|begins| {
         let s = shared(2);
-        s.fail(0, &Why::Message);
+        s.fail(0, &FailReason::Message);
         race(begins, &s, |s| s.set_queueing(true), submit(Core::new(&s)));
         let word = s.word();
-        assert!(word.has(Word::QUEUE_IF_NO_PATH) && !word.has(Word::QUEUE_IO), "{word:?}");
+        assert!(word.has(PackedState::QUEUE_IF_NO_PATH) && !word.has(PackedState::QUEUE_IO), "{word:?}");
         assert_eq!(word.current(), Some(1));
     });
 }
@@ -241,8 +243,8 @@ fn a_choice_and_a_message_keep_each_others_bits() {
 fn two_lanes_agree() {
     explore(|begins| {
         let s = shared(2);
-        let fail_over = |s: &Arc<Shared>| {
-            assert!(s.fail(0, &Why::Message));
+        let fail_over = |s: &Arc<MultipathState>| {
+            assert!(s.fail(0, &FailReason::Message));
             Core::new(s).submit()
         };
         let (theirs, mut ours) = race(begins, &s, fail_over, submit(Core::new(&s)));
@@ -256,9 +258,9 @@ fn two_lanes_agree() {
 fn of_two_that_reinstate_a_path_one_does() {
     explore(|begins| {
         let s = shared(1);
-        assert!(s.fail(0, &Why::Message));
-        let checker = |s: &Arc<Shared>| s.reinstate(0, Back::Answers);
-        let (message, checker) = race(begins, &s, |s| s.reinstate(0, Back::Message), checker);
+        assert!(s.fail(0, &FailReason::Message));
+        let checker = |s: &Arc<MultipathState>| s.reinstate(0, ReinstateReason::CheckPassed);
+        let (message, checker) = race(begins, &s, |s| s.reinstate(0, ReinstateReason::Message), checker);
         assert!(message ^ checker);
         assert_eq!((s.valid(), s.path(0).failed), (1, false));
     });

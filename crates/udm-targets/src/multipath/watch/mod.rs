@@ -2,8 +2,8 @@
 //! ([`udm_dm::PathWatch`]); a lane without it executes none of this code.
 //!
 //! It is a layer between the multipath lane and its paths, and not a mode of that lane. To the lane
-//! above, a silent path is a path that failed with a timeout. Each path gets a [`Leg`]. All legs of
-//! a lane share one [`Watch`] with the lanes of the paths, because a hedged read involves two
+//! above, a silent path is a path that failed with a timeout. Each path gets a [`WatchedPathLane`]. All legs of
+//! a lane share one [`PathWatcher`] with the lanes of the paths, because a hedged read involves two
 //! paths.
 //!
 //! * **A read is sent as a copy with memory of its own.** A late answer lands in the copy. So the
@@ -22,29 +22,29 @@
 //!   ([`Patience`](udm_core::Patience)): time in which the core did not run does not count.
 //! * Past its deadline a path is failed. Its reads return with a timeout and are retried like
 //!   others; the other requests wait, and are counted.
-//! * Copies that the lane above no longer waits for (`guests`) are required own work: a suspend and
+//! * Copies that the lane above no longer waits for (`detached_copies`) are required own work: a suspend and
 //!   a close wait for them.
 //! * Ejection is advice ([`ejection`](super::ejection)). A lane follows it only if the group has
 //!   another path, so it changes no group and fails no request.
 //! * Latencies are counted in a small array of steps per lane. They are evaluated once per window,
 //!   when a request is sent.
 //!
-//! `slots`: requests in flight. `answers`: completions and late requests. `doubt`: hedges and
-//! trials of ejected paths, with `hedge` and `judge`.
+//! `in_flight`: requests in flight. `completions`: completions and late requests. `slow_paths`: hedges and
+//! trials of ejected paths, with `hedge_budget` and `slow_path_score`.
 
-mod answers;
-mod doubt;
-mod hedge;
-mod judge;
-mod slots;
+mod completions;
+mod hedge_budget;
+mod in_flight;
+mod slow_path_score;
+mod slow_paths;
 
-use super::served::{Row, Watched};
-use super::state::Shared;
-use doubt::Trial;
-use hedge::Budget;
-use judge::Standing;
+use super::counters::{LaneCounters, WatchCounters};
+use super::state::MultipathState;
+use hedge_budget::HedgeBudget;
+use in_flight::{CopiedRead, CopyRole, InFlightSlot, ReadCopies, SentSlot, SlotKind, SlotQueue};
 use slab::Slab;
-use slots::{Copies, Read, Role, Sent, Slot, Waiting, What};
+use slow_path_score::SlowPathScore;
+use slow_paths::EjectionTrial;
 use smallvec::SmallVec;
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -57,116 +57,116 @@ use udm_core::{Batch, Bio, Busy, Cx, Drain, Lane, Nanos, Op, Patience};
 use udm_dm::PathWatch;
 
 /// The watch of one lane over its paths.
-pub(super) struct Watch {
-    shared: Arc<Shared>,
+pub(super) struct PathWatcher {
+    shared: Arc<MultipathState>,
     how: PathWatch,
-    row: Row,
-    paths: Vec<Path>,
-    groups: Vec<Group>,
-    slots: Slab<Slot>,
-    reads: Slab<Read>,
+    row: LaneCounters,
+    paths: Vec<WatchedPath>,
+    groups: Vec<WatchedGroup>,
+    slots: Slab<InFlightSlot>,
+    reads: Slab<CopiedRead>,
     serial: u64,
-    copies: Copies,
+    copies: ReadCopies,
     /// Copies on all paths that are nobody's above.
-    guests: usize,
+    detached_copies: usize,
     /// A suspend is under way: a path is polled once behind each drain, and by its own leg. What it
     /// is to hand back it would begin anew with a second.
     draining: bool,
     window_end: Nanos,
-    trial: Option<Trial>,
+    trial: Option<EjectionTrial>,
     /// Scratch.
     out: Batch,
-    came: Batch,
+    completions: Batch,
 }
 
 /// A path.
-struct Path {
+struct WatchedPath {
     lane: Box<dyn Lane>,
     group: usize,
     in_flight: usize,
     /// When it last answered something, well or not.
-    heard: Nanos,
+    last_answer: Nanos,
     /// Since when it has had something to answer.
-    asked: Nanos,
+    busy_since: Nanos,
     /// Copies in flight here that the lane above does not know of: hedges, trials, and those of
     /// reads that were given up or answered elsewhere.
-    guests: usize,
+    detached_copies: usize,
     /// How long it may be silent, where there is a deadline, and what has one.
     patience: Option<Patience>,
-    undue: Waiting,
+    before_deadline: SlotQueue,
     /// Reads that may yet be hedged.
-    unhedged: Waiting,
+    unhedged: SlotQueue,
     /// Those for which there was no hedge when they had taken long, or whose hedge came to nothing.
-    refused: Waiting,
+    refused: SlotQueue,
     /// Those that were hedged, by when that was.
-    hedged: Waiting,
+    hedged: SlotQueue,
     /// What came back and was not looked at, for want of work to spend on it.
-    arrived: VecDeque<Box<Bio>>,
+    unprocessed: VecDeque<Box<Bio>>,
     /// What goes up with the next poll.
-    home: Batch,
+    completed: Batch,
     window: Window,
-    standing: Standing,
+    score: SlowPathScore,
 }
 
 /// A group.
-struct Group {
+struct WatchedGroup {
     paths: Range<usize>,
     /// How long a read takes before it is hedged; never, as long as that is not known.
     after: Nanos,
     /// What reads took, to learn that from.
     window: Window,
-    budget: Budget,
+    budget: HedgeBudget,
     /// Reads were refused a hedge, and a path that answers may take them.
     refused: bool,
 }
 
 /// A path of a watched lane.
-struct Leg {
-    watch: Rc<RefCell<Watch>>,
+struct WatchedPathLane {
+    watch: Rc<RefCell<PathWatcher>>,
     path: usize,
 }
 
 /// Puts a watch over `lanes`, which belong to groups of so many paths each.
-pub(super) fn over(
+pub(super) fn watch_lanes(
     lanes: Vec<Box<dyn Lane>>,
     counts: impl Iterator<Item = usize>,
-    (how, shared, row): (PathWatch, Arc<Shared>, Row),
+    (how, shared, row): (PathWatch, Arc<MultipathState>, LaneCounters),
     cx: &mut Cx<'_>,
 ) -> Vec<Box<dyn Lane>> {
     let mut start = 0;
     let group = |count| {
         let paths = start..start + count;
         start = paths.end;
-        Group {
+        WatchedGroup {
             paths,
             after: Nanos::NEVER,
             window: Window::default(),
-            budget: Budget::default(),
+            budget: HedgeBudget::default(),
             refused: false,
         }
     };
     let groups: Vec<_> = counts.map(group).collect();
     let of = |path: usize| groups.iter().position(|g| g.paths.contains(&path)).unwrap_or_default();
-    let path = |(index, lane)| Path {
+    let path = |(index, lane)| WatchedPath {
         lane,
         group: of(index),
         in_flight: 0,
-        heard: Nanos(0),
-        asked: Nanos(0),
-        guests: 0,
+        last_answer: Nanos(0),
+        busy_since: Nanos(0),
+        detached_copies: 0,
         patience: how.deadline.map(Patience::new),
-        undue: Waiting::default(),
-        unhedged: Waiting::default(),
-        refused: Waiting::default(),
-        hedged: Waiting::default(),
-        arrived: VecDeque::new(),
-        home: Batch::new(),
+        before_deadline: SlotQueue::default(),
+        unhedged: SlotQueue::default(),
+        refused: SlotQueue::default(),
+        hedged: SlotQueue::default(),
+        unprocessed: VecDeque::new(),
+        completed: Batch::new(),
         window: Window::default(),
-        standing: Standing::default(),
+        score: SlowPathScore::default(),
     };
     let paths: Vec<_> = lanes.into_iter().enumerate().map(path).collect();
     let count = paths.len();
-    let watch = Rc::new(RefCell::new(Watch {
+    let watch = Rc::new(RefCell::new(PathWatcher {
         shared,
         how,
         row,
@@ -175,18 +175,20 @@ pub(super) fn over(
         slots: Slab::new(),
         reads: Slab::new(),
         serial: 0,
-        copies: Copies::new(cx.new_owner()),
-        guests: 0,
+        copies: ReadCopies::new(cx.new_owner()),
+        detached_copies: 0,
         draining: false,
         window_end: Nanos(0),
         trial: None,
         out: Batch::new(),
-        came: Batch::new(),
+        completions: Batch::new(),
     }));
-    (0..count).map(|path| Box::new(Leg { watch: Rc::clone(&watch), path }) as Box<dyn Lane>).collect()
+    (0..count)
+        .map(|path| Box::new(WatchedPathLane { watch: Rc::clone(&watch), path }) as Box<dyn Lane>)
+        .collect()
 }
 
-impl Lane for Leg {
+impl Lane for WatchedPathLane {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         self.watch.borrow_mut().submit(self.path, batch, cx);
     }
@@ -202,16 +204,16 @@ impl Lane for Leg {
     fn busy(&self) -> Busy {
         let watch = self.watch.borrow();
         let path = &watch.paths[self.path];
-        let owes = path.guests > 0 && !bugs::on(Bug::LateNotOwed);
+        let owes = path.detached_copies > 0 && !bugs::on(Bug::LateNotOwed);
         path.lane.busy().max(if owes { Busy::Owed } else { Busy::Idle })
     }
 }
 
-impl Watch {
+impl PathWatcher {
     fn submit(&mut self, path: usize, batch: &mut Batch, cx: &mut Cx<'_>) {
         let now = cx.now();
         self.draining = false;
-        self.look_back(now);
+        self.end_window(now);
         let (mut reads, mut last) = (0, None);
         for bio in batch.drain(..) {
             reads += u64::from(bio.op == Op::Read);
@@ -223,7 +225,7 @@ impl Watch {
         self.groups[group].budget.earn(reads);
         self.send(path, cx);
         if let (Some(read), true) = (last, self.trial.is_some()) {
-            self.try_with(read, now, cx);
+            self.send_trial_read(read, now, cx);
         }
     }
 
@@ -232,8 +234,8 @@ impl Watch {
         let copied = bio.op == Op::Read || bugs::on(Bug::WriteGivenUp) && bio.op == Op::Write;
         if copied && let Some(mut copy) = self.copies.of(&bio) {
             let read =
-                self.reads.insert(Read { bio, leg: path, own: 0, hedge: None, tried: SmallVec::new() });
-            let sent = self.enter(path, What::Copy { read: Some(read), role: Role::Own }, now);
+                self.reads.insert(CopiedRead { bio, leg: path, own: 0, hedge: None, tried: SmallVec::new() });
+            let sent = self.add_slot(path, SlotKind::Copy { read: Some(read), role: CopyRole::Own }, now);
             self.reads[read].own = sent.slot;
             copy.cookie = sent.slot as u64;
             if self.how.hedge_reads {
@@ -243,25 +245,25 @@ impl Watch {
             return (copy, Some(read));
         }
         if bio.op == Op::Read {
-            Watched::add(&self.counts(path).bare, 1);
+            WatchCounters::add(&self.counts(path).bare, 1);
         }
-        let sent = self.enter(path, What::Itself { cookie: bio.cookie, late: false }, now);
+        let sent = self.add_slot(path, SlotKind::Original { cookie: bio.cookie, late: false }, now);
         bio.cookie = sent.slot as u64;
         (bio, None)
     }
 
     /// Something is about to be sent.
-    fn enter(&mut self, path: usize, what: What, now: Nanos) -> Sent {
+    fn add_slot(&mut self, path: usize, what: SlotKind, now: Nanos) -> SentSlot {
         self.serial += 1;
-        let slot = self.slots.insert(Slot { serial: self.serial, path, at: now, what });
-        let sent = Sent { at: now, slot, serial: self.serial };
+        let slot = self.slots.insert(InFlightSlot { serial: self.serial, path, at: now, what });
+        let sent = SentSlot { at: now, slot, serial: self.serial };
         let path = &mut self.paths[path];
         if path.in_flight == 0 {
-            path.asked = now;
+            path.busy_since = now;
         }
         path.in_flight += 1;
         if self.how.deadline.is_some() {
-            path.undue.push(sent, path.in_flight, &self.slots);
+            path.before_deadline.push(sent, path.in_flight, &self.slots);
         }
         sent
     }
@@ -273,53 +275,53 @@ impl Watch {
 
     fn poll(&mut self, path: usize, done: &mut Batch, cx: &mut Cx<'_>) {
         let now = cx.now();
-        self.take_in(path, now, cx);
-        if self.guests > 0 && !self.draining {
+        self.poll_path(path, now, cx);
+        if self.detached_copies > 0 && !self.draining {
             // A hedge may have been answered where the lane above sees nothing in flight.
             for other in (0..self.paths.len()).filter(|other| *other != path) {
-                if self.paths[other].guests > 0 {
-                    self.take_in(other, now, cx);
-                    self.see_deadlines(other, now, cx);
+                if self.paths[other].detached_copies > 0 {
+                    self.poll_path(other, now, cx);
+                    self.check_deadlines(other, now, cx);
                 }
             }
         }
-        self.see_deadlines(path, now, cx);
-        self.see_hedges(path, now, cx);
-        done.append(&mut self.paths[path].home);
+        self.check_deadlines(path, now, cx);
+        self.check_hedges(path, now, cx);
+        done.append(&mut self.paths[path].completed);
     }
 
     /// What a path hands back was not started, and goes up as it was given.
     fn drain(&mut self, path: usize, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
         let now = cx.now();
         self.draining = true;
-        let mut came = std::mem::take(&mut self.came);
-        self.paths[path].lane.drain(how, &mut came, cx);
-        for mut bio in came.drain(..) {
-            let slot = self.leave(path, &bio);
+        let mut completions = std::mem::take(&mut self.completions);
+        self.paths[path].lane.drain(how, &mut completions, cx);
+        for mut bio in completions.drain(..) {
+            let slot = self.remove_slot(path, &bio);
             match slot.what {
-                What::Itself { cookie, late } => {
+                SlotKind::Original { cookie, late } => {
                     bio.cookie = cookie;
-                    self.heard_of(path, late);
+                    self.late_completed(path, late);
                     back.push(bio);
                 }
-                What::Copy { read, role } => {
+                SlotKind::Copy { read, role } => {
                     bio.finish();
                     self.copies.give_back(bio);
-                    self.is_home(path, read, role);
+                    self.copy_completed(path, read, role);
                     match (read, role) {
-                        (Some(read), Role::Own) => back.push(self.end_read(read, None, now).bio),
+                        (Some(read), CopyRole::Own) => back.push(self.end_read(read, None, now).bio),
                         (Some(read), _) => self.hedge_failed(read, now),
-                        (None, Role::Trial) => self.tried(slot.serial, None, now),
+                        (None, CopyRole::EjectionTrial) => self.tried(slot.serial, None, now),
                         (None, _) => {}
                     }
                 }
             }
         }
-        self.came = came;
+        self.completions = completions;
     }
 
     /// The counters of `path` for what the watch does.
-    fn counts(&self, path: usize) -> &Watched {
+    fn counts(&self, path: usize) -> &WatchCounters {
         &self.row[path].watched
     }
 }

@@ -3,12 +3,12 @@
 //! What is in the store is read and written there, until its chunk has been brought back. A write
 //! to a chunk of the run that is under way waits for its end, and goes to the origin then.
 
-use super::Shared;
-use crate::snapshot::map::Place;
+use super::MergeShared;
+use crate::snapshot::exception_map::ChunkState;
 use crate::snapshot::origin_lane::OriginLane;
-use crate::snapshot::readers::Reader;
-use crate::snapshot::tags::Tags;
-use crate::snapshot::whole;
+use crate::snapshot::raw_device;
+use crate::snapshot::readers::LaneReader;
+use crate::snapshot::redirected_bios::RedirectedBios;
 use slab::Slab;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ const ORIGIN: usize = 0;
 const STORE: usize = 1;
 
 /// A flush of both devices.
-struct Flush {
+struct TwoDeviceFlush {
     bio: Box<Bio>,
     left: usize,
     status: Status,
@@ -30,33 +30,33 @@ struct Flush {
 
 /// See the module's documentation.
 pub(super) struct MergeLane {
-    shared: Arc<Shared>,
+    shared: Arc<MergeShared>,
     legs: Legs,
     bell: Listener,
     seen: Epoch,
     /// Writes to the store, of their epochs: a run begins when those before it are over.
-    writes: Reader,
-    tags: Tags<Option<u64>>,
+    writes: LaneReader,
+    tags: RedirectedBios<Option<u64>>,
     /// Writes to chunks of the run.
     waiting: VecDeque<Box<Bio>>,
     owner: OwnerId,
-    flushes: Slab<Flush>,
+    flushes: Slab<TwoDeviceFlush>,
     pool: BioPool,
     ended: Batch,
 }
 
 impl MergeLane {
-    pub(super) fn open(shared: &Arc<Shared>, cx: &mut Cx<'_>) -> Result<MergeLane, OpenError> {
-        let seat = &shared.seat;
-        let origin = OriginLane::open(&seat.line.origin, &seat.family.listed(), cx)?;
-        let lanes: [Box<dyn Lane>; 2] = [Box::new(origin), whole::open(&seat.line.store, cx)?];
-        let bell = seat.snapshot.bell.listen(cx);
+    pub(super) fn open(shared: &Arc<MergeShared>, cx: &mut Cx<'_>) -> Result<MergeLane, OpenError> {
+        let binding = &shared.binding;
+        let origin = OriginLane::open(&binding.line.origin, &binding.family.listed(), cx)?;
+        let lanes: [Box<dyn Lane>; 2] = [Box::new(origin), raw_device::open_lane(&binding.line.store, cx)?];
+        let bell = binding.snapshot.bell.listen(cx);
         Ok(MergeLane {
             legs: Legs::new(lanes),
             seen: bell.epoch(),
             bell,
-            writes: seat.snapshot.readers.join(),
-            tags: Tags::new(cx.new_owner()),
+            writes: binding.snapshot.readers.join(),
+            tags: RedirectedBios::new(cx.new_owner()),
             waiting: VecDeque::new(),
             owner: cx.new_owner(),
             flushes: Slab::new(),
@@ -72,42 +72,44 @@ impl MergeLane {
     }
 
     fn send_to_store(&mut self, mut bio: Box<Bio>, new: u64, epoch: Option<u64>) {
-        let sector = Sector(self.shared.seat.snapshot.in_store(bio.sector.0, new));
+        let sector = Sector(self.shared.binding.snapshot.in_store(bio.sector.0, new));
         self.tags.put(&mut bio, sector, epoch);
         self.legs.push(STORE, bio);
     }
 
     fn take(&mut self, bio: Box<Bio>, epoch: u64) {
-        let snapshot = &self.shared.seat.snapshot;
+        let snapshot = &self.shared.binding.snapshot;
         match bio.op {
             Op::Flush => return self.flush(bio),
             Op::Discard | Op::WriteZeroes => {
-                let takes = bio.op == Op::Discard && self.shared.seat.line.features.discard_zeroes_cow;
+                let takes = bio.op == Op::Discard && self.shared.binding.line.features.discard_zeroes_cow;
                 return self.end(bio, if takes { Status::Ok } else { Status::NotSupp });
             }
             Op::Read | Op::Write => {}
         }
-        if self.shared.seat.is_spent() {
+        if self.shared.binding.is_released() {
             return self.end(bio, Status::IoErr);
         }
         let place = snapshot.place(snapshot.chunk_of(bio.sector.0));
         match (place, bio.op) {
             _ if !snapshot.is_valid() => self.legs.push(ORIGIN, bio),
-            (Place::Free | Place::Pending, _) => self.legs.push(ORIGIN, bio),
-            (Place::Settled(new) | Place::Copied(new), Op::Read) => self.send_to_store(bio, new, None),
-            (Place::Settled(new), _) => {
+            (ChunkState::Free | ChunkState::Pending, _) => self.legs.push(ORIGIN, bio),
+            (ChunkState::Settled(new) | ChunkState::Copied(new), Op::Read) => {
+                self.send_to_store(bio, new, None)
+            }
+            (ChunkState::Settled(new), _) => {
                 self.writes.count();
                 self.send_to_store(bio, new, Some(epoch));
             }
             // In the origin, and perhaps in the store: nobody knows which counts after a crash.
-            (Place::Copied(_), _) if self.shared.has_failed() => self.end(bio, Status::IoErr),
-            (Place::Copied(_), _) => self.waiting.push_back(bio),
+            (ChunkState::Copied(_), _) if self.shared.has_failed() => self.end(bio, Status::IoErr),
+            (ChunkState::Copied(_), _) => self.waiting.push_back(bio),
         }
     }
 
     /// Sends a flush to both devices.
     fn flush(&mut self, bio: Box<Bio>) {
-        let entry = self.flushes.insert(Flush { bio, left: 2, status: Status::Ok });
+        let entry = self.flushes.insert(TwoDeviceFlush { bio, left: 2, status: Status::Ok });
         for leg in [ORIGIN, STORE] {
             let mut flush = self.pool.get().expect("the pool has no bound");
             (flush.op, flush.sector, flush.sectors) = (Op::Flush, Sector(0), Sectors::ZERO);
@@ -125,7 +127,7 @@ impl MergeLane {
             flush.status = bio.status;
         }
         if flush.left == 0 {
-            let Flush { bio, status, .. } = self.flushes.remove(bio.cookie as usize);
+            let TwoDeviceFlush { bio, status, .. } = self.flushes.remove(bio.cookie as usize);
             self.end(bio, status);
         }
         self.pool.put(bio);
@@ -148,8 +150,8 @@ impl MergeLane {
     }
 
     fn finish_turn(&mut self, cx: &mut Cx<'_>) {
-        if self.writes.end(&self.shared.seat.snapshot.readers) {
-            self.shared.seat.snapshot.bell.ring();
+        if self.writes.end(&self.shared.binding.snapshot.readers) {
+            self.shared.binding.snapshot.bell.ring();
         }
         if self.legs.send(cx) || !self.ended.is_empty() {
             cx.wake_now();
@@ -168,7 +170,7 @@ impl Lane for MergeLane {
     }
 
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
-        let epoch = self.writes.begin(&self.shared.seat.snapshot.readers);
+        let epoch = self.writes.begin(&self.shared.binding.snapshot.readers);
         for bio in batch.drain(..) {
             self.take(bio, epoch);
         }
@@ -183,7 +185,7 @@ impl Lane for MergeLane {
         self.came_back(done, from);
         self.seen = self.bell.epoch();
         if !self.waiting.is_empty() {
-            let epoch = self.writes.begin(&self.shared.seat.snapshot.readers);
+            let epoch = self.writes.begin(&self.shared.binding.snapshot.readers);
             for bio in std::mem::take(&mut self.waiting) {
                 self.take(bio, epoch);
             }

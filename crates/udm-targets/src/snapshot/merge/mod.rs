@@ -14,9 +14,9 @@
 mod lane;
 mod task;
 
+use super::binding::{SnapshotBinding, TableRole};
 use super::origin_lane::OriginLane;
-use super::seat::{Purpose, Seat};
-use super::{family::Family, whole};
+use super::{origin_snapshots::OriginSnapshots, raw_device};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
 use udm_core::bugs::{self, Bug};
@@ -28,7 +28,7 @@ use udm_dm::{MappedDevice, SnapshotReport, SnapshotState, SnapshotView, TargetEr
 
 /// Chunks that follow each other in the origin and in the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Run {
+struct MergeRun {
     old: u64,
     new: u64,
     len: u64,
@@ -36,11 +36,11 @@ struct Run {
 
 /// The chunks that are merged at once: those of the last records.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Unit {
-    runs: Vec<Run>,
+struct MergeUnit {
+    runs: Vec<MergeRun>,
 }
 
-impl Unit {
+impl MergeUnit {
     /// How many chunks there are.
     fn len(&self) -> u64 {
         self.runs.iter().map(|run| run.len).sum()
@@ -55,9 +55,9 @@ impl Unit {
     fn add(&mut self, old: u64, new: u64) {
         match self.runs.last_mut() {
             Some(run) if old + 1 == run.old && new + 1 == run.new => {
-                *run = Run { old, new, len: run.len + 1 }
+                *run = MergeRun { old, new, len: run.len + 1 }
             }
-            _ => self.runs.push(Run { old, new, len: 1 }),
+            _ => self.runs.push(MergeRun { old, new, len: 1 }),
         }
     }
 
@@ -68,7 +68,7 @@ impl Unit {
 }
 
 /// Whether a unit may begin.
-enum Begin {
+enum UnitStart {
     Go,
     /// The task from before a suspend that was called off has not ended its own: the bell is rung
     /// when it has.
@@ -78,36 +78,36 @@ enum Begin {
 }
 
 /// What lanes and the task share.
-struct Shared {
-    seat: Arc<Seat>,
+struct MergeShared {
+    binding: Arc<SnapshotBinding>,
     /// A unit is under way: a suspend waits for it.
     running: AtomicBool,
     /// The device is being suspended: no unit begins.
     stopping: AtomicBool,
     failed: AtomicBool,
     /// A unit that is in the origin, and whose records could not be cleared.
-    uncommitted: Mutex<Option<Unit>>,
+    uncommitted: Mutex<Option<MergeUnit>>,
 }
 
-impl Shared {
+impl MergeShared {
     /// Begins a unit, if one may begin.
-    fn begin(&self) -> Begin {
+    fn begin(&self) -> UnitStart {
         if self.running.swap(true, Ordering::SeqCst) && !bugs::on(Bug::MergeTwice) {
-            return Begin::Wait;
+            return UnitStart::Wait;
         }
         // Pairs with the fence in `stop`: either the suspend sees the unit or the unit the suspend.
         fence(Ordering::SeqCst);
         if self.stopping.load(Ordering::SeqCst) {
             self.end();
             self.give_up();
-            return Begin::Stop;
+            return UnitStart::Stop;
         }
-        Begin::Go
+        UnitStart::Go
     }
 
     fn end(&self) {
         self.running.store(false, Ordering::Release);
-        self.seat.snapshot.bell.ring();
+        self.binding.snapshot.bell.ring();
     }
 
     fn is_running(&self) -> bool {
@@ -124,7 +124,7 @@ impl Shared {
     fn give_up(&self) {
         let left = || self.uncommitted.lock().unwrap_or_else(PoisonError::into_inner).is_some();
         if !self.is_running() && left() && !self.failed.swap(true, Ordering::AcqRel) {
-            self.seat.snapshot.bell.ring();
+            self.binding.snapshot.bell.ring();
         }
     }
 
@@ -137,8 +137,8 @@ impl Shared {
         }
         let unit = self.uncommitted.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let is_in = |chunk| unit.as_ref().is_some_and(|unit| unit.has(chunk));
-        let (map, mut from) = (&self.seat.snapshot.map, 0);
-        while let Some((chunk, _)) = map.next_kept(from, map.chunks()) {
+        let (map, mut from) = (&self.binding.snapshot.map, 0);
+        while let Some((chunk, _)) = map.next_in_store(from, map.chunks()) {
             if !is_in(chunk) {
                 map.settle(chunk, chunk);
             }
@@ -152,11 +152,11 @@ impl Shared {
 
     /// Records that are left.
     fn left(&self) -> u64 {
-        self.seat.snapshot.commits.as_ref().map_or(0, |commits| commits.records())
+        self.binding.snapshot.commits.as_ref().map_or(0, |commits| commits.records())
     }
 }
 
-struct Merge(Arc<Shared>);
+struct MergeTarget(Arc<MergeShared>);
 
 /// Makes a snapshot-merge target.
 ///
@@ -164,9 +164,9 @@ struct Merge(Arc<Shared>);
 /// As for a snapshot; `Snapshot exception store does not support snapshot-merge.` for a transient
 /// one, `A snapshot is already merging.` for a second one of an origin.
 pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
-    let seat = Seat::take(Purpose::Merge, args)?;
-    Ok(Arc::new(Merge(Arc::new(Shared {
-        seat,
+    let binding = SnapshotBinding::take(TableRole::Merge, args)?;
+    Ok(Arc::new(MergeTarget(Arc::new(MergeShared {
+        binding,
         running: AtomicBool::new(false),
         stopping: AtomicBool::new(true),
         failed: AtomicBool::new(false),
@@ -174,7 +174,7 @@ pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
     }))))
 }
 
-impl Target for Merge {
+impl Target for MergeTarget {
     fn type_name(&self) -> &'static str {
         "snapshot-merge"
     }
@@ -184,12 +184,12 @@ impl Target for Merge {
     }
 
     fn table(&self) -> String {
-        self.0.seat.table()
+        self.0.binding.table()
     }
 
     fn status(&self) -> String {
-        let snapshot = &self.0.seat.snapshot;
-        if self.0.seat.is_lost() {
+        let snapshot = &self.0.binding.snapshot;
+        if self.0.binding.is_lost() {
             return "Invalid".into();
         }
         if self.0.has_failed() {
@@ -200,19 +200,20 @@ impl Target for Merge {
     }
 
     fn limits(&self, below: Below<'_>) -> Limits {
-        let (origin, store) = (below.limits(&self.0.seat.line.origin), below.limits(&self.0.seat.line.store));
-        let chunk = Sectors(u64::from(self.0.seat.snapshot.chunk.sectors()));
-        let discards = self.0.seat.line.features.discard_zeroes_cow;
+        let (origin, store) =
+            (below.limits(&self.0.binding.line.origin), below.limits(&self.0.binding.line.store));
+        let chunk = Sectors(u64::from(self.0.binding.snapshot.chunk.sectors()));
+        let discards = self.0.binding.line.features.discard_zeroes_cow;
         Limits {
             max_discard: if discards { chunk } else { Sectors::ZERO },
             max_write_zeroes: Sectors::ZERO,
             request_stackable: false,
-            ..Limits::new(self.0.seat.len).stack(&origin).stack(&store)
+            ..Limits::new(self.0.binding.len).stack(&origin).stack(&store)
         }
     }
 
     fn max_io_len(&self) -> Option<Sectors> {
-        Some(Sectors(u64::from(self.0.seat.snapshot.chunk.sectors())))
+        Some(Sectors(u64::from(self.0.binding.snapshot.chunk.sectors())))
     }
 
     fn cuts_discards(&self) -> bool {
@@ -220,15 +221,15 @@ impl Target for Merge {
     }
 
     fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
-        self.0.seat.extents(from, len, out);
+        self.0.binding.extents(from, len, out);
     }
 
     fn devices(&self) -> Vec<Used> {
-        self.0.seat.devices()
+        self.0.binding.devices()
     }
 
     fn also_opens(&self) -> Vec<DeviceRef> {
-        self.0.seat.family.stores()
+        self.0.binding.family.stores()
     }
 
     fn snapshot(&self) -> Option<&dyn SnapshotView> {
@@ -236,8 +237,8 @@ impl Target for Merge {
     }
 
     fn attach(&self, notify: Arc<dyn Notify>) {
-        self.0.seat.family.add_node(&notify);
-        self.0.seat.attach(notify);
+        self.0.binding.family.add_origin_device(&notify);
+        self.0.binding.attach(notify);
     }
 
     fn works_unasked(&self) -> bool {
@@ -246,19 +247,19 @@ impl Target for Merge {
 
     fn tasks(&self, _upkeep: &Upkeep) -> Vec<MakeTask> {
         let shared = Arc::clone(&self.0);
-        if shared.seat.is_spent() || !shared.seat.snapshot.is_valid() {
+        if shared.binding.is_released() || !shared.binding.snapshot.is_valid() {
             tracing::error!("Snapshot is invalid: can't merge");
             return Vec::new();
         }
-        vec![Box::new(move || Box::new(task::Merger::new(shared)))]
+        vec![Box::new(move || Box::new(task::MergeTask::new(shared)))]
     }
 
     fn partners(&self) -> Vec<Arc<MappedDevice>> {
-        self.0.seat.partners()
+        self.0.binding.partners()
     }
 
     fn preresume(&self, device: DeviceId) -> Result<(), TargetError> {
-        self.0.seat.preresume(device)
+        self.0.binding.preresume(device)
     }
 
     fn presuspend(&self, _noflush: bool) {
@@ -267,29 +268,29 @@ impl Target for Merge {
     }
 
     fn resume(&self) {
-        self.0.seat.resume();
+        self.0.binding.resume();
         self.0.settle();
         self.0.failed.store(false, Ordering::Release);
         self.0.stop(false);
     }
 
     fn gone(&self) {
-        self.0.seat.gone();
+        self.0.binding.gone();
     }
 
     fn removed(&self) {
-        self.0.seat.removed();
+        self.0.binding.removed();
     }
 }
 
-impl SnapshotView for Merge {
+impl SnapshotView for MergeTarget {
     fn report(&self) -> SnapshotReport {
         let state = match (self.0.has_failed(), self.0.left()) {
             (true, _) => SnapshotState::MergeFailed,
             (false, 0) if !self.0.is_running() => SnapshotState::Merged,
             _ => SnapshotState::Merging,
         };
-        self.0.seat.report(state, self.0.seat.snapshot.usage_from_records())
+        self.0.binding.report(state, self.0.binding.snapshot.usage_from_records())
     }
 
     fn checkpoint(&self) -> Option<Checkpoint> {
@@ -298,23 +299,23 @@ impl SnapshotView for Merge {
 }
 
 /// The origin as the merge writes it: other snapshots keep what they have.
-struct Through {
+struct MergeOriginDevice {
     id: DeviceId,
     origin: DeviceRef,
-    family: Arc<Family>,
+    family: Arc<OriginSnapshots>,
 }
 
-impl Through {
-    fn device(seat: &Seat) -> Arc<dyn Device> {
-        Arc::new(Through {
+impl MergeOriginDevice {
+    fn device(binding: &SnapshotBinding) -> Arc<dyn Device> {
+        Arc::new(MergeOriginDevice {
             id: DeviceId::new(),
-            origin: seat.line.origin.clone(),
-            family: Arc::clone(&seat.family),
+            origin: binding.line.origin.clone(),
+            family: Arc::clone(&binding.family),
         })
     }
 }
 
-impl Device for Through {
+impl Device for MergeOriginDevice {
     fn id(&self) -> DeviceId {
         self.id
     }
@@ -333,24 +334,24 @@ impl Device for Through {
 }
 
 /// The store, with flushes around writes where it needs them.
-struct Store {
+struct MergeStoreDevice {
     id: DeviceId,
     store: DeviceRef,
 }
 
-impl Store {
-    fn device(seat: &Seat) -> Arc<dyn Device> {
-        Arc::new(Store { id: DeviceId::new(), store: seat.line.store.clone() })
+impl MergeStoreDevice {
+    fn device(binding: &SnapshotBinding) -> Arc<dyn Device> {
+        Arc::new(MergeStoreDevice { id: DeviceId::new(), store: binding.line.store.clone() })
     }
 }
 
-impl Device for Store {
+impl Device for MergeStoreDevice {
     fn id(&self) -> DeviceId {
         self.id
     }
 
     fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        whole::open(&self.store, cx)
+        raw_device::open_lane(&self.store, cx)
     }
 
     fn limits(&self) -> Limits {

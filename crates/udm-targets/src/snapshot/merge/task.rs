@@ -8,8 +8,8 @@
 //! records of a unit are cleared with one write, behind a flush, when what they say is durable in
 //! the origin. So a crash leaves each chunk in the store or in the origin, or the same in both.
 
-use super::{Begin, Shared, Store, Through, Unit};
-use crate::snapshot::jobs::{block_sectors, piece_max};
+use super::{MergeOriginDevice, MergeShared, MergeStoreDevice, MergeUnit, UnitStart};
+use crate::snapshot::copy_jobs::{block_sectors, max_piece};
 use std::sync::{Arc, PoisonError};
 use udm_core::bugs::{self, Bug};
 use udm_core::{
@@ -31,9 +31,9 @@ const RECORDS_MAX: u64 = 4096;
 
 /// What the task does.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Step {
+enum MergeStep {
     /// Begins a unit, if there is one.
-    Begin,
+    UnitStart,
     /// Reads the records at the end.
     Read,
     /// Waits until no write of the unit's chunks is under way.
@@ -47,24 +47,24 @@ enum Step {
     /// Clears them.
     Clear,
     /// Nothing is left, or something failed.
-    Rest,
+    Idle,
 }
 
 /// The lanes of the task.
 #[derive(Clone, Copy)]
-struct Lanes {
+struct MergeTaskLanes {
     origin: DeviceSlot,
     store: DeviceSlot,
 }
 
 /// See the module's documentation.
-pub(super) struct Merger {
-    shared: Arc<Shared>,
+pub(super) struct MergeTask {
+    shared: Arc<MergeShared>,
     layout: Layout,
-    lanes: Option<Lanes>,
+    lanes: Option<MergeTaskLanes>,
     bell: Option<Listener>,
-    step: Step,
-    unit: Unit,
+    step: MergeStep,
+    unit: MergeUnit,
     /// Which run of it is being read, and how many sectors of that have been.
     run: usize,
     at: u64,
@@ -75,16 +75,16 @@ pub(super) struct Merger {
     stopping: bool,
 }
 
-impl Merger {
-    pub(super) fn new(shared: Arc<Shared>) -> Merger {
-        let layout = Layout::new(shared.seat.snapshot.chunk);
-        Merger {
+impl MergeTask {
+    pub(super) fn new(shared: Arc<MergeShared>) -> MergeTask {
+        let layout = Layout::new(shared.binding.snapshot.chunk);
+        MergeTask {
             shared,
             layout,
             lanes: None,
             bell: None,
-            step: Step::Begin,
-            unit: Unit::default(),
+            step: MergeStep::UnitStart,
+            unit: MergeUnit::default(),
             run: 0,
             at: 0,
             in_flight: 0,
@@ -113,33 +113,35 @@ impl Merger {
         loop {
             let Some(lanes) = self.lanes(cx) else { return };
             match self.step {
-                Step::Begin => {
+                MergeStep::UnitStart => {
                     if self.stopping || self.shared.left() == 0 {
                         return self.rest(cx);
                     }
-                    let bell = self.bell.take().unwrap_or_else(|| cx.listen(&self.shared.seat.snapshot.bell));
+                    let bell =
+                        self.bell.take().unwrap_or_else(|| cx.listen(&self.shared.binding.snapshot.bell));
                     let seen = bell.epoch();
                     let (begin, quiet) = (self.shared.begin(), bell.is_quiet(seen));
                     self.bell = Some(bell);
                     match begin {
-                        Begin::Go => {}
-                        Begin::Wait if quiet => return,
-                        Begin::Wait => continue,
-                        Begin::Stop => return self.rest(cx),
+                        UnitStart::Go => {}
+                        UnitStart::Wait if quiet => return,
+                        UnitStart::Wait => continue,
+                        UnitStart::Stop => return self.rest(cx),
                     }
                     let left = self.shared.uncommitted.lock().unwrap_or_else(PoisonError::into_inner).take();
                     match left {
                         Some(unit) => {
                             self.unit = unit;
-                            self.read_records(Step::ReadAgain, lanes, cx);
+                            self.read_records(MergeStep::ReadAgain, lanes, cx);
                         }
-                        None => self.read_records(Step::Read, lanes, cx),
+                        None => self.read_records(MergeStep::Read, lanes, cx),
                     }
                 }
-                Step::Settle(epoch) => {
-                    let bell = self.bell.take().unwrap_or_else(|| cx.listen(&self.shared.seat.snapshot.bell));
+                MergeStep::Settle(epoch) => {
+                    let bell =
+                        self.bell.take().unwrap_or_else(|| cx.listen(&self.shared.binding.snapshot.bell));
                     let seen = bell.epoch();
-                    let settled = self.shared.seat.snapshot.readers.are_past_or_tell(epoch);
+                    let settled = self.shared.binding.snapshot.readers.are_past_or_notify(epoch);
                     let quiet = settled || bell.is_quiet(seen);
                     self.bell = Some(bell);
                     if !settled {
@@ -148,9 +150,9 @@ impl Merger {
                         }
                         continue;
                     }
-                    self.step = Step::Copy;
+                    self.step = MergeStep::Copy;
                 }
-                Step::Copy => {
+                MergeStep::Copy => {
                     while !self.failed && self.read_piece(lanes, cx) {}
                     if self.in_flight > 0 {
                         return;
@@ -159,41 +161,42 @@ impl Merger {
                         return self.fail(true, cx);
                     }
                     if bugs::on(Bug::MergeUnflushed) {
-                        self.read_records(Step::ReadAgain, lanes, cx);
+                        self.read_records(MergeStep::ReadAgain, lanes, cx);
                         return;
                     }
-                    self.step = Step::Flush;
+                    self.step = MergeStep::Flush;
                     let mut bio = Bio::new();
                     bio.op = Op::Flush;
                     self.submit(lanes.origin, bio, cx);
                 }
                 _ if self.in_flight > 0 => return,
-                Step::Rest => return,
-                Step::Read | Step::Flush | Step::ReadAgain | Step::Clear => return,
+                MergeStep::Idle => return,
+                MergeStep::Read | MergeStep::Flush | MergeStep::ReadAgain | MergeStep::Clear => return,
             }
-            if self.in_flight > 0 && self.step != Step::Copy {
+            if self.in_flight > 0 && self.step != MergeStep::Copy {
                 return;
             }
         }
     }
 
-    fn lanes(&mut self, cx: &mut dyn TaskCx) -> Option<Lanes> {
-        if self.lanes.is_none() && self.step != Step::Rest {
-            let seat = &self.shared.seat;
-            let opened =
-                cx.open(&Through::device(seat)).and_then(|origin| match cx.open(&Store::device(seat)) {
-                    Ok(store) => Ok(Lanes { origin, store }),
+    fn lanes(&mut self, cx: &mut dyn TaskCx) -> Option<MergeTaskLanes> {
+        if self.lanes.is_none() && self.step != MergeStep::Idle {
+            let binding = &self.shared.binding;
+            let opened = cx.open(&MergeOriginDevice::device(binding)).and_then(|origin| {
+                match cx.open(&MergeStoreDevice::device(binding)) {
+                    Ok(store) => Ok(MergeTaskLanes { origin, store }),
                     Err(error) => {
                         cx.close(origin);
                         Err(error)
                     }
-                });
+                }
+            });
             match opened {
                 Ok(lanes) => self.lanes = Some(lanes),
                 Err(error) => {
                     tracing::error!("shutting down merge: {error}");
                     self.report();
-                    self.step = Step::Rest;
+                    self.step = MergeStep::Idle;
                 }
             }
         }
@@ -205,7 +208,7 @@ impl Merger {
         cx.submit(lane, bio);
     }
 
-    fn read_records(&mut self, step: Step, lanes: Lanes, cx: &mut dyn TaskCx) {
+    fn read_records(&mut self, step: MergeStep, lanes: MergeTaskLanes, cx: &mut dyn TaskCx) {
         self.step = step;
         let (sector, sectors, _) = self.window(1);
         let data = Buf::zeroed(sectors.bytes() as usize);
@@ -217,9 +220,9 @@ impl Merger {
         let (_, _, last) = self.window(1);
         let mut bytes = vec![0; data.len()];
         data.copy_to(&mut bytes);
-        let snapshot = &self.shared.seat.snapshot;
+        let snapshot = &self.shared.binding.snapshot;
         let most = (UNIT_BYTES_MAX / snapshot.chunk.bytes()).max(1);
-        let mut unit = Unit::default();
+        let mut unit = MergeUnit::default();
         for index in (0..=last).rev() {
             let Some(Exception { old, new }) = Exception::decode(&bytes, index) else { break };
             let is_known = snapshot.place(old).kept() == Some(new) && !unit.has(old);
@@ -237,15 +240,15 @@ impl Merger {
             snapshot.map.unsettle(old, new);
         }
         (self.unit, self.run, self.at) = (unit, 0, 0);
-        self.step = Step::Settle(snapshot.readers.move_on());
+        self.step = MergeStep::Settle(snapshot.readers.advance_epoch());
     }
 
     /// Reads the next piece of the unit; false when there is none, or enough is under way.
-    fn read_piece(&mut self, lanes: Lanes, cx: &mut dyn TaskCx) -> bool {
-        let seat = &self.shared.seat;
-        let (snapshot, store) = (&seat.snapshot, seat.line.store.device.limits());
+    fn read_piece(&mut self, lanes: MergeTaskLanes, cx: &mut dyn TaskCx) -> bool {
+        let binding = &self.shared.binding;
+        let (snapshot, store) = (&binding.snapshot, binding.line.store.device.limits());
         let block = block_sectors(&store);
-        let most = piece_max(&[seat.line.origin.device.limits(), store]);
+        let most = max_piece(&[binding.line.origin.device.limits(), store]);
         let Some(run) = self.unit.runs.get(self.run) else { return false };
         if self.in_flight == PIECES_MAX || self.bytes >= IN_FLIGHT_MAX {
             return false;
@@ -270,22 +273,22 @@ impl Merger {
         true
     }
 
-    fn came_back(&mut self, mut bio: Box<Bio>, lanes: Lanes, cx: &mut dyn TaskCx) {
+    fn came_back(&mut self, mut bio: Box<Bio>, lanes: MergeTaskLanes, cx: &mut dyn TaskCx) {
         self.in_flight -= 1;
         if !bio.status.is_ok() {
             return self.came_back_bad(&bio, cx);
         }
         match (self.step, bio.op) {
-            (Step::Read, _) => {
+            (MergeStep::Read, _) => {
                 self.pick(&bio.data);
                 if self.failed {
                     self.fail(false, cx);
                 }
             }
-            (Step::Copy, Op::Read) if !self.failed => {
+            (MergeStep::Copy, Op::Read) if !self.failed => {
                 bio.op = Op::Write;
                 bio.sector = Sector(bio.cookie);
-                let left = self.shared.seat.snapshot.origin_size().saturating_sub(bio.sector.0);
+                let left = self.shared.binding.snapshot.origin_size().saturating_sub(bio.sector.0);
                 if bio.sectors.0 > left {
                     self.bytes -= Sectors(bio.sectors.0 - left).bytes();
                     bio.sectors = Sectors(left);
@@ -297,18 +300,18 @@ impl Merger {
                 }
                 self.submit(lanes.origin, bio, cx);
             }
-            (Step::Copy, Op::Write) => self.bytes -= bio.sectors.bytes(),
-            (Step::Flush, _) => self.read_records(Step::ReadAgain, lanes, cx),
-            (Step::ReadAgain, _) => self.clear(bio, lanes, cx),
-            (Step::Clear, _) => self.forget(),
+            (MergeStep::Copy, Op::Write) => self.bytes -= bio.sectors.bytes(),
+            (MergeStep::Flush, _) => self.read_records(MergeStep::ReadAgain, lanes, cx),
+            (MergeStep::ReadAgain, _) => self.clear(bio, lanes, cx),
+            (MergeStep::Clear, _) => self.forget(),
             _ => {}
         }
     }
 
     fn came_back_bad(&mut self, bio: &Bio, cx: &mut dyn TaskCx) {
         let what = match (self.step, bio.op) {
-            (Step::Flush, _) => "Flush after merge failed",
-            (Step::Clear | Step::ReadAgain | Step::Read, _) => "Error in the exception store",
+            (MergeStep::Flush, _) => "Flush after merge failed",
+            (MergeStep::Clear | MergeStep::ReadAgain | MergeStep::Read, _) => "Error in the exception store",
             (_, Op::Read) => "Read error",
             _ => "Write error",
         };
@@ -317,10 +320,10 @@ impl Merger {
         }
         self.failed = true;
         match self.step {
-            Step::Copy => self.bytes -= bio.sectors.bytes(),
+            MergeStep::Copy => self.bytes -= bio.sectors.bytes(),
             // The chunks are as they were, and so are their records.
-            Step::Flush => self.fail(true, cx),
-            Step::Read => self.fail(false, cx),
+            MergeStep::Flush => self.fail(true, cx),
+            MergeStep::Read => self.fail(false, cx),
             _ => {
                 *self.shared.uncommitted.lock().unwrap_or_else(PoisonError::into_inner) =
                     Some(self.unit.clone());
@@ -330,8 +333,8 @@ impl Merger {
     }
 
     /// Clears the records of the unit, which is durable in the origin.
-    fn clear(&mut self, mut bio: Box<Bio>, lanes: Lanes, cx: &mut dyn TaskCx) {
-        self.step = Step::Clear;
+    fn clear(&mut self, mut bio: Box<Bio>, lanes: MergeTaskLanes, cx: &mut dyn TaskCx) {
+        self.step = MergeStep::Clear;
         let (sector, sectors, first) = self.window(self.unit.len());
         let mut buf = Buf::zeroed(sectors.bytes() as usize);
         bio.data.copy_to(&mut buf);
@@ -345,12 +348,12 @@ impl Merger {
 
     /// The unit is in the origin, and nowhere else.
     fn forget(&mut self) {
-        let snapshot = &self.shared.seat.snapshot;
+        let snapshot = &self.shared.binding.snapshot;
         self.unit.chunks().for_each(|(old, _)| snapshot.map.forget(old));
         if let Some(commits) = &snapshot.commits {
             commits.take_back(self.unit.len());
         }
-        self.step = Step::Begin;
+        self.step = MergeStep::UnitStart;
         self.shared.end();
         if self.shared.left() == 0 {
             snapshot.tell(NewsKind::MergeDone, "all of the snapshot is in its origin");
@@ -361,7 +364,7 @@ impl Merger {
     /// Ends the merge until the next resume; with `back` the chunks of the unit are as they were.
     fn fail(&mut self, back: bool, cx: &mut dyn TaskCx) {
         if back {
-            let map = &self.shared.seat.snapshot.map;
+            let map = &self.shared.binding.snapshot.map;
             self.unit.chunks().for_each(|(chunk, _)| map.settle(chunk, chunk));
         }
         self.report();
@@ -371,22 +374,22 @@ impl Merger {
 
     fn report(&self) {
         self.shared.failed.store(true, std::sync::atomic::Ordering::Release);
-        let snapshot = &self.shared.seat.snapshot;
+        let snapshot = &self.shared.binding.snapshot;
         snapshot.tell(NewsKind::MergeFailed, "the merge has stopped: an I/O error");
         snapshot.event();
     }
 
     fn rest(&mut self, cx: &mut dyn TaskCx) {
-        self.step = Step::Rest;
+        self.step = MergeStep::Idle;
         self.bell = None;
-        if let Some(Lanes { origin, store }) = self.lanes.take() {
+        if let Some(MergeTaskLanes { origin, store }) = self.lanes.take() {
             cx.close(origin);
             cx.close(store);
         }
     }
 }
 
-impl Task for Merger {
+impl Task for MergeTask {
     fn turn(&mut self, cx: &mut dyn TaskCx) {
         self.go_on(cx);
     }
@@ -403,13 +406,13 @@ impl Task for Merger {
 
     fn stop(&mut self, cx: &mut dyn TaskCx) {
         self.stopping = true;
-        if self.step == Step::Begin {
+        if self.step == MergeStep::UnitStart {
             self.rest(cx);
         }
     }
 
     fn is_over(&self) -> bool {
-        self.stopping && self.step == Step::Rest && self.in_flight == 0
+        self.stopping && self.step == MergeStep::Idle && self.in_flight == 0
     }
 
     fn busy(&self) -> Busy {

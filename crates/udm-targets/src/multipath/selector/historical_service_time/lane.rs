@@ -2,25 +2,27 @@
 //!
 //! The kernel keeps a list, goes through it from the front for each bio, and moves the winner to
 //! the back. For a bio by itself, and wherever comparisons need the list, so does this. For most
-//! batches the winners follow from an order ([`Rounds`]), and then nobody is compared with all
+//! batches the winners follow from an order ([`BatchRounds`]), and then nobody is compared with all
 //! others; who was chosen when is all that is kept of the list.
 
-use super::super::ring::Ring;
-use super::super::{Bios, Choose};
-use super::rounds::{Rounds, Turn};
-use super::{ALONE_AFTER, HistoricalServiceTime, History, MANY, POINT, SHARE_EVERY, SHORT, Shared};
+use super::super::rotation::Rotation;
+use super::super::{BioDispatch, PathChooser};
+use super::batch_rounds::{BatchRounds, CostRank};
+use super::{
+    ALONE_AFTER, HistoricalServiceTime, MANY, POINT, PathHistory, SHARE_EVERY, SHORT, SharedHistory,
+};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use udm_core::{Bio, Cx, Nanos, Sectors};
 
 /// A path as its core sees it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Slot {
-    pub(super) history: History,
+pub(super) struct PathEstimate {
+    pub(super) history: PathHistory,
     /// Bios in flight, this batch's choices included.
     pub(super) load: u64,
     /// How this lane's part of those has changed since it was last published, modulo 2^64.
-    pub(super) fresh: u64,
+    pub(super) unpublished: u64,
     /// This lane's part as it was published.
     pub(super) published: u64,
     /// When it was last chosen or reinstated, on the lane's count. No two are equal.
@@ -28,46 +30,46 @@ pub(super) struct Slot {
 }
 
 /// Added to what a lane tells each time.
-const TELLING: u64 = 1 << 32;
+const PUBLICATION_STEP: u64 = 1 << 32;
 
 /// See the module.
 pub(in crate::multipath) struct HistoricalLane {
     pub(super) selector: Arc<HistoricalServiceTime>,
     /// The usable paths.
     pub(super) order: Vec<u32>,
-    /// They are in the order of [`Slot::used`]: the kernel's list.
+    /// They are in the order of [`PathEstimate::used`]: the kernel's list.
     pub(super) listed: bool,
     /// Scratch: of each place of the list, which of the places up to it is the best.
     bests: Vec<u32>,
-    pub(super) slots: Vec<Slot>,
-    /// The last [`Slot::used`].
+    pub(super) slots: Vec<PathEstimate>,
+    /// The last [`PathEstimate::used`].
     pub(super) clock: u64,
     /// The time of the batch.
     pub(super) now: Nanos,
-    /// What it told last: its number among the lanes of the selector, and from [`TELLING`] on how
+    /// What it told last: its number among the lanes of the selector, and from [`PUBLICATION_STEP`] on how
     /// often.
-    telling: u64,
+    publication: u64,
     /// What was told last by whichever lane, as far as it has heard.
-    told: u64,
+    last_publication: u64,
     /// From when on it is alone.
     alone_from: Nanos,
     /// When it tells the others next, while it is not.
     share_at: Nanos,
     /// The order of the batch.
-    turns: Vec<Turn>,
+    ranking: Vec<CostRank>,
     /// What came of the last path in this poll.
-    ended: Ended,
+    ended: HistoryMemo,
     /// All paths can be used, and what is known of each is the same, as of the last poll.
     are_equal: bool,
-    /// While they take turns ([`HistoricalLane::choose_round`]).
-    pub(super) ring: Ring,
+    /// While they take turns ([`HistoricalLane::choose_in_rotation`]).
+    pub(super) rotation: Rotation,
     /// Whether there is a ring, and of paths that are stale.
-    pub(super) ring_of: Option<bool>,
+    pub(super) rotation_is_stale: Option<bool>,
 }
 
 /// What came of a path in a poll: the same comes of the next, if all that it hangs on is the same.
 #[derive(Clone, Copy, Debug, Default)]
-struct Ended {
+struct HistoryMemo {
     /// The average before.
     average: u64,
     /// When the first bio that came back was begun.
@@ -75,16 +77,16 @@ struct Ended {
     /// How many came back; 0 before the first path of a poll.
     count: usize,
     /// What came of it.
-    after: History,
+    after: PathHistory,
     /// Of so many paths one behind the other.
     paths: usize,
 }
 
-impl Slot {
+impl PathEstimate {
     /// `shared` is the path's load as all cores have published it.
     #[inline(always)]
     pub(super) fn look(&mut self, shared: u64) {
-        self.load = shared.wrapping_add(self.fresh);
+        self.load = shared.wrapping_add(self.unpublished);
     }
 
     /// True when what it costs can be reckoned with in signed words, with less than `limit` bios in
@@ -101,7 +103,7 @@ impl Slot {
 }
 
 /// True when `c` is better than `b` (kernel `hst_compare`).
-pub(super) fn better(c: &Slot, b: &Slot, now: u64, threshold: u32) -> bool {
+pub(super) fn is_better_path(c: &PathEstimate, b: &PathEstimate, now: u64, threshold: u32) -> bool {
     let (c_average, b_average) = (c.history.average, b.history.average);
     let (high, low) = (c_average.max(b_average), c_average.min(b_average));
     if high <= low.saturating_mul(threshold.into()) {
@@ -111,7 +113,7 @@ pub(super) fn better(c: &Slot, b: &Slot, now: u64, threshold: u32) -> bool {
     let (c_stale, b_stale) = (c.history.stale_after < now, b.history.stale_after < now);
     if c_idle & (c_stale | b_idle) | b_idle & b_stale {
         // One that is stale is as if it were so for ever beside one that is not idle.
-        let stale = |slot: &Slot, other_idle| if other_idle { slot.history.stale_after } else { 0 };
+        let stale = |slot: &PathEstimate, other_idle| if other_idle { slot.history.stale_after } else { 0 };
         return stale(c, b_idle) < stale(b, c_idle);
     }
     let b_better = if c.load == b.load {
@@ -119,7 +121,8 @@ pub(super) fn better(c: &Slot, b: &Slot, now: u64, threshold: u32) -> bool {
     } else if c.load < MANY && b.load < MANY {
         c_average * (c.load + 1) > b_average * (b.load + 1)
     } else {
-        let cost = |slot: &Slot| u128::from(slot.history.average >> POINT) * (u128::from(slot.load) + 1);
+        let cost =
+            |slot: &PathEstimate| u128::from(slot.history.average >> POINT) * (u128::from(slot.load) + 1);
         cost(c) > cost(b)
     };
     if if b_better { b_stale } else { c_stale } { c.load < b.load } else { !b_better }
@@ -128,8 +131,12 @@ pub(super) fn better(c: &Slot, b: &Slot, now: u64, threshold: u32) -> bool {
 impl HistoricalLane {
     pub(super) fn new(selector: Arc<HistoricalServiceTime>) -> HistoricalLane {
         let paths = selector.paths.len();
-        let told = selector.told.load(Acquire);
-        let slot = |(path, used): (&Shared, u64)| Slot { history: path.get(), used, ..Slot::default() };
+        let last_publication = selector.last_publication.load(Acquire);
+        let slot = |(path, used): (&SharedHistory, u64)| PathEstimate {
+            history: path.get(),
+            used,
+            ..PathEstimate::default()
+        };
         HistoricalLane {
             order: (0..paths as u32).collect(),
             listed: true,
@@ -137,34 +144,34 @@ impl HistoricalLane {
             slots: selector.paths.iter().zip(1..).map(slot).collect(),
             clock: paths as u64,
             now: Nanos(0),
-            telling: selector.lanes.fetch_add(1, Relaxed).into(),
-            told,
+            publication: selector.lanes.fetch_add(1, Relaxed).into(),
+            last_publication,
             alone_from: Nanos(0),
             share_at: Nanos(0),
-            turns: Vec::with_capacity(paths),
-            ended: Ended::default(),
+            ranking: Vec::with_capacity(paths),
+            ended: HistoryMemo::default(),
             are_equal: false,
-            ring: Ring::default(),
-            ring_of: None,
+            rotation: Rotation::default(),
+            rotation_is_stale: None,
             selector,
         }
     }
 
     /// Hears what other lanes know of the paths, and tells them.
     #[inline(always)]
-    fn compare_notes(&mut self) {
-        if self.selector.told.load(Acquire) != self.told {
-            self.hear();
+    fn sync_history(&mut self) {
+        if self.selector.last_publication.load(Acquire) != self.last_publication {
+            self.import_history();
         }
         if self.now < self.alone_from && self.now >= self.share_at {
             self.share_at = self.now + SHARE_EVERY;
-            self.tell_all();
+            self.publish_history();
         }
     }
 
     #[cold]
-    fn hear(&mut self) {
-        self.told = self.selector.told.load(Acquire);
+    fn import_history(&mut self) {
+        self.last_publication = self.selector.last_publication.load(Acquire);
         self.are_equal = false;
         for (slot, path) in self.slots.iter_mut().zip(&self.selector.paths) {
             slot.history = path.get();
@@ -178,29 +185,29 @@ impl HistoricalLane {
 
     /// What it knows of `path`.
     #[cfg(test)]
-    pub(super) fn knows(&self, path: usize) -> History {
+    pub(super) fn history_of(&self, path: usize) -> PathHistory {
         self.slots[path].history
     }
 
     #[cold]
-    fn tell_all(&mut self) {
+    fn publish_history(&mut self) {
         for (slot, path) in self.slots.iter().zip(&self.selector.paths) {
             path.set(&slot.history);
         }
-        self.has_told();
+        self.note_publication();
     }
 
     #[inline(always)]
-    fn has_told(&mut self) {
-        self.telling = self.telling.wrapping_add(TELLING);
-        self.told = self.telling;
-        self.selector.told.store(self.told, Release);
+    fn note_publication(&mut self) {
+        self.publication = self.publication.wrapping_add(PUBLICATION_STEP);
+        self.last_publication = self.publication;
+        self.selector.last_publication.store(self.last_publication, Release);
     }
 
     /// Puts the paths in the order of the kernel's list.
     #[inline(always)]
     pub(super) fn list(&mut self) {
-        self.end_ring();
+        self.end_rotation();
         if !std::mem::replace(&mut self.listed, true) {
             let slots = &self.slots;
             self.order.sort_unstable_by_key(|&path| slots[path as usize].used);
@@ -214,7 +221,7 @@ impl HistoricalLane {
         let (mut place, mut best) = (0, &slots[self.order[0] as usize]);
         for (i, &path) in self.order.iter().enumerate().skip(1) {
             let other = &slots[path as usize];
-            if better(other, best, now, threshold) {
+            if is_better_path(other, best, now, threshold) {
                 (place, best) = (i, other);
             }
         }
@@ -224,14 +231,14 @@ impl HistoricalLane {
     /// The choices for a batch, by the list. What the places in front of the last winner's came to
     /// is the same for the next bio: they are not compared again.
     #[inline(never)]
-    fn choose_by_list(&mut self, mut bios: impl Bios) {
+    fn choose_by_list(&mut self, mut bios: impl BioDispatch) {
         self.list();
         let (now, threshold, mut front) = (self.now.0, self.selector.threshold, 0);
         let _ = bios.each(|bio| {
             let slot = |place: usize| &self.slots[self.order[place] as usize];
             for place in front..self.order.len() {
                 let best = place.checked_sub(1).map_or(0, |before| self.bests[before] as usize);
-                let is_better = place > 0 && better(slot(place), slot(best), now, threshold);
+                let is_better = place > 0 && is_better_path(slot(place), slot(best), now, threshold);
                 self.bests[place] = if is_better { place } else { best } as u32;
             }
             front = self.bests[self.order.len() - 1] as usize;
@@ -250,12 +257,13 @@ impl HistoricalLane {
         behind[behind.len() - 1] = path;
         self.clock += 1;
         let slot = &mut self.slots[path as usize];
-        (slot.load, slot.fresh, slot.used) = (slot.load + 1, slot.fresh.wrapping_add(1), self.clock);
+        (slot.load, slot.unpublished, slot.used) =
+            (slot.load + 1, slot.unpublished.wrapping_add(1), self.clock);
         bio.sent = self.now;
         path as usize
     }
 
-    /// Puts the paths into `turns`, and says whether all of them are stale; `None` where `count`
+    /// Puts the paths into `ranking`, and says whether all of them are stale; `None` where `count`
     /// bios have to be chosen for by the list.
     #[inline(always)]
     fn order_for(&mut self, count: usize) -> Option<bool> {
@@ -263,7 +271,7 @@ impl HistoricalLane {
         let stale = self.slots[self.order[0] as usize].is_stale(now);
         let (mut plain, mut last_idle, mut first_busy) = (self.selector.threshold == 0, 0, u64::MAX);
         let loads = self.selector.loads.all();
-        self.turns.clear();
+        self.ranking.clear();
         for &path in &self.order {
             let slot = &mut self.slots[path as usize];
             slot.look(loads[path as usize].load(Relaxed));
@@ -272,32 +280,32 @@ impl HistoricalLane {
                 0 => last_idle = last_idle.max(slot.used),
                 _ => first_busy = first_busy.min(slot.used),
             }
-            self.turns.push(Turn::new(path, slot, stale));
+            self.ranking.push(CostRank::new(path, slot, stale));
         }
         (plain && last_idle < first_busy).then_some(stale)
     }
 
-    /// The choices for a batch, by the order in `turns`.
+    /// The choices for a batch, by the order in `ranking`.
     #[inline(always)]
-    fn choose_in_order(&mut self, stale: bool, mut bios: impl Bios) {
+    fn choose_in_order(&mut self, stale: bool, mut bios: impl BioDispatch) {
         let now = self.now;
-        let mut rounds = Rounds::new(&mut self.turns, stale, self.clock);
+        let mut rounds = BatchRounds::new(&mut self.ranking, stale, self.clock);
         let _ = bios.each(|bio| {
             bio.sent = now;
             Some(rounds.choose())
         });
         self.clock = rounds.end();
         self.listed = false;
-        for (place, turn) in self.order.iter_mut().zip(&self.turns) {
+        for (place, turn) in self.order.iter_mut().zip(&self.ranking) {
             *place = turn.path;
             let slot = &mut self.slots[turn.path as usize];
-            (slot.fresh, slot.used) = (slot.fresh.wrapping_add(turn.times.into()), turn.used);
+            (slot.unpublished, slot.used) = (slot.unpublished.wrapping_add(turn.times.into()), turn.used);
         }
     }
 
     /// The choices for a batch where there is one path.
     #[inline(always)]
-    fn choose_only(&mut self, path: usize, mut bios: impl Bios) {
+    fn choose_only(&mut self, path: usize, mut bios: impl BioDispatch) {
         let (count, now) = (bios.left() as u64, self.now);
         let _ = bios.each(|bio| {
             bio.sent = now;
@@ -305,23 +313,23 @@ impl HistoricalLane {
         });
         self.clock += count;
         let slot = &mut self.slots[path];
-        (slot.fresh, slot.used) = (slot.fresh.wrapping_add(count), self.clock);
+        (slot.unpublished, slot.used) = (slot.unpublished.wrapping_add(count), self.clock);
     }
 
     /// Which paths can be used has changed.
     fn forget(&mut self) {
         self.are_equal = false;
-        self.ended = Ended::default();
+        self.ended = HistoryMemo::default();
     }
 
     fn publish(&mut self, path: usize) {
         let slot = &mut self.slots[path];
-        self.selector.loads.add(path, slot.fresh);
-        slot.published = slot.published.wrapping_add(std::mem::take(&mut slot.fresh));
+        self.selector.loads.add(path, slot.unpublished);
+        slot.published = slot.published.wrapping_add(std::mem::take(&mut slot.unpublished));
     }
 }
 
-impl Choose for HistoricalLane {
+impl PathChooser for HistoricalLane {
     fn fail(&mut self, path: usize) {
         self.list();
         self.forget();
@@ -343,7 +351,7 @@ impl Choose for HistoricalLane {
 
     #[inline]
     fn choose(&mut self, bio: &mut Bio) -> usize {
-        self.compare_notes();
+        self.sync_history();
         for (slot, load) in self.slots.iter_mut().zip(self.selector.loads.all()) {
             slot.look(load.load(Relaxed));
         }
@@ -352,19 +360,19 @@ impl Choose for HistoricalLane {
     }
 
     #[inline]
-    fn choose_all(&mut self, bios: impl Bios) {
-        self.compare_notes();
-        if self.are_equal && self.goes_round(bios.left()) {
-            return self.choose_round(bios);
+    fn choose_all(&mut self, bios: impl BioDispatch) {
+        self.sync_history();
+        if self.are_equal && self.can_rotate(bios.left()) {
+            return self.choose_in_rotation(bios);
         }
-        self.end_ring();
+        self.end_rotation();
         if let [path] = self.order[..] {
             return self.choose_only(path as usize, bios);
         }
         if self.order.len() == 2 {
             self.list();
             let paths = [self.order[0] as usize, self.order[1] as usize];
-            if let Some(stale) = self.pair_for(paths, bios.left()) {
+            if let Some(stale) = self.refresh_pair(paths, bios.left()) {
                 return self.choose_between(paths, stale, bios);
             }
         } else if let Some(stale) = self.order_for(bios.left()) {
@@ -380,13 +388,13 @@ impl Choose for HistoricalLane {
             self.are_equal = false;
             slot.history =
                 self.selector.ended(&slot.history, first.sent, back.len(), self.order.len(), cx.now());
-            slot.fresh = slot.fresh.wrapping_sub(back.len() as u64);
+            slot.unpublished = slot.unpublished.wrapping_sub(back.len() as u64);
             if cx.now() >= self.alone_from {
                 self.selector.paths[path].set(&slot.history);
-                self.has_told();
+                self.note_publication();
             }
         }
-        if self.slots[path].fresh != 0 {
+        if self.slots[path].unpublished != 0 {
             self.publish(path);
         }
     }
@@ -397,30 +405,30 @@ impl Choose for HistoricalLane {
     fn reaped(&mut self, path: usize, back: &[Box<Bio>], _sectors: Sectors, cx: &Cx<'_>) {
         let slot = &mut self.slots[path];
         if let [first, ..] = back {
-            let (now, count, History { average, last_finish, .. }) = (cx.now(), back.len(), slot.history);
+            let (now, count, PathHistory { average, last_finish, .. }) = (cx.now(), back.len(), slot.history);
             let start = first.sent.0.max(last_finish);
             let last = &mut self.ended;
             if (last.average == average) & (last.start == start) & (last.count == count) {
                 last.paths += 1;
             } else {
                 let after = self.selector.ended(&slot.history, first.sent, count, self.order.len(), now);
-                *last = Ended { average, start, count, after, paths: 1 };
+                *last = HistoryMemo { average, start, count, after, paths: 1 };
             }
             slot.history = last.after;
-            slot.fresh = slot.fresh.wrapping_sub(count as u64);
+            slot.unpublished = slot.unpublished.wrapping_sub(count as u64);
         }
-        if slot.fresh != 0 {
+        if slot.unpublished != 0 {
             self.publish(path);
         }
     }
 
     #[inline(always)]
     fn end_reap(&mut self, cx: &Cx<'_>) {
-        let Ended { paths, count, .. } = self.ended;
+        let HistoryMemo { paths, count, .. } = self.ended;
         self.are_equal = (paths == self.slots.len()) & (self.order.len() == self.slots.len());
         (self.ended.paths, self.ended.count) = (0, 0);
         if count > 0 && cx.now() >= self.alone_from {
-            self.tell_all();
+            self.publish_history();
         }
     }
 }
@@ -429,10 +437,10 @@ impl Drop for HistoricalLane {
     /// What a lane that goes away knows is told, and what it had under way is no load any more.
     fn drop(&mut self) {
         if self.alone_from > Nanos(0) {
-            self.tell_all();
+            self.publish_history();
         }
         for path in 0..self.slots.len() {
-            self.slots[path].fresh = self.slots[path].published.wrapping_neg();
+            self.slots[path].unpublished = self.slots[path].published.wrapping_neg();
             self.publish(path);
         }
     }

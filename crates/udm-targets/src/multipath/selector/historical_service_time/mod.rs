@@ -14,22 +14,22 @@
 //! poll. If several cores work, each writes once in [`SHARE_EVERY`] and continues from the value
 //! that another core wrote; a shared write in each poll would cost more than all the rest. Of two
 //! simultaneous writes one may be lost, because an average is advice. The bios in flight are exact
-//! ([`Loads`]).
+//! ([`SharedLoads`]).
 //!
-//! `lane`: the choices of one core, bio by bio as in the kernel's list. `rounds`: choices for a
+//! `lane`: the choices of one core, bio by bio as in the kernel's list. `batch_rounds`: choices for a
 //! batch, if the kernel's comparisons form an order. That is not so with a threshold, if only some
-//! paths are stale, or with an idle path after a busy one. `pair`: the same for two paths, one
-//! comparison per bio without a branch. `equal`: paths with equal averages take turns. All three
+//! paths are stale, or with an idle path after a busy one. `two_paths`: the same for two paths, one
+//! comparison per bio without a branch. `equal_paths`: paths with equal averages take turns. All three
 //! give the choices of `lane`.
 
-mod equal;
+mod batch_rounds;
+mod equal_paths;
 mod lane;
-mod pair;
-mod rounds;
+mod two_paths;
 
-use super::load::Loads;
-use super::{ArgFault, Made, Selector, SelectorLane, SelectorType};
-use crate::multipath::parse::number;
+use super::load::SharedLoads;
+use super::{PathArgError, Selector, SelectorLane, SelectorResult, SelectorType};
+use crate::multipath::parse::parse_u32;
 use crossbeam_utils::CachePadded;
 pub(in crate::multipath) use lane::HistoricalLane;
 use std::sync::Arc;
@@ -65,17 +65,17 @@ pub(in crate::multipath) struct HistoricalServiceTime {
     threshold: u32,
     weights: [u64; WEIGHTS],
     /// What the cores have told each other.
-    paths: Vec<Shared>,
+    paths: Vec<SharedHistory>,
     /// A number that changes each time when one of them has: all read it once a batch.
-    told: CachePadded<AtomicU64>,
+    last_publication: CachePadded<AtomicU64>,
     /// How many lanes there have been.
     lanes: AtomicU32,
-    loads: Loads,
+    loads: SharedLoads,
 }
 
 /// What is known of a path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct History {
+struct PathHistory {
     /// The average service time in ns, with [`POINT`] bits behind the point.
     average: u64,
     /// When it is stale, in ns.
@@ -86,16 +86,16 @@ struct History {
 
 /// The same for all cores. Each word by itself: of two that were written by different cores none
 /// is wrong.
-struct Shared {
+struct SharedHistory {
     average: AtomicU64,
     stale_after: AtomicU64,
     last_finish: AtomicU64,
 }
 
-impl Shared {
+impl SharedHistory {
     #[inline(always)]
-    fn get(&self) -> History {
-        History {
+    fn get(&self) -> PathHistory {
+        PathHistory {
             average: self.average.load(Relaxed),
             stale_after: self.stale_after.load(Relaxed),
             last_finish: self.last_finish.load(Relaxed),
@@ -103,7 +103,7 @@ impl Shared {
     }
 
     #[inline(always)]
-    fn set(&self, history: &History) {
+    fn set(&self, history: &PathHistory) {
         self.average.store(history.average, Relaxed);
         self.stale_after.store(history.stale_after, Relaxed);
         self.last_finish.store(history.last_finish, Relaxed);
@@ -111,17 +111,17 @@ impl Shared {
 }
 
 /// From the arguments `[BASE [THRESHOLD]]`.
-fn new(args: &[String]) -> Made {
+fn new(args: &[String]) -> SelectorResult {
     if args.len() > 2 {
         return Err(2);
     }
-    let base = args.first().map_or(Some(BASE), |word| number(word)).filter(|base| u64::from(*base) < ONE);
-    let threshold = args.get(1).map_or(Some(0), |word| number(word));
+    let base = args.first().map_or(Some(BASE), |word| parse_u32(word)).filter(|base| u64::from(*base) < ONE);
+    let threshold = args.get(1).map_or(Some(0), |word| parse_u32(word));
     Ok(Box::new(HistoricalServiceTime::new(base.ok_or(0_usize)?, threshold.ok_or(1_usize)?)))
 }
 
 /// `base` to the `n`th, by squaring; each product is rounded (kernel `fixed_power`).
-fn power(mut base: u64, mut n: u32) -> u64 {
+fn fixed_power(mut base: u64, mut n: u32) -> u64 {
     let product = |a: u64, b: u64| (a * b + ONE / 2) >> POINT;
     let mut result = ONE;
     loop {
@@ -141,16 +141,16 @@ impl Selector for HistoricalServiceTime {
         TYPE.name
     }
 
-    fn add_path(&mut self, args: &[String], _cores: usize) -> Result<(), ArgFault> {
+    fn add_path(&mut self, args: &[String], _cores: usize) -> Result<(), PathArgError> {
         // The kernel reads the repeat count, and forgets it.
         match args {
             [] => {}
-            [word] if number(word).is_some() => {}
-            [_] => return Err(ArgFault { text: "invalid repeat count", arg: 0 }),
-            _ => return Err(ArgFault { text: "incorrect number of arguments", arg: 1 }),
+            [word] if parse_u32(word).is_some() => {}
+            [_] => return Err(PathArgError { text: "invalid repeat count", arg: 0 }),
+            _ => return Err(PathArgError { text: "incorrect number of arguments", arg: 1 }),
         }
         let (stale_after, last_finish) = (AtomicU64::new(0), AtomicU64::new(0));
-        self.paths.push(Shared { average: AtomicU64::new(ONE), stale_after, last_finish });
+        self.paths.push(SharedHistory { average: AtomicU64::new(ONE), stale_after, last_finish });
         self.loads.add_path();
         Ok(())
     }
@@ -172,7 +172,7 @@ impl Selector for HistoricalServiceTime {
     }
 
     fn path_info(&self, path: usize) -> String {
-        let History { average, stale_after, .. } = self.paths[path].get();
+        let PathHistory { average, stale_after, .. } = self.paths[path].get();
         format!("{average} {} {stale_after}", self.loads.get(path))
     }
 
@@ -186,16 +186,16 @@ impl HistoricalServiceTime {
     fn new(base: u32, threshold: u32) -> HistoricalServiceTime {
         let mut weights = [0; WEIGHTS];
         for (n, weight) in weights[..WEIGHTS - 1].iter_mut().enumerate() {
-            *weight = power(base.into(), n as u32 + 1);
+            *weight = fixed_power(base.into(), n as u32 + 1);
         }
         HistoricalServiceTime {
             base,
             threshold,
             weights,
             paths: Vec::new(),
-            told: CachePadded::default(),
+            last_publication: CachePadded::default(),
             lanes: AtomicU32::new(0),
-            loads: Loads::default(),
+            loads: SharedLoads::default(),
         }
     }
 
@@ -211,7 +211,14 @@ impl HistoricalServiceTime {
     /// What is known of a path when so many `bios` came back from it, the first of which was `sent`
     /// then, of a lane that has `usable` paths; there is at least one.
     #[inline(always)]
-    fn ended(&self, before: &History, sent: Nanos, bios: usize, usable: usize, now: Nanos) -> History {
+    fn ended(
+        &self,
+        before: &PathHistory,
+        sent: Nanos,
+        bios: usize,
+        usable: usize,
+        now: Nanos,
+    ) -> PathHistory {
         // Bios that overlap are served one after the other.
         let start = sent.max(Nanos(before.last_finish));
         let mut average = self.average(before.average, now.since(start).0);
@@ -220,7 +227,7 @@ impl HistoricalServiceTime {
         for _ in 1..bios {
             average = (average * weight + ONE / 2) >> POINT;
         }
-        History { average, last_finish: now.0, stale_after: now.0 + usable as u64 * (average >> POINT) }
+        PathHistory { average, last_finish: now.0, stale_after: now.0 + usable as u64 * (average >> POINT) }
     }
 }
 

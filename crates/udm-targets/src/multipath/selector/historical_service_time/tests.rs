@@ -1,7 +1,7 @@
 //! Rows H01 to H05 and H07 of the cases for multipath, and comparisons.
 
-use super::super::{Choose, choose_all};
-use super::lane::{Slot, better};
+use super::super::{PathChooser, choose_all};
+use super::lane::{PathEstimate, is_better_path};
 use super::*;
 use proptest::prelude::*;
 use std::collections::VecDeque;
@@ -165,7 +165,7 @@ fn h07_a_path_that_failed_keeps_its_average() {
 fn cores_tell_each_other() {
     let selector = selector(&[], 1);
     let mut lanes = [lane(&selector), lane(&selector)];
-    let average = |lane: &HistoricalLane| lane.knows(0).average;
+    let average = |lane: &HistoricalLane| lane.history_of(0).average;
     let shared = || info(&selector, 0)[0];
     let serve = |lane: &mut HistoricalLane, now: u64| {
         let (path, bio) = send(lane, now);
@@ -176,13 +176,13 @@ fn cores_tell_each_other() {
         serve(a, now);
         assert_eq!(average(a), shared(), "alone");
     }
-    let told = shared();
+    let last_publication = shared();
     serve(b, 3_000);
-    assert_eq!(average(b), selector.average(told, 100), "it goes on from what the other told");
-    assert_eq!(shared(), told, "and does not tell each time, as it has heard of the other");
+    assert_eq!(average(b), selector.average(last_publication, 100), "it goes on from what the other told");
+    assert_eq!(shared(), last_publication, "and does not tell each time, as it has heard of the other");
     serve(a, 4_000);
-    assert_eq!(average(a), selector.average(told, 100));
-    assert_eq!(shared(), told, "nor does the first: it has heard of the second");
+    assert_eq!(average(a), selector.average(last_publication, 100));
+    assert_eq!(shared(), last_publication, "nor does the first: it has heard of the second");
     // Behind the wait each tells what it knows, and the other goes on from it.
     serve(b, 5_000);
     let (due, known) = (5_000 + SHARE_EVERY.0, average(b));
@@ -191,19 +191,23 @@ fn cores_tell_each_other() {
     serve(a, due + 1_000);
     assert_eq!(average(a), selector.average(known, 100));
     // The second does nothing any more.
-    let (now, told) = (due + 2_000 + ALONE_AFTER.0, shared());
+    let (now, last_publication) = (due + 2_000 + ALONE_AFTER.0, shared());
     serve(a, now);
-    assert_ne!(shared(), told);
+    assert_ne!(shared(), last_publication);
     assert_eq!(average(a), shared(), "alone again");
 }
 
-fn known(average: u64, load: u64, stale_after: u64) -> Slot {
-    Slot { history: History { average, stale_after, last_finish: 0 }, load, ..Slot::default() }
+fn known(average: u64, load: u64, stale_after: u64) -> PathEstimate {
+    PathEstimate {
+        history: PathHistory { average, stale_after, last_finish: 0 },
+        load,
+        ..PathEstimate::default()
+    }
 }
 
 /// Below 0 when `c` is better than `b`, above when it is not: the kernel's `hst_compare` line by
 /// line, in numbers that are wide enough for any.
-fn compare(c: &Slot, b: &Slot, now: u64, threshold: u32) -> i128 {
+fn compare(c: &PathEstimate, b: &PathEstimate, now: u64, threshold: u32) -> i128 {
     let by_load = i128::from(c.load) - i128::from(b.load);
     let (high, low) = (c.history.average.max(b.history.average), c.history.average.min(b.history.average));
     if u128::from(high) <= u128::from(low) * u128::from(threshold) {
@@ -212,15 +216,16 @@ fn compare(c: &Slot, b: &Slot, now: u64, threshold: u32) -> i128 {
     let (c_idle, b_idle) = (c.load == 0, b.load == 0);
     let (c_stale, b_stale) = (c.history.stale_after < now, b.history.stale_after < now);
     if c_idle && c_stale || b_idle && b_stale || c_idle && b_idle {
-        let stale =
-            |slot: &Slot, other_idle| if other_idle { i128::from(slot.history.stale_after) } else { 0 };
+        let stale = |slot: &PathEstimate, other_idle| {
+            if other_idle { i128::from(slot.history.stale_after) } else { 0 }
+        };
         return stale(c, b_idle) - stale(b, c_idle);
     }
     let b_better = if c.load == b.load {
         c.history.average > b.history.average
     } else {
         let many = c.load >= MANY || b.load >= MANY;
-        let cost = |slot: &Slot| {
+        let cost = |slot: &PathEstimate| {
             let average = if many { slot.history.average >> POINT } else { slot.history.average };
             u128::from(average) * (u128::from(slot.load) + 1)
         };
@@ -256,7 +261,7 @@ fn comparisons() {
     for (c, b, threshold, want) in rows {
         let (c, b) = (known(c.0, c.1, c.2), known(b.0, b.1, b.2));
         assert_eq!(compare(&c, &b, 10, threshold), want, "{c:?} v {b:?}");
-        assert_eq!(better(&c, &b, 10, threshold), want < 0, "{c:?} v {b:?}");
+        assert_eq!(is_better_path(&c, &b, 10, threshold), want < 0, "{c:?} v {b:?}");
     }
 }
 
@@ -305,7 +310,7 @@ proptest! {
     }
 }
 
-fn slots() -> impl Strategy<Value = Slot> {
+fn slots() -> impl Strategy<Value = PathEstimate> {
     let average = prop_oneof![0..4u64, 1..100_000u64, Just(TIME_MAX)];
     let load = prop_oneof![0..4u64, 1000..1050u64, Just(u64::MAX)];
     (average, load, 0..4u64).prop_map(|(average, load, stale_after)| known(average, load, stale_after))
@@ -314,7 +319,7 @@ fn slots() -> impl Strategy<Value = Slot> {
 proptest! {
     #[test]
     fn comparisons_are_the_kernels(c in slots(), b in slots(), now in 0..4u64, threshold in 0..4u32) {
-        prop_assert_eq!(better(&c, &b, now, threshold), compare(&c, &b, now, threshold) < 0);
+        prop_assert_eq!(is_better_path(&c, &b, now, threshold), compare(&c, &b, now, threshold) < 0);
     }
 
     /// A batch is dealt out as its bios would be one by one: what is known of the paths at the
@@ -376,7 +381,7 @@ proptest! {
                 whole.polled(path, &a, Sectors(0), &cx);
                 single.polled(path, &b, Sectors(0), &cx);
             }
-            prop_assert!((0..paths).all(|path| whole.knows(path) == single.knows(path)));
+            prop_assert!((0..paths).all(|path| whole.history_of(path) == single.history_of(path)));
             match change / paths % 4 {
                 1 if usable[path] && usable.iter().filter(|usable| **usable).count() > 1 => {
                     usable[path] = false;
@@ -416,19 +421,19 @@ fn equal_paths_take_turns() {
                 back[path].0.push(bio);
                 back[path].1.push(other);
             }
-            rings.push(whole.ring_of);
+            rings.push(whole.rotation_is_stale);
             now += 10 + 5_000 * u64::from(count == paths);
             let cx = core.cx(Nanos(now));
             for (path, (a, b)) in back.iter().enumerate() {
                 whole.reaped(path, a, Sectors(0), &cx);
                 single.polled(path, b, Sectors(0), &cx);
-                assert_eq!(whole.knows(path), single.knows(path));
+                assert_eq!(whole.history_of(path), single.history_of(path));
             }
             whole.end_reap(&cx);
             now += 1 + 50_000_000 * u64::from(count == paths);
         }
-        for ring in [None, Some(false), Some(true)] {
-            assert!(rings.contains(&ring), "{paths} paths, {ring:?}: {rings:?}");
+        for rotation in [None, Some(false), Some(true)] {
+            assert!(rings.contains(&rotation), "{paths} paths, {rotation:?}: {rings:?}");
         }
     }
 }

@@ -20,7 +20,7 @@ fn bios(sectors: &[u64]) -> Batch {
 
 /// Batches of bios of these lengths are dealt out on one lane whole, on another one by one. Between
 /// them the bios of a path come back, and paths fail and return.
-fn same<S: Loaded>(selector: &Arc<S>, batches: &[Vec<u64>], changes: &[usize]) {
+fn same<S: LoadSelector>(selector: &Arc<S>, batches: &[Vec<u64>], changes: &[usize]) {
     let mut lanes = [(); 2].map(|()| LoadLane::new(Arc::clone(selector)));
     let paths = lanes[0].slots.len();
     for (batch, change) in batches.iter().zip(changes.iter().cycle()) {
@@ -37,9 +37,9 @@ fn same<S: Loaded>(selector: &Arc<S>, batches: &[Vec<u64>], changes: &[usize]) {
                 lane.came_back(path, back.len(), Sectors(back.iter().map(|(sectors, _)| **sectors).sum()));
             }
             let usable = lane.usable().count();
-            match (change / paths % 4, lane.slots[path].bar) {
+            match (change / paths % 4, lane.slots[path].unusable_bit) {
                 (1, 0) if usable > 1 => lane.fail(path),
-                (2, Slot::UNUSABLE) => lane.reinstate(path),
+                (2, PathLoad::UNUSABLE) => lane.reinstate(path),
                 _ => {}
             }
         }
@@ -82,8 +82,8 @@ fn a_ring_begins_and_ends() {
             for (path, sectors) in paths {
                 lane.came_back(path, 1, sectors);
             }
-            (lane.is_ring, want)
+            (lane.is_rotating, want)
         },
     );
-    assert!(rings.iter().all(|(is_ring, want)| is_ring == want), "{rings:?}");
+    assert!(rings.iter().all(|(is_rotating, want)| is_rotating == want), "{rings:?}");
 }

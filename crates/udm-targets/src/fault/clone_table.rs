@@ -1,0 +1,55 @@
+//! Clones of requests: what a lane sends down in place of a request about which it has to remember
+//! something.
+
+use slab::Slab;
+use udm_core::{Bio, BioPool, Cx, OwnerId};
+
+/// The requests that have a clone below, each with a note of type `T`. A clone carries the data of
+/// its request (moved, not copied) and finds it again by its cookie.
+pub(super) struct CloneTable<T> {
+    owner: OwnerId,
+    originals: Slab<(Box<Bio>, T)>,
+    pool: BioPool,
+}
+
+impl<T> CloneTable<T> {
+    pub(super) fn new(cx: &mut Cx<'_>) -> CloneTable<T> {
+        // As many clones as requests in flight above, and those are bounded by who makes them.
+        CloneTable { owner: cx.new_owner(), originals: Slab::new(), pool: BioPool::new(usize::MAX) }
+    }
+
+    /// Keeps `bio` with `note` and gives a clone of it, on its way, to send down in its place.
+    pub(super) fn begin(&mut self, mut bio: Box<Bio>, note: T) -> Box<Bio> {
+        let mut clone = self.pool.get().expect("the pool has no bound");
+        clone.op = bio.op;
+        clone.flags = bio.flags;
+        clone.owner = self.owner;
+        clone.sector = bio.sector;
+        clone.sectors = bio.sectors;
+        clone.started = bio.started;
+        clone.data = std::mem::take(&mut bio.data);
+        clone.cookie = self.originals.insert((bio, note)) as u64;
+        clone.start();
+        clone
+    }
+
+    /// True for clones of this lane.
+    pub(super) fn is_mine(&self, bio: &Bio) -> bool {
+        bio.owner == self.owner
+    }
+
+    /// Ends a clone: gives back its request, with its data and the clone's status, and the note.
+    pub(super) fn end(&mut self, mut clone: Box<Bio>) -> (Box<Bio>, T) {
+        clone.finish();
+        let (mut bio, note) = self.originals.remove(clone.cookie as usize);
+        bio.data = std::mem::take(&mut clone.data);
+        bio.end_with(clone.status);
+        self.pool.put(clone);
+        (bio, note)
+    }
+
+    /// True when no clone is below.
+    pub(super) fn is_empty(&self) -> bool {
+        self.originals.is_empty()
+    }
+}

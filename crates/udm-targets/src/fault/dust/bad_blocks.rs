@@ -1,0 +1,81 @@
+//! The set of bad blocks, as cores and messages share it.
+
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use udm_core::{Bio, Op, Status};
+use udm_dm::TargetError;
+
+/// A bad block: how many more writes of it fail, or [`GOOD`].
+pub(super) type BadBlockState = Arc<AtomicU16>;
+
+/// A block that a write has made good again.
+pub(super) const GOOD: u16 = u16::MAX;
+
+/// What lanes act on. Replaced whole.
+#[derive(Clone, Default)]
+pub(super) struct BadBlockSet {
+    /// Bad blocks are bad; false in bypass.
+    pub(super) enabled: bool,
+    /// In order of the block.
+    pub(super) blocks: Vec<(u64, BadBlockState)>,
+}
+
+impl BadBlockSet {
+    pub(super) fn find(&self, block: u64) -> Option<&BadBlockState> {
+        let at = self.blocks.binary_search_by_key(&block, |(block, _)| *block).ok()?;
+        Some(&self.blocks[at].1)
+    }
+
+    /// What becomes of `bio`, which covers blocks `first` to `last`.
+    pub(super) fn status_for(&self, bio: &Bio, first: u64, last: u64) -> Status {
+        let from = self.blocks.partition_point(|(block, _)| *block < first);
+        let hit = self.blocks[from..].iter().take_while(|(block, _)| *block <= last);
+        for (_, state) in hit {
+            // Relaxed: the state is all there is, nothing else is published with it.
+            let bad = if bio.op == Op::Read {
+                state.load(Ordering::Relaxed) != GOOD
+            } else {
+                let write = |left: u16| match left {
+                    GOOD => None,
+                    0 => Some(GOOD),
+                    left => Some(left - 1),
+                };
+                state.fetch_update(Ordering::Relaxed, Ordering::Relaxed, write).is_ok_and(|left| left > 0)
+            };
+            if bad {
+                return Status::IoErr;
+            }
+        }
+        Status::Ok
+    }
+}
+
+/// What the halves share.
+#[derive(Default)]
+pub(super) struct SharedBadBlocks {
+    /// The number of the set: one more with each change.
+    pub(super) generation: AtomicU64,
+    set: Mutex<Arc<BadBlockSet>>,
+}
+
+impl SharedBadBlocks {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Arc<BadBlockSet>> {
+        self.set.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Puts a changed copy of the set in its place; `change` may refuse. Blocks that writes made
+    /// good are left out of the copy.
+    pub(super) fn change<R>(
+        &self,
+        change: impl FnOnce(&mut BadBlockSet) -> Result<R, TargetError>,
+    ) -> Result<R, TargetError> {
+        let mut current = self.lock();
+        let mut set = BadBlockSet::clone(&current);
+        set.blocks.retain(|(_, state)| state.load(Ordering::Relaxed) != GOOD);
+        let result = change(&mut set)?;
+        *current = Arc::new(set);
+        // Release: a lane that sees the number finds this set, or a later one, behind the mutex.
+        self.generation.fetch_add(1, Ordering::Release);
+        Ok(result)
+    }
+}

@@ -1,0 +1,126 @@
+//! Completed writes that are not in the log yet.
+
+use super::shared::LogRecord;
+use std::collections::VecDeque;
+use std::ops::Range;
+use udm_wire::log_writes::Entry;
+
+/// Completed writes and discards that no flush has covered yet, in order of their completion.
+#[derive(Default)]
+pub(super) struct UnflushedWrites {
+    /// Each with its number.
+    writes: VecDeque<(u64, LogRecord)>,
+    /// How many were ever held: the number of the next.
+    count: u64,
+}
+
+impl UnflushedWrites {
+    /// How many writes have completed so far: what a flush that comes in now covers.
+    pub(super) fn completed(&self) -> u64 {
+        self.count
+    }
+
+    /// Holds a write that has completed.
+    pub(super) fn push(&mut self, append: LogRecord) {
+        self.writes.push_back((self.count, append));
+        self.count += 1;
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.writes.is_empty()
+    }
+
+    /// Bytes of copies.
+    pub(super) fn bytes(&self) -> usize {
+        self.writes.iter().map(|(_, append)| append.held()).sum()
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.writes.clear();
+    }
+
+    /// Takes out the writes that a flush covered which came in when `completed` had completed.
+    pub(super) fn take_covered(&mut self, completed: u64, into: &mut Vec<LogRecord>) {
+        while self.writes.front().is_some_and(|(number, _)| *number < completed) {
+            into.extend(self.writes.pop_front().map(|(_, append)| append));
+        }
+    }
+
+    /// Takes out what must stand in the log before `entry`, which is about to be logged: what it
+    /// overlaps, and what completed before that and overlaps it in turn. The rest may still be lost
+    /// in a power cut, and stays.
+    pub(super) fn take_overlapping(&mut self, entry: &Entry, into: &mut Vec<LogRecord>) {
+        let range = |entry: &Entry| entry.sector..entry.sector.saturating_add(entry.sectors);
+        let meet = |a: &Range<u64>, b: &Range<u64>| a.start < b.end && b.start < a.end;
+        let mut ranges = vec![range(entry)];
+        // What can be overlapped at all: the usual write is far from it, and costs two comparisons.
+        let mut hull = range(entry);
+        let mut taken = Vec::new();
+        for (number, append) in self.writes.iter().rev() {
+            let own = range(&append.entry);
+            if meet(&own, &hull) && ranges.iter().any(|range| meet(range, &own)) {
+                hull = hull.start.min(own.start)..hull.end.max(own.end);
+                ranges.push(own);
+                taken.push(*number);
+            }
+        }
+        if taken.is_empty() {
+            return;
+        }
+        let mut kept = VecDeque::with_capacity(self.writes.len() - taken.len());
+        for (number, append) in self.writes.drain(..) {
+            // `taken` has the oldest last.
+            if taken.pop_if(|next| *next == number).is_some() {
+                into.push(append);
+            } else {
+                kept.push_back((number, append));
+            }
+        }
+        self.writes = kept;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(sector: u64, sectors: u64) -> LogRecord {
+        LogRecord { entry: Entry { sector, sectors, ..Entry::default() }, data: None }
+    }
+
+    fn starts(appends: &[LogRecord]) -> Vec<u64> {
+        appends.iter().map(|append| append.entry.sector).collect()
+    }
+
+    #[test]
+    fn what_overlaps_goes_first_and_takes_along_what_it_overlaps() {
+        let mut held = UnflushedWrites::default();
+        for (sector, sectors) in [(30, 1), (7, 2), (20, 1), (8, 2), (9, 4), (0, 3)] {
+            held.push(write(sector, sectors));
+        }
+        let mut first = Vec::new();
+        held.take_overlapping(&write(12, 1).entry, &mut first);
+        assert_eq!(starts(&first), [7, 8, 9], "a chain, in order of completion");
+        held.take_overlapping(&write(3, 4).entry, &mut first);
+        held.take_overlapping(&Entry::default(), &mut first);
+        assert_eq!(first.len(), 3, "side by side is no overlap, and a bare flush overlaps nothing");
+        let mut rest = Vec::new();
+        held.take_covered(5, &mut rest);
+        assert_eq!(starts(&rest), [30, 20]);
+        assert_eq!(held.completed(), 6);
+        held.take_covered(6, &mut rest);
+        assert!(held.is_empty());
+    }
+
+    /// One that completed later and is overlapped by nothing that goes may stay, even where it
+    /// overlaps what goes.
+    #[test]
+    fn what_completed_later_stays() {
+        let mut held = UnflushedWrites::default();
+        held.push(write(0, 4));
+        held.push(write(2, 4));
+        let mut first = Vec::new();
+        held.take_overlapping(&write(0, 1).entry, &mut first);
+        assert_eq!((starts(&first), held.is_empty()), (vec![0], false));
+    }
+}

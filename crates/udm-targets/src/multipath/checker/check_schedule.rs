@@ -1,0 +1,127 @@
+//! When a path is checked.
+
+use udm_core::Nanos;
+use udm_wire::multipath_conf::Settings;
+
+/// The times of one path.
+pub(super) struct CheckSchedule {
+    first: Nanos,
+    most: Nanos,
+    /// When it is checked next.
+    pub due: Nanos,
+    /// The time between its last two checks, while it works; 0 before the first.
+    up: Nanos,
+    /// The time between its checks while it is down.
+    down: Nanos,
+    /// When it was last reinstated here.
+    back: Option<Nanos>,
+}
+
+impl CheckSchedule {
+    /// A path that works, as far as is known. Those of all devices are spread over the first
+    /// interval, by `number`.
+    pub fn new(settings: &Settings, now: Nanos, number: u32) -> CheckSchedule {
+        let (first, most) = (settings.polling_interval, settings.max_polling_interval);
+        // Numbers that follow each other are far apart, whatever their count: by the golden ratio.
+        let part = u128::from(number.wrapping_mul(0x9e37_79b9));
+        let due = now + Nanos(((u128::from(first.0) * part) >> 32) as u64);
+        CheckSchedule { first, most, due, up: Nanos(0), down: first, back: None }
+    }
+
+    /// It works still.
+    pub fn works(&mut self, now: Nanos) {
+        self.up = Nanos((self.up.0 * 2).clamp(self.first.0, self.most.0));
+        self.due = now + self.up;
+    }
+
+    /// It has failed. One that was reinstated here and did not stay up for as long as it had been
+    /// checked before goes on from there: a path that works for its first block only is not in use
+    /// half of the time.
+    pub fn failed(&mut self, now: Nanos) {
+        let soon = self.back.take().is_some_and(|back| now.since(back) < self.down);
+        self.down = if soon { Nanos((self.down.0 * 2).min(self.most.0)) } else { self.first };
+        self.up = Nanos(0);
+        self.due = now + self.down;
+    }
+
+    /// It is down still, or nobody knows.
+    pub fn still_down(&mut self, now: Nanos) {
+        self.due = now + self.down;
+    }
+
+    /// It is up again. `here`: a check found it working. Otherwise a message reinstated it, and it is
+    /// checked at once, since nothing is known of it.
+    pub fn returned(&mut self, now: Nanos, here: bool) {
+        self.back = here.then_some(now);
+        self.up = self.first;
+        self.due = if here { now + self.first } else { now };
+    }
+
+    /// An answer came that does not count. A path that is up is checked again at once.
+    pub fn unanswered(&mut self, now: Nanos, up: bool) {
+        self.due = if up { now } else { now + self.down };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    fn pace() -> CheckSchedule {
+        CheckSchedule::new(&Settings::every(5), Nanos(0), 0)
+    }
+
+    fn seconds(due: Nanos, now: u64) -> u64 {
+        due.since(Nanos(now * SECOND)).0 / SECOND
+    }
+
+    #[test]
+    fn d01_intervals_double_while_healthy_and_begin_anew() {
+        let mut pace = pace();
+        let mut now = 0;
+        let mut gaps = Vec::new();
+        for _ in 0..4 {
+            pace.works(Nanos(now * SECOND));
+            gaps.push(seconds(pace.due, now));
+            now += gaps[gaps.len() - 1];
+        }
+        assert_eq!(gaps, [5, 10, 20, 20]);
+        pace.failed(Nanos(now * SECOND));
+        assert_eq!(seconds(pace.due, now), 5);
+        for _ in 0..3 {
+            pace.still_down(Nanos(now * SECOND));
+            assert_eq!(seconds(pace.due, now), 5, "while it is down");
+        }
+        pace.returned(Nanos(now * SECOND), true);
+        assert_eq!(seconds(pace.due, now), 5);
+        pace.works(Nanos(now * SECOND));
+        assert_eq!(seconds(pace.due, now), 10);
+    }
+
+    #[test]
+    fn a_path_that_does_not_stay_up_waits_longer() {
+        let mut pace = pace();
+        for wait in [5, 10, 20, 20] {
+            pace.failed(Nanos(0));
+            assert_eq!(seconds(pace.due, 0), wait);
+            pace.returned(Nanos(0), true);
+        }
+        pace.failed(Nanos(20 * SECOND));
+        assert_eq!(seconds(pace.due, 20), 5, "it stayed up for as long as it had waited");
+        pace.returned(Nanos(20 * SECOND), false);
+        pace.failed(Nanos(20 * SECOND));
+        assert_eq!(seconds(pace.due, 20), 5, "a message brought it back");
+    }
+
+    #[test]
+    fn first_checks_are_spread() {
+        let settings = Settings::every(5);
+        let mut due: Vec<u64> = (0..16).map(|n| CheckSchedule::new(&settings, Nanos(0), n).due.0).collect();
+        due.sort_unstable();
+        assert!(due.iter().all(|&due| due < 5 * SECOND));
+        let apart = due.windows(2).map(|pair| pair[1] - pair[0]).min();
+        assert!(apart.is_some_and(|apart| apart > 5 * SECOND / 40), "{due:?}");
+    }
+}

@@ -1,0 +1,128 @@
+//! What paths and groups are worth (spec G3, G4).
+
+use std::collections::VecDeque;
+use udm_core::Nanos;
+use udm_wire::multipath_conf::grouping::prio_by_name;
+use udm_wire::multipath_conf::{Prio, Settings};
+
+/// A latency of a check, and more, is worth 1: 100 s, in µs, as multipath-tools has it.
+const LATENCY_MAX: f64 = 1e8;
+
+/// The priorities of the paths of a device.
+pub(super) struct PathPriorities {
+    rule: Prio,
+    /// What each path's name is worth.
+    weights: Vec<u32>,
+    /// What the last checks of each took.
+    took: Vec<VecDeque<Nanos>>,
+}
+
+impl PathPriorities {
+    pub fn new<'a>(settings: &Settings, names: impl Iterator<Item = &'a str>) -> PathPriorities {
+        let weight = |name: &str| prio_by_name(&settings.prio, name).unwrap_or(0);
+        let weights: Vec<u32> = names.map(weight).collect();
+        PathPriorities { rule: settings.prio.clone(), took: vec![VecDeque::new(); weights.len()], weights }
+    }
+
+    /// A check of a path was answered well.
+    pub fn answered(&mut self, path: usize, took: Nanos) {
+        let Prio::Latency { checks, .. } = self.rule else { return };
+        let last = &mut self.took[path];
+        last.push_back(took);
+        if last.len() > checks as usize {
+            last.pop_front();
+        }
+    }
+
+    /// What a path is worth; `None` when nothing is known of it yet.
+    pub fn of(&self, path: usize) -> Option<u32> {
+        let Prio::Latency { base, .. } = self.rule else { return Some(self.weights[path]) };
+        let took = &self.took[path];
+        let sum: f64 = took.iter().map(|took| took.0 as f64 / 1000.0).sum();
+        let log = |us: f64| us.clamp(1.0, LATENCY_MAX).ln() / base.ln();
+        (!took.is_empty()).then(|| (log(LATENCY_MAX) - log(sum / took.len() as f64) + 1.0) as u32)
+    }
+}
+
+/// A group as it is ranked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct GroupRank {
+    /// Its paths are held back for their errors, and used when there is nothing else.
+    pub marginal: bool,
+    /// The mean of its paths in use.
+    pub prio: u32,
+    /// How many of them there are.
+    pub up: usize,
+}
+
+impl GroupRank {
+    /// Of a group whose paths in use are worth so much; `None` for those of which nothing is known.
+    pub fn new(marginal: bool, prios: impl Iterator<Item = Option<u32>>) -> GroupRank {
+        let (mut sum, mut known, mut up) = (0u64, 0, 0);
+        for prio in prios {
+            up += 1;
+            if let Some(prio) = prio {
+                (sum, known) = (sum + u64::from(prio), known + 1);
+            }
+        }
+        GroupRank { marginal, prio: sum.checked_div(known).unwrap_or(0) as u32, up }
+    }
+}
+
+/// The best group that has a path in use: not a marginal one if there is another; then by priority,
+/// then by the number of paths, then the first.
+pub(super) fn best_group(groups: &[GroupRank]) -> Option<usize> {
+    let key = |rank: &GroupRank| (!rank.marginal, rank.prio, rank.up);
+    let usable = groups.iter().enumerate().filter(|(_, rank)| rank.up > 0);
+    usable.rev().max_by_key(|(_, rank)| key(rank)).map(|(at, _)| at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn group(prios: &[u32]) -> GroupRank {
+        GroupRank::new(false, prios.iter().copied().map(Some))
+    }
+
+    #[test]
+    fn d06_the_best_group() {
+        let (high, low) = (group(&[50, 10]), group(&[10, 10, 10]));
+        assert_eq!((high.prio, low.prio), (30, 10));
+        assert_eq!(best_group(&[high, low]), Some(0));
+        assert_eq!(best_group(&[low, high]), Some(1));
+        assert_eq!(best_group(&[group(&[10]), low]), Some(1), "more paths");
+        assert_eq!(best_group(&[low, low]), Some(0), "the first of equals");
+        assert_eq!(
+            best_group(&[GroupRank { marginal: true, ..high }, low]),
+            Some(1),
+            "a marginal one comes last"
+        );
+        assert_eq!(best_group(&[GroupRank { marginal: true, ..high }, group(&[])]), Some(0));
+        assert_eq!(best_group(&[group(&[]), group(&[])]), None);
+        assert_eq!(
+            GroupRank::new(false, [None, Some(7)].into_iter()),
+            GroupRank { marginal: false, prio: 7, up: 2 }
+        );
+    }
+
+    #[test]
+    fn priorities_by_name_and_by_latency() {
+        let names = ["disk-a", "disk-b", "other"];
+        let mut settings = Settings::every(5);
+        assert_eq!(PathPriorities::new(&settings, names.into_iter()).of(2), Some(1), "const");
+        settings.prio = Prio::Weighted(vec![("*-a".into(), 50), ("disk*".into(), 10)]);
+        let prios = PathPriorities::new(&settings, names.into_iter());
+        assert_eq!([0, 1, 2].map(|path| prios.of(path)), [Some(50), Some(10), Some(0)]);
+        settings.prio = Prio::Latency { checks: 2, base: 10.0 };
+        let mut prios = PathPriorities::new(&settings, names.into_iter());
+        assert_eq!(prios.of(0), None, "nothing is known yet");
+        for (path, us) in [(0, 100), (1, 100_000), (2, 0)] {
+            prios.answered(path, Nanos(us * 1000));
+        }
+        assert_eq!([0, 1, 2].map(|path| prios.of(path)), [Some(7), Some(4), Some(9)]);
+        prios.answered(0, Nanos(100_000_000));
+        prios.answered(0, Nanos(100_000_000));
+        assert_eq!(prios.of(0), Some(4), "the last two count");
+    }
+}

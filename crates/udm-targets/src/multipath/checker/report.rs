@@ -1,0 +1,54 @@
+//! What the checker says: to the board, for who asks, and to the log.
+
+use super::Checker;
+use super::marginal::QuarantineStatus;
+use udm_core::{Nanos, Sectors};
+use udm_wire::multipath_conf::Marginal;
+
+/// Why a path is not what it was that has less than the table uses of it.
+pub(in crate::multipath) fn truncated_reason(len: Sectors) -> String {
+    format!("it is shorter than the {} bytes of the table", len.bytes())
+}
+
+impl Checker {
+    /// For who asks, by the journal's clock.
+    pub(super) fn publish_status(&self, now: Nanos) {
+        let theirs = self.shared.path_log.now();
+        let at = |at: Nanos| if at == Nanos::NEVER { at } else { theirs + at.since(now) };
+        let back = self.failback.plan().map(|(group, when)| (group, at(when)));
+        self.board.set_timers(at(self.queueing.next()), back);
+        let Some(rule) = &self.settings.marginal else { return };
+        for (index, path) in self.paths.iter().enumerate() {
+            let held = path.quarantine.quarantine_status(rule);
+            self.board.set_quarantine(index, held.map(|held| QuarantineStatus { end: at(held.end), ..held }));
+        }
+    }
+
+    /// Less of a path is there than the table uses.
+    pub(super) fn is_truncated(&self, index: usize) -> bool {
+        let device = self.paths[index].device.as_ref();
+        device.is_some_and(|device| device.device.limits().size < self.len)
+    }
+
+    /// Says once, of a path that failed, that something answers in its place which is not it.
+    pub(super) fn log_refused(&mut self, index: usize, short: bool) {
+        let path = &mut self.paths[index];
+        if path.refused {
+            return;
+        }
+        let why = path.device.as_ref().and_then(|device| device.device.refused());
+        if let Some(why) = why.or_else(|| short.then(|| truncated_reason(self.len))) {
+            path.refused = true;
+            self.shared.path_log.refused(index, &why);
+        }
+    }
+
+    /// Says of a path that keeps failing that it is held back from now on, if it is.
+    pub(super) fn log_quarantine(&self, index: usize, now: Nanos) {
+        let held =
+            |rule: &Marginal| Some(self.paths[index].quarantine.quarantine_status(rule)?.why(now, rule));
+        if let Some(why) = self.settings.marginal.as_ref().and_then(held) {
+            self.shared.path_log.refused(index, &why);
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! What each path has served.
+//!
+//! Every lane counts on its own, in numbers that it alone writes, so counting costs no atomic
+//! read-modify-write and no shared cache line. Whoever asks adds the lanes up.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use udm_core::latency::{Sum, Total};
+use udm_core::{Bio, Op, Status};
+
+/// How many operations there are.
+const OPS: usize = Op::ALL.len();
+/// How many ends of a bio.
+const ENDS: usize = Status::ALL.len();
+
+/// What one path has served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PathIoTotals {
+    /// By operation: bios that came back from it, well or not, and their bytes.
+    pub(super) ops: [(u64, u64); OPS],
+    /// By status: those that came back with an error.
+    pub(super) errors: [u64; ENDS],
+    /// Bios that it was given after another path had failed them.
+    pub(super) retries: u64,
+    /// Bios that it has, as of the last poll of each lane.
+    pub(super) in_flight: u64,
+    /// What watches have counted, in the order of [`WatchCounters::cells`].
+    pub(super) watched: [u64; WATCH_COUNTERS],
+    /// How many reads of watched lanes took how long.
+    pub(super) latency: Sum,
+}
+
+impl Default for PathIoTotals {
+    fn default() -> PathIoTotals {
+        PathIoTotals {
+            ops: [(0, 0); OPS],
+            errors: [0; ENDS],
+            retries: 0,
+            in_flight: 0,
+            watched: [0; WATCH_COUNTERS],
+            latency: Sum::default(),
+        }
+    }
+}
+
+impl PathIoTotals {
+    /// Bios that came back from it, well or not.
+    pub(super) fn bios(&self) -> u64 {
+        self.ops.iter().map(|(bios, _)| bios).sum()
+    }
+
+    /// Their bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        self.ops.iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    /// Those that came back with an error that blames the path.
+    pub(super) fn path_errors(&self) -> u64 {
+        let blames = |(status, _): &(&Status, &u64)| status.fails_path();
+        Status::ALL.iter().zip(&self.errors).filter(blames).map(|(_, count)| count).sum()
+    }
+}
+
+/// The counters of one path in one lane.
+#[derive(Debug, Default)]
+pub(super) struct PathCounters {
+    ops: [(AtomicU64, AtomicU64); OPS],
+    errors: [AtomicU64; ENDS],
+    retries: AtomicU64,
+    in_flight: AtomicU64,
+    pub(super) watched: WatchCounters,
+    /// Only where a watch is on.
+    pub(super) latency: Option<Box<Total>>,
+}
+
+/// How many numbers a watch counts.
+const WATCH_COUNTERS: usize = 9;
+
+/// What the watch of one lane counts of a path ([`udm_dm::WatchReport`]).
+#[derive(Debug, Default)]
+pub(super) struct WatchCounters {
+    pub(super) waiting: AtomicU64,
+    pub(super) given_up: AtomicU64,
+    pub(super) late: AtomicU64,
+    pub(super) bare: AtomicU64,
+    pub(super) hedges: AtomicU64,
+    pub(super) won: AtomicU64,
+    pub(super) wasted: AtomicU64,
+    pub(super) refused: AtomicU64,
+    pub(super) free: AtomicU64,
+}
+
+impl WatchCounters {
+    /// Adds to one of them.
+    pub(super) fn add(cell: &AtomicU64, n: u64) {
+        PathCounters::bump(cell, n);
+    }
+
+    /// Takes from one of them.
+    pub(super) fn take(cell: &AtomicU64, n: u64) {
+        cell.store(cell.load(Ordering::Relaxed) - n, Ordering::Relaxed);
+    }
+
+    fn cells(&self) -> [&AtomicU64; WATCH_COUNTERS] {
+        let WatchCounters { waiting, given_up, late, bare, hedges, won, wasted, refused, free } = self;
+        [waiting, given_up, late, bare, hedges, won, wasted, refused, free]
+    }
+}
+
+impl PathCounters {
+    /// Adds to a number that only the caller's thread writes. Relaxed: nothing hangs on it.
+    #[inline(always)]
+    fn bump(cell: &AtomicU64, n: u64) {
+        cell.store(cell.load(Ordering::Relaxed) + n, Ordering::Relaxed);
+    }
+
+    /// `bios` of one operation came back, with `bytes` in all.
+    #[inline(always)]
+    pub(super) fn served(&self, op: Op, bios: u64, bytes: u64) {
+        let (all, sum) = &self.ops[op as usize];
+        PathCounters::bump(all, bios);
+        PathCounters::bump(sum, bytes);
+    }
+
+    /// A bio came back with an error.
+    pub(super) fn failed(&self, bio: &Bio) {
+        PathCounters::bump(&self.errors[bio.status as usize], 1);
+    }
+
+    /// The path was given `bios` that another had failed.
+    pub(super) fn retried(&self, bios: u64) {
+        PathCounters::bump(&self.retries, bios);
+    }
+
+    /// The path has `bios`.
+    #[inline(always)]
+    pub(super) fn has(&self, bios: usize) {
+        self.in_flight.store(bios as u64, Ordering::Relaxed);
+    }
+
+    fn add_to(&self, count: &mut PathIoTotals) {
+        let add = |to: &mut u64, cell: &AtomicU64| *to += cell.load(Ordering::Relaxed);
+        for ((bios, bytes), (all, sum)) in count.ops.iter_mut().zip(&self.ops) {
+            add(bios, all);
+            add(bytes, sum);
+        }
+        count.errors.iter_mut().zip(&self.errors).for_each(|(to, cell)| add(to, cell));
+        add(&mut count.retries, &self.retries);
+        add(&mut count.in_flight, &self.in_flight);
+        count.watched.iter_mut().zip(self.watched.cells()).for_each(|(to, cell)| add(to, cell));
+        self.latency.iter().for_each(|latency| latency.add_to(&mut count.latency));
+    }
+}
+
+/// The counters of one lane, a path each.
+pub(super) type LaneCounters = Arc<[PathCounters]>;
+
+/// The counters of all lanes of a device. Locked when a lane is opened and when someone asks, never
+/// on the data path.
+#[derive(Debug, Default)]
+pub(super) struct DeviceCounters(Mutex<CounterState>);
+
+#[derive(Debug, Default)]
+struct CounterState {
+    rows: Vec<LaneCounters>,
+    /// What lanes counted that are gone.
+    past: Vec<PathIoTotals>,
+}
+
+impl DeviceCounters {
+    /// Counters for a new lane over `paths` paths, watched or not.
+    pub(super) fn open(&self, paths: usize, watched: bool) -> LaneCounters {
+        let latency = || watched.then(Box::<Total>::default);
+        let row: LaneCounters =
+            (0..paths).map(|_| PathCounters { latency: latency(), ..PathCounters::default() }).collect();
+        let mut state = self.0.lock().unwrap_or_else(|e| e.into_inner());
+        state.retire(paths);
+        state.rows.push(row.clone());
+        row
+    }
+
+    /// What each of the `paths` paths has served.
+    pub(super) fn total(&self, paths: usize) -> Vec<PathIoTotals> {
+        let mut state = self.0.lock().unwrap_or_else(|e| e.into_inner());
+        state.retire(paths);
+        let mut total = state.past.clone();
+        for row in &state.rows {
+            row.iter().zip(&mut total).for_each(|(counter, count)| counter.add_to(count));
+        }
+        total
+    }
+}
+
+impl CounterState {
+    /// Adds up the rows that only this list still holds, and drops them.
+    fn retire(&mut self, paths: usize) {
+        let past = &mut self.past;
+        past.resize(paths, PathIoTotals::default());
+        // Exclusive access also means that all its lane wrote is seen.
+        self.rows.retain_mut(|row| match Arc::get_mut(row) {
+            Some(gone) => {
+                for (counter, count) in gone.iter().zip(&mut *past) {
+                    counter.add_to(count);
+                    // What a lane has goes with it.
+                    (count.in_flight, count.watched[0]) = (0, 0);
+                }
+                false
+            }
+            None => true,
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_outlive_their_lane() {
+        let served = DeviceCounters::default();
+        let (a, b) = (served.open(2, false), served.open(2, true));
+        a[0].served(Op::Read, 3, 12);
+        a[0].has(5);
+        b[1].served(Op::Write, 1, 4);
+        for status in [Status::Timeout, Status::Medium] {
+            let mut bio = Bio::new();
+            bio.end_with(status);
+            b[1].failed(&bio);
+        }
+        b[1].retried(2);
+        b[1].has(1);
+        assert_eq!(served.total(2)[0].in_flight, 5);
+        drop(a);
+        for _ in 0..2 {
+            let [first, second] = served.total(2)[..] else { panic!("two paths") };
+            assert_eq!((first.ops[Op::Read as usize], first.in_flight), ((3, 12), 0), "retired once");
+            assert_eq!((second.bios(), second.bytes(), second.path_errors()), (1, 4, 1));
+            assert_eq!((second.errors[Status::Medium as usize], second.retries), (1, 2));
+            assert_eq!(second.in_flight, 1);
+        }
+    }
+}

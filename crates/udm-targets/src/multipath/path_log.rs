@@ -1,0 +1,321 @@
+//! What a person is told: a line for each path that fails or returns, whoever did it, and one when
+//! the last path goes.
+//!
+//! ```text
+//! multipath: mp: Failing path 253:1 (same.img): I/O error, Write at sector 2048: 1 of 2 paths left
+//! multipath: mp: Failing path 253:0 (disk.img): by message: no path left
+//! multipath: mp: Failing path 253:0 (disk.img): silent for 2s, 3 requests have to wait for it: no path left
+//! multipath: mp: no path left: 32 requests wait
+//! multipath: mp: Reinstating path 253:0 (disk.img): 1 of 2 paths up, 64 requests that waited go on
+//! multipath: mp: Reinstating path 253:1 (same.img): it answers: 2 of 2 paths up
+//! multipath: mp: path 253:1 (same.img) stays failed: it is shorter than the 1048576 bytes of the table
+//! multipath: mp: path 253:1 (same.img) stays failed: it failed twice within 60 s, and is watched for 120 s
+//! multipath: mp: back to group 1, which is better
+//! ```
+//!
+//! A line is written by whoever made the change: of several cores that see a path fail at once, one
+//! does. How many bios wait, or have failed, for want of a path is counted over all cores; only
+//! lanes that have no path touch the count.
+
+use super::checker_status::CheckerStatus;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+use udm_core::{Bio, Cores, DevNo, Device, Nanos, Overdue, Stacked, Status};
+use udm_dm::target::{DeviceRef, Notify};
+use udm_dm::{CheckState, NewsKind, StateChange};
+use udm_wire::multipath_conf::Settings;
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct PathLog {
+    /// The paths, which people know by number and name: `253:1 (same.img)`.
+    paths: Box<[LoggedPath]>,
+    notify: OnceLock<Arc<dyn Notify>>,
+    waiting: AtomicUsize,
+    failed: AtomicUsize,
+    /// The last path has gone, and nobody has said yet what becomes of the requests.
+    last_path_failed: AtomicBool,
+    /// The group that was last said to be in use, from 1; 0 for none.
+    group: AtomicUsize,
+}
+
+/// A path, of which the journal holds nothing open.
+struct LoggedPath {
+    number: DevNo,
+    /// As the table has it.
+    name: String,
+    device: Weak<dyn Device>,
+}
+
+impl fmt::Display for LoggedPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let device = self.device.upgrade();
+        // A mapped device may have another name by now.
+        let now = device.as_ref().and_then(|device| device.stacked()).map(Stacked::name);
+        write!(f, "{} ({})", self.number, now.as_ref().unwrap_or(&self.name))
+    }
+}
+
+/// Why a path is failed.
+pub(super) enum FailReason<'a> {
+    /// A bio came back with an error that blames the path.
+    Bio(&'a Bio),
+    /// Somebody said so.
+    Message,
+    /// An administrator said so, and it is for him to say otherwise.
+    Command,
+    /// A check was answered with an error that blames the path.
+    Check(Status),
+    /// A check was not answered for so long.
+    NoAnswer(Nanos),
+    /// It does not answer what it was sent. Requests wait for it that can't go elsewhere.
+    Silent { how: Overdue, waiting: usize },
+}
+
+/// Why a path is reinstated.
+#[derive(Clone, Copy)]
+pub(super) enum ReinstateReason {
+    /// Somebody said so.
+    Message,
+    /// An administrator said so.
+    Command,
+    /// A check was answered.
+    CheckPassed,
+}
+
+impl fmt::Display for ReinstateReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ReinstateReason::Message => Ok(()),
+            ReinstateReason::Command => f.write_str("by command: "),
+            ReinstateReason::CheckPassed => f.write_str("it answers: "),
+        }
+    }
+}
+
+impl fmt::Display for FailReason<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            FailReason::Bio(bio) => {
+                write!(f, "{} error, {:?} at sector {}", bio.status, bio.op, bio.sector.0)
+            }
+            FailReason::Message => f.write_str("by message"),
+            FailReason::Command => f.write_str("by command, and no check brings it back"),
+            FailReason::Check(status) => write!(f, "{status} error, in a check"),
+            FailReason::NoAnswer(time) => write!(f, "no answer to a check in {} s", time.0 as f64 / 1e9),
+            FailReason::Silent { how, waiting } => {
+                let (what, time) = match how {
+                    Overdue::Kept(time) => ("answers others, and has kept a request for", time),
+                    Overdue::Silent(time) | Overdue::No(time) => ("silent for", time),
+                };
+                write!(f, "{what} {:?}", Duration::from_nanos(time.0))?;
+                match waiting {
+                    0 => Ok(()),
+                    n => write!(f, ", {n} requests have to wait for it"),
+                }
+            }
+        }
+    }
+}
+
+impl PathLog {
+    pub fn new<'a>(paths: impl Iterator<Item = &'a DeviceRef>) -> PathLog {
+        let path = |d: &DeviceRef| LoggedPath {
+            number: d.number,
+            name: d.name.clone(),
+            device: Arc::downgrade(&d.device),
+        };
+        let paths = paths.map(path).collect();
+        PathLog { paths, ..PathLog::default() }
+    }
+
+    /// Whom to tell of events.
+    pub fn attach(&self, notify: Arc<dyn Notify>) {
+        // A table is loaded into one device, once.
+        let _ = self.notify.set(notify);
+    }
+
+    /// The time, for who asks how long something has lasted; 0 where nobody has said by which
+    /// clock.
+    pub fn now(&self) -> Nanos {
+        self.notify.get().map_or(Nanos(0), |notify| notify.now())
+    }
+
+    /// What is done for the device's paths, where something is.
+    pub fn settings(&self) -> Option<Arc<Settings>> {
+        self.notify.get().and_then(|notify| notify.upkeep().paths)
+    }
+
+    /// Raises the device's event counter by one.
+    pub fn event(&self) {
+        if let Some(notify) = self.notify.get() {
+            notify.event();
+        }
+    }
+
+    /// Has every lane of the device look again.
+    pub fn kick(&self, cores: &dyn Cores) {
+        if let Some(notify) = self.notify.get() {
+            notify.kick(cores);
+        }
+    }
+
+    /// A path was failed; `left` are up still.
+    pub fn failed(&self, path: usize, why: &FailReason<'_>, left: u32) {
+        let (device, name, all) = (self.device(), self.path(path), self.paths.len());
+        let rest = if left > 0 { format!("{left} of {all} paths") } else { "no path".into() };
+        let line = format!("Failing path {name}: {why}: {rest} left");
+        if left > 0 {
+            tracing::warn!("multipath: {device}: {line}");
+        } else {
+            self.failed.store(0, Relaxed);
+            self.last_path_failed.store(true, Relaxed);
+            // A place has a budget of lines: where many fail at once, the last is not left out.
+            tracing::warn!("multipath: {device}: {line}");
+        }
+        self.tell(NewsKind::PathFailed, Some(path), &line);
+    }
+
+    /// A path that had failed is an administrator's from now on.
+    pub fn held(&self, path: usize) {
+        let line = format!("path {} stays failed: {}", self.path(path), FailReason::Command);
+        self.tell(NewsKind::PathHeld, Some(path), &line);
+    }
+
+    /// A check of a path found a state, which is put on the board; told where it is another.
+    pub fn checked(&self, board: &CheckerStatus, path: usize, found: CheckState) {
+        if !board.set(path, found) {
+            return;
+        }
+        let line = format!("path {}: the checker says {}", self.path(path), found.text());
+        self.tell(NewsKind::PathChecked, Some(path), &line);
+    }
+
+    /// Requests go to group `group`, from 0. Said where it was another that they went to.
+    pub fn group_in_use(&self, group: usize) {
+        let group = group + 1;
+        if self.group.swap(group, Relaxed) != group {
+            let change = || {
+                let line = format!("group {group} is in use");
+                StateChange { group: Some(group), ..StateChange::new(NewsKind::PathGroup, line) }
+            };
+            self.emit_as(&change);
+        }
+    }
+
+    /// A path that failed is not reinstated, though it may answer: it is another disk, or keeps
+    /// failing.
+    pub fn refused(&self, path: usize, why: &str) {
+        let (device, line) = (self.device(), format!("path {} stays failed: {why}", self.path(path)));
+        tracing::warn!("multipath: {device}: {line}");
+        self.tell(NewsKind::PathRefused, Some(path), &line);
+    }
+
+    /// A path is out of use for being slow, for `length` at the least.
+    pub fn ejected(&self, path: usize, length: Nanos) {
+        let (device, name, length) = (self.device(), self.path(path), Duration::from_nanos(length.0));
+        let line = format!("path {name} is much slower than the others: out of use for {length:?}");
+        tracing::warn!("multipath: {device}: {line}");
+        self.tell(NewsKind::PathEjected, Some(path), &line);
+    }
+
+    /// It is in use again.
+    pub fn ejection_ended(&self, path: usize) {
+        let (device, name) = (self.device(), self.path(path));
+        let line = format!("path {name} is no slower than the others: in use again");
+        tracing::warn!("multipath: {device}: {line}");
+        self.tell(NewsKind::PathAdmitted, Some(path), &line);
+    }
+
+    /// A path was reinstated; `up` are up now.
+    pub fn reinstated(&self, path: usize, back: ReinstateReason, up: u32) {
+        let (device, name, all) = (self.device(), self.path(path), self.paths.len());
+        let mut meanwhile = String::new();
+        if up == 1 && !self.last_path_failed.swap(false, Relaxed) {
+            let (waiting, failed) = (self.waiting.load(Relaxed), self.failed.swap(0, Relaxed));
+            if waiting > 0 {
+                meanwhile += &format!(", {waiting} requests that waited go on");
+            }
+            if failed > 0 {
+                meanwhile += &format!(", {failed} requests failed meanwhile");
+            }
+        }
+        let line = format!("Reinstating path {name}: {back}{up} of {all} paths up{meanwhile}");
+        tracing::warn!("multipath: {device}: {line}");
+        self.tell(NewsKind::PathReinstated, Some(path), &line);
+    }
+
+    /// What becomes of requests without a path, said once after the last has gone: by the first
+    /// lane that has such requests.
+    pub fn no_path(&self, waits: bool) {
+        if !self.last_path_failed.swap(false, Relaxed) {
+            return;
+        }
+        let device = self.device();
+        let line = if waits {
+            format!("no path left: {} requests wait, and those that come", self.waiting.load(Relaxed))
+        } else {
+            format!("no path left: {} requests failed, and those that come will", self.failed.load(Relaxed))
+        };
+        tracing::warn!("multipath: {device}: {line}");
+        self.tell(NewsKind::NoPath, None, &line);
+    }
+
+    /// A message changed what becomes of requests while there is no path.
+    pub fn policy(&self, waits: bool) {
+        self.last_path_failed.store(false, Relaxed);
+        let device = self.device();
+        let line = if waits {
+            "no path left: requests wait from now on".to_owned()
+        } else {
+            let n = self.waiting.load(Relaxed);
+            format!("no path left: {n} requests that waited fail, and those that come")
+        };
+        tracing::warn!("multipath: {device}: {line}");
+        self.tell(NewsKind::NoPath, None, &line);
+    }
+
+    /// Group `group`, from 0, is better than the one in use.
+    pub fn failed_back(&self, group: usize) {
+        let (device, group) = (self.device(), group + 1);
+        let line = format!("back to group {group}, which is better");
+        tracing::warn!("multipath: {device}: {line}");
+        self.emit_as(&|| StateChange { group: Some(group), ..StateChange::new(NewsKind::Failback, &*line) });
+    }
+
+    /// A lane holds `now` bios for want of a path, `before` when it last said so.
+    pub fn waiting(&self, before: usize, now: usize) {
+        if now >= before {
+            self.waiting.fetch_add(now - before, Relaxed);
+        } else {
+            self.waiting.fetch_sub(before - now, Relaxed);
+        }
+    }
+
+    /// `n` bios failed for want of a path.
+    pub fn ended(&self, n: usize) {
+        self.failed.fetch_add(n, Relaxed);
+    }
+
+    fn device(&self) -> String {
+        self.notify.get().map_or_else(|| "?".into(), |notify| notify.device())
+    }
+
+    fn path(&self, path: usize) -> String {
+        self.paths.get(path).map_or_else(|| "?".into(), LoggedPath::to_string)
+    }
+
+    /// Has who listens told of a change, of `path` or of all, that this line says.
+    fn tell(&self, kind: NewsKind, path: Option<usize>, line: &str) {
+        let path = path.and_then(|path| self.paths.get(path)).map(|path| path.number);
+        self.emit_as(&|| StateChange { path, ..StateChange::new(kind, line) });
+    }
+
+    fn emit_as(&self, change: &dyn Fn() -> StateChange) {
+        if let Some(notify) = self.notify.get() {
+            notify.tell(change);
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! Paths that are equal take turns.
+//!
+//! Paths that all have part in each batch, and whose bios come back in one poll, are soon the same
+//! to the last bit of their averages. Then a batch that makes full rounds of all of them is dealt
+//! out as [`super::batch_rounds`] would: along the list, back along it since of two that cost the same
+//! the one chosen last is next, and so on; where they are stale, along it each time. All that a
+//! batch has to see is that nothing is in flight.
+
+use super::super::BioDispatch;
+use super::MANY;
+use super::lane::{HistoricalLane, PathEstimate};
+use std::sync::atomic::Ordering::Relaxed;
+
+impl HistoricalLane {
+    /// True when paths that are equal have no bio in flight, and `count` bios are rounds of all of
+    /// them.
+    #[inline(always)]
+    pub(super) fn can_rotate(&self, count: usize) -> bool {
+        let in_flight = self
+            .slots
+            .iter()
+            .zip(self.selector.loads.all())
+            .fold(0, |sum, (slot, load)| sum | load.load(Relaxed).wrapping_add(slot.unpublished));
+        let all = PathEstimate { load: count as u64, ..self.slots[0] };
+        (in_flight == 0)
+            & all.is_plain(MANY)
+            & (self.selector.threshold == 0)
+            & count.is_multiple_of(self.slots.len())
+    }
+
+    /// The choices for a batch that [`HistoricalLane::can_rotate`] is true of.
+    #[inline(always)]
+    pub(super) fn choose_in_rotation(&mut self, mut bios: impl BioDispatch) {
+        let (now, stale, paths) = (self.now, self.slots[0].is_stale(self.now), self.slots.len());
+        if self.rotation_is_stale != Some(stale) {
+            self.begin_rotation(stale);
+        }
+        let rounds = (bios.left() / paths) as u64;
+        let _ = self.rotation.deal(&mut bios, |bio| {
+            bio.sent = now;
+            true
+        });
+        if !stale {
+            // The list is the round that was the last, so that is the next too.
+            self.rotation.set_next(if self.rotation.place() == 0 { paths } else { 0 });
+        }
+        for slot in &mut self.slots {
+            slot.unpublished = slot.unpublished.wrapping_add(rounds);
+        }
+    }
+
+    #[cold]
+    fn begin_rotation(&mut self, stale: bool) {
+        self.list();
+        let back = if stale { &[] } else { &self.order[..] };
+        self.rotation.begin(self.order.iter().chain(back.iter().rev()).copied());
+        self.rotation_is_stale = Some(stale);
+    }
+
+    /// If there is a ring, it is no more: the list is in `order` and in the slots.
+    #[inline(always)]
+    pub(super) fn end_rotation(&mut self) {
+        if self.rotation_is_stale.is_some() {
+            self.list_from_rotation();
+        }
+    }
+
+    #[cold]
+    fn list_from_rotation(&mut self) {
+        let rotation = self.rotation.from(self.rotation.place());
+        for ((place, path), used) in self.order.iter_mut().zip(rotation).zip(self.clock + 1..) {
+            *place = path as u32;
+            self.slots[path].used = used;
+        }
+        self.clock += self.order.len() as u64;
+        (self.rotation_is_stale, self.listed) = (None, true);
+    }
+}

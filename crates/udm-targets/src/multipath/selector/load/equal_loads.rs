@@ -1,0 +1,80 @@
+//! Paths of the same load take turns.
+//!
+//! Where a batch finds all paths with the same load, which it does where whole batches come back,
+//! each choice is the front of the kernel's list, and the list is all there is to know: it goes
+//! round. Neither loads nor who was chosen when have to be looked at for each choice. That ends
+//! with a batch that finds another load, a bio of another weight, a bio that comes by itself, and
+//! a path that fails or returns.
+
+use super::super::BioDispatch;
+use super::{LoadLane, LoadRule, LoadSelector, Ordering};
+use udm_core::Bio;
+
+impl<S: LoadSelector> LoadLane<S> {
+    /// True when all paths that can be used have the load of the ring's first.
+    #[inline(always)]
+    pub(super) fn has_equal_loads(&self) -> bool {
+        let loads = self.selector.loads().all();
+        let load =
+            |path: usize| loads[path].load(Ordering::Relaxed).wrapping_add(self.slots[path].unpublished);
+        let first = load(self.rotation.first());
+        let uneven = self.slots.iter().zip(loads).fold(0, |uneven, (slot, load)| {
+            let load = load.load(Ordering::Relaxed).wrapping_add(slot.unpublished);
+            uneven | ((load ^ first) & slot.if_usable())
+        });
+        uneven == 0
+    }
+
+    /// Puts the paths in the order of the batch, and says whether they have the same load. Then the
+    /// ring begins.
+    #[inline(never)]
+    pub(super) fn begin_rotation(&mut self) -> bool {
+        self.order();
+        let [first, .., last] = &self.ranking[..] else { return false };
+        self.is_rotating = first.load == last.load;
+        if self.is_rotating {
+            self.rotation.begin(self.ranking.iter().map(|turn| turn.path));
+        }
+        self.is_rotating
+    }
+
+    /// The choices for a batch of bios, as long as they have the same weight: the first that has
+    /// not.
+    #[inline(always)]
+    pub(super) fn choose_in_rotation(&mut self, bios: &mut impl BioDispatch) -> Option<Box<Bio>> {
+        let (all, place, mut weight) = (bios.left(), self.rotation.place(), None);
+        let rest = self.rotation.deal(bios, |bio| {
+            let n = S::LoadRule::weight(bio);
+            *weight.get_or_insert(n) == n
+        });
+        let (count, n) = (all - bios.left() - usize::from(rest.is_some()), weight.unwrap_or_default());
+        let (rounds, more) = ((count / self.ranking.len()) as u64, count % self.ranking.len());
+        for slot in &mut self.slots {
+            slot.unpublished = slot.unpublished.wrapping_add((rounds * n) & slot.if_usable());
+        }
+        for path in self.rotation.from(place).take(more) {
+            self.slots[path].unpublished = self.slots[path].unpublished.wrapping_add(n);
+        }
+        rest
+    }
+
+    /// If there is a ring, it is no more: who was chosen when is said by the slots again. True
+    /// where there was one.
+    #[inline(always)]
+    pub(super) fn end_rotation(&mut self) -> bool {
+        let was = self.is_rotating;
+        if was {
+            self.list();
+        }
+        was
+    }
+
+    #[cold]
+    fn list(&mut self) {
+        self.is_rotating = false;
+        for path in self.rotation.from(self.rotation.place()).take(self.ranking.len()) {
+            self.clock += 1;
+            self.slots[path].used = self.clock;
+        }
+    }
+}

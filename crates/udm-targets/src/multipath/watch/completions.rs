@@ -1,0 +1,240 @@
+//! What comes back from the paths of a watched lane, and what is late.
+
+use super::PathWatcher;
+use super::in_flight::{CopiedRead, CopyRole, InFlightSlot, SentSlot, SlotKind, copy_segments};
+use super::slow_path_score::LOST_READS_MAX;
+use crate::multipath::counters::WatchCounters;
+use crate::multipath::path_log::FailReason;
+use udm_core::bugs::{self, Bug};
+use udm_core::{Bio, Cx, Nanos, Op, Overdue, Status};
+
+/// Bytes of answers that a poll copies even where others have used up the core's budget of work.
+const FLOOR: u64 = 256 << 10;
+
+impl PathWatcher {
+    /// Polls the lane of a path and sorts out what it brings, as far as the turn's work goes.
+    pub(super) fn poll_path(&mut self, path: usize, now: Nanos, cx: &mut Cx<'_>) {
+        let mut completions = std::mem::take(&mut self.completions);
+        self.paths[path].lane.poll(&mut completions, cx);
+        let refused = &mut self.groups[self.paths[path].group].refused;
+        if !completions.is_empty() && std::mem::take(refused) {
+            // Of a path that may have had its poll in this turn.
+            cx.wake_now();
+        }
+        self.paths[path].unprocessed.extend(completions.drain(..));
+        self.completions = completions;
+        let mut floor = FLOOR;
+        while let Some(bio) = self.paths[path].unprocessed.pop_front() {
+            let cost = if bio.op == Op::Read { bio.sectors.bytes() } else { 0 };
+            if cx.work_left() < cost && floor < cost && floor < FLOOR {
+                self.paths[path].unprocessed.push_front(bio);
+                cx.wake_now();
+                break;
+            }
+            cx.set_work_left(cx.work_left().saturating_sub(cost));
+            floor = floor.saturating_sub(cost);
+            self.process_completion(path, bio, now, cx);
+        }
+    }
+
+    /// `bio` is off `path`: what it was.
+    pub(super) fn remove_slot(&mut self, path: usize, bio: &Bio) -> InFlightSlot {
+        let slot = self.slots.remove(bio.cookie as usize);
+        debug_assert_eq!(slot.path, path, "a bio came back from another path");
+        self.paths[path].in_flight -= 1;
+        slot
+    }
+
+    fn process_completion(&mut self, path: usize, mut bio: Box<Bio>, now: Nanos, cx: &mut Cx<'_>) {
+        let slot = self.remove_slot(path, &bio);
+        self.paths[path].last_answer = now;
+        let took = (bio.op == Op::Read && bio.status.is_ok()).then(|| now.since(slot.at));
+        if let Some(took) = took {
+            if let Some(all) = &self.row[path].latency {
+                all.add(took);
+            }
+            self.paths[path].window.add(took);
+            let group = self.paths[path].group;
+            self.groups[group].count(slot.what, took);
+        }
+        match slot.what {
+            SlotKind::Original { cookie, late } => {
+                bio.cookie = cookie;
+                self.late_completed(path, late);
+                self.paths[path].completed.push(bio);
+            }
+            SlotKind::Copy { read, role } => {
+                bio.finish();
+                self.copy_completed(path, read, role);
+                match read {
+                    Some(read) => self.answered(read, role, &bio, now, cx),
+                    None if role == CopyRole::EjectionTrial => self.tried(slot.serial, took, now),
+                    None if bugs::on(Bug::LateAnswerBelieved) => self.accept_late_answer(path, &bio, now, cx),
+                    None => WatchCounters::add(&self.counts(path).late, 1),
+                }
+                self.copies.give_back(bio);
+            }
+        }
+    }
+
+    /// What comes late passes for the answer to another read: for [`Bug::LateAnswerBelieved`].
+    #[cold]
+    fn accept_late_answer(&mut self, path: usize, copy: &Bio, now: Nanos, cx: &mut Cx<'_>) {
+        let other = self.reads.iter().find(|(_, read)| read.leg == path).map(|(key, read)| (key, read.own));
+        if let Some((read, own)) = other {
+            self.detach_copy(own);
+            self.answered(read, CopyRole::Own, copy, now, cx);
+        }
+    }
+
+    /// A copy has left `path`.
+    pub(super) fn copy_completed(&mut self, path: usize, read: Option<usize>, role: CopyRole) {
+        if read.is_none() || role != CopyRole::Own {
+            self.detached_copies -= 1;
+            self.paths[path].detached_copies -= 1;
+        }
+    }
+
+    /// What had been told as late has come back.
+    pub(super) fn late_completed(&self, path: usize, late: bool) {
+        if late {
+            WatchCounters::take(&self.counts(path).waiting, 1);
+        }
+    }
+
+    /// The first answer ends a read; but an error of a hedge says nothing, since the path that was
+    /// chosen has it still.
+    fn answered(&mut self, read: usize, role: CopyRole, copy: &Bio, now: Nanos, cx: &mut Cx<'_>) {
+        let won = role == CopyRole::Hedge;
+        if won && !copy.status.is_ok() {
+            return self.hedge_failed(read, now);
+        }
+        let CopiedRead { mut bio, leg, .. } = self.end_read(read, Some(won), now);
+        if copy.status.is_ok() {
+            copy_segments(&copy.data, &mut bio.data);
+        }
+        bio.end_with(copy.status);
+        self.paths[leg].completed.push(bio);
+        if won {
+            // It may have had its poll in this turn.
+            cx.wake_now();
+            self.paths[leg].score.lost += 1;
+            if self.paths[leg].score.lost >= LOST_READS_MAX {
+                self.eject_path(leg, now);
+            }
+        } else {
+            self.paths[leg].score.lost = 0;
+        }
+    }
+
+    /// Nobody waits for `read` any more. If it was answered, `won` says whether by its hedge.
+    pub(super) fn end_read(&mut self, read: usize, won: Option<bool>, now: Nanos) -> CopiedRead {
+        let ended = self.reads.remove(read);
+        let CopiedRead { leg, own, hedge, .. } = ended;
+        match won {
+            Some(true) => {
+                if !bugs::on(Bug::LoserTaken) {
+                    self.detach_copy(own);
+                }
+                WatchCounters::add(&self.counts(leg).won, 1);
+            }
+            Some(false) => {}
+            // Given up: whether its own copy is still there, its slot says.
+            None => self.detach_copy(own),
+        }
+        if let Some(hedge) = hedge {
+            if won != Some(true) {
+                self.detach_copy(hedge);
+                WatchCounters::add(&self.counts(leg).wasted, 1);
+            }
+            let group = self.paths[leg].group;
+            self.groups[group].budget.ended(won == Some(true), now);
+        }
+        ended
+    }
+
+    /// The answer of a copy is waited for no longer.
+    fn detach_copy(&mut self, slot: usize) {
+        let Some(InFlightSlot { path, what: SlotKind::Copy { read, role }, .. }) = self.slots.get_mut(slot)
+        else {
+            return;
+        };
+        if read.take().is_some() && *role == CopyRole::Own {
+            self.detached_copies += 1;
+            self.paths[*path].detached_copies += 1;
+        }
+    }
+
+    /// A hedge did not do what it was for.
+    pub(super) fn hedge_failed(&mut self, read: usize, now: Nanos) {
+        let CopiedRead { leg, hedge, .. } = &mut self.reads[read];
+        let (leg, hedge) = (*leg, hedge.take());
+        if let Some(hedge) = hedge {
+            self.detach_copy(hedge);
+        }
+        WatchCounters::add(&self.counts(leg).wasted, 1);
+        let group = self.paths[leg].group;
+        self.groups[group].budget.ended(false, now);
+        // It may have another one, elsewhere.
+        let own = self.reads[read].own;
+        let InFlightSlot { at, serial, .. } = self.slots[own];
+        let path = &mut self.paths[leg];
+        path.refused.push(SentSlot { at, slot: own, serial }, path.in_flight, &self.slots);
+    }
+
+    /// What on `path` is past its deadline.
+    pub(super) fn check_deadlines(&mut self, path: usize, now: Nanos, cx: &mut Cx<'_>) {
+        while let Some(sent) = self.paths[path].before_deadline.first(&self.slots) {
+            let last_answer = self.paths[path].last_answer;
+            let Some(patience) = &mut self.paths[path].patience else { return };
+            let how = patience.look(sent.at, last_answer, now);
+            if let Overdue::No(due) = how {
+                cx.wake_at(due);
+                break;
+            }
+            self.paths[path].before_deadline.pop();
+            self.fail_silent(path, how);
+            self.expire_slot(path, sent.slot, now);
+        }
+    }
+
+    /// Fails a path for its silence, or for a request that it has kept.
+    fn fail_silent(&self, path: usize, how: Overdue) {
+        if self.shared.path(path).failed {
+            return;
+        }
+        let stays = |slot: &InFlightSlot| slot.path == path && matches!(slot.what, SlotKind::Original { .. });
+        let waiting = self.slots.iter().filter(|(_, slot)| stays(slot)).count();
+        if self.shared.fail(path, &FailReason::Silent { how, waiting }) {
+            self.shared.path_log.event();
+        }
+    }
+
+    /// The deadline of what is in `path_load` is over.
+    fn expire_slot(&mut self, path: usize, slot: usize, now: Nanos) {
+        match &mut self.slots[slot].what {
+            SlotKind::Original { late, .. } => {
+                *late = true;
+                WatchCounters::add(&self.counts(path).waiting, 1);
+            }
+            SlotKind::Copy { read: Some(read), role: CopyRole::Own } => {
+                let read = *read;
+                let CopiedRead { mut bio, leg, .. } = self.end_read(read, None, now);
+                WatchCounters::add(&self.counts(leg).given_up, 1);
+                bio.end_with(Status::Timeout);
+                self.paths[leg].completed.push(bio);
+            }
+            SlotKind::Copy { read: Some(read), .. } => {
+                let read = *read;
+                self.hedge_failed(read, now);
+            }
+            SlotKind::Copy { read: None, role } => {
+                if *role == CopyRole::EjectionTrial {
+                    let serial = self.slots[slot].serial;
+                    self.slots[slot].what = SlotKind::Copy { read: None, role: CopyRole::Hedge };
+                    self.tried(serial, None, now);
+                }
+            }
+        }
+    }
+}

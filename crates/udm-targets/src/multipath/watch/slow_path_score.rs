@@ -1,0 +1,127 @@
+//! Which path is much slower than the others of its group.
+//!
+//! The median of a path's reads in a window is compared with the median of those of the others: one
+//! that is more than [`SLOW_FACTOR`] as long, and no less than [`SLOW_MIN`], is a strike, and
+//! [`STRIKES`] in a row put the path out of use. A path whose reads only their hedges answered,
+//! [`LOST_READS_MAX`] in a row, needs no window.
+
+use udm_core::Nanos;
+use udm_core::bugs::{self, Bug};
+use udm_core::latency::Window;
+
+/// How much slower than the others.
+const SLOW_FACTOR: u64 = 4;
+/// What is faster is never too slow.
+const SLOW_MIN: Nanos = Nanos::from_millis(1);
+/// Windows in a row.
+const STRIKES: u32 = 3;
+/// Reads of a path in a window, to judge by them.
+const READS_MIN: u32 = 16;
+/// Reads in a row that only a hedge answered.
+pub(super) const LOST_READS_MAX: u32 = 8;
+/// Reads that are sent to a path on probation.
+pub(super) const TRIAL_READS: usize = 8;
+
+/// What one core knows of a path.
+#[derive(Clone, Debug, Default)]
+pub(super) struct SlowPathScore {
+    strikes: u32,
+    /// Reads in a row that only a hedge answered.
+    pub(super) lost: u32,
+    /// The median of the last window that had enough reads.
+    median: Option<Nanos>,
+}
+
+/// `median` is that of a path, `others` are those of the other paths in use of its group.
+fn is_slow(median: Nanos, others: &mut [Nanos]) -> bool {
+    others.sort_unstable();
+    match others.get(others.len().saturating_sub(1) / 2) {
+        Some(usual) if bugs::on(Bug::MerelySlower) => median > *usual,
+        Some(usual) => median >= SLOW_MIN && median.0 > SLOW_FACTOR * usual.0,
+        None => false,
+    }
+}
+
+/// A window is over: `windows` are those of the paths in use of a group. Says which path, by its
+/// place, is to be put out of use, if any.
+pub(super) fn find_slow_path(paths: &mut [(usize, &mut SlowPathScore, &Window)]) -> Option<usize> {
+    for (_, score, window) in paths.iter_mut().filter(|(.., window)| window.total() >= READS_MIN) {
+        score.median = window.percentile(50);
+    }
+    let medians: Vec<_> = paths.iter().map(|(_, score, _)| score.median).collect();
+    let mut verdict = None;
+    for (at, (path, score, window)) in paths.iter_mut().enumerate() {
+        if window.total() < READS_MIN {
+            continue;
+        }
+        let others = medians.iter().enumerate().filter(|(other, _)| *other != at);
+        let mut others: Vec<_> = others.filter_map(|(_, median)| *median).collect();
+        let slow = score.median.is_some_and(|median| is_slow(median, &mut others));
+        score.strikes = if slow { score.strikes + 1 } else { 0 };
+        if score.strikes >= STRIKES && verdict.is_none() {
+            score.strikes = 0;
+            verdict = Some(*path);
+        }
+    }
+    verdict
+}
+
+/// Whether a path on probation has done well: its `trials`, beside what is known of the `others`.
+pub(super) fn trial_passed(trials: &mut [Nanos], others: &[&SlowPathScore]) -> bool {
+    trials.sort_unstable();
+    let Some(median) = trials.get(trials.len().saturating_sub(1) / 2) else { return false };
+    let mut others: Vec<_> = others.iter().filter_map(|score| score.median).collect();
+    !is_slow(*median, &mut others)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn window(reads: u32, us: u64) -> Window {
+        let mut window = Window::default();
+        (0..reads).for_each(|_| window.add(Nanos(us * 1000)));
+        window
+    }
+
+    /// The verdict of each window: reads and µs of each path.
+    fn verdicts(windows: &[[(u32, u64); 3]]) -> Vec<Option<usize>> {
+        let mut standings = vec![SlowPathScore::default(); 3];
+        let one = |row: &[(u32, u64); 3]| {
+            let windows: Vec<_> = row.iter().map(|(reads, us)| window(*reads, *us)).collect();
+            let mut paths: Vec<_> =
+                standings.iter_mut().zip(&windows).enumerate().map(|(i, (s, w))| (i, s, w)).collect();
+            find_slow_path(&mut paths)
+        };
+        windows.iter().map(one).collect()
+    }
+
+    #[test]
+    fn three_slow_windows_in_a_row() {
+        let (slow, even) = ([(20, 300), (20, 9000), (20, 500)], [(20, 300), (20, 400), (20, 500)]);
+        assert_eq!(verdicts(&[slow, slow, slow, slow]), [None, None, Some(1), None]);
+        assert_eq!(verdicts(&[slow, slow, even, slow, slow]), [None; 5]);
+        let few = [(20, 300), (15, 9000), (20, 500)];
+        assert_eq!(verdicts(&[slow, few, slow, few, slow]), [None, None, None, None, Some(1)]);
+    }
+
+    #[test]
+    fn what_is_slow_beside_none_or_fast_by_itself_is_not_too_slow() {
+        assert_eq!(verdicts(&[[(20, 9000), (0, 0), (0, 0)]; 5]), [None; 5]);
+        assert_eq!(verdicts(&[[(20, 10), (20, 900), (20, 10)]; 5]), [None; 5]);
+        assert_eq!(verdicts(&[[(20, 9000), (20, 9000), (20, 9000)]; 5]), [None; 5]);
+    }
+
+    #[test]
+    fn trials_are_compared_with_the_others() {
+        let mut standings = [SlowPathScore::default(), SlowPathScore::default()];
+        let windows = [window(20, 300), window(20, 500)];
+        let mut paths: Vec<_> =
+            standings.iter_mut().zip(&windows).enumerate().map(|(i, (s, w))| (i, s, w)).collect();
+        find_slow_path(&mut paths);
+        let others: Vec<_> = standings.iter().collect();
+        let of = |us: u64| vec![Nanos(us * 1000); TRIAL_READS];
+        assert!(trial_passed(&mut of(900), &others) && !trial_passed(&mut of(9000), &others));
+        assert!(!trial_passed(&mut [], &others));
+    }
+}

@@ -1,0 +1,289 @@
+//! Paths of a watched lane that are slow: hedges, and who is put out of use and comes back.
+//!
+//! A path on probation is given no requests. When its time is over the first lane that is asked for
+//! something sends it copies of a few reads, one at a time ([`EjectionTrial`]), whose answers nobody waits
+//! for: no request is slow for the sake of finding out. If they do well the path is in use again;
+//! if not, it is out for twice as long.
+
+use super::hedge_budget::{AFTER_MIN, PERCENTILE, QUIET_FACTOR, READS_MIN};
+use super::in_flight::{CopyRole, SentSlot, SlotKind};
+use super::slow_path_score::{self, SlowPathScore, TRIAL_READS};
+use super::{PathWatcher, WatchedGroup, WatchedPath};
+use crate::multipath::counters::WatchCounters;
+use udm_core::bugs::{self, Bug};
+use udm_core::latency::Window;
+use udm_core::{Cx, Nanos};
+
+/// How long a window is, at the least.
+const WINDOW: Nanos = Nanos::from_millis(250);
+/// How long a trial may take before another lane may begin one.
+const TRIAL_MAX: Nanos = Nanos::from_millis(10_000);
+/// How soon there is another where it had nothing to go by.
+const TRIAL_NEXT: Nanos = Nanos::from_millis(1_000);
+
+/// A path on probation that is tried.
+pub(super) struct EjectionTrial {
+    path: usize,
+    /// What the copies took; never, for those that failed.
+    times: Vec<Nanos>,
+    /// The serial of the one on its way.
+    out: Option<u64>,
+    until: Nanos,
+}
+
+impl WatchedGroup {
+    /// How long a path answers nothing before it is quiet.
+    fn quiet(&self) -> Nanos {
+        Nanos(self.after.0.saturating_mul(QUIET_FACTOR))
+    }
+
+    /// What was sent took so long. An answer that nobody waits for any more says that it took
+    /// longer than the wait, and no more: else a path that hung would have all others wait longer
+    /// for their hedges. Nor would they come sooner and sooner, as if it did not count at all.
+    pub(super) fn count(&mut self, what: SlotKind, took: Nanos) {
+        match what {
+            SlotKind::Copy { role: CopyRole::EjectionTrial, .. } => {}
+            SlotKind::Copy { read: None, .. } => self.window.add(took.min(Nanos(self.after.0 - 1))),
+            _ => self.window.add(took),
+        }
+    }
+}
+
+impl PathWatcher {
+    /// Hedges the reads on `path` that have taken long.
+    pub(super) fn check_hedges(&mut self, path: usize, now: Nanos, cx: &mut Cx<'_>) {
+        if !self.how.hedge_reads {
+            return;
+        }
+        let group = self.paths[path].group;
+        if self.groups[group].after == Nanos::NEVER {
+            self.learn(group);
+        }
+        let after = self.groups[group].after;
+        if after == Nanos::NEVER {
+            return;
+        }
+        self.check_hedged(path, now, cx);
+        while let Some(sent) = self.paths[path].refused.first(&self.slots)
+            && self.hedge(path, sent, now, cx)
+        {
+            self.paths[path].refused.pop();
+        }
+        while let Some(sent) = self.paths[path].unhedged.first(&self.slots) {
+            let due = sent.at + after;
+            if due > now {
+                cx.wake_at(due);
+                break;
+            }
+            self.paths[path].unhedged.pop();
+            if !self.hedge(path, sent, now, cx) {
+                WatchCounters::add(&self.counts(path).refused, 1);
+                let path = &mut self.paths[path];
+                path.refused.push(sent, path.in_flight, &self.slots);
+            }
+        }
+        if self.paths[path].refused.first(&self.slots).is_some() {
+            self.groups[group].refused = true;
+            if !self.is_quiet(path, now) {
+                cx.wake_at(self.quiet_at(path));
+            }
+        }
+    }
+
+    /// A hedge on a path that has become quiet since is as good as none. The oldest is looked at:
+    /// one whose path answers is through soon.
+    fn check_hedged(&mut self, path: usize, now: Nanos, cx: &mut Cx<'_>) {
+        while let Some(sent) = self.paths[path].hedged.first(&self.slots) {
+            let SlotKind::Copy { read: Some(read), .. } = self.slots[sent.slot].what else { return };
+            if let Some(hedge) = self.reads[read].hedge {
+                let other = self.slots[hedge].path;
+                if !self.is_quiet(other, now) {
+                    return cx.wake_at(self.quiet_at(other));
+                }
+                self.hedge_failed(read, now);
+            }
+            self.paths[path].hedged.pop();
+        }
+    }
+
+    /// Sends a read that is on `path` to another one too, unless there is no hedge to be had.
+    fn hedge(&mut self, path: usize, sent: SentSlot, now: Nanos, cx: &mut Cx<'_>) -> bool {
+        let SlotKind::Copy { read: Some(read), role: CopyRole::Own } = self.slots[sent.slot].what else {
+            return true;
+        };
+        let tried = &self.reads[read].tried;
+        let Some(other) = self.hedge_path(path, tried, now) else { return !tried.is_empty() };
+        let budget = &mut self.groups[self.paths[path].group].budget;
+        let (paid, paused) = (budget.take(now), budget.paused(now));
+        let free = !paid && self.is_quiet(path, now) && self.may_answer(other, paused, now);
+        if !(paid || free) || !self.send_copy(other, read, CopyRole::Hedge, now, cx) {
+            return false;
+        }
+        self.reads[read].tried.push(other);
+        let on = &mut self.paths[path];
+        on.hedged.push(sent, on.in_flight, &self.slots);
+        WatchCounters::add(&self.counts(path).hedges, 1);
+        WatchCounters::add(&self.counts(path).free, u64::from(free));
+        true
+    }
+
+    /// From when on `path` is quiet, if it does not answer anything before.
+    fn quiet_at(&self, path: usize) -> Nanos {
+        let path = &self.paths[path];
+        path.last_answer.max(path.busy_since) + self.groups[path.group].quiet()
+    }
+
+    /// True when `path` has long had something to answer and has answered nothing at all.
+    fn is_quiet(&self, path: usize, now: Nanos) -> bool {
+        self.paths[path].in_flight > 0 && self.quiet_at(path) <= now
+    }
+
+    /// True when nothing says that `path` is quiet too. While hedges rest, since they did not win,
+    /// it has to have answered just now, or to be idle: one read finds out.
+    fn may_answer(&self, path: usize, paused: bool, now: Nanos) -> bool {
+        let WatchedPath { in_flight, last_answer, group, .. } = self.paths[path];
+        match paused {
+            true => in_flight == 0 || now < last_answer + self.groups[group].quiet(),
+            false => !self.is_quiet(path, now),
+        }
+    }
+
+    /// Sends a copy of `read` to `path` besides; false where there is no room for one.
+    fn send_copy(&mut self, path: usize, read: usize, role: CopyRole, now: Nanos, cx: &mut Cx<'_>) -> bool {
+        let Some(mut copy) = self.copies.of(&self.reads[read].bio) else { return false };
+        let of = (role == CopyRole::Hedge).then_some(read);
+        let sent = self.add_slot(path, SlotKind::Copy { read: of, role }, now);
+        copy.cookie = sent.slot as u64;
+        if role == CopyRole::Hedge {
+            self.reads[read].hedge = Some(sent.slot);
+        }
+        self.detached_copies += 1;
+        self.paths[path].detached_copies += 1;
+        self.out.push(copy);
+        self.send(path, cx);
+        // Its answer may be there already.
+        cx.wake_now();
+        true
+    }
+
+    /// The paths of the group of `path` in use, but for itself.
+    fn others(&self, path: usize) -> impl Iterator<Item = usize> {
+        let group = self.groups[self.paths[path].group].paths.clone();
+        group.filter(move |other| *other != path && self.shared.path(*other).is_in_use())
+    }
+
+    /// The one of them with the least to do, but for those that were `tried`; one that is quiet
+    /// only where all are.
+    fn hedge_path(&self, path: usize, tried: &[usize], now: Nanos) -> Option<usize> {
+        let others = self.others(path).filter(|other| !tried.contains(other));
+        others.min_by_key(|other| (self.is_quiet(*other, now), self.paths[*other].in_flight))
+    }
+
+    /// The end of a window, if it is over: what reads take by now, and who is slow. Then whether
+    /// the time of a path on probation is over.
+    pub(super) fn end_window(&mut self, now: Nanos) {
+        if now < self.window_end {
+            return;
+        }
+        self.window_end = now + WINDOW;
+        for group in 0..self.groups.len() {
+            let paths = self.groups[group].paths.clone();
+            if self.paths[paths.clone()].iter().map(|path| path.window.total()).sum::<u32>() < READS_MIN {
+                continue;
+            }
+            self.learn(group);
+            if self.how.eject_slow {
+                self.find_slow_path(group, now);
+            }
+            self.groups[group].window = Window::default();
+            self.paths[paths].iter_mut().for_each(|path| path.window = Window::default());
+        }
+        if self.how.eject_slow && self.shared.has_ejected() {
+            self.check_probation(now);
+        }
+    }
+
+    /// What reads of `group` take by now, from those of this window, if they are enough. A moment
+    /// in which all paths stood still makes it twice as long and no more.
+    fn learn(&mut self, group: usize) {
+        let group = &mut self.groups[group];
+        if group.window.total() >= READS_MIN {
+            let most = group.window.percentile(PERCENTILE).unwrap_or_default().max(AFTER_MIN);
+            group.after = most.min(Nanos(group.after.0.saturating_mul(2)));
+        }
+    }
+
+    fn find_slow_path(&mut self, group: usize, now: Nanos) {
+        let range = self.groups[group].paths.clone();
+        let shared = &self.shared;
+        let paths = self.paths[range.clone()].iter_mut().zip(range);
+        let in_use = paths.filter(|(_, index)| shared.path(*index).is_in_use());
+        let mut in_use: Vec<_> = in_use.map(|(p, index)| (index, &mut p.score, &p.window)).collect();
+        if let Some(slow) = slow_path_score::find_slow_path(&mut in_use) {
+            self.eject_path(slow, now);
+        }
+    }
+
+    /// Puts a path out of use, unless it is the last of its group.
+    pub(super) fn eject_path(&mut self, path: usize, now: Nanos) {
+        self.paths[path].score = SlowPathScore::default();
+        if self.how.eject_slow && self.others(path).next().is_some() && self.shared.path(path).is_in_use() {
+            self.shared.eject(path, now);
+        }
+    }
+
+    /// Begins to try a path whose time is over; ends a trial that takes too long.
+    fn check_probation(&mut self, now: Nanos) {
+        if let Some(trial) = self.trial.take_if(|trial| trial.until <= now) {
+            self.end_trial(trial, now);
+        }
+        if self.trial.is_some() || bugs::on(Bug::OutForEver) {
+            return;
+        }
+        let until = now + TRIAL_MAX;
+        let due = (0..self.paths.len()).find(|path| self.shared.ejection(*path).claim_trial(now, until));
+        self.trial =
+            due.map(|path| EjectionTrial { path, times: Vec::with_capacity(TRIAL_READS), out: None, until });
+    }
+
+    /// Sends a copy of `read` to the path that is tried.
+    pub(super) fn send_trial_read(&mut self, read: usize, now: Nanos, cx: &mut Cx<'_>) {
+        let Some(EjectionTrial { path, out: None, .. }) = self.trial else { return };
+        let same = self.paths[path].group == self.paths[self.reads[read].leg].group;
+        if same && !self.shared.path(path).failed {
+            let sent = self.send_copy(path, read, CopyRole::EjectionTrial, now, cx);
+            let serial = sent.then_some(self.serial);
+            self.trial.as_mut().into_iter().for_each(|trial| trial.out = serial);
+        }
+    }
+
+    /// Copy `serial` was answered by the path that is tried, or will not be: how long it took, if
+    /// it did well. One whose trial is over already counts for nothing, also in the next trial, of
+    /// this path or of another.
+    pub(super) fn tried(&mut self, serial: u64, took: Option<Nanos>, now: Nanos) {
+        let Some(trial) = self.trial.as_mut().filter(|trial| trial.out == Some(serial)) else { return };
+        trial.out = None;
+        trial.times.push(took.unwrap_or(Nanos::NEVER));
+        if trial.times.len() < TRIAL_READS {
+            return;
+        }
+        if let Some(trial) = self.trial.take() {
+            self.end_trial(trial, now);
+        }
+    }
+
+    /// Judges by the copies that were sent. Where there were none another lane may have reads.
+    fn end_trial(&self, EjectionTrial { path, mut times, out, .. }: EjectionTrial, now: Nanos) {
+        if out.is_some() {
+            times.push(Nanos::NEVER);
+        }
+        let others: Vec<_> = self.others(path).map(|other| &self.paths[other].score).collect();
+        if times.is_empty() {
+            self.shared.ejection(path).postpone_trial(now + TRIAL_NEXT);
+        } else if slow_path_score::trial_passed(&mut times, &others) || bugs::on(Bug::TrialBelieved) {
+            self.shared.end_ejection(path, now);
+        } else {
+            self.shared.ejection(path).trial_failed(now);
+        }
+    }
+}

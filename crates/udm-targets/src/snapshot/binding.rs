@@ -1,0 +1,420 @@
+//! A table's place in a snapshot's life.
+//!
+//! *Loaded*, with what the store holds read; *active* from its first resume on; *spent* when
+//! another table has taken the snapshot over, or it went before it could be.
+//!
+//! A store has one owner: the table whose snapshot is active, and nobody else writes it or goes by
+//! what is in it. A second table with the same origin and store is a *destination*: it takes the
+//! snapshot over from the first, its *source*, when it is resumed, with all that is in memory. The
+//! source must stand still then; it is what the same device had before, or another device that is
+//! suspended. If two tables were loaded for one handover, the first is the source of the second.
+//!
+//! A table that was loaded while nobody had the store has read it. If another has had the store in
+//! use since, that is not what is there, and the table is refused ([`StoreReadTicket`]); so is one of two
+//! that become live in one change.
+
+use super::args::{self, SnapshotFeatures, SnapshotTableArgs};
+use super::load;
+use super::origin_snapshots::{OriginSnapshots, StoreReadTicket};
+use super::state::Snapshot;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use udm_core::bugs::{self, Bug};
+use udm_core::errno::{EBUSY, EINVAL};
+use udm_core::{Alone, ClaimKey, Content, DevNo, Device, DeviceId, Extents, Sector, Sectors};
+use udm_dm::target::{DeviceRef, Notify, TargetArgs, Used};
+use udm_dm::{MappedDevice, SnapshotReport, SnapshotState, TargetError};
+
+/// How far a table with a snapshot has come.
+#[derive(Clone)]
+pub(super) enum BindingState {
+    /// It has not been resumed.
+    Loaded,
+    /// The same, and it will take its snapshot over from whoever has that.
+    Destination,
+    /// It is in use.
+    Active,
+    /// Its snapshot was taken over, or went before it could be.
+    Released,
+}
+
+/// What a snapshot's table is there for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum TableRole {
+    /// To keep an instant.
+    Keep,
+    /// To bring what it holds back into the origin.
+    Merge,
+}
+
+/// See the module's documentation.
+pub(super) struct SnapshotBinding {
+    pub line: SnapshotTableArgs,
+    pub len: Sectors,
+    pub family: Arc<OriginSnapshots>,
+    pub snapshot: Arc<Snapshot>,
+    table_role: TableRole,
+    /// What was read of the store; `None` for a destination.
+    read_ticket: Option<Arc<StoreReadTicket>>,
+    /// It was asked last whether it can become live.
+    was_checked: AtomicBool,
+    role: Mutex<BindingState>,
+    /// What lanes see of a role that is spent.
+    pub released: Arc<AtomicBool>,
+    notify: Mutex<Option<Arc<dyn Notify>>>,
+}
+
+impl SnapshotBinding {
+    /// For the table line in `args`.
+    ///
+    /// # Errors
+    /// The kernel's, in its order; where the kernel hides the reason behind a general text, it
+    /// follows.
+    pub(super) fn take(
+        table_role: TableRole,
+        args: &mut TargetArgs<'_>,
+    ) -> Result<Arc<SnapshotBinding>, TargetError> {
+        let line = args::parse(args)?;
+        if table_role == TableRole::Merge && !line.persistent {
+            return Err(TargetError::new("Snapshot exception store does not support snapshot-merge.").at(2));
+        }
+        let family = OriginSnapshots::of(&line.origin);
+        args::check_not_stacked(&line, args.len, &family.origin_devices(None))?;
+        let read_ticket = family.read(&line.store);
+        let others = family.on_store(&line.store);
+        let source = others.iter().find(|other| matches!(*other.role(), BindingState::Active));
+        // One that waits in the device of its source is replaced, as any table that waits.
+        let waits = |other: &&Arc<SnapshotBinding>| matches!(*other.role(), BindingState::Destination);
+        let id = |binding: &Arc<SnapshotBinding>| binding.device().map(|device| device.id());
+        // One that is in no device yet may be for the same: who comes first is found out then.
+        let elsewhere =
+            |other: &Arc<SnapshotBinding>| id(other).is_some() && source.map(id) != Some(id(other));
+        let third = others.iter().filter(waits).any(elsewhere);
+        let (snapshot, role) = match source {
+            // Those that are loaded and were never resumed have nothing that is not in the store.
+            None => (open_store(&line, &family, args)?, BindingState::Loaded),
+            Some(_) if third => return Err(handover_error().at(1)),
+            Some(source) => {
+                (source.snapshot_for_handover(&line, args.len, table_role)?, BindingState::Destination)
+            }
+        };
+        let merges =
+            |other: &Arc<SnapshotBinding>| other.table_role == TableRole::Merge && !other.is_released();
+        let others = family.bindings();
+        if table_role == TableRole::Merge && others.iter().any(|one| merges(one) && !one.is_on(&line.store)) {
+            return Err(TargetError::new("A snapshot is already merging."));
+        }
+        let binding = Arc::new(SnapshotBinding {
+            line,
+            len: args.len,
+            family,
+            snapshot,
+            table_role,
+            read_ticket: matches!(role, BindingState::Loaded).then_some(read_ticket),
+            was_checked: AtomicBool::new(false),
+            role: Mutex::new(role),
+            released: Arc::default(),
+            notify: Mutex::default(),
+        });
+        binding.family.join(&binding);
+        Ok(binding)
+    }
+
+    /// The snapshot, for a destination with this line.
+    fn snapshot_for_handover(
+        &self,
+        line: &SnapshotTableArgs,
+        len: Sectors,
+        table_role: TableRole,
+    ) -> Result<Arc<Snapshot>, TargetError> {
+        let refuse = |reason: &str| {
+            Err(TargetError::new("Couldn't create exception store").because(reason.to_owned()).at(2))
+        };
+        let most = self.snapshot.map.capacity() * u64::from(self.snapshot.chunk.sectors());
+        if len.0 > most {
+            let why = format!(
+                "the snapshot that it takes over can have {most} sectors at the most: remove that one, and load \
+                 this table anew"
+            );
+            return refuse(&why);
+        }
+        match (self.snapshot.commits.is_some() == line.persistent, self.table_role, table_role) {
+            (false, ..) => refuse("the snapshot that it takes over has a store of the other type"),
+            (_, TableRole::Merge, TableRole::Keep) => refuse("it is being merged"),
+            _ => Ok(Arc::clone(&self.snapshot)),
+        }
+    }
+
+    /// True when its store is this one.
+    pub(super) fn is_on(&self, store: &DeviceRef) -> bool {
+        args::is_same_disk(&self.line.store, store)
+    }
+
+    fn role(&self) -> MutexGuard<'_, BindingState> {
+        self.role.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Why a table that was loaded while nobody had its store can't have it, if it can't.
+    fn check_store(&self) -> Result<(), TargetError> {
+        if bugs::on(Bug::StoreTakenTwice) {
+            return Ok(());
+        }
+        let mut others = self.family.on_store(&self.line.store);
+        others.retain(|other| !std::ptr::eq(&**other, self));
+        if others.iter().any(|other| matches!(*other.role(), BindingState::Active)) {
+            return Err(handover_error());
+        }
+        // One of the same change, or of another that is under way.
+        let comes = |other: &Arc<SnapshotBinding>| {
+            other.was_checked.load(Ordering::Relaxed)
+                && other.device().is_some_and(|device| device.is_changing())
+        };
+        if others.iter().any(comes) {
+            return Err(
+                handover_error().because("another table with this store becomes live at the same time")
+            );
+        }
+        if self.read_ticket.as_ref().is_some_and(|read_ticket| read_ticket.is_stale()) {
+            let why = "another table has had its store in use since it was loaded: load it again";
+            return Err(handover_error().because(why));
+        }
+        Ok(())
+    }
+
+    /// The table that has the snapshot of a destination.
+    fn source(&self) -> Option<Arc<SnapshotBinding>> {
+        let has_it = |other: &Arc<SnapshotBinding>| {
+            Arc::ptr_eq(&other.snapshot, &self.snapshot) && matches!(*other.role(), BindingState::Active)
+        };
+        self.family.bindings().into_iter().find(has_it)
+    }
+
+    /// True when its device has ended without a word.
+    pub(super) fn is_orphan(&self) -> bool {
+        self.notify().is_some_and(|notify| notify.mapped().is_none())
+    }
+
+    /// True when the snapshot is not its any more.
+    pub(super) fn is_released(&self) -> bool {
+        matches!(*self.role(), BindingState::Released)
+    }
+
+    fn release(&self) {
+        *self.role() = BindingState::Released;
+        self.released.store(true, Ordering::Relaxed);
+    }
+
+    fn is_destination_of(&self, source: &SnapshotBinding) -> bool {
+        matches!(*self.role(), BindingState::Destination) && Arc::ptr_eq(&self.snapshot, &source.snapshot)
+    }
+
+    fn notify(&self) -> Option<Arc<dyn Notify>> {
+        self.notify.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// True while its device is the snapshot.
+    pub(super) fn is_active_snapshot(&self) -> bool {
+        self.table_role == TableRole::Keep && matches!(*self.role(), BindingState::Active)
+    }
+
+    /// The name of its device.
+    pub(super) fn name(&self) -> Option<String> {
+        Some(self.notify()?.device())
+    }
+
+    /// The device whose table this is.
+    fn device(&self) -> Option<Arc<MappedDevice>> {
+        self.notify()?.mapped()
+    }
+
+    /// What `table` prints behind the type.
+    pub(super) fn table(&self) -> String {
+        let SnapshotTableArgs { origin, store, features, .. } = &self.line;
+        let kind = self.line.kind();
+        // What it takes over it has when it does (kernel).
+        let chunk = match *self.role() {
+            BindingState::Destination => 0,
+            _ => self.snapshot.chunk.sectors(),
+        };
+        let words = match features {
+            SnapshotFeatures { discard_passdown_origin: true, .. } => {
+                " 2 discard_zeroes_cow discard_passdown_origin"
+            }
+            SnapshotFeatures { discard_zeroes_cow: true, .. } => " 1 discard_zeroes_cow",
+            _ => "",
+        };
+        format!("{} {} {kind} {chunk}{words}", origin.number, store.number)
+    }
+
+    /// What the control side is told of it, with what is in use.
+    pub(super) fn report(&self, state: SnapshotState, usage: (u64, u64, u64)) -> SnapshotReport {
+        let (used, total, metadata) = usage;
+        SnapshotReport {
+            origin: self.line.origin.clone(),
+            store: self.line.store.clone(),
+            kind: self.line.kind(),
+            chunk: Sectors(u64::from(self.snapshot.chunk.sectors())),
+            used: Sectors(used),
+            total: Sectors(total),
+            growth: self.snapshot.growth.wanted(),
+            metadata: Sectors(metadata),
+            state: if self.is_lost() { SnapshotState::Invalid } else { state },
+        }
+    }
+
+    /// True when nothing of it can be read any more.
+    pub(super) fn is_lost(&self) -> bool {
+        self.is_released() || !self.snapshot.is_valid()
+    }
+
+    /// The devices below.
+    pub(super) fn devices(&self) -> Vec<Used> {
+        let alone = Some(Alone::With(ClaimKey::of(&self.family)));
+        let size = self.line.store.device.limits().size;
+        let store = Used { alone, ..Used::new(&self.line.store, Sector(0), size) };
+        vec![Used::new(&self.line.origin, Sector(0), self.len), store]
+    }
+
+    /// What the sectors from `from` on hold: what is in the store is data, the rest is the
+    /// origin's.
+    pub(super) fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
+        let (snapshot, origin) = (&self.snapshot, &self.line.origin.device);
+        let (mut at, end) = (from.0, from.0 + len.0);
+        while at < end && !out.is_full() {
+            let kept = snapshot.map.next_in_store(snapshot.chunk_of(at), snapshot.chunk_of(end - 1) + 1);
+            let kept = kept.map_or(u64::MAX, |(chunk, _)| snapshot.start_of(chunk)).clamp(at, end);
+            if kept > at {
+                origin.extents(Sector(at), Sectors(kept - at), out);
+            }
+            at = snapshot.start_of(snapshot.chunk_of(kept) + 1).min(end);
+            out.push(Sectors(at - kept), Content::Data);
+        }
+    }
+
+    pub(super) fn attach(&self, notify: Arc<dyn Notify>) {
+        *self.notify.lock().unwrap_or_else(PoisonError::into_inner) = Some(notify);
+    }
+
+    /// The devices with lanes of the origin, besides its own.
+    pub(super) fn partners(&self) -> Vec<Arc<MappedDevice>> {
+        if bugs::on(Bug::OriginNotRenewed) {
+            return Vec::new();
+        }
+        let own = self.device().map(|device| device.id());
+        self.family.origin_devices(own)
+    }
+
+    /// The last that can fail before it becomes live in `device`.
+    pub(super) fn preresume(&self, device: DeviceId) -> Result<(), TargetError> {
+        let role = self.role().clone();
+        let elsewhere = |binding: &SnapshotBinding| binding.device().filter(|holder| holder.id() != device);
+        match role {
+            BindingState::Destination => {
+                let holder = self.source().and_then(|source| elsewhere(&source));
+                if holder.is_some_and(|holder| !holder.is_suspended()) {
+                    let text = "Unable to perform snapshot handover until source is suspended.";
+                    return Err(TargetError::new(text).with_errno(EINVAL));
+                }
+            }
+            BindingState::Active => {
+                let others = self.family.bindings();
+                if others.iter().any(|other| other.is_destination_of(self) && elsewhere(other).is_some()) {
+                    let text = "Unable to resume snapshot source until handover completes.";
+                    return Err(TargetError::new(text).with_errno(EINVAL));
+                }
+            }
+            BindingState::Loaded => {
+                let _one_at_a_time = self.family.preresume_lock();
+                self.check_store()?;
+                self.was_checked.store(true, Ordering::Relaxed);
+                if self.table_role == TableRole::Keep {
+                    self.family.list(&self.snapshot);
+                }
+            }
+            BindingState::Released => {}
+        }
+        Ok(())
+    }
+
+    /// It is live, and everything stands still.
+    pub(super) fn resume(&self) {
+        let role = self.role().clone();
+        match role {
+            BindingState::Destination => match self.source() {
+                Some(source) => source.release(),
+                None => {
+                    tracing::error!("Cancelling snapshot handover.");
+                    return self.release();
+                }
+            },
+            BindingState::Loaded | BindingState::Active => {}
+            BindingState::Released => return,
+        }
+        *self.role() = BindingState::Active;
+        if let Some(read_ticket) = &self.read_ticket {
+            self.family.invalidate_reads(&self.line.store, read_ticket);
+        }
+        if let Some(notify) = self.notify() {
+            self.snapshot.attach(notify);
+        }
+        self.snapshot.set_len(self.len, self.line.origin.device.limits().size);
+        self.snapshot.set_active(self.table_role == TableRole::Keep);
+        match self.table_role {
+            TableRole::Keep => self.family.list(&self.snapshot),
+            TableRole::Merge => self.family.unlist(&self.snapshot),
+        }
+    }
+
+    /// Its table is live no more, and everything stands still.
+    pub(super) fn gone(&self) {
+        // One that is taken over goes on in the next table of its device.
+        let own = self.device().map(|device| device.id());
+        let is_own =
+            |other: &SnapshotBinding| own.is_some() && other.device().map(|device| device.id()) == own;
+        let taken = self.family.bindings().iter().any(|other| other.is_destination_of(self) && is_own(other));
+        if !taken {
+            self.removed();
+        }
+    }
+
+    /// The same, and no table of its device takes the snapshot over.
+    pub(super) fn removed(&self) {
+        if matches!(*self.role(), BindingState::Active) {
+            self.snapshot.set_active(false);
+            self.family.unlist(&self.snapshot);
+            self.release();
+        }
+    }
+}
+
+impl Drop for SnapshotBinding {
+    fn drop(&mut self) {
+        // Listed ahead of a resume that did not come.
+        if matches!(self.role.get_mut().unwrap_or_else(PoisonError::into_inner), BindingState::Loaded) {
+            self.family.unlist(&self.snapshot);
+        }
+    }
+}
+
+fn handover_error() -> TargetError {
+    TargetError::new("Snapshot cow pairing for exception table handover failed").with_errno(EINVAL)
+}
+
+/// Opens the store. Nobody else may have it: it is read, and written to where it is blank.
+fn open_store(
+    line: &SnapshotTableArgs,
+    family: &Arc<OriginSnapshots>,
+    args: &TargetArgs<'_>,
+) -> Result<Arc<Snapshot>, TargetError> {
+    let alone = Alone::With(ClaimKey::of(family));
+    let number = DevNo { major: 0, minor: 0 };
+    let store = &*line.store.device;
+    let claim = store.commons().map(|commons| commons.claim(DeviceId::new(), number, &alone, store));
+    let _claim = claim.transpose().map_err(|taken| {
+        let reason = format!("{taken} has {} alone", line.store.name);
+        TargetError::new("Cannot get COW device").with_errno(EBUSY).because(reason).at(1)
+    })?;
+    let mark = args.resolver.mark(&line.store).filter(|_| line.persistent);
+    let (chunk, loaded) = load::load_store(line, args.len, args.io, mark.as_deref())?;
+    Ok(Snapshot::new(&line.origin, line.store.clone(), chunk, loaded, mark))
+}

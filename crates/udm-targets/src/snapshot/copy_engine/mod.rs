@@ -1,0 +1,449 @@
+//! The copies and records that one lane makes for the snapshots that it serves.
+//!
+//! A lane of an origin has one engine for all snapshots, a lane of a snapshot has one for itself.
+//! Below it are the origin (leg 0) and the store of each snapshot (leg 1 and up). Requests of its
+//! own are copies, records, and the mark of an invalid store; requests of others pass through.
+//!
+//! ```text
+//!  claim ──► read the origin ──► write each store ──► copied ──► [records] ──► publish
+//!
+//!  records   data of 1 ─► flush ─► records of 1 ─┐
+//!                         data of 2 ─────────────┴► flush ─► records of 2 ─► ...
+//!                                                     └► publish 1
+//! ```
+//!
+//! The origin is read once for all snapshots that lack a chunk. A poll wakes other lanes once for
+//! all that it published. A lane that waits only for copies of its own is woken only if its
+//! snapshot is lost.
+
+mod copies;
+mod records;
+mod wakeup;
+
+use super::copy_jobs::{ClaimedRuns, CopyDest, CopyJob, CopyJobs, max_piece};
+use super::growth::StoreFull;
+use super::raw_device;
+use super::record_commits::CopiedRun;
+use super::state::Snapshot;
+use records::RecordWriteInProgress;
+use slab::Slab;
+use smallvec::{SmallVec, smallvec};
+use std::sync::Arc;
+use udm_core::bugs::{self, Bug};
+use udm_core::{
+    Batch, Bio, BioFlags, BioPool, Buf, BufPool, Busy, Cx, Drain, Nanos, Op, OpenError, OwnerId, SECTOR_SIZE,
+    Sector, Sectors,
+};
+use udm_dm::legs::Legs;
+use wakeup::WakeupCursor;
+
+/// Bytes of free memory that a lane keeps.
+const FREE_BYTES: usize = 256 << 10;
+
+/// What a request of the engine's own is for.
+#[derive(Clone, Copy)]
+enum EngineRequest {
+    /// A piece of a job, from the origin.
+    Read { job: usize },
+    /// A piece for `dests[dest]` of a job.
+    Write { job: usize, dest: usize },
+    /// A part of the next area of records, to be zero.
+    Clear { part: usize },
+    /// What makes data and records durable.
+    Flush { part: usize },
+    /// Records.
+    Records { part: usize },
+    /// The header of a store that is invalid.
+    Header { part: usize },
+    /// The last block of a store that can be cut, when it had this size.
+    LastBlock { part: usize, size: Sectors },
+}
+
+/// How often a lane looks in one poll whether what it has just sent is done already. A copy and its
+/// records are five requests behind each other, and what lies below is often memory.
+const ROUNDS_MAX: usize = 8;
+
+/// A snapshot that the lane looks after.
+pub(in crate::snapshot) struct EngineSnapshot {
+    pub snapshot: Arc<Snapshot>,
+    bell: WakeupCursor,
+    invalidated_wakeup: WakeupCursor,
+    /// The size of its store.
+    size: Sectors,
+    /// The least that is written to the store, in bytes.
+    block: usize,
+    /// The lane has published something, and the bell is to be rung.
+    notify_due: bool,
+    /// The lane has left something that wants a record.
+    records_due: bool,
+    /// The lane has the right to write records.
+    may_write_records: bool,
+    /// What it writes.
+    writing: Option<RecordWriteInProgress>,
+    /// The records that it wrote last may be in the cache of the store.
+    unflushed: bool,
+    /// The store has a cache, or may get one.
+    is_cached: bool,
+    /// When it is looked at whether the store is as long as it was; never for one that can't be
+    /// cut.
+    last_block_check_at: Nanos,
+}
+
+/// See the module's documentation.
+pub(in crate::snapshot) struct CopyEngine {
+    owner: OwnerId,
+    pub legs: Legs,
+    parts: Vec<EngineSnapshot>,
+    jobs: CopyJobs,
+    requests: Slab<EngineRequest>,
+    pool: BioPool,
+    bufs: BufPool,
+    runs: ClaimedRuns,
+    /// Handed back by a leg: they go again.
+    again: Vec<(usize, Box<Bio>)>,
+    /// Writes that went into the store with their chunk.
+    overlaid: Batch,
+    max_piece: Sectors,
+    /// Something has come to its end since the last look.
+    progress: bool,
+    /// A store had no room.
+    refused: bool,
+    /// When those that wait for room look again by themselves.
+    look_at: Nanos,
+}
+
+impl CopyEngine {
+    /// An engine over `origin`, for `snapshots`.
+    ///
+    /// # Errors
+    /// When a store can't be opened on this core.
+    pub(in crate::snapshot) fn open(
+        origin: &udm_dm::target::DeviceRef,
+        snapshots: &[Arc<Snapshot>],
+        cx: &mut Cx<'_>,
+    ) -> Result<CopyEngine, OpenError> {
+        let mut lanes = vec![origin.device.open(cx)?];
+        let mut all = vec![origin.device.limits()];
+        let mut parts = Vec::with_capacity(snapshots.len());
+        for snapshot in snapshots {
+            lanes.push(raw_device::open_lane(&snapshot.store, cx)?);
+            let limits = snapshot.store.device.limits();
+            all.push(limits);
+            parts.push(EngineSnapshot {
+                snapshot: Arc::clone(snapshot),
+                bell: WakeupCursor::new(&snapshot.bell, cx),
+                invalidated_wakeup: WakeupCursor::new(&snapshot.invalidated_wakeup, cx),
+                size: limits.size,
+                block: limits.logical_block as usize,
+                notify_due: false,
+                records_due: false,
+                may_write_records: false,
+                writing: None,
+                unflushed: false,
+                is_cached: limits.write_cache || snapshot.store.device.stacked().is_some(),
+                last_block_check_at: if snapshot.store.device.can_be_cut() { Nanos(0) } else { Nanos::NEVER },
+            });
+        }
+        Ok(CopyEngine {
+            owner: cx.new_owner(),
+            legs: Legs::new(lanes),
+            parts,
+            jobs: CopyJobs::default(),
+            requests: Slab::new(),
+            pool: BioPool::new(usize::MAX),
+            bufs: BufPool::new(FREE_BYTES),
+            runs: ClaimedRuns::default(),
+            again: Vec::new(),
+            overlaid: Batch::new(),
+            max_piece: max_piece(&all),
+            progress: false,
+            refused: false,
+            look_at: Nanos::NEVER,
+        })
+    }
+
+    /// Lets go of the snapshots that are not in use, before anything was begun.
+    pub(in crate::snapshot) fn keep_active(&mut self) {
+        for part in (0..self.parts.len()).rev() {
+            if !self.parts[part].snapshot.is_active() {
+                self.parts.remove(part);
+                self.legs.remove(1 + part);
+            }
+        }
+    }
+
+    /// The snapshots.
+    #[inline]
+    pub(in crate::snapshot) fn parts(&self) -> &[EngineSnapshot] {
+        &self.parts
+    }
+
+    /// What work it has of its own.
+    pub(in crate::snapshot) fn busy(&self) -> Busy {
+        if self.is_idle() { self.legs.busy() } else { Busy::Owed }
+    }
+
+    #[inline]
+    fn is_idle(&self) -> bool {
+        self.requests.is_empty() && self.jobs.is_empty() && self.runs.is_empty()
+    }
+
+    /// Claims `chunk` of snapshot `part` and finds room for it: true when it is this lane that
+    /// copies it now. [`CopyEngine::begin`] comes behind all claims of a turn.
+    ///
+    /// # Errors
+    /// The store is full; the claim is given back.
+    pub(in crate::snapshot) fn claim(&mut self, part: usize, chunk: u64) -> Result<bool, StoreFull> {
+        if !self.parts[part].snapshot.map.claim(chunk) {
+            return Ok(false);
+        }
+        let copied = self.room(part, chunk)?;
+        self.runs.add(CopyDest { part, copied });
+        Ok(true)
+    }
+
+    /// Room in the store for `chunk`, which this lane has claimed; its data is the caller's to
+    /// write.
+    ///
+    /// # Errors
+    /// The store is full; the claim is given back.
+    pub(in crate::snapshot) fn room(&mut self, part: usize, chunk: u64) -> Result<CopiedRun, StoreFull> {
+        let part = &mut self.parts[part];
+        let has_memory = part.snapshot.map.bytes() <= part.snapshot.settings.map_memory();
+        let room = if has_memory { part.snapshot.take(1, &mut part.size) } else { Err(StoreFull::Permanent) };
+        match room {
+            Ok(grant) => Ok(CopiedRun { seq: grant.seq, old: chunk, new: grant.new, len: 1, kept: true }),
+            Err(full) => {
+                part.snapshot.map.give_up(chunk);
+                self.refused |= full == StoreFull::Permanent;
+                Err(full)
+            }
+        }
+    }
+
+    /// Copies `copied` with `overlay` over it, which [`CopyEngine::take_overlaid`] gives back.
+    pub(in crate::snapshot) fn copy_under(&mut self, part: usize, copied: CopiedRun, overlay: Box<Bio>) {
+        let dests = smallvec![CopyDest { part, copied }];
+        self.add(dests, Some(overlay));
+    }
+
+    fn add(&mut self, dests: SmallVec<[CopyDest; 1]>, overlay: Option<Box<Bio>>) {
+        let (run, snapshot) = (dests[0].copied, &self.parts[dests[0].part].snapshot);
+        let start = snapshot.start_of(run.old);
+        // The origin may end within its last chunk, and may have grown since one of them came.
+        let sizes = dests.iter().map(|dest| self.parts[dest.part].snapshot.origin_size());
+        let limit = if bugs::on(Bug::LastChunkWhole) { None } else { sizes.max() };
+        let limit = limit.unwrap_or(u64::MAX);
+        let end = snapshot.start_of(run.old + run.len).min(limit);
+        self.jobs.add(CopyJob::new(start, end, dests, overlay));
+    }
+
+    /// Begins the copies that were claimed.
+    pub(in crate::snapshot) fn begin(&mut self, cx: &mut Cx<'_>) {
+        if let [_] = &self.parts[..] {
+            let mut runs = std::mem::take(&mut self.runs);
+            runs.drain().for_each(|dest| self.add(smallvec![dest], None));
+            self.runs = runs;
+        } else if !self.runs.is_empty() {
+            let mut runs = std::mem::take(&mut self.runs);
+            let shifts: SmallVec<[u32; 4]> = self.parts.iter().map(|part| part.snapshot.shift).collect();
+            runs.sort(|part| shifts[part]);
+            while let Some(dests) = runs.take(|part| shifts[part]) {
+                self.add(dests, None);
+            }
+            self.runs = runs;
+        }
+        if std::mem::take(&mut self.refused) {
+            self.parts.iter().for_each(|part| part.snapshot.retry(cx.now()));
+        }
+        self.send_ready(cx);
+    }
+
+    /// `copied` is in the store of `part`, or was given out in vain.
+    pub(in crate::snapshot) fn copied(&mut self, part: usize, copied: CopiedRun) {
+        let part = &mut self.parts[part];
+        part.notify_due |= part.snapshot.copied(copied);
+        part.records_due = true;
+        self.progress = true;
+    }
+
+    /// Sends a write of the engine's own to the store of `part`.
+    fn write(&mut self, part: usize, sector: u64, data: Buf, flags: BioFlags, request: EngineRequest) {
+        let mut bio = self.pool.get().expect("the pool has no bound");
+        bio.sectors = Sectors(data.len() as u64 / SECTOR_SIZE);
+        bio.data = data.into();
+        self.send(1 + part, bio, (Op::Write, flags, sector), request);
+    }
+
+    fn send(&mut self, leg: usize, mut bio: Box<Bio>, what: (Op, BioFlags, u64), request: EngineRequest) {
+        (bio.op, bio.flags, bio.sector) = (what.0, what.1, Sector(what.2));
+        bio.owner = self.owner;
+        bio.cookie = self.requests.insert(request) as u64;
+        bio.start();
+        self.legs.push(leg, bio);
+    }
+
+    fn next_piece(&mut self) -> Option<(usize, u64, Sectors)> {
+        if self.jobs.is_empty() {
+            return None;
+        }
+        let memory = self.parts.iter().map(|part| part.snapshot.settings.copy_memory()).min()?;
+        self.jobs.next_piece(self.max_piece, memory)
+    }
+
+    /// Sends what can go now: true when there was anything.
+    fn send_ready(&mut self, cx: &mut Cx<'_>) -> bool {
+        while let Some((job, sector, sectors)) = self.next_piece() {
+            let mut bio = self.pool.get().expect("the pool has no bound");
+            bio.sectors = sectors;
+            bio.data = self.bufs.get(sectors.bytes() as usize).into();
+            self.send(0, bio, (Op::Read, BioFlags::empty(), sector), EngineRequest::Read { job });
+        }
+        for part in 0..self.parts.len() {
+            self.commit(part);
+            if std::mem::take(&mut self.parts[part].notify_due) && !bugs::on(Bug::CopyNotRung) {
+                self.parts[part].snapshot.bell.ring();
+            }
+        }
+        if !self.is_idle() {
+            (0..self.parts.len()).for_each(|part| self.schedule_last_block_check(part, cx));
+        }
+        let sent = self.legs.send(cx);
+        if sent {
+            // What was just sent may be done already.
+            cx.wake_now();
+        }
+        sent
+    }
+
+    /// The store of `part` is in use: looks now and then whether it is as long as it was.
+    #[inline]
+    pub(in crate::snapshot) fn schedule_last_block_check(&mut self, part: usize, cx: &mut Cx<'_>) {
+        let at = self.parts[part].last_block_check_at;
+        if at != Nanos::NEVER && at <= cx.now() {
+            self.read_last(part, cx.now());
+        }
+    }
+
+    /// As [`CopyEngine::poll`], where nothing of the engine's own is under way and one device below is
+    /// in use; else false. What waits here is not looked after.
+    #[inline]
+    pub(in crate::snapshot) fn poll_through(&mut self, done: &mut Batch, cx: &mut Cx<'_>) -> bool {
+        self.is_idle() && self.legs.poll_busy(done, cx).is_some()
+    }
+
+    /// Polls what lies below. What is not the engine's own comes back in `done`.
+    pub(in crate::snapshot) fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
+        self.progress |= self.look_at != Nanos::NEVER && self.look_at <= cx.now();
+        for (leg, bio) in self.again.drain(..) {
+            self.legs.push(leg, bio);
+        }
+        for _ in 0..ROUNDS_MAX {
+            let start = done.len();
+            let mut round = self.legs.poll();
+            while self.legs.poll_next(&mut round, done, cx).is_some() {}
+            self.legs.poll_idle(&round, done, cx);
+            // What is below and slow is not asked in vain more than once.
+            if self.is_idle() || !(self.collect(done, start) & self.send_ready(cx)) {
+                break;
+            }
+        }
+    }
+
+    /// Takes the engine's own requests out of `done[from..]`, in their order: true when there were
+    /// any.
+    fn collect(&mut self, done: &mut Batch, from: usize) -> bool {
+        let owner = self.owner;
+        let mut any = false;
+        for bio in done.extract_if(from.., |bio| bio.owner == owner) {
+            self.complete_own(bio);
+            any = true;
+        }
+        any
+    }
+
+    fn complete_own(&mut self, mut bio: Box<Bio>) {
+        bio.finish();
+        let request = self.requests.remove(bio.cookie as usize);
+        match request {
+            EngineRequest::Read { job } => return self.read_done(job, bio),
+            EngineRequest::Write { job, dest } => self.write_done(job, dest, &bio),
+            EngineRequest::Clear { part } => self.clear_done(part, bio.status),
+            EngineRequest::Flush { part } => self.flush_done(part, bio.status),
+            EngineRequest::Records { part } => self.records_done(part, &bio),
+            EngineRequest::Header { part } => self.mark_done(part, bio.status),
+            EngineRequest::LastBlock { part, size } => self.last_block_done(part, size, bio.status),
+        }
+        self.put(bio);
+    }
+
+    fn put(&mut self, mut bio: Box<Bio>) {
+        for buf in std::mem::take(&mut bio.data) {
+            self.bufs.put(buf);
+        }
+        self.pool.put(bio);
+    }
+
+    /// Has the legs end what they only hold. What is the engine's own goes again.
+    pub(in crate::snapshot) fn drain(
+        &mut self,
+        how: Drain,
+        back: &mut Batch,
+        cx: &mut Cx<'_>,
+        mut up: impl FnMut(&mut Box<Bio>),
+    ) {
+        // The lane stands still when all of the engine's own is over. A leg that were to hand such
+        // a request back each time might never come to the end of one that it has in parts.
+        if how == Drain::NoFlush && !self.requests.is_empty() && !bugs::on(Bug::CopyHandedBack) {
+            return;
+        }
+        for leg in 0..self.legs.len() {
+            let from = self.legs.drain(leg, how, back, cx);
+            let mut at = from;
+            while at < back.len() {
+                if back[at].owner == self.owner {
+                    self.again.push((leg, back.swap_remove(at)));
+                } else {
+                    up(&mut back[at]);
+                    at += 1;
+                }
+            }
+        }
+    }
+
+    /// Writes that are in the store with their chunk, whose records may have to be written yet.
+    pub(in crate::snapshot) fn take_overlaid(&mut self) -> impl Iterator<Item = Box<Bio>> + '_ {
+        self.overlaid.drain(..)
+    }
+
+    /// True when a look at what waits may find something new: something of the lane's own has
+    /// ended, a snapshot is invalid, or, where something waits for `others`, another core rang. To
+    /// be called before the look.
+    pub(in crate::snapshot) fn has_news(&mut self, others: bool) -> bool {
+        let mut news = std::mem::take(&mut self.progress);
+        self.look_at = Nanos::NEVER;
+        for part in &mut self.parts {
+            let rung = part.bell.has_news();
+            news |= (rung && others) | part.invalidated_wakeup.has_news();
+        }
+        news
+    }
+
+    /// Behind a look that left something waiting, for `others` or not: asks to be woken.
+    pub(in crate::snapshot) fn wait(&mut self, others: bool, cx: &mut Cx<'_>) {
+        for part in &self.parts {
+            match others {
+                // It is rung for what is lost as well.
+                true => part.bell.wait(cx),
+                false => part.invalidated_wakeup.wait(cx),
+            }
+            if let Some(at) = part.snapshot.retry_at() {
+                self.look_at = self.look_at.min(at);
+                cx.wake_at(at);
+            }
+        }
+        if self.progress {
+            cx.wake_now();
+        }
+    }
+}

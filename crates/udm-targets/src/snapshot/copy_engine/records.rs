@@ -1,0 +1,211 @@
+//! What a lane writes to a store besides copies: records, and the mark of one that is invalid.
+
+use super::super::copy_jobs::PIECE_MAX;
+use super::super::record_commits::RecordWrite;
+use super::super::state::SnapshotHealth;
+use super::{CopyEngine, EngineRequest, EngineSnapshot};
+use std::sync::Arc;
+use udm_core::bugs::{self, Bug};
+use udm_core::{Bio, BioFlags, Nanos, Op, SECTOR_SIZE, Sectors, Status};
+use udm_wire::cow::Header;
+
+/// How often it is looked, at the most, whether a store that is in use has been cut.
+const LAST_BLOCK_INTERVAL: Nanos = Nanos(100_000_000);
+
+/// Records on their way.
+pub(super) struct RecordWriteInProgress {
+    /// `None` when there are no more, and those that were written last are to be durable.
+    commit: Option<RecordWrite>,
+    /// Parts of the next area that are yet to be zero.
+    clearing: usize,
+    /// The records are durable when they are written.
+    is_synced: bool,
+}
+
+impl CopyEngine {
+    /// A request of a copy or of a record has failed: the snapshot of `part` is lost.
+    pub(in crate::snapshot) fn fail(&mut self, part: usize, status: Status) {
+        // The kernel's text, and what a person can do something about.
+        self.lose(
+            part,
+            match status {
+                Status::NoSpace => "Error reading/writing: No space left on device",
+                _ => "Error reading/writing",
+            },
+        );
+    }
+
+    /// A copy for `part` was lost.
+    pub(in crate::snapshot) fn lose(&mut self, part: usize, why: &str) {
+        self.progress = true;
+        let snapshot = Arc::clone(&self.parts[part].snapshot);
+        if !snapshot.invalidate(why) {
+            return;
+        }
+        if snapshot.commits.is_none() || bugs::on(Bug::InvalidUnmarked) {
+            return snapshot.invalidated();
+        }
+        let mut block = self.bufs.get(self.parts[part].block);
+        Header { valid: false, chunk: snapshot.chunk }.encode(&mut block);
+        let flags = BioFlags::PREFLUSH | BioFlags::FUA | BioFlags::META;
+        self.write(part, 0, block, flags, EngineRequest::Header { part });
+    }
+
+    /// Writes the records of what was copied, if nobody else does.
+    pub(super) fn commit(&mut self, index: usize) {
+        let part = &mut self.parts[index];
+        let Some(commits) = &part.snapshot.commits else { return };
+        if part.writing.is_some() || !(part.may_write_records || part.records_due) {
+            return;
+        }
+        // Who has the right looks behind all that others leave.
+        part.records_due = false;
+        if !(part.may_write_records || commits.begin()) {
+            return;
+        }
+        part.may_write_records = true;
+        while part.may_write_records {
+            if part.snapshot.health() != SnapshotHealth::Valid {
+                part.unflushed = false;
+                commits.discard();
+                part.may_write_records = commits.end();
+                continue;
+            }
+            let next = commits.collect();
+            if next.is_some() || part.unflushed {
+                return self.begin_commit(index, next);
+            }
+            part.may_write_records = commits.end();
+        }
+    }
+
+    fn begin_commit(&mut self, part: usize, commit: Option<RecordWrite>) {
+        let mut clearing = 0;
+        if let Some((sector, len)) = commit.as_ref().and_then(|commit| commit.clear) {
+            let piece = PIECE_MAX.bytes() as usize;
+            for at in (0..len).step_by(piece) {
+                let mut zeroes = self.bufs.get(piece.min(len - at));
+                zeroes.fill(0);
+                let sector = sector + at as u64 / SECTOR_SIZE;
+                self.write(part, sector, zeroes, BioFlags::META, EngineRequest::Clear { part });
+                clearing += 1;
+            }
+        }
+        self.parts[part].writing = Some(RecordWriteInProgress { commit, clearing, is_synced: false });
+        if clearing == 0 {
+            self.flush(part);
+        }
+    }
+
+    pub(super) fn clear_done(&mut self, index: usize, status: Status) {
+        if !status.is_ok() {
+            self.fail(index, status);
+        }
+        let Some(writing) = &mut self.parts[index].writing else { return };
+        writing.clearing -= 1;
+        if writing.clearing == 0 {
+            self.flush(index);
+        }
+    }
+
+    /// Makes durable what has been copied, and the records before.
+    fn flush(&mut self, index: usize) {
+        if !self.parts[index].is_cached || bugs::on(Bug::RecordsUnflushed) {
+            return self.flush_done(index, Status::Ok);
+        }
+        let bio = self.pool.get().expect("the pool has no bound");
+        self.send(1 + index, bio, (Op::Flush, BioFlags::empty(), 0), EngineRequest::Flush { part: index });
+    }
+
+    pub(super) fn flush_done(&mut self, index: usize, status: Status) {
+        if !status.is_ok() {
+            self.fail(index, status);
+        } else if std::mem::take(&mut self.parts[index].unflushed) {
+            self.publish(index);
+        }
+        self.write_records(index);
+    }
+
+    fn write_records(&mut self, index: usize) {
+        let part = &mut self.parts[index];
+        let (Some(writing), Some(commits)) = (&mut part.writing, &part.snapshot.commits) else { return };
+        let Some(commit) = writing.commit.filter(|_| part.snapshot.is_valid()) else {
+            // The right is still ours: what waits for records is let go of.
+            part.writing = None;
+            return;
+        };
+        let mut bytes = self.bufs.get(commit.len);
+        commits.fill(&commit, &mut bytes);
+        // Behind these comes a flush for others, or nothing.
+        writing.is_synced = !commits.has_more();
+        let sync = writing.is_synced && !bugs::on(Bug::RecordsBelieved);
+        let sync = if sync { BioFlags::FUA } else { BioFlags::empty() };
+        self.write(
+            index,
+            commit.sector,
+            bytes,
+            BioFlags::META | sync,
+            EngineRequest::Records { part: index },
+        );
+    }
+
+    pub(super) fn records_done(&mut self, index: usize, bio: &Bio) {
+        self.progress = true;
+        let part = &mut self.parts[index];
+        let Some(RecordWriteInProgress { commit: Some(commit), is_synced, .. }) = part.writing.take() else {
+            return;
+        };
+        if !bio.status.is_ok() {
+            return self.fail(index, bio.status);
+        }
+        let Some(commits) = &part.snapshot.commits else { return };
+        commits.written(&commit);
+        part.unflushed = part.is_cached && !is_synced && !bugs::on(Bug::RecordsBelieved);
+        if !part.unflushed {
+            self.publish(index);
+        }
+    }
+
+    /// The records that were written are durable.
+    fn publish(&mut self, index: usize) {
+        self.progress = true;
+        let EngineSnapshot { snapshot, notify_due, .. } = &mut self.parts[index];
+        let Some(commits) = &snapshot.commits else { return };
+        commits.durable(|copied| snapshot.publish(copied));
+        *notify_due = true;
+    }
+
+    /// Reads the last block of a store that others can make shorter. What was cut off reads as
+    /// zeroes when something behind it is written.
+    #[cold]
+    pub(super) fn read_last(&mut self, index: usize, now: Nanos) {
+        let part = &mut self.parts[index];
+        part.last_block_check_at = now + LAST_BLOCK_INTERVAL;
+        let (size, block) = (part.snapshot.store.device.limits().size, part.block);
+        let sectors = Sectors(block as u64 / SECTOR_SIZE);
+        if size < sectors || !part.snapshot.is_valid() {
+            return;
+        }
+        let mut bio = self.pool.get().expect("the pool has no bound");
+        (bio.sectors, bio.data) = (sectors, self.bufs.get(block).into());
+        let request = EngineRequest::LastBlock { part: index, size };
+        self.send(1 + index, bio, (Op::Read, BioFlags::empty(), size.0 - sectors.0), request);
+    }
+
+    /// The last block of a store that had `size` was read, or not.
+    pub(super) fn last_block_done(&mut self, index: usize, size: Sectors, status: Status) {
+        // A disk that fails is one that data can come back from.
+        if !status.is_ok() && self.parts[index].snapshot.store.device.limits().size < size {
+            self.lose(index, "The store was made shorter");
+        }
+    }
+
+    pub(super) fn mark_done(&mut self, index: usize, status: Status) {
+        self.progress = true;
+        let snapshot = &self.parts[index].snapshot;
+        match status.is_ok() {
+            true => snapshot.invalidated(),
+            false => snapshot.mark_elsewhere(&status.to_string()),
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! The words of 512 chunks that follow each other. Most leaves of a map have few exceptions or
+//! nearly all, so a leaf begins small and becomes a page:
+//!
+//! ```text
+//!  2 slots ──full──► 14 slots ──full──► 30 slots ──full──► a page, a word a chunk
+//! ```
+//!
+//! A slot is a word with the number of its chunk in it. Slots are taken in order, and a chunk keeps
+//! its slot for good: nothing is ever moved or freed, so any core may hold on to a word. A page is
+//! made when all slots are taken; the words of their chunks in it say which.
+//!
+//! | exceptions in 512 chunks | bytes, with the pointers of the map |
+//! |---|---|
+//! | 1 or 2 | 32 |
+//! | 3 to 16 | 152 |
+//! | 17 to 46 | 400 |
+//! | more | 4,504 |
+//!
+//! A word:
+//!
+//! ```text
+//!  63                    12 11         3  2   1   0
+//!  chunk of the store       its chunk  S  state
+//! ```
+//!
+//! S is set in a slot that is taken, and in a word of a page whose chunk has a slot: that word has
+//! the number of the slot above bit 12.
+
+#[cfg(feature = "loom")]
+use loom::sync::atomic::{AtomicU64, Ordering};
+use once_cell::race::OnceBox;
+use std::array::from_fn;
+#[cfg(not(feature = "loom"))]
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Chunks of a leaf: a power of two.
+pub(super) const CHUNKS: usize = if cfg!(feature = "loom") { 2 } else { 512 };
+
+/// A slot that is taken, or a word of a page whose chunk has a slot.
+const SLOT: u64 = 1 << 2;
+const CHUNK_SHIFT: u32 = 3;
+const NEW_SHIFT: u32 = 12;
+/// What of a word says whose it is, for as long as the leaf is there.
+const KEY_MASK: u64 = (1 << NEW_SHIFT) - SLOT;
+
+/// A word and its key.
+#[derive(Clone, Copy)]
+pub(super) struct ChunkWord<'a> {
+    word: &'a AtomicU64,
+    key: u64,
+}
+
+impl ChunkWord<'_> {
+    /// The state, in the lowest two bits, and the chunk of the store above them.
+    pub(super) fn load(self, order: Ordering) -> u64 {
+        unpack_value(self.word.load(order))
+    }
+
+    pub(super) fn store(self, value: u64, order: Ordering) {
+        self.word.store(self.pack(value), order);
+    }
+
+    pub(super) fn swap(self, value: u64, order: Ordering) -> u64 {
+        unpack_value(self.word.swap(self.pack(value), order))
+    }
+
+    /// True when it was `from` and is `to` now.
+    pub(super) fn replace(self, from: u64, to: u64) -> bool {
+        let (from, to) = (self.pack(from), self.pack(to));
+        self.word.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    fn pack(self, value: u64) -> u64 {
+        (value >> 2) << NEW_SHIFT | self.key | value & 3
+    }
+}
+
+#[inline(always)]
+fn unpack_value(word: u64) -> u64 {
+    (word >> NEW_SHIFT) << 2 | word & 3
+}
+
+/// The most chunks that a store may have: what a word has room for.
+pub(super) const STORE_CHUNKS_MAX: u64 = 1 << (64 - NEW_SHIFT);
+
+/// Some slots, and those that follow when all are taken.
+pub(super) struct LeafSlots<const N: usize, Next> {
+    slots: [AtomicU64; N],
+    next: OnceBox<Next>,
+}
+
+/// A leaf before it is a page.
+pub(super) type SmallLeaf = LeafSlots<FIRST, LeafSlots<SECOND, LeafSlots<30, ()>>>;
+const FIRST: usize = 2;
+const SECOND: usize = 14;
+
+/// A leaf that is a page.
+pub(super) type LeafPage = [AtomicU64; CHUNKS];
+
+impl<const N: usize, Next> LeafSlots<N, Next> {
+    fn new() -> LeafSlots<N, Next> {
+        LeafSlots { slots: from_fn(|_| AtomicU64::new(0)), next: OnceBox::new() }
+    }
+
+    /// The slot of `key`. `None` when it has none here; then all are taken, or it has none at all.
+    fn find(&self, key: u64) -> Option<ChunkWord<'_>> {
+        for word in &self.slots {
+            match word.load(Ordering::Acquire) & KEY_MASK {
+                0 => return None,
+                found if found == key => return Some(ChunkWord { word, key }),
+                _ => {}
+            }
+        }
+        None
+    }
+
+    /// The slot of `key`, taken now if it had none; `None` when all are others'.
+    fn take(&self, key: u64) -> Option<ChunkWord<'_>> {
+        for word in &self.slots {
+            let mut found = word.load(Ordering::Acquire) & KEY_MASK;
+            if found == 0 {
+                let taken = word.compare_exchange(0, key, Ordering::AcqRel, Ordering::Acquire);
+                found = taken.map_or_else(|other| other & KEY_MASK, |_| key);
+            }
+            if found == key {
+                return Some(ChunkWord { word, key });
+            }
+        }
+        None
+    }
+
+    /// Puts each of its chunks into `page`, with its slot; its first is slot `first`.
+    fn mark(&self, page: &LeafPage, first: usize) {
+        for (word, slot) in self.slots.iter().zip(first..) {
+            let chunk = (word.load(Ordering::Acquire) & KEY_MASK) >> CHUNK_SHIFT;
+            page[chunk as usize].store((slot as u64) << NEW_SHIFT | SLOT, Ordering::Relaxed);
+        }
+    }
+}
+
+fn key_of(chunk: usize) -> u64 {
+    (chunk as u64) << CHUNK_SHIFT | SLOT
+}
+
+impl SmallLeaf {
+    /// The word of `chunk`, if it has a slot.
+    pub(super) fn word(&self, chunk: usize) -> Option<ChunkWord<'_>> {
+        let key = key_of(chunk);
+        self.find(key).or_else(|| {
+            let second = self.next.get()?;
+            second.find(key).or_else(|| second.next.get()?.find(key))
+        })
+    }
+
+    /// The word of `chunk`, with a slot taken for it; `None` when all are others'. `allocated` is
+    /// told of memory that it takes.
+    pub(super) fn make(&self, chunk: usize, allocated: impl Fn(usize)) -> Option<ChunkWord<'_>> {
+        let key = key_of(chunk);
+        if let Some(word) = self.take(key) {
+            return Some(word);
+        }
+        let second = get_or_alloc(&self.next, &allocated);
+        if let Some(word) = second.take(key) {
+            return Some(word);
+        }
+        get_or_alloc(&second.next, &allocated).take(key)
+    }
+
+    /// All words that have a slot, with their chunks.
+    fn words(&self) -> impl Iterator<Item = (usize, u64)> + '_ {
+        let second = self.next.get();
+        let third = second.and_then(|second| second.next.get());
+        let rest = second
+            .into_iter()
+            .flat_map(|slots| &slots.slots)
+            .chain(third.into_iter().flat_map(|slots| &slots.slots));
+        let taken = self
+            .slots
+            .iter()
+            .chain(rest)
+            .map(|word| word.load(Ordering::Acquire))
+            .take_while(|word| word & KEY_MASK != 0);
+        taken.map(|word| (((word & KEY_MASK) >> CHUNK_SHIFT) as usize, unpack_value(word)))
+    }
+
+    /// The first chunk from `from` on that has a slot and whose value is `wanted`, and that.
+    pub(super) fn next(&self, from: usize, wanted: impl Fn(u64) -> bool) -> Option<(usize, u64)> {
+        self.words().filter(|(chunk, value)| *chunk >= from && wanted(*value)).min()
+    }
+
+    /// The page that follows, where all slots are taken.
+    fn page(&self) -> Box<LeafPage> {
+        let page: Box<LeafPage> = Box::new(from_fn(|_| AtomicU64::new(0)));
+        self.mark(&page, 0);
+        if let Some(second) = self.next.get() {
+            second.mark(&page, FIRST);
+            second.next.get().inspect(|third| third.mark(&page, FIRST + SECOND));
+        }
+        page
+    }
+
+    /// The value in slot `path_load`, which is taken.
+    #[inline]
+    pub(super) fn value_at(&self, slot: usize) -> u64 {
+        let found = match slot.checked_sub(FIRST) {
+            None => Some(&self.slots[slot]),
+            Some(at) => self.next.get().and_then(|second| match at.checked_sub(SECOND) {
+                None => Some(&second.slots[at]),
+                Some(at) => second.next.get().and_then(|third| third.slots.get(at)),
+            }),
+        };
+        found.map_or(0, |word| unpack_value(word.load(Ordering::Acquire)))
+    }
+}
+
+fn get_or_alloc<'a, const N: usize, Next>(
+    next: &'a OnceBox<LeafSlots<N, Next>>,
+    allocated: &impl Fn(usize),
+) -> &'a LeafSlots<N, Next> {
+    next.get_or_init(|| {
+        allocated(size_of::<LeafSlots<N, Next>>());
+        Box::new(LeafSlots::new())
+    })
+}
+
+/// A small leaf; `allocated` is told of the memory that it takes.
+pub(super) fn get_or_alloc_small<'a>(
+    leaf: &'a OnceBox<SmallLeaf>,
+    allocated: &impl Fn(usize),
+) -> &'a SmallLeaf {
+    get_or_alloc(leaf, allocated)
+}
+
+/// The page of a leaf whose slots are all taken.
+pub(super) fn get_or_alloc_page<'a>(
+    leaf: &'a OnceBox<LeafPage>,
+    small: &SmallLeaf,
+    allocated: &impl Fn(usize),
+) -> &'a LeafPage {
+    leaf.get_or_init(|| {
+        allocated(size_of::<LeafPage>());
+        small.page()
+    })
+}
+
+/// The value of `chunk` in a page.
+///
+/// # Errors
+/// The number of its slot, when it has one.
+#[inline(always)]
+pub(super) fn value_in_page(page: &LeafPage, chunk: usize) -> Result<u64, usize> {
+    let word = page[chunk].load(Ordering::Acquire);
+    if word & SLOT == 0 { Ok(unpack_value(word)) } else { Err((word >> NEW_SHIFT) as usize) }
+}
+
+/// The word of `chunk` in a page; `None` when it has a slot.
+pub(super) fn word_in_page(page: &LeafPage, chunk: usize) -> Option<ChunkWord<'_>> {
+    let word = &page[chunk];
+    // Relaxed: it was so when the page was made, or never will be.
+    (word.load(Ordering::Relaxed) & SLOT == 0).then_some(ChunkWord { word, key: 0 })
+}

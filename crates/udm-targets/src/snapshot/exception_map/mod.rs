@@ -1,0 +1,330 @@
+//! The exception map of one snapshot: which chunks of the origin the store holds, and where.
+//!
+//! It has one word per chunk, in leaves of 512 words. A leaf is made when the first of its chunks
+//! is touched, and grows with its exceptions ([`leaf`]). A fresh snapshot of any size allocates
+//! nothing else. All cores read and change the map without a lock:
+//!
+//! ```text
+//!            claim                publish              settle
+//!  Free ---------------> Pending ---------> Copied ---------------> Settled
+//!   ^                       |              |
+//!   +------- give up -------+              reads of the snapshot go to the store from here on
+//! ```
+//!
+//! *Pending*: the core that claimed the chunk copies or writes it. *Copied*: it is in the store for
+//! good. Earlier reads may still be on their way to the origin, so the origin must not change yet.
+//! *Settled*: those reads are over ([`super::readers`]), and the origin may change.
+
+mod leaf;
+#[cfg(all(test, not(feature = "loom")))]
+mod tests;
+
+use crossbeam_utils::CachePadded;
+use leaf::{ChunkWord, LeafPage, STORE_CHUNKS_MAX, SmallLeaf};
+#[cfg(feature = "loom")]
+use loom::sync::atomic::{AtomicU64, Ordering};
+use once_cell::race::OnceBox;
+use std::array::from_fn;
+#[cfg(not(feature = "loom"))]
+use std::sync::atomic::{AtomicU64, Ordering};
+use udm_core::interleave;
+
+/// Leaves of a branch.
+const FAN: usize = leaf::CHUNKS;
+/// Chunks in a leaf, and in a branch.
+const LEAF: u64 = FAN as u64;
+const BRANCH: u64 = LEAF * LEAF;
+
+/// The most chunks of an origin: a petabyte of 4 KiB chunks. The pointers to the branches of so
+/// many take 8 MiB.
+pub(super) const CHUNKS_MAX: u64 = 1 << 38;
+
+/// How far a chunk has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ChunkState {
+    /// In the origin alone.
+    Free,
+    /// Somebody is copying it.
+    Pending,
+    /// In this chunk of the store; readers of the origin may be under way.
+    Copied(u64),
+    /// In this chunk of the store.
+    Settled(u64),
+}
+
+const PENDING: u64 = 1;
+const COPIED: u64 = 2;
+const SETTLED: u64 = 3;
+
+impl ChunkState {
+    fn of(word: u64) -> ChunkState {
+        match word & 3 {
+            COPIED => ChunkState::Copied(word >> 2),
+            SETTLED => ChunkState::Settled(word >> 2),
+            PENDING => ChunkState::Pending,
+            _ => ChunkState::Free,
+        }
+    }
+
+    /// The chunk of the store that it is in.
+    pub(super) fn kept(self) -> Option<u64> {
+        match self {
+            ChunkState::Copied(new) | ChunkState::Settled(new) => Some(new),
+            ChunkState::Free | ChunkState::Pending => None,
+        }
+    }
+}
+
+/// 512 leaves.
+///
+/// A pointer says by itself whether it is set: half of what the standard library's takes, and a
+/// load less.
+struct LeafBranch {
+    leaves: [OnceBox<SmallLeaf>; FAN],
+    /// Of those leaves that are pages.
+    pages: OnceBox<[OnceBox<LeafPage>; FAN]>,
+}
+
+impl LeafBranch {
+    fn new() -> LeafBranch {
+        LeafBranch { leaves: from_fn(|_| OnceBox::new()), pages: OnceBox::new() }
+    }
+
+    /// The value of chunk `chunk` of leaf `leaf`; 0 where there is none.
+    #[inline(always)]
+    fn value(&self, leaf: usize, chunk: usize) -> u64 {
+        if let Some(page) = self.pages.get().and_then(|pages| pages[leaf].get()) {
+            return match leaf::value_in_page(page, chunk) {
+                Ok(value) => value,
+                Err(slot) => self.leaves[leaf].get().map_or(0, |small| small.value_at(slot)),
+            };
+        }
+        self.value_in_slots(leaf, chunk)
+    }
+
+    #[inline(never)]
+    fn value_in_slots(&self, leaf: usize, chunk: usize) -> u64 {
+        let word = self.leaves[leaf].get().and_then(|small| small.word(chunk));
+        word.map_or(0, |word| word.load(Ordering::Acquire))
+    }
+
+    /// The word of chunk `chunk` of leaf `leaf`, where there is one.
+    fn find(&self, leaf: usize, chunk: usize) -> Option<ChunkWord<'_>> {
+        let page = self.pages.get().and_then(|pages| pages[leaf].get());
+        page.and_then(|page| leaf::word_in_page(page, chunk)).or_else(|| self.leaves[leaf].get()?.word(chunk))
+    }
+
+    /// The first chunk of leaf `leaf` from `from` on that is in the store, and where.
+    fn next_in_store(&self, leaf: usize, from: usize) -> Option<(usize, u64)> {
+        let in_slots = self.leaves[leaf].get()?.next(from, |word| ChunkState::of(word).kept().is_some());
+        let page = self.pages.get().and_then(|pages| pages[leaf].get());
+        let end = in_slots.map_or(FAN, |(chunk, _)| chunk);
+        let in_page = page.and_then(|page| {
+            (from..end).find_map(|chunk| {
+                Some((chunk, leaf::value_in_page(page, chunk).ok()?))
+                    .filter(|(_, value)| ChunkState::of(*value).kept().is_some())
+            })
+        });
+        let (chunk, word) = in_page.or(in_slots)?;
+        Some((chunk, ChunkState::of(word).kept()?))
+    }
+
+    /// The same, made if it was not there.
+    fn make(&self, leaf: usize, chunk: usize, allocated: &impl Fn(usize)) -> ChunkWord<'_> {
+        if let Some(word) = self.find(leaf, chunk) {
+            return word;
+        }
+        let small = leaf::get_or_alloc_small(&self.leaves[leaf], allocated);
+        small.make(chunk, allocated).unwrap_or_else(|| {
+            let pages = self.pages.get_or_init(|| {
+                allocated(size_of::<[OnceBox<LeafPage>; FAN]>());
+                Box::new(from_fn(|_| OnceBox::new()))
+            });
+            let page = leaf::get_or_alloc_page(&pages[leaf], small, allocated);
+            leaf::word_in_page(page, chunk).expect("a chunk with a slot was found there")
+        })
+    }
+}
+
+/// See the module's documentation.
+pub(super) struct ExceptionMap {
+    /// How many there are. Changes while nothing is in flight.
+    chunks: AtomicU64,
+    /// How many are settled, or fewer: it is counted behind that. On a cache line of its own.
+    settled: CachePadded<AtomicU64>,
+    /// Bytes that it takes.
+    bytes: AtomicU64,
+    branches: Box<[OnceBox<LeafBranch>]>,
+}
+
+impl ExceptionMap {
+    /// All of `chunks` chunks free; at most [`CHUNKS_MAX`].
+    pub(super) fn new(chunks: u64) -> ExceptionMap {
+        assert!(chunks <= CHUNKS_MAX, "{chunks} chunks");
+        let count = chunks.div_ceil(BRANCH);
+        let branches: Box<[OnceBox<LeafBranch>]> = (0..count).map(|_| OnceBox::new()).collect();
+        ExceptionMap {
+            chunks: AtomicU64::new(chunks),
+            settled: CachePadded::new(AtomicU64::new(0)),
+            bytes: AtomicU64::new(size_of_val(&*branches) as u64),
+            branches,
+        }
+    }
+
+    /// Bytes of memory that it takes.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// How many chunks there are.
+    pub(super) fn chunks(&self) -> u64 {
+        self.chunks.load(Ordering::Relaxed)
+    }
+
+    /// How many there can be: what there are branches for.
+    pub(super) fn capacity(&self) -> u64 {
+        self.branches.len() as u64 * BRANCH
+    }
+
+    /// There are `chunks` chunks from now on, if that is more. At most [`ExceptionMap::capacity`],
+    /// and with nothing in flight.
+    pub(super) fn grow(&self, chunks: u64) {
+        assert!(chunks <= self.capacity(), "{chunks} chunks of {}", self.capacity());
+        self.chunks.fetch_max(chunks, Ordering::Relaxed);
+    }
+
+    /// The value of `chunk`. Acquire pairs with the release in [`ExceptionMap::publish`]: who sees
+    /// where it is sees that it is there.
+    #[inline(always)]
+    fn value(&self, chunk: u64) -> u64 {
+        let branch = self.branches.get((chunk / BRANCH) as usize).and_then(OnceBox::get);
+        branch.map_or(0, |branch| branch.value((chunk / LEAF % LEAF) as usize, (chunk % LEAF) as usize))
+    }
+
+    /// The word of `chunk`, where there is one.
+    fn find(&self, chunk: u64) -> Option<ChunkWord<'_>> {
+        let branch = self.branches.get((chunk / BRANCH) as usize)?.get()?;
+        branch.find((chunk / LEAF % LEAF) as usize, (chunk % LEAF) as usize)
+    }
+
+    /// The word of `chunk`, which is below the capacity. Allocates when the leaf has to grow for
+    /// it.
+    fn make(&self, chunk: u64) -> ChunkWord<'_> {
+        // Relaxed: a number for people, and a bound that may be missed by what is being allocated.
+        let allocated = |bytes: usize| {
+            self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        };
+        let branch = self.branches[(chunk / BRANCH) as usize].get_or_init(|| {
+            allocated(size_of::<LeafBranch>());
+            Box::new(LeafBranch::new())
+        });
+        branch.make((chunk / LEAF % LEAF) as usize, (chunk % LEAF) as usize, &allocated)
+    }
+
+    /// How far `chunk` has come.
+    #[inline(always)]
+    pub(super) fn get(&self, chunk: u64) -> ChunkState {
+        ChunkState::of(self.value(chunk))
+    }
+
+    /// True when the origin may change in `chunk`.
+    #[inline(always)]
+    pub(super) fn is_settled(&self, chunk: u64) -> bool {
+        self.value(chunk) & 3 == SETTLED
+    }
+
+    /// True when the origin may change in the chunks from `first` to `last`.
+    pub(super) fn are_settled(&self, first: u64, last: u64) -> bool {
+        (first..=last).all(|chunk| self.is_settled(chunk))
+    }
+
+    /// True when the origin may change wherever it is. Acquire pairs with the release in
+    /// [`ExceptionMap::settle`].
+    #[inline(always)]
+    pub(super) fn are_all_settled(&self) -> bool {
+        self.settled.load(Ordering::Acquire) == self.chunks()
+    }
+
+    /// Takes a free chunk on: who is told true copies it. Acquire and release: a chunk may be given
+    /// up and claimed by another.
+    pub(super) fn claim(&self, chunk: u64) -> bool {
+        interleave::point();
+        let word = self.make(chunk);
+        word.replace(0, PENDING)
+    }
+
+    /// Gives a chunk back that was claimed and is not copied.
+    pub(super) fn give_up(&self, chunk: u64) {
+        self.make(chunk).store(0, Ordering::Release);
+    }
+
+    /// `chunk` is in chunk `new` of the store. Only by who claimed it.
+    pub(super) fn publish(&self, chunk: u64, new: u64) {
+        debug_assert!(new < STORE_CHUNKS_MAX);
+        self.make(chunk).store(new << 2 | COPIED, Ordering::Release);
+    }
+
+    /// Nobody reads those of the chunks from `first` to `last` that are copied from the origin any
+    /// more. Anyone who knows may say so.
+    pub(super) fn settle(&self, first: u64, last: u64) {
+        let mut settled = 0;
+        for word in (first..=last).filter_map(|chunk| self.find(chunk)) {
+            let copied = word.load(Ordering::Acquire);
+            // Of several who say so one counts it.
+            if copied & 3 == COPIED {
+                settled += u64::from(word.replace(copied, copied | SETTLED));
+            }
+        }
+        if settled > 0 {
+            // Release: who sees that all are settled sees that the readers of each are over.
+            self.settled.fetch_add(settled, Ordering::Release);
+        }
+    }
+
+    /// `chunk` is in chunk `new` of the store, and was before anybody came.
+    pub(super) fn load(&self, chunk: u64, new: u64) {
+        let word = self.make(chunk);
+        if word.load(Ordering::Relaxed) & 3 != SETTLED {
+            // Relaxed, and no addition of the processor's own: nobody else is here.
+            self.settled.store(self.settled.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        }
+        word.store(new << 2 | SETTLED, Ordering::Release);
+    }
+
+    /// `chunk` is in chunk `new` of the store, and whoever changes it there has to wait for readers
+    /// again. For a merge, with nobody else who writes it.
+    pub(super) fn unsettle(&self, chunk: u64, new: u64) {
+        self.change(chunk, new << 2 | COPIED);
+    }
+
+    /// `chunk` is in the origin again. For a merge, with nobody else who writes it.
+    pub(super) fn forget(&self, chunk: u64) {
+        self.change(chunk, 0);
+    }
+
+    fn change(&self, chunk: u64, word: u64) {
+        if self.make(chunk).swap(word, Ordering::AcqRel) & 3 == SETTLED {
+            self.settled.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The next chunk from `from` on, below `end`, that is in the store. Leaves that nobody touched
+    /// are passed over.
+    pub(super) fn next_in_store(&self, from: u64, end: u64) -> Option<(u64, u64)> {
+        let (mut chunk, end) = (from, end.min(self.chunks()));
+        while chunk < end {
+            let branch = self.branches[(chunk / BRANCH) as usize].get();
+            let Some(branch) = branch else {
+                chunk = (chunk / BRANCH + 1) * BRANCH;
+                continue;
+            };
+            let start = chunk / LEAF * LEAF;
+            let leaf = (chunk / LEAF % LEAF) as usize;
+            if let Some((next, new)) = branch.next_in_store(leaf, (chunk - start) as usize) {
+                return Some((start + next as u64, new)).filter(|(chunk, _)| *chunk < end);
+            }
+            chunk = start + LEAF;
+        }
+        None
+    }
+}

@@ -1,0 +1,55 @@
+//! A device by itself, as a table of one line: what is written there is cut by the device's limits,
+//! and flushes and FUA mean something whatever the device understands of them.
+
+use std::sync::Arc;
+use udm_core::bugs::{self, Bug};
+use udm_core::{Cx, Device, Lane, Limits, OpenError, Sector, Sectors};
+use udm_dm::target::{Below, DeviceRef, Target, Used};
+use udm_dm::{Table, TargetError};
+
+/// The end of the largest device, in whole blocks whatever their size.
+const END: Sectors = Sectors((1 << 54) - (1 << 20));
+
+fn device_end() -> Sectors {
+    if bugs::on(Bug::EndInMidBlock) { Sectors(END.0 - 1) } else { END }
+}
+
+/// As large as a device can be: what lies behind its end the device refuses itself, and one that
+/// grows is used at once.
+struct RawDeviceTarget(DeviceRef);
+
+/// Opens a lane of `device`. See the module's documentation.
+pub(super) fn open_lane(device: &DeviceRef, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+    let refuse = |error: TargetError| OpenError::new(error.errno, error.to_string());
+    Table::of(Arc::new(RawDeviceTarget(device.clone())), device_end()).map_err(refuse)?.open(cx)
+}
+
+impl Target for RawDeviceTarget {
+    fn type_name(&self) -> &'static str {
+        "linear"
+    }
+
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+        self.0.device.open(cx)
+    }
+
+    fn table(&self) -> String {
+        format!("{} 0", self.0.number)
+    }
+
+    fn limits(&self, below: Below<'_>) -> Limits {
+        Limits::new(device_end()).stack(&below.limits(&self.0))
+    }
+
+    fn devices(&self) -> Vec<Used> {
+        vec![Used::new(&self.0, Sector(0), Sectors(0))]
+    }
+
+    fn as_linear(&self) -> Option<(DeviceRef, Sector)> {
+        Some((self.0.clone(), Sector(0)))
+    }
+
+    fn flush_bypasses_map(&self) -> bool {
+        true
+    }
+}
