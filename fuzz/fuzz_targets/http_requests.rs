@@ -1,5 +1,5 @@
-//! Sequences of requests on the control socket: see `udm_control::http::fuzz::requests`.
+//! Sequences of requests on the control socket: see `udm_control::http::fuzz::fuzz_requests`.
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| udm_control::http::fuzz::requests(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| udm_control::http::fuzz::fuzz_requests(data));

@@ -3,9 +3,9 @@
 #![allow(clippy::missing_safety_doc, reason = "pointers lead to what the header says")]
 
 use crate::context::{self, Context, FORKS};
-use crate::error::{self, Error, guarded};
-use crate::raw::{self, Room};
-use crate::seat;
+use crate::core_handle;
+use crate::error::{self, Error, catch_errors};
+use crate::raw::{self, OutBuffer};
 use crate::types::{UDM_ANY, UDM_FOREVER, UDM_NOFLUSH, udm_completion, udm_limits, udm_options, udm_request};
 use std::ffi::{c_char, c_int};
 use std::sync::Once;
@@ -22,14 +22,14 @@ pub extern "C" fn udm_version() -> *const c_char {
 /// udm_submit took fewer requests than it was given. It stays until the next one that does.
 #[unsafe(no_mangle)]
 pub extern "C" fn udm_error() -> *const c_char {
-    error::last()
+    error::last_error()
 }
 
 /// Opens a context, which has devices. `options` may be NULL. Returns its handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn udm_open(options: *const udm_options) -> c_int {
-    guarded(|| {
-        hear_forks();
+    catch_errors(|| {
+        register_fork_handler();
         let one_a_cpu = || std::thread::available_parallelism().map_or(1, usize::from);
         let cores = if options.is_null() {
             0
@@ -46,7 +46,7 @@ pub unsafe extern "C" fn udm_open(options: *const udm_options) -> c_int {
 }
 
 /// Has a child of a fork told from its parent: threads and rings are not passed on.
-fn hear_forks() {
+fn register_fork_handler() {
     extern "C" fn forked() {
         FORKS.fetch_add(1, Ordering::Relaxed);
     }
@@ -61,14 +61,14 @@ fn hear_forks() {
 /// Closes a context with all of its devices. EBUSY while threads are cores of it.
 #[unsafe(no_mangle)]
 pub extern "C" fn udm_close(context: c_int) -> c_int {
-    guarded(|| context::close(context).map(|()| 0))
+    catch_errors(|| context::close(context).map(|()| 0))
 }
 
 /// Does `work` of the control half to the device called `name`.
 ///
 /// # Safety
 /// As of [`raw::text`].
-unsafe fn on<T: Send>(
+unsafe fn with_device_name<T: Send>(
     context: c_int,
     name: *const c_char,
     work: impl FnOnce(&Context, &str) -> Result<T, Error> + Send,
@@ -83,7 +83,7 @@ unsafe fn on<T: Send>(
 /// all of it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn udm_create(context: c_int, name: *const c_char, table: *const c_char) -> c_int {
-    guarded(|| {
+    catch_errors(|| {
         // SAFETY: it leads to a string, as the header says.
         let table = unsafe { raw::text(table, "table") }?;
         let create = |context: &Context, name: &str| {
@@ -91,14 +91,14 @@ pub unsafe extern "C" fn udm_create(context: c_int, name: *const c_char, table: 
             made.map(|()| 0).map_err(|e| Error::beside(&e, table))
         };
         // SAFETY: as above.
-        unsafe { on(context, name, create) }
+        unsafe { with_device_name(context, name, create) }
     })
 }
 
 /// Loads a table into the inactive slot of a device; a resume makes it live.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn udm_load(context: c_int, name: *const c_char, table: *const c_char) -> c_int {
-    guarded(|| {
+    catch_errors(|| {
         // SAFETY: it leads to a string, as the header says.
         let table = unsafe { raw::text(table, "table") }?;
         let load = |context: &Context, name: &str| {
@@ -106,7 +106,7 @@ pub unsafe extern "C" fn udm_load(context: c_int, name: *const c_char, table: *c
             loaded.map(|()| 0).map_err(|e| Error::beside(&e, table))
         };
         // SAFETY: as above.
-        unsafe { on(context, name, load) }
+        unsafe { with_device_name(context, name, load) }
     })
 }
 
@@ -114,7 +114,7 @@ pub unsafe extern "C" fn udm_load(context: c_int, name: *const c_char, table: *c
 /// flight. It needs all threads that have a lane of it: each has to poll or wait.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn udm_suspend(context: c_int, name: *const c_char, flags: u32) -> c_int {
-    guarded(|| {
+    catch_errors(|| {
         if flags & !UDM_NOFLUSH != 0 {
             return Err(Error::new(libc::EINVAL, "flags that a suspend does not have"));
         }
@@ -123,33 +123,33 @@ pub unsafe extern "C" fn udm_suspend(context: c_int, name: *const c_char, flags:
             Ok(0)
         };
         // SAFETY: it leads to a string, as the header says.
-        unsafe { on(context, name, suspend) }
+        unsafe { with_device_name(context, name, suspend) }
     })
 }
 
 /// Makes the table live that was loaded, and lets requests go. It needs the same threads.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn udm_resume(context: c_int, name: *const c_char) -> c_int {
-    guarded(|| {
+    catch_errors(|| {
         let resume = |context: &Context, name: &str| {
             verbs::wait(verbs::resume(&context.registry, &[name]))?;
             Ok(0)
         };
         // SAFETY: it leads to a string, as the header says.
-        unsafe { on(context, name, resume) }
+        unsafe { with_device_name(context, name, resume) }
     })
 }
 
 /// Removes a device. EBUSY while a lane of it is open, or another device lies on it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn udm_remove(context: c_int, name: *const c_char) -> c_int {
-    guarded(|| {
+    catch_errors(|| {
         let remove = |context: &Context, name: &str| {
             verbs::wait(verbs::remove(&context.registry, name))?;
             Ok(0)
         };
         // SAFETY: it leads to a string, as the header says.
-        unsafe { on(context, name, remove) }
+        unsafe { with_device_name(context, name, remove) }
     })
 }
 
@@ -164,15 +164,15 @@ pub unsafe extern "C" fn udm_message(
     text: *mut c_char,
     len: usize,
 ) -> c_int {
-    guarded(|| {
+    catch_errors(|| {
         // SAFETY: it leads to a string, as the header says.
         let message = unsafe { raw::text(message, "message") }?;
         // SAFETY: it leads to so much room, as the header says.
-        let mut room = unsafe { Room::new(text, len, "text") }?;
+        let mut room = unsafe { OutBuffer::new(text, len, "text") }?;
         let send =
             |context: &Context, name: &str| Ok(verbs::message(&context.registry, name, sector, message)?);
         // SAFETY: it leads to a string, as the header says.
-        raw::give(&unsafe { on(context, name, send) }?, &mut room)
+        raw::copy_string(&unsafe { with_device_name(context, name, send) }?, &mut room)
     })
 }
 
@@ -185,12 +185,12 @@ pub unsafe extern "C" fn udm_table(
     text: *mut c_char,
     len: usize,
 ) -> c_int {
-    guarded(|| {
+    catch_errors(|| {
         // SAFETY: it leads to so much room, as the header says.
-        let mut room = unsafe { Room::new(text, len, "text") }?;
+        let mut room = unsafe { OutBuffer::new(text, len, "text") }?;
         let table = |context: &Context, name: &str| Ok(verbs::table(&context.registry, name, false)?.text);
         // SAFETY: it leads to a string, as the header says.
-        raw::give(&unsafe { on(context, name, table) }?, &mut room)
+        raw::copy_string(&unsafe { with_device_name(context, name, table) }?, &mut room)
     })
 }
 
@@ -203,12 +203,12 @@ pub unsafe extern "C" fn udm_status(
     text: *mut c_char,
     len: usize,
 ) -> c_int {
-    guarded(|| {
+    catch_errors(|| {
         // SAFETY: it leads to so much room, as the header says.
-        let mut room = unsafe { Room::new(text, len, "text") }?;
+        let mut room = unsafe { OutBuffer::new(text, len, "text") }?;
         let status = |context: &Context, name: &str| Ok(verbs::status(&context.registry, name, false)?.text);
         // SAFETY: it leads to a string, as the header says.
-        raw::give(&unsafe { on(context, name, status) }?, &mut room)
+        raw::copy_string(&unsafe { with_device_name(context, name, status) }?, &mut room)
     })
 }
 
@@ -220,12 +220,12 @@ pub unsafe extern "C" fn udm_device_limits(
     device: *const c_char,
     limits: *mut udm_limits,
 ) -> c_int {
-    guarded(|| {
+    catch_errors(|| {
         // SAFETY: it leads to room for one, as the header says.
-        let mut room = unsafe { Room::new(limits, 1, "limits") }?;
+        let mut room = unsafe { OutBuffer::new(limits, 1, "limits") }?;
         let look = |context: &Context, device: &str| Ok(context.device(device)?.device.limits());
         // SAFETY: it leads to a string, as the header says.
-        let of = unsafe { on(context, device, look) }?;
+        let of = unsafe { with_device_name(context, device, look) }?;
         let given = udm_limits {
             sectors: of.size.0,
             logical_block: of.logical_block,
@@ -235,7 +235,7 @@ pub unsafe extern "C" fn udm_device_limits(
             read_only: of.read_only.into(),
             write_cache: of.write_cache.into(),
         };
-        room.put(0, given);
+        room.write_at(0, given);
         Ok(0)
     })
 }
@@ -245,7 +245,7 @@ pub unsafe extern "C" fn udm_device_limits(
 /// alone.
 #[unsafe(no_mangle)]
 pub extern "C" fn udm_core_open(context: c_int, number: i32, cpu: i32) -> c_int {
-    guarded(|| {
+    catch_errors(|| {
         let context = context::find(context)?;
         let given = |what: &str, value: i32| match value {
             UDM_ANY => Ok(None),
@@ -253,31 +253,31 @@ pub extern "C" fn udm_core_open(context: c_int, number: i32, cpu: i32) -> c_int 
                 .map(Some)
                 .map_err(|_| Error::new(libc::EINVAL, format!("{what}: {value} is none"))),
         };
-        seat::open(context, given("number", number)?, given("cpu", cpu)?)
+        core_handle::open(context, given("number", number)?, given("cpu", cpu)?)
     })
 }
 
 /// The thread is no core any more; its lanes are closed. EBUSY while requests are in flight.
 #[unsafe(no_mangle)]
 pub extern "C" fn udm_core_close(core: c_int) -> c_int {
-    guarded(|| seat::close(core).map(|()| 0))
+    catch_errors(|| core_handle::close(core).map(|()| 0))
 }
 
 /// Opens a lane of a device on this core: a mapped device by its name, or anything that a table can
 /// name. Returns its number, from 0; a number is used again when its lane was closed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn udm_lane_open(core: c_int, device: *const c_char) -> c_int {
-    guarded(|| {
+    catch_errors(|| {
         // SAFETY: it leads to a string, as the header says.
         let device = unsafe { raw::text(device, "device") }?;
-        seat::with(core, |seat| seat.open_lane(device))
+        core_handle::with(core, |seat| seat.open_lane(device))
     })
 }
 
 /// Closes a lane. EBUSY while requests of it are in flight.
 #[unsafe(no_mangle)]
 pub extern "C" fn udm_lane_close(core: c_int, lane: c_int) -> c_int {
-    guarded(|| seat::with(core, |seat| seat.close_lane(lane)).map(|()| 0))
+    catch_errors(|| core_handle::with(core, |seat| seat.close_lane(lane)).map(|()| 0))
 }
 
 /// Submits `count` requests to a lane, as one batch. The memory of each is udm's until it is over:
@@ -291,13 +291,13 @@ pub unsafe extern "C" fn udm_submit(
     requests: *const udm_request,
     count: u32,
 ) -> c_int {
-    guarded(|| {
+    catch_errors(|| {
         // SAFETY: it leads to so many, as the header says.
         let requests = unsafe { raw::list(requests, count as usize, "requests") }?;
-        seat::with(core, |seat| {
+        core_handle::with(core, |seat| {
             // SAFETY: their memory is udm's until they are over, as the header says.
             let taken =
-                seat.submit(lane, requests.len(), |i, bio| unsafe { raw::fill(bio, &requests[i]) })?;
+                seat.submit(lane, requests.len(), |i, bio| unsafe { raw::fill_bio(bio, &requests[i]) })?;
             Ok(taken as i32)
         })
     })
@@ -321,16 +321,16 @@ pub unsafe extern "C" fn udm_wait(
     max: u32,
     timeout: i64,
 ) -> c_int {
-    guarded(|| {
+    catch_errors(|| {
         // SAFETY: it leads to so many, as the header says.
-        let mut room = unsafe { Room::new(completions, max as usize, "completions") }?;
+        let mut room = unsafe { OutBuffer::new(completions, max as usize, "completions") }?;
         let timeout = match timeout {
             UDM_FOREVER => None,
             timeout => Some(u64::try_from(timeout).map_err(|_| Error::new(libc::EINVAL, "timeout"))?),
         };
-        seat::with(core, |seat| {
+        core_handle::with(core, |seat| {
             let (min, max) = (min as usize, max as usize);
-            Ok(seat.wait(min, max, timeout, |i, completion| room.put(i, completion)) as i32)
+            Ok(seat.wait(min, max, timeout, |i, completion| room.write_at(i, completion)) as i32)
         })
     })
 }

@@ -5,8 +5,8 @@
 //! written when a table is loaded. It sleeps when there is nothing to do. Threads of the program
 //! take the places and leave them; their numbers count from 0, and the keeper's is the last.
 
+use crate::core_handle;
 use crate::error::Error;
-use crate::seat;
 use std::collections::BTreeMap;
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
@@ -39,8 +39,8 @@ pub(crate) struct Context {
     pub cluster: Arc<Cluster>,
     pub registry: Arc<Registry>,
     /// Whether each place is taken; `None` when the context is being closed.
-    places: Mutex<Option<Vec<bool>>>,
-    keeper: Mutex<Option<JoinHandle<()>>>,
+    core_slots: Mutex<Option<Vec<bool>>>,
+    background_core: Mutex<Option<JoinHandle<()>>>,
     over: Arc<AtomicBool>,
     forks: u32,
 }
@@ -85,20 +85,20 @@ pub(crate) fn close(handle: i32) -> Result<(), Error> {
     Ok(())
 }
 
-fn no_core(error: &std::io::Error) -> Error {
+fn core_error(error: &std::io::Error) -> Error {
     Error::new(error.raw_os_error().unwrap_or(libc::EINVAL), error.to_string())
 }
 
 impl Context {
     fn new(cores: usize) -> Result<Context, Error> {
-        let cluster = Cluster::kept(cores).map_err(|e| no_core(&e))?;
+        let cluster = Cluster::kept(cores).map_err(|e| core_error(&e))?;
         let over = Arc::new(AtomicBool::new(false));
         let (tell, told) = sync_channel(1);
-        let keeper = {
+        let background_core = {
             let (cluster, over) = (Arc::clone(&cluster), Arc::clone(&over));
             let keep = move || {
                 let id = CoreId(cores as u16);
-                let attached = LocalCore::attach(&cluster, id, seat::options(None));
+                let attached = LocalCore::attach(&cluster, id, core_handle::options(None));
                 let mut core = match attached {
                     Ok(core) => core,
                     Err(error) => return drop(tell.send(Err(error))),
@@ -115,28 +115,29 @@ impl Context {
                 }
                 core.detach();
             };
-            thread::Builder::new().name("udm-keeper".into()).spawn(keep).map_err(|e| no_core(&e))?
+            thread::Builder::new().name("udm-keeper".into()).spawn(keep).map_err(|e| core_error(&e))?
         };
         let attached = told.recv().map_err(|_| Error::new(libc::EIO, "the keeper ended"))?;
-        attached.map_err(|e| no_core(&e))?;
+        attached.map_err(|e| core_error(&e))?;
         Ok(Context {
             registry: Registry::new(cluster.clone(), cluster.len()),
             cluster,
-            places: Mutex::new(Some(vec![false; cores])),
-            keeper: Mutex::new(Some(keeper)),
+            core_slots: Mutex::new(Some(vec![false; cores])),
+            background_core: Mutex::new(Some(background_core)),
             over,
             forks: FORKS.load(Ordering::Relaxed),
         })
     }
 
-    fn places(&self) -> MutexGuard<'_, Option<Vec<bool>>> {
-        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    fn core_slots(&self) -> MutexGuard<'_, Option<Vec<bool>>> {
+        self.core_slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes place `number`, or the first that is free.
-    pub(crate) fn take_place(&self, number: Option<usize>) -> Result<CoreId, Error> {
-        let mut places = self.places();
-        let taken = places.as_mut().ok_or_else(|| Error::new(libc::EBADF, "the context is being closed"))?;
+    pub(crate) fn claim_slot(&self, number: Option<usize>) -> Result<CoreId, Error> {
+        let mut core_slots = self.core_slots();
+        let taken =
+            core_slots.as_mut().ok_or_else(|| Error::new(libc::EBADF, "the context is being closed"))?;
         let free = match number {
             None => taken.iter().position(|taken| !taken).ok_or(libc::EAGAIN),
             Some(number) if number >= taken.len() => Err(libc::EINVAL),
@@ -151,8 +152,8 @@ impl Context {
         Ok(CoreId(number as u16))
     }
 
-    pub(crate) fn leave_place(&self, core: CoreId) {
-        if let Some(taken) = self.places().as_mut() {
+    pub(crate) fn release_slot(&self, core: CoreId) {
+        if let Some(taken) = self.core_slots().as_mut() {
             taken[core.index()] = false;
         }
     }
@@ -160,13 +161,13 @@ impl Context {
     /// Does `work` of the control half, which may wait for all cores of this context. A thread that
     /// is one takes turns meanwhile.
     pub(crate) fn control<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        if !seat::any() {
+        if !core_handle::is_core_thread() {
             return work();
         }
         thread::scope(|scope| {
             let work = scope.spawn(work);
             while !work.is_finished() {
-                seat::turns();
+                core_handle::poll_all_cores();
             }
             work.join().unwrap_or_else(|panic| resume_unwind(panic))
         })
@@ -182,15 +183,15 @@ impl Context {
     /// Removes all devices, and ends the keeper.
     fn end(&self) -> Result<(), Error> {
         {
-            let mut places = self.places();
-            let Some(taken) = &*places else {
+            let mut core_slots = self.core_slots();
+            let Some(taken) = &*core_slots else {
                 return Err(Error::new(libc::EBADF, "another thread closes the context"));
             };
             if taken.contains(&true) {
                 return Err(Error::new(libc::EBUSY, "threads are cores of the context still"));
             }
             // Who comes now finds it closed.
-            *places = None;
+            *core_slots = None;
         }
         // What lies on others goes first, and those can go after it.
         let mut left = usize::MAX;
@@ -207,8 +208,8 @@ impl Context {
         self.over.store(true, Ordering::Relaxed);
         // A command for a device that nobody has: the keeper wakes up, and that is all.
         self.cluster.broadcast(DeviceId::new(), LaneCommand::Kick);
-        let keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let ended = keeper.map_or(Ok(()), JoinHandle::join);
+        let background_core = self.background_core.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let ended = background_core.map_or(Ok(()), JoinHandle::join);
         ended.map_err(|_| Error::new(libc::EIO, "the keeper panicked"))
     }
 }

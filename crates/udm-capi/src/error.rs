@@ -35,31 +35,31 @@ thread_local! {
 }
 
 /// The last error of this thread; valid until its next call that fails.
-pub(crate) fn last() -> *const c_char {
+pub(crate) fn last_error() -> *const c_char {
     LAST.try_with(|text| text.borrow().as_ptr()).unwrap_or(c"the thread is ending".as_ptr())
 }
 
 /// What a function returns: what `work` gives, or the errno as a negative number. No panic gets
 /// past it.
-pub(crate) fn guarded(work: impl FnOnce() -> Result<i32, Error>) -> i32 {
+pub(crate) fn catch_errors(work: impl FnOnce() -> Result<i32, Error>) -> i32 {
     let done = catch_unwind(AssertUnwindSafe(work));
     let error = match done {
         Ok(Ok(value)) => return value,
         Ok(Err(error)) => error,
-        Err(panic) => Error::new(libc::EIO, format!("a bug in udm: {}", said(&*panic))),
+        Err(panic) => Error::new(libc::EIO, format!("a bug in udm: {}", panic_text(&*panic))),
     };
-    note(&error);
+    set_last_error(&error);
     -error.errno
 }
 
-/// Keeps the text of an error for [`last`]; for a call that succeeds in part.
-pub(crate) fn note(error: &Error) {
+/// Keeps the text of an error for [`last_error`]; for a call that succeeds in part.
+pub(crate) fn set_last_error(error: &Error) {
     let text: Vec<u8> = error.text.bytes().filter(|&byte| byte != 0).collect();
     // A thread that is ending may have no place for it any more.
-    let _ = LAST.try_with(|last| *last.borrow_mut() = CString::new(text).unwrap_or_default());
+    let _ = LAST.try_with(|last_error| *last_error.borrow_mut() = CString::new(text).unwrap_or_default());
 }
 
-fn said(panic: &(dyn Any + Send)) -> String {
+fn panic_text(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic".into())
 }
@@ -70,8 +70,8 @@ mod tests {
 
     #[test]
     fn a_panic_is_an_errno() {
-        assert_eq!(guarded(|| panic!("what\0ever")), -libc::EIO);
+        assert_eq!(catch_errors(|| panic!("what\0ever")), -libc::EIO);
         assert_eq!(LAST.with_borrow(|text| text.to_str().unwrap().to_owned()), "a bug in udm: whatever");
-        assert_eq!(guarded(|| Ok(7)), 7);
+        assert_eq!(catch_errors(|| Ok(7)), 7);
     }
 }

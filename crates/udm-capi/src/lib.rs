@@ -4,7 +4,7 @@
 //!   `include/udm.h` of the two.
 //! * `raw`: reads memory behind C pointers, and lends it to requests.
 //! * `context`: devices, verbs and the core that always runs; the control half.
-//! * `seat`: a thread that is a core, with its lanes; the data path.
+//! * `core_handle`: a thread that is a core, with its lanes; the data path.
 //! * `error`: the reason for the last failed call.
 //!
 //! A *context* is a registry, its verbs and a [`Cluster::kept`](udm_runtime::Cluster::kept). A
@@ -28,8 +28,8 @@
 #[allow(unsafe_code, reason = "what C calls, and what it passes")]
 mod abi;
 mod context;
+mod core_handle;
 mod error;
 #[allow(unsafe_code, reason = "what pointers of C lead to")]
 mod raw;
-mod seat;
 mod types;

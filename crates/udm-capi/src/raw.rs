@@ -13,7 +13,7 @@ use std::ffi::{c_char, c_void};
 use std::ptr::NonNull;
 use udm_core::{Bio, BioFlags, Buf, Op, SECTOR_SIZE, Sector, Sectors, Segments};
 
-fn refused(text: impl Into<String>) -> Error {
+fn invalid(text: impl Into<String>) -> Error {
     Error::new(libc::EINVAL, text)
 }
 
@@ -36,7 +36,7 @@ pub(crate) unsafe fn text<'a>(at: *const c_char, what: &str) -> Result<&'a str, 
     }
     // SAFETY: so many bytes are there.
     let bytes = unsafe { std::slice::from_raw_parts(at.cast::<u8>(), len) };
-    std::str::from_utf8(bytes).map_err(|_| refused(format!("{what}: not UTF-8")))
+    std::str::from_utf8(bytes).map_err(|_| invalid(format!("{what}: not UTF-8")))
 }
 
 /// The `len` elements at `at`, which are `what`.
@@ -51,28 +51,28 @@ pub(crate) unsafe fn list<'a, T>(at: *const T, len: usize, what: &str) -> Result
         return Err(no_memory(what));
     }
     if !at.is_aligned() || len > isize::MAX as usize / size_of::<T>().max(1) {
-        return Err(refused(format!("{what}: not aligned, or too many")));
+        return Err(invalid(format!("{what}: not aligned, or too many")));
     }
     // SAFETY: it is aligned, and the elements are there, as the caller says.
     Ok(unsafe { std::slice::from_raw_parts(at, len) })
 }
 
 /// Room of the caller's for `len` elements, which are written one by one.
-pub(crate) struct Room<T>(*mut T, usize);
+pub(crate) struct OutBuffer<T>(*mut T, usize);
 
-impl<T> Room<T> {
+impl<T> OutBuffer<T> {
     /// # Safety
     /// `at` is NULL, or leads to room for so many that nobody else touches while this is there.
-    pub(crate) unsafe fn new(at: *mut T, len: usize, what: &str) -> Result<Room<T>, Error> {
+    pub(crate) unsafe fn new(at: *mut T, len: usize, what: &str) -> Result<OutBuffer<T>, Error> {
         match len {
-            0 => Ok(Room(at, 0)),
+            0 => Ok(OutBuffer(at, 0)),
             _ if at.is_null() => Err(no_memory(what)),
-            _ if !at.is_aligned() => Err(refused(format!("{what}: not aligned"))),
-            len => Ok(Room(at, len)),
+            _ if !at.is_aligned() => Err(invalid(format!("{what}: not aligned"))),
+            len => Ok(OutBuffer(at, len)),
         }
     }
 
-    pub(crate) fn put(&mut self, i: usize, value: T) {
+    pub(crate) fn write_at(&mut self, i: usize, value: T) {
         assert!(i < self.1, "beyond the caller's room");
         // SAFETY: the place is in the room.
         let place = unsafe { self.0.add(i) };
@@ -83,12 +83,12 @@ impl<T> Room<T> {
 
 /// Writes `text` into the caller's room, as far as it goes, with a NUL at its end where there is
 /// any; how long it is whole.
-pub(crate) fn give(text: &str, room: &mut Room<c_char>) -> Result<i32, Error> {
+pub(crate) fn copy_string(text: &str, room: &mut OutBuffer<c_char>) -> Result<i32, Error> {
     let most = room.1.saturating_sub(1);
     let given = text.bytes().take(most).enumerate();
-    let end = given.map(|(i, byte)| room.put(i, byte as c_char)).count();
+    let end = given.map(|(i, byte)| room.write_at(i, byte as c_char)).count();
     if room.1 > 0 {
-        room.put(end, 0);
+        room.write_at(end, 0);
     }
     i32::try_from(text.len()).map_err(|_| Error::new(libc::E2BIG, "the answer is too long"))
 }
@@ -98,14 +98,14 @@ pub(crate) fn give(text: &str, room: &mut Room<c_char>) -> Result<i32, Error> {
 /// # Safety
 /// What the buffers of the request lead to is there, and nobody else writes it, or reads what a
 /// read fills, until then.
-pub(crate) unsafe fn fill(bio: &mut Bio, request: &udm_request) -> Result<(), Error> {
+pub(crate) unsafe fn fill_bio(bio: &mut Bio, request: &udm_request) -> Result<(), Error> {
     let op = match request.op {
         UDM_READ => Op::Read,
         UDM_WRITE => Op::Write,
         UDM_FLUSH => Op::Flush,
         UDM_DISCARD => Op::Discard,
         UDM_WRITE_ZEROES => Op::WriteZeroes,
-        other => return Err(refused(format!("request: there is no operation {other}"))),
+        other => return Err(invalid(format!("request: there is no operation {other}"))),
     };
     let mut flags = BioFlags::empty();
     if request.flags & UDM_FUA != 0 && matches!(op, Op::Write | Op::WriteZeroes) {
@@ -117,27 +117,27 @@ pub(crate) unsafe fn fill(bio: &mut Bio, request: &udm_request) -> Result<(), Er
     let known = u32::from(flags.contains(BioFlags::FUA)) * UDM_FUA
         + u32::from(flags.contains(BioFlags::NOUNMAP)) * UDM_NOUNMAP;
     if request.flags != known || request.reserved != 0 {
-        return Err(refused("request: flags that its operation does not have"));
+        return Err(invalid("request: flags that its operation does not have"));
     }
     if op == Op::Flush && (request.sector != 0 || request.sectors != 0) {
-        return Err(refused("request: a flush has no range"));
+        return Err(invalid("request: a flush has no range"));
     }
     let (buffer, iov) = (!request.buffer.is_null(), !request.iov.is_null() || request.iov_count > 0);
     if op.has_data() {
         if request.sectors > UDM_LENGTH_MAX / SECTOR_SIZE {
-            return Err(refused(format!("request: longer than {UDM_LENGTH_MAX} bytes")));
+            return Err(invalid(format!("request: longer than {UDM_LENGTH_MAX} bytes")));
         }
         let len = (request.sectors * SECTOR_SIZE) as usize;
         match (buffer, iov) {
             // SAFETY: as the caller says.
             (true, false) => unsafe { lend(&mut bio.data, request.buffer, len) },
             // SAFETY: as the caller says.
-            (false, true) => unsafe { lend_list(&mut bio.data, request, len) }?,
+            (false, true) => unsafe { borrow_iovec(&mut bio.data, request, len) }?,
             (false, false) => return Err(no_memory("request: buffer")),
-            (true, true) => return Err(refused("request: a buffer and a list of buffers")),
+            (true, true) => return Err(invalid("request: a buffer and a list of buffers")),
         }
     } else if buffer || iov {
-        return Err(refused("request: a buffer that its operation does not have"));
+        return Err(invalid("request: a buffer that its operation does not have"));
     } else {
         bio.data = Segments::new();
     }
@@ -171,7 +171,7 @@ unsafe fn lend(data: &mut Segments, at: *mut c_void, len: usize) {
 ///
 /// # Panics
 /// When a lane has kept a piece of it.
-pub(crate) fn give_back(bio: &mut Bio) {
+pub(crate) fn take_back_buffers(bio: &mut Bio) {
     for piece in bio.data.iter_mut() {
         // SAFETY: there are no bytes that anybody could touch.
         assert!(unsafe { piece.lend(NonNull::dangling(), 0) }, "a lane has kept a request's memory");
@@ -181,16 +181,16 @@ pub(crate) fn give_back(bio: &mut Bio) {
 /// Makes `data` what the list of a request leads to, which has to be `len` bytes.
 ///
 /// # Safety
-/// As of [`fill`].
-unsafe fn lend_list(data: &mut Segments, request: &udm_request, len: usize) -> Result<(), Error> {
+/// As of [`fill_bio`].
+unsafe fn borrow_iovec(data: &mut Segments, request: &udm_request, len: usize) -> Result<(), Error> {
     if request.iov_count > UDM_IOV_MAX {
-        return Err(refused(format!("request: more than {UDM_IOV_MAX} buffers")));
+        return Err(invalid(format!("request: more than {UDM_IOV_MAX} buffers")));
     }
     // SAFETY: as the caller says.
     let parts = unsafe { list(request.iov, request.iov_count as usize, "request: iov") }?;
     let all = parts.iter().try_fold(0usize, |sum, part| sum.checked_add(part.iov_len));
     if all != Some(len) {
-        return Err(refused("request: its buffers are not as long as its range"));
+        return Err(invalid("request: its buffers are not as long as its range"));
     }
     let mut lent = Segments::new();
     for part in parts.iter().filter(|part| part.iov_len > 0) {

@@ -193,11 +193,14 @@ impl ControlClient {
     }
 
     /// The head of the answer; its body can be read as long as the connection is driven.
-    async fn ask(&self, request: Request<Full<Bytes>>) -> Result<(Response<Incoming>, Driven), ClientError> {
+    async fn ask(
+        &self,
+        request: Request<Full<Bytes>>,
+    ) -> Result<(Response<Incoming>, ConnectionTask), ClientError> {
         let unreachable = |source| ClientError::Unreachable { path: self.path.clone(), source };
         let stream = self.connect().await.map_err(unreachable)?;
         let lost = |error: hyper::Error| {
-            if hung_up(&error) {
+            if is_disconnect(&error) {
                 self.broken(&"the server hung up without an answer")
             } else {
                 self.broken(&error)
@@ -205,23 +208,23 @@ impl ControlClient {
         };
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(lost)?;
-        let driven = Driven(tokio::spawn(connection).abort_handle());
+        let driven = ConnectionTask(tokio::spawn(connection).abort_handle());
         let answer = sender.send_request(request).await.map_err(lost)?;
         Ok((answer, driven))
     }
 }
 
 /// A connection that is driven, until it is dropped.
-struct Driven(AbortHandle);
+struct ConnectionTask(AbortHandle);
 
-impl Drop for Driven {
+impl Drop for ConnectionTask {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
 /// The connection ended, rather than that something else went wrong on it.
-fn hung_up(error: &hyper::Error) -> bool {
+fn is_disconnect(error: &hyper::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionReset};
     let system = std::error::Error::source(error).and_then(|source| source.downcast_ref::<io::Error>());
     error.is_canceled()

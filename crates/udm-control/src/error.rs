@@ -15,7 +15,7 @@ pub struct VerbError {
     /// What went wrong, in the kernel's words.
     pub error: Box<TargetError>,
     /// The position in the table's text.
-    pub position: Option<Position>,
+    pub position: Option<TextPosition>,
     /// The device itself is not there, as opposed to something that it needs.
     pub missing: bool,
     /// It waits for a snapshot of its disk to be attached: behind that it can be tried again.
@@ -24,7 +24,7 @@ pub struct VerbError {
 
 /// A position in the text of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Position {
+pub struct TextPosition {
     /// The line, from 1.
     pub line: usize,
     /// The first character to blame, from 1.
@@ -33,7 +33,7 @@ pub struct Position {
     pub width: usize,
 }
 
-impl Position {
+impl TextPosition {
     /// The line of `table` that the position is in, and carets below it. `None` when the table has
     /// no such line.
     #[must_use]
@@ -52,7 +52,7 @@ impl VerbError {
     pub fn new(device: impl Into<String>, mut error: TargetError) -> VerbError {
         if error.errno.abs() == EMFILE {
             let colon = if error.reason.is_empty() { "" } else { ": " };
-            error.reason += &format!("{colon}{}", at_the_limit());
+            error.reason += &format!("{colon}{}", open_files_hint());
         }
         VerbError {
             device: device.into(),
@@ -71,7 +71,7 @@ impl VerbError {
 
     /// With the position in the table's text.
     #[must_use]
-    pub fn at(self, position: Option<Position>) -> VerbError {
+    pub fn at(self, position: Option<TextPosition>) -> VerbError {
         VerbError { position, ..self }
     }
 
@@ -94,7 +94,7 @@ impl fmt::Display for VerbError {
 
 /// How many files the server may have open, and who can change that: it has raised its limit as far
 /// as it goes.
-fn at_the_limit() -> String {
+fn open_files_hint() -> String {
     let limit = getrlimit(Resource::Nofile).current.map_or("any number of".into(), |n| n.to_string());
     format!(
         "the server may have {limit} files open; raise the hard limit before it starts, with `ulimit -Hn` or \
@@ -117,8 +117,8 @@ impl std::error::Error for VerbError {}
 mod tests {
     use super::*;
 
-    fn at(line: usize, column: usize, width: usize) -> Position {
-        Position { line, column, width }
+    fn at(line: usize, column: usize, width: usize) -> TextPosition {
+        TextPosition { line, column, width }
     }
 
     #[test]

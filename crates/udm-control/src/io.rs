@@ -6,8 +6,8 @@
 //! task is in the background, with a lane of its own: nobody waits for it, and the end of the
 //! program ends it.
 
-use crate::blocked;
-use crate::verbs::CallOff;
+use crate::verbs::CancelToken;
+use crate::wait_hook;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, TryRecvError, sync_channel};
 use std::time::{Duration, Instant};
@@ -24,14 +24,14 @@ const STEP: Duration = Duration::from_millis(50);
 pub struct CoresIo<'a> {
     cores: &'a dyn Cores,
     patience: Duration,
-    off: Option<&'a CallOff>,
+    cancel_token: Option<&'a CancelToken>,
 }
 
 impl<'a> CoresIo<'a> {
     /// By `cores`, which take turns.
     #[must_use]
     pub fn new(cores: &'a dyn Cores) -> CoresIo<'a> {
-        CoresIo { cores, patience: PATIENCE, off: None }
+        CoresIo { cores, patience: PATIENCE, cancel_token: None }
     }
 
     /// With another limit on how long a run may take (30 s).
@@ -40,15 +40,15 @@ impl<'a> CoresIo<'a> {
         CoresIo { patience, ..self }
     }
 
-    /// Until `off` is called: what it is called with is the error of the run that waits then, and
+    /// Until `cancel_token` is called: what it is called with is the error of the run that waits then, and
     /// of each that comes later.
     #[must_use]
-    pub fn until(self, off: &'a CallOff) -> CoresIo<'a> {
-        CoresIo { off: Some(off), ..self }
+    pub fn until(self, cancel_token: &'a CancelToken) -> CoresIo<'a> {
+        CoresIo { cancel_token: Some(cancel_token), ..self }
     }
 
     fn called_off(&self) -> Result<(), OpenError> {
-        let reason = self.off.and_then(CallOff::reason);
+        let reason = self.cancel_token.and_then(CancelToken::reason);
         reason.map_or(Ok(()), |why| Err(OpenError::new(why.errno, why.reason.clone())))
     }
 }
@@ -62,14 +62,14 @@ impl ControlIo for CoresIo<'_> {
         let _run = Started::new(device, bios, tell, |task| self.cores.start(task))?;
         let end = Instant::now() + self.patience;
         loop {
-            if blocked::has_turns() {
+            if wait_hook::has_wait_hook() {
                 match told.try_recv() {
                     Ok(answer) => return answer,
                     Err(TryRecvError::Disconnected) => return Err(Errand::ends()),
                     Err(TryRecvError::Empty) => {}
                 }
                 self.called_off()?;
-                blocked::take_turn();
+                wait_hook::run_wait_hook();
                 continue;
             }
             let left = end.saturating_duration_since(Instant::now());

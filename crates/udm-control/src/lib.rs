@@ -5,7 +5,7 @@
 //! * [`verbs`]: create, load, suspend, resume and others, with the kernel's semantics and errors.
 //! * [`CoresIo`]: reads and writes of targets when a table is loaded, executed by cores.
 //! * [`http`]: the verbs over HTTP and JSON on a Unix socket; [`client`]: the client side.
-//! * [`blocked`]: a hook for a thread whose verb waits.
+//! * [`wait_hook`]: a hook for a thread whose verb waits.
 //! * `stats`: counters; `metrics`: the same for Prometheus.
 //! * [`state_folder`]: facts that survive a server.
 //! * [`config`]: devices declared in a file.
@@ -29,7 +29,6 @@
 //! that are no longer used are closed on a thread of their own.
 #![forbid(unsafe_code)]
 
-pub mod blocked;
 pub mod client;
 pub mod config;
 pub mod error;
@@ -41,6 +40,7 @@ pub mod registry;
 pub mod state_folder;
 mod stats;
 pub mod verbs;
+pub mod wait_hook;
 
 pub use io::CoresIo;
 pub use registry::Registry;

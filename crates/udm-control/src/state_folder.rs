@@ -2,7 +2,7 @@
 //!
 //! * `invalid-N.json`: a store must not be trusted, because it lost a copy and could not be marked
 //!   itself ([`StoreMark`]).
-//! * `making-N`: a store is being created (`making.rs`). Its maker holds the file locked, so the
+//! * `making-N`: a store is being created (`store_creation.rs`). Its maker holds the file locked, so the
 //!   next server finds and removes stores that a killed server left.
 //! * `snapshots/N.json`: the persistent snapshots (`records.rs`).
 //!
@@ -16,13 +16,13 @@
 //! Durable: a file is written elsewhere, synced, moved to its place, and the folder is synced. A
 //! fact that could not be written is kept in memory while the server runs. A fact about a mapped
 //! device is copied to its new name before a rename and removed from the old one after it
-//! (`renaming.rs`).
+//! (`rename.rs`).
 
-pub(crate) mod making;
+pub(crate) mod file_stamp;
 pub(crate) mod records;
-mod renaming;
+mod rename;
 mod server_lock;
-pub(crate) mod stamp;
+pub(crate) mod store_creation;
 mod store_id;
 
 use records::SnapshotRecord;
@@ -47,35 +47,35 @@ const MARK: (&str, &str) = ("invalid-", ".json");
 
 /// Of which store marks are kept.
 #[derive(Clone)]
-pub enum Marks {
+pub enum MarkedStore {
     /// On a disk, or on what had a name.
     Disk(StoreId),
     /// On a mapped device, whatever that is called.
     Mapped(NameOf),
 }
 
-impl Marks {
+impl MarkedStore {
     /// As it is known now.
     fn id(&self) -> StoreId {
         match self {
-            Marks::Disk(id) => id.clone(),
-            Marks::Mapped(name) => StoreId::mapped(&name.get()),
+            MarkedStore::Disk(id) => id.clone(),
+            MarkedStore::Mapped(name) => StoreId::mapped(&name.get()),
         }
     }
 }
 
 /// A store that must not be believed, of which this program knows.
-struct Marked {
+struct InvalidStore {
     /// Which mark it is.
     id: u64,
-    store: Marks,
+    store: MarkedStore,
     why: String,
     since: u64,
 }
 
 /// The same as it is kept.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Invalid {
+struct InvalidRecord {
     store: StoreId,
     why: String,
     /// When, in seconds since 1970.
@@ -86,7 +86,7 @@ struct Invalid {
 pub struct StateFolder {
     path: PathBuf,
     /// What this program has marked.
-    marked: Mutex<Vec<Marked>>,
+    marked: Mutex<Vec<InvalidStore>>,
     /// Held while files are read, come and go, and while a device is renamed.
     files: Mutex<()>,
     /// The snapshots that this program has, by the names of their records.
@@ -113,11 +113,11 @@ impl StateFolder {
 
     /// Where marks of `store` are kept.
     #[must_use]
-    pub fn mark(self: &Arc<StateFolder>, store: Marks) -> Arc<dyn StoreMark> {
-        Arc::new(Mark { folder: Arc::clone(self), store })
+    pub fn mark(self: &Arc<StateFolder>, store: MarkedStore) -> Arc<dyn StoreMark> {
+        Arc::new(InvalidMark { folder: Arc::clone(self), store })
     }
 
-    fn marked(&self) -> MutexGuard<'_, Vec<Marked>> {
+    fn marked(&self) -> MutexGuard<'_, Vec<InvalidStore>> {
         self.marked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -141,7 +141,7 @@ impl StateFolder {
     ///
     /// # Errors
     /// When one can't be read: then no store can be believed.
-    fn read(&self) -> io::Result<Vec<(PathBuf, Invalid)>> {
+    fn read(&self) -> io::Result<Vec<(PathBuf, InvalidRecord)>> {
         let unknown = |path: &Path, error: &io::Error| {
             io::Error::other(format!("{}: which stores are invalid is not known: {error}", path.display()))
         };
@@ -177,12 +177,12 @@ impl StateFolder {
     /// Puts the mark `id` into the folder, if it has not been taken back meanwhile.
     fn write(&self, id: u64) -> io::Result<()> {
         let _files = self.files();
-        let mark = self.marked().iter().find(|mark| mark.id == id).map(Marked::as_kept);
+        let mark = self.marked().iter().find(|mark| mark.id == id).map(InvalidStore::as_kept);
         mark.map_or(Ok(()), |mark| self.put(&mark).map(drop))
     }
 
     /// Puts `mark` into the folder; the file that it is.
-    fn put(&self, mark: &Invalid) -> io::Result<PathBuf> {
+    fn put(&self, mark: &InvalidRecord) -> io::Result<PathBuf> {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.path)?;
         let path = self.path.join(format!("{}{:016x}{}", MARK.0, mark.store.fingerprint(), MARK.1));
         write_durably(&self.path, &[(path.clone(), serde_json::to_vec(mark)?)])?;
@@ -202,10 +202,10 @@ impl StateFolder {
     /// # Errors
     /// When a file can't be removed.
     pub fn forget(&self, store: &StoreId) -> io::Result<usize> {
-        Ok(self.clear(&Marks::Disk(store.clone()))? + self.believe(store)?)
+        Ok(self.clear(&MarkedStore::Disk(store.clone()))? + self.believe(store)?)
     }
 
-    fn clear(&self, store: &Marks) -> io::Result<usize> {
+    fn clear(&self, store: &MarkedStore) -> io::Result<usize> {
         let _files = self.files();
         let store = &store.id();
         let mut count = 0;
@@ -223,13 +223,13 @@ impl StateFolder {
     }
 }
 
-impl Marked {
-    fn as_kept(&self) -> Invalid {
-        Invalid { store: self.store.id(), why: self.why.clone(), since: self.since }
+impl InvalidStore {
+    fn as_kept(&self) -> InvalidRecord {
+        InvalidRecord { store: self.store.id(), why: self.why.clone(), since: self.since }
     }
 }
 
-fn read_mark(path: &Path) -> io::Result<Invalid> {
+fn read_mark(path: &Path) -> io::Result<InvalidRecord> {
     let mut bytes = Vec::new();
     File::open(path)?.take(FILE_MAX).read_to_end(&mut bytes)?;
     Ok(serde_json::from_slice(&bytes)?)
@@ -255,25 +255,25 @@ fn write_durably(folder: &Path, files: &[(PathBuf, Vec<u8>)]) -> io::Result<()> 
 }
 
 /// The mark of one store.
-struct Mark {
+struct InvalidMark {
     folder: Arc<StateFolder>,
-    store: Marks,
+    store: MarkedStore,
 }
 
-type Done = Box<dyn FnOnce(Result<(), String>) + Send>;
+type MarkCallback = Box<dyn FnOnce(Result<(), String>) + Send>;
 
-impl StoreMark for Mark {
+impl StoreMark for InvalidMark {
     fn why(&self) -> Option<String> {
         let _files = self.folder.files();
         let store = self.store.id();
-        let is_it = |mark: &Invalid| mark.store.is(&store);
-        let here = self.folder.marked().iter().map(Marked::as_kept).find(is_it);
+        let is_it = |mark: &InvalidRecord| mark.store.is(&store);
+        let here = self.folder.marked().iter().map(InvalidStore::as_kept).find(is_it);
         let kept = match (here, self.folder.read()) {
             (Some(mark), _) => Some(mark),
             (None, Ok(marks)) => marks.into_iter().map(|(_, mark)| mark).find(is_it),
             (None, Err(error)) => return Some(error.to_string()),
         };
-        if let Some(Invalid { store: StoreId { name, .. }, why, .. }) = kept {
+        if let Some(InvalidRecord { store: StoreId { name, .. }, why, .. }) = kept {
             return Some(format!(
                 "{name} has lost a copy, and that could not be written into it ({why}); \
                  \"udm cow clear-invalid\" is for those who know better"
@@ -289,16 +289,16 @@ impl StoreMark for Mark {
         }
     }
 
-    fn set(&self, why: &str, done: Done) {
+    fn set(&self, why: &str, done: MarkCallback) {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         // Relaxed: a number is given out once.
         let id = COUNT.fetch_add(1, Ordering::Relaxed);
-        self.folder.marked().push(Marked { id, store: self.store.clone(), why: why.into(), since });
+        self.folder.marked().push(InvalidStore { id, store: self.store.clone(), why: why.into(), since });
         let folder = Arc::clone(&self.folder);
         // Told in either case: the origin waits for it.
         let done = Arc::new(Mutex::new(Some(done)));
-        let tell = move |done: &Mutex<Option<Done>>, kept: io::Result<()>| {
+        let tell = move |done: &Mutex<Option<MarkCallback>>, kept: io::Result<()>| {
             let done = done.lock().unwrap_or_else(PoisonError::into_inner).take();
             let kept = kept.map_err(|error| format!("{}: {error}", folder.path.display()));
             done.into_iter().for_each(|done| done(kept.clone()));
@@ -324,7 +324,7 @@ mod tests {
     use super::*;
     use std::sync::mpsc::channel;
 
-    pub(super) fn set(folder: &Arc<StateFolder>, store: Marks) -> Result<(), String> {
+    pub(super) fn set(folder: &Arc<StateFolder>, store: MarkedStore) -> Result<(), String> {
         let (tell, told) = channel();
         folder.mark(store).set("I/O error", Box::new(move |kept| tell.send(kept).unwrap()));
         told.recv().unwrap()
@@ -332,7 +332,7 @@ mod tests {
 
     /// What a server that is started later knows.
     pub(super) fn knows(folder: &Path, store: &StoreId) -> bool {
-        StateFolder::new(folder.into()).mark(Marks::Disk(store.clone())).why().is_some()
+        StateFolder::new(folder.into()).mark(MarkedStore::Disk(store.clone())).why().is_some()
     }
 
     #[test]
@@ -343,7 +343,7 @@ mod tests {
         let folder = StateFolder::new(state.clone());
         let store = StoreId::named(&at("cow"));
         assert!(!knows(&state, &store) && !state.exists(), "nothing is kept");
-        set(&folder, Marks::Disk(store.clone())).unwrap();
+        set(&folder, MarkedStore::Disk(store.clone())).unwrap();
         assert!(knows(&state, &store));
         // Under other names, and whatever has come in its place.
         fs::hard_link(at("cow"), at("link")).unwrap();
@@ -356,11 +356,11 @@ mod tests {
         fs::copy(at("moved"), at("other")).unwrap();
         assert!(!knows(&state, &StoreId::named(&at("other"))));
         // A mapped device has its name alone.
-        set(&folder, Marks::Disk(StoreId::mapped("cow"))).unwrap();
+        set(&folder, MarkedStore::Disk(StoreId::mapped("cow"))).unwrap();
         assert!(knows(&state, &StoreId::named(Path::new("@cow"))));
         assert_eq!(folder.forget(&StoreId::named(&at("link"))).unwrap(), 1);
         assert!(!knows(&state, &store) && knows(&state, &StoreId::mapped("cow")));
-        assert_eq!(folder.mark(Marks::Disk(store.clone())).why(), None);
+        assert_eq!(folder.mark(MarkedStore::Disk(store.clone())).why(), None);
         assert_eq!(folder.forget(&store).unwrap(), 0);
     }
 
@@ -372,11 +372,13 @@ mod tests {
         let folder = StateFolder::new(state.clone());
         let store = StoreId::mapped("cow");
         assert!(
-            set(&folder, Marks::Disk(store.clone())).unwrap_err().starts_with(&state.display().to_string())
+            set(&folder, MarkedStore::Disk(store.clone()))
+                .unwrap_err()
+                .starts_with(&state.display().to_string())
         );
-        assert!(folder.mark(Marks::Disk(store.clone())).why().is_some());
+        assert!(folder.mark(MarkedStore::Disk(store.clone())).why().is_some());
         assert_eq!(folder.forget(&store).unwrap(), 1);
-        assert_eq!(folder.mark(Marks::Disk(store)).why(), None);
+        assert_eq!(folder.mark(MarkedStore::Disk(store)).why(), None);
     }
 
     #[test]
@@ -387,9 +389,10 @@ mod tests {
             fs::write(temporary.path().join(name), text).unwrap();
         }
         fs::create_dir(temporary.path().join("invalid-3.json")).unwrap();
-        let why = StateFolder::new(temporary.path().into()).mark(Marks::Disk(store.clone())).why().unwrap();
+        let why =
+            StateFolder::new(temporary.path().into()).mark(MarkedStore::Disk(store.clone())).why().unwrap();
         assert!(why.contains("which stores are invalid is not known") && why.contains("/invalid-"), "{why}");
-        set(&StateFolder::new(temporary.path().into()), Marks::Disk(store.clone())).unwrap();
+        set(&StateFolder::new(temporary.path().into()), MarkedStore::Disk(store.clone())).unwrap();
         assert!(knows(temporary.path(), &store));
     }
 }

@@ -15,15 +15,15 @@ use udm_frontends::nbd::OpServed;
 
 /// When a server began, by both clocks.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Began {
+pub(crate) struct StartTime {
     wall: SystemTime,
     at: Instant,
 }
 
-impl Began {
+impl StartTime {
     /// Now.
-    pub fn now() -> Began {
-        Began { wall: SystemTime::now(), at: Instant::now() }
+    pub fn now() -> StartTime {
+        StartTime { wall: SystemTime::now(), at: Instant::now() }
     }
 
     /// In milliseconds since 1970.
@@ -33,7 +33,7 @@ impl Began {
 }
 
 /// A look at everything, of the server that began so.
-pub(crate) fn look(registry: &Registry, began: Began) -> api::Stats {
+pub(crate) fn collect_stats(registry: &Registry, began: StartTime) -> api::Stats {
     let server = registry.exporter().and_then(|exporter| exporter.server());
     let counts = server.map(|server| server.read());
     let cores = server.map(|server| server.requests()).unwrap_or_default();
@@ -61,17 +61,17 @@ pub(crate) fn look(registry: &Registry, began: Began) -> api::Stats {
 }
 
 fn device(registry: &Registry, mapped: &Mapped) -> api::DeviceStats {
-    let (device, target_types, paths) = verbs::shown(registry, mapped);
+    let (device, target_types, paths) = verbs::device_and_paths(registry, mapped);
     let exporter = registry.exporter();
     let report = exporter.and_then(|exporter| exporter.served(mapped.device.id()));
     let in_flight = report.as_ref().map(|report| report.in_flight);
     let ops = report.iter().flat_map(|report| verbs::OPS.iter().zip(&report.ops));
     let served = ops.filter(|(_, counts)| counts.requests + counts.in_flight > 0);
-    let served = served.map(|(op, counts)| ((*op).to_owned(), served_of(counts))).collect();
+    let served = served.map(|(op, counts)| ((*op).to_owned(), op_stats(counts))).collect();
     api::DeviceStats { device, target_types, in_flight, served, paths, snapshot: None }
 }
 
-fn served_of(counts: &OpServed) -> api::Served {
+fn op_stats(counts: &OpServed) -> api::Served {
     let steps = counts.latency.steps.iter().enumerate().filter(|(_, count)| **count > 0);
     api::Served {
         in_flight: counts.in_flight,

@@ -8,9 +8,9 @@ use udm_control::{Registry, verbs};
 use udm_core::{CoreId, Cores, DeviceId, LaneCommand};
 
 /// Cores without lanes: every command is answered at once.
-struct NoLanes;
+struct StubCores;
 
-impl Cores for NoLanes {
+impl Cores for StubCores {
     fn broadcast(&self, _: DeviceId, _: LaneCommand) {}
     fn ring(&self, _: CoreId, _: DeviceId) {}
     fn start(&self, _: udm_core::MakeTask) -> udm_core::TaskHandle {
@@ -18,14 +18,14 @@ impl Cores for NoLanes {
     }
 }
 
-struct World {
+struct NamesFixture {
     registry: Arc<Registry>,
     folder: TempDir,
 }
 
-impl World {
-    fn new() -> World {
-        World { registry: Registry::new(Arc::new(NoLanes), 1), folder: TempDir::new().unwrap() }
+impl NamesFixture {
+    fn new() -> NamesFixture {
+        NamesFixture { registry: Registry::new(Arc::new(StubCores), 1), folder: TempDir::new().unwrap() }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -67,7 +67,7 @@ impl World {
 /// A number in a script never comes to mean another disk.
 #[test]
 fn a_file_that_is_replaced_has_another_number_and_its_old_one_when_it_is_back() {
-    let world = World::new();
+    let world = NamesFixture::new();
     world.file("p", 8);
     world.load("d", &world.table(8, "p")).unwrap();
     assert_eq!(world.number("d"), "253:0");
@@ -93,7 +93,7 @@ fn a_file_that_is_replaced_has_another_number_and_its_old_one_when_it_is_back() 
 
 #[test]
 fn names_of_one_disk_have_a_number_each_and_links_none_of_their_own() {
-    let world = World::new();
+    let world = NamesFixture::new();
     world.file("a", 8);
     fs::hard_link(world.path("a"), world.path("b")).unwrap();
     std::os::unix::fs::symlink("a", world.path("link")).unwrap();
@@ -112,7 +112,7 @@ fn names_of_one_disk_have_a_number_each_and_links_none_of_their_own() {
 
 #[test]
 fn a_device_grows_with_its_file_at_the_next_load() {
-    let world = World::new();
+    let world = NamesFixture::new();
     world.file("p", 16);
     world.load("d", &world.table(16, "p")).unwrap();
     let file = File::options().write(true).open(world.path("p")).unwrap();
@@ -132,7 +132,7 @@ fn a_device_grows_with_its_file_at_the_next_load() {
 /// it.
 #[test]
 fn messages_find_what_the_live_table_uses() {
-    let world = World::new();
+    let world = NamesFixture::new();
     let p = world.path("p");
     // Spelt in a way that is not its canonical one.
     let spelt = format!("{}/./p", p.parent().unwrap().display());
@@ -164,7 +164,7 @@ fn messages_find_what_the_live_table_uses() {
 #[test]
 fn loads_at_the_same_time_open_a_disk_once() {
     for round in 0..20 {
-        let world = World::new();
+        let world = NamesFixture::new();
         world.file("p", 8);
         let barrier = std::sync::Barrier::new(4);
         std::thread::scope(|scope| {

@@ -12,9 +12,9 @@ use udm_core::{CoreId, Cores, DeviceId, LaneCommand};
 use udm_frontends::nbd::Exports;
 
 /// Cores without lanes: every command is answered at once.
-struct NoLanes;
+struct StubCores;
 
-impl Cores for NoLanes {
+impl Cores for StubCores {
     fn broadcast(&self, _: DeviceId, _: LaneCommand) {}
     fn ring(&self, _: CoreId, _: DeviceId) {}
     fn start(&self, _: udm_core::MakeTask) -> udm_core::TaskHandle {
@@ -23,8 +23,8 @@ impl Cores for NoLanes {
 }
 
 fn registry() -> Arc<Registry> {
-    let registry = Registry::new(Arc::new(NoLanes), 1);
-    registry.export_by(Exporter::new(Arc::new(Exports::new()), ExportOptions::default()));
+    let registry = Registry::new(Arc::new(StubCores), 1);
+    registry.set_exporter(Exporter::new(Arc::new(Exports::new()), ExportOptions::default()));
     registry
 }
 

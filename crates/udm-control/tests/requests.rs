@@ -121,7 +121,7 @@ fn any_body() -> impl Strategy<Value = Vec<u8>> {
     ]
 }
 
-/// A request in the form that `fuzz::requests` takes, its NUL included.
+/// A request in the form that `fuzz::fuzz_requests` takes, its NUL included.
 fn request() -> impl Strategy<Value = Vec<u8>> {
     let methods = vec!["GET", "PUT", "POST", "DELETE", "HEAD", "OPTIONS", "CONNECT", "X"];
     let path = prop_oneof![
@@ -149,7 +149,7 @@ proptest! {
 
     #[test]
     fn bodies_read_back(data in any_body()) {
-        fuzz::bodies(&data);
+        fuzz::fuzz_bodies(&data);
     }
 
     #[test]
@@ -159,6 +159,6 @@ proptest! {
 
     #[test]
     fn sequences_of_requests(data in vec(request(), 0..12)) {
-        fuzz::requests(&data.concat());
+        fuzz::fuzz_requests(&data.concat());
     }
 }

@@ -152,7 +152,7 @@ From another machine: ssh -L 8080:127.0.0.1:PORT HOST, and localhost:8080 in its
 
 /// Where the server is.
 #[derive(Debug, Args)]
-pub struct Talk {
+pub struct ServerArgs {
     /// The control socket of the server [default: $UDM_SOCKET, or udm/udm.sock in $XDG_RUNTIME_DIR,
     /// /run/udm/udm.sock for root]
     #[arg(long, value_name = "PATH")]
@@ -208,7 +208,7 @@ pub struct ServeArgs {
     pub check: bool,
     /// A device and its table, the file that holds it, or the device that it maps whole; as often
     /// as wanted
-    #[arg(long = "device", value_name = "NAME=TABLE|NAME=@FILE|NAME=DEVICE", value_parser = device_arg)]
+    #[arg(long = "device", value_name = "NAME=TABLE|NAME=@FILE|NAME=DEVICE", value_parser = parse_device_arg)]
     pub devices: Vec<DeviceArg>,
     /// Serve NBD on a Unix socket; - makes one in a private folder
     #[arg(short = 'U', long, value_name = "PATH")]
@@ -304,7 +304,7 @@ pub struct StateArgs {
 impl ServeArgs {
     /// What is wrong where nothing says where to serve: neither the command line, nor a file, nor
     /// sockets that the server was started with.
-    pub fn wants_a_place(&self) -> Option<clap::Error> {
+    pub fn check_listen_args(&self) -> Option<clap::Error> {
         let is_said =
             self.config.is_some() || self.unix.is_some() || self.port.is_some() || self.run.is_some();
         (!is_said && std::env::var_os("LISTEN_FDS").is_none()).then(|| {
@@ -340,7 +340,7 @@ pub enum TableArg {
 }
 
 /// `NAME=TABLE` or `NAME=@FILE`.
-fn device_arg(text: &str) -> Result<DeviceArg, String> {
+fn parse_device_arg(text: &str) -> Result<DeviceArg, String> {
     let (name, table) = text
         .split_once('=')
         .ok_or("expected NAME=TABLE, NAME=@FILE or NAME=DEVICE, such as disk=disk.img")?;
@@ -396,7 +396,7 @@ fn seconds(word: &str) -> Result<Duration, String> {
 #[derive(Debug, Args)]
 pub struct ListArgs {
     #[command(flatten)]
-    pub talk: Talk,
+    pub talk: ServerArgs,
     #[command(flatten)]
     pub print: Print,
 }
@@ -405,14 +405,14 @@ pub struct ListArgs {
 #[derive(Debug, Args)]
 pub struct GenerateArgs {
     /// What to write
-    pub what: Generated,
+    pub what: GenerateKind,
     /// The folder to write to; it is made when it is missing
     pub folder: PathBuf,
 }
 
 /// What `udm generate` can write.
 #[derive(Debug, Clone, Copy, ValueEnum)]
-pub enum Generated {
+pub enum GenerateKind {
     /// A man page a verb, of udm.toml and of udm as dmsetup.
     Man,
     /// For bash, fish and zsh.
@@ -430,22 +430,22 @@ mod tests {
 
     #[test]
     fn devices() {
-        let arg = device_arg("d=0 8 linear file:x?direct=on 0").unwrap();
+        let arg = parse_device_arg("d=0 8 linear file:x?direct=on 0").unwrap();
         assert_eq!(
             (arg.name.as_str(), arg.table),
             ("d", TableArg::Text("0 8 linear file:x?direct=on 0".into()))
         );
         for device in ["disk.img", "my disk.img", "/dev/sda", "mem:1G", "253:0", "file:x?direct=on"] {
             let whole = TableArg::Whole(device.into());
-            assert_eq!(device_arg(&format!("d={device}")).unwrap().table, whole);
+            assert_eq!(parse_device_arg(&format!("d={device}")).unwrap().table, whole);
         }
         for table in ["0 8 zero", " 0 8 zero", "", "0", "# none\n", "a\nb", "0\t8 zero"] {
             let text = TableArg::Text(table.into());
-            assert_eq!(device_arg(&format!("d={table}")).unwrap().table, text);
+            assert_eq!(parse_device_arg(&format!("d={table}")).unwrap().table, text);
         }
-        assert_eq!(device_arg("d=@/etc/t").unwrap().table, TableArg::File("/etc/t".into()));
+        assert_eq!(parse_device_arg("d=@/etc/t").unwrap().table, TableArg::File("/etc/t".into()));
         for bad in ["", "d", "=0 8 error", "d=@"] {
-            assert!(device_arg(bad).is_err(), "{bad}");
+            assert!(parse_device_arg(bad).is_err(), "{bad}");
         }
     }
 }

@@ -7,7 +7,7 @@ use udm_control::http::api;
 
 /// A device in concise form.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Concise {
+pub struct ConciseDevice {
     /// Its name.
     pub name: String,
     /// Its uuid; empty where it has none.
@@ -42,7 +42,7 @@ fn devices(text: &str) -> Vec<Vec<String>> {
 ///
 /// # Errors
 /// dmsetup's lines about the first that is none; what comes before it is given back all the same.
-pub fn parse(text: &str) -> (Vec<Concise>, Option<String>) {
+pub fn parse(text: &str) -> (Vec<ConciseDevice>, Option<String>) {
     let mut all = Vec::new();
     for fields in devices(text) {
         match read(&fields) {
@@ -53,7 +53,7 @@ pub fn parse(text: &str) -> (Vec<Concise>, Option<String>) {
     (all, None)
 }
 
-fn read(fields: &[String]) -> Result<Concise, String> {
+fn read(fields: &[String]) -> Result<ConciseDevice, String> {
     let [name, uuid, minor, flags, lines @ ..] = fields else { return Err(too_few(fields)) };
     if lines.is_empty() {
         return Err(too_few(fields));
@@ -70,7 +70,7 @@ fn read(fields: &[String]) -> Result<Concise, String> {
         }
     };
     let name = name.trim_start().to_owned();
-    Ok(Concise { name, uuid: uuid.clone(), minor, read_only, table: lines.join("\n") })
+    Ok(ConciseDevice { name, uuid: uuid.clone(), minor, read_only, table: lines.join("\n") })
 }
 
 fn too_few(fields: &[String]) -> String {
@@ -87,7 +87,7 @@ fn too_few(fields: &[String]) -> String {
 }
 
 /// Why a device in concise form was not made.
-pub struct Refused {
+pub struct CreateError {
     /// The step, as a kernel calls it: create, reload, resume.
     pub ioctl: &'static str,
     /// The number that the device had, if it came so far.
@@ -101,11 +101,11 @@ pub struct Refused {
 ///
 /// # Errors
 /// The step that was refused.
-pub fn make(client: &ControlClient, new: &Concise) -> Result<api::Device, Refused> {
+pub fn make(client: &ControlClient, new: &ConciseDevice) -> Result<api::Device, CreateError> {
     let uuid = Some(&new.uuid).filter(|uuid| !uuid.is_empty()).cloned();
     let body = api::Create { name: new.name.clone(), uuid, minor: new.minor, ..api::Create::default() };
     let made = client.post::<api::Device>("/v1/devices", &body);
-    let made = made.map_err(|error| Refused { ioctl: "create", number: None, error })?;
+    let made = made.map_err(|error| CreateError { ioctl: "create", number: None, error })?;
     if new.table.trim().is_empty() {
         return Ok(made);
     }
@@ -113,7 +113,7 @@ pub fn make(client: &ControlClient, new: &Concise) -> Result<api::Device, Refuse
     let refused = |ioctl, error| {
         // It is nobody's yet; why it came to nothing is what the caller wants to know.
         let _ = client.delete::<()>(&path(""));
-        Refused { ioctl, number: Some(made.number.clone()), error }
+        CreateError { ioctl, number: Some(made.number.clone()), error }
     };
     let table = api::Load { table: new.table.clone(), folder: folder(), read_only: Some(new.read_only) };
     client.put::<()>(&path("/table"), &table).map_err(|error| refused("reload", error))?;
@@ -122,7 +122,7 @@ pub fn make(client: &ControlClient, new: &Concise) -> Result<api::Device, Refuse
     Ok(made)
 }
 
-fn escaped(text: &str) -> String {
+fn escape_field(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         if matches!(c, ',' | ';' | '\\') {
@@ -135,13 +135,13 @@ fn escaped(text: &str) -> String {
 
 /// A device and the lines of its live table, in concise form.
 pub fn print(device: &api::Device, lines: &[api::Line]) -> String {
-    let (name, uuid) = (escaped(&device.name), escaped(device.uuid.as_deref().unwrap_or_default()));
+    let (name, uuid) = (escape_field(&device.name), escape_field(device.uuid.as_deref().unwrap_or_default()));
     let minor = device.number.split_once(':').map_or("", |(_, minor)| minor);
     let flags = if device.read_only { "ro" } else { "rw" };
     let mut out = format!("{name},{uuid},{minor},{flags}");
     for line in lines {
         let (start, length) = (line.start_bytes / 512, line.length_bytes / 512);
-        out += &format!(",{start} {length} {} {}", line.target, escaped(&line.params));
+        out += &format!(",{start} {length} {} {}", line.target, escape_field(&line.params));
     }
     out
 }
@@ -169,7 +169,7 @@ mod tests {
         assert_eq!(text, "a\\,b\\\\,U\\;1,7,ro,0 1 linear 253:0 0,1 1 linear x\\\\\\,y 0");
         let (read, wrong) = parse(&format!("{text}; second,,,,0 8 error\n"));
         assert_eq!(wrong, None);
-        let first = Concise {
+        let first = ConciseDevice {
             name: "a,b\\".into(),
             uuid: "U;1".into(),
             minor: Some(7),

@@ -11,7 +11,7 @@ use tokio::signal::unix::{SignalKind, signal};
 ///
 /// # Errors
 /// When there is no thread to wait for signals, or they can't be had.
-pub fn on_signal(first: impl FnOnce(i32) + Send + 'static) -> io::Result<()> {
+pub fn on_first_signal(first: impl FnOnce(i32) + Send + 'static) -> io::Result<()> {
     let runtime = Builder::new_current_thread().enable_io().build()?;
     let (mut interrupt, mut terminate) = {
         let _inside = runtime.enter();
@@ -27,13 +27,13 @@ pub fn on_signal(first: impl FnOnce(i32) + Send + 'static) -> io::Result<()> {
             })
         };
         first(next());
-        end(next());
+        exit_by_signal(next());
     };
     std::thread::Builder::new().name("udm-signals".into()).spawn(wait).map(drop)
 }
 
 /// Ends the program as a signal would.
-pub fn end(signal: i32) -> ! {
+pub fn exit_by_signal(signal: i32) -> ! {
     log::flush();
     std::process::exit(128 + signal);
 }

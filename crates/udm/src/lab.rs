@@ -59,7 +59,7 @@ struct RunArgs {
 pub fn run(args: &LabArgs) -> Result<ExitCode> {
     match &args.verb {
         LabVerb::List => list(),
-        LabVerb::Run(args) => run_some(args),
+        LabVerb::Run(args) => run_experiments(args),
     }
 }
 
@@ -72,8 +72,8 @@ fn list() -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn run_some(args: &RunArgs) -> Result<ExitCode> {
-    let stop = stop::on_signals().context("lab: signals")?;
+fn run_experiments(args: &RunArgs) -> Result<ExitCode> {
+    let stop = stop::install_stop_handler().context("lab: signals")?;
     if let Some(file) = &args.html {
         // Told now, and not behind minutes of measuring.
         let opened = OpenOptions::new().append(true).create(true).open(file);
@@ -82,7 +82,7 @@ fn run_some(args: &RunArgs) -> Result<ExitCode> {
     let is_asked = |e: &&Experiment| args.names.is_empty() || args.names.iter().any(|name| name == e.name);
     let effort = ExperimentOptions { quick: args.quick, stop, fio_engine: args.fio_engine.as_deref() };
     let asked: Vec<_> = EXPERIMENTS.iter().filter(is_asked).collect();
-    let outcomes = progress::counted(asked.len(), |done| run_each(&asked, &effort, done))?;
+    let outcomes = progress::with_step_progress(asked.len(), |done| run_each(&asked, &effort, done))?;
     let machine = MachineInfo::this();
     if let Some(file) = &args.html {
         let page = lab::page(&machine, &outcomes);

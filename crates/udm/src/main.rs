@@ -21,7 +21,7 @@ mod log;
 mod log_writes;
 mod multipath;
 mod output;
-mod private;
+mod private_dir;
 mod serve;
 mod snapshot;
 mod top;
@@ -46,7 +46,11 @@ fn main() -> ExitCode {
         Ok(Err(_)) => ExitCode::from(101),
         Err(error) => {
             // Nothing is left to be done when standard error is closed too.
-            let _ = writeln!(std::io::stderr(), "udm: no thread to run on: {}", plain(&error.to_string()));
+            let _ = writeln!(
+                std::io::stderr(),
+                "udm: no thread to run on: {}",
+                strip_os_error(&error.to_string())
+            );
             ExitCode::FAILURE
         }
     }
@@ -54,16 +58,16 @@ fn main() -> ExitCode {
 
 fn program() -> ExitCode {
     let mut words = std::env::args_os();
-    if dmsetup::is_meant(words.next().as_deref()) {
+    if dmsetup::is_dmsetup(words.next().as_deref()) {
         log::start("warn");
         return dmsetup::run(words);
     }
     let cli = Cli::try_parse().unwrap_or_else(|error| {
         let bench = std::env::args_os().nth(1).is_some_and(|verb| verb == "bench");
-        if bench { bench::explained(error) } else { error }.exit()
+        if bench { bench::with_hint(error) } else { error }.exit()
     });
     if let Verb::Serve(args) = &cli.verb
-        && let Some(error) = args.wants_a_place()
+        && let Some(error) = args.check_listen_args()
     {
         error.exit();
     }
@@ -72,9 +76,9 @@ fn program() -> ExitCode {
         && args.fork
         && !args.ready_on_stdout
     {
-        return serve::in_background().unwrap_or_else(|error| {
+        return serve::spawn_background().unwrap_or_else(|error| {
             // Nothing is left to be done when standard error is closed too.
-            let _ = writeln!(std::io::stderr(), "udm: {}", plain(&format!("{error:#}")));
+            let _ = writeln!(std::io::stderr(), "udm: {}", strip_os_error(&format!("{error:#}")));
             ExitCode::FAILURE
         });
     }
@@ -82,7 +86,7 @@ fn program() -> ExitCode {
     // asked about. The demo fails paths itself, and tells of it.
     log::start(if matches!(cli.verb, Verb::Demo(_)) { "error" } else { "warn" });
     let code = run(&cli.verb).unwrap_or_else(|error| {
-        log::say(format!("udm: {}\n", plain(&format!("{error:#}"))));
+        log::say(format!("udm: {}\n", strip_os_error(&format!("{error:#}"))));
         ExitCode::FAILURE
     });
     log::flush();
@@ -90,7 +94,7 @@ fn program() -> ExitCode {
 }
 
 /// Without the numbers that Rust puts behind the system's texts.
-fn plain(text: &str) -> String {
+fn strip_os_error(text: &str) -> String {
     let mut parts = text.split(" (os error ");
     let mut out = parts.next().unwrap_or_default().to_string();
     for part in parts {
@@ -121,9 +125,9 @@ mod tests {
     fn errors_are_plain() {
         let error = std::io::Error::from_raw_os_error(2);
         assert_eq!(
-            super::plain(&format!("x: {error}: {error}")),
+            super::strip_os_error(&format!("x: {error}: {error}")),
             "x: No such file or directory: No such file or directory"
         );
-        assert_eq!(super::plain("nothing (of the) kind"), "nothing (of the) kind");
+        assert_eq!(super::strip_os_error("nothing (of the) kind"), "nothing (of the) kind");
     }
 }

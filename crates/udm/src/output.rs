@@ -28,7 +28,7 @@ pub fn say(text: &str) -> Result<()> {
 }
 
 /// So many of them: `1 client`, `2 clients`.
-pub fn things(count: u64, one: &str) -> String {
+pub fn count_noun(count: u64, one: &str) -> String {
     format!("{count} {one}{}", if count == 1 { "" } else { "s" })
 }
 
@@ -42,7 +42,7 @@ pub fn say_json(value: &impl serde::Serialize) -> Result<()> {
 
 /// Waits for so long; true, and at once, when the reader of a pipe has gone. It would never be told
 /// so while nothing is printed.
-pub fn is_unread(within: Option<Duration>) -> bool {
+pub fn reader_closed(within: Option<Duration>) -> bool {
     let out = std::io::stdout();
     let mut fds = [PollFd::new(&out, PollFlags::empty())];
     let within = within.and_then(|within| Timespec::try_from(within).ok());
@@ -51,10 +51,10 @@ pub fn is_unread(within: Option<Duration>) -> bool {
 
 /// Comes to an end when the reader of a pipe has gone. A thread waits for it, for as long as the
 /// program lives.
-pub async fn reader_goes() {
+pub async fn reader_closed_async() {
     let (tell, told) = oneshot::channel();
     std::thread::spawn(move || {
-        while !is_unread(None) {}
+        while !reader_closed(None) {}
         // Nobody may listen any more.
         let _ = tell.send(());
     });

@@ -16,7 +16,7 @@ const DEPTH: usize = 32;
 const REQUESTS: u64 = 1_000_000;
 
 /// Sends reads and writes of 4 KiB through `lane`, as many at a time as there are in `ready`, until
-/// `requests` have come back. At the end all are in `ready` again.
+/// `request_queue_params` have come back. At the end all are in `ready` again.
 fn run(core: &mut LocalCore, lane: &mut dyn Lane, ready: &mut Batch, done: &mut Batch, requests: u64) {
     let (mut sent, mut home) = (0, 0);
     while home < sent.max(requests) {

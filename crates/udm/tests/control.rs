@@ -313,7 +313,7 @@ fn another_user_is_refused_with_the_reason() {
     use std::os::unix::process::CommandExt;
     let server = server();
     if !rustix::process::geteuid().is_root() {
-        return support::skipped("it takes root to be another user");
+        return support::report_skip("it takes root to be another user");
     }
     let open = |path: &std::path::Path, mode| {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();

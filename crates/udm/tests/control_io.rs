@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
-use udm_control::verbs::CallOff;
+use udm_control::verbs::CancelToken;
 use udm_control::{CoresIo, Registry, verbs};
 use udm_core::control_io::{flush, read, read_all, write};
 use udm_core::errno::{EBUSY, EINTR, EIO, ESHUTDOWN, ETIMEDOUT};
@@ -118,16 +118,19 @@ fn a_load_is_called_off() {
     let disk = TestDisk::new(64);
     disk.hold(true);
     let device: Arc<dyn Device> = disk.clone();
-    let off = CallOff::default();
+    let cancel_token = CancelToken::default();
     thread::scope(|scope| {
-        let waits = scope.spawn(|| read(&server.io().until(&off), &device, Sector(0), Sectors(8)));
+        let waits = scope.spawn(|| read(&server.io().until(&cancel_token), &device, Sector(0), Sectors(8)));
         until("the read has come", || disk.waiting() > 0);
-        off.call(TargetError::errno(EINTR).because("nobody asks any more"));
+        cancel_token.call(TargetError::errno(EINTR).because("nobody asks any more"));
         assert_eq!(waits.join().unwrap(), Err(OpenError::new(EINTR, "nobody asks any more")));
     });
     // Nor does it begin anything more.
     disk.hold(false);
-    assert_eq!(write(&server.io().until(&off), &device, Sector(0), &[0; 512]).unwrap_err().errno, EINTR);
+    assert_eq!(
+        write(&server.io().until(&cancel_token), &device, Sector(0), &[0; 512]).unwrap_err().errno,
+        EINTR
+    );
     assert!(disk.take_log().iter().all(|seen| seen.op == Op::Read));
 }
 

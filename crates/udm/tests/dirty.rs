@@ -5,9 +5,9 @@ mod support;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
-use support::maps::Maps;
+use support::maps::DirtyMapClient;
 use support::nbd::Client;
-use support::{Server, has, skipped, text};
+use support::{Server, has, report_skip, text};
 use tempfile::TempDir;
 use udm_wire::nbd::{ClientOption, Command as Nbd, CommandFlags, MetaRequest, OptionReply};
 
@@ -52,7 +52,7 @@ fn what_others_see_of_the_maps() {
     ];
     for (export, name, map) in cases {
         let uri = format!("nbd+unix:///{export}?socket={}", server.nbd.display());
-        let own: Vec<(u64, u32)> = Maps::of(&server.nbd, export, name)
+        let own: Vec<(u64, u32)> = DirtyMapClient::of(&server.nbd, export, name)
             .map(0, SIZE as u32)
             .iter()
             .map(|(len, flags)| (u64::from(*len), *flags))
@@ -110,7 +110,7 @@ fn has_python() -> bool {
     let found =
         Command::new(PYTHON).args(["-c", "import nbd"]).output().is_ok_and(|out| out.status.success());
     if !found {
-        skipped("python3-libnbd is not installed");
+        report_skip("python3-libnbd is not installed");
     }
     found
 }
@@ -154,7 +154,7 @@ fn a_request_sees_its_own_range() {
     let (_folder, server) = served("disk");
     server.says(&["snapshot", "create", "s", "--of", "disk", "--chunk", "1M"]);
     write(&mut Client::connect(&server.nbd, "disk"), &[MIB]);
-    let mut maps = Maps::of(&server.nbd, "disk", "s");
+    let mut maps = DirtyMapClient::of(&server.nbd, "disk", "s");
     // Smaller than a chunk, at any byte.
     assert_eq!(maps.map(MIB + 7, 100), [(100, 1)]);
     assert_eq!(maps.map(MIB - 7, 8), [(7, 0), (1, 1)]);
@@ -162,7 +162,7 @@ fn a_request_sees_its_own_range() {
     assert_eq!(maps.maps(CommandFlags::REQ_ONE, 0, SIZE as u32), [[(MIB as u32, 0)]]);
     assert_eq!(maps.maps(CommandFlags::REQ_ONE, MIB, SIZE as u32 - MIB as u32), [[(MIB as u32, 1)]]);
     // Beside another context, each has its own runs.
-    let mut both = Maps::dial(&server.nbd);
+    let mut both = DirtyMapClient::dial(&server.nbd);
     assert_eq!(both.set("disk", &[&context("s"), "base:allocation"]).unwrap().len(), 2);
     both.go("disk");
     let found = both.maps(NONE, 0, SIZE as u32);
@@ -179,22 +179,22 @@ fn a_map_that_is_gone_is_all_dirty() {
     let create = |name: &str| server.says(&["snapshot", "create", name, "--of", "disk"]);
     create("s");
     create("other");
-    let mut maps = Maps::of(&server.nbd, "disk", "s");
-    let mut through = Maps::of(&server.nbd, "other", "s");
-    let mut still = Maps::of(&server.nbd, "disk", "other");
+    let mut maps = DirtyMapClient::of(&server.nbd, "disk", "s");
+    let mut through = DirtyMapClient::of(&server.nbd, "other", "s");
+    let mut still = DirtyMapClient::of(&server.nbd, "disk", "other");
     assert_eq!((maps.map(0, SIZE as u32), through.map(0, SIZE as u32)), (none.to_vec(), none.to_vec()));
 
     // Another table of the same snapshot changes nothing.
     let table = server.says(&["table", "s"]);
     server.says(&["load", "s", "--table", table.trim()]);
     // One that waits to take the snapshot over has no map yet, whatever device it waits in.
-    let waiting = Maps::dial(&server.nbd).list("disk", &["qemu:"]);
+    let waiting = DirtyMapClient::dial(&server.nbd).list("disk", &["qemu:"]);
     assert_eq!(waiting, Ok(vec![context("s"), context("other")]));
     server.says(&["resume", "s"]);
     assert_eq!((maps.map(0, SIZE as u32), through.map(0, SIZE as u32)), (none.to_vec(), none.to_vec()));
 
     // Between the choice and the begin; and another one of that name is another instant.
-    let mut late = Maps::dial(&server.nbd);
+    let mut late = DirtyMapClient::dial(&server.nbd);
     assert_eq!(late.set("disk", &[&context("s")]), Ok(vec![context("s")]));
     server.says(&["snapshot", "remove", "s"]);
     late.go("disk");
@@ -205,18 +205,18 @@ fn a_map_that_is_gone_is_all_dirty() {
     for map in [&mut maps, &mut through, &mut late] {
         assert_eq!(map.map(0, SIZE as u32), all);
     }
-    assert_eq!(Maps::of(&server.nbd, "disk", "s").map(0, SIZE as u32), none);
+    assert_eq!(DirtyMapClient::of(&server.nbd, "disk", "s").map(0, SIZE as u32), none);
     assert_eq!(still.map(0, SIZE as u32), none);
 
     // An origin that is merged into has changed all over, and has no maps; behind that it has those
     // that are left, with what came back.
     write(&mut Client::connect(&server.nbd, "s"), &[MIB]);
     drop((maps, through, late));
-    let mut merged = Maps::of(&server.nbd, "disk", "s");
+    let mut merged = DirtyMapClient::of(&server.nbd, "disk", "s");
     server.says(&["snapshot", "merge", "s"]);
     assert_eq!(merged.map(0, SIZE as u32), all);
     assert_eq!(still.map(0, SIZE as u32), [(MIB as u32, 0), (4096, 1), ((7 * MIB) as u32 - 4096, 0)]);
-    let mut lists = Maps::dial(&server.nbd);
+    let mut lists = DirtyMapClient::dial(&server.nbd);
     assert_eq!(lists.list("disk", &["qemu:"]), Ok(vec![context("other")]));
 
     // A table that is no origin's knows nothing; nor does another disk.
@@ -240,8 +240,8 @@ fn a_merge_under_way_is_all_dirty() {
     let half = (0..SIZE / 4096).filter(|chunk| chunk / 32 % 2 == 0);
     half.for_each(|chunk| write(&mut writer, &[chunk * 4096]));
     drop(writer);
-    let mut since = Maps::of(&server.nbd, "disk", "other");
-    let mut lists = Maps::dial(&server.nbd);
+    let mut since = DirtyMapClient::of(&server.nbd, "disk", "other");
+    let mut lists = DirtyMapClient::dial(&server.nbd);
     server.says(&["snapshot", "merge", "s", "--background"]);
     let mut begun = false;
     loop {
@@ -260,7 +260,7 @@ fn a_merge_under_way_is_all_dirty() {
         }
     }
     if !begun {
-        skipped("the merge was over before it was seen");
+        report_skip("the merge was over before it was seen");
     }
     assert_eq!(lists.list("disk", &["qemu:"]), Ok(vec![context("other")]));
     drop(folder);
@@ -270,12 +270,12 @@ fn a_merge_under_way_is_all_dirty() {
 fn an_invalid_snapshot_has_no_map() {
     let (_folder, server) = served("disk");
     server.says(&["snapshot", "create", "s", "--of", "disk", "--size", "64k"]);
-    let mut maps = Maps::of(&server.nbd, "disk", "s");
+    let mut maps = DirtyMapClient::of(&server.nbd, "disk", "s");
     let mut writer = Client::connect(&server.nbd, "disk");
     (0..32).for_each(|chunk| write(&mut writer, &[chunk * 65536]));
     assert!(server.says(&["status", "s"]).contains("Invalid"));
     assert_eq!(maps.map(0, SIZE as u32), [(SIZE as u32, 1)]);
-    let mut lists = Maps::dial(&server.nbd);
+    let mut lists = DirtyMapClient::dial(&server.nbd);
     assert_eq!(lists.list("disk", &["qemu:"]), Ok(Vec::new()));
     assert_eq!(lists.set("disk", &[&context("s")]), Ok(Vec::new()));
 }
@@ -292,7 +292,7 @@ fn a_map_lacks_nothing_that_was_acknowledged() {
             let (server, over) = (&server, &over);
             move || {
                 let (mut client, mut maps) =
-                    (Client::connect(&server.nbd, "disk"), Maps::of(&server.nbd, "disk", "base"));
+                    (Client::connect(&server.nbd, "disk"), DirtyMapClient::of(&server.nbd, "disk", "base"));
                 let mut checked = 0;
                 for chunk in (first..SIZE / 4096).step_by(2) {
                     write(&mut client, &[chunk * 4096]);
@@ -311,7 +311,7 @@ fn a_map_lacks_nothing_that_was_acknowledged() {
         writers.map(|writer| writer.join().unwrap())
     });
     assert_eq!(checked, [1024, 1024]);
-    assert_eq!(Maps::of(&server.nbd, "disk", "base").map(0, SIZE as u32), [(SIZE as u32, 1)]);
+    assert_eq!(DirtyMapClient::of(&server.nbd, "disk", "base").map(0, SIZE as u32), [(SIZE as u32, 1)]);
 }
 
 /// Names may be anything that a device may be called; who asks for anything else gets nothing.
@@ -323,7 +323,7 @@ fn names_and_clients_of_all_kinds() {
         server.says(&["snapshot", "create", name, "--of", "disk", "--transient", "--store", store]);
     }
     let contexts: Vec<String> = names.iter().map(|name| context(name)).collect();
-    let mut lists = Maps::dial(&server.nbd);
+    let mut lists = DirtyMapClient::dial(&server.nbd);
     assert_eq!(lists.list("disk", &["qemu:dirty-bitmap:"]), Ok(contexts.clone()));
     for query in &contexts {
         assert_eq!(lists.set("disk", &[query.as_str()]), Ok(vec![query.clone()]));
@@ -358,7 +358,7 @@ fn a_thousand_maps() {
         server.says(&["snapshot", "create", "--group", &group(from), "--transient", "--store", &store]);
     }
     write(&mut Client::connect(&server.nbd, "disk"), &[MIB]);
-    let mut maps = Maps::dial(&server.nbd);
+    let mut maps = DirtyMapClient::dial(&server.nbd);
     let listed = maps.list("disk", &[]).unwrap();
     assert_eq!((listed.len(), listed[0].as_str()), (1001, "base:allocation"));
     let queries: Vec<&str> = listed.iter().map(String::as_str).collect();

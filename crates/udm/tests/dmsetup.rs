@@ -1,7 +1,7 @@
 //! udm called as `dmsetup` answers as dmsetup did: a script that was recorded with a real kernel
 //! (`data/dmsetup_transcript.txt`, whose head says how), command by command, byte for byte: standard
 //! output, standard error, exit status. Device numbers are the same, since devices come in the same
-//! order; what else differs is in [`OTHERWISE`] and [`left_out`].
+//! order; what else differs is in [`OTHERWISE`] and [`is_read_ahead_line`].
 
 mod support;
 
@@ -67,7 +67,7 @@ const TARGETS: &str = "|delay            v1.4.0\n|dust             v1.0.0\n|erro
 
 /// Read ahead is a block device's of the kernel, and udm has none: dmsetup leaves the line out too
 /// where it finds none, and says so where a device has no node to ask.
-fn left_out(line: &str) -> bool {
+fn is_read_ahead_line(line: &str) -> bool {
     line.starts_with("|Read Ahead:") || line.starts_with("!/dev/mapper/") && line.contains(": open failed:")
 }
 
@@ -78,29 +78,29 @@ fn without_read_ahead(answer: &str) -> String {
 
 /// A command and what it was answered, as the transcript has them.
 #[derive(Clone)]
-struct Recorded {
+struct RecordedCommand {
     command: String,
     answer: String,
     /// Nothing was there before it.
     is_first: bool,
 }
 
-fn recorded(transcript: &str) -> Vec<Recorded> {
-    let (mut all, mut is_first): (Vec<Recorded>, bool) = (Vec::new(), true);
+fn parse_transcript(transcript: &str) -> Vec<RecordedCommand> {
+    let (mut all, mut is_first): (Vec<RecordedCommand>, bool) = (Vec::new(), true);
     for line in transcript.lines() {
         if line.starts_with('#') {
             is_first |= line.ends_with("in a fresh machine");
             continue;
         }
         if let Some(command) = line.strip_prefix("$ ") {
-            all.push(Recorded { command: command.into(), answer: String::new(), is_first });
+            all.push(RecordedCommand { command: command.into(), answer: String::new(), is_first });
             is_first = false;
             continue;
         }
         let last = all.last_mut().expect("a command comes first");
         match line.strip_prefix("> ") {
             Some(more) => last.command += &format!("\n{more}"),
-            None if left_out(line) => {}
+            None if is_read_ahead_line(line) => {}
             None if last.command.contains("name_all") => {
                 last.answer += &without_read_ahead(&format!("{line}\n"));
             }
@@ -130,13 +130,13 @@ fn shown(out: &Output) -> String {
 }
 
 /// A folder with three disks, and udm as `dmsetup`.
-struct World {
+struct DmsetupFixture {
     server: Server,
     folder: TempDir,
 }
 
-impl World {
-    fn new() -> World {
+impl DmsetupFixture {
+    fn new() -> DmsetupFixture {
         let folder = tempfile::tempdir().unwrap();
         for disk in 0..3 {
             let path = folder.path().join(format!("nullb{disk}"));
@@ -144,7 +144,7 @@ impl World {
         }
         std::fs::create_dir(folder.path().join("bin")).unwrap();
         symlink(UDM, folder.path().join("bin/dmsetup")).unwrap();
-        World { server: Server::start(&[]), folder }
+        DmsetupFixture { server: Server::start(&[]), folder }
     }
 
     fn sh(&self, command: &str) -> Output {
@@ -162,11 +162,12 @@ impl World {
 
 #[test]
 fn a_script_gets_the_answers_of_dmsetup() {
-    let (mut world, mut wrong, mut used) = (World::new(), String::new(), vec![false; OTHERWISE.len()]);
-    let all = [recorded(TRANSCRIPT), recorded(REPORTS)].concat();
-    for Recorded { command, answer, is_first } in &all {
+    let (mut world, mut wrong, mut used) =
+        (DmsetupFixture::new(), String::new(), vec![false; OTHERWISE.len()]);
+    let all = [parse_transcript(TRANSCRIPT), parse_transcript(REPORTS)].concat();
+    for RecordedCommand { command, answer, is_first } in &all {
         if *is_first {
-            world = World::new();
+            world = DmsetupFixture::new();
         }
         let mut got = shown(&world.sh(command));
         let other = OTHERWISE.iter().position(|(one, ..)| command == one);
@@ -199,7 +200,7 @@ fn a_script_gets_the_answers_of_dmsetup() {
 /// What dmsetup said of 117 tables, good and bad, is what udm says as dmsetup (Linux 6.12's errnos).
 #[test]
 fn bad_tables_get_dmsetups_answers() {
-    let world = World::new();
+    let world = DmsetupFixture::new();
     let (mut wrong, mut rows) = (String::new(), 0);
     for line in include_str!("../../udm-targets/tests/data/bad_tables.jsonl").lines() {
         let row: serde_json::Value = serde_json::from_str(line).unwrap();
@@ -240,7 +241,7 @@ fn bad_tables_get_dmsetups_answers() {
 /// A report is made anew each time, in columns that do not get narrower again.
 #[test]
 fn a_report_is_made_again_as_things_are_then() {
-    let world = World::new();
+    let world = DmsetupFixture::new();
     let out =
         world.sh("dmsetup create longer-than-columns --table '0 8 error' && dmsetup create z --notable && \
          dmsetup info -c -o name,open -S 'name=~l|z' --count 2 --interval 5 > out & \
@@ -256,7 +257,7 @@ fn a_report_is_made_again_as_things_are_then() {
 /// Nobody serves: it is said, once, and is no crash.
 #[test]
 fn without_a_server_commands_fail() {
-    let world = World::new();
+    let world = DmsetupFixture::new();
     let out = world.sh("UDM_SOCKET=$PWD/none dmsetup ls");
     let wanted =
         format!("!{}/none: can't reach udm serve\n!Command failed.\n=1\n", world.folder.path().display());
@@ -266,7 +267,7 @@ fn without_a_server_commands_fail() {
 /// What both faces print is the same, and what one prints the other takes.
 #[test]
 fn udm_prints_the_same() {
-    let world = World::new();
+    let world = DmsetupFixture::new();
     let made = world.sh(
         "dmsetup create a -u UUID-a --table \"0 2048 linear $R0 0\" && dmsetup create b --table '0 8 error' && \
          dmsetup create top --table '0 1024 linear /dev/mapper/a 8' && dmsetup suspend b",
@@ -311,7 +312,7 @@ fn udm_prints_the_same() {
 /// A table that is loaded read-only lets nothing be written, also where what lies below could be.
 #[test]
 fn what_is_loaded_read_only_is_not_written_to() {
-    let world = World::new();
+    let world = DmsetupFixture::new();
     assert_eq!(shown(&world.sh("dmsetup create d --readonly --table \"0 2048 linear $R0 0\"")), "");
     let writes = || Client::connect(&world.server.nbd, "d").write(0);
     assert_ne!(writes(), 0);

@@ -7,8 +7,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
-use support::ending::Ending;
 use support::nbd::Client;
+use support::shutdown::ShutdownServer;
 use support::{Server, udm, until};
 use udm_wire::nbd::{Command, ESHUTDOWN};
 
@@ -21,7 +21,7 @@ const HUNG: &str = "d=0 2048 linear null:size=1M,irqmode=2,completion_nsec=36000
 #[test]
 fn what_is_held_does_not_hold_up_the_end() {
     let mp = "mp=0 2048 multipath 1 queue_if_no_path 0 1 1 round-robin 0 1 1 mem:1M 1";
-    let mut server = Ending::start(
+    let mut server = ShutdownServer::start(
         &[],
         &[
             mp,
@@ -61,7 +61,7 @@ fn what_is_held_does_not_hold_up_the_end() {
 #[test]
 fn a_second_signal_ends_at_once() {
     for (signal, status) in [(Signal::INT, 130), (Signal::TERM, 143)] {
-        let mut server = Ending::start(&["--stop-timeout", "3600"], &[HUNG]);
+        let mut server = ShutdownServer::start(&["--stop-timeout", "3600"], &[HUNG]);
         let mut c = server.client("d");
         (0..3).for_each(|_| c.ask(Command::Read, 0, 512));
         std::thread::sleep(Duration::from_millis(100));
@@ -76,7 +76,7 @@ fn a_second_signal_ends_at_once() {
 
 #[test]
 fn the_end_has_a_limit_and_says_what_it_leaves() {
-    let mut server = Ending::start(&["--stop-timeout", "1"], &[HUNG, "ok=0 8 linear mem:4k 0"]);
+    let mut server = ShutdownServer::start(&["--stop-timeout", "1"], &[HUNG, "ok=0 8 linear mem:4k 0"]);
     let mut c = server.client("d");
     c.ask(Command::Write, 0, 512);
     std::thread::sleep(Duration::from_millis(100));
@@ -93,7 +93,7 @@ fn the_end_has_a_limit_and_says_what_it_leaves() {
 /// A client that takes no answers, and one that says nothing, do not hold up the end for long.
 #[test]
 fn idle_and_deaf_clients_do_not_hold_up_the_end() {
-    let mut server = Ending::start(&["--stop-timeout", "60"], &["d=0 65536 linear null:size=32M 0"]);
+    let mut server = ShutdownServer::start(&["--stop-timeout", "60"], &["d=0 65536 linear null:size=32M 0"]);
     let (idle, mut deaf) = (server.client("d"), server.client("d"));
     let silent = UnixStream::connect(server.folder.path().join("nbd.sock")).unwrap();
     (0..2).for_each(|_| deaf.ask(Command::Read, 0, 32 << 20));

@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use support::listener::Listener;
+use support::listener::EventListener;
 use support::nbd::Client;
 use support::{Server, until};
 use tempfile::TempDir;
@@ -28,7 +28,7 @@ fn disks(names: &[&str]) -> (TempDir, Vec<String>) {
 }
 
 /// The next change of this kind.
-fn next(listener: &mut Listener, kind: &str) -> Value {
+fn next(listener: &mut EventListener, kind: &str) -> Value {
     loop {
         let event = listener.next();
         if event["kind"] == kind {
@@ -56,7 +56,7 @@ fn a_better_group_is_gone_back_to() {
     );
     let options = ["--check-paths", "1", "--multipath-conf", conf.to_str().unwrap()];
     let server = Server::start_with(&[&table], &options);
-    let mut listener = Listener::start(&server, None);
+    let mut listener = EventListener::start(&server, None);
     let mut client = Client::connect(&server.nbd, "mp");
     server.says(&["message", "mp", "0", "fail_path", "253:0"]);
     client.read(0);
@@ -70,7 +70,7 @@ fn a_path_that_is_held_and_one_that_is_refused() {
     let (_folder, disks) = disks(&["a", "b"]);
     let table = format!("mp=0 2048 multipath 0 0 1 1 round-robin 0 2 1 {} 1 {} 1", disks[0], disks[1]);
     let server = Server::start_with(&[&table], &["--check-paths", "1"]);
-    let mut listener = Listener::start(&server, None);
+    let mut listener = EventListener::start(&server, None);
     // What is held had failed before: the first is answered by the next check.
     set_len(&disks[0], 4096);
     server.says(&["message", "mp", "0", "fail_path", "253:0"]);
@@ -104,12 +104,12 @@ fn a_slow_path_is_ejected_and_admitted_again() {
     let slow = format!("0 2048 delay {} 0 40", disks[0]);
     let mp = format!("mp=0 2048 multipath 2 queue_mode bio 0 1 1 round-robin 0 2 1 @slow 1 {} 1", disks[1]);
     let server = Server::start_with(&[&format!("slow={slow}"), &mp], &["--eject-slow-paths"]);
-    let mut listener = Listener::start(&server, None);
+    let mut listener = EventListener::start(&server, None);
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| read_until(&server, "mp", &done));
         // Whatever becomes of the test, the reader ends.
-        let _end = End(&done);
+        let _end = SetOnDrop(&done);
         let ejected = next(&mut listener, "path-ejected");
         assert_eq!((&ejected["device"], &ejected["path"]), (&"mp".into(), &"254:0".into()));
         assert!(line(&ejected).ends_with("much slower than the others: out of use for 10s"), "{ejected}");
@@ -128,9 +128,9 @@ fn a_slow_path_is_ejected_and_admitted_again() {
 }
 
 /// Sets it when it goes.
-struct End<'a>(&'a AtomicBool);
+struct SetOnDrop<'a>(&'a AtomicBool);
 
-impl Drop for End<'_> {
+impl Drop for SetOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Relaxed);
     }
@@ -145,7 +145,7 @@ fn a_merge_that_fails_and_one_that_is_done() {
         "o=0 2048 snapshot-origin @low",
         &format!("s=0 2048 snapshot @low {} P 8", disks[1]),
     ]);
-    let mut listener = Listener::start(&server, None);
+    let mut listener = EventListener::start(&server, None);
     let mut client = Client::connect(&server.nbd, "s");
     (0..16).for_each(|at| assert_eq!(client.write(at * 16), 0));
     drop(client);
@@ -175,7 +175,7 @@ fn a_merge_that_fails_and_one_that_is_done() {
 fn a_stripe_that_fails() {
     let (_folder, disks) = disks(&["a"]);
     let server = Server::start(&["bad=0 1024 error", &format!("d=0 2048 striped 2 8 @bad 0 {} 0", disks[0])]);
-    let mut listener = Listener::start(&server, None);
+    let mut listener = EventListener::start(&server, None);
     let mut client = Client::connect(&server.nbd, "d");
     assert_eq!((client.read(8), client.read(0)), (0, 5));
     let failed = listener.next();
@@ -187,7 +187,7 @@ fn a_stripe_that_fails() {
 }
 
 /// Whether the other end has hung up.
-fn is_hung_up(listener: &Listener) -> bool {
+fn is_hung_up(listener: &EventListener) -> bool {
     let mut fds = [PollFd::new(listener.0.get_ref(), PollFlags::empty())];
     poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap();
     fds[0].revents().contains(PollFlags::HUP)
@@ -203,10 +203,10 @@ fn who_reads_nothing_is_hung_up_on() {
         assert_eq!(server.http("PUT", &slot, r#"{"table":"0 8 zero"}"#).0, 204);
         assert_eq!(server.http("DELETE", &slot, "").0, 204);
     };
-    let deaf = Listener::start(&server, None);
+    let deaf = EventListener::start(&server, None);
     // More than lies between the two.
     (0..1000).for_each(|_| change());
-    let mut quiet = Listener::start(&server, None);
+    let mut quiet = EventListener::start(&server, None);
     assert!(!is_hung_up(&deaf));
     std::thread::scope(|scope| {
         // Each comment is a line, and it is told a change in the end.

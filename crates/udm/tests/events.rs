@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
-use support::listener::Listener;
+use support::listener::EventListener;
 use support::nbd::Client;
 use support::servers::Nbdkit;
 use support::{Server, has, signal, text, udm, until};
@@ -23,7 +23,7 @@ fn id(event: &Value) -> u64 {
 #[test]
 fn each_change_once_and_in_order() {
     let server = Server::start(&["other=0 8 zero"]);
-    let mut listener = Listener::start(&server, None);
+    let mut listener = EventListener::start(&server, None);
     server.says(&["create", "d", "--uuid", "u", "--table", "0 8 zero"]);
     server.says(&["load", "d", "--table", "0 16 zero"]);
     server.says(&["clear", "d"]);
@@ -64,9 +64,9 @@ fn each_change_once_and_in_order() {
     );
 
     // Whoever comes back goes on behind what he has; whoever has heard another server is told so.
-    let mut again = Listener::start(&server, Some(id(&all[7])));
+    let mut again = EventListener::start(&server, Some(id(&all[7])));
     assert_eq!(again.kinds(2), ["e removed", "other removed"]);
-    let mut stranger = Listener::start(&server, Some(7));
+    let mut stranger = EventListener::start(&server, Some(7));
     let lost = stranger.next();
     assert_eq!((&lost["kind"], &lost["lost"]), (&"lost".into(), &Value::Null));
     assert_eq!(stranger.next(), all[0]);
@@ -96,7 +96,7 @@ fn a_path_that_dies_and_returns() {
         kits[1].uri()
     );
     let server = Server::start_with(&[&table], &["--check-paths", "1"]);
-    let mut listener = Listener::start(&server, None);
+    let mut listener = EventListener::start(&server, None);
     let mut client = Client::connect(&server.nbd, "mp");
     assert_eq!(client.write(0), 0);
     assert_eq!(listener.until("path-group").last().unwrap(), "path-group");
@@ -123,7 +123,7 @@ fn a_path_that_dies_and_returns() {
 fn snapshots_that_end() {
     let server = Server::start(&["o=0 2048 linear null:size=1M 0"]);
     server.says(&["snapshot", "create", "s", "--of", "o", "--store", "mem:16K", "--transient"]);
-    let mut listener = Listener::start(&server, None);
+    let mut listener = EventListener::start(&server, None);
     let mut client = Client::connect(&server.nbd, "o");
     (0..64).for_each(|n| assert_eq!(client.write(n * 8), 0));
     let all = listener.until("snapshot-invalid");
@@ -135,7 +135,7 @@ fn snapshots_that_end() {
 #[test]
 fn who_is_slow_loses() {
     let server = Server::start(&["d=0 8 zero"]);
-    let (mut slow, mut quick) = (Listener::start(&server, None), Listener::start(&server, None));
+    let (mut slow, mut quick) = (EventListener::start(&server, None), EventListener::start(&server, None));
     let mut last = 0;
     for round in 0..2000 {
         let slot = if round % 2 == 0 { "PUT" } else { "DELETE" };
@@ -161,7 +161,7 @@ fn who_is_slow_loses() {
 #[test]
 fn places_are_bounded() {
     let server = Server::start(&["d=0 8 zero"]);
-    let mut all: Vec<Listener> = (0..WAITS_MAX).map(|_| Listener::start(&server, None)).collect();
+    let mut all: Vec<EventListener> = (0..WAITS_MAX).map(|_| EventListener::start(&server, None)).collect();
     let (status, _, body) = server.http("GET", "/v1/events", "");
     assert!(status == 409 && body.contains("128 clients wait for events already"), "{body}");
     assert!(server.refuses(&["events"]).contains("128 clients wait for events already"));
@@ -190,7 +190,7 @@ fn events(server: &Server, args: &[&str]) -> Child {
 #[test]
 fn a_verb_prints_them() {
     let server = Server::start(&["d=0 8 zero"]);
-    let mut first = Listener::start(&server, None);
+    let mut first = EventListener::start(&server, None);
     server.says(&["rename", "d", "e"]);
     let before = id(&first.next()) - 1;
     let out = server.says(&["events", "--after", &before.to_string(), "-n", "2"]);
@@ -237,7 +237,7 @@ fn it_ends_with_its_reader() {
 #[test]
 fn it_does_not_hold_up_the_end() {
     let mut server = Server::start(&["d=0 8 zero"]);
-    let mut listener = Listener::start(&server, None);
+    let mut listener = EventListener::start(&server, None);
     let verb = events(&server, &["--after", "1"]);
     signal(Pid::from_child(&server.child), Signal::TERM);
     until("its end", || server.child.try_wait().unwrap());

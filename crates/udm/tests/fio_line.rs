@@ -8,7 +8,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use support::{has, skipped, text, udm, until};
+use support::{has, report_skip, text, udm, until};
 
 const MIB: u64 = 1 << 20;
 
@@ -281,7 +281,7 @@ fn each_example_runs_as_with_fio_or_is_refused_by_name() {
     }
     assert!(run >= 3 && refused >= 5, "{run} run, {refused} refused");
     if none {
-        skipped("fio's own examples are not installed");
+        report_skip("fio's own examples are not installed");
     }
 }
 

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use support::{has, skipped, text, udm};
+use support::{has, report_skip, text, udm};
 use tempfile::TempDir;
 
 const SIZE: u64 = 32 << 20;
@@ -118,7 +118,7 @@ fn lengths_are_drawn_as_fio_draws_them() {
     let ours = moved(&report(&mut udm(&["bench"]), &path, &disk));
     assert!(ours.iter().all(|(_, d)| (SIZE..SIZE + (64 << 10)).contains(&(d[0].1 + d[1].1))), "{ours:?}");
     if !has("fio") {
-        return skipped("fio is not installed");
+        return report_skip("fio is not installed");
     }
     let fios = moved(&report(&mut Command::new("fio"), &path, &disk));
     assert_eq!(ours.len(), fios.len());
@@ -202,7 +202,7 @@ fn percentiles_are_those_of_the_list() {
     let said = lines(udm(&["bench"]));
     assert!(said.contains(&"     |  0.125th=,  1.000th=, 50.000th=, 99.900th=".to_owned()), "{said:?}");
     if !has("fio") {
-        return skipped("fio is not installed");
+        return report_skip("fio is not installed");
     }
     assert_eq!(ours, percentiles(&report(&mut Command::new("fio"), &path, &disk)));
     assert_eq!(said, lines(Command::new("fio")));
@@ -241,7 +241,7 @@ fn busy_threads_cpus(task: &Path) -> Option<String> {
 fn cpus_are_shared_or_split() {
     let all = fs::read_to_string("/proc/self/status").unwrap();
     if !all.lines().any(|line| line.starts_with("Cpus_allowed_list:") && line.contains("0-")) {
-        return skipped("CPUs 0 and 1 are not both there");
+        return report_skip("CPUs 0 and 1 are not both there");
     }
     let load = ["--rw=randread", "--numjobs=2", "--runtime=60", "--time_based"];
     let run = |command: &mut Command, words: &[&str]| {

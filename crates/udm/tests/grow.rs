@@ -13,7 +13,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use support::nbd::Client;
-use support::{Server, has, skipped, text, until};
+use support::{Server, has, report_skip, text, until};
 use tempfile::TempDir;
 use udm_wire::nbd::Command as Nbd;
 
@@ -109,22 +109,22 @@ fn a_small_store_grows_a_hundredfold_under_load_and_keeps_the_instant() {
 }
 
 /// A tmpfs of 2 MiB, unmounted when it is dropped.
-struct Small(TempDir);
+struct SmallTmpfs(TempDir);
 
-impl Small {
-    fn mount() -> Option<Small> {
+impl SmallTmpfs {
+    fn mount() -> Option<SmallTmpfs> {
         let dir = tempfile::tempdir().unwrap();
         let mount =
             Command::new("mount").args(["-t", "tmpfs", "-o", "size=2M", "udm-test"]).arg(dir.path()).output();
         if !mount.is_ok_and(|out| out.status.success()) {
-            skipped("tmpfs can't be mounted");
+            report_skip("tmpfs can't be mounted");
             return None;
         }
-        Some(Small(dir))
+        Some(SmallTmpfs(dir))
     }
 }
 
-impl Drop for Small {
+impl Drop for SmallTmpfs {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
     }
@@ -134,7 +134,7 @@ impl Drop for Small {
 fn a_file_system_that_is_full_makes_writes_wait_until_there_is_room() {
     // With a step that was asked for, and without: what the store has at first is set aside too.
     for (chunks, other, grow) in [(256, 1536 << 10, Some("--grow=64k")), (384, 900 << 10, None)] {
-        let Some(small) = Small::mount() else { return };
+        let Some(small) = SmallTmpfs::mount() else { return };
         let (_folder, disk) = image(chunks);
         let before = std::fs::read(&disk).unwrap();
         let at = |name: &str| small.0.path().join(name);

@@ -9,8 +9,8 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
-use support::ending::Ending;
 use support::mount::Mount;
+use support::shutdown::ShutdownServer;
 use support::{Server, text, until};
 use udm_wire::nbd::Command;
 
@@ -92,7 +92,7 @@ fn what_the_kernel_does_not_give_up_holds_up_nobody_else() {
     for (seconds, signals, said, status) in [("2", 1, limit, 1), ("3600", 2, second, 143)] {
         let Some(mount) = Mount::new() else { return };
         let devices = [&format!("d={}", linear(&mount.file())), "ok=0 8 linear mem:4k 0"];
-        let mut server = Ending::start(&["--stop-timeout", seconds], &devices);
+        let mut server = ShutdownServer::start(&["--stop-timeout", seconds], &devices);
         let (mut hung, mut well) = (server.client("d"), server.client("ok"));
         // The mount's server takes the request and passes it on to one that does not answer.
         mount.signal_behind(Signal::STOP);

@@ -6,7 +6,7 @@ use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use support::{has, skipped, text, udm};
+use support::{has, report_skip, text, udm};
 use tempfile::TempDir;
 
 /// A file for both: an option that means nothing here, a variable, jobs beside and behind each
@@ -103,10 +103,10 @@ fn json(command: &mut Command) -> Value {
 }
 
 /// A job's name and group, and its requests and bytes by direction.
-type Totals = (String, u64, Vec<(u64, u64)>);
+type JobTotals = (String, u64, Vec<(u64, u64)>);
 
 /// What all jobs came to.
-fn totals(report: &Value) -> Vec<Totals> {
+fn totals(report: &Value) -> Vec<JobTotals> {
     let jobs = report["jobs"].as_array().unwrap().iter();
     jobs.map(|job| {
         let moved = ["read", "write", "trim"]
@@ -184,7 +184,7 @@ fn fios_tools_read_the_report() {
     let tool = "fio_jsonplus_clat2csv";
     let runs = Command::new(tool).arg("--help").output().is_ok_and(|out| out.status.success());
     if !runs {
-        return skipped("fio_jsonplus_clat2csv is not installed, or lacks python3's six");
+        return report_skip("fio_jsonplus_clat2csv is not installed, or lacks python3's six");
     }
     let folder = tempfile::tempdir().unwrap();
     let options = ["--rw", "randrw", "--iodepth", "4", "--numjobs", "2", "--output-format", "json+"];

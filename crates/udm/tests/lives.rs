@@ -16,7 +16,7 @@ use std::fs::File;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use support::nbd::Client;
-use support::stamps::{Served, Volume, image};
+use support::stamps::{LoadCounts, StampedVolume, image};
 use support::{Server, text, udm, until};
 use tempfile::TempDir;
 
@@ -29,7 +29,7 @@ const SNAPSHOTS: [&str; 2] = ["s", "t"];
 
 /// What all worlds came to.
 #[derive(Default)]
-struct Totals {
+struct LifeTotals {
     lives: u64,
     answered: u64,
     unanswered: u64,
@@ -38,25 +38,26 @@ struct Totals {
     open: usize,
 }
 
-struct World {
+struct LivesFixture {
     folder: TempDir,
     rng: SmallRng,
     seed: u64,
     /// By the names of the devices; the first is the origin.
-    volumes: Vec<(&'static str, Volume)>,
+    volumes: Vec<(&'static str, StampedVolume)>,
     /// Snapshots whose store was away in a life that gave them up.
     excused: Vec<&'static str>,
 }
 
-impl World {
-    fn new(seed: u64) -> World {
+impl LivesFixture {
+    fn new(seed: u64) -> LivesFixture {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("disk"), image(SECTORS)).unwrap();
         let names = ["v", SNAPSHOTS[0], SNAPSHOTS[1]];
-        let volume = |(at, name): (usize, &&'static str)| (*name, Volume::new(SECTORS, (at as u64) << 40));
+        let volume =
+            |(at, name): (usize, &&'static str)| (*name, StampedVolume::new(SECTORS, (at as u64) << 40));
         let volumes = names.iter().enumerate().map(volume).collect();
         let rng = SmallRng::seed_from_u64(seed);
-        let world = World { folder, rng, seed, volumes, excused: Vec::new() };
+        let world = LivesFixture { folder, rng, seed, volumes, excused: Vec::new() };
         for name in SNAPSHOTS {
             File::create(world.path(&format!("{name}.cow"))).unwrap().set_len(SECTORS as u64 * 1024).unwrap();
         }
@@ -86,7 +87,7 @@ impl World {
     }
 
     /// The devices that are served.
-    fn served(&self, server: &Server) -> Vec<&(&'static str, Volume)> {
+    fn served(&self, server: &Server) -> Vec<&(&'static str, StampedVolume)> {
         let status = |name: &str| server.verb(&["status", name]);
         let is_served = |name: &str| {
             let out = status(name);
@@ -97,7 +98,7 @@ impl World {
     }
 
     /// Serves to clients, and kills the server when they have had some answers.
-    fn live(&mut self, totals: &mut Totals) {
+    fn live(&mut self, totals: &mut LifeTotals) {
         let policy = if self.rng.random_bool(0.2) { "give-up" } else { "refuse" };
         let away = self.rng.random_bool(0.3).then(|| SNAPSHOTS[self.rng.random_range(0..2)]);
         let (here, gone) = (away.map(|name| self.path(&format!("{name}.cow"))), self.path("gone"));
@@ -149,7 +150,7 @@ impl World {
             kill_process(Pid::from_child(&server.child), Signal::KILL).unwrap();
             ends.store(true, Ordering::Relaxed);
             for load in loads {
-                let Served { answered, unanswered, failed } = load.join().unwrap();
+                let LoadCounts { answered, unanswered, failed } = load.join().unwrap();
                 assert_eq!(failed, 0, "seed {}: requests have failed", self.seed);
                 totals.answered += answered;
                 totals.unanswered += unanswered;
@@ -163,7 +164,7 @@ impl World {
     }
 
     /// All stores are there: each device is as it was told, or says that it is not.
-    fn check(&mut self, totals: &mut Totals) {
+    fn check(&mut self, totals: &mut LifeTotals) {
         let server = self.serve("refuse");
         let served = self.served(&server);
         for (name, _) in &self.volumes {
@@ -181,9 +182,9 @@ impl World {
 #[test]
 fn what_was_acknowledged_and_each_instant_survive_all_lives() {
     let rounds = std::env::var("UDM_LIVES_ROUNDS").map_or(ROUNDS, |n| n.parse().unwrap());
-    let mut totals = Totals::default();
+    let mut totals = LifeTotals::default();
     for seed in 0..rounds.div_ceil(LIVES) {
-        let mut world = World::new(seed);
+        let mut world = LivesFixture::new(seed);
         // The instants are now.
         drop(world.serve("refuse"));
         for _ in 0..LIVES.min(rounds - totals.lives) {
@@ -191,7 +192,7 @@ fn what_was_acknowledged_and_each_instant_survive_all_lives() {
             world.check(&mut totals);
         }
     }
-    let Totals { lives, answered, unanswered, away, invalid, open } = totals;
+    let LifeTotals { lives, answered, unanswered, away, invalid, open } = totals;
     #[expect(clippy::print_stdout, reason = "what a long run came to")]
     let say = |line: String| println!("{line}");
     say(format!(

@@ -22,14 +22,14 @@ const BLOCKS: u64 = 16;
 const BLOCK: usize = 4096;
 
 /// A server with a logged device `d` of 1 MiB, on two cores.
-struct Logged {
+struct LoggedServer {
     child: Child,
     folder: TempDir,
     socket: PathBuf,
 }
 
-impl Logged {
-    fn start() -> Logged {
+impl LoggedServer {
+    fn start() -> LoggedServer {
         let folder = tempfile::tempdir().unwrap();
         let file = |name: &str, len| {
             let path = folder.path().join(name);
@@ -45,7 +45,7 @@ impl Logged {
             assert!(child.try_wait().unwrap().is_none(), "the server ended");
             UnixStream::connect(&socket).ok()
         });
-        Logged { child, folder, socket }
+        LoggedServer { child, folder, socket }
     }
 
     fn mark(&self, text: &str) -> std::process::Output {
@@ -66,7 +66,7 @@ impl Logged {
     }
 }
 
-impl Drop for Logged {
+impl Drop for LoggedServer {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -83,15 +83,15 @@ fn request(client: &mut Client, flags: CommandFlags, kind: Nbd, block: u64, data
 
 /// What a client was told is durable.
 #[derive(Default)]
-struct Told {
+struct Acknowledged {
     /// The last value of each block.
     values: HashMap<u64, u64>,
     flushes: u64,
 }
 
 /// Writes, flushes and writes past the cache until the server is gone.
-fn load(socket: &Path, nr: u64) -> Told {
-    let mut told = Told::default();
+fn load(socket: &Path, nr: u64) -> Acknowledged {
+    let mut told = Acknowledged::default();
     let mut written = HashMap::new();
     let mut client = Client::connect(socket, "d");
     const NONE: CommandFlags = CommandFlags::empty();
@@ -125,7 +125,7 @@ fn a_killed_server_has_logged_what_it_acknowledged() {
     let rounds = std::env::var("UDM_KILL_ROUNDS").map_or(ROUNDS, |n| n.parse().unwrap());
     let (mut flushes, mut losses) = (0, Vec::new());
     for round in 0..rounds {
-        let mut server = Logged::start();
+        let mut server = LoggedServer::start();
         let socket = server.folder.path().join("nbd");
         let clients: Vec<_> = (0..CLIENTS)
             .map(|nr| {
@@ -136,7 +136,7 @@ fn a_killed_server_has_logged_what_it_acknowledged() {
         std::thread::sleep(Duration::from_millis(60 + round * 13 % 97));
         let marked = server.mark("seen").status.success();
         server.kill();
-        let told: Vec<Told> = clients.into_iter().map(|client| client.join().unwrap()).collect();
+        let told: Vec<Acknowledged> = clients.into_iter().map(|client| client.join().unwrap()).collect();
 
         let list = server.log_writes(&["list", "log"]);
         let logged = list.lines().filter(|line| line.contains("flush")).count() as u64;
@@ -162,7 +162,7 @@ fn a_killed_server_has_logged_what_it_acknowledged() {
 /// the log is that of this table from its first resume on.
 #[test]
 fn a_mark_without_a_client_is_in_the_log() {
-    let mut server = Logged::start();
+    let mut server = LoggedServer::start();
     let superblock = || std::fs::read(server.folder.path().join("log")).unwrap()[..8] != [0; 8];
     until("a log that is begun", || superblock().then_some(()));
     assert_eq!(server.log_writes(&["list", "log"]).lines().count(), 1, "a log, and empty");
@@ -178,7 +178,7 @@ fn a_mark_without_a_client_is_in_the_log() {
 /// A server that ends in order closes the log, though nobody has the device open.
 #[test]
 fn a_log_is_closed_without_a_client() {
-    let mut server = Logged::start();
+    let mut server = LoggedServer::start();
     server.mark("one");
     let pid = rustix::process::Pid::from_child(&server.child);
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
@@ -190,7 +190,7 @@ fn a_log_is_closed_without_a_client() {
 /// There is no room for it: the mark is refused, with the reason.
 #[test]
 fn a_mark_that_does_not_fit_is_refused() {
-    let server = Logged::start();
+    let server = LoggedServer::start();
     std::fs::File::create(server.folder.path().join("small")).unwrap().set_len(4 * 512).unwrap();
     let (disk, small) = (server.folder.path().join("disk"), server.folder.path().join("small"));
     let table = format!("0 2048 log-writes {} {}", disk.display(), small.display());

@@ -12,15 +12,15 @@ use tempfile::TempDir;
 
 const SECTORS: u64 = 131_072;
 
-struct Load {
+struct FioLoad {
     server: Server,
     folder: TempDir,
     fio: Option<Child>,
 }
 
-impl Load {
+impl FioLoad {
     /// A multipath device with the arguments `groups`, where `a` to `d` are the paths.
-    fn new(groups: &str) -> Option<Load> {
+    fn new(groups: &str) -> Option<FioLoad> {
         if !has("fio") {
             return None;
         }
@@ -29,8 +29,8 @@ impl Load {
         for name in ["b", "c", "d"] {
             std::fs::hard_link(folder.path().join("a"), folder.path().join(name)).unwrap();
         }
-        let table = format!("m={}", Load::table(&folder, groups));
-        Some(Load { server: Server::start(&[&table]), folder, fio: None })
+        let table = format!("m={}", FioLoad::table(&folder, groups));
+        Some(FioLoad { server: Server::start(&[&table]), folder, fio: None })
     }
 
     fn table(folder: &TempDir, groups: &str) -> String {
@@ -56,7 +56,7 @@ impl Load {
         self.fio.as_mut().unwrap().try_wait().unwrap().is_none()
     }
 
-    fn tell(&self, message: &str) {
+    fn send_message(&self, message: &str) {
         let mut words = vec!["message", "m", "0"];
         words.extend(message.split(' '));
         self.server.says(&words);
@@ -65,7 +65,7 @@ impl Load {
     /// One message for each path.
     fn tell_all(&self, verb: &str) {
         for name in ["a", "b", "c", "d"] {
-            self.tell(&format!("{verb} {}", self.folder.path().join(name).display()));
+            self.send_message(&format!("{verb} {}", self.folder.path().join(name).display()));
         }
     }
 
@@ -87,7 +87,7 @@ fn m01_each_selector_under_load() {
         "historical-service-time 0 4 0 a b c d",
         "io-affinity 0 1 1 a 1",
     ] {
-        let Some(mut load) = Load::new(&format!("1 1 {group}")) else { return };
+        let Some(mut load) = FioLoad::new(&format!("1 1 {group}")) else { return };
         load.begin("--rw=randwrite --bs=512k --iodepth=2 --verify=crc32c --size=64m");
         load.ends_well();
     }
@@ -95,7 +95,7 @@ fn m01_each_selector_under_load() {
 
 #[test]
 fn m02_all_paths_go_and_return_in_a_loop() {
-    let Some(mut load) = Load::new("1 1 round-robin 0 4 0 a b c d") else { return };
+    let Some(mut load) = FioLoad::new("1 1 round-robin 0 4 0 a b c d") else { return };
     load.begin(MIXED);
     while load.runs() {
         load.tell_all("fail_path");
@@ -107,11 +107,11 @@ fn m02_all_paths_go_and_return_in_a_loop() {
 /// As when all paths are deleted: the table has no groups, and later it has them again.
 #[test]
 fn m03_all_paths_are_removed_and_added() {
-    let Some(mut load) = Load::new(TWO) else { return };
+    let Some(mut load) = FioLoad::new(TWO) else { return };
     load.begin(MIXED);
     while load.runs() {
         for groups in ["0 0", TWO] {
-            let table = Load::table(&load.folder, groups);
+            let table = FioLoad::table(&load.folder, groups);
             load.server.says(&["suspend", "--noflush", "m"]);
             load.server.says(&["reload", "m", "--table", &table]);
             load.server.says(&["resume", "m"]);
@@ -123,7 +123,7 @@ fn m03_all_paths_are_removed_and_added() {
 
 #[test]
 fn m04_all_paths_fail_for_a_second() {
-    let Some(mut load) = Load::new(TWO) else { return };
+    let Some(mut load) = FioLoad::new(TWO) else { return };
     load.begin(MIXED);
     while load.runs() {
         load.tell_all("fail_path");
@@ -136,11 +136,11 @@ fn m04_all_paths_fail_for_a_second() {
 
 #[test]
 fn m05_a_group_is_disabled_and_enabled() {
-    let Some(mut load) = Load::new(TWO) else { return };
+    let Some(mut load) = FioLoad::new(TWO) else { return };
     load.begin(MIXED);
     while load.runs() {
         for message in ["disable_group 1", "enable_group 1"] {
-            load.tell(message);
+            load.send_message(message);
             sleep(Duration::from_millis(200));
         }
     }
@@ -150,7 +150,7 @@ fn m05_a_group_is_disabled_and_enabled() {
 /// Several clients with deep queues. What waits for a path holds up nobody's end.
 #[test]
 fn m06_deep_queues_while_all_paths_drop() {
-    let Some(mut load) = Load::new(TWO) else { return };
+    let Some(mut load) = FioLoad::new(TWO) else { return };
     load.begin(
         "--rw=randwrite --bs=4k --iodepth=64 --numjobs=4 --offset_increment=16m --size=16m --verify=md5 \
          --time_based --runtime=3",
@@ -166,7 +166,7 @@ fn m06_deep_queues_while_all_paths_drop() {
 
 #[test]
 fn m07_long_requests() {
-    let Some(mut load) = Load::new("1 1 queue-length 0 4 0 a b c d") else { return };
+    let Some(mut load) = FioLoad::new("1 1 queue-length 0 4 0 a b c d") else { return };
     for size in ["4m", "8m"] {
         load.begin(&format!("--rw=randwrite --bs={size} --iodepth=4 --verify=md5 --size=64m"));
         load.ends_well();

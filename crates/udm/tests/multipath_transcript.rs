@@ -4,14 +4,14 @@
 //! results and the kernel's reasons are compared word for word; even the device numbers are the
 //! same, as the devices are made in the same order.
 //!
-//! The recording does not show all that was done: [`Replay::unsaid`] does the rest.
+//! The recording does not show all that was done: [`Replay::apply_unrecorded`] does the rest.
 
 mod support;
 
 use std::thread::{JoinHandle, sleep};
 use std::time::Duration;
 use support::nbd::Client;
-use support::{Server, skipped, text, until};
+use support::{Server, report_skip, text, until};
 use tempfile::TempDir;
 use udm_wire::nbd::Command;
 
@@ -94,7 +94,7 @@ impl Replay {
     }
 
     /// What was done before `line`, and is not in the recording.
-    fn unsaid(&mut self, line: &str) {
+    fn apply_unrecorded(&mut self, line: &str) {
         let section = self.section.split('.').next().expect("a number");
         if section == "## 1" && line.contains("Failing path") && !self.command.contains("fail_path") {
             let path = line.rsplit(' ').next().expect("a path").trim_end_matches('.');
@@ -120,7 +120,7 @@ impl Replay {
     }
 
     fn line(&mut self, line: &'static str) {
-        self.unsaid(line);
+        self.apply_unrecorded(line);
         if let Some(command) = line.strip_prefix("$ dmsetup ") {
             return self.run(command);
         }
@@ -210,7 +210,7 @@ fn timeless(line: &str) -> String {
 #[test]
 fn the_program_does_what_the_kernel_did() {
     if std::thread::available_parallelism().map_or(1, usize::from) < 2 {
-        return skipped("the recorded kernel had two CPUs");
+        return report_skip("the recorded kernel had two CPUs");
     }
     let mut replay = Replay::new();
     for line in TRANSCRIPT.lines().skip(9) {

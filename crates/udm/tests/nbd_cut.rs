@@ -12,7 +12,7 @@ use std::thread::sleep;
 use std::time::Duration;
 use support::nbd::Client;
 use support::servers::Nbdkit;
-use support::{Server, UDM, has, skipped, until};
+use support::{Server, UDM, has, report_skip, until};
 use tempfile::TempDir;
 use udm_wire::nbd::{Command as Ask, CommandFlags};
 
@@ -20,11 +20,11 @@ const BLOCK: u64 = 4096;
 
 /// A network in which nothing leads anywhere else, whose system gives up connections in less than a
 /// second, and whose sockets have room for 64 KiB.
-struct Net(Child);
+struct TestNetns(Child);
 
-impl Net {
+impl TestNetns {
     /// `None`, said aloud, where there can be none.
-    fn new() -> Option<Net> {
+    fn new() -> Option<TestNetns> {
         if !has("unshare") || !has("nsenter") || !has("nbdkit") {
             return None;
         }
@@ -32,11 +32,11 @@ impl Net {
             && echo 4096 65536 65536 | tee tcp_rmem > tcp_wmem && ip link set lo up && echo && exec sleep 600";
         let mut holder = Command::new("unshare");
         holder.args(["--net", "sh", "-c", script]).stdin(Stdio::null()).stderr(Stdio::null());
-        let mut net = Net(holder.stdout(Stdio::piped()).spawn().unwrap());
+        let mut net = TestNetns(holder.stdout(Stdio::piped()).spawn().unwrap());
         let mut said = [0];
         let ready = std::io::Read::read(net.0.stdout.as_mut().unwrap(), &mut said).unwrap() == 1;
         if !ready {
-            skipped("no network of its own is to be had here");
+            report_skip("no network of its own is to be had here");
         }
         ready.then_some(net)
     }
@@ -54,7 +54,7 @@ impl Net {
     }
 }
 
-impl Drop for Net {
+impl Drop for TestNetns {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -62,8 +62,8 @@ impl Drop for Net {
 }
 
 /// A multipath over two servers of one file: the first over TCP, and used for as long as it works.
-struct Rig {
-    net: Net,
+struct TcpFixture {
+    net: TestNetns,
     server: Server,
     tcp: Child,
     _unix: Nbdkit,
@@ -71,9 +71,9 @@ struct Rig {
     _folder: TempDir,
 }
 
-impl Rig {
-    fn new() -> Option<Rig> {
-        let net = Net::new()?;
+impl TcpFixture {
+    fn new() -> Option<TcpFixture> {
+        let net = TestNetns::new()?;
         let folder = TempDir::new().unwrap();
         let path = folder.path().join("disk");
         std::fs::write(&path, vec![0; 16 << 20]).unwrap();
@@ -86,7 +86,7 @@ impl Rig {
         let mut command = net.inside(UDM);
         command.arg("serve").env_remove("UDM_LOG");
         let server = Server::start_by(command, &[&table], &[]);
-        Some(Rig { net, server, tcp, _unix: unix, disk, _folder: folder })
+        Some(TcpFixture { net, server, tcp, _unix: unix, disk, _folder: folder })
     }
 
     /// A write that the first server may have and can't answer.
@@ -120,7 +120,7 @@ impl Rig {
     }
 }
 
-impl Drop for Rig {
+impl Drop for TcpFixture {
     fn drop(&mut self) {
         let _ = self.tcp.kill();
         let _ = self.tcp.wait();
@@ -128,7 +128,7 @@ impl Drop for Rig {
 }
 
 /// nbdkit in `net`, once it answers.
-fn tcp(net: &Net, disk: &Path) -> Child {
+fn tcp(net: &TestNetns, disk: &Path) -> Child {
     let mut nbdkit = net.inside("nbdkit");
     let child = nbdkit.args(["-f", "-i", "127.0.0.1", "-p", "10809", "file"]).arg(disk).spawn().unwrap();
     let size = || net.inside("nbdinfo").args(["--size", "nbd://127.0.0.1"]).stderr(Stdio::null()).status();
@@ -145,7 +145,7 @@ fn write(client: &mut Client, byte: u8) {
 /// it can be reached again, and answers it.
 #[test]
 fn a_machine_that_can_be_reached_again() {
-    let Some(rig) = Rig::new() else { return };
+    let Some(rig) = TcpFixture::new() else { return };
     let mut client = rig.cut_off();
     rig.net.link("up");
     assert_eq!((client.answer().unwrap().1, rig.byte()), (0, 2));
@@ -155,7 +155,7 @@ fn a_machine_that_can_be_reached_again() {
 /// A machine that knows nothing of the connection says so, and the write goes elsewhere.
 #[test]
 fn a_machine_that_was_started_anew() {
-    let Some(mut rig) = Rig::new() else { return };
+    let Some(mut rig) = TcpFixture::new() else { return };
     let mut client = rig.cut_off();
     rig.tcp.kill().unwrap();
     rig.tcp.wait().unwrap();
@@ -168,7 +168,7 @@ fn a_machine_that_was_started_anew() {
 /// asked for, and that is no close: the writes wait.
 #[test]
 fn what_the_system_gives_up_is_not_closed() {
-    let Some(rig) = Rig::new() else { return };
+    let Some(rig) = TcpFixture::new() else { return };
     const LEN: u64 = 1 << 20;
     let mut client = Client::connect(&rig.server.nbd, "m");
     write(&mut client, 1);

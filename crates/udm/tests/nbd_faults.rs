@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 use support::nbd::Client;
-use support::servers::{Nbdkit, Puppet, request};
+use support::servers::{Nbdkit, ScriptedServer, request};
 use support::{Server, has, until};
 use tempfile::TempDir;
 use udm_wire::nbd::{Command as Ask, SimpleReply};
@@ -71,7 +71,7 @@ fn a_queue_lets_go_of_what_waits_for_a_silent_path() {
 #[test]
 fn a_server_whose_storage_is_gone_is_a_failed_path() {
     for (all, gets, status) in [(true, 0, "F 1"), (false, 5, "A 0")] {
-        let puppet = Puppet::start(move |_, stream| {
+        let puppet = ScriptedServer::start(move |_, stream| {
             while let Some(asked) = request(stream) {
                 let error = if all || asked.offset == 0 { 5 } else { 0 };
                 let _ = stream.write_all(&SimpleReply { error, cookie: asked.cookie }.encode());
@@ -94,7 +94,7 @@ fn a_server_whose_storage_is_gone_is_a_failed_path() {
 /// time is over it is sent anew, and the path does not fail for it.
 #[test]
 fn a_held_write_does_not_fail_a_path_that_works() {
-    let puppet = Puppet::start(move |number, stream| {
+    let puppet = ScriptedServer::start(move |number, stream| {
         // The first connection is the load's.
         while let Some(asked) = request(stream) {
             if number == 1 && asked.offset == 0 {
@@ -161,7 +161,7 @@ fn a_pause_of_udm_fails_no_path() {
 fn a_path_that_is_reinstated_is_connected_to() {
     let down = Arc::new(AtomicBool::new(false));
     let is_down = Arc::clone(&down);
-    let puppet = Puppet::start(move |_, stream| {
+    let puppet = ScriptedServer::start(move |_, stream| {
         if !is_down.load(SeqCst) {
             // Ends with the first request behind the moment at which it goes down.
             while let (false, Some(asked)) = (is_down.load(SeqCst), request(stream)) {

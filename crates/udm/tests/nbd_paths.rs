@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::thread::sleep;
 use std::time::Duration;
 use support::nbd::Client;
-use support::servers::{Nbdkit, Puppet, fio, request, zeroes};
+use support::servers::{Nbdkit, ScriptedServer, fio, request, serve_zeroes};
 use support::{Server, has, text, until};
 use tempfile::TempDir;
 use udm_wire::nbd::{Command as Ask, Request, SimpleReply};
@@ -240,8 +240,8 @@ fn servers_that_lie() {
     if !has("qemu-io") {
         return;
     }
-    type Lie = fn(&mut UnixStream);
-    let lies: [(Lie, &str); 6] = [
+    type BadReply = fn(&mut UnixStream);
+    let lies: [(BadReply, &str); 6] = [
         (|stream| assert!(request(stream).is_some()), "the server closed the connection"),
         (
             |stream| {
@@ -290,8 +290,9 @@ fn servers_that_lie() {
     ];
     for (lie, want) in lies {
         // The first connection is the survey's; the lie is told on the second, and then no more.
-        let puppet =
-            Puppet::start(move |number, stream| if number == 1 { lie(stream) } else { zeroes(stream) });
+        let puppet = ScriptedServer::start(
+            move |number, stream| if number == 1 { lie(stream) } else { serve_zeroes(stream) },
+        );
         let server = Server::start(&[&format!("d=0 2048 linear {} 0", puppet.uri())]);
         // Before a request comes the lane is not open; a try too early is refused.
         let _ = qemu_io(&server, "d", &["read 0 4096"]);
@@ -314,9 +315,9 @@ fn a_server_that_comes_back_as_another() {
     if !has("qemu-io") {
         return;
     }
-    let puppet = Puppet::start(
-        |number, stream| if number == 1 { assert!(request(stream).is_some()) } else { zeroes(stream) },
-    );
+    let puppet = ScriptedServer::start(|number, stream| {
+        if number == 1 { assert!(request(stream).is_some()) } else { serve_zeroes(stream) }
+    });
     let server = Server::start(&[&format!("d=0 2048 linear {} 0", puppet.uri())]);
     let read = || qemu_io(&server, "d", &["read -P 0 0 4096"]).contains("read 4096/4096");
     *puppet.size.lock().unwrap() = 2 << 20;
@@ -337,7 +338,7 @@ fn a_server_that_comes_back_as_another() {
 /// A server that answers that it is about to end blames the path: another one is asked.
 #[test]
 fn a_server_that_ends_blames_the_path() {
-    let puppet = Puppet::start(|_, stream| {
+    let puppet = ScriptedServer::start(|_, stream| {
         while let Some(Request { cookie, .. }) = request(stream) {
             let _ = stream.write_all(&SimpleReply { error: 108, cookie }.encode());
         }

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread;
 use std::time::Duration;
 use support::nbd::Client;
-use support::servers::{Nbdkit, Puppet, request};
+use support::servers::{Nbdkit, ScriptedServer, request};
 use support::{Server, has, until};
 use tempfile::TempDir;
 use udm_wire::nbd::{Command, CommandFlags, Request, SimpleReply};
@@ -21,7 +21,7 @@ use udm_wire::nbd::{Command, CommandFlags, Request, SimpleReply};
 const BLOCK: u64 = 4096;
 
 /// Two servers of one file, and a multipath over both: the first is used for as long as it works.
-struct Rig {
+struct SilentFixture {
     server: Server,
     a: Nbdkit,
     _b: Nbdkit,
@@ -29,9 +29,9 @@ struct Rig {
     folder: TempDir,
 }
 
-impl Rig {
+impl SilentFixture {
     /// `silence` is what the URI of the first says of that, with `FOLDER` for the folder of all.
-    fn new(silence: &str) -> Option<Rig> {
+    fn new(silence: &str) -> Option<SilentFixture> {
         if !has("nbdkit") {
             return None;
         }
@@ -49,7 +49,7 @@ impl Rig {
         let groups = format!("round-robin 0 1 1 {first} 1 round-robin 0 1 1 {} 1", b.uri());
         let table = format!("m=0 131072 multipath 1 queue_if_no_path 0 2 1 {groups}");
         let server = Server::start(&[&table]);
-        Some(Rig { server, a, _b: b, disk, folder })
+        Some(SilentFixture { server, a, _b: b, disk, folder })
     }
 
     fn client(&self) -> Client {
@@ -108,8 +108,8 @@ const KILL: &str = "kill -KILL $pid; while grep -qs '^State:.[^Z]' /proc/$pid/st
 
 /// A server is stopped with a write in its socket. The same block is written anew through the other
 /// path, and the server goes on: does the old write land over the new one?
-fn what_is_left(command: &str) -> Option<u8> {
-    let rig = Rig::new("deadline=200ms&fence=exec:FOLDER/off")?;
+fn write_after_fence(command: &str) -> Option<u8> {
+    let rig = SilentFixture::new("deadline=200ms&fence=exec:FOLDER/off")?;
     rig.command(command);
     let mut client = rig.client();
     write(&mut client, 5, 1);
@@ -128,14 +128,14 @@ fn what_is_left(command: &str) -> Option<u8> {
 
 #[test]
 fn a_fenced_server_does_not_write_over_newer_data() {
-    let Some(left) = what_is_left(KILL) else { return };
+    let Some(left) = write_after_fence(KILL) else { return };
     assert_eq!(left, 3);
 }
 
 /// The same with a command that says yes and does nothing: what the fence is there to prevent.
 #[test]
 fn without_a_fence_it_does() {
-    let Some(left) = what_is_left("exit 0") else { return };
+    let Some(left) = write_after_fence("exit 0") else { return };
     assert_eq!(left, 2, "the stopped server did not go on: the test beside this one shows nothing");
 }
 
@@ -143,7 +143,7 @@ fn without_a_fence_it_does() {
 /// answers, and the writes are done.
 #[test]
 fn what_can_not_be_fenced_waits_and_says_why() {
-    let Some(rig) = Rig::new("deadline=200ms") else { return };
+    let Some(rig) = SilentFixture::new("deadline=200ms") else { return };
     let (mut writer, mut reader) = (rig.client(), rig.client());
     write(&mut writer, 5, 1);
     assert_eq!(rig.waits(), Vec::<String>::new());
@@ -179,7 +179,7 @@ fn what_can_not_be_fenced_waits_and_says_why() {
 /// A command that fails is run again, and until then writes wait.
 #[test]
 fn a_fence_that_fails_is_tried_again() {
-    let Some(rig) = Rig::new("deadline=200ms&fence=exec:FOLDER/off") else { return };
+    let Some(rig) = SilentFixture::new("deadline=200ms&fence=exec:FOLDER/off") else { return };
     rig.command("exit 3");
     let mut client = rig.client();
     write(&mut client, 5, 1);
@@ -197,7 +197,7 @@ fn a_fence_that_fails_is_tried_again() {
 /// A server that stops by itself is waited for.
 #[test]
 fn a_time_is_a_fence() {
-    let Some(rig) = Rig::new("deadline=200ms&fence=wait:1500ms") else { return };
+    let Some(rig) = SilentFixture::new("deadline=200ms&fence=wait:1500ms") else { return };
     let mut client = rig.client();
     write(&mut client, 5, 1);
     rig.a.signal(Signal::STOP);
@@ -213,7 +213,7 @@ fn a_time_is_a_fence() {
 /// is sent to its end, so that a server that goes on can answer it.
 #[test]
 fn a_write_that_was_sent_in_part() {
-    let Some(rig) = Rig::new("deadline=200ms") else { return };
+    let Some(rig) = SilentFixture::new("deadline=200ms") else { return };
     const LEN: u64 = 1 << 20;
     const WRITES: u64 = 24;
     let mut client = rig.client();
@@ -244,7 +244,7 @@ fn a_write_that_was_sent_in_part() {
 fn a_server_that_lies_is_waited_for() {
     let close = Arc::new(AtomicBool::new(false));
     let told = Arc::clone(&close);
-    let puppet = Puppet::start(move |number, stream| {
+    let puppet = ScriptedServer::start(move |number, stream| {
         if number != 1 {
             return;
         }
@@ -274,7 +274,7 @@ fn a_server_that_lies_is_waited_for() {
 /// closes.
 #[test]
 fn a_server_that_lies_is_told_to_end() {
-    let (_puppet, server) = beside("1h", |stream| {
+    let (_puppet, server) = serve_scripted("1h", |stream| {
         if request(stream).is_some() {
             let _ = stream.write_all(&[0xaa; 64]);
             // What is left of the write, and the end.
@@ -286,8 +286,11 @@ fn a_server_that_lies_is_told_to_end() {
 }
 
 /// A multipath over a server that does `act` with its first connection, and one that works.
-fn beside(deadline: &str, act: impl Fn(&mut UnixStream) + Send + Sync + 'static) -> (Puppet, Server) {
-    let puppet = Puppet::start(move |_, stream| act(stream));
+fn serve_scripted(
+    deadline: &str,
+    act: impl Fn(&mut UnixStream) + Send + Sync + 'static,
+) -> (ScriptedServer, Server) {
+    let puppet = ScriptedServer::start(move |_, stream| act(stream));
     let first = format!("{}&deadline={deadline}", puppet.uri());
     let groups = format!("round-robin 0 1 1 {first} 1 round-robin 0 1 1 mem:1M 1");
     (puppet, Server::start(&[&format!("m=0 2048 multipath 0 0 2 1 {groups}")]))
@@ -304,7 +307,7 @@ fn zero(stream: &mut UnixStream, request: &Request) {
 /// after the other.
 #[test]
 fn a_busy_server_is_not_silent() {
-    let (_puppet, server) = beside("1s", |stream| {
+    let (_puppet, server) = serve_scripted("1s", |stream| {
         while let Some(request) = request(stream) {
             thread::sleep(Duration::from_millis(200));
             zero(stream, &request);
@@ -319,7 +322,7 @@ fn a_busy_server_is_not_silent() {
 /// A server answers all requests but one: that is given up all the same, and read elsewhere.
 #[test]
 fn a_request_that_a_busy_server_loses_is_given_up() {
-    let (_puppet, server) = beside("100ms", |stream| {
+    let (_puppet, server) = serve_scripted("100ms", |stream| {
         assert!(request(stream).is_some_and(|lost| lost.offset == 9 * BLOCK));
         while let Some(request) = request(stream) {
             zero(stream, &request);

@@ -6,7 +6,7 @@ mod support;
 use serde_json::{Value, json};
 use std::fs;
 use support::nbd::Client;
-use support::{Server, has, skipped};
+use support::{Server, has, report_skip};
 use udm_wire::nbd::{Command, CommandFlags};
 
 const DISK: &str = "null:size=4M,memory_backed=1,discard=1,cache_size=1M";
@@ -20,7 +20,7 @@ fn copy(words: &[&str]) -> bool {
 #[test]
 fn b13_a_power_cut_loses_what_was_not_flushed() {
     if !has("nbdcopy") || !has("qemu-io") {
-        return skipped("nbdcopy or qemu-io is not installed");
+        return report_skip("nbdcopy or qemu-io is not installed");
     }
     let device = |name: &str, disk: &str| format!("{name}=0 8192 linear {disk} 0");
     let devices = [device("d", DISK), device("q", &format!("{DISK},scheduler=none,irqmode=2"))];

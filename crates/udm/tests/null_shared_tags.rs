@@ -5,7 +5,7 @@ mod support;
 use serde_json::Value;
 use std::process::Child;
 use support::servers::fio;
-use support::{Server, has, skipped, text, until};
+use support::{Server, has, report_skip, text, until};
 
 fn disk(ms: u64, more: &str) -> String {
     format!("null:size=1G,irqmode=2,completion_nsec={ms}000000,shared_tags=1{more}")
@@ -39,7 +39,7 @@ fn reads(run: Child) -> u64 {
 #[test]
 fn b09_two_devices_share_64_tags() {
     if !has("fio") {
-        return skipped("fio is not installed");
+        return report_skip("fio is not installed");
     }
     let device = |name: &str, disk: &str| format!("{name}=0 2097152 linear {disk} 0");
     let (fast, slow) = (disk(1, ",nomerges=2"), disk(100, ""));
@@ -74,7 +74,7 @@ fn b09_two_devices_share_64_tags() {
 #[test]
 fn fio_verifies_over_shared_tags() {
     if !has("fio") {
-        return skipped("fio is not installed");
+        return report_skip("fio is not installed");
     }
     let disk = "null:size=8M,memory_backed=1,irqmode=2,completion_nsec=20000,hw_queue_depth=4,shared_tags=1";
     let devices = ["a", "b"].map(|name| format!("{name}=0 16384 linear {disk} 0"));

@@ -8,14 +8,14 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use support::nbd::Client;
 use support::servers::fio;
-use support::{Server, has, skipped, text};
+use support::{Server, has, report_skip, text};
 
 /// Two cores, and the queue that both share: without a scheduler, with one order for both, and with
 /// every request on its own.
 #[test]
 fn fio_verifies_through_a_queue() {
     if !has("fio") {
-        return skipped("fio is not installed");
+        return report_skip("fio is not installed");
     }
     for words in [
         "queue_depth=2&nr_hw_queues=1",
@@ -106,7 +106,7 @@ fn info_shows_the_queues_of_a_table() {
 #[test]
 fn fio_verifies_over_changes_of_the_scheduler() {
     if !has("fio") {
-        return skipped("fio is not installed");
+        return report_skip("fio is not installed");
     }
     let folder = tempfile::tempdir().unwrap();
     let image = folder.path().join("disk.img");
@@ -179,7 +179,7 @@ fn a_request_based_device_has_its_own_queue() {
     let refused = text(&server.verb(&["create", "x", "--dm_mq_queue_depth=-1", "--table", &mp]).stderr);
     assert!(refused.contains("invalid value '-1' for '--dm_mq_queue_depth <N>'"), "{refused}");
     if !has("fio") {
-        return skipped("fio is not installed");
+        return report_skip("fio is not installed");
     }
     // 64 reads of 100 ms, 16 at a time: by four it takes 1.6 s.
     let read = || {
@@ -288,7 +288,7 @@ fn a_change_of_nothing_or_of_one_thing_twice_is_refused() {
 #[test]
 fn fio_verifies_through_the_queue_of_a_request_based_device() {
     if !has("fio") {
-        return skipped("fio is not installed");
+        return report_skip("fio is not installed");
     }
     let folder = tempfile::tempdir().unwrap();
     let image = folder.path().join("disk.img");
@@ -387,7 +387,7 @@ fn a_suspend_reaches_the_disk_behind_the_one_order() {
 #[test]
 fn fio_verifies_over_suspends_above_a_device_that_is_suspended() {
     if !has("fio") {
-        return skipped("fio is not installed");
+        return report_skip("fio is not installed");
     }
     let folder = tempfile::tempdir().unwrap();
     let image = folder.path().join("disk.img");

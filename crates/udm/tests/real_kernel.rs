@@ -11,7 +11,7 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use support::{Server, has, skipped, text};
+use support::{Server, has, report_skip, text};
 use tempfile::TempDir;
 
 /// Bytes of an origin, of a store, and of one that begins small and grows.
@@ -37,7 +37,7 @@ const MODULES: [&str; 9] = [
 ];
 
 /// A snapshot that udm made and took apart: three disks of the machine.
-struct Case {
+struct SnapshotCase {
     words: &'static str,
     /// How the store grows.
     grows: &'static str,
@@ -81,7 +81,7 @@ fn copy(server: &Server, name: &str, to: &Path) {
     assert!(out.status.success(), "{}", text(&out.stderr));
 }
 
-fn tables(case: &Case) -> [String; 2] {
+fn tables(case: &SnapshotCase) -> [String; 2] {
     let (sectors, origin, store) = (ORIGIN / 512, case.origin.display(), case.store.display());
     [
         format!("disk=0 {sectors} snapshot-origin {origin}"),
@@ -89,15 +89,21 @@ fn tables(case: &Case) -> [String; 2] {
     ]
 }
 
-fn serve(case: &Case) -> Server {
+fn serve(case: &SnapshotCase) -> Server {
     Server::start(&tables(case).each_ref().map(String::as_str))
 }
 
 /// Makes a snapshot, in a store that grows or not, has `chunks` of it copied, most for the origin
 /// and some for itself, and keeps what it reads as.
-fn written(folder: &Path, number: usize, words: &'static str, grows: &'static str, chunks: u64) -> Case {
+fn make_case(
+    folder: &Path,
+    number: usize,
+    words: &'static str,
+    grows: &'static str,
+    chunks: u64,
+) -> SnapshotCase {
     let name = |what: &str| format!("{what}{number}");
-    let case = Case {
+    let case = SnapshotCase {
         words,
         grows,
         origin: image(folder, &name("origin"), ORIGIN),
@@ -164,7 +170,7 @@ fn initrd(folder: &Path, kernel: &Path, script: &str) -> PathBuf {
 }
 
 /// Runs the machine to its end; what it said.
-fn machine(kernel: &Path, initrd: &Path, disks: &[&Path], folder: &Path) -> String {
+fn run_vm(kernel: &Path, initrd: &Path, disks: &[&Path], folder: &Path) -> String {
     let said = folder.join("said");
     let mut qemu = Command::new("qemu-system-x86_64");
     qemu.args(["-M", "q35,accel=tcg", "-m", "256", "-display", "none", "-nodefaults", "-no-reboot"]);
@@ -191,7 +197,7 @@ fn machine(kernel: &Path, initrd: &Path, disks: &[&Path], folder: &Path) -> Stri
 #[test]
 fn f22_a_real_kernel_takes_stores_that_udm_wrote() {
     let Some(kernel) = std::env::var_os("UDM_TEST_KERNEL").map(PathBuf::from) else {
-        return skipped("UDM_TEST_KERNEL names no unpacked kernel package");
+        return report_skip("UDM_TEST_KERNEL names no unpacked kernel package");
     };
     let tools = ["qemu-system-x86_64", "qemu-io", "nbdcopy", "cpio", "busybox"];
     if !tools.iter().all(|tool| has(tool)) {
@@ -201,8 +207,8 @@ fn f22_a_real_kernel_takes_stores_that_udm_wrote() {
     let mut images = fs::read_dir(kernel.join("boot")).unwrap().map(|entry| entry.unwrap().path());
     let image = images.find(|path| path.display().to_string().contains("vmlinuz"));
     let image = image.expect("boot/vmlinuz-*");
-    let kept = written(folder.path(), 0, "P 8", "?grow=64k", 600);
-    let merged = written(folder.path(), 1, "PO 64", "", 300);
+    let kept = make_case(folder.path(), 0, "P 8", "?grow=64k", 600);
+    let merged = make_case(folder.path(), 1, "PO 64", "", 300);
     let size = fs::metadata(&kept.store).unwrap().len();
     assert!(size > 600 * CHUNK, "it has grown to {size} bytes");
     let sectors = ORIGIN / 512;
@@ -218,7 +224,7 @@ fn f22_a_real_kernel_takes_stores_that_udm_wrote() {
     );
     let initrd = initrd(folder.path(), &kernel, &script);
     let disks = [&kept, &merged].map(|case| [&*case.origin, &case.store, &case.view]);
-    let said = machine(&image, &initrd, disks.as_flattened(), folder.path());
+    let said = run_vm(&image, &initrd, disks.as_flattened(), folder.path());
     // 600 records: the header, three areas, 600 chunks.
     let (used, areas) = ((2 + 600 + 600 / 256) * 8, (600 / 256 + 2) * 8);
     let status = |used: u64, areas: u64| format!("0 {sectors} snapshot {used}/{} {areas}", size / 512);

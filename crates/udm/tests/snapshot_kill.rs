@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use support::nbd::Client;
-use support::stamps::{Served, Volume, image};
+use support::stamps::{LoadCounts, StampedVolume, image};
 use support::{Server, has, text, until};
 use tempfile::TempDir;
 use udm_wire::nbd::Command as Nbd;
@@ -32,7 +32,7 @@ const CLIENTS: u64 = 2;
 
 /// What is special about a world.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Kind {
+enum Scenario {
     /// One snapshot, with room.
     Plain,
     /// Its store begins small.
@@ -45,13 +45,14 @@ enum Kind {
     Merging,
 }
 
-const KINDS: [Kind; 5] = [Kind::Plain, Kind::Growing, Kind::Merging, Kind::Two, Kind::Small];
+const KINDS: [Scenario; 5] =
+    [Scenario::Plain, Scenario::Growing, Scenario::Merging, Scenario::Two, Scenario::Small];
 
 /// What all worlds came to.
 #[derive(Default)]
-struct Totals {
+struct KillTotals {
     kills: u64,
-    served: Served,
+    served: LoadCounts,
     open: usize,
     invalid: u64,
     grown: u64,
@@ -59,27 +60,28 @@ struct Totals {
     fio: u64,
 }
 
-struct World {
-    kind: Kind,
+struct KillFixture {
+    kind: Scenario,
     seed: u64,
     folder: TempDir,
     /// By the names of the devices; the first is the origin.
-    volumes: Vec<(&'static str, Volume)>,
+    volumes: Vec<(&'static str, StampedVolume)>,
     merges: bool,
     fio: bool,
 }
 
-impl World {
-    fn new(kind: Kind, seed: u64) -> World {
+impl KillFixture {
+    fn new(kind: Scenario, seed: u64) -> KillFixture {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("disk"), image(SECTORS)).unwrap();
-        let names: &[&str] = if kind == Kind::Two { &["v", "s", "t"] } else { &["v", "s"] };
-        let volume = |(at, name): (usize, &&'static str)| (*name, Volume::new(SECTORS, (at as u64) << 40));
+        let names: &[&str] = if kind == Scenario::Two { &["v", "s", "t"] } else { &["v", "s"] };
+        let volume =
+            |(at, name): (usize, &&'static str)| (*name, StampedVolume::new(SECTORS, (at as u64) << 40));
         let volumes = names.iter().enumerate().map(volume).collect();
-        let world = World { kind, seed, folder, volumes, merges: false, fio: false };
+        let world = KillFixture { kind, seed, folder, volumes, merges: false, fio: false };
         let len = match kind {
-            Kind::Growing => 64 << 10,
-            Kind::Small => SECTORS as u64 * 512 / 4,
+            Scenario::Growing => 64 << 10,
+            Scenario::Small => SECTORS as u64 * 512 / 4,
             _ => SECTORS as u64 * 512 * 3 / 2,
         };
         for (name, _) in &world.volumes[1..] {
@@ -95,7 +97,7 @@ impl World {
     fn serve(&self) -> Server {
         let disk = self.folder.path().join("disk").display().to_string();
         let line = |target: &str, name: &str, chunk: u32| {
-            let grow = if self.kind == Kind::Growing { "?grow=64k" } else { "" };
+            let grow = if self.kind == Scenario::Growing { "?grow=64k" } else { "" };
             let store = self.store(name).display().to_string();
             format!("0 {SECTORS} {target} {disk} file:{store}{grow} P {chunk}")
         };
@@ -108,7 +110,7 @@ impl World {
                 ]
             }
         };
-        if self.kind == Kind::Two {
+        if self.kind == Scenario::Two {
             devices.push(format!("t={}", line("snapshot", "t", 32)));
         }
         let state = self.folder.path().join("state").display().to_string();
@@ -119,7 +121,7 @@ impl World {
     }
 
     /// The devices that are served, with what is fio's of them.
-    fn served(&self) -> Vec<(&'static str, &Volume, Range<usize>)> {
+    fn served(&self) -> Vec<(&'static str, &StampedVolume, Range<usize>)> {
         let all = self.volumes.iter().enumerate().take(if self.merges { 1 } else { usize::MAX });
         let part = |at: usize| match self.fio.then(|| FIO.get(at)).flatten() {
             Some(from) => *from..from + FIO_LEN,
@@ -144,7 +146,7 @@ impl World {
 
     /// Serves all of it to clients, and kills the server when they have had `answers`. With `fio`
     /// that writes its part beside them, and has ended before.
-    fn kill(&mut self, answers: u64, with_fio: bool, totals: &mut Totals) {
+    fn kill(&mut self, answers: u64, with_fio: bool, totals: &mut KillTotals) {
         let mut server = self.serve();
         self.fio |= with_fio;
         let answered = AtomicU64::new(0);
@@ -160,7 +162,7 @@ impl World {
                 }
             }
             if with_fio {
-                let run = |(name, _, part): &(&str, &Volume, Range<usize>)| {
+                let run = |(name, _, part): &(&str, &StampedVolume, Range<usize>)| {
                     self.fio(&server, name, part).arg("--do_verify=0").spawn().unwrap()
                 };
                 for fio in self.served().iter().map(run).collect::<Vec<_>>() {
@@ -176,8 +178,8 @@ impl World {
             server.child.kill().unwrap();
             server.child.wait().unwrap();
             for load in loads {
-                let Served { answered, unanswered, failed } = load.join().unwrap();
-                assert!(failed == 0 || self.kind == Kind::Small, "{failed} requests have failed");
+                let LoadCounts { answered, unanswered, failed } = load.join().unwrap();
+                assert!(failed == 0 || self.kind == Scenario::Small, "{failed} requests have failed");
                 totals.served.answered += answered;
                 totals.served.unanswered += unanswered;
                 totals.served.failed += failed;
@@ -202,17 +204,17 @@ impl World {
     }
 
     /// Looks at all that is there behind a kill.
-    fn check(&self, totals: &mut Totals) {
+    fn check(&self, totals: &mut KillTotals) {
         let stores = self.volumes[1..].iter().map(|(name, _)| (*name, self.read(name)));
-        let stores: Vec<(&str, Store)> = stores.collect();
+        let stores: Vec<(&str, ParsedStore)> = stores.collect();
         totals.grown += u64::from(
-            self.kind == Kind::Growing && std::fs::metadata(self.store("s")).unwrap().len() > 64 << 10,
+            self.kind == Scenario::Growing && std::fs::metadata(self.store("s")).unwrap().len() > 64 << 10,
         );
         totals.merging += u64::from(self.merges && !stores[0].1.records.is_empty());
         let server = self.serve();
         for (name, volume, part) in self.served() {
             let lost = stores.iter().any(|(store, found)| *store == name && !found.valid);
-            assert!(!lost || self.kind == Kind::Small, "{name} is invalid");
+            assert!(!lost || self.kind == Scenario::Small, "{name} is invalid");
             if lost {
                 assert_eq!(server.says(&["status", name]), format!("0 {SECTORS} snapshot Invalid\n"));
                 let mut client = Client::connect(&server.nbd, name);
@@ -236,13 +238,13 @@ impl World {
 #[test]
 fn what_was_acknowledged_survives_a_kill_and_the_instant_stays() {
     let rounds = std::env::var("UDM_KILL_ROUNDS").map_or(ROUNDS, |n| n.parse().unwrap());
-    let mut totals = Totals::default();
+    let mut totals = KillTotals::default();
     let kills = (rounds / KINDS.len() as u64).clamp(2, KILLS_MAX);
     let has_fio = has("fio") && has("timeout");
-    let kill_world = |kind: Kind, seed: u64, kills: u64, totals: &mut Totals| {
-        let mut world = World::new(kind, seed);
+    let kill_world = |kind: Scenario, seed: u64, kills: u64, totals: &mut KillTotals| {
+        let mut world = KillFixture::new(kind, seed);
         for nr in 0..kills {
-            if kind == Kind::Merging && nr == 1 {
+            if kind == Scenario::Merging && nr == 1 {
                 world.merges = true;
                 let [(_, v), (_, s)] = &world.volumes[..] else { unreachable!("an origin and a snapshot") };
                 v.become_of(s);
@@ -250,7 +252,7 @@ fn what_was_acknowledged_survives_a_kill_and_the_instant_stays() {
             // A merge is soon over.
             let most = if world.merges { 211 } else { 1601 };
             let answers = 1 + (totals.kills * 6007 + seed) % most;
-            let with_fio = has_fio && nr == 0 && kind == Kind::Growing;
+            let with_fio = has_fio && nr == 0 && kind == Scenario::Growing;
             world.kill(answers, with_fio, totals);
             world.check(totals);
         }
@@ -267,10 +269,10 @@ fn what_was_acknowledged_survives_a_kill_and_the_instant_stays() {
         if totals.merging > 0 {
             break;
         }
-        kill_world(Kind::Merging, seed, 2, &mut totals);
+        kill_world(Scenario::Merging, seed, 2, &mut totals);
     }
-    let Totals { kills, served, open, invalid, grown, merging, fio } = totals;
-    let Served { answered, unanswered, failed } = served;
+    let KillTotals { kills, served, open, invalid, grown, merging, fio } = totals;
+    let LoadCounts { answered, unanswered, failed } = served;
     #[expect(clippy::print_stdout, reason = "what a long run came to")]
     let say = |line: String| println!("{line}");
     say(format!(

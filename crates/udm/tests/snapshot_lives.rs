@@ -23,18 +23,18 @@ const OLD: u8 = b'o';
 const NEW: u8 = 1;
 
 /// Disks, stores and a state folder that outlive servers.
-struct World(TempDir);
+struct RestartFixture(TempDir);
 
-impl World {
-    fn new() -> World {
-        let world = World(tempfile::tempdir().unwrap());
+impl RestartFixture {
+    fn new() -> RestartFixture {
+        let world = RestartFixture(tempfile::tempdir().unwrap());
         fs::write(world.path("disk.img"), vec![OLD; SIZE as usize]).unwrap();
         world
     }
 
     /// The same with an empty store.
-    fn with_store(name: &str) -> World {
-        let world = World::new();
+    fn with_store(name: &str) -> RestartFixture {
+        let world = RestartFixture::new();
         world.store(name);
         world
     }
@@ -148,7 +148,7 @@ fn kill(mut server: Server) {
 
 #[test]
 fn what_was_made_by_name_comes_back_with_its_server() {
-    let world = World::new();
+    let world = RestartFixture::new();
     let server = world.serve(&[DISK]);
     write(&server, "disk", 0);
     server.says(&["snapshot", "create", "monday", "--of", "disk"]);
@@ -178,7 +178,7 @@ fn what_was_made_by_name_comes_back_with_its_server() {
 
 #[test]
 fn a_disk_is_not_served_without_its_snapshot() {
-    let world = World::new();
+    let world = RestartFixture::new();
     let server = world.serve(&[DISK]);
     server.says(&["snapshot", "create", "monday", "--of", "disk"]);
     write(&server, "disk", 0);
@@ -212,7 +212,7 @@ fn a_disk_is_not_served_without_its_snapshot() {
 
 #[test]
 fn a_snapshot_that_is_away_is_waited_for() {
-    let world = World::new();
+    let world = RestartFixture::new();
     let server = world.serve(&[DISK]);
     server.says(&["snapshot", "create", "monday", "--of", "disk"]);
     end(server);
@@ -233,7 +233,7 @@ fn a_snapshot_that_is_away_is_waited_for() {
 /// The second of two snapshots can be attached later than the first; the disk is the origin of both.
 #[test]
 fn snapshots_that_come_one_by_one_have_their_origin() {
-    let world = World::new();
+    let world = RestartFixture::new();
     let server = world.serve(&[DISK]);
     server.says(&["snapshot", "create", "monday", "--of", "disk"]);
     server.says(&["snapshot", "create", "tuesday", "--of", "disk"]);
@@ -259,7 +259,7 @@ fn snapshots_that_come_one_by_one_have_their_origin() {
 
 #[test]
 fn a_snapshot_that_is_away_is_given_up_aloud() {
-    let world = World::new();
+    let world = RestartFixture::new();
     let server = world.serve(&[DISK]);
     server.says(&["snapshot", "create", "monday", "--of", "disk"]);
     end(server);
@@ -283,7 +283,7 @@ fn a_snapshot_that_is_away_is_given_up_aloud() {
 
 #[test]
 fn devices_wait_for_snapshots_whatever_their_order() {
-    let world = World::with_store("a.cow");
+    let world = RestartFixture::with_store("a.cow");
     world.store("b.cow");
     let origin = "org=0 8192 snapshot-origin {disk.img}";
     let (a, b) = ("a=0 8192 snapshot {disk.img} {a.cow} P 8", "b=0 8192 snapshot {disk.img} {b.cow} P 8");
@@ -305,7 +305,7 @@ fn devices_wait_for_snapshots_whatever_their_order() {
 
 #[test]
 fn a_file_is_served_in_an_order_that_loses_nothing() {
-    let world = World::with_store("s.cow");
+    let world = RestartFixture::with_store("s.cow");
     let conf = |lines: &str| {
         let text = format!("[serve]\nstate = \"state\"\n{lines}");
         fs::write(world.path("udm.toml"), text).unwrap();
@@ -344,7 +344,7 @@ fn a_file_is_served_in_an_order_that_loses_nothing() {
 
 #[test]
 fn a_file_that_names_a_device_with_snapshots_takes_it_over() {
-    let world = World::new();
+    let world = RestartFixture::new();
     let table = "0 8192 linear disk.img 0";
     let conf = |table: &str| {
         let text = format!("[serve]\nstate = \"state\"\n[devices.disk]\ntable = \"{table}\"\n");
@@ -368,7 +368,7 @@ fn a_file_that_names_a_device_with_snapshots_takes_it_over() {
 
 #[test]
 fn a_disk_that_another_program_wrote_is_found_out() {
-    let world = World::new();
+    let world = RestartFixture::new();
     let server = world.serve(&[DISK]);
     server.says(&["snapshot", "create", "monday", "--of", "disk"]);
     write(&server, "disk", 0);
@@ -395,7 +395,7 @@ fn a_disk_that_another_program_wrote_is_found_out() {
 
 #[test]
 fn a_snapshot_that_was_taken_away_is_checked_when_it_comes_back() {
-    let world = World::with_store("s.cow");
+    let world = RestartFixture::with_store("s.cow");
     let (origin, s) = ("org=0 8192 snapshot-origin {disk.img}", "s=0 8192 snapshot {disk.img} {s.cow} P 8");
     let table = world.table("0 8192 snapshot {disk.img} {s.cow} P 8");
     let server = world.serve(&[origin, s]);
@@ -420,7 +420,7 @@ fn a_snapshot_that_was_taken_away_is_checked_when_it_comes_back() {
 /// A store that is kept is no leave to believe it: its origin was written since.
 #[test]
 fn a_store_that_is_kept_is_checked_when_it_comes_back() {
-    let world = World::new();
+    let world = RestartFixture::new();
     let table = |store: &str| world.table(&format!("0 8192 snapshot {{disk.img}} {{{store}}} P 8"));
     let server = world.serve(&[DISK]);
     server.says(&["snapshot", "create", "s", "--of", "disk"]);
@@ -453,7 +453,7 @@ fn a_store_that_is_kept_is_checked_when_it_comes_back() {
 fn a_snapshot_that_comes_back_while_its_origin_is_written_is_never_wrong() {
     let (origin, s) = ("org=0 8192 snapshot-origin {disk.img}", "s=0 8192 snapshot {disk.img} {s.cow} P 8");
     for delay in (0..40).map(|step| Duration::from_micros(250 * step)) {
-        let world = World::with_store("s.cow");
+        let world = RestartFixture::with_store("s.cow");
         let server = world.serve(&[origin, s]);
         server.says(&["remove", "s"]);
         let mut client = Client::connect(&server.nbd, "org");
@@ -475,7 +475,7 @@ fn a_snapshot_that_comes_back_while_its_origin_is_written_is_never_wrong() {
 /// then, or it is right.
 #[test]
 fn a_snapshot_whose_origins_table_is_cleared_is_refused() {
-    let world = World::new();
+    let world = RestartFixture::new();
     let server = world.serve(&[DISK]);
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -511,7 +511,7 @@ fn a_snapshot_whose_origins_table_is_cleared_is_refused() {
 fn a_snapshot_that_was_taken_away_under_load_is_never_believed() {
     let (origin, s) = ("org=0 8192 snapshot-origin {disk.img}", "s=0 8192 snapshot {disk.img} {s.cow} P 8");
     for delay in [0, 2, 10] {
-        let world = World::with_store("s.cow");
+        let world = RestartFixture::with_store("s.cow");
         let server = world.serve(&[origin, s]);
         let mut client = Client::connect(&server.nbd, "org");
         let load = std::thread::spawn(move || {
@@ -545,7 +545,7 @@ fn a_snapshot_that_was_taken_away_under_load_is_never_believed() {
 
 #[test]
 fn two_servers_have_a_snapshot_one_after_the_other() {
-    let world = World::new();
+    let world = RestartFixture::new();
     let first = world.serve(&[SHARED]);
     first.says(&["snapshot", "create", "monday", "--of", "disk"]);
     let said = world.refused(&[SHARED]);
@@ -558,7 +558,7 @@ fn two_servers_have_a_snapshot_one_after_the_other() {
 /// `precious` is not the store that was made.
 #[test]
 fn only_the_store_that_was_made_is_removed() {
-    let world = World::new();
+    let world = RestartFixture::new();
     let server = world.serve(&[DISK]);
     for name in ["s1", "s2"] {
         server.says(&["snapshot", "create", name, "--of", "disk"]);
@@ -580,7 +580,7 @@ fn only_the_store_that_was_made_is_removed() {
 
 #[test]
 fn a_merge_that_was_cut_goes_on_with_the_next_server() {
-    let world = World::new();
+    let world = RestartFixture::new();
     let server = world.serve(&[DISK]);
     server.says(&["snapshot", "create", "monday", "--of", "disk"]);
     server.says(&["snapshot", "create", "tuesday", "--of", "disk"]);
@@ -607,7 +607,7 @@ fn a_merge_that_was_cut_goes_on_with_the_next_server() {
 /// The server of the store goes away; what could not be copied is not forgotten.
 #[test]
 fn a_store_on_a_server_is_marked_elsewhere() {
-    let world = World::with_store("store.img");
+    let world = RestartFixture::with_store("store.img");
     let low = tempfile::tempdir().unwrap();
     let socket = low.path().join("low.sock");
     let serve_low = || {
@@ -637,7 +637,7 @@ fn a_store_on_a_server_is_marked_elsewhere() {
 
 #[test]
 fn records_go_with_devices_that_are_renamed() {
-    let world = World::with_store("s.cow");
+    let world = RestartFixture::with_store("s.cow");
     let (lv, s) = ("lv=0 8192 linear {disk.img} 0", "s=0 8192 snapshot @lv {s.cow} P 8");
     let server = world.serve(&[lv, s, "org=0 8192 snapshot-origin @lv"]);
     server.says(&["rename", "lv", "vol"]);
@@ -654,7 +654,7 @@ fn records_go_with_devices_that_are_renamed() {
 
 #[test]
 fn a_record_that_cannot_be_read_is_no_leave_to_write() {
-    let world = World::with_store("s.cow");
+    let world = RestartFixture::with_store("s.cow");
     let (origin, s) = ("org=0 8192 snapshot-origin {disk.img}", "s=0 8192 snapshot {disk.img} {s.cow} P 8");
     kill(world.serve(&[origin, s]));
     let record = |folder: &Path| fs::read_dir(folder).unwrap().next().unwrap().unwrap().path();
@@ -666,7 +666,7 @@ fn a_record_that_cannot_be_read_is_no_leave_to_write() {
 /// A merge fails, and somebody has it go on: its origin is one again.
 #[test]
 fn a_merge_that_failed_and_went_on_has_its_end() {
-    let world = World::new();
+    let world = RestartFixture::new();
     let server = world.serve(&[DISK, "st=null:size=8M,memory_backed=1,cache_size=1M"]);
     server.says(&["snapshot", "create", "monday", "--of", "disk", "--store", "@st"]);
     write(&server, "disk", 0);
@@ -689,7 +689,7 @@ fn a_merge_that_failed_and_went_on_has_its_end() {
 /// An origin that is no file can't tell whether it was written; the log says so.
 #[test]
 fn what_can_not_be_told_is_said() {
-    let world = World::with_store("s.cow");
+    let world = RestartFixture::with_store("s.cow");
     let devices = ["lv=0 8192 linear {disk.img} 0", "org=0 8192 snapshot-origin @lv"];
     let server = world.serve(&devices);
     let table = world.table("0 8192 snapshot @lv {s.cow} P 8");
@@ -705,7 +705,7 @@ fn what_can_not_be_told_is_said() {
 /// next server, and the merge goes on all the same.
 #[test]
 fn a_cut_merge_of_a_snapshot_by_table_goes_on() {
-    let world = World::with_store("a.cow");
+    let world = RestartFixture::with_store("a.cow");
     let snapshot = "a=0 8192 snapshot {disk.img} {a.cow} P 8";
     let origin = "org=0 8192 snapshot-origin {disk.img}";
     let server = world.serve(&[origin, snapshot]);
@@ -730,7 +730,7 @@ fn a_cut_merge_of_a_snapshot_by_table_goes_on() {
 /// A snapshot that another device has taken over goes with that one, and the next server knows.
 #[test]
 fn what_was_taken_over_and_removed_is_let_go() {
-    let world = World::with_store("a.cow");
+    let world = RestartFixture::with_store("a.cow");
     let (origin, table) = ("org=0 8192 snapshot-origin {disk.img}", "0 8192 snapshot {disk.img} {a.cow} P 8");
     let server = world.serve(&[origin, &format!("a={table}")]);
     server.says(&["suspend", "a"]);

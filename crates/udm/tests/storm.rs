@@ -33,9 +33,9 @@ fn from_env(name: &str, default: u64) -> u64 {
 }
 
 /// Random enough.
-struct Dice(u64);
+struct Random(u64);
 
-impl Dice {
+impl Random {
     fn roll(&mut self, sides: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -52,7 +52,7 @@ fn list(server: &Server, path: &str, what: &str) -> BTreeSet<String> {
 }
 
 /// One request of a client; the time of a list.
-fn step(server: &Server, dice: &mut Dice) -> Option<Duration> {
+fn step(server: &Server, dice: &mut Random) -> Option<Duration> {
     let name = format!("s{}", dice.roll(NAMES));
     let other = dice.roll(NAMES);
     let table = match dice.roll(5) {
@@ -122,7 +122,7 @@ fn nothing_is_lost_in_a_storm_of_verbs() {
             .map(|seed| {
                 let server = &server;
                 scope.spawn(move || {
-                    let (mut dice, mut calls, mut lists) = (Dice(seed * 0x9e37_79b9), 0u64, Vec::new());
+                    let (mut dice, mut calls, mut lists) = (Random(seed * 0x9e37_79b9), 0u64, Vec::new());
                     while Instant::now() < until_then {
                         lists.extend(step(server, &mut dice));
                         calls += 1;

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use support::nbd::Client;
-use support::{PATIENCE, Server, UDM, has, signal, skipped, text, udm, until};
+use support::{PATIENCE, Server, UDM, has, report_skip, signal, text, udm, until};
 
 /// The next notification, in its lines.
 fn told(socket: &UnixDatagram) -> Vec<String> {
@@ -134,7 +134,7 @@ fn a_thread_that_is_stuck_is_not_called_alive() {
         let mut said = String::new();
         BufReader::new(still.stdout.take().unwrap()).read_line(&mut said).unwrap();
         if said != "still\n" {
-            skipped(&format!("no thread can be stopped here: {said}"));
+            report_skip(&format!("no thread can be stopped here: {said}"));
             still.wait().unwrap();
             return;
         }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use support::nbd::Client;
 use support::{Server, UDM, text, until};
 
-/// Runs `look` while a client writes to `device`.
+/// Runs `map_reader` while a client writes to `device`.
 fn under_load<T>(server: &Server, device: &str, look: impl FnOnce() -> T) -> T {
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -141,7 +141,7 @@ impl Drop for Tmux {
 fn tmux() -> bool {
     let found = Command::new("tmux").arg("-V").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok();
     if !found {
-        support::skipped("tmux is not installed");
+        support::report_skip("tmux is not installed");
     }
     found
 }

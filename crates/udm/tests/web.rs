@@ -12,14 +12,14 @@ use support::servers::{Nbdkit, fio};
 use support::{Server, answer, has, udm};
 
 /// A running `udm web`. Dropping it kills it.
-struct Web {
+struct WebServer {
     child: Child,
     port: u16,
     token: String,
 }
 
-impl Web {
-    fn start(server: &Server, options: &[&str]) -> Web {
+impl WebServer {
+    fn start(server: &Server, options: &[&str]) -> WebServer {
         let mut command = udm(&["web"]);
         command.args(options).env("UDM_SOCKET", &server.socket).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
@@ -27,7 +27,7 @@ impl Web {
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let (address, token) = line.trim_end().split_once("/#token=").unwrap();
         let port = address.strip_prefix("http://127.0.0.1:").unwrap().parse().unwrap();
-        Web { child, port, token: token.to_owned() }
+        WebServer { child, port, token: token.to_owned() }
     }
 
     fn url(&self) -> String {
@@ -59,7 +59,7 @@ impl Web {
     }
 }
 
-impl Drop for Web {
+impl Drop for WebServer {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -69,7 +69,7 @@ impl Drop for Web {
 #[test]
 fn who_may_come_in() {
     let server = Server::start(&["d=0 8 zero"]);
-    let web = Web::start(&server, &[]);
+    let web = WebServer::start(&server, &[]);
     let host = "Host: localhost";
 
     let (status, _, said) = web.ask("GET", "/v1/devices", &[host], "");
@@ -104,7 +104,7 @@ fn who_may_come_in() {
 #[test]
 fn with_write_the_page_may_change_and_no_other() {
     let server = Server::start(&["d=0 8 zero"]);
-    let web = Web::start(&server, &["--write"]);
+    let web = WebServer::start(&server, &["--write"]);
     assert!(web.page("GET", "/", "").2.contains("data-write=\"true\""));
     let host = format!("Host: 127.0.0.1:{}", web.port);
     let (status, ..) =
@@ -123,7 +123,7 @@ fn with_write_the_page_may_change_and_no_other() {
 #[test]
 fn who_says_nothing_makes_room() {
     let server = Server::start(&["d=0 8 zero"]);
-    let (web, other) = (Web::start(&server, &[]), Web::start(&server, &[]));
+    let (web, other) = (WebServer::start(&server, &[]), WebServer::start(&server, &[]));
     let silent: Vec<_> = (0..200).map(|_| TcpStream::connect(("127.0.0.1", web.port)).unwrap()).collect();
     let begin = Instant::now();
     for web in [&web, &other, &web] {
@@ -136,7 +136,7 @@ fn who_says_nothing_makes_room() {
 #[test]
 fn it_ends_and_says_when_the_server_is_gone() {
     let mut server = Server::start(&["d=0 8 zero"]);
-    let mut web = Web::start(&server, &[]);
+    let mut web = WebServer::start(&server, &[]);
     server.child.kill().unwrap();
     server.child.wait().unwrap();
     let (status, _, said) = web.page("GET", "/v1/devices", "");
@@ -179,13 +179,13 @@ fn a_path_fails_and_returns_on_the_page() {
     let odd = "<img src=x onerror=window.odd=1>";
     let server = Server::start_with(&[&table], &["--check-paths", "1"]);
     server.says(&["create", odd, "--table", "0 16384 linear @mp 0"]);
-    let web = Web::start(&server, &["--write"]);
+    let web = WebServer::start(&server, &["--write"]);
     let Some(browser) = Browser::open(&web.url()) else { return };
     assert_eq!(browser.run("return location.hash + location.search"), "", "the token stays in no address");
     assert_eq!(browser.run("return document.cookie"), "");
 
     let load = fio(&server, "mp", "--rw=randrw --size=8M --time_based --runtime=600").spawn().unwrap();
-    let load = Load(load);
+    let load = FioGuard(load);
     browser.until("return document.getElementById('live').textContent === 'live'");
     browser.until(&format!("return {} === 'active'", cell(&a, STATE)));
     browser.until(&format!("return {} === 'active'", cell(odd, STATE)));
@@ -224,9 +224,9 @@ fn a_path_fails_and_returns_on_the_page() {
 }
 
 /// fio, until it is dropped.
-struct Load(Child);
+struct FioGuard(Child);
 
-impl Drop for Load {
+impl Drop for FioGuard {
     fn drop(&mut self) {
         // `timeout` hands it on.
         let _ = kill_process(Pid::from_child(&self.0), Signal::TERM);

@@ -16,9 +16,9 @@ const QUIET_MAX: Duration = Duration::from_secs(30);
 
 /// The lines of server-sent events.
 #[derive(Default)]
-struct Lines(Vec<u8>);
+struct SseParser(Vec<u8>);
 
-impl Lines {
+impl SseParser {
     /// What is in the lines that are whole with `more`. Of an event that is the line with its data:
     /// the others say the same; comments say that the server is there.
     fn take(&mut self, more: &[u8]) -> Result<Vec<api::Event>, String> {
@@ -79,7 +79,7 @@ impl ControlClient {
             let bytes = body.collect().await.map_err(|e| self.broken(&e))?.to_bytes();
             return Err(self.refused(status, &bytes));
         }
-        let mut lines = Lines::default();
+        let mut lines = SseParser::default();
         loop {
             let next = tokio::time::timeout(QUIET_MAX, body.frame()).await;
             let ended = || self.broken(&"the server has ended");
@@ -105,12 +105,12 @@ mod tests {
         let text = format!("id:6\n:udm\n\n{}:\n\n{}", data(7), data(8));
         let wanted = [event(7), event(8)];
         for length in 1..text.len() {
-            let mut lines = Lines::default();
+            let mut lines = SseParser::default();
             let pieces = text.as_bytes().chunks(length);
             let said: Vec<api::Event> = pieces.flat_map(|piece| lines.take(piece).unwrap()).collect();
             assert_eq!(said, wanted, "pieces of {length}");
         }
-        assert!(Lines::default().take(b"data:{}\n").is_err());
-        assert!(Lines::default().take(&vec![b'x'; LINE_MAX + 1]).is_err());
+        assert!(SseParser::default().take(b"data:{}\n").is_err());
+        assert!(SseParser::default().take(&vec![b'x'; LINE_MAX + 1]).is_err());
     }
 }

@@ -1,11 +1,11 @@
 //! Bringing devices to what a file says.
 
-use super::{Config, Plan, State, Step, Wanted, Wish, plan};
+use super::{AppliedConfig, Config, ConfigPlan, DesiredDevice, DesiredState, PlanStep, plan};
 use crate::error::VerbError;
 use crate::http::api;
-use crate::registry::{Folder, Mapped, Registry};
+use crate::registry::{BaseDir, Mapped, Registry};
 use crate::verbs::snapshot::LostSnapshots;
-use crate::verbs::{self, CallOff, Called, Created, Removal};
+use crate::verbs::{self, CancelToken, CreatedDevice, DeviceSpec, RemoveOptions};
 use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -18,17 +18,17 @@ use udm_dm::{Table, TargetError};
 const WAIT_STEP: Duration = Duration::from_secs(1);
 
 /// A device that the file made, or took over.
-pub(super) struct Applied {
-    wanted: Wanted,
+pub(super) struct AppliedDevice {
+    wanted: DesiredDevice,
     mapped: Weak<Mapped>,
     /// The table that it was given.
     table: Weak<Table>,
 }
 
-impl Applied {
-    fn new(wanted: &Wanted, mapped: &Arc<Mapped>, table: Option<&Arc<Table>>) -> Applied {
+impl AppliedDevice {
+    fn new(wanted: &DesiredDevice, mapped: &Arc<Mapped>, table: Option<&Arc<Table>>) -> AppliedDevice {
         let table = table.map(Arc::downgrade).unwrap_or_default();
-        Applied { wanted: wanted.clone(), mapped: Arc::downgrade(mapped), table }
+        AppliedDevice { wanted: wanted.clone(), mapped: Arc::downgrade(mapped), table }
     }
 
     /// What verbs have made of it since, in words. That it has snapshots made by name is no change.
@@ -57,10 +57,10 @@ fn config(registry: &Registry) -> Result<&Config, VerbError> {
 ///
 /// # Errors
 /// EINVAL for a registry without a file, and where the devices use each other in a circle.
-pub async fn start(registry: &Arc<Registry>, wish: &Wish) -> Result<api::Reconfigured, VerbError> {
+pub async fn start(registry: &Arc<Registry>, wish: &DesiredState) -> Result<api::Reconfigured, VerbError> {
     let config = config(registry)?;
     let mut applied = config.applied.lock().await;
-    apply_all(registry, &mut applied, wish, false, &CallOff::default()).await
+    apply_all(registry, &mut applied, wish, false, &CancelToken::default()).await
 }
 
 /// Tries again, now and then and for ever, to make the devices of the file whose snapshots can't be
@@ -76,7 +76,7 @@ pub async fn wait_for_snapshots(registry: &Arc<Registry>, made: impl Fn(&api::Re
         tokio::time::sleep(WAIT_STEP).await;
         let on = Arc::clone(registry);
         // It may block on what it opens.
-        let tried = tokio::task::spawn_blocking(move || verbs::wait(try_again(&on)));
+        let tried = tokio::task::spawn_blocking(move || verbs::wait(retry_blocked(&on)));
         if let Ok(Some(done)) = tried.await
             && done.changes.iter().any(|change| change.error.is_none())
         {
@@ -85,10 +85,10 @@ pub async fn wait_for_snapshots(registry: &Arc<Registry>, made: impl Fn(&api::Re
     }
 }
 
-async fn try_again(registry: &Arc<Registry>) -> Option<api::Reconfigured> {
+async fn retry_blocked(registry: &Arc<Registry>) -> Option<api::Reconfigured> {
     let mut applied = registry.config()?.applied.lock().await;
     let wish = applied.blocked.take()?;
-    apply_all(registry, &mut applied, &wish, false, &CallOff::default()).await.ok()
+    apply_all(registry, &mut applied, &wish, false, &CancelToken::default()).await.ok()
 }
 
 /// Reads the file of `registry` and does what it says, or with `dry_run` only says what that is.
@@ -100,7 +100,7 @@ async fn try_again(registry: &Arc<Registry>) -> Option<api::Reconfigured> {
 pub async fn reconfigure(
     registry: &Arc<Registry>,
     dry_run: bool,
-    off: &CallOff,
+    cancel_token: &CancelToken,
 ) -> Result<api::Reconfigured, VerbError> {
     let config = config(registry)?;
     let mut applied = config.applied.lock().await;
@@ -108,19 +108,19 @@ pub async fn reconfigure(
         let line = why.lines().next().unwrap_or_default();
         VerbError::new("reconfigure", TargetError::new(line))
     })?;
-    apply_all(registry, &mut applied, &wish, dry_run, off).await
+    apply_all(registry, &mut applied, &wish, dry_run, cancel_token).await
 }
 
 async fn apply_all(
     registry: &Arc<Registry>,
-    applied: &mut State,
-    wish: &Wish,
+    applied: &mut AppliedConfig,
+    wish: &DesiredState,
     dry_run: bool,
-    off: &CallOff,
+    cancel_token: &CancelToken,
 ) -> Result<api::Reconfigured, VerbError> {
     // What one waits for may come with another; nothing is given up before all had their turn.
     registry.is_starting.store(true, Ordering::Relaxed);
-    let done = apply(registry, &mut applied.devices, wish, dry_run, off).await;
+    let done = apply(registry, &mut applied.devices, wish, dry_run, cancel_token).await;
     registry.is_starting.store(false, Ordering::Relaxed);
     let (done, blocked) = done?;
     if !dry_run {
@@ -133,15 +133,15 @@ async fn apply_all(
 /// Does what `wish` says; what that was, and whether some of it waits for a snapshot.
 async fn apply(
     registry: &Arc<Registry>,
-    applied: &mut Vec<Applied>,
-    wish: &Wish,
+    applied: &mut Vec<AppliedDevice>,
+    wish: &DesiredState,
     dry_run: bool,
-    off: &CallOff,
+    cancel_token: &CancelToken,
 ) -> Result<(api::Reconfigured, bool), VerbError> {
-    applied.retain(|one| one.mapped.upgrade().is_some_and(|mapped| registry.is_there(&mapped)));
-    follow_names(applied, wish);
-    let was: Vec<&Wanted> = applied.iter().map(|one| &one.wanted).collect();
-    let Plan { steps, refused, unchanged } =
+    applied.retain(|one| one.mapped.upgrade().is_some_and(|mapped| registry.is_active(&mapped)));
+    follow_renames(applied, wish);
+    let was: Vec<&DesiredDevice> = applied.iter().map(|one| &one.wanted).collect();
+    let ConfigPlan { steps, refused, unchanged } =
         plan(&was, &wish.devices).map_err(|why| VerbError::new("reconfigure", TargetError::new(why)))?;
     let mut done = api::Reconfigured {
         unchanged: unchanged.len() as u64,
@@ -162,16 +162,16 @@ async fn apply(
             registry.is_starting.store(false, Ordering::Relaxed);
         }
         let (name, change) = match step {
-            Step::Remove(place) => (applied[place].wanted.name.clone(), "remove"),
-            Step::Reload(_, place) => (wish.devices[place].name.clone(), "reload"),
-            Step::Create(place) if namesake(registry, &wish.devices[place].name).is_some() => {
+            PlanStep::Remove(place) => (applied[place].wanted.name.clone(), "remove"),
+            PlanStep::Reload(_, place) => (wish.devices[place].name.clone(), "reload"),
+            PlanStep::Create(place) if find_by_name(registry, &wish.devices[place].name).is_some() => {
                 (wish.devices[place].name.clone(), "take-over")
             }
-            Step::Create(place) => (wish.devices[place].name.clone(), "create"),
+            PlanStep::Create(place) => (wish.devices[place].name.clone(), "create"),
         };
-        let took = match may_go_on(registry, &name, off) {
+        let took = match check_not_cancelled(registry, &name, cancel_token) {
             _ if dry_run => Ok(()),
-            Ok(()) => take(registry, applied, wish, &step, &off.step()).await,
+            Ok(()) => take(registry, applied, wish, &step, &cancel_token.step()).await,
             refused => refused,
         };
         let is_blocked = took.as_ref().is_err_and(|error| error.blocked);
@@ -182,7 +182,7 @@ async fn apply(
         }
         blocked |= is_blocked;
         waited = if is_blocked { waited } else { 0 };
-        if let (Step::Remove(place), true, false) = (&step, took.is_ok(), dry_run) {
+        if let (PlanStep::Remove(place), true, false) = (&step, took.is_ok(), dry_run) {
             gone.insert(*place);
         }
         // The name stands beside it.
@@ -199,7 +199,7 @@ async fn apply(
 
 /// What was renamed by a verb, and has its new name in the file too, is what it was. What had that
 /// name in the file before, and was renamed as well, is not the file's any more.
-fn follow_names(applied: &mut Vec<Applied>, wish: &Wish) {
+fn follow_renames(applied: &mut Vec<AppliedDevice>, wish: &DesiredState) {
     let wanted: HashSet<&str> = wish.devices.iter().map(|wanted| wanted.name.as_str()).collect();
     let mut has_own = HashSet::new();
     for one in applied.iter_mut() {
@@ -209,18 +209,19 @@ fn follow_names(applied: &mut Vec<Applied>, wish: &Wish) {
             one.wanted.name = called;
         }
     }
-    let is_called =
-        |one: &Applied| one.mapped.upgrade().is_some_and(|mapped| mapped.device.name() == one.wanted.name);
+    let is_called = |one: &AppliedDevice| {
+        one.mapped.upgrade().is_some_and(|mapped| mapped.device.name() == one.wanted.name)
+    };
     applied.retain(|one| !has_own.contains(&one.wanted.name) || is_called(one));
 }
 
 /// The device that has this name, and not only this uuid.
-fn namesake(registry: &Registry, name: &str) -> Option<Arc<Mapped>> {
+fn find_by_name(registry: &Registry, name: &str) -> Option<Arc<Mapped>> {
     registry.find(name).ok().filter(|mapped| mapped.device.name() == name)
 }
 
-fn may_go_on(registry: &Registry, name: &str, off: &CallOff) -> Result<(), VerbError> {
-    if let Some(why) = off.reason().filter(|_| !bugs::on(Bug::HangUpUnheard)) {
+fn check_not_cancelled(registry: &Registry, name: &str, cancel_token: &CancelToken) -> Result<(), VerbError> {
+    if let Some(why) = cancel_token.reason().filter(|_| !bugs::on(Bug::HangUpUnheard)) {
         return Err(VerbError::new(name, why.clone()));
     }
     match registry.config() {
@@ -234,32 +235,32 @@ fn may_go_on(registry: &Registry, name: &str, off: &CallOff) -> Result<(), VerbE
 /// Takes one step: all of it, or nothing. What goes keeps its place in `applied`.
 async fn take(
     registry: &Arc<Registry>,
-    applied: &mut Vec<Applied>,
-    wish: &Wish,
-    step: &Step,
-    off: &CallOff,
+    applied: &mut Vec<AppliedDevice>,
+    wish: &DesiredState,
+    step: &PlanStep,
+    cancel_token: &CancelToken,
 ) -> Result<(), VerbError> {
     match *step {
-        Step::Remove(place) => {
+        PlanStep::Remove(place) => {
             // By the name that it has now.
             let Some(name) = applied[place].mapped.upgrade().map(|mapped| mapped.device.name()) else {
                 return Ok(());
             };
-            verbs::remove_until(registry, &name, Removal::default(), off).await
+            verbs::remove_cancellable(registry, &name, RemoveOptions::default(), cancel_token).await
         }
-        Step::Reload(was, is) => {
+        PlanStep::Reload(was, is) => {
             let wanted = &wish.devices[is];
             let mapped = applied[was].mapped.upgrade().ok_or_else(|| VerbError::missing(&wanted.name))?;
-            let done = reload(registry, &mapped, wanted, &wish.folder, off).await;
+            let done = reload(registry, &mapped, wanted, &wish.folder, cancel_token).await;
             if done.is_ok() || bugs::on(Bug::RefusedTakenForDone) {
-                applied[was] = Applied::new(wanted, &mapped, done.as_ref().ok());
+                applied[was] = AppliedDevice::new(wanted, &mapped, done.as_ref().ok());
             }
             done.map(drop)
         }
-        Step::Create(is) => {
+        PlanStep::Create(is) => {
             let wanted = &wish.devices[is];
             let name = &wanted.name;
-            let one = match namesake(registry, name) {
+            let one = match find_by_name(registry, name) {
                 Some(mapped) => {
                     if applied.iter().any(|one| one.mapped.ptr_eq(&Arc::downgrade(&mapped))) {
                         // It was renamed since the file was read.
@@ -272,16 +273,16 @@ async fn take(
                     if wanted.read_only {
                         return Err(busy(name, "a verb has made a device of that name, for writing"));
                     }
-                    let table = reload(registry, &mapped, wanted, &wish.folder, off).await?;
-                    Applied::new(wanted, &mapped, Some(&table))
+                    let table = reload(registry, &mapped, wanted, &wish.folder, cancel_token).await?;
+                    AppliedDevice::new(wanted, &mapped, Some(&table))
                 }
                 None => {
                     let (uuid, read_only) = (wanted.uuid.as_deref(), wanted.read_only);
-                    let called = Called { name, uuid, read_only, ..Called::default() };
+                    let called = DeviceSpec { name, uuid, read_only, ..DeviceSpec::default() };
                     let table = |_: &Arc<Mapped>| Ok(Some(wanted.table.clone()));
-                    let Created { mapped, table, .. } =
-                        verbs::make(registry, called, table, &wish.folder, off).await?;
-                    Applied::new(wanted, &mapped, table.as_ref())
+                    let CreatedDevice { mapped, table, .. } =
+                        verbs::make(registry, called, table, &wish.folder, cancel_token).await?;
+                    AppliedDevice::new(wanted, &mapped, table.as_ref())
                 }
             };
             applied.push(one);
@@ -298,9 +299,9 @@ fn busy(name: &str, why: &str) -> VerbError {
 async fn reload(
     registry: &Arc<Registry>,
     mapped: &Arc<Mapped>,
-    wanted: &Wanted,
-    folder: &Folder,
-    off: &CallOff,
+    wanted: &DesiredDevice,
+    folder: &BaseDir,
+    cancel_token: &CancelToken,
 ) -> Result<Arc<Table>, VerbError> {
     let name = &wanted.name;
     if mapped.note().was_linear {
@@ -309,7 +310,7 @@ async fn reload(
             .ok_or_else(|| busy(name, "it has snapshots that were made by name: remove them first"));
     }
     if bugs::on(Bug::SuspendedForLoad) {
-        verbs::suspend_until(registry, &[name], false, off).await?;
+        verbs::suspend_cancellable(registry, &[name], false, cancel_token).await?;
     }
-    verbs::reload(registry, mapped, name, &wanted.table, folder, off).await
+    verbs::reload(registry, mapped, name, &wanted.table, folder, cancel_token).await
 }

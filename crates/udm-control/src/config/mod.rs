@@ -14,31 +14,31 @@ mod apply;
 mod plan;
 
 pub use apply::{reconfigure, start, wait_for_snapshots};
-pub use plan::{Plan, Step, Wanted, plan};
+pub use plan::{ConfigPlan, DesiredDevice, PlanStep, plan};
 
-use crate::registry::Folder;
-use apply::Applied;
+use crate::registry::BaseDir;
+use apply::AppliedDevice;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What a file says.
 #[derive(Clone)]
-pub struct Wish {
+pub struct DesiredState {
     /// The devices, each with a name of its own.
-    pub devices: Vec<Wanted>,
+    pub devices: Vec<DesiredDevice>,
     /// From where relative paths in their tables count.
-    pub folder: Folder,
+    pub folder: BaseDir,
     /// What else has changed, for a person, a line each.
     pub notes: Vec<String>,
 }
 
 /// Reads the file; an error is its first fault. May block.
-pub type Read = Box<dyn Fn() -> Result<Wish, String> + Send + Sync>;
+pub type ConfigReader = Box<dyn Fn() -> Result<DesiredState, String> + Send + Sync>;
 
 /// The file of a server, and what of it is applied.
 pub(crate) struct Config {
-    read: Read,
+    read: ConfigReader,
     /// Held by whoever changes what the file wants: one at a time.
-    applied: tokio::sync::Mutex<State>,
+    applied: tokio::sync::Mutex<AppliedConfig>,
     /// Some of it waits for a snapshot.
     is_blocked: tokio::sync::Notify,
     ends: AtomicBool,
@@ -46,15 +46,15 @@ pub(crate) struct Config {
 
 /// What of a file is applied.
 #[derive(Default)]
-struct State {
-    devices: Vec<Applied>,
+struct AppliedConfig {
+    devices: Vec<AppliedDevice>,
     /// The file, where some of it waits for a snapshot that can't be attached.
-    blocked: Option<Wish>,
+    blocked: Option<DesiredState>,
 }
 
 impl Config {
     /// The file that `read` reads, with nothing of it applied.
-    pub fn new(read: Read) -> Config {
+    pub fn new(read: ConfigReader) -> Config {
         let is_blocked = tokio::sync::Notify::new();
         Config { read, applied: tokio::sync::Mutex::default(), is_blocked, ends: AtomicBool::new(false) }
     }

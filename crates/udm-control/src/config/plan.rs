@@ -8,7 +8,7 @@ use udm_wire::uri::{self, DeviceUri};
 
 /// A device that a file wants.
 #[derive(Clone, Debug)]
-pub struct Wanted {
+pub struct DesiredDevice {
     /// Its name.
     pub name: String,
     /// The text of its table.
@@ -20,7 +20,7 @@ pub struct Wanted {
     lines: Vec<Line>,
 }
 
-impl Wanted {
+impl DesiredDevice {
     /// A device with a table that can be read as one, of types that there are. What its words mean
     /// is not asked.
     ///
@@ -31,9 +31,9 @@ impl Wanted {
         table: String,
         uuid: Option<String>,
         read_only: bool,
-    ) -> Result<Wanted, VerbError> {
+    ) -> Result<DesiredDevice, VerbError> {
         let lines = verbs::lines_of(name, &table)?;
-        Ok(Wanted { name: name.to_owned(), table, uuid, read_only, lines })
+        Ok(DesiredDevice { name: name.to_owned(), table, uuid, read_only, lines })
     }
 
     /// The lines of its table.
@@ -42,8 +42,8 @@ impl Wanted {
     }
 
     /// The same lines, however they are written.
-    fn same_table(&self, other: &Wanted) -> bool {
-        let said = |wanted: &Wanted| wanted.lines.len();
+    fn has_same_table(&self, other: &DesiredDevice) -> bool {
+        let said = |wanted: &DesiredDevice| wanted.lines.len();
         let same =
             |(a, b): (&Line, &Line)| (a.start, a.len, &a.kind, &a.args) == (b.start, b.len, &b.kind, &b.args);
         said(self) == said(other) && self.lines.iter().zip(&other.lines).all(same)
@@ -73,7 +73,7 @@ impl Wanted {
 
 /// One change.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum PlanStep {
     /// The device that was wanted at this place is gone.
     Remove(usize),
     /// The device that is wanted at this place is new.
@@ -84,9 +84,9 @@ pub enum Step {
 
 /// A difference.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Plan {
+pub struct ConfigPlan {
     /// What is to be done, one after the other: who uses a device goes before it and comes after.
-    pub steps: Vec<Step>,
+    pub steps: Vec<PlanStep>,
     /// What can't be done: where it is wanted, which key has changed, and why that can't be.
     pub refused: Vec<(usize, &'static str, &'static str)>,
     /// What is as it was: where it was, and where it is.
@@ -97,23 +97,23 @@ pub struct Plan {
 ///
 /// # Errors
 /// Where what is wanted uses itself, or is wanted twice.
-pub fn plan(was: &[&Wanted], is: &[Wanted]) -> Result<Plan, String> {
-    let all: Vec<&Wanted> = is.iter().collect();
+pub fn plan(was: &[&DesiredDevice], is: &[DesiredDevice]) -> Result<ConfigPlan, String> {
+    let all: Vec<&DesiredDevice> = is.iter().collect();
     let mut names = HashSet::new();
     if let Some(twice) = all.iter().find(|wanted| !names.insert(wanted.name.as_str())) {
         return Err(format!("{}: it is wanted twice", twice.name));
     }
-    let (order, circle) = order(&all);
+    let (dependency_order, circle) = dependency_order(&all);
     if let Some(circle) = circle {
         return Err(circle);
     }
     let before: HashMap<&str, usize> = was.iter().enumerate().map(|(i, w)| (w.name.as_str(), i)).collect();
-    let mut plan = Plan::default();
+    let mut plan = ConfigPlan::default();
     let mut changes = Vec::new();
-    for place in order {
+    for place in dependency_order {
         let wanted = &is[place];
         let Some(&old) = before.get(wanted.name.as_str()) else {
-            changes.push(Step::Create(place));
+            changes.push(PlanStep::Create(place));
             continue;
         };
         let had = was[old];
@@ -123,26 +123,26 @@ pub fn plan(was: &[&Wanted], is: &[Wanted]) -> Result<Plan, String> {
         } else if had.read_only != wanted.read_only {
             let why = "clients keep what they were told: remove it first";
             plan.refused.push((place, "readonly", why));
-        } else if had.same_table(wanted) {
+        } else if had.has_same_table(wanted) {
             plan.unchanged.push((old, place));
         } else {
-            changes.push(Step::Reload(old, place));
+            changes.push(PlanStep::Reload(old, place));
         }
     }
-    let (early, late) = removals(was, |name| !names.contains(name));
-    plan.steps = early.into_iter().map(Step::Remove).collect();
+    let (early, late) = order_removals(was, |name| !names.contains(name));
+    plan.steps = early.into_iter().map(PlanStep::Remove).collect();
     plan.steps.extend(changes);
-    plan.steps.extend(late.into_iter().map(Step::Remove));
+    plan.steps.extend(late.into_iter().map(PlanStep::Remove));
     Ok(plan)
 }
 
 /// Those that are gone, users first: those that nobody uses who stays, so that what they have to
 /// themselves is free for those that come; and those whose users have to change first.
-fn removals(was: &[&Wanted], gone: impl Fn(&str) -> bool) -> (Vec<usize>, Vec<usize>) {
+fn order_removals(was: &[&DesiredDevice], gone: impl Fn(&str) -> bool) -> (Vec<usize>, Vec<usize>) {
     let (mut early, mut late) = (Vec::new(), Vec::new());
     // Used by one that stays, or by one that has to wait itself.
     let mut waits = HashSet::new();
-    for &place in order(was).0.iter().rev() {
+    for &place in dependency_order(was).0.iter().rev() {
         let wanted = was[place];
         let goes = gone(&wanted.name);
         let is_early = goes && !waits.contains(&wanted.name);
@@ -160,7 +160,7 @@ fn removals(was: &[&Wanted], gone: impl Fn(&str) -> bool) -> (Vec<usize>, Vec<us
 
 /// Places, those that are used before their users, else as they stand. Those that use each other in
 /// a circle, and their users, come last, and the circle is said.
-fn order(all: &[&Wanted]) -> (Vec<usize>, Option<String>) {
+fn dependency_order(all: &[&DesiredDevice]) -> (Vec<usize>, Option<String>) {
     let places: HashMap<&str, usize> = all.iter().enumerate().map(|(i, w)| (w.name.as_str(), i)).collect();
     let below = |place: usize| {
         let mut below: Vec<usize> =
@@ -177,9 +177,9 @@ fn order(all: &[&Wanted]) -> (Vec<usize>, Option<String>) {
     }
     let ranked = |place: usize| (all[place].rank(), place);
     let mut ready: BTreeSet<(u8, usize)> = (0..all.len()).filter(|&i| waits[i] == 0).map(ranked).collect();
-    let mut order = Vec::with_capacity(all.len());
+    let mut dependency_order = Vec::with_capacity(all.len());
     while let Some((_, place)) = ready.pop_first() {
-        order.push(place);
+        dependency_order.push(place);
         for &user in &users[place] {
             waits[user] -= 1;
             if waits[user] == 0 {
@@ -188,7 +188,7 @@ fn order(all: &[&Wanted]) -> (Vec<usize>, Option<String>) {
         }
     }
     let left = |place: &usize| waits[*place] > 0;
-    let Some(first) = (0..all.len()).find(left) else { return (order, None) };
+    let Some(first) = (0..all.len()).find(left) else { return (dependency_order, None) };
     // Each that is left uses another that is left, so going down comes round.
     let mut way = vec![first];
     let begin = loop {
@@ -204,8 +204,8 @@ fn order(all: &[&Wanted]) -> (Vec<usize>, Option<String>) {
         .map(|i| format!("{} uses {}", all[circle[i]].name, all[circle[(i + 1) % circle.len()]].name))
         .collect();
     let why = format!("{}: it lies on itself: {}", all[circle[0]].name, uses.join(", "));
-    order.extend((0..all.len()).filter(left));
-    (order, Some(why))
+    dependency_order.extend((0..all.len()).filter(left));
+    (dependency_order, Some(why))
 }
 
 #[cfg(test)]
@@ -214,7 +214,7 @@ mod tests {
     use proptest::prelude::*;
 
     /// `NAME[=BELOW,...][!][/UUID]`: `!` has another table.
-    fn wanted(text: &str) -> Vec<Wanted> {
+    fn wanted(text: &str) -> Vec<DesiredDevice> {
         let one = |text: &str| {
             let (text, uuid) = text.split_once('/').map_or((text, None), |(t, u)| (t, Some(u.to_owned())));
             let (text, size) = text.strip_suffix('!').map_or((text, 8), |text| (text, 16));
@@ -226,7 +226,7 @@ mod tests {
             if table.is_empty() {
                 table = format!("0 {size} error\n");
             }
-            Wanted::new(name, table, uuid, false).unwrap()
+            DesiredDevice::new(name, table, uuid, false).unwrap()
         };
         text.split_whitespace().map(one).collect()
     }
@@ -235,9 +235,9 @@ mod tests {
         let (was, is) = (wanted(was), wanted(is));
         let plan = plan(&was.iter().collect::<Vec<_>>(), &is).unwrap();
         let said = plan.steps.iter().map(|step| match step {
-            Step::Remove(i) => format!("-{}", was[*i].name),
-            Step::Create(i) => format!("+{}", is[*i].name),
-            Step::Reload(_, i) => format!("~{}", is[*i].name),
+            PlanStep::Remove(i) => format!("-{}", was[*i].name),
+            PlanStep::Create(i) => format!("+{}", is[*i].name),
+            PlanStep::Reload(_, i) => format!("~{}", is[*i].name),
         });
         let refused = plan.refused.iter().map(|(i, key, _)| format!("!{} {key}", is[*i].name));
         said.chain(refused).collect::<Vec<_>>().join(" ")
@@ -260,7 +260,7 @@ mod tests {
 
     #[test]
     fn snapshots_come_before_what_copies_for_them() {
-        let one = |name: &str, table: &str| Wanted::new(name, table.into(), None, false).unwrap();
+        let one = |name: &str, table: &str| DesiredDevice::new(name, table.into(), None, false).unwrap();
         let all = [
             one("merge", "0 8 snapshot-merge d a.cow P 8"),
             one("origin", "0 8 snapshot-origin d"),
@@ -269,7 +269,7 @@ mod tests {
         ];
         let plan = plan(&[], &all).unwrap();
         let names = plan.steps.iter().map(|step| match step {
-            Step::Create(place) => all[*place].name.as_str(),
+            PlanStep::Create(place) => all[*place].name.as_str(),
             _ => "",
         });
         assert_eq!(names.collect::<Vec<_>>(), ["store", "s", "origin", "merge"]);
@@ -285,17 +285,17 @@ mod tests {
 
     #[test]
     fn a_table_is_its_words() {
-        let of = |table: &str| Wanted::new("a", table.into(), None, false).unwrap();
-        assert!(of("0 8 error\n").same_table(&of("# none\n0  8\terror  # here\n\n")));
-        assert!(!of("0 8 error\n").same_table(&of("0 8 zero\n")));
-        assert!(!of("0 8 error\n").same_table(&of("0 8 error\n8 8 error\n")));
-        let unknown = Wanted::new("a", "0 8 error\n8 8 lineal x 0\n".into(), None, false).unwrap_err();
+        let of = |table: &str| DesiredDevice::new("a", table.into(), None, false).unwrap();
+        assert!(of("0 8 error\n").has_same_table(&of("# none\n0  8\terror  # here\n\n")));
+        assert!(!of("0 8 error\n").has_same_table(&of("0 8 zero\n")));
+        assert!(!of("0 8 error\n").has_same_table(&of("0 8 error\n8 8 error\n")));
+        let unknown = DesiredDevice::new("a", "0 8 error\n8 8 lineal x 0\n".into(), None, false).unwrap_err();
         assert_eq!(unknown.position.map(|p| (p.line, p.column)), Some((2, 5)));
     }
 
     /// Devices of `0..8`, each over some of them that have a lower number, so that there is no
     /// circle; in any order.
-    fn files() -> impl Strategy<Value = Vec<Wanted>> {
+    fn files() -> impl Strategy<Value = Vec<DesiredDevice>> {
         let device = (any::<bool>(), any::<u8>(), any::<bool>());
         (proptest::collection::vec(device, 8), any::<bool>()).prop_map(|(devices, reversed)| {
             let there: Vec<bool> = devices.iter().map(|(there, ..)| *there).collect();
@@ -320,18 +320,18 @@ mod tests {
         #[test]
         fn each_step_can_be_taken(was in files(), is in files()) {
             let plan = plan(&was.iter().collect::<Vec<_>>(), &is).unwrap();
-            let mut there: HashMap<String, Wanted> = was.iter().map(|w| (w.name.clone(), w.clone())).collect();
+            let mut there: HashMap<String, DesiredDevice> = was.iter().map(|w| (w.name.clone(), w.clone())).collect();
             for step in &plan.steps {
                 match *step {
-                    Step::Remove(i) => {
+                    PlanStep::Remove(i) => {
                         let name = &was[i].name;
                         prop_assert!(there.remove(name).is_some());
                         let users = there.values().filter(|user| user.below().any(|used| used == *name));
                         prop_assert_eq!(users.count(), 0, "{} is used", name);
                     }
-                    Step::Create(i) | Step::Reload(_, i) => {
+                    PlanStep::Create(i) | PlanStep::Reload(_, i) => {
                         let wanted = &is[i];
-                        prop_assert_eq!(there.contains_key(&wanted.name), matches!(step, Step::Reload(..)));
+                        prop_assert_eq!(there.contains_key(&wanted.name), matches!(step, PlanStep::Reload(..)));
                         for used in wanted.below().filter(|used| is.iter().any(|w| w.name == *used)) {
                             prop_assert!(there.contains_key(&used), "{} is missing", used);
                         }
@@ -340,7 +340,7 @@ mod tests {
                 }
             }
             prop_assert_eq!(there.len(), is.len());
-            prop_assert!(is.iter().all(|wanted| wanted.same_table(&there[&wanted.name])));
+            prop_assert!(is.iter().all(|wanted| wanted.has_same_table(&there[&wanted.name])));
         }
     }
 }

@@ -1,9 +1,9 @@
 //! The file of a server, over HTTP.
 
 use super::api;
-use super::error::Params;
-use super::gates::Shared;
-use super::handlers::{Answer, Asked};
+use super::concurrency::AppState;
+use super::error::QueryParams;
+use super::handlers::{Answer, CancelGuard};
 use crate::{config, verbs};
 use axum::Json;
 use axum::extract::State;
@@ -12,18 +12,18 @@ use serde::Deserialize;
 /// What stands behind `?`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct How {
+pub(super) struct ReconfigureParams {
     dry_run: Option<bool>,
 }
 
 /// Reads the file and applies it; called off when the client hangs up.
 pub(super) async fn reconfigure(
-    State(Shared { registry, gates, .. }): State<Shared>,
-    Params(how): Params<How>,
+    State(AppState { registry, gates, .. }): State<AppState>,
+    QueryParams(how): QueryParams<ReconfigureParams>,
 ) -> Answer<api::Reconfigured> {
-    let asked = Asked::default();
-    let off = asked.0.clone();
+    let asked = CancelGuard::default();
+    let cancel_token = asked.0.clone();
     let dry_run = how.dry_run.unwrap_or(false);
-    let verb = move || verbs::wait(config::reconfigure(&registry, dry_run, &off));
+    let verb = move || verbs::wait(config::reconfigure(&registry, dry_run, &cancel_token));
     Ok(Json(gates.reconfigures.run("reconfigure", verb).await?))
 }

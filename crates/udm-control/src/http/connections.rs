@@ -15,12 +15,12 @@ use tokio::time::Instant;
 /// The seats of one server.
 pub struct Connections {
     max: usize,
-    taken: Mutex<HashMap<u64, Taken>>,
+    taken: Mutex<HashMap<u64, ConnectionEntry>>,
     /// Told when somebody may have left.
     left: Notify,
 }
 
-struct Taken {
+struct ConnectionEntry {
     /// The process of the peer; 0 when it is not known.
     peer: i32,
     /// Since when it is quiet; `None` while it is busy.
@@ -49,40 +49,41 @@ impl Connections {
         Arc::new(Connections { max, taken: Mutex::default(), left: Notify::new() })
     }
 
-    fn taken(&self) -> MutexGuard<'_, HashMap<u64, Taken>> {
+    fn taken(&self) -> MutexGuard<'_, HashMap<u64, ConnectionEntry>> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until there is a seat, having somebody leave if need be.
-    pub async fn room(&self) {
+    pub async fn wait_for_slot(&self) {
         loop {
             let left = self.left.notified();
             if self.taken().len() < self.max {
                 return;
             }
-            self.part_with_one();
+            self.evict_idle();
             left.await;
         }
     }
 
     /// Has a quiet connection leave, when there is one.
-    pub fn part_with_one(&self) -> bool {
+    pub fn evict_idle(&self) -> bool {
         let taken = self.taken();
-        let quiet = quietest(&taken);
+        let quiet = longest_idle(&taken);
         quiet.inspect(|number| taken[number].leave.notify_one()).is_some()
     }
 
-    /// A seat for a peer. There is room: see [`Connections::room`].
+    /// A seat for a peer. There is room: see [`Connections::wait_for_slot`].
     pub fn take(self: &Arc<Connections>, number: u64, peer: i32) -> Arc<ConnectionSlot> {
         let leave = Arc::new(Notify::new());
-        let taken = Taken { peer, quiet: Some(Instant::now()), listens: false, leave: Arc::clone(&leave) };
+        let taken =
+            ConnectionEntry { peer, quiet: Some(Instant::now()), listens: false, leave: Arc::clone(&leave) };
         self.taken().insert(number, taken);
         Arc::new(ConnectionSlot { seats: Arc::clone(self), number, leave })
     }
 }
 
 /// The connection to part with.
-fn quietest(taken: &HashMap<u64, Taken>) -> Option<u64> {
+fn longest_idle(taken: &HashMap<u64, ConnectionEntry>) -> Option<u64> {
     let mut of_peer: HashMap<i32, usize> = HashMap::new();
     let may_go = || taken.iter().filter(|(_, seat)| !seat.listens);
     let quiet = || may_go().filter_map(|(number, seat)| Some((*number, seat.peer, seat.quiet?)));
@@ -95,7 +96,7 @@ fn quietest(taken: &HashMap<u64, Taken>) -> Option<u64> {
 
 impl ConnectionSlot {
     /// A request is whole and is being served.
-    pub fn busy(self: &Arc<ConnectionSlot>) -> RequestGuard {
+    pub fn begin_request(self: &Arc<ConnectionSlot>) -> RequestGuard {
         self.set(None);
         RequestGuard(Arc::clone(self))
     }
@@ -122,12 +123,12 @@ impl ConnectionSlot {
     }
 
     /// Comes to an end when somebody else needs the seat.
-    pub async fn needed(&self) {
+    pub async fn evicted(&self) {
         self.leave.notified().await;
     }
 
     /// Its answer goes on being read.
-    pub fn reads(&self) {
+    pub fn mark_progress(&self) {
         if let Some(taken) = self.seats.taken().get_mut(&self.number)
             && let Some(since) = &mut taken.quiet
         {
@@ -168,20 +169,20 @@ mod tests {
     fn the_one_that_goes_is_quiet_and_of_the_greediest() {
         let seats = Connections::new(5);
         let taken: Vec<_> = [7, 9, 9, 9, 7].iter().zip(0..).map(|(&peer, n)| seats.take(n, peer)).collect();
-        assert_eq!(quietest(&seats.taken()), Some(1));
-        let busy = taken[1].busy();
-        let again = taken[2].busy();
+        assert_eq!(longest_idle(&seats.taken()), Some(1));
+        let begin_request = taken[1].begin_request();
+        let again = taken[2].begin_request();
         drop(again);
-        assert_eq!(quietest(&seats.taken()), Some(0), "two each, and this one was quiet first");
-        drop(busy);
-        assert_eq!(quietest(&seats.taken()), Some(3), "three of 9's, of which this was quiet longest");
+        assert_eq!(longest_idle(&seats.taken()), Some(0), "two each, and this one was quiet first");
+        drop(begin_request);
+        assert_eq!(longest_idle(&seats.taken()), Some(3), "three of 9's, of which this was quiet longest");
         let listens = [taken[3].listens(), taken[0].listens()];
-        taken[3].reads();
-        taken[0].reads();
-        assert_eq!(quietest(&seats.taken()), Some(2), "who listens keeps its seat");
+        taken[3].mark_progress();
+        taken[0].mark_progress();
+        assert_eq!(longest_idle(&seats.taken()), Some(2), "who listens keeps its seat");
         drop(listens);
-        let all: Vec<_> = taken.iter().map(ConnectionSlot::busy).collect();
-        assert_eq!(quietest(&seats.taken()), None);
+        let all: Vec<_> = taken.iter().map(ConnectionSlot::begin_request).collect();
+        assert_eq!(longest_idle(&seats.taken()), None);
         drop(all);
     }
 
@@ -189,16 +190,16 @@ mod tests {
     async fn a_newcomer_waits_for_no_one_but_the_busy() {
         let seats = Connections::new(2);
         let (first, second) = (seats.take(0, 1), seats.take(1, 1));
-        let busy = second.busy();
-        let first = tokio::spawn(async move { first.needed().await });
-        seats.room().await;
+        let begin_request = second.begin_request();
+        let first = tokio::spawn(async move { first.evicted().await });
+        seats.wait_for_slot().await;
         first.await.unwrap();
         let third = seats.take(2, 1);
-        let _busy = third.busy();
-        let waits = tokio::time::timeout(std::time::Duration::from_millis(20), seats.room()).await;
+        let _busy = third.begin_request();
+        let waits = tokio::time::timeout(std::time::Duration::from_millis(20), seats.wait_for_slot()).await;
         assert!(waits.is_err(), "all are busy");
-        drop(busy);
+        drop(begin_request);
         drop(second);
-        seats.room().await;
+        seats.wait_for_slot().await;
     }
 }

@@ -16,11 +16,11 @@ use udm_dm::TargetError;
 
 /// A refusal: a status and the story.
 #[derive(Debug)]
-pub(super) struct Refusal(StatusCode, Box<api::Error>);
+pub(super) struct ErrorResponse(StatusCode, Box<api::Error>);
 
-impl Refusal {
+impl ErrorResponse {
     /// A refusal of the request itself, before any verb saw it.
-    pub fn request(status: StatusCode, why: impl std::fmt::Display) -> Refusal {
+    pub fn request(status: StatusCode, why: impl std::fmt::Display) -> ErrorResponse {
         let errno = match status {
             StatusCode::PAYLOAD_TOO_LARGE => E2BIG,
             StatusCode::REQUEST_TIMEOUT => ETIMEDOUT,
@@ -32,11 +32,11 @@ impl Refusal {
         let reason: String =
             why.to_string().chars().map(|c| if c.is_control() { ' ' } else { c }).take(300).collect();
         let error = format!("request: {reason}");
-        Refusal(status, Box::new(api::Error { error, errno, reason, ..api::Error::default() }))
+        ErrorResponse(status, Box::new(api::Error { error, errno, reason, ..api::Error::default() }))
     }
 }
 
-impl Refusal {
+impl ErrorResponse {
     /// The story, for the log.
     pub fn story(&self) -> &str {
         &self.1.error
@@ -56,8 +56,8 @@ fn status_of(error: &VerbError) -> StatusCode {
     }
 }
 
-impl From<VerbError> for Refusal {
-    fn from(error: VerbError) -> Refusal {
+impl From<VerbError> for ErrorResponse {
+    fn from(error: VerbError) -> ErrorResponse {
         let status = status_of(&error);
         let TargetError { errno, text, reason, .. } = *error.error.clone();
         let position = error.position;
@@ -70,58 +70,61 @@ impl From<VerbError> for Refusal {
             column: position.map(|p| p.column as u64),
             width: position.map(|p| p.width as u64),
         };
-        Refusal(status, Box::new(body))
+        ErrorResponse(status, Box::new(body))
     }
 }
 
-impl IntoResponse for Refusal {
+impl IntoResponse for ErrorResponse {
     fn into_response(self) -> Response {
         (self.0, axum::Json(self.1)).into_response()
     }
 }
 
 /// A JSON body, whatever the content type says (so that `curl -d` works), with our errors.
-pub(super) struct Body<T>(pub T);
+pub(super) struct JsonBody<T>(pub T);
 
-impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
-    type Rejection = Refusal;
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
+    type Rejection = ErrorResponse;
 
-    async fn from_request(request: Request, state: &S) -> Result<Body<T>, Refusal> {
+    async fn from_request(request: Request, state: &S) -> Result<JsonBody<T>, ErrorResponse> {
         let bytes =
             axum::body::Bytes::from_request(request, state).await.map_err(|rejection| match rejection {
                 BytesRejection::FailedToBufferBody(FailedToBufferBody::LengthLimitError(_)) => {
-                    Refusal::request(StatusCode::PAYLOAD_TOO_LARGE, "the body is too long")
+                    ErrorResponse::request(StatusCode::PAYLOAD_TOO_LARGE, "the body is too long")
                 }
-                other => Refusal::request(StatusCode::BAD_REQUEST, other),
+                other => ErrorResponse::request(StatusCode::BAD_REQUEST, other),
             })?;
         // An empty body stands for an object without members: every one may have a default.
         let bytes = if bytes.is_empty() { &b"{}"[..] } else { &bytes[..] };
-        serde_json::from_slice(bytes).map(Body).map_err(|e| Refusal::request(StatusCode::BAD_REQUEST, e))
+        serde_json::from_slice(bytes)
+            .map(JsonBody)
+            .map_err(|e| ErrorResponse::request(StatusCode::BAD_REQUEST, e))
     }
 }
 
 /// Query parameters, with our errors.
-pub(super) struct Params<T>(pub T);
+pub(super) struct QueryParams<T>(pub T);
 
-impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Params<T> {
-    type Rejection = Refusal;
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for QueryParams<T> {
+    type Rejection = ErrorResponse;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Params<T>, Refusal> {
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<QueryParams<T>, ErrorResponse> {
         let query: Result<Query<T>, QueryRejection> = Query::from_request_parts(parts, state).await;
         query
-            .map(|Query(query)| Params(query))
-            .map_err(|e| Refusal::request(StatusCode::BAD_REQUEST, e.body_text()))
+            .map(|Query(query)| QueryParams(query))
+            .map_err(|e| ErrorResponse::request(StatusCode::BAD_REQUEST, e.body_text()))
     }
 }
 
 /// The name of a device in the path, with our errors.
-pub(super) struct Named(pub String);
+pub(super) struct DeviceName(pub String);
 
-impl<S: Send + Sync> FromRequestParts<S> for Named {
-    type Rejection = Refusal;
+impl<S: Send + Sync> FromRequestParts<S> for DeviceName {
+    type Rejection = ErrorResponse;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Named, Refusal> {
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<DeviceName, ErrorResponse> {
         let path = axum::extract::Path::<String>::from_request_parts(parts, state).await;
-        path.map(|p| Named(p.0)).map_err(|e| Refusal::request(StatusCode::BAD_REQUEST, e.body_text()))
+        path.map(|p| DeviceName(p.0))
+            .map_err(|e| ErrorResponse::request(StatusCode::BAD_REQUEST, e.body_text()))
     }
 }

@@ -1,15 +1,15 @@
 //! Changes of state as server-sent events, as long as somebody reads them.
 //!
-//! Contract: a stream reads the changes at the pace of its client ([`Listening`]) and keeps nothing
+//! Contract: a stream reads the changes at the pace of its client ([`EventSubscription`]) and keeps nothing
 //! for it but a few. It has one of the places of those who wait for events, and its seat is not
 //! given to a newcomer; a client that reads nothing for [`super::server::QUIET_MAX`] loses it.
 
 use super::api;
+use super::concurrency::{AppState, WAITS_MAX};
 use super::connections::{ConnectionSlot, StreamGuard};
-use super::error::Refusal;
-use super::gates::{Shared, WAITS_MAX};
+use super::error::ErrorResponse;
 use crate::error::VerbError;
-use crate::registry::Listening;
+use crate::registry::EventSubscription;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::Sse;
@@ -33,8 +33,8 @@ const BATCH: usize = 64;
 const LAST_EVENT_ID: &str = "last-event-id";
 
 /// A client that listens.
-struct Client {
-    listening: Listening,
+struct EventClient {
+    listening: EventSubscription,
     ready: VecDeque<Arc<api::Event>>,
     /// It has been told where it begins.
     greeted: bool,
@@ -43,9 +43,9 @@ struct Client {
 }
 
 pub(super) async fn events(
-    State(shared): State<Shared>,
+    State(shared): State<AppState>,
     request: Request,
-) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Refusal> {
+) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, ErrorResponse> {
     let Ok(place) = Arc::clone(&shared.gates.waits).try_acquire_owned() else {
         let why = format!("{WAITS_MAX} clients wait for events already");
         return Err(VerbError::new("events", TargetError::errno(EBUSY).because(why)).into());
@@ -54,7 +54,7 @@ pub(super) async fn events(
         None => None,
         Some(id) => {
             let number = id.to_str().ok().and_then(|id| id.parse().ok());
-            let bad = || Refusal::request(StatusCode::BAD_REQUEST, "Last-Event-ID: a number is wanted");
+            let bad = || ErrorResponse::request(StatusCode::BAD_REQUEST, "Last-Event-ID: a number is wanted");
             Some(number.ok_or_else(bad)?)
         }
     };
@@ -62,14 +62,15 @@ pub(super) async fn events(
     // A server that begins later has greater numbers, as long as there are fewer than one a
     // microsecond; and they fit into what a script takes for a whole number.
     let listening = shared.registry.listen(shared.began.ms() * 1000, after);
-    let client = Client { listening, ready: VecDeque::new(), greeted: false, _seat: seat, _place: place };
+    let client =
+        EventClient { listening, ready: VecDeque::new(), greeted: false, _seat: seat, _place: place };
     Ok(Sse::new(unfold(client, |mut client| async move {
         let event = client.next().await;
         Some((Ok(event), client))
     })))
 }
 
-impl Client {
+impl EventClient {
     /// What it is sent next.
     async fn next(&mut self) -> Event {
         if !std::mem::replace(&mut self.greeted, true) {

@@ -47,9 +47,9 @@ const REQUESTS_MAX: usize = 32;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Cores without lanes: every command is answered at once.
-struct NoLanes;
+struct StubCores;
 
-impl Cores for NoLanes {
+impl Cores for StubCores {
     fn broadcast(&self, _: DeviceId, _: LaneCommand) {}
     fn ring(&self, _: CoreId, _: DeviceId) {}
     fn start(&self, _: udm_core::MakeTask) -> udm_core::TaskHandle {
@@ -58,7 +58,7 @@ impl Cores for NoLanes {
 }
 
 /// The body of each type that a request has: what is read reads back the same.
-pub fn bodies(data: &[u8]) {
+pub fn fuzz_bodies(data: &[u8]) {
     fn reads_back<T: DeserializeOwned + Serialize + PartialEq + Debug>(data: &[u8]) {
         if let Ok(read) = serde_json::from_slice::<T>(data) {
             let written = serde_json::to_vec(&read).expect("plain structs can be written");
@@ -76,30 +76,33 @@ pub fn bodies(data: &[u8]) {
 
 /// One body for every route, whether it takes one or not, on each device.
 pub fn body(data: &[u8]) {
-    let requests = routes::all().into_iter().flat_map(|route| {
-        NAMES[..2].iter().map(move |name| Ask::of_route(&route, name, false, data)).collect::<Vec<_>>()
+    let fuzz_requests = routes::all().into_iter().flat_map(|route| {
+        NAMES[..2]
+            .iter()
+            .map(move |name| FuzzRequest::of_route(&route, name, false, data))
+            .collect::<Vec<_>>()
     });
-    run(requests);
+    run(fuzz_requests);
 }
 
 /// Up to 32 requests, one after the other on the same devices, with a NUL behind each. One begins
 /// with `METHOD path` and a newline, or with two bytes that are no capital letters: the number of a
 /// route, and that of a name; the rest is its body.
-pub fn requests(data: &[u8]) {
+pub fn fuzz_requests(data: &[u8]) {
     let routes = routes::all();
     let asks = data.split(|b| *b == 0).take(REQUESTS_MAX).filter_map(|piece| match piece {
         [route, name, body @ ..] if !route.is_ascii_uppercase() => {
             let route = &routes[usize::from(*route) % routes.len()];
             let at = usize::from(*name) % (2 * NAMES.len());
-            Some(Ask::of_route(route, NAMES[at % NAMES.len()], at >= NAMES.len(), body))
+            Some(FuzzRequest::of_route(route, NAMES[at % NAMES.len()], at >= NAMES.len(), body))
         }
-        _ => Ask::of_text(piece),
+        _ => FuzzRequest::of_text(piece),
     });
     run(asks);
 }
 
 /// A request.
-struct Ask {
+struct FuzzRequest {
     method: Method,
     target: String,
     body: Vec<u8>,
@@ -107,10 +110,10 @@ struct Ask {
     success: Option<u16>,
 }
 
-impl Ask {
-    fn of_route(route: &Route, name: &str, inactive: bool, body: &[u8]) -> Ask {
+impl FuzzRequest {
+    fn of_route(route: &Route, name: &str, inactive: bool, body: &[u8]) -> FuzzRequest {
         let query = if inactive { "?inactive=1" } else { "" };
-        Ask {
+        FuzzRequest {
             method: route.method.clone(),
             target: route.path.replace("{name}", name) + query,
             body: body.to_vec(),
@@ -118,11 +121,11 @@ impl Ask {
         }
     }
 
-    fn of_text(text: &[u8]) -> Option<Ask> {
+    fn of_text(text: &[u8]) -> Option<FuzzRequest> {
         let end = text.iter().position(|b| *b == b'\n').unwrap_or(text.len());
         let (head, body) = text.split_at(end);
         let (method, target) = std::str::from_utf8(head).ok()?.split_once(' ')?;
-        Some(Ask {
+        Some(FuzzRequest {
             method: method.parse().ok()?,
             target: target.into(),
             body: body.get(1..).unwrap_or_default().to_vec(),
@@ -151,7 +154,7 @@ impl Ask {
 
 /// A registry with [`DEVICES`] in it.
 fn registry() -> Arc<Registry> {
-    let registry = Registry::new(Arc::new(NoLanes), 2);
+    let registry = Registry::new(Arc::new(StubCores), 2);
     for (name, table) in DEVICES {
         verbs::wait(verbs::create(&registry, name, None, Some(table))).expect("a good table");
     }
@@ -161,7 +164,7 @@ fn registry() -> Arc<Registry> {
     registry
 }
 
-fn run(asks: impl Iterator<Item = Ask>) {
+fn run(asks: impl Iterator<Item = FuzzRequest>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
     let service = TowerToHyperService::new(router(registry()));
     runtime.block_on(async {
@@ -179,7 +182,7 @@ fn run(asks: impl Iterator<Item = Ask>) {
 }
 
 /// The answer is one that `ask` may get, after requests of `given` bytes in all.
-async fn check(ask: &Ask, answer: Response, given: usize) {
+async fn check(ask: &FuzzRequest, answer: Response, given: usize) {
     let about = format!("{} {} -> {}", ask.method, ask.target, answer.status());
     let (head, body) = answer.into_parts();
     // Of each device, however short its name, metrics and stats have some lines.

@@ -2,17 +2,17 @@
 //!
 //! A verb that changes a device runs in a task of its own, so that it is finished even when its
 //! client hangs up; what opens, closes or looks up devices may block on storage and runs beside the
-//! control thread, behind a gate ([`super::gates`]). A verb that waits for requests in flight, or
+//! control thread, behind a gate ([`super::concurrency`]). A verb that waits for requests in flight, or
 //! for a store, is called off when its client hangs up.
 
-use super::error::{Body, Named, Params, Refusal};
-use super::gates::{Shared, WAITS_MAX};
+use super::concurrency::{AppState, WAITS_MAX};
+use super::error::{DeviceName, ErrorResponse, JsonBody, QueryParams};
 use super::{api, openapi};
 use crate::error::VerbError;
 use crate::metrics;
-use crate::registry::{Folder, NewName, Registry, RequestQueues};
-use crate::stats::look;
-use crate::verbs::{self, CallOff, Removal};
+use crate::registry::{BaseDir, NewName, Registry, RequestQueueParams};
+use crate::stats::collect_stats;
+use crate::verbs::{self, CancelToken, RemoveOptions};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -37,47 +37,47 @@ const WAIT_MAX_MS: u64 = 60_000;
 /// How long a client is kept waiting for a change of a queue.
 const QUEUE_CHANGE_MAX: Duration = Duration::from_secs(10);
 
-pub(super) type Answer<T> = Result<Json<T>, Refusal>;
-pub(super) type Done = Result<StatusCode, Refusal>;
+pub(super) type Answer<T> = Result<Json<T>, ErrorResponse>;
+pub(super) type Done = Result<StatusCode, ErrorResponse>;
 
 /// `?inactive=1`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Slot {
+pub(super) struct TableSlotParam {
     inactive: Option<u8>,
 }
 
-impl Slot {
-    fn is_inactive(&self) -> Result<bool, Refusal> {
+impl TableSlotParam {
+    fn is_inactive(&self) -> Result<bool, ErrorResponse> {
         match self.inactive {
             None | Some(0) => Ok(false),
             Some(1) => Ok(true),
-            Some(_) => Err(Refusal::request(StatusCode::BAD_REQUEST, "inactive: 0 or 1")),
+            Some(_) => Err(ErrorResponse::request(StatusCode::BAD_REQUEST, "inactive: 0 or 1")),
         }
     }
 }
 
 /// Calls a verb off when it is dropped with the request: there is nobody any more to be answered.
 #[derive(Default)]
-pub(super) struct Asked(pub CallOff, Option<AbortHandle>);
+pub(super) struct CancelGuard(pub CancelToken, Option<AbortHandle>);
 
-impl Asked {
+impl CancelGuard {
     /// Also when it is not over within `timeout_ms`; the reason ends with what has become of it.
-    pub fn within(timeout_ms: Option<u64>, so: &str) -> Asked {
-        let off = CallOff::default();
+    pub fn within(timeout_ms: Option<u64>, so: &str) -> CancelGuard {
+        let cancel_token = CancelToken::default();
         let timer = timeout_ms.map(|ms| {
-            let (off, why) = (off.clone(), format!("not done within {ms} ms; {so}"));
+            let (cancel_token, why) = (cancel_token.clone(), format!("not done within {ms} ms; {so}"));
             let timer = tokio::spawn(async move {
                 tokio::time::sleep(Duration::from_millis(ms)).await;
-                off.call(TargetError::errno(ETIMEDOUT).because(why));
+                cancel_token.call(TargetError::errno(ETIMEDOUT).because(why));
             });
             timer.abort_handle()
         });
-        Asked(off, timer)
+        CancelGuard(cancel_token, timer)
     }
 }
 
-impl Drop for Asked {
+impl Drop for CancelGuard {
     fn drop(&mut self) {
         self.1.iter().for_each(AbortHandle::abort);
         self.0.call(verbs::interrupted("the client hung up"));
@@ -86,11 +86,11 @@ impl Drop for Asked {
 
 /// Runs `verb` until its client hangs up or `timeout_ms` is over: then it is called off, and comes
 /// to its end all the same.
-async fn while_asked<F>(timeout_ms: Option<u64>, verb: impl FnOnce(CallOff) -> F) -> Done
+async fn run_cancellable<F>(timeout_ms: Option<u64>, verb: impl FnOnce(CancelToken) -> F) -> Done
 where
     F: Future<Output = Result<(), VerbError>> + Send + 'static,
 {
-    let asked = Asked::default();
+    let asked = CancelGuard::default();
     let mut task = tokio::spawn(verb(asked.0.clone()));
     if let Some(ms) = timeout_ms {
         tokio::select! {
@@ -107,10 +107,10 @@ where
 
 pub(super) fn finished<T>(
     joined: Result<Result<T, VerbError>, tokio::task::JoinError>,
-) -> Result<T, Refusal> {
+) -> Result<T, ErrorResponse> {
     match joined {
-        Ok(done) => done.map_err(Refusal::from),
-        Err(error) => Err(Refusal::request(StatusCode::INTERNAL_SERVER_ERROR, error)),
+        Ok(done) => done.map_err(ErrorResponse::from),
+        Err(error) => Err(ErrorResponse::request(StatusCode::INTERNAL_SERVER_ERROR, error)),
     }
 }
 
@@ -118,46 +118,58 @@ pub(super) async fn list(State(registry): State<Arc<Registry>>) -> Json<api::Dev
     Json(api::DeviceList { devices: verbs::ls(&registry) })
 }
 
-pub(super) async fn info(State(registry): State<Arc<Registry>>, Named(name): Named) -> Answer<api::Device> {
+pub(super) async fn info(
+    State(registry): State<Arc<Registry>>,
+    DeviceName(name): DeviceName,
+) -> Answer<api::Device> {
     Ok(Json(verbs::info(&registry, &name)?))
 }
 
 /// From where relative paths count.
-pub(super) fn folder(given: Option<&str>) -> Result<Folder, Refusal> {
-    let Some(path) = given else { return Ok(Folder::none()) };
-    Folder::at(Path::new(path)).map_err(|why| Refusal::request(StatusCode::BAD_REQUEST, why))
+pub(super) fn folder(given: Option<&str>) -> Result<BaseDir, ErrorResponse> {
+    let Some(path) = given else { return Ok(BaseDir::none()) };
+    BaseDir::at(Path::new(path)).map_err(|why| ErrorResponse::request(StatusCode::BAD_REQUEST, why))
 }
 
 pub(super) async fn create(
-    State(Shared { registry, gates, .. }): State<Shared>,
-    Body(new): Body<api::Create>,
+    State(AppState { registry, gates, .. }): State<AppState>,
+    JsonBody(new): JsonBody<api::Create>,
 ) -> Answer<api::Device> {
     let folder = folder(new.folder.as_deref())?;
     let name = new.name.clone();
-    let asked = Asked::default();
-    let off = asked.0.clone();
+    let asked = CancelGuard::default();
+    let cancel_token = asked.0.clone();
     let made = gates.loads.run(&name, move || {
         let (name, uuid) = (new.name.as_str(), new.uuid.as_deref());
         let requests =
-            RequestQueues { queue_depth: new.dm_mq_queue_depth, nr_hw_queues: new.dm_mq_nr_hw_queues };
-        let called = verbs::Called { name, uuid, minor: new.minor, requests, ..verbs::Called::default() };
-        verbs::wait(verbs::create_with(&registry, called, |_| Ok(new.table), &folder, &off))
+            RequestQueueParams { queue_depth: new.dm_mq_queue_depth, nr_hw_queues: new.dm_mq_nr_hw_queues };
+        let called =
+            verbs::DeviceSpec { name, uuid, minor: new.minor, requests, ..verbs::DeviceSpec::default() };
+        verbs::wait(verbs::create_with(&registry, called, |_| Ok(new.table), &folder, &cancel_token))
     });
     Ok(Json(made.await?))
 }
 
 pub(super) async fn create_multipath(
-    State(Shared { registry, gates, .. }): State<Shared>,
-    Body(new): Body<api::CreateMultipath>,
+    State(AppState { registry, gates, .. }): State<AppState>,
+    JsonBody(new): JsonBody<api::CreateMultipath>,
 ) -> Answer<api::Device> {
     let folder = folder(new.folder.as_deref())?;
     let name = new.name.clone();
-    let asked = Asked::default();
-    let off = asked.0.clone();
+    let asked = CancelGuard::default();
+    let cancel_token = asked.0.clone();
     let made = gates.loads.run(&name, move || {
         let api::CreateMultipath { name, uuid, paths, policy, prio, prio_args, .. } = new;
-        let (how, uuid) = (verbs::Grouped { policy, prio, prio_args }, uuid.as_deref());
-        verbs::wait(verbs::create_multipath_until(&registry, &name, uuid, &paths, &how, &folder, &off))
+        let (how, uuid) = (verbs::MultipathOptions { policy, prio, prio_args }, uuid.as_deref());
+        verbs::wait(verbs::create_multipath_cancellable(
+            &registry,
+            &name,
+            uuid,
+            &paths,
+            &how,
+            &folder,
+            &cancel_token,
+        ))
     });
     Ok(Json(made.await?))
 }
@@ -165,7 +177,7 @@ pub(super) async fn create_multipath(
 /// `?force=true&deferred=true&timeout_ms=1000`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct How {
+pub(super) struct RemoveParams {
     force: Option<bool>,
     deferred: Option<bool>,
     timeout_ms: Option<u64>,
@@ -173,21 +185,24 @@ pub(super) struct How {
 
 pub(super) async fn remove(
     State(registry): State<Arc<Registry>>,
-    Named(name): Named,
-    Params(how): Params<How>,
+    DeviceName(name): DeviceName,
+    QueryParams(how): QueryParams<RemoveParams>,
 ) -> Done {
-    let removal = Removal { force: how.force.unwrap_or(false), deferred: how.deferred.unwrap_or(false) };
-    let verb = |off| async move { verbs::remove_until(&registry, &name, removal, &off).await };
-    while_asked(how.timeout_ms, verb).await
+    let removal =
+        RemoveOptions { force: how.force.unwrap_or(false), deferred: how.deferred.unwrap_or(false) };
+    let verb = |cancel_token| async move {
+        verbs::remove_cancellable(&registry, &name, removal, &cancel_token).await
+    };
+    run_cancellable(how.timeout_ms, verb).await
 }
 
 pub(super) async fn rename(
-    State(Shared { registry, gates, .. }): State<Shared>,
-    Named(name): Named,
-    Body(rename): Body<api::Rename>,
+    State(AppState { registry, gates, .. }): State<AppState>,
+    DeviceName(name): DeviceName,
+    JsonBody(rename): JsonBody<api::Rename>,
 ) -> Done {
     if rename.name.is_some() == rename.uuid.is_some() {
-        return Err(Refusal::request(StatusCode::BAD_REQUEST, "`name` or `uuid`: one of the two"));
+        return Err(ErrorResponse::request(StatusCode::BAD_REQUEST, "`name` or `uuid`: one of the two"));
     }
     let device = name.clone();
     let verb = move || match (&rename.name, &rename.uuid) {
@@ -199,17 +214,17 @@ pub(super) async fn rename(
 }
 
 pub(super) async fn wait(
-    State(Shared { registry, gates, .. }): State<Shared>,
-    Named(name): Named,
-    Body(wait): Body<api::Wait>,
+    State(AppState { registry, gates, .. }): State<AppState>,
+    DeviceName(name): DeviceName,
+    JsonBody(wait): JsonBody<api::Wait>,
 ) -> Answer<api::Device> {
     let Ok(_place) = gates.waits.try_acquire() else {
         let why = format!("{WAITS_MAX} clients wait for events already");
         return Err(VerbError::new(name, TargetError::errno(EBUSY).because(why)).into());
     };
     let ms = wait.timeout_ms.unwrap_or(WAIT_MAX_MS).min(WAIT_MAX_MS);
-    let off = CallOff::default();
-    let event = verbs::wait_event(&registry, &name, wait.event_nr, &off);
+    let cancel_token = CancelToken::default();
+    let event = verbs::wait_event(&registry, &name, wait.event_nr, &cancel_token);
     let Ok(device) = tokio::time::timeout(Duration::from_millis(ms), event).await else {
         let why = format!("no event within {ms} ms");
         return Err(VerbError::new(name, TargetError::errno(ETIMEDOUT).because(why)).into());
@@ -219,24 +234,24 @@ pub(super) async fn wait(
 
 pub(super) async fn status(
     State(registry): State<Arc<Registry>>,
-    Named(name): Named,
-    Params(slot): Params<Slot>,
+    DeviceName(name): DeviceName,
+    QueryParams(slot): QueryParams<TableSlotParam>,
 ) -> Answer<api::Status> {
     Ok(Json(verbs::status(&registry, &name, slot.is_inactive()?)?))
 }
 
 pub(super) async fn table(
     State(registry): State<Arc<Registry>>,
-    Named(name): Named,
-    Params(slot): Params<Slot>,
+    DeviceName(name): DeviceName,
+    QueryParams(slot): QueryParams<TableSlotParam>,
 ) -> Answer<api::Table> {
     Ok(Json(verbs::table(&registry, &name, slot.is_inactive()?)?))
 }
 
 /// Runs `verb` on all devices: with thousands of them it takes a while.
-async fn of_all<T: Send + 'static>(
-    Shared { registry, gates, .. }: Shared,
-    slot: &Slot,
+async fn for_all_devices<T: Send + 'static>(
+    AppState { registry, gates, .. }: AppState,
+    slot: &TableSlotParam,
     verb: impl FnOnce(&Registry, bool) -> T + Send + 'static,
 ) -> Answer<T> {
     let inactive = slot.is_inactive()?;
@@ -244,46 +259,49 @@ async fn of_all<T: Send + 'static>(
 }
 
 pub(super) async fn tables(
-    State(shared): State<Shared>,
-    Params(slot): Params<Slot>,
+    State(shared): State<AppState>,
+    QueryParams(slot): QueryParams<TableSlotParam>,
 ) -> Answer<api::TableList> {
-    of_all(shared, &slot, verbs::tables).await
+    for_all_devices(shared, &slot, verbs::tables).await
 }
 
 pub(super) async fn statuses(
-    State(shared): State<Shared>,
-    Params(slot): Params<Slot>,
+    State(shared): State<AppState>,
+    QueryParams(slot): QueryParams<TableSlotParam>,
 ) -> Answer<api::StatusList> {
-    of_all(shared, &slot, verbs::statuses).await
+    for_all_devices(shared, &slot, verbs::statuses).await
 }
 
 pub(super) async fn load(
-    State(Shared { registry, gates, .. }): State<Shared>,
-    Named(name): Named,
-    Body(load): Body<api::Load>,
+    State(AppState { registry, gates, .. }): State<AppState>,
+    DeviceName(name): DeviceName,
+    JsonBody(load): JsonBody<api::Load>,
 ) -> Done {
     let folder = folder(load.folder.as_deref())?;
     let device = name.clone();
-    let asked = Asked::default();
-    let off = asked.0.clone();
+    let asked = CancelGuard::default();
+    let cancel_token = asked.0.clone();
     let verb = move || {
         let read_only = load.read_only.unwrap_or(false);
-        verbs::load_until(&registry, &device, &load.table, read_only, &folder, &off)
+        verbs::load_cancellable(&registry, &device, &load.table, read_only, &folder, &cancel_token)
     };
     gates.loads.run(&name, verb).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-pub(super) async fn clear(State(Shared { registry, gates, .. }): State<Shared>, Named(name): Named) -> Done {
+pub(super) async fn clear(
+    State(AppState { registry, gates, .. }): State<AppState>,
+    DeviceName(name): DeviceName,
+) -> Done {
     let device = name.clone();
     gates.clears.run(&name, move || verbs::clear(&registry, &device)).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 pub(super) async fn message(
-    State(Shared { registry, gates, .. }): State<Shared>,
-    Named(name): Named,
-    Body(message): Body<api::Message>,
+    State(AppState { registry, gates, .. }): State<AppState>,
+    DeviceName(name): DeviceName,
+    JsonBody(message): JsonBody<api::Message>,
 ) -> Answer<api::Answer> {
     let folder = folder(message.folder.as_deref())?;
     let device = name.clone();
@@ -294,9 +312,9 @@ pub(super) async fn message(
 }
 
 pub(super) async fn change_queue(
-    State(Shared { registry, .. }): State<Shared>,
-    Named(name): Named,
-    Body(body): Body<api::ChangeQueue>,
+    State(AppState { registry, .. }): State<AppState>,
+    DeviceName(name): DeviceName,
+    JsonBody(body): JsonBody<api::ChangeQueue>,
 ) -> Answer<api::Device> {
     let change = verbs::change_queues(&registry, &name, body.disk.as_deref(), &body.settings);
     let late = |_| {
@@ -307,9 +325,9 @@ pub(super) async fn change_queue(
 }
 
 pub(super) async fn turn_power(
-    State(Shared { registry, gates, .. }): State<Shared>,
-    Named(name): Named,
-    Body(body): Body<api::TurnPower>,
+    State(AppState { registry, gates, .. }): State<AppState>,
+    DeviceName(name): DeviceName,
+    JsonBody(body): JsonBody<api::TurnPower>,
 ) -> Answer<api::Device> {
     let device = name.clone();
     let turn = move || {
@@ -320,9 +338,9 @@ pub(super) async fn turn_power(
 }
 
 pub(super) async fn command_path(
-    State(Shared { registry, gates, .. }): State<Shared>,
-    Named(name): Named,
-    Body(body): Body<api::CommandPath>,
+    State(AppState { registry, gates, .. }): State<AppState>,
+    DeviceName(name): DeviceName,
+    JsonBody(body): JsonBody<api::CommandPath>,
 ) -> Done {
     let (device, folder) = (name.clone(), folder(body.folder.as_deref())?);
     let command = move || verbs::command_path(&registry, &device, &body.path, &body.action, &folder);
@@ -332,54 +350,57 @@ pub(super) async fn command_path(
 
 pub(super) async fn suspend(
     State(registry): State<Arc<Registry>>,
-    Named(name): Named,
-    Body(how): Body<api::Suspend>,
+    DeviceName(name): DeviceName,
+    JsonBody(how): JsonBody<api::Suspend>,
 ) -> Done {
     let noflush = how.noflush.unwrap_or(false);
-    let verb = |off| async move { verbs::suspend_until(&registry, &[&name], noflush, &off).await };
-    while_asked(how.timeout_ms, verb).await
+    let verb = |cancel_token| async move {
+        verbs::suspend_cancellable(&registry, &[&name], noflush, &cancel_token).await
+    };
+    run_cancellable(how.timeout_ms, verb).await
 }
 
 pub(super) async fn resume(
     State(registry): State<Arc<Registry>>,
-    Named(name): Named,
-    Body(how): Body<api::Resume>,
+    DeviceName(name): DeviceName,
+    JsonBody(how): JsonBody<api::Resume>,
 ) -> Done {
-    let verb = |off| async move { verbs::resume_until(&registry, &[&name], &off).await };
-    while_asked(how.timeout_ms, verb).await
+    let verb =
+        |cancel_token| async move { verbs::resume_cancellable(&registry, &[&name], &cancel_token).await };
+    run_cancellable(how.timeout_ms, verb).await
 }
 
 pub(super) async fn suspend_together(
     State(registry): State<Arc<Registry>>,
-    Body(how): Body<api::SuspendTogether>,
+    JsonBody(how): JsonBody<api::SuspendTogether>,
 ) -> Done {
     let noflush = how.noflush.unwrap_or(false);
-    let names = several(how.names)?;
-    let verb = |off| async move {
+    let names = check_names(how.names)?;
+    let verb = |cancel_token| async move {
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        verbs::suspend_until(&registry, &names, noflush, &off).await
+        verbs::suspend_cancellable(&registry, &names, noflush, &cancel_token).await
     };
-    while_asked(how.timeout_ms, verb).await
+    run_cancellable(how.timeout_ms, verb).await
 }
 
 pub(super) async fn resume_together(
     State(registry): State<Arc<Registry>>,
-    Body(how): Body<api::ResumeTogether>,
+    JsonBody(how): JsonBody<api::ResumeTogether>,
 ) -> Done {
-    let names = several(how.names)?;
-    let verb = |off| async move {
+    let names = check_names(how.names)?;
+    let verb = |cancel_token| async move {
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        verbs::resume_until(&registry, &names, &off).await
+        verbs::resume_cancellable(&registry, &names, &cancel_token).await
     };
-    while_asked(how.timeout_ms, verb).await
+    run_cancellable(how.timeout_ms, verb).await
 }
 
 /// The names of devices that change together: some, and not without end.
-fn several(names: Vec<String>) -> Result<Vec<String>, Refusal> {
+fn check_names(names: Vec<String>) -> Result<Vec<String>, ErrorResponse> {
     match names.len() {
-        0 => Err(Refusal::request(StatusCode::BAD_REQUEST, "`names` is empty: name the devices")),
+        0 => Err(ErrorResponse::request(StatusCode::BAD_REQUEST, "`names` is empty: name the devices")),
         1..=TOGETHER_MAX => Ok(names),
-        n => Err(Refusal::request(
+        n => Err(ErrorResponse::request(
             StatusCode::BAD_REQUEST,
             format!("{n} devices at once, {TOGETHER_MAX} can: take them in turns"),
         )),
@@ -394,16 +415,19 @@ pub(super) async fn version() -> Json<api::Version> {
     Json(verbs::version())
 }
 
-pub(super) async fn stats(State(shared): State<Shared>) -> Result<Response, Refusal> {
-    let Shared { registry, gates, began } = shared;
-    let json = move || Ok(serde_json::to_vec(&look(&registry, began)).expect("plain structs can be written"));
+pub(super) async fn stats(State(shared): State<AppState>) -> Result<Response, ErrorResponse> {
+    let AppState { registry, gates, began } = shared;
+    let json = move || {
+        Ok(serde_json::to_vec(&collect_stats(&registry, began)).expect("plain structs can be written"))
+    };
     let json = gates.metrics.run("stats", json).await?;
     Ok(([(CONTENT_TYPE, "application/json")], json).into_response())
 }
 
-pub(super) async fn metrics(State(shared): State<Shared>) -> Result<Response, Refusal> {
-    let Shared { registry, gates, began } = shared;
-    let text = gates.metrics.run("metrics", move || Ok(metrics::text(&look(&registry, began)))).await?;
+pub(super) async fn metrics(State(shared): State<AppState>) -> Result<Response, ErrorResponse> {
+    let AppState { registry, gates, began } = shared;
+    let text =
+        gates.metrics.run("metrics", move || Ok(metrics::text(&collect_stats(&registry, began)))).await?;
     Ok(([(CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response())
 }
 
@@ -412,11 +436,14 @@ pub(super) async fn openapi() -> Json<serde_json::Value> {
 }
 
 /// A path that is in no list.
-pub(super) async fn nowhere() -> Refusal {
-    Refusal::request(StatusCode::NOT_FOUND, "no such path; /openapi.json lists them")
+pub(super) async fn route_not_found() -> ErrorResponse {
+    ErrorResponse::request(StatusCode::NOT_FOUND, "no such path; /openapi.json lists them")
 }
 
 /// A method that the path does not have.
-pub(super) async fn no_method() -> Refusal {
-    Refusal::request(StatusCode::METHOD_NOT_ALLOWED, "the path has no such method; /openapi.json lists them")
+pub(super) async fn method_not_allowed() -> ErrorResponse {
+    ErrorResponse::request(
+        StatusCode::METHOD_NOT_ALLOWED,
+        "the path has no such method; /openapi.json lists them",
+    )
 }

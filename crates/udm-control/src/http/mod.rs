@@ -8,7 +8,7 @@
 //! ([`connections`]). Clients that wait for an event keep their connection for a minute, listeners
 //! while they read; half of the connections are never for those. Heads and bodies have time limits.
 //! A few descriptors are kept back, so a server without free ones can still be controlled.
-//! [`gates`] limits requests that wait for storage, per kind.
+//! [`concurrency`] limits requests that wait for storage, per kind.
 
 pub mod api;
 mod api_config;
@@ -16,13 +16,13 @@ mod api_events;
 mod api_queue;
 mod api_snapshots;
 mod api_stats;
+mod concurrency;
 mod config;
 pub mod connections;
 mod error;
 mod events;
 #[doc(hidden)]
 pub mod fuzz;
-mod gates;
 mod handlers;
 mod openapi;
 mod progress_stream;
@@ -31,10 +31,10 @@ pub mod server;
 mod snapshots;
 pub mod socket;
 
-pub use gates::BLOCKING_MAX;
+pub use concurrency::BLOCKING_MAX;
 
 use crate::registry::Registry;
-use crate::stats::Began;
+use crate::stats::StartTime;
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use std::convert::Infallible;
@@ -44,8 +44,8 @@ use std::sync::Arc;
 pub const BODY_MAX: usize = crate::verbs::TABLE_MAX * 2 + 4096;
 
 /// Sees to the ends of the merges that go on with this server, for ever.
-pub async fn see_to_merges(registry: &Arc<Registry>) -> Infallible {
-    snapshots::see_to_merges(registry, &gates::Gates::new()).await
+pub async fn finish_merges(registry: &Arc<Registry>) -> Infallible {
+    snapshots::finish_merges(registry, &concurrency::ConcurrencyLimits::new()).await
 }
 
 /// The router over all routes.
@@ -55,8 +55,12 @@ pub fn router(registry: Arc<Registry>) -> Router {
         router = router.route(route.path, route.serve);
     }
     router
-        .fallback(handlers::nowhere)
-        .method_not_allowed_fallback(handlers::no_method)
+        .fallback(handlers::route_not_found)
+        .method_not_allowed_fallback(handlers::method_not_allowed)
         .layer(DefaultBodyLimit::max(BODY_MAX))
-        .with_state(gates::Shared { registry, gates: gates::Gates::new(), began: Began::now() })
+        .with_state(concurrency::AppState {
+            registry,
+            gates: concurrency::ConcurrencyLimits::new(),
+            began: StartTime::now(),
+        })
 }

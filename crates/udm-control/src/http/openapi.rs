@@ -1,7 +1,7 @@
 //! The OpenAPI 3.1 description, made from the list of routes.
 
 use super::api;
-use super::routes::{self, Reply, Route};
+use super::routes::{self, ResponseKind, Route};
 use schemars::SchemaGenerator;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
@@ -44,10 +44,10 @@ fn operation(route: &Route, schemas: &mut SchemaGenerator) -> Value {
         }));
     }
     let success = match route.reply {
-        Reply::Json(reply) => {
+        ResponseKind::Json(reply) => {
             json!({ "description": "Done", "content": { "application/json": { "schema": reply(schemas) } } })
         }
-        Reply::Events(data) => {
+        ResponseKind::Events(data) => {
             let schema = json!({
                 "type": "string",
                 "description": "Events of the HTML standard; the data of each is of this schema",
@@ -56,10 +56,10 @@ fn operation(route: &Route, schemas: &mut SchemaGenerator) -> Value {
             });
             json!({ "description": "Until the client hangs up", "content": { "text/event-stream": { "schema": schema } } })
         }
-        Reply::Other(content_type, kind) => {
+        ResponseKind::Other(content_type, kind) => {
             json!({ "description": "Done", "content": { content_type: { "schema": { "type": kind } } } })
         }
-        Reply::Nothing => json!({ "description": "Done" }),
+        ResponseKind::Nothing => json!({ "description": "Done" }),
     };
     let error = json!({
         "description": "Refused",

@@ -24,7 +24,7 @@ impl ProgressStream {
 
     fn wrote(&self, done: io::Result<usize>) -> Poll<io::Result<usize>> {
         if done.as_ref().is_ok_and(|&bytes| bytes > 0) {
-            self.seat.reads();
+            self.seat.mark_progress();
         }
         Poll::Ready(done)
     }

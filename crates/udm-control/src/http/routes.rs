@@ -1,7 +1,7 @@
 //! The one list of routes: what is served is what `/openapi.json` says.
 
 use super::api;
-use super::gates::Shared;
+use super::concurrency::AppState;
 use super::handlers;
 use crate::metrics;
 use axum::handler::Handler;
@@ -10,10 +10,10 @@ use axum::routing::{MethodFilter, MethodRouter, on};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 
 /// Makes the schema of a body.
-pub(super) type SchemaOf = fn(&mut SchemaGenerator) -> Schema;
+pub(super) type SchemaFn = fn(&mut SchemaGenerator) -> Schema;
 
 /// A parameter behind `?`.
-pub(super) struct Query {
+pub(super) struct QueryParam {
     pub name: &'static str,
     /// "integer", "string" or "boolean".
     pub kind: &'static str,
@@ -21,30 +21,34 @@ pub(super) struct Query {
 }
 
 /// `?inactive=1`.
-const SLOT: &[Query] =
-    &[Query { name: "inactive", kind: "integer", description: "1 for the table in the inactive slot" }];
+const SLOT: &[QueryParam] =
+    &[QueryParam { name: "inactive", kind: "integer", description: "1 for the table in the inactive slot" }];
 
 /// Of what differs.
-const PAGE: &[Query] = &[
-    Query { name: "against", kind: "string", description: "Another snapshot; without it the origin" },
-    Query { name: "from", kind: "integer", description: "The byte at which the page begins, 0 without it" },
-    Query { name: "max", kind: "integer", description: "Ranges at the most, up to 16384" },
+const PAGE: &[QueryParam] = &[
+    QueryParam { name: "against", kind: "string", description: "Another snapshot; without it the origin" },
+    QueryParam {
+        name: "from",
+        kind: "integer",
+        description: "The byte at which the page begins, 0 without it",
+    },
+    QueryParam { name: "max", kind: "integer", description: "Ranges at the most, up to 16384" },
 ];
 
-const TIMEOUT: Query = Query {
+const TIMEOUT: QueryParam = QueryParam {
     name: "timeout_ms",
     kind: "integer",
     description: "Call it off when it takes longer: everything is as it was then",
 };
 
 /// Of a removal.
-const REMOVAL: &[Query] = &[
-    Query {
+const REMOVAL: &[QueryParam] = &[
+    QueryParam {
         name: "force",
         kind: "boolean",
         description: "Replace its table by one that fails all requests first, whether it can be removed then or not",
     },
-    Query {
+    QueryParam {
         name: "deferred",
         kind: "boolean",
         description: "If it is open, remove it when it is not any more",
@@ -53,24 +57,24 @@ const REMOVAL: &[Query] = &[
 ];
 
 /// Of the server's file.
-const FILE: &[Query] =
-    &[Query { name: "dry_run", kind: "boolean", description: "Say what would be done, and do nothing" }];
+const FILE: &[QueryParam] =
+    &[QueryParam { name: "dry_run", kind: "boolean", description: "Say what would be done, and do nothing" }];
 
 /// Of a removal of a snapshot.
-const KEEP: &[Query] = &[
-    Query { name: "keep_store", kind: "boolean", description: "Leave the store that was made for it" },
+const KEEP: &[QueryParam] = &[
+    QueryParam { name: "keep_store", kind: "boolean", description: "Leave the store that was made for it" },
     TIMEOUT,
 ];
 
 /// What a route gives back.
 #[derive(Clone, Copy)]
-pub(super) enum Reply {
+pub(super) enum ResponseKind {
     /// 204.
     Nothing,
     /// JSON.
-    Json(SchemaOf),
+    Json(SchemaFn),
     /// Server-sent events, the data of each in JSON.
-    Events(SchemaOf),
+    Events(SchemaFn),
     /// Something of this type, and of this kind in JSON schema's words.
     Other(&'static str, &'static str),
 }
@@ -86,13 +90,13 @@ pub(super) struct Route {
     /// What it does, in one line.
     pub summary: &'static str,
     /// What it takes behind `?`.
-    pub query: &'static [Query],
+    pub query: &'static [QueryParam],
     /// What it takes.
-    pub body: Option<SchemaOf>,
+    pub body: Option<SchemaFn>,
     /// What it gives back.
-    pub reply: Reply,
+    pub reply: ResponseKind,
     /// What serves it.
-    pub serve: MethodRouter<Shared>,
+    pub serve: MethodRouter<AppState>,
 }
 
 impl Route {
@@ -104,15 +108,15 @@ impl Route {
         handler: H,
     ) -> Route
     where
-        H: Handler<T, Shared>,
+        H: Handler<T, AppState>,
         T: 'static,
     {
         let filter = MethodFilter::try_from(method.clone()).expect("a plain method");
         let serve = on(filter, handler);
-        Route { method, path, id, summary, query: &[], body: None, reply: Reply::Nothing, serve }
+        Route { method, path, id, summary, query: &[], body: None, reply: ResponseKind::Nothing, serve }
     }
 
-    fn query(self, query: &'static [Query]) -> Route {
+    fn query(self, query: &'static [QueryParam]) -> Route {
         Route { query, ..self }
     }
 
@@ -121,22 +125,22 @@ impl Route {
     }
 
     fn gives<T: JsonSchema>(self) -> Route {
-        Route { reply: Reply::Json(SchemaGenerator::subschema_for::<T>), ..self }
+        Route { reply: ResponseKind::Json(SchemaGenerator::subschema_for::<T>), ..self }
     }
 
     fn gives_events<T: JsonSchema>(self) -> Route {
-        Route { reply: Reply::Events(SchemaGenerator::subschema_for::<T>), ..self }
+        Route { reply: ResponseKind::Events(SchemaGenerator::subschema_for::<T>), ..self }
     }
 
     fn gives_other(self, content_type: &'static str, kind: &'static str) -> Route {
-        Route { reply: Reply::Other(content_type, kind), ..self }
+        Route { reply: ResponseKind::Other(content_type, kind), ..self }
     }
 
     /// The status of success.
     pub fn success(&self) -> u16 {
         match self.reply {
-            Reply::Nothing => 204,
-            Reply::Json(_) | Reply::Events(_) | Reply::Other(..) => 200,
+            ResponseKind::Nothing => 204,
+            ResponseKind::Json(_) | ResponseKind::Events(_) | ResponseKind::Other(..) => 200,
         }
     }
 }

@@ -9,7 +9,7 @@
 
 use super::BODY_MAX;
 use super::connections::{ConnectionSlot, Connections, RequestGuard};
-use super::error::Refusal;
+use super::error::ErrorResponse;
 use super::progress_stream::ProgressStream;
 use super::socket::Socket;
 use axum::Router;
@@ -55,7 +55,7 @@ pub async fn serve(socket: &Socket, router: Router) -> io::Result<()> {
     let seats = Connections::new(CONNECTIONS_MAX);
     let mut spare = Vec::new();
     for number in 0.. {
-        seats.room().await;
+        seats.wait_for_slot().await;
         while spare.len() < SPARE
             && let Ok(file) = File::open("/dev/null")
         {
@@ -63,15 +63,15 @@ pub async fn serve(socket: &Socket, router: Router) -> io::Result<()> {
         }
         let stream = accept(&listener, &mut spare, &seats).await;
         let (peer, allowed) = stream.peer_cred().map_or((0, false), |peer| {
-            (peer.pid().unwrap_or(0), may_control(peer.uid(), rustix::process::geteuid().as_raw()))
+            (peer.pid().unwrap_or(0), is_authorized(peer.uid(), rustix::process::geteuid().as_raw()))
         });
         let seat = seats.take(number, peer);
         let router = allowed.then(|| router.clone());
         tokio::spawn(async move {
             tokio::select! {
-                () = talk(stream, router, Arc::clone(&seat)) => {}
-                () = seat.needed() => tracing::debug!("control socket: a quiet connection gave its seat"),
-                () = too_quiet(&seat) => tracing::debug!("control socket: a connection ran out of time"),
+                () = serve_peer(stream, router, Arc::clone(&seat)) => {}
+                () = seat.evicted() => tracing::debug!("control socket: a quiet connection gave its seat"),
+                () = idle_timeout(&seat) => tracing::debug!("control socket: a connection ran out of time"),
             }
         });
     }
@@ -86,7 +86,7 @@ async fn accept(listener: &UnixListener, spare: &mut Vec<File>, seats: &Connecti
             Ok((stream, _)) => return stream,
             Err(error) => error,
         };
-        let parted = seats.part_with_one();
+        let parted = seats.evict_idle();
         if spare.pop().is_none() {
             tracing::warn!(%error, "control socket: accept");
             // The waiting peer would wake us again at once.
@@ -97,7 +97,7 @@ async fn accept(listener: &UnixListener, spare: &mut Vec<File>, seats: &Connecti
 }
 
 /// Comes to an end when the connection has been quiet for too long.
-async fn too_quiet(seat: &ConnectionSlot) {
+async fn idle_timeout(seat: &ConnectionSlot) {
     loop {
         let since = seat.quiet();
         let until = since.unwrap_or_else(tokio::time::Instant::now) + QUIET_MAX;
@@ -109,12 +109,12 @@ async fn too_quiet(seat: &ConnectionSlot) {
 }
 
 /// Our user, and root.
-fn may_control(peer: u32, own: u32) -> bool {
+fn is_authorized(peer: u32, own: u32) -> bool {
     peer == own || peer == 0
 }
 
 /// Answers a peer's requests; without a router they are refused.
-async fn talk(stream: UnixStream, router: Option<Router>, seat: Arc<ConnectionSlot>) {
+async fn serve_peer(stream: UnixStream, router: Option<Router>, seat: Arc<ConnectionSlot>) {
     let router = router.map(TowerToHyperService::new);
     let stream = TokioIo::new(ProgressStream::new(stream, Arc::clone(&seat)));
     let service = service_fn(move |request: Request<Incoming>| {
@@ -132,14 +132,14 @@ async fn answer(
     router: Option<TowerToHyperService<Router>>,
     seat: &Arc<ConnectionSlot>,
 ) -> Response<Body> {
-    let Some(router) = router else { return not_yours().into_response() };
-    let mut request = match whole(request).await {
+    let Some(router) = router else { return wrong_user().into_response() };
+    let mut request = match read_body(request).await {
         Ok(request) => request,
         Err(refusal) => return refusal.into_response(),
     };
     // For an answer that has no end.
     request.extensions_mut().insert(Arc::clone(seat));
-    let _busy: RequestGuard = seat.busy();
+    let _busy: RequestGuard = seat.begin_request();
     match hyper::service::Service::call(&router, request).await {
         Ok(answer) => answer,
         Err(never) => match never {},
@@ -147,12 +147,12 @@ async fn answer(
 }
 
 /// The request with all of its body, which may not take for ever.
-async fn whole(request: Request<Incoming>) -> Result<Request<Body>, Refusal> {
+async fn read_body(request: Request<Incoming>) -> Result<Request<Body>, ErrorResponse> {
     let (head, body) = request.into_parts();
     if body.is_end_stream() {
         return Ok(Request::from_parts(head, Body::empty()));
     }
-    let refuse = |status, why: &str| Err(Refusal::request(status, why));
+    let refuse = |status, why: &str| Err(ErrorResponse::request(status, why));
     match tokio::time::timeout(BODY_TIME_MAX, Limited::new(body, BODY_MAX).collect()).await {
         Ok(Ok(body)) => Ok(Request::from_parts(head, Body::from(body.to_bytes()))),
         Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => {
@@ -167,7 +167,7 @@ async fn whole(request: Request<Incoming>) -> Result<Request<Body>, Refusal> {
 }
 
 /// What a peer of another user is told.
-fn not_yours() -> Refusal {
+fn wrong_user() -> ErrorResponse {
     let error = TargetError::errno(EPERM).because("only the user that runs the server, and root, may use it");
     crate::error::VerbError::new("control socket", error).into()
 }
@@ -179,8 +179,8 @@ mod tests {
 
     #[test]
     fn only_the_owner_and_root_may_control() {
-        assert!(may_control(1000, 1000) && may_control(0, 1000) && may_control(0, 0));
-        assert!(!may_control(1001, 1000) && !may_control(1000, 0));
+        assert!(is_authorized(1000, 1000) && is_authorized(0, 1000) && is_authorized(0, 0));
+        assert!(!is_authorized(1001, 1000) && !is_authorized(1000, 0));
     }
     /// A connection to a server whose only answer has so many bytes.
     fn connect(bytes: usize) -> (UnixStream, tokio::task::JoinHandle<bool>) {
@@ -189,8 +189,8 @@ mod tests {
         let router = Router::new().fallback(move || async move { vec![b'x'; bytes] });
         let server = tokio::spawn(async move {
             tokio::select! {
-                () = talk(stream, Some(router), Arc::clone(&seat)) => false,
-                () = too_quiet(&seat) => true,
+                () = serve_peer(stream, Some(router), Arc::clone(&seat)) => false,
+                () = idle_timeout(&seat) => true,
             }
         });
         (client, server)

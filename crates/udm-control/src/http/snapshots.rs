@@ -2,11 +2,11 @@
 //! the control thread.
 
 use super::api;
-use super::error::{Body, Named, Params, Refusal};
-use super::gates::{Gates, Shared};
-use super::handlers::{Answer, Asked, Done, TOGETHER_MAX, folder};
+use super::concurrency::{AppState, ConcurrencyLimits};
+use super::error::{DeviceName, ErrorResponse, JsonBody, QueryParams};
+use super::handlers::{Answer, CancelGuard, Done, TOGETHER_MAX, folder};
 use crate::registry::Registry;
-use crate::verbs::snapshot::{self, MergeEnd, PAGE_MAX};
+use crate::verbs::snapshot::{self, PAGE_MAX, PendingMerge};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -26,7 +26,7 @@ const RETRY_STEP: Duration = Duration::from_secs(1);
 /// Which page of what differs.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Page {
+pub(super) struct ChangesPageParams {
     against: Option<String>,
     from: Option<u64>,
     max: Option<usize>,
@@ -35,12 +35,14 @@ pub(super) struct Page {
 /// `?keep_store=true&timeout_ms=1000`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Keep {
+pub(super) struct RemoveSnapshotParams {
     keep_store: Option<bool>,
     timeout_ms: Option<u64>,
 }
 
-pub(super) async fn list(State(Shared { registry, gates, .. }): State<Shared>) -> Answer<api::SnapshotList> {
+pub(super) async fn list(
+    State(AppState { registry, gates, .. }): State<AppState>,
+) -> Answer<api::SnapshotList> {
     // The state folder is read.
     let all = gates.metrics.run("snapshots", move || {
         let mut all = snapshot::list(&registry);
@@ -50,16 +52,19 @@ pub(super) async fn list(State(Shared { registry, gates, .. }): State<Shared>) -
     Ok(Json(api::SnapshotList { snapshots: all.await? }))
 }
 
-pub(super) async fn one(State(registry): State<Arc<Registry>>, Named(name): Named) -> Answer<api::Snapshot> {
+pub(super) async fn one(
+    State(registry): State<Arc<Registry>>,
+    DeviceName(name): DeviceName,
+) -> Answer<api::Snapshot> {
     Ok(Json(snapshot::one(&registry, &name)?))
 }
 
 pub(super) async fn create(
-    State(Shared { registry, gates, .. }): State<Shared>,
-    Body(new): Body<api::CreateSnapshots>,
+    State(AppState { registry, gates, .. }): State<AppState>,
+    JsonBody(new): JsonBody<api::CreateSnapshots>,
 ) -> Answer<api::SnapshotList> {
     let folder = folder(new.folder.as_deref())?;
-    let refuse = |why: String| Refusal::request(StatusCode::BAD_REQUEST, why);
+    let refuse = |why: String| ErrorResponse::request(StatusCode::BAD_REQUEST, why);
     let Some(first) = new.snapshots.first() else {
         return Err(refuse("`snapshots` is empty: name them".into()));
     };
@@ -68,55 +73,55 @@ pub(super) async fn create(
         return Err(refuse(format!("{count} snapshots at once, {TOGETHER_MAX} can: take them in turns")));
     }
     let name = first.name.clone();
-    let asked = Asked::within(new.timeout_ms, "no snapshot was made");
-    let off = asked.0.clone();
-    let made = gates.loads.run(&name, move || snapshot::create(&registry, &new, &folder, &off));
+    let asked = CancelGuard::within(new.timeout_ms, "no snapshot was made");
+    let cancel_token = asked.0.clone();
+    let made = gates.loads.run(&name, move || snapshot::create(&registry, &new, &folder, &cancel_token));
     Ok(Json(api::SnapshotList { snapshots: made.await? }))
 }
 
 pub(super) async fn remove(
-    State(Shared { registry, gates, .. }): State<Shared>,
-    Named(name): Named,
-    Params(keep): Params<Keep>,
+    State(AppState { registry, gates, .. }): State<AppState>,
+    DeviceName(name): DeviceName,
+    QueryParams(keep): QueryParams<RemoveSnapshotParams>,
 ) -> Done {
-    let asked = Asked::within(keep.timeout_ms, "the snapshot is there as it was");
-    let off = asked.0.clone();
+    let asked = CancelGuard::within(keep.timeout_ms, "the snapshot is there as it was");
+    let cancel_token = asked.0.clone();
     let device = name.clone();
     let keep = keep.keep_store.unwrap_or(false);
-    gates.loads.run(&name, move || snapshot::remove(&registry, &device, keep, &off)).await?;
+    gates.loads.run(&name, move || snapshot::remove(&registry, &device, keep, &cancel_token)).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 pub(super) async fn merge(
-    State(Shared { registry, gates, .. }): State<Shared>,
-    Named(name): Named,
+    State(AppState { registry, gates, .. }): State<AppState>,
+    DeviceName(name): DeviceName,
 ) -> Answer<api::Snapshot> {
-    let asked = Asked::default();
-    let off = asked.0.clone();
+    let asked = CancelGuard::default();
+    let cancel_token = asked.0.clone();
     let (device, of) = (name.clone(), Arc::clone(&registry));
     let ends = Arc::clone(&gates);
     let (begun, end) = gates
         .loads
         .run(&name, move || {
-            let (begun, end) = snapshot::merge(&of, &device, &off)?;
+            let (begun, end) = snapshot::merge(&of, &device, &cancel_token)?;
             Ok((begun, end))
         })
         .await?;
-    tokio::spawn(see_to_its_end(registry, ends, end));
+    tokio::spawn(finish_merge(registry, ends, end));
     Ok(Json(begun))
 }
 
 /// Sees to the ends of merges that another server has begun, for ever.
-pub(super) async fn see_to_merges(registry: &Arc<Registry>, gates: &Arc<Gates>) -> Infallible {
+pub(super) async fn finish_merges(registry: &Arc<Registry>, gates: &Arc<ConcurrencyLimits>) -> Infallible {
     loop {
         let end = registry.next_merge().await;
-        tokio::spawn(see_to_its_end(Arc::clone(registry), Arc::clone(gates), end));
+        tokio::spawn(finish_merge(Arc::clone(registry), Arc::clone(gates), end));
     }
 }
 
 /// Puts the origin's table back when the merge is over. One that fails is looked at until somebody
 /// has it go on; one whose device gets another table is somebody else's.
-async fn see_to_its_end(registry: Arc<Registry>, gates: Arc<Gates>, end: MergeEnd) {
+async fn finish_merge(registry: Arc<Registry>, gates: Arc<ConcurrencyLimits>, end: PendingMerge) {
     let (end, name) = (Arc::new(end.clone()), end.name().to_owned());
     let mut told = false;
     loop {
@@ -142,8 +147,8 @@ async fn see_to_its_end(registry: Arc<Registry>, gates: Arc<Gates>, end: MergeEn
 
 pub(super) async fn changes(
     State(registry): State<Arc<Registry>>,
-    Named(name): Named,
-    Params(page): Params<Page>,
+    DeviceName(name): DeviceName,
+    QueryParams(page): QueryParams<ChangesPageParams>,
 ) -> Answer<api::Changes> {
     let (from, max) = (page.from.unwrap_or(0), page.max.unwrap_or(PAGE_MAX));
     Ok(Json(snapshot::changes(&registry, &name, page.against.as_deref(), from, max)?))

@@ -17,9 +17,9 @@ const SHORTEST: u64 = 2048;
 
 /// All numbers of one look.
 #[derive(Default)]
-pub(super) struct Families(HashMap<&'static str, Vec<proto::Metric>>);
+pub(super) struct MetricFamilies(HashMap<&'static str, Vec<proto::Metric>>);
 
-impl Families {
+impl MetricFamilies {
     fn series(&mut self, metric: &Metric, labels: Labels<'_>) -> &mut proto::Metric {
         let pair = |(name, value): &(&str, &str)| {
             let mut pair = proto::LabelPair::default();

@@ -6,7 +6,7 @@ mod families;
 mod list;
 
 use crate::http::api;
-use families::{Families, Labels, seconds};
+use families::{Labels, MetricFamilies, seconds};
 use list as m;
 use udm_core::Nanos;
 
@@ -16,7 +16,7 @@ pub const CONTENT_TYPE: &str = prometheus::TEXT_FORMAT;
 /// All metrics of a look, as text.
 #[must_use]
 pub fn text(stats: &api::Stats) -> Vec<u8> {
-    let mut all = Families::default();
+    let mut all = MetricFamilies::default();
     all.add(&m::BUILD, &[("version", &stats.version)], 1.0);
     if let Some(server) = &stats.server {
         all.add(&m::CONNECTIONS, &[], server.connections as f64);
@@ -31,7 +31,7 @@ pub fn text(stats: &api::Stats) -> Vec<u8> {
     all.text()
 }
 
-fn device(stats: &api::DeviceStats, all: &mut Families) {
+fn device(stats: &api::DeviceStats, all: &mut MetricFamilies) {
     let shown = &stats.device;
     let name = ("device", shown.name.as_str());
     let uuid = shown.uuid.as_deref().unwrap_or_default();
@@ -61,7 +61,7 @@ fn device(stats: &api::DeviceStats, all: &mut Families) {
     }
 }
 
-fn operation(labels: Labels<'_>, served: &api::Served, all: &mut Families) {
+fn operation(labels: Labels<'_>, served: &api::Served, all: &mut MetricFamilies) {
     all.add(&m::REQUESTS, labels, served.requests as f64);
     all.add(&m::BYTES, labels, served.bytes as f64);
     all.add(&m::ERRORS, labels, served.errors as f64);
@@ -70,7 +70,7 @@ fn operation(labels: Labels<'_>, served: &api::Served, all: &mut Families) {
     all.add_times(&m::DURATION, labels, &steps, Nanos(served.time_ns));
 }
 
-fn path(device: &str, nth: u64, path: &api::Path, all: &mut Families) {
+fn path(device: &str, nth: u64, path: &api::Path, all: &mut MetricFamilies) {
     let (start, group, nth) = (path.start_bytes.to_string(), path.group.to_string(), nth.to_string());
     let labels = [
         ("device", device),

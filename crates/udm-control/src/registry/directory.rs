@@ -1,10 +1,10 @@
 //! The directory of mapped devices: who has which name, uuid and number, and in which stage of its
 //! life.
 //!
-//! Contract: a listing belongs to whoever made it ([`Made`]) until the device is complete, then to
+//! Contract: a listing belongs to whoever made it ([`CreationGuard`]) until the device is complete, then to
 //! whoever takes it away ([`Leaving`]); nobody else ends it. While a device is made or taken away
 //! its name, uuid and number are taken, but it is found by nobody: not listed, not exported by
-//! others, not used by tables. Tables that use a device are counted as they take it ([`Hold`]),
+//! others, not used by tables. Tables that use a device are counted as they take it ([`DeviceUse`]),
 //! under the lock under which a removal begins, so that one of the two is refused. All look-ups are
 //! by index.
 
@@ -12,12 +12,12 @@ mod rename;
 
 pub use rename::NewName;
 
-use super::deferred::Deferred;
-use super::events::Waiters;
-use super::feed::Feed;
+use super::deferred_removals::DeferredRemovals;
+use super::event_stream::EventStream;
+use super::events::EventWaiters;
 use super::{MAPPED_MAJOR, Registry};
 use crate::error::VerbError;
-use crate::verbs::{Note, Pending};
+use crate::verbs::{PendingVerbs, SnapshotInfo};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -31,7 +31,7 @@ use udm_dm::{MappedDevice, NewsKind, StateChange, TargetError};
 const MAPPED_MAX: u32 = 1 << 20;
 
 /// The control side's clock: nanoseconds since it was first read.
-fn since_start() -> Nanos {
+fn control_clock() -> Nanos {
     static ORIGIN: OnceLock<Instant> = OnceLock::new();
     Nanos(ORIGIN.get_or_init(Instant::now).elapsed().as_nanos() as u64)
 }
@@ -44,17 +44,17 @@ pub struct Mapped {
     /// came.
     pub(crate) changing: Arc<tokio::sync::Mutex<()>>,
     /// The verbs that hold it or wait for it.
-    pub(crate) pending: Pending,
+    pub(crate) pending: PendingVerbs,
     /// Who waits for its events.
-    pub(crate) waiters: Arc<Waiters>,
+    pub(crate) waiters: Arc<EventWaiters>,
     /// Tables that use it.
     holds: AtomicUsize,
-    note: Mutex<Note>,
+    note: Mutex<SnapshotInfo>,
     /// Clients may not write. Said before it is exported.
     pub(crate) read_only: AtomicBool,
     pub(super) is_deferred: AtomicBool,
     /// Who removes it when its removal is deferred.
-    pub(super) deferred: Arc<Deferred>,
+    pub(super) deferred: Arc<DeferredRemovals>,
 }
 
 impl Mapped {
@@ -69,46 +69,50 @@ impl Mapped {
     }
 
     /// What the verbs for snapshots know of it. Held for moments.
-    pub(crate) fn note(&self) -> MutexGuard<'_, Note> {
+    pub(crate) fn note(&self) -> MutexGuard<'_, SnapshotInfo> {
         self.note.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// The stages of a listing.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Stage {
-    Making,
-    There,
+enum ListingStage {
+    Creating,
+    Active,
     Leaving,
 }
 
-struct Listing {
+struct DirectoryEntry {
     mapped: Arc<Mapped>,
-    stage: Stage,
+    stage: ListingStage,
 }
 
 /// All listings.
 #[derive(Default)]
-pub(super) struct Directory {
-    by_minor: BTreeMap<u32, Listing>,
+pub(super) struct DeviceDirectory {
+    by_minor: BTreeMap<u32, DirectoryEntry>,
     names: HashMap<String, u32>,
     uuids: HashMap<String, u32>,
     /// Numbers below `next` that are free again.
     free: BTreeSet<u32>,
     next: u32,
-    deferred: Arc<Deferred>,
-    feed: Arc<Feed>,
+    deferred: Arc<DeferredRemovals>,
+    feed: Arc<EventStream>,
 }
 
-impl Directory {
+impl DeviceDirectory {
     /// An empty one.
-    pub fn new(deferred: &Arc<Deferred>, feed: &Arc<Feed>) -> Directory {
-        Directory { deferred: Arc::clone(deferred), feed: Arc::clone(feed), ..Directory::default() }
+    pub fn new(deferred: &Arc<DeferredRemovals>, feed: &Arc<EventStream>) -> DeviceDirectory {
+        DeviceDirectory {
+            deferred: Arc::clone(deferred),
+            feed: Arc::clone(feed),
+            ..DeviceDirectory::default()
+        }
     }
 }
 
 /// Checks that `word`, a name or a uuid, can't be taken for a number.
-fn no_number(what: &str, word: &str) -> Result<(), TargetError> {
+fn check_not_number(what: &str, word: &str) -> Result<(), TargetError> {
     if word.parse::<DevNo>().is_err() {
         return Ok(());
     }
@@ -118,59 +122,62 @@ fn no_number(what: &str, word: &str) -> Result<(), TargetError> {
 
 /// Why a device is not to be had.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Absent {
+pub(super) enum LookupFailure {
     /// There is none.
     Unknown,
     /// It is not complete yet.
-    Making,
+    Creating,
     /// It is being removed.
     Leaving,
 }
 
-impl Absent {
+impl LookupFailure {
     /// For a person; `None` when there is nothing.
     pub fn reason(self) -> Option<&'static str> {
         match self {
-            Absent::Unknown => None,
-            Absent::Making => Some("it is still being created: try again when that is done"),
-            Absent::Leaving => Some("it is being removed"),
+            LookupFailure::Unknown => None,
+            LookupFailure::Creating => Some("it is still being created: try again when that is done"),
+            LookupFailure::Leaving => Some("it is being removed"),
         }
     }
 }
 
-impl Directory {
+impl DeviceDirectory {
     /// The device with a number.
-    pub fn numbered(&self, minor: u32) -> Result<&Arc<Mapped>, Absent> {
-        let listing = self.by_minor.get(&minor).ok_or(Absent::Unknown)?;
+    pub fn numbered(&self, minor: u32) -> Result<&Arc<Mapped>, LookupFailure> {
+        let listing = self.by_minor.get(&minor).ok_or(LookupFailure::Unknown)?;
         match listing.stage {
-            Stage::There => Ok(&listing.mapped),
-            Stage::Making => Err(Absent::Making),
-            Stage::Leaving => Err(Absent::Leaving),
+            ListingStage::Active => Ok(&listing.mapped),
+            ListingStage::Creating => Err(LookupFailure::Creating),
+            ListingStage::Leaving => Err(LookupFailure::Leaving),
         }
     }
 
     /// The device of a name.
-    pub fn named(&self, name: &str) -> Result<&Arc<Mapped>, Absent> {
-        self.numbered(*self.names.get(name).ok_or(Absent::Unknown)?)
+    pub fn named(&self, name: &str) -> Result<&Arc<Mapped>, LookupFailure> {
+        self.numbered(*self.names.get(name).ok_or(LookupFailure::Unknown)?)
     }
 
     /// The device that `word` means: by its number, which nothing else can look like, its name, or
     /// its uuid.
-    fn meant(&self, word: &str) -> Result<&Arc<Mapped>, Absent> {
+    fn resolve(&self, word: &str) -> Result<&Arc<Mapped>, LookupFailure> {
         if let Ok(number) = word.parse::<DevNo>() {
             return if number.major == MAPPED_MAJOR {
                 self.numbered(number.minor)
             } else {
-                Err(Absent::Unknown)
+                Err(LookupFailure::Unknown)
             };
         }
         let minor = self.names.get(word).or_else(|| self.uuids.get(word));
-        self.numbered(*minor.ok_or(Absent::Unknown)?)
+        self.numbered(*minor.ok_or(LookupFailure::Unknown)?)
     }
 
     /// All devices that are complete, by number.
     pub fn all(&self) -> impl Iterator<Item = &Arc<Mapped>> {
-        self.by_minor.values().filter(|listing| listing.stage == Stage::There).map(|listing| &listing.mapped)
+        self.by_minor
+            .values()
+            .filter(|listing| listing.stage == ListingStage::Active)
+            .map(|listing| &listing.mapped)
     }
 
     /// Lists a device, with the minor number that is wanted, or the lowest that is free.
@@ -188,7 +195,7 @@ impl Directory {
             return busy("a device with that uuid exists");
         }
         for (what, word) in [("name", Some(name)), ("uuid", uuid)] {
-            word.map_or(Ok(()), |word| no_number(what, word))?;
+            word.map_or(Ok(()), |word| check_not_number(what, word))?;
         }
         if minor.is_some_and(|minor| self.by_minor.contains_key(&minor)) {
             // As the kernel has it.
@@ -201,7 +208,7 @@ impl Directory {
             return Err(TargetError::errno(errno).because("there is no such device number, or none is free"));
         }
         let device = MappedDevice::new(name, uuid, DevNo { major: MAPPED_MAJOR, minor })?;
-        let waiters = Arc::new(Waiters::default());
+        let waiters = Arc::new(EventWaiters::default());
         let told = Arc::clone(&waiters);
         device.on_event(Arc::new(move || told.wake()));
         let feed = Arc::clone(&self.feed);
@@ -210,7 +217,7 @@ impl Directory {
             device,
             waiters,
             changing: Arc::default(),
-            pending: Pending::default(),
+            pending: PendingVerbs::default(),
             holds: AtomicUsize::new(0),
             note: Mutex::default(),
             read_only: AtomicBool::new(false),
@@ -225,17 +232,18 @@ impl Directory {
         if let Some(uuid) = uuid {
             self.uuids.insert(uuid.into(), minor);
         }
-        self.by_minor.insert(minor, Listing { mapped: Arc::clone(&mapped), stage: Stage::Making });
+        self.by_minor
+            .insert(minor, DirectoryEntry { mapped: Arc::clone(&mapped), stage: ListingStage::Creating });
         Ok(mapped)
     }
 
     /// The listing of `mapped`, and of nothing else that may have its number by now.
-    fn listing(&mut self, mapped: &Arc<Mapped>) -> Option<&mut Listing> {
+    fn listing(&mut self, mapped: &Arc<Mapped>) -> Option<&mut DirectoryEntry> {
         let listing = self.by_minor.get_mut(&mapped.device.number().minor)?;
         (Arc::ptr_eq(&listing.mapped, mapped) || bugs::on(Bug::EntryOfAnother)).then_some(listing)
     }
 
-    fn set(&mut self, mapped: &Arc<Mapped>, stage: Stage) {
+    fn set(&mut self, mapped: &Arc<Mapped>, stage: ListingStage) {
         if let Some(listing) = self.listing(mapped) {
             listing.stage = stage;
         }
@@ -259,24 +267,24 @@ impl Directory {
 
 /// A device that is being made. Dropped before it is complete it is gone, and its name is free
 /// again.
-pub(crate) struct Made<'a> {
+pub(crate) struct CreationGuard<'a> {
     registry: &'a Registry,
     pub mapped: Arc<Mapped>,
     complete: bool,
 }
 
-impl Made<'_> {
+impl CreationGuard<'_> {
     /// From now on the device is everybody's.
     pub fn complete(mut self) {
         self.complete = true;
         let mut state = self.registry.state();
-        state.directory.set(&self.mapped, Stage::There);
+        state.directory.set(&self.mapped, ListingStage::Active);
         // Before anybody can find and change it.
         self.mapped.tell(NewsKind::Created, "created");
     }
 }
 
-impl Drop for Made<'_> {
+impl Drop for CreationGuard<'_> {
     fn drop(&mut self) {
         if !self.complete && !bugs::on(Bug::MadeKept) {
             self.registry.state().directory.forget(&self.mapped);
@@ -305,23 +313,23 @@ impl Leaving<'_> {
 impl Drop for Leaving<'_> {
     fn drop(&mut self) {
         if !self.gone && !bugs::on(Bug::LeavingKept) {
-            self.registry.state().directory.set(&self.mapped, Stage::There);
+            self.registry.state().directory.set(&self.mapped, ListingStage::Active);
         }
     }
 }
 
 /// A table's use of a device; the last clone ends it.
-pub(super) struct Hold(Arc<Mapped>);
+pub(super) struct DeviceUse(Arc<Mapped>);
 
-impl Hold {
+impl DeviceUse {
     /// Only under the lock of the directory, and only of a device that it gave.
-    pub fn new(mapped: &Arc<Mapped>) -> Hold {
+    pub fn new(mapped: &Arc<Mapped>) -> DeviceUse {
         mapped.holds.fetch_add(1, Ordering::Relaxed);
-        Hold(Arc::clone(mapped))
+        DeviceUse(Arc::clone(mapped))
     }
 }
 
-impl Drop for Hold {
+impl Drop for DeviceUse {
     fn drop(&mut self) {
         if bugs::on(Bug::HoldKept) {
             return;
@@ -341,7 +349,7 @@ impl Registry {
     /// created or removed.
     pub fn find(&self, word: &str) -> Result<Arc<Mapped>, VerbError> {
         let state = self.state();
-        state.directory.meant(word).cloned().map_err(|absent| match absent.reason() {
+        state.directory.resolve(word).cloned().map_err(|absent| match absent.reason() {
             None => VerbError::missing(word),
             Some(reason) => VerbError::new(word, TargetError::errno(EBUSY).because(reason)),
         })
@@ -355,7 +363,7 @@ impl Registry {
 
     /// Every mapped device, those that are being created or removed included.
     #[must_use]
-    pub fn everything(&self) -> Vec<Arc<Mapped>> {
+    pub fn all_with_pending(&self) -> Vec<Arc<Mapped>> {
         self.state().directory.by_minor.values().map(|listing| Arc::clone(&listing.mapped)).collect()
     }
 
@@ -376,13 +384,13 @@ impl Registry {
         name: &str,
         uuid: Option<&str>,
         minor: Option<u32>,
-    ) -> Result<Made<'_>, TargetError> {
+    ) -> Result<CreationGuard<'_>, TargetError> {
         let mapped = self.state().directory.reserve(name, uuid, minor)?;
         if self.upkeep.get().is_some() {
             mapped.device.set_upkeep(self.upkeep(name, uuid));
-            mapped.device.set_clock(since_start);
+            mapped.device.set_clock(control_clock);
         }
-        Ok(Made { registry: self, mapped, complete: false })
+        Ok(CreationGuard { registry: self, mapped, complete: false })
     }
 
     /// Begins the removal of a device that no table uses, and which `may` be removed. No table can
@@ -391,14 +399,15 @@ impl Registry {
     /// # Errors
     /// EBUSY while tables use it, ENXIO when somebody else has removed it, or it may not be removed
     /// any more.
-    pub(crate) fn take_away(
+    pub(crate) fn begin_removal(
         &self,
         mapped: &Arc<Mapped>,
         may: impl FnOnce(&Mapped) -> bool,
     ) -> Result<Leaving<'_>, TargetError> {
         let _linked = self.linking();
         let mut state = self.state();
-        let Some(listing) = state.directory.listing(mapped).filter(|listing| listing.stage == Stage::There)
+        let Some(listing) =
+            state.directory.listing(mapped).filter(|listing| listing.stage == ListingStage::Active)
         else {
             return Err(TargetError::errno(ENXIO).because("it has been removed meanwhile"));
         };
@@ -409,7 +418,7 @@ impl Registry {
         if holds > 0 {
             return Err(TargetError::errno(EBUSY).because(format!("it is open {holds} times")));
         }
-        listing.stage = Stage::Leaving;
+        listing.stage = ListingStage::Leaving;
         Ok(Leaving { registry: self, mapped: Arc::clone(mapped), gone: false })
     }
 
@@ -419,7 +428,7 @@ impl Registry {
     /// ENXIO when it has come, or is under way.
     pub(crate) fn keep(&self, mapped: &Arc<Mapped>) -> Result<(), TargetError> {
         let mut state = self.state();
-        if state.directory.listing(mapped).is_none_or(|listing| listing.stage != Stage::There) {
+        if state.directory.listing(mapped).is_none_or(|listing| listing.stage != ListingStage::Active) {
             return Err(TargetError::errno(ENXIO).because("it is being removed"));
         }
         mapped.defer(false);
@@ -427,16 +436,16 @@ impl Registry {
     }
 
     /// True for a device that is being made: it changes for nobody yet.
-    pub(crate) fn is_making(&self, mapped: &Arc<Mapped>) -> bool {
+    pub(crate) fn is_being_created(&self, mapped: &Arc<Mapped>) -> bool {
         let mut state = self.state();
-        state.directory.listing(mapped).is_some_and(|listing| listing.stage == Stage::Making)
+        state.directory.listing(mapped).is_some_and(|listing| listing.stage == ListingStage::Creating)
     }
 
     /// True while `mapped` is listed and not about to leave it. Asked under [`Registry::linking`]
     /// it stays true as long as that is held.
-    pub(crate) fn is_there(&self, mapped: &Arc<Mapped>) -> bool {
+    pub(crate) fn is_active(&self, mapped: &Arc<Mapped>) -> bool {
         let mut state = self.state();
-        state.directory.listing(mapped).is_some_and(|listing| listing.stage != Stage::Leaving)
+        state.directory.listing(mapped).is_some_and(|listing| listing.stage != ListingStage::Leaving)
     }
 }
 
@@ -446,7 +455,7 @@ mod tests {
 
     #[test]
     fn numbers_are_the_lowest_that_are_free() {
-        let mut directory = Directory::default();
+        let mut directory = DeviceDirectory::default();
         let made: Vec<_> = ["a", "b", "c"].map(|name| directory.reserve(name, None, None).unwrap()).into();
         let minor = |mapped: &Arc<Mapped>| mapped.device.number().minor;
         assert_eq!(made.iter().map(minor).collect::<Vec<_>>(), [0, 1, 2]);
@@ -456,12 +465,12 @@ mod tests {
         assert_eq!(minor(&again), 0);
         // What has lost its listing takes no other's away.
         directory.forget(&made[0]);
-        assert!(directory.named("d").is_err_and(|absent| absent == Absent::Making));
-        directory.set(&again, Stage::There);
+        assert!(directory.named("d").is_err_and(|absent| absent == LookupFailure::Creating));
+        directory.set(&again, ListingStage::Active);
         assert!(
-            directory.meant("u").is_ok()
-                && directory.meant("254:0").is_ok()
-                && directory.meant("253:0").is_err()
+            directory.resolve("u").is_ok()
+                && directory.resolve("254:0").is_ok()
+                && directory.resolve("253:0").is_err()
         );
         assert_eq!(minor(&directory.reserve("e", None, None).unwrap()), 1);
         assert_eq!(minor(&directory.reserve("f", None, None).unwrap()), 3);
@@ -469,7 +478,7 @@ mod tests {
 
     #[test]
     fn a_number_always_means_the_number() {
-        let mut directory = Directory::default();
+        let mut directory = DeviceDirectory::default();
         for (name, uuid) in [("254:0", None), ("x", Some("254:0")), ("1:1", None)] {
             assert_eq!(directory.reserve(name, uuid, None).err().unwrap().errno, EINVAL);
         }

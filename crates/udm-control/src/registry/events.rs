@@ -14,14 +14,14 @@ use udm_core::bugs::{self, Bug};
 
 /// Those who wait for an event of one device. Does not keep the device.
 #[derive(Default)]
-pub(crate) struct Waiters {
+pub(crate) struct EventWaiters {
     count: AtomicUsize,
     raised: Notify,
     /// What the device was when it was removed.
     last: OnceLock<api::Device>,
 }
 
-impl Waiters {
+impl EventWaiters {
     /// An event was raised.
     pub fn wake(&self) {
         fence(Ordering::SeqCst);
@@ -44,24 +44,24 @@ impl Waiters {
     }
 
     /// Counts somebody who waits.
-    pub fn enter(self: &Arc<Waiters>) -> Entered {
+    pub fn enter(self: &Arc<EventWaiters>) -> EventWaiter {
         self.count.fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
-        Entered(Arc::clone(self))
+        EventWaiter(Arc::clone(self))
     }
 }
 
 /// Somebody who waits, until it is dropped.
-pub(crate) struct Entered(Arc<Waiters>);
+pub(crate) struct EventWaiter(Arc<EventWaiters>);
 
-impl Entered {
+impl EventWaiter {
     /// Ends with the next event behind this call.
     pub fn next(&self) -> Notified<'_> {
         self.0.raised.notified()
     }
 }
 
-impl Drop for Entered {
+impl Drop for EventWaiter {
     fn drop(&mut self) {
         if bugs::on(Bug::WaitersForgotten) {
             self.0.count.store(1, Ordering::SeqCst);

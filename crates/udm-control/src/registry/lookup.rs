@@ -1,15 +1,15 @@
 //! What a word of a table or a message means.
 //!
-//! A table asks the file system what each of its paths leads to now ([`Opening`]). A message asks
+//! A table asks the file system what each of its paths leads to now ([`TableResolver`]). A message asks
 //! nobody, as long as it spells a name as the table did: what it means is in use, and must be found
-//! though the file system hangs ([`InUse`]). In neither is the registry's lock held while the file
+//! though the file system hangs ([`MessageResolver`]). In neither is the registry's lock held while the file
 //! system is asked: what is asked for is locked, and nothing else, so a hung file system holds up
 //! those who name something on it. Relative paths count from the folder of whoever wrote them
-//! ([`Folder`]).
+//! ([`BaseDir`]).
 
-use super::alone::Taken;
+use super::name_locks::NameGuard;
 use super::opened::OPENED_MAJOR;
-use super::{Holds, Mapped, Registry};
+use super::{DeviceUses, Mapped, Registry};
 use crate::error::VerbError;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -23,28 +23,28 @@ use udm_wire::uri::{self, DeviceUri, FileUri};
 
 /// From where relative paths count.
 #[derive(Debug, Clone, Default)]
-pub struct Folder(Option<PathBuf>);
+pub struct BaseDir(Option<PathBuf>);
 
-impl Folder {
+impl BaseDir {
     /// From nowhere: relative paths are refused.
     #[must_use]
-    pub fn none() -> Folder {
-        Folder(None)
+    pub fn none() -> BaseDir {
+        BaseDir(None)
     }
 
     /// From where this process runs; from nowhere when that is gone.
     #[must_use]
-    pub fn own() -> Folder {
-        Folder(std::env::current_dir().ok())
+    pub fn own() -> BaseDir {
+        BaseDir(std::env::current_dir().ok())
     }
 
     /// From `path`.
     ///
     /// # Errors
     /// When it is itself relative.
-    pub fn at(path: &Path) -> Result<Folder, &'static str> {
+    pub fn at(path: &Path) -> Result<BaseDir, &'static str> {
         if path.is_absolute() {
-            Ok(Folder(Some(path.into())))
+            Ok(BaseDir(Some(path.into())))
         } else {
             Err("folder: an absolute path is wanted")
         }
@@ -72,24 +72,24 @@ impl Folder {
 }
 
 /// Looks up the devices of one table, and opens those that are not open.
-pub(crate) struct Opening<'a> {
+pub(crate) struct TableResolver<'a> {
     registry: &'a Registry,
-    folder: &'a Folder,
-    holds: Holds,
+    folder: &'a BaseDir,
+    holds: DeviceUses,
     /// The device that the table is for.
     own: Option<&'a Mapped>,
 }
 
-impl<'a> Opening<'a> {
+impl<'a> TableResolver<'a> {
     /// For a table that is to be built.
-    pub fn new(registry: &'a Registry, folder: &'a Folder) -> Opening<'a> {
-        Opening { registry, folder, holds: HashMap::new(), own: None }
+    pub fn new(registry: &'a Registry, folder: &'a BaseDir) -> TableResolver<'a> {
+        TableResolver { registry, folder, holds: HashMap::new(), own: None }
     }
 
     /// For a table of `device`: it can't name that, nor what lies on it. The load refuses it as
     /// well, but targets may have written to what they find by then.
-    pub fn of(self, device: &'a Mapped) -> Opening<'a> {
-        Opening { own: Some(device), ..self }
+    pub fn of(self, device: &'a Mapped) -> TableResolver<'a> {
+        TableResolver { own: Some(device), ..self }
     }
 
     /// True when `uri` names the device that the table is for.
@@ -114,7 +114,7 @@ impl<'a> Opening<'a> {
     }
 }
 
-impl Resolver for Opening<'_> {
+impl Resolver for TableResolver<'_> {
     fn get(&mut self, word: &str) -> Result<DeviceRef, LookupError> {
         let uri = self.folder.resolve(word)?;
         if let Some(mapped) = self.registry.mapped(&uri, Some(&mut self.holds)) {
@@ -139,16 +139,16 @@ impl Resolver for Opening<'_> {
 
 /// Looks up the devices that a message to `mapped` names. Opens nothing: what a message means is in
 /// use already.
-pub(crate) struct InUse<'a> {
+pub(crate) struct MessageResolver<'a> {
     /// Where.
     pub registry: &'a Registry,
     /// The device that the message is for.
     pub mapped: &'a Mapped,
     /// From where relative paths count.
-    pub folder: &'a Folder,
+    pub folder: &'a BaseDir,
 }
 
-impl Resolver for InUse<'_> {
+impl Resolver for MessageResolver<'_> {
     fn get(&mut self, word: &str) -> Result<DeviceRef, LookupError> {
         let uri = self.folder.resolve(word)?;
         if let Some(mapped) = self.registry.mapped(&uri, None) {
@@ -174,7 +174,7 @@ impl Resolver for InUse<'_> {
     }
 }
 
-impl InUse<'_> {
+impl MessageResolver<'_> {
     /// The device that the live table calls so. A name may have led to several disks; failing that,
     /// the last one is meant.
     fn named(&self, uri: &str) -> Option<DeviceRef> {
@@ -214,7 +214,7 @@ impl Registry {
         Ok(device_ref(name, found))
     }
 
-    fn alone(&self, name: String, written: &str) -> Result<Taken<'_>, LookupError> {
+    fn alone(&self, name: String, written: &str) -> Result<NameGuard<'_>, LookupError> {
         let hung =
             || lookup(EBUSY, format!("{written}: another load waits for it to open: does its storage hang?"));
         self.opening.take(name).ok_or_else(hung)
@@ -224,11 +224,11 @@ impl Registry {
     ///
     /// # Errors
     /// EBUSY for `name` when somebody else has them for long.
-    pub(crate) fn alone_with_snapshots(
+    pub(crate) fn lock_snapshots(
         &self,
         name: &str,
         disks: impl IntoIterator<Item = DevNo>,
-    ) -> Result<Vec<Taken<'_>>, VerbError> {
+    ) -> Result<Vec<NameGuard<'_>>, VerbError> {
         let mut disks: Vec<DevNo> = disks.into_iter().collect();
         // Always in this order, so that nobody waits in a circle.
         disks.sort_unstable();
@@ -301,23 +301,23 @@ mod tests {
 
     #[test]
     fn relative_paths_count_from_the_folder() {
-        let folder = Folder::at(Path::new("/srv/disks")).unwrap();
-        let said = |folder: &Folder, word: &str| folder.resolve(word).map(|uri| uri.to_string());
+        let folder = BaseDir::at(Path::new("/srv/disks")).unwrap();
+        let said = |folder: &BaseDir, word: &str| folder.resolve(word).map(|uri| uri.to_string());
         assert_eq!(said(&folder, "a.img").unwrap(), "/srv/disks/a.img");
         assert_eq!(said(&folder, "./../a.img").unwrap(), "/srv/disks/../a.img");
         assert_eq!(said(&folder, "file:a%20b?direct=on").unwrap(), "file:/srv/disks/a%20b?direct=on");
         for word in ["/dev/sda", "mem:1M", "@a", "253:1"] {
             assert_eq!(said(&folder, word).unwrap(), word);
-            assert_eq!(said(&Folder::none(), word).unwrap(), word);
+            assert_eq!(said(&BaseDir::none(), word).unwrap(), word);
         }
-        assert_eq!(said(&Folder::none(), "./a.img").unwrap_err().errno, EINVAL);
-        assert!(Folder::at(Path::new("srv")).is_err());
+        assert_eq!(said(&BaseDir::none(), "./a.img").unwrap_err().errno, EINVAL);
+        assert!(BaseDir::at(Path::new("srv")).is_err());
     }
 
     #[test]
     fn a_malformed_word_is_invalid_and_says_why() {
         for word in ["mem:", "null:size=x", "what:ever", "@a/b"] {
-            let error = Folder::own().resolve(word).unwrap_err();
+            let error = BaseDir::own().resolve(word).unwrap_err();
             assert!(error.errno == EINVAL && !error.reason.is_empty(), "{word}: {error:?}");
         }
     }

@@ -16,47 +16,47 @@
 //!   so its clients stay when it is renamed. Verbs find a device once. Tables hold devices and
 //!   print numbers.
 //! * **Removal.** A deferred removal is a mark. The connection or table that closes a device checks
-//!   for marks; there is no timer ([`deferred`]). A forced removal loads a table of `error` first,
+//!   for marks; there is no timer ([`deferred_removals`]). A forced removal loads a table of `error` first,
 //!   and waits for requests that storage has. Its clients get EIO meanwhile (`Exports::fail`).
-//! * **Events** ([`feed`]): each change puts a line into a bounded queue, from cores too. Listeners
+//! * **Events** ([`event_stream`]): each change puts a line into a bounded queue, from cores too. Listeners
 //!   read the last 1,024 at their own pace, and one that is too slow is told how many it lost.
 //!   Without a first listener a change costs a fence and a load.
 //! * **Stores** ([`store_locks`]): changes that concern one store run one after the other.
 
-mod alone;
-mod deferred;
+mod deferred_removals;
+pub mod device_opener;
 mod directory;
+mod event_stream;
 mod events;
-mod feed;
 mod lookup;
-mod merges;
+mod name_locks;
 mod opened;
-pub mod outside;
-mod requests;
+mod request_queue_params;
+mod resumed_merges;
 mod store_locks;
 
-pub(crate) use directory::Made;
+pub(crate) use directory::CreationGuard;
 pub use directory::{Mapped, NewName};
-pub(crate) use feed::Listening;
-pub use lookup::Folder;
-pub(crate) use lookup::{InUse, Opening};
+pub(crate) use event_stream::EventSubscription;
+pub use lookup::BaseDir;
+pub(crate) use lookup::{MessageResolver, TableResolver};
 pub use opened::OPENED_MAJOR;
-pub use requests::RequestQueues;
+pub use request_queue_params::RequestQueueParams;
 
-use crate::config::{Config, Read};
+use crate::config::{Config, ConfigReader};
 use crate::exports::Exporter;
 use crate::http::api;
-use crate::state_folder::making::Making;
-use crate::state_folder::{Marks, StateFolder, StoreId};
-use crate::verbs::snapshot::{LostSnapshots, MergeEnd};
-use alone::Alone;
-use deferred::Deferred;
-use directory::{Directory, Hold};
-use feed::Feed;
+use crate::state_folder::store_creation::StoreCreation;
+use crate::state_folder::{MarkedStore, StateFolder, StoreId};
+use crate::verbs::snapshot::{LostSnapshots, PendingMerge};
+use deferred_removals::DeferredRemovals;
+use device_opener::DeviceOpener;
+use directory::{DeviceDirectory, DeviceUse};
+use event_stream::EventStream;
 use lookup::lookup;
-use merges::Merges;
-use opened::Opened;
-use outside::Outside;
+use name_locks::NameLocks;
+use opened::OpenedDevices;
+use resumed_merges::ResumedMerges;
 use std::any::Any;
 use std::collections::HashMap;
 use std::path::Path;
@@ -73,28 +73,28 @@ use udm_wire::uri::DeviceUri;
 pub const MAPPED_MAJOR: u32 = 254;
 
 /// What is done for the device of a name and a uuid besides its requests.
-pub type UpkeepOf = Box<dyn Fn(&str, Option<&str>) -> Upkeep + Send + Sync>;
+pub type MaintenancePolicy = Box<dyn Fn(&str, Option<&str>) -> Upkeep + Send + Sync>;
 
 /// All devices of a process.
 pub struct Registry {
     cores: Arc<dyn Cores>,
     core_count: usize,
-    outside: Box<dyn Outside>,
+    outside: Box<dyn DeviceOpener>,
     state: Mutex<State>,
-    opening: Alone,
-    deferred: Arc<Deferred>,
-    feed: Arc<Feed>,
+    opening: NameLocks,
+    deferred: Arc<DeferredRemovals>,
+    feed: Arc<EventStream>,
     linking: Mutex<()>,
     exporter: OnceLock<Exporter>,
-    upkeep: OnceLock<UpkeepOf>,
-    requests: OnceLock<RequestQueues>,
+    upkeep: OnceLock<MaintenancePolicy>,
+    requests: OnceLock<RequestQueueParams>,
     state_folder: OnceLock<Arc<StateFolder>>,
     lost_snapshots: OnceLock<LostSnapshots>,
     /// Devices are being made together: one may come with a snapshot that another waits for.
     pub(crate) is_starting: AtomicBool,
     is_ending: AtomicBool,
     /// Merges that go on and are to be seen to their end.
-    pub(crate) merges: Merges,
+    pub(crate) merges: ResumedMerges,
     /// Changes that are about one store go one after the other.
     pub(crate) store_locks: StoreLocks,
     /// Itself.
@@ -104,8 +104,8 @@ pub struct Registry {
 
 #[derive(Default)]
 struct State {
-    opened: Opened,
-    directory: Directory,
+    opened: OpenedDevices,
+    directory: DeviceDirectory,
 }
 
 impl Registry {
@@ -115,10 +115,10 @@ impl Registry {
     }
 
     /// As [`Registry::new`], over another outside.
-    pub fn over(cores: Arc<dyn Cores>, core_count: usize, outside: Box<dyn Outside>) -> Arc<Registry> {
-        let deferred = Arc::new(Deferred::default());
-        let feed = Arc::new(Feed::default());
-        let directory = Directory::new(&deferred, &feed);
+    pub fn over(cores: Arc<dyn Cores>, core_count: usize, outside: Box<dyn DeviceOpener>) -> Arc<Registry> {
+        let deferred = Arc::new(DeferredRemovals::default());
+        let feed = Arc::new(EventStream::default());
+        let directory = DeviceDirectory::new(&deferred, &feed);
         Arc::new_cyclic(|me| Registry {
             cores,
             core_count,
@@ -126,7 +126,7 @@ impl Registry {
             state: Mutex::new(State { directory, ..State::default() }),
             deferred,
             feed,
-            opening: Alone::default(),
+            opening: NameLocks::default(),
             linking: Mutex::default(),
             exporter: OnceLock::new(),
             upkeep: OnceLock::new(),
@@ -135,7 +135,7 @@ impl Registry {
             lost_snapshots: OnceLock::new(),
             is_starting: AtomicBool::new(false),
             is_ending: AtomicBool::new(false),
-            merges: Merges::default(),
+            merges: ResumedMerges::default(),
             store_locks: StoreLocks::default(),
             me: Weak::clone(me),
             config: OnceLock::new(),
@@ -143,7 +143,7 @@ impl Registry {
     }
 
     /// Has devices exported from now on. Once; later calls change nothing.
-    pub fn export_by(&self, exporter: Exporter) {
+    pub fn set_exporter(&self, exporter: Exporter) {
         let deferred = Arc::clone(&self.deferred);
         exporter.on_closed(Arc::new(move || deferred.closed()));
         let _ = self.exporter.set(exporter);
@@ -151,18 +151,18 @@ impl Registry {
 
     /// Says what is done for the devices that are made from now on besides their requests, by name
     /// and uuid. Once; later calls change nothing.
-    pub fn keep_up(&self, upkeep: UpkeepOf) {
+    pub fn set_maintenance(&self, upkeep: MaintenancePolicy) {
         let _ = self.upkeep.set(upkeep);
     }
 
     /// Says which queues request-based devices have that are made from now on, where it is not said
     /// of them. Once; later calls change nothing.
-    pub fn queue_requests(&self, requests: RequestQueues) {
+    pub fn set_request_queues(&self, requests: RequestQueueParams) {
         let _ = self.requests.set(requests);
     }
 
     /// What makes the queue of a device of which `own` is said.
-    pub(crate) fn queue_by(&self, own: RequestQueues) -> Option<QueueBy> {
+    pub(crate) fn queue_by(&self, own: RequestQueueParams) -> Option<QueueBy> {
         own.or(self.requests.get().copied().unwrap_or_default()).queue_by(self.core_count)
     }
 
@@ -172,12 +172,12 @@ impl Registry {
     }
 
     /// Says where is kept what outlives the program. Once; later calls change nothing.
-    pub fn keep_state_in(&self, folder: Arc<StateFolder>) {
+    pub fn set_state_folder(&self, folder: Arc<StateFolder>) {
         let _ = self.state_folder.set(folder);
     }
 
     /// Says where the file is that wants devices. Once; later calls change nothing.
-    pub fn configure_by(&self, read: Read) {
+    pub fn set_config_reader(&self, read: ConfigReader) {
         let _ = self.config.set(Config::new(read));
     }
 
@@ -188,7 +188,7 @@ impl Registry {
 
     /// The next merge that goes on with this server and that another one began. For one caller at a
     /// time, who sees to its end.
-    pub async fn next_merge(&self) -> MergeEnd {
+    pub async fn next_merge(&self) -> PendingMerge {
         self.merges.next().await
     }
 
@@ -199,7 +199,7 @@ impl Registry {
 
     /// Says what becomes of a disk whose snapshots can't be attached. Once; later calls change
     /// nothing.
-    pub fn lose_snapshots(&self, how: LostSnapshots) {
+    pub fn set_lost_snapshots(&self, how: LostSnapshots) {
         let _ = self.lost_snapshots.set(how);
     }
 
@@ -231,14 +231,14 @@ impl Registry {
     pub(crate) fn disk_id(&self, device: &DeviceRef) -> Option<StoreId> {
         let number = device.number;
         if number.major == MAPPED_MAJOR {
-            return self.disk_seen(number);
+            return self.disk_id_cached(number);
         }
         let identity = self.state().opened.identity(number.minor)?;
         StoreId::opened(&self.uri_of(number), identity)
     }
 
     /// As [`Registry::disk_id`], as far as it is known without asking the file system.
-    pub(crate) fn disk_seen(&self, number: DevNo) -> Option<StoreId> {
+    pub(crate) fn disk_id_cached(&self, number: DevNo) -> Option<StoreId> {
         match number.major {
             MAPPED_MAJOR => Some(StoreId::mapped(&self.name_of(number)?)),
             _ => {
@@ -249,7 +249,7 @@ impl Registry {
     }
 
     /// Says that a store is going to be made; `None` where nothing outlives the program.
-    pub(crate) fn making(&self, store: &Path) -> Option<Making> {
+    pub(crate) fn making(&self, store: &Path) -> Option<StoreCreation> {
         self.state_folder.get()?.making(store)
     }
 
@@ -260,11 +260,11 @@ impl Registry {
             MAPPED_MAJOR => {
                 let state = self.state();
                 let mapped = state.directory.numbered(device.number.minor).ok()?;
-                Marks::Mapped(mapped.device.name_of())
+                MarkedStore::Mapped(mapped.device.name_of())
             }
             _ => {
                 let identity = self.state().opened.identity(device.number.minor)?;
-                Marks::Disk(StoreId::opened(&device.name, identity)?)
+                MarkedStore::Disk(StoreId::opened(&device.name, identity)?)
             }
         };
         Some(folder.mark(store))
@@ -284,7 +284,7 @@ impl Registry {
 
     /// Listens to the changes of state of all devices, from now on or from behind change `after`
     /// on. Their numbers are greater than `base`, which is the same each time.
-    pub(crate) fn listen(&self, base: u64, after: Option<u64>) -> Listening {
+    pub(crate) fn listen(&self, base: u64, after: Option<u64>) -> EventSubscription {
         self.feed.listen(base, after)
     }
 
@@ -295,7 +295,7 @@ impl Registry {
     }
 
     /// The outside.
-    pub(crate) fn outside(&self) -> &dyn Outside {
+    pub(crate) fn outside(&self) -> &dyn DeviceOpener {
         &*self.outside
     }
 
@@ -339,7 +339,11 @@ impl Registry {
     }
 
     /// A mapped device that a table or a message names, when `uri` names one. A table holds it.
-    fn mapped(&self, uri: &DeviceUri, holds: Option<&mut Holds>) -> Option<Result<DeviceRef, LookupError>> {
+    fn mapped(
+        &self,
+        uri: &DeviceUri,
+        holds: Option<&mut DeviceUses>,
+    ) -> Option<Result<DeviceRef, LookupError>> {
         let state = self.state();
         let (found, errno) = match uri {
             DeviceUri::Mapped(name) => (state.directory.named(name), ENOENT),
@@ -351,7 +355,7 @@ impl Registry {
             Some(reason) => lookup(EBUSY, format!("{uri}: {reason}")),
         });
         Some(found.map(|mapped| {
-            let hold = || -> Arc<dyn Any + Send + Sync> { Arc::new(Hold::new(mapped)) };
+            let hold = || -> Arc<dyn Any + Send + Sync> { Arc::new(DeviceUse::new(mapped)) };
             DeviceRef {
                 number: mapped.device.number(),
                 name: mapped.device.name(),
@@ -364,4 +368,4 @@ impl Registry {
 }
 
 /// What a table holds of mapped devices.
-type Holds = HashMap<DeviceId, Arc<dyn Any + Send + Sync>>;
+type DeviceUses = HashMap<DeviceId, Arc<dyn Any + Send + Sync>>;

@@ -19,8 +19,8 @@ const REMEMBERED_MAX: usize = 1 << 20;
 
 /// What was ever opened, by minor number.
 #[derive(Default)]
-pub(super) struct Opened {
-    remembered: Vec<Remembered>,
+pub(super) struct OpenedDevices {
+    remembered: Vec<OpenedDevice>,
     /// The numbers of a URI in its canonical form, the latest last: more than one when it has led
     /// to several disks.
     minors: HashMap<String, Vec<u32>>,
@@ -28,22 +28,22 @@ pub(super) struct Opened {
     spellings: HashMap<String, String>,
 }
 
-struct Remembered {
+struct OpenedDevice {
     uri: String,
     identity: Identity,
     device: Weak<dyn Device>,
 }
 
 /// An open device and its number.
-pub(super) type Numbered = (DevNo, Arc<dyn Device>);
+pub(super) type NumberedDevice = (DevNo, Arc<dyn Device>);
 
-impl Opened {
-    fn at(&self, minor: u32) -> Option<&Remembered> {
+impl OpenedDevices {
+    fn at(&self, minor: u32) -> Option<&OpenedDevice> {
         self.remembered.get(minor as usize)
     }
 
     /// The device of a number, when it is open.
-    pub fn device(&self, minor: u32) -> Option<Numbered> {
+    pub fn device(&self, minor: u32) -> Option<NumberedDevice> {
         Some((number(minor), self.at(minor)?.device.upgrade()?))
     }
 
@@ -58,13 +58,13 @@ impl Opened {
     }
 
     /// The device of a canonical URI that leads to `identity`, when it is open.
-    pub fn get(&self, uri: &str, identity: Identity) -> Option<Numbered> {
+    pub fn get(&self, uri: &str, identity: Identity) -> Option<NumberedDevice> {
         self.numbered(uri, identity).and_then(|minor| self.device(minor))
     }
 
     /// The devices of a URI, in its canonical form or one that a table used, that are open: the one
     /// that it led to last comes first.
-    pub fn named(&self, uri: &str) -> impl Iterator<Item = Numbered> {
+    pub fn named(&self, uri: &str) -> impl Iterator<Item = NumberedDevice> {
         let uri = self.spellings.get(uri).map_or(uri, String::as_str);
         let minors = self.minors.get(uri).into_iter().flatten().rev();
         minors.filter_map(|&minor| self.device(minor))
@@ -88,8 +88,8 @@ impl Opened {
 
     /// Remembers a device that was just opened; the one that is known already, if another thread
     /// was faster. `None` when all numbers are taken by open devices.
-    pub fn put(&mut self, uri: &str, identity: Identity, device: Arc<dyn Device>) -> Option<Numbered> {
-        let opened = Remembered { uri: uri.into(), identity, device: Arc::downgrade(&device) };
+    pub fn put(&mut self, uri: &str, identity: Identity, device: Arc<dyn Device>) -> Option<NumberedDevice> {
+        let opened = OpenedDevice { uri: uri.into(), identity, device: Arc::downgrade(&device) };
         let minor = match self.numbered(uri, identity) {
             Some(minor) => {
                 if let Some(open) = self.device(minor) {
@@ -152,16 +152,17 @@ mod tests {
 
     #[test]
     fn a_number_is_one_name_of_one_disk() {
-        let mut opened = Opened::default();
+        let mut opened = OpenedDevices::default();
         let (first, second) = (device(), device());
-        let put = |opened: &mut Opened, name: &str, inode, device: &Arc<dyn Device>| {
+        let put = |opened: &mut OpenedDevices, name: &str, inode, device: &Arc<dyn Device>| {
             opened.put(name, disk(inode), Arc::clone(device)).unwrap().0.minor
         };
         assert_eq!(put(&mut opened, "/a", 1, &first), 0);
         assert_eq!(put(&mut opened, "/b", 1, &device()), 1, "another name can be another path");
         assert_eq!(put(&mut opened, "/a", 2, &second), 2, "replaced");
         assert!(opened.get("/a", disk(3)).is_none());
-        let numbers = |opened: &Opened, name| opened.named(name).map(|(n, _)| n.minor).collect::<Vec<_>>();
+        let numbers =
+            |opened: &OpenedDevices, name| opened.named(name).map(|(n, _)| n.minor).collect::<Vec<_>>();
         assert_eq!(numbers(&opened, "/a"), [2, 0]);
         drop(second);
         assert_eq!(numbers(&opened, "/a"), [0]);

@@ -18,9 +18,9 @@
 //! Durable before it is told: a record is written aside, synced, moved to its place, and the folder
 //! is synced.
 
-use super::making::has_records;
-use super::stamp::{Stamp, StoreFile};
-use super::store_id::Disk;
+use super::file_stamp::{FileStamp, StoreFile};
+use super::store_creation::has_records;
+use super::store_id::FileId;
 use super::{StateFolder, StoreId, write_durably};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, DirBuilder, File};
@@ -74,9 +74,9 @@ pub(crate) enum RecordState {
     /// The server with this lock file.
     Attached { server: String },
     /// Nobody, since that server ended.
-    Detached { origin: Option<Stamp> },
+    Detached { origin: Option<FileStamp> },
     /// Nobody, and its origin is written all the same.
-    Released { origin: Option<Stamp> },
+    Released { origin: Option<FileStamp> },
     /// It is not its instant any more.
     Lost { why: String },
 }
@@ -110,7 +110,7 @@ impl SnapshotRecord {
                 format!("it was taken away while its origin {origin} was in use, and whether that was written since can't be told")
             });
         };
-        if self.origin.disk.zip(Disk::of(&found)).is_some_and(|(was, is)| !was.is(is)) {
+        if self.origin.disk.zip(FileId::of(&found)).is_some_and(|(was, is)| !was.is(is)) {
             return Some(format!("its origin {origin} is another file by now"));
         }
         match stamp {
@@ -192,7 +192,7 @@ impl StateFolder {
     }
 
     /// Records that this server has these snapshots from now on, whatever was recorded of their
-    /// stores before. Who writes their origins waits until they have [come](StateFolder::came). May
+    /// stores before. Who writes their origins waits until they have [come](StateFolder::finish_attach). May
     /// block.
     ///
     /// # Errors
@@ -214,12 +214,12 @@ impl StateFolder {
     }
 
     /// The change in which `records` were attached is over.
-    pub(crate) fn came(&self, records: &[String]) {
+    pub(crate) fn finish_attach(&self, records: &[String]) {
         self.coming().retain(|name| !records.contains(name));
     }
 
     /// The snapshots that this server is about to have.
-    pub(crate) fn being_attached(&self) -> Vec<SnapshotRecord> {
+    pub(crate) fn attaching(&self) -> Vec<SnapshotRecord> {
         let (attached, coming) = (self.attached(), self.coming());
         coming.iter().filter_map(|name| attached.get(name).cloned()).collect()
     }
@@ -260,8 +260,9 @@ impl StateFolder {
     /// When its record can't be removed.
     pub(crate) fn forget_merged(&self, record: &SnapshotRecord) -> Result<bool, String> {
         let is_empty = |file: &File| !has_records(file).unwrap_or(true);
-        let is_it =
-            |found: fs::Metadata| Disk::of(&found).zip(record.store.disk).is_some_and(|(is, was)| is.is(was));
+        let is_it = |found: fs::Metadata| {
+            FileId::of(&found).zip(record.store.disk).is_some_and(|(is, was)| is.is(was))
+        };
         let is_over = record.merging
             && !self.is_elsewhere(record)
             && record.store.file().is_some_and(is_it)
@@ -282,7 +283,7 @@ impl StateFolder {
     /// once more, so that the next one can tell whether somebody else wrote them meanwhile.
     pub fn detach_all(&self) {
         for record in self.attached_here() {
-            let origin = Stamp::settled(&record.origin);
+            let origin = FileStamp::settled(&record.origin);
             let state = RecordState::Detached { origin };
             if let Err(error) = self.record(&SnapshotRecord { state, ..record.clone() }) {
                 tracing::warn!("{}: how its origin was is not kept: {error}", record.name);
@@ -338,10 +339,10 @@ impl StateFolder {
                 continue;
             }
             // The file that its origin is by now.
-            let disk = record.origin.file().as_ref().and_then(Disk::of).or(record.origin.disk);
+            let disk = record.origin.file().as_ref().and_then(FileId::of).or(record.origin.disk);
             let origin = StoreId { disk, ..record.origin.clone() };
             self.forget_snapshot(&record)?;
-            let state = RecordState::Detached { origin: Stamp::settled(&origin) };
+            let state = RecordState::Detached { origin: FileStamp::settled(&origin) };
             self.record(&SnapshotRecord { origin, state, ..record })?;
             count += 1;
         }

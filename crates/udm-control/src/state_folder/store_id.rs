@@ -15,13 +15,13 @@ pub struct StoreId {
     /// Its path, or `@` and the name of the mapped device.
     pub(super) name: String,
     /// The disk behind the name.
-    pub(super) disk: Option<Disk>,
+    pub(super) disk: Option<FileId>,
 }
 
 /// What a file or a block device is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Disk {
+pub(super) enum FileId {
     File {
         device: u64,
         inode: u64,
@@ -55,7 +55,7 @@ impl StoreId {
     pub(crate) fn opened(uri: &str, identity: Identity) -> Option<StoreId> {
         let mut seen = StoreId::seen(uri, identity)?;
         if let Some(disk) = seen.disk {
-            let born = fs::metadata(&seen.name).ok().and_then(|found| Disk::of(&found));
+            let born = fs::metadata(&seen.name).ok().and_then(|found| FileId::of(&found));
             seen.disk = born.filter(|born| born.is(disk)).or(seen.disk);
         }
         Some(seen)
@@ -73,8 +73,8 @@ impl StoreId {
             _ => return None,
         };
         let disk = match identity {
-            Identity::File { device, inode } => Disk::File { device, inode, born_ns: None },
-            Identity::Block { number } => Disk::Block { number },
+            Identity::File { device, inode } => FileId::File { device, inode, born_ns: None },
+            Identity::Block { number } => FileId::Block { number },
             Identity::Inside => return None,
         };
         Some(StoreId { name: file.path.display().to_string(), disk: Some(disk) })
@@ -88,7 +88,7 @@ impl StoreId {
             _ => fs::canonicalize(word).or_else(|_| std::path::absolute(word)),
         };
         let path = path.unwrap_or_else(|_| word.into());
-        let disk = fs::metadata(&path).ok().and_then(|found| Disk::of(&found));
+        let disk = fs::metadata(&path).ok().and_then(|found| FileId::of(&found));
         StoreId { name: path.display().to_string(), disk }
     }
 
@@ -109,7 +109,7 @@ impl StoreId {
 
     /// True for a file, whether it is there or not.
     pub(super) fn is_file(&self) -> bool {
-        matches!(self.disk, Some(Disk::File { .. }))
+        matches!(self.disk, Some(FileId::File { .. }))
     }
 
     /// The file at its path; `None` for what is no file, or not there.
@@ -118,21 +118,21 @@ impl StoreId {
     }
 }
 
-impl Disk {
-    pub(super) fn of(found: &fs::Metadata) -> Option<Disk> {
+impl FileId {
+    pub(super) fn of(found: &fs::Metadata) -> Option<FileId> {
         use std::os::unix::fs::FileTypeExt;
         if found.file_type().is_block_device() {
-            return Some(Disk::Block { number: found.rdev() });
+            return Some(FileId::Block { number: found.rdev() });
         }
         let born = found.created().ok().and_then(|born| born.duration_since(UNIX_EPOCH).ok());
         let born_ns = born.and_then(|born| u64::try_from(born.as_nanos()).ok());
-        found.is_file().then(|| Disk::File { device: found.dev(), inode: found.ino(), born_ns })
+        found.is_file().then(|| FileId::File { device: found.dev(), inode: found.ino(), born_ns })
     }
 
-    pub(super) fn is(self, other: Disk) -> bool {
+    pub(super) fn is(self, other: FileId) -> bool {
         match (self, other) {
-            (Disk::Block { number }, Disk::Block { number: other }) => number == other,
-            (Disk::File { device, inode, born_ns }, Disk::File { device: d, inode: i, born_ns: b }) => {
+            (FileId::Block { number }, FileId::Block { number: other }) => number == other,
+            (FileId::File { device, inode, born_ns }, FileId::File { device: d, inode: i, born_ns: b }) => {
                 (device, inode) == (d, i) && born_ns.zip(b).is_none_or(|(one, other)| one == other)
             }
             _ => false,

@@ -4,13 +4,13 @@
 //! own: closing files can take long, and neither a core nor the control thread waits for it. The
 //! verb does, so that what it closed is closed when it is done.
 
-use super::call_off::{CallOff, Waiting};
-use super::snapshot::{Attaching, bring_back};
-use super::turns::{TRIES_MAX, Turns};
+use super::cancel::{CancelToken, VerbKind};
+use super::device_locks::{DeviceLocks, TRIES_MAX};
+use super::snapshot::{AttachTransaction, attach_by_name};
 use super::{show, tables};
 use crate::error::VerbError;
 use crate::http::api;
-use crate::registry::{Folder, Mapped, Registry, RequestQueues};
+use crate::registry::{BaseDir, Mapped, Registry, RequestQueueParams};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::sync::{Notify, oneshot};
@@ -30,7 +30,7 @@ pub async fn create(
     uuid: Option<&str>,
     table: Option<&str>,
 ) -> Result<(), VerbError> {
-    create_until(registry, name, uuid, table, &Folder::own(), &CallOff::default()).await.map(drop)
+    create_cancellable(registry, name, uuid, table, &BaseDir::own(), &CancelToken::default()).await.map(drop)
 }
 
 /// As [`create`], with paths from another folder; what it has made, as it was then. Where it waits
@@ -38,21 +38,21 @@ pub async fn create(
 ///
 /// # Errors
 /// As [`create`]'s, and what it was called off with.
-pub async fn create_until(
+pub async fn create_cancellable(
     registry: &Arc<Registry>,
     name: &str,
     uuid: Option<&str>,
     table: Option<&str>,
-    folder: &Folder,
-    off: &CallOff,
+    folder: &BaseDir,
+    cancel_token: &CancelToken,
 ) -> Result<api::Device, VerbError> {
-    let called = Called { name, uuid, ..Called::default() };
-    create_with(registry, called, |_| Ok(table.map(String::from)), folder, off).await
+    let called = DeviceSpec { name, uuid, ..DeviceSpec::default() };
+    create_with(registry, called, |_| Ok(table.map(String::from)), folder, cancel_token).await
 }
 
 /// What a device that is to be made is called.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Called<'a> {
+pub struct DeviceSpec<'a> {
     /// Its name.
     pub name: &'a str,
     /// Its uuid, if it has one.
@@ -62,27 +62,27 @@ pub struct Called<'a> {
     /// Clients may not write.
     pub read_only: bool,
     /// Its queue, where it is request-based.
-    pub requests: RequestQueues,
+    pub requests: RequestQueueParams,
 }
 
-/// As [`create_until`], with the table that `table` says of the device, which is there already and
+/// As [`create_cancellable`], with the table that `table` says of the device, which is there already and
 /// has none.
 ///
 /// # Errors
-/// As [`create_until`]'s, and `table`'s; ENXIO for a number that is taken, EINVAL for one that is
+/// As [`create_cancellable`]'s, and `table`'s; ENXIO for a number that is taken, EINVAL for one that is
 /// beyond the kernel's.
 pub async fn create_with(
     registry: &Arc<Registry>,
-    called: Called<'_>,
+    called: DeviceSpec<'_>,
     table: impl FnOnce(&Arc<Mapped>) -> Result<Option<String>, VerbError>,
-    folder: &Folder,
-    off: &CallOff,
+    folder: &BaseDir,
+    cancel_token: &CancelToken,
 ) -> Result<api::Device, VerbError> {
-    make(registry, called, table, folder, off).await.map(|made| made.is)
+    make(registry, called, table, folder, cancel_token).await.map(|made| made.is)
 }
 
 /// A device that was made.
-pub(crate) struct Created {
+pub(crate) struct CreatedDevice {
     /// The device, which others may have changed since.
     pub mapped: Arc<Mapped>,
     /// The table that it was given.
@@ -93,12 +93,12 @@ pub(crate) struct Created {
 /// As [`create_with`].
 pub(crate) async fn make(
     registry: &Arc<Registry>,
-    called: Called<'_>,
+    called: DeviceSpec<'_>,
     table: impl FnOnce(&Arc<Mapped>) -> Result<Option<String>, VerbError>,
-    folder: &Folder,
-    off: &CallOff,
-) -> Result<Created, VerbError> {
-    let Called { name, uuid, minor, read_only, requests } = called;
+    folder: &BaseDir,
+    cancel_token: &CancelToken,
+) -> Result<CreatedDevice, VerbError> {
+    let DeviceSpec { name, uuid, minor, read_only, requests } = called;
     let made = registry.make(name, uuid, minor).map_err(|e| VerbError::new(name, e))?;
     made.mapped.read_only.store(read_only, Ordering::Relaxed);
     if let Some(by) = registry.queue_by(requests) {
@@ -113,18 +113,18 @@ pub(crate) async fn make(
         table => table?,
     };
     if let Some(table) = table {
-        tables::load_into(registry, &made.mapped, name, &table, folder, off)?;
-        in_turn(registry, &one, Waiting::Create, off, resume_among).await?;
+        tables::load_into(registry, &made.mapped, name, &table, folder, cancel_token)?;
+        run_locked(registry, &one, VerbKind::Create, cancel_token, resume_among).await?;
     }
     if let Err(error) = export(registry, &made.mapped) {
-        let _ = in_turn(registry, &one, Waiting::Remove, off, leave_among).await;
+        let _ = run_locked(registry, &one, VerbKind::Remove, cancel_token, leave_among).await;
         return Err(error);
     }
     // Somebody may rename or remove it as soon as it is complete.
     let is = show::describe(registry, &made.mapped);
     let (mapped, table) = (Arc::clone(&made.mapped), made.mapped.device.live());
     made.complete();
-    Ok(Created { mapped, table, is })
+    Ok(CreatedDevice { mapped, table, is })
 }
 
 /// Puts it on the list of what clients find, when there is one.
@@ -143,30 +143,30 @@ pub(super) fn export(registry: &Registry, mapped: &Mapped) -> Result<(), VerbErr
 /// ENXIO when there is no such device, EINTR when a resume or a removal came meanwhile, a device's
 /// own otherwise.
 pub async fn suspend(registry: &Arc<Registry>, names: &[&str], noflush: bool) -> Result<(), VerbError> {
-    suspend_until(registry, names, noflush, &CallOff::default()).await
+    suspend_cancellable(registry, names, noflush, &CancelToken::default()).await
 }
 
 /// As [`suspend`], until it is called off.
 ///
 /// # Errors
 /// As [`suspend`]'s, and what it was called off with: the devices are active then.
-pub async fn suspend_until(
+pub async fn suspend_cancellable(
     registry: &Arc<Registry>,
     names: &[&str],
     noflush: bool,
-    off: &CallOff,
+    cancel_token: &CancelToken,
 ) -> Result<(), VerbError> {
-    suspend_these(registry, &find(registry, names)?, noflush, off).await
+    suspend_devices(registry, &find(registry, names)?, noflush, cancel_token).await
 }
 
-/// As [`suspend_until`], of devices that were found before, each with what it is called in errors.
-pub(super) async fn suspend_these(
+/// As [`suspend_cancellable`], of devices that were found before, each with what it is called in errors.
+pub(super) async fn suspend_devices(
     registry: &Registry,
     several: &[(String, Arc<Mapped>)],
     noflush: bool,
-    off: &CallOff,
+    cancel_token: &CancelToken,
 ) -> Result<(), VerbError> {
-    in_turn(registry, several, Waiting::Suspend, off, |devices, _, wake| {
+    run_locked(registry, several, VerbKind::Suspend, cancel_token, |devices, _, wake| {
         Changes::suspend(devices, noflush, wake)
     })
     .await
@@ -180,7 +180,7 @@ pub(super) async fn suspend_these(
 /// ENXIO when there is no such device; a table's own when the cores can't use it: the old ones are
 /// live and running then.
 pub async fn resume(registry: &Arc<Registry>, names: &[&str]) -> Result<(), VerbError> {
-    resume_until(registry, names, &CallOff::default()).await
+    resume_cancellable(registry, names, &CancelToken::default()).await
 }
 
 /// As [`resume`], until it is called off.
@@ -188,20 +188,24 @@ pub async fn resume(registry: &Arc<Registry>, names: &[&str]) -> Result<(), Verb
 /// # Errors
 /// As [`resume`]'s, and what it was called off with: the tables that were live are live and running
 /// then.
-pub async fn resume_until(registry: &Arc<Registry>, names: &[&str], off: &CallOff) -> Result<(), VerbError> {
-    resume_these(registry, &find(registry, names)?, off).await
+pub async fn resume_cancellable(
+    registry: &Arc<Registry>,
+    names: &[&str],
+    cancel_token: &CancelToken,
+) -> Result<(), VerbError> {
+    resume_devices(registry, &find(registry, names)?, cancel_token).await
 }
 
-/// As [`resume_until`], of devices that were found before, each with what it is called in errors.
-pub(crate) async fn resume_these(
+/// As [`resume_cancellable`], of devices that were found before, each with what it is called in errors.
+pub(crate) async fn resume_devices(
     registry: &Registry,
     several: &[(String, Arc<Mapped>)],
-    off: &CallOff,
+    cancel_token: &CancelToken,
 ) -> Result<(), VerbError> {
     for (_, mapped) in several {
-        mapped.pending.call_off(Waiting::Suspend, "called off by a resume");
+        mapped.pending.cancel(VerbKind::Suspend, "called off by a resume");
     }
-    in_turn(registry, several, Waiting::Resume, off, resume_among).await
+    run_locked(registry, several, VerbKind::Resume, cancel_token, resume_among).await
 }
 
 /// Gives a device that is active, and whose inactive slot is empty, another table: all of that, or
@@ -211,12 +215,12 @@ pub(crate) async fn reload(
     mapped: &Arc<Mapped>,
     name: &str,
     text: &str,
-    folder: &Folder,
-    off: &CallOff,
+    folder: &BaseDir,
+    cancel_token: &CancelToken,
 ) -> Result<Arc<Table>, VerbError> {
     let is_free = || {
         let info = mapped.device.info();
-        if !registry.is_there(mapped) {
+        if !registry.is_active(mapped) {
             return Err(TargetError::errno(ENXIO).because("it has been removed meanwhile"));
         }
         if info.suspended {
@@ -228,12 +232,12 @@ pub(crate) async fn reload(
         Ok(())
     };
     is_free().map_err(|e| VerbError::new(name, e))?;
-    let loaded = tables::load_if(registry, mapped, name, text, folder, off, |_| is_free())?;
+    let loaded = tables::load_if(registry, mapped, name, text, folder, cancel_token, |_| is_free())?;
     let one = [(name.to_owned(), Arc::clone(mapped))];
-    let ours = [Loaded { place: 0, mapped, table: &loaded }];
-    let done = in_turn(registry, &one, Waiting::Resume, off, |devices, turns, wake| {
+    let ours = [LoadedTable { place: 0, mapped, table: &loaded }];
+    let done = run_locked(registry, &one, VerbKind::Resume, cancel_token, |devices, turns, wake| {
         let _linked = registry.linking();
-        resume_loaded(&ours, devices, turns, wake)
+        begin_resume_loaded(&ours, devices, turns, wake)
     })
     .await;
     let is_live = || mapped.device.live().is_some_and(|live| Arc::ptr_eq(&live, &loaded));
@@ -260,11 +264,11 @@ fn find(registry: &Registry, names: &[&str]) -> Result<Vec<(String, Arc<Mapped>)
 }
 
 /// Calls off every verb that waits: the server ends.
-pub fn call_off_all(registry: &Registry) {
+pub fn cancel_all(registry: &Registry) {
     registry.config().inspect(|config| config.end());
-    for mapped in registry.everything() {
-        for who in [Waiting::Create, Waiting::Suspend, Waiting::Resume, Waiting::Remove] {
-            mapped.pending.call_off(who, "the server ends");
+    for mapped in registry.all_with_pending() {
+        for who in [VerbKind::Create, VerbKind::Suspend, VerbKind::Resume, VerbKind::Remove] {
+            mapped.pending.cancel(who, "the server ends");
         }
     }
 }
@@ -272,14 +276,14 @@ pub fn call_off_all(registry: &Registry) {
 /// [`Changes::resume`] of devices whose turn it is.
 pub(super) fn resume_among(
     devices: &[Arc<MappedDevice>],
-    turns: &Turns<'_>,
+    turns: &DeviceLocks<'_>,
     wake: &Wake,
 ) -> Result<Changes, Refused> {
     Changes::resume_among(devices, true, wake, |device| turns.has(device))
 }
 
 /// A table that a verb has loaded, and is about to make live.
-pub(super) struct Loaded<'a> {
+pub(super) struct LoadedTable<'a> {
     /// The place of its device among those of the change.
     pub place: usize,
     /// The device.
@@ -288,7 +292,7 @@ pub(super) struct Loaded<'a> {
     pub table: &'a Arc<Table>,
 }
 
-impl Loaded<'_> {
+impl LoadedTable<'_> {
     /// Checks that nobody has suspended the device meanwhile, or put another table into its slot.
     fn is_as_it_was(&self) -> Result<(), TargetError> {
         let device = &self.mapped.device;
@@ -306,10 +310,10 @@ impl Loaded<'_> {
 
 /// As [`resume_among`], if all that the verb has `loaded` is still there. To be called with the
 /// registry's `linking` lock held, so that nobody loads meanwhile.
-pub(super) fn resume_loaded(
-    loaded: &[Loaded<'_>],
+pub(super) fn begin_resume_loaded(
+    loaded: &[LoadedTable<'_>],
     devices: &[Arc<MappedDevice>],
-    turns: &Turns<'_>,
+    turns: &DeviceLocks<'_>,
     wake: &Wake,
 ) -> Result<Changes, Refused> {
     for one in loaded {
@@ -321,27 +325,28 @@ pub(super) fn resume_loaded(
 /// [`Changes::leave`] of devices whose turn it is.
 pub(super) fn leave_among(
     devices: &[Arc<MappedDevice>],
-    turns: &Turns<'_>,
+    turns: &DeviceLocks<'_>,
     wake: &Wake,
 ) -> Result<Changes, Refused> {
     Changes::leave_among(devices, wake, |device| turns.has(device))
 }
 
 /// A change of devices that others may change too: one after the other.
-pub(super) async fn in_turn(
+pub(super) async fn run_locked(
     registry: &Registry,
     several: &[(String, Arc<Mapped>)],
-    who: Waiting,
-    off: &CallOff,
-    mut begin: impl FnMut(&[Arc<MappedDevice>], &Turns<'_>, &Wake) -> Result<Changes, Refused>,
+    who: VerbKind,
+    cancel_token: &CancelToken,
+    mut begin: impl FnMut(&[Arc<MappedDevice>], &DeviceLocks<'_>, &Wake) -> Result<Changes, Refused>,
 ) -> Result<(), VerbError> {
-    let mut entered: Vec<_> = several.iter().map(|(_, mapped)| mapped.pending.enter(who, off)).collect();
+    let mut entered: Vec<_> =
+        several.iter().map(|(_, mapped)| mapped.pending.enter(who, cancel_token)).collect();
     let devices: Vec<_> = several.iter().map(|(_, mapped)| Arc::clone(&mapped.device)).collect();
     let blame = |(place, error): Refused| VerbError::new(&several[place].0, error);
-    let merges = bring_back(registry, several, who, off).await?;
+    let merges = attach_by_name(registry, several, who, cancel_token).await?;
     for _ in 0..TRIES_MAX {
-        let turns = Turns::take(registry, several, who, off).await?;
-        let attaching = Attaching::begin(registry, several, who, off).await?;
+        let turns = DeviceLocks::take(registry, several, who, cancel_token).await?;
+        let attaching = AttachTransaction::begin(registry, several, who, cancel_token).await?;
         // A wake-up that comes before we wait for it is kept, so none is lost between a step and
         // its wait.
         let answered = Arc::new(Notify::new());
@@ -349,7 +354,7 @@ pub(super) async fn in_turn(
             let answered = Arc::clone(&answered);
             Arc::new(move || answered.notify_one())
         };
-        let moves: Vec<bool> = several.iter().map(|(_, mapped)| is_change(mapped, who)).collect();
+        let moves: Vec<bool> = several.iter().map(|(_, mapped)| changes_device(mapped, who)).collect();
         let mut changes = match begin(&devices, &turns, &wake) {
             Ok(changes) => changes,
             Err(refused) => {
@@ -367,7 +372,7 @@ pub(super) async fn in_turn(
         if check.is_some() {
             changes.pause_at_rest();
         }
-        let done = step(registry, &turns.off(off), &answered, &mut changes, check).await;
+        let done = step(registry, &turns.cancel_token(cancel_token), &answered, &mut changes, check).await;
         let outrun = changes.outrun();
         if done.is_ok() && !outrun {
             attaching.settle(several).await;
@@ -384,7 +389,7 @@ pub(super) async fn in_turn(
         }
         let tables = changes.take_let_go();
         if !tables.is_empty() {
-            let_go(registry, tables, off).await;
+            drop_on_thread(registry, tables, cancel_token).await;
         }
         if !outrun {
             return done.map_err(blame);
@@ -395,23 +400,23 @@ pub(super) async fn in_turn(
 }
 
 /// True when a device is another behind a suspend or a resume. What comes or goes says so itself.
-fn is_change(mapped: &Mapped, who: Waiting) -> bool {
+fn changes_device(mapped: &Mapped, who: VerbKind) -> bool {
     let info = mapped.device.info();
     match who {
-        Waiting::Suspend => !info.suspended,
-        Waiting::Resume => info.suspended || info.inactive,
-        Waiting::Create | Waiting::Remove => false,
+        VerbKind::Suspend => !info.suspended,
+        VerbKind::Resume => info.suspended || info.inactive,
+        VerbKind::Create | VerbKind::Remove => false,
     }
 }
 
 /// Has who listens told of a change that is done.
-fn tell(registry: &Registry, mapped: &Arc<Mapped>, who: Waiting) {
+fn tell(registry: &Registry, mapped: &Arc<Mapped>, who: VerbKind) {
     let (kind, line) = match who {
-        Waiting::Suspend => (NewsKind::Suspended, "suspended"),
-        Waiting::Resume => (NewsKind::Resumed, "resumed"),
-        Waiting::Create | Waiting::Remove => return,
+        VerbKind::Suspend => (NewsKind::Suspended, "suspended"),
+        VerbKind::Resume => (NewsKind::Resumed, "resumed"),
+        VerbKind::Create | VerbKind::Remove => return,
     };
-    if !registry.is_making(mapped) {
+    if !registry.is_being_created(mapped) {
         mapped.tell(kind, line);
     }
 }
@@ -420,7 +425,7 @@ fn tell(registry: &Registry, mapped: &Arc<Mapped>, who: Waiting) {
 /// off. With a `check` it goes on from its pause if that says so.
 async fn step(
     registry: &Registry,
-    off: &CallOff,
+    cancel_token: &CancelToken,
     answered: &Notify,
     changes: &mut Changes,
     check: Option<impl Future<Output = Result<(), Refused>>>,
@@ -444,7 +449,7 @@ async fn step(
             biased;
             () = answered.notified() => {}
             checked = checked => changes.go_on(checked, registry.cores()),
-            why = off.called(), if called.is_none() => {
+            why = cancel_token.called(), if called.is_none() => {
                 changes.cancel(registry.cores());
                 called = Some(why);
             }
@@ -453,7 +458,11 @@ async fn step(
 }
 
 /// Drops `what` on a thread of its own and waits for that, until called off.
-pub(super) async fn let_go<T: Send + 'static>(registry: &Registry, what: T, off: &CallOff) {
+pub(super) async fn drop_on_thread<T: Send + 'static>(
+    registry: &Registry,
+    what: T,
+    cancel_token: &CancelToken,
+) {
     let (gone, wait) = oneshot::channel();
     registry.outside().beside(Box::new(move || {
         drop(what);
@@ -466,6 +475,6 @@ pub(super) async fn let_go<T: Send + 'static>(registry: &Registry, what: T, off:
     tokio::select! {
         biased;
         _ = wait => {}
-        _ = off.called() => {}
+        _ = cancel_token.called() => {}
     }
 }

@@ -1,6 +1,6 @@
 //! Waiting for events.
 
-use super::call_off::CallOff;
+use super::cancel::CancelToken;
 use super::show;
 use crate::error::VerbError;
 use crate::http::api;
@@ -22,7 +22,7 @@ pub async fn wait_event(
     registry: &Registry,
     word: &str,
     event_nr: u32,
-    off: &CallOff,
+    cancel_token: &CancelToken,
 ) -> Result<api::Device, VerbError> {
     let (waiters, device) = {
         let mapped = registry.find(word)?;
@@ -50,7 +50,7 @@ pub async fn wait_event(
         tokio::select! {
             biased;
             () = next => {}
-            why = off.called() => return Err(VerbError::new(word, why)),
+            why = cancel_token.called() => return Err(VerbError::new(word, why)),
         }
     }
 }

@@ -1,12 +1,13 @@
 //! The verbs: dmsetup's operations on devices, with the kernel's semantics and errors.
 //!
 //! Contract: verbs need no reactor, so the simulator runs them too. Devices are locked in the order
-//! of their numbers (`turns`). `call_off` defines how a verb is cancelled.
+//! of their numbers (`device_locks`). `cancel` defines how a verb is cancelled.
 
-mod call_off;
+mod cancel;
 mod change;
+mod device_locks;
 mod events;
-mod hold;
+mod lane_guard;
 mod multipath;
 #[cfg(test)]
 mod partners_tests;
@@ -17,24 +18,24 @@ mod rename;
 mod show;
 pub mod snapshot;
 mod tables;
-mod turns;
 mod wait;
 
-pub(crate) use call_off::Pending;
-pub use call_off::{CallOff, interrupted};
+pub(crate) use cancel::PendingVerbs;
+pub use cancel::{CancelToken, interrupted};
+pub(crate) use change::{CreatedDevice, make, reload};
 pub use change::{
-    Called, call_off_all, create, create_until, create_with, resume, resume_until, suspend, suspend_until,
+    DeviceSpec, cancel_all, create, create_cancellable, create_with, resume, resume_cancellable, suspend,
+    suspend_cancellable,
 };
-pub(crate) use change::{Created, make, reload};
 pub use events::wait_event;
-pub use multipath::{Grouped, create_multipath_until};
+pub use multipath::{MultipathOptions, create_multipath_cancellable};
 pub use power::turn_power;
 pub use queue::change_queues;
-pub use remove::{Removal, remove, remove_until, see_to_deferred};
+pub use remove::{RemoveOptions, remove, remove_cancellable, run_deferred_removals};
 pub use rename::rename;
-pub(crate) use show::{OPS, shown};
+pub(crate) use show::{OPS, device_and_paths};
 pub use show::{info, ls, status, statuses, table, tables, version};
-pub(crate) use snapshot::Note;
+pub(crate) use snapshot::SnapshotInfo;
 pub(crate) use tables::lines_of;
-pub use tables::{TABLE_MAX, clear, command_path, device, load, load_until, message, message_from};
+pub use tables::{TABLE_MAX, clear, command_path, device, load, load_cancellable, message, message_from};
 pub use wait::{wait, wait_with};

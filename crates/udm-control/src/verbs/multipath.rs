@@ -1,10 +1,10 @@
 //! A multipath device from its paths.
 
-use super::CallOff;
-use super::change::{Called, create_with};
+use super::CancelToken;
+use super::change::{DeviceSpec, create_with};
 use crate::error::VerbError;
 use crate::http::api;
-use crate::registry::{Folder, Mapped, Opening, Registry};
+use crate::registry::{BaseDir, Mapped, Registry, TableResolver};
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
 use udm_core::errno::EINVAL;
@@ -15,7 +15,7 @@ use udm_wire::multipath_conf::{Prio, Settings};
 /// How it is made, where that is not left to the server's multipath.conf and its defaults: in
 /// multipath.conf's words.
 #[derive(Clone, Debug, Default)]
-pub struct Grouped {
+pub struct MultipathOptions {
     /// `path_grouping_policy`.
     pub policy: Option<String>,
     /// `prio`, which also holds for the device from then on where the server checks paths.
@@ -29,21 +29,22 @@ pub struct Grouped {
 ///
 /// # Errors
 /// EINVAL where `how` can't be done, for a path that is given twice, and for paths that are not as
-/// large as each other; else as [`super::create_until`]'s.
-pub async fn create_multipath_until(
+/// large as each other; else as [`super::create_cancellable`]'s.
+pub async fn create_multipath_cancellable(
     registry: &Arc<Registry>,
     name: &str,
     uuid: Option<&str>,
     paths: &[String],
-    how: &Grouped,
-    folder: &Folder,
-    off: &CallOff,
+    how: &MultipathOptions,
+    folder: &BaseDir,
+    cancel_token: &CancelToken,
 ) -> Result<api::Device, VerbError> {
     let table = |mapped: &Arc<Mapped>| {
-        let table = table(registry, mapped, paths, how, folder, off);
+        let table = table(registry, mapped, paths, how, folder, cancel_token);
         table.map(Some).map_err(|e| VerbError::new(name, e))
     };
-    create_with(registry, Called { name, uuid, ..Called::default() }, table, folder, off).await
+    create_with(registry, DeviceSpec { name, uuid, ..DeviceSpec::default() }, table, folder, cancel_token)
+        .await
 }
 
 fn refused(why: impl Into<String>) -> TargetError {
@@ -55,9 +56,9 @@ fn table(
     registry: &Registry,
     mapped: &Arc<Mapped>,
     paths: &[String],
-    how: &Grouped,
-    folder: &Folder,
-    off: &CallOff,
+    how: &MultipathOptions,
+    folder: &BaseDir,
+    cancel_token: &CancelToken,
 ) -> Result<String, TargetError> {
     let upkeep = mapped.device.upkeep();
     let mut settings = upkeep.paths.as_deref().cloned().unwrap_or_else(|| Settings::every(5));
@@ -70,7 +71,7 @@ fn table(
         (None, Some(_)) => return Err(refused("prio_args go with a prio")),
         (None, None) => {}
     }
-    let sectors = one_disk(registry, mapped, paths, folder, off)?;
+    let sectors = check_same_size(registry, mapped, paths, folder, cancel_token)?;
     let table = grouping::table(&settings, sectors, paths).map_err(refused)?;
     if how.prio.is_some() && upkeep.paths.is_none() {
         let name = mapped.device.name();
@@ -84,18 +85,18 @@ fn table(
 }
 
 /// The size in sectors of what all paths lead to.
-fn one_disk(
+fn check_same_size(
     registry: &Registry,
     mapped: &Arc<Mapped>,
     paths: &[String],
-    folder: &Folder,
-    off: &CallOff,
+    folder: &BaseDir,
+    cancel_token: &CancelToken,
 ) -> Result<u64, TargetError> {
-    let mut opening = Opening::new(registry, folder).of(mapped);
+    let mut opening = TableResolver::new(registry, folder).of(mapped);
     let mut seen: Vec<(&String, DeviceRef)> = Vec::new();
     for path in paths {
         // There may be thousands, and each may keep us waiting.
-        if let Some(why) = off.reason() {
+        if let Some(why) = cancel_token.reason() {
             return Err(why.clone());
         }
         let found = opening.get(path).map_err(|e| {

@@ -1,10 +1,10 @@
 //! Verbs that renew the partners of what comes or goes.
 
-use super::call_off::Waiting;
-use super::change::{in_turn, resume_among};
-use super::{CallOff, Removal, interrupted, remove, remove_until, resume, suspend, wait};
+use super::cancel::VerbKind;
+use super::change::{resume_among, run_locked};
+use super::{CancelToken, RemoveOptions, interrupted, remove, remove_cancellable, resume, suspend, wait};
 use crate::error::VerbError;
-use crate::registry::{Folder, Mapped, Opening, Registry};
+use crate::registry::{BaseDir, Mapped, Registry, TableResolver};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread;
@@ -21,12 +21,12 @@ use udm_dm::{
 
 /// Cores without lanes: every command is answered at once, but those to one device that hangs.
 #[derive(Default)]
-struct NoLanes {
+struct StubCores {
     hangs: Mutex<Option<DeviceId>>,
     waiting: Mutex<Vec<LaneCommand>>,
 }
 
-impl NoLanes {
+impl StubCores {
     fn hang(&self, device: Option<DeviceId>) {
         *self.hangs.lock().unwrap() = device;
         let answered = std::mem::take(&mut *self.waiting.lock().unwrap());
@@ -38,7 +38,7 @@ impl NoLanes {
     }
 }
 
-impl Cores for NoLanes {
+impl Cores for StubCores {
     fn broadcast(&self, device: DeviceId, command: LaneCommand) {
         // Who hangs comes to no rest; everything else it does.
         let suspends = matches!(command, LaneCommand::Suspend { .. });
@@ -54,34 +54,34 @@ impl Cores for NoLanes {
 
 /// What the targets over one disk share.
 #[derive(Default)]
-struct Shared {
-    tops: Mutex<Vec<Weak<Place>>>,
+struct DiskShared {
+    tops: Mutex<Vec<Weak<TopState>>>,
     sides: AtomicU32,
 }
 
 #[derive(Default)]
-struct Place {
+struct TopState {
     notify: OnceLock<Arc<dyn Notify>>,
     live: AtomicBool,
 }
 
-impl Place {
+impl TopState {
     fn mapped(&self) -> Option<Arc<MappedDevice>> {
         self.notify.get()?.mapped()
     }
 }
 
 /// `top DISK` and `side DISK`: as an origin and its snapshots.
-struct Over {
+struct TestTarget {
     is_top: bool,
     disk: DeviceRef,
     args: (Sector, udm_core::Sectors),
-    place: Arc<Place>,
-    shared: Arc<Shared>,
+    place: Arc<TopState>,
+    shared: Arc<DiskShared>,
 }
 
-impl Over {
-    fn tops(&self) -> Vec<Arc<Place>> {
+impl TestTarget {
+    fn tops(&self) -> Vec<Arc<TopState>> {
         self.shared.tops.lock().unwrap().iter().filter_map(Weak::upgrade).collect()
     }
 
@@ -98,7 +98,7 @@ impl Over {
     }
 }
 
-impl Target for Over {
+impl Target for TestTarget {
     fn type_name(&self) -> &'static str {
         if self.is_top { "top" } else { "side" }
     }
@@ -136,7 +136,7 @@ impl Target for Over {
 fn over(args: &mut TargetArgs<'_>, is_top: bool) -> Result<Arc<dyn Target>, TargetError> {
     let disk = args.resolver.get(&args.args[0]).map_err(|e| TargetError::errno(e.errno))?;
     let shared = disk.device.commons().unwrap().common();
-    Ok(Arc::new(Over { is_top, disk, args: (args.start, args.len), place: Arc::default(), shared }))
+    Ok(Arc::new(TestTarget { is_top, disk, args: (args.start, args.len), place: Arc::default(), shared }))
 }
 
 const TYPES: &[TargetType] = &[
@@ -146,31 +146,37 @@ const TYPES: &[TargetType] = &[
 
 const DISK: &str = "mem:64K";
 
-fn rig() -> (Arc<NoLanes>, Arc<Registry>) {
-    let cores = Arc::new(NoLanes::default());
-    let registry = Registry::new(Arc::<NoLanes>::clone(&cores) as Arc<dyn Cores>, 1);
+fn rig() -> (Arc<StubCores>, Arc<Registry>) {
+    let cores = Arc::new(StubCores::default());
+    let registry = Registry::new(Arc::<StubCores>::clone(&cores) as Arc<dyn Cores>, 1);
     (cores, registry)
 }
 
 fn load(registry: &Registry, mapped: &Arc<Mapped>, kind: &str) {
     let lines = udm_wire::table::parse(&format!("0 8 {kind} {DISK}")).unwrap();
-    let folder = Folder::none();
-    let table = Table::build(TYPES, &lines, &mut Opening::new(registry, &folder), &TestIo::new(), 1).unwrap();
+    let folder = BaseDir::none();
+    let table =
+        Table::build(TYPES, &lines, &mut TableResolver::new(registry, &folder), &TestIo::new(), 1).unwrap();
     mapped.device.load(table).unwrap();
 }
 
 /// As `verbs::create`, with targets that have partners.
-fn create(registry: &Arc<Registry>, name: &str, kind: &str, off: &CallOff) -> Result<(), VerbError> {
+fn create(
+    registry: &Arc<Registry>,
+    name: &str,
+    kind: &str,
+    cancel_token: &CancelToken,
+) -> Result<(), VerbError> {
     let made = registry.make(name, None, None).unwrap();
     load(registry, &made.mapped, kind);
     let one = [(name.to_owned(), Arc::clone(&made.mapped))];
-    wait(in_turn(registry, &one, Waiting::Create, off, resume_among))?;
+    wait(run_locked(registry, &one, VerbKind::Create, cancel_token, resume_among))?;
     made.complete();
     Ok(())
 }
 
-fn never() -> CallOff {
-    CallOff::default()
+fn never() -> CancelToken {
+    CancelToken::default()
 }
 
 fn eventually(what: impl Fn() -> bool) {
@@ -247,18 +253,20 @@ fn waiting_for_a_partner_is_called_off() {
             cores.hang(Some(top.device.id()));
         }
         for verb in [0, 1] {
-            let off = never();
+            let cancel_token = never();
             let done = thread::scope(|scope| {
                 let waits = scope.spawn(|| match verb {
-                    0 => create(&registry, "s", "side", &off),
-                    _ => wait(remove_until(&registry, "before", Removal::default(), &off)),
+                    0 => create(&registry, "s", "side", &cancel_token),
+                    _ => {
+                        wait(remove_cancellable(&registry, "before", RemoveOptions::default(), &cancel_token))
+                    }
                 });
                 if for_rest {
                     eventually(|| cores.is_asked());
                     assert!(top.device.is_suspended());
                 }
                 assert!(!waits.is_finished());
-                off.call(interrupted("enough"));
+                cancel_token.call(interrupted("enough"));
                 waits.join().unwrap()
             });
             assert_eq!(errno(done), EINTR);
@@ -278,7 +286,7 @@ fn waiting_for_a_partner_is_called_off() {
     thread::scope(|scope| {
         let waits = scope.spawn(|| create(&registry, "s", "side", &never()));
         eventually(|| cores.is_asked());
-        super::call_off_all(&registry);
+        super::cancel_all(&registry);
         assert_eq!(errno(waits.join().unwrap()), EINTR);
     });
 }

@@ -16,10 +16,10 @@ pub(super) fn power(registry: &Registry, mapped: &Mapped) -> Vec<api::Power> {
         let on = device.power()?.is_on();
         Some(api::Power { number: number.to_string(), uri: registry.uri_of(number), on })
     };
-    switched(mapped).into_iter().filter_map(power).collect()
+    switchable_disks(mapped).into_iter().filter_map(power).collect()
 }
 
-fn switched(mapped: &Mapped) -> BTreeMap<DevNo, Arc<dyn Device>> {
+fn switchable_disks(mapped: &Mapped) -> BTreeMap<DevNo, Arc<dyn Device>> {
     used(mapped).filter(|(_, device)| device.power().is_some()).collect()
 }
 
@@ -29,7 +29,7 @@ fn switched(mapped: &Mapped) -> BTreeMap<DevNo, Arc<dyn Device>> {
 /// # Errors
 /// ENXIO when there is no such device; EINVAL where it uses no such disk with a switch.
 pub fn turn_power(registry: &Registry, word: &str, disk: Option<&str>, on: bool) -> Result<(), VerbError> {
-    let mut all = switched(&*registry.find(word)?);
+    let mut all = switchable_disks(&*registry.find(word)?);
     if let Some(disk) = disk {
         all.retain(|number, _| number.to_string() == disk || registry.uri_of(*number) == disk);
     }

@@ -13,11 +13,14 @@ use udm_dm::TargetError;
 
 /// The queues in front of what the live table uses, and its own, by number.
 pub(super) fn queues(registry: &Registry, mapped: &Mapped) -> Vec<api::Queue> {
-    queued(mapped).into_iter().filter_map(|(number, device)| queue(registry, number, &*device)).collect()
+    queued_devices(mapped)
+        .into_iter()
+        .filter_map(|(number, device)| queue(registry, number, &*device))
+        .collect()
 }
 
 /// What has a queue in front of it: of what the live table uses, and the device itself.
-fn queued(mapped: &Mapped) -> BTreeMap<DevNo, Arc<dyn Device>> {
+fn queued_devices(mapped: &Mapped) -> BTreeMap<DevNo, Arc<dyn Device>> {
     let own = (mapped.device.number(), Arc::clone(&mapped.device) as Arc<dyn Device>);
     used(mapped).chain([own]).filter(|(_, device)| device.queue().is_some()).collect()
 }
@@ -73,7 +76,7 @@ pub async fn change_queues(
     }
     let settings: Vec<_> = settings.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
     let mapped = registry.find(word)?;
-    let mut all = queued(&mapped);
+    let mut all = queued_devices(&mapped);
     if let Some(disk) = disk {
         all.retain(|number, _| number.to_string() == disk || registry.uri_of(*number) == disk);
     }

@@ -1,12 +1,12 @@
-//! Removing devices: those that nobody uses, or when nobody does any more (`--deferred`), or with
+//! Removing devices: those that nobody uses, or when nobody does any more (`--deferred_removals`), or with
 //! everything that they still get failing (`--force`).
 
-use super::call_off::{CallOff, Waiting};
-use super::change::{export, in_turn, leave_among, let_go, resume_among};
+use super::cancel::{CancelToken, VerbKind};
+use super::change::{drop_on_thread, export, leave_among, resume_among, run_locked};
 use super::{show, tables};
 use crate::error::VerbError;
 use crate::http::api;
-use crate::registry::{Folder, Mapped, Registry};
+use crate::registry::{BaseDir, Mapped, Registry};
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use udm_dm::TargetError;
 
 /// How a device is removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Removal {
+pub struct RemoveOptions {
     /// Its table is replaced by one that fails all requests first.
     pub force: bool,
     /// If somebody has it open it is removed when nobody has it any more.
@@ -30,7 +30,7 @@ pub struct Removal {
 /// # Errors
 /// ENXIO when there is no such device, EBUSY while clients or tables use it.
 pub async fn remove(registry: &Arc<Registry>, name: &str) -> Result<(), VerbError> {
-    remove_until(registry, name, Removal::default(), &CallOff::default()).await
+    remove_cancellable(registry, name, RemoveOptions::default(), &CancelToken::default()).await
 }
 
 /// As [`remove`], as `how` says. Where it waits for requests in flight or for other devices, until
@@ -39,22 +39,24 @@ pub async fn remove(registry: &Arc<Registry>, name: &str) -> Result<(), VerbErro
 /// # Errors
 /// As [`remove`]'s, and what it was called off with: the device is there as it was then. With
 /// `force` it has the table that fails everything all the same, when it was only the removal that
-/// could not be; with `deferred` it is no error that somebody uses it.
-pub async fn remove_until(
+/// could not be; with `deferred_removals` it is no error that somebody uses it.
+pub async fn remove_cancellable(
     registry: &Arc<Registry>,
     name: &str,
-    how: Removal,
-    off: &CallOff,
+    how: RemoveOptions,
+    cancel_token: &CancelToken,
 ) -> Result<(), VerbError> {
     let mapped = registry.find(name)?;
     if how.force {
-        fail_all(registry, name, &mapped, off).await?;
+        load_error_table(registry, name, &mapped, cancel_token).await?;
     }
     if !how.deferred {
-        return remove_it(registry, name, mapped, |_| true, off).await;
+        return remove_device(registry, name, mapped, |_| true, cancel_token).await;
     }
     let (before, left) = (mapped.defer(true), Arc::downgrade(&mapped));
-    let Err(error) = remove_it(registry, name, mapped, |_| true, off).await else { return Ok(()) };
+    let Err(error) = remove_device(registry, name, mapped, |_| true, cancel_token).await else {
+        return Ok(());
+    };
     let Some(left) = left.upgrade() else { return Err(error) };
     if error.error.errno == EBUSY && is_open(registry, &left) {
         return Ok(());
@@ -69,7 +71,7 @@ fn is_open(registry: &Registry, mapped: &Mapped) -> bool {
 }
 
 /// Removes the devices whose removal was deferred as they are closed, for ever.
-pub async fn see_to_deferred(registry: &Arc<Registry>) -> std::convert::Infallible {
+pub async fn run_deferred_removals(registry: &Arc<Registry>) -> std::convert::Infallible {
     // Beside each other: one may wait for other devices.
     let mut removals: Vec<Pin<Box<dyn Future<Output = ()> + Send + '_>>> = Vec::new();
     loop {
@@ -80,23 +82,23 @@ pub async fn see_to_deferred(registry: &Arc<Registry>) -> std::convert::Infallib
                 let due = due.filter(|mapped| mapped.is_deferred() && !is_open(registry, mapped));
                 due.for_each(|mapped| removals.push(Box::pin(remove_deferred(registry, mapped))));
             }
-            () = some_end(&mut removals) => {}
+            () = wait_any(&mut removals) => {}
         }
     }
 }
 
 async fn remove_deferred(registry: &Arc<Registry>, mapped: Arc<Mapped>) {
     let (name, left) = (mapped.device.name(), Arc::downgrade(&mapped));
-    let done = remove_it(registry, &name, mapped, Mapped::is_deferred, &CallOff::default()).await;
+    let done = remove_device(registry, &name, mapped, Mapped::is_deferred, &CancelToken::default()).await;
     let (Err(error), Some(left)) = (done, left.upgrade()) else { return };
     // Who has opened it meanwhile will close it.
-    if left.is_deferred() && registry.is_there(&left) && !is_open(registry, &left) {
+    if left.is_deferred() && registry.is_active(&left) && !is_open(registry, &left) {
         tracing::warn!("{error}: it is not removed, though its removal was deferred");
     }
 }
 
 /// Lets all of `list` go on, until some have ended, which are taken out.
-async fn some_end<F: Future<Output = ()> + Unpin>(list: &mut Vec<F>) {
+async fn wait_any<F: Future<Output = ()> + Unpin>(list: &mut Vec<F>) {
     poll_fn(|cx| {
         let before = list.len();
         list.retain_mut(|one| Pin::new(one).poll(cx).is_pending());
@@ -106,42 +108,42 @@ async fn some_end<F: Future<Output = ()> + Unpin>(list: &mut Vec<F>) {
 }
 
 /// Gives the device a table that fails all requests, as large as the one that it has.
-async fn fail_all(
+async fn load_error_table(
     registry: &Arc<Registry>,
     name: &str,
     mapped: &Arc<Mapped>,
-    off: &CallOff,
+    cancel_token: &CancelToken,
 ) -> Result<(), VerbError> {
     let sectors = mapped.device.limits().size.0;
     if sectors == 0 {
         return Ok(());
     }
     let table = format!("0 {sectors} error");
-    let loaded = tables::load_into(registry, mapped, name, &table, &Folder::none(), off)?;
-    call_off_others(mapped);
+    let loaded = tables::load_into(registry, mapped, name, &table, &BaseDir::none(), cancel_token)?;
+    cancel_others(mapped);
     // Storage that hangs keeps what it has; no client waits for that.
     let _failing = registry.exporter().and_then(|exporter| exporter.fail(mapped.device.id()));
     let one = [(name.to_owned(), Arc::clone(mapped))];
-    let done = in_turn(registry, &one, Waiting::Resume, off, resume_among).await;
+    let done = run_locked(registry, &one, VerbKind::Resume, cancel_token, resume_among).await;
     if done.is_err() {
         mapped.device.clear_own(&loaded);
     }
     done
 }
 
-fn call_off_others(mapped: &Mapped) {
-    for who in [Waiting::Suspend, Waiting::Resume] {
-        mapped.pending.call_off(who, "called off by a removal");
+fn cancel_others(mapped: &Mapped) {
+    for who in [VerbKind::Suspend, VerbKind::Resume] {
+        mapped.pending.cancel(who, "called off by a removal");
     }
 }
 
 /// Removes what `may` be removed when its turn has come.
-pub(super) async fn remove_it(
+pub(super) async fn remove_device(
     registry: &Arc<Registry>,
     name: &str,
     mapped: Arc<Mapped>,
     may: impl Fn(&Mapped) -> bool,
-    off: &CallOff,
+    cancel_token: &CancelToken,
 ) -> Result<(), VerbError> {
     let id = mapped.device.id();
     let busy = |open| TargetError::errno(EBUSY).because(format!("it is open {open} times"));
@@ -150,13 +152,13 @@ pub(super) async fn remove_it(
     if open > 0 {
         return Err(VerbError::new(name, busy(open)));
     }
-    call_off_others(&mapped);
+    cancel_others(&mapped);
     let exporter = registry.exporter();
     let mut leaving = None;
     let one = [(name.to_owned(), Arc::clone(&mapped))];
-    let left = in_turn(registry, &one, Waiting::Remove, off, |devices, turns, wake| {
+    let left = run_locked(registry, &one, VerbKind::Remove, cancel_token, |devices, turns, wake| {
         if leaving.is_none() {
-            let taken = registry.take_away(&mapped, &may).map_err(|error| (0, error))?;
+            let taken = registry.begin_removal(&mapped, &may).map_err(|error| (0, error))?;
             leaving = Some((taken, show::describe(registry, &mapped)));
             // Nobody can come any more; who came before has it open.
             exporter.inspect(|exporter| exporter.remove(id));
@@ -181,6 +183,6 @@ pub(super) async fn remove_it(
     leaving.gone();
     mapped.waiters.gone(api::Device { event_nr: mapped.device.event_nr(), ..last });
     drop(one);
-    let_go(registry, mapped, &CallOff::default()).await;
+    drop_on_thread(registry, mapped, &CancelToken::default()).await;
     Ok(())
 }

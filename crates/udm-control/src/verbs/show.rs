@@ -33,7 +33,10 @@ pub fn info(registry: &Registry, name: &str) -> Result<api::Device, VerbError> {
 }
 
 /// A device, and of its live table the types of target, each once, and the paths.
-pub(crate) fn shown(registry: &Registry, mapped: &Mapped) -> (api::Device, Vec<String>, Vec<api::Path>) {
+pub(crate) fn device_and_paths(
+    registry: &Registry,
+    mapped: &Mapped,
+) -> (api::Device, Vec<String>, Vec<api::Path>) {
     let device = describe(registry, mapped);
     let Some(table) = mapped.device.live() else { return (device, Vec::new(), Vec::new()) };
     let mut types: Vec<&str> = Vec::new();

@@ -1,9 +1,9 @@
 //! Loading and clearing tables, and messages.
 
-use super::{CallOff, hold};
+use super::{CancelToken, lane_guard};
 use crate::CoresIo;
-use crate::error::{Position, VerbError};
-use crate::registry::{Folder, InUse, Mapped, Opening, Registry};
+use crate::error::{TextPosition, VerbError};
+use crate::registry::{BaseDir, Mapped, MessageResolver, Registry, TableResolver};
 use std::sync::Arc;
 use std::time::Duration;
 use udm_core::Ack;
@@ -29,7 +29,7 @@ const MESSAGE_WAIT_STEP: Duration = Duration::from_millis(50);
 /// # Errors
 /// ENXIO when there is no such device; the table's own otherwise, with the position to blame.
 pub fn load(registry: &Registry, name: &str, text: &str) -> Result<(), VerbError> {
-    load_until(registry, name, text, false, &Folder::own(), &CallOff::default())
+    load_cancellable(registry, name, text, false, &BaseDir::own(), &CancelToken::default())
 }
 
 /// As [`load`], with paths from another folder, until it is called off. With `read_only` the device
@@ -38,43 +38,48 @@ pub fn load(registry: &Registry, name: &str, text: &str) -> Result<(), VerbError
 /// # Errors
 /// As [`load`]'s, and what it was called off with, where a target of it waits for its store:
 /// nothing is loaded then.
-pub fn load_until(
+pub fn load_cancellable(
     registry: &Registry,
     name: &str,
     text: &str,
     read_only: bool,
-    folder: &Folder,
-    off: &CallOff,
+    folder: &BaseDir,
+    cancel_token: &CancelToken,
 ) -> Result<(), VerbError> {
     let mapped = registry.find(name)?;
-    load_as(registry, &mapped, name, (text, read_only), folder, off, |_| Ok(())).map(drop)
+    load_as(registry, &mapped, name, (text, read_only), folder, cancel_token, |_| Ok(())).map(drop)
 }
 
 /// The table of a device `name` that is all of the device `word`, seen from `folder`; and that
 /// device, which may have been opened for it. May block on that.
-fn whole(
+fn whole_device_table(
     registry: &Registry,
     name: &str,
     word: &str,
-    folder: &Folder,
+    folder: &BaseDir,
 ) -> Result<(String, DeviceRef), VerbError> {
-    let device = device_in(registry, name, word, folder)?;
+    let device = resolve_device_in(registry, name, word, folder)?;
     Ok((format!("0 {} linear {} 0", device.device.limits().size.0, words::escape(word)), device))
 }
 
 /// What `word` means in a table of `name`: `@` and a name, a number, a URI or a path; opened if it
-/// is not open, and may block on that. A mapped device is in use for as long as its `hold` is
+/// is not open, and may block on that. A mapped device is in use for as long as its `lane_guard` is
 /// there.
 ///
 /// # Errors
 /// What is wrong with the word or with its device.
 pub fn device(registry: &Registry, name: &str, word: &str) -> Result<DeviceRef, VerbError> {
-    device_in(registry, name, word, &Folder::own())
+    resolve_device_in(registry, name, word, &BaseDir::own())
 }
 
 /// As [`device`], seen from `folder`.
-fn device_in(registry: &Registry, name: &str, word: &str, folder: &Folder) -> Result<DeviceRef, VerbError> {
-    Opening::new(registry, folder).get(word).map_err(|e| {
+fn resolve_device_in(
+    registry: &Registry,
+    name: &str,
+    word: &str,
+    folder: &BaseDir,
+) -> Result<DeviceRef, VerbError> {
+    TableResolver::new(registry, folder).get(word).map_err(|e| {
         let reason = if e.reason.is_empty() { word.to_owned() } else { e.reason };
         VerbError::new(name, TargetError::errno(e.errno).because(reason))
     })
@@ -104,7 +109,7 @@ pub(crate) fn lines_of(name: &str, text: &str) -> Result<Vec<Line>, VerbError> {
 }
 
 /// What is wrong with `text`, which names no device, as a table.
-fn no_table(name: &str, text: &str) -> VerbError {
+fn not_a_table(name: &str, text: &str) -> VerbError {
     let error = parse(name, text).err();
     error.unwrap_or_else(|| VerbError::new(name, TargetError::new("a table is START LENGTH TYPE ARGUMENTS")))
 }
@@ -114,19 +119,19 @@ fn parse(name: &str, text: &str) -> Result<Vec<Line>, VerbError> {
         let error = TargetError::errno(E2BIG).because(format!("the table is longer than {TABLE_MAX} bytes"));
         return Err(VerbError::new(name, error));
     }
-    udm_wire::table::parse(text).map_err(|e| syntax(name, &e))
+    udm_wire::table::parse(text).map_err(|e| syntax_error(name, &e))
 }
 
-/// As [`load_until`], into a device that was found before; the table.
+/// As [`load_cancellable`], into a device that was found before; the table.
 pub(crate) fn load_into(
     registry: &Registry,
     mapped: &Arc<Mapped>,
     name: &str,
     text: &str,
-    folder: &Folder,
-    off: &CallOff,
+    folder: &BaseDir,
+    cancel_token: &CancelToken,
 ) -> Result<Arc<Table>, VerbError> {
-    load_as(registry, mapped, name, (text, false), folder, off, |_| Ok(()))
+    load_as(registry, mapped, name, (text, false), folder, cancel_token, |_| Ok(()))
 }
 
 /// As [`load_into`], if the slot `may` take a table when that is built.
@@ -135,11 +140,11 @@ pub(super) fn load_if(
     mapped: &Arc<Mapped>,
     name: &str,
     text: &str,
-    folder: &Folder,
-    off: &CallOff,
+    folder: &BaseDir,
+    cancel_token: &CancelToken,
     may: impl FnOnce(&Mapped) -> Result<(), TargetError>,
 ) -> Result<Arc<Table>, VerbError> {
-    load_as(registry, mapped, name, (text, false), folder, off, may)
+    load_as(registry, mapped, name, (text, false), folder, cancel_token, may)
 }
 
 fn load_as(
@@ -147,16 +152,16 @@ fn load_as(
     mapped: &Arc<Mapped>,
     name: &str,
     (text, read_only): (&str, bool),
-    folder: &Folder,
-    off: &CallOff,
+    folder: &BaseDir,
+    cancel_token: &CancelToken,
     may: impl FnOnce(&Mapped) -> Result<(), TargetError>,
 ) -> Result<Arc<Table>, VerbError> {
     let is_short = !udm_wire::table::is_table(text);
     let (short, _open);
     let text = if is_short {
-        (short, _open) = match whole(registry, name, text.trim(), folder) {
+        (short, _open) = match whole_device_table(registry, name, text.trim(), folder) {
             // Words that name nothing were meant as a table.
-            Err(_) if text.trim().contains(char::is_whitespace) => return Err(no_table(name, text)),
+            Err(_) if text.trim().contains(char::is_whitespace) => return Err(not_a_table(name, text)),
             found => found?,
         };
         &short
@@ -170,8 +175,8 @@ fn load_as(
         VerbError::new(name, error).at(position)
     };
     // Loads do not wait for each other: the file system may hang under one.
-    let mut opening = Opening::new(registry, folder).of(mapped);
-    let io = CoresIo::new(registry.cores()).until(off);
+    let mut opening = TableResolver::new(registry, folder).of(mapped);
+    let io = CoresIo::new(registry.cores()).until(cancel_token);
     let table = Table::build(udm_targets::TARGETS, &lines, &mut opening, &io, registry.core_count())
         .map_err(refused)?;
     if read_only {
@@ -182,12 +187,12 @@ fn load_as(
     let _replaced;
     let _linked = registry.linking();
     _replaced = mapped.device.inactive();
-    if !registry.is_there(mapped) && !bugs::on(Bug::LoadIntoGone) {
+    if !registry.is_active(mapped) && !bugs::on(Bug::LoadIntoGone) {
         let error = TargetError::errno(ENXIO).because("it has been removed meanwhile");
         return Err(VerbError::new(name, error));
     }
     may(mapped).and_then(|()| mapped.device.load(table)).map_err(refused)?;
-    if !registry.is_making(mapped) {
+    if !registry.is_being_created(mapped) {
         mapped.tell(NewsKind::Loaded, "a table was loaded");
     }
     Ok(given)
@@ -215,7 +220,7 @@ pub fn clear(registry: &Registry, name: &str) -> Result<(), VerbError> {
 /// ENXIO when there is no such device; EINVAL for what the target does not know; ETIMEDOUT when the
 /// cores do not get it done; the target's own otherwise.
 pub fn message(registry: &Registry, name: &str, sector: u64, text: &str) -> Result<String, VerbError> {
-    message_from(registry, name, sector, text, &Folder::own())
+    message_from(registry, name, sector, text, &BaseDir::own())
 }
 
 /// As [`message`], with paths from another folder.
@@ -227,7 +232,7 @@ pub fn message_from(
     name: &str,
     sector: u64,
     text: &str,
-    folder: &Folder,
+    folder: &BaseDir,
 ) -> Result<String, VerbError> {
     let mapped = registry.find(name)?;
     if text.len() > MESSAGE_MAX {
@@ -239,7 +244,7 @@ pub fn message_from(
     if let Some(outcome) = cancel_deferred(registry, &mapped, &words) {
         return outcome.map(|()| String::new()).map_err(|e| VerbError::new(name, e));
     }
-    let in_use = &mut InUse { registry, mapped: &mapped, folder };
+    let in_use = &mut MessageResolver { registry, mapped: &mapped, folder };
     let sent = mapped.device.send(sector, &words, in_use, registry.cores());
     let done = sent.and_then(|(answer, pending)| match pending {
         Some(pending) => finish(registry, &mapped, &pending).map(|()| answer),
@@ -260,7 +265,7 @@ pub fn command_path(
     name: &str,
     path: &str,
     action: &str,
-    folder: &Folder,
+    folder: &BaseDir,
 ) -> Result<(), VerbError> {
     let mapped = registry.find(name)?;
     let refused = |error: TargetError| VerbError::new(name, error);
@@ -271,12 +276,13 @@ pub fn command_path(
     };
     let number = match path.parse() {
         Ok(number) => number,
-        Err(_) => {
-            InUse { registry, mapped: &mapped, folder }.get(path).map(|found| found.number).map_err(|e| {
-                let text = format!("error getting device {path}");
-                refused(TargetError::new(text).with_errno(e.errno).because(e.reason))
-            })?
-        }
+        Err(_) => MessageResolver { registry, mapped: &mapped, folder }
+            .get(path)
+            .map(|found| found.number)
+            .map_err(|e| {
+            let text = format!("error getting device {path}");
+            refused(TargetError::new(text).with_errno(e.errno).because(e.reason))
+        })?,
     };
     let live = mapped.device.live();
     let mut used = live.iter().flat_map(|table| table.targets()).flat_map(|entry| entry.target.devices());
@@ -287,7 +293,7 @@ pub fn command_path(
     mapped.device.command_path(number, command, registry.cores()).map_err(refused)
 }
 
-/// The message to the device itself that undoes `remove --deferred`, if `words` are that.
+/// The message to the device itself that undoes `remove --deferred_removals`, if `words` are that.
 fn cancel_deferred(
     registry: &Registry,
     mapped: &Arc<Mapped>,
@@ -306,7 +312,7 @@ fn cancel_deferred(
 /// Waits until the cores have done what a message asks for. With a lane for it, in case that nobody
 /// uses the device.
 fn finish(registry: &Registry, mapped: &Mapped, pending: &Pending) -> Result<(), TargetError> {
-    let lane = hold::lane(registry, &mapped.device, Ack::new(|| {}));
+    let lane = lane_guard::lane(registry, &mapped.device, Ack::new(|| {}));
     let mut waited = Duration::ZERO;
     while waited < MESSAGE_WAIT_MAX {
         if let Some(outcome) = pending.wait(MESSAGE_WAIT_STEP) {
@@ -322,23 +328,23 @@ fn finish(registry: &Registry, mapped: &Mapped, pending: &Pending) -> Result<(),
 }
 
 /// Where in the text the fault is that `error` speaks of.
-fn position(lines: &[Line], error: &TargetError) -> Option<Position> {
+fn position(lines: &[Line], error: &TargetError) -> Option<TextPosition> {
     let line = lines.get(error.line?)?;
     // Without a word the line as a whole is to blame: its type stands for it.
     let span = error.word.map_or_else(|| line.spans.get(2).copied(), |word| Some(line.arg_span(word)))?;
     Some(in_line(line.number, &line.text, span))
 }
 
-fn in_line(number: usize, text: &str, span: words::Span) -> Position {
+fn in_line(number: usize, text: &str, span: words::Span) -> TextPosition {
     let column = |byte: usize| text.char_indices().take_while(|(i, _)| *i < byte).count();
     // What is missing stands behind the end of the text.
     let from = column(span.start) + span.start.saturating_sub(text.len());
     let width = column(span.end).saturating_sub(column(span.start)).max(1);
-    Position { line: number, column: from + 1, width }
+    TextPosition { line: number, column: from + 1, width }
 }
 
 /// A text that is no table at all, in dmsetup's words.
-fn syntax(name: &str, error: &TableSyntaxError) -> VerbError {
+fn syntax_error(name: &str, error: &TableSyntaxError) -> VerbError {
     let position = (error.number > 0).then(|| in_line(error.number, &error.text, error.span));
     VerbError::new(name, TargetError::new(error.to_string())).at(position)
 }

@@ -1,6 +1,6 @@
 //! Running a verb to its end without a reactor.
 
-use crate::blocked;
+use crate::wait_hook;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use std::thread::{self, Thread};
 pub fn wait<T>(verb: impl Future<Output = T>) -> T {
     // A stray unpark costs one look too many.
     wait_with(verb, || {
-        if !blocked::take_turn() {
+        if !wait_hook::run_wait_hook() {
             thread::park();
         }
     })
@@ -21,13 +21,13 @@ pub fn wait<T>(verb: impl Future<Output = T>) -> T {
 /// Runs `verb` to its end, calling `turn` whenever it has to wait. A thread that is a core takes a
 /// turn of its core there, so that its own lanes can answer.
 pub fn wait_with<T>(verb: impl Future<Output = T>, mut turn: impl FnMut()) -> T {
-    struct Unpark(Thread);
-    impl Wake for Unpark {
+    struct ThreadWaker(Thread);
+    impl Wake for ThreadWaker {
         fn wake(self: Arc<Self>) {
             self.0.unpark();
         }
     }
-    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let waker = Waker::from(Arc::new(ThreadWaker(thread::current())));
     let mut verb = pin!(verb);
     loop {
         if let Poll::Ready(done) = verb.as_mut().poll(&mut Context::from_waker(&waker)) {

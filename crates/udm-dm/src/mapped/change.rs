@@ -185,7 +185,7 @@ impl Change {
         self.step_to(Stage::Over, Below::NOW, cores)
     }
 
-    /// As [`Change::step`], and no further than to `stage`. A change that fails before says so when
+    /// As [`Change::step`], and no further than to `multipath_fixture`. A change that fails before says so when
     /// it gets there. `below` says what those below change to.
     pub(super) fn step_to(
         &mut self,

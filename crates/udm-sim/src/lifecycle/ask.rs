@@ -4,9 +4,9 @@ use crate::waiting::WakeableFuture;
 use std::sync::Arc;
 use udm_control::error::VerbError;
 use udm_control::http::api::{CreateSnapshots, NewSnapshot};
-use udm_control::registry::{Folder, NewName};
-use udm_control::verbs::snapshot::{self, MergeEnd};
-use udm_control::verbs::{self, CallOff, Removal};
+use udm_control::registry::{BaseDir, NewName};
+use udm_control::verbs::snapshot::{self, PendingMerge};
+use udm_control::verbs::{self, CancelToken, RemoveOptions};
 use udm_control::{Registry, config};
 
 /// A verb with its words.
@@ -99,7 +99,7 @@ impl ServerVerb {
 /// What a verb says: of a merge, how it is seen to; of the file, what could not be done.
 pub(super) enum VerbReply {
     Nothing,
-    Merging(MergeEnd),
+    Merging(PendingMerge),
     Applied(Vec<String>),
 }
 
@@ -117,14 +117,14 @@ impl ServerVerbJob {
         id: u64,
         verb: ServerVerb,
         registry: &Arc<Registry>,
-        wish: &config::Wish,
+        wish: &config::DesiredState,
     ) -> ServerVerbJob {
         let waiting = WakeableFuture::new(run(registry.clone(), verb.clone(), wish.clone()));
         ServerVerbJob { id, verb, waiting, about: None }
     }
 
     /// Sees to a merge that is over.
-    pub(super) fn finish(id: u64, registry: &Arc<Registry>, end: MergeEnd) -> ServerVerbJob {
+    pub(super) fn finish(id: u64, registry: &Arc<Registry>, end: PendingMerge) -> ServerVerbJob {
         let registry = registry.clone();
         let waiting =
             WakeableFuture::new(
@@ -139,8 +139,12 @@ fn applied(done: udm_control::http::api::Reconfigured) -> VerbReply {
     VerbReply::Applied(failed.collect())
 }
 
-async fn run(registry: Arc<Registry>, verb: ServerVerb, wish: config::Wish) -> Result<VerbReply, VerbError> {
-    let (r, off, folder) = (&registry, CallOff::default(), Folder::none());
+async fn run(
+    registry: Arc<Registry>,
+    verb: ServerVerb,
+    wish: config::DesiredState,
+) -> Result<VerbReply, VerbError> {
+    let (r, off, folder) = (&registry, CancelToken::default(), BaseDir::none());
     match verb {
         ServerVerb::Start => return config::start(r, &wish).await.map(applied),
         ServerVerb::Reconfigure => return config::reconfigure(r, false, &off).await.map(applied),
@@ -156,16 +160,18 @@ async fn run(registry: Arc<Registry>, verb: ServerVerb, wish: config::Wish) -> R
         }
         ServerVerb::Finish => {}
         ServerVerb::Create { name, table } => {
-            verbs::create_until(r, &name, None, table.as_deref(), &folder, &off).await?;
+            verbs::create_cancellable(r, &name, None, table.as_deref(), &folder, &off).await?;
         }
-        ServerVerb::Load { word, table } => verbs::load_until(r, &word, &table, false, &folder, &off)?,
+        ServerVerb::Load { word, table } => verbs::load_cancellable(r, &word, &table, false, &folder, &off)?,
         ServerVerb::Clear { word } => verbs::clear(r, &word)?,
-        ServerVerb::Suspend { word } => verbs::suspend_until(r, &[&word], false, &off).await?,
+        ServerVerb::Suspend { word } => verbs::suspend_cancellable(r, &[&word], false, &off).await?,
         ServerVerb::Resume { words } => {
             let words: Vec<&str> = words.iter().map(String::as_str).collect();
-            verbs::resume_until(r, &words, &off).await?;
+            verbs::resume_cancellable(r, &words, &off).await?;
         }
-        ServerVerb::Remove { word } => verbs::remove_until(r, &word, Removal::default(), &off).await?,
+        ServerVerb::Remove { word } => {
+            verbs::remove_cancellable(r, &word, RemoveOptions::default(), &off).await?
+        }
         ServerVerb::Rename { word, to } => verbs::rename(r, &word, NewName::Name(&to))?,
     }
     Ok(VerbReply::Nothing)

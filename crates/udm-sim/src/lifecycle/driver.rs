@@ -11,7 +11,7 @@ use crate::model::Violation;
 use crate::plan::RunPlan;
 use std::cell::RefCell;
 use std::task::Poll;
-use udm_control::blocked;
+use udm_control::wait_hook;
 
 /// The most steps until all that must end has ended.
 const STEPS_MAX: u64 = 60_000;
@@ -34,12 +34,12 @@ pub(super) fn run(plan: &RunPlan) -> Result<(), Violation> {
     let world = LifecycleWorld::new(plan)?;
     WORLD.set(Some(Box::new(world)));
     let _lines = log_capture::capture_log("udm_control");
-    blocked::turn_instead(Some(run_others_while_blocked));
+    wait_hook::set_wait_hook(Some(run_others_while_blocked));
     while with_world(|world| world.machine.step < world.machine.plan.steps) {
         server_life::run_server(false)?;
     }
     server_life::run_server(true)?;
-    blocked::turn_instead(None);
+    wait_hook::set_wait_hook(None);
     with_world(|world| world.outside.files().remove());
     Ok(())
 }

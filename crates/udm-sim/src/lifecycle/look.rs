@@ -79,7 +79,7 @@ pub(super) fn everything(registry: &Registry, paths: &[PathBuf]) -> Vec<DeviceVi
             suspended: mapped.device.is_suspended(),
         }
     };
-    let mut all: Vec<DeviceView> = registry.everything().into_iter().map(seen).collect();
+    let mut all: Vec<DeviceView> = registry.all_with_pending().into_iter().map(seen).collect();
     all.sort_by(|one, other| one.name.cmp(&other.name));
     all
 }

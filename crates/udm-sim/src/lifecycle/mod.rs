@@ -7,15 +7,15 @@
 //!
 //! Files are real and empty: they have a name, an identity, a length and a time of change. Their
 //! content is on simulated disks, which complete requests late and in any order. Snapshot verbs
-//! block. While one waits, the world continues from within it ([`udm_control::blocked`]), so of two
+//! block. While one waits, the world continues from within it ([`udm_control::wait_hook`]), so of two
 //! such verbs the second ends first.
 //!
 //! A killed server continues in a copy of its files until nothing of it is left, and its requests
 //! change nothing.
 //!
-//! * `files`, `outside`: the state that survives a server, and the registry's view of it.
+//! * `files`, `device_opener`: the state that survives a server, and the registry's view of it.
 //! * `ask`, `draw`: verbs. `clients`: readers and writers.
-//! * `model`, `look`: the rules: the content of each disk and snapshot, and the snapshots that a
+//! * `model`, `map_reader`: the rules: the content of each disk and snapshot, and the snapshots that a
 //!   server may lose. `counts`: the counts.
 //! * `world`, `driver`, `server_life`: the run.
 
@@ -42,7 +42,7 @@ pub use counts::LifecycleCounts;
 /// The failure, with its trace. What is left of a failed run is not taken apart.
 pub fn run(plan: &RunPlan) -> Result<LifecycleCounts, Box<RunFailure>> {
     let outcome = catch_panic(|| driver::run(plan));
-    udm_control::blocked::turn_instead(None);
+    udm_control::wait_hook::set_wait_hook(None);
     let world = driver::take();
     let Err(what) = outcome else { return Ok(world.map(|world| world.counts()).unwrap_or_default()) };
     let mut plan = plan.clone();

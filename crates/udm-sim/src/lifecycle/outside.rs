@@ -5,7 +5,7 @@ use crate::environment::{SharedEnv, lock};
 use crate::path::SimPath;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use udm_control::registry::outside::{Identity, Opened, Outside};
+use udm_control::registry::device_opener::{DeviceOpener, Identity, Opened};
 use udm_core::OpenError;
 use udm_core::errno::{EIO, ENODEV};
 use udm_wire::uri::DeviceUri;
@@ -58,7 +58,7 @@ impl LifecycleBackends {
     }
 }
 
-impl Outside for LifecycleBackends {
+impl DeviceOpener for LifecycleBackends {
     fn look(&self, uri: &DeviceUri) -> Result<Identity, OpenError> {
         self.find(uri).map(|(_, identity)| identity)
     }

@@ -10,9 +10,9 @@ use crate::model::Violation;
 use crate::plan::Disturbance;
 use crate::waiting::WakeableFuture;
 use std::sync::Arc;
-use udm_control::config::{Wanted, Wish};
+use udm_control::config::{DesiredDevice, DesiredState};
 use udm_control::exports::{ExportOptions, Exporter};
-use udm_control::registry::Folder;
+use udm_control::registry::BaseDir;
 use udm_control::verbs::snapshot::LostSnapshots;
 use udm_control::{Registry, StateFolder, verbs};
 use udm_frontends::nbd::Exports;
@@ -127,7 +127,7 @@ fn go() -> Result<(), Violation> {
     let phase = with_world(|world| world.phase);
     with_world(|world| {
         if let Some(server) = &world.server {
-            verbs::call_off_all(&server.registry);
+            verbs::cancel_all(&server.registry);
         }
     });
     for _ in 0..ROUNDS_MAX {
@@ -216,13 +216,13 @@ impl LifecycleWorld {
         let registry = Registry::over(self.machine.inboxes.clone(), count, Box::new(self.outside.clone()));
         let folder = StateFolder::new(self.outside.files().state());
         folder.clean();
-        registry.keep_state_in(folder.clone());
-        registry.lose_snapshots(self.policy);
+        registry.set_state_folder(folder.clone());
+        registry.set_lost_snapshots(self.policy);
         let exports = Arc::new(Exports::new());
-        registry.export_by(Exporter::new(exports.clone(), ExportOptions::default()));
+        registry.set_exporter(Exporter::new(exports.clone(), ExportOptions::default()));
         let wish = self.wish()?;
         let read = wish.clone();
-        registry.configure_by(Box::new(move || Ok(read.clone())));
+        registry.set_config_reader(Box::new(move || Ok(read.clone())));
         let next = registry.clone();
         let merges = Some(WakeableFuture::new(async move { next.next_merge().await }));
         self.machine.say(format!("life {}: {:?}, {} away", self.counts.lives, self.policy, self.away.len()));
@@ -250,15 +250,15 @@ impl LifecycleWorld {
     }
 
     /// What the file says, in an order of the seed's.
-    fn wish(&mut self) -> Result<Wish, Violation> {
+    fn wish(&mut self) -> Result<DesiredState, Violation> {
         let mut left = self.file.clone();
         let mut devices = Vec::new();
         while !left.is_empty() {
             let at = self.control.below(left.len() as u64) as usize;
             let (name, table) = left.swap_remove(at);
-            devices.push(Wanted::new(&name, table, None, false).map_err(|e| e.to_string())?);
+            devices.push(DesiredDevice::new(&name, table, None, false).map_err(|e| e.to_string())?);
         }
-        Ok(Wish { devices, folder: Folder::none(), notes: Vec::new() })
+        Ok(DesiredState { devices, folder: BaseDir::none(), notes: Vec::new() })
     }
 
     /// The server is killed, here and now.

@@ -22,7 +22,7 @@ use crate::waiting::WakeableFuture;
 use std::path::PathBuf;
 use std::sync::Arc;
 use udm_control::error::VerbError;
-use udm_control::verbs::snapshot::{self, LostSnapshots, MergeEnd};
+use udm_control::verbs::snapshot::{self, LostSnapshots, PendingMerge};
 use udm_control::{Registry, StateFolder, config};
 use udm_core::errno::ENXIO;
 use udm_core::{DeviceId, Nanos};
@@ -47,9 +47,9 @@ pub(super) struct ServerInstance {
     pub(super) registry: Arc<Registry>,
     pub(super) exports: Arc<Exports>,
     pub(super) folder: Arc<StateFolder>,
-    pub(super) wish: config::Wish,
+    pub(super) wish: config::DesiredState,
     /// The next merge that goes on from an earlier life.
-    pub(super) merges: Option<WakeableFuture<MergeEnd>>,
+    pub(super) merges: Option<WakeableFuture<PendingMerge>>,
 }
 
 /// Who goes on outside of the world: what it does calls back into it.
@@ -69,8 +69,8 @@ pub(super) struct LifecycleWorld {
     pub(super) jobs: Vec<ServerVerbJob>,
     pub(super) clients: Vec<DeviceClient>,
     /// Merges that go on, and those of them that a verb sees to.
-    pub(super) merges: Vec<MergeEnd>,
-    pub(super) finishing: Vec<(u64, MergeEnd)>,
+    pub(super) merges: Vec<PendingMerge>,
+    pub(super) finishing: Vec<(u64, PendingMerge)>,
     pub(super) model: LifecycleModel,
     pub(super) view: Vec<DeviceView>,
     pub(super) view_names: Vec<(DeviceId, String)>,

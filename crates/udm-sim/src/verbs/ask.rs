@@ -5,8 +5,8 @@ pub(super) use crate::waiting::WakeableFuture;
 use std::sync::Arc;
 use udm_control::error::VerbError;
 use udm_control::http::api::Change;
-use udm_control::registry::{Folder, NewName};
-use udm_control::verbs::{self, CallOff, Grouped, Removal};
+use udm_control::registry::{BaseDir, NewName};
+use udm_control::verbs::{self, CancelToken, MultipathOptions, RemoveOptions};
 use udm_control::{Registry, config};
 use udm_core::DeviceId;
 
@@ -41,7 +41,7 @@ pub(super) enum ControlVerb {
     },
     Remove {
         word: String,
-        how: Removal,
+        how: RemoveOptions,
     },
     Message {
         word: String,
@@ -149,7 +149,7 @@ pub(super) type VerbOutcome = Result<Vec<String>, VerbError>;
 pub(super) struct ControlVerbJob {
     pub(super) id: u64,
     pub(super) verb: ControlVerb,
-    pub(super) off: CallOff,
+    pub(super) off: CancelToken,
     pub(super) hung_up: bool,
     pub(super) waiting: WakeableFuture<VerbOutcome>,
     /// What it found when it began.
@@ -202,7 +202,7 @@ impl VerbProgress {
         }
     }
 
-    /// Has `table` been in the inactive slot of `device`, and `alone`?
+    /// Has `table` been in the inactive slot of `device`, and `name_locks`?
     pub(super) fn saw(&self, device: DeviceId, table: Option<usize>, alone: bool) -> bool {
         let mut of = self.waited.iter().filter(|(id, _)| *id == device);
         if alone { of.all(|(_, waited)| *waited == table) } else { of.any(|(_, waited)| *waited == table) }
@@ -227,23 +227,23 @@ impl ControlVerbJob {
     }
 
     pub(super) fn new(id: u64, verb: ControlVerb, registry: &Arc<Registry>) -> ControlVerbJob {
-        let off = CallOff::default();
+        let off = CancelToken::default();
         let waiting = WakeableFuture::new(run(registry.clone(), verb.clone(), off.clone()));
         ControlVerbJob { id, verb, off, hung_up: false, waiting, began: None }
     }
 }
 
-async fn run(registry: Arc<Registry>, verb: ControlVerb, off: CallOff) -> VerbOutcome {
-    let folder = Folder::none();
+async fn run(registry: Arc<Registry>, verb: ControlVerb, off: CancelToken) -> VerbOutcome {
+    let folder = BaseDir::none();
     let (r, off) = (&registry, &off);
     match &verb {
         ControlVerb::Create { name, uuid, table } => {
-            verbs::create_until(r, name, uuid.as_deref(), table.as_deref(), &folder, off).await?;
+            verbs::create_cancellable(r, name, uuid.as_deref(), table.as_deref(), &folder, off).await?;
         }
         ControlVerb::Multipath { name, uuid, paths, policy } => {
             let paths: Vec<String> = paths.split_whitespace().map(String::from).collect();
-            let how = Grouped { policy: policy.clone(), ..Grouped::default() };
-            verbs::create_multipath_until(r, name, uuid.as_deref(), &paths, &how, &folder, off).await?;
+            let how = MultipathOptions { policy: policy.clone(), ..MultipathOptions::default() };
+            verbs::create_multipath_cancellable(r, name, uuid.as_deref(), &paths, &how, &folder, off).await?;
         }
         ControlVerb::Reconfigure { dry_run } => {
             let done = config::reconfigure(r, *dry_run, off).await?;
@@ -255,17 +255,17 @@ async fn run(registry: Arc<Registry>, verb: ControlVerb, off: CallOff) -> VerbOu
             let device = verbs::wait_event(r, word, *event, off).await?;
             return Ok(vec![device.event_nr.to_string()]);
         }
-        ControlVerb::Load { word, table } => verbs::load_until(r, word, table, false, &folder, off)?,
+        ControlVerb::Load { word, table } => verbs::load_cancellable(r, word, table, false, &folder, off)?,
         ControlVerb::Clear { word } => verbs::clear(r, word)?,
         ControlVerb::Suspend { words, noflush } => {
             let words: Vec<&str> = words.iter().map(String::as_str).collect();
-            verbs::suspend_until(r, &words, *noflush, off).await?;
+            verbs::suspend_cancellable(r, &words, *noflush, off).await?;
         }
         ControlVerb::Resume { words } => {
             let words: Vec<&str> = words.iter().map(String::as_str).collect();
-            verbs::resume_until(r, &words, off).await?;
+            verbs::resume_cancellable(r, &words, off).await?;
         }
-        ControlVerb::Remove { word, how } => verbs::remove_until(r, word, *how, off).await?,
+        ControlVerb::Remove { word, how } => verbs::remove_cancellable(r, word, *how, off).await?,
         ControlVerb::Message { word, text } => {
             return Ok(vec![verbs::message_from(r, word, 0, text, &folder)?]);
         }

@@ -12,7 +12,7 @@ use crate::model::Violation;
 use crate::plan::{Disturbance, ExcludedDisturbances};
 use crate::rng::SimRng;
 use udm_control::registry::OPENED_MAJOR;
-use udm_control::verbs::{self, Removal};
+use udm_control::verbs::{self, RemoveOptions};
 
 /// Names that clients use.
 pub(super) const NAMES: [&str; 4] = ["n0", "n1", "n2", "n3"];
@@ -53,7 +53,7 @@ impl VerbGenerator {
             }
             17..21 => ControlVerb::Resume { words: self.words() },
             21..27 if on(Disturbance::Remove) => {
-                let how = Removal { force: self.chance.one_in(5), deferred: self.chance.one_in(3) };
+                let how = RemoveOptions { force: self.chance.one_in(5), deferred: self.chance.one_in(3) };
                 ControlVerb::Remove { word: self.word(), how }
             }
             27..30 if on(Disturbance::Messages) => {

@@ -13,8 +13,8 @@ use crate::plan::{Disturbance, RunPlan};
 use std::cell::RefCell;
 use std::convert::Infallible;
 use std::task::Poll;
-use udm_control::config::Wish;
-use udm_control::verbs::Removal;
+use udm_control::config::DesiredState;
+use udm_control::verbs::RemoveOptions;
 
 /// How often devices are resumed until none is suspended any more.
 const RESUMES_MAX: usize = 20;
@@ -36,7 +36,7 @@ fn with_world<T>(f: impl FnOnce(&mut RegistryWorld) -> T) -> T {
 }
 
 /// The file is read by the reconfigure that goes on.
-pub(super) fn read_file() -> Result<Wish, String> {
+pub(super) fn read_file() -> Result<DesiredState, String> {
     with_world(RegistryWorld::read_file)
 }
 
@@ -203,7 +203,7 @@ fn remove_all() -> Result<(), Violation> {
         seen.map(|seen| number(seen.minor))
     };
     while let Some(word) = with_world(|world| unused(world)) {
-        with_world(|world| world.begin(ControlVerb::Remove { word, how: Removal::default() }));
+        with_world(|world| world.begin(ControlVerb::Remove { word, how: RemoveOptions::default() }));
         step_until("removals", RegistryWorld::is_quiet)?;
     }
     // Whoever waited for an event has had one.

@@ -14,7 +14,7 @@ use udm_core::{DevNo, DeviceId};
 /// A message that targets know.
 pub(super) const FAIL_PATH: &str = "fail_path";
 
-/// The message that undoes `remove --deferred`.
+/// The message that undoes `remove --deferred_removals`.
 pub(super) const KEEP: &str = "@cancel_deferred_remove";
 
 impl RegistryModel {

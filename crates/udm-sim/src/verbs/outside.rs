@@ -9,7 +9,7 @@ use crate::path::SimPath;
 use crate::rng::SimRng;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use udm_control::registry::outside::{Identity, Opened, Outside};
+use udm_control::registry::device_opener::{DeviceOpener, Identity, Opened};
 use udm_core::errno::{EIO, ENOENT};
 use udm_core::{Device, DeviceId, OpenError};
 use udm_wire::uri::DeviceUri;
@@ -95,7 +95,7 @@ pub(super) fn canonical(word: &str) -> &str {
     if word == NAMES[LINK] { NAMES[0] } else { word }
 }
 
-impl Outside for SimBackends {
+impl DeviceOpener for SimBackends {
     fn look(&self, uri: &DeviceUri) -> Result<Identity, OpenError> {
         self.find(uri).map(|disk| Identity::File { device: 1, inode: disk as u64 })
     }

@@ -24,9 +24,9 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::task::Poll;
 use udm_control::Registry;
-use udm_control::config::Wish;
+use udm_control::config::DesiredState;
 use udm_control::exports::{ExportOptions, Exporter};
-use udm_control::registry::Folder;
+use udm_control::registry::BaseDir;
 use udm_control::{config, verbs};
 use udm_core::Nanos;
 use udm_frontends::nbd::{Export, Exports};
@@ -76,12 +76,12 @@ impl RegistryWorld {
         let fails = if on(Disturbance::Opens) { build.pick(&[0, 10, 30]) } else { 0 };
         let outside = SimBackends::new(&machine.env, SimRng::new(plan.seed, RngStream::SimNetwork), fails);
         let registry = Registry::over(machine.inboxes.clone(), count, Box::new(outside.clone()));
-        registry.configure_by(Box::new(driver::read_file));
+        registry.set_config_reader(Box::new(driver::read_file));
         let exports = Arc::new(Exports::new());
-        registry.export_by(Exporter::new(exports.clone(), ExportOptions::default()));
+        registry.set_exporter(Exporter::new(exports.clone(), ExportOptions::default()));
         let sees = registry.clone();
         RegistryWorld {
-            deferred: Some(WakeableFuture::new(async move { verbs::see_to_deferred(&sees).await })),
+            deferred: Some(WakeableFuture::new(async move { verbs::run_deferred_removals(&sees).await })),
             registry,
             exports,
             outside,
@@ -375,16 +375,16 @@ impl RegistryWorld {
     }
 
     /// The reconfigure that goes on reads the file.
-    pub(super) fn read_file(&mut self) -> Result<Wish, String> {
+    pub(super) fn read_file(&mut self) -> Result<DesiredState, String> {
         let job = self.outside.world().actor;
         let trouble = self.trouble();
         let wanted = self.model.read_file(job, trouble, &mut self.jobs)?;
         let device = |one: DeclaredDevice| {
-            let wanted = config::Wanted::new(&one.name, one.table, one.uuid, one.read_only);
+            let wanted = config::DesiredDevice::new(&one.name, one.table, one.uuid, one.read_only);
             wanted.map_err(|e| e.to_string())
         };
         let devices = wanted.into_iter().map(device).collect::<Result<Vec<_>, String>>()?;
-        Ok(Wish { devices, folder: Folder::none(), notes: Vec::new() })
+        Ok(DesiredState { devices, folder: BaseDir::none(), notes: Vec::new() })
     }
 
     /// A client asks for something.

@@ -14,7 +14,7 @@ use udm_wire::uri::{self, DeviceUri};
 
 /// One `--device`.
 #[derive(Debug, PartialEq, Eq)]
-enum Named {
+enum DeviceSource {
     NamedTable { name: String, table: TableArg },
     Uri(DeviceUri),
 }
@@ -24,7 +24,7 @@ enum Named {
 ///
 /// # Errors
 /// One line that says which device and why; for a table the caret shows the word.
-pub fn make(
+pub fn open_devices(
     cluster: &Arc<Cluster>,
     words: &[String],
     wanted: &[JobDevice],
@@ -33,17 +33,17 @@ pub fn make(
     let mut tables = Vec::new();
     let mut last = None;
     for word in words {
-        last = Some(taken(word, &mut tables)?);
+        last = Some(device_uri_of(word, &mut tables)?);
     }
     let one = |of: &JobDevice| {
         let uri = match &of.filename {
-            Some(word) => taken(word, &mut tables)?,
+            Some(word) => device_uri_of(word, &mut tables)?,
             None => last.clone().context("bench: no device")?,
         };
         if let DeviceUri::Mapped(_) = uri {
             tables.iter().try_for_each(|table| file::check_table(&table.text, of.direct))?;
         }
-        file::prepared(uri, of, stop)
+        file::prepare_file(uri, of, stop)
     };
     let wanted = wanted.iter().map(one).collect::<Result<Vec<_>>>().context("bench")?;
     let mapped = MappedDevices::new(cluster, &tables)?;
@@ -53,7 +53,7 @@ pub fn make(
             let at = at.with_context(|| format!("@{name}: no --device of that name"))?;
             Ok(Arc::clone(&mapped.devices[at]))
         }
-        uri => udm_backends::open(&uri).map_err(|error| opened(&uri, error.into())),
+        uri => udm_backends::open(&uri).map_err(|error| open_error(&uri, error.into())),
     };
     let devices = wanted.into_iter().map(open).collect::<Result<Vec<_>>>()?;
     Ok((devices, mapped))
@@ -61,7 +61,7 @@ pub fn make(
 
 /// Why a device can't be opened. The kernel's word for a file system without `O_DIRECT` names no
 /// reason.
-fn opened(uri: &DeviceUri, error: anyhow::Error) -> anyhow::Error {
+fn open_error(uri: &DeviceUri, error: anyhow::Error) -> anyhow::Error {
     match uri {
         DeviceUri::File(file)
             if file.direct == Some(true) && format!("{error:#}").contains("Invalid argument") =>
@@ -73,14 +73,14 @@ fn opened(uri: &DeviceUri, error: anyhow::Error) -> anyhow::Error {
 }
 
 /// What a word names; one with a table joins `tables`.
-fn taken(word: &str, tables: &mut Vec<NamedTable>) -> Result<DeviceUri> {
-    let (name, table) = match named(word)? {
-        Named::Uri(uri) => return Ok(uri),
-        Named::NamedTable { name, table } => (name, table),
+fn device_uri_of(word: &str, tables: &mut Vec<NamedTable>) -> Result<DeviceUri> {
+    let (name, table) = match parse_device_source(word)? {
+        DeviceSource::Uri(uri) => return Ok(uri),
+        DeviceSource::NamedTable { name, table } => (name, table),
     };
     let text = match table {
         TableArg::Text(text) => text,
-        TableArg::Whole(word) => whole(&word).with_context(|| name.clone())?,
+        TableArg::Whole(word) => whole_device_table(&word).with_context(|| name.clone())?,
         TableArg::File(file) => read_table(&file).with_context(|| name.clone())?,
     };
     tables.push(NamedTable { name: name.clone(), text });
@@ -88,14 +88,14 @@ fn taken(word: &str, tables: &mut Vec<NamedTable>) -> Result<DeviceUri> {
 }
 
 /// The table that maps all of a device.
-fn whole(word: &str) -> Result<String> {
+fn whole_device_table(word: &str) -> Result<String> {
     let sectors = udm_backends::open(&uri::parse(word)?)?.limits().size.0;
     Ok(format!("0 {sectors} linear {} 0", udm_wire::words::escape(word)))
 }
 
 /// `NAME=TABLE`, `NAME=@FILE`, `NAME=DEVICE`, or a URI or path. A table has spaces, and a name has
 /// nothing that makes a URI or a path; a file that is there is meant.
-fn named(word: &str) -> Result<Named> {
+fn parse_device_source(word: &str) -> Result<DeviceSource> {
     if let Some((name, table)) = word.split_once('=')
         && !name.is_empty()
         && !name.contains([':', '/', '?'])
@@ -106,9 +106,9 @@ fn named(word: &str) -> Result<Named> {
             None if table.contains(char::is_whitespace) => TableArg::Text(table.to_owned()),
             None => TableArg::Whole(table.to_owned()),
         };
-        return Ok(Named::NamedTable { name: name.to_owned(), table });
+        return Ok(DeviceSource::NamedTable { name: name.to_owned(), table });
     }
-    Ok(Named::Uri(uri::parse(word).with_context(|| format!("--device {word}"))?))
+    Ok(DeviceSource::Uri(uri::parse(word).with_context(|| format!("--device {word}"))?))
 }
 
 #[cfg(test)]
@@ -119,24 +119,26 @@ mod tests {
     fn tables_and_uris_are_told_apart() {
         for table in ["d=0 8 zero", "d=\t0 8 linear null:size=1M 0", "d=0 8 linear /a 0"] {
             let (name, text) = table.split_once('=').unwrap();
-            let want = Named::NamedTable { name: name.into(), table: TableArg::Text(text.into()) };
-            assert_eq!(named(table).unwrap(), want);
+            let want = DeviceSource::NamedTable { name: name.into(), table: TableArg::Text(text.into()) };
+            assert_eq!(parse_device_source(table).unwrap(), want);
         }
-        let file = Named::NamedTable { name: "d".into(), table: TableArg::File("/x".into()) };
-        assert_eq!(named("d=@/x").unwrap(), file);
-        let whole = Named::NamedTable { name: "d".into(), table: TableArg::Whole("null:size=1M".into()) };
-        assert_eq!(named("d=null:size=1M").unwrap(), whole);
+        let file = DeviceSource::NamedTable { name: "d".into(), table: TableArg::File("/x".into()) };
+        assert_eq!(parse_device_source("d=@/x").unwrap(), file);
+        let whole_device_table =
+            DeviceSource::NamedTable { name: "d".into(), table: TableArg::Whole("null:size=1M".into()) };
+        assert_eq!(parse_device_source("d=null:size=1M").unwrap(), whole_device_table);
         for word in ["null:size=1M", "mem:1G", "/tmp/a=b c", "file:a=b%20c?direct=on", "@d"] {
-            assert!(matches!(named(word).unwrap(), Named::Uri(_)), "{word}");
+            assert!(matches!(parse_device_source(word).unwrap(), DeviceSource::Uri(_)), "{word}");
         }
-        assert!(named("nul:1").is_err());
+        assert!(parse_device_source("nul:1").is_err());
     }
 
     #[test]
     fn a_name_that_no_device_has() {
         let cluster = Cluster::new(1).unwrap();
         let none = JobDevice { filename: None, direct: None, bytes: 0, is_read: true };
-        let error = make(&cluster, &["@d".into()], &[none], &AtomicBool::new(false)).err().expect("refused");
+        let error =
+            open_devices(&cluster, &["@d".into()], &[none], &AtomicBool::new(false)).err().expect("refused");
         assert_eq!(format!("{error:#}"), "@d: no --device of that name");
     }
 }

@@ -19,7 +19,7 @@ const PIECE: usize = 1 << 20;
 ///
 /// # Errors
 /// When `direct` can't be what it says, or the file can't be made as long as it must be.
-pub fn prepared(uri: DeviceUri, of: &JobDevice, stop: &AtomicBool) -> Result<DeviceUri> {
+pub fn prepare_file(uri: DeviceUri, of: &JobDevice, stop: &AtomicBool) -> Result<DeviceUri> {
     let DeviceUri::File(mut file) = uri else {
         if of.direct == Some(true)
             && let DeviceUri::Nbd(_) = uri
@@ -34,7 +34,7 @@ pub fn prepared(uri: DeviceUri, of: &JobDevice, stop: &AtomicBool) -> Result<Dev
         file.direct = Some(direct);
     }
     if of.filename.is_some() {
-        lay_out(&file, of, stop).with_context(|| file.path.display().to_string())?;
+        lay_out_file(&file, of, stop).with_context(|| file.path.display().to_string())?;
     }
     Ok(DeviceUri::File(file))
 }
@@ -57,7 +57,7 @@ pub fn check_table(text: &str, direct: Option<bool>) -> Result<()> {
 }
 
 /// Makes a regular file as long as its jobs need, as fio does: one that is read gets data.
-fn lay_out(uri: &FileUri, of: &JobDevice, stop: &AtomicBool) -> Result<()> {
+fn lay_out_file(uri: &FileUri, of: &JobDevice, stop: &AtomicBool) -> Result<()> {
     let there = match uri.path.metadata() {
         Ok(data) if !data.is_file() => return Ok(()),
         Ok(data) => Some(data.len()),
@@ -72,7 +72,7 @@ fn lay_out(uri: &FileUri, of: &JobDevice, stop: &AtomicBool) -> Result<()> {
         return Ok(());
     }
     log::say(format!("udm: {}: laid out ({}B)\n", uri.path.display(), units::binary(of.bytes as f64, 4)));
-    let written = write_out(&uri.path, there.unwrap_or(0), of, stop);
+    let written = fill_file(&uri.path, there.unwrap_or(0), of, stop);
     if written.is_err() && there.is_none() {
         // Nothing to measure a second time.
         let _ = std::fs::remove_file(&uri.path);
@@ -80,7 +80,7 @@ fn lay_out(uri: &FileUri, of: &JobDevice, stop: &AtomicBool) -> Result<()> {
     written
 }
 
-fn write_out(path: &Path, from: u64, of: &JobDevice, stop: &AtomicBool) -> Result<()> {
+fn fill_file(path: &Path, from: u64, of: &JobDevice, stop: &AtomicBool) -> Result<()> {
     let mut file: File = OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
     if !of.is_read {
         // A file system that can't allocate leaves a hole.

@@ -11,7 +11,7 @@ use udm_bench::{JobFile, JobOptions, WAY_OUT};
 /// The line of one job.
 #[derive(Parser)]
 #[command(args_override_self = true)]
-struct Line {
+struct JobLine {
     #[command(flatten)]
     args: BenchArgs,
 }
@@ -40,7 +40,7 @@ fn options(words: &[String]) -> Result<JobOptions> {
         .into_iter()
         .filter(|_| !words.iter().any(|word| word == "--floor" || word.starts_with("--nbd")));
     let words = std::iter::once("bench").chain(device).chain(words.iter().map(String::as_str));
-    let line = Line::command().try_get_matches_from(words).and_then(|m| Line::from_arg_matches(&m))?;
+    let line = JobLine::command().try_get_matches_from(words).and_then(|m| JobLine::from_arg_matches(&m))?;
     Ok(line.args.options)
 }
 
@@ -71,7 +71,7 @@ fn parts(words: &[String]) -> Vec<Vec<String>> {
 }
 
 /// Adds the way out to an error about an option that `udm bench` does not have.
-pub fn explained(mut error: clap::Error) -> clap::Error {
+pub fn with_hint(mut error: clap::Error) -> clap::Error {
     let known = error.get(ContextKind::ValidValue).is_some();
     if error.kind() == ErrorKind::UnknownArgument || (error.kind() == ErrorKind::InvalidValue && known) {
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![WAY_OUT.into()]));

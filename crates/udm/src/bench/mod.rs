@@ -7,7 +7,7 @@ mod line;
 pub mod progress;
 pub mod stop;
 
-pub use line::explained;
+pub use line::with_hint;
 
 use crate::log;
 use crate::output::{say, say_json};
@@ -109,7 +109,7 @@ impl BenchArgs {
 /// # Errors
 /// When the load can't begin, or a request failed; the report is printed then all the same.
 pub fn run(args: &BenchArgs) -> Result<ExitCode> {
-    let stop = stop::on_signals().context("bench: signals")?;
+    let stop = stop::install_stop_handler().context("bench: signals")?;
     if args.compare {
         run_compare(args, stop)?;
         return Ok(stop::status(stop));
@@ -122,13 +122,13 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
     let JobFile { jobs, devices, .. } = jobs(args)?;
     let loads: Vec<&Load> = jobs.iter().map(|job| &job.load).collect();
     let (mut mapped, mut watch) = (None, None);
-    let report = progress::shown(&loads, |progress| {
+    let report = progress::with_progress(&loads, |progress| {
         let run = BenchRun { load: loads[0], progress, stop };
         match &server {
             Some(uri) => run.measure_nbd(uri).context("bench"),
             None if args.floor => run.measure_floor().context("bench"),
             None => measure_jobs(&jobs, progress, stop, |cluster| {
-                let (devices, all) = device::make(cluster, &args.devices, &devices, stop)?;
+                let (devices, all) = device::open_devices(cluster, &args.devices, &devices, stop)?;
                 let all = Arc::new(all);
                 if args.html.is_some() {
                     watch = Some(PathSampler::start(Arc::clone(&all)).context("bench")?);
@@ -201,8 +201,8 @@ fn nbd_uri(word: &str) -> Result<NbdUri> {
 
 fn run_snapshots(args: &BenchArgs, stop: &AtomicBool) -> Result<()> {
     let options = if args.quick { SnapshotOptions::quick() } else { SnapshotOptions::full() };
-    let costs =
-        progress::counted(options.steps(), |done| snapshots(&options, stop, done)).context("bench")?;
+    let costs = progress::with_step_progress(options.steps(), |done| snapshots(&options, stop, done))
+        .context("bench")?;
     match args.format() {
         Format::Normal => say(&costs.table()),
         _ => say_json(&costs),

@@ -13,7 +13,7 @@ use udm_bench::{Load, Progress};
 const TICK: Duration = Duration::from_millis(500);
 
 /// What `measure` gives; its progress is drawn until it does, when somebody is looking.
-pub fn shown<T>(loads: &[&Load], measure: impl FnOnce(Option<&Progress>) -> T) -> T {
+pub fn with_progress<T>(loads: &[&Load], measure: impl FnOnce(Option<&Progress>) -> T) -> T {
     if !std::io::stderr().is_terminal() {
         return measure(None);
     }
@@ -30,7 +30,7 @@ pub fn shown<T>(loads: &[&Load], measure: impl FnOnce(Option<&Progress>) -> T) -
 
 /// What `measure` gives, which counts in what it is handed how many of its `steps` are over; a line
 /// says so, and how long it may take yet, when somebody is looking.
-pub fn counted<T>(steps: usize, measure: impl FnOnce(&AtomicUsize) -> T) -> T {
+pub fn with_step_progress<T>(steps: usize, measure: impl FnOnce(&AtomicUsize) -> T) -> T {
     let done = AtomicUsize::new(0);
     if !std::io::stderr().is_terminal() {
         return measure(&done);

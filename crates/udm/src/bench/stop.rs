@@ -12,8 +12,8 @@ const STATUS: u8 = 128;
 static STOP: AtomicBool = AtomicBool::new(false);
 
 /// Has signals stop the jobs from here on: what they set is what the jobs ask.
-pub fn on_signals() -> std::io::Result<&'static AtomicBool> {
-    interrupt::on_signal(|signal| {
+pub fn install_stop_handler() -> std::io::Result<&'static AtomicBool> {
+    interrupt::on_first_signal(|signal| {
         log::say(format!("\nudm: terminating on signal {signal}; a second one ends at once\n"));
         STOP.store(true, Relaxed);
     })?;

@@ -1,6 +1,6 @@
 //! What verbs that change a device take.
 
-use super::{Print, Talk, seconds};
+use super::{Print, ServerArgs, seconds};
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use std::time::Duration;
 #[derive(Debug, Args)]
 pub struct CreateArgs {
     #[command(flatten)]
-    pub talk: Talk,
+    pub talk: ServerArgs,
     #[command(flatten)]
     pub print: Print,
     /// Its name; with --concise the devices [default: standard input]
@@ -45,7 +45,7 @@ pub struct CreateArgs {
 #[derive(Debug, Args)]
 pub struct ReconfigureArgs {
     #[command(flatten)]
-    pub talk: Talk,
+    pub talk: ServerArgs,
     #[command(flatten)]
     pub print: Print,
     /// Say what would be done, and do nothing
@@ -57,7 +57,7 @@ pub struct ReconfigureArgs {
 #[derive(Debug, Args)]
 pub struct RenameArgs {
     #[command(flatten)]
-    pub talk: Talk,
+    pub talk: ServerArgs,
     /// The device
     pub name: String,
     /// Its new name, or with --setuuid its uuid
@@ -72,7 +72,7 @@ pub struct RenameArgs {
 #[derive(Debug, Args)]
 pub struct WaitArgs {
     #[command(flatten)]
-    pub talk: Talk,
+    pub talk: ServerArgs,
     #[command(flatten)]
     pub print: Print,
     /// The device
@@ -92,7 +92,7 @@ pub struct WaitArgs {
 #[derive(Debug, Args)]
 pub struct LoadArgs {
     #[command(flatten)]
-    pub talk: Talk,
+    pub talk: ServerArgs,
     /// The device
     pub name: String,
     /// A file that holds the table [default: standard input]; relative paths in a table count from
@@ -108,7 +108,7 @@ pub struct LoadArgs {
 #[derive(Debug, Args)]
 pub struct NamesArgs {
     #[command(flatten)]
-    pub talk: Talk,
+    pub talk: ServerArgs,
     /// The devices
     #[arg(required = true, value_name = "NAME")]
     pub names: Vec<String>,
@@ -118,9 +118,9 @@ pub struct NamesArgs {
 #[derive(Debug, Args)]
 pub struct RemoveArgs {
     #[command(flatten)]
-    pub talk: Talk,
+    pub talk: ServerArgs,
     #[command(flatten)]
-    pub until: Until,
+    pub until: TimeoutArgs,
     /// The devices
     #[arg(required = true, value_name = "NAME")]
     pub names: Vec<String>,
@@ -134,14 +134,14 @@ pub struct RemoveArgs {
 
 /// How long a verb may wait for requests in flight.
 #[derive(Debug, Args)]
-pub struct Until {
+pub struct TimeoutArgs {
     /// Call it off after so many seconds, as Ctrl-C does: the device goes on as it was [default: no
     /// limit]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub timeout: Option<Duration>,
 }
 
-impl Until {
+impl TimeoutArgs {
     /// As the control socket takes it.
     pub fn timeout_ms(&self) -> Option<u64> {
         self.timeout.map(|timeout| u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX))
@@ -152,9 +152,9 @@ impl Until {
 #[derive(Debug, Args)]
 pub struct ResumeArgs {
     #[command(flatten)]
-    pub talk: Talk,
+    pub talk: ServerArgs,
     #[command(flatten)]
-    pub until: Until,
+    pub until: TimeoutArgs,
     /// The devices
     #[arg(required = true, value_name = "NAME")]
     pub names: Vec<String>,
@@ -164,9 +164,9 @@ pub struct ResumeArgs {
 #[derive(Debug, Args)]
 pub struct SuspendArgs {
     #[command(flatten)]
-    pub talk: Talk,
+    pub talk: ServerArgs,
     #[command(flatten)]
-    pub until: Until,
+    pub until: TimeoutArgs,
     /// The devices
     #[arg(required = true, value_name = "NAME")]
     pub names: Vec<String>,
@@ -182,7 +182,7 @@ pub struct SuspendArgs {
 #[derive(Debug, Args)]
 pub struct EventsArgs {
     #[command(flatten)]
-    pub talk: Talk,
+    pub talk: ServerArgs,
     /// Print JSON, a change a line
     #[arg(long)]
     pub json: bool,
@@ -201,7 +201,7 @@ pub struct EventsArgs {
 #[derive(Debug, Args)]
 pub struct TopArgs {
     #[command(flatten)]
-    pub talk: Talk,
+    pub talk: ServerArgs,
     /// Print what goes on in one interval, and end
     #[arg(long)]
     pub once: bool,
@@ -222,7 +222,7 @@ fn interval(word: &str) -> Result<Duration, String> {
 #[derive(Debug, Args)]
 pub struct MessageArgs {
     #[command(flatten)]
-    pub talk: Talk,
+    pub talk: ServerArgs,
     #[command(flatten)]
     pub print: Print,
     /// The device
@@ -238,7 +238,7 @@ pub struct MessageArgs {
 #[derive(Debug, Args)]
 pub struct QueueArgs {
     #[command(flatten)]
-    pub talk: Talk,
+    pub talk: ServerArgs,
     #[command(flatten)]
     pub print: Print,
     /// The device
@@ -255,13 +255,13 @@ pub struct QueueArgs {
 #[derive(Debug, Args)]
 pub struct PowerArgs {
     #[command(flatten)]
-    pub talk: Talk,
+    pub talk: ServerArgs,
     #[command(flatten)]
     pub print: Print,
     /// The device
     pub name: String,
     /// Which way to turn it [default: show what is]
-    pub switch: Option<Switch>,
+    pub switch: Option<PowerSwitch>,
     /// Only this disk, by its number or URI as they are shown
     #[arg(long, value_name = "DISK")]
     pub disk: Option<String>,
@@ -269,7 +269,7 @@ pub struct PowerArgs {
 
 /// A switch: null_blk's attribute has 1 and 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Switch {
+pub enum PowerSwitch {
     /// There is power
     #[value(alias = "1")]
     On,

@@ -1,13 +1,13 @@
 //! What verbs that show something take.
 
-use super::{ListArgs, Print, Talk};
+use super::{ListArgs, Print, ServerArgs};
 use clap::{Args, ValueEnum};
 
 /// `udm table`, `udm status`.
 #[derive(Debug, Args)]
 pub struct ShowArgs {
     #[command(flatten)]
-    pub talk: Talk,
+    pub talk: ServerArgs,
     #[command(flatten)]
     pub print: Print,
     /// The devices [default: all, each with its name in front]
@@ -35,7 +35,7 @@ pub struct TableArgs {
 #[derive(Debug, Args)]
 pub struct InfoArgs {
     #[command(flatten)]
-    pub talk: Talk,
+    pub talk: ServerArgs,
     #[command(flatten)]
     pub print: Print,
     /// The devices [default: all]
@@ -95,7 +95,7 @@ pub struct LsArgs {
 #[derive(Debug, Args)]
 pub struct DepsArgs {
     #[command(flatten)]
-    pub talk: Talk,
+    pub talk: ServerArgs,
     #[command(flatten)]
     pub print: Print,
     /// How what they lie on is named

@@ -1,11 +1,11 @@
 //! The fields of a device that columns can show: one list, by dmsetup's names.
 
-use super::Row;
+use super::DeviceRow;
 use std::fmt::Write as _;
 
 /// How a field is aligned and sorted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum FieldKind {
     /// To the left, by its bytes.
     Text,
     /// To the right, by its value.
@@ -14,7 +14,7 @@ pub enum Kind {
 
 /// What a field has to know besides the device itself, each of which is a question to the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Needs {
+pub enum FieldScope {
     /// Nothing.
     Device,
     /// What its live table lies on.
@@ -32,15 +32,15 @@ pub struct Field {
     /// How wide its column is at the least.
     pub width: usize,
     /// How it is aligned and sorted.
-    pub kind: Kind,
+    pub kind: FieldKind,
     /// What it has to know.
-    pub needs: Needs,
+    pub needs: FieldScope,
     /// Its value; why there is none.
-    pub value: fn(&Row) -> Result<String, String>,
+    pub value: fn(&DeviceRow) -> Result<String, String>,
 }
 
 /// A group of fields, which `-o` can name as a whole.
-pub struct Group {
+pub struct FieldGroup {
     /// What `-o` calls all of them; empty where dmsetup has no word for it.
     pub name: &'static str,
     /// What they tell of.
@@ -55,53 +55,53 @@ macro_rules! fields {
             name: $name,
             heading: $heading,
             width: $width,
-            kind: Kind::$kind,
-            needs: Needs::$needs,
+            kind: FieldKind::$kind,
+            needs: FieldScope::$needs,
             value: |row| $value(row).said(),
         },)*]
     };
 }
 
 /// A value, or why there is none.
-trait Said {
+trait IntoValue {
     fn said(self) -> Result<String, String>;
 }
 
-impl Said for String {
+impl IntoValue for String {
     fn said(self) -> Result<String, String> {
         Ok(self)
     }
 }
 
-impl Said for Result<String, String> {
+impl IntoValue for Result<String, String> {
     fn said(self) -> Result<String, String> {
         self
     }
 }
 
 /// All fields, in dmsetup's order.
-pub const GROUPS: [Group; 5] = [
-    Group {
+pub const GROUPS: [FieldGroup; 5] = [
+    FieldGroup {
         name: "name_all",
         heading: "Names",
         fields: fields! {
-            "name" "Name" 16 Text Device |row: &Row| row.device.name.clone();
-            "mangled_name" "MangledName" 16 Text Device |row: &Row| mangled(&row.device.name);
-            "unmangled_name" "UnmangledName" 16 Text Device |row: &Row| row.device.name.clone();
+            "name" "Name" 16 Text Device |row: &DeviceRow| row.device.name.clone();
+            "mangled_name" "MangledName" 16 Text Device |row: &DeviceRow| mangled(&row.device.name);
+            "unmangled_name" "UnmangledName" 16 Text Device |row: &DeviceRow| row.device.name.clone();
             "uuid" "UUID" 32 Text Device uuid;
-            "mangled_uuid" "MangledUUID" 32 Text Device |row: &Row| mangled(&uuid(row));
+            "mangled_uuid" "MangledUUID" 32 Text Device |row: &DeviceRow| mangled(&uuid(row));
             "unmangled_uuid" "UnmangledUUID" 32 Text Device uuid;
             // There is none, as of a device of which dmsetup can't find it out.
-            "read_ahead" "RAhead" 6 Number Device |_: &Row| "0".to_owned();
+            "read_ahead" "RAhead" 6 Number Device |_: &DeviceRow| "0".to_owned();
         },
     },
-    Group {
+    FieldGroup {
         name: "info_all",
         heading: "State",
         fields: fields! {
-            "blkdevname" "BlkDevName" 16 Text Device node;
+            "blkdevname" "BlkDevName" 16 Text Device kernel_node;
             "attr" "Stat" 4 Text Device attr;
-            "tables_loaded" "Tables" 6 Text Device |row: &Row| {
+            "tables_loaded" "Tables" 6 Text Device |row: &DeviceRow| {
                 let text = match (row.device.live_table, row.device.inactive_table) {
                     (true, true) => "Both",
                     (true, false) => "Live",
@@ -110,67 +110,67 @@ pub const GROUPS: [Group; 5] = [
                 };
                 text.to_owned()
             };
-            "suspended" "Suspended" 9 Text Device |row: &Row| {
-                either(row.device.state == "suspended", "Suspended", "Active")
+            "suspended" "Suspended" 9 Text Device |row: &DeviceRow| {
+                choose(row.device.state == "suspended", "Suspended", "Active")
             };
-            "readonly" "Read-only" 9 Text Device |row: &Row| {
-                either(row.device.read_only, "Read-only", "Writeable")
+            "readonly" "Read-only" 9 Text Device |row: &DeviceRow| {
+                choose(row.device.read_only, "Read-only", "Writeable")
             };
-            "devno" "DevNo" 5 Text Device |row: &Row| row.device.number.clone();
-            "major" "Maj" 3 Number Device |row: &Row| row.number().0.to_owned();
-            "minor" "Min" 3 Number Device |row: &Row| row.number().1.to_owned();
-            "open" "Open" 4 Number Device |row: &Row| row.device.open_count.to_string();
-            "segments" "Targ" 4 Number Device |row: &Row| row.device.targets.to_string();
-            "events" "Event" 6 Number Device |row: &Row| row.device.event_nr.to_string();
+            "devno" "DevNo" 5 Text Device |row: &DeviceRow| row.device.number.clone();
+            "major" "Maj" 3 Number Device |row: &DeviceRow| row.number().0.to_owned();
+            "minor" "Min" 3 Number Device |row: &DeviceRow| row.number().1.to_owned();
+            "open" "Open" 4 Number Device |row: &DeviceRow| row.device.open_count.to_string();
+            "segments" "Targ" 4 Number Device |row: &DeviceRow| row.device.targets.to_string();
+            "events" "Event" 6 Number Device |row: &DeviceRow| row.device.event_nr.to_string();
         },
     },
-    Group {
+    FieldGroup {
         name: "deps_all",
         heading: "What lies on what",
         fields: fields! {
-            "device_count" "#Devs" 5 Number Below |row: &Row| row.below.len().to_string();
-            "devnos_used" "DevNosUsed" 16 Text Below |row: &Row| {
+            "device_count" "#Devs" 5 Number Below |row: &DeviceRow| row.below.len().to_string();
+            "devnos_used" "DevNosUsed" 16 Text Below |row: &DeviceRow| {
                 list(row.below.iter().map(|below| below.number.as_str()))
             };
-            "blkdevs_used" "BlkDevNamesUsed" 16 Text Below |row: &Row| {
+            "blkdevs_used" "BlkDevNamesUsed" 16 Text Below |row: &DeviceRow| {
                 let names: Vec<_> = row.below.iter().map(super::node_below).collect();
                 list(names.iter().map(String::as_str))
             };
         },
     },
-    Group {
+    FieldGroup {
         name: "",
         heading: "Names of what lies on what",
         fields: fields! {
-            "devs_used" "DevNamesUsed" 16 Text Below |row: &Row| {
+            "devs_used" "DevNamesUsed" 16 Text Below |row: &DeviceRow| {
                 list(row.below.iter().filter_map(|below| below.uri.strip_prefix('@')))
             };
-            "device_ref_count" "#Refs" 5 Number Above |row: &Row| row.above.len().to_string();
-            "names_using_dev" "RefNames" 8 Text Above |row: &Row| {
+            "device_ref_count" "#Refs" 5 Number Above |row: &DeviceRow| row.above.len().to_string();
+            "names_using_dev" "RefNames" 8 Text Above |row: &DeviceRow| {
                 list(row.above.iter().map(|(name, _)| name.as_str()))
             };
-            "devnos_using_dev" "RefDevNos" 9 Text Above |row: &Row| {
+            "devnos_using_dev" "RefDevNos" 9 Text Above |row: &DeviceRow| {
                 list(row.above.iter().map(|(_, number)| number.as_str()))
             };
         },
     },
-    Group {
+    FieldGroup {
         name: "splitname_all",
         heading: "Parts of LVM's names",
         fields: fields! {
-            "subsystem" "Subsys" 6 Text Device subsystem;
-            "vg_name" "VG" 4 Text Device |row: &Row| part(row, 0);
-            "lv_name" "LV" 4 Text Device |row: &Row| part(row, 1);
-            "lv_layer" "LVLayer" 7 Text Device |row: &Row| part(row, 2);
+            "subsystem" "Subsys" 6 Text Device uuid_subsystem;
+            "vg_name" "VG" 4 Text Device |row: &DeviceRow| lvm_name_part(row, 0);
+            "lv_name" "LV" 4 Text Device |row: &DeviceRow| lvm_name_part(row, 1);
+            "lv_layer" "LVLayer" 7 Text Device |row: &DeviceRow| lvm_name_part(row, 2);
         },
     },
 ];
 
-fn uuid(row: &Row) -> String {
+fn uuid(row: &DeviceRow) -> String {
     row.device.uuid.clone().unwrap_or_default()
 }
 
-fn either(is: bool, so: &str, otherwise: &str) -> String {
+fn choose(is: bool, so: &str, otherwise: &str) -> String {
     if is { so } else { otherwise }.to_owned()
 }
 
@@ -178,7 +178,7 @@ fn list<'a>(words: impl Iterator<Item = &'a str>) -> String {
     words.collect::<Vec<_>>().join(",")
 }
 
-fn attr(row: &Row) -> String {
+fn attr(row: &DeviceRow) -> String {
     let device = &row.device;
     let letter = |is, so: char, otherwise: char| if is { so } else { otherwise };
     let letters = [
@@ -191,7 +191,7 @@ fn attr(row: &Row) -> String {
 }
 
 /// As the kernel names the node of a device.
-fn node(row: &Row) -> Result<String, String> {
+fn kernel_node(row: &DeviceRow) -> Result<String, String> {
     super::node_of(&row.device)
         .ok_or_else(|| format!("Could not resolve block device name for {}.", row.device.number))
 }
@@ -211,14 +211,14 @@ pub fn mangled(text: &str) -> String {
 }
 
 /// What comes before the first hyphen of a uuid.
-fn subsystem(row: &Row) -> String {
+fn uuid_subsystem(row: &DeviceRow) -> String {
     let uuid = row.device.uuid.as_deref();
     uuid.and_then(|uuid| uuid.split_once('-')).map_or("", |(before, _)| before).to_owned()
 }
 
 /// A part of the name of a device of LVM's.
-fn part(row: &Row, place: usize) -> String {
-    if subsystem(row) == "LVM" { split_name(&row.device.name)[place].clone() } else { String::new() }
+fn lvm_name_part(row: &DeviceRow, place: usize) -> String {
+    if uuid_subsystem(row) == "LVM" { split_name(&row.device.name)[place].clone() } else { String::new() }
 }
 
 /// Volume group, logical volume and layer: parts of a name between single hyphens, in which a

@@ -9,7 +9,7 @@ mod select;
 
 use crate::verbs::all_tables;
 use anyhow::Result;
-use fields::{Field, GROUPS, Kind, Needs};
+use fields::{Field, FieldKind, FieldScope, GROUPS};
 pub use select::Selection;
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -21,14 +21,14 @@ const DEFAULT: &str = "name,major,minor,attr,open,segments,events,uuid";
 
 /// What is known of a device.
 #[derive(Clone, Default)]
-pub struct Row {
+pub struct DeviceRow {
     device: api::Device,
     below: Vec<api::Below>,
     /// Name and number of the devices that lie on it.
     above: Vec<(String, String)>,
 }
 
-impl Row {
+impl DeviceRow {
     fn number(&self) -> (&str, &str) {
         self.device.number.split_once(':').unwrap_or((&self.device.number, ""))
     }
@@ -36,7 +36,7 @@ impl Row {
 
 /// How to print.
 #[derive(Debug, Default)]
-pub struct Layout {
+pub struct ColumnLayout {
     /// No line of headings; values are then separated, by `:` if nothing else is said.
     pub no_headings: bool,
     /// What stands between values, which are not aligned then.
@@ -60,53 +60,53 @@ pub enum Wrong {
 
 /// A table of devices that was asked for.
 pub struct Columns {
-    fields: Vec<Shown>,
+    fields: Vec<Column>,
     sort: Vec<(&'static Field, bool)>,
     selection: Option<Selection>,
-    layout: Layout,
+    layout: ColumnLayout,
     /// How wide the columns were the last time: they only grow.
     widths: Vec<usize>,
 }
 
 /// A column.
 #[derive(Clone, Copy)]
-enum Shown {
+enum Column {
     Field(&'static Field),
     /// Whether the device is selected.
     Selected,
 }
 
-impl Shown {
+impl Column {
     fn name(self) -> &'static str {
         match self {
-            Shown::Field(field) => field.name,
-            Shown::Selected => "selected",
+            Column::Field(field) => field.name,
+            Column::Selected => "selected",
         }
     }
 
     fn heading(self) -> &'static str {
         match self {
-            Shown::Field(field) => field.heading,
-            Shown::Selected => "Selected",
+            Column::Field(field) => field.heading,
+            Column::Selected => "Selected",
         }
     }
 
     fn is_number(self) -> bool {
-        !matches!(self, Shown::Field(Field { kind: Kind::Text, .. }))
+        !matches!(self, Column::Field(Field { kind: FieldKind::Text, .. }))
     }
 }
 
-fn all_fields() -> impl Iterator<Item = &'static Field> {
+fn iter_fields() -> impl Iterator<Item = &'static Field> {
     GROUPS.iter().flat_map(|group| group.fields)
 }
 
 fn field(name: &str) -> Option<&'static Field> {
-    all_fields().find(|field| field.name.eq_ignore_ascii_case(name))
+    iter_fields().find(|field| field.name.eq_ignore_ascii_case(name))
 }
 
 /// The fields that `-o` can name, a group a line.
 pub fn list_of_fields() -> String {
-    let group = |group: &fields::Group| {
+    let group = |group: &fields::FieldGroup| {
         let names: Vec<_> = group.fields.iter().map(|field| field.name).collect();
         let all = if group.name.is_empty() { String::new() } else { format!(" ({})", group.name) };
         format!("{}{all}: {}\n", group.heading, names.join(", "))
@@ -114,14 +114,14 @@ pub fn list_of_fields() -> String {
     GROUPS.iter().map(group).collect::<String>() + "Which are selected by -S: selected\n"
 }
 
-fn shown(names: &str) -> Result<Vec<Shown>, String> {
+fn parse_columns(names: &str) -> Result<Vec<Column>, String> {
     let mut all = Vec::new();
     let (names, default) = names.strip_prefix('+').map_or((names, ""), |names| (names, DEFAULT));
     for name in default.split(',').chain(names.split(',')).filter(|name| !name.is_empty()) {
         match (GROUPS.iter().find(|group| group.name.eq_ignore_ascii_case(name)), field(name)) {
-            (Some(group), _) => all.extend(group.fields.iter().map(Shown::Field)),
-            (None, Some(field)) => all.push(Shown::Field(field)),
-            (None, None) if name == "selected" => all.push(Shown::Selected),
+            (Some(group), _) => all.extend(group.fields.iter().map(Column::Field)),
+            (None, Some(field)) => all.push(Column::Field(field)),
+            (None, None) if name == "selected" => all.push(Column::Selected),
             (None, None) => return Err(format!("Unrecognised field: {name}")),
         }
     }
@@ -138,9 +138,9 @@ impl Columns {
         options: Option<&str>,
         sort: Option<&str>,
         select: Option<&str>,
-        layout: Layout,
+        layout: ColumnLayout,
     ) -> Result<Columns, Wrong> {
-        let fields = shown(options.unwrap_or(DEFAULT))?;
+        let fields = parse_columns(options.unwrap_or(DEFAULT))?;
         let mut keys = Vec::new();
         for key in sort.unwrap_or_default().split(',').filter(|key| !key.is_empty()) {
             let (name, down) = key.strip_prefix('-').map_or((key, false), |name| (name, true));
@@ -151,24 +151,28 @@ impl Columns {
         Ok(Columns { widths: vec![0; fields.len()], fields, sort: keys, selection, layout })
     }
 
-    fn needs(&self, what: Needs) -> bool {
-        let shown = self.fields.iter().filter_map(|shown| match shown {
-            Shown::Field(field) => Some(*field),
-            Shown::Selected => None,
+    fn needs(&self, what: FieldScope) -> bool {
+        let parse_columns = self.fields.iter().filter_map(|parse_columns| match parse_columns {
+            Column::Field(field) => Some(*field),
+            Column::Selected => None,
         });
         let sorted = self.sort.iter().map(|(field, _)| *field);
         let selected = self.selection.iter().flat_map(Selection::fields);
-        shown.chain(sorted).chain(selected).any(|field| field.needs == what)
+        parse_columns.chain(sorted).chain(selected).any(|field| field.needs == what)
     }
 
     /// Asks `client` what is still to be known of `devices`.
     ///
     /// # Errors
     /// What the server or the connection to it says.
-    pub fn ask(&self, client: &ControlClient, devices: Vec<api::Device>) -> Result<Vec<Row>, ClientError> {
-        let is_asked = self.needs(Needs::Above) || self.needs(Needs::Below);
+    pub fn ask(
+        &self,
+        client: &ControlClient,
+        devices: Vec<api::Device>,
+    ) -> Result<Vec<DeviceRow>, ClientError> {
+        let is_asked = self.needs(FieldScope::Above) || self.needs(FieldScope::Below);
         let tables = if is_asked { all_tables(client)? } else { Vec::new() };
-        let mut rows: HashMap<&str, Row> = HashMap::new();
+        let mut rows: HashMap<&str, DeviceRow> = HashMap::new();
         for table in &tables {
             rows.entry(&table.number).or_default().below.clone_from(&table.devices);
             for below in &table.devices {
@@ -178,25 +182,25 @@ impl Columns {
         }
         let row = |device: api::Device| {
             let known = rows.get(&device.number[..]).cloned().unwrap_or_default();
-            Row { device, ..known }
+            DeviceRow { device, ..known }
         };
         Ok(devices.into_iter().map(row).collect())
     }
 
     /// The text, and why there is less of it than there should be.
-    pub fn print(&mut self, mut rows: Vec<Row>) -> (String, Vec<String>) {
+    pub fn print(&mut self, mut rows: Vec<DeviceRow>) -> (String, Vec<String>) {
         let mut wrong = Vec::new();
         rows.sort_by(|a, b| self.order(a, b));
-        let keeps_all = self.fields.iter().any(|shown| matches!(shown, Shown::Selected));
+        let keeps_all = self.fields.iter().any(|parse_columns| matches!(parse_columns, Column::Selected));
         let mut lines: Vec<Vec<String>> = Vec::new();
         for row in &rows {
             // What is not selected has all its values looked up as well.
             let selected = self.selection.as_ref().is_none_or(|selection| selection.takes(row));
-            let value = |shown: &Shown| match shown {
-                Shown::Field(field) => (field.value)(row).map_err(|why| {
+            let value = |parse_columns: &Column| match parse_columns {
+                Column::Field(field) => (field.value)(row).map_err(|why| {
                     format!("{why}\n_do_report_object: report function failed for field {}", field.name)
                 }),
-                Shown::Selected => Ok(u8::from(selected).to_string()),
+                Column::Selected => Ok(u8::from(selected).to_string()),
             };
             match self.fields.iter().map(value).collect::<Result<Vec<_>, _>>() {
                 Ok(line) if selected || keeps_all => lines.push(line),
@@ -207,14 +211,14 @@ impl Columns {
         (self.text(&lines), wrong)
     }
 
-    fn order(&self, a: &Row, b: &Row) -> Ordering {
+    fn order(&self, a: &DeviceRow, b: &DeviceRow) -> Ordering {
         self.sort.iter().fold(Ordering::Equal, |order, (field, down)| {
             order.then_with(|| {
                 let value = |row| (field.value)(row).unwrap_or_default();
                 let (a, b) = (value(a), value(b));
                 let order = match field.kind {
-                    Kind::Text => a.cmp(&b),
-                    Kind::Number => a.parse::<u64>().ok().cmp(&b.parse().ok()),
+                    FieldKind::Text => a.cmp(&b),
+                    FieldKind::Number => a.parse::<u64>().ok().cmp(&b.parse().ok()),
                 };
                 if *down { order.reverse() } else { order }
             })
@@ -226,14 +230,15 @@ impl Columns {
             return String::new();
         }
         self.widen(lines);
-        let Layout { no_headings, separator, name_prefixes, unquoted, rows } = &self.layout;
-        let headings = || self.fields.iter().map(|shown| shown.heading().to_owned()).collect::<Vec<_>>();
+        let ColumnLayout { no_headings, separator, name_prefixes, unquoted, rows } = &self.layout;
+        let headings =
+            || self.fields.iter().map(|parse_columns| parse_columns.heading().to_owned()).collect::<Vec<_>>();
         if !no_headings && separator.is_none() && !name_prefixes && !rows {
             return self.aligned(&headings(), lines);
         }
         let quote = if *unquoted { "" } else { "'" };
-        let value = |(value, shown): (&String, &Shown)| match name_prefixes {
-            true => format!("DM_{}={quote}{value}{quote}", shown.name().to_ascii_uppercase()),
+        let value = |(value, parse_columns): (&String, &Column)| match name_prefixes {
+            true => format!("DM_{}={quote}{value}{quote}", parse_columns.name().to_ascii_uppercase()),
             false => value.clone(),
         };
         let values = lines.iter().map(|line| line.iter().zip(&self.fields).map(value).collect::<Vec<_>>());
@@ -250,12 +255,12 @@ impl Columns {
 
     /// Has `lines` fit.
     fn widen(&mut self, lines: &[Vec<String>]) {
-        for (place, (width, shown)) in self.widths.iter_mut().zip(&self.fields).enumerate() {
-            let least = match shown {
-                Shown::Field(field) => field.width,
-                Shown::Selected => 8,
+        for (place, (width, parse_columns)) in self.widths.iter_mut().zip(&self.fields).enumerate() {
+            let least = match parse_columns {
+                Column::Field(field) => field.width,
+                Column::Selected => 8,
             };
-            let all = lines.iter().map(|line| line[place].as_str()).chain([shown.heading()]);
+            let all = lines.iter().map(|line| line[place].as_str()).chain([parse_columns.heading()]);
             let now = all.map(|value| value.chars().count()).max().unwrap_or_default();
             *width = now.max(least).max(*width);
         }
@@ -264,8 +269,8 @@ impl Columns {
     /// Headings to the left, numbers to the right, and blanks to the end of the line.
     fn aligned(&self, headings: &[String], lines: &[Vec<String>]) -> String {
         let line = |line: &[String], is_heading: bool| {
-            let cell = |((value, width), shown): ((&String, &usize), &Shown)| {
-                if shown.is_number() && !is_heading {
+            let cell = |((value, width), parse_columns): ((&String, &usize), &Column)| {
+                if parse_columns.is_number() && !is_heading {
                     format!("{value:>width$}")
                 } else {
                     format!("{value:<width$}")
@@ -279,9 +284,12 @@ impl Columns {
 }
 
 /// A device of which nothing but its name is known, and that it is of `subsystem`.
-pub fn split_row(name: &str, subsystem: &str) -> Row {
+pub fn split_row(name: &str, subsystem: &str) -> DeviceRow {
     let uuid = Some(format!("{subsystem}-"));
-    Row { device: api::Device { name: name.to_owned(), uuid, ..api::Device::default() }, ..Row::default() }
+    DeviceRow {
+        device: api::Device { name: name.to_owned(), uuid, ..api::Device::default() },
+        ..DeviceRow::default()
+    }
 }
 
 /// What the kernel calls the node of a mapped device, which it has from its first table on.

@@ -21,7 +21,7 @@ pub struct Regex(PikeVM);
 impl Regex {
     /// Reads one; `None` where it is none.
     pub fn new(text: &str) -> Option<Regex> {
-        let pattern = translated(text.as_bytes())?;
+        let pattern = to_rust_regex(text.as_bytes())?;
         let mut builder = PikeVM::builder();
         builder.syntax(syntax::Config::new().unicode(false).utf8(false));
         builder.thompson(Config::new().utf8(false));
@@ -35,7 +35,7 @@ impl Regex {
 }
 
 /// The same expression in the words of `regex-syntax`.
-fn translated(text: &[u8]) -> Option<String> {
+fn to_rust_regex(text: &[u8]) -> Option<String> {
     let mut out = String::new();
     let mut bytes = text.iter().copied().peekable();
     // Something that can be repeated stands before.
@@ -74,18 +74,18 @@ fn translated(text: &[u8]) -> Option<String> {
                 out.push(char::from(all));
             }
             b'.' => out.push_str(r"[^\n\r\x00]"),
-            b'[' => set(&mut bytes, &mut out)?,
-            b'^' => one(ENDS[0], &mut out),
-            b'$' => one(ENDS[1], &mut out),
-            b'\\' => one(escaped(bytes.next()?), &mut out),
-            byte => one(byte, &mut out),
+            b'[' => parse_class(&mut bytes, &mut out)?,
+            b'^' => push_byte(ENDS[0], &mut out),
+            b'$' => push_byte(ENDS[1], &mut out),
+            b'\\' => push_byte(escape_byte(bytes.next()?), &mut out),
+            byte => push_byte(byte, &mut out),
         }
         is_term = true;
     }
     (is_term && depth == 0).then_some(out)
 }
 
-fn escaped(byte: u8) -> u8 {
+fn escape_byte(byte: u8) -> u8 {
     match byte {
         b'n' => b'\n',
         b'r' => b'\r',
@@ -94,13 +94,13 @@ fn escaped(byte: u8) -> u8 {
     }
 }
 
-fn one(byte: u8, out: &mut String) {
+fn push_byte(byte: u8, out: &mut String) {
     // Writing to a String can't fail.
     let _ = write!(out, r"\x{byte:02x}");
 }
 
 /// Behind `[`, to its `]`. A range may be the wrong way round, and `]` can be its end.
-fn set(bytes: &mut impl Iterator<Item = u8>, out: &mut String) -> Option<()> {
+fn parse_class(bytes: &mut impl Iterator<Item = u8>, out: &mut String) -> Option<()> {
     let mut members = Vec::new();
     let mut byte = bytes.next()?;
     let is_not = byte == b'^';
@@ -110,7 +110,7 @@ fn set(bytes: &mut impl Iterator<Item = u8>, out: &mut String) -> Option<()> {
     let mut last = None;
     while byte != b']' {
         let found = match (byte, last) {
-            (b'\\', _) => escaped(bytes.next()?),
+            (b'\\', _) => escape_byte(bytes.next()?),
             (b'-', Some(last)) => {
                 let end = bytes.next()?;
                 members.extend(end.min(last)..=end.max(last));
@@ -131,7 +131,7 @@ fn set(bytes: &mut impl Iterator<Item = u8>, out: &mut String) -> Option<()> {
         // Nothing is of it.
         (false, true) => r"[^\x00-\xff",
     });
-    members.iter().for_each(|byte| one(*byte, out));
+    members.iter().for_each(|byte| push_byte(*byte, out));
     out.push(']');
     Some(())
 }

@@ -1,8 +1,8 @@
 //! `-S`: which devices are shown, by criteria such as `open>0 && (name=a || uuid=~^x)`.
 
-use super::fields::{Field, Kind};
+use super::fields::{Field, FieldKind};
 use super::regex::Regex;
-use super::{Row, Wrong, field};
+use super::{DeviceRow, Wrong, field};
 
 /// Criteria.
 #[derive(Debug)]
@@ -14,14 +14,14 @@ pub enum Selection {
     /// Not so.
     Not(Box<Selection>),
     /// A value of a field.
-    Is(&'static Field, Compare, String),
+    Is(&'static Field, CompareOp, String),
     /// What a value of a field matches.
     Matches(&'static Field, Regex),
 }
 
 /// How a value is compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Compare {
+pub enum CompareOp {
     Equal,
     NotEqual,
     AtLeast,
@@ -31,13 +31,13 @@ pub enum Compare {
 }
 
 /// Each operator; those that others begin with come last.
-const OPERATORS: [(&str, Compare); 6] = [
-    ("!=", Compare::NotEqual),
-    (">=", Compare::AtLeast),
-    ("<=", Compare::AtMost),
-    ("=", Compare::Equal),
-    (">", Compare::More),
-    ("<", Compare::Less),
+const OPERATORS: [(&str, CompareOp); 6] = [
+    ("!=", CompareOp::NotEqual),
+    (">=", CompareOp::AtLeast),
+    ("<=", CompareOp::AtMost),
+    ("=", CompareOp::Equal),
+    (">", CompareOp::More),
+    ("<", CompareOp::Less),
 ];
 
 /// How deep criteria can be nested.
@@ -79,7 +79,7 @@ impl Selection {
     }
 
     /// True when it takes `row`; a value that can't be had is no match.
-    pub fn takes(&self, row: &Row) -> bool {
+    pub fn takes(&self, row: &DeviceRow) -> bool {
         match self {
             Selection::And(a, b) => a.takes(row) && b.takes(row),
             Selection::Or(a, b) => a.takes(row) || b.takes(row),
@@ -92,19 +92,19 @@ impl Selection {
     }
 }
 
-impl Compare {
-    fn holds(self, kind: Kind, value: &str, wanted: &str) -> bool {
+impl CompareOp {
+    fn holds(self, kind: FieldKind, value: &str, wanted: &str) -> bool {
         let order = match kind {
-            Kind::Number => value.parse::<u64>().ok().cmp(&wanted.parse().ok()),
-            Kind::Text => value.cmp(wanted),
+            FieldKind::Number => value.parse::<u64>().ok().cmp(&wanted.parse().ok()),
+            FieldKind::Text => value.cmp(wanted),
         };
         match self {
-            Compare::Equal => order.is_eq(),
-            Compare::NotEqual => order.is_ne(),
-            Compare::AtLeast => order.is_ge(),
-            Compare::AtMost => order.is_le(),
-            Compare::More => order.is_gt(),
-            Compare::Less => order.is_lt(),
+            CompareOp::Equal => order.is_eq(),
+            CompareOp::NotEqual => order.is_ne(),
+            CompareOp::AtLeast => order.is_ge(),
+            CompareOp::AtMost => order.is_le(),
+            CompareOp::More => order.is_gt(),
+            CompareOp::Less => order.is_lt(),
         }
     }
 }
@@ -166,8 +166,8 @@ impl Parser<'_> {
         let (_, compare) = operator.ok_or_else(|| syntax(begin))?;
         let value = self.value().ok_or_else(|| syntax(begin))?;
         let fits = match field.kind {
-            Kind::Number => value.parse::<u64>().is_ok(),
-            Kind::Text => matches!(compare, Compare::Equal | Compare::NotEqual),
+            FieldKind::Number => value.parse::<u64>().is_ok(),
+            FieldKind::Text => matches!(compare, CompareOp::Equal | CompareOp::NotEqual),
         };
         if fits { Ok(Selection::Is(field, compare, value)) } else { Err(syntax(begin).into()) }
     }
@@ -176,7 +176,7 @@ impl Parser<'_> {
     /// or what stands between quotes or brackets.
     fn regex(&mut self, field: &Field, begin: &str) -> Result<Regex, Wrong> {
         let name = field.name;
-        if field.kind == Kind::Number {
+        if field.kind == FieldKind::Number {
             return Err(Wrong::Value(format!(
                 "dm_report: incompatible comparison type for selection field {name}"
             )));
@@ -267,7 +267,7 @@ mod tests {
             state: "active".into(),
             ..api::Device::default()
         };
-        let row = Row { device, ..Row::default() };
+        let row = DeviceRow { device, ..DeviceRow::default() };
         for (text, takes) in [
             ("name=a", true),
             ("name!=a", false),

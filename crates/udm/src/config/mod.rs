@@ -16,8 +16,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
-use udm_control::config::{Wanted, Wish};
-use udm_control::registry::Folder;
+use udm_control::config::{DesiredDevice, DesiredState};
+use udm_control::registry::BaseDir;
 use udm_wire::udm_conf::{Conf, Fault, TEXT_MAX, Table};
 
 /// The folder beside the file whose files are read too.
@@ -30,11 +30,11 @@ const FILES_MAX: usize = 4096;
 const ALL_MAX: usize = 256 << 20;
 
 /// What all files say.
-pub struct Loaded {
+pub struct ConfigFiles {
     /// The options of `udm serve`, by their names, as arguments.
     serve: BTreeMap<String, Vec<OsString>>,
     /// The devices, in the order of the files.
-    pub devices: Vec<Wanted>,
+    pub devices: Vec<DesiredDevice>,
     folder: PathBuf,
 }
 
@@ -42,12 +42,12 @@ pub struct Loaded {
 ///
 /// # Errors
 /// The first fault, with its place and the text.
-pub fn load(file: &Path) -> Result<Loaded> {
+pub fn load(file: &Path) -> Result<ConfigFiles> {
     let file = std::path::absolute(file).with_context(|| file.display().to_string())?;
     let folder = file.parent().unwrap_or(Path::new("/")).to_owned();
-    let mut loaded = Loaded { serve: BTreeMap::new(), devices: Vec::new(), folder };
+    let mut loaded = ConfigFiles { serve: BTreeMap::new(), devices: Vec::new(), folder };
     let mut files = vec![file];
-    files.extend(more(&loaded.folder.join(MORE))?);
+    files.extend(list_conf_d(&loaded.folder.join(MORE))?);
     let (mut keys, mut devices, mut size) = (HashMap::new(), HashMap::new(), 0);
     for file in &files {
         let name = file.display().to_string();
@@ -81,7 +81,7 @@ pub fn load(file: &Path) -> Result<Loaded> {
             if size > ALL_MAX {
                 bail!("{name}: the files and tables are longer than {ALL_MAX} bytes");
             }
-            let wanted = Wanted::new(&device.name, table.clone(), device.uuid, device.read_only);
+            let wanted = DesiredDevice::new(&device.name, table.clone(), device.uuid, device.read_only);
             loaded.devices.push(wanted.map_err(|e| anyhow::anyhow!("{name}: devices.{}", e.beside(&table)))?);
         }
     }
@@ -90,10 +90,10 @@ pub fn load(file: &Path) -> Result<Loaded> {
     circle.map_or(Ok(loaded), |circle| bail!("{}: devices.{circle}", files[0].display()))
 }
 
-/// The files in the folder `more`, by name; none where there is none.
-fn more(more: &Path) -> Result<Vec<PathBuf>> {
-    let said = || more.display().to_string();
-    let entries = match std::fs::read_dir(more) {
+/// The files in the folder `list_conf_d`, by name; none where there is none.
+fn list_conf_d(list_conf_d: &Path) -> Result<Vec<PathBuf>> {
+    let said = || list_conf_d.display().to_string();
+    let entries = match std::fs::read_dir(list_conf_d) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries.with_context(said)?,
     };
@@ -106,7 +106,7 @@ fn more(more: &Path) -> Result<Vec<PathBuf>> {
         }
     }
     if files.len() > FILES_MAX {
-        bail!("{}: more than {FILES_MAX} files", more.display());
+        bail!("{}: more than {FILES_MAX} files", list_conf_d.display());
     }
     files.sort();
     Ok(files)
@@ -123,7 +123,7 @@ fn read(file: &Path) -> Result<String> {
     }
 }
 
-impl Loaded {
+impl ConfigFiles {
     /// What the command line says, and what the files say besides.
     ///
     /// # Errors
@@ -140,10 +140,11 @@ impl Loaded {
                 let source = option.zip(serve).and_then(|(o, serve)| serve.value_source(o.get_id().as_str()));
                 source == Some(clap::parser::ValueSource::CommandLine)
             };
-            let more = self.serve.iter().filter(|(name, _)| !is_given(name)).flat_map(|(_, all)| all.clone());
+            let list_conf_d =
+                self.serve.iter().filter(|(name, _)| !is_given(name)).flat_map(|(_, all)| all.clone());
             // The verb is the first word: options of all verbs there are none.
             let (verb, rest) = given.split_at(given.len().min(2));
-            let all = verb.iter().cloned().chain(more).chain(rest.iter().cloned());
+            let all = verb.iter().cloned().chain(list_conf_d).chain(rest.iter().cloned());
             Cli::from_arg_matches(&Cli::command().try_get_matches_from(all)?)
         };
         let cli =
@@ -155,31 +156,31 @@ impl Loaded {
     }
 
     /// What is to be applied, for a server that began with `first`.
-    fn wish(self, first: &BTreeMap<String, Vec<OsString>>) -> Wish {
+    fn wish(self, first: &BTreeMap<String, Vec<OsString>>) -> DesiredState {
         let changed = |name: &&String| first.get(*name) != self.serve.get(*name);
         let mut names: Vec<&String> = first.keys().chain(self.serve.keys()).filter(changed).collect();
         names.sort();
         names.dedup();
         let note = |name: &String| format!("serve: {name}: changed, which takes a restart");
-        Wish {
+        DesiredState {
             notes: names.into_iter().map(note).collect(),
-            folder: Folder::at(&self.folder).unwrap_or_default(),
+            folder: BaseDir::at(&self.folder).unwrap_or_default(),
             devices: self.devices,
         }
     }
 
     /// What is to be applied first, and how it is read again.
-    pub fn reader(self, file: &Path) -> (Wish, udm_control::config::Read) {
+    pub fn reader(self, file: &Path) -> (DesiredState, udm_control::config::ConfigReader) {
         let (first, file) = (self.serve.clone(), std::path::absolute(file).unwrap_or_else(|_| file.into()));
         let wish = self.wish(&first);
-        let read = move || load(&file).map(|loaded| loaded.wish(&first)).map_err(|e| plain(&e));
+        let read = move || load(&file).map(|loaded| loaded.wish(&first)).map_err(|e| strip_os_error(&e));
         (wish, Box::new(read))
     }
 }
 
 /// An error as it is printed.
-fn plain(error: &anyhow::Error) -> String {
-    crate::plain(&format!("{error:#}"))
+fn strip_os_error(error: &anyhow::Error) -> String {
+    crate::strip_os_error(&format!("{error:#}"))
 }
 
 #[cfg(test)]
@@ -193,7 +194,8 @@ mod tests {
         for (name, text) in files {
             fs::write(folder.path().join(name), text).unwrap();
         }
-        let said = load(&folder.path().join("udm.toml")).err().map(|e| plain(&e)).unwrap_or_default();
+        let said =
+            load(&folder.path().join("udm.toml")).err().map(|e| strip_os_error(&e)).unwrap_or_default();
         said.replace(&folder.path().display().to_string(), "F")
     }
 

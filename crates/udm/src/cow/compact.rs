@@ -13,7 +13,7 @@
 
 use super::CompactArgs;
 use super::print::marked;
-use super::store::{Store, records};
+use super::store::{StoreFile, records};
 use crate::output::to_stdout;
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -57,7 +57,7 @@ impl Medium for File {
 }
 
 /// What is to be done.
-struct Plan {
+struct CompactPlan {
     header: Header,
     layout: Layout,
     size: u64,
@@ -68,7 +68,7 @@ struct Plan {
 
 /// What was done, as `--json` prints it.
 #[derive(Serialize)]
-struct Report {
+struct CompactReport {
     exceptions: u64,
     moved_bytes: u64,
     /// The length of the file.
@@ -89,7 +89,7 @@ pub(super) fn run(args: &CompactArgs) -> Result<ExitCode> {
     if flock(&file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK) {
         bail!("{}: it is in use by another program", path.display());
     }
-    let store = Store::open(path)?;
+    let store = StoreFile::open(path)?;
     let Some(header) = store.header else { bail!("{}: it is blank", path.display()) };
     if !header.valid {
         bail!("{}: the snapshot in it is invalid: nothing of it is of use", path.display());
@@ -99,14 +99,14 @@ pub(super) fn run(args: &CompactArgs) -> Result<ExitCode> {
     }
     let disk = |file: &File| file.metadata().map(|meta| meta.blocks() * 512).ok();
     let before = disk(&file);
-    let plan = Plan::new(&file, header, store.size).with_context(context)?;
+    let plan = CompactPlan::new(&file, header, store.size).with_context(context)?;
     let len = if args.shrink { plan.least() } else { plan.size };
     if !args.dry_run {
-        let bar = bar(plan.moves * header.chunk.bytes());
-        plan.carry_out(&file, len, |moved| bar.inc(moved)).with_context(context)?;
-        bar.finish_and_clear();
+        let progress_bar = progress_bar(plan.moves * header.chunk.bytes());
+        plan.carry_out(&file, len, |moved| progress_bar.inc(moved)).with_context(context)?;
+        progress_bar.finish_and_clear();
     }
-    let report = Report {
+    let report = CompactReport {
         exceptions: plan.found.exceptions,
         moved_bytes: plan.moves * header.chunk.bytes(),
         size_bytes: [plan.size, len],
@@ -116,15 +116,15 @@ pub(super) fn run(args: &CompactArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn bar(bytes: u64) -> ProgressBar {
+fn progress_bar(bytes: u64) -> ProgressBar {
     if !io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
-    let style = ProgressStyle::with_template("{bar:30} {percent}% {bytes} of {total_bytes} ({eta})");
+    let style = ProgressStyle::with_template("{progress_bar:30} {percent}% {bytes} of {total_bytes} ({eta})");
     ProgressBar::new(bytes).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
-fn show(report: &Report, args: &CompactArgs) -> Result<()> {
+fn show(report: &CompactReport, args: &CompactArgs) -> Result<()> {
     to_stdout(|out| {
         if args.store.json {
             return Ok(writeln!(out, "{}", serde_json::to_string(report)?)?);
@@ -141,12 +141,12 @@ fn show(report: &Report, args: &CompactArgs) -> Result<()> {
     })
 }
 
-impl Plan {
+impl CompactPlan {
     /// Reads all records.
-    fn new(medium: &impl Medium, header: Header, size: u64) -> Result<Plan> {
+    fn new(medium: &impl Medium, header: Header, size: u64) -> Result<CompactPlan> {
         let layout = Layout::new(header.chunk);
         let found = records(|at, bytes| medium.read(at, bytes), header, size, None, |_| Ok(()))?;
-        let mut plan = Plan { header, layout, size, found, moves: 0 };
+        let mut plan = CompactPlan { header, layout, size, found, moves: 0 };
         let mut moves = 0;
         plan.each_move(medium, |_, _, _| {
             moves += 1;

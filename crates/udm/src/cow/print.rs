@@ -1,6 +1,6 @@
 //! What the verbs print.
 
-use super::store::Store;
+use super::store::StoreFile;
 use super::{CheckArgs, StoreArgs};
 use crate::output::to_stdout;
 use anyhow::Result;
@@ -8,13 +8,13 @@ use serde::Serialize;
 use std::io::Write;
 use std::ops::Range;
 use std::process::ExitCode;
-use udm_control::state_folder::{Marks, StoreId};
+use udm_control::state_folder::{MarkedStore, StoreId};
 use udm_core::{SECTOR_SIZE, Sectors};
 use udm_wire::cow::{Exception, Header, Layout, Summary};
 
 /// A store, as `--json` prints it.
 #[derive(Serialize)]
-struct Report {
+struct StoreReport {
     state: &'static str,
     /// Why it is invalid, when a server keeps that and the store does not.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -23,12 +23,12 @@ struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     chunk_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    records: Option<Records>,
+    records: Option<RecordSummary>,
 }
 
 /// What the records of a store say.
 #[derive(Serialize)]
-struct Records {
+struct RecordSummary {
     exceptions: u64,
     /// How many fit in all.
     capacity: u64,
@@ -43,7 +43,7 @@ struct Records {
 
 /// An exception, as `--json` prints it.
 #[derive(Serialize)]
-struct Row {
+struct ExceptionRow {
     origin_bytes: u64,
     store_bytes: u64,
 }
@@ -63,22 +63,27 @@ pub(super) fn check(args: &CheckArgs) -> Result<ExitCode> {
 }
 
 /// All that is to be said about a store, and whether it can be used.
-fn report(args: &StoreArgs, origin_size: Option<u64>) -> Result<(Report, bool)> {
-    let store = Store::open(&args.store)?;
+fn report(args: &StoreArgs, origin_size: Option<u64>) -> Result<(StoreReport, bool)> {
+    let store = StoreFile::open(&args.store)?;
     let Some(header) = store.header else {
-        let blank =
-            Report { state: "blank", marked: None, size_bytes: store.size, chunk_bytes: None, records: None };
+        let blank = StoreReport {
+            state: "blank",
+            marked: None,
+            size_bytes: store.size,
+            chunk_bytes: None,
+            records: None,
+        };
         return Ok((blank, true));
     };
     let summary = store.read(header, origin_size, |_| Ok(()))?;
     let marked = marked(args).filter(|_| header.valid);
     let usable = header.valid && marked.is_none();
-    let report = Report {
+    let report = StoreReport {
         state: if usable { "valid" } else { "invalid" },
         marked,
         size_bytes: store.size,
         chunk_bytes: Some(header.chunk.bytes()),
-        records: Some(Records::new(header, &summary, store.size)),
+        records: Some(RecordSummary::new(header, &summary, store.size)),
     };
     Ok((report, usable))
 }
@@ -86,16 +91,16 @@ fn report(args: &StoreArgs, origin_size: Option<u64>) -> Result<(Report, bool)> 
 /// What a server keeps against a store that could not be told that it is invalid.
 /// Nobody has a folder that can't be named.
 pub(super) fn marked(args: &StoreArgs) -> Option<String> {
-    args.state.open().ok()?.mark(Marks::Disk(StoreId::named(&args.store))).why()
+    args.state.open().ok()?.mark(MarkedStore::Disk(StoreId::named(&args.store))).why()
 }
 
-impl Records {
-    fn new(header: Header, summary: &Summary, size: u64) -> Records {
+impl RecordSummary {
+    fn new(header: Header, summary: &Summary, size: u64) -> RecordSummary {
         let layout = Layout::new(header.chunk);
         let (sectors, bytes) = (u64::from(header.chunk.sectors()), header.chunk.bytes());
         let size = Sectors::from_bytes(size);
         let (used, metadata) = (summary.next_free * sectors, (summary.area + 2) * sectors);
-        Records {
+        RecordSummary {
             exceptions: summary.exceptions,
             capacity: layout.capacity(layout.chunks(size)),
             status: format!("{used}/{} {metadata}", size.0),
@@ -105,7 +110,7 @@ impl Records {
     }
 }
 
-fn show(report: &Report, json: bool) -> Result<()> {
+fn show(report: &StoreReport, json: bool) -> Result<()> {
     to_stdout(|out| {
         if json {
             return Ok(writeln!(out, "{}", serde_json::to_string(report)?)?);
@@ -133,7 +138,7 @@ fn show(report: &Report, json: bool) -> Result<()> {
 
 /// `udm cow dump`.
 pub(super) fn dump(args: &StoreArgs) -> Result<ExitCode> {
-    let store = Store::open(&args.store)?;
+    let store = StoreFile::open(&args.store)?;
     to_stdout(|out| {
         let chunk = store.header.map(|header| header.chunk);
         match (args.json, chunk) {
@@ -150,7 +155,7 @@ pub(super) fn dump(args: &StoreArgs) -> Result<ExitCode> {
                 }
                 let bytes = header.chunk.bytes();
                 // A chunk of the origin that no device has: shown as far as numbers go.
-                let row = Row { origin_bytes: old.saturating_mul(bytes), store_bytes: new * bytes };
+                let row = ExceptionRow { origin_bytes: old.saturating_mul(bytes), store_bytes: new * bytes };
                 write!(out, "{comma}\n{}", serde_json::to_string(&row)?)?;
                 comma = ",";
                 Ok(())

@@ -9,7 +9,7 @@ use udm_core::Sectors;
 use udm_wire::cow::{ChunkSet, Exception, HEADER_LEN, Header, Layout, Summary, Walk};
 
 /// A store that is open.
-pub(super) struct Store {
+pub(super) struct StoreFile {
     file: File,
     path: PathBuf,
     /// In bytes.
@@ -18,8 +18,8 @@ pub(super) struct Store {
     pub(super) header: Option<Header>,
 }
 
-impl Store {
-    pub(super) fn open(path: &Path) -> Result<Store> {
+impl StoreFile {
+    pub(super) fn open(path: &Path) -> Result<StoreFile> {
         let context = || path.display().to_string();
         let mut file = File::open(path).with_context(context)?;
         // A block device has no length but its end.
@@ -27,7 +27,7 @@ impl Store {
         let mut first = vec![0; size.min(HEADER_LEN as u64) as usize];
         file.read_exact_at(&mut first, 0).with_context(context)?;
         let header = Header::decode(&first).with_context(context)?;
-        Ok(Store { file, path: path.to_owned(), size, header })
+        Ok(StoreFile { file, path: path.to_owned(), size, header })
     }
 
     /// Reads the records of a store with this header, and hands each exception to `each`.

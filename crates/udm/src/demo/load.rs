@@ -23,7 +23,7 @@ const END: u8 = 2;
 
 /// What the loads are told, and what they say. Published once a turn.
 #[derive(Default)]
-pub(super) struct Progress {
+pub(super) struct LoadProgress {
     phase: AtomicU8,
     submitted: AtomicU64,
     completed: AtomicU64,
@@ -34,9 +34,9 @@ pub(super) struct Progress {
     checked: AtomicU64,
 }
 
-/// The numbers of [`Progress`] at one moment.
+/// The numbers of [`LoadProgress`] at one moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
-pub(super) struct Counts {
+pub(super) struct LoadCounters {
     /// Requests handed to the device.
     pub submitted: u64,
     /// Requests that came back.
@@ -49,13 +49,13 @@ pub(super) struct Counts {
     pub wrong: u64,
 }
 
-impl Progress {
+impl LoadProgress {
     /// The numbers so far. Exact once the loads are done.
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> LoadCounters {
         let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
         // Completed first: it must not seem that more came back than went.
         let completed = get(&self.completed);
-        Counts {
+        LoadCounters {
             completed,
             submitted: get(&self.submitted),
             errors: get(&self.errors),
@@ -79,7 +79,7 @@ impl Progress {
         self.phase.store(END, Ordering::Release);
     }
 
-    fn add(&self, counts: Counts) {
+    fn add(&self, counts: LoadCounters) {
         let add = |n: &AtomicU64, by: u64| {
             if by > 0 {
                 n.fetch_add(by, Ordering::Relaxed);
@@ -94,18 +94,18 @@ impl Progress {
 }
 
 #[derive(Clone, Copy, Default)]
-struct Block {
+struct BlockState {
     version: u32,
     busy: bool,
 }
 
 /// The load of one core.
-pub(super) struct Load {
+pub(super) struct VerifyLoad {
     core: LocalCore,
     lane: Box<dyn Lane>,
-    progress: Arc<Progress>,
+    progress: Arc<LoadProgress>,
     first: u64,
-    blocks: Vec<Block>,
+    blocks: Vec<BlockState>,
     /// The next block to check; none is left when all were.
     next_check: usize,
     free: Batch,
@@ -113,19 +113,19 @@ pub(super) struct Load {
     done: Batch,
     expected: Vec<u8>,
     rng: SmallRng,
-    counts: Counts,
+    counts: LoadCounters,
     told: bool,
 }
 
-impl Load {
+impl VerifyLoad {
     /// A load of `blocks` blocks of `device`, from block `first` on.
     pub fn new(
         mut core: LocalCore,
         device: &dyn Device,
-        progress: Arc<Progress>,
+        progress: Arc<LoadProgress>,
         first: u64,
         blocks: usize,
-    ) -> Result<Load, OpenError> {
+    ) -> Result<VerifyLoad, OpenError> {
         let lane = core.open(device)?;
         let mut memory = Buf::zeroed(DEPTH * BLOCK as usize);
         let mut bio = || {
@@ -135,19 +135,19 @@ impl Load {
         };
         let free = (0..DEPTH).map(|_| bio()).collect();
         let rng = SmallRng::seed_from_u64(first + 1);
-        Ok(Load {
+        Ok(VerifyLoad {
             core,
             lane,
             progress,
             first,
-            blocks: vec![Block::default(); blocks],
+            blocks: vec![BlockState::default(); blocks],
             next_check: 0,
             free,
             batch: Batch::new(),
             done: Batch::new(),
             expected: vec![0; BLOCK as usize],
             rng,
-            counts: Counts::default(),
+            counts: LoadCounters::default(),
             told: false,
         })
     }

@@ -6,19 +6,19 @@
 
 mod backup;
 mod cable;
+mod demo_server;
 mod disks;
 mod load;
-mod paper;
-mod scene;
-mod stage;
+mod multipath_fixture;
+mod printer;
 
 use crate::cli::{DemoArgs, DemoVerb};
-use crate::{interrupt, private};
+use crate::{interrupt, private_dir};
 use anyhow::{Context, Result, bail};
-use load::Counts;
-use paper::{Paper, thousands};
+use load::LoadCounters;
+use multipath_fixture::MultipathFixture;
+use printer::{Printer, thousands};
 use serde::Serialize;
-use stage::Stage;
 use std::sync::atomic::AtomicBool;
 use std::thread::sleep;
 use std::time::Duration;
@@ -32,15 +32,15 @@ const RELOADS: usize = 12;
 
 /// A part of the demo, and what happened in it.
 #[derive(Debug, Serialize)]
-struct Step {
+struct DemoStep {
     name: String,
-    paths: Vec<PathShare>,
+    paths: Vec<PathCounters>,
     verified_blocks: u64,
 }
 
 /// What went to a path.
 #[derive(Debug, Serialize)]
-struct PathShare {
+struct PathCounters {
     name: String,
     bios: u64,
     bytes: u64,
@@ -49,10 +49,10 @@ struct PathShare {
 
 /// All of it, for `--json`.
 #[derive(Debug, Serialize)]
-struct Report {
-    steps: Vec<Step>,
+struct DemoReport {
+    steps: Vec<DemoStep>,
     reloads: usize,
-    requests: Counts,
+    requests: LoadCounters,
     checked_blocks: u64,
     compare: udm_bench::Comparison,
 }
@@ -60,11 +60,11 @@ struct Report {
 /// A private folder, which a signal removes too. Loads have what is in it open and need no name of
 /// it; they end with the process.
 fn folder() -> Result<TempDir> {
-    let folder = private::folder("udm-demo-").context("demo: temporary folder")?;
+    let folder = private_dir::folder("udm-demo-").context("demo: temporary folder")?;
     let leftover = folder.path().to_owned();
-    interrupt::on_signal(move |signal| {
+    interrupt::on_first_signal(move |signal| {
         let _ = std::fs::remove_dir_all(leftover);
-        interrupt::end(signal);
+        interrupt::exit_by_signal(signal);
     })
     .context("demo: signals")?;
     Ok(folder)
@@ -78,29 +78,33 @@ pub fn run(args: &DemoArgs) -> Result<()> {
         Some(DemoVerb::Cable(print)) => return cable::run(print.json),
         None => {}
     }
-    let paper = Paper::new(args.print.json);
-    let stage = Stage::set()?;
-    introduce(&paper, &stage)?;
-    let steps = play(&paper, &stage, Duration::from_secs(args.runtime))?;
+    let paper = Printer::new(args.print.json);
+    let stage = MultipathFixture::set()?;
+    print_intro(&paper, &stage)?;
+    let steps = run_steps(&paper, &stage, Duration::from_secs(args.runtime))?;
     let (requests, checked_blocks) = stage.check_all()?;
     drop(stage);
-    let good = conclude(&paper, requests, checked_blocks)?;
+    let good = print_summary(&paper, requests, checked_blocks)?;
 
     paper.section("What a request costs (4 KiB random reads of a null device, side by side)")?;
     let compare = udm_bench::compare(&udm_bench::CompareOptions::quick(), &AtomicBool::new(false))?;
     if args.print.json {
-        crate::output::say_json(&Report { steps, reloads: RELOADS, requests, checked_blocks, compare })?;
+        crate::output::say_json(&DemoReport { steps, reloads: RELOADS, requests, checked_blocks, compare })?;
     } else {
         crate::output::say(&compare.table())?;
     }
     if good { Ok(()) } else { bail!("demo: requests were lost or blocks are wrong: this is a bug in udm") }
 }
 
-fn introduce(paper: &Paper, stage: &Stage) -> Result<()> {
+fn print_intro(paper: &Printer, stage: &MultipathFixture) -> Result<()> {
     paper.section("One disk, two paths, one device over both")?;
     paper.fact(
         "disk",
-        &format!("{} MiB image in {}, under two names", stage::IMAGE_BYTES >> 20, stage.folder().display()),
+        &format!(
+            "{} MiB image in {}, under two names",
+            multipath_fixture::IMAGE_BYTES >> 20,
+            stage.folder().display()
+        ),
     )?;
     paper.fact("device", "mp = multipath over both, service-time, queue_if_no_path")?;
     paper.fact(
@@ -114,9 +118,9 @@ fn introduce(paper: &Paper, stage: &Stage) -> Result<()> {
 }
 
 /// The parts of the demo, one after the other, while the load runs.
-fn play(paper: &Paper, stage: &Stage, runtime: Duration) -> Result<Vec<Step>> {
+fn run_steps(paper: &Printer, stage: &MultipathFixture, runtime: Duration) -> Result<Vec<DemoStep>> {
     paper.section("What went where")?;
-    let [a, b] = stage::PATHS;
+    let [a, b] = multipath_fixture::PATHS;
     paper.head(&["requests by path", a, b, "blocks verified"])?;
     let mut steps = Vec::new();
     let part = runtime / 5;
@@ -157,7 +161,7 @@ fn play(paper: &Paper, stage: &Stage, runtime: Duration) -> Result<Vec<Step>> {
 }
 
 /// What came of it; false when something is wrong.
-fn conclude(paper: &Paper, requests: Counts, checked_blocks: u64) -> Result<bool> {
+fn print_summary(paper: &Printer, requests: LoadCounters, checked_blocks: u64) -> Result<bool> {
     paper.section("What was lost")?;
     let all_back = requests.submitted == requests.completed;
     let (submitted, completed) = (thousands(requests.submitted), thousands(requests.completed));

@@ -1,8 +1,8 @@
 //! Commands that change a device.
 
-use super::create::with_devices;
-use super::face::{Done, Face, Failure, Which, failed, refused};
+use super::create::translate_node_paths;
 use super::options::Name;
+use super::session::{CommandError, CommandResult, DeviceSelector, Session, command_failed, ioctl_failed};
 use super::show::describe;
 use crate::verbs::folder;
 use std::thread::sleep;
@@ -16,7 +16,7 @@ const TRIES: usize = 25;
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// With `--verbose`, the device as it is now, as `info` shows it.
-pub fn display(face: &mut Face, which: &Which) -> Done {
+pub fn print_if_verbose(face: &mut Session, which: &DeviceSelector) -> CommandResult {
     if face.has(Name::Verbose)
         && let Some(device) = face.look(which)?
     {
@@ -26,10 +26,11 @@ pub fn display(face: &mut Face, which: &Which) -> Done {
 }
 
 /// `dmsetup remove`.
-pub fn remove(face: &mut Face, words: &[String]) -> Done {
+pub fn remove(face: &mut Session, words: &[String]) -> CommandResult {
     face.each(words, |face, which| {
         let force = face.has(Name::Force);
-        let missing = |failure: Failure| if force { failure.behind(&unforced(which)) } else { failure };
+        let missing =
+            |failure: CommandError| if force { failure.behind(&error_table_failed(which)) } else { failure };
         let device = face.find(which, "remove").map_err(missing)?;
         let path = format!("?force={force}&deferred={}", face.has(Name::Deferred));
         let path = device_path(&device.name, &path);
@@ -39,8 +40,8 @@ pub fn remove(face: &mut Face, words: &[String]) -> Done {
             let is_busy =
                 matches!(&done, Err(ClientError::Refused(why)) if why.errno == EBUSY.unsigned_abs());
             tries -= 1;
-            match face.said_of("remove", which, done) {
-                Err(Failure::Failed(text)) if is_busy && tries > 0 => Face::warn(&text),
+            match face.map_error_of("remove", which, done) {
+                Err(CommandError::Failed(text)) if is_busy && tries > 0 => Session::warn(&text),
                 done => return done,
             }
             sleep(PAUSE);
@@ -49,13 +50,13 @@ pub fn remove(face: &mut Face, words: &[String]) -> Done {
 }
 
 /// What a table of errors for a device that is not there ends with.
-fn unforced(which: &Which) -> String {
-    let line = |ioctl| refused(ioctl, &which.in_errors(), ENXIO.unsigned_abs());
+fn error_table_failed(which: &DeviceSelector) -> String {
+    let line = |ioctl| ioctl_failed(ioctl, &which.in_errors(), ENXIO.unsigned_abs());
     [line("table"), line("reload")].join("\n")
 }
 
 /// `dmsetup remove_all`: what lies on others goes first; what is open stays.
-pub fn remove_all(face: &mut Face, _: &[String]) -> Done {
+pub fn remove_all(face: &mut Session, _: &[String]) -> CommandResult {
     let query = format!("?force={}&deferred={}", face.has(Name::Force), face.has(Name::Deferred));
     loop {
         let all = face.all()?;
@@ -65,7 +66,7 @@ pub fn remove_all(face: &mut Face, _: &[String]) -> Done {
                 Ok(()) => removed += 1,
                 // In use, or gone meanwhile.
                 Err(ClientError::Refused(_)) => {}
-                Err(error) => return failed(error.to_string()),
+                Err(error) => return command_failed(error.to_string()),
             }
         }
         // A removal that was deferred is done, but its device is still there.
@@ -76,99 +77,109 @@ pub fn remove_all(face: &mut Face, _: &[String]) -> Done {
 }
 
 /// `dmsetup suspend`.
-pub fn suspend(face: &mut Face, words: &[String]) -> Done {
+pub fn suspend(face: &mut Session, words: &[String]) -> CommandResult {
     let how = api::Suspend { noflush: Some(face.has(Name::NoFlush)), timeout_ms: None };
-    simple(face, words, "suspend", |face, name| face.client.post(&device_path(name, "/suspend"), &how))
+    for_each_named(face, words, "suspend", |face, name| {
+        face.client.post(&device_path(name, "/suspend"), &how)
+    })
 }
 
 /// `dmsetup resume`.
-pub fn resume(face: &mut Face, words: &[String]) -> Done {
+pub fn resume(face: &mut Session, words: &[String]) -> CommandResult {
     let how = api::Resume::default();
-    simple(face, words, "resume", |face, name| face.client.post(&device_path(name, "/resume"), &how))
+    for_each_named(face, words, "resume", |face, name| face.client.post(&device_path(name, "/resume"), &how))
 }
 
 /// `dmsetup clear`.
-pub fn clear(face: &mut Face, words: &[String]) -> Done {
-    simple(face, words, "clear", |face, name| face.client.delete(&device_path(name, "/table")))
+pub fn clear(face: &mut Session, words: &[String]) -> CommandResult {
+    for_each_named(face, words, "clear", |face, name| face.client.delete(&device_path(name, "/table")))
 }
 
-fn simple(
-    face: &mut Face,
+fn for_each_named(
+    face: &mut Session,
     words: &[String],
     ioctl: &'static str,
-    verb: impl Fn(&Face, &str) -> Result<(), ClientError>,
-) -> Done {
+    verb: impl Fn(&Session, &str) -> Result<(), ClientError>,
+) -> CommandResult {
     face.each(words, |face, which| {
         let device = face.find(which, ioctl)?;
-        face.said_of(ioctl, which, verb(face, &device.name))?;
-        display(face, which)
+        face.map_error_of(ioctl, which, verb(face, &device.name))?;
+        print_if_verbose(face, which)
     })
 }
 
 /// `dmsetup wipe_table`: a table of errors, as long as the one that there is.
-pub fn wipe_table(face: &mut Face, words: &[String]) -> Done {
+pub fn wipe_table(face: &mut Session, words: &[String]) -> CommandResult {
     face.each(words, |face, which| {
-        let Some(device) = face.look(which)? else { return failed(unforced(which)) };
+        let Some(device) = face.look(which)? else { return command_failed(error_table_failed(which)) };
         let sectors = device.size_bytes / 512;
         if sectors == 0 {
             return Ok(());
         }
         let body = api::Load { table: format!("0 {sectors} error"), folder: None, read_only: None };
-        face.said_of("reload", which, face.client.put::<()>(&device_path(&device.name, "/table"), &body))?;
+        face.map_error_of(
+            "reload",
+            which,
+            face.client.put::<()>(&device_path(&device.name, "/table"), &body),
+        )?;
         let how = api::Resume::default();
-        face.said_of("resume", which, face.client.post::<()>(&device_path(&device.name, "/resume"), &how))?;
-        display(face, which)
+        face.map_error_of(
+            "resume",
+            which,
+            face.client.post::<()>(&device_path(&device.name, "/resume"), &how),
+        )?;
+        print_if_verbose(face, which)
     })
 }
 
 /// `dmsetup rename`.
-pub fn rename(face: &mut Face, words: &[String]) -> Done {
+pub fn rename(face: &mut Session, words: &[String]) -> CommandResult {
     let (which, rest) = face.one(words, "No device specified.")?;
-    let [new] = rest else { return failed("No device specified.") };
+    let [new] = rest else { return command_failed("No device specified.") };
     let to = if face.has(Name::SetUuid) {
         api::Rename { uuid: Some(new.clone()), name: None }
     } else if new.contains('/') {
-        return failed(format!("Name \"{new}\" invalid. It contains \"/\"."));
+        return command_failed(format!("Name \"{new}\" invalid. It contains \"/\"."));
     } else if new.is_empty() {
-        return failed("Non empty new name is required.");
+        return command_failed("Non empty new name is required.");
     } else {
         api::Rename { name: Some(new.clone()), uuid: None }
     };
     // A kernel looks for a device that it is to rename by its name alone.
-    if !matches!(which, Which::Name(_)) {
-        return failed(refused("rename", &which.in_errors(), ENXIO.unsigned_abs()));
+    if !matches!(which, DeviceSelector::Name(_)) {
+        return command_failed(ioctl_failed("rename", &which.in_errors(), ENXIO.unsigned_abs()));
     }
     let device = face.find(&which, "rename")?;
-    face.said_of("rename", &which, face.client.post(&device_path(&device.name, "/rename"), &to))
+    face.map_error_of("rename", &which, face.client.post(&device_path(&device.name, "/rename"), &to))
 }
 
 /// `dmsetup message`.
-pub fn message(face: &mut Face, words: &[String]) -> Done {
+pub fn message(face: &mut Session, words: &[String]) -> CommandResult {
     let (which, rest) = face.one(words, "No device specified.")?;
     let [sector, message @ ..] = rest else {
-        return Err(Failure::Usage("Incorrect number of arguments.".into()));
+        return Err(CommandError::Usage("Incorrect number of arguments.".into()));
     };
-    let Ok(sector) = sector.parse() else { return failed("Invalid sector.") };
+    let Ok(sector) = sector.parse() else { return command_failed("Invalid sector.") };
     if message.is_empty() {
-        Face::warn("No message supplied.");
+        Session::warn("No message supplied.");
     }
     let device = face.find(&which, "message")?;
-    let message = with_devices(face, message.join(" "))?;
+    let message = translate_node_paths(face, message.join(" "))?;
     let body = api::Message { sector, message, folder: folder() };
     let answer = face.client.post::<api::Answer>(&device_path(&device.name, "/message"), &body);
-    let answer = face.said_of("message", &which, answer)?.answer;
+    let answer = face.map_error_of("message", &which, answer)?.answer;
     if !answer.is_empty() {
         face.out += answer.trim_end_matches('\n');
         face.out.push('\n');
     }
-    display(face, &which)
+    print_if_verbose(face, &which)
 }
 
 /// `dmsetup wait`. A server lets nobody wait for ever, so it is asked again and again.
-pub fn wait(face: &mut Face, words: &[String]) -> Done {
+pub fn wait(face: &mut Session, words: &[String]) -> CommandResult {
     let (which, rest) = face.one(words, "No device specified.")?;
     let event_nr = match rest.first() {
-        Some(number) => number.parse().or_else(|_| failed("Invalid event number."))?,
+        Some(number) => number.parse().or_else(|_| command_failed("Invalid event number."))?,
         None => 0,
     };
     let device = face.find(&which, "waitevent")?;
@@ -177,7 +188,7 @@ pub fn wait(face: &mut Face, words: &[String]) -> Done {
         match face.client.post::<api::Device>(&device_path(&device.name, "/wait"), &body) {
             Err(ClientError::Refused(why)) if why.errno == ETIMEDOUT.unsigned_abs() => {}
             done => {
-                let device = face.said_of("waitevent", &which, done)?;
+                let device = face.map_error_of("waitevent", &which, done)?;
                 if face.has(Name::Verbose) {
                     face.out += &describe(face, &device)?;
                 }

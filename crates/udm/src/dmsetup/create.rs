@@ -3,10 +3,10 @@
 //! As dmsetup, and unlike `udm create`, `create` makes a device, loads its table and resumes it in
 //! three requests: what is refused is said of the one of them, with the device's number.
 
-use super::change::display;
-use super::face::{Done, Face, Failure, NODES, Which, failed};
+use super::change::print_if_verbose;
 use super::options::Name;
-use crate::concise::{self, Concise};
+use super::session::{CommandError, CommandResult, DeviceSelector, NODES, Session, command_failed};
+use crate::concise::{self, ConciseDevice};
 use crate::verbs::{folder, read_bounded};
 use std::path::Path;
 use udm_control::client::device_path;
@@ -14,35 +14,36 @@ use udm_control::http::api;
 use udm_control::registry::MAPPED_MAJOR as MAJOR;
 
 /// A table of the command line, of a file or of standard input. Empty where it has no target.
-fn table(face: &Face, file: Option<&String>) -> Result<String, Failure> {
+fn table(face: &Session, file: Option<&String>) -> Result<String, CommandError> {
     let (text, source) = match (face.value(Name::Table), file) {
         (Some(text), _) => (text.to_owned(), ""),
         (None, Some(file)) => {
             let Ok(open) = std::fs::File::open(Path::new(file)) else {
-                return failed(format!("Couldn't open '{file}' for reading."));
+                return command_failed(format!("Couldn't open '{file}' for reading."));
             };
             (read(open, file)?, file.as_str())
         }
         (None, None) => (read(std::io::stdin().lock(), "standard input")?, "on stdin"),
     };
-    checked(face, text, source)
+    check_table(face, text, source)
 }
 
-fn read(from: impl std::io::Read, name: &str) -> Result<String, Failure> {
-    read_bounded(from, name).map_err(|error| Failure::Failed(crate::plain(&format!("{error:#}"))))
+fn read(from: impl std::io::Read, name: &str) -> Result<String, CommandError> {
+    read_bounded(from, name)
+        .map_err(|error| CommandError::Failed(crate::strip_os_error(&format!("{error:#}"))))
 }
 
 /// `text`, if it is a table, with the paths of udm's own devices as udm spells them.
-fn checked(face: &Face, text: String, source: &str) -> Result<String, Failure> {
+fn check_table(face: &Session, text: String, source: &str) -> Result<String, CommandError> {
     match udm_wire::table::parse(&text) {
         Ok(lines) if lines.is_empty() => Ok(String::new()),
-        Ok(_) => with_devices(face, text),
-        Err(error) => failed(error.in_table(source)),
+        Ok(_) => translate_node_paths(face, text),
+        Err(error) => command_failed(error.in_table(source)),
     }
 }
 
 /// `text` with each word that is the path to the node of a device of the server's as that device.
-pub fn with_devices(face: &Face, text: String) -> Result<String, Failure> {
+pub fn translate_node_paths(face: &Session, text: String) -> Result<String, CommandError> {
     if !text.contains(NODES) {
         return Ok(text);
     }
@@ -59,15 +60,15 @@ pub fn with_devices(face: &Face, text: String) -> Result<String, Failure> {
 }
 
 /// `dmsetup create`.
-pub fn create(face: &mut Face, words: &[String]) -> Done {
-    if face.has(Name::Concise) {
-        return several(face, words);
+pub fn create(face: &mut Session, words: &[String]) -> CommandResult {
+    if face.has(Name::ConciseDevice) {
+        return create_concise(face, words);
     }
-    let [name, rest @ ..] = words else { return failed("Please provide a name for the new device.") };
+    let [name, rest @ ..] = words else { return command_failed("Please provide a name for the new device.") };
     // The major number is the driver's, as in a kernel that has one.
     let minor = match face.value(Name::Minor) {
         Some(number) => {
-            Some(number.parse().or_else(|_| failed(format!("Invalid minor number '{number}'.")))?)
+            Some(number.parse().or_else(|_| command_failed(format!("Invalid minor number '{number}'.")))?)
         }
         None => None,
     };
@@ -75,45 +76,45 @@ pub fn create(face: &mut Face, words: &[String]) -> Done {
     let uuid = face.value(Name::Uuid).unwrap_or_default().to_owned();
     let read_only = face.has(Name::ReadOnly);
     let name = name.clone();
-    make(face, &Concise { name: name.clone(), uuid, minor, read_only, table })?;
-    display(face, &Which::Name(name))
+    make(face, &ConciseDevice { name: name.clone(), uuid, minor, read_only, table })?;
+    print_if_verbose(face, &DeviceSelector::Name(name))
 }
 
 /// `dmsetup create --concise`: one after the other, until one fails.
-fn several(face: &mut Face, words: &[String]) -> Done {
+fn create_concise(face: &mut Session, words: &[String]) -> CommandResult {
     let text = match words.first() {
         Some(text) => text.clone(),
         None => read(std::io::stdin().lock(), "standard input")?,
     };
     let (devices, wrong) = concise::parse(&text);
     for mut device in devices {
-        device.table = checked(face, device.table, "")?;
+        device.table = check_table(face, device.table, "")?;
         make(face, &device)?;
     }
-    wrong.map_or(Ok(()), failed)
+    wrong.map_or(Ok(()), command_failed)
 }
 
-fn make(face: &mut Face, new: &Concise) -> Done {
+fn make(face: &mut Session, new: &ConciseDevice) -> CommandResult {
     if new.name.contains('/') {
-        return failed(format!("Name \"{}\" invalid. It contains \"/\".", new.name));
+        return command_failed(format!("Name \"{}\" invalid. It contains \"/\".", new.name));
     }
-    concise::make(&face.client, new).map(drop).or_else(|refused| {
+    concise::make(&face.client, new).map(drop).or_else(|ioctl_failed| {
         let number = new.minor.map(|minor| format!("({MAJOR}:{minor})")).unwrap_or_default();
-        let device = match refused.number {
+        let device = match ioctl_failed.number {
             Some(number) => format!("{} ({number})", new.name),
             None => format!("{} {}{number}", new.name, new.uuid),
         };
-        face.said(refused.ioctl, &device, Err(refused.error))
+        face.said(ioctl_failed.ioctl, &device, Err(ioctl_failed.error))
     })
 }
 
 /// `dmsetup load`.
-pub fn load(face: &mut Face, words: &[String]) -> Done {
+pub fn load(face: &mut Session, words: &[String]) -> CommandResult {
     let (which, rest) = face.one(words, "Please specify device.")?;
     let table = table(face, rest.first())?;
     let device = face.find(&which, "reload")?;
     let body = api::Load { table, folder: folder(), read_only: Some(face.has(Name::ReadOnly)) };
     let done = face.client.put::<()>(&device_path(&device.name, "/table"), &body);
-    face.said_of("reload", &which, done)?;
-    display(face, &which)
+    face.map_error_of("reload", &which, done)?;
+    print_if_verbose(face, &which)
 }

@@ -11,18 +11,18 @@
 
 mod change;
 mod create;
-mod face;
+mod misc;
 mod options;
 mod report;
+mod session;
 mod show;
-mod small;
 mod stack;
 
 use crate::log;
 use crate::output;
 use crate::verbs::socket_path;
-use face::{Done, Face, Failure};
 use options::{CommandLine, Name};
+use session::{CommandError, CommandResult, Session};
 use std::ffi::OsStr;
 use std::path::Path;
 use std::process::ExitCode;
@@ -37,7 +37,7 @@ struct Command {
     usage: &'static str,
     /// How many words it takes.
     words: (usize, usize),
-    run: fn(&mut Face, &[String]) -> Done,
+    run: fn(&mut Session, &[String]) -> CommandResult,
 }
 
 const MANY: usize = usize::MAX;
@@ -49,7 +49,7 @@ macro_rules! commands {
 }
 
 const COMMANDS: [Command; 32] = commands! {
-    "help" "" 0..=MANY small::help;
+    "help" "" 0..=MANY misc::help;
     "create" "NAME [-u UUID] [-n|--table TABLE|FILE]; --concise [DEVICES]" 0..=2 create::create;
     "remove" "[--deferred] [-f] [--retry] NAME..." 0..=MANY change::remove;
     "remove_all" "[--deferred] [-f]" 0..=0 change::remove_all;
@@ -68,23 +68,23 @@ const COMMANDS: [Command; 32] = commands! {
     "table" "[--concise] [--target TYPE] [NAME...]" 0..=MANY show::table;
     "wait" "NAME [EVENT]" 0..=2 change::wait;
     "mknodes" "[NAME...]" 0..=MANY |_, _| Ok(());
-    "mangle" "[NAME...]" 0..=MANY small::mangle;
+    "mangle" "[NAME...]" 0..=MANY misc::mangle;
     "udevcreatecookie" "" 0..=0 |_, _| Ok(());
     "udevreleasecookie" "[COOKIE]" 0..=1 |_, _| Ok(());
     "udevcomplete" "COOKIE" 1..=1 |_, _| Ok(());
-    "udevcomplete_all" "[MINUTES]" 0..=1 small::complete_all;
-    "udevcookies" "" 0..=0 small::cookies;
-    "target-version" "[TYPE...]" 1..=MANY small::target_version;
-    "targets" "" 0..=0 small::targets;
-    "version" "" 0..=0 small::version;
-    "splitname" "NAME [SUBSYSTEM]" 1..=2 small::split_name;
-    "setgeometry" "" 0..=MANY |_, _| small::none("setgeometry", "devices have no geometry");
-    "stats" "" 0..=MANY |_, _| small::none("stats", "udm multipath and /metrics count requests");
-    "measure" "" 0..=MANY |_, _| small::none("measure", "there is no IMA subsystem");
+    "udevcomplete_all" "[MINUTES]" 0..=1 misc::complete_all;
+    "udevcookies" "" 0..=0 misc::cookies;
+    "target-version" "[TYPE...]" 1..=MANY misc::target_version;
+    "targets" "" 0..=0 misc::targets;
+    "version" "" 0..=0 misc::version;
+    "splitname" "NAME [SUBSYSTEM]" 1..=2 misc::split_name;
+    "setgeometry" "" 0..=MANY |_, _| misc::unsupported("setgeometry", "devices have no geometry");
+    "stats" "" 0..=MANY |_, _| misc::unsupported("stats", "udm multipath and /metrics count requests");
+    "measure" "" 0..=MANY |_, _| misc::unsupported("measure", "there is no IMA subsystem");
 };
 
 /// True when the program was called by dmsetup's name.
-pub fn is_meant(program: Option<&OsStr>) -> bool {
+pub fn is_dmsetup(program: Option<&OsStr>) -> bool {
     program.map(Path::new).and_then(Path::file_name).is_some_and(|name| name == PROGRAM)
 }
 
@@ -94,43 +94,47 @@ pub fn run(words: impl Iterator<Item = std::ffi::OsString>) -> ExitCode {
     let line = match CommandLine::parse(words) {
         Ok(line) => line,
         Err(why) => {
-            return ended(&Err(Failure::Line(format!("{PROGRAM}: {why}"))));
+            return exit_code(&Err(CommandError::Line(format!("{PROGRAM}: {why}"))));
         }
     };
     let client = match socket_path(None) {
         Ok(path) => ControlClient::new(path),
-        Err(error) => return ended(&Err(Failure::Failed(crate::plain(&format!("{error:#}"))))),
+        Err(error) => {
+            return exit_code(&Err(CommandError::Failed(crate::strip_os_error(&format!("{error:#}")))));
+        }
     };
-    let mut face = Face { line, client, out: String::new() };
+    let mut face = Session { line, client, out: String::new() };
     let done = command(&mut face);
     // What is known of some devices is shown, whatever became of others.
     let done = match output::say(&face.out) {
         Ok(()) => done,
-        Err(error) => done.and_then(|()| face::failed(crate::plain(&format!("{error:#}")))),
+        Err(error) => {
+            done.and_then(|()| session::command_failed(crate::strip_os_error(&format!("{error:#}"))))
+        }
     };
-    ended(&done)
+    exit_code(&done)
 }
 
-fn command(face: &mut Face) -> Done {
+fn command(face: &mut Session) -> CommandResult {
     let words = std::mem::take(&mut face.line.words);
     if face.has(Name::Help) {
-        return small::help(face, &words);
+        return misc::help(face, &words);
     }
     if face.has(Name::Version) {
-        return small::version(face, &words);
+        return misc::version(face, &words);
     }
     let Some((name, words)) = words.split_first() else {
-        return Err(Failure::Usage("No command given.".into()));
+        return Err(CommandError::Usage("No command given.".into()));
     };
     let Some(command) = COMMANDS.iter().find(|command| command.name == name) else {
-        return Err(Failure::Usage("Unknown command.".into()));
+        return Err(CommandError::Usage("Unknown command.".into()));
     };
     if report::is_repeated(face)? && !report::is_report(face, name) {
-        return small::none(name, "only reports are repeated: info -c, splitname");
+        return misc::unsupported(name, "only reports are repeated: info -c, splitname");
     }
     let (least, most) = command.words;
     if words.len() < least || words.len() > most {
-        return Err(Failure::Usage("Incorrect number of arguments.".into()));
+        return Err(CommandError::Usage("Incorrect number of arguments.".into()));
     }
     (command.run)(face, words)
 }
@@ -145,13 +149,13 @@ fn usage() -> String {
 }
 
 /// Says how it ended.
-fn ended(done: &Done) -> ExitCode {
+fn exit_code(done: &CommandResult) -> ExitCode {
     let text = match done {
         Ok(()) => String::new(),
-        Err(Failure::Failed(text)) => format!("{text}\nCommand failed.\n"),
-        Err(Failure::Line(text)) => format!("{text}\nCouldn't process command line.\n"),
-        Err(Failure::Silent(text)) => format!("{text}\n"),
-        Err(Failure::Usage(text)) => format!("{text}\n{}\n", usage()),
+        Err(CommandError::Failed(text)) => format!("{text}\nCommand failed.\n"),
+        Err(CommandError::Line(text)) => format!("{text}\nCouldn't process command line.\n"),
+        Err(CommandError::Silent(text)) => format!("{text}\n"),
+        Err(CommandError::Usage(text)) => format!("{text}\n{}\n", usage()),
     };
     if !text.is_empty() {
         log::say(text);

@@ -1,20 +1,20 @@
 //! Reports: what is printed in columns, once or again and again.
 
-use super::face::{Done, Face, Failure};
 use super::options::Name;
-use crate::columns::{Columns, Layout, Wrong, list_of_fields};
+use super::session::{CommandError, CommandResult, Session};
+use crate::columns::{ColumnLayout, Columns, Wrong, list_of_fields};
 use crate::output;
 use std::time::{Duration, Instant};
 
 /// How often a report is made, and how long after another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Times {
+struct Repeat {
     count: u64,
     interval: Duration,
 }
 
 /// Whether a command makes a report.
-pub fn is_report(face: &Face, command: &str) -> bool {
+pub fn is_report(face: &Session, command: &str) -> bool {
     command == "splitname" || command == "info" && face.has(Name::Columns)
 }
 
@@ -27,10 +27,10 @@ fn atoi(text: &str) -> i64 {
     sign * digits[..end].parse().unwrap_or(if end == 0 { 0 } else { i64::from(i32::MAX) })
 }
 
-impl Times {
+impl Repeat {
     /// What `--count` and `--interval` say: without a count, or with that of 0, for ever.
-    fn new(count: Option<&str>, interval: Option<&str>) -> Result<Times, Failure> {
-        let bad = |why: &str| Err(Failure::Line(why.into()));
+    fn new(count: Option<&str>, interval: Option<&str>) -> Result<Repeat, CommandError> {
+        let bad = |why: &str| Err(CommandError::Line(why.into()));
         let interval = interval.map_or(1, atoi);
         let count = match (count.map(atoi), interval) {
             (Some(..0), _) => return bad("Count must be zero or greater."),
@@ -39,13 +39,13 @@ impl Times {
             (Some(count), _) => count.unsigned_abs(),
             (None, _) => 1,
         };
-        Ok(Times { count, interval: Duration::from_secs(interval.unsigned_abs()) })
+        Ok(Repeat { count, interval: Duration::from_secs(interval.unsigned_abs()) })
     }
 
-    fn of(face: &Face) -> Result<Times, Failure> {
+    fn of(face: &Session) -> Result<Repeat, CommandError> {
         // An interval alone is for ever, too.
         let count = face.value(Name::Count).or(face.has(Name::Interval).then_some("0"));
-        Times::new(count, face.value(Name::Interval))
+        Repeat::new(count, face.value(Name::Interval))
     }
 }
 
@@ -53,8 +53,8 @@ impl Times {
 ///
 /// # Errors
 /// When that is no number.
-pub fn is_repeated(face: &Face) -> Result<bool, Failure> {
-    Ok(Times::of(face)?.count > 1)
+pub fn is_repeated(face: &Session) -> Result<bool, CommandError> {
+    Ok(Repeat::of(face)?.count > 1)
 }
 
 /// Makes a report as often as is wanted, until one fails or nobody reads them. A line is left blank
@@ -62,8 +62,11 @@ pub fn is_repeated(face: &Face) -> Result<bool, Failure> {
 ///
 /// # Errors
 /// Those of `report`.
-pub fn reports(face: &mut Face, mut report: impl FnMut(&mut Face) -> Done) -> Done {
-    let Times { count, interval } = Times::of(face)?;
+pub fn repeat_report(
+    face: &mut Session,
+    mut report: impl FnMut(&mut Session) -> CommandResult,
+) -> CommandResult {
+    let Repeat { count, interval } = Repeat::of(face)?;
     let begin = Instant::now();
     let mut gone_by = 0;
     for nth in 1..=count {
@@ -73,19 +76,19 @@ pub fn reports(face: &mut Face, mut report: impl FnMut(&mut Face) -> Done) -> Do
         }
         face.out.push('\n');
         let said = output::say(&std::mem::take(&mut face.out));
-        said.map_err(|error| Failure::Failed(crate::plain(&format!("{error:#}"))))?;
+        said.map_err(|error| CommandError::Failed(crate::strip_os_error(&format!("{error:#}"))))?;
         // A report that takes longer than the interval is followed by the next at once.
         let by_now = begin.elapsed().as_secs() / interval.as_secs();
         let missed = by_now.saturating_sub(gone_by + 1);
         if missed > 0 {
-            Face::warn(&format!("WARNING: Try increasing --interval ({missed} missed timer events)."));
+            Session::warn(&format!("WARNING: Try increasing --interval ({missed} missed timer events)."));
         }
         if by_now > gone_by {
             gone_by = by_now;
         } else {
             gone_by += 1;
             let next = interval.saturating_mul(u32::try_from(gone_by).unwrap_or(u32::MAX));
-            if output::is_unread(Some(next.saturating_sub(begin.elapsed()))) {
+            if output::reader_closed(Some(next.saturating_sub(begin.elapsed()))) {
                 break;
             }
         }
@@ -94,8 +97,8 @@ pub fn reports(face: &mut Face, mut report: impl FnMut(&mut Face) -> Done) -> Do
 }
 
 /// How columns are printed, as the options say.
-fn layout(face: &Face) -> Layout {
-    Layout {
+fn layout(face: &Session) -> ColumnLayout {
+    ColumnLayout {
         no_headings: face.has(Name::NoHeadings),
         separator: face.value(Name::Separator).map(String::from),
         name_prefixes: face.has(Name::Prefixes),
@@ -108,12 +111,12 @@ fn layout(face: &Face) -> Layout {
 ///
 /// # Errors
 /// When they are none.
-pub fn columns_of(face: &Face, fields: Option<&str>) -> Result<Columns, Failure> {
+pub fn columns_of(face: &Session, fields: Option<&str>) -> Result<Columns, CommandError> {
     let columns = Columns::new(fields, face.value(Name::Sort), face.value(Name::Select), layout(face));
     // It shows what there is, and says what is wrong; that is all.
     columns.map_err(|wrong| match wrong {
-        Wrong::Word(why) => Failure::Silent(format!("{}\n{why}", list_of_fields())),
-        Wrong::Value(why) => Failure::Silent(why),
+        Wrong::Word(why) => CommandError::Silent(format!("{}\n{why}", list_of_fields())),
+        Wrong::Value(why) => CommandError::Silent(why),
     })
 }
 
@@ -124,12 +127,12 @@ mod tests {
     #[test]
     fn how_often() {
         let times = |count, interval| {
-            Times::new(count, interval).map(|times| (times.count, times.interval.as_secs()))
+            Repeat::new(count, interval).map(|times| (times.count, times.interval.as_secs()))
         };
         assert_eq!(times(None, None), Ok((1, 1)));
         assert_eq!(times(Some("3"), Some("2x")), Ok((3, 2)));
         assert_eq!(times(Some("x"), None), Ok((u64::MAX, 1)));
-        let bad = |why: &str| Err(Failure::Line(why.into()));
+        let bad = |why: &str| Err(CommandError::Line(why.into()));
         assert_eq!(times(Some("-1"), None), bad("Count must be zero or greater."));
         assert_eq!(times(None, Some("x")), bad("Interval must be a positive integer."));
     }

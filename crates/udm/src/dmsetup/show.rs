@@ -1,8 +1,8 @@
 //! Tables, statuses, and what devices are.
 
-use super::face::{Done, Face, Failure};
 use super::options::Name;
-use super::report::{columns_of, reports};
+use super::report::{columns_of, repeat_report};
+use super::session::{CommandError, CommandResult, Session};
 use crate::columns::{Columns, list_of_fields};
 use crate::concise;
 use crate::verbs;
@@ -10,11 +10,11 @@ use udm_control::client::{ClientError, device_path};
 use udm_control::http::api;
 
 /// The table of a device, or what `inactive` would make it.
-fn table_of(face: &Face, device: &api::Device) -> Result<api::Table, ClientError> {
+fn table_of(face: &Session, device: &api::Device) -> Result<api::Table, ClientError> {
     face.client.get(&device_path(&device.number, slot(face, "/table")))
 }
 
-fn slot<'a>(face: &Face, what: &'a str) -> &'a str {
+fn slot<'a>(face: &Session, what: &'a str) -> &'a str {
     match (what, face.has(Name::Inactive)) {
         ("/table", true) => "/table?inactive=1",
         ("/status", true) => "/status?inactive=1",
@@ -23,7 +23,7 @@ fn slot<'a>(face: &Face, what: &'a str) -> &'a str {
 }
 
 /// The lines of a type that is asked for, or all.
-fn wanted(face: &Face, mut lines: Vec<api::Line>) -> Option<Vec<api::Line>> {
+fn filter_by_target(face: &Session, mut lines: Vec<api::Line>) -> Option<Vec<api::Line>> {
     let Some(target) = face.value(Name::Target) else { return Some(lines) };
     lines.retain(|line| line.target == target);
     Some(lines).filter(|lines| !lines.is_empty())
@@ -33,10 +33,10 @@ fn wanted(face: &Face, mut lines: Vec<api::Line>) -> Option<Vec<api::Line>> {
 ///
 /// # Errors
 /// When the server does not answer.
-pub fn describe(face: &Face, device: &api::Device) -> Result<String, Failure> {
+pub fn describe(face: &Session, device: &api::Device) -> Result<String, CommandError> {
     let mut device = device.clone();
     if face.has(Name::Inactive) {
-        let table = table_of(face, &device).map_err(|e| Failure::Failed(e.to_string()))?;
+        let table = table_of(face, &device).map_err(|e| CommandError::Failed(e.to_string()))?;
         device.targets = table.lines.len() as u64;
     }
     let mut out = String::new();
@@ -45,29 +45,29 @@ pub fn describe(face: &Face, device: &api::Device) -> Result<String, Failure> {
 }
 
 /// `dmsetup table`.
-pub fn table(face: &mut Face, words: &[String]) -> Done {
-    if face.has(Name::Concise) {
+pub fn table(face: &mut Session, words: &[String]) -> CommandResult {
+    if face.has(Name::ConciseDevice) {
         return concise_table(face, words);
     }
     face.each_or_all(words, |face, which, prefix| {
         let device = face.find(which, "table")?;
-        let table = face.said_of("table", which, table_of(face, &device))?;
+        let table = face.map_error_of("table", which, table_of(face, &device))?;
         lines(face, &device, table.lines, prefix)
     })
 }
 
 /// `dmsetup status`.
-pub fn status(face: &mut Face, words: &[String]) -> Done {
+pub fn status(face: &mut Session, words: &[String]) -> CommandResult {
     face.each_or_all(words, |face, which, prefix| {
-        let device = face.there(which)?;
+        let device = face.find_or_fail(which)?;
         let path = device_path(&device.number, slot(face, "/status"));
-        let status = face.said_of("table", which, face.client.get::<api::Status>(&path))?;
+        let status = face.map_error_of("table", which, face.client.get::<api::Status>(&path))?;
         lines(face, &device, status.lines, prefix)
     })
 }
 
-fn lines(face: &mut Face, device: &api::Device, lines: Vec<api::Line>, prefix: bool) -> Done {
-    let Some(lines) = wanted(face, lines) else { return Ok(()) };
+fn lines(face: &mut Session, device: &api::Device, lines: Vec<api::Line>, prefix: bool) -> CommandResult {
+    let Some(lines) = filter_by_target(face, lines) else { return Ok(()) };
     if face.has(Name::Verbose) {
         face.out += &describe(face, device)?;
     }
@@ -75,12 +75,12 @@ fn lines(face: &mut Face, device: &api::Device, lines: Vec<api::Line>, prefix: b
     Ok(())
 }
 
-fn concise_table(face: &mut Face, words: &[String]) -> Done {
+fn concise_table(face: &mut Session, words: &[String]) -> CommandResult {
     let mut all = Vec::new();
     let done = face.each_or_all(words, |face, which, _| {
         let device = face.find(which, "table")?;
-        let table = face.said_of("table", which, table_of(face, &device))?;
-        all.extend(wanted(face, table.lines).map(|lines| concise::print(&device, &lines)));
+        let table = face.map_error_of("table", which, table_of(face, &device))?;
+        all.extend(filter_by_target(face, table.lines).map(|lines| concise::print(&device, &lines)));
         Ok(())
     });
     if !all.is_empty() {
@@ -90,37 +90,37 @@ fn concise_table(face: &mut Face, words: &[String]) -> Done {
 }
 
 /// `dmsetup info`.
-pub fn info(face: &mut Face, words: &[String]) -> Done {
+pub fn info(face: &mut Session, words: &[String]) -> CommandResult {
     if face.has(Name::Columns) {
         return columns(face, words);
     }
     face.each_or_all(words, |face, which, _| {
-        let device = face.there(which)?;
+        let device = face.find_or_fail(which)?;
         face.out += &describe(face, &device)?;
         Ok(())
     })
 }
 
-fn columns(face: &mut Face, words: &[String]) -> Done {
+fn columns(face: &mut Session, words: &[String]) -> CommandResult {
     if matches!(face.value(Name::Options), Some("help" | "?")) || face.value(Name::Select) == Some("help") {
-        Face::warn(list_of_fields().trim_end());
+        Session::warn(list_of_fields().trim_end());
         return Ok(());
     }
     let mut columns = columns_of(face, face.value(Name::Options))?;
-    reports(face, |face| report(face, words, &mut columns))
+    repeat_report(face, |face| report(face, words, &mut columns))
 }
 
-fn report(face: &mut Face, words: &[String], columns: &mut Columns) -> Done {
+fn report(face: &mut Session, words: &[String], columns: &mut Columns) -> CommandResult {
     let mut devices = Vec::new();
     let done = face.each_or_all(words, |face, which, _| {
-        devices.push(face.there(which)?);
+        devices.push(face.find_or_fail(which)?);
         Ok(())
     });
-    let rows = columns.ask(&face.client, devices).map_err(|e| Failure::Failed(e.to_string()))?;
+    let rows = columns.ask(&face.client, devices).map_err(|e| CommandError::Failed(e.to_string()))?;
     let (text, wrong) = columns.print(rows);
     face.out += &text;
     match (done, wrong.is_empty()) {
-        (Ok(()), false) => Err(Failure::Failed(wrong.join("\n"))),
+        (Ok(()), false) => Err(CommandError::Failed(wrong.join("\n"))),
         (done, _) => done,
     }
 }

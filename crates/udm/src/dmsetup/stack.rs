@@ -1,67 +1,67 @@
 //! What lies on what, and lists of names.
 
-use super::face::{Done, Face, Failure};
+use super::misc;
 use super::options::Name;
-use super::small;
+use super::session::{CommandError, CommandResult, Session};
 use crate::columns::{node_below, node_of};
-use crate::verbs::{Forest, Lines, Looks, dependencies};
+use crate::verbs::{DeviceTree, TreeGlyphs, TreeStyle, deps_line};
 use udm_control::client::device_path;
 use udm_control::http::api;
 
 /// How a device is named in a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum How {
+enum NameStyle {
     Number,
     /// A mapped device by its name, another by that of its node.
     Device,
     Node,
 }
 
-fn how(face: &Face) -> Result<How, Failure> {
+fn name_style(face: &Session) -> Result<NameStyle, CommandError> {
     match face.value(Name::Options) {
-        None | Some("devno") => Ok(How::Number),
-        Some("devname") => Ok(How::Device),
-        Some("blkdevname") => Ok(How::Node),
-        Some(other) => Err(Failure::Line(format!("Option not recognised: {other}."))),
+        None | Some("devno") => Ok(NameStyle::Number),
+        Some("devname") => Ok(NameStyle::Device),
+        Some("blkdevname") => Ok(NameStyle::Node),
+        Some(other) => Err(CommandError::Line(format!("Option not recognised: {other}."))),
     }
 }
 
 /// `dmsetup deps`.
-pub fn deps(face: &mut Face, words: &[String]) -> Done {
-    let how = how(face)?;
+pub fn deps(face: &mut Session, words: &[String]) -> CommandResult {
+    let name_style = name_style(face)?;
     face.each_or_all(words, |face, which, prefix| {
         let device = face.find(which, "deps")?;
         let path = if face.has(Name::Inactive) { "/table?inactive=1" } else { "/table" };
         let table = face.client.get::<api::Table>(&device_path(&device.number, path));
-        let table = face.said_of("deps", which, table)?;
+        let table = face.map_error_of("deps", which, table)?;
         if face.has(Name::Verbose) {
             face.out += &super::show::describe(face, &device)?;
         }
-        let name = |below: &api::Below| match (how, below.uri.strip_prefix('@')) {
-            (How::Number, _) => below.number.replace(':', ", "),
-            (How::Device, Some(name)) => name.to_owned(),
+        let name = |below: &api::Below| match (name_style, below.uri.strip_prefix('@')) {
+            (NameStyle::Number, _) => below.number.replace(':', ", "),
+            (NameStyle::Device, Some(name)) => name.to_owned(),
             _ => node_below(below),
         };
-        face.out += &dependencies(&table, prefix, name);
+        face.out += &deps_line(&table, prefix, name);
         Ok(())
     })
 }
 
 /// `dmsetup ls`.
-pub fn ls(face: &mut Face, _: &[String]) -> Done {
+pub fn ls(face: &mut Session, _: &[String]) -> CommandResult {
     if face.has(Name::Exec) {
-        return small::none("ls --exec", "there are no device nodes to hand to a command");
+        return misc::unsupported("ls --exec", "there are no device nodes to hand to a command");
     }
-    let looks = if face.has(Name::Tree) { Some(looks(face)?) } else { None };
-    let how = if looks.is_none() { how(face)? } else { How::Number };
+    let tree_style = if face.has(Name::Tree) { Some(tree_style(face)?) } else { None };
+    let name_style = if tree_style.is_none() { name_style(face)? } else { NameStyle::Number };
     let all = face.all()?;
     if all.is_empty() {
         face.out += "No devices found\n";
         return Ok(());
     }
-    if let Some(looks) = looks {
-        let forest = Forest::ask(&face.client, all).map_err(|e| Failure::Failed(e.to_string()))?;
-        face.out += &forest.text(&looks);
+    if let Some(tree_style) = tree_style {
+        let forest = DeviceTree::ask(&face.client, all).map_err(|e| CommandError::Failed(e.to_string()))?;
+        face.out += &forest.text(&tree_style);
         return Ok(());
     }
     for device in all {
@@ -74,9 +74,9 @@ pub fn ls(face: &mut Face, _: &[String]) -> Done {
                 }
                 device.number.replace(':', ", ")
             }
-            None => match (how, node_of(&device)) {
-                (How::Device, Some(_)) => device.name.clone(),
-                (How::Node, Some(node)) => node,
+            None => match (name_style, node_of(&device)) {
+                (NameStyle::Device, Some(_)) => device.name.clone(),
+                (NameStyle::Node, Some(node)) => node,
                 _ => device.number.clone(),
             },
         };
@@ -85,27 +85,27 @@ pub fn ls(face: &mut Face, _: &[String]) -> Done {
     Ok(())
 }
 
-fn looks(face: &Face) -> Result<Looks, Failure> {
-    let mut looks = Looks::plain(Lines::of_locale());
+fn tree_style(face: &Session) -> Result<TreeStyle, CommandError> {
+    let mut tree_style = TreeStyle::plain(TreeGlyphs::of_locale());
     for word in face.value(Name::Options).unwrap_or_default().split(',') {
         match word {
-            "ascii" => looks.lines = Lines::ASCII,
-            "utf" => looks.lines = Lines::UTF8,
+            "ascii" => tree_style.lines = TreeGlyphs::ASCII,
+            "utf" => tree_style.lines = TreeGlyphs::UTF8,
             // It was for terminals that had no other lines.
-            "vt100" => looks.lines = Lines::ASCII,
-            "compact" => looks.compact = true,
-            "inverted" => looks.inverted = true,
-            "device" => looks.number = true,
-            "nodevice" => looks.number = false,
-            "blkdevname" => looks.node = true,
-            "active" => looks.active = true,
-            "open" => looks.open = true,
-            "rw" => looks.rw = true,
-            "uuid" => looks.uuid = true,
+            "vt100" => tree_style.lines = TreeGlyphs::ASCII,
+            "compact" => tree_style.compact = true,
+            "inverted" => tree_style.inverted = true,
+            "device" => tree_style.number = true,
+            "nodevice" => tree_style.number = false,
+            "blkdevname" => tree_style.node = true,
+            "active" => tree_style.active = true,
+            "open" => tree_style.open = true,
+            "rw" => tree_style.rw = true,
+            "uuid" => tree_style.uuid = true,
             // Lines are never cut.
             "notrunc" | "" => {}
-            other => return Err(Failure::Line(format!("Tree options not recognised: {other}."))),
+            other => return Err(CommandError::Line(format!("Tree options not recognised: {other}."))),
         }
     }
-    Ok(looks)
+    Ok(tree_style)
 }

@@ -14,14 +14,14 @@ const BURST: u64 = 32;
 /// What a line costs, in milliseconds of the budget.
 const LINE_MS: u64 = 1000;
 
-pub(super) struct Limit {
-    sites: Box<[Site]>,
+pub(super) struct RateLimit {
+    sites: Box<[CallSite]>,
     /// Some site has left lines out.
     left_out: AtomicBool,
 }
 
 #[derive(Default)]
-struct Site {
+struct CallSite {
     /// Which callsite it is; 0 for none yet.
     key: AtomicUsize,
     /// When its budget is whole again, in milliseconds.
@@ -31,7 +31,7 @@ struct Site {
 
 /// What may be done with a line of a site.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum LogDecision {
     /// Write it; the number is the site's.
     Write(usize),
     /// Leave it out. True for the first after a report: somebody has to be woken that will report
@@ -39,13 +39,16 @@ pub(super) enum Verdict {
     LeaveOut(bool),
 }
 
-impl Limit {
-    pub fn new() -> Limit {
-        Limit { sites: (0..SITES).map(|_| Site::default()).collect(), left_out: AtomicBool::new(false) }
+impl RateLimit {
+    pub fn new() -> RateLimit {
+        RateLimit {
+            sites: (0..SITES).map(|_| CallSite::default()).collect(),
+            left_out: AtomicBool::new(false),
+        }
     }
 
     /// A line of the callsite `key`, which is not 0.
-    pub fn line(&self, key: usize, now_ms: u64) -> Verdict {
+    pub fn line(&self, key: usize, now_ms: u64) -> LogDecision {
         let index = self.site(key);
         let site = &self.sites[index];
         let take = |whole_at: u64| {
@@ -53,10 +56,10 @@ impl Limit {
             (whole_at - now_ms <= BURST * LINE_MS).then_some(whole_at)
         };
         if site.whole_at_ms.fetch_update(Relaxed, Relaxed, take).is_ok() {
-            return Verdict::Write(index);
+            return LogDecision::Write(index);
         }
         site.left_out.fetch_add(1, Relaxed);
-        Verdict::LeaveOut(!self.left_out.swap(true, Relaxed))
+        LogDecision::LeaveOut(!self.left_out.swap(true, Relaxed))
     }
 
     /// True when there is something to report.
@@ -98,13 +101,13 @@ impl Limit {
 mod tests {
     use super::*;
 
-    fn written(limit: &Limit, key: usize, now_ms: u64, lines: usize) -> usize {
-        (0..lines).filter(|_| matches!(limit.line(key, now_ms), Verdict::Write(_))).count()
+    fn written(limit: &RateLimit, key: usize, now_ms: u64, lines: usize) -> usize {
+        (0..lines).filter(|_| matches!(limit.line(key, now_ms), LogDecision::Write(_))).count()
     }
 
     #[test]
     fn a_burst_and_then_one_a_second() {
-        let limit = Limit::new();
+        let limit = RateLimit::new();
         assert_eq!(written(&limit, 16, 5, 1000), 32);
         assert_eq!(written(&limit, 16, 1004, 10), 0);
         assert_eq!(written(&limit, 16, 1005, 10), 1);
@@ -115,22 +118,22 @@ mod tests {
 
     #[test]
     fn what_is_left_out_is_counted_and_reported_once() {
-        let limit = Limit::new();
+        let limit = RateLimit::new();
         assert_eq!(written(&limit, 16, 0, 32), 32);
         assert!(!limit.has_left_out());
-        assert_eq!(limit.line(16, 0), Verdict::LeaveOut(true));
-        assert_eq!(limit.line(16, 0), Verdict::LeaveOut(false));
+        assert_eq!(limit.line(16, 0), LogDecision::LeaveOut(true));
+        assert_eq!(limit.line(16, 0), LogDecision::LeaveOut(false));
         let mut said = Vec::new();
         limit.report(|site, n| said.push((site, n)));
         assert_eq!(said, [(1, 2)]);
         assert!(!limit.has_left_out());
         limit.report(|_, _| panic!("twice"));
-        assert_eq!(limit.line(16, 0), Verdict::LeaveOut(true));
+        assert_eq!(limit.line(16, 0), LogDecision::LeaveOut(true));
     }
 
     #[test]
     fn more_places_than_are_told_apart() {
-        let limit = Limit::new();
+        let limit = RateLimit::new();
         for key in 1..=2 * SITES {
             // In range, and no endless search.
             written(&limit, key << 4, 0, 1);

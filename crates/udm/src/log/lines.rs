@@ -3,8 +3,8 @@
 //! One event is one line, whatever a client put into it: control characters are written as escapes,
 //! and a line has an end.
 
-use super::limit::{Limit, Verdict};
-use super::writer::{Line, Writer};
+use super::limit::{LogDecision, RateLimit};
+use super::writer::{LogLine, LogWriter};
 use std::fmt::{self, Write};
 use std::io::IsTerminal;
 use std::sync::Arc;
@@ -19,30 +19,30 @@ use tracing_subscriber::layer::{Context, Layer};
 const TEXT_MAX: usize = 2048;
 
 /// The layer that makes lines of events and hands them to the writer.
-pub(super) struct Lines {
-    writer: Writer,
-    limit: Arc<Limit>,
+pub(super) struct LineLayer {
+    writer: LogWriter,
+    limit: Arc<RateLimit>,
     begin: Instant,
 }
 
-impl Lines {
-    pub fn new(writer: &Writer) -> Lines {
-        Lines { writer: writer.clone(), limit: writer.limit(), begin: Instant::now() }
+impl LineLayer {
+    pub fn new(writer: &LogWriter) -> LineLayer {
+        LineLayer { writer: writer.clone(), limit: writer.limit(), begin: Instant::now() }
     }
 }
 
-impl<S: Subscriber> Layer<S> for Lines {
+impl<S: Subscriber> Layer<S> for LineLayer {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let site: &'static Metadata<'static> = event.metadata();
         let now_ms = self.begin.elapsed().as_millis() as u64;
         match self.limit.line(std::ptr::from_ref(site) as usize, now_ms) {
-            Verdict::Write(index) => {
-                let mut text = Text::default();
+            LogDecision::Write(index) => {
+                let mut text = EventText::default();
                 event.record(&mut text);
-                self.writer.log(Line { site: index, time: now(), level: *site.level(), text: text.cut() });
+                self.writer.log(LogLine { site: index, time: now(), level: *site.level(), text: text.cut() });
             }
-            Verdict::LeaveOut(true) => self.writer.wake(),
-            Verdict::LeaveOut(false) => {}
+            LogDecision::LeaveOut(true) => self.writer.wake(),
+            LogDecision::LeaveOut(false) => {}
         }
     }
 }
@@ -74,9 +74,9 @@ pub(super) fn level(level: Level, colour: bool) -> String {
 
 /// The message of an event, and behind it the other fields as `name=value`.
 #[derive(Default)]
-struct Text(String);
+struct EventText(String);
 
-impl Visit for Text {
+impl Visit for EventText {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         if field.name() == "message" {
             let rest = std::mem::take(&mut self.0);
@@ -89,7 +89,7 @@ impl Visit for Text {
     }
 }
 
-impl Write for Text {
+impl Write for EventText {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         for c in text.chars() {
             if c.is_control() {
@@ -102,7 +102,7 @@ impl Write for Text {
     }
 }
 
-impl Text {
+impl EventText {
     /// The text, cut where it is too long.
     fn cut(mut self) -> String {
         if self.0.len() > TEXT_MAX {
@@ -120,14 +120,14 @@ mod tests {
 
     #[test]
     fn one_event_is_one_line() {
-        let mut text = Text::default();
+        let mut text = EventText::default();
         text.write_str("nbd: export a\nb\x1b[2J: gone").unwrap();
         assert_eq!(text.cut(), "nbd: export a\\nb\\u{1b}[2J: gone");
     }
 
     #[test]
     fn a_line_has_an_end() {
-        let mut text = Text::default();
+        let mut text = EventText::default();
         write!(text, "x{}", "ü".repeat(TEXT_MAX)).unwrap();
         let cut = text.cut();
         assert_eq!(cut.len(), TEXT_MAX - 1 + '…'.len_utf8(), "no half of a letter");

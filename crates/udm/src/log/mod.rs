@@ -23,7 +23,7 @@ use std::time::Duration;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
-use writer::Writer;
+use writer::LogWriter;
 
 /// How long the end of the program waits for its last lines.
 const FLUSH_MAX: Duration = Duration::from_secs(1);
@@ -32,13 +32,13 @@ const FLUSH_MAX: Duration = Duration::from_secs(1);
 /// of `tracing_subscriber::EnvFilter`.
 const VARIABLES: [&str; 2] = ["UDM_LOG", "RUST_LOG"];
 
-static WRITER: OnceLock<Writer> = OnceLock::new();
+static WRITER: OnceLock<LogWriter> = OnceLock::new();
 
 /// Begins to log, at `level` when no variable says otherwise, and takes panics' texts the same way.
 pub fn start(level: &str) {
-    let writer = WRITER.get_or_init(Writer::start);
+    let writer = WRITER.get_or_init(LogWriter::start);
     let (filter, wrong) = filter(level);
-    tracing_subscriber::registry().with(filter).with(lines::Lines::new(writer)).init();
+    tracing_subscriber::registry().with(filter).with(lines::LineLayer::new(writer)).init();
     if let Some(wrong) = wrong {
         tracing::warn!("{wrong}");
     }

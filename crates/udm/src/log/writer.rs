@@ -1,6 +1,6 @@
 //! The thread that writes to standard error, so that nobody else has to, and the queue before it.
 
-use super::limit::Limit;
+use super::limit::RateLimit;
 use super::lines::{colour, level, now};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::HashMap;
@@ -23,16 +23,16 @@ const REPORT_EVERY: Duration = Duration::from_secs(5);
 const AGAIN: Duration = Duration::from_millis(10);
 
 /// A line of the log.
-pub(super) struct Line {
-    /// Which site of [`Limit`] it is from.
+pub(super) struct LogLine {
+    /// Which site of [`RateLimit`] it is from.
     pub site: usize,
     pub time: String,
     pub level: Level,
     pub text: String,
 }
 
-enum Item {
-    Line(Line),
+enum QueueItem {
+    LogLine(LogLine),
     Text(String),
     /// Something was left out that is to be reported.
     Wake,
@@ -44,45 +44,46 @@ enum Item {
 
 /// The queue's near end, and what both ends know.
 #[derive(Clone)]
-pub(super) struct Writer {
-    queue: SyncSender<Item>,
-    shared: Arc<Shared>,
+pub(super) struct LogWriter {
+    queue: SyncSender<QueueItem>,
+    shared: Arc<WriterState>,
 }
 
-struct Shared {
+struct WriterState {
     /// Lines that found no room in the queue, or could not be written, and of which nothing has
     /// been said yet.
     lost: AtomicU64,
-    limit: Arc<Limit>,
+    limit: Arc<RateLimit>,
 }
 
-impl Writer {
+impl LogWriter {
     /// Starts the thread.
-    pub fn start() -> Writer {
+    pub fn start() -> LogWriter {
         let (queue, items) = sync_channel(QUEUE_MAX);
-        let shared = Arc::new(Shared { lost: AtomicU64::new(0), limit: Arc::new(Limit::new()) });
+        let shared = Arc::new(WriterState { lost: AtomicU64::new(0), limit: Arc::new(RateLimit::new()) });
         let out = io::stderr().as_fd().try_clone_to_owned().map(File::from);
         // Without the thread or the descriptor lines are lost, and the program goes on.
         if let Ok(out) = out {
-            let thread = Thread { out, shared: Arc::clone(&shared), last: HashMap::new(), colour: colour() };
+            let thread =
+                WriterThread { out, shared: Arc::clone(&shared), last: HashMap::new(), colour: colour() };
             let _ = std::thread::Builder::new().name("udm-log".into()).spawn(move || thread.run(&items));
         }
-        Writer { queue, shared }
+        LogWriter { queue, shared }
     }
 
-    pub fn limit(&self) -> Arc<Limit> {
+    pub fn limit(&self) -> Arc<RateLimit> {
         Arc::clone(&self.shared.limit)
     }
 
-    pub fn log(&self, line: Line) {
-        self.put(Item::Line(line));
+    pub fn log(&self, line: LogLine) {
+        self.put(QueueItem::LogLine(line));
     }
 
     pub fn say(&self, text: String) {
-        self.put(Item::Text(text));
+        self.put(QueueItem::Text(text));
     }
 
-    fn put(&self, item: Item) {
+    fn put(&self, item: QueueItem) {
         if self.queue.try_send(item).is_err() {
             self.shared.lost.fetch_add(1, Relaxed);
         }
@@ -90,14 +91,14 @@ impl Writer {
 
     /// Has the thread look for what was left out. A thread that is busy will look anyway.
     pub fn wake(&self) {
-        let _ = self.queue.try_send(Item::Wake);
+        let _ = self.queue.try_send(QueueItem::Wake);
     }
 
     /// Waits until all before is written, but not longer than `max`.
     pub fn flush(&self, max: Duration) {
         let begin = Instant::now();
         let (done, is_done) = sync_channel(1);
-        if self.put_within(Item::Flush(done), begin, max) {
+        if self.put_within(QueueItem::Flush(done), begin, max) {
             let _ = is_done.recv_timeout(max.saturating_sub(begin.elapsed()));
         }
     }
@@ -105,13 +106,13 @@ impl Writer {
     /// Writes what comes from now on to `file`; waits for what came before, but not longer than
     /// `max`.
     pub fn write_to(&self, file: File, max: Duration) {
-        if self.put_within(Item::WriteTo(file), Instant::now(), max) {
+        if self.put_within(QueueItem::WriteTo(file), Instant::now(), max) {
             self.flush(max);
         }
     }
 
     /// Waits for a place in the queue, until `max` behind `begin`. False when there was none.
-    fn put_within(&self, mut item: Item, begin: Instant, max: Duration) -> bool {
+    fn put_within(&self, mut item: QueueItem, begin: Instant, max: Duration) -> bool {
         while let Err(refused) = self.queue.try_send(item) {
             let TrySendError::Full(back) = refused else { return false };
             if begin.elapsed() >= max {
@@ -124,16 +125,16 @@ impl Writer {
     }
 }
 
-struct Thread {
+struct WriterThread {
     out: File,
-    shared: Arc<Shared>,
+    shared: Arc<WriterState>,
     /// The last line of each site, for "N more like it".
     last: HashMap<usize, (Level, String)>,
     colour: bool,
 }
 
-impl Thread {
-    fn run(mut self, items: &Receiver<Item>) {
+impl WriterThread {
+    fn run(mut self, items: &Receiver<QueueItem>) {
         let mut reported = Instant::now();
         loop {
             let item = if self.shared.limit.has_left_out() {
@@ -142,15 +143,15 @@ impl Thread {
                 items.recv().map_err(|_| RecvTimeoutError::Disconnected)
             };
             match item {
-                Ok(Item::Line(line)) => self.line(line),
-                Ok(Item::Text(text)) => self.text(&text),
-                Ok(Item::Wake) => reported = Instant::now(),
-                Ok(Item::Flush(done)) => {
+                Ok(QueueItem::LogLine(line)) => self.line(line),
+                Ok(QueueItem::Text(text)) => self.text(&text),
+                Ok(QueueItem::Wake) => reported = Instant::now(),
+                Ok(QueueItem::Flush(done)) => {
                     self.report();
                     // Whoever asked may have given up.
                     let _ = done.try_send(());
                 }
-                Ok(Item::WriteTo(file)) => self.out = file,
+                Ok(QueueItem::WriteTo(file)) => self.out = file,
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
@@ -161,7 +162,7 @@ impl Thread {
         }
     }
 
-    fn line(&mut self, line: Line) {
+    fn line(&mut self, line: LogLine) {
         let text = format!("{} {} {}\n", line.time, level(line.level, self.colour), line.text);
         self.text(&text);
         self.last.insert(line.site, (line.level, line.text));

@@ -10,7 +10,7 @@ use udm_wire::log_writes::{EntryFlags, Record};
 
 /// An entry, as `--json` prints it: one object a line.
 #[derive(Serialize)]
-struct Row<'a> {
+struct EntryRow<'a> {
     index: u64,
     /// Where the entry stands in the log.
     log_offset_bytes: u64,
@@ -25,7 +25,7 @@ struct Row<'a> {
 }
 
 #[derive(Serialize)]
-struct Head {
+struct LogHeader {
     sector_size_bytes: u32,
     entries: u64,
 }
@@ -38,7 +38,7 @@ pub(super) fn run(args: &ListArgs) -> Result<()> {
 fn print(log: &mut Log, json: bool, out: &mut impl Write) -> Result<()> {
     let head = log.superblock();
     if json {
-        let head = Head { sector_size_bytes: head.sector_size, entries: head.entries };
+        let head = LogHeader { sector_size_bytes: head.sector_size, entries: head.entries };
         let text = serde_json::to_string(&head)?;
         write!(out, "{{\"log\":{text},\"entries\":[").context("standard output")?;
     } else {
@@ -64,7 +64,7 @@ fn print(log: &mut Log, json: bool, out: &mut impl Write) -> Result<()> {
 }
 
 fn row(record: &Record, flush: Option<u64>) -> Result<String> {
-    let row = Row {
+    let row = EntryRow {
         index: record.index,
         log_offset_bytes: record.offset,
         start_bytes: record.range.start,

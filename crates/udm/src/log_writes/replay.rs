@@ -11,7 +11,7 @@ use udm_wire::log_writes::{EntryFlags, Record};
 
 /// What a replay did.
 #[derive(Debug, Default, Serialize)]
-struct Summary {
+struct ReplaySummary {
     first_entry: u64,
     entries: u64,
     writes: u64,
@@ -22,7 +22,7 @@ struct Summary {
 }
 
 /// What is to be replayed.
-struct Plan {
+struct ReplayPlan {
     entries: Range<u64>,
     /// The record that reaches furthest into the device.
     furthest: Option<Record>,
@@ -33,7 +33,7 @@ pub(super) fn run(args: &ReplayArgs) -> Result<()> {
     let mut log = Log::open(&args.log)?;
     let mut image = open_image(args, &plan, &log)?;
     let mut check = args.check.as_deref().map(|command| Check::new(command, &image)).transpose()?;
-    let mut summary = Summary { first_entry: plan.entries.start, ..Summary::default() };
+    let mut summary = ReplaySummary { first_entry: plan.entries.start, ..ReplaySummary::default() };
     let mut flushes = 0;
     for _ in 0..plan.entries.end {
         let Some(record) = log.next()? else { break };
@@ -44,21 +44,21 @@ pub(super) fn run(args: &ReplayArgs) -> Result<()> {
         }
         apply(&log, &record, &mut image, &mut summary)?;
         if let Some(check) = check.as_mut().filter(|_| is_flush && args.each_flush) {
-            look(check, &mut image, &format!("flush {flushes} (entry {})", record.index), &mut summary)?;
+            run_check(check, &mut image, &format!("flush {flushes} (entry {})", record.index), &mut summary)?;
         }
     }
     if let Some(check) = check.as_mut().filter(|_| !args.each_flush) {
-        look(check, &mut image, "the end", &mut summary)?;
+        run_check(check, &mut image, "the end", &mut summary)?;
     }
     report(&summary, args.json)
 }
 
 /// Finds the entries to replay. Walks, and so checks, the log up to the last of them.
-fn plan(args: &ReplayArgs) -> Result<Plan> {
+fn plan(args: &ReplayArgs) -> Result<ReplayPlan> {
     let name = args.log.display();
     let mut log = Log::open(&args.log)?;
     let mut start = if args.start_mark.is_some() { None } else { Some(args.start_entry.unwrap_or(0)) };
-    let mut plan = Plan { entries: 0..0, furthest: None };
+    let mut plan = ReplayPlan { entries: 0..0, furthest: None };
     let (mut flushes, mut reached) = (0, false);
     while !reached {
         let Some(record) = log.next()? else { break };
@@ -105,7 +105,7 @@ fn plan(args: &ReplayArgs) -> Result<Plan> {
 }
 
 /// Opens the device, or makes it, once it is known that all fits.
-fn open_image(args: &ReplayArgs, plan: &Plan, log: &Log) -> Result<Image> {
+fn open_image(args: &ReplayArgs, plan: &ReplayPlan, log: &Log) -> Result<Image> {
     let fits = |size: u64| match &plan.furthest {
         Some(record) if record.range.end > size => bail!(
             "{}: at byte {}: entry {} reaches to byte {} of a device of {size}",
@@ -125,7 +125,7 @@ fn open_image(args: &ReplayArgs, plan: &Plan, log: &Log) -> Result<Image> {
 }
 
 /// Does to the image what the entry says was done to the device.
-fn apply(log: &Log, record: &Record, image: &mut Image, summary: &mut Summary) -> Result<()> {
+fn apply(log: &Log, record: &Record, image: &mut Image, summary: &mut ReplaySummary) -> Result<()> {
     let flags = record.entry.flags;
     summary.entries += 1;
     summary.flushes += u64::from(flags.contains(EntryFlags::FLUSH));
@@ -141,7 +141,7 @@ fn apply(log: &Log, record: &Record, image: &mut Image, summary: &mut Summary) -
 }
 
 /// Runs the check, and ends the replay where it fails: the device then holds the state that failed.
-fn look(check: &mut Check<'_>, image: &mut Image, at: &str, summary: &mut Summary) -> Result<()> {
+fn run_check(check: &mut Check<'_>, image: &mut Image, at: &str, summary: &mut ReplaySummary) -> Result<()> {
     let status = check.run(image)?;
     if !status.success() {
         bail!("{}: the check failed at {at}: {status}: the file holds what failed", image.path().display());
@@ -150,8 +150,9 @@ fn look(check: &mut Check<'_>, image: &mut Image, at: &str, summary: &mut Summar
     Ok(())
 }
 
-fn report(summary: &Summary, json: bool) -> Result<()> {
-    let Summary { first_entry, entries, writes, written_bytes, discards, flushes, checks_passed } = summary;
+fn report(summary: &ReplaySummary, json: bool) -> Result<()> {
+    let ReplaySummary { first_entry, entries, writes, written_bytes, discards, flushes, checks_passed } =
+        summary;
     let text = if json {
         serde_json::to_string(summary)? + "\n"
     } else {

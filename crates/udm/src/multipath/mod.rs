@@ -3,15 +3,15 @@
 //! The output is composed of the server's list of devices, their tables and their statuses. Fields
 //! without a value in udm print as multipath-tools prints unknown ones (`#:#:#:#`, `##`).
 
-mod look;
+mod map_reader;
 mod print;
 
-use crate::cli::{Print, Talk};
+use crate::cli::{Print, ServerArgs};
 use crate::output::{say, say_json};
 use crate::verbs::{explain, folder};
 use anyhow::{Result, bail};
 use clap::{ArgAction, Args, Subcommand, ValueEnum};
-use look::{Map, Path};
+use map_reader::{MultipathMap, Path};
 use serde::Serialize;
 use udm_control::client::{ClientError, ControlClient, device_path};
 use udm_control::http::api;
@@ -29,7 +29,7 @@ pub struct MultipathArgs {
     #[command(subcommand)]
     verb: Option<MultipathVerb>,
     #[command(flatten)]
-    talk: Talk,
+    talk: ServerArgs,
     #[command(flatten)]
     print: Print,
     /// List the devices with their groups and paths; udm knows no difference between -l and -ll
@@ -62,7 +62,7 @@ udm multipath create mp --policy group_by_prio --prio weightedpath --prio-args '
 )]
 struct CreateArgs {
     #[command(flatten)]
-    talk: Talk,
+    talk: ServerArgs,
     #[command(flatten)]
     print: Print,
     /// Its name
@@ -88,7 +88,7 @@ struct CreateArgs {
 #[derive(Debug, Args)]
 struct PathArgs {
     #[command(flatten)]
-    talk: Talk,
+    talk: ServerArgs,
     /// The word path
     #[arg(value_parser = ["path"])]
     what: String,
@@ -100,7 +100,7 @@ struct PathArgs {
 #[derive(Debug, Args)]
 struct SwitchArgs {
     #[command(flatten)]
-    talk: Talk,
+    talk: ServerArgs,
     /// The word map
     #[arg(value_parser = ["map", "multipath"])]
     what: String,
@@ -116,7 +116,7 @@ struct SwitchArgs {
 #[derive(Debug, Args)]
 struct ShowArgs {
     #[command(flatten)]
-    talk: Talk,
+    talk: ServerArgs,
     #[command(flatten)]
     print: Print,
     /// What to show
@@ -148,7 +148,7 @@ const NOT_THERE: [u32; 3] = [ENOENT as u32, ENXIO as u32, EINVAL as u32];
 
 /// What multipathd's JSON has in front.
 #[derive(Serialize)]
-struct Json<T> {
+struct JsonReply<T> {
     major_version: u32,
     minor_version: u32,
     #[serde(flatten)]
@@ -157,13 +157,13 @@ struct Json<T> {
 
 #[derive(Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Listed<'a> {
-    Maps(&'a [Map]),
+enum JsonList<'a> {
+    Maps(&'a [MultipathMap]),
     Paths(Vec<&'a Path>),
 }
 
-fn json(what: Listed<'_>) -> Result<()> {
-    say_json(&Json { major_version: 0, minor_version: 1, what })
+fn json(what: JsonList<'_>) -> Result<()> {
+    say_json(&JsonReply { major_version: 0, minor_version: 1, what })
 }
 
 /// Runs the verb.
@@ -177,12 +177,12 @@ pub fn run(args: &MultipathArgs) -> Result<()> {
         Some(MultipathVerb::Fail(args)) => return command_path(args, "fail"),
         Some(MultipathVerb::Reinstate(args)) => return command_path(args, "reinstate"),
         Some(MultipathVerb::Switch(args)) => {
-            return tell(&args.talk.client()?, &args.name, format!("switch_group {}", args.group));
+            return send_message(&args.talk.client()?, &args.name, format!("switch_group {}", args.group));
         }
         None => {}
     }
-    let maps = look::maps(&args.talk.client()?, args.name.as_deref())?;
-    if args.print.json { json(Listed::Maps(&maps)) } else { say(&print::topology(&maps)) }
+    let maps = map_reader::maps(&args.talk.client()?, args.name.as_deref())?;
+    if args.print.json { json(JsonList::Maps(&maps)) } else { say(&print::topology(&maps)) }
 }
 
 fn create(args: &CreateArgs) -> Result<()> {
@@ -214,10 +214,10 @@ fn show(args: &ShowArgs) -> Result<()> {
         (["raw", "format", format], _) => (false, true, Some(*format)),
         _ => bail!("multipath show: what may follow is json, format FORMAT, or raw format FORMAT"),
     };
-    let maps = look::maps(&args.talk.client()?, None)?;
+    let maps = map_reader::maps(&args.talk.client()?, None)?;
     match args.what {
-        What::Paths if as_json => json(Listed::Paths(print::all(&maps))),
-        What::Maps | What::Topology if as_json => json(Listed::Maps(&maps)),
+        What::Paths if as_json => json(JsonList::Paths(print::all_paths(&maps))),
+        What::Maps | What::Topology if as_json => json(JsonList::Maps(&maps)),
         What::Topology => say(&print::topology(&maps)),
         What::Paths => say(&print::paths(&maps, format.unwrap_or(PATHS), raw)?),
         What::Maps => say(&print::maps(&maps, format.unwrap_or(MAPS), raw)?),
@@ -225,7 +225,7 @@ fn show(args: &ShowArgs) -> Result<()> {
 }
 
 /// Sends a message.
-fn tell(client: &ControlClient, device: &str, message: String) -> Result<()> {
+fn send_message(client: &ControlClient, device: &str, message: String) -> Result<()> {
     let message = api::Message { sector: 0, message, folder: None };
     let answer = client.post::<api::Answer>(&device_path(device, "/message"), &message);
     answer.map(drop).map_err(|e| explain(e, None))
@@ -233,17 +233,17 @@ fn tell(client: &ControlClient, device: &str, message: String) -> Result<()> {
 
 fn command_path(args: &PathArgs, action: &str) -> Result<()> {
     let client = args.talk.client()?;
-    let maps = look::maps(&client, None)?;
-    let tell = |device: &str, path: &str| {
+    let maps = map_reader::maps(&client, None)?;
+    let send_message = |device: &str, path: &str| {
         let command = api::CommandPath { path: path.into(), action: action.into(), folder: folder() };
         client.post::<()>(&device_path(device, "/path"), &command)
     };
     let mut told = Vec::new();
-    for path in print::all(&maps) {
+    for path in print::all_paths(&maps) {
         let meant = [&path.dev, &path.dev_t].contains(&&args.path);
         // A command means a path in every group that has it.
         if meant && !told.contains(&(&path.multipath, &path.dev_t)) {
-            tell(&path.multipath, &path.dev_t).map_err(|e| explain(e, None))?;
+            send_message(&path.multipath, &path.dev_t).map_err(|e| explain(e, None))?;
             told.push((&path.multipath, &path.dev_t));
         }
     }
@@ -251,7 +251,7 @@ fn command_path(args: &PathArgs, action: &str) -> Result<()> {
     // It may be a table's word for a path that is shown otherwise. What that means the server
     // knows.
     for map in maps.iter().filter(|_| told.is_empty()) {
-        match tell(&map.name, &args.path) {
+        match send_message(&map.name, &args.path) {
             Ok(()) => done = true,
             Err(ClientError::Refused(e)) if NOT_THERE.contains(&e.errno) => {}
             Err(e) => return Err(explain(e, None)),

@@ -1,6 +1,6 @@
 //! The texts of multipath-tools: the tree of `multipath -ll`, and columns by format.
 
-use super::look::{Map, Path};
+use super::map_reader::{MultipathMap, Path};
 use anyhow::{Result, bail};
 use std::fmt::Write as _;
 
@@ -10,7 +10,7 @@ const NO_VENDOR: &str = "##,##";
 /// A letter, its head, and what it stands for.
 type Field<T> = (char, &'static str, fn(&T) -> String);
 
-const MAP: &[Field<Map>] = &[
+const MAP: &[Field<MultipathMap>] = &[
     ('n', "name", |map| map.name.clone()),
     ('w', "uuid", |map| map.uuid.clone()),
     ('d', "sysfs", |map| map.sysfs.clone()),
@@ -52,41 +52,42 @@ fn size(bytes: u64) -> String {
 }
 
 /// What a format is made of: fields, and text.
-enum Part<'a, T> {
+enum FormatPart<'a, T> {
     Field(&'a Field<T>),
     Text(char),
 }
 
-fn parts<'a, T>(format: &str, fields: &'a [Field<T>]) -> Result<Vec<Part<'a, T>>> {
-    let mut parts = Vec::new();
+fn parse_format<'a, T>(format: &str, fields: &'a [Field<T>]) -> Result<Vec<FormatPart<'a, T>>> {
+    let mut parse_format = Vec::new();
     let mut chars = format.chars();
     while let Some(c) = chars.next() {
-        parts.push(match (c, if c == '%' { chars.next() } else { None }) {
+        parse_format.push(match (c, if c == '%' { chars.next() } else { None }) {
             ('%', Some(letter)) => match fields.iter().find(|field| field.0 == letter) {
-                Some(field) => Part::Field(field),
+                Some(field) => FormatPart::Field(field),
                 None => bail!("multipath: %{} means nothing here", letter.escape_default()),
             },
             ('%', None) => bail!("multipath: a letter is missing behind %"),
-            (c, _) => Part::Text(c),
+            (c, _) => FormatPart::Text(c),
         });
     }
-    Ok(parts)
+    Ok(parse_format)
 }
 
 /// Lines of fields: in columns, with their heads, or raw.
 fn lines<T>(of: &[&T], format: &str, fields: &[Field<T>], heads: bool, columns: bool) -> Result<Vec<String>> {
-    let parts = parts(format, fields)?;
+    let parse_format = parse_format(format, fields)?;
     let mut rows: Vec<Vec<String>> = Vec::new();
-    let value = |part: &Part<'_, T>, one: Option<&T>| match part {
-        Part::Field(field) => one.map_or_else(|| field.1.to_owned(), |one| (field.2)(one)),
-        Part::Text(c) => c.to_string(),
+    let value = |part: &FormatPart<'_, T>, one: Option<&T>| match part {
+        FormatPart::Field(field) => one.map_or_else(|| field.1.to_owned(), |one| (field.2)(one)),
+        FormatPart::Text(c) => c.to_string(),
     };
     if heads {
-        rows.push(parts.iter().map(|part| value(part, None)).collect());
+        rows.push(parse_format.iter().map(|part| value(part, None)).collect());
     }
-    rows.extend(of.iter().map(|one| parts.iter().map(|part| value(part, Some(one))).collect()));
+    rows.extend(of.iter().map(|one| parse_format.iter().map(|part| value(part, Some(one))).collect()));
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..parts.len()).map(|column| if columns { width(column) } else { 0 }).collect();
+    let widths: Vec<usize> =
+        (0..parse_format.len()).map(|column| if columns { width(column) } else { 0 }).collect();
     let line = |row: &Vec<String>| {
         let padded: String =
             row.iter().zip(&widths).map(|(value, width)| format!("{value:<width$}")).collect();
@@ -103,26 +104,26 @@ fn text(lines: &[String]) -> String {
 ///
 /// # Errors
 /// A letter that means nothing.
-pub fn paths(maps: &[Map], format: &str, raw: bool) -> Result<String> {
-    Ok(text(&lines(&all(maps), format, PATH, !raw, !raw)?))
+pub fn paths(maps: &[MultipathMap], format: &str, raw: bool) -> Result<String> {
+    Ok(text(&lines(&all_paths(maps), format, PATH, !raw, !raw)?))
 }
 
 /// `show maps`.
 ///
 /// # Errors
 /// A letter that means nothing.
-pub fn maps(maps: &[Map], format: &str, raw: bool) -> Result<String> {
+pub fn maps(maps: &[MultipathMap], format: &str, raw: bool) -> Result<String> {
     Ok(text(&lines(&maps.iter().collect::<Vec<_>>(), format, MAP, !raw, !raw)?))
 }
 
 /// The paths of all of them.
-pub fn all(maps: &[Map]) -> Vec<&Path> {
+pub fn all_paths(maps: &[MultipathMap]) -> Vec<&Path> {
     maps.iter().flat_map(|map| &map.path_groups).flat_map(|group| &group.paths).collect()
 }
 
 /// The tree: columns are as wide as all paths that are shown need them.
-pub fn topology(maps: &[Map]) -> String {
-    let paths = lines(&all(maps), "%i %d %D %t %T %o", PATH, false, true).unwrap_or_default();
+pub fn topology(maps: &[MultipathMap]) -> String {
+    let paths = lines(&all_paths(maps), "%i %d %D %t %T %o", PATH, false, true).unwrap_or_default();
     let (mut paths, mut out) = (paths.into_iter(), String::new());
     for map in maps {
         let uuid = if map.uuid == map.name { String::new() } else { format!(" ({})", map.uuid) };
@@ -155,7 +156,7 @@ pub fn topology(maps: &[Map]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::look::Group;
+    use super::super::map_reader::PathGroup;
     use super::*;
 
     fn path(dev: &str, dev_t: &str, dm_st: &str, chk_st: &str) -> Path {
@@ -165,10 +166,15 @@ mod tests {
         Path { dev_st: "running", multipath: "mp".into(), ..path }
     }
 
-    fn map() -> Map {
-        let group =
-            |group, dm_st, paths| Group { group, selector: "service-time 0".into(), pri: 50, dm_st, paths };
-        Map {
+    fn map() -> MultipathMap {
+        let group = |group, dm_st, paths| PathGroup {
+            group,
+            selector: "service-time 0".into(),
+            pri: 50,
+            dm_st,
+            paths,
+        };
+        MultipathMap {
             name: "mpatha".into(),
             uuid: "3600a0".into(),
             sysfs: "dm-0".into(),

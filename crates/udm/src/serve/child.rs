@@ -28,22 +28,22 @@ impl Child {
     pub fn start(command: &str, sockets: &Sockets, exporter: &Exporter) -> Result<Child> {
         // Whoever loses its parent becomes ours, so that it can be found when all is to end.
         set_child_subreaper(Some(getpid())).context("adopting what it leaves behind")?;
-        let mut shell = descriptors::shell(command);
-        for variable in systemd::VARIABLES {
-            shell.env_remove(variable);
+        let mut limited_shell = descriptors::limited_shell(command);
+        for env_name in systemd::VARIABLES {
+            limited_shell.env_remove(env_name);
         }
-        shell.kill_on_drop(true).env("UDM_SOCKET", &sockets.control);
+        limited_shell.kill_on_drop(true).env("UDM_SOCKET", &sockets.control);
         if let Some(unix) = &sockets.unix {
-            shell.env("unixsocket", unix);
+            limited_shell.env("unixsocket", unix);
         }
         let mut first = None;
         for export in exporter.list() {
             let Some(uri) = export.uris.into_iter().next() else { continue };
-            shell.env(variable(&export.name), &uri);
+            limited_shell.env(env_name(&export.name), &uri);
             first.get_or_insert(uri);
         }
-        shell.env("uri", first.unwrap_or_default());
-        Ok(Child(shell.spawn().context("/bin/sh")?))
+        limited_shell.env("uri", first.unwrap_or_default());
+        Ok(Child(limited_shell.spawn().context("/bin/sh")?))
     }
 
     /// Waits for its end, and passes signals on to it meanwhile.
@@ -55,12 +55,12 @@ impl Child {
             };
             // A terminal has sent its own to them all.
             if signal != Signal::INT || !std::io::stdin().is_terminal() {
-                signal_all(signal);
+                signal_descendants(signal);
             }
             if let Ok(status) = tokio::time::timeout(END_MAX, self.all_ended()).await {
                 return Ok(exit_code(status?));
             }
-            signal_all(Signal::KILL);
+            signal_descendants(Signal::KILL);
         }
     }
 
@@ -68,7 +68,7 @@ impl Child {
     async fn all_ended(&mut self) -> std::io::Result<ExitStatus> {
         let status = self.0.wait().await?;
         loop {
-            let left = below(getpid());
+            let left = descendants(getpid());
             for &pid in &left {
                 // Only those that were left to us are ours to wait for; of the others this is
                 // refused.
@@ -83,15 +83,15 @@ impl Child {
 }
 
 /// Sends `signal` to every process below this one.
-fn signal_all(signal: Signal) {
-    for pid in below(getpid()) {
+fn signal_descendants(signal: Signal) {
+    for pid in descendants(getpid()) {
         // It may have ended this very moment.
         let _ = kill_process(pid, signal);
     }
 }
 
 /// The processes below `root`, parents first.
-fn below(root: Pid) -> Vec<Pid> {
+fn descendants(root: Pid) -> Vec<Pid> {
     let mut found = vec![root];
     let mut next = 0;
     while let Some(parent) = found.get(next) {
@@ -106,7 +106,7 @@ fn below(root: Pid) -> Vec<Pid> {
 }
 
 /// The variable that holds the URI of an export.
-fn variable(name: &str) -> String {
+fn env_name(name: &str) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || c == '_' { c } else { '_' };
     format!("uri_{}", name.chars().map(plain).collect::<String>())
 }
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn variables_are_words_of_the_shell() {
-        assert_eq!(variable("a-b c_9ü"), "uri_a_b_c_9_");
+        assert_eq!(env_name("a-b c_9ü"), "uri_a_b_c_9_");
     }
 
     #[test]

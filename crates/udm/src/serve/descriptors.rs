@@ -24,11 +24,13 @@ pub fn raise() {
 }
 
 /// A shell that runs `command` under the limit that was given.
-pub(super) fn shell(command: &str) -> Command {
-    let mut shell = Command::new("/bin/sh");
+pub(super) fn limited_shell(command: &str) -> Command {
+    let mut limited_shell = Command::new("/bin/sh");
     match GIVEN.get() {
-        None => shell.args(["-c", command]),
-        Some(soft) => shell.args(["-c", &format!("ulimit -Sn {soft}; exec /bin/sh -c \"$0\""), command]),
+        None => limited_shell.args(["-c", command]),
+        Some(soft) => {
+            limited_shell.args(["-c", &format!("ulimit -Sn {soft}; exec /bin/sh -c \"$0\""), command])
+        }
     };
-    shell
+    limited_shell
 }

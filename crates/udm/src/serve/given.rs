@@ -18,14 +18,14 @@ const CONTROL: &str = "control";
 
 /// What was given to this process.
 #[derive(Default)]
-pub(super) struct Given {
+pub(super) struct InheritedSockets {
     /// The control socket.
     pub control: Option<UnixListener>,
     /// For NBD clients.
     pub nbd: Vec<OwnedFd>,
 }
 
-impl Given {
+impl InheritedSockets {
     /// Where those for NBD clients are that are Unix sockets.
     pub fn nbd_paths(&self) -> impl Iterator<Item = PathBuf> + '_ {
         self.nbd.iter().filter_map(|fd| {
@@ -39,10 +39,10 @@ impl Given {
 ///
 /// # Errors
 /// What was given is no socket that listens, or two are called `control`.
-pub(super) fn take() -> Result<Given> {
+pub(super) fn take() -> Result<InheritedSockets> {
     let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
     let mut names = names.split(':');
-    let (mut sockets, mut given) = (ListenFd::from_env(), Given::default());
+    let (mut sockets, mut given) = (ListenFd::from_env(), InheritedSockets::default());
     for i in 0..sockets.len() {
         let name = names.next().unwrap_or_default();
         let what = || format!("serve: the socket {name:?}, number {i} of those that were given");

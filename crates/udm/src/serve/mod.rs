@@ -3,28 +3,29 @@
 //! The calling thread becomes the control thread: it has the signals, the control socket and the
 //! child of `--run`. The cores are threads of their own. There is no periodic timer: a server
 //! without requests sleeps. A separate thread supervises the end of the server and receives the
-//! second signal, because the others may be stuck (`ending`).
+//! second signal, because the others may be stuck (`shutdown`).
 
 mod child;
 pub mod descriptors;
-mod ending;
 mod given;
+mod path_maintenance;
 mod ready;
 mod reload;
 mod report;
+mod shutdown;
 mod sockets;
 mod systemd;
-mod upkeep;
 
 use crate::cli::{DeviceArg, LostSnapshotsArg, ServeArgs, TableArg};
 use crate::config;
-use crate::output::{say, things};
+use crate::output::{count_noun, say};
 use crate::verbs::read_table;
 use anyhow::{Context, Result, bail};
 use child::Child;
-use ending::Signals;
-pub use ready::in_background;
+pub use path_maintenance::CheckPaths;
+pub use ready::spawn_background;
 use reload::File;
+use shutdown::Signals;
 use sockets::Sockets;
 use std::collections::VecDeque;
 use std::process::ExitCode;
@@ -36,7 +37,6 @@ use udm_control::{Registry, verbs};
 use udm_core::Device;
 use udm_frontends::nbd::{Exports, NbdServer, ServerOptions};
 use udm_runtime::{CoreOptions, Runtime, RuntimeOptions};
-pub use upkeep::CheckPaths;
 
 /// Cores without `--cores`, at the most: a server is one of several programs on its machine.
 const CORES_DEFAULT_MAX: usize = 8;
@@ -54,7 +54,7 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
     let loaded = config::load(file)?;
     let merged = loaded.merged(file)?;
     if args.check {
-        let devices = things(loaded.devices.len() as u64, "device");
+        let devices = count_noun(loaded.devices.len() as u64, "device");
         say(&format!("{}: good, {devices}\n", file.display()))?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -77,18 +77,18 @@ fn serve_until_the_end(args: &ServeArgs, file: Option<File>) -> Result<ExitCode>
 
 async fn serve(args: &ServeArgs, file: Option<File>) -> Result<ExitCode> {
     let reloads = file.is_some();
-    let upkeep = upkeep::of(args)?;
+    let upkeep = path_maintenance::of(args)?;
     let cores = Runtime::start(&cores(args)).context("serve: cores")?;
     let cluster = Arc::clone(cores.cluster());
     let registry = Registry::new(cluster.clone(), cluster.len());
-    registry.keep_up(upkeep);
+    registry.set_maintenance(upkeep);
     let (queue_depth, nr_hw_queues) = (args.dm_mq_queue_depth, args.dm_mq_nr_hw_queues);
-    registry.queue_requests(udm_control::registry::RequestQueues { queue_depth, nr_hw_queues });
-    registry.lose_snapshots(args.lost_snapshots.into());
+    registry.set_request_queues(udm_control::registry::RequestQueueParams { queue_depth, nr_hw_queues });
+    registry.set_lost_snapshots(args.lost_snapshots.into());
     let kept = match args.state.open() {
         Ok(folder) => {
             folder.clean();
-            registry.keep_state_in(Arc::clone(&folder));
+            registry.set_state_folder(Arc::clone(&folder));
             Some(folder)
         }
         Err(error) => {
@@ -98,7 +98,7 @@ async fn serve(args: &ServeArgs, file: Option<File>) -> Result<ExitCode> {
     };
     let exports = Arc::new(Exports::new());
     let options = ExportOptions { only: args.exports.clone(), read_only: args.readonly };
-    registry.export_by(Exporter::new(Arc::clone(&exports), options));
+    registry.set_exporter(Exporter::new(Arc::clone(&exports), options));
 
     let limit = Duration::from_secs(args.stop_timeout);
     let done = match make_devices(args, file, &registry).await {
@@ -173,7 +173,7 @@ async fn make_devices(args: &ServeArgs, file: Option<File>, registry: &Arc<Regis
         None => Vec::new(),
     };
     names.extend(wanted.iter().map(String::as_str));
-    verbs::snapshot::unseen(registry).iter().for_each(|line| tracing::warn!("{line}"));
+    verbs::snapshot::find_bypasses(registry).iter().for_each(|line| tracing::warn!("{line}"));
     match args.exports.iter().find(|wanted| !names.contains(&wanted.as_str())) {
         Some(missing) => bail!("{missing}: export: no --device of that name"),
         None => Ok(()),
@@ -215,23 +215,23 @@ async fn serve_devices(
     let hangups = signals.hangups();
     let listening = http::server::serve(&socket, http::router(Arc::clone(registry)));
     let done = tokio::select! {
-        never = verbs::see_to_deferred(registry) => match never {},
-        never = reload::when_told(&hangups, registry) => match never {},
-        never = reload::when_snapshots_come(registry) => match never {},
-        never = http::see_to_merges(registry) => match never {},
+        never = verbs::run_deferred_removals(registry) => match never {},
+        never = reload::reload_on_sighup(&hangups, registry) => match never {},
+        never = reload::create_when_attachable(registry) => match never {},
+        never = http::finish_merges(registry) => match never {},
         broken = listening => broken.context("control socket").map(|()| ExitCode::SUCCESS),
-        never = systemd::live(cores.cluster()) => match never {},
-        done = work(args, &sockets, exporter, signals) => done,
+        never = systemd::run_watchdog(cores.cluster()) => match never {},
+        done = run_until_done(args, &sockets, exporter, signals) => done,
     };
     systemd::stopping();
-    verbs::call_off_all(registry);
+    verbs::cancel_all(registry);
     drop(socket);
     server.stop();
     done
 }
 
 /// What the server is there for: a command, or to serve until a signal comes.
-async fn work(
+async fn run_until_done(
     args: &ServeArgs,
     sockets: &Sockets,
     exporter: &Exporter,

@@ -25,7 +25,7 @@ const READY: &str = "ready\n";
 ///
 /// # Errors
 /// When it can't be started.
-pub fn in_background() -> Result<ExitCode> {
+pub fn spawn_background() -> Result<ExitCode> {
     let start = || -> std::io::Result<std::process::Child> {
         let mut arguments = std::env::args_os();
         // This program, even where its file has been replaced.
@@ -71,7 +71,7 @@ pub(super) fn say(args: &ServeArgs) -> Result<Option<PidFile>> {
     };
     let file = args.pidfile.as_ref().map(write).transpose()?;
     if args.ready_on_stdout {
-        background().context("serve: --fork")?;
+        detach().context("serve: --fork")?;
     }
     Ok(file)
 }
@@ -87,7 +87,7 @@ fn write_pid(file: &Path) -> std::io::Result<()> {
 }
 
 /// Leaves the terminal, so that its end is not ours, and then the one who waits.
-fn background() -> std::io::Result<()> {
+fn detach() -> std::io::Result<()> {
     rustix::process::setsid()?;
     let nothing = File::options().write(true).open("/dev/null")?;
     let mut out = std::io::stdout();

@@ -1,20 +1,20 @@
 //! The file of a server: its devices at the start, and SIGHUP.
 
-use super::ending::Hangups;
+use super::shutdown::SighupStream;
 use super::systemd;
 use crate::log;
-use crate::verbs::lines;
+use crate::verbs::result_lines;
 use anyhow::{Result, bail};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
-use udm_control::config::{self, Read, Wish};
+use udm_control::config::{self, ConfigReader, DesiredState};
 use udm_control::http::api::Reconfigured;
-use udm_control::verbs::{self, CallOff};
+use udm_control::verbs::{self, CancelToken};
 use udm_control::{Registry, error::VerbError};
 
 /// What a file said at the start, and how it is read again.
-pub(super) type File = (Wish, Read);
+pub(super) type File = (DesiredState, ConfigReader);
 
 /// How long changes may wait for requests in flight when a signal asked for them: nobody is there
 /// to call them off.
@@ -31,7 +31,7 @@ pub(super) async fn start(
     if let Some(twice) = wish.devices.iter().find(|wanted| given.contains(&wanted.name.as_str())) {
         bail!("{}: --device and the file have it both", twice.name);
     }
-    registry.configure_by(read);
+    registry.set_config_reader(read);
     let done = config::start(registry, &wish).await?;
     let failed = done.changes.iter().filter_map(|change| Some((&change.name, change.error.as_ref()?)));
     failed.for_each(|(name, why)| log::say(format!("udm: {name}: {why}\n")));
@@ -39,18 +39,18 @@ pub(super) async fn start(
 }
 
 /// Applies the file at each SIGHUP; what was done goes to the log.
-pub(super) async fn when_told(hangups: &Hangups, registry: &Arc<Registry>) -> Infallible {
+pub(super) async fn reload_on_sighup(hangups: &SighupStream, registry: &Arc<Registry>) -> Infallible {
     loop {
         hangups.next().await;
         systemd::reloading();
-        let off = CallOff::default();
-        let (called, on) = (off.clone(), Arc::clone(registry));
+        let cancel_token = CancelToken::default();
+        let (called, on) = (cancel_token.clone(), Arc::clone(registry));
         let mut change =
             tokio::task::spawn_blocking(move || verbs::wait(config::reconfigure(&on, false, &called)));
         let done = tokio::select! {
             done = &mut change => done,
             () = tokio::time::sleep(PATIENCE) => {
-                off.call(verbs::interrupted(&format!("not done within {} s", PATIENCE.as_secs())));
+                cancel_token.call(verbs::interrupted(&format!("not done within {} s", PATIENCE.as_secs())));
                 change.await
             }
         };
@@ -63,8 +63,9 @@ pub(super) async fn when_told(hangups: &Hangups, registry: &Arc<Registry>) -> In
 }
 
 /// Makes the devices that waited for a snapshot as those can be attached; that goes to the log.
-pub(super) async fn when_snapshots_come(registry: &Arc<Registry>) -> Infallible {
-    let made = |done: &Reconfigured| lines(done).0.iter().for_each(|line| log::say(format!("udm: {line}\n")));
+pub(super) async fn create_when_attachable(registry: &Arc<Registry>) -> Infallible {
+    let made =
+        |done: &Reconfigured| result_lines(done).0.iter().for_each(|line| log::say(format!("udm: {line}\n")));
     config::wait_for_snapshots(registry, made).await;
     std::future::pending().await
 }
@@ -72,7 +73,7 @@ pub(super) async fn when_snapshots_come(registry: &Arc<Registry>) -> Infallible 
 fn say(done: &Result<Reconfigured, VerbError>) {
     match done {
         Ok(done) => {
-            let (made, refused) = lines(done);
+            let (made, refused) = result_lines(done);
             made.iter().chain(&refused).for_each(|line| log::say(format!("udm: {line}\n")));
         }
         Err(error) => log::say(format!("udm: {error}\n")),

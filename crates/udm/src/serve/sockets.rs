@@ -1,6 +1,6 @@
 //! Where a server is reached: its sockets, and a private folder for those that nobody named.
 
-use super::given::Given;
+use super::given::InheritedSockets;
 use crate::cli::ServeArgs;
 use crate::verbs::socket_path;
 use anyhow::{Context, Result};
@@ -26,7 +26,7 @@ impl Sockets {
     /// As the command line says: `--run` alone makes both sockets private. Those that were given
     /// stand beside what it says, and the control socket instead of it; where they are all there
     /// is, the control socket is private too: another program started this server for itself.
-    pub fn new(args: &ServeArgs, given: &Given) -> Result<Sockets> {
+    pub fn new(args: &ServeArgs, given: &InheritedSockets) -> Result<Sockets> {
         let running = args.run.is_some();
         let is_anothers = args.config.is_none() && args.unix.is_none() && args.port.is_none();
         let unix_is_private = match &args.unix {
@@ -37,7 +37,7 @@ impl Sockets {
         let control = control.as_ref().and_then(std::os::unix::net::SocketAddr::as_pathname);
         let control_is_private = (running || is_anothers) && args.socket.is_none() && control.is_none();
         let private = (unix_is_private || control_is_private)
-            .then(|| crate::private::folder("udm-").context("serve: private folder"))
+            .then(|| crate::private_dir::folder("udm-").context("serve: private folder"))
             .transpose()?;
         let inside = |name: &str| private.as_ref().map(|folder| folder.path().join(name));
         let unix = if unix_is_private {
@@ -62,7 +62,9 @@ impl Sockets {
     pub fn addresses(&self, server: &NbdServer) -> Vec<NbdAddress> {
         let address = |bound: &Bound| match bound {
             Bound::Unix(path) => NbdAddress::Unix(path.clone()),
-            Bound::Tcp(address) => NbdAddress::Tcp { host: reachable(address.ip()), port: address.port() },
+            Bound::Tcp(address) => {
+                NbdAddress::Tcp { host: loopback_host(address.ip()), port: address.port() }
+            }
         };
         server.bound().iter().map(address).collect()
     }
@@ -74,6 +76,6 @@ fn absolute(path: &Path) -> Result<PathBuf> {
 }
 
 /// The host under which a client on this machine reaches `ip`.
-fn reachable(ip: IpAddr) -> String {
+fn loopback_host(ip: IpAddr) -> String {
     if ip.is_unspecified() { "localhost".into() } else { ip.to_string() }
 }

@@ -23,7 +23,7 @@ pub(super) const VARIABLES: [&str; 6] =
     ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"];
 
 /// Sends `state`, lines of `KEY=VALUE`.
-pub(super) fn tell(state: &str) {
+pub(super) fn notify(state: &str) {
     let Some(path) = std::env::var_os("NOTIFY_SOCKET").filter(|path| !path.is_empty()) else { return };
     if let Err(error) = send(&path, state) {
         tracing::warn!("systemd: {}: {error}", path.display());
@@ -44,19 +44,19 @@ fn send(path: &OsStr, state: &str) -> Result<()> {
 /// The devices are served.
 pub(super) fn ready(devices: usize) {
     let plural = if devices == 1 { "" } else { "s" };
-    tell(&format!("READY=1\nSTATUS=Serving {devices} device{plural}"));
+    notify(&format!("READY=1\nSTATUS=Serving {devices} device{plural}"));
 }
 
 /// The file is being read again; [`ready`] says when it has been.
 pub(super) fn reloading() {
     let now = clock_gettime(ClockId::Monotonic);
     let usec = now.tv_sec as i128 * 1_000_000 + i128::from(now.tv_nsec / 1000);
-    tell(&format!("RELOADING=1\nMONOTONIC_USEC={usec}\nSTATUS=Reading the file again"));
+    notify(&format!("RELOADING=1\nMONOTONIC_USEC={usec}\nSTATUS=Reading the file again"));
 }
 
 /// The end has begun.
 pub(super) fn stopping() {
-    tell("STOPPING=1\nSTATUS=Ending");
+    notify("STOPPING=1\nSTATUS=Ending");
 }
 
 /// The time within which systemd wants to hear from us, if it does.
@@ -67,16 +67,16 @@ fn watchdog() -> Option<Duration> {
 }
 
 /// Tells that the server lives, for ever.
-pub(super) async fn live(cluster: &Arc<Cluster>) -> Infallible {
+pub(super) async fn run_watchdog(cluster: &Arc<Cluster>) -> Infallible {
     match watchdog() {
-        Some(within) => live_on(&**cluster, within, || tell("WATCHDOG=1")).await,
+        Some(within) => ping_while_alive(&**cluster, within, || notify("WATCHDOG=1")).await,
         None => std::future::pending().await,
     }
 }
 
 /// Has `alive` called twice `within`, as long as `cores` answer. One that does not keeps it
 /// waiting.
-async fn live_on(cores: &dyn Cores, within: Duration, mut alive: impl FnMut()) -> Infallible {
+async fn ping_while_alive(cores: &dyn Cores, within: Duration, mut alive: impl FnMut()) -> Infallible {
     loop {
         let answered = Arc::new(Notify::new());
         let all = Arc::clone(&answered);
@@ -97,12 +97,12 @@ mod tests {
     use udm_core::{CoreId, MakeTask, TaskHandle};
 
     /// Cores of which one answers `answers` times, and then keeps what it is sent.
-    struct Stuck {
+    struct StuckCores {
         answers: AtomicUsize,
         kept: Mutex<Vec<LaneCommand>>,
     }
 
-    impl Cores for Stuck {
+    impl Cores for StuckCores {
         fn broadcast(&self, _: DeviceId, command: LaneCommand) {
             let left = self.answers.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
             if left.is_err() {
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn nobody_is_told_that_a_stuck_core_lives() {
-        let cores = Stuck { answers: AtomicUsize::new(3), kept: Mutex::default() };
+        let cores = StuckCores { answers: AtomicUsize::new(3), kept: Mutex::default() };
         let mut told = 0;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
@@ -129,7 +129,7 @@ mod tests {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             };
             tokio::select! {
-                never = live_on(&cores, Duration::from_millis(2), || told += 1) => match never {},
+                never = ping_while_alive(&cores, Duration::from_millis(2), || told += 1) => match never {},
                 () = stuck => {}
             }
         });

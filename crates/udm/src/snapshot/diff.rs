@@ -10,7 +10,7 @@ use udm_control::http::api;
 
 /// All of it, for `--json`.
 #[derive(Debug, Serialize)]
-struct Report {
+struct DiffReport {
     size_bytes: u64,
     chunk_bytes: u64,
     /// The sum over the ranges.
@@ -19,13 +19,13 @@ struct Report {
 }
 
 /// What may differ, a page at a time.
-struct Pages<'a> {
+struct DiffPages<'a> {
     client: &'a ControlClient,
     args: &'a DiffArgs,
     next: Option<u64>,
 }
 
-impl Pages<'_> {
+impl DiffPages<'_> {
     fn next(&mut self) -> Result<Option<api::Changes>> {
         let Some(from) = self.next else { return Ok(None) };
         let against = self.args.against.as_ref().map(|name| path_under("&against=", name, ""));
@@ -39,9 +39,9 @@ impl Pages<'_> {
 
 pub(super) fn run(args: &DiffArgs) -> Result<()> {
     let client = args.talk.client()?;
-    let mut pages = Pages { client: &client, args, next: Some(0) };
+    let mut pages = DiffPages { client: &client, args, next: Some(0) };
     if args.print.json {
-        let mut report = Report { size_bytes: 0, chunk_bytes: 0, changed_bytes: 0, ranges: Vec::new() };
+        let mut report = DiffReport { size_bytes: 0, chunk_bytes: 0, changed_bytes: 0, ranges: Vec::new() };
         while let Some(page) = pages.next()? {
             (report.size_bytes, report.chunk_bytes) = (page.size_bytes, page.chunk_bytes);
             report.ranges.extend(page.ranges);

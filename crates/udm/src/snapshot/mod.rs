@@ -8,7 +8,7 @@ mod diff;
 mod print;
 mod progress;
 
-use crate::cli::{Print, Talk, Until};
+use crate::cli::{Print, ServerArgs, TimeoutArgs};
 use crate::output::{say, say_json};
 use crate::verbs::{explain, folder};
 use anyhow::{Result, bail};
@@ -59,11 +59,11 @@ Example:\n  udm snapshot diff monday tuesday --json"
 #[command(group = ArgGroup::new("which").required(true).args(["name", "group"]))]
 struct CreateArgs {
     #[command(flatten)]
-    talk: Talk,
+    talk: ServerArgs,
     #[command(flatten)]
     print: Print,
     #[command(flatten)]
-    until: Until,
+    until: TimeoutArgs,
     /// Its name
     #[arg(requires = "of")]
     name: Option<String>,
@@ -99,7 +99,7 @@ struct CreateArgs {
 #[derive(Debug, Args)]
 struct ListArgs {
     #[command(flatten)]
-    talk: Talk,
+    talk: ServerArgs,
     #[command(flatten)]
     print: Print,
 }
@@ -108,9 +108,9 @@ struct ListArgs {
 #[derive(Debug, Args)]
 struct RemoveArgs {
     #[command(flatten)]
-    talk: Talk,
+    talk: ServerArgs,
     #[command(flatten)]
-    until: Until,
+    until: TimeoutArgs,
     /// The snapshots
     #[arg(required = true, value_name = "NAME")]
     names: Vec<String>,
@@ -123,7 +123,7 @@ struct RemoveArgs {
 #[derive(Debug, Args)]
 struct MergeArgs {
     #[command(flatten)]
-    talk: Talk,
+    talk: ServerArgs,
     /// The snapshot
     name: String,
     /// Return when it has begun
@@ -135,7 +135,7 @@ struct MergeArgs {
 #[derive(Debug, Args)]
 struct DiffArgs {
     #[command(flatten)]
-    talk: Talk,
+    talk: ServerArgs,
     #[command(flatten)]
     print: Print,
     /// The snapshot
@@ -148,7 +148,7 @@ struct DiffArgs {
 #[derive(Debug, Args)]
 struct ExportArgs {
     #[command(flatten)]
-    talk: Talk,
+    talk: ServerArgs,
     #[command(flatten)]
     print: Print,
     /// The snapshot

@@ -46,11 +46,11 @@ fn row(one: &api::Snapshot) -> [String; 10] {
         one.name.clone(),
         if one.origin.is_empty() { one.disk.clone() } else { one.origin.clone() },
         one.kind.clone(),
-        bytes(one.chunk_bytes),
-        bytes(one.used_bytes),
-        bytes(one.total_bytes),
+        format_bytes(one.chunk_bytes),
+        format_bytes(one.used_bytes),
+        format_bytes(one.total_bytes),
         match (max, one.max_bytes) {
-            (Some(max), _) => bytes(max),
+            (Some(max), _) => format_bytes(max),
             (None, Some(_)) => "any".into(),
             (None, None) => "-".into(),
         },
@@ -61,8 +61,8 @@ fn row(one: &api::Snapshot) -> [String; 10] {
 }
 
 /// Bytes in a unit that leaves few digits.
-pub(super) fn bytes(bytes: u64) -> String {
-    binary(bytes as f64, 4)
+pub(super) fn format_bytes(format_bytes: u64) -> String {
+    binary(format_bytes as f64, 4)
 }
 
 fn age_text(seconds: u64) -> String {

@@ -1,6 +1,6 @@
 //! How far a merge has come: a bar on a terminal, lines otherwise.
 
-use super::{path, print::bytes};
+use super::{path, print::format_bytes};
 use crate::output::say;
 use crate::verbs::explain;
 use anyhow::{Result, bail};
@@ -19,7 +19,7 @@ const TICK: Duration = Duration::from_millis(50);
 const LINE_EVERY: u64 = 10;
 
 /// Where it is shown.
-enum Shown {
+enum MergeProgress {
     Bar(ProgressBar),
     /// The percent of the last line.
     Lines(u64),
@@ -30,14 +30,14 @@ enum Shown {
 /// # Errors
 /// When it fails, or the server does.
 pub(super) fn watch(client: &ControlClient, before: &api::Snapshot, begun: api::Snapshot) -> Result<()> {
-    let total = left(before);
+    let total = bytes_left(before);
     let mut shown = if std::io::stderr().is_terminal() {
         let bar = ProgressBar::new(total);
         let style = ProgressStyle::with_template("{bar:30} {percent}% {msg} ({eta})");
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-        Shown::Bar(bar)
+        MergeProgress::Bar(bar)
     } else {
-        Shown::Lines(0)
+        MergeProgress::Lines(0)
     };
     // By its number: it may be renamed meanwhile.
     let number = client.get::<api::Device>(&device_path(&begun.name, "")).map(|origin| origin.number);
@@ -45,7 +45,7 @@ pub(super) fn watch(client: &ControlClient, before: &api::Snapshot, begun: api::
     let mut now = begun;
     loop {
         match now.state.as_str() {
-            "merging" | "merged" => shown.show(total, left(&now))?,
+            "merging" | "merged" => shown.show(total, bytes_left(&now))?,
             state => bail!("{}: {state}", now.name),
         }
         sleep(TICK);
@@ -60,29 +60,29 @@ pub(super) fn watch(client: &ControlClient, before: &api::Snapshot, begun: api::
 }
 
 /// Bytes that are still in the store.
-fn left(merge: &api::Snapshot) -> u64 {
+fn bytes_left(merge: &api::Snapshot) -> u64 {
     merge.used_bytes.saturating_sub(merge.metadata_bytes)
 }
 
-impl Shown {
-    fn show(&mut self, total: u64, left: u64) -> Result<()> {
-        let done = total.saturating_sub(left);
+impl MergeProgress {
+    fn show(&mut self, total: u64, bytes_left: u64) -> Result<()> {
+        let done = total.saturating_sub(bytes_left);
         match self {
-            Shown::Bar(bar) => {
+            MergeProgress::Bar(bar) => {
                 bar.set_position(done);
-                bar.set_message(format!("{}B of {}B", bytes(done), bytes(total)));
-                if left == 0 {
+                bar.set_message(format!("{}B of {}B", format_bytes(done), format_bytes(total)));
+                if bytes_left == 0 {
                     bar.finish_and_clear();
                 }
                 Ok(())
             }
-            Shown::Lines(last) => {
+            MergeProgress::Lines(last) => {
                 let percent = (done * 100).checked_div(total).unwrap_or(100);
                 if percent < *last + LINE_EVERY {
                     return Ok(());
                 }
                 *last = percent;
-                say(&format!("merged {percent}%, {}B of {}B\n", bytes(done), bytes(total)))
+                say(&format!("merged {percent}%, {}B of {}B\n", format_bytes(done), format_bytes(total)))
             }
         }
     }

@@ -20,16 +20,16 @@ use crate::verbs::explain;
 use anyhow::{Context, Result};
 use rates::Rates;
 use rustix::process::{Signal, getpid, kill_process};
-use screen::Around;
+use screen::ScreenContext;
 use std::io::Read;
 use std::process::ExitCode;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
-use terminal::{Terminal, Typed};
+use terminal::{Terminal, TypedInput};
 use tokio::signal::unix::{SignalKind, signal};
 use udm_control::client::{ClientError, ControlClient};
 use udm_control::http::api::Stats;
-use view::{Act, View};
+use view::{KeyAction, ListView};
 
 /// The width of what is no terminal.
 const WIDTH: usize = 100;
@@ -44,28 +44,28 @@ const STOP_MAX: Duration = Duration::from_millis(500);
 /// Shows what goes on until it is told to end.
 pub fn run(args: &TopArgs) -> Result<ExitCode> {
     let client = args.talk.client()?;
-    let first = look(&client).map_err(|error| explain(error, None))?;
+    let first = fetch_stats(&client).map_err(|error| explain(error, None))?;
     if args.once || args.json {
-        return script(args, &client, first).map(|()| ExitCode::SUCCESS);
+        return print_loop(args, &client, first).map(|()| ExitCode::SUCCESS);
     }
-    live(client, first, args.interval)
+    run_ui(client, first, args.interval)
 }
 
-fn look(client: &ControlClient) -> Result<Stats, ClientError> {
+fn fetch_stats(client: &ControlClient) -> Result<Stats, ClientError> {
     client.get("/v1/stats")
 }
 
 /// Prints, without any terminal: with `--once` what goes on in one interval.
-fn script(args: &TopArgs, client: &ControlClient, mut before: Stats) -> Result<()> {
+fn print_loop(args: &TopArgs, client: &ControlClient, mut before: Stats) -> Result<()> {
     loop {
         std::thread::sleep(args.interval);
-        let after = look(client).map_err(|error| explain(error, None))?;
-        let rates = rates::between(Some(&before), &after);
+        let after = fetch_stats(client).map_err(|error| explain(error, None))?;
+        let rates = rates::compute_rates(Some(&before), &after);
         match (args.json, args.once) {
             (true, true) => say_json(&rates)?,
             (true, false) => say(&format!("{}\n", serde_json::to_string(&rates)?))?,
             (false, _) => {
-                let mut view = View::default();
+                let mut view = ListView::default();
                 view.press(view::Key::Char('f'), &rates, 1);
                 let width = terminal::size().map_or(WIDTH, |(width, _)| width);
                 let lines = screen::list(&view, &rates, width);
@@ -80,8 +80,8 @@ fn script(args: &TopArgs, client: &ControlClient, mut before: Stats) -> Result<(
 }
 
 /// What the thread that draws is told.
-enum Told {
-    Typed(Typed),
+enum InputEvent {
+    TypedInput(TypedInput),
     /// The size of the terminal is another.
     Resized,
     /// The program was stopped, and goes on.
@@ -94,11 +94,11 @@ enum Told {
 }
 
 /// Looks at the server, at intervals that others change, for ever.
-fn look_on(
+fn poll_stats(
     client: &ControlClient,
     mut interval: Duration,
     intervals: &Receiver<Duration>,
-    tell: &Sender<Told>,
+    tell: &Sender<InputEvent>,
 ) {
     loop {
         match intervals.recv_timeout(interval) {
@@ -106,22 +106,22 @@ fn look_on(
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
-        let looked = look(client).map(Box::new).map_err(|error| error.to_string());
-        if tell.send(Told::Looked(looked)).is_err() {
+        let looked = fetch_stats(client).map(Box::new).map_err(|error| error.to_string());
+        if tell.send(InputEvent::Looked(looked)).is_err() {
             return;
         }
     }
 }
 
-fn hear_keys(tell: &Sender<Told>) {
+fn read_keys(tell: &Sender<InputEvent>) {
     let mut bytes = [0; 256];
     loop {
         match std::io::stdin().lock().read(&mut bytes) {
             Ok(0) => break,
             Ok(n)
-                if terminal::typed(&bytes[..n])
+                if terminal::parse_keys(&bytes[..n])
                     .into_iter()
-                    .any(|key| tell.send(Told::Typed(key)).is_err()) =>
+                    .any(|key| tell.send(InputEvent::TypedInput(key)).is_err()) =>
             {
                 return;
             }
@@ -129,11 +129,11 @@ fn hear_keys(tell: &Sender<Told>) {
             _ => {}
         }
     }
-    let _ = tell.send(Told::HungUp);
+    let _ = tell.send(InputEvent::HungUp);
 }
 
 /// From here on signals are told, and end nothing by themselves.
-fn hear_signals(tell: Sender<Told>) -> Result<()> {
+fn forward_signals(tell: Sender<InputEvent>) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
     let inside = runtime.enter();
     let of = |kind| signal(kind).context("top: signals");
@@ -145,11 +145,11 @@ fn hear_signals(tell: Sender<Told>) -> Result<()> {
         runtime.block_on(async {
             loop {
                 let told = tokio::select! {
-                    _ = interrupt.recv() => Told::Signal(SignalKind::interrupt().as_raw_value()),
-                    _ = terminate.recv() => Told::Signal(SignalKind::terminate().as_raw_value()),
-                    _ = hangup.recv() => Told::Signal(SignalKind::hangup().as_raw_value()),
-                    _ = resized.recv() => Told::Resized,
-                    _ = continued.recv() => Told::Continued,
+                    _ = interrupt.recv() => InputEvent::Signal(SignalKind::interrupt().as_raw_value()),
+                    _ = terminate.recv() => InputEvent::Signal(SignalKind::terminate().as_raw_value()),
+                    _ = hangup.recv() => InputEvent::Signal(SignalKind::hangup().as_raw_value()),
+                    _ = resized.recv() => InputEvent::Resized,
+                    _ = continued.recv() => InputEvent::Continued,
                 };
                 if tell.send(told).is_err() {
                     return;
@@ -163,34 +163,34 @@ fn hear_signals(tell: Sender<Told>) -> Result<()> {
 /// Stops the program, as Ctrl-Z does. Another thread may be the one that takes the signal, and this
 /// one goes on until it has: so it waits until it is told that all go on. Where nobody could make
 /// them, nothing stops.
-fn stop(inbox: &Receiver<Told>) {
+fn suspend_program(inbox: &Receiver<InputEvent>) {
     let until = Instant::now() + STOP_MAX;
     let _ = kill_process(getpid(), Signal::TSTP);
     while let Ok(told) = inbox.recv_timeout(until.saturating_duration_since(Instant::now())) {
-        if matches!(told, Told::Continued) {
+        if matches!(told, InputEvent::Continued) {
             return;
         }
     }
 }
 
-fn live(client: ControlClient, first: Stats, mut interval: Duration) -> Result<ExitCode> {
+fn run_ui(client: ControlClient, first: Stats, mut interval: Duration) -> Result<ExitCode> {
     let socket = client.path().display().to_string();
     let (tell, inbox) = channel();
     let (set_interval, intervals) = channel();
     let mut terminal = Terminal::enter()?;
-    hear_signals(tell.clone())?;
+    forward_signals(tell.clone())?;
     let keys = tell.clone();
-    std::thread::Builder::new().name("udm-keys".into()).spawn(move || hear_keys(&keys))?;
-    let looks = move || look_on(&client, interval, &intervals, &tell);
+    std::thread::Builder::new().name("udm-keys".into()).spawn(move || read_keys(&keys))?;
+    let looks = move || poll_stats(&client, interval, &intervals, &tell);
     std::thread::Builder::new().name("udm-looks".into()).spawn(looks)?;
 
-    let mut view = View::default();
-    let mut rates: Rates = rates::between(None, &first);
+    let mut view = ListView::default();
+    let mut rates: Rates = rates::compute_rates(None, &first);
     let mut before = first;
     let mut trouble: Option<String> = None;
     loop {
         let (width, height) = terminal.size();
-        let around = Around {
+        let around = ScreenContext {
             socket: &socket,
             up_ns: before.up_ns,
             interval: interval.as_secs_f64(),
@@ -201,31 +201,31 @@ fn live(client: ControlClient, first: Stats, mut interval: Duration) -> Result<E
         let first = inbox.recv().context("top: nobody tells anything any more")?;
         for told in std::iter::once(first).chain(inbox.try_iter()) {
             match told {
-                Told::Looked(Ok(stats)) => {
-                    rates = rates::between(Some(&before), &stats);
+                InputEvent::Looked(Ok(stats)) => {
+                    rates = rates::compute_rates(Some(&before), &stats);
                     (before, trouble) = (*stats, None);
                 }
-                Told::Looked(Err(why)) => trouble = Some(format!("{why}; trying again")),
-                Told::Typed(Typed::Key(key)) => {
+                InputEvent::Looked(Err(why)) => trouble = Some(format!("{why}; trying again")),
+                InputEvent::TypedInput(TypedInput::Key(key)) => {
                     let act = view.press(key, &rates, screen::page(height));
                     interval = match act {
-                        Act::Quit => return Ok(ExitCode::SUCCESS),
-                        Act::Faster => (interval / 2).max(OFTEN),
-                        Act::Slower => (interval * 2).min(RARELY),
-                        Act::Show => continue,
+                        KeyAction::Quit => return Ok(ExitCode::SUCCESS),
+                        KeyAction::Faster => (interval / 2).max(OFTEN),
+                        KeyAction::Slower => (interval * 2).min(RARELY),
+                        KeyAction::Show => continue,
                     };
                     let _ = set_interval.send(interval);
                 }
-                Told::Typed(Typed::Stop) => {
+                InputEvent::TypedInput(TypedInput::Stop) => {
                     terminal.give_back();
-                    stop(&inbox);
+                    suspend_program(&inbox);
                     terminal.take()?;
                 }
-                Told::Resized | Told::Continued => terminal.clear(),
-                Told::Signal(number) => {
+                InputEvent::Resized | InputEvent::Continued => terminal.clear(),
+                InputEvent::Signal(number) => {
                     return Ok(ExitCode::from(u8::try_from(128 + number).unwrap_or(u8::MAX)));
                 }
-                Told::HungUp => return Ok(ExitCode::SUCCESS),
+                InputEvent::HungUp => return Ok(ExitCode::SUCCESS),
             }
         }
     }

@@ -20,7 +20,7 @@ pub struct Rates {
 
 /// What went on at a device or a path.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
-pub struct Flow {
+pub struct IoRates {
     /// Reads in a second.
     pub reads: f64,
     /// Writes in a second.
@@ -66,7 +66,7 @@ pub struct DeviceRates {
     /// Requests that failed, in all.
     pub errors: u64,
     /// What went on.
-    pub flow: Option<Flow>,
+    pub flow: Option<IoRates>,
     /// How long its requests took; null where there was none.
     pub latency: Option<Latency>,
     /// By operation.
@@ -116,13 +116,13 @@ pub struct PathRates {
     /// How often it failed.
     pub failures: u64,
     /// What went on.
-    pub flow: Option<Flow>,
+    pub flow: Option<IoRates>,
     /// How long its reads took, where it is watched.
     pub latency: Option<Latency>,
 }
 
 /// What went on between two looks. With one alone, what there is.
-pub fn between(before: Option<&Stats>, after: &Stats) -> Rates {
+pub fn compute_rates(before: Option<&Stats>, after: &Stats) -> Rates {
     let same = before.filter(|before| before.started_ms == after.started_ms);
     let pair = same.and_then(|before| {
         let ns = after.up_ns.checked_sub(before.up_ns).filter(|ns| *ns > 0)?;
@@ -133,7 +133,7 @@ pub fn between(before: Option<&Stats>, after: &Stats) -> Rates {
     let device = |after: &DeviceStats| {
         // A number that was given to another device since; a renamed one keeps its uuid.
         let was = known.get(after.device.number.as_str()).filter(|was| was.device.uuid == after.device.uuid);
-        of_device(was.copied(), after, pair.map(|(_, seconds)| seconds))
+        device_rates(was.copied(), after, pair.map(|(_, seconds)| seconds))
     };
     Rates {
         seconds: pair.map(|(_, seconds)| seconds),
@@ -142,18 +142,18 @@ pub fn between(before: Option<&Stats>, after: &Stats) -> Rates {
     }
 }
 
-fn of_device(was: Option<&DeviceStats>, is: &DeviceStats, seconds: Option<f64>) -> DeviceRates {
+fn device_rates(was: Option<&DeviceStats>, is: &DeviceStats, seconds: Option<f64>) -> DeviceRates {
     let ops = was.zip(seconds).and_then(|(was, seconds)| {
-        is.served.iter().map(|(op, served)| of_op(op, was.served.get(op), served, seconds)).collect()
+        is.served.iter().map(|(op, served)| op_rates(op, was.served.get(op), served, seconds)).collect()
     });
-    let steps: Option<Vec<Vec<Step>>> = ops
+    let steps: Option<Vec<Vec<HistogramStep>>> = ops
         .as_ref()
-        .map(|ops: &Vec<(OpRates, Vec<Step>)>| ops.iter().map(|(_, steps)| steps.clone()).collect());
+        .map(|ops: &Vec<(OpRates, Vec<HistogramStep>)>| ops.iter().map(|(_, steps)| steps.clone()).collect());
     let ops: Option<Vec<OpRates>> = ops.map(|ops| ops.into_iter().map(|(op, _)| op).collect());
     let flow = ops.as_ref().map(|ops| {
         let sum = |of: &dyn Fn(&OpRates) -> f64| ops.iter().map(of).sum::<f64>();
         let of = |name: &str| ops.iter().find(|op| op.op == name).map_or(0.0, |op| op.requests);
-        Flow {
+        IoRates {
             reads: of("read"),
             writes: of("write"),
             requests: sum(&|op| op.requests),
@@ -179,7 +179,10 @@ fn of_device(was: Option<&DeviceStats>, is: &DeviceStats, seconds: Option<f64>) 
         latency: steps.and_then(|steps| latency(steps.into_iter().flatten())),
         ops: ops.unwrap_or_default(),
         paths: paths
-            .map(|(nth, (path, usable))| PathRates { usable, ..of_path(was_path(path, nth), path, seconds) })
+            .map(|(nth, (path, usable))| PathRates {
+                usable,
+                ..path_rates(was_path(path, nth), path, seconds)
+            })
             .collect(),
         filled_percent: is.snapshot.as_ref().map(|snap| filled(snap.used_bytes, snap.total_bytes)),
         snapshot: is.snapshot.as_ref().map(|snap| snap.state.clone()),
@@ -202,14 +205,19 @@ fn is_same(was: &Path, is: &Path) -> bool {
 }
 
 /// A time and how many requests took about as long.
-type Step = (u64, u64);
+type HistogramStep = (u64, u64);
 
 /// `None` when counts went back.
-fn of_op(op: &str, was: Option<&Served>, is: &Served, seconds: f64) -> Option<(OpRates, Vec<Step>)> {
+fn op_rates(
+    op: &str,
+    was: Option<&Served>,
+    is: &Served,
+    seconds: f64,
+) -> Option<(OpRates, Vec<HistogramStep>)> {
     let nothing = Served::default();
     let was = was.unwrap_or(&nothing);
     let rate = |is: u64, was: u64| Some(is.checked_sub(was)? as f64 / seconds);
-    let steps = difference(&was.latency, &is.latency)?;
+    let steps = histogram_difference(&was.latency, &is.latency)?;
     let rates = OpRates {
         op: op.to_owned(),
         requests: rate(is.requests, was.requests)?,
@@ -220,14 +228,14 @@ fn of_op(op: &str, was: Option<&Served>, is: &Served, seconds: f64) -> Option<(O
     Some((rates, steps))
 }
 
-fn of_path(was: Option<&Path>, is: &Path, seconds: Option<f64>) -> PathRates {
+fn path_rates(was: Option<&Path>, is: &Path, seconds: Option<f64>) -> PathRates {
     let errors = |path: &Path| path.errors.values().sum::<u64>();
     let flow = was.zip(seconds).and_then(|(was, seconds)| {
         let rate = |is: u64, was: u64| Some(is.checked_sub(was)? as f64 / seconds);
         let of = |path: &Path, op: &str| path.served.get(op).map_or(0, |moved| moved.requests);
         let requests = |path: &Path| path.served.values().map(|moved| moved.requests).sum::<u64>();
         let bytes = |path: &Path| path.served.values().map(|moved| moved.bytes).sum::<u64>();
-        Some(Flow {
+        Some(IoRates {
             reads: rate(of(is, "read"), of(was, "read"))?,
             writes: rate(of(is, "write"), of(was, "write"))?,
             requests: rate(requests(is), requests(was))?,
@@ -235,12 +243,12 @@ fn of_path(was: Option<&Path>, is: &Path, seconds: Option<f64>) -> PathRates {
             errors: rate(errors(is), errors(was))?,
         })
     });
-    let watched = |path: &Path| -> Option<Vec<Step>> {
+    let watched = |path: &Path| -> Option<Vec<HistogramStep>> {
         path.watch
             .as_ref()
             .map(|watch| watch.latency.iter().map(|step| (step.below_ns, step.reads)).collect())
     };
-    let steps = flow.and_then(|_| difference(&watched(was?)?, &watched(is)?));
+    let steps = flow.and_then(|_| histogram_difference(&watched(was?)?, &watched(is)?));
     let state = match (is.state.as_str(), &is.held, is.ejected) {
         ("failed", Some(_), _) => "held",
         ("active", _, true) => "ejected",
@@ -262,7 +270,7 @@ fn of_path(was: Option<&Path>, is: &Path, seconds: Option<f64>) -> PathRates {
 }
 
 /// What was counted between; `None` when counts went back.
-fn difference(was: &[Step], is: &[Step]) -> Option<Vec<Step>> {
+fn histogram_difference(was: &[HistogramStep], is: &[HistogramStep]) -> Option<Vec<HistogramStep>> {
     let mut left: BTreeMap<u64, u64> = is.iter().copied().collect();
     for (below, count) in was {
         let left = left.get_mut(below)?;
@@ -271,8 +279,8 @@ fn difference(was: &[Step], is: &[Step]) -> Option<Vec<Step>> {
     Some(left.into_iter().collect())
 }
 
-fn latency(steps: impl Iterator<Item = Step>) -> Option<Latency> {
-    let mut steps: Vec<Step> = steps.filter(|(_, count)| *count > 0).collect();
+fn latency(steps: impl Iterator<Item = HistogramStep>) -> Option<Latency> {
+    let mut steps: Vec<HistogramStep> = steps.filter(|(_, count)| *count > 0).collect();
     steps.sort_unstable();
     let all: u64 = steps.iter().map(|(_, count)| count).sum();
     let at = |percent: u64| {
@@ -291,7 +299,7 @@ mod tests {
     use super::*;
     use udm_control::http::api::{Device, LatencyStep, Moved, PathWatch, Snapshot};
 
-    fn served(requests: u64, latency: &[Step]) -> Served {
+    fn served(requests: u64, latency: &[HistogramStep]) -> Served {
         let latency = latency.to_vec();
         Served { requests, bytes: requests * 4096, errors: requests / 10, latency, ..Served::default() }
     }
@@ -319,7 +327,7 @@ mod tests {
         let reads = served(300, &[(2000, 150), (8000, 150)]);
         let writes = served(20, &[(16000, 20)]);
         let after = look(1, 12, vec![device(0, &[("read", reads), ("write", writes)])]);
-        let rates = between(Some(&before), &after);
+        let rates = compute_rates(Some(&before), &after);
         assert_eq!(rates.seconds, Some(2.0));
         let one = &rates.devices[0];
         let flow = one.flow.unwrap();
@@ -339,7 +347,7 @@ mod tests {
         let before = look(1, 10, vec![many.clone(), device(1, &[])]);
         // Another server; a clock that stood still; counts that went back; a device that is new.
         let unknown = |after: &Stats| {
-            let rates = between(Some(&before), after);
+            let rates = compute_rates(Some(&before), after);
             assert!(rates.devices.iter().all(|one| one.flow.is_none() && one.latency.is_none()), "{rates:?}");
         };
         unknown(&look(2, 12, vec![many.clone()]));
@@ -352,10 +360,10 @@ mod tests {
         let mut other = many.clone();
         other.device.uuid = Some("u".into());
         unknown(&look(1, 12, vec![other]));
-        assert_eq!(between(None, &before).devices.len(), 2);
+        assert_eq!(compute_rates(None, &before).devices.len(), 2);
         // A device that did nothing, and one that has gone.
-        let rates = between(Some(&before), &look(1, 12, vec![many]));
-        assert_eq!((rates.devices.len(), rates.devices[0].flow), (1, Some(Flow::default())));
+        let rates = compute_rates(Some(&before), &look(1, 12, vec![many]));
+        assert_eq!((rates.devices.len(), rates.devices[0].flow), (1, Some(IoRates::default())));
         assert_eq!(rates.devices[0].latency, None);
     }
 
@@ -382,14 +390,14 @@ mod tests {
             ..device(0, &[])
         };
         let before = look(1, 10, vec![with(path(100, false, 5), 20)]);
-        let one = &between(Some(&before), &look(1, 11, vec![with(path(150, true, 9), 50)])).devices[0];
+        let one = &compute_rates(Some(&before), &look(1, 11, vec![with(path(150, true, 9), 50)])).devices[0];
         let (flow, of) = (one.paths[0].flow.unwrap(), &one.paths[0]);
         assert_eq!((flow.writes, flow.bytes, flow.errors, of.errors), (50.0, 25600.0, 5.0, 15));
         assert_eq!((of.state.as_str(), of.latency.unwrap().p99_ns), ("held", 9000));
         assert_eq!(one.filled_percent, Some(25.0));
         // Another table: counts of its own.
         let other = Path { number: "253:2".into(), ..path(500, false, 0) };
-        let one = &between(Some(&before), &look(1, 11, vec![with(other, 0)])).devices[0];
+        let one = &compute_rates(Some(&before), &look(1, 11, vec![with(other, 0)])).devices[0];
         assert_eq!((one.paths[0].flow, one.paths[0].state.as_str()), (None, "ejected"));
     }
 
@@ -400,7 +408,7 @@ mod tests {
             |group, state: &str, ejected| Path { group, state: state.into(), ejected, ..Path::default() };
         let usable = |paths: Vec<Path>| {
             let look = look(1, 10, vec![DeviceStats { paths, ..device(0, &[]) }]);
-            between(None, &look).devices[0].paths.iter().map(|path| path.usable).collect::<Vec<_>>()
+            compute_rates(None, &look).devices[0].paths.iter().map(|path| path.usable).collect::<Vec<_>>()
         };
         assert_eq!(usable(vec![path(1, "active", true), path(1, "active", false)]), [false, true]);
         assert_eq!(usable(vec![path(1, "active", true), path(1, "failed", false)]), [true, false]);

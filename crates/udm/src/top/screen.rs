@@ -1,9 +1,9 @@
 //! The screen as lines: what is shown of the rates, in columns.
 
-use super::rates::{DeviceRates, Flow, Latency, Rates};
-use super::text::{Line, Style, bytes, clean, count, left, right, since, tail, time};
-use super::view::{Order, Row, View};
-use crate::output::things;
+use super::rates::{DeviceRates, IoRates, Latency, Rates};
+use super::text::{Line, Style, align_left, align_right, bytes, count, sanitize, since, tail, time};
+use super::view::{ListRow, ListView, SortOrder};
+use crate::output::count_noun;
 
 /// Columns of numbers: how wide, and what stands above.
 const COLUMNS: [(usize, &str); 8] = [
@@ -25,7 +25,7 @@ const HEAD: usize = 3;
 const FOOT: usize = 1;
 
 /// What is known besides the rates.
-pub struct Around<'a> {
+pub struct ScreenContext<'a> {
     /// Where the server is.
     pub socket: &'a str,
     /// For how long it has run.
@@ -42,8 +42,14 @@ pub fn page(height: usize) -> usize {
 }
 
 /// The whole screen: `height` lines at the most.
-pub fn draw(view: &mut View, rates: &Rates, around: &Around<'_>, width: usize, height: usize) -> Vec<Line> {
-    let mut lines = vec![first(rates, around, view.order, width), sums(rates)];
+pub fn draw(
+    view: &mut ListView,
+    rates: &Rates,
+    around: &ScreenContext<'_>,
+    width: usize,
+    height: usize,
+) -> Vec<Line> {
+    let mut lines = vec![status_line(rates, around, view.order, width), totals_line(rates)];
     let alone = view.alone.as_ref().map(|number| rates.devices.iter().find(|one| one.number == *number));
     match alone {
         _ if view.help => lines.extend(help()),
@@ -63,7 +69,7 @@ pub fn draw(view: &mut View, rates: &Rates, around: &Around<'_>, width: usize, h
     lines.resize(height.saturating_sub(FOOT), Line::default());
     let keys = " q quit  space fold  enter details  n r b l i e o sort  a busy  f all  ? keys";
     lines.push(match around.trouble {
-        Some(why) => Line::new(clean(why), Style::Bad),
+        Some(why) => Line::new(sanitize(why), Style::Bad),
         None => Line::new(keys, Style::Dim),
     });
     lines.truncate(height);
@@ -71,15 +77,15 @@ pub fn draw(view: &mut View, rates: &Rates, around: &Around<'_>, width: usize, h
 }
 
 /// The sums, and all rows under their heading, for a file or a script's log.
-pub fn list(view: &View, rates: &Rates, width: usize) -> Vec<Line> {
+pub fn list(view: &ListView, rates: &Rates, width: usize) -> Vec<Line> {
     let rows = view.rows(rates).into_iter().map(|row| line(row, view, width));
-    [sums(rates), heading(width)].into_iter().chain(rows).collect()
+    [totals_line(rates), heading(width)].into_iter().chain(rows).collect()
 }
 
-fn first(rates: &Rates, around: &Around<'_>, order: Order, width: usize) -> Line {
+fn status_line(rates: &Rates, around: &ScreenContext<'_>, order: SortOrder, width: usize) -> Line {
     let mut line = Line::new("udm top", Style::Head);
-    let devices = things(rates.devices.len() as u64, "device");
-    let clients = things(rates.connections, "client");
+    let devices = count_noun(rates.devices.len() as u64, "device");
+    let clients = count_noun(rates.connections, "client");
     let (order, up) = (order.text(), since(around.up_ns));
     let said = format!("  {devices} by {order}, {clients}, up {up}, every {} s  ", around.interval);
     // The file's name tells servers apart, and not the folders before it.
@@ -88,11 +94,12 @@ fn first(rates: &Rates, around: &Around<'_>, order: Order, width: usize) -> Line
     line
 }
 
-fn sums(rates: &Rates) -> Line {
+fn totals_line(rates: &Rates) -> Line {
     if rates.seconds.is_none() {
         return Line::new("The first look: rates come with the next", Style::Dim);
     }
-    let sum = |of: &dyn Fn(Flow) -> f64| rates.devices.iter().filter_map(|one| one.flow).map(of).sum::<f64>();
+    let sum =
+        |of: &dyn Fn(IoRates) -> f64| rates.devices.iter().filter_map(|one| one.flow).map(of).sum::<f64>();
     let in_flight: u64 = rates.devices.iter().map(|one| one.in_flight).sum();
     let text = format!(
         "req/s {} (read {}, write {})  bytes/s {}  in flight {in_flight}  errors/s {}",
@@ -111,39 +118,39 @@ fn name_width(width: usize) -> usize {
 }
 
 fn heading(width: usize) -> Line {
-    let mut text = left("NAME", name_width(width));
+    let mut text = align_left("NAME", name_width(width));
     for (nth, (width, title)) in COLUMNS.iter().enumerate() {
-        let title = if nth == 0 { left(title, *width) } else { right(title, *width) };
+        let title = if nth == 0 { align_left(title, *width) } else { align_right(title, *width) };
         text.push_str(&format!(" {title}"));
     }
     Line::new(text, Style::Head)
 }
 
 /// The columns of numbers.
-struct Numbers<'a> {
+struct RowNumbers<'a> {
     state: &'a str,
     style: Style,
-    flow: Option<Flow>,
+    flow: Option<IoRates>,
     latency: Option<Latency>,
     in_flight: u64,
     errors: u64,
     last: (String, Style),
 }
 
-impl Numbers<'_> {
+impl RowNumbers<'_> {
     fn put(self, line: &mut Line) {
-        let known = |of: &dyn Fn(Flow) -> String| self.flow.map_or("-".into(), of);
+        let known = |of: &dyn Fn(IoRates) -> String| self.flow.map_or("-".into(), of);
         let took = |of: &dyn Fn(Latency) -> u64| self.latency.map_or("-".into(), |latency| time(of(latency)));
         let errors = if self.flow.is_some_and(|flow| flow.errors > 0.0) { Style::Bad } else { Style::Plain };
         let cells = [
-            (left(self.state, COLUMNS[0].0), self.style),
-            (right(&known(&|flow| count(flow.requests)), COLUMNS[1].0), Style::Plain),
-            (right(&known(&|flow| bytes(flow.bytes)), COLUMNS[2].0), Style::Plain),
-            (right(&took(&|latency| latency.p50_ns), COLUMNS[3].0), Style::Plain),
-            (right(&took(&|latency| latency.p99_ns), COLUMNS[4].0), Style::Plain),
-            (right(&count(self.in_flight as f64), COLUMNS[5].0), Style::Plain),
-            (right(&count(self.errors as f64), COLUMNS[6].0), errors),
-            (right(&self.last.0, COLUMNS[7].0), self.last.1),
+            (align_left(self.state, COLUMNS[0].0), self.style),
+            (align_right(&known(&|flow| count(flow.requests)), COLUMNS[1].0), Style::Plain),
+            (align_right(&known(&|flow| bytes(flow.bytes)), COLUMNS[2].0), Style::Plain),
+            (align_right(&took(&|latency| latency.p50_ns), COLUMNS[3].0), Style::Plain),
+            (align_right(&took(&|latency| latency.p99_ns), COLUMNS[4].0), Style::Plain),
+            (align_right(&count(self.in_flight as f64), COLUMNS[5].0), Style::Plain),
+            (align_right(&count(self.errors as f64), COLUMNS[6].0), errors),
+            (align_right(&self.last.0, COLUMNS[7].0), self.last.1),
         ];
         for (text, style) in cells {
             line.push(" ", Style::Plain);
@@ -152,28 +159,28 @@ impl Numbers<'_> {
     }
 }
 
-fn line(row: Row<'_>, view: &View, width: usize) -> Line {
+fn line(row: ListRow<'_>, view: &ListView, width: usize) -> Line {
     let width = name_width(width);
     match row {
-        Row::Device(device) => {
+        ListRow::Device(device) => {
             let mark = match (device.paths.is_empty(), view.is_unfolded(&device.number)) {
                 (true, _) => "  ",
                 (_, true) => "- ",
                 (_, false) => "+ ",
             };
-            let mut line = Line::new(left(&format!("{mark}{}", device.name), width), Style::Plain);
+            let mut line = Line::new(align_left(&format!("{mark}{}", device.name), width), Style::Plain);
             numbers(device).put(&mut line);
             line
         }
-        Row::Path(_, _, path) => {
+        ListRow::Path(_, _, path) => {
             let name = format!("    {} {}", path.number, path.name);
-            let mut line = Line::new(left(&name, width), Style::Dim);
+            let mut line = Line::new(align_left(&name, width), Style::Dim);
             let style = match path.state.as_str() {
                 "active" => Style::Good,
                 "ejected" => Style::Warn,
                 _ => Style::Bad,
             };
-            let numbers = Numbers {
+            let numbers = RowNumbers {
                 state: &path.state,
                 style,
                 flow: path.flow,
@@ -188,7 +195,7 @@ fn line(row: Row<'_>, view: &View, width: usize) -> Line {
     }
 }
 
-fn numbers(device: &DeviceRates) -> Numbers<'_> {
+fn numbers(device: &DeviceRates) -> RowNumbers<'_> {
     let up = device.paths.iter().filter(|path| path.usable).count();
     let paths = (format!("{up}/{}", device.paths.len()), if up == 0 { Style::Bad } else { Style::Warn });
     let last = match (device.filled_percent, device.paths.len()) {
@@ -210,13 +217,13 @@ fn numbers(device: &DeviceRates) -> Numbers<'_> {
         _ => Style::Bad,
     };
     let DeviceRates { flow, latency, in_flight, errors, .. } = *device;
-    Numbers { state, style, flow, latency, in_flight, errors, last }
+    RowNumbers { state, style, flow, latency, in_flight, errors, last }
 }
 
 /// One device alone.
 fn details(device: &DeviceRates, width: usize) -> Vec<Line> {
-    let mut lines = vec![Line::new(left(&device.name, width), Style::Head)];
-    let uuid = device.uuid.as_deref().map_or(String::new(), |uuid| format!(", uuid {}", clean(uuid)));
+    let mut lines = vec![Line::new(align_left(&device.name, width), Style::Head)];
+    let uuid = device.uuid.as_deref().map_or(String::new(), |uuid| format!(", uuid {}", sanitize(uuid)));
     lines.push(Line::new(
         format!(
             "{}{uuid}, {}, {} bytes, {}, used by {}, {} in flight",
@@ -235,8 +242,9 @@ fn details(device: &DeviceRates, width: usize) -> Vec<Line> {
     lines.push(Line::default());
     let row = |cells: [&str; 7], style| {
         let cells = cells.iter().enumerate();
-        let cells: Vec<String> =
-            cells.map(|(nth, cell)| if nth == 0 { left(cell, 14) } else { right(cell, 9) }).collect();
+        let cells: Vec<String> = cells
+            .map(|(nth, cell)| if nth == 0 { align_left(cell, 14) } else { align_right(cell, 9) })
+            .collect();
         Line::new(cells.join(" "), style)
     };
     lines.push(row(["OPERATION", "REQ/S", "BYTES/S", "ERRORS/S", "P50", "P95", "P99"], Style::Head));
@@ -261,19 +269,19 @@ fn details(device: &DeviceRates, width: usize) -> Vec<Line> {
         ));
     }
     for path in &device.paths {
-        let known = |of: &dyn Fn(Flow) -> String| path.flow.map_or("-".into(), of);
+        let known = |of: &dyn Fn(IoRates) -> String| path.flow.map_or("-".into(), of);
         let text = format!(
             "{} {} {} {} {} {} {} {} {} {}",
-            left(&path.number, 11),
-            right(&path.group.to_string(), 5),
-            left(&path.state, 9),
-            left(&path.checker, 11),
-            right(&known(&|flow| count(flow.requests)), 6),
-            right(&known(&|flow| bytes(flow.bytes)), 7),
-            right(&count(path.in_flight as f64), 6),
-            right(&count(path.errors as f64), 6),
-            right(&count(path.failures as f64), 6),
-            clean(&path.name)
+            align_left(&path.number, 11),
+            align_right(&path.group.to_string(), 5),
+            align_left(&path.state, 9),
+            align_left(&path.checker, 11),
+            align_right(&known(&|flow| count(flow.requests)), 6),
+            align_right(&known(&|flow| bytes(flow.bytes)), 7),
+            align_right(&count(path.in_flight as f64), 6),
+            align_right(&count(path.errors as f64), 6),
+            align_right(&count(path.failures as f64), 6),
+            sanitize(&path.name)
         );
         lines.push(Line::new(text, if path.state == "active" { Style::Plain } else { Style::Bad }));
     }
@@ -294,7 +302,7 @@ fn help() -> Vec<Line> {
     ] {
         lines.push(Line::new(format!("  {key:<18}{what}"), Style::Plain));
     }
-    for (key, _, what) in Order::ALL {
+    for (key, _, what) in SortOrder::ALL {
         lines.push(Line::new(format!("  {key:<18}sort by {what}; again: the other way round"), Style::Plain));
     }
     lines
@@ -308,7 +316,7 @@ mod tests {
     use unicode_width::UnicodeWidthStr;
 
     fn some() -> Rates {
-        let flow = Flow { reads: 100.0, writes: 20.0, requests: 120.0, bytes: 491_520.0, errors: 0.0 };
+        let flow = IoRates { reads: 100.0, writes: 20.0, requests: 120.0, bytes: 491_520.0, errors: 0.0 };
         let latency = Latency { p50_ns: 20_480, p95_ns: 40_960, p99_ns: 1_310_720 };
         let path = |number: &str, state: &str| PathRates {
             number: number.into(),
@@ -345,10 +353,10 @@ mod tests {
         Rates { seconds: Some(1.0), connections: 3, devices: vec![mp, snap] }
     }
 
-    const AROUND: Around<'_> =
-        Around { socket: "/run/udm/udm.sock", up_ns: 61_000_000_000, interval: 1.0, trouble: None };
+    const AROUND: ScreenContext<'_> =
+        ScreenContext { socket: "/run/udm/udm.sock", up_ns: 61_000_000_000, interval: 1.0, trouble: None };
 
-    fn text(view: &mut View, rates: &Rates) -> Vec<String> {
+    fn text(view: &mut ListView, rates: &Rates) -> Vec<String> {
         let lines = draw(view, rates, &AROUND, 80, 24);
         assert_eq!(lines.len(), 24);
         lines.iter().map(Line::text).collect()
@@ -356,17 +364,17 @@ mod tests {
 
     #[test]
     fn a_screen() {
-        let (rates, mut view) = (some(), View::default());
+        let (rates, mut view) = (some(), ListView::default());
         view.press(Key::Right, &rates, 20);
         let text = text(&mut view, &rates);
         assert_eq!(
             text[0],
             "udm top  2 devices by number, 3 clients, up 1m01s, every 1 s  /run/udm/udm.sock"
         );
-        let around = Around { socket: "/tmp/udm-4711/long/udm.sock", ..AROUND };
+        let around = ScreenContext { socket: "/tmp/udm-4711/long/udm.sock", ..AROUND };
         let one = Rates { connections: 1, devices: Vec::new(), ..rates.clone() };
         assert_eq!(
-            draw(&mut View::default(), &one, &around, 80, 24)[0].text(),
+            draw(&mut ListView::default(), &one, &around, 80, 24)[0].text(),
             "udm top  0 devices by number, 1 client, up 1m01s, every 1 s  …4711/long/udm.sock"
         );
         assert_eq!(text[1], "req/s 120 (read 100, write 20)  bytes/s 480K  in flight 0  errors/s 0");
@@ -412,7 +420,7 @@ mod tests {
                 vec![Key::End, Key::Enter],
                 vec![Key::Char('?')],
             ] {
-                let mut view = View::default();
+                let mut view = ListView::default();
                 for key in keys {
                     view.press(key, &rates, page(height));
                 }
@@ -433,11 +441,11 @@ mod tests {
 
     #[test]
     fn trouble_is_said_and_what_was_is_kept() {
-        let (rates, mut view) = (some(), View::default());
-        let around = Around { trouble: Some("gone\x1b[2J"), ..AROUND };
+        let (rates, mut view) = (some(), ListView::default());
+        let around = ScreenContext { trouble: Some("gone\x1b[2J"), ..AROUND };
         let lines = draw(&mut view, &rates, &around, 80, 24);
         assert_eq!((lines[23].text(), lines[3].text().starts_with("+ mp")), ("gone\u{fffd}[2J".into(), true));
-        let first = Rates { seconds: None, ..some() };
-        assert!(draw(&mut view, &first, &AROUND, 80, 24)[1].text().starts_with("The first look"));
+        let status_line = Rates { seconds: None, ..some() };
+        assert!(draw(&mut view, &status_line, &AROUND, 80, 24)[1].text().starts_with("The first look"));
     }
 }

@@ -114,7 +114,7 @@ impl Drop for Terminal {
 
 /// What was typed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Typed {
+pub enum TypedInput {
     /// A key.
     Key(Key),
     /// Ctrl-Z.
@@ -122,8 +122,8 @@ pub enum Typed {
 }
 
 /// What some bytes of a terminal mean; what is not known is passed over.
-pub fn typed(bytes: &[u8]) -> Vec<Typed> {
-    let mut typed = Vec::new();
+pub fn parse_keys(bytes: &[u8]) -> Vec<TypedInput> {
+    let mut parse_keys = Vec::new();
     let mut rest = bytes;
     while let [first, more @ ..] = rest {
         rest = more;
@@ -150,15 +150,15 @@ pub fn typed(bytes: &[u8]) -> Vec<Typed> {
             b'\r' | b'\n' => Key::Enter,
             0x03 => Key::Char('q'),
             0x1a => {
-                typed.push(Typed::Stop);
+                parse_keys.push(TypedInput::Stop);
                 continue;
             }
             byte if byte.is_ascii_graphic() || *byte == b' ' => Key::Char(char::from(*byte)),
             _ => continue,
         };
-        typed.push(Typed::Key(key));
+        parse_keys.push(TypedInput::Key(key));
     }
-    typed
+    parse_keys
 }
 
 #[cfg(test)]
@@ -168,11 +168,11 @@ mod tests {
     #[test]
     fn keys() {
         let keys = |bytes: &[u8]| -> Vec<Key> {
-            let key = |typed: &Typed| match typed {
-                Typed::Key(key) => *key,
-                Typed::Stop => Key::Char('Z'),
+            let key = |parse_keys: &TypedInput| match parse_keys {
+                TypedInput::Key(key) => *key,
+                TypedInput::Stop => Key::Char('Z'),
             };
-            typed(bytes).iter().map(key).collect()
+            parse_keys(bytes).iter().map(key).collect()
         };
         assert_eq!(keys(b"\x1b[A\x1bOB\x1b[5~q"), [Key::Up, Key::Down, Key::PageUp, Key::Char('q')]);
         assert_eq!(keys(b"\x1b"), [Key::Escape]);

@@ -52,10 +52,10 @@ impl Line {
     /// For a terminal of `width` columns; without `colour` only what is bold, dim or turned round.
     pub fn ansi(&self, width: usize, colour: bool) -> String {
         let mut out = String::from(if self.chosen { "\x1b[7m" } else { "" });
-        let mut left = width;
+        let mut align_left = width;
         for (text, style) in &self.pieces {
-            let text = cut(text, left);
-            left -= text.width().min(left);
+            let text = cut(text, align_left);
+            align_left -= text.width().min(align_left);
             let code = match (style, colour) {
                 (Style::Plain, _) | (Style::Good | Style::Warn, false) => "",
                 (Style::Dim, _) => "2",
@@ -73,7 +73,7 @@ impl Line {
             }
         }
         if self.chosen {
-            out.push_str(&" ".repeat(left));
+            out.push_str(&" ".repeat(align_left));
             out.push_str("\x1b[0m");
         }
         out
@@ -81,7 +81,7 @@ impl Line {
 }
 
 /// True for what is a command to a terminal, is not seen, or changes the direction of a line.
-fn is_odd(c: char) -> bool {
+fn is_unsafe_char(c: char) -> bool {
     c.is_control()
         || matches!(c,
             '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
@@ -89,8 +89,8 @@ fn is_odd(c: char) -> bool {
 }
 
 /// `text` with a mark in the place of what is odd.
-pub fn clean(text: &str) -> String {
-    text.chars().map(|c| if is_odd(c) { '\u{fffd}' } else { c }).collect()
+pub fn sanitize(text: &str) -> String {
+    text.chars().map(|c| if is_unsafe_char(c) { '\u{fffd}' } else { c }).collect()
 }
 
 /// As much of `text` as fits into `width` columns.
@@ -105,7 +105,7 @@ fn cut(text: &str, width: usize) -> String {
 
 /// The end of `text`, cleaned, in at most `width` columns, with a mark where its beginning is cut.
 pub fn tail(text: &str, width: usize) -> String {
-    let text = clean(text);
+    let text = sanitize(text);
     if text.width() <= width {
         return text;
     }
@@ -115,8 +115,8 @@ pub fn tail(text: &str, width: usize) -> String {
 }
 
 /// `text`, cleaned, in a column of `width`: cut with a mark where it is longer.
-pub fn left(text: &str, width: usize) -> String {
-    let text = clean(text);
+pub fn align_left(text: &str, width: usize) -> String {
+    let text = sanitize(text);
     let mut out = if text.width() > width {
         let mut out = cut(&text, width.saturating_sub(1));
         out.push('…');
@@ -130,8 +130,8 @@ pub fn left(text: &str, width: usize) -> String {
 }
 
 /// The same at the right end of its column.
-pub fn right(text: &str, width: usize) -> String {
-    let out = left(text, width);
+pub fn align_right(text: &str, width: usize) -> String {
+    let out = align_left(text, width);
     let text = out.trim_end();
     format!("{}{text}", " ".repeat(width.saturating_sub(text.width())))
 }
@@ -219,19 +219,19 @@ mod tests {
     #[test]
     fn names_can_do_nothing_to_the_terminal() {
         for bad in ["\x1b[2Jx", "a\nb", "a\u{9b}31mb", "\u{202e}abc", "\u{200b}", "a\rb", "\u{7f}", "\t"] {
-            for text in [left(bad, 10), right(bad, 10)] {
-                assert!(!text.chars().any(is_odd) && text.width() == 10, "{bad:?}: {text:?}");
+            for text in [align_left(bad, 10), align_right(bad, 10)] {
+                assert!(!text.chars().any(is_unsafe_char) && text.width() == 10, "{bad:?}: {text:?}");
             }
-            let line = Line::new(left(bad, 10), Style::Bad).ansi(80, false);
+            let line = Line::new(align_left(bad, 10), Style::Bad).ansi(80, false);
             assert_eq!(line.matches('\x1b').count(), 2, "{line:?}");
         }
         // Wide characters, and those that belong to the one before.
         for (text, wanted) in
             [("日本語日本語", "日本語日… "), ("e\u{301}\u{301}xyz", "e\u{301}\u{301}xyz      ")]
         {
-            assert_eq!((left(text, 10).as_str(), left(text, 10).width()), (wanted, 10));
+            assert_eq!((align_left(text, 10).as_str(), align_left(text, 10).width()), (wanted, 10));
         }
-        assert_eq!((left("abc", 0).width(), left("abc", 2)), (1, "a…".into()));
+        assert_eq!((align_left("abc", 0).width(), align_left("abc", 2)), (1, "a…".into()));
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub enum Key {
 
 /// What a key asks for that is not the view's own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Act {
+pub enum KeyAction {
     /// Nothing but to show it.
     Show,
     /// The end.
@@ -48,7 +48,7 @@ pub enum Act {
 
 /// By what devices are sorted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Order {
+pub enum SortOrder {
     /// Their numbers, which are the order in which they were made.
     #[default]
     Number,
@@ -66,34 +66,34 @@ pub enum Order {
     Errors,
 }
 
-impl Order {
+impl SortOrder {
     /// Each with the key that chooses it and what the screen calls it.
-    pub const ALL: [(char, Order, &'static str); 7] = [
-        ('o', Order::Number, "number"),
-        ('n', Order::Name, "name"),
-        ('r', Order::Requests, "requests"),
-        ('b', Order::Bytes, "bandwidth"),
-        ('l', Order::Latency, "latency"),
-        ('i', Order::InFlight, "in flight"),
-        ('e', Order::Errors, "errors"),
+    pub const ALL: [(char, SortOrder, &'static str); 7] = [
+        ('o', SortOrder::Number, "number"),
+        ('n', SortOrder::Name, "name"),
+        ('r', SortOrder::Requests, "requests"),
+        ('b', SortOrder::Bytes, "bandwidth"),
+        ('l', SortOrder::Latency, "latency"),
+        ('i', SortOrder::InFlight, "in flight"),
+        ('e', SortOrder::Errors, "errors"),
     ];
 
     /// What the screen calls it.
     pub fn text(self) -> &'static str {
-        Order::ALL.iter().find(|(_, order, _)| *order == self).map_or("", |(.., text)| text)
+        SortOrder::ALL.iter().find(|(_, order, _)| *order == self).map_or("", |(.., text)| text)
     }
 
     /// The most first; names from A.
     fn compare(self, a: &DeviceRates, b: &DeviceRates) -> Ordering {
         let most = |of: &dyn Fn(&DeviceRates) -> f64| of(b).total_cmp(&of(a));
         match self {
-            Order::Number => Ordering::Equal,
-            Order::Name => a.name.cmp(&b.name),
-            Order::Requests => most(&|one| one.flow.map_or(-1.0, |flow| flow.requests)),
-            Order::Bytes => most(&|one| one.flow.map_or(-1.0, |flow| flow.bytes)),
-            Order::Latency => b.latency.map(|l| l.p99_ns).cmp(&a.latency.map(|l| l.p99_ns)),
-            Order::InFlight => b.in_flight.cmp(&a.in_flight),
-            Order::Errors => {
+            SortOrder::Number => Ordering::Equal,
+            SortOrder::Name => a.name.cmp(&b.name),
+            SortOrder::Requests => most(&|one| one.flow.map_or(-1.0, |flow| flow.requests)),
+            SortOrder::Bytes => most(&|one| one.flow.map_or(-1.0, |flow| flow.bytes)),
+            SortOrder::Latency => b.latency.map(|l| l.p99_ns).cmp(&a.latency.map(|l| l.p99_ns)),
+            SortOrder::InFlight => b.in_flight.cmp(&a.in_flight),
+            SortOrder::Errors => {
                 let rate = most(&|one| one.flow.map_or(-1.0, |flow| flow.errors));
                 rate.then(b.errors.cmp(&a.errors))
             }
@@ -103,34 +103,34 @@ impl Order {
 
 /// A row of the list.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Row<'a> {
+pub enum ListRow<'a> {
     /// A device.
     Device(&'a DeviceRates),
     /// A path of the device above it.
     Path(&'a DeviceRates, usize, &'a PathRates),
 }
 
-impl<'a> Row<'a> {
+impl<'a> ListRow<'a> {
     /// Whose it is.
     pub fn device(self) -> &'a DeviceRates {
         match self {
-            Row::Device(device) | Row::Path(device, ..) => device,
+            ListRow::Device(device) | ListRow::Path(device, ..) => device,
         }
     }
 
     fn place(self) -> (String, Option<usize>) {
         match self {
-            Row::Device(device) => (device.number.clone(), None),
-            Row::Path(device, nth, _) => (device.number.clone(), Some(nth)),
+            ListRow::Device(device) => (device.number.clone(), None),
+            ListRow::Path(device, nth, _) => (device.number.clone(), Some(nth)),
         }
     }
 }
 
 /// See the module.
 #[derive(Debug, Clone, Default)]
-pub struct View {
+pub struct ListView {
     /// By what devices are sorted.
-    pub order: Order,
+    pub order: SortOrder,
     /// The other way round.
     pub reversed: bool,
     /// Devices that do nothing are left out.
@@ -149,14 +149,14 @@ pub struct View {
     top: usize,
 }
 
-impl View {
+impl ListView {
     /// The paths of the device `number` are shown.
     pub fn is_unfolded(&self, number: &str) -> bool {
         self.unfold != self.folded.contains(number)
     }
 
     /// All rows, in their order.
-    pub fn rows<'a>(&self, rates: &'a Rates) -> Vec<Row<'a>> {
+    pub fn rows<'a>(&self, rates: &'a Rates) -> Vec<ListRow<'a>> {
         let is_busy = |one: &&DeviceRates| {
             !self.busy_only || one.in_flight > 0 || one.flow.is_some_and(|flow| flow.requests > 0.0)
         };
@@ -167,9 +167,11 @@ impl View {
         }
         let mut rows = Vec::with_capacity(devices.len());
         for device in devices {
-            rows.push(Row::Device(device));
+            rows.push(ListRow::Device(device));
             if self.is_unfolded(&device.number) {
-                rows.extend(device.paths.iter().enumerate().map(|(nth, path)| Row::Path(device, nth, path)));
+                rows.extend(
+                    device.paths.iter().enumerate().map(|(nth, path)| ListRow::Path(device, nth, path)),
+                );
             }
         }
         rows
@@ -177,13 +179,13 @@ impl View {
 
     /// The row that is chosen: the same as before, wherever it is now; of one that is gone, what
     /// has taken its place.
-    pub fn chosen(&self, rows: &[Row<'_>]) -> usize {
+    pub fn chosen(&self, rows: &[ListRow<'_>]) -> usize {
         let same = self.chosen.as_ref().and_then(|chosen| rows.iter().position(|row| row.place() == *chosen));
         same.unwrap_or(self.at).min(rows.len().saturating_sub(1))
     }
 
     /// The rows that fit into `height`, the chosen one among them: the place of the first.
-    pub fn scroll(&mut self, rows: &[Row<'_>], height: usize) -> usize {
+    pub fn scroll(&mut self, rows: &[ListRow<'_>], height: usize) -> usize {
         let chosen = self.chosen(rows);
         self.at = chosen;
         self.top = self.top.min(chosen).max((chosen + 1).saturating_sub(height));
@@ -191,22 +193,22 @@ impl View {
         self.top
     }
 
-    fn choose(&mut self, rows: &[Row<'_>], at: usize) {
+    fn choose(&mut self, rows: &[ListRow<'_>], at: usize) {
         self.at = at.min(rows.len().saturating_sub(1));
         self.chosen = rows.get(self.at).map(|row| row.place());
     }
 
     /// A key was pressed, while `page` rows are on the screen.
-    pub fn press(&mut self, key: Key, rates: &Rates, page: usize) -> Act {
+    pub fn press(&mut self, key: Key, rates: &Rates, page: usize) -> KeyAction {
         if std::mem::take(&mut self.help) && key != Key::Char('q') {
-            return Act::Show;
+            return KeyAction::Show;
         }
         let rows = self.rows(rates);
         let at = self.chosen(&rows);
         match key {
-            Key::Char('q') => return Act::Quit,
-            Key::Char('+') => return Act::Faster,
-            Key::Char('-') => return Act::Slower,
+            Key::Char('q') => return KeyAction::Quit,
+            Key::Char('+') => return KeyAction::Faster,
+            Key::Char('-') => return KeyAction::Slower,
             Key::Char('?' | 'h') => self.help = true,
             Key::Escape | Key::Left | Key::Enter if self.alone.is_some() => self.alone = None,
             Key::Up | Key::Char('k') => self.choose(&rows, at.saturating_sub(1)),
@@ -217,7 +219,7 @@ impl View {
             Key::End | Key::Char('G') => self.choose(&rows, usize::MAX),
             Key::Enter => self.alone = rows.get(at).map(|row| row.device().number.clone()),
             Key::Right | Key::Char(' ') | Key::Left => {
-                let Some(row) = rows.get(at) else { return Act::Show };
+                let Some(row) = rows.get(at) else { return KeyAction::Show };
                 let number = row.device().number.clone();
                 let is = self.is_unfolded(&number);
                 if key == Key::Char(' ') || is != (key == Key::Right) {
@@ -237,27 +239,27 @@ impl View {
             }
             Key::Char('a') => self.busy_only = !self.busy_only,
             Key::Char(letter) => {
-                if let Some((_, order, _)) = Order::ALL.iter().find(|(key, ..)| *key == letter) {
+                if let Some((_, order, _)) = SortOrder::ALL.iter().find(|(key, ..)| *key == letter) {
                     self.reversed = self.order == *order && !self.reversed;
                     self.order = *order;
                 }
             }
             Key::Escape => {}
         }
-        Act::Show
+        KeyAction::Show
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::rates::{Flow, Latency};
+    use super::super::rates::{IoRates, Latency};
     use super::*;
 
     fn device(number: usize, name: &str, requests: f64, paths: usize) -> DeviceRates {
         DeviceRates {
             name: name.into(),
             number: format!("254:{number}"),
-            flow: Some(Flow { requests, bytes: 100.0 - requests, ..Flow::default() }),
+            flow: Some(IoRates { requests, bytes: 100.0 - requests, ..IoRates::default() }),
             latency: (requests > 0.0).then(|| Latency { p99_ns: number as u64, ..Latency::default() }),
             errors: number as u64,
             paths: vec![PathRates::default(); paths],
@@ -270,21 +272,21 @@ mod tests {
         Rates { devices, ..Rates::default() }
     }
 
-    fn names(view: &View, rates: &Rates) -> String {
-        let name = |row: &Row<'_>| match row {
-            Row::Device(device) => device.name.clone(),
-            Row::Path(_, nth, _) => nth.to_string(),
+    fn names(view: &ListView, rates: &Rates) -> String {
+        let name = |row: &ListRow<'_>| match row {
+            ListRow::Device(device) => device.name.clone(),
+            ListRow::Path(_, nth, _) => nth.to_string(),
         };
         view.rows(rates).iter().map(name).collect()
     }
 
-    fn keys(view: &mut View, rates: &Rates, keys: &str) {
-        keys.chars().for_each(|key| assert_eq!(view.press(Key::Char(key), rates, 10), Act::Show));
+    fn keys(view: &mut ListView, rates: &Rates, keys: &str) {
+        keys.chars().for_each(|key| assert_eq!(view.press(Key::Char(key), rates, 10), KeyAction::Show));
     }
 
     #[test]
     fn each_order_and_back() {
-        let (rates, mut view) = (three(), View::default());
+        let (rates, mut view) = (three(), ListView::default());
         for (key, first, again) in [
             ("n", "abc", "cba"),
             ("r", "cba", "abc"),
@@ -303,7 +305,7 @@ mod tests {
 
     #[test]
     fn folding() {
-        let (rates, mut view) = (three(), View::default());
+        let (rates, mut view) = (three(), ListView::default());
         assert_eq!(names(&view, &rates), "bca");
         keys(&mut view, &rates, " ");
         assert_eq!(names(&view, &rates), "b01ca");
@@ -326,10 +328,10 @@ mod tests {
 
     #[test]
     fn what_is_chosen_stays_chosen() {
-        let (mut rates, mut view) = (three(), View::default());
+        let (mut rates, mut view) = (three(), ListView::default());
         keys(&mut view, &rates, "j");
         keys(&mut view, &rates, "n");
-        let chosen = |view: &View, rates: &Rates| {
+        let chosen = |view: &ListView, rates: &Rates| {
             let rows = view.rows(rates);
             rows.get(view.chosen(&rows)).map(|row| row.device().name.clone())
         };
@@ -344,15 +346,15 @@ mod tests {
         rates.devices.clear();
         assert_eq!(chosen(&view, &rates), None);
         for key in [Key::Down, Key::End, Key::PageDown, Key::Enter, Key::Right, Key::Left, Key::Up] {
-            assert_eq!(view.press(key, &rates, 10), Act::Show);
+            assert_eq!(view.press(key, &rates, 10), KeyAction::Show);
         }
     }
 
     #[test]
     fn the_screen_follows() {
         let devices = (0..1000).map(|n| device(n, &format!("{n:04}"), 1.0, 0)).collect();
-        let (rates, mut view) = (Rates { devices, ..Rates::default() }, View::default());
-        let top = |view: &mut View| {
+        let (rates, mut view) = (Rates { devices, ..Rates::default() }, ListView::default());
+        let top = |view: &mut ListView| {
             let rows = view.rows(&rates);
             let (top, chosen) = (view.scroll(&rows, 20), view.chosen(&rows));
             assert!((top..top + 20).contains(&chosen));
@@ -371,7 +373,7 @@ mod tests {
 
     #[test]
     fn one_alone_and_help() {
-        let (rates, mut view) = (three(), View::default());
+        let (rates, mut view) = (three(), ListView::default());
         keys(&mut view, &rates, "j");
         view.press(Key::Enter, &rates, 10);
         assert_eq!(view.alone.as_deref(), Some("254:1"));
@@ -379,8 +381,8 @@ mod tests {
         keys(&mut view, &rates, "?");
         assert!(view.alone.is_none() && view.help);
         keys(&mut view, &rates, "n");
-        assert_eq!((view.help, view.order), (false, Order::Number), "any key leaves the help");
-        assert_eq!(view.press(Key::Char('q'), &rates, 10), Act::Quit);
-        assert_eq!(view.press(Key::Char('+'), &rates, 10), Act::Faster);
+        assert_eq!((view.help, view.order), (false, SortOrder::Number), "any key leaves the help");
+        assert_eq!(view.press(Key::Char('q'), &rates, 10), KeyAction::Quit);
+        assert_eq!(view.press(Key::Char('+'), &rates, 10), KeyAction::Faster);
     }
 }

@@ -2,7 +2,7 @@
 
 use super::explain;
 use crate::cli::{
-    CreateArgs, LoadArgs, MessageArgs, NamesArgs, RemoveArgs, RenameArgs, ResumeArgs, SuspendArgs, Talk,
+    CreateArgs, LoadArgs, MessageArgs, NamesArgs, RemoveArgs, RenameArgs, ResumeArgs, ServerArgs, SuspendArgs,
 };
 use crate::concise;
 use crate::output::{say, say_json};
@@ -89,7 +89,7 @@ pub fn load(args: &LoadArgs) -> Result<()> {
 
 /// Does `verb` to each device in turn; the first failure ends it.
 fn each(
-    talk: &Talk,
+    talk: &ServerArgs,
     names: &[String],
     verb: impl Fn(&ControlClient, &str) -> Result<(), ClientError>,
 ) -> Result<()> {

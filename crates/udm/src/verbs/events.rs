@@ -2,7 +2,7 @@
 
 use super::explain;
 use crate::cli::EventsArgs;
-use crate::output::{reader_goes, say};
+use crate::output::{reader_closed_async, say};
 use anyhow::Result;
 use std::ops::ControlFlow;
 use udm_control::http::api::Event;
@@ -22,7 +22,7 @@ pub fn listen(args: &EventsArgs) -> Result<()> {
         if left == Some(0) { ControlFlow::Break(Ok(())) } else { ControlFlow::Continue(()) }
     };
     let done = client.listen(args.after, hear, async {
-        reader_goes().await;
+        reader_closed_async().await;
         Ok(())
     });
     done.map_err(|error| explain(error, None))?

@@ -1,7 +1,7 @@
 //! Man pages and completions, from the same tree as the help; pages of what is no verb are docs/.
 
 use super::manual::PAGES;
-use crate::cli::{Cli, GenerateArgs, Generated};
+use crate::cli::{Cli, GenerateArgs, GenerateKind};
 use anyhow::{Context, Result};
 use clap::CommandFactory;
 use clap_complete::Shell;
@@ -11,13 +11,13 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
     let said = || folder.display().to_string();
     std::fs::create_dir_all(folder).with_context(said)?;
     match args.what {
-        Generated::Man => {
+        GenerateKind::Man => {
             clap_mangen::generate_to(Cli::command(), folder).with_context(said)?;
             PAGES
                 .iter()
                 .try_for_each(|page| std::fs::write(folder.join(page.file()), page.roff()).with_context(said))
         }
-        Generated::Completions => {
+        GenerateKind::Completions => {
             for shell in [Shell::Bash, Shell::Fish, Shell::Zsh] {
                 clap_complete::generate_to(shell, &mut Cli::command(), "udm", folder).with_context(said)?;
             }

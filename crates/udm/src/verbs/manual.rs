@@ -6,7 +6,7 @@
 use clap_mangen::roff::{Inline, Roff, bold, roman};
 
 /// A page.
-pub struct Page {
+pub struct ManPage {
     name: &'static str,
     section: &'static str,
     about: &'static str,
@@ -15,15 +15,15 @@ pub struct Page {
 }
 
 /// All of them.
-pub const PAGES: [Page; 2] = [
-    Page {
+pub const PAGES: [ManPage; 2] = [
+    ManPage {
         name: "udm.toml",
         section: "5",
         about: "what udm serve is to be, and which devices it has",
         text: include_str!("../../../../docs/config.md"),
         see: "udm-serve(1), udm-reconfigure(1), systemd.service(5)",
     },
-    Page {
+    ManPage {
         name: "udm-dmsetup",
         section: "1",
         about: "udm called as dmsetup",
@@ -32,7 +32,7 @@ pub const PAGES: [Page; 2] = [
     },
 ];
 
-impl Page {
+impl ManPage {
     /// What its file is called.
     pub fn file(&self) -> String {
         format!("{}.{}", self.name, self.section)
@@ -56,7 +56,7 @@ impl Page {
             } else if let Some(heading) = line.strip_prefix("## ") {
                 roff.control("SH", [heading.to_uppercase().as_str()]);
             } else if let Some(point) = line.strip_prefix("* ") {
-                roff.control("IP", ["*", "2"]).text(inlines(point));
+                roff.control("IP", ["*", "2"]).text(parse_inlines(point));
             } else if line.starts_with('|') {
                 // What has a line under it is the heading.
                 if lines.next_if(|next| next.starts_with("|---")).is_none() {
@@ -65,7 +65,7 @@ impl Page {
             } else if line.is_empty() {
                 roff.control("PP", []);
             } else {
-                roff.text(inlines(line.trim_start()));
+                roff.text(parse_inlines(line.trim_start()));
             }
         }
         roff.control("SH", ["SEE ALSO"]).text([roman(self.see)]);
@@ -77,14 +77,14 @@ impl Page {
 fn row(line: &str, roff: &mut Roff) {
     let line = line.trim_matches('|').replace("\\|", "\u{1}");
     let mut cells = line.split('|').map(|cell| cell.trim().replace('\u{1}', "|"));
-    roff.control("TP", []).text(inlines(&cells.next().unwrap_or_default()));
+    roff.control("TP", []).text(parse_inlines(&cells.next().unwrap_or_default()));
     cells.for_each(|cell| {
-        roff.text(inlines(&cell));
+        roff.text(parse_inlines(&cell));
     });
 }
 
 /// Code and what is bold are bold; a link is its text.
-fn inlines(text: &str) -> Vec<Inline> {
+fn parse_inlines(text: &str) -> Vec<Inline> {
     let mut out = Vec::new();
     for (nth, part) in text.split('`').enumerate() {
         if nth % 2 == 1 {
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn all_that_is_said_is_on_the_page() {
-        let page = Page {
+        let page = ManPage {
             name: "n",
             section: "5",
             about: "about",

@@ -14,17 +14,17 @@ mod show;
 mod tree;
 
 pub use change::{folder, read_bounded, read_table};
-pub use reconfigure::lines;
+pub use reconfigure::result_lines;
 pub use show::{all_devices, all_tables, describe, table_lines};
-pub use tree::{Forest, Lines, Looks, dependencies};
+pub use tree::{DeviceTree, TreeGlyphs, TreeStyle, deps_line};
 
-use crate::cli::{StateArgs, Talk, Verb};
+use crate::cli::{ServerArgs, StateArgs, Verb};
 use anyhow::{Context, Result};
 use std::path::PathBuf;
 use std::sync::Arc;
 use udm_control::StateFolder;
 use udm_control::client::{ClientError, ControlClient};
-use udm_control::error::Position;
+use udm_control::error::TextPosition;
 
 /// Runs one of the verbs that speak to a server, or need none at all.
 pub fn run(verb: &Verb) -> Result<()> {
@@ -67,7 +67,7 @@ pub fn run(verb: &Verb) -> Result<()> {
     }
 }
 
-impl Talk {
+impl ServerArgs {
     /// A client of the server that is meant.
     pub fn client(&self) -> Result<ControlClient> {
         Ok(ControlClient::new(socket_path(self.socket.clone())?))
@@ -78,12 +78,12 @@ impl StateArgs {
     /// What outlives a server: in the folder that was given, `$UDM_STATE`, or the user's place for
     /// it.
     pub fn open(&self) -> Result<Arc<StateFolder>> {
-        let given = self.folder.clone().or_else(|| named("UDM_STATE"));
+        let given = self.folder.clone().or_else(|| env_path("UDM_STATE"));
         let path = given.or_else(|| match rustix::process::geteuid().is_root() {
             true => Some("/var/lib/udm".into()),
             false => {
-                let home = || Some(named("HOME")?.join(".local/state"));
-                Some(named("XDG_STATE_HOME").or_else(home)?.join("udm"))
+                let home = || Some(env_path("HOME")?.join(".local/state"));
+                Some(env_path("XDG_STATE_HOME").or_else(home)?.join("udm"))
             }
         });
         let path = path.context("state: neither XDG_STATE_HOME nor HOME is set: give --state FOLDER")?;
@@ -93,20 +93,20 @@ impl StateArgs {
 }
 
 /// A path in the environment.
-fn named(variable: &str) -> Option<PathBuf> {
+fn env_path(variable: &str) -> Option<PathBuf> {
     std::env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
 /// Where the control socket is: as given, `$UDM_SOCKET`, or the user's place for it.
 pub fn socket_path(given: Option<PathBuf>) -> Result<PathBuf> {
-    if let Some(path) = given.or_else(|| named("UDM_SOCKET")) {
+    if let Some(path) = given.or_else(|| env_path("UDM_SOCKET")) {
         return Ok(path);
     }
     if rustix::process::geteuid().is_root() {
         return Ok("/run/udm/udm.sock".into());
     }
-    let folder =
-        named("XDG_RUNTIME_DIR").context("control socket: XDG_RUNTIME_DIR is not set: give --socket PATH")?;
+    let folder = env_path("XDG_RUNTIME_DIR")
+        .context("control socket: XDG_RUNTIME_DIR is not set: give --socket PATH")?;
     Ok(folder.join("udm/udm.sock"))
 }
 
@@ -122,7 +122,7 @@ pub fn explain(error: ClientError, table: Option<&str>) -> anyhow::Error {
         ClientError::Broken { .. } => return error.into(),
     };
     let number = |n: Option<u64>| usize::try_from(n?).ok();
-    let position = number(refused.line).zip(number(refused.column)).map(|(line, column)| Position {
+    let position = number(refused.line).zip(number(refused.column)).map(|(line, column)| TextPosition {
         line,
         column,
         width: number(refused.width).unwrap_or(1),

@@ -1,7 +1,7 @@
 //! The power of disks: `udm power`, and how people read it.
 
 use super::explain;
-use crate::cli::{PowerArgs, Switch};
+use crate::cli::{PowerArgs, PowerSwitch};
 use crate::output::{say, say_json};
 use anyhow::{Result, bail};
 use std::fmt::Write;
@@ -14,7 +14,7 @@ pub fn power(args: &PowerArgs) -> Result<()> {
     let device = match args.switch {
         None => client.get::<api::Device>(&device_path(&args.name, "")),
         Some(switch) => {
-            let body = api::TurnPower { on: switch == Switch::On, disk: args.disk.clone() };
+            let body = api::TurnPower { on: switch == PowerSwitch::On, disk: args.disk.clone() };
             client.post::<api::Device>(&device_path(&args.name, "/power"), &body)
         }
     };

@@ -9,7 +9,7 @@ use udm_control::http::api::Reconfigured;
 pub fn run(args: &ReconfigureArgs) -> Result<()> {
     let path = format!("/v1/reconfigure?dry_run={}", args.dry_run);
     let done: Reconfigured = args.talk.client()?.post(&path, &())?;
-    let (made, refused) = lines(&done);
+    let (made, refused) = result_lines(&done);
     if args.print.json {
         say_json(&done)?;
     } else {
@@ -23,7 +23,7 @@ pub fn run(args: &ReconfigureArgs) -> Result<()> {
 }
 
 /// What was done, a line each, and what could not be.
-pub fn lines(done: &Reconfigured) -> (Vec<String>, Vec<String>) {
+pub fn result_lines(done: &Reconfigured) -> (Vec<String>, Vec<String>) {
     let (mut made, mut refused) = (Vec::new(), Vec::new());
     for change in &done.changes {
         let name = &change.name;

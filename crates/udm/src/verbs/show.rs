@@ -4,7 +4,7 @@ use super::explain;
 use super::power::power_line;
 use super::queue::queue_lines;
 use crate::cli::{ColumnArgs, InfoArgs, ListArgs, LsArgs, ShowArgs, TableArgs, WaitArgs};
-use crate::columns::{Columns, Layout, Wrong, list_of_fields};
+use crate::columns::{ColumnLayout, Columns, Wrong, list_of_fields};
 use crate::concise;
 use crate::output::{say, say_json};
 use anyhow::{Result, anyhow, bail};
@@ -115,7 +115,7 @@ pub fn table(args: &TableArgs) -> Result<()> {
 }
 
 /// The devices that are named, or all of them.
-fn named(client: &ControlClient, names: &[String]) -> Result<Vec<api::Device>> {
+fn find_devices(client: &ControlClient, names: &[String]) -> Result<Vec<api::Device>> {
     match names {
         [] => list(client),
         names => names.iter().map(|name| get(client, &device_path(name, ""))).collect(),
@@ -125,7 +125,7 @@ fn named(client: &ControlClient, names: &[String]) -> Result<Vec<api::Device>> {
 fn table_concise(args: &ShowArgs) -> Result<()> {
     let client = args.talk.client()?;
     let rest = format!("/table{}", slot(args.inactive));
-    let devices = named(&client, &args.names)?;
+    let devices = find_devices(&client, &args.names)?;
     let mut all = Vec::new();
     for device in &devices {
         let mut lines = get::<api::Table>(&client, &device_path(&device.number, &rest))?.lines;
@@ -154,7 +154,7 @@ pub fn info(args: &InfoArgs) -> Result<()> {
     if args.columns.columns {
         return columns(&client, &args.names, &args.columns);
     }
-    let devices = named(&client, &args.names)?;
+    let devices = find_devices(&client, &args.names)?;
     if args.print.json {
         return say_json(&devices);
     }
@@ -176,7 +176,7 @@ fn columns(client: &ControlClient, names: &[String], args: &ColumnArgs) -> Resul
     if matches!(args.options.as_deref(), Some("help" | "?")) {
         return say(&list_of_fields());
     }
-    let layout = Layout {
+    let layout = ColumnLayout {
         no_headings: args.noheadings,
         separator: args.separator.clone(),
         name_prefixes: args.nameprefixes,
@@ -186,7 +186,7 @@ fn columns(client: &ControlClient, names: &[String], args: &ColumnArgs) -> Resul
     let (options, sort, select) = (args.options.as_deref(), args.sort.as_deref(), args.select.as_deref());
     let wrong = |(Wrong::Word(why) | Wrong::Value(why))| anyhow!(one_line(&why));
     let mut columns = Columns::new(options, sort, select, layout).map_err(wrong)?;
-    let devices = named(client, names)?;
+    let devices = find_devices(client, names)?;
     if devices.is_empty() {
         return say(NONE);
     }

@@ -12,7 +12,7 @@ use udm_control::client::{ClientError, ControlClient};
 use udm_control::http::api;
 
 /// How what a table lies on is named.
-pub fn named_below(below: &api::Below, how: DepName) -> String {
+pub fn dependency_name(below: &api::Below, how: DepName) -> String {
     match how {
         DepName::Devno => below.number.replace(':', ", "),
         DepName::Devname => below.uri.strip_prefix('@').unwrap_or(&below.uri).to_owned(),
@@ -25,13 +25,13 @@ pub fn deps(args: &DepsArgs) -> Result<()> {
         return say_json(&tables);
     }
     let prefix = args.names.len() != 1;
-    let how = |below: &api::Below| named_below(below, args.how);
-    let out: String = tables.iter().map(|table| dependencies(table, prefix, how)).collect();
+    let how = |below: &api::Below| dependency_name(below, args.how);
+    let out: String = tables.iter().map(|table| deps_line(table, prefix, how)).collect();
     say(if tables.is_empty() { NONE } else { &out })
 }
 
 /// The line of `dmsetup deps` about a table.
-pub fn dependencies(table: &api::Table, prefix: bool, how: impl Fn(&api::Below) -> String) -> String {
+pub fn deps_line(table: &api::Table, prefix: bool, how: impl Fn(&api::Below) -> String) -> String {
     let prefix = if prefix { format!("{}: ", table.name) } else { String::new() };
     let below: String = table.devices.iter().map(|below| format!(" ({})", how(below))).collect();
     format!("{prefix}{} dependencies\t:{below}\n", table.devices.len())
@@ -43,7 +43,7 @@ const DEPTH_MAX: usize = 100;
 
 /// The lines of a tree.
 #[derive(Debug, Clone, Copy)]
-pub struct Lines {
+pub struct TreeGlyphs {
     more: &'static str,
     last: &'static str,
     down: &'static str,
@@ -52,26 +52,31 @@ pub struct Lines {
     first: &'static str,
 }
 
-impl Lines {
+impl TreeGlyphs {
     /// In UTF-8.
-    pub const UTF8: Lines =
-        Lines { more: "├─", last: "└─", down: "│ ", only: "───", first: "─┬─" };
+    pub const UTF8: TreeGlyphs =
+        TreeGlyphs { more: "├─", last: "└─", down: "│ ", only: "───", first: "─┬─" };
     /// In ASCII.
-    pub const ASCII: Lines = Lines { more: "|-", last: "`-", down: "| ", only: "---", first: "-+-" };
+    pub const ASCII: TreeGlyphs =
+        TreeGlyphs { more: "|-", last: "`-", down: "| ", only: "---", first: "-+-" };
 
     /// As the locale has it, of which the first variable that is set counts.
-    pub fn of_locale() -> Lines {
+    pub fn of_locale() -> TreeGlyphs {
         let set = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
         let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(set).unwrap_or_default();
         let locale = locale.to_ascii_lowercase();
-        if locale.ends_with("utf-8") || locale.ends_with("utf8") { Lines::UTF8 } else { Lines::ASCII }
+        if locale.ends_with("utf-8") || locale.ends_with("utf8") {
+            TreeGlyphs::UTF8
+        } else {
+            TreeGlyphs::ASCII
+        }
     }
 }
 
 /// How a tree is shown, and what of each device.
 #[derive(Debug, Clone, Copy)]
-pub struct Looks {
-    pub lines: Lines,
+pub struct TreeStyle {
+    pub lines: TreeGlyphs,
     /// What lies on nothing is on the left.
     pub inverted: bool,
     /// What fits on one line is on one line.
@@ -86,10 +91,10 @@ pub struct Looks {
     pub uuid: bool,
 }
 
-impl Looks {
+impl TreeStyle {
     /// As `ls --tree` shows it when nothing else is said.
-    pub fn plain(lines: Lines) -> Looks {
-        Looks {
+    pub fn plain(lines: TreeGlyphs) -> TreeStyle {
+        TreeStyle {
             lines,
             inverted: false,
             compact: false,
@@ -103,7 +108,7 @@ impl Looks {
     }
 
     /// What stands for a device.
-    fn text(&self, number: Number, one: &One) -> String {
+    fn text(&self, number: DevNumber, one: &TreeNode) -> String {
         let mut out = one.device.as_ref().map_or_else(String::new, |device| device.name.clone());
         if let Some(node) = one.node.as_ref().filter(|_| self.node) {
             // Writing to a String can't fail.
@@ -129,32 +134,32 @@ impl Looks {
 }
 
 /// Major and minor.
-type Number = (u32, u32);
+type DevNumber = (u32, u32);
 
 /// A device of a tree: a mapped one, or one that it lies on.
-struct One {
+struct TreeNode {
     device: Option<api::Device>,
     node: Option<String>,
-    next: Vec<Number>,
+    next: Vec<DevNumber>,
 }
 
 /// Devices by number, and in the order in which they are shown.
-pub struct Forest {
-    all: BTreeMap<Number, One>,
-    order: Vec<Number>,
+pub struct DeviceTree {
+    all: BTreeMap<DevNumber, TreeNode>,
+    order: Vec<DevNumber>,
 }
 
-fn number(text: &str) -> Number {
+fn number(text: &str) -> DevNumber {
     let (major, minor) = text.split_once(':').unwrap_or((text, ""));
     (major.parse().unwrap_or(0), minor.parse().unwrap_or(0))
 }
 
-impl Forest {
+impl DeviceTree {
     /// The forest of `devices`, in their order.
     ///
     /// # Errors
     /// What the server or the connection to it says.
-    pub fn ask(client: &ControlClient, devices: Vec<api::Device>) -> Result<Forest, ClientError> {
+    pub fn ask(client: &ControlClient, devices: Vec<api::Device>) -> Result<DeviceTree, ClientError> {
         let tables = all_tables(client)?.into_iter().map(|table| (table.number, table.devices));
         let mut tables: HashMap<_, _> = tables.collect();
         // Without those that are gone meanwhile.
@@ -162,24 +167,24 @@ impl Forest {
             let below = tables.remove(&device.number)?;
             Some((device, below))
         });
-        Ok(Forest::of(there.collect()))
+        Ok(DeviceTree::of(there.collect()))
     }
 
-    fn of(devices: Vec<(api::Device, Vec<api::Below>)>) -> Forest {
-        let mut forest = Forest { all: BTreeMap::new(), order: Vec::new() };
+    fn of(devices: Vec<(api::Device, Vec<api::Below>)>) -> DeviceTree {
+        let mut forest = DeviceTree { all: BTreeMap::new(), order: Vec::new() };
         for (device, below) in devices {
             let own = number(&device.number);
             let node = node_of(&device);
             let next = below.iter().map(|below| number(&below.number)).collect();
             let device = Some(device);
-            if forest.all.insert(own, One { device, node, next }).is_none() {
+            if forest.all.insert(own, TreeNode { device, node, next }).is_none() {
                 forest.order.push(own);
             }
             for below in below {
                 let lies_on = number(&below.number);
                 forest.all.entry(lies_on).or_insert_with(|| {
                     forest.order.push(lies_on);
-                    One { device: None, node: Some(node_below(&below)), next: Vec::new() }
+                    TreeNode { device: None, node: Some(node_below(&below)), next: Vec::new() }
                 });
             }
         }
@@ -191,8 +196,8 @@ impl Forest {
     }
 
     /// From what lies on nothing to what lies on it.
-    fn inverted(mut self) -> Forest {
-        let mut above: BTreeMap<Number, Vec<Number>> = BTreeMap::new();
+    fn inverted(mut self) -> DeviceTree {
+        let mut above: BTreeMap<DevNumber, Vec<DevNumber>> = BTreeMap::new();
         for from in &self.order {
             for to in &self.all[from].next {
                 above.entry(*to).or_default().push(*from);
@@ -206,7 +211,7 @@ impl Forest {
 
     /// The lines of all trees.
     #[must_use]
-    pub fn text(mut self, looks: &Looks) -> String {
+    pub fn text(mut self, looks: &TreeStyle) -> String {
         if looks.inverted {
             self = self.inverted();
         }
@@ -220,13 +225,13 @@ impl Forest {
     }
 
     /// What would have no text at all is left out.
-    fn is_shown(&self, number: Number, looks: &Looks) -> bool {
+    fn is_shown(&self, number: DevNumber, looks: &TreeStyle) -> bool {
         looks.number || self.all[&number].device.is_some()
     }
 
     /// `at` and what follows it, `depth` behind a root, with `under` in front of all lines but its
     /// own.
-    fn write(&self, at: Number, under: &str, depth: usize, looks: &Looks, out: &mut String) {
+    fn write(&self, at: DevNumber, under: &str, depth: usize, looks: &TreeStyle, out: &mut String) {
         let one = &self.all[&at];
         let text = looks.text(at, one);
         out.push_str(&text);
@@ -263,8 +268,8 @@ impl Forest {
 /// What lies on what, from the top, by number.
 pub fn ls(args: &ListArgs) -> Result<()> {
     let client = args.talk.client()?;
-    let forest = Forest::ask(&client, list(&client)?).map_err(|e| explain(e, None))?;
-    let looks = Looks::plain(Lines::of_locale());
+    let forest = DeviceTree::ask(&client, list(&client)?).map_err(|e| explain(e, None))?;
+    let looks = TreeStyle::plain(TreeGlyphs::of_locale());
     say(&if forest.is_empty() { NONE.to_owned() } else { forest.text(&looks) })
 }
 
@@ -272,7 +277,7 @@ pub fn ls(args: &ListArgs) -> Result<()> {
 mod tests {
     use super::*;
 
-    fn device(minor: u32, name: &str, below: &[Number]) -> (api::Device, Vec<api::Below>) {
+    fn device(minor: u32, name: &str, below: &[DevNumber]) -> (api::Device, Vec<api::Below>) {
         let number = format!("254:{minor}");
         let below = below.iter().map(|(major, minor)| {
             let number = format!("{major}:{minor}");
@@ -284,7 +289,7 @@ mod tests {
     #[test]
     fn a_tree_has_dmsetups_lines() {
         let all = || {
-            Forest::of(vec![
+            DeviceTree::of(vec![
                 device(0, "base", &[(253, 0)]),
                 device(1, "mp", &[(254, 0), (253, 1)]),
                 device(2, "top", &[(254, 1), (254, 0)]),
@@ -293,15 +298,15 @@ mod tests {
         };
         let wanted = "top (254:2)\n ├─mp (254:1)\n │  ├─base (254:0)\n │  │  └─ (253:0)\n │  └─ (253:1)\n \
                       └─base (254:0)\n    └─ (253:0)\nalone (254:3)\n";
-        assert_eq!(all().text(&Looks::plain(Lines::UTF8)), wanted);
-        let compact = Looks { compact: true, ..Looks::plain(Lines::ASCII) };
+        assert_eq!(all().text(&TreeStyle::plain(TreeGlyphs::UTF8)), wanted);
+        let compact = TreeStyle { compact: true, ..TreeStyle::plain(TreeGlyphs::ASCII) };
         let wanted = "top (254:2)-+-mp (254:1)-+-base (254:0)--- (253:0)\n            |            `- (253:1)\n            \
                       `-base (254:0)--- (253:0)\nalone (254:3)\n";
         assert_eq!(all().text(&compact), wanted);
         // In a circle nothing is a root; below one it comes to an end.
         let circle =
             vec![device(0, "a", &[(254, 1)]), device(1, "b", &[(254, 0)]), device(2, "c", &[(254, 0)])];
-        let text = Forest::of(circle).text(&Looks::plain(Lines::ASCII));
+        let text = DeviceTree::of(circle).text(&TreeStyle::plain(TreeGlyphs::ASCII));
         assert_eq!(text.lines().count(), DEPTH_MAX + 1);
     }
 }

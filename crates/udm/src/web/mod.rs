@@ -1,23 +1,23 @@
 //! `udm web`: a page that shows a running `udm serve`, in a process of its own.
 //!
-//! Contract: it listens on loopback only and accepts clients that know its token ([`door`]). It
+//! Contract: it listens on loopback only and accepts clients that know its token ([`access`]). It
 //! serves the page ([`page`]) and relays all other requests to the control socket ([`relay`]):
 //! reads, and with `--write` changes. A browser may do what any client of the control socket may
 //! do. The server has no port, and a slow page affects no core. It speaks plain HTTP; from another
 //! machine it is reached through `ssh -L`.
 
-mod door;
+mod access;
 mod page;
 mod relay;
 
-use crate::cli::Talk;
+use crate::cli::ServerArgs;
 use crate::output::say;
+use access::AccessCheck;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use door::Door;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use relay::Relay;
+use relay::ControlRelay;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 #[derive(Debug, Args)]
 pub struct WebArgs {
     #[command(flatten)]
-    pub talk: Talk,
+    pub talk: ServerArgs,
     /// Where to listen: an address of loopback, and a port or 0 for a free one
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:0")]
     pub listen: SocketAddr,
@@ -63,9 +63,9 @@ pub fn run(args: &WebArgs) -> Result<()> {
         let (mut interrupt, mut terminate) =
             (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
         let listener = TcpListener::bind(args.listen).await.with_context(|| args.listen.to_string())?;
-        let door = Door::new(args.write);
+        let door = AccessCheck::new(args.write);
         say(&format!("http://{}/#token={}\n", listener.local_addr()?, door.token()))?;
-        let house = Arc::new(House { door, relay: Relay::new(client.path()) });
+        let house = Arc::new(WebState { door, relay: ControlRelay::new(client.path()) });
         tokio::select! {
             () = serve(&listener, &house) => {}
             _ = interrupt.recv() => {}
@@ -76,22 +76,22 @@ pub fn run(args: &WebArgs) -> Result<()> {
 }
 
 /// What all connections share.
-struct House {
-    door: Door,
-    relay: Relay,
+struct WebState {
+    door: AccessCheck,
+    relay: ControlRelay,
 }
 
-async fn serve(listener: &TcpListener, house: &Arc<House>) {
+async fn serve(listener: &TcpListener, house: &Arc<WebState>) {
     let seats = Connections::new(CONNECTIONS_MAX);
     for number in 0.. {
-        seats.room().await;
+        seats.wait_for_slot().await;
         match listener.accept().await {
             Ok((stream, _)) => {
                 let (house, seat) = (Arc::clone(house), seats.take(number, 0));
                 tokio::spawn(async move {
                     tokio::select! {
                         () = talk(stream, house, Arc::clone(&seat)) => {}
-                        () = seat.needed() => {}
+                        () = seat.evicted() => {}
                     }
                 });
             }
@@ -103,19 +103,19 @@ async fn serve(listener: &TcpListener, house: &Arc<House>) {
     }
 }
 
-async fn talk(stream: TcpStream, house: Arc<House>, seat: Arc<ConnectionSlot>) {
+async fn talk(stream: TcpStream, house: Arc<WebState>, seat: Arc<ConnectionSlot>) {
     let service = service_fn(move |request| {
         let (house, seat) = (Arc::clone(&house), Arc::clone(&seat));
         async move {
             let page = page::find(request.uri().path(), house.door.write());
-            let answer = match house.door.keep_out(&request, page.is_some()).or(page) {
+            let answer = match house.door.reject(&request, page.is_some()).or(page) {
                 Some(answer) => answer,
                 None => {
-                    let _busy: RequestGuard = seat.busy();
+                    let _busy: RequestGuard = seat.begin_request();
                     house.relay.pass(request, &seat).await
                 }
             };
-            Ok::<_, Infallible>(door::closed_to_others(answer))
+            Ok::<_, Infallible>(access::add_security_headers(answer))
         }
     });
     let mut server = hyper::server::conn::http1::Builder::new();

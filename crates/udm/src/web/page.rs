@@ -1,6 +1,6 @@
 //! The page: files in the binary.
 
-use super::door::{Body, said};
+use super::access::{Body, text_response};
 use hyper::header::{self, HeaderValue};
 use hyper::{Response, StatusCode};
 
@@ -28,7 +28,7 @@ const ASSETS: &[Asset] = &[
 pub(super) fn find(path: &str, write: bool) -> Option<Response<Body>> {
     let (_, kind, text) = ASSETS.iter().find(|(at, ..)| *at == path)?;
     let text = text.replace("data-write=\"\"", &format!("data-write=\"{write}\""));
-    let mut answer = said(StatusCode::OK, &text);
+    let mut answer = text_response(StatusCode::OK, &text);
     answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
     Some(answer)
 }

@@ -1,7 +1,7 @@
 //! What the page asks of the server goes to the control socket, and its answer comes back as it
 //! comes: a stream of events stays one.
 
-use super::door::{Body, said};
+use super::access::{Body, text_response};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::header::{self, HeaderValue};
@@ -28,26 +28,27 @@ const HEAD: &[&str] = &[
 const EVENTS: &str = "text/event-stream";
 
 /// The way to one control socket.
-pub(super) struct Relay {
+pub(super) struct ControlRelay {
     socket: PathBuf,
 }
 
-impl Relay {
+impl ControlRelay {
     /// Nothing is opened yet.
-    pub fn new(socket: &Path) -> Relay {
-        Relay { socket: socket.to_owned() }
+    pub fn new(socket: &Path) -> ControlRelay {
+        ControlRelay { socket: socket.to_owned() }
     }
 
     /// Hands a request on, on a connection of its own. Who reads a stream of events keeps its seat.
     pub async fn pass(&self, request: Request<Incoming>, seat: &Arc<ConnectionSlot>) -> Response<Body> {
         if !PATHS.iter().any(|path| request.uri().path().starts_with(path)) {
-            return said(StatusCode::NOT_FOUND, "udm web: no such page\n");
+            return text_response(StatusCode::NOT_FOUND, "udm web: no such page\n");
         }
         match self.exchange(request, seat).await {
             Ok(answer) => answer,
-            Err(why) => {
-                said(StatusCode::BAD_GATEWAY, &format!("udm web: {}: {why}\n", self.socket.display()))
-            }
+            Err(why) => text_response(
+                StatusCode::BAD_GATEWAY,
+                &format!("udm web: {}: {why}\n", self.socket.display()),
+            ),
         }
     }
 
@@ -64,7 +65,7 @@ impl Relay {
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(lost)?;
         // Ends when the answer does, or is dropped with the page's connection.
         tokio::spawn(connection);
-        let answer = sender.send_request(onward(request)?).await.map_err(lost)?;
+        let answer = sender.send_request(forwarded_request(request)?).await.map_err(lost)?;
         let (head, body) = answer.into_parts();
         let kind = head.headers.get(header::CONTENT_TYPE);
         let body = if kind.is_some_and(|kind| kind == EVENTS) {
@@ -77,25 +78,25 @@ impl Relay {
         } else {
             body.boxed()
         };
-        let mut onward = Response::new(body);
-        *onward.status_mut() = head.status;
+        let mut forwarded_request = Response::new(body);
+        *forwarded_request.status_mut() = head.status;
         if let Some(kind) = kind {
-            onward.headers_mut().insert(header::CONTENT_TYPE, kind.clone());
+            forwarded_request.headers_mut().insert(header::CONTENT_TYPE, kind.clone());
         }
-        Ok(onward)
+        Ok(forwarded_request)
     }
 }
 
 /// The request as the control socket is asked.
-fn onward(request: Request<Incoming>) -> Result<Request<Incoming>, String> {
+fn forwarded_request(request: Request<Incoming>) -> Result<Request<Incoming>, String> {
     let (head, body) = request.into_parts();
     let target = head.uri.path_and_query().map_or("/", |target| target.as_str());
-    let mut onward = Request::builder().method(head.method).uri(target);
-    onward = onward.header(header::HOST, HeaderValue::from_static("udm"));
+    let mut forwarded_request = Request::builder().method(head.method).uri(target);
+    forwarded_request = forwarded_request.header(header::HOST, HeaderValue::from_static("udm"));
     for name in HEAD {
         if let Some(value) = head.headers.get(*name) {
-            onward = onward.header(*name, value);
+            forwarded_request = forwarded_request.header(*name, value);
         }
     }
-    onward.body(body).map_err(|error| error.to_string())
+    forwarded_request.body(body).map_err(|error| error.to_string())
 }

@@ -1,8 +1,8 @@
 //! A reconfigure that ends half-way, and one of which a step fails late.
 
-use super::{Files, partly};
+use super::{ConfigDir, reconfigure_partial};
 use crate::support::nbd::Client;
-use crate::support::servers::{Puppet, request, zeroes};
+use crate::support::servers::{ScriptedServer, request, serve_zeroes};
 use crate::support::stamps::image;
 use crate::support::{Server, text, udm, until};
 use std::os::unix::net::UnixStream;
@@ -12,14 +12,14 @@ use std::sync::{Arc, Condvar, Mutex};
 use udm_wire::nbd::{Command as Nbd, ExportFlags, SimpleReply};
 
 /// An NBD server that keeps the first read that it gets until it is let go.
-struct Kept {
-    puppet: Puppet,
+struct HeldReadServer {
+    puppet: ScriptedServer,
     reads: Arc<AtomicUsize>,
     gate: Arc<(Mutex<bool>, Condvar)>,
 }
 
-impl Kept {
-    fn start() -> Kept {
+impl HeldReadServer {
+    fn start() -> HeldReadServer {
         let (reads, gate) = (Arc::new(AtomicUsize::new(0)), Arc::new((Mutex::new(false), Condvar::new())));
         let (count, waits, was) = (Arc::clone(&reads), Arc::clone(&gate), AtomicBool::new(false));
         let act = move |_: usize, stream: &mut UnixStream| {
@@ -32,13 +32,13 @@ impl Kept {
             let mut out = SimpleReply { error: 0, cookie: first.cookie }.encode().to_vec();
             out.resize(out.len() + first.len as usize, 0);
             if std::io::Write::write_all(stream, &out).is_ok() {
-                zeroes(stream);
+                serve_zeroes(stream);
             }
         };
-        Kept { puppet: Puppet::start(act), reads, gate }
+        HeldReadServer { puppet: ScriptedServer::start(act), reads, gate }
     }
 
-    fn let_go(&self) {
+    fn release(&self) {
         *self.gate.0.lock().unwrap() = true;
         self.gate.1.notify_all();
     }
@@ -51,13 +51,13 @@ fn table(server: &Server, name: &str) -> String {
 /// What was done stays, what waits goes on as it was, and what was not begun is not.
 #[test]
 fn a_client_that_hangs_up_while_storage_hangs() {
-    let kept = Kept::start();
+    let kept = HeldReadServer::start();
     let conf = |sectors: u32| {
         let slow = kept.puppet.uri();
         let one = |name: &str, on: &str| format!("[devices.{name}]\ntable = \"0 {sectors} linear {on} 0\"\n");
         one("a", "mem:1M") + &one("b", &slow) + &one("c", "mem:1M")
     };
-    let files = Files::new(&conf(2048));
+    let files = ConfigDir::new(&conf(2048));
     let server = files.serve();
     let mut client = Client::connect(&server.nbd, "b");
     client.ask_read(0);
@@ -75,7 +75,7 @@ fn a_client_that_hangs_up_while_storage_hangs() {
     until("an empty slot", || (server.says(&["table", "--inactive", "b"]) == "\n").then_some(()));
     assert_eq!(["a", "b", "c"].map(|name| table(&server, name)), ["0 1024", "0 2048", "0 2048"]);
     assert_eq!(Client::connect(&server.nbd, "c").read(2000), 0);
-    kept.let_go();
+    kept.release();
     assert_eq!((client.error(), client.read(2000)), (0, 0), "its client has noticed nothing");
     // The next one does the rest.
     assert_eq!(server.says(&["reconfigure"]), "~ b: table\n~ c: table\n= 1 unchanged\n");
@@ -92,7 +92,7 @@ fn a_resume_that_fails_is_said_and_the_rest_is_done() {
             "{both}[devices.plain]\ntable = \"0 {plain} linear mem:1M 0\"\n[devices.twin]\ntable = \"{twin}\"\n"
         )
     };
-    let files = Files::new(&conf(2048, "0 2048 linear mem:1M 0"));
+    let files = ConfigDir::new(&conf(2048, "0 2048 linear mem:1M 0"));
     std::fs::write(files.path("disk"), image(2048)).unwrap();
     std::fs::File::create(files.path("store")).unwrap().set_len(4 << 20).unwrap();
     let server = files.serve();
@@ -100,7 +100,7 @@ fn a_resume_that_fails_is_said_and_the_rest_is_done() {
     // The store of another, which is in use: that shows when it is resumed.
     files.write("udm.toml", &conf(1024, "0 2048 snapshot disk store P 8"));
     for done in ["~ plain: table\n= 2 unchanged\n", "= 3 unchanged\n"] {
-        let (said, failed) = partly(&server);
+        let (said, failed) = reconfigure_partial(&server);
         assert_eq!(said, done);
         let why =
             "udm: twin: Unable to perform snapshot handover until source is suspended.: Invalid argument\n";
@@ -120,7 +120,7 @@ fn a_resume_that_fails_is_said_and_the_rest_is_done() {
 fn who_may_write_is_of_the_device_and_not_of_its_name() {
     let one =
         |name: &str, on: &str| format!("[devices.{name}]\ntable = \"0 16 linear {on} 0\"\nreadonly = true\n");
-    let files = Files::new(&(one("a", "mem:1M") + &one("b", "missing")));
+    let files = ConfigDir::new(&(one("a", "mem:1M") + &one("b", "missing")));
     let server = files.serve();
     server.says(&["rename", "a", "c"]);
     for name in ["a", "b"] {
@@ -133,13 +133,13 @@ fn who_may_write_is_of_the_device_and_not_of_its_name() {
 /// Another device of the file gets the name of one that is to be made: it is not made into that.
 #[test]
 fn a_device_of_the_file_is_not_taken_for_another_one() {
-    let kept = Kept::start();
+    let kept = HeldReadServer::start();
     let conf = |sectors: u32, more: &str| {
         let slow = kept.puppet.uri();
         let one = |name: &str, table: &str| format!("[devices.{name}]\ntable = \"{table}\"\n");
         one("a", "0 2048 linear mem:1M 0") + &one("b", &format!("0 {sectors} linear {slow} 0")) + more
     };
-    let files = Files::new(&conf(2048, ""));
+    let files = ConfigDir::new(&conf(2048, ""));
     let server = files.serve();
     let mut client = Client::connect(&server.nbd, "b");
     client.ask_read(0);
@@ -150,7 +150,7 @@ fn a_device_of_the_file_is_not_taken_for_another_one() {
     let verb = verb.spawn().unwrap();
     until("a device that comes to rest", || server.says(&["info", "b"]).contains("SUSPENDED").then_some(()));
     server.says(&["rename", "a", "d"]);
-    kept.let_go();
+    kept.release();
     let out = verb.wait_with_output().unwrap();
     assert_eq!(client.error(), 0);
     let failed = text(&out.stderr);

@@ -15,11 +15,11 @@ use tempfile::TempDir;
 use udm_wire::nbd::{Command as Nbd, ExportFlags};
 
 /// A folder with a file.
-struct Files(TempDir);
+struct ConfigDir(TempDir);
 
-impl Files {
-    fn new(conf: &str) -> Files {
-        let files = Files(tempfile::tempdir().unwrap());
+impl ConfigDir {
+    fn new(conf: &str) -> ConfigDir {
+        let files = ConfigDir(tempfile::tempdir().unwrap());
         fs::create_dir(files.0.path().join("conf.d")).unwrap();
         files.write("udm.toml", conf);
         files
@@ -61,7 +61,7 @@ fn names(server: &Server) -> Vec<String> {
 
 #[test]
 fn what_the_file_says_is_served_and_the_command_line_wins() {
-    let files = Files::new(
+    let files = ConfigDir::new(
         "[serve]\nunix = \"nbd.sock\"\nsocket = \"control.sock\"\nstate = \"state\"\ncores = \"0\"\ncheck-paths = \"off\"\n\
          [devices.top]\ntable = \"0 16 linear @low 0\"\nuuid = \"u-1\"\n",
     );
@@ -96,7 +96,7 @@ fn what_the_file_says_is_served_and_the_command_line_wins() {
 
 #[test]
 fn a_broken_file_is_shown_and_serves_nothing() {
-    let files = Files::new("[serve]\nunix = \"s\"\nprot = 1\n");
+    let files = ConfigDir::new("[serve]\nunix = \"s\"\nprot = 1\n");
     let said = "udm: F/udm.toml:3:1: serve: prot: unknown: see docs/config.md, or udm serve --help\nprot = 1\n^^^^\n";
     assert_eq!(files.said(&[]), (Some(1), said.into()));
     assert_eq!(files.said(&["--check"]), (Some(1), said.into()));
@@ -139,7 +139,7 @@ table = \"\"\"
 
 #[test]
 fn the_difference_is_shown_and_applied() {
-    let files = Files::new(FIRST);
+    let files = ConfigDir::new(FIRST);
     let server = files.serve();
     server.says(&["create", "mine", "--table", "0 8 error"]);
     assert_eq!(server.says(&["reconfigure"]), "= 3 unchanged\n");
@@ -174,7 +174,7 @@ fn the_difference_is_shown_and_applied() {
 
 #[test]
 fn a_broken_file_changes_nothing() {
-    let files = Files::new(FIRST);
+    let files = ConfigDir::new(FIRST);
     let server = files.serve();
     for broken in ["[devices.low]\ntable = \"0 8 lineal x 0\"", "[devices]\nlow = 1", "devices"] {
         files.write("udm.toml", broken);
@@ -193,7 +193,7 @@ fn a_broken_file_changes_nothing() {
 }
 
 /// The status and both outputs of a reconfigure of which something can't be done.
-fn partly(server: &Server) -> (String, String) {
+fn reconfigure_partial(server: &Server) -> (String, String) {
     let out = server.verb(&["reconfigure"]);
     assert_eq!(out.status.code(), Some(1));
     (text(&out.stdout), text(&out.stderr))
@@ -201,13 +201,13 @@ fn partly(server: &Server) -> (String, String) {
 
 #[test]
 fn what_can_not_be_done_is_said_and_the_rest_is_done() {
-    let files = Files::new(FIRST);
+    let files = ConfigDir::new(FIRST);
     let server = files.serve();
     let client = Client::connect(&server.nbd, "old");
     let both = "[devices.low]\ntable = \"0 2048 linear mem:1M 0\"\nuuid = \"u\"\n\
                 [devices.top]\ntable = \"0 2048 linear nothing 0\"\n[devices.new]\ntable = \"0 8 error\"\n";
     files.write("udm.toml", both);
-    let (done, failed) = partly(&server);
+    let (done, failed) = reconfigure_partial(&server);
     assert_eq!(done, "+ new\n= 0 unchanged\n");
     let failed: Vec<&str> = failed.lines().collect();
     assert_eq!(failed[0], "udm: low: uuid: a device keeps its uuid: remove it first");
@@ -229,7 +229,7 @@ fn what_can_not_be_done_is_said_and_the_rest_is_done() {
     files.write("udm.toml", &FIRST.replace("@low", "mem:1M").replace("2048", "1024"));
     server.says(&["suspend", "top"]);
     server.says(&["load", "low", "--table", "0 2048 error"]);
-    let (done, failed) = partly(&server);
+    let (done, failed) = reconfigure_partial(&server);
     assert_eq!(done, "- new\n+ old\n= 0 unchanged\n");
     assert!(failed.contains("udm: top: ") && failed.contains("it is suspended: resume it first"), "{failed}");
     assert!(failed.contains("a table waits in its inactive slot: resume or clear it first"), "{failed}");
@@ -239,7 +239,7 @@ fn what_can_not_be_done_is_said_and_the_rest_is_done() {
 
 #[test]
 fn what_verbs_have_changed_stays_until_the_file_changes() {
-    let files = Files::new("[devices.a]\ntable = \"0 8 error\"\n[devices.b]\ntable = \"0 8 error\"");
+    let files = ConfigDir::new("[devices.a]\ntable = \"0 8 error\"\n[devices.b]\ntable = \"0 8 error\"");
     let server = files.serve();
     server.says(&["load", "a", "--table", "0 16 error"]);
     server.says(&["resume", "a"]);
@@ -254,7 +254,7 @@ fn what_verbs_have_changed_stays_until_the_file_changes() {
 
 #[test]
 fn a_hangup_applies_the_file() {
-    let files = Files::new(FIRST);
+    let files = ConfigDir::new(FIRST);
     let mut server = files.serve();
     files.write("udm.toml", SECOND);
     signal(Pid::from_child(&server.child), Signal::HUP);
@@ -271,8 +271,9 @@ fn a_hangup_applies_the_file() {
 
 #[test]
 fn what_can_not_be_made_at_the_start_is_said_and_the_rest_is_served() {
-    let files =
-        Files::new("[devices.a]\ntable = \"0 8 linear missing 0\"\n[devices.b]\ntable = \"0 8 linear @a 0\"");
+    let files = ConfigDir::new(
+        "[devices.a]\ntable = \"0 8 linear missing 0\"\n[devices.b]\ntable = \"0 8 linear @a 0\"",
+    );
     files.write("conf.d/c.toml", "[devices.c]\ntable = \"0 8 error\"");
     let server = files.serve();
     assert_eq!(names(&server), ["c"]);

@@ -1,10 +1,10 @@
 //! What the file says is there again after a kill and after an end in good order, with all that
 //! was acknowledged.
 
-use super::{Files, names};
+use super::{ConfigDir, names};
 use crate::support::nbd::Client;
 use crate::support::servers::fio;
-use crate::support::stamps::{Volume, image};
+use crate::support::stamps::{StampedVolume, image};
 use crate::support::{Server, has, signal, text, until};
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
@@ -31,7 +31,7 @@ table = \"0 8192 linear plain 0\"
 
 /// Loads all devices that are written, ends the server by `how` in the middle, and what it ended
 /// with.
-fn serve_until(files: &Files, volumes: &[(&str, Volume)], seed: u64, how: Signal) -> Option<i32> {
+fn serve_until(files: &ConfigDir, volumes: &[(&str, StampedVolume)], seed: u64, how: Signal) -> Option<i32> {
     let mut server = files.serve();
     let answered = AtomicU64::new(0);
     let status = std::thread::scope(|scope| {
@@ -46,7 +46,7 @@ fn serve_until(files: &Files, volumes: &[(&str, Volume)], seed: u64, how: Signal
     status.code()
 }
 
-fn check(server: &Server, volumes: &[(&str, Volume)]) {
+fn check(server: &Server, volumes: &[(&str, StampedVolume)]) {
     assert_eq!(names(server), ["disk", "over", "plain", "snap"]);
     assert!(server.says(&["info", "snap"]).contains("UUID: the-snapshot"));
     assert!(!server.says(&["status", "snap"]).contains("Invalid"));
@@ -57,15 +57,18 @@ fn check(server: &Server, volumes: &[(&str, Volume)]) {
 
 #[test]
 fn after_a_kill_and_after_an_end_the_same_devices_have_what_was_acknowledged() {
-    let files = Files::new(CONF);
+    let files = ConfigDir::new(CONF);
     for name in ["disk", "plain"] {
         std::fs::write(files.path(name), image(SECTORS)).unwrap();
     }
     std::fs::File::create(files.path("store")).unwrap().set_len(SECTORS as u64 * 1024).unwrap();
     // What is written to the snapshot is written through the device over it.
     let volumes = ["disk", "over", "plain"];
-    let volumes: Vec<(&str, Volume)> =
-        volumes.iter().enumerate().map(|(i, name)| (*name, Volume::new(SECTORS, (i as u64) << 40))).collect();
+    let volumes: Vec<(&str, StampedVolume)> = volumes
+        .iter()
+        .enumerate()
+        .map(|(i, name)| (*name, StampedVolume::new(SECTORS, (i as u64) << 40)))
+        .collect();
     for (seed, how) in [(1, Signal::KILL), (2, Signal::TERM), (3, Signal::KILL)] {
         let status = serve_until(&files, &volumes, seed << 8, how);
         assert_eq!(status, (how == Signal::TERM).then_some(0), "{how:?}");
@@ -83,7 +86,7 @@ const BESIDE: [(&str, &str); 2] = [
 
 /// The device's part of round `round`, on which four of fio's jobs work with a request each: so fio
 /// knows which writes were answered, whatever becomes of the server.
-fn fio_on(files: &Files, server: &Server, device: &str, round: usize, how: &str) -> Command {
+fn fio_on(files: &ConfigDir, server: &Server, device: &str, round: usize, how: &str) -> Command {
     let folder = files.path(&format!("{device}-{round}"));
     let _ = std::fs::create_dir(&folder);
     let offset = round * 32;
@@ -95,7 +98,7 @@ fn fio_on(files: &Files, server: &Server, device: &str, round: usize, how: &str)
 }
 
 /// What fio says of a part that it wrote: whether all is there of what it was told is written.
-fn fio_finds(files: &Files, server: &Server, device: &str, round: usize) -> (bool, String) {
+fn fio_finds(files: &ConfigDir, server: &Server, device: &str, round: usize) -> (bool, String) {
     let mut fio = fio_on(files, server, device, round, "--verify_only --verify_state_load=1");
     let out = fio.output().unwrap();
     (out.status.success(), text(&out.stdout) + &text(&out.stderr))
@@ -106,8 +109,9 @@ fn fio_finds_what_it_was_told_is_written() {
     if !has("fio") || !has("timeout") {
         return;
     }
-    let files =
-        Files::new("[serve]\nstate = \"state\"\n[devices.disk]\ntable = \"0 131072 snapshot-origin disk\"\n");
+    let files = ConfigDir::new(
+        "[serve]\nstate = \"state\"\n[devices.disk]\ntable = \"0 131072 snapshot-origin disk\"\n",
+    );
     BESIDE.iter().for_each(|(name, text)| files.write(&format!("conf.d/{name}"), text));
     for (name, len) in [("disk", 64 << 20), ("store", 160 << 20)] {
         std::fs::File::create(files.path(name)).unwrap().set_len(len).unwrap();

@@ -1,7 +1,7 @@
 //! Requests that begin and end at any byte, and the map of what is allocated, with clients that ask
 //! for them by themselves.
 
-use crate::log::{Mounts, shell};
+use crate::log::{MountGuard, shell};
 use libtest_mimic::Failed;
 use std::fs;
 use tempfile::TempDir;
@@ -21,7 +21,7 @@ $udm serve --device d='0 1000 linear disk.img 8
 /// Plain nbdfuse with `dd bs=1` in parallel requests of its own, and qemu-io, over a table whose
 /// targets meet within a request.
 pub fn requests_at_any_byte() -> Result<(), Failed> {
-    let folder = Mounts(TempDir::new().unwrap());
+    let folder = MountGuard(TempDir::new().unwrap());
     let place = folder.0.path();
     shell(place, SCRIPT).unwrap_or_else(|said| panic!("{said}"));
     let (image, source) =

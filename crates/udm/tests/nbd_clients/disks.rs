@@ -12,31 +12,31 @@ use std::time::{Duration, Instant};
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// A loop device, detached when it is dropped.
-struct Loop(String);
+struct LoopDevice(String);
 
-impl Loop {
-    fn over(file: &Path) -> Result<Loop, Failed> {
-        Ok(Loop(sh(&format!("losetup --find --show '{}'", file.display()))?.trim().into()))
+impl LoopDevice {
+    fn over(file: &Path) -> Result<LoopDevice, Failed> {
+        Ok(LoopDevice(sh(&format!("losetup --find --show '{}'", file.display()))?.trim().into()))
     }
 }
 
-impl Drop for Loop {
+impl Drop for LoopDevice {
     fn drop(&mut self) {
         let _ = sh(&format!("losetup --detach {}", self.0));
     }
 }
 
 /// A file that is an export, by nbdfuse; unmounted when it is dropped.
-struct Fuse {
+struct FuseMount {
     child: Child,
     file: PathBuf,
 }
 
-impl Fuse {
-    fn over(uri: &str, file: PathBuf, bytes: u64) -> Result<Fuse, Failed> {
+impl FuseMount {
+    fn over(uri: &str, file: PathBuf, bytes: u64) -> Result<FuseMount, Failed> {
         fs::File::create(&file)?;
         let child = Command::new("nbdfuse").arg(&file).arg(uri).stdin(Stdio::null()).spawn()?;
-        let fuse = Fuse { child, file };
+        let fuse = FuseMount { child, file };
         let begin = Instant::now();
         while fs::metadata(&fuse.file)?.len() != bytes {
             check(begin.elapsed() < LIMIT, "nbdfuse does not come up")?;
@@ -50,7 +50,7 @@ impl Fuse {
     }
 }
 
-impl Drop for Fuse {
+impl Drop for FuseMount {
     fn drop(&mut self) {
         let _ = self.signal(rustix::process::Signal::CONT);
         let _ = sh(&format!("fusermount3 -uz '{}'", self.file.display()));
@@ -109,7 +109,7 @@ fn change(server: &Server, table: &str) -> Outcome {
 pub fn two_nodes_of_one_disk() -> Outcome {
     let folder = folder_with_image(16 << 20);
     let image = folder.path().join("disk.img");
-    let (a, b) = (Loop::over(&image)?, Loop::over(&image)?);
+    let (a, b) = (LoopDevice::over(&image)?, LoopDevice::over(&image)?);
     let over = |a: &str, b: &str| format!("0 32768 multipath 0 0 1 1 round-robin 0 2 1 {a} 1 {b} 1");
     let table = over(&a.0, &b.0);
     let server = Server::start(folder.path(), &[&format!("mp={table}")])?;
@@ -137,7 +137,7 @@ pub fn two_nodes_of_one_disk() -> Outcome {
 pub fn a_node_that_is_taken_away() -> Outcome {
     let folder = folder_with_image(16 << 20);
     let image = folder.path().join("disk.img");
-    let (a, b) = (Loop::over(&image)?, Loop::over(&image)?);
+    let (a, b) = (LoopDevice::over(&image)?, LoopDevice::over(&image)?);
     let over = |nodes: &[&str]| {
         let paths: Vec<_> = nodes.iter().map(|node| format!("{node} 1")).collect();
         format!(
@@ -181,7 +181,7 @@ const LIMIT_SIZE: &str = "import fcntl, sys; node = open(sys.argv[1], 'rb+', buf
 pub fn a_node_that_loses_its_sectors() -> Outcome {
     let folder = folder_with_image(16 << 20);
     let image = folder.path().join("disk.img");
-    let (a, b) = (Loop::over(&image)?, Loop::over(&image)?);
+    let (a, b) = (LoopDevice::over(&image)?, LoopDevice::over(&image)?);
     let device =
         format!("mp=0 32768 multipath 1 queue_if_no_path 0 1 1 round-robin 0 2 1 {} 1 {} 1", a.0, b.0);
     let server = Server::start_checking(folder.path(), &[&device])?;
@@ -283,7 +283,7 @@ pub fn a_path_that_was_cut_fails() -> Outcome {
 pub fn a_killed_server_loses_nothing() -> Outcome {
     let folder = folder_with_image(16 << 20);
     let image = folder.path().join("disk.img");
-    let (a, b) = (Loop::over(&image)?, Loop::over(&image)?);
+    let (a, b) = (LoopDevice::over(&image)?, LoopDevice::over(&image)?);
     let table = format!("0 32768 multipath 0 0 1 1 round-robin 0 2 1 {} 1 {} 1", a.0, b.0);
     for round in 1..=5u8 {
         let run = folder.path().join(format!("run{round}"));
@@ -327,8 +327,8 @@ pub fn a_flush_that_failed_stays_failed() -> Outcome {
     let image = folder.path().join("disk.img");
     let table = format!("bad=0 2048 multipath 0 0 1 1 round-robin 0 1 1 {} 1", image.display());
     let below = Server::start(&inner, &[&table])?;
-    let fuse = Fuse::over(&below.uri("bad"), folder.path().join("fuse"), 1 << 20)?;
-    let node = Loop::over(&fuse.file)?;
+    let fuse = FuseMount::over(&below.uri("bad"), folder.path().join("fuse"), 1 << 20)?;
+    let node = LoopDevice::over(&fuse.file)?;
     let path = format!("file:{}?direct=off", node.0);
     // One node, twice: a flush that fails as a path error is sent again.
     let table = format!("mp=0 2048 multipath 0 0 1 1 round-robin 0 2 1 {path} 1 {path} 1");
@@ -369,7 +369,7 @@ pub fn a_hung_file_system_holds_up_nobody_else() -> Outcome {
     fs::create_dir(&outer)?;
     let image = folder.path().join("disk.img");
     let below = Server::start(&inner, &[&format!("d=0 2048 linear {} 0", image.display())])?;
-    let fuse = Fuse::over(&below.uri("d"), folder.path().join("fuse"), 1 << 20)?;
+    let fuse = FuseMount::over(&below.uri("d"), folder.path().join("fuse"), 1 << 20)?;
     let file = fuse.file.display().to_string();
     let table = format!(
         "mp=0 2048 multipath 0 0 1 1 round-robin 0 2 1 {file} 1 file:{}?exclusive=off 1",

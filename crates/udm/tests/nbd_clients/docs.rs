@@ -16,38 +16,38 @@ use std::process::{Command, Stdio};
 use tempfile::TempDir;
 
 pub fn readme() -> Outcome {
-    follow("README.md")
+    run_document("README.md")
 }
 
 pub fn tour() -> Outcome {
-    follow("docs/tour.md")
+    run_document("docs/tour.md")
 }
 
 pub fn recipes() -> Outcome {
-    follow("docs/recipes.md")
+    run_document("docs/recipes.md")
 }
 
 pub fn targets() -> Outcome {
-    follow("docs/targets.md")
+    run_document("docs/targets.md")
 }
 
 pub fn multipath() -> Outcome {
-    follow("docs/multipath.md")
+    run_document("docs/multipath.md")
 }
 
 pub fn snapshots() -> Outcome {
-    follow("docs/snapshots.md")
+    run_document("docs/snapshots.md")
 }
 
 /// A command, and what it prints where the text shows it.
-struct Step {
+struct DocCommand {
     line: usize,
     command: String,
     prints: Option<String>,
 }
 
-fn steps(text: &str) -> Vec<Step> {
-    let mut steps: Vec<Step> = Vec::new();
+fn steps(text: &str) -> Vec<DocCommand> {
+    let mut steps: Vec<DocCommand> = Vec::new();
     let mut lines = text.lines().enumerate().peekable();
     while let Some((begin, line)) = lines.next() {
         if let Some(name) = line.strip_prefix("```python ") {
@@ -57,7 +57,7 @@ fn steps(text: &str) -> Vec<Step> {
                 .take_while(|line| *line != "```")
                 .fold(String::new(), |all, line| all + line + "\n");
             let command = format!("cat >{name} <<'END'\n{file}END");
-            steps.push(Step { line: begin + 1, command, prints: None });
+            steps.push(DocCommand { line: begin + 1, command, prints: None });
             continue;
         }
         let console = line == "```console";
@@ -82,9 +82,9 @@ fn steps(text: &str) -> Vec<Step> {
                 (Some(command), _) if command.is_empty() || command.starts_with('#') => {}
                 (Some(command), _) => {
                     let prints = console.then(String::new);
-                    steps.push(Step { line: number + 1, command: command.into(), prints });
+                    steps.push(DocCommand { line: number + 1, command: command.into(), prints });
                 }
-                (None, Some(Step { prints: Some(prints), .. })) => *prints += &format!("{line}\n"),
+                (None, Some(DocCommand { prints: Some(prints), .. })) => *prints += &format!("{line}\n"),
                 (None, _) => panic!("line {}: output of no command", number + 1),
             }
             goes_on = line.ends_with('\\');
@@ -93,7 +93,7 @@ fn steps(text: &str) -> Vec<Step> {
     steps
 }
 
-fn follow(document: &str) -> Outcome {
+fn run_document(document: &str) -> Outcome {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("crates/udm in the root");
     let steps = steps(&fs::read_to_string(root.join(document))?);
     check(steps.len() > 8, "too few commands found")?;
@@ -137,7 +137,7 @@ fn follow(document: &str) -> Outcome {
 }
 
 /// Whether a command did what the text says.
-fn matches(step: &Step, said: &Path) -> Outcome {
+fn matches(step: &DocCommand, said: &Path) -> Outcome {
     let output = fs::read_to_string(said).unwrap_or_default();
     let status = fs::read_to_string(said.with_extension("status")).unwrap_or_else(|_| "none".into());
     let shown = step.prints.as_deref().unwrap_or_default();
@@ -145,7 +145,7 @@ fn matches(step: &Step, said: &Path) -> Outcome {
     let what = || format!("line {}: {}\nstatus {status}{output}", step.line, step.command);
     check((status.trim() == "0") != fails, &what())?;
     let Some(shown) = &step.prints else { return Ok(()) };
-    let (want, got) = (shape(shown), shape(&output));
+    let (want, got) = (normalize_output(shown), normalize_output(&output));
     let same = want.len() == got.len()
         && want.iter().zip(&got).all(|(want, got)| match want.strip_suffix("...") {
             Some(begin) => got.starts_with(begin),
@@ -155,7 +155,7 @@ fn matches(step: &Step, said: &Path) -> Outcome {
 }
 
 /// Lines without the ends that nobody sees, with one digit for each number.
-fn shape(text: &str) -> Vec<String> {
+fn normalize_output(text: &str) -> Vec<String> {
     let plain = |line: &str| {
         let mut out = String::new();
         for c in line.trim_end().chars() {

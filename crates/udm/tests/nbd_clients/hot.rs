@@ -21,11 +21,11 @@ pub fn two_hot_and_fourteen_idle() -> Outcome {
         let connect =
             |n: usize| -> Vec<Client> { (0..n).map(|_| Client::connect(&socket, "null")).collect() };
         let mut hot = vec![Fio::start(&server)?];
-        until("fio connects", || Ok(server.cores()?.iter().sum::<u64>() > 10))?;
+        poll_until("fio connects", || Ok(server.cores()?.iter().sum::<u64>() > 10))?;
         let mut idle = connect(idle_between);
         hot.push(Fio::start(&server)?);
         idle.extend(connect(14 - idle_between));
-        let parted = until("the hot clients are on one core", || {
+        let parted = poll_until("the hot clients are on one core", || {
             let before = server.cores()?;
             std::thread::sleep(Duration::from_millis(400));
             let after = server.cores()?;
@@ -68,7 +68,7 @@ impl Drop for Fio {
 }
 
 /// Asks again until it is so. The time is a bound against hanging and no measure.
-fn until(what: &str, mut so: impl FnMut() -> Result<bool, libtest_mimic::Failed>) -> Outcome {
+fn poll_until(what: &str, mut so: impl FnMut() -> Result<bool, libtest_mimic::Failed>) -> Outcome {
     let end = Instant::now() + Duration::from_secs(30);
     while !so()? {
         check(Instant::now() < end, what)?;

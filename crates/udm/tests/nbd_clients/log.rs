@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// A folder in which the recipe mounts things; they are gone when it is.
-pub struct Mounts(pub TempDir);
+pub struct MountGuard(pub TempDir);
 
-impl Drop for Mounts {
+impl Drop for MountGuard {
     fn drop(&mut self) {
         for name in ["mnt", "nbd"] {
             let place = self.0.path().join(name);
@@ -79,7 +79,7 @@ echo rows $(sqlite3 $d/t.db "select count(*) from t" 2>/dev/null)
 /// Every state that a power cut at a flush could leave holds a sound database, and no row that was
 /// there is gone in a later one.
 pub fn sqlite_survives_a_cut_at_every_flush() -> Result<(), Failed> {
-    let folder = Mounts(TempDir::new().unwrap());
+    let folder = MountGuard(TempDir::new().unwrap());
     let place = folder.0.path();
     let said = shell(place, WORKLOAD).unwrap_or_else(|said| panic!("the workload: {said}"));
     assert!(said.contains("0 65536 log-writes ") && !said.contains("logging_disabled"), "{said}");

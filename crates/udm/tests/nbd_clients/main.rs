@@ -33,7 +33,7 @@ fn main() {
         trial("nbdcopy_round_trip", &["nbdcopy"], nbdcopy),
         trial("fio_verifies_at_depth_32", &["fio"], fio_verify),
         trial("fio_verifies_while_paths_fail_and_tables_change", &["fio"], fio_under_change),
-        trial("a_client_that_vanishes_leaks_nothing", &["fio", "nbdinfo"], vanish),
+        trial("a_client_that_vanishes_leaks_nothing", &["fio", "nbdinfo"], killed_clients),
         trial("a_full_file_system_is_enospc", &["qemu-io", "mount", "@root"], full),
         trial(
             "a_file_system_over_nbdfuse",
@@ -295,7 +295,7 @@ fn change_a_hundred_times(server: &Server, table: &str, fio: &mut std::process::
 
 /// fio is killed in the middle of it, four times; then nobody holds the device any more and the
 /// server still serves.
-fn vanish() -> Outcome {
+fn killed_clients() -> Outcome {
     let folder = folder_with_image(64 << 20);
     let server = Server::start(folder.path(), &["disk=0 131072 delay disk.img 0 5"])?;
     for rw in ["randread", "randwrite", "randrw", "write"] {

@@ -6,15 +6,15 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 
 /// A client that listens, and reads when it is told to.
-pub struct Listener(pub BufReader<UnixStream>, u32);
+pub struct EventListener(pub BufReader<UnixStream>, u32);
 
-impl Listener {
-    pub fn start(server: &Server, after: Option<u64>) -> Listener {
+impl EventListener {
+    pub fn start(server: &Server, after: Option<u64>) -> EventListener {
         let mut stream = UnixStream::connect(&server.socket).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let after = after.map_or(String::new(), |id| format!("Last-Event-ID: {id}\r\n"));
         write!(stream, "GET /v1/events HTTP/1.1\r\nHost: udm\r\n{after}\r\n").unwrap();
-        let mut listener = Listener(BufReader::new(stream), 0);
+        let mut listener = EventListener(BufReader::new(stream), 0);
         let head = listener.line();
         if head.starts_with("HTTP/1.1 200") {
             // It listens from here on.

@@ -11,7 +11,7 @@ use udm_wire::nbd::{
 };
 
 /// Its connection. What it was told of its contexts by number.
-pub struct Maps {
+pub struct DirtyMapClient {
     stream: UnixStream,
     ids: Vec<(u32, String)>,
 }
@@ -20,22 +20,22 @@ fn meta(export: &str, queries: &[&str]) -> MetaRequest {
     MetaRequest { name: export.into(), queries: queries.iter().map(|query| (*query).to_owned()).collect() }
 }
 
-impl Maps {
+impl DirtyMapClient {
     /// A client that has said hello, and has said nothing of an export.
-    pub fn dial(socket: &Path) -> Maps {
+    pub fn dial(socket: &Path) -> DirtyMapClient {
         let mut stream = dial(socket);
         stream.read_exact(&mut [0; GREETING_SIZE]).unwrap();
         let mut opening = encode_client_flags(ClientFlags::FIXED_NEWSTYLE | ClientFlags::NO_ZEROES).to_vec();
         ClientOption::StructuredReply.encode(&mut opening);
         stream.write_all(&opening).unwrap();
-        let mut maps = Maps { stream, ids: Vec::new() };
+        let mut maps = DirtyMapClient { stream, ids: Vec::new() };
         assert_eq!(maps.answer(), OptionReply::Ack);
         maps
     }
 
     /// One that has chosen the map `name` of `export`, and that.
-    pub fn of(socket: &Path, export: &str, name: &str) -> Maps {
-        let mut maps = Maps::dial(socket);
+    pub fn of(socket: &Path, export: &str, name: &str) -> DirtyMapClient {
+        let mut maps = DirtyMapClient::dial(socket);
         let context = format!("qemu:dirty-bitmap:{name}");
         assert_eq!(maps.set(export, &[&context]), Ok(vec![context]), "{export}");
         maps.go(export);

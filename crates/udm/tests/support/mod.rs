@@ -2,12 +2,12 @@
 #![allow(dead_code, reason = "each test file is a program of its own and uses its part")]
 
 pub mod browser;
-pub mod ending;
 pub mod listener;
 pub mod maps;
 pub mod mount;
 pub mod nbd;
 pub mod servers;
+pub mod shutdown;
 pub mod stamps;
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -42,7 +42,7 @@ pub fn text(bytes: &[u8]) -> String {
 
 /// Says why a test, or a part of it, was left out.
 #[expect(clippy::print_stderr, reason = "what was left out is said where the tests report")]
-pub fn skipped(why: &str) {
+pub fn report_skip(why: &str) {
     eprintln!("SKIPPED: {why}");
 }
 
@@ -51,7 +51,7 @@ pub fn has(program: &str) -> bool {
     let found =
         Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok();
     if !found {
-        skipped(&format!("{program} is not installed"));
+        report_skip(&format!("{program} is not installed"));
     }
     found
 }

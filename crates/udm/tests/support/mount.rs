@@ -1,6 +1,6 @@
 //! A mount whose server can be stopped.
 
-use super::{has, skipped, until};
+use super::{has, report_skip, until};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ impl Mount {
             return None;
         }
         if fs::File::options().read(true).write(true).open("/dev/fuse").is_err() {
-            skipped("/dev/fuse can't be opened");
+            report_skip("/dev/fuse can't be opened");
             return None;
         }
         let folder = TempDir::new().unwrap();

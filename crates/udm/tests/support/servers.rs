@@ -81,36 +81,36 @@ pub fn fio(server: &Server, device: &str, more: &str) -> Command {
 }
 
 /// A server that answers the handshake, and then does what a test wants with each connection.
-pub struct Puppet {
+pub struct ScriptedServer {
     socket: PathBuf,
     _folder: TempDir,
     pub connections: Arc<AtomicUsize>,
     pub size: Arc<Mutex<u64>>,
 }
 
-pub type Act = dyn Fn(usize, &mut UnixStream) + Send + Sync;
+pub type ConnectionScript = dyn Fn(usize, &mut UnixStream) + Send + Sync;
 
-impl Puppet {
-    pub fn start(act: impl Fn(usize, &mut UnixStream) + Send + Sync + 'static) -> Puppet {
+impl ScriptedServer {
+    pub fn start(act: impl Fn(usize, &mut UnixStream) + Send + Sync + 'static) -> ScriptedServer {
         let folder = TempDir::new().unwrap();
         let socket = folder.path().join("p");
         let listener = UnixListener::bind(&socket).unwrap();
         let (connections, size) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(1 << 20)));
         let (count, told): (_, Arc<Mutex<u64>>) = (Arc::clone(&connections), Arc::clone(&size));
-        let act: Arc<Act> = Arc::new(act);
+        let act: Arc<ConnectionScript> = Arc::new(act);
         std::thread::spawn(move || {
             for stream in listener.incoming() {
                 let (number, act, size) =
                     (count.fetch_add(1, SeqCst), Arc::clone(&act), *told.lock().unwrap());
                 let mut stream = stream.unwrap();
                 std::thread::spawn(move || {
-                    if shake(&mut stream, size).is_ok() {
+                    if handshake(&mut stream, size).is_ok() {
                         act(number, &mut stream);
                     }
                 });
             }
         });
-        Puppet { socket, _folder: folder, connections, size }
+        ScriptedServer { socket, _folder: folder, connections, size }
     }
 
     pub fn uri(&self) -> String {
@@ -118,7 +118,7 @@ impl Puppet {
     }
 }
 
-pub fn shake(stream: &mut UnixStream, size: u64) -> std::io::Result<()> {
+pub fn handshake(stream: &mut UnixStream, size: u64) -> std::io::Result<()> {
     stream.write_all(&greeting(HandshakeFlags::FIXED_NEWSTYLE | HandshakeFlags::NO_ZEROES))?;
     let mut parser = HandshakeParser::new();
     loop {
@@ -155,7 +155,7 @@ pub fn request(stream: &mut UnixStream) -> Option<Request> {
 }
 
 /// Serves zeroes until the client goes.
-pub fn zeroes(stream: &mut UnixStream) {
+pub fn serve_zeroes(stream: &mut UnixStream) {
     while let Some(request) = request(stream) {
         let mut out = SimpleReply { error: 0, cookie: request.cookie }.encode().to_vec();
         if request.command == udm_wire::nbd::Command::Read {

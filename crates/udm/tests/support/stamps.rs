@@ -40,7 +40,7 @@ pub fn image(sectors: usize) -> Vec<u8> {
 
 /// What is known of a sector.
 #[derive(Clone, Copy, Default)]
-struct Known {
+struct SectorState {
     /// The write that was answered last.
     told: u64,
     /// One that was not answered, or has failed: it may have happened.
@@ -48,46 +48,55 @@ struct Known {
 }
 
 /// The sectors of a volume, as its clients know them. A sector has one write under way at the most.
-pub struct Volume {
-    sectors: Mutex<Vec<Known>>,
+pub struct StampedVolume {
+    sectors: Mutex<Vec<SectorState>>,
     /// The last write.
     numbers: AtomicU64,
 }
 
 /// What a request is about; of a read, what was known of each sector when it began.
-type Asked = (Range<usize>, Option<Vec<u64>>);
+type PendingRequest = (Range<usize>, Option<Vec<u64>>);
 
 /// What a load came to.
 #[derive(Clone, Copy, Default)]
-pub struct Served {
+pub struct LoadCounts {
     pub answered: u64,
     pub unanswered: u64,
     pub failed: u64,
 }
 
-impl Volume {
+impl StampedVolume {
     /// One that is as [`image`] made it. Its writes are numbered from `first` on: those of other
     /// volumes have other numbers.
-    pub fn new(sectors: usize, first: u64) -> Volume {
-        Volume { sectors: Mutex::new(vec![Known::default(); sectors]), numbers: AtomicU64::new(first) }
+    pub fn new(sectors: usize, first: u64) -> StampedVolume {
+        StampedVolume {
+            sectors: Mutex::new(vec![SectorState::default(); sectors]),
+            numbers: AtomicU64::new(first),
+        }
     }
 
     /// What this one is now, and goes on from.
-    pub fn become_of(&self, other: &Volume) {
+    pub fn become_of(&self, other: &StampedVolume) {
         self.sectors().clone_from(&other.sectors());
         self.numbers.store(other.numbers.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
-    fn sectors(&self) -> MutexGuard<'_, Vec<Known>> {
+    fn sectors(&self) -> MutexGuard<'_, Vec<SectorState>> {
         self.sectors.lock().unwrap()
     }
 
     /// Reads and writes sectors of `range` at random, some at a time, until the server is gone or a
     /// request fails. Counts in `answered`.
-    pub fn load(&self, mut client: Client, range: Range<usize>, seed: u64, answered: &AtomicU64) -> Served {
+    pub fn load(
+        &self,
+        mut client: Client,
+        range: Range<usize>,
+        seed: u64,
+        answered: &AtomicU64,
+    ) -> LoadCounts {
         let mut rng = SmallRng::seed_from_u64(seed);
-        let mut asked: HashMap<u64, Asked> = HashMap::new();
-        let mut served = Served::default();
+        let mut asked: HashMap<u64, PendingRequest> = HashMap::new();
+        let mut served = LoadCounts::default();
         loop {
             while asked.len() < DEPTH && served.failed == 0 {
                 let Some((cookie, what)) = self.begin(&mut client, &range, &mut rng) else { break };
@@ -112,7 +121,12 @@ impl Volume {
     }
 
     /// Sends a request: `None` when the server is gone.
-    fn begin(&self, client: &mut Client, range: &Range<usize>, rng: &mut SmallRng) -> Option<(u64, Asked)> {
+    fn begin(
+        &self,
+        client: &mut Client,
+        range: &Range<usize>,
+        rng: &mut SmallRng,
+    ) -> Option<(u64, PendingRequest)> {
         let none = CommandFlags::empty();
         let kind = rng.random_range(0..20);
         if kind == 0 {
@@ -189,13 +203,13 @@ impl Volume {
                 let (known, found) = (&mut all[sector], number(bytes, sector));
                 let is_right =
                     found.is_some_and(|found| found == known.told || known.under_way == Some(found));
-                let Known { told, under_way } = *known;
+                let SectorState { told, under_way } = *known;
                 assert!(
                     is_right,
                     "{export}: sector {sector} is of write {found:?}: {told} was answered, {under_way:?} was under way"
                 );
                 open += usize::from(under_way.is_some());
-                *known = Known { told: found.unwrap(), under_way: None };
+                *known = SectorState { told: found.unwrap(), under_way: None };
             }
         }
         open

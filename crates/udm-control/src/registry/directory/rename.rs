@@ -5,7 +5,7 @@
 //! Refusals are the kernel's, in its order: what is wrong with the new name, that it is taken, that
 //! there is no such device.
 
-use super::{Absent, Directory, Mapped, Stage, no_number};
+use super::{DeviceDirectory, ListingStage, LookupFailure, Mapped, check_not_number};
 use crate::error::VerbError;
 use crate::registry::Registry;
 use std::sync::Arc;
@@ -27,13 +27,17 @@ impl NewName<'_> {
     fn check(self) -> Result<(), TargetError> {
         match self {
             NewName::Name("") => Err(TargetError::new("Non empty new name is required.")),
-            NewName::Name(name) => MappedDevice::check_name(name).and_then(|()| no_number("name", name)),
-            NewName::Uuid(uuid) => MappedDevice::check_uuid(uuid).and_then(|()| no_number("uuid", uuid)),
+            NewName::Name(name) => {
+                MappedDevice::check_name(name).and_then(|()| check_not_number("name", name))
+            }
+            NewName::Uuid(uuid) => {
+                MappedDevice::check_uuid(uuid).and_then(|()| check_not_number("uuid", uuid))
+            }
         }
     }
 }
 
-impl Directory {
+impl DeviceDirectory {
     /// The device `word`, if it may be renamed so.
     fn renameable(&self, word: &str, to: NewName<'_>) -> Result<&Arc<Mapped>, VerbError> {
         let refused = |error: TargetError| VerbError::new(word, error);
@@ -47,7 +51,7 @@ impl Directory {
                 format!("Unable to change {what} on mapped device {word} to one that already exists: {new}");
             return Err(refused(TargetError::new(text).with_errno(EBUSY)));
         }
-        self.meant_for_rename(word).map_err(|absent| match absent.reason() {
+        self.resolve_for_rename(word).map_err(|absent| match absent.reason() {
             Some(reason) => refused(TargetError::errno(EBUSY).because(reason)),
             None => {
                 let text = format!("Unable to rename non-existent device, {word} to {prefix}{new}");
@@ -56,10 +60,10 @@ impl Directory {
         })
     }
 
-    fn meant_for_rename(&self, word: &str) -> Result<&Arc<Mapped>, Absent> {
-        let found = self.meant(word);
+    fn resolve_for_rename(&self, word: &str) -> Result<&Arc<Mapped>, LookupFailure> {
+        let found = self.resolve(word);
         let leaving = self.names.get(word).and_then(|minor| self.by_minor.get(minor));
-        match leaving.filter(|one| one.stage == Stage::Leaving && bugs::on(Bug::RenamedLeaving)) {
+        match leaving.filter(|one| one.stage == ListingStage::Leaving && bugs::on(Bug::RenamedLeaving)) {
             Some(leaving) => Ok(&leaving.mapped),
             None => found,
         }
@@ -120,17 +124,17 @@ mod tests {
 
     #[test]
     fn what_has_no_name_yet_or_no_more_is_not_renamed() {
-        let mut directory = Directory::default();
+        let mut directory = DeviceDirectory::default();
         let made = directory.reserve("a", Some("u"), None).unwrap();
         directory.reserve("b", None, None).unwrap();
-        let said = |directory: &Directory, word: &str, to| {
+        let said = |directory: &DeviceDirectory, word: &str, to| {
             let refused = directory.renameable(word, to).err().unwrap();
             (refused.error.errno, refused.to_string())
         };
         let (name, uuid) = (NewName::Name, NewName::Uuid);
         let (errno, text) = said(&directory, "a", name("c"));
         assert!(errno == EBUSY && text.contains("still being created"), "{text}");
-        directory.set(&made, Stage::There);
+        directory.set(&made, ListingStage::Active);
         assert!(directory.renameable("254:0", name("c")).is_ok_and(|found| Arc::ptr_eq(found, &made)));
         // One that is being made has its name already; so has the device itself.
         for new in ["b", "a"] {
@@ -147,7 +151,7 @@ mod tests {
         for bad in [name(""), name("a/b"), name("254:9"), name("."), uuid(""), uuid("1:1"), name("x\ny")] {
             assert_eq!(said(&directory, "a", bad).0, udm_core::errno::EINVAL, "{bad:?}");
         }
-        directory.set(&made, Stage::Leaving);
+        directory.set(&made, ListingStage::Leaving);
         let (errno, text) = said(&directory, "a", name("c"));
         assert!(errno == EBUSY && text.contains("is being removed"), "{text}");
     }

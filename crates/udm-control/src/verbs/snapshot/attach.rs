@@ -16,13 +16,13 @@
 //! Not covered: disks that are gone with the program (`mem`, `null`), and what writes past this
 //! server.
 
-use super::recording::{Recorded, Recording, Refused, stale};
-use super::tables::{is_live, persistent, record, writers};
+use super::record_update::{RecordUpdate, Refused, WrittenRecords, stale};
+use super::tables::{is_live, persistent_snapshots, record, writable_disks};
 use crate::error::VerbError;
 use crate::registry::{Mapped, Registry};
 use crate::state_folder::records::SnapshotRecord;
 use crate::state_folder::{StateFolder, StoreId};
-use crate::verbs::call_off::{CallOff, Waiting};
+use crate::verbs::cancel::{CancelToken, VerbKind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::sync::{OwnedMutexGuard, oneshot};
@@ -43,40 +43,40 @@ pub enum LostSnapshots {
 }
 
 /// A change that has been checked, and whose snapshots are recorded.
-pub(in crate::verbs) struct Attaching<'a> {
+pub(in crate::verbs) struct AttachTransaction<'a> {
     registry: &'a Registry,
     /// The table that each device had in its inactive slot.
     tables: Vec<Option<Arc<Table>>>,
-    recorded: Recorded,
+    recorded: WrittenRecords,
     /// What the devices do in the change.
-    who: Waiting,
+    who: VerbKind,
     /// The stores of the snapshots that become live, and are valid.
     valid: Vec<StoreId>,
     /// Whoever writes their origins waits until it is over.
-    _coming: ComingGuard,
+    _coming: AttachGuard,
     /// Nobody else changes what is recorded of their snapshots.
     _stores: Vec<OwnedMutexGuard<()>>,
 }
 
 /// Snapshots that are recorded as attached and become live. Dropped when that is over.
 #[derive(Default)]
-struct ComingGuard {
+struct AttachGuard {
     folder: Option<Arc<StateFolder>>,
     names: Vec<String>,
 }
 
-impl Drop for ComingGuard {
+impl Drop for AttachGuard {
     fn drop(&mut self) {
-        self.folder.iter().for_each(|folder| folder.came(&self.names));
+        self.folder.iter().for_each(|folder| folder.finish_attach(&self.names));
     }
 }
 
 /// Runs `work`, which asks the state folder, beside whoever waits for it, until called off: then
 /// what it has done is `undone`.
-pub(super) async fn with_folder<T: Send + 'static>(
+pub(super) async fn run_with_state_folder<T: Send + 'static>(
     registry: &Registry,
     name: &str,
-    off: &CallOff,
+    cancel_token: &CancelToken,
     work: impl FnOnce(&Arc<StateFolder>) -> Result<T, String> + Send + 'static,
     undone: impl FnOnce(&Arc<StateFolder>, T) + Send + 'static,
 ) -> Result<Option<T>, VerbError> {
@@ -94,12 +94,12 @@ pub(super) async fn with_folder<T: Send + 'static>(
             Ok(Err(why)) => Err(VerbError::new(name, TargetError::errno(EIO).because(why))),
             Err(_) => Err(VerbError::new(name, TargetError::errno(EBUSY).because("no thread is free"))),
         },
-        why = off.called() => Err(VerbError::new(name, why)),
+        why = cancel_token.called() => Err(VerbError::new(name, why)),
     }
 }
 
 /// What a person is told of a disk that has to wait for a snapshot.
-pub(super) fn waits(record: &SnapshotRecord, why: &str) -> TargetError {
+pub(super) fn blocked_error(record: &SnapshotRecord, why: &str) -> TargetError {
     let SnapshotRecord { name, origin, store, .. } = record;
     TargetError::errno(EBUSY).because(format!(
         "{} has the snapshot {name} in {}, which {why}: what is written now would be missing in it; attach it \
@@ -109,31 +109,31 @@ pub(super) fn waits(record: &SnapshotRecord, why: &str) -> TargetError {
     ))
 }
 
-impl<'a> Attaching<'a> {
+impl<'a> AttachTransaction<'a> {
     /// Checks a change of `several` devices, and records the snapshots that become live in it, and
     /// those that it lets go of.
     pub async fn begin(
         registry: &'a Registry,
         several: &[(String, Arc<Mapped>)],
-        who: Waiting,
-        off: &CallOff,
-    ) -> Result<Attaching<'a>, VerbError> {
-        let comes = matches!(who, Waiting::Create | Waiting::Resume);
+        who: VerbKind,
+        cancel_token: &CancelToken,
+    ) -> Result<AttachTransaction<'a>, VerbError> {
+        let comes = matches!(who, VerbKind::Create | VerbKind::Resume);
         let inactive = |mapped: &Arc<Mapped>| mapped.device.inactive().filter(|_| comes);
         let tables: Vec<_> = several.iter().map(|(_, mapped)| inactive(mapped)).collect();
         let is_valid = |report: &SnapshotReport| report.state != SnapshotState::Invalid;
         let valid = stores(registry, &tables, is_valid);
-        let recorded = Recorded::default();
-        let mut attaching = Attaching {
+        let recorded = WrittenRecords::default();
+        let mut attaching = AttachTransaction {
             registry,
             tables,
             recorded,
             who,
             valid,
-            _coming: ComingGuard::default(),
+            _coming: AttachGuard::default(),
             _stores: Vec::new(),
         };
-        let is_change = who == Waiting::Remove || attaching.tables.iter().any(Option::is_some);
+        let is_change = who == VerbKind::Remove || attaching.tables.iter().any(Option::is_some);
         if registry.state_folder().is_none() || !is_change || registry.is_ending() {
             return Ok(attaching);
         }
@@ -141,28 +141,28 @@ impl<'a> Attaching<'a> {
         attaching._stores = tokio::select! {
             biased;
             locked = attaching.lock_stores(several) => locked,
-            why = off.called() => return Err(VerbError::new(name, why)),
+            why = cancel_token.called() => return Err(VerbError::new(name, why)),
         };
-        let mut recording = Recording {
-            writers: writers(registry, &attaching.tables),
+        let mut recording = RecordUpdate {
+            writable_disks: writable_disks(registry, &attaching.tables),
             gives_up: registry.gives_up_snapshots(),
-            is_removal: who == Waiting::Remove,
+            is_removal: who == VerbKind::Remove,
             warns: !registry.is_starting.load(Ordering::Relaxed),
             names: several.iter().map(|(name, _)| name.clone()).collect(),
-            ..Recording::default()
+            ..RecordUpdate::default()
         };
         for ((_, mapped), table) in several.iter().zip(&attaching.tables) {
-            let found = table.iter().flat_map(|table| persistent(table));
+            let found = table.iter().flat_map(|table| persistent_snapshots(table));
             if !bugs::on(Bug::SnapshotNotRecorded) {
                 recording
                     .coming
                     .extend(found.filter_map(|(report, len)| record(registry, mapped, &report, len)));
             }
-            let leaves = table.is_some() || who == Waiting::Remove;
+            let leaves = table.is_some() || who == VerbKind::Remove;
             let Some(live) = mapped.device.live().filter(|_| leaves) else { continue };
             let removed = mapped.note().is_discarded;
-            recording.leaving.extend(persistent(&live).filter_map(|(report, _)| {
-                let store = registry.disk_seen(report.store.number)?;
+            recording.leaving.extend(persistent_snapshots(&live).filter_map(|(report, _)| {
+                let store = registry.disk_id_cached(report.store.number)?;
                 Some((store, removed || report.state == SnapshotState::Merged))
             }));
         }
@@ -171,19 +171,19 @@ impl<'a> Attaching<'a> {
             let others = attaching.others(several);
             recording.leaving.retain(|(store, _)| !is_live(&others, registry, store));
         }
-        let done = with_folder(
+        let done = run_with_state_folder(
             registry,
             name,
-            off,
+            cancel_token,
             |folder| recording.record(folder),
             |folder, done| {
                 done.unwrap_or_default().undo(folder, &[]);
             },
         );
-        match done.await?.unwrap_or_else(|| Ok(Recorded::default())) {
+        match done.await?.unwrap_or_else(|| Ok(WrittenRecords::default())) {
             Ok(recorded) => {
                 attaching._coming =
-                    ComingGuard { folder: registry.state_folder().cloned(), names: recorded.names() };
+                    AttachGuard { folder: registry.state_folder().cloned(), names: recorded.names() };
                 attaching.recorded = recorded;
             }
             Err((place, error)) => {
@@ -204,7 +204,7 @@ impl<'a> Attaching<'a> {
     /// The live tables of all devices but `several`.
     fn others(&self, several: &[(String, Arc<Mapped>)]) -> Vec<Option<Arc<Table>>> {
         let is_other = |mapped: &Arc<Mapped>| !several.iter().any(|(_, one)| Arc::ptr_eq(one, mapped));
-        let all = self.registry.everything().into_iter().filter(is_other);
+        let all = self.registry.all_with_pending().into_iter().filter(is_other);
         all.map(|mapped| mapped.device.live()).collect()
     }
 
@@ -216,7 +216,7 @@ impl<'a> Attaching<'a> {
                 (Some(one), Some(other)) => Arc::ptr_eq(one, &other),
                 _ => false,
             };
-        matches!(self.who, Waiting::Suspend | Waiting::Remove) || self.tables.iter().zip(devices).all(same)
+        matches!(self.who, VerbKind::Suspend | VerbKind::Remove) || self.tables.iter().zip(devices).all(same)
     }
 
     /// Looks once more at the origins of snapshots that were released and become live in the
@@ -245,12 +245,13 @@ impl<'a> Attaching<'a> {
     pub async fn undo(self) {
         let (recorded, _guard) = (self.recorded, self._coming);
         if !recorded.is_empty() {
-            let writers = writers(self.registry, &in_use(&self.registry.everything()));
+            let writable_disks =
+                writable_disks(self.registry, &tables_in_use(&self.registry.all_with_pending()));
             let undo = move |folder: &Arc<StateFolder>| {
-                recorded.undo(folder, &writers);
+                recorded.undo(folder, &writable_disks);
                 Ok(())
             };
-            let _ = with_folder(self.registry, "", &CallOff::default(), undo, |_, ()| {}).await;
+            let _ = run_with_state_folder(self.registry, "", &CancelToken::default(), undo, |_, ()| {}).await;
         }
     }
 
@@ -265,22 +266,23 @@ impl<'a> Attaching<'a> {
             return;
         }
         let is_gone = |mapped: &Arc<Mapped>| {
-            self.who == Waiting::Remove && several.iter().any(|(_, one)| Arc::ptr_eq(one, mapped))
+            self.who == VerbKind::Remove && several.iter().any(|(_, one)| Arc::ptr_eq(one, mapped))
         };
-        let tables = in_use(self.registry.everything().iter().filter(|mapped| !is_gone(mapped)));
-        let (writers, mut recorded, _guard) = (writers(self.registry, &tables), self.recorded, self._coming);
+        let tables = tables_in_use(self.registry.all_with_pending().iter().filter(|mapped| !is_gone(mapped)));
+        let (writable_disks, mut recorded, _guard) =
+            (writable_disks(self.registry, &tables), self.recorded, self._coming);
         let settle = move |folder: &Arc<StateFolder>| {
-            recorded.call_off(folder, &called_off, &writers);
-            recorded.settle(folder, &writers)
+            recorded.cancel(folder, &called_off, &writable_disks);
+            recorded.settle(folder, &writable_disks)
         };
-        let off = CallOff::default();
-        let done = with_folder(self.registry, "", &off, settle, |_, ()| {});
+        let cancel_token = CancelToken::default();
+        let done = run_with_state_folder(self.registry, "", &cancel_token, settle, |_, ()| {});
         done.await.err().inspect(|error| tracing::error!("{error}"));
     }
 }
 
 /// The tables of devices that are live, or are about to be.
-fn in_use<'a>(devices: impl IntoIterator<Item = &'a Arc<Mapped>>) -> Vec<Option<Arc<Table>>> {
+fn tables_in_use<'a>(devices: impl IntoIterator<Item = &'a Arc<Mapped>>) -> Vec<Option<Arc<Table>>> {
     let of = |mapped: &Arc<Mapped>| {
         let coming = mapped.device.inactive().filter(|_| mapped.pending.is_coming());
         [mapped.device.live(), coming]
@@ -294,8 +296,8 @@ fn stores(
     tables: &[Option<Arc<Table>>],
     wanted: impl Fn(&SnapshotReport) -> bool,
 ) -> Vec<StoreId> {
-    let all = tables.iter().flatten().flat_map(|table| persistent(table)).map(|(report, _)| report);
-    all.filter(wanted).filter_map(|report| registry.disk_seen(report.store.number)).collect()
+    let all = tables.iter().flatten().flat_map(|table| persistent_snapshots(table)).map(|(report, _)| report);
+    all.filter(wanted).filter_map(|report| registry.disk_id_cached(report.store.number)).collect()
 }
 
 impl Registry {

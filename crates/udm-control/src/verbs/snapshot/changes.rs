@@ -1,6 +1,6 @@
 //! Where a snapshot and its origin, or two snapshots of it, may differ.
 
-use super::{again, refuse, report};
+use super::{find_again, refuse, report};
 use crate::error::VerbError;
 use crate::http::api::{Changes, Range};
 use crate::registry::{Mapped, Registry};
@@ -13,7 +13,7 @@ use udm_dm::{SnapshotReport, SnapshotState, Table};
 pub const PAGE_MAX: usize = 16 << 10;
 
 /// A snapshot whose instant is kept.
-struct Kept {
+struct ReadableSnapshot {
     mapped: Arc<Mapped>,
     table: Arc<Table>,
     report: SnapshotReport,
@@ -33,16 +33,18 @@ pub fn changes(
     from: u64,
     max: usize,
 ) -> Result<Changes, VerbError> {
-    let kept_as = |name| kept(registry, name, registry.find(name)?);
+    let kept_as = |name| readable_snapshot(registry, name, registry.find(name)?);
     let first = kept_as(name)?;
     let second = other.map(kept_as).transpose()?;
     let disk = first.report.origin.number;
-    if let Some(Kept { report, .. }) = second.as_ref().filter(|kept| kept.report.origin.number != disk) {
+    if let Some(ReadableSnapshot { report, .. }) =
+        second.as_ref().filter(|readable_snapshot| readable_snapshot.report.origin.number != disk)
+    {
         let (one, two) = (registry.uri_of(disk), registry.uri_of(report.origin.number));
         let why = format!("it is of {one}, and {} of {two}", other.unwrap_or_default());
         return Err(refuse(name, EINVAL, why));
     }
-    if let Some(merge) = second.is_none().then(|| merge_of(registry, &first.report)).flatten() {
+    if let Some(merge) = second.is_none().then(|| merging_device(registry, &first.report)).flatten() {
         let why = format!("a snapshot is being merged into its origin {merge}: all of that may differ");
         return Err(refuse(name, EBUSY, why));
     }
@@ -57,7 +59,7 @@ pub fn changes(
     // One that has gone meanwhile is not passed off as one that differs everywhere.
     let names = [Some((name, &first)), other.zip(second.as_ref())];
     for (name, found) in names.into_iter().flatten() {
-        kept(registry, name, Arc::clone(&found.mapped))?;
+        readable_snapshot(registry, name, Arc::clone(&found.mapped))?;
     }
     let (ranges, end) = ranges(from, &found);
     Ok(Changes {
@@ -69,19 +71,23 @@ pub fn changes(
 }
 
 /// The snapshot `mapped`, called `name` in errors, when what it holds can be read.
-fn kept(registry: &Registry, name: &str, mapped: Arc<Mapped>) -> Result<Kept, VerbError> {
-    let (table, report) = again(registry, name, &mapped)?;
+fn readable_snapshot(
+    registry: &Registry,
+    name: &str,
+    mapped: Arc<Mapped>,
+) -> Result<ReadableSnapshot, VerbError> {
+    let (table, report) = find_again(registry, name, &mapped)?;
     let target = table.only().map(|entry| &entry.target);
     let instant = target.and_then(|target| target.snapshot()?.checkpoint());
     match (report.state, instant) {
         (state, _) if state.is_merge() => Err(refuse(name, EBUSY, "it is being merged")),
         (SnapshotState::Invalid, _) | (_, None) => Err(refuse(name, EIO, "the snapshot is invalid")),
-        (_, Some(instant)) => Ok(Kept { mapped, table, report, instant }),
+        (_, Some(instant)) => Ok(ReadableSnapshot { mapped, table, report, instant }),
     }
 }
 
 /// The device into which a snapshot of the same origin is being merged.
-fn merge_of(registry: &Registry, of: &SnapshotReport) -> Option<String> {
+fn merging_device(registry: &Registry, of: &SnapshotReport) -> Option<String> {
     let merges = |found: &SnapshotReport| found.origin.number == of.origin.number && found.state.is_merge();
     let all = registry.all().into_iter();
     let mut merging =

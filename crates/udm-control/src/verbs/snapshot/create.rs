@@ -1,13 +1,13 @@
 //! Making snapshots, several at one instant.
 
-use super::origin::Origin;
+use super::origin::OriginDevice;
 use super::refuse;
-use super::store::{Store, Wanted};
+use super::store::{NewStore, StoreSpec};
 use crate::error::VerbError;
 use crate::http::api;
-use crate::registry::{Folder, Made, Mapped, Registry};
-use crate::verbs::call_off::{CallOff, Waiting};
-use crate::verbs::change::{Loaded, export, in_turn, leave_among, resume_loaded};
+use crate::registry::{BaseDir, CreationGuard, Mapped, Registry};
+use crate::verbs::cancel::{CancelToken, VerbKind};
+use crate::verbs::change::{LoadedTable, begin_resume_loaded, export, leave_among, run_locked};
 use crate::verbs::{tables, wait};
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -30,12 +30,12 @@ const LOADS_MAX: usize = 8;
 pub fn create(
     registry: &Arc<Registry>,
     wanted: &api::CreateSnapshots,
-    folder: &Folder,
-    off: &CallOff,
+    folder: &BaseDir,
+    cancel_token: &CancelToken,
 ) -> Result<Vec<api::Snapshot>, VerbError> {
     let all = &wanted.snapshots;
     let first = all.first().ok_or_else(|| refuse("snapshot", EINVAL, "none is named"))?;
-    let store = Wanted {
+    let store = StoreSpec {
         store: wanted.store.as_deref(),
         size_bytes: wanted.size_bytes,
         grow_bytes: wanted.grow_bytes,
@@ -58,23 +58,23 @@ pub fn create(
     }
     let mut disks = HashSet::new();
     for (name, mapped) in &devices {
-        disks.insert(Origin::of(name, Arc::clone(mapped))?.disk.number);
+        disks.insert(OriginDevice::of(name, Arc::clone(mapped))?.disk.number);
     }
-    let _alone = registry.alone_with_snapshots(first.name.as_str(), disks)?;
+    let _alone = registry.lock_snapshots(first.name.as_str(), disks)?;
 
-    let mut set = Set { registry, origins: Vec::new(), made: Vec::new() };
+    let mut set = NewSnapshots { registry, origins: Vec::new(), made: Vec::new() };
     for (name, mapped) in &devices {
-        if !registry.is_there(mapped) {
+        if !registry.is_active(mapped) {
             return Err(VerbError::missing(*name));
         }
         // As it is now that nobody else changes it.
-        set.origins.push((Origin::of(name, Arc::clone(mapped))?, None));
+        set.origins.push((OriginDevice::of(name, Arc::clone(mapped))?, None));
     }
     let mut coming = Vec::new();
     for (one, place) in all.iter().zip(places) {
         // A name that is taken is said first, and makes no store.
         let made = registry.make(&one.name, None, None).map_err(|e| VerbError::new(&one.name, e))?;
-        let store = store.store(registry, &one.name, &set.origins[place].0, off)?;
+        let store = store.store(registry, &one.name, &set.origins[place].0, cancel_token)?;
         let origin = &set.origins[place].0;
         let table = format!("0 {} snapshot {} {}", origin.len.0, origin.disk.number, store.words);
         let linear = origin.is_linear || origin.mapped.note().was_linear;
@@ -82,35 +82,35 @@ pub fn create(
         set.made.push((made, store));
         coming.push(table);
     }
-    set.load(&coming, folder, off)?;
-    set.convert(&devices, folder, off)?;
+    set.load(&coming, folder, cancel_token)?;
+    set.convert(&devices, folder, cancel_token)?;
     set.note();
-    set.cut(off)?;
+    set.cut(cancel_token)?;
     let made = set.keep();
     all.iter().zip(made).map(|(one, made)| super::list::of(registry, &one.name, &made)).collect()
 }
 
 /// Snapshots on their way. Dropped before they are kept they leave everything as it was.
-struct Set<'a> {
+struct NewSnapshots<'a> {
     registry: &'a Arc<Registry>,
     /// With the table that is loaded to make it one.
-    origins: Vec<(Origin, Option<Arc<Table>>)>,
-    made: Vec<(Made<'a>, Store)>,
+    origins: Vec<(OriginDevice, Option<Arc<Table>>)>,
+    made: Vec<(CreationGuard<'a>, NewStore)>,
 }
 
-impl Set<'_> {
+impl NewSnapshots<'_> {
     /// Loads the tables of the devices that were made. Those whose stores were made as well have
     /// nothing in common, and go beside each other: each waits for its disk.
-    fn load(&self, tables: &[String], folder: &Folder, off: &CallOff) -> Result<(), VerbError> {
-        let all: Vec<(&Made<'_>, &Store, &str)> = self
+    fn load(&self, tables: &[String], folder: &BaseDir, cancel_token: &CancelToken) -> Result<(), VerbError> {
+        let all: Vec<(&CreationGuard<'_>, &NewStore, &str)> = self
             .made
             .iter()
             .zip(tables)
             .map(|((made, store), table)| (made, store, table.as_str()))
             .collect();
-        let load = |(made, _, table): &(&Made<'_>, &Store, &str)| {
+        let load = |(made, _, table): &(&CreationGuard<'_>, &NewStore, &str)| {
             let name = made.mapped.device.name();
-            let loaded = tables::load_into(self.registry, &made.mapped, &name, table, folder, off);
+            let loaded = tables::load_into(self.registry, &made.mapped, &name, table, folder, cancel_token);
             loaded.map(drop).map_err(|e| e.at(None))
         };
         let (fresh, others): (Vec<_>, Vec<_>) = all.into_iter().partition(|(_, store, _)| store.is_made());
@@ -141,14 +141,15 @@ impl Set<'_> {
     fn convert(
         &mut self,
         names: &[(&str, Arc<Mapped>)],
-        folder: &Folder,
-        off: &CallOff,
+        folder: &BaseDir,
+        cancel_token: &CancelToken,
     ) -> Result<(), VerbError> {
         for ((origin, loaded), (name, _)) in self.origins.iter_mut().zip(names) {
             if origin.is_linear {
                 origin.is_ours_to_change(name)?;
                 let table = origin.with_snapshots();
-                let table = tables::load_into(self.registry, &origin.mapped, name, &table, folder, off);
+                let table =
+                    tables::load_into(self.registry, &origin.mapped, name, &table, folder, cancel_token);
                 *loaded = Some(table.map_err(|e| e.at(None))?);
             }
         }
@@ -164,7 +165,7 @@ impl Set<'_> {
     }
 
     /// The instant.
-    fn cut(&mut self, off: &CallOff) -> Result<(), VerbError> {
+    fn cut(&mut self, cancel_token: &CancelToken) -> Result<(), VerbError> {
         let origins =
             self.origins.iter().filter_map(|(origin, loaded)| Some((&origin.mapped, loaded.as_ref()?)));
         let made = self.made.iter().map(|(made, _)| &made.mapped);
@@ -172,11 +173,11 @@ impl Set<'_> {
         let several: Vec<_> = all.map(|mapped| (mapped.device.name(), Arc::clone(mapped))).collect();
         // An origin that did not become one would be written, and nothing copied.
         let places = self.made.len()..;
-        let ours = places.zip(origins).map(|(place, (mapped, table))| Loaded { place, mapped, table });
+        let ours = places.zip(origins).map(|(place, (mapped, table))| LoadedTable { place, mapped, table });
         let ours: Vec<_> = ours.collect();
-        wait(in_turn(self.registry, &several, Waiting::Resume, off, |devices, turns, wake| {
+        wait(run_locked(self.registry, &several, VerbKind::Resume, cancel_token, |devices, turns, wake| {
             let _linked = self.registry.linking();
-            resume_loaded(&ours, devices, turns, wake)
+            begin_resume_loaded(&ours, devices, turns, wake)
         }))?;
         let exported = self.made.iter().try_for_each(|(made, _)| export(self.registry, &made.mapped));
         exported.inspect_err(|_| self.take_back())
@@ -190,8 +191,8 @@ impl Set<'_> {
         for (_, mapped) in &made {
             exporter.inspect(|exporter| exporter.remove(mapped.device.id()));
         }
-        let off = CallOff::default();
-        let _ = wait(in_turn(self.registry, &made, Waiting::Remove, &off, leave_among));
+        let cancel_token = CancelToken::default();
+        let _ = wait(run_locked(self.registry, &made, VerbKind::Remove, &cancel_token, leave_among));
         for (_, mapped) in &made {
             exporter.inspect(|exporter| exporter.forget(mapped.device.id()));
         }
@@ -212,7 +213,7 @@ impl Set<'_> {
     }
 }
 
-impl Drop for Set<'_> {
+impl Drop for NewSnapshots<'_> {
     fn drop(&mut self) {
         for (origin, loaded) in &self.origins {
             loaded.as_ref().inspect(|loaded| origin.mapped.device.clear_own(loaded));

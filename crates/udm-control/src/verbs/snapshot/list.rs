@@ -92,7 +92,7 @@ pub fn one(registry: &Registry, name: &str) -> Result<api::Snapshot, VerbError> 
 /// # Errors
 /// As [`one`]'s.
 pub(super) fn of(registry: &Registry, name: &str, mapped: &Arc<Mapped>) -> Result<api::Snapshot, VerbError> {
-    let report = super::again(registry, name, mapped)?.1;
+    let report = super::find_again(registry, name, mapped)?.1;
     let origin = match report.state.is_merge() {
         true => mapped.device.name(),
         false => {

@@ -1,14 +1,16 @@
 //! Merging a snapshot into its origin.
 
-use super::remove::settle;
-use super::{again, find, origin, refuse, report};
+use super::remove::restore_linear;
+use super::{find, find_again, origin, refuse, report};
 use crate::error::VerbError;
 use crate::http::api;
-use crate::registry::{Folder, Mapped, Registry};
-use crate::state_folder::stamp::StoreFile;
-use crate::verbs::call_off::{CallOff, Waiting};
-use crate::verbs::change::{Loaded, in_turn, reload, resume_loaded, resume_these, suspend_these};
-use crate::verbs::remove::remove_it;
+use crate::registry::{BaseDir, Mapped, Registry};
+use crate::state_folder::file_stamp::StoreFile;
+use crate::verbs::cancel::{CancelToken, VerbKind};
+use crate::verbs::change::{
+    LoadedTable, begin_resume_loaded, reload, resume_devices, run_locked, suspend_devices,
+};
+use crate::verbs::remove::remove_device;
 use crate::verbs::{show, tables, wait};
 use std::sync::{Arc, Weak};
 use udm_core::Device;
@@ -17,7 +19,7 @@ use udm_dm::{SnapshotState, Table, TargetError};
 
 /// A merge that has begun.
 #[derive(Clone)]
-pub struct MergeEnd {
+pub struct PendingMerge {
     /// The origin's device, if it is there, and what it was called.
     origin: Weak<Mapped>,
     name: String,
@@ -27,10 +29,15 @@ pub struct MergeEnd {
     store: Option<StoreFile>,
 }
 
-impl MergeEnd {
+impl PendingMerge {
     /// Of the merge into `origin`, called `name`, which has `table` when it is over.
-    pub(super) fn new(origin: &Arc<Mapped>, name: &str, table: String, store: Option<StoreFile>) -> MergeEnd {
-        MergeEnd { origin: Arc::downgrade(origin), name: name.to_owned(), table, store }
+    pub(super) fn new(
+        origin: &Arc<Mapped>,
+        name: &str,
+        table: String,
+        store: Option<StoreFile>,
+    ) -> PendingMerge {
+        PendingMerge { origin: Arc::downgrade(origin), name: name.to_owned(), table, store }
     }
 
     /// The origin's device.
@@ -50,11 +57,11 @@ impl MergeEnd {
 pub fn merge(
     registry: &Arc<Registry>,
     name: &str,
-    off: &CallOff,
-) -> Result<(api::Snapshot, MergeEnd), VerbError> {
+    cancel_token: &CancelToken,
+) -> Result<(api::Snapshot, PendingMerge), VerbError> {
     let (mapped, disk) = find(registry, name).map(|(mapped, _, report)| (mapped, report.origin.number))?;
-    let _alone = registry.alone_with_snapshots(name, [disk])?;
-    let found = again(registry, name, &mapped)?.1;
+    let _alone = registry.lock_snapshots(name, [disk])?;
+    let found = find_again(registry, name, &mapped)?.1;
     match found.state {
         SnapshotState::Invalid => return Err(refuse(name, EIO, "the snapshot is invalid")),
         state if state.is_merge() => return Err(refuse(name, EBUSY, "it is being merged")),
@@ -78,47 +85,47 @@ pub fn merge(
     }
     let (store, chunk) = (found.store.number, found.chunk.0);
     let table = format!("0 {len} snapshot-merge {disk} {store} {} {chunk}", found.kind);
-    let end = CallOff::default();
+    let end = CancelToken::default();
     // What is taken over stands still.
     let itself = [(name.to_owned(), Arc::clone(&mapped))];
-    wait(suspend_these(registry, &itself, false, off))?;
-    let loaded = tables::load_into(registry, &origin.mapped, &own, &table, &Folder::none(), off)
+    wait(suspend_devices(registry, &itself, false, cancel_token))?;
+    let loaded = tables::load_into(registry, &origin.mapped, &own, &table, &BaseDir::none(), cancel_token)
         .map_err(|e| e.at(None));
     let several = [(own.clone(), Arc::clone(&origin.mapped))];
     // Nobody removes what is taken over: the origin would have nothing to read.
     let swap = |table: &Arc<Table>| {
-        let ours = [Loaded { place: 0, mapped: &origin.mapped, table }];
-        wait(in_turn(registry, &several, Waiting::Resume, off, |devices, turns, wake| {
+        let ours = [LoadedTable { place: 0, mapped: &origin.mapped, table }];
+        wait(run_locked(registry, &several, VerbKind::Resume, cancel_token, |devices, turns, wake| {
             let _linked = registry.linking();
-            if !registry.is_there(&mapped) {
+            if !registry.is_active(&mapped) {
                 let why = format!("{name} has been removed meanwhile");
                 return Err((0, TargetError::errno(ENXIO).because(why)));
             }
-            resume_loaded(&ours, devices, turns, wake)
+            begin_resume_loaded(&ours, devices, turns, wake)
         }))
         .inspect_err(|_| origin.mapped.device.clear_own(table))
     };
     if let Err(error) = loaded.and_then(|table| swap(&table)) {
-        wait(resume_these(registry, &itself, &end))?;
+        wait(resume_devices(registry, &itself, &end))?;
         return Err(error);
     }
     let store = mapped.note().store.take();
-    let end_of = MergeEnd::new(&origin.mapped, &own, origin.with_snapshots(), store);
+    let end_of = PendingMerge::new(&origin.mapped, &own, origin.with_snapshots(), store);
     drop((itself, found));
     // It has nothing any more. A client that came meanwhile has errors, and keeps the name; the
     // merge goes on without it.
-    if let Err(error) = wait(remove_it(registry, name, Arc::clone(&mapped), |_| true, &end)) {
+    if let Err(error) = wait(remove_device(registry, name, Arc::clone(&mapped), |_| true, &end)) {
         tracing::warn!("{error}: its snapshot is merged, and the device can be removed");
         // It stands still, and its client would wait for ever.
-        wait(resume_these(registry, &[(name.to_owned(), mapped)], &end))?;
+        wait(resume_devices(registry, &[(name.to_owned(), mapped)], &end))?;
     }
     Ok((super::list::of(registry, &own, &origin.mapped)?, end_of))
 }
 
 /// How a merge has ended; `None` while it goes on.
 #[must_use]
-pub fn merge_end(registry: &Registry, merge: &MergeEnd) -> Option<SnapshotState> {
-    let origin = merge.origin.upgrade().filter(|origin| registry.is_there(origin));
+pub fn merge_end(registry: &Registry, merge: &PendingMerge) -> Option<SnapshotState> {
+    let origin = merge.origin.upgrade().filter(|origin| registry.is_active(origin));
     let live = origin.and_then(|origin| origin.device.live());
     // With another table it is nobody's merge any more.
     let state = live.and_then(|table| report(&table)).map_or(SnapshotState::Invalid, |found| found.state);
@@ -131,20 +138,21 @@ pub fn merge_end(registry: &Registry, merge: &MergeEnd) -> Option<SnapshotState>
 /// # Errors
 /// When the table can't be put back: then the device stays a merge that is over. EBUSY while
 /// somebody has suspended the device, or loaded a table into it: that is left to him.
-pub fn finish(registry: &Arc<Registry>, merge: &MergeEnd) -> Result<(), VerbError> {
-    let (name, off) = (merge.name.as_str(), CallOff::default());
+pub fn finish(registry: &Arc<Registry>, merge: &PendingMerge) -> Result<(), VerbError> {
+    let (name, cancel_token) = (merge.name.as_str(), CancelToken::default());
     let mapped = merge.origin.upgrade().ok_or_else(|| VerbError::missing(name))?;
-    let found = again(registry, name, &mapped)?.1;
+    let found = find_again(registry, name, &mapped)?.1;
     if found.state != SnapshotState::Merged {
         return Err(refuse(name, EBUSY, format!("the merge is not over: {}", found.state.text())));
     }
     let disk = found.origin.number;
     drop(found);
-    let _alone = registry.alone_with_snapshots(name, [disk])?;
-    wait(reload(registry, &mapped, name, &merge.table, &Folder::none(), &off)).map_err(|e| e.at(None))?;
+    let _alone = registry.lock_snapshots(name, [disk])?;
+    wait(reload(registry, &mapped, name, &merge.table, &BaseDir::none(), &cancel_token))
+        .map_err(|e| e.at(None))?;
     if let Some(store) = &merge.store {
         super::remove::remove_store(name, store);
     }
-    settle(registry, disk);
+    restore_linear(registry, disk);
     Ok(())
 }

@@ -1,13 +1,13 @@
 //! Snapshots by name: the operations of `lvcreate -s`, `lvconvert --merge` and `lvremove`, in one
 //! step each.
 //!
-//! Contract: each verb works on tables that dmsetup's verbs can also read and change. A [`Note`]
+//! Contract: each verb works on tables that dmsetup's verbs can also read and change. A [`SnapshotInfo`]
 //! keeps the facts that tables lack: if the device was linear before, the store that was made for a
 //! snapshot, and the time. All devices of one verb change together ([`udm_dm::Changes`]), so the
 //! snapshots of a verb have one instant. Verbs on the snapshots of one disk run one after the
 //! other. They may block on devices that they open.
 //!
-//! **Snapshots survive servers** (`attach`, `recording`, `restore`,
+//! **Snapshots survive servers** (`attach`, `record_update`, `restore`,
 //! [`records`](crate::state_folder::records)). A persistent snapshot has a record in the state
 //! folder, from before it is live until it is removed or merged. Every change of devices is checked
 //! against the records:
@@ -32,26 +32,26 @@ mod create;
 mod list;
 mod merge;
 mod origin;
-mod recording;
+mod record_update;
 mod remove;
 mod restore;
 mod store;
 mod tables;
 
-pub(super) use attach::Attaching;
+pub(super) use attach::AttachTransaction;
 pub use attach::LostSnapshots;
 pub use changes::{PAGE_MAX, changes};
 pub use create::create;
 pub use list::{list, one, unattached};
-pub use merge::{MergeEnd, finish, merge, merge_end};
+pub use merge::{PendingMerge, finish, merge, merge_end};
+pub use origin::find_bypasses;
 pub(crate) use origin::linear_before;
-pub use origin::unseen;
 pub use remove::remove;
-pub(super) use restore::bring_back;
+pub(super) use restore::attach_by_name;
 
 use crate::error::VerbError;
 use crate::registry::{Mapped, Registry};
-use crate::state_folder::stamp::StoreFile;
+use crate::state_folder::file_stamp::StoreFile;
 use std::sync::Arc;
 use std::time::Instant;
 use udm_core::errno::EINVAL;
@@ -59,7 +59,7 @@ use udm_dm::{SnapshotReport, Table, TargetError};
 
 /// What is known of a device besides its tables.
 #[derive(Default)]
-pub(crate) struct Note {
+pub(crate) struct SnapshotInfo {
     /// When it was made, if it is a snapshot.
     pub made: Option<Instant>,
     /// The store that was made for it.
@@ -88,7 +88,7 @@ fn report(table: &Table) -> Option<SnapshotReport> {
 /// ENXIO when there is no such device, EINVAL when it is no snapshot.
 fn find(registry: &Registry, name: &str) -> Result<(Arc<Mapped>, Arc<Table>, SnapshotReport), VerbError> {
     let mapped = registry.find(name)?;
-    let (table, report) = again(registry, name, &mapped)?;
+    let (table, report) = find_again(registry, name, &mapped)?;
     Ok((mapped, table, report))
 }
 
@@ -97,12 +97,12 @@ fn find(registry: &Registry, name: &str) -> Result<(Arc<Mapped>, Arc<Table>, Sna
 ///
 /// # Errors
 /// As [`find`]'s.
-fn again(
+fn find_again(
     registry: &Registry,
     name: &str,
     mapped: &Arc<Mapped>,
 ) -> Result<(Arc<Table>, SnapshotReport), VerbError> {
-    if !registry.is_there(mapped) {
+    if !registry.is_active(mapped) {
         return Err(VerbError::missing(name));
     }
     let found = mapped.device.live().and_then(|table| report(&table).map(|report| (table, report)));

@@ -2,7 +2,7 @@
 
 use super::{refuse, report};
 use crate::error::VerbError;
-use crate::registry::{Folder, Mapped, Opening, Registry};
+use crate::registry::{BaseDir, Mapped, Registry, TableResolver};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use udm_core::errno::{EBUSY, EINVAL};
@@ -14,7 +14,7 @@ use udm_wire::table::Line;
 const ORIGIN: &str = "snapshot-origin";
 
 /// A device whose table can be that of an origin, or is.
-pub(super) struct Origin {
+pub(super) struct OriginDevice {
     pub mapped: Arc<Mapped>,
     /// What it lies on.
     pub disk: DeviceRef,
@@ -23,12 +23,12 @@ pub(super) struct Origin {
     pub is_linear: bool,
 }
 
-impl Origin {
+impl OriginDevice {
     /// What `mapped`, called `name`, is as an origin.
     ///
     /// # Errors
     /// When its table is another.
-    pub fn of(name: &str, mapped: Arc<Mapped>) -> Result<Origin, VerbError> {
+    pub fn of(name: &str, mapped: Arc<Mapped>) -> Result<OriginDevice, VerbError> {
         let cannot = |why: String| refuse(name, EINVAL, format!("no origin of a snapshot: {why}"));
         let table = mapped.device.live().ok_or_else(|| cannot("it has no table".into()))?;
         let [entry] = table.targets() else {
@@ -46,7 +46,7 @@ impl Origin {
         };
         let disk = disk.ok_or_else(|| cannot(format!("its table is {kind}, and not linear")))?;
         let len = entry.len;
-        Ok(Origin { mapped, disk, len, is_linear })
+        Ok(OriginDevice { mapped, disk, len, is_linear })
     }
 
     /// Checks that it can be given another table.
@@ -80,22 +80,23 @@ pub(crate) fn linear_before(
     mapped: &Arc<Mapped>,
     name: &str,
     lines: &[Line],
-    folder: &Folder,
+    folder: &BaseDir,
 ) -> Option<Arc<Table>> {
     let [line] = lines else { return None };
     let [disk, from] = &line.args[..] else { return None };
     let live = mapped.device.live()?;
-    let origin = Origin::of(name, Arc::clone(mapped)).ok()?;
+    let origin = OriginDevice::of(name, Arc::clone(mapped)).ok()?;
     let is_linear =
         line.kind == "linear" && line.start == 0 && [0, origin.len.0].contains(&line.len) && from == "0";
-    let found = Opening::new(registry, folder).get(disk).ok().filter(|_| is_linear)?;
+    let found = TableResolver::new(registry, folder).get(disk).ok().filter(|_| is_linear)?;
     (found.number == origin.disk.number).then_some(live)
 }
 
 /// The devices that are origins over `disk`, with their names.
-pub(super) fn over(registry: &Registry, disk: DevNo) -> Vec<(String, Origin)> {
+pub(super) fn over(registry: &Registry, disk: DevNo) -> Vec<(String, OriginDevice)> {
     let all = registry.all().into_iter().map(|mapped| (mapped.device.name(), mapped));
-    let origins = all.filter_map(|(name, mapped)| Some((name.clone(), Origin::of(&name, mapped).ok()?)));
+    let origins =
+        all.filter_map(|(name, mapped)| Some((name.clone(), OriginDevice::of(&name, mapped).ok()?)));
     origins.filter(|(_, origin)| !origin.is_linear && origin.disk.number == disk).collect()
 }
 
@@ -110,7 +111,7 @@ pub(super) fn has_snapshots(registry: &Registry, disk: DevNo) -> bool {
 /// The writes that no snapshot sees: which devices have a disk of snapshots below a target that
 /// copies nothing, a line each. It is legal, and after a restart mostly a mistake.
 #[must_use]
-pub fn unseen(registry: &Registry) -> Vec<String> {
+pub fn find_bypasses(registry: &Registry) -> Vec<String> {
     let all = registry.all();
     let mut origins: HashMap<DevNo, (String, usize)> = HashMap::new();
     for snapshot in &all {

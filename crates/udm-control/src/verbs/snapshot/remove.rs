@@ -1,13 +1,13 @@
 //! Removing snapshots.
 
-use super::{again, find, origin, refuse};
+use super::{find, find_again, origin, refuse};
 use crate::error::VerbError;
-use crate::registry::{Folder, Registry};
+use crate::registry::{BaseDir, Registry};
+use crate::state_folder::file_stamp::{FileStamp, StoreFile};
 use crate::state_folder::records::{RecordState, SnapshotRecord};
-use crate::state_folder::stamp::{Stamp, StoreFile};
-use crate::verbs::call_off::CallOff;
+use crate::verbs::cancel::CancelToken;
 use crate::verbs::change::reload;
-use crate::verbs::remove::remove_it;
+use crate::verbs::remove::remove_device;
 use crate::verbs::wait;
 use std::sync::Arc;
 use udm_core::DevNo;
@@ -24,35 +24,35 @@ pub fn remove(
     registry: &Arc<Registry>,
     name: &str,
     keep_store: bool,
-    off: &CallOff,
+    cancel_token: &CancelToken,
 ) -> Result<(), VerbError> {
     let found = match find(registry, name) {
-        Err(error) if error.missing && give_up(registry, name, keep_store)? => return Ok(()),
+        Err(error) if error.missing && forget_unattached(registry, name, keep_store)? => return Ok(()),
         found => found?,
     };
     let (mapped, disk) = (found.0, found.2.origin.number);
-    let _alone = registry.alone_with_snapshots(name, [disk])?;
-    if again(registry, name, &mapped)?.1.state.is_merge() {
+    let _alone = registry.lock_snapshots(name, [disk])?;
+    if find_again(registry, name, &mapped)?.1.state.is_merge() {
         return Err(refuse(name, EBUSY, "it is being merged"));
     }
     // What was made for it and is no more its store is not removed with it.
-    let store = again(registry, name, &mapped)?.1.store;
+    let store = find_again(registry, name, &mapped)?.1.store;
     let store = registry.disk_id(&store);
     mapped.note().is_discarded = !keep_store;
-    let removed = wait(remove_it(registry, name, Arc::clone(&mapped), |_| true, off));
+    let removed = wait(remove_device(registry, name, Arc::clone(&mapped), |_| true, cancel_token));
     removed.inspect_err(|_| mapped.note().is_discarded = false)?;
     let made = mapped.note().store.take().filter(|_| !keep_store);
     drop(mapped);
     if let Some(made) = made.filter(|made| store.is_some_and(|store| made.is(&store))) {
         remove_store(name, &made);
     }
-    settle(registry, disk);
+    restore_linear(registry, disk);
     Ok(())
 }
 
 /// Gives up the snapshot `name` that no device has, and removes the store that was made for it
 /// unless `keep_store`. False when none is recorded. May block.
-fn give_up(registry: &Registry, name: &str, keep_store: bool) -> Result<bool, VerbError> {
+fn forget_unattached(registry: &Registry, name: &str, keep_store: bool) -> Result<bool, VerbError> {
     let failed = |why: String| refuse(name, EIO, why);
     let Some(folder) = registry.state_folder() else { return Ok(false) };
     let records = folder.unattached().map_err(failed)?;
@@ -63,7 +63,7 @@ fn give_up(registry: &Registry, name: &str, keep_store: bool) -> Result<bool, Ve
     let stays = |error| failed(format!("its record stays: {error}"));
     if keep_store {
         let origin = match record.state {
-            RecordState::Attached { .. } => Stamp::settled(&record.origin),
+            RecordState::Attached { .. } => FileStamp::settled(&record.origin),
             RecordState::Detached { origin } => origin,
             RecordState::Released { .. } | RecordState::Lost { .. } => {
                 let why = "its origin does not wait for it: only its store can be removed";
@@ -90,7 +90,7 @@ pub(super) fn remove_store(name: &str, made: &StoreFile) {
 
 /// Has the origins over `disk` be linear again that were, when they have no snapshots any more. One
 /// that can't be now stays an origin: without snapshots that is the same, but for discards.
-pub(super) fn settle(registry: &Arc<Registry>, disk: DevNo) {
+pub(super) fn restore_linear(registry: &Arc<Registry>, disk: DevNo) {
     if origin::has_snapshots(registry, disk) {
         return;
     }
@@ -98,8 +98,8 @@ pub(super) fn settle(registry: &Arc<Registry>, disk: DevNo) {
         if !origin.mapped.note().was_linear || origin.is_ours_to_change(&name).is_err() {
             continue;
         }
-        let (table, off) = (origin.linear(), CallOff::default());
-        match wait(reload(registry, &origin.mapped, &name, &table, &Folder::none(), &off)) {
+        let (table, cancel_token) = (origin.linear(), CancelToken::default());
+        match wait(reload(registry, &origin.mapped, &name, &table, &BaseDir::none(), &cancel_token)) {
             Ok(_) => origin.mapped.note().was_linear = false,
             Err(error) => tracing::warn!("{error}: it stays an origin without snapshots"),
         }

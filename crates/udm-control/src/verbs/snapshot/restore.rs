@@ -6,15 +6,15 @@
 //! that a table made. One that can't be attached keeps the disk from being written, until it can
 //! be or is given up ([`super::attach`]).
 
-use super::attach::{LostSnapshots, waits, with_folder};
-use super::recording::lose;
-use super::tables::{Writer, writers};
-use super::{Note, merge::MergeEnd};
+use super::attach::{LostSnapshots, blocked_error, run_with_state_folder};
+use super::record_update::record_lost;
+use super::tables::{WritableDisk, writable_disks};
+use super::{SnapshotInfo, merge::PendingMerge};
 use crate::error::VerbError;
-use crate::registry::{Folder, Mapped, Registry};
+use crate::registry::{BaseDir, Mapped, Registry};
 use crate::state_folder::records::SnapshotRecord;
-use crate::verbs::call_off::{CallOff, Waiting};
-use crate::verbs::{Called, make, tables};
+use crate::verbs::cancel::{CancelToken, VerbKind};
+use crate::verbs::{DeviceSpec, make, tables};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -28,27 +28,27 @@ use udm_dm::Table;
 ///
 /// # Errors
 /// When one can't be attached.
-pub(in crate::verbs) fn bring_back<'a>(
+pub(in crate::verbs) fn attach_by_name<'a>(
     registry: &'a Registry,
     several: &'a [(String, Arc<Mapped>)],
-    who: Waiting,
-    off: &'a CallOff,
-) -> Pin<Box<dyn Future<Output = Result<Vec<MergeEnd>, VerbError>> + Send + 'a>> {
+    who: VerbKind,
+    cancel_token: &'a CancelToken,
+) -> Pin<Box<dyn Future<Output = Result<Vec<PendingMerge>, VerbError>> + Send + 'a>> {
     Box::pin(async move {
-        let comes = matches!(who, Waiting::Create | Waiting::Resume) && !registry.is_ending();
+        let comes = matches!(who, VerbKind::Create | VerbKind::Resume) && !registry.is_ending();
         if !comes || registry.state_folder().is_none() {
             return Ok(Vec::new());
         }
         let inactive: Vec<Option<Arc<Table>>> =
             several.iter().map(|(_, mapped)| mapped.device.inactive()).collect();
-        let writers = writers(registry, &inactive);
-        if writers.is_empty() {
+        let writable_disks = writable_disks(registry, &inactive);
+        if writable_disks.is_empty() {
             return Ok(Vec::new());
         }
-        let found = with_folder(
+        let found = run_with_state_folder(
             registry,
             &several[0].0,
-            off,
+            cancel_token,
             move |folder| {
                 let mut found = folder.unattached()?;
                 found.retain(|record| {
@@ -61,8 +61,8 @@ pub(in crate::verbs) fn bring_back<'a>(
                 let mut attached = folder.attached_here();
                 attached.retain(|record| record.by_name && record.was_linear && !record.merging);
                 let of = |record: SnapshotRecord| {
-                    let writer = writers.iter().find(|writer| record.origin.is(&writer.disk))?;
-                    let Writer { place, number, .. } = *writer;
+                    let writer = writable_disks.iter().find(|writer| record.origin.is(&writer.disk))?;
+                    let WritableDisk { place, number, .. } = *writer;
                     Some((place, number, record))
                 };
                 let of_all = |records: Vec<_>| records.into_iter().filter_map(of).collect::<Vec<_>>();
@@ -73,31 +73,31 @@ pub(in crate::verbs) fn bring_back<'a>(
         let (found, attached) = found.await?.unwrap_or_default();
         let (merging, keeping): (Vec<_>, Vec<_>) = found.into_iter().partition(|(.., record)| record.merging);
         for (place, _, record) in &keeping {
-            attach(registry, &several[*place].0, record, off).await?;
+            attach(registry, &several[*place].0, record, cancel_token).await?;
         }
         let is_new = |place: usize| several[place].1.device.live().is_none();
         let keeping = keeping.iter().filter(|(.., record)| record.was_linear);
         for (place, number, _) in keeping.chain(attached.iter().filter(|(place, ..)| is_new(*place))) {
-            become_origin(registry, &several[*place], *number)?;
+            load_origin_table(registry, &several[*place], *number)?;
         }
         let mut ends = Vec::new();
         for (place, number, record) in merging {
-            ends.extend(go_on_merging(registry, &several[place], number, &record)?);
+            ends.extend(load_merge_table(registry, &several[place], number, &record)?);
         }
         Ok(ends)
     })
 }
 
 /// What is known of a device that has the snapshot of `record`.
-fn note(record: &SnapshotRecord) -> Note {
+fn note(record: &SnapshotRecord) -> SnapshotInfo {
     let since = SystemTime::UNIX_EPOCH + Duration::from_secs(record.made);
     let age = SystemTime::now().duration_since(since).unwrap_or_default();
-    Note {
+    SnapshotInfo {
         made: Instant::now().checked_sub(age),
         store: record.made_store.clone(),
         by_name: true,
         origin_was_linear: record.was_linear,
-        ..Note::default()
+        ..SnapshotInfo::default()
     }
 }
 
@@ -106,26 +106,32 @@ async fn attach(
     registry: &Registry,
     origin: &str,
     record: &SnapshotRecord,
-    off: &CallOff,
+    cancel_token: &CancelToken,
 ) -> Result<(), VerbError> {
     let Some(registry) = registry.me.upgrade() else { return Ok(()) };
-    let called = Called { name: &record.name, uuid: record.uuid.as_deref(), ..Called::default() };
+    let called = DeviceSpec { name: &record.name, uuid: record.uuid.as_deref(), ..DeviceSpec::default() };
     let table = |mapped: &Arc<Mapped>| {
         *mapped.note() = note(record);
         Ok(Some(record.table.clone()))
     };
-    let Err(error) = make(&registry, called, table, &Folder::none(), off).await else {
+    let Err(error) = make(&registry, called, table, &BaseDir::none(), cancel_token).await else {
         tracing::info!("{}: attached again, a snapshot of {}", record.name, record.origin.name());
         return Ok(());
     };
     let why = format!("can't be attached ({})", error.error);
     if registry.lost_snapshots() != LostSnapshots::GiveUp || registry.is_starting.load(Ordering::Relaxed) {
-        return Err(VerbError { blocked: true, ..VerbError::new(origin, waits(record, &why)) });
+        return Err(VerbError { blocked: true, ..VerbError::new(origin, blocked_error(record, &why)) });
     }
     let (record, why) = (record.clone(), format!("it {why}, and was given up"));
-    with_folder(&registry, origin, off, move |folder| lose(folder, &record, &why), |_, ()| {})
-        .await
-        .map(|_| ())
+    run_with_state_folder(
+        &registry,
+        origin,
+        cancel_token,
+        move |folder| record_lost(folder, &record, &why),
+        |_, ()| {},
+    )
+    .await
+    .map(|_| ())
 }
 
 /// The length of the inactive table of `mapped`, and whether it is linear, if it is one line over
@@ -142,7 +148,7 @@ fn whole(mapped: &Mapped, number: DevNo) -> Option<(u64, bool)> {
 }
 
 /// Puts the table of an origin in the place of one that is linear.
-fn become_origin(
+fn load_origin_table(
     registry: &Registry,
     (name, mapped): &(String, Arc<Mapped>),
     number: DevNo,
@@ -154,25 +160,25 @@ fn become_origin(
 }
 
 /// Puts the table of a merge in the place of one that is linear, or an origin's.
-fn go_on_merging(
+fn load_merge_table(
     registry: &Registry,
     (name, mapped): &(String, Arc<Mapped>),
     number: DevNo,
     record: &SnapshotRecord,
-) -> Result<Option<MergeEnd>, VerbError> {
+) -> Result<Option<PendingMerge>, VerbError> {
     let Some((len, _)) = whole(mapped, number) else { return Ok(None) };
     let merge = record.table.replacen(" snapshot ", " snapshot-merge ", 1);
     if let Err(error) = load(registry, name, mapped, &merge) {
         let why = format!("is being merged, and can't be attached ({})", error.error);
-        return Err(VerbError { blocked: true, ..VerbError::new(name, waits(record, &why)) });
+        return Err(VerbError { blocked: true, ..VerbError::new(name, blocked_error(record, &why)) });
     }
     mapped.note().was_linear = record.was_linear;
     tracing::info!("{name}: the merge of snapshot {} goes on", record.name);
     let table = format!("0 {len} snapshot-origin {number}");
-    Ok(Some(MergeEnd::new(mapped, name, table, record.made_store.clone())))
+    Ok(Some(PendingMerge::new(mapped, name, table, record.made_store.clone())))
 }
 
 fn load(registry: &Registry, name: &str, mapped: &Arc<Mapped>, table: &str) -> Result<(), VerbError> {
-    let loaded = tables::load_into(registry, mapped, name, table, &Folder::none(), &CallOff::default());
+    let loaded = tables::load_into(registry, mapped, name, table, &BaseDir::none(), &CancelToken::default());
     loaded.map(drop).map_err(|e| e.at(None))
 }

@@ -1,13 +1,13 @@
 //! The store of a snapshot that is to be made.
 
-use super::origin::Origin;
+use super::origin::OriginDevice;
 use super::refuse;
 use crate::CoresIo;
 use crate::error::VerbError;
-use crate::registry::{Folder, Opening, Registry};
-use crate::state_folder::making::Making;
-use crate::state_folder::stamp::StoreFile;
-use crate::verbs::CallOff;
+use crate::registry::{BaseDir, Registry, TableResolver};
+use crate::state_folder::file_stamp::StoreFile;
+use crate::state_folder::store_creation::StoreCreation;
+use crate::verbs::CancelToken;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::{Errno, retry_on_intr};
 use std::fs::{File, OpenOptions};
@@ -34,7 +34,7 @@ const CHUNKS_MIN: u64 = 16;
 const MODE: u32 = 0o600;
 
 /// What is wanted of all stores.
-pub(super) struct Wanted<'a> {
+pub(super) struct StoreSpec<'a> {
     pub store: Option<&'a str>,
     pub size_bytes: Option<u64>,
     /// 0 for a store that is made as large as it becomes.
@@ -44,24 +44,24 @@ pub(super) struct Wanted<'a> {
     pub overflow: bool,
     /// Each of several has its own.
     pub several: bool,
-    pub folder: &'a Folder,
+    pub folder: &'a BaseDir,
 }
 
 /// A store, ready to be named in a table.
-pub(super) struct Store {
+pub(super) struct NewStore {
     /// The words of the table from the store on.
     pub words: String,
-    made: Option<MadeFile>,
+    made: Option<CreatedFile>,
 }
 
 /// A file that was made just now.
-struct MadeFile {
+struct CreatedFile {
     file: StoreFile,
     /// For the next server, should this one be killed. Goes behind the file.
-    _making: Option<Making>,
+    _making: Option<StoreCreation>,
 }
 
-impl Store {
+impl NewStore {
     /// True when it was made just now, and is nobody else's.
     pub fn is_made(&self) -> bool {
         self.made.is_some()
@@ -78,7 +78,7 @@ impl Store {
     }
 }
 
-impl Drop for Store {
+impl Drop for NewStore {
     fn drop(&mut self) {
         if let Some(made) = &self.made {
             // What came to nothing leaves nothing behind; it was made just now, and is blank.
@@ -87,7 +87,7 @@ impl Drop for Store {
     }
 }
 
-impl Wanted<'_> {
+impl StoreSpec<'_> {
     /// The store of the snapshot `name` of `origin`: made when it is a file that is not there.
     ///
     /// # Errors
@@ -96,9 +96,9 @@ impl Wanted<'_> {
         &self,
         registry: &Registry,
         name: &str,
-        origin: &Origin,
-        off: &CallOff,
-    ) -> Result<Store, VerbError> {
+        origin: &OriginDevice,
+        cancel_token: &CancelToken,
+    ) -> Result<NewStore, VerbError> {
         let chunk = self.chunk(name, origin)?;
         let kind = match (self.transient, self.overflow) {
             (true, true) => return Err(refuse(name, EINVAL, "a transient store has no overflow")),
@@ -123,14 +123,14 @@ impl Wanted<'_> {
             ));
         }
         let word = uri.to_string();
-        let store = Store { words: format!("{} {kind} {}", escape(&word), chunk.sectors()), made };
+        let store = NewStore { words: format!("{} {kind} {}", escape(&word), chunk.sectors()), made };
         if store.made.is_none() && !self.transient {
-            self.check_blank(registry, name, &word, off)?;
+            self.check_blank(registry, name, &word, cancel_token)?;
         }
         Ok(store)
     }
 
-    fn chunk(&self, name: &str, origin: &Origin) -> Result<ChunkSize, VerbError> {
+    fn chunk(&self, name: &str, origin: &OriginDevice) -> Result<ChunkSize, VerbError> {
         let block = u64::from(origin.disk.device.limits().logical_block);
         let bytes = self.chunk_bytes.unwrap_or(CHUNK_BYTES.max(block));
         if !bytes.is_multiple_of(SECTOR_SIZE) {
@@ -140,7 +140,7 @@ impl Wanted<'_> {
     }
 
     /// Where it is: as given, in the folder that was given, or in that of the origin's disk.
-    fn place(&self, registry: &Registry, name: &str, origin: &Origin) -> Result<DeviceUri, VerbError> {
+    fn place(&self, registry: &Registry, name: &str, origin: &OriginDevice) -> Result<DeviceUri, VerbError> {
         let own = |folder: &Path| {
             let path = folder.join(format!("{name}.cow"));
             DeviceUri::File(FileUri::new(path))
@@ -173,7 +173,7 @@ impl Wanted<'_> {
         file: &mut FileUri,
         most: u64,
         chunk: ChunkSize,
-    ) -> Result<Option<MadeFile>, VerbError> {
+    ) -> Result<Option<CreatedFile>, VerbError> {
         let asked = self.grow_bytes.or(file.grow);
         let step = asked.unwrap_or(GROW_BYTES);
         let first = match step {
@@ -200,7 +200,7 @@ impl Wanted<'_> {
         path: &Path,
         most: u64,
         (first, is_set_aside): (u64, bool),
-    ) -> Result<Option<MadeFile>, VerbError> {
+    ) -> Result<Option<CreatedFile>, VerbError> {
         let failed = |e: std::io::Error| {
             refuse(name, e.raw_os_error().unwrap_or(EIO), format!("{}: {e}", path.display()))
         };
@@ -210,11 +210,11 @@ impl Wanted<'_> {
         let mut making = registry.making(path);
         match OpenOptions::new().write(true).create_new(true).mode(MODE).open(path) {
             Ok(file) => {
-                let known = making.as_mut().is_none_or(|making| making.is_there(&file).is_ok());
+                let known = making.as_mut().is_none_or(|making| making.set_created(&file).is_ok());
                 let made = StoreFile::new(path, &file).map_err(failed)?;
-                let made = MadeFile { file: made, _making: making.filter(|_| known) };
-                let mut store = Store { words: String::new(), made: Some(made) };
-                if is_set_aside { set_aside(&file, first) } else { file.set_len(first) }.map_err(failed)?;
+                let made = CreatedFile { file: made, _making: making.filter(|_| known) };
+                let mut store = NewStore { words: String::new(), made: Some(made) };
+                if is_set_aside { preallocate(&file, first) } else { file.set_len(first) }.map_err(failed)?;
                 Ok(store.made.take())
             }
             Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(None),
@@ -228,12 +228,12 @@ impl Wanted<'_> {
         registry: &Registry,
         name: &str,
         word: &str,
-        off: &CallOff,
+        cancel_token: &CancelToken,
     ) -> Result<(), VerbError> {
-        let opened = Opening::new(registry, self.folder).get(word);
+        let opened = TableResolver::new(registry, self.folder).get(word);
         let opened = opened.map_err(|e| refuse(name, e.errno, e.reason))?;
         let block = opened.device.limits().logical_block.max(HEADER_LEN as u32);
-        let io = CoresIo::new(registry.cores()).until(off);
+        let io = CoresIo::new(registry.cores()).until(cancel_token);
         let sectors = Sectors::from_bytes(u64::from(block));
         if opened.device.limits().size < sectors {
             // The table says what is wrong with it.
@@ -257,7 +257,7 @@ impl Wanted<'_> {
 
 /// Makes `file` so long with its blocks, as its next steps do: a file system without room says so
 /// here, and not to a write that comes later.
-fn set_aside(file: &File, bytes: u64) -> std::io::Result<()> {
+fn preallocate(file: &File, bytes: u64) -> std::io::Result<()> {
     match retry_on_intr(|| fallocate(file, FallocateFlags::empty(), 0, bytes)) {
         Err(Errno::OPNOTSUPP) => file.set_len(bytes),
         done => Ok(done?),

@@ -11,7 +11,7 @@ use udm_dm::{SnapshotReport, SnapshotState, Table};
 use udm_wire::words::escape;
 
 /// A device that a table writes.
-pub(super) struct Writer {
+pub(super) struct WritableDisk {
     /// Which device of the change has the table.
     pub place: usize,
     /// The disk.
@@ -24,7 +24,7 @@ pub(super) struct Writer {
 
 /// The disks that `tables` can write: of each table but one for reading alone, all that it uses
 /// but the origin of a snapshot.
-pub(super) fn writers(registry: &Registry, tables: &[Option<Arc<Table>>]) -> Vec<Writer> {
+pub(super) fn writable_disks(registry: &Registry, tables: &[Option<Arc<Table>>]) -> Vec<WritableDisk> {
     let mut found = Vec::new();
     for (place, table) in tables.iter().enumerate() {
         let Some(table) = table.as_ref().filter(|table| !table.limits().read_only) else { continue };
@@ -35,8 +35,8 @@ pub(super) fn writers(registry: &Registry, tables: &[Option<Arc<Table>>]) -> Vec
             let copies = matches!(entry.target.type_name(), "snapshot-origin" | "snapshot-merge");
             for used in entry.target.devices() {
                 let number = used.device.number;
-                let disk = registry.disk_seen(number).filter(|_| Some(number) != only_read);
-                found.extend(disk.map(|disk| Writer { place, disk, number, copies }));
+                let disk = registry.disk_id_cached(number).filter(|_| Some(number) != only_read);
+                found.extend(disk.map(|disk| WritableDisk { place, disk, number, copies }));
             }
         }
     }
@@ -44,7 +44,7 @@ pub(super) fn writers(registry: &Registry, tables: &[Option<Arc<Table>>]) -> Vec
 }
 
 /// The persistent snapshots in `table`, those that are being merged too.
-pub(super) fn persistent(table: &Table) -> impl Iterator<Item = (SnapshotReport, Sectors)> + '_ {
+pub(super) fn persistent_snapshots(table: &Table) -> impl Iterator<Item = (SnapshotReport, Sectors)> + '_ {
     let found =
         table.targets().iter().filter_map(|entry| Some((entry.target.snapshot()?.report(), entry.len)));
     found.filter(|(report, _)| report.kind != "N")
@@ -89,7 +89,7 @@ pub(super) fn is_live(tables: &[Option<Arc<Table>>], registry: &Registry, store:
             report.state != SnapshotState::Invalid || bugs::on(Bug::SpentTableCounts)
         };
         let mut stores =
-            persistent(table).filter(|(report, _)| has_it(report)).map(|(report, _)| report.store);
-        stores.any(|found| registry.disk_seen(found.number).is_some_and(|id| id.is(store)))
+            persistent_snapshots(table).filter(|(report, _)| has_it(report)).map(|(report, _)| report.store);
+        stores.any(|found| registry.disk_id_cached(found.number).is_some_and(|id| id.is(store)))
     })
 }

@@ -16,13 +16,13 @@ const SECTOR: usize = 512;
 
 /// A medium whose power is cut before its operation number `left`: of what was not synced each
 /// sector is there or not.
-struct Cut {
+struct PowerCutMedium {
     durable: RefCell<Vec<u8>>,
     now: RefCell<Vec<u8>>,
     left: Cell<u32>,
 }
 
-impl Cut {
+impl PowerCutMedium {
     fn step(&self) -> io::Result<()> {
         let left = self.left.get().checked_sub(1).ok_or(io::ErrorKind::Interrupted)?;
         self.left.set(left);
@@ -46,7 +46,7 @@ impl Cut {
     }
 }
 
-impl Medium for Cut {
+impl Medium for PowerCutMedium {
     fn read(&self, at: u64, bytes: &mut [u8]) -> io::Result<()> {
         let (now, at) = (self.now.borrow(), at as usize);
         bytes.copy_from_slice(now.get(at..at + bytes.len()).ok_or(io::ErrorKind::UnexpectedEof)?);
@@ -97,15 +97,15 @@ fn store(rng: &mut SmallRng, exceptions: usize) -> Vec<u8> {
 
 /// What a store keeps, the data of each chunk of the origin, as a reader finds it that is not
 /// udm's; and its chunks in use. With `torn` there may be something behind the records.
-fn kept(image: &[u8], torn: bool) -> (BTreeMap<u64, Vec<u8>>, u64) {
+fn read_back(image: &[u8], torn: bool) -> (BTreeMap<u64, Vec<u8>>, u64) {
     let read =
         |sector: u64, count: u64| image[sector as usize * SECTOR..][..count as usize * SECTOR].to_vec();
     let sectors = (image.len() / SECTOR) as u64;
     let store = read_torn(sectors, u64::MAX, read, torn).unwrap().expect("a store that is not blank");
     assert!(store.valid);
     let data = |new: u64| read(new * store.chunk, store.chunk);
-    let kept: BTreeMap<_, _> = store.records.iter().map(|&(old, new)| (old, data(new))).collect();
-    (kept, store.usage.0 / store.chunk)
+    let read_back: BTreeMap<_, _> = store.records.iter().map(|&(old, new)| (old, data(new))).collect();
+    (read_back, store.usage.0 / store.chunk)
 }
 
 #[test]
@@ -115,26 +115,26 @@ fn a_cut_at_any_point_leaves_what_was_kept() {
         let mut rng = SmallRng::seed_from_u64(seed);
         let count = rng.random_range(0..100);
         let image = store(&mut rng, count);
-        let (wanted, _) = kept(&image, true);
+        let (wanted, _) = read_back(&image, true);
         assert_eq!(wanted.len(), count);
         for left in 0.. {
-            let medium = Cut {
+            let medium = PowerCutMedium {
                 durable: RefCell::new(image.clone()),
                 now: RefCell::new(image.clone()),
                 left: Cell::new(left),
             };
             let header = Header::decode(&image).unwrap().unwrap();
-            let plan = Plan::new(&medium, header, image.len() as u64).unwrap();
+            let plan = CompactPlan::new(&medium, header, image.len() as u64).unwrap();
             let len = if seed % 2 == 0 { plan.least() } else { plan.size };
             let done = plan.carry_out(&medium, len, |_| {});
             for chance in 0..4 {
-                assert_eq!(kept(&medium.after(chance), true).0, wanted, "seed {seed}, cut {left}");
+                assert_eq!(read_back(&medium.after(chance), true).0, wanted, "seed {seed}, cut {left}");
             }
             cuts += 1;
             if done.is_ok() {
                 let after = medium.now.borrow();
                 assert_eq!((&*after, after.len() as u64), (&*medium.durable.borrow(), len));
-                let (_, used) = kept(&after, false);
+                let (_, used) = read_back(&after, false);
                 assert!(used <= plan.layout.chunks_for(plan.found.exceptions), "seed {seed}: holes");
                 moved += plan.moves;
                 break;

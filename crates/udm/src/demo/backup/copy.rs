@@ -3,7 +3,7 @@
 //! The second is all that an incremental backup is over NBD: ask for the context
 //! `qemu:dirty-bitmap:NAME` of the export, ask what is dirty, read that, and put it into the copy.
 
-use super::super::scene::Scene;
+use super::super::demo_server::DemoServer;
 use anyhow::{Result, bail};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -20,14 +20,14 @@ const PIECE: u64 = 1 << 20;
 const STATUS: u64 = 1 << 30;
 
 /// Who makes the first copy.
-pub(super) fn program() -> &'static str {
+pub(super) fn copy_program() -> &'static str {
     let found = Program::new("nbdcopy").arg("--version").output().is_ok_and(|out| out.status.success());
     if found { "nbdcopy" } else { "udm's own client; nbdcopy is not installed" }
 }
 
 /// Copies all of `export` into a new file. How many bytes were sent.
-pub(super) fn whole(scene: &Scene, export: &str, to: &Path) -> Result<u64> {
-    if program() == "nbdcopy" {
+pub(super) fn full_backup(scene: &DemoServer, export: &str, to: &Path) -> Result<u64> {
+    if copy_program() == "nbdcopy" {
         let uri = scene.uri(export).to_string();
         let out = Program::new("nbdcopy").arg(uri).arg(to).stdin(Stdio::null()).output()?;
         if !out.status.success() {
@@ -37,33 +37,33 @@ pub(super) fn whole(scene: &Scene, export: &str, to: &Path) -> Result<u64> {
         return Ok(std::fs::metadata(to)?.len());
     }
     let file = File::create(to)?;
-    let mut reader = Reader::connect(scene, export, None)?;
+    let mut reader = DirtyMapClient::connect(scene, export, None)?;
     let all = [(0, reader.size())];
     reader.copy(&all, &file)
 }
 
 /// Brings a copy of the snapshot `since` up to `export`, another one of the same volume. How many
 /// bytes were sent.
-pub(super) fn changes(scene: &Scene, export: &str, since: &str, to: &Path) -> Result<u64> {
+pub(super) fn incremental_backup(scene: &DemoServer, export: &str, since: &str, to: &Path) -> Result<u64> {
     let file = File::options().write(true).open(to)?;
-    let mut reader = Reader::connect(scene, export, Some(since))?;
+    let mut reader = DirtyMapClient::connect(scene, export, Some(since))?;
     let dirty = reader.dirty()?;
     reader.copy(&dirty, &file)
 }
 
 /// A client that knows what has changed since a snapshot.
-struct Reader(Client);
+struct DirtyMapClient(Client);
 
-impl Reader {
+impl DirtyMapClient {
     /// Chooses `export`, and the map of what has changed `since`.
-    fn connect(scene: &Scene, export: &str, since: Option<&str>) -> Result<Reader> {
+    fn connect(scene: &DemoServer, export: &str, since: Option<&str>) -> Result<DirtyMapClient> {
         let map = since.map(|since| format!("{CONTEXT_DIRTY}{since}"));
         let client = Client::connect(&scene.uri(export), map.as_deref().as_slice())?;
         match since {
             Some(since) if client.export().contexts.is_empty() => {
                 bail!("{export}: it does not know what has changed since {since}")
             }
-            _ => Ok(Reader(client)),
+            _ => Ok(DirtyMapClient(client)),
         }
     }
 

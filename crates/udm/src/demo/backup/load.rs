@@ -1,7 +1,7 @@
 //! The load: writers that put their marks on both volumes, and read some of them back.
 
-use super::super::scene::Scene;
-use super::model::{BLOCK, Marks, VOLUMES, WRITERS, block, offset, place};
+use super::super::demo_server::DemoServer;
+use super::model::{BLOCK, VOLUMES, WRITERS, WriterMarks, block, mark_position, offset};
 use anyhow::{Result, anyhow};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,31 +14,31 @@ const READ_EVERY: u64 = 4;
 
 /// A writer, as others see it.
 #[derive(Default)]
-struct Writer {
+struct WriterProgress {
     /// Its last mark that was sent, and the last that was acknowledged.
     sent: AtomicU64,
     acknowledged: AtomicU64,
 }
 
 #[derive(Default)]
-struct Shared {
+struct LoadState {
     over: AtomicBool,
-    writers: [Writer; WRITERS as usize],
+    writers: [WriterProgress; WRITERS as usize],
     read: AtomicU64,
     wrong: AtomicU64,
 }
 
 /// The writers. Dropping it ends them.
-pub(super) struct Load {
-    shared: Arc<Shared>,
+pub(super) struct MarkLoad {
+    shared: Arc<LoadState>,
     threads: Vec<JoinHandle<Result<()>>>,
 }
 
-impl Load {
+impl MarkLoad {
     /// Starts them, each with a client of its own of both volumes.
-    pub fn start(scene: &Scene) -> Result<Load> {
-        let shared = Arc::new(Shared::default());
-        let mut load = Load { shared: Arc::clone(&shared), threads: Vec::new() };
+    pub fn start(scene: &DemoServer) -> Result<MarkLoad> {
+        let shared = Arc::new(LoadState::default());
+        let mut load = MarkLoad { shared: Arc::clone(&shared), threads: Vec::new() };
         for writer in 0..WRITERS {
             let clients = [scene.client(VOLUMES[0])?, scene.client(VOLUMES[1])?];
             let shared = Arc::clone(&shared);
@@ -77,7 +77,7 @@ impl Load {
     }
 }
 
-impl Drop for Load {
+impl Drop for MarkLoad {
     fn drop(&mut self) {
         self.shared.over.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
@@ -87,21 +87,21 @@ impl Drop for Load {
     }
 }
 
-impl Shared {
+impl LoadState {
     fn run(&self, writer: u64, mut clients: [Client; 2]) -> Result<()> {
-        let mut marks = Marks::new();
+        let mut marks = WriterMarks::new();
         for n in 1.. {
             if self.over.load(Ordering::Relaxed) {
                 break;
             }
-            let (volume, slot) = place(writer, n);
+            let (volume, slot) = mark_position(writer, n);
             self.writers[writer as usize].sent.store(n, Ordering::SeqCst);
             clients[volume].write(offset(writer, slot), &block(volume, writer, slot, n))?;
             self.writers[writer as usize].acknowledged.store(n, Ordering::SeqCst);
             marks.put(writer, n);
             if n % READ_EVERY == 0 {
                 // Somewhere else, written or not.
-                let (volume, slot) = place(writer, n * 7 + 1);
+                let (volume, slot) = mark_position(writer, n * 7 + 1);
                 let got = clients[volume].read(offset(writer, slot), BLOCK as u32)?;
                 let right = got == block(volume, writer, slot, marks.at(volume, slot));
                 self.read.fetch_add(1, Ordering::Relaxed);

@@ -8,11 +8,11 @@ mod copy;
 mod load;
 mod model;
 
-use super::paper::{Paper, thousands};
-use super::scene::Scene;
+use super::demo_server::DemoServer;
+use super::printer::{Printer, thousands};
 use anyhow::{Result, bail};
-use load::Load;
-use model::{BYTES, Checked, VOLUMES, WRITERS, compare, fill};
+use load::MarkLoad;
+use model::{BYTES, CheckResult, VOLUMES, WRITERS, compare, fill};
 use serde::Serialize;
 use std::path::PathBuf;
 use std::thread::sleep;
@@ -29,7 +29,7 @@ const PARTS: [&str; 5] = ["no snapshot", "first run", "between", "second run", "
 
 /// What was seen, for `--json`.
 #[derive(Debug, Default, Serialize)]
-struct Report {
+struct BackupReport {
     rounds: usize,
     volumes_bytes: u64,
     /// Of a round, the median.
@@ -40,7 +40,7 @@ struct Report {
     /// The longest of all groups.
     snapshot_ns: u64,
     /// Writes a second, by part of a round.
-    rates: Vec<Rate>,
+    rates: Vec<WriteRate>,
     instants: u64,
     blocks_checked: u64,
     blocks_wrong: u64,
@@ -51,18 +51,18 @@ struct Report {
 
 /// A part of a round.
 #[derive(Debug, Serialize)]
-struct Rate {
+struct WriteRate {
     part: &'static str,
     writes_a_second: f64,
 }
 
 /// What one round saw.
-struct Round {
+struct BackupRound {
     rates: [f64; 5],
     bytes: [u64; 2],
     times: [Duration; 2],
     snapshots: [Duration; 2],
-    checked: Checked,
+    checked: CheckResult,
 }
 
 /// Runs the demo.
@@ -70,8 +70,8 @@ struct Round {
 /// # Errors
 /// When something can't be done, or is wrong: that is a bug in udm.
 pub fn run(json: bool) -> Result<()> {
-    let paper = Paper::new(json);
-    let scene = Scene::set()?;
+    let paper = Printer::new(json);
+    let scene = DemoServer::set()?;
     for (volume, name) in VOLUMES.iter().enumerate() {
         let image = scene.folder().join(format!("{name}.img"));
         fill(volume, &image)?;
@@ -85,8 +85,8 @@ pub fn run(json: bool) -> Result<()> {
     )?;
     let how = "each puts its marks on both volumes in turn and reads some back";
     paper.fact("load", &format!("{WRITERS} writers over NBD; {how}"))?;
-    let load = Load::start(&scene)?;
-    let rounds = (0..ROUNDS).map(|_| round(&scene, &load)).collect::<Result<Vec<_>>>()?;
+    let load = MarkLoad::start(&scene)?;
+    let rounds = (0..ROUNDS).map(|_| run_round(&scene, &load)).collect::<Result<Vec<_>>>()?;
     let mut report = sum(&rounds);
     let (last, read, wrong) = load.end()?;
     (report.load_blocks_checked, report.load_blocks_wrong) = (read, wrong);
@@ -96,7 +96,7 @@ pub fn run(json: bool) -> Result<()> {
     report.load_blocks_checked += end.blocks;
     report.load_blocks_wrong += end.wrong;
     report.stores_bytes_left = scene.stores_bytes()?;
-    tell(&paper, &report)?;
+    print_report(&paper, &report)?;
     if json {
         crate::output::say_json(&report)?;
     }
@@ -112,21 +112,21 @@ fn name(volume: &str, group: usize) -> String {
 }
 
 /// The volumes at one instant, and each writer's last mark in it, as far as that is known.
-fn keep(scene: &Scene, load: &Load, group: usize) -> Result<(Duration, Vec<(u64, u64)>)> {
+fn take_snapshots(scene: &DemoServer, load: &MarkLoad, group: usize) -> Result<(Duration, Vec<(u64, u64)>)> {
     let least = load.acknowledged();
     let pairs = VOLUMES.iter().map(|volume| (name(volume, group), (*volume).into()));
     // On the disk, as those of whoever goes on with a backup behind a restart.
-    let time = scene.keep(pairs)?;
+    let time = scene.take_snapshots(pairs)?;
     Ok((time, least.into_iter().zip(load.sent()).collect()))
 }
 
-fn round(scene: &Scene, load: &Load) -> Result<Round> {
+fn run_round(scene: &DemoServer, load: &MarkLoad) -> Result<BackupRound> {
     let copies: [PathBuf; 2] = VOLUMES.map(|volume| scene.folder().join(format!("{volume}.copy")));
     let watch = || {
         sleep(WATCH);
         Ok(())
     };
-    let mut checked = Checked::default();
+    let mut checked = CheckResult::default();
     let mut compare = |bounds: &[(u64, u64)]| -> Result<()> {
         let found = compare(&copies, bounds)?;
         checked.blocks += found.blocks;
@@ -142,20 +142,21 @@ fn round(scene: &Scene, load: &Load) -> Result<Round> {
         Ok((sent, begin.elapsed()))
     };
     let (before, ()) = load.rate(watch)?;
-    let (monday, bounds) = keep(scene, load, 0)?;
+    let (monday, bounds) = take_snapshots(scene, load, 0)?;
     let (first, (all, first_time)) =
-        load.rate(|| both(&|volume, to| copy::whole(scene, &name(volume, 0), to)))?;
+        load.rate(|| both(&|volume, to| copy::full_backup(scene, &name(volume, 0), to)))?;
     compare(&bounds)?;
     let (between, ()) = load.rate(watch)?;
-    let (tuesday, bounds) = keep(scene, load, 1)?;
-    let (second, (changed, second_time)) =
-        load.rate(|| both(&|volume, to| copy::changes(scene, &name(volume, 1), &name(volume, 0), to)))?;
+    let (tuesday, bounds) = take_snapshots(scene, load, 1)?;
+    let (second, (changed, second_time)) = load.rate(|| {
+        both(&|volume, to| copy::incremental_backup(scene, &name(volume, 1), &name(volume, 0), to))
+    })?;
     compare(&bounds)?;
     for group in 0..2 {
         VOLUMES.iter().try_for_each(|volume| scene.remove(&name(volume, group)))?;
     }
     let (after, ()) = load.rate(watch)?;
-    Ok(Round {
+    Ok(BackupRound {
         rates: [before, first, between, second, after],
         bytes: [all, changed],
         times: [first_time, second_time],
@@ -165,17 +166,19 @@ fn round(scene: &Scene, load: &Load) -> Result<Round> {
 }
 
 /// The middle one.
-fn median<T: PartialOrd + Copy>(rounds: &[Round], of: impl Fn(&Round) -> T) -> T {
+fn median<T: PartialOrd + Copy>(rounds: &[BackupRound], of: impl Fn(&BackupRound) -> T) -> T {
     let mut all: Vec<T> = rounds.iter().map(of).collect();
     all.sort_by(|a, b| a.partial_cmp(b).unwrap_or(std::cmp::Ordering::Equal));
     all[all.len() / 2]
 }
 
-fn sum(rounds: &[Round]) -> Report {
+fn sum(rounds: &[BackupRound]) -> BackupReport {
     let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-    let rate =
-        |(i, part): (usize, &&'static str)| Rate { part, writes_a_second: median(rounds, |r| r.rates[i]) };
-    Report {
+    let rate = |(i, part): (usize, &&'static str)| WriteRate {
+        part,
+        writes_a_second: median(rounds, |r| r.rates[i]),
+    };
+    BackupReport {
         rounds: rounds.len(),
         volumes_bytes: BYTES * VOLUMES.len() as u64,
         first_run_bytes: median(rounds, |r| r.bytes[0]),
@@ -187,15 +190,15 @@ fn sum(rounds: &[Round]) -> Report {
         instants: 2 * rounds.len() as u64,
         blocks_checked: rounds.iter().map(|r| r.checked.blocks).sum(),
         blocks_wrong: rounds.iter().map(|r| r.checked.wrong).sum(),
-        ..Report::default()
+        ..BackupReport::default()
     }
 }
 
 /// What people are told.
-fn tell(paper: &Paper, report: &Report) -> Result<()> {
+fn print_report(paper: &Printer, report: &BackupReport) -> Result<()> {
     let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
     let seconds = |nanos: u64| format!("{:.2} s", nanos as f64 / 1e9);
-    let Report { first_run_bytes: first, second_run_bytes: second, .. } = *report;
+    let BackupReport { first_run_bytes: first, second_run_bytes: second, .. } = *report;
     let group = format!(
         "persistent, both at one instant, {:.1} ms at the most until they were there",
         report.snapshot_ns as f64 / 1e6
@@ -203,7 +206,7 @@ fn tell(paper: &Paper, report: &Report) -> Result<()> {
     paper.fact("snapshots", &group)?;
     paper.fact(
         "first run",
-        &format!("{} in {}, by {}", mib(first), seconds(report.first_run_ns), copy::program()),
+        &format!("{} in {}, by {}", mib(first), seconds(report.first_run_ns), copy::copy_program()),
     )?;
     let context = "what qemu:dirty-bitmap:NAME says has changed";
     paper.fact("second run", &format!("{} in {}: {context}", mib(second), seconds(report.second_run_ns)))?;
@@ -215,7 +218,7 @@ fn tell(paper: &Paper, report: &Report) -> Result<()> {
         )?;
     }
     paper.section("What came of it")?;
-    let Report { instants, blocks_checked, blocks_wrong, .. } = *report;
+    let BackupReport { instants, blocks_checked, blocks_wrong, .. } = *report;
     let what = format!("{instants} backups of both volumes, each one instant of both");
     paper.verdict(
         blocks_wrong == 0,

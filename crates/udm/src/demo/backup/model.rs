@@ -33,7 +33,7 @@ const PIECE: u64 = 1 << 20;
 const BEFORE: u64 = u64::MAX;
 
 /// Where mark `n` of `writer` goes: the volume, and the writer's block in it.
-pub(super) fn place(writer: u64, n: u64) -> (usize, u64) {
+pub(super) fn mark_position(writer: u64, n: u64) -> (usize, u64) {
     // Steele, Lea and Flood's split-mix: as good as chance, and the same each time.
     let mut x = (n << 8 | writer).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -47,30 +47,30 @@ pub(super) fn offset(writer: u64, slot: u64) -> u64 {
 }
 
 /// The words that a block holds over and over.
-type Words = [u64; 2];
+type BlockPattern = [u64; 2];
 
-fn bytes(words: Words) -> [u8; 16] {
+fn bytes(block_pattern: BlockPattern) -> [u8; 16] {
     let mut out = [0; 16];
-    out[..8].copy_from_slice(&words[0].to_le_bytes());
-    out[8..].copy_from_slice(&words[1].to_le_bytes());
+    out[..8].copy_from_slice(&block_pattern[0].to_le_bytes());
+    out[8..].copy_from_slice(&block_pattern[1].to_le_bytes());
     out
 }
 
-fn content(words: Words) -> Vec<u8> {
-    bytes(words).repeat(BLOCK as usize / 16)
+fn content(block_pattern: BlockPattern) -> Vec<u8> {
+    bytes(block_pattern).repeat(BLOCK as usize / 16)
 }
 
 /// What a writer's block holds that got mark `n`; without one, what was there before.
 pub(super) fn block(volume: usize, writer: u64, slot: u64, n: u64) -> Vec<u8> {
-    content(words(volume, writer, slot, n))
+    content(block_pattern(volume, writer, slot, n))
 }
 
-fn words(volume: usize, writer: u64, slot: u64, n: u64) -> Words {
-    if n == 0 { before(volume, offset(writer, slot)) } else { [n, writer] }
+fn block_pattern(volume: usize, writer: u64, slot: u64, n: u64) -> BlockPattern {
+    if n == 0 { initial_words(volume, offset(writer, slot)) } else { [n, writer] }
 }
 
 /// What a volume has at a place before anybody writes: data all over.
-fn before(volume: usize, offset: u64) -> Words {
+fn initial_words(volume: usize, offset: u64) -> BlockPattern {
     [offset | volume as u64, BEFORE]
 }
 
@@ -79,25 +79,27 @@ pub(super) fn fill(volume: usize, path: &Path) -> Result<()> {
     let file = File::create_new(path)?;
     let step = 256 * BLOCK;
     for at in (0..BYTES).step_by(step as usize) {
-        let bytes: Vec<u8> =
-            (at..at + step).step_by(BLOCK as usize).flat_map(|at| content(before(volume, at))).collect();
+        let bytes: Vec<u8> = (at..at + step)
+            .step_by(BLOCK as usize)
+            .flat_map(|at| content(initial_words(volume, at)))
+            .collect();
         file.write_all_at(&bytes, at)?;
     }
     Ok(())
 }
 
 /// A writer's marks, block by block, as of its last one.
-pub(super) struct Marks([Vec<u64>; 2]);
+pub(super) struct WriterMarks([Vec<u64>; 2]);
 
-impl Marks {
+impl WriterMarks {
     /// None.
-    pub fn new() -> Marks {
-        Marks([vec![0; SLOTS as usize], vec![0; SLOTS as usize]])
+    pub fn new() -> WriterMarks {
+        WriterMarks([vec![0; SLOTS as usize], vec![0; SLOTS as usize]])
     }
 
     /// Mark `n` is written.
     pub fn put(&mut self, writer: u64, n: u64) {
-        let (volume, slot) = place(writer, n);
+        let (volume, slot) = mark_position(writer, n);
         self.0[volume][slot as usize] = n;
     }
 
@@ -109,29 +111,30 @@ impl Marks {
 
 /// What came of a comparison.
 #[derive(Default)]
-pub(super) struct Checked {
+pub(super) struct CheckResult {
     pub blocks: u64,
     pub wrong: u64,
 }
 
 /// Compares copies of both volumes with what they must hold at one instant, at which each writer's
 /// last mark was one of `bounds`: between what was acknowledged before and what was sent behind it.
-pub(super) fn compare(copies: &[impl AsRef<Path>; 2], bounds: &[(u64, u64)]) -> Result<Checked> {
-    let mut checked = Checked::default();
+pub(super) fn compare(copies: &[impl AsRef<Path>; 2], bounds: &[(u64, u64)]) -> Result<CheckResult> {
+    let mut checked = CheckResult::default();
     let open = |path: &Path| File::open(path).with_context(|| path.display().to_string());
     let copies = [open(copies[0].as_ref())?, open(copies[1].as_ref())?];
-    let untouched = |volume| (0..BYTES).step_by(BLOCK as usize).map(move |at| before(volume, at)).collect();
-    let mut wanted: [Vec<Words>; 2] = [untouched(0), untouched(1)];
+    let untouched =
+        |volume| (0..BYTES).step_by(BLOCK as usize).map(move |at| initial_words(volume, at)).collect();
+    let mut wanted: [Vec<BlockPattern>; 2] = [untouched(0), untouched(1)];
     for (writer, &(least, most)) in bounds.iter().enumerate() {
         let writer = writer as u64;
         // One that is out of bounds makes blocks wrong: those that it lacks, or has too early.
         let last = last_mark(&copies, writer)?.clamp(least, most);
-        let mut marks = Marks::new();
+        let mut marks = WriterMarks::new();
         (1..=last).for_each(|n| marks.put(writer, n));
         for (volume, wanted) in wanted.iter_mut().enumerate() {
             for slot in 0..SLOTS {
                 let at = (offset(writer, slot) / BLOCK) as usize;
-                wanted[at] = words(volume, writer, slot, marks.at(volume, slot));
+                wanted[at] = block_pattern(volume, writer, slot, marks.at(volume, slot));
             }
         }
     }
@@ -139,7 +142,7 @@ pub(super) fn compare(copies: &[impl AsRef<Path>; 2], bounds: &[(u64, u64)]) -> 
     for (copy, wanted) in copies.iter().zip(&wanted) {
         for (i, wanted) in wanted.chunks((PIECE / BLOCK) as usize).enumerate() {
             copy.read_exact_at(&mut piece, i as u64 * PIECE).context("a copy")?;
-            let same = |(got, wanted): &(&[u8], &Words)| {
+            let same = |(got, wanted): &(&[u8], &BlockPattern)| {
                 let wanted = bytes(**wanted);
                 got.chunks_exact(16).all(|part| part == wanted)
             };
@@ -181,7 +184,7 @@ mod tests {
     }
 
     fn put(paths: &[PathBuf; 2], writer: u64, n: u64) {
-        let (volume, slot) = place(writer, n);
+        let (volume, slot) = mark_position(writer, n);
         let file = File::options().write(true).open(&paths[volume]).unwrap();
         file.write_all_at(&content([n, writer]), offset(writer, slot)).unwrap();
     }

@@ -11,7 +11,7 @@ const SECONDS: u32 = 3;
 
 /// What it saw.
 #[derive(Debug, Serialize)]
-pub(super) struct Saw {
+pub(super) struct FioResult {
     /// No request failed, and what was read is what was written.
     pub is_well: bool,
     pub requests: u64,
@@ -24,7 +24,7 @@ pub(super) struct Saw {
     pub said: String,
 }
 
-impl Saw {
+impl FioResult {
     pub fn read(&self) -> String {
         self.time(self.read_ns_max)
     }
@@ -47,21 +47,21 @@ impl Saw {
 }
 
 /// A run under way. Dropping it ends it.
-pub(super) struct Run(Option<Child>);
+pub(super) struct FioRun(Option<Child>);
 
-impl Run {
+impl FioRun {
     /// On the export of `uri`.
-    pub fn start(uri: &str, folder: &Path) -> Result<Run> {
+    pub fn start(uri: &str, folder: &Path) -> Result<FioRun> {
         let words = "--name=cable --ioengine=nbd --rw=randrw --bs=4k --iodepth=16 --size=64m --time_based \
                      --verify=crc32c --verify_backlog=256 --verify_state_save=0 --output-format=json";
         let mut fio = Command::new("fio");
         fio.args(words.split_whitespace()).arg(format!("--runtime={SECONDS}")).arg(format!("--uri={uri}"));
         fio.current_dir(folder).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        Ok(Run(Some(fio.spawn().context("demo: fio")?)))
+        Ok(FioRun(Some(fio.spawn().context("demo: fio")?)))
     }
 
     /// Waits for its end.
-    pub fn end(mut self) -> Result<Saw> {
+    pub fn end(mut self) -> Result<FioResult> {
         let child = self.0.take().context("demo: fio")?;
         let out = child.wait_with_output().context("demo: fio")?;
         let text = String::from_utf8_lossy(&out.stdout);
@@ -73,7 +73,7 @@ impl Run {
         let is_well = out.status.success() && number(&job["error"]) == 0 && !job.is_null();
         let said = String::from_utf8_lossy(&out.stderr);
         let said = if is_well { String::new() } else { format!("{}: {}", out.status, said.trim()) };
-        Ok(Saw {
+        Ok(FioResult {
             is_well,
             requests: number(&read["total_ios"]) + number(&write["total_ios"]),
             read_ns_max: number(&read["clat_ns"]["max"]),
@@ -84,7 +84,7 @@ impl Run {
     }
 }
 
-impl Drop for Run {
+impl Drop for FioRun {
     fn drop(&mut self) {
         if let Some(mut child) = self.0.take() {
             let _ = child.kill();

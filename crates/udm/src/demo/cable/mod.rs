@@ -8,12 +8,12 @@
 mod client;
 mod servers;
 
-use super::paper::Paper;
-use super::scene::Scene;
+use super::demo_server::DemoServer;
+use super::printer::Printer;
 use anyhow::{Context, Result, bail};
-use client::{Run, Saw};
+use client::{FioResult, FioRun};
 use serde::Serialize;
-use servers::{Lost, Net, Server};
+use servers::{Faultable, NbdkitServer, NetnsServer};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,48 +40,48 @@ const WHOLE: &str = "nothing is lost";
 
 /// A part of the demo, for `--json`.
 #[derive(Debug, Serialize)]
-struct Part {
+struct FaultReport {
     what: &'static str,
-    udm: Saw,
+    udm: FioResult,
     /// The same on plain NBD.
-    plain: Option<Saw>,
+    plain: Option<FioResult>,
 }
 
 /// Where everything is.
-struct Stage {
-    scene: Scene,
+struct Fixture {
+    scene: DemoServer,
     disk: PathBuf,
     fence: PathBuf,
 }
 
-impl Stage {
-    fn set() -> Result<Stage> {
+impl Fixture {
+    fn set() -> Result<Fixture> {
         for program in ["nbdkit", "fio"] {
-            if !servers::has(program) {
+            if !servers::is_installed(program) {
                 bail!(
                     "demo cable: {program} is not installed; the servers are nbdkit, and the client is fio"
                 );
             }
         }
-        let scene = Scene::set()?;
+        let scene = DemoServer::set()?;
         let settings = Settings {
             polling_interval: Nanos::from_millis(500),
             max_polling_interval: Nanos::from_millis(2000),
             ..Settings::every(1)
         };
         let settings = Arc::new(settings);
-        scene.registry.keep_up(Box::new(move |name, _| Upkeep {
+        scene.registry.set_maintenance(Box::new(move |name, _| Upkeep {
             paths: Some(Arc::clone(&settings)),
             watch: PathWatch { hedge_reads: name == HEDGED, ..PathWatch::default() },
         }));
         let disk = scene.folder().join("disk.img");
         std::fs::File::create(&disk).and_then(|file| file.set_len(BYTES)).context("demo: image")?;
         let fence = servers::fence(scene.folder()).context("demo: command that fences")?;
-        Ok(Stage { scene, disk, fence })
+        Ok(Fixture { scene, disk, fence })
     }
 
-    fn server(&self, name: &str) -> Result<Server> {
-        Server::start(&self.scene.folder().join(name), &self.disk)
+    fn server(&self, name: &str) -> Result<NbdkitServer> {
+        NbdkitServer::start(&self.scene.folder().join(name), &self.disk)
     }
 
     /// A device over two paths.
@@ -97,15 +97,15 @@ impl Stage {
     }
 
     /// A run on `uri`, in which `servers` are lost for a while.
-    fn run(&self, uri: &str, servers: &mut [&mut dyn Lost]) -> Result<Saw> {
-        let run = Run::start(uri, self.scene.folder())?;
+    fn run(&self, uri: &str, servers: &mut [&mut dyn Faultable]) -> Result<FioResult> {
+        let run = FioRun::start(uri, self.scene.folder())?;
         std::thread::sleep(LOST_AT);
         for server in &mut *servers {
-            server.lose()?;
+            server.fail()?;
         }
         std::thread::sleep(AWAY);
         for server in servers {
-            server.bring_back()?;
+            server.recover()?;
         }
         run.end()
     }
@@ -133,18 +133,18 @@ impl Stage {
 /// When a program is missing, when something can't be done, or when a block is wrong or a request
 /// failed: that is a bug in udm.
 pub fn run(json: bool) -> Result<()> {
-    let paper = Paper::new(json);
-    let stage = Stage::set()?;
+    let paper = Printer::new(json);
+    let stage = Fixture::set()?;
     let (mut a, mut b) = (stage.server("a")?, stage.server("b")?);
     stage.map("mp", [&a.uri(), &b.uri()])?;
-    introduce(&paper, &stage)?;
+    print_intro(&paper, &stage)?;
     let (device, alone) = (stage.uri("mp"), a.uri());
     let mut parts = Vec::new();
-    let mut part = |what, udm: Saw, plain: Option<Saw>| -> Result<()> {
+    let mut part = |what, udm: FioResult, plain: Option<FioResult>| -> Result<()> {
         let mut row = vec![String::from(what), udm.read(), udm.write()];
         row.extend(plain.iter().flat_map(|plain| [plain.read(), plain.write()]));
         paper.row(&row)?;
-        parts.push(Part { what, udm, plain });
+        parts.push(FaultReport { what, udm, plain });
         Ok(())
     };
     part(WHOLE, stage.run(&device, &mut [])?, Some(stage.run(&alone, &mut [])?))?;
@@ -162,19 +162,19 @@ pub fn run(json: bool) -> Result<()> {
     stage.whole("mp")?;
     part("both are killed for 1 s", stage.run(&device, &mut [&mut a.killed(), &mut b.killed()])?, None)?;
     stage.whole("mp")?;
-    match Net::missing() {
+    match NetnsServer::missing() {
         Some(why) => paper.fact("left out", &format!("a server that is cut off from the network: {why}"))?,
         None => {
-            let mut net = Net::start(&stage.scene.folder().join("net"), &stage.disk)?;
+            let mut net = NetnsServer::start(&stage.scene.folder().join("net"), &stage.disk)?;
             stage.map("net", [&net.uri(), &b.uri()])?;
             let udm = stage.run(&stage.uri("net"), &mut [&mut net])?;
             part("a server is cut off", udm, None)?;
         }
     }
-    conclude(&paper, &parts, json)
+    print_summary(&paper, &parts, json)
 }
 
-fn introduce(paper: &Paper, stage: &Stage) -> Result<()> {
+fn print_intro(paper: &Printer, stage: &Fixture) -> Result<()> {
     paper.section("One file, two servers, one device over both")?;
     paper.fact("servers", &format!("nbdkit, twice, over one file of {} MiB", BYTES >> 20))?;
     paper.fact(
@@ -197,7 +197,7 @@ fn introduce(paper: &Paper, stage: &Stage) -> Result<()> {
     paper.head(&["", "udm: read", "write", "plain NBD: read", "write"])
 }
 
-fn conclude(paper: &Paper, parts: &[Part], json: bool) -> Result<()> {
+fn print_summary(paper: &Printer, parts: &[FaultReport], json: bool) -> Result<()> {
     paper.section("What the client saw")?;
     let whole = parts.iter().find(|part| part.what == WHOLE);
     if let Some(whole) = whole.filter(|part| part.udm.is_well) {
@@ -207,7 +207,10 @@ fn conclude(paper: &Paper, parts: &[Part], json: bool) -> Result<()> {
     let requests: u64 = parts.iter().map(|part| part.udm.requests).sum();
     paper.verdict(
         good,
-        &format!("{} requests through udm, no error, all blocks verified", super::paper::thousands(requests)),
+        &format!(
+            "{} requests through udm, no error, all blocks verified",
+            super::printer::thousands(requests)
+        ),
     )?;
     if json {
         crate::output::say_json(&parts)?;

@@ -27,7 +27,7 @@ const THERE: &str = "198.18.91.2/30";
 const PORT: u16 = 10809;
 
 /// True when a program can be run.
-pub(super) fn has(program: &str) -> bool {
+pub(super) fn is_installed(program: &str) -> bool {
     let mut command = Command::new(program);
     command.arg("--version").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     command.status().is_ok()
@@ -43,21 +43,21 @@ pub(super) fn fence(folder: &Path) -> std::io::Result<PathBuf> {
 }
 
 /// A server that is lost for a while.
-pub(super) trait Lost {
-    fn lose(&mut self) -> Result<()>;
-    fn bring_back(&mut self) -> Result<()>;
+pub(super) trait Faultable {
+    fn fail(&mut self) -> Result<()>;
+    fn recover(&mut self) -> Result<()>;
 }
 
 /// nbdkit on a Unix socket. Dropping it ends it.
-pub(super) struct Server {
+pub(super) struct NbdkitServer {
     socket: PathBuf,
     disk: PathBuf,
     child: Option<Child>,
 }
 
-impl Server {
-    pub fn start(socket: &Path, disk: &Path) -> Result<Server> {
-        let mut server = Server { socket: socket.into(), disk: disk.into(), child: None };
+impl NbdkitServer {
+    pub fn start(socket: &Path, disk: &Path) -> Result<NbdkitServer> {
+        let mut server = NbdkitServer { socket: socket.into(), disk: disk.into(), child: None };
         server.again()?;
         Ok(server)
     }
@@ -72,8 +72,8 @@ impl Server {
         let _ = std::fs::remove_file(&self.socket);
         let mut nbdkit = Command::new("nbdkit");
         nbdkit.arg("-f").arg("-U").arg(&self.socket).arg("file").arg(&self.disk);
-        self.child = Some(begin(&mut nbdkit, &self.socket)?);
-        answers(|| UnixStream::connect(&self.socket).is_ok())
+        self.child = Some(spawn_server(&mut nbdkit, &self.socket)?);
+        wait_until_up(|| UnixStream::connect(&self.socket).is_ok())
     }
 
     fn end(&mut self) {
@@ -89,46 +89,46 @@ impl Server {
     }
 
     /// It is stopped, and started anew: the old one may have been fenced.
-    pub fn stopped(&mut self) -> impl Lost {
-        Act { server: self, signal: Signal::STOP, goes_on: false }
+    pub fn stopped(&mut self) -> impl Faultable {
+        SignalFault { server: self, signal: Signal::STOP, goes_on: false }
     }
 
     /// It is stopped, and goes on.
-    pub fn paused(&mut self) -> impl Lost {
-        Act { server: self, signal: Signal::STOP, goes_on: true }
+    pub fn paused(&mut self) -> impl Faultable {
+        SignalFault { server: self, signal: Signal::STOP, goes_on: true }
     }
 
     /// It is killed, and started anew.
-    pub fn killed(&mut self) -> impl Lost {
-        Act { server: self, signal: Signal::KILL, goes_on: false }
+    pub fn killed(&mut self) -> impl Faultable {
+        SignalFault { server: self, signal: Signal::KILL, goes_on: false }
     }
 }
 
-impl Drop for Server {
+impl Drop for NbdkitServer {
     fn drop(&mut self) {
         self.end();
     }
 }
 
 /// How a server is lost.
-struct Act<'a> {
-    server: &'a mut Server,
+struct SignalFault<'a> {
+    server: &'a mut NbdkitServer,
     signal: Signal,
     goes_on: bool,
 }
 
-impl Lost for Act<'_> {
-    fn lose(&mut self) -> Result<()> {
+impl Faultable for SignalFault<'_> {
+    fn fail(&mut self) -> Result<()> {
         self.server.signal(self.signal)
     }
 
-    fn bring_back(&mut self) -> Result<()> {
+    fn recover(&mut self) -> Result<()> {
         if self.goes_on { self.server.signal(Signal::CONT) } else { self.server.again() }
     }
 }
 
 /// Waits until a server is there.
-fn answers(is_there: impl Fn() -> bool) -> Result<()> {
+fn wait_until_up(is_there: impl Fn() -> bool) -> Result<()> {
     for _ in 0..500 {
         if is_there() {
             return Ok(());
@@ -139,7 +139,7 @@ fn answers(is_there: impl Fn() -> bool) -> Result<()> {
 }
 
 /// Starts a server, and leaves its process ID for the command that fences.
-fn begin(command: &mut Command, name: &Path) -> Result<Child> {
+fn spawn_server(command: &mut Command, name: &Path) -> Result<Child> {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let child = command.spawn().context("demo: nbdkit")?;
     std::fs::write(name.with_extension("pid"), child.id().to_string()).context("demo: process ID")?;
@@ -147,15 +147,15 @@ fn begin(command: &mut Command, name: &Path) -> Result<Child> {
 }
 
 /// nbdkit in a network of its own, which is gone with it.
-pub(super) struct Net(Child);
+pub(super) struct NetnsServer(Child);
 
-impl Net {
+impl NetnsServer {
     /// Why there can be none here.
     pub fn missing() -> Option<&'static str> {
         if !rustix::process::geteuid().is_root() {
             return Some("that needs root");
         }
-        let ready = has("ip") && has("unshare") && has("nsenter");
+        let ready = is_installed("ip") && is_installed("unshare") && is_installed("nsenter");
         if !ready {
             return Some("that needs ip, unshare and nsenter");
         }
@@ -164,22 +164,22 @@ impl Net {
         (!free).then_some("its addresses are in use (198.18.0.0/15)")
     }
 
-    pub fn start(name: &Path, disk: &Path) -> Result<Net> {
+    pub fn start(name: &Path, disk: &Path) -> Result<NetnsServer> {
         let mut nbdkit = Command::new("unshare");
         nbdkit.args(["--net", "nbdkit", "-f", "-p", "10809", "file"]).arg(disk);
-        let net = Net(begin(&mut nbdkit, name)?);
+        let net = NetnsServer(spawn_server(&mut nbdkit, name)?);
         let pid = net.0.id().to_string();
         let of = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/net")).ok();
         // Its network is its own only when the program has begun.
-        answers(|| of(&pid).is_some_and(|theirs| Some(theirs) != of("self")))?;
-        let link = link_of(net.0.id());
-        ip(&["link", "add", &link, "type", "veth", "peer", "name", "eth0", "netns", &pid])?;
-        ip(&["addr", "add", HERE, "dev", &link])?;
-        ip(&["link", "set", &link, "up"])?;
+        wait_until_up(|| of(&pid).is_some_and(|theirs| Some(theirs) != of("self")))?;
+        let link = veth_name(net.0.id());
+        run_ip(&["link", "add", &link, "type", "veth", "peer", "name", "eth0", "netns", &pid])?;
+        run_ip(&["addr", "add", HERE, "dev", &link])?;
+        run_ip(&["link", "set", &link, "up"])?;
         net.inside(&["addr", "add", THERE, "dev", "eth0"])?;
         net.inside(&["link", "set", "eth0", "up"])?;
         let address = (net.host(), PORT);
-        answers(|| TcpStream::connect(address).is_ok())?;
+        wait_until_up(|| TcpStream::connect(address).is_ok())?;
         Ok(net)
     }
 
@@ -194,40 +194,40 @@ impl Net {
     fn inside(&self, words: &[&str]) -> Result<()> {
         let mut command = Command::new("nsenter");
         command.args(["--net", "--target", &self.0.id().to_string(), "ip"]).args(words);
-        ends_well(&mut command)
+        run_ok(&mut command)
     }
 }
 
-impl Lost for Net {
+impl Faultable for NetnsServer {
     /// Nothing comes through any more, and nobody is told.
-    fn lose(&mut self) -> Result<()> {
+    fn fail(&mut self) -> Result<()> {
         self.inside(&["link", "set", "eth0", "down"])
     }
 
     /// It stays lost: it was fenced.
-    fn bring_back(&mut self) -> Result<()> {
+    fn recover(&mut self) -> Result<()> {
         Ok(())
     }
 }
 
-impl Drop for Net {
+impl Drop for NetnsServer {
     fn drop(&mut self) {
-        let _ = ip(&["link", "del", &link_of(self.0.id())]);
+        let _ = run_ip(&["link", "del", &veth_name(self.0.id())]);
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
 /// Our end of the network of a server.
-fn link_of(pid: u32) -> String {
+fn veth_name(pid: u32) -> String {
     format!("udm{pid}")
 }
 
-fn ip(words: &[&str]) -> Result<()> {
-    ends_well(Command::new("ip").args(words))
+fn run_ip(words: &[&str]) -> Result<()> {
+    run_ok(Command::new("ip").args(words))
 }
 
-fn ends_well(command: &mut Command) -> Result<()> {
+fn run_ok(command: &mut Command) -> Result<()> {
     let out = command.stdin(Stdio::null()).output().context("demo: ip")?;
     if !out.status.success() {
         bail!("demo: ip: {}", String::from_utf8_lossy(&out.stderr).trim());

@@ -6,8 +6,8 @@
 
 mod image;
 
-use super::paper::{Paper, thousands};
-use super::scene::Scene;
+use super::demo_server::DemoServer;
+use super::printer::{Printer, thousands};
 use anyhow::{Context, Result, bail};
 use image::{IMAGE, IMAGE_BYTES, block, memory_bytes};
 use serde::Serialize;
@@ -27,7 +27,7 @@ const STRIDE: u64 = 16 << 20;
 
 /// What was seen, for `--json`.
 #[derive(Debug, Serialize)]
-struct Report {
+struct DisksReport {
     disks: u64,
     image_bytes: u64,
     create_ns: u64,
@@ -48,15 +48,15 @@ struct Report {
 /// # Errors
 /// When something can't be done, or is wrong: that is a bug in udm.
 pub fn run(json: bool) -> Result<()> {
-    let paper = Paper::new(json);
-    let scene = Scene::set()?;
+    let paper = Printer::new(json);
+    let scene = DemoServer::set()?;
     let image = scene.folder().join("image.img");
     image::make(&image).with_context(|| image.display().to_string())?;
     scene.map(IMAGE, &image, IMAGE_BYTES)?;
     paper.section("One image, a hundred disks")?;
     let image = format!("{} MiB, mostly holes, in {}", IMAGE_BYTES >> 20, scene.folder().display());
     paper.fact("image", &image)?;
-    let mut report = Report { disks: DISKS, image_bytes: IMAGE_BYTES, ..make(&paper, &scene)? };
+    let mut report = DisksReport { disks: DISKS, image_bytes: IMAGE_BYTES, ..make(&paper, &scene)? };
     write_all(&paper, &scene, &mut report)?;
     compare_all(&paper, &scene, &mut report)?;
     reset(&paper, &scene, &mut report)?;
@@ -84,8 +84,8 @@ fn content(disk: u64, at: u64) -> Vec<u8> {
     [at.to_le_bytes(), disk.to_be_bytes()].concat().repeat(BLOCK as usize / 16)
 }
 
-fn create(scene: &Scene, disks: impl Iterator<Item = u64>) -> Result<Duration> {
-    scene.keep(disks.map(|disk| (name(disk), IMAGE.into())))
+fn create(scene: &DemoServer, disks: impl Iterator<Item = u64>) -> Result<Duration> {
+    scene.take_snapshots(disks.map(|disk| (name(disk), IMAGE.into())))
 }
 
 fn nanos(time: Duration) -> u64 {
@@ -101,7 +101,7 @@ fn kib(bytes: u64) -> String {
 }
 
 /// Makes the disks.
-fn make(paper: &Paper, scene: &Scene) -> Result<Report> {
+fn make(paper: &Printer, scene: &DemoServer) -> Result<DisksReport> {
     let before = memory_bytes()?;
     let time = create(scene, 0..DISKS)?;
     let exports = scene.registry.exports().len() as u64 - 1;
@@ -112,7 +112,7 @@ fn make(paper: &Paper, scene: &Scene) -> Result<Report> {
     if exports != DISKS {
         bail!("demo: {exports} of {DISKS} disks are exported");
     }
-    Ok(Report {
+    Ok(DisksReport {
         disks: DISKS,
         image_bytes: IMAGE_BYTES,
         create_ns: nanos(time),
@@ -130,7 +130,7 @@ fn make(paper: &Paper, scene: &Scene) -> Result<Report> {
 }
 
 /// A client a disk: writes its blocks, and then each reads its own and its neighbour's places.
-fn write_all(paper: &Paper, scene: &Scene, report: &mut Report) -> Result<()> {
+fn write_all(paper: &Printer, scene: &DemoServer, report: &mut DisksReport) -> Result<()> {
     let (begin, before) = (Instant::now(), memory_bytes()?);
     for disk in 0..DISKS {
         let mut client = scene.client(&name(disk))?;
@@ -145,7 +145,7 @@ fn write_all(paper: &Paper, scene: &Scene, report: &mut Report) -> Result<()> {
     }
     let mut image = scene.client(IMAGE)?;
     for at in (0..DISKS).flat_map(places) {
-        tally(report, image.read(at, BLOCK as u32)? == block(at));
+        count_block(report, image.read(at, BLOCK as u32)? == block(at));
     }
     report.used_memory_bytes_a_disk =
         report.fresh_memory_bytes_a_disk + memory_bytes()?.saturating_sub(before) / DISKS;
@@ -162,25 +162,25 @@ fn write_all(paper: &Paper, scene: &Scene, report: &mut Report) -> Result<()> {
 }
 
 /// Reads the places of `disk`, which has its blocks when it is `written`, and of the next one.
-fn check(scene: &Scene, disk: u64, written: bool, report: &mut Report) -> Result<()> {
+fn check(scene: &DemoServer, disk: u64, written: bool, report: &mut DisksReport) -> Result<()> {
     let mut client = scene.client(&name(disk))?;
     for at in places(disk) {
         let wanted = if written { content(disk, at) } else { block(at) };
-        tally(report, client.read(at, BLOCK as u32)? == wanted);
+        count_block(report, client.read(at, BLOCK as u32)? == wanted);
     }
     for at in places((disk + 1) % DISKS).chain([0, STRIDE]) {
-        tally(report, client.read(at, BLOCK as u32)? == block(at));
+        count_block(report, client.read(at, BLOCK as u32)? == block(at));
     }
     Ok(())
 }
 
-fn tally(report: &mut Report, right: bool) {
+fn count_block(report: &mut DisksReport, right: bool) {
     report.blocks_checked += 1;
     report.blocks_wrong += u64::from(!right);
 }
 
 /// A diff of each disk is what its client wrote.
-fn compare_all(paper: &Paper, scene: &Scene, report: &mut Report) -> Result<()> {
+fn compare_all(paper: &Printer, scene: &DemoServer, report: &mut DisksReport) -> Result<()> {
     for disk in 0..DISKS {
         let found = snapshot::changes(&scene.registry, &name(disk), None, 0, snapshot::PAGE_MAX)?;
         let wanted = places(disk).map(|start_bytes| api::Range { start_bytes, length_bytes: BLOCK });
@@ -194,7 +194,7 @@ fn compare_all(paper: &Paper, scene: &Scene, report: &mut Report) -> Result<()> 
 }
 
 /// One disk is as fresh as on its first day.
-fn reset(paper: &Paper, scene: &Scene, report: &mut Report) -> Result<()> {
+fn reset(paper: &Printer, scene: &DemoServer, report: &mut DisksReport) -> Result<()> {
     let begin = Instant::now();
     scene.remove(&name(0))?;
     create(scene, 0..1)?;
@@ -207,7 +207,7 @@ fn reset(paper: &Paper, scene: &Scene, report: &mut Report) -> Result<()> {
     paper.verdict(good, &format!("{} removed and made again in {}", name(0), millis(time)))
 }
 
-fn remove_all(paper: &Paper, scene: &Scene, report: &mut Report) -> Result<()> {
+fn remove_all(paper: &Printer, scene: &DemoServer, report: &mut DisksReport) -> Result<()> {
     let begin = Instant::now();
     (0..DISKS).try_for_each(|disk| scene.remove(&name(disk)))?;
     report.remove_ns = nanos(begin.elapsed());

@@ -5,8 +5,8 @@
 //! and are locked with the rest; which they are is asked before, and a change that finds others
 //! when the locks are had begins again.
 
-use super::call_off::{CallOff, Waiting};
-use super::hold::{self, Held};
+use super::cancel::{CancelToken, VerbKind};
+use super::lane_guard::{self, LaneGuard};
 use crate::error::VerbError;
 use crate::registry::{Mapped, Registry};
 use std::sync::Arc;
@@ -19,61 +19,61 @@ use udm_dm::{Changes, MappedDevice, TargetError};
 pub(super) const TRIES_MAX: usize = 100;
 
 /// The turns of one change.
-pub(super) struct Turns<'a> {
+pub(super) struct DeviceLocks<'a> {
     registry: &'a Registry,
-    who: Waiting,
+    who: VerbKind,
     locked: Vec<(Arc<Mapped>, OwnedMutexGuard<()>)>,
     renews: bool,
-    lanes: Vec<Held>,
+    lanes: Vec<LaneGuard>,
 }
 
-impl<'a> Turns<'a> {
+impl<'a> DeviceLocks<'a> {
     /// Waits for the turns of `several` and their partners, until called off.
     pub async fn take(
         registry: &'a Registry,
         several: &[(String, Arc<Mapped>)],
-        who: Waiting,
-        off: &CallOff,
-    ) -> Result<Turns<'a>, VerbError> {
+        who: VerbKind,
+        cancel_token: &CancelToken,
+    ) -> Result<DeviceLocks<'a>, VerbError> {
         let devices: Vec<_> = several.iter().map(|(_, mapped)| Arc::clone(&mapped.device)).collect();
-        let renewed = renewed(who, &devices);
+        let dependents_of = dependents_of(who, &devices);
         let mut all: Vec<(&str, Arc<Mapped>)> =
             several.iter().map(|(name, mapped)| (name.as_str(), Arc::clone(mapped))).collect();
         let count = all.len();
         // What is not listed has been removed, and stands still for good.
-        let listed = renewed.iter().filter_map(|device| registry.listed(device));
+        let listed = dependents_of.iter().filter_map(|device| registry.listed(device));
         all.extend(listed.map(|mapped| (several[0].0.as_str(), mapped)));
         let renews = all.len() > count;
-        let mut turns = Turns { registry, who, locked: Vec::new(), renews, lanes: Vec::new() };
+        let mut turns = DeviceLocks { registry, who, locked: Vec::new(), renews, lanes: Vec::new() };
         all.sort_by_key(|(_, mapped)| mapped.device.number());
         all.dedup_by_key(|(_, mapped)| mapped.device.number());
         for (name, mapped) in all {
-            let off = turns.off(off);
+            let cancel_token = turns.cancel_token(cancel_token);
             let turn = tokio::select! {
                 biased;
-                why = off.called() => return Err(VerbError::new(name, why)),
+                why = cancel_token.called() => return Err(VerbError::new(name, why)),
                 turn = Arc::clone(&mapped.changing).lock_owned() => turn,
             };
             turns.locked.push((mapped, turn));
         }
         for (name, mapped) in several {
             // Who removes it has taken it away himself, or is about to find out.
-            if who != Waiting::Remove && !registry.is_there(mapped) {
+            if who != VerbKind::Remove && !registry.is_active(mapped) {
                 let error = TargetError::errno(ENXIO).because("it has been removed meanwhile");
                 return Err(VerbError::new(name, error));
             }
         }
         for (mapped, _) in &turns.locked {
-            turns.lanes.extend(hold::lane_for_change(registry, &mapped.device).await);
+            turns.lanes.extend(lane_guard::lane_for_change(registry, &mapped.device).await);
         }
         Ok(turns)
     }
 
-    /// What calls it off: `off`, but for a create or a removal that waits for nobody else.
-    pub fn off(&self, off: &CallOff) -> CallOff {
+    /// What calls it off: `cancel_token`, but for a create or a removal that waits for nobody else.
+    pub fn cancel_token(&self, cancel_token: &CancelToken) -> CancelToken {
         match self.who {
-            Waiting::Create | Waiting::Remove if !self.renews => CallOff::default(),
-            _ => off.clone(),
+            VerbKind::Create | VerbKind::Remove if !self.renews => CancelToken::default(),
+            _ => cancel_token.clone(),
         }
     }
 
@@ -84,10 +84,10 @@ impl<'a> Turns<'a> {
     }
 }
 
-fn renewed(who: Waiting, devices: &[Arc<MappedDevice>]) -> Vec<Arc<MappedDevice>> {
+fn dependents_of(who: VerbKind, devices: &[Arc<MappedDevice>]) -> Vec<Arc<MappedDevice>> {
     match who {
-        Waiting::Suspend => Vec::new(),
-        Waiting::Create | Waiting::Resume => Changes::renewed_by_resume(devices),
-        Waiting::Remove => Changes::renewed_by_leaving(devices),
+        VerbKind::Suspend => Vec::new(),
+        VerbKind::Create | VerbKind::Resume => Changes::renewed_by_resume(devices),
+        VerbKind::Remove => Changes::renewed_by_leaving(devices),
     }
 }

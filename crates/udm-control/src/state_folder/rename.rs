@@ -5,7 +5,7 @@
 //! it; what was kept under the old one goes behind that. Killed in between, both count. Nobody
 //! sets, reads or clears a mark meanwhile.
 
-use super::{Invalid, Marks, StateFolder, StoreId};
+use super::{InvalidRecord, MarkedStore, StateFolder, StoreId};
 use std::fs;
 use std::io;
 use udm_dm::MappedDevice;
@@ -32,7 +32,7 @@ impl StateFolder {
         let moves: Vec<_> = kept.iter().filter(|(_, mark)| mark.store == old).collect();
         let mut copy = None;
         if let Some((_, mark)) = moves.first().filter(|_| !kept.iter().any(|(_, mark)| mark.store == to)) {
-            let mark = Invalid { store: to, ..mark.clone() };
+            let mark = InvalidRecord { store: to, ..mark.clone() };
             copy = Some(self.put(&mark).map_err(&mut failed)?);
         }
         let records = self.records_of(&device.name(), new).and_then(|records| {
@@ -59,7 +59,7 @@ impl StateFolder {
             // Those of a device that had the name before go on being told by a name.
             let mut marked = self.marked();
             let here = marked.iter_mut().filter(|one| ours.contains(&one.id));
-            here.for_each(|one| one.store = Marks::Mapped(device.name_of()));
+            here.for_each(|one| one.store = MarkedStore::Mapped(device.name_of()));
         }
         changed
     }
@@ -81,7 +81,7 @@ mod tests {
     }
 
     fn why(folder: &Arc<StateFolder>, device: &MappedDevice) -> Option<String> {
-        folder.mark(Marks::Mapped(device.name_of())).why()
+        folder.mark(MarkedStore::Mapped(device.name_of())).why()
     }
 
     #[test]
@@ -91,7 +91,7 @@ mod tests {
         let folder = StateFolder::new(at.into());
         let (cow, next) = (device("cow"), device("next"));
         rename(&folder, &cow, "store").unwrap();
-        set(&folder, Marks::Mapped(cow.name_of())).unwrap();
+        set(&folder, MarkedStore::Mapped(cow.name_of())).unwrap();
         rename(&folder, &cow, "kept").unwrap();
         // Here and for a server that is started later; and for nobody else who has the name then.
         rename(&folder, &next, "store").unwrap();
@@ -103,12 +103,12 @@ mod tests {
         let refused = folder.renaming(&cow, "other", |e| e.to_string(), || Err("no".into()));
         assert_eq!((refused, known("other"), known("kept")), (Err("no".into()), false, true));
         // What was kept against the new name stays.
-        set(&folder, Marks::Disk(StoreId::mapped("old"))).unwrap();
+        set(&folder, MarkedStore::Disk(StoreId::mapped("old"))).unwrap();
         folder.renaming(&cow, "old", |e| e.to_string(), || Err("no".into())).unwrap_err();
         assert!(known("old") && known("kept"));
         rename(&folder, &cow, "old").unwrap();
         assert_eq!((known("old"), known("kept")), (true, false));
-        folder.mark(Marks::Mapped(cow.name_of())).clear().unwrap();
+        folder.mark(MarkedStore::Mapped(cow.name_of())).clear().unwrap();
         assert_eq!((known("old"), why(&folder, &cow)), (false, None));
     }
 
@@ -118,7 +118,7 @@ mod tests {
         let temporary = tempfile::tempdir().unwrap();
         let at = temporary.path();
         let (folder, cow) = (StateFolder::new(at.into()), device("cow"));
-        set(&folder, Marks::Mapped(cow.name_of())).unwrap();
+        set(&folder, MarkedStore::Mapped(cow.name_of())).unwrap();
         let known = |name: &str| knows(at, &StoreId::mapped(name));
         let change = || {
             assert!(known("cow") && known("new"), "killed here, it is under both");
@@ -136,7 +136,7 @@ mod tests {
         fs::write(&state, "no folder").unwrap();
         let folder = StateFolder::new(state);
         let first = device("cow");
-        set(&folder, Marks::Mapped(first.name_of())).unwrap_err();
+        set(&folder, MarkedStore::Mapped(first.name_of())).unwrap_err();
         drop(first);
         let (again, other) = (device("cow"), device("other"));
         assert!(why(&folder, &again).is_some());

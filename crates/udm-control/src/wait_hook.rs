@@ -12,16 +12,16 @@ thread_local! {
 }
 
 /// Has this thread call `turn` again and again wherever it would sleep, or sleep again.
-pub fn turn_instead(turn: Option<fn()>) {
+pub fn set_wait_hook(turn: Option<fn()>) {
     TURN.set(turn);
 }
 
 /// True if this thread takes turns instead of sleeping.
-pub(crate) fn has_turns() -> bool {
+pub(crate) fn has_wait_hook() -> bool {
     TURN.get().is_some()
 }
 
 /// Takes a turn; false if this thread sleeps.
-pub(crate) fn take_turn() -> bool {
+pub(crate) fn run_wait_hook() -> bool {
     TURN.get().inspect(|turn| turn()).is_some()
 }

@@ -9,18 +9,18 @@ use udm_wire::uri::{QueueParams, Scheduler};
 
 /// What is said of them: with nothing, devices have no queue of their own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RequestQueues {
+pub struct RequestQueueParams {
     /// `dm_mq_queue_depth`: 0 for 2048, and 10240 where more is said.
     pub queue_depth: Option<u32>,
     /// `dm_mq_nr_hw_queues`: 0 for 1, and 32 where more is said; no more than there are cores.
     pub nr_hw_queues: Option<u32>,
 }
 
-impl RequestQueues {
+impl RequestQueueParams {
     /// What is said here, and for the rest there.
     #[must_use]
-    pub fn or(self, there: RequestQueues) -> RequestQueues {
-        RequestQueues {
+    pub fn or(self, there: RequestQueueParams) -> RequestQueueParams {
+        RequestQueueParams {
             queue_depth: self.queue_depth.or(there.queue_depth),
             nr_hw_queues: self.nr_hw_queues.or(there.nr_hw_queues),
         }
@@ -28,7 +28,7 @@ impl RequestQueues {
 
     /// The queue that they are, on `cores` cores.
     fn params(self, cores: usize) -> Option<QueueParams> {
-        if self == RequestQueues::default() {
+        if self == RequestQueueParams::default() {
             return None;
         }
         // As the kernel's `__dm_get_module_param`.
@@ -58,7 +58,7 @@ mod tests {
     #[test]
     fn the_kernels_numbers() {
         let params = |queue_depth, nr_hw_queues, cores| {
-            let params = RequestQueues { queue_depth, nr_hw_queues }.params(cores)?;
+            let params = RequestQueueParams { queue_depth, nr_hw_queues }.params(cores)?;
             Some((params.queue_depth, params.nr_hw_queues, params.scheduler, params.requests()))
         };
         let (none, deadline) = (Scheduler::None, Scheduler::MqDeadline);

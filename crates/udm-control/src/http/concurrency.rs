@@ -5,7 +5,7 @@
 //! do not wait for each other: loads that hang on their storage keep no message from failing the
 //! path that hangs.
 
-use super::error::Refusal;
+use super::error::ErrorResponse;
 use crate::error::VerbError;
 use axum::extract::FromRef;
 use std::sync::Arc;
@@ -37,48 +37,52 @@ const WAITING_MAX: usize = 32;
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// The gates of one server.
-pub(super) struct Gates {
+pub(super) struct ConcurrencyLimits {
     /// Creates and loads: they open devices.
-    pub loads: Gate,
+    pub loads: ConcurrencyLimit,
     /// Messages: they may name a path.
-    pub messages: Gate,
+    pub messages: ConcurrencyLimit,
     /// What closes devices.
-    pub clears: Gate,
+    pub clears: ConcurrencyLimit,
     /// What moves marks in the state folder.
-    pub renames: Gate,
+    pub renames: ConcurrencyLimit,
     /// Looks at all numbers: with thousands of devices they take a while.
-    pub metrics: Gate,
+    pub metrics: ConcurrencyLimit,
     /// What applies the server's file.
-    pub reconfigures: Gate,
+    pub reconfigures: ConcurrencyLimit,
     /// Places for those who wait for events, or listen.
     pub waits: Arc<Semaphore>,
 }
 
 /// The gate of one kind of verb.
-pub(super) struct Gate {
+pub(super) struct ConcurrencyLimit {
     what: &'static str,
     permits: Arc<Semaphore>,
     waiting: Semaphore,
 }
 
-impl Gates {
+impl ConcurrencyLimits {
     /// All open.
-    pub fn new() -> Arc<Gates> {
-        Arc::new(Gates {
-            loads: Gate::new("creates and loads", LOADS_MAX),
-            messages: Gate::new("messages", MESSAGES_MAX),
-            clears: Gate::new("clears", CLEARS_MAX),
-            renames: Gate::new("renames", RENAMES_MAX),
-            metrics: Gate::new("looks at all numbers", METRICS_MAX),
-            reconfigures: Gate::new("reconfigures", RECONFIGURES_MAX - 1),
+    pub fn new() -> Arc<ConcurrencyLimits> {
+        Arc::new(ConcurrencyLimits {
+            loads: ConcurrencyLimit::new("creates and loads", LOADS_MAX),
+            messages: ConcurrencyLimit::new("messages", MESSAGES_MAX),
+            clears: ConcurrencyLimit::new("clears", CLEARS_MAX),
+            renames: ConcurrencyLimit::new("renames", RENAMES_MAX),
+            metrics: ConcurrencyLimit::new("looks at all numbers", METRICS_MAX),
+            reconfigures: ConcurrencyLimit::new("reconfigures", RECONFIGURES_MAX - 1),
             waits: Arc::new(Semaphore::new(WAITS_MAX)),
         })
     }
 }
 
-impl Gate {
-    fn new(what: &'static str, max: usize) -> Gate {
-        Gate { what, permits: Arc::new(Semaphore::new(max)), waiting: Semaphore::new(WAITING_MAX) }
+impl ConcurrencyLimit {
+    fn new(what: &'static str, max: usize) -> ConcurrencyLimit {
+        ConcurrencyLimit {
+            what,
+            permits: Arc::new(Semaphore::new(max)),
+            waiting: Semaphore::new(WAITING_MAX),
+        }
     }
 
     async fn enter(&self) -> Option<OwnedSemaphorePermit> {
@@ -96,7 +100,7 @@ impl Gate {
         &self,
         name: &str,
         verb: impl FnOnce() -> Result<T, VerbError> + Send + 'static,
-    ) -> Result<T, Refusal> {
+    ) -> Result<T, ErrorResponse> {
         let Some(permit) = self.enter().await else {
             let why = format!("too many {} are under way: try again when some are done", self.what);
             return Err(VerbError::new(name, TargetError::errno(EBUSY).because(why)).into());
@@ -112,17 +116,17 @@ impl Gate {
 
 /// What handlers share.
 #[derive(Clone)]
-pub(super) struct Shared {
+pub(super) struct AppState {
     /// The devices.
     pub registry: Arc<crate::registry::Registry>,
     /// The gates.
-    pub gates: Arc<Gates>,
+    pub gates: Arc<ConcurrencyLimits>,
     /// When the server began.
-    pub began: crate::stats::Began,
+    pub began: crate::stats::StartTime,
 }
 
-impl FromRef<Shared> for Arc<crate::registry::Registry> {
-    fn from_ref(shared: &Shared) -> Self {
+impl FromRef<AppState> for Arc<crate::registry::Registry> {
+    fn from_ref(shared: &AppState) -> Self {
         Arc::clone(&shared.registry)
     }
 }
@@ -133,7 +137,7 @@ mod tests {
 
     #[tokio::test]
     async fn only_so_many_wait() {
-        let gate = Gate::new("loads", 1);
+        let gate = ConcurrencyLimit::new("loads", 1);
         let permit = gate.enter().await.unwrap();
         let mut waiting: Vec<_> = (0..WAITING_MAX).map(|_| Box::pin(gate.enter())).collect();
         for one in &mut waiting {

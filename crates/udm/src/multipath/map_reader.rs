@@ -9,7 +9,7 @@ use udm_control::http::api;
 
 /// A multipath device, with multipath-tools' names for what it has.
 #[derive(Debug, Default, Serialize)]
-pub struct Map {
+pub struct MultipathMap {
     pub name: String,
     /// Its uuid, else its name.
     pub uuid: String,
@@ -28,12 +28,12 @@ pub struct Map {
     pub paths: usize,
     /// How often one failed.
     pub path_faults: u64,
-    pub path_groups: Vec<Group>,
+    pub path_groups: Vec<PathGroup>,
 }
 
 /// A group.
 #[derive(Debug, Default, Serialize)]
-pub struct Group {
+pub struct PathGroup {
     pub group: usize,
     pub selector: String,
     /// The mean of its paths in use.
@@ -65,9 +65,9 @@ pub struct Path {
 }
 
 /// The words of a table or a status; `None` where there are fewer than they say.
-struct Words<'a>(SplitWhitespace<'a>);
+struct WordReader<'a>(SplitWhitespace<'a>);
 
-impl<'a> Words<'a> {
+impl<'a> WordReader<'a> {
     fn word(&mut self) -> Option<&'a str> {
         self.0.next()
     }
@@ -99,10 +99,10 @@ const TRIES: usize = 10;
 ///
 /// # Errors
 /// What the server refused; `name` is no multipath device.
-pub fn maps(client: &ControlClient, name: Option<&str>) -> Result<Vec<Map>> {
+pub fn maps(client: &ControlClient, name: Option<&str>) -> Result<Vec<MultipathMap>> {
     if let Some(name) = name {
         let device: api::Device = client.get(&device_path(name, "")).map_err(|e| explain(e, None))?;
-        return match one(client, &device).map_err(|e| explain(e, None))? {
+        return match read_map(client, &device).map_err(|e| explain(e, None))? {
             Some(map) => Ok(vec![map]),
             None => bail!("{name}: it is no multipath device"),
         };
@@ -110,7 +110,7 @@ pub fn maps(client: &ControlClient, name: Option<&str>) -> Result<Vec<Map>> {
     let devices = client.get::<api::DeviceList>("/v1/devices").map_err(|e| explain(e, None))?.devices;
     let mut maps = Vec::new();
     for device in &devices {
-        match one(client, device) {
+        match read_map(client, device) {
             Ok(map) => maps.extend(map),
             // One that is removed meanwhile is not there.
             Err(ClientError::Refused(_)) => {}
@@ -121,7 +121,7 @@ pub fn maps(client: &ControlClient, name: Option<&str>) -> Result<Vec<Map>> {
 }
 
 /// `None` where the live table is not multipath.
-fn one(client: &ControlClient, device: &api::Device) -> Result<Option<Map>, ClientError> {
+fn read_map(client: &ControlClient, device: &api::Device) -> Result<Option<MultipathMap>, ClientError> {
     let table = || client.get::<api::Table>(&device_path(&device.name, "/table"));
     let mut before = table()?;
     if params(&before.lines).is_none() {
@@ -149,9 +149,9 @@ fn params(lines: &[api::Line]) -> Option<&str> {
 }
 
 /// `None` where the table is not multipath, or the status is another table's.
-fn map(device: &api::Device, table: &api::Table, status: &api::Status) -> Option<Map> {
+fn map(device: &api::Device, table: &api::Table, status: &api::Status) -> Option<MultipathMap> {
     let (table, said) = (params(&table.lines)?, params(&status.lines)?);
-    let (mut table, mut said) = (Words(table.split_whitespace()), Words(said.split_whitespace()));
+    let (mut table, mut said) = (WordReader(table.split_whitespace()), WordReader(said.split_whitespace()));
     let (features, hwhandler) = (table.counted()?, table.counted()?);
     let groups = table.number()?;
     // The group that is next.
@@ -175,12 +175,12 @@ fn map(device: &api::Device, table: &api::Table, status: &api::Status) -> Option
         let (count, values) = (said.number()?, said.number()?);
         said.rows(count, values.checked_add(3)?)?;
         let paths = status.paths.iter().zip(&usable).filter(|(path, _)| path.group == group as u64);
-        let paths: Vec<Path> = paths.map(|(path, up)| of(path, *up, &device.name)).collect();
-        path_groups.push(Group { group, selector, pri: mean(&paths), dm_st, paths });
+        let paths: Vec<Path> = paths.map(|(path, up)| path_of(path, *up, &device.name)).collect();
+        path_groups.push(PathGroup { group, selector, pri: mean(&paths), dm_st, paths });
     }
     let paths = || path_groups.iter().flat_map(|group| &group.paths);
     let up = paths().filter(|path| path.is_up).count();
-    Some(Map {
+    Some(MultipathMap {
         failback: failback(status.upkeep.as_ref()),
         queueing: queueing(status.upkeep.as_ref(), up),
         name: device.name.clone(),
@@ -242,7 +242,7 @@ fn mean(paths: &[Path]) -> i64 {
     known().sum::<i64>().checked_div(known().count() as i64).unwrap_or(0)
 }
 
-fn of(path: &api::Path, is_up: bool, multipath: &str) -> Path {
+fn path_of(path: &api::Path, is_up: bool, multipath: &str) -> Path {
     Path {
         dev: path.name.clone(),
         dev_t: path.number.clone(),

@@ -2,7 +2,7 @@
 //! was made by which file it is.
 
 use super::StoreId;
-use super::store_id::Disk;
+use super::store_id::FileId;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io;
@@ -17,7 +17,7 @@ const CLOCK_STEP: Duration = Duration::from_millis(20);
 
 /// How a file was when it was last looked at: its size, and when it was changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Stamp {
+pub(crate) struct FileStamp {
     size_bytes: u64,
     /// In ns since 1970.
     changed_ns: i128,
@@ -29,7 +29,7 @@ pub(crate) struct StoreFile {
     /// Where it was made.
     pub path: PathBuf,
     /// Which file it is.
-    disk: Disk,
+    disk: FileId,
 }
 
 impl StoreFile {
@@ -38,7 +38,7 @@ impl StoreFile {
     /// # Errors
     /// The system's; `InvalidInput` for what is no file.
     pub(crate) fn new(path: &Path, opened: &File) -> io::Result<StoreFile> {
-        let disk = Disk::of(&opened.metadata()?).ok_or(io::ErrorKind::InvalidInput)?;
+        let disk = FileId::of(&opened.metadata()?).ok_or(io::ErrorKind::InvalidInput)?;
         Ok(StoreFile { path: path.to_owned(), disk })
     }
 
@@ -51,7 +51,7 @@ impl StoreFile {
             return fs::remove_file(&self.path);
         }
         match fs::symlink_metadata(&self.path) {
-            Ok(found) if Disk::of(&found).is_some_and(|disk| disk.is(self.disk)) => {
+            Ok(found) if FileId::of(&found).is_some_and(|disk| disk.is(self.disk)) => {
                 fs::remove_file(&self.path)
             }
             Ok(_) => Err(io::Error::other("it is another file by now, so it stays")),
@@ -66,37 +66,37 @@ impl StoreFile {
     }
 }
 
-impl Stamp {
+impl FileStamp {
     /// What is another about the file by now, in words that follow its name.
     pub(super) fn differs(&self, found: &fs::Metadata) -> Option<String> {
         let (was, is) = (self.size_bytes, found.len());
         match () {
             () if was != is => Some(format!("has {is} bytes, and had {was} when it was last attached")),
-            () if *self != Stamp::of(found) => Some("was written without it".into()),
+            () if *self != FileStamp::of(found) => Some("was written without it".into()),
             () => None,
         }
     }
 
-    fn of(found: &fs::Metadata) -> Stamp {
+    fn of(found: &fs::Metadata) -> FileStamp {
         let changed_ns = i128::from(found.mtime()) * 1_000_000_000 + i128::from(found.mtime_nsec());
-        Stamp { size_bytes: found.len(), changed_ns }
+        FileStamp { size_bytes: found.len(), changed_ns }
     }
 
     /// Of the file that `disk` is, when any later write shows: where it was changed just now that
     /// takes a step of the file system's clock. `None` for what is no file, or not there, or is
     /// being written.
-    pub(crate) fn settled(disk: &StoreId) -> Option<Stamp> {
+    pub(crate) fn settled(disk: &StoreId) -> Option<FileStamp> {
         let is_settled = |found: &fs::Metadata| {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_nanos();
-            let age = i128::try_from(now).ok()? - Stamp::of(found).changed_ns;
+            let age = i128::try_from(now).ok()? - FileStamp::of(found).changed_ns;
             Some(!(0..CLOCK_STEP.as_nanos() as i128).contains(&age))
         };
         let first = disk.file()?;
         if is_settled(&first)? {
-            return Some(Stamp::of(&first));
+            return Some(FileStamp::of(&first));
         }
         std::thread::sleep(2 * CLOCK_STEP);
         let second = disk.file()?;
-        is_settled(&second)?.then(|| Stamp::of(&second))
+        is_settled(&second)?.then(|| FileStamp::of(&second))
     }
 }

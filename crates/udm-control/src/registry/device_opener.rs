@@ -7,8 +7,8 @@ use udm_core::OpenError;
 use udm_wire::uri::{DeviceUri, FileUri};
 
 /// The outside of a registry: of the program, [`Backends`] and threads.
-pub trait Outside: Send + Sync {
-    /// As [`Backends::look`].
+pub trait DeviceOpener: Send + Sync {
+    /// As [`Backends::map_reader`].
     ///
     /// # Errors
     /// As there.
@@ -31,7 +31,7 @@ pub trait Outside: Send + Sync {
     fn beside(&self, work: Box<dyn FnOnce() + Send>);
 }
 
-impl Outside for Backends {
+impl DeviceOpener for Backends {
     fn look(&self, uri: &DeviceUri) -> Result<Identity, OpenError> {
         Backends::look(self, uri)
     }

@@ -1,8 +1,8 @@
 //! Commands that need few words: versions, names, and what has no counterpart in udm.
 
-use super::face::{Done, Face, Failure, failed, refused};
 use super::options::Name;
-use super::report::{columns_of, reports};
+use super::report::{columns_of, repeat_report};
+use super::session::{CommandError, CommandResult, Session, command_failed, ioctl_failed};
 use crate::columns::{list_of_fields, split_row};
 use crate::log;
 use udm_control::client::ClientError;
@@ -13,24 +13,24 @@ use udm_core::errno::EINVAL;
 ///
 /// # Errors
 /// Always.
-pub fn none(what: &str, why: &str) -> Done {
-    failed(format!("{what}: not in udm: {why}"))
+pub fn unsupported(what: &str, why: &str) -> CommandResult {
+    command_failed(format!("{what}: not in udm: {why}"))
 }
 
 /// `dmsetup help`.
-pub fn help(face: &mut Face, _: &[String]) -> Done {
+pub fn help(face: &mut Session, _: &[String]) -> CommandResult {
     let fields = if face.has(Name::Columns) { list_of_fields() } else { String::new() };
     log::say(format!("{}{fields}", super::usage()));
     Ok(())
 }
 
-fn versions(face: &Face) -> Result<api::Version, Failure> {
-    let failed = |e: ClientError| Failure::Failed(e.to_string());
-    face.client.get::<api::Version>("/v1/version").map_err(failed)
+fn versions(face: &Session) -> Result<api::Version, CommandError> {
+    let command_failed = |e: ClientError| CommandError::Failed(e.to_string());
+    face.client.get::<api::Version>("/v1/version").map_err(command_failed)
 }
 
 /// `dmsetup version`.
-pub fn version(face: &mut Face, _: &[String]) -> Done {
+pub fn version(face: &mut Session, _: &[String]) -> CommandResult {
     face.out += &format!("Library version:   {} (udm)\n", env!("CARGO_PKG_VERSION"));
     let version = versions(face)?;
     face.out += &format!("Driver version:    {}\n", version.driver_version);
@@ -38,7 +38,7 @@ pub fn version(face: &mut Face, _: &[String]) -> Done {
 }
 
 /// `dmsetup targets`.
-pub fn targets(face: &mut Face, _: &[String]) -> Done {
+pub fn targets(face: &mut Session, _: &[String]) -> CommandResult {
     for target in versions(face)?.targets {
         face.out += &format!("{:<16} v{}\n", target.name, target.version);
     }
@@ -46,11 +46,15 @@ pub fn targets(face: &mut Face, _: &[String]) -> Done {
 }
 
 /// `dmsetup target-version`.
-pub fn target_version(face: &mut Face, words: &[String]) -> Done {
+pub fn target_version(face: &mut Session, words: &[String]) -> CommandResult {
     let targets = versions(face)?.targets;
     for word in words {
         let Some(target) = targets.iter().find(|target| target.name == *word) else {
-            return failed(refused("target-version", &format!("{word} "), EINVAL.unsigned_abs()));
+            return command_failed(ioctl_failed(
+                "target-version",
+                &format!("{word} "),
+                EINVAL.unsigned_abs(),
+            ));
         };
         face.out += &format!("{:<16} v{}\n", target.name, target.version);
     }
@@ -58,9 +62,9 @@ pub fn target_version(face: &mut Face, words: &[String]) -> Done {
 }
 
 /// `dmsetup mangle`: names are kept as they are, so none is in a wrong form.
-pub fn mangle(face: &mut Face, words: &[String]) -> Done {
+pub fn mangle(face: &mut Session, words: &[String]) -> CommandResult {
     face.each_or_all(words, |face, which, _| {
-        let device = face.there(which)?;
+        let device = face.find_or_fail(which)?;
         let (uuid, what) = match &device.uuid {
             Some(uuid) => (uuid.as_str(), "name and UUID"),
             None => ("[no UUID]", "name"),
@@ -71,23 +75,23 @@ pub fn mangle(face: &mut Face, words: &[String]) -> Done {
 }
 
 /// `dmsetup udevcookies`: there are none, as nothing waits for udev.
-pub fn cookies(face: &mut Face, _: &[String]) -> Done {
+pub fn cookies(face: &mut Session, _: &[String]) -> CommandResult {
     face.out += "Cookie       Semid      Value      Last semop time           Last change time\n";
     Ok(())
 }
 
 /// `dmsetup udevcomplete_all`.
-pub fn complete_all(face: &mut Face, _: &[String]) -> Done {
+pub fn complete_all(face: &mut Session, _: &[String]) -> CommandResult {
     face.out += "0 semaphores with keys prefixed by 3405 (0xd4d) destroyed. 0 skipped.\n";
     Ok(())
 }
 
 /// `dmsetup splitname`.
-pub fn split_name(face: &mut Face, words: &[String]) -> Done {
+pub fn split_name(face: &mut Session, words: &[String]) -> CommandResult {
     let fields = face.value(Name::Options).unwrap_or("vg_name,lv_name,lv_layer");
     let mut columns = columns_of(face, Some(fields))?;
     let subsystem = words.get(1).map_or("LVM", String::as_str);
-    reports(face, |face| {
+    repeat_report(face, |face| {
         let (text, _) = columns.print(vec![split_row(&words[0], subsystem)]);
         face.out += &text;
         Ok(())

@@ -7,13 +7,13 @@ use udm_core::{Ack, Batch, Busy, Device, DeviceSlot, Failure, Task, TaskCx, Task
 use udm_dm::{MappedDevice, Target};
 
 /// A lane of a device, open on one core until this is dropped.
-pub(super) struct Held {
+pub(super) struct LaneGuard {
     _task: TaskHandle,
     pub(super) failure: Failure,
 }
 
 /// Has a lane open. `ack` is dropped when it is, or can't be.
-struct Keep {
+struct LaneTask {
     device: Option<Arc<dyn Device>>,
     slot: Option<DeviceSlot>,
     failure: Failure,
@@ -21,7 +21,7 @@ struct Keep {
     over: bool,
 }
 
-impl Task for Keep {
+impl Task for LaneTask {
     fn turn(&mut self, cx: &mut dyn TaskCx) {
         if let Some(device) = self.device.take() {
             match cx.open(&device) {
@@ -52,17 +52,17 @@ impl Task for Keep {
 }
 
 /// Has a lane opened. `ack` is dropped when it is open, or can't be.
-pub(super) fn lane(registry: &Registry, device: &Arc<MappedDevice>, ack: Ack) -> Held {
+pub(super) fn lane(registry: &Registry, device: &Arc<MappedDevice>, ack: Ack) -> LaneGuard {
     let failure = Failure::default();
     let device = Arc::clone(device) as Arc<dyn Device>;
     let keep =
-        Keep { device: Some(device), slot: None, failure: failure.clone(), ack: Some(ack), over: false };
-    Held { _task: registry.cores().start(Box::new(move || Box::new(keep))), failure }
+        LaneTask { device: Some(device), slot: None, failure: failure.clone(), ack: Some(ack), over: false };
+    LaneGuard { _task: registry.cores().start(Box::new(move || Box::new(keep))), failure }
 }
 
 /// A lane for a resume or a suspend, where a target has something to do then. One that can't be
 /// opened is no obstacle: whoever uses the device next is told why.
-pub(super) async fn lane_for_change(registry: &Registry, device: &Arc<MappedDevice>) -> Option<Held> {
+pub(super) async fn lane_for_change(registry: &Registry, device: &Arc<MappedDevice>) -> Option<LaneGuard> {
     let tables = [device.live(), device.inactive()];
     let mut targets = tables.iter().flatten().flat_map(|table| table.targets());
     if !targets.any(|entry| Target::works_unasked(&*entry.target)) {

@@ -20,29 +20,29 @@ use udm_dm::News;
 pub(crate) const KEPT: usize = 1024;
 
 /// See the module.
-pub(crate) struct Feed {
+pub(crate) struct EventStream {
     /// Somebody has listened.
     heard: AtomicBool,
     /// What nobody has looked at yet.
     fresh: ArrayQueue<api::Event>,
     /// What had to leave the queue before anybody looked.
     missed: AtomicU64,
-    kept: Mutex<Kept>,
+    kept: Mutex<EventHistory>,
     listeners: AtomicUsize,
     told: Notify,
 }
 
 #[derive(Default)]
-struct Kept {
+struct EventHistory {
     /// The number of the last change.
     last: u64,
     /// In the order of their numbers, which have gaps where something was missed.
     events: VecDeque<Arc<api::Event>>,
 }
 
-impl Default for Feed {
-    fn default() -> Feed {
-        Feed {
+impl Default for EventStream {
+    fn default() -> EventStream {
+        EventStream {
             heard: AtomicBool::new(false),
             fresh: ArrayQueue::new(KEPT),
             missed: AtomicU64::new(0),
@@ -53,7 +53,7 @@ impl Default for Feed {
     }
 }
 
-impl Feed {
+impl EventStream {
     /// Something has changed.
     pub fn tell(&self, news: &dyn Fn() -> News) {
         // As with those who wait for an event: what has changed is there before it is looked who
@@ -73,7 +73,7 @@ impl Feed {
 
     /// Listens from now on, or from behind change `after` on. Numbers are greater than `base`,
     /// which is the same each time.
-    pub fn listen(self: &Arc<Feed>, base: u64, after: Option<u64>) -> Listening {
+    pub fn listen(self: &Arc<EventStream>, base: u64, after: Option<u64>) -> EventSubscription {
         self.listeners.fetch_add(1, Ordering::SeqCst);
         let mut kept = self.kept();
         if !self.heard.swap(true, Ordering::SeqCst) {
@@ -87,7 +87,7 @@ impl Feed {
         let first = || kept.events.front().map_or(kept.last, |event| event.id - 1);
         let seen = if other { first() } else { after.unwrap_or(kept.last) };
         drop(kept);
-        Listening { feed: Arc::clone(self), seen, other }
+        EventSubscription { feed: Arc::clone(self), seen, other }
     }
 
     /// Ends with the next change behind this call.
@@ -95,14 +95,14 @@ impl Feed {
         self.told.notified()
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept> {
+    fn kept(&self) -> MutexGuard<'_, EventHistory> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Kept {
+impl EventHistory {
     /// Takes what is fresh.
-    fn take_in(&mut self, feed: &Feed) {
+    fn take_in(&mut self, feed: &EventStream) {
         // Those were older than what is there.
         self.last += feed.missed.swap(0, Ordering::Relaxed);
         while let Some(mut event) = feed.fresh.pop() {
@@ -117,22 +117,22 @@ impl Kept {
 }
 
 /// Somebody who listens, until it is dropped.
-pub(crate) struct Listening {
-    feed: Arc<Feed>,
+pub(crate) struct EventSubscription {
+    feed: Arc<EventStream>,
     /// The number of the last change that he has.
     seen: u64,
     /// He had those of another server, and has not been told so.
     other: bool,
 }
 
-impl Listening {
+impl EventSubscription {
     /// The number of the last change that he has.
     pub fn seen(&self) -> u64 {
         self.seen
     }
 
     /// What he listens to.
-    pub fn feed(&self) -> Arc<Feed> {
+    pub fn feed(&self) -> Arc<EventStream> {
         Arc::clone(&self.feed)
     }
 
@@ -156,7 +156,7 @@ impl Listening {
     }
 }
 
-impl Drop for Listening {
+impl Drop for EventSubscription {
     fn drop(&mut self) {
         self.feed.listeners.fetch_sub(1, Ordering::SeqCst);
     }
@@ -200,7 +200,7 @@ mod tests {
 
     const BASE: u64 = 1000;
 
-    fn tell(feed: &Feed, line: u64) {
+    fn tell(feed: &EventStream, line: u64) {
         feed.tell(&|| News {
             device: "d".into(),
             uuid: None,
@@ -211,7 +211,7 @@ mod tests {
     }
 
     /// What is read: its number, and its line or how many were lost.
-    fn all(listening: &mut Listening) -> Vec<(u64, String)> {
+    fn all(listening: &mut EventSubscription) -> Vec<(u64, String)> {
         let mut all = Vec::new();
         loop {
             let read = listening.read(100);
@@ -224,7 +224,7 @@ mod tests {
 
     #[test]
     fn nothing_is_kept_before_anybody_listens() {
-        let feed = Arc::new(Feed::default());
+        let feed = Arc::new(EventStream::default());
         feed.tell(&|| panic!("nobody wants it put into words"));
         let mut first = feed.listen(BASE, None);
         assert_eq!((first.seen(), all(&mut first)), (BASE, vec![]));
@@ -239,7 +239,7 @@ mod tests {
 
     #[test]
     fn each_is_read_once_and_what_is_lost_is_said() {
-        let feed = Arc::new(Feed::default());
+        let feed = Arc::new(EventStream::default());
         let (mut slow, mut quick) = (feed.listen(BASE, None), feed.listen(BASE, None));
         let kept = KEPT as u64;
         let mut seen = Vec::new();
@@ -263,7 +263,7 @@ mod tests {
 
     #[test]
     fn who_has_heard_another_server_is_told_so() {
-        let feed = Arc::new(Feed::default());
+        let feed = Arc::new(EventStream::default());
         for after in [0, BASE - 1, BASE + 1, u64::MAX] {
             let mut listening = feed.listen(BASE, Some(after));
             let read = all(&mut listening);
@@ -279,7 +279,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_listens_is_woken() {
-        let feed = Arc::new(Feed::default());
+        let feed = Arc::new(EventStream::default());
         let mut listening = feed.listen(BASE, None);
         for line in 1..=1000 {
             let teller = {
@@ -320,7 +320,7 @@ mod tests {
 
     #[test]
     fn a_line_is_a_line() {
-        let feed = Arc::new(Feed::default());
+        let feed = Arc::new(EventStream::default());
         let mut listening = feed.listen(BASE, None);
         feed.tell(&|| News {
             device: "d".into(),

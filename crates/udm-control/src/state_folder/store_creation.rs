@@ -29,17 +29,17 @@ const MAKING: &str = "making-";
 const FILE_MAX: u64 = 8 << 10;
 
 /// A store that is being made. Dropped when it is kept, or gone.
-pub struct Making {
+pub struct StoreCreation {
     path: PathBuf,
     file: File,
 }
 
-impl Making {
+impl StoreCreation {
     /// `store` is there now. Until then only an empty file is taken for it.
     ///
     /// # Errors
     /// When that can't be kept.
-    pub(crate) fn is_there(&mut self, store: &File) -> io::Result<()> {
+    pub(crate) fn set_created(&mut self, store: &File) -> io::Result<()> {
         self.file.write_all(identity_of(&store.metadata()?).as_bytes())
     }
 }
@@ -50,7 +50,7 @@ fn identity_of(found: &Metadata) -> String {
     format!("{} {} {}", found.dev(), found.ino(), born.unwrap_or_default().as_nanos())
 }
 
-impl Drop for Making {
+impl Drop for StoreCreation {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.path);
     }
@@ -59,9 +59,9 @@ impl Drop for Making {
 impl StateFolder {
     /// Says that `store`, an absolute path, is going to be made. `None` where that can't be kept:
     /// it is made all the same.
-    pub(crate) fn making(&self, store: &Path) -> Option<Making> {
+    pub(crate) fn making(&self, store: &Path) -> Option<StoreCreation> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
-        let begin = || -> io::Result<Making> {
+        let begin = || -> io::Result<StoreCreation> {
             DirBuilder::new().recursive(true).mode(0o700).create(&self.path)?;
             loop {
                 // Relaxed: a number is given out once.
@@ -79,7 +79,7 @@ impl StateFolder {
                 if file.metadata()?.nlink() > 0 {
                     file.write_all(store.as_os_str().as_bytes())?;
                     file.write_all(&[0])?;
-                    return Ok(Making { path, file });
+                    return Ok(StoreCreation { path, file });
                 }
             }
         };
@@ -96,7 +96,7 @@ impl StateFolder {
             name.is_some_and(|name| name.starts_with(MAKING))
         };
         for path in entries.filter_map(|entry| Some(entry.ok()?.path())).filter(is_one) {
-            if let Err(error) = clean_one(&path)
+            if let Err(error) = clean_leftover(&path)
                 && error.kind() != io::ErrorKind::NotFound
             {
                 tracing::warn!("{}: {error}", path.display());
@@ -106,7 +106,7 @@ impl StateFolder {
 }
 
 /// Looks at one file: nothing is done for one whose maker lives.
-fn clean_one(path: &Path) -> io::Result<()> {
+fn clean_leftover(path: &Path) -> io::Result<()> {
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = File::from(open(path, flags, Mode::empty())?);
     // What others have put there says nothing.
@@ -124,7 +124,7 @@ fn clean_one(path: &Path) -> io::Result<()> {
         let identity = String::from_utf8_lossy(&bytes[end + 1..]).into_owned();
         bytes.truncate(end);
         let store = PathBuf::from(std::ffi::OsString::from_vec(bytes));
-        match take_away(&store, &identity) {
+        match remove_leftover(&store, &identity) {
             Ok(()) => {
                 tracing::warn!("{}: removed, the server that was making it was killed", store.display());
             }
@@ -136,7 +136,7 @@ fn clean_one(path: &Path) -> io::Result<()> {
 }
 
 /// Removes `store` if it is the file of this identity and holds nothing.
-fn take_away(store: &Path, identity: &str) -> io::Result<()> {
+fn remove_leftover(store: &Path, identity: &str) -> io::Result<()> {
     let kept = |why: &str| io::Error::other(format!("{why}, so it stays"));
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = File::from(open(store, flags, Mode::empty())?);
@@ -195,7 +195,7 @@ mod tests {
     fn left(folder: &StateFolder, path: &Path, made: bool) {
         let mut making = folder.making(path).unwrap();
         if made {
-            making.is_there(&File::open(path).unwrap()).unwrap();
+            making.set_created(&File::open(path).unwrap()).unwrap();
         }
         let held = making.path.clone();
         let bytes = fs::read(&held).unwrap();
@@ -251,7 +251,7 @@ mod tests {
         let folder: Arc<StateFolder> = StateFolder::new(state.clone());
         store(&path, false);
         let mut making = folder.making(&path).unwrap();
-        making.is_there(&File::open(&path).unwrap()).unwrap();
+        making.set_created(&File::open(&path).unwrap()).unwrap();
         StateFolder::new(state.clone()).clean();
         assert!(path.exists() && !is_empty(&state));
         drop(making);

@@ -34,19 +34,19 @@ const REPORT_MAX: Duration = Duration::from_millis(200);
 /// The signals that end a server, for the thread that serves; and the watch over its end.
 pub(super) struct Signals {
     queue: mpsc::Receiver<Signal>,
-    shared: Arc<Shared>,
+    shared: Arc<ShutdownState>,
 }
 
 #[derive(Default)]
-struct Shared {
+struct ShutdownState {
     begun: Notify,
     hung_up: Notify,
-    plan: Mutex<Option<Plan>>,
+    plan: Mutex<Option<ShutdownPlan>>,
 }
 
 /// What the watch must know.
 #[derive(Clone)]
-struct Plan {
+struct ShutdownPlan {
     limit: Duration,
     cluster: Arc<Cluster>,
     names: HashMap<DeviceId, String>,
@@ -58,19 +58,19 @@ impl Signals {
     pub fn start(reloads: bool) -> io::Result<Signals> {
         // One that nobody takes off the queue is news of a thread that is stuck.
         let (tx, queue) = mpsc::channel(1);
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(ShutdownState::default());
         let (ready, answer) = std::sync::mpsc::sync_channel(1);
         let watched = Arc::clone(&shared);
         std::thread::Builder::new().name("udm-signals".into()).spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let made = runtime.and_then(|runtime| {
-                let ears = runtime.block_on(async { Ears::new() })?;
+                let ears = runtime.block_on(async { SignalStreams::new() })?;
                 Ok((runtime, ears))
             });
             match made {
                 Ok((runtime, ears)) => {
                     let _ = ready.send(Ok(()));
-                    runtime.block_on(watch(ears, reloads, &tx, &watched));
+                    runtime.block_on(watch_shutdown(ears, reloads, &tx, &watched));
                 }
                 Err(error) => drop(ready.send(Err(error))),
             }
@@ -89,22 +89,22 @@ impl Signals {
     }
 
     /// Where SIGHUP is told that ends nothing.
-    pub fn hangups(&self) -> Hangups {
-        Hangups(Arc::clone(&self.shared))
+    pub fn hangups(&self) -> SighupStream {
+        SighupStream(Arc::clone(&self.shared))
     }
 
     /// The end begins: it may take `limit`. `names` are those of the devices.
     pub fn end_within(self, limit: Duration, cluster: &Arc<Cluster>, names: HashMap<DeviceId, String>) {
-        let plan = Plan { limit, cluster: Arc::clone(cluster), names };
+        let plan = ShutdownPlan { limit, cluster: Arc::clone(cluster), names };
         *self.shared.plan.lock().unwrap_or_else(PoisonError::into_inner) = Some(plan);
         self.shared.begun.notify_one();
     }
 }
 
 /// SIGHUP, where it ends nothing.
-pub(super) struct Hangups(Arc<Shared>);
+pub(super) struct SighupStream(Arc<ShutdownState>);
 
-impl Hangups {
+impl SighupStream {
     /// The next one; several that came meanwhile are one.
     pub async fn next(&self) {
         self.0.hung_up.notified().await;
@@ -112,15 +112,15 @@ impl Hangups {
 }
 
 /// The signals themselves.
-struct Ears {
+struct SignalStreams {
     interrupt: unix::Signal,
     terminate: unix::Signal,
     hangup: unix::Signal,
 }
 
-impl Ears {
-    fn new() -> io::Result<Ears> {
-        Ok(Ears {
+impl SignalStreams {
+    fn new() -> io::Result<SignalStreams> {
+        Ok(SignalStreams {
             interrupt: unix::signal(SignalKind::interrupt())?,
             terminate: unix::signal(SignalKind::terminate())?,
             hangup: unix::signal(SignalKind::hangup())?,
@@ -136,14 +136,19 @@ impl Ears {
     }
 }
 
-async fn watch(mut ears: Ears, reloads: bool, queue: &mpsc::Sender<Signal>, shared: &Shared) {
+async fn watch_shutdown(
+    mut ears: SignalStreams,
+    reloads: bool,
+    queue: &mpsc::Sender<Signal>,
+    shared: &ShutdownState,
+) {
     loop {
         tokio::select! {
             signal = ears.next() => {
                 if reloads && signal == Signal::HUP {
                     shared.hung_up.notify_one();
                 } else if queue.try_send(signal).is_err() {
-                    at_once(signal);
+                    exit_by_second_signal(signal);
                 }
             }
             () = shared.begun.notified() => break,
@@ -158,7 +163,7 @@ async fn watch(mut ears: Ears, reloads: bool, queue: &mpsc::Sender<Signal>, shar
         tokio::select! {
             signal = ears.next() => {
                 if !reloads || signal != Signal::HUP {
-                    at_once(signal);
+                    exit_by_second_signal(signal);
                 }
             }
             () = sleep_until(begin + next) => {
@@ -169,7 +174,7 @@ async fn watch(mut ears: Ears, reloads: bool, queue: &mpsc::Sender<Signal>, shar
                          the process goes when the kernel gives up what is left\n",
                         plan.limit.as_secs()
                     ));
-                    leave(1);
+                    exit_now(1);
                 }
                 silent = false;
                 log::say(format!("udm: waiting for {waited_for} (a second signal, or Ctrl-C, ends at once)\n"));
@@ -179,21 +184,21 @@ async fn watch(mut ears: Ears, reloads: bool, queue: &mpsc::Sender<Signal>, shar
 }
 
 /// Ends the program for a second signal.
-fn at_once(signal: Signal) -> ! {
+fn exit_by_second_signal(signal: Signal) -> ! {
     log::say("udm: ended at once; what was flushed is safe\n".into());
-    leave(128 + signal.as_raw())
+    exit_now(128 + signal.as_raw())
 }
 
 /// Ends the program without a look at what its other threads do. A request that the kernel does not
 /// give up keeps the process, with all that it has open, after this; so clients are told now.
-fn leave(status: i32) -> ! {
+fn exit_now(status: i32) -> ! {
     log::flush();
-    let _ = hang_up();
+    let _ = shutdown_sockets();
     std::process::exit(status)
 }
 
 /// Shuts all connections down, whoever has them.
-fn hang_up() -> io::Result<()> {
+fn shutdown_sockets() -> io::Result<()> {
     let this = pidfd_open(getpid(), PidfdFlags::empty())?;
     for entry in std::fs::read_dir("/proc/self/fd")? {
         let Some(number) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
@@ -217,7 +222,7 @@ fn is_unnamed(address: Option<SocketAddrAny>) -> bool {
     unix.is_some_and(|unix| unix.path().is_none())
 }
 
-impl Plan {
+impl ShutdownPlan {
     fn text(&self) -> String {
         describe(&self.cluster.under_way(REPORT_MAX), &self.names)
     }

@@ -4,17 +4,17 @@ use anyhow::Result;
 use std::io::IsTerminal;
 
 /// What is written on. With `--json` nothing is.
-pub(super) struct Paper {
+pub(super) struct Printer {
     silent: bool,
     colour: bool,
 }
 
-impl Paper {
+impl Printer {
     /// Standard output; colour only on a terminal, and not with `$NO_COLOR`.
-    pub fn new(silent: bool) -> Paper {
+    pub fn new(silent: bool) -> Printer {
         let colour =
             std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
-        Paper { silent, colour }
+        Printer { silent, colour }
     }
 
     fn styled(&self, style: &str, text: &str) -> String {

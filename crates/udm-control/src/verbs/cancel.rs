@@ -16,22 +16,22 @@ use udm_dm::TargetError;
 /// EINTR, with the reason.
 #[must_use]
 pub fn interrupted(why: &str) -> TargetError {
-    Waiting::Resume.interrupted(why)
+    VerbKind::Resume.interrupted(why)
 }
 
 /// The other end of a verb: ends its wait. Clones are the same.
 #[derive(Clone, Default)]
-pub struct CallOff(Arc<Inner>);
+pub struct CancelToken(Arc<CancelState>);
 
 #[derive(Default)]
-struct Inner {
+struct CancelState {
     why: OnceLock<TargetError>,
     said: Notify,
     /// What it is a part of: called off with that.
-    whole: Option<CallOff>,
+    whole: Option<CancelToken>,
 }
 
-impl CallOff {
+impl CancelToken {
     /// Has the verb end with `why`, if it is not too late. The first reason stays.
     pub fn call(&self, why: TargetError) {
         if self.0.why.set(why).is_ok() {
@@ -40,11 +40,11 @@ impl CallOff {
     }
 
     /// For one step of several, which can be called off alone: the others go on.
-    pub(crate) fn step(&self) -> CallOff {
+    pub(crate) fn step(&self) -> CancelToken {
         if bugs::on(Bug::OneCallsOffAll) {
             return self.clone();
         }
-        CallOff(Arc::new(Inner { whole: Some(self.clone()), ..Inner::default() }))
+        CancelToken(Arc::new(CancelState { whole: Some(self.clone()), ..CancelState::default() }))
     }
 
     /// What it was called with, if it was.
@@ -52,7 +52,7 @@ impl CallOff {
         self.0.why.get().or_else(|| self.0.whole.as_ref()?.reason())
     }
 
-    /// Waits for [`CallOff::call`]. For one at a time; who comes later is told as well.
+    /// Waits for [`CancelToken::call`]. For one at a time; who comes later is told as well.
     pub(super) async fn called(&self) -> TargetError {
         loop {
             if let Some(why) = self.reason() {
@@ -71,20 +71,20 @@ impl CallOff {
 
 /// Who waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Waiting {
+pub(crate) enum VerbKind {
     Create,
     Suspend,
     Resume,
     Remove,
 }
 
-impl Waiting {
+impl VerbKind {
     /// EINTR, with the reason and what has become of the device.
     pub fn interrupted(self, why: &str) -> TargetError {
         let so = match self {
-            Waiting::Create => "the device was not created",
-            Waiting::Suspend | Waiting::Resume => "the device is active",
-            Waiting::Remove => "the device was not removed",
+            VerbKind::Create => "the device was not created",
+            VerbKind::Suspend | VerbKind::Resume => "the device is active",
+            VerbKind::Remove => "the device was not removed",
         };
         TargetError::errno(EINTR).because(format!("{why}; {so}"))
     }
@@ -92,40 +92,40 @@ impl Waiting {
 
 /// The verbs that change one device: the one under way, and those that wait for their turn.
 #[derive(Default)]
-pub(crate) struct Pending(Mutex<Vec<(Waiting, CallOff)>>);
+pub(crate) struct PendingVerbs(Mutex<Vec<(VerbKind, CancelToken)>>);
 
-impl Pending {
-    fn list(&self) -> MutexGuard<'_, Vec<(Waiting, CallOff)>> {
+impl PendingVerbs {
+    fn list(&self) -> MutexGuard<'_, Vec<(VerbKind, CancelToken)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// On the list until the answer is dropped.
-    pub fn enter(&self, who: Waiting, off: &CallOff) -> Entered<'_> {
-        self.list().push((who, off.clone()));
-        Entered { pending: self, off: off.clone() }
+    pub fn enter(&self, who: VerbKind, cancel_token: &CancelToken) -> PendingGuard<'_> {
+        self.list().push((who, cancel_token.clone()));
+        PendingGuard { pending: self, cancel_token: cancel_token.clone() }
     }
 
     /// True while a table is to become live.
     pub fn is_coming(&self) -> bool {
-        self.list().iter().any(|(waiting, _)| matches!(waiting, Waiting::Create | Waiting::Resume))
+        self.list().iter().any(|(waiting, _)| matches!(waiting, VerbKind::Create | VerbKind::Resume))
     }
 
     /// Calls off every `who`.
-    pub fn call_off(&self, who: Waiting, why: &str) {
-        for (_, off) in self.list().iter().filter(|(waiting, _)| *waiting == who) {
-            off.call(who.interrupted(why));
+    pub fn cancel(&self, who: VerbKind, why: &str) {
+        for (_, cancel_token) in self.list().iter().filter(|(waiting, _)| *waiting == who) {
+            cancel_token.call(who.interrupted(why));
         }
     }
 }
 
 /// A place on the list.
-pub(crate) struct Entered<'a> {
-    pending: &'a Pending,
-    off: CallOff,
+pub(crate) struct PendingGuard<'a> {
+    pending: &'a PendingVerbs,
+    cancel_token: CancelToken,
 }
 
-impl Drop for Entered<'_> {
+impl Drop for PendingGuard<'_> {
     fn drop(&mut self) {
-        self.pending.list().retain(|(_, off)| !Arc::ptr_eq(&off.0, &self.off.0));
+        self.pending.list().retain(|(_, cancel_token)| !Arc::ptr_eq(&cancel_token.0, &self.cancel_token.0));
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Seats are kept a thread, so a handle means something on its own thread alone. A call takes the
 //! seat out of the list and puts it back; where it panics the seat is left as it is, because the
-//! kernel may have its memory still. Completions that nobody has taken yet wait in `home`.
+//! kernel may have its memory still. Completions that nobody has taken yet wait in `completed`.
 
 use crate::context::{Context, FORKS, new_handle};
 use crate::error::{self, Error};
@@ -30,13 +30,13 @@ pub(crate) fn options(cpu: Option<usize>) -> CoreOptions {
 
 /// The seats of a thread.
 #[derive(Default)]
-struct Seats(Vec<(i32, Option<Box<Seat>>)>);
+struct ThreadCores(Vec<(i32, Option<Box<CoreHandle>>)>);
 
 thread_local! {
-    static SEATS: RefCell<Seats> = RefCell::default();
+    static SEATS: RefCell<ThreadCores> = RefCell::default();
 }
 
-impl Drop for Seats {
+impl Drop for ThreadCores {
     /// The thread ends: what is in flight comes home first.
     fn drop(&mut self) {
         for mut seat in self.0.drain(..).filter_map(|(_, seat)| seat) {
@@ -48,20 +48,22 @@ impl Drop for Seats {
 }
 
 /// A seat that a call has.
-struct Held {
+struct CoreCallGuard {
     handle: i32,
-    seat: Option<Box<Seat>>,
+    seat: Option<Box<CoreHandle>>,
 }
 
-impl Drop for Held {
+impl Drop for CoreCallGuard {
     fn drop(&mut self) {
         let Some(seat) = self.seat.take() else { return };
         if std::thread::panicking() {
             Box::leak(seat);
             return;
         }
-        let _ = seats(|seats| {
-            if let Some((_, place)) = seats.0.iter_mut().find(|(handle, _)| *handle == self.handle) {
+        let _ = with_thread_cores(|with_thread_cores| {
+            if let Some((_, place)) =
+                with_thread_cores.0.iter_mut().find(|(handle, _)| *handle == self.handle)
+            {
                 *place = Some(seat);
             }
         });
@@ -69,38 +71,42 @@ impl Drop for Held {
 }
 
 /// The seats of this thread. One that is ending, as at the exit of the program, has none any more.
-fn seats<T>(work: impl FnOnce(&mut Seats) -> T) -> Result<T, Error> {
-    let done = SEATS.try_with(|seats| work(&mut seats.borrow_mut()));
+fn with_thread_cores<T>(work: impl FnOnce(&mut ThreadCores) -> T) -> Result<T, Error> {
+    let done = SEATS.try_with(|with_thread_cores| work(&mut with_thread_cores.borrow_mut()));
     done.map_err(|_| Error::new(libc::ESRCH, "the thread is ending"))
 }
 
 /// Makes the calling thread core `number` of a context, or any.
 pub(crate) fn open(context: Arc<Context>, number: Option<usize>, cpu: Option<usize>) -> Result<i32, Error> {
-    let place = context.take_place(number)?;
+    let place = context.claim_slot(number)?;
     let local = LocalCore::attach(&context.cluster, place, options(cpu)).map_err(|error| {
-        context.leave_place(place);
+        context.release_slot(place);
         Error::new(error.raw_os_error().unwrap_or(libc::EINVAL), error.to_string())
     })?;
-    let seat = Box::new(Seat {
+    let seat = Box::new(CoreHandle {
         lanes: Slab::new(),
         local: Some(local),
         pool: BioPool::new(UDM_IN_FLIGHT_MAX as usize),
         batch: Batch::new(),
         done: Batch::new(),
-        home: VecDeque::new(),
+        completed: VecDeque::new(),
         forks: FORKS.load(Ordering::Relaxed),
         context,
     });
     let handle = new_handle();
-    seats(|seats| seats.0.push((handle, Some(seat))))?;
+    with_thread_cores(|with_thread_cores| with_thread_cores.0.push((handle, Some(seat))))?;
     Ok(handle)
 }
 
 /// Does `work` with the seat of a handle.
-pub(crate) fn with<T>(handle: i32, work: impl FnOnce(&mut Seat) -> Result<T, Error>) -> Result<T, Error> {
-    let seat =
-        seats(|seats| seats.0.iter_mut().find(|(of, _)| *of == handle).and_then(|(_, seat)| seat.take()))?;
-    let mut held = Held { handle, seat };
+pub(crate) fn with<T>(
+    handle: i32,
+    work: impl FnOnce(&mut CoreHandle) -> Result<T, Error>,
+) -> Result<T, Error> {
+    let seat = with_thread_cores(|with_thread_cores| {
+        with_thread_cores.0.iter_mut().find(|(of, _)| *of == handle).and_then(|(_, seat)| seat.take())
+    })?;
+    let mut held = CoreCallGuard { handle, seat };
     let seat = held.seat.as_mut().ok_or_else(|| {
         Error::new(
             libc::EBADF,
@@ -122,17 +128,19 @@ pub(crate) fn close(handle: i32) -> Result<(), Error> {
         }
         seat.close()
     })?;
-    seats(|seats| seats.0.retain(|(of, _)| *of != handle))
+    with_thread_cores(|with_thread_cores| with_thread_cores.0.retain(|(of, _)| *of != handle))
 }
 
 /// True when the calling thread is a core.
-pub(crate) fn any() -> bool {
-    seats(|seats| !seats.0.is_empty()).unwrap_or(false)
+pub(crate) fn is_core_thread() -> bool {
+    with_thread_cores(|with_thread_cores| !with_thread_cores.0.is_empty()).unwrap_or(false)
 }
 
 /// Each core that the calling thread is takes a turn.
-pub(crate) fn turns() {
-    let handles = seats(|seats| seats.0.iter().map(|(handle, _)| *handle).collect::<Vec<_>>());
+pub(crate) fn poll_all_cores() {
+    let handles = with_thread_cores(|with_thread_cores| {
+        with_thread_cores.0.iter().map(|(handle, _)| *handle).collect::<Vec<_>>()
+    });
     for handle in handles.unwrap_or_default() {
         let _ = with(handle, |seat| {
             let until = seat.local().clock() + TURN_MAX;
@@ -145,14 +153,14 @@ pub(crate) fn turns() {
 }
 
 /// An open lane. It goes before its device does.
-struct Open {
+struct OpenLane {
     lane: Box<dyn Lane>,
     in_flight: usize,
     limits: Limits,
     found: DeviceRef,
 }
 
-impl Open {
+impl OpenLane {
     /// Whether a request may go down as it is. What a mapped device cuts by itself is never too
     /// long.
     fn check(&mut self, bio: &Bio) -> Result<(), Status> {
@@ -171,19 +179,19 @@ impl Open {
 }
 
 /// The calling thread as a core.
-pub(crate) struct Seat {
-    lanes: Slab<Open>,
+pub(crate) struct CoreHandle {
+    lanes: Slab<OpenLane>,
     /// Until it is closed.
     local: Option<LocalCore>,
     pool: BioPool,
     batch: Batch,
     done: Batch,
-    home: VecDeque<udm_completion>,
+    completed: VecDeque<udm_completion>,
     forks: u32,
     context: Arc<Context>,
 }
 
-impl Seat {
+impl CoreHandle {
     fn local(&mut self) -> &mut LocalCore {
         self.local.as_mut().expect("a seat that is closed is in no list")
     }
@@ -192,7 +200,7 @@ impl Seat {
         self.lanes.iter().map(|(_, open)| open.in_flight).sum()
     }
 
-    fn lane(&mut self, lane: i32) -> Result<&mut Open, Error> {
+    fn lane(&mut self, lane: i32) -> Result<&mut OpenLane, Error> {
         let found = usize::try_from(lane).ok().and_then(|lane| self.lanes.get_mut(lane));
         found.ok_or_else(|| Error::new(libc::EBADF, format!("{lane} is no open lane of this core")))
     }
@@ -206,7 +214,7 @@ impl Seat {
             Error::new(error.errno, format!("{word}: {error}{why}"))
         })?;
         let limits = found.device.limits();
-        Ok(self.lanes.insert(Open { lane, in_flight: 0, limits, found }) as i32)
+        Ok(self.lanes.insert(OpenLane { lane, in_flight: 0, limits, found }) as i32)
     }
 
     /// Closes a lane that has nothing in flight. What it has to do by itself is done first.
@@ -239,7 +247,7 @@ impl Seat {
         let open = &mut self.lanes[lane as usize];
         let (mut taken, mut refused) = (0, None);
         while taken < count {
-            let room = self.pool.out() + self.home.len() < UDM_IN_FLIGHT_MAX as usize;
+            let room = self.pool.out() + self.completed.len() < UDM_IN_FLIGHT_MAX as usize;
             let Some(mut bio) = room.then(|| self.pool.get()).flatten() else {
                 let text = format!("{UDM_IN_FLIGHT_MAX} requests are in flight, or not yet taken back");
                 refused = Some(Error::new(libc::EAGAIN, text));
@@ -257,7 +265,11 @@ impl Seat {
                     self.batch.push(bio);
                 }
                 Err(status) => {
-                    self.home.push_back(udm_completion { cookie: bio.cookie, error: -status.errno(), lane });
+                    self.completed.push_back(udm_completion {
+                        cookie: bio.cookie,
+                        error: -status.errno(),
+                        lane,
+                    });
                     self.pool.put(bio);
                 }
             }
@@ -270,7 +282,7 @@ impl Seat {
         match refused {
             Some(error) if taken == 0 => Err(error),
             Some(error) => {
-                error::note(&error);
+                error::set_last_error(&error);
                 Ok(taken)
             }
             None => Ok(taken),
@@ -279,24 +291,25 @@ impl Seat {
 
     /// Takes a turn, which is to be followed by another at `until`; whether something came home.
     fn turn(&mut self, until: Nanos) -> bool {
-        let before = self.home.len();
+        let before = self.completed.len();
         let local = self.local.as_mut().expect("a seat that is closed is in no list");
-        let (lanes, done, home, pool) = (&mut self.lanes, &mut self.done, &mut self.home, &mut self.pool);
+        let (lanes, done, completed, pool) =
+            (&mut self.lanes, &mut self.done, &mut self.completed, &mut self.pool);
         local.turn(|cx| {
             for (number, open) in lanes.iter_mut() {
                 open.lane.poll(done, cx);
                 open.in_flight -= done.len();
                 for mut bio in done.drain(..) {
                     bio.finish();
-                    raw::give_back(&mut bio);
+                    raw::take_back_buffers(&mut bio);
                     let (cookie, error) = (bio.cookie, -bio.status.errno());
-                    home.push_back(udm_completion { cookie, error, lane: number as i32 });
+                    completed.push_back(udm_completion { cookie, error, lane: number as i32 });
                     pool.put(bio);
                 }
             }
             cx.wake_at(until);
         });
-        self.home.len() > before
+        self.completed.len() > before
     }
 
     /// Waits until `min` requests are over, as far as so many are in flight, for at most `timeout`
@@ -308,22 +321,22 @@ impl Seat {
         timeout: Option<u64>,
         mut take: impl FnMut(usize, udm_completion),
     ) -> usize {
-        let min = min.min(max).min(self.in_flight() + self.home.len());
+        let min = min.min(max).min(self.in_flight() + self.completed.len());
         let mut until = Nanos::NEVER;
-        if let Some(timeout) = timeout.filter(|_| min > self.home.len()) {
+        if let Some(timeout) = timeout.filter(|_| min > self.completed.len()) {
             until = Nanos(self.local().clock().0.saturating_add(timeout));
         }
         loop {
             let moved = self.turn(until);
-            if self.home.len() >= min || (until != Nanos::NEVER && self.local().clock() >= until) {
+            if self.completed.len() >= min || (until != Nanos::NEVER && self.local().clock() >= until) {
                 break;
             }
             if !moved {
                 self.local().park();
             }
         }
-        let count = self.home.len().min(max);
-        self.home.drain(..count).enumerate().for_each(|(i, completion)| take(i, completion));
+        let count = self.completed.len().min(max);
+        self.completed.drain(..count).enumerate().for_each(|(i, completion)| take(i, completion));
         count
     }
 
@@ -343,7 +356,7 @@ impl Seat {
         if let Some(local) = self.local.take() {
             let place = local.id();
             local.detach();
-            self.context.leave_place(place);
+            self.context.release_slot(place);
         }
         Ok(())
     }

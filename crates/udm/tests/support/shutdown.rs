@@ -8,13 +8,13 @@ use std::os::unix::net::UnixStream;
 use std::process::{Child, ExitStatus};
 use tempfile::TempDir;
 
-pub struct Ending {
+pub struct ShutdownServer {
     pub child: Child,
     pub folder: TempDir,
 }
 
-impl Ending {
-    pub fn start(options: &[&str], devices: &[&str]) -> Ending {
+impl ShutdownServer {
+    pub fn start(options: &[&str], devices: &[&str]) -> ShutdownServer {
         let folder = tempfile::tempdir().unwrap();
         let mut serve = udm(&["serve", "--cores", "0"]);
         for device in devices {
@@ -23,7 +23,7 @@ impl Ending {
         serve.args(options).arg("--unix").arg(folder.path().join("nbd.sock"));
         serve.arg("--socket").arg(folder.path().join("control.sock"));
         let child = serve.stderr(fs::File::create(folder.path().join("said")).unwrap()).spawn().unwrap();
-        let server = Ending { child, folder };
+        let server = ShutdownServer { child, folder };
         until("a server that answers", || UnixStream::connect(server.folder.path().join("nbd.sock")).ok());
         server
     }
@@ -56,7 +56,7 @@ impl Ending {
     }
 }
 
-impl Drop for Ending {
+impl Drop for ShutdownServer {
     fn drop(&mut self) {
         // Not waited for: what hangs below it may be taken down after it.
         let _ = self.child.kill();

@@ -7,7 +7,7 @@ use std::io::Read;
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
-use udm_control::registry::UpkeepOf;
+use udm_control::registry::MaintenancePolicy;
 use udm_core::Nanos;
 use udm_dm::{PathWatch, Upkeep};
 use udm_wire::multipath_conf::{CONF_MAX, Conf};
@@ -33,7 +33,7 @@ impl FromStr for CheckPaths {
 }
 
 /// What is done for a device by its names.
-pub fn of(args: &ServeArgs) -> Result<UpkeepOf> {
+pub fn of(args: &ServeArgs) -> Result<MaintenancePolicy> {
     let (off, every) = match args.check_paths {
         Some(CheckPaths::Off) => (true, None),
         Some(CheckPaths::Every(seconds)) => (false, Some(seconds)),

@@ -11,12 +11,12 @@ use tokio::sync::Notify;
 
 /// How many removals wait, and who sees to them.
 #[derive(Default)]
-pub(super) struct Deferred {
+pub(super) struct DeferredRemovals {
     waiting: AtomicUsize,
     wake: Notify,
 }
 
-impl Deferred {
+impl DeferredRemovals {
     /// Somebody has closed a device.
     pub fn closed(&self) {
         if self.waiting.load(SeqCst) > 0 {

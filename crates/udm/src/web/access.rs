@@ -35,16 +35,16 @@ const CLOSED: &[(HeaderName, &str)] = &[
 ];
 
 /// The door of one `udm web`.
-pub(super) struct Door {
+pub(super) struct AccessCheck {
     token: String,
     write: bool,
 }
 
-impl Door {
+impl AccessCheck {
     /// With a token that nobody can guess.
-    pub fn new(write: bool) -> Door {
+    pub fn new(write: bool) -> AccessCheck {
         let bytes: [u8; TOKEN_BYTES] = rand::rng().random();
-        Door { token: bytes.iter().map(|byte| format!("{byte:02x}")).collect(), write }
+        AccessCheck { token: bytes.iter().map(|byte| format!("{byte:02x}")).collect(), write }
     }
 
     /// The token.
@@ -59,19 +59,19 @@ impl Door {
 
     /// The answer to a request that may not come in: 403. Nothing to one that may; a request for a
     /// file of the page (`is_page`) needs no token, for there is nothing in it.
-    pub fn keep_out<B>(&self, request: &Request<B>, is_page: bool) -> Option<Response<Body>> {
+    pub fn reject<B>(&self, request: &Request<B>, is_page: bool) -> Option<Response<Body>> {
         let head = request.headers();
         if !host(head).is_some_and(|host| is_loopback(&host)) {
-            return Some(refused("this address is not one of loopback"));
+            return Some(forbidden("this address is not one of loopback"));
         }
         if is_page {
             return None;
         }
         if !bearer(head).is_some_and(|given| self.knows(given)) {
-            return Some(refused("open the address that udm web printed: it has the token"));
+            return Some(forbidden("open the address that udm web printed: it has the token"));
         }
         let reads = matches!(*request.method(), Method::GET | Method::HEAD);
-        (!reads && !self.write).then(|| refused("udm web was started without --write"))
+        (!reads && !self.write).then(|| forbidden("udm web was started without --write"))
     }
 
     /// Compares as long for each wrong token of the right length.
@@ -96,12 +96,12 @@ fn is_loopback(host: &str) -> bool {
     host == "localhost" || host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
 }
 
-fn refused(why: &str) -> Response<Body> {
-    said(StatusCode::FORBIDDEN, &format!("udm web: {why}\n"))
+fn forbidden(why: &str) -> Response<Body> {
+    text_response(StatusCode::FORBIDDEN, &format!("udm web: {why}\n"))
 }
 
 /// An answer of plain text.
-pub(super) fn said(status: StatusCode, text: &str) -> Response<Body> {
+pub(super) fn text_response(status: StatusCode, text: &str) -> Response<Body> {
     let body = Full::new(Bytes::copy_from_slice(text.as_bytes()));
     let mut answer = Response::new(body.map_err(|never| match never {}).boxed());
     *answer.status_mut() = status;
@@ -111,7 +111,7 @@ pub(super) fn said(status: StatusCode, text: &str) -> Response<Body> {
 }
 
 /// Keeps an answer to this page.
-pub(super) fn closed_to_others(mut answer: Response<Body>) -> Response<Body> {
+pub(super) fn add_security_headers(mut answer: Response<Body>) -> Response<Body> {
     for (name, value) in CLOSED {
         answer.headers_mut().insert(name, HeaderValue::from_static(value));
     }
@@ -122,13 +122,13 @@ pub(super) fn closed_to_others(mut answer: Response<Body>) -> Response<Body> {
 mod tests {
     use super::*;
 
-    fn ask(door: &Door, method: &str, target: &str, head: &[(&str, &str)]) -> u16 {
+    fn ask(door: &AccessCheck, method: &str, target: &str, head: &[(&str, &str)]) -> u16 {
         let mut request = Request::builder().method(method).uri(target);
         for (name, value) in head {
             request = request.header(*name, value.replace("TOKEN", door.token()));
         }
-        door.keep_out(&request.body(()).unwrap(), target == "/")
-            .map_or(200, |refused| refused.status().as_u16())
+        door.reject(&request.body(()).unwrap(), target == "/")
+            .map_or(200, |forbidden| forbidden.status().as_u16())
     }
 
     const HOST: (&str, &str) = ("host", "127.0.0.1:8080");
@@ -136,9 +136,9 @@ mod tests {
 
     #[test]
     fn the_token_is_asked_for() {
-        let door = Door::new(false);
+        let door = AccessCheck::new(false);
         assert_eq!(door.token().len(), 2 * TOKEN_BYTES);
-        assert_ne!(door.token(), Door::new(false).token());
+        assert_ne!(door.token(), AccessCheck::new(false).token());
         assert_eq!(ask(&door, "GET", "/", &[HOST]), 200, "the page has nothing to hide");
         assert_eq!(ask(&door, "GET", "/v1/devices", &[HOST]), 403);
         assert_eq!(ask(&door, "GET", "/v1/devices", &[HOST, KNOWN]), 200);
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn hosts_are_loopback() {
-        let door = Door::new(false);
+        let door = AccessCheck::new(false);
         for target in ["/", "/v1/devices"] {
             for host in ["localhost", "LOCALHOST:1", "127.0.0.1:65535", "127.1.2.3", "[::1]:80", "[::1]"] {
                 assert_eq!(ask(&door, "GET", target, &[("host", host), KNOWN]), 200, "{host}");
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn changes_need_write_and_the_token() {
-        let (reads, writes) = (Door::new(false), Door::new(true));
+        let (reads, writes) = (AccessCheck::new(false), AccessCheck::new(true));
         for method in ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "CONNECT"] {
             let target = if method == "CONNECT" { "127.0.0.1:80" } else { "/v1/devices" };
             assert_eq!(ask(&reads, method, target, &[HOST, KNOWN]), 403, "{method}");

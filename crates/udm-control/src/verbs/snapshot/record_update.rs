@@ -1,10 +1,10 @@
 //! What a change of devices writes into the state folder before it begins, and takes back when it
 //! does not come about. Blocks on files.
 
-use super::attach::waits;
-use super::tables::Writer;
+use super::attach::blocked_error;
+use super::tables::WritableDisk;
+use crate::state_folder::file_stamp::FileStamp;
 use crate::state_folder::records::{RecordState, SnapshotRecord};
-use crate::state_folder::stamp::Stamp;
 use crate::state_folder::{StateFolder, StoreId};
 use std::collections::HashSet;
 use udm_core::bugs::{self, Bug};
@@ -13,9 +13,9 @@ use udm_dm::TargetError;
 
 /// What a change does to persistent snapshots and to their disks.
 #[derive(Default)]
-pub(super) struct Recording {
+pub(super) struct RecordUpdate {
     /// The disks that can be written behind it, by tables that come.
-    pub writers: Vec<Writer>,
+    pub writable_disks: Vec<WritableDisk>,
     /// The snapshots that become live.
     pub coming: Vec<SnapshotRecord>,
     /// The stores of those that are let go, and whether nobody needs them any more.
@@ -32,7 +32,7 @@ pub(super) struct Recording {
 
 /// What was written.
 #[derive(Default)]
-pub(super) struct Recorded {
+pub(super) struct WrittenRecords {
     /// Each record with what was there before.
     changed: Vec<(SnapshotRecord, Option<SnapshotRecord>)>,
     /// Those that are let go.
@@ -44,17 +44,17 @@ pub(super) struct Recorded {
 /// A device of the change, and why it can't have its table.
 pub(super) type Refused = (usize, TargetError);
 
-impl Recording {
+impl RecordUpdate {
     /// Checks the change, and writes what it does.
     ///
     /// # Errors
     /// In words, when the state folder can't be read or written: nothing is changed then. The inner
     /// one is the change's.
-    pub fn record(self, folder: &StateFolder) -> Result<Result<Recorded, Refused>, String> {
+    pub fn record(self, folder: &StateFolder) -> Result<Result<WrittenRecords, Refused>, String> {
         if let Some(refused) = self.check(folder)? {
             return Ok(Err(refused));
         }
-        let mut recorded = Recorded::default();
+        let mut recorded = WrittenRecords::default();
         match self.write(folder, &mut recorded) {
             Ok(()) => Ok(Ok(recorded)),
             Err(why) => {
@@ -66,17 +66,17 @@ impl Recording {
 
     /// Whether nobody has to wait for a snapshot, or has one that is not its instant.
     fn check(&self, folder: &StateFolder) -> Result<Option<Refused>, String> {
-        if self.writers.is_empty() && self.coming.is_empty() {
+        if self.writable_disks.is_empty() && self.coming.is_empty() {
             return Ok(None);
         }
         let comes_too = |record: &SnapshotRecord| self.coming.iter().any(|one| one.store.is(&record.store));
-        for record in folder.being_attached().into_iter().filter(|record| !comes_too(record)) {
-            if let Some(writer) = self.writers.iter().find(|writer| record.origin.is(&writer.disk)) {
-                return Ok(Some((writer.place, waits(&record, "is just being attached"))));
+        for record in folder.attaching().into_iter().filter(|record| !comes_too(record)) {
+            if let Some(writer) = self.writable_disks.iter().find(|writer| record.origin.is(&writer.disk)) {
+                return Ok(Some((writer.place, blocked_error(&record, "is just being attached"))));
             }
         }
         for record in folder.unattached()? {
-            let writer = self.writers.iter().find(|writer| record.origin.is(&writer.disk));
+            let writer = self.writable_disks.iter().find(|writer| record.origin.is(&writer.disk));
             let Some(writer) = writer.filter(|_| record.is_waited_for() && !comes_too(&record)) else {
                 continue;
             };
@@ -84,16 +84,16 @@ impl Recording {
                 continue;
             }
             let why = if folder.is_elsewhere(&record) {
-                return Ok(Some((writer.place, waits(&record, "another server has"))));
+                return Ok(Some((writer.place, blocked_error(&record, "another server has"))));
             } else if let Some(why) = record.stale() {
                 why
             } else if self.gives_up {
                 "it was given up".to_owned()
             } else {
-                return Ok(Some((writer.place, waits(&record, "is not attached"))));
+                return Ok(Some((writer.place, blocked_error(&record, "is not attached"))));
             };
             if !bugs::on(Bug::GivenUpNotLost) {
-                lose(folder, &record, &why)?;
+                record_lost(folder, &record, &why)?;
             }
         }
         if self.warns {
@@ -111,7 +111,7 @@ impl Recording {
                 );
             }
             if let Some(record) = known.as_ref().filter(|known| known.merging && !one.merging) {
-                return Ok(Some((0, is_merging(record))));
+                return Ok(Some((0, merging_error(record))));
             }
             if let Some(why) = known.as_ref().and_then(stale) {
                 return Ok(Some((0, why)));
@@ -122,7 +122,7 @@ impl Recording {
 
     /// Warns of tables that write a disk past its origin's device, as the kernel lets them.
     fn warn_of_bypasses(&self, folder: &StateFolder) {
-        for writer in self.writers.iter().filter(|writer| !writer.copies) {
+        for writer in self.writable_disks.iter().filter(|writer| !writer.copies) {
             let attached = folder.attached_here();
             let passed = attached.iter().filter(|record| record.origin.is(&writer.disk) && !record.merging);
             let mut names: Vec<&str> = passed.map(|record| record.name.as_str()).collect();
@@ -138,7 +138,7 @@ impl Recording {
         }
     }
 
-    fn write(self, folder: &StateFolder, recorded: &mut Recorded) -> Result<(), String> {
+    fn write(self, folder: &StateFolder, recorded: &mut WrittenRecords) -> Result<(), String> {
         for (store, is_over) in &self.leaving {
             if self.coming.iter().any(|one| one.store.is(store)) {
                 continue;
@@ -148,10 +148,10 @@ impl Recording {
                     recorded.over.push(before);
                     continue;
                 }
-                let state = RecordState::Released { origin: Stamp::settled(&before.origin) };
+                let state = RecordState::Released { origin: FileStamp::settled(&before.origin) };
                 let by_name = before.by_name && !self.is_removal;
                 let record = SnapshotRecord { state, by_name, ..before.clone() };
-                folder.record(&record).map_err(|error| stays(&record, &error))?;
+                folder.record(&record).map_err(|error| stale_record_text(&record, &error))?;
                 recorded.changed.push((record.clone(), Some(before)));
                 // A server that is killed before it is forgotten has written its origin without it.
                 if *is_over { recorded.over.push(record) } else { recorded.released.push(record) }
@@ -174,7 +174,7 @@ impl Recording {
         for (record, before) in &coming {
             // The store had a snapshot of another disk, which is written over.
             if let Some(before) = before.as_ref().filter(|before| !before.origin.is(&record.origin)) {
-                folder.forget_snapshot(before).map_err(|error| stays(before, &error))?;
+                folder.forget_snapshot(before).map_err(|error| stale_record_text(before, &error))?;
             }
         }
         recorded.changed.extend(coming);
@@ -182,7 +182,7 @@ impl Recording {
     }
 }
 
-impl Recorded {
+impl WrittenRecords {
     /// The files of the records that were written.
     pub fn names(&self) -> Vec<String> {
         self.changed.iter().map(|(record, _)| record.file_name()).collect()
@@ -204,13 +204,13 @@ impl Recorded {
         !self.released.is_empty() || !self.over.is_empty()
     }
 
-    /// Puts everything back as it was, but for what `writers`, all that can write disks by now,
+    /// Puts everything back as it was, but for what `writable_disks`, all that can write disks by now,
     /// do not wait for any more.
-    pub fn undo(self, folder: &StateFolder, writers: &[Writer]) {
+    pub fn undo(self, folder: &StateFolder, writable_disks: &[WritableDisk]) {
         for (record, before) in self.changed.into_iter().rev() {
             let done = match before {
                 Some(SnapshotRecord { state: RecordState::Detached { origin }, .. })
-                    if writers.iter().any(|writer| record.origin.is(&writer.disk)) =>
+                    if writable_disks.iter().any(|writer| record.origin.is(&writer.disk)) =>
                 {
                     // One became live while this was recorded as attached.
                     warn_released(&record);
@@ -223,31 +223,31 @@ impl Recorded {
                 }
                 Some(before) => folder.record(&before),
             };
-            done.err().inspect(|error| tracing::warn!("{}", stays(&record, error)));
+            done.err().inspect(|error| tracing::warn!("{}", stale_record_text(&record, error)));
         }
     }
 
     /// The change has come about, and handovers of the snapshots in `stores` were called off: no
     /// table has them. They are as they were.
-    pub fn call_off(&mut self, folder: &StateFolder, stores: &[StoreId], writers: &[Writer]) {
+    pub fn cancel(&mut self, folder: &StateFolder, stores: &[StoreId], writable_disks: &[WritableDisk]) {
         let is_off = |record: &SnapshotRecord| stores.iter().any(|store| record.store.is(store));
         let (off, changed) =
             std::mem::take(&mut self.changed).into_iter().partition(|(record, _)| is_off(record));
         self.changed = changed;
-        Recorded { changed: off, ..Recorded::default() }.undo(folder, writers);
+        WrittenRecords { changed: off, ..WrittenRecords::default() }.undo(folder, writable_disks);
     }
 
-    /// The change has come about, and `writers` are all that can write disks from now on.
-    pub fn settle(self, folder: &StateFolder, writers: &[Writer]) -> Result<(), String> {
+    /// The change has come about, and `writable_disks` are all that can write disks from now on.
+    pub fn settle(self, folder: &StateFolder, writable_disks: &[WritableDisk]) -> Result<(), String> {
         for record in &self.over {
-            folder.forget_snapshot(record).map_err(|error| stays(record, &error))?;
+            folder.forget_snapshot(record).map_err(|error| stale_record_text(record, &error))?;
         }
         for record in self.released {
-            if writers.iter().any(|writer| record.origin.is(&writer.disk)) {
+            if writable_disks.iter().any(|writer| record.origin.is(&writer.disk)) {
                 warn_released(&record);
             } else if let RecordState::Released { origin } = record.state {
                 let record = SnapshotRecord { state: RecordState::Detached { origin }, ..record };
-                folder.record(&record).map_err(|error| stays(&record, &error))?;
+                folder.record(&record).map_err(|error| stale_record_text(&record, &error))?;
             }
         }
         Ok(())
@@ -262,7 +262,7 @@ pub(super) fn stale(record: &SnapshotRecord) -> Option<TargetError> {
 }
 
 /// What a person is told who loads a snapshot of which a part is back in its origin.
-fn is_merging(record: &SnapshotRecord) -> TargetError {
+fn merging_error(record: &SnapshotRecord) -> TargetError {
     let (origin, store) = (record.origin.name(), record.store.name());
     TargetError::errno(EBUSY).because(format!(
         "{store} is being merged into {origin}: the merge goes on with the device of all of {origin}, and this table \
@@ -279,12 +279,12 @@ fn warn_released(record: &SnapshotRecord) {
     );
 }
 
-fn stays(record: &SnapshotRecord, error: &std::io::Error) -> String {
+fn stale_record_text(record: &SnapshotRecord, error: &std::io::Error) -> String {
     format!("{}: its record stays as it was: {error}", record.name)
 }
 
 /// Records, durably and in the log, that a snapshot is not its instant any more.
-pub(super) fn lose(folder: &StateFolder, record: &SnapshotRecord, why: &str) -> Result<(), String> {
+pub(super) fn record_lost(folder: &StateFolder, record: &SnapshotRecord, why: &str) -> Result<(), String> {
     let state = RecordState::Lost { why: why.to_owned() };
     let kept = folder.record(&SnapshotRecord { state, ..record.clone() });
     kept.map_err(|error| format!("{}: that it is lost is not kept: {error}", record.name))?;

@@ -13,8 +13,8 @@ pub const NODES: &str = "/dev/mapper/";
 
 /// Why a command came to nothing. `dmsetup` prints the text and a last line.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Failure {
-    /// `Command failed.`
+pub enum CommandError {
+    /// `Command command_failed.`
     Failed(String),
     /// `Couldn't process command line.`
     Line(String),
@@ -24,26 +24,26 @@ pub enum Failure {
     Silent(String),
 }
 
-impl Failure {
+impl CommandError {
     /// With lines in front.
-    pub fn behind(self, lines: &str) -> Failure {
+    pub fn behind(self, lines: &str) -> CommandError {
         match self {
-            Failure::Failed(text) => Failure::Failed(format!("{lines}\n{text}")),
+            CommandError::Failed(text) => CommandError::Failed(format!("{lines}\n{text}")),
             other => other,
         }
     }
 }
 
-pub type Done = Result<(), Failure>;
+pub type CommandResult = Result<(), CommandError>;
 
 /// A failure with `text`.
-pub fn failed<T>(text: impl Into<String>) -> Result<T, Failure> {
-    Err(Failure::Failed(text.into()))
+pub fn command_failed<T>(text: impl Into<String>) -> Result<T, CommandError> {
+    Err(CommandError::Failed(text.into()))
 }
 
 /// A device, as the command line says which.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Which {
+pub enum DeviceSelector {
     /// By its name.
     Name(String),
     /// By its uuid.
@@ -52,59 +52,59 @@ pub enum Which {
     Number(String),
 }
 
-impl Which {
+impl DeviceSelector {
     /// What a word of the command line names: a name, or a path to its node.
     ///
     /// # Errors
     /// For a path to anything else.
-    fn named(word: &str) -> Result<Which, Failure> {
+    fn named(word: &str) -> Result<DeviceSelector, CommandError> {
         match word.strip_prefix(NODES) {
-            Some(name) => Ok(Which::Name(name.to_owned())),
-            None if word.contains('/') => failed(format!("Device {word} not found")),
-            None => Ok(Which::Name(word.to_owned())),
+            Some(name) => Ok(DeviceSelector::Name(name.to_owned())),
+            None if word.contains('/') => command_failed(format!("Device {word} not found")),
+            None => Ok(DeviceSelector::Name(word.to_owned())),
         }
     }
 
     fn word(&self) -> &str {
         match self {
-            Which::Name(word) | Which::Uuid(word) | Which::Number(word) => word,
+            DeviceSelector::Name(word) | DeviceSelector::Uuid(word) | DeviceSelector::Number(word) => word,
         }
     }
 
     fn means(&self, device: &api::Device) -> bool {
         match self {
-            Which::Name(name) => device.name == *name,
-            Which::Uuid(uuid) => device.uuid.as_ref() == Some(uuid),
-            Which::Number(number) => device.number == *number,
+            DeviceSelector::Name(name) => device.name == *name,
+            DeviceSelector::Uuid(uuid) => device.uuid.as_ref() == Some(uuid),
+            DeviceSelector::Number(number) => device.number == *number,
         }
     }
 
     /// As errors name it.
     pub fn in_errors(&self) -> String {
         match self {
-            Which::Name(name) => format!("{name} "),
-            Which::Uuid(uuid) => format!(" {uuid}"),
-            Which::Number(number) => format!(" ({number})"),
+            DeviceSelector::Name(name) => format!("{name} "),
+            DeviceSelector::Uuid(uuid) => format!(" {uuid}"),
+            DeviceSelector::Number(number) => format!(" ({number})"),
         }
     }
 }
 
 /// dmsetup's line for what a kernel refused: `ioctl` on `device` ended with `errno`.
-pub fn refused(ioctl: &str, device: &str, errno: u32) -> String {
+pub fn ioctl_failed(ioctl: &str, device: &str, errno: u32) -> String {
     let errno = i32::try_from(errno).unwrap_or(i32::MAX);
-    let why = crate::plain(&std::io::Error::from_raw_os_error(errno).to_string());
+    let why = crate::strip_os_error(&std::io::Error::from_raw_os_error(errno).to_string());
     format!("device-mapper: {ioctl} ioctl on {device} failed: {why}")
 }
 
 /// A command line and the server that it is for.
-pub struct Face {
+pub struct Session {
     pub line: CommandLine,
     pub client: ControlClient,
     /// Standard output.
     pub out: String,
 }
 
-impl Face {
+impl Session {
     pub fn has(&self, name: Name) -> bool {
         self.line.has(name)
     }
@@ -122,12 +122,12 @@ impl Face {
     ///
     /// # Errors
     /// When one of two numbers is missing.
-    pub fn selected(&self) -> Result<Option<Which>, Failure> {
+    pub fn selected(&self) -> Result<Option<DeviceSelector>, CommandError> {
         match (self.value(Name::Uuid), self.value(Name::Major), self.value(Name::Minor)) {
-            (Some(uuid), ..) => Ok(Some(Which::Uuid(uuid.to_owned()))),
+            (Some(uuid), ..) => Ok(Some(DeviceSelector::Uuid(uuid.to_owned()))),
             (None, None, None) => Ok(None),
-            (None, Some(major), Some(minor)) => Ok(Some(Which::Number(format!("{major}:{minor}")))),
-            _ => Err(Failure::Line("Please specify both major number and minor number.".into())),
+            (None, Some(major), Some(minor)) => Ok(Some(DeviceSelector::Number(format!("{major}:{minor}")))),
+            _ => Err(CommandError::Line("Please specify both major number and minor number.".into())),
         }
     }
 
@@ -135,11 +135,15 @@ impl Face {
     ///
     /// # Errors
     /// `missing`, where there is none.
-    pub fn one<'a>(&self, words: &'a [String], missing: &str) -> Result<(Which, &'a [String]), Failure> {
+    pub fn one<'a>(
+        &self,
+        words: &'a [String],
+        missing: &str,
+    ) -> Result<(DeviceSelector, &'a [String]), CommandError> {
         match (self.selected()?, words) {
             (Some(which), words) => Ok((which, words)),
-            (None, [name, rest @ ..]) => Ok((Which::named(name)?, rest)),
-            (None, []) => failed(missing),
+            (None, [name, rest @ ..]) => Ok((DeviceSelector::named(name)?, rest)),
+            (None, []) => command_failed(missing),
         }
     }
 
@@ -147,15 +151,19 @@ impl Face {
     ///
     /// # Errors
     /// When none is named; `verb`'s.
-    pub fn each(&mut self, words: &[String], mut verb: impl FnMut(&mut Face, &Which) -> Done) -> Done {
+    pub fn each(
+        &mut self,
+        words: &[String],
+        mut verb: impl FnMut(&mut Session, &DeviceSelector) -> CommandResult,
+    ) -> CommandResult {
         if let Some(which) = self.selected()? {
             return verb(self, &which);
         }
         if words.is_empty() {
-            return failed("No device specified.");
+            return command_failed("No device specified.");
         }
         words.iter().try_for_each(|word| {
-            let which = Which::named(word)?;
+            let which = DeviceSelector::named(word)?;
             verb(self, &which)
         })
     }
@@ -168,8 +176,8 @@ impl Face {
     pub fn each_or_all(
         &mut self,
         words: &[String],
-        mut verb: impl FnMut(&mut Face, &Which, bool) -> Done,
-    ) -> Done {
+        mut verb: impl FnMut(&mut Session, &DeviceSelector, bool) -> CommandResult,
+    ) -> CommandResult {
         if !words.is_empty() || self.selected()?.is_some() {
             let several = words.len() > 1;
             return self.each(words, |face, which| verb(face, which, several));
@@ -178,15 +186,15 @@ impl Face {
         if all.is_empty() {
             self.out += "No devices found\n";
         }
-        all.into_iter().try_for_each(|device| verb(self, &Which::Name(device.name), true))
+        all.into_iter().try_for_each(|device| verb(self, &DeviceSelector::Name(device.name), true))
     }
 
     /// All devices, by name, as the kernel lists them.
     ///
     /// # Errors
     /// When the server does not answer.
-    pub fn all(&self) -> Result<Vec<api::Device>, Failure> {
-        let mut all = all_devices(&self.client).map_err(|e| Failure::Failed(e.to_string()))?;
+    pub fn all(&self) -> Result<Vec<api::Device>, CommandError> {
+        let mut all = all_devices(&self.client).map_err(|e| CommandError::Failed(e.to_string()))?;
         all.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(all)
     }
@@ -195,11 +203,11 @@ impl Face {
     ///
     /// # Errors
     /// When the server does not answer.
-    pub fn look(&self, which: &Which) -> Result<Option<api::Device>, Failure> {
+    pub fn look(&self, which: &DeviceSelector) -> Result<Option<api::Device>, CommandError> {
         match self.client.get::<api::Device>(&device_path(which.word(), "")) {
             Ok(device) => Ok(Some(device).filter(|device| which.means(device))),
             Err(ClientError::Refused(_)) => Ok(None),
-            Err(error) => failed(error.to_string()),
+            Err(error) => command_failed(error.to_string()),
         }
     }
 
@@ -207,8 +215,8 @@ impl Face {
     ///
     /// # Errors
     /// When there is none.
-    pub fn find(&self, which: &Which, ioctl: &str) -> Result<api::Device, Failure> {
-        let missing = || Failure::Failed(refused(ioctl, &which.in_errors(), ENXIO.unsigned_abs()));
+    pub fn find(&self, which: &DeviceSelector, ioctl: &str) -> Result<api::Device, CommandError> {
+        let missing = || CommandError::Failed(ioctl_failed(ioctl, &which.in_errors(), ENXIO.unsigned_abs()));
         self.look(which)?.ok_or_else(missing)
     }
 
@@ -216,29 +224,39 @@ impl Face {
     ///
     /// # Errors
     /// When there is none.
-    pub fn there(&self, which: &Which) -> Result<api::Device, Failure> {
-        self.look(which)?.ok_or_else(|| Failure::Failed("Device does not exist.".into()))
+    pub fn find_or_fail(&self, which: &DeviceSelector) -> Result<api::Device, CommandError> {
+        self.look(which)?.ok_or_else(|| CommandError::Failed("Device does not exist.".into()))
     }
 
     /// What the server said to a request about `device` that the kernel calls `ioctl`.
     ///
     /// # Errors
     /// What it refused, in dmsetup's words; with `--verbose` its own reason behind that.
-    pub fn said<T>(&self, ioctl: &str, device: &str, said: Result<T, ClientError>) -> Result<T, Failure> {
+    pub fn said<T>(
+        &self,
+        ioctl: &str,
+        device: &str,
+        said: Result<T, ClientError>,
+    ) -> Result<T, CommandError> {
         said.map_err(|error| match error {
             ClientError::Refused(why) if self.has(Name::Verbose) => {
-                Failure::Failed(format!("{}\n{}", refused(ioctl, device, why.errno), why.error))
+                CommandError::Failed(format!("{}\n{}", ioctl_failed(ioctl, device, why.errno), why.error))
             }
-            ClientError::Refused(why) => Failure::Failed(refused(ioctl, device, why.errno)),
-            error => Failure::Failed(error.to_string()),
+            ClientError::Refused(why) => CommandError::Failed(ioctl_failed(ioctl, device, why.errno)),
+            error => CommandError::Failed(error.to_string()),
         })
     }
 
-    /// [`Face::said`] about `which`.
+    /// [`Session::said`] about `which`.
     ///
     /// # Errors
     /// As it.
-    pub fn said_of<T>(&self, ioctl: &str, which: &Which, said: Result<T, ClientError>) -> Result<T, Failure> {
+    pub fn map_error_of<T>(
+        &self,
+        ioctl: &str,
+        which: &DeviceSelector,
+        said: Result<T, ClientError>,
+    ) -> Result<T, CommandError> {
         self.said(ioctl, &which.in_errors(), said)
     }
 }

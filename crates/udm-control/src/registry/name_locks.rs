@@ -1,7 +1,7 @@
 //! One at a time, for each name: two loads that name one device at the same time open it once, and
 //! loads of other devices do not wait for them.
 
-use crate::blocked;
+use crate::wait_hook;
 use std::collections::HashSet;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,39 +11,39 @@ const WAIT_MAX: Duration = Duration::from_secs(3);
 
 /// The names that somebody has to himself.
 #[derive(Default)]
-pub(super) struct Alone {
+pub(super) struct NameLocks {
     names: Mutex<HashSet<String>>,
     freed: Condvar,
 }
 
 /// A name that is ours, until it is dropped.
-pub(crate) struct Taken<'a> {
-    alone: &'a Alone,
+pub(crate) struct NameGuard<'a> {
+    alone: &'a NameLocks,
     name: String,
 }
 
-impl Alone {
+impl NameLocks {
     fn names(&self) -> MutexGuard<'_, HashSet<String>> {
         self.names.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes `name`, once nobody else has it. `None` when that takes too long.
-    pub fn take(&self, name: String) -> Option<Taken<'_>> {
+    pub fn take(&self, name: String) -> Option<NameGuard<'_>> {
         let until = Instant::now() + WAIT_MAX;
         let mut names = self.names();
         while names.contains(&name) {
-            if blocked::has_turns() {
+            if wait_hook::has_wait_hook() {
                 return None;
             }
             let left = until.checked_duration_since(Instant::now())?;
             names = self.freed.wait_timeout(names, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         names.insert(name.clone());
-        Some(Taken { alone: self, name })
+        Some(NameGuard { alone: self, name })
     }
 }
 
-impl Drop for Taken<'_> {
+impl Drop for NameGuard<'_> {
     fn drop(&mut self) {
         self.alone.names().remove(&self.name);
         self.alone.freed.notify_all();
@@ -57,7 +57,7 @@ mod tests {
 
     #[test]
     fn one_at_a_time_for_each_name() {
-        let (alone, inside) = (Alone::default(), AtomicUsize::new(0));
+        let (alone, inside) = (NameLocks::default(), AtomicUsize::new(0));
         let _other = alone.take("other".into()).unwrap();
         std::thread::scope(|scope| {
             for _ in 0..8 {

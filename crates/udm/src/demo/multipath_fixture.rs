@@ -1,7 +1,7 @@
 //! What the demo plays on: the image, the cores with their loads, and the device.
 
-use super::load::{BLOCK, Counts, Load, Progress};
-use super::{PathShare, Step};
+use super::load::{BLOCK, LoadCounters, LoadProgress, VerifyLoad};
+use super::{DemoStep, PathCounters};
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -34,28 +34,28 @@ const CHECK_MAX: Duration = Duration::from_secs(60);
 const SETTLE: Duration = Duration::from_millis(50);
 
 /// The scene. Dropping it ends the loads and removes the image.
-pub(super) struct Stage {
+pub(super) struct MultipathFixture {
     folder: TempDir,
     cluster: Arc<Cluster>,
     registry: Arc<Registry>,
     device: Arc<MappedDevice>,
-    progress: Arc<Progress>,
+    progress: Arc<LoadProgress>,
     threads: Vec<JoinHandle<()>>,
     /// Every table that has been live: their targets know what went where.
     tables: Mutex<Vec<Arc<Table>>>,
 }
 
 /// What a thread needs to begin.
-struct Begin {
+struct CoreStart {
     cluster: Arc<Cluster>,
-    progress: Arc<Progress>,
+    progress: Arc<LoadProgress>,
     device: Arc<OnceLock<Arc<MappedDevice>>>,
     ready: SyncSender<Result<()>>,
 }
 
-impl Stage {
+impl MultipathFixture {
     /// Makes the image, starts the cores, makes the device, lets the loads run.
-    pub fn set() -> Result<Stage> {
+    pub fn set() -> Result<MultipathFixture> {
         let folder = super::folder()?;
         let image = folder.path().join(PATHS[0]);
         let said = || image.display().to_string();
@@ -65,7 +65,7 @@ impl Stage {
         let cores = std::thread::available_parallelism().map_or(1, usize::from).min(CORES_MAX);
         let cluster = Cluster::new(cores).context("demo: cores")?;
         let registry = Registry::new(cluster.clone(), cores);
-        let progress = Arc::new(Progress::default());
+        let progress = Arc::new(LoadProgress::default());
         let place = Arc::new(OnceLock::new());
         let (ready, answers) = sync_channel(2 * cores);
         let threads = start(cores, &cluster, &progress, &place, &ready)?;
@@ -80,7 +80,15 @@ impl Stage {
         cluster.broadcast(device.id(), LaneCommand::Kick);
         wait(&answers)?;
         let live = device.live().into_iter().collect();
-        Ok(Stage { folder, cluster, registry, device, progress, threads, tables: Mutex::new(live) })
+        Ok(MultipathFixture {
+            folder,
+            cluster,
+            registry,
+            device,
+            progress,
+            threads,
+            tables: Mutex::new(live),
+        })
     }
 
     /// Where the image is.
@@ -113,20 +121,20 @@ impl Stage {
     }
 
     /// Does `act`, and says what went where meanwhile.
-    pub fn step(&self, name: &str, act: &mut dyn FnMut() -> Result<()>) -> Result<Step> {
+    pub fn step(&self, name: &str, act: &mut dyn FnMut() -> Result<()>) -> Result<DemoStep> {
         let (paths, counts) = (self.paths(), self.progress.counts());
         act()?;
-        let share = |(name, now): (String, PathShare)| {
+        let share = |(name, now): (String, PathCounters)| {
             let before = paths.get(&name);
-            let since = |of: fn(&PathShare) -> u64| of(&now) - before.map_or(0, of);
-            PathShare {
+            let since = |of: fn(&PathCounters) -> u64| of(&now) - before.map_or(0, of);
+            PathCounters {
                 bios: since(|p| p.bios),
                 bytes: since(|p| p.bytes),
                 errors: since(|p| p.errors),
                 name,
             }
         };
-        Ok(Step {
+        Ok(DemoStep {
             name: name.into(),
             paths: self.paths().into_iter().map(share).collect(),
             verified_blocks: self.progress.counts().verified - counts.verified,
@@ -134,12 +142,12 @@ impl Stage {
     }
 
     /// What went where so far, over all tables.
-    fn paths(&self) -> BTreeMap<String, PathShare> {
+    fn paths(&self) -> BTreeMap<String, PathCounters> {
         let mut paths = BTreeMap::new();
         for table in self.tables.lock().expect("one thread").iter() {
             for report in table.targets().iter().flat_map(|entry| entry.target.path_reports()) {
                 let name = report.name.rsplit('/').next().unwrap_or_default().to_string();
-                let none = PathShare { name: name.clone(), bios: 0, bytes: 0, errors: 0 };
+                let none = PathCounters { name: name.clone(), bios: 0, bytes: 0, errors: 0 };
                 let share = paths.entry(name).or_insert(none);
                 share.bios += report.bios;
                 share.bytes += report.bytes;
@@ -151,7 +159,7 @@ impl Stage {
 
     /// Ends the load and reads every block back once. Gives the numbers of the whole run and how
     /// many blocks there are.
-    pub fn check_all(&self) -> Result<(Counts, u64)> {
+    pub fn check_all(&self) -> Result<(LoadCounters, u64)> {
         self.progress.check();
         self.cluster.broadcast(self.device.id(), LaneCommand::Kick);
         let begin = Instant::now();
@@ -165,7 +173,7 @@ impl Stage {
     }
 }
 
-impl Drop for Stage {
+impl Drop for MultipathFixture {
     fn drop(&mut self) {
         self.progress.end();
         self.cluster.broadcast(self.device.id(), LaneCommand::Kick);
@@ -194,13 +202,13 @@ fn table(folder: &Path, selector: &str) -> String {
 fn start(
     cores: usize,
     cluster: &Arc<Cluster>,
-    progress: &Arc<Progress>,
+    progress: &Arc<LoadProgress>,
     device: &Arc<OnceLock<Arc<MappedDevice>>>,
     ready: &SyncSender<Result<()>>,
 ) -> Result<Vec<JoinHandle<()>>> {
     let blocks = IMAGE_BYTES / BLOCK / cores as u64;
     let thread = |i: usize| {
-        let begin = Begin {
+        let begin = CoreStart {
             cluster: Arc::clone(cluster),
             progress: Arc::clone(progress),
             device: Arc::clone(device),
@@ -213,7 +221,7 @@ fn start(
     (0..cores).map(thread).collect()
 }
 
-impl Begin {
+impl CoreStart {
     fn run(self, id: CoreId, first: u64, blocks: usize) {
         let mut core = match LocalCore::attach(&self.cluster, id, CoreOptions::default()) {
             Ok(core) => core,
@@ -230,7 +238,7 @@ impl Begin {
             }
             core.park();
         };
-        match Load::new(core, &**device, Arc::clone(&self.progress), first, blocks) {
+        match VerifyLoad::new(core, &**device, Arc::clone(&self.progress), first, blocks) {
             Ok(load) => {
                 self.say(Ok(()));
                 load.run();

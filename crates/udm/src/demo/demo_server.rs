@@ -10,8 +10,8 @@ use tempfile::TempDir;
 use udm_backends::nbd::Client;
 use udm_control::exports::{ExportOptions, Exporter};
 use udm_control::http::api;
-use udm_control::registry::Folder;
-use udm_control::verbs::{CallOff, snapshot};
+use udm_control::registry::BaseDir;
+use udm_control::verbs::{CancelToken, snapshot};
 use udm_control::{Registry, verbs};
 use udm_core::SECTOR_SIZE;
 use udm_frontends::nbd::{Exports, Listen, NbdServer, ServerOptions};
@@ -28,15 +28,15 @@ const END_MAX: Duration = Duration::from_secs(10);
 const LEAVE_MAX: Duration = Duration::from_secs(10);
 
 /// The scene. Dropping it ends the server and removes the folder.
-pub(super) struct Scene {
+pub(super) struct DemoServer {
     folder: TempDir,
     pub registry: Arc<Registry>,
     running: Option<(NbdServer, Runtime)>,
 }
 
-impl Scene {
+impl DemoServer {
     /// An empty folder, and a server without devices.
-    pub fn set() -> Result<Scene> {
+    pub fn set() -> Result<DemoServer> {
         descriptors::raise();
         let folder = super::folder()?;
         let count = std::thread::available_parallelism().map_or(1, usize::from).min(CORES_MAX);
@@ -46,11 +46,11 @@ impl Scene {
         let cluster = Arc::clone(cores.cluster());
         let registry = Registry::new(cluster.clone(), cluster.len());
         let exports = Arc::new(Exports::new());
-        registry.export_by(Exporter::new(Arc::clone(&exports), ExportOptions::default()));
+        registry.set_exporter(Exporter::new(Arc::clone(&exports), ExportOptions::default()));
         let listen = [Listen::Unix(folder.path().join("nbd.sock"))];
         let server = NbdServer::start(&cluster, exports, ServerOptions::default(), &listen)
             .context("demo: NBD server")?;
-        Ok(Scene { folder, registry, running: Some((server, cores)) })
+        Ok(DemoServer { folder, registry, running: Some((server, cores)) })
     }
 
     /// Where everything is.
@@ -81,11 +81,11 @@ impl Scene {
     }
 
     /// Makes snapshots, each of the device behind it, at one instant. How long that took.
-    pub fn keep(&self, snapshots: impl Iterator<Item = (String, String)>) -> Result<Duration> {
+    pub fn take_snapshots(&self, snapshots: impl Iterator<Item = (String, String)>) -> Result<Duration> {
         let new = |(name, of)| api::NewSnapshot { name, of };
         let wanted = api::CreateSnapshots { snapshots: snapshots.map(new).collect(), ..Default::default() };
         let begin = Instant::now();
-        snapshot::create(&self.registry, &wanted, &Folder::own(), &CallOff::default())?;
+        snapshot::create(&self.registry, &wanted, &BaseDir::own(), &CancelToken::default())?;
         Ok(begin.elapsed())
     }
 
@@ -93,7 +93,7 @@ impl Scene {
     pub fn remove(&self, name: &str) -> Result<()> {
         let end = Instant::now() + LEAVE_MAX;
         loop {
-            match snapshot::remove(&self.registry, name, false, &CallOff::default()) {
+            match snapshot::remove(&self.registry, name, false, &CancelToken::default()) {
                 Err(e) if e.error.errno == udm_core::errno::EBUSY && Instant::now() < end => {
                     std::thread::sleep(Duration::from_micros(200));
                 }
@@ -115,7 +115,7 @@ impl Scene {
     }
 }
 
-impl Drop for Scene {
+impl Drop for DemoServer {
     fn drop(&mut self) {
         let Some((server, cores)) = self.running.take() else { return };
         server.stop();
