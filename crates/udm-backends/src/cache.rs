@@ -14,7 +14,7 @@
 //! *Price.* A lock a piece of a request (128 KiB at the most), as null_blk has one a request, and
 //! an allocation a page that is new in the cache. Only devices with `cache_size` have it.
 
-use crate::mem::Store;
+use crate::mem::SparseMemory;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -30,15 +30,15 @@ const PAGE: u64 = CACHE_PAGE;
 const LOOK: u64 = 64;
 
 /// Memory, and the cache in front of it. See the module.
-pub struct Cached {
-    pub(crate) store: Arc<Store>,
+pub struct CachedMemory {
+    pub(crate) store: Arc<SparseMemory>,
     /// Pages in the cache at the most.
     most: usize,
-    cache: Mutex<Cache>,
+    cache: Mutex<WriteCache>,
 }
 
-struct Cache {
-    pages: BTreeMap<u64, Page>,
+struct WriteCache {
+    pages: BTreeMap<u64, CachePage>,
     /// The page behind the one that was written back last to make room.
     next: u64,
     is_on: bool,
@@ -46,13 +46,13 @@ struct Cache {
     cuts: u64,
 }
 
-struct Page {
+struct CachePage {
     bytes: Box<[u8]>,
     /// A bit a sector that it has.
     has: u8,
 }
 
-impl Page {
+impl CachePage {
     /// The sectors that it has, as ranges of bytes of the page.
     fn sectors(&self) -> impl Iterator<Item = Range<usize>> {
         let has = self.has;
@@ -69,19 +69,19 @@ fn bits(index: u64, range: &Range<u64>) -> u8 {
     (first..end).fold(0, |bits, i| bits | 1 << i)
 }
 
-impl Cached {
+impl CachedMemory {
     /// Memory of `size` bytes behind a cache of so many pages, which is on.
     ///
     /// # Errors
     /// EINVAL for a size that no memory has.
-    pub fn new(size: u64, pages: u64) -> Result<Cached, OpenError> {
+    pub fn new(size: u64, pages: u64) -> Result<CachedMemory, OpenError> {
         let most = usize::try_from(pages).unwrap_or(usize::MAX).max(1);
-        let cache = Cache { pages: BTreeMap::new(), next: 0, is_on: true, cuts: 0 };
-        Ok(Cached { store: Arc::new(Store::new(size)?), most, cache: Mutex::new(cache) })
+        let cache = WriteCache { pages: BTreeMap::new(), next: 0, is_on: true, cuts: 0 };
+        Ok(CachedMemory { store: Arc::new(SparseMemory::new(size)?), most, cache: Mutex::new(cache) })
     }
 
     /// Held for a piece of a request.
-    fn lock(&self) -> MutexGuard<'_, Cache> {
+    fn lock(&self) -> MutexGuard<'_, WriteCache> {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -101,7 +101,7 @@ impl Cached {
     /// What serving a request costs at the most. A pass may be long.
     pub(crate) fn cost(&self, bio: &Bio) -> u64 {
         // The pages that a write drives out cost as much again.
-        if self.pass(bio) > 0 { PIECE + 1 } else { Store::cost(bio).saturating_mul(2) }
+        if self.pass(bio) > 0 { PIECE + 1 } else { SparseMemory::cost(bio).saturating_mul(2) }
     }
 
     /// The bytes that the parts of a request count to: a pass over the device in front, and its
@@ -121,7 +121,7 @@ impl Cached {
             return Status::IoErr;
         }
         if bio.op != Op::Flush
-            && let Some(status) = crate::refusal(bio, self.store.size)
+            && let Some(status) = crate::out_of_range_status(bio, self.store.size)
         {
             return status;
         }
@@ -138,7 +138,7 @@ impl Cached {
     }
 
     /// Goes on with a pass of `pass` bytes.
-    fn write_back(&self, cache: &mut Cache, pass: u64, part: &mut Part) -> Result<(), Status> {
+    fn write_back(&self, cache: &mut WriteCache, pass: u64, part: &mut Part) -> Result<(), Status> {
         while part.done < pass && part.left > 0 {
             let from = part.done.div_ceil(PAGE).max(u64::from(bugs::on(Bug::FlushMissesPage)));
             let next = cache.pages.range(from..).next().map(|(index, _)| *index);
@@ -154,7 +154,7 @@ impl Cached {
     }
 
     /// Writes a page back.
-    fn write_page(&self, cache: &mut Cache, index: u64) -> Result<(), Status> {
+    fn write_page(&self, cache: &mut WriteCache, index: u64) -> Result<(), Status> {
         if let Some(page) = cache.pages.get(&index) {
             for range in page.sectors() {
                 self.store.write(index * PAGE + range.start as u64, &page.bytes[range])?;
@@ -168,7 +168,7 @@ impl Cached {
     /// those are what the cache has.
     fn serve_range(
         &self,
-        cache: &mut Cache,
+        cache: &mut WriteCache,
         bio: &mut Bio,
         pass: u64,
         part: &mut Part,
@@ -208,7 +208,7 @@ impl Cached {
         Ok(())
     }
 
-    fn read(&self, cache: &Cache, at: u64, out: &mut [u8]) {
+    fn read(&self, cache: &WriteCache, at: u64, out: &mut [u8]) {
         self.store.read(at, out);
         let range = at..at + out.len() as u64;
         for (index, page) in cache.over(&range) {
@@ -225,14 +225,20 @@ impl Cached {
     }
 
     /// Copies `data` to byte `at` of the cache; what that drove out adds to `cost`.
-    fn write(&self, cache: &mut Cache, mut at: u64, mut data: &[u8], cost: &mut u64) -> Result<(), Status> {
+    fn write(
+        &self,
+        cache: &mut WriteCache,
+        mut at: u64,
+        mut data: &[u8],
+        cost: &mut u64,
+    ) -> Result<(), Status> {
         while !data.is_empty() {
             let (index, within) = (at / PAGE, (at % PAGE) as usize);
             let (now, rest) = data.split_at(data.len().min(PAGE as usize - within));
             if !cache.pages.contains_key(&index) {
                 *cost += self.make_room(cache)?;
                 let bytes = <[u8]>::new_box_zeroed_with_elems(PAGE as usize).map_err(|_| Status::Resource)?;
-                cache.pages.insert(index, Page { bytes, has: 0 });
+                cache.pages.insert(index, CachePage { bytes, has: 0 });
             }
             if let Some(page) = cache.pages.get_mut(&index) {
                 page.bytes[within..within + now.len()].copy_from_slice(now);
@@ -245,7 +251,7 @@ impl Cached {
     }
 
     /// Room for one more page, and the bytes that were written back for it.
-    fn make_room(&self, cache: &mut Cache) -> Result<u64, Status> {
+    fn make_room(&self, cache: &mut WriteCache) -> Result<u64, Status> {
         let mut bytes = 0;
         while cache.pages.len() >= self.most {
             let behind = cache.pages.range(cache.next..).next();
@@ -258,9 +264,9 @@ impl Cached {
     }
 }
 
-impl Cache {
+impl WriteCache {
     /// The pages that have something of `range`.
-    fn over(&self, range: &Range<u64>) -> impl Iterator<Item = (u64, &Page)> {
+    fn over(&self, range: &Range<u64>) -> impl Iterator<Item = (u64, &CachePage)> {
         let of_range = range.clone();
         let pages = self.pages.range(range.start / PAGE..range.end.div_ceil(PAGE).max(range.start / PAGE));
         pages.filter_map(move |(&i, page)| (page.has & bits(i, &of_range) != 0).then_some((i, page)))
@@ -281,7 +287,7 @@ impl Cache {
     }
 }
 
-impl PowerSwitch for Cached {
+impl PowerSwitch for CachedMemory {
     fn is_on(&self) -> bool {
         self.lock().is_on
     }

@@ -19,10 +19,10 @@ use udm_core::{Batch, Bio, Busy, Cx, Drain, Lane, Nanos, Op, OpenError, Status};
 use udm_wire::uri::{Injection, NullFaults};
 
 /// How long a request is lost before it has timed out.
-const LOST: Nanos = Nanos::from_millis(5_000);
+const TIMEOUT_DELAY: Nanos = Nanos::from_millis(5_000);
 
 /// How long one that found no resources waits (kernel `BLK_MQ_RESOURCE_DELAY`).
-const NO_RESOURCES: Nanos = Nanos::from_millis(3);
+const RESOURCE_DELAY: Nanos = Nanos::from_millis(3);
 
 /// The time that a budget of bytes is for.
 const TICK: Nanos = Nanos::from_millis(20);
@@ -32,14 +32,14 @@ const TICK_BYTES: u64 = (1 << 20) / 50;
 
 /// The faults of one device, which its lanes share.
 #[derive(Clone)]
-pub struct Faults(Arc<Shared>);
+pub struct Faults(Arc<FaultState>);
 
-struct Shared {
+struct FaultState {
     badblocks: Vec<(u64, u64)>,
-    budget: Option<Budget>,
-    timeout: Chances,
-    requeue: Chances,
-    init_hctx: Chances,
+    budget: Option<BandwidthBudget>,
+    timeout: FaultInjector,
+    requeue: FaultInjector,
+    init_hctx: FaultInjector,
 }
 
 impl Faults {
@@ -47,12 +47,12 @@ impl Faults {
     #[must_use]
     pub fn new(params: &NullFaults) -> Option<Faults> {
         (!params.is_none()).then(|| {
-            Faults(Arc::new(Shared {
+            Faults(Arc::new(FaultState {
                 badblocks: params.badblocks.clone(),
-                budget: (params.mbps > 0).then(|| Budget::new(params.mbps)),
-                timeout: Chances::new(params.timeout),
-                requeue: Chances::new(params.requeue),
-                init_hctx: Chances::new(params.init_hctx),
+                budget: (params.mbps > 0).then(|| BandwidthBudget::new(params.mbps)),
+                timeout: FaultInjector::new(params.timeout),
+                requeue: FaultInjector::new(params.requeue),
+                init_hctx: FaultInjector::new(params.init_hctx),
             }))
         })
     }
@@ -69,7 +69,7 @@ impl Faults {
         cx: &mut Cx<'_>,
         below: impl FnOnce(&mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError>,
     ) -> Result<Box<dyn Lane>, OpenError> {
-        if self.0.init_hctx.come(cx) {
+        if self.0.init_hctx.should_fail(cx) {
             return Err(OpenError::new(ENOMEM, "init_hctx: a hardware queue that can't be set up"));
         }
         let (requests, requeued, down) = Default::default();
@@ -81,9 +81,9 @@ impl Faults {
             requests,
             requeued,
             stopped: Nanos(0),
-            failed: Later::new(delay),
-            lost: Later::new(LOST),
-            short: Later::new(NO_RESOURCES),
+            failed: DelayQueue::new(delay),
+            lost: DelayQueue::new(TIMEOUT_DELAY),
+            short: DelayQueue::new(RESOURCE_DELAY),
             is_odd: false,
             ends: false,
             down,
@@ -91,7 +91,7 @@ impl Faults {
     }
 }
 
-impl Shared {
+impl FaultState {
     /// Does `bio` touch a bad block?
     fn is_bad(&self, bio: &Bio) -> bool {
         let (first, end) = (bio.sector.0, bio.sector.0.saturating_add(bio.sectors.0));
@@ -102,21 +102,21 @@ impl Shared {
 }
 
 /// A fault's chances so far, on all cores.
-struct Chances {
+struct FaultInjector {
     of: Injection,
     count: AtomicU64,
     space: AtomicI64,
     times: AtomicI64,
 }
 
-impl Chances {
-    fn new(of: Injection) -> Chances {
+impl FaultInjector {
+    fn new(of: Injection) -> FaultInjector {
         let (space, times) = (i64::from(of.space).into(), i64::from(of.times).into());
-        Chances { of, count: AtomicU64::new(0), space, times }
+        FaultInjector { of, count: AtomicU64::new(0), space, times }
     }
 
     /// Does it happen this time? (Kernel `should_fail`, in its order.)
-    fn come(&self, cx: &mut Cx<'_>) -> bool {
+    fn should_fail(&self, cx: &mut Cx<'_>) -> bool {
         let less = |n: i64| (n > 0).then(|| n - 1);
         if self.of.probability == 0 || self.times.load(Ordering::Relaxed) == 0 {
             return false;
@@ -134,17 +134,17 @@ impl Chances {
 }
 
 /// The bytes that all cores may still move in this tick, or that ticks before owe.
-struct Budget {
+struct BandwidthBudget {
     a_tick: i64,
     /// The last tick that brought its bytes.
     tick: AtomicU64,
     left: AtomicI64,
 }
 
-impl Budget {
-    fn new(mbps: u32) -> Budget {
+impl BandwidthBudget {
+    fn new(mbps: u32) -> BandwidthBudget {
         let a_tick = (u64::from(mbps) * TICK_BYTES) as i64;
-        Budget { a_tick, tick: AtomicU64::new(0), left: AtomicI64::new(a_tick) }
+        BandwidthBudget { a_tick, tick: AtomicU64::new(0), left: AtomicI64::new(a_tick) }
     }
 
     /// Takes `bytes`, or stops all for the rest of this tick. What is longer than a whole tick
@@ -170,14 +170,14 @@ impl Budget {
 }
 
 /// Requests that come back, or go on, so long after they were put in: the first is the first.
-struct Later {
+struct DelayQueue {
     delay: Nanos,
     queue: VecDeque<(Nanos, Box<Bio>)>,
 }
 
-impl Later {
-    fn new(delay: Nanos) -> Later {
-        Later { delay, queue: VecDeque::new() }
+impl DelayQueue {
+    fn new(delay: Nanos) -> DelayQueue {
+        DelayQueue { delay, queue: VecDeque::new() }
     }
 
     fn push(&mut self, bio: Box<Bio>, now: Nanos) {
@@ -203,7 +203,7 @@ impl Later {
 /// See the module.
 struct FaultyLane {
     below: Box<dyn Lane>,
-    all: Arc<Shared>,
+    all: Arc<FaultState>,
     depth: usize,
     /// Tags: requests that were started and have not come back.
     used: usize,
@@ -213,9 +213,9 @@ struct FaultyLane {
     requeued: VecDeque<Box<Bio>>,
     /// Nothing starts before this.
     stopped: Nanos,
-    failed: Later,
-    lost: Later,
-    short: Later,
+    failed: DelayQueue,
+    lost: DelayQueue,
+    short: DelayQueue,
     /// The last that found no resources waits for them.
     is_odd: bool,
     /// What is in the lane is to end: nothing more finds no resources.
@@ -310,8 +310,8 @@ impl FaultyLane {
 
     fn try_one(&mut self, bio: Box<Bio>, again: &mut Batch, cx: &mut Cx<'_>) {
         let now = cx.now();
-        let is_lost = self.all.timeout.come(cx);
-        if !self.ends && self.all.requeue.come(cx) {
+        let is_lost = self.all.timeout.should_fail(cx);
+        if !self.ends && self.all.requeue.should_fail(cx) {
             self.is_odd = !self.is_odd;
             match self.is_odd {
                 true => self.short.push(bio, now),

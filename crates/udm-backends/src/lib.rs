@@ -13,10 +13,10 @@
 //! and not by a request; the exception is a sync through the page cache (`file/sync`).
 //!
 //! A backend knows no target, and no other backend except `mem`, which stores the data of a
-//! memory-backed null device. Work that may block runs on a thread (`beside`).
+//! memory-backed null device. Work that may block runs on a thread (`blocking`).
 #![forbid(unsafe_code)]
 
-mod beside;
+mod blocking;
 mod cache;
 mod faults;
 mod file;
@@ -27,7 +27,7 @@ mod pattern;
 #[cfg(test)]
 mod testing;
 
-pub use cache::Cached;
+pub use cache::CachedMemory;
 pub use faults::Faults;
 
 use std::collections::HashMap;
@@ -40,7 +40,7 @@ use udm_wire::uri::{DeviceUri, QueueParams};
 /// What a name leads to outside of udm, so that two names can be known as one disk, and a name that
 /// leads elsewhere than it did be noticed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Identity {
+pub enum DiskIdentity {
     /// A regular file: the number of its file system and its inode there.
     File {
         /// `st_dev`.
@@ -54,13 +54,13 @@ pub enum Identity {
         number: u64,
     },
     /// Nothing: the device is what its URI says.
-    Inside,
+    Virtual,
 }
 
 /// A device and what it is.
-pub struct Opened {
+pub struct OpenedDevice {
     /// What the URI led to.
-    pub identity: Identity,
+    pub identity: DiskIdentity,
     /// The device.
     pub device: Arc<dyn Device>,
 }
@@ -68,8 +68,8 @@ pub struct Opened {
 /// The backends of a process. What must be one for all names of a disk is kept here, so a process
 /// has one of these.
 pub struct Backends {
-    disks: file::Disks,
-    servers: nbd::Servers,
+    disks: file::OpenDisks,
+    servers: nbd::RemoteExports,
     /// What null devices share, by hardware queues and tags of each, for as long as one is there.
     tag_sets: Mutex<HashMap<(u32, u32), Weak<TagSet>>>,
 }
@@ -79,8 +79,8 @@ impl Backends {
     #[must_use]
     pub fn new(cores: usize) -> Backends {
         Backends {
-            disks: file::Disks::new(cores),
-            servers: nbd::Servers::default(),
+            disks: file::OpenDisks::new(cores),
+            servers: nbd::RemoteExports::default(),
             tag_sets: Mutex::default(),
         }
     }
@@ -90,14 +90,14 @@ impl Backends {
     ///
     /// # Errors
     /// As [`Backends::open`], as far as looking tells.
-    pub fn look(&self, uri: &DeviceUri) -> Result<Identity, OpenError> {
+    pub fn look(&self, uri: &DeviceUri) -> Result<DiskIdentity, OpenError> {
         match uri {
             DeviceUri::File(file) => self.disks.look(file),
             DeviceUri::Nbd(nbd) => {
                 self.servers.look(nbd);
-                Ok(Identity::Inside)
+                Ok(DiskIdentity::Virtual)
             }
-            _ => Ok(Identity::Inside),
+            _ => Ok(DiskIdentity::Virtual),
         }
     }
 
@@ -107,8 +107,8 @@ impl Backends {
     /// What the system says, in one line that names the device; EINVAL for parameters out of range;
     /// EOPNOTSUPP for kinds that this crate does not have: mapped devices and numbers are known to
     /// the registry of devices alone.
-    pub fn open(&self, uri: &DeviceUri) -> Result<Opened, OpenError> {
-        let mut identity = Identity::Inside;
+    pub fn open(&self, uri: &DeviceUri) -> Result<OpenedDevice, OpenError> {
+        let mut identity = DiskIdentity::Virtual;
         let (disk, queue): (Arc<dyn Device>, _) = match uri {
             DeviceUri::File(file) => {
                 let opened = self.disks.open(file)?;
@@ -134,7 +134,7 @@ impl Backends {
             Some(params) => Arc::new(Queued::new(disk, params)),
             None => disk,
         };
-        Ok(Opened { identity, device })
+        Ok(OpenedDevice { identity, device })
     }
 
     /// The tags of all null devices that share as many.
@@ -167,7 +167,7 @@ fn unsupported(uri: &DeviceUri, why: &str) -> OpenError {
 /// The status of a bio that can't be served on a device of `size`: its range ends beyond it, or its
 /// data is not as long as the range. (A load generator leaves the data out for devices that move
 /// none.)
-fn refusal(bio: &Bio, size: Sectors) -> Option<Status> {
+fn out_of_range_status(bio: &Bio, size: Sectors) -> Option<Status> {
     if bio.sector.0.checked_add(bio.sectors.0).is_none_or(|end| end > size.0) {
         return Some(Status::IoErr);
     }

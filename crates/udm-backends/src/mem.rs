@@ -41,24 +41,24 @@ type Page = Box<[AtomicU64]>;
 type Directory = Box<[OnceLock<Page>]>;
 
 /// The memory itself.
-pub(crate) struct Store {
+pub(crate) struct SparseMemory {
     pub(crate) size: Sectors,
     directories: Box<[OnceLock<Directory>]>,
     pub(crate) commons: Commons,
 }
 
-impl Store {
+impl SparseMemory {
     /// A store of `size` bytes, rounded down to sectors, that takes next to no memory yet.
     ///
     /// # Errors
     /// EINVAL for nothing, or more than [`MAX_SIZE`].
-    pub(crate) fn new(size: u64) -> Result<Store, OpenError> {
+    pub(crate) fn new(size: u64) -> Result<SparseMemory, OpenError> {
         let sectors = Sectors::from_bytes(size);
         if sectors == Sectors::ZERO || size > MAX_SIZE {
             return Err(OpenError::new(EINVAL, format!("memory of {size} bytes: not in 512..={MAX_SIZE}")));
         }
         let directories = (0..size.div_ceil(PAGE * FAN)).map(|_| OnceLock::new()).collect();
-        Ok(Store { size: sectors, directories, commons: Commons::default() })
+        Ok(SparseMemory { size: sectors, directories, commons: Commons::default() })
     }
 
     /// The page that holds `offset`, if it was ever written.
@@ -160,7 +160,7 @@ impl Store {
         if bio.op == Op::Flush {
             return Status::Ok;
         }
-        if let Some(status) = crate::refusal(bio, self.size) {
+        if let Some(status) = crate::out_of_range_status(bio, self.size) {
             return status;
         }
         let start = bio.sector.bytes();
@@ -190,16 +190,16 @@ impl Store {
 /// A memory device.
 pub(crate) struct Mem {
     id: DeviceId,
-    store: Arc<Store>,
+    store: Arc<SparseMemory>,
 }
 
 impl Mem {
     /// A device of `size` bytes.
     ///
     /// # Errors
-    /// As [`Store::new`].
+    /// As [`SparseMemory::new`].
     pub(crate) fn new(size: u64) -> Result<Mem, OpenError> {
-        Ok(Mem { id: DeviceId::new(), store: Arc::new(Store::new(size)?) })
+        Ok(Mem { id: DeviceId::new(), store: Arc::new(SparseMemory::new(size)?) })
     }
 }
 
@@ -209,7 +209,7 @@ impl Device for Mem {
     }
 
     fn open(&self, _cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        Ok(Box::new(WorkLane::new(Server(Arc::clone(&self.store)))))
+        Ok(Box::new(WorkLane::new(MemServer(Arc::clone(&self.store)))))
     }
 
     fn limits(&self) -> Limits {
@@ -225,11 +225,11 @@ impl Device for Mem {
     }
 }
 
-struct Server(Arc<Store>);
+struct MemServer(Arc<SparseMemory>);
 
-impl Serve for Server {
+impl Serve for MemServer {
     fn cost(&self, bio: &Bio) -> u64 {
-        Store::cost(bio)
+        SparseMemory::cost(bio)
     }
 
     fn serve(&mut self, bio: &mut Bio, part: &mut Part) -> Status {
@@ -240,7 +240,7 @@ impl Serve for Server {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{Core, bare, scattered};
+    use crate::testing::{TestCore, bare, scattered};
     use proptest::prelude::*;
     use udm_core::Sector;
 
@@ -248,7 +248,7 @@ mod tests {
     const SECTORS: u64 = 3 * PAGE / 512;
 
     #[derive(Debug, Clone)]
-    struct Request {
+    struct RandomRequest {
         op: Op,
         sector: u64,
         sectors: u64,
@@ -256,11 +256,11 @@ mod tests {
         seed: u8,
     }
 
-    fn request() -> impl Strategy<Value = Request> {
+    fn request() -> impl Strategy<Value = RandomRequest> {
         let op = prop_oneof![3 => Just(Op::Write), 3 => Just(Op::Read), 1 => Just(Op::Discard), 1 => Just(Op::WriteZeroes)];
         let sector = prop_oneof![0..SECTORS, (PAGE / 512 - 4)..(PAGE / 512 + 4)];
         (op, sector, 1..40u64, proptest::collection::vec(1..700usize, 0..4), any::<u8>()).prop_map(
-            |(op, sector, sectors, cuts, seed)| Request {
+            |(op, sector, sectors, cuts, seed)| RandomRequest {
                 op,
                 sector,
                 sectors: sectors.min(SECTORS - sector),
@@ -277,7 +277,7 @@ mod tests {
         #[test]
         fn as_a_vector(requests in proptest::collection::vec((request(), 0..2usize), 1..60)) {
             let device = Mem::new(SECTORS * 512).unwrap();
-            let mut cores = [Core::over(&device), Core::over(&device)];
+            let mut cores = [TestCore::over(&device), TestCore::over(&device)];
             let mut model = vec![0u8; (SECTORS * 512) as usize];
             for (r, core) in requests {
                 let range = (r.sector * 512) as usize..((r.sector + r.sectors) * 512) as usize;
@@ -304,7 +304,7 @@ mod tests {
 
     #[test]
     fn a_huge_disk_costs_what_is_written() {
-        let mut core = Core::over(&Mem::new(MAX_SIZE).unwrap());
+        let mut core = TestCore::over(&Mem::new(MAX_SIZE).unwrap());
         let mut data = scattered(4096, &[]);
         data.fill(7);
         let last = Sector(MAX_SIZE / 512 - 8);
@@ -321,7 +321,7 @@ mod tests {
     /// Discards of many pages, however many, take many short turns; and a read meanwhile takes one.
     #[test]
     fn discards_leave_room_for_others() {
-        let mut core = Core::over(&Mem::new(256 << 20).unwrap());
+        let mut core = TestCore::over(&Mem::new(256 << 20).unwrap());
         for page in 0..1024 {
             let mut data = scattered(512, &[]);
             data.fill(1);
@@ -344,7 +344,7 @@ mod tests {
     /// Where nothing was written there is nothing to do.
     #[test]
     fn discards_of_nothing_are_done_at_once() {
-        let mut core = Core::over(&Mem::new(1 << 40).unwrap());
+        let mut core = TestCore::over(&Mem::new(1 << 40).unwrap());
         core.submit((0..100).map(|i| bare(Op::Discard, i * MAX_ZERO.0, MAX_ZERO.0)).collect());
         assert_eq!(core.poll().0.len(), 100);
     }
@@ -364,7 +364,7 @@ mod tests {
             for half in 0..2u64 {
                 let device = &device;
                 s.spawn(move || {
-                    let mut core = Core::over(device);
+                    let mut core = TestCore::over(device);
                     for page in 0..64 {
                         let mut data = scattered(512, &[]);
                         data.fill(page as u8 + 1);
@@ -374,7 +374,7 @@ mod tests {
                 });
             }
         });
-        let mut core = Core::over(&device);
+        let mut core = TestCore::over(&device);
         for page in 0..64u64 {
             let bio = core.run(Bio::read(Sector(page * PAGE / 512), Sectors(2), scattered(1024, &[])));
             assert!(bio.data.iter().all(|b| b.iter().all(|&x| x == page as u8 + 1)), "page {page}");

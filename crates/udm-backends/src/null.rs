@@ -10,7 +10,7 @@
 //! | `queue_mode` | always 2 (multi-queue), as in the kernel: a request-based device, which multipath's `queue_mode` asks for |
 //! | `memory_backed` | what is written can be read: the store of `mem:` |
 //! | `mbps`, `badblocks`, `timeout`, `requeue`, `init_hctx` | what goes wrong on purpose: [`Faults`] |
-//! | `cache_size` | what is written is in a cache that a power cut empties: [`Cached`] |
+//! | `cache_size` | what is written is in a cache that a power cut empties: [`CachedMemory`] |
 //! | `discard`, `fua` | announced, as null_blk does. As there, the first and `cache_size` ask for `memory_backed` |
 //!
 //! **Data.** Without `memory_backed`, writes are forgotten and reads that carry data are filled
@@ -18,9 +18,9 @@
 //! clients of a front end, and what one client wrote must not be what another reads. A bio that
 //! comes without data, as those of the bench do, pays one test for it.
 
-use crate::cache::{CACHE_PAGE, Cached};
+use crate::cache::{CACHE_PAGE, CachedMemory};
 use crate::faults::Faults;
-use crate::mem::{MAX_ZERO, Store};
+use crate::mem::{MAX_ZERO, SparseMemory};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use udm_core::{
@@ -33,7 +33,7 @@ use udm_wire::uri::NullParams;
 pub(crate) struct Null {
     id: DeviceId,
     params: NullParams,
-    kept: Kept,
+    backing: Backing,
     /// Where nothing is kept, whose it is then.
     commons: Commons,
     faults: Option<Faults>,
@@ -41,18 +41,18 @@ pub(crate) struct Null {
 
 /// Where what is written is kept.
 #[derive(Clone)]
-enum Kept {
-    Nowhere,
-    Memory(Arc<Store>),
-    Cached(Arc<Cached>),
+enum Backing {
+    Discarded,
+    Memory(Arc<SparseMemory>),
+    CachedMemory(Arc<CachedMemory>),
 }
 
-impl Kept {
-    fn store(&self) -> Option<&Store> {
+impl Backing {
+    fn store(&self) -> Option<&SparseMemory> {
         match self {
-            Kept::Nowhere => None,
-            Kept::Memory(store) => Some(store),
-            Kept::Cached(cached) => Some(&cached.store),
+            Backing::Discarded => None,
+            Backing::Memory(store) => Some(store),
+            Backing::CachedMemory(cached) => Some(&cached.store),
         }
     }
 }
@@ -63,20 +63,23 @@ impl Null {
     /// # Errors
     /// With `memory_backed`, EINVAL for a size that no memory device has.
     pub(crate) fn new(params: &NullParams) -> Result<Null, OpenError> {
-        let kept = match (params.memory_backed, params.cache_size / CACHE_PAGE) {
-            (false, _) => Kept::Nowhere,
-            (true, 0) => Kept::Memory(Arc::new(Store::new(params.size)?)),
-            (true, pages) => Kept::Cached(Arc::new(Cached::new(params.size, pages)?)),
+        let backing = match (params.memory_backed, params.cache_size / CACHE_PAGE) {
+            (false, _) => Backing::Discarded,
+            (true, 0) => Backing::Memory(Arc::new(SparseMemory::new(params.size)?)),
+            (true, pages) => Backing::CachedMemory(Arc::new(CachedMemory::new(params.size, pages)?)),
         };
         let (id, commons, faults) = (DeviceId::new(), Commons::of_nothing(), Faults::new(&params.faults));
-        Ok(Null { id, params: params.clone(), kept, commons, faults })
+        Ok(Null { id, params: params.clone(), backing, commons, faults })
     }
 
     /// A lane with so many tags.
     fn lane(&self, depth: usize) -> Box<dyn Lane> {
         let p = &self.params;
-        let work =
-            Work::new(Server { kept: self.kept.clone(), size: self.limits().size, discards: p.discard });
+        let work = Work::new(NullServer {
+            backing: self.backing.clone(),
+            size: self.limits().size,
+            discards: p.discard,
+        });
         if p.irqmode >= 2 {
             let delay = Nanos(p.completion_nsec);
             return Box::new(TimerLane {
@@ -133,65 +136,65 @@ impl Device for Null {
     }
 
     fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
-        match &self.kept {
-            Kept::Nowhere => out.push(len, Content::Data),
-            Kept::Memory(store) => store.extents(from, len, out, |_| false),
-            Kept::Cached(cached) => cached.store.extents(from, len, out, |range| cached.has(range)),
+        match &self.backing {
+            Backing::Discarded => out.push(len, Content::Data),
+            Backing::Memory(store) => store.extents(from, len, out, |_| false),
+            Backing::CachedMemory(cached) => cached.store.extents(from, len, out, |range| cached.has(range)),
         }
     }
 
     fn commons(&self) -> Option<&Commons> {
-        Some(self.kept.store().map_or(&self.commons, |store| &store.commons))
+        Some(self.backing.store().map_or(&self.commons, |store| &store.commons))
     }
 
     fn power(&self) -> Option<&dyn PowerSwitch> {
-        match &self.kept {
-            Kept::Cached(cached) => Some(&**cached),
-            Kept::Nowhere | Kept::Memory(_) => None,
+        match &self.backing {
+            Backing::CachedMemory(cached) => Some(&**cached),
+            Backing::Discarded | Backing::Memory(_) => None,
         }
     }
 }
 
-struct Server {
-    kept: Kept,
+struct NullServer {
+    backing: Backing,
     size: Sectors,
     discards: bool,
 }
 
-impl Server {
+impl NullServer {
     /// Ends `bio` well when that is no work: without a store that is all but a read with data, and
     /// what must be refused. False for what has to be served.
     #[inline(always)]
-    fn at_once(&self, bio: &mut Bio) -> bool {
+    fn complete_inline(&self, bio: &mut Bio) -> bool {
         let fills = bio.op == Op::Read && !bio.data.is_empty();
         let end = bio.sector.0.wrapping_add(bio.sectors.0);
         let fits = (bio.sector.0 <= end) & (end <= self.size.0) & (bio.op != Op::Discard);
-        let at_once = fits & !fills;
-        if at_once {
+        let complete_inline = fits & !fills;
+        if complete_inline {
             bio.end_with(Status::Ok);
         }
-        at_once
+        complete_inline
     }
 }
 
-impl Serve for Server {
+impl Serve for NullServer {
     #[inline]
     fn cost(&self, bio: &Bio) -> u64 {
-        match &self.kept {
-            Kept::Nowhere if bio.op == Op::Read && !bio.data.is_empty() => {
+        match &self.backing {
+            Backing::Discarded if bio.op == Op::Read && !bio.data.is_empty() => {
                 bio.sectors.0.saturating_mul(SECTOR_SIZE)
             }
-            Kept::Nowhere => 0,
-            Kept::Memory(_) => Store::cost(bio),
-            Kept::Cached(cached) => cached.cost(bio),
+            Backing::Discarded => 0,
+            Backing::Memory(_) => SparseMemory::cost(bio),
+            Backing::CachedMemory(cached) => cached.cost(bio),
         }
     }
 
     #[inline]
     fn length(&self, bio: &Bio) -> u64 {
-        match &self.kept {
-            Kept::Nowhere | Kept::Memory(_) => bio.sectors.0.saturating_mul(SECTOR_SIZE),
-            Kept::Cached(cached) => cached.length(bio),
+        match &self.backing {
+            Backing::Discarded | Backing::Memory(_) => bio.sectors.0.saturating_mul(SECTOR_SIZE),
+            Backing::CachedMemory(cached) => cached.length(bio),
         }
     }
 
@@ -199,30 +202,32 @@ impl Serve for Server {
     /// read.
     #[inline]
     fn serve(&mut self, bio: &mut Bio, part: &mut Part) -> Status {
-        match &self.kept {
+        match &self.backing {
             _ if bio.op == Op::Discard && !self.discards => Status::NotSupp,
-            Kept::Nowhere if bio.sector.0.checked_add(bio.sectors.0).is_none_or(|end| end > self.size.0) => {
+            Backing::Discarded
+                if bio.sector.0.checked_add(bio.sectors.0).is_none_or(|end| end > self.size.0) =>
+            {
                 Status::IoErr
             }
-            Kept::Nowhere if bio.op == Op::Read && !bio.data.is_empty() => {
+            Backing::Discarded if bio.op == Op::Read && !bio.data.is_empty() => {
                 let now = part.now();
                 bio.data.produce(part.done as usize, now as usize, |_, piece| piece.fill(0));
                 part.advance(now);
                 Status::Ok
             }
-            Kept::Nowhere => {
+            Backing::Discarded => {
                 part.finish();
                 Status::Ok
             }
-            Kept::Memory(store) => store.serve(bio, part),
-            Kept::Cached(cached) => cached.serve(bio, part),
+            Backing::Memory(store) => store.serve(bio, part),
+            Backing::CachedMemory(cached) => cached.serve(bio, part),
         }
     }
 }
 
 /// irqmode 0 and 1: done at the next poll.
 struct PolledLane {
-    work: Work<Server>,
+    work: Work<NullServer>,
     depth: usize,
     ready: Batch,
     waiting: VecDeque<Box<Bio>>,
@@ -233,7 +238,7 @@ struct PolledLane {
 impl Lane for PolledLane {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         let fits = !self.queued && self.ready.len() + batch.len() <= self.depth;
-        if fits && self.at_once(batch) {
+        if fits && self.complete_inline(batch) {
             hand_over(batch, &mut self.ready);
         } else {
             self.submit_work(batch, cx);
@@ -253,9 +258,10 @@ impl Lane for PolledLane {
 impl PolledLane {
     /// Ends all of `batch`; false when something in it has to be served.
     #[inline(always)]
-    fn at_once(&self, batch: &mut Batch) -> bool {
+    fn complete_inline(&self, batch: &mut Batch) -> bool {
         let server = self.work.server();
-        matches!(server.kept, Kept::Nowhere) && batch.iter_mut().all(|bio| server.at_once(bio))
+        matches!(server.backing, Backing::Discarded)
+            && batch.iter_mut().all(|bio| server.complete_inline(bio))
     }
 
     #[inline(never)]
@@ -285,7 +291,7 @@ impl PolledLane {
 /// irqmode 2: done `delay` after it was started. All delays are equal, so the first started is the
 /// first done.
 struct TimerLane {
-    work: Work<Server>,
+    work: Work<NullServer>,
     /// Served in this call.
     served: Batch,
     depth: usize,
@@ -325,7 +331,7 @@ impl TimerLane {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{Core, scattered};
+    use crate::testing::{TestCore, scattered};
     use udm_core::Sector;
 
     fn null(words: &str) -> Null {
@@ -344,7 +350,7 @@ mod tests {
     fn done_at_the_next_poll_in_order_of_depth() {
         for irqmode in 0..2 {
             let device = null(&format!("size=1M,hw_queue_depth=4,irqmode={irqmode}"));
-            let mut core = Core::over(&device);
+            let mut core = TestCore::over(&device);
             assert_eq!(core.submit(bios(3)), core.now);
             assert_eq!(core.poll().0.len(), 3);
             core.submit(bios(10));
@@ -358,7 +364,7 @@ mod tests {
     fn lanes_share_the_depth_of_fewer_queues() {
         for (queues, cores, want) in [(1, 1, 64), (1, 2, 32), (2, 2, 64), (4, 2, 64), (1, 100, 1)] {
             let device = null(&format!("size=1M,submit_queues={queues},hw_queue_depth=64"));
-            let mut core = Core::one_of(&device, cores);
+            let mut core = TestCore::one_of(&device, cores);
             core.submit(bios(100));
             assert_eq!(core.poll().0.len(), want, "{queues} queues, {cores} cores");
             while !core.poll().0.is_empty() {}
@@ -367,7 +373,7 @@ mod tests {
 
     #[test]
     fn the_timer_holds_requests_for_completion_nsec() {
-        let mut core = Core::over(&null("size=1M,hw_queue_depth=2,irqmode=2,completion_nsec=1000"));
+        let mut core = TestCore::over(&null("size=1M,hw_queue_depth=2,irqmode=2,completion_nsec=1000"));
         assert_eq!(core.submit(bios(3)), Nanos(1001));
         core.now = Nanos(1000);
         let (done, wake) = core.poll();
@@ -383,7 +389,7 @@ mod tests {
     /// What another client left in a recycled buffer never reaches a reader.
     #[test]
     fn reads_with_data_are_zeroes() {
-        let mut core = Core::over(&null("size=1M"));
+        let mut core = TestCore::over(&null("size=1M"));
         let mut data = scattered(1024, &[100]);
         data.fill(0x55);
         let bio = core.run(Bio::read(Sector(0), Sectors(2), data));
@@ -396,7 +402,7 @@ mod tests {
 
     #[test]
     fn a_failed_bio_comes_back_clean() {
-        let mut core = Core::over(&null("size=1M"));
+        let mut core = TestCore::over(&null("size=1M"));
         let mut bio = bios(1).pop().unwrap();
         bio.end_with(Status::IoErr);
         assert_eq!(core.run(bio).status, Status::Ok);
@@ -404,7 +410,7 @@ mod tests {
 
     #[test]
     fn memory_backed_remembers() {
-        let mut core = Core::over(&null("size=1M,memory_backed=1"));
+        let mut core = TestCore::over(&null("size=1M,memory_backed=1"));
         let mut data = scattered(512, &[]);
         data.fill(9);
         core.run(Bio::write(Sector(5), Sectors(1), data));

@@ -43,7 +43,7 @@ impl Device for Pattern {
     }
 
     fn open(&self, _cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        Ok(Box::new(WorkLane::new(Server { size: self.limits.size })))
+        Ok(Box::new(WorkLane::new(PatternServer { size: self.limits.size })))
     }
 
     fn limits(&self) -> Limits {
@@ -55,11 +55,11 @@ impl Device for Pattern {
     }
 }
 
-struct Server {
+struct PatternServer {
     size: Sectors,
 }
 
-impl Serve for Server {
+impl Serve for PatternServer {
     fn cost(&self, bio: &Bio) -> u64 {
         if bio.op == Op::Read { bio.sectors.0.saturating_mul(SECTOR_SIZE) } else { 0 }
     }
@@ -67,7 +67,7 @@ impl Serve for Server {
     fn serve(&mut self, bio: &mut Bio, part: &mut Part) -> Status {
         match bio.op {
             Op::Read => {
-                if let Some(status) = crate::refusal(bio, self.size) {
+                if let Some(status) = crate::out_of_range_status(bio, self.size) {
                     return status;
                 }
                 let start = bio.sector.bytes();
@@ -104,12 +104,12 @@ fn fill(mut offset: u64, mut out: &mut [u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{Core, bare, scattered};
+    use crate::testing::{TestCore, bare, scattered};
     use udm_core::Sector;
 
     #[test]
     fn every_word_is_its_offset() {
-        let mut core = Core::over(&Pattern::new(1 << 40).unwrap());
+        let mut core = TestCore::over(&Pattern::new(1 << 40).unwrap());
         for cuts in [vec![], vec![3, 8, 500], vec![1, 1, 1, 1021]] {
             let sector = Sector((1 << 31) - 2);
             let bio = core.run(Bio::read(sector, Sectors(2), scattered(1024, &cuts)));
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn nothing_but_reads_in_range() {
-        let mut core = Core::over(&Pattern::new(1024).unwrap());
+        let mut core = TestCore::over(&Pattern::new(1024).unwrap());
         let outside = core.run(Bio::read(Sector(1), Sectors(2), scattered(1024, &[])));
         assert_eq!(outside.status, Status::IoErr);
         for op in [Op::Write, Op::Discard, Op::WriteZeroes] {

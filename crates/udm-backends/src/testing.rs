@@ -3,22 +3,22 @@
 use udm_core::{Batch, Bio, Buf, CoreId, CoreState, Device, Lane, Nanos, Op, Sector, Sectors, Segments};
 
 /// A core with one lane, for devices that need no ring, under a clock that the test moves.
-pub(crate) struct Core {
+pub(crate) struct TestCore {
     state: CoreState,
     lane: Box<dyn Lane>,
     pub(crate) now: Nanos,
 }
 
-impl Core {
-    pub(crate) fn over(device: &dyn Device) -> Core {
-        Core::one_of(device, 1)
+impl TestCore {
+    pub(crate) fn over(device: &dyn Device) -> TestCore {
+        TestCore::one_of(device, 1)
     }
 
     /// One of `cores` cores.
-    pub(crate) fn one_of(device: &dyn Device, cores: usize) -> Core {
+    pub(crate) fn one_of(device: &dyn Device, cores: usize) -> TestCore {
         let mut state = CoreState::new(CoreId(0), cores, 1, None);
         let lane = device.open(&mut state.cx(Nanos(1))).unwrap();
-        Core { state, lane, now: Nanos(1) }
+        TestCore { state, lane, now: Nanos(1) }
     }
 
     /// Submits, and returns when the lane wants its next poll.

@@ -15,8 +15,8 @@
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use udm_core::{Batch, Bio, CoreState, Cx, DevNo, Device, Lane, Nanos, Op, Sector, Sectors};
-use udm_dm::testing::{TestIo, TestResolver, TestWorld};
-use udm_dm::{Changes, MappedDevice, Table};
+use udm_dm::testing::{TestControlIo, TestResolver, TestWorld};
+use udm_dm::{DeviceSetTransition, MappedDevice, Table};
 use udm_targets::TARGETS;
 use udm_wire::uri;
 
@@ -47,7 +47,7 @@ const POLLS_MAX: usize = 1 << 10;
 const MEASURE: &str = "--measure";
 
 /// A line of the list.
-struct Row {
+struct BaselineRow {
     /// What it is called.
     name: String,
     /// The table, its lines separated by ` / `; empty for a null device itself. Of several, which
@@ -59,9 +59,9 @@ struct Row {
 }
 
 /// The list, and the compiler of the build that it was measured with.
-struct List {
+struct Baseline {
     compiler: String,
-    rows: Vec<Row>,
+    rows: Vec<BaselineRow>,
 }
 
 fn main() -> ExitCode {
@@ -69,7 +69,7 @@ fn main() -> ExitCode {
     let mut args = std::env::args().skip_while(|arg| arg != MEASURE);
     if args.next().is_some() {
         let names: Vec<String> = args.collect();
-        let is_asked = |row: &&Row| names.is_empty() || names.contains(&row.name);
+        let is_asked = |row: &&BaselineRow| names.is_empty() || names.contains(&row.name);
         list.rows.iter().filter(is_asked).for_each(measure);
     } else if cfg!(debug_assertions) {
         println!("instructions: not an optimised build, so nothing is measured");
@@ -85,22 +85,22 @@ fn main() -> ExitCode {
 }
 
 /// Reads the table of docs/internals/instructions.md.
-fn read(text: &str) -> List {
+fn read(text: &str) -> Baseline {
     let compiler = text.lines().find_map(|line| line.strip_prefix("Compiler: `")?.strip_suffix('`'));
     let row = |line: &str| match &line.split('|').map(str::trim).collect::<Vec<_>>()[..] {
         [_, name, table, one, many, ..] => {
             let listed = [one.parse().ok()?, many.parse().ok()?];
-            Some(Row { name: name.to_string(), table: table.replace('`', ""), listed })
+            Some(BaselineRow { name: name.to_string(), table: table.replace('`', ""), listed })
         }
         _ => None,
     };
-    let rows: Vec<Row> = text.lines().filter_map(row).collect();
+    let rows: Vec<BaselineRow> = text.lines().filter_map(row).collect();
     assert!(!rows.is_empty(), "the list has lines");
-    List { compiler: compiler.expect("the list names its compiler").to_owned(), rows }
+    Baseline { compiler: compiler.expect("the list names its compiler").to_owned(), rows }
 }
 
 /// Has callgrind count: what every second call of [`measured`] took a request, in their order.
-fn count(list: &List) -> std::io::Result<Vec<f64>> {
+fn count(list: &Baseline) -> std::io::Result<Vec<f64>> {
     let folder = tempfile::tempdir()?;
     let out = Command::new("valgrind")
         .args([
@@ -123,14 +123,14 @@ fn count(list: &List) -> std::io::Result<Vec<f64>> {
 }
 
 /// Compares with the list.
-fn compare(list: &List, counted: &[f64]) -> ExitCode {
+fn compare(list: &Baseline, counted: &[f64]) -> ExitCode {
     let compiler = Command::new("rustc").arg("--version").output();
     // Another compiler makes other code of the same sources.
     let same = compiler.is_ok_and(|out| String::from_utf8_lossy(&out.stdout).starts_with(&list.compiler));
     let tolerance = if same { 1.04 } else { 1.25 };
     let mut result = ExitCode::SUCCESS;
     for (row, counted) in list.rows.iter().zip(counted.chunks(DEPTHS.len())) {
-        let Row { name, table, listed } = row;
+        let BaselineRow { name, table, listed } = row;
         println!("| {name} | `{table}` | {:.0} | {:.0} |", counted[0], counted[1]);
         for ((depth, now), listed) in DEPTHS.iter().zip(counted).zip(listed) {
             if *now > (listed * tolerance).max(listed + 3.0) {
@@ -146,18 +146,18 @@ fn compare(list: &List, counted: &[f64]) -> ExitCode {
 
 /// What is sent.
 #[derive(Clone, Copy, PartialEq)]
-enum Load {
+enum Workload {
     Reads,
     Writes,
     FirstWrites,
 }
 
-impl Row {
-    fn load(&self) -> Load {
+impl BaselineRow {
+    fn load(&self) -> Workload {
         match self.name.rsplit_once(": ").map(|(_, load)| load) {
-            None => Load::Reads,
-            Some("writes") => Load::Writes,
-            Some("first writes") => Load::FirstWrites,
+            None => Workload::Reads,
+            Some("writes") => Workload::Writes,
+            Some("first writes") => Workload::FirstWrites,
             Some(other) => panic!("{}: {other}?", self.name),
         }
     }
@@ -165,8 +165,8 @@ impl Row {
 
 /// Where requests go.
 #[derive(Clone, Copy)]
-struct Aim {
-    load: Load,
+struct OffsetGenerator {
+    load: Workload,
     /// Random ones are below.
     places: u64,
     chance: u64,
@@ -174,7 +174,7 @@ struct Aim {
     once: u64,
 }
 
-impl Aim {
+impl OffsetGenerator {
     #[inline(always)]
     fn at(&mut self, batch: &mut Batch) {
         for bio in batch.iter_mut() {
@@ -193,7 +193,7 @@ impl Aim {
 }
 
 /// Measures the device of `row` at each depth.
-fn measure(row: &Row) {
+fn measure(row: &BaselineRow) {
     let (tables, gone) = match row.table.split_once(" ; gone ") {
         Some((tables, number)) => (tables, Some(number.parse::<usize>().expect("a number") - 1)),
         None => (&*row.table, None),
@@ -204,23 +204,23 @@ fn measure(row: &Row) {
         mapped.last().map_or_else(|| Arc::clone(&nulls[0]), |last| Arc::clone(last) as Arc<dyn Device>);
     let mut lane = world.open(0, &*device).expect("the lane opens");
     let load = row.load();
-    let places = if load == Load::Reads { device.limits().size.0 / REQUEST } else { PLACES };
-    let mut aim = Aim { load, places, chance: 1, once: 0 };
+    let places = if load == Workload::Reads { device.limits().size.0 / REQUEST } else { PLACES };
+    let mut aim = OffsetGenerator { load, places, chance: 1, once: 0 };
     let batch = |depth| -> Batch {
         let bio = |_| {
             let mut bio = Bio::read(Sector(0), Sectors(REQUEST), Default::default());
-            bio.op = if load == Load::Reads { Op::Read } else { Op::Write };
+            bio.op = if load == Workload::Reads { Op::Read } else { Op::Write };
             bio.start();
             bio
         };
         (0..depth).map(bio).collect()
     };
-    if load == Load::Writes {
+    if load == Workload::Writes {
         let mut batch = batch(PLACES as usize);
         aim.at_new(&mut batch);
         let (mut done, mut cx) = (Batch::new(), world.state(0).cx(Nanos(1)));
         lane.submit(&mut batch, &mut cx);
-        poll_on(&mut *lane, &mut done, PLACES as usize, &mut cx);
+        poll_until_complete(&mut *lane, &mut done, PLACES as usize, &mut cx);
         done.iter_mut().for_each(|bio| bio.finish());
     }
     if let Some(gone) = gone {
@@ -236,18 +236,18 @@ fn measure(row: &Row) {
 
 /// Sends [`REQUESTS`] requests, a batch at a time. What is counted.
 #[inline(never)]
-fn measured(core: &mut CoreState, lane: &mut dyn Lane, batch: &mut Batch, to: &mut Aim) {
+fn measured(core: &mut CoreState, lane: &mut dyn Lane, batch: &mut Batch, to: &mut OffsetGenerator) {
     let (mut done, depth, mut aim) = (Batch::with_capacity(batch.len()), batch.len(), *to);
     for turn in 0..REQUESTS / depth {
         let mut cx = core.cx(Nanos(turn as u64));
         match aim.load {
-            Load::FirstWrites => aim.at_new(batch),
-            Load::Reads | Load::Writes => aim.at(batch),
+            Workload::FirstWrites => aim.at_new(batch),
+            Workload::Reads | Workload::Writes => aim.at(batch),
         }
         lane.submit(batch, &mut cx);
         lane.poll(&mut done, &mut cx);
         if done.len() != depth {
-            poll_on(lane, &mut done, depth, &mut cx);
+            poll_until_complete(lane, &mut done, depth, &mut cx);
         }
         std::mem::swap(batch, &mut done);
     }
@@ -256,7 +256,7 @@ fn measured(core: &mut CoreState, lane: &mut dyn Lane, batch: &mut Batch, to: &m
 
 /// Polls until a whole batch has come back.
 #[inline(never)]
-fn poll_on(lane: &mut dyn Lane, done: &mut Batch, depth: usize, cx: &mut Cx<'_>) {
+fn poll_until_complete(lane: &mut dyn Lane, done: &mut Batch, depth: usize, cx: &mut Cx<'_>) {
     for _ in 0..POLLS_MAX {
         lane.poll(done, cx);
         if done.len() == depth {
@@ -269,8 +269,9 @@ fn poll_on(lane: &mut dyn Lane, done: &mut Batch, depth: usize, cx: &mut Cx<'_>)
 /// Removes `device`, with `lane` there.
 fn remove(device: &Arc<MappedDevice>, world: &mut TestWorld, lane: &mut dyn Lane) {
     let devices = std::slice::from_ref(device);
-    let mut change =
-        Changes::leave(devices, &(Arc::new(|| ()) as _)).map_err(|(_, why)| why).expect("no other change");
+    let mut change = DeviceSetTransition::remove(devices, &(Arc::new(|| ()) as _))
+        .map_err(|(_, why)| why)
+        .expect("no other change");
     let mut over = false;
     while !over {
         over = change.step(&*world.cores()).transpose().map_err(|(_, why)| why).expect("it goes").is_some();
@@ -297,7 +298,8 @@ fn make(tables: &str, world: &mut TestWorld) -> (Vec<Arc<dyn Device>>, Vec<Arc<M
     }
     let map = |(minor, table): (u32, &str)| {
         let lines = udm_wire::table::parse(&table.replace(" / ", "\n")).expect("a table");
-        let table = Table::build(TARGETS, &lines, &mut resolver, &TestIo::new(), 1).expect("a good table");
+        let table =
+            Table::build(TARGETS, &lines, &mut resolver, &TestControlIo::new(), 1).expect("a good table");
         let device = MappedDevice::new("t", None, DevNo { major: 254, minor }).expect("a name");
         device.load(table).expect("a table that fits");
         let mut change = device.resume(Arc::new(|| ())).expect("no other change");

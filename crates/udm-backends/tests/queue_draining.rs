@@ -7,7 +7,7 @@ use udm_queue::Queued;
 use udm_wire::uri::{QueueParams, Scheduler};
 
 /// Two cores with a lane of a queue each; the disk holds what it is given.
-struct Rig {
+struct Fixture {
     world: TestWorld,
     disk: Arc<TestDisk>,
     queue: Arc<Queued>,
@@ -22,15 +22,15 @@ fn queued(below: Arc<dyn Device>, queue_depth: u32) -> Arc<Queued> {
     Arc::new(Queued::new(below, &params))
 }
 
-impl Rig {
+impl Fixture {
     /// A lane of each on core 0 and core 1, of a queue that is made over a disk.
-    fn new(make: impl FnOnce(Arc<TestDisk>) -> Arc<Queued>) -> Rig {
+    fn new(make: impl FnOnce(Arc<TestDisk>) -> Arc<Queued>) -> Fixture {
         let mut world = TestWorld::new(2);
         let disk = TestDisk::new(1024);
         disk.hold(true);
         let queue = make(Arc::clone(&disk));
         let lanes = [0, 1].map(|core| world.open(core, &*queue).unwrap());
-        Rig { world, disk, queue, lanes, home: Default::default(), handed: Batch::new() }
+        Fixture { world, disk, queue, lanes, home: Default::default(), handed: Batch::new() }
     }
 
     fn send(&mut self, core: usize, sectors: &[u64]) {
@@ -44,7 +44,7 @@ impl Rig {
 
     /// The lane of core 0 is drained.
     fn drain(&mut self) {
-        let Rig { world, lanes, handed, .. } = self;
+        let Fixture { world, lanes, handed, .. } = self;
         world.turn(0, |cx| lanes[0].drain(Drain::NoFlush, handed, cx));
     }
 
@@ -95,7 +95,7 @@ impl Rig {
 /// What waits comes back to who is drained, what others have stays, and so does what the disk has.
 #[test]
 fn what_waits_is_handed_back_and_others_go_on() {
-    let mut rig = Rig::new(|disk| queued(disk, 1));
+    let mut rig = Fixture::new(|disk| queued(disk, 1));
     rig.send(0, &[10]);
     rig.rounds(3, false);
     rig.send(1, &[20, 21]);
@@ -112,12 +112,12 @@ fn what_waits_is_handed_back_and_others_go_on() {
 #[test]
 fn what_fails_by_a_drain_fails_at_the_disk() {
     for how in [Drain::Flush, Drain::End] {
-        let mut rig = Rig::new(|disk| queued(disk, 1));
+        let mut rig = Fixture::new(|disk| queued(disk, 1));
         rig.disk.hand_back(true);
         rig.send(0, &[10, 11]);
         rig.rounds(3, false);
         for _ in 0..6 {
-            let Rig { world, lanes, handed, .. } = &mut rig;
+            let Fixture { world, lanes, handed, .. } = &mut rig;
             world.turn(0, |cx| lanes[0].drain(how, handed, cx));
             rig.rounds(1, false);
         }
@@ -131,11 +131,11 @@ fn what_fails_by_a_drain_fails_at_the_disk() {
 #[test]
 fn of_two_drains_in_a_turn_the_one_without_flush_counts() {
     for order in [[Drain::NoFlush, Drain::Flush], [Drain::Flush, Drain::NoFlush]] {
-        let mut rig = Rig::new(|disk| queued(disk, 1));
+        let mut rig = Fixture::new(|disk| queued(disk, 1));
         rig.send(0, &[10, 11]);
         rig.rounds(3, false);
         for _ in 0..6 {
-            let Rig { world, lanes, handed, .. } = &mut rig;
+            let Fixture { world, lanes, handed, .. } = &mut rig;
             world.turn(0, |cx| order.into_iter().for_each(|how| lanes[0].drain(how, handed, cx)));
             rig.poll(0);
             rig.world.run_tasks();
@@ -149,7 +149,7 @@ fn of_two_drains_in_a_turn_the_one_without_flush_counts() {
 /// What the disk hands back too gives its tag back.
 #[test]
 fn what_the_disk_hands_back_keeps_no_tag() {
-    let mut rig = Rig::new(|disk| queued(disk, 2));
+    let mut rig = Fixture::new(|disk| queued(disk, 2));
     rig.disk.hand_back(true);
     rig.send(0, &[10, 11, 12, 13]);
     rig.rounds(3, false);
@@ -163,7 +163,7 @@ fn what_the_disk_hands_back_keeps_no_tag() {
 #[test]
 fn what_comes_back_late_goes_down_again() {
     for drains in 1..4 {
-        let mut rig = Rig::new(|disk| queued(disk, 1));
+        let mut rig = Fixture::new(|disk| queued(disk, 1));
         rig.send(0, &[10, 11, 12]);
         rig.rounds(3, false);
         (0..drains).for_each(|_| rig.drain());
@@ -179,14 +179,14 @@ fn what_comes_back_late_goes_down_again() {
 /// back in that one, which would keep it over the suspend; it goes down again and ends.
 #[test]
 fn a_flush_is_given_nothing_back() {
-    let mut rig = Rig::new(|disk| queued(disk, 1));
+    let mut rig = Fixture::new(|disk| queued(disk, 1));
     rig.send(0, &[10, 11, 12]);
     rig.rounds(3, false);
     rig.drain();
     rig.poll(0);
     rig.world.run_tasks();
     for _ in 0..6 {
-        let Rig { world, lanes, handed, .. } = &mut rig;
+        let Fixture { world, lanes, handed, .. } = &mut rig;
         world.turn(0, |cx| lanes[0].drain(Drain::Flush, handed, cx));
         rig.poll(0);
         assert!(rig.handed.is_empty());
@@ -201,7 +201,7 @@ fn a_flush_is_given_nothing_back() {
 #[test]
 fn a_second_poll_behind_a_drain_ends_nothing() {
     for came in [false, true] {
-        let mut rig = Rig::new(|disk| queued(disk, 1));
+        let mut rig = Fixture::new(|disk| queued(disk, 1));
         rig.send(0, &[10, 11]);
         rig.rounds(3, false);
         rig.drain();
@@ -222,7 +222,7 @@ fn a_second_poll_behind_a_drain_ends_nothing() {
 /// What is held only later is handed back later.
 #[test]
 fn a_drain_that_brought_something_goes_on() {
-    let mut rig = Rig::new(|disk| queued(disk, 1));
+    let mut rig = Fixture::new(|disk| queued(disk, 1));
     rig.send(0, &[10, 11]);
     rig.rounds(3, false);
     rig.rounds(6, true);
@@ -241,7 +241,7 @@ fn a_drain_that_brought_something_goes_on() {
 /// in a drain that waits for something else.
 #[test]
 fn what_others_have_does_not_go_round() {
-    let mut rig = Rig::new(|disk| queued(queued(disk, 1), 8));
+    let mut rig = Fixture::new(|disk| queued(queued(disk, 1), 8));
     rig.send(0, &[10]);
     rig.rounds(6, false);
     rig.send(1, &[20, 21]);

@@ -37,7 +37,7 @@ pub fn part<T>(
 /// all. Otherwise nothing is moved. True when they were moved.
 ///
 /// `Vec::append` calls a function to move them, which takes longer than to move two or three, and
-/// a look at each would be a loop of its own. What it saves is part of what `Legs::poll_apart`
+/// a look at each would be a loop of its own. What it saves is part of what `Legs::poll_separately`
 /// says.
 #[inline(always)]
 pub fn gather<T>(from: &mut Vec<T>, to: &mut Vec<T>, mut odd: impl FnMut(&T) -> u8) -> bool {

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-use udm_frontends::nbd::{Export, Exports, Listen, NbdServer, ServerOptions};
+use udm_frontends::nbd::{Export, Exports, ListenAddress, NbdServer, ServerOptions};
 use udm_runtime::{Runtime, RuntimeOptions};
 use udm_wire::uri::{self, NbdAddress, NbdUri};
 
@@ -23,7 +23,7 @@ impl TestServer {
         let device = udm_backends::open(&uri::parse(device).expect("a device")).expect("a device");
         let exports = Arc::new(Exports::new());
         exports.add(Export::new("disk", "", false, device).expect("a name")).expect("the first export");
-        let listen = [Listen::Unix(path.to_owned())];
+        let listen = [ListenAddress::Unix(path.to_owned())];
         let server = NbdServer::start(runtime.cluster(), exports, ServerOptions::default(), &listen);
         let server = server.expect("a server");
         let address = NbdAddress::Unix(path.to_owned());

@@ -12,7 +12,9 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use udm_core::{Device, DeviceId};
 use udm_dm::MappedDevice;
-use udm_frontends::nbd::{Export, ExportError, Exports, Failing, ServedReport, ServerCounts};
+use udm_frontends::nbd::{
+    DeviceIoReport, Export, ExportError, Exports, FailRequestsGuard, ServerCountersHandle,
+};
 use udm_wire::uri::{NbdAddress, NbdUri};
 
 /// What to export, and how.
@@ -29,7 +31,7 @@ pub struct Exporter {
     exports: Arc<Exports>,
     options: ExportOptions,
     addresses: OnceLock<Vec<NbdAddress>>,
-    server: OnceLock<ServerCounts>,
+    server: OnceLock<ServerCountersHandle>,
     by_device: Mutex<HashMap<DeviceId, Arc<Export>>>,
 }
 
@@ -47,18 +49,18 @@ impl Exporter {
     }
 
     /// Where the server listens, and what it counts. Once; later calls change nothing.
-    pub fn serves(&self, addresses: Vec<NbdAddress>, server: ServerCounts) {
+    pub fn serves(&self, addresses: Vec<NbdAddress>, server: ServerCountersHandle) {
         let _ = self.addresses.set(addresses);
         let _ = self.server.set(server);
     }
 
     /// What the server counts, once it is there.
-    pub(crate) fn server(&self) -> Option<&ServerCounts> {
+    pub(crate) fn server(&self) -> Option<&ServerCountersHandle> {
         self.server.get()
     }
 
     /// What clients of a device have asked for and got, where it has an export.
-    pub(crate) fn served(&self, device: DeviceId) -> Option<ServedReport> {
+    pub(crate) fn served(&self, device: DeviceId) -> Option<DeviceIoReport> {
         self.by_device().get(&device).map(|export| export.served())
     }
 
@@ -100,7 +102,7 @@ impl Exporter {
     }
 
     /// Has all requests of a device's clients fail, see [`Exports::fail`].
-    pub fn fail(&self, device: DeviceId) -> Option<Failing> {
+    pub fn fail(&self, device: DeviceId) -> Option<FailRequestsGuard> {
         self.by_device().get(&device).map(|export| self.exports.fail(export))
     }
 

@@ -1,7 +1,7 @@
 //! Facts that survive a server: a folder of small files, one per fact.
 //!
 //! * `invalid-N.json`: a store must not be trusted, because it lost a copy and could not be marked
-//!   itself ([`StoreMark`]).
+//!   itself ([`InvalidStoreMark`]).
 //! * `making-N`: a store is being created (`store_creation.rs`). Its maker holds the file locked, so the
 //!   next server finds and removes stores that a killed server left.
 //! * `snapshots/N.json`: the persistent snapshots (`records.rs`).
@@ -37,7 +37,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 pub use store_id::StoreId;
-use udm_dm::{NameOf, StoreMark};
+use udm_dm::{InvalidStoreMark, NameHandle};
 
 /// The longest file in bytes that is read.
 const FILE_MAX: u64 = 64 << 10;
@@ -51,7 +51,7 @@ pub enum MarkedStore {
     /// On a disk, or on what had a name.
     Disk(StoreId),
     /// On a mapped device, whatever that is called.
-    Mapped(NameOf),
+    Mapped(NameHandle),
 }
 
 impl MarkedStore {
@@ -113,7 +113,7 @@ impl StateFolder {
 
     /// Where marks of `store` are kept.
     #[must_use]
-    pub fn mark(self: &Arc<StateFolder>, store: MarkedStore) -> Arc<dyn StoreMark> {
+    pub fn mark(self: &Arc<StateFolder>, store: MarkedStore) -> Arc<dyn InvalidStoreMark> {
         Arc::new(InvalidMark { folder: Arc::clone(self), store })
     }
 
@@ -262,7 +262,7 @@ struct InvalidMark {
 
 type MarkCallback = Box<dyn FnOnce(Result<(), String>) + Send>;
 
-impl StoreMark for InvalidMark {
+impl InvalidStoreMark for InvalidMark {
     fn why(&self) -> Option<String> {
         let _files = self.folder.files();
         let store = self.store.id();

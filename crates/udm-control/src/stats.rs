@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use udm_core::Device as _;
 use udm_core::latency::end_of;
-use udm_frontends::nbd::OpServed;
+use udm_frontends::nbd::OpIoCounters;
 
 /// When a server began, by both clocks.
 #[derive(Clone, Copy, Debug)]
@@ -71,7 +71,7 @@ fn device(registry: &Registry, mapped: &Mapped) -> api::DeviceStats {
     api::DeviceStats { device, target_types, in_flight, served, paths, snapshot: None }
 }
 
-fn op_stats(counts: &OpServed) -> api::Served {
+fn op_stats(counts: &OpIoCounters) -> api::Served {
     let steps = counts.latency.steps.iter().enumerate().filter(|(_, count)| **count > 0);
     api::Served {
         in_flight: counts.in_flight,

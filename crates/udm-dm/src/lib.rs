@@ -10,11 +10,11 @@
 //! * [`table`]: a table, its checks, its limits and its lane.
 //! * [`mapped`]: mapped devices, suspend, resume, and changes of several devices.
 //! * [`split`]: bios that are sent in several fragments.
-//! * [`legs`]: the lanes below a lane that has several.
+//! * [`child_lanes`]: the lanes below a lane that has several.
 //! * [`stripes`]: the arithmetic of chunks that are dealt out over devices.
-//! * [`pending`]: work that a message started and that cores have not finished.
-//! * [`snapshot`], [`StoreMark`]: the interface of snapshots to the control half.
-//! * [`News`], [`Listener`]: device events and their receiver.
+//! * [`completion`]: work that a message started and that cores have not finished.
+//! * [`snapshot`], [`InvalidStoreMark`]: the interface of snapshots to the control half.
+//! * [`DeviceEvent`], [`EventSink`]: device events and their receiver.
 //! * `divisor`: division by a fixed number as a multiplication, for chunk sizes.
 //! * `testing`: disks, cores and resolvers for tests of targets.
 //!
@@ -32,14 +32,14 @@
 //! functions.
 #![forbid(unsafe_code)]
 
+pub mod child_lanes;
+pub mod completion;
+mod device_events;
 #[doc(hidden)]
 pub mod divisor;
 pub mod error;
-pub mod legs;
+mod invalid_store;
 pub mod mapped;
-mod marks;
-mod news;
-pub mod pending;
 mod report;
 pub mod snapshot;
 pub mod split;
@@ -49,16 +49,19 @@ pub mod target;
 #[doc(hidden)]
 pub mod testing;
 
+pub use completion::CompletionHandle;
+pub use device_events::{DeviceEvent, EventKind, EventSink, StateChange};
 pub use error::TargetError;
-pub use mapped::{Change, Changes, DeviceInfo, MappedDevice, NameOf, QueueBy, Refused, Wake, lies_on};
-pub use marks::StoreMark;
-pub use news::{Listener, News, NewsKind, StateChange};
-pub use pending::Pending;
-pub use report::{CheckState, PathCommand, PathReport, UpkeepReport, WatchReport};
-pub use snapshot::{SnapshotReport, SnapshotState, SnapshotView};
-pub use table::{Entry, Table};
+pub use invalid_store::InvalidStoreMark;
+pub use mapped::{
+    DeviceInfo, DeviceSetTransition, DeviceTransition, IndexedTargetError, MappedDevice, NameHandle,
+    QueueFactory, WakeFn, depends_on,
+};
+pub use report::{PathCheckState, PathCommand, PathMaintenanceReport, PathReport, PathWatchReport};
+pub use snapshot::{SnapshotInfo, SnapshotReport, SnapshotState};
+pub use table::{Table, TableEntry};
 pub use target::{
-    Below, Constructor, DeviceRef, Kind, LookupError, Notify, PathWatch, Resolver, Target, TargetArgs,
-    TargetType, Upkeep, Used,
+    DeviceRange, DeviceRef, DmQueueMode, LookupError, LowerLimits, PathMaintenance, PathWatchOptions,
+    Resolver, Target, TargetArgs, TargetConstructor, TargetHost, TargetType,
 };
 pub use udm_core::{ControlIo, control_io};

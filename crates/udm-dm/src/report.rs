@@ -24,7 +24,7 @@ pub struct PathReport {
     /// Bios that it has, as of the last poll of each core.
     pub in_flight: u64,
     /// What its last check has found.
-    pub check: CheckState,
+    pub check: PathCheckState,
     /// Why no check reinstates it, in a few words; `None` where one may.
     pub held: Option<String>,
     /// What it is worth, where something says so.
@@ -46,12 +46,12 @@ pub struct PathReport {
     /// How often it was.
     pub ejections: u64,
     /// What a watch has counted; `None` without one.
-    pub watch: Option<WatchReport>,
+    pub watch: Option<PathWatchReport>,
 }
 
 /// What the watch over a path has counted since the table was loaded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct WatchReport {
+pub struct PathWatchReport {
     /// Writes and flushes that are past their deadline and still wait for the path.
     pub waiting: u64,
     /// Reads that were past their deadline and went elsewhere.
@@ -78,7 +78,7 @@ pub struct WatchReport {
 
 /// How a multipath target is looked after, as of now.
 #[derive(Clone, Debug, PartialEq)]
-pub struct UpkeepReport {
+pub struct PathMaintenanceReport {
     /// What is in force.
     pub settings: Arc<Settings>,
     /// Whether requests without a path wait; of a suspended device, from its resume on.
@@ -102,7 +102,7 @@ pub enum PathCommand {
 
 /// What a check of a path has found, in multipath-tools' states.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum CheckState {
+pub enum PathCheckState {
     /// Nothing yet.
     #[default]
     Unchecked,
@@ -116,20 +116,25 @@ pub enum CheckState {
     Delayed,
 }
 
-impl CheckState {
+impl PathCheckState {
     /// Each, by its number.
-    pub const ALL: [CheckState; 5] =
-        [CheckState::Unchecked, CheckState::Up, CheckState::Down, CheckState::Timeout, CheckState::Delayed];
+    pub const ALL: [PathCheckState; 5] = [
+        PathCheckState::Unchecked,
+        PathCheckState::Up,
+        PathCheckState::Down,
+        PathCheckState::Timeout,
+        PathCheckState::Delayed,
+    ];
 
     /// As multipath-tools prints it.
     #[must_use]
     pub const fn text(self) -> &'static str {
         match self {
-            CheckState::Unchecked => "undef",
-            CheckState::Up => "ready",
-            CheckState::Down => "faulty",
-            CheckState::Timeout => "i/o timeout",
-            CheckState::Delayed => "delayed",
+            PathCheckState::Unchecked => "undef",
+            PathCheckState::Up => "ready",
+            PathCheckState::Down => "faulty",
+            PathCheckState::Timeout => "i/o timeout",
+            PathCheckState::Delayed => "delayed",
         }
     }
 }

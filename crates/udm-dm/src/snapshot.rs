@@ -65,7 +65,7 @@ pub struct SnapshotReport {
 }
 
 /// A target that keeps an instant of another device.
-pub trait SnapshotView {
+pub trait SnapshotInfo {
     /// What it is made of, and how full it is.
     fn report(&self) -> SnapshotReport;
 

@@ -1,7 +1,7 @@
 //! Bios in several pieces: fragments that a lane makes itself, and the bio that they are parts of.
 //!
 //! A [`Splitter`] keeps the bios that can't go down whole (the parents). What their pieces are, a
-//! [`Cut`] says; the splitter fills in fragments, counts them home, and gives the parent back as it
+//! [`SplitBio`] says; the splitter fills in fragments, counts them home, and gives the parent back as it
 //! came, with the first error of its pieces. Data is cut off the parent ([`Segments::split_to`])
 //! and joined again in order, so nothing is copied.
 //!
@@ -34,7 +34,7 @@ const QUANTUM: usize = 8;
 
 /// One piece of a parent.
 #[derive(Clone, Copy, Debug)]
-pub struct Piece {
+pub struct SplitPiece {
     /// Which of the lanes below gets it.
     pub leg: usize,
     /// The operation: the parent's, or a flush around it.
@@ -49,18 +49,18 @@ pub struct Piece {
 }
 
 /// What comes next for a parent.
-pub enum Step {
+pub enum SplitStep {
     /// This piece, now.
-    Piece(Piece),
+    SplitPiece(SplitPiece),
     /// Nothing until all pieces so far are home; after an error nothing more at all.
     Wait,
     /// No more pieces.
     End,
 }
 
-/// How far a parent has got; its meaning is the [`Cut`]'s. All start at 0.
+/// How far a parent has got; its meaning is the [`SplitBio`]'s. All start at 0.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Cursor {
+pub struct SplitCursor {
     /// Which part of the work (flush before, data, flush behind).
     pub stage: u8,
     /// Which of the pieces for the same part of its range is next.
@@ -70,29 +70,29 @@ pub struct Cursor {
 }
 
 /// Says what the pieces of a bio are.
-pub trait Cut {
+pub trait SplitBio {
     /// The next step for `bio`, whose fields but the data are as they came; moves `cursor` on.
-    fn next(&self, bio: &Bio, cursor: &mut Cursor) -> Step;
+    fn next(&self, bio: &Bio, cursor: &mut SplitCursor) -> SplitStep;
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
-enum State {
+enum ParentState {
     /// More pieces to come; in a queue of those that are ready.
     #[default]
     Issuing,
     /// More pieces to come, and its share of fragments in flight: ready when one is home.
-    Sated,
-    /// At a [`Step::Wait`].
+    AtShareLimit,
+    /// At a [`SplitStep::Wait`].
     Waiting,
     /// All pieces are out.
     Ended,
 }
 
 #[derive(Default)]
-struct Parent {
+struct SplitParent {
     bio: Option<Box<Bio>>,
-    state: State,
-    cursor: Cursor,
+    state: ParentState,
+    cursor: SplitCursor,
     status: Status,
     /// A piece was handed back unstarted: the whole goes back.
     handed_back: bool,
@@ -111,7 +111,7 @@ pub struct Splitter {
     pool: BioPool,
     /// Bios from above: parents, and those that wait to be handed out.
     held: usize,
-    parents: Vec<Parent>,
+    parents: Vec<SplitParent>,
     free: Vec<u32>,
     /// Whose turn it is to emit fragments.
     ready: VecDeque<u32>,
@@ -153,15 +153,15 @@ impl Splitter {
         }
         self.held += 1;
         let index = self.free.pop().unwrap_or_else(|| {
-            self.parents.push(Parent::default());
+            self.parents.push(SplitParent::default());
             u32::try_from(self.parents.len() - 1).expect("parents are bounded by the bios above")
         });
         let parent = &mut self.parents[index as usize];
         // The deque is empty and keeps its room.
         debug_assert!(parent.pieces.is_empty() && parent.in_flight == 0);
         parent.bio = Some(bio);
-        parent.state = State::Issuing;
-        parent.cursor = Cursor::default();
+        parent.state = ParentState::Issuing;
+        parent.cursor = SplitCursor::default();
         parent.status = Status::Ok;
         parent.handed_back = false;
         parent.first = 0;
@@ -171,7 +171,7 @@ impl Splitter {
     /// Puts a parent that has pieces to emit behind the others.
     fn queue(&mut self, index: u32) {
         let parent = &mut self.parents[index as usize];
-        parent.state = State::Issuing;
+        parent.state = ParentState::Issuing;
         let flush = parent.bio.as_deref().is_some_and(|bio| bio.op == Op::Flush);
         let queue = if flush { &mut self.flushes } else { &mut self.ready };
         queue.push_back(index);
@@ -195,31 +195,36 @@ impl Splitter {
     }
 
     /// Emits the pieces that can go now: `emit(leg, fragment)`.
-    pub fn pump(&mut self, cut: &impl Cut, mut emit: impl FnMut(usize, Box<Bio>)) {
+    pub fn pump(&mut self, cut: &impl SplitBio, mut emit: impl FnMut(usize, Box<Bio>)) {
         while self.pool.available() > 0 {
             let Some(index) = self.next() else { return };
             self.parents[index as usize].state = self.turn(index, cut, &mut emit);
             match self.parents[index as usize].state {
-                State::Issuing => self.queue(index),
-                _ => self.move_on(index),
+                ParentState::Issuing => self.queue(index),
+                _ => self.advance(index),
             }
         }
     }
 
     /// A turn of one parent; how it stands behind it.
-    fn turn(&mut self, index: u32, cut: &impl Cut, emit: &mut impl FnMut(usize, Box<Bio>)) -> State {
+    fn turn(
+        &mut self,
+        index: u32,
+        cut: &impl SplitBio,
+        emit: &mut impl FnMut(usize, Box<Bio>),
+    ) -> ParentState {
         for _ in 0..QUANTUM.min(self.pool.available()) {
             let parent = &mut self.parents[index as usize];
             if parent.in_flight >= SHARE_MAX {
-                return State::Sated;
+                return ParentState::AtShareLimit;
             }
             let bio = parent.bio.as_deref_mut().expect("a parent that is ready has its bio");
             let piece = loop {
                 match cut.next(bio, &mut parent.cursor) {
-                    Step::Piece(piece) => break piece,
-                    Step::Wait if parent.in_flight == 0 && parent.status.is_ok() => {}
-                    Step::Wait => return State::Waiting,
-                    Step::End => return State::Ended,
+                    SplitStep::SplitPiece(piece) => break piece,
+                    SplitStep::Wait if parent.in_flight == 0 && parent.status.is_ok() => {}
+                    SplitStep::Wait => return ParentState::Waiting,
+                    SplitStep::End => return ParentState::Ended,
                 }
             };
             if bugs::on(Bug::SplitLosesTail)
@@ -227,30 +232,30 @@ impl Splitter {
                 && parent.pieces.len() > 1
                 && bio.data.len() as u64 == piece.sectors.bytes()
             {
-                return State::Ended;
+                return ParentState::Ended;
             }
             let fragment = self.pool.get().expect("one is available");
             emit(piece.leg, parent.fragment(fragment, index, self.owner, &piece));
         }
-        State::Issuing
+        ParentState::Issuing
     }
 
     /// Takes this splitter's fragments out of `done[from..]`. Others stay; their order may change.
     pub fn collect(&mut self, done: &mut Batch, from: usize) {
-        self.sweep(done, from, false);
+        self.collect_fragments(done, from, false);
     }
 
     /// As [`Splitter::collect`], for bios that a lane below handed back unstarted.
-    pub fn collect_back(&mut self, back: &mut Batch, from: usize) {
-        self.sweep(back, from, true);
+    pub fn collect_returned(&mut self, back: &mut Batch, from: usize) {
+        self.collect_fragments(back, from, true);
     }
 
-    fn sweep(&mut self, batch: &mut Batch, from: usize, handed_back: bool) {
+    fn collect_fragments(&mut self, batch: &mut Batch, from: usize, handed_back: bool) {
         let mut i = from;
         while i < batch.len() {
             if batch[i].owner == self.owner {
                 let fragment = batch.swap_remove(i);
-                self.home(fragment, handed_back);
+                self.complete_fragment(fragment, handed_back);
             } else {
                 i += 1;
             }
@@ -272,7 +277,7 @@ impl Splitter {
     /// Called when a `poll` begins. The `drain` before it has taken what was to be handed back, as
     /// long as there is one: what is left was meant for a suspend that has been called off, and
     /// goes down again.
-    pub fn take_again(&mut self) {
+    pub fn requeue_returned(&mut self) {
         if bugs::on(Bug::CancelStrandsReturned) {
             return;
         }
@@ -282,13 +287,13 @@ impl Splitter {
         }
     }
 
-    /// Moves the bios that are to be handed back to `back`.
+    /// Moves the bios that are to be handed back to `reverse_map`.
     pub fn take_returned(&mut self, back: &mut Batch) {
         self.held -= self.returned.len();
         back.append(&mut self.returned);
     }
 
-    fn home(&mut self, mut fragment: Box<Bio>, handed_back: bool) {
+    fn complete_fragment(&mut self, mut fragment: Box<Bio>, handed_back: bool) {
         fragment.finish();
         let (index, number) = ((fragment.cookie >> 32) as u32, fragment.cookie as u32);
         let parent = &mut self.parents[index as usize];
@@ -296,12 +301,12 @@ impl Splitter {
         if handed_back && !bugs::on(Bug::HandedBackIsDone) {
             debug_assert!(fragment.status.is_ok(), "what was not done has no status: {fragment:?}");
             // The whole goes back: no more pieces.
-            if parent.state == State::Issuing {
+            if parent.state == ParentState::Issuing {
                 self.ready.retain(|&i| i != index);
                 self.flushes.retain(|&i| i != index);
             }
             parent.handed_back = true;
-            parent.state = State::Ended;
+            parent.state = ParentState::Ended;
         }
         if parent.status.is_ok() && !bugs::on(Bug::PieceErrorLost) {
             parent.status = fragment.status;
@@ -314,18 +319,18 @@ impl Splitter {
             parent.pieces.pop_front();
             parent.first = parent.first.wrapping_add(1);
         }
-        self.move_on(index);
+        self.advance(index);
     }
 
     /// Moves a parent on whose pieces may all be home.
-    fn move_on(&mut self, index: u32) {
+    fn advance(&mut self, index: u32) {
         let parent = &mut self.parents[index as usize];
         match parent.state {
-            State::Issuing => return,
-            State::Sated if parent.in_flight < SHARE_MAX => return self.queue(index),
+            ParentState::Issuing => return,
+            ParentState::AtShareLimit if parent.in_flight < SHARE_MAX => return self.queue(index),
             _ if parent.in_flight > 0 => return,
-            State::Waiting if parent.status.is_ok() => return self.queue(index),
-            State::Sated | State::Waiting | State::Ended => {}
+            ParentState::Waiting if parent.status.is_ok() => return self.queue(index),
+            ParentState::AtShareLimit | ParentState::Waiting | ParentState::Ended => {}
         }
         let mut bio = parent.bio.take().expect("a parent has its bio until it is finished");
         parent.joined.append(std::mem::take(&mut bio.data));
@@ -337,9 +342,15 @@ impl Splitter {
     }
 }
 
-impl Parent {
+impl SplitParent {
     /// Fills in a fragment for `piece`.
-    fn fragment(&mut self, mut fragment: Box<Bio>, index: u32, owner: OwnerId, piece: &Piece) -> Box<Bio> {
+    fn fragment(
+        &mut self,
+        mut fragment: Box<Bio>,
+        index: u32,
+        owner: OwnerId,
+        piece: &SplitPiece,
+    ) -> Box<Bio> {
         let bio = self.bio.as_deref_mut().expect("the parent has its bio");
         let number = self.first.wrapping_add(self.pieces.len() as u32);
         self.pieces.push_back(None);

@@ -11,7 +11,7 @@ use udm_core::bugs::{self, Bug};
 
 /// Where chunks lie: chunk k on stripe k mod n, at chunk k / n of it.
 #[derive(Clone, Copy, Debug)]
-pub struct Layout {
+pub struct StripeLayout {
     stripes: Divisor,
     chunk: Divisor,
     /// Sectors of a row that lie on other stripes than a given one.
@@ -20,26 +20,30 @@ pub struct Layout {
 
 /// What a target consists of that deals its sectors out.
 #[derive(Clone)]
-pub struct Striped {
+pub struct StripeSet {
     /// Where its chunks lie.
-    pub layout: Layout,
+    pub layout: StripeLayout,
     /// The device of each stripe, and the first sector there.
     pub stripes: Vec<(DeviceRef, Sector)>,
     /// Hears of requests that fail.
-    pub failures: Arc<dyn Failures>,
+    pub failures: Arc<dyn StripeFailureObserver>,
 }
 
 /// Whoever wants to know of requests that a stripe failed.
-pub trait Failures: Send + Sync {
+pub trait StripeFailureObserver: Send + Sync {
     /// One did, of those that have to be well for the device to be. Called on the data path.
     fn failed(&self, stripe: usize);
 }
 
-impl Layout {
+impl StripeLayout {
     /// Of so many stripes, with chunks of so many sectors; both from 1 to 2^32 - 1.
     #[must_use]
-    pub fn new(stripes: u64, chunk: u64) -> Layout {
-        Layout { stripes: Divisor::new(stripes), chunk: Divisor::new(chunk), others: (stripes - 1) * chunk }
+    pub fn new(stripes: u64, chunk: u64) -> StripeLayout {
+        StripeLayout {
+            stripes: Divisor::new(stripes),
+            chunk: Divisor::new(chunk),
+            others: (stripes - 1) * chunk,
+        }
     }
 
     /// How many stripes.
@@ -72,7 +76,7 @@ impl Layout {
         (stripe, at)
     }
 
-    /// The same, and the sector within the chunk. `SHIFTS` where it [`Layout::is_by_shifts`].
+    /// The same, and the sector within the chunk. `SHIFTS` where it [`StripeLayout::is_by_shifts`].
     #[inline(always)]
     pub(crate) fn place<const SHIFTS: bool>(&self, sector: u64) -> (usize, u64, u64) {
         let (chunk, within) = self.chunk.div_rem_by::<SHIFTS>(sector);
@@ -114,7 +118,7 @@ mod tests {
         #[test]
         fn there_and_back(stripes in 1..9u64, chunk in 1..70u64, sector in 0..1u64 << 50) {
             for (stripes, chunk) in [(stripes, chunk), (stripes.next_power_of_two(), chunk.next_power_of_two())] {
-                let layout = Layout::new(stripes, chunk);
+                let layout = StripeLayout::new(stripes, chunk);
                 let (k, within) = (sector / chunk, sector % chunk);
                 let (stripe, at) = layout.map(sector);
                 assert_eq!((stripe as u64, at), (k % stripes, k / stripes * chunk + within));
@@ -130,7 +134,7 @@ mod tests {
 
         #[test]
         fn parts_are_all_there_is(stripes in 1..6u64, chunk in 1..9u64, from in 0..100u64, len in 1..100u64) {
-            let layout = Layout::new(stripes, chunk);
+            let layout = StripeLayout::new(stripes, chunk);
             let mut on = vec![Vec::new(); stripes as usize];
             (from..from + len).map(|sector| layout.map(sector)).for_each(|(stripe, at)| on[stripe].push(at));
             for (stripe, sectors) in on.iter().enumerate() {

@@ -3,14 +3,14 @@
 //! A target is one line of a table: a private struct that implements [`Target`], a constructor, and
 //! a lane. A list of [`TargetType`]s names those that there are.
 
+use crate::completion::CompletionHandle;
+use crate::device_events::StateChange;
 use crate::error::TargetError;
+use crate::invalid_store::InvalidStoreMark;
 use crate::mapped::MappedDevice;
-use crate::marks::StoreMark;
-use crate::news::StateChange;
-use crate::pending::Pending;
-use crate::report::{PathCommand, PathReport, UpkeepReport};
-use crate::snapshot::SnapshotView;
-use crate::stripes::Striped;
+use crate::report::{PathCommand, PathMaintenanceReport, PathReport};
+use crate::snapshot::SnapshotInfo;
+use crate::stripes::StripeSet;
 use std::any::Any;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -38,18 +38,18 @@ pub struct DeviceRef {
 impl DeviceRef {
     /// What it is called now, for the log: a mapped device may have another name since.
     #[must_use]
-    pub fn called(&self) -> String {
+    pub fn current_name(&self) -> String {
         self.device.stacked().map_or_else(|| self.name.clone(), |device| device.name())
     }
 }
 
 /// The limits of the devices below a table, as it has to see them.
 #[derive(Clone, Copy)]
-pub struct Below<'a>(pub(crate) Option<&'a HashMap<DeviceId, Limits>>);
+pub struct LowerLimits<'a>(pub(crate) Option<&'a HashMap<DeviceId, Limits>>);
 
-impl Below<'_> {
+impl LowerLimits<'_> {
     /// As they are.
-    pub const NOW: Below<'static> = Below(None);
+    pub const NOW: LowerLimits<'static> = LowerLimits(None);
 
     /// Those of `device`: as they will be when it takes a new table in the same change, else as
     /// they are.
@@ -72,7 +72,7 @@ pub trait Resolver {
 
     /// Where it is kept that a store on `device`, which it gave, must not be believed; `None` where
     /// nothing is kept.
-    fn mark(&self, device: &DeviceRef) -> Option<Arc<dyn StoreMark>> {
+    fn mark(&self, device: &DeviceRef) -> Option<Arc<dyn InvalidStoreMark>> {
         let _ = device;
         None
     }
@@ -104,7 +104,7 @@ pub struct TargetArgs<'a> {
 }
 
 /// What a target reports to the device it is part of.
-pub trait Notify: Send + Sync {
+pub trait TargetHost: Send + Sync {
     /// Raises the device's event counter: `wait` returns. Called from the data path when a path
     /// fails: an atomic add.
     fn event(&self);
@@ -125,8 +125,8 @@ pub trait Notify: Send + Sync {
         Nanos(0)
     }
     /// What is done for the device besides requests.
-    fn upkeep(&self) -> Upkeep {
-        Upkeep::default()
+    fn path_maintenance(&self) -> PathMaintenance {
+        PathMaintenance::default()
     }
     /// The device itself, for as long as it is there. Whoever keeps it keeps the table alive that
     /// it asks from.
@@ -137,16 +137,16 @@ pub trait Notify: Send + Sync {
 
 /// What is done for devices besides their requests, where the kernel leaves it to a daemon.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Upkeep {
+pub struct PathMaintenance {
     /// How paths are checked, and what follows; `None` leaves it to messages, as the kernel does.
     pub paths: Option<Arc<Settings>>,
     /// What paths of multipath targets are watched for, as of the load of a table.
-    pub watch: PathWatch,
+    pub watch: PathWatchOptions,
 }
 
 /// What the paths of a multipath target are watched for: by default nothing, as with the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PathWatch {
+pub struct PathWatchOptions {
     /// A path that keeps a request for longer is failed, and reads go elsewhere.
     pub deadline: Option<Nanos>,
     /// A read that takes longer than most is sent to a second path too.
@@ -155,11 +155,11 @@ pub struct PathWatch {
     pub eject_slow: bool,
 }
 
-impl PathWatch {
+impl PathWatchOptions {
     /// True when there is something to watch for.
     #[must_use]
     pub fn is_on(&self) -> bool {
-        *self != PathWatch::default()
+        *self != PathWatchOptions::default()
     }
 }
 
@@ -173,7 +173,7 @@ impl PathWatch {
 /// | `preresume` | one that is to become live, or to go on behind a suspend | nothing is opened or stopped for it |
 /// | `presuspend` | the live one | the cores take bios |
 /// | `postsuspend` | the live one | this device stands still |
-/// | `gone` | one that was live and never will be again | this device and all partners stand still |
+/// | `retired` | one that was live and never will be again | this device and all partners stand still |
 /// | `resume` | the live one, the new one if there is | the same |
 ///
 /// Behind them the lanes of the live tables are told to begin ([`Lane::begin`]) and the cores go
@@ -204,7 +204,7 @@ pub trait Target: Send + Sync {
 
     /// Limits of this target alone, stacked over its devices, which are as `below` says; `size` is
     /// the target's length.
-    fn limits(&self, below: Below<'_>) -> Limits;
+    fn limits(&self, below: LowerLimits<'_>) -> Limits;
 
     /// What its sectors hold, as [`Device::extents`]; `from` counts from the target's start.
     fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
@@ -226,11 +226,11 @@ pub trait Target: Send + Sync {
 
     /// The devices below with the range used of each, for checks of size and alignment and for
     /// `deps`.
-    fn devices(&self) -> Vec<Used>;
+    fn devices(&self) -> Vec<DeviceRange>;
 
     /// The devices that its lanes open besides those of [`Target::devices`], which no word of its
     /// table names: an origin's open the stores of its snapshots. They lie below it all the same.
-    fn also_opens(&self) -> Vec<DeviceRef> {
+    fn extra_devices(&self) -> Vec<DeviceRef> {
         Vec::new()
     }
 
@@ -241,7 +241,7 @@ pub trait Target: Send + Sync {
     }
 
     /// And so is one that only deals its sectors out over several devices.
-    fn as_striped(&self) -> Option<Striped> {
+    fn as_striped(&self) -> Option<StripeSet> {
         None
     }
 
@@ -271,8 +271,8 @@ pub trait Target: Send + Sync {
     }
 
     /// How requests reach it. A device keeps the kind that its first table gave it.
-    fn kind(&self) -> Kind {
-        Kind::Bio
+    fn kind(&self) -> DmQueueMode {
+        DmQueueMode::Bio
     }
 
     /// True when messages are EBUSY while the device is suspended. The kernel leaves that to each
@@ -301,13 +301,13 @@ pub trait Target: Send + Sync {
 
     /// What messages set going and the cores have yet to finish; it ends when everything that was
     /// asked for until now is done. `None` when a message is done as soon as it is answered.
-    fn under_way(&self) -> Option<Pending> {
+    fn pending_completion(&self) -> Option<CompletionHandle> {
         None
     }
 
     /// True for a target whose lanes have something to do at a resume and a suspend, whether
     /// somebody uses the device or not: a log to begin and to end. A lane is opened for it then.
-    fn works_unasked(&self) -> bool {
+    fn needs_own_lane(&self) -> bool {
         false
     }
 
@@ -317,23 +317,23 @@ pub trait Target: Send + Sync {
     }
 
     /// How its paths are looked after; `None` where they are not, and for targets without paths.
-    fn upkeep_report(&self) -> Option<UpkeepReport> {
+    fn path_maintenance_report(&self) -> Option<PathMaintenanceReport> {
         None
     }
 
     /// What it says as the instant of another device; `None` for all other targets.
-    fn snapshot(&self) -> Option<&dyn SnapshotView> {
+    fn snapshot(&self) -> Option<&dyn SnapshotInfo> {
         None
     }
 
     /// What its upkeep takes. They are started at each resume and stopped before the next suspend.
-    fn tasks(&self, upkeep: &Upkeep) -> Vec<MakeTask> {
-        let _ = upkeep;
+    fn tasks(&self, path_maintenance: &PathMaintenance) -> Vec<MakeTask> {
+        let _ = path_maintenance;
         Vec::new()
     }
 
     /// Given once, when the table is loaded into a device.
-    fn attach(&self, notify: Arc<dyn Notify>) {
+    fn attach(&self, notify: Arc<dyn TargetHost>) {
         let _ = notify;
     }
 
@@ -347,7 +347,7 @@ pub trait Target: Send + Sync {
 
     /// The table is about to become live in `device`, or to go on there. What fails here fails with
     /// everything as it was. That it went well says nothing: the change can fail elsewhere or be
-    /// called off. It is not asked of a table that is only renewed ([`Target::partners`]).
+    /// called off. It is not asked of a table that is only renewed ([`Target::dependents`]).
     ///
     /// # Errors
     /// The target's own.
@@ -361,24 +361,24 @@ pub trait Target: Send + Sync {
 
     /// The table was live and has been replaced, or its device is being removed: this is its end.
     /// Not called where a process ends with its devices in place.
-    fn gone(&self) {}
+    fn retired(&self) {}
 
     /// The same where its device is removed: no table takes its place, also not one that waits.
     fn removed(&self) {
-        self.gone();
+        self.retired();
     }
 
     /// Other devices, whose lanes look at this target when they are opened and begin: where such a
     /// table is live, and where one waits. When this one becomes live, or is gone, they are
     /// *renewed* in the same change: new lanes of their live tables take the place of the old ones,
     /// while neither has anything in flight. One that is suspended is renewed when it is resumed.
-    fn partners(&self) -> Vec<Arc<MappedDevice>> {
+    fn dependents(&self) -> Vec<Arc<MappedDevice>> {
         Vec::new()
     }
 
     /// True for types that must be alone in their table (kernel `DM_TARGET_SINGLETON`). While such
     /// a target is live, its device takes only tables of the same type, or of targets that fit
-    /// everywhere ([`Kind::Any`]).
+    /// everywhere ([`DmQueueMode::Any`]).
     fn singleton(&self) -> bool {
         false
     }
@@ -386,7 +386,7 @@ pub trait Target: Send + Sync {
 
 /// Makes a target from its table line. Errors are the kernel's texts, with or without the type in
 /// front (`linear: `): the table puts it there where it is missing.
-pub type Constructor = fn(&mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError>;
+pub type TargetConstructor = fn(&mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError>;
 
 /// One kind of target.
 pub struct TargetType {
@@ -396,13 +396,13 @@ pub struct TargetType {
     /// `dmsetup targets`.
     pub version: [u32; 3],
     /// Its constructor.
-    pub new: Constructor,
+    pub new: TargetConstructor,
 }
 
 /// How requests reach a target, in the kernel's terms. udm passes bios in every case; the kinds
 /// decide which table may replace which.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum DmQueueMode {
     /// Bio by bio: nearly all targets, and multipath with `queue_mode bio`.
     Bio,
     /// Request by request: multipath by default.
@@ -411,14 +411,14 @@ pub enum Kind {
     Any,
 }
 
-impl Kind {
+impl DmQueueMode {
     /// The kernel's number for it (`enum dm_queue_mode`), as error texts print it.
     #[must_use]
     pub const fn number(self) -> u32 {
         match self {
-            Kind::Any => 0,
-            Kind::Bio => 1,
-            Kind::Request => 2,
+            DmQueueMode::Any => 0,
+            DmQueueMode::Bio => 1,
+            DmQueueMode::Request => 2,
         }
     }
 }
@@ -431,7 +431,7 @@ pub fn decimal(word: &str) -> Option<u64> {
 
 /// A device below a target and the range used of it.
 #[derive(Clone)]
-pub struct Used {
+pub struct DeviceRange {
     /// The device.
     pub device: DeviceRef,
     /// First sector used.
@@ -444,10 +444,10 @@ pub struct Used {
     pub alone: Option<Alone>,
 }
 
-impl Used {
+impl DeviceRange {
     /// `len` sectors from `start` on, which others may use too.
     #[must_use]
-    pub fn new(device: &DeviceRef, start: Sector, len: Sectors) -> Used {
-        Used { device: device.clone(), start, len, alone: None }
+    pub fn new(device: &DeviceRef, start: Sector, len: Sectors) -> DeviceRange {
+        DeviceRange { device: device.clone(), start, len, alone: None }
     }
 }

@@ -1,28 +1,36 @@
 //! Several devices that change in step: all of them or none.
 
-mod mapped_rig;
+mod mapped_fixture;
 
-use mapped_rig::Rig;
+use mapped_fixture::Fixture;
 use std::sync::Arc;
 use udm_core::{Device, Lane, Limits, Op, Sectors, Status};
 use udm_dm::testing::{TestDisk, bare, write};
-use udm_dm::{Changes, MappedDevice, Refused, Wake};
+use udm_dm::{DeviceSetTransition, IndexedTargetError, MappedDevice, WakeFn};
 
-fn idle() -> Wake {
+fn no_wake() -> WakeFn {
     Arc::new(|| {})
 }
 
-fn suspend(devices: &[&Arc<MappedDevice>]) -> Result<Changes, Refused> {
-    Changes::suspend(&devices.iter().map(|&d| Arc::clone(d)).collect::<Vec<_>>(), false, &idle())
+fn suspend(devices: &[&Arc<MappedDevice>]) -> Result<DeviceSetTransition, IndexedTargetError> {
+    DeviceSetTransition::suspend(
+        &devices.iter().map(|&d| Arc::clone(d)).collect::<Vec<_>>(),
+        false,
+        &no_wake(),
+    )
 }
 
-fn resume(devices: &[&Arc<MappedDevice>]) -> Result<Changes, Refused> {
-    Changes::resume(&devices.iter().map(|&d| Arc::clone(d)).collect::<Vec<_>>(), true, &idle())
+fn resume(devices: &[&Arc<MappedDevice>]) -> Result<DeviceSetTransition, IndexedTargetError> {
+    DeviceSetTransition::resume(&devices.iter().map(|&d| Arc::clone(d)).collect::<Vec<_>>(), true, &no_wake())
 }
 
-impl Rig {
-    /// Steps `changes` to their end.
-    fn all(&mut self, mut changes: Changes, lanes: &mut [&mut Box<dyn Lane>]) -> Result<(), Refused> {
+impl Fixture {
+    /// Steps `device_set` to their end.
+    fn all(
+        &mut self,
+        mut changes: DeviceSetTransition,
+        lanes: &mut [&mut Box<dyn Lane>],
+    ) -> Result<(), IndexedTargetError> {
         let cores = self.world.cores();
         for _ in 0..100 {
             if let Some(result) = changes.step(&*cores) {
@@ -44,7 +52,7 @@ impl Rig {
 /// flight needs it. Others do not wait for them.
 #[test]
 fn devices_come_to_rest_from_the_top() {
-    let mut rig = Rig::new();
+    let mut rig = Fixture::new();
     let (under_low, under_side) = (rig.disk("/d", 64), rig.disk("/e", 64));
     let low = rig.live("low", "0 64 linear /d 0");
     // Not of the set, and between two that are.
@@ -83,7 +91,7 @@ fn devices_come_to_rest_from_the_top() {
 /// What one can't do none does: the tables that were live are live and running.
 #[test]
 fn one_that_cannot_keeps_the_others_as_they_were() {
-    let mut rig = Rig::new();
+    let mut rig = Fixture::new();
     rig.disk("/d", 64);
     let new = rig.closable("/new");
     let devices = ["a", "b", "c"].map(|name| rig.live(name, "0 8 linear /d 0"));
@@ -108,7 +116,7 @@ fn one_that_cannot_keeps_the_others_as_they_were() {
     assert_eq!(devices[1].table_text(false), "0 8 linear 7:2 0");
 
     // One that is under change already: none is begun.
-    let busy = devices[2].suspend(false, idle()).unwrap();
+    let busy = devices[2].suspend(false, no_wake()).unwrap();
     assert_eq!(suspend(&all).err().map(|(place, error)| (place, error.errno)), Some((2, 16)));
     drop(busy);
     let changes = suspend(&all).unwrap();
@@ -123,7 +131,7 @@ fn called_off_anywhere_it_is_all_or_none() {
     for resumes in [false, true] {
         let mut ends = [0, 0];
         for steps in 0..12 {
-            let mut rig = Rig::new();
+            let mut rig = Fixture::new();
             rig.disk("/d", 64);
             let low = rig.live("low", "0 64 linear /d 0");
             let up = rig.live("up", "0 64 linear @low 0");
@@ -167,7 +175,7 @@ fn called_off_anywhere_it_is_all_or_none() {
 /// what is held back is to fail.
 #[test]
 fn devices_do_not_wait_for_what_one_of_them_holds() {
-    let mut rig = Rig::new();
+    let mut rig = Fixture::new();
     let disk = rig.disk("/d", 64);
     let low = rig.live("low", "0 64 linear /d 0");
     let up = rig.live("up", "0 64 linear @low 0");
@@ -176,7 +184,8 @@ fn devices_do_not_wait_for_what_one_of_them_holds() {
     assert_eq!(rig.all(first, &mut [&mut lane]), Ok(()));
     rig.world.submit(0, &mut *lane, [write(0, 8, 1)]);
     rig.load(&up, "0 32 linear @low 0\n32 32 zero").unwrap();
-    let changes = Changes::resume(&[Arc::clone(&low), Arc::clone(&up)], false, &idle()).unwrap();
+    let changes =
+        DeviceSetTransition::resume(&[Arc::clone(&low), Arc::clone(&up)], false, &no_wake()).unwrap();
     assert_eq!(rig.all(changes, &mut [&mut lane]), Ok(()));
     rig.turn(&mut [&mut lane]);
     assert_eq!((disk.take_log().len(), up.info().targets), (1, 2));
@@ -186,7 +195,7 @@ fn devices_do_not_wait_for_what_one_of_them_holds() {
 /// one is about to have.
 #[test]
 fn a_table_goes_by_the_limits_that_come_below_it() {
-    let mut rig = Rig::new();
+    let mut rig = Fixture::new();
     let mut limits = Limits::new(Sectors(64));
     limits.max_sectors = Sectors(4);
     let small = TestDisk::null(limits);
@@ -214,7 +223,7 @@ fn a_table_goes_by_the_limits_that_come_below_it() {
 /// never have it.
 #[test]
 fn limits_that_never_come_are_nobodys() {
-    let mut rig = Rig::new();
+    let mut rig = Fixture::new();
     let mut limits = Limits::new(Sectors(64));
     limits.max_sectors = Sectors(4);
     let small = TestDisk::null(limits);

@@ -1,12 +1,12 @@
 //! Disks that a device has alone, by the target that needs it: the log of log-writes.
 
-mod mapped_rig;
+mod mapped_fixture;
 
-use mapped_rig::Rig;
+use mapped_fixture::Fixture;
 use udm_core::errno::EBUSY;
 use udm_dm::TargetError;
 
-fn refused(result: Result<(), TargetError>) -> String {
+fn refusal_text(result: Result<(), TargetError>) -> String {
     let error = result.unwrap_err();
     assert_eq!((error.errno, error.line), (EBUSY, Some(0)), "{error}");
     error.to_string()
@@ -14,29 +14,29 @@ fn refused(result: Result<(), TargetError>) -> String {
 
 #[test]
 fn a_log_has_one_device() {
-    let mut rig = Rig::new();
+    let mut rig = Fixture::new();
     for name in ["/a", "/b", "/log", "/other"] {
         rig.disk(name, 64);
     }
     let (one, two) = (rig.make("one"), rig.make("two"));
     rig.load(&one, "0 8 log-writes /a /log").unwrap();
     let text = "log-writes: Device lookup failed (254:5 has /log alone): Device or resource busy";
-    assert_eq!(refused(rig.load(&two, "0 8 log-writes /b /log")), text);
+    assert_eq!(refusal_text(rig.load(&two, "0 8 log-writes /b /log")), text);
     assert!(two.inactive().is_none());
     // It may lie below others that don't need it alone, and who has it may load it again.
     rig.load(&two, "0 8 linear /log 0").unwrap();
     rig.resume(&one, &mut []).unwrap();
     rig.load(&one, "0 8 log-writes /b /log").unwrap();
     rig.resume(&one, &mut []).unwrap();
-    refused(rig.load(&two, "0 8 log-writes /a /log"));
+    refusal_text(rig.load(&two, "0 8 log-writes /a /log"));
     // A table that waits holds what it names; so does one that is live.
     rig.load(&one, "0 8 log-writes /b /other").unwrap();
-    refused(rig.load(&two, "0 8 log-writes /a /log"));
-    refused(rig.load(&two, "0 8 log-writes /a /other"));
+    refusal_text(rig.load(&two, "0 8 log-writes /a /log"));
+    refusal_text(rig.load(&two, "0 8 log-writes /a /other"));
     one.clear();
     rig.load(&two, "0 8 log-writes /a /other").unwrap();
-    refused(rig.load(&one, "0 8 log-writes /b /other"));
-    refused(rig.load(&two, "0 8 log-writes /a /log"));
+    refusal_text(rig.load(&one, "0 8 log-writes /b /other"));
+    refusal_text(rig.load(&two, "0 8 log-writes /a /log"));
     // The device goes, and all that it had is free.
     let nothing = rig.disk("/nothing", 8);
     rig.resolver.add("@one", one.number(), nothing);
@@ -46,7 +46,7 @@ fn a_log_has_one_device() {
 
 #[test]
 fn two_lines_are_two_logs() {
-    let mut rig = Rig::new();
+    let mut rig = Fixture::new();
     for name in ["/a", "/log", "/other"] {
         rig.disk(name, 64);
     }
@@ -59,12 +59,12 @@ fn two_lines_are_two_logs() {
 /// A mapped device is had alone as itself.
 #[test]
 fn a_mapped_device_can_be_a_log() {
-    let mut rig = Rig::new();
+    let mut rig = Fixture::new();
     for name in ["/a", "/b", "/log"] {
         rig.disk(name, 64);
     }
     rig.live("log", "0 64 linear /log 0");
     let (one, two) = (rig.make("one"), rig.make("two"));
     rig.load(&one, "0 8 log-writes /a @log").unwrap();
-    refused(rig.load(&two, "0 8 log-writes /b @log"));
+    refusal_text(rig.load(&two, "0 8 log-writes /b @log"));
 }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use udm_core::errno::{EINVAL, EIO, ENODATA, ENOMEM, EPERM, ETIMEDOUT};
 use udm_core::{Device, Limits, Nanos, Op, OpenError, SECTOR_SIZE, Sector, Sectors, Status};
 use udm_dm::control_io::{flush, read, read_all, write};
-use udm_dm::testing::{Seen, TestDisk, TestIo, TestResolver, TestWorld, bare, data};
-use udm_dm::{Change, ControlIo, MappedDevice, Table, TargetError, Wake};
+use udm_dm::testing::{LoggedRequest, TestControlIo, TestDisk, TestResolver, TestWorld, bare, data};
+use udm_dm::{ControlIo, DeviceTransition, MappedDevice, Table, TargetError, WakeFn};
 
 fn pattern(sectors: u64) -> Vec<u8> {
     (0..sectors * SECTOR_SIZE).map(|i| (i / 64 * 7 + i) as u8).collect()
@@ -22,7 +22,7 @@ fn disk(sectors: u64) -> (Arc<TestDisk>, Arc<dyn Device>) {
 fn what_is_written_is_read() {
     let (disk, device) = disk(8192);
     disk.set_limits(|limits| limits.max_sectors = Sectors(31));
-    let (io, bytes) = (TestIo::new(), pattern(5000));
+    let (io, bytes) = (TestControlIo::new(), pattern(5000));
     write(&io, &device, Sector(17), &bytes).unwrap();
     flush(&io, &device).unwrap();
     assert_eq!(disk.bytes(17, 5000), bytes);
@@ -41,10 +41,10 @@ fn pieces_are_whole_blocks() {
     let (disk, device) = disk(1024);
     disk.set_limits(|limits| (limits.logical_block, limits.max_sectors) = (4096, Sectors(29)));
     let bytes = pattern(80);
-    write(&TestIo::new(), &device, Sector(8), &bytes).unwrap();
-    assert_eq!(read(&TestIo::new(), &device, Sector(8), Sectors(80)).unwrap(), bytes);
+    write(&TestControlIo::new(), &device, Sector(8), &bytes).unwrap();
+    assert_eq!(read(&TestControlIo::new(), &device, Sector(8), Sectors(80)).unwrap(), bytes);
     assert!(disk.take_log().iter().all(|seen| seen.sector % 8 == 0 && seen.sectors % 8 == 0));
-    let error = read(&TestIo::new(), &device, Sector(4), Sectors(8)).unwrap_err();
+    let error = read(&TestControlIo::new(), &device, Sector(4), Sectors(8)).unwrap_err();
     assert_eq!((error.errno, &*error.text), (EINVAL, "sector 4 can't be read"));
 }
 
@@ -55,7 +55,7 @@ fn ranges_come_in_order_and_no_more_than_asked_for() {
     ranges.iter().enumerate().for_each(|(i, at)| disk.put(at.0.0, &[i as u8; 512]));
     disk.reverse(true);
     let mut seen = 0;
-    read_all(&TestIo::new(), &device, &ranges, |i, bytes| {
+    read_all(&TestControlIo::new(), &device, &ranges, |i, bytes| {
         assert_eq!((i, bytes.len()), (seen, 4096));
         seen += 1;
         Ok::<_, OpenError>(ControlFlow::Continue(()))
@@ -65,15 +65,18 @@ fn ranges_come_in_order_and_no_more_than_asked_for() {
     let starts: BTreeSet<u64> = disk.take_log().iter().map(|seen| seen.sector).collect();
     assert_eq!(starts, ranges.iter().map(|at| at.0.0).collect());
     // The first is enough: little else is read.
-    read_all(&TestIo::new(), &device, &ranges, |_, _| Ok::<_, OpenError>(ControlFlow::Break(()))).unwrap();
+    read_all(&TestControlIo::new(), &device, &ranges, |_, _| Ok::<_, OpenError>(ControlFlow::Break(())))
+        .unwrap();
     assert!(disk.take_log().len() <= 16);
-    let refused = read_all(&TestIo::new(), &device, &ranges, |i, _| match i {
+    let refused = read_all(&TestControlIo::new(), &device, &ranges, |i, _| match i {
         300 => Err(OpenError::new(EINVAL, "a bad one")),
         _ => Ok(ControlFlow::Continue(())),
     });
     assert_eq!(refused.unwrap_err().text, "a bad one");
     assert!(disk.take_log().len() <= 300 + 256);
-    assert!(read_all::<OpenError>(&TestIo::new(), &device, &[], |_, _| panic!("there is none")).is_ok());
+    assert!(
+        read_all::<OpenError>(&TestControlIo::new(), &device, &[], |_, _| panic!("there is none")).is_ok()
+    );
 }
 
 /// A range longer than what is read at a time comes whole.
@@ -83,11 +86,16 @@ fn a_long_range_is_one() {
     let bytes = pattern(9000);
     disk.put(100, &bytes);
     let mut lens = Vec::new();
-    read_all(&TestIo::new(), &device, &[(Sector(0), Sectors(1)), (Sector(100), Sectors(9000))], |i, got| {
-        assert!(i == 0 || got == bytes);
-        lens.push(got.len());
-        Ok::<_, OpenError>(ControlFlow::Continue(()))
-    })
+    read_all(
+        &TestControlIo::new(),
+        &device,
+        &[(Sector(0), Sectors(1)), (Sector(100), Sectors(9000))],
+        |i, got| {
+            assert!(i == 0 || got == bytes);
+            lens.push(got.len());
+            Ok::<_, OpenError>(ControlFlow::Continue(()))
+        },
+    )
     .unwrap();
     assert_eq!(lens, [512, bytes.len()]);
 }
@@ -108,20 +116,20 @@ fn each_bio_has_its_own_status_and_place() {
         long,
         udm_dm::testing::write(24, 2, 9),
     ];
-    let back = TestIo::new().run(&device, bios).unwrap();
+    let back = TestControlIo::new().run(&device, bios).unwrap();
     let status: Vec<_> = back.iter().map(|bio| bio.status).collect();
     assert_eq!(status, [Status::Ok, Status::Medium, Status::IoErr, Status::Ok, Status::Inval, Status::Ok]);
     assert_eq!(data(&back[0]), [3; 512]);
     assert_eq!(back.iter().map(|bio| bio.sector.0).collect::<Vec<_>>(), [16, 8, 64, 0, 0, 24]);
     assert_eq!(disk.bytes(25, 1), [10; 512]);
-    let sent: Vec<Seen> = disk.take_log();
+    let sent: Vec<LoggedRequest> = disk.take_log();
     assert!(sent.iter().all(|seen| seen.sector < 64), "what is out of range is not sent: {sent:?}");
 }
 
 #[test]
 fn errors_say_what_failed() {
     let (disk, device) = disk(64);
-    let io = TestIo::new();
+    let io = TestControlIo::new();
     disk.fail(Status::Medium);
     let error = read(&io, &device, Sector(3), Sectors(2)).unwrap_err();
     assert_eq!((error.errno, &*error.text), (ENODATA, "sector 3 can't be read"));
@@ -146,20 +154,20 @@ fn mapped_devices_below() {
     resolver.add("/a", "253:0".parse().unwrap(), device);
     let lines = udm_wire::table::parse("0 1000 linear /a 8\n1000 1000 linear /a 2000").unwrap();
     let mapped = MappedDevice::new("m", None, "254:0".parse().unwrap()).unwrap();
-    let io = TestIo::new();
+    let io = TestControlIo::new();
     mapped.load(Table::build(udm_targets::TARGETS, &lines, &mut resolver, &io, 1).unwrap()).unwrap();
     let device: Arc<dyn Device> = Arc::<MappedDevice>::clone(&mapped);
-    settle(&mut |wake| mapped.resume(wake));
+    finish_transition(&mut |wake| mapped.resume(wake));
     let bytes = pattern(600);
     write(&io, &device, Sector(700), &bytes).unwrap();
     assert_eq!(read(&io, &device, Sector(700), Sectors(600)).unwrap(), bytes);
     assert_eq!(below.bytes(2000, 300), bytes[300 * 512..]);
-    settle(&mut |wake| mapped.suspend(false, wake));
+    finish_transition(&mut |wake| mapped.suspend(false, wake));
     assert_eq!(flush(&io, &device), Err(OpenError::new(ETIMEDOUT, "the store does not answer")));
 }
 
 /// Takes a change to its end, on cores without lanes.
-fn settle(change: &mut dyn FnMut(Wake) -> Result<Change, TargetError>) {
+fn finish_transition(change: &mut dyn FnMut(WakeFn) -> Result<DeviceTransition, TargetError>) {
     let mut world = TestWorld::new(1);
     let mut change = change(Arc::new(|| {})).unwrap();
     for _ in 0..100 {
@@ -175,7 +183,7 @@ fn settle(change: &mut dyn FnMut(Wake) -> Result<Change, TargetError>) {
 fn a_device_that_keeps_what_it_is_given_does_not_answer() {
     let (disk, device) = disk(64);
     disk.hold(true);
-    let error = read(&TestIo::new(), &device, Sector(3), Sectors(2)).unwrap_err();
+    let error = read(&TestControlIo::new(), &device, Sector(3), Sectors(2)).unwrap_err();
     assert_eq!((error.errno, &*error.text), (ETIMEDOUT, "the store does not answer"));
 }
 
@@ -185,7 +193,7 @@ fn delays_are_waited_for() {
     let mut resolver = TestResolver::new();
     resolver.add("/a", "253:0".parse().unwrap(), TestDisk::null(Limits::new(Sectors(64))));
     let lines = udm_wire::table::parse("0 64 delay /a 0 250").unwrap();
-    let io = TestIo::new();
+    let io = TestControlIo::new();
     let table: Arc<dyn Device> = Table::build(udm_targets::TARGETS, &lines, &mut resolver, &io, 1).unwrap();
     read(&io, &table, Sector(0), Sectors(64)).unwrap();
     assert!(io.now() >= Nanos::from_millis(250), "{:?}", io.now());

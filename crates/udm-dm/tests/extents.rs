@@ -5,22 +5,22 @@ use udm_core::errno::{ENOENT, EOPNOTSUPP};
 use udm_core::{Content, Cx, DevNo, Device, DeviceId, Extents, Lane, Limits, OpenError, Sector, Sectors};
 use udm_dm::table::Table;
 use udm_dm::target::{DeviceRef, LookupError, Resolver};
-use udm_dm::testing::TestIo;
+use udm_dm::testing::TestControlIo;
 
 /// A device on which a sector is a hole by a rule of its own.
-struct Ruled {
+struct PatternedHoles {
     id: DeviceId,
     minor: u32,
 }
 
-impl Ruled {
+impl PatternedHoles {
     fn content(minor: u32, sector: u64) -> Content {
         let odd = (sector / 3 + u64::from(minor) * sector / 40) % 3 == 1;
         if odd { Content::Hole } else { Content::Data }
     }
 }
 
-impl Device for Ruled {
+impl Device for PatternedHoles {
     fn id(&self) -> DeviceId {
         self.id
     }
@@ -31,26 +31,26 @@ impl Device for Ruled {
         Limits::new(Sectors(10_000))
     }
     fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
-        (from.0..from.0 + len.0).for_each(|at| out.push(Sectors(1), Ruled::content(self.minor, at)));
+        (from.0..from.0 + len.0).for_each(|at| out.push(Sectors(1), PatternedHoles::content(self.minor, at)));
     }
 }
 
 /// `/0` to `/9`.
-struct Ten(Vec<DeviceRef>);
+struct TenDevices(Vec<DeviceRef>);
 
-impl Ten {
-    fn new() -> Ten {
+impl TenDevices {
+    fn new() -> TenDevices {
         let device = |minor| DeviceRef {
             number: DevNo { major: 253, minor },
             name: format!("/{minor}"),
-            device: Arc::new(Ruled { id: DeviceId::new(), minor }),
+            device: Arc::new(PatternedHoles { id: DeviceId::new(), minor }),
             hold: None,
         };
-        Ten((0..10).map(device).collect())
+        TenDevices((0..10).map(device).collect())
     }
 }
 
-impl Resolver for Ten {
+impl Resolver for TenDevices {
     fn get(&mut self, word: &str) -> Result<DeviceRef, LookupError> {
         let found = self.0.iter().find(|d| d.name == word);
         found.cloned().ok_or(LookupError { errno: ENOENT, reason: String::new() })
@@ -70,21 +70,21 @@ fn tables_say_what_is_below() {
     let table = Table::build(
         udm_targets::TARGETS,
         &udm_wire::table::parse(text).unwrap(),
-        &mut Ten::new(),
-        &TestIo::new(),
+        &mut TenDevices::new(),
+        &TestControlIo::new(),
         1,
     )
     .unwrap();
     let expected = |at: u64| match at {
         0..10 => Content::Hole,
-        10..60 => Ruled::content(1, at - 10 + 33),
+        10..60 => PatternedHoles::content(1, at - 10 + 33),
         60..300 => {
             let (chunk, within) = ((at - 60) / 10, (at - 60) % 10);
             let (stripe, row) = (chunk % 3, chunk / 3);
-            Ruled::content(2 + stripe as u32, [5, 0, 100][stripe as usize] + row * 10 + within)
+            PatternedHoles::content(2 + stripe as u32, [5, 0, 100][stripe as usize] + row * 10 + within)
         }
         300..320 => Content::Data,
-        _ => Ruled::content(5, at - 320),
+        _ => PatternedHoles::content(5, at - 320),
     };
     for (from, len) in [(0, 350), (0, 1), (9, 2), (59, 12), (77, 200), (299, 22), (349, 1), (61, 1)] {
         let wanted: Vec<_> = (from..from + len).map(expected).collect();
@@ -98,11 +98,11 @@ fn a_multipath_device_is_what_its_paths_lead_to() {
     let table = Table::build(
         udm_targets::TARGETS,
         &udm_wire::table::parse(text).unwrap(),
-        &mut Ten::new(),
-        &TestIo::new(),
+        &mut TenDevices::new(),
+        &TestControlIo::new(),
         1,
     )
     .unwrap();
-    let wanted: Vec<_> = (20..90).map(|at| Ruled::content(7, at)).collect();
+    let wanted: Vec<_> = (20..90).map(|at| PatternedHoles::content(7, at)).collect();
     assert_eq!(content_of(&table, 20, 70), wanted);
 }

@@ -5,19 +5,19 @@
 //! dm-ioctl.c, and `dm_submit_bio` of dm.c for what becomes of requests. What udm does otherwise: a
 //! resume that can't work is refused with the old table live and running.
 
-mod mapped_rig;
+mod mapped_fixture;
 
-use mapped_rig::Rig;
+use mapped_fixture::Fixture;
 use std::fmt::Write;
 use std::sync::Arc;
 use udm_core::errno::EMFILE;
 use udm_core::{Batch, BioFlags, Lane, Op, OpenError, Status};
 use udm_dm::testing::{TestDisk, bare};
-use udm_dm::{Change, MappedDevice, TargetError, Wake};
+use udm_dm::{DeviceTransition, MappedDevice, TargetError, WakeFn};
 
 /// A device over disks `a` (its live table), `b` (its inactive one) and `c`, and a lane of it.
-struct Life {
-    rig: Rig,
+struct LifecycleTest {
+    rig: Fixture,
     device: Arc<MappedDevice>,
     b: Arc<TestDisk>,
     lane: Box<dyn Lane>,
@@ -27,9 +27,9 @@ struct Life {
 const TABLES: [&str; 3] = ["0 8 linear a 0", "0 8 linear b 0", "0 8 linear c 0"];
 
 /// Lets an event happen; what is answered.
-type Act = fn(&mut Life) -> String;
+type Action = fn(&mut LifecycleTest) -> String;
 
-const EVENTS: [(&str, Act); 11] = [
+const EVENTS: [(&str, Action); 11] = [
     ("load", |life| life.load(TABLES[2])),
     ("load, too large", |life| life.load("0 9 linear c 0")),
     ("clear", |life| {
@@ -54,7 +54,7 @@ const EVENTS: [(&str, Act); 11] = [
     ("read ahead", |life| life.read(BioFlags::RAHEAD)),
 ];
 
-fn wake() -> Wake {
+fn wake() -> WakeFn {
     Arc::new(|| {})
 }
 
@@ -62,13 +62,13 @@ fn answer(result: Result<(), TargetError>) -> String {
     result.map_or_else(|e| e.to_string(), |()| "done".into())
 }
 
-impl Life {
-    fn new(live: bool, inactive: bool, suspended: bool) -> Life {
-        let mut rig = Rig::new();
+impl LifecycleTest {
+    fn new(live: bool, inactive: bool, suspended: bool) -> LifecycleTest {
+        let mut rig = Fixture::new();
         let [_, b, _] = ["a", "b", "c"].map(|name| rig.disk(name, 8));
         let device = rig.make("t");
         let lane = rig.open(&device);
-        let mut life = Life { rig, device, b, lane, done: Batch::new() };
+        let mut life = LifecycleTest { rig, device, b, lane, done: Batch::new() };
         if live {
             life.load(TABLES[0]);
             life.change(MappedDevice::resume);
@@ -86,14 +86,17 @@ impl Life {
         answer(self.rig.load(&self.device, table))
     }
 
-    fn change(&mut self, begin: impl Fn(&Arc<MappedDevice>, Wake) -> Result<Change, TargetError>) -> String {
+    fn change(
+        &mut self,
+        begin: impl Fn(&Arc<MappedDevice>, WakeFn) -> Result<DeviceTransition, TargetError>,
+    ) -> String {
         match begin(&self.device, wake()) {
             Ok(change) => self.end(change),
             Err(error) => error.to_string(),
         }
     }
 
-    fn end(&mut self, change: Change) -> String {
+    fn end(&mut self, change: DeviceTransition) -> String {
         answer(self.rig.finish(change, &mut [&mut self.lane], &mut self.done))
     }
 
@@ -139,7 +142,7 @@ fn every_transition() {
     for number in 0..8 {
         let [live, inactive, suspended] = [4, 2, 1].map(|bit| number & bit != 0);
         for (event, act) in EVENTS {
-            let mut life = Life::new(live, inactive, suspended);
+            let mut life = LifecycleTest::new(live, inactive, suspended);
             let before = life.state();
             let answer = act(&mut life);
             let after = life.state();

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use udm_core::errno::EINTR;
 use udm_core::{Batch, Bio, BioFlags, DevNo, Device, Lane, Limits, Op, OpenError, Sectors, Status};
-use udm_dm::testing::{TestDisk, TestIo, TestResolver, TestWorld, bare, data, read, write};
-use udm_dm::{Change, MappedDevice, Table, TargetError};
+use udm_dm::testing::{TestControlIo, TestDisk, TestResolver, TestWorld, bare, data, read, write};
+use udm_dm::{DeviceTransition, MappedDevice, Table, TargetError};
 
-struct Rig {
+struct Fixture {
     world: TestWorld,
     resolver: TestResolver,
     disks: Vec<Arc<TestDisk>>,
@@ -17,10 +17,10 @@ struct Rig {
     home: Batch,
 }
 
-impl Rig {
+impl Fixture {
     /// A device without a table and three disks of 64 sectors, `/d0` to `/d2`, full of `a`, `b` and
     /// `c`.
-    fn new(cores: usize) -> Rig {
+    fn new(cores: usize) -> Fixture {
         let mut resolver = TestResolver::new();
         let mut disks = Vec::new();
         for i in 0..3u8 {
@@ -32,7 +32,7 @@ impl Rig {
         }
         let device = device("t", 0);
         resolver.add("@t", device.number(), Arc::<MappedDevice>::clone(&device));
-        Rig { world: TestWorld::new(cores), resolver, disks, device, home: Batch::new() }
+        Fixture { world: TestWorld::new(cores), resolver, disks, device, home: Batch::new() }
     }
 
     fn table(&mut self, text: &str) -> Arc<Table> {
@@ -40,7 +40,7 @@ impl Rig {
             udm_targets::TARGETS,
             &udm_wire::table::parse(text).unwrap(),
             &mut self.resolver,
-            &TestIo::new(),
+            &TestControlIo::new(),
             2,
         )
         .unwrap()
@@ -56,8 +56,12 @@ impl Rig {
         self.resume(&mut []).unwrap();
     }
 
-    /// Steps `change` to its end, polling `lanes` (one a core).
-    fn finish(&mut self, mut change: Change, lanes: &mut [Box<dyn Lane>]) -> Result<(), TargetError> {
+    /// Steps `transition` to its end, polling `lanes` (one a core).
+    fn finish(
+        &mut self,
+        mut change: DeviceTransition,
+        lanes: &mut [Box<dyn Lane>],
+    ) -> Result<(), TargetError> {
         let cores = self.world.cores();
         for _ in 0..100 {
             if let Some(result) = change.step(&*cores) {
@@ -86,12 +90,12 @@ impl Rig {
     }
 
     fn resume(&mut self, lanes: &mut [Box<dyn Lane>]) -> Result<(), TargetError> {
-        let change = self.device.resume(idle()).unwrap();
+        let change = self.device.resume(no_wake()).unwrap();
         self.finish(change, lanes)
     }
 
     fn suspend(&mut self, noflush: bool, lanes: &mut [Box<dyn Lane>]) -> Result<(), TargetError> {
-        let change = self.device.suspend(noflush, idle()).unwrap();
+        let change = self.device.suspend(noflush, no_wake()).unwrap();
         self.finish(change, lanes)
     }
 
@@ -114,13 +118,13 @@ fn device(name: &str, minor: u32) -> Arc<MappedDevice> {
     MappedDevice::new(name, None, DevNo { major: 254, minor }).unwrap()
 }
 
-fn idle() -> udm_dm::Wake {
+fn no_wake() -> udm_dm::WakeFn {
     Arc::new(|| {})
 }
 
 #[test]
 fn a_device_without_a_table() {
-    let mut rig = Rig::new(1);
+    let mut rig = Fixture::new(1);
     assert_eq!((rig.device.limits().size, rig.device.table_text(false).as_str()), (Sectors(0), ""));
     let mut lanes = rig.lanes();
     for bio in [read(0, 1), write(0, 1, 1), bare(Op::Flush, 0, 0)] {
@@ -137,7 +141,7 @@ fn a_device_without_a_table() {
 
 #[test]
 fn slots_and_what_info_shows() {
-    let mut rig = Rig::new(1);
+    let mut rig = Fixture::new(1);
     rig.load("0 8 linear /d0 0");
     let info = rig.device.info();
     assert_eq!((info.live, info.inactive, info.targets, info.inactive_targets), (false, true, 0, 1));
@@ -157,7 +161,7 @@ fn slots_and_what_info_shows() {
 
 #[test]
 fn suspended_bios_wait_or_fail_as_they_asked() {
-    let mut rig = Rig::new(1);
+    let mut rig = Fixture::new(1);
     rig.go("0 64 linear /d0 0");
     let mut lanes = rig.lanes();
     rig.suspend(false, &mut lanes).unwrap();
@@ -178,7 +182,7 @@ fn suspended_bios_wait_or_fail_as_they_asked() {
     rig.world.submit(0, &mut *late, [read(0, 1)]);
     assert!(rig.world.poll(0, &mut *late).is_empty());
 
-    let mut change = rig.device.resume(idle()).unwrap();
+    let mut change = rig.device.resume(no_wake()).unwrap();
     let cores = rig.world.cores();
     assert!(change.step(&*cores).is_none());
     let done = rig.turn(&mut lanes);
@@ -192,19 +196,19 @@ fn suspended_bios_wait_or_fail_as_they_asked() {
 
 #[test]
 fn suspend_waits_for_what_is_in_flight_on_every_core() {
-    let mut rig = Rig::new(2);
+    let mut rig = Fixture::new(2);
     rig.go("0 64 linear /d0 0");
     let mut lanes = rig.lanes();
     rig.disks[0].hold(true);
     rig.world.submit(1, &mut *lanes[1], [write(0, 1, 7)]);
     let woken = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&woken);
-    let wake: udm_dm::Wake = Arc::new(move || {
+    let wake: udm_dm::WakeFn = Arc::new(move || {
         count.fetch_add(1, Ordering::SeqCst);
     });
     let mut change = rig.device.suspend(false, wake).unwrap();
     let cores = rig.world.cores();
-    assert_eq!(rig.device.suspend(false, idle()).err().unwrap().errno, 16, "one change at a time");
+    assert_eq!(rig.device.suspend(false, no_wake()).err().unwrap().errno, 16, "one change at a time");
     for _ in 0..5 {
         assert!(change.step(&*cores).is_none());
         assert!(rig.turn(&mut lanes).is_empty());
@@ -220,12 +224,12 @@ fn suspend_waits_for_what_is_in_flight_on_every_core() {
 
 #[test]
 fn a_suspend_can_be_called_off() {
-    let mut rig = Rig::new(1);
+    let mut rig = Fixture::new(1);
     rig.go("0 64 linear /d0 0");
     let mut lanes = rig.lanes();
     rig.disks[0].hold(true);
     rig.world.submit(0, &mut *lanes[0], [read(0, 1)]);
-    let mut change = rig.device.suspend(false, idle()).unwrap();
+    let mut change = rig.device.suspend(false, no_wake()).unwrap();
     let cores = rig.world.cores();
     assert!(change.step(&*cores).is_none());
     rig.world.submit(0, &mut *lanes[0], [read(1, 1)]);
@@ -249,7 +253,7 @@ fn held_bios_go_to_the_new_table() {
         ("0 32 linear /d0 8\n32 24 linear /d0 40", "0 56 linear /d1 0"),
         ("0 64 striped 2 4 /d0 0 /d0 32", "0 32 linear /d1 0\n32 32 linear /d1 32"),
     ] {
-        let mut rig = Rig::new(1);
+        let mut rig = Fixture::new(1);
         rig.go(text);
         let mut lanes = rig.lanes();
         rig.disks[0].hold(true);
@@ -281,13 +285,13 @@ fn held_bios_go_to_the_new_table() {
 
 #[test]
 fn a_flushing_suspend_fails_what_is_held() {
-    let mut rig = Rig::new(1);
+    let mut rig = Fixture::new(1);
     rig.go("0 64 linear /d0 0");
     let mut lanes = rig.lanes();
     rig.disks[0].hold(true);
     rig.disks[0].hand_back(true);
     rig.world.submit(0, &mut *lanes[0], [read(0, 1)]);
-    let mut change = rig.device.suspend(false, idle()).unwrap();
+    let mut change = rig.device.suspend(false, no_wake()).unwrap();
     let cores = rig.world.cores();
     assert!(change.step(&*cores).is_none());
     assert_eq!(rig.turn(&mut lanes)[0].status, Status::IoErr);
@@ -298,7 +302,7 @@ fn a_flushing_suspend_fails_what_is_held() {
 #[test]
 fn a_resume_that_cannot_work_leaves_the_old_table_running() {
     for suspended in [false, true] {
-        let mut rig = Rig::new(2);
+        let mut rig = Fixture::new(2);
         rig.go("0 64 linear /d0 0");
         let mut lanes = rig.lanes();
         rig.load("0 64 linear /d1 0");
@@ -331,11 +335,11 @@ fn a_resume_that_cannot_work_leaves_the_old_table_running() {
 #[test]
 fn lanes_opened_in_the_middle_of_a_change() {
     for open_at in 0..6 {
-        let mut rig = Rig::new(2);
+        let mut rig = Fixture::new(2);
         rig.go("0 64 linear /d0 0");
         let mut lanes = vec![rig.world.open(0, &*rig.device).unwrap()];
         rig.load("0 64 linear /d1 0");
-        let mut change = rig.device.resume(idle()).unwrap();
+        let mut change = rig.device.resume(no_wake()).unwrap();
         let cores = rig.world.cores();
         for step in 0..20 {
             if step == open_at {
@@ -364,10 +368,10 @@ fn lanes_opened_in_the_middle_of_a_change() {
 
 #[test]
 fn messages() {
-    let mut rig = Rig::new(1);
+    let mut rig = Fixture::new(1);
     let words = |text: &str| -> Vec<String> { text.split_whitespace().map(str::to_owned).collect() };
     let cores = rig.world.cores();
-    let send = |rig: &mut Rig, sector, text: &str| {
+    let send = |rig: &mut Fixture, sector, text: &str| {
         let error = rig.device.message(sector, &words(text), &mut rig.resolver, &*cores).unwrap_err();
         (error.errno, error.text)
     };
@@ -390,7 +394,7 @@ fn messages() {
 /// spec: a stripe error turns its letter and raises an event, fourteen times at the most.
 #[test]
 fn stripe_errors_are_counted_and_reported() {
-    let mut rig = Rig::new(1);
+    let mut rig = Fixture::new(1);
     rig.go("0 64 striped 2 8 /d0 0 /d1 0");
     let mut lanes = rig.lanes();
     let events = Arc::new(AtomicUsize::new(0));
@@ -398,7 +402,7 @@ fn stripe_errors_are_counted_and_reported() {
     rig.device.on_event(Arc::new(move || {
         count.fetch_add(1, Ordering::SeqCst);
     }));
-    let mut run = |rig: &mut Rig, bio: Box<Bio>| rig.world.run(0, &mut *lanes[0], bio).status;
+    let mut run = |rig: &mut Fixture, bio: Box<Bio>| rig.world.run(0, &mut *lanes[0], bio).status;
     rig.disks[1].fail(Status::NotSupp);
     assert_eq!(run(&mut rig, read(8, 1)), Status::NotSupp);
     rig.disks[1].fail(Status::IoErr);
@@ -420,8 +424,8 @@ fn stripe_errors_are_counted_and_reported() {
 
 #[test]
 fn flushes_go_to_each_device_once() {
-    let mut rig = Rig::new(1);
-    let flush = |rig: &mut Rig, lane: &mut Box<dyn Lane>, bio: Box<Bio>| {
+    let mut rig = Fixture::new(1);
+    let flush = |rig: &mut Fixture, lane: &mut Box<dyn Lane>, bio: Box<Bio>| {
         let status = rig.world.run(0, &mut **lane, bio).status;
         let counts = rig.disks.iter().map(|d| d.take_log().iter().filter(|s| s.op == Op::Flush).count());
         (status, counts.collect::<Vec<_>>())
@@ -469,7 +473,7 @@ fn preflush_and_fua_are_put_in_order() {
         ),
         (false, false, vec![(Op::Flush, BioFlags::empty()), (Op::Write, BioFlags::empty())]),
     ] {
-        let mut rig = Rig::new(1);
+        let mut rig = Fixture::new(1);
         rig.disks[0].set_limits(|l| (l.fua, l.write_cache) = (fua, write_cache));
         rig.go("0 64 linear /d0 0");
         let mut lanes = rig.lanes();
@@ -484,7 +488,7 @@ fn preflush_and_fua_are_put_in_order() {
 
 #[test]
 fn the_table_is_the_boundary() {
-    let mut rig = Rig::new(1);
+    let mut rig = Fixture::new(1);
     rig.disks[0].set_limits(|l| (l.logical_block, l.max_write_zeroes) = (4096, Sectors(0)));
     rig.disks[1].set_limits(|l| l.read_only = true);
     rig.go("0 64 linear /d0 0");
@@ -518,7 +522,7 @@ fn read_nothing() -> Box<Bio> {
 /// A device may not map itself, directly, through others, or through a table that is not live yet.
 #[test]
 fn circles_are_refused() {
-    let mut rig = Rig::new(1);
+    let mut rig = Fixture::new(1);
     rig.load("0 8 linear /d0 0");
     let upper = device("u", 1);
     rig.resolver.add("@u", upper.number(), Arc::<MappedDevice>::clone(&upper));
@@ -536,10 +540,10 @@ fn circles_are_refused() {
 /// spec F3 and multipath A.1: what may replace what.
 #[test]
 fn a_device_keeps_its_kind() {
-    let mut rig = Rig::new(1);
+    let mut rig = Fixture::new(1);
     let multipath = |mode: &str| format!("0 64 multipath {mode} 0 1 1 round-robin 0 1 0 /d0");
     let (request, bio) = (multipath("0"), multipath("2 queue_mode bio"));
-    let load = |rig: &mut Rig, text: &str| {
+    let load = |rig: &mut Fixture, text: &str| {
         let table = rig.table(text);
         rig.device.load(table).map_err(|e| e.text)
     };
@@ -556,7 +560,7 @@ fn a_device_keeps_its_kind() {
     assert_eq!(load(&mut rig, "0 64 linear /d0 0"), kind, "the first load fixed it");
     assert_eq!(load(&mut rig, &request), Ok(()));
 
-    let mut rig = Rig::new(1);
+    let mut rig = Fixture::new(1);
     rig.go("0 64 linear /d0 0");
     assert_eq!(load(&mut rig, &bio), Ok(()));
     let kind = Err("can't change device type (old=1 vs new=2) after initial table load.".to_owned());
@@ -572,7 +576,7 @@ fn k10_names_and_uuids() {
     }
     assert!(refused("").is_some() && refused(&"x".repeat(128)).is_some() && refused("a\nb").is_some());
     assert!(refused(&"x".repeat(127)).is_none() && refused("with blanks").is_none());
-    let mut rig = Rig::new(1);
+    let mut rig = Fixture::new(1);
     rig.device.rename("other").unwrap();
     assert_eq!((rig.device.name().as_str(), rig.device.event_nr()), ("other", 0));
     rig.go("0 8 zero");
@@ -589,7 +593,7 @@ fn k10_names_and_uuids() {
 /// upper one is suspended.
 #[test]
 fn a_device_under_another_changes_its_table() {
-    let mut rig = Rig::new(1);
+    let mut rig = Fixture::new(1);
     rig.go("0 64 linear /d0 0");
     let (upper, lower) = (device("u", 1), Arc::clone(&rig.device));
     let table = rig.table("0 64 linear @t 0");
@@ -601,7 +605,7 @@ fn a_device_under_another_changes_its_table() {
     rig.world.submit(0, &mut *lanes[0], [read(0, 1)]);
     rig.device = Arc::clone(&lower);
     rig.load("0 64 linear /d1 0");
-    let mut change = lower.resume(idle()).unwrap();
+    let mut change = lower.resume(no_wake()).unwrap();
     let cores = rig.world.cores();
     for _ in 0..5 {
         assert!(change.step(&*cores).is_none());
@@ -633,7 +637,7 @@ fn a_device_under_another_changes_its_table() {
 /// More pieces than there are fragments, three splitters on top of each other.
 #[test]
 fn splitters_do_not_starve_each_other() {
-    let mut rig = Rig::new(1);
+    let mut rig = Fixture::new(1);
     let disk = TestDisk::null(Limits { max_sectors: Sectors(1), ..Limits::new(Sectors(1 << 20)) });
     rig.resolver.add("/big", DevNo { major: 8, minor: 0 }, Arc::<TestDisk>::clone(&disk));
     rig.go("0 1048576 linear /big 0");
@@ -671,11 +675,11 @@ fn splitters_do_not_starve_each_other() {
 /// again.
 #[test]
 fn a_table_that_one_core_cannot_open() {
-    let mut rig = Rig::new(2);
+    let mut rig = Fixture::new(2);
     rig.go("0 64 linear /d0 0");
     let mut lanes = rig.lanes();
     rig.load("0 64 linear /d1 0");
-    let mut change = rig.device.resume(idle()).unwrap();
+    let mut change = rig.device.resume(no_wake()).unwrap();
     let cores = rig.world.cores();
     assert!(change.step(&*cores).is_none());
     assert!(rig.world.poll(0, &mut *lanes[0]).is_empty());

@@ -1,17 +1,17 @@
-//! Devices that are renewed because a partner comes or goes: see `Target::partners`.
+//! Devices that are renewed because a partner comes or goes: see `Target::dependents`.
 
-mod partners_rig;
+mod dependents_fixture;
 
-use partners_rig::{Lanes, Rig, Shared, idle, list};
+use dependents_fixture::{Fixture, LanePairs, LayerLog, no_wake, to_vec_of_devices};
 use std::sync::atomic::Ordering::Relaxed;
-use udm_dm::Changes;
+use udm_dm::DeviceSetTransition;
 use udm_dm::testing::write;
 
 const TOP: &str = "0 64 top /d";
 const SIDE: &str = "0 64 side /d";
 
 /// Which sides a request through lane `lane` meets on both cores, and in how many pieces.
-fn meets(rig: &mut Rig, shared: &Shared, lane: usize, lanes: &mut Lanes) -> (String, usize) {
+fn sides_seen(rig: &mut Fixture, shared: &LayerLog, lane: usize, lanes: &mut LanePairs) -> (String, usize) {
     for core in 0..2 {
         rig.submit(core, lane, write(8 * core as u64, 2, 1), lanes);
     }
@@ -27,17 +27,17 @@ fn meets(rig: &mut Rig, shared: &Shared, lane: usize, lanes: &mut Lanes) -> (Str
 /// flight, nor does the one that goes; and the lanes of the partner know of both.
 #[test]
 fn a_partner_is_renewed_when_a_table_comes_and_when_it_goes() {
-    let (mut rig, mut lanes) = (Rig::new(), Lanes::default());
+    let (mut rig, mut lanes) = (Fixture::new(), LanePairs::default());
     let (_disk, shared) = rig.disk("/d");
     let top = rig.live("t", TOP, &mut lanes);
     let lane = rig.open(&top, &mut lanes);
     assert_eq!(shared.take_log(), ["preresume t", "resume t"]);
-    assert_eq!(meets(&mut rig, &shared, lane, &mut lanes), (String::new(), 1));
+    assert_eq!(sides_seen(&mut rig, &shared, lane, &mut lanes), (String::new(), 1));
 
     let side = rig.live("s", SIDE, &mut lanes);
     let come = ["preresume s", "presuspend t", "postsuspend t", "resume s", "resume t"];
     assert_eq!(shared.take_log(), come);
-    assert_eq!(meets(&mut rig, &shared, lane, &mut lanes), ("s".into(), 2));
+    assert_eq!(sides_seen(&mut rig, &shared, lane, &mut lanes), ("s".into(), 2));
     assert!(!top.is_suspended() && top.inactive().is_none());
 
     // Replaced by one of its kind: it goes before the other comes.
@@ -47,7 +47,7 @@ fn a_partner_is_renewed_when_a_table_comes_and_when_it_goes() {
     let at = |what: &str| log.iter().position(|entry| entry == what).unwrap();
     assert!(at("gone s") < at("resume s") && at("postsuspend t") < at("gone s"), "{log:?}");
     assert!(at("postsuspend s") < at("gone s") && at("resume s") < at("resume t"), "{log:?}");
-    assert_eq!(meets(&mut rig, &shared, lane, &mut lanes), ("s".into(), 2));
+    assert_eq!(sides_seen(&mut rig, &shared, lane, &mut lanes), ("s".into(), 2));
 
     // A suspend and a resume change nothing for others.
     rig.suspend(&[&side], &mut lanes).unwrap();
@@ -56,10 +56,10 @@ fn a_partner_is_renewed_when_a_table_comes_and_when_it_goes() {
 
     // The partner keeps what waits.
     rig.load(&top, "0 64 error");
-    rig.leave(&side, &mut lanes).unwrap();
+    rig.remove(&side, &mut lanes).unwrap();
     let log = shared.take_log();
     assert!(log.ends_with(&["gone s".into(), "resume t".into()]) && log.len() == 5 + 1, "{log:?}");
-    assert_eq!(meets(&mut rig, &shared, lane, &mut lanes), (String::new(), 1));
+    assert_eq!(sides_seen(&mut rig, &shared, lane, &mut lanes), (String::new(), 1));
     assert!(side.is_suspended() && top.table_text(true).contains("error"));
 }
 
@@ -67,7 +67,7 @@ fn a_partner_is_renewed_when_a_table_comes_and_when_it_goes() {
 /// off with everything as it was.
 #[test]
 fn what_fails_changes_nothing() {
-    let (mut rig, mut lanes) = (Rig::new(), Lanes::default());
+    let (mut rig, mut lanes) = (Fixture::new(), LanePairs::default());
     let (_disk, shared) = rig.disk("/d");
     let top = rig.live("t", TOP, &mut lanes);
     let lane = rig.open(&top, &mut lanes);
@@ -79,11 +79,11 @@ fn what_fails_changes_nothing() {
     let (place, error) = rig.resume(&[&side], &mut lanes).unwrap_err();
     assert_eq!((place, error.errno), (0, 24));
     assert_eq!(error.reason, "t has to be renewed with it: no lane of a top");
-    let (_, error) = rig.leave(&before, &mut lanes).unwrap_err();
+    let (_, error) = rig.remove(&before, &mut lanes).unwrap_err();
     assert_eq!(error.errno, 24);
     assert!(side.live().is_none() && side.inactive().is_some() && !before.is_suspended());
     *shared.no_lane.lock().unwrap() = None;
-    assert_eq!(meets(&mut rig, &shared, lane, &mut lanes), ("before".into(), 2));
+    assert_eq!(sides_seen(&mut rig, &shared, lane, &mut lanes), ("before".into(), 2));
 
     shared.refuse.store(true, Relaxed);
     shared.take_log();
@@ -96,14 +96,14 @@ fn what_fails_changes_nothing() {
     assert!(before.is_suspended());
     shared.refuse.store(false, Relaxed);
     rig.resume(&[&before, &side], &mut lanes).unwrap();
-    assert_eq!(meets(&mut rig, &shared, lane, &mut lanes), ("before s".into(), 2));
+    assert_eq!(sides_seen(&mut rig, &shared, lane, &mut lanes), ("before s".into(), 2));
 }
 
 /// Nobody wakes a partner that is suspended. It is renewed when it is resumed, and does not go on
 /// as it is when that fails.
 #[test]
 fn a_suspended_partner_is_renewed_later() {
-    let (mut rig, mut lanes) = (Rig::new(), Lanes::default());
+    let (mut rig, mut lanes) = (Fixture::new(), LanePairs::default());
     let (_disk, shared) = rig.disk("/d");
     let top = rig.live("t", TOP, &mut lanes);
     let lane = rig.open(&top, &mut lanes);
@@ -122,7 +122,7 @@ fn a_suspended_partner_is_renewed_later() {
     assert_eq!(rig.resume(&[&top], &mut lanes).unwrap_err().1.errno, 24);
     assert!(top.is_suspended());
     *shared.no_lane.lock().unwrap() = None;
-    let mut changes = Changes::resume(&list(&[&top]), true, &idle()).unwrap();
+    let mut changes = DeviceSetTransition::resume(&to_vec_of_devices(&[&top]), true, &no_wake()).unwrap();
     assert!(changes.step(&*rig.cores()).is_none());
     assert!(changes.cancel(&*rig.cores()));
     rig.all(changes, &mut lanes).unwrap_err();
@@ -143,17 +143,17 @@ fn a_suspended_partner_is_renewed_later() {
 
     // Suspended again when the side goes; resumed with a new table, which is not renewed as well.
     rig.suspend(&[&top], &mut lanes).unwrap();
-    rig.leave(&side, &mut lanes).unwrap();
+    rig.remove(&side, &mut lanes).unwrap();
     rig.load(&top, TOP);
     rig.resume(&[&top], &mut lanes).unwrap();
-    assert_eq!(meets(&mut rig, &shared, lane, &mut lanes), (String::new(), 1));
+    assert_eq!(sides_seen(&mut rig, &shared, lane, &mut lanes), (String::new(), 1));
 }
 
 /// Both are named in one resume: one change, whether the partner runs or rests.
 #[test]
 fn a_partner_of_the_set_is_renewed_in_it() {
     for rests in [false, true] {
-        let (mut rig, mut lanes) = (Rig::new(), Lanes::default());
+        let (mut rig, mut lanes) = (Fixture::new(), LanePairs::default());
         let (_disk, shared) = rig.disk("/d");
         let top = rig.live("t", TOP, &mut lanes);
         let lane = rig.open(&top, &mut lanes);
@@ -164,9 +164,9 @@ fn a_partner_of_the_set_is_renewed_in_it() {
         rig.load(&side, SIDE);
         rig.resume(&[&top, &side], &mut lanes).unwrap();
         assert!(!top.is_suspended());
-        assert_eq!(meets(&mut rig, &shared, lane, &mut lanes), ("s".into(), 2));
+        assert_eq!(sides_seen(&mut rig, &shared, lane, &mut lanes), ("s".into(), 2));
         // Both go together.
-        let changes = Changes::leave(&list(&[&side, &top]), &idle()).unwrap();
+        let changes = DeviceSetTransition::remove(&to_vec_of_devices(&[&side, &top]), &no_wake()).unwrap();
         rig.all(changes, &mut lanes).unwrap();
         assert!(top.is_suspended() && side.is_suspended());
     }
@@ -179,7 +179,7 @@ fn requests_wait_for_a_renewal_in_order() {
     let mut ends = [0, 0];
     for cancel_at in 0..14 {
         for leaves in [false, true] {
-            let (mut rig, mut lanes) = (Rig::new(), Lanes::default());
+            let (mut rig, mut lanes) = (Fixture::new(), LanePairs::default());
             let (disk, shared) = rig.disk("/d");
             let top = rig.live("t", TOP, &mut lanes);
             let lane = rig.open(&top, &mut lanes);
@@ -192,10 +192,10 @@ fn requests_wait_for_a_renewal_in_order() {
             disk.hold(true);
             rig.submit(0, lane, write(0, 1, 1), &mut lanes);
             rig.submit(1, lane, write(1, 1, 1), &mut lanes);
-            let devices = list(&[&side]);
+            let devices = to_vec_of_devices(&[&side]);
             let mut changes = match leaves {
-                true => Changes::leave(&devices, &idle()),
-                false => Changes::resume(&devices, true, &idle()),
+                true => DeviceSetTransition::remove(&devices, &no_wake()),
+                false => DeviceSetTransition::resume(&devices, true, &no_wake()),
             }
             .unwrap();
             let (mut home, mut sent, mut result) = (0, 2, None);
@@ -227,7 +227,7 @@ fn requests_wait_for_a_renewal_in_order() {
             let is_live = result.is_ok() != leaves;
             let expected = if is_live { ("s".to_owned(), 2) } else { (String::new(), 1) };
             shared.met.lock().unwrap().clear();
-            assert_eq!(meets(&mut rig, &shared, lane, &mut lanes), expected);
+            assert_eq!(sides_seen(&mut rig, &shared, lane, &mut lanes), expected);
             assert_eq!((top.is_suspended(), side.is_suspended()), (false, leaves && result.is_ok()));
             ends[usize::from(result.is_ok())] += 1;
         }
@@ -241,28 +241,31 @@ fn requests_wait_for_a_renewal_in_order() {
 #[test]
 fn a_partner_that_comes_between_is_found() {
     for (steps, leaves) in [(0, false), (1, false), (2, false), (0, true), (1, true)] {
-        let (mut rig, mut lanes) = (Rig::new(), Lanes::default());
+        let (mut rig, mut lanes) = (Fixture::new(), LanePairs::default());
         let (_disk, shared) = rig.disk("/d");
         let side = rig.make("s");
         rig.load(&side, SIDE);
         if leaves {
             rig.resume(&[&side], &mut lanes).unwrap();
         }
-        let set = list(&[&side]);
+        let set = to_vec_of_devices(&[&side]);
         let begin = || match leaves {
-            true => Changes::leave(&set, &idle()).unwrap(),
-            false => Changes::resume(&set, true, &idle()).unwrap(),
+            true => DeviceSetTransition::remove(&set, &no_wake()).unwrap(),
+            false => DeviceSetTransition::resume(&set, true, &no_wake()).unwrap(),
         };
         let mut changes = begin();
-        assert!(Changes::renewed_by_resume(&set).is_empty());
+        assert!(DeviceSetTransition::dependents_of_resume(&set).is_empty());
         for _ in 0..steps {
             assert!(changes.step(&*rig.cores()).is_none());
             rig.turn(&mut lanes);
         }
         let top = rig.live("t", TOP, &mut lanes);
         let lane = rig.open(&top, &mut lanes);
-        let renewed =
-            if leaves { Changes::renewed_by_leaving(&set) } else { Changes::renewed_by_resume(&set) };
+        let renewed = if leaves {
+            DeviceSetTransition::dependents_of_removal(&set)
+        } else {
+            DeviceSetTransition::dependents_of_resume(&set)
+        };
         assert_eq!(renewed[0].name(), "t");
         let result = loop {
             if let Some(result) = changes.step(&*rig.cores()) {
@@ -271,29 +274,31 @@ fn a_partner_that_comes_between_is_found() {
             rig.turn(&mut lanes);
         };
         assert_eq!(result.unwrap_err().1.errno, 16);
-        assert!(changes.outrun() && side.live().is_some() == leaves && !side.is_suspended());
+        assert!(changes.must_retry() && side.live().is_some() == leaves && !side.is_suspended());
         let (with, without) = (("s".to_owned(), 2), (String::new(), 1));
         let (before, behind) = if leaves { (with, without) } else { (without, with) };
-        assert_eq!(meets(&mut rig, &shared, lane, &mut lanes), before);
+        assert_eq!(sides_seen(&mut rig, &shared, lane, &mut lanes), before);
         let changes = begin();
         rig.all(changes, &mut lanes).unwrap();
-        assert_eq!(meets(&mut rig, &shared, lane, &mut lanes), behind);
+        assert_eq!(sides_seen(&mut rig, &shared, lane, &mut lanes), behind);
     }
 }
 
 /// Partners that may not be changed are not: the change is outrun.
 #[test]
 fn partners_that_may_not_be_changed_are_left_alone() {
-    let (mut rig, mut lanes) = (Rig::new(), Lanes::default());
+    let (mut rig, mut lanes) = (Fixture::new(), LanePairs::default());
     let (_disk, shared) = rig.disk("/d");
     let top = rig.live("t", TOP, &mut lanes);
     let side = rig.make("s");
     rig.load(&side, SIDE);
-    let suspending = top.suspend(true, idle()).unwrap();
-    let mut changes = Changes::resume_among(&list(&[&side]), true, &idle(), |_| false).unwrap();
+    let suspending = top.suspend(true, no_wake()).unwrap();
+    let mut changes =
+        DeviceSetTransition::resume_filtered(&to_vec_of_devices(&[&side]), true, &no_wake(), |_| false)
+            .unwrap();
     shared.take_log();
     let _ = changes.step(&*rig.cores());
-    assert!(changes.outrun());
+    assert!(changes.must_retry());
     rig.all(changes, &mut lanes).unwrap_err();
     assert_eq!(shared.take_log(), ["preresume s"]);
     drop(suspending);
@@ -303,19 +308,20 @@ fn partners_that_may_not_be_changed_are_left_alone() {
 /// One change at a time holds for partners too, whoever asks first.
 #[test]
 fn a_partner_under_change_is_busy() {
-    let (mut rig, mut lanes) = (Rig::new(), Lanes::default());
+    let (mut rig, mut lanes) = (Fixture::new(), LanePairs::default());
     let (_disk, _shared) = rig.disk("/d");
     let top = rig.live("t", TOP, &mut lanes);
     let side = rig.make("s");
     rig.load(&side, SIDE);
-    let busy = top.suspend(true, idle()).unwrap();
-    let (place, error) = Changes::resume(&list(&[&side]), true, &idle()).err().unwrap();
+    let busy = top.suspend(true, no_wake()).unwrap();
+    let (place, error) =
+        DeviceSetTransition::resume(&to_vec_of_devices(&[&side]), true, &no_wake()).err().unwrap();
     assert_eq!((place, error.errno), (0, 16));
     assert!(error.reason.starts_with("t has to be renewed with it"), "{error}");
     drop(busy);
     rig.resume(&[&top], &mut lanes).unwrap();
-    let changes = Changes::resume(&list(&[&side]), true, &idle()).unwrap();
-    assert_eq!(top.suspend(true, idle()).err().unwrap().errno, 16);
+    let changes = DeviceSetTransition::resume(&to_vec_of_devices(&[&side]), true, &no_wake()).unwrap();
+    assert_eq!(top.suspend(true, no_wake()).err().unwrap().errno, 16);
     rig.all(changes, &mut lanes).unwrap();
     rig.suspend(&[&top], &mut lanes).unwrap();
 }
@@ -324,13 +330,14 @@ fn a_partner_under_change_is_busy() {
 #[test]
 fn a_lane_that_is_opened_meanwhile_knows_too() {
     for steps in 0..8 {
-        let (mut rig, mut lanes) = (Rig::new(), Lanes::default());
+        let (mut rig, mut lanes) = (Fixture::new(), LanePairs::default());
         let (_disk, shared) = rig.disk("/d");
         let top = rig.live("t", TOP, &mut lanes);
         rig.open(&top, &mut lanes);
         let side = rig.make("s");
         rig.load(&side, SIDE);
-        let mut changes = Changes::resume(&list(&[&side]), true, &idle()).unwrap();
+        let mut changes =
+            DeviceSetTransition::resume(&to_vec_of_devices(&[&side]), true, &no_wake()).unwrap();
         for _ in 0..steps {
             let _ = changes.step(&*rig.cores());
             rig.turn(&mut lanes);
@@ -341,8 +348,8 @@ fn a_lane_that_is_opened_meanwhile_knows_too() {
         rig.all(changes, &mut lanes).unwrap();
         rig.turn(&mut lanes);
         shared.met.lock().unwrap().clear();
-        assert_eq!(meets(&mut rig, &shared, late, &mut lanes), ("s".into(), 2));
-        rig.leave(&side, &mut lanes).unwrap();
-        assert_eq!(meets(&mut rig, &shared, late, &mut lanes), (String::new(), 1));
+        assert_eq!(sides_seen(&mut rig, &shared, late, &mut lanes), ("s".into(), 2));
+        rig.remove(&side, &mut lanes).unwrap();
+        assert_eq!(sides_seen(&mut rig, &shared, late, &mut lanes), (String::new(), 1));
     }
 }

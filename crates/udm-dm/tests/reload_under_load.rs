@@ -5,8 +5,8 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use udm_core::{Bio, DevNo, Device, Lane, Op, Status};
-use udm_dm::testing::{TestDisk, TestIo, TestResolver, TestWorld, data, read, write};
-use udm_dm::{Change, MappedDevice, Table};
+use udm_dm::testing::{TestControlIo, TestDisk, TestResolver, TestWorld, data, read, write};
+use udm_dm::{DeviceTransition, MappedDevice, Table};
 
 const CORES: usize = 2;
 const SLOTS: u64 = 8;
@@ -24,7 +24,7 @@ const TABLES: [&str; 5] = [
 ];
 
 #[derive(Clone, Debug)]
-enum Act {
+enum Action {
     Submit { core: usize, slots: Vec<(u64, bool)> },
     Poll { core: usize },
     Deliver { core: usize },
@@ -36,29 +36,29 @@ enum Act {
     Release(usize),
 }
 
-fn act() -> impl Strategy<Value = Act> {
+fn action() -> impl Strategy<Value = Action> {
     let core = 0..CORES;
     let slots = prop::collection::vec((0..SLOTS, any::<bool>()), 1..5);
     prop_oneof![
-        8 => (core.clone(), slots).prop_map(|(core, slots)| Act::Submit { core, slots }),
-        8 => core.clone().prop_map(|core| Act::Poll { core }),
-        3 => core.prop_map(|core| Act::Deliver { core }),
-        2 => (any::<bool>(), 0..TABLES.len()).prop_map(|(lower, table)| Act::Load { lower, table }),
-        2 => any::<bool>().prop_map(|lower| Act::Suspend { lower }),
-        3 => any::<bool>().prop_map(|lower| Act::Resume { lower }),
-        6 => any::<bool>().prop_map(|lower| Act::Step { lower }),
-        2 => any::<bool>().prop_map(Act::Hold),
-        2 => (0usize..6).prop_map(Act::Release),
+        8 => (core.clone(), slots).prop_map(|(core, slots)| Action::Submit { core, slots }),
+        8 => core.clone().prop_map(|core| Action::Poll { core }),
+        3 => core.prop_map(|core| Action::Deliver { core }),
+        2 => (any::<bool>(), 0..TABLES.len()).prop_map(|(lower, table)| Action::Load { lower, table }),
+        2 => any::<bool>().prop_map(|lower| Action::Suspend { lower }),
+        3 => any::<bool>().prop_map(|lower| Action::Resume { lower }),
+        6 => any::<bool>().prop_map(|lower| Action::Step { lower }),
+        2 => any::<bool>().prop_map(Action::Hold),
+        2 => (0usize..6).prop_map(Action::Release),
     ]
 }
 
-struct Rig {
+struct Fixture {
     world: TestWorld,
     resolver: TestResolver,
     disk: Arc<TestDisk>,
     /// The upper device and the lower.
     devices: [Arc<MappedDevice>; 2],
-    changes: [Option<Change>; 2],
+    changes: [Option<DeviceTransition>; 2],
     lanes: Vec<Box<dyn Lane>>,
     hand_back: bool,
     serial: u8,
@@ -68,8 +68,8 @@ struct Rig {
     finished: usize,
 }
 
-impl Rig {
-    fn new(hand_back: bool, max_sectors: u64) -> Rig {
+impl Fixture {
+    fn new(hand_back: bool, max_sectors: u64) -> Fixture {
         let disk = TestDisk::new(SIZE);
         disk.set_limits(|l| l.max_sectors.0 = max_sectors);
         disk.hand_back(hand_back);
@@ -78,7 +78,7 @@ impl Rig {
         let device = |name, minor| MappedDevice::new(name, None, DevNo { major: 254, minor }).unwrap();
         let (upper, lower) = (device("upper", 0), device("lower", 1));
         resolver.add("@lower", lower.number(), Arc::<MappedDevice>::clone(&lower));
-        let mut rig = Rig {
+        let mut rig = Fixture {
             world: TestWorld::new(CORES),
             resolver,
             disk,
@@ -92,11 +92,11 @@ impl Rig {
             finished: 0,
         };
         for lower in [true, false] {
-            rig.act(Act::Load { lower, table: 0 });
-            rig.act(Act::Resume { lower });
+            rig.action(Action::Load { lower, table: 0 });
+            rig.action(Action::Resume { lower });
             for _ in 0..4 {
                 (0..CORES).for_each(|core| rig.world.deliver(core));
-                rig.act(Act::Step { lower });
+                rig.action(Action::Step { lower });
             }
         }
         let upper = Arc::clone(&rig.devices[0]);
@@ -106,9 +106,9 @@ impl Rig {
         rig
     }
 
-    fn act(&mut self, act: Act) {
-        match act {
-            Act::Submit { core, slots } => {
+    fn action(&mut self, action: Action) {
+        match action {
+            Action::Submit { core, slots } => {
                 let mut bios: Vec<Box<Bio>> = Vec::new();
                 for (slot, is_write) in slots {
                     let slot = core as u64 * SLOTS + slot;
@@ -127,21 +127,26 @@ impl Rig {
                 }
                 self.world.submit(core, &mut *self.lanes[core], bios);
             }
-            Act::Poll { core } => {
+            Action::Poll { core } => {
                 for bio in self.world.poll(core, &mut *self.lanes[core]) {
                     self.home(&bio);
                 }
             }
-            Act::Deliver { core } => self.world.deliver(core),
-            Act::Load { lower, table } => {
+            Action::Deliver { core } => self.world.deliver(core),
+            Action::Load { lower, table } => {
                 let table = if lower { table % 3 } else { table };
                 let lines = udm_wire::table::parse(TABLES[table]).unwrap();
-                let table =
-                    Table::build(udm_targets::TARGETS, &lines, &mut self.resolver, &TestIo::new(), CORES)
-                        .unwrap();
+                let table = Table::build(
+                    udm_targets::TARGETS,
+                    &lines,
+                    &mut self.resolver,
+                    &TestControlIo::new(),
+                    CORES,
+                )
+                .unwrap();
                 self.devices[usize::from(lower)].load(table).unwrap();
             }
-            Act::Suspend { lower } => {
+            Action::Suspend { lower } => {
                 // A disk that hands back fails what it holds in a flushing suspend.
                 let noflush = self.hand_back;
                 let device = &self.devices[usize::from(lower)];
@@ -149,13 +154,13 @@ impl Rig {
                     self.changes[usize::from(lower)] = Some(change);
                 }
             }
-            Act::Resume { lower } => {
+            Action::Resume { lower } => {
                 let device = &self.devices[usize::from(lower)];
                 if let Ok(change) = device.resume(Arc::new(|| {})) {
                     self.changes[usize::from(lower)] = Some(change);
                 }
             }
-            Act::Step { lower } => {
+            Action::Step { lower } => {
                 let cores = self.world.cores();
                 let change = &mut self.changes[usize::from(lower)];
                 if let Some(result) = change.as_mut().and_then(|change| change.step(&*cores)) {
@@ -163,8 +168,8 @@ impl Rig {
                     *change = None;
                 }
             }
-            Act::Hold(hold) => self.disk.hold(hold),
-            Act::Release(n) => self.disk.release(n),
+            Action::Hold(hold) => self.disk.hold(hold),
+            Action::Release(n) => self.disk.release(n),
         }
     }
 
@@ -192,11 +197,11 @@ impl Rig {
                 if self.changes[usize::from(lower)].is_none()
                     && self.devices[usize::from(lower)].is_suspended()
                 {
-                    self.act(Act::Resume { lower });
+                    self.action(Action::Resume { lower });
                 }
-                self.act(Act::Step { lower });
+                self.action(Action::Step { lower });
             }
-            (0..CORES).for_each(|core| self.act(Act::Poll { core }));
+            (0..CORES).for_each(|core| self.action(Action::Poll { core }));
             let idle =
                 self.changes.iter().all(Option::is_none) && self.devices.iter().all(|d| !d.is_suspended());
             if idle && self.busy.is_empty() && round > 3 {
@@ -214,11 +219,11 @@ proptest! {
     fn nothing_is_lost(
         hand_back in any::<bool>(),
         max_sectors in prop_oneof![Just(1u64), Just(5), Just(1 << 20)],
-        acts in prop::collection::vec(act(), 1..200),
+        acts in prop::collection::vec(action(), 1..200),
     ) {
-        let mut rig = Rig::new(hand_back, max_sectors);
-        for act in acts {
-            rig.act(act);
+        let mut rig = Fixture::new(hand_back, max_sectors);
+        for action in acts {
+            rig.action(action);
         }
         rig.wind_up();
         for (slot, &fill) in rig.content.iter().enumerate().filter(|(_, fill)| **fill != 0) {

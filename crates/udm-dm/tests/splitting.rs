@@ -1,8 +1,8 @@
 //! Requests in several pieces: what is handed back whole, and who waits for whom.
 
-mod mapped_rig;
+mod mapped_fixture;
 
-use mapped_rig::Rig;
+use mapped_fixture::Fixture;
 use std::sync::Arc;
 use udm_core::{Batch, Lane, Op, Status};
 use udm_dm::testing::{TestResolver, bare};
@@ -12,7 +12,7 @@ use udm_dm::testing::{TestResolver, bare};
 /// the whole waiting, and its last error is no error of the whole.
 #[test]
 fn a_piece_that_was_to_be_tried_again_is_handed_back() {
-    let mut rig = Rig::new();
+    let mut rig = Fixture::new();
     let disks = [rig.disk("/d0", 64), rig.disk("/d1", 64)];
     // The other piece has a disk of its own: on a path it would fail that in the same poll, and
     // neither might be left.
@@ -50,7 +50,7 @@ const LONG: u64 = 65536;
 /// Over one disk that holds what it gets: how many pieces the disk must finish before `late` is
 /// home, which comes behind `long` reads of 32 MiB.
 fn pieces_before(long: usize, late: Box<udm_core::Bio>) -> usize {
-    let mut rig = Rig::new();
+    let mut rig = Fixture::new();
     let disk = rig.disk("/disk", LONG * 16);
     let device = rig.live("d", &format!("0 {} striped 1 8 /disk 0", LONG * 16));
     let mut lane = rig.open(&device);
@@ -75,7 +75,7 @@ fn pieces_before(long: usize, late: Box<udm_core::Bio>) -> usize {
     panic!("it does not come back");
 }
 
-fn drain(rig: &mut Rig, lane: &mut Box<dyn Lane>, mut left: usize) {
+fn drain(rig: &mut Fixture, lane: &mut Box<dyn Lane>, mut left: usize) {
     for _ in 0..10_000 {
         left -= rig.world.poll(0, &mut **lane).len();
         if left == 0 {

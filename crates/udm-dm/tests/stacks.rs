@@ -1,8 +1,8 @@
 //! Mapped devices on top of each other: how deep, how wide, and whose limits hold when.
 
-mod mapped_rig;
+mod mapped_fixture;
 
-use mapped_rig::Rig;
+use mapped_fixture::Fixture;
 use std::sync::Arc;
 use udm_core::errno::{EINVAL, ELOOP, EMLINK};
 use udm_core::{Batch, BioFlags, Device, Op, Sectors, Status};
@@ -13,7 +13,7 @@ use udm_dm::testing::{TestDisk, bare, write};
 /// nothing below it is deep.
 #[test]
 fn a_stack_that_grows_at_its_bottom_has_an_end() {
-    let mut rig = Rig::new();
+    let mut rig = Fixture::new();
     rig.disk("/d", 64);
     let devices: Vec<_> = (0..1800).map(|i| rig.make(&format!("s{i}"))).collect();
     let refused = (1..1800).find_map(|i| {
@@ -40,7 +40,7 @@ fn a_stack_that_grows_at_its_bottom_has_an_end() {
 #[test]
 fn lanes_cannot_double_without_end() {
     let twice = |i: usize| format!("0 4 linear @s{i} 0\n4 4 linear @s{i} 4");
-    let mut rig = Rig::new();
+    let mut rig = Fixture::new();
     rig.disk("/d", 64);
     let devices: Vec<_> = (0..40).map(|i| rig.make(&format!("s{i}"))).collect();
     let from_the_top = (1..40).find_map(|i| Some((i, rig.load(&devices[i - 1], &twice(i)).err()?)));
@@ -49,7 +49,7 @@ fn lanes_cannot_double_without_end() {
     let words = format!("32767 lanes of the stack would be open on a core, {LANES_MAX} can");
     assert!(error.reason.starts_with(&words), "{error}");
 
-    let mut rig = Rig::new();
+    let mut rig = Fixture::new();
     rig.disk("/d", 64);
     let devices: Vec<_> = (0..40).map(|i| rig.make(&format!("s{i}"))).collect();
     rig.load(&devices[0], "0 8 linear /d 0").unwrap();
@@ -72,7 +72,7 @@ fn lanes_cannot_double_without_end() {
 /// A device that is on top no more does not count, and leads to no circle.
 #[test]
 fn who_has_gone_is_not_above() {
-    let mut rig = Rig::new();
+    let mut rig = Fixture::new();
     rig.disk("/d", 64);
     let low = rig.live("low", "0 8 linear /d 0");
     let up = rig.live("up", "0 8 linear @low 0");
@@ -84,7 +84,7 @@ fn who_has_gone_is_not_above() {
 }
 
 /// A disk of large blocks that can't be written, discarded, and has a cache.
-fn stiff(rig: &mut Rig, name: &str) -> Arc<TestDisk> {
+fn restricted_disk(rig: &mut Fixture, name: &str) -> Arc<TestDisk> {
     let disk = rig.disk(name, 64);
     disk.set_limits(|limits| {
         (limits.logical_block, limits.physical_block) = (4096, 4096);
@@ -97,8 +97,8 @@ fn stiff(rig: &mut Rig, name: &str) -> Arc<TestDisk> {
 /// A table is loaded over a device without one; what it can do is known when it becomes live.
 #[test]
 fn limits_are_those_of_the_resume() {
-    let mut rig = Rig::new();
-    stiff(&mut rig, "/stiff");
+    let mut rig = Fixture::new();
+    restricted_disk(&mut rig, "/stiff");
     let low = rig.make("low");
     let up = rig.make("up");
     rig.load(&up, "0 64 linear @low 0").unwrap();
@@ -127,9 +127,9 @@ fn limits_are_those_of_the_resume() {
 /// must not.
 #[test]
 fn a_live_table_keeps_its_limits_and_the_one_below_checks() {
-    let mut rig = Rig::new();
+    let mut rig = Fixture::new();
     let soft = rig.disk("/soft", 64);
-    let hard = stiff(&mut rig, "/hard");
+    let hard = restricted_disk(&mut rig, "/hard");
     let low = rig.live("low", "0 64 linear /soft 0");
     let up = rig.live("up", "0 64 linear @low 0");
     let mut early = rig.open(&up);
@@ -168,7 +168,7 @@ fn a_live_table_keeps_its_limits_and_the_one_below_checks() {
 /// No cache and no FUA when the upper table went live; a cache below it afterwards.
 #[test]
 fn fua_is_kept_when_a_cache_comes_later() {
-    let mut rig = Rig::new();
+    let mut rig = Fixture::new();
     let plain = rig.disk("/plain", 64);
     plain.set_limits(|limits| limits.fua = false);
     let cached = rig.disk("/cached", 64);
@@ -189,7 +189,7 @@ fn fua_is_kept_when_a_cache_comes_later() {
 /// table cleared meanwhile. The file below is closed where the change is dropped, never by a core.
 #[test]
 fn no_core_closes_what_a_table_had_open() {
-    let mut rig = Rig::new();
+    let mut rig = Fixture::new();
     let [first, second] = [rig.closable("/first"), rig.closable("/second")];
     let device = rig.live("d", "0 8 linear /first 0");
     let mut lane = rig.open(&device);

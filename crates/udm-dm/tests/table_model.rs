@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 use std::sync::Arc;
 use udm_core::{Bio, BioFlags, Buf, DevNo, Lane, Nanos, Op, OwnerId, Sector, Sectors, Segments, Status};
-use udm_dm::testing::{TestDisk, TestIo, TestResolver, TestWorld, data};
+use udm_dm::testing::{TestControlIo, TestDisk, TestResolver, TestWorld, data};
 use udm_dm::{MappedDevice, Table};
 use udm_wire::table::Line;
 
@@ -13,20 +13,20 @@ const DISKS: usize = 3;
 const DISK_SECTORS: u64 = 4096;
 
 #[derive(Clone, Debug)]
-enum Row {
+enum LineSpec {
     Linear { disk: usize, len: u64 },
     Striped { disks: Vec<usize>, chunk: u64, chunks: u64 },
     Zero { len: u64 },
     Error { len: u64 },
 }
 
-fn row() -> impl Strategy<Value = Row> {
+fn row() -> impl Strategy<Value = LineSpec> {
     prop_oneof![
-        4 => (0..DISKS, 1u64..80).prop_map(|(disk, len)| Row::Linear { disk, len }),
+        4 => (0..DISKS, 1u64..80).prop_map(|(disk, len)| LineSpec::Linear { disk, len }),
         3 => (prop::collection::vec(0..DISKS, 1..4), 1u64..20, 1u64..5)
-            .prop_map(|(disks, chunk, chunks)| Row::Striped { disks, chunk, chunks }),
-        1 => (1u64..40).prop_map(|len| Row::Zero { len }),
-        1 => (1u64..40).prop_map(|len| Row::Error { len }),
+            .prop_map(|(disks, chunk, chunks)| LineSpec::Striped { disks, chunk, chunks }),
+        1 => (1u64..40).prop_map(|len| LineSpec::Zero { len }),
+        1 => (1u64..40).prop_map(|len| LineSpec::Error { len }),
     ]
 }
 
@@ -63,14 +63,14 @@ fn request() -> impl Strategy<Value = Request> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Home {
+enum SectorTarget {
     Disk(usize, u64),
     Zero,
     Error,
 }
 
 /// The table and what it maps: each sector's home. No two sectors share one.
-fn lay_out(rows: &[Row]) -> (Vec<Line>, Vec<Home>) {
+fn build_model(rows: &[LineSpec]) -> (Vec<Line>, Vec<SectorTarget>) {
     let mut next = [0u64; DISKS];
     let mut take = |disk: usize, len: u64| {
         let at = next[disk];
@@ -81,17 +81,17 @@ fn lay_out(rows: &[Row]) -> (Vec<Line>, Vec<Home>) {
     for row in rows {
         let start = homes.len() as u64;
         let (kind, args): (&str, Vec<String>) = match row {
-            Row::Linear { disk, len } => {
+            LineSpec::Linear { disk, len } => {
                 let at = take(*disk, *len);
-                homes.extend((at..at + len).map(|s| Home::Disk(*disk, s)));
+                homes.extend((at..at + len).map(|s| SectorTarget::Disk(*disk, s)));
                 ("linear", vec![format!("/d{disk}"), at.to_string()])
             }
-            Row::Striped { disks, chunk, chunks } => {
+            LineSpec::Striped { disks, chunk, chunks } => {
                 let at: Vec<u64> = disks.iter().map(|&disk| take(disk, chunk * chunks)).collect();
                 for k in 0..chunks * disks.len() as u64 {
                     let (stripe, row) = (k as usize % disks.len(), k / disks.len() as u64);
                     let first = at[stripe] + row * chunk;
-                    homes.extend((first..first + chunk).map(|s| Home::Disk(disks[stripe], s)));
+                    homes.extend((first..first + chunk).map(|s| SectorTarget::Disk(disks[stripe], s)));
                 }
                 let mut args = vec![disks.len().to_string(), chunk.to_string()];
                 for (disk, at) in disks.iter().zip(&at) {
@@ -99,12 +99,12 @@ fn lay_out(rows: &[Row]) -> (Vec<Line>, Vec<Home>) {
                 }
                 ("striped", args)
             }
-            Row::Zero { len } => {
-                homes.extend((0..*len).map(|_| Home::Zero));
+            LineSpec::Zero { len } => {
+                homes.extend((0..*len).map(|_| SectorTarget::Zero));
                 ("zero", vec![])
             }
-            Row::Error { len } => {
-                homes.extend((0..*len).map(|_| Home::Error));
+            LineSpec::Error { len } => {
+                homes.extend((0..*len).map(|_| SectorTarget::Error));
                 ("error", vec![])
             }
         };
@@ -113,19 +113,19 @@ fn lay_out(rows: &[Row]) -> (Vec<Line>, Vec<Home>) {
     (lines, homes)
 }
 
-struct Rig {
+struct Fixture {
     world: TestWorld,
     disks: Vec<Arc<TestDisk>>,
     model: Vec<Vec<u8>>,
-    homes: Vec<Home>,
+    homes: Vec<SectorTarget>,
     devices: Vec<Arc<MappedDevice>>,
     lane: Box<dyn Lane>,
     serial: u64,
 }
 
-impl Rig {
+impl Fixture {
     /// The table alone, or with `levels` devices on top that map it whole in two halves.
-    fn new(rows: &[Row], max_sectors: u64, fua: bool, reverse: bool, levels: u32) -> Rig {
+    fn new(rows: &[LineSpec], max_sectors: u64, fua: bool, reverse: bool, levels: u32) -> Fixture {
         let mut world = TestWorld::new(1);
         let mut resolver = TestResolver::new();
         let mut disks = Vec::new();
@@ -144,15 +144,18 @@ impl Rig {
             );
             disks.push(disk);
         }
-        let (mut lines, homes) = lay_out(rows);
+        let (mut lines, homes) = build_model(rows);
         let mut devices = Vec::new();
         for level in 0..=levels {
             let number = DevNo { major: 254, minor: level };
             let device = MappedDevice::new(&format!("t{level}"), None, number).unwrap();
             device
-                .load(Table::build(udm_targets::TARGETS, &lines, &mut resolver, &TestIo::new(), 1).unwrap())
+                .load(
+                    Table::build(udm_targets::TARGETS, &lines, &mut resolver, &TestControlIo::new(), 1)
+                        .unwrap(),
+                )
                 .unwrap();
-            settle(&mut world, &device);
+            finish_resume(&mut world, &device);
             resolver.add(&format!("@t{level}"), number, Arc::<MappedDevice>::clone(&device));
             let (all, half) = (homes.len() as u64, homes.len() as u64 / 2);
             lines = [(0, half), (half, all - half)]
@@ -165,7 +168,7 @@ impl Rig {
         let top = Arc::clone(devices.last().unwrap());
         let lane = world.open(0, &*top).unwrap();
         let model = vec![vec![0; DISK_SECTORS as usize * SECTOR]; DISKS];
-        Rig { world, disks, model, homes, devices, lane, serial: 0 }
+        Fixture { world, disks, model, homes, devices, lane, serial: 0 }
     }
 
     fn bio(&mut self, r: &Request) -> Box<Bio> {
@@ -198,7 +201,7 @@ impl Rig {
         if bio.op == Op::Flush {
             return (Status::Ok, None);
         }
-        let unsupported = self.homes.iter().any(|p| matches!(p, Home::Zero | Home::Error));
+        let unsupported = self.homes.iter().any(|p| matches!(p, SectorTarget::Zero | SectorTarget::Error));
         if bio.op == Op::WriteZeroes && unsupported {
             return (Status::NotSupp, None);
         }
@@ -214,7 +217,7 @@ impl Rig {
         let mut status = Status::Ok;
         for (i, home) in self.homes[from..to].iter().enumerate() {
             match *home {
-                Home::Disk(disk, sector) => {
+                SectorTarget::Disk(disk, sector) => {
                     let at = sector as usize * SECTOR;
                     let sector = &mut self.model[disk][at..at + SECTOR];
                     match bio.op {
@@ -224,8 +227,8 @@ impl Rig {
                         Op::Flush => unreachable!("handled above"),
                     }
                 }
-                Home::Zero => out.extend_from_slice(&[0; SECTOR]),
-                Home::Error => status = Status::IoErr,
+                SectorTarget::Zero => out.extend_from_slice(&[0; SECTOR]),
+                SectorTarget::Error => status = Status::IoErr,
             }
         }
         (status, (bio.op == Op::Read && status.is_ok()).then_some(out))
@@ -282,7 +285,7 @@ impl Rig {
     }
 }
 
-fn settle(world: &mut TestWorld, device: &Arc<MappedDevice>) {
+fn finish_resume(world: &mut TestWorld, device: &Arc<MappedDevice>) {
     let mut change = device.resume(Arc::new(|| {})).unwrap();
     let cores = world.cores();
     while change.step(&*cores).is_none() {
@@ -303,7 +306,7 @@ proptest! {
         writes in prop::collection::vec(request(), 1..40),
         reads in prop::collection::vec(request(), 1..20),
     ) {
-        let mut rig = Rig::new(&rows, max_sectors, fua, reverse, levels);
+        let mut rig = Fixture::new(&rows, max_sectors, fua, reverse, levels);
         // Writes may overlap, so one by one; reads go together.
         for request in &writes {
             rig.run(std::slice::from_ref(request));

@@ -4,7 +4,7 @@
 use std::io::Read;
 use std::sync::Arc;
 use std::time::Duration;
-use udm_frontends::nbd::{Export, Exports, Listen, NbdServer, ServerOptions};
+use udm_frontends::nbd::{Export, Exports, ListenAddress, NbdServer, ServerOptions};
 use udm_runtime::{Runtime, RuntimeOptions};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let exports = Arc::new(Exports::new());
     let device = udm_backends::open(&udm_wire::uri::parse(device)?)?;
     exports.add(Export::new("disk", "", false, device)?)?;
-    let listen = [Listen::Unix(socket.into())];
+    let listen = [ListenAddress::Unix(socket.into())];
     let server = NbdServer::start(runtime.cluster(), exports, ServerOptions::default(), &listen)?;
     std::io::stdin().read_to_end(&mut Vec::new())?;
     server.stop();

@@ -4,7 +4,7 @@
 //! replaced; of several servers that want one path at the same time one gets it. A socket that is
 //! bound and does not listen yet looks like one whose server is gone, so servers hold a lock from
 //! the look until they listen: a file `PATH.lock` of mode 0600 that nobody else can open, which is
-//! there for that moment only. The socket's file goes when [`Bound`] is dropped, unless another
+//! there for that moment only. The socket's file goes when [`BoundUnixSocket`] is dropped, unless another
 //! server has put its own there meanwhile.
 
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags, Stat, flock};
@@ -28,33 +28,33 @@ const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
 /// A socket that listens, and its file.
 #[derive(Debug)]
-pub struct Bound {
+pub struct BoundUnixSocket {
     fd: OwnedFd,
     path: PathBuf,
     file: Stat,
 }
 
-impl Bound {
+impl BoundUnixSocket {
     /// Listens at `path`.
     ///
     /// # Errors
     /// EADDRINUSE when somebody answers there, EEXIST when it is something else than a socket,
     /// ENAMETOOLONG for more than [`PATH_MAX`] bytes, EWOULDBLOCK when another program holds the
     /// lock for seconds, the system's own otherwise.
-    pub fn new(path: &Path) -> io::Result<Bound> {
+    pub fn new(path: &Path) -> io::Result<BoundUnixSocket> {
         if path.as_os_str().len() > PATH_MAX {
             let why = format!("the path of a socket has at most {PATH_MAX} bytes: give a shorter one");
             return Err(io::Error::new(io::ErrorKind::InvalidFilename, why));
         }
         let address = SocketAddrUnix::new(path)?;
-        let _lock = Lock::take(path)?;
+        let _lock = PathLock::take(path)?;
         clear_stale(path, &address)?;
         let fd = stream_socket()?;
         // On Linux the mode of an unbound socket becomes the mode of its path: there is no moment
         // at which others could connect.
         rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
         rustix::net::bind(&fd, &address)?;
-        let bound = Bound { file: rustix::fs::lstat(path)?, path: path.to_owned(), fd };
+        let bound = BoundUnixSocket { file: rustix::fs::lstat(path)?, path: path.to_owned(), fd };
         rustix::net::listen(&bound.fd, BACKLOG)?;
         Ok(bound)
     }
@@ -66,13 +66,13 @@ impl Bound {
     }
 }
 
-impl AsFd for Bound {
+impl AsFd for BoundUnixSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 }
 
-impl Drop for Bound {
+impl Drop for BoundUnixSocket {
     fn drop(&mut self) {
         // It still answers while its file is looked at, so nobody takes it for stale.
         let is_ours = |now: Stat| (now.st_dev, now.st_ino) == (self.file.st_dev, self.file.st_ino);
@@ -83,13 +83,13 @@ impl Drop for Bound {
 }
 
 /// The lock on a path. Dropped it is gone.
-struct Lock {
+struct PathLock {
     path: PathBuf,
     _file: File,
 }
 
-impl Lock {
-    fn take(socket: &Path) -> io::Result<Lock> {
+impl PathLock {
+    fn take(socket: &Path) -> io::Result<PathLock> {
         let mut path = socket.as_os_str().to_owned();
         path.push(".lock");
         let path = PathBuf::from(path);
@@ -104,7 +104,7 @@ impl Lock {
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 // The one who had it before has taken it away by now.
                 Ok(()) if rustix::fs::fstat(&file)?.st_nlink == 0 => {}
-                Ok(()) => return Ok(Lock { path, _file: file }),
+                Ok(()) => return Ok(PathLock { path, _file: file }),
                 Err(Errno::WOULDBLOCK) if begun.elapsed() < LOCK_MAX => std::thread::sleep(LOCK_PAUSE),
                 Err(Errno::WOULDBLOCK) => {
                     let why =
@@ -117,7 +117,7 @@ impl Lock {
     }
 }
 
-impl Drop for Lock {
+impl Drop for PathLock {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.path);
     }
@@ -157,12 +157,12 @@ mod tests {
     fn one_that_does_not_listen_yet_is_waited_for() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
-        let lock = Lock::take(&path).unwrap();
+        let lock = PathLock::take(&path).unwrap();
         let address = SocketAddrUnix::new(&path).unwrap();
         let first = stream_socket().unwrap();
         rustix::net::bind(&first, &address).unwrap();
         let second = std::thread::scope(|scope| {
-            let second = scope.spawn(|| Bound::new(&path));
+            let second = scope.spawn(|| BoundUnixSocket::new(&path));
             std::thread::sleep(Duration::from_millis(50));
             rustix::net::listen(&first, 1).unwrap();
             drop(lock);
@@ -179,11 +179,11 @@ mod tests {
         let other = File::open(folder.path()).unwrap();
         flock(&other, FlockOperation::LockExclusive).unwrap();
         let path = folder.path().join("s");
-        let bound = Bound::new(&path).unwrap();
+        let bound = BoundUnixSocket::new(&path).unwrap();
         UnixStream::connect(&path).unwrap();
         drop(bound);
         drop(UnixListener::bind(&path).unwrap());
-        drop(Bound::new(&path).unwrap());
+        drop(BoundUnixSocket::new(&path).unwrap());
         assert!(!path.exists());
     }
 }

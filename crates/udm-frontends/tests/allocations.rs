@@ -17,13 +17,13 @@ static ALLOC: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 const DEPTH: usize = 32;
 
 /// A round of `DEPTH` requests of `len` bytes each, without an allocation of its own.
-struct Round {
+struct RequestRound {
     requests: Vec<u8>,
     replies: Vec<u8>,
 }
 
-impl Round {
-    fn new(command: Command, len: usize) -> Round {
+impl RequestRound {
+    fn new(command: Command, len: usize) -> RequestRound {
         let (sent, got) = if command == Command::Write { (len, 0) } else { (0, len) };
         let mut requests = Vec::new();
         for cookie in 0..DEPTH as u64 {
@@ -32,7 +32,7 @@ impl Round {
             requests.extend_from_slice(&request.encode());
             requests.resize(requests.len() + sent, 3);
         }
-        Round { requests, replies: vec![0; DEPTH * (16 + got)] }
+        RequestRound { requests, replies: vec![0; DEPTH * (16 + got)] }
     }
 
     fn run(&mut self, stream: &mut UnixStream) {
@@ -58,12 +58,12 @@ fn a_warm_connection_allocates_nothing() {
     stream.read_exact(&mut [0; 18 + 10]).unwrap();
 
     let mut rounds = [
-        Round::new(Command::Read, 4096),
-        Round::new(Command::Write, 4096),
-        Round::new(Command::Write, 512),
-        Round::new(Command::Read, 128 << 10),
-        Round::new(Command::Write, 128 << 10),
-        Round::new(Command::Flush, 0),
+        RequestRound::new(Command::Read, 4096),
+        RequestRound::new(Command::Write, 4096),
+        RequestRound::new(Command::Write, 512),
+        RequestRound::new(Command::Read, 128 << 10),
+        RequestRound::new(Command::Write, 128 << 10),
+        RequestRound::new(Command::Flush, 0),
     ];
     for round in &mut rounds {
         (0..200).for_each(|_| round.run(&mut stream));

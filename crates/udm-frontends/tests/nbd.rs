@@ -18,15 +18,15 @@ const MIB: u64 = 1 << 20;
 const NONE: CommandFlags = CommandFlags::empty();
 
 /// A server of one export on one core, and a client of it with simple replies.
-struct World {
+struct ServerFixture {
     server: NbdServer,
     runtime: Runtime,
     stream: UnixStream,
     cookie: u64,
 }
 
-impl World {
-    fn new(device: Arc<dyn Device>, options: ServerOptions) -> World {
+impl ServerFixture {
+    fn new(device: Arc<dyn Device>, options: ServerOptions) -> ServerFixture {
         let spin_max = Duration::from_micros(20);
         let runtime = Runtime::start(&RuntimeOptions { cpus: vec![None], poll: false, spin_max }).unwrap();
         let exports = Arc::new(Exports::new());
@@ -46,14 +46,14 @@ impl World {
             let header = OptionReplyHeader::decode(&header).unwrap();
             stream.read_exact(&mut vec![0; header.len as usize]).unwrap();
             if header.reply == REP_ACK {
-                return World { server, runtime, stream, cookie: 0 };
+                return ServerFixture { server, runtime, stream, cookie: 0 };
             }
         }
     }
 
-    fn over(uri: &str) -> World {
+    fn over(uri: &str) -> ServerFixture {
         let device = udm_backends::open(&udm_wire::uri::parse(uri).unwrap()).unwrap();
-        World::new(device, ServerOptions::default())
+        ServerFixture::new(device, ServerOptions::default())
     }
 
     /// A request and its reply: the error, and the data of a read.
@@ -89,7 +89,7 @@ impl World {
 }
 
 /// A device that does nothing, under given limits, and keeps the ranges that it was given in bytes.
-struct Scribe {
+struct RecordingDevice {
     id: DeviceId,
     limits: Limits,
     /// Each write-zeroes fails as not supported.
@@ -99,12 +99,12 @@ struct Scribe {
     batch_max: Arc<AtomicUsize>,
 }
 
-impl Scribe {
-    fn new(size: u64, range_max: u64) -> Scribe {
+impl RecordingDevice {
+    fn new(size: u64, range_max: u64) -> RecordingDevice {
         let mut limits = Limits::new(Sectors::from_bytes(size));
         limits.max_discard = Sectors::from_bytes(range_max);
         limits.max_write_zeroes = Sectors::from_bytes(range_max);
-        Scribe {
+        RecordingDevice {
             id: DeviceId::new(),
             limits,
             zeroes_refused: false,
@@ -114,28 +114,28 @@ impl Scribe {
     }
 }
 
-impl Device for Scribe {
+impl Device for RecordingDevice {
     fn id(&self) -> DeviceId {
         self.id
     }
     fn open(&self, _: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
         let (refused, seen) = (self.zeroes_refused, self.seen.clone());
         let batch_max = self.batch_max.clone();
-        Ok(Box::new(ScribeLane { ready: Batch::new(), refused, seen, batch_max }))
+        Ok(Box::new(RecordingLane { ready: Batch::new(), refused, seen, batch_max }))
     }
     fn limits(&self) -> Limits {
         self.limits
     }
 }
 
-struct ScribeLane {
+struct RecordingLane {
     ready: Batch,
     refused: bool,
     seen: Arc<Mutex<Vec<(Op, u64, u64)>>>,
     batch_max: Arc<AtomicUsize>,
 }
 
-impl Lane for ScribeLane {
+impl Lane for RecordingLane {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         self.batch_max.fetch_max(batch.len(), Ordering::Relaxed);
         for bio in batch.iter_mut() {
@@ -160,10 +160,10 @@ impl Lane for ScribeLane {
 fn ranges_are_cut_to_the_limits_of_the_device() {
     // A limit that is no multiple of the block is rounded down to one.
     for (range_max, piece) in [(MIB, MIB), (MIB + 512, MIB)] {
-        let mut device = Scribe::new(1 << 33, range_max);
+        let mut device = RecordingDevice::new(1 << 33, range_max);
         device.limits.logical_block = 4096;
         let seen = device.seen.clone();
-        let mut world = World::new(Arc::new(device), ServerOptions::default());
+        let mut world = ServerFixture::new(Arc::new(device), ServerOptions::default());
         for (command, op) in [(Command::Trim, Op::Discard), (Command::WriteZeroes, Op::WriteZeroes)] {
             let (start, len) = (4 << 30, 5 * MIB as u32 + 4096);
             assert_eq!(world.ask(command, CommandFlags::FUA, start, len, &[]).0, 0);
@@ -184,10 +184,10 @@ fn ranges_are_cut_to_the_limits_of_the_device() {
 /// A device that turns out to write no zeroes gets them as data, the same range in the end.
 #[test]
 fn refused_zeroes_become_writes_of_the_whole_range() {
-    let mut device = Scribe::new(1 << 30, MIB);
+    let mut device = RecordingDevice::new(1 << 30, MIB);
     device.zeroes_refused = true;
     let seen = device.seen.clone();
-    let mut world = World::new(Arc::new(device), ServerOptions::default());
+    let mut world = ServerFixture::new(Arc::new(device), ServerOptions::default());
     let len = 3 * MIB as u32 + 512;
     assert_eq!(world.ask(Command::WriteZeroes, CommandFlags::FUA, 512, len, &[]).0, 0);
     let seen = std::mem::take(&mut *seen.lock().unwrap());
@@ -206,9 +206,9 @@ fn refused_zeroes_become_writes_of_the_whole_range() {
 /// core has other clients.
 #[test]
 fn a_flood_of_short_requests_is_taken_in_over_many_turns() {
-    let device = Scribe::new(1 << 30, MIB);
+    let device = RecordingDevice::new(1 << 30, MIB);
     let (seen, batch_max) = (device.seen.clone(), device.batch_max.clone());
-    let mut world = World::new(Arc::new(device), ServerOptions::default());
+    let mut world = ServerFixture::new(Arc::new(device), ServerOptions::default());
     let mut bytes = Vec::new();
     for cookie in 0..20_000 {
         let request = Request { flags: NONE, command: Command::Trim, cookie, offset: 0, len: 512 };
@@ -231,9 +231,9 @@ fn a_flood_of_short_requests_is_taken_in_over_many_turns() {
 /// What was not offered is refused before it reaches a device that may not be ready for it.
 #[test]
 fn a_trim_that_was_not_offered() {
-    let device = Scribe::new(1 << 30, 0);
+    let device = RecordingDevice::new(1 << 30, 0);
     let seen = device.seen.clone();
-    let mut world = World::new(Arc::new(device), ServerOptions::default());
+    let mut world = ServerFixture::new(Arc::new(device), ServerOptions::default());
     assert_eq!(world.ask(Command::Trim, NONE, 0, 4096, &[]).0, EINVAL);
     assert!(seen.lock().unwrap().is_empty());
     // Zeroes are always offered: the device says no, or not, and they are written if need be.
@@ -246,7 +246,7 @@ fn a_trim_that_was_not_offered() {
 fn the_smallest_bounds() {
     let options = ServerOptions { requests_max: 0, bytes_max: 0, ..ServerOptions::default() };
     let device = udm_backends::open(&udm_wire::uri::parse("mem:64M").unwrap()).unwrap();
-    let mut world = World::new(device, options);
+    let mut world = ServerFixture::new(device, options);
     for len in [512, 4096, 12_288, 65_536, 300_032, 3 << 20] {
         let data: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
         assert_eq!(world.ask(Command::Write, NONE, MIB, len, &data).0, 0, "{len}");
@@ -272,7 +272,7 @@ fn the_smallest_bounds() {
 /// is touched.
 #[test]
 fn a_disk_of_memory() {
-    let mut world = World::over("mem:1G");
+    let mut world = ServerFixture::over("mem:1G");
     let data: Vec<u8> = (0..32 << 20).map(|i: u32| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     for offset in [0, 100 * MIB, 1024 * MIB - (32 << 20)] {
         assert_eq!(world.ask(Command::Write, CommandFlags::FUA, offset, 32 << 20, &data).0, 0);

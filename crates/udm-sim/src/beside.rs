@@ -3,7 +3,7 @@
 
 use crate::environment::{SharedEnv, lock};
 use udm_core::{Grown, Nanos};
-use udm_dm::StoreMark;
+use udm_dm::InvalidStoreMark;
 
 /// Is told when a mark is kept.
 type MarkCallback = Box<dyn FnOnce(Result<(), String>) + Send>;
@@ -45,7 +45,7 @@ pub(crate) struct SimStoreMark {
 /// What stands before the reason of a mark where a table is refused for it.
 pub(crate) const MARKED: &str = "marked: ";
 
-impl StoreMark for SimStoreMark {
+impl InvalidStoreMark for SimStoreMark {
     fn why(&self) -> Option<String> {
         lock(&self.env).marks.get(&self.disk).map(|mark| format!("{MARKED}{}", mark.why))
     }

@@ -16,9 +16,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use udm_core::errno::{EBUSY, EMLINK, ENOENT};
 use udm_core::{DevNo, Limits, Nanos};
-use udm_dm::{DeviceRef, LookupError, Pending, Resolver, StoreMark, TargetError, Upkeep};
 use udm_dm::{
-    mapped::{Changes, MappedDevice},
+    CompletionHandle, DeviceRef, InvalidStoreMark, LookupError, PathMaintenance, Resolver, TargetError,
+};
+use udm_dm::{
+    mapped::{DeviceSetTransition, MappedDevice},
     table::Table,
 };
 use udm_wire::multipath_conf::{Failback, Grouping, Marginal, NoPathRetry, Prio, Settings};
@@ -45,7 +47,7 @@ impl Resolver for DeviceResolver {
         Ok(DeviceRef { number, name: word.into(), device: device.clone(), hold: None })
     }
 
-    fn mark(&self, device: &DeviceRef) -> Option<Arc<dyn StoreMark>> {
+    fn mark(&self, device: &DeviceRef) -> Option<Arc<dyn InvalidStoreMark>> {
         let path = device.name.strip_prefix('p').and_then(|n| n.parse::<usize>().ok());
         Some(self.paths.get(path?)?.mark())
     }
@@ -69,7 +71,10 @@ impl TargetWorld {
             let mapped = MappedDevice::new(&format!("d{i}"), None, number).map_err(text(format!("d{i}")))?;
             let settings = self.settings();
             let stands = self.give_queue(i, &mapped);
-            mapped.set_upkeep(Upkeep { paths: Some(Arc::clone(&settings)), watch: self.watch });
+            mapped.set_path_maintenance(PathMaintenance {
+                paths: Some(Arc::clone(&settings)),
+                watch: self.watch,
+            });
             let map = self.map(spec);
             let expected = self.expected(spec, &|d| self.devices[d].expected);
             self.devices.push(ModelledDevice {
@@ -270,7 +275,8 @@ impl TargetWorld {
             self.devices[i].enter(DevicePhase::Suspending);
         }
         let mapped = self.mapped(several);
-        let changes = Changes::suspend(&mapped, noflush, &wake).map_err(|(_, e)| format!("suspend: {e}"))?;
+        let changes = DeviceSetTransition::suspend(&mapped, noflush, &wake)
+            .map_err(|(_, e)| format!("suspend: {e}"))?;
         self.set_off(several, changes, woken);
         self.machine.totals.suspends += several.len() as u64;
         self.machine.totals.together += u64::from(several.len() > 1);
@@ -281,7 +287,7 @@ impl TargetWorld {
         several.iter().map(|&i| self.devices[i].mapped.clone()).collect()
     }
 
-    fn set_off(&mut self, several: &[usize], changes: Changes, woken: Arc<AtomicBool>) {
+    fn set_off(&mut self, several: &[usize], changes: DeviceSetTransition, woken: Arc<AtomicBool>) {
         let running =
             RunningChange { devices: several.to_vec(), changes, woken, cancelled: false, past: false };
         let running = Rc::new(RefCell::new(running));
@@ -318,7 +324,8 @@ impl TargetWorld {
             device.enter(DevicePhase::Resuming(was_live));
         }
         let mapped = self.mapped(several);
-        let changes = Changes::resume(&mapped, asked, &wake).map_err(|(_, e)| format!("resume: {e}"))?;
+        let changes =
+            DeviceSetTransition::resume(&mapped, asked, &wake).map_err(|(_, e)| format!("resume: {e}"))?;
         self.set_off(several, changes, woken);
         self.machine.totals.resumed_together += u64::from(several.len() > 1);
         self.update_suspended_users();
@@ -371,7 +378,7 @@ impl TargetWorld {
         i: usize,
         sector: u64,
         words: &str,
-    ) -> Result<(String, Option<Pending>), TargetError> {
+    ) -> Result<(String, Option<CompletionHandle>), TargetError> {
         let words: Vec<String> = words.split(' ').map(str::to_string).collect();
         let mut names = self.names();
         self.devices[i].mapped.send(sector, &words, &mut names, &*self.machine.inboxes)

@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use udm_core::{Cx, Device as _, Lane, Limits, OpenError};
-use udm_dm::{mapped::Changes, mapped::MappedDevice, table::Table};
+use udm_dm::{mapped::DeviceSetTransition, mapped::MappedDevice, table::Table};
 use udm_wire::multipath_conf::Settings;
 
 /// Where a device stands.
@@ -51,7 +51,7 @@ pub(crate) struct InactiveTable {
 /// A suspend or resume under way, of one device or several.
 pub(crate) struct RunningChange {
     pub(crate) devices: Vec<usize>,
-    pub(crate) changes: Changes,
+    pub(crate) changes: DeviceSetTransition,
     pub(crate) woken: Arc<AtomicBool>,
     pub(crate) cancelled: bool,
     /// Some device goes on with its new table: from here on nothing can be called off.

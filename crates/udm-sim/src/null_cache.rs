@@ -1,14 +1,14 @@
 //! Disks that keep what they hold as a null device with `cache_size` does.
 //!
-//! What runs is the program's ([`udm_backends::Cached`]): the memory, and the cache that a power
+//! What runs is the program's ([`udm_backends::CachedMemory`]): the memory, and the cache that a power
 //! cut empties. The disk around it says when requests take effect; what they read, and what is
 //! there after a cut, is this one's word, and the model judges it as that of any disk.
 
-use udm_backends::Cached;
+use udm_backends::CachedMemory;
 use udm_core::{Bio, BioFlags, Buf, Op, PIECE, Part, PowerSwitch, SECTOR_SIZE, Sector, Sectors, Segments};
 
 /// See the module.
-pub(crate) struct NullCache(Cached);
+pub(crate) struct NullCache(CachedMemory);
 
 /// A sector full of `stamp`.
 fn data(stamp: u64) -> Segments {
@@ -21,7 +21,7 @@ fn data(stamp: u64) -> Segments {
 impl NullCache {
     /// Of `sectors`, with room for `pages` in the cache.
     pub(crate) fn new(sectors: u64, pages: u64) -> NullCache {
-        let cached = Cached::new(sectors * SECTOR_SIZE, pages);
+        let cached = CachedMemory::new(sectors * SECTOR_SIZE, pages);
         NullCache(cached.unwrap_or_else(|error| panic!("memory for a small disk: {error}")))
     }
 

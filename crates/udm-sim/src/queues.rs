@@ -151,7 +151,7 @@ impl TargetWorld {
         let (params, cores, env) = (params.clone(), self.blueprint.cores, self.machine.env.clone());
         let inside = Arc::<AtomicU64>::default();
         let of_count = Arc::clone(&stands);
-        mapped.queue_by(Box::new(move |bare| {
+        mapped.set_queue_factory(Box::new(move |bare| {
             let (inside, stands, env) = (Arc::clone(&inside), Arc::clone(&of_count), env.clone());
             // What it may have is asked of the queue: of one like it, since it is not there yet.
             let most = most(&Queued::new(Arc::clone(&bare), &params).report(cores));

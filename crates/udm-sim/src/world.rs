@@ -19,17 +19,17 @@ use crate::turn::MachineWorld as _;
 use crate::write_log_model::WriteLogModel;
 use std::sync::Weak;
 use udm_core::{Cx, Nanos, OpenError};
-use udm_dm::PathWatch;
+use udm_dm::PathWatchOptions;
 use udm_dm::table::Table;
 
 /// Whether paths are watched, and for what: in one world of four.
-fn draw_watch(plan: &RunPlan) -> PathWatch {
+fn draw_watch(plan: &RunPlan) -> PathWatchOptions {
     let mut draw = SimRng::new(plan.seed, RngStream::Watch);
     if plan.bench.is_some() || plan.without.has(Disturbance::Watch) || !draw.one_in(4) {
-        return PathWatch::default();
+        return PathWatchOptions::default();
     }
     let deadline = draw.pick(&[None, Some(200), Some(1000), Some(1000)]).map(Nanos::from_millis);
-    PathWatch { deadline, hedge_reads: draw.one_in(2), eject_slow: !draw.one_in(3) }
+    PathWatchOptions { deadline, hedge_reads: draw.one_in(2), eject_slow: !draw.one_in(3) }
 }
 
 /// What a world may like to do: nothing more than else, messages, losing paths, suspends, resumes,
@@ -50,7 +50,7 @@ pub struct TargetWorld {
     /// Every table that was built and may still be there.
     pub tables: Vec<Weak<Table>>,
     /// What the paths of its multipath targets are watched for.
-    pub(crate) watch: PathWatch,
+    pub(crate) watch: PathWatchOptions,
     /// Which of them are slow for a while.
     pub(crate) slow: SimRng,
     /// That load is a part of what else is done there: no device is resumed meanwhile.

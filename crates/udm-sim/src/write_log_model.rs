@@ -25,7 +25,7 @@ use crate::world::TargetWorld;
 use std::collections::HashMap;
 use udm_core::errno::EBUSY;
 use udm_core::{Bio, BioFlags, Op, SECTOR_SIZE};
-use udm_dm::Pending;
+use udm_dm::CompletionHandle;
 use udm_wire::log_writes::{Cursor, Entry, EntryFlags, Record};
 
 /// Bytes in a sector.
@@ -58,7 +58,7 @@ pub struct WriteLogModel {
     /// Marks that were answered.
     marks: Vec<String>,
     /// Marks that were given and not answered.
-    pub(crate) waiting: Vec<(String, Pending)>,
+    pub(crate) waiting: Vec<(String, CompletionHandle)>,
     /// Something was promised: this log has taken the place of the one before.
     begun: bool,
     /// What may be on the disk as long as this one has not begun: the log before it, and those that

@@ -12,7 +12,7 @@ use udm_core::{
     Batch, Bio, CoreId, CoreState, Cores, Cx, DevNo, Device, DeviceId, Lane, LaneCommand, Limits, Nanos, Op,
     OpenError, Sector, Sectors,
 };
-use udm_dm::testing::{TestIo, TestResolver};
+use udm_dm::testing::{TestControlIo, TestResolver};
 use udm_dm::{MappedDevice, Table};
 
 const DEPTH: usize = 32;
@@ -64,7 +64,9 @@ fn map(name: &str, text: &str, resolver: &mut TestResolver, minor: u32) -> Arc<M
     let device = MappedDevice::new(name, None, DevNo { major: 254, minor }).expect("a name");
     let lines = udm_wire::table::parse(text).expect("a table");
     device
-        .load(Table::build(udm_targets::TARGETS, &lines, resolver, &TestIo::new(), 1).expect("a table"))
+        .load(
+            Table::build(udm_targets::TARGETS, &lines, resolver, &TestControlIo::new(), 1).expect("a table"),
+        )
         .expect("a load");
     let mut change = device.resume(Arc::new(|| {})).expect("a resume");
     change.step(&NoCores).expect("no core to wait for").expect("a resume");

@@ -19,7 +19,7 @@ use udm_core::{
     Batch, Bio, CoreId, CoreState, Cx, DevNo, Device, DeviceId, Lane, Limits, Nanos, OpenError, Sector,
     Sectors,
 };
-use udm_dm::testing::TestIo;
+use udm_dm::testing::TestControlIo;
 use udm_dm::{DeviceRef, LookupError, Resolver, Target, TargetArgs};
 use udm_targets::multipath::Multipath;
 
@@ -124,7 +124,7 @@ fn multipath(params: &str) -> Arc<Multipath> {
         len: Sectors(1 << 30),
         args: &args,
         resolver: &mut NullResolver,
-        io: &TestIo::new(),
+        io: &TestControlIo::new(),
         cores: 2,
     };
     Multipath::new(&mut args).expect("the table is good")

@@ -12,7 +12,7 @@ use udm_core::{
     Batch, Bio, Buf, Commons, CoreId, CoreState, Cores, Cx, DevNo, Device, DeviceId, Lane, LaneCommand,
     Limits, Nanos, Op, OpenError, Sector, Sectors,
 };
-use udm_dm::testing::{TestIo, TestResolver};
+use udm_dm::testing::{TestControlIo, TestResolver};
 use udm_dm::{MappedDevice, Table};
 
 const DEPTH: usize = 32;
@@ -81,7 +81,7 @@ impl StackRig {
         let number = DevNo { major: 254, minor: self.minor };
         let device = MappedDevice::new(name, None, number).expect("a name");
         let lines = udm_wire::table::parse(text).expect("a table");
-        let table = Table::build(udm_targets::TARGETS, &lines, &mut self.resolver, &TestIo::new(), 1);
+        let table = Table::build(udm_targets::TARGETS, &lines, &mut self.resolver, &TestControlIo::new(), 1);
         device.load(table.expect("a table")).expect("a load");
         let mut change = device.resume(Arc::new(|| {})).expect("a resume");
         change.step(&NoCores).expect("no core to wait for").expect("a resume");

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
 use udm_core::{Batch, Bio, Cx, Lane, Limits, Op, OpenError, Sector, Sectors, Status};
 use udm_dm::TargetError;
-use udm_dm::target::{Below, Kind, Target, TargetArgs, Used, decimal};
+use udm_dm::target::{DeviceRange, DmQueueMode, LowerLimits, Target, TargetArgs, decimal};
 
 struct ErrorTarget {
     len: Sectors,
-    like: Option<Used>,
+    like: Option<DeviceRange>,
 }
 
 /// Makes an error target.
@@ -27,7 +27,7 @@ pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
             let device = args.resolver.get(device).map_err(|e| {
                 TargetError::new("error: Device lookup failed").with_errno(e.errno).because(e.reason).at(0)
             })?;
-            Some(Used::new(&device, Sector(start), args.len))
+            Some(DeviceRange::new(&device, Sector(start), args.len))
         }
         _ => None,
     };
@@ -47,7 +47,7 @@ impl Target for ErrorTarget {
         String::new()
     }
 
-    fn limits(&self, below: Below<'_>) -> Limits {
+    fn limits(&self, below: LowerLimits<'_>) -> Limits {
         let own = Limits { max_write_zeroes: Sectors::ZERO, ..Limits::new(self.len) };
         let limits = match &self.like {
             Some(used) => own.stack(&below.limits(&used.device)),
@@ -57,12 +57,12 @@ impl Target for ErrorTarget {
         Limits { request_stackable: false, max_discard: own.max_discard, ..limits }
     }
 
-    fn devices(&self) -> Vec<Used> {
+    fn devices(&self) -> Vec<DeviceRange> {
         self.like.iter().cloned().collect()
     }
 
-    fn kind(&self) -> Kind {
-        Kind::Any
+    fn kind(&self) -> DmQueueMode {
+        DmQueueMode::Any
     }
 }
 

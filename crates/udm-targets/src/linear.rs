@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use udm_core::{Extents, Limits, Sector, Sectors};
 use udm_dm::TargetError;
-use udm_dm::target::{Below, DeviceRef, Target, TargetArgs, Used, decimal};
+use udm_dm::target::{DeviceRange, DeviceRef, LowerLimits, Target, TargetArgs, decimal};
 
 struct LinearTarget {
     device: DeviceRef,
@@ -39,7 +39,7 @@ impl Target for LinearTarget {
         format!("{} {}", self.device.number, self.offset)
     }
 
-    fn limits(&self, below: Below<'_>) -> Limits {
+    fn limits(&self, below: LowerLimits<'_>) -> Limits {
         let below = below.limits(&self.device);
         Limits { request_stackable: false, ..Limits::new(self.len).stack(&below) }
     }
@@ -48,8 +48,8 @@ impl Target for LinearTarget {
         self.device.device.extents(Sector(self.offset.0 + from.0), len, out);
     }
 
-    fn devices(&self) -> Vec<Used> {
-        vec![Used::new(&self.device, self.offset, self.len)]
+    fn devices(&self) -> Vec<DeviceRange> {
+        vec![DeviceRange::new(&self.device, self.offset, self.len)]
     }
 
     fn as_linear(&self) -> Option<(DeviceRef, Sector)> {

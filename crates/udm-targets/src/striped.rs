@@ -14,9 +14,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use udm_core::bugs::{self, Bug};
 use udm_core::{Extents, Limits, SECTOR_SIZE, Sector, Sectors};
-use udm_dm::stripes::{Failures, Layout, Striped};
-use udm_dm::target::{Below, DeviceRef, Notify, Target, TargetArgs, Used, decimal};
-use udm_dm::{NewsKind, StateChange, TargetError};
+use udm_dm::stripes::{StripeFailureObserver, StripeLayout, StripeSet};
+use udm_dm::target::{DeviceRange, DeviceRef, LowerLimits, Target, TargetArgs, TargetHost, decimal};
+use udm_dm::{EventKind, StateChange, TargetError};
 
 /// Failures of a device that raise an event; later ones only count (kernel: `DM_IO_ERROR_THRESHOLD`
 /// is 15, and the fifteenth is silent).
@@ -31,12 +31,12 @@ struct Stripe {
 
 struct StripedShared {
     stripes: Vec<Stripe>,
-    notify: OnceLock<Arc<dyn Notify>>,
+    notify: OnceLock<Arc<dyn TargetHost>>,
 }
 
 struct StripedTarget {
     shared: Arc<StripedShared>,
-    layout: Layout,
+    layout: StripeLayout,
     len: Sectors,
 }
 
@@ -78,7 +78,7 @@ pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
     }
     Ok(Arc::new(StripedTarget {
         shared: Arc::new(StripedShared { stripes, notify: OnceLock::new() }),
-        layout: Layout::new(count, chunk),
+        layout: StripeLayout::new(count, chunk),
         len: args.len,
     }))
 }
@@ -107,7 +107,7 @@ impl Target for StripedTarget {
         text
     }
 
-    fn limits(&self, below: Below<'_>) -> Limits {
+    fn limits(&self, below: LowerLimits<'_>) -> Limits {
         let bytes = self.layout.chunk().saturating_mul(SECTOR_SIZE);
         let all = self.shared.stripes.iter().map(|s| below.limits(&s.device));
         let limits = all.fold(Limits::new(self.len), |all, one| all.stack(&one));
@@ -131,9 +131,9 @@ impl Target for StripedTarget {
         }
     }
 
-    fn devices(&self) -> Vec<Used> {
+    fn devices(&self) -> Vec<DeviceRange> {
         let len = Sectors(self.len.0 / self.layout.stripes());
-        let used = |s: &Stripe| Used::new(&s.device, s.offset, len);
+        let used = |s: &Stripe| DeviceRange::new(&s.device, s.offset, len);
         self.shared.stripes.iter().map(used).collect()
     }
 
@@ -141,23 +141,23 @@ impl Target for StripedTarget {
         Some(Sectors(self.layout.chunk()))
     }
 
-    fn as_striped(&self) -> Option<Striped> {
+    fn as_striped(&self) -> Option<StripeSet> {
         let stripes = self.shared.stripes.iter().map(|s| (s.device.clone(), s.offset)).collect();
         let failures = Arc::<StripedShared>::clone(&self.shared);
-        Some(Striped { layout: self.layout, stripes, failures })
+        Some(StripeSet { layout: self.layout, stripes, failures })
     }
 
     fn flush_bypasses_map(&self) -> bool {
         true
     }
 
-    fn attach(&self, notify: Arc<dyn Notify>) {
+    fn attach(&self, notify: Arc<dyn TargetHost>) {
         // A table is loaded once; a second device would be a bug above.
         let _ = self.shared.notify.set(notify);
     }
 }
 
-impl Failures for StripedShared {
+impl StripeFailureObserver for StripedShared {
     /// Counts it on all stripes of the device.
     fn failed(&self, stripe: usize) {
         let id = self.stripes[stripe].device.device.id();
@@ -171,7 +171,7 @@ impl Failures for StripedShared {
                 let line = || format!("device {number} failed a request, {} in all", before + 1);
                 notify.tell(&|| StateChange {
                     path: Some(number),
-                    ..StateChange::new(NewsKind::StripeFailed, line())
+                    ..StateChange::new(EventKind::StripeFailed, line())
                 });
                 notify.event();
             }

@@ -7,7 +7,7 @@ use udm_core::{
     Serve, Status, WorkLane,
 };
 use udm_dm::TargetError;
-use udm_dm::target::{Below, Target, TargetArgs, Used};
+use udm_dm::target::{DeviceRange, LowerLimits, Target, TargetArgs};
 
 struct ZeroTarget {
     len: Sectors,
@@ -37,7 +37,7 @@ impl Target for ZeroTarget {
         String::new()
     }
 
-    fn limits(&self, _below: Below<'_>) -> Limits {
+    fn limits(&self, _below: LowerLimits<'_>) -> Limits {
         // The kernel's zero target takes discards and no write-zeroes.
         Limits { request_stackable: false, max_write_zeroes: Sectors::ZERO, ..Limits::new(self.len) }
     }
@@ -46,7 +46,7 @@ impl Target for ZeroTarget {
         out.push(len, Content::Hole);
     }
 
-    fn devices(&self) -> Vec<Used> {
+    fn devices(&self) -> Vec<DeviceRange> {
         Vec::new()
     }
 }

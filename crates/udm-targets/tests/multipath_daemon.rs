@@ -7,8 +7,8 @@ use multipath_rig::disks;
 use std::cell::Cell;
 use std::sync::Arc;
 use udm_core::{Cores, DevNo, Lane, Nanos, Op, Sectors, Status};
-use udm_dm::testing::{TestDisk, TestIo, TestResolver, TestWorld, bare};
-use udm_dm::{Change, MappedDevice, PathCommand, Table, Upkeep, UpkeepReport};
+use udm_dm::testing::{TestControlIo, TestDisk, TestResolver, TestWorld, bare};
+use udm_dm::{DeviceTransition, MappedDevice, PathCommand, PathMaintenance, PathMaintenanceReport, Table};
 use udm_wire::multipath_conf::{Failback, Marginal, NoPathRetry, Prio, Settings};
 
 const MS: u64 = 1_000_000;
@@ -37,11 +37,15 @@ impl CheckedDeviceRig {
         let mut world = TestWorld::new(1);
         let device = MappedDevice::new("t", None, DevNo { major: 254, minor: 0 }).unwrap();
         device.set_clock(|| CLOCK.get());
-        device.set_upkeep(Upkeep { paths: Some(Arc::new(settings)), ..Upkeep::default() });
+        device.set_path_maintenance(PathMaintenance {
+            paths: Some(Arc::new(settings)),
+            ..PathMaintenance::default()
+        });
         let lane = world.open(0, &*device).unwrap();
         let cores: Arc<dyn Cores> = world.cores();
         let lines = udm_wire::table::parse(&format!("0 32768 multipath {groups}")).unwrap();
-        let table = Table::build(udm_targets::TARGETS, &lines, &mut resolver, &TestIo::new(), 1).unwrap();
+        let table =
+            Table::build(udm_targets::TARGETS, &lines, &mut resolver, &TestControlIo::new(), 1).unwrap();
         device.load(table).unwrap();
         let reads = vec![Vec::new(); disks.len()];
         let mut host = CheckedDeviceRig { world, cores, disks, resolver, device, lane, reads };
@@ -50,7 +54,7 @@ impl CheckedDeviceRig {
         host
     }
 
-    fn end(&mut self, mut change: Change) {
+    fn end(&mut self, mut change: DeviceTransition) {
         for _ in 0..20 {
             let over = change.step(&*self.cores);
             self.world.run_tasks();
@@ -110,8 +114,8 @@ impl CheckedDeviceRig {
         self.device.table_text(false).split_whitespace().nth(6).unwrap().to_owned()
     }
 
-    fn upkeep(&self) -> UpkeepReport {
-        self.device.live().unwrap().targets()[0].target.upkeep_report().unwrap()
+    fn path_maintenance(&self) -> PathMaintenanceReport {
+        self.device.live().unwrap().targets()[0].target.path_maintenance_report().unwrap()
     }
 
     /// Why no check reinstates the second path.
@@ -258,15 +262,15 @@ fn d04_requests_wait_for_so_many_checks() {
     host.disks[..2].iter().for_each(|disk| disk.fail(Status::Transport));
     assert_eq!(host.read(), []);
     assert_eq!(host.paths(), "FF");
-    assert_eq!(host.upkeep().fails_in, None, "the checker has not seen it yet");
+    assert_eq!(host.path_maintenance().fails_in, None, "the checker has not seen it yet");
     host.pass(4.0);
-    let Nanos(left) = host.upkeep().fails_in.unwrap();
+    let Nanos(left) = host.path_maintenance().fails_in.unwrap();
     assert_eq!(left, 11_100 * MS, "15 s from the turn after, less 4 s");
     host.pass(10.5);
     assert_eq!((host.poll(), host.is_queueing()), (vec![], true));
     host.pass(1.5);
     assert_eq!((host.poll(), host.is_queueing()), (vec![Status::IoErr], false));
-    assert_eq!((host.upkeep().fails_in, host.upkeep().queueing), (None, false));
+    assert_eq!((host.path_maintenance().fails_in, host.path_maintenance().queueing), (None, false));
     assert_eq!(host.read(), [Status::IoErr]);
     host.disks[0].fail(Status::Ok);
     host.pass(6.0);
@@ -292,7 +296,11 @@ fn what_a_message_said_holds_until_a_path_comes_back() {
             host.disks[..2].iter().for_each(|disk| disk.fail(Status::Transport));
             assert_eq!(host.read(), if waits { vec![Status::IoErr] } else { vec![] }, "{rule:?}");
             host.pass(21.0);
-            assert_eq!((host.upkeep().queueing, host.upkeep().fails_in), (!waits, None), "{rule:?}");
+            assert_eq!(
+                (host.path_maintenance().queueing, host.path_maintenance().fails_in),
+                (!waits, None),
+                "{rule:?}"
+            );
             host.disks[1].fail(Status::Ok);
             if back == "check" {
                 host.pass(6.0);
@@ -300,12 +308,16 @@ fn what_a_message_said_holds_until_a_path_comes_back() {
                 host.tell(back);
                 host.pass(0.1);
             }
-            assert_eq!((host.paths().as_str(), host.upkeep().queueing), ("FA", waits), "{rule:?} {back}");
+            assert_eq!(
+                (host.paths().as_str(), host.path_maintenance().queueing),
+                ("FA", waits),
+                "{rule:?} {back}"
+            );
             assert_eq!(host.poll().len(), usize::from(!waits), "what waited goes on");
         }
         let change = host.device.suspend(false, Arc::new(|| {})).unwrap();
         host.end(change);
-        assert_eq!(host.upkeep().queueing, waits, "what holds from the resume on");
+        assert_eq!(host.path_maintenance().queueing, waits, "what holds from the resume on");
     }
 }
 
@@ -336,7 +348,10 @@ fn failback(rule: Failback, seconds: &[f64]) -> Vec<String> {
     let at = |seconds: &f64| {
         let passed = (host.world.now.0 - from) as f64 / 1e9;
         host.pass(seconds - passed);
-        assert_eq!(host.upkeep().back.is_some(), matches!(rule, Failback::After(_)) && host.group() == "2");
+        assert_eq!(
+            host.path_maintenance().back.is_some(),
+            matches!(rule, Failback::After(_)) && host.group() == "2"
+        );
         host.group()
     };
     seconds.iter().map(at).collect()
@@ -359,7 +374,7 @@ fn a_group_that_a_person_chose_is_kept_while_it_works() {
         host.tell("switch_group 2");
         assert_eq!(host.read(), [Status::Ok]);
         host.pass(60.0);
-        assert_eq!((host.group().as_str(), host.upkeep().by_hand), ("2", Some(2)), "{rule:?}");
+        assert_eq!((host.group().as_str(), host.path_maintenance().by_hand), ("2", Some(2)), "{rule:?}");
         // One path of it comes and goes.
         host.tell("fail_path 253:2");
         host.pass(60.0);
@@ -367,7 +382,7 @@ fn a_group_that_a_person_chose_is_kept_while_it_works() {
         host.disks[2..].iter().for_each(|disk| disk.fail(Status::Transport));
         host.pass(60.0);
         assert_eq!(host.read(), [Status::Ok]);
-        assert_eq!((host.group().as_str(), host.upkeep().by_hand), ("1", None), "{rule:?}");
+        assert_eq!((host.group().as_str(), host.path_maintenance().by_hand), ("1", None), "{rule:?}");
         host.disks[2..].iter().for_each(|disk| disk.fail(Status::Ok));
         host.pass(60.0);
         assert_eq!((host.group().as_str(), host.paths().as_str()), ("1", "AAAA"), "{rule:?}");
@@ -375,7 +390,7 @@ fn a_group_that_a_person_chose_is_kept_while_it_works() {
         host.tell("switch_group 2");
         host.tell("switch_group 1");
         host.pass(60.0);
-        assert_eq!((host.group().as_str(), host.upkeep().by_hand), ("1", None), "{rule:?}");
+        assert_eq!((host.group().as_str(), host.path_maintenance().by_hand), ("1", None), "{rule:?}");
     }
 }
 

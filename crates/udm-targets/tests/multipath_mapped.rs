@@ -7,8 +7,8 @@ use multipath_rig::host::MappedRig;
 use std::sync::Arc;
 use udm_core::errno::EBUSY;
 use udm_core::{Busy, DevNo, Nanos, Status};
-use udm_dm::testing::{TestIo, read};
-use udm_dm::{MappedDevice, PathWatch, Table, Upkeep};
+use udm_dm::testing::{TestControlIo, read};
+use udm_dm::{MappedDevice, PathMaintenance, PathWatchOptions, Table};
 
 const REQUEST: &str = "0 32768 multipath 1 queue_if_no_path 0 1 1 round-robin 0 1 0 253:0";
 
@@ -34,8 +34,10 @@ fn a_message_lets_held_bios_go() {
 fn path(host: &mut MappedRig, table: &str) -> Arc<MappedDevice> {
     let path = MappedDevice::new("p", None, DevNo { major: 254, minor: 1 }).unwrap();
     let lines = udm_wire::table::parse(table).unwrap();
-    path.load(Table::build(udm_targets::TARGETS, &lines, &mut host.resolver, &TestIo::new(), 1).unwrap())
-        .unwrap();
+    path.load(
+        Table::build(udm_targets::TARGETS, &lines, &mut host.resolver, &TestControlIo::new(), 1).unwrap(),
+    )
+    .unwrap();
     let change = path.resume(Arc::new(|| {})).unwrap();
     host.finish(change);
     host.resolver.add("/dev/mapper/p", path.number(), path.clone());
@@ -69,8 +71,8 @@ fn an_idle_path_can_be_suspended() {
 #[test]
 fn a_suspend_takes_a_read_that_was_given_up_off_its_path() {
     let mut host = MappedRig::new("0 32768 multipath 2 queue_mode bio 0 1 1 round-robin 0 1 0 253:0");
-    let watch = PathWatch { deadline: Some(Nanos::from_millis(1000)), ..PathWatch::default() };
-    host.device.set_upkeep(Upkeep { watch, ..Upkeep::default() });
+    let watch = PathWatchOptions { deadline: Some(Nanos::from_millis(1000)), ..PathWatchOptions::default() };
+    host.device.set_path_maintenance(PathMaintenance { watch, ..PathMaintenance::default() });
     path(&mut host, "0 4 linear 253:1 0\n4 32764 linear 253:2 0");
     let table =
         "0 32768 multipath 2 queue_mode bio 0 2 1 round-robin 0 1 0 /dev/mapper/p round-robin 0 1 0 253:0";

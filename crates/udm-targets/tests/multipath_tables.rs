@@ -7,13 +7,13 @@ use multipath_rig::disks;
 use std::sync::Arc;
 use udm_core::errno::EINVAL;
 use udm_core::{DevNo, Limits, Sectors};
-use udm_dm::testing::{TestDisk, TestIo, TestResolver};
-use udm_dm::{Below, Kind, Table, TargetError};
+use udm_dm::testing::{TestControlIo, TestDisk, TestResolver};
+use udm_dm::{DmQueueMode, LowerLimits, Table, TargetError};
 
 /// Builds a table from its text.
 fn build(text: &str, resolver: &mut TestResolver) -> Result<Arc<Table>, TargetError> {
     let lines = udm_wire::table::parse(text).expect("the syntax is good");
-    Table::build(udm_targets::TARGETS, &lines, resolver, &TestIo::new(), 2)
+    Table::build(udm_targets::TARGETS, &lines, resolver, &TestControlIo::new(), 2)
 }
 
 /// The kernel's line `device-mapper: table: 254:0: TEXT (-EINVAL)`, as the text alone.
@@ -126,7 +126,7 @@ fn hostile_numbers() {
             len: Sectors(8),
             args: &args,
             resolver: &mut resolver,
-            io: &TestIo::new(),
+            io: &TestControlIo::new(),
             cores: 1,
         };
         let error = udm_targets::multipath::new(&mut args).err().expect(count);
@@ -145,17 +145,17 @@ fn limits_are_those_of_all_paths() {
     });
     resolver.add("/dev/small", DevNo { major: 9, minor: 0 }, small);
     let table = build("0 1000 multipath 0 0 1 1 round-robin 0 2 0 253:0 /dev/small", &mut resolver).unwrap();
-    let limits = table.targets()[0].target.limits(Below::NOW);
+    let limits = table.targets()[0].target.limits(LowerLimits::NOW);
     assert_eq!(
         (limits.size, limits.max_sectors, limits.max_discard),
         (Sectors(1000), Sectors(64), Sectors(0))
     );
     assert!(limits.write_cache);
-    assert_eq!((table.targets()[0].target.kind(), limits.request_stackable), (Kind::Request, true));
+    assert_eq!((table.targets()[0].target.kind(), limits.request_stackable), (DmQueueMode::Request, true));
     let table =
         build("0 1000 multipath 2 queue_mode bio 0 1 1 round-robin 0 1 0 253:0", &mut resolver).unwrap();
     let target = &table.targets()[0].target;
-    assert_eq!((target.kind(), target.limits(Below::NOW).request_stackable), (Kind::Bio, false));
+    assert_eq!((target.kind(), target.limits(LowerLimits::NOW).request_stackable), (DmQueueMode::Bio, false));
     assert!(target.singleton());
 }
 
@@ -186,7 +186,7 @@ fn paths_with_caches_of_their_own_are_refused() {
     cached.set_limits(|limits| limits.read_only = true);
     let table = build(&table("/dev/cached 253:0"), &mut resolver).expect("nothing is written");
     cached.set_limits(|limits| limits.read_only = false);
-    assert_eq!(table.check(Below::NOW).expect_err("checked again").errno, EINVAL);
+    assert_eq!(table.check(LowerLimits::NOW).expect_err("checked again").errno, EINVAL);
 }
 
 #[test]

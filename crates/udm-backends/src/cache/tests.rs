@@ -1,7 +1,7 @@
 //! What the cache has, keeps and loses, against a model.
 
 use crate::null::Null;
-use crate::testing::{Core, bare, scattered};
+use crate::testing::{TestCore, bare, scattered};
 use proptest::prelude::*;
 use udm_core::{Bio, BioFlags, Content, Device, Extents, Op, Sector, Sectors, Status, WORK_MAX};
 use udm_wire::uri::{self, DeviceUri};
@@ -31,7 +31,7 @@ fn write(sector: u64, sectors: u64, with: u8, flags: BioFlags) -> Box<Bio> {
     bio
 }
 
-fn read(core: &mut Core, sector: u64, sectors: u64) -> Vec<u8> {
+fn read(core: &mut TestCore, sector: u64, sectors: u64) -> Vec<u8> {
     let bio = core.run(Bio::read(Sector(sector), Sectors(sectors), scattered(sectors as usize * 512, &[])));
     assert_eq!(bio.status, Status::Ok);
     let mut bytes = vec![0; sectors as usize * 512];
@@ -44,13 +44,13 @@ fn flush() -> Box<Bio> {
 }
 
 /// Runs one that may take several turns.
-fn end(core: &mut Core, bio: Box<Bio>) -> Box<Bio> {
+fn end(core: &mut TestCore, bio: Box<Bio>) -> Box<Bio> {
     core.submit(vec![bio]);
     std::iter::repeat_with(|| core.poll().0.pop()).flatten().next().expect("it ends")
 }
 
 #[derive(Debug, Clone)]
-enum Act {
+enum Action {
     Request { op: Op, at: u64, len: u64, cuts: Vec<usize>, flags: BioFlags },
     Cut,
 }
@@ -58,7 +58,7 @@ enum Act {
 /// Sectors of the device: 2 MiB and a part of a page, twice what the cache holds.
 const SECTORS: u64 = 4096 + 3;
 
-fn act() -> impl Strategy<Value = Act> {
+fn any_action() -> impl Strategy<Value = Action> {
     let op = prop_oneof![
         8 => Just(Op::Write), 6 => Just(Op::Read), 1 => Just(Op::Discard), 1 => Just(Op::WriteZeroes), 2 => Just(Op::Flush)
     ];
@@ -69,9 +69,9 @@ fn act() -> impl Strategy<Value = Act> {
     let cuts = proptest::collection::vec(1..700usize, 0..4);
     let request = (op, at, len, cuts, flags).prop_map(|(op, at, len, cuts, flags)| {
         let (at, len) = if op == Op::Flush { (0, 0) } else { (at, len.min(SECTORS - at)) };
-        Act::Request { op, at, len, cuts, flags }
+        Action::Request { op, at, len, cuts, flags }
     });
-    prop_oneof![12 => request, 1 => Just(Act::Cut)]
+    prop_oneof![12 => request, 1 => Just(Action::Cut)]
 }
 
 proptest! {
@@ -79,15 +79,15 @@ proptest! {
     /// Reads see what was written last. A power cut leaves of each sector what a flush or a FUA
     /// write made durable, or something later; from either of two cores.
     #[test]
-    fn what_a_cut_leaves(acts in proptest::collection::vec((act(), 0..2usize), 1..120)) {
+    fn what_a_cut_leaves(acts in proptest::collection::vec((any_action(), 0..2usize), 1..120)) {
         let device = null(&format!("size={},cache_size=1M", SECTORS * 512));
-        let mut cores = [Core::over(&device), Core::over(&device)];
+        let mut cores = [TestCore::over(&device), TestCore::over(&device)];
         // What each sector holds, and what it may hold behind a cut, as the number of its write.
         let mut now = vec![0u64; SECTORS as usize];
         let mut kept = vec![vec![0u64]; SECTORS as usize];
-        for (i, (act, core)) in acts.into_iter().enumerate() {
+        for (i, (any_action, core)) in acts.into_iter().enumerate() {
             let nr = i as u64 + 1;
-            let Act::Request { op, at, len, cuts, flags } = act else {
+            let Action::Request { op, at, len, cuts, flags } = any_action else {
                 cycle(&device);
                 for sector in 0..SECTORS {
                     let bytes = read(&mut cores[core], sector, 1);
@@ -133,7 +133,7 @@ proptest! {
 #[test]
 fn b13_a_cut_loses_what_was_not_flushed() {
     let device = null("size=1M,cache_size=1M");
-    let mut core = Core::over(&device);
+    let mut core = TestCore::over(&device);
     core.run(write(0, 8, 1, BioFlags::empty()));
     assert_eq!(read(&mut core, 0, 8), [1; 4096]);
     cycle(&device);
@@ -152,7 +152,7 @@ fn b13_a_cut_loses_what_was_not_flushed() {
 #[test]
 fn a_full_cache_writes_back() {
     let device = null("size=4M,cache_size=1M");
-    let mut core = Core::over(&device);
+    let mut core = TestCore::over(&device);
     for page in 0..512 {
         core.run(write(page * 8, 8, 1, BioFlags::empty()));
     }
@@ -164,7 +164,7 @@ fn a_full_cache_writes_back() {
 #[test]
 fn without_power_nothing_is_served() {
     let device = null("size=1M,cache_size=1M");
-    let mut core = Core::over(&device);
+    let mut core = TestCore::over(&device);
     turn(&device, false);
     assert!(!device.power().unwrap().is_on());
     for bio in [write(0, 1, 1, BioFlags::FUA), bare(Op::Discard, 0, 8), flush()] {
@@ -178,9 +178,9 @@ fn without_power_nothing_is_served() {
 #[test]
 fn what_was_half_served_fails() {
     let device = null("size=64M,cache_size=64M");
-    let mut core = Core::over(&device);
+    let mut core = TestCore::over(&device);
     let sectors = 4 * WORK_MAX / 512;
-    let long = |core: &mut Core, bio| {
+    let long = |core: &mut TestCore, bio| {
         core.submit(vec![bio]);
         assert_eq!(core.poll().0.len(), 0, "it takes longer than a turn");
         cycle(&device);
@@ -195,7 +195,7 @@ fn what_was_half_served_fails() {
 #[test]
 fn what_is_cached_is_allocated() {
     let device = null("size=2M,cache_size=1M");
-    let mut core = Core::over(&device);
+    let mut core = TestCore::over(&device);
     let holes = || {
         let mut out = Extents::new(16);
         device.extents(Sector(0), Sectors(4096), &mut out);

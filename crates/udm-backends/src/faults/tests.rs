@@ -1,7 +1,7 @@
 //! The rows of null_blk's faults, under a clock that the test moves.
 
 use crate::faults::Faults;
-use crate::testing::{Core, bare, scattered};
+use crate::testing::{TestCore, bare, scattered};
 use std::sync::Arc;
 use udm_core::{
     Batch, CoreId, CoreState, Cx, Device, DeviceId, Drain, Lane, Limits, Nanos, Op, OpenError, Sectors,
@@ -17,13 +17,13 @@ fn reads(n: u64, sectors: u64) -> Batch {
     (0..n).map(|i| bare(Op::Read, i * sectors, sectors)).collect()
 }
 
-fn core(words: &str) -> Core {
-    Core::over(&*null(words))
+fn core(words: &str) -> TestCore {
+    TestCore::over(&*null(words))
 }
 
 /// Polls at each time that the lane asks for until it asks for none: how many requests came back
 /// at what time, and how.
-fn run_out(core: &mut Core) -> Vec<(Nanos, usize, Status)> {
+fn run_out(core: &mut TestCore) -> Vec<(Nanos, usize, Status)> {
     let mut all = Vec::new();
     for _ in 0..1000 {
         let (done, wake) = core.poll();
@@ -69,7 +69,7 @@ fn b03_bad_blocks_fail_whatever_touches_them() {
 #[test]
 fn a_write_of_a_bad_block_changes_nothing() {
     let device = null("memory_backed=1,irqmode=2,completion_nsec=1000,badblocks=+2-2");
-    let mut core = Core::over(&*device);
+    let mut core = TestCore::over(&*device);
     let mut data = scattered(4 * 512, &[]);
     data.fill(7);
     let mut bio = bare(Op::Write, 0, 4);
@@ -227,11 +227,11 @@ fn a_suspend_that_is_called_off_in_mid_tick() {
 }
 
 /// A device with one tag, over one that ends requests as they go down and asks for no poll.
-struct Prompt(DeviceId);
+struct InstantDevice(DeviceId);
 
-struct PromptLane(Batch);
+struct InstantLane(Batch);
 
-impl Device for Prompt {
+impl Device for InstantDevice {
     fn id(&self) -> DeviceId {
         self.0
     }
@@ -239,7 +239,7 @@ impl Device for Prompt {
     fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
         let params = NullFaults { mbps: 1000, ..NullFaults::default() };
         let faults = Faults::new(&params).expect("a bandwidth");
-        faults.open(1, Nanos(0), cx, |_| Ok(Box::new(PromptLane(Batch::new()))))
+        faults.open(1, Nanos(0), cx, |_| Ok(Box::new(InstantLane(Batch::new()))))
     }
 
     fn limits(&self) -> Limits {
@@ -247,7 +247,7 @@ impl Device for Prompt {
     }
 }
 
-impl Lane for PromptLane {
+impl Lane for InstantLane {
     fn submit(&mut self, batch: &mut Batch, _: &mut Cx<'_>) {
         self.0.append(batch);
     }
@@ -260,7 +260,7 @@ impl Lane for PromptLane {
 /// All but the first wait for the tag, and go down in a poll.
 #[test]
 fn what_ends_as_it_goes_down_is_polled_for() {
-    let mut core = Core::over(&Prompt(DeviceId::new()));
+    let mut core = TestCore::over(&InstantDevice(DeviceId::new()));
     core.submit(reads(3, 8));
     assert_eq!(run_out(&mut core), [(Nanos(1), 1, Status::Ok); 3]);
 }

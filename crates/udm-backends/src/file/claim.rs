@@ -23,14 +23,14 @@ const FORBIDS_WRITE: i64 = 201;
 
 /// Why a file was not claimed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct InUse;
+pub(super) struct ClaimConflict;
 
 /// Claims the file for writing, for as long as the description of `fd` is open. A file system that
 /// knows no such locks claims nothing, as with QEMU's `locking=auto`.
 ///
 /// # Errors
 /// Another description has it: this one keeps no lock then.
-pub(super) fn claim(fd: BorrowedFd<'_>) -> Result<(), InUse> {
+pub(super) fn claim(fd: BorrowedFd<'_>) -> Result<(), ClaimConflict> {
     let mine = [USES_CONSISTENT_READ, USES_WRITE, FORBIDS_WRITE];
     for byte in mine {
         match fcntl(fd, FcntlArg::F_OFD_SETLK(&lock(libc::F_RDLCK, byte))) {
@@ -54,12 +54,12 @@ fn is_locked(fd: BorrowedFd<'_>, byte: i64) -> bool {
     fcntl(fd, FcntlArg::F_OFD_GETLK(&mut lock)).is_ok() && i32::from(lock.l_type) != libc::F_UNLCK
 }
 
-fn release(fd: BorrowedFd<'_>, bytes: &[i64]) -> InUse {
+fn release(fd: BorrowedFd<'_>, bytes: &[i64]) -> ClaimConflict {
     for &byte in bytes {
         // Nothing is held that could not be released.
         let _ = fcntl(fd, FcntlArg::F_OFD_SETLK(&lock(libc::F_UNLCK, byte)));
     }
-    InUse
+    ClaimConflict
 }
 
 /// A lock of one byte, of `kind` F_RDLCK, F_WRLCK or F_UNLCK.
@@ -88,7 +88,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         let (one, other) = (open(file.path()), open(file.path()));
         assert_eq!(claim(one.as_fd()), Ok(()));
-        assert_eq!(claim(other.as_fd()), Err(InUse));
+        assert_eq!(claim(other.as_fd()), Err(ClaimConflict));
         // One that was refused keeps nothing.
         assert_eq!(claim(one.as_fd()), Ok(()));
         drop(one);
@@ -103,6 +103,6 @@ mod tests {
         for byte in [USES_CONSISTENT_READ, FORBIDS_WRITE] {
             fcntl(reader.as_fd(), FcntlArg::F_OFD_SETLK(&lock(libc::F_RDLCK, byte))).unwrap();
         }
-        assert_eq!(claim(writer.as_fd()), Err(InUse));
+        assert_eq!(claim(writer.as_fd()), Err(ClaimConflict));
     }
 }

@@ -1,13 +1,13 @@
 //! A disk that is open: a regular file or block device as such, whatever names lead to it.
 //!
-//! Contract: within a [`Disks`] there is one [`Disk`] to an [`Identity`], for as long as a device
+//! Contract: within a [`OpenDisks`] there is one [`OpenDisk`] to an [`DiskIdentity`], for as long as a device
 //! of it lives. What must be one for all names of a disk is here: whether it goes past the page
 //! cache, how large it is, whether this process has it alone, and whether a sync has failed. The
 //! map's lock is held for look-ups only, never while the file system is asked.
 
-use super::sync::Syncs;
-use super::{Direct, open};
-use crate::Identity;
+use super::sync::SyncTracker;
+use super::{DirectAlignment, open};
+use crate::DiskIdentity;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{self, FileType, Stat};
 use rustix::io::Errno;
@@ -21,8 +21,8 @@ use udm_runtime::drop_off_core;
 
 /// The open disks of a process.
 #[derive(Default)]
-pub(crate) struct Disks {
-    map: Mutex<HashMap<Identity, Weak<Disk>>>,
+pub(crate) struct OpenDisks {
+    map: Mutex<HashMap<DiskIdentity, Weak<OpenDisk>>>,
     /// How many cores may use one.
     pub(super) cores: usize,
     pub(super) closing: Arc<Closing>,
@@ -31,7 +31,7 @@ pub(crate) struct Disks {
 /// Disks that are being closed, on another thread: until that is done their claims are held.
 #[derive(Default)]
 pub(super) struct Closing {
-    disks: Mutex<Vec<Identity>>,
+    disks: Mutex<Vec<DiskIdentity>>,
     closed: Condvar,
 }
 
@@ -40,20 +40,20 @@ pub(super) struct Closing {
 const CLOSE_MAX: Duration = Duration::from_secs(5);
 
 impl Closing {
-    fn disks(&self) -> MutexGuard<'_, Vec<Identity>> {
+    fn disks(&self) -> MutexGuard<'_, Vec<DiskIdentity>> {
         self.disks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until `identity` is closed, if it is being closed.
-    pub(super) fn wait(&self, identity: Identity) {
-        let is_closing = |disks: &mut Vec<Identity>| disks.contains(&identity);
+    pub(super) fn wait(&self, identity: DiskIdentity) {
+        let is_closing = |disks: &mut Vec<DiskIdentity>| disks.contains(&identity);
         // A disk that is not closed in time is refused by its claim.
         drop(self.closed.wait_timeout_while(self.disks(), CLOSE_MAX, is_closing));
     }
 }
 
 /// A disk that is being closed, until this is dropped.
-struct ClosingGuard(Arc<Closing>, Identity);
+struct ClosingGuard(Arc<Closing>, DiskIdentity);
 
 impl Drop for ClosingGuard {
     fn drop(&mut self) {
@@ -65,23 +65,23 @@ impl Drop for ClosingGuard {
     }
 }
 
-impl Disks {
+impl OpenDisks {
     /// None open, for `cores` cores.
-    pub(crate) fn new(cores: usize) -> Disks {
-        Disks { cores, ..Disks::default() }
+    pub(crate) fn new(cores: usize) -> OpenDisks {
+        OpenDisks { cores, ..OpenDisks::default() }
     }
 
-    fn map(&self) -> MutexGuard<'_, HashMap<Identity, Weak<Disk>>> {
+    fn map(&self) -> MutexGuard<'_, HashMap<DiskIdentity, Weak<OpenDisk>>> {
         self.map.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The disk, when it is open.
-    pub(super) fn get(&self, identity: Identity) -> Option<Arc<Disk>> {
+    pub(super) fn get(&self, identity: DiskIdentity) -> Option<Arc<OpenDisk>> {
         self.map().get(&identity)?.upgrade()
     }
 
     /// Takes in a disk that was just opened; false when another thread was faster.
-    pub(super) fn put(&self, disk: &Arc<Disk>) -> bool {
+    pub(super) fn put(&self, disk: &Arc<OpenDisk>) -> bool {
         let mut map = self.map();
         map.retain(|_, disk| disk.strong_count() > 0);
         if map.contains_key(&disk.identity) {
@@ -93,12 +93,12 @@ impl Disks {
 }
 
 /// See the module's documentation.
-pub(super) struct Disk {
-    pub identity: Identity,
+pub(super) struct OpenDisk {
+    pub identity: DiskIdentity,
     /// The name that it was opened by first, for messages.
     pub path: PathBuf,
     /// What direct I/O asks for; `None` when the page cache is used.
-    pub direct: Option<Direct>,
+    pub direct: Option<DirectAlignment>,
     pub is_block: bool,
     pub commons: Commons,
     /// It is a file in memory, that the page cache is used for: nothing of it waits for storage.
@@ -107,7 +107,7 @@ pub(super) struct Disk {
     pub failed: Arc<AtomicBool>,
     closing: Arc<Closing>,
     /// Descriptors that devices share.
-    fds: Mutex<Fds>,
+    fds: Mutex<DescriptorSets>,
     /// Whoever reads the size.
     looking: Mutex<()>,
     /// Bytes in a block: the size counts whole ones.
@@ -122,36 +122,36 @@ pub(super) struct Disk {
 
 /// The descriptors of a disk. They stay open for as long as it does.
 #[derive(Default)]
-pub(super) struct Fds {
-    read: Option<Handles>,
-    write: Option<Handles>,
+pub(super) struct DescriptorSets {
+    read: Option<DiskHandles>,
+    write: Option<DiskHandles>,
     /// For both, and for this process alone.
-    alone: Option<Handles>,
+    alone: Option<DiskHandles>,
 }
 
 /// A descriptor and its syncs.
-pub(super) struct Handle {
+pub(super) struct DiskHandle {
     pub fd: Arc<OwnedFd>,
     /// Another descriptor of the same disk, whose syncs are told of lost data apart from those
     /// through `fd`; `None` where no such thing is told: past the page cache, and where nothing is
     /// written.
     pub witness: Option<Arc<OwnedFd>>,
-    pub syncs: Arc<Syncs>,
+    pub syncs: Arc<SyncTracker>,
 }
 
 /// Descriptors of one kind: a core has its own, as far as there are enough.
-pub(super) type Handles = Arc<[Handle]>;
+pub(super) type DiskHandles = Arc<[DiskHandle]>;
 
-impl Fds {
+impl DescriptorSets {
     /// Those that serve, if there are any.
-    pub(super) fn get(&self, write: bool, alone: bool) -> Option<Handles> {
+    pub(super) fn get(&self, write: bool, alone: bool) -> Option<DiskHandles> {
         let read = self.read.as_ref().filter(|_| !write);
         let write = self.write.as_ref().filter(|_| !alone);
         read.or(self.alone.as_ref()).or(write).cloned()
     }
 
     /// Takes some in.
-    pub(super) fn put(&mut self, handles: Handles, write: bool, alone: bool) {
+    pub(super) fn put(&mut self, handles: DiskHandles, write: bool, alone: bool) {
         *(match (write, alone) {
             (false, _) => &mut self.read,
             (true, false) => &mut self.write,
@@ -160,21 +160,21 @@ impl Fds {
     }
 }
 
-impl Disk {
+impl OpenDisk {
     pub(super) fn new(
-        identity: Identity,
+        identity: DiskIdentity,
         path: PathBuf,
-        direct: Option<Direct>,
+        direct: Option<DirectAlignment>,
         in_memory: bool,
         block: u32,
         closing: Arc<Closing>,
-    ) -> Disk {
-        Disk {
+    ) -> OpenDisk {
+        OpenDisk {
             identity,
             path,
             direct,
             in_memory: in_memory && direct.is_none(),
-            is_block: matches!(identity, Identity::Block { .. }),
+            is_block: matches!(identity, DiskIdentity::Block { .. }),
             commons: Commons::default(),
             failed: Arc::default(),
             closing,
@@ -187,14 +187,14 @@ impl Disk {
         }
     }
 
-    pub(super) fn fds(&self) -> MutexGuard<'_, Fds> {
+    pub(super) fn fds(&self) -> MutexGuard<'_, DescriptorSets> {
         self.fds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reads the size again, from a descriptor that is open: 0 when less than a block is left.
     pub(super) fn refresh(&self) -> Result<Sectors, Errno> {
         let handles = self.fds().get(false, false);
-        let Some(Handle { fd, .. }) = handles.iter().flat_map(|handles| handles.iter()).next() else {
+        let Some(DiskHandle { fd, .. }) = handles.iter().flat_map(|handles| handles.iter()).next() else {
             return Ok(self.size());
         };
         // One look at a time: an older one must not undo a newer.
@@ -238,7 +238,7 @@ impl Disk {
 }
 
 /// Closes what is open. Where a core is the last to let go, another thread does.
-impl Drop for Disk {
+impl Drop for OpenDisk {
     fn drop(&mut self) {
         let fds = std::mem::take(self.fds.get_mut().unwrap_or_else(PoisonError::into_inner));
         self.closing.disks().push(self.identity);
@@ -248,12 +248,12 @@ impl Drop for Disk {
     }
 }
 
-impl Identity {
+impl DiskIdentity {
     /// What `stat` is about; `None` when that is no disk.
-    pub(super) fn of(stat: &Stat) -> Option<Identity> {
+    pub(super) fn of(stat: &Stat) -> Option<DiskIdentity> {
         match FileType::from_raw_mode(stat.st_mode) {
-            FileType::RegularFile => Some(Identity::File { device: stat.st_dev, inode: stat.st_ino }),
-            FileType::BlockDevice => Some(Identity::Block { number: stat.st_rdev }),
+            FileType::RegularFile => Some(DiskIdentity::File { device: stat.st_dev, inode: stat.st_ino }),
+            FileType::BlockDevice => Some(DiskIdentity::Block { number: stat.st_rdev }),
             _ => None,
         }
     }

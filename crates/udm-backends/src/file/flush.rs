@@ -5,9 +5,9 @@
 //! for ([`super::sync`]).
 
 use super::lane::FileLane;
-use super::outcome::{Next, RETRIES};
-use super::slot::Step;
-use super::sync::Ticket;
+use super::outcome::{NextAction, RETRIES};
+use super::request::RequestStep;
+use super::sync::SyncTicket;
 use udm_core::errno::{self, EAGAIN, EINTR};
 use udm_core::{Op, Status};
 use udm_runtime::RingOp;
@@ -17,12 +17,12 @@ pub(super) const FLUSH: u64 = u64::MAX;
 
 /// See the module's documentation.
 #[derive(Default)]
-pub(super) struct Flushes {
+pub(super) struct FlushQueue {
     /// Requests that the flush under way serves; empty when there is none.
     members: Vec<usize>,
     /// Those that came since.
     waiting: Vec<usize>,
-    ticket: Option<Ticket>,
+    ticket: Option<SyncTicket>,
     retries: u32,
 }
 
@@ -75,9 +75,9 @@ impl FileLane {
             let slot = &mut self.slots[key];
             slot.barrier = barrier;
             let next = match error {
-                Some(status) => Next::End(status),
-                None if slot.step == Step::Flush && slot.bio.op != Op::Flush => Next::Synced,
-                None => Next::End(Status::Ok),
+                Some(status) => NextAction::End(status),
+                None if slot.step == RequestStep::Flush && slot.bio.op != Op::Flush => NextAction::Synced,
+                None => NextAction::End(Status::Ok),
             };
             self.follow(key, next);
         }

@@ -4,8 +4,8 @@
 //! says so here, and not to a write that comes later. A thread of its own does it, and no core. The
 //! length becomes durable with the first sync behind it, which covers whatever was written there.
 
-use super::disk::Disk;
-use crate::beside;
+use super::disk::OpenDisk;
+use crate::blocking;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{self, FallocateFlags};
 use rustix::io::{Errno, retry_on_intr};
@@ -18,7 +18,7 @@ use udm_core::{Grown, OpenError, Sectors};
 const LENGTH_MAX: u64 = i64::MAX as u64;
 
 /// Makes the file behind `fd` at least as large as `size`, and tells `then`.
-pub(super) fn start(disk: &Arc<Disk>, fd: &Arc<OwnedFd>, read_only: bool, size: Sectors, then: Grown) {
+pub(super) fn start(disk: &Arc<OpenDisk>, fd: &Arc<OwnedFd>, read_only: bool, size: Sectors, then: Grown) {
     if disk.is_block {
         return then(Err(OpenError::new(EOPNOTSUPP, "a block device does not grow by itself")));
     }
@@ -27,10 +27,10 @@ pub(super) fn start(disk: &Arc<Disk>, fd: &Arc<OwnedFd>, read_only: bool, size: 
     }
     let (disk, fd) = (Arc::clone(disk), Arc::clone(fd));
     let no_thread = || Err(OpenError::new(EAGAIN, "no thread is to be had"));
-    beside::run("udm-grow", then, no_thread, move || grow(&disk, &fd, size));
+    blocking::run("udm-grow", then, no_thread, move || grow(&disk, &fd, size));
 }
 
-fn grow(disk: &Disk, fd: &OwnedFd, size: Sectors) -> Result<(), OpenError> {
+fn grow(disk: &OpenDisk, fd: &OwnedFd, size: Sectors) -> Result<(), OpenError> {
     let failed = |e: Errno| {
         let text = std::io::Error::from(e).to_string();
         OpenError::new(e.raw_os_error(), text.split(" (os error").next().unwrap_or_default())
@@ -66,7 +66,7 @@ fn grow(disk: &Disk, fd: &OwnedFd, size: Sectors) -> Result<(), OpenError> {
 #[cfg(test)]
 mod tests {
     use super::super::tests::{open, uri};
-    use super::super::{Disks, File};
+    use super::super::{File, OpenDisks};
     use std::os::unix::fs::MetadataExt;
     use std::sync::mpsc::channel;
     use tempfile::NamedTempFile;
@@ -121,7 +121,7 @@ mod tests {
         let file = file(8);
         assert_eq!(open(file.path(), false, false).unwrap().growth(), None);
         let grows = FileUri { grow: Some(1 << 20), grow_max: Some(1 << 30), ..uri(file.path()) };
-        let growth = Disks::default().open(&grows).unwrap().1.growth();
+        let growth = OpenDisks::default().open(&grows).unwrap().1.growth();
         assert_eq!(growth, Some(Growth { step: Sectors(2048), max: Sectors(1 << 21) }));
         let error = grow(&open(file.path(), false, true).unwrap(), 16).unwrap_err();
         assert_eq!(error.errno, EROFS);

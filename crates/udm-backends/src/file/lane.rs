@@ -1,15 +1,15 @@
 //! The data-path half of a file: requests to operations of the ring, and back.
 //!
 //! A request is one operation in nearly all cases; a table of slots holds those under way, whose
-//! keys are the ring's tags. What the table has no room for waits. See [`Step`] for the rarer ways,
+//! keys are the ring's tags. What the table has no room for waits. See [`RequestStep`] for the rarer ways,
 //! and [`super::outcome`] for what follows an operation.
 
-use super::disk::{Disk, Handle};
-use super::flush::{FLUSH, Flushes};
-use super::here::Here;
-use super::outcome::Next;
-use super::slot::{Shared, Slot, Step};
-use super::{Direct, MAX_SECTORS};
+use super::disk::{DiskHandle, OpenDisk};
+use super::flush::{FLUSH, FlushQueue};
+use super::inline_io::InlineIo;
+use super::outcome::NextAction;
+use super::request::{FileRequest, RequestContext, RequestStep};
+use super::{DirectAlignment, MAX_SECTORS};
 use slab::Slab;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -30,23 +30,23 @@ const SYNC_LOOK: Nanos = Nanos(50_000);
 pub(super) struct FileLane {
     pub(super) user: RingUser,
     pub(super) limits: Limits,
-    pub(super) shared: Shared,
-    pub(super) slots: Slab<Slot>,
+    pub(super) shared: RequestContext,
+    pub(super) slots: Slab<FileRequest>,
     waiting: VecDeque<Box<Bio>>,
-    pub(super) flushes: Flushes,
+    pub(super) flushes: FlushQueue,
     /// Requests whose sync succeeded, and is not believed yet.
-    pub(super) held: Vec<(usize, Next)>,
+    pub(super) held: Vec<(usize, NextAction)>,
     /// Those that are being looked at again.
-    looked: Vec<(usize, Next)>,
+    looked: Vec<(usize, NextAction)>,
     /// What the core does by itself.
-    pub(super) here: Here,
+    pub(super) inline_io: InlineIo,
     ready: Batch,
     finished: Vec<Done>,
 }
 
 impl FileLane {
-    pub(super) fn new(user: RingUser, disk: &Arc<Disk>, handle: &Handle, limits: Limits) -> FileLane {
-        let shared = Shared {
+    pub(super) fn new(user: RingUser, disk: &Arc<OpenDisk>, handle: &DiskHandle, limits: Limits) -> FileLane {
+        let shared = RequestContext {
             disk: Arc::clone(disk),
             fd: Arc::clone(&handle.fd),
             witness: handle.witness.clone(),
@@ -64,21 +64,21 @@ impl FileLane {
             shared,
             slots: Slab::new(),
             waiting: VecDeque::new(),
-            flushes: Flushes::default(),
+            flushes: FlushQueue::default(),
             held: Vec::new(),
             looked: Vec::new(),
-            here: Here::default(),
+            inline_io: InlineIo::default(),
             ready: Batch::new(),
             finished: Vec::new(),
         }
     }
 
-    pub(super) fn direct(&self) -> Option<Direct> {
+    pub(super) fn direct(&self) -> Option<DirectAlignment> {
         self.shared.disk.direct
     }
 
     /// The status of a request that needs no file to be answered.
-    fn answer_now(&self, bio: &Bio) -> Option<Status> {
+    fn immediate_status(&self, bio: &Bio) -> Option<Status> {
         let sync = bio.op == Op::Flush || bio.flags.intersects(BioFlags::PREFLUSH | BioFlags::FUA);
         if sync && !self.limits.read_only && self.direct().is_none() && self.shared.syncs.has_failed() {
             return Some(Status::Medium);
@@ -86,7 +86,7 @@ impl FileLane {
         if bio.op == Op::Flush {
             return self.limits.read_only.then_some(Status::Ok);
         }
-        if let Some(status) = crate::refusal(bio, self.limits.size) {
+        if let Some(status) = crate::out_of_range_status(bio, self.limits.size) {
             return Some(status);
         }
         match bio.op {
@@ -97,20 +97,20 @@ impl FileLane {
     }
 
     fn start(&mut self, mut bio: Box<Bio>) {
-        if let Some(status) = self.answer_now(&bio) {
+        if let Some(status) = self.immediate_status(&bio) {
             bio.end_with(status);
             self.ready.push(bio);
             return;
         }
         debug_assert!(!bio.op.has_data() || bio.sectors <= MAX_SECTORS, "longer than announced: {bio:?}");
-        let key = self.slots.insert(Slot::new(bio, &self.shared));
+        let key = self.slots.insert(FileRequest::new(bio, &self.shared));
         self.go_on(key, Segments::new());
     }
 
     /// Gives the ring the operation that a request's step asks for.
     pub(super) fn go_on(&mut self, key: usize, memory: Segments) {
         let slot = &mut self.slots[key];
-        if matches!(slot.step, Step::Flush | Step::FlushAfter) {
+        if matches!(slot.step, RequestStep::Flush | RequestStep::FlushAfter) {
             return self.flush(key);
         }
         let op = slot.operation(memory, &mut self.shared);
@@ -125,7 +125,7 @@ impl FileLane {
     /// Has the ring do it, or the core itself.
     pub(super) fn push(&mut self, tag: u64, op: RingOp) {
         let op = match self.shared.in_memory {
-            true => self.here.push(tag, op),
+            true => self.inline_io.push(tag, op),
             false => Err(op),
         };
         op.unwrap_or_else(|op| self.user.push(tag, op));
@@ -151,26 +151,26 @@ impl FileLane {
     }
 
     /// Does what comes next, unless that stands on a sync that can't be believed yet.
-    pub(super) fn follow(&mut self, key: usize, next: Next) {
+    pub(super) fn follow(&mut self, key: usize, next: NextAction) {
         let slot = &mut self.slots[key];
         let next = match (slot.barrier, &next) {
-            (Some(barrier), Next::End(Status::Ok) | Next::Synced) => {
+            (Some(barrier), NextAction::End(Status::Ok) | NextAction::Synced) => {
                 match self.shared.syncs.verdict(barrier) {
                     None => return self.held.push((key, next)),
                     Some(true) => next,
-                    Some(false) => Next::End(Status::Medium),
+                    Some(false) => NextAction::End(Status::Medium),
                 }
             }
             _ => next,
         };
         match next {
-            Next::Again(memory) => self.go_on(key, memory),
-            Next::Synced => {
+            NextAction::Again(memory) => self.go_on(key, memory),
+            NextAction::Synced => {
                 slot.barrier = None;
                 slot.step = slot.main_step(&self.shared);
                 self.go_on(key, Segments::new());
             }
-            Next::End(status) => {
+            NextAction::End(status) => {
                 let mut bio = self.slots.remove(key).bio;
                 bio.end_with(status);
                 self.ready.push(bio);
@@ -206,8 +206,8 @@ impl Lane for FileLane {
         self.look();
         self.waiting.extend(batch.drain(..));
         self.start_waiting();
-        if !self.here.is_idle() {
-            self.serve_here(cx);
+        if !self.inline_io.is_idle() {
+            self.serve_inline(cx);
         }
         if !self.ready.is_empty() {
             cx.wake_now();
@@ -225,8 +225,8 @@ impl Lane for FileLane {
             self.follow_held(cx);
         }
         self.start_waiting();
-        if !self.here.is_idle() {
-            self.serve_here(cx);
+        if !self.inline_io.is_idle() {
+            self.serve_inline(cx);
         }
         hand_over(&mut self.ready, done);
     }

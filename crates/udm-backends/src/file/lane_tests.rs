@@ -2,10 +2,10 @@
 //! fails.
 
 use super::lane::FileLane;
-use super::outcome::{Next, RETRIES};
-use super::slot::{Slot, Step};
+use super::outcome::{NextAction, RETRIES};
+use super::request::{FileRequest, RequestStep};
 use super::tests::{core, file_of, has_direct, open, skipped, uri};
-use super::{Disks, File};
+use super::{File, OpenDisks};
 use crate::testing::{bare, scattered};
 use std::path::Path;
 use tempfile::TempDir;
@@ -15,28 +15,32 @@ use udm_runtime::{Done, LocalCore, Ring};
 
 /// Gives an errno, or lets the kernel's answer stand, for an operation of a request or, without
 /// one, a flush.
-type Fault<'a> = Box<dyn FnMut(Option<&Slot>) -> Option<i32> + 'a>;
+type FaultFn<'a> = Box<dyn FnMut(Option<&FileRequest>) -> Option<i32> + 'a>;
 
 /// A lane and what becomes of its operations.
-struct Faulty<'a> {
+struct FaultyRing<'a> {
     core: LocalCore,
     lane: FileLane,
-    fault: Fault<'a>,
+    fault: FaultFn<'a>,
 }
 
-impl<'a> Faulty<'a> {
-    fn over(file: &File, fault: impl FnMut(Option<&Slot>) -> Option<i32> + 'a) -> Faulty<'a> {
-        Faulty::on(0, file, fault)
+impl<'a> FaultyRing<'a> {
+    fn over(file: &File, fault: impl FnMut(Option<&FileRequest>) -> Option<i32> + 'a) -> FaultyRing<'a> {
+        FaultyRing::on(0, file, fault)
     }
 
     /// A lane of the core with that descriptor.
-    fn on(handle: usize, file: &File, fault: impl FnMut(Option<&Slot>) -> Option<i32> + 'a) -> Faulty<'a> {
+    fn on(
+        handle: usize,
+        file: &File,
+        fault: impl FnMut(Option<&FileRequest>) -> Option<i32> + 'a,
+    ) -> FaultyRing<'a> {
         let mut core = core();
         let user = core.turn(|cx| Ring::of(cx).unwrap().user());
         let mut lane = FileLane::new(user, &file.disk, &file.handles[handle], file.limits());
         // What the core does by itself has no answers on their way.
         lane.shared.in_memory = false;
-        Faulty { core, lane, fault: Box::new(fault) }
+        FaultyRing { core, lane, fault: Box::new(fault) }
     }
 
     fn submit(&mut self, mut bio: Box<Bio>) {
@@ -88,7 +92,7 @@ fn plain() -> BioFlags {
     BioFlags::empty()
 }
 
-fn is_at(slot: Option<&Slot>, step: Step) -> bool {
+fn is_at(slot: Option<&FileRequest>, step: RequestStep) -> bool {
     slot.is_some_and(|slot| slot.step == step)
 }
 
@@ -106,18 +110,19 @@ fn eio_asks_another_block_and_tries_once_more() {
         rustix::fs::fadvise(file.as_file(), 0, None, rustix::fs::Advice::DontNeed).unwrap();
         let file = open(file.path(), direct, false).unwrap();
         for op in [Op::Read, Op::Write] {
-            let main =
-                |slot: Option<&Slot>| slot.is_some_and(|s| matches!(s.step, Step::Data | Step::Bounce));
+            let main = |slot: Option<&FileRequest>| {
+                slot.is_some_and(|s| matches!(s.step, RequestStep::Data | RequestStep::Bounce))
+            };
             let mut tries = 0;
-            let mut disk = Faulty::over(&file, |slot| {
+            let mut disk = FaultyRing::over(&file, |slot| {
                 tries += i32::from(main(slot));
                 (main(slot) && tries == 1).then_some(EIO)
             });
             assert_eq!(disk.run(op, plain(), 3), Status::Ok, "once is nothing");
-            let mut disk = Faulty::over(&file, |slot| main(slot).then_some(EIO));
+            let mut disk = FaultyRing::over(&file, |slot| main(slot).then_some(EIO));
             assert_eq!(disk.run(op, plain(), 3), Status::Medium);
-            let mut disk = Faulty::over(&file, |slot| {
-                let probe = is_at(slot, Step::Probe);
+            let mut disk = FaultyRing::over(&file, |slot| {
+                let probe = is_at(slot, RequestStep::Probe);
                 (probe || main(slot)).then_some(EIO)
             });
             assert_eq!(disk.run(op, plain(), 3), Status::IoErr);
@@ -133,10 +138,10 @@ fn a_block_from_the_page_cache_clears_no_path() {
     std::fs::read(file.path()).unwrap();
     let file = open(file.path(), false, false).unwrap();
     let (mut cached, mut probes) = (0, 0);
-    let mut disk = Faulty::over(&file, |slot| {
-        cached += i32::from(is_at(slot, Step::Cached));
-        probes += i32::from(is_at(slot, Step::Probe));
-        is_at(slot, Step::Data).then_some(EIO)
+    let mut disk = FaultyRing::over(&file, |slot| {
+        cached += i32::from(is_at(slot, RequestStep::Cached));
+        probes += i32::from(is_at(slot, RequestStep::Probe));
+        is_at(slot, RequestStep::Data).then_some(EIO)
     });
     assert_eq!(disk.run(Op::Read, plain(), 3), Status::IoErr);
     drop(disk);
@@ -147,20 +152,20 @@ fn a_block_from_the_page_cache_clears_no_path() {
 fn eagain_is_tried_again_and_not_for_ever() {
     let file = file_of(65536, 0);
     let file = open(file.path(), false, false).unwrap();
-    let mut disk = Faulty::over(&file, |_| None);
+    let mut disk = FaultyRing::over(&file, |_| None);
     let mut bio = bare(Op::Read, 3, 2);
     bio.start();
     let lane = &mut disk.lane;
-    let key = lane.slots.insert(Slot::new(bio, &lane.shared));
+    let key = lane.slots.insert(FileRequest::new(bio, &lane.shared));
     disk.core.turn(|cx| {
         let mut memory = Segments::from(udm_core::Buf::zeroed(1024));
         for _ in 0..RETRIES {
             match lane.failed(key, EAGAIN, memory, cx) {
-                Next::Again(again) => memory = again,
+                NextAction::Again(again) => memory = again,
                 other => panic!("{other:?}"),
             }
         }
-        assert!(matches!(lane.failed(key, EAGAIN, memory, cx), Next::End(Status::Again)));
+        assert!(matches!(lane.failed(key, EAGAIN, memory, cx), NextAction::End(Status::Again)));
     });
     let mut bio = lane.slots.remove(key).bio;
     bio.finish();
@@ -174,12 +179,13 @@ fn a_failed_flush_is_for_good_on_every_core_and_name() {
     let path = |name: &str| folder.path().join(name);
     std::fs::write(path("a"), vec![0; 65536]).unwrap();
     std::fs::hard_link(path("a"), path("b")).unwrap();
-    let disks = Disks::default();
+    let disks = OpenDisks::default();
     let named = |name: &str| disks.open(&uri(&path(name))).unwrap().1;
     let (a, b) = (named("a"), named("b"));
     let mut first = true;
-    let mut failing = Faulty::over(&a, |slot| (slot.is_none() && std::mem::take(&mut first)).then_some(EIO));
-    let mut other = Faulty::over(&b, |_| None);
+    let mut failing =
+        FaultyRing::over(&a, |slot| (slot.is_none() && std::mem::take(&mut first)).then_some(EIO));
+    let mut other = FaultyRing::over(&b, |_| None);
     assert_eq!(other.run(Op::Flush, plain(), 0), Status::Ok);
     assert_eq!(failing.run(Op::Write, plain(), 0), Status::Ok);
     assert_eq!(failing.run(Op::Flush, plain(), 0), Status::Medium, "no other path may make this good");
@@ -193,10 +199,10 @@ fn a_failed_flush_is_for_good_on_every_core_and_name() {
         assert_eq!(disk.run(Op::Read, plain(), 0), Status::Ok);
     }
     drop((failing, other));
-    let mut late = Faulty::over(&named("b"), |_| None);
+    let mut late = FaultyRing::over(&named("b"), |_| None);
     assert_eq!(late.run(Op::Flush, plain(), 0), Status::Medium, "a name opened later is the same disk");
     drop((a, b, late));
-    let mut anew = Faulty::over(&named("b"), |_| None);
+    let mut anew = FaultyRing::over(&named("b"), |_| None);
     assert_eq!(anew.run(Op::Flush, plain(), 0), Status::Ok, "closed and opened anew");
 }
 
@@ -204,24 +210,26 @@ fn a_failed_flush_is_for_good_on_every_core_and_name() {
 /// sync.
 #[test]
 fn a_failed_fua_write_is_a_failed_sync_only_when_data_was_lost() {
-    let is_fua = |slot: Option<&Slot>| is_at(slot, Step::Data) && slot.is_some_and(|s| s.is_fua());
-    let is_first = |slot: Option<&Slot>| is_fua(slot) && slot.is_some_and(|s| !s.doubted);
-    let is_witness = |slot: Option<&Slot>| slot.is_some_and(|s| matches!(s.step, Step::Witness(_)));
+    let is_fua =
+        |slot: Option<&FileRequest>| is_at(slot, RequestStep::Data) && slot.is_some_and(|s| s.is_fua());
+    let is_first = |slot: Option<&FileRequest>| is_fua(slot) && slot.is_some_and(|s| !s.retried_without_fua);
+    let is_witness =
+        |slot: Option<&FileRequest>| slot.is_some_and(|s| matches!(s.step, RequestStep::Witness(_)));
     for errno in [EIO, ENOSPC] {
         let file = file_of(65536, 1);
         let file = open(file.path(), false, false).unwrap();
-        let mut disk = Faulty::over(&file, |slot| is_fua(slot).then_some(errno));
+        let mut disk = FaultyRing::over(&file, |slot| is_fua(slot).then_some(errno));
         let status = disk.run(Op::Write, BioFlags::FUA, 0);
         assert!(status != Status::Ok && (errno != ENOSPC || status == Status::NoSpace), "{status}");
         assert_eq!(disk.run(Op::Flush, plain(), 0), Status::Ok, "no sync has failed");
         // A full file system that had room a moment later.
-        let mut disk = Faulty::over(&file, |slot| is_first(slot).then_some(errno));
+        let mut disk = FaultyRing::over(&file, |slot| is_first(slot).then_some(errno));
         assert_eq!(disk.run(Op::Write, BioFlags::FUA, 0), Status::Ok);
         assert_eq!(disk.run(Op::Flush, plain(), 0), Status::Ok, "no sync has failed");
         // What was lost may be somebody else's: the write proves nothing either way.
         for write_works in [false, true] {
             let file = open(file_of(65536, 1).path(), false, false).unwrap();
-            let mut disk = Faulty::over(&file, |slot| {
+            let mut disk = FaultyRing::over(&file, |slot| {
                 let fails = if write_works { is_first(slot) } else { is_fua(slot) };
                 (fails || is_witness(slot)).then_some(errno)
             });
@@ -238,22 +246,22 @@ fn a_flush_beside_a_doubted_write_waits_for_the_answer() {
     for lost in [false, true] {
         let file = file_of(65536, 1);
         let file = open(file.path(), false, false).unwrap();
-        let mut doubted = Faulty::over(&file, |slot| {
+        let mut retried_without_fua = FaultyRing::over(&file, |slot| {
             let slot = slot?;
-            let witness = matches!(slot.step, Step::Witness(_));
-            ((witness && lost) || (slot.is_fua() && !slot.doubted)).then_some(EIO)
+            let witness = matches!(slot.step, RequestStep::Witness(_));
+            ((witness && lost) || (slot.is_fua() && !slot.retried_without_fua)).then_some(EIO)
         });
-        let mut quick = Faulty::over(&file, |_| None);
+        let mut quick = FaultyRing::over(&file, |_| None);
         let mut write = bare(Op::Write, 0, 8);
         (write.flags, write.data) = (BioFlags::FUA, scattered(4096, &[]));
-        doubted.submit(write);
+        retried_without_fua.submit(write);
         quick.submit(bare(Op::Flush, 0, 0));
         while quick.lane.held.is_empty() {
             assert!(quick.step().is_empty(), "the other one has yet to end");
             quick.core.park();
         }
         let want = if lost { Status::Medium } else { Status::Ok };
-        assert_eq!((doubted.end().status, quick.end().status), (want, want));
+        assert_eq!((retried_without_fua.end().status, quick.end().status), (want, want));
     }
 }
 
@@ -263,8 +271,8 @@ fn a_flush_that_overlaps_a_failed_one_is_not_believed() {
     for fails in [false, true] {
         let file = file_of(65536, 1);
         let file = open(file.path(), false, false).unwrap();
-        let mut slow = Faulty::over(&file, |_| fails.then_some(EIO));
-        let mut quick = Faulty::over(&file, |_| None);
+        let mut slow = FaultyRing::over(&file, |_| fails.then_some(EIO));
+        let mut quick = FaultyRing::over(&file, |_| None);
         slow.submit(bare(Op::Flush, 0, 0));
         quick.submit(bare(Op::Flush, 0, 0));
         for _ in 0..10_000 {
@@ -284,10 +292,10 @@ fn a_flush_that_overlaps_a_failed_one_is_not_believed() {
 #[test]
 fn flushes_of_two_cores_do_not_wait_for_each_other() {
     let file = file_of(65536, 1);
-    let (_, file) = Disks::new(2).open(&uri(file.path())).unwrap();
+    let (_, file) = OpenDisks::new(2).open(&uri(file.path())).unwrap();
     assert_eq!(file.handles.len(), 2);
-    let mut slow = Faulty::on(0, &file, |_| Some(EIO));
-    let mut quick = Faulty::on(1, &file, |_| None);
+    let mut slow = FaultyRing::on(0, &file, |_| Some(EIO));
+    let mut quick = FaultyRing::on(1, &file, |_| None);
     slow.submit(bare(Op::Flush, 0, 0));
     assert_eq!(quick.run(Op::Flush, plain(), 0), Status::Ok);
     assert_eq!(slow.end().status, Status::Medium);
@@ -300,7 +308,7 @@ fn flushes_are_put_together() {
     let file = file_of(65536, 1);
     let file = open(file.path(), false, false).unwrap();
     let count = std::cell::Cell::new(0);
-    let mut disk = Faulty::over(&file, |slot| {
+    let mut disk = FaultyRing::over(&file, |slot| {
         count.set(count.get() + i32::from(slot.is_none()));
         None
     });
@@ -331,7 +339,7 @@ fn a_failed_flush_past_the_page_cache_fails_the_path() {
     }
     let file = open(file.path(), true, false).unwrap();
     let mut first = true;
-    let mut disk = Faulty::over(&file, |_| std::mem::take(&mut first).then_some(EIO));
+    let mut disk = FaultyRing::over(&file, |_| std::mem::take(&mut first).then_some(EIO));
     assert_eq!(disk.run(Op::Flush, plain(), 0), Status::IoErr);
     assert_eq!(disk.run(Op::Flush, plain(), 0), Status::Ok);
 }
@@ -346,8 +354,8 @@ fn a_cut_file_gives_path_errors_until_it_is_whole_again() {
             continue;
         }
         let device = open(file.path(), direct, false).unwrap();
-        let mut disk = Faulty::over(&device, |_| None);
-        let mut before = Faulty::over(&device, |_| None);
+        let mut disk = FaultyRing::over(&device, |_| None);
+        let mut before = FaultyRing::over(&device, |_| None);
         file.as_file().set_len(8192).unwrap();
         assert_eq!(disk.run(Op::Read, plain(), 0), Status::Ok);
         for sector in [16, 1024, 2040] {
@@ -378,11 +386,11 @@ fn a_cut_file_gives_path_errors_until_it_is_whole_again() {
 #[test]
 fn no_space_behind_the_end_of_a_block_device_is_a_path_error() {
     let file = file_of(1 << 20, 1);
-    let Some(device) = super::tests::Loop::over(file.path()) else {
+    let Some(device) = super::tests::LoopDevice::over(file.path()) else {
         return skipped("no loop device to be had");
     };
     let name = Path::new(&device.0);
-    let mut disk = Faulty::over(&open(name, true, false).unwrap(), |_| None);
+    let mut disk = FaultyRing::over(&open(name, true, false).unwrap(), |_| None);
     file.as_file().set_len(65536).unwrap();
     let set = std::process::Command::new("losetup").arg("--set-capacity").arg(name).status().unwrap();
     assert!(set.success());
@@ -392,6 +400,6 @@ fn no_space_behind_the_end_of_a_block_device_is_a_path_error() {
     }
     let file = file_of(65536, 1);
     let file = open(file.path(), false, false).unwrap();
-    let mut disk = Faulty::over(&file, |slot| is_at(slot, Step::Data).then_some(ENOSPC));
+    let mut disk = FaultyRing::over(&file, |slot| is_at(slot, RequestStep::Data).then_some(ENOSPC));
     assert_eq!(disk.run(Op::Write, plain(), 0), Status::NoSpace);
 }

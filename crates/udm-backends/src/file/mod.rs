@@ -2,7 +2,7 @@
 //! device, through the core's io_uring.
 //!
 //! * **Disk.** A path is resolved when a table is loaded, and means the disk to which it leads
-//!   then: the inode of a regular file, the number of a block device ([`crate::Identity`]). Several
+//!   then: the inode of a regular file, the number of a block device ([`crate::DiskIdentity`]). Several
 //!   names of one disk (hard links, two device nodes) are separate devices over one disk. So they
 //!   can be paths.
 //! * **Page cache.** A block device is opened with `O_DIRECT` unless `direct=off`: two nodes of one
@@ -11,7 +11,7 @@
 //!   unaligned data goes through an aligned buffer. Both modes at once are refused, because each
 //!   would undo the other.
 //! * **Execution.** The ring executes requests. For a file on tmpfs or ramfs the core itself does
-//!   ([`here`]): the ring would pass each request to a kernel worker, at two context switches.
+//!   ([`inline_io`]): the ring would pass each request to a kernel worker, at two context switches.
 //! * **Exclusive use.** Unless `exclusive=off`, a disk that is written has no other writer. A block
 //!   device is opened with `O_EXCL`, which mounts, swap and LVM respect too. A regular file is locked
 //!   as QEMU locks it ([`claim`]).
@@ -37,7 +37,7 @@ mod disk;
 mod extents;
 mod flush;
 mod grow;
-mod here;
+mod inline_io;
 mod lane;
 #[cfg(test)]
 mod lane_tests;
@@ -45,15 +45,15 @@ mod lane_tests;
 mod name_tests;
 mod open;
 mod outcome;
-mod slot;
+mod request;
 mod sync;
 #[cfg(test)]
 mod tests;
 mod warnings;
 
-pub(crate) use disk::Disks;
+pub(crate) use disk::OpenDisks;
 
-use disk::{Disk, Handles};
+use disk::{DiskHandles, OpenDisk};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -74,7 +74,7 @@ const MAX_RANGE: Sectors = Sectors(256 << 11);
 
 /// What direct I/O asks for, in bytes, both powers of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Direct {
+struct DirectAlignment {
     /// Alignment of memory.
     memory: usize,
     /// Alignment of offsets and lengths.
@@ -85,8 +85,8 @@ struct Direct {
 pub(crate) struct File {
     id: DeviceId,
     /// Before the disk, which is the last to let go of them.
-    handles: Handles,
-    disk: Arc<Disk>,
+    handles: DiskHandles,
+    disk: Arc<OpenDisk>,
     /// But for the size.
     limits: Limits,
     growth: Option<Growth>,
@@ -147,7 +147,7 @@ impl Device for File {
         let mut tries = 0;
         loop {
             match flock(&fd, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(Some(Arc::new(Locked(fd)))),
+                Ok(()) => return Ok(Some(Arc::new(FlockGuard(fd)))),
                 // As a block device: the rings of a process that was killed let go a little later.
                 Err(Errno::WOULDBLOCK) if tries < open::CLAIM_TRIES => {
                     tries += 1;
@@ -162,9 +162,9 @@ impl Device for File {
 }
 
 /// A file that is locked.
-struct Locked(Arc<OwnedFd>);
+struct FlockGuard(Arc<OwnedFd>);
 
-impl Drop for Locked {
+impl Drop for FlockGuard {
     fn drop(&mut self) {
         // It ends with the last descriptor, otherwise.
         let _ = flock(&self.0, FlockOperation::Unlock);

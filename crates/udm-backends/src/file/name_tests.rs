@@ -1,8 +1,8 @@
 //! Which disk a name leads to: several names of one, a name of another, and who else has it.
 
-use super::tests::{Disk, Loop, file_of, has_direct, skipped, uri};
-use super::{Disks, File};
-use crate::Identity;
+use super::tests::{DiskUnderTest, LoopDevice, file_of, has_direct, skipped, uri};
+use super::{File, OpenDisks};
+use crate::DiskIdentity;
 use crate::testing::scattered;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -10,11 +10,11 @@ use tempfile::TempDir;
 use udm_core::{Bio, BioFlags, Device, Op, Sector, Sectors, Status};
 use udm_wire::uri::FileUri;
 
-fn named(disks: &Disks, uri: &FileUri) -> File {
+fn named(disks: &OpenDisks, uri: &FileUri) -> File {
     disks.open(uri).unwrap().1
 }
 
-fn refusal(disks: &Disks, uri: &FileUri) -> (i32, String) {
+fn refusal(disks: &OpenDisks, uri: &FileUri) -> (i32, String) {
     let e = disks.open(uri).err().unwrap();
     (e.errno, e.text)
 }
@@ -26,7 +26,7 @@ fn two_names_of_one_disk_are_two_devices_over_one() {
     std::fs::write(path("a"), vec![1; 65536]).unwrap();
     std::fs::hard_link(path("a"), path("b")).unwrap();
     std::fs::write(path("c"), vec![1; 65536]).unwrap();
-    let disks = Disks::default();
+    let disks = OpenDisks::default();
     let (one, a) = disks.open(&uri(&path("a"))).unwrap();
     let (same, b) = disks.open(&uri(&path("b"))).unwrap();
     let (other, _) = disks.open(&uri(&path("c"))).unwrap();
@@ -42,22 +42,22 @@ fn a_name_that_leads_elsewhere_is_another_disk() {
     let folder = TempDir::new().unwrap();
     let path = |name: &str| folder.path().join(name);
     std::fs::write(path("a"), vec![1; 65536]).unwrap();
-    let disks = Disks::default();
+    let disks = OpenDisks::default();
     let (before, old) = disks.open(&uri(&path("a"))).unwrap();
     std::fs::write(path("new"), vec![2; 65536]).unwrap();
     std::fs::rename(path("new"), path("a")).unwrap();
     assert_ne!(disks.look(&uri(&path("a"))).unwrap(), before);
     let new = named(&disks, &uri(&path("a")));
-    assert_eq!(Disk::over(&new).read(0, 1), [2; 512]);
-    assert_eq!(Disk::over(&old).read(0, 1), [1; 512], "who has the old one keeps it");
+    assert_eq!(DiskUnderTest::over(&new).read(0, 1), [2; 512]);
+    assert_eq!(DiskUnderTest::over(&old).read(0, 1), [1; 512], "who has the old one keeps it");
 }
 
 #[test]
 fn a_disk_may_grow_and_shrink_between_loads() {
     let file = file_of(65536, 1);
-    let disks = Disks::default();
+    let disks = OpenDisks::default();
     let device = named(&disks, &uri(file.path()));
-    let mut disk = Disk::over(&device);
+    let mut disk = DiskUnderTest::over(&device);
     assert_eq!(disk.op(Op::Read, BioFlags::empty(), 128, 8), Status::IoErr);
     file.as_file().set_len(131072 + 100).unwrap();
     assert_eq!(device.limits().size, Sectors(128), "nobody has looked yet");
@@ -85,7 +85,7 @@ fn one_disk_goes_one_way_with_respect_to_the_page_cache() {
     let plain = uri(file.path());
     let with = |direct| FileUri { direct: Some(direct), ..uri(file.path()) };
     for (first, second, open) in [(true, false, "on"), (false, true, "off")] {
-        let disks = Disks::default();
+        let disks = OpenDisks::default();
         let device = named(&disks, &with(first));
         let path = file.path().display();
         let want =
@@ -102,10 +102,10 @@ fn one_disk_goes_one_way_with_respect_to_the_page_cache() {
 fn a_name_for_reading_only_writes_nothing() {
     let file = file_of(65536, 1);
     for first in [true, false] {
-        let disks = Disks::default();
+        let disks = OpenDisks::default();
         let open = |readonly| named(&disks, &FileUri { readonly, ..uri(file.path()) });
         let (a, b) = (open(first), open(!first));
-        let (mut a, mut b) = (Disk::over(&a), Disk::over(&b));
+        let (mut a, mut b) = (DiskUnderTest::over(&a), DiskUnderTest::over(&b));
         let want = |readonly| if readonly { Status::ReadOnly } else { Status::Ok };
         assert_eq!(a.op(Op::Write, BioFlags::empty(), 0, 1), want(first));
         assert_eq!(b.op(Op::Write, BioFlags::empty(), 0, 1), want(!first));
@@ -115,12 +115,12 @@ fn a_name_for_reading_only_writes_nothing() {
 #[test]
 fn a_block_device_goes_past_the_page_cache_and_is_had_alone() {
     let file = file_of(1 << 20, 7);
-    let Some(device) = Loop::over(file.path()) else { return skipped("no loop device to be had") };
+    let Some(device) = LoopDevice::over(file.path()) else { return skipped("no loop device to be had") };
     let path = Path::new(&device.0);
-    let (ours, theirs) = (Disks::default(), Disks::default());
+    let (ours, theirs) = (OpenDisks::default(), OpenDisks::default());
     let held = named(&ours, &uri(path));
     assert!(held.disk.direct.is_some() && !held.limits().private_cache);
-    let Identity::Block { .. } = held.disk.identity else { panic!("{:?}", held.disk.identity) };
+    let DiskIdentity::Block { .. } = held.disk.identity else { panic!("{:?}", held.disk.identity) };
     let busy =
         format!("{}: in use: mounted, or open exclusively by another program (exclusive=off?)", device.0);
     assert_eq!(refusal(&theirs, &uri(path)), (16, busy));
@@ -138,8 +138,8 @@ fn a_block_device_goes_past_the_page_cache_and_is_had_alone() {
 #[test]
 fn a_block_device_may_grow() {
     let file = file_of(1 << 20, 7);
-    let Some(device) = Loop::over(file.path()) else { return skipped("no loop device to be had") };
-    let disks = Disks::default();
+    let Some(device) = LoopDevice::over(file.path()) else { return skipped("no loop device to be had") };
+    let disks = OpenDisks::default();
     let uri = uri(Path::new(&device.0));
     let held = named(&disks, &uri);
     file.as_file().set_len(2 << 20).unwrap();
@@ -147,7 +147,7 @@ fn a_block_device_may_grow() {
     assert!(set.success());
     disks.look(&uri).unwrap();
     assert_eq!(held.limits().size, Sectors(4096));
-    assert_eq!(Disk::over(&held).op(Op::Write, BioFlags::empty(), 4088, 8), Status::Ok);
+    assert_eq!(DiskUnderTest::over(&held).op(Op::Write, BioFlags::empty(), 4088, 8), Status::Ok);
 }
 
 /// What is mounted, whole or in part, is not written to.
@@ -163,16 +163,16 @@ fn a_mounted_disk_is_refused() {
     if !quiet(Command::new("mke2fs").args(["-q", "-F"]).arg(&image)) {
         return skipped("no mke2fs");
     }
-    let Some(device) = Loop::over(&image) else { return skipped("no loop device to be had") };
+    let Some(device) = LoopDevice::over(&image) else { return skipped("no loop device to be had") };
     let mount = folder.path().join("mnt");
     std::fs::create_dir(&mount).unwrap();
     if !quiet(Command::new("mount").arg(&device.0).arg(&mount)) {
         return skipped("nothing can be mounted");
     }
-    let (errno, text) = refusal(&Disks::default(), &uri(Path::new(&device.0)));
+    let (errno, text) = refusal(&OpenDisks::default(), &uri(Path::new(&device.0)));
     assert!(quiet(Command::new("umount").arg(&mount)));
     assert!(errno == 16 && text.contains("in use: mounted"), "{text}");
-    named(&Disks::default(), &uri(Path::new(&device.0)));
+    named(&OpenDisks::default(), &uri(Path::new(&device.0)));
 }
 
 /// Two nodes of one disk: what is written and acknowledged through the one is read through the
@@ -180,12 +180,12 @@ fn a_mounted_disk_is_refused() {
 #[test]
 fn two_nodes_of_one_disk_agree() {
     let file = file_of(1 << 20, 7);
-    let (Some(one), Some(two)) = (Loop::over(file.path()), Loop::over(file.path())) else {
+    let (Some(one), Some(two)) = (LoopDevice::over(file.path()), LoopDevice::over(file.path())) else {
         return skipped("no two loop devices to be had");
     };
-    let disks = Disks::default();
+    let disks = OpenDisks::default();
     let (a, b) = (named(&disks, &uri(Path::new(&one.0))), named(&disks, &uri(Path::new(&two.0))));
-    let (mut a, mut b) = (Disk::over(&a), Disk::over(&b));
+    let (mut a, mut b) = (DiskUnderTest::over(&a), DiskUnderTest::over(&b));
     for round in 1..=4u8 {
         let (w, r) = if round % 2 == 0 { (&mut a, &mut b) } else { (&mut b, &mut a) };
         assert_eq!(r.read(0, 64), if round == 1 { vec![7; 32768] } else { vec![round - 1; 32768] });

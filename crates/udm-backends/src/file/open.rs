@@ -1,10 +1,10 @@
 //! Opening a file or block device: what a path leads to, how it is opened, and what that can take.
 
-use super::claim::{InUse, claim};
-use super::disk::{Disk, Disks, Handle, Handles};
-use super::sync::Syncs;
-use super::{Direct, File, MAX_RANGE, MAX_SECTORS, here, warnings};
-use crate::Identity;
+use super::claim::{ClaimConflict, claim};
+use super::disk::{DiskHandle, DiskHandles, OpenDisk, OpenDisks};
+use super::sync::SyncTracker;
+use super::{DirectAlignment, File, MAX_RANGE, MAX_SECTORS, inline_io, warnings};
+use crate::DiskIdentity;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{
     self, AtFlags, FallocateFlags, FileType, Mode, OFlags, SeekFrom, Stat, StatxFlags, Timespec,
@@ -30,7 +30,7 @@ pub(super) const CLAIM_PAUSE: Duration = Duration::from_millis(20);
 
 /// What a descriptor is for.
 #[derive(Clone, Copy)]
-struct How {
+struct OpenMode {
     write: bool,
     /// No other program may write it: a block device is opened with `O_EXCL`, a regular file is
     /// claimed by [`claim`]. It is the descriptor that writes that has it so: the kernel lets no
@@ -38,18 +38,18 @@ struct How {
     alone: bool,
 }
 
-impl How {
-    fn of(uri: &FileUri) -> How {
+impl OpenMode {
+    fn of(uri: &FileUri) -> OpenMode {
         let write = !uri.readonly;
-        How { write, alone: write && uri.exclusive }
+        OpenMode { write, alone: write && uri.exclusive }
     }
 }
 
 /// Says of a path what is wrong with it.
 #[derive(Clone, Copy)]
-struct About<'a>(&'a Path);
+struct DiskPath<'a>(&'a Path);
 
-impl About<'_> {
+impl DiskPath<'_> {
     fn fail(self, what: &str, e: Errno) -> OpenError {
         let text = std::io::Error::from(e).to_string();
         let text = text.split(" (os error").next().unwrap_or_default();
@@ -62,13 +62,13 @@ impl About<'_> {
 
     /// What the path leads to. Looked at before it is opened: opening a FIFO or a tape is not
     /// without effect.
-    fn look(self) -> Result<(Identity, Stat), OpenError> {
+    fn look(self) -> Result<(DiskIdentity, Stat), OpenError> {
         let stat = fs::stat(self.0).map_err(|e| self.fail("", e))?;
         Ok((self.identity(&stat)?, stat))
     }
 
-    fn identity(self, stat: &Stat) -> Result<Identity, OpenError> {
-        Identity::of(stat).ok_or_else(|| {
+    fn identity(self, stat: &Stat) -> Result<DiskIdentity, OpenError> {
+        DiskIdentity::of(stat).ok_or_else(|| {
             let is = match FileType::from_raw_mode(stat.st_mode) {
                 FileType::Directory => "a directory",
                 FileType::Fifo => "a FIFO",
@@ -81,10 +81,10 @@ impl About<'_> {
     }
 
     /// Opens the path; `None` when it leads elsewhere than to `identity` by now.
-    fn open(self, identity: Identity, direct: bool, how: How) -> Result<Option<OwnedFd>, OpenError> {
+    fn open(self, identity: DiskIdentity, direct: bool, how: OpenMode) -> Result<Option<OwnedFd>, OpenError> {
         let access = if how.write { OFlags::RDWR } else { OFlags::RDONLY };
         let cache = if direct { OFlags::DIRECT } else { OFlags::empty() };
-        let is_block = matches!(identity, Identity::Block { .. });
+        let is_block = matches!(identity, DiskIdentity::Block { .. });
         let exclusive = if how.alone && is_block { OFlags::EXCL } else { OFlags::empty() };
         // NONBLOCK, in case the name has become a FIFO since; it is taken off below, since the ring
         // would obey it.
@@ -116,7 +116,7 @@ impl About<'_> {
     }
 
     /// Claims a regular file that is open as `fd`, if `how` says so.
-    fn claim(self, disk: &Disk, fd: &OwnedFd, how: How) -> Result<(), OpenError> {
+    fn claim(self, disk: &OpenDisk, fd: &OwnedFd, how: OpenMode) -> Result<(), OpenError> {
         if !how.alone || disk.is_block {
             return Ok(());
         }
@@ -127,12 +127,18 @@ impl About<'_> {
             std::thread::sleep(CLAIM_PAUSE);
         }
         let who = "in use: another program writes it or forbids writes, by QEMU's locks (readonly=on? exclusive=off?)";
-        claim(fd.as_fd()).map_err(|InUse| self.refuse(EBUSY, who))
+        claim(fd.as_fd()).map_err(|ClaimConflict| self.refuse(EBUSY, who))
     }
 
     /// As many descriptors as pay, the first of which is `fd`; `None` when the path leads elsewhere
     /// by now.
-    fn handles(self, disk: &Disk, fd: OwnedFd, how: How, cores: usize) -> Result<Option<Handles>, OpenError> {
+    fn handles(
+        self,
+        disk: &OpenDisk,
+        fd: OwnedFd,
+        how: OpenMode,
+        cores: usize,
+    ) -> Result<Option<DiskHandles>, OpenError> {
         // Only syncs behind the page cache wait for each other. Of a block device that is had alone
         // there is one descriptor.
         self.claim(disk, &fd, how)?;
@@ -142,14 +148,14 @@ impl About<'_> {
         let mut next = Some(fd);
         while let Some(fd) = next.take() {
             let witness = if how.write && disk.direct.is_none() {
-                let reads = How { write: false, alone: false };
+                let reads = OpenMode { write: false, alone: false };
                 let Some(witness) = self.open(disk.identity, false, reads)? else { return Ok(None) };
                 Some(Arc::new(witness))
             } else {
                 None
             };
-            let syncs = Arc::new(Syncs::new(&disk.failed));
-            handles.push(Handle { fd: Arc::new(fd), witness, syncs });
+            let syncs = Arc::new(SyncTracker::new(&disk.failed));
+            handles.push(DiskHandle { fd: Arc::new(fd), witness, syncs });
             if handles.len() < count {
                 let Some(fd) = self.open(disk.identity, false, how)? else { return Ok(None) };
                 next = Some(fd);
@@ -159,7 +165,7 @@ impl About<'_> {
     }
 
     /// Reads the size of an open disk again.
-    fn refresh(self, disk: &Disk, block: u32) -> Result<(), OpenError> {
+    fn refresh(self, disk: &OpenDisk, block: u32) -> Result<(), OpenError> {
         match disk.refresh().map_err(|e| self.fail("", e))? {
             Sectors::ZERO => Err(self.refuse(EINVAL, &format!("shorter than a block ({block} bytes)"))),
             _ => Ok(()),
@@ -167,13 +173,13 @@ impl About<'_> {
     }
 }
 
-impl Disks {
+impl OpenDisks {
     /// What `uri` leads to now. If that is open its size is read again.
     ///
     /// # Errors
-    /// As [`Disks::open`].
-    pub(crate) fn look(&self, uri: &FileUri) -> Result<Identity, OpenError> {
-        let about = About(&uri.path);
+    /// As [`OpenDisks::open`].
+    pub(crate) fn look(&self, uri: &FileUri) -> Result<DiskIdentity, OpenError> {
+        let about = DiskPath(&uri.path);
         let (identity, _) = about.look()?;
         if let Some(disk) = self.get(identity) {
             about.refresh(&disk, disk.block())?;
@@ -187,8 +193,8 @@ impl Disks {
     /// What the system says, with the path; EINVAL for what is neither a regular file nor a block
     /// device, or is shorter than a block; EBUSY for a block device that somebody else has for
     /// himself, and for a disk that is open the other way with respect to the page cache.
-    pub(crate) fn open(&self, uri: &FileUri) -> Result<(Identity, File), OpenError> {
-        let about = About(&uri.path);
+    pub(crate) fn open(&self, uri: &FileUri) -> Result<(DiskIdentity, File), OpenError> {
+        let about = DiskPath(&uri.path);
         for _ in 0..RACES {
             let (identity, stat) = about.look()?;
             let disk = match self.get(identity) {
@@ -211,23 +217,23 @@ impl Disks {
     /// thread was faster.
     fn make(
         &self,
-        about: About<'_>,
+        about: DiskPath<'_>,
         uri: &FileUri,
-        identity: Identity,
+        identity: DiskIdentity,
         stat: &Stat,
-    ) -> Result<Option<Arc<Disk>>, OpenError> {
-        let is_block = matches!(identity, Identity::Block { .. });
+    ) -> Result<Option<Arc<OpenDisk>>, OpenError> {
+        let is_block = matches!(identity, DiskIdentity::Block { .. });
         let direct = uri.direct.unwrap_or(is_block);
         self.closing.wait(identity);
-        let how = How::of(uri);
+        let how = OpenMode::of(uri);
         let Some(fd) = about.open(identity, direct, how)? else { return Ok(None) };
         let system = |e: Errno| about.fail("", e);
         let direct = if direct { Some(direct_alignment(fd.as_fd()).map_err(system)?) } else { None };
         let block = limits(fd.as_fd(), stat, direct, false).map_err(system)?.logical_block;
         warnings::log(&uri.path, fd.as_fd(), stat, block);
-        let in_memory = here::is_memory(fd.as_fd());
+        let in_memory = inline_io::is_memory(fd.as_fd());
         let closing = Arc::clone(&self.closing);
-        let disk = Arc::new(Disk::new(identity, uri.path.clone(), direct, in_memory, block, closing));
+        let disk = Arc::new(OpenDisk::new(identity, uri.path.clone(), direct, in_memory, block, closing));
         let Some(handles) = about.handles(&disk, fd, how, self.cores)? else { return Ok(None) };
         disk.fds().put(handles, how.write, how.alone);
         Ok(self.put(&disk).then_some(disk))
@@ -236,9 +242,9 @@ impl Disks {
 
 /// A device for one name of an open disk; `None` when the path leads elsewhere by now.
 fn name(
-    about: About<'_>,
+    about: DiskPath<'_>,
     uri: &FileUri,
-    disk: &Arc<Disk>,
+    disk: &Arc<OpenDisk>,
     stat: &Stat,
     cores: usize,
 ) -> Result<Option<File>, OpenError> {
@@ -248,7 +254,7 @@ fn name(
         let what = format!("open with direct={is} already, as {path}: all names of a disk need the same");
         return Err(about.refuse(EBUSY, &what));
     }
-    let how = How::of(uri);
+    let how = OpenMode::of(uri);
     let known = disk.fds().get(how.write, how.alone);
     let handles = match known {
         Some(handles) => handles,
@@ -287,8 +293,13 @@ pub(super) fn size(fd: BorrowedFd<'_>, stat: &Stat) -> Result<u64, Errno> {
     }
 }
 
-/// What the disk can take; its size is left to [`Disk`].
-fn limits(fd: BorrowedFd<'_>, stat: &Stat, direct: Option<Direct>, read_only: bool) -> Result<Limits, Errno> {
+/// What the disk can take; its size is left to [`OpenDisk`].
+fn limits(
+    fd: BorrowedFd<'_>,
+    stat: &Stat,
+    direct: Option<DirectAlignment>,
+    read_only: bool,
+) -> Result<Limits, Errno> {
     let is_block = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
     let (logical, physical) = if is_block {
         (fs::ioctl_blksszget(fd)?, fs::ioctl_blkpbszget(fd)?)
@@ -314,13 +325,13 @@ fn limits(fd: BorrowedFd<'_>, stat: &Stat, direct: Option<Direct>, read_only: bo
 
 /// What direct I/O on `fd` asks for: as the kernel says (`STATX_DIOALIGN`, Linux 6.1), or the
 /// smaller of 512 and 4096 that a read gets away with.
-fn direct_alignment(fd: BorrowedFd<'_>) -> Result<Direct, Errno> {
+fn direct_alignment(fd: BorrowedFd<'_>) -> Result<DirectAlignment, Errno> {
     const DIOALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2000);
     if let Ok(x) = fs::statx(fd, "", AtFlags::EMPTY_PATH, DIOALIGN) {
         let (memory, offset) = (x.stx_dio_mem_align, x.stx_dio_offset_align);
         let sane = |n: u32| n.is_power_of_two() && n <= 65536;
         if x.stx_mask & DIOALIGN.bits() != 0 && sane(memory) && sane(offset) {
-            return Ok(Direct { memory: memory as usize, offset: u64::from(offset).max(512) });
+            return Ok(DirectAlignment { memory: memory as usize, offset: u64::from(offset).max(512) });
         }
     }
     let mut probe = Buf::zeroed(512);
@@ -329,7 +340,7 @@ fn direct_alignment(fd: BorrowedFd<'_>) -> Result<Direct, Errno> {
         Ok(_) => 512,
         Err(e) => return Err(e),
     };
-    Ok(Direct { memory: align as usize, offset: align })
+    Ok(DirectAlignment { memory: align as usize, offset: align })
 }
 
 /// How far behind the end of a file holes are tried, in bytes. Somebody may be making it longer,

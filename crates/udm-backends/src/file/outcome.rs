@@ -5,8 +5,8 @@
 //! ([`FileLane::find_end`]), and which half of a write with FUA failed, the write or the sync.
 
 use super::lane::FileLane;
-use super::slot::{Alone, Blame, Step};
-use super::sync::Ticket;
+use super::request::{NonFuaOutcome, RequestStep, RetryBlame};
+use super::sync::SyncTicket;
 use rand::RngExt;
 use udm_core::errno::{self, EAGAIN, EINTR, EINVAL, EIO, ENOSPC, EOPNOTSUPP};
 use udm_core::{Cx, Op, Segments, Status};
@@ -19,7 +19,7 @@ const PROBES: u32 = 16;
 
 /// What comes after an operation.
 #[derive(Debug)]
-pub(super) enum Next {
+pub(super) enum NextAction {
     /// Another operation, with the memory of the last where it goes on.
     Again(Segments),
     /// The work proper, now that the flush before it is done.
@@ -29,34 +29,42 @@ pub(super) enum Next {
 }
 
 impl FileLane {
-    pub(super) fn succeeded(&mut self, key: usize, bytes: u64, data: Segments, cx: &mut Cx<'_>) -> Next {
+    pub(super) fn succeeded(
+        &mut self,
+        key: usize,
+        bytes: u64,
+        data: Segments,
+        cx: &mut Cx<'_>,
+    ) -> NextAction {
         match self.advanced(key, bytes, data, cx) {
-            Next::End(status) if self.slots[key].doubted => self.ask_witness(key, Alone::Ended(status)),
+            NextAction::End(status) if self.slots[key].retried_without_fua => {
+                self.sync_witness(key, NonFuaOutcome::Ended(status))
+            }
             next => next,
         }
     }
 
-    fn advanced(&mut self, key: usize, bytes: u64, mut data: Segments, cx: &mut Cx<'_>) -> Next {
+    fn advanced(&mut self, key: usize, bytes: u64, mut data: Segments, cx: &mut Cx<'_>) -> NextAction {
         let block = self.direct().map_or(1, |d| d.offset);
         let slot = &mut self.slots[key];
         slot.retries = 0;
-        if let Some(ticket) = slot.ticket.take_if(|_| !slot.doubted) {
+        if let Some(ticket) = slot.ticket.take_if(|_| !slot.retried_without_fua) {
             slot.barrier = Some(self.shared.syncs.end(&ticket));
         }
         match slot.step {
-            Step::Check => {
+            RequestStep::Check => {
                 self.recycle(data);
                 if bytes < u64::from(self.limits.logical_block) {
-                    let end = self.slots[key].aside + bytes;
+                    let end = self.slots[key].probe_offset + bytes;
                     self.shared.disk.found_cut(end);
-                    return Next::End(Status::IoErr);
+                    return NextAction::End(Status::IoErr);
                 }
                 self.checked(key)
             }
-            Step::Data => {
+            RequestStep::Data => {
                 if bytes == slot.left() && slot.done == 0 {
                     slot.bio.data = data;
-                    return Next::End(Status::Ok);
+                    return NextAction::End(Status::Ok);
                 }
                 // Short: the end of the file, more pieces than one operation takes, or a signal.
                 // With direct I/O the rest must start at a block.
@@ -66,14 +74,14 @@ impl FileLane {
                 slot.head.append(moved);
                 if data.is_empty() {
                     slot.bio.data = std::mem::take(&mut slot.head);
-                    return Next::End(Status::Ok);
+                    return NextAction::End(Status::Ok);
                 }
                 if bytes == 0 {
                     return self.ended_early(key, data);
                 }
-                Next::Again(data)
+                NextAction::Again(data)
             }
-            Step::Bounce | Step::Zeroes => {
+            RequestStep::Bounce | RequestStep::Zeroes => {
                 let bytes = bytes - bytes % block;
                 if slot.bio.op == Op::Read
                     && let Some(buf) = data.iter().next()
@@ -85,162 +93,162 @@ impl FileLane {
                     return self.ended_early(key, data);
                 }
                 if slot.left() > 0 {
-                    return Next::Again(data);
+                    return NextAction::Again(data);
                 }
                 let next = self.after_range(key);
                 self.recycle(data);
                 next
             }
-            Step::Range => self.after_range(key),
-            Step::Witness(alone) => self.cleared(key, alone, cx),
-            Step::Cached | Step::Probe if bytes == 0 => {
+            RequestStep::Range => self.after_range(key),
+            RequestStep::Witness(alone) => self.cleared(key, alone, cx),
+            RequestStep::Cached | RequestStep::Probe if bytes == 0 => {
                 self.recycle(data);
-                Next::End(Status::IoErr)
+                NextAction::End(Status::IoErr)
             }
-            Step::Cached => {
+            RequestStep::Cached => {
                 self.recycle(data);
                 self.probe(key, cx)
             }
-            Step::Probe => {
+            RequestStep::Probe => {
                 self.recycle(data);
                 // The disk answers elsewhere. If it does so here as well it was nothing; else this
                 // block is bad on every path.
-                self.try_again(key, Blame::Medium)
+                self.try_again(key, RetryBlame::Medium)
             }
-            Step::End(status) => {
+            RequestStep::End(status) => {
                 self.recycle(data);
                 if bytes == 0 {
-                    let end = self.slots[key].aside;
+                    let end = self.slots[key].probe_offset;
                     self.shared.disk.found_cut(end);
-                    return Next::End(Status::IoErr);
+                    return NextAction::End(Status::IoErr);
                 }
-                Next::End(status)
+                NextAction::End(status)
             }
-            Step::Flush | Step::FlushAfter => unreachable!("flushes are the lane's"),
+            RequestStep::Flush | RequestStep::FlushAfter => unreachable!("flushes are the lane's"),
         }
     }
 
     /// The end is where it should be: on to the work.
-    fn checked(&mut self, key: usize) -> Next {
+    fn checked(&mut self, key: usize) -> NextAction {
         let slot = &mut self.slots[key];
         slot.step = slot.first_step(&self.shared);
-        Next::Again(Segments::new())
+        NextAction::Again(Segments::new())
     }
 
     /// The work is done; a discard or write-zeroes with FUA must still be made durable. A bounced
     /// write is already.
-    fn after_range(&mut self, key: usize) -> Next {
+    fn after_range(&mut self, key: usize) -> NextAction {
         let slot = &mut self.slots[key];
         if slot.is_fua() && !slot.bio.op.has_data() {
-            slot.step = Step::FlushAfter;
-            return Next::Again(Segments::new());
+            slot.step = RequestStep::FlushAfter;
+            return NextAction::Again(Segments::new());
         }
-        Next::End(Status::Ok)
+        NextAction::End(Status::Ok)
     }
 
-    pub(super) fn failed(&mut self, key: usize, errno: i32, data: Segments, cx: &mut Cx<'_>) -> Next {
+    pub(super) fn failed(&mut self, key: usize, errno: i32, data: Segments, cx: &mut Cx<'_>) -> NextAction {
         let slot = &mut self.slots[key];
-        if slot.step == Step::Cached {
+        if slot.step == RequestStep::Cached {
             if errno == EAGAIN {
-                slot.step = Step::Probe;
-                return Next::Again(data);
+                slot.step = RequestStep::Probe;
+                return NextAction::Again(data);
             }
             self.recycle(data);
-            return self.try_again(key, Blame::Path);
+            return self.try_again(key, RetryBlame::Path);
         }
         if (errno == EINTR || errno == EAGAIN) && slot.retries < RETRIES {
             slot.retries += 1;
-            return Next::Again(data);
+            return NextAction::Again(data);
         }
         if let Some(ticket) = slot.ticket.take() {
-            if matches!(slot.step, Step::Witness(_)) {
+            if matches!(slot.step, RequestStep::Witness(_)) {
                 self.sync_failed(&ticket);
-                return Next::End(Status::Medium);
+                return NextAction::End(Status::Medium);
             }
             // Until it is known what failed other syncs are not believed.
             slot.ticket = Some(ticket);
-            if !slot.doubted {
-                slot.doubted = true;
-                return Next::Again(data);
+            if !slot.retried_without_fua {
+                slot.retried_without_fua = true;
+                return NextAction::Again(data);
             }
             self.give_back(key, data);
-            return self.ask_witness(key, Alone::Failed(errno));
+            return self.sync_witness(key, NonFuaOutcome::Failed(errno));
         }
         match slot.step {
-            Step::Range if errno == EOPNOTSUPP => {
+            RequestStep::Range if errno == EOPNOTSUPP => {
                 if slot.bio.op == Op::Discard {
-                    return Next::End(Status::NotSupp);
+                    return NextAction::End(Status::NotSupp);
                 }
                 if slot.keeps_blocks() {
                     self.shared.no_zero_range = true;
                 } else {
                     self.shared.no_punch = true;
                 }
-                slot.step = Step::Zeroes;
-                Next::Again(Segments::new())
+                slot.step = RequestStep::Zeroes;
+                NextAction::Again(Segments::new())
             }
-            Step::Data | Step::Bounce | Step::Zeroes | Step::Range => {
+            RequestStep::Data | RequestStep::Bounce | RequestStep::Zeroes | RequestStep::Range => {
                 self.give_back(key, data);
                 self.blame(key, errno, cx)
             }
             // Nothing can be said about the end; the work itself will tell.
-            Step::Check => {
+            RequestStep::Check => {
                 self.recycle(data);
                 self.checked(key)
             }
-            Step::Probe => {
+            RequestStep::Probe => {
                 self.recycle(data);
-                Next::End(Status::IoErr)
+                NextAction::End(Status::IoErr)
             }
-            Step::End(status) => {
+            RequestStep::End(status) => {
                 self.recycle(data);
-                Next::End(status)
+                NextAction::End(status)
             }
-            Step::Flush | Step::FlushAfter | Step::Cached | Step::Witness(_) => {
+            RequestStep::Flush | RequestStep::FlushAfter | RequestStep::Cached | RequestStep::Witness(_) => {
                 unreachable!("dealt with elsewhere")
             }
         }
     }
 
     /// An operation on the request's own blocks failed.
-    fn blame(&mut self, key: usize, errno: i32, cx: &mut Cx<'_>) -> Next {
+    fn blame(&mut self, key: usize, errno: i32, cx: &mut Cx<'_>) -> NextAction {
         let slot = &mut self.slots[key];
         match (errno, slot.tried) {
             (EIO, None) => self.probe(key, cx),
-            (EIO, Some(Blame::Medium)) => Next::End(Status::Medium),
-            (EIO, Some(Blame::Path)) => Next::End(Status::IoErr),
+            (EIO, Some(RetryBlame::Medium)) => NextAction::End(Status::Medium),
+            (EIO, Some(RetryBlame::Path)) => NextAction::End(Status::IoErr),
             // What the kernel says of a write behind the end of a block device, also of one that is
             // gone.
             (ENOSPC | EINVAL, _) if self.shared.disk.is_block && slot.bio.op != Op::Read => {
                 self.find_end(key, errno::status(errno))
             }
-            _ => Next::End(errno::status(errno)),
+            _ => NextAction::End(errno::status(errno)),
         }
     }
 
     /// The write has been done without its FUA, and has ended or failed. What that says of the
     /// first try is nothing: a full file system may have room a moment later. So the kernel is
     /// asked once more whether it has lost data, through a descriptor that has not been told.
-    fn ask_witness(&mut self, key: usize, alone: Alone) -> Next {
-        self.slots[key].step = Step::Witness(alone);
-        Next::Again(Segments::new())
+    fn sync_witness(&mut self, key: usize, alone: NonFuaOutcome) -> NextAction {
+        self.slots[key].step = RequestStep::Witness(alone);
+        NextAction::Again(Segments::new())
     }
 
     /// No data was lost, and all that was written is durable: what the write did alone is what it
     /// did.
-    fn cleared(&mut self, key: usize, alone: Alone, cx: &mut Cx<'_>) -> Next {
+    fn cleared(&mut self, key: usize, alone: NonFuaOutcome, cx: &mut Cx<'_>) -> NextAction {
         let slot = &mut self.slots[key];
-        slot.doubted = false;
+        slot.retried_without_fua = false;
         slot.barrier = slot.ticket.take().map(|ticket| self.shared.syncs.end(&ticket));
         match alone {
-            Alone::Ended(status) => Next::End(status),
-            Alone::Failed(errno) => self.blame(key, errno, cx),
+            NonFuaOutcome::Ended(status) => NextAction::End(status),
+            NonFuaOutcome::Failed(errno) => self.blame(key, errno, cx),
         }
     }
 
     /// A sync failed, for good.
     #[cold]
-    pub(super) fn sync_failed(&self, ticket: &Ticket) {
+    pub(super) fn sync_failed(&self, ticket: &SyncTicket) {
         if self.shared.syncs.fail(ticket) {
             let path = self.shared.disk.path.display();
             tracing::error!(
@@ -251,18 +259,18 @@ impl FileLane {
 
     /// A read or write that moves nothing: the file was cut since it was opened. The path has lost
     /// what others may still have.
-    fn ended_early(&mut self, key: usize, data: Segments) -> Next {
+    fn ended_early(&mut self, key: usize, data: Segments) -> NextAction {
         self.give_back(key, data);
         let slot = &self.slots[key];
         self.shared.disk.found_cut(slot.bio.sector.bytes() + slot.done);
-        Next::End(Status::IoErr)
+        NextAction::End(Status::IoErr)
     }
 
     /// Puts the bio together again after its data, or a buffer of the lane, came back from an
     /// operation that failed.
     fn give_back(&mut self, key: usize, data: Segments) {
         let slot = &mut self.slots[key];
-        if slot.step == Step::Data {
+        if slot.step == RequestStep::Data {
             let mut whole = std::mem::take(&mut slot.head);
             whole.append(data);
             slot.bio.data = whole;
@@ -279,7 +287,7 @@ impl FileLane {
 
     /// Reads a block that the request did not touch. Behind the page cache, one that is not in it:
     /// what was read a moment ago may come from there though the disk is gone.
-    fn probe(&mut self, key: usize, cx: &mut Cx<'_>) -> Next {
+    fn probe(&mut self, key: usize, cx: &mut Cx<'_>) -> NextAction {
         let block = u64::from(self.limits.logical_block);
         let blocks = self.limits.size.bytes() / block;
         let direct = self.direct().is_some();
@@ -287,32 +295,32 @@ impl FileLane {
         let (first, end) = (slot.bio.sector.bytes() / block, slot.bio.end().bytes().div_ceil(block));
         let others = blocks - (end - first);
         if others == 0 || slot.probes == PROBES {
-            return self.try_again(key, Blame::Path);
+            return self.try_again(key, RetryBlame::Path);
         }
         slot.probes += 1;
         let n = cx.rng().random_range(0..others);
         let at = if n < first { n } else { n + (end - first) };
-        slot.step = if direct { Step::Probe } else { Step::Cached };
-        slot.aside = at * block;
-        Next::Again(self.shared.pool.get(block as usize).into())
+        slot.step = if direct { RequestStep::Probe } else { RequestStep::Cached };
+        slot.probe_offset = at * block;
+        NextAction::Again(self.shared.pool.get(block as usize).into())
     }
 
     /// Has the request done once more; if it fails again, `blame` is to blame.
-    fn try_again(&mut self, key: usize, blame: Blame) -> Next {
+    fn try_again(&mut self, key: usize, blame: RetryBlame) -> NextAction {
         let slot = &mut self.slots[key];
         slot.tried = Some(blame);
         slot.done = 0;
         slot.barrier = None;
         slot.step = slot.main_step(&self.shared);
-        Next::Again(Segments::new())
+        NextAction::Again(Segments::new())
     }
 
     /// Looks whether the request's last block is there: it ends with `status` if so.
-    fn find_end(&mut self, key: usize, status: Status) -> Next {
+    fn find_end(&mut self, key: usize, status: Status) -> NextAction {
         let block = u64::from(self.limits.logical_block);
         let slot = &mut self.slots[key];
-        slot.step = Step::End(status);
-        slot.aside = slot.bio.end().bytes() - block;
-        Next::Again(self.shared.pool.get(block as usize).into())
+        slot.step = RequestStep::End(status);
+        slot.probe_offset = slot.bio.end().bytes() - block;
+        NextAction::Again(self.shared.pool.get(block as usize).into())
     }
 }

@@ -2,12 +2,12 @@
 //!
 //! The kernel tells of data that could not be written back once: to the next sync through each
 //! descriptor. That sync fails, the one after it succeeds, and the data is gone. So a failure is
-//! for good here ([`Syncs::has_failed`]): no sync of the disk is believed any more until it is
+//! for good here ([`SyncTracker::has_failed`]): no sync of the disk is believed any more until it is
 //! closed and opened anew.
 //!
 //! And where several syncs are under way, the failure may be told to one, for data that another one
 //! vouches for. So a sync that succeeded is believed only when all that were under way at that
-//! moment have ended: [`Syncs::end`] gives a [`Barrier`], and [`Syncs::verdict`] says whether it is
+//! moment have ended: [`SyncTracker::end`] gives a [`SyncBarrier`], and [`SyncTracker::verdict`] says whether it is
 //! passed. A sync that was alone is believed at once.
 //!
 //! Whether a write with FUA failed as a write or as a sync does not show. So it is done without
@@ -26,14 +26,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The syncs through a descriptor.
 #[derive(Default)]
-pub(super) struct Syncs {
-    state: Mutex<State>,
+pub(super) struct SyncTracker {
+    state: Mutex<SyncState>,
     /// All descriptors of a disk have this in common.
     failed: Arc<AtomicBool>,
 }
 
 #[derive(Default)]
-struct State {
+struct SyncState {
     next: u64,
     /// Ascending.
     under_way: VecDeque<u64>,
@@ -42,53 +42,53 @@ struct State {
 /// A sync that has begun and must end.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a sync that never ends holds up all others"]
-pub(super) struct Ticket(u64);
+pub(super) struct SyncTicket(u64);
 
 /// All that began before it must have ended.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Barrier(u64);
+pub(super) struct SyncBarrier(u64);
 
-impl Syncs {
+impl SyncTracker {
     /// For a descriptor of a disk.
-    pub(super) fn new(failed: &Arc<AtomicBool>) -> Syncs {
-        Syncs { state: Mutex::default(), failed: Arc::clone(failed) }
+    pub(super) fn new(failed: &Arc<AtomicBool>) -> SyncTracker {
+        SyncTracker { state: Mutex::default(), failed: Arc::clone(failed) }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, SyncState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A sync is about to go to the kernel.
-    pub(super) fn begin(&self) -> Ticket {
+    pub(super) fn begin(&self) -> SyncTicket {
         let mut state = self.state();
         let ticket = state.next;
         state.next += 1;
         state.under_way.push_back(ticket);
-        Ticket(ticket)
+        SyncTicket(ticket)
     }
 
     /// The kernel says that it is done.
-    pub(super) fn end(&self, ticket: &Ticket) -> Barrier {
+    pub(super) fn end(&self, ticket: &SyncTicket) -> SyncBarrier {
         self.over(ticket, false).0
     }
 
     /// The kernel says that it failed. True when it is the first to fail.
-    pub(super) fn fail(&self, ticket: &Ticket) -> bool {
+    pub(super) fn fail(&self, ticket: &SyncTicket) -> bool {
         self.over(ticket, true).1
     }
 
-    fn over(&self, ticket: &Ticket, failed: bool) -> (Barrier, bool) {
+    fn over(&self, ticket: &SyncTicket, failed: bool) -> (SyncBarrier, bool) {
         let mut state = self.state();
         if let Ok(at) = state.under_way.binary_search(&ticket.0) {
             state.under_way.remove(at);
         }
         // Within the lock, so that no verdict on this descriptor comes between.
         let first = failed && !self.failed.swap(true, Ordering::AcqRel);
-        (Barrier(state.next), first)
+        (SyncBarrier(state.next), first)
     }
 
     /// Whether what a sync vouched for is durable; `None` while that can't be said.
-    pub(super) fn verdict(&self, barrier: Barrier) -> Option<bool> {
+    pub(super) fn verdict(&self, barrier: SyncBarrier) -> Option<bool> {
         let state = self.state();
         if self.has_failed() {
             return Some(false);
@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn one_that_was_alone_is_believed_at_once() {
-        let syncs = Syncs::default();
+        let syncs = SyncTracker::default();
         for _ in 0..3 {
             let ticket = syncs.begin();
             let barrier = syncs.end(&ticket);
@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn one_of_several_waits_for_those_that_were_under_way_and_for_no_others() {
-        let syncs = Syncs::default();
+        let syncs = SyncTracker::default();
         let (a, b) = (syncs.begin(), syncs.begin());
         let barrier = syncs.end(&b);
         let c = syncs.begin();
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn a_failure_is_every_ones_and_for_good() {
-        let syncs = Syncs::default();
+        let syncs = SyncTracker::default();
         let (a, b) = (syncs.begin(), syncs.begin());
         let barrier = syncs.end(&b);
         assert!(syncs.fail(&a), "the first");

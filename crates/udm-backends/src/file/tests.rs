@@ -1,6 +1,6 @@
 //! Files as disks, on a real file system and a real ring.
 
-use super::{Disks, File};
+use super::{File, OpenDisks};
 use crate::testing::{bare, scattered};
 use proptest::prelude::*;
 use rustix::fd::AsFd;
@@ -15,7 +15,7 @@ use udm_runtime::{Cluster, CoreOptions, LocalCore};
 use udm_wire::uri::FileUri;
 
 /// A core of its own with a lane of the file.
-pub(super) struct Disk {
+pub(super) struct DiskUnderTest {
     pub(super) core: LocalCore,
     lane: Box<dyn Lane>,
     limits: Limits,
@@ -33,18 +33,18 @@ pub(super) fn uri(path: &Path) -> FileUri {
 /// Opens a disk that nothing else uses.
 pub(super) fn open(path: &Path, direct: bool, readonly: bool) -> Result<File, OpenError> {
     let uri = FileUri { direct: Some(direct), readonly, ..uri(path) };
-    Disks::default().open(&uri).map(|(_, file)| file)
+    OpenDisks::default().open(&uri).map(|(_, file)| file)
 }
 
-impl Disk {
-    pub(super) fn open(path: &Path, direct: bool, readonly: bool) -> Disk {
-        Disk::over(&open(path, direct, readonly).unwrap())
+impl DiskUnderTest {
+    pub(super) fn open(path: &Path, direct: bool, readonly: bool) -> DiskUnderTest {
+        DiskUnderTest::over(&open(path, direct, readonly).unwrap())
     }
 
-    pub(super) fn over(file: &File) -> Disk {
+    pub(super) fn over(file: &File) -> DiskUnderTest {
         let mut core = core();
         let lane = core.open(file).unwrap();
-        Disk { core, lane, limits: file.limits() }
+        DiskUnderTest { core, lane, limits: file.limits() }
     }
 
     pub(super) fn run_all(&mut self, mut batch: Batch) -> Batch {
@@ -92,7 +92,8 @@ pub(super) fn file_of(len: u64, byte: u8) -> NamedTempFile {
 
 /// The same on a file system that is memory, where there is one.
 pub(super) fn file_in_memory(len: u64, byte: u8) -> Option<NamedTempFile> {
-    let file = NamedTempFile::new_in("/dev/shm").ok().filter(|file| super::here::is_memory(file.as_fd()));
+    let file =
+        NamedTempFile::new_in("/dev/shm").ok().filter(|file| super::inline_io::is_memory(file.as_fd()));
     if file.is_none() {
         skipped("/dev/shm is no tmpfs");
     }
@@ -120,7 +121,7 @@ pub(super) fn has_direct(file: &NamedTempFile) -> bool {
 }
 
 #[derive(Debug)]
-struct Request {
+struct RandomIo {
     write: bool,
     at: u64,
     n: u64,
@@ -129,9 +130,9 @@ struct Request {
     fua: bool,
 }
 
-fn request() -> impl Strategy<Value = Request> {
+fn request() -> impl Strategy<Value = RandomIo> {
     let cuts = proptest::collection::vec(1..5000usize, 0..3);
-    (any::<(bool, u64, u64, u8, bool)>(), cuts).prop_map(|((write, at, n, seed, fua), cuts)| Request {
+    (any::<(bool, u64, u64, u8, bool)>(), cuts).prop_map(|((write, at, n, seed, fua), cuts)| RandomIo {
         write,
         at,
         n,
@@ -142,14 +143,14 @@ fn request() -> impl Strategy<Value = Request> {
 }
 
 /// Writes and reads of random ranges, in pieces cut anywhere, against a vector.
-fn as_a_vector(file: &NamedTempFile, direct: bool, requests: &[Request]) {
+fn as_a_vector(file: &NamedTempFile, direct: bool, requests: &[RandomIo]) {
     if direct && !has_direct(file) {
         return;
     }
-    let mut disk = Disk::open(file.path(), direct, false);
+    let mut disk = DiskUnderTest::open(file.path(), direct, false);
     let block = u64::from(disk.limits.logical_block) / 512;
     let mut model = vec![0u8; 2 << 20];
-    for Request { write, at, n, cuts, seed, fua } in requests {
+    for RandomIo { write, at, n, cuts, seed, fua } in requests {
         let sector = at % (4096 / block) * block;
         let sectors = ((n % 600) * block + block).min(4096 - sector);
         let range = (sector * 512) as usize..((sector + sectors) * 512) as usize;
@@ -199,7 +200,7 @@ proptest! {
 #[test]
 fn more_pieces_than_one_operation_takes() {
     let file = file_of(1 << 20, 0);
-    let mut disk = Disk::open(file.path(), false, false);
+    let mut disk = DiskUnderTest::open(file.path(), false, false);
     let mut data = Segments::new();
     for i in 0..2048u32 {
         let mut piece = Buf::zeroed(256);
@@ -215,7 +216,7 @@ fn more_pieces_than_one_operation_takes() {
 #[test]
 fn more_requests_than_slots() {
     let file = file_of(4 << 20, 3);
-    let mut disk = Disk::open(file.path(), false, false);
+    let mut disk = DiskUnderTest::open(file.path(), false, false);
     let bios = (0..3000).map(|i| Bio::read(Sector(i), Sectors(1), scattered(512, &[]))).collect();
     let done = disk.run_all(bios);
     assert!(done.iter().all(|b| b.status == Status::Ok && b.data.iter().all(|d| d.iter().all(|&x| x == 3))));
@@ -224,7 +225,7 @@ fn more_requests_than_slots() {
 #[test]
 fn holes_are_punched_and_blocks_kept() {
     let file = file_of(1 << 20, 7);
-    let mut disk = Disk::open(file.path(), false, false);
+    let mut disk = DiskUnderTest::open(file.path(), false, false);
     if disk.limits.max_discard == Sectors::ZERO {
         return skipped("no holes on this file system");
     }
@@ -247,19 +248,19 @@ fn holes_are_punched_and_blocks_kept() {
 }
 
 /// A tmpfs of 1 MiB, unmounted when it is dropped.
-struct SmallFs(TempDir);
+struct SmallTmpfs(TempDir);
 
-impl SmallFs {
-    fn mount() -> Option<SmallFs> {
+impl SmallTmpfs {
+    fn mount() -> Option<SmallTmpfs> {
         let dir = TempDir::new().unwrap();
         let mut mount = std::process::Command::new("mount");
         mount.args(["-t", "tmpfs", "-o", "size=1M", "udm-test"]).arg(dir.path());
         let mounted = mount.stderr(std::process::Stdio::null()).status().is_ok_and(|s| s.success());
-        mounted.then_some(SmallFs(dir))
+        mounted.then_some(SmallTmpfs(dir))
     }
 }
 
-impl Drop for SmallFs {
+impl Drop for SmallTmpfs {
     fn drop(&mut self) {
         let _ = std::process::Command::new("umount").arg("-l").arg(self.0.path()).status();
     }
@@ -267,10 +268,10 @@ impl Drop for SmallFs {
 
 #[test]
 fn a_full_file_system_is_no_space_and_zeroes_can_be_written() {
-    let Some(fs) = SmallFs::mount() else { return skipped("tmpfs can't be mounted") };
+    let Some(fs) = SmallTmpfs::mount() else { return skipped("tmpfs can't be mounted") };
     let path = fs.0.path().join("disk");
     std::fs::File::create(&path).unwrap().set_len(4 << 20).unwrap();
-    let mut disk = Disk::open(&path, false, false);
+    let mut disk = DiskUnderTest::open(&path, false, false);
     assert_eq!(disk.op(Op::Write, BioFlags::empty(), 0, 1024), Status::Ok);
     let mut data = scattered(1 << 20, &[4096]);
     data.fill(1);
@@ -296,18 +297,18 @@ fn a_full_file_system_is_no_space_and_zeroes_can_be_written() {
 }
 
 /// A loop device over a file, detached when it is dropped.
-pub(super) struct Loop(pub(super) String);
+pub(super) struct LoopDevice(pub(super) String);
 
-impl Loop {
-    pub(super) fn over(path: &Path) -> Option<Loop> {
+impl LoopDevice {
+    pub(super) fn over(path: &Path) -> Option<LoopDevice> {
         let losetup =
             std::process::Command::new("losetup").args(["--find", "--show"]).arg(path).output().ok()?;
         let name = String::from_utf8(losetup.stdout).ok()?.trim().to_owned();
-        (losetup.status.success() && !name.is_empty()).then_some(Loop(name))
+        (losetup.status.success() && !name.is_empty()).then_some(LoopDevice(name))
     }
 }
 
-impl Drop for Loop {
+impl Drop for LoopDevice {
     fn drop(&mut self) {
         let _ = std::process::Command::new("losetup").args(["--detach", &self.0]).status();
     }
@@ -316,9 +317,9 @@ impl Drop for Loop {
 #[test]
 fn block_devices() {
     let file = file_of(1 << 20, 7);
-    let Some(device) = Loop::over(file.path()) else { return skipped("no loop device to be had") };
+    let Some(device) = LoopDevice::over(file.path()) else { return skipped("no loop device to be had") };
     for direct in [false, true] {
-        let mut disk = Disk::open(Path::new(&device.0), direct, false);
+        let mut disk = DiskUnderTest::open(Path::new(&device.0), direct, false);
         assert_eq!((disk.limits.size, disk.limits.logical_block), (Sectors(2048), 512));
         assert_eq!(disk.limits.private_cache, !direct);
         assert_eq!(disk.read(2040, 8), vec![7; 4096]);
@@ -353,7 +354,7 @@ fn opening_a_file_that_grows_destroys_nothing() {
 #[test]
 fn read_only_refuses_writes() {
     let file = file_of(4096, 1);
-    let mut disk = Disk::open(file.path(), false, true);
+    let mut disk = DiskUnderTest::open(file.path(), false, true);
     assert!(disk.limits.read_only);
     for op in [Op::Write, Op::Discard, Op::WriteZeroes] {
         assert_eq!(disk.op(op, BioFlags::empty(), 0, 1), Status::ReadOnly);
@@ -365,7 +366,7 @@ fn read_only_refuses_writes() {
 #[test]
 fn flushes_and_ranges_beyond_the_end() {
     let file = file_of(4096 + 100, 1);
-    let mut disk = Disk::open(file.path(), false, false);
+    let mut disk = DiskUnderTest::open(file.path(), false, false);
     assert_eq!(disk.limits.size, Sectors(8), "a part of a sector is left out");
     assert_eq!(disk.op(Op::Flush, BioFlags::empty(), 0, 0), Status::Ok);
     for op in [Op::Read, Op::Write, Op::Discard, Op::WriteZeroes] {

@@ -1,7 +1,7 @@
 //! A client that blocks: for the control side, which asks servers about their exports, and for
 //! programs that need no more than one request at a time.
 
-use super::server::Address;
+use super::remote_export::ServerAddress;
 use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use std::fs::File;
@@ -23,7 +23,7 @@ const RECEIVE: usize = 64 << 10;
 
 /// Why a server could not be asked, or what it answered.
 #[derive(Debug, thiserror::Error)]
-pub enum AskError {
+pub enum NbdClientError {
     /// It can't be reached.
     #[error("{0}")]
     Io(io::Error),
@@ -32,7 +32,7 @@ pub enum AskError {
     Silent(Duration),
     /// It says something else than it should.
     #[error(transparent)]
-    Client(#[from] ClientError),
+    NbdClient(#[from] ClientError),
     /// It has closed the connection.
     #[error("the server closed the connection")]
     Closed,
@@ -48,23 +48,23 @@ pub enum AskError {
     },
 }
 
-impl From<io::Error> for AskError {
-    fn from(error: io::Error) -> AskError {
+impl From<io::Error> for NbdClientError {
+    fn from(error: io::Error) -> NbdClientError {
         match error.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => AskError::Silent(PATIENCE),
-            _ => AskError::Io(error),
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => NbdClientError::Silent(PATIENCE),
+            _ => NbdClientError::Io(error),
         }
     }
 }
 
-impl AskError {
+impl NbdClientError {
     fn errno(&self) -> i32 {
         match self {
-            AskError::Silent(_) => ETIMEDOUT,
-            AskError::Io(error) => error.raw_os_error().unwrap_or(EIO),
-            AskError::Client(_) => EPROTO,
-            AskError::Closed => ECONNREFUSED,
-            AskError::Failed { errno, .. } => *errno,
+            NbdClientError::Silent(_) => ETIMEDOUT,
+            NbdClientError::Io(error) => error.raw_os_error().unwrap_or(EIO),
+            NbdClientError::NbdClient(_) => EPROTO,
+            NbdClientError::Closed => ECONNREFUSED,
+            NbdClientError::Failed { errno, .. } => *errno,
         }
     }
 
@@ -75,24 +75,24 @@ impl AskError {
 }
 
 /// See the module's documentation.
-pub struct Client {
+pub struct NbdClient {
     stream: File,
     replies: Replies,
     export: Export,
     bytes: Box<[u8]>,
 }
 
-impl Client {
+impl NbdClient {
     /// Connects and chooses the export of `uri`. With `contexts`, structured replies and these
     /// metadata contexts are agreed on, as far as the server has them. The handshake has as long as
     /// the deadline of `uri`, ten seconds at the most. Later a wait of over ten seconds fails.
     ///
     /// # Errors
     /// Who does not answer, or what it answers.
-    pub fn connect(uri: &NbdUri, contexts: &[&str]) -> Result<Client, AskError> {
-        let mut last = AskError::Closed;
+    pub fn connect(uri: &NbdUri, contexts: &[&str]) -> Result<NbdClient, NbdClientError> {
+        let mut last = NbdClientError::Closed;
         for address in addresses(uri)? {
-            match Client::connect_to(&address, uri, contexts) {
+            match NbdClient::connect_to(&address, uri, contexts) {
                 Ok(client) => return Ok(client),
                 Err(error) => last = error,
             }
@@ -100,24 +100,28 @@ impl Client {
         Err(last)
     }
 
-    pub(super) fn connect_to(address: &Address, uri: &NbdUri, contexts: &[&str]) -> Result<Client, AskError> {
+    pub(super) fn connect_to(
+        address: &ServerAddress,
+        uri: &NbdUri,
+        contexts: &[&str],
+    ) -> Result<NbdClient, NbdClientError> {
         let patience = uri.deadline().map_or(PATIENCE, |time| Duration::from_nanos(time.0).min(PATIENCE));
-        Client::shake(address, uri, contexts, patience).map_err(|error| match error {
-            AskError::Silent(_) => AskError::Silent(patience),
+        NbdClient::shake(address, uri, contexts, patience).map_err(|error| match error {
+            NbdClientError::Silent(_) => NbdClientError::Silent(patience),
             error => error,
         })
     }
 
     /// Connects and shakes hands, within `patience`.
     fn shake(
-        address: &Address,
+        address: &ServerAddress,
         uri: &NbdUri,
         contexts: &[&str],
         patience: Duration,
-    ) -> Result<Client, AskError> {
+    ) -> Result<NbdClient, NbdClientError> {
         let until = Instant::now() + patience;
         let left = || match until.saturating_duration_since(Instant::now()) {
-            Duration::ZERO => Err(AskError::Silent(patience)),
+            Duration::ZERO => Err(NbdClientError::Silent(patience)),
             left => Ok(left),
         };
         let mut stream = open(address, patience)?;
@@ -131,7 +135,7 @@ impl Client {
             // A server says nothing behind the handshake until it is asked.
             if let Some(export) = shake.take(&mut &bytes[..n])? {
                 set_patience(&stream, PATIENCE)?;
-                return Ok(Client { stream, replies: Replies::new(&export), export, bytes });
+                return Ok(NbdClient { stream, replies: Replies::new(&export), export, bytes });
             }
             stream.write_all(&shake.take_out())?;
         }
@@ -152,7 +156,7 @@ impl Client {
     /// One request, with `data` behind it: `each` is told what is answered, but for the end.
     ///
     /// # Errors
-    /// The connection is of no more use, unless it is [`AskError::Failed`].
+    /// The connection is of no more use, unless it is [`NbdClientError::Failed`].
     pub fn ask(
         &mut self,
         command: Command,
@@ -160,7 +164,7 @@ impl Client {
         len: u32,
         data: &[u8],
         mut each: impl FnMut(Event<'_>),
-    ) -> Result<(), AskError> {
+    ) -> Result<(), NbdClientError> {
         let flags = CommandFlags::empty();
         self.stream.write_all(&self.replies.ask(0, Asked { command, flags, offset, len }))?;
         self.stream.write_all(data)?;
@@ -171,7 +175,7 @@ impl Client {
                 match event {
                     Event::Done { error: 0, .. } => return Ok(()),
                     Event::Done { error, .. } => {
-                        return Err(AskError::Failed { command, offset, errno: from_nbd(error) });
+                        return Err(NbdClientError::Failed { command, offset, errno: from_nbd(error) });
                     }
                     event => each(event),
                 }
@@ -182,8 +186,8 @@ impl Client {
     /// Reads `len` bytes at `offset`.
     ///
     /// # Errors
-    /// As [`Client::ask`].
-    pub fn read(&mut self, offset: u64, len: u32) -> Result<Vec<u8>, AskError> {
+    /// As [`NbdClient::ask`].
+    pub fn read(&mut self, offset: u64, len: u32) -> Result<Vec<u8>, NbdClientError> {
         let mut data = vec![0; len as usize];
         self.ask(Command::Read, offset, len, &[], |event| {
             // Zeroes are there already.
@@ -197,34 +201,34 @@ impl Client {
     /// Writes `data`, of less than 4 GiB, at `offset`.
     ///
     /// # Errors
-    /// As [`Client::ask`].
-    pub fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), AskError> {
+    /// As [`NbdClient::ask`].
+    pub fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), NbdClientError> {
         self.ask(Command::Write, offset, data.len() as u32, data, |_| {})
     }
 
     /// Makes what was written durable.
     ///
     /// # Errors
-    /// As [`Client::ask`].
-    pub fn flush(&mut self) -> Result<(), AskError> {
+    /// As [`NbdClient::ask`].
+    pub fn flush(&mut self) -> Result<(), NbdClientError> {
         self.ask(Command::Flush, 0, 0, &[], |_| {})
     }
 }
 
 /// Where the server may be. May wait for a name to be resolved.
-pub(super) fn addresses(uri: &NbdUri) -> io::Result<Vec<Address>> {
+pub(super) fn addresses(uri: &NbdUri) -> io::Result<Vec<ServerAddress>> {
     match &uri.address {
-        NbdAddress::Unix(path) => Ok(vec![Address::Unix(path.clone())]),
+        NbdAddress::Unix(path) => Ok(vec![ServerAddress::Unix(path.clone())]),
         NbdAddress::Tcp { host, port } => {
-            Ok((host.as_str(), *port).to_socket_addrs()?.map(Address::Tcp).collect())
+            Ok((host.as_str(), *port).to_socket_addrs()?.map(ServerAddress::Tcp).collect())
         }
     }
 }
 
 /// A socket that is connected within `patience`.
-fn open(address: &Address, patience: Duration) -> io::Result<File> {
+fn open(address: &ServerAddress, patience: Duration) -> io::Result<File> {
     let fd: OwnedFd = match address {
-        Address::Unix(path) => {
+        ServerAddress::Unix(path) => {
             let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
             let fd = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
             // A server that is stopped and has many who wait for it keeps whoever connects waiting.
@@ -232,7 +236,7 @@ fn open(address: &Address, patience: Duration) -> io::Result<File> {
             rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
             fd
         }
-        Address::Tcp(address) => {
+        ServerAddress::Tcp(address) => {
             let stream = TcpStream::connect_timeout(address, patience)?;
             stream.set_nodelay(true)?;
             stream.into()
@@ -249,10 +253,10 @@ fn set_patience(stream: &File, patience: Duration) -> io::Result<()> {
     Ok(sockopt::set_socket_timeout(stream, sockopt::Timeout::Send, patience)?)
 }
 
-fn receive(stream: &mut File, bytes: &mut [u8]) -> Result<usize, AskError> {
+fn receive(stream: &mut File, bytes: &mut [u8]) -> Result<usize, NbdClientError> {
     loop {
         match stream.read(bytes) {
-            Ok(0) => return Err(AskError::Closed),
+            Ok(0) => return Err(NbdClientError::Closed),
             Ok(n) => return Ok(n),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error.into()),

@@ -1,6 +1,6 @@
 //! One connection of a lane: a socket, the ring's operations on it, and where it stands.
 
-use super::server::Server;
+use super::remote_export::RemoteExport;
 use rustix::fd::OwnedFd;
 use rustix::net::{Shutdown, shutdown};
 use std::sync::Arc;
@@ -27,48 +27,52 @@ const SEND: u64 = 1;
 const RECEIVE: u64 = 2;
 
 /// Where a connection stands.
-pub(super) enum Stage {
+pub(super) enum ConnectionStage {
     /// The socket is being connected.
     Connecting,
     /// The handshake is under way.
-    Shaking(Box<Shake>),
+    Handshaking(Box<Shake>),
     /// Requests may be sent.
     Ready(Box<Replies>),
 }
 
 /// Why a connection is given up.
-pub(super) struct Loss {
+pub(super) struct ConnectionLoss {
     /// One line.
     pub(super) why: String,
-    pub(super) end: End,
+    pub(super) end: LossKind,
 }
 
 /// How it has ended, as far as what was sent on it can still be delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum LossKind {
     /// The server has closed it.
     Closed,
     /// The server has broken the protocol: it is open, and what comes means nothing.
-    Lied,
+    ProtocolError,
     /// The server takes too long: it is open, and may be answered on yet.
     Silent,
     /// The server is about to end and wants nothing more (NBD's `ESHUTDOWN`): it is open, and what
     /// is under way may be answered yet.
-    Leaves,
+    ShuttingDown,
     /// Our system has given it up.
-    Dead,
+    LocalError,
 }
 
-impl Loss {
-    pub(super) fn new(end: End, why: impl Into<String>) -> Loss {
-        Loss { why: why.into(), end }
+impl ConnectionLoss {
+    pub(super) fn new(end: LossKind, why: impl Into<String>) -> ConnectionLoss {
+        ConnectionLoss { why: why.into(), end }
     }
 
     /// `what` has failed. Of all errors these alone come from the other end; behind one that does
     /// not, the system says the same as behind one that does, so nothing more is heard.
-    fn failed(what: &str, errno: i32) -> Loss {
-        let end = if matches!(errno, errno::ECONNRESET | errno::EPIPE) { End::Closed } else { End::Dead };
-        Loss::new(end, format!("{what}: {}", errno::text(errno)))
+    fn failed(what: &str, errno: i32) -> ConnectionLoss {
+        let end = if matches!(errno, errno::ECONNRESET | errno::EPIPE) {
+            LossKind::Closed
+        } else {
+            LossKind::LocalError
+        };
+        ConnectionLoss::new(end, format!("{what}: {}", errno::text(errno)))
     }
 }
 
@@ -76,7 +80,7 @@ impl Loss {
 pub(super) struct Connection {
     user: RingUser,
     fd: Arc<OwnedFd>,
-    pub(super) stage: Stage,
+    pub(super) stage: ConnectionStage,
     /// When it was begun.
     pub(super) begun: Nanos,
     /// How often its server had been fenced when the handshake was over.
@@ -99,7 +103,7 @@ pub(super) struct Connection {
 }
 
 /// What an operation of the ring brought.
-pub(super) enum Brought {
+pub(super) enum ConnectionEvent {
     /// The socket is connected.
     Connected,
     /// What was to be sent has left; its buffer.
@@ -117,17 +121,20 @@ impl Connection {
     /// There is no socket to be had.
     pub(super) fn begin(
         ring: &Ring,
-        server: &Server,
+        server: &RemoteExport,
         turn: usize,
         cx: &mut Cx<'_>,
-    ) -> Result<Connection, Loss> {
+    ) -> Result<Connection, ConnectionLoss> {
         let address = &server.addresses[turn % server.addresses.len()];
-        let (fd, to) = server.sockets.open(address).map_err(|e| Loss::new(End::Dead, e.to_string()))?;
+        let (fd, to) = server
+            .sockets
+            .open(address)
+            .map_err(|e| ConnectionLoss::new(LossKind::LocalError, e.to_string()))?;
         let (now, patience) = (cx.now(), server.deadline.unwrap_or(PATIENCE));
         let connection = Connection {
             user: ring.watcher(cx),
             fd: Arc::new(fd),
-            stage: Stage::Connecting,
+            stage: ConnectionStage::Connecting,
             begun: now,
             fenced: 0,
             deadline: now + patience.min(PATIENCE),
@@ -183,7 +190,7 @@ impl Connection {
 
     /// True once requests may be sent.
     pub(super) fn is_ready(&self) -> bool {
-        matches!(self.stage, Stage::Ready(_))
+        matches!(self.stage, ConnectionStage::Ready(_))
     }
 
     /// True while nothing is being sent.
@@ -210,15 +217,15 @@ impl Connection {
         done: Done,
         pool: &mut BufPool,
         cx: &mut Cx<'_>,
-    ) -> Result<Brought, Loss> {
-        let failed = |what, errno| Err(Loss::failed(what, errno));
+    ) -> Result<ConnectionEvent, ConnectionLoss> {
+        let failed = |what, errno| Err(ConnectionLoss::failed(what, errno));
         match (done.tag, done.result) {
-            (CONNECT, Ok(_)) => Ok(Brought::Connected),
+            (CONNECT, Ok(_)) => Ok(ConnectionEvent::Connected),
             (CONNECT, Err(errno)) => failed("connect", errno),
             (SEND, Err(errno)) if errno::is_passing(errno) && !bugs::on(Bug::InterruptedLost) => {
                 // Nothing of it has left.
                 self.passing(errno, SEND, self.sends(done.data), cx);
-                Ok(Brought::Nothing)
+                Ok(ConnectionEvent::Nothing)
             }
             (SEND, Err(errno)) => failed("send", errno),
             (SEND, Ok(n)) => {
@@ -226,24 +233,24 @@ impl Connection {
                 if (n as usize) < data.len() && !bugs::on(Bug::RestNotSent) {
                     drop(data.split_to(n as usize));
                     self.push_send(data);
-                    return Ok(Brought::Nothing);
+                    return Ok(ConnectionEvent::Nothing);
                 }
                 (self.sending, self.shortage) = (false, SHORTAGE);
-                Ok(data.pop().map_or(Brought::Nothing, Brought::Sent))
+                Ok(data.pop().map_or(ConnectionEvent::Nothing, ConnectionEvent::Sent))
             }
-            (_, Ok(0)) => Err(Loss::new(End::Closed, "the server closed the connection")),
+            (_, Ok(0)) => Err(ConnectionLoss::new(LossKind::Closed, "the server closed the connection")),
             (_, Ok(n)) => {
                 let n = n as usize;
                 if n == self.room && self.room < ROOM_MAX {
                     self.room *= 2;
                 }
                 let mut data = done.data;
-                Ok(data.pop().map_or(Brought::Nothing, |buf| Brought::Bytes(buf, n)))
+                Ok(data.pop().map_or(ConnectionEvent::Nothing, |buf| ConnectionEvent::Bytes(buf, n)))
             }
             (_, Err(errno)) if errno::is_passing(errno) => {
                 let buf = self.room_of(done.data.into_iter().next(), pool);
                 self.passing(errno, RECEIVE, self.receives(buf), cx);
-                Ok(Brought::Nothing)
+                Ok(ConnectionEvent::Nothing)
             }
             (_, Err(errno)) => failed("receive", errno),
         }
@@ -252,7 +259,7 @@ impl Connection {
     /// The socket is connected: the handshake begins.
     pub(super) fn shake(&mut self, export: &str, pool: &mut BufPool) {
         let wish = Wish { export: export.to_owned(), structured: true, ..Wish::default() };
-        self.stage = Stage::Shaking(Box::new(Shake::new(wish)));
+        self.stage = ConnectionStage::Handshaking(Box::new(Shake::new(wish)));
         self.receive(None, pool);
     }
 
@@ -322,7 +329,7 @@ impl Drop for Connection {
     /// Nothing of it is left: what is under way is called off, so that the socket is closed. A
     /// server that is well is told; what it still answers nobody hears.
     fn drop(&mut self) {
-        if let (Stage::Ready(replies), false) = (&mut self.stage, self.sending)
+        if let (ConnectionStage::Ready(replies), false) = (&mut self.stage, self.sending)
             && replies.in_flight() == 0
         {
             let asked =

@@ -1,7 +1,7 @@
 //! What of an export is allocated, as its server tells (`base:allocation`).
 
-use super::client::{AskError, Client};
-use super::server::Server;
+use super::client::{NbdClient, NbdClientError};
+use super::remote_export::RemoteExport;
 use std::sync::{Arc, Mutex, PoisonError};
 use udm_core::{Content, Extents, SECTOR_SIZE, Sector, Sectors};
 use udm_wire::nbd::client::Event;
@@ -11,22 +11,27 @@ use udm_wire::nbd::{CONTEXT_ALLOCATION, Command, STATE_ZERO};
 const RANGE_MAX: u64 = 1 << 30;
 
 /// Asks a server, over a connection that is kept for the next question.
-pub(super) struct Asker {
-    server: Arc<Server>,
-    client: Mutex<Option<Client>>,
+pub(super) struct BlockStatusClient {
+    server: Arc<RemoteExport>,
+    client: Mutex<Option<NbdClient>>,
 }
 
-impl Asker {
-    pub(super) fn new(server: &Arc<Server>) -> Asker {
-        Asker { server: Arc::clone(server), client: Mutex::default() }
+impl BlockStatusClient {
+    pub(super) fn new(server: &Arc<RemoteExport>) -> BlockStatusClient {
+        BlockStatusClient { server: Arc::clone(server), client: Mutex::default() }
     }
 
     /// As [`udm_core::Device::extents`].
-    pub(super) fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) -> Result<(), AskError> {
+    pub(super) fn extents(
+        &self,
+        from: Sector,
+        len: Sectors,
+        out: &mut Extents,
+    ) -> Result<(), NbdClientError> {
         let mut kept = self.client.lock().unwrap_or_else(PoisonError::into_inner);
         let mut client = match kept.take() {
             Some(client) => client,
-            None => Client::connect(&self.server.uri, &[CONTEXT_ALLOCATION])?,
+            None => NbdClient::connect(&self.server.uri, &[CONTEXT_ALLOCATION])?,
         };
         let (mut at, end) = (from.bytes(), (from + len).bytes());
         while at < end && !out.is_full() {
@@ -39,13 +44,13 @@ impl Asker {
 }
 
 /// Asks about a range from `at` on, and says how many bytes of it were told.
-fn ask(client: &mut Client, at: u64, left: u64, out: &mut Extents) -> Result<u64, AskError> {
+fn ask(client: &mut NbdClient, at: u64, left: u64, out: &mut Extents) -> Result<u64, NbdClientError> {
     let Some(allocation) = client.export().contexts.first().map(|(id, _)| *id) else {
         out.push(Sectors::from_bytes(left), Content::Data);
         return Ok(left);
     };
     let len = left.min(RANGE_MAX);
-    let mut runs = Runs { told: 0, part: 0, content: Content::Hole };
+    let mut runs = RunMerger { told: 0, part: 0, content: Content::Hole };
     client.ask(Command::BlockStatus, at, len as u32, &[], |event| {
         if let Event::Status { context, descriptors, .. } = event
             && context == allocation
@@ -66,7 +71,7 @@ fn ask(client: &mut Client, at: u64, left: u64, out: &mut Extents) -> Result<u64
 }
 
 /// Puts runs of bytes together into whole sectors: one with two contents is data.
-struct Runs {
+struct RunMerger {
     /// Bytes so far.
     told: u64,
     /// Bytes of the last sector, which is not whole.
@@ -74,7 +79,7 @@ struct Runs {
     content: Content,
 }
 
-impl Runs {
+impl RunMerger {
     fn add(&mut self, bytes: u64, content: Content, out: &mut Extents) {
         self.told += bytes;
         let fills = bytes.min((SECTOR_SIZE - self.part) % SECTOR_SIZE);
@@ -104,7 +109,7 @@ mod tests {
     fn runs_become_sectors() {
         use Content::{Data, Hole};
         let mut out = Extents::new(100);
-        let mut runs = Runs { told: 0, part: 0, content: Hole };
+        let mut runs = RunMerger { told: 0, part: 0, content: Hole };
         for (bytes, content) in [
             (512, Hole),
             (100, Hole),

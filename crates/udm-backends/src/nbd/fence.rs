@@ -2,7 +2,7 @@
 //!
 //! A server may write what it was sent long after its client gave the connection up: one that was
 //! stopped finds the bytes in its socket when it goes on, whatever became of our end of it. So such
-//! writes are *held* ([`super::lingering`]) until one of these is true:
+//! writes are *held* ([`super::abandoned`]) until one of these is true:
 //!
 //! * the server answers: the write is done;
 //! * it closes the connection (`fence=closed`). That proves it of a process that was killed, as its
@@ -18,11 +18,11 @@
 //! command and answered behind it leads to a server that the command knows nothing of. So runs are
 //! numbered, and a connection notes at that moment how many there have been.
 //!
-//! All lanes of all exports that have one address and one command share its runs ([`Runs`]): a
+//! All lanes of all exports that have one address and one command share its runs ([`FenceCommandRuns`]): a
 //! second one would end the server that the first has started. The lock is taken only by those that
 //! hold writes, when they begin to, when the bell rings and when a time is over.
 
-use super::server::Server;
+use super::remote_export::RemoteExport;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -34,8 +34,8 @@ const BACK_OFF: Nanos = Nanos(500_000_000);
 const BACK_OFF_MAX: Nanos = Nanos(30_000_000_000);
 
 /// What all lanes of an export know of it.
-pub(super) struct Fencing {
-    runs: Arc<Runs>,
+pub(super) struct ExportFence {
+    runs: Arc<FenceCommandRuns>,
     /// Writes that are held, in all lanes.
     held: AtomicUsize,
     /// Connections that were given up with such and that our system has lost: nobody will hear that
@@ -44,24 +44,24 @@ pub(super) struct Fencing {
 }
 
 /// The runs of a command for an address.
-pub(crate) struct Runs {
+pub(crate) struct FenceCommandRuns {
     /// Rung when a run has ended.
     bell: Arc<Bell>,
     /// Writes that are held, and connections that were given up with such.
     held: AtomicUsize,
-    lingering: AtomicUsize,
+    abandoned: AtomicUsize,
     /// How many runs have begun, and the number of the last that succeeded; 0 before the first.
     begun: AtomicU64,
     fenced: AtomicU64,
-    run: Mutex<Run>,
+    run: Mutex<RunState>,
 }
 
-impl Default for Runs {
-    fn default() -> Runs {
-        Runs {
+impl Default for FenceCommandRuns {
+    fn default() -> FenceCommandRuns {
+        FenceCommandRuns {
             bell: Arc::new(Bell::new()),
             held: AtomicUsize::new(0),
-            lingering: AtomicUsize::new(0),
+            abandoned: AtomicUsize::new(0),
             begun: AtomicU64::new(0),
             fenced: AtomicU64::new(0),
             run: Mutex::default(),
@@ -69,20 +69,20 @@ impl Default for Runs {
     }
 }
 
-impl Runs {
+impl FenceCommandRuns {
     /// How many have begun: what a connection notes when its handshake is over.
     pub(super) fn begun(&self) -> u64 {
         self.begun.load(SeqCst)
     }
 
-    fn run(&self) -> MutexGuard<'_, Run> {
+    fn run(&self) -> MutexGuard<'_, RunState> {
         self.run.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Runs of the command.
 #[derive(Default)]
-struct Run {
+struct RunState {
     under_way: bool,
     /// How often it has failed since it last succeeded, and how.
     failures: u32,
@@ -93,18 +93,18 @@ struct Run {
 
 /// What a lane that holds writes finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Look {
+pub(super) enum FenceStatus {
     /// They can be delivered no more.
-    Fenced,
+    FenceDone,
     /// The command runs, and the bell is rung behind it.
-    Runs,
+    FenceCommandRuns,
     /// It failed, and is run again at that time, when somebody looks.
     Again(Nanos),
 }
 
-impl Fencing {
-    pub(super) fn new(runs: Arc<Runs>) -> Fencing {
-        Fencing { runs, held: AtomicUsize::new(0), unheard: AtomicUsize::new(0) }
+impl ExportFence {
+    pub(super) fn new(runs: Arc<FenceCommandRuns>) -> ExportFence {
+        ExportFence { runs, held: AtomicUsize::new(0), unheard: AtomicUsize::new(0) }
     }
 
     /// Rung when a run has ended.
@@ -112,7 +112,7 @@ impl Fencing {
         &self.runs.bell
     }
 
-    /// How many runs have begun: see [`Runs::begun`].
+    /// How many runs have begun: see [`FenceCommandRuns::begun`].
     pub(super) fn runs(&self) -> u64 {
         self.runs.begun()
     }
@@ -126,7 +126,7 @@ impl Fencing {
     pub(super) fn hold(&self, writes: usize) {
         self.held.fetch_add(writes, SeqCst);
         self.runs.held.fetch_add(writes, SeqCst);
-        self.runs.lingering.fetch_add(1, SeqCst);
+        self.runs.abandoned.fetch_add(1, SeqCst);
     }
 
     /// Nothing will be heard any more of a connection that has such.
@@ -140,34 +140,34 @@ impl Fencing {
         self.runs.held.fetch_sub(writes, SeqCst);
     }
 
-    /// A connection has none left; `lost` when [`Fencing::lose`] was told of it.
+    /// A connection has none left; `lost` when [`ExportFence::lose`] was told of it.
     pub(super) fn release(&self, lost: bool) {
-        self.runs.lingering.fetch_sub(1, SeqCst);
+        self.runs.abandoned.fetch_sub(1, SeqCst);
         self.unheard.fetch_sub(usize::from(lost), SeqCst);
     }
 
     /// True while a command may kill whoever listens.
     pub(super) fn is_under_way(&self) -> bool {
-        self.runs.lingering.load(SeqCst) > 0 || self.runs.run().under_way
+        self.runs.abandoned.load(SeqCst) > 0 || self.runs.run().under_way
     }
 
     /// A lane that has a connection which noted `runs`, with held writes, looks at `now` whether
     /// they can be delivered any more, and has `command` run where nobody has.
-    pub(super) fn look(server: &Arc<Server>, command: &Path, runs: u64, now: Nanos) -> Look {
+    pub(super) fn look(server: &Arc<RemoteExport>, command: &Path, runs: u64, now: Nanos) -> FenceStatus {
         let this = &server.fencing.runs;
         let mut run = this.run();
         if server.fencing.covers(runs) {
-            return Look::Fenced;
+            return FenceStatus::FenceDone;
         }
         if run.under_way {
-            return Look::Runs;
+            return FenceStatus::FenceCommandRuns;
         }
         if run.failures > 0 {
             let shift = run.failures.min(16) - 1;
             let back_off = Nanos(BACK_OFF.0 << shift).min(BACK_OFF_MAX);
             let next = *run.next.get_or_insert(now + back_off);
             if now < next {
-                return Look::Again(next);
+                return FenceStatus::Again(next);
             }
         }
         run.under_way = true;
@@ -176,7 +176,7 @@ impl Fencing {
         let of = Arc::clone(server);
         let then = move |result| of.fencing.runs.ended(number, result, &of);
         server.sockets.fence(command, &server.uri.plain(), Box::new(then));
-        Look::Runs
+        FenceStatus::FenceCommandRuns
     }
 
     /// Why writes wait, in one line; `None` when none do.
@@ -208,9 +208,9 @@ impl Fencing {
     }
 }
 
-impl Runs {
+impl FenceCommandRuns {
     /// Run `number` has ended.
-    fn ended(&self, number: u64, result: Result<(), String>, server: &Server) {
+    fn ended(&self, number: u64, result: Result<(), String>, server: &RemoteExport) {
         let mut run = self.run();
         let (uri, held) = (server.uri.plain(), self.held.load(SeqCst));
         run.under_way = false;

@@ -1,7 +1,7 @@
 //! Fences without a server: one run of the command for all lanes, its failures, what it covers.
 
-use super::super::server::{Address, Server};
-use super::super::sockets::{Fenced, Sockets};
+use super::super::remote_export::{RemoteExport, ServerAddress};
+use super::super::sockets::{FenceDone, SocketFactory};
 use super::*;
 use rustix::fd::OwnedFd;
 use rustix::net::SocketAddrAny;
@@ -13,22 +13,22 @@ const COMMAND: &str = "/sbin/off";
 
 /// Commands that run until the test ends them.
 #[derive(Clone, Default)]
-struct Commands(Arc<Mutex<Vec<Fenced>>>);
+struct PendingFenceCommands(Arc<Mutex<Vec<FenceDone>>>);
 
-impl Sockets for Commands {
-    fn open(&self, _: &Address) -> std::io::Result<(OwnedFd, SocketAddrAny)> {
+impl SocketFactory for PendingFenceCommands {
+    fn open(&self, _: &ServerAddress) -> std::io::Result<(OwnedFd, SocketAddrAny)> {
         panic!("nobody connects here")
     }
 
     fn reset(&self, _: &OwnedFd) {}
 
-    fn fence(&self, command: &Path, uri: &NbdUri, then: Fenced) {
+    fn fence(&self, command: &Path, uri: &NbdUri, then: FenceDone) {
         assert_eq!((command, uri.to_string().as_str()), (Path::new(COMMAND), "nbd+unix:///?socket=s"));
         self.0.lock().unwrap().push(then);
     }
 }
 
-impl Commands {
+impl PendingFenceCommands {
     fn running(&self) -> usize {
         self.0.lock().unwrap().len()
     }
@@ -39,19 +39,19 @@ impl Commands {
     }
 }
 
-fn server() -> (Arc<Server>, Commands) {
-    let commands = Commands::default();
+fn server() -> (Arc<RemoteExport>, PendingFenceCommands) {
+    let commands = PendingFenceCommands::default();
     let blocks = Export::BLOCKS_ASSUMED;
     let flags = ExportFlags::HAS_FLAGS;
     let export = Export { size: 4096, flags, blocks, structured: false, contexts: vec![] };
     let mut uri = NbdUri::new(NbdAddress::Unix("s".into()), "");
     uri.silence.fence = Fence::Exec(COMMAND.into());
     let world = Box::new(commands.clone());
-    (Arc::new(Server::new(uri, vec![], export, world, Default::default())), commands)
+    (Arc::new(RemoteExport::new(uri, vec![], export, world, Default::default())), commands)
 }
 
-fn look(server: &Arc<Server>, runs: u64, now: u64) -> Look {
-    Fencing::look(server, Path::new(COMMAND), runs, Nanos(now))
+fn look(server: &Arc<RemoteExport>, runs: u64, now: u64) -> FenceStatus {
+    ExportFence::look(server, Path::new(COMMAND), runs, Nanos(now))
 }
 
 #[test]
@@ -60,20 +60,20 @@ fn one_run_is_for_all_that_were_connected_before() {
     server.fencing.hold(3);
     let before = server.fencing.runs();
     assert!(server.fencing.is_under_way() && !server.fencing.covers(before));
-    assert_eq!(look(&server, before, 100), Look::Runs);
+    assert_eq!(look(&server, before, 100), FenceStatus::FenceCommandRuns);
     let meanwhile = server.fencing.runs();
-    assert_eq!(look(&server, before, 101), Look::Runs, "another lane's, connected before");
-    assert_eq!(look(&server, meanwhile, 110), Look::Runs, "connected while it runs");
+    assert_eq!(look(&server, before, 101), FenceStatus::FenceCommandRuns, "another lane's, connected before");
+    assert_eq!(look(&server, meanwhile, 110), FenceStatus::FenceCommandRuns, "connected while it runs");
     assert_eq!(commands.running(), 1);
     commands.end(Ok(()));
-    assert_eq!(look(&server, before, 120), Look::Fenced);
+    assert_eq!(look(&server, before, 120), FenceStatus::FenceDone);
     assert_eq!(
         (look(&server, meanwhile, 120), commands.running()),
-        (Look::Runs, 1),
+        (FenceStatus::FenceCommandRuns, 1),
         "it proves nothing of that"
     );
     commands.end(Ok(()));
-    assert_eq!(look(&server, meanwhile, 130), Look::Fenced);
+    assert_eq!(look(&server, meanwhile, 130), FenceStatus::FenceDone);
     server.fencing.settled(3);
     server.fencing.release(false);
     assert!(!server.fencing.is_under_way());
@@ -87,9 +87,9 @@ fn a_command_that_fails_is_run_again_later_each_time() {
     let second = 1_000_000_000;
     let mut now = second;
     for wait in [second / 2, second, 2 * second] {
-        assert_eq!((look(&server, 0, now), commands.running()), (Look::Runs, 1));
+        assert_eq!((look(&server, 0, now), commands.running()), (FenceStatus::FenceCommandRuns, 1));
         commands.end(Err("exit status: 1".into()));
-        let again = Look::Again(Nanos(now + wait));
+        let again = FenceStatus::Again(Nanos(now + wait));
         assert_eq!((look(&server, 0, now), look(&server, 0, now + wait - 1)), (again, again));
         assert_eq!(commands.running(), 0);
         now += wait;
@@ -98,15 +98,15 @@ fn a_command_that_fails_is_run_again_later_each_time() {
         "2 writes wait until the server answers or is fenced by /sbin/off (failed 3 times: exit status: 1)";
     assert_eq!(server.fencing.waits(&fence).as_deref(), Some(why));
     for _ in 0..40 {
-        assert_eq!(look(&server, 0, now), Look::Runs);
+        assert_eq!(look(&server, 0, now), FenceStatus::FenceCommandRuns);
         commands.end(Err("x".into()));
-        let Look::Again(next) = look(&server, 0, now) else { panic!("it is run again") };
+        let FenceStatus::Again(next) = look(&server, 0, now) else { panic!("it is run again") };
         assert!(next <= Nanos(now) + BACK_OFF_MAX);
         now = next.0;
     }
-    assert_eq!(look(&server, 0, now), Look::Runs);
+    assert_eq!(look(&server, 0, now), FenceStatus::FenceCommandRuns);
     commands.end(Ok(()));
-    assert_eq!(look(&server, 0, now), Look::Fenced);
+    assert_eq!(look(&server, 0, now), FenceStatus::FenceDone);
     server.fencing.settled(2);
     assert_eq!(server.fencing.waits(&fence), None);
 }
@@ -114,7 +114,7 @@ fn a_command_that_fails_is_run_again_later_each_time() {
 /// Two exports of one server: the command is run once, and fences both.
 #[test]
 fn exports_of_one_address_share_the_runs_of_a_command() {
-    let servers = super::super::server::Servers::default();
+    let servers = super::super::remote_export::RemoteExports::default();
     let uri = |export: &str, command: &str| {
         let mut uri = NbdUri::new(NbdAddress::Unix("s".into()), export);
         uri.silence.fence = Fence::Exec(command.into());

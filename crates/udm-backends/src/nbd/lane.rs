@@ -1,10 +1,10 @@
 //! The data-path half of an export of an NBD server: requests to bytes on a connection, and back.
 
-use super::connection::{Brought, Connection, End, Loss, Stage};
-use super::lingering::{LINGERING_MAX, Lent, Lingering};
-use super::outgoing::Outgoing;
-use super::server::Server;
-use super::slot::{Slot, status_of};
+use super::abandoned::{ABANDONED_MAX, AbandonedConnection, LaneResources};
+use super::connection::{Connection, ConnectionEvent, ConnectionLoss, ConnectionStage, LossKind};
+use super::remote_export::RemoteExport;
+use super::request::{NbdRequest, status_of};
+use super::send_queue::SendQueue;
 use slab::Slab;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -32,13 +32,13 @@ pub(super) const BACK_OFF_MAX: Nanos = Nanos(5_000_000_000);
 /// See the module's documentation.
 pub(super) struct NbdLane {
     ring: Ring,
-    server: Arc<Server>,
+    server: Arc<RemoteExport>,
     limits: Limits,
     connection: Option<Connection>,
-    slots: Slab<Slot>,
+    slots: Slab<NbdRequest>,
     /// For a connection, or a slot.
     waiting: VecDeque<Box<Bio>>,
-    outgoing: Outgoing,
+    send_queue: SendQueue,
     ready: Batch,
     pool: BufPool,
     finished: Vec<Done>,
@@ -57,12 +57,12 @@ pub(super) struct NbdLane {
     /// How long that may take, where there is a deadline.
     patience: Option<Patience>,
     /// Connections that were given up with writes that may still be delivered.
-    lingering: Vec<Lingering>,
+    abandoned: Vec<AbandonedConnection>,
     listener: Listener,
 }
 
 impl NbdLane {
-    pub(super) fn new(ring: Ring, server: &Arc<Server>, cx: &mut Cx<'_>) -> NbdLane {
+    pub(super) fn new(ring: Ring, server: &Arc<RemoteExport>, cx: &mut Cx<'_>) -> NbdLane {
         let mut lane = NbdLane {
             ring,
             limits: server.limits(),
@@ -70,7 +70,7 @@ impl NbdLane {
             connection: None,
             slots: Slab::new(),
             waiting: VecDeque::new(),
-            outgoing: Outgoing::default(),
+            send_queue: SendQueue::default(),
             ready: Batch::new(),
             pool: BufPool::new(KEEP),
             finished: Vec::new(),
@@ -82,7 +82,7 @@ impl NbdLane {
             look_at: Nanos(0),
             heard: Nanos(0),
             patience: server.deadline.map(Patience::new),
-            lingering: Vec::new(),
+            abandoned: Vec::new(),
             listener: server.fencing.bell().listen(cx),
         };
         lane.connect(cx);
@@ -104,30 +104,30 @@ impl NbdLane {
         let server = &self.server;
         let is_fencing = matches!(server.uri.silence.fence, Fence::Exec(_)) && server.fencing.is_under_way();
         let soon = cx.now() < self.next_try && server.made() == self.made;
-        !soon && !is_fencing && self.lingering.len() < LINGERING_MAX
+        !soon && !is_fencing && self.abandoned.len() < ABANDONED_MAX
     }
 
     /// There is no connection any more: all that waits for one ends, but for writes that the server
     /// may still deliver.
     #[cold]
-    fn lost(&mut self, Loss { mut why, end }: Loss, cx: &mut Cx<'_>) {
+    fn lost(&mut self, ConnectionLoss { mut why, end }: ConnectionLoss, cx: &mut Cx<'_>) {
         let now = cx.now();
         self.made = self.server.made();
         self.next_try = if bugs::on(Bug::NoBackOff) { now } else { now + self.back_off };
         self.back_off = (self.back_off + self.back_off).min(BACK_OFF_MAX);
-        let status = if end == End::Silent { Status::Timeout } else { Status::Transport };
+        let status = if end == LossKind::Silent { Status::Timeout } else { Status::Transport };
         let mut over: Vec<_> = self.waiting.drain(..).map(|bio| (bio, status)).collect();
         if bugs::on(Bug::LostWithConnection) {
             bugs::lose(over.drain(..).map(|(bio, _)| bio));
         }
         let (connection, mut slots) = (self.connection.take(), std::mem::take(&mut self.slots));
-        let mut outgoing = std::mem::take(&mut self.outgoing);
-        over.extend(outgoing.take_unsent().map(|key| (slots.remove(key).bio, status)));
+        let mut send_queue = std::mem::take(&mut self.send_queue);
+        over.extend(send_queue.take_unsent().map(|key| (slots.remove(key).bio, status)));
         let runs = connection.as_ref().map_or(0, |connection| connection.fenced);
         let fence = &self.server.uri.silence.fence;
-        let is_dead = end == End::Closed && *fence == Fence::Closed || self.server.fencing.covers(runs);
+        let is_dead = end == LossKind::Closed && *fence == Fence::Closed || self.server.fencing.covers(runs);
         let is_dead = is_dead || bugs::on(Bug::RetryBeforeFence);
-        let ends = |(key, slot): (usize, &Slot)| (is_dead || !slot.may_land()).then_some(key);
+        let ends = |(key, slot): (usize, &NbdRequest)| (is_dead || !slot.may_still_apply()).then_some(key);
         for key in slots.iter().filter_map(ends).collect::<Vec<_>>() {
             let slot = slots.remove(key);
             over.push((slot.bio, slot.early.unwrap_or(status)));
@@ -136,11 +136,18 @@ impl NbdLane {
             bio.end_with(status);
             self.ready.push(bio);
         }
-        outgoing.keep_only(&slots);
+        send_queue.keep_only(&slots);
         if !slots.is_empty() {
             why += &format!(": {} writes wait until {}", slots.len(), self.server.fencing.until(fence));
-            let (lingering, mut lent) = self.lend();
-            lingering.push(Lingering::new(connection, end, slots, outgoing, (runs, now), &mut lent));
+            let (abandoned, mut resources) = self.lend();
+            abandoned.push(AbandonedConnection::new(
+                connection,
+                end,
+                slots,
+                send_queue,
+                (runs, now),
+                &mut resources,
+            ));
             // It looks for the first time.
             cx.wake_now();
         }
@@ -148,8 +155,8 @@ impl NbdLane {
     }
 
     /// The lingering connections, and what they are lent.
-    fn lend(&mut self) -> (&mut Vec<Lingering>, Lent<'_>) {
-        let lent = Lent {
+    fn lend(&mut self) -> (&mut Vec<AbandonedConnection>, LaneResources<'_>) {
+        let resources = LaneResources {
             server: &self.server,
             listener: &self.listener,
             pool: &mut self.pool,
@@ -158,16 +165,16 @@ impl NbdLane {
             ready: &mut self.ready,
             works: self.connection.as_ref().is_some_and(Connection::is_ready),
         };
-        (&mut self.lingering, lent)
+        (&mut self.abandoned, resources)
     }
 
     /// Goes on with connections that were given up.
     #[cold]
     fn linger(&mut self, cx: &mut Cx<'_>) {
-        let (lingering, mut lent) = self.lend();
-        lingering.iter_mut().for_each(|one| one.poll(&mut lent, cx));
-        let answered = lingering.iter().any(Lingering::is_answered);
-        lingering.retain(|one| !one.is_over());
+        let (abandoned, mut resources) = self.lend();
+        abandoned.iter_mut().for_each(|one| one.poll(&mut resources, cx));
+        let answered = abandoned.iter().any(AbandonedConnection::is_answered);
+        abandoned.retain(|one| !one.is_over());
         if answered {
             // The server is well again: nobody has to wait before it is connected to.
             (self.next_try, self.back_off) = (cx.now(), BACK_OFF);
@@ -192,7 +199,7 @@ impl NbdLane {
                 format!("others are answered, and one request is not for {}", Span(time))
             }
         };
-        self.lost(Loss::new(End::Silent, why), cx);
+        self.lost(ConnectionLoss::new(LossKind::Silent, why), cx);
     }
 
     /// When the oldest request came; `None` while it can't be late, and nobody has to look.
@@ -215,19 +222,19 @@ impl NbdLane {
             let now = self.server.deadline.map_or(Nanos(0), |_| cx.now());
             while self.slots.len() < SLOTS {
                 let Some(bio) = self.waiting.pop_front() else { break };
-                start(bio, now, &self.limits, &mut self.slots, &mut self.outgoing, &mut self.ready);
+                start(bio, now, &self.limits, &mut self.slots, &mut self.send_queue, &mut self.ready);
             }
         }
         if !connection.may_send() {
             // It has to know when the send under way has left.
-            return connection.set_patient(self.outgoing.is_empty());
+            return connection.set_patient(self.send_queue.is_empty());
         }
-        let Stage::Ready(replies) = &mut connection.stage else { return connection.send_raw() };
-        if self.outgoing.is_empty() {
+        let ConnectionStage::Ready(replies) = &mut connection.stage else { return connection.send_raw() };
+        if self.send_queue.is_empty() {
             return;
         }
-        let buf = self.outgoing.gather(&self.slots, replies, &mut self.pool, &mut self.over);
-        connection.set_patient(self.outgoing.is_empty());
+        let buf = self.send_queue.gather(&self.slots, replies, &mut self.pool, &mut self.over);
+        connection.set_patient(self.send_queue.is_empty());
         connection.send(buf);
         for key in self.over.drain(..) {
             let mut slot = self.slots.remove(key);
@@ -254,26 +261,28 @@ impl NbdLane {
         self.finished = finished;
     }
 
-    fn operation_done(&mut self, done: Done, cx: &mut Cx<'_>) -> Result<(), Loss> {
+    fn operation_done(&mut self, done: Done, cx: &mut Cx<'_>) -> Result<(), ConnectionLoss> {
         let Some(connection) = &mut self.connection else { return Ok(()) };
         match connection.finished(done, &mut self.pool, cx)? {
-            Brought::Connected => connection.shake(&self.server.uri.export, &mut self.pool),
-            Brought::Sent(buf) => self.pool.put(buf),
-            Brought::Bytes(buf, n) => {
+            ConnectionEvent::Connected => connection.shake(&self.server.uri.export, &mut self.pool),
+            ConnectionEvent::Sent(buf) => self.pool.put(buf),
+            ConnectionEvent::Bytes(buf, n) => {
                 if self.server.deadline.is_some() {
                     self.heard = cx.now();
                 }
                 cx.set_work_left(cx.work_left().saturating_sub(n as u64));
-                let more = self.take_in(&buf[..n], cx).map_err(|why| Loss::new(End::Lied, why))?;
+                let more = self
+                    .take_in(&buf[..n], cx)
+                    .map_err(|why| ConnectionLoss::new(LossKind::ProtocolError, why))?;
                 if !more {
                     self.server.leaves(cx.now());
-                    return Err(Loss::new(End::Leaves, "the server shuts down"));
+                    return Err(ConnectionLoss::new(LossKind::ShuttingDown, "the server shuts down"));
                 }
                 if let Some(connection) = &self.connection {
                     connection.receive(Some(buf), &mut self.pool);
                 }
             }
-            Brought::Nothing => {}
+            ConnectionEvent::Nothing => {}
         }
         Ok(())
     }
@@ -282,7 +291,7 @@ impl NbdLane {
     fn take_in(&mut self, mut input: &[u8], cx: &mut Cx<'_>) -> Result<bool, String> {
         let Some(connection) = &mut self.connection else { return Ok(true) };
         let mut more = true;
-        if let Stage::Shaking(shake) = &mut connection.stage {
+        if let ConnectionStage::Handshaking(shake) = &mut connection.stage {
             let Some(export) = shake.take(&mut input).map_err(|e| e.to_string())? else {
                 let out = shake.take_out();
                 connection.raw.extend(out);
@@ -295,9 +304,9 @@ impl NbdLane {
             self.server.is_up();
             // Where it answers it is looked for first the next time.
             self.tries -= 1;
-            connection.stage = Stage::Ready(Box::new(Replies::new(&export)));
+            connection.stage = ConnectionStage::Ready(Box::new(Replies::new(&export)));
         }
-        let Stage::Ready(replies) = &mut connection.stage else { return Ok(true) };
+        let ConnectionStage::Ready(replies) = &mut connection.stage else { return Ok(true) };
         while let Some(event) = replies.take(&mut input).map_err(|e| e.to_string())? {
             match event {
                 Event::Data { tag, at, bytes } => {
@@ -318,11 +327,11 @@ impl NbdLane {
                     more &= error != ESHUTDOWN || bugs::on(Bug::ShutdownStays);
                     let (key, slot) = (tag as usize, &mut self.slots[tag as usize]);
                     let status = slot.verdict(status_of(error));
-                    if !self.outgoing.is_sending(key) && slot.doubts(status, &self.limits, cx.rng()) {
-                        self.outgoing.push(key);
+                    if !self.send_queue.is_sending(key) && slot.needs_probe(status, &self.limits, cx.rng()) {
+                        self.send_queue.push(key);
                         continue;
                     }
-                    answered(key, status, &mut self.slots, &mut self.outgoing, &mut self.ready);
+                    answered(key, status, &mut self.slots, &mut self.send_queue, &mut self.ready);
                 }
             }
         }
@@ -347,31 +356,31 @@ fn start(
     mut bio: Box<Bio>,
     now: Nanos,
     limits: &Limits,
-    slots: &mut Slab<Slot>,
-    outgoing: &mut Outgoing,
+    slots: &mut Slab<NbdRequest>,
+    send_queue: &mut SendQueue,
     ready: &mut Batch,
 ) {
-    if let Some(status) = answer_now(&bio, limits) {
+    if let Some(status) = immediate_status(&bio, limits) {
         bio.end_with(status);
         return ready.push(bio);
     }
-    outgoing.push(slots.insert(Slot::new(bio, limits.write_cache, now)));
+    send_queue.push(slots.insert(NbdRequest::new(bio, limits.write_cache, now)));
 }
 
 /// The server has answered what a slot asked for.
 pub(super) fn answered(
     key: usize,
     status: Status,
-    slots: &mut Slab<Slot>,
-    outgoing: &mut Outgoing,
+    slots: &mut Slab<NbdRequest>,
+    send_queue: &mut SendQueue,
     ready: &mut Batch,
 ) {
     let slot = &mut slots[key];
     if slot.flushing && status.is_ok() {
         slot.flushing = false;
-        return outgoing.push(key);
+        return send_queue.push(key);
     }
-    if outgoing.is_sending(key) {
+    if send_queue.is_sending(key) {
         slot.early = Some(status);
         return;
     }
@@ -381,11 +390,11 @@ pub(super) fn answered(
 }
 
 /// The status of a request that needs no server to be answered.
-fn answer_now(bio: &Bio, limits: &Limits) -> Option<Status> {
+fn immediate_status(bio: &Bio, limits: &Limits) -> Option<Status> {
     if bio.op == Op::Flush {
         return (!limits.write_cache).then_some(Status::Ok);
     }
-    if let Some(status) = crate::refusal(bio, limits.size) {
+    if let Some(status) = crate::out_of_range_status(bio, limits.size) {
         return Some(status);
     }
     let max = limits.max_for(bio.op);
@@ -423,12 +432,12 @@ impl Lane for NbdLane {
         self.collect(cx);
         self.send(cx);
         self.look_for_silence(cx);
-        if !self.lingering.is_empty() {
+        if !self.abandoned.is_empty() {
             self.linger(cx);
         }
         if let Some(deadline) = self.connection.as_ref().and_then(Connection::deadline) {
             if deadline <= cx.now() {
-                self.lost(Loss::new(End::Dead, "the server does not answer"), cx);
+                self.lost(ConnectionLoss::new(LossKind::LocalError, "the server does not answer"), cx);
             } else {
                 cx.wake_at(deadline);
             }
@@ -443,7 +452,7 @@ impl Lane for NbdLane {
     }
 
     fn held(&self) -> usize {
-        self.lingering.iter().map(Lingering::held).sum()
+        self.abandoned.iter().map(AbandonedConnection::held).sum()
     }
 
     /// Turns while it connects, so that it can be given up in time.

@@ -30,7 +30,7 @@
 //!   writes on all (`CAN_MULTI_CONN`), or if nothing is written. Otherwise a task owns one
 //!   connection for all cores ([`Funnel`]).
 //! * **Another export.** A server that returns with another size, or with fewer abilities, is
-//!   refused ([`Server::accept`]): the layers above have their limits from before.
+//!   refused ([`RemoteExport::accept`]): the layers above have their limits from before.
 //! * **Memory.** Data is copied between requests and the connection's buffers, 256 KiB each way. So
 //!   a connection can be abandoned at any time, and late bytes touch no memory of a finished
 //!   request.
@@ -41,24 +41,24 @@
 //! * A discard is `TRIM`, a write-zeroes `WRITE_ZEROES`, a flush `FLUSH`. A server without them
 //!   gets none: the request is refused, and a flush has nothing to do.
 
+mod abandoned;
 mod client;
 mod connection;
 mod extents;
 mod fence;
 mod lane;
-mod lingering;
-mod outgoing;
-mod server;
-mod slot;
+mod remote_export;
+mod request;
+mod send_queue;
 mod sockets;
 
-pub use client::{AskError, Client};
-pub use server::Address;
-pub(crate) use server::Servers;
-pub use sockets::{Fenced, Sockets};
+pub use client::{NbdClient, NbdClientError};
+pub(crate) use remote_export::RemoteExports;
+pub use remote_export::ServerAddress;
+pub use sockets::{FenceDone, SocketFactory};
 
-use extents::Asker;
-use server::Server;
+use extents::BlockStatusClient;
+use remote_export::RemoteExport;
 use std::sync::Arc;
 use udm_core::errno::EOPNOTSUPP;
 use udm_core::{Commons, Content, Cx, Device, DeviceId, Extents, Lane, Limits, OpenError, Sector, Sectors};
@@ -70,18 +70,18 @@ use udm_wire::uri::NbdUri;
 /// An export of a server.
 pub(crate) struct Nbd {
     id: DeviceId,
-    server: Arc<Server>,
+    server: Arc<RemoteExport>,
     direct: Arc<dyn Device>,
     /// For a server that takes one connection alone.
     funnel: Option<Funnel>,
-    asker: Asker,
+    asker: BlockStatusClient,
 }
 
 impl Nbd {
-    pub(crate) fn new(server: Arc<Server>) -> Nbd {
-        let direct = Arc::new(Direct { id: DeviceId::new(), server: Arc::clone(&server) });
+    pub(crate) fn new(server: Arc<RemoteExport>) -> Nbd {
+        let direct = Arc::new(PerLaneExport { id: DeviceId::new(), server: Arc::clone(&server) });
         let funnel = (!server.takes_many()).then(Funnel::default);
-        Nbd { id: DeviceId::new(), direct, funnel, asker: Asker::new(&server), server }
+        Nbd { id: DeviceId::new(), direct, funnel, asker: BlockStatusClient::new(&server), server }
     }
 }
 
@@ -89,17 +89,22 @@ impl Nbd {
 /// `export`: for a world that is made up, whose lanes get their sockets from `sockets`. It must not
 /// be asked for its extents or looked at again: that is asked of the system.
 #[must_use]
-pub fn made(uri: NbdUri, address: Address, export: Export, sockets: Box<dyn Sockets>) -> Arc<dyn Device> {
-    Arc::new(Nbd::new(Arc::new(Server::new(uri, vec![address], export, sockets, Default::default()))))
+pub fn simulated_export(
+    uri: NbdUri,
+    address: ServerAddress,
+    export: Export,
+    sockets: Box<dyn SocketFactory>,
+) -> Arc<dyn Device> {
+    Arc::new(Nbd::new(Arc::new(RemoteExport::new(uri, vec![address], export, sockets, Default::default()))))
 }
 
 /// An export whose lanes have a connection each.
-struct Direct {
+struct PerLaneExport {
     id: DeviceId,
-    server: Arc<Server>,
+    server: Arc<RemoteExport>,
 }
 
-impl Device for Direct {
+impl Device for PerLaneExport {
     fn id(&self) -> DeviceId {
         self.id
     }

@@ -1,7 +1,7 @@
 //! What lanes want of the world besides their core's ring: the system, or a world that is made up.
 
-use super::server::Address;
-use crate::beside;
+use super::remote_export::ServerAddress;
+use crate::blocking;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType, sockopt};
@@ -26,40 +26,40 @@ const KEEPALIVE: Duration = Duration::from_secs(15);
 const USER_TIMEOUT: u32 = i32::MAX as u32;
 
 /// Is told whether a server is fenced, or why not, in one line.
-pub type Fenced = Box<dyn FnOnce(Result<(), String>) + Send>;
+pub type FenceDone = Box<dyn FnOnce(Result<(), String>) + Send>;
 
 /// See the module's documentation. All else that a lane does with a socket it asks of its core's
 /// ring.
-pub trait Sockets: Send + Sync {
+pub trait SocketFactory: Send + Sync {
     /// A socket for a connection to `address`, set up, and what it is to be connected to.
     ///
     /// # Errors
     /// There is none to be had.
-    fn open(&self, address: &Address) -> io::Result<(OwnedFd, SocketAddrAny)>;
+    fn open(&self, address: &ServerAddress) -> io::Result<(OwnedFd, SocketAddrAny)>;
 
     /// What is sent on `socket` and has not left yet is sent no more when it is closed.
     fn reset(&self, socket: &OwnedFd);
 
     /// Runs `command`, which is to keep the server of `uri` from delivering anything. Returns at
     /// once; `then` is told how it ended, at any time and on any thread.
-    fn fence(&self, command: &Path, uri: &NbdUri, then: Fenced);
+    fn fence(&self, command: &Path, uri: &NbdUri, then: FenceDone);
 }
 
 /// The system's.
-pub(super) struct Real;
+pub(super) struct SystemSockets;
 
-impl Sockets for Real {
-    fn open(&self, address: &Address) -> io::Result<(OwnedFd, SocketAddrAny)> {
+impl SocketFactory for SystemSockets {
+    fn open(&self, address: &ServerAddress) -> io::Result<(OwnedFd, SocketAddrAny)> {
         /// Room for a deep queue of 4 KiB writes; the kernel cuts it to what it allows.
         const UNIX_SEND_BUFFER: usize = 4 << 20;
         let open = |family| rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None);
         match address {
-            Address::Unix(path) => {
+            ServerAddress::Unix(path) => {
                 let fd = open(AddressFamily::UNIX)?;
                 sockopt::set_socket_send_buffer_size(&fd, UNIX_SEND_BUFFER)?;
                 Ok((fd, SocketAddrUnix::new(path)?.into()))
             }
-            Address::Tcp(address) => {
+            ServerAddress::Tcp(address) => {
                 let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
                 let fd = open(family)?;
                 sockopt::set_tcp_nodelay(&fd, true)?;
@@ -77,10 +77,10 @@ impl Sockets for Real {
         let _ = sockopt::set_socket_linger(socket, Some(Duration::ZERO));
     }
 
-    fn fence(&self, command: &Path, uri: &NbdUri, then: Fenced) {
+    fn fence(&self, command: &Path, uri: &NbdUri, then: FenceDone) {
         let (mut prepared, name) = (prepare(command, uri), command.display().to_string());
         let no_thread = || Err("there is no thread to run it".into());
-        beside::run("udm-fence", then, no_thread, move || {
+        blocking::run("udm-fence", then, no_thread, move || {
             run(&mut prepared).map_err(|why| format!("{name}: {why}"))
         });
     }

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, anyhow};
 use std::sync::Arc;
 use udm_core::{Cores, DevNo, Device};
-use udm_dm::testing::{TestIo, TestResolver};
+use udm_dm::testing::{TestControlIo, TestResolver};
 use udm_dm::{MappedDevice, Table};
 use udm_targets::TARGETS;
 
@@ -22,7 +22,7 @@ pub(super) fn mapped(
         resolver.add(&number.to_string(), number, Arc::clone(disk));
     }
     let lines = udm_wire::table::parse(table)?;
-    let table = Table::build(TARGETS, &lines, &mut resolver, &TestIo::new(), core_count)
+    let table = Table::build(TARGETS, &lines, &mut resolver, &TestControlIo::new(), core_count)
         .map_err(|why| anyhow!("{table}: {why:?}"))?;
     let device = MappedDevice::new("lab", None, DevNo { major: 254, minor: 0 }).context("a device")?;
     device.load(table).context("its table")?;

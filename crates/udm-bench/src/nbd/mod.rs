@@ -20,7 +20,7 @@ use client_wire::NbdClientWire;
 use rustix::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::thread;
-use udm_backends::nbd::Client;
+use udm_backends::nbd::NbdClient;
 use udm_core::{Limits, Op};
 use udm_runtime::pin;
 use udm_wire::nbd::client::Export;
@@ -34,7 +34,7 @@ impl BenchRun<'_> {
     /// When the load can't begin. What fails later is in the report.
     pub fn measure_nbd(&self, uri: &NbdUri) -> Result<Report> {
         check(self.load)?;
-        let (first, export) = Client::connect(uri, &[])?.into_socket();
+        let (first, export) = NbdClient::connect(uri, &[])?.into_socket();
         let several = self.load.numjobs == 1 || export.flags.contains(ExportFlags::CAN_MULTI_CONN);
         let reads = self.load.rw.op() == Some(Op::Read);
         ensure!(
@@ -43,7 +43,7 @@ impl BenchRun<'_> {
         );
         let mut sockets = vec![first];
         for _ in 1..self.load.numjobs {
-            sockets.push(Client::connect(uri, &[])?.into_socket().0);
+            sockets.push(NbdClient::connect(uri, &[])?.into_socket().0);
         }
         self.on_sockets(sockets, &export)
     }

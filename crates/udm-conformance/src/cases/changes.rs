@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::time::Instant;
 use udm_core::errno::{EAGAIN, EINTR, EIO};
 use udm_core::{BioFlags, Op};
-use udm_dm::{Change, MappedDevice, Wake};
+use udm_dm::{DeviceTransition, MappedDevice, WakeFn};
 
 const fn load(round: u64) -> CaseLoad {
     CaseLoad { each: 24, blocks: 6, round }
 }
 
-fn wake() -> Wake {
+fn wake() -> WakeFn {
     Arc::new(|| {})
 }
 
@@ -128,7 +128,8 @@ pub(super) fn called_off(rig: &mut TestRig) {
         rig.ground.hold(true);
         let sent = load(3).submit(rig);
         rig.world.settle();
-        let mut change: Change = device(rig).suspend(true, wake()).expect("nothing else changes it");
+        let mut change: DeviceTransition =
+            device(rig).suspend(true, wake()).expect("nothing else changes it");
         assert!(!rig.world.begin_change(&mut change), "suspended with requests in flight");
         rig.world.call_off(&mut change);
         assert!(rig.world.change(change).is_err_and(|e| e.errno == EINTR), "called off is EINTR");

@@ -7,7 +7,7 @@ use rand::RngExt;
 use std::sync::Arc;
 use udm_core::errno::EINTR;
 use udm_core::{BioFlags, Op, Status};
-use udm_dm::{Change, MappedDevice};
+use udm_dm::{DeviceTransition, MappedDevice};
 
 /// Acts of a run.
 const ACTS: usize = 150;
@@ -20,7 +20,7 @@ struct RandomRun<'a> {
     device: Arc<MappedDevice>,
     /// By handle: what was sent and not collected.
     sent: Vec<Vec<Request>>,
-    change: Option<Change>,
+    change: Option<DeviceTransition>,
     holding: bool,
     /// Tables that mean the same.
     tables: Vec<String>,
@@ -162,7 +162,7 @@ impl RandomRun<'_> {
     fn begin(&mut self, resume: bool) {
         if self.change.is_none() {
             let noflush = !self.paths.is_empty() || self.rig.rng.random_range(0..2) == 0;
-            let wake: udm_dm::Wake = Arc::new(|| {});
+            let wake: udm_dm::WakeFn = Arc::new(|| {});
             let change = if resume { self.device.resume(wake) } else { self.device.suspend(noflush, wake) };
             self.change = Some(change.expect("nothing else changes it"));
         }

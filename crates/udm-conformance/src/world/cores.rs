@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel}
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use udm_core::{CoreId, Cores as _, Cx, Device, DeviceId, LaneCommand};
-use udm_dm::{Change, TargetError};
+use udm_dm::{DeviceTransition, TargetError};
 use udm_runtime::{Cluster, CoreOptions, LocalCore};
 
 const CORES: usize = 2;
@@ -62,7 +62,7 @@ impl ThreadedWorld {
         self.cluster.broadcast(self.nobody, LaneCommand::Kick);
     }
 
-    fn step(&self, change: &mut Change, patience: Duration) -> Option<Result<(), TargetError>> {
+    fn step(&self, change: &mut DeviceTransition, patience: Duration) -> Option<Result<(), TargetError>> {
         let end = Instant::now() + patience;
         loop {
             match change.step(&*self.cluster) {
@@ -216,11 +216,11 @@ impl DeviceWorld for ThreadedWorld {
         self.cores.iter().map(|core| core.open_requests() as usize).sum()
     }
 
-    fn change(&mut self, mut change: Change) -> Result<(), TargetError> {
+    fn change(&mut self, mut change: DeviceTransition) -> Result<(), TargetError> {
         self.step(&mut change, HANG).expect("hung: a change")
     }
 
-    fn begin_change(&mut self, change: &mut Change) -> bool {
+    fn begin_change(&mut self, change: &mut DeviceTransition) -> bool {
         self.step(change, Duration::from_millis(20)).is_some()
     }
 
@@ -228,7 +228,7 @@ impl DeviceWorld for ThreadedWorld {
         self.cluster.clone()
     }
 
-    fn call_off(&mut self, change: &mut Change) {
+    fn call_off(&mut self, change: &mut DeviceTransition) {
         change.cancel(&*self.cluster);
     }
 

@@ -13,7 +13,7 @@ use crate::{Answer, CheckingLayer, DeviceFacts, InitialContent, Request};
 use std::sync::Arc;
 use std::time::Duration;
 use udm_core::{Device, LaneCommand};
-use udm_dm::Change;
+use udm_dm::DeviceTransition;
 
 /// How long anything may take before it counts as hung. No measure.
 pub const HANG: Duration = Duration::from_secs(30);
@@ -43,16 +43,16 @@ pub trait DeviceWorld {
     ///
     /// # Errors
     /// The change's own.
-    fn change(&mut self, change: Change) -> Result<(), udm_dm::TargetError>;
+    fn change(&mut self, change: DeviceTransition) -> Result<(), udm_dm::TargetError>;
 
     /// Steps a change as far as it goes by itself; true when it is over.
-    fn begin_change(&mut self, change: &mut Change) -> bool;
+    fn begin_change(&mut self, change: &mut DeviceTransition) -> bool;
 
     /// The cores, for those that send them commands.
     fn cores(&self) -> Arc<dyn udm_core::Cores>;
 
     /// Calls a change off; it still has to be stepped to its end.
-    fn call_off(&mut self, change: &mut Change);
+    fn call_off(&mut self, change: &mut DeviceTransition);
 
     /// All clients vanish with what they have in flight, `then` happens, and when all is forgotten
     /// new clients come. Only where handles are clients.

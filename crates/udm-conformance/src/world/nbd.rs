@@ -8,7 +8,7 @@ use crate::{Answer, CheckingLayer, DeviceFacts, Request};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use udm_core::{BioFlags, Device, SECTOR_SIZE, Sectors};
-use udm_dm::{Change, TargetError};
+use udm_dm::{DeviceTransition, TargetError};
 use udm_frontends::nbd::{Export, Exports, NbdServer, ServerOptions};
 use udm_runtime::{Runtime, RuntimeOptions};
 use udm_wire::nbd::{ExportFlags, Info};
@@ -103,7 +103,7 @@ impl NbdWorld {
         }
     }
 
-    fn step(&self, change: &mut Change, patience: Duration) -> Option<Result<(), TargetError>> {
+    fn step(&self, change: &mut DeviceTransition, patience: Duration) -> Option<Result<(), TargetError>> {
         let cluster = self.runtime.as_ref().expect("there are cores").cluster().clone();
         let end = Instant::now() + patience;
         loop {
@@ -174,11 +174,11 @@ impl DeviceWorld for NbdWorld {
         self.clients.iter().map(NbdTestClient::in_flight).sum()
     }
 
-    fn change(&mut self, mut change: Change) -> Result<(), TargetError> {
+    fn change(&mut self, mut change: DeviceTransition) -> Result<(), TargetError> {
         self.step(&mut change, HANG).expect("hung: a change")
     }
 
-    fn begin_change(&mut self, change: &mut Change) -> bool {
+    fn begin_change(&mut self, change: &mut DeviceTransition) -> bool {
         self.step(change, Duration::from_millis(20)).is_some()
     }
 
@@ -186,7 +186,7 @@ impl DeviceWorld for NbdWorld {
         self.runtime.as_ref().expect("there are cores").cluster().clone()
     }
 
-    fn call_off(&mut self, change: &mut Change) {
+    fn call_off(&mut self, change: &mut DeviceTransition) {
         let cluster = self.runtime.as_ref().expect("there are cores").cluster().clone();
         change.cancel(&*cluster);
     }

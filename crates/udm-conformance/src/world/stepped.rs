@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use udm_core::{Cores, Device, Nanos};
 use udm_dm::testing::TestWorld;
-use udm_dm::{Change, TargetError};
+use udm_dm::{DeviceTransition, TargetError};
 
 const CORES: usize = 2;
 
@@ -137,7 +137,7 @@ impl DeviceWorld for SteppedWorld {
         self.in_flight()
     }
 
-    fn change(&mut self, mut change: Change) -> Result<(), TargetError> {
+    fn change(&mut self, mut change: DeviceTransition) -> Result<(), TargetError> {
         let inboxes = self.world.cores();
         for _ in 0..TURNS_MAX {
             if let Some(result) = change.step(&*inboxes) {
@@ -148,7 +148,7 @@ impl DeviceWorld for SteppedWorld {
         panic!("hung: a change with {} requests in flight", self.in_flight());
     }
 
-    fn begin_change(&mut self, change: &mut Change) -> bool {
+    fn begin_change(&mut self, change: &mut DeviceTransition) -> bool {
         let inboxes = self.world.cores();
         for _ in 0..200 {
             if change.step(&*inboxes).is_some() {
@@ -163,7 +163,7 @@ impl DeviceWorld for SteppedWorld {
         self.world.cores()
     }
 
-    fn call_off(&mut self, change: &mut Change) {
+    fn call_off(&mut self, change: &mut DeviceTransition) {
         change.cancel(&*self.world.cores());
     }
 

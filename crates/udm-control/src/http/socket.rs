@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use udm_frontends::unix_socket::Bound;
+use udm_frontends::unix_socket::BoundUnixSocket;
 pub use udm_frontends::unix_socket::PATH_MAX;
 
 /// A control socket. Dropping it removes its file where we have made that, unless another server
@@ -16,14 +16,14 @@ pub struct Socket {
     pub(super) listener: UnixListener,
     path: PathBuf,
     /// Nothing where the file is somebody else's.
-    _bound: Option<Bound>,
+    _bound: Option<BoundUnixSocket>,
 }
 
 impl Socket {
     /// Binds `path`, and makes its folder (mode 0700) when only that is missing.
     ///
     /// # Errors
-    /// As [`Bound::new`]'s.
+    /// As [`BoundUnixSocket::new`]'s.
     pub fn bind(path: &Path) -> io::Result<Socket> {
         let folder = path.parent().filter(|f| !f.as_os_str().is_empty()).unwrap_or(Path::new("."));
         match fs::create_dir(folder) {
@@ -32,7 +32,7 @@ impl Socket {
             Err(_) if folder.is_dir() => {}
             Err(error) => return Err(error),
         }
-        let bound = Bound::new(path)?;
+        let bound = BoundUnixSocket::new(path)?;
         let listener = UnixListener::from(bound.as_fd().try_clone_to_owned()?);
         Ok(Socket { listener, path: path.into(), _bound: Some(bound) })
     }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use udm_backends::Backends;
-pub use udm_backends::{Identity, Opened};
+pub use udm_backends::{DiskIdentity, OpenedDevice};
 use udm_core::OpenError;
 use udm_wire::uri::{DeviceUri, FileUri};
 
@@ -12,13 +12,13 @@ pub trait DeviceOpener: Send + Sync {
     ///
     /// # Errors
     /// As there.
-    fn look(&self, uri: &DeviceUri) -> Result<Identity, OpenError>;
+    fn look(&self, uri: &DeviceUri) -> Result<DiskIdentity, OpenError>;
 
     /// As [`Backends::open`].
     ///
     /// # Errors
     /// As there.
-    fn open(&self, uri: &DeviceUri) -> Result<Opened, OpenError>;
+    fn open(&self, uri: &DeviceUri) -> Result<OpenedDevice, OpenError>;
 
     /// The word under which a device is known: a file goes by its real path, so that links and `..`
     /// lead to the same device.
@@ -32,11 +32,11 @@ pub trait DeviceOpener: Send + Sync {
 }
 
 impl DeviceOpener for Backends {
-    fn look(&self, uri: &DeviceUri) -> Result<Identity, OpenError> {
+    fn look(&self, uri: &DeviceUri) -> Result<DiskIdentity, OpenError> {
         Backends::look(self, uri)
     }
 
-    fn open(&self, uri: &DeviceUri) -> Result<Opened, OpenError> {
+    fn open(&self, uri: &DeviceUri) -> Result<OpenedDevice, OpenError> {
         Backends::open(self, uri)
     }
 

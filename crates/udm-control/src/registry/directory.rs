@@ -25,7 +25,7 @@ use std::time::Instant;
 use udm_core::bugs::{self, Bug};
 use udm_core::errno::{EBUSY, EINVAL, ENXIO};
 use udm_core::{DevNo, Nanos};
-use udm_dm::{MappedDevice, NewsKind, StateChange, TargetError};
+use udm_dm::{EventKind, MappedDevice, StateChange, TargetError};
 
 /// How many mapped devices there can be (the kernel's minors have 20 bits).
 const MAPPED_MAX: u32 = 1 << 20;
@@ -64,8 +64,8 @@ impl Mapped {
     }
 
     /// Has who listens told of a change.
-    pub(crate) fn tell(&self, kind: NewsKind, line: &str) {
-        self.device.tell_news(&|| StateChange::new(kind, line));
+    pub(crate) fn tell(&self, kind: EventKind, line: &str) {
+        self.device.emit_event(&|| StateChange::new(kind, line));
     }
 
     /// What the verbs for snapshots know of it. Held for moments.
@@ -212,7 +212,7 @@ impl DeviceDirectory {
         let told = Arc::clone(&waiters);
         device.on_event(Arc::new(move || told.wake()));
         let feed = Arc::clone(&self.feed);
-        device.on_news(Arc::new(move |news| feed.tell(news)));
+        device.set_event_sink(Arc::new(move |news| feed.tell(news)));
         let mapped = Arc::new(Mapped {
             device,
             waiters,
@@ -280,7 +280,7 @@ impl CreationGuard<'_> {
         let mut state = self.registry.state();
         state.directory.set(&self.mapped, ListingStage::Active);
         // Before anybody can find and change it.
-        self.mapped.tell(NewsKind::Created, "created");
+        self.mapped.tell(EventKind::Created, "created");
     }
 }
 
@@ -305,7 +305,7 @@ impl Leaving<'_> {
         self.gone = true;
         let mut state = self.registry.state();
         // Before its name can be another's.
-        self.mapped.tell(NewsKind::Removed, "removed");
+        self.mapped.tell(EventKind::Removed, "removed");
         state.directory.forget(&self.mapped);
     }
 }
@@ -387,7 +387,7 @@ impl Registry {
     ) -> Result<CreationGuard<'_>, TargetError> {
         let mapped = self.state().directory.reserve(name, uuid, minor)?;
         if self.upkeep.get().is_some() {
-            mapped.device.set_upkeep(self.upkeep(name, uuid));
+            mapped.device.set_path_maintenance(self.upkeep(name, uuid));
             mapped.device.set_clock(control_clock);
         }
         Ok(CreationGuard { registry: self, mapped, complete: false })

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
-use udm_dm::News;
+use udm_dm::DeviceEvent;
 
 /// How many changes are kept.
 pub(crate) const KEPT: usize = 1024;
@@ -55,7 +55,7 @@ impl Default for EventStream {
 
 impl EventStream {
     /// Something has changed.
-    pub fn tell(&self, news: &dyn Fn() -> News) {
+    pub fn tell(&self, news: &dyn Fn() -> DeviceEvent) {
         // As with those who wait for an event: what has changed is there before it is looked who
         // listens, and who listens says so before he looks.
         fence(Ordering::SeqCst);
@@ -166,7 +166,7 @@ fn now_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
 }
 
-fn event(news: News) -> api::Event {
+fn event(news: DeviceEvent) -> api::Event {
     api::Event {
         id: 0,
         time_ms: now_ms(),
@@ -196,17 +196,17 @@ fn lost(id: u64, count: Option<u64>) -> api::Event {
 mod tests {
     use super::*;
     use udm_core::DevNo;
-    use udm_dm::{NewsKind, StateChange};
+    use udm_dm::{EventKind, StateChange};
 
     const BASE: u64 = 1000;
 
     fn tell(feed: &EventStream, line: u64) {
-        feed.tell(&|| News {
+        feed.tell(&|| DeviceEvent {
             device: "d".into(),
             uuid: None,
             number: DevNo { major: 254, minor: 0 },
             event_nr: 0,
-            change: StateChange::new(NewsKind::Event, line.to_string()),
+            change: StateChange::new(EventKind::Event, line.to_string()),
         });
     }
 
@@ -312,7 +312,7 @@ mod tests {
         let docs = include_str!("../../../../docs/events.md");
         let api = include_str!("../http/api_events.rs");
         let rows = docs.lines().filter(|line| line.starts_with("| `"));
-        let kinds = || NewsKind::ALL.iter().map(|kind| kind.text()).chain(["lost"]);
+        let kinds = || EventKind::ALL.iter().map(|kind| kind.text()).chain(["lost"]);
         let listed: Vec<&str> = rows.filter_map(|row| row.split('`').nth(1)).collect();
         assert_eq!(listed, kinds().collect::<Vec<_>>());
         assert!(kinds().all(|kind| api.contains(&format!("\"{kind}\""))));
@@ -322,12 +322,12 @@ mod tests {
     fn a_line_is_a_line() {
         let feed = Arc::new(EventStream::default());
         let mut listening = feed.listen(BASE, None);
-        feed.tell(&|| News {
+        feed.tell(&|| DeviceEvent {
             device: "d".into(),
             uuid: None,
             number: DevNo { major: 254, minor: 0 },
             event_nr: 0,
-            change: StateChange::new(NewsKind::PathFailed, "a\x1b[2J\nb"),
+            change: StateChange::new(EventKind::PathFailed, "a\x1b[2J\nb"),
         });
         assert_eq!(all(&mut listening)[0].1, "a\\u{1b}[2J\\nb");
     }

@@ -14,11 +14,11 @@ use crate::error::VerbError;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use udm_backends::Identity;
+use udm_backends::DiskIdentity;
 use udm_core::bugs::{self, Bug};
 use udm_core::errno::{self, EBUSY, EINVAL, ENOENT, ENXIO};
 use udm_core::{DevNo, Device, OpenError};
-use udm_dm::{DeviceRef, LookupError, Resolver, StoreMark, TargetError};
+use udm_dm::{DeviceRef, InvalidStoreMark, LookupError, Resolver, TargetError};
 use udm_wire::uri::{self, DeviceUri, FileUri};
 
 /// From where relative paths count.
@@ -106,7 +106,7 @@ impl<'a> TableResolver<'a> {
     /// `found`, which does not lie on the device that the table is for.
     fn below(&self, found: DeviceRef) -> Result<DeviceRef, LookupError> {
         match self.own.map(|own| &own.device) {
-            Some(own) if udm_dm::lies_on(&found.device, |device| device.id() == own.id()) => {
+            Some(own) if udm_dm::depends_on(&found.device, |device| device.id() == own.id()) => {
                 Err(lookup(EINVAL, format!("{} is on top of {} already", found.name, own.name())))
             }
             _ => Ok(found),
@@ -132,7 +132,7 @@ impl Resolver for TableResolver<'_> {
         }
     }
 
-    fn mark(&self, device: &DeviceRef) -> Option<Arc<dyn StoreMark>> {
+    fn mark(&self, device: &DeviceRef) -> Option<Arc<dyn InvalidStoreMark>> {
         self.registry.mark(device)
     }
 }
@@ -198,7 +198,7 @@ impl Registry {
         let identity = self.outside.look(uri).map_err(refused)?;
         // Other names of the same disk lead here, too. Always in this order, so that nobody waits
         // in a circle.
-        let same = if identity == Identity::Inside { name.clone() } else { format!("{identity:?}") };
+        let same = if identity == DiskIdentity::Virtual { name.clone() } else { format!("{identity:?}") };
         let _same = self.alone(format!("disk {same}"), &written)?;
         let open = {
             let mut state = self.state();

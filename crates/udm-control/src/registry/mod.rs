@@ -66,14 +66,14 @@ use store_locks::StoreLocks;
 use udm_backends::Backends;
 use udm_core::errno::{EBUSY, ENOENT, ENXIO};
 use udm_core::{Cores, DevNo, Device, DeviceId};
-use udm_dm::{DeviceRef, LookupError, QueueBy, StoreMark, Upkeep};
+use udm_dm::{DeviceRef, InvalidStoreMark, LookupError, PathMaintenance, QueueFactory};
 use udm_wire::uri::DeviceUri;
 
 /// The major number of mapped devices.
 pub const MAPPED_MAJOR: u32 = 254;
 
 /// What is done for the device of a name and a uuid besides its requests.
-pub type MaintenancePolicy = Box<dyn Fn(&str, Option<&str>) -> Upkeep + Send + Sync>;
+pub type MaintenancePolicy = Box<dyn Fn(&str, Option<&str>) -> PathMaintenance + Send + Sync>;
 
 /// All devices of a process.
 pub struct Registry {
@@ -162,13 +162,13 @@ impl Registry {
     }
 
     /// What makes the queue of a device of which `own` is said.
-    pub(crate) fn queue_by(&self, own: RequestQueueParams) -> Option<QueueBy> {
+    pub(crate) fn queue_by(&self, own: RequestQueueParams) -> Option<QueueFactory> {
         own.or(self.requests.get().copied().unwrap_or_default()).queue_by(self.core_count)
     }
 
     /// What is done for a device of this name and uuid.
-    fn upkeep(&self, name: &str, uuid: Option<&str>) -> Upkeep {
-        self.upkeep.get().map_or_else(Upkeep::default, |of| of(name, uuid))
+    fn upkeep(&self, name: &str, uuid: Option<&str>) -> PathMaintenance {
+        self.upkeep.get().map_or_else(PathMaintenance::default, |of| of(name, uuid))
     }
 
     /// Says where is kept what outlives the program. Once; later calls change nothing.
@@ -254,13 +254,13 @@ impl Registry {
     }
 
     /// Where marks of a store on this device are kept.
-    fn mark(&self, device: &DeviceRef) -> Option<Arc<dyn StoreMark>> {
+    fn mark(&self, device: &DeviceRef) -> Option<Arc<dyn InvalidStoreMark>> {
         let folder = self.state_folder.get()?;
         let store = match device.number.major {
             MAPPED_MAJOR => {
                 let state = self.state();
                 let mapped = state.directory.numbered(device.number.minor).ok()?;
-                MarkedStore::Mapped(mapped.device.name_of())
+                MarkedStore::Mapped(mapped.device.name_handle())
             }
             _ => {
                 let identity = self.state().opened.identity(device.number.minor)?;

@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
-use udm_backends::Identity;
+use udm_backends::DiskIdentity;
 use udm_core::{DevNo, Device};
 
 /// The major number of opened devices: a range that Linux leaves to local use.
@@ -30,7 +30,7 @@ pub(super) struct OpenedDevices {
 
 struct OpenedDevice {
     uri: String,
-    identity: Identity,
+    identity: DiskIdentity,
     device: Weak<dyn Device>,
 }
 
@@ -53,12 +53,12 @@ impl OpenedDevices {
     }
 
     /// What a number is, whether it is open or not.
-    pub fn identity(&self, minor: u32) -> Option<Identity> {
+    pub fn identity(&self, minor: u32) -> Option<DiskIdentity> {
         self.at(minor).map(|one| one.identity)
     }
 
     /// The device of a canonical URI that leads to `identity`, when it is open.
-    pub fn get(&self, uri: &str, identity: Identity) -> Option<NumberedDevice> {
+    pub fn get(&self, uri: &str, identity: DiskIdentity) -> Option<NumberedDevice> {
         self.numbered(uri, identity).and_then(|minor| self.device(minor))
     }
 
@@ -70,7 +70,7 @@ impl OpenedDevices {
         minors.filter_map(|&minor| self.device(minor))
     }
 
-    fn numbered(&self, uri: &str, identity: Identity) -> Option<u32> {
+    fn numbered(&self, uri: &str, identity: DiskIdentity) -> Option<u32> {
         let mut minors = self.minors.get(uri)?.iter();
         minors.find(|&&minor| self.at(minor).is_some_and(|one| one.identity == identity)).copied()
     }
@@ -88,7 +88,12 @@ impl OpenedDevices {
 
     /// Remembers a device that was just opened; the one that is known already, if another thread
     /// was faster. `None` when all numbers are taken by open devices.
-    pub fn put(&mut self, uri: &str, identity: Identity, device: Arc<dyn Device>) -> Option<NumberedDevice> {
+    pub fn put(
+        &mut self,
+        uri: &str,
+        identity: DiskIdentity,
+        device: Arc<dyn Device>,
+    ) -> Option<NumberedDevice> {
         let opened = OpenedDevice { uri: uri.into(), identity, device: Arc::downgrade(&device) };
         let minor = match self.numbered(uri, identity) {
             Some(minor) => {
@@ -146,8 +151,8 @@ mod tests {
         udm_backends::open(&uri::parse("null:size=1M").unwrap()).unwrap()
     }
 
-    fn disk(inode: u64) -> Identity {
-        Identity::File { device: 1, inode }
+    fn disk(inode: u64) -> DiskIdentity {
+        DiskIdentity::File { device: 1, inode }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 use udm_core::Device;
-use udm_dm::QueueBy;
+use udm_dm::QueueFactory;
 use udm_queue::Queued;
 use udm_wire::uri::{QueueParams, Scheduler};
 
@@ -45,7 +45,7 @@ impl RequestQueueParams {
     }
 
     /// What makes a device's queue.
-    pub(crate) fn queue_by(self, cores: usize) -> Option<QueueBy> {
+    pub(crate) fn queue_by(self, cores: usize) -> Option<QueueFactory> {
         let params = self.params(cores)?;
         Some(Box::new(move |device| Arc::new(Queued::of_device(device, &params)) as Arc<dyn Device>))
     }

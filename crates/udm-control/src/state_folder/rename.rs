@@ -11,11 +11,11 @@ use std::io;
 use udm_dm::MappedDevice;
 
 impl StateFolder {
-    /// Renames `device` to `new` by `change`, and moves what is kept against its old name. May
+    /// Renames `device` to `new` by `transition`, and moves what is kept against its old name. May
     /// block.
     ///
     /// # Errors
-    /// `change`'s, and `failed` where what is kept can't be copied: then the device is not renamed.
+    /// `transition`'s, and `failed` where what is kept can't be copied: then the device is not renamed.
     pub(crate) fn renaming<E>(
         &self,
         device: &MappedDevice,
@@ -59,7 +59,7 @@ impl StateFolder {
             // Those of a device that had the name before go on being told by a name.
             let mut marked = self.marked();
             let here = marked.iter_mut().filter(|one| ours.contains(&one.id));
-            here.for_each(|one| one.store = MarkedStore::Mapped(device.name_of()));
+            here.for_each(|one| one.store = MarkedStore::Mapped(device.name_handle()));
         }
         changed
     }
@@ -81,7 +81,7 @@ mod tests {
     }
 
     fn why(folder: &Arc<StateFolder>, device: &MappedDevice) -> Option<String> {
-        folder.mark(MarkedStore::Mapped(device.name_of())).why()
+        folder.mark(MarkedStore::Mapped(device.name_handle())).why()
     }
 
     #[test]
@@ -91,7 +91,7 @@ mod tests {
         let folder = StateFolder::new(at.into());
         let (cow, next) = (device("cow"), device("next"));
         rename(&folder, &cow, "store").unwrap();
-        set(&folder, MarkedStore::Mapped(cow.name_of())).unwrap();
+        set(&folder, MarkedStore::Mapped(cow.name_handle())).unwrap();
         rename(&folder, &cow, "kept").unwrap();
         // Here and for a server that is started later; and for nobody else who has the name then.
         rename(&folder, &next, "store").unwrap();
@@ -108,7 +108,7 @@ mod tests {
         assert!(known("old") && known("kept"));
         rename(&folder, &cow, "old").unwrap();
         assert_eq!((known("old"), known("kept")), (true, false));
-        folder.mark(MarkedStore::Mapped(cow.name_of())).clear().unwrap();
+        folder.mark(MarkedStore::Mapped(cow.name_handle())).clear().unwrap();
         assert_eq!((known("old"), why(&folder, &cow)), (false, None));
     }
 
@@ -118,7 +118,7 @@ mod tests {
         let temporary = tempfile::tempdir().unwrap();
         let at = temporary.path();
         let (folder, cow) = (StateFolder::new(at.into()), device("cow"));
-        set(&folder, MarkedStore::Mapped(cow.name_of())).unwrap();
+        set(&folder, MarkedStore::Mapped(cow.name_handle())).unwrap();
         let known = |name: &str| knows(at, &StoreId::mapped(name));
         let change = || {
             assert!(known("cow") && known("new"), "killed here, it is under both");
@@ -136,7 +136,7 @@ mod tests {
         fs::write(&state, "no folder").unwrap();
         let folder = StateFolder::new(state);
         let first = device("cow");
-        set(&folder, MarkedStore::Mapped(first.name_of())).unwrap_err();
+        set(&folder, MarkedStore::Mapped(first.name_handle())).unwrap_err();
         drop(first);
         let (again, other) = (device("cow"), device("other"));
         assert!(why(&folder, &again).is_some());

@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::UNIX_EPOCH;
-use udm_backends::Identity;
+use udm_backends::DiskIdentity;
 use udm_wire::uri::{self, DeviceUri, NbdUri};
 
 /// A store, as it is known again.
@@ -52,7 +52,7 @@ impl StoreId {
     /// The store on what a device's URI leads to; `None` for what is gone with the program. An
     /// export of an NBD server is known by its address and its name.
     #[must_use]
-    pub(crate) fn opened(uri: &str, identity: Identity) -> Option<StoreId> {
+    pub(crate) fn opened(uri: &str, identity: DiskIdentity) -> Option<StoreId> {
         let mut seen = StoreId::seen(uri, identity)?;
         if let Some(disk) = seen.disk {
             let born = fs::metadata(&seen.name).ok().and_then(|found| FileId::of(&found));
@@ -63,7 +63,7 @@ impl StoreId {
 
     /// As [`StoreId::opened`], without a look at the file: when that was made is not known.
     #[must_use]
-    pub(crate) fn seen(uri: &str, identity: Identity) -> Option<StoreId> {
+    pub(crate) fn seen(uri: &str, identity: DiskIdentity) -> Option<StoreId> {
         let file = match uri::parse(uri).ok()? {
             DeviceUri::File(file) => file,
             DeviceUri::Nbd(nbd) => {
@@ -73,9 +73,9 @@ impl StoreId {
             _ => return None,
         };
         let disk = match identity {
-            Identity::File { device, inode } => FileId::File { device, inode, born_ns: None },
-            Identity::Block { number } => FileId::Block { number },
-            Identity::Inside => return None,
+            DiskIdentity::File { device, inode } => FileId::File { device, inode, born_ns: None },
+            DiskIdentity::Block { number } => FileId::Block { number },
+            DiskIdentity::Virtual => return None,
         };
         Some(StoreId { name: file.path.display().to_string(), disk: Some(disk) })
     }

@@ -3,7 +3,7 @@
 //! Contract: the device goes on as it was, active and with the table that was live, and the verb
 //! ends with the reason that was given. Where the cores use the new state already it is too late,
 //! and the verb ends as if nothing had been said. Creating and removing wait for nobody, and are
-//! finished, but where they change other devices as well ([`udm_dm::Target::partners`]), or where a
+//! finished, but where they change other devices as well ([`udm_dm::Target::dependents`]), or where a
 //! table reads or writes a store: a create that is called off has made nothing, a load has loaded
 //! nothing, a removal has removed nothing.
 

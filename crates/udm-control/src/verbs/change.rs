@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering;
 use tokio::sync::{Notify, oneshot};
 use udm_core::bugs::{self, Bug};
 use udm_core::errno::{EBUSY, EINTR, ENXIO};
-use udm_dm::{Changes, MappedDevice, NewsKind, Refused, Table, TargetError, Wake};
+use udm_dm::{DeviceSetTransition, EventKind, IndexedTargetError, MappedDevice, Table, TargetError, WakeFn};
 
 /// Makes a device. With a table it is loaded and resumed, and when that fails the device is gone
 /// again, as with dmsetup; without one it has none. Relative paths in the table count from our own
@@ -102,7 +102,7 @@ pub(crate) async fn make(
     let made = registry.make(name, uuid, minor).map_err(|e| VerbError::new(name, e))?;
     made.mapped.read_only.store(read_only, Ordering::Relaxed);
     if let Some(by) = registry.queue_by(requests) {
-        made.mapped.device.queue_by(by);
+        made.mapped.device.set_queue_factory(by);
     }
     let one = [(name.to_owned(), Arc::clone(&made.mapped))];
     let table = match table(&made.mapped) {
@@ -114,10 +114,10 @@ pub(crate) async fn make(
     };
     if let Some(table) = table {
         tables::load_into(registry, &made.mapped, name, &table, folder, cancel_token)?;
-        run_locked(registry, &one, VerbKind::Create, cancel_token, resume_among).await?;
+        run_locked(registry, &one, VerbKind::Create, cancel_token, resume_filtered).await?;
     }
     if let Err(error) = export(registry, &made.mapped) {
-        let _ = run_locked(registry, &one, VerbKind::Remove, cancel_token, leave_among).await;
+        let _ = run_locked(registry, &one, VerbKind::Remove, cancel_token, remove_filtered).await;
         return Err(error);
     }
     // Somebody may rename or remove it as soon as it is complete.
@@ -167,7 +167,7 @@ pub(super) async fn suspend_devices(
     cancel_token: &CancelToken,
 ) -> Result<(), VerbError> {
     run_locked(registry, several, VerbKind::Suspend, cancel_token, |devices, _, wake| {
-        Changes::suspend(devices, noflush, wake)
+        DeviceSetTransition::suspend(devices, noflush, wake)
     })
     .await
 }
@@ -205,7 +205,7 @@ pub(crate) async fn resume_devices(
     for (_, mapped) in several {
         mapped.pending.cancel(VerbKind::Suspend, "called off by a resume");
     }
-    run_locked(registry, several, VerbKind::Resume, cancel_token, resume_among).await
+    run_locked(registry, several, VerbKind::Resume, cancel_token, resume_filtered).await
 }
 
 /// Gives a device that is active, and whose inactive slot is empty, another table: all of that, or
@@ -273,13 +273,13 @@ pub fn cancel_all(registry: &Registry) {
     }
 }
 
-/// [`Changes::resume`] of devices whose turn it is.
-pub(super) fn resume_among(
+/// [`DeviceSetTransition::resume`] of devices whose turn it is.
+pub(super) fn resume_filtered(
     devices: &[Arc<MappedDevice>],
     turns: &DeviceLocks<'_>,
-    wake: &Wake,
-) -> Result<Changes, Refused> {
-    Changes::resume_among(devices, true, wake, |device| turns.has(device))
+    wake: &WakeFn,
+) -> Result<DeviceSetTransition, IndexedTargetError> {
+    DeviceSetTransition::resume_filtered(devices, true, wake, |device| turns.has(device))
 }
 
 /// A table that a verb has loaded, and is about to make live.
@@ -308,27 +308,27 @@ impl LoadedTable<'_> {
     }
 }
 
-/// As [`resume_among`], if all that the verb has `loaded` is still there. To be called with the
+/// As [`resume_filtered`], if all that the verb has `loaded` is still there. To be called with the
 /// registry's `linking` lock held, so that nobody loads meanwhile.
 pub(super) fn begin_resume_loaded(
     loaded: &[LoadedTable<'_>],
     devices: &[Arc<MappedDevice>],
     turns: &DeviceLocks<'_>,
-    wake: &Wake,
-) -> Result<Changes, Refused> {
+    wake: &WakeFn,
+) -> Result<DeviceSetTransition, IndexedTargetError> {
     for one in loaded {
         one.is_as_it_was().map_err(|why| (one.place, why))?;
     }
-    resume_among(devices, turns, wake)
+    resume_filtered(devices, turns, wake)
 }
 
-/// [`Changes::leave`] of devices whose turn it is.
-pub(super) fn leave_among(
+/// [`DeviceSetTransition::leave`] of devices whose turn it is.
+pub(super) fn remove_filtered(
     devices: &[Arc<MappedDevice>],
     turns: &DeviceLocks<'_>,
-    wake: &Wake,
-) -> Result<Changes, Refused> {
-    Changes::leave_among(devices, wake, |device| turns.has(device))
+    wake: &WakeFn,
+) -> Result<DeviceSetTransition, IndexedTargetError> {
+    DeviceSetTransition::remove_filtered(devices, wake, |device| turns.has(device))
 }
 
 /// A change of devices that others may change too: one after the other.
@@ -337,12 +337,16 @@ pub(super) async fn run_locked(
     several: &[(String, Arc<Mapped>)],
     who: VerbKind,
     cancel_token: &CancelToken,
-    mut begin: impl FnMut(&[Arc<MappedDevice>], &DeviceLocks<'_>, &Wake) -> Result<Changes, Refused>,
+    mut begin: impl FnMut(
+        &[Arc<MappedDevice>],
+        &DeviceLocks<'_>,
+        &WakeFn,
+    ) -> Result<DeviceSetTransition, IndexedTargetError>,
 ) -> Result<(), VerbError> {
     let mut entered: Vec<_> =
         several.iter().map(|(_, mapped)| mapped.pending.enter(who, cancel_token)).collect();
     let devices: Vec<_> = several.iter().map(|(_, mapped)| Arc::clone(&mapped.device)).collect();
-    let blame = |(place, error): Refused| VerbError::new(&several[place].0, error);
+    let blame = |(place, error): IndexedTargetError| VerbError::new(&several[place].0, error);
     let merges = attach_by_name(registry, several, who, cancel_token).await?;
     for _ in 0..TRIES_MAX {
         let turns = DeviceLocks::take(registry, several, who, cancel_token).await?;
@@ -350,7 +354,7 @@ pub(super) async fn run_locked(
         // A wake-up that comes before we wait for it is kept, so none is lost between a step and
         // its wait.
         let answered = Arc::new(Notify::new());
-        let wake: Wake = {
+        let wake: WakeFn = {
             let answered = Arc::clone(&answered);
             Arc::new(move || answered.notify_one())
         };
@@ -370,11 +374,11 @@ pub(super) async fn run_locked(
         }
         let check = attaching.check_at_rest();
         if check.is_some() {
-            changes.pause_at_rest();
+            changes.pause_when_quiesced();
         }
         let done = step(registry, &turns.cancel_token(cancel_token), &answered, &mut changes, check).await;
-        let outrun = changes.outrun();
-        if done.is_ok() && !outrun {
+        let must_retry = changes.must_retry();
+        if done.is_ok() && !must_retry {
             attaching.settle(several).await;
             registry.merges.go_on(&merges);
             // Before anybody else has a turn.
@@ -384,14 +388,14 @@ pub(super) async fn run_locked(
             attaching.undo().await;
         }
         drop(turns);
-        if !outrun {
+        if !must_retry {
             entered.clear();
         }
-        let tables = changes.take_let_go();
+        let tables = changes.take_released();
         if !tables.is_empty() {
             drop_on_thread(registry, tables, cancel_token).await;
         }
-        if !outrun {
+        if !must_retry {
             return done.map_err(blame);
         }
     }
@@ -412,8 +416,8 @@ fn changes_device(mapped: &Mapped, who: VerbKind) -> bool {
 /// Has who listens told of a change that is done.
 fn tell(registry: &Registry, mapped: &Arc<Mapped>, who: VerbKind) {
     let (kind, line) = match who {
-        VerbKind::Suspend => (NewsKind::Suspended, "suspended"),
-        VerbKind::Resume => (NewsKind::Resumed, "resumed"),
+        VerbKind::Suspend => (EventKind::Suspended, "suspended"),
+        VerbKind::Resume => (EventKind::Resumed, "resumed"),
         VerbKind::Create | VerbKind::Remove => return,
     };
     if !registry.is_being_created(mapped) {
@@ -427,15 +431,15 @@ async fn step(
     registry: &Registry,
     cancel_token: &CancelToken,
     answered: &Notify,
-    changes: &mut Changes,
-    check: Option<impl Future<Output = Result<(), Refused>>>,
-) -> Result<(), Refused> {
+    changes: &mut DeviceSetTransition,
+    check: Option<impl Future<Output = Result<(), IndexedTargetError>>>,
+) -> Result<(), IndexedTargetError> {
     let mut called = None;
     let mut check = std::pin::pin!(check);
     loop {
         if let Some(done) = changes.step(registry.cores()) {
             // Too late, it is done; or it failed for a reason of its own.
-            let interrupted = |(_, e): &Refused| e.errno == EINTR;
+            let interrupted = |(_, e): &IndexedTargetError| e.errno == EINTR;
             let why = called.filter(|_| done.as_ref().is_err_and(interrupted));
             return why.map_or(done, |why| Err((0, why)));
         }

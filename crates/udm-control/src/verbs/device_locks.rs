@@ -13,7 +13,7 @@ use std::sync::Arc;
 use tokio::sync::OwnedMutexGuard;
 use udm_core::Device;
 use udm_core::errno::ENXIO;
-use udm_dm::{Changes, MappedDevice, TargetError};
+use udm_dm::{DeviceSetTransition, MappedDevice, TargetError};
 
 /// How often a change begins again because partners came between.
 pub(super) const TRIES_MAX: usize = 100;
@@ -87,7 +87,7 @@ impl<'a> DeviceLocks<'a> {
 fn dependents_of(who: VerbKind, devices: &[Arc<MappedDevice>]) -> Vec<Arc<MappedDevice>> {
     match who {
         VerbKind::Suspend => Vec::new(),
-        VerbKind::Create | VerbKind::Resume => Changes::renewed_by_resume(devices),
-        VerbKind::Remove => Changes::renewed_by_leaving(devices),
+        VerbKind::Create | VerbKind::Resume => DeviceSetTransition::dependents_of_resume(devices),
+        VerbKind::Remove => DeviceSetTransition::dependents_of_removal(devices),
     }
 }

@@ -65,7 +65,7 @@ pub(super) fn lane(registry: &Registry, device: &Arc<MappedDevice>, ack: Ack) ->
 pub(super) async fn lane_for_change(registry: &Registry, device: &Arc<MappedDevice>) -> Option<LaneGuard> {
     let tables = [device.live(), device.inactive()];
     let mut targets = tables.iter().flatten().flat_map(|table| table.targets());
-    if !targets.any(|entry| Target::works_unasked(&*entry.target)) {
+    if !targets.any(|entry| Target::needs_own_lane(&*entry.target)) {
         return None;
     }
     let open = Arc::new(Notify::new());

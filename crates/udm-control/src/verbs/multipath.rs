@@ -8,7 +8,7 @@ use crate::registry::{BaseDir, Mapped, Registry, TableResolver};
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
 use udm_core::errno::EINVAL;
-use udm_dm::{DeviceRef, Resolver, TargetError, Upkeep};
+use udm_dm::{DeviceRef, PathMaintenance, Resolver, TargetError};
 use udm_wire::multipath_conf::grouping::{self, Policy};
 use udm_wire::multipath_conf::{Prio, Settings};
 
@@ -60,8 +60,8 @@ fn table(
     folder: &BaseDir,
     cancel_token: &CancelToken,
 ) -> Result<String, TargetError> {
-    let upkeep = mapped.device.upkeep();
-    let mut settings = upkeep.paths.as_deref().cloned().unwrap_or_else(|| Settings::every(5));
+    let path_maintenance = mapped.device.path_maintenance();
+    let mut settings = path_maintenance.paths.as_deref().cloned().unwrap_or_else(|| Settings::every(5));
     if let Some(policy) = &how.policy {
         let named = Policy::named(policy);
         settings.grouping.policy = named.ok_or_else(|| refused(format!("{policy}: no grouping policy")))?;
@@ -73,13 +73,15 @@ fn table(
     }
     let sectors = check_same_size(registry, mapped, paths, folder, cancel_token)?;
     let table = grouping::table(&settings, sectors, paths).map_err(refused)?;
-    if how.prio.is_some() && upkeep.paths.is_none() {
+    if how.prio.is_some() && path_maintenance.paths.is_none() {
         let name = mapped.device.name();
         tracing::warn!(
             "{name}: its prio says how its groups are made, and nothing later: paths are not checked"
         );
     } else if how.prio.is_some() {
-        mapped.device.set_upkeep(Upkeep { paths: Some(Arc::new(settings)), ..upkeep });
+        mapped
+            .device
+            .set_path_maintenance(PathMaintenance { paths: Some(Arc::new(settings)), ..path_maintenance });
     }
     Ok(table)
 }

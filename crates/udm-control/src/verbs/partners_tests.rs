@@ -1,7 +1,7 @@
 //! Verbs that renew the partners of what comes or goes.
 
 use super::cancel::VerbKind;
-use super::change::{resume_among, run_locked};
+use super::change::{resume_filtered, run_locked};
 use super::{CancelToken, RemoveOptions, interrupted, remove, remove_cancellable, resume, suspend, wait};
 use crate::error::VerbError;
 use crate::registry::{BaseDir, Mapped, Registry, TableResolver};
@@ -14,9 +14,10 @@ use udm_core::{
     CoreId, Cores, Cx, Device as _, DeviceId, Lane, LaneCommand, Limits, MakeTask, OpenError, Sector,
     TaskHandle,
 };
-use udm_dm::testing::TestIo;
+use udm_dm::testing::TestControlIo;
 use udm_dm::{
-    Below, DeviceRef, MappedDevice, Notify, Table, Target, TargetArgs, TargetError, TargetType, Used,
+    DeviceRange, DeviceRef, LowerLimits, MappedDevice, Table, Target, TargetArgs, TargetError, TargetHost,
+    TargetType,
 };
 
 /// Cores without lanes: every command is answered at once, but those to one device that hangs.
@@ -61,7 +62,7 @@ struct DiskShared {
 
 #[derive(Default)]
 struct TopState {
-    notify: OnceLock<Arc<dyn Notify>>,
+    notify: OnceLock<Arc<dyn TargetHost>>,
     live: AtomicBool,
 }
 
@@ -108,13 +109,13 @@ impl Target for TestTarget {
     fn table(&self) -> String {
         self.disk.number.to_string()
     }
-    fn limits(&self, below: Below<'_>) -> Limits {
+    fn limits(&self, below: LowerLimits<'_>) -> Limits {
         Limits { size: self.args.1, ..below.limits(&self.disk) }
     }
-    fn devices(&self) -> Vec<Used> {
-        vec![Used::new(&self.disk, Sector(0), self.args.1)]
+    fn devices(&self) -> Vec<DeviceRange> {
+        vec![DeviceRange::new(&self.disk, Sector(0), self.args.1)]
     }
-    fn attach(&self, notify: Arc<dyn Notify>) {
+    fn attach(&self, notify: Arc<dyn TargetHost>) {
         let _ = self.place.notify.set(notify);
         if self.is_top {
             let mut tops = self.shared.tops.lock().unwrap();
@@ -125,10 +126,10 @@ impl Target for TestTarget {
     fn resume(&self) {
         self.changes(true);
     }
-    fn gone(&self) {
+    fn retired(&self) {
         self.changes(false);
     }
-    fn partners(&self) -> Vec<Arc<MappedDevice>> {
+    fn dependents(&self) -> Vec<Arc<MappedDevice>> {
         if self.is_top { Vec::new() } else { self.tops().iter().filter_map(|top| top.mapped()).collect() }
     }
 }
@@ -156,7 +157,8 @@ fn load(registry: &Registry, mapped: &Arc<Mapped>, kind: &str) {
     let lines = udm_wire::table::parse(&format!("0 8 {kind} {DISK}")).unwrap();
     let folder = BaseDir::none();
     let table =
-        Table::build(TYPES, &lines, &mut TableResolver::new(registry, &folder), &TestIo::new(), 1).unwrap();
+        Table::build(TYPES, &lines, &mut TableResolver::new(registry, &folder), &TestControlIo::new(), 1)
+            .unwrap();
     mapped.device.load(table).unwrap();
 }
 
@@ -170,7 +172,7 @@ fn create(
     let made = registry.make(name, None, None).unwrap();
     load(registry, &made.mapped, kind);
     let one = [(name.to_owned(), Arc::clone(&made.mapped))];
-    wait(run_locked(registry, &one, VerbKind::Create, cancel_token, resume_among))?;
+    wait(run_locked(registry, &one, VerbKind::Create, cancel_token, resume_filtered))?;
     made.complete();
     Ok(())
 }
@@ -300,13 +302,13 @@ fn a_partner_that_is_removed_meanwhile_is_not_waited_for() {
     let suspending = Arc::clone(&top.changing).try_lock_owned().unwrap();
     drop(top);
     thread::scope(|scope| {
-        let gone = scope.spawn(|| wait(remove(&registry, "t")));
+        let retired = scope.spawn(|| wait(remove(&registry, "t")));
         thread::sleep(Duration::from_millis(20));
         let made = scope.spawn(|| create(&registry, "s", "side", &never()));
         thread::sleep(Duration::from_millis(20));
-        assert!(!made.is_finished() && !gone.is_finished());
+        assert!(!made.is_finished() && !retired.is_finished());
         drop(suspending);
-        gone.join().unwrap().unwrap();
+        retired.join().unwrap().unwrap();
         made.join().unwrap().unwrap();
     });
     assert!(!registry.find("s").unwrap().device.is_suspended());

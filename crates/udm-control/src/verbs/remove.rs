@@ -2,7 +2,7 @@
 //! everything that they still get failing (`--force`).
 
 use super::cancel::{CancelToken, VerbKind};
-use super::change::{drop_on_thread, export, leave_among, resume_among, run_locked};
+use super::change::{drop_on_thread, export, remove_filtered, resume_filtered, run_locked};
 use super::{show, tables};
 use crate::error::VerbError;
 use crate::http::api;
@@ -124,7 +124,7 @@ async fn load_error_table(
     // Storage that hangs keeps what it has; no client waits for that.
     let _failing = registry.exporter().and_then(|exporter| exporter.fail(mapped.device.id()));
     let one = [(name.to_owned(), Arc::clone(mapped))];
-    let done = run_locked(registry, &one, VerbKind::Resume, cancel_token, resume_among).await;
+    let done = run_locked(registry, &one, VerbKind::Resume, cancel_token, resume_filtered).await;
     if done.is_err() {
         mapped.device.clear_own(&loaded);
     }
@@ -168,7 +168,7 @@ pub(super) async fn remove_device(
             return Err((0, busy(users as u64)));
         }
         // Targets are told that they are not in use any more.
-        leave_among(devices, turns, wake)
+        remove_filtered(devices, turns, wake)
     });
     let left = left.await;
     let Some((leaving, last)) = leaving else { return left };

@@ -8,7 +8,7 @@ use crate::registry::{Mapped, Registry};
 use std::collections::HashSet;
 use std::sync::Arc;
 use udm_core::{DevNo, Device, Nanos, Op};
-use udm_dm::{Entry, PathReport, Table, Target, UpkeepReport, WatchReport};
+use udm_dm::{PathMaintenanceReport, PathReport, PathWatchReport, Table, TableEntry, Target};
 use udm_targets::TARGETS;
 use udm_wire::multipath_conf::{Failback, NoPathRetry};
 
@@ -177,7 +177,7 @@ fn slot(mapped: &Mapped, inactive: bool) -> Option<Arc<Table>> {
 }
 
 fn lines(table: &Table, params: impl Fn(&dyn Target) -> String) -> Vec<api::Line> {
-    let line = |entry: &Entry| api::Line {
+    let line = |entry: &TableEntry| api::Line {
         start_bytes: entry.start.bytes(),
         length_bytes: entry.len.bytes(),
         target: entry.target.type_name().into(),
@@ -188,7 +188,7 @@ fn lines(table: &Table, params: impl Fn(&dyn Target) -> String) -> Vec<api::Line
 
 /// The paths of a table, with their numbers.
 fn paths(registry: &Registry, table: &Table) -> Vec<api::Path> {
-    let of = |entry: &Entry| {
+    let of = |entry: &TableEntry| {
         let start_bytes = entry.start.bytes();
         let reports = entry.target.path_reports().into_iter();
         reports.map(|report| api::Path { start_bytes, ..path(registry, report) }).collect::<Vec<_>>()
@@ -198,8 +198,8 @@ fn paths(registry: &Registry, table: &Table) -> Vec<api::Path> {
 
 /// How its paths are looked after.
 fn upkeep(table: &Table) -> Option<api::Upkeep> {
-    let UpkeepReport { settings, queueing, fails_in, back, by_hand } =
-        table.targets().iter().find_map(|entry| entry.target.upkeep_report())?;
+    let PathMaintenanceReport { settings, queueing, fails_in, back, by_hand } =
+        table.targets().iter().find_map(|entry| entry.target.path_maintenance_report())?;
     let no_path_retry = settings.no_path_retry.map(|rule| match rule {
         NoPathRetry::Fail => "fail".to_owned(),
         NoPathRetry::Queue => "queue".to_owned(),
@@ -248,7 +248,7 @@ fn path(registry: &Registry, report: PathReport) -> api::Path {
     }
 }
 
-fn watch(report: WatchReport) -> api::PathWatch {
+fn watch(report: PathWatchReport) -> api::PathWatch {
     let step = |(below, reads): (Nanos, u64)| api::LatencyStep { below_ns: below.0, reads };
     api::PathWatch {
         waiting: report.waiting,

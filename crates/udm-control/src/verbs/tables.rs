@@ -9,7 +9,7 @@ use std::time::Duration;
 use udm_core::Ack;
 use udm_core::bugs::{self, Bug};
 use udm_core::errno::{E2BIG, ENXIO, ETIMEDOUT};
-use udm_dm::{DeviceRef, NewsKind, PathCommand, Pending, Resolver, Table, TargetError};
+use udm_dm::{CompletionHandle, DeviceRef, EventKind, PathCommand, Resolver, Table, TargetError};
 use udm_wire::table::{Line, TableSyntaxError};
 use udm_wire::words;
 
@@ -193,7 +193,7 @@ fn load_as(
     }
     may(mapped).and_then(|()| mapped.device.load(table)).map_err(refused)?;
     if !registry.is_being_created(mapped) {
-        mapped.tell(NewsKind::Loaded, "a table was loaded");
+        mapped.tell(EventKind::Loaded, "a table was loaded");
     }
     Ok(given)
 }
@@ -207,7 +207,7 @@ pub fn clear(registry: &Registry, name: &str) -> Result<(), VerbError> {
     let was = mapped.device.inactive();
     mapped.device.clear();
     if was.is_some() {
-        mapped.tell(NewsKind::Cleared, "the loaded table was let go");
+        mapped.tell(EventKind::Cleared, "the loaded table was let go");
     }
     Ok(())
 }
@@ -311,7 +311,7 @@ fn cancel_deferred(
 
 /// Waits until the cores have done what a message asks for. With a lane for it, in case that nobody
 /// uses the device.
-fn finish(registry: &Registry, mapped: &Mapped, pending: &Pending) -> Result<(), TargetError> {
+fn finish(registry: &Registry, mapped: &Mapped, pending: &CompletionHandle) -> Result<(), TargetError> {
     let lane = lane_guard::lane(registry, &mapped.device, Ack::new(|| {}));
     let mut waited = Duration::ZERO;
     while waited < MESSAGE_WAIT_MAX {

@@ -1,19 +1,19 @@
 //! The control half of a mapped device: its names, its two slots, its state and its events.
 //!
-//! `load` fills the inactive slot; `resume` makes it the live one ([`super::change`]). Nothing here
+//! `load` fills the inactive slot; `resume` makes it the live one ([`super::transition`]). Nothing here
 //! is touched by the data path but the event counter, and that only when something has happened.
 //! The lock is held for moments and never while a device below is called.
 
-use super::change::Change;
-use super::events::Events;
-use super::lane::{MappedLane, Opened};
-use super::names::Names;
-use super::queue::Queue;
-use super::stack::{self, Walk};
+use super::host::MappedHost;
+use super::lane::{MappedLane, PreparedLane};
+use super::names::DeviceNames;
+use super::queue::DeviceQueue;
+use super::stack::{self, StackWalk};
+use super::transition::DeviceTransition;
+use crate::device_events::{EventSink, StateChange};
 use crate::error::TargetError;
-use crate::news::{Listener, StateChange};
 use crate::table::Table;
-use crate::target::{Below, Kind, Notify, Upkeep};
+use crate::target::{DmQueueMode, LowerLimits, PathMaintenance, TargetHost};
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -23,56 +23,56 @@ use udm_core::{
     OpenError, Sector, Sectors, Since, Stacked, TaskHandle,
 };
 
-/// Called when there is something to do: a [`Change`] can take its next step, an event was raised.
+/// Called when there is something to do: a [`DeviceTransition`] can take its next step, an event was raised.
 /// It only wakes; it must not call back.
-pub type Wake = Arc<dyn Fn() + Send + Sync>;
+pub type WakeFn = Arc<dyn Fn() + Send + Sync>;
 
 /// A mapped device. See the module's documentation.
 pub struct MappedDevice {
     id: DeviceId,
     number: DevNo,
     me: Weak<MappedDevice>,
-    pub(super) names: Arc<Mutex<Names>>,
-    state: Mutex<State>,
+    pub(super) names: Arc<Mutex<DeviceNames>>,
+    state: Mutex<MappedState>,
     /// Devices that were loaded with tables over this one.
     above: Mutex<HashMap<DeviceId, Weak<dyn Device>>>,
-    pub(super) events: Arc<Events>,
+    pub(super) events: Arc<MappedHost>,
     commons: Commons,
-    pub(super) queue: Queue,
+    pub(super) queue: DeviceQueue,
 }
 
 /// A table in use, and which resume made it so: lanes tell commands for it from older ones by the
 /// number.
 #[derive(Clone)]
-pub(super) struct Slot {
+pub(super) struct TableSlot {
     pub table: Arc<Table>,
     pub generation: u64,
 }
 
 #[derive(Default)]
-pub(super) struct State {
-    pub live: Option<Slot>,
+pub(super) struct MappedState {
+    pub live: Option<TableSlot>,
     pub inactive: Option<Arc<Table>>,
     /// What a resume is having the cores open.
-    pub preparing: Option<Slot>,
+    pub preparing: Option<TableSlot>,
     /// What was live until just now, while cores may have lanes of it.
-    pub leaving: Option<Slot>,
+    pub leaving: Option<TableSlot>,
     pub suspended: bool,
     /// The live table has to be renewed before it goes on: it stood still when a partner changed.
     pub stale: bool,
-    /// A [`Change`] is under way.
+    /// A [`DeviceTransition`] is under way.
     pub changing: bool,
     /// What is done besides requests.
-    pub upkeep: Upkeep,
+    pub path_maintenance: PathMaintenance,
     /// The tasks of the live table, while it is in use.
     pub tasks: Vec<TaskHandle>,
     /// The last generation given out; 0 is no table.
     pub generation: u64,
     /// Fixed by the first load.
-    kind: Option<Kind>,
+    kind: Option<DmQueueMode>,
 }
 
-impl State {
+impl MappedState {
     pub fn live_generation(&self) -> u64 {
         self.live.as_ref().map_or(0, |slot| slot.generation)
     }
@@ -80,7 +80,7 @@ impl State {
     /// Every table that a lane may be open of, now or when the one that waits is resumed, as often
     /// as one may be: a table that is being renewed counts twice. `preparing` is what the cores are
     /// about to open, `inactive` what waits or is about to.
-    fn tables(&self, preparing: Option<&Slot>, inactive: Option<&Arc<Table>>) -> Vec<Arc<Table>> {
+    fn tables(&self, preparing: Option<&TableSlot>, inactive: Option<&Arc<Table>>) -> Vec<Arc<Table>> {
         let is_prepared = |table: &Arc<Table>| preparing.is_some_and(|slot| Arc::ptr_eq(&slot.table, table));
         let slots = [self.live.as_ref(), preparing, self.leaving.as_ref()].into_iter().flatten();
         let waits = inactive.filter(|table| !is_prepared(table));
@@ -127,7 +127,7 @@ impl MappedDevice {
     /// What is wrong with the name or the uuid.
     pub fn new(name: &str, uuid: Option<&str>, number: DevNo) -> Result<Arc<MappedDevice>, TargetError> {
         let id = DeviceId::new();
-        let names = Arc::new(Mutex::new(Names::new(name, uuid)?));
+        let names = Arc::new(Mutex::new(DeviceNames::new(name, uuid)?));
         Ok(Arc::new_cyclic(|me| MappedDevice {
             id,
             number,
@@ -135,13 +135,13 @@ impl MappedDevice {
             names: Arc::clone(&names),
             state: Mutex::default(),
             above: Mutex::default(),
-            events: Events::new(id, number, names, Weak::clone(me)),
+            events: MappedHost::new(id, number, names, Weak::clone(me)),
             commons: Commons::default(),
-            queue: Queue::default(),
+            queue: DeviceQueue::default(),
         }))
     }
 
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, MappedState> {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
@@ -155,13 +155,15 @@ impl MappedDevice {
     pub fn load(&self, table: Arc<Table>) -> Result<(), TargetError> {
         let live = self.state().live.clone();
         let kept = live.as_ref().and_then(|slot| slot.table.immutable_type());
-        if let Some(kept) = kept.filter(|&k| table.immutable_type() != Some(k) && table.kind() != Kind::Any) {
+        if let Some(kept) =
+            kept.filter(|&k| table.immutable_type() != Some(k) && table.kind() != DmQueueMode::Any)
+        {
             return Err(TargetError::new(format!("can't replace immutable target type {kept}")));
         }
-        table.check(Below::NOW)?;
-        let mut walk = Walk::default();
+        table.check(LowerLimits::NOW)?;
+        let mut walk = StackWalk::default();
         let replaced = {
-            let _shape = stack::shape();
+            let _shape = stack::lock_stack();
             let tables = {
                 let state = self.state();
                 state.tables(state.preparing.as_ref(), Some(&table))
@@ -169,21 +171,21 @@ impl MappedDevice {
             walk.check(self, &tables, &table)?;
             table.claim(self.id, self.number)?;
             self.set_kind(table.kind())?;
-            if self.state().kind == Some(Kind::Request) {
+            if self.state().kind == Some(DmQueueMode::Request) {
                 self.queue.begin(self.id, &self.me);
             }
             for entry in table.targets() {
-                let notify: Arc<dyn Notify> = Arc::<Events>::clone(&self.events);
+                let notify: Arc<dyn TargetHost> = Arc::<MappedHost>::clone(&self.events);
                 entry.target.attach(notify);
             }
             // What the table is a part of now opens more than before.
-            let partners = table.partners();
-            partners.iter().try_for_each(|partner| walk.check_partner(partner))?;
-            partners
+            let dependents = table.dependents();
+            dependents.iter().try_for_each(|dependent| walk.check_dependent(dependent))?;
+            dependents
                 .iter()
-                .flat_map(|partner| partner.slots().into_iter().map(move |table| (partner, table)))
-                .for_each(|(partner, table)| partner.lie_on(&table));
-            self.lie_on(&table);
+                .flat_map(|dependent| dependent.slots().into_iter().map(move |table| (dependent, table)))
+                .for_each(|(dependent, table)| dependent.register_with_lower(&table));
+            self.register_with_lower(&table);
             self.state().inactive.replace(table)
         };
         // Dropping a table closes devices: not under a lock.
@@ -195,12 +197,12 @@ impl MappedDevice {
     /// load is checked again: the devices below may be others by now. `below` says which tables the
     /// devices below get in the same change. A table that is renewed keeps its limits, as one that
     /// goes on behind a suspend.
-    pub(super) fn prepare(&self, slot: &Slot, below: Below<'_>) -> Result<(), TargetError> {
+    pub(super) fn prepare(&self, slot: &TableSlot, below: LowerLimits<'_>) -> Result<(), TargetError> {
         if !self.state().is_renewal(&slot.table) {
             slot.table.check(below)?;
         }
-        let mut walk = Walk::default();
-        let _shape = stack::shape();
+        let mut walk = StackWalk::default();
+        let _shape = stack::lock_stack();
         let tables = {
             let state = self.state();
             state.tables(Some(slot), state.inactive.as_ref())
@@ -217,7 +219,7 @@ impl MappedDevice {
     }
 
     /// Tells the devices below `table` that this one may lie on them.
-    fn lie_on(&self, table: &Table) {
+    fn register_with_lower(&self, table: &Table) {
         for used in table.opened() {
             if let Some(stacked) = used.device.stacked() {
                 let me: Weak<dyn Device> = Weak::<MappedDevice>::clone(&self.me);
@@ -227,12 +229,12 @@ impl MappedDevice {
     }
 
     /// The first load fixes the kind of the device.
-    fn set_kind(&self, new: Kind) -> Result<(), TargetError> {
+    fn set_kind(&self, new: DmQueueMode) -> Result<(), TargetError> {
         let mut state = self.state();
         match state.kind {
             // A table that fits everywhere makes a bio-based device (kernel).
-            None => state.kind = Some(if new == Kind::Any { Kind::Bio } else { new }),
-            Some(old) if new != Kind::Any && new != old => {
+            None => state.kind = Some(if new == DmQueueMode::Any { DmQueueMode::Bio } else { new }),
+            Some(old) if new != DmQueueMode::Any && new != old => {
                 let (old, new) = (old.number(), new.number());
                 return Err(TargetError::new(format!(
                     "can't change device type (old={old} vs new={new}) after initial table load."
@@ -248,8 +250,8 @@ impl MappedDevice {
     ///
     /// # Errors
     /// EBUSY while another change is under way.
-    pub fn suspend(self: &Arc<Self>, noflush: bool, wake: Wake) -> Result<Change, TargetError> {
-        Change::suspend(self, noflush, wake)
+    pub fn suspend(self: &Arc<Self>, noflush: bool, wake: WakeFn) -> Result<DeviceTransition, TargetError> {
+        DeviceTransition::suspend(self, noflush, wake)
     }
 
     /// Resumes, with the inactive table if there is one. A device that is not suspended is, for as
@@ -258,8 +260,8 @@ impl MappedDevice {
     ///
     /// # Errors
     /// EBUSY while another change is under way.
-    pub fn resume(self: &Arc<Self>, wake: Wake) -> Result<Change, TargetError> {
-        Change::resume(self, true, wake)
+    pub fn resume(self: &Arc<Self>, wake: WakeFn) -> Result<DeviceTransition, TargetError> {
+        DeviceTransition::resume(self, true, wake)
     }
 
     /// As [`MappedDevice::resume`]; without `noflush`, bios that the old table holds back fail, as
@@ -267,18 +269,22 @@ impl MappedDevice {
     ///
     /// # Errors
     /// EBUSY while another change is under way.
-    pub fn resume_with(self: &Arc<Self>, noflush: bool, wake: Wake) -> Result<Change, TargetError> {
-        Change::resume(self, noflush, wake)
+    pub fn resume_with(
+        self: &Arc<Self>,
+        noflush: bool,
+        wake: WakeFn,
+    ) -> Result<DeviceTransition, TargetError> {
+        DeviceTransition::resume(self, noflush, wake)
     }
 
     /// Says what is done for the device besides requests, from the next resume on.
-    pub fn set_upkeep(&self, upkeep: Upkeep) {
-        self.state().upkeep = upkeep;
+    pub fn set_path_maintenance(&self, path_maintenance: PathMaintenance) {
+        self.state().path_maintenance = path_maintenance;
     }
 
     /// What is done for the device besides requests.
-    pub fn upkeep(&self) -> Upkeep {
-        self.state().upkeep.clone()
+    pub fn path_maintenance(&self) -> PathMaintenance {
+        self.state().path_maintenance.clone()
     }
 
     /// Says by which clock the device tells how long something has lasted. Once; later calls change
@@ -315,18 +321,18 @@ impl MappedDevice {
 
     /// Has `hook` called after each event, from whatever thread raised it, cores included: it
     /// should do no more than wake another. The first hook stays.
-    pub fn on_event(&self, hook: Wake) {
+    pub fn on_event(&self, hook: WakeFn) {
         let _ = self.events.hook.set(hook);
     }
 
     /// Has `listener` told of its changes of state, from whatever thread, cores included. The first
     /// one stays.
-    pub fn on_news(&self, listener: Listener) {
+    pub fn set_event_sink(&self, listener: EventSink) {
         let _ = self.events.listener.set(listener);
     }
 
     /// Has who listens told of a change that is none of its targets'.
-    pub fn tell_news(&self, change: &dyn Fn() -> StateChange) {
+    pub fn emit_event(&self, change: &dyn Fn() -> StateChange) {
         self.events.tell(change);
     }
 
@@ -394,15 +400,15 @@ impl Device for MappedDevice {
     }
 
     fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        match self.queue.in_front() {
-            Some(_) if bugs::on(Bug::QueueForEachLane) => self.queue.another(self.id, &self.me).open(cx),
+        match self.queue.front_queue() {
+            Some(_) if bugs::on(Bug::QueueForEachLane) => self.queue.build_queue(self.id, &self.me).open(cx),
             Some(queue) => queue.open(cx),
-            None => self.open_bare(cx),
+            None => self.open_unqueued(cx),
         }
     }
 
     fn queue(&self) -> Option<&dyn DiskQueue> {
-        self.queue.in_front()?.queue()
+        self.queue.front_queue()?.queue()
     }
 
     fn limits(&self) -> Limits {
@@ -456,22 +462,22 @@ impl Stacked for MappedDevice {
     }
 
     fn above(&self) -> Vec<Arc<dyn Device>> {
-        self.carried().values().filter_map(Weak::upgrade).collect()
+        self.lock_upper_devices().values().filter_map(Weak::upgrade).collect()
     }
 
     fn carry(&self, id: DeviceId, above: Weak<dyn Device>) {
-        let mut carried = self.carried();
-        if carried.len() == carried.capacity() {
+        let mut lock_upper_devices = self.lock_upper_devices();
+        if lock_upper_devices.len() == lock_upper_devices.capacity() {
             // Not each time: thousands may lie on one device.
-            carried.retain(|_, known| known.strong_count() > 0);
+            lock_upper_devices.retain(|_, known| known.strong_count() > 0);
         }
-        carried.insert(id, above);
+        lock_upper_devices.insert(id, above);
     }
 }
 
 impl MappedDevice {
     /// A lane that goes past the queue.
-    pub(super) fn open_bare(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+    pub(super) fn open_unqueued(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
         // The port comes first: a command that is too early for it came before the state that is
         // read next, and one that repeats that state does no harm.
         let port = cx.open_port(self.id);
@@ -479,12 +485,14 @@ impl MappedDevice {
             let state = self.state();
             (state.live.clone(), state.preparing.clone(), state.suspended)
         };
-        let open = |slot: Option<Slot>, cx: &mut Cx<'_>| slot.map(|slot| Opened::new(&slot, cx)).transpose();
+        let open = |slot: Option<TableSlot>, cx: &mut Cx<'_>| {
+            slot.map(|slot| PreparedLane::new(&slot, cx)).transpose()
+        };
         let (live, prepared) = (open(live, cx)?, open(preparing, cx)?);
         Ok(Box::new(MappedLane::new(port, live, prepared, suspended, cx)))
     }
 
-    fn carried(&self) -> MutexGuard<'_, HashMap<DeviceId, Weak<dyn Device>>> {
+    fn lock_upper_devices(&self) -> MutexGuard<'_, HashMap<DeviceId, Weak<dyn Device>>> {
         self.above.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

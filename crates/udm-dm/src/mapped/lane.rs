@@ -22,7 +22,7 @@
 //! resumed meanwhile may have given it some. It is *retired*: given nothing, and polled until that
 //! work is done. The control side holds its table for as long.
 
-use super::device::Slot;
+use super::device::TableSlot;
 use crate::table::{Table, TableLane};
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
@@ -30,24 +30,24 @@ use udm_core::bugs::{self, Bug};
 use udm_core::{Batch, Bio, BioFlags, Busy, Cx, Drain, Lane, LaneCommand, OpenError, Port, Status};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
+enum LaneState {
     Running,
     Draining(Drain),
     Suspended,
 }
 
 /// A table's lane that has yet to begin, and the generation of the table.
-pub(super) struct Opened {
+pub(super) struct PreparedLane {
     generation: u64,
     lane: Box<TableLane>,
     /// The control half holds it for as long as the lane can still begin.
     table: Weak<Table>,
 }
 
-impl Opened {
-    pub fn new(slot: &Slot, cx: &mut Cx<'_>) -> Result<Opened, OpenError> {
+impl PreparedLane {
+    pub fn new(slot: &TableSlot, cx: &mut Cx<'_>) -> Result<PreparedLane, OpenError> {
         let lane = Box::new(TableLane::open(&slot.table, cx)?);
-        Ok(Opened { generation: slot.generation, lane, table: Arc::downgrade(&slot.table) })
+        Ok(PreparedLane { generation: slot.generation, lane, table: Arc::downgrade(&slot.table) })
     }
 }
 
@@ -61,10 +61,10 @@ pub(super) struct MappedLane {
     generation: u64,
     /// The table of a live lane that has yet to begin: the device has not run since it was opened.
     fresh: Option<Weak<Table>>,
-    prepared: Option<Opened>,
+    prepared: Option<PreparedLane>,
     /// Lanes that were let go with work of their own left, and who waits for that.
     retired: Vec<(Box<TableLane>, udm_core::Ack)>,
-    state: State,
+    state: LaneState,
     acks: Vec<udm_core::Ack>,
     /// Handed back by the lane below: older than what is parked.
     returned: Batch,
@@ -76,8 +76,8 @@ pub(super) struct MappedLane {
 impl MappedLane {
     pub fn new(
         port: Rc<Port>,
-        live: Option<Opened>,
-        prepared: Option<Opened>,
+        live: Option<PreparedLane>,
+        prepared: Option<PreparedLane>,
         suspended: bool,
         cx: &mut Cx<'_>,
     ) -> MappedLane {
@@ -89,7 +89,7 @@ impl MappedLane {
             fresh: None,
             prepared,
             retired: Vec::new(),
-            state: if suspended { State::Suspended } else { State::Running },
+            state: if suspended { LaneState::Suspended } else { LaneState::Running },
             acks: Vec::new(),
             returned: Batch::new(),
             parked: Batch::new(),
@@ -105,13 +105,13 @@ impl MappedLane {
 
     /// Acts on the commands in the port.
     #[cold]
-    fn read_mail(&mut self, cx: &mut Cx<'_>) {
+    fn process_commands(&mut self, cx: &mut Cx<'_>) {
         while let Some(command) = self.port.take() {
             match command {
                 LaneCommand::Prepare { table, generation, failure, ack } => {
                     if self.generation != generation && self.prepared_generation() != Some(generation) {
                         let table = table.downcast::<Table>().expect("the table of a mapped device");
-                        match Opened::new(&Slot { table, generation }, cx) {
+                        match PreparedLane::new(&TableSlot { table, generation }, cx) {
                             Ok(opened) => self.prepared = Some(opened),
                             Err(error) => failure.set(error),
                         }
@@ -127,8 +127,8 @@ impl MappedLane {
                     }
                 }
                 LaneCommand::Suspend { how, ack } => {
-                    if self.state != State::Suspended {
-                        self.state = State::Draining(how);
+                    if self.state != LaneState::Suspended {
+                        self.state = LaneState::Draining(how);
                         self.acks.push(ack);
                     }
                 }
@@ -147,8 +147,8 @@ impl MappedLane {
         self.prepared.as_ref().map(|opened| opened.generation)
     }
 
-    fn take(&mut self, opened: Option<Opened>) {
-        if let Some(Opened { generation, lane, table }) = opened {
+    fn take(&mut self, opened: Option<PreparedLane>) {
+        if let Some(PreparedLane { generation, lane, table }) = opened {
             (self.live, self.generation, self.fresh) = (Some(lane), generation, Some(table));
         }
     }
@@ -187,7 +187,7 @@ impl MappedLane {
             self.take(prepared);
         }
         self.begin_live(cx);
-        self.state = State::Running;
+        self.state = LaneState::Running;
         self.acks.clear();
         let mut batch = std::mem::take(&mut self.returned);
         batch.append(&mut self.parked);
@@ -214,13 +214,13 @@ impl MappedLane {
 
     /// Leaves Draining when it can, and works out `ordinary`.
     fn update_state(&mut self) {
-        if matches!(self.state, State::Draining(_))
+        if matches!(self.state, LaneState::Draining(_))
             && (self.is_empty() && self.busy() < Busy::Owed || bugs::on(Bug::SuspendAcksEarly))
         {
-            self.state = State::Suspended;
+            self.state = LaneState::Suspended;
             self.acks.clear();
         }
-        self.ordinary = self.state == State::Running
+        self.ordinary = self.state == LaneState::Running
             && self.live.is_some()
             && self.prepared.is_none()
             && self.retired.is_empty()
@@ -228,9 +228,9 @@ impl MappedLane {
     }
 
     #[cold]
-    fn submit_rest(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
-        self.read_mail(cx);
-        if self.state == State::Running {
+    fn submit_slow(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
+        self.process_commands(cx);
+        if self.state == LaneState::Running {
             self.send(batch, cx);
         } else {
             for bio in batch.drain(..) {
@@ -247,10 +247,10 @@ impl MappedLane {
     }
 
     #[cold]
-    fn poll_rest(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
-        self.read_mail(cx);
+    fn poll_slow(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
+        self.process_commands(cx);
         if let Some(live) = &mut self.live {
-            if let State::Draining(how) = self.state {
+            if let LaneState::Draining(how) = self.state {
                 let before = self.returned.len();
                 live.drain(how, &mut self.returned, cx);
                 let back = &self.returned[before..];
@@ -283,7 +283,7 @@ fn end(ended: &mut Batch, mut bio: Box<Bio>, status: Status) {
 impl MappedLane {
     /// Nobody will resume this device, nor let a suspend of it end.
     #[cold]
-    fn drain_at_end(&mut self, back: &mut Batch, cx: &mut Cx<'_>) {
+    fn drain_final(&mut self, back: &mut Batch, cx: &mut Cx<'_>) {
         let parked = std::mem::take(&mut self.returned).into_iter().chain(std::mem::take(&mut self.parked));
         parked.for_each(|bio| end(&mut self.ended, bio, Status::IoErr));
         if let Some(live) = &mut self.live {
@@ -298,14 +298,14 @@ impl Lane for MappedLane {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         match &mut self.live {
             Some(live) if self.ordinary && !self.port.has_mail() => live.submit(batch, cx),
-            _ => self.submit_rest(batch, cx),
+            _ => self.submit_slow(batch, cx),
         }
     }
 
     fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         match &mut self.live {
             Some(live) if self.ordinary && !self.port.has_mail() => live.poll(done, cx),
-            _ => self.poll_rest(done, cx),
+            _ => self.poll_slow(done, cx),
         }
     }
 
@@ -317,11 +317,11 @@ impl Lane for MappedLane {
             return;
         }
         if how == Drain::End {
-            return self.drain_at_end(back, cx);
+            return self.drain_final(back, cx);
         }
         back.append(&mut self.returned);
         back.append(&mut self.parked);
-        if let (Some(live), State::Running | State::Draining(_)) = (&mut self.live, self.state) {
+        if let (Some(live), LaneState::Running | LaneState::Draining(_)) = (&mut self.live, self.state) {
             live.drain(how, back, cx);
         }
         self.update_state();

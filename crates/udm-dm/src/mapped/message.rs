@@ -1,8 +1,8 @@
 //! Messages: words for one target of a device, or for the device itself (`@...`).
 
 use super::MappedDevice;
+use crate::completion::CompletionHandle;
 use crate::error::TargetError;
-use crate::pending::Pending;
 use crate::report::PathCommand;
 use crate::target::{Resolver, Target};
 use udm_core::bugs::{self, Bug};
@@ -36,7 +36,7 @@ impl MappedDevice {
         words: &[String],
         resolver: &mut dyn Resolver,
         cores: &dyn Cores,
-    ) -> Result<(String, Option<Pending>), TargetError> {
+    ) -> Result<(String, Option<CompletionHandle>), TargetError> {
         let Some(first) = words.first() else {
             return Err(TargetError::new("Empty message received."));
         };
@@ -45,7 +45,7 @@ impl MappedDevice {
         }
         self.tell(sector, cores, |target| {
             let answer = target.message(words, resolver)?;
-            Ok((answer, target.under_way()))
+            Ok((answer, target.pending_completion()))
         })
     }
 

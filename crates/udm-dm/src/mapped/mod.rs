@@ -1,8 +1,8 @@
 //! Mapped devices: a name, a number, two slots for tables, and lanes that change tables without
 //! losing a request.
 //!
-//! [`device`] is the control half, [`change`] steps one device through suspend and resume,
-//! [`changes`] several devices with their [`partners`]. [`lane`] is the data path. [`stack`] limits
+//! [`device`] is the control half, [`transition`] steps one device through suspend and resume,
+//! [`device_set`] several devices with their [`dependents`]. [`lane`] is the data path. [`stack`] limits
 //! the depth and width of stacks. [`queue`] is the request queue of a request-based device.
 //!
 //! The life of a device is the kernel's (dm-ioctl.c `table_load`, `table_clear`, `do_suspend`,
@@ -42,28 +42,28 @@
 //! disjoint sets can wait for each other, if each has a device above one of the other. As in the
 //! kernel, they wait until one is cancelled.
 //!
-//! **Partners** (`Target::partners`) are devices whose lanes read the state of a target when they
+//! **Partners** (`Target::dependents`) are devices whose lanes read the state of a target when they
 //! begin, such as an origin and its snapshots. They are *renewed* in the same change: new lanes of
 //! their live table replace the old ones. So the data path never checks for new snapshots. If a new
 //! partner appears during the change, its lanes may have old state; the change is cancelled and
 //! retried. One process-wide lock keeps a table from becoming live between this check and the
 //! hooks.
 
-mod change;
-mod changes;
+mod dependents;
 mod device;
-mod events;
+mod device_set;
+mod host;
 mod lane;
 mod message;
 mod names;
-mod partners;
 mod phase;
 mod queue;
 mod stack;
+mod transition;
 
-pub use change::Change;
-pub use changes::{Changes, Refused};
-pub use device::{DeviceInfo, MappedDevice, Wake};
-pub use names::NameOf;
-pub use queue::QueueBy;
-pub use stack::{DEPTH_MAX, LANES_MAX, lies_on};
+pub use device::{DeviceInfo, MappedDevice, WakeFn};
+pub use device_set::{DeviceSetTransition, IndexedTargetError};
+pub use names::NameHandle;
+pub use queue::QueueFactory;
+pub use stack::{DEPTH_MAX, LANES_MAX, depends_on};
+pub use transition::DeviceTransition;

@@ -2,7 +2,7 @@
 
 use super::MappedDevice;
 use crate::error::TargetError;
-use crate::target::Notify;
+use crate::target::TargetHost;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The longest name in bytes (kernel `DM_NAME_LEN`, less its NUL).
@@ -11,16 +11,16 @@ const NAME_MAX: usize = 127;
 const UUID_MAX: usize = 128;
 
 /// The name and the uuid of a device.
-pub(super) struct Names {
+pub(super) struct DeviceNames {
     name: String,
     uuid: Option<String>,
 }
 
-impl Names {
-    pub fn new(name: &str, uuid: Option<&str>) -> Result<Names, TargetError> {
+impl DeviceNames {
+    pub fn new(name: &str, uuid: Option<&str>) -> Result<DeviceNames, TargetError> {
         check_name(name)?;
         uuid.map_or(Ok(()), check_uuid)?;
-        Ok(Names { name: name.to_owned(), uuid: uuid.map(str::to_owned) })
+        Ok(DeviceNames { name: name.to_owned(), uuid: uuid.map(str::to_owned) })
     }
 
     pub fn name(&self) -> &str {
@@ -34,9 +34,9 @@ impl Names {
 
 /// What a device is called, as of when it is asked. Does not keep the device.
 #[derive(Clone)]
-pub struct NameOf(Arc<Mutex<Names>>);
+pub struct NameHandle(Arc<Mutex<DeviceNames>>);
 
-impl NameOf {
+impl NameHandle {
     /// The name; the last one of a device that is gone.
     #[must_use]
     pub fn get(&self) -> String {
@@ -47,11 +47,11 @@ impl NameOf {
 impl MappedDevice {
     /// What it is called, now and later.
     #[must_use]
-    pub fn name_of(&self) -> NameOf {
-        NameOf(Arc::clone(&self.names))
+    pub fn name_handle(&self) -> NameHandle {
+        NameHandle(Arc::clone(&self.names))
     }
 
-    fn names(&self) -> MutexGuard<'_, Names> {
+    fn names(&self) -> MutexGuard<'_, DeviceNames> {
         self.names.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

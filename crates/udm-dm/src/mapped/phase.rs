@@ -2,22 +2,22 @@
 
 /// What a change is for.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Goal {
+pub(super) enum TransitionKind {
     /// To suspend the device.
-    Rest,
+    Suspend,
     /// To resume it.
-    GoOn,
+    Resume,
     /// To renew it in the change of a partner.
-    Renew,
+    ReopenLanes,
     /// To have it stand still for good.
-    Leave,
+    Remove,
 }
 
 /// What to do at the next step, once the cores have answered the last one.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Phase {
+pub(super) enum TransitionPhase {
     /// Ask the targets that are to go on.
-    Ask,
+    Preresume,
     /// Check the new table and have the cores open it.
     Prepare,
     /// The cores have tried.
@@ -29,7 +29,7 @@ pub(super) enum Phase {
     /// The device stands still, for the tables to change places.
     Swap,
     /// They have: tell what is live now.
-    Tell,
+    RunResumeHooks,
     /// Have the cores go on with the table that is live now.
     Resume,
     /// They do.
@@ -37,37 +37,39 @@ pub(super) enum Phase {
     /// Nothing is left to do.
     Done,
     /// The device is free for the next change.
-    Over,
+    Finished,
 }
 
-/// Where a change waits for others that go in step with it ([`super::changes`]).
+/// Where a change waits for others that go in step with it ([`super::device_set`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Stage {
+pub(super) enum SyncPoint {
     /// The targets that are to go on have nothing against it.
     Asked,
     /// Everything that can fail is over, and nothing has stopped for it.
     Prepared,
     /// The device stands still.
-    Still,
+    Quiesced,
     /// The tables have changed places, and those that are gone know.
     Swapped,
     /// Those that are live know, and only the cores have yet to be told.
-    Told,
+    HooksRun,
     /// The end.
-    Over,
+    Finished,
 }
 
-impl Phase {
+impl TransitionPhase {
     /// The last stage that was reached.
-    pub fn stage(self) -> Option<Stage> {
+    pub fn stage(self) -> Option<SyncPoint> {
         match self {
-            Phase::Ask => None,
-            Phase::Prepare | Phase::Prepared => Some(Stage::Asked),
-            Phase::Suspend | Phase::Suspended => Some(Stage::Prepared),
-            Phase::Swap => Some(Stage::Still),
-            Phase::Tell => Some(Stage::Swapped),
-            Phase::Resume | Phase::Resumed | Phase::Done => Some(Stage::Told),
-            Phase::Over => Some(Stage::Over),
+            TransitionPhase::Preresume => None,
+            TransitionPhase::Prepare | TransitionPhase::Prepared => Some(SyncPoint::Asked),
+            TransitionPhase::Suspend | TransitionPhase::Suspended => Some(SyncPoint::Prepared),
+            TransitionPhase::Swap => Some(SyncPoint::Quiesced),
+            TransitionPhase::RunResumeHooks => Some(SyncPoint::Swapped),
+            TransitionPhase::Resume | TransitionPhase::Resumed | TransitionPhase::Done => {
+                Some(SyncPoint::HooksRun)
+            }
+            TransitionPhase::Finished => Some(SyncPoint::Finished),
         }
     }
 }

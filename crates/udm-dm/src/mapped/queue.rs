@@ -7,31 +7,31 @@ use udm_core::errno::ENXIO;
 use udm_core::{Cx, Device, DeviceId, Lane, Limits, OpenError, Sectors};
 
 /// Puts a queue in front of a device.
-pub type QueueBy = Box<dyn Fn(Arc<dyn Device>) -> Arc<dyn Device> + Send + Sync>;
+pub type QueueFactory = Box<dyn Fn(Arc<dyn Device>) -> Arc<dyn Device> + Send + Sync>;
 
 /// What makes it, and that.
 #[derive(Default)]
-pub(super) struct Queue {
-    by: OnceLock<QueueBy>,
-    in_front: OnceLock<Arc<dyn Device>>,
+pub(super) struct DeviceQueue {
+    by: OnceLock<QueueFactory>,
+    front_queue: OnceLock<Arc<dyn Device>>,
 }
 
-impl Queue {
+impl DeviceQueue {
     /// The queue, where there is one.
-    pub fn in_front(&self) -> Option<&Arc<dyn Device>> {
-        self.in_front.get()
+    pub fn front_queue(&self) -> Option<&Arc<dyn Device>> {
+        self.front_queue.get()
     }
 
     /// The device is request-based, and has its queue from now on.
     pub fn begin(&self, id: DeviceId, device: &Weak<MappedDevice>) {
         if self.by.get().is_some() {
-            self.in_front.get_or_init(|| self.another(id, device));
+            self.front_queue.get_or_init(|| self.build_queue(id, device));
         }
     }
 
     /// One that nobody has yet.
-    pub fn another(&self, id: DeviceId, device: &Weak<MappedDevice>) -> Arc<dyn Device> {
-        let bare = Arc::new(Bare { id, device: Weak::clone(device) });
+    pub fn build_queue(&self, id: DeviceId, device: &Weak<MappedDevice>) -> Arc<dyn Device> {
+        let bare = Arc::new(UnqueuedDevice { id, device: Weak::clone(device) });
         self.by.get().map_or(Arc::clone(&bare) as Arc<dyn Device>, |by| by(bare))
     }
 }
@@ -39,31 +39,31 @@ impl Queue {
 impl MappedDevice {
     /// Says what makes the device's queue, where its first load makes it request-based. The first
     /// one stays.
-    pub fn queue_by(&self, by: QueueBy) {
+    pub fn set_queue_factory(&self, by: QueueFactory) {
         let _ = self.queue.by.set(by);
     }
 
     /// The device's own queue, where it has one.
     pub fn own_queue(&self) -> Option<Arc<dyn Device>> {
-        self.queue.in_front().cloned()
+        self.queue.front_queue().cloned()
     }
 }
 
 /// A mapped device behind its queue.
-struct Bare {
+struct UnqueuedDevice {
     id: DeviceId,
     /// It has the queue, which has this.
     device: Weak<MappedDevice>,
 }
 
-impl Device for Bare {
+impl Device for UnqueuedDevice {
     fn id(&self) -> DeviceId {
         self.id
     }
 
     fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
         match self.device.upgrade() {
-            Some(device) => device.open_bare(cx),
+            Some(device) => device.open_unqueued(cx),
             None => Err(OpenError::new(ENXIO, "the device is gone")),
         }
     }

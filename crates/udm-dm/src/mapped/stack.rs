@@ -6,7 +6,7 @@
 //! never fails for it. Counted are the tables of all slots, because the lanes of several are open
 //! while tables change places.
 //!
-//! Only a load makes a stack larger. Loads look and act one at a time ([`shape`]), over all devices
+//! Only a load makes a stack larger. Loads look and act one at a time ([`lock_stack`]), over all devices
 //! of the process; nothing that could block is done meanwhile. The walks keep their own lists
 //! instead of calling themselves, and look at each device once.
 
@@ -28,45 +28,45 @@ pub const DEPTH_MAX: usize = 32;
 pub const LANES_MAX: u64 = 16384;
 
 /// Held while a load looks at the stack and takes its place in it.
-pub(super) fn shape() -> MutexGuard<'static, ()> {
-    static SHAPE: Mutex<()> = Mutex::new(());
-    SHAPE.lock().unwrap_or_else(PoisonError::into_inner)
+pub(super) fn lock_stack() -> MutexGuard<'static, ()> {
+    static STACK: Mutex<()> = Mutex::new(());
+    STACK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The devices directly below one, as often as it uses them.
-type Below = Rc<[Arc<dyn Device>]>;
+type LowerDevices = Rc<[Arc<dyn Device>]>;
 
 /// A walk over the stack. It keeps every device that it met: the last hold on one closes files,
-/// which is for after [`shape`] is let go.
+/// which is for after [`lock_stack`] is let go.
 #[derive(Default)]
-pub(super) struct Walk {
-    below: HashMap<DeviceId, Below>,
+pub(super) struct StackWalk {
+    below: HashMap<DeviceId, LowerDevices>,
     above: Vec<Arc<dyn Device>>,
-    sizes: HashMap<DeviceId, Size>,
+    sizes: HashMap<DeviceId, StackSize>,
 }
 
 /// What a device is with all below it.
 #[derive(Clone, Copy)]
-struct Size {
+struct StackSize {
     depth: usize,
     lanes: u64,
 }
 
 /// A device whose size is being worked out: what lies below, and how much of it is done.
-struct Level {
+struct SizeFrame {
     id: DeviceId,
-    below: Below,
+    below: LowerDevices,
     done: usize,
-    size: Size,
+    size: StackSize,
 }
 
-impl Level {
-    fn new(id: DeviceId, below: Below) -> Level {
-        Level { id, below, done: 0, size: Size { depth: 0, lanes: 1 } }
+impl SizeFrame {
+    fn new(id: DeviceId, below: LowerDevices) -> SizeFrame {
+        SizeFrame { id, below, done: 0, size: StackSize { depth: 0, lanes: 1 } }
     }
 }
 
-impl Walk {
+impl StackWalk {
     /// Checks `device` with `tables` in its slots, of which `new` is to come.
     ///
     /// # Errors
@@ -78,11 +78,11 @@ impl Walk {
         tables: &[Arc<Table>],
         new: &Table,
     ) -> Result<(), TargetError> {
-        let all_above = self.look_up(device);
+        let all_above = self.collect_ancestors(device);
         for (line, entry) in new.targets().iter().enumerate() {
             let on_top = |id| id == device.id() || all_above.contains(&id);
             let used = entry.target.devices().into_iter().map(|used| used.device);
-            let mut devices = used.chain(entry.target.also_opens());
+            let mut devices = used.chain(entry.target.extra_devices());
             if let Some(used) = devices.find(|used| on_top(used.device.id())) {
                 let text = format!("{}: Device lookup failed", entry.target.type_name());
                 let reason = format!("{} is on top of {} already", used.name, device.name());
@@ -95,12 +95,12 @@ impl Walk {
     /// Checks `device`, whose table opens more than it did: another that is to come is its partner.
     ///
     /// # Errors
-    /// As [`Walk::check`]'s.
-    pub fn check_partner(&mut self, device: &MappedDevice) -> Result<(), TargetError> {
-        let (all_above, tables) = (self.look_up(device), device.slots());
+    /// As [`StackWalk::check`]'s.
+    pub fn check_dependent(&mut self, device: &MappedDevice) -> Result<(), TargetError> {
+        let (all_above, tables) = (self.collect_ancestors(device), device.slots());
         for used in tables.iter().flat_map(|table| table.opened()) {
             if used.device.id() == device.id() || all_above.contains(&used.device.id()) {
-                let reason = format!("{} is on top of {} already", used.called(), device.name());
+                let reason = format!("{} is on top of {} already", used.current_name(), device.name());
                 return Err(TargetError::new("Device lookup failed").because(reason));
             }
         }
@@ -118,7 +118,7 @@ impl Walk {
         let below = tables.iter().flat_map(|table| table.opened()).map(|used| used.device).collect();
         self.below.insert(device.id(), below);
         let all = std::iter::once(device.id()).chain(all_above);
-        let sizes: Vec<Size> = all.map(|id| self.size(id)).collect();
+        let sizes: Vec<StackSize> = all.map(|id| self.size(id)).collect();
         let depth = sizes.iter().map(|size| size.depth).max().unwrap_or(0);
         let lanes = sizes.iter().map(|size| size.lanes).max().unwrap_or(0);
         if depth > DEPTH_MAX {
@@ -135,14 +135,14 @@ impl Walk {
         Ok(())
     }
 
-    fn below(&mut self, device: &dyn Device) -> Option<Below> {
+    fn below(&mut self, device: &dyn Device) -> Option<LowerDevices> {
         let stacked = device.stacked()?;
         let below = self.below.entry(device.id()).or_insert_with(|| stacked.below().into());
         Some(Rc::clone(below))
     }
 
     /// Every device that lies on `device`, directly or through others.
-    fn look_up(&mut self, device: &MappedDevice) -> HashSet<DeviceId> {
+    fn collect_ancestors(&mut self, device: &MappedDevice) -> HashSet<DeviceId> {
         let mut found = HashSet::new();
         let mut look = vec![(device.id(), device.above())];
         while let Some((id, above)) = look.pop() {
@@ -160,17 +160,17 @@ impl Walk {
 
     /// The size of a mapped device whose neighbours below are known, from the bottom up. There is
     /// no circle: no load has let one in.
-    fn size(&mut self, top: DeviceId) -> Size {
+    fn size(&mut self, top: DeviceId) -> StackSize {
         if let Some(size) = self.sizes.get(&top) {
             return *size;
         }
-        let mut levels = vec![Level::new(top, Rc::clone(&self.below[&top]))];
+        let mut levels = vec![SizeFrame::new(top, Rc::clone(&self.below[&top]))];
         while let Some(mut level) = levels.pop() {
             let next = loop {
                 let Some(next) = level.below.get(level.done) else { break None };
                 let size = match self.sizes.get(&next.id()) {
                     Some(size) => *size,
-                    None if next.stacked().is_none() => Size { depth: 0, lanes: 1 },
+                    None if next.stacked().is_none() => StackSize { depth: 0, lanes: 1 },
                     None => break Some(Arc::clone(next)),
                 };
                 level.done += 1;
@@ -178,13 +178,13 @@ impl Walk {
                 level.size.lanes = level.size.lanes.saturating_add(size.lanes);
             };
             let Some(next) = next else {
-                self.sizes.insert(level.id, Size { depth: level.size.depth + 1, ..level.size });
+                self.sizes.insert(level.id, StackSize { depth: level.size.depth + 1, ..level.size });
                 continue;
             };
             // This one goes on when what lies below it is done.
             levels.push(level);
             if let Some(below) = self.below(&*next) {
-                levels.push(Level::new(next.id(), below));
+                levels.push(SizeFrame::new(next.id(), below));
             }
         }
         self.sizes[&top]
@@ -193,7 +193,7 @@ impl Walk {
 
 /// True when one of the devices below `device`, or it itself, is `wanted`.
 #[must_use]
-pub fn lies_on(device: &Arc<dyn Device>, mut wanted: impl FnMut(&dyn Device) -> bool) -> bool {
+pub fn depends_on(device: &Arc<dyn Device>, mut wanted: impl FnMut(&dyn Device) -> bool) -> bool {
     // No circle: no load has let one in. Many ways may lead to one device.
     let (mut seen, mut look) = (HashSet::new(), vec![Arc::clone(device)]);
     while let Some(next) = look.pop() {

@@ -1,6 +1,6 @@
 //! From lines to targets: order, lengths, types, and the rules for types that stand alone.
 
-use super::Entry;
+use super::TableEntry;
 use crate::error::TargetError;
 use crate::target::{Resolver, TargetArgs, TargetType};
 use udm_core::{ControlIo, Sector, Sectors};
@@ -16,11 +16,11 @@ pub(super) fn entries(
     resolver: &mut dyn Resolver,
     io: &dyn ControlIo,
     cores: usize,
-) -> Result<Vec<Entry>, TargetError> {
+) -> Result<Vec<TableEntry>, TargetError> {
     if lines.is_empty() {
         return Err(TargetError::new("populate_table: no targets specified"));
     }
-    let mut entries: Vec<Entry> = Vec::with_capacity(lines.len());
+    let mut entries: Vec<TableEntry> = Vec::with_capacity(lines.len());
     for (i, line) in lines.iter().enumerate() {
         let entry = entry(types, line, entries.last(), resolver, io, cores);
         entries.push(entry.map_err(|e| TargetError { line: Some(i), ..e })?);
@@ -31,11 +31,11 @@ pub(super) fn entries(
 fn entry(
     types: &[TargetType],
     line: &Line,
-    previous: Option<&Entry>,
+    previous: Option<&TableEntry>,
     resolver: &mut dyn Resolver,
     io: &dyn ControlIo,
     cores: usize,
-) -> Result<Entry, TargetError> {
+) -> Result<TableEntry, TargetError> {
     if let Some(alone) = previous.filter(|p| p.target.singleton()) {
         let kind = alone.target.type_name();
         return Err(TargetError::new(format!("target type {kind} must appear alone in table")));
@@ -56,15 +56,15 @@ fn entry(
     }
     let (start, len) = (Sector(line.start), Sectors(line.len));
     let mut args = TargetArgs { start, len, args: &line.args, resolver, io, cores };
-    let target = (target_type.new)(&mut args).map_err(|e| named(e, kind))?;
+    let target = (target_type.new)(&mut args).map_err(|e| prefix_type_name(e, kind))?;
     if previous.is_some() && target.singleton() {
         return refuse("singleton target type must appear alone in table");
     }
-    Ok(Entry { start, len, target })
+    Ok(TableEntry { start, len, target })
 }
 
 /// The error with the type in front, once.
-fn named(mut error: TargetError, kind: &str) -> TargetError {
+fn prefix_type_name(mut error: TargetError, kind: &str) -> TargetError {
     let has_it = error.text.strip_prefix(kind).is_some_and(|rest| rest.starts_with(": "));
     if !has_it && !error.text.is_empty() {
         error.text.insert_str(0, &format!("{kind}: "));

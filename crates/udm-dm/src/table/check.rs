@@ -4,14 +4,14 @@
 //! The kernel checks this at the first load only, later at resume; udm checks at every load and
 //! again at resume.
 
-use super::Entry;
+use super::TableEntry;
 use crate::error::TargetError;
-use crate::target::{Below, Kind, Used};
+use crate::target::{DeviceRange, DmQueueMode, LowerLimits};
 use udm_core::bugs::{self, Bug};
 use udm_core::{Limits, SECTOR_SIZE, Sectors};
 
 /// What a table and its targets can take, as of one moment.
-pub(super) struct Fit {
+pub(super) struct TableLimits {
     /// Of the table.
     pub whole: Limits,
     /// Of each target.
@@ -20,8 +20,11 @@ pub(super) struct Fit {
 
 /// The stacked limits of `entries` (kernel `dm_calculate_queue_limits`), or the first device area
 /// that does not fit.
-pub(super) fn fit(entries: &[Entry], below: Below<'_>) -> Result<Fit, TargetError> {
-    stackable(entries, below)?;
+pub(super) fn table_limits(
+    entries: &[TableEntry],
+    below: LowerLimits<'_>,
+) -> Result<TableLimits, TargetError> {
+    check_request_stackable(entries, below)?;
     let size = entries.last().map_or(Sectors::ZERO, |e| Sectors(e.end().0));
     let mut all = Limits::new(size);
     let mut parts = Vec::with_capacity(entries.len());
@@ -30,22 +33,23 @@ pub(super) fn fit(entries: &[Entry], below: Below<'_>) -> Result<Fit, TargetErro
         own.read_only &= !bugs::on(Bug::ReadOnlyLost);
         let devices = entry.target.devices();
         for used in &devices {
-            area(used, &devices, own.logical_block, below).map_err(|e| TargetError { line: Some(i), ..e })?;
+            check_device_area(used, &devices, own.logical_block, below)
+                .map_err(|e| TargetError { line: Some(i), ..e })?;
         }
         if entry.target.is_over_one_disk() && !own.read_only {
-            coherent(&devices, below).map_err(|e| TargetError { line: Some(i), ..e })?;
+            check_path_caches(&devices, below).map_err(|e| TargetError { line: Some(i), ..e })?;
         }
         all = all.stack(&own);
         parts.push(own);
     }
-    edges(entries, &parts, &all)?;
-    Ok(Fit { whole: all, parts })
+    check_block_alignment(entries, &parts, &all)?;
+    Ok(TableLimits { whole: all, parts })
 }
 
 /// Checks that a request-based target has only request-based devices below (kernel
 /// `dm_table_determine_type`). A mapped device without a table is neither yet.
-fn stackable(entries: &[Entry], below: Below<'_>) -> Result<(), TargetError> {
-    for (line, entry) in entries.iter().enumerate().filter(|(_, e)| e.target.kind() == Kind::Request) {
+fn check_request_stackable(entries: &[TableEntry], below: LowerLimits<'_>) -> Result<(), TargetError> {
+    for (line, entry) in entries.iter().enumerate().filter(|(_, e)| e.target.kind() == DmQueueMode::Request) {
         for used in entry.target.devices() {
             let limits = below.limits(&used.device);
             if !limits.request_stackable && limits.size > Sectors::ZERO {
@@ -60,7 +64,7 @@ fn stackable(entries: &[Entry], below: Below<'_>) -> Result<(), TargetError> {
 
 /// Checks that several paths to one disk have no cache each: what is written through one would not
 /// be seen through the others, and what a flush of one makes durable would be its own writes only.
-fn coherent(paths: &[Used], below: Below<'_>) -> Result<(), TargetError> {
+fn check_path_caches(paths: &[DeviceRange], below: LowerLimits<'_>) -> Result<(), TargetError> {
     let several = paths.iter().any(|path| path.device.number != paths[0].device.number);
     for path in paths.iter().filter(|_| several) {
         let (limits, name) = (below.limits(&path.device), &path.device.name);
@@ -85,7 +89,12 @@ fn block_sectors(bytes: u32) -> u64 {
 
 /// Checks the range that a target uses of one of its `devices` (kernel `device_area_is_invalid`);
 /// `block` is the target's logical block in bytes.
-fn area(used: &Used, devices: &[Used], block: u32, below: Below<'_>) -> Result<(), TargetError> {
+fn check_device_area(
+    used: &DeviceRange,
+    devices: &[DeviceRange],
+    block: u32,
+    below: LowerLimits<'_>,
+) -> Result<(), TargetError> {
     let name = base_name(&used.device.name);
     let (start, len, size) = (used.start.0, used.len.0, below.limits(&used.device).size.0);
     // A mapped device that has no table yet has no size; what it gets is checked when this table is
@@ -101,7 +110,7 @@ fn area(used: &Used, devices: &[Used], block: u32, below: Below<'_>) -> Result<(
         if value % block_sectors(block) != 0 {
             // The kernel names the device that it looks at, which need not be the one whose block
             // that is.
-            let has_it = |one: &&Used| below.limits(&one.device).logical_block == block;
+            let has_it = |one: &&DeviceRange| below.limits(&one.device).logical_block == block;
             let whose = Some(used).filter(has_it).or_else(|| devices.iter().find(has_it)).unwrap_or(used);
             let same = (whose.start, whose.len) == (used.start, used.len);
             let of = if same { String::new() } else { format!(" of {name}") };
@@ -123,7 +132,7 @@ fn base_name(name: &str) -> &str {
 
 /// Checks that no block of the whole device lies across a target whose own blocks are as large
 /// (kernel `validate_hardware_logical_block_alignment`).
-fn edges(entries: &[Entry], parts: &[Limits], all: &Limits) -> Result<(), TargetError> {
+fn check_block_alignment(entries: &[TableEntry], parts: &[Limits], all: &Limits) -> Result<(), TargetError> {
     let device_block = block_sectors(all.logical_block);
     let mut remaining = 0;
     let mut next_start = 0;

@@ -7,12 +7,12 @@
 //! move is all there is to them. The rest goes through the [`Splitter`].
 //!
 //! A single bio, and a batch for the only leg there is, is passed on as it came; other batches are
-//! dealt out. Where bios go is for the [`Route`] to say.
+//! dealt out. Where bios go is for the [`TableRouter`] to say.
 
 use super::Table;
-use super::legs_of::LegsOf;
-use super::route::{Route, Way};
-use crate::legs::{Legs, Polled};
+use super::child_layout::ChildLayout;
+use super::router::{RouteAction, TableRouter};
+use crate::child_lanes::{ChildLanes, PolledChild};
 use crate::split::Splitter;
 use std::rc::Rc;
 use udm_core::bugs::{self, Bug};
@@ -20,8 +20,8 @@ use udm_core::{Batch, Busy, Cx, Drain, Lane, OpenError};
 
 /// See the module's documentation.
 pub(crate) struct TableLane {
-    route: Route,
-    legs: Legs,
+    route: TableRouter,
+    legs: ChildLanes,
     split: Splitter,
 }
 
@@ -31,15 +31,15 @@ impl TableLane {
     /// # Errors
     /// When a device below can't be opened on this core.
     pub fn open(table: &Table, cx: &mut Cx<'_>) -> Result<TableLane, OpenError> {
-        let legs = Rc::new(LegsOf::new(&table.entries));
+        let legs = Rc::new(ChildLayout::new(&table.entries));
         let lanes = legs.open(&table.entries, cx)?;
         let split = Splitter::new(cx.new_owner());
-        Ok(TableLane { route: Route::new(table, legs), legs: Legs::new(lanes), split })
+        Ok(TableLane { route: TableRouter::new(table, legs), legs: ChildLanes::new(lanes), split })
     }
 
     /// The table is in use from now on: see [`udm_core::Lane::begin`].
     pub fn begin(&mut self, table: &Table, cx: &mut Cx<'_>) {
-        self.route = Route::new(table, Rc::clone(&self.route.legs));
+        self.route = TableRouter::new(table, Rc::clone(&self.route.legs));
         self.legs.begin(cx);
     }
 
@@ -52,11 +52,11 @@ impl TableLane {
     #[inline(never)]
     fn submit_any(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         if let [bio] = &mut batch[..]
-            && let Some(leg) = self.route.plain(bio)
+            && let Some(leg) = self.route.fast_path(bio)
         {
             return self.legs.submit(leg, batch, cx);
         }
-        let moved = if self.legs.len() == 1 { self.route.all_plain(batch) } else { 0 };
+        let moved = if self.legs.len() == 1 { self.route.fast_path_all(batch) } else { 0 };
         if moved < batch.len() {
             self.deal(batch, moved, cx);
         } else if !batch.is_empty() {
@@ -73,9 +73,9 @@ impl TableLane {
         }
         while let Some(mut bio) = self.route.deal(&mut bios) {
             match self.route.down(&mut bio) {
-                Way::Leg(leg) => bios.put(leg, bio),
-                Way::Cut => self.split.take(bio),
-                Way::End(status) => self.split.end(bio, status),
+                RouteAction::ChildLane(leg) => bios.put(leg, bio),
+                RouteAction::SplitBio => self.split.take(bio),
+                RouteAction::End(status) => self.split.end(bio, status),
             }
         }
         drop(bios);
@@ -101,11 +101,11 @@ impl TableLane {
 
     #[inline(never)]
     fn poll_several(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
-        if let Some(Polled { leg, from, .. }) = self.legs.poll_busy(done, cx) {
+        if let Some(PolledChild { leg, from, .. }) = self.legs.poll_busy(done, cx) {
             return self.route.up(leg, &mut done[from..]);
         }
         let mut round = self.legs.poll();
-        while let Some(Polled { leg, from, .. }) = self.legs.poll_next(&mut round, done, cx) {
+        while let Some(PolledChild { leg, from, .. }) = self.legs.poll_next(&mut round, done, cx) {
             self.route.up(leg, &mut done[from..]);
         }
         self.legs.poll_idle(&round, done, cx);
@@ -115,7 +115,7 @@ impl TableLane {
     #[cold]
     fn poll_split(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         let start = done.len();
-        self.split.take_again();
+        self.split.requeue_returned();
         self.poll_legs(done, cx);
         self.split.collect(done, start);
         self.pump();
@@ -157,7 +157,7 @@ impl Lane for TableLane {
                 self.route.up(leg, &mut back[from..]);
             }
         }
-        self.split.collect_back(back, start);
+        self.split.collect_returned(back, start);
         self.split.take_returned(back);
     }
 

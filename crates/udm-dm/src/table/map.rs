@@ -1,19 +1,19 @@
 //! Which target a bio goes to, and how a bio is cut that can't go whole.
 
-use super::back::Back;
-use super::check::Fit;
-use super::index::Index;
-use super::legs_of::{Form, LegsOf};
-use super::{Entry, Table};
+use super::check::TableLimits;
+use super::child_layout::{ChildLayout, TargetDataPath};
+use super::reverse_map::ReverseMap;
+use super::run_index::RunIndex;
+use super::{Table, TableEntry};
 use crate::divisor::Divisor;
-use crate::split::{Cursor, Cut, Piece, Step};
-use crate::stripes::Layout;
+use crate::split::{SplitBio, SplitCursor, SplitPiece, SplitStep};
+use crate::stripes::StripeLayout;
 use std::collections::BTreeSet;
 use udm_core::bugs::{self, Bug};
 use udm_core::{Bio, BioFlags, Limits, Op, SECTOR_SIZE, Sector, Sectors};
 
 /// What one line of a table maps, for the data path.
-pub(super) struct Mapping {
+pub(super) struct TargetMapping {
     /// Where its bios go; of a striped one those for the first stripe.
     leg: usize,
     start: u64,
@@ -21,7 +21,7 @@ pub(super) struct Mapping {
     /// Added to a bio's sector on the way down and taken off on the way up, modulo 2^64. Of no use
     /// where it is striped.
     shift: u64,
-    stripes: Option<Stripes>,
+    stripes: Option<StripeMapping>,
     /// Reads and writes end at multiples of this, counted from the target's start; `None` when they
     /// need not.
     chunk: Option<Divisor>,
@@ -33,8 +33,8 @@ pub(super) struct Mapping {
 }
 
 /// Where the chunks of a striped target lie.
-pub(super) struct Stripes {
-    layout: Layout,
+pub(super) struct StripeMapping {
+    layout: StripeLayout,
     /// Where each stripe begins on its device.
     begins: Box<[u64]>,
     /// The leg of the first.
@@ -42,12 +42,12 @@ pub(super) struct Stripes {
 }
 
 /// All mappings of a table, and what flushes need.
-pub(super) struct Map {
-    mappings: Vec<Mapping>,
+pub(super) struct TableMap {
+    mappings: Vec<TargetMapping>,
     /// Finds one by its sectors.
-    index: Index,
+    index: RunIndex,
     /// Undoes what was done on the way to each leg.
-    pub backs: Vec<Back>,
+    pub reverse_maps: Vec<ReverseMap>,
     /// The legs that a flush of the whole device goes to.
     flush: Vec<usize>,
     /// What is taken off the flags of a bio's data part.
@@ -57,31 +57,31 @@ pub(super) struct Map {
 }
 
 /// What kind of table it is, for reads and writes that fit.
-pub(super) enum Shape {
+pub(super) enum MapKind {
     /// All go to the one leg there is, so many sectors further on.
     Single(u64),
     /// One striped target is all there is, by shifts or not.
-    Striped(Stripes, bool),
+    StripeSet(StripeMapping, bool),
     /// Each goes to one of these whole.
-    Lines(Box<[Simple]>),
+    Lines(Box<[SimpleMapping]>),
     /// Some targets have chunks.
     Mixed,
 }
 
 /// What a read or write that fits needs of a mapping without chunks.
 #[derive(Clone, Copy)]
-pub(super) struct Simple {
+pub(super) struct SimpleMapping {
     pub end: u64,
     pub shift: u64,
     pub leg: u32,
 }
 
-impl Stripes {
+impl StripeMapping {
     /// Of target `i`, if it is striped.
-    fn new(legs: &LegsOf, i: usize) -> Option<Stripes> {
-        let (Form::Striped(striped), leg) = &legs.lines[i] else { return None };
+    fn new(legs: &ChildLayout, i: usize) -> Option<StripeMapping> {
+        let (TargetDataPath::StripeSet(striped), leg) = &legs.lines[i] else { return None };
         let begins = striped.stripes.iter().map(|stripe| stripe.1.0).collect();
-        Some(Stripes { layout: striped.layout, begins, leg: *leg })
+        Some(StripeMapping { layout: striped.layout, begins, leg: *leg })
     }
 
     /// The leg of sector `at` of the target, and the sector there, if that and those behind it,
@@ -108,19 +108,19 @@ impl Stripes {
     }
 }
 
-impl Mapping {
-    fn new(legs: &LegsOf, entries: &[Entry], i: usize, limits: &Limits) -> Mapping {
+impl TargetMapping {
+    fn new(legs: &ChildLayout, entries: &[TableEntry], i: usize, limits: &Limits) -> TargetMapping {
         let entry = &entries[i];
         let block = u64::from(limits.logical_block) / SECTOR_SIZE;
         // A limit below one block would cut for ever; what the device makes of such a request is
         // its own matter.
         let whole = |max: Sectors| (max.0 - max.0 % block.max(1)).max(block.max(1));
-        Mapping {
+        TargetMapping {
             leg: legs.lines[i].1,
             start: entry.start.0,
             end: entry.end().0,
             shift: legs.shift(entries, i),
-            stripes: Stripes::new(legs, i),
+            stripes: StripeMapping::new(legs, i),
             chunk: entry.target.max_io_len().map(|c| Divisor::new(c.0.clamp(1, Divisor::MAX))),
             cuts_discards: entry.target.cuts_discards(),
             max: [whole(limits.max_sectors), whole(limits.max_discard), whole(limits.max_write_zeroes)],
@@ -182,18 +182,19 @@ impl Mapping {
     }
 }
 
-impl Map {
-    pub fn new(table: &Table, fit: &Fit, legs: &LegsOf) -> Map {
+impl TableMap {
+    pub fn new(table: &Table, table_limits: &TableLimits, legs: &ChildLayout) -> TableMap {
         let entries = &table.entries;
-        let mapping = |(i, limits)| Mapping::new(legs, entries, i, limits);
-        let mappings: Vec<Mapping> = fit.parts.iter().enumerate().map(mapping).collect();
-        let fua = fit.whole.fua;
+        let mapping = |(i, limits)| TargetMapping::new(legs, entries, i, limits);
+        let mappings: Vec<TargetMapping> = table_limits.parts.iter().enumerate().map(mapping).collect();
+        let fua = table_limits.whole.fua;
         // A device below that is mapped itself may get a cache by a reload, and this table would
         // not know.
-        let cache = fit.whole.write_cache || table.devices().any(|below| below.device.stacked().is_some());
-        Map {
-            index: Index::new(mappings.iter().map(|mapping| mapping.end).collect()),
-            backs: Back::of_all(legs, entries),
+        let cache =
+            table_limits.whole.write_cache || table.devices().any(|below| below.device.stacked().is_some());
+        TableMap {
+            index: RunIndex::new(mappings.iter().map(|mapping| mapping.end).collect()),
+            reverse_maps: ReverseMap::of_all(legs, entries),
             flush: flush_legs(table, legs),
             strip: BioFlags::PREFLUSH | if fua { BioFlags::empty() } else { BioFlags::FUA },
             flush_behind: !fua && cache,
@@ -202,19 +203,19 @@ impl Map {
     }
 
     /// What kind of table it is.
-    pub fn shape(&self, legs: &LegsOf) -> Shape {
-        let simple = |m: &Mapping| match m.chunk {
-            None => Some(Simple { end: m.end, shift: m.shift, leg: m.leg as u32 }),
+    pub fn map_kind(&self, legs: &ChildLayout) -> MapKind {
+        let simple = |m: &TargetMapping| match m.chunk {
+            None => Some(SimpleMapping { end: m.end, shift: m.shift, leg: m.leg as u32 }),
             Some(_) => None,
         };
-        match (&*self.mappings, Stripes::new(legs, 0), self.mappings.iter().map(simple).collect()) {
+        match (&*self.mappings, StripeMapping::new(legs, 0), self.mappings.iter().map(simple).collect()) {
             ([_], Some(stripes), _) => {
                 let shifts = stripes.layout.is_by_shifts();
-                Shape::Striped(stripes, shifts)
+                MapKind::StripeSet(stripes, shifts)
             }
-            ([mapping], _, Some(_)) => Shape::Single(mapping.shift),
-            (_, _, Some(lines)) => Shape::Lines(lines),
-            _ => Shape::Mixed,
+            ([mapping], _, Some(_)) => MapKind::Single(mapping.shift),
+            (_, _, Some(lines)) => MapKind::Lines(lines),
+            _ => MapKind::Mixed,
         }
     }
 
@@ -230,31 +231,31 @@ impl Map {
 
     /// The mapping of `sector`, which is not behind the end.
     #[inline(always)]
-    pub fn find(&self, sector: u64) -> &Mapping {
+    pub fn find(&self, sector: u64) -> &TargetMapping {
         &self.mappings[self.index.find(sector)]
     }
 
     /// The mapping of `sector`, if that is plain. For a sector behind the end it may be one too.
     #[inline(always)]
-    pub fn find_plain(&self, sector: u64) -> Option<&Mapping> {
+    pub fn find_unambiguous(&self, sector: u64) -> Option<&TargetMapping> {
         self.index.pick(&self.mappings, sector)
     }
 
-    /// The same in its short form, out of those of [`Shape::Lines`].
+    /// The same in its short form, out of those of [`MapKind::Lines`].
     #[inline(always)]
-    pub fn find_simple<'a>(&self, lines: &'a [Simple], sector: u64) -> Option<&'a Simple> {
+    pub fn find_simple<'a>(&self, lines: &'a [SimpleMapping], sector: u64) -> Option<&'a SimpleMapping> {
         self.index.pick(lines, sector)
     }
 
     /// The next piece of what a bio does to its range.
-    fn data_piece(&self, bio: &Bio, cursor: &mut Cursor) -> Option<Piece> {
+    fn data_piece(&self, bio: &Bio, cursor: &mut SplitCursor) -> Option<SplitPiece> {
         while cursor.at < bio.sectors.0 {
             let at = bio.sector.0 + cursor.at;
             let mapping = self.find(at);
             let sectors = mapping.room(bio.op, at).min(bio.sectors.0 - cursor.at);
             let piece = |(leg, sector, sectors)| {
                 let flags = bio.flags - self.strip;
-                Piece { leg, op: bio.op, flags, sector: Sector(sector), sectors: Sectors(sectors) }
+                SplitPiece { leg, op: bio.op, flags, sector: Sector(sector), sectors: Sectors(sectors) }
             };
             // What has no data need not end at chunks: of each stripe all that it touches there.
             if let Some(stripes) = mapping.stripes.as_ref().filter(|_| !bio.op.has_data()) {
@@ -274,27 +275,27 @@ impl Map {
     }
 
     /// The next flush of the whole device.
-    fn flush_piece(&self, cursor: &mut Cursor) -> Option<Piece> {
+    fn flush_piece(&self, cursor: &mut SplitCursor) -> Option<SplitPiece> {
         if bugs::on(Bug::FlushNotFannedOut) && cursor.at > 0 {
             return None;
         }
         let leg = *self.flush.get(usize::try_from(cursor.at).ok()?)?;
         cursor.at += 1;
         let flags = BioFlags::empty();
-        Some(Piece { leg, op: Op::Flush, flags, sector: Sector(0), sectors: Sectors::ZERO })
+        Some(SplitPiece { leg, op: Op::Flush, flags, sector: Sector(0), sectors: Sectors::ZERO })
     }
 }
 
 /// One flush a device when no target minds, else one a target, of which one that is striped passes
 /// it to each of its devices; targets with nothing to flush end theirs at once.
-fn flush_legs(table: &Table, legs: &LegsOf) -> Vec<usize> {
+fn flush_legs(table: &Table, legs: &ChildLayout) -> Vec<usize> {
     let bypass = table.entries.iter().all(|entry| entry.target.flush_bypasses_map());
     let (mut seen, mut flush) = (BTreeSet::new(), Vec::new());
     for (entry, (form, leg)) in table.entries.iter().zip(&legs.lines) {
         if !bypass {
             seen.clear();
         }
-        if let Form::Striped(striped) = form {
+        if let TargetDataPath::StripeSet(striped) = form {
             let devices = striped.stripes.iter().map(|stripe| stripe.0.device.id()).enumerate();
             flush.extend(devices.filter(|&(_, id)| seen.insert(id)).map(|(stripe, _)| leg + stripe));
             continue;
@@ -313,29 +314,29 @@ const DATA: u8 = 1;
 const BEHIND: u8 = 2;
 
 /// A flush before, the range in pieces, a flush behind; each only where asked for and each behind a
-/// [`Step::Wait`].
-impl Cut for Map {
-    fn next(&self, bio: &Bio, cursor: &mut Cursor) -> Step {
+/// [`SplitStep::Wait`].
+impl SplitBio for TableMap {
+    fn next(&self, bio: &Bio, cursor: &mut SplitCursor) -> SplitStep {
         let flush_only = bio.op == Op::Flush;
         let preflush = bio.flags.contains(BioFlags::PREFLUSH) && !bugs::on(Bug::PreflushDropped);
         if cursor.stage == BEFORE && (flush_only || preflush) {
             if let Some(piece) = self.flush_piece(cursor) {
-                return Step::Piece(piece);
+                return SplitStep::SplitPiece(piece);
             }
-            *cursor = Cursor { stage: DATA, ..Cursor::default() };
-            return if flush_only { Step::End } else { Step::Wait };
+            *cursor = SplitCursor { stage: DATA, ..SplitCursor::default() };
+            return if flush_only { SplitStep::End } else { SplitStep::Wait };
         }
         if cursor.stage != BEHIND {
             cursor.stage = DATA;
             if let Some(piece) = self.data_piece(bio, cursor) {
-                return Step::Piece(piece);
+                return SplitStep::SplitPiece(piece);
             }
             if !self.flush_behind || !bio.flags.contains(BioFlags::FUA) || bugs::on(Bug::FuaDropped) {
-                return Step::End;
+                return SplitStep::End;
             }
-            *cursor = Cursor { stage: BEHIND, ..Cursor::default() };
-            return Step::Wait;
+            *cursor = SplitCursor { stage: BEHIND, ..SplitCursor::default() };
+            return SplitStep::Wait;
         }
-        self.flush_piece(cursor).map_or(Step::End, Step::Piece)
+        self.flush_piece(cursor).map_or(SplitStep::End, SplitStep::SplitPiece)
     }
 }

@@ -14,14 +14,14 @@
 //! request: a write to a device that is now read-only fails there. Clients keep the geometry that
 //! they were told.
 //!
-//! **Exclusive disks.** A target says which disks it needs alone (`Used::alone`). The load claims
+//! **Exclusive disks.** A target says which disks it needs alone (`DeviceRange::alone`). The load claims
 //! them, under any name, and the table holds the claim until it is dropped. A load by another
 //! device is EBUSY, unless both bring one key, a value that they share. The same device may load
 //! the disk again, because its old table ends before the new one begins. A mapped device is claimed
 //! as itself, not the disks below it. Claims are state of the disk (`Commons`). Disks that keep no
 //! data (`null`, `pattern`) grant every claim.
 //!
-//! **The data path** (`lane`, `route`, `map`):
+//! **The data path** (`lane`, `router`, `map`):
 //!
 //! * Linear and striped targets have no lane. The table computes the place of each sector itself. A
 //!   batch is distributed once to the devices below.
@@ -29,25 +29,25 @@
 //! * An index finds the line of a sector, and division by a chunk size is a multiplication. So the
 //!   cost of a bio hardly depends on the number of lines.
 //! * All linear lines of one device share a leg, so a batch over many lines stays one batch per
-//!   device (`legs_of`). Each stripe has its own leg, so errors are counted per stripe.
+//!   device (`child_layout`). Each stripe has its own leg, so errors are counted per stripe.
 //! * A bio that comes back is assigned to its line by its sector on the device, through a reverse
-//!   index (`back`). Lines that overlap on their device have a leg each.
+//!   index (`reverse_map`). Lines that overlap on their device have a leg each.
 //! * A bio that crosses targets or exceeds a limit goes through the
 //!   [`Splitter`](crate::split::Splitter).
 
-mod back;
 mod build;
 mod check;
-mod index;
+mod child_layout;
 mod lane;
-mod legs_of;
 mod map;
-mod route;
+mod reverse_map;
+mod router;
+mod run_index;
 
 use crate::error::TargetError;
 use crate::mapped::MappedDevice;
-use crate::target::{Below, DeviceRef, Kind, Resolver, Target, TargetType, Used};
-use check::Fit;
+use crate::target::{DeviceRange, DeviceRef, DmQueueMode, LowerLimits, Resolver, Target, TargetType};
+use check::TableLimits;
 pub(crate) use lane::TableLane;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -60,7 +60,7 @@ use udm_core::{
 };
 
 /// One target of a table and its place.
-pub struct Entry {
+pub struct TableEntry {
     /// The first sector that it maps.
     pub start: Sector,
     /// How many.
@@ -69,7 +69,7 @@ pub struct Entry {
     pub target: Arc<dyn Target>,
 }
 
-impl Entry {
+impl TableEntry {
     /// The first sector behind it.
     #[must_use]
     pub fn end(&self) -> Sector {
@@ -80,9 +80,9 @@ impl Entry {
 /// A table of at least one target. See the module's documentation.
 pub struct Table {
     id: DeviceId,
-    entries: Vec<Entry>,
+    entries: Vec<TableEntry>,
     /// Read when a lane is opened or somebody asks for limits; never on the data path.
-    fit: Mutex<Arc<Fit>>,
+    table_limits: Mutex<Arc<TableLimits>>,
     /// The disks that its device has alone for it.
     claims: Mutex<Vec<Claim>>,
     /// Its device can't be written to, whatever lies below.
@@ -104,9 +104,9 @@ impl Table {
         cores: usize,
     ) -> Result<Arc<Table>, TargetError> {
         let entries = build::entries(types, lines, resolver, io, cores)?;
-        let fit = Mutex::new(Arc::new(check::fit(&entries, Below::NOW)?));
+        let table_limits = Mutex::new(Arc::new(check::table_limits(&entries, LowerLimits::NOW)?));
         let (id, read_only) = (DeviceId::new(), AtomicBool::new(false));
-        Ok(Arc::new(Table { id, entries, fit, claims: Mutex::default(), read_only }))
+        Ok(Arc::new(Table { id, entries, table_limits, claims: Mutex::default(), read_only }))
     }
 
     /// A table of `target` alone over `len` sectors, for a target's own use of a device: its lanes
@@ -115,10 +115,10 @@ impl Table {
     /// # Errors
     /// As for any other table.
     pub fn of(target: Arc<dyn Target>, len: Sectors) -> Result<Table, TargetError> {
-        let entries = vec![Entry { start: Sector(0), len, target }];
-        let fit = Mutex::new(Arc::new(check::fit(&entries, Below::NOW)?));
+        let entries = vec![TableEntry { start: Sector(0), len, target }];
+        let table_limits = Mutex::new(Arc::new(check::table_limits(&entries, LowerLimits::NOW)?));
         let (id, read_only) = (DeviceId::new(), AtomicBool::new(false));
-        Ok(Table { id, entries, fit, claims: Mutex::default(), read_only })
+        Ok(Table { id, entries, table_limits, claims: Mutex::default(), read_only })
     }
 
     /// Has its device not written to, whatever lies below (the kernel's `DM_READONLY_FLAG`). For a
@@ -129,13 +129,13 @@ impl Table {
 
     /// The targets, in order.
     #[must_use]
-    pub fn targets(&self) -> &[Entry] {
+    pub fn targets(&self) -> &[TableEntry] {
         &self.entries
     }
 
     /// The target of a table of one line.
     #[must_use]
-    pub fn only(&self) -> Option<&Entry> {
+    pub fn only(&self) -> Option<&TableEntry> {
         match &self.entries[..] {
             [entry] => Some(entry),
             _ => None,
@@ -179,14 +179,14 @@ impl Table {
     /// # Errors
     /// The kernel's texts, `nullb0 too small for target: start=8, len=2097152, dev_size=2097152`.
     /// The limits are as they were then.
-    pub fn check(&self, below: Below<'_>) -> Result<(), TargetError> {
-        let mut fit = check::fit(&self.entries, below)?;
-        fit.whole.read_only |= self.read_only.load(Relaxed);
-        let fit = Arc::new(fit);
+    pub fn check(&self, below: LowerLimits<'_>) -> Result<(), TargetError> {
+        let mut table_limits = check::table_limits(&self.entries, below)?;
+        table_limits.whole.read_only |= self.read_only.load(Relaxed);
+        let table_limits = Arc::new(table_limits);
         if bugs::on(Bug::StaleLimits) {
             return Ok(());
         }
-        *self.fit.lock().unwrap_or_else(PoisonError::into_inner) = fit;
+        *self.table_limits.lock().unwrap_or_else(PoisonError::into_inner) = table_limits;
         Ok(())
     }
 
@@ -198,7 +198,7 @@ impl Table {
     /// claimed then.
     pub(crate) fn claim(&self, id: DeviceId, number: DevNo) -> Result<(), TargetError> {
         let lines = self.entries.iter().enumerate();
-        let used: Vec<(usize, Used)> = lines
+        let used: Vec<(usize, DeviceRange)> = lines
             .flat_map(|(line, entry)| entry.target.devices().into_iter().map(move |u| (line, u)))
             .collect();
         let mut known: Vec<&Commons> = Vec::new();
@@ -224,8 +224,8 @@ impl Table {
         Ok(())
     }
 
-    fn fit(&self) -> Arc<Fit> {
-        Arc::clone(&self.fit.lock().unwrap_or_else(PoisonError::into_inner))
+    fn table_limits(&self) -> Arc<TableLimits> {
+        Arc::clone(&self.table_limits.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Asks its targets whether they can go on in `device`.
@@ -239,8 +239,8 @@ impl Table {
     }
 
     /// The partners of its targets.
-    pub(crate) fn partners(&self) -> Vec<Arc<MappedDevice>> {
-        self.entries.iter().flat_map(|entry| entry.target.partners()).collect()
+    pub(crate) fn dependents(&self) -> Vec<Arc<MappedDevice>> {
+        self.entries.iter().flat_map(|entry| entry.target.dependents()).collect()
     }
 
     /// The devices that its targets use, as often as they use them.
@@ -251,15 +251,15 @@ impl Table {
     /// All devices that its lanes open: those that its targets use, as often as they use them, and
     /// those that they open besides.
     pub(crate) fn opened(&self) -> impl Iterator<Item = DeviceRef> + '_ {
-        self.devices().chain(self.entries.iter().flat_map(|entry| entry.target.also_opens()))
+        self.devices().chain(self.entries.iter().flat_map(|entry| entry.target.extra_devices()))
     }
 
-    /// How requests reach the table's targets: [`Kind::Any`] when all of them fit everywhere.
+    /// How requests reach the table's targets: [`DmQueueMode::Any`] when all of them fit everywhere.
     #[must_use]
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> DmQueueMode {
         let kinds = self.entries.iter().map(|e| e.target.kind());
-        kinds.fold(Kind::Any, |all, one| match (all, one) {
-            (all, Kind::Any) => all,
+        kinds.fold(DmQueueMode::Any, |all, one| match (all, one) {
+            (all, DmQueueMode::Any) => all,
             (_, one) => one,
         })
     }
@@ -284,7 +284,7 @@ impl Device for Table {
     }
 
     fn limits(&self) -> Limits {
-        self.fit().whole
+        self.table_limits().whole
     }
 
     fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {

@@ -10,7 +10,7 @@ use udm_core::{
 
 /// What a disk was asked to do, in the order in which it did it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seen {
+pub struct LoggedRequest {
     /// The operation.
     pub op: Op,
     /// Its flags.
@@ -21,13 +21,13 @@ pub struct Seen {
     pub sectors: u64,
 }
 
-type Verdict = Box<dyn FnMut(&Bio) -> Status + Send>;
+type StatusFn = Box<dyn FnMut(&Bio) -> Status + Send>;
 
 #[derive(Default)]
 struct DiskState {
     /// `None` for a disk that stores nothing.
     bytes: Option<Vec<u8>>,
-    verdict: Option<Verdict>,
+    verdict: Option<StatusFn>,
     holding: bool,
     permits: usize,
     reverse: bool,
@@ -35,7 +35,7 @@ struct DiskState {
     waiting: usize,
     refuse: Option<OpenError>,
     opened: usize,
-    log: Vec<Seen>,
+    log: Vec<LoggedRequest>,
     growths: VecDeque<(Sectors, Grown)>,
 }
 
@@ -157,7 +157,7 @@ impl TestDisk {
 
     /// Takes the list of what it was asked to do.
     #[must_use]
-    pub fn take_log(&self) -> Vec<Seen> {
+    pub fn take_log(&self) -> Vec<LoggedRequest> {
         std::mem::take(&mut self.state().log)
     }
 
@@ -217,7 +217,12 @@ struct DiskLane {
 
 impl DiskState {
     fn act(&mut self, bio: &mut Bio) {
-        self.log.push(Seen { op: bio.op, flags: bio.flags, sector: bio.sector.0, sectors: bio.sectors.0 });
+        self.log.push(LoggedRequest {
+            op: bio.op,
+            flags: bio.flags,
+            sector: bio.sector.0,
+            sectors: bio.sectors.0,
+        });
         bio.status = self.verdict.as_mut().map_or(Status::Ok, |v| v(bio));
         let Some(bytes) = self.bytes.as_mut().filter(|_| bio.status.is_ok()) else { return };
         let range = bio.sector.bytes() as usize..bio.end().bytes() as usize;

@@ -13,32 +13,32 @@ const WAITS_MAX: usize = 100_000;
 
 /// Control-side I/O on a core of its own, which nobody else visits. Its time goes on where a lane
 /// waits for a time, at once; a device from which nothing comes home does not answer.
-pub struct TestIo {
+pub struct TestControlIo {
     core: RefCell<CoreState>,
     now: Cell<Nanos>,
 }
 
-impl Default for TestIo {
-    fn default() -> TestIo {
-        TestIo::new()
+impl Default for TestControlIo {
+    fn default() -> TestControlIo {
+        TestControlIo::new()
     }
 }
 
-impl TestIo {
+impl TestControlIo {
     /// On a core that reaches no others.
     #[must_use]
-    pub fn new() -> TestIo {
-        TestIo::on(CoreState::new(CoreId(0), 1, 1, None))
+    pub fn new() -> TestControlIo {
+        TestControlIo::on(CoreState::new(CoreId(0), 1, 1, None))
     }
 
     /// On a core among others: what its lanes send arrives there, and it gets no letters itself.
     #[must_use]
-    pub fn among(others: Arc<dyn Cores>, cores: usize) -> TestIo {
-        TestIo::on(CoreState::new(CoreId(0), cores, 1, None).among(others))
+    pub fn among(others: Arc<dyn Cores>, cores: usize) -> TestControlIo {
+        TestControlIo::on(CoreState::new(CoreId(0), cores, 1, None).among(others))
     }
 
-    fn on(core: CoreState) -> TestIo {
-        TestIo { core: RefCell::new(core), now: Cell::new(Nanos(0)) }
+    fn on(core: CoreState) -> TestControlIo {
+        TestControlIo { core: RefCell::new(core), now: Cell::new(Nanos(0)) }
     }
 
     /// What time it is there.
@@ -48,7 +48,7 @@ impl TestIo {
     }
 }
 
-impl ControlIo for TestIo {
+impl ControlIo for TestControlIo {
     fn run(&self, device: &Arc<dyn Device>, bios: Batch) -> Answer {
         let mut core = self.core.borrow_mut();
         let mut errand = Errand::new(&**device, bios);

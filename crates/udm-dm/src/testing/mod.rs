@@ -5,17 +5,17 @@
 //! and below the data path and is not part of it.
 
 mod disk;
+mod invalid_store;
 mod io;
-mod marks;
 mod tasks;
 mod world;
 
-pub use disk::{Seen, TestDisk};
-pub use io::TestIo;
-pub use marks::TestMarks;
+pub use disk::{LoggedRequest, TestDisk};
+pub use invalid_store::TestStoreMarks;
+pub use io::TestControlIo;
 pub use world::{TestCores, TestWorld};
 
-use crate::marks::StoreMark;
+use crate::invalid_store::InvalidStoreMark;
 use crate::target::{DeviceRef, LookupError, Resolver};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -65,7 +65,7 @@ pub fn data(bio: &Bio) -> Vec<u8> {
 pub struct TestResolver {
     names: BTreeMap<String, (DevNo, Arc<dyn Device>)>,
     /// What is kept.
-    pub marks: TestMarks,
+    pub marks: TestStoreMarks,
 }
 
 impl TestResolver {
@@ -109,7 +109,7 @@ impl Resolver for TestResolver {
         }
     }
 
-    fn mark(&self, device: &DeviceRef) -> Option<Arc<dyn StoreMark>> {
+    fn mark(&self, device: &DeviceRef) -> Option<Arc<dyn InvalidStoreMark>> {
         Some(self.marks.of(&device.name))
     }
 }

@@ -10,55 +10,56 @@ use udm_core::{
 
 /// What was asked for and not done yet.
 #[derive(Default)]
-pub(super) struct Orders {
+pub(super) struct TaskCommandQueue {
     started: u64,
-    queue: VecDeque<Order>,
+    queue: VecDeque<TaskCommand>,
 }
 
-enum Order {
+enum TaskCommand {
     Start(u64, MakeTask),
     Stop(u64, Option<Ack>),
 }
 
 /// Orders `make` to be started: a handle to stop it by.
-pub(super) fn start(orders: &Arc<Mutex<Orders>>, make: MakeTask) -> TaskHandle {
+pub(super) fn start(orders: &Arc<Mutex<TaskCommandQueue>>, make: MakeTask) -> TaskHandle {
     let mut all = lock(orders);
     let id = all.started;
     all.started += 1;
-    all.queue.push_back(Order::Start(id, make));
+    all.queue.push_back(TaskCommand::Start(id, make));
     let orders = Arc::clone(orders);
     TaskHandle::new(move |told| {
         let mut all = lock(&orders);
-        let waits = all.queue.iter().position(|order| matches!(order, Order::Start(one, _) if *one == id));
+        let waits =
+            all.queue.iter().position(|order| matches!(order, TaskCommand::Start(one, _) if *one == id));
         match waits {
             // Nobody runs it: it was never there.
             Some(at) => drop(all.queue.remove(at)),
-            None => all.queue.push_back(Order::Stop(id, told)),
+            None => all.queue.push_back(TaskCommand::Stop(id, told)),
         }
     })
 }
 
 /// A task of a core.
-pub(super) struct Running {
+pub(super) struct RunningTask {
     id: u64,
     core: usize,
     task: Box<dyn Task>,
     owner: OwnerId,
-    lanes: Vec<Option<Open>>,
+    lanes: Vec<Option<TaskLane>>,
 }
 
 /// A lane of a task, of its own.
-struct Open {
+struct TaskLane {
     lane: Box<dyn Lane>,
     batch: Batch,
     in_flight: usize,
     closed: bool,
 }
 
-impl Running {
+impl RunningTask {
     fn call(&mut self, state: &mut CoreState, now: Nanos, f: impl FnOnce(&mut dyn Task, &mut dyn TaskCx)) {
-        let Running { task, lanes, owner, .. } = self;
-        f(&mut **task, &mut Place { state, now, lanes, owner: *owner });
+        let RunningTask { task, lanes, owner, .. } = self;
+        f(&mut **task, &mut TestTaskCx { state, now, lanes, owner: *owner });
     }
 
     /// A turn; true when it is over.
@@ -91,23 +92,23 @@ impl Running {
 }
 
 /// What a task may touch.
-struct Place<'a> {
+struct TestTaskCx<'a> {
     state: &'a mut CoreState,
     now: Nanos,
-    lanes: &'a mut Vec<Option<Open>>,
+    lanes: &'a mut Vec<Option<TaskLane>>,
     owner: OwnerId,
 }
 
-impl Place<'_> {
-    fn lane(&mut self, slot: DeviceSlot) -> &mut Open {
+impl TestTaskCx<'_> {
+    fn lane(&mut self, slot: DeviceSlot) -> &mut TaskLane {
         self.lanes[slot.0].as_mut().expect("a lane that is open")
     }
 }
 
-impl TaskCx for Place<'_> {
+impl TaskCx for TestTaskCx<'_> {
     fn open(&mut self, device: &Arc<dyn Device>) -> Result<DeviceSlot, OpenError> {
         let lane = device.open(&mut self.state.cx(self.now))?;
-        self.lanes.push(Some(Open { lane, batch: Batch::new(), in_flight: 0, closed: false }));
+        self.lanes.push(Some(TaskLane { lane, batch: Batch::new(), in_flight: 0, closed: false }));
         Ok(DeviceSlot(self.lanes.len() - 1))
     }
 
@@ -149,12 +150,12 @@ impl TestWorld {
         let mut stops = Vec::new();
         for order in orders {
             match order {
-                Order::Start(id, make) => {
+                TaskCommand::Start(id, make) => {
                     let core = id as usize % self.cores.len();
                     let owner = self.cores[core].new_owner();
-                    self.tasks.push(Running { id, core, task: make(), owner, lanes: Vec::new() });
+                    self.tasks.push(RunningTask { id, core, task: make(), owner, lanes: Vec::new() });
                 }
-                Order::Stop(id, told) => stops.push((id, told)),
+                TaskCommand::Stop(id, told) => stops.push((id, told)),
             }
         }
         let mut tasks = std::mem::take(&mut self.tasks);

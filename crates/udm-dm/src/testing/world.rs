@@ -1,7 +1,7 @@
 //! Cores on one thread.
 
 use super::lock;
-use super::tasks::{self, Orders, Running};
+use super::tasks::{self, RunningTask, TaskCommandQueue};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -14,7 +14,7 @@ use udm_core::{
 pub struct TestWorld {
     pub(super) cores: Vec<CoreState>,
     pub(super) mail: Arc<TestCores>,
-    pub(super) tasks: Vec<Running>,
+    pub(super) tasks: Vec<RunningTask>,
     in_turn: Arc<AtomicBool>,
     /// The time, for the test to move on.
     pub now: Nanos,
@@ -26,12 +26,12 @@ pub struct TestWorld {
 /// The inboxes of a [`TestWorld`].
 #[derive(Default)]
 pub struct TestCores {
-    boxes: Vec<Mutex<VecDeque<Letter>>>,
-    pub(super) orders: Arc<Mutex<Orders>>,
+    boxes: Vec<Mutex<VecDeque<InboxMessage>>>,
+    pub(super) orders: Arc<Mutex<TaskCommandQueue>>,
 }
 
 /// To whom, and what; nothing is a bell that was rung.
-type Letter = (DeviceId, Option<LaneCommand>);
+type InboxMessage = (DeviceId, Option<LaneCommand>);
 
 impl Cores for TestCores {
     fn broadcast(&self, device: DeviceId, command: LaneCommand) {

@@ -4,7 +4,7 @@
 //! A core measures in *windows* what it spends, as a part of a CPU, and how much of it was for each
 //! client; the end of a window is noticed by whatever it does next, so a core that does nothing
 //! measures nothing. It publishes one word a window. When one of its clients would be better off
-//! with another core in several windows in a row, that client goes there ([`choose`] is the rule).
+//! with another core in several windows in a row, that client goes there ([`choose_move`] is the rule).
 //! What keeps clients from going back and forth:
 //! * a move has to pay by a good margin, and in [`STREAK`] windows;
 //! * there is one move at a time in a server, and [`REST`] later at the earliest the next, when all
@@ -12,7 +12,7 @@
 //! * who has moved stays for a while, which doubles each time unless it has stayed much longer
 //!   meanwhile ([`next_stay`]).
 
-use super::stats::Counters;
+use super::stats::ServerCounters;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -44,12 +44,12 @@ const REQUEST: u64 = 8 << 10;
 
 /// What a core spends, and for how many active clients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Load {
+struct CoreLoad {
     spent: u32,
     active: u32,
 }
 
-impl Load {
+impl CoreLoad {
     /// The part of it that is for a client of this `weight`, of `total`.
     fn share(self, weight: u64, total: u64) -> u32 {
         (u64::from(self.spent) * weight / total.max(1)) as u32
@@ -62,14 +62,19 @@ impl Load {
 /// Where the other core has room, the load of the busier of the two must become less by [`GAIN`].
 /// Where both are saturated their loads say nothing, since clients take what they get: then the
 /// other must have two active clients less.
-fn choose(mine: Load, others: &[(CoreId, Load)], weights: &[u64], total: u64) -> Option<(usize, CoreId)> {
+fn choose_move(
+    mine: CoreLoad,
+    others: &[(CoreId, CoreLoad)],
+    weights: &[u64],
+    total: u64,
+) -> Option<(usize, CoreId)> {
     let moves = others.iter().flat_map(|&(core, other)| {
         let costs = weights.iter().map(|&weight| mine.share(weight, total)).enumerate();
         costs.filter(|&(_, cost)| cost >= GAIN).map(move |(client, cost)| (client, cost, core, other))
     });
     let fits =
         moves.clone().filter(|&(_, cost, _, other)| other.spent + cost <= SATURATED || other.spent < GAIN);
-    let after = |cost: u32, other: Load| (mine.spent - cost).max(other.spent + cost);
+    let after = |cost: u32, other: CoreLoad| (mine.spent - cost).max(other.spent + cost);
     let best = fits.min_by_key(|&(_, cost, _, other)| after(cost, other));
     if let Some((client, _, core, _)) =
         best.filter(|&(_, cost, _, other)| after(cost, other) + GAIN <= mine.spent)
@@ -89,30 +94,30 @@ pub(super) fn next_stay(stay: Nanos, stayed: Nanos) -> Nanos {
 
 /// What cores tell each other.
 #[derive(Debug, Default)]
-pub(super) struct Published(AtomicU64);
+pub(super) struct PublishedLoad(AtomicU64);
 
-impl Published {
+impl PublishedLoad {
     /// The milliseconds of the time, then 12 bits each.
-    fn set(&self, now: Nanos, load: Load) {
+    fn set(&self, now: Nanos, load: CoreLoad) {
         let (spent, active) = (load.spent.min(FULL), load.active.min(0xfff));
         self.0
             .store((now.0 / 1_000_000) << 24 | u64::from(spent) << 12 | u64::from(active), Ordering::Relaxed);
     }
 
-    fn get(&self, now: Nanos) -> Load {
+    fn get(&self, now: Nanos) -> CoreLoad {
         let word = self.0.load(Ordering::Relaxed);
         let at = Nanos((word >> 24) * 1_000_000);
         let fresh = at + STALE > now;
         let part = |shift: u32| (word >> shift & 0xfff) as u32;
-        if fresh { Load { spent: part(12), active: part(0) } } else { Load::default() }
+        if fresh { CoreLoad { spent: part(12), active: part(0) } } else { CoreLoad::default() }
     }
 }
 
 /// When the next move of a server may be.
 #[derive(Debug, Default)]
-pub(super) struct NextMove(AtomicU64);
+pub(super) struct MoveThrottle(AtomicU64);
 
-impl NextMove {
+impl MoveThrottle {
     /// True for one of those that ask, and for nobody for a while then.
     fn claim(&self, now: Nanos) -> bool {
         let next = self.0.load(Ordering::Relaxed);
@@ -122,40 +127,40 @@ impl NextMove {
 }
 
 /// A core's window.
-struct CoreWindow {
+struct CoreLoadWindow {
     begun: Cell<Nanos>,
     /// What the core had spent then.
     spent: Cell<Nanos>,
     /// Who did something in it.
-    clients: RefCell<Vec<(FrontKey, Rc<Client>)>>,
+    clients: RefCell<Vec<(FrontKey, Rc<ClientLoad>)>>,
     streak: Cell<u32>,
     /// Lists for what the other cores said, and for weights.
-    others: RefCell<Vec<(CoreId, Load)>>,
+    others: RefCell<Vec<(CoreId, CoreLoad)>>,
     weights: RefCell<Vec<u64>>,
 }
 
 /// A client's part of the window.
 #[derive(Default)]
-struct Client {
+struct ClientLoad {
     weight: Cell<u64>,
     stays_until: Cell<Nanos>,
     to: Cell<Option<CoreId>>,
 }
 
 /// A client, as the balance of its core sees it.
-pub(super) struct Weighed {
-    core: Rc<CoreWindow>,
-    me: Rc<Client>,
+pub(super) struct BalancedClient {
+    core: Rc<CoreLoadWindow>,
+    me: Rc<ClientLoad>,
     /// Since when it is on this core, and for how long it was to stay.
     since: Nanos,
     stay: Nanos,
 }
 
-impl Weighed {
+impl BalancedClient {
     /// A client on the core of `cx`, which it does not leave for `stay`.
-    pub(super) fn new(cx: &mut FrontCx<'_, '_>, stay: Nanos) -> Weighed {
+    pub(super) fn new(cx: &mut FrontCx<'_, '_>, stay: Nanos) -> BalancedClient {
         let (begun, spent) = (cx.now(), cx.spent());
-        let core = cx.local(|| CoreWindow {
+        let core = cx.local(|| CoreLoadWindow {
             begun: Cell::new(begun),
             spent: Cell::new(spent),
             clients: RefCell::default(),
@@ -163,8 +168,8 @@ impl Weighed {
             others: RefCell::default(),
             weights: RefCell::default(),
         });
-        let me = Client { stays_until: Cell::new(begun + stay), ..Client::default() };
-        Weighed { core, me: Rc::new(me), since: begun, stay }
+        let me = ClientLoad { stays_until: Cell::new(begun + stay), ..ClientLoad::default() };
+        BalancedClient { core, me: Rc::new(me), since: begun, stay }
     }
 
     /// How long it is to stay where it goes `now`.
@@ -183,13 +188,19 @@ impl Weighed {
     }
 
     /// It has taken in `requests` and moved `bytes`. Looks whether the window is over.
-    pub(super) fn did(&self, requests: u64, bytes: u64, counters: &Counters, cx: &mut FrontCx<'_, '_>) {
-        let did = requests * REQUEST + bytes;
-        if did == 0 {
+    pub(super) fn record(
+        &self,
+        requests: u64,
+        bytes: u64,
+        counters: &ServerCounters,
+        cx: &mut FrontCx<'_, '_>,
+    ) {
+        let record = requests * REQUEST + bytes;
+        if record == 0 {
             return;
         }
         let before = self.me.weight.get();
-        self.me.weight.set(before + did);
+        self.me.weight.set(before + record);
         if before == 0 {
             self.core.clients.borrow_mut().push((cx.me(), self.me.clone()));
         }
@@ -199,16 +210,16 @@ impl Weighed {
     }
 }
 
-impl CoreWindow {
+impl CoreLoadWindow {
     /// Ends the window, and begins the next.
-    fn close(&self, counters: &Counters, cx: &mut FrontCx<'_, '_>) {
+    fn close(&self, counters: &ServerCounters, cx: &mut FrontCx<'_, '_>) {
         let (now, spent) = (cx.now(), cx.spent());
         let length = now.since(self.begun.replace(now));
         let part = spent.since(self.spent.replace(spent)).0 * u64::from(FULL) / length.0.max(1);
         let clients = self.clients.borrow();
         let total: u64 = clients.iter().map(|(_, client)| client.weight.get()).sum();
-        let mut mine = Load { spent: part.min(u64::from(FULL)) as u32, active: 0 };
-        let is_active = |client: &Client| mine.share(client.weight.get(), total) >= GAIN;
+        let mut mine = CoreLoad { spent: part.min(u64::from(FULL)) as u32, active: 0 };
+        let is_active = |client: &ClientLoad| mine.share(client.weight.get(), total) >= GAIN;
         mine.active = clients.iter().filter(|(_, client)| is_active(client)).count() as u32;
         let me = cx.core();
         counters.cores[me.index()].load.set(now, mine);
@@ -223,10 +234,11 @@ impl CoreWindow {
                     .filter(|&core| core != me.index())
                     .map(|core| (CoreId(core as u16), counters.cores[core].load.get(now))),
             );
-            let may = |client: &Client| if client.stays_until.get() <= now { client.weight.get() } else { 0 };
+            let may =
+                |client: &ClientLoad| if client.stays_until.get() <= now { client.weight.get() } else { 0 };
             weights.clear();
             weights.extend(clients.iter().map(|(_, client)| may(client)));
-            choose(mine, &others, &weights, total)
+            choose_move(mine, &others, &weights, total)
         };
         // A window that has seen a long rest tells little.
         let counts = found.is_some() && length < STALE;

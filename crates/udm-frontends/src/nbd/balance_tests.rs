@@ -7,7 +7,7 @@ use rand::{RngExt, SeedableRng};
 
 /// A client that would take so much of a CPU if it had one to itself.
 #[derive(Clone, Copy)]
-struct Hot {
+struct HotClient {
     wants: u32,
     core: usize,
     moved: u32,
@@ -16,14 +16,14 @@ struct Hot {
     stay: u64,
 }
 
-impl Hot {
-    fn new(wants: u32, core: usize) -> Hot {
-        Hot { wants, core, moved: 0, since: 0, stay: 0 }
+impl HotClient {
+    fn new(wants: u32, core: usize) -> HotClient {
+        HotClient { wants, core, moved: 0, since: 0, stay: 0 }
     }
 }
 
 /// What the cores measure in a window: where more is wanted than there is, each gets its part.
-fn measure(clients: &[Hot], cores: usize, rng: &mut SmallRng) -> (Vec<Load>, Vec<u64>) {
+fn measure(clients: &[HotClient], cores: usize, rng: &mut SmallRng) -> (Vec<CoreLoad>, Vec<u64>) {
     let wanted: Vec<u32> =
         (0..cores).map(|core| clients.iter().filter(|c| c.core == core).map(|c| c.wants).sum()).collect();
     // A tenth to either side: machines are noisy.
@@ -32,7 +32,7 @@ fn measure(clients: &[Hot], cores: usize, rng: &mut SmallRng) -> (Vec<Load>, Vec
     let loads = (0..cores).map(|core| {
         let spent = (wanted[core] * rng.random_range(900..1100) / 1000).min(FULL);
         let total: u64 = (0..clients.len()).filter(|&i| clients[i].core == core).map(|i| weights[i]).sum();
-        let mut load = Load { spent, active: 0 };
+        let mut load = CoreLoad { spent, active: 0 };
         let active = |i: &usize| clients[*i].core == core && load.share(weights[*i], total) >= GAIN;
         load.active = (0..clients.len()).filter(active).count() as u32;
         load
@@ -41,7 +41,7 @@ fn measure(clients: &[Hot], cores: usize, rng: &mut SmallRng) -> (Vec<Load>, Vec
 }
 
 /// Windows, with at most one move in each; how many moves there were in all, and when the last was.
-fn balance(clients: &mut [Hot], cores: usize, windows: usize, rng: &mut SmallRng) -> (u32, usize) {
+fn balance(clients: &mut [HotClient], cores: usize, windows: usize, rng: &mut SmallRng) -> (u32, usize) {
     let (mut moves, mut last) = (0, 0);
     let mut streaks = vec![0; cores];
     for window in 0..windows {
@@ -54,7 +54,7 @@ fn balance(clients: &mut [Hot], cores: usize, windows: usize, rng: &mut SmallRng
             let total = mine.iter().map(|&i| weights[i]).sum();
             let may = |i: usize| clients[i].since + clients[i].stay <= now;
             let weights: Vec<u64> = mine.iter().map(|&i| if may(i) { weights[i] } else { 0 }).collect();
-            let found = choose(loads[core], &others, &weights, total);
+            let found = choose_move(loads[core], &others, &weights, total);
             streaks[core] = if found.is_some() { streaks[core] + 1 } else { 0 };
             if let Some((client, to)) = found.filter(|_| streaks[core] >= STREAK) {
                 let client = &mut clients[mine[client]];
@@ -70,7 +70,7 @@ fn balance(clients: &mut [Hot], cores: usize, windows: usize, rng: &mut SmallRng
     (moves, last)
 }
 
-fn on(clients: &[Hot], core: usize) -> usize {
+fn on(clients: &[HotClient], core: usize) -> usize {
     clients.iter().filter(|c| c.core == core).count()
 }
 
@@ -80,9 +80,9 @@ fn two_hot_clients_part() {
         for cores in 2..6 {
             for at in 0..cores {
                 let mut rng = SmallRng::seed_from_u64(at as u64);
-                let mut clients = vec![Hot::new(wants, at); 2];
+                let mut clients = vec![HotClient::new(wants, at); 2];
                 // Fourteen that do next to nothing.
-                clients.extend((0..14).map(|i| Hot::new(1, i % cores)));
+                clients.extend((0..14).map(|i| HotClient::new(1, i % cores)));
                 let (moves, last) = balance(&mut clients, cores, 500, &mut rng);
                 assert_ne!(clients[0].core, clients[1].core);
                 assert!(moves == 1 && last < 20, "{wants} on core {at} of {cores}: {moves} moves");
@@ -97,7 +97,8 @@ fn many_hot_clients_spread_and_then_stay() {
         let mut rng = SmallRng::seed_from_u64(seed);
         let cores = rng.random_range(2..9);
         let n = rng.random_range(1..20);
-        let mut clients: Vec<Hot> = (0..n).map(|_| Hot::new(FULL, rng.random_range(0..cores))).collect();
+        let mut clients: Vec<HotClient> =
+            (0..n).map(|_| HotClient::new(FULL, rng.random_range(0..cores))).collect();
         let (_, last) = balance(&mut clients, cores, 600, &mut rng);
         let counts: Vec<usize> = (0..cores).map(|core| on(&clients, core)).collect();
         let (least, most) = (counts.iter().min().unwrap(), counts.iter().max().unwrap());
@@ -115,9 +116,9 @@ fn nobody_goes_back_and_forth() {
         let cores = rng.random_range(2..9);
         let clients = (0..rng.random_range(1..24)).map(|_| {
             let wants = [5, 60, 200, 400, 700, FULL][rng.random_range(0..6)];
-            Hot::new(wants, rng.random_range(0..cores))
+            HotClient::new(wants, rng.random_range(0..cores))
         });
-        let mut clients: Vec<Hot> = clients.collect();
+        let mut clients: Vec<HotClient> = clients.collect();
         // A minute.
         let (moves, _) = balance(&mut clients, cores, 6000, &mut rng);
         let most = clients.iter().map(|c| c.moved).max().unwrap();
@@ -131,18 +132,18 @@ fn nobody_goes_back_and_forth() {
 
 #[test]
 fn what_is_old_says_nothing() {
-    let published = Published::default();
+    let published = PublishedLoad::default();
     let now = Nanos(5_000_000_000);
-    assert_eq!(published.get(now), Load::default());
-    let load = Load { spent: FULL, active: 4095 };
+    assert_eq!(published.get(now), CoreLoad::default());
+    let load = CoreLoad { spent: FULL, active: 4095 };
     published.set(now, load);
     assert_eq!(published.get(now + WINDOW), load);
-    assert_eq!(published.get(now + STALE + WINDOW), Load::default());
+    assert_eq!(published.get(now + STALE + WINDOW), CoreLoad::default());
 }
 
 #[test]
 fn one_move_at_a_time() {
-    let next = NextMove::default();
+    let next = MoveThrottle::default();
     let now = Nanos(1_000_000_000);
     assert!(next.claim(now) && !next.claim(now) && !next.claim(now + WINDOW));
     assert!(next.claim(now + REST));

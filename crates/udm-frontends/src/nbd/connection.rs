@@ -5,28 +5,28 @@
 //! is awaited) → closed. A client that vanishes, a stream out of step and a failed send lead
 //! straight to *dead*; `DISC`, the end of the stream and a stop of the server to *draining*. Memory
 //! is freed when the last bio and the last ring operation are back, not before. A connection that
-//! is *moved* goes on on another core (`moving`).
+//! is *moved* goes on on another core (`migration`).
 
-mod keep;
-mod moving;
-mod shake;
+mod memory_use;
+mod migration;
+mod run_handshake;
 
-pub(super) use moving::MoveLetter;
+pub(super) use migration::MoveMessage;
 
 use super::ServerOptions;
-use super::balance::Weighed;
-use super::contexts::Context;
-use super::exports::{ExportUse, Exports, Geometry};
+use super::admission::AdmissionSlot;
+use super::balance::BalancedClient;
+use super::block_status::BlockStatusWorker;
+use super::contexts::MetaContext;
+use super::exports::{ExportGeometry, ExportRef, Exports};
 use super::handshake::Handshake;
-use super::holds::Member;
-use super::memory::Holding;
-use super::places::Place;
-use super::receive::{Receiver, Wait};
-use super::reply::{Sender, recycle};
-use super::serve::Pending;
-use super::served::CoreServed;
-use super::stats::Tally;
-use super::survey::Surveyor;
+use super::io_counters::CoreIoCounters;
+use super::memory::MemoryLease;
+use super::range_locks::LockMember;
+use super::receive::{ReceiveBlocked, ReceiveBuffer};
+use super::reply::{ReplySender, recycle};
+use super::serve::PendingRequest;
+use super::stats::CounterDelta;
 use crossbeam_utils::CachePadded;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::any::Any;
@@ -50,7 +50,7 @@ const REQUESTS_A_TURN: usize = 256;
 /// A connection that was idle for so long gives back what it kept for reuse.
 const IDLE: Nanos = Nanos(1_000_000_000);
 
-pub(super) enum Phase {
+pub(super) enum ConnectionPhase {
     Handshake(Handshake),
     Serving,
     Draining,
@@ -67,25 +67,25 @@ pub(super) struct Connection {
     pub(super) cluster: Arc<Cluster>,
     exports: Arc<Exports>,
     options: ServerOptions,
-    pub(super) phase: Phase,
+    pub(super) phase: ConnectionPhase,
     begun: bool,
     deadline: Nanos,
     pub(super) device: Option<DeviceSlot>,
-    pub(super) export: Option<(ExportUse, Geometry)>,
+    pub(super) export: Option<(ExportRef, ExportGeometry)>,
     pub(super) structured: bool,
-    pub(super) contexts: Arc<[Context]>,
+    pub(super) contexts: Arc<[MetaContext]>,
     /// Its name in letters, unlike any other's.
     pub(super) id: u64,
-    pub(super) surveyor: Surveyor,
-    pub(super) rx: Receiver,
-    pub(super) tx: Sender,
+    pub(super) block_status_worker: BlockStatusWorker,
+    pub(super) rx: ReceiveBuffer,
+    pub(super) tx: ReplySender,
     receiving: bool,
     sending: bool,
     /// A write whose payload is still arriving.
     pub(super) arriving: Option<(Request, BioFlags)>,
-    pub(super) pending: slab::Slab<Pending>,
+    pub(super) pending: slab::Slab<PendingRequest>,
     /// What orders requests that change a part of a block; `None` when this connection can't write.
-    pub(super) member: Option<Member>,
+    pub(super) lock_member: Option<LockMember>,
     /// Requests that wait for a hold to end, or for one of their own, in order.
     pub(super) parked: VecDeque<usize>,
     pub(super) bios: BioPool,
@@ -97,15 +97,15 @@ pub(super) struct Connection {
     /// Requests not answered, and what they count for in bytes.
     pub(super) open: usize,
     pub(super) open_bytes: usize,
-    pub(super) tally: Tally,
+    pub(super) delta: CounterDelta,
     /// What its core counts for its device; `None` before it has chosen one.
-    pub(super) served: Option<Arc<CachePadded<CoreServed>>>,
+    pub(super) io_counters: Option<Arc<CachePadded<CoreIoCounters>>>,
     /// The time of this call.
     pub(super) now: Nanos,
     /// `None` before the first call on its core.
-    memory: Option<Holding>,
+    memory: Option<MemoryLease>,
     /// `None` before that, and where there is no other core.
-    weighed: Option<Weighed>,
+    balanced: Option<BalancedClient>,
     /// Bytes that write-zeroes in flight may need as data.
     pub(super) zeroing: usize,
     /// When its client last moved a byte, or was last given reason to; when anything of it last
@@ -116,11 +116,11 @@ pub(super) struct Connection {
     trim_at: Nanos,
     patience_at: Nanos,
     /// It keeps something for reuse.
-    keeps: bool,
+    has_reusable_memory: bool,
     /// The client will send no more.
-    said_all: bool,
+    read_eof: bool,
     /// It is about to go on on another core.
-    leaving: Option<moving::Leaving>,
+    pending_move: Option<migration::PendingMove>,
     /// The core that it came from, until it has settled on this one.
     from: Option<CoreId>,
     /// How long it stays here at the least.
@@ -134,7 +134,7 @@ pub(super) struct Connection {
     turn: Nanos,
     taken: usize,
     /// Given back behind all the rest: who sees no connection sees no user of an export either.
-    place: Place,
+    admission_slot: AdmissionSlot,
 }
 
 /// A number for each connection.
@@ -147,10 +147,10 @@ impl Connection {
     pub(super) fn new(
         fd: Arc<OwnedFd>,
         cluster: Arc<Cluster>,
-        surveyor: Surveyor,
+        block_status_worker: BlockStatusWorker,
         exports: Arc<Exports>,
         mut options: ServerOptions,
-        place: Place,
+        admission_slot: AdmissionSlot,
     ) -> Connection {
         // With bounds of nothing, nothing would ever be let in.
         options.requests_max = options.requests_max.max(1);
@@ -159,8 +159,8 @@ impl Connection {
             fd: Some(fd),
             cluster,
             exports,
-            place,
-            phase: Phase::Handshake(Handshake::default()),
+            admission_slot,
+            phase: ConnectionPhase::Handshake(Handshake::default()),
             begun: false,
             deadline: Nanos::NEVER,
             device: None,
@@ -168,33 +168,33 @@ impl Connection {
             structured: false,
             contexts: Arc::default(),
             id: next_id(),
-            surveyor,
-            rx: Receiver::new(options.bytes_max),
-            tx: Sender::new(),
+            block_status_worker,
+            rx: ReceiveBuffer::new(options.bytes_max),
+            tx: ReplySender::new(),
             receiving: false,
             sending: false,
             arriving: None,
             pending: slab::Slab::new(),
-            member: None,
+            lock_member: None,
             parked: VecDeque::new(),
             bios: BioPool::new(options.requests_max),
             reads: BufPool::new(options.bytes_max),
             writes: BufPool::new(options.bytes_max),
             open: 0,
             open_bytes: 0,
-            tally: Tally::default(),
-            served: None,
+            delta: CounterDelta::default(),
+            io_counters: None,
             now: Nanos(0),
             memory: None,
-            weighed: None,
+            balanced: None,
             zeroing: 0,
             client_at: Nanos(0),
             active_at: Nanos(0),
             trim_at: Nanos::NEVER,
             patience_at: Nanos::NEVER,
-            keeps: false,
-            said_all: false,
-            leaving: None,
+            has_reusable_memory: false,
+            read_eof: false,
+            pending_move: None,
             from: None,
             stay: Nanos(0),
             ending: false,
@@ -210,22 +210,24 @@ impl Connection {
 
     fn received(&mut self, done: Done) {
         self.receiving = false;
-        if matches!(self.phase, Phase::Dead) {
+        if matches!(self.phase, ConnectionPhase::Dead) {
             return recycle(done.data, &mut self.writes);
         }
         match done.result {
             Ok(n) if n > 0 => {
-                self.place.talks();
+                self.admission_slot.talks();
                 self.rx.arrived(n as usize, done.data);
             }
             Ok(_) => {
                 self.rx.arrived(0, done.data);
                 // The client will say no more; it may still listen for its answers.
                 match self.phase {
-                    Phase::Serving if self.is_cut() => self.phase = Phase::Dead,
-                    Phase::Serving => (self.phase, self.said_all) = (Phase::Draining, true),
-                    Phase::Handshake(_) => self.phase = Phase::Dead,
-                    Phase::Draining | Phase::Dead | Phase::Moved => {}
+                    ConnectionPhase::Serving if self.is_cut() => self.phase = ConnectionPhase::Dead,
+                    ConnectionPhase::Serving => {
+                        (self.phase, self.read_eof) = (ConnectionPhase::Draining, true)
+                    }
+                    ConnectionPhase::Handshake(_) => self.phase = ConnectionPhase::Dead,
+                    ConnectionPhase::Draining | ConnectionPhase::Dead | ConnectionPhase::Moved => {}
                 }
             }
             // For the sake of leaving, which may have been given up since.
@@ -233,7 +235,7 @@ impl Connection {
             Err(errno) => {
                 self.rx.arrived(0, done.data);
                 tracing::debug!(errno, "nbd: receive failed");
-                self.phase = Phase::Dead;
+                self.phase = ConnectionPhase::Dead;
             }
         }
     }
@@ -248,12 +250,12 @@ impl Connection {
 
     fn sent(&mut self, done: Done, cx: &mut FrontCx<'_, '_>) {
         self.sending = false;
-        let dead = matches!(self.phase, Phase::Dead);
+        let dead = matches!(self.phase, ConnectionPhase::Dead);
         let n = match done.result {
             Ok(n) if n > 0 && !dead => n as usize,
             other => {
                 tracing::debug!(?other, "nbd: send failed");
-                self.phase = Phase::Dead;
+                self.phase = ConnectionPhase::Dead;
                 recycle(done.data, &mut self.reads);
                 return;
             }
@@ -281,54 +283,58 @@ impl Connection {
     /// Works off what has arrived, then asks for more and sends what waits. Called after every
     /// change.
     fn pump(&mut self, cx: &mut FrontCx<'_, '_>) {
-        if matches!(self.phase, Phase::Handshake(_)) {
-            self.shake(cx);
+        if matches!(self.phase, ConnectionPhase::Handshake(_)) {
+            self.run_handshake(cx);
         }
-        self.begin_or_give_up_leaving(cx);
+        self.start_or_cancel_move(cx);
         let mut full = false;
         if self.turn != cx.now() {
             (self.turn, self.taken) = (cx.now(), 0);
         }
-        while matches!(self.phase, Phase::Serving) && self.taken < REQUESTS_A_TURN && !self.takes_no_more() {
+        while matches!(self.phase, ConnectionPhase::Serving)
+            && self.taken < REQUESTS_A_TURN
+            && !self.is_moving_away()
+        {
             // A write that was let in gets its payload, whatever the bounds say of the next
             // request.
-            full = self.arriving.is_none() && (self.is_full() || !self.may_have(self.next_need(), cx));
+            full = self.arriving.is_none() && (self.is_full() || !self.try_reserve(self.next_need(), cx));
             if full || !self.take_request(cx) {
                 break;
             }
-            self.keeps = true;
+            self.has_reusable_memory = true;
             self.taken += 1;
             if self.taken == REQUESTS_A_TURN {
                 // What has arrived besides comes next turn.
                 cx.rouse(cx.me());
             }
         }
-        let listens = matches!(self.phase, Phase::Serving | Phase::Handshake(_)) && !self.takes_no_more();
-        if listens && !full && self.taken < REQUESTS_A_TURN && !self.receiving && !self.is_choked() {
+        let listens = matches!(self.phase, ConnectionPhase::Serving | ConnectionPhase::Handshake(_))
+            && !self.is_moving_away();
+        if listens && !full && self.taken < REQUESTS_A_TURN && !self.receiving && !self.is_backpressured() {
             self.receive(cx);
         }
-        if !matches!(self.phase, Phase::Dead)
+        if !matches!(self.phase, ConnectionPhase::Dead)
             && !self.sending
-            && let Some(data) = self.tx.next(&mut self.tally)
+            && let Some(data) = self.tx.next(&mut self.delta)
         {
             self.send(data, cx);
         }
-        self.wind_up(cx);
-        self.go_on_leaving(cx);
+        self.advance_shutdown(cx);
+        self.advance_move(cx);
         // While it listens for more, and has nothing else to say, it does not matter when it hears
         // that its answers have left.
-        let goes_on = self.receiving && self.tx.is_all_out() && self.leaving.is_none();
-        cx.set_patient(matches!(self.phase, Phase::Serving) && goes_on);
-        self.weigh(cx);
-        self.place.publish(&mut self.tally);
+        let goes_on = self.receiving && self.tx.is_all_out() && self.pending_move.is_none();
+        cx.set_patient(matches!(self.phase, ConnectionPhase::Serving) && goes_on);
+        self.record_work(cx);
+        self.admission_slot.publish(&mut self.delta);
         self.publish_memory(cx);
     }
 
     fn receive(&mut self, cx: &mut FrontCx<'_, '_>) {
         let may = self.allowance();
         let mut room = self.rx.room(&mut self.writes, may);
-        if let Err(Wait::Memory(need)) = room
-            && self.may_have(need, cx)
+        if let Err(ReceiveBlocked::Memory(need)) = room
+            && self.try_reserve(need, cx)
         {
             let may = self.allowance();
             room = self.rx.room(&mut self.writes, may);
@@ -342,21 +348,21 @@ impl Connection {
     }
 
     /// True while a client that is still shaking hands does not read what it asked for.
-    fn is_choked(&self) -> bool {
-        matches!(self.phase, Phase::Handshake(_)) && !self.tx.is_idle()
+    fn is_backpressured(&self) -> bool {
+        matches!(self.phase, ConnectionPhase::Handshake(_)) && !self.tx.is_idle()
     }
 
     /// Ends what can be ended: the last steps of the connection's life.
-    fn wind_up(&mut self, cx: &mut FrontCx<'_, '_>) {
-        if matches!(self.phase, Phase::Draining) && self.are_all_answered() && self.tx.is_idle() {
-            self.phase = Phase::Dead;
+    fn advance_shutdown(&mut self, cx: &mut FrontCx<'_, '_>) {
+        if matches!(self.phase, ConnectionPhase::Draining) && self.are_all_answered() && self.tx.is_idle() {
+            self.phase = ConnectionPhase::Dead;
         }
-        let over = matches!(self.phase, Phase::Dead);
+        let over = matches!(self.phase, ConnectionPhase::Dead);
         if over {
             self.abandon_parked();
         }
-        if (over || self.said_all) && !self.pending.is_empty() {
-            self.place.orphan();
+        if (over || self.read_eof) && !self.pending.is_empty() {
+            self.admission_slot.orphan();
         }
         if !over {
             return;
@@ -369,16 +375,16 @@ impl Connection {
         }
         self.rx.clear(&mut self.writes);
         if self.arriving.take().is_some() {
-            self.tally.ended += 1;
+            self.delta.ended += 1;
         }
-        self.tally.ended += self.tx.clear(&mut self.reads) as u64;
+        self.delta.ended += self.tx.clear(&mut self.reads) as u64;
         if self.pending.is_empty()
             && let Some(slot) = self.device.take()
         {
             if !bugs::on(Bug::LaneKept) {
                 cx.close(slot);
             }
-            self.leave_holds(cx);
+            self.leave_range_locks(cx);
             self.export = None;
         }
         self.deadline = Nanos::NEVER;
@@ -391,16 +397,16 @@ impl FrontEnd for Connection {
         self.now = cx.now();
         if !self.begun {
             self.begun = true;
-            self.memory = Some(Holding::new(cx, self.options.core_bytes_max));
-            self.weighed = self.weighed_on(cx);
+            self.memory = Some(MemoryLease::new(cx, self.options.core_bytes_max));
+            self.balanced = self.join_balance(cx);
             if let Some(from) = self.from.take() {
-                self.land(from, cx);
+                self.settle(from, cx);
             } else {
                 self.deadline = cx.now() + Nanos(self.options.handshake_max.as_nanos() as u64);
                 self.tx.push_raw(&Handshake::greeting());
             }
         }
-        if matches!(self.phase, Phase::Moved) {
+        if matches!(self.phase, ConnectionPhase::Moved) {
             return;
         }
         let mut ops = std::mem::take(&mut self.ops);
@@ -418,7 +424,7 @@ impl FrontEnd for Connection {
         self.ops = ops;
         if self.deadline <= cx.now() {
             tracing::debug!("nbd: a connection ran out of time");
-            self.phase = Phase::Dead;
+            self.phase = ConnectionPhase::Dead;
         }
         self.timers_due(cx);
         self.pump(cx);
@@ -436,8 +442,10 @@ impl FrontEnd for Connection {
     fn letter(&mut self, letter: &(dyn Any + Send), cx: &mut FrontCx<'_, '_>) {
         self.now = cx.now();
         // Most are no affair of this client's, and there may be thousands of those.
-        let is_mine = self.hold_letter(letter, cx) || self.surveyed(letter) || self.move_letter(letter, cx);
-        if is_mine || self.fail_letter(letter) {
+        let is_mine = self.on_range_lock_message(letter, cx)
+            || self.on_block_status_answer(letter)
+            || self.on_move_message(letter, cx);
+        if is_mine || self.on_fail_message(letter) {
             self.pump(cx);
         }
     }
@@ -445,21 +453,21 @@ impl FrontEnd for Connection {
     fn stop(&mut self, cx: &mut FrontCx<'_, '_>) {
         self.ending = true;
         match self.phase {
-            Phase::Serving | Phase::Draining => {
-                self.phase = Phase::Draining;
+            ConnectionPhase::Serving | ConnectionPhase::Draining => {
+                self.phase = ConnectionPhase::Draining;
                 self.deadline = cx.now() + Nanos(self.options.stop_max.as_nanos() as u64);
             }
-            Phase::Handshake(_) => self.phase = Phase::Dead,
-            Phase::Dead => {}
-            Phase::Moved => return self.let_go(cx),
+            ConnectionPhase::Handshake(_) => self.phase = ConnectionPhase::Dead,
+            ConnectionPhase::Dead => {}
+            ConnectionPhase::Moved => return self.let_go(cx),
         }
         self.pump(cx);
     }
 
     fn is_closed(&self) -> bool {
         let over = match self.phase {
-            Phase::Dead => true,
-            Phase::Moved => self.device.is_none(),
+            ConnectionPhase::Dead => true,
+            ConnectionPhase::Moved => self.device.is_none(),
             _ => false,
         };
         over && self.pending.is_empty() && !self.receiving && !self.sending

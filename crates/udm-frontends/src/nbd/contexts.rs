@@ -17,37 +17,37 @@ const CHOSEN_MAX: usize = 16;
 const LISTED_MAX: usize = 1025;
 
 /// A run of sectors, and the flags of a context for them.
-pub(super) type Run = (Sectors, u32);
+pub(super) type FlaggedRun = (Sectors, u32);
 
 /// A metadata context.
 #[derive(Clone)]
-pub(super) struct Context {
+pub(super) struct MetaContext {
     /// Its number on the wire, once it is chosen.
     pub(super) id: u32,
-    says: Says,
+    kind: ContextKind,
 }
 
 /// What it says of blocks.
 #[derive(Clone)]
-enum Says {
+enum ContextKind {
     Allocation,
     Dirty(Checkpoint),
 }
 
-impl Context {
+impl MetaContext {
     /// Its name.
     pub(super) fn name(&self) -> String {
-        match &self.says {
-            Says::Allocation => CONTEXT_ALLOCATION.to_owned(),
-            Says::Dirty(since) => format!("{CONTEXT_DIRTY}{}", since.name),
+        match &self.kind {
+            ContextKind::Allocation => CONTEXT_ALLOCATION.to_owned(),
+            ContextKind::Dirty(since) => format!("{CONTEXT_DIRTY}{}", since.name),
         }
     }
 
     /// What `device` says of `len` sectors from `from` on: `max` runs at the most, in order, of
     /// which there is one. It may block.
-    pub(super) fn ask(&self, device: &dyn Device, from: Sector, len: Sectors, max: usize) -> Vec<Run> {
-        match &self.says {
-            Says::Allocation => {
+    pub(super) fn ask(&self, device: &dyn Device, from: Sector, len: Sectors, max: usize) -> Vec<FlaggedRun> {
+        match &self.kind {
+            ContextKind::Allocation => {
                 let mut out = Extents::new(max);
                 device.extents(from, len, &mut out);
                 runs(&out, |content| match content {
@@ -55,7 +55,7 @@ impl Context {
                     Content::Hole => STATE_HOLE | STATE_ZERO,
                 })
             }
-            Says::Dirty(since) => {
+            ContextKind::Dirty(since) => {
                 let mut out = Extents::new(max);
                 device.changed(since, from, len, &mut out);
                 runs(&out, |since| if since == Since::Changed { STATE_DIRTY } else { 0 })
@@ -65,14 +65,14 @@ impl Context {
 
     /// What is true enough when the device was not asked.
     pub(super) fn unknown(&self) -> u32 {
-        match self.says {
-            Says::Allocation => 0,
-            Says::Dirty(_) => STATE_DIRTY,
+        match self.kind {
+            ContextKind::Allocation => 0,
+            ContextKind::Dirty(_) => STATE_DIRTY,
         }
     }
 }
 
-fn runs<T: Copy + PartialEq>(found: &Extents<T>, flags: impl Fn(T) -> u32) -> Vec<Run> {
+fn runs<T: Copy + PartialEq>(found: &Extents<T>, flags: impl Fn(T) -> u32) -> Vec<FlaggedRun> {
     found.list().iter().map(|run| (run.len, flags(run.content))).collect()
 }
 
@@ -82,20 +82,20 @@ fn runs<T: Copy + PartialEq>(found: &Extents<T>, flags: impl Fn(T) -> u32) -> Ve
 ///
 /// # Errors
 /// There are more than a client may have.
-pub(super) fn matching(
+pub(super) fn match_contexts(
     device: &dyn Device,
     queries: &[String],
     list: bool,
-) -> Result<Vec<Context>, &'static str> {
+) -> Result<Vec<MetaContext>, &'static str> {
     let wanted: HashSet<&str> = queries.iter().map(String::as_str).collect();
     // Whoever asks for nothing else does not have the device asked.
     let dirty = |query: &&str| CONTEXT_DIRTY.starts_with(query) || query.starts_with(CONTEXT_DIRTY);
     let asks = list && queries.is_empty() || wanted.iter().any(dirty);
     let checkpoints = if asks { device.checkpoints() } else { Vec::new() };
-    let all = [Says::Allocation].into_iter().chain(checkpoints.into_iter().map(Says::Dirty));
-    let mut found: Vec<Context> = Vec::new();
-    for says in all {
-        let context = Context { id: found.len() as u32 + 1, says };
+    let all = [ContextKind::Allocation].into_iter().chain(checkpoints.into_iter().map(ContextKind::Dirty));
+    let mut found: Vec<MetaContext> = Vec::new();
+    for kind in all {
+        let context = MetaContext { id: found.len() as u32 + 1, kind };
         let name = context.name();
         let spaces = name.match_indices(':').map(|(at, _)| &name[..=at]).take(2);
         let fits = wanted.contains(name.as_str())

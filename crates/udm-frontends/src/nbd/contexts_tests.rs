@@ -7,27 +7,27 @@ use udm_core::errno::EOPNOTSUPP;
 use udm_core::{Cx, DeviceId, Lane, Limits, OpenError};
 
 /// A device with instants of these names. The first one is still known.
-struct Kept {
+struct CheckpointDevice {
     names: Vec<String>,
     key: Arc<dyn Any + Send + Sync>,
 }
 
-impl Kept {
-    fn new(names: impl IntoIterator<Item = String>) -> Kept {
-        Kept { names: names.into_iter().collect(), key: Arc::new(()) }
+impl CheckpointDevice {
+    fn new(names: impl IntoIterator<Item = String>) -> CheckpointDevice {
+        CheckpointDevice { names: names.into_iter().collect(), key: Arc::new(()) }
     }
 
-    fn few(names: &[&str]) -> Kept {
-        Kept::new(names.iter().map(|name| (*name).to_owned()))
+    fn few(names: &[&str]) -> CheckpointDevice {
+        CheckpointDevice::new(names.iter().map(|name| (*name).to_owned()))
     }
 
     fn names(&self, queries: &[&str], list: bool) -> Result<Vec<String>, &'static str> {
         let queries: Vec<String> = queries.iter().map(|q| (*q).to_owned()).collect();
-        Ok(matching(self, &queries, list)?.iter().map(Context::name).collect())
+        Ok(match_contexts(self, &queries, list)?.iter().map(MetaContext::name).collect())
     }
 }
 
-impl Device for Kept {
+impl Device for CheckpointDevice {
     fn id(&self) -> DeviceId {
         DeviceId::new()
     }
@@ -55,7 +55,7 @@ impl Device for Kept {
 
 #[test]
 fn queries() {
-    let device = Kept::few(&["a", "b:c", "ä \n"]);
+    let device = CheckpointDevice::few(&["a", "b:c", "ä \n"]);
     let all = ["base:allocation", "qemu:dirty-bitmap:a", "qemu:dirty-bitmap:b:c", "qemu:dirty-bitmap:ä \n"];
     let listed = |queries: &[&str]| device.names(queries, true).unwrap();
     let chosen = |queries: &[&str]| device.names(queries, false).unwrap();
@@ -78,7 +78,7 @@ fn queries() {
 
 #[test]
 fn nobody_has_too_many() {
-    let names = |count: usize| Kept::new((0..count).map(|i| format!("s{i}")));
+    let names = |count: usize| CheckpointDevice::new((0..count).map(|i| format!("s{i}")));
     assert_eq!(names(LISTED_MAX - 1).names(&[], true).map(|all| all.len()), Ok(LISTED_MAX));
     assert!(names(LISTED_MAX).names(&[], true).is_err());
     let device = names(2000);
@@ -92,9 +92,9 @@ fn nobody_has_too_many() {
 
 #[test]
 fn what_is_not_known_is_dirty() {
-    let device = Kept::few(&["a", "gone"]);
+    let device = CheckpointDevice::few(&["a", "gone"]);
     let queries: Vec<String> = ["qemu:dirty-bitmap:a", "qemu:dirty-bitmap:gone"].map(str::to_owned).into();
-    let contexts = matching(&device, &queries, false).unwrap();
+    let contexts = match_contexts(&device, &queries, false).unwrap();
     assert_eq!(contexts.iter().map(|c| c.id).collect::<Vec<_>>(), [1, 2]);
     let ask = |i: usize, from, len, max| contexts[i].ask(&device, Sector(from), Sectors(len), max);
     assert_eq!(ask(0, 2, 4, 10), [(Sectors(1), 0), (Sectors(1), 1), (Sectors(2), 0)]);

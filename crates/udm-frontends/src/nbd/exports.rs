@@ -3,9 +3,9 @@
 //! The list is read when a client names an export or asks for all of them, and never on the data
 //! path.
 
-use super::holds::Holds;
-use super::request::Blocks;
-use super::served::{CoreServed, Served, ServedReport};
+use super::io_counters::{CoreIoCounters, DeviceIoCounters, DeviceIoReport};
+use super::range_locks::RangeLocks;
+use super::request::BlockSize;
 use crossbeam_utils::CachePadded;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,7 +15,7 @@ use udm_runtime::Cluster;
 use udm_wire::nbd::{BlockSizes, ExportFlags, PAYLOAD_MAX, PAYLOAD_MAX_DEFAULT, STRING_MAX};
 
 /// What is called when a connection has let go of an export.
-type Closed = Arc<OnceLock<Arc<dyn Fn() + Send + Sync>>>;
+type ClosedHook = Arc<OnceLock<Arc<dyn Fn() + Send + Sync>>>;
 
 /// A device under a name.
 pub struct Export {
@@ -28,15 +28,15 @@ pub struct Export {
     /// How many have its requests fail.
     failing: AtomicUsize,
     /// That of the list that it is on.
-    closed: Closed,
+    closed: ClosedHook,
     /// Of its device, shared with its other exports.
-    of_device: Arc<OfDevice>,
+    exported_device: Arc<ExportedDevice>,
 }
 
 /// What all exports of a device have in common.
-struct OfDevice {
-    holds: Arc<Holds>,
-    served: Served,
+struct ExportedDevice {
+    range_locks: Arc<RangeLocks>,
+    served: DeviceIoCounters,
 }
 
 impl Export {
@@ -52,10 +52,10 @@ impl Export {
         device: Arc<dyn Device>,
     ) -> Result<Export, ExportError> {
         let (name, description) = (name.into(), description.into());
-        fits(&name, &name)?;
-        fits(&description, &name)?;
-        let holds = Arc::new(Holds::new());
-        let of_device = Arc::new(OfDevice { holds, served: Served::default() });
+        check_text(&name, &name)?;
+        check_text(&description, &name)?;
+        let range_locks = Arc::new(RangeLocks::new());
+        let exported_device = Arc::new(ExportedDevice { range_locks, served: DeviceIoCounters::default() });
         Ok(Export {
             name: Mutex::new(name.into()),
             description,
@@ -63,8 +63,8 @@ impl Export {
             device,
             users: AtomicUsize::new(0),
             failing: AtomicUsize::new(0),
-            closed: Closed::default(),
-            of_device,
+            closed: ClosedHook::default(),
+            exported_device,
         })
     }
 
@@ -103,20 +103,20 @@ impl Export {
     }
 
     /// What orders requests that change a part of a block.
-    pub(super) fn holds(&self) -> &Arc<Holds> {
-        &self.of_device.holds
+    pub(super) fn range_locks(&self) -> &Arc<RangeLocks> {
+        &self.exported_device.range_locks
     }
 
     /// What `core` has served of the device.
-    pub(super) fn served_on(&self, core: CoreId) -> Arc<CachePadded<CoreServed>> {
-        self.of_device.served.on(core)
+    pub(super) fn served_on(&self, core: CoreId) -> Arc<CachePadded<CoreIoCounters>> {
+        self.exported_device.served.on(core)
     }
 
     /// What clients of the device have asked for and got, by whatever export, while one was on the
     /// list or in use.
     #[must_use]
-    pub fn served(&self) -> ServedReport {
-        self.of_device.served.report()
+    pub fn served(&self) -> DeviceIoReport {
+        self.exported_device.served.report()
     }
 
     /// Clients may not write, whatever the device would say.
@@ -126,31 +126,31 @@ impl Export {
     }
 
     /// What a client is told, as of now.
-    pub(super) fn geometry(&self) -> Geometry {
-        Geometry::new(&self.device.limits(), self.read_only)
+    pub(super) fn geometry(&self) -> ExportGeometry {
+        ExportGeometry::new(&self.device.limits(), self.read_only)
     }
 }
 
 /// For as long as this is held, requests of an export's clients fail ([`Exports::fail`]).
-pub struct Failing {
+pub struct FailRequestsGuard {
     export: Arc<Export>,
     cluster: Weak<Cluster>,
 }
 
 /// Has connections look whether their requests fail.
-pub(super) struct FailLetter;
+pub(super) struct FailMessage;
 
-impl Failing {
+impl FailRequestsGuard {
     /// Behind a change: a connection that has begun to listen sees it, or hears of it.
     fn tell(&self) {
         let Some(cluster) = self.cluster.upgrade() else { return };
         for core in 0..cluster.len() {
-            cluster.post_letter(CoreId(core as u16), self.export.device.id(), Box::new(FailLetter));
+            cluster.post_letter(CoreId(core as u16), self.export.device.id(), Box::new(FailMessage));
         }
     }
 }
 
-impl Drop for Failing {
+impl Drop for FailRequestsGuard {
     fn drop(&mut self) {
         self.export.failing.fetch_sub(1, Ordering::SeqCst);
         self.tell();
@@ -159,18 +159,18 @@ impl Drop for Failing {
 
 /// A connection's hold on an export, counted once with all its clones.
 #[derive(Clone)]
-pub struct ExportUse(Arc<Used>);
+pub struct ExportRef(Arc<ExportUseCount>);
 
-struct Used(Arc<Export>);
+struct ExportUseCount(Arc<Export>);
 
-impl std::ops::Deref for ExportUse {
+impl std::ops::Deref for ExportRef {
     type Target = Export;
     fn deref(&self) -> &Export {
         &self.0.0
     }
 }
 
-impl Drop for Used {
+impl Drop for ExportUseCount {
     fn drop(&mut self) {
         self.0.users.fetch_sub(1, Ordering::SeqCst);
         if let Some(hook) = self.0.closed.get() {
@@ -182,11 +182,11 @@ impl Drop for Used {
 /// Size, block sizes and abilities of an export, as a client is told them. They hold for the
 /// connection: NBD has no way to change them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Geometry {
+pub(super) struct ExportGeometry {
     /// Size in bytes, whole blocks of the device.
     pub(super) size: u64,
     /// Blocks of the device; a client may ask for less.
-    pub(super) block: Blocks,
+    pub(super) block: BlockSize,
     /// Smallest, preferred, largest.
     pub(super) blocks: BlockSizes,
     /// Without `SEND_DF`, which depends on what the client asked for.
@@ -199,8 +199,8 @@ pub(super) struct Geometry {
     pub(super) zeroes_max: u32,
 }
 
-impl Geometry {
-    fn new(limits: &Limits, read_only: bool) -> Geometry {
+impl ExportGeometry {
+    fn new(limits: &Limits, read_only: bool) -> ExportGeometry {
         let block = limits.logical_block;
         // The protocol wants a power of two; the device's optimum may be a stripe of any width.
         let optimum = limits.io_opt.max(limits.io_min).clamp(1, PAYLOAD_MAX_DEFAULT);
@@ -223,9 +223,9 @@ impl Geometry {
             flags |= ExportFlags::READ_ONLY;
         }
         let size = limits.size.bytes();
-        Geometry {
+        ExportGeometry {
             size: size - size % u64::from(block),
-            block: Blocks { size: block },
+            block: BlockSize { size: block },
             blocks,
             flags,
             data_max: range_max(limits.max_sectors, block),
@@ -255,7 +255,7 @@ pub enum ExportError {
 }
 
 /// Checks that the protocol can carry `text`, of the export `name`.
-fn fits(text: &str, name: &str) -> Result<(), ExportError> {
+fn check_text(text: &str, name: &str) -> Result<(), ExportError> {
     if text.len() <= STRING_MAX && !text.contains('\0') {
         return Ok(());
     }
@@ -264,13 +264,13 @@ fn fits(text: &str, name: &str) -> Result<(), ExportError> {
 
 /// Exports in the order in which they came, and by name: of ten thousand as of one.
 #[derive(Default)]
-struct List {
+struct ExportTable {
     ordered: BTreeMap<u64, Arc<Export>>,
     places: HashMap<Arc<str>, u64>,
     next: u64,
 }
 
-impl List {
+impl ExportTable {
     fn get(&self, name: &str) -> Option<&Arc<Export>> {
         self.places.get(name).map(|place| &self.ordered[place])
     }
@@ -310,10 +310,10 @@ impl List {
 /// The exports of a server, in order. The first one is what a client gets that names none.
 #[derive(Default)]
 pub struct Exports {
-    list: Mutex<List>,
+    list: Mutex<ExportTable>,
     /// Of each device that is or was exported, while somebody uses them.
-    of_devices: Mutex<HashMap<DeviceId, Weak<OfDevice>>>,
-    closed: Closed,
+    exported_devices: Mutex<HashMap<DeviceId, Weak<ExportedDevice>>>,
+    closed: ClosedHook,
     /// Where those who serve them are.
     cluster: OnceLock<Weak<Cluster>>,
 }
@@ -334,15 +334,15 @@ impl Exports {
     /// held: those that come, and those under way at once. What its device has of the latter it
     /// keeps, with their memory, until it is done with it; a write may happen all the same.
     #[must_use = "requests fail while it is held"]
-    pub fn fail(&self, export: &Arc<Export>) -> Failing {
+    pub fn fail(&self, export: &Arc<Export>) -> FailRequestsGuard {
         export.failing.fetch_add(1, Ordering::SeqCst);
         let cluster = self.cluster.get().cloned().unwrap_or_default();
-        let failing = Failing { export: Arc::clone(export), cluster };
+        let failing = FailRequestsGuard { export: Arc::clone(export), cluster };
         failing.tell();
         failing
     }
 
-    fn list(&self) -> MutexGuard<'_, List> {
+    fn list(&self) -> MutexGuard<'_, ExportTable> {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -372,7 +372,7 @@ impl Exports {
     /// # Errors
     /// When the name is taken, or the protocol can't carry it.
     pub fn put(&self, export: &Arc<Export>, name: &str) -> Result<(), ExportError> {
-        fits(name, name)?;
+        check_text(name, name)?;
         let mut list = self.list();
         let place = list.place(export);
         if place.is_some() && *export.name() == *name {
@@ -393,15 +393,15 @@ impl Exports {
     /// All exports of a device have the same, those included that were taken off the list and are
     /// still in use.
     fn share(&self, export: &mut Export) {
-        let mut all = self.of_devices.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.exported_devices.lock().unwrap_or_else(PoisonError::into_inner);
         if all.len() == all.capacity() {
             // Not each time: there may be thousands.
             all.retain(|_, shared| shared.strong_count() > 0);
         }
         let device = export.device.id();
         match all.get(&device).and_then(Weak::upgrade) {
-            Some(shared) => export.of_device = shared,
-            None => drop(all.insert(device, Arc::downgrade(&export.of_device))),
+            Some(shared) => export.exported_device = shared,
+            None => drop(all.insert(device, Arc::downgrade(&export.exported_device))),
         }
     }
 
@@ -414,11 +414,11 @@ impl Exports {
     /// so that whoever takes an export off the list knows by its users whether anybody can still
     /// come.
     #[must_use]
-    pub fn hold(&self, name: &str) -> Option<ExportUse> {
+    pub fn hold(&self, name: &str) -> Option<ExportRef> {
         let list = self.list();
         let export = list.find(name)?;
         export.users.fetch_add(1, Ordering::Relaxed);
-        Some(ExportUse(Arc::new(Used(Arc::clone(export)))))
+        Some(ExportRef(Arc::new(ExportUseCount(Arc::clone(export)))))
     }
 
     /// The export `name`; the first one for the empty name, unless there is one of that name.
@@ -455,13 +455,13 @@ mod tests {
     fn block_sizes_keep_the_rules_of_the_protocol() {
         for logical_block in [512, 4096, 65536] {
             for (io_min, io_opt) in [(512, 0), (4096, 3 << 16), (512, 1 << 30), (0, 0), (1 << 20, u32::MAX)] {
-                let g = Geometry::new(&Limits { logical_block, io_min, io_opt, ..limits() }, false);
+                let g = ExportGeometry::new(&Limits { logical_block, io_min, io_opt, ..limits() }, false);
                 assert!(g.blocks.is_valid(), "{:?}", g.blocks);
                 assert_eq!((g.blocks.minimum, g.size % u64::from(logical_block)), (1, 0));
                 assert!(g.blocks.preferred >= logical_block);
             }
         }
-        let g = Geometry::new(&Limits { io_opt: 3 << 16, ..limits() }, false);
+        let g = ExportGeometry::new(&Limits { io_opt: 3 << 16, ..limits() }, false);
         assert_eq!(g.blocks.preferred, 2 << 16, "the power of two that the optimum holds");
     }
 
@@ -481,10 +481,10 @@ mod tests {
 
     #[test]
     fn abilities_follow_the_limits() {
-        let g = Geometry::new(&Limits { max_discard: Sectors(0), ..limits() }, false);
+        let g = ExportGeometry::new(&Limits { max_discard: Sectors(0), ..limits() }, false);
         assert!(!g.flags.intersects(ExportFlags::SEND_TRIM | ExportFlags::READ_ONLY));
-        assert!(Geometry::new(&limits(), true).flags.contains(ExportFlags::READ_ONLY));
-        let g = Geometry::new(&Limits { read_only: true, ..limits() }, false);
+        assert!(ExportGeometry::new(&limits(), true).flags.contains(ExportFlags::READ_ONLY));
+        let g = ExportGeometry::new(&Limits { read_only: true, ..limits() }, false);
         assert!(g.flags.contains(ExportFlags::READ_ONLY));
     }
 }

@@ -5,8 +5,8 @@
 //! What the client has no right to send ends the connection; what it may send and we can't do is
 //! answered with an error.
 
-use super::contexts::{Context, matching};
-use super::exports::{Export, ExportUse, Exports, Geometry};
+use super::contexts::{MetaContext, match_contexts};
+use super::exports::{Export, ExportGeometry, ExportRef, Exports};
 use std::sync::Arc;
 use udm_core::{DeviceId, OpenError};
 use udm_wire::nbd::{
@@ -24,7 +24,7 @@ pub(super) struct Handshake {
     no_zeroes: bool,
     structured: bool,
     /// The metadata contexts that were chosen, and for which export: they are void for any other.
-    contexts: Option<(Arc<str>, DeviceId, Arc<[Context]>)>,
+    contexts: Option<(Arc<str>, DeviceId, Arc<[MetaContext]>)>,
     /// Where the list of exports goes on that the client waits for.
     listing: Option<u64>,
 }
@@ -33,29 +33,29 @@ pub(super) struct Handshake {
 const LISTED_A_STEP: usize = 16;
 
 /// What a step led to.
-pub(super) enum Step {
+pub(super) enum HandshakeStep {
     /// The input is used up; more must come.
     More,
     /// A message was answered, or a part of it; there may be more in the input, and to answer.
     Answered,
     /// Transmission begins behind the output.
-    Begin(Session),
+    Begin(NegotiatedSession),
     /// Send the output, then close.
     Close,
 }
 
 /// What was agreed on.
-pub(super) struct Session {
-    pub(super) export: ExportUse,
-    pub(super) geometry: Geometry,
+pub(super) struct NegotiatedSession {
+    pub(super) export: ExportRef,
+    pub(super) geometry: ExportGeometry,
     /// Reads are answered with chunks.
     pub(super) structured: bool,
     /// What `BLOCK_STATUS` is answered with; it may not be asked when there are none.
-    pub(super) contexts: Arc<[Context]>,
+    pub(super) contexts: Arc<[MetaContext]>,
 }
 
 /// Opens the device of the chosen export, before the client is told that it has it.
-pub(super) type Open<'a> = &'a mut dyn FnMut(&Export) -> Result<(), OpenError>;
+pub(super) type OpenDeviceFn<'a> = &'a mut dyn FnMut(&Export) -> Result<(), OpenError>;
 
 impl Handshake {
     /// The server's first bytes.
@@ -69,22 +69,22 @@ impl Handshake {
         input: &mut &[u8],
         out: &mut Vec<u8>,
         exports: &Exports,
-        open: Open<'_>,
-    ) -> Step {
+        open: OpenDeviceFn<'_>,
+    ) -> HandshakeStep {
         if let Some(from) = self.listing {
             self.list(from, out, exports);
-            return Step::Answered;
+            return HandshakeStep::Answered;
         }
         match self.parser.next(input) {
-            Ok(None) => Step::More,
+            Ok(None) => HandshakeStep::More,
             Ok(Some(FromClient::Flags(flags))) => {
                 self.no_zeroes = flags.contains(ClientFlags::NO_ZEROES);
-                Step::Answered
+                HandshakeStep::Answered
             }
             Ok(Some(FromClient::Option(option))) => self.answer(&option, out, exports, open),
             Err(e) => {
                 tracing::debug!("nbd handshake: {e}");
-                Step::Close
+                HandshakeStep::Close
             }
         }
     }
@@ -94,17 +94,19 @@ impl Handshake {
         option: &ClientOption,
         out: &mut Vec<u8>,
         exports: &Exports,
-        open: Open<'_>,
-    ) -> Step {
+        open: OpenDeviceFn<'_>,
+    ) -> HandshakeStep {
         if let Some((error, text)) = option.refusal() {
             put_error(out, option.number(), error, text);
-            return Step::Answered;
+            return HandshakeStep::Answered;
         }
         match option {
             ClientOption::ExportName(name) => return self.export_name(name, out, exports, open),
             ClientOption::Go(request) => return self.go(request, out, exports, open),
             ClientOption::Info(request) => {
-                if let Some(export) = found(OPT_INFO, &request.name, out, exports.get(&request.name)) {
+                if let Some(export) =
+                    export_or_error(OPT_INFO, &request.name, out, exports.get(&request.name))
+                {
                     self.describe(OPT_INFO, request, &export, export.geometry(), out);
                     put_ack(out, OPT_INFO);
                 }
@@ -122,13 +124,13 @@ impl Handshake {
             }
             ClientOption::Abort => {
                 put_ack(out, OPT_ABORT);
-                return Step::Close;
+                return HandshakeStep::Close;
             }
             ClientOption::StartTls | ClientOption::Unknown { .. } | ClientOption::Bad(_) => {
                 unreachable!("refused above")
             }
         }
-        Step::Answered
+        HandshakeStep::Answered
     }
 
     /// Some exports, from place `from` of the list on, and the end of the answer behind the last.
@@ -151,8 +153,10 @@ impl Handshake {
         if !self.structured {
             return put_error(out, option, REP_ERR_INVALID, "metadata contexts need structured replies");
         }
-        let Some(export) = found(option, &request.name, out, exports.get(&request.name)) else { return };
-        let contexts = match matching(&**export.device(), &request.queries, list) {
+        let Some(export) = export_or_error(option, &request.name, out, exports.get(&request.name)) else {
+            return;
+        };
+        let contexts = match match_contexts(&**export.device(), &request.queries, list) {
             Ok(contexts) => contexts,
             Err(why) => return put_error(out, option, REP_ERR_TOO_BIG, why),
         };
@@ -166,14 +170,20 @@ impl Handshake {
     }
 
     /// The old way in: it knows no error but the end of the connection.
-    fn export_name(&self, name: &str, out: &mut Vec<u8>, exports: &Exports, open: Open<'_>) -> Step {
+    fn export_name(
+        &self,
+        name: &str,
+        out: &mut Vec<u8>,
+        exports: &Exports,
+        open: OpenDeviceFn<'_>,
+    ) -> HandshakeStep {
         let Some(export) = exports.hold(name) else {
             tracing::info!("nbd: a client asked for the unknown export {name:?}");
-            return Step::Close;
+            return HandshakeStep::Close;
         };
         if let Err(e) = open(&export) {
             tracing::warn!("nbd: export {:?}: {e}", export.name());
-            return Step::Close;
+            return HandshakeStep::Close;
         }
         let geometry = export.geometry();
         let reply = ExportNameReply { size: geometry.size, flags: self.flags(geometry) };
@@ -181,14 +191,20 @@ impl Handshake {
         self.begin(export, geometry)
     }
 
-    fn go(&self, request: &InfoRequest, out: &mut Vec<u8>, exports: &Exports, open: Open<'_>) -> Step {
-        let Some(export) = found(OPT_GO, &request.name, out, exports.hold(&request.name)) else {
-            return Step::Answered;
+    fn go(
+        &self,
+        request: &InfoRequest,
+        out: &mut Vec<u8>,
+        exports: &Exports,
+        open: OpenDeviceFn<'_>,
+    ) -> HandshakeStep {
+        let Some(export) = export_or_error(OPT_GO, &request.name, out, exports.hold(&request.name)) else {
+            return HandshakeStep::Answered;
         };
         if let Err(e) = open(&export) {
             tracing::warn!("nbd: export {:?}: {e}", export.name());
             put_error(out, OPT_GO, REP_ERR_PLATFORM, &e.text);
-            return Step::Answered;
+            return HandshakeStep::Answered;
         }
         let geometry = export.geometry();
         self.describe(OPT_GO, request, &export, geometry, out);
@@ -196,15 +212,15 @@ impl Handshake {
         self.begin(export, geometry)
     }
 
-    fn begin(&self, export: ExportUse, geometry: Geometry) -> Step {
+    fn begin(&self, export: ExportRef, geometry: ExportGeometry) -> HandshakeStep {
         // Another device may have the name by now.
         let is = (export.name(), export.device().id());
         let chosen = self.contexts.as_ref().filter(|(name, device, _)| (name, device) == (&is.0, &is.1));
         let contexts = chosen.map_or_else(Arc::default, |(.., contexts)| Arc::clone(contexts));
-        Step::Begin(Session { export, geometry, structured: self.structured, contexts })
+        HandshakeStep::Begin(NegotiatedSession { export, geometry, structured: self.structured, contexts })
     }
 
-    fn flags(&self, geometry: Geometry) -> ExportFlags {
+    fn flags(&self, geometry: ExportGeometry) -> ExportFlags {
         let df = if self.structured { ExportFlags::SEND_DF } else { ExportFlags::empty() };
         geometry.flags | df
     }
@@ -215,7 +231,7 @@ impl Handshake {
         option: u32,
         request: &InfoRequest,
         export: &Export,
-        geometry: Geometry,
+        geometry: ExportGeometry,
         out: &mut Vec<u8>,
     ) {
         put_info(out, option, &Info::Export { size: geometry.size, flags: self.flags(geometry) });
@@ -230,7 +246,7 @@ impl Handshake {
 }
 
 /// The export of that name; without one the error is in `out`.
-fn found<T>(option: u32, name: &str, out: &mut Vec<u8>, export: Option<T>) -> Option<T> {
+fn export_or_error<T>(option: u32, name: &str, out: &mut Vec<u8>, export: Option<T>) -> Option<T> {
     if export.is_none() {
         put_error(out, option, REP_ERR_UNKNOWN, &format!("there is no export {name:?}"));
     }

@@ -79,14 +79,14 @@ fn events() -> Vec<(&'static str, Vec<u8>)> {
 }
 
 /// Feeds `bytes` to their end, or to that of the handshake.
-fn feed(handshake: &mut Handshake, mut bytes: &[u8], out: &mut Vec<u8>, all: &Exports) -> Step {
+fn feed(handshake: &mut Handshake, mut bytes: &[u8], out: &mut Vec<u8>, all: &Exports) -> HandshakeStep {
     let mut open = |export: &Export| match &*export.name() {
         "other" => Err(OpenError::new(ENXIO, "the disk is gone")),
         _ => Ok(()),
     };
     loop {
         match handshake.step(&mut bytes, out, all, &mut open) {
-            Step::Answered => {}
+            HandshakeStep::Answered => {}
             end => return end,
         }
     }
@@ -121,12 +121,12 @@ fn every_transition() {
             feed(&mut handshake, &past, &mut out, &all);
             out.clear();
             let next = match feed(&mut handshake, &bytes, &mut out, &all) {
-                Step::Begin(s) => {
+                HandshakeStep::Begin(s) => {
                     let form = if s.structured { ", structured" } else { "" };
                     format!("serving {}{form}, {} contexts", s.export.name(), s.contexts.len())
                 }
-                Step::Close => "closed".into(),
-                Step::More | Step::Answered => state(&handshake),
+                HandshakeStep::Close => "closed".into(),
+                HandshakeStep::More | HandshakeStep::Answered => state(&handshake),
             };
             let next = if next == before { "same" } else { &next };
             writeln!(text, "  {event:<27} | {:<30} | {next}", answers(event, &out)).unwrap();

@@ -12,9 +12,9 @@ use udm_wire::nbd::{
 };
 
 /// A device of a name and a size; nobody opens it here.
-struct Sized(DeviceId, u64);
+struct SizedDevice(DeviceId, u64);
 
-impl Device for Sized {
+impl Device for SizedDevice {
     fn id(&self) -> DeviceId {
         self.0
     }
@@ -29,19 +29,19 @@ impl Device for Sized {
 pub(super) fn exports() -> Exports {
     let exports = Exports::new();
     for (name, description, sectors) in [("disk", "the first", 2048), ("other", "", 100)] {
-        let device = Arc::new(Sized(DeviceId::new(), sectors));
+        let device = Arc::new(SizedDevice(DeviceId::new(), sectors));
         exports.add(Export::new(name, description, false, device).unwrap()).unwrap();
     }
     exports
 }
 
 /// What a client that sent `input` in one go is told, and how it ended.
-fn answer_to(input: &[u8], out: &mut Vec<u8>) -> Step {
+fn answer_to(input: &[u8], out: &mut Vec<u8>) -> HandshakeStep {
     let (mut handshake, exports) = (Handshake::default(), exports());
     let mut input = input;
     loop {
         match handshake.step(&mut input, out, &exports, &mut |_| Ok(())) {
-            Step::Answered => {}
+            HandshakeStep::Answered => {}
             end => return end,
         }
     }
@@ -75,7 +75,7 @@ pub(super) fn request(name: &str, infos: &[u16]) -> InfoRequest {
 fn go_says_size_and_blocks_and_begins() {
     let mut out = Vec::new();
     let step = answer_to(&script(&[ClientOption::Go(request("other", &[]))]), &mut out);
-    let Step::Begin(session) = step else { panic!("no session") };
+    let HandshakeStep::Begin(session) = step else { panic!("no session") };
     assert_eq!((&*session.export.name(), session.geometry.size, session.structured), ("other", 51200, false));
     let all = replies(&out);
     let kinds: Vec<_> =
@@ -88,7 +88,7 @@ fn structured_replies_bring_df_and_hold_for_the_session() {
     let mut out = Vec::new();
     let options =
         [ClientOption::StructuredReply, ClientOption::Go(request("", &[INFO_NAME, INFO_DESCRIPTION]))];
-    let Step::Begin(session) = answer_to(&script(&options), &mut out) else { panic!("no session") };
+    let HandshakeStep::Begin(session) = answer_to(&script(&options), &mut out) else { panic!("no session") };
     assert!(session.structured);
     assert_eq!(&*session.export.name(), "disk", "the empty name is the first export");
     let all = replies(&out);
@@ -104,17 +104,17 @@ fn export_name_knows_no_error_but_the_end() {
     let mut out = Vec::new();
     assert!(matches!(
         answer_to(&script(&[ClientOption::ExportName("other".into())]), &mut out),
-        Step::Begin(_)
+        HandshakeStep::Begin(_)
     ));
     assert_eq!(out.len(), 10, "no zeroes, as agreed");
     let mut old = encode_client_flags(ClientFlags::FIXED_NEWSTYLE).to_vec();
     ClientOption::ExportName(String::new()).encode(&mut old);
     out.clear();
-    assert!(matches!(answer_to(&old, &mut out), Step::Begin(_)));
+    assert!(matches!(answer_to(&old, &mut out), HandshakeStep::Begin(_)));
     assert_eq!(out.len(), 134);
     out.clear();
     let step = answer_to(&script(&[ClientOption::ExportName("nothing".into())]), &mut out);
-    assert!(matches!(step, Step::Close) && out.is_empty());
+    assert!(matches!(step, HandshakeStep::Close) && out.is_empty());
 }
 
 #[test]
@@ -123,7 +123,9 @@ fn metadata_contexts() {
     let go = || ClientOption::Go(request("disk", &[]));
     let chosen = |options: &[ClientOption]| {
         let mut out = Vec::new();
-        let Step::Begin(session) = answer_to(&script(options), &mut out) else { panic!("no session") };
+        let HandshakeStep::Begin(session) = answer_to(&script(options), &mut out) else {
+            panic!("no session")
+        };
         let said: Vec<_> = replies(&out).iter().map(|r| r.1).filter(|r| *r != REP_INFO).collect();
         (session.contexts.len(), said)
     };
@@ -154,7 +156,7 @@ fn metadata_contexts_of_a_name_that_changes_hands() {
         let mut step = |mut bytes: &[u8]| {
             loop {
                 match handshake.step(&mut bytes, &mut out, &exports, &mut |_| Ok(())) {
-                    Step::Answered if !bytes.is_empty() => {}
+                    HandshakeStep::Answered if !bytes.is_empty() => {}
                     step => return step,
                 }
             }
@@ -167,7 +169,7 @@ fn metadata_contexts_of_a_name_that_changes_hands() {
         }
         let mut go = Vec::new();
         ClientOption::Go(request("disk", &[])).encode(&mut go);
-        let Step::Begin(session) = step(&go) else { panic!("no session") };
+        let HandshakeStep::Begin(session) = step(&go) else { panic!("no session") };
         assert_eq!(
             session.export.device().id(),
             if changes { other.device().id() } else { disk.device().id() }
@@ -189,7 +191,7 @@ fn what_is_refused_leaves_the_handshake_alive() {
         ClientOption::Info(request("disk", &[])),
         ClientOption::Abort,
     ];
-    assert!(matches!(answer_to(&script(&options), &mut out), Step::Close));
+    assert!(matches!(answer_to(&script(&options), &mut out), HandshakeStep::Close));
     let kinds: Vec<_> = replies(&out).iter().map(|r| (r.0, r.1)).collect();
     assert_eq!(
         kinds,
@@ -215,7 +217,7 @@ fn what_is_refused_leaves_the_handshake_alive() {
 fn a_long_list_is_told_in_parts() {
     let (mut handshake, exports, mut out) = (Handshake::default(), Exports::new(), Vec::new());
     let add = |n: u64| {
-        let device = Arc::new(Sized(DeviceId::new(), 8));
+        let device = Arc::new(SizedDevice(DeviceId::new(), 8));
         exports.add(Export::new(format!("d{n}"), "", false, device).unwrap()).unwrap();
     };
     (0..1000).for_each(add);
@@ -224,9 +226,11 @@ fn a_long_list_is_told_in_parts() {
     loop {
         let before = out.len();
         match handshake.step(&mut input, &mut out, &exports, &mut |_| Ok(())) {
-            Step::Answered => assert!(out.len() - before < 1024, "{} bytes in a step", out.len() - before),
-            Step::Close => break,
-            Step::More | Step::Begin(_) => panic!("at byte {before}"),
+            HandshakeStep::Answered => {
+                assert!(out.len() - before < 1024, "{} bytes in a step", out.len() - before)
+            }
+            HandshakeStep::Close => break,
+            HandshakeStep::More | HandshakeStep::Begin(_) => panic!("at byte {before}"),
         }
         steps += 1;
         if steps == 10 {
@@ -250,7 +254,7 @@ fn a_device_that_does_not_open_is_an_answer_and_not_the_end() {
     let bytes = script(&[ClientOption::Go(request("disk", &[]))]);
     let mut input = &bytes[..];
     let mut open = |_: &Export| Err(OpenError::new(ENXIO, "the disk is gone"));
-    while let Step::Answered = handshake.step(&mut input, &mut out, &exports, &mut open) {}
+    while let HandshakeStep::Answered = handshake.step(&mut input, &mut out, &exports, &mut open) {}
     assert_eq!(replies(&out), [(OPT_GO, REP_ERR_PLATFORM, b"the disk is gone".to_vec())]);
 }
 
@@ -325,13 +329,13 @@ proptest! {
         for mut input in bytes.chunks(piece) {
             while !ended {
                 match handshake.step(&mut input, &mut cut, &exports, &mut |_| Ok(())) {
-                    Step::Answered => {}
-                    Step::More => break,
-                    Step::Begin(_) | Step::Close => ended = true,
+                    HandshakeStep::Answered => {}
+                    HandshakeStep::More => break,
+                    HandshakeStep::Begin(_) | HandshakeStep::Close => ended = true,
                 }
             }
         }
         prop_assert_eq!(cut, whole);
-        prop_assert_eq!(ended, !matches!(end, Step::More));
+        prop_assert_eq!(ended, !matches!(end, HandshakeStep::More));
     }
 }

@@ -11,17 +11,17 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 const BLOCK: u64 = 2;
 
 /// The inboxes of all cores.
-struct Inboxes(Mutex<Vec<VecDeque<HoldLetter>>>);
+struct TestInboxes(Mutex<Vec<VecDeque<RangeLockMessage>>>);
 
-impl Post for Inboxes {
-    fn post(&self, core: CoreId, _: DeviceId, letter: HoldLetter) {
+impl LockMessenger for TestInboxes {
+    fn post(&self, core: CoreId, _: DeviceId, letter: RangeLockMessage) {
         self.0.lock().unwrap()[core.index()].push_back(letter);
     }
 }
 
 /// What a connection does, step by step.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Act {
+enum ClientAction {
     /// Begins a write of these bytes; it goes on by itself.
     Write(u64, u64),
     /// Ends the connection: what waits is dropped, what is in flight is finished first.
@@ -30,7 +30,7 @@ enum Act {
 
 /// Where a write is.
 #[derive(Clone, Debug, PartialEq, Hash)]
-enum Stage {
+enum WriteStage {
     /// Waits: for its own hold, or for somebody's to end.
     Parked,
     /// Whole blocks, at the disk.
@@ -43,13 +43,13 @@ enum Stage {
     Done,
 }
 
-struct Request {
+struct ModelWrite {
     range: Range<u64>,
-    stage: Stage,
+    stage: WriteStage,
     mark: u8,
 }
 
-impl Request {
+impl ModelWrite {
     fn blocks(&self) -> Range<u64> {
         self.range.start / BLOCK * BLOCK..self.range.end.next_multiple_of(BLOCK)
     }
@@ -57,43 +57,43 @@ impl Request {
         self.blocks() == self.range
     }
     fn in_flight(&self) -> bool {
-        !matches!(self.stage, Stage::Parked | Stage::Done)
+        !matches!(self.stage, WriteStage::Parked | WriteStage::Done)
     }
 }
 
 /// What a connection is, as far as holds go.
-struct Connection {
+struct ModelConnection {
     core: usize,
-    script: VecDeque<Act>,
-    member: Option<Member>,
-    requests: Vec<Request>,
+    script: VecDeque<ClientAction>,
+    member: Option<LockMember>,
+    requests: Vec<ModelWrite>,
     parked: VecDeque<usize>,
     leaving: bool,
     over: bool,
 }
 
-struct World {
-    inboxes: Arc<Inboxes>,
-    holds: Arc<Holds>,
-    connections: Vec<Connection>,
+struct LockModel {
+    inboxes: Arc<TestInboxes>,
+    range_locks: Arc<RangeLocks>,
+    connections: Vec<ModelConnection>,
     disk: Vec<u8>,
     marks: u8,
 }
 
 /// What may happen next.
 #[derive(Clone, Copy, Debug)]
-enum Move {
+enum ModelEvent {
     Letter(usize),
     Script(usize),
     Io(usize, usize),
 }
 
-type Scenario<'a> = (usize, u64, &'a [(usize, &'a [Act])]);
+type Scenario<'a> = (usize, u64, &'a [(usize, &'a [ClientAction])]);
 
-impl World {
-    fn new((cores, blocks, scripts): Scenario<'_>) -> World {
-        let inboxes = Arc::new(Inboxes(Mutex::new((0..cores).map(|_| VecDeque::new()).collect())));
-        let connections = scripts.iter().map(|(core, script)| Connection {
+impl LockModel {
+    fn new((cores, blocks, scripts): Scenario<'_>) -> LockModel {
+        let inboxes = Arc::new(TestInboxes(Mutex::new((0..cores).map(|_| VecDeque::new()).collect())));
+        let connections = scripts.iter().map(|(core, script)| ModelConnection {
             core: *core,
             script: script.iter().copied().collect(),
             member: None,
@@ -102,51 +102,51 @@ impl World {
             leaving: false,
             over: false,
         });
-        World {
+        LockModel {
             inboxes,
-            holds: Arc::new(Holds::new()),
+            range_locks: Arc::new(RangeLocks::new()),
             connections: connections.collect(),
             disk: vec![0; (blocks * BLOCK) as usize],
             marks: 0,
         }
     }
 
-    fn moves(&self) -> Vec<Move> {
+    fn moves(&self) -> Vec<ModelEvent> {
         let mut moves = Vec::new();
         for (core, inbox) in self.inboxes.0.lock().unwrap().iter().enumerate() {
             if !inbox.is_empty() {
-                moves.push(Move::Letter(core));
+                moves.push(ModelEvent::Letter(core));
             }
         }
         for (i, c) in self.connections.iter().enumerate().filter(|(_, c)| !c.over) {
             if !c.script.is_empty() && !c.leaving {
-                moves.push(Move::Script(i));
+                moves.push(ModelEvent::Script(i));
             }
             let io = c.requests.iter().enumerate().filter(|(_, r)| r.in_flight());
-            moves.extend(io.map(|(key, _)| Move::Io(i, key)));
+            moves.extend(io.map(|(key, _)| ModelEvent::Io(i, key)));
         }
         moves
     }
 
-    fn make(&mut self, what: Move) {
+    fn make(&mut self, what: ModelEvent) {
         match what {
-            Move::Letter(core) => self.deliver(core),
-            Move::Script(i) => self.act(i),
-            Move::Io(i, key) => self.io(i, key),
+            ModelEvent::Letter(core) => self.deliver(core),
+            ModelEvent::Script(i) => self.act(i),
+            ModelEvent::Io(i, key) => self.io(i, key),
         }
     }
 
     fn deliver(&mut self, core: usize) {
         let Some(letter) = self.inboxes.0.lock().unwrap()[core].pop_front() else { return };
         for i in 0..self.connections.len() {
-            let Connection { core: at, member, requests, .. } = &mut self.connections[i];
+            let ModelConnection { core: at, member, requests, .. } = &mut self.connections[i];
             let Some(member) = member.as_mut().filter(|_| *at == core) else { continue };
             let busy =
                 |range: &Range<u64>| requests.iter().any(|r| r.in_flight() && overlap(&r.blocks(), range));
             match member.letter(&letter, busy) {
-                Event::None => {}
-                Event::Granted(key) => self.connections[i].requests[key].stage = Stage::Granted,
-                Event::Released => self.resume(i),
+                LockEvent::None => {}
+                LockEvent::Granted(key) => self.connections[i].requests[key].stage = WriteStage::Granted,
+                LockEvent::Released => self.resume(i),
             }
         }
     }
@@ -154,24 +154,28 @@ impl World {
     fn act(&mut self, i: usize) {
         let c = &mut self.connections[i];
         if c.member.is_none() {
-            let post: Arc<dyn Post> = self.inboxes.clone();
-            c.member = Some(Member::join(&self.holds, post, CoreId(c.core as u16)));
+            let post: Arc<dyn LockMessenger> = self.inboxes.clone();
+            c.member = Some(LockMember::join(&self.range_locks, post, CoreId(c.core as u16)));
         }
         match c.script.pop_front() {
-            Some(Act::Write(start, end)) => {
+            Some(ClientAction::Write(start, end)) => {
                 self.marks += 1;
-                c.requests.push(Request { range: start..end, stage: Stage::Parked, mark: self.marks });
+                c.requests.push(ModelWrite {
+                    range: start..end,
+                    stage: WriteStage::Parked,
+                    mark: self.marks,
+                });
                 let key = c.requests.len() - 1;
                 if !self.admit(i, key) {
                     self.connections[i].parked.push_back(key);
                 }
             }
-            Some(Act::Leave) => {
+            Some(ClientAction::Leave) => {
                 c.leaving = true;
                 c.parked.clear();
                 for (key, request) in c.requests.iter_mut().enumerate() {
-                    if request.stage == Stage::Parked {
-                        request.stage = Stage::Done;
+                    if request.stage == WriteStage::Parked {
+                        request.stage = WriteStage::Done;
                         c.member.as_mut().unwrap().release(key);
                     }
                 }
@@ -186,9 +190,9 @@ impl World {
         let c = &mut self.connections[i];
         let (request, member) = (&mut c.requests[key], c.member.as_mut().unwrap());
         if request.is_whole() {
-            let free = !member.is_held(&request.range);
+            let free = !member.is_locked(&request.range);
             if free {
-                request.stage = Stage::Whole;
+                request.stage = WriteStage::Whole;
             }
             return free;
         }
@@ -212,26 +216,26 @@ impl World {
         let (range, blocks, mark) = (request.range.clone(), request.blocks(), request.mark);
         let bytes = |r: &Range<u64>| r.start as usize..r.end as usize;
         let next = match request.stage.clone() {
-            Stage::Whole => {
+            WriteStage::Whole => {
                 self.nobody_reads(i, key, &range);
                 self.disk[bytes(&range)].fill(mark);
-                Stage::Done
+                WriteStage::Done
             }
-            Stage::Granted => Stage::Read(self.disk[bytes(&blocks)].to_vec()),
-            Stage::Read(mut data) => {
+            WriteStage::Granted => WriteStage::Read(self.disk[bytes(&blocks)].to_vec()),
+            WriteStage::Read(mut data) => {
                 self.nobody_reads(i, key, &blocks);
                 let at = (range.start - blocks.start) as usize;
                 data[at..at + (range.end - range.start) as usize].fill(mark);
                 self.disk[bytes(&blocks)].copy_from_slice(&data);
-                Stage::Done
+                WriteStage::Done
             }
-            Stage::Parked | Stage::Done => unreachable!(),
+            WriteStage::Parked | WriteStage::Done => unreachable!(),
         };
-        let done = next == Stage::Done;
+        let done = next == WriteStage::Done;
         let c = &mut self.connections[i];
         c.requests[key].stage = next;
         if done {
-            let Connection { member, requests, .. } = c;
+            let ModelConnection { member, requests, .. } = c;
             let member = member.as_mut().unwrap();
             member.release(key);
             member.ended(|range| requests.iter().any(|r| r.in_flight() && overlap(&r.blocks(), range)));
@@ -243,7 +247,7 @@ impl World {
     fn nobody_reads(&self, i: usize, key: usize, range: &Range<u64>) {
         for (j, c) in self.connections.iter().enumerate() {
             for (k, r) in c.requests.iter().enumerate() {
-                let reads = matches!(r.stage, Stage::Read(_)) && (i, key) != (j, k);
+                let reads = matches!(r.stage, WriteStage::Read(_)) && (i, key) != (j, k);
                 assert!(!(reads && overlap(&r.blocks(), range)), "connection {i} writes {range:?} under {j}");
             }
         }
@@ -252,7 +256,7 @@ impl World {
     /// A connection that leaves is gone when nothing of it is in flight.
     fn end(&mut self, i: usize) {
         let c = &mut self.connections[i];
-        if c.leaving && !c.requests.iter().any(Request::in_flight) {
+        if c.leaving && !c.requests.iter().any(ModelWrite::in_flight) {
             c.over = true;
             c.member = None;
         }
@@ -265,9 +269,9 @@ impl World {
         for inbox in self.inboxes.0.lock().unwrap().iter() {
             for letter in inbox {
                 match letter {
-                    HoldLetter::Hold { id, .. } => (0, id.0).hash(&mut hash),
-                    HoldLetter::Granted(id) => (1, id.0).hash(&mut hash),
-                    HoldLetter::Release(id) => (2, id.0).hash(&mut hash),
+                    RangeLockMessage::RangeLock { id, .. } => (0, id.0).hash(&mut hash),
+                    RangeLockMessage::Granted(id) => (1, id.0).hash(&mut hash),
+                    RangeLockMessage::Release(id) => (2, id.0).hash(&mut hash),
                 }
             }
             u64::MAX.hash(&mut hash);
@@ -284,8 +288,8 @@ impl World {
                 (id.0, key).hash(&mut hash);
             }
         }
-        let state = self.holds.state();
-        for hold in state.active.iter().chain(&state.line) {
+        let state = self.range_locks.state();
+        for hold in state.active.iter().chain(&state.waiting) {
             (hold.id.0, hold.told.len()).hash(&mut hash);
         }
         state.members.hash(&mut hash);
@@ -294,14 +298,14 @@ impl World {
 
     fn check_end(&self) {
         for (i, c) in self.connections.iter().enumerate() {
-            let stuck: Vec<_> = c.requests.iter().filter(|r| r.stage != Stage::Done).collect();
+            let stuck: Vec<_> = c.requests.iter().filter(|r| r.stage != WriteStage::Done).collect();
             assert!(stuck.is_empty(), "connection {i} waits for ever: {:?}", stuck[0].range);
             if let Some(member) = &c.member {
                 assert!(member.held.is_empty() && member.own.is_empty(), "connection {i} still knows holds");
             }
         }
-        let state = self.holds.state();
-        assert!(state.active.is_empty() && state.line.is_empty());
+        let state = self.range_locks.state();
+        assert!(state.active.is_empty() && state.waiting.is_empty());
         assert_eq!(
             state.members.iter().sum::<usize>(),
             self.connections.iter().filter(|c| c.member.is_some()).count()
@@ -311,7 +315,7 @@ impl World {
 
 /// Runs a scenario to its end; `choose` picks one of so many moves.
 fn run(scenario: Scenario<'_>, mut choose: impl FnMut(usize) -> usize) {
-    let mut world = World::new(scenario);
+    let mut world = LockModel::new(scenario);
     loop {
         let moves = world.moves();
         if moves.is_empty() {
@@ -323,12 +327,12 @@ fn run(scenario: Scenario<'_>, mut choose: impl FnMut(usize) -> usize) {
 }
 
 /// Every order of events, as far as they lead to different states; how many states there are.
-fn every_order(scenario: Scenario<'_>, check: impl Fn(&World)) -> usize {
+fn explore_all_orders(scenario: Scenario<'_>, check: impl Fn(&LockModel)) -> usize {
     let mut seen = HashSet::new();
     // The choices that lead to where we are, each with how many there were.
     let mut path: Vec<(usize, usize)> = Vec::new();
     loop {
-        let mut world = World::new(scenario);
+        let mut world = LockModel::new(scenario);
         let mut depth = 0;
         loop {
             let moves = world.moves();
@@ -358,13 +362,14 @@ fn every_order(scenario: Scenario<'_>, check: impl Fn(&World)) -> usize {
     }
 }
 
-use Act::{Leave, Write};
+use ClientAction::{Leave, Write};
 
 #[test]
 fn two_halves_of_a_block_in_every_order() {
     for cores in [[0, 0], [0, 1]] {
-        let scripts: [(usize, &[Act]); 2] = [(cores[0], &[Write(0, 1)]), (cores[1], &[Write(1, 2)])];
-        let states = every_order((2, 1, &scripts), |w| assert!(!w.disk.contains(&0), "a half was lost"));
+        let scripts: [(usize, &[ClientAction]); 2] = [(cores[0], &[Write(0, 1)]), (cores[1], &[Write(1, 2)])];
+        let states =
+            explore_all_orders((2, 1, &scripts), |w| assert!(!w.disk.contains(&0), "a half was lost"));
         assert!(states > 30, "{states}");
     }
 }
@@ -372,21 +377,22 @@ fn two_halves_of_a_block_in_every_order() {
 #[test]
 fn a_part_against_a_whole_block_in_every_order() {
     for cores in [[0, 0], [0, 1]] {
-        let scripts: [(usize, &[Act]); 2] =
+        let scripts: [(usize, &[ClientAction]); 2] =
             [(cores[0], &[Write(0, 1)]), (cores[1], &[Write(0, 2), Write(0, 2)])];
-        every_order((2, 1, &scripts), |w| assert!(w.disk[1] != 0, "a whole write was lost"));
+        explore_all_orders((2, 1, &scripts), |w| assert!(w.disk[1] != 0, "a whole write was lost"));
     }
 }
 
 #[test]
 fn three_members_in_every_order() {
     for cores in [[0, 0, 1], [0, 1, 2]] {
-        let scripts: [(usize, &[Act]); 3] = [
+        let scripts: [(usize, &[ClientAction]); 3] = [
             (cores[0], &[Write(0, 1), Leave]),
             (cores[1], &[Write(1, 3)]),
             (cores[2], &[Write(0, 4), Write(3, 4)]),
         ];
-        let states = every_order((3, 2, &scripts), |w| assert!(!w.disk[1..].contains(&0), "{:?}", w.disk));
+        let states =
+            explore_all_orders((3, 2, &scripts), |w| assert!(!w.disk[1..].contains(&0), "{:?}", w.disk));
         assert!(states > 1000, "{states}");
     }
 }
@@ -395,15 +401,15 @@ fn three_members_in_every_order() {
 fn a_member_that_leaves_in_every_order() {
     // It may leave with a hold in line, active, granted, or with others waiting for its answer.
     for cores in [[0, 0], [0, 1]] {
-        let scripts: [(usize, &[Act]); 2] =
+        let scripts: [(usize, &[ClientAction]); 2] =
             [(cores[0], &[Write(0, 1), Leave]), (cores[1], &[Write(1, 2), Leave])];
-        every_order((2, 1, &scripts), |_| {});
-        let scripts: [(usize, &[Act]); 3] = [
+        explore_all_orders((2, 1, &scripts), |_| {});
+        let scripts: [(usize, &[ClientAction]); 3] = [
             (cores[0], &[Write(0, 1), Leave]),
             (cores[1], &[Write(2, 4), Leave]),
             (cores[1], &[Write(0, 2)]),
         ];
-        every_order((2, 2, &scripts), |w| assert!(w.disk[1] != 0));
+        explore_all_orders((2, 2, &scripts), |w| assert!(w.disk[1] != 0));
     }
 }
 
@@ -412,10 +418,10 @@ fn a_member_that_leaves_in_every_order() {
 fn crowds_in_many_orders() {
     for seed in 0..1000 {
         let mut rng = SmallRng::seed_from_u64(seed);
-        let scripts: Vec<(usize, Vec<Act>)> = (0..rng.random_range(2..6))
+        let scripts: Vec<(usize, Vec<ClientAction>)> = (0..rng.random_range(2..6))
             .map(|_| {
                 let n = rng.random_range(1..24);
-                let mut acts: Vec<Act> = (0..n)
+                let mut acts: Vec<ClientAction> = (0..n)
                     .map(|_| {
                         let start = rng.random_range(0..12);
                         Write(start, rng.random_range(start + 1..(start + 7).min(13)))
@@ -427,7 +433,8 @@ fn crowds_in_many_orders() {
                 (rng.random_range(0..3), acts)
             })
             .collect();
-        let scripts: Vec<(usize, &[Act])> = scripts.iter().map(|(core, acts)| (*core, &acts[..])).collect();
+        let scripts: Vec<(usize, &[ClientAction])> =
+            scripts.iter().map(|(core, acts)| (*core, &acts[..])).collect();
         run((3, 7, &scripts), |n| rng.random_range(0..n));
     }
 }
@@ -436,10 +443,11 @@ fn crowds_in_many_orders() {
 /// with.
 #[test]
 fn bounds() {
-    let inboxes = Arc::new(Inboxes(Mutex::new(vec![VecDeque::new()])));
-    let holds = Arc::new(Holds::new());
-    let post: Arc<dyn Post> = inboxes.clone();
-    let mut members: Vec<Member> = (0..6).map(|_| Member::join(&holds, post.clone(), CoreId(0))).collect();
+    let inboxes = Arc::new(TestInboxes(Mutex::new(vec![VecDeque::new()])));
+    let range_locks = Arc::new(RangeLocks::new());
+    let post: Arc<dyn LockMessenger> = inboxes.clone();
+    let mut members: Vec<LockMember> =
+        (0..6).map(|_| LockMember::join(&range_locks, post.clone(), CoreId(0))).collect();
     for (i, member) in members.iter_mut().enumerate() {
         let mut key = 0;
         while member.may_acquire() {
@@ -449,17 +457,17 @@ fn bounds() {
         }
         assert_eq!(key, OWN_MAX);
     }
-    let count = |holds: &Holds| {
-        let state = holds.state();
-        (state.active.len(), state.line.len())
+    let count = |range_locks: &RangeLocks| {
+        let state = range_locks.state();
+        (state.active.len(), state.waiting.len())
     };
-    assert_eq!(count(&holds), (ACTIVE_MAX, 6 * OWN_MAX - ACTIVE_MAX));
+    assert_eq!(count(&range_locks), (ACTIVE_MAX, 6 * OWN_MAX - ACTIVE_MAX));
     members[0].release(0);
-    assert_eq!(count(&holds), (ACTIVE_MAX, 6 * OWN_MAX - ACTIVE_MAX - 1));
+    assert_eq!(count(&range_locks), (ACTIVE_MAX, 6 * OWN_MAX - ACTIVE_MAX - 1));
     members.clear();
-    assert_eq!(count(&holds), (0, 0));
+    assert_eq!(count(&range_locks), (0, 0));
     // What nobody has taken out yet must not leave a newcomer with a hold for ever.
-    let mut late = Member::join(&holds, post, CoreId(0));
+    let mut late = LockMember::join(&range_locks, post, CoreId(0));
     loop {
         let Some(letter) = inboxes.0.lock().unwrap()[0].pop_front() else { break };
         late.letter(&letter, |_| false);

@@ -1,11 +1,11 @@
 //! The server: a thread that accepts connections and deals them to the cores.
 
-use super::connection::{Connection, MoveLetter};
-use super::places::Lobby;
-use super::socket::{Kind, Listener, prepare};
-use super::stats::{Counters, ServerCounts};
-use super::survey::Surveyor;
-use super::{Exports, ServerOptions, Stats};
+use super::admission::HandshakeSlots;
+use super::block_status::BlockStatusWorker;
+use super::connection::{Connection, MoveMessage};
+use super::socket::{ListenSocket, ListenSocketKind, prepare};
+use super::stats::{ServerCounters, ServerCountersHandle};
+use super::{Exports, NbdServerStats, ServerOptions};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
@@ -21,7 +21,7 @@ use udm_runtime::Cluster;
 
 /// Where to listen.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Listen {
+pub enum ListenAddress {
     /// A path. The socket there has mode 0600; one that a dead server left is replaced, and it is
     /// removed when the server stops.
     Unix(PathBuf),
@@ -31,7 +31,7 @@ pub enum Listen {
 
 /// Where a server listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Bound {
+pub enum BoundAddress {
     /// At a path.
     Unix(PathBuf),
     /// At an address, with the port that was picked.
@@ -40,26 +40,26 @@ pub enum Bound {
 
 /// An NBD server. Dropping it ends the accepting; connections go on until the cores stop.
 pub struct NbdServer {
-    shared: Arc<Shared>,
-    bound: Vec<Bound>,
+    shared: Arc<ServerShared>,
+    bound: Vec<BoundAddress>,
     thread: Option<JoinHandle<()>>,
 }
 
-struct Shared {
+struct ServerShared {
     cluster: Arc<Cluster>,
-    surveyor: Surveyor,
+    block_status_worker: BlockStatusWorker,
     exports: Arc<Exports>,
     options: ServerOptions,
-    counters: Arc<Counters>,
+    counters: Arc<ServerCounters>,
     /// Where the search for a core begins, and who shakes hands; held while a place is taken.
-    door: Mutex<(usize, Lobby)>,
+    admission: Mutex<(usize, HandshakeSlots)>,
     stopping: AtomicBool,
     accept_errors: AtomicUsize,
-    bell: OwnedFd,
+    stop_event: OwnedFd,
 }
 
 /// Descriptors that this process may have.
-fn descriptors() -> usize {
+fn descriptor_limit() -> usize {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     limit.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX))
 }
@@ -74,7 +74,7 @@ impl NbdServer {
         cluster: &Arc<Cluster>,
         exports: Arc<Exports>,
         options: ServerOptions,
-        listen: &[Listen],
+        listen: &[ListenAddress],
     ) -> io::Result<NbdServer> {
         NbdServer::start_with(cluster, exports, options, listen, Vec::new())
     }
@@ -88,23 +88,28 @@ impl NbdServer {
         cluster: &Arc<Cluster>,
         exports: Arc<Exports>,
         options: ServerOptions,
-        listen: &[Listen],
+        listen: &[ListenAddress],
         given: Vec<OwnedFd>,
     ) -> io::Result<NbdServer> {
         let made = listen.iter().map(|l| match l {
-            Listen::Unix(path) => Listener::unix(path),
-            Listen::Tcp(address) => Listener::tcp(*address),
+            ListenAddress::Unix(path) => ListenSocket::unix(path),
+            ListenAddress::Tcp(address) => ListenSocket::tcp(*address),
         });
-        let all = made.chain(given.into_iter().map(Listener::given));
+        let all = made.chain(given.into_iter().map(ListenSocket::given));
         let listeners = all.collect::<io::Result<Vec<_>>>()?;
         let bound = listeners
             .iter()
             .map(|l| match &l.kind {
-                Kind::Unix(path, _) => Bound::Unix(path.clone()),
-                Kind::Tcp(address) => Bound::Tcp(*address),
+                ListenSocketKind::Unix(path, _) => BoundAddress::Unix(path.clone()),
+                ListenSocketKind::Tcp(address) => BoundAddress::Tcp(*address),
             })
             .collect();
-        let shared = Shared::new(cluster, Surveyor::start()?, exports, options.within(descriptors()))?;
+        let shared = ServerShared::new(
+            cluster,
+            BlockStatusWorker::start()?,
+            exports,
+            options.within(descriptor_limit()),
+        )?;
         let thread = if listeners.is_empty() {
             None
         } else {
@@ -116,7 +121,7 @@ impl NbdServer {
     }
 
     /// A server for a world that is made up: it listens nowhere and has no thread. Whoever steps
-    /// its cores has its surveys done ([`NbdServer::survey`]).
+    /// its cores has its surveys done ([`NbdServer::block_status`]).
     ///
     /// # Errors
     /// When an eventfd can't be had.
@@ -125,25 +130,25 @@ impl NbdServer {
         exports: Arc<Exports>,
         options: ServerOptions,
     ) -> io::Result<NbdServer> {
-        let shared = Shared::new(cluster, Surveyor::ByHand(Arc::default()), exports, options)?;
+        let shared = ServerShared::new(cluster, BlockStatusWorker::ByHand(Arc::default()), exports, options)?;
         Ok(NbdServer { shared, bound: Vec::new(), thread: None })
     }
 
     /// Surveys of a stepped server that wait to be done.
     #[must_use]
     pub fn surveys(&self) -> usize {
-        self.shared.surveyor.waiting()
+        self.shared.block_status_worker.waiting()
     }
 
     /// Does the `nth` survey of a stepped server; or gives it up, as where there is no room, when
     /// `asks` is false.
     pub fn survey(&self, nth: usize, asks: bool) {
-        self.shared.surveyor.do_one(nth, asks);
+        self.shared.block_status_worker.do_one(nth, asks);
     }
 
     /// Where it listens, in the order of `listen`, and then of what was given.
     #[must_use]
-    pub fn bound(&self) -> &[Bound] {
+    pub fn bound(&self) -> &[BoundAddress] {
         &self.bound
     }
 
@@ -153,12 +158,12 @@ impl NbdServer {
     /// When it is no socket, or when there are too many connections (EBUSY).
     pub fn adopt(&self, fd: OwnedFd) -> io::Result<()> {
         prepare(&fd)?;
-        if self.shared.deal(fd) { Ok(()) } else { Err(Errno::BUSY.into()) }
+        if self.shared.assign_to_core(fd) { Ok(()) } else { Err(Errno::BUSY.into()) }
     }
 
     /// What it is doing and has done.
     #[must_use]
-    pub fn stats(&self) -> Stats {
+    pub fn stats(&self) -> NbdServerStats {
         self.shared.counters.read()
     }
 
@@ -170,8 +175,8 @@ impl NbdServer {
 
     /// What it counts.
     #[must_use]
-    pub fn counts(&self) -> ServerCounts {
-        ServerCounts(Arc::clone(&self.shared.counters))
+    pub fn counts(&self) -> ServerCountersHandle {
+        ServerCountersHandle(Arc::clone(&self.shared.counters))
     }
 
     /// Has each client that is served go on on the next core: what a core takes in no more is done,
@@ -183,7 +188,7 @@ impl NbdServer {
         devices.sort_unstable();
         devices.dedup();
         for (device, core) in devices.into_iter().flat_map(|d| (0..cluster.len()).map(move |c| (d, c))) {
-            cluster.post_letter(CoreId(core as u16), device, Box::new(MoveLetter::Rotate));
+            cluster.post_letter(CoreId(core as u16), device, Box::new(MoveMessage::Rotate));
         }
     }
 
@@ -196,38 +201,38 @@ impl NbdServer {
 impl Drop for NbdServer {
     fn drop(&mut self) {
         self.shared.stopping.store(true, Ordering::Release);
-        let _ = rustix::io::write(&self.shared.bell, &1u64.to_ne_bytes());
+        let _ = rustix::io::write(&self.shared.stop_event, &1u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }
 }
 
-impl Shared {
+impl ServerShared {
     fn new(
         cluster: &Arc<Cluster>,
-        surveyor: Surveyor,
+        block_status_worker: BlockStatusWorker,
         exports: Arc<Exports>,
         options: ServerOptions,
-    ) -> io::Result<Arc<Shared>> {
+    ) -> io::Result<Arc<ServerShared>> {
         exports.served_on(cluster);
-        Ok(Arc::new(Shared {
+        Ok(Arc::new(ServerShared {
             cluster: cluster.clone(),
-            surveyor,
+            block_status_worker,
             exports,
             options,
-            counters: Counters::new(cluster.len()),
-            door: Mutex::default(),
+            counters: ServerCounters::new(cluster.len()),
+            admission: Mutex::default(),
             stopping: AtomicBool::new(false),
             accept_errors: AtomicUsize::new(0),
-            bell: eventfd(0, EventfdFlags::CLOEXEC)?,
+            stop_event: eventfd(0, EventfdFlags::CLOEXEC)?,
         }))
     }
 
     /// Sleeps until somebody connects or the bell rings.
-    fn accept_loop(&self, listeners: &[Listener]) {
+    fn accept_loop(&self, listeners: &[ListenSocket]) {
         let mut fds: Vec<PollFd<'_>> = listeners.iter().map(|l| PollFd::new(&l.fd, PollFlags::IN)).collect();
-        fds.push(PollFd::new(&self.bell, PollFlags::IN));
+        fds.push(PollFd::new(&self.stop_event, PollFlags::IN));
         while !self.stopping.load(Ordering::Acquire) {
             if let Err(e) = poll(&mut fds, None)
                 && e != Errno::INTR
@@ -242,13 +247,13 @@ impl Shared {
     }
 
     /// Accepts what has come in on `listener`; a bounded number, so that the others get their turn.
-    fn accept_all(&self, listener: &Listener) {
+    fn accept_all(&self, listener: &ListenSocket) {
         for _ in 0..64 {
-            if self.counters.is_crowded(&self.options) {
+            if self.counters.is_full(&self.options) {
                 // Those that were shown out are on their way: who comes now waits for a moment, and
                 // is not refused.
-                let mut bell = [PollFd::new(&self.bell, PollFlags::IN)];
-                let _ = poll(&mut bell, Some(&Timespec { tv_sec: 0, tv_nsec: 1_000_000 }));
+                let mut stop_event = [PollFd::new(&self.stop_event, PollFlags::IN)];
+                let _ = poll(&mut stop_event, Some(&Timespec { tv_sec: 0, tv_nsec: 1_000_000 }));
                 return;
             }
             match accept_with(&listener.fd, SocketFlags::CLOEXEC) {
@@ -257,7 +262,7 @@ impl Shared {
                     if let Err(e) = prepare(&fd) {
                         tracing::debug!("nbd: setting a connection up: {e}");
                     }
-                    if !self.deal(fd) {
+                    if !self.assign_to_core(fd) {
                         tracing::warn!("nbd: too many connections; one was closed");
                     }
                 }
@@ -269,8 +274,8 @@ impl Shared {
                     if self.accept_errors.fetch_add(1, Ordering::Relaxed).is_multiple_of(100) {
                         tracing::warn!("nbd: accepting a connection: {e}");
                     }
-                    let mut bell = [PollFd::new(&self.bell, PollFlags::IN)];
-                    let _ = poll(&mut bell, Some(&Timespec { tv_sec: 0, tv_nsec: 100_000_000 }));
+                    let mut stop_event = [PollFd::new(&self.stop_event, PollFlags::IN)];
+                    let _ = poll(&mut stop_event, Some(&Timespec { tv_sec: 0, tv_nsec: 100_000_000 }));
                     return;
                 }
             }
@@ -278,20 +283,21 @@ impl Shared {
     }
 
     /// Gives a connection to a core. False when there are too many; then it is closed.
-    fn deal(&self, fd: OwnedFd) -> bool {
+    fn assign_to_core(&self, fd: OwnedFd) -> bool {
         let fd = Arc::new(fd);
         let place = {
-            let mut door = self.door.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            let (turn, lobby) = &mut *door;
+            let mut admission = self.admission.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let (turn, handshake_slots) = &mut *admission;
             *turn = turn.wrapping_add(1);
-            self.counters.place(&fd, lobby, &self.options, *turn)
+            self.counters.place(&fd, handshake_slots, &self.options, *turn)
         };
         let Some(place) = place else { return false };
-        let (cluster, surveyor) = (self.cluster.clone(), self.surveyor.clone());
+        let (cluster, block_status_worker) = (self.cluster.clone(), self.block_status_worker.clone());
         let (exports, options) = (self.exports.clone(), self.options.clone());
         let core = place.core();
-        let make =
-            Box::new(move || Box::new(Connection::new(fd, cluster, surveyor, exports, options, place)) as _);
+        let make = Box::new(move || {
+            Box::new(Connection::new(fd, cluster, block_status_worker, exports, options, place)) as _
+        });
         self.cluster.attach(core, make);
         true
     }

@@ -29,7 +29,7 @@ pub(super) const FLOOR: usize = 640 << 10;
 
 /// What connections of one device hold beyond their floors.
 #[derive(Default)]
-struct Share {
+struct DeviceShare {
     held: Cell<usize>,
     /// Of that, what connections hold with requests under way: what a device that hangs keeps.
     under_way: Cell<usize>,
@@ -37,7 +37,7 @@ struct Share {
 
 /// What one connection holds.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Held {
+pub(super) struct HeldMemory {
     /// In bytes, with its floor.
     pub(super) bytes: usize,
     /// A payload is on its way that it must be able to finish.
@@ -46,7 +46,7 @@ pub(super) struct Held {
     pub(super) under_way: bool,
 }
 
-impl Held {
+impl HeldMemory {
     fn beyond_floor(self) -> usize {
         self.bytes.saturating_sub(FLOOR)
     }
@@ -57,22 +57,22 @@ impl Held {
     }
 }
 
-impl Share {
+impl DeviceShare {
     /// Counts a connection's part anew.
-    fn change(&self, before: Held, now: Held) {
+    fn change(&self, before: HeldMemory, now: HeldMemory) {
         self.held.set(self.held.get() - before.beyond_floor() + now.beyond_floor());
         self.under_way.set(self.under_way.get() - before.with_device() + now.with_device());
     }
 }
 
 /// A core's budget.
-pub(super) struct CoreMemory {
+pub(super) struct CoreMemoryBudget {
     max: Cell<usize>,
     /// What connections hold beyond their floors.
     used: Cell<usize>,
     /// Connections that need more than they may have, the longest waiting first.
-    line: RefCell<VecDeque<(FrontKey, Rc<Share>)>>,
-    devices: RefCell<HashMap<DeviceId, Weak<Share>>>,
+    line: RefCell<VecDeque<(FrontKey, Rc<DeviceShare>)>>,
+    devices: RefCell<HashMap<DeviceId, Weak<DeviceShare>>>,
     /// Who may pass the budget.
     pass: Cell<Option<FrontKey>>,
     /// Since when nobody in line got on; [`Nanos::NEVER`] when nobody waits.
@@ -80,18 +80,18 @@ pub(super) struct CoreMemory {
 }
 
 /// A connection's part of it.
-pub(super) struct Holding {
-    core: Rc<CoreMemory>,
+pub(super) struct MemoryLease {
+    core: Rc<CoreMemoryBudget>,
     me: FrontKey,
     /// Its device's; its own before it has one.
-    share: Rc<Share>,
-    held: Held,
+    share: Rc<DeviceShare>,
+    held: HeldMemory,
     waits: bool,
 }
 
-impl CoreMemory {
-    fn new() -> CoreMemory {
-        CoreMemory {
+impl CoreMemoryBudget {
+    fn new() -> CoreMemoryBudget {
+        CoreMemoryBudget {
             max: Cell::new(0),
             used: Cell::new(0),
             line: RefCell::default(),
@@ -117,12 +117,12 @@ impl CoreMemory {
     }
 }
 
-impl Holding {
+impl MemoryLease {
     /// A connection's part of the budget of its core, which is `max` bytes.
-    pub(super) fn new(cx: &mut FrontCx<'_, '_>, max: usize) -> Holding {
-        let core = cx.local(CoreMemory::new);
+    pub(super) fn new(cx: &mut FrontCx<'_, '_>, max: usize) -> MemoryLease {
+        let core = cx.local(CoreMemoryBudget::new);
         core.max.set(max);
-        Holding { core, me: cx.me(), share: Rc::default(), held: Held::default(), waits: false }
+        MemoryLease { core, me: cx.me(), share: Rc::default(), held: HeldMemory::default(), waits: false }
     }
 
     /// From now on what it holds is for requests to `device`.
@@ -132,12 +132,12 @@ impl Holding {
         let known = devices.get(&device).and_then(Weak::upgrade);
         let share = known.unwrap_or_default();
         devices.insert(device, Rc::downgrade(&share));
-        share.change(Held::default(), self.held);
+        share.change(HeldMemory::default(), self.held);
         self.share = share;
     }
 
     /// What a connection that holds `held` may have besides, in bytes.
-    pub(super) fn allowance(&self, held: Held) -> usize {
+    pub(super) fn allowance(&self, held: HeldMemory) -> usize {
         let core = &*self.core;
         let mine = held.beyond_floor();
         let before = self.held.beyond_floor();
@@ -189,7 +189,7 @@ impl Holding {
     }
 
     /// What it holds now.
-    pub(super) fn set(&mut self, held: Held, cx: &mut FrontCx<'_, '_>) {
+    pub(super) fn set(&mut self, held: HeldMemory, cx: &mut FrontCx<'_, '_>) {
         let core = &*self.core;
         let before = std::mem::replace(&mut self.held, held);
         let counted = if bugs::on(Bug::BudgetKept) {
@@ -232,7 +232,7 @@ impl Holding {
     }
 
     /// True when others have waited too long, and this connection holds what they could have.
-    pub(super) fn is_in_the_way(&self, patience: Nanos, now: Nanos) -> bool {
+    pub(super) fn blocks_waiters(&self, patience: Nanos, now: Nanos) -> bool {
         let since = self.core.stuck_since.get();
         since != Nanos::NEVER
             && since + patience <= now
@@ -240,11 +240,11 @@ impl Holding {
     }
 }
 
-impl Drop for Holding {
+impl Drop for MemoryLease {
     fn drop(&mut self) {
         let core = &*self.core;
         core.used.set(core.used.get() - self.held.beyond_floor());
-        self.share.change(self.held, Held::default());
+        self.share.change(self.held, HeldMemory::default());
         if core.pass.get() == Some(self.me) {
             core.pass.set(None);
         }

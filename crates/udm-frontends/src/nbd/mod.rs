@@ -15,57 +15,57 @@
 //! * `receive`: one receive brings many requests. The payload of a write is cut out of the memory
 //!   in which it arrived. A long payload takes memory as it arrives.
 //! * `request`: checks each request against its export. An impossible one gets an error reply.
-//! * `unaligned`, `holds`: requests may begin and end at any byte; the device sees whole blocks. A
+//! * `partial_blocks`, `range_locks`: requests may begin and end at any byte; the device sees whole blocks. A
 //!   write of a part of a block reads, changes and writes the block. Meanwhile it locks the range
 //!   on all cores, for all exports of the device. Another device over the same disk is not locked.
 //! * `serve`, `connection`: requests become bios, completed bios become replies; the life of a
 //!   client.
 //! * `reply`: all replies of a turn leave in one send.
-//! * `serve/status`, `contexts`, `survey`: `BLOCK_STATUS`. The device is asked on a thread, because
+//! * `serve/status`, `contexts`, `block_status`: `BLOCK_STATUS`. The device is asked on a thread, because
 //!   a file system may block. Unknown parts are reported as data and as changed. An answer
 //!   describes a moment after the request arrived, so no acknowledged write is reported as a hole.
 //!   A dirty bitmap may report too much and never too little: the map is walked first, and its
 //!   snapshot is checked after. If its snapshot is gone, everything counts as changed.
-//! * `connection/moving`: a client moves to another core as a plain value, once none of its
+//! * `connection/migration`: a client moves to another core as a plain value, once none of its
 //!   requests or ring operations is in flight. A move that takes longer than 50 ms is cancelled.
 //! * `balance`: chooses the client to move. Each core measures the CPU time of its clients in
 //!   windows of 10 ms. A client moves if it gains a sixteenth of a CPU in three windows; an idle
 //!   core measures nothing.
-//! * `served`, `stats`: counters and latencies per device. A core writes its own numbers with plain
+//! * `io_counters`, `stats`: counters and latencies per device. A core writes its own numbers with plain
 //!   stores, and readers add them up. The cost is 4 KiB per device and core.
 //!
 //! **Bounds** ([`ServerOptions`]). The connections of a core share 256 MiB, and each has 640 KiB
 //! besides (`memory`). One request at a time may exceed the bound, so one can always be finished:
 //! `n` cores with `c` connections use at most `n * 320 MiB + c * 640 KiB`. The clients of one
 //! device leave memory to others. A client that holds memory without progress while others wait is
-//! closed. `places` bounds connections: 256 handshakes and 4,096 served clients, of which one peer
+//! closed. `admission` bounds connections: 256 handshakes and 4,096 served clients, of which one peer
 //! or one device gets 3,072, and one peer of a device 2,304. At a bound, a connection stops
 //! receiving until replies have left. A connection takes in 256 requests per turn. A warm
 //! connection allocates nothing.
 
+mod admission;
 mod balance;
+mod block_status;
 mod connection;
 mod contexts;
 mod exports;
 mod handshake;
-mod holds;
+mod io_counters;
 mod listener;
 mod memory;
-mod places;
+mod partial_blocks;
+mod range_locks;
 mod receive;
 mod reply;
 mod request;
 mod serve;
-mod served;
 mod socket;
 mod stats;
-mod survey;
-mod unaligned;
 
-pub use exports::{Export, ExportError, ExportUse, Exports, Failing};
-pub use listener::{Bound, Listen, NbdServer};
-pub use served::{OpServed, ServedReport};
-pub use stats::{ServerCounts, Stats};
+pub use exports::{Export, ExportError, ExportRef, Exports, FailRequestsGuard};
+pub use io_counters::{DeviceIoReport, OpIoCounters};
+pub use listener::{BoundAddress, ListenAddress, NbdServer};
+pub use stats::{NbdServerStats, ServerCountersHandle};
 
 use std::time::Duration;
 

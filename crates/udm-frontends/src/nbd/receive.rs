@@ -10,8 +10,8 @@
 //! arrives in the wrong place. Otherwise only a header or payload that straddles the end of its
 //! slab is copied, into the next.
 //!
-//! It does no I/O: the connection passes [`Receiver::room`] to the ring and gives the result to
-//! [`Receiver::arrived`].
+//! It does no I/O: the connection passes [`ReceiveBuffer::room`] to the ring and gives the result to
+//! [`ReceiveBuffer::arrived`].
 
 use super::reply::recycle;
 use udm_buf::PIECE_MAX;
@@ -31,7 +31,7 @@ const LONG: usize = 4;
 const BESIDE: usize = 4096;
 
 /// See the module's documentation.
-pub(super) struct Receiver {
+pub(super) struct ReceiveBuffer {
     /// Arrived and not cut off yet; the slab's bytes right before `free`.
     unread: Option<Buf>,
     /// The slab's bytes that nothing has arrived in. Not here while the ring has it.
@@ -49,13 +49,13 @@ pub(super) struct Receiver {
     need: usize,
     /// Bytes to come that nobody wants: the payload of a refused write.
     skip: u64,
-    long: Option<Long>,
+    long: Option<LongPayload>,
     /// A list with room for two pieces.
     spare: Segments,
 }
 
 /// A long payload on its way.
-struct Long {
+struct LongPayload {
     /// Its pieces that are full.
     data: Segments,
     /// What has arrived of the next piece.
@@ -68,7 +68,7 @@ struct Long {
 
 /// What a connection that goes on on another core has received and not looked at.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Unread {
+pub(super) struct UnreadBytes {
     bytes: Vec<u8>,
     /// Bytes to come that nobody wants.
     skip: u64,
@@ -78,18 +78,18 @@ pub(super) struct Unread {
 
 /// Why nothing can be received at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wait {
+pub(super) enum ReceiveBlocked {
     /// The ring has memory already, or too many slabs are in use: ask again when something has
     /// finished.
-    Others,
+    BuffersInUse,
     /// So many bytes of memory are needed, which is more than may be had.
     Memory(usize),
 }
 
-impl Receiver {
+impl ReceiveBuffer {
     /// A receiver whose used slabs take `resting_max` bytes at the most.
-    pub(super) fn new(resting_max: usize) -> Receiver {
-        Receiver {
+    pub(super) fn new(resting_max: usize) -> ReceiveBuffer {
+        ReceiveBuffer {
             unread: None,
             free: Some(Buf::zeroed(SLAB_MIN)),
             asked: 0,
@@ -106,16 +106,16 @@ impl Receiver {
     }
 
     /// What is to go on elsewhere. Nothing is being received, and no payload is midway.
-    pub(super) fn freeze(&mut self) -> Unread {
+    pub(super) fn freeze(&mut self) -> UnreadBytes {
         debug_assert!(self.asked == 0 && self.long.is_none());
         let unread = if bugs::on(Bug::UnreadLeftBehind) { &[] } else { self.unread() };
-        Unread { bytes: unread.to_vec(), skip: self.skip, slab_len: self.slab_len }
+        UnreadBytes { bytes: unread.to_vec(), skip: self.skip, slab_len: self.slab_len }
     }
 
     /// A receiver that goes on where another was frozen.
-    pub(super) fn thaw(unread: Unread, resting_max: usize) -> Receiver {
-        let Unread { bytes, skip, slab_len } = unread;
-        let mut receiver = Receiver::new(resting_max);
+    pub(super) fn thaw(unread: UnreadBytes, resting_max: usize) -> ReceiveBuffer {
+        let UnreadBytes { bytes, skip, slab_len } = unread;
+        let mut receiver = ReceiveBuffer::new(resting_max);
         if !bytes.is_empty() {
             // They were in one slab.
             let mut slab = Buf::zeroed(slab_len);
@@ -124,7 +124,7 @@ impl Receiver {
             (receiver.unread, receiver.free) = (Some(front), Some(slab));
             receiver.current_len = slab_len;
         }
-        Receiver { skip, slab_len, ..receiver }
+        ReceiveBuffer { skip, slab_len, ..receiver }
     }
 
     /// What has arrived and was not taken.
@@ -168,7 +168,7 @@ impl Receiver {
             return None;
         }
         self.need = 1;
-        self.long = Some(Long { data: Segments::new(), front: None, rest: None, missing: len });
+        self.long = Some(LongPayload { data: Segments::new(), front: None, rest: None, missing: len });
         None
     }
 
@@ -189,9 +189,9 @@ impl Receiver {
     ///
     /// # Errors
     /// When there is none, with the reason.
-    pub(super) fn room(&mut self, pool: &mut BufPool, mut may: usize) -> Result<Segments, Wait> {
+    pub(super) fn room(&mut self, pool: &mut BufPool, mut may: usize) -> Result<Segments, ReceiveBlocked> {
         if self.asked > 0 {
-            return Err(Wait::Others);
+            return Err(ReceiveBlocked::BuffersInUse);
         }
         self.skip_now();
         if self.unread.as_ref().is_some_and(|u| u.is_empty()) {
@@ -210,7 +210,11 @@ impl Receiver {
             (Some(_), None) => None,
         };
         if rest.is_none() && slab.is_none() {
-            return Err(if refused { Wait::Memory(self.slab_len) } else { Wait::Others });
+            return Err(if refused {
+                ReceiveBlocked::Memory(self.slab_len)
+            } else {
+                ReceiveBlocked::BuffersInUse
+            });
         }
         let mut room = std::mem::take(&mut self.spare);
         rest.into_iter().chain(slab).for_each(|buf| room.push(buf));
@@ -220,13 +224,13 @@ impl Receiver {
 
     /// Sees to it that a long payload has a piece to go on in. What lies in the slab of its first
     /// is moved there.
-    fn provide_piece(&mut self, pool: &mut BufPool, may: &mut usize) -> Result<(), Wait> {
+    fn provide_piece(&mut self, pool: &mut BufPool, may: &mut usize) -> Result<(), ReceiveBlocked> {
         let Some(long) = self.long.as_mut().filter(|l| l.missing > 0 && l.rest.is_none()) else {
             return Ok(());
         };
         let len = long.missing.min(PIECE_MAX);
         let growth = pool.growth(len);
-        *may = may.checked_sub(growth).ok_or(Wait::Memory(growth))?;
+        *may = may.checked_sub(growth).ok_or(ReceiveBlocked::Memory(growth))?;
         let mut rest = pool.get(len);
         let there = self.unread.take();
         let there = there.as_deref().unwrap_or_default();
@@ -361,7 +365,7 @@ impl Receiver {
     pub(super) fn clear(&mut self, pool: &mut BufPool) {
         self.unread = None;
         self.skip = 0;
-        if let Some(Long { mut data, front, rest, .. }) = self.long.take() {
+        if let Some(LongPayload { mut data, front, rest, .. }) = self.long.take() {
             front.into_iter().chain(rest).for_each(|piece| data.push(piece));
             recycle(data, pool);
         }

@@ -23,7 +23,7 @@ fn stream(lens: &[usize]) -> Vec<u8> {
 /// payloads alive; checks every byte. Returns the most bytes of slabs that were resting.
 fn run(lens: &[usize], sizes: &[usize], held: usize, skip_every: usize) -> usize {
     let bytes = stream(lens);
-    let (mut rx, mut pool) = (Receiver::new(64 << 20), BufPool::new(64 << 20));
+    let (mut rx, mut pool) = (ReceiveBuffer::new(64 << 20), BufPool::new(64 << 20));
     let (mut sent, mut at, mut turn, mut resting) = (0, 0, 0, 0);
     let mut alive = VecDeque::new();
     let mut arriving = None;
@@ -68,7 +68,7 @@ fn run(lens: &[usize], sizes: &[usize], held: usize, skip_every: usize) -> usize
         let before = rx.held() + pool.held();
         let mut room = rx.room(&mut pool, may).expect("the bound is not reached here");
         assert!(rx.held() + pool.held() <= before.saturating_add(may), "it takes what it may");
-        assert_eq!(rx.room(&mut pool, 0).unwrap_err(), Wait::Others, "one receive at a time");
+        assert_eq!(rx.room(&mut pool, 0).unwrap_err(), ReceiveBlocked::BuffersInUse, "one receive at a time");
         let n = sizes[turn % sizes.len()].min(room.len()).min(bytes.len() - sent);
         assert!(n > 0, "nothing left to receive, and {taken} of {} taken", lens.len());
         turn += 1;
@@ -102,7 +102,7 @@ fn every_cut_of_a_short_stream() {
 
 #[test]
 fn at_the_bound_it_asks_for_nothing_until_payloads_are_dropped() {
-    let (mut rx, mut pool) = (Receiver::new(4 * SLAB_MAX), BufPool::new(1 << 20));
+    let (mut rx, mut pool) = (ReceiveBuffer::new(4 * SLAB_MAX), BufPool::new(1 << 20));
     let mut alive = Vec::new();
     for _ in 0..100_000 {
         let Ok(mut room) = rx.room(&mut pool, usize::MAX) else { break };
@@ -113,7 +113,7 @@ fn at_the_bound_it_asks_for_nothing_until_payloads_are_dropped() {
             alive.push(data);
         }
     }
-    assert_eq!(rx.room(&mut pool, usize::MAX).unwrap_err(), Wait::Others);
+    assert_eq!(rx.room(&mut pool, usize::MAX).unwrap_err(), ReceiveBlocked::BuffersInUse);
     let bytes: usize = alive.iter().map(Segments::len).sum();
     assert!(bytes <= 6 * SLAB_MAX, "{bytes}");
     alive.clear();
@@ -126,7 +126,7 @@ fn at_the_bound_it_asks_for_nothing_until_payloads_are_dropped() {
 /// What is announced takes no memory; what arrives does, a piece at a time, and none without leave.
 #[test]
 fn a_long_payload_takes_memory_as_it_arrives() {
-    let (mut rx, mut pool) = (Receiver::new(4 * SLAB_MAX), BufPool::new(0));
+    let (mut rx, mut pool) = (ReceiveBuffer::new(4 * SLAB_MAX), BufPool::new(0));
     let len = 8 * PIECE_MAX + 5;
     assert!(rx.payload(len).is_none());
     assert_eq!(pool.held(), 0);
@@ -134,7 +134,7 @@ fn a_long_payload_takes_memory_as_it_arrives() {
     while got < len {
         // A whole piece is missing: nothing is received without leave for it.
         if got % PIECE_MAX == 0 && len - got >= PIECE_MAX {
-            assert_eq!(rx.room(&mut pool, PIECE_MAX - 1).unwrap_err(), Wait::Memory(PIECE_MAX));
+            assert_eq!(rx.room(&mut pool, PIECE_MAX - 1).unwrap_err(), ReceiveBlocked::Memory(PIECE_MAX));
         }
         let mut room = rx.room(&mut pool, PIECE_MAX).unwrap();
         let n = room.len().min(PIECE_MAX / 4).min(len - got);
@@ -153,7 +153,7 @@ fn a_long_payload_takes_memory_as_it_arrives() {
 /// A client that goes away in the middle leaves nothing.
 #[test]
 fn half_a_payload_is_freed() {
-    let (mut rx, mut pool) = (Receiver::new(4 * SLAB_MAX), BufPool::new(0));
+    let (mut rx, mut pool) = (ReceiveBuffer::new(4 * SLAB_MAX), BufPool::new(0));
     assert!(rx.payload(3 * PIECE_MAX).is_none());
     let room = rx.room(&mut pool, usize::MAX).unwrap();
     rx.arrived(PIECE_MAX, room);

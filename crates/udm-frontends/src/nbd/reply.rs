@@ -3,7 +3,7 @@
 //! One send is under way at a time. It owns its buffers until it is done; then the data buffers go
 //! back to their pool and the memory of the headers is used again.
 
-use super::stats::Tally;
+use super::stats::CounterDelta;
 use std::collections::VecDeque;
 use udm_core::bugs::{self, Bug};
 use udm_core::{Buf, BufPool, Segments};
@@ -21,7 +21,7 @@ const SEND_MAX: usize = 4 << 20;
 
 /// The form of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum ReplyForm {
     /// A simple reply.
     Simple,
     /// Chunks, if structured replies were agreed on.
@@ -31,13 +31,13 @@ pub(super) enum Form {
 }
 
 /// An answer to a request.
-pub(super) struct Answer {
+pub(super) struct QueuedReply {
     /// The client's name for the request.
     pub(super) cookie: u64,
     /// An NBD error, or 0.
     pub(super) error: u32,
     /// How it is put.
-    pub(super) form: Form,
+    pub(super) form: ReplyForm,
     /// Where the data stand on the export.
     pub(super) offset: u64,
     /// What a successful read brought; empty otherwise.
@@ -47,8 +47,8 @@ pub(super) struct Answer {
 }
 
 /// See the module's documentation.
-pub(super) struct Sender {
-    queue: VecDeque<Answer>,
+pub(super) struct ReplySender {
+    queue: VecDeque<QueuedReply>,
     structured: bool,
     /// Bytes of the handshake; they go before all answers.
     raw: Segments,
@@ -58,19 +58,19 @@ pub(super) struct Sender {
     /// A list with room for many pieces.
     spare: Segments,
     /// The answers in the send under way; `None` when there is none.
-    sending: Option<Sent>,
+    sending: Option<SentReplies>,
 }
 
 /// What went out with a send.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
-pub(super) struct Sent {
+pub(super) struct SentReplies {
     pub(super) answers: usize,
     pub(super) charge: usize,
 }
 
-impl Sender {
-    pub(super) fn new() -> Sender {
-        Sender {
+impl ReplySender {
+    pub(super) fn new() -> ReplySender {
+        ReplySender {
             queue: VecDeque::new(),
             structured: false,
             raw: Segments::new(),
@@ -96,7 +96,7 @@ impl Sender {
     }
 
     /// Queues an answer.
-    pub(super) fn push(&mut self, answer: Answer) {
+    pub(super) fn push(&mut self, answer: QueuedReply) {
         self.queue.push_back(answer);
     }
 
@@ -111,13 +111,13 @@ impl Sender {
     }
 
     /// The next send, when none is under way and something waits.
-    pub(super) fn next(&mut self, tally: &mut Tally) -> Option<Segments> {
+    pub(super) fn next(&mut self, delta: &mut CounterDelta) -> Option<Segments> {
         if self.sending.is_some() || (self.queue.is_empty() && self.raw.is_empty()) {
             return None;
         }
-        let mut sent = Sent::default();
+        let mut sent = SentReplies::default();
         let out =
-            if self.raw.is_empty() { self.gather(&mut sent, tally) } else { std::mem::take(&mut self.raw) };
+            if self.raw.is_empty() { self.gather(&mut sent, delta) } else { std::mem::take(&mut self.raw) };
         self.sending = Some(sent);
         Some(self.cut(out))
     }
@@ -133,7 +133,7 @@ impl Sender {
     }
 
     /// As many answers as one send takes.
-    fn gather(&mut self, sent: &mut Sent, tally: &mut Tally) -> Segments {
+    fn gather(&mut self, sent: &mut SentReplies, delta: &mut CounterDelta) -> Segments {
         let mut out = std::mem::take(&mut self.spare);
         // Whole again: the send before is done, and nobody else has pieces of it.
         self.headers.reclaim();
@@ -147,21 +147,21 @@ impl Sender {
             let Some(answer) = self.queue.pop_front() else { break };
             sent.answers += 1;
             sent.charge += answer.charge;
-            tally.ended += 1;
-            tally.errors += u64::from(answer.error != 0);
-            if answer.form != Form::Whole {
-                tally.bytes_out += answer.data.len() as u64;
+            delta.ended += 1;
+            delta.errors += u64::from(answer.error != 0);
+            if answer.form != ReplyForm::Whole {
+                delta.bytes_out += answer.data.len() as u64;
             }
             self.put(&mut out, answer);
         }
         out
     }
 
-    fn put(&mut self, out: &mut Segments, answer: Answer) {
-        let Answer { cookie, error, form, offset, data, .. } = answer;
+    fn put(&mut self, out: &mut Segments, answer: QueuedReply) {
+        let QueuedReply { cookie, error, form, offset, data, .. } = answer;
         let len = data.len() as u32;
-        match (form == Form::Chunks && self.structured, error, len) {
-            _ if form == Form::Whole => {}
+        match (form == ReplyForm::Chunks && self.structured, error, len) {
+            _ if form == ReplyForm::Whole => {}
             (false, ..) => self.header(out, &SimpleReply { error, cookie }.encode()),
             (true, 0, 0) => self.header(out, &chunk_none(cookie)),
             (true, 0, _) => self.header(out, &chunk_data_header(cookie, offset, len, true)),
@@ -183,7 +183,7 @@ impl Sender {
         n: usize,
         mut data: Segments,
         pool: &mut BufPool,
-    ) -> Result<Sent, Segments> {
+    ) -> Result<SentReplies, Segments> {
         if n < data.len() {
             if bugs::on(Bug::AnswerSentTwice) {
                 return Err(data);
@@ -244,9 +244,9 @@ pub(super) fn recycle(mut data: Segments, pool: &mut BufPool) {
 mod tests {
     use super::*;
 
-    fn answer(cookie: u64, error: u32, data: usize) -> Answer {
+    fn answer(cookie: u64, error: u32, data: usize) -> QueuedReply {
         let data = if data > 0 { Buf::zeroed(data).into() } else { Segments::new() };
-        Answer { cookie, error, form: Form::Chunks, offset: 512, charge: data.len(), data }
+        QueuedReply { cookie, error, form: ReplyForm::Chunks, offset: 512, charge: data.len(), data }
     }
 
     fn bytes(data: &Segments) -> Vec<u8> {
@@ -256,52 +256,55 @@ mod tests {
     #[test]
     fn a_failed_read_sends_no_data() {
         for (structured, size) in [(false, 16), (true, 26)] {
-            let (mut s, mut tally) = (Sender::new(), Tally::default());
+            let (mut s, mut delta) = (ReplySender::new(), CounterDelta::default());
             s.structured = structured;
             s.push(answer(7, 5, 0));
-            assert_eq!(bytes(&s.next(&mut tally).unwrap()).len(), size);
-            assert!(s.next(&mut tally).is_none(), "one send at a time");
+            assert_eq!(bytes(&s.next(&mut delta).unwrap()).len(), size);
+            assert!(s.next(&mut delta).is_none(), "one send at a time");
         }
     }
 
     #[test]
     fn a_send_has_no_more_pieces_than_the_ring_takes_and_none_gets_lost() {
-        let (mut s, mut tally, mut pool) = (Sender::new(), Tally::default(), BufPool::new(1 << 20));
+        let (mut s, mut delta, mut pool) =
+            (ReplySender::new(), CounterDelta::default(), BufPool::new(1 << 20));
         s.use_structured();
         (0..2000).for_each(|i| s.push(answer(i, 0, 16)));
         let mut answers = 0;
-        while let Some(data) = s.next(&mut tally) {
+        while let Some(data) = s.next(&mut delta) {
             assert!(data.iter().count() <= RingOp::MAX_PIECES);
             let n = data.len();
             let sent = s.sent(n, data, &mut pool).unwrap();
             assert_eq!(sent.charge, sent.answers * 16);
             answers += sent.answers;
         }
-        assert_eq!((answers, tally.bytes_out, s.is_idle()), (2000, 32000, true));
+        assert_eq!((answers, delta.bytes_out, s.is_idle()), (2000, 32000, true));
     }
 
     #[test]
     fn a_short_send_goes_on_where_it_stopped() {
-        let (mut s, mut tally, mut pool) = (Sender::new(), Tally::default(), BufPool::new(1 << 20));
+        let (mut s, mut delta, mut pool) =
+            (ReplySender::new(), CounterDelta::default(), BufPool::new(1 << 20));
         s.push(answer(1, 0, 100));
         s.push(answer(2, 0, 100));
-        let data = s.next(&mut tally).unwrap();
+        let data = s.next(&mut delta).unwrap();
         let whole = bytes(&data);
         let rest = s.sent(120, data, &mut pool).unwrap_err();
         assert_eq!(bytes(&rest), whole[120..]);
-        assert!(!s.is_idle() && s.next(&mut tally).is_none());
+        assert!(!s.is_idle() && s.next(&mut delta).is_none());
         let n = rest.len();
-        assert_eq!(s.sent(n, rest, &mut pool).unwrap(), Sent { answers: 2, charge: 200 });
+        assert_eq!(s.sent(n, rest, &mut pool).unwrap(), SentReplies { answers: 2, charge: 200 });
         assert!(s.is_idle());
     }
 
     #[test]
     fn a_long_answer_leaves_in_several_sends() {
-        let (mut s, mut tally, mut pool) = (Sender::new(), Tally::default(), BufPool::new(1 << 20));
+        let (mut s, mut delta, mut pool) =
+            (ReplySender::new(), CounterDelta::default(), BufPool::new(1 << 20));
         let len = 2 * SEND_MAX + 100;
         let data = pool.get_pieces(len);
-        s.push(Answer { cookie: 1, error: 0, form: Form::Chunks, offset: 0, charge: len, data });
-        let mut part = s.next(&mut tally).unwrap();
+        s.push(QueuedReply { cookie: 1, error: 0, form: ReplyForm::Chunks, offset: 0, charge: len, data });
+        let mut part = s.next(&mut delta).unwrap();
         let mut lens = Vec::new();
         let sent = loop {
             lens.push(part.len());
@@ -310,17 +313,18 @@ mod tests {
                 Err(rest) => part = rest,
             }
         };
-        assert_eq!((lens, sent), (vec![SEND_MAX, SEND_MAX, 116], Sent { answers: 1, charge: len }));
+        assert_eq!((lens, sent), (vec![SEND_MAX, SEND_MAX, 116], SentReplies { answers: 1, charge: len }));
         assert_eq!((s.is_idle(), pool.held()), (true, pool.kept()), "all memory is back");
     }
 
     #[test]
     fn headers_use_the_same_memory_again() {
-        let (mut s, mut tally, mut pool) = (Sender::new(), Tally::default(), BufPool::new(1 << 20));
+        let (mut s, mut delta, mut pool) =
+            (ReplySender::new(), CounterDelta::default(), BufPool::new(1 << 20));
         let at = s.headers.addr();
         for i in 0..3000 {
             s.push(answer(i, 22, 0));
-            let data = s.next(&mut tally).unwrap();
+            let data = s.next(&mut delta).unwrap();
             assert_eq!(data.iter().next().unwrap().addr(), at);
             let n = data.len();
             s.sent(n, data, &mut pool).unwrap();

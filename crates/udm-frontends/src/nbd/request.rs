@@ -1,17 +1,17 @@
 //! What a request may ask for: checked here, once, before anything of it reaches the device.
 
-use super::exports::Geometry;
+use super::exports::ExportGeometry;
 use std::ops::Range;
 use udm_core::{BioFlags, Op};
 use udm_wire::nbd::{Command, CommandFlags, EINVAL, ENOSPC, EPERM, ExportFlags, Request};
 
 /// The blocks of a device, of `size` bytes, a power of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Blocks {
+pub(super) struct BlockSize {
     pub(super) size: u32,
 }
 
-impl Blocks {
+impl BlockSize {
     /// The blocks that `range`, in bytes, touches.
     pub(super) fn around(&self, range: &Range<u64>) -> Range<u64> {
         let size = u64::from(self.size);
@@ -29,13 +29,13 @@ impl Blocks {
 
 /// What to do with a request that may be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Plan {
+pub(super) enum RequestPlan {
     /// One bio.
     Bio(Op, BioFlags),
     /// Reads, piece by piece, of which nothing is kept.
     Cache,
     /// The device is asked what it holds there.
-    Survey,
+    BlockStatusQuery,
     /// Nothing: an empty range, or a trim of less than a block. Succeeds.
     Nothing,
 }
@@ -44,24 +44,26 @@ pub(super) enum Plan {
 ///
 /// # Errors
 /// The NBD error of the answer. The payload of a refused write has to be skipped.
-pub(super) fn check(
+pub(super) fn check_request(
     request: &Request,
-    export: &Geometry,
+    export: &ExportGeometry,
     structured: bool,
     contexts: bool,
-) -> Result<Plan, u32> {
+) -> Result<RequestPlan, u32> {
     let plan = match request.command {
-        Command::Read => Plan::Bio(Op::Read, BioFlags::empty()),
-        Command::Write if request.flags.contains(CommandFlags::FUA) => Plan::Bio(Op::Write, BioFlags::FUA),
-        Command::Write => Plan::Bio(Op::Write, BioFlags::empty()),
-        Command::Flush => Plan::Bio(Op::Flush, BioFlags::empty()),
-        Command::Trim => Plan::Bio(Op::Discard, BioFlags::empty()),
-        Command::WriteZeroes if request.flags.contains(CommandFlags::NO_HOLE) => {
-            Plan::Bio(Op::WriteZeroes, BioFlags::NOUNMAP)
+        Command::Read => RequestPlan::Bio(Op::Read, BioFlags::empty()),
+        Command::Write if request.flags.contains(CommandFlags::FUA) => {
+            RequestPlan::Bio(Op::Write, BioFlags::FUA)
         }
-        Command::WriteZeroes => Plan::Bio(Op::WriteZeroes, BioFlags::empty()),
-        Command::Cache => Plan::Cache,
-        Command::BlockStatus if contexts => Plan::Survey,
+        Command::Write => RequestPlan::Bio(Op::Write, BioFlags::empty()),
+        Command::Flush => RequestPlan::Bio(Op::Flush, BioFlags::empty()),
+        Command::Trim => RequestPlan::Bio(Op::Discard, BioFlags::empty()),
+        Command::WriteZeroes if request.flags.contains(CommandFlags::NO_HOLE) => {
+            RequestPlan::Bio(Op::WriteZeroes, BioFlags::NOUNMAP)
+        }
+        Command::WriteZeroes => RequestPlan::Bio(Op::WriteZeroes, BioFlags::empty()),
+        Command::Cache => RequestPlan::Cache,
+        Command::BlockStatus if contexts => RequestPlan::BlockStatusQuery,
         Command::Disconnect | Command::BlockStatus | Command::Other(_) => return Err(EINVAL),
     };
     if !request.flags_fit() || (request.flags.contains(CommandFlags::DF) && !structured) {
@@ -94,7 +96,7 @@ pub(super) fn check(
     }
     let range = request.offset..request.offset + u64::from(request.len);
     let nothing = request.command == Command::Trim && export.block.inside(&range).is_empty();
-    Ok(if nothing { Plan::Nothing } else { plan })
+    Ok(if nothing { RequestPlan::Nothing } else { plan })
 }
 
 #[cfg(test)]
@@ -102,12 +104,12 @@ mod tests {
     use super::*;
     use udm_wire::nbd::BlockSizes;
 
-    fn geometry() -> Geometry {
+    fn geometry() -> ExportGeometry {
         let blocks = BlockSizes { minimum: 1, preferred: 4096, maximum: 64 << 20 };
         let flags = ExportFlags::HAS_FLAGS | ExportFlags::SEND_TRIM;
-        Geometry {
+        ExportGeometry {
             size: 96 << 20,
-            block: Blocks { size: 512 },
+            block: BlockSize { size: 512 },
             blocks,
             flags,
             data_max: 1 << 20,
@@ -120,13 +122,13 @@ mod tests {
         Request { flags, command, cookie: 1, offset, len }
     }
 
-    fn verdict(command: Command, offset: u64, len: u32) -> Result<Plan, u32> {
-        check(&request(command, CommandFlags::empty(), offset, len), &geometry(), false, false)
+    fn verdict(command: Command, offset: u64, len: u32) -> Result<RequestPlan, u32> {
+        check_request(&request(command, CommandFlags::empty(), offset, len), &geometry(), false, false)
     }
 
     #[test]
     fn blocks() {
-        let b = Blocks { size: 512 };
+        let b = BlockSize { size: 512 };
         for (range, around, inside) in [
             (0..512, 0..512, 0..512),
             (1..512, 0..512, 512..512),
@@ -150,9 +152,9 @@ mod tests {
             assert_eq!(verdict(command, end - 512, 1024), Err(beyond));
             assert_eq!(verdict(command, u64::MAX - 511, 512), Err(beyond));
             assert_eq!(verdict(command, end - 511, 512), Err(beyond));
-            let nothing = verdict(command, 0, 511) == Ok(Plan::Nothing);
+            let nothing = verdict(command, 0, 511) == Ok(RequestPlan::Nothing);
             assert_eq!(nothing, command == Trim, "a trim takes whole blocks");
-            assert!(verdict(command, 1, 1023).is_ok_and(|plan| plan != Plan::Nothing));
+            assert!(verdict(command, 1, 1023).is_ok_and(|plan| plan != RequestPlan::Nothing));
         }
         assert!(verdict(Read, 0, 64 << 20).is_ok());
         assert_eq!(verdict(Read, 0, (64 << 20) + 512), Err(EINVAL));
@@ -163,21 +165,24 @@ mod tests {
     #[test]
     fn flags_and_commands() {
         let g = geometry();
-        let fits = |c, f, structured| check(&request(c, f, 0, 512), &g, structured, false);
-        assert_eq!(fits(Command::Write, CommandFlags::FUA, false), Ok(Plan::Bio(Op::Write, BioFlags::FUA)));
+        let fits = |c, f, structured| check_request(&request(c, f, 0, 512), &g, structured, false);
+        assert_eq!(
+            fits(Command::Write, CommandFlags::FUA, false),
+            Ok(RequestPlan::Bio(Op::Write, BioFlags::FUA))
+        );
         assert_eq!(fits(Command::Read, CommandFlags::DF, false), Err(EINVAL));
         assert!(fits(Command::Read, CommandFlags::DF, true).is_ok());
         assert_eq!(
             fits(Command::WriteZeroes, CommandFlags::NO_HOLE, false),
-            Ok(Plan::Bio(Op::WriteZeroes, BioFlags::NOUNMAP))
+            Ok(RequestPlan::Bio(Op::WriteZeroes, BioFlags::NOUNMAP))
         );
         assert_eq!(fits(Command::Trim, CommandFlags::NO_HOLE, false), Err(EINVAL));
         assert_eq!(fits(Command::Write, CommandFlags::PAYLOAD_LEN, true), Err(EINVAL));
         assert_eq!(fits(Command::BlockStatus, CommandFlags::empty(), true), Err(EINVAL));
         let status = request(Command::BlockStatus, CommandFlags::REQ_ONE, 1, 512);
-        assert_eq!(check(&status, &g, true, true), Ok(Plan::Survey));
-        assert_eq!(check(&Request { len: 0, ..status }, &g, true, true), Err(EINVAL));
-        assert_eq!(check(&Request { offset: 96 << 20, ..status }, &g, true, true), Err(EINVAL));
+        assert_eq!(check_request(&status, &g, true, true), Ok(RequestPlan::BlockStatusQuery));
+        assert_eq!(check_request(&Request { len: 0, ..status }, &g, true, true), Err(EINVAL));
+        assert_eq!(check_request(&Request { offset: 96 << 20, ..status }, &g, true, true), Err(EINVAL));
         assert_eq!(fits(Command::Other(99), CommandFlags::empty(), true), Err(EINVAL));
         assert_eq!(fits(Command::Flush, CommandFlags::empty(), true), Err(EINVAL), "a flush has no range");
     }
@@ -185,21 +190,28 @@ mod tests {
     #[test]
     fn a_trim_must_have_been_offered() {
         let trim = request(Command::Trim, CommandFlags::empty(), 0, 512);
-        assert!(check(&trim, &geometry(), false, false).is_ok());
-        let g = Geometry { flags: ExportFlags::HAS_FLAGS, ..geometry() };
-        assert_eq!(check(&trim, &g, false, false), Err(EINVAL));
+        assert!(check_request(&trim, &geometry(), false, false).is_ok());
+        let g = ExportGeometry { flags: ExportFlags::HAS_FLAGS, ..geometry() };
+        assert_eq!(check_request(&trim, &g, false, false), Err(EINVAL));
     }
 
     #[test]
     fn a_read_only_export_takes_no_writes() {
         let flags = ExportFlags::HAS_FLAGS | ExportFlags::READ_ONLY;
-        let g = Geometry { flags, ..geometry() };
+        let g = ExportGeometry { flags, ..geometry() };
         for command in [Command::Write, Command::Trim, Command::WriteZeroes] {
-            assert_eq!(check(&request(command, CommandFlags::empty(), 0, 512), &g, false, false), Err(EPERM));
+            assert_eq!(
+                check_request(&request(command, CommandFlags::empty(), 0, 512), &g, false, false),
+                Err(EPERM)
+            );
         }
         for command in [Command::Read, Command::Cache] {
-            assert!(check(&request(command, CommandFlags::empty(), 0, 512), &g, false, false).is_ok());
+            assert!(
+                check_request(&request(command, CommandFlags::empty(), 0, 512), &g, false, false).is_ok()
+            );
         }
-        assert!(check(&request(Command::Flush, CommandFlags::empty(), 0, 0), &g, false, false).is_ok());
+        assert!(
+            check_request(&request(Command::Flush, CommandFlags::empty(), 0, 0), &g, false, false).is_ok()
+        );
     }
 }

@@ -2,16 +2,16 @@
 //!
 //! Most requests are one bio. `CACHE`, zeroes that the device can't write by itself, and what is
 //! longer than the device takes at once go piece by piece, one bio at a time; blocks that are
-//! covered in part come behind the whole ones ([`super::unaligned`]); a FUA that the bio can't
+//! covered in part come behind the whole ones ([`super::partial_blocks`]); a FUA that the bio can't
 //! carry is a flush behind it. The answer is queued when the last bio is back.
 
 mod status;
 
-use super::connection::{Connection, Phase};
-use super::exports::FailLetter;
-use super::reply::{Answer, Form, recycle};
-use super::request::{Blocks, Plan, check};
-use super::unaligned::{Edges, Side};
+use super::connection::{Connection, ConnectionPhase};
+use super::exports::FailMessage;
+use super::partial_blocks::{BlockEnd, PartialBlocks};
+use super::reply::{QueuedReply, ReplyForm, recycle};
+use super::request::{BlockSize, RequestPlan, check_request};
 use std::any::Any;
 use std::ops::Range;
 use udm_core::bugs::{self, Bug};
@@ -24,12 +24,12 @@ use udm_wire::nbd::{Command, CommandFlags, ESHUTDOWN, PAYLOAD_SKIP_MAX, Request}
 pub(super) const PIECE: u32 = 256 << 10;
 
 /// A request between its arrival and the end of its last bio.
-pub(super) struct Pending {
+pub(super) struct PendingRequest {
     request: Request,
     op: Op,
     flags: BioFlags,
-    pub(super) stage: Stage,
-    pub(super) blocks: Blocks,
+    pub(super) stage: RequestStage,
+    pub(super) blocks: BlockSize,
     /// The whole blocks that it is about, in bytes.
     start: u64,
     len: u64,
@@ -43,26 +43,26 @@ pub(super) struct Pending {
     /// Data whose turn has not come.
     rest: Segments,
     /// The blocks that it changes in part.
-    pub(super) edges: Option<Box<Edges>>,
+    pub(super) partial_blocks: Option<Box<PartialBlocks>>,
     /// Its client was told that it has failed; a bio of it is still under way.
     pub(super) answered: bool,
 }
 
 /// Where a request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum RequestStage {
     /// It waits for a hold, and has no bio.
     Parked,
     /// The device is asked what it holds; there is no bio.
-    Survey,
+    BlockStatusQuery,
     /// So many bytes are behind us; a bio for the next piece, which mostly is all, is on its way.
     Range { done: u64 },
     /// The device writes no zeroes; from so many bytes on they are written as data.
     Zeroes { done: u64 },
     /// A block that it changes in part is read.
-    ReadEdge(Side),
+    ReadEdge(BlockEnd),
     /// And written back.
-    WriteEdge(Side),
+    WriteEdge(BlockEnd),
     /// The work is done; a flush makes it durable.
     Flush,
 }
@@ -82,45 +82,45 @@ impl Connection {
             Ok(request) if request.payload_len() <= PAYLOAD_SKIP_MAX => request,
             other => {
                 tracing::debug!(?other, "nbd: not a request, or one that nobody has reason to send");
-                self.phase = Phase::Dead;
+                self.phase = ConnectionPhase::Dead;
                 return false;
             }
         };
         if request.command == Command::Disconnect {
-            self.phase = Phase::Draining;
+            self.phase = ConnectionPhase::Draining;
             return false;
         }
         let Some((_, geometry)) = &self.export else { return false };
         self.open += 1;
-        self.tally.begun += 1;
-        match check(&request, geometry, self.structured, !self.contexts.is_empty()) {
+        self.delta.begun += 1;
+        match check_request(&request, geometry, self.structured, !self.contexts.is_empty()) {
             Err(error) => {
                 self.rx.skip(request.payload_len().into());
                 self.answer(&request, error, Segments::new(), 0, None);
             }
-            Ok(Plan::Survey) => self.survey(request, cx),
-            Ok(Plan::Bio(Op::Flush, _)) if bugs::on(Bug::FlushWhenIdle) && self.pending.is_empty() => {
+            Ok(RequestPlan::BlockStatusQuery) => self.survey(request, cx),
+            Ok(RequestPlan::Bio(Op::Flush, _)) if bugs::on(Bug::FlushWhenIdle) && self.pending.is_empty() => {
                 self.answer(&request, 0, Segments::new(), 0, None);
             }
-            Ok(Plan::Nothing) => self.answer(&request, 0, Segments::new(), 0, None),
-            Ok(Plan::Cache) => {
+            Ok(RequestPlan::Nothing) => self.answer(&request, 0, Segments::new(), 0, None),
+            Ok(RequestPlan::Cache) => {
                 let whole = around(geometry.block, &request);
                 let charge = whole.min(u64::from(PIECE)) as usize;
                 let data = self.reads.get(charge);
                 self.start(request, Op::Read, BioFlags::empty(), data.into(), charge, cx);
             }
-            Ok(Plan::Bio(Op::Write, flags)) => {
+            Ok(RequestPlan::Bio(Op::Write, flags)) => {
                 // From here on, because its payload takes memory as it arrives.
                 self.open_bytes += request.len as usize;
-                self.tally.bytes_in += u64::from(request.len);
+                self.delta.bytes_in += u64::from(request.len);
                 self.arriving = Some((request, flags));
             }
-            Ok(Plan::Bio(Op::Read, flags)) => {
+            Ok(RequestPlan::Bio(Op::Read, flags)) => {
                 let charge = around(geometry.block, &request) as usize;
                 let data = self.reads.get_pieces(charge);
                 self.start(request, Op::Read, flags, data, charge, cx);
             }
-            Ok(Plan::Bio(op, flags)) => {
+            Ok(RequestPlan::Bio(op, flags)) => {
                 // Zeroes may have to be written out; and 28 bytes must not ask for work without
                 // end.
                 let charge = PIECE.min(request.len) as usize;
@@ -148,17 +148,17 @@ impl Connection {
         }
         let Some((_, geometry)) = &self.export else { unreachable!("requests are taken from an export") };
         let (blocks, range) = (geometry.block, request.offset..request.offset + u64::from(request.len));
-        let edges = match op {
-            Op::Write | Op::WriteZeroes => Edges::new(&range, &blocks, &mut data),
+        let partial_blocks = match op {
+            Op::Write | Op::WriteZeroes => PartialBlocks::new(&range, &blocks, &mut data),
             _ => None,
         };
         let whole = if op.is_write() { blocks.inside(&range) } else { blocks.around(&range) };
         let piece = self.piece(&request);
-        let key = self.pending.insert(Pending {
+        let key = self.pending.insert(PendingRequest {
             request,
             op,
             flags,
-            stage: Stage::Parked,
+            stage: RequestStage::Parked,
             blocks,
             start: whole.start,
             len: whole.end - whole.start,
@@ -167,11 +167,11 @@ impl Connection {
             since: self.now,
             front: Segments::new(),
             rest: data,
-            edges,
+            partial_blocks,
             answered: false,
         });
-        if let Some(served) = &self.served {
-            served.begin(request.command);
+        if let Some(io_counters) = &self.io_counters {
+            io_counters.begin(request.command);
         }
         match self.failing {
             true => self.fail(key),
@@ -181,8 +181,8 @@ impl Connection {
 
     /// Looks whether requests are to fail; if so those under way do at once. True for a letter
     /// about that.
-    pub(super) fn fail_letter(&mut self, letter: &(dyn Any + Send)) -> bool {
-        let Some((export, _)) = self.export.as_ref().filter(|_| letter.is::<FailLetter>()) else {
+    pub(super) fn on_fail_message(&mut self, letter: &(dyn Any + Send)) -> bool {
+        let Some((export, _)) = self.export.as_ref().filter(|_| letter.is::<FailMessage>()) else {
             return false;
         };
         self.failing = export.is_failing();
@@ -194,10 +194,10 @@ impl Connection {
         for key in keys {
             let pending = &mut self.pending[key];
             match pending.stage {
-                Stage::Parked => self.fail(key),
+                RequestStage::Parked => self.fail(key),
                 _ if pending.answered => {}
                 // Whoever asks the device has its own time.
-                Stage::Survey => {}
+                RequestStage::BlockStatusQuery => {}
                 _ => {
                     pending.answered = true;
                     let (request, charge) = (pending.request, pending.charge);
@@ -223,11 +223,11 @@ impl Connection {
     /// Sends the first bio of a request down.
     pub(super) fn launch(&mut self, key: usize, cx: &mut FrontCx<'_, '_>) {
         let pending = &mut self.pending[key];
-        let edge = pending.edges.as_ref().and_then(|edges| edges.next(None));
+        let edge = pending.partial_blocks.as_ref().and_then(|partial_blocks| partial_blocks.next(None));
         pending.stage = match edge {
-            Some(side) if pending.len == 0 => Stage::ReadEdge(side),
-            _ if pending.op == Op::Flush => Stage::Flush,
-            _ => Stage::Range { done: 0 },
+            Some(side) if pending.len == 0 => RequestStage::ReadEdge(side),
+            _ if pending.op == Op::Flush => RequestStage::Flush,
+            _ => RequestStage::Range { done: 0 },
         };
         // There is one for each request that may be open, and this one is.
         let mut bio = self.bios.get().unwrap_or_default();
@@ -262,7 +262,7 @@ impl Connection {
         if bio.op == Op::Discard && bio.status == Status::NotSupp {
             bio.status = Status::Ok;
         }
-        let over = matches!(self.phase, Phase::Dead) || self.pending[key].answered;
+        let over = matches!(self.phase, ConnectionPhase::Dead) || self.pending[key].answered;
         let next = if over { None } else { self.pending[key].after(&bio) };
         match next {
             Some(stage) => {
@@ -278,17 +278,21 @@ impl Connection {
     fn prepare(&mut self, bio: &mut Bio, key: usize) {
         let pending = &mut self.pending[key];
         let (done, piece) = match pending.stage {
-            Stage::Range { done } => (done, pending.piece),
-            Stage::Zeroes { done } => (done, PIECE),
-            Stage::ReadEdge(side) => {
-                return pending.edges.as_mut().expect("it has edges").read(side, bio, &mut self.writes);
+            RequestStage::Range { done } => (done, pending.piece),
+            RequestStage::Zeroes { done } => (done, PIECE),
+            RequestStage::ReadEdge(side) => {
+                return pending.partial_blocks.as_mut().expect("it has edges").read(
+                    side,
+                    bio,
+                    &mut self.writes,
+                );
             }
-            Stage::WriteEdge(side) => {
+            RequestStage::WriteEdge(side) => {
                 let flags = if pending.op == Op::Write { pending.flags } else { BioFlags::empty() };
-                let edges = pending.edges.as_mut().expect("it has edges");
-                return edges.write(side, bio, flags, &mut self.writes);
+                let partial_blocks = pending.partial_blocks.as_mut().expect("it has edges");
+                return partial_blocks.write(side, bio, flags, &mut self.writes);
             }
-            Stage::Parked | Stage::Survey | Stage::Flush => {
+            RequestStage::Parked | RequestStage::BlockStatusQuery | RequestStage::Flush => {
                 bio.op = Op::Flush;
                 bio.flags = BioFlags::empty();
                 (bio.sector, bio.sectors) = (Sector(0), Sectors::ZERO);
@@ -305,7 +309,7 @@ impl Connection {
             // One buffer serves all pieces.
             Command::Cache => pending.rest.append(data),
             _ => {
-                let zeroes = matches!(pending.stage, Stage::Zeroes { .. });
+                let zeroes = matches!(pending.stage, RequestStage::Zeroes { .. });
                 bio.data = data;
                 if zeroes && bio.op == Op::WriteZeroes {
                     (bio.op, bio.flags) = (Op::Write, BioFlags::empty());
@@ -324,13 +328,13 @@ impl Connection {
     /// A request is over; `bio` was its last, or never started.
     pub(super) fn end(&mut self, key: usize, mut bio: Box<Bio>) {
         let pending = self.pending.remove(key);
-        let took = (pending.stage != Stage::Parked).then(|| Nanos(self.now.0 - pending.since.0));
-        let gone = bugs::on(Bug::InFlightKept) && matches!(self.phase, Phase::Dead);
-        if let Some(served) = self.served.as_ref().filter(|_| !gone) {
-            served.end(pending.request.command);
+        let took = (pending.stage != RequestStage::Parked).then(|| Nanos(self.now.0 - pending.since.0));
+        let gone = bugs::on(Bug::InFlightKept) && matches!(self.phase, ConnectionPhase::Dead);
+        if let Some(io_counters) = self.io_counters.as_ref().filter(|_| !gone) {
+            io_counters.end(pending.request.command);
         }
-        self.set_free(key, pending.edges.is_some() && !bugs::on(Bug::HoldSkipped));
-        let (start, Pending { request, charge, front: mut data, rest, edges, answered, .. }) =
+        self.release_range(key, pending.partial_blocks.is_some() && !bugs::on(Bug::HoldSkipped));
+        let (start, PendingRequest { request, charge, front: mut data, rest, partial_blocks, answered, .. }) =
             (pending.start, pending);
         let error = match bio.status {
             Status::IoErr if self.ending => ESHUTDOWN,
@@ -359,8 +363,8 @@ impl Connection {
                 Segments::new()
             }
         };
-        if let Some(edges) = edges {
-            edges.recycle(&mut self.writes);
+        if let Some(partial_blocks) = partial_blocks {
+            partial_blocks.recycle(&mut self.writes);
         }
         self.bios.put(bio);
         if !answered {
@@ -370,23 +374,30 @@ impl Connection {
 
     /// Answers a request; `took` is how long the device had it, when it did.
     fn answer(&mut self, request: &Request, error: u32, data: Segments, charge: usize, took: Option<Nanos>) {
-        if let Some(served) = &self.served {
-            served.answer(request.command, request.len, error == 0, took);
+        if let Some(io_counters) = &self.io_counters {
+            io_counters.answer(request.command, request.len, error == 0, took);
         }
         let chunks = matches!(request.command, Command::Read | Command::BlockStatus);
-        let form = if chunks { Form::Chunks } else { Form::Simple };
-        self.tx.push(Answer { cookie: request.cookie, error, form, offset: request.offset, data, charge });
+        let form = if chunks { ReplyForm::Chunks } else { ReplyForm::Simple };
+        self.tx.push(QueuedReply {
+            cookie: request.cookie,
+            error,
+            form,
+            offset: request.offset,
+            data,
+            charge,
+        });
     }
 }
 
 /// Bytes in the blocks that `request` touches.
-pub(super) fn around(blocks: Blocks, request: &Request) -> u64 {
+pub(super) fn around(blocks: BlockSize, request: &Request) -> u64 {
     let end = request.offset.saturating_add(request.len.into()).min(u64::MAX / 2);
     let range = blocks.around(&(request.offset..end));
     range.end.saturating_sub(range.start)
 }
 
-impl Pending {
+impl PendingRequest {
     /// Its range in bytes, as the client gave it.
     pub(super) fn range(&self) -> Range<u64> {
         self.request.offset..self.request.offset + u64::from(self.request.len)
@@ -398,32 +409,36 @@ impl Pending {
     }
 
     /// The stage behind the one that `bio` ended; `None` when it is time to answer.
-    fn after(&self, bio: &Bio) -> Option<Stage> {
+    fn after(&self, bio: &Bio) -> Option<RequestStage> {
         let Request { command, flags, .. } = self.request;
         let next = match self.stage {
             // Without FAST_ZERO the client relies on zeroes, however long they take.
-            Stage::Range { done } if bio.status == Status::NotSupp && bio.op == Op::WriteZeroes => {
-                return (!flags.contains(CommandFlags::FAST_ZERO)).then_some(Stage::Zeroes { done });
+            RequestStage::Range { done } if bio.status == Status::NotSupp && bio.op == Op::WriteZeroes => {
+                return (!flags.contains(CommandFlags::FAST_ZERO)).then_some(RequestStage::Zeroes { done });
             }
             _ if !bio.status.is_ok() => return None,
-            Stage::Flush | Stage::Parked | Stage::Survey => return None,
-            Stage::ReadEdge(side) => return Some(Stage::WriteEdge(side)),
-            Stage::Range { done } => Stage::Range { done: done + bio.sectors.bytes() },
-            Stage::Zeroes { done } => Stage::Zeroes { done: done + bio.sectors.bytes() },
-            Stage::WriteEdge(side) => Stage::WriteEdge(side),
+            RequestStage::Flush | RequestStage::Parked | RequestStage::BlockStatusQuery => return None,
+            RequestStage::ReadEdge(side) => return Some(RequestStage::WriteEdge(side)),
+            RequestStage::Range { done } => RequestStage::Range { done: done + bio.sectors.bytes() },
+            RequestStage::Zeroes { done } => RequestStage::Zeroes { done: done + bio.sectors.bytes() },
+            RequestStage::WriteEdge(side) => RequestStage::WriteEdge(side),
         };
         let behind = match next {
-            Stage::Range { done } | Stage::Zeroes { done } if done < self.len => return Some(next),
-            Stage::WriteEdge(side) => Some(side),
+            RequestStage::Range { done } | RequestStage::Zeroes { done } if done < self.len => {
+                return Some(next);
+            }
+            RequestStage::WriteEdge(side) => Some(side),
             _ => None,
         };
-        if let Some(side) = self.edges.as_ref().and_then(|edges| edges.next(behind)) {
-            return Some(Stage::ReadEdge(side));
+        if let Some(side) =
+            self.partial_blocks.as_ref().and_then(|partial_blocks| partial_blocks.next(behind))
+        {
+            return Some(RequestStage::ReadEdge(side));
         }
         // A write carries its FUA itself; discards and zeroes know none, so a flush comes behind
         // them.
         let separate = matches!(command, Command::Trim | Command::WriteZeroes);
         let separate = separate && !bugs::on(Bug::ZeroesFuaForgotten);
-        (separate && flags.contains(CommandFlags::FUA)).then_some(Stage::Flush)
+        (separate && flags.contains(CommandFlags::FUA)).then_some(RequestStage::Flush)
     }
 }

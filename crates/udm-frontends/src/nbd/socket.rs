@@ -1,6 +1,6 @@
 //! Sockets to listen on: made, guarded and taken away again.
 
-use crate::unix_socket::Bound;
+use crate::unix_socket::BoundUnixSocket;
 use rustix::net::{AddressFamily, SocketAddrUnix, sockopt};
 use std::ffi::OsStr;
 use std::io;
@@ -11,14 +11,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// What connections come in on. Dropping it closes it and takes the path away.
-pub(super) struct Listener {
+pub(super) struct ListenSocket {
     pub(super) fd: OwnedFd,
-    pub(super) kind: Kind,
+    pub(super) kind: ListenSocketKind,
 }
 
-pub(super) enum Kind {
+pub(super) enum ListenSocketKind {
     /// The path, and what we put there; nothing where somebody else did.
-    Unix(PathBuf, #[expect(dead_code, reason = "its file goes with it")] Option<Bound>),
+    Unix(PathBuf, #[expect(dead_code, reason = "its file goes with it")] Option<BoundUnixSocket>),
     Tcp(SocketAddr),
 }
 
@@ -27,37 +27,37 @@ fn explain(e: impl Into<io::Error>, what: &str) -> io::Error {
     io::Error::new(e.kind(), format!("{what}: {e}"))
 }
 
-impl Listener {
+impl ListenSocket {
     /// A Unix socket at `path` that only this user can connect to. A socket that nobody listens on
     /// any more is replaced.
-    pub(super) fn unix(path: &Path) -> io::Result<Listener> {
-        let bound = Bound::new(path).map_err(|e| explain(e, &path.display().to_string()))?;
+    pub(super) fn unix(path: &Path) -> io::Result<ListenSocket> {
+        let bound = BoundUnixSocket::new(path).map_err(|e| explain(e, &path.display().to_string()))?;
         // The ring takes the descriptor, and the file goes with the other.
         let fd = bound.as_fd().try_clone_to_owned()?;
-        Ok(Listener { fd, kind: Kind::Unix(path.to_owned(), Some(bound)) })
+        Ok(ListenSocket { fd, kind: ListenSocketKind::Unix(path.to_owned(), Some(bound)) })
     }
 
     /// A TCP port; 0 picks a free one.
-    pub(super) fn tcp(address: SocketAddr) -> io::Result<Listener> {
+    pub(super) fn tcp(address: SocketAddr) -> io::Result<ListenSocket> {
         let listener = TcpListener::bind(address).map_err(|e| explain(e, &address.to_string()))?;
         let address = listener.local_addr()?;
         listener.set_nonblocking(true)?;
-        Ok(Listener { fd: listener.into(), kind: Kind::Tcp(address) })
+        Ok(ListenSocket { fd: listener.into(), kind: ListenSocketKind::Tcp(address) })
     }
 
     /// One that listens already, and whose path is whoever's made it.
-    pub(super) fn given(fd: OwnedFd) -> io::Result<Listener> {
+    pub(super) fn given(fd: OwnedFd) -> io::Result<ListenSocket> {
         let address = rustix::net::getsockname(&fd)?;
         let kind = match SocketAddr::try_from(address.clone()) {
-            Ok(address) => Kind::Tcp(address),
+            Ok(address) => ListenSocketKind::Tcp(address),
             Err(_) => {
                 let unix = SocketAddrUnix::try_from(address)?;
                 let path = unix.path().ok_or_else(|| io::Error::other("a socket without a path"))?;
-                Kind::Unix(PathBuf::from(OsStr::from_bytes(path.to_bytes())), None)
+                ListenSocketKind::Unix(PathBuf::from(OsStr::from_bytes(path.to_bytes())), None)
             }
         };
         rustix::io::ioctl_fionbio(&fd, true)?;
-        Ok(Listener { fd, kind })
+        Ok(ListenSocket { fd, kind })
     }
 }
 

@@ -1,7 +1,7 @@
 //! Counters of a server: each core writes its own, readers add them up.
 
-use super::balance::{NextMove, Published};
-use super::places::Peer;
+use super::admission::Peer;
+use super::balance::{MoveThrottle, PublishedLoad};
 use crossbeam_utils::CachePadded;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -10,7 +10,7 @@ use udm_core::DeviceId;
 
 /// What a server is doing and has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stats {
+pub struct NbdServerStats {
     /// Open connections, those in the handshake included, those whose client is gone not.
     pub connections: usize,
     /// Of these, in the handshake.
@@ -44,17 +44,17 @@ pub(super) struct CoreCounters {
     errors: AtomicU64,
     bytes_in: AtomicU64,
     bytes_out: AtomicU64,
-    pub(super) load: Published,
+    pub(super) load: PublishedLoad,
 }
 
 /// The counters of a server, for whoever shows them: they can be read when it is gone, too.
 #[derive(Clone)]
-pub struct ServerCounts(pub(super) Arc<Counters>);
+pub struct ServerCountersHandle(pub(super) Arc<ServerCounters>);
 
-impl ServerCounts {
+impl ServerCountersHandle {
     /// What it is doing and has done.
     #[must_use]
-    pub fn read(&self) -> Stats {
+    pub fn read(&self) -> NbdServerStats {
         self.0.read()
     }
 
@@ -66,7 +66,7 @@ impl ServerCounts {
 }
 
 /// The counters of a server.
-pub(super) struct Counters {
+pub(super) struct ServerCounters {
     pub(super) cores: Box<[CachePadded<CoreCounters>]>,
     pub(super) handshakes: AtomicUsize,
     pub(super) serving: AtomicUsize,
@@ -74,7 +74,7 @@ pub(super) struct Counters {
     pub(super) accepted: AtomicU64,
     pub(super) refused: AtomicU64,
     pub(super) moves: AtomicU64,
-    pub(super) next_move: NextMove,
+    pub(super) next_move: MoveThrottle,
     /// Serving connections a peer, in all and of each device. Touched when a connection begins and
     /// ends.
     pub(super) peers: Mutex<HashMap<(Peer, Option<DeviceId>), usize>>,
@@ -82,7 +82,7 @@ pub(super) struct Counters {
 
 /// What a connection did since it last published.
 #[derive(Default, Debug)]
-pub(super) struct Tally {
+pub(super) struct CounterDelta {
     /// Requests taken in.
     pub(super) begun: u64,
     /// Requests answered, or given up with their connection.
@@ -92,9 +92,9 @@ pub(super) struct Tally {
     pub(super) bytes_out: u64,
 }
 
-impl Counters {
-    pub(super) fn new(cores: usize) -> Arc<Counters> {
-        Arc::new(Counters {
+impl ServerCounters {
+    pub(super) fn new(cores: usize) -> Arc<ServerCounters> {
+        Arc::new(ServerCounters {
             cores: (0..cores).map(|_| CachePadded::default()).collect(),
             handshakes: AtomicUsize::new(0),
             serving: AtomicUsize::new(0),
@@ -102,22 +102,22 @@ impl Counters {
             accepted: AtomicU64::new(0),
             refused: AtomicU64::new(0),
             moves: AtomicU64::new(0),
-            next_move: NextMove::default(),
+            next_move: MoveThrottle::default(),
             peers: Mutex::default(),
         })
     }
 
-    pub(super) fn read(&self) -> Stats {
+    pub(super) fn read(&self) -> NbdServerStats {
         // Acquire: who sees a connection gone sees its last numbers.
         let handshakes = self.handshakes.load(Ordering::Acquire);
-        let mut stats = Stats {
+        let mut stats = NbdServerStats {
             connections: handshakes + self.serving.load(Ordering::Acquire),
             handshakes,
             orphans: self.orphans.load(Ordering::Acquire),
             accepted: self.accepted.load(Ordering::Relaxed),
             refused: self.refused.load(Ordering::Relaxed),
             moves: self.moves.load(Ordering::Relaxed),
-            ..Stats::default()
+            ..NbdServerStats::default()
         };
         for core in &self.cores {
             stats.in_flight += core.in_flight.load(Ordering::Relaxed);
@@ -135,7 +135,7 @@ impl Counters {
     }
 
     /// Adds what a connection on `core` did since the last call. Called on the core, once a turn.
-    pub(super) fn publish(&self, core: usize, tally: &mut Tally) {
+    pub(super) fn publish(&self, core: usize, delta: &mut CounterDelta) {
         let core = &self.cores[core];
         // Plain loads and stores: all connections of a core run on its one thread. Readers want
         // recent numbers and no order among them.
@@ -144,11 +144,11 @@ impl Counters {
                 to.store(to.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
             }
         };
-        add(&core.in_flight, tally.begun.wrapping_sub(tally.ended));
-        add(&core.requests, tally.ended);
-        add(&core.errors, tally.errors);
-        add(&core.bytes_in, tally.bytes_in);
-        add(&core.bytes_out, tally.bytes_out);
-        *tally = Tally::default();
+        add(&core.in_flight, delta.begun.wrapping_sub(delta.ended));
+        add(&core.requests, delta.ended);
+        add(&core.errors, delta.errors);
+        add(&core.bytes_in, delta.bytes_in);
+        add(&core.bytes_out, delta.bytes_out);
+        *delta = CounterDelta::default();
     }
 }

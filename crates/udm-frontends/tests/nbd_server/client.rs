@@ -11,7 +11,7 @@ use udm_wire::nbd::{
     encode_client_flags,
 };
 
-pub struct Client {
+pub struct ScriptedClient {
     pub stream: UnixStream,
     cookie: u64,
     /// Reads under way, by cookie: offset and length.
@@ -28,18 +28,18 @@ pub struct Reply {
     pub data: Vec<u8>,
 }
 
-impl Client {
+impl ScriptedClient {
     /// A client, and the socket that the server is to adopt.
-    pub fn pair() -> (Client, OwnedFd) {
+    pub fn pair() -> (ScriptedClient, OwnedFd) {
         let (stream, socket) = UnixStream::pair().unwrap();
-        (Client::on(stream), socket.into())
+        (ScriptedClient::on(stream), socket.into())
     }
 
-    pub fn on(stream: UnixStream) -> Client {
+    pub fn on(stream: UnixStream) -> ScriptedClient {
         // A bound against hanging for ever.
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         stream.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
-        Client { stream, cookie: 0, reads: HashMap::new(), structured: false, blocks: Vec::new() }
+        ScriptedClient { stream, cookie: 0, reads: HashMap::new(), structured: false, blocks: Vec::new() }
     }
 
     fn exactly<const N: usize>(&mut self) -> [u8; N] {
@@ -94,7 +94,7 @@ impl Client {
     pub fn go(&mut self, export: &str, structured: bool) -> Vec<Info> {
         let greeting = self.exactly::<GREETING_SIZE>();
         Greeting::decode(&greeting).unwrap();
-        self.stream.write_all(&Client::opening(export, structured)).unwrap();
+        self.stream.write_all(&ScriptedClient::opening(export, structured)).unwrap();
         self.structured = structured;
         let mut acks = 1 + usize::from(structured);
         let mut infos = Vec::new();
@@ -111,7 +111,7 @@ impl Client {
     /// The handshake with simple replies; false when the export can't be had.
     pub fn try_go(&mut self, export: &str) -> bool {
         self.exactly::<GREETING_SIZE>();
-        self.stream.write_all(&Client::opening(export, false)).unwrap();
+        self.stream.write_all(&ScriptedClient::opening(export, false)).unwrap();
         loop {
             match self.option_reply() {
                 OptionReply::Ack => return true,

@@ -1,7 +1,7 @@
 //! Every command, with simple and with structured replies.
 
-use crate::World;
-use crate::disk::{Order, TestDisk, pattern};
+use crate::ServerFixture;
+use crate::disk::{CompletionOrder, TestDisk, pattern};
 use std::collections::HashMap;
 use udm_core::{BioFlags, Op, Sectors};
 use udm_wire::nbd::{Command, CommandFlags, EIO, ENOTSUP, ExportFlags, Info};
@@ -16,7 +16,7 @@ fn fresh(offset: u64, len: usize) -> Vec<u8> {
 #[test]
 fn every_command() {
     for structured in [false, true] {
-        let world = World::new(TestDisk::new(80 * MIB, Order::AtOnce));
+        let world = ServerFixture::new(TestDisk::new(80 * MIB, CompletionOrder::AtOnce));
         let mut c = world.client(structured);
         assert_eq!(c.read(512, 1536), Ok(fresh(512, 1536)));
         if structured {
@@ -47,9 +47,9 @@ fn every_command() {
 #[test]
 fn data_is_cut_to_the_limit_of_the_device() {
     for structured in [false, true] {
-        let mut disk = TestDisk::new(8 * MIB, Order::Shuffled);
+        let mut disk = TestDisk::new(8 * MIB, CompletionOrder::Shuffled);
         disk.limits_mut().max_sectors = Sectors::from_bytes(100 << 10);
-        let world = World::new(disk);
+        let world = ServerFixture::new(disk);
         let mut c = world.client(structured);
         let data: Vec<u8> = (0..MIB as u32).map(|i| (i % 249) as u8).collect();
         assert_eq!(c.write(CommandFlags::FUA, MIB, &data), 0);
@@ -67,7 +67,7 @@ fn data_is_cut_to_the_limit_of_the_device() {
 
 #[test]
 fn what_reaches_the_device() {
-    let world = World::new(TestDisk::new(8 * MIB, Order::AtOnce));
+    let world = ServerFixture::new(TestDisk::new(8 * MIB, CompletionOrder::AtOnce));
     let mut c = world.client(true);
     let none = BioFlags::empty();
     let mut check = |command, flags, len: u32, expected: &[(Op, BioFlags)]| {
@@ -91,7 +91,7 @@ fn what_reaches_the_device() {
 
 #[test]
 fn zeroes_that_the_device_can_not_write_are_written_out() {
-    let world = World::new(TestDisk::new(8 * MIB, Order::Shuffled).without_zeroes());
+    let world = ServerFixture::new(TestDisk::new(8 * MIB, CompletionOrder::Shuffled).without_zeroes());
     let mut c = world.client(false);
     assert_eq!(c.plain(Command::WriteZeroes, CommandFlags::FAST_ZERO, 0, 4096), ENOTSUP);
     assert_eq!(c.read(0, 4096), Ok(fresh(0, 4096)), "nothing happened");
@@ -120,10 +120,10 @@ fn zeroes_that_the_device_can_not_write_are_written_out() {
 
 #[test]
 fn the_handshake_tells_the_limits() {
-    let mut disk = TestDisk::new(8 * MIB, Order::AtOnce);
+    let mut disk = TestDisk::new(8 * MIB, CompletionOrder::AtOnce);
     let limits = disk.limits_mut();
     (limits.logical_block, limits.io_opt, limits.read_only) = (4096, 65536, true);
-    let world = World::new(disk);
+    let world = ServerFixture::new(disk);
     let infos = world.stranger().go("", true);
     let Info::Export { size, flags } = infos[0] else { panic!("{infos:?}") };
     assert_eq!(size, 8 * MIB);
@@ -138,7 +138,7 @@ fn the_handshake_tells_the_limits() {
 #[test]
 fn a_pipeline_out_of_order() {
     for structured in [false, true] {
-        let world = World::new(TestDisk::new(16 * MIB, Order::Shuffled));
+        let world = ServerFixture::new(TestDisk::new(16 * MIB, CompletionOrder::Shuffled));
         let mut c = world.client(structured);
         let mut expected = HashMap::new();
         for i in 0..600u64 {

@@ -10,7 +10,7 @@ use udm_core::{
 
 /// When finished bios are handed back.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Order {
+pub enum CompletionOrder {
     /// In the turn in which they came.
     AtOnce,
     /// Later, a few at a time, in any order.
@@ -20,13 +20,13 @@ pub enum Order {
 pub struct TestDisk {
     id: DeviceId,
     limits: Limits,
-    shared: Arc<Shared>,
+    shared: Arc<DiskShared>,
 }
 
-struct Shared {
+struct DiskShared {
     data: Mutex<Vec<u8>>,
     seen: Mutex<Vec<(Op, BioFlags)>>,
-    order: Order,
+    order: CompletionOrder,
     /// The logical block, known when the first lane is opened.
     block: AtomicUsize,
     zeroes: bool,
@@ -42,9 +42,9 @@ struct Shared {
 impl TestDisk {
     /// A disk of `size` bytes, full of a pattern ([`pattern`]). Its last sector can't be read or
     /// written.
-    pub fn new(size: u64, order: Order) -> TestDisk {
+    pub fn new(size: u64, order: CompletionOrder) -> TestDisk {
         let sectors = Sectors::from_bytes(size);
-        let shared = Shared {
+        let shared = DiskShared {
             data: Mutex::new((0..size).map(pattern).collect()),
             seen: Mutex::default(),
             order,
@@ -137,11 +137,11 @@ impl Device for TestDisk {
 }
 
 struct DiskLane {
-    shared: Arc<Shared>,
+    shared: Arc<DiskShared>,
     held: Batch,
 }
 
-impl Shared {
+impl DiskShared {
     fn act(&self, bio: &mut Bio) -> Status {
         self.seen.lock().unwrap().push((bio.op, bio.flags));
         if bio.op == Op::Flush {
@@ -180,11 +180,11 @@ impl Lane for DiskLane {
         let all = self.held.len();
         let n = match self.shared.order {
             _ if closed => 0,
-            Order::AtOnce => all,
-            Order::Shuffled => all.div_ceil(3),
+            CompletionOrder::AtOnce => all,
+            CompletionOrder::Shuffled => all.div_ceil(3),
         };
         for _ in 0..n {
-            let at = if self.shared.order == Order::Shuffled {
+            let at = if self.shared.order == CompletionOrder::Shuffled {
                 rand::RngExt::random_range(cx.rng(), 0..self.held.len())
             } else {
                 0

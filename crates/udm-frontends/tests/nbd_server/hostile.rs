@@ -1,7 +1,7 @@
 //! Clients that vanish, babble or dawdle. After each the server is as it was.
 
-use crate::disk::{Order, TestDisk};
-use crate::{Client, World};
+use crate::disk::{CompletionOrder, TestDisk};
+use crate::{ScriptedClient, ServerFixture};
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::time::Duration;
@@ -12,7 +12,7 @@ const MIB: u64 = 1 << 20;
 
 /// A conversation of a handshake and some requests of each kind, as one run of bytes.
 fn conversation() -> Vec<u8> {
-    let mut bytes = Client::opening("disk", true);
+    let mut bytes = ScriptedClient::opening("disk", true);
     let mut cookie = 0;
     let mut put = |command, offset, len: u32, data: usize| {
         cookie += 1;
@@ -36,7 +36,7 @@ fn conversation() -> Vec<u8> {
 /// time still reading.
 #[test]
 fn disconnects_at_every_byte() {
-    let world = World::new(TestDisk::new(MIB, Order::Shuffled));
+    let world = ServerFixture::new(TestDisk::new(MIB, CompletionOrder::Shuffled));
     let bytes = conversation();
     for cut in 0..=bytes.len() {
         let mut c = world.stranger();
@@ -54,8 +54,8 @@ fn disconnects_at_every_byte() {
 /// As above with long payloads, which take another way through the receiver; cuts here and there.
 #[test]
 fn disconnects_inside_long_payloads() {
-    let world = World::new(TestDisk::new(4 * MIB, Order::Shuffled));
-    let mut bytes = Client::opening("disk", false);
+    let world = ServerFixture::new(TestDisk::new(4 * MIB, CompletionOrder::Shuffled));
+    let mut bytes = ScriptedClient::opening("disk", false);
     for (cookie, len) in [(1, 1 << 20), (2, 300 << 10), (3, 70 << 10)] {
         let flags = CommandFlags::empty();
         let request = Request { flags, command: Command::Write, cookie, offset: 0, len };
@@ -75,7 +75,7 @@ fn disconnects_inside_long_payloads() {
 /// In flight on the device when the client goes: awaited, then freed; not before, not never.
 #[test]
 fn what_is_in_flight_is_awaited() {
-    let world = World::new(TestDisk::new(4 * MIB, Order::Shuffled));
+    let world = ServerFixture::new(TestDisk::new(4 * MIB, CompletionOrder::Shuffled));
     world.disk.close_gate();
     for i in 0..20 {
         let mut c = world.client(i % 2 == 0);
@@ -95,7 +95,7 @@ fn what_is_in_flight_is_awaited() {
 
 #[test]
 fn a_thousand_babblers() {
-    let world = World::new(TestDisk::new(MIB, Order::AtOnce));
+    let world = ServerFixture::new(TestDisk::new(MIB, CompletionOrder::AtOnce));
     // xorshift: chance that is the same each time.
     let mut x = 0x9e37_79b9_7f4a_7c15u64;
     let mut chance = move || {
@@ -110,7 +110,7 @@ fn a_thousand_babblers() {
         let mut bytes = match i % 4 {
             0 => vec![],
             1 => vec![0, 0, 0, 3],
-            2 => Client::opening("disk", false),
+            2 => ScriptedClient::opening("disk", false),
             _ => conversation(),
         };
         if i % 4 == 3 {
@@ -137,9 +137,9 @@ fn a_thousand_babblers() {
 fn a_dawdler_is_dropped() {
     let handshake_max = Duration::from_millis(200);
     let options = ServerOptions { handshake_max, ..ServerOptions::default() };
-    let world = World::with(TestDisk::new(MIB, Order::AtOnce), options, &[]);
+    let world = ServerFixture::with(TestDisk::new(MIB, CompletionOrder::AtOnce), options, &[]);
     let (mut silent, mut served) = (world.stranger(), world.client(true));
-    let bytes = Client::opening("disk", false);
+    let bytes = ScriptedClient::opening("disk", false);
     let mut slow = world.stranger();
     for byte in &bytes[..bytes.len() - 1] {
         if slow.stream.write_all(&[*byte]).is_err() {
@@ -158,9 +158,9 @@ fn a_dawdler_is_dropped() {
 /// not pile up.
 #[test]
 fn a_deaf_client_in_the_handshake() {
-    let world = World::new(TestDisk::new(MIB, Order::AtOnce));
+    let world = ServerFixture::new(TestDisk::new(MIB, CompletionOrder::AtOnce));
     let mut c = world.stranger();
-    let mut bytes = Client::opening("disk", false)[..4].to_vec();
+    let mut bytes = ScriptedClient::opening("disk", false)[..4].to_vec();
     for _ in 0..3000 {
         udm_wire::nbd::ClientOption::List.encode(&mut bytes);
     }

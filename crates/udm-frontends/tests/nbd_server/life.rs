@@ -1,19 +1,19 @@
 //! Listening, the number of connections, and the end.
 
-use crate::disk::{Order, TestDisk};
-use crate::{Client, World};
+use crate::disk::{CompletionOrder, TestDisk};
+use crate::{ScriptedClient, ServerFixture};
 use std::io::Read;
 use std::net::{Ipv4Addr, TcpStream};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
-use udm_frontends::nbd::{Bound, Listen, ServerOptions};
+use udm_frontends::nbd::{BoundAddress, ListenAddress, ServerOptions};
 use udm_wire::nbd::{Command, CommandFlags};
 
 const MIB: u64 = 1 << 20;
 
 fn disk() -> TestDisk {
-    TestDisk::new(MIB, Order::AtOnce)
+    TestDisk::new(MIB, CompletionOrder::AtOnce)
 }
 
 #[test]
@@ -22,10 +22,10 @@ fn a_unix_socket_is_private_and_goes_with_the_server() {
     let path = dir.path().join("nbd.sock");
     // A socket that a dead server left behind.
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
-    let listen = [Listen::Unix(path.clone())];
-    let world = World::with(disk(), ServerOptions::default(), &listen);
+    let listen = [ListenAddress::Unix(path.clone())];
+    let world = ServerFixture::with(disk(), ServerOptions::default(), &listen);
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-    let mut c = Client::on(UnixStream::connect(&path).unwrap());
+    let mut c = ScriptedClient::on(UnixStream::connect(&path).unwrap());
     c.go("disk", true);
     assert!(c.read(0, 512).is_ok());
 
@@ -50,7 +50,7 @@ fn what_is_no_socket_of_ours_stays() {
     std::fs::write(&path, "precious").unwrap();
     let runtime_less = |p: &std::path::Path| {
         let cluster = udm_runtime::Cluster::new(1).unwrap();
-        let listen = [Listen::Unix(p.to_owned())];
+        let listen = [ListenAddress::Unix(p.to_owned())];
         udm_frontends::nbd::NbdServer::start(&cluster, Default::default(), ServerOptions::default(), &listen)
     };
     assert!(runtime_less(&path).is_err());
@@ -69,9 +69,9 @@ fn what_is_no_socket_of_ours_stays() {
 
 #[test]
 fn tcp_works_as_well() {
-    let listen = [Listen::Tcp((Ipv4Addr::LOCALHOST, 0).into())];
-    let world = World::with(disk(), ServerOptions::default(), &listen);
-    let Bound::Tcp(address) = world.server.bound()[0] else { panic!() };
+    let listen = [ListenAddress::Tcp((Ipv4Addr::LOCALHOST, 0).into())];
+    let world = ServerFixture::with(disk(), ServerOptions::default(), &listen);
+    let BoundAddress::Tcp(address) = world.server.bound()[0] else { panic!() };
     assert_ne!(address.port(), 0);
     let mut greeting = [0; 18];
     let mut stream = TcpStream::connect(address).unwrap();
@@ -86,14 +86,14 @@ fn tcp_works_as_well() {
 /// is silent ends too.
 #[test]
 fn a_stop_finishes_what_is_in_flight() {
-    let world = World::new(TestDisk::new(MIB, Order::Shuffled));
+    let world = ServerFixture::new(TestDisk::new(MIB, CompletionOrder::Shuffled));
     let (mut c, mut silent, mut stranger) = (world.client(false), world.client(true), world.stranger());
     world.disk.close_gate();
     for i in 0..100 {
         c.send(Command::Read, CommandFlags::empty(), i * 512, 512, &[]);
     }
     world.wait_for("all is under way", |s| s.in_flight == 100);
-    let World { disk, server, runtime, .. } = world;
+    let ServerFixture { disk, server, runtime, .. } = world;
     let stopping = std::thread::spawn(move || {
         server.stop();
         runtime.stop();
@@ -113,7 +113,7 @@ fn a_stop_finishes_what_is_in_flight() {
 #[test]
 fn a_stop_waits_for_a_deaf_client_only_so_long() {
     let options = ServerOptions { stop_max: Duration::from_millis(100), ..ServerOptions::default() };
-    let world = World::with(TestDisk::new(64 * MIB, Order::AtOnce), options, &[]);
+    let world = ServerFixture::with(TestDisk::new(64 * MIB, CompletionOrder::AtOnce), options, &[]);
     let mut c = world.client(false);
     for _ in 0..4 {
         c.send(Command::Read, CommandFlags::empty(), 0, 8 << 20, &[]);
@@ -125,7 +125,7 @@ fn a_stop_waits_for_a_deaf_client_only_so_long() {
 
 #[test]
 fn disconnect_answers_first() {
-    let world = World::new(TestDisk::new(MIB, Order::Shuffled));
+    let world = ServerFixture::new(TestDisk::new(MIB, CompletionOrder::Shuffled));
     let mut c = world.client(true);
     let cookies: Vec<_> =
         (0..100).map(|i| c.send(Command::Read, CommandFlags::empty(), i * 512, 512, &[])).collect();
@@ -140,7 +140,7 @@ fn disconnect_answers_first() {
 
 #[test]
 fn an_export_that_is_taken_off_keeps_its_clients() {
-    let world = World::new(disk());
+    let world = ServerFixture::new(disk());
     let mut c = world.client(true);
     let export = world.exports.get("disk").unwrap();
     world.exports.remove(&export);

@@ -1,7 +1,7 @@
 //! What is refused, and that the connection lives on.
 
-use crate::disk::{Order, TestDisk, pattern};
-use crate::{Client, World};
+use crate::disk::{CompletionOrder, TestDisk, pattern};
+use crate::{ScriptedClient, ServerFixture};
 use std::io::Write;
 use std::sync::Arc;
 use udm_frontends::nbd::{Export, ServerOptions};
@@ -15,7 +15,7 @@ const NONE: CommandFlags = CommandFlags::empty();
 #[test]
 fn requests_that_make_no_sense() {
     for structured in [false, true] {
-        let world = World::new(TestDisk::new(64 * MIB, Order::AtOnce));
+        let world = ServerFixture::new(TestDisk::new(64 * MIB, CompletionOrder::AtOnce));
         let mut c = world.client(structured);
         let end = 64 * MIB;
         assert_eq!(c.read(end, 512), Err(EINVAL));
@@ -46,7 +46,7 @@ fn requests_that_make_no_sense() {
 /// What nobody has reason to send ends the connection, and only that.
 #[test]
 fn an_absurd_payload_ends_the_connection() {
-    let world = World::new(TestDisk::new(MIB, Order::AtOnce));
+    let world = ServerFixture::new(TestDisk::new(MIB, CompletionOrder::AtOnce));
     let (mut c, mut other) = (world.client(true), world.client(true));
     c.send(Command::Write, NONE, 0, (256 << 20) + 512, &[]);
     assert!(c.is_at_end());
@@ -59,7 +59,7 @@ fn an_absurd_payload_ends_the_connection() {
 #[test]
 fn a_device_that_fails() {
     for structured in [false, true] {
-        let world = World::new(TestDisk::new(MIB, Order::Shuffled));
+        let world = ServerFixture::new(TestDisk::new(MIB, CompletionOrder::Shuffled));
         let mut c = world.client(structured);
         let last = MIB - 512;
         assert_eq!(c.read(last, 512), Err(EIO), "and no data behind it, or the next reply would not be one");
@@ -75,8 +75,8 @@ fn a_device_that_fails() {
 
 #[test]
 fn a_read_only_export() {
-    let world = World::new(TestDisk::new(MIB, Order::AtOnce));
-    let other = Arc::new(TestDisk::new(MIB, Order::AtOnce));
+    let world = ServerFixture::new(TestDisk::new(MIB, CompletionOrder::AtOnce));
+    let other = Arc::new(TestDisk::new(MIB, CompletionOrder::AtOnce));
     world.exports.add(Export::new("ro", "", true, other.clone()).unwrap()).unwrap();
     let mut c = world.stranger();
     c.go("ro", true);
@@ -92,10 +92,10 @@ fn a_read_only_export() {
 
 #[test]
 fn an_unknown_export_may_be_followed_by_a_known_one() {
-    let world = World::new(TestDisk::new(MIB, Order::AtOnce));
+    let world = ServerFixture::new(TestDisk::new(MIB, CompletionOrder::AtOnce));
     let mut c = world.stranger();
-    let mut bytes = Client::opening("nothing", false);
-    bytes.extend_from_slice(&Client::opening("disk", false)[4..]);
+    let mut bytes = ScriptedClient::opening("nothing", false);
+    bytes.extend_from_slice(&ScriptedClient::opening("disk", false)[4..]);
     c.stream.write_all(&bytes).unwrap();
     std::io::Read::read_exact(&mut c.stream, &mut [0; 18]).unwrap();
     let reply = c.option_reply();
@@ -109,7 +109,7 @@ fn an_unknown_export_may_be_followed_by_a_known_one() {
 
 #[test]
 fn a_stream_out_of_step_is_dropped() {
-    let world = World::new(TestDisk::new(MIB, Order::Shuffled));
+    let world = ServerFixture::new(TestDisk::new(MIB, CompletionOrder::Shuffled));
     let mut c = world.client(true);
     c.send(Command::Read, NONE, 0, 4096, &[]);
     let mut bytes = Request { flags: NONE, command: Command::Read, cookie: 1, offset: 0, len: 512 }.encode();
@@ -127,7 +127,7 @@ fn in_flight_is_bounded() {
     let by_number = ServerOptions { requests_max: 10, ..ServerOptions::default() };
     let by_bytes = ServerOptions { bytes_max: 1 << 20, ..ServerOptions::default() };
     for (options, max) in [(by_number, 10), (by_bytes, 5)] {
-        let world = World::with(TestDisk::new(4 * MIB, Order::AtOnce), options, &[]);
+        let world = ServerFixture::with(TestDisk::new(4 * MIB, CompletionOrder::AtOnce), options, &[]);
         world.disk.close_gate();
         let mut c = world.client(false);
         let n = 200;
@@ -152,7 +152,7 @@ fn in_flight_is_bounded() {
 #[test]
 fn slow_writes_of_many_clients_pin_bounded_memory() {
     let options = ServerOptions { bytes_max: 1 << 20, ..ServerOptions::default() };
-    let world = World::with(TestDisk::new(4 * MIB, Order::AtOnce), options, &[]);
+    let world = ServerFixture::with(TestDisk::new(4 * MIB, CompletionOrder::AtOnce), options, &[]);
     world.disk.close_gate();
     let mut clients: Vec<_> = (0..4).map(|_| world.client(false)).collect();
     let mut senders = Vec::new();

@@ -1,62 +1,62 @@
 //! The server against a scripted client, over a disk that the tests hold in their hands. Real
 //! clients: `udm`'s `nbd_clients`.
 
+mod admission;
 mod client;
 mod commands;
 mod disk;
 mod hostile;
 mod life;
 mod limits;
-mod moving;
-mod places;
+mod migration;
+mod partial_blocks;
 mod status;
-mod unaligned;
 
-use client::Client;
+use client::ScriptedClient;
 use disk::TestDisk;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use udm_frontends::nbd::{Export, Exports, Listen, NbdServer, ServerOptions, Stats};
+use udm_frontends::nbd::{Export, Exports, ListenAddress, NbdServer, NbdServerStats, ServerOptions};
 use udm_runtime::{Runtime, RuntimeOptions};
 
 /// A server with one export, `disk`, on two cores.
-struct World {
+struct ServerFixture {
     disk: Arc<TestDisk>,
     exports: Arc<Exports>,
     server: NbdServer,
     runtime: Runtime,
 }
 
-impl World {
-    fn new(disk: TestDisk) -> World {
-        World::with(disk, ServerOptions::default(), &[])
+impl ServerFixture {
+    fn new(disk: TestDisk) -> ServerFixture {
+        ServerFixture::with(disk, ServerOptions::default(), &[])
     }
 
-    fn with(disk: TestDisk, options: ServerOptions, listen: &[Listen]) -> World {
+    fn with(disk: TestDisk, options: ServerOptions, listen: &[ListenAddress]) -> ServerFixture {
         let spin_max = Duration::from_micros(20);
         let runtime = Runtime::start(&RuntimeOptions { cpus: vec![None; 2], poll: false, spin_max }).unwrap();
         let (disk, exports) = (Arc::new(disk), Arc::new(Exports::new()));
         exports.add(Export::new("disk", "a disk for tests", false, disk.clone()).unwrap()).unwrap();
         let server = NbdServer::start(runtime.cluster(), exports.clone(), options, listen).unwrap();
-        World { disk, exports, server, runtime }
+        ServerFixture { disk, exports, server, runtime }
     }
 
     /// A client that has chosen the export.
-    fn client(&self, structured: bool) -> Client {
+    fn client(&self, structured: bool) -> ScriptedClient {
         let mut client = self.stranger();
         client.go("disk", structured);
         client
     }
 
     /// A client that has said nothing yet.
-    fn stranger(&self) -> Client {
-        let (client, socket) = Client::pair();
+    fn stranger(&self) -> ScriptedClient {
+        let (client, socket) = ScriptedClient::pair();
         self.server.adopt(socket).unwrap();
         client
     }
 
     /// Waits until the numbers are as wished; the time is a bound against hanging and no measure.
-    fn wait_for(&self, what: &str, wish: impl Fn(&Stats) -> bool) -> Stats {
+    fn wait_for(&self, what: &str, wish: impl Fn(&NbdServerStats) -> bool) -> NbdServerStats {
         let end = Instant::now() + Duration::from_secs(20);
         loop {
             let stats = self.server.stats();

@@ -1,7 +1,7 @@
 //! Metadata contexts and `BLOCK_STATUS`.
 
-use crate::disk::{Order, TestDisk};
-use crate::{Client, World};
+use crate::disk::{CompletionOrder, TestDisk};
+use crate::{ScriptedClient, ServerFixture};
 use std::sync::Arc;
 use udm_frontends::nbd::Export;
 use udm_wire::nbd::{Command, CommandFlags, EINVAL};
@@ -11,7 +11,7 @@ const NONE: CommandFlags = CommandFlags::empty();
 const ALLOCATION: &str = "base:allocation";
 const HOLE: u32 = 3;
 
-fn client(world: &World, of: &str, export: &str) -> (Client, Vec<u32>) {
+fn client(world: &ServerFixture, of: &str, export: &str) -> (ScriptedClient, Vec<u32>) {
     let mut client = world.stranger();
     let ids = client.go_with_contexts(of, &["x:y", ALLOCATION], export);
     (client, ids)
@@ -19,7 +19,7 @@ fn client(world: &World, of: &str, export: &str) -> (Client, Vec<u32>) {
 
 #[test]
 fn what_a_device_holds() {
-    let world = World::new(TestDisk::new(4 * MIB, Order::AtOnce));
+    let world = ServerFixture::new(TestDisk::new(4 * MIB, CompletionOrder::AtOnce));
     let (mut c, ids) = client(&world, "", "disk");
     assert_eq!(ids, [1], "the default export is this one");
     assert_eq!(c.status(NONE, 0, 20_480), Ok(vec![(8192, 0), (4096, HOLE), (8192, 0)]));
@@ -43,8 +43,8 @@ fn what_a_device_holds() {
 /// Contexts are of one export, and of a client that has asked for them.
 #[test]
 fn contexts_are_chosen() {
-    let world = World::new(TestDisk::new(MIB, Order::AtOnce));
-    let other = Arc::new(TestDisk::new(MIB, Order::AtOnce));
+    let world = ServerFixture::new(TestDisk::new(MIB, CompletionOrder::AtOnce));
+    let other = Arc::new(TestDisk::new(MIB, CompletionOrder::AtOnce));
     world.exports.add(Export::new("other", "", false, other).unwrap()).unwrap();
     let (mut c, ids) = client(&world, "disk", "other");
     assert_eq!((ids, c.status(NONE, 0, 512)), (vec![1], Err(EINVAL)), "chosen for another export");
@@ -58,8 +58,8 @@ fn contexts_are_chosen() {
 /// A device that does not answer holds up its own questions alone, and no client that leaves.
 #[test]
 fn a_device_that_does_not_say() {
-    let world = World::new(TestDisk::new(MIB, Order::AtOnce));
-    let other = Arc::new(TestDisk::new(MIB, Order::AtOnce));
+    let world = ServerFixture::new(TestDisk::new(MIB, CompletionOrder::AtOnce));
+    let other = Arc::new(TestDisk::new(MIB, CompletionOrder::AtOnce));
     world.exports.add(Export::new("other", "", false, other).unwrap()).unwrap();
     world.disk.set_dumb(true);
     let (mut asks, _) = client(&world, "disk", "disk");

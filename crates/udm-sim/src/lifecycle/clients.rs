@@ -8,7 +8,7 @@ use crate::model::Violation;
 use crate::stamp;
 use crate::turn::MachineWorld;
 use udm_core::{Bio, BioFlags, Buf, Busy, DeviceId, Nanos, Op, Sector, Sectors, Segments};
-use udm_frontends::nbd::ExportUse;
+use udm_frontends::nbd::ExportRef;
 
 /// The most requests of a client in flight.
 const DEPTH: usize = 4;
@@ -23,7 +23,7 @@ pub(super) struct DeviceClient {
     pub(super) core: usize,
     pub(super) device: DeviceId,
     /// Held for as long as it is there.
-    pub(super) _export: ExportUse,
+    pub(super) _export: ExportRef,
     pub(super) of: ClientTarget,
     /// The size of its device when it came.
     pub(super) sectors: u64,

@@ -5,7 +5,7 @@ use crate::environment::{SharedEnv, lock};
 use crate::path::SimPath;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use udm_control::registry::device_opener::{DeviceOpener, Identity, Opened};
+use udm_control::registry::device_opener::{DeviceOpener, DiskIdentity, OpenedDevice};
 use udm_core::OpenError;
 use udm_core::errno::{EIO, ENODEV};
 use udm_wire::uri::DeviceUri;
@@ -40,7 +40,7 @@ impl LifecycleBackends {
     }
 
     /// The disk of a file, and what tells it from others.
-    fn find(&self, uri: &DeviceUri) -> Result<(usize, Identity), OpenError> {
+    fn find(&self, uri: &DeviceUri) -> Result<(usize, DiskIdentity), OpenError> {
         let DeviceUri::File(file) = uri else {
             return Err(OpenError::new(ENODEV, format!("{uri}: there is no such device here")));
         };
@@ -54,18 +54,18 @@ impl LifecycleBackends {
         let disk = self.files().disk(&file.path, &mut env, false).map_err(failed)?;
         let found = std::fs::metadata(&file.path).map_err(failed)?;
         use std::os::unix::fs::MetadataExt;
-        Ok((disk, Identity::File { device: found.dev(), inode: found.ino() }))
+        Ok((disk, DiskIdentity::File { device: found.dev(), inode: found.ino() }))
     }
 }
 
 impl DeviceOpener for LifecycleBackends {
-    fn look(&self, uri: &DeviceUri) -> Result<Identity, OpenError> {
+    fn look(&self, uri: &DeviceUri) -> Result<DiskIdentity, OpenError> {
         self.find(uri).map(|(_, identity)| identity)
     }
 
-    fn open(&self, uri: &DeviceUri) -> Result<Opened, OpenError> {
+    fn open(&self, uri: &DeviceUri) -> Result<OpenedDevice, OpenError> {
         let (disk, identity) = self.find(uri)?;
-        Ok(Opened { identity, device: Arc::new(SimPath::new(&self.env, disk)) })
+        Ok(OpenedDevice { identity, device: Arc::new(SimPath::new(&self.env, disk)) })
     }
 
     fn canonical(&self, uri: &DeviceUri) -> String {

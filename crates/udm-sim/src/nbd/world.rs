@@ -22,8 +22,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use udm_core::errno::ENOENT;
 use udm_core::{CoreId, DevNo, Nanos};
-use udm_dm::mapped::Change;
-use udm_dm::{DeviceRef, LookupError, MappedDevice, Resolver, Table, Wake};
+use udm_dm::mapped::DeviceTransition;
+use udm_dm::{DeviceRef, LookupError, MappedDevice, Resolver, Table, WakeFn};
 use udm_frontends::nbd::{Export, Exports, NbdServer, ServerOptions};
 use udm_runtime::{Cluster, PrivateIo, SteppedCore};
 
@@ -44,7 +44,7 @@ pub(super) struct ExportedDevice {
     /// Its table, over the paths of the same numbers as its disks.
     pub(super) table: String,
     pub(super) mapped: Option<Arc<MappedDevice>>,
-    pub(super) change: Option<(Change, Arc<AtomicBool>)>,
+    pub(super) change: Option<(DeviceTransition, Arc<AtomicBool>)>,
     pub(super) suspended: bool,
 }
 
@@ -107,7 +107,7 @@ impl Resolver for PathResolver {
 }
 
 /// A flag that a change sets when it can go on.
-pub(super) fn wake() -> (Arc<AtomicBool>, Wake) {
+pub(super) fn wake() -> (Arc<AtomicBool>, WakeFn) {
     let woken = Arc::new(AtomicBool::new(true));
     let handle = woken.clone();
     (woken, Arc::new(move || handle.store(true, Ordering::Relaxed)))

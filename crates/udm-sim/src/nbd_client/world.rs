@@ -27,11 +27,11 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tracing::subscriber::DefaultGuard;
-use udm_backends::nbd::{Address, Fenced, Sockets, made};
+use udm_backends::nbd::{FenceDone, ServerAddress, SocketFactory, simulated_export};
 use udm_core::errno::ENOENT;
 use udm_core::{CoreId, DevNo, Device, DeviceId, Nanos};
-use udm_dm::mapped::Change;
-use udm_dm::{DeviceRef, LookupError, MappedDevice, Resolver, Table, Upkeep, Wake};
+use udm_dm::mapped::DeviceTransition;
+use udm_dm::{DeviceRef, LookupError, MappedDevice, PathMaintenance, Resolver, Table, WakeFn};
 use udm_runtime::{Cluster, PrivateIo, SteppedCore};
 use udm_wire::multipath_conf::Settings;
 use udm_wire::nbd::ExportFlags;
@@ -57,7 +57,7 @@ pub(super) struct ExportDevice {
     pub(super) device: Arc<dyn Device>,
     /// The same, where it is multipath.
     pub(super) mapped: Option<Arc<MappedDevice>>,
-    pub(super) change: Option<(Change, Arc<AtomicBool>)>,
+    pub(super) change: Option<(DeviceTransition, Arc<AtomicBool>)>,
     /// udm itself looks whether failed paths work again.
     pub(super) checks: bool,
 }
@@ -145,7 +145,7 @@ pub(super) struct FenceCommand {
     pub(super) server: usize,
     /// When it ends.
     pub(super) due: Nanos,
-    pub(super) then: Fenced,
+    pub(super) then: FenceDone,
 }
 
 /// Those that run.
@@ -156,8 +156,8 @@ pub(super) fn lock_mutex<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Sockets for SimSockets {
-    fn open(&self, _: &Address) -> io::Result<(OwnedFd, SocketAddrAny)> {
+impl SocketFactory for SimSockets {
+    fn open(&self, _: &ServerAddress) -> io::Result<(OwnedFd, SocketAddrAny)> {
         let (ours, theirs) = pair()?;
         lock_mutex(&self.dialled).push((ours, theirs.as_raw_fd(), self.server));
         Ok((theirs, SocketAddrUnix::new(path_of(self.server))?.into()))
@@ -166,7 +166,7 @@ impl Sockets for SimSockets {
     /// What was sent is with the server, or on its way.
     fn reset(&self, _: &OwnedFd) {}
 
-    fn fence(&self, _: &Path, _: &NbdUri, then: Fenced) {
+    fn fence(&self, _: &Path, _: &NbdUri, then: FenceDone) {
         let due = clock::now() + Nanos(1_000_000);
         lock_mutex(&self.fences).push(FenceCommand { server: self.server, due, then });
     }
@@ -191,7 +191,7 @@ impl Resolver for ServerPathResolver {
 }
 
 /// A flag that a change sets when it can go on.
-fn wake() -> (Arc<AtomicBool>, Wake) {
+fn wake() -> (Arc<AtomicBool>, WakeFn) {
     let woken = Arc::new(AtomicBool::new(true));
     let handle = woken.clone();
     (woken, Arc::new(move || handle.store(true, Ordering::Relaxed)))
@@ -318,7 +318,7 @@ impl NbdClientWorld {
             let sockets =
                 Box::new(SimSockets { dialled: dialled.clone(), fences: self.fences.clone(), server });
             let export = self.says[of.export].export();
-            self.paths.push(made(uri, Address::Unix(path_of(server)), export, sockets));
+            self.paths.push(simulated_export(uri, ServerAddress::Unix(path_of(server)), export, sockets));
         }
         for export in 0..self.says.len() {
             let paths: Vec<usize> =
@@ -382,7 +382,10 @@ impl NbdClientWorld {
             max_polling_interval: Nanos(60_000_000_000),
             ..Settings::every(1)
         };
-        mapped.set_upkeep(Upkeep { paths: checks.then(|| Arc::new(settings)), ..Upkeep::default() });
+        mapped.set_path_maintenance(PathMaintenance {
+            paths: checks.then(|| Arc::new(settings)),
+            ..PathMaintenance::default()
+        });
         let lines = udm_wire::table::parse(&words).map_err(|e| wrong(&e))?;
         let mut names = ServerPathResolver(self.paths.clone());
         let table = Table::build(udm_targets::TARGETS, &lines, &mut names, &PrivateIo, self.cores.len())

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use udm_core::DevNo;
 use udm_core::errno::{EBUSY, EINTR};
-use udm_dm::{Changes, MappedDevice, Refused, Table, TargetError, Wake};
+use udm_dm::{DeviceSetTransition, IndexedTargetError, MappedDevice, Table, TargetError, WakeFn};
 
 /// The most steps that something may take. A slow path may hold a request for half a second, which
 /// is 200,000.
@@ -26,7 +26,7 @@ pub(super) type ChangeOutcome = Result<(), TargetError>;
 const UPPER: u32 = 64;
 
 impl SnapshotWorld {
-    fn wake() -> (Arc<AtomicBool>, Wake) {
+    fn wake() -> (Arc<AtomicBool>, WakeFn) {
         let woken = Arc::new(AtomicBool::new(true));
         let handle = woken.clone();
         (woken, Arc::new(move || handle.store(true, Ordering::Relaxed)))
@@ -106,10 +106,10 @@ impl SnapshotWorld {
         Ok(true)
     }
 
-    /// Goes on until `changes` is over.
+    /// Goes on until `device_set` is over.
     fn finish(
         &mut self,
-        changes: Result<Changes, Refused>,
+        changes: Result<DeviceSetTransition, IndexedTargetError>,
         woken: &AtomicBool,
     ) -> Result<ChangeOutcome, Violation> {
         let mut changes = changes.map_err(|(_, e)| e.to_string())?;
@@ -146,7 +146,7 @@ impl SnapshotWorld {
         self.machine.say(format!("resume of {}", names(devices)));
         let noflush = self.machine.control.one_in(2);
         self.machine.set_turn(None);
-        let outcome = self.finish(Changes::resume(devices, noflush, &wake), &woken);
+        let outcome = self.finish(DeviceSetTransition::resume(devices, noflush, &wake), &woken);
         self.sides.iter_mut().for_each(|side| side.look_at_limits());
         outcome
     }
@@ -168,7 +168,7 @@ impl SnapshotWorld {
         self.machine.say(format!("suspend of {}", names(&devices)));
         let noflush = self.machine.control.one_in(2);
         self.machine.set_turn(None);
-        let outcome = self.finish(Changes::suspend(&devices, noflush, &wake), &woken)?;
+        let outcome = self.finish(DeviceSetTransition::suspend(&devices, noflush, &wake), &woken)?;
         self.counts.suspends += u64::from(outcome.is_ok());
         Ok(outcome)
     }
@@ -179,7 +179,7 @@ impl SnapshotWorld {
         loop {
             let (woken, wake) = SnapshotWorld::wake();
             self.machine.set_turn(None);
-            match self.finish(Changes::leave(&devices, &wake), &woken)? {
+            match self.finish(DeviceSetTransition::remove(&devices, &wake), &woken)? {
                 Ok(()) => return Ok(()),
                 Err(error) if error.errno == EINTR => {}
                 Err(error) => return Err(format!("{} can't be removed: {error}", names(&devices))),

@@ -7,7 +7,7 @@ use crate::machine::Machine;
 use crate::model::Violation;
 use crate::turn::MachineWorld;
 use udm_core::{Bio, BioFlags, Buf, Busy, DeviceId, Nanos, Op, Sector, Sectors, Segments};
-use udm_frontends::nbd::ExportUse;
+use udm_frontends::nbd::ExportRef;
 
 /// The most requests of a client in flight.
 const DEPTH: usize = 4;
@@ -18,7 +18,7 @@ pub(super) struct DeviceReader {
     pub(super) number: usize,
     pub(super) core: usize,
     pub(super) device: DeviceId,
-    pub(super) export: ExportUse,
+    pub(super) export: ExportRef,
 }
 
 impl RegistryWorld {

@@ -9,7 +9,7 @@ use crate::path::SimPath;
 use crate::rng::SimRng;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use udm_control::registry::device_opener::{DeviceOpener, Identity, Opened};
+use udm_control::registry::device_opener::{DeviceOpener, DiskIdentity, OpenedDevice};
 use udm_core::errno::{EIO, ENOENT};
 use udm_core::{Device, DeviceId, OpenError};
 use udm_wire::uri::DeviceUri;
@@ -96,11 +96,11 @@ pub(super) fn canonical(word: &str) -> &str {
 }
 
 impl DeviceOpener for SimBackends {
-    fn look(&self, uri: &DeviceUri) -> Result<Identity, OpenError> {
-        self.find(uri).map(|disk| Identity::File { device: 1, inode: disk as u64 })
+    fn look(&self, uri: &DeviceUri) -> Result<DiskIdentity, OpenError> {
+        self.find(uri).map(|disk| DiskIdentity::File { device: 1, inode: disk as u64 })
     }
 
-    fn open(&self, uri: &DeviceUri) -> Result<Opened, OpenError> {
+    fn open(&self, uri: &DeviceUri) -> Result<OpenedDevice, OpenError> {
         let disk = self.find(uri)?;
         let device = Arc::new(SimPath::new(&self.env, disk));
         let mut world = self.world();
@@ -111,7 +111,7 @@ impl DeviceOpener for SimBackends {
             uri: canonical(&uri.to_string()).into(),
             disk,
         });
-        Ok(Opened { identity: Identity::File { device: 1, inode: disk as u64 }, device })
+        Ok(OpenedDevice { identity: DiskIdentity::File { device: 1, inode: disk as u64 }, device })
     }
 
     fn canonical(&self, uri: &DeviceUri) -> String {

@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use udm_core::bugs::{self, Bug};
 use udm_core::{Batch, Bio, BioFlags, Busy, Cx, Drain, Lane, Limits, Nanos, Op, OpenError, Sectors};
 use udm_dm::TargetError;
-use udm_dm::target::{Below, Target, TargetArgs, Used};
+use udm_dm::target::{DeviceRange, LowerLimits, Target, TargetArgs};
 
 const NAME: &str = "delay";
 const READ: usize = 0;
@@ -122,13 +122,13 @@ impl Target for DelayTarget {
         format!("{r} {w} {f}")
     }
 
-    fn limits(&self, below: Below<'_>) -> Limits {
+    fn limits(&self, below: LowerLimits<'_>) -> Limits {
         let all = self.classes.iter().map(|class| below.limits(&class.under.device));
         let own = Limits { request_stackable: false, ..Limits::new(self.len) };
         all.fold(own, |limits, one| limits.stack(&one))
     }
 
-    fn devices(&self) -> Vec<Used> {
+    fn devices(&self) -> Vec<DeviceRange> {
         self.classes[..self.given].iter().map(|class| class.under.used(self.len)).collect()
     }
 }

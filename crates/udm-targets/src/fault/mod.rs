@@ -14,7 +14,7 @@ pub mod log_writes;
 
 use udm_core::{Batch, Bio, Busy, Cx, Drain, Lane, Limits, Op, OpenError, Sector, Sectors};
 use udm_dm::TargetError;
-use udm_dm::target::{Below, DeviceRef, Resolver, Used, decimal};
+use udm_dm::target::{DeviceRange, DeviceRef, LowerLimits, Resolver, decimal};
 
 /// A decimal number that fits `T`.
 fn parse_number<T: TryFrom<u64>>(word: &str) -> Option<T> {
@@ -45,12 +45,12 @@ impl UnderlyingRange {
         Ok(OffsetLane { lane: self.device.device.open(cx)?, start: Sectors(self.start.0) })
     }
 
-    fn used(&self, len: Sectors) -> Used {
-        Used::new(&self.device, self.start, len)
+    fn used(&self, len: Sectors) -> DeviceRange {
+        DeviceRange::new(&self.device, self.start, len)
     }
 
     /// Limits of a target of `len` that passes on what it is given.
-    fn limits(&self, len: Sectors, below: Below<'_>) -> Limits {
+    fn limits(&self, len: Sectors, below: LowerLimits<'_>) -> Limits {
         Limits { request_stackable: false, ..Limits::new(len).stack(&below.limits(&self.device)) }
     }
 }

@@ -4,7 +4,7 @@
 use super::checker::QuarantineStatus;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 use udm_core::Nanos;
-use udm_dm::CheckState;
+use udm_dm::PathCheckState;
 
 /// See the module.
 pub(super) struct CheckerStatus {
@@ -32,7 +32,7 @@ struct PathCheckStatus {
 impl CheckerStatus {
     pub fn new(paths: usize) -> CheckerStatus {
         let slot = |_| PathCheckStatus {
-            state: AtomicU8::new(CheckState::Unchecked as u8),
+            state: AtomicU8::new(PathCheckState::Unchecked as u8),
             truncated: AtomicBool::new(false),
             prio: AtomicU32::new(0),
             held_until: AtomicU64::new(Nanos::NEVER.0),
@@ -67,13 +67,13 @@ impl CheckerStatus {
     }
 
     /// True when it is another state than before.
-    pub fn set(&self, path: usize, state: CheckState) -> bool {
+    pub fn set(&self, path: usize, state: PathCheckState) -> bool {
         self.paths[path].state.swap(state as u8, Relaxed) != state as u8
     }
 
-    pub fn state(&self, path: usize) -> CheckState {
+    pub fn state(&self, path: usize) -> PathCheckState {
         let number = self.paths[path].state.load(Relaxed);
-        CheckState::ALL[usize::from(number)]
+        PathCheckState::ALL[usize::from(number)]
     }
 
     pub fn set_truncated(&self, path: usize, truncated: bool) {

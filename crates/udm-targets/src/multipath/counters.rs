@@ -76,7 +76,7 @@ pub(super) struct PathCounters {
 /// How many numbers a watch counts.
 const WATCH_COUNTERS: usize = 9;
 
-/// What the watch of one lane counts of a path ([`udm_dm::WatchReport`]).
+/// What the watch of one lane counts of a path ([`udm_dm::PathWatchReport`]).
 #[derive(Debug, Default)]
 pub(super) struct WatchCounters {
     pub(super) waiting: AtomicU64,

@@ -4,7 +4,7 @@
 //! in use deals the batch out; each path that got any is given its batch, and a single bio goes to
 //! its path in the batch that it came in. `poll`: each path that has any in flight is polled, and
 //! what came back is looked through once, for errors and for its length: that of one path in the
-//! caller's list, that of several on its way there. Everything else is in `route` and `retry` and
+//! caller's list, that of several on its way there. Everything else is in `router` and `retry` and
 //! runs only when a path or a group changes, an error comes back, or no path is left.
 
 use super::counters::{LaneCounters, PathCounters};
@@ -15,14 +15,14 @@ use super::state::MultipathState;
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
 use udm_core::{Batch, Bio, Busy, Cx, Drain, Lane, Op, Sectors, Status};
-use udm_dm::legs::{Legs, Polled};
+use udm_dm::child_lanes::{ChildLanes, PolledChild};
 
 /// See the module.
 pub(super) struct MultipathLane {
     pub(super) shared: Arc<MultipathState>,
     pub(super) router: Router,
     /// The paths.
-    pub(super) legs: Legs,
+    pub(super) legs: ChildLanes,
     /// The group of each path, and its place there.
     path_positions: Vec<(u32, u32)>,
     pub(super) served: LaneCounters,
@@ -45,13 +45,13 @@ pub(super) struct MultipathLane {
 
 /// What came back from several paths, each apart.
 pub(super) struct ReapedPaths<'a> {
-    legs: &'a mut Legs,
+    legs: &'a mut ChildLanes,
     served: &'a [PathCounters],
     done: &'a mut Batch,
 }
 
 impl ReapedPaths<'_> {
-    /// Takes those of leg `index` to the others, with their length, and accounts for them, if all
+    /// Takes those of leg `run_index` to the others, with their length, and accounts for them, if all
     /// of them went well and are of one operation.
     #[inline(always)]
     pub(super) fn take(&mut self, index: usize) -> Option<(&[Box<Bio>], Sectors)> {
@@ -63,7 +63,7 @@ impl ReapedPaths<'_> {
             bio.status as u8 | (bio.op as u8 ^ op as u8)
         });
         all.then(|| {
-            let (left, counter) = (self.legs.took(index, count), &self.served[index]);
+            let (left, counter) = (self.legs.taken(index, count), &self.served[index]);
             counter.has(left);
             counter.served(op, count as u64, sectors.bytes());
             (&self.done[from..], sectors)
@@ -85,7 +85,7 @@ impl MultipathLane {
             shared,
             path_positions: router.path_positions(),
             router,
-            legs: Legs::new(paths),
+            legs: ChildLanes::new(paths),
             served,
             parked: Batch::new(),
             reported_waiting: 0,
@@ -143,7 +143,7 @@ impl MultipathLane {
     /// Those that are all well of the group in use are taken in a loop of its selector.
     #[inline(never)]
     fn reap_several(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
-        let Some(polled) = self.legs.poll_apart(cx) else { return self.reap_many(done, cx) };
+        let Some(polled) = self.legs.poll_separately(cx) else { return self.reap_many(done, cx) };
         let (before, mut marks) = (done.len(), polled);
         if let Some(group) = self.router.group() {
             let to = ReapedPaths { legs: &mut self.legs, served: &self.served, done };
@@ -155,10 +155,10 @@ impl MultipathLane {
             let back = self.legs.back(index);
             let count = back.len();
             done.append(back);
-            let left = self.legs.took(index, count);
-            self.polled(Polled { leg: index, from, left }, done, cx);
+            let left = self.legs.taken(index, count);
+            self.polled(PolledChild { leg: index, from, left }, done, cx);
         }
-        self.legs.end_apart(polled, done.len() > before, done, cx);
+        self.legs.finish_separate_poll(polled, done.len() > before, done, cx);
     }
 
     /// The same where there are more paths than marks.
@@ -174,8 +174,8 @@ impl MultipathLane {
     /// Accounts for those of `done` that came back from a path, and takes those out that a path
     /// error ended.
     #[inline(always)]
-    fn polled(&mut self, polled: Polled, done: &mut Batch, cx: &Cx<'_>) {
-        let Polled { leg: index, from, left } = polled;
+    fn polled(&mut self, polled: PolledChild, done: &mut Batch, cx: &Cx<'_>) {
+        let PolledChild { leg: index, from, left } = polled;
         let counter = &self.served[index];
         counter.has(left);
         let back = &done[from..];

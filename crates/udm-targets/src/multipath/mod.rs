@@ -7,7 +7,7 @@
 //!
 //! * `parse`: the table line. `state`: the atomics that cores share. `message`, `status`: text in
 //!   and out. `path_log`: log lines.
-//! * `lane`: the data path of one core. `route`: the group and paths in use. `retry`: bios that
+//! * `lane`: the data path of one core. `router`: the group and paths in use. `retry`: bios that
 //!   found no path or lost theirs.
 //! * [`selector`]: the choice of a path in a group.
 //! * `checker`: the task that checks paths. `checker_status`: its results. `watch`: deadlines, hedged reads
@@ -19,12 +19,12 @@
 //! is unchanged, no other path state is examined.
 //!
 //! **Counters.** Each lane counts requests and errors per path in a row of its own. `status --json`
-//! adds the rows. The control half's clock (`Notify::now`) tells for how long a path has been in
+//! adds the rows. The control half's clock (`TargetHost::now`) tells for how long a path has been in
 //! its state; it is read when the state changes and when a client asks.
 //!
 //! **Path maintenance.** The kernel leaves path checks to a daemon. `udm serve` does them itself,
 //! unless it runs with `--check-paths off`. Table, status and messages stay the kernel's. The
-//! settings come from outside the table (`Upkeep`), with the words of multipath.conf
+//! settings come from outside the table (`PathMaintenance`), with the words of multipath.conf
 //! (`udm_wire::multipath_conf`). `udm multipath` prints the results with multipath-tools' texts.
 //!
 //! A bio is retried only after the lane of the path has returned it. So nothing below can still
@@ -55,8 +55,12 @@ use path_log::PathLog;
 use state::MultipathState;
 use std::sync::{Arc, Mutex, OnceLock};
 use udm_core::{Content, Cx, DevNo, Extents, Lane, Limits, MakeTask, OpenError, Sector, Sectors};
-use udm_dm::target::{Below, DeviceRef, Kind, Notify, Resolver, Target, TargetArgs, Used};
-use udm_dm::{PathCommand, PathReport, PathWatch, TargetError, Upkeep, UpkeepReport};
+use udm_dm::target::{
+    DeviceRange, DeviceRef, DmQueueMode, LowerLimits, Resolver, Target, TargetArgs, TargetHost,
+};
+use udm_dm::{
+    PathCommand, PathMaintenance, PathMaintenanceReport, PathReport, PathWatchOptions, TargetError,
+};
 
 /// The constructor: `multipath FEATURES HANDLER GROUPS INITIAL GROUP...`; the grammar is in
 /// `parse`.
@@ -77,7 +81,7 @@ pub struct Multipath {
     served: DeviceCounters,
     board: Arc<CheckerStatus>,
     /// What its paths are watched for, once it is loaded into a device.
-    watch: OnceLock<PathWatch>,
+    watch: OnceLock<PathWatchOptions>,
     /// Serialises messages. The data path never takes it.
     messages: Mutex<()>,
 }
@@ -142,9 +146,9 @@ impl Target for Multipath {
         self.status_text()
     }
 
-    fn limits(&self, below: Below<'_>) -> Limits {
+    fn limits(&self, below: LowerLimits<'_>) -> Limits {
         let mut limits = Limits::new(self.len);
-        limits.request_stackable = self.kind() == Kind::Request;
+        limits.request_stackable = self.kind() == DmQueueMode::Request;
         self.paths().fold(limits, |limits, (_, path)| limits.stack(&below.limits(path)))
     }
 
@@ -157,8 +161,8 @@ impl Target for Multipath {
         }
     }
 
-    fn devices(&self) -> Vec<Used> {
-        let used = |device: &DeviceRef| Used::new(device, Sector(0), self.len);
+    fn devices(&self) -> Vec<DeviceRange> {
+        let used = |device: &DeviceRef| DeviceRange::new(device, Sector(0), self.len);
         self.paths().map(|(_, path)| used(path)).collect()
     }
 
@@ -166,10 +170,10 @@ impl Target for Multipath {
         true
     }
 
-    fn kind(&self) -> Kind {
+    fn kind(&self) -> DmQueueMode {
         match self.features.queue_mode {
-            QueueMode::Bio => Kind::Bio,
-            QueueMode::Request => Kind::Request,
+            QueueMode::Bio => DmQueueMode::Bio,
+            QueueMode::Request => DmQueueMode::Request,
         }
     }
 
@@ -189,17 +193,17 @@ impl Target for Multipath {
         self.reports()
     }
 
-    fn upkeep_report(&self) -> Option<UpkeepReport> {
-        self.upkeep()
+    fn path_maintenance_report(&self) -> Option<PathMaintenanceReport> {
+        self.path_maintenance()
     }
 
-    fn attach(&self, notify: Arc<dyn Notify>) {
-        let _ = self.watch.set(notify.upkeep().watch);
+    fn attach(&self, notify: Arc<dyn TargetHost>) {
+        let _ = self.watch.set(notify.path_maintenance().watch);
         self.shared.attach(notify);
     }
 
-    fn tasks(&self, upkeep: &Upkeep) -> Vec<MakeTask> {
-        let Some(settings) = upkeep.paths.clone() else { return Vec::new() };
+    fn tasks(&self, path_maintenance: &PathMaintenance) -> Vec<MakeTask> {
+        let Some(settings) = path_maintenance.paths.clone() else { return Vec::new() };
         let paths = self.paths().map(|(_, path)| path.clone()).collect();
         let mut next = 0;
         let range = |group: &PriorityGroup| {

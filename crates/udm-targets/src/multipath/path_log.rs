@@ -23,8 +23,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 use udm_core::{Bio, Cores, DevNo, Device, Nanos, Overdue, Stacked, Status};
-use udm_dm::target::{DeviceRef, Notify};
-use udm_dm::{CheckState, NewsKind, StateChange};
+use udm_dm::target::{DeviceRef, TargetHost};
+use udm_dm::{EventKind, PathCheckState, StateChange};
 use udm_wire::multipath_conf::Settings;
 
 /// See the module.
@@ -32,7 +32,7 @@ use udm_wire::multipath_conf::Settings;
 pub(super) struct PathLog {
     /// The paths, which people know by number and name: `253:1 (same.img)`.
     paths: Box<[LoggedPath]>,
-    notify: OnceLock<Arc<dyn Notify>>,
+    notify: OnceLock<Arc<dyn TargetHost>>,
     waiting: AtomicUsize,
     failed: AtomicUsize,
     /// The last path has gone, and nobody has said yet what becomes of the requests.
@@ -132,7 +132,7 @@ impl PathLog {
     }
 
     /// Whom to tell of events.
-    pub fn attach(&self, notify: Arc<dyn Notify>) {
+    pub fn attach(&self, notify: Arc<dyn TargetHost>) {
         // A table is loaded into one device, once.
         let _ = self.notify.set(notify);
     }
@@ -145,7 +145,7 @@ impl PathLog {
 
     /// What is done for the device's paths, where something is.
     pub fn settings(&self) -> Option<Arc<Settings>> {
-        self.notify.get().and_then(|notify| notify.upkeep().paths)
+        self.notify.get().and_then(|notify| notify.path_maintenance().paths)
     }
 
     /// Raises the device's event counter by one.
@@ -175,22 +175,22 @@ impl PathLog {
             // A place has a budget of lines: where many fail at once, the last is not left out.
             tracing::warn!("multipath: {device}: {line}");
         }
-        self.tell(NewsKind::PathFailed, Some(path), &line);
+        self.tell(EventKind::PathFailed, Some(path), &line);
     }
 
     /// A path that had failed is an administrator's from now on.
     pub fn held(&self, path: usize) {
         let line = format!("path {} stays failed: {}", self.path(path), FailReason::Command);
-        self.tell(NewsKind::PathHeld, Some(path), &line);
+        self.tell(EventKind::PathHeld, Some(path), &line);
     }
 
     /// A check of a path found a state, which is put on the board; told where it is another.
-    pub fn checked(&self, board: &CheckerStatus, path: usize, found: CheckState) {
+    pub fn checked(&self, board: &CheckerStatus, path: usize, found: PathCheckState) {
         if !board.set(path, found) {
             return;
         }
         let line = format!("path {}: the checker says {}", self.path(path), found.text());
-        self.tell(NewsKind::PathChecked, Some(path), &line);
+        self.tell(EventKind::PathChecked, Some(path), &line);
     }
 
     /// Requests go to group `group`, from 0. Said where it was another that they went to.
@@ -199,7 +199,7 @@ impl PathLog {
         if self.group.swap(group, Relaxed) != group {
             let change = || {
                 let line = format!("group {group} is in use");
-                StateChange { group: Some(group), ..StateChange::new(NewsKind::PathGroup, line) }
+                StateChange { group: Some(group), ..StateChange::new(EventKind::PathGroup, line) }
             };
             self.emit_as(&change);
         }
@@ -210,7 +210,7 @@ impl PathLog {
     pub fn refused(&self, path: usize, why: &str) {
         let (device, line) = (self.device(), format!("path {} stays failed: {why}", self.path(path)));
         tracing::warn!("multipath: {device}: {line}");
-        self.tell(NewsKind::PathRefused, Some(path), &line);
+        self.tell(EventKind::PathRefused, Some(path), &line);
     }
 
     /// A path is out of use for being slow, for `length` at the least.
@@ -218,7 +218,7 @@ impl PathLog {
         let (device, name, length) = (self.device(), self.path(path), Duration::from_nanos(length.0));
         let line = format!("path {name} is much slower than the others: out of use for {length:?}");
         tracing::warn!("multipath: {device}: {line}");
-        self.tell(NewsKind::PathEjected, Some(path), &line);
+        self.tell(EventKind::PathEjected, Some(path), &line);
     }
 
     /// It is in use again.
@@ -226,7 +226,7 @@ impl PathLog {
         let (device, name) = (self.device(), self.path(path));
         let line = format!("path {name} is no slower than the others: in use again");
         tracing::warn!("multipath: {device}: {line}");
-        self.tell(NewsKind::PathAdmitted, Some(path), &line);
+        self.tell(EventKind::PathAdmitted, Some(path), &line);
     }
 
     /// A path was reinstated; `up` are up now.
@@ -244,7 +244,7 @@ impl PathLog {
         }
         let line = format!("Reinstating path {name}: {back}{up} of {all} paths up{meanwhile}");
         tracing::warn!("multipath: {device}: {line}");
-        self.tell(NewsKind::PathReinstated, Some(path), &line);
+        self.tell(EventKind::PathReinstated, Some(path), &line);
     }
 
     /// What becomes of requests without a path, said once after the last has gone: by the first
@@ -260,7 +260,7 @@ impl PathLog {
             format!("no path left: {} requests failed, and those that come will", self.failed.load(Relaxed))
         };
         tracing::warn!("multipath: {device}: {line}");
-        self.tell(NewsKind::NoPath, None, &line);
+        self.tell(EventKind::NoPath, None, &line);
     }
 
     /// A message changed what becomes of requests while there is no path.
@@ -274,7 +274,7 @@ impl PathLog {
             format!("no path left: {n} requests that waited fail, and those that come")
         };
         tracing::warn!("multipath: {device}: {line}");
-        self.tell(NewsKind::NoPath, None, &line);
+        self.tell(EventKind::NoPath, None, &line);
     }
 
     /// Group `group`, from 0, is better than the one in use.
@@ -282,7 +282,7 @@ impl PathLog {
         let (device, group) = (self.device(), group + 1);
         let line = format!("back to group {group}, which is better");
         tracing::warn!("multipath: {device}: {line}");
-        self.emit_as(&|| StateChange { group: Some(group), ..StateChange::new(NewsKind::Failback, &*line) });
+        self.emit_as(&|| StateChange { group: Some(group), ..StateChange::new(EventKind::Failback, &*line) });
     }
 
     /// A lane holds `now` bios for want of a path, `before` when it last said so.
@@ -308,7 +308,7 @@ impl PathLog {
     }
 
     /// Has who listens told of a change, of `path` or of all, that this line says.
-    fn tell(&self, kind: NewsKind, path: Option<usize>, line: &str) {
+    fn tell(&self, kind: EventKind, path: Option<usize>, line: &str) {
         let path = path.and_then(|path| self.paths.get(path)).map(|path| path.number);
         self.emit_as(&|| StateChange { path, ..StateChange::new(kind, line) });
     }

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use udm_core::bugs::{self, Bug};
 use udm_core::{Bell, Nanos, interleave};
-use udm_dm::target::Notify;
+use udm_dm::target::TargetHost;
 
 /// Flags, current group, next group and generation: a snapshot of [`MultipathState::word`]. Groups count
 /// from 0 here and from 1 in what is printed.
@@ -294,7 +294,7 @@ impl MultipathState {
     }
 
     /// The table is loaded into a device, by whose clock times are told.
-    pub(super) fn attach(&self, notify: Arc<dyn Notify>) {
+    pub(super) fn attach(&self, notify: Arc<dyn TargetHost>) {
         self.path_log.attach(notify);
         let now = self.path_log.now();
         self.paths.iter().for_each(|path| path.since.store(now.0, Ordering::Relaxed));

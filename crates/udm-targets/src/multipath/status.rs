@@ -10,7 +10,7 @@ use std::fmt::Write;
 use udm_core::latency::end_of;
 use udm_core::{Nanos, Status};
 use udm_dm::target::DeviceRef;
-use udm_dm::{PathReport, PathWatch, UpkeepReport, WatchReport};
+use udm_dm::{PathMaintenanceReport, PathReport, PathWatchOptions, PathWatchReport};
 
 /// Appends a field.
 macro_rules! field {
@@ -97,13 +97,13 @@ impl Multipath {
     }
 
     /// How its paths are looked after.
-    pub(super) fn upkeep(&self) -> Option<UpkeepReport> {
+    pub(super) fn path_maintenance(&self) -> Option<PathMaintenanceReport> {
         let path_log = &self.shared.path_log;
         let (settings, now) = (path_log.settings()?, path_log.now());
         let left = |at: Nanos| at.since(now);
         let queueing = self.shared.word().queues_after_resume();
         let fails_at = Some(self.board.fails_at()).filter(|at| queueing && *at != Nanos::NEVER);
-        Some(UpkeepReport {
+        Some(PathMaintenanceReport {
             settings,
             queueing,
             fails_in: fails_at.map(left),
@@ -154,7 +154,7 @@ impl Multipath {
                 retries: served.retries,
                 ejected: view.ejected,
                 ejections: self.shared.ejection(index).count(),
-                watch: self.watch.get().is_some_and(PathWatch::is_on).then(|| watch_report(&served)),
+                watch: self.watch.get().is_some_and(PathWatchOptions::is_on).then(|| watch_report(&served)),
             }
         })
         .collect()
@@ -162,11 +162,11 @@ impl Multipath {
 }
 
 /// What a watch has counted of a path.
-fn watch_report(served: &PathIoTotals) -> WatchReport {
+fn watch_report(served: &PathIoTotals) -> PathWatchReport {
     let [waiting, given_up, late, bare, hedges, won, wasted, refused, free] = served.watched;
     let steps = served.latency.steps.iter().enumerate().filter(|(_, count)| **count > 0);
     let latency = steps.map(|(step, count)| (end_of(step), *count)).collect();
-    WatchReport {
+    PathWatchReport {
         waiting,
         given_up,
         late,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use udm_core::errno::EINVAL;
 use udm_core::{Commons, Device, Sectors};
 use udm_dm::target::{DeviceRef, Resolver, TargetArgs, decimal};
-use udm_dm::{MappedDevice, TargetError, lies_on};
+use udm_dm::{MappedDevice, TargetError, depends_on};
 use udm_wire::cow::{ChunkSize, NotAChunkSize};
 
 /// What a snapshot does besides.
@@ -92,16 +92,17 @@ pub(super) fn check_not_stacked(
     origin_devices: &[Arc<MappedDevice>],
 ) -> Result<(), TargetError> {
     let SnapshotTableArgs { origin, store, .. } = line;
-    let on_node = lies_on(&store.device, |device| origin_devices.iter().any(|node| node.id() == device.id()));
+    let on_node =
+        depends_on(&store.device, |device| origin_devices.iter().any(|node| node.id() == device.id()));
     let whole = len >= origin.device.limits().size;
-    let why = if on_node || whole && lies_on(&store.device, |device| is_same_device(device, &*origin.device))
-    {
-        format!("{} lies on its own origin", store.name)
-    } else if lies_on(&origin.device, |device| is_same_device(device, &*store.device)) {
-        format!("the origin {} lies on it", origin.name)
-    } else {
-        return Ok(());
-    };
+    let why =
+        if on_node || whole && depends_on(&store.device, |device| is_same_device(device, &*origin.device)) {
+            format!("{} lies on its own origin", store.name)
+        } else if depends_on(&origin.device, |device| is_same_device(device, &*store.device)) {
+            format!("the origin {} lies on it", origin.name)
+        } else {
+            return Ok(());
+        };
     Err(TargetError::new("COW device cannot be the same as origin device").because(why).at(1))
 }
 

@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use udm_core::bugs::{self, Bug};
 use udm_core::errno::{EBUSY, EINVAL};
 use udm_core::{Alone, ClaimKey, Content, DevNo, Device, DeviceId, Extents, Sector, Sectors};
-use udm_dm::target::{DeviceRef, Notify, TargetArgs, Used};
+use udm_dm::target::{DeviceRange, DeviceRef, TargetArgs, TargetHost};
 use udm_dm::{MappedDevice, SnapshotReport, SnapshotState, TargetError};
 
 /// How far a table with a snapshot has come.
@@ -61,7 +61,7 @@ pub(super) struct SnapshotBinding {
     role: Mutex<BindingState>,
     /// What lanes see of a role that is spent.
     pub released: Arc<AtomicBool>,
-    notify: Mutex<Option<Arc<dyn Notify>>>,
+    notify: Mutex<Option<Arc<dyn TargetHost>>>,
 }
 
 impl SnapshotBinding {
@@ -208,7 +208,7 @@ impl SnapshotBinding {
         matches!(*self.role(), BindingState::Destination) && Arc::ptr_eq(&self.snapshot, &source.snapshot)
     }
 
-    fn notify(&self) -> Option<Arc<dyn Notify>> {
+    fn notify(&self) -> Option<Arc<dyn TargetHost>> {
         self.notify.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -268,11 +268,11 @@ impl SnapshotBinding {
     }
 
     /// The devices below.
-    pub(super) fn devices(&self) -> Vec<Used> {
+    pub(super) fn devices(&self) -> Vec<DeviceRange> {
         let alone = Some(Alone::With(ClaimKey::of(&self.family)));
         let size = self.line.store.device.limits().size;
-        let store = Used { alone, ..Used::new(&self.line.store, Sector(0), size) };
-        vec![Used::new(&self.line.origin, Sector(0), self.len), store]
+        let store = DeviceRange { alone, ..DeviceRange::new(&self.line.store, Sector(0), size) };
+        vec![DeviceRange::new(&self.line.origin, Sector(0), self.len), store]
     }
 
     /// What the sectors from `from` on hold: what is in the store is data, the rest is the
@@ -291,12 +291,12 @@ impl SnapshotBinding {
         }
     }
 
-    pub(super) fn attach(&self, notify: Arc<dyn Notify>) {
+    pub(super) fn attach(&self, notify: Arc<dyn TargetHost>) {
         *self.notify.lock().unwrap_or_else(PoisonError::into_inner) = Some(notify);
     }
 
     /// The devices with lanes of the origin, besides its own.
-    pub(super) fn partners(&self) -> Vec<Arc<MappedDevice>> {
+    pub(super) fn dependents(&self) -> Vec<Arc<MappedDevice>> {
         if bugs::on(Bug::OriginNotRenewed) {
             return Vec::new();
         }
@@ -366,7 +366,7 @@ impl SnapshotBinding {
     }
 
     /// Its table is live no more, and everything stands still.
-    pub(super) fn gone(&self) {
+    pub(super) fn retired(&self) {
         // One that is taken over goes on in the next table of its device.
         let own = self.device().map(|device| device.id());
         let is_own =

@@ -22,7 +22,7 @@ use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use udm_core::bugs::{self, Bug};
 use udm_core::{Growth as GrowthSettings, Nanos, OpenError, SECTOR_SIZE, Sectors};
-use udm_dm::{NewsKind, TargetError};
+use udm_dm::{EventKind, TargetError};
 use udm_wire::size;
 
 /// How long after an attempt that failed the next one comes, while writes wait or fail.
@@ -247,7 +247,7 @@ impl Snapshot {
         if self.settings.crosses(before, now, full.0) {
             let line = format!("the store is filled to {now} of {} sectors", full.0);
             tracing::warn!("{}: {line}", self.name());
-            self.tell(NewsKind::SnapshotFilling, &line);
+            self.tell(EventKind::SnapshotFilling, &line);
             self.event();
         }
         if self.is_low(grant.end, *size) {
@@ -311,7 +311,7 @@ impl Snapshot {
                     let size = self.store_size().0;
                     let line = format!("the store stays at {size} sectors: {why}");
                     tracing::warn!("{}: {line}", self.name());
-                    self.tell(NewsKind::SnapshotFilling, &line);
+                    self.tell(EventKind::SnapshotFilling, &line);
                     self.event();
                 }
             }

@@ -11,7 +11,7 @@ use udm_core::control_io;
 use udm_core::errno::{EINVAL, EIO, ENXIO};
 use udm_core::{ControlIo, OpenError, SECTOR_SIZE, Sector, Sectors};
 use udm_dm::target::DeviceRef;
-use udm_dm::{StoreMark, TargetError};
+use udm_dm::{InvalidStoreMark, TargetError};
 use udm_wire::cow::{
     ChunkSize, Exception, HEADER_LEN, Header, Layout, RECORD_LEN, StoreError, StoreFault, Summary, Walk,
 };
@@ -61,7 +61,7 @@ pub(super) fn load_store(
     line: &SnapshotTableArgs,
     len: Sectors,
     io: &dyn ControlIo,
-    mark: Option<&dyn StoreMark>,
+    mark: Option<&dyn InvalidStoreMark>,
 ) -> Result<(ChunkSize, StoreContents), TargetError> {
     // A mapped device without a table has no size yet.
     let origin = line.origin.device.limits().size.max(len);
@@ -85,7 +85,7 @@ pub(super) fn load_store(
     let store = StoreIo { device: &line.store, io, size: line.store.device.limits().size };
     let wanted = line.chunk.unwrap_or_else(|| default_chunk_size(&line.store.device));
     let header = Header::decode(&store.head()?).map_err(|error| format_error(&error))?;
-    let marked = mark.and_then(StoreMark::why).filter(|_| header.is_some_and(|header| header.valid));
+    let marked = mark.and_then(InvalidStoreMark::why).filter(|_| header.is_some_and(|header| header.valid));
     if let Some(why) = marked {
         return Err(store_error(EINVAL, why));
     }
@@ -113,7 +113,7 @@ pub(super) fn load_store(
     let (summary, unit) = match (header.is_none(), valid) {
         (true, _) => {
             // The other way round a crash between would leave a new store that nobody believes.
-            mark.map_or(Ok(()), StoreMark::clear).map_err(|why| store_error(EIO, why))?;
+            mark.map_or(Ok(()), InvalidStoreMark::clear).map_err(|why| store_error(EIO, why))?;
             store.make(layout)?;
             (None, vec![0; store.unit(layout)])
         }

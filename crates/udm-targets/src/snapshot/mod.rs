@@ -37,7 +37,7 @@
 //!   for full stores applies after a last attempt. The flush before the next record makes the new
 //!   length durable.
 //! * **A lost copy** ends the snapshot and nothing else. The origin's write waits until the store
-//!   is marked, or, if its disk is gone, until a [`StoreMark`](udm_dm::StoreMark) outside is
+//!   is marked, or, if its disk is gone, until a [`InvalidStoreMark`](udm_dm::InvalidStoreMark) outside is
 //!   durable. Otherwise the disk could return with a valid header. Reads in flight check the state
 //!   when they complete, so none returns new data of the origin.
 //! * **A truncated store** is found by a read of its last block, at most one per 100 ms and lane.

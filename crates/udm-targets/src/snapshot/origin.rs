@@ -9,7 +9,7 @@ use super::origin_snapshots::OriginSnapshots;
 use std::sync::Arc;
 use udm_core::{Checkpoint, Cx, Extents, Lane, Limits, OpenError, Sector, Sectors, Since};
 use udm_dm::TargetError;
-use udm_dm::target::{Below, DeviceRef, Notify, Target, TargetArgs, Used};
+use udm_dm::target::{DeviceRange, DeviceRef, LowerLimits, Target, TargetArgs, TargetHost};
 
 struct OriginTarget {
     device: DeviceRef,
@@ -50,7 +50,7 @@ impl Target for OriginTarget {
     }
 
     /// Discards and write-zeroes would not be copied (kernel: not offered).
-    fn limits(&self, below: Below<'_>) -> Limits {
+    fn limits(&self, below: LowerLimits<'_>) -> Limits {
         let limits = Limits::new(self.len).stack(&below.limits(&self.device));
         let none = Sectors::ZERO;
         Limits { request_stackable: false, max_discard: none, max_write_zeroes: none, ..limits }
@@ -68,11 +68,11 @@ impl Target for OriginTarget {
         self.family.changed(None, since, (from, len), out);
     }
 
-    fn devices(&self) -> Vec<Used> {
-        vec![Used::new(&self.device, Sector(0), self.len)]
+    fn devices(&self) -> Vec<DeviceRange> {
+        vec![DeviceRange::new(&self.device, Sector(0), self.len)]
     }
 
-    fn also_opens(&self) -> Vec<DeviceRef> {
+    fn extra_devices(&self) -> Vec<DeviceRef> {
         self.family.stores()
     }
 
@@ -80,7 +80,7 @@ impl Target for OriginTarget {
         self.family.is_empty().then(|| (self.device.clone(), Sector(0)))
     }
 
-    fn attach(&self, notify: Arc<dyn Notify>) {
+    fn attach(&self, notify: Arc<dyn TargetHost>) {
         self.family.add_origin_device(&notify);
     }
 }

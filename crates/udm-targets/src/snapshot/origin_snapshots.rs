@@ -2,7 +2,7 @@
 //!
 //! A lane of a `snapshot-origin` looks after the snapshots that are listed when it is opened. So a
 //! snapshot that becomes live, or goes, has the devices with such lanes renewed in the same change
-//! ([`udm_dm::target::Target::partners`]): all of them stand still while it happens.
+//! ([`udm_dm::target::Target::dependents`]): all of them stand still while it happens.
 
 use super::args;
 use super::binding::SnapshotBinding;
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use udm_core::{Commons, Device, DeviceId};
 use udm_dm::MappedDevice;
-use udm_dm::target::{DeviceRef, Notify};
+use udm_dm::target::{DeviceRef, TargetHost};
 
 /// See the module's documentation.
 #[derive(Default)]
@@ -27,7 +27,7 @@ struct OriginMembers {
     /// What lanes of the origin look after, those with the largest chunks first.
     listed: Vec<Arc<Snapshot>>,
     /// The devices with an origin's target.
-    origin_devices: Vec<Weak<dyn Notify>>,
+    origin_devices: Vec<Weak<dyn TargetHost>>,
     /// What was read of stores and is not in use yet.
     read_tickets: Vec<Weak<StoreReadTicket>>,
 }
@@ -134,7 +134,7 @@ impl OriginSnapshots {
     }
 
     /// A device has a table with the origin's target.
-    pub(super) fn add_origin_device(&self, notify: &Arc<dyn Notify>) {
+    pub(super) fn add_origin_device(&self, notify: &Arc<dyn TargetHost>) {
         let mut members = self.members();
         members.origin_devices.retain(|known| known.strong_count() > 0);
         members.origin_devices.push(Arc::downgrade(notify));

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
 use udm_core::{Cx, Device, Lane, Limits, OpenError, Sector, Sectors};
-use udm_dm::target::{Below, DeviceRef, Target, Used};
+use udm_dm::target::{DeviceRange, DeviceRef, LowerLimits, Target};
 use udm_dm::{Table, TargetError};
 
 /// The end of the largest device, in whole blocks whatever their size.
@@ -37,12 +37,12 @@ impl Target for RawDeviceTarget {
         format!("{} 0", self.0.number)
     }
 
-    fn limits(&self, below: Below<'_>) -> Limits {
+    fn limits(&self, below: LowerLimits<'_>) -> Limits {
         Limits::new(device_end()).stack(&below.limits(&self.0))
     }
 
-    fn devices(&self) -> Vec<Used> {
-        vec![Used::new(&self.0, Sector(0), Sectors(0))]
+    fn devices(&self) -> Vec<DeviceRange> {
+        vec![DeviceRange::new(&self.0, Sector(0), Sectors(0))]
     }
 
     fn as_linear(&self) -> Option<(DeviceRef, Sector)> {

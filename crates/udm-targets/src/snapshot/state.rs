@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use udm_core::bugs::{self, Bug};
 use udm_core::{Bell, Bio, Op, Sectors};
-use udm_dm::target::{DeviceRef, Notify};
-use udm_dm::{NewsKind, StateChange, StoreMark};
+use udm_dm::target::{DeviceRef, TargetHost};
+use udm_dm::{EventKind, InvalidStoreMark, StateChange};
 use udm_wire::cow::{ChunkSize, Layout};
 
 /// Whether it can be used.
@@ -69,9 +69,9 @@ pub(super) struct Snapshot {
     overflowed: AtomicBool,
     /// It has been resumed once: writes of the origin are copied.
     active: AtomicBool,
-    notify: Mutex<Option<Arc<dyn Notify>>>,
+    notify: Mutex<Option<Arc<dyn TargetHost>>>,
     /// Where it is kept that the store must not be believed, when the store can't say so.
-    mark: Option<Arc<dyn StoreMark>>,
+    mark: Option<Arc<dyn InvalidStoreMark>>,
 }
 
 impl Snapshot {
@@ -80,7 +80,7 @@ impl Snapshot {
         store: DeviceRef,
         chunk: ChunkSize,
         loaded: StoreContents,
-        mark: Option<Arc<dyn StoreMark>>,
+        mark: Option<Arc<dyn InvalidStoreMark>>,
     ) -> Arc<Snapshot> {
         let origin_size = origin.device.limits().size;
         let health = if loaded.valid { SnapshotHealth::Valid } else { SnapshotHealth::Invalid };
@@ -137,7 +137,7 @@ impl Snapshot {
     /// The store says that it is invalid, or can't be made to say so.
     pub(super) fn invalidated(&self) {
         self.health.store(SnapshotHealth::Invalid as u8, Ordering::Release);
-        self.tell(NewsKind::SnapshotInvalid, "the snapshot is invalid");
+        self.tell(EventKind::SnapshotInvalid, "the snapshot is invalid");
         self.event();
         self.bell.ring();
         self.invalidated_wakeup.ring();
@@ -146,13 +146,13 @@ impl Snapshot {
     /// The store can't be made to say that it is invalid, since its header can't be written: this
     /// is why. The mark is kept elsewhere, and the origin waits for that too.
     pub(super) fn mark_elsewhere(self: &Arc<Self>, why: &str) {
-        tracing::error!("{}: write header failed: {why}", self.store.called());
+        tracing::error!("{}: write header failed: {why}", self.store.current_name());
         let mark = self.mark.as_ref().filter(|_| !bugs::on(Bug::MarkNotKept));
         let Some(mark) = mark else { return self.invalidated() };
         let snapshot = Arc::clone(self);
         let done = move |kept: Result<(), String>| {
             if let Err(why) = kept {
-                let store = snapshot.store.called();
+                let store = snapshot.store.current_name();
                 tracing::error!("{store}: nothing says that it is invalid any more, do not use it: {why}");
             }
             snapshot.invalidated();
@@ -165,7 +165,7 @@ impl Snapshot {
         // Relaxed: a write that sees it late finds no room either.
         if !self.overflowed.swap(true, Ordering::Relaxed) {
             tracing::error!("{}: Snapshot overflowed: Unable to allocate exception.", self.name());
-            self.tell(NewsKind::SnapshotOverflow, "the store is full");
+            self.tell(EventKind::SnapshotOverflow, "the store is full");
             self.event();
         }
     }
@@ -220,7 +220,7 @@ impl Snapshot {
     }
 
     /// Whom to tell of events from now on.
-    pub(super) fn attach(&self, notify: Arc<dyn Notify>) {
+    pub(super) fn attach(&self, notify: Arc<dyn TargetHost>) {
         *self.notify.lock().unwrap_or_else(PoisonError::into_inner) = Some(notify);
     }
 
@@ -231,7 +231,7 @@ impl Snapshot {
     }
 
     /// Has who listens told of a change of the device that it belongs to.
-    pub(super) fn tell(&self, kind: NewsKind, line: &str) {
+    pub(super) fn tell(&self, kind: EventKind, line: &str) {
         let notify = self.notify.lock().unwrap_or_else(PoisonError::into_inner).clone();
         notify.iter().for_each(|notify| notify.tell(&|| StateChange::new(kind, line)));
     }

@@ -5,8 +5,8 @@ use super::lane::SnapshotLane;
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
 use udm_core::{Checkpoint, Cx, DeviceId, Extents, Lane, Limits, OpenError, Sector, Sectors, Since};
-use udm_dm::target::{Below, Notify, Resolver, Target, TargetArgs, Used};
-use udm_dm::{MappedDevice, SnapshotReport, SnapshotState, SnapshotView, TargetError};
+use udm_dm::target::{DeviceRange, LowerLimits, Resolver, Target, TargetArgs, TargetHost};
+use udm_dm::{MappedDevice, SnapshotInfo, SnapshotReport, SnapshotState, TargetError};
 
 struct SnapshotTarget(Arc<SnapshotBinding>);
 
@@ -44,7 +44,7 @@ impl Target for SnapshotTarget {
     }
 
     /// A flush is the store's: the origin is only read. FUA is the store's own matter too.
-    fn limits(&self, below: Below<'_>) -> Limits {
+    fn limits(&self, below: LowerLimits<'_>) -> Limits {
         let (origin, store) = (below.limits(&self.0.line.origin), below.limits(&self.0.line.store));
         let chunk = Sectors(u64::from(self.0.snapshot.chunk.sectors()));
         let discards = self.0.line.features.discard_zeroes_cow;
@@ -79,11 +79,11 @@ impl Target for SnapshotTarget {
         self.0.family.changed(Some(&self.0.snapshot), since, (from, len), out);
     }
 
-    fn devices(&self) -> Vec<Used> {
+    fn devices(&self) -> Vec<DeviceRange> {
         self.0.devices()
     }
 
-    fn snapshot(&self) -> Option<&dyn SnapshotView> {
+    fn snapshot(&self) -> Option<&dyn SnapshotInfo> {
         Some(self)
     }
 
@@ -104,12 +104,12 @@ impl Target for SnapshotTarget {
         Ok(String::new())
     }
 
-    fn attach(&self, notify: Arc<dyn Notify>) {
+    fn attach(&self, notify: Arc<dyn TargetHost>) {
         self.0.attach(notify);
     }
 
-    fn partners(&self) -> Vec<Arc<MappedDevice>> {
-        self.0.partners()
+    fn dependents(&self) -> Vec<Arc<MappedDevice>> {
+        self.0.dependents()
     }
 
     fn preresume(&self, device: DeviceId) -> Result<(), TargetError> {
@@ -120,19 +120,19 @@ impl Target for SnapshotTarget {
         self.0.resume();
     }
 
-    fn gone(&self) {
-        self.0.gone();
+    fn retired(&self) {
+        self.0.retired();
     }
 
     fn removed(&self) {
         if bugs::on(Bug::HandoverOutlivesDevice) {
-            return self.0.gone();
+            return self.0.retired();
         }
         self.0.removed();
     }
 }
 
-impl SnapshotView for SnapshotTarget {
+impl SnapshotInfo for SnapshotTarget {
     fn report(&self) -> SnapshotReport {
         let full = self.0.snapshot.is_overflowed();
         let state = if full { SnapshotState::Overflowed } else { SnapshotState::Valid };

@@ -1,7 +1,7 @@
 //! Tables that a kernel was given, and what it said.
 #![allow(dead_code, reason = "each test uses its part")]
 
-use udm_dm::testing::{TestIo, TestResolver};
+use udm_dm::testing::{TestControlIo, TestResolver};
 use udm_dm::{MappedDevice, Table, TargetError};
 
 /// One recorded `dmsetup reload`.
@@ -59,7 +59,7 @@ pub fn load(table: &str) -> Result<String, TargetError> {
 /// As [`load`], with these devices.
 pub fn load_with(table: &str, resolver: &mut TestResolver) -> Result<String, TargetError> {
     let lines = udm_wire::table::parse(table).expect("a table that dmsetup reads");
-    let table = Table::build(udm_targets::TARGETS, &lines, resolver, &TestIo::new(), 2)?;
+    let table = Table::build(udm_targets::TARGETS, &lines, resolver, &TestControlIo::new(), 2)?;
     let device = MappedDevice::new("t", None, "254:0".parse().expect("a number"))?;
     device.load(table)?;
     Ok(device.table_text(true))

@@ -1,8 +1,8 @@
 use crate::{build, disks, message, open, poll_until_idle, tagged};
 use std::sync::Arc;
 use udm_core::{Batch, BioFlags, Busy, DevNo, Drain, Nanos, Op, Status};
-use udm_dm::testing::{TestDisk, TestIo, TestWorld, bare, data, read, write};
-use udm_dm::{Below, Change, MappedDevice, Table, Target};
+use udm_dm::testing::{TestControlIo, TestDisk, TestWorld, bare, data, read, write};
+use udm_dm::{DeviceTransition, LowerLimits, MappedDevice, Table, Target};
 use udm_targets::fault::log_writes::HELD_MAX;
 use udm_wire::log_writes::{Cursor, Record};
 
@@ -157,10 +157,10 @@ fn fua_goes_at_its_own_completion_and_discards_carry_nothing() {
     rig.run(0, read(0, 8));
     rig.disk.set_limits(|limits| limits.max_discard = udm_core::Sectors::ZERO);
     assert!(
-        rig.target.limits(Below::NOW).max_discard.0 > 0,
+        rig.target.limits(LowerLimits::NOW).max_discard.0 > 0,
         "discards are logged even where the device takes none"
     );
-    assert_eq!(rig.target.limits(Below::NOW).max_write_zeroes.0, 0);
+    assert_eq!(rig.target.limits(LowerLimits::NOW).max_write_zeroes.0, 0);
 }
 
 #[test]
@@ -185,7 +185,7 @@ fn lanes_opened_late_take_discards_as_the_table_does() {
     let (disk, log, mut resolver) = disks(64, 4096);
     disk.set_limits(|limits| limits.max_discard = udm_core::Sectors::ZERO);
     let lines = udm_wire::table::parse("0 64 log-writes a b").unwrap();
-    let table = Table::build(udm_targets::TARGETS, &lines, &mut resolver, &TestIo::new(), 1).unwrap();
+    let table = Table::build(udm_targets::TARGETS, &lines, &mut resolver, &TestControlIo::new(), 1).unwrap();
     disk.set_limits(|limits| limits.max_discard = udm_core::Sectors(16));
     let mut world = TestWorld::new(1);
     let mut lane = world.open(0, &*table).unwrap();
@@ -195,7 +195,7 @@ fn lanes_opened_late_take_discards_as_the_table_does() {
     poll_until_idle(&mut world, 0, &mut *lane);
     assert_eq!(log_of(&log), "d0+26 f");
     assert!(disk.take_log().iter().all(|seen| seen.op != Op::Discard), "longer than the disk takes");
-    table.check(Below::NOW).unwrap();
+    table.check(LowerLimits::NOW).unwrap();
     let mut lane = world.open(0, &*table).unwrap();
     assert!(world.run(0, &mut *lane, bare(Op::Discard, 0, 26)).status.is_ok());
     let sent: Vec<u64> = disk.take_log().iter().filter(|s| s.op == Op::Discard).map(|s| s.sectors).collect();
@@ -208,7 +208,7 @@ fn marks_stand_where_they_were_given() {
     rig.run(0, write(1, 1, 1));
     rig.run(0, bare(Op::Flush, 0, 0));
     message(&*rig.target, "mark mkfs").unwrap();
-    let pending = rig.target.under_way().expect("a mark is not done when it is taken");
+    let pending = rig.target.pending_completion().expect("a mark is not done when it is taken");
     rig.log.hold(true);
     rig.poll_until_idle(0);
     rig.log.release(1);
@@ -235,7 +235,8 @@ fn marks_stand_where_they_were_given() {
 fn a_mark_that_cannot_be_logged_is_refused() {
     let mut rig = rig(8, 1);
     let mark = |rig: &mut LogWritesRig| {
-        message(&*rig.target, "mark x").map(|_| rig.target.under_way().expect("it waits for the cores"))
+        message(&*rig.target, "mark x")
+            .map(|_| rig.target.pending_completion().expect("it waits for the cores"))
     };
     rig.target.presuspend(false);
     assert_eq!(mark(&mut rig).err().map(|e| e.errno), Some(16), "the log is closed");
@@ -252,7 +253,7 @@ fn a_mark_that_cannot_be_logged_is_refused() {
     assert_eq!(pending.outcome(), Some(Ok(())));
     let rig = self::rig(8, 1);
     message(&*rig.target, "mark x").unwrap();
-    let pending = rig.target.under_way().unwrap();
+    let pending = rig.target.pending_completion().unwrap();
     drop(rig);
     assert_eq!(pending.outcome().unwrap().unwrap_err().errno, 5, "nobody is left who could log it");
 }
@@ -596,12 +597,12 @@ fn blocks_and_size_are_those_of_the_resume() {
     let target = build("log-writes a b", 64, &mut resolver).unwrap();
     log.set_limits(|limits| limits.size = udm_core::Sectors(4096));
     disk.set_limits(|limits| limits.logical_block = 4096);
-    assert_eq!(target.limits(Below::NOW).logical_block, 4096);
+    assert_eq!(target.limits(LowerLimits::NOW).logical_block, 4096);
     let mut world = TestWorld::new(1);
     let mut lane = open(&mut world, 0, &target);
     target.resume();
     disk.set_limits(|limits| limits.logical_block = 512);
-    assert_eq!(target.limits(Below::NOW).logical_block, 4096, "in use: as it was taken");
+    assert_eq!(target.limits(LowerLimits::NOW).logical_block, 4096, "in use: as it was taken");
     for block in 0..4 {
         let mut bio = write(block * 8, 8, 5);
         bio.flags = BioFlags::FUA;
@@ -618,13 +619,13 @@ fn blocks_and_size_are_those_of_the_resume() {
 fn a_mapped_device_waits_for_the_log() {
     let (disk, log, mut resolver) = disks(64, 4096);
     let lines = udm_wire::table::parse("0 64 log-writes a b").unwrap();
-    let table = Table::build(udm_targets::TARGETS, &lines, &mut resolver, &TestIo::new(), 2).unwrap();
+    let table = Table::build(udm_targets::TARGETS, &lines, &mut resolver, &TestControlIo::new(), 2).unwrap();
     let device = MappedDevice::new("d", None, DevNo { major: 254, minor: 0 }).unwrap();
     device.load(table).unwrap();
     let mut world = TestWorld::new(2);
     let cores = world.cores();
     let mut lanes: Vec<_> = (0..2).map(|core| world.open(core, &*device).unwrap()).collect();
-    let mut finish = |world: &mut TestWorld, mut change: Change| {
+    let mut finish = |world: &mut TestWorld, mut change: DeviceTransition| {
         for _ in 0..100 {
             if let Some(result) = change.step(&*cores) {
                 return result.unwrap();

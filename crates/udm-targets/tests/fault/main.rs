@@ -11,7 +11,7 @@ mod recorded;
 
 use std::sync::Arc;
 use udm_core::{Batch, Bio, Cx, DevNo, Device, Lane, Op, Sector, Sectors};
-use udm_dm::testing::{TestDisk, TestIo, TestResolver, TestWorld};
+use udm_dm::testing::{TestControlIo, TestDisk, TestResolver, TestWorld};
 use udm_dm::{Target, TargetArgs, TargetError};
 use udm_targets::TARGETS;
 
@@ -26,7 +26,7 @@ fn build(line: &str, len: u64, resolver: &mut TestResolver) -> Result<Arc<dyn Ta
         len: Sectors(len),
         args: &args,
         resolver,
-        io: &TestIo::new(),
+        io: &TestControlIo::new(),
         cores: 2,
     })
 }

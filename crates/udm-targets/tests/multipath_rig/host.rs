@@ -3,7 +3,7 @@
 use super::disks;
 use std::sync::Arc;
 use udm_core::{Cores, DevNo, Lane, Op, Status};
-use udm_dm::testing::{TestDisk, TestIo, TestResolver, TestWorld, bare};
+use udm_dm::testing::{TestControlIo, TestDisk, TestResolver, TestWorld, bare};
 use udm_dm::{MappedDevice, Table, TargetError};
 
 /// The device, and what it lies on.
@@ -33,7 +33,13 @@ impl MappedRig {
     /// Loads a table into the inactive place.
     pub fn load(&mut self, table: &str) -> Result<(), TargetError> {
         let lines = udm_wire::table::parse(table).unwrap();
-        self.device.load(Table::build(udm_targets::TARGETS, &lines, &mut self.resolver, &TestIo::new(), 1)?)
+        self.device.load(Table::build(
+            udm_targets::TARGETS,
+            &lines,
+            &mut self.resolver,
+            &TestControlIo::new(),
+            1,
+        )?)
     }
 
     /// Suspends; what came back meanwhile.
@@ -49,7 +55,7 @@ impl MappedRig {
     }
 
     /// Steps a change to its end; what came back meanwhile.
-    pub fn finish(&mut self, mut change: udm_dm::Change) -> Vec<Status> {
+    pub fn finish(&mut self, mut change: udm_dm::DeviceTransition) -> Vec<Status> {
         let mut back = Vec::new();
         for _ in 0..20 {
             let over = change.step(&*self.cores);

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use udm_core::errno::EBUSY;
 use udm_core::{Batch, Bio, Cores, DevNo, Drain, Lane, Limits, Sector, Sectors, Status};
-use udm_dm::testing::{TestDisk, TestIo, TestResolver, TestWorld, bare, read};
-use udm_dm::{Notify, Target, TargetArgs, TargetError};
+use udm_dm::testing::{TestControlIo, TestDisk, TestResolver, TestWorld, bare, read};
+use udm_dm::{Target, TargetArgs, TargetError, TargetHost};
 use udm_targets::multipath::Multipath;
 
 /// How many cores a table is told there are.
@@ -29,7 +29,7 @@ impl EventCounter {
     }
 }
 
-impl Notify for EventCounter {
+impl TargetHost for EventCounter {
     fn event(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
@@ -61,7 +61,7 @@ pub fn build(params: &str, resolver: &mut TestResolver) -> Result<Arc<Multipath>
         len: Sectors(SIZE),
         args: &args,
         resolver,
-        io: &TestIo::new(),
+        io: &TestControlIo::new(),
         cores: CORES,
     })
 }

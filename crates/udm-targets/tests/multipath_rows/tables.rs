@@ -2,7 +2,7 @@
 
 use super::multipath_rig::{MultipathRig, build, disks};
 use udm_core::Status;
-use udm_dm::testing::{TestIo, TestResolver};
+use udm_dm::testing::{TestControlIo, TestResolver};
 use udm_dm::{Table, Target};
 
 /// A table that is accepted and printed as `table`, with `status` when it is fresh; and what it
@@ -17,7 +17,7 @@ fn assert_accepted(params: &str, table: &str, status: &str) {
 /// Lines of a table of any length, built as a load does.
 fn print_loaded(text: &str, resolver: &mut TestResolver) -> String {
     let lines = udm_wire::table::parse(text).expect("a table");
-    Table::build(udm_targets::TARGETS, &lines, resolver, &TestIo::new(), 4).expect("accepted").text()
+    Table::build(udm_targets::TARGETS, &lines, resolver, &TestControlIo::new(), 4).expect("accepted").text()
 }
 
 #[test]

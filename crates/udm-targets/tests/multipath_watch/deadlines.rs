@@ -2,11 +2,11 @@
 
 use crate::rig::{DEADLINE, MS, WatchRig};
 use udm_core::{Batch, Busy, Drain, Nanos, Op, Status};
-use udm_dm::PathWatch;
+use udm_dm::PathWatchOptions;
 use udm_dm::testing::{bare, read, write};
 
-fn deadline() -> PathWatch {
-    PathWatch { deadline: Some(DEADLINE), ..PathWatch::default() }
+fn deadline() -> PathWatchOptions {
+    PathWatchOptions { deadline: Some(DEADLINE), ..PathWatchOptions::default() }
 }
 
 /// Of eight paths one takes requests and never answers.

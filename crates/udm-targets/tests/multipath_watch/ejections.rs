@@ -3,10 +3,10 @@
 use crate::rig::WatchRig;
 use udm_core::{Nanos, Status};
 use udm_dm::testing::{read, write};
-use udm_dm::{PathWatch, Target};
+use udm_dm::{PathWatchOptions, Target};
 
-fn ejection_settings() -> PathWatch {
-    PathWatch { eject_slow: true, ..PathWatch::default() }
+fn ejection_settings() -> PathWatchOptions {
+    PathWatchOptions { eject_slow: true, ..PathWatchOptions::default() }
 }
 
 impl WatchRig {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use udm_core::{Batch, Busy, Cores, DevNo, Lane, Nanos, Status};
 use udm_dm::testing::{TestDisk, TestResolver, TestWorld, data, read};
-use udm_dm::{Notify, PathReport, PathWatch, Target, Upkeep, WatchReport};
+use udm_dm::{PathMaintenance, PathReport, PathWatchOptions, PathWatchReport, Target, TargetHost};
 use udm_targets::multipath::Multipath;
 
 /// The deadline of those tests that have one.
@@ -14,11 +14,11 @@ pub const MS: Nanos = Nanos::from_millis(1);
 
 /// What the device is to its target.
 pub struct TestNotify {
-    watch: PathWatch,
+    watch: PathWatchOptions,
     events: AtomicU64,
 }
 
-impl Notify for TestNotify {
+impl TargetHost for TestNotify {
     fn event(&self) {
         self.events.fetch_add(1, Ordering::Relaxed);
     }
@@ -26,8 +26,8 @@ impl Notify for TestNotify {
         "watched".into()
     }
     fn kick(&self, _: &dyn Cores) {}
-    fn upkeep(&self) -> Upkeep {
-        Upkeep { watch: self.watch, ..Upkeep::default() }
+    fn path_maintenance(&self) -> PathMaintenance {
+        PathMaintenance { watch: self.watch, ..PathMaintenance::default() }
     }
 }
 
@@ -42,7 +42,7 @@ pub struct WatchRig {
 
 impl WatchRig {
     /// `count` paths in a group, by turns. What is on a disk tells which it is.
-    pub fn new(count: u32, watch: PathWatch) -> WatchRig {
+    pub fn new(count: u32, watch: PathWatchOptions) -> WatchRig {
         let disks: Vec<_> = (0..count).map(|_| TestDisk::new(32768)).collect();
         let mut resolver = TestResolver::new();
         for (minor, disk) in (0..count).zip(&disks) {
@@ -99,7 +99,7 @@ impl WatchRig {
         self.target.path_reports().swap_remove(path)
     }
 
-    pub fn watch(&self, path: usize) -> WatchReport {
+    pub fn watch(&self, path: usize) -> PathWatchReport {
         self.report(path).watch.unwrap()
     }
 
@@ -119,8 +119,8 @@ impl WatchRig {
     }
 }
 
-pub fn hedge_settings() -> PathWatch {
-    PathWatch { hedge_reads: true, ..PathWatch::default() }
+pub fn hedge_settings() -> PathWatchOptions {
+    PathWatchOptions { hedge_reads: true, ..PathWatchOptions::default() }
 }
 
 /// Enough reads for a window to go by, over enough time for it to be over.

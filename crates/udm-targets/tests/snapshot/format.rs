@@ -308,7 +308,7 @@ fn f23_in_which_order_a_store_is_written() {
 }
 
 /// Each write of records is FUA, and behind a flush of what came before it.
-fn check_order(log: &[udm_dm::testing::Seen]) {
+fn check_order(log: &[udm_dm::testing::LoggedRequest]) {
     let mut dirty = false;
     for seen in log {
         if seen.op == Op::Flush || seen.flags.contains(BioFlags::PREFLUSH) {

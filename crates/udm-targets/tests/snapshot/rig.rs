@@ -5,8 +5,8 @@ use crate::reader::{ParsedStore, read_store};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use udm_core::{Batch, Bio, Busy, Cores, DevNo, Device, Lane, Op, Status};
-use udm_dm::testing::{TestDisk, TestIo, TestResolver, TestWorld, data, read};
-use udm_dm::{Changes, MappedDevice, Table, TargetError};
+use udm_dm::testing::{TestControlIo, TestDisk, TestResolver, TestWorld, data, read};
+use udm_dm::{DeviceSetTransition, MappedDevice, Table, TargetError};
 
 /// Sectors of the disks of the recorded cases.
 pub const SIZE: u64 = 131_072;
@@ -90,7 +90,7 @@ impl SnapshotRig {
 
     fn table(&mut self, table: &str) -> Result<Arc<Table>, TargetError> {
         let lines = udm_wire::table::parse(table).unwrap();
-        Table::build(udm_targets::TARGETS, &lines, &mut self.resolver, &TestIo::new(), self.count)
+        Table::build(udm_targets::TARGETS, &lines, &mut self.resolver, &TestControlIo::new(), self.count)
     }
 
     /// Makes a device, loads `table` and resumes it; there is no device when that fails.
@@ -168,13 +168,13 @@ impl SnapshotRig {
 
     pub fn resume(&mut self, names: &[&str]) -> Result<(), TargetError> {
         let devices: Vec<_> = names.iter().map(|name| self.device(name)).collect();
-        let changes = Changes::resume(&devices, true, &wake()).map_err(|(_, error)| error)?;
+        let changes = DeviceSetTransition::resume(&devices, true, &wake()).map_err(|(_, error)| error)?;
         self.finish(changes)
     }
 
     pub fn suspend(&mut self, names: &[&str]) -> Result<(), TargetError> {
         let devices: Vec<_> = names.iter().map(|name| self.device(name)).collect();
-        let changes = Changes::suspend(&devices, false, &wake()).map_err(|(_, error)| error)?;
+        let changes = DeviceSetTransition::suspend(&devices, false, &wake()).map_err(|(_, error)| error)?;
         self.finish(changes)
     }
 
@@ -186,7 +186,8 @@ impl SnapshotRig {
         mut awake: impl FnMut(&mut SnapshotRig, usize) -> bool,
     ) -> bool {
         let devices = [self.device(name)];
-        let mut changes = Changes::suspend(&devices, true, &wake()).map_err(|(_, error)| error).unwrap();
+        let mut changes =
+            DeviceSetTransition::suspend(&devices, true, &wake()).map_err(|(_, error)| error).unwrap();
         (0..100).any(|_| {
             let over = changes.step(&*self.cores).is_some();
             for core in 0..self.count {
@@ -202,8 +203,8 @@ impl SnapshotRig {
     pub fn change_without_tasks(&mut self, name: &str, resumes: bool) -> bool {
         let devices = [self.device(name)];
         let begun = match resumes {
-            true => Changes::resume(&devices, false, &wake()),
-            false => Changes::suspend(&devices, false, &wake()),
+            true => DeviceSetTransition::resume(&devices, false, &wake()),
+            false => DeviceSetTransition::suspend(&devices, false, &wake()),
         };
         let mut changes = begun.map_err(|(_, error)| error).unwrap();
         (0..100).any(|_| {
@@ -220,7 +221,7 @@ impl SnapshotRig {
         self.back.extend(done.into_iter().map(|bio| (bio.cookie, bio)));
     }
 
-    fn finish(&mut self, mut changes: Changes) -> Result<(), TargetError> {
+    fn finish(&mut self, mut changes: DeviceSetTransition) -> Result<(), TargetError> {
         for _ in 0..10_000 {
             if let Some(done) = changes.step(&*self.cores) {
                 self.poll();
@@ -351,8 +352,9 @@ impl SnapshotRig {
     /// Removes a device that nobody uses.
     pub fn remove(&mut self, name: &str) {
         let device = self.device(name);
-        let changes =
-            Changes::leave(std::slice::from_ref(&device), &wake()).map_err(|(_, error)| error).unwrap();
+        let changes = DeviceSetTransition::remove(std::slice::from_ref(&device), &wake())
+            .map_err(|(_, error)| error)
+            .unwrap();
         self.finish(changes).unwrap();
         self.nodes.remove(name);
     }
@@ -371,7 +373,7 @@ fn behind_the_type(text: &str) -> String {
     text.trim_end().splitn(4, ' ').nth(3).unwrap_or_default().to_owned()
 }
 
-fn wake() -> udm_dm::Wake {
+fn wake() -> udm_dm::WakeFn {
     Arc::new(|| {})
 }
 

@@ -312,7 +312,7 @@ fn e16_a_crash_anywhere() {
     }
     host.create("od", "0 112 snapshot-origin O").unwrap();
     host.create("sn", "0 112 snapshot O W P 8").unwrap();
-    // What must be there is in `marks` once the flush is behind it: the entries then, the image.
+    // What must be there is in `invalid_store` once the flush is behind it: the entries then, the image.
     let mut image = *b"abcdefghijklmn";
     let mut marks = vec![(0, image, image)];
     for (step, chunk) in [0u64, 3, 4, 9, 5, 1, 12, 13, 2, 8, 3, 9].into_iter().enumerate() {

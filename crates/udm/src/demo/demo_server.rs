@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
-use udm_backends::nbd::Client;
+use udm_backends::nbd::NbdClient;
 use udm_control::exports::{ExportOptions, Exporter};
 use udm_control::http::api;
 use udm_control::registry::BaseDir;
 use udm_control::verbs::{CancelToken, snapshot};
 use udm_control::{Registry, verbs};
 use udm_core::SECTOR_SIZE;
-use udm_frontends::nbd::{Exports, Listen, NbdServer, ServerOptions};
+use udm_frontends::nbd::{Exports, ListenAddress, NbdServer, ServerOptions};
 use udm_runtime::{CoreOptions, Runtime, RuntimeOptions};
 use udm_wire::uri::{NbdAddress, NbdUri};
 
@@ -47,7 +47,7 @@ impl DemoServer {
         let registry = Registry::new(cluster.clone(), cluster.len());
         let exports = Arc::new(Exports::new());
         registry.set_exporter(Exporter::new(Arc::clone(&exports), ExportOptions::default()));
-        let listen = [Listen::Unix(folder.path().join("nbd.sock"))];
+        let listen = [ListenAddress::Unix(folder.path().join("nbd.sock"))];
         let server = NbdServer::start(&cluster, exports, ServerOptions::default(), &listen)
             .context("demo: NBD server")?;
         Ok(DemoServer { folder, registry, running: Some((server, cores)) })
@@ -69,8 +69,8 @@ impl DemoServer {
     }
 
     /// A client of an export.
-    pub fn client(&self, export: &str) -> Result<Client> {
-        Ok(Client::connect(&self.uri(export), &[])?)
+    pub fn client(&self, export: &str) -> Result<NbdClient> {
+        Ok(NbdClient::connect(&self.uri(export), &[])?)
     }
 
     /// Makes a device of a whole image.

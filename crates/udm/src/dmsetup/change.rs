@@ -2,7 +2,9 @@
 
 use super::create::translate_node_paths;
 use super::options::Name;
-use super::session::{CommandError, CommandResult, DeviceSelector, Session, command_failed, ioctl_failed};
+use super::session::{
+    CommandError, CommandResult, DeviceSelector, NegotiatedSession, command_failed, ioctl_failed,
+};
 use super::show::describe;
 use crate::verbs::folder;
 use std::thread::sleep;
@@ -16,7 +18,7 @@ const TRIES: usize = 25;
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// With `--verbose`, the device as it is now, as `info` shows it.
-pub fn print_if_verbose(face: &mut Session, which: &DeviceSelector) -> CommandResult {
+pub fn print_if_verbose(face: &mut NegotiatedSession, which: &DeviceSelector) -> CommandResult {
     if face.has(Name::Verbose)
         && let Some(device) = face.look(which)?
     {
@@ -26,7 +28,7 @@ pub fn print_if_verbose(face: &mut Session, which: &DeviceSelector) -> CommandRe
 }
 
 /// `dmsetup remove`.
-pub fn remove(face: &mut Session, words: &[String]) -> CommandResult {
+pub fn remove(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     face.each(words, |face, which| {
         let force = face.has(Name::Force);
         let missing =
@@ -41,7 +43,7 @@ pub fn remove(face: &mut Session, words: &[String]) -> CommandResult {
                 matches!(&done, Err(ClientError::Refused(why)) if why.errno == EBUSY.unsigned_abs());
             tries -= 1;
             match face.map_error_of("remove", which, done) {
-                Err(CommandError::Failed(text)) if is_busy && tries > 0 => Session::warn(&text),
+                Err(CommandError::Failed(text)) if is_busy && tries > 0 => NegotiatedSession::warn(&text),
                 done => return done,
             }
             sleep(PAUSE);
@@ -56,7 +58,7 @@ fn error_table_failed(which: &DeviceSelector) -> String {
 }
 
 /// `dmsetup remove_all`: what lies on others goes first; what is open stays.
-pub fn remove_all(face: &mut Session, _: &[String]) -> CommandResult {
+pub fn remove_all(face: &mut NegotiatedSession, _: &[String]) -> CommandResult {
     let query = format!("?force={}&deferred={}", face.has(Name::Force), face.has(Name::Deferred));
     loop {
         let all = face.all()?;
@@ -77,7 +79,7 @@ pub fn remove_all(face: &mut Session, _: &[String]) -> CommandResult {
 }
 
 /// `dmsetup suspend`.
-pub fn suspend(face: &mut Session, words: &[String]) -> CommandResult {
+pub fn suspend(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     let how = api::Suspend { noflush: Some(face.has(Name::NoFlush)), timeout_ms: None };
     for_each_named(face, words, "suspend", |face, name| {
         face.client.post(&device_path(name, "/suspend"), &how)
@@ -85,21 +87,21 @@ pub fn suspend(face: &mut Session, words: &[String]) -> CommandResult {
 }
 
 /// `dmsetup resume`.
-pub fn resume(face: &mut Session, words: &[String]) -> CommandResult {
+pub fn resume(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     let how = api::Resume::default();
     for_each_named(face, words, "resume", |face, name| face.client.post(&device_path(name, "/resume"), &how))
 }
 
 /// `dmsetup clear`.
-pub fn clear(face: &mut Session, words: &[String]) -> CommandResult {
+pub fn clear(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     for_each_named(face, words, "clear", |face, name| face.client.delete(&device_path(name, "/table")))
 }
 
 fn for_each_named(
-    face: &mut Session,
+    face: &mut NegotiatedSession,
     words: &[String],
     ioctl: &'static str,
-    verb: impl Fn(&Session, &str) -> Result<(), ClientError>,
+    verb: impl Fn(&NegotiatedSession, &str) -> Result<(), ClientError>,
 ) -> CommandResult {
     face.each(words, |face, which| {
         let device = face.find(which, ioctl)?;
@@ -109,7 +111,7 @@ fn for_each_named(
 }
 
 /// `dmsetup wipe_table`: a table of errors, as long as the one that there is.
-pub fn wipe_table(face: &mut Session, words: &[String]) -> CommandResult {
+pub fn wipe_table(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     face.each(words, |face, which| {
         let Some(device) = face.look(which)? else { return command_failed(error_table_failed(which)) };
         let sectors = device.size_bytes / 512;
@@ -133,7 +135,7 @@ pub fn wipe_table(face: &mut Session, words: &[String]) -> CommandResult {
 }
 
 /// `dmsetup rename`.
-pub fn rename(face: &mut Session, words: &[String]) -> CommandResult {
+pub fn rename(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     let (which, rest) = face.one(words, "No device specified.")?;
     let [new] = rest else { return command_failed("No device specified.") };
     let to = if face.has(Name::SetUuid) {
@@ -154,14 +156,14 @@ pub fn rename(face: &mut Session, words: &[String]) -> CommandResult {
 }
 
 /// `dmsetup message`.
-pub fn message(face: &mut Session, words: &[String]) -> CommandResult {
+pub fn message(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     let (which, rest) = face.one(words, "No device specified.")?;
     let [sector, message @ ..] = rest else {
         return Err(CommandError::Usage("Incorrect number of arguments.".into()));
     };
     let Ok(sector) = sector.parse() else { return command_failed("Invalid sector.") };
     if message.is_empty() {
-        Session::warn("No message supplied.");
+        NegotiatedSession::warn("No message supplied.");
     }
     let device = face.find(&which, "message")?;
     let message = translate_node_paths(face, message.join(" "))?;
@@ -176,7 +178,7 @@ pub fn message(face: &mut Session, words: &[String]) -> CommandResult {
 }
 
 /// `dmsetup wait`. A server lets nobody wait for ever, so it is asked again and again.
-pub fn wait(face: &mut Session, words: &[String]) -> CommandResult {
+pub fn wait(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     let (which, rest) = face.one(words, "No device specified.")?;
     let event_nr = match rest.first() {
         Some(number) => number.parse().or_else(|_| command_failed("Invalid event number."))?,

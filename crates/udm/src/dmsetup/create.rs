@@ -5,7 +5,7 @@
 
 use super::change::print_if_verbose;
 use super::options::Name;
-use super::session::{CommandError, CommandResult, DeviceSelector, NODES, Session, command_failed};
+use super::session::{CommandError, CommandResult, DeviceSelector, NODES, NegotiatedSession, command_failed};
 use crate::concise::{self, ConciseDevice};
 use crate::verbs::{folder, read_bounded};
 use std::path::Path;
@@ -14,7 +14,7 @@ use udm_control::http::api;
 use udm_control::registry::MAPPED_MAJOR as MAJOR;
 
 /// A table of the command line, of a file or of standard input. Empty where it has no target.
-fn table(face: &Session, file: Option<&String>) -> Result<String, CommandError> {
+fn table(face: &NegotiatedSession, file: Option<&String>) -> Result<String, CommandError> {
     let (text, source) = match (face.value(Name::Table), file) {
         (Some(text), _) => (text.to_owned(), ""),
         (None, Some(file)) => {
@@ -34,7 +34,7 @@ fn read(from: impl std::io::Read, name: &str) -> Result<String, CommandError> {
 }
 
 /// `text`, if it is a table, with the paths of udm's own devices as udm spells them.
-fn check_table(face: &Session, text: String, source: &str) -> Result<String, CommandError> {
+fn check_table(face: &NegotiatedSession, text: String, source: &str) -> Result<String, CommandError> {
     match udm_wire::table::parse(&text) {
         Ok(lines) if lines.is_empty() => Ok(String::new()),
         Ok(_) => translate_node_paths(face, text),
@@ -43,7 +43,7 @@ fn check_table(face: &Session, text: String, source: &str) -> Result<String, Com
 }
 
 /// `text` with each word that is the path to the node of a device of the server's as that device.
-pub fn translate_node_paths(face: &Session, text: String) -> Result<String, CommandError> {
+pub fn translate_node_paths(face: &NegotiatedSession, text: String) -> Result<String, CommandError> {
     if !text.contains(NODES) {
         return Ok(text);
     }
@@ -60,7 +60,7 @@ pub fn translate_node_paths(face: &Session, text: String) -> Result<String, Comm
 }
 
 /// `dmsetup create`.
-pub fn create(face: &mut Session, words: &[String]) -> CommandResult {
+pub fn create(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     if face.has(Name::ConciseDevice) {
         return create_concise(face, words);
     }
@@ -81,7 +81,7 @@ pub fn create(face: &mut Session, words: &[String]) -> CommandResult {
 }
 
 /// `dmsetup create --concise`: one after the other, until one fails.
-fn create_concise(face: &mut Session, words: &[String]) -> CommandResult {
+fn create_concise(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     let text = match words.first() {
         Some(text) => text.clone(),
         None => read(std::io::stdin().lock(), "standard input")?,
@@ -94,7 +94,7 @@ fn create_concise(face: &mut Session, words: &[String]) -> CommandResult {
     wrong.map_or(Ok(()), command_failed)
 }
 
-fn make(face: &mut Session, new: &ConciseDevice) -> CommandResult {
+fn make(face: &mut NegotiatedSession, new: &ConciseDevice) -> CommandResult {
     if new.name.contains('/') {
         return command_failed(format!("Name \"{}\" invalid. It contains \"/\".", new.name));
     }
@@ -109,7 +109,7 @@ fn make(face: &mut Session, new: &ConciseDevice) -> CommandResult {
 }
 
 /// `dmsetup load`.
-pub fn load(face: &mut Session, words: &[String]) -> CommandResult {
+pub fn load(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     let (which, rest) = face.one(words, "Please specify device.")?;
     let table = table(face, rest.first())?;
     let device = face.find(&which, "reload")?;

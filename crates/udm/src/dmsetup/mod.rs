@@ -22,7 +22,7 @@ use crate::log;
 use crate::output;
 use crate::verbs::socket_path;
 use options::{CommandLine, Name};
-use session::{CommandError, CommandResult, Session};
+use session::{CommandError, CommandResult, NegotiatedSession};
 use std::ffi::OsStr;
 use std::path::Path;
 use std::process::ExitCode;
@@ -37,7 +37,7 @@ struct Command {
     usage: &'static str,
     /// How many words it takes.
     words: (usize, usize),
-    run: fn(&mut Session, &[String]) -> CommandResult,
+    run: fn(&mut NegotiatedSession, &[String]) -> CommandResult,
 }
 
 const MANY: usize = usize::MAX;
@@ -103,7 +103,7 @@ pub fn run(words: impl Iterator<Item = std::ffi::OsString>) -> ExitCode {
             return exit_code(&Err(CommandError::Failed(crate::strip_os_error(&format!("{error:#}")))));
         }
     };
-    let mut face = Session { line, client, out: String::new() };
+    let mut face = NegotiatedSession { line, client, out: String::new() };
     let done = command(&mut face);
     // What is known of some devices is shown, whatever became of others.
     let done = match output::say(&face.out) {
@@ -115,7 +115,7 @@ pub fn run(words: impl Iterator<Item = std::ffi::OsString>) -> ExitCode {
     exit_code(&done)
 }
 
-fn command(face: &mut Session) -> CommandResult {
+fn command(face: &mut NegotiatedSession) -> CommandResult {
     let words = std::mem::take(&mut face.line.words);
     if face.has(Name::Help) {
         return misc::help(face, &words);

@@ -1,7 +1,7 @@
 //! Reports: what is printed in columns, once or again and again.
 
 use super::options::Name;
-use super::session::{CommandError, CommandResult, Session};
+use super::session::{CommandError, CommandResult, NegotiatedSession};
 use crate::columns::{ColumnLayout, Columns, Wrong, list_of_fields};
 use crate::output;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ struct Repeat {
 }
 
 /// Whether a command makes a report.
-pub fn is_report(face: &Session, command: &str) -> bool {
+pub fn is_report(face: &NegotiatedSession, command: &str) -> bool {
     command == "splitname" || command == "info" && face.has(Name::Columns)
 }
 
@@ -42,7 +42,7 @@ impl Repeat {
         Ok(Repeat { count, interval: Duration::from_secs(interval.unsigned_abs()) })
     }
 
-    fn of(face: &Session) -> Result<Repeat, CommandError> {
+    fn of(face: &NegotiatedSession) -> Result<Repeat, CommandError> {
         // An interval alone is for ever, too.
         let count = face.value(Name::Count).or(face.has(Name::Interval).then_some("0"));
         Repeat::new(count, face.value(Name::Interval))
@@ -53,7 +53,7 @@ impl Repeat {
 ///
 /// # Errors
 /// When that is no number.
-pub fn is_repeated(face: &Session) -> Result<bool, CommandError> {
+pub fn is_repeated(face: &NegotiatedSession) -> Result<bool, CommandError> {
     Ok(Repeat::of(face)?.count > 1)
 }
 
@@ -63,8 +63,8 @@ pub fn is_repeated(face: &Session) -> Result<bool, CommandError> {
 /// # Errors
 /// Those of `report`.
 pub fn repeat_report(
-    face: &mut Session,
-    mut report: impl FnMut(&mut Session) -> CommandResult,
+    face: &mut NegotiatedSession,
+    mut report: impl FnMut(&mut NegotiatedSession) -> CommandResult,
 ) -> CommandResult {
     let Repeat { count, interval } = Repeat::of(face)?;
     let begin = Instant::now();
@@ -81,7 +81,9 @@ pub fn repeat_report(
         let by_now = begin.elapsed().as_secs() / interval.as_secs();
         let missed = by_now.saturating_sub(gone_by + 1);
         if missed > 0 {
-            Session::warn(&format!("WARNING: Try increasing --interval ({missed} missed timer events)."));
+            NegotiatedSession::warn(&format!(
+                "WARNING: Try increasing --interval ({missed} missed timer events)."
+            ));
         }
         if by_now > gone_by {
             gone_by = by_now;
@@ -97,7 +99,7 @@ pub fn repeat_report(
 }
 
 /// How columns are printed, as the options say.
-fn layout(face: &Session) -> ColumnLayout {
+fn layout(face: &NegotiatedSession) -> ColumnLayout {
     ColumnLayout {
         no_headings: face.has(Name::NoHeadings),
         separator: face.value(Name::Separator).map(String::from),
@@ -111,7 +113,7 @@ fn layout(face: &Session) -> ColumnLayout {
 ///
 /// # Errors
 /// When they are none.
-pub fn columns_of(face: &Session, fields: Option<&str>) -> Result<Columns, CommandError> {
+pub fn columns_of(face: &NegotiatedSession, fields: Option<&str>) -> Result<Columns, CommandError> {
     let columns = Columns::new(fields, face.value(Name::Sort), face.value(Name::Select), layout(face));
     // It shows what there is, and says what is wrong; that is all.
     columns.map_err(|wrong| match wrong {

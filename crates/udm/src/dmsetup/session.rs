@@ -97,14 +97,14 @@ pub fn ioctl_failed(ioctl: &str, device: &str, errno: u32) -> String {
 }
 
 /// A command line and the server that it is for.
-pub struct Session {
+pub struct NegotiatedSession {
     pub line: CommandLine,
     pub client: ControlClient,
     /// Standard output.
     pub out: String,
 }
 
-impl Session {
+impl NegotiatedSession {
     pub fn has(&self, name: Name) -> bool {
         self.line.has(name)
     }
@@ -154,7 +154,7 @@ impl Session {
     pub fn each(
         &mut self,
         words: &[String],
-        mut verb: impl FnMut(&mut Session, &DeviceSelector) -> CommandResult,
+        mut verb: impl FnMut(&mut NegotiatedSession, &DeviceSelector) -> CommandResult,
     ) -> CommandResult {
         if let Some(which) = self.selected()? {
             return verb(self, &which);
@@ -176,7 +176,7 @@ impl Session {
     pub fn each_or_all(
         &mut self,
         words: &[String],
-        mut verb: impl FnMut(&mut Session, &DeviceSelector, bool) -> CommandResult,
+        mut verb: impl FnMut(&mut NegotiatedSession, &DeviceSelector, bool) -> CommandResult,
     ) -> CommandResult {
         if !words.is_empty() || self.selected()?.is_some() {
             let several = words.len() > 1;
@@ -247,7 +247,7 @@ impl Session {
         })
     }
 
-    /// [`Session::said`] about `which`.
+    /// [`NegotiatedSession::said`] about `which`.
     ///
     /// # Errors
     /// As it.

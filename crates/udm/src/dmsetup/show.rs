@@ -2,7 +2,7 @@
 
 use super::options::Name;
 use super::report::{columns_of, repeat_report};
-use super::session::{CommandError, CommandResult, Session};
+use super::session::{CommandError, CommandResult, NegotiatedSession};
 use crate::columns::{Columns, list_of_fields};
 use crate::concise;
 use crate::verbs;
@@ -10,11 +10,11 @@ use udm_control::client::{ClientError, device_path};
 use udm_control::http::api;
 
 /// The table of a device, or what `inactive` would make it.
-fn table_of(face: &Session, device: &api::Device) -> Result<api::Table, ClientError> {
+fn table_of(face: &NegotiatedSession, device: &api::Device) -> Result<api::Table, ClientError> {
     face.client.get(&device_path(&device.number, slot(face, "/table")))
 }
 
-fn slot<'a>(face: &Session, what: &'a str) -> &'a str {
+fn slot<'a>(face: &NegotiatedSession, what: &'a str) -> &'a str {
     match (what, face.has(Name::Inactive)) {
         ("/table", true) => "/table?inactive=1",
         ("/status", true) => "/status?inactive=1",
@@ -23,7 +23,7 @@ fn slot<'a>(face: &Session, what: &'a str) -> &'a str {
 }
 
 /// The lines of a type that is asked for, or all.
-fn filter_by_target(face: &Session, mut lines: Vec<api::Line>) -> Option<Vec<api::Line>> {
+fn filter_by_target(face: &NegotiatedSession, mut lines: Vec<api::Line>) -> Option<Vec<api::Line>> {
     let Some(target) = face.value(Name::Target) else { return Some(lines) };
     lines.retain(|line| line.target == target);
     Some(lines).filter(|lines| !lines.is_empty())
@@ -33,7 +33,7 @@ fn filter_by_target(face: &Session, mut lines: Vec<api::Line>) -> Option<Vec<api
 ///
 /// # Errors
 /// When the server does not answer.
-pub fn describe(face: &Session, device: &api::Device) -> Result<String, CommandError> {
+pub fn describe(face: &NegotiatedSession, device: &api::Device) -> Result<String, CommandError> {
     let mut device = device.clone();
     if face.has(Name::Inactive) {
         let table = table_of(face, &device).map_err(|e| CommandError::Failed(e.to_string()))?;
@@ -45,7 +45,7 @@ pub fn describe(face: &Session, device: &api::Device) -> Result<String, CommandE
 }
 
 /// `dmsetup table`.
-pub fn table(face: &mut Session, words: &[String]) -> CommandResult {
+pub fn table(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     if face.has(Name::ConciseDevice) {
         return concise_table(face, words);
     }
@@ -57,7 +57,7 @@ pub fn table(face: &mut Session, words: &[String]) -> CommandResult {
 }
 
 /// `dmsetup status`.
-pub fn status(face: &mut Session, words: &[String]) -> CommandResult {
+pub fn status(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     face.each_or_all(words, |face, which, prefix| {
         let device = face.find_or_fail(which)?;
         let path = device_path(&device.number, slot(face, "/status"));
@@ -66,7 +66,12 @@ pub fn status(face: &mut Session, words: &[String]) -> CommandResult {
     })
 }
 
-fn lines(face: &mut Session, device: &api::Device, lines: Vec<api::Line>, prefix: bool) -> CommandResult {
+fn lines(
+    face: &mut NegotiatedSession,
+    device: &api::Device,
+    lines: Vec<api::Line>,
+    prefix: bool,
+) -> CommandResult {
     let Some(lines) = filter_by_target(face, lines) else { return Ok(()) };
     if face.has(Name::Verbose) {
         face.out += &describe(face, device)?;
@@ -75,7 +80,7 @@ fn lines(face: &mut Session, device: &api::Device, lines: Vec<api::Line>, prefix
     Ok(())
 }
 
-fn concise_table(face: &mut Session, words: &[String]) -> CommandResult {
+fn concise_table(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     let mut all = Vec::new();
     let done = face.each_or_all(words, |face, which, _| {
         let device = face.find(which, "table")?;
@@ -90,7 +95,7 @@ fn concise_table(face: &mut Session, words: &[String]) -> CommandResult {
 }
 
 /// `dmsetup info`.
-pub fn info(face: &mut Session, words: &[String]) -> CommandResult {
+pub fn info(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     if face.has(Name::Columns) {
         return columns(face, words);
     }
@@ -101,16 +106,16 @@ pub fn info(face: &mut Session, words: &[String]) -> CommandResult {
     })
 }
 
-fn columns(face: &mut Session, words: &[String]) -> CommandResult {
+fn columns(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     if matches!(face.value(Name::Options), Some("help" | "?")) || face.value(Name::Select) == Some("help") {
-        Session::warn(list_of_fields().trim_end());
+        NegotiatedSession::warn(list_of_fields().trim_end());
         return Ok(());
     }
     let mut columns = columns_of(face, face.value(Name::Options))?;
     repeat_report(face, |face| report(face, words, &mut columns))
 }
 
-fn report(face: &mut Session, words: &[String], columns: &mut Columns) -> CommandResult {
+fn report(face: &mut NegotiatedSession, words: &[String], columns: &mut Columns) -> CommandResult {
     let mut devices = Vec::new();
     let done = face.each_or_all(words, |face, which, _| {
         devices.push(face.find_or_fail(which)?);

@@ -2,7 +2,7 @@
 
 use super::misc;
 use super::options::Name;
-use super::session::{CommandError, CommandResult, Session};
+use super::session::{CommandError, CommandResult, NegotiatedSession};
 use crate::columns::{node_below, node_of};
 use crate::verbs::{DeviceTree, TreeGlyphs, TreeStyle, deps_line};
 use udm_control::client::device_path;
@@ -17,7 +17,7 @@ enum NameStyle {
     Node,
 }
 
-fn name_style(face: &Session) -> Result<NameStyle, CommandError> {
+fn name_style(face: &NegotiatedSession) -> Result<NameStyle, CommandError> {
     match face.value(Name::Options) {
         None | Some("devno") => Ok(NameStyle::Number),
         Some("devname") => Ok(NameStyle::Device),
@@ -27,7 +27,7 @@ fn name_style(face: &Session) -> Result<NameStyle, CommandError> {
 }
 
 /// `dmsetup deps`.
-pub fn deps(face: &mut Session, words: &[String]) -> CommandResult {
+pub fn deps(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     let name_style = name_style(face)?;
     face.each_or_all(words, |face, which, prefix| {
         let device = face.find(which, "deps")?;
@@ -48,7 +48,7 @@ pub fn deps(face: &mut Session, words: &[String]) -> CommandResult {
 }
 
 /// `dmsetup ls`.
-pub fn ls(face: &mut Session, _: &[String]) -> CommandResult {
+pub fn ls(face: &mut NegotiatedSession, _: &[String]) -> CommandResult {
     if face.has(Name::Exec) {
         return misc::unsupported("ls --exec", "there are no device nodes to hand to a command");
     }
@@ -85,7 +85,7 @@ pub fn ls(face: &mut Session, _: &[String]) -> CommandResult {
     Ok(())
 }
 
-fn tree_style(face: &Session) -> Result<TreeStyle, CommandError> {
+fn tree_style(face: &NegotiatedSession) -> Result<TreeStyle, CommandError> {
     let mut tree_style = TreeStyle::plain(TreeGlyphs::of_locale());
     for word in face.value(Name::Options).unwrap_or_default().split(',') {
         match word {

@@ -9,7 +9,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use udm_control::registry::MaintenancePolicy;
 use udm_core::Nanos;
-use udm_dm::{PathWatch, Upkeep};
+use udm_dm::{PathMaintenance, PathWatchOptions};
 use udm_wire::multipath_conf::{CONF_MAX, Conf};
 
 /// How often paths are checked.
@@ -46,14 +46,14 @@ pub fn of(args: &ServeArgs) -> Result<MaintenancePolicy> {
         Some(file) => Some(read(file)?),
         None => (!off).then(Conf::default),
     };
-    let watch = PathWatch {
+    let watch = PathWatchOptions {
         deadline: args.path_deadline.map(|d| Nanos(d.as_nanos() as u64)),
         hedge_reads: args.hedge_reads,
         eject_slow: args.eject_slow_paths,
     };
     let of = move |name: &str, uuid: Option<&str>| {
         let settings = conf.as_ref().map(|conf| conf.settings(name, uuid, every));
-        Upkeep { paths: settings.map(Arc::new), watch }
+        PathMaintenance { paths: settings.map(Arc::new), watch }
     };
     Ok(Box::new(of))
 }

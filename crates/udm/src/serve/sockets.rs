@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
-use udm_frontends::nbd::{Bound, Listen, NbdServer};
+use udm_frontends::nbd::{BoundAddress, ListenAddress, NbdServer};
 use udm_wire::uri::NbdAddress;
 
 /// The sockets of one server. The private folder goes with it.
@@ -17,7 +17,7 @@ pub(super) struct Sockets {
     /// The NBD server's Unix socket.
     pub unix: Option<PathBuf>,
     /// Everything that the NBD server listens on.
-    pub listen: Vec<Listen>,
+    pub listen: Vec<ListenAddress>,
     #[expect(dead_code, reason = "held for its drop")]
     private: Option<TempDir>,
 }
@@ -53,16 +53,16 @@ impl Sockets {
         // The path of one that was given is taken, by that one.
         let is_given = |path: &PathBuf| given.nbd_paths().any(|given| given == *path);
         let own = unix.clone().filter(|path| !is_given(path));
-        let tcp = args.port.map(|port| Listen::Tcp(SocketAddr::new(args.ipaddr, port)));
-        let listen = own.map(Listen::Unix).into_iter().chain(tcp).collect();
+        let tcp = args.port.map(|port| ListenAddress::Tcp(SocketAddr::new(args.ipaddr, port)));
+        let listen = own.map(ListenAddress::Unix).into_iter().chain(tcp).collect();
         Ok(Sockets { control, unix, listen, private })
     }
 
     /// Where `server` listens, in the words of NBD URIs.
     pub fn addresses(&self, server: &NbdServer) -> Vec<NbdAddress> {
-        let address = |bound: &Bound| match bound {
-            Bound::Unix(path) => NbdAddress::Unix(path.clone()),
-            Bound::Tcp(address) => {
+        let address = |bound: &BoundAddress| match bound {
+            BoundAddress::Unix(path) => NbdAddress::Unix(path.clone()),
+            BoundAddress::Tcp(address) => {
                 NbdAddress::Tcp { host: loopback_host(address.ip()), port: address.port() }
             }
         };

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use udm_frontends::nbd::{Export, Exports, Listen, NbdServer, ServerOptions};
+use udm_frontends::nbd::{Export, Exports, ListenAddress, NbdServer, ServerOptions};
 use udm_runtime::{Runtime, RuntimeOptions};
 
 /// Two fio and fourteen clients that do nothing, in two orders: once the two come to different
@@ -88,7 +88,7 @@ pub fn moved_all_the_time() -> Outcome {
     let runtime = Runtime::start(&options)?;
     let exports = Arc::new(Exports::new());
     exports.add(Export::new("disk", "", false, open(&folder.path().join("disk.img"))?)?)?;
-    let listen = [Listen::Unix(path)];
+    let listen = [ListenAddress::Unix(path)];
     let server = NbdServer::start(runtime.cluster(), exports, ServerOptions::default(), &listen)?;
     let over = AtomicBool::new(false);
     let outcome = std::thread::scope(|s| {

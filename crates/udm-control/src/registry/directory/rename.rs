@@ -11,7 +11,7 @@ use crate::registry::Registry;
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
 use udm_core::errno::{EBUSY, ENXIO};
-use udm_dm::{MappedDevice, NewsKind, TargetError};
+use udm_dm::{EventKind, MappedDevice, TargetError};
 
 /// What a device is to have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,7 +98,7 @@ impl Registry {
             NewName::Uuid(uuid) => {
                 device.set_uuid(uuid).map_err(refused)?;
                 directory.uuids.insert(uuid.into(), minor);
-                mapped.tell(NewsKind::Renamed, "it has a uuid now");
+                mapped.tell(EventKind::Renamed, "it has a uuid now");
             }
             NewName::Name(name) => {
                 if let Some(exporter) = self.exporter().filter(|_| !bugs::on(Bug::ExportNotRenamed)) {
@@ -111,7 +111,7 @@ impl Registry {
                     directory.names.remove(&old);
                 }
                 directory.names.insert(name.into(), minor);
-                mapped.tell(NewsKind::Renamed, &format!("it was called {old}"));
+                mapped.tell(EventKind::Renamed, &format!("it was called {old}"));
             }
         }
         Ok(())

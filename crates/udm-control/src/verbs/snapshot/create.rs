@@ -7,7 +7,7 @@ use crate::error::VerbError;
 use crate::http::api;
 use crate::registry::{BaseDir, CreationGuard, Mapped, Registry};
 use crate::verbs::cancel::{CancelToken, VerbKind};
-use crate::verbs::change::{LoadedTable, begin_resume_loaded, export, leave_among, run_locked};
+use crate::verbs::change::{LoadedTable, begin_resume_loaded, export, remove_filtered, run_locked};
 use crate::verbs::{tables, wait};
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -192,7 +192,7 @@ impl NewSnapshots<'_> {
             exporter.inspect(|exporter| exporter.remove(mapped.device.id()));
         }
         let cancel_token = CancelToken::default();
-        let _ = wait(run_locked(self.registry, &made, VerbKind::Remove, &cancel_token, leave_among));
+        let _ = wait(run_locked(self.registry, &made, VerbKind::Remove, &cancel_token, remove_filtered));
         for (_, mapped) in &made {
             exporter.inspect(|exporter| exporter.forget(mapped.device.id()));
         }

@@ -3,7 +3,7 @@
 //!
 //! Contract: each verb works on tables that dmsetup's verbs can also read and change. A [`SnapshotInfo`]
 //! keeps the facts that tables lack: if the device was linear before, the store that was made for a
-//! snapshot, and the time. All devices of one verb change together ([`udm_dm::Changes`]), so the
+//! snapshot, and the time. All devices of one verb change together ([`udm_dm::DeviceSetTransition`]), so the
 //! snapshots of a verb have one instant. Verbs on the snapshots of one disk run one after the
 //! other. They may block on devices that they open.
 //!

@@ -1,11 +1,11 @@
 //! `BLOCK_STATUS`: what a device holds, asked on a thread that may block, and its reply.
 
-use super::{Pending, Stage};
+use super::{PendingRequest, RequestStage};
+use crate::nbd::block_status::{BlockStatusAnswer, BlockStatusQuery};
 use crate::nbd::connection::Connection;
-use crate::nbd::contexts::{Context, Run};
-use crate::nbd::reply::{Answer, Form};
-use crate::nbd::request::Blocks;
-use crate::nbd::survey::{Survey, Surveyed};
+use crate::nbd::contexts::{FlaggedRun, MetaContext};
+use crate::nbd::reply::{QueuedReply, ReplyForm};
+use crate::nbd::request::BlockSize;
 use std::any::Any;
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
@@ -23,13 +23,13 @@ impl Connection {
         let Some((export, geometry)) = &self.export else {
             unreachable!("requests are taken from an export")
         };
-        let blocks = Blocks { size: udm_core::SECTOR_SIZE as u32 };
+        let blocks = BlockSize { size: udm_core::SECTOR_SIZE as u32 };
         let range = blocks.around(&(request.offset..request.offset + u64::from(request.len)));
-        let key = self.pending.insert(Pending {
+        let key = self.pending.insert(PendingRequest {
             request,
             op: Op::Read,
             flags: BioFlags::empty(),
-            stage: Stage::Survey,
+            stage: RequestStage::BlockStatusQuery,
             blocks: geometry.block,
             start: range.start,
             len: range.end - range.start,
@@ -38,11 +38,11 @@ impl Connection {
             since: self.now,
             front: Segments::new(),
             rest: Segments::new(),
-            edges: None,
+            partial_blocks: None,
             answered: false,
         });
         let one = request.flags.contains(CommandFlags::REQ_ONE);
-        self.surveyor.ask(Survey {
+        self.block_status_worker.ask(BlockStatusQuery {
             device: export.device().clone(),
             from: Sector(range.start / udm_core::SECTOR_SIZE),
             len: Sectors::from_bytes(range.end - range.start),
@@ -57,11 +57,14 @@ impl Connection {
     }
 
     /// What a device holds, as it has said. True when that is an answer.
-    pub(in crate::nbd) fn surveyed(&mut self, letter: &(dyn Any + Send)) -> bool {
-        let Some(letter) = letter.downcast_ref::<Surveyed>().filter(|l| l.connection == self.id) else {
+    pub(in crate::nbd) fn on_block_status_answer(&mut self, letter: &(dyn Any + Send)) -> bool {
+        let Some(letter) = letter.downcast_ref::<BlockStatusAnswer>().filter(|l| l.connection == self.id)
+        else {
             return false;
         };
-        let Some(pending) = self.pending.get(letter.key).filter(|p| p.stage == Stage::Survey) else {
+        let Some(pending) =
+            self.pending.get(letter.key).filter(|p| p.stage == RequestStage::BlockStatusQuery)
+        else {
             return false;
         };
         let (request, start) = (pending.request, pending.start);
@@ -70,14 +73,21 @@ impl Connection {
         let mut data = self.reads.get(bytes.len());
         data.copy_from_slice(&bytes);
         let (cookie, offset) = (request.cookie, request.offset);
-        self.tx.push(Answer { cookie, error: 0, form: Form::Whole, offset, data: data.into(), charge: 0 });
+        self.tx.push(QueuedReply {
+            cookie,
+            error: 0,
+            form: ReplyForm::Whole,
+            offset,
+            data: data.into(),
+            charge: 0,
+        });
         true
     }
 }
 
 /// The reply to a `BLOCK_STATUS`: a chunk for each context, about no more than was asked. `found`
 /// has the runs of each context and begins at byte `start`, at or before the request's.
-fn status(request: &Request, start: u64, found: &[Vec<Run>], contexts: &[Context]) -> Vec<u8> {
+fn status(request: &Request, start: u64, found: &[Vec<FlaggedRun>], contexts: &[MetaContext]) -> Vec<u8> {
     let mut out = Vec::new();
     for (i, (context, found)) in contexts.iter().zip(found).enumerate() {
         let mut runs: Vec<(u32, u32)> = Vec::new();

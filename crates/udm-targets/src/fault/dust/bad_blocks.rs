@@ -63,7 +63,7 @@ impl SharedBadBlocks {
         self.set.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Puts a changed copy of the set in its place; `change` may refuse. Blocks that writes made
+    /// Puts a changed copy of the set in its place; `transition` may refuse. Blocks that writes made
     /// good are left out of the copy.
     pub(super) fn change<R>(
         &self,

@@ -37,7 +37,7 @@ use udm_core::bugs::{self, Bug};
 use udm_core::errno::EINVAL;
 use udm_core::{Batch, Busy, Cx, Drain, Lane, Limits, Op, OpenError, Sector, Sectors, Status};
 use udm_dm::TargetError;
-use udm_dm::target::{Below, Resolver, Target, TargetArgs, Used};
+use udm_dm::target::{DeviceRange, LowerLimits, Resolver, Target, TargetArgs};
 
 const NAME: &str = "dust";
 
@@ -187,11 +187,11 @@ impl Target for DustTarget {
         format!("{} {mode} {log}", self.under.device.number)
     }
 
-    fn limits(&self, below: Below<'_>) -> Limits {
+    fn limits(&self, below: LowerLimits<'_>) -> Limits {
         self.under.limits(self.len, below)
     }
 
-    fn devices(&self) -> Vec<Used> {
+    fn devices(&self) -> Vec<DeviceRange> {
         vec![self.under.used(self.len)]
     }
 
@@ -269,7 +269,7 @@ struct DustLane {
 impl DustLane {
     /// Fetches the set when it has changed. One load of a line that only messages write.
     fn refresh(&mut self) {
-        // Acquire pairs with the release in `change`.
+        // Acquire pairs with the release in `transition`.
         let generation = self.shared.generation.load(Ordering::Acquire);
         if generation != self.seen && !(bugs::on(Bug::BadBlocksStale) && self.seen > 0) {
             self.set = Arc::clone(&self.shared.lock());

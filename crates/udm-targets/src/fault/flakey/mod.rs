@@ -31,7 +31,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use udm_core::{Cx, Lane, Limits, Nanos, OpenError, Sector, Sectors};
 use udm_dm::TargetError;
-use udm_dm::target::{Below, Target, TargetArgs, Used};
+use udm_dm::target::{DeviceRange, LowerLimits, Target, TargetArgs};
 
 const NAME: &str = "flakey";
 
@@ -114,11 +114,11 @@ impl Target for FlakeyTarget {
         format!("{} {} {up_s} {down_s} {}", self.under.device.number, self.under.start, self.features)
     }
 
-    fn limits(&self, below: Below<'_>) -> Limits {
+    fn limits(&self, below: LowerLimits<'_>) -> Limits {
         self.under.limits(self.len, below)
     }
 
-    fn devices(&self) -> Vec<Used> {
+    fn devices(&self) -> Vec<DeviceRange> {
         vec![self.under.used(self.len)]
     }
 }

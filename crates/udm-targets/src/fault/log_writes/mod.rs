@@ -60,8 +60,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use udm_core::errno::EACCES;
 use udm_core::{Alone, Cx, Lane, Limits, OpenError, SECTOR_SIZE, Sector, Sectors};
 use udm_dm::TargetError;
-use udm_dm::pending::Pending;
-use udm_dm::target::{Below, DeviceRef, Resolver, Target, TargetArgs, Used};
+use udm_dm::completion::CompletionHandle;
+use udm_dm::target::{DeviceRange, DeviceRef, LowerLimits, Resolver, Target, TargetArgs};
 use udm_wire::log_writes::HEADER_LEN;
 
 const NAME: &str = "log-writes";
@@ -96,14 +96,14 @@ pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
         let error = TargetError::new("log-writes: Log device lookup failed").with_errno(EACCES);
         return Err(error.because("it is read-only").at(1));
     }
-    let shared = Arc::new(SharedLog::new(log_geometry(&device, &log, Below::NOW)));
+    let shared = Arc::new(SharedLog::new(log_geometry(&device, &log, LowerLimits::NOW)));
     let discards = AtomicBool::new(device.device.limits().max_discard > Sectors::ZERO);
     let under = UnderlyingRange { device, start: Sector(0) };
     Ok(Arc::new(LogWritesTarget { under, log, len: args.len, shared, discards }))
 }
 
 /// The blocks and the size of the log, with the devices as `below` says.
-fn log_geometry(device: &DeviceRef, log: &DeviceRef, below: Below<'_>) -> LogGeometry {
+fn log_geometry(device: &DeviceRef, log: &DeviceRef, below: LowerLimits<'_>) -> LogGeometry {
     let (device, log) = (below.limits(device), below.limits(log));
     LogGeometry { sector_size: log.logical_block.max(device.logical_block), size: log.size }
 }
@@ -111,7 +111,7 @@ fn log_geometry(device: &DeviceRef, log: &DeviceRef, below: Below<'_>) -> LogGeo
 impl LogWritesTarget {
     /// Bytes in a sector of the log, from the devices as `below` says; from the first resume on, as
     /// they were then.
-    fn sector_size(&self, below: Below<'_>) -> u32 {
+    fn sector_size(&self, below: LowerLimits<'_>) -> u32 {
         self.shared.measure(log_geometry(&self.under.device, &self.log, below)).sector_size
     }
 }
@@ -135,7 +135,7 @@ impl Target for LogWritesTarget {
         format!("{} {}{disabled}", state.space.entries(), state.space.next() - 1)
     }
 
-    fn limits(&self, below: Below<'_>) -> Limits {
+    fn limits(&self, below: LowerLimits<'_>) -> Limits {
         let limits = self.under.limits(self.len, below);
         // An entry goes to the log in one piece: a sector of its own and the data.
         let sector_size = self.sector_size(below);
@@ -156,9 +156,9 @@ impl Target for LogWritesTarget {
         }
     }
 
-    fn devices(&self) -> Vec<Used> {
+    fn devices(&self) -> Vec<DeviceRange> {
         let size = self.log.device.limits().size;
-        let log = Used { alone: Some(Alone::Device), ..Used::new(&self.log, Sector(0), size) };
+        let log = DeviceRange { alone: Some(Alone::Device), ..DeviceRange::new(&self.log, Sector(0), size) };
         vec![self.under.used(self.len), log]
     }
 
@@ -174,17 +174,17 @@ impl Target for LogWritesTarget {
             return Err(TargetError::new(text).at(0));
         }
         // One byte less than there is room for, as the kernel's terminated string.
-        let room = self.sector_size(Below::NOW) as usize - HEADER_LEN - 1;
+        let room = self.sector_size(LowerLimits::NOW) as usize - HEADER_LEN - 1;
         let text = &text.as_bytes()[..text.len().min(room)];
         self.shared.post(LogRecord::mark(text))?;
         Ok(String::new())
     }
 
-    fn under_way(&self) -> Option<Pending> {
+    fn pending_completion(&self) -> Option<CompletionHandle> {
         self.shared.marks_pending()
     }
 
-    fn works_unasked(&self) -> bool {
+    fn needs_own_lane(&self) -> bool {
         true
     }
 

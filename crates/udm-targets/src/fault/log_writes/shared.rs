@@ -10,7 +10,7 @@ use udm_core::bugs::{self, Bug};
 use udm_core::errno::{EBUSY, EIO};
 use udm_core::{Bell, Buf, interleave};
 use udm_dm::TargetError;
-use udm_dm::pending::{Pending, Promise, pending};
+use udm_dm::completion::{Completer, CompletionHandle, pending};
 use udm_wire::log_writes::{END_MARK, Entry, EntryFlags};
 
 /// Something that is to be put in the log.
@@ -50,7 +50,7 @@ pub(super) struct PlacedRecord {
 #[derive(Default)]
 pub(super) struct PendingMarks {
     pub(super) appends: Vec<LogRecord>,
-    pub(super) promises: Vec<Promise>,
+    pub(super) promises: Vec<Completer>,
 }
 
 /// The state of the log.
@@ -60,7 +60,7 @@ pub(super) struct LogState {
     /// Marks that no lane has taken yet.
     unlogged_marks: PendingMarks,
     /// The end of the last mark that was given.
-    last_mark: Option<Pending>,
+    last_mark: Option<CompletionHandle>,
     /// The device is being suspended.
     closing: bool,
     /// How often it was: lanes tell one suspend from another by it.
@@ -195,7 +195,7 @@ impl SharedLog {
     }
 
     /// Tells when the marks that were given so far are in the log.
-    pub(super) fn marks_pending(&self) -> Option<Pending> {
+    pub(super) fn marks_pending(&self) -> Option<CompletionHandle> {
         self.lock().last_mark.clone()
     }
 

@@ -13,7 +13,7 @@ use udm_core::{
     Batch, Bio, BioFlags, BioPool, BufPool, Busy, Cx, Device, Drain, Lane, Op, OwnerId, SECTOR_SIZE, Sector,
     Sectors, Segments,
 };
-use udm_dm::pending::Promise;
+use udm_dm::completion::Completer;
 use udm_wire::log_writes::{EntryFlags, Superblock};
 
 /// Bytes of free copies that a lane keeps.
@@ -41,7 +41,7 @@ struct EntryGroup {
 #[derive(Default)]
 pub(super) struct EntryWaiters {
     pub(super) acks: Batch,
-    pub(super) marks: Vec<Promise>,
+    pub(super) marks: Vec<Completer>,
 }
 
 /// How far a superblock has come.

@@ -2,7 +2,7 @@
 //! do.
 //!
 //! The kernel leaves this to a daemon (multipathd). If the device's maintenance settings request it
-//! ([`udm_dm::Upkeep`]), a task reads the first block of each path through lanes of its own. The
+//! ([`udm_dm::PathMaintenance`]), a task reads the first block of each path through lanes of its own. The
 //! interval grows while the path works. An answer that does not blame the path is good; an answer
 //! that blames it, or none in time, is bad. A good path with a bad answer is failed before a
 //! request meets it. A failed path with a good answer is reinstated. A path that an administrator
@@ -49,7 +49,7 @@ use udm_core::bugs::{self, Bug};
 use udm_core::{
     Batch, Bio, Buf, Busy, Limits, Listener, Nanos, Op, SECTOR_SIZE, Sector, Sectors, Task, TaskCx,
 };
-use udm_dm::CheckState;
+use udm_dm::PathCheckState;
 use udm_dm::target::DeviceRef;
 use udm_wire::multipath_conf::Settings;
 
@@ -98,7 +98,7 @@ impl Checker {
         let CheckerInput { shared, board, len, paths, groups, settings } = subject;
         let prios = PathPriorities::new(&settings, paths.iter().map(|path| path.name.as_str()));
         for path in 0..paths.len() {
-            board.set(path, CheckState::Unchecked);
+            board.set(path, PathCheckState::Unchecked);
             board.set_prio(path, prios.of(path));
         }
         Checker {
@@ -168,7 +168,7 @@ impl Checker {
                 Some(pending) if !pending.late && pending.at + self.settings.checker_timeout <= now => {
                     pending.late = true;
                     let same = pending.fails == view.fail_count && !view.failed;
-                    self.shared.path_log.checked(&self.board, index, CheckState::Timeout);
+                    self.shared.path_log.checked(&self.board, index, PathCheckState::Timeout);
                     if same && !bugs::on(Bug::HungCheckIgnored) {
                         self.fail(index, &FailReason::NoAnswer(self.settings.checker_timeout), cx);
                     }
@@ -231,7 +231,7 @@ impl Checker {
             path.pace.returned(now, false);
         }
         if view.held {
-            self.shared.path_log.checked(&self.board, index, CheckState::Unchecked);
+            self.shared.path_log.checked(&self.board, index, PathCheckState::Unchecked);
         }
         // Whoever brought it back thinks well of it.
         if !view.failed && path.quarantine.is_quarantined() {
@@ -334,14 +334,14 @@ impl Checker {
             }
             (false, false) => {
                 path.pace.still_down(now);
-                self.shared.path_log.checked(&self.board, index, CheckState::Down);
+                self.shared.path_log.checked(&self.board, index, PathCheckState::Down);
                 if !bugs::on(Bug::BadCheckIgnored) {
                     self.fail(index, &FailReason::Check(bio.status), cx);
                 }
             }
             (true, true) if path.quarantine.is_quarantined() => {
                 path.pace.still_down(now);
-                self.shared.path_log.checked(&self.board, index, CheckState::Delayed);
+                self.shared.path_log.checked(&self.board, index, PathCheckState::Delayed);
             }
             // Asked once more, and for that it has the time that is left.
             (true, true) if !pending.end && self.read(index, 0, true, cx) => {
@@ -364,7 +364,7 @@ impl Checker {
             }
             (true, false) => {
                 self.paths[index].pace.still_down(now);
-                self.shared.path_log.checked(&self.board, index, CheckState::Down);
+                self.shared.path_log.checked(&self.board, index, PathCheckState::Down);
                 self.log_refused(index, short);
             }
         }
@@ -373,7 +373,7 @@ impl Checker {
     /// A path has answered well.
     fn works(&mut self, index: usize, pending: Nanos, path_return: PathReturn, cx: &mut dyn TaskCx) {
         self.prios.answered(index, cx.now().since(pending));
-        self.shared.path_log.checked(&self.board, index, CheckState::Up);
+        self.shared.path_log.checked(&self.board, index, PathCheckState::Up);
         self.board.set_prio(index, self.prios.of(index));
         self.fail_back(path_return, cx);
     }

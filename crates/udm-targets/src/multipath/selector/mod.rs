@@ -24,7 +24,7 @@ use super::lane::ReapedPaths;
 use std::ops::Range;
 use std::sync::Arc;
 use udm_core::{Batch, Bio, CoreId, Cx, Sectors};
-use udm_dm::legs::{Deal, Legs};
+use udm_dm::child_lanes::{BatchDispatch, ChildLanes};
 
 /// A selector without paths, or which of its arguments it refuses, from 0.
 type SelectorResult = Result<Box<dyn Selector>, usize>;
@@ -131,7 +131,7 @@ pub(super) trait BioDispatch {
 
 /// Those of a batch on their way to the legs of a group.
 struct GroupDispatch<'a> {
-    deal: Deal<'a>,
+    deal: BatchDispatch<'a>,
     /// The leg of its first path.
     first: usize,
 }
@@ -187,7 +187,7 @@ pub(super) trait PathChooser {
     /// nothing changed meanwhile.
     fn choose_all(&mut self, bios: impl BioDispatch);
 
-    /// `back` came back from `path`, well or not, `sectors` long in all; perhaps none. Called
+    /// `reverse_map` came back from `path`, well or not, `sectors` long in all; perhaps none. Called
     /// once for each poll in which bios of the path are in flight or come back: the time to tell
     /// the other cores what has changed on it.
     #[inline(always)]
@@ -239,7 +239,7 @@ impl SelectorLane {
     /// Three are asked in line, here and in [`SelectorLane::polled`]: with all five the way of a
     /// single bio is up to 10 instructions longer.
     #[inline(always)]
-    pub(super) fn deal(&mut self, batch: &mut Batch, first: usize, legs: &mut Legs, cx: &mut Cx<'_>) {
+    pub(super) fn deal(&mut self, batch: &mut Batch, first: usize, legs: &mut ChildLanes, cx: &mut Cx<'_>) {
         match self {
             SelectorLane::RoundRobin(lane) => dispatch_batch(lane, batch, first, legs, cx),
             SelectorLane::QueueLength(lane) => dispatch_batch(lane, batch, first, legs, cx),
@@ -249,7 +249,7 @@ impl SelectorLane {
     }
 
     #[inline(never)]
-    fn dispatch_by_other(&mut self, batch: &mut Batch, first: usize, legs: &mut Legs, cx: &mut Cx<'_>) {
+    fn dispatch_by_other(&mut self, batch: &mut Batch, first: usize, legs: &mut ChildLanes, cx: &mut Cx<'_>) {
         each!(self, lane => dispatch_batch(lane, batch, first, legs, cx));
     }
 
@@ -289,7 +289,7 @@ fn dispatch_batch(
     lane: &mut impl PathChooser,
     batch: &mut Batch,
     first: usize,
-    legs: &mut Legs,
+    legs: &mut ChildLanes,
     cx: &mut Cx<'_>,
 ) {
     lane.look(cx);
@@ -332,7 +332,7 @@ fn dispatch_many(
     lane: &mut impl PathChooser,
     batch: &mut Batch,
     first: usize,
-    legs: &mut Legs,
+    legs: &mut ChildLanes,
     cx: &mut Cx<'_>,
 ) {
     if !batch.is_empty() {

@@ -1,5 +1,5 @@
 //! The path watch of one core: deadlines, hedged reads, and ejection of slow paths. It is optional
-//! ([`udm_dm::PathWatch`]); a lane without it executes none of this code.
+//! ([`udm_dm::PathWatchOptions`]); a lane without it executes none of this code.
 //!
 //! It is a layer between the multipath lane and its paths, and not a mode of that lane. To the lane
 //! above, a silent path is a path that failed with a timeout. Each path gets a [`WatchedPathLane`]. All legs of
@@ -54,12 +54,12 @@ use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
 use udm_core::latency::Window;
 use udm_core::{Batch, Bio, Busy, Cx, Drain, Lane, Nanos, Op, Patience};
-use udm_dm::PathWatch;
+use udm_dm::PathWatchOptions;
 
 /// The watch of one lane over its paths.
 pub(super) struct PathWatcher {
     shared: Arc<MultipathState>,
-    how: PathWatch,
+    how: PathWatchOptions,
     row: LaneCounters,
     paths: Vec<WatchedPath>,
     groups: Vec<WatchedGroup>,
@@ -130,7 +130,7 @@ struct WatchedPathLane {
 pub(super) fn watch_lanes(
     lanes: Vec<Box<dyn Lane>>,
     counts: impl Iterator<Item = usize>,
-    (how, shared, row): (PathWatch, Arc<MultipathState>, LaneCounters),
+    (how, shared, row): (PathWatchOptions, Arc<MultipathState>, LaneCounters),
     cx: &mut Cx<'_>,
 ) -> Vec<Box<dyn Lane>> {
     let mut start = 0;

@@ -34,7 +34,7 @@ use udm_core::{
     Batch, Bio, BioFlags, BioPool, Buf, BufPool, Busy, Cx, Drain, Nanos, Op, OpenError, OwnerId, SECTOR_SIZE,
     Sector, Sectors,
 };
-use udm_dm::legs::Legs;
+use udm_dm::child_lanes::ChildLanes;
 use wakeup::WakeupCursor;
 
 /// Bytes of free memory that a lane keeps.
@@ -92,7 +92,7 @@ pub(in crate::snapshot) struct EngineSnapshot {
 /// See the module's documentation.
 pub(in crate::snapshot) struct CopyEngine {
     owner: OwnerId,
-    pub legs: Legs,
+    pub legs: ChildLanes,
     parts: Vec<EngineSnapshot>,
     jobs: CopyJobs,
     requests: Slab<EngineRequest>,
@@ -146,7 +146,7 @@ impl CopyEngine {
         }
         Ok(CopyEngine {
             owner: cx.new_owner(),
-            legs: Legs::new(lanes),
+            legs: ChildLanes::new(lanes),
             parts,
             jobs: CopyJobs::default(),
             requests: Slab::new(),

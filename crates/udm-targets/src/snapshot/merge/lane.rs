@@ -16,7 +16,7 @@ use udm_core::{
     Batch, Bio, BioPool, Busy, Cx, Drain, Epoch, Lane, Listener, Op, OpenError, OwnerId, Sector, Sectors,
     Status,
 };
-use udm_dm::legs::Legs;
+use udm_dm::child_lanes::ChildLanes;
 
 const ORIGIN: usize = 0;
 const STORE: usize = 1;
@@ -31,7 +31,7 @@ struct TwoDeviceFlush {
 /// See the module's documentation.
 pub(super) struct MergeLane {
     shared: Arc<MergeShared>,
-    legs: Legs,
+    legs: ChildLanes,
     bell: Listener,
     seen: Epoch,
     /// Writes to the store, of their epochs: a run begins when those before it are over.
@@ -52,7 +52,7 @@ impl MergeLane {
         let lanes: [Box<dyn Lane>; 2] = [Box::new(origin), raw_device::open_lane(&binding.line.store, cx)?];
         let bell = binding.snapshot.bell.listen(cx);
         Ok(MergeLane {
-            legs: Legs::new(lanes),
+            legs: ChildLanes::new(lanes),
             seen: bell.epoch(),
             bell,
             writes: binding.snapshot.readers.join(),

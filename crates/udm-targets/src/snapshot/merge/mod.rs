@@ -23,8 +23,8 @@ use udm_core::bugs::{self, Bug};
 use udm_core::{
     Checkpoint, Cx, Device, DeviceId, Extents, Lane, Limits, MakeTask, OpenError, Sector, Sectors,
 };
-use udm_dm::target::{Below, DeviceRef, Notify, Target, TargetArgs, Upkeep, Used};
-use udm_dm::{MappedDevice, SnapshotReport, SnapshotState, SnapshotView, TargetError};
+use udm_dm::target::{DeviceRange, DeviceRef, LowerLimits, PathMaintenance, Target, TargetArgs, TargetHost};
+use udm_dm::{MappedDevice, SnapshotInfo, SnapshotReport, SnapshotState, TargetError};
 
 /// Chunks that follow each other in the origin and in the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -199,7 +199,7 @@ impl Target for MergeTarget {
         format!("{used}/{total} {metadata}")
     }
 
-    fn limits(&self, below: Below<'_>) -> Limits {
+    fn limits(&self, below: LowerLimits<'_>) -> Limits {
         let (origin, store) =
             (below.limits(&self.0.binding.line.origin), below.limits(&self.0.binding.line.store));
         let chunk = Sectors(u64::from(self.0.binding.snapshot.chunk.sectors()));
@@ -224,28 +224,28 @@ impl Target for MergeTarget {
         self.0.binding.extents(from, len, out);
     }
 
-    fn devices(&self) -> Vec<Used> {
+    fn devices(&self) -> Vec<DeviceRange> {
         self.0.binding.devices()
     }
 
-    fn also_opens(&self) -> Vec<DeviceRef> {
+    fn extra_devices(&self) -> Vec<DeviceRef> {
         self.0.binding.family.stores()
     }
 
-    fn snapshot(&self) -> Option<&dyn SnapshotView> {
+    fn snapshot(&self) -> Option<&dyn SnapshotInfo> {
         Some(self)
     }
 
-    fn attach(&self, notify: Arc<dyn Notify>) {
+    fn attach(&self, notify: Arc<dyn TargetHost>) {
         self.0.binding.family.add_origin_device(&notify);
         self.0.binding.attach(notify);
     }
 
-    fn works_unasked(&self) -> bool {
+    fn needs_own_lane(&self) -> bool {
         true
     }
 
-    fn tasks(&self, _upkeep: &Upkeep) -> Vec<MakeTask> {
+    fn tasks(&self, _upkeep: &PathMaintenance) -> Vec<MakeTask> {
         let shared = Arc::clone(&self.0);
         if shared.binding.is_released() || !shared.binding.snapshot.is_valid() {
             tracing::error!("Snapshot is invalid: can't merge");
@@ -254,8 +254,8 @@ impl Target for MergeTarget {
         vec![Box::new(move || Box::new(task::MergeTask::new(shared)))]
     }
 
-    fn partners(&self) -> Vec<Arc<MappedDevice>> {
-        self.0.binding.partners()
+    fn dependents(&self) -> Vec<Arc<MappedDevice>> {
+        self.0.binding.dependents()
     }
 
     fn preresume(&self, device: DeviceId) -> Result<(), TargetError> {
@@ -274,8 +274,8 @@ impl Target for MergeTarget {
         self.0.stop(false);
     }
 
-    fn gone(&self) {
-        self.0.binding.gone();
+    fn retired(&self) {
+        self.0.binding.retired();
     }
 
     fn removed(&self) {
@@ -283,7 +283,7 @@ impl Target for MergeTarget {
     }
 }
 
-impl SnapshotView for MergeTarget {
+impl SnapshotInfo for MergeTarget {
     fn report(&self) -> SnapshotReport {
         let state = match (self.0.has_failed(), self.0.left()) {
             (true, _) => SnapshotState::MergeFailed,

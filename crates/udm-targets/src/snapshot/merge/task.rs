@@ -16,7 +16,7 @@ use udm_core::{
     Batch, Bio, BioFlags, Buf, Busy, DeviceSlot, Listener, Op, SECTOR_SIZE, Sector, Sectors, Segments, Task,
     TaskCx,
 };
-use udm_dm::NewsKind;
+use udm_dm::EventKind;
 use udm_wire::cow::{Exception, Layout, RECORD_LEN};
 
 /// The most bytes of a unit, but for one chunk.
@@ -356,12 +356,12 @@ impl MergeTask {
         self.step = MergeStep::UnitStart;
         self.shared.end();
         if self.shared.left() == 0 {
-            snapshot.tell(NewsKind::MergeDone, "all of the snapshot is in its origin");
+            snapshot.tell(EventKind::MergeDone, "all of the snapshot is in its origin");
             snapshot.event();
         }
     }
 
-    /// Ends the merge until the next resume; with `back` the chunks of the unit are as they were.
+    /// Ends the merge until the next resume; with `reverse_map` the chunks of the unit are as they were.
     fn fail(&mut self, back: bool, cx: &mut dyn TaskCx) {
         if back {
             let map = &self.shared.binding.snapshot.map;
@@ -375,7 +375,7 @@ impl MergeTask {
     fn report(&self) {
         self.shared.failed.store(true, std::sync::atomic::Ordering::Release);
         let snapshot = &self.shared.binding.snapshot;
-        snapshot.tell(NewsKind::MergeFailed, "the merge has stopped: an I/O error");
+        snapshot.tell(EventKind::MergeFailed, "the merge has stopped: an I/O error");
         snapshot.event();
     }
 

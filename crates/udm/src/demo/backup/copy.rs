@@ -9,7 +9,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command as Program, Stdio};
-use udm_backends::nbd::Client;
+use udm_backends::nbd::NbdClient;
 use udm_wire::nbd::client::Event;
 use udm_wire::nbd::{CONTEXT_DIRTY, Command, STATE_DIRTY};
 
@@ -52,13 +52,13 @@ pub(super) fn incremental_backup(scene: &DemoServer, export: &str, since: &str, 
 }
 
 /// A client that knows what has changed since a snapshot.
-struct DirtyMapClient(Client);
+struct DirtyMapClient(NbdClient);
 
 impl DirtyMapClient {
     /// Chooses `export`, and the map of what has changed `since`.
     fn connect(scene: &DemoServer, export: &str, since: Option<&str>) -> Result<DirtyMapClient> {
         let map = since.map(|since| format!("{CONTEXT_DIRTY}{since}"));
-        let client = Client::connect(&scene.uri(export), map.as_deref().as_slice())?;
+        let client = NbdClient::connect(&scene.uri(export), map.as_deref().as_slice())?;
         match since {
             Some(since) if client.export().contexts.is_empty() => {
                 bail!("{export}: it does not know what has changed since {since}")

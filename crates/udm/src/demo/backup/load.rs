@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use udm_backends::nbd::Client;
+use udm_backends::nbd::NbdClient;
 
 /// A read that is checked comes behind so many writes.
 const READ_EVERY: u64 = 4;
@@ -88,7 +88,7 @@ impl Drop for MarkLoad {
 }
 
 impl LoadState {
-    fn run(&self, writer: u64, mut clients: [Client; 2]) -> Result<()> {
+    fn run(&self, writer: u64, mut clients: [NbdClient; 2]) -> Result<()> {
         let mut marks = WriterMarks::new();
         for n in 1.. {
             if self.over.load(Ordering::Relaxed) {

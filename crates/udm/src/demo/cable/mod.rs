@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use udm_control::verbs;
 use udm_core::{Nanos, SECTOR_SIZE};
-use udm_dm::{PathWatch, Upkeep};
+use udm_dm::{PathMaintenance, PathWatchOptions};
 use udm_wire::multipath_conf::Settings;
 
 /// The file that all servers serve.
@@ -70,9 +70,9 @@ impl Fixture {
             ..Settings::every(1)
         };
         let settings = Arc::new(settings);
-        scene.registry.set_maintenance(Box::new(move |name, _| Upkeep {
+        scene.registry.set_maintenance(Box::new(move |name, _| PathMaintenance {
             paths: Some(Arc::clone(&settings)),
-            watch: PathWatch { hedge_reads: name == HEDGED, ..PathWatch::default() },
+            watch: PathWatchOptions { hedge_reads: name == HEDGED, ..PathWatchOptions::default() },
         }));
         let disk = scene.folder().join("disk.img");
         std::fs::File::create(&disk).and_then(|file| file.set_len(BYTES)).context("demo: image")?;

@@ -1,0 +1,62 @@
+//! Work that may wait, on a thread beside the cores.
+
+use std::thread;
+
+/// Who is told how work has ended, once, on any thread.
+pub(crate) type CompletionFn<R> = Box<dyn FnOnce(R) + Send>;
+
+/// Runs `work` on a thread called `name` and tells `then` what comes of it, or `no_thread` where
+/// there is no thread to be had or the work ends by a panic.
+pub(crate) fn run<R: 'static>(
+    name: &str,
+    then: CompletionFn<R>,
+    no_thread: fn() -> R,
+    work: impl FnOnce() -> R + Send + 'static,
+) {
+    let told = ReplyGuard { then: Some(then), no_thread };
+    // Without a thread what it was given is dropped, and that tells.
+    let _ = thread::Builder::new().name(name.into()).spawn(move || told.tell(work()));
+}
+
+/// Who is told, whatever happens.
+struct ReplyGuard<R> {
+    then: Option<CompletionFn<R>>,
+    no_thread: fn() -> R,
+}
+
+impl<R> ReplyGuard<R> {
+    fn tell(mut self, result: R) {
+        if let Some(then) = self.then.take() {
+            then(result);
+        }
+    }
+}
+
+impl<R> Drop for ReplyGuard<R> {
+    fn drop(&mut self) {
+        if let Some(then) = self.then.take() {
+            then((self.no_thread)());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+
+    #[test]
+    fn somebody_is_told_whatever_happens() {
+        let (told, answers) = channel();
+        let then = || {
+            Box::new({
+                let told = told.clone();
+                move |n| told.send(n).unwrap()
+            })
+        };
+        run("test", then(), || 0, || 1);
+        assert_eq!(answers.recv(), Ok(1));
+        drop(ReplyGuard { then: Some(then()), no_thread: || 2 });
+        assert_eq!(answers.recv(), Ok(2));
+    }
+}

@@ -1,0 +1,273 @@
+//! Files whose file system is memory (tmpfs, ramfs): the core itself reads, writes and syncs them.
+//!
+//! They wait for no storage but what all memory may wait for, and the kernel can't tell that: the
+//! ring would hand each request to a worker and be woken by it. What a core does by itself is its
+//! work, so it is counted in bytes, and what is over the turn's budget goes on in the next: short
+//! requests before pieces of long ones.
+//!
+//! There a sync has nothing to wait for. It is asked for all the same: what it says is the kernel's
+//! word. What has its data in memory that another process shares is the ring's.
+
+use super::lane::FileLane;
+use super::request::PIECE;
+use rustix::fd::{AsFd, BorrowedFd};
+use rustix::fs;
+use rustix::io::{self, Errno, ReadWriteFlags};
+use std::collections::VecDeque;
+use std::io::IoSlice;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use udm_core::{Cx, Segments};
+use udm_runtime::{Done, RingOp};
+
+/// `f_type` of the file systems that are memory.
+const TMPFS: u64 = 0x0102_1994;
+const RAMFS: u64 = 0x8584_58f6;
+
+/// True when what is open as `fd` is in memory and nowhere else.
+pub(super) fn is_memory(fd: BorrowedFd<'_>) -> bool {
+    fs::fstatfs(fd).is_ok_and(|fs| matches!(fs.f_type as u64 & 0xffff_ffff, TMPFS | RAMFS))
+}
+
+/// A read or write, and whose it is.
+struct InlineTransfer {
+    tag: u64,
+    fd: Arc<OwnedFd>,
+    offset: u64,
+    data: Segments,
+    /// Bytes that are done.
+    done: usize,
+    kind: TransferKind,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum TransferKind {
+    Read,
+    Write,
+    /// A write that is durable when it ends.
+    SyncedWrite,
+}
+
+/// What a lane has to do by itself.
+#[derive(Default)]
+pub(super) struct InlineIo {
+    /// Syncs of all the data of a file: whose, and through which descriptor.
+    syncs: VecDeque<(u64, Arc<OwnedFd>)>,
+    short: VecDeque<InlineTransfer>,
+    long: VecDeque<InlineTransfer>,
+}
+
+impl InlineIo {
+    /// Takes in what is not the ring's.
+    ///
+    /// # Errors
+    /// Hands back what is.
+    pub(super) fn push(&mut self, tag: u64, op: RingOp) -> Result<(), RingOp> {
+        // Memory that others share is the kernel's to copy.
+        if let RingOp::Read { data, .. } | RingOp::Write { data, .. } = &op
+            && data.is_foreign()
+        {
+            return Err(op);
+        }
+        let (fd, offset, data, kind) = match op {
+            RingOp::Read { fd, offset, data, cached: false } => (fd, offset, data, TransferKind::Read),
+            RingOp::Write { fd, offset, data, dsync: false } => (fd, offset, data, TransferKind::Write),
+            RingOp::Write { fd, offset, data, dsync: true } => (fd, offset, data, TransferKind::SyncedWrite),
+            RingOp::Fsync { fd, data_only: true } => {
+                self.syncs.push_back((tag, fd));
+                return Ok(());
+            }
+            other => return Err(other),
+        };
+        let queue = if data.len() as u64 <= PIECE { &mut self.short } else { &mut self.long };
+        queue.push_back(InlineTransfer { tag, fd, offset, data, done: 0, kind });
+        Ok(())
+    }
+
+    /// True when nothing waits.
+    pub(super) fn is_idle(&self) -> bool {
+        self.syncs.is_empty() && self.short.is_empty() && self.long.is_empty()
+    }
+}
+
+impl FileLane {
+    /// Works on what is the core's own, as far as the turn's budget goes, and a little further.
+    pub(super) fn serve_inline(&mut self, cx: &mut Cx<'_>) {
+        while let Some((tag, fd)) = self.inline_io.syncs.pop_front() {
+            let result = fs::fdatasync(&fd).map(|()| 0).map_err(Errno::raw_os_error);
+            self.operation_done(Done { tag, result, data: Segments::new() }, cx);
+        }
+        let mut left = cx.work_left();
+        let mut first = true;
+        while first || left > 0 {
+            let Some(mut transfer) = self.inline_io.short.pop_front() else { break };
+            first = false;
+            left = left.saturating_sub(transfer.data.len() as u64);
+            let ended = loop {
+                if let Some(result) = transfer.go_on() {
+                    break result;
+                }
+            };
+            self.operation_done(transfer.end(ended), cx);
+        }
+        first = true;
+        while first || left > 0 {
+            let Some(mut transfer) = self.inline_io.long.pop_front() else { break };
+            first = false;
+            left = left.saturating_sub(PIECE);
+            match transfer.go_on() {
+                Some(ended) => self.operation_done(transfer.end(ended), cx),
+                None => self.inline_io.long.push_back(transfer),
+            }
+        }
+        cx.set_work_left(left);
+        if !self.inline_io.is_idle() {
+            cx.wake_now();
+        }
+    }
+}
+
+impl InlineTransfer {
+    /// Moves up to a piece more; the result when that was all, when less was moved than asked for,
+    /// or when it failed.
+    fn go_on(&mut self) -> Option<Result<(), Errno>> {
+        let mut budget = PIECE as usize;
+        let mut skip = self.done;
+        for buf in self.data.iter_mut() {
+            let from = skip.min(buf.len());
+            skip -= from;
+            let len = (buf.len() - from).min(budget);
+            if len == 0 {
+                continue;
+            }
+            let (part, at) = (&mut buf[from..from + len], self.offset + self.done as u64);
+            let moved = match self.kind {
+                TransferKind::Read => io::pread(self.fd.as_fd(), part, at),
+                TransferKind::Write => io::pwrite(self.fd.as_fd(), part, at),
+                TransferKind::SyncedWrite => {
+                    io::pwritev2(self.fd.as_fd(), &[IoSlice::new(part)], at, ReadWriteFlags::DSYNC)
+                }
+            };
+            match moved {
+                Ok(n) => self.done += n,
+                Err(errno) => return Some(Err(errno)),
+            }
+            if moved != Ok(len) {
+                return Some(Ok(()));
+            }
+            budget -= len;
+            if budget == 0 {
+                break;
+            }
+        }
+        (self.done == self.data.len()).then_some(Ok(()))
+    }
+
+    /// What has become of it. An error behind some bytes is met again by who asks for the rest.
+    fn end(self, ended: Result<(), Errno>) -> Done {
+        let result = match ended {
+            Err(errno) if self.done == 0 => Err(errno.raw_os_error()),
+            _ => Ok(self.done as u32),
+        };
+        Done { tag: self.tag, result, data: self.data }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{DiskUnderTest, core, file_in_memory, file_of, open, skipped};
+    use super::*;
+    use crate::testing::scattered;
+    use udm_core::{Batch, Bio, BioFlags, Op, Sector, Sectors, Status, WORK_MAX};
+
+    #[test]
+    fn a_file_on_a_disk_is_the_rings() {
+        let file = file_of(1 << 20, 0);
+        if is_memory(file.as_fd()) {
+            return skipped("temporary files are in memory");
+        }
+        assert!(!open(file.path(), false, false).unwrap().disk.in_memory);
+    }
+
+    /// Eight times the budget in long writes, and a short read behind them: the read has its turn
+    /// at once, no turn does much more than its budget, and all is done in the end.
+    #[test]
+    fn a_turn_has_its_budget_and_the_short_go_first() {
+        let Some(file) = file_in_memory(16 << 20, 5) else { return };
+        let file = open(file.path(), false, false).unwrap();
+        assert!(file.disk.in_memory);
+        let mut core = core();
+        let mut lane = core.open(&file).unwrap();
+        let mut batch: Batch = (0..8)
+            .map(|i| {
+                let mut data = scattered(WORK_MAX as usize, &[4096, 200_000]);
+                data.fill(i as u8);
+                Bio::write(Sector(i * WORK_MAX / 512), Sectors::from_bytes(WORK_MAX), data)
+            })
+            .collect();
+        batch.push(Bio::read(Sector(20_000), Sectors(8), scattered(4096, &[512])));
+        batch.iter_mut().for_each(|bio| bio.start());
+        let mut done = Batch::new();
+        core.turn(|cx| {
+            lane.submit(&mut batch, cx);
+            lane.poll(&mut done, cx);
+            assert!(cx.wake() <= cx.now(), "it asks for the next turn");
+        });
+        assert_eq!(done.len(), 1, "the read, and no write: none of them is longer than a turn");
+        let mut turns = 1;
+        while done.len() < 9 {
+            core.turn(|cx| lane.poll(&mut done, cx));
+            turns += 1;
+            assert!(turns < 100, "it gets on");
+        }
+        assert!(turns >= 8, "{turns} turns for eight budgets");
+        done.iter_mut().for_each(|bio| bio.finish());
+        assert!(done.iter().all(|bio| bio.status == Status::Ok));
+        drop(lane);
+        let mut disk = DiskUnderTest::over(&file);
+        for i in 0..8 {
+            assert!(disk.read(i * 2048, 2048).iter().all(|&byte| byte == i as u8));
+        }
+    }
+
+    /// A write between its flush and its sync is done in the turn that it comes in, and so is a
+    /// flush beside it.
+    #[test]
+    fn syncs_wait_for_nothing() {
+        let Some(file) = file_in_memory(1 << 20, 5) else { return };
+        let file = open(file.path(), false, false).unwrap();
+        let mut core = core();
+        let mut lane = core.open(&file).unwrap();
+        let mut data = scattered(8192, &[512]);
+        data.fill(7);
+        let mut write = Bio::write(Sector(8), Sectors(16), data);
+        write.flags = BioFlags::PREFLUSH | BioFlags::FUA;
+        let mut flush = Bio::new();
+        flush.op = Op::Flush;
+        let mut batch = vec![write, flush];
+        batch.iter_mut().for_each(|bio| bio.start());
+        let mut done = Batch::new();
+        core.turn(|cx| {
+            lane.submit(&mut batch, cx);
+            lane.poll(&mut done, cx);
+            lane.poll(&mut done, cx);
+        });
+        assert_eq!(done.len(), 2);
+        done.iter_mut().for_each(|bio| bio.finish());
+        assert!(done.iter().all(|bio| bio.status == Status::Ok));
+        drop(lane);
+        assert!(DiskUnderTest::over(&file).read(8, 16).iter().all(|&byte| byte == 7));
+    }
+
+    /// What a cut file has lost is a path error, as it is on a disk.
+    #[test]
+    fn a_file_that_was_cut_ends_early() {
+        let Some(temp) = file_in_memory(1 << 20, 5) else { return };
+        let mut disk = DiskUnderTest::open(temp.path(), false, false);
+        temp.as_file().set_len(512 << 10).unwrap();
+        let bio = disk.run(Bio::read(Sector(1000), Sectors(48), scattered(48 * 512, &[512])));
+        assert_eq!(bio.status, Status::IoErr);
+        assert_eq!(bio.data.len(), 48 * 512, "a bio comes back with its data");
+        assert!(disk.read(0, 1024).iter().all(|&byte| byte == 5));
+    }
+}

@@ -1,0 +1,107 @@
+//! What goes out on a connection: requests behind each other, with the data of writes, copied into
+//! one buffer a send.
+
+use slab::Slab;
+use std::collections::VecDeque;
+use udm_core::bugs::{self, Bug};
+use udm_core::{Buf, BufPool, Op};
+use udm_wire::nbd::client::Replies;
+use udm_wire::nbd::{CommandFlags, Request};
+
+use super::request::NbdRequest;
+
+/// The most bytes of one send.
+const SEND_MAX: usize = 256 << 10;
+
+/// See the module's documentation.
+#[derive(Default)]
+pub(super) struct SendQueue {
+    /// Requests that are to be sent.
+    queue: VecDeque<usize>,
+    /// A write whose data is sent in part, and how much of it.
+    partial: Option<(usize, usize)>,
+}
+
+impl SendQueue {
+    /// Queues the request of a slot.
+    pub(super) fn push(&mut self, key: usize) {
+        self.queue.push_back(key);
+    }
+
+    /// True when nothing waits.
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.is_empty() && self.partial.is_none()
+    }
+
+    /// True while a part of the slot's data is still to be sent.
+    pub(super) fn is_sending(&self, key: usize) -> bool {
+        self.partial.is_some_and(|(partial, _)| partial == key) && !bugs::on(Bug::EarlyEnds)
+    }
+
+    /// Takes out the requests of which nothing has been sent.
+    pub(super) fn take_unsent(&mut self) -> impl Iterator<Item = usize> {
+        self.queue.drain(..)
+    }
+
+    /// Forgets the rest of a slot that is not there any more.
+    pub(super) fn keep_only(&mut self, slots: &Slab<NbdRequest>) {
+        self.partial.take_if(|(key, _)| !slots.contains(*key));
+    }
+
+    /// What one send takes of what waits. Slots whose last byte is in it and that had ended before
+    /// go to `over`.
+    pub(super) fn gather(
+        &mut self,
+        slots: &Slab<NbdRequest>,
+        replies: &mut Replies,
+        pool: &mut BufPool,
+        over: &mut Vec<usize>,
+    ) -> Buf {
+        let mut buf = pool.get(self.len(slots));
+        let mut at = 0;
+        if let Some((key, from)) = self.partial.take() {
+            at += self.data(key, from, &slots[key], &mut buf);
+            if self.partial.is_none() && slots[key].early.is_some() {
+                over.push(key);
+            }
+        }
+        while self.partial.is_none() && at + Request::SIZE <= buf.len() {
+            let Some(key) = self.queue.pop_front() else { break };
+            let slot = &slots[key];
+            let mut asked = slot.asked();
+            if bugs::on(Bug::FuaNotAsked) {
+                asked.flags.remove(CommandFlags::FUA);
+            }
+            buf[at..at + Request::SIZE].copy_from_slice(&replies.ask(key as u64, asked));
+            at += Request::SIZE;
+            if slot.sends_data() {
+                at += self.data(key, 0, slot, &mut buf[at..]);
+            }
+        }
+        buf.truncate(at);
+        buf
+    }
+
+    /// Bytes of the next send.
+    fn len(&self, slots: &Slab<NbdRequest>) -> usize {
+        let data = |key: usize| slots[key].bio.sectors.bytes() as usize;
+        let mut len = self.partial.map_or(0, |(key, from)| data(key) - from);
+        for &key in &self.queue {
+            if len >= SEND_MAX {
+                break;
+            }
+            len += Request::SIZE + if slots[key].sends_data() { data(key) } else { 0 };
+        }
+        len.min(SEND_MAX)
+    }
+
+    /// Copies a slot's data from `from` on, as much as there is room for.
+    fn data(&mut self, key: usize, from: usize, slot: &NbdRequest, room: &mut [u8]) -> usize {
+        debug_assert_eq!(slot.bio.op, Op::Write);
+        let copied = slot.bio.data.copy_to_at(from, room);
+        if from + copied < slot.bio.sectors.bytes() as usize && !bugs::on(Bug::RestOfWriteLost) {
+            self.partial = Some((key, from + copied));
+        }
+        copied
+    }
+}

@@ -1,0 +1,93 @@
+//! What a message set going and the cores have yet to finish.
+
+use crate::error::TargetError;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+use udm_core::errno::EIO;
+
+type Outcome = Result<(), TargetError>;
+
+#[derive(Default)]
+struct CompletionState {
+    outcome: Mutex<Option<Outcome>>,
+    ended: Condvar,
+}
+
+impl CompletionState {
+    fn lock(&self) -> MutexGuard<'_, Option<Outcome>> {
+        self.outcome.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+/// For those who wait: how it ended.
+#[derive(Clone)]
+pub struct CompletionHandle(Arc<CompletionState>);
+
+/// For those who do it. Dropped without an outcome it ends in EIO: nobody is left who could do it.
+pub struct Completer(Arc<CompletionState>);
+
+/// The two ends of something that is yet to be done.
+#[must_use]
+pub fn pending() -> (Completer, CompletionHandle) {
+    let shared = Arc::new(CompletionState::default());
+    (Completer(Arc::clone(&shared)), CompletionHandle(shared))
+}
+
+impl Completer {
+    /// It is done, or can't be.
+    pub fn end(self, outcome: Outcome) {
+        *self.0.lock() = Some(outcome);
+    }
+}
+
+impl Drop for Completer {
+    fn drop(&mut self) {
+        let gone = || Err(TargetError::errno(EIO).because("the table was taken away before it was done"));
+        self.0.lock().get_or_insert_with(gone);
+        self.0.ended.notify_all();
+    }
+}
+
+impl CompletionHandle {
+    /// How it ended; `None` as long as it has not.
+    #[must_use]
+    pub fn outcome(&self) -> Option<Outcome> {
+        self.0.lock().clone()
+    }
+
+    /// Waits for the end, for `most` at the most. Blocks: for threads that may.
+    #[must_use]
+    pub fn wait(&self, most: Duration) -> Option<Outcome> {
+        let end = Instant::now() + most;
+        let mut outcome = self.0.lock();
+        while outcome.is_none() {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            outcome = self.0.ended.wait_timeout(outcome, left).unwrap_or_else(|e| e.into_inner()).0;
+        }
+        outcome.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_is_seen_and_so_is_a_promise_that_is_dropped() {
+        let (promise, waits) = pending();
+        assert_eq!(waits.wait(Duration::from_millis(1)), None);
+        let thread = std::thread::spawn({
+            let waits = waits.clone();
+            move || waits.wait(Duration::from_secs(60))
+        });
+        promise.end(Ok(()));
+        assert_eq!(thread.join().unwrap(), Some(Ok(())));
+        assert_eq!(waits.outcome(), Some(Ok(())));
+        let (promise, waits) = pending();
+        drop(promise);
+        assert_eq!(waits.wait(Duration::from_secs(60)).unwrap().unwrap_err().errno, EIO);
+    }
+}

@@ -1,0 +1,57 @@
+//! Which devices are renewed with others: see [`crate::Target::dependents`].
+
+use super::MappedDevice;
+use crate::error::TargetError;
+use crate::table::Table;
+use std::collections::HashSet;
+use std::sync::Arc;
+use udm_core::{Device, DeviceId};
+
+/// A device that is renewed, and the place of one whose partner it is.
+pub(super) type Dependent = (usize, Arc<MappedDevice>);
+
+pub(super) fn collect_resume_dependents(devices: &[Arc<MappedDevice>]) -> Vec<Dependent> {
+    let tables = |device: &MappedDevice| match device.inactive() {
+        Some(inactive) => [device.live(), Some(inactive)],
+        None => [None, None],
+    };
+    dependents(devices, tables)
+}
+
+pub(super) fn collect_removal_dependents(devices: &[Arc<MappedDevice>]) -> Vec<Dependent> {
+    dependents(devices, |device| [device.live(), None])
+}
+
+fn dependents(
+    devices: &[Arc<MappedDevice>],
+    tables: impl Fn(&MappedDevice) -> [Option<Arc<Table>>; 2],
+) -> Vec<Dependent> {
+    let mut dependents = Vec::new();
+    for (place, device) in devices.iter().enumerate() {
+        let of_tables = tables(device).into_iter().flatten().flat_map(|table| table.dependents());
+        let of_others = of_tables.filter(|dependent| dependent.id() != device.id());
+        dependents.extend(of_others.map(|dependent| (place, dependent)));
+    }
+    dependents
+}
+
+/// Those of `dependents` that are not among `devices`, each once.
+pub(super) fn distinct_dependents(
+    devices: &[Arc<MappedDevice>],
+    dependents: Vec<Dependent>,
+) -> Vec<Arc<MappedDevice>> {
+    let mut known: HashSet<DeviceId> = devices.iter().map(|device| device.id()).collect();
+    dependents
+        .into_iter()
+        .map(|(_, dependent)| dependent)
+        .filter(|dependent| known.insert(dependent.id()))
+        .collect()
+}
+
+/// Of a device that was not given.
+pub(super) fn dependent_error(device: &MappedDevice, error: TargetError) -> TargetError {
+    let why = if error.reason.is_empty() { error.text } else { error.reason };
+    let because = if why.is_empty() { why } else { format!(": {why}") };
+    let reason = format!("{} has to be renewed with it{because}", device.name());
+    TargetError::errno(error.errno).because(reason)
+}

@@ -1,0 +1,83 @@
+//! What targets hold of their device: its event counter, its name, its clock, and who hears of it.
+
+use super::device::{MappedDevice, WakeFn};
+use super::names::DeviceNames;
+use crate::device_events::{DeviceEvent, EventKind, EventSink, StateChange};
+use crate::target::{PathMaintenance, TargetHost};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use udm_core::{Cores, DevNo, DeviceId, LaneCommand, Nanos};
+
+/// See the module. No more than this, so that a table does not keep its own device alive.
+pub(super) struct MappedHost {
+    id: DeviceId,
+    number: DevNo,
+    names: Arc<Mutex<DeviceNames>>,
+    pub count: AtomicU32,
+    pub hook: OnceLock<WakeFn>,
+    pub listener: OnceLock<EventSink>,
+    pub clock: OnceLock<fn() -> Nanos>,
+    device: Weak<MappedDevice>,
+}
+
+impl MappedHost {
+    /// Of a device that has raised none.
+    pub fn new(
+        id: DeviceId,
+        number: DevNo,
+        names: Arc<Mutex<DeviceNames>>,
+        device: Weak<MappedDevice>,
+    ) -> Arc<MappedHost> {
+        let (hook, listener, clock) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
+        Arc::new(MappedHost { id, number, names, count: AtomicU32::new(0), hook, listener, clock, device })
+    }
+
+    /// The name and the uuid. Cores ask, and they wait for no lock.
+    fn current_name(&self) -> (String, Option<String>) {
+        self.names.try_lock().map_or_else(
+            |_| (self.number.to_string(), None),
+            |names| (names.name().to_owned(), names.uuid().map(str::to_owned)),
+        )
+    }
+}
+
+impl TargetHost for MappedHost {
+    fn event(&self) {
+        // Release pairs with the acquire in `event_nr`: who sees the number sees what it is about.
+        let before = self.count.fetch_add(1, Ordering::Release);
+        if let Some(hook) = self.hook.get() {
+            hook();
+        }
+        let number = before.wrapping_add(1);
+        self.tell(&|| StateChange::new(EventKind::Event, format!("event number {number}")));
+    }
+
+    fn tell(&self, change: &dyn Fn() -> StateChange) {
+        let Some(listener) = self.listener.get() else { return };
+        listener(&|| {
+            let (device, uuid) = self.current_name();
+            let event_nr = self.count.load(Ordering::Acquire);
+            DeviceEvent { device, uuid, number: self.number, event_nr, change: change() }
+        });
+    }
+
+    fn device(&self) -> String {
+        self.current_name().0
+    }
+
+    fn kick(&self, cores: &dyn Cores) {
+        cores.broadcast(self.id, LaneCommand::Kick);
+    }
+
+    fn now(&self) -> Nanos {
+        self.clock.get().map_or(Nanos(0), |clock| clock())
+    }
+
+    fn path_maintenance(&self) -> PathMaintenance {
+        self.device.upgrade().map(|device| device.path_maintenance()).unwrap_or_default()
+    }
+
+    fn mapped(&self) -> Option<Arc<MappedDevice>> {
+        self.device.upgrade()
+    }
+}

@@ -1,0 +1,443 @@
+//! Suspend and resume: a change that all cores take part in, one step at a time.
+//!
+//! A resume with a new table: every core opens its lanes of it (*prepare*), while the old one
+//! serves; only when all could, the device is suspended (if it is not already), the tables change
+//! places, and the cores go on with the lanes that they have. What can fail is over before anything
+//! stops, so a resume that cannot work is refused with the old table live and running, even if the
+//! device was suspended before.
+//!
+//! A table that is let go, the old one or one that was not to be, is held until every core has
+//! dropped its lanes, and then by the [`DeviceTransition`]: who drops that closes files, and no core does.
+//!
+//! A *renewal* is a resume with the table that is live: lanes that were opened anew take the place
+//! of those that serve.
+//!
+//! A [`DeviceTransition`] blocks nobody: [`DeviceTransition::step`] does what can be done now, and its `wake` is called
+//! when there is more. One change at a time and device. Hooks of targets run in the kernel's order:
+//! preresume, presuspend, (cores stop), postsuspend, (swap), gone, resume, (cores go on).
+
+use super::device::{MappedDevice, TableSlot, WakeFn};
+use super::phase::{SyncPoint, TransitionKind, TransitionPhase};
+use crate::error::TargetError;
+use crate::table::Table;
+use crate::target::{LowerLimits, Target};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use udm_core::bugs::{self, Bug};
+use udm_core::errno::{EBUSY, EINTR};
+use udm_core::{Ack, Cores, Device, DeviceId, Drain, Failure, LaneCommand, Limits};
+
+/// Held while tables change places and targets are told, over all devices of the process: of two
+/// changes that do, one is first, and the other sees what has become live. Nothing that could block
+/// is done meanwhile.
+pub(super) fn lock_table_swap() -> MutexGuard<'static, ()> {
+    static TABLE_SWAP: Mutex<()> = Mutex::new(());
+    TABLE_SWAP.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A suspend or resume under way. Dropped before its end it leaves the device suspended or as it
+/// was; a resume mends that. Dropped at its end it may close devices, which can block: see the
+/// module's documentation.
+#[must_use = "nothing happens until it is stepped"]
+pub struct DeviceTransition {
+    device: Arc<MappedDevice>,
+    wake: WakeFn,
+    noflush: bool,
+    goal: TransitionKind,
+    /// It stood still already when the change began.
+    was_suspended: bool,
+    /// What becomes live.
+    next: Option<TableSlot>,
+    phase: TransitionPhase,
+    /// Set when all cores have answered.
+    waiting: Option<Arc<AtomicBool>>,
+    failure: Failure,
+    result: Result<(), TargetError>,
+    /// Tables that no core uses any more.
+    released: Vec<Arc<Table>>,
+}
+
+impl DeviceTransition {
+    pub(super) fn suspend(
+        device: &Arc<MappedDevice>,
+        noflush: bool,
+        wake: WakeFn,
+    ) -> Result<DeviceTransition, TargetError> {
+        let mut change = DeviceTransition::begin(device, TransitionKind::Suspend, noflush, wake)?;
+        change.phase = if change.was_suspended { TransitionPhase::Done } else { TransitionPhase::Suspend };
+        Ok(change)
+    }
+
+    pub(super) fn resume(
+        device: &Arc<MappedDevice>,
+        noflush: bool,
+        wake: WakeFn,
+    ) -> Result<DeviceTransition, TargetError> {
+        let mut change = DeviceTransition::begin(device, TransitionKind::Resume, noflush, wake)?;
+        let (inactive, stale) = {
+            let state = device.state();
+            (state.inactive.clone(), state.stale)
+        };
+        if let Some(table) = inactive {
+            change.stage_table(table);
+        } else if stale {
+            change.stage_live_table();
+        }
+        if change.next.is_some() || change.was_suspended {
+            change.phase = TransitionPhase::Preresume;
+        }
+        Ok(change)
+    }
+
+    /// A partner of the device changes. Nothing that is held fails for it.
+    pub(super) fn reopen_lanes(
+        device: &Arc<MappedDevice>,
+        wake: WakeFn,
+    ) -> Result<DeviceTransition, TargetError> {
+        let mut change = DeviceTransition::begin(device, TransitionKind::ReopenLanes, true, wake)?;
+        if change.was_suspended {
+            change.phase = TransitionPhase::Swap;
+        } else {
+            change.also_reopen_lanes();
+        }
+        Ok(change)
+    }
+
+    /// The device is a partner of another that changes: if it does not take a new table, the live
+    /// one is renewed.
+    pub(super) fn also_reopen_lanes(&mut self) {
+        if self.goal == TransitionKind::Remove {
+            return;
+        }
+        if self.next.is_none() {
+            self.stage_live_table();
+        }
+        // A table that served all the time is not asked whether it can go on.
+        if self.phase == TransitionPhase::Done && self.next.is_some() {
+            self.phase = TransitionPhase::Prepare;
+        }
+    }
+
+    /// The device comes to rest, and its live table is gone.
+    pub(super) fn remove(device: &Arc<MappedDevice>, wake: WakeFn) -> Result<DeviceTransition, TargetError> {
+        let mut change = DeviceTransition::begin(device, TransitionKind::Remove, true, wake)?;
+        change.phase = if change.was_suspended { TransitionPhase::Swap } else { TransitionPhase::Suspend };
+        Ok(change)
+    }
+
+    fn begin(
+        device: &Arc<MappedDevice>,
+        goal: TransitionKind,
+        noflush: bool,
+        wake: WakeFn,
+    ) -> Result<DeviceTransition, TargetError> {
+        let mut state = device.state();
+        if std::mem::replace(&mut state.changing, true) {
+            return Err(TargetError::errno(EBUSY).because("another suspend or resume is under way"));
+        }
+        Ok(DeviceTransition {
+            device: Arc::clone(device),
+            wake,
+            noflush,
+            goal,
+            was_suspended: state.suspended,
+            next: None,
+            phase: TransitionPhase::Done,
+            waiting: None,
+            failure: Failure::default(),
+            result: Ok(()),
+            released: Vec::new(),
+        })
+    }
+
+    fn stage_table(&mut self, table: Arc<Table>) {
+        let mut state = self.device.state();
+        state.generation += 1;
+        self.next = Some(TableSlot { table, generation: state.generation });
+    }
+
+    fn stage_live_table(&mut self) {
+        if let Some(live) = self.device.live() {
+            self.stage_table(live);
+        }
+    }
+
+    /// The device that it is of.
+    pub(super) fn device(&self) -> &Arc<MappedDevice> {
+        &self.device
+    }
+
+    /// The partners of the tables that come or go, but the device itself.
+    pub(super) fn dependents(&self) -> Vec<Arc<MappedDevice>> {
+        let live = self.device.live();
+        let tables = match (self.goal, &self.next) {
+            (TransitionKind::Resume, Some(next)) if !self.device.state().is_renewal(&next.table) => {
+                [live, Some(Arc::clone(&next.table))]
+            }
+            (TransitionKind::Remove, _) => [live, None],
+            _ => [None, None],
+        };
+        let dependents = tables.iter().flatten().flat_map(|table| table.dependents());
+        dependents.filter(|dependent| dependent.id() != self.device.id()).collect()
+    }
+
+    /// Goes as far as it can. `None`: the cores have yet to answer; call again after the wake.
+    /// `Some`: over, with its outcome. Partners are not renewed: that takes [`super::DeviceSetTransition`].
+    pub fn step(&mut self, cores: &dyn Cores) -> Option<Result<(), TargetError>> {
+        let _places = lock_table_swap();
+        self.step_to(SyncPoint::Finished, LowerLimits::NOW, cores)
+    }
+
+    /// As [`DeviceTransition::step`], and no further than to `multipath_fixture`. A change that fails before says so when
+    /// it gets there. `below` says what those below change to.
+    pub(super) fn step_to(
+        &mut self,
+        stage: SyncPoint,
+        below: LowerLimits<'_>,
+        cores: &dyn Cores,
+    ) -> Option<Result<(), TargetError>> {
+        loop {
+            // Acquire pairs with the release behind the last ack: what the lanes did is seen here.
+            let patient = !(bugs::on(Bug::SwapTooEarly) && self.phase == TransitionPhase::Suspended);
+            if patient && self.waiting.as_ref().is_some_and(|answered| !answered.load(Ordering::Acquire)) {
+                return None;
+            }
+            self.waiting = None;
+            if self.phase.stage() >= Some(stage) {
+                return Some(self.result.clone());
+            }
+            self.phase = match self.phase {
+                TransitionPhase::Preresume => self.ask(cores),
+                TransitionPhase::Prepare => self.prepare(below, cores),
+                TransitionPhase::Prepared => self.prepared(cores),
+                TransitionPhase::Suspend => self.stop(cores),
+                TransitionPhase::Suspended => self.stopped(),
+                TransitionPhase::Swap => self.swap(),
+                TransitionPhase::RunResumeHooks => self.tell(),
+                TransitionPhase::Resume => self.go(cores),
+                TransitionPhase::Resumed => TransitionPhase::Done,
+                TransitionPhase::Done | TransitionPhase::Finished => self.end(),
+            };
+        }
+    }
+
+    /// Calls off a change that waits: the device goes on with the table that is live, if it can.
+    /// Step it to its end, which is EINTR.
+    pub fn cancel(&mut self, cores: &dyn Cores) {
+        match self.phase {
+            TransitionPhase::RunResumeHooks
+            | TransitionPhase::Resume
+            | TransitionPhase::Resumed
+            | TransitionPhase::Done
+            | TransitionPhase::Finished => return,
+            TransitionPhase::Suspended if bugs::on(Bug::CancelWaits) => return,
+            TransitionPhase::Preresume | TransitionPhase::Swap => {}
+            TransitionPhase::Prepare
+            | TransitionPhase::Prepared
+            | TransitionPhase::Suspend
+            | TransitionPhase::Suspended => self.waiting = None,
+        }
+        self.phase = self.refuse(TargetError::errno(EINTR).because("called off"), cores);
+    }
+
+    /// What is held waits for the resume and does not fail, whatever was said when it began.
+    pub(super) fn force_noflush(&mut self) {
+        self.noflush = true;
+    }
+
+    /// The tables that no core uses any more, of a change that is over. Who drops them closes what
+    /// they had open.
+    #[must_use]
+    pub fn take_released(&mut self) -> Vec<Arc<Table>> {
+        std::mem::take(&mut self.released)
+    }
+
+    fn ack(&mut self) -> Ack {
+        let answered = Arc::new(AtomicBool::new(false));
+        self.waiting = Some(Arc::clone(&answered));
+        let wake = Arc::clone(&self.wake);
+        Ack::new(move || {
+            answered.store(true, Ordering::Release);
+            wake();
+        })
+    }
+
+    /// What becomes live has these limits.
+    pub(super) fn limits_to_come(&self) -> Option<(DeviceId, Limits)> {
+        self.next.as_ref().map(|slot| (self.device.id(), slot.table.limits()))
+    }
+
+    fn ask(&mut self, cores: &dyn Cores) -> TransitionPhase {
+        let table = self.next.as_ref().map(|slot| Arc::clone(&slot.table)).or_else(|| self.device.live());
+        match table.map_or(Ok(()), |table| table.preresume(self.device.id())) {
+            Ok(()) => TransitionPhase::Prepare,
+            Err(error) => self.refuse(error, cores),
+        }
+    }
+
+    fn prepare(&mut self, below: LowerLimits<'_>, cores: &dyn Cores) -> TransitionPhase {
+        // A device that goes on with what it has stands still.
+        let Some(slot) = self.next.clone() else { return TransitionPhase::Swap };
+        if let Err(error) = self.device.prepare(&slot, below) {
+            return self.refuse(error, cores);
+        }
+        let TableSlot { table, generation } = slot;
+        let (failure, ack) = (self.failure.clone(), self.ack());
+        cores.broadcast(self.device.id(), LaneCommand::Prepare { table, generation, failure, ack });
+        TransitionPhase::Prepared
+    }
+
+    fn prepared(&mut self, cores: &dyn Cores) -> TransitionPhase {
+        if let Some(error) = self.failure.take().filter(|_| !bugs::on(Bug::OpenFailureIgnored)) {
+            return self.refuse(TargetError::errno(error.errno).because(error.text), cores);
+        }
+        if self.device.is_suspended() { TransitionPhase::Swap } else { TransitionPhase::Suspend }
+    }
+
+    /// The old table stays, and runs. A device that rested when a resume began runs too, if it can
+    /// as it is.
+    fn refuse(&mut self, error: TargetError, cores: &dyn Cores) -> TransitionPhase {
+        self.drop_prepared(cores);
+        self.result = Err(error);
+        let (suspended, stale, live) = {
+            let state = self.device.state();
+            (state.suspended, state.stale, state.live.as_ref().map(|slot| Arc::clone(&slot.table)))
+        };
+        let can = || !stale && live.is_none_or(|table| table.preresume(self.device.id()).is_ok());
+        let runs = suspended && (!self.was_suspended || self.goal == TransitionKind::Resume && can());
+        if runs { TransitionPhase::RunResumeHooks } else { TransitionPhase::Done }
+    }
+
+    fn drop_prepared(&mut self, cores: &dyn Cores) {
+        let Some(TableSlot { table, generation }) = self.next.take() else { return };
+        self.device.state().preparing = None;
+        self.released(table);
+        let ack = self.ack();
+        cores.broadcast(self.device.id(), LaneCommand::Unprepare { generation, ack });
+    }
+
+    fn stop(&mut self, cores: &dyn Cores) -> TransitionPhase {
+        // In this order: a lane that is opened from now on, and stands still, is one that the
+        // targets have been told to expect.
+        self.each_target(|target| target.presuspend(self.noflush));
+        let tasks = {
+            let mut state = self.device.state();
+            state.suspended = true;
+            std::mem::take(&mut state.tasks)
+        };
+        let how = if self.noflush { Drain::NoFlush } else { Drain::Flush };
+        let ack = self.ack();
+        // They are told, and what they have in flight is not waited for.
+        tasks.into_iter().for_each(|task| task.stop(ack.clone()));
+        cores.broadcast(self.device.id(), LaneCommand::Suspend { how, ack });
+        TransitionPhase::Suspended
+    }
+
+    fn stopped(&mut self) -> TransitionPhase {
+        self.each_target(|target| target.postsuspend());
+        TransitionPhase::Swap
+    }
+
+    fn swap(&mut self) -> TransitionPhase {
+        let retired = self.swap_tables();
+        let retired = retired.iter().flat_map(|table| table.targets());
+        retired.for_each(|entry| match self.goal {
+            TransitionKind::Remove => entry.target.removed(),
+            _ => entry.target.retired(),
+        });
+        if self.goal == TransitionKind::Resume
+            || !self.was_suspended && self.goal == TransitionKind::ReopenLanes
+        {
+            TransitionPhase::RunResumeHooks
+        } else {
+            TransitionPhase::Done
+        }
+    }
+
+    /// Which table is gone.
+    fn swap_tables(&mut self) -> Option<Arc<Table>> {
+        let mut state = self.device.state();
+        let Some(slot) = self.next.take() else {
+            state.stale |= self.goal == TransitionKind::ReopenLanes && state.live.is_some();
+            return state
+                .live
+                .as_ref()
+                .filter(|_| self.goal == TransitionKind::Remove)
+                .map(|live| Arc::clone(&live.table));
+        };
+        let renewal = state.is_renewal(&slot.table);
+        state.preparing = None;
+        state.stale = false;
+        // A load may have put another table there meanwhile; that one stays.
+        if !renewal && state.inactive.as_ref().is_some_and(|table| Arc::ptr_eq(table, &slot.table)) {
+            state.inactive = None;
+        }
+        state.leaving = state.live.replace(slot);
+        state.leaving.as_ref().filter(|_| !renewal).map(|leaving| Arc::clone(&leaving.table))
+    }
+
+    fn tell(&self) -> TransitionPhase {
+        self.each_target(|target| target.resume());
+        TransitionPhase::Resume
+    }
+
+    fn go(&mut self, cores: &dyn Cores) -> TransitionPhase {
+        let generation = {
+            let mut state = self.device.state();
+            state.suspended = false;
+            state.live_generation()
+        };
+        let ack = self.ack();
+        cores.broadcast(self.device.id(), LaneCommand::Resume { generation, ack });
+        self.start_tasks(cores);
+        TransitionPhase::Resumed
+    }
+
+    fn start_tasks(&self, cores: &dyn Cores) {
+        let path_maintenance = self.device.state().path_maintenance.clone();
+        let live = self.device.live();
+        let targets = live.iter().flat_map(|table| table.targets());
+        let makes = targets.flat_map(|entry| entry.target.tasks(&path_maintenance));
+        // Those of a suspend that was called off before they were stopped are stopped now.
+        let tasks: Vec<_> = makes.map(|make| cores.start(make)).collect();
+        let before = std::mem::replace(&mut self.device.state().tasks, tasks);
+        drop(before);
+    }
+
+    /// The device is free for the next change.
+    fn end(&mut self) -> TransitionPhase {
+        let leaving = {
+            let mut state = self.device.state();
+            state.changing = false;
+            if bugs::on(Bug::LeavingTableKept) { None } else { state.leaving.take() }
+        };
+        if let Some(slot) = leaving {
+            self.released(slot.table);
+        }
+        TransitionPhase::Finished
+    }
+
+    /// No core uses `table` any more, unless it is live all the same.
+    fn released(&mut self, table: Arc<Table>) {
+        if !self.device.state().is_renewal(&table) {
+            self.released.push(table);
+        }
+    }
+
+    fn each_target(&self, hook: impl Fn(&dyn Target)) {
+        let live = self.device.live();
+        for entry in live.iter().flat_map(|table| table.targets()) {
+            hook(&*entry.target);
+        }
+    }
+}
+
+impl Drop for DeviceTransition {
+    fn drop(&mut self) {
+        if self.phase != TransitionPhase::Finished {
+            let mut state = self.device.state();
+            state.changing = false;
+            state.preparing = None;
+        }
+    }
+}

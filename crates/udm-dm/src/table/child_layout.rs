@@ -1,0 +1,95 @@
+//! What a table has below it: a leg for each device of linear targets, however many of them lie
+//! there, one for each stripe of striped ones, and one for each other target.
+
+use super::TableEntry;
+use crate::stripes::StripeSet;
+use crate::target::DeviceRef;
+use std::collections::BTreeMap;
+use udm_core::{Cx, DeviceId, Lane, OpenError, Sector};
+
+/// What a target is to its table.
+pub(super) enum TargetDataPath {
+    /// Data: so many sectors further on this device.
+    Linear(DeviceRef, Sector),
+    /// Data: dealt out over several devices.
+    StripeSet(StripeSet),
+    /// Whatever its lane makes of it.
+    OwnLane,
+}
+
+/// The legs of a table, as its lanes were opened, whatever became of the targets since.
+pub(super) struct ChildLayout {
+    /// Of each target its form and its leg, the first of several.
+    pub lines: Vec<(TargetDataPath, usize)>,
+    /// For each leg a target and its stripe.
+    pub first: Vec<(usize, usize)>,
+}
+
+impl TargetDataPath {
+    fn of(entry: &TableEntry) -> TargetDataPath {
+        if let Some((device, offset)) = entry.target.as_linear() {
+            return TargetDataPath::Linear(device, offset);
+        }
+        entry.target.as_striped().map_or(TargetDataPath::OwnLane, TargetDataPath::StripeSet)
+    }
+
+    /// How many legs it needs of its own.
+    fn legs(&self) -> usize {
+        if let TargetDataPath::StripeSet(striped) = self { striped.stripes.len() } else { 1 }
+    }
+}
+
+impl ChildLayout {
+    /// Linear targets that overlap on their device have a leg each: there is no telling from its
+    /// place of which of them a bio is.
+    pub fn new(entries: &[TableEntry]) -> ChildLayout {
+        let forms: Vec<TargetDataPath> = entries.iter().map(TargetDataPath::of).collect();
+        let mut runs: BTreeMap<DeviceId, Vec<(u64, u64)>> = BTreeMap::new();
+        for (form, entry) in forms.iter().zip(entries) {
+            if let TargetDataPath::Linear(device, at) = form {
+                let run = (at.0, at.0.saturating_add(entry.len.0));
+                runs.entry(device.device.id()).or_default().push(run);
+            }
+        }
+        for runs in runs.values_mut() {
+            runs.sort_unstable();
+        }
+        let shared = |form: &TargetDataPath| match form {
+            TargetDataPath::Linear(device, _) => Some(device.device.id())
+                .filter(|device| runs[device].windows(2).all(|two| two[0].1 <= two[1].0)),
+            _ => None,
+        };
+        let (mut known, mut legs) = (BTreeMap::new(), ChildLayout { lines: Vec::new(), first: Vec::new() });
+        for (i, form) in forms.into_iter().enumerate() {
+            let next = legs.first.len();
+            let leg = shared(&form).map_or(next, |device| *known.entry(device).or_insert(next));
+            if leg == next {
+                legs.first.extend((0..form.legs()).map(|stripe| (i, stripe)));
+            }
+            legs.lines.push((form, leg));
+        }
+        legs
+    }
+
+    /// Opens the lane of each leg.
+    ///
+    /// # Errors
+    /// When a device below can't be opened on this core.
+    pub fn open(&self, entries: &[TableEntry], cx: &mut Cx<'_>) -> Result<Vec<Box<dyn Lane>>, OpenError> {
+        let mut lanes = Vec::with_capacity(self.first.len());
+        for &(target, stripe) in &self.first {
+            lanes.push(match &self.lines[target].0 {
+                TargetDataPath::Linear(device, _) => device.device.open(cx)?,
+                TargetDataPath::StripeSet(striped) => striped.stripes[stripe].0.device.open(cx)?,
+                TargetDataPath::OwnLane => entries[target].target.open(cx)?,
+            });
+        }
+        Ok(lanes)
+    }
+
+    /// What is added to a sector on its way to target `i`, which is not striped, modulo 2^64.
+    pub fn shift(&self, entries: &[TableEntry], i: usize) -> u64 {
+        let offset = if let TargetDataPath::Linear(_, offset) = &self.lines[i].0 { offset.0 } else { 0 };
+        offset.wrapping_sub(entries[i].start.0)
+    }
+}

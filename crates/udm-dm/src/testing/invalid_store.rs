@@ -1,0 +1,64 @@
+//! Marks of stores in memory, kept at once or when the test says so.
+
+use super::lock;
+use crate::invalid_store::InvalidStoreMark;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+type MarkDoneFn = Box<dyn FnOnce(Result<(), String>) + Send>;
+
+/// The marks of all stores, by name. Clones are the same.
+#[derive(Clone, Default)]
+pub struct TestStoreMarks(Arc<Mutex<MarkTable>>);
+
+#[derive(Default)]
+struct MarkTable {
+    why: BTreeMap<String, String>,
+    slow: bool,
+    waiting: Vec<MarkDoneFn>,
+}
+
+impl TestStoreMarks {
+    /// That of the store `name`.
+    #[must_use]
+    pub fn of(&self, name: &str) -> Arc<dyn InvalidStoreMark> {
+        Arc::new(TestMark { marks: self.clone(), name: name.into() })
+    }
+
+    /// Marks are not kept before [`TestStoreMarks::end`] says so.
+    pub fn wait(&self) {
+        lock(&self.0).slow = true;
+    }
+
+    /// What waits is kept, or is not.
+    pub fn end(&self, kept: &Result<(), String>) {
+        let waiting = std::mem::take(&mut lock(&self.0).waiting);
+        waiting.into_iter().for_each(|done| done(kept.clone()));
+    }
+}
+
+struct TestMark {
+    marks: TestStoreMarks,
+    name: String,
+}
+
+impl InvalidStoreMark for TestMark {
+    fn why(&self) -> Option<String> {
+        lock(&self.marks.0).why.get(&self.name).cloned()
+    }
+
+    fn set(&self, why: &str, done: MarkDoneFn) {
+        let mut marks = lock(&self.marks.0);
+        marks.why.insert(self.name.clone(), why.into());
+        if marks.slow {
+            return marks.waiting.push(done);
+        }
+        drop(marks);
+        done(Ok(()));
+    }
+
+    fn clear(&self) -> Result<(), String> {
+        lock(&self.marks.0).why.remove(&self.name);
+        Ok(())
+    }
+}

@@ -1,0 +1,357 @@
+//! Who may be connected: places for those that shake hands, places for those that are served, and
+//! no place for those that are gone.
+//!
+//! * A new connection takes a *handshake place*. When all are taken, the oldest connection that has
+//!   said nothing yet goes, or else the oldest: clients that only connect keep nobody out, however
+//!   many they are.
+//! * A client that chooses an export takes a *serving place*, of which one peer (a user, an
+//!   address) and one device can have a part only, and one peer a part of those of a device.
+//! * A client that is gone, or will send no more, gives its place back at once, though the device
+//!   may keep its requests for as long as it likes. Such an *orphan* counts for its export, and its
+//!   memory for its core.
+
+use super::ServerOptions;
+use super::stats::{CounterDelta, ServerCounters};
+use rustix::net::{AddressFamily, Shutdown, sockopt};
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, Weak};
+use udm_core::bugs::{self, Bug};
+use udm_core::{CoreId, DeviceId};
+
+/// Who is at the other end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Peer {
+    /// A user of this machine.
+    User(u32),
+    /// An address.
+    Address(IpAddr),
+    /// The system does not say.
+    Unknown,
+}
+
+impl Peer {
+    pub(super) fn of(fd: &OwnedFd) -> Peer {
+        if sockopt::socket_domain(fd.as_fd()) == Ok(AddressFamily::UNIX) {
+            return sockopt::socket_peercred(fd.as_fd())
+                .map_or(Peer::Unknown, |peer| Peer::User(peer.uid.as_raw()));
+        }
+        let address = rustix::net::getpeername(fd).ok().flatten().map(SocketAddr::try_from);
+        address.and_then(Result::ok).map_or(Peer::Unknown, |address| Peer::Address(address.ip()))
+    }
+}
+
+/// The life of a connection, as others see it.
+const QUIET: u8 = 0;
+const TALKING: u8 = 1;
+const SERVED: u8 = 2;
+const GONE: u8 = 3;
+
+/// The connections that shake hands, oldest first. The accepting side's own.
+#[derive(Default)]
+pub(super) struct HandshakeSlots {
+    handshaking: VecDeque<(Weak<OwnedFd>, Arc<AtomicU8>)>,
+}
+
+impl HandshakeSlots {
+    /// Shows one out: the oldest that has said nothing, or else the oldest. False when there is
+    /// none.
+    fn evict_oldest(&mut self) -> bool {
+        self.handshaking.retain(|(_, stage)| stage.load(Ordering::Relaxed) < SERVED);
+        let quiet = self.handshaking.iter().position(|(_, stage)| stage.load(Ordering::Relaxed) == QUIET);
+        let Some((fd, _)) = self.handshaking.remove(quiet.unwrap_or(0)) else { return false };
+        // Its core sees the end of the stream.
+        fd.upgrade().is_some_and(|fd| rustix::net::shutdown(fd, Shutdown::Both).is_ok())
+    }
+}
+
+impl ServerCounters {
+    /// Who was shown out has its place until its core has seen it; so there are more for a moment.
+    /// True when there are no more to be had.
+    pub(super) fn is_full(&self, options: &ServerOptions) -> bool {
+        self.handshakes.load(Ordering::Relaxed) >= 2 * options.handshakes_max.max(1)
+    }
+
+    /// A place for one more connection, `fd`, on the core with the fewest, beginning the search at
+    /// `from`; `None` when there is none to be had. Called by one thread at a time.
+    pub(super) fn place(
+        self: &Arc<Self>,
+        fd: &Arc<OwnedFd>,
+        handshake_slots: &mut HandshakeSlots,
+        options: &ServerOptions,
+        from: usize,
+    ) -> Option<AdmissionSlot> {
+        let max = options.handshakes_max.max(1);
+        let full = self.handshakes.load(Ordering::Relaxed) >= max;
+        if self.is_full(options) || (full && !handshake_slots.evict_oldest()) {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+            return None;
+        }
+        let n = self.cores.len();
+        let order = (0..n).map(|i| (from + i) % n);
+        let core = order.min_by_key(|&i| self.cores[i].connections.load(Ordering::Relaxed))?;
+        self.accepted.fetch_add(1, Ordering::Relaxed);
+        self.handshakes.fetch_add(1, Ordering::Relaxed);
+        self.cores[core].connections.fetch_add(1, Ordering::Relaxed);
+        let stage = Arc::new(AtomicU8::new(QUIET));
+        if handshake_slots.handshaking.len() >= 2 * max {
+            handshake_slots.handshaking.retain(|(_, stage)| stage.load(Ordering::Relaxed) < SERVED);
+        }
+        handshake_slots.handshaking.push_back((Arc::downgrade(fd), Arc::clone(&stage)));
+        let (counters, peer) = (self.clone(), Peer::of(fd));
+        Some(AdmissionSlot { counters, core, peer, device: None, stage, life: SlotUse::Connected })
+    }
+}
+
+/// One connection's place, counted for as long as this lives.
+pub(super) struct AdmissionSlot {
+    counters: Arc<ServerCounters>,
+    core: usize,
+    peer: Peer,
+    /// Whose client it is, once it has chosen.
+    device: Option<DeviceId>,
+    stage: Arc<AtomicU8>,
+    life: SlotUse,
+}
+
+/// What a place counts for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SlotUse {
+    /// A connection.
+    Connected,
+    /// One whose client is gone.
+    Orphan,
+    /// Nothing: another has it.
+    HandedOver,
+}
+
+impl AdmissionSlot {
+    pub(super) fn core(&self) -> CoreId {
+        CoreId(self.core as u16)
+    }
+
+    /// The client has said something.
+    pub(super) fn talks(&self) {
+        if self.stage.load(Ordering::Relaxed) == QUIET {
+            self.stage.store(TALKING, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes a serving place of `device` for the handshake place.
+    ///
+    /// # Errors
+    /// When there is none left, or none for this peer, in words for the client.
+    pub(super) fn serve(&mut self, device: DeviceId, options: &ServerOptions) -> Result<(), String> {
+        let refuse = |text: String| {
+            self.counters.refused.fetch_add(1, Ordering::Relaxed);
+            Err(text)
+        };
+        let max = options.connections_max.max(1);
+        if !try_increment(&self.counters.serving, max) {
+            return refuse(format!("{max} clients are connected, and there is room for no more"));
+        }
+        let mut peers = self.counters.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        let bounds = [(None, options.peer_connections_max), (Some(device), options.peer_device_max())];
+        let count = |of: Option<DeviceId>| peers.get(&(self.peer, of)).copied().unwrap_or(0);
+        if let Some((of, max)) = bounds.into_iter().find(|&(of, max)| count(of) >= max.max(1)) {
+            let to = if of.is_some() { " to this device" } else { "" };
+            let text = format!(
+                "{} clients are connected{to} from where you are, and there is room for no more",
+                max.max(1)
+            );
+            drop(peers);
+            self.counters.serving.fetch_sub(1, Ordering::Release);
+            return refuse(text);
+        }
+        for of in [None, Some(device)] {
+            *peers.entry((self.peer, of)).or_default() += 1;
+        }
+        drop(peers);
+        self.device = Some(device);
+        self.counters.handshakes.fetch_sub(1, Ordering::Release);
+        self.stage.store(SERVED, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The client is gone; its requests may not be.
+    pub(super) fn orphan(&mut self) {
+        if self.life == SlotUse::Connected {
+            self.life = SlotUse::Orphan;
+            self.counters.orphans.fetch_add(1, Ordering::Relaxed);
+            self.give_back();
+        }
+    }
+
+    /// The same place on core `to`. This one counts for nothing any more.
+    pub(super) fn hand_over(&mut self, to: CoreId) -> AdmissionSlot {
+        debug_assert_eq!(self.life, SlotUse::Connected, "only who has a place can hand it over");
+        self.life = SlotUse::HandedOver;
+        let cores = &self.counters.cores;
+        cores[self.core].connections.fetch_sub(1, Ordering::Relaxed);
+        if bugs::on(Bug::PlaceKept) {
+            self.counters.serving.fetch_add(1, Ordering::Relaxed);
+        }
+        cores[to.index()].connections.fetch_add(1, Ordering::Relaxed);
+        self.counters.moves.fetch_add(1, Ordering::Relaxed);
+        let (counters, stage) = (self.counters.clone(), self.stage.clone());
+        let (peer, device) = (self.peer, self.device);
+        AdmissionSlot { counters, core: to.index(), peer, device, stage, life: SlotUse::Connected }
+    }
+
+    fn give_back(&mut self) {
+        self.counters.cores[self.core].connections.fetch_sub(1, Ordering::Relaxed);
+        if self.stage.swap(GONE, Ordering::Relaxed) < SERVED {
+            self.counters.handshakes.fetch_sub(1, Ordering::Release);
+            return;
+        }
+        let mut peers = self.counters.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        for key in [(self.peer, None), (self.peer, self.device)] {
+            if let Some(count) = peers.get_mut(&key) {
+                *count -= 1;
+                if *count == 0 {
+                    peers.remove(&key);
+                }
+            }
+        }
+        drop(peers);
+        // Release: who sees the connection gone sees its last numbers.
+        self.counters.serving.fetch_sub(1, Ordering::Release);
+    }
+
+    /// What the server counts.
+    pub(super) fn counters(&self) -> &ServerCounters {
+        &self.counters
+    }
+
+    /// See [`ServerCounters::publish`].
+    pub(super) fn publish(&self, delta: &mut CounterDelta) {
+        self.counters.publish(self.core, delta);
+    }
+}
+
+impl Drop for AdmissionSlot {
+    fn drop(&mut self) {
+        match self.life {
+            SlotUse::Connected => self.give_back(),
+            SlotUse::Orphan => drop(self.counters.orphans.fetch_sub(1, Ordering::Release)),
+            SlotUse::HandedOver => {}
+        }
+    }
+}
+
+/// Counts one more, unless there are `max`.
+fn try_increment(count: &AtomicUsize, max: usize) -> bool {
+    count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n < max).then_some(n + 1)).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+
+    fn pair() -> (UnixStream, Arc<OwnedFd>) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        (ours, Arc::new(theirs.into()))
+    }
+
+    fn options() -> ServerOptions {
+        ServerOptions {
+            handshakes_max: 3,
+            connections_max: 4,
+            peer_connections_max: 3,
+            ..ServerOptions::default()
+        }
+    }
+
+    #[test]
+    fn connections_go_to_the_emptiest_core() {
+        let (c, mut handshake_slots, options) =
+            (ServerCounters::new(3), HandshakeSlots::default(), ServerOptions::default());
+        let sockets: Vec<_> = (0..7).map(|_| pair()).collect();
+        let places: Vec<_> =
+            (0..6).map(|i| c.place(&sockets[i].1, &mut handshake_slots, &options, i).unwrap()).collect();
+        assert_eq!(places.iter().map(|p| p.core().0).collect::<Vec<_>>(), [0, 1, 2, 0, 1, 2]);
+        assert_eq!((c.read().connections, c.read().handshakes), (6, 6));
+        drop(places);
+        assert_eq!(c.read().connections, 0);
+        assert_eq!(c.place(&sockets[6].1, &mut handshake_slots, &options, 2).unwrap().core().0, 2);
+    }
+
+    /// Who says nothing makes room for who comes, and who talks stays for as long as there is one
+    /// that does not.
+    #[test]
+    fn a_full_lobby_shows_the_silent_out() {
+        let (c, mut handshake_slots, options) =
+            (ServerCounters::new(1), HandshakeSlots::default(), options());
+        let mut sockets: Vec<_> = (0..6).map(|_| pair()).collect();
+        let mut places = Vec::new();
+        for (i, (_, fd)) in sockets.iter().enumerate() {
+            let place = c.place(fd, &mut handshake_slots, &options, 0).unwrap();
+            if i == 0 {
+                place.talks();
+            }
+            places.push(place);
+        }
+        assert!(c.place(&pair().1, &mut handshake_slots, &options, 0).is_none(), "not without bound");
+        let mut ended = |i: usize| {
+            sockets[i].0.set_nonblocking(true).unwrap();
+            sockets[i].0.read(&mut [0]).is_ok()
+        };
+        assert_eq!([0, 1, 2, 3, 4, 5].map(&mut ended), [false, true, true, true, false, false]);
+        drop(places);
+        assert_eq!((c.read().connections, c.read().refused), (0, 1));
+    }
+
+    #[test]
+    fn serving_places_are_bounded_in_all_and_a_peer() {
+        let (c, mut handshake_slots, options) =
+            (ServerCounters::new(1), HandshakeSlots::default(), options());
+        let sockets: Vec<_> = (0..6).map(|_| pair()).collect();
+        let mut places = Vec::new();
+        for (i, (_, fd)) in sockets.iter().enumerate() {
+            let mut place = c.place(fd, &mut handshake_slots, &options, 0).unwrap();
+            if i >= 4 {
+                place.peer = Peer::User(u32::MAX);
+            }
+            let device = DeviceId::new();
+            assert_eq!(place.serve(device, &options).is_ok(), [0, 1, 2, 4].contains(&i), "connection {i}");
+            places.push(place);
+        }
+        assert_eq!((c.read().connections, c.read().handshakes, c.read().refused), (6, 2, 2));
+        // One whose client is gone gives its place to the next.
+        places[0].orphan();
+        assert!(places[3].serve(DeviceId::new(), &options).is_ok());
+        assert_eq!((c.read().connections, c.read().orphans), (5, 1));
+        drop(places);
+        assert_eq!((c.read().connections, c.read().orphans), (0, 0));
+        assert!(c.peers.lock().unwrap().is_empty());
+    }
+    /// One user does not take all the places of a device, though they may have more of others.
+    #[test]
+    fn a_device_has_room_for_more_than_one_peer() {
+        let (c, mut handshake_slots) = (ServerCounters::new(1), HandshakeSlots::default());
+        let options = ServerOptions { device_connections_max: 4, ..ServerOptions::default() };
+        let sockets: Vec<_> = (0..6).map(|_| pair()).collect();
+        let [a, b] = [DeviceId::new(), DeviceId::new()];
+        let mut place = |i: usize| c.place(&sockets[i].1, &mut handshake_slots, &options, 0).unwrap();
+        let mut places: Vec<_> = (0..3).map(&mut place).collect();
+        places.iter_mut().for_each(|place| place.serve(a, &options).unwrap());
+        let mut fourth = place(3);
+        let why = fourth.serve(a, &options).unwrap_err();
+        assert_eq!(
+            why,
+            "3 clients are connected to this device from where you are, and there is room for no more"
+        );
+        assert_eq!(fourth.serve(b, &options), Ok(()));
+        let mut others = place(4);
+        others.peer = Peer::User(u32::MAX);
+        assert_eq!(others.serve(a, &options), Ok(()));
+        places.pop();
+        assert_eq!(place(5).serve(a, &options), Ok(()));
+        drop((places, fourth, others));
+        assert!(c.peers.lock().unwrap().is_empty());
+    }
+}

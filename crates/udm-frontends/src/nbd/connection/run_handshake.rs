@@ -1,0 +1,72 @@
+//! A connection until it has chosen an export.
+
+use super::{Connection, ConnectionPhase};
+use crate::nbd::handshake::{HandshakeStep, NegotiatedSession};
+use udm_core::errno::EBUSY;
+use udm_core::{Nanos, OpenError};
+use udm_runtime::FrontCx;
+
+/// Output that may wait for a send, in bytes; more input is not looked at until it is gone.
+const OUT_MAX: usize = 64 << 10;
+
+/// Steps of a handshake that are taken in a turn: one may ask for all instants of a device, or get
+/// 16 exports of a list.
+const STEPS_A_TURN: usize = 8;
+
+impl Connection {
+    pub(super) fn run_handshake(&mut self, cx: &mut FrontCx<'_, '_>) {
+        if !self.tx.is_idle() {
+            return;
+        }
+        let (mut out, mut steps) = (Vec::new(), 0);
+        while let ConnectionPhase::Handshake(handshake) = &mut self.phase
+            && out.len() < OUT_MAX
+        {
+            steps += 1;
+            if steps > STEPS_A_TURN {
+                cx.rouse(cx.me());
+                break;
+            }
+            let mut input = self.rx.unread();
+            let before = input.len();
+            let (device, admission_slot, options) =
+                (&mut self.device, &mut self.admission_slot, &self.options);
+            let step = handshake.step(&mut input, &mut out, &self.exports, &mut |export| {
+                let users = export.users() - 1;
+                if users >= options.device_connections_max.max(1) {
+                    let text =
+                        format!("{users} clients use it, or have left requests in it: no room for more");
+                    return Err(OpenError::new(EBUSY, text));
+                }
+                let slot = cx.open(export.device())?;
+                if let Err(text) = admission_slot.serve(export.device().id(), options) {
+                    cx.close(slot);
+                    return Err(OpenError::new(EBUSY, text));
+                }
+                *device = Some(slot);
+                Ok(())
+            });
+            let taken = before - input.len();
+            self.rx.consume(taken);
+            match step {
+                HandshakeStep::Answered => {}
+                HandshakeStep::More => break,
+                HandshakeStep::Close => self.phase = ConnectionPhase::Draining,
+                HandshakeStep::Begin(session) => self.begin(session, cx),
+            }
+        }
+        self.tx.push_raw(&out);
+    }
+
+    fn begin(&mut self, session: NegotiatedSession, cx: &mut FrontCx<'_, '_>) {
+        self.export = Some((session.export, session.geometry));
+        self.attend(cx);
+        self.structured = session.structured;
+        self.contexts = session.contexts;
+        if session.structured {
+            self.tx.use_structured();
+        }
+        self.phase = ConnectionPhase::Serving;
+        self.deadline = Nanos::NEVER;
+    }
+}

@@ -1,0 +1,311 @@
+//! Requests that begin or end inside a block: the device below sees whole blocks only.
+//!
+//! * A read (and `CACHE`) reads the blocks around it, and answers with its part.
+//! * A trim leaves alone the blocks that it covers in part.
+//! * A write or write-zeroes does its whole blocks as any other, then its *edges*: the block at
+//!   either end that it covers in part is read, changed and written back. For this it holds its
+//!   blocks ([`super::range_locks`]), so that no other write to them through this server is lost; reads
+//!   are not held up, and see a block before or after, as with any two requests in flight together.
+//!   It is durable with FUA as any other: each of its writes carries it, or a flush comes behind.
+//!
+//! A request that has to wait, for its hold or for somebody else's to end, is *parked*: it has no
+//! bio yet. Parked requests of a connection go on in their order. What a suspended device keeps
+//! waiting keeps its hold meanwhile; a connection that ends drops what is parked and gives its
+//! holds back when what is in flight has ended.
+
+use super::connection::Connection;
+use super::range_locks::{LockEvent, LockMember, RangeLockMessage};
+use super::reply::recycle;
+use super::request::BlockSize;
+use super::serve::{PendingRequest, RequestStage};
+use std::any::Any;
+use std::ops::Range;
+use udm_core::bugs::{self, Bug};
+use udm_core::{Bio, BioFlags, BufPool, Op, Sector, Sectors, Segments};
+use udm_runtime::FrontCx;
+use udm_wire::nbd::ExportFlags;
+
+/// Which end of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum BlockEnd {
+    Head,
+    Tail,
+}
+
+/// What a request that covers a part of a block needs besides: its edges.
+pub(super) struct PartialBlocks {
+    block: u32,
+    head: Option<PartialBlock>,
+    tail: Option<PartialBlock>,
+}
+
+/// A block that is covered in part.
+struct PartialBlock {
+    /// Where the block begins, in bytes.
+    at: u64,
+    /// The part, in bytes from there.
+    part: Range<u32>,
+    /// What goes there; nothing for zeroes.
+    data: Segments,
+}
+
+impl PartialBlocks {
+    /// The edges of a request to `range`, in bytes; `None` when it has none. `data` is a write's,
+    /// and keeps what belongs to whole blocks.
+    pub(super) fn new(
+        range: &Range<u64>,
+        blocks: &BlockSize,
+        data: &mut Segments,
+    ) -> Option<Box<PartialBlocks>> {
+        let block = blocks.size;
+        let (outer, inner) = (blocks.around(range), blocks.inside(range));
+        if outer == *range {
+            return None;
+        }
+        let within = |at: u64| (at % u64::from(block)) as u32;
+        let one = outer.end - outer.start == u64::from(block);
+        let mut take = |n: u32| if data.is_empty() { Segments::new() } else { data.split_to(n as usize) };
+        let mut partial_blocks = PartialBlocks { block, head: None, tail: None };
+        if one {
+            let part = within(range.start)..(range.end - outer.start) as u32;
+            partial_blocks.head = Some(PartialBlock { at: outer.start, data: take(part.len() as u32), part });
+            return Some(Box::new(partial_blocks));
+        }
+        if outer.start < range.start {
+            let part = within(range.start)..block;
+            partial_blocks.head = Some(PartialBlock { at: outer.start, data: take(part.len() as u32), part });
+        }
+        if range.end < outer.end {
+            let mut whole = take((inner.end - inner.start) as u32);
+            let part = 0..within(range.end);
+            partial_blocks.tail =
+                Some(PartialBlock { at: outer.end - u64::from(block), data: take(part.len() as u32), part });
+            whole.append(std::mem::take(data));
+            *data = whole;
+        }
+        Some(Box::new(partial_blocks))
+    }
+
+    /// The first edge behind `side`, or behind the whole blocks.
+    pub(super) fn next(&self, side: Option<BlockEnd>) -> Option<BlockEnd> {
+        match side {
+            None if self.head.is_some() => Some(BlockEnd::Head),
+            None | Some(BlockEnd::Head) if self.tail.is_some() => Some(BlockEnd::Tail),
+            _ => None,
+        }
+    }
+
+    fn edge(&mut self, side: BlockEnd) -> &mut PartialBlock {
+        let edge = match side {
+            BlockEnd::Head => &mut self.head,
+            BlockEnd::Tail => &mut self.tail,
+        };
+        edge.as_mut().expect("stages follow the edges that there are")
+    }
+
+    /// Makes `bio` the read of an edge's block.
+    pub(super) fn read(&mut self, side: BlockEnd, bio: &mut Bio, pool: &mut BufPool) {
+        recycle(std::mem::take(&mut bio.data), pool);
+        (bio.op, bio.flags) = (Op::Read, BioFlags::empty());
+        bio.sector = Sector(self.edge(side).at / udm_core::SECTOR_SIZE);
+        bio.sectors = Sectors::from_bytes(self.block.into());
+        bio.data = pool.get(self.block as usize).into();
+    }
+
+    /// Makes `bio`, which has read an edge's block, the write of the changed block.
+    pub(super) fn write(&mut self, side: BlockEnd, bio: &mut Bio, flags: BioFlags, pool: &mut BufPool) {
+        (bio.op, bio.flags) = (Op::Write, flags);
+        let PartialBlock { part, data, .. } = self.edge(side);
+        let part = part.start as usize..part.end as usize;
+        // One buffer, from the pool above.
+        if let Some(block) = bio.data.iter_mut().next() {
+            if data.is_empty() {
+                block[part].fill(0);
+            } else {
+                data.copy_to(&mut block[part]);
+                recycle(std::mem::take(data), pool);
+            }
+        }
+    }
+
+    /// Gives back what was not used.
+    pub(super) fn recycle(self, pool: &mut BufPool) {
+        for edge in [self.head, self.tail].into_iter().flatten() {
+            recycle(edge.data, pool);
+        }
+    }
+}
+
+impl Connection {
+    /// Lets a parked request go on, or its hold be asked for. False when it has to stay parked.
+    fn admit(&mut self, key: usize, cx: &mut FrontCx<'_, '_>) -> bool {
+        if self.pending[key].writes() {
+            self.join_range_locks(cx);
+        }
+        let pending = &self.pending[key];
+        let Some(lock_member) = self.lock_member.as_mut().filter(|_| pending.writes()) else {
+            self.launch(key, cx);
+            return true;
+        };
+        lock_member.writes();
+        let blocks = pending.blocks.around(&pending.range());
+        if pending.partial_blocks.is_none() {
+            let free = !lock_member.is_locked(&blocks);
+            if free {
+                self.launch(key, cx);
+            }
+            return free;
+        }
+        if bugs::on(Bug::HoldSkipped) {
+            self.launch(key, cx);
+            return true;
+        }
+        let may = lock_member.may_acquire();
+        if may {
+            lock_member.acquire(key, blocks);
+        }
+        may
+    }
+
+    /// A new request goes on its way, or is parked.
+    pub(super) fn admit_or_park(&mut self, key: usize, cx: &mut FrontCx<'_, '_>) {
+        if !self.admit(key, cx) {
+            self.parked.push_back(key);
+        }
+    }
+
+    /// Takes part in the holds of the device, where it does not.
+    fn join_range_locks(&mut self, cx: &mut FrontCx<'_, '_>) {
+        if self.lock_member.is_none()
+            && let Some((export, geometry)) = &self.export
+            && !geometry.flags.contains(ExportFlags::READ_ONLY)
+        {
+            cx.listen(export.range_locks().topic());
+            // Behind that: what changes from now on comes as a letter.
+            self.lock_member = Some(LockMember::join(export.range_locks(), self.cluster.clone(), cx.core()));
+        }
+    }
+
+    /// Takes no part any more. No write of it is under way, and none waits.
+    pub(super) fn leave_range_locks(&mut self, cx: &mut FrontCx<'_, '_>) {
+        if let Some(lock_member) = self.lock_member.take() {
+            cx.unlisten(lock_member.topic());
+        }
+    }
+
+    /// A letter about the holds of the device. True when it set something going.
+    pub(super) fn on_range_lock_message(
+        &mut self,
+        letter: &(dyn Any + Send),
+        cx: &mut FrontCx<'_, '_>,
+    ) -> bool {
+        let (Some(letter), Some(lock_member)) =
+            (letter.downcast_ref::<RangeLockMessage>(), &mut self.lock_member)
+        else {
+            return false;
+        };
+        let pending = &self.pending;
+        let event = lock_member.letter(letter, |range| in_flight(pending, range));
+        if pending.is_empty() && lock_member.is_idle() {
+            // It is told no more until it writes again.
+            self.leave_range_locks(cx);
+            return false;
+        }
+        match event {
+            LockEvent::None => false,
+            LockEvent::Granted(key) => {
+                self.launch(key, cx);
+                true
+            }
+            LockEvent::Released => {
+                let parked = self.parked.len();
+                if bugs::on(Bug::ParkedForgotten) {
+                    return false;
+                }
+                while let Some(&key) = self.parked.front()
+                    && self.admit(key, cx)
+                {
+                    self.parked.pop_front();
+                }
+                self.parked.len() < parked
+            }
+        }
+    }
+
+    /// A request has ended: what it held, and what others waited for, is free.
+    pub(super) fn release_range(&mut self, key: usize, held: bool) {
+        let Some(lock_member) = &mut self.lock_member else { return };
+        if held {
+            lock_member.release(key);
+        }
+        if lock_member.owes() {
+            lock_member.ended(|range| in_flight(&self.pending, range));
+        }
+    }
+
+    /// The connection is dead: what is parked will never start, and nobody waits for what a device
+    /// holds.
+    pub(super) fn abandon_parked(&mut self) {
+        self.parked.clear();
+        let parked = self
+            .pending
+            .iter()
+            .filter(|(_, p)| matches!(p.stage, RequestStage::Parked | RequestStage::BlockStatusQuery));
+        let keys: Vec<usize> = parked.map(|(key, _)| key).collect();
+        keys.into_iter().for_each(|key| self.fail(key));
+    }
+}
+
+/// True when a write that overlaps `range` is under way.
+fn in_flight(pending: &slab::Slab<PendingRequest>, range: &Range<u64>) -> bool {
+    let overlaps = |r: Range<u64>| r.start < range.end && range.start < r.end;
+    pending
+        .iter()
+        .any(|(_, p)| p.stage != RequestStage::Parked && p.writes() && overlaps(p.blocks.around(&p.range())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use udm_core::Buf;
+
+    /// What an edge is: where, which part, and its first byte.
+    fn seen(edge: Option<PartialBlock>) -> Option<(u64, Range<u32>, Option<u8>)> {
+        edge.map(|e| {
+            assert!(e.data.is_empty() || e.data.len() == e.part.len());
+            (e.at, e.part.clone(), e.data.iter().next().map(|b| b[0]))
+        })
+    }
+
+    #[test]
+    fn edges_and_whole_blocks_make_up_the_range() {
+        let blocks = BlockSize { size: 512 };
+        type Seen = Option<(u64, Range<u32>, Option<u8>)>;
+        let check = |range: Range<u64>, head: Seen, tail: Seen, whole: usize| {
+            let mut buf = Buf::zeroed((range.end - range.start) as usize);
+            // Each byte is the number of its block.
+            buf.iter_mut().zip(range.clone()).for_each(|(b, at)| *b = (at / 512) as u8);
+            let mut data = Segments::from(buf);
+            let partial_blocks = *PartialBlocks::new(&range, &blocks, &mut data).unwrap();
+            assert_eq!((seen(partial_blocks.head), seen(partial_blocks.tail)), (head, tail), "{range:?}");
+            assert_eq!(data.len(), whole, "{range:?}");
+            if let Some(first) = data.iter().next().filter(|_| whole > 0) {
+                assert_eq!(u64::from(first[0]), blocks.inside(&range).start / 512);
+            }
+        };
+        check(513..514, Some((512, 1..2, Some(1))), None, 0);
+        check(512..600, Some((512, 0..88, Some(1))), None, 0);
+        check(600..1024, Some((512, 88..512, Some(1))), None, 0);
+        check(1000..1100, Some((512, 488..512, Some(1))), Some((1024, 0..76, Some(2))), 0);
+        check(1..1600, Some((0, 1..512, Some(0))), Some((1536, 0..64, Some(3))), 1024);
+        check(512..1600, None, Some((1536, 0..64, Some(3))), 1024);
+        check(1..2048, Some((0, 1..512, Some(0))), None, 1536);
+        assert!(PartialBlocks::new(&(512..2048), &blocks, &mut Segments::new()).is_none());
+        let zeroes = PartialBlocks::new(&(1..1600), &blocks, &mut Segments::new()).unwrap();
+        assert_eq!(
+            (zeroes.next(None), zeroes.next(Some(BlockEnd::Head))),
+            (Some(BlockEnd::Head), Some(BlockEnd::Tail))
+        );
+        assert_eq!(zeroes.next(Some(BlockEnd::Tail)), None);
+    }
+}

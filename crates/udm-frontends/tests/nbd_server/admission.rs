@@ -1,0 +1,232 @@
+//! Many clients at once, most of them up to no good: who is in order is served.
+
+use crate::ServerFixture;
+use crate::client::ScriptedClient;
+use crate::disk::{CompletionOrder, TestDisk, pattern};
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+use udm_frontends::nbd::{Export, ListenAddress, ServerOptions};
+use udm_wire::nbd::{Command, CommandFlags, OptionReply, Request};
+
+const MIB: u64 = 1 << 20;
+const NONE: CommandFlags = CommandFlags::empty();
+
+fn disk(size: u64) -> TestDisk {
+    TestDisk::new(size, CompletionOrder::AtOnce)
+}
+
+/// A client's attempt to choose an export; the error's text when it is refused.
+fn refusal(world: &ServerFixture, export: &str) -> Option<String> {
+    let mut c = world.stranger();
+    let mut greeting = [0; 18];
+    std::io::Read::read_exact(&mut c.stream, &mut greeting).unwrap();
+    c.stream.write_all(&ScriptedClient::opening(export, false)).unwrap();
+    loop {
+        match c.option_reply() {
+            OptionReply::Ack => return None,
+            OptionReply::Error { text, .. } => return Some(text),
+            OptionReply::Info(_) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn too_many_clients_are_told_so() {
+    let options = ServerOptions { connections_max: 3, ..ServerOptions::default() };
+    let world = ServerFixture::with(disk(MIB), options, &[]);
+    let mut clients: Vec<_> = (0..3).map(|_| world.client(true)).collect();
+    assert_eq!(refusal(&world, "disk").unwrap(), "3 clients are connected, and there is room for no more");
+    for c in &mut clients {
+        assert!(c.read(0, 512).is_ok());
+    }
+    clients.pop();
+    world.wait_for("the place is free", |s| s.connections == 2);
+    assert_eq!(refusal(&world, "disk"), None);
+    drop(clients);
+    world.wait_until_empty();
+    world.end();
+}
+
+/// Clients that leave requests behind in a device that does not answer keep nobody out, but from
+/// that device in the end.
+#[test]
+fn who_is_gone_keeps_no_place() {
+    let options = ServerOptions { connections_max: 3, device_connections_max: 8, ..ServerOptions::default() };
+    let world = ServerFixture::with(disk(MIB), options, &[]);
+    let other = udm_backends::open(&udm_wire::uri::parse("mem:1M").unwrap()).unwrap();
+    world.exports.add(Export::new("other", "", false, other).unwrap()).unwrap();
+    world.disk.close_gate();
+    for n in 1..=8 {
+        let mut c = world.client(false);
+        c.send(Command::Write, NONE, 0, 512, &[1; 512]);
+        world.wait_for("the write is on the device", |s| s.in_flight >= 1 && world.disk.held() == n);
+        drop(c);
+        world.wait_for("it is gone", |s| s.orphans == n && s.connections == 0);
+    }
+    let text = refusal(&world, "disk").unwrap();
+    assert!(text.starts_with("8 clients use it"), "{text}");
+    assert_eq!(refusal(&world, "other"), None, "other devices have room");
+    world.disk.open_gate();
+    world.wait_until_empty();
+    assert!(world.client(false).read(0, 512).is_ok());
+    world.end();
+}
+
+/// Connections that say nothing, as many as there are, keep nobody waiting.
+#[test]
+fn silent_connections_make_room() {
+    let options = ServerOptions { handshakes_max: 4, ..ServerOptions::default() };
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("nbd.sock");
+    let world = ServerFixture::with(disk(MIB), options, &[ListenAddress::Unix(path.clone())]);
+    let connect = || ScriptedClient::on(UnixStream::connect(&path).unwrap());
+    let mut silent = Vec::new();
+    for _ in 0..200 {
+        silent.push(connect());
+        if silent.len() % 20 == 0 {
+            let mut c = connect();
+            c.go("disk", false);
+            assert!(c.read(0, 512).is_ok());
+        }
+    }
+    assert!(world.server.stats().handshakes <= 8);
+    drop(silent);
+    world.wait_until_empty();
+    world.end();
+}
+
+fn tight_limits(stall_ms: u64) -> ServerOptions {
+    let stall_max = Duration::from_millis(stall_ms);
+    ServerOptions { core_bytes_max: 4 << 20, stall_max, ..ServerOptions::default() }
+}
+
+/// Requests that are each more than all the memory there is, from many clients at once: every one
+/// is served.
+#[test]
+fn long_requests_of_many_clients_share_little_memory() {
+    const LEN: u64 = 6 * MIB;
+    let world = ServerFixture::with(disk(8 * MIB), tight_limits(20_000), &[]);
+    let threads: Vec<_> = (0..8)
+        .map(|i| {
+            let mut c = world.client(i % 2 == 0);
+            std::thread::spawn(move || {
+                let data: Vec<u8> = (0..LEN).map(pattern).collect();
+                for _ in 0..3 {
+                    assert_eq!(c.write(NONE, 0, &data), 0);
+                    assert!(c.read(0, LEN as u32).unwrap() == data);
+                }
+            })
+        })
+        .collect();
+    threads.into_iter().for_each(|t| t.join().unwrap());
+    world.wait_until_empty();
+    world.end();
+}
+
+/// A write that begins in what the one before it left, which is most of what there is, and goes on
+/// behind it: no device has any of it, and nobody else will give anything back.
+#[test]
+fn a_longer_write_behind_a_long_one() {
+    let options = ServerOptions { core_bytes_max: 512 << 10, ..tight_limits(20_000) };
+    let world = ServerFixture::with(disk(8 * MIB), options, &[]);
+    let mut c = world.client(false);
+    for len in [MIB, 2 * MIB, MIB, 6 * MIB] {
+        let data: Vec<u8> = (0..len).map(|at| pattern(at + len)).collect();
+        assert_eq!(c.write(NONE, 0, &data), 0);
+    }
+    assert!(c.read(0, 6 << 20).unwrap().iter().zip(6 * MIB..).all(|(byte, at)| *byte == pattern(at)));
+    drop(c);
+    world.wait_until_empty();
+    world.end();
+}
+
+/// One request may pass the bound, and not all that come behind it.
+#[test]
+fn one_request_at_a_time_passes_the_bound() {
+    let world = ServerFixture::with(disk(8 * MIB), tight_limits(20_000), &[]);
+    world.disk.close_gate();
+    let mut c = world.client(false);
+    for _ in 0..32 {
+        c.send(Command::Read, NONE, 0, 1 << 20, &[]);
+    }
+    world.wait_for("the memory is given out", |_| world.disk.held() >= 3);
+    let held = world.disk.held();
+    assert!(held <= 4, "half of 4 MiB, what each may have, and one request: {held}");
+    world.disk.open_gate();
+    for _ in 0..32 {
+        assert_eq!(c.receive().error, 0);
+    }
+    drop(c);
+    world.wait_until_empty();
+    world.end();
+}
+
+/// A device that hangs keeps what its clients hold for good, however many they are. It is not all
+/// that there is.
+#[test]
+fn a_device_that_hangs_takes_not_all_memory() {
+    let world = ServerFixture::with(disk(8 * MIB), tight_limits(100), &[]);
+    let other = Arc::new(disk(8 * MIB));
+    world.exports.add(Export::new("other", "", false, other).unwrap()).unwrap();
+    world.disk.close_gate();
+    let mut stuck = Vec::new();
+    for _ in 0..12 {
+        let mut c = world.client(false);
+        for _ in 0..8 {
+            c.send(Command::Read, NONE, 0, 1 << 20, &[]);
+        }
+        stuck.push(c);
+    }
+    world.wait_for("both cores have what they take", |_| world.disk.held() >= 6);
+    // One on each core.
+    let mut healthy: Vec<_> = (0..2).map(|_| world.stranger()).collect();
+    for c in &mut healthy {
+        c.go("other", false);
+        for _ in 0..3 {
+            assert!(c.read(0, 1 << 20).is_ok());
+        }
+    }
+    world.disk.open_gate();
+    drop((healthy, stuck));
+    world.wait_until_empty();
+    world.end();
+}
+
+/// Clients that hold memory and do nothing: short requests are served all the while, and long ones
+/// as soon as it is clear who is in the way.
+#[test]
+fn clients_that_do_not_move_starve_nobody() {
+    let world = ServerFixture::with(disk(8 * MIB), tight_limits(100), &[]);
+    let mut stuck = Vec::new();
+    for i in 0..12 {
+        let mut c = world.client(false);
+        if i % 2 == 0 {
+            // Half of a payload.
+            let request =
+                Request { flags: NONE, command: Command::Write, cookie: 1, offset: 0, len: 6 << 20 };
+            c.stream.set_nonblocking(true).unwrap();
+            let mut bytes = request.encode().to_vec();
+            bytes.resize(3 << 20, 1);
+            // As much of it as the server takes.
+            let _ = c.stream.write_all(&bytes);
+        } else {
+            // Answers that nobody takes.
+            c.send(Command::Read, NONE, 0, 6 << 20, &[]);
+        }
+        stuck.push(c);
+    }
+    let mut c = world.client(false);
+    for i in 0..50 {
+        assert_eq!(c.write(NONE, 7 * MIB, &[i; 4096]), 0);
+        assert!(c.read(7 * MIB, 4096).unwrap() == [i; 4096]);
+    }
+    let data: Vec<u8> = (0..6 * MIB).map(pattern).collect();
+    assert_eq!(c.write(NONE, 0, &data), 0);
+    assert!(c.read(0, 6 << 20).unwrap() == data);
+    drop((c, stuck));
+    world.wait_until_empty();
+    world.end();
+}
