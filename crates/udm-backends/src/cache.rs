@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use udm_core::bugs::{self, Bug};
-use udm_core::{Bio, BioFlags, Op, OpenError, PIECE, Part, PowerSwitch, SECTOR_SIZE, Status};
+use udm_core::{Bio, BioFlags, BioProgress, Op, OpenError, PowerSwitch, SECTOR_SIZE, SLICE_MAX, Status};
 use zerocopy::FromZeros;
 
 /// Bytes of a page.
@@ -101,7 +101,7 @@ impl CachedMemory {
     /// What serving a request costs at the most. A pass may be long.
     pub(crate) fn cost(&self, bio: &Bio) -> u64 {
         // The pages that a write drives out cost as much again.
-        if self.pass(bio) > 0 { PIECE + 1 } else { SparseMemory::cost(bio).saturating_mul(2) }
+        if self.pass(bio) > 0 { SLICE_MAX + 1 } else { SparseMemory::cost(bio).saturating_mul(2) }
     }
 
     /// The bytes that the parts of a request count to: a pass over the device in front, and its
@@ -112,7 +112,7 @@ impl CachedMemory {
     }
 
     /// Serves a part of one request.
-    pub fn serve(&self, bio: &mut Bio, part: &mut Part) -> Status {
+    pub fn serve(&self, bio: &mut Bio, part: &mut BioProgress) -> Status {
         let cache = &mut *self.lock();
         if part.done == 0 {
             part.mark = cache.cuts;
@@ -138,7 +138,7 @@ impl CachedMemory {
     }
 
     /// Goes on with a pass of `pass` bytes.
-    fn write_back(&self, cache: &mut WriteCache, pass: u64, part: &mut Part) -> Result<(), Status> {
+    fn write_back(&self, cache: &mut WriteCache, pass: u64, part: &mut BioProgress) -> Result<(), Status> {
         while part.done < pass && part.left > 0 {
             let from = part.done.div_ceil(PAGE).max(u64::from(bugs::on(Bug::FlushMissesPage)));
             let next = cache.pages.range(from..).next().map(|(index, _)| *index);
@@ -171,7 +171,7 @@ impl CachedMemory {
         cache: &mut WriteCache,
         bio: &mut Bio,
         pass: u64,
-        part: &mut Part,
+        part: &mut BioProgress,
     ) -> Result<(), Status> {
         let (start, from) = (bio.sector.bytes(), part.done - pass);
         let now = part.rest().min((part.left & !(SECTOR_SIZE - 1)).max(SECTOR_SIZE));

@@ -15,8 +15,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use udm_core::bugs::{self, Bug};
 use udm_core::errno::ENOMEM;
-use udm_core::{Batch, Bio, Busy, Cx, Drain, Lane, Nanos, Op, OpenError, Status};
-use udm_wire::uri::{Injection, NullFaults};
+use udm_core::{Batch, Bio, Cx, Drain, Lane, Nanos, Op, OpenError, OwnWork, Status};
+use udm_wire::uri::{FaultInjection, NullFaults};
 
 /// How long a request is lost before it has timed out.
 const TIMEOUT_DELAY: Nanos = Nanos::from_millis(5_000);
@@ -103,14 +103,14 @@ impl FaultState {
 
 /// A fault's chances so far, on all cores.
 struct FaultInjector {
-    of: Injection,
+    of: FaultInjection,
     count: AtomicU64,
     space: AtomicI64,
     times: AtomicI64,
 }
 
 impl FaultInjector {
-    fn new(of: Injection) -> FaultInjector {
+    fn new(of: FaultInjection) -> FaultInjector {
         let (space, times) = (i64::from(of.space).into(), i64::from(of.times).into());
         FaultInjector { of, count: AtomicU64::new(0), space, times }
     }
@@ -268,7 +268,7 @@ impl Lane for FaultyLane {
         self.used -= back.len() - from;
     }
 
-    fn busy(&self) -> Busy {
+    fn busy(&self) -> OwnWork {
         self.below.busy()
     }
 }

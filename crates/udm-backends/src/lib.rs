@@ -34,7 +34,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use udm_core::errno::EOPNOTSUPP;
 use udm_core::{Bio, Device, OpenError, Sectors, Status};
-use udm_queue::{Queued, TagSet};
+use udm_queue::{QueuedDevice, TagSet};
 use udm_wire::uri::{DeviceUri, QueueParams};
 
 /// What a name leads to outside of udm, so that two names can be known as one disk, and a name that
@@ -126,12 +126,12 @@ impl Backends {
         let device = match queue {
             Some(params) if matches!(uri, DeviceUri::Null(null) if null.shared_tags) => {
                 let may_schedule = !matches!(uri, DeviceUri::Null(null) if null.no_sched);
-                Arc::new(Queued::sharing(disk, params, may_schedule, self.tag_set(params)))
+                Arc::new(QueuedDevice::sharing(disk, params, may_schedule, self.tag_set(params)))
             }
             Some(params) if matches!(uri, DeviceUri::Null(null) if null.no_sched) => {
-                Arc::new(Queued::without_scheduler(disk, params))
+                Arc::new(QueuedDevice::without_scheduler(disk, params))
             }
-            Some(params) => Arc::new(Queued::new(disk, params)),
+            Some(params) => Arc::new(QueuedDevice::new(disk, params)),
             None => disk,
         };
         Ok(OpenedDevice { identity, device })

@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use udm_core::errno::EINVAL;
 use udm_core::{
-    Bio, Commons, Content, Cx, Device, DeviceId, Extents, Lane, Limits, Op, OpenError, Part, SECTOR_SIZE,
-    Sector, Sectors, Serve, Status, WorkLane, copy_from_shared, copy_to_shared,
+    Bio, BioHandler, BioProgress, BudgetedLane, Cx, Device, DeviceId, ExtentKind, Extents, Lane, Limits, Op,
+    OpenError, SECTOR_SIZE, Sector, Sectors, SharedDiskState, Status, copy_from_shared, copy_to_shared,
 };
 use zerocopy::FromZeros;
 
@@ -44,7 +44,7 @@ type Directory = Box<[OnceLock<Page>]>;
 pub(crate) struct SparseMemory {
     pub(crate) size: Sectors,
     directories: Box<[OnceLock<Directory>]>,
-    pub(crate) commons: Commons,
+    pub(crate) shared_disk_state: SharedDiskState,
 }
 
 impl SparseMemory {
@@ -58,7 +58,7 @@ impl SparseMemory {
             return Err(OpenError::new(EINVAL, format!("memory of {size} bytes: not in 512..={MAX_SIZE}")));
         }
         let directories = (0..size.div_ceil(PAGE * FAN)).map(|_| OnceLock::new()).collect();
-        Ok(SparseMemory { size: sectors, directories, commons: Commons::default() })
+        Ok(SparseMemory { size: sectors, directories, shared_disk_state: SharedDiskState::default() })
     }
 
     /// The page that holds `offset`, if it was ever written.
@@ -81,7 +81,7 @@ impl SparseMemory {
             let now = (PAGE - at % PAGE).min(end - at);
             // In this order: what is written back meanwhile is in either.
             let is_data = cached(&(at..at + now)) || self.page(at).is_some();
-            let content = if is_data { Content::Data } else { Content::Hole };
+            let content = if is_data { ExtentKind::Data } else { ExtentKind::Hole };
             out.push(Sectors::from_bytes(now), content);
             at += now;
         }
@@ -130,7 +130,7 @@ impl SparseMemory {
 
     /// Zeroes what `part` asks for of the range at byte `start`, before which it may wrap. Pages
     /// that were never written cost next to nothing.
-    pub(crate) fn zero(&self, start: u64, part: &mut Part) {
+    pub(crate) fn zero(&self, start: u64, part: &mut BioProgress) {
         while !part.is_done() && part.left > 0 {
             let offset = start.wrapping_add(part.done);
             let at = offset % PAGE;
@@ -156,7 +156,7 @@ impl SparseMemory {
     }
 
     /// Serves a part of one request.
-    pub(crate) fn serve(&self, bio: &mut Bio, part: &mut Part) -> Status {
+    pub(crate) fn serve(&self, bio: &mut Bio, part: &mut BioProgress) -> Status {
         if bio.op == Op::Flush {
             return Status::Ok;
         }
@@ -209,7 +209,7 @@ impl Device for Mem {
     }
 
     fn open(&self, _cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        Ok(Box::new(WorkLane::new(MemServer(Arc::clone(&self.store)))))
+        Ok(Box::new(BudgetedLane::new(MemServer(Arc::clone(&self.store)))))
     }
 
     fn limits(&self) -> Limits {
@@ -220,19 +220,19 @@ impl Device for Mem {
         self.store.extents(from, len, out, |_| false);
     }
 
-    fn commons(&self) -> Option<&Commons> {
-        Some(&self.store.commons)
+    fn shared_disk_state(&self) -> Option<&SharedDiskState> {
+        Some(&self.store.shared_disk_state)
     }
 }
 
 struct MemServer(Arc<SparseMemory>);
 
-impl Serve for MemServer {
+impl BioHandler for MemServer {
     fn cost(&self, bio: &Bio) -> u64 {
         SparseMemory::cost(bio)
     }
 
-    fn serve(&mut self, bio: &mut Bio, part: &mut Part) -> Status {
+    fn serve(&mut self, bio: &mut Bio, part: &mut BioProgress) -> Status {
         self.0.serve(bio, part)
     }
 }

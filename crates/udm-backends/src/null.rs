@@ -24,8 +24,9 @@ use crate::mem::{MAX_ZERO, SparseMemory};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use udm_core::{
-    Batch, Bio, Commons, Content, Cx, Device, DeviceId, Extents, Lane, Limits, Nanos, Op, OpenError, Part,
-    PowerSwitch, SECTOR_SIZE, Sector, Sectors, Serve, Status, Work, hand_over,
+    Batch, Bio, BioHandler, BioProgress, BudgetedQueue, Cx, Device, DeviceId, ExtentKind, Extents, Lane,
+    Limits, Nanos, Op, OpenError, PowerSwitch, SECTOR_SIZE, Sector, Sectors, SharedDiskState, Status,
+    move_batch,
 };
 use udm_wire::uri::NullParams;
 
@@ -35,7 +36,7 @@ pub(crate) struct Null {
     params: NullParams,
     backing: Backing,
     /// Where nothing is kept, whose it is then.
-    commons: Commons,
+    shared_disk_state: SharedDiskState,
     faults: Option<Faults>,
 }
 
@@ -68,14 +69,15 @@ impl Null {
             (true, 0) => Backing::Memory(Arc::new(SparseMemory::new(params.size)?)),
             (true, pages) => Backing::CachedMemory(Arc::new(CachedMemory::new(params.size, pages)?)),
         };
-        let (id, commons, faults) = (DeviceId::new(), Commons::of_nothing(), Faults::new(&params.faults));
-        Ok(Null { id, params: params.clone(), backing, commons, faults })
+        let (id, shared_disk_state, faults) =
+            (DeviceId::new(), SharedDiskState::stateless(), Faults::new(&params.faults));
+        Ok(Null { id, params: params.clone(), backing, shared_disk_state, faults })
     }
 
     /// A lane with so many tags.
     fn lane(&self, depth: usize) -> Box<dyn Lane> {
         let p = &self.params;
-        let work = Work::new(NullServer {
+        let work = BudgetedQueue::new(NullServer {
             backing: self.backing.clone(),
             size: self.limits().size,
             discards: p.discard,
@@ -137,14 +139,14 @@ impl Device for Null {
 
     fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
         match &self.backing {
-            Backing::Discarded => out.push(len, Content::Data),
+            Backing::Discarded => out.push(len, ExtentKind::Data),
             Backing::Memory(store) => store.extents(from, len, out, |_| false),
             Backing::CachedMemory(cached) => cached.store.extents(from, len, out, |range| cached.has(range)),
         }
     }
 
-    fn commons(&self) -> Option<&Commons> {
-        Some(self.backing.store().map_or(&self.commons, |store| &store.commons))
+    fn shared_disk_state(&self) -> Option<&SharedDiskState> {
+        Some(self.backing.store().map_or(&self.shared_disk_state, |store| &store.shared_disk_state))
     }
 
     fn power(&self) -> Option<&dyn PowerSwitch> {
@@ -177,7 +179,7 @@ impl NullServer {
     }
 }
 
-impl Serve for NullServer {
+impl BioHandler for NullServer {
     #[inline]
     fn cost(&self, bio: &Bio) -> u64 {
         match &self.backing {
@@ -201,7 +203,7 @@ impl Serve for NullServer {
     /// Without a store it does nothing, and leaves nothing of an earlier use of its buffer in a
     /// read.
     #[inline]
-    fn serve(&mut self, bio: &mut Bio, part: &mut Part) -> Status {
+    fn serve(&mut self, bio: &mut Bio, part: &mut BioProgress) -> Status {
         match &self.backing {
             _ if bio.op == Op::Discard && !self.discards => Status::NotSupp,
             Backing::Discarded
@@ -227,11 +229,11 @@ impl Serve for NullServer {
 
 /// irqmode 0 and 1: done at the next poll.
 struct PolledLane {
-    work: Work<NullServer>,
+    work: BudgetedQueue<NullServer>,
     depth: usize,
     ready: Batch,
     waiting: VecDeque<Box<Bio>>,
-    /// Something waits, here or in `work`.
+    /// Something waits, here or in `cpu_budget`.
     queued: bool,
 }
 
@@ -239,7 +241,7 @@ impl Lane for PolledLane {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         let fits = !self.queued && self.ready.len() + batch.len() <= self.depth;
         if fits && self.complete_inline(batch) {
-            hand_over(batch, &mut self.ready);
+            move_batch(batch, &mut self.ready);
         } else {
             self.submit_work(batch, cx);
         }
@@ -248,9 +250,9 @@ impl Lane for PolledLane {
     }
 
     fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
-        hand_over(&mut self.ready, done);
+        move_batch(&mut self.ready, done);
         if self.queued {
-            self.go_on(cx);
+            self.run_pending(cx);
         }
     }
 }
@@ -272,9 +274,9 @@ impl PolledLane {
     }
 
     #[cold]
-    fn go_on(&mut self, cx: &mut Cx<'_>) {
+    fn run_pending(&mut self, cx: &mut Cx<'_>) {
         let mut served = Batch::new();
-        self.work.go_on(&mut served, cx);
+        self.work.run_pending(&mut served, cx);
         self.waiting.extend(served);
         self.start();
         cx.wake_now();
@@ -291,7 +293,7 @@ impl PolledLane {
 /// irqmode 2: done `delay` after it was started. All delays are equal, so the first started is the
 /// first done.
 struct TimerLane {
-    work: Work<NullServer>,
+    work: BudgetedQueue<NullServer>,
     /// Served in this call.
     served: Batch,
     depth: usize,
@@ -311,7 +313,7 @@ impl Lane for TimerLane {
         while self.running.front().is_some_and(|(due, _)| *due <= cx.now()) {
             done.extend(self.running.pop_front().map(|(_, bio)| bio));
         }
-        self.work.go_on(&mut self.served, cx);
+        self.work.run_pending(&mut self.served, cx);
         self.waiting.extend(self.served.drain(..));
         self.start(cx);
     }

@@ -6,15 +6,15 @@
 
 use udm_core::errno::EINVAL;
 use udm_core::{
-    Bio, Commons, Cx, Device, DeviceId, Lane, Limits, Op, OpenError, Part, SECTOR_SIZE, Sectors, Serve,
-    Status, WorkLane,
+    Bio, BioHandler, BioProgress, BudgetedLane, Cx, Device, DeviceId, Lane, Limits, Op, OpenError,
+    SECTOR_SIZE, Sectors, SharedDiskState, Status,
 };
 
 /// A pattern device.
 pub(crate) struct Pattern {
     id: DeviceId,
     limits: Limits,
-    commons: Commons,
+    shared_disk_state: SharedDiskState,
 }
 
 impl Pattern {
@@ -33,7 +33,7 @@ impl Pattern {
             max_write_zeroes: Sectors::ZERO,
             ..Limits::new(Sectors::from_bytes(size))
         };
-        Ok(Pattern { id: DeviceId::new(), limits, commons: Commons::of_nothing() })
+        Ok(Pattern { id: DeviceId::new(), limits, shared_disk_state: SharedDiskState::stateless() })
     }
 }
 
@@ -43,15 +43,15 @@ impl Device for Pattern {
     }
 
     fn open(&self, _cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        Ok(Box::new(WorkLane::new(PatternServer { size: self.limits.size })))
+        Ok(Box::new(BudgetedLane::new(PatternServer { size: self.limits.size })))
     }
 
     fn limits(&self) -> Limits {
         self.limits
     }
 
-    fn commons(&self) -> Option<&Commons> {
-        Some(&self.commons)
+    fn shared_disk_state(&self) -> Option<&SharedDiskState> {
+        Some(&self.shared_disk_state)
     }
 }
 
@@ -59,12 +59,12 @@ struct PatternServer {
     size: Sectors,
 }
 
-impl Serve for PatternServer {
+impl BioHandler for PatternServer {
     fn cost(&self, bio: &Bio) -> u64 {
         if bio.op == Op::Read { bio.sectors.0.saturating_mul(SECTOR_SIZE) } else { 0 }
     }
 
-    fn serve(&mut self, bio: &mut Bio, part: &mut Part) -> Status {
+    fn serve(&mut self, bio: &mut Bio, part: &mut BioProgress) -> Status {
         match bio.op {
             Op::Read => {
                 if let Some(status) = crate::out_of_range_status(bio, self.size) {

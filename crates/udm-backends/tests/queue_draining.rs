@@ -3,28 +3,28 @@
 use std::sync::Arc;
 use udm_core::{Batch, Bio, Device, DiskQueue as _, Drain, Lane, Nanos, Status};
 use udm_dm::testing::{TestDisk, TestWorld, read};
-use udm_queue::Queued;
+use udm_queue::QueuedDevice;
 use udm_wire::uri::{QueueParams, Scheduler};
 
 /// Two cores with a lane of a queue each; the disk holds what it is given.
 struct Fixture {
     world: TestWorld,
     disk: Arc<TestDisk>,
-    queue: Arc<Queued>,
+    queue: Arc<QueuedDevice>,
     lanes: [Box<dyn Lane>; 2],
     home: [Batch; 2],
     handed: Batch,
 }
 
-fn queued(below: Arc<dyn Device>, queue_depth: u32) -> Arc<Queued> {
+fn queued(below: Arc<dyn Device>, queue_depth: u32) -> Arc<QueuedDevice> {
     let (scheduler, nomerges) = (Scheduler::MqDeadline, 2);
     let params = QueueParams { scheduler, queue_depth, nomerges, nr_hw_queues: 1, ..QueueParams::default() };
-    Arc::new(Queued::new(below, &params))
+    Arc::new(QueuedDevice::new(below, &params))
 }
 
 impl Fixture {
     /// A lane of each on core 0 and core 1, of a queue that is made over a disk.
-    fn new(make: impl FnOnce(Arc<TestDisk>) -> Arc<Queued>) -> Fixture {
+    fn new(make: impl FnOnce(Arc<TestDisk>) -> Arc<QueuedDevice>) -> Fixture {
         let mut world = TestWorld::new(2);
         let disk = TestDisk::new(1024);
         disk.hold(true);
@@ -249,7 +249,7 @@ fn what_others_have_does_not_go_round() {
     rig.rounds(20, true);
     for _ in 0..10 {
         rig.world.run_tasks();
-        assert!(!rig.world.has_mail(0) && !rig.world.has_mail(1), "somebody is woken");
+        assert!(!rig.world.has_messages(0) && !rig.world.has_messages(1), "somebody is woken");
         rig.rounds(1, true);
     }
     assert!(rig.take_handed().is_empty());

@@ -15,7 +15,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use udm_core::Device;
-use udm_runtime::Cluster;
+use udm_runtime::CoreSet;
 use udm_wire::uri;
 
 /// The devices, in order. Those with a table are mapped devices as `udm serve` makes them.
@@ -156,7 +156,7 @@ fn mask(path: usize, paths: usize, cores: usize) -> u32 {
 }
 
 /// Each of [`NAMES`].
-fn devices(cluster: &Arc<Cluster>, paths: usize) -> Result<Vec<Arc<dyn Device>>> {
+fn devices(cluster: &Arc<CoreSet>, paths: usize) -> Result<Vec<Arc<dyn Device>>> {
     let null = |n| -> Result<Arc<dyn Device>> { Ok(udm_backends::open(&uri::parse(&path(n))?)?) };
     let linear = (LINEAR, format!("0 {LEN} linear {} 0", path(0)));
     let groups = SELECTORS.map(|name| (name, multipath(name, paths, cluster.len())));

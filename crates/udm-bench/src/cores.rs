@@ -8,7 +8,7 @@ use anyhow::{Context, Result, anyhow};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread;
 use udm_core::{CoreId, Cores, Device, DeviceId, Lane, LaneCommand};
-use udm_runtime::{Cluster, CoreOptions, LocalCore};
+use udm_runtime::{CoreOptions, CoreSet, LocalCore};
 
 /// What the threads wait for; the sender of `None` calls it off.
 pub struct ClusterGate<T>(OnceLock<Option<T>>);
@@ -18,7 +18,7 @@ impl<T: Clone> ClusterGate<T> {
         ClusterGate(OnceLock::new())
     }
 
-    pub fn open(&self, value: Option<T>, cluster: &Cluster) {
+    pub fn open(&self, value: Option<T>, cluster: &CoreSet) {
         let _ = self.0.set(value);
         // A command for a device that nobody has: a core that sleeps wakes up, and that is all.
         cluster.broadcast(DeviceId::new(), LaneCommand::Kick);
@@ -35,17 +35,17 @@ impl<T: Clone> ClusterGate<T> {
     }
 }
 
-/// Runs `work` on each of `options.len()` cores, with the core's lanes of the devices that `make`
+/// Runs `cpu_budget` on each of `options.len()` cores, with the core's lanes of the devices that `make`
 /// makes. Gives back what each core has to say.
 ///
 /// # Errors
 /// When a core, a device or a lane can't be had. Nothing has run then.
 pub fn run<T: Send>(
     options: &[CoreOptions],
-    make: impl FnOnce(&Arc<Cluster>) -> Result<Vec<Arc<dyn Device>>>,
+    make: impl FnOnce(&Arc<CoreSet>) -> Result<Vec<Arc<dyn Device>>>,
     work: impl Fn(&mut LocalCore, Vec<Box<dyn Lane>>) -> T + Sync,
 ) -> Result<Vec<T>> {
-    let cluster = Cluster::new(options.len()).context("cores")?;
+    let cluster = CoreSet::new(options.len()).context("cores")?;
     let (devices, start) = (ClusterGate::<Vec<Arc<dyn Device>>>::new(), ClusterGate::<()>::new());
     thread::scope(|scope| {
         let (said, answers) = mpsc::channel::<Result<()>>();
@@ -68,7 +68,7 @@ pub fn run<T: Send>(
                         Ok(lanes) => lanes,
                         Err(error) => {
                             let error =
-                                core.no_ring().map_or(anyhow!("{error}"), |why| anyhow!("{error}: {why}"));
+                                core.ring_error().map_or(anyhow!("{error}"), |why| anyhow!("{error}: {why}"));
                             return report_setup(&said, Err(error));
                         }
                     };

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 use udm_core::{Batch, Bio, CoreId, Device, Lane, Nanos, Sector, Sectors};
-use udm_runtime::{Cluster, CoreOptions, LocalCore};
+use udm_runtime::{CoreOptions, CoreSet, LocalCore};
 
 /// Sectors of a request.
 pub(crate) const REQUEST: u64 = 8;
@@ -75,7 +75,7 @@ impl DeviceContest<'_> {
     /// When cores or devices can't be had.
     pub(crate) fn run(
         &self,
-        make: impl FnOnce(&Arc<Cluster>) -> Result<Vec<Arc<dyn Device>>>,
+        make: impl FnOnce(&Arc<CoreSet>) -> Result<Vec<Arc<dyn Device>>>,
         stop: &AtomicBool,
     ) -> Result<Vec<Vec<DeviceScore>>> {
         ensure!(self.rounds > 0, "nothing to measure");
@@ -96,10 +96,10 @@ impl DeviceContest<'_> {
     /// The scores of the devices, of which there is at least one, at the only depth.
     ///
     /// # Errors
-    /// As [`DeviceContest::run`]; when it was stopped before its first round was over.
+    /// As [`DeviceContest::run_task`]; when it was stopped before its first round was over.
     pub(crate) fn scores(
         &self,
-        make: impl FnOnce(&Arc<Cluster>) -> Result<Vec<Arc<dyn Device>>>,
+        make: impl FnOnce(&Arc<CoreSet>) -> Result<Vec<Arc<dyn Device>>>,
         stop: &AtomicBool,
     ) -> Result<Vec<DeviceScore>> {
         self.run(make, stop)?.pop().context("stopped before anything was measured")

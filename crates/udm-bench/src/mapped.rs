@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use std::sync::Arc;
 use udm_control::{Registry, verbs};
 use udm_core::Device;
-use udm_runtime::Cluster;
+use udm_runtime::CoreSet;
 
 /// A mapped device to be: its name and its table.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,7 +45,7 @@ impl MappedDevices {
     ///
     /// # Errors
     /// The same.
-    pub fn new(cluster: &Arc<Cluster>, tables: &[NamedTable]) -> Result<MappedDevices> {
+    pub fn new(cluster: &Arc<CoreSet>, tables: &[NamedTable]) -> Result<MappedDevices> {
         let registry = Registry::new(cluster.clone(), cluster.len());
         let control_runtime = control_runtime()?;
         let make = |NamedTable { name, text }: &NamedTable| -> Result<Arc<dyn Device>> {
@@ -83,11 +83,11 @@ fn control_runtime() -> Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().build().context("control")
 }
 
-/// Mapped devices with these tables, loaded and resumed on the cores of `cluster`, which must be
+/// Mapped devices with these tables, loaded and resumed on the cores of `core_set`, which must be
 /// taking turns.
 ///
 /// # Errors
 /// The table's own, with carets under the word to blame.
-pub fn make_mapped(cluster: &Arc<Cluster>, tables: &[NamedTable]) -> Result<Vec<Arc<dyn Device>>> {
+pub fn make_mapped(cluster: &Arc<CoreSet>, tables: &[NamedTable]) -> Result<Vec<Arc<dyn Device>>> {
     Ok(MappedDevices::new(cluster, tables)?.devices)
 }

@@ -13,7 +13,8 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use udm_buf::Buf;
 use udm_core::{
-    Batch, Bell, Bio, Cx, Device, DeviceId, Epoch, Lane, Limits, Listener, Op, OpenError, Sector, Sectors,
+    Batch, Bio, Cx, Device, DeviceId, Lane, Limits, Op, OpenError, Sector, Sectors, WaitHandle, WaitQueue,
+    WakeEpoch,
 };
 use udm_runtime::LocalCore;
 
@@ -27,7 +28,7 @@ const COPIES: usize = 32;
 pub struct ExceptionTable {
     state: Mutex<State>,
     work: Condvar,
-    copied: Arc<Bell>,
+    copied: Arc<WaitQueue>,
 }
 
 #[derive(Default)]
@@ -41,7 +42,7 @@ struct State {
 impl ExceptionTable {
     /// None yet.
     pub fn new() -> ExceptionTable {
-        ExceptionTable { state: Mutex::default(), work: Condvar::new(), copied: Arc::new(Bell::new()) }
+        ExceptionTable { state: Mutex::default(), work: Condvar::new(), copied: Arc::new(WaitQueue::new()) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -89,7 +90,7 @@ impl ExceptionTable {
                     self.state().of.insert(chunk, Some(new));
                 }
                 next += chunks.len() as u64;
-                self.copied.ring();
+                self.copied.wake_up();
             }
         }
     }
@@ -138,7 +139,7 @@ impl Device for OneMutexOrigin {
     }
 
     fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        let bell = self.exceptions.copied.listen(cx);
+        let bell = self.exceptions.copied.subscribe(cx);
         Ok(Box::new(OneMutexLane {
             below: self.origin.open(cx)?,
             exceptions: Arc::clone(&self.exceptions),
@@ -157,8 +158,8 @@ impl Device for OneMutexOrigin {
 struct OneMutexLane {
     below: Box<dyn Lane>,
     exceptions: Arc<ExceptionTable>,
-    bell: Listener,
-    seen: Epoch,
+    bell: WaitHandle,
+    seen: WakeEpoch,
     down: Batch,
     waiting: VecDeque<Box<Bio>>,
 }

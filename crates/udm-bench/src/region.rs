@@ -103,7 +103,7 @@ impl Load {
         Ok(())
     }
 
-    /// How many blocks and bytes the load uses of a device of `all` bytes, of which `left` are
+    /// How many blocks and bytes the load uses of a device of `list` bytes, of which `left` are
     /// behind where it begins. Of a size that ends inside a block that block is used, where there
     /// is one, but for the map of random blocks, and where requests differ: as fio does.
     fn blocks(&self, all: u64, left: u64) -> Result<(u64, u64)> {

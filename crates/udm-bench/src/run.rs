@@ -15,7 +15,7 @@ use std::slice;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::AcqRel};
 use std::sync::{Arc, OnceLock};
 use udm_core::{Device, Limits, Sectors};
-use udm_runtime::{Cluster, CoreOptions};
+use udm_runtime::{CoreOptions, CoreSet};
 
 /// What is to be measured, and who looks on.
 pub struct BenchRun<'a> {
@@ -36,7 +36,7 @@ struct StageGate {
 
 /// What the threads are told once the devices are there.
 struct StartSignal {
-    cluster: Arc<Cluster>,
+    cluster: Arc<CoreSet>,
     /// By job, then by thread.
     regions: Vec<Vec<Region>>,
 }
@@ -46,7 +46,7 @@ impl BenchRun<'_> {
     ///
     /// # Errors
     /// When the load can't begin. What fails later is in the report.
-    pub fn measure(&self, make: impl FnOnce(&Arc<Cluster>) -> Result<Arc<dyn Device>>) -> Result<Report> {
+    pub fn measure(&self, make: impl FnOnce(&Arc<CoreSet>) -> Result<Arc<dyn Device>>) -> Result<Report> {
         let job = BenchJob::alone(self.load.clone());
         measure_jobs(slice::from_ref(&job), self.progress, self.stop, |c| Ok(vec![make(c)?]))
     }
@@ -61,7 +61,7 @@ pub fn measure_jobs(
     jobs: &[BenchJob],
     progress: Option<&Progress>,
     stop: &AtomicBool,
-    make: impl FnOnce(&Arc<Cluster>) -> Result<Vec<Arc<dyn Device>>>,
+    make: impl FnOnce(&Arc<CoreSet>) -> Result<Vec<Arc<dyn Device>>>,
 ) -> Result<Report> {
     let mut stages: Vec<StageGate> = Vec::new();
     // A thread's job, and which of its threads it is.
@@ -157,7 +157,7 @@ impl StageGate {
         StageGate { left: AtomicUsize::new(0), over: ClusterGate::new() }
     }
 
-    fn one_is_over(&self, cluster: &Cluster) {
+    fn one_is_over(&self, cluster: &CoreSet) {
         if self.left.fetch_sub(1, AcqRel) == 1 {
             self.over.open(Some(()), cluster);
         }

@@ -129,7 +129,7 @@ pub struct DirectionStats {
 }
 
 impl DirectionStats {
-    /// `run` is a latency and how many requests of `bs` bytes had it; 0 for those whose bytes are
+    /// `run_task` is a latency and how many requests of `bs` bytes had it; 0 for those whose bytes are
     /// counted apart.
     #[inline]
     pub fn count(&mut self, run: (u64, u64), bs: u64) {

@@ -15,7 +15,7 @@
 //! **Shared memory** that several threads may change at once is never a slice. [`copy_from_shared`]
 //! and [`copy_to_shared`] copy it. On x86-64 such a copy is one instruction.
 //!
-//! **Foreign memory** ([`Foreign`]) belongs to a request but another process shares it. It must be
+//! **Foreign memory** ([`SharedRange`]) belongs to a request but another process shares it. It must be
 //! a memfd that is sealed against shrinking; otherwise the other process could remove a page in
 //! use.
 //!
@@ -29,8 +29,8 @@
 //! * Not covered: with `vm.overcommit_memory=2` a process that punches holes into its memfd while
 //!   memory is short can still end the program.
 //!
-//! **Lent memory** ([`Buf::lent`]) belongs to a caller in another language, who does not touch it
-//! until the request completes. `Buf::lend` points an existing `Buf` at the next request's bytes,
+//! **Lent memory** ([`Buf::borrowed`]) belongs to a caller in another language, who does not touch it
+//! until the request completes. `Buf::reborrow` points an existing `Buf` at the next request's bytes,
 //! so lending allocates nothing. On completion the `Buf` is emptied; if a lane has kept a piece,
 //! this panics.
 //!
@@ -39,17 +39,17 @@
 
 #[cfg(feature = "counted")]
 pub mod counted;
-mod foreign;
-mod part;
+mod partition;
 mod pool;
 mod segments;
 mod shared;
+mod shared_range;
 
-pub use foreign::{Foreign, OutOfRange};
-pub use part::{gather, part};
+pub use partition::{append_if_zero, partition};
 pub use pool::{BufPool, PIECE_MAX};
 pub use segments::Segments;
 pub use shared::{SharedMap, copy_from_shared, copy_to_shared};
+pub use shared_range::{OutOfRange, SharedRange};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
@@ -75,9 +75,9 @@ struct Slab {
     data: NonNull<u8>,
     len: u32,
     /// The bytes are of this memory, which others may change: nobody makes a slice of them.
-    foreign: Option<Arc<SharedMap>>,
-    /// The bytes are somebody else's, who gets them back: see [`Buf::lent`].
-    lent: bool,
+    shared_range: Option<Arc<SharedMap>>,
+    /// The bytes are somebody else's, who gets them back: see [`Buf::borrowed`].
+    borrowed: bool,
 }
 
 /// An owned range of bytes in a slab. See the crate's documentation.
@@ -119,8 +119,13 @@ impl Buf {
             unsafe { alloc_zeroed(layout) }
         };
         let Some(data) = NonNull::new(data) else { handle_alloc_error(layout) };
-        let slab =
-            Box::new(Slab { refs: AtomicU32::new(1), data, len: len as u32, foreign: None, lent: false });
+        let slab = Box::new(Slab {
+            refs: AtomicU32::new(1),
+            data,
+            len: len as u32,
+            shared_range: None,
+            borrowed: false,
+        });
         #[cfg(feature = "counted")]
         counted::add(len as i64);
         Buf { slab: NonNull::from(Box::leak(slab)), off: 0, len: len as u32 }
@@ -132,12 +137,13 @@ impl Buf {
 
     /// The form that bytes `at` to `at + len` of shared memory have in [`Segments`]. It never
     /// leaves this crate: a slice of it must not be made.
-    fn foreign(map: Arc<SharedMap>, at: usize, len: u32) -> Buf {
+    fn shared_range(map: Arc<SharedMap>, at: usize, len: u32) -> Buf {
         let data = NonNull::from(map.words()).cast::<u8>();
         debug_assert!(at <= map.len() && len as usize <= map.len() - at);
         // SAFETY: the place is inside the mapping, or at its end, as the caller has checked.
         let data = unsafe { data.add(at) };
-        let slab = Box::new(Slab { refs: AtomicU32::new(1), data, len, foreign: Some(map), lent: false });
+        let slab =
+            Box::new(Slab { refs: AtomicU32::new(1), data, len, shared_range: Some(map), borrowed: false });
         Buf { slab: NonNull::from(Box::leak(slab)), off: 0, len }
     }
 
@@ -151,10 +157,10 @@ impl Buf {
     /// # Panics
     /// When `len` is above [`MAX_LEN`].
     #[must_use]
-    pub unsafe fn lent(data: NonNull<u8>, len: usize) -> Buf {
+    pub unsafe fn borrowed(data: NonNull<u8>, len: usize) -> Buf {
         assert!(len <= MAX_LEN, "{len} bytes lent");
         let len = len as u32;
-        let slab = Box::new(Slab { refs: AtomicU32::new(1), data, len, foreign: None, lent: true });
+        let slab = Box::new(Slab { refs: AtomicU32::new(1), data, len, shared_range: None, borrowed: true });
         Buf { slab: NonNull::from(Box::leak(slab)), off: 0, len }
     }
 
@@ -163,13 +169,13 @@ impl Buf {
     /// nothing.
     ///
     /// # Safety
-    /// As of [`Buf::lent`].
+    /// As of [`Buf::borrowed`].
     ///
     /// # Panics
     /// When `len` is above [`MAX_LEN`].
-    pub unsafe fn lend(&mut self, data: NonNull<u8>, len: usize) -> bool {
+    pub unsafe fn reborrow(&mut self, data: NonNull<u8>, len: usize) -> bool {
         assert!(len <= MAX_LEN, "{len} bytes lent");
-        if !self.slab().lent || !self.is_unique() {
+        if !self.slab().borrowed || !self.is_unique() {
             return false;
         }
         // SAFETY: this is the only piece, and borrowed alone: nobody else reads the head.
@@ -185,7 +191,7 @@ impl Buf {
         debug_assert!(self.is_unique());
         // SAFETY: this is the only piece, and borrowed alone: nobody else reads the head.
         let slab = unsafe { self.slab.as_mut() };
-        let Some(map) = &slab.foreign else { return };
+        let Some(map) = &slab.shared_range else { return };
         assert!(at <= map.len() && len as usize <= map.len() - at);
         // SAFETY: the place is inside the mapping, or at its end.
         slab.data = unsafe { NonNull::from(map.words()).cast::<u8>().add(at) };
@@ -195,7 +201,7 @@ impl Buf {
 
     /// The shared memory that it is of, and where in it.
     fn shared(&self) -> Option<(&Arc<SharedMap>, usize)> {
-        let map = self.slab().foreign.as_ref()?;
+        let map = self.slab().shared_range.as_ref()?;
         Some((map, self.addr() - map.words().as_ptr().addr()))
     }
 
@@ -294,7 +300,7 @@ impl Buf {
 impl std::ops::Deref for Buf {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        debug_assert!(self.slab().foreign.is_none(), "foreign memory is no slice");
+        debug_assert!(self.slab().shared_range.is_none(), "foreign memory is no slice");
         // SAFETY: the range is inside the slab, initialised (zeroed at birth), and no other Buf
         // covers it. Foreign memory never gets here: what has the form of a Buf for it stays in
         // `Segments`, which gives out owned pieces only.
@@ -326,8 +332,8 @@ impl Drop for Buf {
         let slab = unsafe { Box::from_raw(self.slab.as_ptr()) };
         let (data, len) = (slab.data.as_ptr(), slab.len as usize);
         #[cfg(feature = "counted")]
-        counted::add(if slab.foreign.is_some() || slab.lent { 0 } else { -(len as i64) });
-        if slab.foreign.is_some() || slab.lent {
+        counted::add(if slab.shared_range.is_some() || slab.borrowed { 0 } else { -(len as i64) });
+        if slab.shared_range.is_some() || slab.borrowed {
             // The memory is that of the map, which goes with its last user, or of who lent it.
         } else if len >= MAP_MIN {
             // SAFETY: mapped in `zeroed` with this very length, and nobody has a piece of it any
@@ -393,21 +399,21 @@ mod tests {
         let (mut first, mut second) = (vec![1u8; 8192], vec![2u8; 512]);
         let at = |memory: &mut Vec<u8>| NonNull::new(memory.as_mut_ptr()).unwrap();
         // SAFETY: the memory outlives the pieces, and is not looked at before they are gone.
-        let mut buf = unsafe { Buf::lent(at(&mut first), 8192) };
+        let mut buf = unsafe { Buf::borrowed(at(&mut first), 8192) };
         let mut front = buf.split_to(4096);
         front.fill(9);
         // SAFETY: as above.
-        assert!(!unsafe { buf.lend(at(&mut second), 512) }, "another piece is alive");
+        assert!(!unsafe { buf.reborrow(at(&mut second), 512) }, "another piece is alive");
         assert!(front.try_join(buf).is_ok());
         // SAFETY: as above.
-        assert!(unsafe { front.lend(at(&mut second), 512) });
+        assert!(unsafe { front.reborrow(at(&mut second), 512) });
         assert_eq!((front.len(), front[0]), (512, 2));
         front.fill(3);
         drop(front);
         assert!(first[..4096].iter().all(|&b| b == 9) && first[4096..].iter().all(|&b| b == 1));
         assert!(second.iter().all(|&b| b == 3));
         // SAFETY: as above; what is udm's own stays so.
-        assert!(!unsafe { Buf::zeroed(512).lend(at(&mut second), 512) });
+        assert!(!unsafe { Buf::zeroed(512).reborrow(at(&mut second), 512) });
     }
 
     #[test]

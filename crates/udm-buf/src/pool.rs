@@ -10,20 +10,20 @@ pub const PIECE_MAX: usize = 1 << 20;
 pub struct BufPool {
     /// `classes[i]` holds free slabs of `MIN << i` bytes.
     classes: Vec<Vec<Buf>>,
-    kept: usize,
+    free_bytes: usize,
     out: usize,
-    keep_max: usize,
+    free_max: usize,
 }
 
 /// The smallest slab in bytes.
 const MIN: usize = 4096;
 
 impl BufPool {
-    /// A pool that keeps at most `keep_max` bytes of free slabs; what is put back beyond that is
+    /// A pool that keeps at most `free_max` bytes of free slabs; what is put back beyond that is
     /// freed.
     #[must_use]
-    pub fn new(keep_max: usize) -> BufPool {
-        BufPool { classes: Vec::new(), kept: 0, out: 0, keep_max }
+    pub fn new(free_max: usize) -> BufPool {
+        BufPool { classes: Vec::new(), free_bytes: 0, out: 0, free_max }
     }
 
     fn class(len: usize) -> usize {
@@ -36,7 +36,7 @@ impl BufPool {
         let class = BufPool::class(len);
         let mut buf = match self.classes.get_mut(class).and_then(Vec::pop) {
             Some(buf) => {
-                self.kept -= buf.slab_len();
+                self.free_bytes -= buf.slab_len();
                 buf
             }
             None => Buf::zeroed(MIN << class),
@@ -79,33 +79,33 @@ impl BufPool {
             return;
         }
         self.out = self.out.saturating_sub(size);
-        if self.kept + size > self.keep_max {
+        if self.free_bytes + size > self.free_max {
             return;
         }
         let class = BufPool::class(size);
         if self.classes.len() <= class {
             self.classes.resize_with(class + 1, Vec::new);
         }
-        self.kept += size;
+        self.free_bytes += size;
         self.classes[class].push(buf);
     }
 
     /// Frees what is kept.
     pub fn trim(&mut self) {
         self.classes = Vec::new();
-        self.kept = 0;
+        self.free_bytes = 0;
     }
 
     /// Bytes of slabs that are out or kept.
     #[must_use]
     pub fn held(&self) -> usize {
-        self.out + self.kept
+        self.out + self.free_bytes
     }
 
     /// Bytes held free.
     #[must_use]
-    pub fn kept(&self) -> usize {
-        self.kept
+    pub fn free_bytes(&self) -> usize {
+        self.free_bytes
     }
 }
 
@@ -120,9 +120,9 @@ mod tests {
         assert_eq!((b.len(), b.slab_len()), (5000, 8192));
         let addr = b.addr();
         p.put(b);
-        assert_eq!(p.kept(), 8192);
+        assert_eq!(p.free_bytes(), 8192);
         let b = p.get(8192);
-        assert_eq!((b.addr(), b.len(), p.kept()), (addr, 8192, 0));
+        assert_eq!((b.addr(), b.len(), p.free_bytes()), (addr, 8192, 0));
     }
 
     #[test]
@@ -135,10 +135,10 @@ mod tests {
             assert_eq!((pieces.len(), p.held() - before), (len, grows));
             assert!(pieces.iter().all(|b| b.addr() % crate::ALIGN == 0));
             pieces.into_iter().for_each(|b| p.put(b));
-            assert_eq!(p.held(), p.kept());
+            assert_eq!(p.held(), p.free_bytes());
         }
         p.trim();
-        assert_eq!((p.held(), p.kept()), (0, 0));
+        assert_eq!((p.held(), p.free_bytes()), (0, 0));
     }
 
     #[test]
@@ -147,7 +147,7 @@ mod tests {
         let mut b = p.get(4096);
         let piece = b.split_to(10);
         p.put(b);
-        assert_eq!(p.kept(), 0);
+        assert_eq!(p.free_bytes(), 0);
         drop(piece);
     }
 
@@ -158,6 +158,6 @@ mod tests {
         p.put(a);
         p.put(b);
         p.put(c);
-        assert_eq!(p.kept(), 8192);
+        assert_eq!(p.free_bytes(), 8192);
     }
 }

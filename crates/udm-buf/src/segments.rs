@@ -1,12 +1,12 @@
 //! A request's data: a short list of [`Buf`]s, in order, or of ranges that another process shares.
 
-use crate::{Buf, Foreign, OutOfRange};
+use crate::{Buf, OutOfRange, SharedRange};
 use smallvec::SmallVec;
 
 /// The scatter list of a request. One piece, inline, in nearly all of them.
 ///
 /// A piece is owned ([`Buf`]), or of memory that another process may change at any time
-/// ([`Foreign`]). Whoever is given a request does not care: it copies ([`Segments::consume`],
+/// ([`SharedRange`]). Whoever is given a request does not care: it copies ([`Segments::consume`],
 /// [`Segments::produce`] and what is made of them) or passes addresses to the kernel
 /// ([`Segments::ranges`]). Only who made the pieces takes them apart, and foreign ones nobody.
 #[derive(Debug, Default)]
@@ -50,14 +50,14 @@ impl Segments {
     }
 
     /// Appends a foreign range.
-    pub fn push_foreign(&mut self, range: Foreign) {
+    pub fn push_shared(&mut self, range: SharedRange) {
         self.push(range.0);
     }
 
     /// True when a piece is foreign: then there is nothing to take apart.
     #[must_use]
-    pub fn is_foreign(&self) -> bool {
-        self.bufs.iter().any(Buf::is_foreign)
+    pub fn is_shared(&self) -> bool {
+        self.bufs.iter().any(Buf::is_shared)
     }
 
     /// Makes data that is one foreign piece another range of the same memory: no count is touched,
@@ -66,9 +66,9 @@ impl Segments {
     /// # Errors
     /// When the memory does not have it, the data is anything else, or a part of it is elsewhere;
     /// then it stays as it is.
-    pub fn aim(&mut self, at: usize, len: usize) -> Result<(), OutOfRange> {
+    pub fn retarget(&mut self, at: usize, len: usize) -> Result<(), OutOfRange> {
         match &mut self.bufs[..] {
-            [piece] => piece.aim(at, len),
+            [piece] => piece.retarget(at, len),
             _ => Err(OutOfRange),
         }
     }
@@ -139,11 +139,11 @@ impl Segments {
     /// with the place of each part in the range. Foreign bytes are copied first, each once: what
     /// `take` sees does not change any more.
     pub fn consume(&self, from: usize, len: usize, mut take: impl FnMut(usize, &[u8])) {
-        let mut window = Window::new(from, len);
+        let mut window = RangeCursor::new(from, len);
         for buf in &self.bufs {
             let Some((done, range)) = window.of(buf.len()) else { return };
-            if buf.is_foreign() {
-                in_portions(range, |at, before, portion| {
+            if buf.is_shared() {
+                for_each_portion(range, |at, before, portion| {
                     buf.read_shared(at, portion);
                     take(done + before, portion);
                 });
@@ -157,11 +157,11 @@ impl Segments {
     /// part, as [`Segments::consume`]. What `make` finds there has no known value; all of it is
     /// written.
     pub fn produce(&mut self, from: usize, len: usize, mut make: impl FnMut(usize, &mut [u8])) {
-        let mut window = Window::new(from, len);
+        let mut window = RangeCursor::new(from, len);
         for buf in &mut self.bufs {
             let Some((done, range)) = window.of(buf.len()) else { return };
-            if buf.is_foreign() {
-                in_portions(range, |at, before, portion| {
+            if buf.is_shared() {
+                for_each_portion(range, |at, before, portion| {
                     make(done + before, portion);
                     buf.write_shared(at, portion);
                 });
@@ -209,12 +209,12 @@ impl Segments {
 
 /// A foreign piece has the form of a [`Buf`] in here, and must not get out.
 fn check_owned<'a>(bufs: impl IntoIterator<Item = &'a Buf>) {
-    assert!(!bufs.into_iter().any(Buf::is_foreign), "foreign memory is copied, and not taken apart");
+    assert!(!bufs.into_iter().any(Buf::is_shared), "foreign memory is copied, and not taken apart");
 }
 
 /// Goes through `range` in portions: where each begins, how much was before it, and memory for it.
 #[cold]
-fn in_portions(range: std::ops::Range<usize>, mut each: impl FnMut(usize, usize, &mut [u8])) {
+fn for_each_portion(range: std::ops::Range<usize>, mut each: impl FnMut(usize, usize, &mut [u8])) {
     let mut portion = [0; PORTION];
     for at in range.clone().step_by(PORTION) {
         each(at, at - range.start, &mut portion[..PORTION.min(range.end - at)]);
@@ -222,15 +222,15 @@ fn in_portions(range: std::ops::Range<usize>, mut each: impl FnMut(usize, usize,
 }
 
 /// A range of the whole, as it passes over the pieces.
-struct Window {
+struct RangeCursor {
     skip: usize,
     left: usize,
     done: usize,
 }
 
-impl Window {
-    fn new(from: usize, len: usize) -> Window {
-        Window { skip: from, left: len, done: 0 }
+impl RangeCursor {
+    fn new(from: usize, len: usize) -> RangeCursor {
+        RangeCursor { skip: from, left: len, done: 0 }
     }
 
     /// What of the next piece, of `len` bytes, is in the range, and what was before it; `None`
@@ -257,8 +257,8 @@ impl From<Buf> for Segments {
     }
 }
 
-impl From<Foreign> for Segments {
-    fn from(range: Foreign) -> Segments {
+impl From<SharedRange> for Segments {
+    fn from(range: SharedRange) -> Segments {
         let mut s = Segments::new();
         s.bufs.push(range.0);
         s

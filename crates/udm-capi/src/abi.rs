@@ -64,7 +64,7 @@ pub extern "C" fn udm_close(context: c_int) -> c_int {
     catch_errors(|| context::close(context).map(|()| 0))
 }
 
-/// Does `work` of the control half to the device called `name`.
+/// Does `cpu_budget` of the control half to the device called `name`.
 ///
 /// # Safety
 /// As of [`raw::text`].

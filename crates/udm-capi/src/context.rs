@@ -17,7 +17,7 @@ use std::time::Duration;
 use udm_control::{Registry, verbs};
 use udm_core::{CoreId, Cores, DeviceId, LaneCommand};
 use udm_dm::DeviceRef;
-use udm_runtime::{Cluster, LocalCore};
+use udm_runtime::{CoreSet, LocalCore};
 
 /// How often the process has been forked since it began: what was made before belongs to the
 /// parent.
@@ -36,7 +36,7 @@ pub(crate) fn new_handle() -> i32 {
 }
 
 pub(crate) struct Context {
-    pub cluster: Arc<Cluster>,
+    pub cluster: Arc<CoreSet>,
     pub registry: Arc<Registry>,
     /// Whether each place is taken; `None` when the context is being closed.
     core_slots: Mutex<Option<Vec<bool>>>,
@@ -91,7 +91,7 @@ fn core_error(error: &std::io::Error) -> Error {
 
 impl Context {
     fn new(cores: usize) -> Result<Context, Error> {
-        let cluster = Cluster::kept(cores).map_err(|e| core_error(&e))?;
+        let cluster = CoreSet::with_task_core(cores).map_err(|e| core_error(&e))?;
         let over = Arc::new(AtomicBool::new(false));
         let (tell, told) = sync_channel(1);
         let background_core = {
@@ -158,7 +158,7 @@ impl Context {
         }
     }
 
-    /// Does `work` of the control half, which may wait for all cores of this context. A thread that
+    /// Does `cpu_budget` of the control half, which may wait for all cores of this context. A thread that
     /// is one takes turns meanwhile.
     pub(crate) fn control<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         if !core_handle::is_core_thread() {

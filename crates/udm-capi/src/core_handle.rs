@@ -13,7 +13,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use udm_core::{Batch, Bio, BioPool, Busy, Lane, Limits, Nanos, Op, Status};
+use udm_core::{Batch, Bio, BioPool, Lane, Limits, Nanos, Op, OwnWork, Status};
 use udm_dm::DeviceRef;
 use udm_runtime::{CoreOptions, LocalCore};
 
@@ -98,7 +98,7 @@ pub(crate) fn open(context: Arc<Context>, number: Option<usize>, cpu: Option<usi
     Ok(handle)
 }
 
-/// Does `work` with the seat of a handle.
+/// Does `cpu_budget` with the seat of a handle.
 pub(crate) fn with<T>(
     handle: i32,
     work: impl FnOnce(&mut CoreHandle) -> Result<T, Error>,
@@ -210,7 +210,7 @@ impl CoreHandle {
         let found = self.context.device(word)?;
         let core = self.local();
         let lane = core.open(&*found.device).map_err(|error| {
-            let why = core.no_ring().map(|why| format!(": {why}")).unwrap_or_default();
+            let why = core.ring_error().map(|why| format!(": {why}")).unwrap_or_default();
             Error::new(error.errno, format!("{word}: {error}{why}"))
         })?;
         let limits = found.device.limits();
@@ -223,7 +223,7 @@ impl CoreHandle {
             return Err(Error::new(libc::EBUSY, "requests of the lane are in flight: wait for them first"));
         }
         let end = self.local().clock() + PATIENCE;
-        while self.lane(lane)?.lane.busy() == Busy::Owed {
+        while self.lane(lane)?.lane.busy() == OwnWork::Required {
             if self.local().clock() >= end {
                 return Err(Error::new(libc::ETIMEDOUT, "the lane has work to do that does not end"));
             }

@@ -7,7 +7,7 @@
 //! * `core_handle`: a thread that is a core, with its lanes; the data path.
 //! * `error`: the reason for the last failed call.
 //!
-//! A *context* is a registry, its verbs and a [`Cluster::kept`](udm_runtime::Cluster::kept). A
+//! A *context* is a registry, its verbs and a [`CoreSet::attach_detach`](udm_runtime::CoreSet::kept). A
 //! *seat* is the calling thread as a core. Verbs run on the calling thread; if that is a core, the
 //! verb runs on another thread while the core takes turns.
 //!

@@ -130,7 +130,7 @@ pub(crate) unsafe fn fill_bio(bio: &mut Bio, request: &udm_request) -> Result<()
         let len = (request.sectors * SECTOR_SIZE) as usize;
         match (buffer, iov) {
             // SAFETY: as the caller says.
-            (true, false) => unsafe { lend(&mut bio.data, request.buffer, len) },
+            (true, false) => unsafe { reborrow(&mut bio.data, request.buffer, len) },
             // SAFETY: as the caller says.
             (false, true) => unsafe { borrow_iovec(&mut bio.data, request, len) }?,
             (false, false) => return Err(no_memory("request: buffer")),
@@ -153,18 +153,18 @@ pub(crate) unsafe fn fill_bio(bio: &mut Bio, request: &udm_request) -> Result<()
 /// nothing.
 ///
 /// # Safety
-/// As of [`Buf::lent`]; `at` is not NULL.
-unsafe fn lend(data: &mut Segments, at: *mut c_void, len: usize) {
+/// As of [`Buf::borrowed`]; `at` is not NULL.
+unsafe fn reborrow(data: &mut Segments, at: *mut c_void, len: usize) {
     let Some(at) = NonNull::new(at.cast::<u8>()) else { return };
     let mut pieces = data.iter_mut();
     if let (Some(first), None) = (pieces.next(), pieces.next())
         // SAFETY: as the caller says.
-        && unsafe { first.lend(at, len) }
+        && unsafe { first.reborrow(at, len) }
     {
         return;
     }
     // SAFETY: as the caller says.
-    *data = unsafe { Buf::lent(at, len) }.into();
+    *data = unsafe { Buf::borrowed(at, len) }.into();
 }
 
 /// Gives the memory of a bio that is home back to the caller.
@@ -174,7 +174,7 @@ unsafe fn lend(data: &mut Segments, at: *mut c_void, len: usize) {
 pub(crate) fn take_back_buffers(bio: &mut Bio) {
     for piece in bio.data.iter_mut() {
         // SAFETY: there are no bytes that anybody could touch.
-        assert!(unsafe { piece.lend(NonNull::dangling(), 0) }, "a lane has kept a request's memory");
+        assert!(unsafe { piece.reborrow(NonNull::dangling(), 0) }, "a lane has kept a request's memory");
     }
 }
 
@@ -192,12 +192,12 @@ unsafe fn borrow_iovec(data: &mut Segments, request: &udm_request, len: usize) -
     if all != Some(len) {
         return Err(invalid("request: its buffers are not as long as its range"));
     }
-    let mut lent = Segments::new();
+    let mut borrowed = Segments::new();
     for part in parts.iter().filter(|part| part.iov_len > 0) {
         let at = NonNull::new(part.iov_base.cast::<u8>()).ok_or_else(|| no_memory("request: iov_base"))?;
         // SAFETY: as the caller says; it is no longer than the range, which is within the limit.
-        lent.push(unsafe { Buf::lent(at, part.iov_len) });
+        borrowed.push(unsafe { Buf::borrowed(at, part.iov_len) });
     }
-    *data = lent;
+    *data = borrowed;
     Ok(())
 }

@@ -12,8 +12,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use udm_core::{
-    Batch, Bio, BioFlags, Commons, Cx, Device, DeviceId, Lane, Limits, Nanos, Op, OpenError, SECTOR_SIZE,
-    Sectors, Status,
+    Batch, Bio, BioFlags, Cx, Device, DeviceId, Lane, Limits, Nanos, Op, OpenError, SECTOR_SIZE, Sectors,
+    SharedDiskState, Status,
 };
 
 const BLOCK: usize = SECTOR_SIZE as usize;
@@ -27,7 +27,7 @@ pub struct StrictDisk {
 /// What the paths to a disk have in common.
 pub struct DiskMedium {
     limits: Limits,
-    commons: Commons,
+    shared_disk_state: SharedDiskState,
     state: Mutex<MediumState>,
 }
 
@@ -64,7 +64,11 @@ impl DiskMedium {
             lanes: 0,
             waiting: 0,
         };
-        Arc::new(DiskMedium { limits, commons: Commons::default(), state: Mutex::new(state) })
+        Arc::new(DiskMedium {
+            limits,
+            shared_disk_state: SharedDiskState::default(),
+            state: Mutex::new(state),
+        })
     }
 
     /// One more path to it.
@@ -152,8 +156,8 @@ impl Device for StrictDisk {
         self.medium.limits
     }
 
-    fn commons(&self) -> Option<&Commons> {
-        Some(&self.medium.commons)
+    fn shared_disk_state(&self) -> Option<&SharedDiskState> {
+        Some(&self.medium.shared_disk_state)
     }
 }
 

@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use udm_core::errno::ENOENT;
 use udm_core::{DevNo, Device, Limits, Sectors, Status};
 use udm_dm::{DeviceRef, LookupError, MappedDevice, Resolver, Table};
-use udm_runtime::PrivateIo;
+use udm_runtime::TemporaryCoreIo;
 use udm_wire::uri::{self, DeviceUri};
 
 /// Sectors of each disk in memory. Subjects that count on it leave a margin at both ends.
@@ -138,7 +138,8 @@ impl Fixture {
     /// A table of these lines.
     pub fn table(&mut self, lines: &str) -> Arc<Table> {
         let lines = udm_wire::table::parse(&self.fill_in(lines)).expect("lines of a table");
-        Table::build(udm_targets::TARGETS, &lines, self, &PrivateIo, CORES).unwrap_or_else(|e| panic!("{e}"))
+        Table::build(udm_targets::TARGETS, &lines, self, &TemporaryCoreIo, CORES)
+            .unwrap_or_else(|e| panic!("{e}"))
     }
 
     /// A mapped device that runs with these lines, known as `@name` from now on.

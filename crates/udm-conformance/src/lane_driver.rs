@@ -10,8 +10,8 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 use std::collections::HashMap;
 use std::sync::Arc;
 use udm_core::{
-    Batch, Bio, BioFlags, Buf, Busy, Cx, Device, Foreign, Lane, Nanos, Op, OpenError, OwnerId, SECTOR_SIZE,
-    Sector, Sectors, Segments, SharedMap,
+    Batch, Bio, BioFlags, Buf, Cx, Device, Lane, Nanos, Op, OpenError, OwnWork, OwnerId, SECTOR_SIZE, Sector,
+    Sectors, Segments, SharedMap, SharedRange,
 };
 
 /// What is in read buffers before the read.
@@ -63,7 +63,7 @@ impl LaneDriver {
     /// True while the lane has something of its own to end.
     #[must_use]
     pub fn is_busy(&self) -> bool {
-        self.lane.busy() == Busy::Owed
+        self.lane.busy() == OwnWork::Required
     }
 
     /// Puts requests into the next batch. Their tags count from 0, over the life of the driver.
@@ -168,13 +168,13 @@ fn foreign(request: &Request) -> Segments {
     let (mut left, mut at) = (len, 0);
     for &cut in request.cuts.iter().filter(|&&cut| cut > 0) {
         if cut < left {
-            data.push_foreign(Foreign::new(&map, at + 3, cut).expect("there is room"));
+            data.push_shared(SharedRange::new(&map, at + 3, cut).expect("there is room"));
             at += cut + 5;
             left -= cut;
         }
     }
     let at = if data.is_empty() { 0 } else { at + 3 };
-    data.push_foreign(Foreign::new(&map, at, left).expect("there is room"));
+    data.push_shared(SharedRange::new(&map, at, left).expect("there is room"));
     fill(request, &mut data);
     data
 }

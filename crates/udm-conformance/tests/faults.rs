@@ -26,7 +26,7 @@ fn main() {
             trials.push(Trial::test(name, run).with_ignored_flag(missing.is_some()));
         }
     };
-    let ring = [WorldKind::Cores, WorldKind::Foreign, WorldKind::Nbd, WorldKind::Moved];
+    let ring = [WorldKind::Cores, WorldKind::SharedRange, WorldKind::Nbd, WorldKind::Moved];
     let root = (!rustix::process::getuid().is_root()).then_some("mounting needs root");
     add("error_fails_all_but_flushes", &WorldKind::ALL, None, error_target);
     add("dust_fails_its_bad_blocks", &WorldKind::ALL, None, dust);

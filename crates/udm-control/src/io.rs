@@ -11,8 +11,8 @@ use crate::wait_hook;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, TryRecvError, sync_channel};
 use std::time::{Duration, Instant};
-use udm_core::control_io::{Answer, Started};
-use udm_core::{Batch, ControlIo, Cores, Device, Errand, OpenError};
+use udm_core::control_io::{RunHandle, RunResult};
+use udm_core::{Batch, ControlIo, ControlTransfer, Cores, Device, OpenError};
 
 /// How long a run may take.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -54,18 +54,18 @@ impl<'a> CoresIo<'a> {
 }
 
 impl ControlIo for CoresIo<'_> {
-    fn run(&self, device: &Arc<dyn Device>, bios: Batch) -> Answer {
+    fn run(&self, device: &Arc<dyn Device>, bios: Batch) -> RunResult {
         let (tell, told) = sync_channel(1);
         // Whoever asked may have given up.
         let tell = move |answer| drop(tell.try_send(answer));
         self.called_off()?;
-        let _run = Started::new(device, bios, tell, |task| self.cores.start(task))?;
+        let _run = RunHandle::new(device, bios, tell, |task| self.cores.start(task))?;
         let end = Instant::now() + self.patience;
         loop {
             if wait_hook::has_wait_hook() {
                 match told.try_recv() {
                     Ok(answer) => return answer,
-                    Err(TryRecvError::Disconnected) => return Err(Errand::ends()),
+                    Err(TryRecvError::Disconnected) => return Err(ControlTransfer::shutdown_error()),
                     Err(TryRecvError::Empty) => {}
                 }
                 self.called_off()?;
@@ -75,9 +75,11 @@ impl ControlIo for CoresIo<'_> {
             let left = end.saturating_duration_since(Instant::now());
             match told.recv_timeout(left.min(STEP)) {
                 Ok(answer) => return answer,
-                Err(RecvTimeoutError::Timeout) if left.is_zero() => return Err(Errand::no_answer()),
+                Err(RecvTimeoutError::Timeout) if left.is_zero() => {
+                    return Err(ControlTransfer::timeout_error());
+                }
                 Err(RecvTimeoutError::Timeout) => self.called_off()?,
-                Err(RecvTimeoutError::Disconnected) => return Err(Errand::ends()),
+                Err(RecvTimeoutError::Disconnected) => return Err(ControlTransfer::shutdown_error()),
             }
         }
     }

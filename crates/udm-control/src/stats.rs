@@ -10,7 +10,7 @@ use crate::verbs;
 use std::collections::HashMap;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use udm_core::Device as _;
-use udm_core::latency::end_of;
+use udm_core::latency::bucket_end;
 use udm_frontends::nbd::OpIoCounters;
 
 /// When a server began, by both clocks.
@@ -79,6 +79,6 @@ fn op_stats(counts: &OpIoCounters) -> api::Served {
         bytes: counts.bytes,
         errors: counts.errors,
         time_ns: counts.latency.time.0,
-        latency: steps.map(|(step, count)| (end_of(step).0, *count)).collect(),
+        latency: steps.map(|(step, count)| (bucket_end(step).0, *count)).collect(),
     }
 }

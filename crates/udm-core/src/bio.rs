@@ -67,7 +67,7 @@ pub type Batch = Vec<Box<Bio>>;
 /// Moves all of `from` behind what `to` holds: by a swap where `to` is empty, which it is in nearly
 /// all calls, so that a batch costs the same whatever its length, and both keep their room.
 #[inline]
-pub fn hand_over(from: &mut Batch, to: &mut Batch) {
+pub fn move_batch(from: &mut Batch, to: &mut Batch) {
     if to.is_empty() {
         std::mem::swap(from, to);
     } else {

@@ -4,11 +4,11 @@
 //! With it, one at a time can be switched on for the calling thread. Each stands for a mistake that
 //! is easily made in the place where its hook is.
 
-mod all;
-mod bios;
+mod bio_faults;
+mod list;
 
-pub use all::{Bug, World};
-pub use bios::{bury, echoes, lose, remember, twin};
+pub use bio_faults::{drop_echoes, duplicate_bio, leak_bios, record_echo, take_echoes};
+pub use list::{Bug, SimWorld};
 
 #[cfg(feature = "seeded-bugs")]
 thread_local! {
@@ -19,7 +19,7 @@ thread_local! {
 #[cfg(feature = "seeded-bugs")]
 pub fn set(bug: Option<Bug>) {
     ON.set(bug);
-    bios::forget();
+    bio_faults::clear_echoes();
 }
 
 /// Is `bug` on?

@@ -1,12 +1,12 @@
 //! Messages to lanes: how the control half changes the data path without a lock.
 //!
-//! A command goes to every core ([`Cores::broadcast`]), there to the [`crate::Port`] of each lane
+//! A command goes to every core ([`Cores::broadcast`]), there to the [`crate::LaneInbox`] of each lane
 //! of the device, and the lane finds it at its next `submit` or `poll` by one test of a plain flag.
 //! The answer is an [`Ack`]: a token of which every receiver holds a clone; when the last clone is
 //! dropped, all have done what was asked. A core with no lane of the device drops its clone at
 //! once.
 
-use crate::{CoreId, DeviceId, Drain, MakeTask, TaskHandle};
+use crate::{CoreId, DeviceId, Drain, TaskFactory, TaskHandle};
 use std::any::Any;
 use std::sync::{Arc, Mutex};
 
@@ -21,7 +21,7 @@ pub enum LaneCommand {
         /// Which load it is; a `Resume` with the same number uses it.
         generation: u64,
         /// Where an error is put.
-        failure: Failure,
+        failure: FirstError,
         /// Dropped when done.
         ack: Ack,
     },
@@ -55,12 +55,12 @@ pub trait Cores: Send + Sync {
     /// Delivers `command` to the lanes of `device` on every core.
     fn broadcast(&self, device: DeviceId, command: LaneCommand);
 
-    /// Has what holds a port of `id` on `core` visited once: see [`crate::Bell`].
-    fn ring(&self, core: CoreId, id: DeviceId);
+    /// Has what holds a port of `id` on `core` visited once: see [`crate::WaitQueue`].
+    fn wake_up(&self, core: CoreId, id: DeviceId);
 
     /// Starts a task, on a core of its choice. Where there are no cores that have any, it is
     /// dropped.
-    fn start(&self, make: MakeTask) -> TaskHandle;
+    fn start(&self, make: TaskFactory) -> TaskHandle;
 }
 
 /// A token held by everyone who has yet to answer. The last drop runs the callback.
@@ -86,9 +86,9 @@ impl Drop for AckInner {
 
 /// Where the lanes put the first error of a command.
 #[derive(Clone, Default)]
-pub struct Failure(Arc<Mutex<Option<crate::OpenError>>>);
+pub struct FirstError(Arc<Mutex<Option<crate::OpenError>>>);
 
-impl Failure {
+impl FirstError {
     /// Keeps `error` unless there is one already. Control path: opening a lane.
     pub fn set(&self, error: crate::OpenError) {
         self.0.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(error);

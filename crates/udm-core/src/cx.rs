@@ -1,7 +1,8 @@
 //! All that a lane may touch besides itself.
 
 use crate::{
-    CoreId, Cores, DeviceId, LaneCommand, MakeTask, Nanos, OwnerId, Port, Ports, TaskHandle, Visit, WORK_MAX,
+    CoreId, Cores, DeviceId, LaneCommand, LaneInbox, LaneInboxes, Nanos, OwnerId, TURN_BUDGET, TaskFactory,
+    TaskHandle, WakeTarget,
 };
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
@@ -17,7 +18,7 @@ pub struct CoreState {
     cores: usize,
     others: Arc<dyn Cores>,
     owners: u32,
-    ports: Ports,
+    ports: LaneInboxes,
     rng: SmallRng,
     io: Option<Rc<dyn Any>>,
 }
@@ -30,9 +31,9 @@ impl CoreState {
         CoreState {
             id,
             cores,
-            others: Arc::new(Alone),
+            others: Arc::new(IsolatedCore),
             owners: 0,
-            ports: Ports::default(),
+            ports: LaneInboxes::default(),
             rng: SmallRng::seed_from_u64(seed),
             io,
         }
@@ -41,7 +42,7 @@ impl CoreState {
     /// The same core, with the inboxes of all: without them its lanes reach nobody, which is enough
     /// for one core that is visited by hand.
     #[must_use]
-    pub fn among(mut self, others: Arc<dyn Cores>) -> CoreState {
+    pub fn with_cores(mut self, others: Arc<dyn Cores>) -> CoreState {
         self.others = others;
         self
     }
@@ -60,7 +61,7 @@ impl CoreState {
 
     /// A context for one turn at the time `now`.
     pub fn cx(&mut self, now: Nanos) -> Cx<'_> {
-        Cx { now: Cell::new(now), clock: || Nanos(0), wake: Nanos::NEVER, work: WORK_MAX, state: self }
+        Cx { now: Cell::new(now), clock: || Nanos(0), wake: Nanos::NEVER, work: TURN_BUDGET, state: self }
     }
 
     /// A context for one turn that has its time from `clock`, read when somebody first asks. Where
@@ -71,7 +72,7 @@ impl CoreState {
     }
 
     /// Where commands to the lanes of this core are delivered.
-    pub fn ports(&mut self) -> &mut Ports {
+    pub fn ports(&mut self) -> &mut LaneInboxes {
         &mut self.ports
     }
 
@@ -83,12 +84,12 @@ impl CoreState {
 }
 
 /// The inboxes of a core that has none.
-struct Alone;
+struct IsolatedCore;
 
-impl Cores for Alone {
+impl Cores for IsolatedCore {
     fn broadcast(&self, _: DeviceId, _: LaneCommand) {}
-    fn ring(&self, _: CoreId, _: DeviceId) {}
-    fn start(&self, _: MakeTask) -> TaskHandle {
+    fn wake_up(&self, _: CoreId, _: DeviceId) {}
+    fn start(&self, _: TaskFactory) -> TaskHandle {
         TaskHandle::new(drop)
     }
 }
@@ -136,20 +137,20 @@ impl Cx<'_> {
         &self.state.others
     }
 
-    /// Says who is visited from here on, and who was: see [`Ports::visit`].
-    pub fn visit(&mut self, visit: Option<Visit>) -> Option<Visit> {
+    /// Says who is visited from here on, and who was: see [`LaneInboxes::visit`].
+    pub fn visit(&mut self, visit: Option<WakeTarget>) -> Option<WakeTarget> {
         self.state.ports.visit(visit)
     }
 
     /// Who is visited now.
     #[must_use]
-    pub fn visiting(&self) -> Option<Visit> {
-        self.state.ports.visiting()
+    pub fn current_target(&self) -> Option<WakeTarget> {
+        self.state.ports.current_target()
     }
 
     /// Someone who has mail and was not visited for it.
-    pub fn take_marked(&mut self) -> Option<Visit> {
-        self.state.ports.take_marked()
+    pub fn take_woken(&mut self) -> Option<WakeTarget> {
+        self.state.ports.take_woken()
     }
 
     /// Asks for a `poll` at `at` or soon after. Holds for this turn only: whoever waits asks again
@@ -175,12 +176,12 @@ impl Cx<'_> {
     /// Bytes of memory that lanes may still touch by their own work in this turn: see
     /// [`crate::Work`].
     #[must_use]
-    pub fn work_left(&self) -> u64 {
+    pub fn cpu_budget(&self) -> u64 {
         self.work
     }
 
     /// Says what is left of it.
-    pub fn set_work_left(&mut self, bytes: u64) {
+    pub fn set_cpu_budget(&mut self, bytes: u64) {
         self.work = bytes;
     }
 
@@ -190,7 +191,7 @@ impl Cx<'_> {
     }
 
     /// Opens a port: commands for `device` reach its holder on this core.
-    pub fn open_port(&mut self, device: DeviceId) -> Rc<Port> {
+    pub fn open_inbox(&mut self, device: DeviceId) -> Rc<LaneInbox> {
         self.state.ports.open(device)
     }
 

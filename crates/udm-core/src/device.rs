@@ -1,7 +1,9 @@
 //! The control half of a device.
 
 use crate::errno::EOPNOTSUPP;
-use crate::{Commons, Content, Cx, DiskQueue, Extents, Lane, Limits, Sector, Sectors, Since};
+use crate::{
+    ChangeStatus, Cx, DiskQueue, ExtentKind, Extents, Lane, Limits, Sector, Sectors, SharedDiskState,
+};
 use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -22,16 +24,16 @@ pub trait Device: Send + Sync {
 
     /// Looks how large it is now, where that can change without it. It may block, so no core calls
     /// it.
-    fn look_again(&self) {}
+    fn refresh_size(&self) {}
 
     /// Somebody says that it works again: that it failed a moment ago is no reason to refuse the
     /// next request.
-    fn try_again(&self) {}
+    fn retry_now(&self) {}
 
     /// True when others can make it shorter, and a write of ours would then make it longer again,
     /// with zeroes where data was. Who keeps something in it looks now and then whether its last
     /// block is there: a read of that fails when it is not, and then its limits say how much is.
-    fn can_be_cut(&self) -> bool {
+    fn may_shrink(&self) -> bool {
         false
     }
 
@@ -45,7 +47,7 @@ pub trait Device: Send + Sync {
     /// that can be had. Returns at once; `then` is told what came of it, from a thread of the
     /// device's own or before this returns, and sees the new size. After an error it may be larger
     /// than before all the same, and never shorter.
-    fn grow(&self, size: Sectors, then: Grown) {
+    fn grow(&self, size: Sectors, then: GrowCallback) {
         let _ = size;
         then(Err(OpenError::new(EOPNOTSUPP, "only a regular file grows by itself")));
     }
@@ -57,7 +59,7 @@ pub trait Device: Send + Sync {
     /// write that was acknowledged before the call is no hole. Who does not know says data.
     fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
         let _ = from;
-        out.push(len, Content::Data);
+        out.push(len, ExtentKind::Data);
     }
 
     /// The instants since which it knows what has changed, each under another name. Asked by cores,
@@ -71,14 +73,14 @@ pub trait Device: Send + Sync {
     /// What was acknowledged before the call is never told as the same. Who does not know any more,
     /// because what kept the instant is gone, says that all has changed: whoever copies what
     /// changed then copies too much, and loses nothing.
-    fn changed(&self, since: &Checkpoint, from: Sector, len: Sectors, out: &mut Extents<Since>) {
+    fn changed(&self, since: &Checkpoint, from: Sector, len: Sectors, out: &mut Extents<ChangeStatus>) {
         let _ = (since, from);
-        out.push(len, Since::Changed);
+        out.push(len, ChangeStatus::Changed);
     }
 
     /// What it shares with the other names of its disk: every disk and every mapped device has it.
     /// `None` for what is neither, as a table.
-    fn commons(&self) -> Option<&Commons> {
+    fn shared_disk_state(&self) -> Option<&SharedDiskState> {
         None
     }
 
@@ -87,7 +89,7 @@ pub trait Device: Send + Sync {
     ///
     /// # Errors
     /// Another program has it.
-    fn lock(&self) -> Result<Option<DiskLock>, DiskTaken> {
+    fn lock(&self) -> Result<Option<DiskLock>, DiskBusy> {
         Ok(None)
     }
 
@@ -114,7 +116,7 @@ pub trait Device: Send + Sync {
     }
 
     /// Its place among devices that lie on each other; `None` for a backend, which is the end.
-    fn stacked(&self) -> Option<&dyn Stacked> {
+    fn stacked(&self) -> Option<&dyn StackedDevice> {
         None
     }
 }
@@ -151,19 +153,19 @@ pub struct Growth {
 }
 
 /// Is told what came of [`Device::grow`].
-pub type Grown = Box<dyn FnOnce(Result<(), OpenError>) + Send>;
+pub type GrowCallback = Box<dyn FnOnce(Result<(), OpenError>) + Send>;
 
 /// A disk that no other program has alone, until it is dropped.
 pub type DiskLock = Arc<dyn Any + Send + Sync>;
 
 /// Another program has the disk alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DiskTaken;
+pub struct DiskBusy;
 
 /// A device made of others: what circles are found by, and the limits on stacks counted by. Each
 /// answers for its neighbours alone; who wants more walks, so that no shape of a stack is a depth
 /// of calls.
-pub trait Stacked {
+pub trait StackedDevice {
     /// What it is called now.
     fn name(&self) -> String;
 
@@ -171,12 +173,12 @@ pub trait Stacked {
     /// it.
     fn below(&self) -> Vec<Arc<dyn Device>>;
 
-    /// The devices that have said to [`Stacked::carry`] that they may lie directly on this one,
+    /// The devices that have said to [`StackedDevice::add_parent`] that they may lie directly on this one,
     /// each once; some may have another table by now.
     fn above(&self) -> Vec<Arc<dyn Device>>;
 
     /// From now on `above`, whose identity is `id`, may have this device below it.
-    fn carry(&self, id: DeviceId, above: Weak<dyn Device>);
+    fn add_parent(&self, id: DeviceId, above: Weak<dyn Device>);
 }
 
 /// Tells devices apart, within one process.

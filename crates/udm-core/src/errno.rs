@@ -111,13 +111,13 @@ errnos! {
 /// True of errors of a socket's operation that say nothing of its connection: it is asked for again
 /// (send(2), recv(2)).
 #[must_use]
-pub const fn is_passing(errno: i32) -> bool {
+pub const fn is_transient(errno: i32) -> bool {
     matches!(errno, EINTR | EAGAIN | ENOMEM | ENOBUFS)
 }
 
 /// True of those of them that pass by themselves and not by asking: our system is short of memory.
 #[must_use]
-pub const fn is_shortage(errno: i32) -> bool {
+pub const fn is_memory_shortage(errno: i32) -> bool {
     matches!(errno, ENOMEM | ENOBUFS)
 }
 

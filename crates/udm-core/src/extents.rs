@@ -5,7 +5,7 @@ use crate::Sectors;
 
 /// What is known of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Content {
+pub enum ExtentKind {
     /// Data, as far as anybody knows.
     Data,
     /// Nothing was ever written, or it was given back: takes no space and reads as zeroes.
@@ -14,7 +14,7 @@ pub enum Content {
 
 /// What is known of a range since an instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Since {
+pub enum ChangeStatus {
     /// It may have changed, as far as anybody knows.
     Changed,
     /// It is as it was.
@@ -23,7 +23,7 @@ pub enum Since {
 
 /// A run of sectors of one content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent<T = Content> {
+pub struct Extent<T = ExtentKind> {
     /// Its length, above 0.
     pub len: Sectors,
     /// What it is.
@@ -36,7 +36,7 @@ pub struct Extent<T = Content> {
 /// It is *full* when it has as many runs as were wanted, or when finding them took too many steps:
 /// then what follows is not known.
 #[derive(Debug)]
-pub struct Extents<T = Content> {
+pub struct Extents<T = ExtentKind> {
     list: Vec<Extent<T>>,
     max: usize,
     steps: usize,
@@ -100,22 +100,22 @@ mod tests {
     fn neighbours_become_one_and_the_bounds_hold() {
         let mut e = Extents::new(2);
         for (len, content) in [
-            (3, Content::Data),
-            (0, Content::Hole),
-            (4, Content::Data),
-            (5, Content::Hole),
-            (6, Content::Hole),
+            (3, ExtentKind::Data),
+            (0, ExtentKind::Hole),
+            (4, ExtentKind::Data),
+            (5, ExtentKind::Hole),
+            (6, ExtentKind::Hole),
         ] {
             e.push(Sectors(len), content);
         }
         assert!(!e.is_full());
-        e.push(Sectors(1), Content::Data);
-        e.push(Sectors(1), Content::Hole);
+        e.push(Sectors(1), ExtentKind::Data);
+        e.push(Sectors(1), ExtentKind::Hole);
         assert!(e.is_full(), "nothing follows what was left out");
         let seen: Vec<_> = e.list().iter().map(|e| (e.len.0, e.content)).collect();
-        assert_eq!(seen, [(7, Content::Data), (11, Content::Hole)]);
+        assert_eq!(seen, [(7, ExtentKind::Data), (11, ExtentKind::Hole)]);
         let mut e = Extents::new(1);
-        (0..=STEPS_MAX).for_each(|_| e.push(Sectors(1), Content::Data));
+        (0..=STEPS_MAX).for_each(|_| e.push(Sectors(1), ExtentKind::Data));
         assert!(e.is_full());
         assert_eq!(e.list()[0].len.0, STEPS_MAX as u64);
     }

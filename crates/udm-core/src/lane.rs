@@ -55,14 +55,14 @@ pub trait Lane {
 
     /// What the lane has to do by itself, though nothing from above is in flight. A lane above
     /// passes on the most that one of those below says.
-    fn busy(&self) -> Busy {
-        Busy::Idle
+    fn busy(&self) -> OwnWork {
+        OwnWork::Idle
     }
 }
 
 /// What a lane, or a task, has to do by itself. What is more comes later in this list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Busy {
+pub enum OwnWork {
     /// Nothing: it is not visited.
     #[default]
     Idle,
@@ -72,7 +72,7 @@ pub enum Busy {
     Background,
     /// Something that must end before it may be let go (a log record): a suspend, a close and the
     /// end of the program wait for it.
-    Owed,
+    Required,
 }
 
 /// The two kinds of suspend (`dmsetup suspend`, `dmsetup suspend --noflush`), and the end of the

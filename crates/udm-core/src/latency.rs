@@ -14,7 +14,7 @@ const OCTAVES: u32 = 25;
 const SHORTEST: u32 = 10;
 
 /// The step of `time`.
-fn step(time: Nanos) -> usize {
+fn bucket(time: Nanos) -> usize {
     let time = time.0.max(1 << SHORTEST);
     let octave = time.ilog2();
     let quarter = (time >> (octave - 2)) & 3;
@@ -22,49 +22,49 @@ fn step(time: Nanos) -> usize {
 }
 
 /// The end of a step: all times that count in it are shorter.
-pub fn end_of(step: usize) -> Nanos {
-    let (octave, quarter) = (SHORTEST + step as u32 / 4, step as u64 % 4);
+pub fn bucket_end(bucket: usize) -> Nanos {
+    let (octave, quarter) = (SHORTEST + bucket as u32 / 4, bucket as u64 % 4);
     Nanos((5 + quarter) << (octave - 2))
 }
 
 /// Counts that one core writes and others may read, since they were made.
 #[derive(Debug)]
-pub struct Total {
+pub struct LatencyCounters {
     steps: [AtomicU64; STEPS],
     sum: AtomicU64,
 }
 
-impl Default for Total {
-    fn default() -> Total {
-        Total { steps: std::array::from_fn(|_| AtomicU64::new(0)), sum: AtomicU64::new(0) }
+impl Default for LatencyCounters {
+    fn default() -> LatencyCounters {
+        LatencyCounters { steps: std::array::from_fn(|_| AtomicU64::new(0)), sum: AtomicU64::new(0) }
     }
 }
 
 /// What was counted, of any number of cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sum {
+pub struct LatencyHistogram {
     /// How many requests took how long.
     pub steps: [u64; STEPS],
     /// All their times together.
     pub time: Nanos,
 }
 
-impl Default for Sum {
-    fn default() -> Sum {
-        Sum { steps: [0; STEPS], time: Nanos(0) }
+impl Default for LatencyHistogram {
+    fn default() -> LatencyHistogram {
+        LatencyHistogram { steps: [0; STEPS], time: Nanos(0) }
     }
 }
 
-impl Total {
+impl LatencyCounters {
     /// A request took `time`. Only the core whose counts they are calls it.
     pub fn add(&self, time: Nanos) {
-        let cell = &self.steps[step(time)];
+        let cell = &self.steps[bucket(time)];
         cell.store(cell.load(Relaxed) + 1, Relaxed);
         self.sum.store(self.sum.load(Relaxed).saturating_add(time.0), Relaxed);
     }
 
     /// Adds what was counted to `sum`.
-    pub fn add_to(&self, sum: &mut Sum) {
+    pub fn add_to(&self, sum: &mut LatencyHistogram) {
         sum.steps.iter_mut().zip(&self.steps).for_each(|(sum, cell)| *sum += cell.load(Relaxed));
         sum.time = Nanos(sum.time.0.saturating_add(self.sum.load(Relaxed)));
     }
@@ -72,21 +72,21 @@ impl Total {
 
 /// Counts of a window.
 #[derive(Clone, Debug)]
-pub struct Window {
+pub struct LatencyWindow {
     counts: [u32; STEPS],
     total: u32,
 }
 
-impl Default for Window {
-    fn default() -> Window {
-        Window { counts: [0; STEPS], total: 0 }
+impl Default for LatencyWindow {
+    fn default() -> LatencyWindow {
+        LatencyWindow { counts: [0; STEPS], total: 0 }
     }
 }
 
-impl Window {
+impl LatencyWindow {
     /// A request took `time`.
     pub fn add(&mut self, time: Nanos) {
-        self.counts[step(time)] += 1;
+        self.counts[bucket(time)] += 1;
         self.total += 1;
     }
 
@@ -96,7 +96,7 @@ impl Window {
     }
 
     /// Adds another.
-    pub fn merge(&mut self, other: &Window) {
+    pub fn merge(&mut self, other: &LatencyWindow) {
         self.counts.iter_mut().zip(&other.counts).for_each(|(a, b)| *a += b);
         self.total += other.total;
     }
@@ -111,9 +111,9 @@ impl Window {
 pub fn percentile(counts: impl Iterator<Item = u64>, total: u64, percent: u32) -> Option<Nanos> {
     let rank = (total * u64::from(percent)).div_ceil(100).max(1);
     let mut below = 0;
-    counts.enumerate().find_map(|(step, count)| {
+    counts.enumerate().find_map(|(bucket, count)| {
         below += count;
-        (below >= rank).then(|| end_of(step))
+        (below >= rank).then(|| bucket_end(bucket))
     })
 }
 
@@ -124,25 +124,25 @@ mod tests {
     #[test]
     fn each_time_is_in_its_step() {
         for time in (0..40).flat_map(|bit| [1 << bit, (1 << bit) + 1, (3 << bit) - 1, (7 << bit) / 4]) {
-            let at = step(Nanos(time));
-            assert!(time < end_of(at).0 || at == STEPS - 1, "{time}");
-            assert!(at == 0 || time >= end_of(at - 1).0, "{time}");
+            let at = bucket(Nanos(time));
+            assert!(time < bucket_end(at).0 || at == STEPS - 1, "{time}");
+            assert!(at == 0 || time >= bucket_end(at - 1).0, "{time}");
         }
-        let ends: Vec<_> = (0..STEPS).map(end_of).collect();
+        let ends: Vec<_> = (0..STEPS).map(bucket_end).collect();
         assert!(ends.windows(2).all(|w| w[0] < w[1]) && ends[STEPS - 1] > Nanos::from_millis(30_000));
     }
 
     #[test]
     fn percentiles_are_within_a_step() {
-        let mut window = Window::default();
+        let mut window = LatencyWindow::default();
         assert_eq!(window.percentile(50), None);
         (1..=1000).for_each(|us| window.add(Nanos(us * 1000)));
         for percent in [1, 50, 95, 99, 100] {
             let (got, want) = (window.percentile(percent).unwrap().0, u64::from(percent) * 10_000);
             assert!(got >= want && got <= want + want / 3, "p{percent}: {got} for {want}");
         }
-        let total = Total::default();
-        let mut sum = Sum::default();
+        let total = LatencyCounters::default();
+        let mut sum = LatencyHistogram::default();
         total.add(Nanos(5));
         total.add_to(&mut sum);
         assert_eq!(sum.time, Nanos(5));

@@ -16,10 +16,10 @@
 //!   that gets no bio stops reading from its client.
 //! * **An owner knows its bios.** [`OwnerId`] names the lane or front end that made a bio. A
 //!   splitter tells its fragments from other bios by it.
-//! * **A lane may have own work.** [`Busy::Owed`] work, such as a log record, delays a suspend, a
-//!   close and the end of the program. [`Busy::Background`] work gets turns and delays nothing.
-//! * **CPU work has a budget.** [`Work`] counts the bytes that lanes copy or clear. A turn has
-//!   [`WORK_MAX`] bytes for all lanes of the core; the rest continues in the next turn. Short
+//! * **A lane may have own work.** [`OwnWork::Required`] work, such as a log record, delays a suspend, a
+//!   close and the end of the program. [`OwnWork::Background`] work gets turns and delays nothing.
+//! * **CPU work has a budget.** [`BudgetedQueue`] counts the bytes that lanes copy or clear. A turn has
+//!   [`TURN_BUDGET`] bytes for all lanes of the core; the rest continues in the next turn. Short
 //!   requests go before pieces of long ones, so no request delays others by many turns.
 //! * **Time is read on demand.** [`Cx::now`] reads the clock once per turn, and only if a lane
 //!   asks: on some machines a reading costs more than a whole layer. [`Cx::wake_now`] needs no
@@ -40,64 +40,66 @@
 //!   Ports     mark the visits (lane stacks, front ends) that opened a port for this message
 //! ```
 //!
-//! * [`Bell`] is an eventcount. A lane reads the epoch, checks its condition, queues its bios and
+//! * [`WaitQueue`] is an eventcount. A lane reads the epoch, checks its condition, queues its bios and
 //!   registers; the lane that changes the condition advances the epoch and wakes registered cores.
 //!   No timer polls the condition, and no bio changes its core.
-//! * [`Port`] is the mailbox of a lane. It knows in which visit it was opened. So a message costs
+//! * [`LaneInbox`] is the mailbox of a lane. It knows in which visit it was opened. So a message costs
 //!   only a poll of the stacks that it concerns, on a core with thousands of lanes too.
 //! * [`Task`] works on one core without a client. Dropping its [`TaskHandle`] stops it. A
 //!   background task has lanes of its own, so a request of it that hangs delays nobody else.
 //! * [`Ack`] is a token in a message. Dropping the last clone runs its callback.
 //!
-//! `errno` is the one table of errors: name, status of a request, NBD error. [`Commons`] holds the
-//! state that all names of one disk share. [`Deadline`] and [`Patience`] decide when a silent path
+//! `errno` is the one table of errors: name, status of a request, NBD error. [`SharedDiskState`] holds the
+//! state that all names of one disk share. [`ReplyDeadline`] and [`DeadlineTimer`] decide when a silent path
 //! or server is given up. `interleave` marks the points at which the simulator may run another
 //! core.
 #![forbid(unsafe_code)]
 
-mod bell;
 mod bio;
 pub mod bugs;
 mod command;
-mod commons;
 pub mod control_io;
+mod cpu_budget;
 mod cx;
 mod deadline;
 mod device;
+mod disk_state;
 pub mod errno;
 mod extents;
 pub mod interleave;
 mod lane;
+mod lane_inbox;
 pub mod latency;
 mod limits;
 mod pool;
-mod ports;
 mod queue;
 mod status;
 mod task;
 mod units;
-mod work;
+mod wait_queue;
 
-pub use bell::{Bell, Epoch, Listener};
-pub use bio::{Batch, Bio, BioFlags, Op, OwnerId, hand_over};
-pub use command::{Ack, Cores, Failure, LaneCommand};
-pub use commons::{Alone, Claim, ClaimKey, Commons, Taken};
-pub use control_io::{ControlIo, Errand};
+pub use bio::{Batch, Bio, BioFlags, Op, OwnerId, move_batch};
+pub use command::{Ack, Cores, FirstError, LaneCommand};
+pub use control_io::{ControlIo, ControlTransfer};
+pub use cpu_budget::{BioHandler, BioProgress, BudgetedLane, BudgetedQueue, SLICE_MAX, TURN_BUDGET};
 pub use cx::{CoreState, Cx};
-pub use deadline::{Deadline, Overdue, Patience};
+pub use deadline::{DeadlineStatus, DeadlineTimer, ReplyDeadline};
 pub use device::{
-    Checkpoint, Device, DeviceId, DiskLock, DiskTaken, Grown, Growth, OpenError, PowerSwitch, Stacked,
+    Checkpoint, Device, DeviceId, DiskBusy, DiskLock, GrowCallback, Growth, OpenError, PowerSwitch,
+    StackedDevice,
 };
-pub use extents::{Content, Extent, Extents, Since};
-pub use lane::{Busy, Drain, Lane};
+pub use disk_state::{ClaimConflict, ClaimKey, DiskClaim, Exclusivity, SharedDiskState};
+pub use extents::{ChangeStatus, Extent, ExtentKind, Extents};
+pub use lane::{Drain, Lane, OwnWork};
+pub use lane_inbox::{LaneInbox, LaneInboxes, WakeTarget};
 pub use limits::Limits;
 pub use pool::BioPool;
-pub use ports::{Port, Ports, Visit};
-pub use queue::{CancelChange, Changed, DiskQueue, HwQueueReport, QueueReport, SharedTags};
+pub use queue::{CancelChange, DiskQueue, HwQueueReport, QueueChangeCallback, QueueReport, SharedTags};
 pub use status::Status;
-pub use task::{DeviceSlot, MakeTask, Task, TaskCx, TaskHandle};
+pub use task::{DeviceSlot, Task, TaskCx, TaskFactory, TaskHandle};
 pub use udm_buf::{
-    Buf, BufPool, Foreign, Segments, SharedMap, copy_from_shared, copy_to_shared, gather, part,
+    Buf, BufPool, Segments, SharedMap, SharedRange, append_if_zero, copy_from_shared, copy_to_shared,
+    partition,
 };
 pub use units::{CoreId, DevNo, Nanos, SECTOR_SIZE, Sector, Sectors};
-pub use work::{PIECE, Part, Serve, WORK_MAX, Work, WorkLane};
+pub use wait_queue::{WaitHandle, WaitQueue, WakeEpoch};

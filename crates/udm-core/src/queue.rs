@@ -15,14 +15,18 @@ pub trait DiskQueue: Send + Sync {
     /// # Errors
     /// EINVAL for a setting that is not possible, EBUSY while another change is under way: nothing
     /// has changed.
-    fn change(&self, settings: &[(String, String)], then: Changed) -> Result<CancelChange, OpenError>;
+    fn change(
+        &self,
+        settings: &[(String, String)],
+        then: QueueChangeCallback,
+    ) -> Result<CancelChange, OpenError>;
 }
 
 /// Cancels a change of a queue, if it does not hold yet.
 pub type CancelChange = Box<dyn FnOnce() + Send>;
 
 /// Is told that a change of a queue holds.
-pub type Changed = Box<dyn FnOnce() + Send>;
+pub type QueueChangeCallback = Box<dyn FnOnce() + Send>;
 
 /// What a queue does.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

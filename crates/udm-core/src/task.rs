@@ -1,6 +1,6 @@
 //! Work that no client asks for: a path that is checked, a lane that is kept open.
 
-use crate::{Batch, Bell, Bio, Busy, Cores, Device, Listener, Nanos, OpenError};
+use crate::{Batch, Bio, Cores, Device, Nanos, OpenError, OwnWork, WaitHandle, WaitQueue};
 use std::sync::Arc;
 
 /// Something that opens devices and submits bios of its own accord, on one core for its whole life,
@@ -22,7 +22,7 @@ pub trait Task {
 
     /// Whether the end of the program waits for it; the same for its whole life. The lanes of one
     /// in the background are its own, so that nobody has to wait for what is in flight on them.
-    fn busy(&self) -> Busy;
+    fn busy(&self) -> OwnWork;
 }
 
 /// What a task may touch besides itself.
@@ -49,8 +49,8 @@ pub trait TaskCx {
     /// The inboxes of all cores.
     fn all_cores(&self) -> Arc<dyn Cores>;
 
-    /// A place from which to wait for `bell`.
-    fn listen(&mut self, bell: &Arc<Bell>) -> Listener;
+    /// A place from which to wait for `wait_queue`.
+    fn subscribe(&mut self, bell: &Arc<WaitQueue>) -> WaitHandle;
 }
 
 /// A lane that a task has open, as its core numbers it.
@@ -58,7 +58,7 @@ pub trait TaskCx {
 pub struct DeviceSlot(pub usize);
 
 /// Makes a task, on the core that will have it: tasks are not `Send`.
-pub type MakeTask = Box<dyn FnOnce() -> Box<dyn Task> + Send>;
+pub type TaskFactory = Box<dyn FnOnce() -> Box<dyn Task> + Send>;
 
 /// A task that was started, from outside. Dropping it stops the task.
 #[must_use = "the task is stopped when this is dropped"]

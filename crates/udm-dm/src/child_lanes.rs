@@ -7,7 +7,7 @@
 //! not sleep before.
 
 use udm_core::bugs::{self, Bug};
-use udm_core::{Batch, Bio, Busy, Cx, Drain, Lane};
+use udm_core::{Batch, Bio, Cx, Drain, Lane, OwnWork};
 
 /// After so many polls that brought something back idle legs are polled too: seldom enough to cost
 /// nothing, and often enough for whoever waits for one of them.
@@ -79,7 +79,7 @@ impl BatchDispatch<'_> {
     pub fn between(self, legs: [usize; 2], second: impl FnMut(&mut Box<Bio>) -> bool) -> usize {
         let Ok([a, b]) = self.legs.get_disjoint_mut(legs) else { unreachable!("two legs") };
         let count = self.bios.len();
-        let seconds = udm_core::part(self.bios, [&mut a.out, &mut b.out], second);
+        let seconds = udm_core::partition(self.bios, [&mut a.out, &mut b.out], second);
         let child_bits = [seconds < count, seconds > 0].map(u64::from);
         *self.given |= (child_bits[0] * child_bit(legs[0])) | (child_bits[1] * child_bit(legs[1]));
         seconds
@@ -198,7 +198,8 @@ impl ChildLanes {
         let leg = &mut self.legs[index];
         leg.in_flight += leg.out.len();
         if bugs::on(Bug::SubmitTwice) {
-            leg.out.extend(leg.out.last().map(|bio| bugs::twin(bio)).into_iter().collect::<Vec<_>>());
+            leg.out
+                .extend(leg.out.last().map(|bio| bugs::duplicate_bio(bio)).into_iter().collect::<Vec<_>>());
         }
         leg.lane.submit(&mut leg.out, cx);
     }
@@ -456,7 +457,7 @@ impl ChildLanes {
     }
 
     /// What work they have of their own: the most of what each says.
-    pub fn busy(&self) -> Busy {
+    pub fn busy(&self) -> OwnWork {
         self.legs.iter().map(|leg| leg.lane.busy()).max().unwrap_or_default()
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use udm_core::{DevNo, Nanos, Op, Status};
-use udm_wire::multipath_conf::Settings;
+use udm_wire::multipath_conf::MultipathSettings;
 
 /// A path and what it has served since the table was loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,7 +80,7 @@ pub struct PathWatchReport {
 #[derive(Clone, Debug, PartialEq)]
 pub struct PathMaintenanceReport {
     /// What is in force.
-    pub settings: Arc<Settings>,
+    pub settings: Arc<MultipathSettings>,
     /// Whether requests without a path wait; of a suspended device, from its resume on.
     pub queueing: bool,
     /// How long they wait yet, where the last path has gone and that is bounded.

@@ -15,10 +15,10 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::sync::Arc;
 use udm_core::{
-    Alone, Checkpoint, Content, ControlIo, Cores, Cx, DevNo, Device, DeviceId, Extents, Lane, Limits,
-    MakeTask, Nanos, OpenError, Sector, Sectors, Since,
+    ChangeStatus, Checkpoint, ControlIo, Cores, Cx, DevNo, Device, DeviceId, Exclusivity, ExtentKind,
+    Extents, Lane, Limits, Nanos, OpenError, Sector, Sectors, TaskFactory,
 };
-use udm_wire::multipath_conf::Settings;
+use udm_wire::multipath_conf::MultipathSettings;
 
 /// A device that a table line names, looked up.
 #[derive(Clone)]
@@ -139,7 +139,7 @@ pub trait TargetHost: Send + Sync {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PathMaintenance {
     /// How paths are checked, and what follows; `None` leaves it to messages, as the kernel does.
-    pub paths: Option<Arc<Settings>>,
+    pub paths: Option<Arc<MultipathSettings>>,
     /// What paths of multipath targets are watched for, as of the load of a table.
     pub watch: PathWatchOptions,
 }
@@ -209,7 +209,7 @@ pub trait Target: Send + Sync {
     /// What its sectors hold, as [`Device::extents`]; `from` counts from the target's start.
     fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
         let _ = from;
-        out.push(len, Content::Data);
+        out.push(len, ExtentKind::Data);
     }
 
     /// The instants since which it knows what has changed, as [`Device::checkpoints`].
@@ -219,9 +219,9 @@ pub trait Target: Send + Sync {
 
     /// What has changed since one of them, as [`Device::changed`]; `from` counts from the target's
     /// start.
-    fn changed(&self, since: &Checkpoint, from: Sector, len: Sectors, out: &mut Extents<Since>) {
+    fn changed(&self, since: &Checkpoint, from: Sector, len: Sectors, out: &mut Extents<ChangeStatus>) {
         let _ = (since, from);
-        out.push(len, Since::Changed);
+        out.push(len, ChangeStatus::Changed);
     }
 
     /// The devices below with the range used of each, for checks of size and alignment and for
@@ -327,7 +327,7 @@ pub trait Target: Send + Sync {
     }
 
     /// What its upkeep takes. They are started at each resume and stopped before the next suspend.
-    fn tasks(&self, path_maintenance: &PathMaintenance) -> Vec<MakeTask> {
+    fn tasks(&self, path_maintenance: &PathMaintenance) -> Vec<TaskFactory> {
         let _ = path_maintenance;
         Vec::new()
     }
@@ -441,7 +441,7 @@ pub struct DeviceRange {
     /// No other device may use the disk so, but those that it is shared with: it holds what makes
     /// sense only to whoever wrote it. The disk is claimed while the table is loaded, under
     /// whatever name. A mapped device is claimed as such, not what lies below it.
-    pub alone: Option<Alone>,
+    pub alone: Option<Exclusivity>,
 }
 
 impl DeviceRange {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use udm_core::errno::{ENOENT, EOPNOTSUPP};
-use udm_core::{Content, Cx, DevNo, Device, DeviceId, Extents, Lane, Limits, OpenError, Sector, Sectors};
+use udm_core::{Cx, DevNo, Device, DeviceId, ExtentKind, Extents, Lane, Limits, OpenError, Sector, Sectors};
 use udm_dm::table::Table;
 use udm_dm::target::{DeviceRef, LookupError, Resolver};
 use udm_dm::testing::TestControlIo;
@@ -14,9 +14,9 @@ struct PatternedHoles {
 }
 
 impl PatternedHoles {
-    fn content(minor: u32, sector: u64) -> Content {
+    fn content(minor: u32, sector: u64) -> ExtentKind {
         let odd = (sector / 3 + u64::from(minor) * sector / 40) % 3 == 1;
-        if odd { Content::Hole } else { Content::Data }
+        if odd { ExtentKind::Hole } else { ExtentKind::Data }
     }
 }
 
@@ -57,7 +57,7 @@ impl Resolver for TenDevices {
     }
 }
 
-fn content_of(table: &Table, from: u64, len: u64) -> Vec<Content> {
+fn content_of(table: &Table, from: u64, len: u64) -> Vec<ExtentKind> {
     let mut out = Extents::new(usize::MAX);
     table.extents(Sector(from), Sectors(len), &mut out);
     let runs = out.list().iter();
@@ -76,14 +76,14 @@ fn tables_say_what_is_below() {
     )
     .unwrap();
     let expected = |at: u64| match at {
-        0..10 => Content::Hole,
+        0..10 => ExtentKind::Hole,
         10..60 => PatternedHoles::content(1, at - 10 + 33),
         60..300 => {
             let (chunk, within) = ((at - 60) / 10, (at - 60) % 10);
             let (stripe, row) = (chunk % 3, chunk / 3);
             PatternedHoles::content(2 + stripe as u32, [5, 0, 100][stripe as usize] + row * 10 + within)
         }
-        300..320 => Content::Data,
+        300..320 => ExtentKind::Data,
         _ => PatternedHoles::content(5, at - 320),
     };
     for (from, len) in [(0, 350), (0, 1), (9, 2), (59, 12), (77, 200), (299, 22), (349, 1), (61, 1)] {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use udm_core::{Bio, BioFlags, Buf, DevNo, Lane, Nanos, Op, OwnerId, Sector, Sectors, Segments, Status};
 use udm_dm::testing::{TestControlIo, TestDisk, TestResolver, TestWorld, data};
 use udm_dm::{MappedDevice, Table};
-use udm_wire::table::Line;
+use udm_wire::table::TableLine;
 
 const SECTOR: usize = 512;
 const DISKS: usize = 3;
@@ -70,7 +70,7 @@ enum SectorTarget {
 }
 
 /// The table and what it maps: each sector's home. No two sectors share one.
-fn build_model(rows: &[LineSpec]) -> (Vec<Line>, Vec<SectorTarget>) {
+fn build_model(rows: &[LineSpec]) -> (Vec<TableLine>, Vec<SectorTarget>) {
     let mut next = [0u64; DISKS];
     let mut take = |disk: usize, len: u64| {
         let at = next[disk];
@@ -108,7 +108,7 @@ fn build_model(rows: &[LineSpec]) -> (Vec<Line>, Vec<SectorTarget>) {
                 ("error", vec![])
             }
         };
-        lines.push(Line::new(start, homes.len() as u64 - start, kind, args));
+        lines.push(TableLine::new(start, homes.len() as u64 - start, kind, args));
     }
     (lines, homes)
 }
@@ -161,7 +161,7 @@ impl Fixture {
             lines = [(0, half), (half, all - half)]
                 .into_iter()
                 .filter(|&(_, len)| len > 0)
-                .map(|(at, len)| Line::new(at, len, "linear", [format!("@t{level}"), at.to_string()]))
+                .map(|(at, len)| TableLine::new(at, len, "linear", [format!("@t{level}"), at.to_string()]))
                 .collect();
             devices.push(device);
         }

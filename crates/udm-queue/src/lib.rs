@@ -24,17 +24,17 @@
 //!   the way up. It looks at neighbours in a batch and at waiting requests: the latest eight
 //!   without a scheduler, the neighbours by sector with one. The mapped device already splits
 //!   requests by the limits of the queue.
-//! * **`mq-deadline`** ([`sched`]) has one order for the whole disk. With several cores a task on
-//!   one core owns the disk's lane and the others send it their requests ([`Funnel`]). A suspend
+//! * **`mq-mq_deadline`** ([`sched`]) has one order for the whole disk. With several cores a task on
+//!   one core owns the disk's lane and the others send it their requests ([`SingleOwner`]). A suspend
 //!   without flush takes waiting requests back (`funnel/drain`). Requests of other lanes return to
 //!   the queue with a new start time, so they do not expire while such a suspend waits.
-//! * **Settings change under load** (`queues`): new settings have new tags. The change takes the
+//! * **Settings change under load** (`request_queue`): new settings have new tags. The change takes the
 //!   old tags one by one, in line with the lanes. When it has all, no request is with the disk; the
 //!   old tags are retired, and each lane moves its waiting requests. So requests continue, and the
 //!   disk never has more than both settings allow.
 //! * **A request-based device** has a queue above its mapped device (`dm_mq_queue_depth` and
 //!   `dm_mq_nr_hw_queues`; see `udm-dm`). It survives a change of tables.
-//! * **Shared tags** (`shared`, null devices with `shared_tags`) lie below the queues. A request
+//! * **Shared tags** (`shared_tags`, null devices with `shared_tags`) lie below the queues. A request
 //!   with a tag of its queue waits on its core for a tag of the set. The share of a disk depends on
 //!   how many disks are active, so it is counted under a lock.
 //!
@@ -45,50 +45,50 @@
 //! crate unchanged.
 #![forbid(unsafe_code)]
 
-mod funnel;
 mod lane;
 mod merge;
-mod queues;
+mod request_queue;
 mod sched;
 mod settings;
-mod shared;
+mod shared_tags;
+mod single_owner;
 mod tags;
 
-pub use funnel::Funnel;
-pub use shared::TagSet;
+pub use shared_tags::TagSet;
+pub use single_owner::SingleOwner;
 
-use queues::{Place, Queues, Who};
+use request_queue::{LaneUser, QueuePosition, RequestQueue};
 use std::sync::Arc;
 use udm_core::{
-    CancelChange, Changed, Checkpoint, Commons, Cx, Device, DeviceId, DiskLock, DiskQueue, DiskTaken,
-    Extents, Grown, Growth, Lane, Limits, OpenError, PowerSwitch, QueueReport, Sector, Sectors, Since,
-    Stacked,
+    CancelChange, ChangeStatus, Checkpoint, Cx, Device, DeviceId, DiskBusy, DiskLock, DiskQueue, Extents,
+    GrowCallback, Growth, Lane, Limits, OpenError, PowerSwitch, QueueChangeCallback, QueueReport, Sector,
+    Sectors, SharedDiskState, StackedDevice,
 };
 use udm_wire::uri::QueueParams;
 
 /// A disk with a queue in front of it. Everything but its requests it leaves to the disk.
-pub struct Queued(Arc<Queues>);
+pub struct QueuedDevice(Arc<RequestQueue>);
 
-impl Queued {
+impl QueuedDevice {
     /// `disk`, with a queue of these parameters.
     #[must_use]
-    pub fn new(disk: Arc<dyn Device>, params: &QueueParams) -> Queued {
-        Queued(Queues::new(disk, params.clone(), Place::Disk, None))
+    pub fn new(disk: Arc<dyn Device>, params: &QueueParams) -> QueuedDevice {
+        QueuedDevice(RequestQueue::new(disk, params.clone(), QueuePosition::Disk, None))
     }
 
     /// The same, where there may be no scheduler, now or later.
     #[must_use]
-    pub fn without_scheduler(disk: Arc<dyn Device>, params: &QueueParams) -> Queued {
-        Queued(Queues::new(disk, params.clone(), Place::Unscheduled, None))
+    pub fn without_scheduler(disk: Arc<dyn Device>, params: &QueueParams) -> QueuedDevice {
+        QueuedDevice(RequestQueue::new(disk, params.clone(), QueuePosition::Unscheduled, None))
     }
 
     /// A mapped device, `bare`, with a queue of these parameters in front of all its lanes.
     #[must_use]
-    pub fn of_device(bare: Arc<dyn Device>, params: &QueueParams) -> Queued {
-        Queued(Queues::new(bare, params.clone(), Place::Device, None))
+    pub fn of_device(bare: Arc<dyn Device>, params: &QueueParams) -> QueuedDevice {
+        QueuedDevice(RequestQueue::new(bare, params.clone(), QueuePosition::Device, None))
     }
 
-    /// A disk with tags of `set` below those of its queue. There is a scheduler only where there
+    /// A disk with tags of `chunk_set` below those of its queue. There is a scheduler only where there
     /// may be.
     #[must_use]
     pub fn sharing(
@@ -96,42 +96,42 @@ impl Queued {
         params: &QueueParams,
         may_schedule: bool,
         set: Arc<TagSet>,
-    ) -> Queued {
-        let place = if may_schedule { Place::Disk } else { Place::Unscheduled };
-        Queued(Queues::new(disk, params.clone(), place, Some(set)))
+    ) -> QueuedDevice {
+        let place = if may_schedule { QueuePosition::Disk } else { QueuePosition::Unscheduled };
+        QueuedDevice(RequestQueue::new(disk, params.clone(), place, Some(set)))
     }
 }
 
-impl Device for Queued {
+impl Device for QueuedDevice {
     fn id(&self) -> DeviceId {
         self.0.id()
     }
 
     fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        self.0.lane(Who::Core, cx)
+        self.0.lane(LaneUser::Core, cx)
     }
 
     fn limits(&self) -> Limits {
         self.0.limits()
     }
 
-    fn look_again(&self) {
-        self.0.disk().look_again();
+    fn refresh_size(&self) {
+        self.0.disk().refresh_size();
     }
 
-    fn try_again(&self) {
-        self.0.disk().try_again();
+    fn retry_now(&self) {
+        self.0.disk().retry_now();
     }
 
-    fn can_be_cut(&self) -> bool {
-        self.0.disk().can_be_cut()
+    fn may_shrink(&self) -> bool {
+        self.0.disk().may_shrink()
     }
 
     fn growth(&self) -> Option<Growth> {
         self.0.disk().growth()
     }
 
-    fn grow(&self, size: Sectors, then: Grown) {
+    fn grow(&self, size: Sectors, then: GrowCallback) {
         self.0.disk().grow(size, then);
     }
 
@@ -143,15 +143,15 @@ impl Device for Queued {
         self.0.disk().checkpoints()
     }
 
-    fn changed(&self, since: &Checkpoint, from: Sector, len: Sectors, out: &mut Extents<Since>) {
+    fn changed(&self, since: &Checkpoint, from: Sector, len: Sectors, out: &mut Extents<ChangeStatus>) {
         self.0.disk().changed(since, from, len, out);
     }
 
-    fn commons(&self) -> Option<&Commons> {
-        self.0.disk().commons()
+    fn shared_disk_state(&self) -> Option<&SharedDiskState> {
+        self.0.disk().shared_disk_state()
     }
 
-    fn lock(&self) -> Result<Option<DiskLock>, DiskTaken> {
+    fn lock(&self) -> Result<Option<DiskLock>, DiskBusy> {
         self.0.disk().lock()
     }
 
@@ -167,7 +167,7 @@ impl Device for Queued {
         self.0.disk().power()
     }
 
-    fn stacked(&self) -> Option<&dyn Stacked> {
+    fn stacked(&self) -> Option<&dyn StackedDevice> {
         self.0.disk().stacked()
     }
 
@@ -176,12 +176,16 @@ impl Device for Queued {
     }
 }
 
-impl DiskQueue for Queued {
+impl DiskQueue for QueuedDevice {
     fn report(&self, cores: usize) -> QueueReport {
         self.0.report(cores)
     }
 
-    fn change(&self, settings: &[(String, String)], then: Changed) -> Result<CancelChange, OpenError> {
+    fn change(
+        &self,
+        settings: &[(String, String)],
+        then: QueueChangeCallback,
+    ) -> Result<CancelChange, OpenError> {
         self.0.change(settings, then)
     }
 }

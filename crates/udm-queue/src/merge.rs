@@ -24,7 +24,7 @@ pub(crate) struct Request {
 
 /// What is merged at all.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Bounds {
+pub(crate) struct MergeLimits {
     /// The longest request that is made of several.
     pub longest: Sectors,
     /// Sectors in a block, and where the disk ends. What is no whole blocks, or beyond the end, is
@@ -38,39 +38,39 @@ pub(crate) struct Bounds {
 pub(crate) struct Merger {
     /// The kernel's `nomerges`.
     nomerges: u32,
-    bounds: Bounds,
+    merge_limits: MergeLimits,
     most_segments: usize,
     pub(crate) front: bool,
     owner: OwnerId,
     /// The parts of what is with the disk, by cookie.
-    under_way: Slab<Batch>,
+    in_flight: Slab<Batch>,
     spare: Batch,
     spare_parts: Vec<Batch>,
 }
 
 impl Merger {
-    /// Merges within `bounds`; what it makes is `owner`'s.
-    pub fn new(params: &QueueParams, bounds: Bounds, owner: OwnerId) -> Merger {
+    /// Merges within `merge_limits`; what it makes is `owner`'s.
+    pub fn new(params: &QueueParams, merge_limits: MergeLimits, owner: OwnerId) -> Merger {
         Merger {
             nomerges: params.nomerges,
-            bounds,
+            merge_limits,
             most_segments: params.max_segments as usize,
             front: params.front_merges > 0,
             owner,
-            under_way: Slab::new(),
+            in_flight: Slab::new(),
             spare: Batch::new(),
             spare_parts: Vec::new(),
         }
     }
 
-    /// Merges by `params` and within `bounds` from now on.
-    pub fn change(&mut self, params: &QueueParams, bounds: Bounds) {
-        (self.nomerges, self.bounds) = (params.nomerges, bounds);
+    /// Merges by `params` and within `merge_limits` from now on.
+    pub fn change(&mut self, params: &QueueParams, merge_limits: MergeLimits) {
+        (self.nomerges, self.merge_limits) = (params.nomerges, merge_limits);
         (self.most_segments, self.front) = (params.max_segments as usize, params.front_merges > 0);
     }
 
     /// Of how many of the latest requests a scheduler without an order of its own tries each.
-    pub fn tries(&self) -> usize {
+    pub fn lookback(&self) -> usize {
         match self.nomerges {
             0 => 8,
             1 => 1,
@@ -80,18 +80,18 @@ impl Merger {
 
     /// True when neighbours in `batch` can go down as one.
     #[inline]
-    pub fn finds(&self, batch: &Batch) -> bool {
+    pub fn finds_merge(&self, batch: &Batch) -> bool {
         let behind = |pair: &[Box<Bio>]| pair[0].end() == pair[1].sector || pair[1].end() == pair[0].sector;
-        self.nomerges < 2 && batch.windows(2).any(|pair| behind(pair) && self.fit(&pair[0], &pair[1]))
+        self.nomerges < 2 && batch.windows(2).any(|pair| behind(pair) && self.can_merge(&pair[0], &pair[1]))
     }
 
     /// True when the two can go down as one, if they lie behind each other.
-    pub fn fit(&self, a: &Bio, b: &Bio) -> bool {
-        let alone = BioFlags::FUA | BioFlags::PREFLUSH | BioFlags::NOWAIT;
+    pub fn can_merge(&self, a: &Bio, b: &Bio) -> bool {
+        let single = BioFlags::FUA | BioFlags::PREFLUSH | BioFlags::NOWAIT;
         let flags = a.flags == b.flags || bugs::on(Bug::MergedFlags);
         let kind = a.op == b.op && matches!(a.op, Op::Read | Op::Write) && flags;
-        let own = !a.flags.intersects(alone) || bugs::on(Bug::MergedFlags);
-        let Bounds { longest, block, end } = self.bounds;
+        let own = !a.flags.intersects(single) || bugs::on(Bug::MergedFlags);
+        let MergeLimits { longest, block, end } = self.merge_limits;
         let length = a.sectors + b.sectors <= longest;
         let sound = |bio: &Bio| {
             let fits = bio.end() <= end && (bio.sector.0 | bio.sectors.0) & (block - 1) == 0;
@@ -104,17 +104,17 @@ impl Merger {
             && sound(b)
             && a.data.is_empty() == b.data.is_empty()
             && pieces(a) + pieces(b) <= self.most_segments
-            && !a.data.is_foreign()
-            && !b.data.is_foreign()
+            && !a.data.is_shared()
+            && !b.data.is_shared()
     }
 
     /// A request of one bio.
-    pub fn alone(bio: Box<Bio>) -> Request {
+    pub fn single(bio: Box<Bio>) -> Request {
         Request { bio, parts: Batch::new() }
     }
 
     /// Puts `bio` behind what `request` has, or in front of it where it lies there: one of the two,
-    /// and they [`Merger::fit`].
+    /// and they [`Merger::can_merge`].
     pub fn merge(&mut self, request: &mut Request, mut bio: Box<Bio>) {
         if request.parts.is_empty() {
             self.wrap(request);
@@ -134,7 +134,7 @@ impl Merger {
         }
     }
 
-    /// Puts all of `behind` behind what `request` has, where it lies; and they [`Merger::fit`].
+    /// Puts all of `behind` behind what `request` has, where it lies; and they [`Merger::can_merge`].
     pub fn join(&mut self, request: &mut Request, behind: Request) {
         if request.parts.is_empty() {
             self.wrap(request);
@@ -170,14 +170,14 @@ impl Merger {
     pub fn send(&mut self, request: Request) -> Box<Bio> {
         let Request { mut bio, parts } = request;
         if !parts.is_empty() {
-            bio.cookie = self.under_way.insert(parts) as u64;
+            bio.cookie = self.in_flight.insert(parts) as u64;
             bio.start();
         }
         bio
     }
 
     /// The bios that `request`, which has not been sent, was made of.
-    pub fn take_apart(&mut self, request: Request, out: &mut Batch) {
+    pub fn split(&mut self, request: Request, out: &mut Batch) {
         let Request { bio, parts } = request;
         match parts.is_empty() {
             true => out.push(bio),
@@ -187,19 +187,19 @@ impl Merger {
 
     /// True when there may be requests with the disk that were made of several.
     #[inline]
-    pub fn is_under_way(&self) -> bool {
-        !self.under_way.is_empty()
+    pub fn has_in_flight(&self) -> bool {
+        !self.in_flight.is_empty()
     }
 
     /// Replaces what was made of several by those, in `back` from `from` on: with the status of the
     /// whole, or unchanged where it was `handed` back. Parts that are to be read once more go to
-    /// `again`. `scratch` is empty before and behind it.
+    /// `retries`. `scratch` is empty before and behind it.
     pub fn back(
         &mut self,
         back: &mut Batch,
         from: usize,
         handed: bool,
-        again: &mut Batch,
+        retries: &mut Batch,
         scratch: &mut Batch,
     ) {
         scratch.extend(back.drain(from..));
@@ -208,15 +208,15 @@ impl Merger {
                 back.push(bio);
                 continue;
             }
-            let (parts, status) = (self.under_way.remove(bio.cookie as usize), bio.status);
+            let (parts, status) = (self.in_flight.remove(bio.cookie as usize), bio.status);
             let is_bad = matches!(status, Status::Medium | Status::IoErr);
-            let alone = !handed && bio.op == Op::Read && is_bad;
+            let single = !handed && bio.op == Op::Read && is_bad;
             bio.finish();
             let mut last_ok = bugs::on(Bug::MergedErrorLost);
             self.cut(bio, parts, |mut part| {
-                if alone {
+                if single {
                     // As it was given: a drain may hand it back before it goes down again.
-                    return again.push(part);
+                    return retries.push(part);
                 }
                 if !handed {
                     part.end_with(if std::mem::take(&mut last_ok) { Status::Ok } else { status });
@@ -226,7 +226,7 @@ impl Merger {
         }
     }
 
-    /// Gives the parts of `whole` their data back.
+    /// Gives the parts of `bytes_io` their data back.
     fn cut(&mut self, mut whole: Box<Bio>, mut parts: Batch, mut out: impl FnMut(Box<Bio>)) {
         let has_data = !whole.data.is_empty();
         if bugs::on(Bug::MergedReadShifted) && whole.op == Op::Read {

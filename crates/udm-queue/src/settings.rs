@@ -10,14 +10,14 @@ use udm_wire::uri::{QueueParams, Scheduler};
 const MERGED_MAX: Sectors = Sectors(2560);
 
 /// See the module.
-pub(crate) struct Settings {
+pub(crate) struct QueueSettings {
     pub params: QueueParams,
     /// Of each hardware queue; there once a lane is opened.
     tags: OnceLock<Box<[Arc<Tags>]>>,
 }
 
 /// How the tags of a queue are shared out.
-struct Shares {
+struct TagLayout {
     /// How many hardware queues.
     queues: usize,
     /// How many sets of tags they have: one each, but all one where one core has the order.
@@ -26,21 +26,21 @@ struct Shares {
     each: u32,
 }
 
-impl Settings {
-    pub fn new(params: QueueParams) -> Settings {
-        Settings { params, tags: OnceLock::new() }
+impl QueueSettings {
+    pub fn new(params: QueueParams) -> QueueSettings {
+        QueueSettings { params, tags: OnceLock::new() }
     }
 
-    fn shares(&self, cores: usize) -> Shares {
+    fn shares(&self, cores: usize) -> TagLayout {
         let queues = match self.params.nr_hw_queues as usize {
             0 => cores.max(1),
             count => count.min(cores.max(1)),
         };
         let depth = self.params.queue_depth;
         match self.params.scheduler {
-            Scheduler::None => Shares { queues, sets: queues, each: self.params.requests() },
+            Scheduler::None => TagLayout { queues, sets: queues, each: self.params.requests() },
             // In one order of all requests there is one core, which has the tags of all.
-            Scheduler::MqDeadline => Shares { queues, sets: 1, each: depth.saturating_mul(queues as u32) },
+            Scheduler::MqDeadline => TagLayout { queues, sets: 1, each: depth.saturating_mul(queues as u32) },
         }
     }
 
@@ -52,7 +52,7 @@ impl Settings {
     /// The tags of `core`'s hardware queue, of `cores`. Cores that have one in common are
     /// neighbours.
     pub fn tags(&self, core: usize, cores: usize) -> Arc<Tags> {
-        let Shares { sets, each, .. } = self.shares(cores);
+        let TagLayout { sets, each, .. } = self.shares(cores);
         let all = self.tags.get_or_init(|| (0..sets).map(|_| Arc::new(Tags::new(each))).collect());
         Arc::clone(&all[queue_of(core, cores, all.len())])
     }
@@ -65,7 +65,7 @@ impl Settings {
     /// What it does over a disk that takes up to `disk_max` a request, and `most` through the
     /// queue.
     pub fn report(&self, cores: usize, most: Sectors, disk_max: Sectors) -> QueueReport {
-        let Shares { queues, sets, each } = self.shares(cores);
+        let TagLayout { queues, sets, each } = self.shares(cores);
         let mut numbers = self.params.by_name();
         for (name, number) in &mut numbers {
             match *name {
@@ -78,7 +78,7 @@ impl Settings {
         numbers.push(("max_hw_sectors_kb", disk_max.0 / 2));
         let hw_queue = |set: usize| {
             let tags = self.tags.get().and_then(|all| all.get(set));
-            let (free, in_line) = tags.map_or((each, 0), |tags| tags.look());
+            let (free, in_line) = tags.map_or((each, 0), |tags| tags.usage());
             HwQueueReport {
                 cores: (0..cores).filter(|core| queue_of(*core, cores, sets) == set).collect(),
                 tags: each,
@@ -92,7 +92,7 @@ impl Settings {
     }
 }
 
-/// The hardware queue of `core`, of `cores` that have `queues` together: neighbours, the first
+/// The hardware queue of `core`, of `cores` that have `request_queue` together: neighbours, the first
 /// queues with one more where it does not come out even (kernel `lib/group_cpus.c`, on a machine of
 /// one node without sibling threads).
 pub(crate) fn queue_of(core: usize, cores: usize, queues: usize) -> usize {

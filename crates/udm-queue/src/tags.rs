@@ -15,7 +15,7 @@
 //! more is out of line for a moment; so who puts it back looks again, as who gives does.
 //!
 //! **An end.** When other settings are to hold, all tags are wanted for good
-//! ([`Tags::take_for_good`]): by one in line like any other, so that requests go on while it gets
+//! ([`Tags::retire_all`]): by one in line like any other, so that requests go on while it gets
 //! them. With the last of them nothing is with the disk, and the tags are retired: those in line
 //! are told, and those who come later get in line and see it. Until then all of it can be taken back
 //! ([`Tags::give_back`]).
@@ -31,7 +31,7 @@
 
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
-use udm_core::{Bell, Cx, Listener, interleave};
+use udm_core::{Cx, WaitHandle, WaitQueue, interleave};
 
 #[cfg(feature = "loom")]
 use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
@@ -39,12 +39,12 @@ use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
 #[cfg(not(feature = "loom"))]
-use crossbeam_queue::SegQueue as Line;
+use crossbeam_queue::SegQueue as WaiterQueue;
 
 /// See the module.
 pub(crate) struct Tags {
     free: AtomicU32,
-    line: Line<Arc<Waiter>>,
+    waiters: WaiterQueue<Arc<TagWaiter>>,
     /// How many are in line, or about to be.
     in_line: AtomicU32,
     depth: u32,
@@ -52,24 +52,24 @@ pub(crate) struct Tags {
 }
 
 /// Somebody who may get in line.
-pub(crate) struct Waiter {
-    /// [`IN_LINE`], then 31 bits of how many are wanted, then 32 of how many were handed over.
+pub(crate) struct TagWaiter {
+    /// [`QUEUED`], then 31 bits of how many are wanted, then 32 of how many were handed over.
     state: AtomicU64,
-    bell: Arc<Bell>,
+    bell: Arc<WaitQueue>,
     /// Called when it has all that it wants.
     then: Option<Box<dyn Fn() + Send + Sync>>,
 }
 
-const IN_LINE: u64 = 1 << 63;
+const QUEUED: u64 = 1 << 63;
 const WANTED: u64 = 1 << 32;
 
 fn wanted(state: u64) -> u32 {
-    ((state & !IN_LINE) / WANTED) as u32
+    ((state & !QUEUED) / WANTED) as u32
 }
 
-impl Waiter {
-    fn new() -> Waiter {
-        Waiter { state: AtomicU64::new(0), bell: Arc::new(Bell::new()), then: None }
+impl TagWaiter {
+    fn new() -> TagWaiter {
+        TagWaiter { state: AtomicU64::new(0), bell: Arc::new(WaitQueue::new()), then: None }
     }
 
     /// Changes the state and gives back what it was. Release and acquire: who is handed a tag sees
@@ -85,18 +85,18 @@ impl Waiter {
     }
 
     /// Hands over a tag, if one is wanted. Also, whether it stays in line.
-    fn hand(&self) -> (bool, bool) {
+    fn grant(&self) -> (bool, bool) {
         let was = self.change(|state| match wanted(state) {
-            0 => state & !IN_LINE,
-            1 => (state - WANTED + 1) & !IN_LINE,
+            0 => state & !QUEUED,
+            1 => (state - WANTED + 1) & !QUEUED,
             _ => state - WANTED + 1,
         });
-        self.told(wanted(was), 1);
+        self.notify_if_satisfied(wanted(was), 1);
         (wanted(was) > 0, wanted(was) > 1)
     }
 
     /// It wanted `was`, and now `n` fewer.
-    fn told(&self, was: u32, n: u32) {
+    fn notify_if_satisfied(&self, was: u32, n: u32) {
         if (1..=n).contains(&was)
             && let Some(then) = &self.then
         {
@@ -111,15 +111,15 @@ impl Waiter {
     }
 
     /// Wants `n` from now on; false when it was in line already.
-    fn want(&self, n: u32) -> bool {
-        let was = self.change(|state| IN_LINE | (u64::from(n) * WANTED) | (state % WANTED));
-        was & IN_LINE == 0
+    fn request(&self, n: u32) -> bool {
+        let was = self.change(|state| QUEUED | (u64::from(n) * WANTED) | (state % WANTED));
+        was & QUEUED == 0
     }
 
     /// Wants `n` fewer, or none.
-    fn want_less(&self, n: u32) {
+    fn request_less(&self, n: u32) {
         let was = self.change(|state| state - u64::from(wanted(state).min(n)) * WANTED);
-        self.told(wanted(was), n);
+        self.notify_if_satisfied(wanted(was), n);
     }
 }
 
@@ -128,21 +128,21 @@ impl Tags {
     pub fn new(depth: u32) -> Tags {
         let depth = depth.max(1);
         let (free, in_line, retired) = (AtomicU32::new(depth), AtomicU32::new(0), AtomicBool::new(false));
-        Tags { free, line: Line::new(), in_line, depth, retired }
+        Tags { free, waiters: WaiterQueue::new(), in_line, depth, retired }
     }
 
     /// Takes all tags, for good; `then` is called once they are all taken, perhaps at once. What it
     /// returns is for [`Tags::give_back`].
-    pub fn take_for_good(&self, then: Box<dyn Fn() + Send + Sync>) -> Arc<Waiter> {
-        let waiter = Arc::new(Waiter { then: Some(then), ..Waiter::new() });
-        self.get_in_line(&waiter, self.depth);
+    pub fn retire_all(&self, then: Box<dyn Fn() + Send + Sync>) -> Arc<TagWaiter> {
+        let waiter = Arc::new(TagWaiter { then: Some(then), ..TagWaiter::new() });
+        self.enqueue(&waiter, self.depth);
         waiter
     }
 
     /// Gives back what `waiter` has taken for good so far, and takes no more. Not for tags that are
     /// retired.
-    pub fn give_back(&self, waiter: &Waiter) {
-        let was = waiter.change(|state| state & !(IN_LINE - WANTED));
+    pub fn give_back(&self, waiter: &TagWaiter) {
+        let was = waiter.change(|state| state & !(QUEUED - WANTED));
         self.give(self.depth - wanted(was));
     }
 
@@ -151,10 +151,10 @@ impl Tags {
         self.retired.store(true, Ordering::Release);
         fence(Ordering::SeqCst);
         interleave::point();
-        while let Some(first) = self.line.pop() {
+        while let Some(first) = self.waiters.pop() {
             self.in_line.fetch_sub(1, Ordering::Relaxed);
             if !bugs::on(Bug::RetiredNotRung) {
-                first.bell.ring();
+                first.bell.wake_up();
             }
         }
     }
@@ -165,7 +165,7 @@ impl Tags {
     }
 
     /// How many have no request, and how many lanes are in line, as of now.
-    pub fn look(&self) -> (u32, u32) {
+    pub fn usage(&self) -> (u32, u32) {
         (self.free.load(Ordering::Relaxed), self.in_line.load(Ordering::Relaxed))
     }
 
@@ -196,28 +196,28 @@ impl Tags {
             }
             // Who took them meanwhile gives them back one day, and finds the line then.
             let n = self.take(n);
-            return self.hand_out(n);
+            return self.grant_tags(n);
         }
-        self.hand_out(n);
+        self.grant_tags(n);
     }
 
     /// Hands `n` to those in line, and puts back what nobody wants.
     #[inline(never)]
-    fn hand_out(&self, mut n: u32) {
+    fn grant_tags(&self, mut n: u32) {
         while n > 0 {
             while n > 0
-                && let Some(first) = self.line.pop()
+                && let Some(first) = self.waiters.pop()
             {
-                let (handed, stays) = first.hand();
+                let (handed, stays) = first.grant();
                 n -= u32::from(handed);
                 let bell = Arc::clone(&first.bell);
                 if stays {
-                    self.line.push(first);
+                    self.waiters.push(first);
                 } else {
                     self.in_line.fetch_sub(1, Ordering::Relaxed);
                 }
                 if handed && !bugs::on(Bug::TagNotRung) {
-                    bell.ring();
+                    bell.wake_up();
                 }
             }
             // Also with none to put back: who gave while one was out of line may have found nobody.
@@ -226,7 +226,7 @@ impl Tags {
             }
             fence(Ordering::SeqCst);
             interleave::point();
-            if self.line.is_empty() {
+            if self.waiters.is_empty() {
                 return;
             }
             n = self.take(u32::MAX);
@@ -234,24 +234,24 @@ impl Tags {
     }
 
     /// `waiter` wants `n`. What is free now it gets at once.
-    fn get_in_line(&self, waiter: &Arc<Waiter>, n: u32) -> u32 {
+    fn enqueue(&self, waiter: &Arc<TagWaiter>, n: u32) -> u32 {
         interleave::point();
-        if waiter.want(n) {
+        if waiter.request(n) {
             self.in_line.fetch_add(1, Ordering::Relaxed);
-            self.line.push(Arc::clone(waiter));
+            self.waiters.push(Arc::clone(waiter));
         }
         fence(Ordering::SeqCst);
         let got = self.take(n);
-        waiter.want_less(got);
+        waiter.request_less(got);
         got
     }
 }
 
 /// The tags of one lane.
-pub(crate) struct Held {
+pub(crate) struct LaneTags {
     tags: Arc<Tags>,
-    waiter: Arc<Waiter>,
-    listener: Listener,
+    waiter: Arc<TagWaiter>,
+    listener: WaitHandle,
     /// Those without a request.
     free: u32,
     /// Those with one.
@@ -259,12 +259,12 @@ pub(crate) struct Held {
     waits: bool,
 }
 
-impl Held {
+impl LaneTags {
     /// None yet.
-    pub fn new(tags: Arc<Tags>, cx: &mut Cx<'_>) -> Held {
-        let waiter = Arc::new(Waiter::new());
-        let listener = waiter.bell.listen(cx);
-        Held { tags, waiter, listener, free: 0, out: 0, waits: false }
+    pub fn new(tags: Arc<Tags>, cx: &mut Cx<'_>) -> LaneTags {
+        let waiter = Arc::new(TagWaiter::new());
+        let listener = waiter.bell.subscribe(cx);
+        LaneTags { tags, waiter, listener, free: 0, out: 0, waits: false }
     }
 
     /// A tag for each of `n` requests; false, and none, where there are not so many.
@@ -316,7 +316,7 @@ impl Held {
     /// `n` requests came home. Their tags go to those in line, this lane among them; where nobody
     /// else is, they stay.
     #[inline]
-    pub fn home(&mut self, n: usize) {
+    pub fn completed(&mut self, n: usize) {
         let n = n as u32;
         self.out -= n;
         if self.waits && self.tags.in_line.load(Ordering::Relaxed) <= 1 {
@@ -333,7 +333,7 @@ impl Held {
         if wanted == 0 {
             if self.waits {
                 self.waits = false;
-                self.waiter.want_less(u32::MAX);
+                self.waiter.request_less(u32::MAX);
                 self.free += self.waiter.collect();
             }
             if self.free > 0 {
@@ -343,7 +343,7 @@ impl Held {
         }
         let seen = self.listener.epoch();
         self.waits = true;
-        self.free += self.tags.get_in_line(&self.waiter, wanted);
+        self.free += self.tags.enqueue(&self.waiter, wanted);
         self.collect();
         if self.free == 0 {
             self.listener.wait(seen, cx);
@@ -352,22 +352,22 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for LaneTags {
     fn drop(&mut self) {
         debug_assert!(self.out == 0 || std::thread::panicking(), "closed with requests under way");
-        self.waiter.want_less(u32::MAX);
+        self.waiter.request_less(u32::MAX);
         self.tags.give(self.free + self.out + self.waiter.collect());
     }
 }
 
 /// What loom can look into.
 #[cfg(feature = "loom")]
-struct Line<T>(loom::sync::Mutex<std::collections::VecDeque<T>>);
+struct WaiterQueue<T>(loom::sync::Mutex<std::collections::VecDeque<T>>);
 
 #[cfg(feature = "loom")]
-impl<T> Line<T> {
-    fn new() -> Line<T> {
-        Line(loom::sync::Mutex::new(std::collections::VecDeque::new()))
+impl<T> WaiterQueue<T> {
+    fn new() -> WaiterQueue<T> {
+        WaiterQueue(loom::sync::Mutex::new(std::collections::VecDeque::new()))
     }
     fn push(&self, one: T) {
         self.0.lock().unwrap().push_back(one);
@@ -397,10 +397,10 @@ mod loom_tests {
         check(|| {
             let tags = Arc::new(Tags::new(1));
             assert_eq!(tags.take(1), 1);
-            let waiter = Arc::new(Waiter::new());
+            let waiter = Arc::new(TagWaiter::new());
             let (of_other, of_waiter) = (Arc::clone(&tags), Arc::clone(&waiter));
             let other = thread::spawn(move || of_other.give(1));
-            let got = tags.get_in_line(&of_waiter, 1);
+            let got = tags.enqueue(&of_waiter, 1);
             other.join().unwrap();
             let got = got + waiter.collect();
             assert_eq!(got + tags.take(2), 1, "there is one");
@@ -417,15 +417,15 @@ mod loom_tests {
             assert_eq!(tags.take(1), 1);
             let (of_other, of_then) = (Arc::clone(&tags), Arc::downgrade(&tags));
             let other = thread::spawn(move || of_other.give(1));
-            tags.take_for_good(Box::new(move || of_then.upgrade().unwrap().retire()));
-            let waiter = Arc::new(Waiter::new());
-            let got = tags.get_in_line(&waiter, 1);
+            tags.retire_all(Box::new(move || of_then.upgrade().unwrap().retire()));
+            let waiter = Arc::new(TagWaiter::new());
+            let got = tags.enqueue(&waiter, 1);
             let sees = tags.is_retired();
             assert!(got == 0 || !sees, "a tag is with somebody");
             other.join().unwrap();
             tags.give(got + waiter.collect());
             assert!(tags.is_retired());
-            assert!(sees || tags.line.is_empty(), "taken out of line, and its bell rung");
+            assert!(sees || tags.waiters.is_empty(), "taken out of line, and its bell rung");
         });
     }
 
@@ -437,12 +437,12 @@ mod loom_tests {
             let tags = Arc::new(Tags::new(2));
             assert_eq!(tags.take(2), 2);
             let of_then = Arc::downgrade(&tags);
-            tags.take_for_good(Box::new(move || of_then.upgrade().unwrap().retire()));
+            tags.retire_all(Box::new(move || of_then.upgrade().unwrap().retire()));
             let of_other = Arc::clone(&tags);
             let other = thread::spawn(move || of_other.give(1));
             tags.give(1);
             other.join().unwrap();
-            assert!(tags.is_retired(), "{} free, and nobody has them", tags.look().0);
+            assert!(tags.is_retired(), "{} free, and nobody has them", tags.usage().0);
         });
     }
 
@@ -453,7 +453,7 @@ mod loom_tests {
         check(|| {
             let tags = Arc::new(Tags::new(2));
             assert_eq!(tags.take(1), 1);
-            let waiter = tags.take_for_good(Box::new(|| {}));
+            let waiter = tags.retire_all(Box::new(|| {}));
             let of_other = Arc::clone(&tags);
             let other = thread::spawn(move || of_other.give(1));
             tags.give_back(&waiter);
@@ -468,11 +468,11 @@ mod loom_tests {
         check(|| {
             let tags = Arc::new(Tags::new(1));
             assert_eq!(tags.take(1), 1);
-            let waiter = Arc::new(Waiter::new());
-            assert_eq!(tags.get_in_line(&waiter, 1), 0);
+            let waiter = Arc::new(TagWaiter::new());
+            assert_eq!(tags.enqueue(&waiter, 1), 0);
             let of_other = Arc::clone(&tags);
             let other = thread::spawn(move || of_other.give(1));
-            waiter.want_less(u32::MAX);
+            waiter.request_less(u32::MAX);
             tags.give(waiter.collect());
             other.join().unwrap();
             assert_eq!(tags.take(2), 1);

@@ -1,13 +1,13 @@
 //! What a front end is, and what it may touch.
 
-use crate::devices::Devices;
+use crate::core_lanes::CoreLanes;
 use crate::ring::{Done, RingOp, RingUser};
 use crate::subscriptions::Subscriptions;
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
-use udm_core::{Batch, Bio, Busy, CoreId, Cx, Device, DeviceId, DeviceSlot, Nanos, OpenError, OwnerId};
+use udm_core::{Batch, Bio, CoreId, Cx, Device, DeviceId, DeviceSlot, Nanos, OpenError, OwnWork, OwnerId};
 
 /// Something that makes bios out of requests from outside: a connection, a virtqueue. It belongs to
 /// one core for life.
@@ -15,16 +15,16 @@ pub trait FrontEnd {
     /// Takes in what arrived and submits bios. Called once right after it was attached, then
     /// whenever one of its ring operations finished, a time it asked for has come, or it was
     /// roused. What it does in a call must be bounded, for the others of its core: what is over
-    /// waits for the next turn ([`FrontCx::rouse`]).
+    /// waits for the next turn ([`FrontCx::schedule`]).
     fn gather(&mut self, cx: &mut FrontCx<'_, '_>);
 
     /// Takes its bios that finished and leaves `done` empty.
     fn complete(&mut self, done: &mut Batch, cx: &mut FrontCx<'_, '_>);
 
-    /// Takes notice of a letter to what it listens to ([`FrontCx::listen`]). What it does not know
+    /// Takes notice of a letter to what it listens to ([`FrontCx::subscribe`]). What it does not know
     /// is not for it.
-    fn letter(&mut self, letter: &(dyn Any + Send), cx: &mut FrontCx<'_, '_>) {
-        let _ = (letter, cx);
+    fn message(&mut self, message: &(dyn Any + Send), cx: &mut FrontCx<'_, '_>) {
+        let _ = (message, cx);
     }
 
     /// Take no more, finish what is in flight, then be closed.
@@ -34,8 +34,8 @@ pub trait FrontEnd {
     fn is_closed(&self) -> bool;
 
     /// Whether the end of the program waits for it; the same for its whole life.
-    fn busy(&self) -> Busy {
-        Busy::Owed
+    fn busy(&self) -> OwnWork {
+        OwnWork::Required
     }
 }
 
@@ -43,7 +43,7 @@ pub trait FrontEnd {
 pub(crate) const FRONT: u32 = 1 << 31;
 
 /// What the front ends of a core share, one of each type.
-pub(crate) type Locals = HashMap<TypeId, Rc<dyn Any>>;
+pub(crate) type CoreLocals = HashMap<TypeId, Rc<dyn Any>>;
 
 /// A front end's place on its core, which another may have later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -52,7 +52,7 @@ pub struct FrontKey(usize);
 /// What a front end may touch besides itself.
 pub struct FrontCx<'a, 'b> {
     pub(crate) cx: &'a mut Cx<'b>,
-    pub(crate) devices: &'a mut Devices,
+    pub(crate) devices: &'a mut CoreLanes,
     pub(crate) user: &'a RingUser,
     /// Nobody waits for it: its lanes are its own.
     pub(crate) background: bool,
@@ -61,10 +61,10 @@ pub struct FrontCx<'a, 'b> {
     /// When this front end wants to be called.
     pub(crate) wake: &'a mut Nanos,
     /// Front ends to be called in the next turn.
-    pub(crate) roused: &'a mut Vec<usize>,
+    pub(crate) scheduled: &'a mut Vec<usize>,
     /// All front ends are to be called in the next turn.
-    pub(crate) roused_all: &'a mut bool,
-    pub(crate) locals: &'a mut Locals,
+    pub(crate) all_scheduled: &'a mut bool,
+    pub(crate) locals: &'a mut CoreLocals,
     /// The CPU time of this core's thread, and how much of it was for nothing, since it span.
     pub(crate) spent: fn() -> Nanos,
     pub(crate) spun: Nanos,
@@ -112,9 +112,9 @@ impl FrontCx<'_, '_> {
     }
 
     /// Says whether this front end has nothing to do when its sends have left: see
-    /// [`crate::RingUser::set_patient`].
-    pub fn set_patient(&mut self, patient: bool) {
-        self.user.set_patient(patient);
+    /// [`crate::RingUser::set_defer_sends`].
+    pub fn set_defer_sends(&mut self, patient: bool) {
+        self.user.set_defer_sends(patient);
     }
 
     /// Ring operations of this front end under way.
@@ -143,13 +143,13 @@ impl FrontCx<'_, '_> {
 
     /// Has a front end of this core gathered in the next turn, which comes at once. One that is
     /// gone does not mind; nor does one that has its place now.
-    pub fn rouse(&mut self, front: FrontKey) {
-        self.roused.push(front.0);
+    pub fn schedule(&mut self, front: FrontKey) {
+        self.scheduled.push(front.0);
     }
 
     /// The same for all front ends of this core.
-    pub fn rouse_all(&mut self) {
-        *self.roused_all = true;
+    pub fn schedule_all(&mut self) {
+        *self.all_scheduled = true;
     }
 
     /// What the front ends of this core share of type `T`, made by the first that asks.
@@ -161,15 +161,15 @@ impl FrontCx<'_, '_> {
 
     /// From here on this front end is called with the letters to `topic`, a device or an identity
     /// of its own, that are delivered on this core.
-    pub fn listen(&mut self, topic: DeviceId) {
+    pub fn subscribe(&mut self, topic: DeviceId) {
         let key = self.me().0;
-        self.topics.0.listen(topic, key, self.topics.1);
+        self.topics.0.subscribe(topic, key, self.topics.1);
     }
 
     /// From here on it is not. A letter that is being delivered may still come.
-    pub fn unlisten(&mut self, topic: DeviceId) {
+    pub fn unsubscribe(&mut self, topic: DeviceId) {
         let key = self.me().0;
-        self.topics.0.unlisten(topic, key, self.topics.1);
+        self.topics.0.unsubscribe(topic, key, self.topics.1);
     }
 
     /// The CPU time that this core has spent since its thread began, but for what it span. A system

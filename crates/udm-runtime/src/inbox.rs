@@ -1,9 +1,9 @@
 //! A core's inbox, and how a sleeping core is woken.
 //!
 //! Any thread may post; the core alone takes. The order of one sender's letters is kept. The knock
-//! costs a system call only when the core sleeps ([`Parking`]).
+//! costs a system call only when the core sleeps ([`SleepState`]).
 
-use crate::parking::{Core, Parking};
+use crate::sleep_state::{ReceiverState, SleepState};
 use crossbeam_queue::SegQueue;
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
@@ -11,43 +11,43 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// A queue of letters of any kind, with a bell. One to a core.
-pub(crate) struct Mailbox<T> {
+pub(crate) struct MessageQueue<T> {
     queue: SegQueue<T>,
-    parking: Parking,
+    parking: SleepState,
     bell: Arc<OwnedFd>,
 }
 
 /// What cores send each other.
-pub(crate) type Inbox = Mailbox<crate::cluster::Mail>;
+pub(crate) type Inbox = MessageQueue<crate::core_set::CoreMessage>;
 
-impl<T> Mailbox<T> {
-    pub(crate) fn new() -> io::Result<Mailbox<T>> {
+impl<T> MessageQueue<T> {
+    pub(crate) fn new() -> io::Result<MessageQueue<T>> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC)?;
-        Ok(Mailbox { queue: SegQueue::new(), parking: Parking::new(), bell: Arc::new(bell) })
+        Ok(MessageQueue { queue: SegQueue::new(), parking: SleepState::new(), bell: Arc::new(bell) })
     }
 
     /// Puts a letter in and wakes the core if it sleeps. What is for a core that is gone is
     /// dropped.
-    pub(crate) fn post(&self, letter: T) {
-        self.queue.push(letter);
+    pub(crate) fn send(&self, message: T) {
+        self.queue.push(message);
         loop {
-            match self.parking.posted() {
-                Core::Awake => return,
+            match self.parking.after_send() {
+                ReceiverState::Awake => return,
                 // The counter can't overflow: it is written once for each time that the core goes
                 // to sleep.
-                Core::Sleeps => {
+                ReceiverState::Sleeping => {
                     let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
                     return;
                 }
-                Core::Gone if self.parking.while_gone(|| self.empty()) => return,
-                Core::Gone => {}
+                ReceiverState::Detached if self.parking.discard_if_detached(|| self.empty()) => return,
+                ReceiverState::Detached => {}
             }
         }
     }
 
     /// The core is gone: what is in the inbox, and what comes, is dropped.
-    pub(crate) fn leave(&self) {
-        self.parking.leave();
+    pub(crate) fn stop_receiving(&self) {
+        self.parking.stop_receiving();
         self.empty();
     }
 
@@ -66,18 +66,18 @@ impl<T> Mailbox<T> {
     }
 
     /// True when there is a letter.
-    pub(crate) fn has_mail(&self) -> bool {
+    pub(crate) fn has_messages(&self) -> bool {
         !self.queue.is_empty()
     }
 
     /// Announces that the core is about to sleep. False when it must not: there is a letter.
     pub(crate) fn try_sleep(&self) -> bool {
-        self.parking.try_sleep(|| self.has_mail())
+        self.parking.try_sleep(|| self.has_messages())
     }
 
     /// The core is awake again: nobody needs to ring.
-    pub(crate) fn awake(&self) {
-        self.parking.awake();
+    pub(crate) fn set_awake(&self) {
+        self.parking.set_awake();
     }
 
     /// What a sleeping core reads.

@@ -1,13 +1,13 @@
 //! Cores: a core is one thread with one io_uring, one inbox and its lanes.
 //!
-//! * [`Cluster`]: the inboxes of all cores of a process. The control half sends messages through
+//! * [`CoreSet`]: the inboxes of all cores of a process. The control half sends messages through
 //!   it.
 //! * [`Runtime`]: threads that are cores and serve [`FrontEnd`]s.
 //! * [`LocalCore`]: a thread that is a core. In *library mode* it is the caller's own thread, which
 //!   calls `submit`, `poll` and `park` itself.
-//! * [`LocalIo`], [`PrivateIo`]: control-side I/O in library mode, by the loading thread as the
+//! * [`LocalControlIo`], [`TemporaryCoreIo`]: control-side I/O in library mode, by the loading thread as the
 //!   core that it is, or as a core for this run only.
-//! * [`SteppedCore`]: the same core in the simulator, stepped by hand over a [`MadeKernel`].
+//! * [`SteppedCore`]: the same core in the simulator, stepped by hand over a [`SimulatedKernel`].
 //! * [`Ring`]: the core's io_uring, the only place where the data path makes a system call.
 //!
 //! **A turn** of a core: messages; `gather` of front ends with new input; `submit` and `poll` of
@@ -18,18 +18,18 @@
 //! **Sleep.** A core that has nothing to do sleeps. From time to time it measures if its rounds
 //! become shorter when it spins first, at most for `spin_max`. It spins only while that saves a
 //! fifth (`spin`). The inbox is a lock-free queue; a message writes to the eventfd only if the core
-//! sleeps (`parking`, with loom tests).
+//! sleeps (`sleep_state`, with loom tests).
 //!
 //! **Where bios and connections live.** A bio belongs to one core for its whole life, a connection
 //! to one core at a time. A core that has ended drops the messages that still arrive for it.
 //!
-//! **Threads that come and go.** [`Cluster::kept`] has places that threads take and leave, and one
+//! **Threads that come and go.** [`CoreSet::attach_detach`] has places that threads take and leave, and one
 //! more core that always runs and executes the tasks. An empty place delays nothing. A late sender
 //! may still discard messages of the core that left, so a thread that takes the place waits for
 //! that sender first.
 //!
-//! **Messages to front ends.** [`Cluster::post_letter`] reaches the front ends of a core that
-//! listen to a device or another topic ([`FrontCx::listen`]), in the order of posting.
+//! **Messages to front ends.** [`CoreSet::send_message`] reaches the front ends of a core that
+//! listen to a device or another topic ([`FrontCx::subscribe`]), in the order of posting.
 //!
 //! **The clock** is the kernel's monotonic one: the same on all cores, and right after each sleep.
 //! The processor's counter would be a little cheaper. But udm would have to measure and watch it,
@@ -45,28 +45,28 @@
 //!
 //! The `unsafe` of this crate is in `ring/sys.rs`.
 
-mod cluster;
-mod devices;
+mod blocking_drop;
+mod core_lanes;
+mod core_set;
 mod front_end;
 mod inbox;
 mod local;
 mod local_io;
-mod off_core;
-mod parking;
 mod reactor;
 mod ring;
 mod runtime;
+mod sleep_state;
 mod spin;
 mod stepped;
 mod subscriptions;
-mod tasked;
+mod task_front_end;
 
-pub use cluster::{Cluster, Letter, UnderWay};
+pub use blocking_drop::drop_blocking;
+pub use core_set::{CoreSet, InFlightReport, Message};
 pub use front_end::{FrontCx, FrontEnd, FrontKey};
-pub use local::{CoreOptions, LocalCore, Time, pin};
-pub use local_io::{LocalIo, PrivateIo};
-pub use off_core::drop_off_core;
-pub use ring::{Done, Finished, MadeKernel, Ring, RingOp, RingUser};
-pub use runtime::{Runtime, RuntimeOptions, Stopping};
+pub use local::{CoreClock, CoreOptions, LocalCore, pin};
+pub use local_io::{LocalControlIo, TemporaryCoreIo};
+pub use ring::{Done, FinishedOp, Ring, RingOp, RingUser, SimulatedKernel};
+pub use runtime::{Runtime, RuntimeOptions, ShutdownHandle};
 pub use stepped::{Rest, SteppedCore};
 pub use udm_core::DeviceSlot;

@@ -1,11 +1,11 @@
 //! A thread that is a core.
 
-use crate::Cluster;
-use crate::cluster::Mail;
-use crate::off_core::OnCore;
-use crate::reactor::Aside;
-use crate::ring::{Doorbell, MadeKernel, Ring, missing};
-use crate::spin::Spin;
+use crate::CoreSet;
+use crate::blocking_drop::CoreThreadGuard;
+use crate::core_set::CoreMessage;
+use crate::reactor::LibraryTasks;
+use crate::ring::{EventFdRead, Ring, SimulatedKernel, unavailable};
+use crate::spin::SpinPolicy;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::time::{ClockId, clock_gettime};
 use std::any::Any;
@@ -43,10 +43,10 @@ impl Default for CoreOptions {
 }
 
 /// How a core hears of what happens outside.
-enum Outside {
-    Ring(Ring, Doorbell),
+enum WakeSource {
+    Ring(Ring, EventFdRead),
     /// By its bell alone; the text says why there is no ring.
-    Bell(Arc<OwnedFd>, String),
+    EventFd(Arc<OwnedFd>, String),
 }
 
 /// The calling thread as core `id` of a cluster. It opens lanes and drives them itself:
@@ -57,26 +57,26 @@ enum Outside {
 /// must therefore take turns for as long as others may suspend its devices; `park` returns when a
 /// command comes.
 pub struct LocalCore {
-    cluster: Arc<Cluster>,
+    cluster: Arc<CoreSet>,
     id: CoreId,
     state: CoreState,
-    outside: Outside,
+    wake_source: WakeSource,
     /// When the turn began; only known to a core that never sleeps.
     begun: Nanos,
     wake: Nanos,
     /// Letters that are not for lanes.
-    pub(crate) other: Vec<Mail>,
+    pub(crate) other: Vec<CoreMessage>,
     /// A reactor takes the letters in `other`.
     serves: bool,
     /// Takes them where there is none.
-    aside: Aside,
+    library_tasks: LibraryTasks,
     options: CoreOptions,
-    time: Time,
-    spin: Spin,
+    time: CoreClock,
+    spin: SpinPolicy,
     spun: Nanos,
     /// When the wait under way began.
     parked: Nanos,
-    _on_core: OnCore,
+    _on_core: CoreThreadGuard,
 }
 
 impl LocalCore {
@@ -84,66 +84,68 @@ impl LocalCore {
     ///
     /// # Errors
     /// When there is no such core, no io_uring, or the CPU can't be had.
-    pub fn attach(cluster: &Arc<Cluster>, id: CoreId, options: CoreOptions) -> io::Result<LocalCore> {
+    pub fn attach(cluster: &Arc<CoreSet>, id: CoreId, options: CoreOptions) -> io::Result<LocalCore> {
         if id.index() >= cluster.len() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("no core {}", id.0)));
         }
         pin(&options.cpus)?;
         let inbox = cluster.inbox(id);
-        let outside = match Ring::new() {
-            Ok(ring) => Outside::Ring(ring.clone(), Doorbell::new(&ring, inbox)),
-            Err(error) if options.ring_optional => Outside::Bell(inbox.eventfd(), missing::why(&error)),
-            Err(error) => return Err(io::Error::new(error.kind(), missing::why(&error))),
+        let wake_source = match Ring::new() {
+            Ok(ring) => WakeSource::Ring(ring.clone(), EventFdRead::new(&ring, inbox)),
+            Err(error) if options.ring_optional => {
+                WakeSource::EventFd(inbox.eventfd(), unavailable::why(&error))
+            }
+            Err(error) => return Err(io::Error::new(error.kind(), unavailable::why(&error))),
         };
         inbox.join();
-        Ok(LocalCore::over(cluster, id, options, outside, Time::SYSTEM))
+        Ok(LocalCore::with_backend(cluster, id, options, wake_source, CoreClock::SYSTEM))
     }
 
     /// Core `id` of a world that is made up: what its ring is asked for `kernel` does, and `time`
     /// is its clock.
-    pub(crate) fn made(
-        cluster: &Arc<Cluster>,
+    pub(crate) fn simulated(
+        cluster: &Arc<CoreSet>,
         id: CoreId,
-        kernel: Box<dyn MadeKernel>,
+        kernel: Box<dyn SimulatedKernel>,
         room: usize,
-        time: Time,
+        time: CoreClock,
     ) -> LocalCore {
-        let ring = Ring::made(kernel, room);
-        let bell = Doorbell::new(&ring, cluster.inbox(id));
+        let ring = Ring::simulated(kernel, room);
+        let bell = EventFdRead::new(&ring, cluster.inbox(id));
         let options = CoreOptions { spin_max: Duration::ZERO, ..CoreOptions::default() };
-        LocalCore::over(cluster, id, options, Outside::Ring(ring, bell), time)
+        LocalCore::with_backend(cluster, id, options, WakeSource::Ring(ring, bell), time)
     }
 
-    fn over(
-        cluster: &Arc<Cluster>,
+    fn with_backend(
+        cluster: &Arc<CoreSet>,
         id: CoreId,
         options: CoreOptions,
-        outside: Outside,
-        time: Time,
+        wake_source: WakeSource,
+        time: CoreClock,
     ) -> LocalCore {
-        let io = match &outside {
-            Outside::Ring(ring, _) => Some(Rc::new(ring.clone()) as Rc<dyn Any>),
-            Outside::Bell(..) => None,
+        let io = match &wake_source {
+            WakeSource::Ring(ring, _) => Some(Rc::new(ring.clone()) as Rc<dyn Any>),
+            WakeSource::EventFd(..) => None,
         };
-        let others: Arc<dyn Cores> = Arc::<Cluster>::clone(cluster);
+        let others: Arc<dyn Cores> = Arc::<CoreSet>::clone(cluster);
         let begun = (time.now)();
-        let state = CoreState::new(id, cluster.len(), u64::from(id.0) + 1, io).among(others);
+        let state = CoreState::new(id, cluster.len(), u64::from(id.0) + 1, io).with_cores(others);
         LocalCore {
             cluster: cluster.clone(),
             id,
             state,
-            outside,
+            wake_source,
             begun,
             wake: Nanos::NEVER,
             other: Vec::new(),
             serves: false,
-            aside: Aside::default(),
-            spin: Spin::new(options.spin_max.as_nanos() as u64),
+            library_tasks: LibraryTasks::default(),
+            spin: SpinPolicy::new(options.spin_max.as_nanos() as u64),
             options,
             time,
             spun: Nanos(0),
             parked: begun,
-            _on_core: OnCore::new(),
+            _on_core: CoreThreadGuard::new(),
         }
     }
 
@@ -168,7 +170,7 @@ impl LocalCore {
     }
 
     /// What it has for clocks.
-    pub(crate) fn time(&self) -> Time {
+    pub(crate) fn time(&self) -> CoreClock {
         self.time
     }
 
@@ -184,48 +186,48 @@ impl LocalCore {
     }
 
     pub(crate) fn ring(&self) -> Option<&Ring> {
-        match &self.outside {
-            Outside::Ring(ring, _) => Some(ring),
-            Outside::Bell(..) => None,
+        match &self.wake_source {
+            WakeSource::Ring(ring, _) => Some(ring),
+            WakeSource::EventFd(..) => None,
         }
     }
 
     /// Why this core has no io_uring; `None` when it has one.
     #[must_use]
-    pub fn no_ring(&self) -> Option<&str> {
-        match &self.outside {
-            Outside::Ring(..) => None,
-            Outside::Bell(_, why) => Some(why),
+    pub fn ring_error(&self) -> Option<&str> {
+        match &self.wake_source {
+            WakeSource::Ring(..) => None,
+            WakeSource::EventFd(_, why) => Some(why),
         }
     }
 
-    fn take_fresh(&self) -> bool {
-        self.ring().is_some_and(Ring::take_fresh)
+    fn take_progress(&self) -> bool {
+        self.ring().is_some_and(Ring::take_progress)
     }
 
     /// One turn: delivers commands, calls `f`, then sends off and takes in what the ring has.
     pub fn turn<R>(&mut self, f: impl FnOnce(&mut Cx<'_>) -> R) -> R {
-        let r = self.quiet_turn(f);
-        self.exchange();
+        let r = self.turn_without_enter(f);
+        self.submit_and_reap();
         r
     }
 
-    /// A turn that leaves it to [`LocalCore::exchange`] or [`LocalCore::park`] to send off what it
+    /// A turn that leaves it to [`LocalCore::submit_and_reap`] or [`LocalCore::park`] to send off what it
     /// brought: where the core has nothing else to do, one system call submits and waits.
-    pub(crate) fn quiet_turn<R>(&mut self, f: impl FnOnce(&mut Cx<'_>) -> R) -> R {
+    pub(crate) fn turn_without_enter<R>(&mut self, f: impl FnOnce(&mut Cx<'_>) -> R) -> R {
         if self.options.poll {
             self.begun = self.clock();
         }
-        self.take_fresh();
+        self.take_progress();
         let inbox = self.cluster.inbox(self.id);
-        if inbox.has_mail() {
+        if inbox.has_messages() {
             // Bounded by what is there now: a sender that never stops must not stop the core.
             for _ in 0..1024 {
                 match inbox.take() {
-                    Some(Mail::Command(device, command)) => {
+                    Some(CoreMessage::Command(device, command)) => {
                         self.state.ports().deliver(device, &command);
                     }
-                    Some(Mail::Ring(id)) => self.state.ports().ring(id),
+                    Some(CoreMessage::Ring(id)) => self.state.ports().wake_up(id),
                     Some(mail) => self.other.push(mail),
                     None => break,
                 }
@@ -234,10 +236,10 @@ impl LocalCore {
         let mut cx = self.state.cx_by(self.time.now);
         let r = f(&mut cx);
         if !self.serves {
-            match &self.outside {
-                Outside::Ring(ring, _) => self.aside.turn(&mut self.other, ring, &mut cx),
+            match &self.wake_source {
+                WakeSource::Ring(ring, _) => self.library_tasks.turn(&mut self.other, ring, &mut cx),
                 // Who started a task is told that it is gone.
-                Outside::Bell(..) => self.other.clear(),
+                WakeSource::EventFd(..) => self.other.clear(),
             }
         }
         self.wake = cx.wake();
@@ -245,8 +247,8 @@ impl LocalCore {
     }
 
     /// Sends off and takes in what the ring has, without waiting.
-    pub(crate) fn exchange(&mut self) {
-        if let Outside::Ring(ring, bell) = &mut self.outside
+    pub(crate) fn submit_and_reap(&mut self) {
+        if let WakeSource::Ring(ring, bell) = &mut self.wake_source
             && ring.has_work()
         {
             ring.enter();
@@ -257,55 +259,57 @@ impl LocalCore {
     /// The thread is no core any more, and its place may be another's. Its lanes are closed
     /// already.
     pub fn detach(self) {
-        self.leave();
+        self.stop_receiving();
     }
 
     /// This core reads no letters any more.
-    pub(crate) fn leave(&self) {
-        self.cluster.inbox(self.id).leave();
+    pub(crate) fn stop_receiving(&self) {
+        self.cluster.inbox(self.id).stop_receiving();
     }
 
     /// True when something happened that is a reason for another turn.
-    fn roused(&self) -> bool {
-        self.ring().is_some_and(Ring::has_completions) || self.cluster.inbox(self.id).has_mail()
+    fn has_wakeup(&self) -> bool {
+        self.ring().is_some_and(Ring::has_completions) || self.cluster.inbox(self.id).has_messages()
     }
 
     /// Waits for a reason to take another turn: a completion in the ring, a command, or the
     /// earliest time that a lane asked for in the last turn. Spins first where that makes the wait
     /// shorter, then sleeps. Afterwards every lane must be polled once.
     pub fn park(&mut self) {
-        if self.lies_down() {
+        if self.prepare_sleep() {
             let timeout =
                 (self.wake != Nanos::NEVER).then(|| Duration::from_nanos(self.wake.since(self.clock()).0));
             self.wait(timeout);
-            self.gets_up();
+            self.finish_sleep();
         }
     }
 
     /// What comes before the sleep of [`LocalCore::park`]. False when there is none.
-    pub(crate) fn lies_down(&mut self) -> bool {
-        if self.take_fresh() {
-            self.exchange();
+    pub(crate) fn prepare_sleep(&mut self) -> bool {
+        if self.take_progress() {
+            self.submit_and_reap();
             return false;
         }
-        if self.ring().is_some_and(Ring::is_awaited) {
-            self.exchange();
-            if self.take_fresh() {
+        if self.ring().is_some_and(Ring::has_waiter) {
+            self.submit_and_reap();
+            if self.take_progress() {
                 return false;
             }
         }
         let begin = self.clock();
-        if self.options.poll && !self.roused() {
+        if self.options.poll && !self.has_wakeup() {
             // The turn that is over found nothing to do.
-            self.has_spun(self.begun, begin);
+            self.add_spin_time(self.begun, begin);
         }
-        if self.options.poll || self.wake <= begin || self.roused() {
+        if self.options.poll || self.wake <= begin || self.has_wakeup() {
             std::hint::spin_loop();
-            self.exchange();
+            self.submit_and_reap();
             return false;
         }
         self.parked = begin;
-        if (self.spin.length() == 0 || !self.spins(begin)) && self.cluster.inbox(self.id).try_sleep() {
+        if (self.spin.length() == 0 || !self.spin_until_event(begin))
+            && self.cluster.inbox(self.id).try_sleep()
+        {
             return true;
         }
         self.spin.waited(begin, self.clock());
@@ -313,9 +317,9 @@ impl LocalCore {
     }
 
     /// What comes behind it.
-    pub(crate) fn gets_up(&mut self) {
-        self.cluster.inbox(self.id).awake();
-        if let Outside::Ring(_, bell) = &mut self.outside {
+    pub(crate) fn finish_sleep(&mut self) {
+        self.cluster.inbox(self.id).set_awake();
+        if let WakeSource::Ring(_, bell) = &mut self.wake_source {
             bell.rearm();
         }
         self.spin.waited(self.parked, self.clock());
@@ -328,15 +332,15 @@ impl LocalCore {
 
     /// A thread that is not on a CPU does not spin: what took longer than the longest spin counts
     /// as that.
-    fn has_spun(&mut self, begin: Nanos, end: Nanos) {
+    fn add_spin_time(&mut self, begin: Nanos, end: Nanos) {
         let most = self.options.spin_max.as_nanos() as u64;
         self.spun = self.spun + Nanos(end.since(begin).0.min(most));
     }
 
     /// Spins for a while from `begin` on. True when there is a reason for another turn.
-    fn spins(&mut self, begin: Nanos) -> bool {
-        self.exchange();
-        if self.take_fresh() {
+    fn spin_until_event(&mut self, begin: Nanos) -> bool {
+        self.submit_and_reap();
+        if self.take_progress() {
             return true;
         }
         loop {
@@ -344,13 +348,13 @@ impl LocalCore {
                 std::hint::spin_loop();
             }
             let now = self.clock();
-            if self.roused() || now >= self.wake {
-                self.has_spun(begin, now);
-                self.exchange();
+            if self.has_wakeup() || now >= self.wake {
+                self.add_spin_time(begin, now);
+                self.submit_and_reap();
                 return true;
             }
             if now.since(begin).0 >= self.spin.length() {
-                self.has_spun(begin, now);
+                self.add_spin_time(begin, now);
                 return false;
             }
         }
@@ -358,9 +362,9 @@ impl LocalCore {
 
     /// Sleeps until something happens outside, or `timeout` is over.
     fn wait(&mut self, timeout: Option<Duration>) {
-        match &self.outside {
-            Outside::Ring(ring, _) => ring.wait(timeout),
-            Outside::Bell(bell, _) => {
+        match &self.wake_source {
+            WakeSource::Ring(ring, _) => ring.wait(timeout),
+            WakeSource::EventFd(bell, _) => {
                 let timeout = timeout
                     .map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: t.subsec_nanos().into() });
                 let rung = poll(&mut [PollFd::new(bell, PollFlags::IN)], timeout.as_ref());
@@ -375,21 +379,21 @@ impl LocalCore {
 
 /// The clocks of a core.
 #[derive(Clone, Copy, Debug)]
-pub struct Time {
+pub struct CoreClock {
     /// The time, the same on all cores of a process. It never goes back.
     pub now: fn() -> Nanos,
     /// The CPU time that the calling thread has spent.
     pub spent: fn() -> Nanos,
 }
 
-impl Time {
+impl CoreClock {
     /// The system's.
-    pub(crate) const SYSTEM: Time = Time { now: clock, spent };
+    pub(crate) const SYSTEM: CoreClock = CoreClock { now: clock, spent };
 }
 
-impl Default for Time {
-    fn default() -> Time {
-        Time::SYSTEM
+impl Default for CoreClock {
+    fn default() -> CoreClock {
+        CoreClock::SYSTEM
     }
 }
 

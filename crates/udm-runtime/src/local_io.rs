@@ -1,39 +1,39 @@
 //! Control-side I/O where the thread that loads a table is a core itself.
 
-use crate::{Cluster, CoreOptions, LocalCore};
+use crate::{CoreOptions, CoreSet, LocalCore};
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
-use udm_core::control_io::Answer;
-use udm_core::{Batch, Busy, ControlIo, CoreId, Device, Errand, Nanos, OpenError, errno};
+use udm_core::control_io::RunResult;
+use udm_core::{Batch, ControlIo, ControlTransfer, CoreId, Device, Nanos, OpenError, OwnWork, errno};
 
 /// How long a run may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+const RUN_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Control-side I/O on the calling thread's core, which takes turns meanwhile. Other lanes that it
 /// has open are told of letters, and not polled.
-pub struct LocalIo<'a> {
+pub struct LocalControlIo<'a> {
     core: RefCell<&'a mut LocalCore>,
-    patience: Duration,
+    timeout: Duration,
 }
 
-impl<'a> LocalIo<'a> {
-    /// On `core`. A run may take as long as `patience`.
+impl<'a> LocalControlIo<'a> {
+    /// On `core`. A run may take as long as `timeout`.
     #[must_use]
-    pub fn new(core: &'a mut LocalCore, patience: Duration) -> LocalIo<'a> {
-        LocalIo { core: RefCell::new(core), patience }
+    pub fn new(core: &'a mut LocalCore, timeout: Duration) -> LocalControlIo<'a> {
+        LocalControlIo { core: RefCell::new(core), timeout }
     }
 }
 
-impl ControlIo for LocalIo<'_> {
-    fn run(&self, device: &Arc<dyn Device>, bios: Batch) -> Answer {
+impl ControlIo for LocalControlIo<'_> {
+    fn run(&self, device: &Arc<dyn Device>, bios: Batch) -> RunResult {
         let mut core = self.core.borrow_mut();
-        let mut errand = Errand::new(&**device, bios);
+        let mut errand = ControlTransfer::new(&**device, bios);
         let mut lane = core.open(&**device)?;
         let (mut batch, mut done) = (Batch::new(), Batch::new());
-        let patience = Nanos(u64::try_from(self.patience.as_nanos()).unwrap_or(u64::MAX));
-        let until = core.clock() + patience;
-        while !errand.is_over() || lane.busy() == Busy::Owed {
+        let timeout = Nanos(u64::try_from(self.timeout.as_nanos()).unwrap_or(u64::MAX));
+        let until = core.clock() + timeout;
+        while !errand.is_over() || lane.busy() == OwnWork::Required {
             while let Some(mut bio) = errand.next() {
                 bio.start();
                 batch.push(bio);
@@ -50,11 +50,15 @@ impl ControlIo for LocalIo<'_> {
             } else if done.is_empty() {
                 // What is in flight stays where it is.
                 Box::leak(lane);
-                return if errand.is_over() { Ok(errand.finish()) } else { Err(Errand::no_answer()) };
+                return if errand.is_over() {
+                    Ok(errand.finish())
+                } else {
+                    Err(ControlTransfer::timeout_error())
+                };
             }
             for mut bio in done.drain(..) {
                 bio.finish();
-                errand.bring(bio);
+                errand.add_completed(bio);
             }
         }
         Ok(errand.finish())
@@ -64,15 +68,15 @@ impl ControlIo for LocalIo<'_> {
 /// Control-side I/O on a core that is there for each run alone: for those who make tables before
 /// there is any core. Letters to the lanes of other cores do not reach it.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct PrivateIo;
+pub struct TemporaryCoreIo;
 
-impl ControlIo for PrivateIo {
-    fn run(&self, device: &Arc<dyn Device>, bios: Batch) -> Answer {
+impl ControlIo for TemporaryCoreIo {
+    fn run(&self, device: &Arc<dyn Device>, bios: Batch) -> RunResult {
         let options = CoreOptions { ring_optional: true, ..CoreOptions::default() };
-        let attached = Cluster::new(1).and_then(|cluster| LocalCore::attach(&cluster, CoreId(0), options));
+        let attached = CoreSet::new(1).and_then(|cluster| LocalCore::attach(&cluster, CoreId(0), options));
         let mut core = attached
             .map_err(|e| OpenError::new(e.raw_os_error().unwrap_or(errno::EIO), format!("a core: {e}")))?;
-        let done = LocalIo::new(&mut core, PATIENCE).run(device, bios);
+        let done = LocalControlIo::new(&mut core, RUN_TIMEOUT).run(device, bios);
         if done.is_err() {
             // Something may be in flight in its ring.
             Box::leak(Box::new(core));

@@ -6,18 +6,18 @@
 //! operations finished, a lane is polled while something is in flight on it, and once for each turn
 //! that brought mail for it.
 
-use crate::UnderWay;
-use crate::cluster::Mail;
-use crate::devices::Devices;
-use crate::front_end::{FRONT, FrontCx, FrontEnd, Locals};
-use crate::local::{LocalCore, Time};
+use crate::InFlightReport;
+use crate::core_lanes::CoreLanes;
+use crate::core_set::CoreMessage;
+use crate::front_end::{CoreLocals, FRONT, FrontCx, FrontEnd};
+use crate::local::{CoreClock, LocalCore};
 use crate::ring::RingUser;
 use crate::subscriptions::Subscriptions;
 use slab::Slab;
 use std::any::Any;
-use udm_core::{Batch, Busy, Cx, DeviceId, Nanos, OwnerId, Visit};
+use udm_core::{Batch, Cx, DeviceId, Nanos, OwnWork, OwnerId, WakeTarget};
 
-struct Attached {
+struct AttachedFrontEnd {
     /// Out while it is being called.
     front: Option<Box<dyn FrontEnd>>,
     /// Nobody waits for it.
@@ -33,34 +33,34 @@ struct Attached {
 /// A core that serves front ends.
 pub(crate) struct Reactor {
     core: LocalCore,
-    inner: Inner,
+    inner: ReactorState,
     /// The last turn left something for the ring to the next.
     held_back: bool,
 }
 
 /// What comes behind a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Round {
+pub(crate) enum NextStep {
     /// Another, at once.
-    Again,
+    RunAgain,
     /// Nothing moved: the core may sleep.
     Rest,
     /// The core leaves.
-    Over,
+    Exited,
 }
 
 /// What a core does for others in library mode, where its thread drives its own lanes: the tasks of
 /// the control side.
 #[derive(Default)]
-pub(crate) struct Aside(Option<Box<Inner>>);
+pub(crate) struct LibraryTasks(Option<Box<ReactorState>>);
 
-impl Aside {
+impl LibraryTasks {
     /// One turn, with the letters that came. Costs a test where there is nothing to do.
-    pub(crate) fn turn(&mut self, mail: &mut Vec<Mail>, ring: &crate::Ring, cx: &mut Cx<'_>) {
+    pub(crate) fn turn(&mut self, mail: &mut Vec<CoreMessage>, ring: &crate::Ring, cx: &mut Cx<'_>) {
         if self.0.is_none() && mail.is_empty() {
             return;
         }
-        let inner = self.0.get_or_insert_with(|| Box::new(Inner::new()));
+        let inner = self.0.get_or_insert_with(|| Box::new(ReactorState::new()));
         ring.take_ready(&mut inner.ready);
         // A turn in which something moved is followed by another.
         if inner.turn(std::mem::take(mail), ring, cx) {
@@ -71,7 +71,7 @@ impl Aside {
     }
 }
 
-impl Drop for Aside {
+impl Drop for LibraryTasks {
     fn drop(&mut self) {
         // What is in flight can't be taken apart.
         if let Some(inner) = self.0.take_if(|inner| inner.devices.has_in_flight()) {
@@ -81,26 +81,26 @@ impl Drop for Aside {
 }
 
 #[derive(Default)]
-struct Inner {
-    devices: Devices,
-    fronts: Slab<Attached>,
+struct ReactorState {
+    devices: CoreLanes,
+    fronts: Slab<AttachedFrontEnd>,
     /// Who has something from the ring.
-    ready: Vec<Visit>,
+    ready: Vec<WakeTarget>,
     done: Batch,
     /// Front ends with bios to complete.
     touched: Vec<usize>,
     /// Front ends that are to be gathered in the next turn.
-    roused: Vec<usize>,
-    roused_all: bool,
+    scheduled: Vec<usize>,
+    all_scheduled: bool,
     /// A list for the same, while they are.
-    rousing: Vec<usize>,
+    running: Vec<usize>,
     /// What front ends share.
-    locals: Locals,
+    locals: CoreLocals,
     topics: Subscriptions,
     /// A list of listeners, while they are called.
     listeners: Vec<usize>,
     /// The clocks of the core, and how long it has spun.
-    time: Time,
+    time: CoreClock,
     spun: Nanos,
     /// The earliest time that a front end asked for.
     wake: Nanos,
@@ -113,57 +113,57 @@ struct Inner {
 impl Reactor {
     pub(crate) fn new(mut core: LocalCore) -> Reactor {
         core.serve();
-        let inner = Inner { time: core.time(), ..Inner::new() };
+        let inner = ReactorState { time: core.time(), ..ReactorState::new() };
         Reactor { core, inner, held_back: false }
     }
 
     /// Serves until it is told to stop.
     pub(crate) fn run(mut self) {
         loop {
-            match self.round() {
-                Round::Again => {}
-                Round::Rest => self.core.park(),
-                Round::Over => return self.leave(),
+            match self.step() {
+                NextStep::RunAgain => {}
+                NextStep::Rest => self.core.park(),
+                NextStep::Exited => return self.stop_receiving(),
             }
         }
     }
 
     /// A turn, and what goes out behind it.
-    pub(crate) fn round(&mut self) -> Round {
+    pub(crate) fn step(&mut self) -> NextStep {
         let ring = self.core.ring().expect("a reactor's core has one").clone();
         let inner = &mut self.inner;
         ring.take_ready(&mut inner.ready);
         let mail = std::mem::take(&mut self.core.other);
         inner.spun = self.core.spun();
-        let moved = self.core.quiet_turn(|cx| inner.turn(mail, &ring, cx));
+        let moved = self.core.turn_without_enter(|cx| inner.turn(mail, &ring, cx));
         // Letters that came in this turn are read in the next, at once.
         if !self.core.other.is_empty() {
-            self.core.exchange();
-            return Round::Again;
+            self.core.submit_and_reap();
+            return NextStep::RunAgain;
         }
         if let Some(until) = self.inner.stopping
             && (self.inner.is_idle() || until <= self.core.clock())
         {
-            return Round::Over;
+            return NextStep::Exited;
         }
         // A turn in which something moved is mostly followed by one that finds nothing to do, and
         // parks: that submits and waits in one system call. So what a turn has for the ring may
         // wait for the next turn, and no longer.
         self.held_back = moved && !self.held_back;
         if !moved {
-            return Round::Rest;
+            return NextStep::Rest;
         }
         if !self.held_back {
-            self.core.exchange();
+            self.core.submit_and_reap();
         }
-        Round::Again
+        NextStep::RunAgain
     }
 
     /// The core leaves. What is under way stays where it is: its memory is the kernel's, or its
     /// lane's, until the program is gone.
-    pub(crate) fn leave(self) {
+    pub(crate) fn stop_receiving(self) {
         if self.inner.is_idle() && self.inner.fronts.is_empty() {
-            self.core.leave();
+            self.core.stop_receiving();
         } else {
             // The background has something in flight, or time is over.
             Box::leak(Box::new(self));
@@ -176,50 +176,53 @@ impl Reactor {
     }
 }
 
-impl Inner {
-    fn new() -> Inner {
-        Inner { wake: Nanos::NEVER, ..Inner::default() }
+impl ReactorState {
+    fn new() -> ReactorState {
+        ReactorState { wake: Nanos::NEVER, ..ReactorState::default() }
     }
 
     /// One turn; true when something moved.
-    fn turn(&mut self, mail: Vec<Mail>, ring: &crate::Ring, cx: &mut Cx<'_>) -> bool {
+    fn turn(&mut self, mail: Vec<CoreMessage>, ring: &crate::Ring, cx: &mut Cx<'_>) -> bool {
         let mut moved = !self.ready.is_empty() || !mail.is_empty();
         for mail in mail {
             match mail {
-                Mail::Attach(make) => self.attach(make(), ring.user(), cx),
-                Mail::Letter(device, letter) => self.letter(device, &*letter, cx),
-                Mail::End => self.end(cx),
-                Mail::Stop(limit) => {
+                CoreMessage::Attach(make) => self.attach(make(), ring.user(), cx),
+                CoreMessage::Message(device, message) => self.message(device, &*message, cx),
+                CoreMessage::End => self.end(cx),
+                CoreMessage::Stop(limit) => {
                     self.end(cx);
                     self.stopping.get_or_insert(cx.now() + limit);
                     self.wake = self.wake.min(cx.now() + limit);
                 }
-                Mail::Report(to) => {
-                    let mut report = UnderWay { front_ends: self.awaited(), ..UnderWay::default() };
+                CoreMessage::Report(to) => {
+                    let mut report =
+                        InFlightReport { front_ends: self.awaited(), ..InFlightReport::default() };
                     self.devices.report(&mut report);
                     // Who asked may have given up.
                     let _ = to.try_send(report);
                 }
-                Mail::Command(..) | Mail::Ring(_) => unreachable!("the core itself delivers these"),
+                CoreMessage::Command(..) | CoreMessage::Ring(_) => {
+                    unreachable!("the core itself delivers these")
+                }
             }
         }
-        while let Some(visit) = cx.take_marked() {
+        while let Some(visit) = cx.take_woken() {
             moved = true;
             self.visit(visit, cx);
         }
         while let Some(visit) = self.ready.pop() {
             self.visit(visit, cx);
         }
-        std::mem::swap(&mut self.roused, &mut self.rousing);
-        if std::mem::take(&mut self.roused_all) {
-            self.rousing.clear();
-            self.rousing.extend(self.fronts.iter().map(|(key, _)| key));
+        std::mem::swap(&mut self.scheduled, &mut self.running);
+        if std::mem::take(&mut self.all_scheduled) {
+            self.running.clear();
+            self.running.extend(self.fronts.iter().map(|(key, _)| key));
         }
-        for i in 0..self.rousing.len() {
+        for i in 0..self.running.len() {
             moved = true;
-            self.call(self.rousing[i], cx, |front, _, fcx| front.gather(fcx));
+            self.call(self.running[i], cx, |front, _, fcx| front.gather(fcx));
         }
-        self.rousing.clear();
+        self.running.clear();
         if self.wake != Nanos::NEVER && self.wake <= cx.now() {
             moved = true;
             self.wake_due(cx);
@@ -229,14 +232,14 @@ impl Inner {
         if self.wake != Nanos::NEVER {
             cx.wake_at(self.wake);
         }
-        if !self.roused.is_empty() || self.roused_all {
+        if !self.scheduled.is_empty() || self.all_scheduled {
             cx.wake_now();
         }
         moved
     }
 
     /// Has a lane polled in this turn, or calls a front end.
-    fn visit(&mut self, visit: Visit, cx: &mut Cx<'_>) {
+    fn visit(&mut self, visit: WakeTarget, cx: &mut Cx<'_>) {
         match visit.0 & FRONT {
             0 => self.devices.visit(visit),
             _ => self.call((visit.0 & !FRONT) as usize, cx, |front, _, fcx| front.gather(fcx)),
@@ -244,8 +247,8 @@ impl Inner {
     }
 
     fn attach(&mut self, front: Box<dyn FrontEnd>, user: RingUser, cx: &mut Cx<'_>) {
-        let background = front.busy() < Busy::Owed;
-        let attached = Attached {
+        let background = front.busy() < OwnWork::Required;
+        let attached = AttachedFrontEnd {
             front: Some(front),
             background,
             user,
@@ -255,7 +258,7 @@ impl Inner {
             topics: Vec::new(),
         };
         let key = self.fronts.insert(attached);
-        self.fronts[key].user.set_visit(Some(Visit(FRONT | key as u32)));
+        self.fronts[key].user.set_wake_target(Some(WakeTarget(FRONT | key as u32)));
         self.call(key, cx, |front, _, fcx| front.gather(fcx));
         if self.ending {
             self.call(key, cx, |front, _, fcx| front.stop(fcx));
@@ -273,12 +276,12 @@ impl Inner {
         }
     }
 
-    fn letter(&mut self, device: DeviceId, letter: &(dyn Any + Send), cx: &mut Cx<'_>) {
+    fn message(&mut self, device: DeviceId, message: &(dyn Any + Send), cx: &mut Cx<'_>) {
         // Those who listen when it comes.
         let mut keys = std::mem::take(&mut self.listeners);
         keys.extend_from_slice(self.topics.listeners(device));
         for key in keys.drain(..) {
-            self.call(key, cx, |front, _, fcx| front.letter(letter, fcx));
+            self.call(key, cx, |front, _, fcx| front.message(message, fcx));
         }
         self.listeners = keys;
     }
@@ -331,7 +334,7 @@ impl Inner {
         let Some(attached) = self.fronts.get_mut(key) else { return };
         let mut front = attached.front.take().expect("front ends do not call each other");
         let mut done = std::mem::take(&mut attached.done);
-        cx.visit(Some(Visit(FRONT | key as u32)));
+        cx.visit(Some(WakeTarget(FRONT | key as u32)));
         let mut fcx = FrontCx {
             background: attached.background,
             cx,
@@ -340,8 +343,8 @@ impl Inner {
             owner: OwnerId(FRONT | key as u32),
             in_flight: &mut attached.in_flight,
             wake: &mut attached.wake,
-            roused: &mut self.roused,
-            roused_all: &mut self.roused_all,
+            scheduled: &mut self.scheduled,
+            all_scheduled: &mut self.all_scheduled,
             locals: &mut self.locals,
             spent: self.time.spent,
             spun: self.spun,

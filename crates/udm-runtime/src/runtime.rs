@@ -1,6 +1,6 @@
 //! The threads of a program that are cores, from their start to their end.
 
-use crate::cluster::{Cluster, Mail};
+use crate::core_set::{CoreMessage, CoreSet};
 use crate::front_end::FrontEnd;
 use crate::local::{CoreOptions, LocalCore};
 use crate::reactor::Reactor;
@@ -23,7 +23,7 @@ pub struct RuntimeOptions {
 
 /// Core threads that serve front ends.
 pub struct Runtime {
-    cluster: Arc<Cluster>,
+    cluster: Arc<CoreSet>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -36,7 +36,7 @@ impl Runtime {
     /// # Errors
     /// When a core can't be had (no io_uring, no such CPU); none is left running then.
     pub fn start(options: &RuntimeOptions) -> io::Result<Runtime> {
-        let cluster = Cluster::new(options.cpus.len())?;
+        let cluster = CoreSet::new(options.cpus.len())?;
         let mut runtime = Runtime { cluster: cluster.clone(), threads: Vec::new() };
         for (i, cpu) in options.cpus.iter().copied().enumerate() {
             let id = CoreId(i as u16);
@@ -68,7 +68,7 @@ impl Runtime {
 
     /// The cores, for those that send them commands.
     #[must_use]
-    pub fn cluster(&self) -> &Arc<Cluster> {
+    pub fn cluster(&self) -> &Arc<CoreSet> {
         &self.cluster
     }
 
@@ -98,17 +98,17 @@ impl Runtime {
     /// As [`Runtime::stop`], for those who do the waiting themselves. After `limit` a core leaves
     /// what is still in flight unanswered, and its memory where it is.
     #[must_use = "it says when the threads are over"]
-    pub fn stop_within(self, limit: Duration) -> Stopping {
+    pub fn stop_within(self, limit: Duration) -> ShutdownHandle {
         let limit = Nanos(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX / 2));
         self.cluster.stop(limit);
-        Stopping(self.threads)
+        ShutdownHandle(self.threads)
     }
 }
 
 /// Cores on their way out. Dropping it waits for nobody.
-pub struct Stopping(Vec<JoinHandle<()>>);
+pub struct ShutdownHandle(Vec<JoinHandle<()>>);
 
-impl Stopping {
+impl ShutdownHandle {
     /// True when all threads are over. One that sits in the kernel with a disk that hangs is not.
     #[must_use]
     pub fn is_over(&self) -> bool {
@@ -116,24 +116,24 @@ impl Stopping {
     }
 }
 
-impl Cluster {
+impl CoreSet {
     /// As [`Runtime::attach`], for those that hold the cluster only, such as a listener.
     pub fn attach(&self, core: CoreId, make: Box<dyn FnOnce() -> Box<dyn FrontEnd> + Send>) {
-        self.post(core, Mail::Attach(make));
+        self.send(core, CoreMessage::Attach(make));
     }
 
     /// As [`Runtime::end`].
     pub fn end(&self) {
-        self.post_all(|| Mail::End);
+        self.send_to_all(|| CoreMessage::End);
     }
 
     /// As [`Runtime::stop_within`], for those who know when the cores are over.
     pub fn stop(&self, limit: Nanos) {
-        self.post_all(|| Mail::Stop(limit));
+        self.send_to_all(|| CoreMessage::Stop(limit));
     }
 
-    fn post_all(&self, mail: impl Fn() -> Mail) {
-        (0..self.len()).for_each(|core| self.post(CoreId(core as u16), mail()));
+    fn send_to_all(&self, mail: impl Fn() -> CoreMessage) {
+        (0..self.len()).for_each(|core| self.send(CoreId(core as u16), mail()));
     }
 }
 

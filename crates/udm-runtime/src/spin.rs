@@ -12,31 +12,31 @@ use udm_core::Nanos;
 const TRIAL: u32 = 128;
 
 /// Waits between trials.
-const REST: u32 = 4096;
+const TRIAL_PAUSE: u32 = 4096;
 
 /// A core that has waited so often tries for the first time.
 const FIRST: u32 = 256;
 
 /// How far a trial has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum TrialStage {
     /// None is under way.
-    Rest,
+    Idle,
     /// The way that is in use is timed.
-    Own,
+    Current,
     /// The other one is, which took this long in all.
-    Other { own: u64 },
+    Alternative { own: u64 },
 }
 
 /// See the module's documentation.
 #[derive(Debug)]
-pub(crate) struct Spin {
+pub(crate) struct SpinPolicy {
     /// The longest in ns.
     max: u64,
     /// The next in ns, when the core spins.
     length: u64,
     spins: bool,
-    stage: Stage,
+    stage: TrialStage,
     /// Waits until the stage ends, and what its rounds took.
     left: u32,
     spent: u64,
@@ -44,10 +44,18 @@ pub(crate) struct Spin {
     last: Nanos,
 }
 
-impl Spin {
+impl SpinPolicy {
     /// Spins of `max` ns at the most; 0 for none.
-    pub(crate) fn new(max: u64) -> Spin {
-        Spin { max, length: 0, spins: false, stage: Stage::Rest, left: FIRST, spent: 0, last: Nanos(0) }
+    pub(crate) fn new(max: u64) -> SpinPolicy {
+        SpinPolicy {
+            max,
+            length: 0,
+            spins: false,
+            stage: TrialStage::Idle,
+            left: FIRST,
+            spent: 0,
+            last: Nanos(0),
+        }
     }
 
     /// How long to spin now, in ns.
@@ -73,25 +81,25 @@ impl Spin {
         self.last = end;
         self.left -= 1;
         if self.left == 0 {
-            self.turn_over();
+            self.next_stage();
         }
     }
 
-    fn turn_over(&mut self) {
+    fn next_stage(&mut self) {
         let spent = std::mem::take(&mut self.spent);
         (self.stage, self.left) = match self.stage {
-            Stage::Rest if self.max == 0 => (Stage::Rest, REST),
-            Stage::Rest => (Stage::Own, TRIAL),
-            Stage::Own => {
+            TrialStage::Idle if self.max == 0 => (TrialStage::Idle, TRIAL_PAUSE),
+            TrialStage::Idle => (TrialStage::Current, TRIAL),
+            TrialStage::Current => {
                 self.spins = !self.spins;
                 self.length = self.max;
-                (Stage::Other { own: spent }, TRIAL)
+                (TrialStage::Alternative { own: spent }, TRIAL)
             }
-            Stage::Other { own } => {
+            TrialStage::Alternative { own } => {
                 let (spun, slept) = if self.spins { (spent, own) } else { (own, spent) };
                 // A fifth, at the least: it is a whole CPU that is spent.
                 self.spins = spun < slept - slept / 5;
-                (Stage::Rest, REST)
+                (TrialStage::Idle, TRIAL_PAUSE)
             }
         };
     }
@@ -106,22 +114,22 @@ mod tests {
     /// Waits until two trials are over, with rounds that take so long when the core spins and when
     /// it sleeps; says in how many of the waits since it spun.
     fn settle(spun: u64, slept: u64) -> usize {
-        let mut spin = Spin::new(MAX);
+        let mut spin = SpinPolicy::new(MAX);
         let mut now = Nanos(1_000_000_000);
         let mut n = 0;
-        for wait in 0..3 * (REST + 2 * TRIAL) {
+        for wait in 0..3 * (TRIAL_PAUSE + 2 * TRIAL) {
             let spins = spin.length() > 0;
             let begin = now + Nanos(1000);
             now = now + Nanos(if spins { spun } else { slept });
             spin.waited(begin, now);
-            n += usize::from(spins && wait > FIRST + REST + 4 * TRIAL);
+            n += usize::from(spins && wait > FIRST + TRIAL_PAUSE + 4 * TRIAL);
         }
         n
     }
 
     #[test]
     fn the_shorter_way_is_taken() {
-        let all = (2 * REST - FIRST) as usize;
+        let all = (2 * TRIAL_PAUSE - FIRST) as usize;
         assert!(settle(10_000, 20_000) > all - 2 * TRIAL as usize, "spinning pays");
         assert!(settle(20_000, 10_000) <= 2 * TRIAL as usize, "it does not: it is only tried");
         assert!(settle(8_500, 10_000) <= 2 * TRIAL as usize, "it is hardly worth a CPU");
@@ -130,7 +138,7 @@ mod tests {
 
     #[test]
     fn none_is_none() {
-        let mut spin = Spin::new(0);
+        let mut spin = SpinPolicy::new(0);
         for i in 0..20_000 {
             spin.waited(Nanos(i * 10_000), Nanos(i * 10_000 + 5_000));
             assert_eq!(spin.length(), 0);

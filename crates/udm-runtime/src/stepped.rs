@@ -1,10 +1,10 @@
 //! A core that serves front ends in a world that is made up: the same turns, taken one by one when
 //! the world says so.
 
-use crate::Cluster;
-use crate::local::{LocalCore, Time};
-use crate::reactor::{Reactor, Round};
-use crate::ring::MadeKernel;
+use crate::CoreSet;
+use crate::local::{CoreClock, LocalCore};
+use crate::reactor::{NextStep, Reactor};
+use crate::ring::SimulatedKernel;
 use std::sync::Arc;
 use udm_core::{CoreId, Nanos};
 
@@ -16,7 +16,7 @@ pub enum Rest {
     /// It sleeps: it is to be stepped when its kernel has finished something, or at this time.
     Until(Nanos),
     /// It has left.
-    Over,
+    Exited,
 }
 
 /// See the module's documentation.
@@ -27,35 +27,35 @@ pub struct SteppedCore {
 }
 
 impl SteppedCore {
-    /// Core `id` of `cluster`. What its ring is asked for `kernel` does; the submission queue has
+    /// Core `id` of `core_set`. What its ring is asked for `kernel` does; the submission queue has
     /// `room` entries.
     #[must_use]
     pub fn new(
-        cluster: &Arc<Cluster>,
+        cluster: &Arc<CoreSet>,
         id: CoreId,
-        kernel: Box<dyn MadeKernel>,
+        kernel: Box<dyn SimulatedKernel>,
         room: usize,
-        time: Time,
+        time: CoreClock,
     ) -> SteppedCore {
-        let core = LocalCore::made(cluster, id, kernel, room, time);
+        let core = LocalCore::simulated(cluster, id, kernel, room, time);
         SteppedCore { reactor: Some(Reactor::new(core)), asleep: false }
     }
 
     /// One turn, and what the core does behind it. A core that sleeps wakes up first.
     pub fn step(&mut self) -> Rest {
-        let Some(reactor) = &mut self.reactor else { return Rest::Over };
+        let Some(reactor) = &mut self.reactor else { return Rest::Exited };
         if std::mem::take(&mut self.asleep) {
             let core = reactor.core();
             if let Some(ring) = core.ring() {
                 ring.wait(None);
             }
-            core.gets_up();
+            core.finish_sleep();
         }
-        match reactor.round() {
-            Round::Again => Rest::None,
-            Round::Rest => {
+        match reactor.step() {
+            NextStep::RunAgain => Rest::None,
+            NextStep::Rest => {
                 let core = reactor.core();
-                self.asleep = core.lies_down();
+                self.asleep = core.prepare_sleep();
                 if !self.asleep {
                     return Rest::None;
                 }
@@ -64,11 +64,11 @@ impl SteppedCore {
                 }
                 Rest::Until(core.wake())
             }
-            Round::Over => {
+            NextStep::Exited => {
                 if let Some(reactor) = self.reactor.take() {
-                    reactor.leave();
+                    reactor.stop_receiving();
                 }
-                Rest::Over
+                Rest::Exited
             }
         }
     }

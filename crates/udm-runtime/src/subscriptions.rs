@@ -10,7 +10,7 @@ pub(crate) struct Subscriptions(HashMap<DeviceId, Vec<usize>>);
 
 impl Subscriptions {
     /// Front end `key` listens to `topic`, once however often it says so.
-    pub(crate) fn listen(&mut self, topic: DeviceId, key: usize, of_front: &mut Vec<DeviceId>) {
+    pub(crate) fn subscribe(&mut self, topic: DeviceId, key: usize, of_front: &mut Vec<DeviceId>) {
         if !of_front.contains(&topic) {
             of_front.push(topic);
             self.0.entry(topic).or_default().push(key);
@@ -18,7 +18,7 @@ impl Subscriptions {
     }
 
     /// It does no more.
-    pub(crate) fn unlisten(&mut self, topic: DeviceId, key: usize, of_front: &mut Vec<DeviceId>) {
+    pub(crate) fn unsubscribe(&mut self, topic: DeviceId, key: usize, of_front: &mut Vec<DeviceId>) {
         if let Some(at) = of_front.iter().position(|other| *other == topic) {
             of_front.swap_remove(at);
             self.remove(topic, key);
@@ -57,15 +57,15 @@ mod tests {
         let [a, b] = [DeviceId::new(), DeviceId::new()];
         let mut of: Vec<Vec<DeviceId>> = vec![Vec::new(); 3];
         for (topic, key) in [(a, 0), (a, 1), (b, 1), (b, 2), (a, 1)] {
-            topics.listen(topic, key, &mut of[key]);
+            topics.subscribe(topic, key, &mut of[key]);
         }
         assert_eq!((topics.listeners(a), topics.listeners(b)), (&[0, 1][..], &[1, 2][..]));
-        topics.unlisten(a, 0, &mut of[0]);
-        topics.unlisten(b, 0, &mut of[0]);
+        topics.unsubscribe(a, 0, &mut of[0]);
+        topics.unsubscribe(b, 0, &mut of[0]);
         assert_eq!((topics.listeners(a), topics.listeners(b)), (&[1][..], &[1, 2][..]));
         topics.forget(1, &of[1]);
         assert_eq!((topics.listeners(a), topics.listeners(b)), (&[][..], &[2][..]));
-        topics.unlisten(b, 2, &mut of[2]);
+        topics.unsubscribe(b, 2, &mut of[2]);
         assert!(topics.0.is_empty(), "nothing is kept of topics that nobody listens to");
     }
 }

@@ -10,31 +10,31 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
 use udm_core::{
-    Ack, Batch, Bio, BioPool, Buf, CoreId, Cores, Cx, Device, DeviceId, Drain, Lane, LaneCommand, Limits,
-    Nanos, OpenError, Port, Sectors, Segments,
+    Ack, Batch, Bio, BioPool, Buf, CoreId, Cores, Cx, Device, DeviceId, Drain, Lane, LaneCommand, LaneInbox,
+    Limits, Nanos, OpenError, Sectors, Segments,
 };
 use udm_runtime::{
-    Cluster, CoreOptions, DeviceSlot, Done, FrontCx, FrontEnd, LocalCore, RingOp, Runtime, RuntimeOptions,
+    CoreOptions, CoreSet, DeviceSlot, Done, FrontCx, FrontEnd, LocalCore, RingOp, Runtime, RuntimeOptions,
 };
 
 /// Finishes each bio 100 µs after it came; holds them while suspended.
-struct Late(DeviceId);
+struct DelayedDevice(DeviceId);
 
-struct LateLane {
+struct DelayedLane {
     queue: Vec<(Nanos, Box<Bio>)>,
-    port: Rc<Port>,
+    port: Rc<LaneInbox>,
     suspended: Option<Ack>,
     parked: bool,
 }
 
-impl Device for Late {
+impl Device for DelayedDevice {
     fn id(&self) -> DeviceId {
         self.0
     }
     fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        Ok(Box::new(LateLane {
+        Ok(Box::new(DelayedLane {
             queue: Vec::new(),
-            port: cx.open_port(self.0),
+            port: cx.open_inbox(self.0),
             suspended: None,
             parked: false,
         }))
@@ -44,7 +44,7 @@ impl Device for Late {
     }
 }
 
-impl LateLane {
+impl DelayedLane {
     fn mail(&mut self) {
         while let Some(command) = self.port.take() {
             match command {
@@ -60,7 +60,7 @@ impl LateLane {
     }
 }
 
-impl Lane for LateLane {
+impl Lane for DelayedLane {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         self.queue.extend(batch.drain(..).map(|b| (cx.now() + Nanos(100_000), b)));
     }
@@ -83,7 +83,7 @@ impl Lane for LateLane {
 }
 
 /// Sends back each byte that it gets, after a bio went through the device for it.
-struct Echo {
+struct EchoFrontEnd {
     fd: Arc<OwnedFd>,
     device: Arc<dyn Device>,
     slot: Option<DeviceSlot>,
@@ -94,13 +94,13 @@ struct Echo {
     closed: bool,
 }
 
-impl Echo {
+impl EchoFrontEnd {
     fn receive(&self, cx: &mut FrontCx<'_, '_>) {
         cx.push(0, RingOp::Recv { fd: self.fd.clone(), data: Buf::zeroed(64).into() });
     }
 }
 
-impl FrontEnd for Echo {
+impl FrontEnd for EchoFrontEnd {
     fn gather(&mut self, cx: &mut FrontCx<'_, '_>) {
         let Some(slot) = self.slot else {
             self.slot = Some(cx.open(&self.device).unwrap());
@@ -163,7 +163,7 @@ fn echo(runtime: &Runtime, core: u16, device: &Arc<dyn Device>) -> UnixStream {
     runtime.attach(
         CoreId(core),
         Box::new(move || {
-            Box::new(Echo {
+            Box::new(EchoFrontEnd {
                 fd: Arc::new(b),
                 device,
                 slot: None,
@@ -183,7 +183,7 @@ fn echo(runtime: &Runtime, core: u16, device: &Arc<dyn Device>) -> UnixStream {
 #[test]
 fn many_front_ends_on_two_cores() {
     let runtime = runtime(2);
-    let device: Arc<dyn Device> = Arc::new(Late(DeviceId::new()));
+    let device: Arc<dyn Device> = Arc::new(DelayedDevice(DeviceId::new()));
     let mut socks: Vec<_> = (0..20).map(|i| echo(&runtime, i % 2, &device)).collect();
     let mut byte = [0; 7];
     for _ in 0..50 {
@@ -202,7 +202,7 @@ fn many_front_ends_on_two_cores() {
 #[test]
 fn commands_reach_idle_and_busy_lanes() {
     let runtime = runtime(2);
-    let device: Arc<dyn Device> = Arc::new(Late(DeviceId::new()));
+    let device: Arc<dyn Device> = Arc::new(DelayedDevice(DeviceId::new()));
     let mut socks: Vec<_> = (0..2).map(|i| echo(&runtime, i, &device)).collect();
     let (tx, rx) = mpsc::channel();
     let ack = |what: &'static str| {
@@ -236,8 +236,8 @@ fn commands_reach_idle_and_busy_lanes() {
 
 #[test]
 fn a_local_core_sleeps_and_wakes() {
-    let cluster = Cluster::new(1).unwrap();
-    let device = Late(DeviceId::new());
+    let cluster = CoreSet::new(1).unwrap();
+    let device = DelayedDevice(DeviceId::new());
     let mut core = LocalCore::attach(&cluster, CoreId(0), CoreOptions::default()).unwrap();
     let mut lane = core.open(&device).unwrap();
     let (mut batch, mut done) = (Batch::new(), Batch::new());

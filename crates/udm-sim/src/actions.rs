@@ -9,7 +9,7 @@ use crate::plan::Disturbance;
 use crate::tables::LineKind;
 use crate::timers::TimedEvent;
 use crate::world::TargetWorld;
-use udm_core::{Busy, Nanos};
+use udm_core::{Nanos, OwnWork};
 
 /// How much later a device is resumed whose time comes while a table is loaded.
 const RESUME_PAUSE: Nanos = Nanos::from_millis(100);
@@ -247,7 +247,7 @@ impl TargetWorld {
             at = busy;
         }
         if self.machine.cores[c].open[at].in_flight > 0
-            || self.machine.cores[c].open[at].lane.busy() == Busy::Owed
+            || self.machine.cores[c].open[at].lane.busy() == OwnWork::Required
         {
             return Ok(());
         }

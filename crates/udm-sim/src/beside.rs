@@ -2,7 +2,7 @@
 //! of a store that can't say itself that it has lost something.
 
 use crate::environment::{SharedEnv, lock};
-use udm_core::{Grown, Nanos};
+use udm_core::{GrowCallback, Nanos};
 use udm_dm::InvalidStoreMark;
 
 /// Is told when a mark is kept.
@@ -21,7 +21,7 @@ pub struct HelperRequest {
 /// See [`HelperRequest`].
 pub enum HelperRequestKind {
     /// To become so many sectors long.
-    Grow(u64, Grown),
+    Grow(u64, GrowCallback),
     /// To keep its mark.
     Mark(MarkCallback),
 }

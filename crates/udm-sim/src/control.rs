@@ -23,8 +23,8 @@ use udm_dm::{
     mapped::{DeviceSetTransition, MappedDevice},
     table::Table,
 };
-use udm_wire::multipath_conf::{Failback, Grouping, Marginal, NoPathRetry, Prio, Settings};
-use udm_wire::table::Line;
+use udm_wire::multipath_conf::{Failback, Grouping, MarginalPolicy, MultipathSettings, NoPathRetry, Prio};
+use udm_wire::table::TableLine;
 
 /// Finds paths and devices by the words of [`crate::tables::LowerDevice`].
 pub(crate) struct DeviceResolver {
@@ -124,20 +124,20 @@ impl TargetWorld {
     }
 
     /// What is done for a device besides its requests.
-    fn settings(&mut self) -> Arc<Settings> {
+    fn settings(&mut self) -> Arc<MultipathSettings> {
         // What delay targets hold, through three of them, comes back in the quiet half of a sample:
         // a path that is late each time is held back for good.
         let sample_min = (6 * self.blueprint.delay_max).max(200);
         let control = &mut self.machine.control;
         let interval = control.between(50, 500);
         let after = Nanos::from_millis(control.between(1, 1000));
-        let marginal = Marginal {
+        let marginal = MarginalPolicy {
             double_failed_time: Nanos::from_millis(control.between(1, 5000)),
             err_sample_time: Nanos::from_millis(control.between(sample_min, 4000)),
             err_rate_threshold: 10,
             err_recheck_gap_time: Nanos::from_millis(control.between(1, 1000)),
         };
-        Arc::new(Settings {
+        Arc::new(MultipathSettings {
             polling_interval: Nanos::from_millis(interval),
             max_polling_interval: Nanos::from_millis(interval * control.pick(&[1, 4, 64])),
             checker_timeout: lock(&self.machine.env).check_timeout,
@@ -229,7 +229,7 @@ impl TargetWorld {
     }
 
     /// A table of `log_capture`, and whether something that it read or wrote has failed.
-    fn build(&mut self, lines: &[Line]) -> Result<(Result<Arc<Table>, TargetError>, bool), Violation> {
+    fn build(&mut self, lines: &[TableLine]) -> Result<(Result<Arc<Table>, TargetError>, bool), Violation> {
         let (mut names, cores) = (self.names(), self.blueprint.cores);
         self.acting = true;
         let io = SimControlIo::new(self);

@@ -9,8 +9,8 @@ use crate::turn::MachineWorld;
 use crate::world::TargetWorld;
 use std::cell::{Cell, RefCell};
 use std::sync::{Arc, Mutex, PoisonError};
-use udm_core::control_io::{Answer, Started};
-use udm_core::{Batch, ControlIo, Device, Errand, Nanos, OpenError, errno};
+use udm_core::control_io::{RunHandle, RunResult};
+use udm_core::{Batch, ControlIo, ControlTransfer, Device, Nanos, OpenError, errno};
 
 /// How long a run may take, on the world's clock.
 const PATIENCE: Nanos = Nanos::from_millis(30_000);
@@ -46,7 +46,7 @@ impl<'a, W: MachineWorld> SimControlIo<'a, W> {
         self.failed.get()
     }
 
-    fn wait(&self, told: &Mutex<Option<Answer>>) -> Answer {
+    fn wait(&self, told: &Mutex<Option<RunResult>>) -> RunResult {
         let mut world = self.world.borrow_mut();
         let machine = world.machine();
         let (from, first) = (lock(&machine.env).now, machine.step);
@@ -58,7 +58,7 @@ impl<'a, W: MachineWorld> SimControlIo<'a, W> {
             let machine = world.machine();
             let now = lock(&machine.env).now;
             if now.since(from) > PATIENCE || machine.step - first > STEPS_MAX {
-                break Err(Errand::no_answer());
+                break Err(ControlTransfer::timeout_error());
             }
             if let Err(wrong) = world.step() {
                 *self.wrong.borrow_mut() = Some(wrong);
@@ -73,12 +73,12 @@ impl<'a, W: MachineWorld> SimControlIo<'a, W> {
 }
 
 impl<W: MachineWorld> ControlIo for SimControlIo<'_, W> {
-    fn run(&self, device: &Arc<dyn Device>, bios: Batch) -> Answer {
+    fn run(&self, device: &Arc<dyn Device>, bios: Batch) -> RunResult {
         let told = Arc::new(Mutex::new(None));
         let tell = Arc::clone(&told);
         let tell = move |answer| *tell.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer);
         let inboxes: Arc<SimCores> = Arc::clone(&self.world.borrow_mut().machine().inboxes);
-        let started = Started::new(device, bios, tell, |task| inboxes.start_io(&**device, task));
+        let started = RunHandle::new(device, bios, tell, |task| inboxes.start_io(&**device, task));
         let answer = match &started {
             Ok(_) => self.wait(&told),
             Err(error) => Err(error.clone()),

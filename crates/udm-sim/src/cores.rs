@@ -3,7 +3,7 @@
 use crate::rng::{RngStream, SimRng};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
-use udm_core::{Ack, CoreId, Cores, Device, DeviceId, LaneCommand, MakeTask, Nanos, TaskHandle};
+use udm_core::{Ack, CoreId, Cores, Device, DeviceId, LaneCommand, Nanos, TaskFactory, TaskHandle};
 
 /// A command on its way.
 struct MessageInTransit {
@@ -19,7 +19,7 @@ pub enum CoreMessage {
     /// A bell was rung.
     Wake,
     /// A task is started, which listens there.
-    Start(MakeTask, TaskPurpose),
+    Start(TaskFactory, TaskPurpose),
     /// A task is to stop.
     Stop(Option<Ack>),
 }
@@ -160,13 +160,13 @@ impl Cores for SimCores {
         }
     }
 
-    fn ring(&self, core: CoreId, id: DeviceId) {
+    fn wake_up(&self, core: CoreId, id: DeviceId) {
         self.post().send(core.index(), id, CoreMessage::Wake);
     }
 
     /// On a core that chance picks. A table's tasks are started by the control side, those of lanes
     /// by the core that has its turn.
-    fn start(&self, make: MakeTask) -> TaskHandle {
+    fn start(&self, make: TaskFactory) -> TaskHandle {
         let by_lane = self.post().sender > 0;
         self.start_for(make, if by_lane { TaskPurpose::OwnerLane } else { TaskPurpose::PathCheck })
     }
@@ -174,12 +174,12 @@ impl Cores for SimCores {
 
 impl SimCores {
     /// Starts a task of the control side that has a lane of `device`, as a load does.
-    pub fn start_io(&self, device: &dyn Device, make: MakeTask) -> TaskHandle {
+    pub fn start_io(&self, device: &dyn Device, make: TaskFactory) -> TaskHandle {
         let mapped = device.stacked().is_some();
         self.start_for(make, if mapped { TaskPurpose::MappedTableLoad } else { TaskPurpose::TableLoad })
     }
 
-    fn start_for(&self, make: MakeTask, purpose: TaskPurpose) -> TaskHandle {
+    fn start_for(&self, make: TaskFactory, purpose: TaskPurpose) -> TaskHandle {
         let (topic, me) = (DeviceId::new(), self.me.clone());
         let mut post = self.post();
         let cores = post.inboxes.len() as u64;

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use udm_core::{Cx, Device as _, Lane, Limits, OpenError};
 use udm_dm::{mapped::DeviceSetTransition, mapped::MappedDevice, table::Table};
-use udm_wire::multipath_conf::Settings;
+use udm_wire::multipath_conf::MultipathSettings;
 
 /// Where a device stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,7 +87,7 @@ impl RequestTarget for ModelledDevice {
 /// A mapped device, and what the model knows of it.
 pub struct ModelledDevice {
     /// What is done for it besides its requests.
-    pub settings: Arc<Settings>,
+    pub settings: Arc<MultipathSettings>,
     /// Its paths are watched, and fail for being silent: what it must think of them is not known
     /// here.
     pub watched: bool,

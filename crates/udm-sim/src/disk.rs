@@ -8,7 +8,7 @@ use crate::null_cache::NullCache;
 use crate::rng::SimRng;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use udm_core::{Commons, Status};
+use udm_core::{SharedDiskState, Status};
 
 /// Stamps with this bit are what the disk itself made up: first content, or what a discard left
 /// behind.
@@ -39,7 +39,7 @@ pub struct SimDisk {
     /// It keeps what it holds in the memory and the cache of a null device.
     pub(crate) null: Option<NullCache>,
     /// What its paths share.
-    pub commons: Arc<Commons>,
+    pub shared_disk_state: Arc<SharedDiskState>,
     /// For a log: takes any content.
     pub log: bool,
     /// A target above changes bytes of what is written, or did.
@@ -93,7 +93,7 @@ impl SimDisk {
             cache: VecDeque::with_capacity(CACHE_MAX),
             nr: 0,
             null: None,
-            commons: Arc::default(),
+            shared_disk_state: Arc::default(),
             log: false,
             tainted: false,
             aside: Vec::new(),

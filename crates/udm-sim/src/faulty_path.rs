@@ -12,10 +12,10 @@ use crate::tables::LowerDevice;
 use std::sync::{Arc, Mutex, PoisonError};
 use udm_backends::Faults;
 use udm_core::{
-    Batch, Bio, Busy, Commons, Cx, Device, DeviceId, Drain, Grown, Growth, Lane, Limits, Nanos, Op,
-    OpenError, Sectors, Status,
+    Batch, Bio, Cx, Device, DeviceId, Drain, GrowCallback, Growth, Lane, Limits, Nanos, Op, OpenError,
+    OwnWork, Sectors, SharedDiskState, Status,
 };
-use udm_wire::uri::{Injection, NullFaults};
+use udm_wire::uri::{FaultInjection, NullFaults};
 
 /// Bytes that null_blk moves in 20 ms for each MiB a second.
 const TICK_BYTES: u64 = 20_971;
@@ -47,7 +47,7 @@ pub(crate) fn draw(blueprint: &Blueprint, chance: &mut SimRng) -> Vec<(usize, Nu
         LowerDevice::Path(path) => Some(*path),
         LowerDevice::Device(_) => None,
     });
-    let mut injection = |of: u64| Injection {
+    let mut injection = |of: u64| FaultInjection {
         interval: chance.pick(&[1, 1, 3]),
         probability: if chance.below(of) == 0 { chance.pick(&[2, 10, 50]) } else { 0 },
         space: chance.pick(&[0, 20]),
@@ -105,19 +105,19 @@ impl Device for FaultyPath {
         self.path.limits()
     }
 
-    fn commons(&self) -> Option<&Commons> {
-        self.path.commons()
+    fn shared_disk_state(&self) -> Option<&SharedDiskState> {
+        self.path.shared_disk_state()
     }
 
-    fn can_be_cut(&self) -> bool {
-        self.path.can_be_cut()
+    fn may_shrink(&self) -> bool {
+        self.path.may_shrink()
     }
 
     fn growth(&self) -> Option<Growth> {
         self.path.growth()
     }
 
-    fn grow(&self, size: Sectors, then: Grown) {
+    fn grow(&self, size: Sectors, then: GrowCallback) {
         self.path.grow(size, then);
     }
 }
@@ -179,7 +179,7 @@ impl Lane for FaultUpperLane {
         self.faulty.drain(how, back, cx);
     }
 
-    fn busy(&self) -> Busy {
+    fn busy(&self) -> OwnWork {
         self.faulty.busy()
     }
 }
@@ -205,7 +205,7 @@ impl Lane for FaultLowerLane {
         self.path.drain(how, back, cx);
     }
 
-    fn busy(&self) -> Busy {
+    fn busy(&self) -> OwnWork {
         self.path.busy()
     }
 }

@@ -10,10 +10,10 @@
 //! At each access to shared state a lane passes a point (`udm_core::interleave`), where the
 //! simulator may run another core. In other builds a point is nothing. The turn of a core, its
 //! ring, the NBD server and client, the registry and the verbs run here too. Their kernel
-//! ([`udm_runtime::MadeKernel`]), clock, sockets and file system are simulated. The price in udm is
+//! ([`udm_runtime::SimulatedKernel`]), clock, sockets and file system are simulated. The price in udm is
 //! a branch per call of the ring. docs/internals/simulator.md describes worlds, seeds and planted bugs.
 //!
-//! * `plan`: the description of a run. `run`: executes a run and shrinks a failure.
+//! * `plan`: the description of a run. `run_task`: executes a run and shrinks a failure.
 //! * `machine`, `turn`, `preemption`, `tasks`, `timers`, `front_end`, `control_io`: cores and their turns,
 //!   for every world.
 //! * `world`, `device`, `control`, `changes`, `actions`, `outside`, `quiescence`: a world of targets and its

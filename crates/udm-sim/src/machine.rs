@@ -21,7 +21,7 @@ use crate::timers::TimerQueue;
 use crate::totals::RunTotals;
 use crate::trace::{EventKind, NO_CORE};
 use std::sync::{Arc, Mutex};
-use udm_core::{Batch, Busy, CoreId, CoreState, Cx, Device, Lane, Nanos, OpenError, OwnerId, Visit};
+use udm_core::{Batch, CoreId, CoreState, Cx, Device, Lane, Nanos, OpenError, OwnWork, OwnerId, WakeTarget};
 use udm_wire::uri::NullFaults;
 
 /// Turns that a lane may ask for when there is nothing left to do.
@@ -48,8 +48,8 @@ pub struct OpenLane {
 impl OpenLane {
     /// Its number among what its core visits.
     #[must_use]
-    pub fn visit(&self) -> Visit {
-        Visit(self.owner.0)
+    pub fn visit(&self) -> WakeTarget {
+        WakeTarget(self.owner.0)
     }
 }
 
@@ -186,7 +186,7 @@ impl Machine {
         let now = lock(&self.env).now;
         for id in 0..count {
             let seed = self.schedule.any();
-            let state = CoreState::new(CoreId(id as u16), count, seed, None).among(self.inboxes.clone());
+            let state = CoreState::new(CoreId(id as u16), count, seed, None).with_cores(self.inboxes.clone());
             self.cores.push(SimCore { state, open: Vec::new(), tasks: Vec::new(), next_work: now });
         }
     }
@@ -202,7 +202,7 @@ impl Machine {
         let slot = &mut self.cores[core];
         let mut cx = slot.state.cx(now);
         let owner = cx.new_owner();
-        cx.visit(Some(Visit(owner.0)));
+        cx.visit(Some(WakeTarget(owner.0)));
         let opened = open(&mut cx);
         let wake = cx.wake();
         let opened = opened.map(|lane| {
@@ -285,7 +285,7 @@ impl Machine {
     /// The work of its own that some lane has, for a person.
     pub(crate) fn describe_own_work(&self) -> Option<String> {
         let busy = |c: &SimCore| {
-            c.open.iter().find(|o| o.lane.busy() == Busy::Owed).map(|o| (c.state.id().0, o.device))
+            c.open.iter().find(|o| o.lane.busy() == OwnWork::Required).map(|o| (c.state.id().0, o.device))
         };
         if let Some((core, device)) = self.cores.iter().find_map(busy) {
             return Some(format!("core {core} with its lane of d{device}, which has work of its own"));

@@ -5,7 +5,9 @@
 //! there after a cut, is this one's word, and the model judges it as that of any disk.
 
 use udm_backends::CachedMemory;
-use udm_core::{Bio, BioFlags, Buf, Op, PIECE, Part, PowerSwitch, SECTOR_SIZE, Sector, Sectors, Segments};
+use udm_core::{
+    Bio, BioFlags, BioProgress, Buf, Op, PowerSwitch, SECTOR_SIZE, SLICE_MAX, Sector, Sectors, Segments,
+};
 
 /// See the module.
 pub(crate) struct NullCache(CachedMemory);
@@ -26,9 +28,9 @@ impl NullCache {
     }
 
     fn serve(&self, mut bio: Box<Bio>) -> Box<Bio> {
-        let mut part = Part::first(self.0.length(&bio), PIECE);
+        let mut part = BioProgress::first(self.0.length(&bio), SLICE_MAX);
         while !part.is_done() {
-            part.left = PIECE;
+            part.left = SLICE_MAX;
             let status = self.0.serve(&mut bio, &mut part);
             assert!(status.is_ok(), "{bio:?} of a null device ends with {status:?}");
         }

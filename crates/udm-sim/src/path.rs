@@ -18,8 +18,8 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::sync::Arc;
 use udm_core::{
-    Batch, Bio, BioFlags, Commons, Cx, Device, DeviceId, Drain, Grown, Growth, Lane, Limits, Nanos, Op,
-    OpenError, Sectors, Status,
+    Batch, Bio, BioFlags, Cx, Device, DeviceId, Drain, GrowCallback, Growth, Lane, Limits, Nanos, Op,
+    OpenError, Sectors, SharedDiskState, Status,
 };
 
 /// The control half of a path.
@@ -27,7 +27,7 @@ pub struct SimPath {
     id: DeviceId,
     index: usize,
     env: SharedEnv,
-    commons: Arc<Commons>,
+    shared_disk_state: Arc<SharedDiskState>,
 }
 
 impl SimPath {
@@ -35,8 +35,8 @@ impl SimPath {
     #[must_use]
     pub fn new(env: &SharedEnv, index: usize) -> SimPath {
         let state = lock(env);
-        let commons = state.disks[state.paths[index].disk].commons.clone();
-        SimPath { id: DeviceId::new(), index, env: env.clone(), commons }
+        let shared_disk_state = state.disks[state.paths[index].disk].shared_disk_state.clone();
+        SimPath { id: DeviceId::new(), index, env: env.clone(), shared_disk_state }
     }
 }
 
@@ -50,7 +50,7 @@ impl SimPath {
 
 impl Device for SimPath {
     /// None is: that looks at the ends of stores disturb nobody is what can be seen here.
-    fn can_be_cut(&self) -> bool {
+    fn may_shrink(&self) -> bool {
         self.index % 3 == 2
     }
 
@@ -86,8 +86,8 @@ impl Device for SimPath {
         }))
     }
 
-    fn commons(&self) -> Option<&Commons> {
-        Some(&self.commons)
+    fn shared_disk_state(&self) -> Option<&SharedDiskState> {
+        Some(&self.shared_disk_state)
     }
 
     fn growth(&self) -> Option<Growth> {
@@ -97,7 +97,7 @@ impl Device for SimPath {
     }
 
     /// It may answer at once.
-    fn grow(&self, size: Sectors, then: Grown) {
+    fn grow(&self, size: Sectors, then: GrowCallback) {
         let mut env = lock(&self.env);
         let (disk, most) =
             (env.paths[self.index].disk, env.chance.pick(&[0, 1, 10_000, 10_000_000, 3_000_000_000]));

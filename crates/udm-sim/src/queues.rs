@@ -10,11 +10,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use udm_core::{
-    Batch, BioFlags, Busy, CancelChange, Changed, Cx, Device, DeviceId, DiskQueue as _, Drain, Lane, Limits,
-    OpenError, QueueReport,
+    Batch, BioFlags, CancelChange, Cx, Device, DeviceId, DiskQueue as _, Drain, Lane, Limits, OpenError,
+    OwnWork, QueueChangeCallback, QueueReport,
 };
 use udm_dm::mapped::MappedDevice;
-use udm_queue::{Queued, TagSet};
+use udm_queue::{QueuedDevice, TagSet};
 use udm_wire::uri::QueueParams;
 
 /// What a queue is in front of.
@@ -52,7 +52,7 @@ impl SimQueue {
 
     fn change(&mut self, name: &str, value: &str) -> bool {
         let of_then = Arc::clone(&self.hold);
-        let then: Changed = Box::new(move || _ = of_then.fetch_add(1, Ordering::Relaxed));
+        let then: QueueChangeCallback = Box::new(move || _ = of_then.fetch_add(1, Ordering::Relaxed));
         // Some can't be, and while one is under way there is no other.
         let queue = self.queued.queue();
         let changed = queue.map(|queue| queue.change(&[(name.into(), value.into())], then));
@@ -95,8 +95,8 @@ impl Machine {
         for (path, params) in queues {
             let front = &mut self.fronts[*path];
             let queued = Arc::new(match &set {
-                Some(set) => Queued::sharing(Arc::clone(front), params, true, Arc::clone(set)),
-                None => Queued::new(Arc::clone(front), params),
+                Some(set) => QueuedDevice::sharing(Arc::clone(front), params, true, Arc::clone(set)),
+                None => QueuedDevice::new(Arc::clone(front), params),
             });
             lock(&self.env).paths[*path].most = most(&queued.report(cores));
             *front = queued;
@@ -154,10 +154,10 @@ impl TargetWorld {
         mapped.set_queue_factory(Box::new(move |bare| {
             let (inside, stands, env) = (Arc::clone(&inside), Arc::clone(&of_count), env.clone());
             // What it may have is asked of the queue: of one like it, since it is not there yet.
-            let most = most(&Queued::new(Arc::clone(&bare), &params).report(cores));
+            let most = most(&QueuedDevice::new(Arc::clone(&bare), &params).report(cores));
             let counted =
                 CountedDevice { bare, count: InFlightCounter { device: i, inside, stands, most, env } };
-            Arc::new(Queued::of_device(Arc::new(counted), &params)) as Arc<dyn Device>
+            Arc::new(QueuedDevice::of_device(Arc::new(counted), &params)) as Arc<dyn Device>
         }));
         stands
     }
@@ -253,7 +253,7 @@ impl Lane for CountedLane {
         self.count.less(back.len() - from);
     }
 
-    fn busy(&self) -> Busy {
+    fn busy(&self) -> OwnWork {
         self.below.busy()
     }
 }

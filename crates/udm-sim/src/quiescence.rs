@@ -10,7 +10,7 @@ use crate::tables::{PathSelector, TableSpec};
 use crate::tasks::RunningTask;
 use crate::turn::MachineWorld as _;
 use crate::world::TargetWorld;
-use udm_core::{Busy, Nanos, Op};
+use udm_core::{Nanos, Op, OwnWork};
 use udm_wire::multipath_conf::Failback;
 
 /// How long the world may take to come to rest, in simulated time and in steps. The longest that
@@ -174,7 +174,7 @@ impl TargetWorld {
                 .cores
                 .iter()
                 .flat_map(|c| &c.open)
-                .all(|o| o.lane.busy() < Busy::Owed || hangs(o.device))
+                .all(|o| o.lane.busy() < OwnWork::Required || hangs(o.device))
             && (self.log.waiting.is_empty() || self.blueprint.logger.is_some_and(hangs))
             && self.no_path_failed()
     }

@@ -8,8 +8,8 @@ use crate::world::TargetWorld;
 use slab::Slab;
 use std::sync::Arc;
 use udm_core::{
-    Ack, Batch, Bell, Bio, Busy, CoreState, Cores, Device, DeviceId, DeviceSlot, Lane, Listener, MakeTask,
-    Nanos, OpenError, OwnerId, Task, TaskCx, Visit,
+    Ack, Batch, Bio, CoreState, Cores, Device, DeviceId, DeviceSlot, Lane, Nanos, OpenError, OwnWork,
+    OwnerId, Task, TaskCx, TaskFactory, WaitHandle, WaitQueue, WakeTarget,
 };
 
 /// A task of a core.
@@ -45,7 +45,7 @@ struct TaskLane {
 impl RunningTask {
     /// One that is started, as `owner` of its core.
     #[must_use]
-    pub fn new(make: MakeTask, topic: DeviceId, owner: OwnerId, purpose: TaskPurpose) -> RunningTask {
+    pub fn new(make: TaskFactory, topic: DeviceId, owner: OwnerId, purpose: TaskPurpose) -> RunningTask {
         let (task, lanes) = (make(), Slab::new());
         let (wake, late) = (Nanos(0), Nanos(0));
         RunningTask { task, topic, owner, purpose, lanes, wake, late, mail: false, stop: None, stops: false }
@@ -53,8 +53,8 @@ impl RunningTask {
 
     /// Its number among what its core visits.
     #[must_use]
-    pub fn visit(&self) -> Visit {
-        Visit(self.owner.0)
+    pub fn visit(&self) -> WakeTarget {
+        WakeTarget(self.owner.0)
     }
 
     /// It has the one order of what all cores ask for.
@@ -85,14 +85,16 @@ impl RunningTask {
     /// Nothing of it is in flight, and nothing owed.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        let idle = |open: &TaskLane| open.in_flight == 0 && !open.closed && open.lane.busy() < Busy::Owed;
+        let idle =
+            |open: &TaskLane| open.in_flight == 0 && !open.closed && open.lane.busy() < OwnWork::Required;
         self.lanes.iter().all(|(_, open)| idle(open))
     }
 
     /// What of it is in flight, for a person.
     #[must_use]
     pub fn waits(&self) -> String {
-        let waits = |open: &TaskLane| open.in_flight > 0 || open.closed || open.lane.busy() == Busy::Owed;
+        let waits =
+            |open: &TaskLane| open.in_flight > 0 || open.closed || open.lane.busy() == OwnWork::Required;
         let lanes = self.lanes.iter().filter(|(_, open)| waits(open));
         let lanes = lanes.map(|(key, open)| {
             let (TaskLane { in_flight, closed, wake, .. }, busy) = (open, open.lane.busy());
@@ -123,7 +125,7 @@ impl RunningTask {
             self.call(state, now, |task, cx| task.complete(&mut done, cx));
         }
         // What a lane owes it does before it goes, as on a real core.
-        self.lanes.retain(|_, open| !open.closed || open.lane.busy() == Busy::Owed);
+        self.lanes.retain(|_, open| !open.closed || open.lane.busy() == OwnWork::Required);
         self.task.is_over() && self.lanes.iter().all(|(_, open)| !open.closed && open.in_flight == 0)
     }
 
@@ -190,8 +192,8 @@ impl TaskCx for SimTaskCx<'_> {
         Arc::clone(self.state.others())
     }
 
-    fn listen(&mut self, bell: &Arc<Bell>) -> Listener {
-        bell.listen(&mut self.state.cx(self.now))
+    fn subscribe(&mut self, bell: &Arc<WaitQueue>) -> WaitHandle {
+        bell.subscribe(&mut self.state.cx(self.now))
     }
 }
 

@@ -36,7 +36,7 @@ impl SimCore {
             let Some((to, what)) = inboxes.take(c) else { break };
             match what {
                 CoreMessage::Command(command) => self.state.ports().deliver(to, &command),
-                CoreMessage::Wake => self.state.ports().ring(to),
+                CoreMessage::Wake => self.state.ports().wake_up(to),
                 CoreMessage::Start(make, purpose) => {
                     let owner = self.state.new_owner();
                     self.tasks.push(RunningTask::new(make, to, owner, purpose));
@@ -50,7 +50,7 @@ impl SimCore {
             }
             count += 1;
         }
-        while let Some(visit) = self.state.ports().take_marked() {
+        while let Some(visit) = self.state.ports().take_woken() {
             self.open.iter_mut().filter(|open| open.visit() == visit).for_each(|open| open.mail = true);
             self.tasks.iter_mut().filter(|task| task.visit() == visit).for_each(|task| task.mail = true);
         }

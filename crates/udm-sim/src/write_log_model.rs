@@ -26,7 +26,7 @@ use std::collections::HashMap;
 use udm_core::errno::EBUSY;
 use udm_core::{Bio, BioFlags, Op, SECTOR_SIZE};
 use udm_dm::CompletionHandle;
-use udm_wire::log_writes::{Cursor, Entry, EntryFlags, Record};
+use udm_wire::log_writes::{EntryFlags, LogCursor, LogEntry, LogRecord};
 
 /// Bytes in a sector.
 const SECTOR: usize = SECTOR_SIZE as usize;
@@ -168,7 +168,7 @@ impl WriteLogModel {
     fn check_own(&self, len: u64, sector: &impl Fn(u64) -> Vec<u8>) -> Result<(), Violation> {
         let Some(line) = self.line else { return Ok(()) };
         let first = sector(0);
-        let Ok(mut cursor) = Cursor::new(&first, len * SECTOR_SIZE) else {
+        let Ok(mut cursor) = LogCursor::new(&first, len * SECTOR_SIZE) else {
             // Before the first superblock there is none; nothing can have been promised then.
             let promise = self.requests.iter().find(|r| r.is_promise(line));
             return promise
@@ -189,7 +189,7 @@ impl WriteLogModel {
     /// One entry: what stands in it, and whether it may stand there.
     fn entry(
         &self,
-        record: &Record,
+        record: &LogRecord,
         line: (u64, u64),
         sector: &impl Fn(u64) -> Vec<u8>,
         entries: &mut LogEntries,
@@ -314,7 +314,7 @@ impl WriteLogModel {
     }
 }
 
-fn range(entry: &Entry) -> std::ops::Range<usize> {
+fn range(entry: &LogEntry) -> std::ops::Range<usize> {
     entry.sector as usize..(entry.sector + entry.sectors) as usize
 }
 

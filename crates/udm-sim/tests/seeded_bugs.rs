@@ -3,7 +3,7 @@
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use udm_core::bugs::{Bug, World, set};
+use udm_core::bugs::{Bug, SimWorld, set};
 use udm_sim::run::RunFailure;
 use udm_sim::{Disturbance, ExcludedDisturbances, RunPlan, lifecycle, nbd, nbd_client, run, verbs};
 
@@ -18,15 +18,15 @@ const RARE: [Bug; 3] = [Bug::PreparedNotBusy, Bug::EndMarkWaits, Bug::GivenUpUnh
 const BETWEEN: [Bug; 2] = [Bug::FailNotAtomic, Bug::SeenTooLate];
 
 /// Runs `plan` in `world`.
-fn try_one(world: World, plan: &RunPlan) -> Result<(), Box<RunFailure>> {
+fn try_one(world: SimWorld, plan: &RunPlan) -> Result<(), Box<RunFailure>> {
     match world {
-        World::Devices => run::run(plan).map(drop),
-        World::Faults => run::run(&RunPlan { faulty: true, ..plan.clone() }).map(drop),
-        World::Snapshots => run::run(&RunPlan { snapshots: true, ..plan.clone() }).map(drop),
-        World::Nbd => nbd::run(plan).map(drop),
-        World::Verbs => verbs::run(plan).map(drop),
-        World::NbdClient => nbd_client::run(plan).map(drop),
-        World::Lives => lifecycle::run(plan).map(drop),
+        SimWorld::Devices => run::run(plan).map(drop),
+        SimWorld::Faults => run::run(&RunPlan { faulty: true, ..plan.clone() }).map(drop),
+        SimWorld::Snapshots => run::run(&RunPlan { snapshots: true, ..plan.clone() }).map(drop),
+        SimWorld::Nbd => nbd::run(plan).map(drop),
+        SimWorld::Verbs => verbs::run(plan).map(drop),
+        SimWorld::NbdClient => nbd_client::run(plan).map(drop),
+        SimWorld::Lives => lifecycle::run(plan).map(drop),
     }
 }
 
@@ -51,7 +51,7 @@ fn plan(bug: Bug, seed: u64) -> RunPlan {
 
 /// A line of the table, or nothing where `bug` is not found. What counts is a seed that fails with
 /// the bug and, up to the same step, not without it.
-fn look_for(bug: Bug, world: World) -> Option<String> {
+fn look_for(bug: Bug, world: SimWorld) -> Option<String> {
     set(Some(bug));
     let found = (1..=SEEDS_MAX).find_map(|seed| try_one(world, &plan(bug, seed)).err());
     set(None);

@@ -54,8 +54,8 @@ struct NoCores;
 
 impl Cores for NoCores {
     fn broadcast(&self, _device: DeviceId, _command: LaneCommand) {}
-    fn ring(&self, _: CoreId, _: DeviceId) {}
-    fn start(&self, _: udm_core::MakeTask) -> udm_core::TaskHandle {
+    fn wake_up(&self, _: CoreId, _: DeviceId) {}
+    fn start(&self, _: udm_core::TaskFactory) -> udm_core::TaskHandle {
         udm_core::TaskHandle::new(drop)
     }
 }

@@ -9,8 +9,8 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Instant;
 use udm_core::{
-    Batch, Bio, Buf, Commons, CoreId, CoreState, Cores, Cx, DevNo, Device, DeviceId, Lane, LaneCommand,
-    Limits, Nanos, Op, OpenError, Sector, Sectors,
+    Batch, Bio, Buf, CoreId, CoreState, Cores, Cx, DevNo, Device, DeviceId, Lane, LaneCommand, Limits, Nanos,
+    Op, OpenError, Sector, Sectors, SharedDiskState,
 };
 use udm_dm::testing::{TestControlIo, TestResolver};
 use udm_dm::{MappedDevice, Table};
@@ -21,7 +21,7 @@ const BATCHES: usize = 5_000;
 const SIZE: u64 = 1 << 19;
 
 /// A device that completes whatever it is given, at once.
-struct NullDevice(DeviceId, Commons);
+struct NullDevice(DeviceId, SharedDiskState);
 
 struct NullLane(Batch);
 
@@ -38,7 +38,7 @@ impl Device for NullDevice {
         Limits::new(Sectors(2 * SIZE))
     }
 
-    fn commons(&self) -> Option<&Commons> {
+    fn shared_disk_state(&self) -> Option<&SharedDiskState> {
         Some(&self.1)
     }
 }
@@ -58,8 +58,8 @@ struct NoCores;
 
 impl Cores for NoCores {
     fn broadcast(&self, _device: DeviceId, _command: LaneCommand) {}
-    fn ring(&self, _: CoreId, _: DeviceId) {}
-    fn start(&self, _: udm_core::MakeTask) -> udm_core::TaskHandle {
+    fn wake_up(&self, _: CoreId, _: DeviceId) {}
+    fn start(&self, _: udm_core::TaskFactory) -> udm_core::TaskHandle {
         udm_core::TaskHandle::new(drop)
     }
 }
@@ -73,7 +73,7 @@ impl StackRig {
     fn null(&mut self, name: &str) {
         let number = DevNo { major: 1, minor: self.minor };
         self.minor += 1;
-        self.resolver.add(name, number, Arc::new(NullDevice(DeviceId::new(), Commons::default())));
+        self.resolver.add(name, number, Arc::new(NullDevice(DeviceId::new(), SharedDiskState::default())));
     }
 
     fn map(&mut self, name: &str, text: &str) -> Arc<MappedDevice> {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
 use udm_core::{
-    Bio, BioFlags, Content, Cx, Extents, Lane, Limits, Op, OpenError, Part, SECTOR_SIZE, Sector, Sectors,
-    Serve, Status, WorkLane,
+    Bio, BioFlags, BioHandler, BioProgress, BudgetedLane, Cx, ExtentKind, Extents, Lane, Limits, Op,
+    OpenError, SECTOR_SIZE, Sector, Sectors, Status,
 };
 use udm_dm::TargetError;
 use udm_dm::target::{DeviceRange, LowerLimits, Target, TargetArgs};
@@ -30,7 +30,7 @@ impl Target for ZeroTarget {
     }
 
     fn open(&self, _cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        Ok(Box::new(WorkLane::new(ZeroFill)))
+        Ok(Box::new(BudgetedLane::new(ZeroFill)))
     }
 
     fn table(&self) -> String {
@@ -43,7 +43,7 @@ impl Target for ZeroTarget {
     }
 
     fn extents(&self, _: Sector, len: Sectors, out: &mut Extents) {
-        out.push(len, Content::Hole);
+        out.push(len, ExtentKind::Hole);
     }
 
     fn devices(&self) -> Vec<DeviceRange> {
@@ -53,12 +53,12 @@ impl Target for ZeroTarget {
 
 struct ZeroFill;
 
-impl Serve for ZeroFill {
+impl BioHandler for ZeroFill {
     fn cost(&self, bio: &Bio) -> u64 {
         if bio.op == Op::Read && !bio.data.is_empty() { bio.sectors.0.saturating_mul(SECTOR_SIZE) } else { 0 }
     }
 
-    fn serve(&mut self, bio: &mut Bio, part: &mut Part) -> Status {
+    fn serve(&mut self, bio: &mut Bio, part: &mut BioProgress) -> Status {
         match bio.op {
             // Zeroes read ahead would only fill a cache (kernel).
             Op::Read if bio.flags.contains(BioFlags::RAHEAD) => Status::IoErr,
@@ -75,7 +75,7 @@ impl Serve for ZeroFill {
     }
 }
 
-fn fill_with_zeroes(bio: &mut Bio, part: &mut Part) {
+fn fill_with_zeroes(bio: &mut Bio, part: &mut BioProgress) {
     let now = part.now();
     bio.data.produce(part.done as usize, now as usize, |_, piece| piece.fill(0));
     part.advance(now);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use udm_core::{Cores, DevNo, Lane, Nanos, Op, Sectors, Status};
 use udm_dm::testing::{TestControlIo, TestDisk, TestResolver, TestWorld, bare};
 use udm_dm::{DeviceTransition, MappedDevice, PathCommand, PathMaintenance, PathMaintenanceReport, Table};
-use udm_wire::multipath_conf::{Failback, Marginal, NoPathRetry, Prio, Settings};
+use udm_wire::multipath_conf::{Failback, MarginalPolicy, MultipathSettings, NoPathRetry, Prio};
 
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MS;
@@ -32,7 +32,7 @@ struct CheckedDeviceRig {
 }
 
 impl CheckedDeviceRig {
-    fn new(groups: &str, settings: Settings) -> CheckedDeviceRig {
+    fn new(groups: &str, settings: MultipathSettings) -> CheckedDeviceRig {
         let (disks, mut resolver) = disks(4);
         let mut world = TestWorld::new(1);
         let device = MappedDevice::new("t", None, DevNo { major: 254, minor: 0 }).unwrap();
@@ -134,7 +134,7 @@ const TWO: &str = "0 0 2 1 round-robin 0 2 1 253:0 1 253:1 1 round-robin 0 2 1 2
 
 #[test]
 fn d01_checks_are_5_10_20_20_seconds_apart() {
-    let mut host = CheckedDeviceRig::new(ONE, Settings::every(5));
+    let mut host = CheckedDeviceRig::new(ONE, MultipathSettings::every(5));
     host.pass(75.0);
     assert_eq!(host.gaps(0)[..4], [5, 10, 20, 20], "{:?}", host.reads[0]);
     assert_eq!(host.gaps(1)[..4], [5, 10, 20, 20]);
@@ -150,7 +150,7 @@ fn d01_checks_are_5_10_20_20_seconds_apart() {
 
 #[test]
 fn d02_a_path_that_fails_its_check_is_failed_before_a_request_meets_it() {
-    let mut host = CheckedDeviceRig::new(ONE, Settings::every(5));
+    let mut host = CheckedDeviceRig::new(ONE, MultipathSettings::every(5));
     host.pass(6.0);
     host.disks[1].fail(Status::Transport);
     let events = host.device.event_nr();
@@ -166,7 +166,7 @@ fn d02_a_path_that_fails_its_check_is_failed_before_a_request_meets_it() {
 
 #[test]
 fn d02_a_check_that_hangs_fails_its_path_and_holds_up_no_other() {
-    let settings = Settings { checker_timeout: Nanos(3 * SECOND), ..Settings::every(5) };
+    let settings = MultipathSettings { checker_timeout: Nanos(3 * SECOND), ..MultipathSettings::every(5) };
     let mut host = CheckedDeviceRig::new(ONE, settings);
     host.disks[1].hold(true);
     host.pass(10.0);
@@ -187,7 +187,7 @@ fn d02_a_check_that_hangs_fails_its_path_and_holds_up_no_other() {
 /// check. One that is bad says nothing of the path.
 #[test]
 fn a_path_whose_end_is_missing_stays_failed() {
-    let mut host = CheckedDeviceRig::new(ONE, Settings::every(5));
+    let mut host = CheckedDeviceRig::new(ONE, MultipathSettings::every(5));
     host.pass(6.0);
     let shorten =
         |host: &CheckedDeviceRig, sectors| host.disks[1].set_limits(|limits| limits.size = Sectors(sectors));
@@ -212,7 +212,7 @@ fn a_path_whose_end_is_missing_stays_failed() {
 
 #[test]
 fn a_path_that_a_command_failed_waits_for_another_command() {
-    let mut host = CheckedDeviceRig::new(ONE, Settings::every(5));
+    let mut host = CheckedDeviceRig::new(ONE, MultipathSettings::every(5));
     let command = |host: &CheckedDeviceRig, command| {
         let number = DevNo { major: 253, minor: 1 };
         host.device.command_path(number, command, &*host.cores).unwrap();
@@ -255,7 +255,8 @@ fn a_path_that_a_command_failed_waits_for_another_command() {
 
 #[test]
 fn d04_requests_wait_for_so_many_checks() {
-    let settings = Settings { no_path_retry: Some(NoPathRetry::Checks(3)), ..Settings::every(5) };
+    let settings =
+        MultipathSettings { no_path_retry: Some(NoPathRetry::Checks(3)), ..MultipathSettings::every(5) };
     let mut host = CheckedDeviceRig::new(ONE, settings);
     host.pass(1.0);
     assert!(host.is_queueing(), "whatever the table says");
@@ -287,7 +288,7 @@ fn what_a_message_said_holds_until_a_path_comes_back() {
     for (rule, waits) in
         [(NoPathRetry::Fail, false), (NoPathRetry::Queue, true), (NoPathRetry::Checks(3), true)]
     {
-        let settings = Settings { no_path_retry: Some(rule), ..Settings::every(5) };
+        let settings = MultipathSettings { no_path_retry: Some(rule), ..MultipathSettings::every(5) };
         let mut host = CheckedDeviceRig::new(ONE, settings);
         host.pass(1.0);
         let said = if waits { "fail_if_no_path" } else { "queue_if_no_path" };
@@ -323,11 +324,13 @@ fn what_a_message_said_holds_until_a_path_comes_back() {
 
 #[test]
 fn d04_a_table_that_queues_is_told_to_fail() {
-    let settings = Settings { no_path_retry: Some(NoPathRetry::Fail), ..Settings::every(5) };
+    let settings =
+        MultipathSettings { no_path_retry: Some(NoPathRetry::Fail), ..MultipathSettings::every(5) };
     let mut host = CheckedDeviceRig::new(&ONE.replacen('0', "1 queue_if_no_path", 1), settings);
     host.pass(0.1);
     assert!(!host.is_queueing());
-    let mut left = CheckedDeviceRig::new(&ONE.replacen('0', "1 queue_if_no_path", 1), Settings::every(5));
+    let mut left =
+        CheckedDeviceRig::new(&ONE.replacen('0', "1 queue_if_no_path", 1), MultipathSettings::every(5));
     left.pass(60.0);
     assert!(left.is_queueing(), "without the setting it is the table's");
 }
@@ -335,7 +338,8 @@ fn d04_a_table_that_queues_is_told_to_fail() {
 /// Group 1 is lost, and comes back: what is in use then, after so many seconds.
 fn failback(rule: Failback, seconds: &[f64]) -> Vec<String> {
     let prio = Prio::Weighted(vec![("253:0".into(), 50), ("253:1".into(), 50), ("*".into(), 10)]);
-    let mut host = CheckedDeviceRig::new(TWO, Settings { failback: rule, prio, ..Settings::every(5) });
+    let mut host =
+        CheckedDeviceRig::new(TWO, MultipathSettings { failback: rule, prio, ..MultipathSettings::every(5) });
     host.pass(1.0);
     host.disks[..2].iter().for_each(|disk| disk.fail(Status::Transport));
     host.pass(11.0);
@@ -369,7 +373,8 @@ fn d05_failback() {
 #[test]
 fn a_group_that_a_person_chose_is_kept_while_it_works() {
     for rule in [Failback::Immediate, Failback::Followover, Failback::After(Nanos(10 * SECOND))] {
-        let mut host = CheckedDeviceRig::new(TWO, Settings { failback: rule, ..Settings::every(5) });
+        let mut host =
+            CheckedDeviceRig::new(TWO, MultipathSettings { failback: rule, ..MultipathSettings::every(5) });
         assert_eq!(host.read(), [Status::Ok]);
         host.tell("switch_group 2");
         assert_eq!(host.read(), [Status::Ok]);
@@ -396,8 +401,10 @@ fn a_group_that_a_person_chose_is_kept_while_it_works() {
 
 #[test]
 fn d05_while_a_group_is_disabled_nothing_is_gone_back_to() {
-    let mut host =
-        CheckedDeviceRig::new(TWO, Settings { failback: Failback::Immediate, ..Settings::every(5) });
+    let mut host = CheckedDeviceRig::new(
+        TWO,
+        MultipathSettings { failback: Failback::Immediate, ..MultipathSettings::every(5) },
+    );
     assert_eq!(host.read(), [Status::Ok]);
     host.tell("disable_group 1");
     assert_eq!(host.read(), [Status::Ok]);
@@ -410,13 +417,16 @@ fn d05_while_a_group_is_disabled_nothing_is_gone_back_to() {
 
 #[test]
 fn d07_a_path_that_keeps_failing_is_held_back_until_it_has_shown_better() {
-    let marginal = Marginal {
+    let marginal = MarginalPolicy {
         double_failed_time: Nanos(60 * SECOND),
         err_sample_time: Nanos(120 * SECOND),
         err_rate_threshold: 10,
         err_recheck_gap_time: Nanos(50 * SECOND),
     };
-    let mut host = CheckedDeviceRig::new(ONE, Settings { marginal: Some(marginal), ..Settings::every(5) });
+    let mut host = CheckedDeviceRig::new(
+        ONE,
+        MultipathSettings { marginal: Some(marginal), ..MultipathSettings::every(5) },
+    );
     host.tell("fail_path 253:1");
     host.pass(6.0);
     assert_eq!(host.paths(), "AA", "once is nothing");
@@ -467,13 +477,16 @@ fn d07_a_path_that_keeps_failing_is_held_back_until_it_has_shown_better() {
 
 #[test]
 fn d07_the_last_path_that_keeps_failing_is_checked_no_sooner_than_others() {
-    let marginal = Marginal {
+    let marginal = MarginalPolicy {
         double_failed_time: Nanos(60 * SECOND),
         err_sample_time: Nanos(120 * SECOND),
         err_rate_threshold: 10,
         err_recheck_gap_time: Nanos(50 * SECOND),
     };
-    let mut host = CheckedDeviceRig::new(ONE, Settings { marginal: Some(marginal), ..Settings::every(5) });
+    let mut host = CheckedDeviceRig::new(
+        ONE,
+        MultipathSettings { marginal: Some(marginal), ..MultipathSettings::every(5) },
+    );
     host.disks[1].fail(Status::Transport);
     host.pass(6.0);
     for _ in 0..4 {
@@ -488,13 +501,16 @@ fn d07_the_last_path_that_keeps_failing_is_checked_no_sooner_than_others() {
 /// A failure is counted once: the task that a resume starts does not take it for a new one.
 #[test]
 fn a_failure_from_before_a_resume_is_not_counted_again() {
-    let marginal = Marginal {
+    let marginal = MarginalPolicy {
         double_failed_time: Nanos(8 * SECOND),
         err_sample_time: Nanos(120 * SECOND),
         err_rate_threshold: 10,
         err_recheck_gap_time: Nanos(50 * SECOND),
     };
-    let mut host = CheckedDeviceRig::new(ONE, Settings { marginal: Some(marginal), ..Settings::every(1) });
+    let mut host = CheckedDeviceRig::new(
+        ONE,
+        MultipathSettings { marginal: Some(marginal), ..MultipathSettings::every(1) },
+    );
     host.tell("fail_path 253:1");
     host.pass(11.0);
     let change = host.device.suspend(false, Arc::new(|| {})).unwrap();
@@ -513,8 +529,10 @@ fn a_failure_from_before_a_resume_is_not_counted_again() {
 /// The core does not run for long, with checks under way: no path has failed to answer.
 #[test]
 fn a_pause_of_the_core_is_no_check_without_an_answer() {
-    let mut host =
-        CheckedDeviceRig::new(ONE, Settings { checker_timeout: Nanos(3 * SECOND), ..Settings::every(5) });
+    let mut host = CheckedDeviceRig::new(
+        ONE,
+        MultipathSettings { checker_timeout: Nanos(3 * SECOND), ..MultipathSettings::every(5) },
+    );
     host.disks[..2].iter().for_each(|disk| disk.hold(true));
     let waits = |host: &CheckedDeviceRig| host.disks[..2].iter().all(|disk| disk.waiting() == 1);
     while !waits(&host) {

@@ -34,7 +34,7 @@ enum CueAction {
 }
 use CueAction::*;
 
-/// The lines of the block of run `run` whose heading begins with `== name`.
+/// The lines of the block of run `run_task` whose heading begins with `== name`.
 fn block(run: u32, name: &str) -> Vec<&'static str> {
     let start = format!("################ run {run}");
     let lines = GOLDEN.lines().skip_while(|l| *l != start).skip(1).take_while(|l| !l.starts_with("####"));

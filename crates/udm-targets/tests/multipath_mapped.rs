@@ -6,7 +6,7 @@ mod multipath_rig;
 use multipath_rig::host::MappedRig;
 use std::sync::Arc;
 use udm_core::errno::EBUSY;
-use udm_core::{Busy, DevNo, Nanos, Status};
+use udm_core::{DevNo, Nanos, OwnWork, Status};
 use udm_dm::testing::{TestControlIo, read};
 use udm_dm::{MappedDevice, PathMaintenance, PathWatchOptions, Table};
 
@@ -91,7 +91,7 @@ fn a_suspend_takes_a_read_that_was_given_up_off_its_path() {
     host.disks[2].hold(false);
     host.suspend(true);
     assert_eq!(host.disks[2].take_log().len(), 1, "nothing goes down while the suspend goes on");
-    assert_eq!((host.disks[1].waiting(), host.lane.busy()), (0, Busy::Idle));
+    assert_eq!((host.disks[1].waiting(), host.lane.busy()), (0, OwnWork::Idle));
     host.resume();
     assert_eq!(host.read(), [Status::Ok]);
 }

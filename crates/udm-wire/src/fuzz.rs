@@ -11,7 +11,7 @@ fn text(data: &[u8]) -> std::borrow::Cow<'_, str> {
     String::from_utf8_lossy(data)
 }
 
-fn one_line(error: &impl std::fmt::Display) {
+fn assert_one_line(error: &impl std::fmt::Display) {
     let error = error.to_string();
     assert!(!error.is_empty() && !error.contains(['\n', '\0', '\u{1b}']), "{error:?}");
     assert!(error.len() < 2000, "{error}");
@@ -22,7 +22,7 @@ pub fn table(data: &[u8]) {
     let text = text(data);
     match table::parse(&text) {
         Err(error) => {
-            one_line(&error);
+            assert_one_line(&error);
             assert!(error.span.start <= error.span.end && error.span.end <= error.text.len());
             assert_eq!(error.caret().lines().count(), 2);
         }
@@ -39,7 +39,7 @@ pub fn table(data: &[u8]) {
                 let [again] = &again[..] else { unreachable!() };
                 assert_eq!((again.start, again.len), (line.start, line.len));
                 assert_eq!((&again.kind, &again.args), (&line.kind, &line.args));
-                let made = table::Line::new(line.start, line.len, &line.kind, line.args.clone());
+                let made = table::TableLine::new(line.start, line.len, &line.kind, line.args.clone());
                 assert_eq!(&made, again);
             }
         }
@@ -58,9 +58,9 @@ pub fn message(data: &[u8]) {
 /// `multipath.conf`: [`multipath_conf::Conf`].
 pub fn multipath_conf(data: &[u8]) {
     match multipath_conf::Conf::parse(&text(data)) {
-        Err(error) => one_line(&error),
+        Err(error) => assert_one_line(&error),
         Ok(conf) => {
-            conf.warnings.iter().for_each(one_line);
+            conf.warnings.iter().for_each(assert_one_line);
             assert!(conf.warnings.len() <= 101);
             let settings = conf.settings("yellow", Some("wwid"), None);
             assert!(settings.polling_interval <= settings.max_polling_interval);
@@ -74,14 +74,14 @@ pub fn udm_conf(data: &[u8]) {
     let text = text(data);
     match udm_conf::Conf::parse(&text) {
         Err(fault) => {
-            one_line(&fault);
-            assert!(fault.beside("f", &text).starts_with("f:"));
+            assert_one_line(&fault);
+            assert!(fault.with_source_line("f", &text).starts_with("f:"));
         }
         Ok(conf) => {
             for device in &conf.devices {
                 let is = uri::DeviceUri::Mapped(device.name.clone());
                 assert_eq!(uri::parse(&format!("@{}", device.name)), Ok(is));
-                if let udm_conf::Table::Text(table) = &device.table {
+                if let udm_conf::TableSource::Text(table) = &device.table {
                     assert!(table::parse(table).is_ok());
                 }
             }
@@ -94,7 +94,7 @@ pub fn udm_conf(data: &[u8]) {
 /// Sizes: [`size::parse`] and [`size::Size`].
 pub fn size(data: &[u8]) {
     match size::parse(&text(data)) {
-        Err(error) => one_line(&error),
+        Err(error) => assert_one_line(&error),
         Ok(bytes) => assert_eq!(size::parse(&size::Size(bytes).to_string()), Ok(bytes)),
     }
 }
@@ -102,7 +102,7 @@ pub fn size(data: &[u8]) {
 /// Device names: [`uri::parse`] and `Display`.
 pub fn uri(data: &[u8]) {
     match uri::parse(&text(data)) {
-        Err(error) => one_line(&error),
+        Err(error) => assert_one_line(&error),
         Ok(device) => {
             let word = device.to_string();
             assert_eq!(uri::parse(&word).as_ref(), Ok(&device), "{word}");
@@ -113,25 +113,25 @@ pub fn uri(data: &[u8]) {
     }
 }
 
-/// Logs of writes: [`log_writes::Cursor`]. The walk ends, stays inside the log, goes forward, and
+/// Logs of writes: [`log_writes::LogCursor`]. The walk ends, stays inside the log, goes forward, and
 /// what it read is what it writes back.
 pub fn log_writes(data: &[u8]) {
-    let mut cursor = match log_writes::Cursor::new(data, data.len() as u64) {
-        Err(error) => return one_line(&error),
+    let mut cursor = match log_writes::LogCursor::new(data, data.len() as u64) {
+        Err(error) => return assert_one_line(&error),
         Ok(cursor) => cursor,
     };
     let size = cursor.superblock().sector_size as usize;
     let mut behind = size as u64;
     loop {
         let at = match cursor.offset() {
-            Err(error) => return one_line(&error),
+            Err(error) => return assert_one_line(&error),
             Ok(None) => return,
             Ok(Some(at)) => at,
         };
         assert_eq!(at, behind, "entries follow each other");
         let sector = &data[at as usize..at as usize + size];
         let record = match cursor.step(sector) {
-            Err(error) => return one_line(&error),
+            Err(error) => return assert_one_line(&error),
             Ok(record) => record,
         };
         assert!(record.data.start > at && record.data.start <= record.data.end);
@@ -146,7 +146,7 @@ pub fn log_writes(data: &[u8]) {
 }
 
 /// All that a client's bytes make the parser say, fed in pieces of `step` bytes.
-fn converse(data: &[u8], step: usize) -> (Vec<nbd::FromClient>, Option<nbd::HandshakeError>, usize) {
+fn run_handshake(data: &[u8], step: usize) -> (Vec<nbd::ClientMessage>, Option<nbd::HandshakeError>, usize) {
     let mut parser = nbd::HandshakeParser::new();
     let mut said = Vec::new();
     let mut fed = 0;
@@ -156,10 +156,10 @@ fn converse(data: &[u8], step: usize) -> (Vec<nbd::FromClient>, Option<nbd::Hand
             match parser.next(&mut input) {
                 Err(error) => return (said, Some(error), fed + piece.len() - input.len()),
                 Ok(None) => break,
-                Ok(Some(nbd::FromClient::Option(
+                Ok(Some(nbd::ClientMessage::Option(
                     option @ (nbd::ClientOption::Go(_) | nbd::ClientOption::ExportName(_)),
                 ))) => {
-                    said.push(nbd::FromClient::Option(option));
+                    said.push(nbd::ClientMessage::Option(option));
                     return (said, None, fed + piece.len() - input.len());
                 }
                 Ok(Some(message)) => said.push(message),
@@ -175,17 +175,17 @@ fn converse(data: &[u8], step: usize) -> (Vec<nbd::FromClient>, Option<nbd::Hand
 /// byte is the length of the pieces.
 pub fn nbd_handshake(data: &[u8]) {
     let Some((step, data)) = data.split_first() else { return };
-    let (said, error, used) = converse(data, data.len().max(1));
+    let (said, error, used) = run_handshake(data, data.len().max(1));
     assert_eq!(
-        converse(data, usize::from(*step).max(1)),
+        run_handshake(data, usize::from(*step).max(1)),
         (said.clone(), error.clone(), used),
         "pieces do not matter"
     );
     if let Some(error) = &error {
-        one_line(error);
+        assert_one_line(error);
     }
     for (i, message) in said.iter().enumerate() {
-        let nbd::FromClient::Option(option) = message else {
+        let nbd::ClientMessage::Option(option) = message else {
             assert_eq!(i, 0, "flags come first, and once");
             continue;
         };
@@ -196,7 +196,7 @@ pub fn nbd_handshake(data: &[u8]) {
         }
         let mut bytes = vec![0; 4];
         option.encode(&mut bytes);
-        let (again, error, used) = converse(&bytes, bytes.len());
+        let (again, error, used) = run_handshake(&bytes, bytes.len());
         assert_eq!((error, used), (None, bytes.len()));
         assert_eq!(&again[1..], std::slice::from_ref(message));
     }
@@ -206,7 +206,7 @@ pub fn nbd_handshake(data: &[u8]) {
 pub fn nbd_request(data: &[u8]) {
     let Some(bytes) = data.first_chunk() else { return };
     match nbd::Request::decode(bytes) {
-        Err(error) => one_line(&error),
+        Err(error) => assert_one_line(&error),
         Ok(request) => {
             assert_eq!(&request.encode(), bytes);
             assert!(request.payload_len() <= request.len);
@@ -225,13 +225,13 @@ pub fn nbd_option_reply(data: &[u8]) {
     }
     let Some((bytes, payload)) = data.split_first_chunk() else { return };
     let header = match nbd::OptionReplyHeader::decode(bytes) {
-        Err(error) => return one_line(&error),
+        Err(error) => return assert_one_line(&error),
         Ok(header) => header,
     };
     assert!(header.len <= nbd::OPTION_LEN_MAX);
     let payload = &payload[..payload.len().min(header.len as usize)];
     let reply = match nbd::OptionReply::decode(header.reply, payload) {
-        Err(error) => return one_line(&error),
+        Err(error) => return assert_one_line(&error),
         Ok(reply) => reply,
     };
     let mut out = Vec::new();
@@ -255,7 +255,7 @@ pub fn nbd_option_reply(data: &[u8]) {
 pub fn nbd_reply(data: &[u8]) {
     let mut rest = data;
     let header = match nbd::ReplyHeader::decode(&mut rest) {
-        Err(error) => return one_line(&error),
+        Err(error) => return assert_one_line(&error),
         Ok(None) => return assert_eq!(rest, data, "an unfinished header is left alone"),
         Ok(Some(header)) => header,
     };
@@ -267,7 +267,7 @@ pub fn nbd_reply(data: &[u8]) {
     assert_eq!(header.encode(), used);
     let payload = &rest[..rest.len().min(header.len as usize)];
     let chunk = match nbd::Chunk::decode(header, payload) {
-        Err(error) => return one_line(&error),
+        Err(error) => return assert_one_line(&error),
         Ok(chunk) => chunk,
     };
     let (cookie, done) = (header.cookie, header.is_done());
@@ -298,21 +298,22 @@ pub fn nbd_reply(data: &[u8]) {
     }
 }
 
-/// Stores of snapshots: [`cow::Header`], [`cow::Walk`]. What is read is within the store, and no
+/// Stores of snapshots: [`cow::Header`], [`cow::StoreWalk`]. What is read is within the store, and no
 /// chunk of it is read twice.
 pub fn cow(data: &[u8]) {
     let header = match cow::Header::decode(data) {
-        Err(error) => return one_line(&error),
+        Err(error) => return assert_one_line(&error),
         Ok(None) => return,
         Ok(Some(header)) => header,
     };
     let size = header.chunk.bytes() as usize;
     // Larger chunks than the data has are cut off at its end.
-    let (layout, chunks) = (cow::Layout::new(header.chunk), (data.len() / size) as u64);
-    let (mut walk, mut found, mut last) = (cow::Walk::new(layout, chunks, None), cow::ChunkSet::default(), 0);
+    let (layout, chunks) = (cow::StoreLayout::new(header.chunk), (data.len() / size) as u64);
+    let (mut walk, mut found, mut last) =
+        (cow::StoreWalk::new(layout, chunks, None), cow::ChunkSet::default(), 0);
     loop {
         let at = match walk.next() {
-            Err(error) => return one_line(&error),
+            Err(error) => return assert_one_line(&error),
             Ok(None) => break,
             Ok(Some(at)) => at,
         };
@@ -320,7 +321,7 @@ pub fn cow(data: &[u8]) {
         last = at.start;
         let area = &data[at.start as usize..at.end as usize];
         if let Err(error) = walk.take(area, |exception| found.insert(exception.old)) {
-            return one_line(&error);
+            return assert_one_line(&error);
         }
     }
     let end = walk.end();
@@ -330,30 +331,34 @@ pub fn cow(data: &[u8]) {
 }
 
 /// What a client hears, as it may be compared; fed in pieces of `step` bytes.
-fn hear(data: &[u8], step: usize) -> (Vec<String>, Vec<u8>) {
-    use nbd::client::{Asked, Event, Replies, Shake, Wish};
-    let wish = Wish { export: "x".into(), structured: true, contexts: vec![nbd::CONTEXT_ALLOCATION.into()] };
-    let (mut shake, mut replies): (_, Option<Replies>) = (Shake::new(wish), None);
+fn run_client(data: &[u8], step: usize) -> (Vec<String>, Vec<u8>) {
+    use nbd::client::{ClientHandshake, HandshakeOptions, ReplyEvent, ReplyParser, RequestParams};
+    let wish = HandshakeOptions {
+        export: "x".into(),
+        structured: true,
+        contexts: vec![nbd::CONTEXT_ALLOCATION.into()],
+    };
+    let (mut shake, mut replies): (_, Option<ReplyParser>) = (ClientHandshake::new(wish), None);
     let (mut said, mut content) = (Vec::new(), vec![0; 4096]);
     for mut input in data.chunks(step) {
         loop {
             let Some(replies) = &mut replies else {
                 match shake.take(&mut input) {
                     Err(error) => {
-                        one_line(&error);
+                        assert_one_line(&error);
                         return (vec![error.to_string()], content);
                     }
                     Ok(None) => break assert!(input.is_empty()),
                     Ok(Some(export)) => {
                         said.push(format!("{export:?}"));
-                        let mut fresh = Replies::new(&export);
+                        let mut fresh = ReplyParser::new(&export);
                         for (tag, command) in
                             [nbd::Command::Read, nbd::Command::Write, nbd::Command::BlockStatus]
                                 .into_iter()
                                 .enumerate()
                         {
                             let flags = nbd::CommandFlags::empty();
-                            fresh.ask(tag as u64, Asked { command, flags, offset: 512, len: 4096 });
+                            fresh.ask(tag as u64, RequestParams { command, flags, offset: 512, len: 4096 });
                         }
                         replies = Some(fresh);
                         continue;
@@ -362,15 +367,15 @@ fn hear(data: &[u8], step: usize) -> (Vec<String>, Vec<u8>) {
             };
             match replies.take(&mut input) {
                 Err(error) => {
-                    one_line(&error);
+                    assert_one_line(&error);
                     said.push(error.to_string());
                     return (said, content);
                 }
                 Ok(None) => break assert!(input.is_empty()),
-                Ok(Some(Event::Data { at, bytes, .. })) => {
+                Ok(Some(ReplyEvent::Data { at, bytes, .. })) => {
                     content[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
                 }
-                Ok(Some(Event::Zeroes { at, len, .. })) => {
+                Ok(Some(ReplyEvent::Zeroes { at, len, .. })) => {
                     content[at as usize..(at + len) as usize].fill(0);
                 }
                 Ok(Some(event)) => said.push(format!("{event:?}")),
@@ -380,13 +385,13 @@ fn hear(data: &[u8], step: usize) -> (Vec<String>, Vec<u8>) {
     (said, content)
 }
 
-/// All that a server says to a client: [`nbd::client::Shake`], [`nbd::client::Replies`], with three
+/// All that a server says to a client: [`nbd::client::ClientHandshake`], [`nbd::client::ReplyParser`], with three
 /// requests under way from the begin. The first byte is the length of the pieces; they do not
 /// matter, no request ends twice, and nothing lands outside of its read.
 pub fn nbd_client(data: &[u8]) {
     let Some((step, data)) = data.split_first() else { return };
-    let whole = hear(data, data.len().max(1));
-    assert_eq!(hear(data, usize::from(*step).max(1)), whole, "pieces do not matter");
+    let whole = run_client(data, data.len().max(1));
+    assert_eq!(run_client(data, usize::from(*step).max(1)), whole, "pieces do not matter");
     let ended = whole.0.iter().filter(|said| said.starts_with("Done")).count();
     assert!(ended <= 3, "{:?}", whole.0);
 }

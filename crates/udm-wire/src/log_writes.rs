@@ -173,7 +173,7 @@ impl Superblock {
 
 /// The header of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Entry {
+pub struct LogEntry {
     /// First sector on the device.
     pub sector: u64,
     /// Length in sectors; 0 for a bare flush and for a mark.
@@ -184,7 +184,7 @@ pub struct Entry {
     pub data_len: u64,
 }
 
-impl Entry {
+impl LogEntry {
     /// Sectors of data that follow the entry's own in the log.
     #[must_use]
     pub fn data_sectors(&self) -> u64 {
@@ -207,13 +207,13 @@ impl Entry {
 
 /// An entry found in a log, with where it and its data stand.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Record {
+pub struct LogRecord {
     /// Which entry, from 0.
     pub index: u64,
     /// Byte offset of its sector in the log.
     pub offset: u64,
     /// Its header.
-    pub entry: Entry,
+    pub entry: LogEntry,
     /// The text, for a mark.
     pub mark: Option<Vec<u8>>,
     /// The bytes of the log that hold its data; empty when there are none.
@@ -222,24 +222,24 @@ pub struct Record {
     pub range: Range<u64>,
 }
 
-/// A walk over a log. The caller reads a sector at [`Cursor::offset`] and hands it to
-/// [`Cursor::step`].
+/// A walk over a log. The caller reads a sector at [`LogCursor::offset`] and hands it to
+/// [`LogCursor::step`].
 #[derive(Clone, Debug)]
-pub struct Cursor {
+pub struct LogCursor {
     head: Superblock,
     log_len: u64,
     index: u64,
     offset: u64,
 }
 
-impl Cursor {
+impl LogCursor {
     /// A walk from the first entry of a log of `log_len` bytes that begins with `first`.
     ///
     /// # Errors
     /// What is wrong with the superblock.
-    pub fn new(first: &[u8], log_len: u64) -> Result<Cursor, LogError> {
+    pub fn new(first: &[u8], log_len: u64) -> Result<LogCursor, LogError> {
         let head = Superblock::decode(first)?;
-        Ok(Cursor { head, log_len, index: 0, offset: u64::from(head.sector_size) })
+        Ok(LogCursor { head, log_len, index: 0, offset: u64::from(head.sector_size) })
     }
 
     /// The superblock.
@@ -269,14 +269,14 @@ impl Cursor {
         LogError { offset: self.offset, fault }
     }
 
-    /// Takes in the sector at [`Cursor::offset`] and goes on to the next entry.
+    /// Takes in the sector at [`LogCursor::offset`] and goes on to the next entry.
     ///
     /// # Errors
     /// What is wrong with the entry; the walk then stays where it is.
     ///
     /// # Panics
     /// When `sector` is not exactly one sector.
-    pub fn step(&mut self, sector: &[u8]) -> Result<Record, LogError> {
+    pub fn step(&mut self, sector: &[u8]) -> Result<LogRecord, LogError> {
         let size = u64::from(self.head.sector_size);
         assert_eq!(sector.len() as u64, size, "an entry is one sector");
         let (index, offset) = (self.index, self.offset);
@@ -284,7 +284,7 @@ impl Cursor {
         let bits = u64_at(sector, 16);
         let flags =
             EntryFlags::from_bits(bits).ok_or_else(|| wrong(16, LogFault::Flags { index, flags: bits }))?;
-        let entry = Entry {
+        let entry = LogEntry {
             sector: u64_at(sector, 0),
             sectors: u64_at(sector, 8),
             flags,
@@ -311,7 +311,7 @@ impl Cursor {
         self.index += 1;
         self.offset = data.end;
         let range = if mark.is_some() { 0..0 } else { start..end };
-        Ok(Record { index, offset, entry, mark, data, range })
+        Ok(LogRecord { index, offset, entry, mark, data, range })
     }
 }
 
@@ -339,8 +339,8 @@ mod tests {
         log
     }
 
-    fn walk(log: &[u8]) -> Result<Vec<Record>, LogError> {
-        let mut cursor = Cursor::new(&log[..log.len().min(512)], log.len() as u64)?;
+    fn walk(log: &[u8]) -> Result<Vec<LogRecord>, LogError> {
+        let mut cursor = LogCursor::new(&log[..log.len().min(512)], log.len() as u64)?;
         let size = cursor.superblock().sector_size as usize;
         let mut records = Vec::new();
         while let Some(at) = cursor.offset()? {
@@ -360,8 +360,9 @@ mod tests {
         let mut made = vec![0xff; 4 * 512];
         made[1024..1536].fill(0xa5);
         Superblock { entries: 2, sector_size: 512 }.encode(&mut made[..512]);
-        Entry { sector: 8, sectors: 1, ..Entry::default() }.encode(b"", &mut made[512..1024]);
-        Entry { flags: EntryFlags::MARK, data_len: 4, ..Entry::default() }.encode(b"mkfs", &mut made[1536..]);
+        LogEntry { sector: 8, sectors: 1, ..LogEntry::default() }.encode(b"", &mut made[512..1024]);
+        LogEntry { flags: EntryFlags::MARK, data_len: 4, ..LogEntry::default() }
+            .encode(b"mkfs", &mut made[1536..]);
         assert_eq!(made, by_hand());
     }
 
@@ -446,7 +447,7 @@ mod tests {
         ) {
             let flags = EntryFlags::from_bits(flags).unwrap();
             let text = if flags.contains(EntryFlags::MARK) { text } else { Vec::new() };
-            let entry = Entry { sector, sectors, flags, data_len: text.len() as u64 };
+            let entry = LogEntry { sector, sectors, flags, data_len: text.len() as u64 };
             let mut log = vec![0; 512 * 16];
             Superblock { entries: 1, sector_size: 512 }.encode(&mut log[..512]);
             entry.encode(&text, &mut log[512..1024]);

@@ -26,7 +26,7 @@ pub const WORDS_MAX: usize = 4 << 20;
 
 /// One target of a table.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Line {
+pub struct TableLine {
     /// First sector of the mapped device that the target maps.
     pub start: u64,
     /// How many sectors.
@@ -43,9 +43,14 @@ pub struct Line {
     pub spans: Vec<Span>,
 }
 
-impl Line {
+impl TableLine {
     /// A line that was not read but made. `kind` and the arguments are not empty.
-    pub fn new<W: Into<String>>(start: u64, len: u64, kind: &str, args: impl IntoIterator<Item = W>) -> Line {
+    pub fn new<W: Into<String>>(
+        start: u64,
+        len: u64,
+        kind: &str,
+        args: impl IntoIterator<Item = W>,
+    ) -> TableLine {
         let args: Vec<String> = args.into_iter().map(Into::into).collect();
         let mut text = String::new();
         let mut spans = Vec::with_capacity(3 + args.len());
@@ -61,10 +66,10 @@ impl Line {
         put(&len.to_string());
         put(kind);
         args.iter().for_each(|arg| put(&escape(arg)));
-        Line { start, len, kind: kind.to_owned(), args, number: 1, text, spans }
+        TableLine { start, len, kind: kind.to_owned(), args, number: 1, text, spans }
     }
 
-    /// Where argument `arg` (from 0) stands in [`Line::text`]; the end of the last word when there
+    /// Where argument `arg` (from 0) stands in [`TableLine::text`]; the end of the last word when there
     /// are not so many.
     #[must_use]
     pub fn arg_span(&self, arg: usize) -> Span {
@@ -81,7 +86,7 @@ impl Line {
 }
 
 /// The line as one would write it: single blanks, no comment.
-impl fmt::Display for Line {
+impl fmt::Display for TableLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {} {}", self.start, self.len, self.kind)?;
         self.args.iter().try_for_each(|arg| write!(f, " {}", escape(arg)))
@@ -90,7 +95,7 @@ impl fmt::Display for Line {
 
 /// What is wrong with a text that is no table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fault {
+pub enum TableFault {
     /// A line that is not `START LEN TYPE ARGS...`.
     Format,
     /// A type name longer than [`TYPE_MAX`].
@@ -103,7 +108,7 @@ pub enum Fault {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TableSyntaxError {
     /// Of which kind it is.
-    pub fault: Fault,
+    pub fault: TableFault,
     /// The number of the line, from 1; 0 when no line is to blame.
     pub number: usize,
     /// What is wrong, in one line.
@@ -117,7 +122,7 @@ pub struct TableSyntaxError {
 impl TableSyntaxError {
     fn too_large(reason: String) -> TableSyntaxError {
         TableSyntaxError {
-            fault: Fault::TooLarge,
+            fault: TableFault::TooLarge,
             number: 0,
             reason,
             text: String::new(),
@@ -130,8 +135,8 @@ impl TableSyntaxError {
     #[must_use]
     pub fn in_table(&self, source: &str) -> String {
         match self.fault {
-            Fault::Format => format!("Invalid format on line {} of table {source}.", self.number),
-            Fault::LongType | Fault::TooLarge => self.reason.clone(),
+            TableFault::Format => format!("Invalid format on line {} of table {source}.", self.number),
+            TableFault::LongType | TableFault::TooLarge => self.reason.clone(),
         }
     }
 
@@ -145,8 +150,10 @@ impl TableSyntaxError {
 impl fmt::Display for TableSyntaxError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.fault {
-            Fault::Format => write!(f, "Invalid format on line {} of table: {}", self.number, self.reason),
-            Fault::LongType | Fault::TooLarge => f.write_str(&self.reason),
+            TableFault::Format => {
+                write!(f, "Invalid format on line {} of table: {}", self.number, self.reason)
+            }
+            TableFault::LongType | TableFault::TooLarge => f.write_str(&self.reason),
         }
     }
 }
@@ -168,7 +175,7 @@ pub fn is_table(text: &str) -> bool {
 ///
 /// # Errors
 /// The first line that is none, or a bound of this module that the text is beyond.
-pub fn parse(text: &str) -> Result<Vec<Line>, TableSyntaxError> {
+pub fn parse(text: &str) -> Result<Vec<TableLine>, TableSyntaxError> {
     if text.len() > TEXT_MAX {
         return Err(TableSyntaxError::too_large(format!("a table of more than {} MiB", TEXT_MAX >> 20)));
     }
@@ -185,10 +192,14 @@ pub fn parse(text: &str) -> Result<Vec<Line>, TableSyntaxError> {
 }
 
 /// Reads one line; `None` when there is no target on it.
-fn parse_line(number: usize, text: &str, words_left: &mut usize) -> Result<Option<Line>, TableSyntaxError> {
+fn parse_line(
+    number: usize,
+    text: &str,
+    words_left: &mut usize,
+) -> Result<Option<TableLine>, TableSyntaxError> {
     let blame =
         |fault, span, reason| Err(TableSyntaxError { fault, number, reason, text: text.to_owned(), span });
-    let refuse = |span, reason| blame(Fault::Format, span, reason);
+    let refuse = |span, reason| blame(TableFault::Format, span, reason);
     if let Some(at) = text.find('\0') {
         return refuse(Span { start: at, end: at + 1 }, "a NUL character".into());
     }
@@ -222,7 +233,7 @@ fn parse_line(number: usize, text: &str, words_left: &mut usize) -> Result<Optio
     if kind.len() > TYPE_MAX {
         let name = shown(kind);
         return blame(
-            Fault::LongType,
+            TableFault::LongType,
             kind_span,
             format!("Target type name {} is too long.", name.trim_matches('"')),
         );
@@ -238,7 +249,7 @@ fn parse_line(number: usize, text: &str, words_left: &mut usize) -> Result<Optio
         spans.push(word.span);
     }
     let [start, len] = numbers;
-    Ok(Some(Line { start, len, kind: kind.to_owned(), args, number, text: text.to_owned(), spans }))
+    Ok(Some(TableLine { start, len, kind: kind.to_owned(), args, number, text: text.to_owned(), spans }))
 }
 
 /// The next word from byte `at` on, in which a backslash is a character like any other; empty at

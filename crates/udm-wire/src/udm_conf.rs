@@ -29,18 +29,18 @@ pub const DEVICE_KEYS: [&str; 4] = ["table", "table-file", "uuid", "readonly"];
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Conf {
     /// `[serve]`, in the order of the file.
-    pub serve: Vec<Key>,
+    pub serve: Vec<ServeOption>,
     /// `[devices]`, in the order of the file.
-    pub devices: Vec<Device>,
+    pub devices: Vec<DeviceConf>,
 }
 
 /// A key of `[serve]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Key {
+pub struct ServeOption {
     /// What it is called.
     pub name: String,
     /// What it says.
-    pub value: Value,
+    pub value: OptionValue,
     /// Where its name stands in the file, in bytes.
     pub at: Range<usize>,
     /// Where its value stands.
@@ -49,7 +49,7 @@ pub struct Key {
 
 /// What a key says.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Value {
+pub enum OptionValue {
     /// A string, or a number as it was written.
     Text(String),
     /// True or false.
@@ -60,11 +60,11 @@ pub enum Value {
 
 /// A device.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Device {
+pub struct DeviceConf {
     /// Its name: one that a device can have.
     pub name: String,
     /// Its table.
-    pub table: Table,
+    pub table: TableSource,
     /// Its uuid.
     pub uuid: Option<String>,
     /// Clients may not write.
@@ -75,7 +75,7 @@ pub struct Device {
 
 /// Where the table of a device is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Table {
+pub enum TableSource {
     /// Here: a text that can be read as a table.
     Text(String),
     /// In a file.
@@ -84,54 +84,54 @@ pub enum Table {
 
 /// What is wrong with a file, and where.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fault {
+pub struct ConfError {
     /// What, in one line.
     pub why: String,
     /// The bytes to blame.
     pub at: Range<usize>,
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for ConfError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.why)
     }
 }
 
-impl Fault {
+impl ConfError {
     /// `why`, which may quote the file, blames the bytes `at`.
-    pub fn new(why: impl AsRef<str>, at: Range<usize>) -> Fault {
+    pub fn new(why: impl AsRef<str>, at: Range<usize>) -> ConfError {
         let mut line = String::new();
         for c in why.as_ref().chars() {
             if c.is_control() { line.extend(c.escape_debug()) } else { line.push(c) }
         }
-        Fault { why: line, at }
+        ConfError { why: line, at }
     }
 
     /// `FILE:LINE:COLUMN: what is wrong`, then the line to blame of `text` with carets under it.
     #[must_use]
-    pub fn beside(&self, file: &str, text: &str) -> String {
-        let start = boundary(text, self.at.start);
+    pub fn with_source_line(&self, file: &str, text: &str) -> String {
+        let start = char_boundary_before(text, self.at.start);
         let head = &text[..start];
         let from = head.rfind('\n').map_or(0, |i| i + 1);
         let line = text[from..].split('\n').next().unwrap_or_default();
         let line = line.strip_suffix('\r').unwrap_or(line);
         let (number, column) = (head.matches('\n').count() + 1, head[from..].chars().count() + 1);
-        let end = boundary(text, self.at.end).clamp(start, from + line.len().max(start - from));
+        let end = char_boundary_before(text, self.at.end).clamp(start, from + line.len().max(start - from));
         let mark = caret(line, Span { start: start - from, end: end - from });
         format!("{file}:{number}:{column}: {}\n{mark}", self.why)
     }
 }
 
 /// The last boundary of a character in `text` that is not behind byte `at`.
-fn boundary(text: &str, at: usize) -> usize {
+fn char_boundary_before(text: &str, at: usize) -> usize {
     (0..=at.min(text.len())).rev().find(|&i| text.is_char_boundary(i)).unwrap_or(0)
 }
 
 /// A key as it was read.
-type Name<'i> = Spanned<Cow<'i, str>>;
+type KeyName<'i> = Spanned<Cow<'i, str>>;
 
 /// The entries of a table in the order of the file.
-fn in_order<'t, 'i>(table: &'t DeTable<'i>) -> Vec<(&'t Name<'i>, &'t Spanned<DeValue<'i>>)> {
+fn in_order<'t, 'i>(table: &'t DeTable<'i>) -> Vec<(&'t KeyName<'i>, &'t Spanned<DeValue<'i>>)> {
     let mut all: Vec<_> = table.iter().collect();
     all.sort_by_key(|(key, _)| key.span().start);
     all
@@ -142,17 +142,19 @@ impl Conf {
     ///
     /// # Errors
     /// The first thing that is wrong with it.
-    pub fn parse(text: &str) -> Result<Conf, Fault> {
+    pub fn parse(text: &str) -> Result<Conf, ConfError> {
         if text.len() > TEXT_MAX {
-            return Err(Fault::new(format!("longer than {TEXT_MAX} bytes"), 0..0));
+            return Err(ConfError::new(format!("longer than {TEXT_MAX} bytes"), 0..0));
         }
-        let root = DeTable::parse(text).map_err(|e| broken(text, e.message(), e.span().unwrap_or(0..0)))?;
+        let root =
+            DeTable::parse(text).map_err(|e| syntax_error(text, e.message(), e.span().unwrap_or(0..0)))?;
         let mut conf = Conf::default();
         for (key, value) in in_order(root.get_ref()) {
             let name = key.get_ref().as_ref();
             let table = || {
                 let table = value.get_ref().as_table();
-                table.ok_or_else(|| Fault::new(format!("{name}: a table is wanted: [{name}]"), key.span()))
+                table
+                    .ok_or_else(|| ConfError::new(format!("{name}: a table is wanted: [{name}]"), key.span()))
             };
             match name {
                 "serve" => conf.serve = serve(table()?)?,
@@ -162,7 +164,7 @@ impl Conf {
                     }
                 }
                 other => {
-                    return Err(Fault::new(
+                    return Err(ConfError::new(
                         format!("{other}: unknown: there are [serve] and [devices.NAME]"),
                         key.span(),
                     ));
@@ -173,29 +175,29 @@ impl Conf {
     }
 }
 
-fn serve(table: &DeTable<'_>) -> Result<Vec<Key>, Fault> {
-    let key = |(key, value): (&Name<'_>, &Spanned<DeValue<'_>>)| {
+fn serve(table: &DeTable<'_>) -> Result<Vec<ServeOption>, ConfError> {
+    let key = |(key, value): (&KeyName<'_>, &Spanned<DeValue<'_>>)| {
         let name = key.get_ref();
         let refused = || {
             let what = "a string, a number, true, false, or a list of strings and numbers is wanted";
-            Fault::new(format!("serve: {name}: {what}"), value.span())
+            ConfError::new(format!("serve: {name}: {what}"), value.span())
         };
         let said = match value.get_ref() {
-            DeValue::Boolean(flag) => Value::Flag(*flag),
-            DeValue::Array(list) => Value::List(several(list).ok_or_else(refused)?),
-            one => Value::Text(plain(one).ok_or_else(refused)?),
+            DeValue::Boolean(flag) => OptionValue::Flag(*flag),
+            DeValue::Array(list) => OptionValue::List(scalar_list(list).ok_or_else(refused)?),
+            one => OptionValue::Text(scalar_text(one).ok_or_else(refused)?),
         };
-        Ok(Key { name: name.to_string(), value: said, at: key.span(), value_at: value.span() })
+        Ok(ServeOption { name: name.to_string(), value: said, at: key.span(), value_at: value.span() })
     };
     in_order(table).into_iter().map(key).collect()
 }
 
-fn several(list: &DeArray<'_>) -> Option<Vec<String>> {
-    list.iter().map(|value| plain(value.get_ref())).collect()
+fn scalar_list(list: &DeArray<'_>) -> Option<Vec<String>> {
+    list.iter().map(|value| scalar_text(value.get_ref())).collect()
 }
 
 /// A string or a number, as it was written.
-fn plain(value: &DeValue<'_>) -> Option<String> {
+fn scalar_text(value: &DeValue<'_>) -> Option<String> {
     match value {
         DeValue::String(text) => Some(text.to_string()),
         DeValue::Integer(number) if number.radix() == 10 => Some(number.as_str().to_owned()),
@@ -219,18 +221,18 @@ fn table_fault(file: &str, value: Range<usize>, text: &str, error: &table::Table
 
 /// What is wrong at `at` of a text that is no TOML. A bare word as a value is the common mistake,
 /// which the parser takes for a number.
-fn broken(text: &str, why: &str, at: Range<usize>) -> Fault {
+fn syntax_error(text: &str, why: &str, at: Range<usize>) -> ConfError {
     let word = text.get(at.clone()).unwrap_or_default().trim();
     let is_value = text.get(..at.start).is_some_and(|before| before.trim_end().ends_with('='));
     match is_value && word.starts_with(|c: char| c.is_alphabetic() || "/.@~".contains(c)) {
-        true => Fault::new(format!("text as a value stands in quotes: \"{word}\""), at),
-        false => Fault::new(why, at),
+        true => ConfError::new(format!("text as a value stands in quotes: \"{word}\""), at),
+        false => ConfError::new(why, at),
     }
 }
 
-fn device(file: &str, key: &Name<'_>, value: &Spanned<DeValue<'_>>) -> Result<Device, Fault> {
+fn device(file: &str, key: &KeyName<'_>, value: &Spanned<DeValue<'_>>) -> Result<DeviceConf, ConfError> {
     let name = key.get_ref().as_ref();
-    let fault = |why: String, at| Fault::new(format!("devices.{name}: {why}"), at);
+    let fault = |why: String, at| ConfError::new(format!("devices.{name}: {why}"), at);
     let is_name = matches!(uri::parse(&format!("@{name}")), Ok(uri::DeviceUri::Mapped(is)) if is == name);
     if !is_name {
         let why =
@@ -258,11 +260,11 @@ fn device(file: &str, key: &Name<'_>, value: &Spanned<DeValue<'_>>) -> Result<De
                     let at = |e: &_| table_fault(file, value.span(), text, e);
                     table::parse(text).map_err(|e| fault(format!("table: {e}"), at(&e)))?;
                 }
-                found = Some(Table::Text(text.to_owned()));
+                found = Some(TableSource::Text(text.to_owned()));
             }
             "table-file" => match text()? {
                 "" => return Err(fault("table-file: empty".into(), value.span())),
-                file => found = Some(Table::File(file.into())),
+                file => found = Some(TableSource::File(file.into())),
             },
             "uuid" => {
                 let word = text()?;
@@ -284,7 +286,7 @@ fn device(file: &str, key: &Name<'_>, value: &Spanned<DeValue<'_>>) -> Result<De
         }
     }
     let table = found.ok_or_else(|| fault("table, or table-file, is missing".into(), key.span()))?;
-    Ok(Device { name: name.to_owned(), table, uuid, read_only, at: key.span() })
+    Ok(DeviceConf { name: name.to_owned(), table, uuid, read_only, at: key.span() })
 }
 
 #[cfg(test)]
@@ -316,29 +318,29 @@ table = """
     fn a_good_file() {
         let conf = Conf::parse(GOOD).unwrap();
         let serve: Vec<_> = conf.serve.iter().map(|key| (key.name.as_str(), key.value.clone())).collect();
-        let text = |text: &str| Value::Text(text.into());
+        let text = |text: &str| OptionValue::Text(text.into());
         assert_eq!(
             serve,
             [
                 ("unix", text("/run/udm/nbd.sock")),
                 ("port", text("10809")),
                 ("path-deadline", text("0.5")),
-                ("readonly", Value::Flag(false)),
-                ("export", Value::List(vec!["b".into(), "a".into()])),
+                ("readonly", OptionValue::Flag(false)),
+                ("export", OptionValue::List(vec!["b".into(), "a".into()])),
             ]
         );
         assert_eq!(&GOOD[conf.serve[1].value_at.clone()], "10_809");
         let [b, a] = &conf.devices[..] else { panic!("{:?}", conf.devices) };
         assert_eq!((b.name.as_str(), b.uuid.as_deref(), b.read_only), ("b", Some("u"), true));
-        assert_eq!(b.table, Table::File("tables/b.table".into()));
+        assert_eq!(b.table, TableSource::File("tables/b.table".into()));
         assert_eq!((a.name.as_str(), a.uuid.as_deref(), a.read_only), ("a b", None, false));
-        assert_eq!(a.table, Table::Text("0 8 linear mem:1M 0\n8 8 error\n".into()));
+        assert_eq!(a.table, TableSource::Text("0 8 linear mem:1M 0\n8 8 error\n".into()));
         assert_eq!(Conf::parse(""), Ok(Conf::default()));
     }
 
     #[test]
     fn what_is_wrong_is_shown_where_it_is() {
-        let said = |text: &str| Conf::parse(text).unwrap_err().beside("f", text);
+        let said = |text: &str| Conf::parse(text).unwrap_err().with_source_line("f", text);
         assert_eq!(
             said("[serve]\n\n[devices.a]\n  tabel = \"0 8 error\"\n"),
             "f:4:3: devices.a: tabel: unknown: there are table, table-file, uuid, readonly\n  tabel = \"0 8 error\"\n  ^^^^^"

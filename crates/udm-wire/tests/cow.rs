@@ -10,7 +10,8 @@ use std::io::Read;
 use std::sync::OnceLock;
 use udm_core::Sectors;
 use udm_wire::cow::{
-    ChunkSize, Exception, Header, Layout, NotAChunkSize, RECORD_LEN, StoreError, StoreFault, Summary, Walk,
+    ChunkSize, ChunkSizeError, Exception, Header, RECORD_LEN, StoreError, StoreFault, StoreLayout,
+    StoreSummary, StoreWalk,
 };
 
 /// The recorded files by name.
@@ -33,11 +34,11 @@ fn recorded(name: &str) -> &'static [u8] {
 }
 
 /// All that a store holds.
-fn load(store: &[u8], origin: Option<u64>) -> Result<(Header, HashMap<u64, u64>, Summary), StoreError> {
+fn load(store: &[u8], origin: Option<u64>) -> Result<(Header, HashMap<u64, u64>, StoreSummary), StoreError> {
     let header = Header::decode(store)?.expect("a store that is not blank");
-    let layout = Layout::new(header.chunk);
+    let layout = StoreLayout::new(header.chunk);
     let chunks = layout.chunks(Sectors::from_bytes(store.len() as u64));
-    let (mut walk, mut found) = (Walk::new(layout, chunks, origin), HashMap::new());
+    let (mut walk, mut found) = (StoreWalk::new(layout, chunks, origin), HashMap::new());
     while let Some(area) = walk.next()? {
         let sink = |Exception { old, new }| found.insert(old, new).is_none();
         walk.take(&store[area.start as usize..area.end as usize], sink)?;
@@ -63,10 +64,10 @@ fn a_store_of_the_kernel_reads_as_the_kernel_read_it() {
         let store = recorded(&format!("{name}.cow"));
         let (header, found, summary) = load(store, None).unwrap();
         assert!(header.valid, "{name}");
-        let next_free = Layout::new(header.chunk).data_from(2 + exceptions + area);
+        let next_free = StoreLayout::new(header.chunk).data_from(2 + exceptions + area);
         assert_eq!(
             summary,
-            Summary {
+            StoreSummary {
                 exceptions,
                 area,
                 committed: exceptions % (header.chunk.bytes() / 16),
@@ -83,7 +84,7 @@ fn a_store_of_the_kernel_reads_as_the_kernel_read_it() {
 }
 
 #[test]
-fn what_the_kernel_invalidated_says_so() {
+fn a_store_invalidated_by_the_kernel_is_invalid() {
     for (name, valid) in [
         ("c_P8_full_by_snap", false),
         ("c_P8_invalid_by_origin", false),
@@ -111,7 +112,7 @@ fn store(chunks: u64, records: &[(u64, u64)]) -> Vec<u8> {
     let chunk = ChunkSize::new(8).unwrap();
     let mut bytes = vec![0; (chunks * chunk.bytes()) as usize];
     Header { valid: true, chunk }.encode(&mut bytes[..4096]);
-    let layout = Layout::new(chunk);
+    let layout = StoreLayout::new(chunk);
     for (i, &(old, new)) in records.iter().enumerate() {
         let (area, index) = (i as u64 / layout.records(), i % layout.records() as usize);
         let at = (layout.area(area) * chunk.bytes()) as usize;
@@ -187,7 +188,7 @@ fn a_bad_record_is_refused_where_it_stands() {
 
 /// A torn write leaves records behind the end; a crash leaves holes.
 #[test]
-fn what_a_crash_left_is_reported_and_not_believed() {
+fn leftovers_of_a_crash_are_reported() {
     let (_, found, summary) = load(&store(16, &[(1, 2), (0, 0), (5, 4)]), None).unwrap();
     assert_eq!((found.len(), summary.next_free, summary.leftover), (1, 3, Some(4096 + 32)));
     let (_, _, summary) = load(&store(16, &[(1, 9), (2, 5)]), None).unwrap();
@@ -199,23 +200,23 @@ fn what_a_crash_left_is_reported_and_not_believed() {
 }
 
 #[test]
-fn sizes_of_chunks_are_the_kernels() {
-    assert_eq!(ChunkSize::new(7), Err(NotAChunkSize::NotAPower));
+fn chunk_sizes_match_the_kernel() {
+    assert_eq!(ChunkSize::new(7), Err(ChunkSizeError::NotAPower));
     assert_eq!(ChunkSize::new(1 << 21), Ok(ChunkSize::MAX));
-    assert_eq!(ChunkSize::new(1 << 22), Err(NotAChunkSize::TooHigh));
-    assert_eq!(ChunkSize::new(1 << 40), Err(NotAChunkSize::TooHigh));
+    assert_eq!(ChunkSize::new(1 << 22), Err(ChunkSizeError::TooHigh));
+    assert_eq!(ChunkSize::new(1 << 40), Err(ChunkSizeError::TooHigh));
     let chunk = ChunkSize::new(4).unwrap();
-    assert_eq!((chunk.check_blocks(512), chunk.check_blocks(4096)), (Ok(()), Err(NotAChunkSize::NotBlocks)));
+    assert_eq!((chunk.check_blocks(512), chunk.check_blocks(4096)), (Ok(()), Err(ChunkSizeError::NotBlocks)));
 }
 
 /// Areas and capacities as seen on a kernel.
 #[test]
-fn places_are_the_kernels() {
+fn chunk_positions_match_the_kernel() {
     for (sectors, records, area) in [(1, 32, 34), (8, 256, 258), (32, 1024, 1026), (1024, 32768, 32770)] {
-        let layout = Layout::new(ChunkSize::new(sectors).unwrap());
+        let layout = StoreLayout::new(ChunkSize::new(sectors).unwrap());
         assert_eq!((layout.records(), layout.area(1)), (records, area));
     }
-    let layout = Layout::new(ChunkSize::new(8).unwrap());
+    let layout = StoreLayout::new(ChunkSize::new(8).unwrap());
     for (chunks, exceptions) in [(0, 0), (1, 0), (2, 0), (3, 1), (258, 255), (259, 256), (260, 257)] {
         assert_eq!(layout.capacity(chunks), exceptions, "{chunks}");
     }
@@ -225,7 +226,7 @@ proptest! {
     /// The law of a store that was written in order, and what fits follows from it.
     #[test]
     fn a_store_written_in_order_reads_back(sectors in 0_u32..6, count in 0_u64..5000) {
-        let layout = Layout::new(ChunkSize::new(1 << sectors).unwrap());
+        let layout = StoreLayout::new(ChunkSize::new(1 << sectors).unwrap());
         let mut next = layout.data_from(2);
         for k in 0..count {
             prop_assert_eq!(next, 2 + k + k / layout.records());
@@ -234,7 +235,7 @@ proptest! {
         let chunks = layout.chunks_for(count);
         prop_assert_eq!(layout.capacity(chunks), count);
         prop_assert!(layout.capacity(chunks - 1) < count.max(1));
-        let mut walk = Walk::new(layout, chunks, Some(count));
+        let mut walk = StoreWalk::new(layout, chunks, Some(count));
         let size = layout.chunk().bytes() as usize;
         while let Some(at) = walk.next().unwrap() {
             let area = (at.start / size as u64 - 1) / (layout.records() + 1);

@@ -2,15 +2,17 @@
 //! against servers that lie.
 
 use proptest::prelude::*;
-use udm_wire::nbd::client::{Asked, ClientError, Event, Export, Replies, Shake, Wish};
+use udm_wire::nbd::client::{
+    ClientError, ClientHandshake, Export, HandshakeOptions, ReplyEvent, ReplyParser, RequestParams,
+};
 use udm_wire::nbd::*;
 
 const FIXED: HandshakeFlags = HandshakeFlags::FIXED_NEWSTYLE;
 const FLAGS: ExportFlags = ExportFlags::HAS_FLAGS.union(ExportFlags::SEND_FLUSH);
 const BLOCKS: BlockSizes = BlockSizes { minimum: 512, preferred: 4096, maximum: 1 << 20 };
 
-fn wish(structured: bool, contexts: &[&str]) -> Wish {
-    Wish {
+fn handshake_options(structured: bool, contexts: &[&str]) -> HandshakeOptions {
+    HandshakeOptions {
         export: "disk".into(),
         structured,
         contexts: contexts.iter().map(|&context| context.to_owned()).collect(),
@@ -19,13 +21,13 @@ fn wish(structured: bool, contexts: &[&str]) -> Wish {
 
 /// A server that answers whatever it is asked in the way of `answer`, and the client that hears it
 /// in pieces of `step` bytes.
-fn shake(
-    wish: Wish,
+fn run_handshake(
+    handshake_options: HandshakeOptions,
     flags: HandshakeFlags,
     step: usize,
     answer: &mut dyn FnMut(&ClientOption, &mut Vec<u8>),
 ) -> Result<Export, ClientError> {
-    let (mut client, mut parser) = (Shake::new(wish), HandshakeParser::new());
+    let (mut client, mut parser) = (ClientHandshake::new(handshake_options), HandshakeParser::new());
     let mut to_client = greeting(flags).to_vec();
     loop {
         let bytes = std::mem::take(&mut to_client);
@@ -41,8 +43,8 @@ fn shake(
         let mut input = &out[..];
         while let Some(message) = parser.next(&mut input).unwrap() {
             match message {
-                FromClient::Flags(flags) => assert!(flags.contains(ClientFlags::FIXED_NEWSTYLE)),
-                FromClient::Option(option) => answer(&option, &mut to_client),
+                ClientMessage::Flags(flags) => assert!(flags.contains(ClientFlags::FIXED_NEWSTYLE)),
+                ClientMessage::Option(option) => answer(&option, &mut to_client),
             }
         }
     }
@@ -72,11 +74,14 @@ fn with_all(option: &ClientOption, out: &mut Vec<u8>) {
 #[test]
 fn a_server_with_everything() {
     for step in [1, 2, 7, 1000] {
-        let export = shake(wish(true, &["base:allocation"]), FIXED, step, &mut with_all).unwrap();
+        let export =
+            run_handshake(handshake_options(true, &["base:allocation"]), FIXED, step, &mut with_all).unwrap();
         let contexts = vec![(7, "base:allocation".to_owned())];
         let want = Export { size: 1 << 30, flags: FLAGS, blocks: BLOCKS, structured: true, contexts };
         assert_eq!(export, want);
-        let export = shake(wish(false, &["base:allocation"]), FIXED, step, &mut with_all).unwrap();
+        let export =
+            run_handshake(handshake_options(false, &["base:allocation"]), FIXED, step, &mut with_all)
+                .unwrap();
         assert!(!export.structured && export.contexts.is_empty());
     }
 }
@@ -93,7 +98,8 @@ fn a_server_with_nothing() {
             }
             option => put_error(out, option.number(), REP_ERR_UNSUP, "what?"),
         };
-        let export = shake(wish(true, &["base:allocation"]), flags, 3, &mut answer).unwrap();
+        let export =
+            run_handshake(handshake_options(true, &["base:allocation"]), flags, 3, &mut answer).unwrap();
         let blocks = Export::BLOCKS_ASSUMED;
         let want = Export { size: 4096, flags: FLAGS, blocks, structured: false, contexts: vec![] };
         assert_eq!(export, want);
@@ -108,8 +114,8 @@ fn a_server_that_says_no_or_nonsense() {
     fn go(tell: impl Fn(&mut Vec<u8>)) -> impl Fn(&ClientOption, &mut Vec<u8>) {
         move |_, out| tell(out)
     }
-    type Answer = Box<dyn FnMut(&ClientOption, &mut Vec<u8>)>;
-    let rows: Vec<(Answer, &str)> = vec![
+    type ServerScript = Box<dyn FnMut(&ClientOption, &mut Vec<u8>)>;
+    let rows: Vec<(ServerScript, &str)> = vec![
         (Box::new(no(REP_ERR_UNKNOWN)), "the server refuses the export: no such export (\"try\\nlater\")"),
         (Box::new(no(REP_ERR_TLS_REQD)), "wants TLS"),
         (Box::new(no(REP_ERR_POLICY)), "not allowed"),
@@ -129,13 +135,18 @@ fn a_server_that_says_no_or_nonsense() {
     ];
     for (mut answer, want) in rows {
         for step in [1, 1000] {
-            let error = shake(wish(false, &[]), FIXED, step, &mut *answer).unwrap_err().to_string();
+            let error = run_handshake(handshake_options(false, &[]), FIXED, step, &mut *answer)
+                .unwrap_err()
+                .to_string();
             assert!(error.contains(want), "{error}");
         }
     }
-    let error = shake(wish(false, &[]), HandshakeFlags::empty(), 5, &mut with_all).unwrap_err();
+    let error =
+        run_handshake(handshake_options(false, &[]), HandshakeFlags::empty(), 5, &mut with_all).unwrap_err();
     assert_eq!(error, ClientError::Oldstyle);
-    let error = Shake::new(wish(false, &[])).take(&mut &b"HTTP/1.1 400 Bad Request\r\n\r\n"[..]).unwrap_err();
+    let error = ClientHandshake::new(handshake_options(false, &[]))
+        .take(&mut &b"HTTP/1.1 400 Bad Request\r\n\r\n"[..])
+        .unwrap_err();
     assert!(error.to_string().contains("bad greeting magic"), "{error}");
 }
 
@@ -144,8 +155,8 @@ fn export(structured: bool) -> Export {
     Export { size: 1 << 30, flags: FLAGS, blocks: BLOCKS, structured, contexts }
 }
 
-fn ask(replies: &mut Replies, tag: u64, command: Command, offset: u64, len: u32) -> u64 {
-    let asked = Asked { command, flags: CommandFlags::empty(), offset, len };
+fn ask(replies: &mut ReplyParser, tag: u64, command: Command, offset: u64, len: u32) -> u64 {
+    let asked = RequestParams { command, flags: CommandFlags::empty(), offset, len };
     let header = replies.ask(tag, asked);
     let request = Request::decode(&header).unwrap();
     assert_eq!((request.command, request.offset, request.len), (command, offset, len));
@@ -153,18 +164,23 @@ fn ask(replies: &mut Replies, tag: u64, command: Command, offset: u64, len: u32)
 }
 
 /// A request, a context, and what it says.
-type Told = (u64, u32, Vec<(u32, u32)>);
+type StatusReply = (u64, u32, Vec<(u32, u32)>);
 
 /// What a client makes of bytes that arrive in pieces.
 #[derive(Debug, Default, PartialEq)]
-struct Heard {
+struct ClientLog {
     content: std::collections::BTreeMap<u64, Vec<u8>>,
     done: Vec<(u64, u32)>,
-    status: Vec<Told>,
+    status: Vec<StatusReply>,
 }
 
-fn hear(replies: &mut Replies, bytes: &[u8], steps: &[usize], len: usize) -> Result<Heard, ClientError> {
-    let mut heard = Heard::default();
+fn feed(
+    replies: &mut ReplyParser,
+    bytes: &[u8],
+    steps: &[usize],
+    len: usize,
+) -> Result<ClientLog, ClientError> {
+    let mut log = ClientLog::default();
     let (mut rest, mut turn) = (bytes, 0);
     while !rest.is_empty() {
         let n = steps[turn % steps.len()].min(rest.len());
@@ -174,41 +190,41 @@ fn hear(replies: &mut Replies, bytes: &[u8], steps: &[usize], len: usize) -> Res
         loop {
             match replies.take(&mut input)? {
                 None => break assert!(input.is_empty()),
-                Some(Event::Data { tag, at, bytes }) => {
-                    let content = heard.content.entry(tag).or_insert(vec![0xee; len]);
+                Some(ReplyEvent::Data { tag, at, bytes }) => {
+                    let content = log.content.entry(tag).or_insert(vec![0xee; len]);
                     content[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
                 }
-                Some(Event::Zeroes { tag, at, len: n }) => {
-                    let content = heard.content.entry(tag).or_insert(vec![0xee; len]);
+                Some(ReplyEvent::Zeroes { tag, at, len: n }) => {
+                    let content = log.content.entry(tag).or_insert(vec![0xee; len]);
                     content[at as usize..(at + n) as usize].fill(0);
                 }
-                Some(Event::Status { tag, context, descriptors }) => {
-                    heard.status.push((tag, context, descriptors));
+                Some(ReplyEvent::Status { tag, context, descriptors }) => {
+                    log.status.push((tag, context, descriptors));
                 }
-                Some(Event::Done { tag, error }) => heard.done.push((tag, error)),
+                Some(ReplyEvent::Done { tag, error }) => log.done.push((tag, error)),
             }
         }
     }
-    Ok(heard)
+    Ok(log)
 }
 
 /// One answer of a server: to which request, and how.
 #[derive(Clone, Debug)]
-enum Way {
+enum ReplyStyle {
     Simple,
     Error(u32),
     /// Cut at these places, told in this order, every so many a hole.
     Chunks(Vec<u32>, u64, usize),
 }
 
-fn ways() -> impl Strategy<Value = Vec<(Way, bool)>> {
-    let way = prop_oneof![
-        Just(Way::Simple),
-        (1u32..200).prop_map(Way::Error),
+fn reply_styles() -> impl Strategy<Value = Vec<(ReplyStyle, bool)>> {
+    let style = prop_oneof![
+        Just(ReplyStyle::Simple),
+        (1u32..200).prop_map(ReplyStyle::Error),
         (proptest::collection::vec(1u32..4096, 0..6), any::<u64>(), 1usize..4)
-            .prop_map(|(cuts, order, holes)| Way::Chunks(cuts, order, holes)),
+            .prop_map(|(cuts, order, holes)| ReplyStyle::Chunks(cuts, order, holes)),
     ];
-    proptest::collection::vec((way, any::<bool>()), 1..8)
+    proptest::collection::vec((style, any::<bool>()), 1..8)
 }
 
 proptest! {
@@ -216,16 +232,16 @@ proptest! {
     /// they belong, and each request ends once.
     #[test]
     fn answers_in_any_form_order_and_pieces(
-        ways in ways(), structured: bool, steps in proptest::collection::vec(1usize..5000, 1..5),
+        reply_styles in reply_styles(), structured: bool, steps in proptest::collection::vec(1usize..5000, 1..5),
     ) {
-        let mut replies = Replies::new(&export(structured));
-        let (mut bytes, mut want) = (Vec::new(), Heard::default());
-        for (tag, (way, _)) in ways.iter().enumerate() {
+        let mut replies = ReplyParser::new(&export(structured));
+        let (mut bytes, mut want) = (Vec::new(), ClientLog::default());
+        for (tag, (style, _)) in reply_styles.iter().enumerate() {
             let tag = tag as u64;
             let cookie = ask(&mut replies, tag, Command::Read, 512 * tag, 4096);
             let mut content: Vec<u8> = (0..4096u32).map(|i| (i as u8) ^ tag as u8 | 1).collect();
-            match way {
-                Way::Error(error) => {
+            match style {
+                ReplyStyle::Error(error) => {
                     if structured {
                         put_chunk_error(&mut bytes, cookie, *error, "no");
                     } else {
@@ -234,7 +250,7 @@ proptest! {
                     want.done.push((tag, *error));
                     continue;
                 }
-                Way::Chunks(cuts, order, holes) if structured => {
+                ReplyStyle::Chunks(cuts, order, holes) if structured => {
                     let mut cuts: Vec<u32> = cuts.iter().copied().chain([0, 4096]).collect();
                     cuts.sort_unstable();
                     cuts.dedup();
@@ -265,30 +281,30 @@ proptest! {
             want.done.push((tag, 0));
             want.content.insert(tag, content);
         }
-        let heard = hear(&mut replies, &bytes, &steps, 4096).unwrap();
-        prop_assert_eq!(heard, want);
+        let log = feed(&mut replies, &bytes, &steps, 4096).unwrap();
+        prop_assert_eq!(log, want);
         prop_assert_eq!(replies.in_flight(), 0);
     }
 }
 
 #[test]
 fn a_block_status_is_passed_on() {
-    let mut replies = Replies::new(&export(true));
+    let mut replies = ReplyParser::new(&export(true));
     let cookie = ask(&mut replies, 5, Command::BlockStatus, 0, 1 << 20);
     let mut bytes = chunk_block_status_header(cookie, 7, 2, false).to_vec();
     bytes.extend(block_descriptor(4096, STATE_HOLE | STATE_ZERO));
     bytes.extend(block_descriptor(8192, 0));
     bytes.extend(chunk_none(cookie));
-    let heard = hear(&mut replies, &bytes, &[5], 0).unwrap();
-    assert_eq!(heard.status, [(5, 7, vec![(4096, 3), (8192, 0)])]);
-    assert_eq!(heard.done, [(5, 0)]);
+    let log = feed(&mut replies, &bytes, &[5], 0).unwrap();
+    assert_eq!(log.status, [(5, 7, vec![(4096, 3), (8192, 0)])]);
+    assert_eq!(log.done, [(5, 0)]);
 }
 
 /// Each lie ends the connection with one line, whatever the pieces.
 #[test]
-fn servers_that_lie() {
-    type Lie = fn(u64, u64) -> Vec<u8>;
-    let rows: [(bool, Lie, &str); 16] = [
+fn servers_that_violate_the_protocol() {
+    type BadReply = fn(u64, u64) -> Vec<u8>;
+    let rows: [(bool, BadReply, &str); 16] = [
         (true, |_, _| vec![1; 20], "bad reply magic"),
         (true, |read, _| SimpleReply { error: 0, cookie: read }.encode().to_vec(), "a simple reply"),
         (false, |read, _| chunk_none(read).to_vec(), "nobody agreed on"),
@@ -322,10 +338,10 @@ fn servers_that_lie() {
     ];
     for (structured, lie, want) in rows {
         for step in [1, 3, 1 << 20] {
-            let mut replies = Replies::new(&export(structured));
+            let mut replies = ReplyParser::new(&export(structured));
             let read = ask(&mut replies, 1, Command::Read, 512, 4096);
             let write = ask(&mut replies, 2, Command::Write, 0, 4096);
-            let error = hear(&mut replies, &lie(read, write), &[step], 4096).unwrap_err().to_string();
+            let error = feed(&mut replies, &lie(read, write), &[step], 4096).unwrap_err().to_string();
             assert!(error.contains(want) && error.lines().count() == 1, "{error:?} for {want}");
         }
     }

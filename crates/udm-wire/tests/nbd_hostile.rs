@@ -1,13 +1,13 @@
 //! NBD clients and servers that break the rules: each is answered or refused as the protocol says,
 //! within bounds.
 
-use udm_wire::nbd::{self, BadOption, ClientOption, FromClient, HandshakeError, HandshakeParser};
+use udm_wire::nbd::{self, ClientMessage, ClientOption, HandshakeError, HandshakeParser, MalformedOption};
 
 /// A parser that has seen good flags.
 fn parser() -> HandshakeParser {
     let mut parser = HandshakeParser::new();
     let mut input = &nbd::encode_client_flags(nbd::ClientFlags::all())[..];
-    assert_eq!(parser.next(&mut input), Ok(Some(FromClient::Flags(nbd::ClientFlags::all()))));
+    assert_eq!(parser.next(&mut input), Ok(Some(ClientMessage::Flags(nbd::ClientFlags::all()))));
     parser
 }
 
@@ -15,7 +15,7 @@ fn header(option: u32, len: u32) -> Vec<u8> {
     [&nbd::MAGIC_OPTION.to_be_bytes()[..], &option.to_be_bytes(), &len.to_be_bytes()].concat()
 }
 
-fn one(option: u32, data: &[u8]) -> Result<Option<FromClient>, HandshakeError> {
+fn one(option: u32, data: &[u8]) -> Result<Option<ClientMessage>, HandshakeError> {
     let bytes = [&header(option, data.len() as u32)[..], data].concat();
     let mut input = &bytes[..];
     let out = parser().next(&mut input);
@@ -25,7 +25,7 @@ fn one(option: u32, data: &[u8]) -> Result<Option<FromClient>, HandshakeError> {
 
 fn refusal(option: u32, data: &[u8]) -> (u32, &'static str) {
     match one(option, data) {
-        Ok(Some(FromClient::Option(option))) => option.refusal().expect("a refusal"),
+        Ok(Some(ClientMessage::Option(option))) => option.refusal().expect("a refusal"),
         other => panic!("{other:?}"),
     }
 }
@@ -87,12 +87,12 @@ fn a_bad_export_name_ends_the_connection() {
     let name = "x".repeat(4096);
     assert_eq!(
         one(nbd::OPT_EXPORT_NAME, name.as_bytes()),
-        Ok(Some(FromClient::Option(ClientOption::ExportName(name))))
+        Ok(Some(ClientMessage::Option(ClientOption::ExportName(name))))
     );
 }
 
 #[test]
-fn what_is_too_long_is_skipped_or_ends_the_connection() {
+fn oversized_options_are_skipped_or_close() {
     let mut parser = parser();
     let bytes = [
         header(nbd::OPT_INFO, nbd::OPTION_LEN_MAX + 1),
@@ -107,12 +107,15 @@ fn what_is_too_long_is_skipped_or_ends_the_connection() {
             said.push(message);
         }
     }
-    let bad = BadOption {
+    let bad = MalformedOption {
         option: nbd::OPT_INFO,
         reply: nbd::REP_ERR_TOO_BIG,
         why: "the option is longer than 64 KiB",
     };
-    assert_eq!(said, [FromClient::Option(ClientOption::Bad(bad)), FromClient::Option(ClientOption::Abort)]);
+    assert_eq!(
+        said,
+        [ClientMessage::Option(ClientOption::Bad(bad)), ClientMessage::Option(ClientOption::Abort)]
+    );
 
     for (option, len) in [
         (nbd::OPT_INFO, nbd::OPTION_SKIP_MAX + 1),
@@ -125,17 +128,17 @@ fn what_is_too_long_is_skipped_or_ends_the_connection() {
 }
 
 #[test]
-fn nobody_haggles_for_ever() {
+fn the_number_of_options_is_bounded() {
     let mut parser = parser();
     let list = header(nbd::OPT_LIST, 0);
     for _ in 0..nbd::OPTIONS_MAX {
-        assert_eq!(parser.next(&mut &list[..]), Ok(Some(FromClient::Option(ClientOption::List))));
+        assert_eq!(parser.next(&mut &list[..]), Ok(Some(ClientMessage::Option(ClientOption::List))));
     }
     assert_eq!(parser.next(&mut &list[..]), Err(HandshakeError::TooManyOptions));
 }
 
 #[test]
-fn strangers_are_sent_away() {
+fn other_protocols_are_refused() {
     let mut parser = HandshakeParser::new();
     assert_eq!(parser.next(&mut &b"GET / HTTP/1.1"[..]), Err(HandshakeError::UnknownFlags(0x4745_5420)));
     let mut parser = self::parser();
@@ -164,7 +167,7 @@ fn flags_belong_to_commands() {
 }
 
 #[test]
-fn what_udm_sends_keeps_the_limits() {
+fn sent_strings_are_clipped() {
     let long = format!("{}ä{}", "x".repeat(4095), "y".repeat(100_000));
     let mut out = Vec::new();
     nbd::put_error(&mut out, nbd::OPT_GO, nbd::REP_ERR_UNKNOWN, &long);

@@ -2,7 +2,7 @@
 //! decoded, and encoded again to the same bytes.
 
 use udm_wire::nbd::{
-    self, BlockSizes, Chunk, ClientFlags, ClientOption, Command, CommandFlags, ExportFlags, FromClient,
+    self, BlockSizes, Chunk, ClientFlags, ClientMessage, ClientOption, Command, CommandFlags, ExportFlags,
     Greeting, HandshakeFlags, HandshakeParser, Info, InfoRequest, MetaRequest, OptionReply,
     OptionReplyHeader, ReplyHeader, Request,
 };
@@ -25,10 +25,10 @@ fn options_of(mut client: &[u8]) -> (ClientFlags, Vec<ClientOption>, &[u8]) {
     let mut parser = HandshakeParser::new();
     let mut encoded = Vec::new();
     let whole = client;
-    let Some(FromClient::Flags(flags)) = parser.next(&mut client).unwrap() else { panic!("no flags") };
+    let Some(ClientMessage::Flags(flags)) = parser.next(&mut client).unwrap() else { panic!("no flags") };
     encoded.extend(nbd::encode_client_flags(flags));
     let mut options = Vec::new();
-    while let Some(FromClient::Option(option)) = parser.next(&mut client).unwrap() {
+    while let Some(ClientMessage::Option(option)) = parser.next(&mut client).unwrap() {
         option.encode(&mut encoded);
         options.push(option);
         if matches!(options.last(), Some(ClientOption::Go(_))) {
@@ -149,7 +149,7 @@ fn greeted(server: &[u8]) -> &[u8] {
 }
 
 #[test]
-fn a_conversation_with_structured_replies() {
+fn a_recorded_session_with_structured_replies() {
     let (client, server) = conversation(include_str!("data/nbd-structured.txt"));
     let (flags, options, client) = options_of(&client);
     assert_eq!(flags, ClientFlags::FIXED_NEWSTYLE | ClientFlags::NO_ZEROES);
@@ -214,7 +214,7 @@ fn a_conversation_with_structured_replies() {
 }
 
 #[test]
-fn a_conversation_with_simple_replies() {
+fn a_recorded_session_with_simple_replies() {
     let (client, server) = conversation(include_str!("data/nbd-simple.txt"));
     let (_, options, client) = options_of(&client);
     assert_eq!(options, [ClientOption::List, ClientOption::Info(ask("nope")), ClientOption::Go(ask("disk"))]);
@@ -235,7 +235,7 @@ fn a_conversation_with_simple_replies() {
 }
 
 #[test]
-fn a_conversation_about_what_is_allocated() {
+fn a_recorded_block_status_session() {
     let (client, server) = conversation(include_str!("data/nbd-block-status.txt"));
     let (_, options, client) = options_of(&client);
     let context = nbd::CONTEXT_ALLOCATION.to_owned();

@@ -3,19 +3,19 @@
 use udm_wire::table;
 
 /// A text, with the targets that dmsetup handed to the kernel, or its message.
-struct Case {
+struct RecordedTable {
     text: String,
     targets: Vec<String>,
     error: Option<String>,
 }
 
-fn cases() -> Vec<Case> {
-    let mut cases: Vec<Case> = Vec::new();
+fn cases() -> Vec<RecordedTable> {
+    let mut cases: Vec<RecordedTable> = Vec::new();
     for line in include_str!("data/dmsetup-tables.txt").lines().filter(|line| !line.starts_with('#')) {
         let (key, value) = line.split_once(' ').unwrap();
         let value: String = serde_json::from_str(value).unwrap();
         match key {
-            "text" => cases.push(Case { text: value, targets: Vec::new(), error: None }),
+            "text" => cases.push(RecordedTable { text: value, targets: Vec::new(), error: None }),
             "target" => cases.last_mut().unwrap().targets.push(value),
             "error" => cases.last_mut().unwrap().error = Some(value),
             _ => panic!("{line}"),
@@ -28,7 +28,7 @@ fn cases() -> Vec<Case> {
 fn tables_read_as_dmsetup_reads_them() {
     let cases = cases();
     assert!(cases.len() > 20, "the recording is missing");
-    for Case { text, targets, error } in cases {
+    for RecordedTable { text, targets, error } in cases {
         match (table::parse(&text), error) {
             (Err(ours), Some(theirs)) => assert_eq!(ours.in_table("on stdin"), theirs, "{text:?}"),
             (Ok(lines), None) => {

@@ -1,6 +1,6 @@
 //! Tables: what the recordings do not reach. Quoting, errors with carets, bounds.
 
-use udm_wire::table::{self, Line};
+use udm_wire::table::{self, TableLine};
 
 fn error_of(text: &str) -> (String, String) {
     let error = table::parse(text).unwrap_err();
@@ -48,10 +48,10 @@ fn a_backslash_quotes_as_in_the_kernel() {
     assert_eq!(lines[0].to_string(), "0 8 linear a\\ b\\\\c\\#de 0\\\\");
     assert_eq!(
         lines[0],
-        Line {
+        TableLine {
             text: lines[0].text.clone(),
             spans: lines[0].spans.clone(),
-            ..Line::new(0, 8, "linear", ["a b\\c#de", "0\\"])
+            ..TableLine::new(0, 8, "linear", ["a b\\c#de", "0\\"])
         }
     );
 }

@@ -4,8 +4,8 @@
 use std::path::PathBuf;
 use udm_core::Nanos;
 use udm_wire::uri::{
-    DeviceUri, Fence, FileUri, NbdAddress, NbdUri, NullParams, Patience, QueueParams, Scheduler, Silence,
-    parse,
+    DeadlineSetting, DeviceUri, Fence, FileUri, NbdAddress, NbdUri, NullParams, QueueParams, Scheduler,
+    SilencePolicy, parse,
 };
 
 fn file(path: &str, direct: Option<bool>, readonly: bool) -> DeviceUri {
@@ -22,18 +22,21 @@ fn unix(socket: &str, export: &str) -> DeviceUri {
 
 fn silent(device: DeviceUri, deadline: u64, fence: Fence) -> DeviceUri {
     let DeviceUri::Nbd(uri) = device else { panic!("an NBD URI") };
-    let deadline = Patience::For(Nanos::from_millis(deadline));
-    DeviceUri::Nbd(NbdUri { silence: Silence { deadline, fence }, ..uri })
+    let deadline = DeadlineSetting::For(Nanos::from_millis(deadline));
+    DeviceUri::Nbd(NbdUri { silence: SilencePolicy { deadline, fence }, ..uri })
 }
 
 fn endless(device: DeviceUri) -> DeviceUri {
     let DeviceUri::Nbd(uri) = device else { panic!("an NBD URI") };
-    DeviceUri::Nbd(NbdUri { silence: Silence { deadline: Patience::Endless, ..uri.silence }, ..uri })
+    DeviceUri::Nbd(NbdUri {
+        silence: SilencePolicy { deadline: DeadlineSetting::Never, ..uri.silence },
+        ..uri
+    })
 }
 
 /// Over TCP nobody says when the other machine is gone, so there is a deadline.
 #[test]
-fn how_long_a_silence_may_last() {
+fn deadline_defaults_per_transport() {
     for (word, seconds) in [
         ("nbd://h/", Some(60)),
         ("nbd://h/?deadline=2s", Some(2)),

@@ -7,7 +7,7 @@ use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use std::alloc::System;
 use udm_control::{Registry, verbs};
 use udm_core::{Batch, Bio, BioFlags, Buf, CoreId, Lane, Op, Sector, Sectors};
-use udm_runtime::{Cluster, CoreOptions, LocalCore};
+use udm_runtime::{CoreOptions, CoreSet, LocalCore};
 
 #[global_allocator]
 static ALLOC: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
@@ -46,7 +46,7 @@ fn run(core: &mut LocalCore, lane: &mut dyn Lane, ready: &mut Batch, done: &mut 
     }
 }
 
-/// Counts what is allocated while `run` runs. The test's own harness, on another thread, is counted
+/// Counts what is allocated while `run_task` runs. The test's own harness, on another thread, is counted
 /// as well: so one run of three must be clean.
 fn allocates_nothing(what: &str, mut run: impl FnMut()) {
     let mut changes = Vec::new();
@@ -70,7 +70,7 @@ fn a_million_requests_allocate_nothing() {
 }
 
 fn paths() {
-    let cluster = Cluster::new(1).unwrap();
+    let cluster = CoreSet::new(1).unwrap();
     let registry = Registry::new(cluster.clone(), 1);
     let mut core = LocalCore::attach(&cluster, CoreId(0), CoreOptions::default()).unwrap();
     for selector in [
@@ -97,7 +97,7 @@ fn paths() {
 fn files() {
     let file = tempfile::NamedTempFile::new().unwrap();
     file.as_file().set_len(512 << 20).unwrap();
-    let cluster = Cluster::new(1).unwrap();
+    let cluster = CoreSet::new(1).unwrap();
     let mut core = LocalCore::attach(&cluster, CoreId(0), CoreOptions::default()).unwrap();
     for direct in ["off", "on"] {
         let uri = format!("file:{}?direct={direct}", file.path().display());

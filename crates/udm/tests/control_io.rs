@@ -13,12 +13,12 @@ use udm_core::errno::{EBUSY, EINTR, EIO, ESHUTDOWN, ETIMEDOUT};
 use udm_core::{Batch, Bio, Buf, CoreId, Device, Nanos, Op, OpenError, SECTOR_SIZE, Sector, Sectors};
 use udm_dm::TargetError;
 use udm_dm::testing::TestDisk;
-use udm_runtime::{Cluster, CoreOptions, LocalCore, Runtime, RuntimeOptions};
+use udm_runtime::{CoreOptions, CoreSet, LocalCore, Runtime, RuntimeOptions};
 
 /// A server's cores and devices.
 struct Server {
     runtime: Option<Runtime>,
-    cluster: Arc<Cluster>,
+    cluster: Arc<CoreSet>,
     registry: Arc<Registry>,
     folder: TempDir,
 }
@@ -216,7 +216,7 @@ fn library_cores_do_it_beside_their_own_lanes() {
     std::fs::File::create(&path).unwrap().set_len(8 << 20).unwrap();
     let open = |word: &str| udm_backends::open(&udm_wire::uri::parse(word).unwrap()).unwrap();
     let (file, memory) = (open(&path.display().to_string()), open("mem:8M"));
-    let cluster = Cluster::new(2).unwrap();
+    let cluster = CoreSet::new(2).unwrap();
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         for id in 0..2 {

@@ -30,7 +30,7 @@ struct SilentFixture {
 }
 
 impl SilentFixture {
-    /// `silence` is what the URI of the first says of that, with `FOLDER` for the folder of all.
+    /// `reply_deadline` is what the URI of the first says of that, with `FOLDER` for the folder of all.
     fn new(silence: &str) -> Option<SilentFixture> {
         if !has("nbdkit") {
             return None;

@@ -88,7 +88,7 @@ const TEST_IMPORTS: &[(&str, &[&str])] = &[
 /// passes. Paths or beginnings of them.
 const UNSAFE: &[&str] = &[
     "crates/udm-buf/src/lib.rs",
-    "crates/udm-buf/src/part.rs",
+    "crates/udm-buf/src/partition.rs",
     "crates/udm-buf/src/shared.rs",
     "crates/udm-capi/src/abi.rs",
     "crates/udm-capi/src/raw.rs",

@@ -3,7 +3,7 @@
 use crate::null::Null;
 use crate::testing::{TestCore, bare, scattered};
 use proptest::prelude::*;
-use udm_core::{Bio, BioFlags, Content, Device, Extents, Op, Sector, Sectors, Status, WORK_MAX};
+use udm_core::{Bio, BioFlags, Device, ExtentKind, Extents, Op, Sector, Sectors, Status, TURN_BUDGET};
 use udm_wire::uri::{self, DeviceUri};
 
 /// A null device of `words`, with a cache.
@@ -179,7 +179,7 @@ fn without_power_nothing_is_served() {
 fn what_was_half_served_fails() {
     let device = null("size=64M,cache_size=64M");
     let mut core = TestCore::over(&device);
-    let sectors = 4 * WORK_MAX / 512;
+    let sectors = 4 * TURN_BUDGET / 512;
     let long = |core: &mut TestCore, bio| {
         core.submit(vec![bio]);
         assert_eq!(core.poll().0.len(), 0, "it takes longer than a turn");
@@ -199,7 +199,7 @@ fn what_is_cached_is_allocated() {
     let holes = || {
         let mut out = Extents::new(16);
         device.extents(Sector(0), Sectors(4096), &mut out);
-        out.list().iter().map(|one| (one.len.0, one.content == Content::Hole)).collect::<Vec<_>>()
+        out.list().iter().map(|one| (one.len.0, one.content == ExtentKind::Hole)).collect::<Vec<_>>()
     };
     assert_eq!(holes(), [(4096, true)]);
     core.run(write(1024, 1, 1, BioFlags::empty()));

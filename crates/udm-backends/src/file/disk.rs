@@ -16,8 +16,8 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
-use udm_core::{Commons, Sectors};
-use udm_runtime::drop_off_core;
+use udm_core::{Sectors, SharedDiskState};
+use udm_runtime::drop_blocking;
 
 /// The open disks of a process.
 #[derive(Default)]
@@ -100,7 +100,7 @@ pub(super) struct OpenDisk {
     /// What direct I/O asks for; `None` when the page cache is used.
     pub direct: Option<DirectAlignment>,
     pub is_block: bool,
-    pub commons: Commons,
+    pub shared_disk_state: SharedDiskState,
     /// It is a file in memory, that the page cache is used for: nothing of it waits for storage.
     pub in_memory: bool,
     /// A sync has failed.
@@ -175,7 +175,7 @@ impl OpenDisk {
             direct,
             in_memory: in_memory && direct.is_none(),
             is_block: matches!(identity, DiskIdentity::Block { .. }),
-            commons: Commons::default(),
+            shared_disk_state: SharedDiskState::default(),
             failed: Arc::default(),
             closing,
             fds: Mutex::default(),
@@ -244,7 +244,7 @@ impl Drop for OpenDisk {
         self.closing.disks().push(self.identity);
         let guard = ClosingGuard(Arc::clone(&self.closing), self.identity);
         // The descriptors before the guard.
-        drop_off_core((fds, guard));
+        drop_blocking((fds, guard));
     }
 }
 

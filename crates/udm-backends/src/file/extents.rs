@@ -7,7 +7,7 @@
 use rustix::fd::BorrowedFd;
 use rustix::fs::{self, SeekFrom};
 use rustix::io::Errno;
-use udm_core::{Content, Extents, SECTOR_SIZE, Sector, Sectors};
+use udm_core::{ExtentKind, Extents, SECTOR_SIZE, Sector, Sectors};
 
 /// Appends what `len` sectors of the file from `from` on hold.
 pub(super) fn extents(fd: BorrowedFd<'_>, from: Sector, len: Sectors, out: &mut Extents) {
@@ -22,7 +22,7 @@ pub(super) fn extents(fd: BorrowedFd<'_>, from: Sector, len: Sectors, out: &mut 
             Err(_) => at,
         };
         let data = data.max(at).min(end);
-        out.push(data - at, Content::Hole);
+        out.push(data - at, ExtentKind::Hole);
         if data == end {
             return;
         }
@@ -31,7 +31,7 @@ pub(super) fn extents(fd: BorrowedFd<'_>, from: Sector, len: Sectors, out: &mut 
             Err(_) => end,
         };
         let hole = if hole <= data { end } else { hole.min(end) };
-        out.push(hole - data, Content::Data);
+        out.push(hole - data, ExtentKind::Data);
         at = hole;
     }
 }
@@ -42,7 +42,7 @@ mod tests {
     use rustix::fd::AsFd;
     use std::os::unix::fs::FileExt;
 
-    fn of(file: &std::fs::File, from: u64, len: u64) -> Vec<(u64, Content)> {
+    fn of(file: &std::fs::File, from: u64, len: u64) -> Vec<(u64, ExtentKind)> {
         let mut out = Extents::new(100);
         extents(file.as_fd(), Sector(from), Sectors(len), &mut out);
         out.list().iter().map(|e| (e.len.0, e.content)).collect()
@@ -50,7 +50,7 @@ mod tests {
 
     #[test]
     fn holes_and_data() {
-        use Content::{Data, Hole};
+        use ExtentKind::{Data, Hole};
         let file = tempfile::tempfile().unwrap();
         file.set_len(4 << 20).unwrap();
         assert_eq!(of(&file, 3, 5), [(5, Hole)]);

@@ -12,13 +12,19 @@ use rustix::io::{Errno, retry_on_intr};
 use rustix::process::{Resource, getrlimit};
 use std::sync::Arc;
 use udm_core::errno::{EAGAIN, EFBIG, EIO, EOPNOTSUPP, EROFS};
-use udm_core::{Grown, OpenError, Sectors};
+use udm_core::{GrowCallback, OpenError, Sectors};
 
 /// The longest file that there can be: what the kernel counts in is signed.
 const LENGTH_MAX: u64 = i64::MAX as u64;
 
 /// Makes the file behind `fd` at least as large as `size`, and tells `then`.
-pub(super) fn start(disk: &Arc<OpenDisk>, fd: &Arc<OwnedFd>, read_only: bool, size: Sectors, then: Grown) {
+pub(super) fn start(
+    disk: &Arc<OpenDisk>,
+    fd: &Arc<OwnedFd>,
+    read_only: bool,
+    size: Sectors,
+    then: GrowCallback,
+) {
     if disk.is_block {
         return then(Err(OpenError::new(EOPNOTSUPP, "a block device does not grow by itself")));
     }

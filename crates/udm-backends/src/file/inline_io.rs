@@ -65,7 +65,7 @@ impl InlineIo {
     pub(super) fn push(&mut self, tag: u64, op: RingOp) -> Result<(), RingOp> {
         // Memory that others share is the kernel's to copy.
         if let RingOp::Read { data, .. } | RingOp::Write { data, .. } = &op
-            && data.is_foreign()
+            && data.is_shared()
         {
             return Err(op);
         }
@@ -97,7 +97,7 @@ impl FileLane {
             let result = fs::fdatasync(&fd).map(|()| 0).map_err(Errno::raw_os_error);
             self.operation_done(Done { tag, result, data: Segments::new() }, cx);
         }
-        let mut left = cx.work_left();
+        let mut left = cx.cpu_budget();
         let mut first = true;
         while first || left > 0 {
             let Some(mut transfer) = self.inline_io.short.pop_front() else { break };
@@ -120,7 +120,7 @@ impl FileLane {
                 None => self.inline_io.long.push_back(transfer),
             }
         }
-        cx.set_work_left(left);
+        cx.set_cpu_budget(left);
         if !self.inline_io.is_idle() {
             cx.wake_now();
         }
@@ -178,7 +178,7 @@ mod tests {
     use super::super::tests::{DiskUnderTest, core, file_in_memory, file_of, open, skipped};
     use super::*;
     use crate::testing::scattered;
-    use udm_core::{Batch, Bio, BioFlags, Op, Sector, Sectors, Status, WORK_MAX};
+    use udm_core::{Batch, Bio, BioFlags, Op, Sector, Sectors, Status, TURN_BUDGET};
 
     #[test]
     fn a_file_on_a_disk_is_the_rings() {
@@ -200,9 +200,9 @@ mod tests {
         let mut lane = core.open(&file).unwrap();
         let mut batch: Batch = (0..8)
             .map(|i| {
-                let mut data = scattered(WORK_MAX as usize, &[4096, 200_000]);
+                let mut data = scattered(TURN_BUDGET as usize, &[4096, 200_000]);
                 data.fill(i as u8);
-                Bio::write(Sector(i * WORK_MAX / 512), Sectors::from_bytes(WORK_MAX), data)
+                Bio::write(Sector(i * TURN_BUDGET / 512), Sectors::from_bytes(TURN_BUDGET), data)
             })
             .collect();
         batch.push(Bio::read(Sector(20_000), Sectors(8), scattered(4096, &[512])));

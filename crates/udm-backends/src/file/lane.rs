@@ -14,7 +14,7 @@ use slab::Slab;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use udm_core::{
-    Batch, Bio, BioFlags, BufPool, Cx, Lane, Limits, Nanos, Op, Sectors, Segments, Status, hand_over,
+    Batch, Bio, BioFlags, BufPool, Cx, Lane, Limits, Nanos, Op, Sectors, Segments, Status, move_batch,
 };
 use udm_runtime::{Done, RingOp, RingUser};
 
@@ -228,7 +228,7 @@ impl Lane for FileLane {
         if !self.inline_io.is_idle() {
             self.serve_inline(cx);
         }
-        hand_over(&mut self.ready, done);
+        move_batch(&mut self.ready, done);
     }
 }
 

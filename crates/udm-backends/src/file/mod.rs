@@ -60,8 +60,8 @@ use rustix::io::Errno;
 use std::sync::Arc;
 use udm_core::errno::EOPNOTSUPP;
 use udm_core::{
-    Commons, Content, Cx, Device, DeviceId, DiskLock, DiskTaken, Extents, Grown, Growth, Lane, Limits,
-    OpenError, Sector, Sectors,
+    Cx, Device, DeviceId, DiskBusy, DiskLock, ExtentKind, Extents, GrowCallback, Growth, Lane, Limits,
+    OpenError, Sector, Sectors, SharedDiskState,
 };
 use udm_runtime::Ring;
 
@@ -108,12 +108,12 @@ impl Device for File {
         Limits { size: self.disk.size(), ..self.limits }
     }
 
-    fn look_again(&self) {
+    fn refresh_size(&self) {
         // What can't be looked at keeps the size that it had.
         let _ = self.disk.refresh();
     }
 
-    fn can_be_cut(&self) -> bool {
+    fn may_shrink(&self) -> bool {
         !self.disk.is_block
     }
 
@@ -121,25 +121,25 @@ impl Device for File {
         self.growth
     }
 
-    fn grow(&self, size: Sectors, then: Grown) {
+    fn grow(&self, size: Sectors, then: GrowCallback) {
         grow::start(&self.disk, &self.handles[0].fd, self.limits.read_only, size, then);
     }
 
     fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
         if self.disk.is_block {
-            out.push(len, Content::Data);
+            out.push(len, ExtentKind::Data);
         } else {
             // Any of them: its position is not used otherwise.
             extents::extents(self.handles[0].fd.as_fd(), from, len, out);
         }
     }
 
-    fn commons(&self) -> Option<&Commons> {
-        Some(&self.disk.commons)
+    fn shared_disk_state(&self) -> Option<&SharedDiskState> {
+        Some(&self.disk.shared_disk_state)
     }
 
     /// By `flock`. A block device that is written to is exclusive as it is.
-    fn lock(&self) -> Result<Option<DiskLock>, DiskTaken> {
+    fn lock(&self) -> Result<Option<DiskLock>, DiskBusy> {
         if self.disk.is_block || self.limits.read_only {
             return Ok(None);
         }
@@ -153,7 +153,7 @@ impl Device for File {
                     tries += 1;
                     std::thread::sleep(open::CLAIM_PAUSE);
                 }
-                Err(Errno::WOULDBLOCK) => return Err(DiskTaken),
+                Err(Errno::WOULDBLOCK) => return Err(DiskBusy),
                 // A file system that knows no locks.
                 Err(_) => return Ok(None),
             }

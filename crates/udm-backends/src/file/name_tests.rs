@@ -33,7 +33,10 @@ fn two_names_of_one_disk_are_two_devices_over_one() {
     assert!(one == same && one != other, "{one:?} {same:?} {other:?}");
     assert_ne!(a.id(), b.id(), "each can be a path");
     assert!(std::ptr::eq(&*a.disk, &*b.disk));
-    assert!(std::ptr::eq(a.commons().unwrap(), b.commons().unwrap()), "who has one alone has the other");
+    assert!(
+        std::ptr::eq(a.shared_disk_state().unwrap(), b.shared_disk_state().unwrap()),
+        "who has one alone has the other"
+    );
     assert!(!a.limits().private_cache, "a regular file has one page cache");
 }
 

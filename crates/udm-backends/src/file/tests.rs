@@ -11,7 +11,7 @@ use tempfile::{NamedTempFile, TempDir};
 use udm_core::{
     Batch, Bio, BioFlags, Buf, CoreId, Device, Lane, Limits, Op, OpenError, Sector, Sectors, Segments, Status,
 };
-use udm_runtime::{Cluster, CoreOptions, LocalCore};
+use udm_runtime::{CoreOptions, CoreSet, LocalCore};
 use udm_wire::uri::FileUri;
 
 /// A core of its own with a lane of the file.
@@ -22,7 +22,7 @@ pub(super) struct DiskUnderTest {
 }
 
 pub(super) fn core() -> LocalCore {
-    LocalCore::attach(&Cluster::new(1).unwrap(), CoreId(0), CoreOptions::default()).unwrap()
+    LocalCore::attach(&CoreSet::new(1).unwrap(), CoreId(0), CoreOptions::default()).unwrap()
 }
 
 /// `path`, opened for both and with what is usual otherwise.

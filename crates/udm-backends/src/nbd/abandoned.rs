@@ -12,9 +12,9 @@ use super::request::{NbdRequest, status_of};
 use super::send_queue::SendQueue;
 use slab::Slab;
 use std::sync::Arc;
-use udm_core::{Batch, BufPool, Cx, Epoch, Listener, Nanos, Status};
+use udm_core::{Batch, BufPool, Cx, Nanos, Status, WaitHandle, WakeEpoch};
 use udm_runtime::Done;
-use udm_wire::nbd::client::Event;
+use udm_wire::nbd::client::ReplyEvent;
 use udm_wire::uri::Fence;
 
 /// The most of them in a lane. Behind them it takes no more requests.
@@ -39,7 +39,7 @@ pub(super) struct AbandonedConnection {
     given_up: Nanos,
     /// When the bell was last rung that was looked at, and the time to look whether it rings or
     /// not.
-    seen: Option<Epoch>,
+    seen: Option<WakeEpoch>,
     look_at: Nanos,
     /// How many writes there were, and how many of them go elsewhere.
     all: usize,
@@ -51,7 +51,7 @@ pub(super) struct AbandonedConnection {
 /// What a lane lends.
 pub(super) struct LaneResources<'a> {
     pub(super) server: &'a Arc<RemoteExport>,
-    pub(super) listener: &'a Listener,
+    pub(super) listener: &'a WaitHandle,
     pub(super) pool: &'a mut BufPool,
     pub(super) finished: &'a mut Vec<Done>,
     pub(super) over: &'a mut Vec<usize>,
@@ -83,7 +83,7 @@ impl AbandonedConnection {
         // These ended in the middle of what was received.
         if let (Some(connection), LossKind::ProtocolError | LossKind::ShuttingDown) = (&connection, end) {
             connection.receive(None, resources.pool);
-            connection.set_patient(end == LossKind::ShuttingDown && send_queue.is_empty());
+            connection.set_defer_sends(end == LossKind::ShuttingDown && send_queue.is_empty());
         }
         resources.server.fencing.hold(slots.len());
         let lost = end == LossKind::LocalError;
@@ -145,13 +145,13 @@ impl AbandonedConnection {
             let Some(connection) = &mut self.connection else { break };
             match connection.finished(done, resources.pool, cx) {
                 Ok(ConnectionEvent::Bytes(buf, n)) => {
-                    cx.set_work_left(cx.work_left().saturating_sub(n as u64));
+                    cx.set_cpu_budget(cx.cpu_budget().saturating_sub(n as u64));
                     if self.believed && self.take_in(&buf[..n], resources.ready).is_err() {
                         self.believed = false;
                     }
                     if let Some(connection) = &self.connection {
                         connection.receive(Some(buf), resources.pool);
-                        connection.set_patient(self.believed && self.send_queue.is_empty());
+                        connection.set_defer_sends(self.believed && self.send_queue.is_empty());
                     }
                 }
                 Ok(ConnectionEvent::Sent(buf)) => resources.pool.put(buf),
@@ -183,7 +183,7 @@ impl AbandonedConnection {
         };
         while let Some(event) = replies.take(&mut input).map_err(drop)? {
             // What was read is nobody's any more.
-            if let Event::Done { tag, error } = event
+            if let ReplyEvent::Done { tag, error } = event
                 && self.slots.contains(tag as usize)
             {
                 answered(tag as usize, status_of(error), &mut self.slots, &mut self.send_queue, ready);
@@ -206,7 +206,7 @@ impl AbandonedConnection {
         }
         let ConnectionStage::Ready(replies) = &mut connection.stage else { return };
         let buf = self.send_queue.gather(&self.slots, replies, resources.pool, resources.over);
-        connection.set_patient(self.send_queue.is_empty());
+        connection.set_defer_sends(self.send_queue.is_empty());
         connection.send(buf);
         for key in resources.over.drain(..) {
             let mut slot = self.slots.remove(key);

@@ -10,9 +10,11 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 use udm_core::errno::{ECONNREFUSED, EIO, EPROTO, ETIMEDOUT, from_nbd};
 use udm_core::{Nanos, OpenError};
-use udm_wire::nbd::client::{Asked, ClientError, Event, Export, Replies, Shake, Wish};
+use udm_wire::nbd::client::{
+    ClientError, ClientHandshake, Export, HandshakeOptions, ReplyEvent, ReplyParser, RequestParams,
+};
 use udm_wire::nbd::{Command, CommandFlags};
-use udm_wire::uri::{NbdAddress, NbdUri, Span};
+use udm_wire::uri::{NbdAddress, NbdUri, TimeSpan};
 
 /// How long a server may take over a part of an answer, and over the handshake where its deadline
 /// is not shorter.
@@ -28,7 +30,7 @@ pub enum NbdClientError {
     #[error("{0}")]
     Io(io::Error),
     /// It has not answered in time.
-    #[error("no answer within {}", Span(Nanos(.0.as_nanos() as u64)))]
+    #[error("no answer within {}", TimeSpan(Nanos(.0.as_nanos() as u64)))]
     Silent(Duration),
     /// It says something else than it should.
     #[error(transparent)]
@@ -77,7 +79,7 @@ impl NbdClientError {
 /// See the module's documentation.
 pub struct NbdClient {
     stream: File,
-    replies: Replies,
+    replies: ReplyParser,
     export: Export,
     bytes: Box<[u8]>,
 }
@@ -127,7 +129,8 @@ impl NbdClient {
         let mut stream = open(address, patience)?;
         let contexts: Vec<String> = contexts.iter().map(|&context| context.to_owned()).collect();
         let export = uri.export.clone();
-        let mut shake = Shake::new(Wish { export, structured: !contexts.is_empty(), contexts });
+        let mut shake =
+            ClientHandshake::new(HandshakeOptions { export, structured: !contexts.is_empty(), contexts });
         let mut bytes = vec![0; RECEIVE].into_boxed_slice();
         loop {
             set_patience(&stream, left()?)?;
@@ -135,7 +138,7 @@ impl NbdClient {
             // A server says nothing behind the handshake until it is asked.
             if let Some(export) = shake.take(&mut &bytes[..n])? {
                 set_patience(&stream, PATIENCE)?;
-                return Ok(NbdClient { stream, replies: Replies::new(&export), export, bytes });
+                return Ok(NbdClient { stream, replies: ReplyParser::new(&export), export, bytes });
             }
             stream.write_all(&shake.take_out())?;
         }
@@ -163,18 +166,18 @@ impl NbdClient {
         offset: u64,
         len: u32,
         data: &[u8],
-        mut each: impl FnMut(Event<'_>),
+        mut each: impl FnMut(ReplyEvent<'_>),
     ) -> Result<(), NbdClientError> {
         let flags = CommandFlags::empty();
-        self.stream.write_all(&self.replies.ask(0, Asked { command, flags, offset, len }))?;
+        self.stream.write_all(&self.replies.ask(0, RequestParams { command, flags, offset, len }))?;
         self.stream.write_all(data)?;
         loop {
             let n = receive(&mut self.stream, &mut self.bytes)?;
             let mut input = &self.bytes[..n];
             while let Some(event) = self.replies.take(&mut input)? {
                 match event {
-                    Event::Done { error: 0, .. } => return Ok(()),
-                    Event::Done { error, .. } => {
+                    ReplyEvent::Done { error: 0, .. } => return Ok(()),
+                    ReplyEvent::Done { error, .. } => {
                         return Err(NbdClientError::Failed { command, offset, errno: from_nbd(error) });
                     }
                     event => each(event),
@@ -191,7 +194,7 @@ impl NbdClient {
         let mut data = vec![0; len as usize];
         self.ask(Command::Read, offset, len, &[], |event| {
             // Zeroes are there already.
-            if let Event::Data { at, bytes, .. } = event {
+            if let ReplyEvent::Data { at, bytes, .. } = event {
                 data[at as usize..][..bytes.len()].copy_from_slice(bytes);
             }
         })?;

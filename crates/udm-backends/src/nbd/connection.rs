@@ -7,7 +7,7 @@ use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
 use udm_core::{Buf, BufPool, Cx, Nanos, Segments, errno};
 use udm_runtime::{Done, Ring, RingOp, RingUser};
-use udm_wire::nbd::client::{Asked, Replies, Shake, Wish};
+use udm_wire::nbd::client::{ClientHandshake, HandshakeOptions, ReplyParser, RequestParams};
 use udm_wire::nbd::{Command, CommandFlags};
 
 /// How long connecting and the handshake may take together, unless the path's deadline is shorter.
@@ -31,9 +31,9 @@ pub(super) enum ConnectionStage {
     /// The socket is being connected.
     Connecting,
     /// The handshake is under way.
-    Handshaking(Box<Shake>),
+    Handshaking(Box<ClientHandshake>),
     /// Requests may be sent.
-    Ready(Box<Replies>),
+    Ready(Box<ReplyParser>),
 }
 
 /// Why a connection is given up.
@@ -172,7 +172,7 @@ impl Connection {
     /// later.
     #[cold]
     fn passing(&mut self, errno: i32, tag: u64, op: RingOp, cx: &mut Cx<'_>) {
-        if !errno::is_shortage(errno) || bugs::on(Bug::ShortageSpins) {
+        if !errno::is_memory_shortage(errno) || bugs::on(Bug::ShortageSpins) {
             return self.user.push(tag, op);
         }
         if self.again.is_empty() {
@@ -222,7 +222,7 @@ impl Connection {
         match (done.tag, done.result) {
             (CONNECT, Ok(_)) => Ok(ConnectionEvent::Connected),
             (CONNECT, Err(errno)) => failed("connect", errno),
-            (SEND, Err(errno)) if errno::is_passing(errno) && !bugs::on(Bug::InterruptedLost) => {
+            (SEND, Err(errno)) if errno::is_transient(errno) && !bugs::on(Bug::InterruptedLost) => {
                 // Nothing of it has left.
                 self.passing(errno, SEND, self.sends(done.data), cx);
                 Ok(ConnectionEvent::Nothing)
@@ -247,7 +247,7 @@ impl Connection {
                 let mut data = done.data;
                 Ok(data.pop().map_or(ConnectionEvent::Nothing, |buf| ConnectionEvent::Bytes(buf, n)))
             }
-            (_, Err(errno)) if errno::is_passing(errno) => {
+            (_, Err(errno)) if errno::is_transient(errno) => {
                 let buf = self.room_of(done.data.into_iter().next(), pool);
                 self.passing(errno, RECEIVE, self.receives(buf), cx);
                 Ok(ConnectionEvent::Nothing)
@@ -258,8 +258,9 @@ impl Connection {
 
     /// The socket is connected: the handshake begins.
     pub(super) fn shake(&mut self, export: &str, pool: &mut BufPool) {
-        let wish = Wish { export: export.to_owned(), structured: true, ..Wish::default() };
-        self.stage = ConnectionStage::Handshaking(Box::new(Shake::new(wish)));
+        let wish =
+            HandshakeOptions { export: export.to_owned(), structured: true, ..HandshakeOptions::default() };
+        self.stage = ConnectionStage::Handshaking(Box::new(ClientHandshake::new(wish)));
         self.receive(None, pool);
     }
 
@@ -304,8 +305,8 @@ impl Connection {
     }
 
     /// Says whether nobody waits for the end of the send that is under way.
-    pub(super) fn set_patient(&self, patient: bool) {
-        self.user.set_patient(patient);
+    pub(super) fn set_defer_sends(&self, patient: bool) {
+        self.user.set_defer_sends(patient);
     }
 
     /// Sends `buf`. One send at a time.
@@ -332,8 +333,12 @@ impl Drop for Connection {
         if let (ConnectionStage::Ready(replies), false) = (&mut self.stage, self.sending)
             && replies.in_flight() == 0
         {
-            let asked =
-                Asked { command: Command::Disconnect, flags: CommandFlags::empty(), offset: 0, len: 0 };
+            let asked = RequestParams {
+                command: Command::Disconnect,
+                flags: CommandFlags::empty(),
+                offset: 0,
+                len: 0,
+            };
             let header = replies.ask(0, asked);
             let mut buf = Buf::zeroed(header.len());
             buf.copy_from_slice(&header);

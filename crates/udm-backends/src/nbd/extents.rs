@@ -3,8 +3,8 @@
 use super::client::{NbdClient, NbdClientError};
 use super::remote_export::RemoteExport;
 use std::sync::{Arc, Mutex, PoisonError};
-use udm_core::{Content, Extents, SECTOR_SIZE, Sector, Sectors};
-use udm_wire::nbd::client::Event;
+use udm_core::{ExtentKind, Extents, SECTOR_SIZE, Sector, Sectors};
+use udm_wire::nbd::client::ReplyEvent;
 use udm_wire::nbd::{CONTEXT_ALLOCATION, Command, STATE_ZERO};
 
 /// The longest range that one question is about, in bytes.
@@ -46,17 +46,17 @@ impl BlockStatusClient {
 /// Asks about a range from `at` on, and says how many bytes of it were told.
 fn ask(client: &mut NbdClient, at: u64, left: u64, out: &mut Extents) -> Result<u64, NbdClientError> {
     let Some(allocation) = client.export().contexts.first().map(|(id, _)| *id) else {
-        out.push(Sectors::from_bytes(left), Content::Data);
+        out.push(Sectors::from_bytes(left), ExtentKind::Data);
         return Ok(left);
     };
     let len = left.min(RANGE_MAX);
-    let mut runs = RunMerger { told: 0, part: 0, content: Content::Hole };
+    let mut runs = RunMerger { told: 0, part: 0, content: ExtentKind::Hole };
     client.ask(Command::BlockStatus, at, len as u32, &[], |event| {
-        if let Event::Status { context, descriptors, .. } = event
+        if let ReplyEvent::Status { context, descriptors, .. } = event
             && context == allocation
         {
             for (n, state) in descriptors {
-                let content = if state & STATE_ZERO != 0 { Content::Hole } else { Content::Data };
+                let content = if state & STATE_ZERO != 0 { ExtentKind::Hole } else { ExtentKind::Data };
                 runs.add(u64::from(n).min(len - runs.told), content, out);
             }
         }
@@ -64,7 +64,7 @@ fn ask(client: &mut NbdClient, at: u64, left: u64, out: &mut Extents) -> Result<
     let whole = runs.told - runs.part;
     if whole == 0 {
         // Nothing, or less than a sector: it goes on behind that.
-        out.push(Sectors(1), Content::Data);
+        out.push(Sectors(1), ExtentKind::Data);
         return Ok(SECTOR_SIZE);
     }
     Ok(whole)
@@ -76,16 +76,16 @@ struct RunMerger {
     told: u64,
     /// Bytes of the last sector, which is not whole.
     part: u64,
-    content: Content,
+    content: ExtentKind,
 }
 
 impl RunMerger {
-    fn add(&mut self, bytes: u64, content: Content, out: &mut Extents) {
+    fn add(&mut self, bytes: u64, content: ExtentKind, out: &mut Extents) {
         self.told += bytes;
         let fills = bytes.min((SECTOR_SIZE - self.part) % SECTOR_SIZE);
         if self.part > 0 {
             if self.content != content {
-                self.content = Content::Data;
+                self.content = ExtentKind::Data;
             }
             self.part += fills;
             if self.part < SECTOR_SIZE {
@@ -107,7 +107,7 @@ mod tests {
     /// Runs that end within sectors: each byte counts for the sector that it is in.
     #[test]
     fn runs_become_sectors() {
-        use Content::{Data, Hole};
+        use ExtentKind::{Data, Hole};
         let mut out = Extents::new(100);
         let mut runs = RunMerger { told: 0, part: 0, content: Hole };
         for (bytes, content) in [

@@ -26,8 +26,8 @@ use super::remote_export::RemoteExport;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use udm_core::{Bell, Nanos};
-use udm_wire::uri::{Fence, Span};
+use udm_core::{Nanos, WaitQueue};
+use udm_wire::uri::{Fence, TimeSpan};
 
 /// How soon a command that failed is run again: at first, and at the most.
 const BACK_OFF: Nanos = Nanos(500_000_000);
@@ -46,7 +46,7 @@ pub(super) struct ExportFence {
 /// The runs of a command for an address.
 pub(crate) struct FenceCommandRuns {
     /// Rung when a run has ended.
-    bell: Arc<Bell>,
+    bell: Arc<WaitQueue>,
     /// Writes that are held, and connections that were given up with such.
     held: AtomicUsize,
     abandoned: AtomicUsize,
@@ -59,7 +59,7 @@ pub(crate) struct FenceCommandRuns {
 impl Default for FenceCommandRuns {
     fn default() -> FenceCommandRuns {
         FenceCommandRuns {
-            bell: Arc::new(Bell::new()),
+            bell: Arc::new(WaitQueue::new()),
             held: AtomicUsize::new(0),
             abandoned: AtomicUsize::new(0),
             begun: AtomicU64::new(0),
@@ -108,7 +108,7 @@ impl ExportFence {
     }
 
     /// Rung when a run has ended.
-    pub(super) fn bell(&self) -> &Arc<Bell> {
+    pub(super) fn bell(&self) -> &Arc<WaitQueue> {
         &self.runs.bell
     }
 
@@ -195,7 +195,7 @@ impl ExportFence {
                 };
                 format!("the server answers or closes the connection{lost}")
             }
-            Fence::Wait(time) => format!("the server answers or {} have passed", Span(*time)),
+            Fence::Wait(time) => format!("the server answers or {} have passed", TimeSpan(*time)),
             Fence::Exec(command) => {
                 let run = self.runs.run();
                 let failed = match run.failures {
@@ -228,7 +228,7 @@ impl FenceCommandRuns {
             }
         }
         drop(run);
-        self.bell.ring();
+        self.bell.wake_up();
     }
 }
 

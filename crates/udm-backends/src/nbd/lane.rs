@@ -10,13 +10,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
 use udm_core::{
-    Batch, Bio, BufPool, Busy, Cx, Drain, Lane, Limits, Listener, Nanos, Op, Overdue, Patience, Status,
-    hand_over,
+    Batch, Bio, BufPool, Cx, DeadlineStatus, DeadlineTimer, Drain, Lane, Limits, Nanos, Op, OwnWork, Status,
+    WaitHandle, move_batch,
 };
 use udm_runtime::{Done, Ring};
 use udm_wire::nbd::ESHUTDOWN;
-use udm_wire::nbd::client::{Event, Replies};
-use udm_wire::uri::{Fence, Span};
+use udm_wire::nbd::client::{ReplyEvent, ReplyParser};
+use udm_wire::uri::{Fence, TimeSpan};
 
 /// Requests under way in one lane: more than any server works on at a time.
 const SLOTS: usize = 1024;
@@ -55,10 +55,10 @@ pub(super) struct NbdLane {
     /// When something last came, where there is a deadline.
     heard: Nanos,
     /// How long that may take, where there is a deadline.
-    patience: Option<Patience>,
+    patience: Option<DeadlineTimer>,
     /// Connections that were given up with writes that may still be delivered.
     abandoned: Vec<AbandonedConnection>,
-    listener: Listener,
+    listener: WaitHandle,
 }
 
 impl NbdLane {
@@ -81,9 +81,9 @@ impl NbdLane {
             made: 0,
             look_at: Nanos(0),
             heard: Nanos(0),
-            patience: server.deadline.map(Patience::new),
+            patience: server.deadline.map(DeadlineTimer::new),
             abandoned: Vec::new(),
-            listener: server.fencing.bell().listen(cx),
+            listener: server.fencing.bell().subscribe(cx),
         };
         lane.connect(cx);
         lane
@@ -118,7 +118,7 @@ impl NbdLane {
         let status = if end == LossKind::Silent { Status::Timeout } else { Status::Transport };
         let mut over: Vec<_> = self.waiting.drain(..).map(|bio| (bio, status)).collect();
         if bugs::on(Bug::LostWithConnection) {
-            bugs::lose(over.drain(..).map(|(bio, _)| bio));
+            bugs::leak_bios(over.drain(..).map(|(bio, _)| bio));
         }
         let (connection, mut slots) = (self.connection.take(), std::mem::take(&mut self.slots));
         let mut send_queue = std::mem::take(&mut self.send_queue);
@@ -189,14 +189,14 @@ impl NbdLane {
         }
         let Some(oldest) = self.oldest(cx) else { return };
         let (now, Some(patience)) = (cx.now(), &mut self.patience) else { return };
-        let why = match patience.look(oldest, self.heard, now) {
-            Overdue::No(due) => {
+        let why = match patience.check(oldest, self.heard, now) {
+            DeadlineStatus::Pending(due) => {
                 self.look_at = due.max(now + Nanos(1));
                 return cx.wake_at(self.look_at);
             }
-            Overdue::Silent(time) => format!("no answer for {}", Span(time)),
-            Overdue::Kept(time) => {
-                format!("others are answered, and one request is not for {}", Span(time))
+            DeadlineStatus::Silent(time) => format!("no answer for {}", TimeSpan(time)),
+            DeadlineStatus::Starved(time) => {
+                format!("others are answered, and one request is not for {}", TimeSpan(time))
             }
         };
         self.lost(ConnectionLoss::new(LossKind::Silent, why), cx);
@@ -227,14 +227,14 @@ impl NbdLane {
         }
         if !connection.may_send() {
             // It has to know when the send under way has left.
-            return connection.set_patient(self.send_queue.is_empty());
+            return connection.set_defer_sends(self.send_queue.is_empty());
         }
         let ConnectionStage::Ready(replies) = &mut connection.stage else { return connection.send_raw() };
         if self.send_queue.is_empty() {
             return;
         }
         let buf = self.send_queue.gather(&self.slots, replies, &mut self.pool, &mut self.over);
-        connection.set_patient(self.send_queue.is_empty());
+        connection.set_defer_sends(self.send_queue.is_empty());
         connection.send(buf);
         for key in self.over.drain(..) {
             let mut slot = self.slots.remove(key);
@@ -270,7 +270,7 @@ impl NbdLane {
                 if self.server.deadline.is_some() {
                     self.heard = cx.now();
                 }
-                cx.set_work_left(cx.work_left().saturating_sub(n as u64));
+                cx.set_cpu_budget(cx.cpu_budget().saturating_sub(n as u64));
                 let more = self
                     .take_in(&buf[..n], cx)
                     .map_err(|why| ConnectionLoss::new(LossKind::ProtocolError, why))?;
@@ -304,25 +304,25 @@ impl NbdLane {
             self.server.is_up();
             // Where it answers it is looked for first the next time.
             self.tries -= 1;
-            connection.stage = ConnectionStage::Ready(Box::new(Replies::new(&export)));
+            connection.stage = ConnectionStage::Ready(Box::new(ReplyParser::new(&export)));
         }
         let ConnectionStage::Ready(replies) = &mut connection.stage else { return Ok(true) };
         while let Some(event) = replies.take(&mut input).map_err(|e| e.to_string())? {
             match event {
-                Event::Data { tag, at, bytes } => {
+                ReplyEvent::Data { tag, at, bytes } => {
                     let slot = &mut self.slots[tag as usize];
                     if slot.probe.is_none() {
                         slot.bio.data.copy_from_at(at as usize, bytes);
                     }
                 }
-                Event::Zeroes { tag, at, len } => {
+                ReplyEvent::Zeroes { tag, at, len } => {
                     let slot = &mut self.slots[tag as usize];
                     if slot.probe.is_none() {
                         slot.bio.data.produce(at as usize, len as usize, |_, part| part.fill(0));
                     }
                 }
-                Event::Status { .. } => return Err("a block status that nobody asked for".into()),
-                Event::Done { tag, error } => {
+                ReplyEvent::Status { .. } => return Err("a block status that nobody asked for".into()),
+                ReplyEvent::Done { tag, error } => {
                     self.back_off = BACK_OFF;
                     more &= error != ESHUTDOWN || bugs::on(Bug::ShutdownStays);
                     let (key, slot) = (tag as usize, &mut self.slots[tag as usize]);
@@ -442,7 +442,7 @@ impl Lane for NbdLane {
                 cx.wake_at(deadline);
             }
         }
-        hand_over(&mut self.ready, done);
+        move_batch(&mut self.ready, done);
     }
 
     fn drain(&mut self, how: Drain, back: &mut Batch, _cx: &mut Cx<'_>) {
@@ -456,10 +456,10 @@ impl Lane for NbdLane {
     }
 
     /// Turns while it connects, so that it can be given up in time.
-    fn busy(&self) -> Busy {
+    fn busy(&self) -> OwnWork {
         match self.connection.as_ref().and_then(Connection::deadline) {
-            Some(_) => Busy::Background,
-            None => Busy::Idle,
+            Some(_) => OwnWork::Background,
+            None => OwnWork::Idle,
         }
     }
 }

@@ -18,7 +18,7 @@
 //!   * the handshake takes as long as the deadline, or ten seconds if that is shorter.
 //!
 //!   A core that was stopped counts the deadline from its return
-//!   ([`Patience`](udm_core::Patience)).
+//!   ([`DeadlineTimer`](udm_core::DeadlineTimer)).
 //! * **Unanswered writes.** All other requests end at once. A write that was sent stays *held*
 //!   until the server cannot carry it out any more ([`fence`]): an answer, a close, a time, or a
 //!   command, as the URI says. Otherwise multipath could write elsewhere and this write could undo
@@ -28,7 +28,7 @@
 //! * **TCP** is asked never to give a connection up by itself: a local timeout proves nothing.
 //! * **Several connections** at once are used only if the server says that a flush on one covers
 //!   writes on all (`CAN_MULTI_CONN`), or if nothing is written. Otherwise a task owns one
-//!   connection for all cores ([`Funnel`]).
+//!   connection for all cores ([`SingleOwner`]).
 //! * **Another export.** A server that returns with another size, or with fewer abilities, is
 //!   refused ([`RemoteExport::accept`]): the layers above have their limits from before.
 //! * **Memory.** Data is copied between requests and the connection's buffers, 256 KiB each way. So
@@ -61,8 +61,10 @@ use extents::BlockStatusClient;
 use remote_export::RemoteExport;
 use std::sync::Arc;
 use udm_core::errno::EOPNOTSUPP;
-use udm_core::{Commons, Content, Cx, Device, DeviceId, Extents, Lane, Limits, OpenError, Sector, Sectors};
-use udm_queue::Funnel;
+use udm_core::{
+    Cx, Device, DeviceId, ExtentKind, Extents, Lane, Limits, OpenError, Sector, Sectors, SharedDiskState,
+};
+use udm_queue::SingleOwner;
 use udm_runtime::Ring;
 use udm_wire::nbd::client::Export;
 use udm_wire::uri::NbdUri;
@@ -73,14 +75,14 @@ pub(crate) struct Nbd {
     server: Arc<RemoteExport>,
     direct: Arc<dyn Device>,
     /// For a server that takes one connection alone.
-    funnel: Option<Funnel>,
+    funnel: Option<SingleOwner>,
     asker: BlockStatusClient,
 }
 
 impl Nbd {
     pub(crate) fn new(server: Arc<RemoteExport>) -> Nbd {
         let direct = Arc::new(PerLaneExport { id: DeviceId::new(), server: Arc::clone(&server) });
-        let funnel = (!server.takes_many()).then(Funnel::default);
+        let funnel = (!server.takes_many()).then(SingleOwner::default);
         Nbd { id: DeviceId::new(), direct, funnel, asker: BlockStatusClient::new(&server), server }
     }
 }
@@ -136,22 +138,22 @@ impl Device for Nbd {
         self.server.limits()
     }
 
-    fn look_again(&self) {
+    fn refresh_size(&self) {
         self.server.look();
     }
 
-    fn try_again(&self) {
-        self.server.try_again();
+    fn retry_now(&self) {
+        self.server.retry_now();
     }
 
     fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
         if self.asker.extents(from, len, out).is_err() && out.list().is_empty() {
-            out.push(len, Content::Data);
+            out.push(len, ExtentKind::Data);
         }
     }
 
-    fn commons(&self) -> Option<&Commons> {
-        Some(&self.server.commons)
+    fn shared_disk_state(&self) -> Option<&SharedDiskState> {
+        Some(&self.server.shared_disk_state)
     }
 
     fn refused(&self) -> Option<String> {

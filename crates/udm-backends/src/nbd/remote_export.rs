@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use udm_core::bugs::{self, Bug};
 use udm_core::errno::EINVAL;
-use udm_core::{Commons, Limits, Nanos, OpenError, Sectors};
+use udm_core::{Limits, Nanos, OpenError, Sectors, SharedDiskState};
 use udm_wire::nbd::ExportFlags;
 use udm_wire::nbd::client::Export;
 use udm_wire::uri::{Fence, NbdUri};
@@ -20,7 +20,7 @@ use udm_wire::uri::{Fence, NbdUri};
 pub(crate) struct RemoteExports {
     map: Mutex<HashMap<String, Weak<RemoteExport>>>,
     /// What is one for all names of an export: those that differ in what they say of silence.
-    commons: Mutex<HashMap<String, Weak<Commons>>>,
+    shared_disk_state: Mutex<HashMap<String, Weak<SharedDiskState>>>,
     /// The runs of a command that fences an address, whatever the exports.
     runs: Mutex<HashMap<String, Weak<FenceCommandRuns>>>,
 }
@@ -35,7 +35,7 @@ impl RemoteExports {
         if let Some(server) = self.get(&name) {
             return Ok(server);
         }
-        let shared = (self.commons(uri), self.runs(uri));
+        let shared = (self.shared_disk_state(uri), self.runs(uri));
         let server = Arc::new(RemoteExport::find(uri, shared).map_err(|error| error.opening(uri))?);
         if server.size() == Sectors::ZERO {
             return Err(OpenError::new(EINVAL, format!("{uri}: an export of less than a block")));
@@ -57,8 +57,8 @@ impl RemoteExports {
         }
     }
 
-    fn commons(&self, uri: &NbdUri) -> Arc<Commons> {
-        shared(&self.commons, uri.plain().to_string())
+    fn shared_disk_state(&self, uri: &NbdUri) -> Arc<SharedDiskState> {
+        shared(&self.shared_disk_state, uri.plain().to_string())
     }
 
     /// The runs of the command that fences the server, for all its exports.
@@ -108,7 +108,7 @@ pub(crate) struct RemoteExport {
     pub(super) deadline: Option<Nanos>,
     /// Where connections get their sockets from.
     pub(super) sockets: Box<dyn SocketFactory>,
-    pub(super) commons: Arc<Commons>,
+    pub(super) shared_disk_state: Arc<SharedDiskState>,
     /// What it said when it was opened, and what that means.
     export: Export,
     limits: Limits,
@@ -129,7 +129,7 @@ impl RemoteExport {
     /// Looks for it, and asks it for all that has to be known.
     fn find(
         uri: &NbdUri,
-        shared: (Arc<Commons>, Arc<FenceCommandRuns>),
+        shared: (Arc<SharedDiskState>, Arc<FenceCommandRuns>),
     ) -> Result<RemoteExport, NbdClientError> {
         let mut addresses = client::addresses(uri)?;
         let mut last = NbdClientError::Closed;
@@ -159,7 +159,7 @@ impl RemoteExport {
         addresses: Vec<ServerAddress>,
         export: Export,
         sockets: Box<dyn SocketFactory>,
-        (commons, runs): (Arc<Commons>, Arc<FenceCommandRuns>),
+        (shared_disk_state, runs): (Arc<SharedDiskState>, Arc<FenceCommandRuns>),
     ) -> RemoteExport {
         let size = AtomicU64::new(export.size);
         let is_shared = export.flags.contains(ExportFlags::CAN_MULTI_CONN) || uri.multi_conn;
@@ -169,7 +169,7 @@ impl RemoteExport {
             uri,
             addresses,
             sockets,
-            commons,
+            shared_disk_state,
             export,
             limits,
             size,
@@ -253,7 +253,7 @@ impl RemoteExport {
     }
 
     /// Somebody says that it works: no lane waits before it connects.
-    pub(super) fn try_again(&self) {
+    pub(super) fn retry_now(&self) {
         self.made.fetch_add(1, Relaxed);
     }
 

@@ -4,7 +4,7 @@ use rand::{Rng, RngExt as _};
 use udm_core::bugs::{self, Bug};
 use udm_core::errno::{self, EIO, from_nbd};
 use udm_core::{Bio, BioFlags, Limits, Nanos, Op, Status};
-use udm_wire::nbd::client::Asked;
+use udm_wire::nbd::client::RequestParams;
 use udm_wire::nbd::{Command, CommandFlags};
 
 /// What a request ends with that was answered with an NBD error, 0 for success. EIO is the disk's,
@@ -41,13 +41,18 @@ impl NbdRequest {
     }
 
     /// What is asked of the server now.
-    pub(super) fn asked(&self) -> Asked {
+    pub(super) fn asked(&self) -> RequestParams {
         let Bio { op, flags, sector, sectors, .. } = *self.bio;
         if let Some((offset, len)) = self.probe {
-            return Asked { command: Command::Read, flags: CommandFlags::empty(), offset, len };
+            return RequestParams { command: Command::Read, flags: CommandFlags::empty(), offset, len };
         }
         if self.flushing || op == Op::Flush {
-            return Asked { command: Command::Flush, flags: CommandFlags::empty(), offset: 0, len: 0 };
+            return RequestParams {
+                command: Command::Flush,
+                flags: CommandFlags::empty(),
+                offset: 0,
+                len: 0,
+            };
         }
         let command = match op {
             Op::Read => Command::Read,
@@ -59,7 +64,7 @@ impl NbdRequest {
         modifiers.set(CommandFlags::FUA, op != Op::Read && flags.contains(BioFlags::FUA));
         let keeps = op == Op::WriteZeroes && flags.contains(BioFlags::NOUNMAP);
         modifiers.set(CommandFlags::NO_HOLE, keeps);
-        Asked { command, flags: modifiers, offset: sector.bytes(), len: sectors.bytes() as u32 }
+        RequestParams { command, flags: modifiers, offset: sector.bytes(), len: sectors.bytes() as u32 }
     }
 
     /// The request was answered with `status`. True when the server is asked for another block

@@ -5,7 +5,7 @@ use slab::Slab;
 use std::collections::VecDeque;
 use udm_core::bugs::{self, Bug};
 use udm_core::{Buf, BufPool, Op};
-use udm_wire::nbd::client::Replies;
+use udm_wire::nbd::client::ReplyParser;
 use udm_wire::nbd::{CommandFlags, Request};
 
 use super::request::NbdRequest;
@@ -53,7 +53,7 @@ impl SendQueue {
     pub(super) fn gather(
         &mut self,
         slots: &Slab<NbdRequest>,
-        replies: &mut Replies,
+        replies: &mut ReplyParser,
         pool: &mut BufPool,
         over: &mut Vec<usize>,
     ) -> Buf {

@@ -10,7 +10,7 @@ use crate::page::{Axis, AxisUnit, Bar, Bars};
 use anyhow::Result;
 use std::sync::Arc;
 use udm_core::{Device, Nanos};
-use udm_runtime::Cluster;
+use udm_runtime::CoreSet;
 use udm_wire::uri;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
@@ -82,7 +82,7 @@ fn run(effort: &ExperimentOptions<'_>, outcome: &mut ExperimentOutcome) -> Resul
     Ok(())
 }
 
-fn devices(cluster: &Arc<Cluster>) -> Result<Vec<Arc<dyn Device>>> {
+fn devices(cluster: &Arc<CoreSet>) -> Result<Vec<Arc<dyn Device>>> {
     let raw = udm_backends::open(&uri::parse(&path(0))?)?;
     let tables = [
         ("linear", format!("0 {LEN} linear {} 0", path(0))),

@@ -9,7 +9,7 @@ use anyhow::Result;
 use std::sync::Arc;
 use std::time::Duration;
 use udm_core::{Device, Nanos, Sectors};
-use udm_runtime::Cluster;
+use udm_runtime::CoreSet;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "io-affinity",
@@ -66,7 +66,7 @@ fn run(effort: &ExperimentOptions<'_>, outcome: &mut ExperimentOutcome) -> Resul
     Ok(())
 }
 
-fn devices(cluster: &Arc<Cluster>, service: Nanos) -> Result<Vec<Arc<dyn Device>>> {
+fn devices(cluster: &Arc<CoreSet>, service: Nanos) -> Result<Vec<Arc<dyn Device>>> {
     let paths = cluster.len();
     let device = |selector: &&str| -> Result<Arc<dyn Device>> {
         let disk = |n: usize| -> Arc<dyn Device> {

@@ -10,7 +10,7 @@ use crate::page::{Axis, AxisUnit, Bar, Bars};
 use anyhow::{Context, Result};
 use std::sync::Arc;
 use udm_core::Device;
-use udm_runtime::{Cluster, CoreOptions};
+use udm_runtime::{CoreOptions, CoreSet};
 use udm_wire::uri;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
@@ -123,7 +123,7 @@ fn case(
 }
 
 /// The raw device, [`SELECTORS`] and [`LOCKED`].
-fn devices(cluster: &Arc<Cluster>) -> Result<Vec<Arc<dyn Device>>> {
+fn devices(cluster: &Arc<CoreSet>) -> Result<Vec<Arc<dyn Device>>> {
     let null = |n| -> Result<Arc<dyn Device>> { Ok(udm_backends::open(&uri::parse(&path(n))?)?) };
     let table = |name: &str| NamedTable { name: name.into(), text: multipath(name, PATHS, cluster.len()) };
     let mut devices = vec![null(0)?];

@@ -9,7 +9,7 @@ use crate::page::{Axis, AxisUnit, Lines};
 use anyhow::Result;
 use std::sync::Arc;
 use udm_core::{Device, Nanos};
-use udm_runtime::Cluster;
+use udm_runtime::CoreSet;
 use udm_wire::uri;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
@@ -98,7 +98,7 @@ fn run(effort: &ExperimentOptions<'_>, outcome: &mut ExperimentOutcome) -> Resul
 }
 
 /// As [`NAMES`].
-fn devices(cluster: &Arc<Cluster>) -> Result<Vec<Arc<dyn Device>>> {
+fn devices(cluster: &Arc<CoreSet>) -> Result<Vec<Arc<dyn Device>>> {
     // They are told apart by their sizes.
     let path = |time: u64, n: u64| {
         let size = (4u64 << 30) + 4096 * n;

@@ -1,7 +1,7 @@
 //! The floor under an NBD server: a loop that reads requests from a socket and writes replies, and
 //! does nothing else.
 //!
-//! It blocks in `read`, takes all requests that came, and writes all replies at once. Offsets,
+//! It blocks in `parser`, takes all requests that came, and writes all replies at once. Offsets,
 //! errors and the end of a device mean nothing to it; what it takes from client and system is what
 //! any server over this kind of socket takes at the least.
 

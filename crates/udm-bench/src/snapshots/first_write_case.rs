@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 use udm_core::{Batch, Device, Lane, Nanos, Op};
-use udm_runtime::{Cluster, CoreOptions, LocalCore};
+use udm_runtime::{CoreOptions, CoreSet, LocalCore};
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -95,7 +95,7 @@ impl FirstWriteCase {
         let copier = usize::from(self.kind == WriteTarget::OneMutex);
         let option = CoreOptions { ring_optional: true, ..CoreOptions::default() };
         let (barrier, left) = (Barrier::new(self.threads), AtomicUsize::new(self.threads));
-        let make = |cluster: &Arc<Cluster>| self.devices(cluster, &exceptions);
+        let make = |cluster: &Arc<CoreSet>| self.devices(cluster, &exceptions);
         let times = cores::run(&vec![option; self.threads + copier], make, |core, lanes| {
             let [mut top, mut origin, mut store] = <[_; 3]>::try_from(lanes).ok()?;
             let thread = usize::from(core.id().0);
@@ -138,7 +138,7 @@ impl FirstWriteCase {
     /// What is measured, and the devices of its origin and its store.
     fn devices(
         &self,
-        cluster: &Arc<Cluster>,
+        cluster: &Arc<CoreSet>,
         exceptions: &Arc<ExceptionTable>,
     ) -> Result<Vec<Arc<dyn Device>>> {
         let len = self.chunks * CHUNK;

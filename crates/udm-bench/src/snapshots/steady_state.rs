@@ -11,7 +11,7 @@ use serde::Serialize;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use udm_core::{Batch, Device, Lane, Op};
-use udm_runtime::{Cluster, CoreOptions, LocalCore};
+use udm_runtime::{CoreOptions, CoreSet, LocalCore};
 
 /// Requests a round. A build that is not optimised only shows that it runs.
 const REQUESTS: u64 = if cfg!(debug_assertions) { 1 << 14 } else { 1 << 20 };
@@ -85,7 +85,7 @@ pub(super) fn later_writes(
 ) -> Result<Vec<LaterWrites>> {
     let len = options.chunks * CHUNK;
     let registry = OnceLock::new();
-    let make = |cluster: &Arc<Cluster>| {
+    let make = |cluster: &Arc<CoreSet>| {
         // The third is no longer than its table: each chunk of the disk is copied.
         let [a, b, c, d, e, f] = [1, 2, 0, 3, 4, 5].map(|number| null(len * 512, number));
         let tables = [
@@ -143,7 +143,7 @@ pub(super) fn lookups(
     stop: &AtomicBool,
     done: &AtomicUsize,
 ) -> Result<Vec<Lookups>> {
-    let make = |cluster: &Arc<Cluster>| {
+    let make = |cluster: &Arc<CoreSet>| {
         let table = |(n, &exceptions): (u64, &u64)| {
             let len = exceptions * CHUNK;
             let [origin, store] = [n, n + 100].map(|number| null(len * 512, number));

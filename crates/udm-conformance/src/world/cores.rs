@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use udm_core::{CoreId, Cores as _, Cx, Device, DeviceId, LaneCommand};
 use udm_dm::{DeviceTransition, TargetError};
-use udm_runtime::{Cluster, CoreOptions, LocalCore};
+use udm_runtime::{CoreOptions, CoreSet, LocalCore};
 
 const CORES: usize = 2;
 
@@ -40,7 +40,7 @@ struct CoreThread {
 }
 
 pub(super) struct ThreadedWorld {
-    cluster: Arc<Cluster>,
+    cluster: Arc<CoreSet>,
     /// Of no device: a command for it wakes the cores and does nothing.
     nobody: DeviceId,
     facts: DeviceFacts,
@@ -49,7 +49,7 @@ pub(super) struct ThreadedWorld {
 
 impl ThreadedWorld {
     pub(super) fn new(device: &Arc<dyn Device>, facts: DeviceFacts, foreign: bool) -> ThreadedWorld {
-        let cluster = Cluster::new(CORES).expect("a cluster");
+        let cluster = CoreSet::new(CORES).expect("a cluster");
         let cores = (0..CORES).map(|core| CoreThread::start(&cluster, core, device, foreign)).collect();
         let mut threads = ThreadedWorld { cluster, nobody: DeviceId::new(), facts, cores };
         threads.cores.iter_mut().for_each(CoreThread::done);
@@ -74,7 +74,7 @@ impl ThreadedWorld {
 }
 
 impl CoreThread {
-    fn start(cluster: &Arc<Cluster>, core: usize, device: &Arc<dyn Device>, foreign: bool) -> CoreThread {
+    fn start(cluster: &Arc<CoreSet>, core: usize, device: &Arc<dyn Device>, foreign: bool) -> CoreThread {
         let ((jobs, job_box), (news_box, news)) = (channel(), channel());
         let (cluster, device) = (cluster.clone(), device.clone());
         let thread = std::thread::spawn(move || work(&cluster, core, device, foreign, &job_box, &news_box));
@@ -123,7 +123,7 @@ impl CoreThread {
 
 /// The thread of a core.
 fn work(
-    cluster: &Arc<Cluster>,
+    cluster: &Arc<CoreSet>,
     core: usize,
     device: Arc<dyn Device>,
     foreign: bool,

@@ -88,7 +88,7 @@ pub enum WorldKind {
     Cores,
     /// The same, with the data of requests in memory that another process could change: a sealed
     /// memfd.
-    Foreign,
+    SharedRange,
     /// Three clients of an NBD server on two cores.
     Nbd,
     /// The same, with each of them moved to the other core before and behind all that is asked of
@@ -99,7 +99,7 @@ pub enum WorldKind {
 impl WorldKind {
     /// All of them.
     pub const ALL: [WorldKind; 5] =
-        [WorldKind::Stepped, WorldKind::Cores, WorldKind::Foreign, WorldKind::Nbd, WorldKind::Moved];
+        [WorldKind::Stepped, WorldKind::Cores, WorldKind::SharedRange, WorldKind::Nbd, WorldKind::Moved];
 
     /// Its name in the names of tests.
     #[must_use]
@@ -107,7 +107,7 @@ impl WorldKind {
         match self {
             WorldKind::Stepped => "stepped",
             WorldKind::Cores => "cores",
-            WorldKind::Foreign => "foreign",
+            WorldKind::SharedRange => "foreign",
             WorldKind::Nbd => "nbd",
             WorldKind::Moved => "moved",
         }
@@ -124,8 +124,8 @@ impl WorldKind {
     pub fn open(self, device: &Arc<dyn Device>, facts: DeviceFacts) -> Box<dyn DeviceWorld> {
         match self {
             WorldKind::Stepped => Box::new(stepped::SteppedWorld::new(device, facts)),
-            WorldKind::Cores | WorldKind::Foreign => {
-                Box::new(cores::ThreadedWorld::new(device, facts, self == WorldKind::Foreign))
+            WorldKind::Cores | WorldKind::SharedRange => {
+                Box::new(cores::ThreadedWorld::new(device, facts, self == WorldKind::SharedRange))
             }
             WorldKind::Nbd | WorldKind::Moved => {
                 Box::new(nbd::NbdWorld::new(device, facts, self == WorldKind::Moved))
@@ -150,8 +150,8 @@ pub struct NoCores;
 
 impl udm_core::Cores for NoCores {
     fn broadcast(&self, _: udm_core::DeviceId, _: LaneCommand) {}
-    fn ring(&self, _: udm_core::CoreId, _: udm_core::DeviceId) {}
-    fn start(&self, _: udm_core::MakeTask) -> udm_core::TaskHandle {
+    fn wake_up(&self, _: udm_core::CoreId, _: udm_core::DeviceId) {}
+    fn start(&self, _: udm_core::TaskFactory) -> udm_core::TaskHandle {
         udm_core::TaskHandle::new(drop)
     }
 }

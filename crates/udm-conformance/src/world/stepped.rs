@@ -63,7 +63,7 @@ impl SteppedWorld {
     fn round(&mut self) -> bool {
         // A letter rouses its core.
         for core in 0..CORES {
-            if self.world.has_mail(core) {
+            if self.world.has_messages(core) {
                 self.due[core] = self.world.now;
             }
         }

@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use udm_core::errno::EINVAL;
 use udm_core::{
-    Batch, Bio, Buf, Device, DeviceSlot, Foreign, Limits, Op, SECTOR_SIZE, Sector, Sectors, Segments,
-    SharedMap,
+    Batch, Bio, Buf, Device, DeviceSlot, Limits, Op, SECTOR_SIZE, Sector, Sectors, Segments, SharedMap,
+    SharedRange,
 };
 use udm_runtime::{Done, FrontCx, FrontEnd, RingOp};
 
@@ -51,7 +51,7 @@ impl SharedMemoryFrontEnd {
     pub fn new(map: Arc<SharedMap>, fd: OwnedFd, device: Arc<dyn Device>) -> SharedMemoryFrontEnd {
         let bios = (0..SLOTS).map(|_| {
             let mut bio = Bio::new();
-            bio.data = Foreign::new(&map, DATA, 0).expect("an empty range").into();
+            bio.data = SharedRange::new(&map, DATA, 0).expect("an empty range").into();
             Some(bio)
         });
         let (bios, limits) = (bios.collect(), device.limits());
@@ -125,7 +125,7 @@ impl SharedMemoryFrontEnd {
             return Err(());
         }
         let len = if op.has_data() { sectors * SECTOR_SIZE } else { 0 };
-        bio.data.aim(usize::try_from(at).map_err(|_| ())?, len as usize).map_err(|_| ())?;
+        bio.data.retarget(usize::try_from(at).map_err(|_| ())?, len as usize).map_err(|_| ())?;
         (bio.op, bio.sector, bio.sectors) = (*op, Sector(sector), Sectors(sectors));
         Ok(())
     }

@@ -32,11 +32,11 @@ fn main() {
     }
     let args = Arguments::from_args();
     let (there, absent): (Vec<&DeviceUnderTest>, Vec<&DeviceUnderTest>) =
-        DEVICES_UNDER_TEST.iter().partition(|subject| subject.missing(WorldKind::Foreign).is_none());
+        DEVICES_UNDER_TEST.iter().partition(|subject| subject.missing(WorldKind::SharedRange).is_none());
     let mut trials: Vec<Trial> =
         there.into_iter().map(|subject| Trial::test(subject.name, move || serve(subject))).collect();
     let skip = |s: &DeviceUnderTest| {
-        format!("{} (skipped: {})", s.name, s.missing(WorldKind::Foreign).unwrap_or_default())
+        format!("{} (skipped: {})", s.name, s.missing(WorldKind::SharedRange).unwrap_or_default())
     };
     trials.extend(absent.into_iter().map(|s| Trial::test(skip(s), || Ok(())).with_ignored_flag(true)));
     libtest_mimic::run(&args, trials).exit();
@@ -44,7 +44,7 @@ fn main() {
 
 /// All kinds of peers of one device, one after the other, on one server.
 fn serve(subject: &DeviceUnderTest) -> Result<(), Failed> {
-    let made = subject.make(WorldKind::Foreign);
+    let made = subject.make(WorldKind::SharedRange);
     let spin_max = Duration::from_micros(20);
     let runtime = Runtime::start(&RuntimeOptions { cpus: vec![None; 2], poll: false, spin_max })?;
     let limits = made.device.limits();

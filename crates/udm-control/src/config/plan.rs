@@ -3,7 +3,7 @@
 use crate::error::VerbError;
 use crate::verbs;
 use std::collections::{BTreeSet, HashMap, HashSet};
-use udm_wire::table::Line;
+use udm_wire::table::TableLine;
 use udm_wire::uri::{self, DeviceUri};
 
 /// A device that a file wants.
@@ -17,7 +17,7 @@ pub struct DesiredDevice {
     pub uuid: Option<String>,
     /// Clients may not write.
     pub read_only: bool,
-    lines: Vec<Line>,
+    lines: Vec<TableLine>,
 }
 
 impl DesiredDevice {
@@ -37,15 +37,16 @@ impl DesiredDevice {
     }
 
     /// The lines of its table.
-    pub(crate) fn lines(&self) -> &[Line] {
+    pub(crate) fn lines(&self) -> &[TableLine] {
         &self.lines
     }
 
     /// The same lines, however they are written.
     fn has_same_table(&self, other: &DesiredDevice) -> bool {
         let said = |wanted: &DesiredDevice| wanted.lines.len();
-        let same =
-            |(a, b): (&Line, &Line)| (a.start, a.len, &a.kind, &a.args) == (b.start, b.len, &b.kind, &b.args);
+        let same = |(a, b): (&TableLine, &TableLine)| {
+            (a.start, a.len, &a.kind, &a.args) == (b.start, b.len, &b.kind, &b.args)
+        };
         said(self) == said(other) && self.lines.iter().zip(&other.lines).all(same)
     }
 

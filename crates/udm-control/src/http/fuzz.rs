@@ -51,8 +51,8 @@ struct StubCores;
 
 impl Cores for StubCores {
     fn broadcast(&self, _: DeviceId, _: LaneCommand) {}
-    fn ring(&self, _: CoreId, _: DeviceId) {}
-    fn start(&self, _: udm_core::MakeTask) -> udm_core::TaskHandle {
+    fn wake_up(&self, _: CoreId, _: DeviceId) {}
+    fn start(&self, _: udm_core::TaskFactory) -> udm_core::TaskHandle {
         udm_core::TaskHandle::new(drop)
     }
 }

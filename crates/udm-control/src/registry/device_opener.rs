@@ -27,7 +27,7 @@ pub trait DeviceOpener: Send + Sync {
     /// Is there such a file?
     fn exists(&self, path: &Path) -> bool;
 
-    /// Runs `work`, which may block, beside whoever asks. Where that can't be it is dropped.
+    /// Runs `cpu_budget`, which may block, beside whoever asks. Where that can't be it is dropped.
     fn beside(&self, work: Box<dyn FnOnce() + Send>);
 }
 

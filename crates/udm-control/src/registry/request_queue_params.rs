@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use udm_core::Device;
 use udm_dm::QueueFactory;
-use udm_queue::Queued;
+use udm_queue::QueuedDevice;
 use udm_wire::uri::{QueueParams, Scheduler};
 
 /// What is said of them: with nothing, devices have no queue of their own.
@@ -47,7 +47,7 @@ impl RequestQueueParams {
     /// What makes a device's queue.
     pub(crate) fn queue_by(self, cores: usize) -> Option<QueueFactory> {
         let params = self.params(cores)?;
-        Some(Box::new(move |device| Arc::new(Queued::of_device(device, &params)) as Arc<dyn Device>))
+        Some(Box::new(move |device| Arc::new(QueuedDevice::of_device(device, &params)) as Arc<dyn Device>))
     }
 }
 

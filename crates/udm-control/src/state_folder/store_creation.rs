@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::UNIX_EPOCH;
 use udm_core::SECTOR_SIZE;
-use udm_wire::cow::{Exception, HEADER_LEN, Header, Layout, RECORD_LEN};
+use udm_wire::cow::{Exception, HEADER_LEN, Header, RECORD_LEN, StoreLayout};
 
 /// What the name of such a file begins with.
 const MAKING: &str = "making-";
@@ -166,7 +166,7 @@ pub(super) fn has_records(store: &File) -> io::Result<bool> {
         Err(error) => return Err(error),
     }
     let Ok(Some(header)) = Header::decode(&first) else { return Ok(false) };
-    let area = Layout::new(header.chunk).area(0) * u64::from(header.chunk.sectors()) * SECTOR_SIZE;
+    let area = StoreLayout::new(header.chunk).area(0) * u64::from(header.chunk.sectors()) * SECTOR_SIZE;
     let mut record = [0; RECORD_LEN];
     match store.read_exact_at(&mut record, area) {
         Ok(()) => Ok(Exception::decode(&record, 0).is_some()),

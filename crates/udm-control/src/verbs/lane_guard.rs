@@ -3,20 +3,20 @@
 use crate::registry::Registry;
 use std::sync::Arc;
 use tokio::sync::Notify;
-use udm_core::{Ack, Batch, Busy, Device, DeviceSlot, Failure, Task, TaskCx, TaskHandle};
+use udm_core::{Ack, Batch, Device, DeviceSlot, FirstError, OwnWork, Task, TaskCx, TaskHandle};
 use udm_dm::{MappedDevice, Target};
 
 /// A lane of a device, open on one core until this is dropped.
 pub(super) struct LaneGuard {
     _task: TaskHandle,
-    pub(super) failure: Failure,
+    pub(super) failure: FirstError,
 }
 
 /// Has a lane open. `ack` is dropped when it is, or can't be.
 struct LaneTask {
     device: Option<Arc<dyn Device>>,
     slot: Option<DeviceSlot>,
-    failure: Failure,
+    failure: FirstError,
     ack: Option<Ack>,
     over: bool,
 }
@@ -46,14 +46,14 @@ impl Task for LaneTask {
     }
 
     /// The lane is the one that clients use, if there are any; what it owes is waited for.
-    fn busy(&self) -> Busy {
-        Busy::Owed
+    fn busy(&self) -> OwnWork {
+        OwnWork::Required
     }
 }
 
 /// Has a lane opened. `ack` is dropped when it is open, or can't be.
 pub(super) fn lane(registry: &Registry, device: &Arc<MappedDevice>, ack: Ack) -> LaneGuard {
-    let failure = Failure::default();
+    let failure = FirstError::default();
     let device = Arc::clone(device) as Arc<dyn Device>;
     let keep =
         LaneTask { device: Some(device), slot: None, failure: failure.clone(), ack: Some(ack), over: false };

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
 use udm_core::errno::EINVAL;
 use udm_dm::{DeviceRef, PathMaintenance, Resolver, TargetError};
-use udm_wire::multipath_conf::grouping::{self, Policy};
-use udm_wire::multipath_conf::{Prio, Settings};
+use udm_wire::multipath_conf::grouping::{self, GroupingPolicy};
+use udm_wire::multipath_conf::{MultipathSettings, Prio};
 
 /// How it is made, where that is not left to the server's multipath.conf and its defaults: in
 /// multipath.conf's words.
@@ -61,9 +61,10 @@ fn table(
     cancel_token: &CancelToken,
 ) -> Result<String, TargetError> {
     let path_maintenance = mapped.device.path_maintenance();
-    let mut settings = path_maintenance.paths.as_deref().cloned().unwrap_or_else(|| Settings::every(5));
+    let mut settings =
+        path_maintenance.paths.as_deref().cloned().unwrap_or_else(|| MultipathSettings::every(5));
     if let Some(policy) = &how.policy {
-        let named = Policy::named(policy);
+        let named = GroupingPolicy::named(policy);
         settings.grouping.policy = named.ok_or_else(|| refused(format!("{policy}: no grouping policy")))?;
     }
     match (&how.prio, &how.prio_args) {

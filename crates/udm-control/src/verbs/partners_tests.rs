@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 use udm_core::errno::{EINTR, ENXIO};
 use udm_core::{
-    CoreId, Cores, Cx, Device as _, DeviceId, Lane, LaneCommand, Limits, MakeTask, OpenError, Sector,
+    CoreId, Cores, Cx, Device as _, DeviceId, Lane, LaneCommand, Limits, OpenError, Sector, TaskFactory,
     TaskHandle,
 };
 use udm_dm::testing::TestControlIo;
@@ -47,8 +47,8 @@ impl Cores for StubCores {
             self.waiting.lock().unwrap().push(command);
         }
     }
-    fn ring(&self, _: CoreId, _: DeviceId) {}
-    fn start(&self, _: MakeTask) -> TaskHandle {
+    fn wake_up(&self, _: CoreId, _: DeviceId) {}
+    fn start(&self, _: TaskFactory) -> TaskHandle {
         TaskHandle::new(drop)
     }
 }
@@ -136,7 +136,7 @@ impl Target for TestTarget {
 
 fn over(args: &mut TargetArgs<'_>, is_top: bool) -> Result<Arc<dyn Target>, TargetError> {
     let disk = args.resolver.get(&args.args[0]).map_err(|e| TargetError::errno(e.errno))?;
-    let shared = disk.device.commons().unwrap().common();
+    let shared = disk.device.shared_disk_state().unwrap().get_or_default();
     Ok(Arc::new(TestTarget { is_top, disk, args: (args.start, args.len), place: Arc::default(), shared }))
 }
 

@@ -10,7 +10,7 @@ use udm_core::Ack;
 use udm_core::bugs::{self, Bug};
 use udm_core::errno::{E2BIG, ENXIO, ETIMEDOUT};
 use udm_dm::{CompletionHandle, DeviceRef, EventKind, PathCommand, Resolver, Table, TargetError};
-use udm_wire::table::{Line, TableSyntaxError};
+use udm_wire::table::{TableLine, TableSyntaxError};
 use udm_wire::words;
 
 /// The longest table in bytes that the control socket takes.
@@ -90,14 +90,14 @@ fn resolve_device_in(
 ///
 /// # Errors
 /// E2BIG for more than [`TABLE_MAX`] bytes, EINVAL for what is no table, with the position.
-pub(crate) fn lines_of(name: &str, text: &str) -> Result<Vec<Line>, VerbError> {
+pub(crate) fn lines_of(name: &str, text: &str) -> Result<Vec<TableLine>, VerbError> {
     if !udm_wire::table::is_table(text) {
         let mut lines = parse(name, &format!("0 1 linear {} 0", words::escape(text.trim())))?;
         lines.iter_mut().for_each(|line| line.len = 0);
         return Ok(lines);
     }
     let lines = parse(name, text)?;
-    let unknown = |line: &&Line| !udm_targets::TARGETS.iter().any(|one| one.name == line.kind);
+    let unknown = |line: &&TableLine| !udm_targets::TARGETS.iter().any(|one| one.name == line.kind);
     match lines.iter().find(unknown) {
         None => Ok(lines),
         Some(line) => {
@@ -114,7 +114,7 @@ fn not_a_table(name: &str, text: &str) -> VerbError {
     error.unwrap_or_else(|| VerbError::new(name, TargetError::new("a table is START LENGTH TYPE ARGUMENTS")))
 }
 
-fn parse(name: &str, text: &str) -> Result<Vec<Line>, VerbError> {
+fn parse(name: &str, text: &str) -> Result<Vec<TableLine>, VerbError> {
     if text.len() > TABLE_MAX {
         let error = TargetError::errno(E2BIG).because(format!("the table is longer than {TABLE_MAX} bytes"));
         return Err(VerbError::new(name, error));
@@ -328,7 +328,7 @@ fn finish(registry: &Registry, mapped: &Mapped, pending: &CompletionHandle) -> R
 }
 
 /// Where in the text the fault is that `error` speaks of.
-fn position(lines: &[Line], error: &TargetError) -> Option<TextPosition> {
+fn position(lines: &[TableLine], error: &TargetError) -> Option<TextPosition> {
     let line = lines.get(error.line?)?;
     // Without a word the line as a whole is to blame: its type stands for it.
     let span = error.word.map_or_else(|| line.spans.get(2).copied(), |word| Some(line.arg_span(word)))?;

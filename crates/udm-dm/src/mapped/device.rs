@@ -19,8 +19,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use udm_core::bugs::{self, Bug};
 use udm_core::{
-    Checkpoint, Commons, Content, Cx, DevNo, Device, DeviceId, DiskQueue, Extents, Lane, Limits, Nanos,
-    OpenError, Sector, Sectors, Since, Stacked, TaskHandle,
+    ChangeStatus, Checkpoint, Cx, DevNo, Device, DeviceId, DiskQueue, ExtentKind, Extents, Lane, Limits,
+    Nanos, OpenError, Sector, Sectors, SharedDiskState, StackedDevice, TaskHandle,
 };
 
 /// Called when there is something to do: a [`DeviceTransition`] can take its next step, an event was raised.
@@ -37,7 +37,7 @@ pub struct MappedDevice {
     /// Devices that were loaded with tables over this one.
     above: Mutex<HashMap<DeviceId, Weak<dyn Device>>>,
     pub(super) events: Arc<MappedHost>,
-    commons: Commons,
+    shared_disk_state: SharedDiskState,
     pub(super) queue: DeviceQueue,
 }
 
@@ -136,7 +136,7 @@ impl MappedDevice {
             state: Mutex::default(),
             above: Mutex::default(),
             events: MappedHost::new(id, number, names, Weak::clone(me)),
-            commons: Commons::default(),
+            shared_disk_state: SharedDiskState::default(),
             queue: DeviceQueue::default(),
         }))
     }
@@ -223,7 +223,7 @@ impl MappedDevice {
         for used in table.opened() {
             if let Some(stacked) = used.device.stacked() {
                 let me: Weak<dyn Device> = Weak::<MappedDevice>::clone(&self.me);
-                stacked.carry(self.id, me);
+                stacked.add_parent(self.id, me);
             }
         }
     }
@@ -422,37 +422,37 @@ impl Device for MappedDevice {
         if let Some(table) = live.filter(|_| known > 0) {
             table.extents(from, Sectors(known), out);
         }
-        out.push(Sectors(len.0 - known), Content::Data);
+        out.push(Sectors(len.0 - known), ExtentKind::Data);
     }
 
     fn checkpoints(&self) -> Vec<Checkpoint> {
         self.live().map_or_else(Vec::new, |table| table.checkpoints())
     }
 
-    fn changed(&self, since: &Checkpoint, from: Sector, len: Sectors, out: &mut Extents<Since>) {
+    fn changed(&self, since: &Checkpoint, from: Sector, len: Sectors, out: &mut Extents<ChangeStatus>) {
         let live = self.live();
         let known = live.as_ref().map_or(0, |table| table.limits().size.0.saturating_sub(from.0)).min(len.0);
         if let Some(table) = live.filter(|_| known > 0) {
             table.changed(since, from, Sectors(known), out);
         }
-        out.push(Sectors(len.0 - known), Since::Changed);
+        out.push(Sectors(len.0 - known), ChangeStatus::Changed);
     }
 
-    fn try_again(&self) {
+    fn retry_now(&self) {
         let live = self.live();
-        live.iter().flat_map(|table| table.devices()).for_each(|used| used.device.try_again());
+        live.iter().flat_map(|table| table.devices()).for_each(|used| used.device.retry_now());
     }
 
-    fn commons(&self) -> Option<&Commons> {
-        Some(&self.commons)
+    fn shared_disk_state(&self) -> Option<&SharedDiskState> {
+        Some(&self.shared_disk_state)
     }
 
-    fn stacked(&self) -> Option<&dyn Stacked> {
+    fn stacked(&self) -> Option<&dyn StackedDevice> {
         Some(self)
     }
 }
 
-impl Stacked for MappedDevice {
+impl StackedDevice for MappedDevice {
     fn name(&self) -> String {
         MappedDevice::name(self)
     }
@@ -465,7 +465,7 @@ impl Stacked for MappedDevice {
         self.lock_upper_devices().values().filter_map(Weak::upgrade).collect()
     }
 
-    fn carry(&self, id: DeviceId, above: Weak<dyn Device>) {
+    fn add_parent(&self, id: DeviceId, above: Weak<dyn Device>) {
         let mut lock_upper_devices = self.lock_upper_devices();
         if lock_upper_devices.len() == lock_upper_devices.capacity() {
             // Not each time: thousands may lie on one device.
@@ -480,7 +480,7 @@ impl MappedDevice {
     pub(super) fn open_unqueued(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
         // The port comes first: a command that is too early for it came before the state that is
         // read next, and one that repeats that state does no harm.
-        let port = cx.open_port(self.id);
+        let port = cx.open_inbox(self.id);
         let (live, preparing, suspended) = {
             let state = self.state();
             (state.live.clone(), state.preparing.clone(), state.suspended)

@@ -18,7 +18,7 @@
 //! of them): the generation makes them harmless. Without a table there is no lane, and bios end
 //! with EIO.
 //!
-//! A lane that is let go may have work of its own left (`Busy::Owed`): a device below that was
+//! A lane that is let go may have work of its own left (`OwnWork::Required`): a device below that was
 //! resumed meanwhile may have given it some. It is *retired*: given nothing, and polled until that
 //! work is done. The control side holds its table for as long.
 
@@ -27,7 +27,7 @@ use crate::table::{Table, TableLane};
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
 use udm_core::bugs::{self, Bug};
-use udm_core::{Batch, Bio, BioFlags, Busy, Cx, Drain, Lane, LaneCommand, OpenError, Port, Status};
+use udm_core::{Batch, Bio, BioFlags, Cx, Drain, Lane, LaneCommand, LaneInbox, OpenError, OwnWork, Status};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum LaneState {
@@ -53,7 +53,7 @@ impl PreparedLane {
 
 /// See the module's documentation.
 pub(super) struct MappedLane {
-    port: Rc<Port>,
+    port: Rc<LaneInbox>,
     /// Running with a table, nothing prepared, nothing to hand out: what `submit` and `poll` test
     /// first.
     ordinary: bool,
@@ -75,7 +75,7 @@ pub(super) struct MappedLane {
 
 impl MappedLane {
     pub fn new(
-        port: Rc<Port>,
+        port: Rc<LaneInbox>,
         live: Option<PreparedLane>,
         prepared: Option<PreparedLane>,
         suspended: bool,
@@ -163,7 +163,7 @@ impl MappedLane {
 
     /// Drops a lane that is in use no more, and then `ack`: at once, or behind its own work.
     fn retire(&mut self, lane: Option<Box<TableLane>>, ack: udm_core::Ack) {
-        let owes = |lane: &TableLane| lane.busy() == Busy::Owed && !bugs::on(Bug::OwnWorkDropped);
+        let owes = |lane: &TableLane| lane.busy() == OwnWork::Required && !bugs::on(Bug::OwnWorkDropped);
         self.retired.extend(lane.filter(|lane| owes(lane)).map(|lane| (lane, ack)));
     }
 
@@ -171,7 +171,7 @@ impl MappedLane {
     fn resume(&mut self, generation: u64, cx: &mut Cx<'_>) -> Option<Box<TableLane>> {
         let mut old = None;
         if self.generation != generation && bugs::on(Bug::ReloadDropsParked) {
-            bugs::lose(self.parked.drain(..));
+            bugs::leak_bios(self.parked.drain(..));
         }
         if self.generation != generation && bugs::on(Bug::OldTableKept) {
             self.prepared = None;
@@ -215,7 +215,7 @@ impl MappedLane {
     /// Leaves Draining when it can, and works out `ordinary`.
     fn update_state(&mut self) {
         if matches!(self.state, LaneState::Draining(_))
-            && (self.is_empty() && self.busy() < Busy::Owed || bugs::on(Bug::SuspendAcksEarly))
+            && (self.is_empty() && self.busy() < OwnWork::Required || bugs::on(Bug::SuspendAcksEarly))
         {
             self.state = LaneState::Suspended;
             self.acks.clear();
@@ -268,7 +268,7 @@ impl MappedLane {
             let from = done.len();
             lane.poll(done, cx);
             debug_assert_eq!(done.len(), from, "a lane that was let go has nothing to return");
-            lane.busy() == Busy::Owed
+            lane.busy() == OwnWork::Required
         });
         done.append(&mut self.ended);
         self.update_state();
@@ -297,14 +297,14 @@ impl MappedLane {
 impl Lane for MappedLane {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         match &mut self.live {
-            Some(live) if self.ordinary && !self.port.has_mail() => live.submit(batch, cx),
+            Some(live) if self.ordinary && !self.port.has_messages() => live.submit(batch, cx),
             _ => self.submit_slow(batch, cx),
         }
     }
 
     fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         match &mut self.live {
-            Some(live) if self.ordinary && !self.port.has_mail() => live.poll(done, cx),
+            Some(live) if self.ordinary && !self.port.has_messages() => live.poll(done, cx),
             _ => self.poll_slow(done, cx),
         }
     }
@@ -328,7 +328,7 @@ impl Lane for MappedLane {
     }
 
     /// A lane that is only prepared may have begun already: its table has been told of the resume.
-    fn busy(&self) -> Busy {
+    fn busy(&self) -> OwnWork {
         let prepared = self.prepared.as_ref().filter(|_| !bugs::on(Bug::PreparedNotBusy));
         let prepared = prepared.map(|opened| opened.lane.busy());
         let retired = self.retired.iter().map(|(lane, _)| lane.busy()).max();

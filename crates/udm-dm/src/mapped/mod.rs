@@ -31,7 +31,7 @@
 //! table runs. The kernel swaps first and finds the error later; the extra phase costs control time
 //! only.
 //!
-//! **Retired lanes.** A lane of an old table may still have own work (`Busy::Owed`). It gets no
+//! **Retired lanes.** A lane of an old table may still have own work (`OwnWork::Required`). It gets no
 //! bios and is polled until the work is done. The old table is held until all cores have dropped
 //! its lanes, and the control half closes its files. A core never closes a file; if it drops the
 //! last reference, it starts a thread.

@@ -17,7 +17,7 @@ use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use udm_core::errno::{ELOOP, EMLINK};
-use udm_core::{Device, DeviceId, Stacked};
+use udm_core::{Device, DeviceId, StackedDevice};
 
 /// How many mapped devices may lie on each other. Calls go down that deep.
 pub const DEPTH_MAX: usize = 32;
@@ -150,7 +150,7 @@ impl StackWalk {
                 // What was said when it was loaded is true only as long as it has that table.
                 let is_over = self.below(&*next).is_some_and(|below| below.iter().any(|b| b.id() == id));
                 if is_over && found.insert(next.id()) {
-                    look.push((next.id(), next.stacked().map(Stacked::above).unwrap_or_default()));
+                    look.push((next.id(), next.stacked().map(StackedDevice::above).unwrap_or_default()));
                 }
                 self.above.push(next);
             }

@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use udm_core::bugs::{self, Bug};
 use udm_core::errno::{EBUSY, EINTR};
-use udm_core::{Ack, Cores, Device, DeviceId, Drain, Failure, LaneCommand, Limits};
+use udm_core::{Ack, Cores, Device, DeviceId, Drain, FirstError, LaneCommand, Limits};
 
 /// Held while tables change places and targets are told, over all devices of the process: of two
 /// changes that do, one is first, and the other sees what has become live. Nothing that could block
@@ -51,7 +51,7 @@ pub struct DeviceTransition {
     phase: TransitionPhase,
     /// Set when all cores have answered.
     waiting: Option<Arc<AtomicBool>>,
-    failure: Failure,
+    failure: FirstError,
     result: Result<(), TargetError>,
     /// Tables that no core uses any more.
     released: Vec<Arc<Table>>,
@@ -144,7 +144,7 @@ impl DeviceTransition {
             next: None,
             phase: TransitionPhase::Done,
             waiting: None,
-            failure: Failure::default(),
+            failure: FirstError::default(),
             result: Ok(()),
             released: Vec::new(),
         })

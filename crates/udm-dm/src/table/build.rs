@@ -4,7 +4,7 @@ use super::TableEntry;
 use crate::error::TargetError;
 use crate::target::{Resolver, TargetArgs, TargetType};
 use udm_core::{ControlIo, Sector, Sectors};
-use udm_wire::table::Line;
+use udm_wire::table::TableLine;
 
 /// The end of the largest device, in sectors (kernel: 2^63 - 1 bytes).
 const END_MAX: u64 = (1 << 54) - 1;
@@ -12,7 +12,7 @@ const END_MAX: u64 = (1 << 54) - 1;
 /// The targets of `lines`, checks in the kernel's order (`dm_table_add_target`).
 pub(super) fn entries(
     types: &[TargetType],
-    lines: &[Line],
+    lines: &[TableLine],
     resolver: &mut dyn Resolver,
     io: &dyn ControlIo,
     cores: usize,
@@ -30,7 +30,7 @@ pub(super) fn entries(
 
 fn entry(
     types: &[TargetType],
-    line: &Line,
+    line: &TableLine,
     previous: Option<&TableEntry>,
     resolver: &mut dyn Resolver,
     io: &dyn ControlIo,

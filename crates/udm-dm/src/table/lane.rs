@@ -16,7 +16,7 @@ use crate::child_lanes::{ChildLanes, PolledChild};
 use crate::split::Splitter;
 use std::rc::Rc;
 use udm_core::bugs::{self, Bug};
-use udm_core::{Batch, Busy, Cx, Drain, Lane, OpenError};
+use udm_core::{Batch, Cx, Drain, Lane, OpenError, OwnWork};
 
 /// See the module's documentation.
 pub(crate) struct TableLane {
@@ -161,7 +161,7 @@ impl Lane for TableLane {
         self.split.take_returned(back);
     }
 
-    fn busy(&self) -> Busy {
+    fn busy(&self) -> OwnWork {
         self.legs.busy()
     }
 }

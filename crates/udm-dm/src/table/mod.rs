@@ -18,7 +18,7 @@
 //! them, under any name, and the table holds the claim until it is dropped. A load by another
 //! device is EBUSY, unless both bring one key, a value that they share. The same device may load
 //! the disk again, because its old table ends before the new one begins. A mapped device is claimed
-//! as itself, not the disks below it. Claims are state of the disk (`Commons`). Disks that keep no
+//! as itself, not the disks below it. Claims are state of the disk (`SharedDiskState`). Disks that keep no
 //! data (`null`, `pattern`) grant every claim.
 //!
 //! **The data path** (`lane`, `router`, `map`):
@@ -55,8 +55,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use udm_core::bugs::{self, Bug};
 use udm_core::errno::EBUSY;
 use udm_core::{
-    Checkpoint, Claim, Commons, ControlIo, Cx, DevNo, Device, DeviceId, Extents, Lane, Limits, OpenError,
-    Sector, Sectors, Since,
+    ChangeStatus, Checkpoint, ControlIo, Cx, DevNo, Device, DeviceId, DiskClaim, Extents, Lane, Limits,
+    OpenError, Sector, Sectors, SharedDiskState,
 };
 
 /// One target of a table and its place.
@@ -84,7 +84,7 @@ pub struct Table {
     /// Read when a lane is opened or somebody asks for limits; never on the data path.
     table_limits: Mutex<Arc<TableLimits>>,
     /// The disks that its device has alone for it.
-    claims: Mutex<Vec<Claim>>,
+    claims: Mutex<Vec<DiskClaim>>,
     /// Its device can't be written to, whatever lies below.
     read_only: AtomicBool,
 }
@@ -98,7 +98,7 @@ impl Table {
     /// what is wrong with the whole: sizes and alignment of the devices below.
     pub fn build(
         types: &[TargetType],
-        lines: &[udm_wire::table::Line],
+        lines: &[udm_wire::table::TableLine],
         resolver: &mut dyn Resolver,
         io: &dyn ControlIo,
         cores: usize,
@@ -201,22 +201,26 @@ impl Table {
         let used: Vec<(usize, DeviceRange)> = lines
             .flat_map(|(line, entry)| entry.target.devices().into_iter().map(move |u| (line, u)))
             .collect();
-        let mut known: Vec<&Commons> = Vec::new();
-        let mut claims: Vec<Claim> = Vec::new();
+        let mut known: Vec<&SharedDiskState> = Vec::new();
+        let mut claims: Vec<DiskClaim> = Vec::new();
         for (line, used) in &used {
-            let (Some(alone), Some(commons)) = (&used.alone, used.device.device.commons()) else { continue };
+            let (Some(alone), Some(shared_disk_state)) =
+                (&used.alone, used.device.device.shared_disk_state())
+            else {
+                continue;
+            };
             let refuse = |who: &str| {
                 let text = format!("{}: Device lookup failed", self.entries[*line].target.type_name());
                 let reason = format!("{who} has {} alone", used.device.name);
                 let error = TargetError::new(text).with_errno(EBUSY).because(reason);
                 TargetError { line: Some(*line), ..error }
             };
-            let claim = commons.claim(id, number, alone, &*used.device.device);
+            let claim = shared_disk_state.claim(id, number, alone, &*used.device.device);
             claims.push(claim.map_err(|taken| refuse(&taken.to_string()))?);
-            if known.iter().any(|&known| std::ptr::eq(known, commons)) {
+            if known.iter().any(|&known| std::ptr::eq(known, shared_disk_state)) {
                 return Err(refuse("another line of the table"));
             }
-            known.push(commons);
+            known.push(shared_disk_state);
         }
         if !bugs::on(Bug::DiskNotClaimed) {
             *self.claims.lock().unwrap_or_else(PoisonError::into_inner) = claims;
@@ -305,10 +309,10 @@ impl Device for Table {
         self.only().map_or_else(Vec::new, |entry| entry.target.checkpoints())
     }
 
-    fn changed(&self, since: &Checkpoint, from: Sector, len: Sectors, out: &mut Extents<Since>) {
+    fn changed(&self, since: &Checkpoint, from: Sector, len: Sectors, out: &mut Extents<ChangeStatus>) {
         match self.only() {
             Some(entry) => entry.target.changed(since, from, len, out),
-            None => out.push(len, Since::Changed),
+            None => out.push(len, ChangeStatus::Changed),
         }
     }
 }

@@ -145,7 +145,7 @@ impl TableRouter {
         }
     }
 
-    /// Does [`TableRouter::fast_path`] with each of `bios` for as long as it is plain: with how many.
+    /// Does [`TableRouter::fast_path`] with each of `bio_faults` for as long as it is plain: with how many.
     #[inline(always)]
     pub fn fast_path_all(&self, bios: &mut [Box<Bio>]) -> usize {
         let stopped = match &self.map_kind {

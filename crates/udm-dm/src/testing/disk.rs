@@ -4,8 +4,8 @@ use super::lock;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
 use udm_core::{
-    Batch, Bio, BioFlags, Commons, Cx, Device, DeviceId, Drain, Grown, Lane, Limits, Op, OpenError,
-    SECTOR_SIZE, Sectors, Status,
+    Batch, Bio, BioFlags, Cx, Device, DeviceId, Drain, GrowCallback, Lane, Limits, Op, OpenError,
+    SECTOR_SIZE, Sectors, SharedDiskState, Status,
 };
 
 /// What a disk was asked to do, in the order in which it did it.
@@ -36,14 +36,14 @@ struct DiskState {
     refuse: Option<OpenError>,
     opened: usize,
     log: Vec<LoggedRequest>,
-    growths: VecDeque<(Sectors, Grown)>,
+    growths: VecDeque<(Sectors, GrowCallback)>,
 }
 
 /// A disk in memory. Requests take effect when they finish: in the first `poll` behind their
 /// submission, unless the disk is told to hold them.
 pub struct TestDisk {
     id: DeviceId,
-    commons: Commons,
+    shared_disk_state: SharedDiskState,
     limits: Mutex<Limits>,
     state: Arc<Mutex<DiskState>>,
 }
@@ -66,7 +66,7 @@ impl TestDisk {
         let state = DiskState { bytes, ..DiskState::default() };
         Arc::new(TestDisk {
             id: DeviceId::new(),
-            commons: Commons::default(),
+            shared_disk_state: SharedDiskState::default(),
             limits: Mutex::new(limits),
             state: Arc::new(Mutex::new(state)),
         })
@@ -200,12 +200,12 @@ impl Device for TestDisk {
         *lock(&self.limits)
     }
 
-    fn commons(&self) -> Option<&Commons> {
-        Some(&self.commons)
+    fn shared_disk_state(&self) -> Option<&SharedDiskState> {
+        Some(&self.shared_disk_state)
     }
 
     /// Waits for [`TestDisk::grow_now`].
-    fn grow(&self, size: Sectors, then: Grown) {
+    fn grow(&self, size: Sectors, then: GrowCallback) {
         self.state().growths.push_back((size, then));
     }
 }

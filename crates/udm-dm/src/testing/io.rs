@@ -2,8 +2,8 @@
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
-use udm_core::control_io::Answer;
-use udm_core::{Batch, Busy, ControlIo, CoreId, CoreState, Cores, Device, Errand, Nanos};
+use udm_core::control_io::RunResult;
+use udm_core::{Batch, ControlIo, ControlTransfer, CoreId, CoreState, Cores, Device, Nanos, OwnWork};
 
 /// How often a lane is polled that brings nothing and asks for no time.
 const POLLS_MAX: usize = 1000;
@@ -33,8 +33,8 @@ impl TestControlIo {
 
     /// On a core among others: what its lanes send arrives there, and it gets no letters itself.
     #[must_use]
-    pub fn among(others: Arc<dyn Cores>, cores: usize) -> TestControlIo {
-        TestControlIo::on(CoreState::new(CoreId(0), cores, 1, None).among(others))
+    pub fn with_cores(others: Arc<dyn Cores>, cores: usize) -> TestControlIo {
+        TestControlIo::on(CoreState::new(CoreId(0), cores, 1, None).with_cores(others))
     }
 
     fn on(core: CoreState) -> TestControlIo {
@@ -49,14 +49,14 @@ impl TestControlIo {
 }
 
 impl ControlIo for TestControlIo {
-    fn run(&self, device: &Arc<dyn Device>, bios: Batch) -> Answer {
+    fn run(&self, device: &Arc<dyn Device>, bios: Batch) -> RunResult {
         let mut core = self.core.borrow_mut();
-        let mut errand = Errand::new(&**device, bios);
+        let mut errand = ControlTransfer::new(&**device, bios);
         let mut lane = device.open(&mut core.cx(self.now.get()))?;
         let (mut batch, mut done) = (Batch::new(), Batch::new());
         let (mut polls, mut waits) = (0, 0);
         // What the lane owes it does before it goes.
-        while !errand.is_over() || lane.busy() == Busy::Owed {
+        while !errand.is_over() || lane.busy() == OwnWork::Required {
             let mut cx = core.cx(self.now.get());
             while let Some(mut bio) = errand.next() {
                 bio.start();
@@ -78,11 +78,15 @@ impl ControlIo for TestControlIo {
             if polls > POLLS_MAX || waits > WAITS_MAX {
                 // What is in flight stays where it is.
                 Box::leak(lane);
-                return if errand.is_over() { Ok(errand.finish()) } else { Err(Errand::no_answer()) };
+                return if errand.is_over() {
+                    Ok(errand.finish())
+                } else {
+                    Err(ControlTransfer::timeout_error())
+                };
             }
             for mut bio in done.drain(..) {
                 bio.finish();
-                errand.bring(bio);
+                errand.add_completed(bio);
             }
         }
         Ok(errand.finish())

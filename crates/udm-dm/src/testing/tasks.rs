@@ -4,8 +4,8 @@ use super::{TestWorld, lock};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use udm_core::{
-    Ack, Batch, Bell, Bio, Busy, CoreState, Cores, Device, DeviceSlot, Lane, Listener, MakeTask, Nanos,
-    OpenError, OwnerId, Task, TaskCx, TaskHandle,
+    Ack, Batch, Bio, CoreState, Cores, Device, DeviceSlot, Lane, Nanos, OpenError, OwnWork, OwnerId, Task,
+    TaskCx, TaskFactory, TaskHandle, WaitHandle, WaitQueue,
 };
 
 /// What was asked for and not done yet.
@@ -16,12 +16,12 @@ pub(super) struct TaskCommandQueue {
 }
 
 enum TaskCommand {
-    Start(u64, MakeTask),
+    Start(u64, TaskFactory),
     Stop(u64, Option<Ack>),
 }
 
 /// Orders `make` to be started: a handle to stop it by.
-pub(super) fn start(orders: &Arc<Mutex<TaskCommandQueue>>, make: MakeTask) -> TaskHandle {
+pub(super) fn start(orders: &Arc<Mutex<TaskCommandQueue>>, make: TaskFactory) -> TaskHandle {
     let mut all = lock(orders);
     let id = all.started;
     all.started += 1;
@@ -85,7 +85,7 @@ impl RunningTask {
         }
         for slot in &mut self.lanes {
             // What a lane owes it does before it goes.
-            slot.take_if(|open| open.closed && open.lane.busy() != Busy::Owed);
+            slot.take_if(|open| open.closed && open.lane.busy() != OwnWork::Required);
         }
         self.task.is_over() && self.lanes.iter().all(Option::is_none)
     }
@@ -137,8 +137,8 @@ impl TaskCx for TestTaskCx<'_> {
         Arc::clone(self.state.others())
     }
 
-    fn listen(&mut self, bell: &Arc<Bell>) -> Listener {
-        bell.listen(&mut self.state.cx(self.now))
+    fn subscribe(&mut self, bell: &Arc<WaitQueue>) -> WaitHandle {
+        bell.subscribe(&mut self.state.cx(self.now))
     }
 }
 

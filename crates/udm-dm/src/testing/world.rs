@@ -6,8 +6,8 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use udm_core::{
-    Batch, Bio, CoreId, CoreState, Cores, Cx, Device, DeviceId, Lane, LaneCommand, MakeTask, Nanos,
-    OpenError, TaskHandle,
+    Batch, Bio, CoreId, CoreState, Cores, Cx, Device, DeviceId, Lane, LaneCommand, Nanos, OpenError,
+    TaskFactory, TaskHandle,
 };
 
 /// Cores on one thread, stepped by hand.
@@ -40,12 +40,12 @@ impl Cores for TestCores {
         }
     }
 
-    fn ring(&self, core: CoreId, id: DeviceId) {
+    fn wake_up(&self, core: CoreId, id: DeviceId) {
         lock(&self.boxes[core.index()]).push_back((id, None));
     }
 
     /// It runs when the world is told to: [`TestWorld::run_tasks`].
-    fn start(&self, make: MakeTask) -> TaskHandle {
+    fn start(&self, make: TaskFactory) -> TaskHandle {
         tasks::start(&self.orders, make)
     }
 }
@@ -57,7 +57,7 @@ impl TestWorld {
         let boxes = (0..cores).map(|_| Mutex::default()).collect();
         let mail = Arc::new(TestCores { boxes, orders: Arc::default() });
         let others = || Arc::<TestCores>::clone(&mail) as Arc<dyn Cores>;
-        let state = |n: usize| CoreState::new(CoreId(n as u16), cores, n as u64, None).among(others());
+        let state = |n: usize| CoreState::new(CoreId(n as u16), cores, n as u64, None).with_cores(others());
         TestWorld {
             cores: (0..cores).map(state).collect(),
             mail,
@@ -98,7 +98,7 @@ impl TestWorld {
 
     /// True when letters wait for `core`.
     #[must_use]
-    pub fn has_mail(&self, core: usize) -> bool {
+    pub fn has_messages(&self, core: usize) -> bool {
         !lock(&self.mail.boxes[core]).is_empty()
     }
 
@@ -109,7 +109,7 @@ impl TestWorld {
             let ports = self.cores[core].ports();
             match next {
                 Some((device, Some(command))) => ports.deliver(device, &command),
-                Some((id, None)) => ports.ring(id),
+                Some((id, None)) => ports.wake_up(id),
                 None => return,
             }
         }
@@ -123,7 +123,7 @@ impl TestWorld {
         self.turn(core, |cx| device.open(cx))
     }
 
-    /// Starts `bios` and submits them as one batch.
+    /// Starts `bio_faults` and submits them as one batch.
     pub fn submit(&mut self, core: usize, lane: &mut dyn Lane, bios: impl IntoIterator<Item = Box<Bio>>) {
         let mut batch: Batch = bios.into_iter().collect();
         for bio in &mut batch {

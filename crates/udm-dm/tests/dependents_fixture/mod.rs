@@ -201,7 +201,7 @@ impl Lane for LayeredLane {
 
 fn make_layered_target(args: &mut TargetArgs<'_>, is_top: bool) -> Result<Arc<dyn Target>, TargetError> {
     let disk = args.resolver.get(&args.args[0]).map_err(|e| TargetError::errno(e.errno))?;
-    let shared = disk.device.commons().expect("a disk").common();
+    let shared = disk.device.shared_disk_state().expect("a disk").get_or_default();
     Ok(Arc::new(LayeredTarget { is_top, disk, len: args.len, place: Arc::default(), shared }))
 }
 
@@ -234,7 +234,7 @@ impl Fixture {
         let disk = TestDisk::null(Limits::new(Sectors(64)));
         self.made += 1;
         self.resolver.add(name, DevNo { major: 7, minor: self.made }, Arc::<TestDisk>::clone(&disk));
-        let shared = disk.commons().unwrap().common();
+        let shared = disk.shared_disk_state().unwrap().get_or_default();
         (disk, shared)
     }
 

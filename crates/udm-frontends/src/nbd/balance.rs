@@ -250,7 +250,7 @@ impl CoreLoadWindow {
             self.streak.set(0);
             let (front, client) = &clients[client];
             client.to.set(Some(to));
-            cx.rouse(*front);
+            cx.schedule(*front);
         }
         clients.iter().for_each(|(_, client)| client.weight.set(0));
         drop(clients);

@@ -14,7 +14,7 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use udm_core::{CoreId, Device, DeviceId, Sector, Sectors};
-use udm_runtime::Cluster;
+use udm_runtime::CoreSet;
 
 /// Surveys that wait to be dealt out, and for one device.
 const QUEUE_MAX: usize = 256;
@@ -32,7 +32,7 @@ pub(super) struct BlockStatusQuery {
     pub(super) contexts: Arc<[MetaContext]>,
     /// Runs of sectors in the answer of each at the most.
     pub(super) max: usize,
-    pub(super) cluster: Arc<Cluster>,
+    pub(super) cluster: Arc<CoreSet>,
     pub(super) core: CoreId,
     /// Who asked: a connection, and its request.
     pub(super) connection: u64,
@@ -63,8 +63,8 @@ impl Drop for BlockStatusQuery {
         for context in &self.contexts[found.len()..] {
             found.push(vec![(self.len, context.unknown())]);
         }
-        let letter = BlockStatusAnswer { connection: self.connection, key: self.key, found };
-        self.cluster.post_letter(self.core, self.device.id(), Box::new(letter));
+        let message = BlockStatusAnswer { connection: self.connection, key: self.key, found };
+        self.cluster.send_message(self.core, self.device.id(), Box::new(message));
     }
 }
 

@@ -37,7 +37,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use udm_core::bugs::{self, Bug};
 use udm_core::errno::ECANCELED;
 use udm_core::{Batch, BioFlags, BioPool, BufPool, CoreId, Nanos, Segments};
-use udm_runtime::{Cluster, DeviceSlot, Done, FrontCx, FrontEnd, RingOp};
+use udm_runtime::{CoreSet, DeviceSlot, Done, FrontCx, FrontEnd, RingOp};
 use udm_wire::nbd::Request;
 
 const RECV: u64 = 0;
@@ -64,7 +64,7 @@ pub(super) struct Connection {
     /// `None` when nothing more is received or sent: a connection whose client is gone keeps no
     /// descriptor.
     fd: Option<Arc<OwnedFd>>,
-    pub(super) cluster: Arc<Cluster>,
+    pub(super) cluster: Arc<CoreSet>,
     exports: Arc<Exports>,
     options: ServerOptions,
     pub(super) phase: ConnectionPhase,
@@ -146,7 +146,7 @@ fn next_id() -> u64 {
 impl Connection {
     pub(super) fn new(
         fd: Arc<OwnedFd>,
-        cluster: Arc<Cluster>,
+        cluster: Arc<CoreSet>,
         block_status_worker: BlockStatusWorker,
         exports: Arc<Exports>,
         mut options: ServerOptions,
@@ -305,7 +305,7 @@ impl Connection {
             self.taken += 1;
             if self.taken == REQUESTS_A_TURN {
                 // What has arrived besides comes next turn.
-                cx.rouse(cx.me());
+                cx.schedule(cx.me());
             }
         }
         let listens = matches!(self.phase, ConnectionPhase::Serving | ConnectionPhase::Handshake(_))
@@ -324,7 +324,7 @@ impl Connection {
         // While it listens for more, and has nothing else to say, it does not matter when it hears
         // that its answers have left.
         let goes_on = self.receiving && self.tx.is_all_out() && self.pending_move.is_none();
-        cx.set_patient(matches!(self.phase, ConnectionPhase::Serving) && goes_on);
+        cx.set_defer_sends(matches!(self.phase, ConnectionPhase::Serving) && goes_on);
         self.record_work(cx);
         self.admission_slot.publish(&mut self.delta);
         self.publish_memory(cx);
@@ -439,13 +439,13 @@ impl FrontEnd for Connection {
         self.pump(cx);
     }
 
-    fn letter(&mut self, letter: &(dyn Any + Send), cx: &mut FrontCx<'_, '_>) {
+    fn message(&mut self, message: &(dyn Any + Send), cx: &mut FrontCx<'_, '_>) {
         self.now = cx.now();
         // Most are no affair of this client's, and there may be thousands of those.
-        let is_mine = self.on_range_lock_message(letter, cx)
-            || self.on_block_status_answer(letter)
-            || self.on_move_message(letter, cx);
-        if is_mine || self.on_fail_message(letter) {
+        let is_mine = self.on_range_lock_message(message, cx)
+            || self.on_block_status_answer(message)
+            || self.on_move_message(message, cx);
+        if is_mine || self.on_fail_message(message) {
             self.pump(cx);
         }
     }

@@ -6,7 +6,7 @@
 //! connection lasts: when what kept it is gone, all is dirty, whatever bears its name by then.
 
 use std::collections::HashSet;
-use udm_core::{Checkpoint, Content, Device, Extents, Sector, Sectors, Since};
+use udm_core::{ChangeStatus, Checkpoint, Device, ExtentKind, Extents, Sector, Sectors};
 use udm_wire::nbd::{CONTEXT_ALLOCATION, CONTEXT_DIRTY, STATE_DIRTY, STATE_HOLE, STATE_ZERO};
 
 /// Contexts that one client may choose: each is another part of every answer.
@@ -51,14 +51,14 @@ impl MetaContext {
                 let mut out = Extents::new(max);
                 device.extents(from, len, &mut out);
                 runs(&out, |content| match content {
-                    Content::Data => 0,
-                    Content::Hole => STATE_HOLE | STATE_ZERO,
+                    ExtentKind::Data => 0,
+                    ExtentKind::Hole => STATE_HOLE | STATE_ZERO,
                 })
             }
             ContextKind::Dirty(since) => {
                 let mut out = Extents::new(max);
                 device.changed(since, from, len, &mut out);
-                runs(&out, |since| if since == Since::Changed { STATE_DIRTY } else { 0 })
+                runs(&out, |since| if since == ChangeStatus::Changed { STATE_DIRTY } else { 0 })
             }
         }
     }

@@ -43,12 +43,12 @@ impl Device for CheckpointDevice {
         let names = self.names.iter().enumerate();
         names.map(|(i, name)| Checkpoint { name: name.clone(), key: key(i) }).collect()
     }
-    fn changed(&self, since: &Checkpoint, from: Sector, len: Sectors, out: &mut Extents<Since>) {
+    fn changed(&self, since: &Checkpoint, from: Sector, len: Sectors, out: &mut Extents<ChangeStatus>) {
         match since.key.upgrade() {
             Some(_) => (from.0..from.0 + len.0).for_each(|at| {
-                out.push(Sectors(1), if at % 4 == 3 { Since::Changed } else { Since::Same });
+                out.push(Sectors(1), if at % 4 == 3 { ChangeStatus::Changed } else { ChangeStatus::Same });
             }),
-            None => out.push(len, Since::Changed),
+            None => out.push(len, ChangeStatus::Changed),
         }
     }
 }

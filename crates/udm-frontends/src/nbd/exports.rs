@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use udm_core::{CoreId, Device, DeviceId, Limits, SECTOR_SIZE, Sectors};
-use udm_runtime::Cluster;
+use udm_runtime::CoreSet;
 use udm_wire::nbd::{BlockSizes, ExportFlags, PAYLOAD_MAX, PAYLOAD_MAX_DEFAULT, STRING_MAX};
 
 /// What is called when a connection has let go of an export.
@@ -134,7 +134,7 @@ impl Export {
 /// For as long as this is held, requests of an export's clients fail ([`Exports::fail`]).
 pub struct FailRequestsGuard {
     export: Arc<Export>,
-    cluster: Weak<Cluster>,
+    cluster: Weak<CoreSet>,
 }
 
 /// Has connections look whether their requests fail.
@@ -145,7 +145,7 @@ impl FailRequestsGuard {
     fn tell(&self) {
         let Some(cluster) = self.cluster.upgrade() else { return };
         for core in 0..cluster.len() {
-            cluster.post_letter(CoreId(core as u16), self.export.device.id(), Box::new(FailMessage));
+            cluster.send_message(CoreId(core as u16), self.export.device.id(), Box::new(FailMessage));
         }
     }
 }
@@ -315,7 +315,7 @@ pub struct Exports {
     exported_devices: Mutex<HashMap<DeviceId, Weak<ExportedDevice>>>,
     closed: ClosedHook,
     /// Where those who serve them are.
-    cluster: OnceLock<Weak<Cluster>>,
+    cluster: OnceLock<Weak<CoreSet>>,
 }
 
 impl Exports {
@@ -325,8 +325,8 @@ impl Exports {
         Exports::default()
     }
 
-    /// They are served on the cores of `cluster`. Once; later calls change nothing.
-    pub(super) fn served_on(&self, cluster: &Arc<Cluster>) {
+    /// They are served on the cores of `core_set`. Once; later calls change nothing.
+    pub(super) fn served_on(&self, cluster: &Arc<CoreSet>) {
         let _ = self.cluster.set(Arc::downgrade(cluster));
     }
 

@@ -10,7 +10,7 @@ use super::exports::{Export, ExportGeometry, ExportRef, Exports};
 use std::sync::Arc;
 use udm_core::{DeviceId, OpenError};
 use udm_wire::nbd::{
-    ClientFlags, ClientOption, ExportFlags, ExportNameReply, FromClient, GREETING_SIZE, HandshakeFlags,
+    ClientFlags, ClientMessage, ClientOption, ExportFlags, ExportNameReply, GREETING_SIZE, HandshakeFlags,
     HandshakeParser, INFO_DESCRIPTION, INFO_NAME, Info, InfoRequest, MetaRequest, OPT_ABORT, OPT_GO,
     OPT_INFO, OPT_LIST, OPT_LIST_META_CONTEXT, OPT_SET_META_CONTEXT, OPT_STRUCTURED_REPLY, REP_ERR_INVALID,
     REP_ERR_PLATFORM, REP_ERR_TOO_BIG, REP_ERR_UNKNOWN, greeting, put_ack, put_error, put_export_name_reply,
@@ -77,11 +77,11 @@ impl Handshake {
         }
         match self.parser.next(input) {
             Ok(None) => HandshakeStep::More,
-            Ok(Some(FromClient::Flags(flags))) => {
+            Ok(Some(ClientMessage::Flags(flags))) => {
                 self.no_zeroes = flags.contains(ClientFlags::NO_ZEROES);
                 HandshakeStep::Answered
             }
-            Ok(Some(FromClient::Option(option))) => self.answer(&option, out, exports, open),
+            Ok(Some(ClientMessage::Option(option))) => self.answer(&option, out, exports, open),
             Err(e) => {
                 tracing::debug!("nbd handshake: {e}");
                 HandshakeStep::Close

@@ -14,8 +14,8 @@ const BLOCK: u64 = 2;
 struct TestInboxes(Mutex<Vec<VecDeque<RangeLockMessage>>>);
 
 impl LockMessenger for TestInboxes {
-    fn post(&self, core: CoreId, _: DeviceId, letter: RangeLockMessage) {
-        self.0.lock().unwrap()[core.index()].push_back(letter);
+    fn post(&self, core: CoreId, _: DeviceId, message: RangeLockMessage) {
+        self.0.lock().unwrap()[core.index()].push_back(message);
     }
 }
 
@@ -137,13 +137,13 @@ impl LockModel {
     }
 
     fn deliver(&mut self, core: usize) {
-        let Some(letter) = self.inboxes.0.lock().unwrap()[core].pop_front() else { return };
+        let Some(message) = self.inboxes.0.lock().unwrap()[core].pop_front() else { return };
         for i in 0..self.connections.len() {
             let ModelConnection { core: at, member, requests, .. } = &mut self.connections[i];
             let Some(member) = member.as_mut().filter(|_| *at == core) else { continue };
             let busy =
                 |range: &Range<u64>| requests.iter().any(|r| r.in_flight() && overlap(&r.blocks(), range));
-            match member.letter(&letter, busy) {
+            match member.message(&message, busy) {
                 LockEvent::None => {}
                 LockEvent::Granted(key) => self.connections[i].requests[key].stage = WriteStage::Granted,
                 LockEvent::Released => self.resume(i),
@@ -267,8 +267,8 @@ impl LockModel {
         let mut hash = DefaultHasher::new();
         self.disk.hash(&mut hash);
         for inbox in self.inboxes.0.lock().unwrap().iter() {
-            for letter in inbox {
-                match letter {
+            for message in inbox {
+                match message {
                     RangeLockMessage::RangeLock { id, .. } => (0, id.0).hash(&mut hash),
                     RangeLockMessage::Granted(id) => (1, id.0).hash(&mut hash),
                     RangeLockMessage::Release(id) => (2, id.0).hash(&mut hash),
@@ -469,8 +469,8 @@ fn bounds() {
     // What nobody has taken out yet must not leave a newcomer with a hold for ever.
     let mut late = LockMember::join(&range_locks, post, CoreId(0));
     loop {
-        let Some(letter) = inboxes.0.lock().unwrap()[0].pop_front() else { break };
-        late.letter(&letter, |_| false);
+        let Some(message) = inboxes.0.lock().unwrap()[0].pop_front() else { break };
+        late.message(&message, |_| false);
     }
     assert!(late.held.is_empty());
 }

@@ -7,7 +7,7 @@ use crossbeam_utils::CachePadded;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
-use udm_core::latency::{Sum, Total};
+use udm_core::latency::{LatencyCounters, LatencyHistogram};
 use udm_core::{CoreId, Nanos, Op};
 use udm_wire::nbd::Command;
 
@@ -25,7 +25,7 @@ pub struct OpIoCounters {
     /// How many requests that reached the device took how long, in the steps of
     /// [`udm_core::latency`]: from the turn in which the core had the whole request to the one in
     /// which the device was done with it.
-    pub latency: Sum,
+    pub latency: LatencyHistogram,
 }
 
 /// What clients of a device have asked for and got.
@@ -54,7 +54,7 @@ struct OpCounters {
     requests: AtomicU64,
     bytes: AtomicU64,
     errors: AtomicU64,
-    latency: Total,
+    latency: LatencyCounters,
 }
 
 /// Adds to a number that this core alone writes.

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use udm_core::CoreId;
-use udm_runtime::Cluster;
+use udm_runtime::CoreSet;
 
 /// Where to listen.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,7 +46,7 @@ pub struct NbdServer {
 }
 
 struct ServerShared {
-    cluster: Arc<Cluster>,
+    cluster: Arc<CoreSet>,
     block_status_worker: BlockStatusWorker,
     exports: Arc<Exports>,
     options: ServerOptions,
@@ -65,13 +65,13 @@ fn descriptor_limit() -> usize {
 }
 
 impl NbdServer {
-    /// Serves `exports` on the cores of `cluster`, at all places of `listen` (which may be empty:
+    /// Serves `exports` on the cores of `core_set`, at all places of `listen` (which may be empty:
     /// see [`NbdServer::adopt`]).
     ///
     /// # Errors
     /// When a place to listen can't be had, with its name; nothing listens then.
     pub fn start(
-        cluster: &Arc<Cluster>,
+        cluster: &Arc<CoreSet>,
         exports: Arc<Exports>,
         options: ServerOptions,
         listen: &[ListenAddress],
@@ -85,7 +85,7 @@ impl NbdServer {
     /// # Errors
     /// As [`NbdServer::start`]'s; and what was given is no socket of one of these kinds.
     pub fn start_with(
-        cluster: &Arc<Cluster>,
+        cluster: &Arc<CoreSet>,
         exports: Arc<Exports>,
         options: ServerOptions,
         listen: &[ListenAddress],
@@ -126,7 +126,7 @@ impl NbdServer {
     /// # Errors
     /// When an eventfd can't be had.
     pub fn stepped(
-        cluster: &Arc<Cluster>,
+        cluster: &Arc<CoreSet>,
         exports: Arc<Exports>,
         options: ServerOptions,
     ) -> io::Result<NbdServer> {
@@ -188,7 +188,7 @@ impl NbdServer {
         devices.sort_unstable();
         devices.dedup();
         for (device, core) in devices.into_iter().flat_map(|d| (0..cluster.len()).map(move |c| (d, c))) {
-            cluster.post_letter(CoreId(core as u16), device, Box::new(MoveMessage::Rotate));
+            cluster.send_message(CoreId(core as u16), device, Box::new(MoveMessage::Rotate));
         }
     }
 
@@ -210,7 +210,7 @@ impl Drop for NbdServer {
 
 impl ServerShared {
     fn new(
-        cluster: &Arc<Cluster>,
+        cluster: &Arc<CoreSet>,
         block_status_worker: BlockStatusWorker,
         exports: Arc<Exports>,
         options: ServerOptions,

@@ -160,7 +160,7 @@ impl MemoryLease {
             let mut line = core.line.borrow_mut();
             line.push_back((self.me, self.share.clone()));
             // Others may have memory in answers that have left, and have not heard of it.
-            cx.rouse(self.me);
+            cx.schedule(self.me);
             if line.len() == 1 {
                 core.stuck_since.set(cx.now());
             }
@@ -183,7 +183,7 @@ impl MemoryLease {
             }
             self.core.stuck_since.set(if self.line() == 0 { Nanos::NEVER } else { cx.now() });
             if let Some(next) = self.core.next() {
-                cx.rouse(next);
+                cx.schedule(next);
             }
         }
     }
@@ -207,7 +207,7 @@ impl MemoryLease {
             better = true;
         }
         if better && let Some(next) = core.next() {
-            cx.rouse(next);
+            cx.schedule(next);
         }
     }
 

@@ -180,7 +180,7 @@ impl Connection {
             && let Some((export, geometry)) = &self.export
             && !geometry.flags.contains(ExportFlags::READ_ONLY)
         {
-            cx.listen(export.range_locks().topic());
+            cx.subscribe(export.range_locks().topic());
             // Behind that: what changes from now on comes as a letter.
             self.lock_member = Some(LockMember::join(export.range_locks(), self.cluster.clone(), cx.core()));
         }
@@ -189,23 +189,23 @@ impl Connection {
     /// Takes no part any more. No write of it is under way, and none waits.
     pub(super) fn leave_range_locks(&mut self, cx: &mut FrontCx<'_, '_>) {
         if let Some(lock_member) = self.lock_member.take() {
-            cx.unlisten(lock_member.topic());
+            cx.unsubscribe(lock_member.topic());
         }
     }
 
     /// A letter about the holds of the device. True when it set something going.
     pub(super) fn on_range_lock_message(
         &mut self,
-        letter: &(dyn Any + Send),
+        message: &(dyn Any + Send),
         cx: &mut FrontCx<'_, '_>,
     ) -> bool {
-        let (Some(letter), Some(lock_member)) =
-            (letter.downcast_ref::<RangeLockMessage>(), &mut self.lock_member)
+        let (Some(message), Some(lock_member)) =
+            (message.downcast_ref::<RangeLockMessage>(), &mut self.lock_member)
         else {
             return false;
         };
         let pending = &self.pending;
-        let event = lock_member.letter(letter, |range| in_flight(pending, range));
+        let event = lock_member.message(message, |range| in_flight(pending, range));
         if pending.is_empty() && lock_member.is_idle() {
             // It is told no more until it writes again.
             self.leave_range_locks(cx);

@@ -35,7 +35,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 use udm_core::{Ack, CoreId, DeviceId};
-use udm_runtime::Cluster;
+use udm_runtime::CoreSet;
 
 /// Holds of a device that are active at a time. Each write of whole blocks is compared with so many
 /// at the most.
@@ -64,14 +64,14 @@ pub(super) enum RangeLockMessage {
 
 /// How letters reach all members on a core.
 pub(super) trait LockMessenger: Send + Sync {
-    /// Posts `letter` to those who listen to `topic` on `core`. Never waits for them. The order of
+    /// Posts `message` to those who listen to `topic` on `core`. Never waits for them. The order of
     /// calls is the order of delivery.
-    fn post(&self, core: CoreId, topic: DeviceId, letter: RangeLockMessage);
+    fn post(&self, core: CoreId, topic: DeviceId, message: RangeLockMessage);
 }
 
-impl LockMessenger for Cluster {
-    fn post(&self, core: CoreId, topic: DeviceId, letter: RangeLockMessage) {
-        self.post_letter(core, topic, Box::new(letter) as Box<dyn Any + Send>);
+impl LockMessenger for CoreSet {
+    fn post(&self, core: CoreId, topic: DeviceId, message: RangeLockMessage) {
+        self.send_message(core, topic, Box::new(message) as Box<dyn Any + Send>);
     }
 }
 
@@ -132,9 +132,9 @@ impl LockTable {
             let token = Ack::new(move || grant.post(owner, topic, RangeLockMessage::Granted(id)));
             hold.told = self.cores().collect();
             for &core in &hold.told {
-                let letter =
+                let message =
                     RangeLockMessage::RangeLock { id, range: hold.range.clone(), token: token.clone() };
-                post.post(core, topic, letter);
+                post.post(core, topic, message);
             }
             self.active.push(hold);
         }
@@ -255,13 +255,13 @@ impl LockMember {
 
     /// Takes a letter. `in_flight` says whether a write of this member that overlaps a range is on
     /// its way.
-    pub(super) fn letter(
+    pub(super) fn message(
         &mut self,
-        letter: &RangeLockMessage,
+        message: &RangeLockMessage,
         in_flight: impl FnOnce(&Range<u64>) -> bool,
     ) -> LockEvent {
         self.letters = self.letters.saturating_add(1);
-        match letter {
+        match message {
             RangeLockMessage::RangeLock { id, range, token } => {
                 // One that was given at joining was posted before that.
                 if !self.held.iter().any(|h| h.id == *id) {

@@ -314,7 +314,7 @@ mod tests {
             }
         };
         assert_eq!((lens, sent), (vec![SEND_MAX, SEND_MAX, 116], SentReplies { answers: 1, charge: len }));
-        assert_eq!((s.is_idle(), pool.held()), (true, pool.kept()), "all memory is back");
+        assert_eq!((s.is_idle(), pool.held()), (true, pool.free_bytes()), "all memory is back");
     }
 
     #[test]
@@ -329,6 +329,6 @@ mod tests {
             let n = data.len();
             s.sent(n, data, &mut pool).unwrap();
         }
-        assert_eq!(pool.kept(), 0);
+        assert_eq!(pool.free_bytes(), 0);
     }
 }

@@ -181,8 +181,8 @@ impl Connection {
 
     /// Looks whether requests are to fail; if so those under way do at once. True for a letter
     /// about that.
-    pub(super) fn on_fail_message(&mut self, letter: &(dyn Any + Send)) -> bool {
-        let Some((export, _)) = self.export.as_ref().filter(|_| letter.is::<FailMessage>()) else {
+    pub(super) fn on_fail_message(&mut self, message: &(dyn Any + Send)) -> bool {
+        let Some((export, _)) = self.export.as_ref().filter(|_| message.is::<FailMessage>()) else {
             return false;
         };
         self.failing = export.is_failing();

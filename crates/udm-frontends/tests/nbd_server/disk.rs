@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use udm_core::errno::ENXIO;
 use udm_core::{
-    Batch, Bio, BioFlags, Content, Cx, Device, DeviceId, Extents, Lane, Limits, Nanos, Op, OpenError, Sector,
-    Sectors, Status,
+    Batch, Bio, BioFlags, Cx, Device, DeviceId, ExtentKind, Extents, Lane, Limits, Nanos, Op, OpenError,
+    Sector, Sectors, Status,
 };
 
 /// When finished bios are handed back.
@@ -130,7 +130,7 @@ impl Device for TestDisk {
         let mut at = from.0;
         while at < from.0 + len.0 {
             let now = (8 - at % 8).min(from.0 + len.0 - at);
-            out.push(Sectors(now), if at / 8 % 3 == 2 { Content::Hole } else { Content::Data });
+            out.push(Sectors(now), if at / 8 % 3 == 2 { ExtentKind::Hole } else { ExtentKind::Data });
             at += now;
         }
     }

@@ -49,7 +49,7 @@ fn what_is_no_socket_of_ours_stays() {
     let path = dir.path().join("nbd.sock");
     std::fs::write(&path, "precious").unwrap();
     let runtime_less = |p: &std::path::Path| {
-        let cluster = udm_runtime::Cluster::new(1).unwrap();
+        let cluster = udm_runtime::CoreSet::new(1).unwrap();
         let listen = [ListenAddress::Unix(p.to_owned())];
         udm_frontends::nbd::NbdServer::start(&cluster, Default::default(), ServerOptions::default(), &listen)
     };

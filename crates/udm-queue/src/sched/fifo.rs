@@ -6,9 +6,9 @@ use udm_core::{Batch, Bio, Cx};
 
 /// See the module.
 #[derive(Default)]
-pub(crate) struct Fifo(VecDeque<Request>);
+pub(crate) struct FifoScheduler(VecDeque<Request>);
 
-impl Fifo {
+impl FifoScheduler {
     #[inline]
     pub fn len(&self) -> usize {
         self.0.len()
@@ -16,13 +16,14 @@ impl Fifo {
 
     pub fn add(&mut self, bio: Box<Bio>, merger: &mut Merger, _cx: &Cx<'_>) {
         let touches = |request: &&mut Request| {
-            (request.end() == bio.sector || bio.end() == request.sector()) && merger.fit(&request.bio, &bio)
+            (request.end() == bio.sector || bio.end() == request.sector())
+                && merger.can_merge(&request.bio, &bio)
         };
-        let tries = merger.tries();
-        let found = self.0.iter_mut().rev().take(tries).find(touches);
+        let lookback = merger.lookback();
+        let found = self.0.iter_mut().rev().take(lookback).find(touches);
         match found {
             Some(request) => merger.merge(request, bio),
-            None => self.0.push_back(Merger::alone(bio)),
+            None => self.0.push_back(Merger::single(bio)),
         }
     }
 
@@ -31,6 +32,6 @@ impl Fifo {
     }
 
     pub fn hand_back(&mut self, merger: &mut Merger, back: &mut Batch) {
-        self.0.drain(..).for_each(|request| merger.take_apart(request, back));
+        self.0.drain(..).for_each(|request| merger.split(request, back));
     }
 }

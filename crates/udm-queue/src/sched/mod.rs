@@ -1,45 +1,45 @@
 //! Schedulers: they choose the waiting request that gets the next tag.
 
-mod deadline;
 mod fifo;
+mod mq_deadline;
 
 use crate::merge::{Merger, Request};
-use deadline::Deadline;
-use fifo::Fifo;
+use fifo::FifoScheduler;
+use mq_deadline::DeadlineScheduler;
 use udm_core::{Batch, Bio, Cx};
 use udm_wire::uri::{QueueParams, Scheduler};
 
 /// The schedulers, one line each. A list and no trait: what is asked for each request is in line.
-pub(crate) enum Sched {
+pub(crate) enum IoScheduler {
     /// First come, first served.
-    None(Fifo),
+    None(FifoScheduler),
     /// By sector, with an age at which a request goes first.
-    MqDeadline(Box<Deadline>),
+    MqDeadline(Box<DeadlineScheduler>),
 }
 
 /// Does `$do` with the scheduler in `$sched`, whichever it is.
 macro_rules! each {
     ($sched:expr, $one:ident => $do:expr) => {
         match $sched {
-            Sched::None($one) => $do,
-            Sched::MqDeadline($one) => $do,
+            IoScheduler::None($one) => $do,
+            IoScheduler::MqDeadline($one) => $do,
         }
     };
 }
 
-impl Sched {
+impl IoScheduler {
     /// The one that `params` name, empty.
-    pub fn new(params: &QueueParams) -> Sched {
+    pub fn new(params: &QueueParams) -> IoScheduler {
         match params.scheduler {
-            Scheduler::None => Sched::None(Fifo::default()),
-            Scheduler::MqDeadline => Sched::MqDeadline(Box::new(Deadline::new(params))),
+            Scheduler::None => IoScheduler::None(FifoScheduler::default()),
+            Scheduler::MqDeadline => IoScheduler::MqDeadline(Box::new(DeadlineScheduler::new(params))),
         }
     }
 
     /// True for the one without an order of its own: what need not wait may pass it by.
     #[inline]
     pub fn is_none(&self) -> bool {
-        matches!(self, Sched::None(_))
+        matches!(self, IoScheduler::None(_))
     }
 
     /// How many requests wait.

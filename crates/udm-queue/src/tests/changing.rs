@@ -3,7 +3,7 @@
 use super::*;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
-impl World {
+impl TestCores {
     /// Asks for a change; how often it has been said to hold.
     fn change(&mut self, words: &[(&str, &str)]) -> Result<Arc<AtomicU32>, OpenError> {
         let words: Vec<_> = words.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
@@ -26,7 +26,7 @@ impl World {
 #[test]
 fn a_change_takes_what_waits_with_it() {
     for cores in [1, 2] {
-        let mut world = World::new(cores, "queue_depth=4,nr_hw_queues=1,nomerges=2");
+        let mut world = TestCores::new(cores, "queue_depth=4,nr_hw_queues=1,nomerges=2");
         world.submit(0, (0..12).map(|n| read(n * 16, 8)).collect());
         world.submit(cores - 1, (20..32).map(|n| read(n * 16, 8)).collect());
         let said = world.change(&[("nr_requests", "4"), ("nomerges", "0")]).unwrap();
@@ -56,7 +56,7 @@ fn a_change_takes_what_waits_with_it() {
 /// once.
 #[test]
 fn what_moves_to_new_settings_and_ends_at_once_comes_home() {
-    let mut world = World::new(2, "queue_depth=1,nr_hw_queues=1,nomerges=2");
+    let mut world = TestCores::new(2, "queue_depth=1,nr_hw_queues=1,nomerges=2");
     world.submit(0, vec![read(0, 8)]);
     world.submit(1, vec![read(16, 8), read(32, 8)]);
     world.submit(0, vec![read(48, 8)]);
@@ -71,7 +71,7 @@ fn what_moves_to_new_settings_and_ends_at_once_comes_home() {
 
 #[test]
 fn another_scheduler_sorts_what_waits() {
-    let mut world = World::new(1, "queue_depth=1,nomerges=2");
+    let mut world = TestCores::new(1, "queue_depth=1,nomerges=2");
     world.submit(0, [9, 5, 7, 1, 3].map(|n| read(n * 16, 8)).into());
     let said = world.change(&[("scheduler", "mq-deadline")]).unwrap();
     assert_eq!((said.load(SeqCst), world.at_disk()), (0, vec![(9 * 16, 8)]));
@@ -88,7 +88,7 @@ fn another_scheduler_sorts_what_waits() {
 /// What holds already holds at once, whatever is with the disk; but not beside another change.
 #[test]
 fn what_holds_is_not_waited_for() {
-    let mut world = World::new(1, "queue_depth=1,nomerges=2");
+    let mut world = TestCores::new(1, "queue_depth=1,nomerges=2");
     world.submit(0, vec![read(0, 8)]);
     for words in [&[("nomerges", "2"), ("scheduler", "none")][..], &[]] {
         assert_eq!(world.change(words).unwrap().load(SeqCst), 1);
@@ -102,7 +102,7 @@ fn what_holds_is_not_waited_for() {
 /// Before a lane is opened, and where all are idle, it holds at once.
 #[test]
 fn an_idle_queue_changes_at_once() {
-    let mut world = World::new(2, "queue_depth=8");
+    let mut world = TestCores::new(2, "queue_depth=8");
     let said = world.change(&[("nr_requests", "4"), ("max_sectors_kb", "16")]).unwrap();
     assert_eq!(said.load(SeqCst), 1);
     assert_eq!(world.queue.limits().max_sectors, Sectors(32));
@@ -116,7 +116,7 @@ fn an_idle_queue_changes_at_once() {
 /// Who is not to wait finds the tags of the new settings too, on a lane where nothing ever waits.
 #[test]
 fn who_is_not_to_wait_goes_by_the_new_settings() {
-    let mut world = World::new(1, "queue_depth=8");
+    let mut world = TestCores::new(1, "queue_depth=8");
     world.change(&[("nr_requests", "4")]).unwrap();
     let mut bio = read(0, 8);
     bio.flags = BioFlags::NOWAIT;
@@ -129,7 +129,7 @@ fn who_is_not_to_wait_goes_by_the_new_settings() {
 
 #[test]
 fn what_cannot_be_is_refused_and_changes_nothing() {
-    let mut world = World::new(1, "queue_depth=8,nr_requests=6");
+    let mut world = TestCores::new(1, "queue_depth=8,nr_requests=6");
     let before = world.queue.report(1);
     for (name, value, why) in [
         ("nr_requests", "9", "nr_requests=9 is more than 8, queue_depth"),
@@ -160,9 +160,9 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
 }
 
 /// A disk that no core can open.
-struct Closed(DeviceId);
+struct UnopenableDisk(DeviceId);
 
-impl Device for Closed {
+impl Device for UnopenableDisk {
     fn id(&self) -> DeviceId {
         self.0
     }
@@ -178,8 +178,8 @@ impl Device for Closed {
 #[test]
 fn a_disk_that_cannot_be_opened_refuses_the_lane() {
     for words in ["scheduler=none", "scheduler=mq-deadline"] {
-        let queue = Queued::new(Arc::new(Closed(DeviceId::new())), &params(words));
-        let mut core = CoreState::new(CoreId(0), 2, 1, None).among(Arc::new(Letters::default()));
+        let queue = QueuedDevice::new(Arc::new(UnopenableDisk(DeviceId::new())), &params(words));
+        let mut core = CoreState::new(CoreId(0), 2, 1, None).with_cores(Arc::new(RecordedWakes::default()));
         let refused = queue.open(&mut core.cx(Nanos(1))).err().map(|error| error.text);
         assert_eq!(refused.as_deref(), Some("closed"), "{words}");
     }
@@ -190,7 +190,7 @@ fn a_disk_that_cannot_be_opened_refuses_the_lane() {
 #[test]
 fn a_cancelled_change_gives_its_tags_back() {
     for cores in [1, 2] {
-        let mut world = World::new(cores, "queue_depth=2,nr_hw_queues=1,nomerges=2");
+        let mut world = TestCores::new(cores, "queue_depth=2,nr_hw_queues=1,nomerges=2");
         world.submit(0, vec![read(0, 8)]);
         let words = [("nomerges".to_owned(), "0".to_owned())];
         let cancel = world.queue.change(&words, Box::new(|| panic!("it was cancelled"))).unwrap();

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 #[test]
 fn neighbours_of_a_batch_go_down_as_one() {
-    let mut world = World::new(1, "queue_depth=8");
+    let mut world = TestCores::new(1, "queue_depth=8");
     world.submit(0, vec![write(8, 8, 1), write(16, 8, 2), write(0, 8, 3), write(100, 8, 4)]);
     assert_eq!(world.at_disk(), [(0, 24), (100, 8)]);
     world.end(0, Status::Ok);
@@ -22,7 +22,7 @@ fn neighbours_of_a_batch_go_down_as_one() {
 #[test]
 fn what_comes_is_merged_with_what_waits() {
     for scheduler in ["none", "mq-deadline"] {
-        let mut world = World::new(1, &format!("queue_depth=1,scheduler={scheduler}"));
+        let mut world = TestCores::new(1, &format!("queue_depth=1,scheduler={scheduler}"));
         world.submit(0, vec![read(500, 8)]);
         for sector in [0, 8, 16, 200, 208, 192] {
             world.submit(0, vec![read(sector, 8)]);
@@ -45,7 +45,7 @@ fn two_that_wait_are_joined_by_a_third() {
         [([0, 16, 8], vec![(0, 24)]), ([16, 0, 8], vec![(0, 24)]), ([0, 24, 8], vec![(0, 16), (24, 8)])]
     {
         for words in ["", ",front_merges=0", ",max_sectors_kb=8", ",nomerges=1"] {
-            let mut world = World::new(1, &format!("queue_depth=1,scheduler=mq-deadline{words}"));
+            let mut world = TestCores::new(1, &format!("queue_depth=1,scheduler=mq-deadline{words}"));
             world.submit(0, vec![write(500, 8, 9)]);
             for (n, sector) in sectors.into_iter().enumerate() {
                 world.submit(0, vec![write(sector, 8, n as u8 + 1)]);
@@ -86,7 +86,7 @@ fn some_requests_are_never_merged() {
         ("an overlap", write(7, 8, 2)),
     ];
     for (why, second) in second {
-        let mut world = World::new(1, "queue_depth=8");
+        let mut world = TestCores::new(1, "queue_depth=8");
         world.submit(0, vec![write(0, 8, 1), second]);
         assert_eq!(world.at_disk().len(), 2, "{why}");
         world.end(0, Status::Ok);
@@ -102,7 +102,7 @@ fn nomerges_and_the_number_of_pieces_are_kept_to() {
         ("max_segments=2", vec![(0, 16), (16, 8)]),
         ("max_sectors_kb=8", vec![(0, 16), (16, 8)]),
     ] {
-        let mut world = World::new(1, &format!("queue_depth=8,{words}"));
+        let mut world = TestCores::new(1, &format!("queue_depth=8,{words}"));
         world.submit(0, vec![read(0, 8), read(8, 8), read(16, 8)]);
         assert_eq!(world.at_disk(), want, "{words}");
         while !world.at_disk().is_empty() {
@@ -110,7 +110,7 @@ fn nomerges_and_the_number_of_pieces_are_kept_to() {
         }
     }
     // With the latest only.
-    let mut world = World::new(1, "queue_depth=1,nomerges=1");
+    let mut world = TestCores::new(1, "queue_depth=1,nomerges=1");
     world.submit(0, vec![read(500, 8)]);
     [0, 100, 8].into_iter().for_each(|sector| world.submit(0, vec![read(sector, 8)]));
     let mut went = 0;
@@ -125,7 +125,7 @@ fn nomerges_and_the_number_of_pieces_are_kept_to() {
 /// is sent twice.
 #[test]
 fn an_error_of_the_whole() {
-    let mut world = World::new(1, "queue_depth=8");
+    let mut world = TestCores::new(1, "queue_depth=8");
     // A disk says it so, badblocks of null devices and dust so.
     for bad in [Status::Medium, Status::IoErr] {
         world.submit(0, vec![read(0, 8), read(8, 8)]);
@@ -156,7 +156,7 @@ fn an_error_of_the_whole() {
 /// What is to be read again and waits for its tag is handed back as it was given.
 #[test]
 fn what_is_to_be_read_again_is_handed_back_as_it_was() {
-    let mut world = World::new(1, "queue_depth=1");
+    let mut world = TestCores::new(1, "queue_depth=1");
     world.submit(0, vec![read(0, 8), read(8, 8)]);
     world.end(0, Status::Medium);
     // One part is with the disk, the other waits.
@@ -180,7 +180,7 @@ proptest! {
         steps in prop::collection::vec((0_u64..40, 1_u64..5, any::<bool>(), 0_usize..6), 1..120),
     ) {
         let scheduler = if deadline { "mq-deadline" } else { "none" };
-        let mut world = World::new(1, &format!("queue_depth={depth},scheduler={scheduler},nr_requests=4"));
+        let mut world = TestCores::new(1, &format!("queue_depth={depth},scheduler={scheduler},nr_requests=4"));
         let mut content = vec![0_u8; SIZE as usize];
         let mut busy = vec![false; SIZE as usize];
         let (mut sent, mut home) = (0, 0);

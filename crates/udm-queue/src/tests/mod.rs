@@ -1,9 +1,9 @@
 //! The queue over a disk that holds what it is given until the test lets go of it.
 
 mod changing;
-mod deadline;
 mod merging;
-mod shared;
+mod mq_deadline;
+mod shared_tags;
 mod sharing;
 
 use super::*;
@@ -11,12 +11,14 @@ use crate::settings::queue_of;
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Mutex;
-use udm_core::{Batch, Bio, BioFlags, Buf, Busy, CoreId, CoreState, Cores, Drain, LaneCommand, MakeTask};
+use udm_core::{
+    Batch, Bio, BioFlags, Buf, CoreId, CoreState, Cores, Drain, LaneCommand, OwnWork, TaskFactory,
+};
 use udm_core::{HwQueueReport, Nanos, Op, SECTOR_SIZE, Segments, Status, TaskHandle};
 
 /// What happens at the disk: shared by its lanes, all on this thread.
 #[derive(Default)]
-struct Held {
+struct TestDiskState {
     /// In the order in which they came, with the core that sent them.
     bios: Vec<(CoreId, Box<Bio>)>,
     back: Vec<(CoreId, Box<Bio>)>,
@@ -26,10 +28,10 @@ struct Held {
 }
 
 thread_local! {
-    static HELD: Rc<RefCell<Held>> = Rc::default();
+    static HELD: Rc<RefCell<TestDiskState>> = Rc::default();
 }
 
-fn held<T>(f: impl FnOnce(&mut Held) -> T) -> T {
+fn held<T>(f: impl FnOnce(&mut TestDiskState) -> T) -> T {
     HELD.with(|held| f(&mut held.borrow_mut()))
 }
 
@@ -62,8 +64,8 @@ impl Lane for DiskLane {
         }
     }
 
-    fn busy(&self) -> Busy {
-        Busy::Idle
+    fn busy(&self) -> OwnWork {
+        OwnWork::Idle
     }
 }
 
@@ -85,44 +87,44 @@ impl Device for Disk {
 
 /// Letters between the cores of the test.
 #[derive(Default)]
-struct Letters(Mutex<Vec<(CoreId, DeviceId)>>);
+struct RecordedWakes(Mutex<Vec<(CoreId, DeviceId)>>);
 
-impl Cores for Letters {
+impl Cores for RecordedWakes {
     fn broadcast(&self, _: DeviceId, _: LaneCommand) {}
-    fn ring(&self, core: CoreId, device: DeviceId) {
+    fn wake_up(&self, core: CoreId, device: DeviceId) {
         self.0.lock().unwrap().push((core, device));
     }
-    fn start(&self, _: MakeTask) -> TaskHandle {
+    fn start(&self, _: TaskFactory) -> TaskHandle {
         unreachable!("one core has the order")
     }
 }
 
 /// Cores, each with a lane of the one queue.
-struct World {
+struct TestCores {
     cores: Vec<(CoreState, Box<dyn Lane>)>,
-    queue: Queued,
-    letters: Arc<Letters>,
+    queue: QueuedDevice,
+    letters: Arc<RecordedWakes>,
     content: Arc<Mutex<Vec<u8>>>,
     now: Nanos,
     done: Vec<(CoreId, Box<Bio>)>,
 }
 
-impl World {
-    fn new(cores: usize, words: &str) -> World {
+impl TestCores {
+    fn new(cores: usize, words: &str) -> TestCores {
         let content = Arc::new(Mutex::new(vec![0; (SIZE * SECTOR_SIZE) as usize]));
         let disk = Arc::new(Disk { id: DeviceId::new(), content: Arc::clone(&content) });
         assert!(disk.content.lock().is_ok());
-        held(|held| *held = Held::default());
-        let queue = Queued::new(disk, &params(words));
-        let letters = Arc::new(Letters::default());
+        held(|held| *held = TestDiskState::default());
+        let queue = QueuedDevice::new(disk, &params(words));
+        let letters = Arc::new(RecordedWakes::default());
         let open = |core| {
             let state = CoreState::new(CoreId(core as u16), cores, 1, None);
-            let mut state = state.among(Arc::clone(&letters) as Arc<dyn Cores>);
+            let mut state = state.with_cores(Arc::clone(&letters) as Arc<dyn Cores>);
             let lane = queue.open(&mut state.cx(Nanos(1))).unwrap();
             (state, lane)
         };
         let cores = (0..cores).map(open).collect();
-        World { cores, queue, letters, content, now: Nanos(1), done: Vec::new() }
+        TestCores { cores, queue, letters, content, now: Nanos(1), done: Vec::new() }
     }
 
     fn submit(&mut self, core: usize, mut batch: Batch) {
@@ -166,7 +168,7 @@ impl World {
                 return;
             }
             for (core, device) in letters {
-                self.cores[core.index()].0.ports().ring(device);
+                self.cores[core.index()].0.ports().wake_up(device);
                 self.poll(core.index());
             }
         }
@@ -179,7 +181,7 @@ impl World {
     }
 }
 
-impl Drop for World {
+impl Drop for TestCores {
     /// Nothing is left in flight, where the test did not fail before.
     fn drop(&mut self) {
         if !std::thread::panicking() {
@@ -223,7 +225,7 @@ fn cores_that_share_a_queue_are_neighbours() {
 
 #[test]
 fn a_report_says_what_holds_and_who_has_the_tags() {
-    let mut world = World::new(3, "queue_depth=4,nr_hw_queues=2,nr_requests=2,nomerges=2");
+    let mut world = TestCores::new(3, "queue_depth=4,nr_hw_queues=2,nr_requests=2,nomerges=2");
     world.submit(0, (0..6).map(|n| read(n * 8, 8)).collect());
     let report = world.queue.report(3);
     let number = |name: &str| report.numbers.iter().find(|(known, _)| *known == name).unwrap().1;
@@ -248,7 +250,7 @@ fn a_report_says_what_holds_and_who_has_the_tags() {
 /// Without a scheduler `nr_requests` bounds the tags, as in the kernel.
 #[test]
 fn fewer_requests_than_tags_are_fewer_tags() {
-    let mut world = World::new(1, "queue_depth=16,nr_requests=5,nomerges=2");
+    let mut world = TestCores::new(1, "queue_depth=16,nr_requests=5,nomerges=2");
     world.submit(0, (0..10).map(|n| read(n * 8, 8)).collect());
     assert_eq!(world.at_disk().len(), 5);
     while !world.at_disk().is_empty() {
@@ -258,7 +260,7 @@ fn fewer_requests_than_tags_are_fewer_tags() {
 
 #[test]
 fn no_more_than_the_depth_is_with_the_disk() {
-    let mut world = World::new(1, "queue_depth=4,nomerges=2");
+    let mut world = TestCores::new(1, "queue_depth=4,nomerges=2");
     world.submit(0, (0..10).map(|n| read(n * 8, 8)).collect());
     assert_eq!(world.at_disk().len(), 4);
     while !world.at_disk().is_empty() {
@@ -271,7 +273,7 @@ fn no_more_than_the_depth_is_with_the_disk() {
 
 #[test]
 fn who_is_not_to_wait_does_not() {
-    let mut world = World::new(1, "queue_depth=1");
+    let mut world = TestCores::new(1, "queue_depth=1");
     let nowait = |sector| {
         let mut bio = read(sector, 8);
         bio.flags = BioFlags::NOWAIT;
@@ -286,7 +288,7 @@ fn who_is_not_to_wait_does_not() {
     assert_eq!(world.done[1].1.status, Status::Ok);
 
     // Where there are tags it goes, also behind others of its batch, and is not merged with them.
-    let mut world = World::new(1, "queue_depth=2");
+    let mut world = TestCores::new(1, "queue_depth=2");
     world.submit(0, vec![read(0, 8), read(8, 8), nowait(16), nowait(24)]);
     world.poll(0);
     assert_eq!(world.at_disk(), [(0, 16), (16, 8)]);
@@ -300,7 +302,7 @@ fn who_is_not_to_wait_does_not() {
 #[test]
 fn a_suspend_without_flush_takes_back_what_waits() {
     for scheduler in ["none", "mq-deadline"] {
-        let mut world = World::new(1, &format!("queue_depth=1,scheduler={scheduler}"));
+        let mut world = TestCores::new(1, &format!("queue_depth=1,scheduler={scheduler}"));
         let bios = vec![write(0, 8, 1), write(8, 8, 2), write(100, 8, 3), write(108, 8, 4), write(92, 8, 5)];
         world.submit(0, bios);
         assert_eq!(world.at_disk().len(), 1);
@@ -323,7 +325,7 @@ fn a_suspend_without_flush_takes_back_what_waits() {
 fn the_limits_are_those_of_the_disk_or_less() {
     let limits = |words: &str| {
         let disk = Arc::new(Disk { id: DeviceId::new(), content: Arc::default() });
-        Queued::new(disk, &params(words)).limits().max_sectors.0
+        QueuedDevice::new(disk, &params(words)).limits().max_sectors.0
     };
     assert_eq!(limits("max_sectors_kb=16"), 32);
     assert_eq!(limits("max_sectors_kb=0"), 64);

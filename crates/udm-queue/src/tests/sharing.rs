@@ -5,7 +5,7 @@ use super::*;
 #[test]
 fn fewer_queues_than_cores_share_their_tags() {
     for (queues, want) in [(1, 4), (2, 8), (0, 16), (9, 16)] {
-        let mut world = World::new(4, &format!("queue_depth=4,nr_hw_queues={queues},nomerges=2"));
+        let mut world = TestCores::new(4, &format!("queue_depth=4,nr_hw_queues={queues},nomerges=2"));
         for core in 0..4 {
             world.submit(core, (0..20).map(|n| read(n * 8, 8)).collect());
         }
@@ -22,7 +22,7 @@ fn fewer_queues_than_cores_share_their_tags() {
 /// (blktests block/020).
 #[test]
 fn a_busy_core_leaves_tags_to_the_others() {
-    let mut world = World::new(3, "queue_depth=1,nr_hw_queues=1,nomerges=2");
+    let mut world = TestCores::new(3, "queue_depth=1,nr_hw_queues=1,nomerges=2");
     for core in 0..3 {
         world.submit(core, (0..100).map(|n| read(n * 8, 8)).collect());
     }
@@ -42,7 +42,7 @@ fn a_busy_core_leaves_tags_to_the_others() {
 /// A lane that goes away takes no tag with it.
 #[test]
 fn tags_of_a_lane_that_is_closed_come_back() {
-    let mut world = World::new(2, "queue_depth=2,nr_hw_queues=1,nomerges=2");
+    let mut world = TestCores::new(2, "queue_depth=2,nr_hw_queues=1,nomerges=2");
     world.submit(0, vec![read(0, 8), read(8, 8)]);
     world.submit(1, vec![read(16, 8)]);
     assert_eq!(world.at_disk().len(), 2);
@@ -78,7 +78,7 @@ fn threads_share_tags() {
                 let (tags, out) = (Arc::clone(&tags), &out);
                 scope.spawn(move || {
                     let mut state = CoreState::new(CoreId(core), 4, 1, None);
-                    let mut held = crate::tags::Held::new(tags, &mut state.cx(Nanos(1)));
+                    let mut held = crate::tags::LaneTags::new(tags, &mut state.cx(Nanos(1)));
                     let mut left = 2000;
                     while left > 0 {
                         let mut got = 0;
@@ -93,7 +93,7 @@ fn threads_share_tags() {
                         let now = out.fetch_add(got as u32, SeqCst) + got as u32;
                         assert!(now <= depth, "{now} of {depth} are out");
                         out.fetch_sub(got as u32, SeqCst);
-                        held.home(got);
+                        held.completed(got);
                         left -= got;
                         held.settle(left.min(7), &mut cx);
                         std::thread::yield_now();

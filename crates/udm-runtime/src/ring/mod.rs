@@ -9,22 +9,22 @@
 //! A small send is *quick*: if the socket has room, the kernel posts no completion for it (Linux
 //! 6.1). After the system call that submits it, the send has left, or a completion gives the reason
 //! why not. So on a core that sleeps, a request to a null device costs one `io_uring_enter`, and
-//! one to a file costs two. [`RingUser::set_patient`] says that a user need not know when a send
+//! one to a file costs two. [`RingUser::set_defer_sends`] says that a user need not know when a send
 //! has left. For all other users the core checks before it sleeps.
 //!
-//! In the simulator a [`MadeKernel`] executes the operations. All other code of the ring is the
+//! In the simulator a [`SimulatedKernel`] executes the operations. All other code of the ring is the
 //! same.
 
-mod made;
-pub(crate) mod missing;
 mod op;
+mod simulated;
 mod sys;
+pub(crate) mod unavailable;
 
-pub use made::{Finished, MadeKernel};
 pub use op::{Done, RingOp};
+pub use simulated::{FinishedOp, SimulatedKernel};
 
 use crate::inbox::Inbox;
-use made::Kernel;
+use simulated::RingBackend;
 use slab::Slab;
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -33,8 +33,8 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
-use sys::{Completion, Entry};
-use udm_core::{Buf, Cx, Segments, Visit, errno};
+use sys::{Cqe, Entry};
+use udm_core::{Buf, Cx, Segments, WakeTarget, errno};
 
 /// The longest send in bytes that is first tried without waiting for room. A socket has room for so
 /// much, or its client is slow.
@@ -46,12 +46,12 @@ const ENTRIES: u32 = 512;
 
 /// A handle to the core's ring. Clones are the same ring; it never leaves its core.
 #[derive(Clone)]
-pub struct Ring(Rc<RefCell<Inner>>);
+pub struct Ring(Rc<RefCell<RingState>>);
 
-struct Inner {
-    kernel: Kernel,
-    entries: Slab<InFlight>,
-    users: Slab<UserState>,
+struct RingState {
+    kernel: RingBackend,
+    entries: Slab<InFlightOp>,
+    users: Slab<RingUserState>,
     /// Clients that got completions since the reactor last looked.
     ready: Vec<usize>,
     /// Operations that did not fit the submission queue.
@@ -59,14 +59,14 @@ struct Inner {
     /// Recycled entries, with the room of their lists.
     #[expect(clippy::vec_box, reason = "the kernel holds pointers into an entry: it must not move")]
     spare: Vec<Box<Entry>>,
-    completions: Vec<Completion>,
+    completions: Vec<Cqe>,
     /// Quick sends that the kernel says nothing of unless they fail, oldest first.
     quick: Vec<usize>,
     /// Something finished since the turn began.
-    fresh: bool,
+    progress: bool,
 }
 
-struct InFlight {
+struct InFlightOp {
     user: usize,
     tag: u64,
     entry: Box<Entry>,
@@ -75,15 +75,15 @@ struct InFlight {
 }
 
 #[derive(Default)]
-struct UserState {
+struct RingUserState {
     done: Vec<Done>,
     in_flight: usize,
     dropped: bool,
     ready: bool,
     /// Who is visited when something of its finished, though it has nothing under way.
-    visit: Option<Visit>,
+    visit: Option<WakeTarget>,
     /// It has nothing to do when a send of its has left.
-    patient: bool,
+    defers_sends: bool,
 }
 
 /// A user of the ring: a lane or a front end. Its tags are its own.
@@ -98,16 +98,16 @@ impl Ring {
     /// # Errors
     /// When the kernel has no io_uring, or does not let this process have one.
     pub(crate) fn new() -> io::Result<Ring> {
-        Kernel::new().map(Ring::over)
+        RingBackend::new().map(Ring::with_backend)
     }
 
     /// A ring whose operations `kernel` runs, with a submission queue of `room` entries.
-    pub(crate) fn made(kernel: Box<dyn MadeKernel>, room: usize) -> Ring {
-        Ring::over(Kernel::made(kernel, room))
+    pub(crate) fn simulated(kernel: Box<dyn SimulatedKernel>, room: usize) -> Ring {
+        Ring::with_backend(RingBackend::simulated(kernel, room))
     }
 
-    fn over(kernel: Kernel) -> Ring {
-        Ring(Rc::new(RefCell::new(Inner {
+    fn with_backend(kernel: RingBackend) -> Ring {
+        Ring(Rc::new(RefCell::new(RingState {
             kernel,
             entries: Slab::with_capacity(ENTRIES as usize),
             users: Slab::new(),
@@ -116,7 +116,7 @@ impl Ring {
             spare: Vec::new(),
             completions: Vec::new(),
             quick: Vec::new(),
-            fresh: false,
+            progress: false,
         })))
     }
 
@@ -129,7 +129,7 @@ impl Ring {
     /// A new user.
     #[must_use]
     pub fn user(&self) -> RingUser {
-        let id = self.0.borrow_mut().users.insert(UserState::default());
+        let id = self.0.borrow_mut().users.insert(RingUserState::default());
         RingUser { ring: self.clone(), id }
     }
 
@@ -138,7 +138,7 @@ impl Ring {
     #[must_use]
     pub fn watcher(&self, cx: &Cx<'_>) -> RingUser {
         let user = self.user();
-        user.set_visit(cx.visiting());
+        user.set_wake_target(cx.current_target());
         user
     }
 
@@ -155,15 +155,16 @@ impl Ring {
 
     /// True when somebody goes on as soon as a send that is queued has left. The kernel says
     /// nothing of one that left at once, so the core must not sleep before it has looked.
-    pub(crate) fn is_awaited(&self) -> bool {
+    pub(crate) fn has_waiter(&self) -> bool {
         let inner = self.0.borrow();
-        let patient = |&key: &usize| inner.users.get(inner.entries[key].user).is_some_and(|c| c.patient);
-        !inner.backlog.is_empty() || !inner.quick.iter().all(patient)
+        let defers_sends =
+            |&key: &usize| inner.users.get(inner.entries[key].user).is_some_and(|c| c.defers_sends);
+        !inner.backlog.is_empty() || !inner.quick.iter().all(defers_sends)
     }
 
     /// Says whether something finished since the last call: lanes and front ends have yet to look.
-    pub(crate) fn take_fresh(&self) -> bool {
-        std::mem::take(&mut self.0.borrow_mut().fresh)
+    pub(crate) fn take_progress(&self) -> bool {
+        std::mem::take(&mut self.0.borrow_mut().progress)
     }
 
     /// Submits what is queued, without waiting, and takes in what has finished.
@@ -190,9 +191,9 @@ impl Ring {
     }
 
     /// Appends who is to be visited for completions since the last call.
-    pub(crate) fn take_ready(&self, out: &mut Vec<Visit>) {
+    pub(crate) fn take_ready(&self, out: &mut Vec<WakeTarget>) {
         let mut inner = self.0.borrow_mut();
-        let Inner { ready, users, .. } = &mut *inner;
+        let RingState { ready, users, .. } = &mut *inner;
         for id in ready.drain(..) {
             if let Some(user) = users.get_mut(id) {
                 user.ready = false;
@@ -202,13 +203,13 @@ impl Ring {
     }
 }
 
-impl Inner {
+impl RingState {
     fn push(&mut self, user: usize, tag: u64, op: RingOp) {
         let mut entry = self.spare.pop().unwrap_or_default();
         entry.fill(op);
         self.users[user].in_flight += 1;
-        let quick = self.kernel.knows_quick() && entry.is_send() && entry.bytes() <= QUICK_MAX;
-        let key = self.entries.insert(InFlight { user, tag, entry, quick });
+        let quick = self.kernel.supports_quick_send() && entry.is_send() && entry.bytes() <= QUICK_MAX;
+        let key = self.entries.insert(InFlightOp { user, tag, entry, quick });
         if !self.backlog.is_empty() || !self.queue(key) {
             self.backlog.push_back(key);
         }
@@ -225,12 +226,12 @@ impl Inner {
     }
 
     fn cancel(&mut self, user: usize, tag: u64) {
-        let of = |op: &InFlight| op.user == user && op.tag == tag;
+        let of = |op: &InFlightOp| op.user == user && op.tag == tag;
         let keys: Vec<usize> = self.entries.iter().filter(|(_, op)| of(op)).map(|(key, _)| key).collect();
         for key in keys {
             if let Some(at) = self.backlog.iter().position(|&waiting| waiting == key) {
                 self.backlog.remove(at);
-                self.fresh = true;
+                self.progress = true;
                 self.finished(key, -errno::ECANCELED);
             } else if !self.kernel.push_cancel(key as u64) {
                 self.kernel.submit();
@@ -254,11 +255,11 @@ impl Inner {
     /// Takes in what has finished.
     fn reap(&mut self) {
         // Asked before, so that no failure is overlooked.
-        let settled = self.kernel.is_settled();
+        let settled = self.kernel.is_flushed();
         self.kernel.completions(&mut self.entries, &mut self.completions);
         let mut completions = std::mem::take(&mut self.completions);
         for c in completions.drain(..) {
-            self.fresh = true;
+            self.progress = true;
             let key = c.user_data as usize;
             if self.entries.get(key).is_some_and(|op| op.quick) && !self.quick_failed(key, c.result) {
                 continue;
@@ -287,14 +288,14 @@ impl Inner {
         let mut quick = std::mem::take(&mut self.quick);
         for key in quick.drain(..) {
             let bytes = self.entries[key].entry.bytes();
-            self.fresh = true;
+            self.progress = true;
             self.finished(key, bytes as i32);
         }
         self.quick = quick;
     }
 
     fn finished(&mut self, key: usize, result: i32) {
-        let Some(InFlight { user, tag, mut entry, .. }) = self.entries.try_remove(key) else { return };
+        let Some(InFlightOp { user, tag, mut entry, .. }) = self.entries.try_remove(key) else { return };
         let data = entry.take_data();
         if self.spare.len() < ENTRIES as usize {
             self.spare.push(entry);
@@ -316,7 +317,7 @@ impl Inner {
     }
 }
 
-impl Drop for Inner {
+impl Drop for RingState {
     fn drop(&mut self) {
         // What the kernel has not been given is simply dropped; what is queued for it is sent, so
         // that it can be cancelled.
@@ -335,7 +336,7 @@ impl Drop for Inner {
             for c in self.completions.drain(..) {
                 self.entries.try_remove(c.user_data as usize);
             }
-            if self.kernel.is_settled() {
+            if self.kernel.is_flushed() {
                 for key in self.quick.drain(..) {
                     self.entries.try_remove(key);
                 }
@@ -365,8 +366,8 @@ impl RingUser {
     /// Says whether this user has nothing to do when its sends have left: then it may hear of them
     /// later, when something else happens on the core, which saves a system call. At first it is
     /// not so.
-    pub fn set_patient(&self, patient: bool) {
-        self.ring.0.borrow_mut().users[self.id].patient = patient;
+    pub fn set_defer_sends(&self, defers_sends: bool) {
+        self.ring.0.borrow_mut().users[self.id].defers_sends = defers_sends;
     }
 
     /// Appends what has finished since the last call.
@@ -381,7 +382,7 @@ impl RingUser {
     }
 
     /// Who is visited when something of its has finished.
-    pub(crate) fn set_visit(&self, visit: Option<Visit>) {
+    pub(crate) fn set_wake_target(&self, visit: Option<WakeTarget>) {
         self.ring.0.borrow_mut().users[self.id].visit = visit;
     }
 }
@@ -400,15 +401,15 @@ impl Drop for RingUser {
 }
 
 /// The read of the inbox's eventfd that is always under way, so that a sleeping core hears a knock.
-pub(crate) struct Doorbell {
+pub(crate) struct EventFdRead {
     user: RingUser,
     fd: Arc<OwnedFd>,
     done: Vec<Done>,
 }
 
-impl Doorbell {
-    pub(crate) fn new(ring: &Ring, inbox: &Inbox) -> Doorbell {
-        let bell = Doorbell { user: ring.user(), fd: inbox.eventfd(), done: Vec::new() };
+impl EventFdRead {
+    pub(crate) fn new(ring: &Ring, inbox: &Inbox) -> EventFdRead {
+        let bell = EventFdRead { user: ring.user(), fd: inbox.eventfd(), done: Vec::new() };
         bell.arm(Segments::from(Buf::zeroed(8)));
         bell
     }

@@ -27,7 +27,7 @@ pub(super) struct Entry {
 }
 
 /// A completion: which entry, and the system call's result (negative errno).
-pub(super) struct Completion {
+pub(super) struct Cqe {
     pub(super) user_data: u64,
     pub(super) result: i32,
 }
@@ -183,13 +183,13 @@ impl Uring {
 
     /// True when a send may be quick: the kernel tells how much of it left before it would have had
     /// to wait (Linux 6.1).
-    pub(super) fn knows_quick(&self) -> bool {
+    pub(super) fn supports_quick_send(&self) -> bool {
         self.modern
     }
 
     /// True when all that was queued has been given to the kernel, and all completions that it has
     /// are in the queue: what was to complete at once and is not there has completed in silence.
-    pub(super) fn is_settled(&mut self) -> bool {
+    pub(super) fn is_flushed(&mut self) -> bool {
         let sq = self.ring.submission();
         sq.is_empty() && !sq.cq_overflow()
     }
@@ -265,10 +265,8 @@ impl Uring {
     }
 
     /// Appends what has completed.
-    pub(super) fn completions(&mut self, out: &mut Vec<Completion>) {
-        out.extend(
-            self.ring.completion().map(|c| Completion { user_data: c.user_data(), result: c.result() }),
-        );
+    pub(super) fn completions(&mut self, out: &mut Vec<Cqe>) {
+        out.extend(self.ring.completion().map(|c| Cqe { user_data: c.user_data(), result: c.result() }));
     }
 
     /// Asks the kernel to end everything that is under way.

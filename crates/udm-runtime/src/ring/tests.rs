@@ -51,7 +51,7 @@ fn gathered_send_and_scattered_receive() {
 }
 
 #[test]
-fn a_dropped_user_leaves_nothing_behind() {
+fn a_dropped_user_leaks_nothing() {
     let ring = Ring::new().unwrap();
     let (a, b) = pair();
     {
@@ -73,7 +73,7 @@ fn a_dropped_user_leaves_nothing_behind() {
 }
 
 #[test]
-fn dropping_the_ring_ends_what_is_under_way() {
+fn dropping_the_ring_cancels_operations() {
     let ring = Ring::new().unwrap();
     let (_a, b) = pair();
     let user = ring.user();
@@ -84,7 +84,7 @@ fn dropping_the_ring_ends_what_is_under_way() {
 }
 
 #[test]
-fn more_than_the_queue_holds() {
+fn more_operations_than_queue_entries() {
     let ring = Ring::new().unwrap();
     let user = ring.user();
     let file = Arc::new(OwnedFd::from(tempfile::tempfile().unwrap()));
@@ -140,9 +140,12 @@ fn a_send_that_leaves_at_once_needs_no_completion() {
     let user = ring.user();
     let (a, b) = pair();
     user.push(1, RingOp::Send { fd: a, data: text("hello"), whole: true });
-    assert!(!ring.0.borrow().kernel.knows_quick() || ring.is_awaited(), "nobody said that it may wait");
-    user.set_patient(true);
-    assert!(!ring.is_awaited());
+    assert!(
+        !ring.0.borrow().kernel.supports_quick_send() || ring.has_waiter(),
+        "nobody said that it may wait"
+    );
+    user.set_defer_sends(true);
+    assert!(!ring.has_waiter());
     let mut out = Vec::new();
     user.take(&mut out);
     assert!(out.is_empty());
@@ -160,7 +163,7 @@ fn a_send_that_leaves_at_once_needs_no_completion() {
 fn sends_to_a_full_socket_wait_for_room() {
     let ring = Ring::new().unwrap();
     let user = ring.user();
-    user.set_patient(true);
+    user.set_defer_sends(true);
     let (a, b) = pair();
     let (mut sent, mut received, mut n) = (Vec::new(), Vec::new(), 0u32);
     let mut rest: Option<Segments> = None;
@@ -207,10 +210,10 @@ fn sends_to_a_full_socket_wait_for_room() {
 }
 
 #[test]
-fn a_send_to_nobody_fails() {
+fn a_send_to_a_closed_socket_fails() {
     let ring = Ring::new().unwrap();
     let user = ring.user();
-    user.set_patient(true);
+    user.set_defer_sends(true);
     let (a, b) = pair();
     drop(b);
     for tag in [1, 2] {
@@ -226,7 +229,7 @@ fn a_send_to_nobody_fails() {
 
 /// Sends that have left and are not looked at yet hold up no end.
 #[test]
-fn a_ring_with_quick_sends_ends() {
+fn a_ring_with_quick_sends_is_dropped() {
     let ring = Ring::new().unwrap();
     let user = ring.user();
     let (a, _b) = pair();
@@ -240,7 +243,7 @@ fn a_ring_with_quick_sends_ends() {
 /// What is called off comes back, once, with the reason or with what had arrived by then; the end
 /// of a call-off itself is nobody's.
 #[test]
-fn what_is_called_off_comes_back() {
+fn cancelled_operations_complete() {
     let ring = Ring::new().unwrap();
     let user = ring.user();
     let (a, b) = pair();

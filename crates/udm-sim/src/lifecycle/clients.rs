@@ -7,7 +7,7 @@ use crate::machine::Machine;
 use crate::model::Violation;
 use crate::stamp;
 use crate::turn::MachineWorld;
-use udm_core::{Bio, BioFlags, Buf, Busy, DeviceId, Nanos, Op, Sector, Sectors, Segments};
+use udm_core::{Bio, BioFlags, Buf, DeviceId, Nanos, Op, OwnWork, Sector, Sectors, Segments};
 use udm_frontends::nbd::ExportRef;
 
 /// The most requests of a client in flight.
@@ -78,7 +78,7 @@ impl LifecycleWorld {
         let DeviceClient { number, core, .. } = self.clients[at];
         let lanes = &mut self.machine.cores[core].open;
         if let Some(lane) = lanes.iter().position(|open| open.device == number) {
-            if lanes[lane].in_flight > 0 || lanes[lane].lane.busy() == Busy::Owed {
+            if lanes[lane].in_flight > 0 || lanes[lane].lane.busy() == OwnWork::Required {
                 return false;
             }
             self.machine.set_turn(Some(core));

@@ -189,7 +189,7 @@ impl LifecycleWorld {
             let mut env = lock(&self.machine.env);
             env.dead = false;
             // Who had the disks is gone.
-            env.disks.iter_mut().for_each(|disk| disk.commons = Arc::default());
+            env.disks.iter_mut().for_each(|disk| disk.shared_disk_state = Arc::default());
             let mut files = self.outside.files();
             files.tell_writes(&env).map_err(failed)?;
             files.write_stores(&env).map_err(failed)?;

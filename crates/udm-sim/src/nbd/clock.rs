@@ -3,7 +3,7 @@
 
 use std::cell::Cell;
 use udm_core::Nanos;
-use udm_runtime::Time;
+use udm_runtime::CoreClock;
 
 thread_local! {
     static NOW: Cell<Nanos> = const { Cell::new(Nanos(0)) };
@@ -11,7 +11,7 @@ thread_local! {
 }
 
 /// What cores are given.
-pub(crate) const TIME: Time = Time { now, spent };
+pub(crate) const TIME: CoreClock = CoreClock { now, spent };
 
 /// Sets the time, and the CPU time of the core whose turn it is.
 pub(crate) fn set(time: Nanos, of_core: Nanos) {

@@ -11,7 +11,7 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use udm_core::{Nanos, errno};
-use udm_runtime::{Finished, MadeKernel, RingOp};
+use udm_runtime::{FinishedOp, RingOp, SimulatedKernel};
 
 /// How long a client waits at the least to send again when there was no memory.
 const SHORTAGE_MIN: Nanos = Nanos::from_millis(1);
@@ -35,7 +35,7 @@ pub(crate) struct SimRingState {
     /// How long operations take in ns, about.
     latency: u64,
     pending: BTreeMap<u64, PendingOp>,
-    ended: Vec<Finished>,
+    ended: Vec<FinishedOp>,
     /// Operations that were called off, and of those that ended so.
     pub(crate) called_off: u64,
     /// What the core did that it must not do.
@@ -147,7 +147,7 @@ impl SimRingState {
     /// It ends before or behind what has ended besides.
     fn end(&mut self, key: u64, op: RingOp, result: Option<i32>) {
         let at = self.chance.below(self.ended.len() as u64 + 1) as usize;
-        self.ended.insert(at, Finished { key, op, result });
+        self.ended.insert(at, FinishedOp { key, op, result });
     }
 }
 
@@ -156,7 +156,7 @@ fn is_signalled(fd: &Arc<OwnedFd>) -> bool {
     poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|n| n > 0)
 }
 
-impl MadeKernel for SimKernel {
+impl SimulatedKernel for SimKernel {
     fn begin(&mut self, key: u64, op: RingOp, quick: bool) {
         let mut outside = self.0.borrow_mut();
         let link = match &op {
@@ -206,7 +206,7 @@ impl MadeKernel for SimKernel {
         self.0.borrow().has_ended()
     }
 
-    fn finished(&mut self, out: &mut Vec<Finished>) {
+    fn finished(&mut self, out: &mut Vec<FinishedOp>) {
         out.append(&mut self.0.borrow_mut().ended);
     }
 }

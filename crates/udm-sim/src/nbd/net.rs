@@ -243,7 +243,7 @@ impl SimNetwork {
             error => error,
         };
         self.failed += 1;
-        self.lost += u64::from(!errno::is_passing(error));
+        self.lost += u64::from(!errno::is_transient(error));
         let link = &mut self.links[l];
         link.faulty = true;
         link.broken |= matches!(error, errno::ECONNRESET | errno::EPIPE);
@@ -282,7 +282,7 @@ impl SimNetwork {
     pub(crate) fn send(&mut self, l: usize, data: &Segments, done: &mut usize, quick: bool) -> IoProgress {
         let ended = |done: usize, error: i32| IoProgress::Ended(if done > 0 { done as i32 } else { error });
         if let Some(error) = self.error(l, &[errno::ECONNRESET, errno::EPIPE, errno::EINTR, errno::ENOBUFS]) {
-            if errno::is_shortage(-error) && *done == 0 && self.clients {
+            if errno::is_memory_shortage(-error) && *done == 0 && self.clients {
                 self.links[l].short_at = Some(clock::now());
             }
             return ended(*done, error);

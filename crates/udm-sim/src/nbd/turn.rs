@@ -173,7 +173,7 @@ impl NbdServerWorld {
         core.wake = match rest {
             Rest::None => now,
             Rest::Until(at) => at,
-            Rest::Over => {
+            Rest::Exited => {
                 core.over = true;
                 Nanos::NEVER
             }

@@ -25,7 +25,7 @@ use udm_core::{CoreId, DevNo, Nanos};
 use udm_dm::mapped::DeviceTransition;
 use udm_dm::{DeviceRef, LookupError, MappedDevice, Resolver, Table, WakeFn};
 use udm_frontends::nbd::{Export, Exports, NbdServer, ServerOptions};
-use udm_runtime::{Cluster, PrivateIo, SteppedCore};
+use udm_runtime::{CoreSet, SteppedCore, TemporaryCoreIo};
 
 /// A core of the server.
 pub(super) struct ServerCore {
@@ -57,7 +57,7 @@ pub struct NbdServerWorld {
     /// Devices of the exports, and whether they are read-only.
     pub(super) exports: Vec<(usize, bool)>,
     pub(super) list: Arc<Exports>,
-    pub(super) cluster: Arc<Cluster>,
+    pub(super) cluster: Arc<CoreSet>,
     pub(super) server: Option<NbdServer>,
     pub(super) options: ServerOptions,
     pub(super) cores: Vec<ServerCore>,
@@ -193,7 +193,7 @@ impl NbdServerWorld {
             devices,
             exports,
             list: Arc::new(Exports::new()),
-            cluster: Cluster::new(count).map_err(|e| e.to_string())?,
+            cluster: CoreSet::new(count).map_err(|e| e.to_string())?,
             server: None,
             options,
             cores: Vec::new(),
@@ -232,7 +232,7 @@ impl NbdServerWorld {
     pub(super) fn boot(&mut self) -> Result<(), Violation> {
         let failed = |e: std::io::Error| e.to_string();
         self.base = udm_buf::counted::live();
-        self.cluster = Cluster::new(self.count).map_err(failed)?;
+        self.cluster = CoreSet::new(self.count).map_err(failed)?;
         self.list = Arc::new(Exports::new());
         self.set_turn(None);
         for id in 0..self.count {
@@ -250,7 +250,7 @@ impl NbdServerWorld {
             let words = &self.devices[device].table;
             let lines = udm_wire::table::parse(words).map_err(|e| format!("{words}: {e}"))?;
             let mut names = PathResolver(self.paths.clone());
-            let table = Table::build(udm_targets::TARGETS, &lines, &mut names, &PrivateIo, self.count)
+            let table = Table::build(udm_targets::TARGETS, &lines, &mut names, &TemporaryCoreIo, self.count)
                 .map_err(|e| format!("{words}: {e}"))?;
             mapped.load(table).map_err(|e| e.to_string())?;
             self.devices[device].mapped = Some(mapped);

@@ -289,7 +289,7 @@ impl NbdClientWorld {
         self.set_turn(None);
         lock(&self.shared).phase = phase;
         for core in 0..self.cores.len() {
-            self.cluster.post_letter(CoreId(core as u16), self.topic, Box::new(()));
+            self.cluster.send_message(CoreId(core as u16), self.topic, Box::new(()));
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::trace::{EventKind, NO_CORE, range};
 use std::collections::VecDeque;
 use udm_core::Nanos;
 use udm_wire::nbd::{
-    self, ClientFlags, ClientOption, Command, CommandFlags, ExportFlags, ExportNameReply, FromClient,
+    self, ClientFlags, ClientMessage, ClientOption, Command, CommandFlags, ExportFlags, ExportNameReply,
     HandshakeFlags, HandshakeParser, Info, Request,
 };
 
@@ -223,8 +223,8 @@ impl ServerConn {
             let mut input = &self.input[..];
             let message = parser.next(&mut input).map_err(|e| format!("connection {}: {e}", self.link))?;
             match message {
-                Some(FromClient::Flags(flags)) => *no_zeroes = flags.contains(ClientFlags::NO_ZEROES),
-                Some(FromClient::Option(option)) => {
+                Some(ClientMessage::Flags(flags)) => *no_zeroes = flags.contains(ClientFlags::NO_ZEROES),
+                Some(ClientMessage::Option(option)) => {
                     let no_zeroes = *no_zeroes;
                     let left = input.len();
                     self.input.drain(..self.input.len() - left);

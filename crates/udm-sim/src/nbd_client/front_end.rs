@@ -74,7 +74,7 @@ impl SimFrontEnd {
     }
 
     fn open(&mut self, cx: &mut FrontCx<'_, '_>) {
-        cx.listen(self.topic);
+        cx.subscribe(self.topic);
         for device in &self.devices[self.slots.len()..] {
             match cx.open(device) {
                 Ok(slot) => self.slots.push(slot),
@@ -223,7 +223,7 @@ impl FrontEnd for SimFrontEnd {
         self.go_on(cx);
     }
 
-    fn letter(&mut self, _: &(dyn Any + Send), cx: &mut FrontCx<'_, '_>) {
+    fn message(&mut self, _: &(dyn Any + Send), cx: &mut FrontCx<'_, '_>) {
         self.next = cx.now();
         self.go_on(cx);
     }

@@ -186,7 +186,7 @@ impl NbdClientWorld {
         core.wake = match rest {
             Rest::None => now,
             Rest::Until(at) => at,
-            Rest::Over => {
+            Rest::Exited => {
                 core.over = true;
                 Nanos::NEVER
             }

@@ -32,10 +32,10 @@ use udm_core::errno::ENOENT;
 use udm_core::{CoreId, DevNo, Device, DeviceId, Nanos};
 use udm_dm::mapped::DeviceTransition;
 use udm_dm::{DeviceRef, LookupError, MappedDevice, PathMaintenance, Resolver, Table, WakeFn};
-use udm_runtime::{Cluster, PrivateIo, SteppedCore};
-use udm_wire::multipath_conf::Settings;
+use udm_runtime::{CoreSet, SteppedCore, TemporaryCoreIo};
+use udm_wire::multipath_conf::MultipathSettings;
 use udm_wire::nbd::ExportFlags;
-use udm_wire::uri::{self, DeviceUri, Fence, NbdUri, Patience, Silence};
+use udm_wire::uri::{self, DeadlineSetting, DeviceUri, Fence, NbdUri, SilencePolicy};
 
 /// So long behind the end of a connection a server does nothing of it any more, where paths are
 /// told so: see `actions`.
@@ -76,7 +76,7 @@ pub struct NbdClientWorld {
     pub(super) plan: RunPlan,
     pub(super) shared: SharedStateRef,
     pub(super) now: Nanos,
-    pub(super) cluster: Arc<Cluster>,
+    pub(super) cluster: Arc<CoreSet>,
     pub(super) cores: Vec<ClientCore>,
     pub(super) net: Rc<RefCell<SimNetwork>>,
     pub(super) servers: Vec<SimServer>,
@@ -92,7 +92,7 @@ pub struct NbdClientWorld {
     /// Commands that fence servers.
     pub(super) fences: FenceCommands,
     /// What the paths were told of silence.
-    pub(super) silence: Silence,
+    pub(super) silence: SilencePolicy,
     /// Connections that were looked at.
     pub(super) seen: usize,
     /// By core and server.
@@ -215,10 +215,10 @@ impl NbdClientWorld {
         let mut net = SimNetwork::new(SimRng::new(plan.seed, RngStream::SimNetwork));
         net.cuts = !without.has(Disturbance::Cuts);
         net.fails = if without.has(Disturbance::Lost) { 0 } else { build.pick(&[0, 500, 3000]) };
-        let silence = Silence {
+        let silence = SilencePolicy {
             deadline: match build.pick(&[None, Some(200), Some(200), Some(3_000)]) {
-                None => Patience::Endless,
-                Some(ms) => Patience::For(Nanos::from_millis(ms)),
+                None => DeadlineSetting::Never,
+                Some(ms) => DeadlineSetting::For(Nanos::from_millis(ms)),
             },
             fence: match build.below(3) {
                 0 => Fence::Closed,
@@ -251,7 +251,7 @@ impl NbdClientWorld {
         let mut world = NbdClientWorld {
             shared: Arc::new(Mutex::new(shared)),
             now: Nanos(1_000_000_000),
-            cluster: Cluster::new(count).map_err(|e| e.to_string())?,
+            cluster: CoreSet::new(count).map_err(|e| e.to_string())?,
             cores: Vec::new(),
             net: Rc::new(RefCell::new(net)),
             down: vec![false; servers.len()],
@@ -341,7 +341,7 @@ impl NbdClientWorld {
             // A table has its limits when it is live.
             let limits = self.devices[export].device.limits();
             let mut export_of = ExportModel::new(export, limits, holds);
-            export_of.late = self.silence.deadline != Patience::Endless;
+            export_of.late = self.silence.deadline != DeadlineSetting::Never;
             lock(&self.shared).model.exports[export] = export_of;
         }
         for core in 0..self.cores.len() {
@@ -376,11 +376,11 @@ impl NbdClientWorld {
         let mapped = MappedDevice::new(&format!("d{export}"), None, number).map_err(|e| wrong(&e))?;
         let checks = build.one_in(2);
         let interval = Nanos::from_millis(build.between(50, 2000));
-        let settings = Settings {
+        let settings = MultipathSettings {
             polling_interval: interval,
             // Long: whatever it is, a core is woken for it while a world is at rest.
             max_polling_interval: Nanos(60_000_000_000),
-            ..Settings::every(1)
+            ..MultipathSettings::every(1)
         };
         mapped.set_path_maintenance(PathMaintenance {
             paths: checks.then(|| Arc::new(settings)),
@@ -388,8 +388,9 @@ impl NbdClientWorld {
         });
         let lines = udm_wire::table::parse(&words).map_err(|e| wrong(&e))?;
         let mut names = ServerPathResolver(self.paths.clone());
-        let table = Table::build(udm_targets::TARGETS, &lines, &mut names, &PrivateIo, self.cores.len())
-            .map_err(|e| wrong(&e))?;
+        let table =
+            Table::build(udm_targets::TARGETS, &lines, &mut names, &TemporaryCoreIo, self.cores.len())
+                .map_err(|e| wrong(&e))?;
         mapped.load(table).map_err(|e| wrong(&e))?;
         lock(&self.shared).say(format!("d{export}: {words}"));
         Ok(ExportDevice { device: mapped.clone(), mapped: Some(mapped), change: None, checks })

@@ -4,7 +4,7 @@
 use super::world::SnapshotWorld;
 use crate::model::Violation;
 use std::sync::Arc;
-use udm_core::{Checkpoint, Device as _, Extents, Sector, Sectors, Since};
+use udm_core::{ChangeStatus, Checkpoint, Device as _, Extents, Sector, Sectors};
 use udm_dm::MappedDevice;
 
 /// Steps between two looks.
@@ -72,7 +72,7 @@ impl SnapshotWorld {
             for sector in at..at + run.len.0 {
                 let [a, b] = [held.of, held.kept].map(|side| cells.index(side, sector));
                 let differ = over || known && !cells.may_be_equal(a, b, 2 * self.machine.step);
-                if run.content == Since::Same && differ {
+                if run.content == ChangeStatus::Same && differ {
                     let why = if over { "which nobody keeps any more" } else { "and they differ" };
                     return Err(format!(
                         "s{} says that sector {sector} has not changed since s{}, {why}:{}\n  and{}",

@@ -7,7 +7,7 @@ use crate::environment::{PathMode, lock};
 use crate::model::Violation;
 use crate::tasks::RunningTask;
 use crate::turn::MachineWorld as _;
-use udm_core::Busy;
+use udm_core::OwnWork;
 
 /// Steps that a run takes behind the cut that it was made for.
 const STEPS_BEHIND: u64 = 100;
@@ -163,7 +163,7 @@ impl SnapshotWorld {
         }
         self.step_until(|world| {
             let machine = &world.machine;
-            let owes = |o: &crate::machine::OpenLane| o.lane.busy() == Busy::Owed;
+            let owes = |o: &crate::machine::OpenLane| o.lane.busy() == OwnWork::Required;
             let tasks = || machine.cores.iter().flat_map(|c| &c.tasks);
             machine.model.in_flight() == 0
                 && !machine.cores.iter().flat_map(|c| &c.open).any(owes)

@@ -9,7 +9,7 @@ use crate::plan::Disturbance;
 use crate::timers::TimedEvent;
 use std::sync::Arc;
 use udm_core::errno::EINTR;
-use udm_core::{Busy, Nanos};
+use udm_core::{Nanos, OwnWork};
 use udm_dm::MappedDevice;
 
 impl SnapshotWorld {
@@ -229,7 +229,7 @@ impl SnapshotWorld {
         let from = self.machine.step;
         let busy = |world: &SnapshotWorld| {
             let mut lanes = world.machine.cores.iter().flat_map(|c| &c.open).filter(|o| o.device == side);
-            lanes.any(|o| o.in_flight > 0 || o.lane.busy() == Busy::Owed)
+            lanes.any(|o| o.in_flight > 0 || o.lane.busy() == OwnWork::Required)
         };
         while busy(self) {
             if self.machine.step - from > STEPS_MAX {

@@ -16,7 +16,7 @@ use crate::totals::RunTotals;
 use crate::trace::{EventKind, op_bits, range};
 use crate::turn::MachineWorld;
 use std::sync::Arc;
-use udm_core::{BioFlags, Busy, Device as _, Nanos, Op, Status};
+use udm_core::{BioFlags, Device as _, Nanos, Op, OwnWork, Status};
 
 /// See the module's documentation.
 pub struct SnapshotWorld {
@@ -370,7 +370,9 @@ impl MachineWorld for SnapshotWorld {
     fn waiting(&self) -> String {
         let mut text = self.machine.model.oldest().unwrap_or_else(|| "nobody".into());
         for (c, core) in self.machine.cores.iter().enumerate() {
-            for open in core.open.iter().filter(|open| open.in_flight > 0 || open.lane.busy() == Busy::Owed) {
+            for open in
+                core.open.iter().filter(|open| open.in_flight > 0 || open.lane.busy() == OwnWork::Required)
+            {
                 let (side, n, busy) = (open.device, open.in_flight, open.lane.busy());
                 text += &format!("; core {c} with {n} requests of s{side}, {busy:?}");
             }

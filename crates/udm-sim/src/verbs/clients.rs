@@ -6,7 +6,7 @@ use crate::cores::TaskPurpose;
 use crate::machine::Machine;
 use crate::model::Violation;
 use crate::turn::MachineWorld;
-use udm_core::{Bio, BioFlags, Buf, Busy, DeviceId, Nanos, Op, Sector, Sectors, Segments};
+use udm_core::{Bio, BioFlags, Buf, DeviceId, Nanos, Op, OwnWork, Sector, Sectors, Segments};
 use udm_frontends::nbd::ExportRef;
 
 /// The most requests of a client in flight.
@@ -49,7 +49,7 @@ impl RegistryWorld {
         let DeviceReader { number, core, .. } = self.clients[at];
         let lanes = &mut self.machine.cores[core].open;
         let Some(lane) = lanes.iter().position(|open| open.device == number) else { return Ok(()) };
-        if lanes[lane].in_flight > 0 || lanes[lane].lane.busy() == Busy::Owed {
+        if lanes[lane].in_flight > 0 || lanes[lane].lane.busy() == OwnWork::Required {
             return Ok(());
         }
         self.machine.set_turn(Some(core));

@@ -161,7 +161,7 @@ impl RunningReconfigure {
     }
 }
 
-/// Does one of `all` lie on itself?
+/// Does one of `list` lie on itself?
 fn has_cycle(all: &[DeclaredDevice]) -> bool {
     let mut left: Vec<&DeclaredDevice> = all.iter().collect();
     loop {

@@ -24,7 +24,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use udm_core::bugs::{self, Bug};
-use udm_core::{Batch, Bio, BioFlags, Busy, Cx, Drain, Lane, Limits, Nanos, Op, OpenError, Sectors};
+use udm_core::{Batch, Bio, BioFlags, Cx, Drain, Lane, Limits, Nanos, Op, OpenError, OwnWork, Sectors};
 use udm_dm::TargetError;
 use udm_dm::target::{DeviceRange, LowerLimits, Target, TargetArgs};
 
@@ -215,7 +215,7 @@ impl Lane for DelayLane {
         }
     }
 
-    fn busy(&self) -> Busy {
+    fn busy(&self) -> OwnWork {
         self.lanes.iter().map(|under| under.lane.busy()).max().unwrap_or_default()
     }
 }

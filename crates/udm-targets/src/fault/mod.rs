@@ -12,7 +12,7 @@ pub mod dust;
 pub mod flakey;
 pub mod log_writes;
 
-use udm_core::{Batch, Bio, Busy, Cx, Drain, Lane, Limits, Op, OpenError, Sector, Sectors};
+use udm_core::{Batch, Bio, Cx, Drain, Lane, Limits, Op, OpenError, OwnWork, Sector, Sectors};
 use udm_dm::TargetError;
 use udm_dm::target::{DeviceRange, DeviceRef, LowerLimits, Resolver, decimal};
 
@@ -92,7 +92,7 @@ impl Lane for OffsetLane {
         self.undo(&mut back[from..]);
     }
 
-    fn busy(&self) -> Busy {
+    fn busy(&self) -> OwnWork {
         self.lane.busy()
     }
 }

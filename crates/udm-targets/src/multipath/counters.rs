@@ -5,7 +5,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use udm_core::latency::{Sum, Total};
+use udm_core::latency::{LatencyCounters, LatencyHistogram};
 use udm_core::{Bio, Op, Status};
 
 /// How many operations there are.
@@ -27,7 +27,7 @@ pub(super) struct PathIoTotals {
     /// What watches have counted, in the order of [`WatchCounters::cells`].
     pub(super) watched: [u64; WATCH_COUNTERS],
     /// How many reads of watched lanes took how long.
-    pub(super) latency: Sum,
+    pub(super) latency: LatencyHistogram,
 }
 
 impl Default for PathIoTotals {
@@ -38,7 +38,7 @@ impl Default for PathIoTotals {
             retries: 0,
             in_flight: 0,
             watched: [0; WATCH_COUNTERS],
-            latency: Sum::default(),
+            latency: LatencyHistogram::default(),
         }
     }
 }
@@ -70,7 +70,7 @@ pub(super) struct PathCounters {
     in_flight: AtomicU64,
     pub(super) watched: WatchCounters,
     /// Only where a watch is on.
-    pub(super) latency: Option<Box<Total>>,
+    pub(super) latency: Option<Box<LatencyCounters>>,
 }
 
 /// How many numbers a watch counts.
@@ -114,7 +114,7 @@ impl PathCounters {
         cell.store(cell.load(Ordering::Relaxed) + n, Ordering::Relaxed);
     }
 
-    /// `bios` of one operation came back, with `bytes` in all.
+    /// `bio_faults` of one operation came back, with `bytes` in all.
     #[inline(always)]
     pub(super) fn served(&self, op: Op, bios: u64, bytes: u64) {
         let (all, sum) = &self.ops[op as usize];
@@ -127,12 +127,12 @@ impl PathCounters {
         PathCounters::bump(&self.errors[bio.status as usize], 1);
     }
 
-    /// The path was given `bios` that another had failed.
+    /// The path was given `bio_faults` that another had failed.
     pub(super) fn retried(&self, bios: u64) {
         PathCounters::bump(&self.retries, bios);
     }
 
-    /// The path has `bios`.
+    /// The path has `bio_faults`.
     #[inline(always)]
     pub(super) fn has(&self, bios: usize) {
         self.in_flight.store(bios as u64, Ordering::Relaxed);
@@ -170,7 +170,7 @@ struct CounterState {
 impl DeviceCounters {
     /// Counters for a new lane over `paths` paths, watched or not.
     pub(super) fn open(&self, paths: usize, watched: bool) -> LaneCounters {
-        let latency = || watched.then(Box::<Total>::default);
+        let latency = || watched.then(Box::<LatencyCounters>::default);
         let row: LaneCounters =
             (0..paths).map(|_| PathCounters { latency: latency(), ..PathCounters::default() }).collect();
         let mut state = self.0.lock().unwrap_or_else(|e| e.into_inner());

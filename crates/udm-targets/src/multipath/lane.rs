@@ -14,7 +14,7 @@ use super::selector::SelectorLane;
 use super::state::MultipathState;
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
-use udm_core::{Batch, Bio, Busy, Cx, Drain, Lane, Op, Sectors, Status};
+use udm_core::{Batch, Bio, Cx, Drain, Lane, Op, OwnWork, Sectors, Status};
 use udm_dm::child_lanes::{ChildLanes, PolledChild};
 
 /// See the module.
@@ -58,7 +58,7 @@ impl ReapedPaths<'_> {
         let (back, from) = (self.legs.back(index), self.done.len());
         let op = back.first().map_or(Op::Read, |bio| bio.op);
         let (count, mut sectors) = (back.len(), Sectors::ZERO);
-        let all = udm_core::gather(back, self.done, |bio| {
+        let all = udm_core::append_if_zero(back, self.done, |bio| {
             sectors += bio.sectors;
             bio.status as u8 | (bio.op as u8 ^ op as u8)
         });
@@ -102,7 +102,7 @@ impl MultipathLane {
     #[inline(always)]
     pub(super) fn dispatch(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         if bugs::on(Bug::LandsAfterRetry) {
-            batch.extend(bugs::echoes(Arc::as_ptr(&self.shared) as usize));
+            batch.extend(bugs::take_echoes(Arc::as_ptr(&self.shared) as usize));
         }
         if self.shared.word() == self.router.seen()
             && let Some(group) = self.router.group()
@@ -275,7 +275,7 @@ impl Lane for MultipathLane {
             self.poll_slow(done, cx);
         }
         if bugs::on(Bug::LandsAfterRetry) {
-            bugs::bury(done);
+            bugs::drop_echoes(done);
         }
     }
 
@@ -294,7 +294,7 @@ impl Lane for MultipathLane {
         self.hand_back_parked(how, back);
     }
 
-    fn busy(&self) -> Busy {
+    fn busy(&self) -> OwnWork {
         self.legs.busy()
     }
 }

@@ -91,7 +91,7 @@ impl Multipath {
         }
         self.shared.set_queueing(on);
         // Whether time counts until requests fail hangs on it.
-        self.shared.bell.ring();
+        self.shared.bell.wake_up();
     }
 
     /// A group number, from 1, as an index.
@@ -110,7 +110,7 @@ impl Multipath {
         for (path, (_, device)) in self.paths().enumerate().filter(|(_, (_, d))| d.number == number) {
             found = true;
             if let PathAction::Reinstate(_) = act {
-                device.device.try_again();
+                device.device.retry_now();
             }
             changed |= match act {
                 PathAction::Fail(why) => self.shared.fail(path, why),
@@ -122,7 +122,7 @@ impl Multipath {
         }
         if changed {
             self.shared.path_log.event();
-            self.shared.bell.ring();
+            self.shared.bell.wake_up();
         }
         Ok(())
     }

@@ -54,7 +54,7 @@ use parse::{MultipathFeatures, PriorityGroup, QueueMode};
 use path_log::PathLog;
 use state::MultipathState;
 use std::sync::{Arc, Mutex, OnceLock};
-use udm_core::{Content, Cx, DevNo, Extents, Lane, Limits, MakeTask, OpenError, Sector, Sectors};
+use udm_core::{Cx, DevNo, ExtentKind, Extents, Lane, Limits, OpenError, Sector, Sectors, TaskFactory};
 use udm_dm::target::{
     DeviceRange, DeviceRef, DmQueueMode, LowerLimits, Resolver, Target, TargetArgs, TargetHost,
 };
@@ -157,7 +157,7 @@ impl Target for Multipath {
         let mut paths = self.paths().enumerate();
         match paths.find(|(index, _)| !self.shared.path(*index).failed) {
             Some((_, (_, path))) => path.device.extents(from, len, out),
-            None => out.push(len, Content::Data),
+            None => out.push(len, ExtentKind::Data),
         }
     }
 
@@ -202,7 +202,7 @@ impl Target for Multipath {
         self.shared.attach(notify);
     }
 
-    fn tasks(&self, path_maintenance: &PathMaintenance) -> Vec<MakeTask> {
+    fn tasks(&self, path_maintenance: &PathMaintenance) -> Vec<TaskFactory> {
         let Some(settings) = path_maintenance.paths.clone() else { return Vec::new() };
         let paths = self.paths().map(|(_, path)| path.clone()).collect();
         let mut next = 0;

@@ -22,10 +22,10 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
-use udm_core::{Bio, Cores, DevNo, Device, Nanos, Overdue, Stacked, Status};
+use udm_core::{Bio, Cores, DeadlineStatus, DevNo, Device, Nanos, StackedDevice, Status};
 use udm_dm::target::{DeviceRef, TargetHost};
 use udm_dm::{EventKind, PathCheckState, StateChange};
-use udm_wire::multipath_conf::Settings;
+use udm_wire::multipath_conf::MultipathSettings;
 
 /// See the module.
 #[derive(Default)]
@@ -53,7 +53,7 @@ impl fmt::Display for LoggedPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let device = self.device.upgrade();
         // A mapped device may have another name by now.
-        let now = device.as_ref().and_then(|device| device.stacked()).map(Stacked::name);
+        let now = device.as_ref().and_then(|device| device.stacked()).map(StackedDevice::name);
         write!(f, "{} ({})", self.number, now.as_ref().unwrap_or(&self.name))
     }
 }
@@ -71,7 +71,7 @@ pub(super) enum FailReason<'a> {
     /// A check was not answered for so long.
     NoAnswer(Nanos),
     /// It does not answer what it was sent. Requests wait for it that can't go elsewhere.
-    Silent { how: Overdue, waiting: usize },
+    Silent { how: DeadlineStatus, waiting: usize },
 }
 
 /// Why a path is reinstated.
@@ -107,8 +107,8 @@ impl fmt::Display for FailReason<'_> {
             FailReason::NoAnswer(time) => write!(f, "no answer to a check in {} s", time.0 as f64 / 1e9),
             FailReason::Silent { how, waiting } => {
                 let (what, time) = match how {
-                    Overdue::Kept(time) => ("answers others, and has kept a request for", time),
-                    Overdue::Silent(time) | Overdue::No(time) => ("silent for", time),
+                    DeadlineStatus::Starved(time) => ("answers others, and has kept a request for", time),
+                    DeadlineStatus::Silent(time) | DeadlineStatus::Pending(time) => ("silent for", time),
                 };
                 write!(f, "{what} {:?}", Duration::from_nanos(time.0))?;
                 match waiting {
@@ -144,7 +144,7 @@ impl PathLog {
     }
 
     /// What is done for the device's paths, where something is.
-    pub fn settings(&self) -> Option<Arc<Settings>> {
+    pub fn settings(&self) -> Option<Arc<MultipathSettings>> {
         self.notify.get().and_then(|notify| notify.path_maintenance().paths)
     }
 

@@ -61,10 +61,10 @@ impl MultipathLane {
                 bio.status = Status::Ok;
             }
             if bugs::on(Bug::LandsAfterRetry) {
-                bugs::remember(std::sync::Arc::as_ptr(&self.shared) as usize, &batch);
+                bugs::record_echo(std::sync::Arc::as_ptr(&self.shared) as usize, &batch);
             }
             if bugs::on(Bug::RetryForgets) && batch.len() > 1 {
-                bugs::lose(batch.pop());
+                bugs::leak_bios(batch.pop());
             }
             // With the last path gone and nothing to wait for, bios fail where they are: only a bio
             // that looks for a path and finds none makes the group lose its standing.

@@ -19,7 +19,7 @@ use std::sync::Arc;
 #[cfg(not(feature = "loom"))]
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use udm_core::bugs::{self, Bug};
-use udm_core::{Bell, Nanos, interleave};
+use udm_core::{Nanos, WaitQueue, interleave};
 use udm_dm::target::TargetHost;
 
 /// Flags, current group, next group and generation: a snapshot of [`MultipathState::word`]. Groups count
@@ -217,7 +217,7 @@ pub(super) struct MultipathState {
     paths: Box<[PathState]>,
     pub(super) path_log: PathLog,
     /// Rung when a path failed, or by a message that the checker has to know of: it waits for it.
-    pub(super) bell: Arc<Bell>,
+    pub(super) bell: Arc<WaitQueue>,
 }
 
 impl MultipathState {
@@ -238,7 +238,7 @@ impl MultipathState {
             bypassed: (0..groups).map(|_| AtomicBool::new(false)).collect(),
             paths: (0..paths).map(|_| PathState::default()).collect(),
             path_log,
-            bell: Arc::new(Bell::new()),
+            bell: Arc::new(WaitQueue::new()),
         }
     }
 
@@ -345,7 +345,7 @@ impl MultipathState {
         self.update(PackedState::moved);
         self.path_log.failed(path, why, left);
         if !bugs::on(Bug::FailNotRung) {
-            self.bell.ring();
+            self.bell.wake_up();
         }
         true
     }

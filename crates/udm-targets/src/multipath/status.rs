@@ -7,7 +7,7 @@ use super::counters::PathIoTotals;
 use super::parse::QueueMode;
 use super::state::PackedState;
 use std::fmt::Write;
-use udm_core::latency::end_of;
+use udm_core::latency::bucket_end;
 use udm_core::{Nanos, Status};
 use udm_dm::target::DeviceRef;
 use udm_dm::{PathMaintenanceReport, PathReport, PathWatchOptions, PathWatchReport};
@@ -165,7 +165,7 @@ impl Multipath {
 fn watch_report(served: &PathIoTotals) -> PathWatchReport {
     let [waiting, given_up, late, bare, hedges, won, wasted, refused, free] = served.watched;
     let steps = served.latency.steps.iter().enumerate().filter(|(_, count)| **count > 0);
-    let latency = steps.map(|(step, count)| (end_of(step), *count)).collect();
+    let latency = steps.map(|(step, count)| (bucket_end(step), *count)).collect();
     PathWatchReport {
         waiting,
         given_up,

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 use udm_core::errno::EINVAL;
-use udm_core::{Commons, Device, Sectors};
+use udm_core::{Device, Sectors, SharedDiskState};
 use udm_dm::target::{DeviceRef, Resolver, TargetArgs, decimal};
 use udm_dm::{MappedDevice, TargetError, depends_on};
-use udm_wire::cow::{ChunkSize, NotAChunkSize};
+use udm_wire::cow::{ChunkSize, ChunkSizeError};
 
 /// What a snapshot does besides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -76,8 +76,10 @@ pub(super) fn is_same_disk(one: &DeviceRef, other: &DeviceRef) -> bool {
 }
 
 fn is_same_device(one: &dyn Device, other: &dyn Device) -> bool {
-    let commons = |device: &dyn Device| device.commons().map(std::ptr::from_ref::<Commons>);
-    one.id() == other.id() || commons(one).is_some() && commons(one) == commons(other)
+    let shared_disk_state =
+        |device: &dyn Device| device.shared_disk_state().map(std::ptr::from_ref::<SharedDiskState>);
+    one.id() == other.id()
+        || shared_disk_state(one).is_some() && shared_disk_state(one) == shared_disk_state(other)
 }
 
 /// Refuses a snapshot of `len` whose store lies on its origin, or the other way round: a copy would
@@ -169,7 +171,7 @@ fn parse_chunk_size(
     if sectors == 0 {
         return if persistent { Ok(None) } else { Err(TargetError::new("Chunk size not set").at(3)) };
     }
-    let refuse = |why: NotAChunkSize| store_error(why.to_string(), 3);
+    let refuse = |why: ChunkSizeError| store_error(why.to_string(), 3);
     let chunk = ChunkSize::new(u64::from(sectors)).map_err(refuse)?;
     for device in [store, origin] {
         chunk.check_blocks(device.device.limits().logical_block).map_err(refuse)?;

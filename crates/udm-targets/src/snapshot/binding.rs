@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use udm_core::bugs::{self, Bug};
 use udm_core::errno::{EBUSY, EINVAL};
-use udm_core::{Alone, ClaimKey, Content, DevNo, Device, DeviceId, Extents, Sector, Sectors};
+use udm_core::{ClaimKey, DevNo, Device, DeviceId, Exclusivity, ExtentKind, Extents, Sector, Sectors};
 use udm_dm::target::{DeviceRange, DeviceRef, TargetArgs, TargetHost};
 use udm_dm::{MappedDevice, SnapshotReport, SnapshotState, TargetError};
 
@@ -269,7 +269,7 @@ impl SnapshotBinding {
 
     /// The devices below.
     pub(super) fn devices(&self) -> Vec<DeviceRange> {
-        let alone = Some(Alone::With(ClaimKey::of(&self.family)));
+        let alone = Some(Exclusivity::With(ClaimKey::of(&self.family)));
         let size = self.line.store.device.limits().size;
         let store = DeviceRange { alone, ..DeviceRange::new(&self.line.store, Sector(0), size) };
         vec![DeviceRange::new(&self.line.origin, Sector(0), self.len), store]
@@ -287,7 +287,7 @@ impl SnapshotBinding {
                 origin.extents(Sector(at), Sectors(kept - at), out);
             }
             at = snapshot.start_of(snapshot.chunk_of(kept) + 1).min(end);
-            out.push(Sectors(at - kept), Content::Data);
+            out.push(Sectors(at - kept), ExtentKind::Data);
         }
     }
 
@@ -406,10 +406,12 @@ fn open_store(
     family: &Arc<OriginSnapshots>,
     args: &TargetArgs<'_>,
 ) -> Result<Arc<Snapshot>, TargetError> {
-    let alone = Alone::With(ClaimKey::of(family));
+    let alone = Exclusivity::With(ClaimKey::of(family));
     let number = DevNo { major: 0, minor: 0 };
     let store = &*line.store.device;
-    let claim = store.commons().map(|commons| commons.claim(DeviceId::new(), number, &alone, store));
+    let claim = store
+        .shared_disk_state()
+        .map(|shared_disk_state| shared_disk_state.claim(DeviceId::new(), number, &alone, store));
     let _claim = claim.transpose().map_err(|taken| {
         let reason = format!("{taken} has {} alone", line.store.name);
         TargetError::new("Cannot get COW device").with_errno(EBUSY).because(reason).at(1)

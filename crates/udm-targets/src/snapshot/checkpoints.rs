@@ -16,7 +16,7 @@ use super::origin_snapshots::OriginSnapshots;
 use super::state::Snapshot;
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
-use udm_core::{Checkpoint, Extents, Sector, Sectors, Since};
+use udm_core::{ChangeStatus, Checkpoint, Extents, Sector, Sectors};
 
 /// Chunks of a run at the most, so that the answer takes no longer than the search for its begin.
 const RUN_MAX: u64 = 511;
@@ -86,7 +86,7 @@ impl OriginSnapshots {
         own: Option<&Snapshot>,
         since: &Checkpoint,
         (from, len): (Sector, Sectors),
-        out: &mut Extents<Since>,
+        out: &mut Extents<ChangeStatus>,
     ) {
         let base = since.key.upgrade().and_then(|key| key.downcast::<Snapshot>().ok());
         let found = base.and_then(|base| {
@@ -97,7 +97,7 @@ impl OriginSnapshots {
         });
         match found {
             Some(found) => found.list().iter().for_each(|run| out.push(run.len, run.content)),
-            None => out.push(len, Since::Changed),
+            None => out.push(len, ChangeStatus::Changed),
         }
     }
 }
@@ -108,8 +108,8 @@ fn append_changed(
     base: &Snapshot,
     from: u64,
     end: u64,
-    mut out: Extents<Since>,
-) -> Extents<Since> {
+    mut out: Extents<ChangeStatus>,
+) -> Extents<ChangeStatus> {
     let own = own.filter(|_| !bugs::on(Bug::MapLacksOwn));
     let sources = || own.into_iter().chain([base]);
     let known = sources().map(Snapshot::len).fold(end, u64::min).max(from);
@@ -119,13 +119,13 @@ fn append_changed(
             if out.is_full() {
                 break;
             }
-            out.push(Sectors(start - at), Since::Same);
-            out.push(Sectors(until - start), Since::Changed);
+            out.push(Sectors(start - at), ChangeStatus::Same);
+            out.push(Sectors(until - start), ChangeStatus::Changed);
             at = until;
         }
-        out.push(Sectors(known - at), Since::Same);
+        out.push(Sectors(known - at), ChangeStatus::Same);
     }
-    out.push(Sectors(end - known), Since::Changed);
+    out.push(Sectors(end - known), ChangeStatus::Changed);
     out
 }
 

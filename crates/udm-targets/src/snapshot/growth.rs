@@ -290,7 +290,7 @@ impl Snapshot {
             }
             None => {
                 self.growth.end(GrowthState::AtMax, false);
-                self.bell.ring();
+                self.bell.wake_up();
             }
         }
     }
@@ -317,7 +317,7 @@ impl Snapshot {
             }
         }
         if !bugs::on(Bug::GrownNotRung) {
-            self.bell.ring();
+            self.bell.wake_up();
         }
     }
 
@@ -345,7 +345,7 @@ impl Snapshot {
     /// claimed, and waits.
     pub(super) fn notify_without_room(&self) {
         if !bugs::on(Bug::GivenUpUnheard) {
-            self.bell.ring();
+            self.bell.wake_up();
         }
     }
 
@@ -356,6 +356,6 @@ impl Snapshot {
         if self.is_low(self.space.end(), self.store_size()) {
             self.grow(false);
         }
-        self.bell.ring();
+        self.bell.wake_up();
     }
 }

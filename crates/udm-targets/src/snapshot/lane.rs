@@ -22,7 +22,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use udm_core::bugs::{self, Bug};
-use udm_core::{Batch, Bio, Busy, Cx, Drain, Lane, Op, OpenError, Sector, Sectors, Segments, Status};
+use udm_core::{Batch, Bio, Cx, Drain, Lane, Op, OpenError, OwnWork, Sector, Sectors, Segments, Status};
 
 /// The legs of the engine.
 const ORIGIN: usize = 0;
@@ -282,7 +282,7 @@ impl SnapshotLane {
     /// What is left to do behind all bios of a turn.
     fn finish_turn(&mut self, cx: &mut Cx<'_>) {
         if self.reader.end(&self.snapshot.readers) {
-            self.snapshot.bell.ring();
+            self.snapshot.bell.wake_up();
         }
         self.engine.begin(cx);
         if !self.ended.is_empty() {
@@ -365,7 +365,7 @@ impl SnapshotLane {
     fn restore_passed(&mut self, done: &mut Batch, from: usize) -> bool {
         let all = done[from..].iter_mut().all(|bio| self.passed(bio));
         if self.reader.end(&self.snapshot.readers) {
-            self.snapshot.bell.ring();
+            self.snapshot.bell.wake_up();
         }
         all
     }
@@ -441,7 +441,7 @@ impl Lane for SnapshotLane {
             let copied = self.first_writes.remove(first as usize);
             self.engine.copied(0, CopiedRun { kept: false, ..copied });
             snapshot.map.give_up(copied.old);
-            snapshot.bell.ring();
+            snapshot.bell.wake_up();
         }
         if any {
             // The records of other lanes wait for these turns, and this one may be polled no more.
@@ -452,7 +452,7 @@ impl Lane for SnapshotLane {
         }
     }
 
-    fn busy(&self) -> Busy {
+    fn busy(&self) -> OwnWork {
         self.engine.busy()
     }
 }

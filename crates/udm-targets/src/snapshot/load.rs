@@ -13,7 +13,8 @@ use udm_core::{ControlIo, OpenError, SECTOR_SIZE, Sector, Sectors};
 use udm_dm::target::DeviceRef;
 use udm_dm::{InvalidStoreMark, TargetError};
 use udm_wire::cow::{
-    ChunkSize, Exception, HEADER_LEN, Header, Layout, RECORD_LEN, StoreError, StoreFault, Summary, Walk,
+    ChunkSize, Exception, HEADER_LEN, Header, RECORD_LEN, StoreError, StoreFault, StoreLayout, StoreSummary,
+    StoreWalk,
 };
 
 /// The most bytes that are cleared at a time.
@@ -108,7 +109,7 @@ pub(super) fn load_store(
         let (found, wanted) = (chunk.sectors(), wanted.sectors());
         tracing::warn!("chunk size {found} in device metadata overrides table chunk size of {wanted}");
     }
-    let layout = Layout::new(chunk);
+    let layout = StoreLayout::new(chunk);
     let map = map_of(chunk)?;
     let (summary, unit) = match (header.is_none(), valid) {
         (true, _) => {
@@ -138,7 +139,7 @@ pub(super) fn load_store(
 }
 
 /// The chunks of `ranges` that are for data.
-fn data_ranges(layout: Layout, ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+fn data_ranges(layout: StoreLayout, ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     let mut found = Vec::with_capacity(ranges.len());
     for mut range in ranges {
         while range.start < range.end {
@@ -166,7 +167,7 @@ impl StoreIo<'_> {
     }
 
     /// Bytes in which records are written.
-    fn unit(&self, layout: Layout) -> usize {
+    fn unit(&self, layout: StoreLayout) -> usize {
         (layout.chunk().bytes() as usize).min(self.block().max(UNIT_MAX))
     }
 
@@ -182,7 +183,7 @@ impl StoreIo<'_> {
 
     /// Makes a store without exceptions. Its records end before its header says that it is one: no
     /// crash leaves a header before old bytes that look like records (the kernel's can).
-    fn make(&self, layout: Layout) -> Result<(), TargetError> {
+    fn make(&self, layout: StoreLayout) -> Result<(), TargetError> {
         let chunk = layout.chunk();
         if layout.chunks(self.size) < 2 {
             let text = format!("a store has at least two chunks of {} sectors", chunk.sectors());
@@ -211,10 +212,10 @@ impl StoreIo<'_> {
     }
 
     /// Reads the records into `exception_map`: what there is, and the unit that the next one goes to.
-    fn read(&self, layout: Layout, map: &ExceptionMap) -> Result<(Summary, Vec<u8>), TargetError> {
+    fn read(&self, layout: StoreLayout, map: &ExceptionMap) -> Result<(StoreSummary, Vec<u8>), TargetError> {
         let chunk = layout.chunk();
         let chunks = layout.chunks(self.size);
-        let mut walk = Walk::new(layout, chunks, Some(map.chunks()));
+        let mut walk = StoreWalk::new(layout, chunks, Some(map.chunks()));
         let sectors = Sectors(u64::from(chunk.sectors()));
         let (mut area, mut last) = (0, Vec::new());
         while walk.next().map_err(|error| format_error(&error))?.is_some() {

@@ -41,7 +41,7 @@
 //!   durable. Otherwise the disk could return with a valid header. Reads in flight check the state
 //!   when they complete, so none returns new data of the origin.
 //! * **A truncated store** is found by a read of its last block, at most one per 100 ms and lane.
-//!   Only devices that can shrink are checked (`Device::can_be_cut`). A write of a file's last
+//!   Only devices that can shrink are checked (`Device::may_shrink`). A write of a file's last
 //!   block checks first, so it does not extend the file again.
 //! * **Owner** ([`binding`]): the table whose snapshot is active owns the store. A second table with
 //!   the same origin and store takes it over at its resume. A table that read the store is refused

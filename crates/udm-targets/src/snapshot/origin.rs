@@ -7,7 +7,7 @@
 use super::origin_lane::OriginLane;
 use super::origin_snapshots::OriginSnapshots;
 use std::sync::Arc;
-use udm_core::{Checkpoint, Cx, Extents, Lane, Limits, OpenError, Sector, Sectors, Since};
+use udm_core::{ChangeStatus, Checkpoint, Cx, Extents, Lane, Limits, OpenError, Sector, Sectors};
 use udm_dm::TargetError;
 use udm_dm::target::{DeviceRange, DeviceRef, LowerLimits, Target, TargetArgs, TargetHost};
 
@@ -64,7 +64,7 @@ impl Target for OriginTarget {
         self.family.checkpoints(None)
     }
 
-    fn changed(&self, since: &Checkpoint, from: Sector, len: Sectors, out: &mut Extents<Since>) {
+    fn changed(&self, since: &Checkpoint, from: Sector, len: Sectors, out: &mut Extents<ChangeStatus>) {
         self.family.changed(None, since, (from, len), out);
     }
 

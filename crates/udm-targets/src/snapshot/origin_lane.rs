@@ -12,7 +12,7 @@ use super::state::{Snapshot, SnapshotHealth};
 use smallvec::SmallVec;
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
-use udm_core::{Batch, Bio, Busy, Cx, Drain, Lane, Op, OpenError, Status};
+use udm_core::{Batch, Bio, Cx, Drain, Lane, Op, OpenError, OwnWork, Status};
 use udm_dm::target::DeviceRef;
 
 /// A write that has to wait.
@@ -238,7 +238,7 @@ impl Lane for OriginLane {
         self.engine.drain(how, back, cx, |_| {});
     }
 
-    fn busy(&self) -> Busy {
+    fn busy(&self) -> OwnWork {
         self.engine.busy()
     }
 }

@@ -9,7 +9,7 @@ use super::binding::SnapshotBinding;
 use super::state::Snapshot;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use udm_core::{Commons, Device, DeviceId};
+use udm_core::{Device, DeviceId, SharedDiskState};
 use udm_dm::MappedDevice;
 use udm_dm::target::{DeviceRef, TargetHost};
 
@@ -49,7 +49,7 @@ impl StoreReadTicket {
 impl OriginSnapshots {
     /// That of `origin`.
     pub(super) fn of(origin: &DeviceRef) -> Arc<OriginSnapshots> {
-        origin.device.commons().map(Commons::common).unwrap_or_default()
+        origin.device.shared_disk_state().map(SharedDiskState::get_or_default).unwrap_or_default()
     }
 
     fn members(&self) -> MutexGuard<'_, OriginMembers> {

@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use udm_core::{SECTOR_SIZE, interleave};
-use udm_wire::cow::{Exception, Layout, RECORD_LEN};
+use udm_wire::cow::{Exception, RECORD_LEN, StoreLayout};
 
 /// Chunks that are in the store, behind each other there as in the origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +51,7 @@ pub(super) struct RecordWrite {
 
 /// See the module's documentation.
 pub(super) struct RecordCommits {
-    layout: Layout,
+    layout: StoreLayout,
     /// Bytes that are written at once.
     unit: usize,
     copied: SegQueue<CopiedRun>,
@@ -96,7 +96,7 @@ impl RecordTail {
 impl RecordCommits {
     /// A store with `records` records, the last of them in `unit`: the unit of the area that the
     /// next record goes to, of as many bytes as are written at once.
-    pub(super) fn new(layout: Layout, records: u64, unit: Vec<u8>) -> RecordCommits {
+    pub(super) fn new(layout: StoreLayout, records: u64, unit: Vec<u8>) -> RecordCommits {
         let len = unit.len();
         let (on_its_way, written) = (Vec::new(), Vec::new());
         let tail = RecordTail { seq: 0, early: VecDeque::new(), unit, on_its_way, written };
@@ -282,7 +282,7 @@ mod tests {
 
     #[test]
     fn records_follow_each_other_whatever_was_copied_first() {
-        let layout = Layout::new(ChunkSize::new(2).unwrap());
+        let layout = StoreLayout::new(ChunkSize::new(2).unwrap());
         let commits = RecordCommits::new(layout, 0, vec![0; 512]);
         let mut image = vec![0xff; 200 * 1024];
         image[1024..2048].fill(0);
@@ -315,7 +315,7 @@ mod tests {
 
     #[test]
     fn one_at_a_time_has_the_right() {
-        let layout = Layout::new(ChunkSize::new(8).unwrap());
+        let layout = StoreLayout::new(ChunkSize::new(8).unwrap());
         let commits = RecordCommits::new(layout, 0, vec![0; 4096]);
         assert!(!commits.begin(), "nothing to write");
         commits.copied(copied(0, 1));

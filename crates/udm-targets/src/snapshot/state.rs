@@ -13,10 +13,10 @@ use super::store_allocator::StoreAllocator;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use udm_core::bugs::{self, Bug};
-use udm_core::{Bell, Bio, Op, Sectors};
+use udm_core::{Bio, Op, Sectors, WaitQueue};
 use udm_dm::target::{DeviceRef, TargetHost};
 use udm_dm::{EventKind, InvalidStoreMark, StateChange};
-use udm_wire::cow::{ChunkSize, Layout};
+use udm_wire::cow::{ChunkSize, StoreLayout};
 
 /// Whether it can be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,9 +53,9 @@ pub(super) struct Snapshot {
     pub commits: Option<RecordCommits>,
     pub settings: SnapshotSettings,
     /// Rung when a chunk was copied, readers are over, or it has become invalid.
-    pub bell: Arc<Bell>,
+    pub bell: Arc<WaitQueue>,
     /// Rung when it has become invalid, and for nothing else: for those that wait for themselves.
-    pub invalidated_wakeup: Arc<Bell>,
+    pub invalidated_wakeup: Arc<WaitQueue>,
     pub space: StoreAllocator,
     pub growth: StoreGrowth,
     /// For those who come back to it and do not keep it.
@@ -94,8 +94,8 @@ impl Snapshot {
             readers: Readers::new(),
             commits: loaded.commits,
             settings: SnapshotSettings::new(COPY_MEMORY),
-            bell: Arc::new(Bell::new()),
-            invalidated_wakeup: Arc::new(Bell::new()),
+            bell: Arc::new(WaitQueue::new()),
+            invalidated_wakeup: Arc::new(WaitQueue::new()),
             space: loaded.space,
             len: AtomicU64::new(0),
             origin_size: AtomicU64::new(origin_size.0),
@@ -139,8 +139,8 @@ impl Snapshot {
         self.health.store(SnapshotHealth::Invalid as u8, Ordering::Release);
         self.tell(EventKind::SnapshotInvalid, "the snapshot is invalid");
         self.event();
-        self.bell.ring();
-        self.invalidated_wakeup.ring();
+        self.bell.wake_up();
+        self.invalidated_wakeup.wake_up();
     }
 
     /// The store can't be made to say that it is invalid, since its header can't be written: this
@@ -331,14 +331,14 @@ impl Snapshot {
     /// What `status` says: sectors in use, of how many, of them metadata.
     pub(super) fn usage(&self) -> (u64, u64, u64) {
         let sectors = u64::from(self.chunk.sectors());
-        let areas = |commits: &RecordCommits| commits.records() / Layout::new(self.chunk).records();
+        let areas = |commits: &RecordCommits| commits.records() / StoreLayout::new(self.chunk).records();
         let metadata = self.commits.as_ref().map_or(0, |commits| (areas(commits) + 2) * sectors);
         (self.space.end() * sectors, self.store.device.limits().size.0, metadata)
     }
 
     /// The same while it is merged: what the records that are left need (kernel).
     pub(super) fn usage_from_records(&self) -> (u64, u64, u64) {
-        let (sectors, layout) = (u64::from(self.chunk.sectors()), Layout::new(self.chunk));
+        let (sectors, layout) = (u64::from(self.chunk.sectors()), StoreLayout::new(self.chunk));
         let records = self.commits.as_ref().map_or(0, RecordCommits::records);
         let area = records.saturating_sub(1) / layout.records();
         let used = layout.area(area) + (records - area * layout.records()) + 1;

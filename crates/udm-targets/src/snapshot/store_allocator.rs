@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use udm_core::{Sectors, interleave};
-use udm_wire::cow::Layout;
+use udm_wire::cow::StoreLayout;
 
 /// Chunks of the store that were given out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub(super) struct ChunkRange {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StoreChunks {
     /// As the kernel lays it out.
-    Persistent(Layout),
+    Persistent(StoreLayout),
     /// All chunks are data; so many sectors each.
     Transient(u32),
 }

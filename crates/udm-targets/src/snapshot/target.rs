@@ -4,7 +4,7 @@ use super::binding::{SnapshotBinding, TableRole};
 use super::lane::SnapshotLane;
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
-use udm_core::{Checkpoint, Cx, DeviceId, Extents, Lane, Limits, OpenError, Sector, Sectors, Since};
+use udm_core::{ChangeStatus, Checkpoint, Cx, DeviceId, Extents, Lane, Limits, OpenError, Sector, Sectors};
 use udm_dm::target::{DeviceRange, LowerLimits, Resolver, Target, TargetArgs, TargetHost};
 use udm_dm::{MappedDevice, SnapshotInfo, SnapshotReport, SnapshotState, TargetError};
 
@@ -75,7 +75,7 @@ impl Target for SnapshotTarget {
         self.0.family.checkpoints(Some(&self.0.snapshot))
     }
 
-    fn changed(&self, since: &Checkpoint, from: Sector, len: Sectors, out: &mut Extents<Since>) {
+    fn changed(&self, since: &Checkpoint, from: Sector, len: Sectors, out: &mut Extents<ChangeStatus>) {
         self.0.family.changed(Some(&self.0.snapshot), since, (from, len), out);
     }
 
@@ -92,7 +92,7 @@ impl Target for SnapshotTarget {
         match &words[..] {
             ["set", key @ ("grow" | "grow_max"), value] => self.0.snapshot.growth.set(key, value)?,
             ["set", key, value] => self.0.snapshot.settings.set(key, value)?,
-            ["grown"] => self.0.line.store.device.look_again(),
+            ["grown"] => self.0.line.store.device.refresh_size(),
             _ => {
                 let error = TargetError::new("Unrecognised snapshot target message received");
                 return Err(error.because("set KEY VALUE, or grown"));

@@ -1,15 +1,15 @@
 use crate::{build, disks, message, open, poll_until_idle, tagged};
 use std::sync::Arc;
-use udm_core::{Batch, BioFlags, Busy, DevNo, Drain, Nanos, Op, Status};
+use udm_core::{Batch, BioFlags, DevNo, Drain, Nanos, Op, OwnWork, Status};
 use udm_dm::testing::{TestControlIo, TestDisk, TestWorld, bare, data, read, write};
 use udm_dm::{DeviceTransition, LowerLimits, MappedDevice, Table, Target};
 use udm_targets::fault::log_writes::HELD_MAX;
-use udm_wire::log_writes::{Cursor, Record};
+use udm_wire::log_writes::{LogCursor, LogRecord};
 
 /// The entries on the log, as a reader finds them.
-fn entries(log: &TestDisk, sectors: u64) -> Vec<Record> {
+fn entries(log: &TestDisk, sectors: u64) -> Vec<LogRecord> {
     let bytes = log.bytes(0, sectors);
-    let mut cursor = Cursor::new(&bytes, bytes.len() as u64).expect("a log");
+    let mut cursor = LogCursor::new(&bytes, bytes.len() as u64).expect("a log");
     let size = cursor.superblock().sector_size as usize;
     let mut all = Vec::new();
     while let Some(at) = cursor.offset().unwrap() {
@@ -23,7 +23,7 @@ fn entries(log: &TestDisk, sectors: u64) -> Vec<Record> {
 fn log_of(log: &TestDisk) -> String {
     let sectors = 4096;
     let bytes = log.bytes(0, sectors);
-    let short = |record: &Record| {
+    let short = |record: &LogRecord| {
         let entry = &record.entry;
         let mut text = match &record.mark {
             Some(mark) => return format!("m:{}", String::from_utf8_lossy(mark)),
@@ -96,7 +96,7 @@ impl LogWritesRig {
                 assert!(back.is_empty() && self.world.poll(core, &mut **lane).is_empty());
             }
             self.world.now = self.world.now + Nanos::from_millis(1);
-            if self.lanes.iter().all(|lane| lane.busy() == Busy::Idle) {
+            if self.lanes.iter().all(|lane| lane.busy() == OwnWork::Idle) {
                 return self.target.postsuspend();
             }
         }
@@ -324,10 +324,10 @@ fn the_superblock_counts_a_dense_beginning() {
     rig.world.wake = Nanos::NEVER;
     assert!(rig.poll_until_idle(1).is_empty());
     assert_eq!(rig.world.wake, Nanos::NEVER, "it asks for no time: the other core will ring");
-    assert!(!rig.world.has_mail(1));
+    assert!(!rig.world.has_messages(1));
     rig.log.hold(false);
     assert_eq!(rig.poll_until_idle(0).len(), 1);
-    assert!(rig.world.has_mail(1), "what it waits for is counted");
+    assert!(rig.world.has_messages(1), "what it waits for is counted");
     assert_eq!(rig.poll_until_idle(1).len(), 1);
     assert_eq!(log_of(&rig.log), "u1+1=1 u2+1=2");
 }
@@ -346,7 +346,7 @@ fn a_flush_is_returned_when_the_superblock_counts_it() {
     rig.log.release(1);
     assert_eq!(rig.poll_until_idle(0).len(), 1);
     assert_eq!(log_of(&rig.log), "w1+1=1 f");
-    assert_eq!(rig.lanes[0].busy(), Busy::Idle);
+    assert_eq!(rig.lanes[0].busy(), OwnWork::Idle);
 }
 
 /// With a cache in the log device: what is counted is flushed first, and the superblock goes past
@@ -541,9 +541,9 @@ fn the_end_is_flushed_once() {
         }
     }
     assert_eq!(rig.disk.waiting(), 1, "a flush");
-    assert!(rig.lanes.iter().all(|lane| lane.busy() == Busy::Owed), "both wait for it");
+    assert!(rig.lanes.iter().all(|lane| lane.busy() == OwnWork::Required), "both wait for it");
     // Who began it goes without having seen its end: the other takes over.
-    let first = rig.lanes.iter().position(|lane| lane.busy() == Busy::Owed).unwrap();
+    let first = rig.lanes.iter().position(|lane| lane.busy() == OwnWork::Required).unwrap();
     rig.lanes.remove(first);
     rig.disk.hold(false);
     rig.suspend();

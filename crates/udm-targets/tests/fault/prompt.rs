@@ -10,7 +10,7 @@ fn poll_as_asked(world: &mut TestWorld, lane: &mut dyn Lane) -> Batch {
     for _ in 0..16 {
         world.wake = Nanos::NEVER;
         done.append(&mut world.poll(0, lane));
-        if world.wake > world.now && !world.has_mail(0) {
+        if world.wake > world.now && !world.has_messages(0) {
             return done;
         }
     }

@@ -1,7 +1,7 @@
 //! Deadlines: what is past them, and what comes late.
 
 use crate::rig::{DEADLINE, MS, WatchRig};
-use udm_core::{Batch, Busy, Drain, Nanos, Op, Status};
+use udm_core::{Batch, Drain, Nanos, Op, OwnWork, Status};
 use udm_dm::PathWatchOptions;
 use udm_dm::testing::{bare, read, write};
 
@@ -27,7 +27,7 @@ fn m10_reads_of_a_hung_path_end_within_the_deadline() {
     assert!(report.failed && report.fail_count == 1 && rig.events() == 1, "{report:?}");
     let watch = rig.watch(3);
     assert_eq!((watch.given_up, watch.waiting, watch.late), (1, 0, 0));
-    assert_eq!((rig.disks[3].waiting(), rig.lane.busy()), (1, Busy::Owed), "it has the copy still");
+    assert_eq!((rig.disks[3].waiting(), rig.lane.busy()), (1, OwnWork::Required), "it has the copy still");
     rig.disks[3].hold(false);
     rig.poll();
     assert_eq!(rig.watch(3).late, 1, "what comes late is dropped");

@@ -1,7 +1,7 @@
 //! Hedges: which reads have one, where it goes, and which answer counts.
 
 use crate::rig::{MS, WatchRig, fill_window, hedge_settings};
-use udm_core::{Busy, Nanos, Status};
+use udm_core::{Nanos, OwnWork, Status};
 use udm_dm::testing::{data, read};
 
 /// A read that takes longer than most goes to a second path, and the first answer wins.
@@ -39,7 +39,7 @@ fn a_hedge_that_loses_is_dropped() {
     rig.disks[0].release(1);
     rig.poll();
     assert_eq!(data(&rig.done.pop().unwrap())[0], 1);
-    assert_eq!(rig.lane.busy(), Busy::Owed);
+    assert_eq!(rig.lane.busy(), OwnWork::Required);
     rig.disks.iter().for_each(|disk| disk.hold(false));
     rig.poll();
     rig.poll();

@@ -3,7 +3,7 @@
 use crate::multipath_rig::build;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use udm_core::{Batch, Busy, Cores, DevNo, Lane, Nanos, Status};
+use udm_core::{Batch, Cores, DevNo, Lane, Nanos, OwnWork, Status};
 use udm_dm::testing::{TestDisk, TestResolver, TestWorld, data, read};
 use udm_dm::{PathMaintenance, PathReport, PathWatchOptions, PathWatchReport, Target, TargetHost};
 use udm_targets::multipath::Multipath;
@@ -114,7 +114,7 @@ impl WatchRig {
         (0..3).for_each(|_| self.poll());
         self.world.wake = Nanos::NEVER;
         self.poll();
-        assert_eq!((self.world.wake, self.lane.busy()), (Nanos::NEVER, Busy::Idle));
+        assert_eq!((self.world.wake, self.lane.busy()), (Nanos::NEVER, OwnWork::Idle));
         assert!(self.done.is_empty() && self.disks.iter().all(|disk| disk.waiting() == 0));
     }
 }

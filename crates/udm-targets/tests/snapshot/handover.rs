@@ -195,7 +195,7 @@ fn a_write_that_is_taken_back_keeps_no_record_waiting() {
     let over = host.suspend_asleep("sn", |host, core| {
         // With its first poll of the suspend core 0 takes the write back. In its next the read
         // ends, and it is asleep from then on.
-        let asked = core == 0 && host.world.has_mail(0);
+        let asked = core == 0 && host.world.has_messages(0);
         let read_ends = core == 0 && is_asked && origin.waiting() > 0;
         is_asked |= asked;
         if read_ends {

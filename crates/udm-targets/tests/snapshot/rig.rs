@@ -4,7 +4,7 @@
 use crate::reader::{ParsedStore, read_store};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use udm_core::{Batch, Bio, Busy, Cores, DevNo, Device, Lane, Op, Status};
+use udm_core::{Batch, Bio, Cores, DevNo, Device, Lane, Op, OwnWork, Status};
 use udm_dm::testing::{TestControlIo, TestDisk, TestResolver, TestWorld, data, read};
 use udm_dm::{DeviceSetTransition, MappedDevice, Table, TargetError};
 
@@ -191,7 +191,7 @@ impl SnapshotRig {
         (0..100).any(|_| {
             let over = changes.step(&*self.cores).is_some();
             for core in 0..self.count {
-                if awake(self, core) || self.nodes[name].lanes[core].busy() == Busy::Owed {
+                if awake(self, core) || self.nodes[name].lanes[core].busy() == OwnWork::Required {
                     self.poll_lane(name, core);
                 }
             }

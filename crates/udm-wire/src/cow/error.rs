@@ -1,6 +1,6 @@
 //! What can be wrong with a store.
 
-use super::NotAChunkSize;
+use super::ChunkSizeError;
 use thiserror::Error;
 
 /// Why a store was refused, and at which byte of it.
@@ -27,7 +27,7 @@ pub enum StoreFault {
     Version(u32),
     /// The size of a chunk can't be.
     #[error("invalid on-disk chunk size {0}: {1}")]
-    ChunkSize(u32, NotAChunkSize),
+    ChunkSize(u32, ChunkSizeError),
     /// The store ends before its records do.
     #[error("area {area} of records lies behind the end of the store ({chunks} chunks)")]
     Truncated {

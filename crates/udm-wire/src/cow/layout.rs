@@ -10,7 +10,7 @@ pub struct ChunkSize(u32);
 
 /// Why a number of sectors is no size of a chunk, in the kernel's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum NotAChunkSize {
+pub enum ChunkSizeError {
     /// 0, or several bits.
     #[error("Chunk size is not a power of 2")]
     NotAPower,
@@ -32,13 +32,13 @@ impl ChunkSize {
     ///
     /// # Errors
     /// In the kernel's order: no power of two, then too large.
-    pub fn new(sectors: u64) -> Result<ChunkSize, NotAChunkSize> {
+    pub fn new(sectors: u64) -> Result<ChunkSize, ChunkSizeError> {
         if !sectors.is_power_of_two() {
-            return Err(NotAChunkSize::NotAPower);
+            return Err(ChunkSizeError::NotAPower);
         }
         match u32::try_from(sectors) {
             Ok(sectors) if sectors <= ChunkSize::MAX.0 => Ok(ChunkSize(sectors)),
-            _ => Err(NotAChunkSize::TooHigh),
+            _ => Err(ChunkSizeError::TooHigh),
         }
     }
 
@@ -46,8 +46,8 @@ impl ChunkSize {
     ///
     /// # Errors
     /// When a chunk is not whole blocks.
-    pub fn check_blocks(self, block: u32) -> Result<(), NotAChunkSize> {
-        if self.bytes().is_multiple_of(u64::from(block)) { Ok(()) } else { Err(NotAChunkSize::NotBlocks) }
+    pub fn check_blocks(self, block: u32) -> Result<(), ChunkSizeError> {
+        if self.bytes().is_multiple_of(u64::from(block)) { Ok(()) } else { Err(ChunkSizeError::NotBlocks) }
     }
 
     /// In sectors.
@@ -66,15 +66,15 @@ impl ChunkSize {
 /// The places in a store with chunks of one size. Chunks are counted from 0; all functions are
 /// total for the chunks that a device can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Layout {
+pub struct StoreLayout {
     chunk: ChunkSize,
 }
 
-impl Layout {
+impl StoreLayout {
     /// With chunks of this size.
     #[must_use]
-    pub fn new(chunk: ChunkSize) -> Layout {
-        Layout { chunk }
+    pub fn new(chunk: ChunkSize) -> StoreLayout {
+        StoreLayout { chunk }
     }
 
     /// The size of a chunk.

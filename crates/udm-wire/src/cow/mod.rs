@@ -17,15 +17,15 @@
 //! parser refuses them. Bytes after the end of the records are never read as records, and are
 //! reported; the kernel may later read them as records.
 
+mod chunk_set;
 mod error;
 mod layout;
-mod set;
-mod walk;
+mod store_walk;
 
+pub use chunk_set::ChunkSet;
 pub use error::{StoreError, StoreFault};
-pub use layout::{ChunkSize, Layout, NotAChunkSize};
-pub use set::ChunkSet;
-pub use walk::{Summary, Walk};
+pub use layout::{ChunkSize, ChunkSizeError, StoreLayout};
+pub use store_walk::{StoreSummary, StoreWalk};
 
 use crate::bytes::{u32_at, u64_at};
 use error::fault;

@@ -1,13 +1,13 @@
 //! A multipath table from paths alone, by multipath-tools' grouping policies (spec G4).
 
-use super::{NoPathRetry, Prio, Settings, fits};
+use super::{MultipathSettings, NoPathRetry, Prio, matches_pattern};
 use crate::words;
 
 /// How the paths of a device that is made from them become groups, and what they are given.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grouping {
     /// `path_grouping_policy`.
-    pub policy: Policy,
+    pub policy: GroupingPolicy,
     /// `path_selector`: its name, a count, and as many arguments.
     pub selector: String,
     /// `features`: the words behind their count.
@@ -20,7 +20,7 @@ impl Default for Grouping {
     /// multipath-tools' defaults.
     fn default() -> Grouping {
         Grouping {
-            policy: Policy::Failover,
+            policy: GroupingPolicy::Failover,
             selector: "service-time 0".into(),
             features: Vec::new(),
             min_io: 1,
@@ -30,7 +30,7 @@ impl Default for Grouping {
 
 /// `path_grouping_policy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Policy {
+pub enum GroupingPolicy {
     /// A group a path.
     Failover,
     /// All in one.
@@ -39,14 +39,14 @@ pub enum Policy {
     GroupByPrio,
 }
 
-impl Policy {
+impl GroupingPolicy {
     /// The policy of that name.
     #[must_use]
-    pub fn named(name: &str) -> Option<Policy> {
+    pub fn named(name: &str) -> Option<GroupingPolicy> {
         Some(match name {
-            "failover" => Policy::Failover,
-            "multibus" => Policy::Multibus,
-            "group_by_prio" => Policy::GroupByPrio,
+            "failover" => GroupingPolicy::Failover,
+            "multibus" => GroupingPolicy::Multibus,
+            "group_by_prio" => GroupingPolicy::GroupByPrio,
             _ => return None,
         })
     }
@@ -57,9 +57,9 @@ impl Policy {
 pub fn prio_by_name(prio: &Prio, name: &str) -> Option<u32> {
     match prio {
         Prio::Const => Some(1),
-        Prio::Weighted(weights) => {
-            Some(weights.iter().find(|(pattern, _)| fits(pattern, name)).map_or(0, |(_, prio)| *prio))
-        }
+        Prio::Weighted(weights) => Some(
+            weights.iter().find(|(pattern, _)| matches_pattern(pattern, name)).map_or(0, |(_, prio)| *prio),
+        ),
         Prio::Latency { .. } => None,
     }
 }
@@ -69,19 +69,21 @@ pub fn prio_by_name(prio: &Prio, name: &str) -> Option<u32> {
 ///
 /// # Errors
 /// Paths can't be grouped by priorities that only checks tell.
-pub fn table(settings: &Settings, sectors: u64, paths: &[String]) -> Result<String, &'static str> {
+pub fn table(settings: &MultipathSettings, sectors: u64, paths: &[String]) -> Result<String, &'static str> {
     let Grouping { policy, selector, features, min_io } = &settings.grouping;
     let mut groups: Vec<(u32, Vec<&String>)> = Vec::new();
     for path in paths {
         let known = prio_by_name(&settings.prio, path);
         let prio = match policy {
-            Policy::GroupByPrio => known.ok_or("group_by_prio wants priorities that are known before")?,
+            GroupingPolicy::GroupByPrio => {
+                known.ok_or("group_by_prio wants priorities that are known before")?
+            }
             _ => known.unwrap_or(0),
         };
         let with = groups.iter_mut().find(|(group, _)| match policy {
-            Policy::Failover => false,
-            Policy::Multibus => true,
-            Policy::GroupByPrio => *group == prio,
+            GroupingPolicy::Failover => false,
+            GroupingPolicy::Multibus => true,
+            GroupingPolicy::GroupByPrio => *group == prio,
         });
         match with {
             Some((_, group)) => group.push(path),
@@ -118,32 +120,35 @@ mod tests {
         let weights = || Prio::Weighted(vec![("b*".into(), 50), ("d".into(), 50), ("c".into(), 70)]);
         let of = |policy, prio, paths: &str| {
             let grouping = Grouping { policy, ..Grouping::default() };
-            let settings = Settings { prio, grouping, ..Settings::every(5) };
+            let settings = MultipathSettings { prio, grouping, ..MultipathSettings::every(5) };
             let paths: Vec<String> = paths.split(' ').map(String::from).collect();
             table(&settings, 8, &paths)
         };
         let rows = [
-            (Policy::Failover, Prio::Const, "0 2 1 service-time 0 1 1 a 1 service-time 0 1 1 b 1"),
-            (Policy::Failover, weights(), "0 2 1 service-time 0 1 1 b 1 service-time 0 1 1 a 1"),
-            (Policy::Multibus, weights(), "0 1 1 service-time 0 2 1 a 1 b 1"),
-            (Policy::GroupByPrio, Prio::Const, "0 1 1 service-time 0 2 1 a 1 b 1"),
-            (Policy::GroupByPrio, weights(), "0 2 1 service-time 0 1 1 b 1 service-time 0 1 1 a 1"),
+            (GroupingPolicy::Failover, Prio::Const, "0 2 1 service-time 0 1 1 a 1 service-time 0 1 1 b 1"),
+            (GroupingPolicy::Failover, weights(), "0 2 1 service-time 0 1 1 b 1 service-time 0 1 1 a 1"),
+            (GroupingPolicy::Multibus, weights(), "0 1 1 service-time 0 2 1 a 1 b 1"),
+            (GroupingPolicy::GroupByPrio, Prio::Const, "0 1 1 service-time 0 2 1 a 1 b 1"),
+            (GroupingPolicy::GroupByPrio, weights(), "0 2 1 service-time 0 1 1 b 1 service-time 0 1 1 a 1"),
         ];
         for (policy, prio, want) in rows {
             assert_eq!(of(policy, prio, "a b").unwrap(), format!("0 8 multipath 0 {want}"), "{policy:?}");
         }
         let four = "0 3 1 service-time 0 1 1 c 1 service-time 0 2 1 b 1 d 1 service-time 0 1 1 a 1";
-        assert_eq!(of(Policy::GroupByPrio, weights(), "a b c d").unwrap(), format!("0 8 multipath 0 {four}"));
+        assert_eq!(
+            of(GroupingPolicy::GroupByPrio, weights(), "a b c d").unwrap(),
+            format!("0 8 multipath 0 {four}")
+        );
         let latency = || Prio::Latency { checks: 20, base: 10.0 };
-        assert!(of(Policy::GroupByPrio, latency(), "a b").is_err());
-        assert!(of(Policy::Multibus, latency(), "a b").is_ok());
+        assert!(of(GroupingPolicy::GroupByPrio, latency(), "a b").is_err());
+        assert!(of(GroupingPolicy::Multibus, latency(), "a b").is_ok());
     }
 
     #[test]
     fn each_path_has_its_count_of_requests() {
         let of = |selector: &str| {
             let grouping = Grouping { selector: selector.into(), min_io: 7, ..Grouping::default() };
-            let settings = Settings { grouping, ..Settings::every(5) };
+            let settings = MultipathSettings { grouping, ..MultipathSettings::every(5) };
             table(&settings, 8, &["8:0".to_owned()]).unwrap()
         };
         assert_eq!(of("round-robin 0"), "0 8 multipath 0 0 1 1 round-robin 0 1 1 8:0 7");
@@ -153,12 +158,12 @@ mod tests {
     #[test]
     fn features_and_names() {
         let grouping = Grouping {
-            policy: Policy::Multibus,
+            policy: GroupingPolicy::Multibus,
             selector: "historical-service-time 1 900".into(),
             features: vec!["queue_mode".into(), "bio".into()],
             min_io: 1,
         };
-        let mut settings = Settings { grouping, ..Settings::every(5) };
+        let mut settings = MultipathSettings { grouping, ..MultipathSettings::every(5) };
         let paths = ["/a b".to_owned()];
         let group = "historical-service-time 1 900 1 1 /a\\ b 1";
         assert_eq!(

@@ -1,8 +1,8 @@
 //! The keys of a section: what they take, and what they come to.
 
 use super::{
-    CHECKER_TIMEOUT, Failback, Grouping, MAX_OF_INTERVAL, Marginal, NoPathRetry, POLLING_INTERVAL, Policy,
-    Prio, Settings,
+    CHECKER_TIMEOUT, Failback, Grouping, GroupingPolicy, MAX_OF_INTERVAL, MarginalPolicy, MultipathSettings,
+    NoPathRetry, POLLING_INTERVAL, Prio,
 };
 use udm_core::Nanos;
 
@@ -14,7 +14,7 @@ const PATTERNS_MAX: usize = 256;
 
 /// What a section says, key by key.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Keys {
+pub(super) struct SectionKeys {
     polling_interval: Option<u64>,
     max_polling_interval: Option<u64>,
     checker_timeout: Option<u64>,
@@ -22,12 +22,12 @@ pub(super) struct Keys {
     no_path_retry: Option<Option<NoPathRetry>>,
     failback: Option<Failback>,
     prio: Option<String>,
-    prio_args: Option<Args>,
+    prio_args: Option<PrioArgs>,
     double_failed_time: Option<u64>,
     err_sample_time: Option<u64>,
     err_rate_threshold: Option<u64>,
     err_recheck_gap_time: Option<u64>,
-    policy: Option<Policy>,
+    policy: Option<GroupingPolicy>,
     selector: Option<String>,
     features: Option<Vec<String>>,
     min_io: Option<u32>,
@@ -35,16 +35,16 @@ pub(super) struct Keys {
 
 /// `prio_args`: what either of the two kinds that take any makes of it.
 #[derive(Clone, Debug, Default)]
-struct Args {
+struct PrioArgs {
     weights: Vec<(String, u32)>,
     io_num: Option<u32>,
     base_num: Option<f64>,
 }
 
 /// What a key did.
-pub(super) enum Said {
+pub(super) enum KeyOutcome {
     /// Something.
-    Taken,
+    Applied,
     /// Nothing, and why.
     Ignored(&'static str),
     /// There is no such key.
@@ -62,12 +62,12 @@ pub(super) fn shown(value: &str) -> String {
     format!("{short:?}")
 }
 
-impl Keys {
+impl SectionKeys {
     /// Takes a key.
     ///
     /// # Errors
     /// What the key wants instead.
-    pub fn set(&mut self, key: &str, value: &str) -> Result<Said, String> {
+    pub fn set(&mut self, key: &str, value: &str) -> Result<KeyOutcome, String> {
         let time = |value| seconds(value, 1, SECONDS_MAX).map(Some);
         match key {
             "polling_interval" => self.polling_interval = seconds(value, 1, 3600).map(Some)?,
@@ -79,7 +79,9 @@ impl Keys {
             "prio_args" => match prio_args(value)? {
                 Some(args) => self.prio_args = Some(args),
                 None => {
-                    return Ok(Said::Ignored("devname PATTERN PRIORITY, io_num=N and base_num=N are known"));
+                    return Ok(KeyOutcome::Ignored(
+                        "devname PATTERN PRIORITY, io_num=N and base_num=N are known",
+                    ));
                 }
             },
             "path_checker" => return Ok(checker(value)),
@@ -89,10 +91,10 @@ impl Keys {
             }
             "marginal_path_err_rate_threshold" => self.err_rate_threshold = Some(seconds(value, 1, 1000)?),
             "marginal_path_err_recheck_gap_time" => self.err_recheck_gap_time = time(value)?,
-            "path_grouping_policy" => match (Policy::named(value), value) {
+            "path_grouping_policy" => match (GroupingPolicy::named(value), value) {
                 (Some(policy), _) => self.policy = Some(policy),
                 (None, "group_by_serial" | "group_by_node_name" | "group_by_tpg") => {
-                    return Ok(Said::Ignored("failover, multibus and group_by_prio are what is there"));
+                    return Ok(KeyOutcome::Ignored("failover, multibus and group_by_prio are what is there"));
                 }
                 (None, _) => {
                     return Err(format!("wants failover, multibus or group_by_prio, not {}", shown(value)));
@@ -104,8 +106,10 @@ impl Keys {
             }
             "features" => self.features = Some(counted(value)?.split_off(1)),
             "rr_min_io_rq" => self.min_io = Some(seconds(value, 1, u32::MAX.into())? as u32),
-            "rr_min_io" => return Ok(Said::Ignored("rr_min_io_rq is what multipath targets of today take")),
-            "rr_weight" => return Ok(Said::Ignored("selectors give each path one request by turns")),
+            "rr_min_io" => {
+                return Ok(KeyOutcome::Ignored("rr_min_io_rq is what multipath targets of today take"));
+            }
+            "rr_weight" => return Ok(KeyOutcome::Ignored("selectors give each path one request by turns")),
             "hardware_handler"
             | "detect_prio"
             | "detect_checker"
@@ -113,29 +117,29 @@ impl Keys {
             | "dev_loss_tmo"
             | "eh_deadline"
             | "retain_attached_hw_handler" => {
-                return Ok(Said::Ignored("there is no SCSI device here"));
+                return Ok(KeyOutcome::Ignored("there is no SCSI device here"));
             }
             "user_friendly_names" | "find_multipaths" | "uid_attribute" | "alias_prefix" => {
-                return Ok(Said::Ignored("devices are named by who makes them"));
+                return Ok(KeyOutcome::Ignored("devices are named by who makes them"));
             }
             "san_path_err_threshold"
             | "san_path_err_forget_rate"
             | "san_path_err_recovery_time"
             | "marginal_pathgroups" => {
-                return Ok(Said::Ignored("marginal_path_* keys are what is there"));
+                return Ok(KeyOutcome::Ignored("marginal_path_* keys are what is there"));
             }
-            _ => return Ok(Said::Unknown),
+            _ => return Ok(KeyOutcome::Unknown),
         }
-        Ok(Said::Taken)
+        Ok(KeyOutcome::Applied)
     }
 
-    fn prio(&mut self, value: &str) -> Said {
+    fn prio(&mut self, value: &str) -> KeyOutcome {
         match value {
             "const" | "weightedpath" | "path_latency" => {
                 self.prio = Some(value.to_owned());
-                Said::Taken
+                KeyOutcome::Applied
             }
-            _ => Said::Ignored("const, weightedpath and path_latency are what is there"),
+            _ => KeyOutcome::Ignored("const, weightedpath and path_latency are what is there"),
         }
     }
 
@@ -152,8 +156,8 @@ impl Keys {
     }
 
     /// What this says, and else what `other` does.
-    pub fn or(self, other: Keys) -> Keys {
-        Keys {
+    pub fn or(self, other: SectionKeys) -> SectionKeys {
+        SectionKeys {
             polling_interval: self.polling_interval.or(other.polling_interval),
             max_polling_interval: self.max_polling_interval.or(other.max_polling_interval),
             checker_timeout: self.checker_timeout.or(other.checker_timeout),
@@ -173,7 +177,7 @@ impl Keys {
     }
 
     /// What it comes to; checks are `every` so many seconds unless it says otherwise.
-    pub fn settings(self, every: Option<u64>) -> Settings {
+    pub fn settings(self, every: Option<u64>) -> MultipathSettings {
         let nanos = |seconds: u64| Nanos::from_millis(seconds * 1000);
         let interval = self.polling_interval.or(every).unwrap_or(POLLING_INTERVAL);
         let most = self.max_polling_interval.unwrap_or(interval * MAX_OF_INTERVAL);
@@ -187,7 +191,7 @@ impl Keys {
         };
         // As in multipathd: all four, or none.
         let marginal = || {
-            Some(Marginal {
+            Some(MarginalPolicy {
                 double_failed_time: nanos(self.double_failed_time?),
                 err_sample_time: nanos(self.err_sample_time?),
                 err_rate_threshold: self.err_rate_threshold? as u32,
@@ -201,7 +205,7 @@ impl Keys {
             features: self.features.unwrap_or(usual.features),
             min_io: self.min_io.unwrap_or(usual.min_io),
         };
-        Settings {
+        MultipathSettings {
             grouping,
             polling_interval: nanos(interval),
             max_polling_interval: nanos(most.max(interval)),
@@ -224,10 +228,10 @@ fn counted(value: &str) -> Result<Vec<String>, String> {
     }
 }
 
-fn checker(value: &str) -> Said {
+fn checker(value: &str) -> KeyOutcome {
     match value {
-        "directio" | "readsector0" | "tur" => Said::Taken,
-        _ => Said::Ignored("a check reads the path's first block"),
+        "directio" | "readsector0" | "tur" => KeyOutcome::Applied,
+        _ => KeyOutcome::Ignored("a check reads the path's first block"),
     }
 }
 
@@ -260,8 +264,8 @@ fn failback(value: &str) -> Result<Failback, String> {
 
 /// `devname PATTERN PRIO ...`, or `io_num=N base_num=N`; `None` for the arguments of another kind.
 /// multipathd hands them to the kind that is in use, whatever they are.
-fn prio_args(value: &str) -> Result<Option<Args>, String> {
-    let mut args = Args::default();
+fn prio_args(value: &str) -> Result<Option<PrioArgs>, String> {
+    let mut args = PrioArgs::default();
     let mut words = value.split_whitespace();
     while let Some(word) = words.next() {
         if let Some(number) = word.strip_prefix("io_num=") {

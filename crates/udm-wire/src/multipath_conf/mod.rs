@@ -9,13 +9,13 @@
 
 pub mod grouping;
 mod keys;
-mod read;
+mod parser;
 #[cfg(test)]
 mod tests;
 
-pub use grouping::{Grouping, Policy};
+pub use grouping::{Grouping, GroupingPolicy};
 
-use keys::Keys;
+use keys::SectionKeys;
 use udm_core::Nanos;
 
 /// The longest file that is read, in bytes.
@@ -39,7 +39,7 @@ const MAX_OF_INTERVAL: u64 = 4;
 
 /// What is done for the paths of a device.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Settings {
+pub struct MultipathSettings {
     /// From one check of a path to the next: the first time, behind every change, and while it is
     /// down.
     pub polling_interval: Nanos,
@@ -54,7 +54,7 @@ pub struct Settings {
     /// What a path is worth.
     pub prio: Prio,
     /// Which paths are held back because they keep failing.
-    pub marginal: Option<Marginal>,
+    pub marginal: Option<MarginalPolicy>,
     /// How a device is made from paths.
     pub grouping: Grouping,
 }
@@ -102,7 +102,7 @@ pub enum Prio {
 /// The `marginal_path_*` keys: two failures in a short time, and a path has to show over a longer
 /// one that its errors are few.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Marginal {
+pub struct MarginalPolicy {
     /// Two failures within so long make it suspicious.
     pub double_failed_time: Nanos,
     /// For so long it is read from then.
@@ -122,11 +122,13 @@ impl Prio {
         if name == "weightedpath" && args.is_none() {
             return Err("prio weightedpath wants prio_args: patterns and priorities".into());
         }
-        let mut keys = Keys::default();
+        let mut keys = SectionKeys::default();
         for (key, value) in [("prio", Some(name)), ("prio_args", args)] {
             let Some(value) = value else { continue };
             match keys.set(key, value) {
-                Ok(keys::Said::Ignored(why)) => return Err(format!("{key} {}: {why}", keys::shown(value))),
+                Ok(keys::KeyOutcome::Ignored(why)) => {
+                    return Err(format!("{key} {}: {why}", keys::shown(value)));
+                }
                 Err(why) => return Err(format!("{key} {why}")),
                 Ok(_) => {}
             }
@@ -135,17 +137,17 @@ impl Prio {
     }
 }
 
-impl Settings {
+impl MultipathSettings {
     /// The defaults, with checks `seconds` apart.
     #[must_use]
-    pub fn every(seconds: u64) -> Settings {
-        Keys::default().settings(Some(seconds))
+    pub fn every(seconds: u64) -> MultipathSettings {
+        SectionKeys::default().settings(Some(seconds))
     }
 }
 
 /// True when `name` is what `pattern` stands for, in which `*` is any text and `?` any character.
 #[must_use]
-pub fn fits(pattern: &str, name: &str) -> bool {
+pub fn matches_pattern(pattern: &str, name: &str) -> bool {
     let (pattern, name): (Vec<char>, Vec<char>) = (pattern.chars().collect(), name.chars().collect());
     // Where the last star stands, and how much of the name it has taken so far.
     let (mut p, mut n, mut star) = (0, 0, None);
@@ -171,19 +173,19 @@ pub fn fits(pattern: &str, name: &str) -> bool {
 /// A `multipath.conf`, read.
 #[derive(Clone, Debug, Default)]
 pub struct Conf {
-    defaults: Keys,
-    overrides: Keys,
-    maps: Vec<Map>,
+    defaults: SectionKeys,
+    overrides: SectionKeys,
+    maps: Vec<MultipathSection>,
     /// What is ignored, and what is missing, a line each.
     pub warnings: Vec<String>,
 }
 
 /// A `multipath` section.
 #[derive(Clone, Debug, Default)]
-struct Map {
+struct MultipathSection {
     wwid: Option<String>,
     alias: Option<String>,
-    keys: Keys,
+    keys: SectionKeys,
 }
 
 impl Conf {
@@ -192,13 +194,13 @@ impl Conf {
     /// # Errors
     /// What is wrong first, with its line, in one line.
     pub fn parse(text: &str) -> Result<Conf, String> {
-        read::parse(text)
+        parser::parse(text)
     }
 
     /// What it says for the device of this name and uuid; without a word of it, checks are `every`
     /// so many seconds.
     #[must_use]
-    pub fn settings(&self, name: &str, uuid: Option<&str>, every: Option<u64>) -> Settings {
+    pub fn settings(&self, name: &str, uuid: Option<&str>, every: Option<u64>) -> MultipathSettings {
         let is = |word: &Option<String>| word.as_deref().is_some_and(|w| w == name || Some(w) == uuid);
         let own = self.maps.iter().find(|map| is(&map.wwid) || is(&map.alias));
         let own = own.map(|map| map.keys.clone()).unwrap_or_default();

@@ -82,7 +82,7 @@ fn how_a_device_is_made_from_paths() {
     let text = "path_grouping_policy multibus\npath_selector \"historical-service-time 1 900\"\n\
                 features \"2 queue_mode bio\"";
     let (grouping, warnings) = of(text).unwrap();
-    assert_eq!((grouping.policy, warnings), (Policy::Multibus, 0));
+    assert_eq!((grouping.policy, warnings), (GroupingPolicy::Multibus, 0));
     assert_eq!(grouping.selector, "historical-service-time 1 900");
     assert_eq!(grouping.features, ["queue_mode", "bio"]);
     assert_eq!(of("features 0").unwrap(), (Grouping::default(), 0));
@@ -226,7 +226,7 @@ fn some_of_the_marginal_keys_are_a_warning() {
 #[test]
 fn without_a_word_checks_are_as_often_as_asked_for() {
     let five = Conf::default().settings("d", None, None);
-    assert_eq!(five, Settings::every(5));
+    assert_eq!(five, MultipathSettings::every(5));
     assert_eq!(five.max_polling_interval, Nanos(20 * SECOND));
     let conf = Conf::parse("defaults {\nmax_polling_interval 2\n}").unwrap();
     let settings = conf.settings("d", None, Some(3));
@@ -246,6 +246,6 @@ fn patterns() {
         ("", "", true),
         ("", "x", false),
     ] {
-        assert_eq!(fits(pattern, name), want, "{pattern} {name}");
+        assert_eq!(matches_pattern(pattern, name), want, "{pattern} {name}");
     }
 }

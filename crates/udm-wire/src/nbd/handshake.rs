@@ -1,10 +1,10 @@
 //! The handshake as a server sees it: greeting out, flags and options in, piece by piece.
 
-use super::option::{BadOption, ClientOption};
+use super::option::{ClientOption, MalformedOption};
 use super::{
     CLIENT_FLAGS_SIZE, ClientFlags, GREETING_SIZE, HandshakeFlags, MAGIC_OPTION, MAGIC_SERVER,
     OPT_EXPORT_NAME, OPTION_HEADER_SIZE, OPTION_LEN_MAX, OPTION_SKIP_MAX, OPTIONS_MAX, ProtocolError,
-    REP_ERR_TOO_BIG, half, long, word,
+    REP_ERR_TOO_BIG, be16_at, be32_at, be64_at,
 };
 
 /// The server's first bytes.
@@ -30,13 +30,13 @@ impl Greeting {
     /// # Errors
     /// Not NBD, or the oldstyle handshake.
     pub fn decode(bytes: &[u8; GREETING_SIZE]) -> Result<Greeting, ProtocolError> {
-        if long(bytes, 0) != MAGIC_SERVER {
-            return Err(ProtocolError::Magic { what: "greeting", found: long(bytes, 0) });
+        if be64_at(bytes, 0) != MAGIC_SERVER {
+            return Err(ProtocolError::Magic { what: "greeting", found: be64_at(bytes, 0) });
         }
-        if long(bytes, 8) != MAGIC_OPTION {
-            return Err(ProtocolError::Magic { what: "newstyle", found: long(bytes, 8) });
+        if be64_at(bytes, 8) != MAGIC_OPTION {
+            return Err(ProtocolError::Magic { what: "newstyle", found: be64_at(bytes, 8) });
         }
-        Ok(Greeting { flags: HandshakeFlags::from_bits_truncate(half(bytes, 16)) })
+        Ok(Greeting { flags: HandshakeFlags::from_bits_truncate(be16_at(bytes, 16)) })
     }
 }
 
@@ -48,7 +48,7 @@ pub fn encode_client_flags(flags: ClientFlags) -> [u8; CLIENT_FLAGS_SIZE] {
 
 /// What a client sent in the handshake.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum FromClient {
+pub enum ClientMessage {
     /// Its answer to the greeting; always first, and once.
     Flags(ClientFlags),
     /// An option that must be answered (but for `ABORT`'s and `EXPORT_NAME`'s own rules).
@@ -118,15 +118,15 @@ impl HandshakeParser {
     ///
     /// # Errors
     /// The connection must be closed; the parser is of no more use.
-    pub fn next(&mut self, input: &mut &[u8]) -> Result<Option<FromClient>, HandshakeError> {
+    pub fn next(&mut self, input: &mut &[u8]) -> Result<Option<ClientMessage>, HandshakeError> {
         loop {
             match self.stage {
                 Stage::Flags => {
                     let Some(bytes) = self.gather(input, CLIENT_FLAGS_SIZE) else { return Ok(None) };
-                    let bits = word(&bytes, 0);
+                    let bits = be32_at(&bytes, 0);
                     let flags = ClientFlags::from_bits(bits).ok_or(HandshakeError::UnknownFlags(bits))?;
                     self.stage = Stage::Header;
-                    return Ok(Some(FromClient::Flags(flags)));
+                    return Ok(Some(ClientMessage::Flags(flags)));
                 }
                 Stage::Header => {
                     let Some(bytes) = self.gather(input, OPTION_HEADER_SIZE) else { return Ok(None) };
@@ -141,10 +141,10 @@ impl HandshakeParser {
                     self.stage = Stage::Header;
                     let option = ClientOption::decode(option, &data);
                     return match option {
-                        ClientOption::Bad(BadOption { option: OPT_EXPORT_NAME, why, .. }) => {
+                        ClientOption::Bad(MalformedOption { option: OPT_EXPORT_NAME, why, .. }) => {
                             Err(HandshakeError::ExportName(why))
                         }
-                        option => Ok(Some(FromClient::Option(option))),
+                        option => Ok(Some(ClientMessage::Option(option))),
                     };
                 }
                 Stage::Skip { option, left } => {
@@ -156,7 +156,7 @@ impl HandshakeParser {
                     }
                     self.stage = Stage::Header;
                     let why = "the option is longer than 64 KiB";
-                    return Ok(Some(FromClient::Option(ClientOption::Bad(BadOption {
+                    return Ok(Some(ClientMessage::Option(ClientOption::Bad(MalformedOption {
                         option,
                         reply: REP_ERR_TOO_BIG,
                         why,
@@ -177,7 +177,7 @@ impl HandshakeParser {
 
 /// What follows an option's header.
 fn header(bytes: &[u8]) -> Result<Stage, HandshakeError> {
-    let (magic, option, len) = (long(bytes, 0), word(bytes, 8), word(bytes, 12));
+    let (magic, option, len) = (be64_at(bytes, 0), be32_at(bytes, 8), be32_at(bytes, 12));
     if magic != MAGIC_OPTION {
         return Err(ProtocolError::Magic { what: "option", found: magic }.into());
     }

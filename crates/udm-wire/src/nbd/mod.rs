@@ -21,8 +21,10 @@ mod reply;
 mod request;
 
 pub use consts::*;
-pub use handshake::{FromClient, Greeting, HandshakeError, HandshakeParser, encode_client_flags, greeting};
-pub use option::{BadOption, ClientOption, InfoRequest, MetaRequest};
+pub use handshake::{
+    ClientMessage, Greeting, HandshakeError, HandshakeParser, encode_client_flags, greeting,
+};
+pub use option::{ClientOption, InfoRequest, MalformedOption, MetaRequest};
 pub use option_reply::{
     BlockSizes, ExportNameReply, Info, OptionReply, OptionReplyHeader, put_ack, put_error,
     put_export_name_reply, put_info, put_meta_context, put_reply, put_server,
@@ -69,7 +71,7 @@ fn string(bytes: &[u8]) -> Result<&str, &'static str> {
 
 /// The longest start of `text` that fits the protocol's limit for strings: what udm sends never
 /// breaks its own rule.
-fn clipped(text: &str) -> &str {
+fn clip_string(text: &str) -> &str {
     let text = text.split('\0').next().unwrap_or_default();
     let mut end = text.len().min(STRING_MAX);
     while !text.is_char_boundary(end) {
@@ -79,16 +81,16 @@ fn clipped(text: &str) -> &str {
 }
 
 /// The 16-bit integer at byte `at`. The caller has checked the length, as for the two below.
-fn half(bytes: &[u8], at: usize) -> u16 {
+fn be16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_be_bytes([bytes[at], bytes[at + 1]])
 }
 
 /// The 32-bit integer at byte `at`.
-fn word(bytes: &[u8], at: usize) -> u32 {
-    u32::from(half(bytes, at)) << 16 | u32::from(half(bytes, at + 2))
+fn be32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from(be16_at(bytes, at)) << 16 | u32::from(be16_at(bytes, at + 2))
 }
 
 /// The 64-bit integer at byte `at`.
-fn long(bytes: &[u8], at: usize) -> u64 {
-    u64::from(word(bytes, at)) << 32 | u64::from(word(bytes, at + 4))
+fn be64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from(be32_at(bytes, at)) << 32 | u64::from(be32_at(bytes, at + 4))
 }

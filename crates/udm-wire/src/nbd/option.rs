@@ -39,7 +39,7 @@ pub enum ClientOption {
     },
     /// An option with data that breaks the protocol's rules; it is answered with an error and the
     /// handshake goes on.
-    Bad(BadOption),
+    Bad(MalformedOption),
 }
 
 /// What `INFO` and `GO` ask for.
@@ -62,7 +62,7 @@ pub struct MetaRequest {
 
 /// A malformed option, with its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BadOption {
+pub struct MalformedOption {
     /// The option's number.
     pub option: u32,
     /// The error reply due (`REP_ERR_*`).
@@ -75,7 +75,7 @@ impl ClientOption {
     /// Decodes the data of option `option`. Total: what is wrong becomes [`ClientOption::Bad`].
     #[must_use]
     pub fn decode(option: u32, data: &[u8]) -> ClientOption {
-        let bad = |why| ClientOption::Bad(BadOption { option, reply: REP_ERR_INVALID, why });
+        let bad = |why| ClientOption::Bad(MalformedOption { option, reply: REP_ERR_INVALID, why });
         let bare = |decoded| if data.is_empty() { decoded } else { bad("the option takes no data") };
         match option {
             OPT_EXPORT_NAME => match string(data) {
@@ -89,12 +89,12 @@ impl ClientOption {
             OPT_INFO | OPT_GO => match InfoRequest::decode(data) {
                 Ok(request) if option == OPT_GO => ClientOption::Go(request),
                 Ok(request) => ClientOption::Info(request),
-                Err((reply, why)) => ClientOption::Bad(BadOption { option, reply, why }),
+                Err((reply, why)) => ClientOption::Bad(MalformedOption { option, reply, why }),
             },
             OPT_LIST_META_CONTEXT | OPT_SET_META_CONTEXT => match MetaRequest::decode(data) {
                 Ok(request) if option == OPT_SET_META_CONTEXT => ClientOption::SetMetaContext(request),
                 Ok(request) => ClientOption::ListMetaContext(request),
-                Err((reply, why)) => ClientOption::Bad(BadOption { option, reply, why }),
+                Err((reply, why)) => ClientOption::Bad(MalformedOption { option, reply, why }),
             },
             _ => ClientOption::Unknown { option, data: data.to_vec() },
         }

@@ -3,7 +3,7 @@
 use super::{
     EXPORT_NAME_ZEROES, ExportFlags, INFO_BLOCK_SIZE, INFO_DESCRIPTION, INFO_EXPORT, INFO_NAME,
     MAGIC_OPTION_REPLY, OPTION_LEN_MAX, OPTION_REPLY_HEADER_SIZE, ProtocolError, REP_ACK, REP_FLAG_ERROR,
-    REP_INFO, REP_META_CONTEXT, REP_SERVER, clipped, half, long, string, word,
+    REP_INFO, REP_META_CONTEXT, REP_SERVER, be16_at, be32_at, be64_at, clip_string, string,
 };
 
 /// An information about an export.
@@ -55,15 +55,20 @@ pub fn put_ack(out: &mut Vec<u8>, option: u32) {
 
 /// Appends an error (`REP_ERR_*`) with a text for people; it is cut at [`super::STRING_MAX`] bytes.
 pub fn put_error(out: &mut Vec<u8>, option: u32, error: u32, text: &str) {
-    put_reply(out, option, error | REP_FLAG_ERROR, &[clipped(text).as_bytes()]);
+    put_reply(out, option, error | REP_FLAG_ERROR, &[clip_string(text).as_bytes()]);
 }
 
 /// Appends one export of the answer to `LIST`. The description may be empty. Both are cut at
 /// [`super::STRING_MAX`] bytes.
 pub fn put_server(out: &mut Vec<u8>, name: &str, description: &str) {
-    let name = clipped(name);
+    let name = clip_string(name);
     let len = (name.len() as u32).to_be_bytes();
-    put_reply(out, super::OPT_LIST, REP_SERVER, &[&len, name.as_bytes(), clipped(description).as_bytes()]);
+    put_reply(
+        out,
+        super::OPT_LIST,
+        REP_SERVER,
+        &[&len, name.as_bytes(), clip_string(description).as_bytes()],
+    );
 }
 
 /// Appends one information of the answer to `option` (`OPT_INFO` or `OPT_GO`).
@@ -76,8 +81,8 @@ pub fn put_info(out: &mut Vec<u8>, option: u32, info: &Info) {
     };
     match info {
         Info::Export { size, flags } => put(INFO_EXPORT, &[&size.to_be_bytes(), &flags.bits().to_be_bytes()]),
-        Info::Name(name) => put(INFO_NAME, &[clipped(name).as_bytes()]),
-        Info::Description(text) => put(INFO_DESCRIPTION, &[clipped(text).as_bytes()]),
+        Info::Name(name) => put(INFO_NAME, &[clip_string(name).as_bytes()]),
+        Info::Description(text) => put(INFO_DESCRIPTION, &[clip_string(text).as_bytes()]),
         Info::BlockSize(b) => {
             put(
                 INFO_BLOCK_SIZE,
@@ -91,7 +96,7 @@ pub fn put_info(out: &mut Vec<u8>, option: u32, info: &Info) {
 /// Appends one metadata context of the answer to `option` (`OPT_LIST_META_CONTEXT`, where `id` says
 /// nothing, or `OPT_SET_META_CONTEXT`).
 pub fn put_meta_context(out: &mut Vec<u8>, option: u32, id: u32, name: &str) {
-    put_reply(out, option, REP_META_CONTEXT, &[&id.to_be_bytes(), clipped(name).as_bytes()]);
+    put_reply(out, option, REP_META_CONTEXT, &[&id.to_be_bytes(), clip_string(name).as_bytes()]);
 }
 
 /// Appends the answer to a successful `EXPORT_NAME`, behind which transmission begins. `no_zeroes`
@@ -120,7 +125,7 @@ impl ExportNameReply {
     /// Reads the answer. Unknown flags are dropped.
     #[must_use]
     pub fn decode(bytes: &[u8; Self::SIZE]) -> ExportNameReply {
-        ExportNameReply { size: long(bytes, 0), flags: ExportFlags::from_bits_truncate(half(bytes, 8)) }
+        ExportNameReply { size: be64_at(bytes, 0), flags: ExportFlags::from_bits_truncate(be16_at(bytes, 8)) }
     }
 }
 
@@ -141,12 +146,15 @@ impl OptionReplyHeader {
     /// # Errors
     /// A wrong magic, or data longer than [`OPTION_LEN_MAX`].
     pub fn decode(bytes: &[u8; OPTION_REPLY_HEADER_SIZE]) -> Result<OptionReplyHeader, ProtocolError> {
-        let magic = long(bytes, 0);
+        let magic = be64_at(bytes, 0);
         if magic != MAGIC_OPTION_REPLY {
             return Err(ProtocolError::Magic { what: "option reply", found: magic });
         }
-        let header =
-            OptionReplyHeader { option: word(bytes, 8), reply: word(bytes, 12), len: word(bytes, 16) };
+        let header = OptionReplyHeader {
+            option: be32_at(bytes, 8),
+            reply: be32_at(bytes, 12),
+            len: be32_at(bytes, 16),
+        };
         if header.len > OPTION_LEN_MAX {
             return Err(ProtocolError::Malformed { what: "option reply", why: "longer than 64 KiB" });
         }
@@ -233,9 +241,9 @@ impl Info {
                 let bytes: &[u8; 12] =
                     data.try_into().map_err(|_| bad("the block sizes' is not 14 bytes"))?;
                 let sizes = BlockSizes {
-                    minimum: word(bytes, 0),
-                    preferred: word(bytes, 4),
-                    maximum: word(bytes, 8),
+                    minimum: be32_at(bytes, 0),
+                    preferred: be32_at(bytes, 4),
+                    maximum: be32_at(bytes, 8),
                 };
                 if sizes.is_valid() { Ok(Info::BlockSize(sizes)) } else { Err(bad("impossible block sizes")) }
             }

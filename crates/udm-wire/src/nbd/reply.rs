@@ -2,8 +2,8 @@
 
 use super::{
     CHUNK_BLOCK_STATUS, CHUNK_ERROR, CHUNK_ERROR_OFFSET, CHUNK_FLAG_ERROR, CHUNK_NONE, CHUNK_OFFSET_DATA,
-    CHUNK_OFFSET_HOLE, MAGIC_SIMPLE_REPLY, MAGIC_STRUCTURED_REPLY, ProtocolError, ReplyFlags, clipped, half,
-    long, string, word,
+    CHUNK_OFFSET_HOLE, MAGIC_SIMPLE_REPLY, MAGIC_STRUCTURED_REPLY, ProtocolError, ReplyFlags, be16_at,
+    be32_at, be64_at, clip_string, string,
 };
 
 /// A simple reply; the data of a successful read follow.
@@ -126,7 +126,7 @@ pub fn chunk_error_header(cookie: u64, error: u32) -> [u8; 26] {
 /// Appends an error chunk with a text for people (cut at [`super::STRING_MAX`] bytes); it ends the
 /// reply.
 pub fn put_chunk_error(out: &mut Vec<u8>, cookie: u64, error: u32, text: &str) {
-    let text = clipped(text).as_bytes();
+    let text = clip_string(text).as_bytes();
     let head: [u8; 26] = chunk(
         CHUNK_ERROR,
         cookie,
@@ -161,7 +161,10 @@ impl ReplyHeader {
                     return Ok(None);
                 };
                 *input = rest;
-                Ok(Some(ReplyHeader::Simple(SimpleReply { error: word(bytes, 4), cookie: long(bytes, 8) })))
+                Ok(Some(ReplyHeader::Simple(SimpleReply {
+                    error: be32_at(bytes, 4),
+                    cookie: be64_at(bytes, 8),
+                })))
             }
             MAGIC_STRUCTURED_REPLY => {
                 let Some((bytes, rest)) = input.split_first_chunk::<{ ChunkHeader::SIZE }>() else {
@@ -169,10 +172,10 @@ impl ReplyHeader {
                 };
                 *input = rest;
                 Ok(Some(ReplyHeader::Chunk(ChunkHeader {
-                    flags: ReplyFlags::from_bits_retain(half(bytes, 4)),
-                    kind: half(bytes, 6),
-                    cookie: long(bytes, 8),
-                    len: word(bytes, 16),
+                    flags: ReplyFlags::from_bits_retain(be16_at(bytes, 4)),
+                    kind: be16_at(bytes, 6),
+                    cookie: be64_at(bytes, 8),
+                    len: be32_at(bytes, 16),
                 })))
             }
             found => Err(ProtocolError::Magic { what: "reply", found: found.into() }),
@@ -224,7 +227,7 @@ pub struct Descriptors<'a>(&'a [u8]);
 impl Descriptors<'_> {
     /// In order.
     pub fn iter(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
-        self.0.chunks_exact(8).map(|pair| (word(pair, 0), word(pair, 4)))
+        self.0.chunks_exact(8).map(|pair| (be32_at(pair, 0), be32_at(pair, 4)))
     }
 }
 
@@ -243,11 +246,11 @@ impl Chunk<'_> {
             CHUNK_NONE if payload.is_empty() && header.is_done() => Ok(Chunk::None),
             CHUNK_NONE => Err(bad("an empty chunk that has a payload or is not the last")),
             CHUNK_OFFSET_DATA if payload.len() > 8 => {
-                Ok(Chunk::Data { offset: long(payload, 0), data: &payload[8..] })
+                Ok(Chunk::Data { offset: be64_at(payload, 0), data: &payload[8..] })
             }
             CHUNK_OFFSET_DATA => Err(bad("a data chunk without data")),
-            CHUNK_OFFSET_HOLE if payload.len() == 12 && word(payload, 8) != 0 => {
-                Ok(Chunk::Hole { offset: long(payload, 0), len: word(payload, 8) })
+            CHUNK_OFFSET_HOLE if payload.len() == 12 && be32_at(payload, 8) != 0 => {
+                Ok(Chunk::Hole { offset: be64_at(payload, 0), len: be32_at(payload, 8) })
             }
             CHUNK_OFFSET_HOLE => Err(bad("an empty hole, or one that is not 12 bytes")),
             CHUNK_BLOCK_STATUS => {
@@ -261,18 +264,18 @@ impl Chunk<'_> {
             kind if kind & CHUNK_FLAG_ERROR != 0 => {
                 let (head, rest) =
                     payload.split_first_chunk::<6>().ok_or(bad("an error of less than 6 bytes"))?;
-                let text_len = usize::from(half(head, 4));
+                let text_len = usize::from(be16_at(head, 4));
                 let (text, rest) =
                     rest.split_at_checked(text_len).ok_or(bad("a text longer than its chunk"))?;
                 let offset = match (kind, rest.len()) {
-                    (CHUNK_ERROR_OFFSET, 8) => Some(long(rest, 0)),
+                    (CHUNK_ERROR_OFFSET, 8) => Some(be64_at(rest, 0)),
                     (CHUNK_ERROR_OFFSET, _) => return Err(bad("an error without its offset")),
                     _ => None,
                 };
-                if word(head, 0) == 0 {
+                if be32_at(head, 0) == 0 {
                     return Err(bad("an error chunk without an error"));
                 }
-                Ok(Chunk::Error { error: word(head, 0), text: string(text).map_err(bad)?, offset })
+                Ok(Chunk::Error { error: be32_at(head, 0), text: string(text).map_err(bad)?, offset })
             }
             _ => Err(bad("a kind that was not asked for")),
         }

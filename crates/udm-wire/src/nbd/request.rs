@@ -1,6 +1,6 @@
 //! Requests of the transmission phase.
 
-use super::{CommandFlags, MAGIC_REQUEST, ProtocolError, half, long, word};
+use super::{CommandFlags, MAGIC_REQUEST, ProtocolError, be16_at, be32_at, be64_at};
 
 /// What a request asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -97,15 +97,15 @@ impl Request {
     /// # Errors
     /// A wrong magic: the stream is out of step and must be closed.
     pub fn decode(bytes: &[u8; Self::SIZE]) -> Result<Request, ProtocolError> {
-        if word(bytes, 0) != MAGIC_REQUEST {
-            return Err(ProtocolError::Magic { what: "request", found: word(bytes, 0).into() });
+        if be32_at(bytes, 0) != MAGIC_REQUEST {
+            return Err(ProtocolError::Magic { what: "request", found: be32_at(bytes, 0).into() });
         }
         Ok(Request {
-            flags: CommandFlags::from_bits_retain(half(bytes, 4)),
-            command: Command::from_number(half(bytes, 6)),
-            cookie: long(bytes, 8),
-            offset: long(bytes, 16),
-            len: word(bytes, 24),
+            flags: CommandFlags::from_bits_retain(be16_at(bytes, 4)),
+            command: Command::from_number(be16_at(bytes, 6)),
+            cookie: be64_at(bytes, 8),
+            offset: be64_at(bytes, 16),
+            len: be32_at(bytes, 24),
         })
     }
 

@@ -1,6 +1,6 @@
 //! `file:PATH?NAME=VALUE&...`, or a path alone: a file or block device.
 
-use super::{PATH_MAX, QueueParams, UriError, percent, switch};
+use super::{PATH_MAX, QueueParams, UriError, parse_switch, percent};
 use crate::size::{self, Size};
 use crate::words::shown;
 use std::fmt;
@@ -106,7 +106,7 @@ impl FileUri {
                     return Err(UriError::new(format!("file: unknown option {name}; one of {known}")));
                 }
             };
-            let value = switch("file", name, value)?;
+            let value = parse_switch("file", name, value)?;
             if option.replace(value).is_some() {
                 return Err(UriError::new(format!("file: {name} is given twice")));
             }

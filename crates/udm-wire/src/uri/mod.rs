@@ -14,20 +14,20 @@
 //! written `./a:b`. `Display` prints one canonical form, which [`parse`] reads as the same device;
 //! for a table it must be escaped with [`crate::words::escape`].
 
-mod faults;
 mod file;
 mod nbd;
 mod null;
+mod null_faults;
 mod percent;
 mod queue;
-mod silence;
+mod reply_deadline;
 
-pub use faults::{Injection, NullFaults};
 pub use file::FileUri;
 pub use nbd::{NbdAddress, NbdUri};
 pub use null::NullParams;
+pub use null_faults::{FaultInjection, NullFaults};
 pub use queue::{QueueParams, Scheduler};
-pub use silence::{Fence, Patience, Silence, Span};
+pub use reply_deadline::{DeadlineSetting, Fence, SilencePolicy, TimeSpan};
 
 use crate::size::{self, Size};
 use crate::words::shown;
@@ -96,9 +96,9 @@ pub fn parse(word: &str) -> Result<DeviceUri, UriError> {
         return Err(UriError::new(format!("{}: a NUL character", shown(word))));
     }
     if let Some(name) = word.strip_prefix('@') {
-        return mapped(name);
+        return parse_mapped(name);
     }
-    if let Some((major, minor)) = numbers(word) {
+    if let Some((major, minor)) = split_number(word) {
         let (Ok(major), Ok(minor)) = (major.parse(), minor.parse()) else {
             return Err(UriError::new(format!("{}: no such device number", shown(word))));
         };
@@ -110,8 +110,8 @@ pub fn parse(word: &str) -> Result<DeviceUri, UriError> {
     match scheme {
         "file" => FileUri::parse(rest).map(DeviceUri::File),
         "null" => NullParams::parse(rest).map(DeviceUri::Null),
-        "mem" => memory(rest),
-        "pattern" => Ok(DeviceUri::Pattern { size: size_of_device("pattern", rest)? }),
+        "mem" => parse_mem(rest),
+        "pattern" => Ok(DeviceUri::Pattern { size: parse_size("pattern", rest)? }),
         "nbd" | "nbd+unix" => NbdUri::parse(scheme, rest).map(DeviceUri::Nbd),
         "nbds" | "nbds+unix" => Err(UriError::new(format!("{scheme}: udm does not do TLS"))),
         _ => Err(UriError::new(format!(
@@ -122,7 +122,7 @@ pub fn parse(word: &str) -> Result<DeviceUri, UriError> {
 }
 
 /// `digits:digits`.
-fn numbers(word: &str) -> Option<(&str, &str)> {
+fn split_number(word: &str) -> Option<(&str, &str)> {
     let digits = |s: &str| !s.is_empty() && s.bytes().all(|b| b.is_ascii_digit());
     word.split_once(':').filter(|(major, minor)| digits(major) && digits(minor))
 }
@@ -135,7 +135,7 @@ fn scheme(word: &str) -> Option<(&str, &str)> {
     ok.then_some((scheme, rest))
 }
 
-fn mapped(name: &str) -> Result<DeviceUri, UriError> {
+fn parse_mapped(name: &str) -> Result<DeviceUri, UriError> {
     let refuse = |why: &str| Err(UriError::new(format!("@{name}: {why}", name = shown(name))));
     match name {
         "" => refuse("no name of a device"),
@@ -147,9 +147,9 @@ fn mapped(name: &str) -> Result<DeviceUri, UriError> {
 }
 
 /// `SIZE`, and the words of a queue behind commas.
-fn memory(text: &str) -> Result<DeviceUri, UriError> {
+fn parse_mem(text: &str) -> Result<DeviceUri, UriError> {
     let (size, words) = text.split_once(',').map_or((text, None), |(size, words)| (size, Some(words)));
-    let size = size_of_device("mem", size)?;
+    let size = parse_size("mem", size)?;
     let (mut queue, mut seen) = (None, Vec::new());
     for word in words.into_iter().flat_map(|words| words.split(',')) {
         let (name, value) = word.split_once('=').unwrap_or((word, ""));
@@ -167,7 +167,7 @@ fn memory(text: &str) -> Result<DeviceUri, UriError> {
 }
 
 /// A value that is yes or no.
-fn switch(kind: &str, name: &str, value: &str) -> Result<bool, UriError> {
+fn parse_switch(kind: &str, name: &str, value: &str) -> Result<bool, UriError> {
     match value {
         "on" | "1" | "true" | "yes" => Ok(true),
         "off" | "0" | "false" | "no" => Ok(false),
@@ -175,7 +175,7 @@ fn switch(kind: &str, name: &str, value: &str) -> Result<bool, UriError> {
     }
 }
 
-fn size_of_device(kind: &str, text: &str) -> Result<u64, UriError> {
+fn parse_size(kind: &str, text: &str) -> Result<u64, UriError> {
     match size::parse(text) {
         Ok(0) => Err(UriError::new(format!("{kind}: a device of no size"))),
         Ok(size) => Ok(size),

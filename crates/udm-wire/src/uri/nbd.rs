@@ -1,10 +1,10 @@
 //! NBD URIs (`doc/uri.md` of the nbd project): `nbd://HOST[:PORT]/EXPORT` and
 //! `nbd+unix:///EXPORT?socket=PATH`. udm's own are the words `deadline` and `fence`
-//! ([`super::silence`]), which no server sees.
+//! ([`super::reply_deadline`]), which no server sees.
 //!
 //! No TLS, so no `nbds:`, no user and no `tls-*` parameters; no sockets in the abstract name space.
 
-use super::silence::{Patience, Silence};
+use super::reply_deadline::{DeadlineSetting, SilencePolicy};
 use super::{QueueParams, UriError, percent};
 use crate::nbd::{PORT, STRING_MAX};
 use crate::words::shown;
@@ -30,7 +30,7 @@ pub struct NbdUri {
     /// default.
     pub export: String,
     /// What becomes of it when the server falls silent.
-    pub silence: Silence,
+    pub silence: SilencePolicy,
     /// The server is right about several connections, though it does not say so.
     pub multi_conn: bool,
     /// The queue in front of it; `None` for none.
@@ -55,16 +55,22 @@ impl NbdUri {
     /// An export, with no word of silence.
     #[must_use]
     pub fn new(address: NbdAddress, export: impl Into<String>) -> NbdUri {
-        NbdUri { address, export: export.into(), silence: Silence::default(), multi_conn: false, queue: None }
+        NbdUri {
+            address,
+            export: export.into(),
+            silence: SilencePolicy::default(),
+            multi_conn: false,
+            queue: None,
+        }
     }
 
     /// For how long nothing may come of it though a request waits; `None` for ever.
     #[must_use]
     pub fn deadline(&self) -> Option<Nanos> {
         match (self.silence.deadline, &self.address) {
-            (Patience::For(time), _) => Some(time),
-            (Patience::Usual, NbdAddress::Tcp { .. }) => Some(TCP_DEADLINE),
-            (Patience::Usual, NbdAddress::Unix(_)) | (Patience::Endless, _) => None,
+            (DeadlineSetting::For(time), _) => Some(time),
+            (DeadlineSetting::Default, NbdAddress::Tcp { .. }) => Some(TCP_DEADLINE),
+            (DeadlineSetting::Default, NbdAddress::Unix(_)) | (DeadlineSetting::Never, _) => None,
         }
     }
 
@@ -117,7 +123,7 @@ impl NbdUri {
 #[derive(Default)]
 struct Query {
     socket: Option<PathBuf>,
-    silence: Silence,
+    silence: SilencePolicy,
     multi_conn: bool,
     queue: Option<QueueParams>,
 }

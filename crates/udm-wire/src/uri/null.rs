@@ -6,7 +6,7 @@
 //! sleeping) is taken and forgotten; and what there is no device for (zones) or no word of a URI
 //! (power) is refused.
 
-use super::{NullFaults, QueueParams, Scheduler, UriError, switch};
+use super::{NullFaults, QueueParams, Scheduler, UriError, parse_switch};
 use crate::size::{self, Size};
 use crate::words::shown;
 use std::fmt;
@@ -73,7 +73,7 @@ impl Default for NullParams {
     }
 }
 
-/// What [`NullParams::set`] knows, for the error that names them.
+/// What [`NullParams::chunk_set`] knows, for the error that names them.
 const NAMES: &str = "badblocks, blocking, blocksize (bs), cache_size, completion_nsec, discard, fua, gb, home_node, hw_queue_depth, \
                      init_hctx, irqmode, max_sectors, mbps, memory_backed, no_sched, poll_queues, queue_mode, requeue, \
                      shared_tag_bitmap, shared_tags, size, submit_queues, timeout, use_per_node_hctx, virt_boundary";
@@ -155,8 +155,10 @@ impl NullParams {
         };
         let small = || number(u64::from(u32::MAX)).map(|n| n as u32);
         let bytes = || size::parse(value).map_err(|error| format!("{name}: {error}"));
-        let on_off =
-            || switch("null", name, value).map_err(|_| format!("{name}={} is neither 0 nor 1", shown(value)));
+        let on_off = || {
+            parse_switch("null", name, value)
+                .map_err(|_| format!("{name}={} is neither 0 nor 1", shown(value)))
+        };
         Ok(match name {
             "size" => {
                 self.size = bytes()?;

@@ -51,7 +51,7 @@ macro_rules! numbers {
             /// Sets one number; false for a name that is none.
             fn number(&mut self, name: &str, value: &str) -> Result<bool, String> {
                 $(if name == stringify!($name) {
-                    self.$name = in_range(name, value, $min, $max)?;
+                    self.$name = parse_in_range(name, value, $min, $max)?;
                     return Ok(true);
                 })*
                 Ok(false)
@@ -107,7 +107,7 @@ numbers! {
 /// The most that a scheduler can be told to sort (the kernel's `MAX_SCHED_RQ`).
 const SORTED_MAX: u32 = 2048;
 
-fn in_range(name: &str, value: &str, min: u32, max: u32) -> Result<u32, String> {
+fn parse_in_range(name: &str, value: &str, min: u32, max: u32) -> Result<u32, String> {
     let digits = !value.is_empty() && value.bytes().all(|b| b.is_ascii_digit());
     let number = value.parse().ok().filter(|n: &u32| digits && (min..=max).contains(n));
     number.ok_or_else(|| format!("{name}={} is not a number in {min}..{max}", shown(value)))

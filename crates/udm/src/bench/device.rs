@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use udm_bench::{JobDevice, MappedDevices, NamedTable};
 use udm_core::Device;
-use udm_runtime::Cluster;
+use udm_runtime::CoreSet;
 use udm_wire::uri::{self, DeviceUri};
 
 /// One `--device`.
@@ -25,7 +25,7 @@ enum DeviceSource {
 /// # Errors
 /// One line that says which device and why; for a table the caret shows the word.
 pub fn open_devices(
-    cluster: &Arc<Cluster>,
+    cluster: &Arc<CoreSet>,
     words: &[String],
     wanted: &[JobDevice],
     stop: &AtomicBool,
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn a_name_that_no_device_has() {
-        let cluster = Cluster::new(1).unwrap();
+        let cluster = CoreSet::new(1).unwrap();
         let none = JobDevice { filename: None, direct: None, bytes: 0, is_read: true };
         let error =
             open_devices(&cluster, &["@d".into()], &[none], &AtomicBool::new(false)).err().expect("refused");

@@ -7,7 +7,7 @@ use std::any::TypeId;
 use std::error::Error as _;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use udm_wire::udm_conf::{Fault, Key, Value};
+use udm_wire::udm_conf::{ConfError, OptionValue, ServeOption};
 
 /// Options that are not for a file: how a server is started, devices, which have a table of their
 /// own, and what ends with its command.
@@ -30,14 +30,14 @@ pub fn keys(serve: &Command) -> impl Iterator<Item = &Arg> {
 ///
 /// # Errors
 /// A key that is none, or whose value the option would refuse.
-pub fn arguments(key: &Key, folder: &Path) -> Result<Vec<OsString>, Fault> {
+pub fn arguments(key: &ServeOption, folder: &Path) -> Result<Vec<OsString>, ConfError> {
     let serve = serve();
     let name = &key.name;
     let Some(option) = keys(&serve).find(|option| option.get_long() == Some(name)) else {
         let why = format!("serve: {name}: unknown: see docs/config.md, or udm serve --help");
-        return Err(Fault::new(why, key.at.clone()));
+        return Err(ConfError::new(why, key.at.clone()));
     };
-    let refuse = |why: &str| Err(Fault::new(format!("serve: {name}: {why}"), key.value_at.clone()));
+    let refuse = |why: &str| Err(ConfError::new(format!("serve: {name}: {why}"), key.value_at.clone()));
     let is_path = option.get_value_parser().type_id() == TypeId::of::<PathBuf>();
     let argument = |value: &String| {
         let mut argument = OsString::from(format!("--{name}="));
@@ -48,14 +48,14 @@ pub fn arguments(key: &Key, folder: &Path) -> Result<Vec<OsString>, Fault> {
         argument
     };
     let arguments = match (option.get_action(), &key.value) {
-        (ArgAction::SetTrue, Value::Flag(flag)) => {
+        (ArgAction::SetTrue, OptionValue::Flag(flag)) => {
             flag.then(|| OsString::from(format!("--{name}"))).into_iter().collect()
         }
         (ArgAction::SetTrue, _) => return refuse("true or false is wanted"),
-        (_, Value::Text(text)) => vec![argument(text)],
-        (ArgAction::Append, Value::List(list)) => list.iter().map(argument).collect(),
-        (_, Value::List(_)) => return refuse("one is wanted"),
-        (_, Value::Flag(_)) => {
+        (_, OptionValue::Text(text)) => vec![argument(text)],
+        (ArgAction::Append, OptionValue::List(list)) => list.iter().map(argument).collect(),
+        (_, OptionValue::List(_)) => return refuse("one is wanted"),
+        (_, OptionValue::Flag(_)) => {
             let names = option.get_value_names().unwrap_or_default();
             let wanted: Vec<&str> = names.iter().map(|name| name.as_str()).collect();
             return refuse(&format!("{} is wanted", wanted.join(" ")));

@@ -18,7 +18,7 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use udm_control::config::{DesiredDevice, DesiredState};
 use udm_control::registry::BaseDir;
-use udm_wire::udm_conf::{Conf, Fault, TEXT_MAX, Table};
+use udm_wire::udm_conf::{Conf, ConfError, TEXT_MAX, TableSource};
 
 /// The folder beside the file whose files are read too.
 const MORE: &str = "conf.d";
@@ -53,27 +53,27 @@ pub fn load(file: &Path) -> Result<ConfigFiles> {
         let name = file.display().to_string();
         let text = read(file)?;
         size += text.len();
-        let shown = |fault: &Fault| anyhow::anyhow!(fault.beside(&name, &text));
+        let shown = |fault: &ConfError| anyhow::anyhow!(fault.with_source_line(&name, &text));
         let conf = Conf::parse(&text).map_err(|fault| shown(&fault))?;
         for key in &conf.serve {
             let arguments = flags::arguments(key, &loaded.folder).map_err(|fault| shown(&fault))?;
             if let Some(other) = keys.insert(key.name.clone(), name.clone()) {
                 let why = format!("serve: {}: {other} has it too", key.name);
-                return Err(shown(&Fault::new(why, key.at.clone())));
+                return Err(shown(&ConfError::new(why, key.at.clone())));
             }
             loaded.serve.insert(key.name.clone(), arguments);
         }
         for device in conf.devices {
             if let Some(other) = devices.insert(device.name.clone(), name.clone()) {
                 let why = format!("devices.{}: {other} has it too", device.name);
-                return Err(shown(&Fault::new(why, device.at)));
+                return Err(shown(&ConfError::new(why, device.at)));
             }
             let table = match device.table {
-                Table::Text(text) => text,
-                Table::File(file) => {
+                TableSource::Text(text) => text,
+                TableSource::File(file) => {
                     let table = read_table(&loaded.folder.join(file));
                     table.map_err(|e| {
-                        shown(&Fault::new(format!("devices.{}: {e:#}", device.name), device.at))
+                        shown(&ConfError::new(format!("devices.{}: {e:#}", device.name), device.at))
                     })?
                 }
             };

@@ -24,7 +24,7 @@ use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::process::ExitCode;
-use udm_wire::cow::{Exception, Header, Layout, RECORD_LEN, Summary};
+use udm_wire::cow::{Exception, Header, RECORD_LEN, StoreLayout, StoreSummary};
 
 /// The most bytes that are copied or cleared at once.
 const PIECE_MAX: u64 = 1 << 20;
@@ -59,9 +59,9 @@ impl Medium for File {
 /// What is to be done.
 struct CompactPlan {
     header: Header,
-    layout: Layout,
+    layout: StoreLayout,
     size: u64,
-    found: Summary,
+    found: StoreSummary,
     /// Chunks that move.
     moves: u64,
 }
@@ -144,7 +144,7 @@ fn show(report: &CompactReport, args: &CompactArgs) -> Result<()> {
 impl CompactPlan {
     /// Reads all records.
     fn new(medium: &impl Medium, header: Header, size: u64) -> Result<CompactPlan> {
-        let layout = Layout::new(header.chunk);
+        let layout = StoreLayout::new(header.chunk);
         let found = records(|at, bytes| medium.read(at, bytes), header, size, None, |_| Ok(()))?;
         let mut plan = CompactPlan { header, layout, size, found, moves: 0 };
         let mut moves = 0;

@@ -6,7 +6,7 @@ use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use udm_core::Sectors;
-use udm_wire::cow::{ChunkSet, Exception, HEADER_LEN, Header, Layout, Summary, Walk};
+use udm_wire::cow::{ChunkSet, Exception, HEADER_LEN, Header, StoreLayout, StoreSummary, StoreWalk};
 
 /// A store that is open.
 pub(super) struct StoreFile {
@@ -36,13 +36,13 @@ impl StoreFile {
         header: Header,
         origin_size: Option<u64>,
         each: impl FnMut(Exception) -> Result<()>,
-    ) -> Result<Summary> {
+    ) -> Result<StoreSummary> {
         let read = |at, bytes: &mut [u8]| self.file.read_exact_at(bytes, at);
         records(read, header, self.size, origin_size, each).with_context(|| self.path.display().to_string())
     }
 }
 
-/// Reads the records of a store of `size` bytes with this header, whose bytes `read` gives, and
+/// Reads the records of a store of `size` bytes with this header, whose bytes `parser` gives, and
 /// hands each exception to `each`.
 pub(super) fn records(
     read: impl Fn(u64, &mut [u8]) -> io::Result<()>,
@@ -50,10 +50,10 @@ pub(super) fn records(
     size: u64,
     origin_size: Option<u64>,
     mut each: impl FnMut(Exception) -> Result<()>,
-) -> Result<Summary> {
-    let layout = Layout::new(header.chunk);
+) -> Result<StoreSummary> {
+    let layout = StoreLayout::new(header.chunk);
     let origin = origin_size.map(|size| size.div_ceil(header.chunk.bytes()));
-    let mut walk = Walk::new(layout, layout.chunks(Sectors::from_bytes(size)), origin);
+    let mut walk = StoreWalk::new(layout, layout.chunks(Sectors::from_bytes(size)), origin);
     let (mut area, mut known, mut result) = (Vec::new(), ChunkSet::default(), Ok(()));
     while let Some(at) = walk.next()? {
         area.resize((at.end - at.start) as usize, 0);

@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use udm_control::{Registry, verbs};
 use udm_core::{CoreId, Cores, Device, LaneCommand, SECTOR_SIZE};
 use udm_dm::{MappedDevice, Table};
-use udm_runtime::{Cluster, CoreOptions, LocalCore};
+use udm_runtime::{CoreOptions, CoreSet, LocalCore};
 
 /// The size of the image.
 pub(super) const IMAGE_BYTES: u64 = 64 << 20;
@@ -36,7 +36,7 @@ const SETTLE: Duration = Duration::from_millis(50);
 /// The scene. Dropping it ends the loads and removes the image.
 pub(super) struct MultipathFixture {
     folder: TempDir,
-    cluster: Arc<Cluster>,
+    cluster: Arc<CoreSet>,
     registry: Arc<Registry>,
     device: Arc<MappedDevice>,
     progress: Arc<LoadProgress>,
@@ -47,7 +47,7 @@ pub(super) struct MultipathFixture {
 
 /// What a thread needs to begin.
 struct CoreStart {
-    cluster: Arc<Cluster>,
+    cluster: Arc<CoreSet>,
     progress: Arc<LoadProgress>,
     device: Arc<OnceLock<Arc<MappedDevice>>>,
     ready: SyncSender<Result<()>>,
@@ -63,7 +63,7 @@ impl MultipathFixture {
         std::fs::hard_link(&image, folder.path().join(PATHS[1])).with_context(said)?;
 
         let cores = std::thread::available_parallelism().map_or(1, usize::from).min(CORES_MAX);
-        let cluster = Cluster::new(cores).context("demo: cores")?;
+        let cluster = CoreSet::new(cores).context("demo: cores")?;
         let registry = Registry::new(cluster.clone(), cores);
         let progress = Arc::new(LoadProgress::default());
         let place = Arc::new(OnceLock::new());
@@ -201,7 +201,7 @@ fn table(folder: &Path, selector: &str) -> String {
 /// Starts a thread a core. Each answers once when it is a core, and once when its load runs.
 fn start(
     cores: usize,
-    cluster: &Arc<Cluster>,
+    cluster: &Arc<CoreSet>,
     progress: &Arc<LoadProgress>,
     device: &Arc<OnceLock<Arc<MappedDevice>>>,
     ready: &SyncSender<Result<()>>,

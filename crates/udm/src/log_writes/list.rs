@@ -6,7 +6,7 @@ use crate::output::to_stdout;
 use anyhow::{Context, Result};
 use serde::Serialize;
 use std::io::Write;
-use udm_wire::log_writes::{EntryFlags, Record};
+use udm_wire::log_writes::{EntryFlags, LogRecord};
 
 /// An entry, as `--json` prints it: one object a line.
 #[derive(Serialize)]
@@ -63,7 +63,7 @@ fn print(log: &mut Log, json: bool, out: &mut impl Write) -> Result<()> {
     Ok(())
 }
 
-fn row(record: &Record, flush: Option<u64>) -> Result<String> {
+fn row(record: &LogRecord, flush: Option<u64>) -> Result<String> {
     let row = EntryRow {
         index: record.index,
         log_offset_bytes: record.offset,
@@ -77,7 +77,7 @@ fn row(record: &Record, flush: Option<u64>) -> Result<String> {
     Ok(comma.to_owned() + &serde_json::to_string(&row)?)
 }
 
-fn line(record: &Record, flush: Option<u64>) -> String {
+fn line(record: &LogRecord, flush: Option<u64>) -> String {
     let entry = &record.entry;
     let mut text = format!("{} {} {} {}", record.index, entry.sector, entry.sectors, entry.flags.names());
     if let Some(flush) = flush {
@@ -93,12 +93,12 @@ fn line(record: &Record, flush: Option<u64>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use udm_wire::log_writes::Entry;
+    use udm_wire::log_writes::LogEntry;
 
     #[test]
     fn a_mark_cannot_reach_the_terminal() {
-        let entry = Entry { flags: EntryFlags::MARK, ..Entry::default() };
-        let record = Record {
+        let entry = LogEntry { flags: EntryFlags::MARK, ..LogEntry::default() };
+        let record = LogRecord {
             index: 7,
             offset: 0,
             entry,
@@ -111,8 +111,10 @@ mod tests {
 
     #[test]
     fn a_flush_has_its_number() {
-        let entry = Entry { sector: 8, sectors: 2, flags: EntryFlags::FLUSH | EntryFlags::FUA, data_len: 0 };
-        let record = Record { index: 3, offset: 512, entry, mark: None, data: 1024..2048, range: 4096..5120 };
+        let entry =
+            LogEntry { sector: 8, sectors: 2, flags: EntryFlags::FLUSH | EntryFlags::FUA, data_len: 0 };
+        let record =
+            LogRecord { index: 3, offset: 512, entry, mark: None, data: 1024..2048, range: 4096..5120 };
         assert_eq!(line(&record, Some(2)), "3 8 2 flush|fua #2\n");
         let row = row(&record, Some(2)).unwrap();
         assert_eq!(

@@ -7,7 +7,7 @@ use super::source::Log;
 use anyhow::{Result, bail};
 use serde::Serialize;
 use std::ops::Range;
-use udm_wire::log_writes::{EntryFlags, Record};
+use udm_wire::log_writes::{EntryFlags, LogRecord};
 
 /// What a replay did.
 #[derive(Debug, Default, Serialize)]
@@ -25,7 +25,7 @@ struct ReplaySummary {
 struct ReplayPlan {
     entries: Range<u64>,
     /// The record that reaches furthest into the device.
-    furthest: Option<Record>,
+    furthest: Option<LogRecord>,
 }
 
 pub(super) fn run(args: &ReplayArgs) -> Result<()> {
@@ -125,7 +125,7 @@ fn open_image(args: &ReplayArgs, plan: &ReplayPlan, log: &Log) -> Result<Image> 
 }
 
 /// Does to the image what the entry says was done to the device.
-fn apply(log: &Log, record: &Record, image: &mut Image, summary: &mut ReplaySummary) -> Result<()> {
+fn apply(log: &Log, record: &LogRecord, image: &mut Image, summary: &mut ReplaySummary) -> Result<()> {
     let flags = record.entry.flags;
     summary.entries += 1;
     summary.flushes += u64::from(flags.contains(EntryFlags::FLUSH));

@@ -5,13 +5,13 @@ use std::fs::{File, Metadata};
 use std::io::{Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use udm_wire::log_writes::{Cursor, Record, SECTOR_SIZE_MIN, Superblock};
+use udm_wire::log_writes::{LogCursor, LogRecord, SECTOR_SIZE_MIN, Superblock};
 
 /// A walk over the entries of a log.
 pub(super) struct Log {
     file: File,
     path: PathBuf,
-    cursor: Cursor,
+    cursor: LogCursor,
     sector: Vec<u8>,
 }
 
@@ -24,7 +24,7 @@ impl Log {
         let len = file.seek(SeekFrom::End(0)).with_context(context)?;
         let mut first = vec![0; len.min(SECTOR_SIZE_MIN.into()) as usize];
         file.read_exact_at(&mut first, 0).with_context(context)?;
-        let cursor = Cursor::new(&first, len).with_context(context)?;
+        let cursor = LogCursor::new(&first, len).with_context(context)?;
         let sector = vec![0; cursor.superblock().sector_size as usize];
         Ok(Log { file, path: path.to_owned(), cursor, sector })
     }
@@ -46,7 +46,7 @@ impl Log {
     }
 
     /// The next entry; `None` behind the last one.
-    pub(super) fn next(&mut self) -> Result<Option<Record>> {
+    pub(super) fn next(&mut self) -> Result<Option<LogRecord>> {
         let Some(at) = self.cursor.offset().with_context(|| self.path.display().to_string())? else {
             return Ok(None);
         };

@@ -23,7 +23,7 @@ use tokio::signal::unix::{self, SignalKind};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, sleep_until};
 use udm_core::DeviceId;
-use udm_runtime::{Cluster, UnderWay};
+use udm_runtime::{CoreSet, InFlightReport};
 
 /// How long the end may take without a word.
 const QUIET_MAX: Duration = Duration::from_secs(1);
@@ -48,7 +48,7 @@ struct ShutdownState {
 #[derive(Clone)]
 struct ShutdownPlan {
     limit: Duration,
-    cluster: Arc<Cluster>,
+    cluster: Arc<CoreSet>,
     names: HashMap<DeviceId, String>,
 }
 
@@ -94,7 +94,7 @@ impl Signals {
     }
 
     /// The end begins: it may take `limit`. `names` are those of the devices.
-    pub fn end_within(self, limit: Duration, cluster: &Arc<Cluster>, names: HashMap<DeviceId, String>) {
+    pub fn end_within(self, limit: Duration, cluster: &Arc<CoreSet>, names: HashMap<DeviceId, String>) {
         let plan = ShutdownPlan { limit, cluster: Arc::clone(cluster), names };
         *self.shared.plan.lock().unwrap_or_else(PoisonError::into_inner) = Some(plan);
         self.shared.begun.notify_one();
@@ -157,9 +157,9 @@ async fn watch_shutdown(
     let plan = shared.plan.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let Some(plan) = plan else { return };
     let begin = Instant::now();
-    let mut silent = QUIET_MAX < plan.limit;
+    let mut unanswered = QUIET_MAX < plan.limit;
     loop {
-        let next = if silent { QUIET_MAX } else { plan.limit };
+        let next = if unanswered { QUIET_MAX } else { plan.limit };
         tokio::select! {
             signal = ears.next() => {
                 if !reloads || signal != Signal::HUP {
@@ -168,7 +168,7 @@ async fn watch_shutdown(
             }
             () = sleep_until(begin + next) => {
                 let waited_for = plan.text();
-                if !silent {
+                if !unanswered {
                     log::say(format!(
                         "udm: left after {} s without an answer: {waited_for}; what was flushed is safe; \
                          the process goes when the kernel gives up what is left\n",
@@ -176,7 +176,7 @@ async fn watch_shutdown(
                     ));
                     exit_now(1);
                 }
-                silent = false;
+                unanswered = false;
                 log::say(format!("udm: waiting for {waited_for} (a second signal, or Ctrl-C, ends at once)\n"));
             }
         }
@@ -229,7 +229,7 @@ impl ShutdownPlan {
 }
 
 /// What is under way, in words.
-fn describe(under_way: &UnderWay, names: &HashMap<DeviceId, String>) -> String {
+fn describe(under_way: &InFlightReport, names: &HashMap<DeviceId, String>) -> String {
     let name = |id: &DeviceId| names.get(id).map_or("a device", String::as_str).to_owned();
     let many = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
     let mut parts: Vec<String> =
@@ -238,8 +238,8 @@ fn describe(under_way: &UnderWay, names: &HashMap<DeviceId, String>) -> String {
     if parts.is_empty() && under_way.front_ends > 0 {
         parts.push(format!("{} to take the last answers", many(under_way.front_ends, "client")));
     }
-    if under_way.silent > 0 {
-        parts.push(format!("{} stuck in the system", many(under_way.silent, "core")));
+    if under_way.unanswered > 0 {
+        parts.push(format!("{} stuck in the system", many(under_way.unanswered, "core")));
     }
     if parts.is_empty() {
         parts.push("devices to close".into());
@@ -255,13 +255,13 @@ mod tests {
     fn what_is_waited_for_is_said_in_words() {
         let (a, b) = (DeviceId::new(), DeviceId::new());
         let names = HashMap::from([(a, "a".to_string()), (b, "b".to_string())]);
-        let mut under_way = UnderWay::default();
+        let mut under_way = InFlightReport::default();
         assert_eq!(describe(&under_way, &names), "devices to close");
         under_way.front_ends = 2;
         assert_eq!(describe(&under_way, &names), "2 clients to take the last answers");
         under_way.requests.extend([(a, 1), (b, 30)]);
         under_way.busy.insert(b);
-        under_way.silent = 1;
+        under_way.unanswered = 1;
         assert_eq!(
             describe(&under_way, &names),
             "1 request on a, 30 requests on b, work of b's own, 1 core stuck in the system"

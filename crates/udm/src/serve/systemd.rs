@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
 use udm_core::{Ack, Cores, DeviceId, LaneCommand};
-use udm_runtime::Cluster;
+use udm_runtime::CoreSet;
 
 /// The variables of sd_notify(3), sd_watchdog_enabled(3) and sd_listen_fds(3): nothing that we
 /// start is meant by them.
@@ -67,7 +67,7 @@ fn watchdog() -> Option<Duration> {
 }
 
 /// Tells that the server lives, for ever.
-pub(super) async fn run_watchdog(cluster: &Arc<Cluster>) -> Infallible {
+pub(super) async fn run_watchdog(cluster: &Arc<CoreSet>) -> Infallible {
     match watchdog() {
         Some(within) => ping_while_alive(&**cluster, within, || notify("WATCHDOG=1")).await,
         None => std::future::pending().await,
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicUsize, Ordering};
-    use udm_core::{CoreId, MakeTask, TaskHandle};
+    use udm_core::{CoreId, TaskFactory, TaskHandle};
 
     /// Cores of which one answers `answers` times, and then keeps what it is sent.
     struct StuckCores {
@@ -109,8 +109,8 @@ mod tests {
                 self.kept.lock().unwrap().push(command);
             }
         }
-        fn ring(&self, _: CoreId, _: DeviceId) {}
-        fn start(&self, _: MakeTask) -> TaskHandle {
+        fn wake_up(&self, _: CoreId, _: DeviceId) {}
+        fn start(&self, _: TaskFactory) -> TaskHandle {
             TaskHandle::new(drop)
         }
     }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use tempfile::TempDir;
 use udm_wire::nbd::{
-    BlockSizes, ExportFlags, FromClient, HandshakeFlags, HandshakeParser, Info, OPT_GO, REP_ERR_UNSUP,
+    BlockSizes, ClientMessage, ExportFlags, HandshakeFlags, HandshakeParser, Info, OPT_GO, REP_ERR_UNSUP,
     Request, SimpleReply, greeting, put_ack, put_error, put_info,
 };
 
@@ -125,7 +125,7 @@ pub fn handshake(stream: &mut UnixStream, size: u64) -> std::io::Result<()> {
         // A byte at a time: what follows the handshake is not ours to take.
         let mut byte = [0];
         stream.read_exact(&mut byte)?;
-        let Ok(Some(FromClient::Option(option))) = parser.next(&mut &byte[..]) else { continue };
+        let Ok(Some(ClientMessage::Option(option))) = parser.next(&mut &byte[..]) else { continue };
         if option.number() != OPT_GO {
             let mut out = Vec::new();
             put_error(&mut out, option.number(), REP_ERR_UNSUP, "");

@@ -9,7 +9,9 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
-use udm_core::{Batch, Bell, Bio, Cx, Device, DeviceId, Epoch, Lane, Limits, Listener, OpenError, Status};
+use udm_core::{
+    Batch, Bio, Cx, Device, DeviceId, Lane, Limits, OpenError, Status, WaitHandle, WaitQueue, WakeEpoch,
+};
 
 /// The device.
 pub(crate) struct TwoQueueDevice {
@@ -38,7 +40,7 @@ struct HwQueueState {
 /// What has been done for a lane.
 struct Completions {
     done: Mutex<Batch>,
-    bell: Arc<Bell>,
+    bell: Arc<WaitQueue>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -57,7 +59,7 @@ impl HwQueue {
             drop(state);
             bio.end_with(Status::Ok);
             lock(&asked.done).push(bio);
-            asked.bell.ring();
+            asked.bell.wake_up();
         }
     }
 }
@@ -94,8 +96,8 @@ impl Device for TwoQueueDevice {
 
     fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
         let number = self.lanes.fetch_add(1, Relaxed);
-        let bell = Arc::new(Bell::new());
-        let listener = bell.listen(cx);
+        let bell = Arc::new(WaitQueue::new());
+        let listener = bell.subscribe(cx);
         Ok(Box::new(TwoQueueLane {
             queue: Arc::clone(&self.queues[number % self.queues.len()]),
             done: Arc::new(Completions { done: Mutex::default(), bell }),
@@ -113,8 +115,8 @@ impl Device for TwoQueueDevice {
 struct TwoQueueLane {
     queue: Arc<HwQueue>,
     done: Arc<Completions>,
-    listener: Listener,
-    seen: Epoch,
+    listener: WaitHandle,
+    seen: WakeEpoch,
     in_flight: usize,
 }
 

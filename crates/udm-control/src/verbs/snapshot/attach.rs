@@ -71,7 +71,7 @@ impl Drop for AttachGuard {
     }
 }
 
-/// Runs `work`, which asks the state folder, beside whoever waits for it, until called off: then
+/// Runs `cpu_budget`, which asks the state folder, beside whoever waits for it, until called off: then
 /// what it has done is `undone`.
 pub(super) async fn run_with_state_folder<T: Send + 'static>(
     registry: &Registry,

@@ -6,7 +6,7 @@ use crate::http::api::{Changes, Range};
 use crate::registry::{Mapped, Registry};
 use std::sync::Arc;
 use udm_core::errno::{EBUSY, EINVAL, EIO};
-use udm_core::{Checkpoint, Device, Extents, SECTOR_SIZE, Sector, Sectors, Since};
+use udm_core::{ChangeStatus, Checkpoint, Device, Extents, SECTOR_SIZE, Sector, Sectors};
 use udm_dm::{SnapshotReport, SnapshotState, Table};
 
 /// Ranges of a page at the most.
@@ -96,10 +96,10 @@ fn merging_device(registry: &Registry, of: &SnapshotReport) -> Option<String> {
 }
 
 /// What has changed, from sector `from` on, and up to which sector that is known.
-fn ranges(from: u64, found: &Extents<Since>) -> (Vec<Range>, u64) {
+fn ranges(from: u64, found: &Extents<ChangeStatus>) -> (Vec<Range>, u64) {
     let (mut at, mut ranges) = (from, Vec::new());
     for run in found.list() {
-        if run.content == Since::Changed {
+        if run.content == ChangeStatus::Changed {
             ranges.push(Range { start_bytes: at * SECTOR_SIZE, length_bytes: run.len.bytes() });
         }
         at += run.len.0;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use udm_core::errno::{EBUSY, EINVAL};
 use udm_core::{DevNo, Device, Sector, Sectors};
 use udm_dm::{DeviceRef, Resolver, Table};
-use udm_wire::table::Line;
+use udm_wire::table::TableLine;
 
 /// The type of an origin's target.
 const ORIGIN: &str = "snapshot-origin";
@@ -79,7 +79,7 @@ pub(crate) fn linear_before(
     registry: &Registry,
     mapped: &Arc<Mapped>,
     name: &str,
-    lines: &[Line],
+    lines: &[TableLine],
     folder: &BaseDir,
 ) -> Option<Arc<Table>> {
     let [line] = lines else { return None };

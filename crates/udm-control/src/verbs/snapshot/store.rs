@@ -17,7 +17,7 @@ use std::path::Path;
 use udm_core::errno::{EEXIST, EINVAL, EIO};
 use udm_core::{SECTOR_SIZE, Sector, Sectors, control_io};
 use udm_dm::{Resolver, TargetError};
-use udm_wire::cow::{ChunkSize, HEADER_LEN, Header, Layout};
+use udm_wire::cow::{ChunkSize, HEADER_LEN, Header, StoreLayout};
 use udm_wire::uri::{DeviceUri, FileUri};
 use udm_wire::words::escape;
 
@@ -267,6 +267,6 @@ fn preallocate(file: &File, bytes: u64) -> std::io::Result<()> {
 /// What all chunks of an origin need.
 fn default_size(origin: Sectors, chunk: ChunkSize, transient: bool) -> u64 {
     let chunks = origin.bytes().div_ceil(chunk.bytes());
-    let needed = if transient { chunks } else { Layout::new(chunk).chunks_for(chunks) };
+    let needed = if transient { chunks } else { StoreLayout::new(chunk).chunks_for(chunks) };
     needed * chunk.bytes()
 }

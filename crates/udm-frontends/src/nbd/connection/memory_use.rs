@@ -113,7 +113,7 @@ impl Connection {
         if self.patience_at <= now {
             // Somebody is in the way, perhaps.
             self.patience_at = now + self.patience();
-            cx.rouse_all();
+            cx.schedule_all();
         }
         if self.is_stalled(now)
             && self.memory.as_ref().is_some_and(|memory| memory.blocks_waiters(self.patience(), now))

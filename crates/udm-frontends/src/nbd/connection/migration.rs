@@ -26,7 +26,7 @@ use std::any::Any;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use udm_core::{CoreId, Nanos};
-use udm_runtime::{Cluster, FrontCx};
+use udm_runtime::{CoreSet, FrontCx};
 
 /// What leaving may take. A request that takes longer keeps its connection where it is, and others
 /// of the client are not held up by it.
@@ -66,7 +66,7 @@ pub(in crate::nbd) struct FrozenConnection {
 
 /// What of the server a connection needs.
 struct ServerContext {
-    cluster: Arc<Cluster>,
+    cluster: Arc<CoreSet>,
     block_status_worker: BlockStatusWorker,
     exports: Arc<Exports>,
     options: ServerOptions,
@@ -212,7 +212,7 @@ impl Connection {
                 self.device = Some(slot);
                 (self.client_at, self.active_at) = (cx.now(), cx.now());
                 self.attend(cx);
-                self.cluster.post_letter(from, device, Box::new(MoveMessage::Arrived(self.id)));
+                self.cluster.send_message(from, device, Box::new(MoveMessage::Arrived(self.id)));
             }
             Err(e) if from != cx.core() => {
                 tracing::debug!("nbd: a client stays on its core: {e}");
@@ -234,7 +234,7 @@ impl Connection {
     pub(super) fn attend(&mut self, cx: &mut FrontCx<'_, '_>) {
         let Some((export, _)) = &self.export else { return };
         let device = export.device().id();
-        cx.listen(device);
+        cx.subscribe(device);
         // Behind that: a change from now on comes as a letter.
         self.failing = export.is_failing();
         self.io_counters = Some(export.served_on(cx.core()));
@@ -244,8 +244,8 @@ impl Connection {
     }
 
     /// A letter about moving. True when it set something going.
-    pub(super) fn on_move_message(&mut self, letter: &(dyn Any + Send), cx: &mut FrontCx<'_, '_>) -> bool {
-        match letter.downcast_ref() {
+    pub(super) fn on_move_message(&mut self, message: &(dyn Any + Send), cx: &mut FrontCx<'_, '_>) -> bool {
+        match message.downcast_ref() {
             Some(MoveMessage::Rotate) => {
                 let next = (cx.core().index() + 1) % self.cluster.len();
                 self.start_move(CoreId(next as u16), cx);

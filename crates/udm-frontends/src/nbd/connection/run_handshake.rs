@@ -24,7 +24,7 @@ impl Connection {
         {
             steps += 1;
             if steps > STEPS_A_TURN {
-                cx.rouse(cx.me());
+                cx.schedule(cx.me());
                 break;
             }
             let mut input = self.rx.unread();

@@ -57,19 +57,19 @@ impl Connection {
     }
 
     /// What a device holds, as it has said. True when that is an answer.
-    pub(in crate::nbd) fn on_block_status_answer(&mut self, letter: &(dyn Any + Send)) -> bool {
-        let Some(letter) = letter.downcast_ref::<BlockStatusAnswer>().filter(|l| l.connection == self.id)
+    pub(in crate::nbd) fn on_block_status_answer(&mut self, message: &(dyn Any + Send)) -> bool {
+        let Some(message) = message.downcast_ref::<BlockStatusAnswer>().filter(|l| l.connection == self.id)
         else {
             return false;
         };
         let Some(pending) =
-            self.pending.get(letter.key).filter(|p| p.stage == RequestStage::BlockStatusQuery)
+            self.pending.get(message.key).filter(|p| p.stage == RequestStage::BlockStatusQuery)
         else {
             return false;
         };
         let (request, start) = (pending.request, pending.start);
-        self.pending.remove(letter.key);
-        let bytes = status(&request, start, &letter.found, &self.contexts);
+        self.pending.remove(message.key);
+        let bytes = status(&request, start, &message.found, &self.contexts);
         let mut data = self.reads.get(bytes.len());
         data.copy_from_slice(&bytes);
         let (cookie, offset) = (request.cookie, request.offset);

@@ -35,7 +35,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use udm_core::bugs::{self, Bug};
 use udm_core::errno::EINVAL;
-use udm_core::{Batch, Busy, Cx, Drain, Lane, Limits, Op, OpenError, Sector, Sectors, Status};
+use udm_core::{Batch, Cx, Drain, Lane, Limits, Op, OpenError, OwnWork, Sector, Sectors, Status};
 use udm_dm::TargetError;
 use udm_dm::target::{DeviceRange, LowerLimits, Resolver, Target, TargetArgs};
 
@@ -317,7 +317,7 @@ impl Lane for DustLane {
         self.under.drain(how, back, cx);
     }
 
-    fn busy(&self) -> Busy {
+    fn busy(&self) -> OwnWork {
         self.under.busy()
     }
 }

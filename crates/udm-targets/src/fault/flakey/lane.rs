@@ -10,7 +10,7 @@ use crate::fault::clone_table::CloneTable;
 use rand::RngExt;
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
-use udm_core::{Batch, Bio, BufPool, Busy, Cx, Drain, Lane, Op, OpenError, Segments, Status};
+use udm_core::{Batch, Bio, BufPool, Cx, Drain, Lane, Op, OpenError, OwnWork, Segments, Status};
 
 pub(super) struct FlakeyLane {
     under: OffsetLane,
@@ -162,7 +162,7 @@ impl Lane for FlakeyLane {
         self.scratch = home;
     }
 
-    fn busy(&self) -> Busy {
+    fn busy(&self) -> OwnWork {
         self.under.busy()
     }
 }

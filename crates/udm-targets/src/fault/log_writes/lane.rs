@@ -12,8 +12,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use udm_core::bugs::{self, Bug};
-use udm_core::{Batch, Bio, BioFlags, Buf, Busy, Cx, Drain, Lane, Listener, Op, OpenError, OwnerId, Status};
-use udm_wire::log_writes::{Entry, EntryFlags};
+use udm_core::{
+    Batch, Bio, BioFlags, Buf, Cx, Drain, Lane, Op, OpenError, OwnWork, OwnerId, Status, WaitHandle,
+};
+use udm_wire::log_writes::{EntryFlags, LogEntry};
 
 /// What a clone remembers.
 struct CloneNote {
@@ -26,7 +28,7 @@ pub(super) struct LogWritesLane {
     under: OffsetLane,
     writer: LogWriter,
     shared: Arc<SharedLog>,
-    bell: Listener,
+    bell: WaitHandle,
     discards: bool,
     clones: CloneTable<CloneNote>,
     /// The owner of the lane's own flush.
@@ -56,7 +58,7 @@ impl LogWritesLane {
             under: target.under.open(cx)?,
             writer: LogWriter::new(log, &*target.log.device, cx),
             shared: Arc::clone(&target.shared),
-            bell: target.shared.bell.listen(cx),
+            bell: target.shared.bell.subscribe(cx),
             discards: target.discards.load(Ordering::Relaxed),
             clones: CloneTable::new(cx),
             owner: cx.new_owner(),
@@ -88,7 +90,7 @@ impl LogWritesLane {
     }
 
     /// What `bio` will be in the log.
-    fn entry_of(&self, bio: &Bio) -> Entry {
+    fn entry_of(&self, bio: &Bio) -> LogEntry {
         let (sector, sectors) = bio_range_in(bio, self.shared.sector_size());
         let flags = [
             (bio.op == Op::Flush || bio.flags.contains(BioFlags::PREFLUSH), EntryFlags::FLUSH),
@@ -98,7 +100,7 @@ impl LogWritesLane {
         ];
         let flags =
             flags.iter().filter(|(set, _)| *set).fold(EntryFlags::empty(), |all, (_, flag)| all | *flag);
-        Entry { sector, sectors, flags, data_len: 0 }
+        LogEntry { sector, sectors, flags, data_len: 0 }
     }
 
     fn copy_of(&mut self, bio: &Bio) -> Option<Buf> {
@@ -397,10 +399,14 @@ impl Lane for LogWritesLane {
         self.writer.drain(cx);
     }
 
-    fn busy(&self) -> Busy {
+    fn busy(&self) -> OwnWork {
         let pending_work =
             || self.shared.has_pending_work() && self.shared.closing(&self.shared.lock()) != LogEndAction::No;
         let below = self.under.busy().max(self.writer.below());
-        if self.flush.is_none() || self.writer.is_busy() || pending_work() { Busy::Owed } else { below }
+        if self.flush.is_none() || self.writer.is_busy() || pending_work() {
+            OwnWork::Required
+        } else {
+            below
+        }
     }
 }

@@ -10,7 +10,7 @@
 use std::ops::Range;
 use udm_core::bugs::{self, Bug};
 use udm_core::{SECTOR_SIZE, Sectors};
-use udm_wire::log_writes::Entry;
+use udm_wire::log_writes::LogEntry;
 
 /// The blocks and the size of a log.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -101,7 +101,7 @@ impl LogSpace {
     /// A place for `entry`, in sectors of 512 bytes; `None` when there is no room. One that comes
     /// before the log is open (it was in flight when a suspend was called off) leaves the mark at
     /// the end where it is: the superblock may count it.
-    pub(super) fn take(&mut self, entry: &Entry) -> Option<u64> {
+    pub(super) fn take(&mut self, entry: &LogEntry) -> Option<u64> {
         let open = self.is_open();
         if let Some(next) = self.after_end.take().filter(|_| !open) {
             self.next = next;
@@ -187,8 +187,8 @@ mod tests {
         (space, mark)
     }
 
-    fn entry() -> Entry {
-        Entry { sector: 0, sectors: 1, flags: EntryFlags::empty(), data_len: 0 }
+    fn entry() -> LogEntry {
+        LogEntry { sector: 0, sectors: 1, flags: EntryFlags::empty(), data_len: 0 }
     }
 
     #[test]

@@ -44,7 +44,7 @@
 //! and one copy of all written data. Allocations happen when the list of held writes grows. Reads
 //! take no lock. Positions in the log are assigned under the mutex. Each core then writes its
 //! entries with its own lane, and the superblock counts only entries before the first that is still
-//! being written. A lane that waits for entries of other cores waits on a [`Bell`](udm_core::Bell).
+//! being written. A lane that waits for entries of other cores waits on a [`WaitQueue`](udm_core::WaitQueue).
 
 mod lane;
 mod log_space;
@@ -58,7 +58,7 @@ use shared::{LogRecord, SharedLog};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use udm_core::errno::EACCES;
-use udm_core::{Alone, Cx, Lane, Limits, OpenError, SECTOR_SIZE, Sector, Sectors};
+use udm_core::{Cx, Exclusivity, Lane, Limits, OpenError, SECTOR_SIZE, Sector, Sectors};
 use udm_dm::TargetError;
 use udm_dm::completion::CompletionHandle;
 use udm_dm::target::{DeviceRange, DeviceRef, LowerLimits, Resolver, Target, TargetArgs};
@@ -158,7 +158,8 @@ impl Target for LogWritesTarget {
 
     fn devices(&self) -> Vec<DeviceRange> {
         let size = self.log.device.limits().size;
-        let log = DeviceRange { alone: Some(Alone::Device), ..DeviceRange::new(&self.log, Sector(0), size) };
+        let log =
+            DeviceRange { alone: Some(Exclusivity::Device), ..DeviceRange::new(&self.log, Sector(0), size) };
         vec![self.under.used(self.len), log]
     }
 

@@ -8,14 +8,14 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Mutex, MutexGuard};
 use udm_core::bugs::{self, Bug};
 use udm_core::errno::{EBUSY, EIO};
-use udm_core::{Bell, Buf, interleave};
+use udm_core::{Buf, WaitQueue, interleave};
 use udm_dm::TargetError;
 use udm_dm::completion::{Completer, CompletionHandle, pending};
-use udm_wire::log_writes::{END_MARK, Entry, EntryFlags};
+use udm_wire::log_writes::{END_MARK, EntryFlags, LogEntry};
 
 /// Something that is to be put in the log.
 pub(super) struct LogRecord {
-    pub(super) entry: Entry,
+    pub(super) entry: LogEntry,
     /// A copy of what was written, or the text of a mark.
     pub(super) data: Option<Buf>,
 }
@@ -28,7 +28,7 @@ impl LogRecord {
             buf.copy_from_slice(text);
             buf
         });
-        let entry = Entry { flags: EntryFlags::MARK, data_len: text.len() as u64, ..Entry::default() };
+        let entry = LogEntry { flags: EntryFlags::MARK, data_len: text.len() as u64, ..LogEntry::default() };
         LogRecord { entry, data }
     }
 
@@ -97,7 +97,7 @@ pub(super) struct SharedLog {
     in_flight: AtomicUsize,
     /// Rung when something has changed that a lane may wait for: room, what is counted, how far the
     /// end has come.
-    pub(super) bell: Arc<Bell>,
+    pub(super) bell: Arc<WaitQueue>,
 }
 
 impl SharedLog {
@@ -125,7 +125,7 @@ impl SharedLog {
             pending_work: AtomicBool::new(false),
             held: AtomicUsize::new(0),
             in_flight: AtomicUsize::new(0),
-            bell: Arc::new(Bell::new()),
+            bell: Arc::new(WaitQueue::new()),
         }
     }
 
@@ -227,7 +227,7 @@ impl SharedLog {
         state.lanes -= 1;
         state.flushing &= !flushes;
         state.stopped -= usize::from(state.closing && stopped == state.closings);
-        self.bell.ring();
+        self.bell.wake_up();
     }
 
     /// A lane takes no more requests. Says for which suspend; `stopped` is the one that it stopped
@@ -238,7 +238,7 @@ impl SharedLog {
             return stopped;
         }
         state.stopped += 1;
-        self.bell.ring();
+        self.bell.wake_up();
         state.closings
     }
 
@@ -264,7 +264,7 @@ impl SharedLog {
             self.in_flight.fetch_add(requests as usize, Ordering::Relaxed);
         }
         if bytes < 0 || requests < 0 {
-            self.bell.ring();
+            self.bell.wake_up();
         }
     }
 
@@ -279,14 +279,14 @@ impl SharedLog {
         for promise in std::mem::take(&mut state.unlogged_marks).promises {
             promise.end(mark_refused(why));
         }
-        self.bell.ring();
+        self.bell.wake_up();
     }
 
     /// Ends logging, and what waits for the log goes on without: the log device failed.
     pub(super) fn fail_log(&self, state: &mut LogState, why: &'static str) {
         self.disable(state, why);
         self.broken.store(true, Ordering::Relaxed);
-        self.bell.ring();
+        self.bell.wake_up();
     }
 
     /// Gives `appends` their places, in order. What no longer fits is dropped and logging ends.
@@ -319,7 +319,7 @@ impl SharedLog {
         self.counted.store(entries, Ordering::Release);
         self.set_open(state);
         if !bugs::on(Bug::CountNotRung) {
-            self.bell.ring();
+            self.bell.wake_up();
         }
     }
 
@@ -354,7 +354,7 @@ impl SharedLog {
     /// That flush came back, with or without success.
     pub(super) fn end_flush(&self, state: &mut LogState) {
         state.flushing = false;
-        self.bell.ring();
+        self.bell.wake_up();
     }
 
     /// Gives the mark at the end its place.

@@ -3,7 +3,7 @@
 use super::shared::LogRecord;
 use std::collections::VecDeque;
 use std::ops::Range;
-use udm_wire::log_writes::Entry;
+use udm_wire::log_writes::LogEntry;
 
 /// Completed writes and discards that no flush has covered yet, in order of their completion.
 #[derive(Default)]
@@ -49,8 +49,8 @@ impl UnflushedWrites {
     /// Takes out what must stand in the log before `entry`, which is about to be logged: what it
     /// overlaps, and what completed before that and overlaps it in turn. The rest may still be lost
     /// in a power cut, and stays.
-    pub(super) fn take_overlapping(&mut self, entry: &Entry, into: &mut Vec<LogRecord>) {
-        let range = |entry: &Entry| entry.sector..entry.sector.saturating_add(entry.sectors);
+    pub(super) fn take_overlapping(&mut self, entry: &LogEntry, into: &mut Vec<LogRecord>) {
+        let range = |entry: &LogEntry| entry.sector..entry.sector.saturating_add(entry.sectors);
         let meet = |a: &Range<u64>, b: &Range<u64>| a.start < b.end && b.start < a.end;
         let mut ranges = vec![range(entry)];
         // What can be overlapped at all: the usual write is far from it, and costs two comparisons.
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     fn write(sector: u64, sectors: u64) -> LogRecord {
-        LogRecord { entry: Entry { sector, sectors, ..Entry::default() }, data: None }
+        LogRecord { entry: LogEntry { sector, sectors, ..LogEntry::default() }, data: None }
     }
 
     fn starts(appends: &[LogRecord]) -> Vec<u64> {
@@ -102,7 +102,7 @@ mod tests {
         held.take_overlapping(&write(12, 1).entry, &mut first);
         assert_eq!(starts(&first), [7, 8, 9], "a chain, in order of completion");
         held.take_overlapping(&write(3, 4).entry, &mut first);
-        held.take_overlapping(&Entry::default(), &mut first);
+        held.take_overlapping(&LogEntry::default(), &mut first);
         assert_eq!(first.len(), 3, "side by side is no overlap, and a bare flush overlaps nothing");
         let mut rest = Vec::new();
         held.take_covered(5, &mut rest);

@@ -10,8 +10,8 @@ use slab::Slab;
 use std::ops::Range;
 use udm_core::bugs::{self, Bug};
 use udm_core::{
-    Batch, Bio, BioFlags, BioPool, BufPool, Busy, Cx, Device, Drain, Lane, Op, OwnerId, SECTOR_SIZE, Sector,
-    Sectors, Segments,
+    Batch, Bio, BioFlags, BioPool, BufPool, Cx, Device, Drain, Lane, Op, OwnWork, OwnerId, SECTOR_SIZE,
+    Sector, Sectors, Segments,
 };
 use udm_dm::completion::Completer;
 use udm_wire::log_writes::{EntryFlags, Superblock};
@@ -100,7 +100,7 @@ impl LogWriter {
     }
 
     /// What the log device has to do by itself.
-    pub(super) fn below(&self) -> Busy {
+    pub(super) fn below(&self) -> OwnWork {
         self.log.busy()
     }
 

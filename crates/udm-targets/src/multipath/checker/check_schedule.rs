@@ -1,7 +1,7 @@
 //! When a path is checked.
 
 use udm_core::Nanos;
-use udm_wire::multipath_conf::Settings;
+use udm_wire::multipath_conf::MultipathSettings;
 
 /// The times of one path.
 pub(super) struct CheckSchedule {
@@ -20,7 +20,7 @@ pub(super) struct CheckSchedule {
 impl CheckSchedule {
     /// A path that works, as far as is known. Those of all devices are spread over the first
     /// interval, by `number`.
-    pub fn new(settings: &Settings, now: Nanos, number: u32) -> CheckSchedule {
+    pub fn new(settings: &MultipathSettings, now: Nanos, number: u32) -> CheckSchedule {
         let (first, most) = (settings.polling_interval, settings.max_polling_interval);
         // Numbers that follow each other are far apart, whatever their count: by the golden ratio.
         let part = u128::from(number.wrapping_mul(0x9e37_79b9));
@@ -70,7 +70,7 @@ mod tests {
     const SECOND: u64 = 1_000_000_000;
 
     fn pace() -> CheckSchedule {
-        CheckSchedule::new(&Settings::every(5), Nanos(0), 0)
+        CheckSchedule::new(&MultipathSettings::every(5), Nanos(0), 0)
     }
 
     fn seconds(due: Nanos, now: u64) -> u64 {
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn first_checks_are_spread() {
-        let settings = Settings::every(5);
+        let settings = MultipathSettings::every(5);
         let mut due: Vec<u64> = (0..16).map(|n| CheckSchedule::new(&settings, Nanos(0), n).due.0).collect();
         due.sort_unstable();
         assert!(due.iter().all(|&due| due < 5 * SECOND));

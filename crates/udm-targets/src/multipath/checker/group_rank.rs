@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use udm_core::Nanos;
 use udm_wire::multipath_conf::grouping::prio_by_name;
-use udm_wire::multipath_conf::{Prio, Settings};
+use udm_wire::multipath_conf::{MultipathSettings, Prio};
 
 /// A latency of a check, and more, is worth 1: 100 s, in µs, as multipath-tools has it.
 const LATENCY_MAX: f64 = 1e8;
@@ -18,7 +18,7 @@ pub(super) struct PathPriorities {
 }
 
 impl PathPriorities {
-    pub fn new<'a>(settings: &Settings, names: impl Iterator<Item = &'a str>) -> PathPriorities {
+    pub fn new<'a>(settings: &MultipathSettings, names: impl Iterator<Item = &'a str>) -> PathPriorities {
         let weight = |name: &str| prio_by_name(&settings.prio, name).unwrap_or(0);
         let weights: Vec<u32> = names.map(weight).collect();
         PathPriorities { rule: settings.prio.clone(), took: vec![VecDeque::new(); weights.len()], weights }
@@ -109,7 +109,7 @@ mod tests {
     #[test]
     fn priorities_by_name_and_by_latency() {
         let names = ["disk-a", "disk-b", "other"];
-        let mut settings = Settings::every(5);
+        let mut settings = MultipathSettings::every(5);
         assert_eq!(PathPriorities::new(&settings, names.into_iter()).of(2), Some(1), "const");
         settings.prio = Prio::Weighted(vec![("*-a".into(), 50), ("disk*".into(), 10)]);
         let prios = PathPriorities::new(&settings, names.into_iter());

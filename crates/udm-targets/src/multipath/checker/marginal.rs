@@ -2,7 +2,7 @@
 //! read from, until few enough of the reads fail.
 
 use udm_core::Nanos;
-use udm_wire::multipath_conf::Marginal;
+use udm_wire::multipath_conf::MarginalPolicy;
 
 /// From one read of a sample to the next.
 const SAMPLE_INTERVAL: Nanos = Nanos::from_millis(100);
@@ -53,7 +53,7 @@ pub(in crate::multipath) struct QuarantineStatus {
 
 impl QuarantineStatus {
     /// In a few words, as of `now`.
-    pub fn why(&self, now: Nanos, rule: &Marginal) -> String {
+    pub fn why(&self, now: Nanos, rule: &MarginalPolicy) -> String {
         let seconds = |time: Nanos| time.0.div_ceil(1_000_000_000);
         let left = seconds(self.end.since(now));
         match self.sent {
@@ -80,7 +80,7 @@ pub(super) enum QuarantineAction {
 impl Quarantine {
     /// The path has failed. Where no path is left it is not held back: it is checked again as any
     /// path that has failed, no sooner.
-    pub fn failed(&mut self, now: Nanos, rule: &Marginal, none_left: bool) {
+    pub fn failed(&mut self, now: Nanos, rule: &MarginalPolicy, none_left: bool) {
         if let Quarantine::Healthy(last) = self {
             *self = match last {
                 Some(at) if now.since(*at) <= rule.double_failed_time && !none_left => {
@@ -101,7 +101,7 @@ impl Quarantine {
     }
 
     /// How it is held back, if it is.
-    pub fn quarantine_status(&self, rule: &Marginal) -> Option<QuarantineStatus> {
+    pub fn quarantine_status(&self, rule: &MarginalPolicy) -> Option<QuarantineStatus> {
         match *self {
             Quarantine::Healthy(_) => None,
             Quarantine::Sampling { since, .. } => {
@@ -116,7 +116,7 @@ impl Quarantine {
     pub fn look(
         &mut self,
         now: Nanos,
-        rule: &Marginal,
+        rule: &MarginalPolicy,
         in_flight: usize,
         none_left: bool,
     ) -> QuarantineAction {
@@ -188,8 +188,8 @@ mod tests {
         Nanos::from_millis(ms)
     }
 
-    fn rule(threshold: u32) -> Marginal {
-        Marginal {
+    fn rule(threshold: u32) -> MarginalPolicy {
+        MarginalPolicy {
             double_failed_time: at(60_000),
             err_sample_time: at(160_000),
             err_rate_threshold: threshold,
@@ -198,7 +198,12 @@ mod tests {
     }
 
     /// Samples to the end, where each `n`th read fails: how many reads there were, and the end.
-    fn sample(quarantine: &mut Quarantine, rule: &Marginal, from: Nanos, n: u64) -> (u64, QuarantineAction) {
+    fn sample(
+        quarantine: &mut Quarantine,
+        rule: &MarginalPolicy,
+        from: Nanos,
+        n: u64,
+    ) -> (u64, QuarantineAction) {
         let (mut now, mut reads) = (from, 0);
         loop {
             match quarantine.look(now, rule, 0, false) {

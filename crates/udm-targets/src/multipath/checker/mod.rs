@@ -47,11 +47,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
 use udm_core::{
-    Batch, Bio, Buf, Busy, Limits, Listener, Nanos, Op, SECTOR_SIZE, Sector, Sectors, Task, TaskCx,
+    Batch, Bio, Buf, Limits, Nanos, Op, OwnWork, SECTOR_SIZE, Sector, Sectors, Task, TaskCx, WaitHandle,
 };
 use udm_dm::PathCheckState;
 use udm_dm::target::DeviceRef;
-use udm_wire::multipath_conf::Settings;
+use udm_wire::multipath_conf::MultipathSettings;
 
 /// In the cookie of a read that is one of a sample, beside the path's index.
 const SAMPLE: u64 = 1 << 63;
@@ -66,7 +66,7 @@ pub(super) struct CheckerInput {
     pub paths: Vec<DeviceRef>,
     /// Which of them are in which group.
     pub groups: Vec<Range<usize>>,
-    pub settings: Arc<Settings>,
+    pub settings: Arc<MultipathSettings>,
 }
 
 /// How much later than it asked for the task may be polled without having been held up.
@@ -77,7 +77,7 @@ pub(super) struct Checker {
     shared: Arc<MultipathState>,
     board: Arc<CheckerStatus>,
     len: Sectors,
-    settings: Arc<Settings>,
+    settings: Arc<MultipathSettings>,
     groups: Vec<Range<usize>>,
     /// Empty before the first turn.
     paths: Vec<CheckedPath>,
@@ -85,7 +85,7 @@ pub(super) struct Checker {
     queueing: NoPathPolicy,
     failback: FailbackPolicy,
     prios: PathPriorities,
-    bell: Option<Listener>,
+    bell: Option<WaitHandle>,
     /// Bios that have been home, for the next checks.
     spare: Batch,
     stopping: bool,
@@ -276,7 +276,7 @@ impl Checker {
             && let Some(path) = &self.paths[index].device
         {
             // The check finds out whether it works: nothing is gained by waiting for longer.
-            path.device.try_again();
+            path.device.retry_now();
         }
         match self.read(index, 0, false, cx) {
             true => {
@@ -431,11 +431,11 @@ impl Task for Checker {
         if !self.devices.is_empty() {
             self.begin(cx);
         }
-        let bell = self.bell.take().unwrap_or_else(|| cx.listen(&self.shared.bell));
+        let bell = self.bell.take().unwrap_or_else(|| cx.subscribe(&self.shared.bell));
         loop {
             let seen = bell.epoch();
             self.look(cx);
-            if bell.is_quiet(seen) {
+            if bell.register_wait(seen) {
                 break;
             }
         }
@@ -470,7 +470,7 @@ impl Task for Checker {
         self.stopping && self.paths.iter().all(CheckedPath::is_idle)
     }
 
-    fn busy(&self) -> Busy {
-        Busy::Background
+    fn busy(&self) -> OwnWork {
+        OwnWork::Background
     }
 }

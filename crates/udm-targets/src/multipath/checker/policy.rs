@@ -1,7 +1,7 @@
 //! What is done when the last path goes, and when a better group is there (spec G5, G6).
 
 use udm_core::Nanos;
-use udm_wire::multipath_conf::{Failback, NoPathRetry, Settings};
+use udm_wire::multipath_conf::{Failback, MultipathSettings, NoPathRetry};
 
 /// `no_path_retry`: whether requests wait for a path, and for how long. A message may say
 /// otherwise; that holds until a path comes back.
@@ -17,7 +17,7 @@ pub(super) struct NoPathPolicy {
 }
 
 impl NoPathPolicy {
-    pub fn new(settings: &Settings) -> NoPathPolicy {
+    pub fn new(settings: &MultipathSettings) -> NoPathPolicy {
         let (rule, interval) = (settings.no_path_retry, settings.polling_interval);
         NoPathPolicy { rule, interval, off: Nanos::NEVER, ended: false, returned: false }
     }
@@ -79,7 +79,7 @@ pub(super) enum PathReturn {
 }
 
 impl FailbackPolicy {
-    pub fn new(settings: &Settings) -> FailbackPolicy {
+    pub fn new(settings: &MultipathSettings) -> FailbackPolicy {
         FailbackPolicy { rule: settings.failback, plan: None }
     }
 
@@ -132,8 +132,8 @@ mod tests {
         Nanos::from_millis(seconds * 1000)
     }
 
-    fn settings(no_path_retry: Option<NoPathRetry>, failback: Failback) -> Settings {
-        Settings { no_path_retry, failback, ..Settings::every(5) }
+    fn settings(no_path_retry: Option<NoPathRetry>, failback: Failback) -> MultipathSettings {
+        MultipathSettings { no_path_retry, failback, ..MultipathSettings::every(5) }
     }
 
     fn queueing(rule: Option<NoPathRetry>) -> NoPathPolicy {

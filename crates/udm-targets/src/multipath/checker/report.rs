@@ -3,7 +3,7 @@
 use super::Checker;
 use super::marginal::QuarantineStatus;
 use udm_core::{Nanos, Sectors};
-use udm_wire::multipath_conf::Marginal;
+use udm_wire::multipath_conf::MarginalPolicy;
 
 /// Why a path is not what it was that has less than the table uses of it.
 pub(in crate::multipath) fn truncated_reason(len: Sectors) -> String {
@@ -45,8 +45,9 @@ impl Checker {
 
     /// Says of a path that keeps failing that it is held back from now on, if it is.
     pub(super) fn log_quarantine(&self, index: usize, now: Nanos) {
-        let held =
-            |rule: &Marginal| Some(self.paths[index].quarantine.quarantine_status(rule)?.why(now, rule));
+        let held = |rule: &MarginalPolicy| {
+            Some(self.paths[index].quarantine.quarantine_status(rule)?.why(now, rule))
+        };
         if let Some(why) = self.settings.marginal.as_ref().and_then(held) {
             self.shared.path_log.refused(index, &why);
         }

@@ -33,7 +33,7 @@ pub(in crate::multipath) trait LoadRule: Send + Sync + 'static {
     /// What `bio` adds to the load of the path that gets it.
     fn weight(bio: &Bio) -> u64;
 
-    /// The sum of [`LoadRule::weight`] over `bios` bios of `sectors` in all.
+    /// The sum of [`LoadRule::weight`] over `bio_faults` bios of `sectors` in all.
     fn total(bios: usize, sectors: Sectors) -> u64;
 
     /// True when a bio of weight `n` should rather go to `a` than to `b`. An order: `a` over `b`

@@ -183,7 +183,7 @@ pub(super) trait PathChooser {
     /// The path for a bio that is a batch of its own: a usable one, of which there is at least one.
     fn choose(&mut self, bio: &mut Bio) -> usize;
 
-    /// Says the path for each of `bios`: what so many calls of [`PathChooser::choose`] would choose if
+    /// Says the path for each of `bio_faults`: what so many calls of [`PathChooser::choose`] would choose if
     /// nothing changed meanwhile.
     fn choose_all(&mut self, bios: impl BioDispatch);
 
@@ -354,7 +354,7 @@ fn parse_repeat_count(selector: &str, word: &str) -> Result<u32, PathArgError> {
     }
 }
 
-/// What [`PathChooser::choose_all`] says for each of `bios`.
+/// What [`PathChooser::choose_all`] says for each of `bio_faults`.
 #[cfg(test)]
 fn choose_all(lane: &mut impl PathChooser, bios: Batch) -> Vec<(usize, Box<Bio>)> {
     struct RecordedChoices<'a>(&'a mut std::vec::IntoIter<Box<Bio>>, &'a mut Vec<(usize, Box<Bio>)>);

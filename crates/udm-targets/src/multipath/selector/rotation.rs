@@ -62,7 +62,7 @@ impl Rotation {
         path
     }
 
-    /// Takes each of `bios` to the next path, as long as it `may` go there: the first that may not.
+    /// Takes each of `bio_faults` to the next path, as long as it `may` go there: the first that may not.
     #[inline(always)]
     pub(super) fn deal(
         &mut self,

@@ -6,7 +6,7 @@ use super::slow_path_score::LOST_READS_MAX;
 use crate::multipath::counters::WatchCounters;
 use crate::multipath::path_log::FailReason;
 use udm_core::bugs::{self, Bug};
-use udm_core::{Bio, Cx, Nanos, Op, Overdue, Status};
+use udm_core::{Bio, Cx, DeadlineStatus, Nanos, Op, Status};
 
 /// Bytes of answers that a poll copies even where others have used up the core's budget of work.
 const FLOOR: u64 = 256 << 10;
@@ -26,12 +26,12 @@ impl PathWatcher {
         let mut floor = FLOOR;
         while let Some(bio) = self.paths[path].unprocessed.pop_front() {
             let cost = if bio.op == Op::Read { bio.sectors.bytes() } else { 0 };
-            if cx.work_left() < cost && floor < cost && floor < FLOOR {
+            if cx.cpu_budget() < cost && floor < cost && floor < FLOOR {
                 self.paths[path].unprocessed.push_front(bio);
                 cx.wake_now();
                 break;
             }
-            cx.set_work_left(cx.work_left().saturating_sub(cost));
+            cx.set_cpu_budget(cx.cpu_budget().saturating_sub(cost));
             floor = floor.saturating_sub(cost);
             self.process_completion(path, bio, now, cx);
         }
@@ -187,8 +187,8 @@ impl PathWatcher {
         while let Some(sent) = self.paths[path].before_deadline.first(&self.slots) {
             let last_answer = self.paths[path].last_answer;
             let Some(patience) = &mut self.paths[path].patience else { return };
-            let how = patience.look(sent.at, last_answer, now);
-            if let Overdue::No(due) = how {
+            let how = patience.check(sent.at, last_answer, now);
+            if let DeadlineStatus::Pending(due) = how {
                 cx.wake_at(due);
                 break;
             }
@@ -199,7 +199,7 @@ impl PathWatcher {
     }
 
     /// Fails a path for its silence, or for a request that it has kept.
-    fn fail_silent(&self, path: usize, how: Overdue) {
+    fn fail_silent(&self, path: usize, how: DeadlineStatus) {
         if self.shared.path(path).failed {
             return;
         }

@@ -19,7 +19,7 @@
 //! * The deadline counts from the last answer of the path on this core, because a path that answers
 //!   other requests is busy and not silent. A request that gets no answer at all is given up after
 //!   four deadlines. An NBD path with its own `deadline=` counts with the same type
-//!   ([`Patience`](udm_core::Patience)): time in which the core did not run does not count.
+//!   ([`DeadlineTimer`](udm_core::DeadlineTimer)): time in which the core did not run does not count.
 //! * Past its deadline a path is failed. Its reads return with a timeout and are retried like
 //!   others; the other requests wait, and are counted.
 //! * Copies that the lane above no longer waits for (`detached_copies`) are required own work: a suspend and
@@ -52,8 +52,8 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
-use udm_core::latency::Window;
-use udm_core::{Batch, Bio, Busy, Cx, Drain, Lane, Nanos, Op, Patience};
+use udm_core::latency::LatencyWindow;
+use udm_core::{Batch, Bio, Cx, DeadlineTimer, Drain, Lane, Nanos, Op, OwnWork};
 use udm_dm::PathWatchOptions;
 
 /// The watch of one lane over its paths.
@@ -92,7 +92,7 @@ struct WatchedPath {
     /// reads that were given up or answered elsewhere.
     detached_copies: usize,
     /// How long it may be silent, where there is a deadline, and what has one.
-    patience: Option<Patience>,
+    patience: Option<DeadlineTimer>,
     before_deadline: SlotQueue,
     /// Reads that may yet be hedged.
     unhedged: SlotQueue,
@@ -104,7 +104,7 @@ struct WatchedPath {
     unprocessed: VecDeque<Box<Bio>>,
     /// What goes up with the next poll.
     completed: Batch,
-    window: Window,
+    window: LatencyWindow,
     score: SlowPathScore,
 }
 
@@ -114,7 +114,7 @@ struct WatchedGroup {
     /// How long a read takes before it is hedged; never, as long as that is not known.
     after: Nanos,
     /// What reads took, to learn that from.
-    window: Window,
+    window: LatencyWindow,
     budget: HedgeBudget,
     /// Reads were refused a hedge, and a path that answers may take them.
     refused: bool,
@@ -140,7 +140,7 @@ pub(super) fn watch_lanes(
         WatchedGroup {
             paths,
             after: Nanos::NEVER,
-            window: Window::default(),
+            window: LatencyWindow::default(),
             budget: HedgeBudget::default(),
             refused: false,
         }
@@ -154,14 +154,14 @@ pub(super) fn watch_lanes(
         last_answer: Nanos(0),
         busy_since: Nanos(0),
         detached_copies: 0,
-        patience: how.deadline.map(Patience::new),
+        patience: how.deadline.map(DeadlineTimer::new),
         before_deadline: SlotQueue::default(),
         unhedged: SlotQueue::default(),
         refused: SlotQueue::default(),
         hedged: SlotQueue::default(),
         unprocessed: VecDeque::new(),
         completed: Batch::new(),
-        window: Window::default(),
+        window: LatencyWindow::default(),
         score: SlowPathScore::default(),
     };
     let paths: Vec<_> = lanes.into_iter().enumerate().map(path).collect();
@@ -201,11 +201,11 @@ impl Lane for WatchedPathLane {
         self.watch.borrow_mut().drain(self.path, how, back, cx);
     }
 
-    fn busy(&self) -> Busy {
+    fn busy(&self) -> OwnWork {
         let watch = self.watch.borrow();
         let path = &watch.paths[self.path];
         let owes = path.detached_copies > 0 && !bugs::on(Bug::LateNotOwed);
-        path.lane.busy().max(if owes { Busy::Owed } else { Busy::Idle })
+        path.lane.busy().max(if owes { OwnWork::Required } else { OwnWork::Idle })
     }
 }
 

@@ -7,7 +7,7 @@
 
 use udm_core::Nanos;
 use udm_core::bugs::{self, Bug};
-use udm_core::latency::Window;
+use udm_core::latency::LatencyWindow;
 
 /// How much slower than the others.
 const SLOW_FACTOR: u64 = 4;
@@ -44,7 +44,7 @@ fn is_slow(median: Nanos, others: &mut [Nanos]) -> bool {
 
 /// A window is over: `windows` are those of the paths in use of a group. Says which path, by its
 /// place, is to be put out of use, if any.
-pub(super) fn find_slow_path(paths: &mut [(usize, &mut SlowPathScore, &Window)]) -> Option<usize> {
+pub(super) fn find_slow_path(paths: &mut [(usize, &mut SlowPathScore, &LatencyWindow)]) -> Option<usize> {
     for (_, score, window) in paths.iter_mut().filter(|(.., window)| window.total() >= READS_MIN) {
         score.median = window.percentile(50);
     }
@@ -78,8 +78,8 @@ pub(super) fn trial_passed(trials: &mut [Nanos], others: &[&SlowPathScore]) -> b
 mod tests {
     use super::*;
 
-    fn window(reads: u32, us: u64) -> Window {
-        let mut window = Window::default();
+    fn window(reads: u32, us: u64) -> LatencyWindow {
+        let mut window = LatencyWindow::default();
         (0..reads).for_each(|_| window.add(Nanos(us * 1000)));
         window
     }

@@ -11,7 +11,7 @@ use super::slow_path_score::{self, SlowPathScore, TRIAL_READS};
 use super::{PathWatcher, WatchedGroup, WatchedPath};
 use crate::multipath::counters::WatchCounters;
 use udm_core::bugs::{self, Bug};
-use udm_core::latency::Window;
+use udm_core::latency::LatencyWindow;
 use udm_core::{Cx, Nanos};
 
 /// How long a window is, at the least.
@@ -195,8 +195,8 @@ impl PathWatcher {
             if self.how.eject_slow {
                 self.find_slow_path(group, now);
             }
-            self.groups[group].window = Window::default();
-            self.paths[paths].iter_mut().for_each(|path| path.window = Window::default());
+            self.groups[group].window = LatencyWindow::default();
+            self.paths[paths].iter_mut().for_each(|path| path.window = LatencyWindow::default());
         }
         if self.how.eject_slow && self.shared.has_ejected() {
             self.check_probation(now);

@@ -31,8 +31,8 @@ use smallvec::{SmallVec, smallvec};
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
 use udm_core::{
-    Batch, Bio, BioFlags, BioPool, Buf, BufPool, Busy, Cx, Drain, Nanos, Op, OpenError, OwnerId, SECTOR_SIZE,
-    Sector, Sectors,
+    Batch, Bio, BioFlags, BioPool, Buf, BufPool, Cx, Drain, Nanos, Op, OpenError, OwnWork, OwnerId,
+    SECTOR_SIZE, Sector, Sectors,
 };
 use udm_dm::child_lanes::ChildLanes;
 use wakeup::WakeupCursor;
@@ -141,7 +141,7 @@ impl CopyEngine {
                 writing: None,
                 unflushed: false,
                 is_cached: limits.write_cache || snapshot.store.device.stacked().is_some(),
-                last_block_check_at: if snapshot.store.device.can_be_cut() { Nanos(0) } else { Nanos::NEVER },
+                last_block_check_at: if snapshot.store.device.may_shrink() { Nanos(0) } else { Nanos::NEVER },
             });
         }
         Ok(CopyEngine {
@@ -179,8 +179,8 @@ impl CopyEngine {
     }
 
     /// What work it has of its own.
-    pub(in crate::snapshot) fn busy(&self) -> Busy {
-        if self.is_idle() { self.legs.busy() } else { Busy::Owed }
+    pub(in crate::snapshot) fn busy(&self) -> OwnWork {
+        if self.is_idle() { self.legs.busy() } else { OwnWork::Required }
     }
 
     #[inline]
@@ -302,7 +302,7 @@ impl CopyEngine {
         for part in 0..self.parts.len() {
             self.commit(part);
             if std::mem::take(&mut self.parts[part].notify_due) && !bugs::on(Bug::CopyNotRung) {
-                self.parts[part].snapshot.bell.ring();
+                self.parts[part].snapshot.bell.wake_up();
             }
         }
         if !self.is_idle() {

@@ -1,15 +1,15 @@
 //! A bell that a lane listens to, and when it looked at it last.
 
 use std::sync::Arc;
-use udm_core::{Bell, Cx, Epoch, Listener};
+use udm_core::{Cx, WaitHandle, WaitQueue, WakeEpoch};
 
 /// See the module's documentation.
-pub(super) struct WakeupCursor(Listener, Epoch);
+pub(super) struct WakeupCursor(WaitHandle, WakeEpoch);
 
 impl WakeupCursor {
     /// It has not been rung.
-    pub(super) fn new(bell: &Arc<Bell>, cx: &mut Cx<'_>) -> WakeupCursor {
-        let listener = bell.listen(cx);
+    pub(super) fn new(bell: &Arc<WaitQueue>, cx: &mut Cx<'_>) -> WakeupCursor {
+        let listener = bell.subscribe(cx);
         let seen = listener.epoch();
         WakeupCursor(listener, seen)
     }

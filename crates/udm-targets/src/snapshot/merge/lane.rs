@@ -13,8 +13,8 @@ use slab::Slab;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use udm_core::{
-    Batch, Bio, BioPool, Busy, Cx, Drain, Epoch, Lane, Listener, Op, OpenError, OwnerId, Sector, Sectors,
-    Status,
+    Batch, Bio, BioPool, Cx, Drain, Lane, Op, OpenError, OwnWork, OwnerId, Sector, Sectors, Status,
+    WaitHandle, WakeEpoch,
 };
 use udm_dm::child_lanes::ChildLanes;
 
@@ -32,8 +32,8 @@ struct TwoDeviceFlush {
 pub(super) struct MergeLane {
     shared: Arc<MergeShared>,
     legs: ChildLanes,
-    bell: Listener,
-    seen: Epoch,
+    bell: WaitHandle,
+    seen: WakeEpoch,
     /// Writes to the store, of their epochs: a run begins when those before it are over.
     writes: LaneReader,
     tags: RedirectedBios<Option<u64>>,
@@ -50,7 +50,7 @@ impl MergeLane {
         let binding = &shared.binding;
         let origin = OriginLane::open(&binding.line.origin, &binding.family.listed(), cx)?;
         let lanes: [Box<dyn Lane>; 2] = [Box::new(origin), raw_device::open_lane(&binding.line.store, cx)?];
-        let bell = binding.snapshot.bell.listen(cx);
+        let bell = binding.snapshot.bell.subscribe(cx);
         Ok(MergeLane {
             legs: ChildLanes::new(lanes),
             seen: bell.epoch(),
@@ -151,7 +151,7 @@ impl MergeLane {
 
     fn finish_turn(&mut self, cx: &mut Cx<'_>) {
         if self.writes.end(&self.shared.binding.snapshot.readers) {
-            self.shared.binding.snapshot.bell.ring();
+            self.shared.binding.snapshot.bell.wake_up();
         }
         if self.legs.send(cx) || !self.ended.is_empty() {
             cx.wake_now();
@@ -215,7 +215,7 @@ impl Lane for MergeLane {
         }
     }
 
-    fn busy(&self) -> Busy {
-        if self.shared.is_running() { Busy::Owed } else { self.legs.busy() }
+    fn busy(&self) -> OwnWork {
+        if self.shared.is_running() { OwnWork::Required } else { self.legs.busy() }
     }
 }

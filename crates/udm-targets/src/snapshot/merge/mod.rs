@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
 use udm_core::bugs::{self, Bug};
 use udm_core::{
-    Checkpoint, Cx, Device, DeviceId, Extents, Lane, Limits, MakeTask, OpenError, Sector, Sectors,
+    Checkpoint, Cx, Device, DeviceId, Extents, Lane, Limits, OpenError, Sector, Sectors, TaskFactory,
 };
 use udm_dm::target::{DeviceRange, DeviceRef, LowerLimits, PathMaintenance, Target, TargetArgs, TargetHost};
 use udm_dm::{MappedDevice, SnapshotInfo, SnapshotReport, SnapshotState, TargetError};
@@ -107,7 +107,7 @@ impl MergeShared {
 
     fn end(&self) {
         self.running.store(false, Ordering::Release);
-        self.binding.snapshot.bell.ring();
+        self.binding.snapshot.bell.wake_up();
     }
 
     fn is_running(&self) -> bool {
@@ -124,7 +124,7 @@ impl MergeShared {
     fn give_up(&self) {
         let left = || self.uncommitted.lock().unwrap_or_else(PoisonError::into_inner).is_some();
         if !self.is_running() && left() && !self.failed.swap(true, Ordering::AcqRel) {
-            self.binding.snapshot.bell.ring();
+            self.binding.snapshot.bell.wake_up();
         }
     }
 
@@ -245,7 +245,7 @@ impl Target for MergeTarget {
         true
     }
 
-    fn tasks(&self, _upkeep: &PathMaintenance) -> Vec<MakeTask> {
+    fn tasks(&self, _upkeep: &PathMaintenance) -> Vec<TaskFactory> {
         let shared = Arc::clone(&self.0);
         if shared.binding.is_released() || !shared.binding.snapshot.is_valid() {
             tracing::error!("Snapshot is invalid: can't merge");

@@ -13,11 +13,11 @@ use crate::snapshot::copy_jobs::{block_sectors, max_piece};
 use std::sync::{Arc, PoisonError};
 use udm_core::bugs::{self, Bug};
 use udm_core::{
-    Batch, Bio, BioFlags, Buf, Busy, DeviceSlot, Listener, Op, SECTOR_SIZE, Sector, Sectors, Segments, Task,
-    TaskCx,
+    Batch, Bio, BioFlags, Buf, DeviceSlot, Op, OwnWork, SECTOR_SIZE, Sector, Sectors, Segments, Task, TaskCx,
+    WaitHandle,
 };
 use udm_dm::EventKind;
-use udm_wire::cow::{Exception, Layout, RECORD_LEN};
+use udm_wire::cow::{Exception, RECORD_LEN, StoreLayout};
 
 /// The most bytes of a unit, but for one chunk.
 const UNIT_BYTES_MAX: u64 = 1 << 20;
@@ -60,9 +60,9 @@ struct MergeTaskLanes {
 /// See the module's documentation.
 pub(super) struct MergeTask {
     shared: Arc<MergeShared>,
-    layout: Layout,
+    layout: StoreLayout,
     lanes: Option<MergeTaskLanes>,
-    bell: Option<Listener>,
+    bell: Option<WaitHandle>,
     step: MergeStep,
     unit: MergeUnit,
     /// Which run of it is being read, and how many sectors of that have been.
@@ -77,7 +77,7 @@ pub(super) struct MergeTask {
 
 impl MergeTask {
     pub(super) fn new(shared: Arc<MergeShared>) -> MergeTask {
-        let layout = Layout::new(shared.binding.snapshot.chunk);
+        let layout = StoreLayout::new(shared.binding.snapshot.chunk);
         MergeTask {
             shared,
             layout,
@@ -118,9 +118,9 @@ impl MergeTask {
                         return self.rest(cx);
                     }
                     let bell =
-                        self.bell.take().unwrap_or_else(|| cx.listen(&self.shared.binding.snapshot.bell));
+                        self.bell.take().unwrap_or_else(|| cx.subscribe(&self.shared.binding.snapshot.bell));
                     let seen = bell.epoch();
-                    let (begin, quiet) = (self.shared.begin(), bell.is_quiet(seen));
+                    let (begin, quiet) = (self.shared.begin(), bell.register_wait(seen));
                     self.bell = Some(bell);
                     match begin {
                         UnitStart::Go => {}
@@ -139,10 +139,10 @@ impl MergeTask {
                 }
                 MergeStep::Settle(epoch) => {
                     let bell =
-                        self.bell.take().unwrap_or_else(|| cx.listen(&self.shared.binding.snapshot.bell));
+                        self.bell.take().unwrap_or_else(|| cx.subscribe(&self.shared.binding.snapshot.bell));
                     let seen = bell.epoch();
                     let settled = self.shared.binding.snapshot.readers.are_past_or_notify(epoch);
-                    let quiet = settled || bell.is_quiet(seen);
+                    let quiet = settled || bell.register_wait(seen);
                     self.bell = Some(bell);
                     if !settled {
                         if quiet {
@@ -415,7 +415,7 @@ impl Task for MergeTask {
         self.stopping && self.step == MergeStep::Idle && self.in_flight == 0
     }
 
-    fn busy(&self) -> Busy {
-        Busy::Background
+    fn busy(&self) -> OwnWork {
+        OwnWork::Background
     }
 }

@@ -4,7 +4,7 @@ use super::*;
 use udm_wire::cow::ChunkSize;
 
 fn persistent() -> StoreChunks {
-    StoreChunks::Persistent(Layout::new(ChunkSize::new(1).unwrap()))
+    StoreChunks::Persistent(StoreLayout::new(ChunkSize::new(1).unwrap()))
 }
 
 /// The turn, the first chunk, how many.
@@ -63,6 +63,6 @@ fn cores_that_take_at_once_get_different_chunks() {
     all.sort_unstable();
     all.dedup();
     assert_eq!(all.len(), count);
-    let layout = Layout::new(ChunkSize::new(1).unwrap());
+    let layout = StoreLayout::new(ChunkSize::new(1).unwrap());
     assert!(!all.iter().any(|chunk| layout.is_metadata(*chunk)));
 }

@@ -1,16 +1,16 @@
 //! A client of an NBD server, without I/O: bytes in, events out.
 //!
-//! [`Shake`] covers the time from the server's greeting to transmission, [`Replies`] the
+//! [`ClientHandshake`] covers the time from the server's greeting to transmission, [`ReplyParser`] the
 //! transmission. Both accept bytes cut anywhere, and trust no server. A reply without a request,
 //! one that does not fit its request, or one that omits a part of a read is an error. After an
 //! error the connection cannot be used.
 
-mod covered;
+mod client_handshake;
+mod received_ranges;
 mod replies;
-mod shake;
 
-pub use replies::{Asked, Event, Replies};
-pub use shake::{Shake, Wish};
+pub use client_handshake::{ClientHandshake, HandshakeOptions};
+pub use replies::{ReplyEvent, ReplyParser, RequestParams};
 
 use super::{
     BlockSizes, ExportFlags, OPT_EXPORT_NAME, OPT_GO, OPT_SET_META_CONTEXT, OPT_STRUCTURED_REPLY,
@@ -77,7 +77,7 @@ pub enum ClientError {
     #[error("the server does not speak the fixed newstyle handshake")]
     Oldstyle,
     /// The server says no.
-    #[error("the server refuses {}: {}{}", option_name(*option), reason(*error), behind(text))]
+    #[error("the server refuses {}: {}{}", option_name(*option), reason(*error), parenthesized(text))]
     Refused {
         /// What was asked for (`OPT_*`).
         option: u32,
@@ -96,10 +96,10 @@ pub enum ClientError {
     },
     /// A reply to a request that is not under way.
     #[error("a reply to nothing: cookie {0:#x}")]
-    Unasked(u64),
+    UnknownCookie(u64),
     /// A reply that does not fit its request.
     #[error("a reply that does not fit its request: {0}")]
-    Misfit(&'static str),
+    Mismatch(&'static str),
 }
 
 fn option_name(option: u32) -> &'static str {
@@ -127,6 +127,6 @@ fn reason(error: u32) -> &'static str {
 }
 
 /// A server's words behind what they explain.
-fn behind(text: &str) -> String {
+fn parenthesized(text: &str) -> String {
     if text.is_empty() { String::new() } else { format!(" ({})", shown(text)) }
 }

@@ -2,9 +2,9 @@
 
 use super::super::{
     CHUNK_BLOCK_STATUS, CHUNK_FLAG_ERROR, CHUNK_OFFSET_DATA, Chunk, ChunkHeader, Command, CommandFlags,
-    ReplyHeader, Request, STRING_MAX, SimpleReply, long,
+    ReplyHeader, Request, STRING_MAX, SimpleReply, be64_at,
 };
-use super::covered::Covered;
+use super::received_ranges::ReceivedRanges;
 use super::{ClientError, Export};
 use slab::Slab;
 use udm_core::bugs::{self, Bug};
@@ -16,7 +16,7 @@ const STATUS_MAX: u32 = 4 + (8 << 17);
 
 /// What a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct RequestParams {
     /// What to do.
     pub command: Command,
     /// Modifiers.
@@ -29,7 +29,7 @@ pub struct Asked {
 
 /// What a server answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event<'a> {
+pub enum ReplyEvent<'a> {
     /// Bytes of a read. Each byte of it comes once, in any order.
     Data {
         /// The request's.
@@ -68,25 +68,25 @@ pub enum Event<'a> {
 
 /// See the module's documentation.
 #[derive(Debug)]
-pub struct Replies {
+pub struct ReplyParser {
     structured: bool,
     contexts: Vec<u32>,
-    under_way: Slab<UnderWay>,
+    pending: Slab<PendingRequest>,
     /// Distinguishes requests that had the same place one after the other.
-    turn: u32,
+    generation: u32,
     stage: Stage,
     /// What has arrived of a header or chunk.
     held: Vec<u8>,
 }
 
 #[derive(Debug)]
-struct UnderWay {
+struct PendingRequest {
     cookie: u64,
     tag: u64,
-    asked: Asked,
+    asked: RequestParams,
     /// What a chunk said, 0 while none did.
     error: u32,
-    covered: Covered,
+    received_ranges: ReceivedRanges,
 }
 
 /// What comes next.
@@ -116,15 +116,15 @@ enum Stage {
     },
 }
 
-impl Replies {
+impl ReplyParser {
     /// At the begin of transmission on `export`.
     #[must_use]
-    pub fn new(export: &Export) -> Replies {
-        Replies {
+    pub fn new(export: &Export) -> ReplyParser {
+        ReplyParser {
             structured: export.structured,
             contexts: export.contexts.iter().map(|(id, _)| *id).collect(),
-            under_way: Slab::new(),
-            turn: 0,
+            pending: Slab::new(),
+            generation: 0,
             stage: Stage::Header,
             held: Vec::new(),
         }
@@ -132,19 +132,25 @@ impl Replies {
 
     /// A request is under way from now on. Returns its header, behind which a write's data follow;
     /// `tag` comes back with what is answered.
-    pub fn ask(&mut self, tag: u64, asked: Asked) -> [u8; Request::SIZE] {
-        self.turn = self.turn.wrapping_add(1);
-        let place = self.under_way.vacant_entry();
-        let cookie = u64::from(self.turn) << 32 | place.key() as u64;
-        place.insert(UnderWay { cookie, tag, asked, error: 0, covered: Covered::default() });
-        let Asked { command, flags, offset, len } = asked;
+    pub fn ask(&mut self, tag: u64, asked: RequestParams) -> [u8; Request::SIZE] {
+        self.generation = self.generation.wrapping_add(1);
+        let place = self.pending.vacant_entry();
+        let cookie = u64::from(self.generation) << 32 | place.key() as u64;
+        place.insert(PendingRequest {
+            cookie,
+            tag,
+            asked,
+            error: 0,
+            received_ranges: ReceivedRanges::default(),
+        });
+        let RequestParams { command, flags, offset, len } = asked;
         Request { flags, command, cookie, offset, len }.encode()
     }
 
     /// How many requests are under way.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        self.under_way.len()
+        self.pending.len()
     }
 
     /// Takes bytes off the front of `input` up to the next event, and returns that; `None` when it
@@ -152,7 +158,7 @@ impl Replies {
     ///
     /// # Errors
     /// The connection must be closed, and what is under way will not be answered.
-    pub fn take<'a>(&mut self, input: &mut &'a [u8]) -> Result<Option<Event<'a>>, ClientError> {
+    pub fn take<'a>(&mut self, input: &mut &'a [u8]) -> Result<Option<ReplyEvent<'a>>, ClientError> {
         loop {
             match self.stage {
                 Stage::Header => match self.header(input)? {
@@ -162,9 +168,9 @@ impl Replies {
                 },
                 Stage::Offset { key, header } => {
                     let Some(offset) = self.gather(input, 8) else { return Ok(None) };
-                    let offset = long(&offset, 0);
+                    let offset = be64_at(&offset, 0);
                     let len = header.len - 8;
-                    let at = self.covers(key, offset, len)?;
+                    let at = self.receive_range(key, offset, len)?;
                     self.stage = Stage::Data { key, at, left: len, done: header.is_done() };
                 }
                 Stage::Data { key, at, left, done } => {
@@ -179,7 +185,7 @@ impl Replies {
                         0 => Stage::after(key, done),
                         _ => Stage::Data { key, at: at_next, left, done },
                     };
-                    return Ok(Some(Event::Data { tag: self.under_way[key].tag, at, bytes }));
+                    return Ok(Some(ReplyEvent::Data { tag: self.pending[key].tag, at, bytes }));
                 }
                 Stage::Payload { key, header } => {
                     let Some(payload) = self.gather(input, header.len as usize) else { return Ok(None) };
@@ -190,12 +196,12 @@ impl Replies {
                 }
                 Stage::End { key } => {
                     self.stage = Stage::Header;
-                    let UnderWay { tag, asked, error, covered, .. } = self.under_way.remove(key);
-                    let whole = covered.is_whole(asked.len) || bugs::on(Bug::PartTaken);
+                    let PendingRequest { tag, asked, error, received_ranges, .. } = self.pending.remove(key);
+                    let whole = received_ranges.is_whole(asked.len) || bugs::on(Bug::PartTaken);
                     if error == 0 && asked.command == Command::Read && !whole {
-                        return Err(ClientError::Misfit("a read that comes in part"));
+                        return Err(ClientError::Mismatch("a read that comes in part"));
                     }
-                    return Ok(Some(Event::Done { tag, error }));
+                    return Ok(Some(ReplyEvent::Done { tag, error }));
                 }
             }
         }
@@ -231,9 +237,9 @@ impl Replies {
     /// The request with that cookie.
     fn find(&self, cookie: u64) -> Result<usize, ClientError> {
         let key = cookie as u32 as usize;
-        match self.under_way.get(key) {
+        match self.pending.get(key) {
             Some(request) if request.cookie == cookie || bugs::on(Bug::AnswerToAnother) => Ok(key),
-            _ => Err(ClientError::Unasked(cookie)),
+            _ => Err(ClientError::UnknownCookie(cookie)),
         }
     }
 
@@ -243,14 +249,14 @@ impl Replies {
             return Ok(());
         }
         let key = found?;
-        let asked = self.under_way[key].asked;
-        self.under_way[key].error = reply.error;
+        let asked = self.pending[key].asked;
+        self.pending[key].error = reply.error;
         self.stage = match (asked.command, reply.error) {
             (Command::Read | Command::BlockStatus, 0) if self.structured => {
-                return Err(ClientError::Misfit("a simple reply where structured ones were agreed on"));
+                return Err(ClientError::Mismatch("a simple reply where structured ones were agreed on"));
             }
             (Command::Read, 0) => {
-                self.covers(key, asked.offset, asked.len)?;
+                self.receive_range(key, asked.offset, asked.len)?;
                 Stage::Data { key, at: 0, left: asked.len, done: true }
             }
             _ => Stage::End { key },
@@ -259,9 +265,9 @@ impl Replies {
     }
 
     fn chunk(&mut self, header: ChunkHeader) -> Result<(), ClientError> {
-        let misfit = |why| Err(ClientError::Misfit(why));
+        let misfit = |why| Err(ClientError::Mismatch(why));
         let key = self.find(header.cookie)?;
-        let command = self.under_way[key].asked.command;
+        let command = self.pending[key].asked.command;
         if !self.structured {
             return misfit("a structured reply, which nobody agreed on");
         }
@@ -284,8 +290,8 @@ impl Replies {
         key: usize,
         header: ChunkHeader,
         payload: &[u8],
-    ) -> Result<Option<Event<'static>>, ClientError> {
-        let request = &mut self.under_way[key];
+    ) -> Result<Option<ReplyEvent<'static>>, ClientError> {
+        let request = &mut self.pending[key];
         let (tag, command) = (request.tag, request.asked.command);
         match Chunk::decode(header, payload)? {
             Chunk::None => Ok(None),
@@ -297,25 +303,25 @@ impl Replies {
                 Ok(None)
             }
             Chunk::Hole { offset, len } if command == Command::Read => {
-                let at = self.covers(key, offset, len)?;
-                Ok(Some(Event::Zeroes { tag, at, len }))
+                let at = self.receive_range(key, offset, len)?;
+                Ok(Some(ReplyEvent::Zeroes { tag, at, len }))
             }
             Chunk::BlockStatus { context, descriptors }
                 if command == Command::BlockStatus && self.contexts.contains(&context) =>
             {
-                Ok(Some(Event::Status { tag, context, descriptors: descriptors.iter().collect() }))
+                Ok(Some(ReplyEvent::Status { tag, context, descriptors: descriptors.iter().collect() }))
             }
-            _ => Err(ClientError::Misfit("a chunk of another command, or context")),
+            _ => Err(ClientError::Mismatch("a chunk of another command, or context")),
         }
     }
 
     /// Where in its read something stands that comes now.
-    fn covers(&mut self, key: usize, offset: u64, len: u32) -> Result<u32, ClientError> {
-        let UnderWay { asked, covered, .. } = &mut self.under_way[key];
+    fn receive_range(&mut self, key: usize, offset: u64, len: u32) -> Result<u32, ClientError> {
+        let PendingRequest { asked, received_ranges, .. } = &mut self.pending[key];
         let at = offset.checked_sub(asked.offset).filter(|at| *at <= u64::from(asked.len));
         let at = at.map(|at| at as u32).filter(|at| len <= asked.len - at);
-        let at = at.ok_or(ClientError::Misfit("bytes from outside of its range"))?;
-        covered.add(at, len).map_err(ClientError::Misfit)?;
+        let at = at.ok_or(ClientError::Mismatch("bytes from outside of its range"))?;
+        received_ranges.add(at, len).map_err(ClientError::Mismatch)?;
         Ok(at)
     }
 }

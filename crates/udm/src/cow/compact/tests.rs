@@ -75,7 +75,7 @@ impl Medium for PowerCutMedium {
 /// A store of `exceptions` exceptions in random chunks, with leftovers behind them.
 fn store(rng: &mut SmallRng, exceptions: usize) -> Vec<u8> {
     let chunk = ChunkSize::new(1 << rng.random_range(0..3)).unwrap();
-    let (layout, bytes) = (Layout::new(chunk), chunk.bytes() as usize);
+    let (layout, bytes) = (StoreLayout::new(chunk), chunk.bytes() as usize);
     let chunks = layout.chunks_for(exceptions as u64) + rng.random_range(0..200);
     let mut image = vec![0; chunks as usize * bytes];
     Header { valid: true, chunk }.encode(&mut image[..bytes]);

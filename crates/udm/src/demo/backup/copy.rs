@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command as Program, Stdio};
 use udm_backends::nbd::NbdClient;
-use udm_wire::nbd::client::Event;
+use udm_wire::nbd::client::ReplyEvent;
 use udm_wire::nbd::{CONTEXT_DIRTY, Command, STATE_DIRTY};
 
 /// Bytes that are read at once.
@@ -77,7 +77,7 @@ impl DirtyMapClient {
         while at < self.size() {
             let (asked, len) = (at, STATUS.min(self.size() - at));
             self.0.ask(Command::BlockStatus, asked, len as u32, &[], |event| {
-                let Event::Status { descriptors, .. } = event else { return };
+                let ReplyEvent::Status { descriptors, .. } = event else { return };
                 for (len, flags) in descriptors {
                     let end = at + u64::from(len);
                     match dirty.last_mut().filter(|last| last.1 == at) {

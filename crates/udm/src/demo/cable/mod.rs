@@ -20,7 +20,7 @@ use std::time::Duration;
 use udm_control::verbs;
 use udm_core::{Nanos, SECTOR_SIZE};
 use udm_dm::{PathMaintenance, PathWatchOptions};
-use udm_wire::multipath_conf::Settings;
+use udm_wire::multipath_conf::MultipathSettings;
 
 /// The file that all servers serve.
 const BYTES: u64 = 64 << 20;
@@ -64,10 +64,10 @@ impl Fixture {
             }
         }
         let scene = DemoServer::set()?;
-        let settings = Settings {
+        let settings = MultipathSettings {
             polling_interval: Nanos::from_millis(500),
             max_polling_interval: Nanos::from_millis(2000),
-            ..Settings::every(1)
+            ..MultipathSettings::every(1)
         };
         let settings = Arc::new(settings);
         scene.registry.set_maintenance(Box::new(move |name, _| PathMaintenance {

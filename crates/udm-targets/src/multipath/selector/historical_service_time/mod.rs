@@ -208,7 +208,7 @@ impl HistoricalServiceTime {
         (before * weight + time * (ONE - weight) + ONE / 2) >> POINT
     }
 
-    /// What is known of a path when so many `bios` came back from it, the first of which was `sent`
+    /// What is known of a path when so many `bio_faults` came back from it, the first of which was `sent`
     /// then, of a lane that has `usable` paths; there is at least one.
     #[inline(always)]
     fn ended(

@@ -1,0 +1,229 @@
+//! Ranges of memory that another process shares and may change at any time.
+//!
+//! A range is never a slice: its bytes are copied, each once, or the kernel is given its address.
+//! It keeps its memory mapped; the count of that is taken when a range is made, and not when one is
+//! aimed at another place ([`Segments::retarget`](crate::Segments::retarget)), so that who keeps ranges for
+//! reuse touches no count that others touch.
+
+use crate::{Buf, SharedMap, copy_from_shared, copy_to_shared};
+use std::sync::Arc;
+
+/// A range of a [`SharedMap`], of less than 4 GiB.
+#[derive(Debug)]
+pub struct SharedRange(pub(crate) Buf);
+
+/// A range that the memory does not have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutOfRange;
+
+impl std::fmt::Display for OutOfRange {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a range beyond the end of the shared memory")
+    }
+}
+
+impl std::error::Error for OutOfRange {}
+
+impl SharedRange {
+    /// `len` bytes from byte `at` of `map` on.
+    ///
+    /// # Errors
+    /// When there are fewer, or they are 4 GiB and more.
+    pub fn new(map: &Arc<SharedMap>, at: usize, len: usize) -> Result<SharedRange, OutOfRange> {
+        Ok(SharedRange(Buf::shared_range(Arc::clone(map), at, checked(map, at, len)?)))
+    }
+}
+
+fn checked(map: &SharedMap, at: usize, len: usize) -> Result<u32, OutOfRange> {
+    let fits = at <= map.len() && len <= map.len() - at;
+    u32::try_from(len).ok().filter(|_| fits).ok_or(OutOfRange)
+}
+
+/// What is done with a piece of either kind.
+impl Buf {
+    /// True when others may change the bytes.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.slab().shared_range.is_some()
+    }
+
+    /// Makes a foreign piece, the only one of its making, another range of the same memory.
+    pub(crate) fn retarget(&mut self, at: usize, len: usize) -> Result<(), OutOfRange> {
+        let map = match &self.slab().shared_range {
+            Some(map) if self.is_unique() => map,
+            _ => return Err(OutOfRange),
+        };
+        let len = checked(map, at, len)?;
+        self.place(at, len);
+        Ok(())
+    }
+
+    /// Copies the bytes of a foreign piece from `from` on into `out`, which they fill.
+    pub(crate) fn read_shared(&self, from: usize, out: &mut [u8]) {
+        assert!(from + out.len() <= self.len(), "beyond the range");
+        if let Some((map, at)) = self.shared() {
+            copy_from_shared(map.words(), at + from, out);
+        }
+    }
+
+    /// Copies `data` over the bytes of a foreign piece from `from` on.
+    pub(crate) fn write_shared(&self, from: usize, data: &[u8]) {
+        assert!(from + data.len() <= self.len(), "beyond the range");
+        if let Some((map, at)) = self.shared() {
+            copy_to_shared(map.words(), at + from, data);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Buf, Segments};
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+    use std::os::fd::OwnedFd;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    fn memfd(len: u64, seals: SealFlags) -> OwnedFd {
+        let fd = memfd_create("shared", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&fd, len).unwrap();
+        fcntl_add_seals(&fd, seals).unwrap();
+        fd
+    }
+
+    fn map(len: usize) -> Arc<SharedMap> {
+        Arc::new(SharedMap::of_memfd(memfd(len as u64, SealFlags::SHRINK), len).unwrap())
+    }
+
+    #[test]
+    fn what_could_lose_a_page_is_refused() {
+        let refused = |fd: &OwnedFd, len| SharedMap::of_memfd(fd, len).unwrap_err().to_string();
+        assert!(refused(&memfd(8192, SealFlags::empty()), 8192).contains("F_SEAL_SHRINK"));
+        assert!(refused(&memfd(8192, SealFlags::GROW), 8192).contains("F_SEAL_SHRINK"));
+        let good = memfd(8192, SealFlags::SHRINK);
+        assert!(refused(&good, 12288).contains("8192 bytes"));
+        for len in [0, 1, 8191, usize::MAX & !4095] {
+            assert!(refused(&good, len).contains("multiple"), "{len}");
+        }
+        assert!(ftruncate(&good, 4096).is_err(), "the seal holds");
+        // A file of a disk, one in memory that is no memfd, a pipe, and memory that can't be
+        // written.
+        let file = std::fs::File::open("/proc/self/exe").unwrap().into();
+        assert!(refused(&file, 4096).contains("no memfd"));
+        if let Ok(file) =
+            std::fs::File::options().read(true).write(true).create_new(true).open("/dev/shm/udm-no-memfd")
+        {
+            std::fs::remove_file("/dev/shm/udm-no-memfd").unwrap();
+            file.set_len(4096).unwrap();
+            assert!(refused(&file.into(), 4096).contains("F_SEAL_SHRINK"));
+        }
+        assert!(SharedMap::of_memfd(rustix::pipe::pipe().unwrap().0, 4096).is_err());
+        assert!(SharedMap::of_memfd(memfd(4096, SealFlags::SHRINK | SealFlags::WRITE), 4096).is_err());
+    }
+
+    #[test]
+    fn no_range_is_beyond_the_end() {
+        let map = map(8192);
+        for (at, len) in [(0, 8193), (8192, 1), (8193, 0), (usize::MAX, 1), (1, usize::MAX)] {
+            assert_eq!(SharedRange::new(&map, at, len).err(), Some(OutOfRange), "{len} at {at}");
+        }
+        let mut data = Segments::from(SharedRange::new(&map, 0, 512).unwrap());
+        assert_eq!(data.retarget(8000, 193), Err(OutOfRange));
+        assert_eq!((data.len(), data.retarget(8000, 192), data.len()), (512, Ok(()), 192));
+        let cut = data.split_to(64);
+        assert_eq!(data.retarget(0, 8), Err(OutOfRange), "part of it is elsewhere");
+        drop(cut);
+        assert_eq!(data.retarget(0, 8), Ok(()));
+        assert_eq!(Segments::from(Buf::zeroed(1)).retarget(0, 1), Err(OutOfRange));
+    }
+
+    /// Foreign data does all that owned data does, with the same bytes at each begin and length;
+    /// more than a portion, too.
+    #[test]
+    fn it_is_used_as_owned_data_is() {
+        let map = map(64 << 10);
+        let shared_range = || {
+            let mut data = Segments::from(SharedRange::new(&map, 100, 5000).unwrap());
+            data.push_shared(SharedRange::new(&map, 20_000, 9000).unwrap());
+            data.push_shared(SharedRange::new(&map, 29_000, 13).unwrap());
+            data
+        };
+        let mut own = Segments::from(Buf::zeroed(14_013));
+        let mut data = shared_range();
+        assert_eq!((data.len(), data.ranges().count()), (14_013, 3));
+        let bytes: Vec<u8> = (0..14_013u32).map(|i| (i * 7 / 3) as u8).collect();
+        assert_eq!((data.copy_from(&bytes), own.copy_from(&bytes)), (14_013, 14_013));
+        for from in [0, 1, 4095, 4999, 5000, 5001, 9096, 14_012, 14_013] {
+            for len in [0, 1, 4096, 4097, 9013, 20_000] {
+                data.produce(from, len, |at, part| part.fill(at as u8));
+                let mut ends = Vec::new();
+                data.consume(from, len, |at, part| ends.push(at + part.len()));
+                // The same parts of what is owned.
+                let mut at = 0;
+                for end in ends {
+                    own.produce(from + at, end - at, |_, part| part.fill(at as u8));
+                    at = end;
+                }
+                let (mut a, mut b) = (vec![0; 14_013], vec![0; 14_013]);
+                assert_eq!((data.copy_to(&mut a), own.copy_to(&mut b)), (14_013, 14_013));
+                assert!(a == b, "{len} at {from}");
+                assert_eq!(data.copy_to_at(from, &mut a[..len.min(14_013)]), len.min(14_013 - from));
+            }
+        }
+        // Cut anywhere and put together again.
+        let mut front = data.split_to(4999);
+        let mut middle = data.split_to(5000);
+        assert_eq!((front.len(), middle.len(), data.len()), (4999, 5000, 4014));
+        middle.append(data);
+        front.append(middle);
+        assert_eq!((front.len(), front.ranges().count()), (14_013, 3));
+        drop(front);
+        assert_eq!(Arc::strong_count(&map), 1, "nothing keeps the memory");
+    }
+
+    #[test]
+    fn only_its_maker_takes_it_apart() {
+        let map = map(4096);
+        let data = || Segments::from(SharedRange::new(&map, 0, 512).unwrap());
+        let panics = |f: &dyn Fn()| std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).is_err();
+        let mixed = || {
+            let mut data = data();
+            data.push(Buf::zeroed(1));
+            data
+        };
+        for data in [&data as &dyn Fn() -> Segments, &mixed] {
+            assert!(panics(&|| assert!(data().iter().count() > 0)) && panics(&|| drop(data().into_iter())));
+            assert!(panics(&|| assert!(data().iter_mut().count() > 0)));
+            assert!(panics(&|| {
+                let mut data = data();
+                while data.pop().is_some() {}
+            }));
+        }
+        // Both kinds in one list are copied as one.
+        let mut both = mixed();
+        both.fill(7);
+        let mut out = [0; 513];
+        assert_eq!((both.copy_to(&mut out), out), (513, [7; 513]));
+    }
+
+    /// Somebody else changes the bytes all the time: who looks at them sees each portion as it was
+    /// once, and nothing is harmed.
+    #[test]
+    fn what_is_seen_does_not_change() {
+        let map = map(8192);
+        let data = Segments::from(SharedRange::new(&map, 0, 8192).unwrap());
+        let over = AtomicBool::new(false);
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                for byte in (0..=255).cycle().take_while(|_| !over.load(Ordering::Relaxed)) {
+                    copy_to_shared(map.words(), 0, &[byte; 8192]);
+                }
+            });
+            for _ in 0..2000 {
+                data.consume(0, 8192, |_, part| {
+                    let sum = || part.iter().map(|&b| u64::from(b)).sum::<u64>();
+                    assert_eq!(sum(), sum());
+                });
+            }
+            over.store(true, Ordering::Relaxed);
+        });
+    }
+}

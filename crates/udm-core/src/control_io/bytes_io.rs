@@ -1,0 +1,167 @@
+//! Bytes in and out, for those who want no bios.
+
+use super::ControlIo;
+use crate::{Batch, Bio, Buf, Device, Op, OpenError, SECTOR_SIZE, Sector, Sectors};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+/// The longest request in bytes.
+const PIECE_MAX: u64 = 256 << 10;
+
+/// Bytes in one run: the memory of a reader, besides what it reads.
+const RUN_MAX: u64 = 1 << 20;
+
+/// Bytes in the first run of [`read_all`], which may be enough; each further one has twice as many.
+const RUN_FIRST: u64 = 64 << 10;
+
+/// The `sectors` sectors at `sector`.
+///
+/// # Errors
+/// The errno of the request that failed; else as [`ControlIo::run_task`].
+pub fn read(
+    io: &dyn ControlIo,
+    device: &Arc<dyn Device>,
+    sector: Sector,
+    sectors: Sectors,
+) -> Result<Vec<u8>, OpenError> {
+    let mut all = Vec::new();
+    read_all(io, device, &[(sector, sectors)], |_, bytes| {
+        all.extend_from_slice(bytes);
+        Ok::<_, OpenError>(ControlFlow::Continue(()))
+    })?;
+    Ok(all)
+}
+
+/// Writes `data`, whole sectors, at `sector`; in no order, and not yet durable.
+///
+/// # Errors
+/// As [`read`]. Any of it may be written then.
+pub fn write(
+    io: &dyn ControlIo,
+    device: &Arc<dyn Device>,
+    sector: Sector,
+    data: &[u8],
+) -> Result<(), OpenError> {
+    let piece = max_request_bytes(device);
+    let mut at = sector;
+    for run in data.chunks(RUN_MAX as usize) {
+        let mut bios = Vec::new();
+        for bytes in run.chunks(piece as usize) {
+            let mut buf = Buf::zeroed(bytes.len());
+            buf.copy_from_slice(bytes);
+            let sectors = Sectors::from_bytes(bytes.len() as u64);
+            bios.push(Bio::write(at, sectors, buf.into()));
+            at += sectors;
+        }
+        run_all(io, device, bios)?;
+    }
+    Ok(())
+}
+
+/// Makes durable what earlier writes wrote.
+///
+/// # Errors
+/// As [`read`].
+pub fn flush(io: &dyn ControlIo, device: &Arc<dyn Device>) -> Result<(), OpenError> {
+    let mut bio = Bio::new();
+    bio.op = Op::Flush;
+    run_all(io, device, vec![bio]).map(drop)
+}
+
+/// Reads `ranges`, many at a time, and gives each to `each` with its place in the list, in the
+/// order of the list, until that breaks. The memory used is that of one range, and 1 MiB. Up to
+/// 1 MiB may be read in vain behind the range at which it breaks; less near the begin of the list.
+///
+/// # Errors
+/// As [`read`], and what `each` returns. Nothing is given to it behind that.
+pub fn read_all<E: From<OpenError>>(
+    io: &dyn ControlIo,
+    device: &Arc<dyn Device>,
+    ranges: &[(Sector, Sectors)],
+    mut each: impl FnMut(usize, &[u8]) -> Result<ControlFlow<()>, E>,
+) -> Result<(), E> {
+    let max_request_bytes = max_request_bytes(device);
+    let mut pieces = ranges
+        .iter()
+        .enumerate()
+        .flat_map(|(place, &range)| split_range(range, max_request_bytes, place))
+        .peekable();
+    let mut whole: Vec<u8> = Vec::new();
+    let mut run_max = RUN_FIRST;
+    while pieces.peek().is_some() {
+        let (mut bios, mut of, mut bytes) = (Vec::new(), Vec::new(), 0);
+        while let Some(piece) = pieces.next_if(|piece| bytes == 0 || bytes + piece.sectors.bytes() <= run_max)
+        {
+            bytes += piece.sectors.bytes();
+            let buf = Buf::zeroed(piece.sectors.bytes() as usize);
+            bios.push(Bio::read(piece.sector, piece.sectors, buf.into()));
+            of.push(piece);
+        }
+        run_max = (run_max * 2).min(RUN_MAX);
+        for (bio, piece) in run_all(io, device, bios)?.iter().zip(of) {
+            let from = whole.len();
+            whole.resize(from + bio.data.len(), 0);
+            bio.data.copy_to(&mut whole[from..]);
+            if piece.last {
+                if each(piece.place, &whole)?.is_break() {
+                    return Ok(());
+                }
+                whole.clear();
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A part of a range, short enough for one request.
+struct RequestPiece {
+    sector: Sector,
+    sectors: Sectors,
+    /// Which range.
+    place: usize,
+    /// It ends there.
+    last: bool,
+}
+
+fn split_range(
+    (sector, sectors): (Sector, Sectors),
+    max_request_bytes: u64,
+    place: usize,
+) -> impl Iterator<Item = RequestPiece> {
+    let most = max_request_bytes / SECTOR_SIZE;
+    // An empty range has a piece, too: it is refused.
+    (0..sectors.0.div_ceil(most).max(1)).map(move |i| {
+        let from = i * most;
+        let len = Sectors(most.min(sectors.0 - from));
+        RequestPiece {
+            sector: Sector(sector.0.saturating_add(from)),
+            sectors: len,
+            place,
+            last: from + len.0 == sectors.0,
+        }
+    })
+}
+
+/// The longest request in bytes: whole blocks.
+fn max_request_bytes(device: &Arc<dyn Device>) -> u64 {
+    let limits = device.limits();
+    let block = u64::from(limits.logical_block).max(SECTOR_SIZE);
+    let most = limits.max_sectors.min(Sectors::from_bytes(PIECE_MAX)).bytes();
+    (most / block * block).max(block)
+}
+
+/// Does `bio_faults`; the first that failed is the error.
+fn run_all(io: &dyn ControlIo, device: &Arc<dyn Device>, bios: Batch) -> Result<Batch, OpenError> {
+    let bios = io.run(device, bios)?;
+    match bios.iter().find(|bio| !bio.status.is_ok()) {
+        None => Ok(bios),
+        Some(bio) => {
+            let text = match bio.op {
+                Op::Read => format!("sector {} can't be read", bio.sector),
+                Op::Flush => "it can't be flushed".into(),
+                _ => format!("sector {} can't be written", bio.sector),
+            };
+            Err(OpenError::new(bio.status.errno(), text))
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! A run as a task of a core.
+
+use super::ControlTransfer;
+use crate::errno::EBUSY;
+use crate::{Batch, Device, DeviceSlot, OpenError, OwnWork, Task, TaskCx, TaskFactory, TaskHandle};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// What comes of a run.
+pub type RunResult = Result<Batch, OpenError>;
+
+/// How many runs of a disk may be under way: what hangs holds up a few loads, and not all.
+const RUNS_MAX: usize = 4;
+
+/// A run on its way, from outside. Dropping it stops the task: nothing more is sent, and what is in
+/// flight stays with it until it comes home. For as long as it has not, no other run on that disk
+/// begins: a write that comes late must not undo one that came after it.
+#[must_use = "the run is stopped when this is dropped"]
+pub struct RunHandle {
+    /// There for as long as something may be in flight.
+    run: Weak<()>,
+    disk: Option<Arc<DiskRuns>>,
+    _task: TaskHandle,
+}
+
+/// The runs of one disk.
+#[derive(Default)]
+struct DiskRuns(Mutex<RunLists>);
+
+#[derive(Default)]
+struct RunLists {
+    in_progress: Vec<Weak<()>>,
+    /// Those of them that nobody waits for any more.
+    abandoned: Vec<Weak<()>>,
+}
+
+impl DiskRuns {
+    fn known(&self) -> MutexGuard<'_, RunLists> {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let RunLists { in_progress, abandoned } = &mut *known;
+        [in_progress, abandoned].into_iter().for_each(|list| list.retain(|run| run.strong_count() > 0));
+        known
+    }
+
+    /// Takes another run in, if there may be one.
+    fn begin(&self, run: Weak<()>) -> Result<(), OpenError> {
+        let mut known = self.known();
+        if !known.abandoned.is_empty() {
+            return Err(OpenError::new(EBUSY, "the store has not answered an earlier load yet"));
+        }
+        if known.in_progress.len() >= RUNS_MAX {
+            return Err(OpenError::new(EBUSY, "other loads wait for the store"));
+        }
+        known.in_progress.push(run);
+        Ok(())
+    }
+}
+
+impl RunHandle {
+    /// Has `start` start a task that does `bio_faults` on `device` and tells what came of it, on its
+    /// core. When it is stopped it tells so at once.
+    ///
+    /// # Errors
+    /// EBUSY when an earlier run on that disk was given up and is not home yet, and when too many
+    /// wait for it.
+    pub fn new(
+        device: &Arc<dyn Device>,
+        bios: Batch,
+        reply: impl FnOnce(RunResult) + Send + 'static,
+        start: impl FnOnce(TaskFactory) -> TaskHandle,
+    ) -> Result<RunHandle, OpenError> {
+        let disk = device
+            .shared_disk_state()
+            .map(|shared_disk_state| shared_disk_state.get_or_default::<DiskRuns>());
+        let token = Arc::new(());
+        let run = Arc::downgrade(&token);
+        disk.as_ref().map_or(Ok(()), |disk| disk.begin(Weak::clone(&run)))?;
+        let task = RunTask {
+            errand: Some(ControlTransfer::new(&**device, bios)),
+            device: Arc::clone(device),
+            slot: None,
+            reply: Some(Box::new(reply)),
+            token: Some((token, disk.clone())),
+        };
+        Ok(RunHandle { run, disk, _task: start(Box::new(move || Box::new(task))) })
+    }
+}
+
+impl Drop for RunHandle {
+    fn drop(&mut self) {
+        if let Some(disk) = &self.disk {
+            disk.known().abandoned.push(Weak::clone(&self.run));
+        }
+    }
+}
+
+type RunCallback = Box<dyn FnOnce(RunResult) + Send>;
+
+struct RunTask {
+    device: Arc<dyn Device>,
+    slot: Option<DeviceSlot>,
+    /// `None` when it is over.
+    errand: Option<ControlTransfer>,
+    /// `None` when nobody waits any more.
+    reply: Option<RunCallback>,
+    /// For as long as something may be in flight.
+    token: Option<(Arc<()>, Option<Arc<DiskRuns>>)>,
+}
+
+impl RunTask {
+    fn reply(&mut self, answer: RunResult) {
+        if let Some(reply) = self.reply.take() {
+            reply(answer);
+        }
+    }
+
+    /// Sends what may go, and ends when all is home.
+    fn go_on(&mut self, cx: &mut dyn TaskCx) {
+        let Some(errand) = &mut self.errand else { return };
+        if let Some(slot) = self.slot {
+            while let Some(bio) = errand.next() {
+                cx.submit(slot, bio);
+            }
+        }
+        if errand.is_over() {
+            if let Some(slot) = self.slot.take() {
+                cx.close(slot);
+            }
+            self.token = None;
+            if let Some(errand) = self.errand.take() {
+                self.reply(Ok(errand.finish()));
+            }
+        }
+    }
+}
+
+impl Task for RunTask {
+    fn turn(&mut self, cx: &mut dyn TaskCx) {
+        let waits = self.errand.as_ref().is_some_and(|errand| !errand.is_over());
+        if waits && self.slot.is_none() && self.reply.is_some() {
+            match cx.open(&self.device) {
+                Ok(slot) => self.slot = Some(slot),
+                Err(error) => {
+                    (self.errand, self.token) = (None, None);
+                    self.reply(Err(error));
+                }
+            }
+        }
+        self.go_on(cx);
+    }
+
+    fn complete(&mut self, done: &mut Batch, cx: &mut dyn TaskCx) {
+        for bio in done.drain(..) {
+            if let Some(errand) = &mut self.errand {
+                errand.add_completed(bio);
+            }
+        }
+        self.go_on(cx);
+    }
+
+    fn stop(&mut self, cx: &mut dyn TaskCx) {
+        self.reply(Err(ControlTransfer::shutdown_error()));
+        if let Some(errand) = &mut self.errand {
+            errand.cancel();
+        }
+        self.go_on(cx);
+    }
+
+    fn is_over(&self) -> bool {
+        self.errand.is_none()
+    }
+
+    /// In the background: it has a lane of its own, and nobody waits for it.
+    fn busy(&self) -> OwnWork {
+        OwnWork::Background
+    }
+}

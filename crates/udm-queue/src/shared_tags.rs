@@ -1,0 +1,328 @@
+//! Tags that several disks share: blk-mq's shared tag sets, null_blk's `shared_tags`.
+//!
+//! They lie below the queues of the disks. A request that has a tag of its own queue waits here,
+//! on its core, until there is one of the set for it too. So settings change disk by disk, and a
+//! disk whose tags are changed takes nothing from the others.
+//!
+//! **Shares**, as the kernel has them: while several disks are active each may hold no more than
+//! its part of the depth, rounded up, and at least four. A disk is active while it holds tags or
+//! wants some, and for 5 s behind that: one that is between two requests keeps its part. Of those
+//! that want tags and may have more, each lane gets one in turn.
+//!
+//! *Price.* A lock a batch, each way, of those who share a hardware queue; a letter where another
+//! core waits. Only disks that share tags have it.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use udm_core::bugs::{self, Bug};
+use udm_core::{
+    Batch, Bio, BioFlags, Cx, DeviceId, Drain, Lane, Nanos, OwnWork, SharedTags, Status, WaitHandle,
+    WaitQueue,
+};
+
+use crate::settings::queue_of;
+
+/// How long a disk stays active behind its last request: null_blk's time-out of a request, by which
+/// the kernel finds out.
+const IDLE: Nanos = Nanos::from_millis(5_000);
+
+/// The least that a disk may hold.
+const LEAST: u32 = 4;
+
+/// See the module.
+pub struct TagSet {
+    nr_hw_queues: usize,
+    depth: u32,
+    /// There once a lane is opened: a hardware queue is that of its cores.
+    queues: OnceLock<Box<[Mutex<SharedHwTags>]>>,
+}
+
+/// The tags of a hardware queue.
+struct SharedHwTags {
+    depth: u32,
+    free: u32,
+    users: Vec<SharingDisk>,
+    waiters: Vec<SharedTagWaiter>,
+    /// The seat that is next.
+    next: usize,
+    /// As somebody last said.
+    now: Nanos,
+}
+
+/// A disk.
+struct SharingDisk {
+    id: DeviceId,
+    held: u32,
+    /// It stays active until then.
+    until: Nanos,
+}
+
+/// A lane of a disk.
+struct SharedTagWaiter {
+    bell: Arc<WaitQueue>,
+    user: DeviceId,
+    wanted: u32,
+    /// Those that it has not taken yet; its disk holds them.
+    granted: u32,
+}
+
+impl TagSet {
+    /// So many hardware queues, one a core at the most and where it is 0, of `depth` tags each.
+    #[must_use]
+    pub fn new(nr_hw_queues: u32, depth: u32) -> Arc<TagSet> {
+        let queues = OnceLock::new();
+        Arc::new(TagSet { nr_hw_queues: nr_hw_queues as usize, depth: depth.max(1), queues })
+    }
+
+    /// Tags of all hardware queues, where there are `cores` cores.
+    #[must_use]
+    pub fn all(&self, cores: usize) -> u64 {
+        self.count(cores) as u64 * u64::from(self.depth)
+    }
+
+    fn count(&self, cores: usize) -> usize {
+        match self.nr_hw_queues {
+            0 => cores.max(1),
+            count => count.min(cores.max(1)),
+        }
+    }
+
+    /// A lane of the disk `user` on this core, above `below`.
+    pub(crate) fn lane(
+        self: &Arc<TagSet>,
+        user: DeviceId,
+        below: Box<dyn Lane>,
+        cx: &mut Cx<'_>,
+    ) -> Box<dyn Lane> {
+        let (cores, depth) = (cx.cores(), self.depth);
+        let made = || {
+            let (users, waiters) = (Vec::new(), Vec::new());
+            Mutex::new(SharedHwTags { depth, free: depth, users, waiters, next: 0, now: Nanos(0) })
+        };
+        let all = self.queues.get_or_init(|| (0..self.count(cores)).map(|_| made()).collect());
+        let nth = queue_of(cx.core().index(), cores, all.len());
+        let bell = Arc::new(WaitQueue::new());
+        let listener = bell.subscribe(cx);
+        lock(&all[nth]).waiters.push(SharedTagWaiter {
+            bell: Arc::clone(&bell),
+            user,
+            wanted: 0,
+            granted: 0,
+        });
+        let (set, waiting, ended, down) = (Arc::clone(self), VecDeque::new(), Batch::new(), Batch::new());
+        Box::new(SharedTagLane { set, nth, bell, listener, below, waiting, out: 0, ended, down })
+    }
+
+    /// What the disk `user` has of hardware queue `nth`, of `of` that it has itself: of all where
+    /// that is one for all cores.
+    pub(crate) fn usage(&self, user: DeviceId, nth: usize, of: usize) -> Option<SharedTags> {
+        let all = self.queues.get()?;
+        let these = if of == all.len() { &all[nth..=nth] } else { &all[..] };
+        let one = |tags: &Mutex<SharedHwTags>| {
+            let tags = lock(tags);
+            let held = tags.users.iter().find(|one| one.id == user).map_or(0, |one| one.held);
+            let disks = tags.active(tags.now) as u32;
+            SharedTags { held, most: tags.share(disks), tags: tags.depth, disks }
+        };
+        these.iter().map(one).reduce(|a, b| SharedTags {
+            held: a.held + b.held,
+            most: a.most + b.most,
+            tags: a.tags + b.tags,
+            disks: a.disks.max(b.disks),
+        })
+    }
+}
+
+/// Held for a batch.
+fn lock(tags: &Mutex<SharedHwTags>) -> MutexGuard<'_, SharedHwTags> {
+    tags.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl SharedHwTags {
+    /// How many disks are active.
+    fn active(&self, now: Nanos) -> usize {
+        let wants = |id: DeviceId| self.waiters.iter().any(|seat| seat.user == id && seat.wanted > 0);
+        self.users.iter().filter(|one| one.held > 0 || one.until > now || wants(one.id)).count()
+    }
+
+    /// What a disk may hold of a set that `disks` use.
+    fn share(&self, disks: u32) -> u32 {
+        if self.depth == 1 { 1 } else { self.depth.div_ceil(disks.max(1)).max(LEAST).min(self.depth) }
+    }
+
+    fn user(&mut self, id: DeviceId) -> &mut SharingDisk {
+        let at = self.users.iter().position(|one| one.id == id).unwrap_or_else(|| {
+            self.users.push(SharingDisk { id, held: 0, until: Nanos(0) });
+            self.users.len() - 1
+        });
+        &mut self.users[at]
+    }
+
+    /// The lane of `wait_queue` gives `completed` tags back and wants `wanted` in all: those that it gets now.
+    /// Whoever else got some is to be told.
+    fn return_and_request(
+        &mut self,
+        bell: &Arc<WaitQueue>,
+        completed: u32,
+        wanted: u32,
+        now: Nanos,
+        tell: &mut Vec<Arc<WaitQueue>>,
+    ) -> u32 {
+        let at = self.waiters.iter().position(|seat| Arc::ptr_eq(&seat.bell, bell)).expect("it has a seat");
+        let id = self.waiters[at].user;
+        self.now = now;
+        let user = self.user(id);
+        user.held -= completed;
+        user.until = now + IDLE;
+        self.free += completed + u32::from(completed > 0 && bugs::on(Bug::SharedTagTwice));
+        let seat = &mut self.waiters[at];
+        seat.wanted = wanted.saturating_sub(seat.granted);
+        self.grant_tags(Some(bell), tell);
+        std::mem::take(&mut self.waiters[at].granted)
+    }
+
+    /// Hands tags to those that want some and may have more, one each in turn.
+    fn grant_tags(&mut self, me: Option<&Arc<WaitQueue>>, tell: &mut Vec<Arc<WaitQueue>>) {
+        let most = self.share(self.active(self.now) as u32);
+        let mut passed = 0;
+        while self.free > 0 && passed < self.waiters.len() {
+            let at = self.next % self.waiters.len();
+            self.next = at + 1;
+            passed += 1;
+            let (id, wanted) = (self.waiters[at].user, self.waiters[at].wanted);
+            if wanted == 0 || self.user(id).held >= most {
+                continue;
+            }
+            passed = 0;
+            self.free -= 1;
+            self.user(id).held += 1;
+            let seat = &mut self.waiters[at];
+            (seat.wanted, seat.granted) = (wanted - 1, seat.granted + 1);
+            if seat.granted == 1 && me.is_none_or(|me| !Arc::ptr_eq(me, &seat.bell)) {
+                tell.push(Arc::clone(&seat.bell));
+            }
+        }
+    }
+
+    /// The lane of `wait_queue` is gone, with `out` tags.
+    fn remove_waiter(&mut self, bell: &Arc<WaitQueue>, out: u32, tell: &mut Vec<Arc<WaitQueue>>) {
+        let Some(at) = self.waiters.iter().position(|seat| Arc::ptr_eq(&seat.bell, bell)) else { return };
+        let seat = self.waiters.swap_remove(at);
+        let back = out + seat.granted;
+        self.free += back;
+        self.user(seat.user).held -= back;
+        if self.waiters.iter().all(|other| other.user != seat.user) {
+            self.users.retain(|one| one.id != seat.user);
+        }
+        self.grant_tags(None, tell);
+    }
+}
+
+/// See the module.
+struct SharedTagLane {
+    set: Arc<TagSet>,
+    nth: usize,
+    bell: Arc<WaitQueue>,
+    listener: WaitHandle,
+    below: Box<dyn Lane>,
+    /// Requests without a tag.
+    waiting: VecDeque<Box<Bio>>,
+    /// Those with one.
+    out: u32,
+    /// Those that were not to wait, for the next `poll`.
+    ended: Batch,
+    down: Batch,
+}
+
+impl SharedTagLane {
+    /// The lock is let go of before anybody is told.
+    fn with_tags<T>(&self, f: impl FnOnce(&mut SharedHwTags, &mut Vec<Arc<WaitQueue>>) -> T) -> T {
+        let mut tell = Vec::new();
+        let queues = self.set.queues.get().expect("a lane is open");
+        let result = f(&mut lock(&queues[self.nth]), &mut tell);
+        if !bugs::on(Bug::SharedTagNotRung) {
+            tell.iter().for_each(|bell| bell.wake_up());
+        }
+        result
+    }
+
+    /// `completed` requests have come home. Sends what there are tags for; true when that is any.
+    fn run_queued(&mut self, mut completed: u32, cx: &mut Cx<'_>) -> bool {
+        let now = cx.now();
+        self.out -= completed;
+        loop {
+            let seen = self.listener.epoch();
+            let wanted = u32::try_from(self.waiting.len()).unwrap_or(u32::MAX);
+            let got = self
+                .with_tags(|tags, tell| tags.return_and_request(&self.bell, completed, wanted, now, tell));
+            let sent = got.min(wanted);
+            self.out += sent;
+            self.down.extend(self.waiting.drain(..sent as usize));
+            // What it has over goes back; what was not to wait wants nothing more.
+            completed = got - sent;
+            let before = self.waiting.len();
+            let is_refused = |bio: &Bio| bio.flags.contains(BioFlags::NOWAIT);
+            if self.waiting.iter().any(|bio| is_refused(bio)) {
+                let all = std::mem::take(&mut self.waiting);
+                let (mut refused, rest): (Batch, Batch) = all.into_iter().partition(|bio| is_refused(bio));
+                self.waiting = rest.into();
+                refused.iter_mut().for_each(|bio| bio.end_with(Status::Again));
+                self.ended.append(&mut refused);
+                cx.wake_now();
+            }
+            if completed == 0 && self.waiting.len() == before {
+                if before > 0 {
+                    self.listener.wait(seen, cx);
+                }
+                break;
+            }
+        }
+        let any = !self.down.is_empty();
+        if any {
+            self.below.submit(&mut self.down, cx);
+        }
+        any
+    }
+}
+
+impl Lane for SharedTagLane {
+    fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
+        self.waiting.extend(batch.drain(..));
+        self.run_queued(0, cx);
+    }
+
+    fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
+        loop {
+            let from = done.len();
+            self.below.poll(done, cx);
+            let completed = (done.len() - from) as u32;
+            done.append(&mut self.ended);
+            // What goes down here is polled for as what a submit sends: it may have ended in that.
+            if completed == 0 && self.waiting.is_empty() || !self.run_queued(completed, cx) {
+                break;
+            }
+        }
+    }
+
+    fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
+        if how == Drain::NoFlush {
+            back.extend(self.waiting.drain(..));
+        }
+        let from = back.len();
+        self.below.drain(how, back, cx);
+        if self.run_queued((back.len() - from) as u32, cx) {
+            cx.wake_now();
+        }
+    }
+
+    fn busy(&self) -> OwnWork {
+        self.below.busy()
+    }
+}
+
+impl Drop for SharedTagLane {
+    fn drop(&mut self) {
+        debug_assert!(self.out == 0 || std::thread::panicking(), "closed with requests under way");
+        self.with_tags(|tags, tell| tags.remove_waiter(&self.bell, self.out, tell));
+    }
+}

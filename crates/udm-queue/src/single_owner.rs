@@ -1,0 +1,295 @@
+//! One way to a device for all cores: where requests have one order, or a server takes one
+//! connection that writes and no more.
+//!
+//! A task has the device's lane, on one core for good. Lanes leave what they are asked in a queue
+//! and ring; the task serves it and leaves the answers in the queue of the lane that asked. A bio
+//! stays on its core: only its data goes to the other and comes back. *Price:* two queues, which
+//! are shared atomics, a request, and a letter each way a batch. What becomes of them in a suspend
+//! is in [`drain`].
+
+mod drain;
+
+use crossbeam_queue::SegQueue;
+use drain::{DrainRequester, DrainRequests, OwnerDevice};
+use slab::Slab;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use udm_core::bugs::{self, Bug};
+use udm_core::{
+    Batch, Bio, BioFlags, Cx, Device, DeviceSlot, Drain, Lane, Op, OwnWork, Sector, Sectors, Segments,
+    Status, Task, TaskCx, TaskHandle, WaitHandle, WaitQueue, interleave,
+};
+
+/// The way of all cores to one device.
+#[derive(Default)]
+pub struct SingleOwner {
+    running: Mutex<Weak<OwnerHandle>>,
+}
+
+/// A task that serves, for as long as a lane needs it.
+struct OwnerHandle {
+    shared: Arc<OwnerShared>,
+    _task: TaskHandle,
+}
+
+/// What lanes and the task share.
+struct OwnerShared {
+    forwarded: SegQueue<ForwardedRequest>,
+    /// Rung when something was asked.
+    bell: Arc<WaitQueue>,
+    /// The task is over, and serves no more.
+    over: AtomicBool,
+    /// How many lanes there have been.
+    lanes: AtomicU32,
+    drains: Arc<DrainRequests>,
+}
+
+/// A request.
+struct ForwardedRequest {
+    op: Op,
+    flags: BioFlags,
+    sector: Sector,
+    sectors: Sectors,
+    data: Segments,
+    /// Where it waits.
+    from: Arc<ReplyQueue>,
+    key: usize,
+}
+
+/// The answers to one lane.
+struct ReplyQueue {
+    lane: u32,
+    queue: SegQueue<(usize, Status, Segments)>,
+    /// Those that nobody has begun, which a drain gave back.
+    handed_back: SegQueue<(usize, Segments)>,
+    bell: Arc<WaitQueue>,
+}
+
+impl OwnerShared {
+    /// Answers all that is asked of a task that is over.
+    fn refuse(&self) {
+        while let Some(forwarded) = self.forwarded.pop() {
+            forwarded.from.queue.push((forwarded.key, Status::Transport, forwarded.data));
+            forwarded.from.bell.wake_up();
+        }
+    }
+}
+
+impl SingleOwner {
+    /// A lane on this core, to the one lane of `device`.
+    #[must_use]
+    pub fn open(&self, device: &Arc<dyn Device>, cx: &mut Cx<'_>) -> Box<dyn Lane> {
+        let mut kept = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let running = kept.upgrade().unwrap_or_else(|| {
+            let (forwarded, bell, drains) = (SegQueue::new(), Arc::new(WaitQueue::new()), Arc::default());
+            let (over, lanes) = (AtomicBool::new(false), AtomicU32::new(0));
+            let shared = Arc::new(OwnerShared { forwarded, bell, over, lanes, drains });
+            let device = Arc::new(OwnerDevice::new(Arc::clone(device), Arc::clone(&shared.drains)));
+            let of_task = Arc::clone(&shared);
+            let make = move || Box::new(OwnerTask::new(device, of_task)) as Box<dyn Task>;
+            let task = cx.all_cores().start(Box::new(make));
+            Arc::new(OwnerHandle { shared, _task: task })
+        });
+        *kept = Arc::downgrade(&running);
+        let lane = running.shared.lanes.fetch_add(1, Relaxed);
+        let (queue, handed_back, bell) = (SegQueue::new(), SegQueue::new(), Arc::new(WaitQueue::new()));
+        let replies = Arc::new(ReplyQueue { lane, queue, handed_back, bell });
+        let listener = replies.bell.subscribe(cx);
+        let drain_requester = DrainRequester::new(lane, Arc::clone(&running.shared.drains));
+        Box::new(RemoteLane { running, replies, listener, waiting: Slab::new(), drain_requester })
+    }
+}
+
+struct RemoteLane {
+    running: Arc<OwnerHandle>,
+    replies: Arc<ReplyQueue>,
+    listener: WaitHandle,
+    waiting: Slab<Box<Bio>>,
+    drain_requester: DrainRequester,
+}
+
+impl RemoteLane {
+    /// Takes back what a drain has given back, as it was given.
+    fn take_handed_back(&mut self, back: &mut Batch) {
+        while let Some((key, data)) = self.replies.handed_back.pop() {
+            let mut bio = self.waiting.remove(key);
+            bio.data = data;
+            back.push(bio);
+        }
+    }
+
+    /// A poll behind a drain, for as long as something of that can still be given back.
+    #[cold]
+    fn poll_drained(&mut self, cx: &mut Cx<'_>) {
+        interleave::point();
+        match self.drain_requester.take_drained() {
+            Some(Drain::NoFlush | Drain::End) => {
+                // It came behind the drain: the next one gives it out.
+                if !self.replies.handed_back.is_empty() {
+                    cx.wake_now();
+                }
+                return self.drain_requester.settle(self.waiting.is_empty());
+            }
+            // One without flush was called off before it: nothing is given back in this one.
+            Some(Drain::Flush) => {}
+            // There was a resume. Where there was none, the next drain asks anew.
+            None => {
+                if !bugs::on(Bug::DrainOutlives) && self.drain_requester.ask(None) {
+                    cx.wake_now();
+                }
+            }
+        }
+        let mut again = Batch::new();
+        self.take_handed_back(&mut again);
+        if !again.is_empty() && bugs::on(Bug::LateHandBackLost) {
+            return bugs::leak_bios(again);
+        }
+        if !again.is_empty() {
+            cx.wake_now();
+            self.submit(&mut again, cx);
+        }
+        self.drain_requester.settle(self.waiting.is_empty());
+    }
+}
+
+impl Lane for RemoteLane {
+    fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
+        let shared = &self.running.shared;
+        let seen = self.listener.epoch();
+        for mut bio in batch.drain(..) {
+            let Bio { op, flags, sector, sectors, .. } = *bio;
+            let (data, from) = (std::mem::take(&mut bio.data), Arc::clone(&self.replies));
+            let key = self.waiting.insert(bio);
+            shared.forwarded.push(ForwardedRequest { op, flags, sector, sectors, data, from, key });
+        }
+        // Either the task sees what was asked before it is over, or this sees that it is.
+        if shared.over.load(SeqCst) {
+            shared.refuse();
+        }
+        shared.bell.wake_up();
+        // The lane above may ask in its poll, behind that of this one.
+        if !bugs::on(Bug::WayNotAwaited) {
+            self.listener.wait(seen, cx);
+        }
+    }
+
+    fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
+        let seen = self.listener.epoch();
+        while let Some((key, status, data)) = self.replies.queue.pop() {
+            let mut bio = self.waiting.remove(key);
+            bio.data = data;
+            bio.end_with(status);
+            done.push(bio);
+        }
+        if self.drain_requester.has_asked() {
+            self.poll_drained(cx);
+        }
+        if !self.waiting.is_empty() {
+            self.listener.wait(seen, cx);
+        }
+    }
+
+    fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
+        let from = back.len();
+        if how != Drain::Flush {
+            self.take_handed_back(back);
+        }
+        self.drain_requester.drained(how, back.len() > from, self.waiting.is_empty(), cx);
+    }
+}
+
+/// The task.
+struct OwnerTask {
+    device: Arc<dyn Device>,
+    shared: Arc<OwnerShared>,
+    lane: Option<DeviceSlot>,
+    bell: Option<WaitHandle>,
+    in_flight: Slab<(Arc<ReplyQueue>, usize)>,
+    /// Bios that have been home, for the next requests.
+    spare: Batch,
+    stopping: bool,
+}
+
+impl OwnerTask {
+    fn new(device: Arc<dyn Device>, shared: Arc<OwnerShared>) -> OwnerTask {
+        let (in_flight, spare) = (Slab::new(), Batch::new());
+        OwnerTask { device, shared, lane: None, bell: None, in_flight, spare, stopping: false }
+    }
+
+    fn take_requests(&mut self, cx: &mut dyn TaskCx) {
+        if self.shared.forwarded.is_empty() {
+            return;
+        }
+        if self.lane.is_none() {
+            self.lane = cx.open(&self.device).ok();
+        }
+        let Some(lane) = self.lane else { return self.shared.refuse() };
+        while let Some(ForwardedRequest { op, flags, sector, sectors, data, from, key }) =
+            self.shared.forwarded.pop()
+        {
+            let mut bio = self.spare.pop().unwrap_or_default();
+            (bio.op, bio.flags, bio.sector, bio.sectors, bio.data) = (op, flags, sector, sectors, data);
+            let of_lane = from.lane;
+            bio.cookie = drain::cookie(of_lane, self.in_flight.insert((from, key)));
+            cx.submit(lane, bio);
+        }
+    }
+}
+
+impl Task for OwnerTask {
+    fn turn(&mut self, cx: &mut dyn TaskCx) {
+        let bell = self.bell.take().unwrap_or_else(|| cx.subscribe(&self.shared.bell));
+        loop {
+            let seen = bell.epoch();
+            self.take_requests(cx);
+            if self.stopping || bell.register_wait(seen) {
+                break;
+            }
+        }
+        self.bell = Some(bell);
+    }
+
+    fn complete(&mut self, done: &mut Batch, cx: &mut dyn TaskCx) {
+        let mut last: Option<Arc<ReplyQueue>> = None;
+        for mut bio in done.drain(..) {
+            let (at, handed_back) = drain::read(bio.cookie);
+            let ((to, key), data) = (self.in_flight.remove(at), std::mem::take(&mut bio.data));
+            match handed_back {
+                false => to.queue.push((key, bio.status, data)),
+                true => to.handed_back.push((key, data)),
+            }
+            self.spare.push(bio);
+            // Once for those that follow each other.
+            if let Some(before) = last.replace(Arc::clone(&to)).filter(|before| !Arc::ptr_eq(before, &to)) {
+                before.bell.wake_up();
+            }
+        }
+        if let Some(last) = last {
+            last.bell.wake_up();
+        }
+        match self.stopping {
+            true => self.stop(cx),
+            false => self.turn(cx),
+        }
+    }
+
+    fn stop(&mut self, cx: &mut dyn TaskCx) {
+        self.stopping = true;
+        self.bell = None;
+        self.shared.over.store(true, SeqCst);
+        self.shared.refuse();
+        if self.in_flight.is_empty()
+            && let Some(lane) = self.lane.take()
+        {
+            cx.close(lane);
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.stopping && self.in_flight.is_empty()
+    }
+
+    fn busy(&self) -> OwnWork {
+        OwnWork::Background
+    }
+}

@@ -1,0 +1,169 @@
+//! Disks that share tags, a lane each on one core.
+
+use super::*;
+
+struct SharedTagDisks {
+    core: CoreState,
+    disks: Vec<(QueuedDevice, Box<dyn Lane>)>,
+    now: Nanos,
+    done: Batch,
+}
+
+impl SharedTagDisks {
+    fn new(depth: u32, disks: usize) -> SharedTagDisks {
+        held(|held| *held = TestDiskState::default());
+        let set = TagSet::new(1, depth);
+        let letters = Arc::new(RecordedWakes::default()) as Arc<dyn Cores>;
+        let mut core = CoreState::new(CoreId(0), 1, 1, None).with_cores(letters);
+        let mut open = |_| {
+            let disk = Arc::new(Disk { id: DeviceId::new(), content: Arc::default() });
+            let params = params(&format!("nomerges=2,nr_hw_queues=1,queue_depth={depth}"));
+            let queue = QueuedDevice::sharing(disk, &params, true, Arc::clone(&set));
+            let lane = queue.open(&mut core.cx(Nanos(1))).unwrap();
+            (queue, lane)
+        };
+        let disks = (0..disks).map(&mut open).collect();
+        SharedTagDisks { core, disks, now: Nanos(1), done: Batch::new() }
+    }
+
+    /// Reads for a disk; their sectors say whose they are.
+    fn submit(&mut self, disk: usize, n: u64) {
+        let mut batch: Batch = (0..n).map(|_| read(disk as u64 * 8, 8)).collect();
+        batch.iter_mut().for_each(|bio| bio.start());
+        self.disks[disk].1.submit(&mut batch, &mut self.core.cx(self.now));
+    }
+
+    /// Requests that a disk has.
+    fn has(&self, disk: usize) -> usize {
+        let count = held(|held| held.bios.iter().filter(|(_, bio)| bio.sector.0 == disk as u64 * 8).count());
+        let shared = self.disks[disk].0.report(1).hw_queues[0].shared.unwrap();
+        assert_eq!(shared.held as usize, count);
+        count
+    }
+
+    fn most(&self, disk: usize) -> u32 {
+        self.disks[disk].0.report(1).hw_queues[0].shared.unwrap().most
+    }
+
+    /// `n` requests of a disk end, and each lane is polled, its own first: at the disk of these
+    /// tests what comes back is a core's.
+    fn end(&mut self, disk: usize, n: usize) {
+        held(|held| {
+            for _ in 0..n {
+                let at = held.bios.iter().position(|(_, bio)| bio.sector.0 == disk as u64 * 8).unwrap();
+                let (core, mut bio) = held.bios.remove(at);
+                bio.end_with(Status::Ok);
+                held.back.push((core, bio));
+            }
+        });
+        self.poll(disk);
+        (0..self.disks.len()).for_each(|other| self.poll(other));
+    }
+
+    fn poll(&mut self, disk: usize) {
+        let from = self.done.len();
+        self.disks[disk].1.poll(&mut self.done, &mut self.core.cx(self.now));
+        self.done[from..].iter_mut().for_each(|bio| bio.finish());
+    }
+
+    fn end_all(&mut self) {
+        for disk in (0..self.disks.len()).cycle() {
+            if held(|held| held.bios.is_empty()) {
+                break;
+            }
+            let n = self.has(disk);
+            self.end(disk, n);
+        }
+    }
+}
+
+/// The kernel's shares: 64 tags of two are 32, of three 22, of 32 four.
+#[test]
+fn b09_each_active_disk_has_its_share_and_at_least_four() {
+    for (disks, share) in [(1, 64), (2, 32), (3, 22), (32, 4)] {
+        let mut all = SharedTagDisks::new(64, disks);
+        for disk in 0..disks {
+            all.submit(disk, 1);
+        }
+        for disk in 0..disks {
+            all.submit(disk, 100);
+        }
+        let has: Vec<usize> = (0..disks).map(|disk| all.has(disk)).collect();
+        assert!(has.iter().all(|has| *has <= share) && has[0] == share, "{has:?}");
+        assert_eq!(all.most(0) as usize, share);
+        assert!(has.iter().sum::<usize>() <= 64);
+        all.end_all();
+        assert_eq!(all.done.len(), disks * 101);
+    }
+}
+
+/// One that has all tags when another comes keeps them, and gets no more before it is below its
+/// part.
+#[test]
+fn who_came_first_comes_down_to_its_share() {
+    let mut all = SharedTagDisks::new(8, 2);
+    all.submit(0, 100);
+    assert_eq!((all.has(0), all.most(0)), (8, 8));
+    all.submit(1, 100);
+    assert_eq!((all.has(1), all.most(1)), (0, 4));
+    for freed in 1..=4 {
+        all.end(0, 1);
+        assert_eq!((all.has(0), all.has(1)), (8 - freed, freed));
+    }
+    all.end(0, 1);
+    assert_eq!((all.has(0), all.has(1)), (4, 4));
+    all.end_all();
+    assert_eq!(all.done.len(), 200);
+}
+
+/// One that is between two requests keeps its part for 5 s.
+#[test]
+fn a_share_is_kept_for_a_while() {
+    let mut all = SharedTagDisks::new(8, 2);
+    all.submit(1, 1);
+    all.end(1, 1);
+    all.submit(0, 100);
+    assert_eq!(all.has(0), 4);
+    all.now = Nanos::from_millis(4_999);
+    all.end(0, 1);
+    assert_eq!(all.has(0), 4);
+    all.now = Nanos::from_millis(5_002);
+    all.end(0, 1);
+    assert_eq!(all.has(0), 8, "it is idle");
+    all.end_all();
+}
+
+/// What is not to wait ends at once, and leaves no tag behind.
+#[test]
+fn who_is_not_to_wait_does_not() {
+    let mut all = SharedTagDisks::new(4, 2);
+    all.submit(0, 4);
+    let mut bio = read(8, 8);
+    bio.flags = BioFlags::NOWAIT;
+    bio.start();
+    all.disks[1].1.submit(&mut vec![bio], &mut all.core.cx(all.now));
+    all.poll(1);
+    assert_eq!((all.done.len(), all.done[0].status), (1, Status::Again));
+    all.end_all();
+    all.submit(1, 4);
+    assert_eq!(all.has(1), 4);
+    all.end_all();
+}
+
+/// What waits is handed back to a suspend without flush, and a lane that closes leaves its tags.
+#[test]
+fn what_waits_is_handed_back() {
+    let mut all = SharedTagDisks::new(4, 2);
+    all.submit(0, 4);
+    all.submit(1, 4);
+    let mut back = Batch::new();
+    let others = held(|held| std::mem::take(&mut held.bios));
+    all.disks[1].1.drain(Drain::NoFlush, &mut back, &mut all.core.cx(all.now));
+    held(|held| held.bios = others);
+    assert_eq!(back.len(), 4);
+    back.iter_mut().for_each(|bio| bio.finish());
+    all.end_all();
+    all.submit(1, 4);
+    assert_eq!(all.has(1), 4, "none is left to who wants none");
+    all.end_all();
+}

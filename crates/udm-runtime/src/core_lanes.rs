@@ -1,0 +1,188 @@
+//! A core's lanes, one a device, shared by the core's front ends.
+
+use crate::InFlightReport;
+use std::sync::Arc;
+use udm_core::{
+    Batch, Bio, Cx, Device, DeviceId, DeviceSlot, Drain, Lane, OpenError, OwnWork, Status, WakeTarget,
+};
+
+struct LaneSlot {
+    id: DeviceId,
+    lane: Box<dyn Lane>,
+    users: usize,
+    /// Of a task in the background, for it alone: nobody waits for what is in flight.
+    background: bool,
+    batch: Batch,
+    in_flight: usize,
+    /// In the list of slots to visit.
+    active: bool,
+    /// It has mail, which may be for a lane far below. It is visited until a poll brings nothing
+    /// back: lanes in which bios move may leave the idle ones below them for later.
+    has_messages: bool,
+}
+
+/// The lanes of a core.
+#[derive(Default)]
+pub(crate) struct CoreLanes {
+    slots: slab::Slab<LaneSlot>,
+    /// Slots with something to submit, in flight, or of the lane's own: the others cost nothing.
+    active: Vec<usize>,
+    /// The program ends: lanes hold nothing back any more.
+    ending: bool,
+}
+
+impl CoreLanes {
+    /// The lane of `device`, which front ends share; one in the background gets its own. A lane is
+    /// polled in the turn in which it was opened: its target may have something to do, whoever
+    /// opens it.
+    pub(crate) fn open(
+        &mut self,
+        device: &Arc<dyn Device>,
+        background: bool,
+        cx: &mut Cx<'_>,
+    ) -> Result<DeviceSlot, OpenError> {
+        let id = device.id();
+        // A scan: once a connection, over the devices of one core.
+        if let Some((key, slot)) =
+            self.slots.iter_mut().find(|(_, s)| s.id == id && !s.background && !background)
+        {
+            slot.users += 1;
+            return Ok(DeviceSlot(key));
+        }
+        let place = self.slots.vacant_entry();
+        let key = place.key();
+        let before = cx.visit(Some(WakeTarget(key as u32)));
+        let lane = device.open(cx);
+        cx.visit(before);
+        let lane = lane?;
+        place.insert(LaneSlot {
+            id,
+            lane,
+            users: 1,
+            background,
+            batch: Batch::new(),
+            in_flight: 0,
+            active: false,
+            has_messages: false,
+        });
+        self.activate(key);
+        Ok(DeviceSlot(key))
+    }
+
+    /// Has a lane polled in this turn; one that is gone does not mind.
+    pub(crate) fn visit(&mut self, visit: WakeTarget) {
+        let key = visit.0 as usize;
+        if let Some(s) = self.slots.get_mut(key) {
+            s.has_messages = true;
+            self.activate(key);
+        }
+    }
+
+    fn activate(&mut self, key: usize) {
+        let s = &mut self.slots[key];
+        if !s.active {
+            s.active = true;
+            self.active.push(key);
+        }
+    }
+
+    pub(crate) fn close(&mut self, slot: DeviceSlot) {
+        let s = &mut self.slots[slot.0];
+        s.users -= 1;
+        if s.users > 0 || s.active {
+            return;
+        }
+        if s.lane.busy() == OwnWork::Required {
+            self.activate(slot.0);
+        } else {
+            self.slots.remove(slot.0);
+        }
+    }
+
+    /// From now on lanes hold nothing back: what waits for something that nobody will do is ended.
+    pub(crate) fn end(&mut self) {
+        self.ending = true;
+    }
+
+    /// Adds what is under way.
+    pub(crate) fn report(&self, to: &mut InFlightReport) {
+        for s in self.active.iter().map(|&key| &self.slots[key]).filter(|s| !s.background) {
+            if s.in_flight > 0 {
+                to.requests.insert(s.id, s.in_flight);
+            } else if s.lane.busy() == OwnWork::Required {
+                to.busy.insert(s.id);
+            }
+        }
+    }
+
+    /// True when no lane is open.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    /// True when a lane has bios from above, or something of its own that is owed.
+    pub(crate) fn has_in_flight(&self) -> bool {
+        self.slots.iter().any(|(_, s)| s.in_flight > 0 || s.lane.busy() == OwnWork::Required)
+    }
+
+    /// True when no lane has anything under way that somebody waits for, of its own or from above.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.active
+            .iter()
+            .map(|&key| &self.slots[key])
+            .all(|s| s.background || (s.in_flight == 0 && s.lane.busy() < OwnWork::Required))
+    }
+
+    pub(crate) fn push(&mut self, slot: DeviceSlot, bio: Box<Bio>) {
+        let s = &mut self.slots[slot.0];
+        s.batch.push(bio);
+        s.in_flight += 1;
+        self.activate(slot.0);
+    }
+
+    /// Submits the batches and polls the lanes that have something in flight, or mail. True when a
+    /// bio moved.
+    pub(crate) fn run(&mut self, done: &mut Batch, cx: &mut Cx<'_>) -> bool {
+        let before = done.len();
+        let mut moved = false;
+        let mut i = 0;
+        while let Some(&key) = self.active.get(i) {
+            let s = &mut self.slots[key];
+            cx.visit(Some(WakeTarget(key as u32)));
+            if !s.batch.is_empty() {
+                s.lane.submit(&mut s.batch, cx);
+                debug_assert!(s.batch.is_empty(), "a lane left bios in the batch");
+                moved = true;
+            }
+            let n = done.len();
+            if self.ending {
+                drain(s, done, cx);
+            }
+            s.lane.poll(done, cx);
+            s.in_flight -= done.len() - n;
+            s.has_messages &= done.len() > n;
+            let busy = s.lane.busy();
+            let let_go = s.users == 0 && busy < OwnWork::Required;
+            if s.in_flight > 0 || s.has_messages || (busy > OwnWork::Idle && !let_go) {
+                i += 1;
+                continue;
+            }
+            s.active = false;
+            self.active.swap_remove(i);
+            if s.users == 0 {
+                self.slots.remove(key);
+            }
+        }
+        cx.visit(None);
+        moved || done.len() > before
+    }
+}
+
+/// Has the lane let go of what it holds back. What it hands back would wait for a resume, which
+/// will not come.
+#[cold]
+fn drain(s: &mut LaneSlot, done: &mut Batch, cx: &mut Cx<'_>) {
+    let from = done.len();
+    s.lane.drain(Drain::End, done, cx);
+    done[from..].iter_mut().for_each(|bio| bio.end_with(Status::IoErr));
+}

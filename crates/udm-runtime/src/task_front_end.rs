@@ -1,0 +1,91 @@
+//! Tasks among the front ends of a core.
+
+use crate::front_end::{FrontCx, FrontEnd};
+use std::any::Any;
+use std::sync::Arc;
+use udm_core::{
+    Ack, Batch, Bio, Cores, Device, DeviceId, DeviceSlot, Nanos, OpenError, OwnWork, Task, TaskCx,
+    WaitHandle, WaitQueue,
+};
+
+/// The letter that stops a task.
+pub(crate) struct Stop {
+    /// Dropped with the letter, when it has been read.
+    pub(crate) _ack: Option<Ack>,
+}
+
+/// A task, which is a front end that nobody is connected to.
+pub(crate) struct TaskFrontEnd {
+    task: Box<dyn Task>,
+    /// Where it is told to stop.
+    topic: DeviceId,
+}
+
+impl TaskFrontEnd {
+    pub(crate) fn new(task: Box<dyn Task>, topic: DeviceId) -> TaskFrontEnd {
+        TaskFrontEnd { task, topic }
+    }
+}
+
+impl FrontEnd for TaskFrontEnd {
+    fn gather(&mut self, cx: &mut FrontCx<'_, '_>) {
+        cx.subscribe(self.topic);
+        self.task.turn(cx);
+    }
+
+    fn complete(&mut self, done: &mut Batch, cx: &mut FrontCx<'_, '_>) {
+        self.task.complete(done, cx);
+    }
+
+    fn message(&mut self, message: &(dyn Any + Send), cx: &mut FrontCx<'_, '_>) {
+        if message.is::<Stop>() {
+            self.task.stop(cx);
+        }
+    }
+
+    /// The end of the program stops what is in the background. Who started what is owed stops it,
+    /// and the end waits for that.
+    fn stop(&mut self, cx: &mut FrontCx<'_, '_>) {
+        if self.task.busy() < OwnWork::Required {
+            self.task.stop(cx);
+        }
+    }
+
+    fn is_closed(&self) -> bool {
+        self.task.is_over()
+    }
+
+    fn busy(&self) -> OwnWork {
+        self.task.busy()
+    }
+}
+
+impl TaskCx for FrontCx<'_, '_> {
+    fn open(&mut self, device: &Arc<dyn Device>) -> Result<DeviceSlot, OpenError> {
+        FrontCx::open(self, device)
+    }
+
+    fn close(&mut self, slot: DeviceSlot) {
+        FrontCx::close(self, slot);
+    }
+
+    fn submit(&mut self, slot: DeviceSlot, bio: Box<Bio>) {
+        FrontCx::submit(self, slot, bio);
+    }
+
+    fn now(&self) -> Nanos {
+        FrontCx::now(self)
+    }
+
+    fn wake_at(&mut self, at: Nanos) {
+        FrontCx::wake_at(self, at);
+    }
+
+    fn all_cores(&self) -> Arc<dyn Cores> {
+        Arc::clone(self.cx.all_cores())
+    }
+
+    fn subscribe(&mut self, bell: &Arc<WaitQueue>) -> WaitHandle {
+        bell.subscribe(self.cx)
+    }
+}

@@ -1,0 +1,154 @@
+//! What a letter and a bell cost a core with thousands of lanes: a visit to each that they are for.
+
+use std::rc::Rc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+use udm_core::{
+    Batch, CoreId, Cores, Cx, Device, DeviceId, Lane, LaneCommand, LaneInbox, Limits, OpenError, OwnWork,
+    Sectors, WaitHandle, WaitQueue,
+};
+use udm_runtime::{FrontCx, FrontEnd, Runtime, RuntimeOptions};
+
+const LANES: usize = 5000;
+
+/// Counts its polls, listens to the bell of its group, and is as busy as it is told.
+struct PollCounter {
+    id: DeviceId,
+    polls: AtomicUsize,
+    bell: Arc<WaitQueue>,
+    busy: OwnWork,
+    /// It waits for its bell, from its first poll on.
+    waits: bool,
+}
+
+struct CountingLane {
+    device: Arc<PollCounter>,
+    _port: Rc<LaneInbox>,
+    bell: WaitHandle,
+}
+
+struct CountingDevice(Arc<PollCounter>);
+
+impl Device for CountingDevice {
+    fn id(&self) -> DeviceId {
+        self.0.id
+    }
+
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+        let port = cx.open_inbox(self.0.id);
+        Ok(Box::new(CountingLane { device: self.0.clone(), _port: port, bell: self.0.bell.subscribe(cx) }))
+    }
+
+    fn limits(&self) -> Limits {
+        Limits::new(Sectors(8))
+    }
+}
+
+impl Lane for CountingLane {
+    fn submit(&mut self, _: &mut Batch, _: &mut Cx<'_>) {}
+
+    fn poll(&mut self, _: &mut Batch, cx: &mut Cx<'_>) {
+        self.device.polls.fetch_add(1, Ordering::Relaxed);
+        if self.device.waits {
+            self.bell.wait(self.bell.epoch(), cx);
+        }
+    }
+
+    fn busy(&self) -> OwnWork {
+        self.device.busy
+    }
+}
+
+/// Opens all of them.
+struct OpeningFrontEnd(Vec<Arc<dyn Device>>, mpsc::Sender<()>, bool);
+
+impl FrontEnd for OpeningFrontEnd {
+    fn gather(&mut self, cx: &mut FrontCx<'_, '_>) {
+        for device in self.0.drain(..) {
+            cx.open(&device).unwrap();
+        }
+        self.1.send(()).unwrap();
+    }
+
+    fn complete(&mut self, _: &mut Batch, _: &mut FrontCx<'_, '_>) {}
+
+    fn stop(&mut self, _: &mut FrontCx<'_, '_>) {
+        self.2 = true;
+    }
+
+    fn is_closed(&self) -> bool {
+        self.2
+    }
+}
+
+fn runtime() -> Runtime {
+    let spin_max = Duration::from_micros(50);
+    Runtime::start(&RuntimeOptions { cpus: vec![None], poll: false, spin_max }).unwrap()
+}
+
+fn open(runtime: &Runtime, devices: &[Arc<PollCounter>]) {
+    let (tell, told) = mpsc::channel();
+    let opened = devices.iter().map(|d| Arc::new(CountingDevice(d.clone())) as Arc<dyn Device>).collect();
+    runtime.attach(CoreId(0), Box::new(move || Box::new(OpeningFrontEnd(opened, tell, false))));
+    told.recv_timeout(Duration::from_secs(60)).unwrap();
+}
+
+/// Letters are read in their order: when the core has told what is under way, it has visited whom
+/// those before concerned.
+fn polls(runtime: &Runtime, devices: &[Arc<PollCounter>]) -> Vec<usize> {
+    assert_eq!(runtime.cluster().under_way(Duration::from_secs(60)).unanswered, 0);
+    devices.iter().map(|d| d.polls.swap(0, Ordering::Relaxed)).collect()
+}
+
+#[test]
+fn messages_and_wakeups_run_only_their_lanes() {
+    let bells: Vec<Arc<WaitQueue>> = (0..LANES / 2).map(|_| Arc::new(WaitQueue::new())).collect();
+    let counted = |n: usize| {
+        let bell = bells[n / 2].clone();
+        let (id, waits) = (DeviceId::new(), n / 2 != 1000);
+        Arc::new(PollCounter { id, polls: AtomicUsize::new(0), bell, busy: OwnWork::Idle, waits })
+    };
+    let devices: Vec<_> = (0..LANES).map(counted).collect();
+    let runtime = runtime();
+    open(&runtime, &devices);
+    polls(&runtime, &devices);
+    let visited = |polls: Vec<usize>| -> Vec<(usize, usize)> {
+        polls.into_iter().enumerate().filter(|(_, polls)| *polls > 0).collect()
+    };
+    runtime.cluster().broadcast(devices[4321].id, LaneCommand::Kick);
+    assert_eq!(visited(polls(&runtime, &devices)), [(4321, 1)], "a letter");
+    // Both that listen wait since they were opened.
+    bells[2160].wake_up();
+    assert_eq!(visited(polls(&runtime, &devices)), [(4320, 1), (4321, 1)], "a bell");
+    bells[1000].wake_up();
+    assert_eq!(visited(polls(&runtime, &devices)), [], "a bell that nobody waits for");
+    runtime.stop();
+}
+
+/// Whoever works in the background has turns, and nobody waits for it.
+#[test]
+fn background_work_does_not_delay_stop() {
+    let bell = Arc::new(WaitQueue::new());
+    let counted = |busy| {
+        let id = DeviceId::new();
+        Arc::new(PollCounter { id, polls: AtomicUsize::new(0), bell: bell.clone(), busy, waits: true })
+    };
+    let devices = [counted(OwnWork::Background), counted(OwnWork::Idle)];
+    let runtime = runtime();
+    open(&runtime, &devices);
+    for device in &devices {
+        runtime.cluster().broadcast(device.id, LaneCommand::Kick);
+    }
+    polls(&runtime, &devices);
+    let under_way = runtime.cluster().under_way(Duration::from_secs(60));
+    assert!(under_way.busy.is_empty() && under_way.requests.is_empty(), "{under_way:?}");
+    let polls = polls(&runtime, &devices);
+    assert!(polls[0] > 0 && polls[1] == 0, "a turn of the core is one of the background: {polls:?}");
+    let stopping = runtime.stop_within(Duration::from_secs(600));
+    let end = std::time::Instant::now() + Duration::from_secs(60);
+    while !stopping.is_over() {
+        assert!(std::time::Instant::now() < end, "the end waits for the background");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}

@@ -1,0 +1,149 @@
+//! Reading the records of a store, an area at a time.
+
+use super::error::{StoreError, StoreFault, fault};
+use super::{ChunkSet, Exception, RECORD_LEN, StoreLayout};
+use std::ops::Range;
+
+/// A walk over the areas of a store. The caller reads each area that [`StoreWalk::next`] names and hands
+/// it in; memory is little more than a bit a record.
+#[derive(Debug)]
+pub struct StoreWalk {
+    layout: StoreLayout,
+    /// Whole chunks that the store has.
+    chunks: u64,
+    /// Chunks of the origin, where that is known.
+    origin: Option<u64>,
+    /// Areas that were read.
+    area: u64,
+    records: u64,
+    ended: bool,
+    /// The chunks of the store that are taken.
+    taken: ChunkSet,
+    leftover: Option<u64>,
+}
+
+/// What a walk found, besides the exceptions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreSummary {
+    /// How many exceptions there are.
+    pub exceptions: u64,
+    /// The area that holds the end of the records, from 0.
+    pub area: u64,
+    /// Records in that area.
+    pub committed: u64,
+    /// The chunk that is next for data: behind all that are taken.
+    pub next_free: u64,
+    /// Chunks before `next_free` that nothing is kept in: a crash left them. In order; an area may
+    /// lie within.
+    pub holes: Vec<Range<u64>>,
+    /// The byte of the first record behind the end that is not zero. It means nothing.
+    pub leftover: Option<u64>,
+}
+
+impl StoreWalk {
+    /// A walk over a store of `chunks` whole chunks, for an origin of `origin` chunks when that is
+    /// known.
+    #[must_use]
+    pub fn new(layout: StoreLayout, chunks: u64, origin: Option<u64>) -> StoreWalk {
+        StoreWalk {
+            layout,
+            chunks,
+            origin,
+            area: 0,
+            records: 0,
+            ended: false,
+            taken: ChunkSet::default(),
+            leftover: None,
+        }
+    }
+
+    /// The bytes of the store to read and hand in next; `None` when the records have ended.
+    ///
+    /// # Errors
+    /// When the store has ended before.
+    pub fn next(&self) -> Result<Option<Range<u64>>, StoreError> {
+        if self.ended {
+            return Ok(None);
+        }
+        let chunk = self.layout.area(self.area);
+        let bytes = self.layout.chunk().bytes();
+        if chunk >= self.chunks {
+            return Err(fault(chunk * bytes, StoreFault::Truncated { area: self.area, chunks: self.chunks }));
+        }
+        Ok(Some(chunk * bytes..(chunk + 1) * bytes))
+    }
+
+    /// Takes in the bytes that [`StoreWalk::next`] named, and hands each exception to `sink`, which says
+    /// false when it has that chunk of the origin already.
+    ///
+    /// # Errors
+    /// The first record that can't be; the walk is of no use then.
+    ///
+    /// # Panics
+    /// When `area` is of another length than a chunk.
+    pub fn take(&mut self, area: &[u8], mut sink: impl FnMut(Exception) -> bool) -> Result<(), StoreError> {
+        assert_eq!(area.len() as u64, self.layout.chunk().bytes(), "an area is a chunk");
+        let start = self.layout.area(self.area) * self.layout.chunk().bytes();
+        let records = area.len() / RECORD_LEN;
+        let mut index = 0;
+        while index < records {
+            let Some(exception) = Exception::decode(area, index) else { break };
+            let at = start + (index * RECORD_LEN) as u64;
+            self.check(exception).map_err(|what| fault(at, what))?;
+            if !sink(exception) {
+                let Exception { old, new } = exception;
+                return Err(fault(at, StoreFault::OldTwice { record: self.records, old, new }));
+            }
+            self.records += 1;
+            index += 1;
+        }
+        if index == records {
+            self.area += 1;
+            return Ok(());
+        }
+        self.ended = true;
+        let (at, behind) = (index * RECORD_LEN, &area[index * RECORD_LEN..]);
+        let behind = behind.iter().position(|&byte| byte != 0);
+        self.leftover = behind.map(|byte| start + (at + byte / RECORD_LEN * RECORD_LEN) as u64);
+        Ok(())
+    }
+
+    /// Checks an exception and takes its chunk of the store.
+    fn check(&mut self, exception: Exception) -> Result<(), StoreFault> {
+        let (record, Exception { old, new }) = (self.records, exception);
+        if new >= self.chunks {
+            return Err(StoreFault::Beyond { record, old, new, chunks: self.chunks });
+        }
+        if self.layout.is_metadata(new) {
+            return Err(StoreFault::Metadata { record, old, new });
+        }
+        if let Some(chunks) = self.origin.filter(|&chunks| old >= chunks) {
+            return Err(StoreFault::OldBeyond { record, old, chunks });
+        }
+        if !self.taken.insert(new) {
+            return Err(StoreFault::NewTwice { record, old, new });
+        }
+        Ok(())
+    }
+
+    /// What was found, once [`StoreWalk::next`] says `None`.
+    #[must_use]
+    pub fn end(self) -> StoreSummary {
+        let mut holes: Vec<Range<u64>> = Vec::new();
+        let mut expected = self.layout.data_from(2);
+        for chunk in self.taken.iter() {
+            if chunk != expected {
+                holes.push(expected..chunk);
+            }
+            expected = self.layout.data_from(chunk + 1);
+        }
+        StoreSummary {
+            exceptions: self.records,
+            area: self.area,
+            committed: self.records % self.layout.records(),
+            next_free: expected,
+            holes,
+            leftover: self.leftover,
+        }
+    }
+}

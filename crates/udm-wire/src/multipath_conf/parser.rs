@@ -1,0 +1,206 @@
+//! The form of the file: a section is a name, braces and lines of a key and a value
+//! (multipath.conf(5), SYNTAX).
+
+use super::keys::{KeyOutcome, SectionKeys, shown};
+use super::{CONF_MAX, Conf, MAPS_MAX, MultipathSection, WARNINGS_MAX};
+
+/// A section.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Section {
+    Defaults,
+    Overrides,
+    Multipaths,
+    Multipath,
+    /// One that is ignored, with all that is in it.
+    Skipped,
+}
+
+/// See [`Conf::parse`].
+pub(super) fn parse(text: &str) -> Result<Conf, String> {
+    if text.len() > CONF_MAX {
+        return Err(format!("longer than {CONF_MAX} bytes"));
+    }
+    let (mut conf, mut open, mut dropped) = (Conf::default(), Vec::new(), 0);
+    for (at, line) in text.lines().enumerate() {
+        let at = at + 1;
+        let words = words(line).map_err(|why| format!("line {at}: {why}"))?;
+        let warning = apply_line(&mut conf, &mut open, &words).map_err(|why| format!("line {at}: {why}"))?;
+        match warning {
+            Some(why) if conf.warnings.len() < WARNINGS_MAX => {
+                conf.warnings.push(format!("line {at}: {why}"));
+            }
+            Some(_) => dropped += 1,
+            None => {}
+        }
+    }
+    if !open.is_empty() {
+        return Err("the last section has no closing brace".into());
+    }
+    if dropped > 0 {
+        conf.warnings.push(format!("{dropped} more keys are ignored"));
+    }
+    conf.warnings.extend(incomplete_marginal(&conf));
+    Ok(conf)
+}
+
+/// Of the keys that mean something together only, some without the others: a warning, for all
+/// devices where it is so for any, else for the first that has a section.
+fn incomplete_marginal(conf: &Conf) -> Option<String> {
+    let all = conf.overrides.clone().or(conf.defaults.clone());
+    let of = |map: &MultipathSection| {
+        let name = map.alias.as_deref().or(map.wwid.as_deref()).unwrap_or_default();
+        (format!("multipath {}: ", shown(name)), map.keys.clone().or(all.clone()))
+    };
+    let mut views = std::iter::once((String::new(), all.clone())).chain(conf.maps.iter().map(of));
+    views.find_map(|(whose, keys)| {
+        let missing = keys.missing_marginal();
+        let (last, rest) = missing.split_last()?;
+        let names =
+            if rest.is_empty() { (*last).to_owned() } else { format!("{} and {last}", rest.join(", ")) };
+        let is = if rest.is_empty() { "is" } else { "are" };
+        Some(format!("{whose}{names} {is} missing: without all four marginal_path keys no path is held back"))
+    })
+}
+
+/// Takes a line: a warning, if there is one to give.
+fn apply_line(
+    conf: &mut Conf,
+    open: &mut Vec<Section>,
+    words: &[ConfWord],
+) -> Result<Option<String>, String> {
+    match words {
+        [] => return Ok(None),
+        [brace] if brace.is("}") => {
+            open.pop().ok_or("a closing brace with nothing open")?;
+            return Ok(None);
+        }
+        [name, brace] if brace.is("{") => {
+            let skips = open.last() == Some(&Section::Skipped);
+            let inner = match (open.last(), name.text.as_str()) {
+                (None, "defaults") => Section::Defaults,
+                (None, "overrides") => Section::Overrides,
+                (None, "multipaths") => Section::Multipaths,
+                (Some(Section::Multipaths), "multipath") => {
+                    if conf.maps.len() == MAPS_MAX {
+                        return Err(format!("more than {MAPS_MAX} multipath sections"));
+                    }
+                    conf.maps.push(MultipathSection::default());
+                    Section::Multipath
+                }
+                _ => Section::Skipped,
+            };
+            open.push(inner);
+            let told = inner == Section::Skipped && !skips;
+            return Ok(told.then(|| format!("{}: udm has no use for this section", name.plain())));
+        }
+        _ => {}
+    }
+    if open.last() == Some(&Section::Skipped) && !words.iter().any(ConfWord::is_brace) {
+        return Ok(None);
+    }
+    let [key, value, extra @ ..] = words else {
+        return Err("expected a key and a value, or a section with its brace".into());
+    };
+    if extra.iter().any(ConfWord::is_brace) {
+        return Err("expected a key and a value, or a section with its brace".into());
+    }
+    if key.is_brace() || value.is_brace() {
+        return Err("a brace opens a section behind its name, and closes one alone on its line".into());
+    }
+    let keys: &mut SectionKeys = match (open.last(), conf.maps.last_mut()) {
+        (Some(Section::Defaults), _) => &mut conf.defaults,
+        (Some(Section::Overrides), _) => &mut conf.overrides,
+        (Some(Section::Multipath), Some(map)) => {
+            let slot = match key.text.as_str() {
+                "wwid" => Some(&mut map.wwid),
+                "alias" => Some(&mut map.alias),
+                _ => None,
+            };
+            if let Some(slot) = slot {
+                *slot = Some(value.text.clone());
+                return Ok(extra.first().map(|word| ignored(key, value, word)));
+            }
+            &mut map.keys
+        }
+        _ => return Err(format!("{} is in no section that has keys", key.plain())),
+    };
+    let said = match keys.set(&key.text, &value.text) {
+        // The value lacks its quotes: its first word need not be one.
+        Err(_) if !extra.is_empty() => KeyOutcome::Ignored(QUOTES),
+        said => said.map_err(|why| format!("{} {why}", key.plain()))?,
+    };
+    Ok(match said {
+        KeyOutcome::Applied => extra.first().map(|word| ignored(key, value, word)),
+        KeyOutcome::Ignored(why) => Some(format!("{} {} is ignored: {why}", key.plain(), value.plain())),
+        KeyOutcome::Unknown => Some(format!("{} is not a key that udm knows", key.plain())),
+    })
+}
+
+/// What to do about a value of several words. Without quotes multipathd takes the first one.
+const QUOTES: &str = "a value of several words is written in double quotes";
+
+/// The warning for a line that goes on with `word` after its value.
+fn ignored(key: &ConfWord, value: &ConfWord, word: &ConfWord) -> String {
+    let [key, value, word] = [key, value, word].map(ConfWord::plain);
+    format!("{key} {value}: ignored from {word} on: {QUOTES}")
+}
+
+/// A word of a line.
+struct ConfWord {
+    text: String,
+    quoted: bool,
+}
+
+impl ConfWord {
+    fn is(&self, text: &str) -> bool {
+        !self.quoted && self.text == text
+    }
+
+    fn is_brace(&self) -> bool {
+        self.is("{") || self.is("}")
+    }
+
+    /// As it can stand in a line of ours.
+    fn plain(&self) -> String {
+        let plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+        match !self.text.is_empty() && self.text.len() <= 64 && self.text.chars().all(plain) {
+            true => self.text.clone(),
+            false => shown(&self.text),
+        }
+    }
+}
+
+/// The words of a line: plain, or in double quotes, in which two stand for one.
+fn words(line: &str) -> Result<Vec<ConfWord>, &'static str> {
+    let mut words: Vec<ConfWord> = Vec::new();
+    let mut chars = line.chars().peekable();
+    while let Some(&c) = chars.peek() {
+        if c.is_whitespace() {
+            chars.next();
+        } else if c == '#' || c == '!' {
+            break;
+        } else if c == '"' {
+            chars.next();
+            let mut text = String::new();
+            loop {
+                match chars.next() {
+                    Some('"') if chars.peek() == Some(&'"') => text.extend(chars.next()),
+                    Some('"') => break,
+                    Some(c) => text.push(c),
+                    None => return Err("a quote that is not closed"),
+                }
+            }
+            words.push(ConfWord { text, quoted: true });
+        } else if c == '{' || c == '}' {
+            chars.next();
+            words.push(ConfWord { text: c.into(), quoted: false });
+        } else {
+            let mut text = String::new();
+            while let Some(c) = chars.next_if(|c| !c.is_whitespace() && !"\"#!{}".contains(*c)) {
+                text.push(c);
+            }
+            words.push(ConfWord { text, quoted: false });
+        }
+    }
+    Ok(words)
+}

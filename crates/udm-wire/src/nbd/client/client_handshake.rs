@@ -1,0 +1,215 @@
+//! The client's half of the handshake: from the greeting to the begin of transmission.
+
+use super::super::{
+    CLIENT_FLAGS_SIZE, ClientFlags, ClientOption, EXPORT_NAME_ZEROES, ExportFlags, ExportNameReply,
+    GREETING_SIZE, Greeting, HandshakeFlags, INFO_BLOCK_SIZE, Info, InfoRequest, MetaRequest,
+    OPT_EXPORT_NAME, OPT_GO, OPT_SET_META_CONTEXT, OPT_STRUCTURED_REPLY, OPTION_REPLY_HEADER_SIZE,
+    OptionReply, OptionReplyHeader, REP_ERR_UNSUP, encode_client_flags,
+};
+use super::{ClientError, Export};
+
+/// The most replies to one option.
+const REPLIES_MAX: u32 = 64;
+
+/// What a client would like to have.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HandshakeOptions {
+    /// The export; empty for the server's default.
+    pub export: String,
+    /// Structured replies, where the server has them. Contexts need them.
+    pub structured: bool,
+    /// Metadata contexts, those of them that the server has.
+    pub contexts: Vec<String>,
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub struct ClientHandshake {
+    options: HandshakeOptions,
+    stage: Stage,
+    /// What has arrived of the next message.
+    held: Vec<u8>,
+    /// What is to be sent.
+    out: Vec<u8>,
+    no_zeroes: bool,
+    structured: bool,
+    contexts: Vec<(u32, String)>,
+    export: Option<(u64, ExportFlags)>,
+    blocks: Option<super::BlockSizes>,
+    /// Replies to the option that is being answered.
+    replies: u32,
+}
+
+/// What comes next from the server.
+#[derive(Clone, Copy, Debug)]
+enum Stage {
+    Greeting,
+    /// A reply to the option: its header.
+    Reply(u32),
+    /// The data behind that header.
+    Data(OptionReplyHeader),
+    /// The answer to `EXPORT_NAME`.
+    ExportName,
+}
+
+impl ClientHandshake {
+    /// Before the first byte of the server.
+    #[must_use]
+    pub fn new(options: HandshakeOptions) -> ClientHandshake {
+        ClientHandshake {
+            options,
+            stage: Stage::Greeting,
+            held: Vec::new(),
+            out: Vec::new(),
+            no_zeroes: false,
+            structured: false,
+            contexts: Vec::new(),
+            export: None,
+            blocks: None,
+            replies: 0,
+        }
+    }
+
+    /// Takes what is to be sent now; mostly empty.
+    pub fn take_out(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.out)
+    }
+
+    /// Takes bytes off the front of `input`. Once the server has said all, the export is returned,
+    /// and what is left in `input` belongs to transmission; before, `None`, with `input` empty.
+    ///
+    /// # Errors
+    /// The connection must be closed.
+    pub fn take(&mut self, input: &mut &[u8]) -> Result<Option<Export>, ClientError> {
+        loop {
+            let len = match self.stage {
+                Stage::Greeting => GREETING_SIZE,
+                Stage::Reply(_) => OPTION_REPLY_HEADER_SIZE,
+                Stage::Data(header) => header.len as usize,
+                Stage::ExportName if self.no_zeroes => ExportNameReply::SIZE,
+                Stage::ExportName => ExportNameReply::SIZE + EXPORT_NAME_ZEROES,
+            };
+            let now = (len - self.held.len()).min(input.len());
+            self.held.extend_from_slice(&input[..now]);
+            *input = &input[now..];
+            if self.held.len() < len {
+                return Ok(None);
+            }
+            let held = std::mem::take(&mut self.held);
+            if self.message(&held)? {
+                let Some((size, flags)) = self.export else {
+                    return Err(ClientError::Handshake { asked: OPT_GO, why: "nothing of its export" });
+                };
+                return Ok(Some(Export {
+                    size,
+                    flags,
+                    blocks: self.blocks.unwrap_or(Export::BLOCKS_ASSUMED),
+                    structured: self.structured,
+                    contexts: std::mem::take(&mut self.contexts),
+                }));
+            }
+        }
+    }
+
+    /// A whole message; true when transmission begins behind it.
+    fn message(&mut self, bytes: &[u8]) -> Result<bool, ClientError> {
+        match self.stage {
+            Stage::Greeting => self.greeting(bytes)?,
+            Stage::Reply(asked) => {
+                let header = OptionReplyHeader::decode(bytes.try_into().unwrap_or(&[0; _]))?;
+                if header.option != asked {
+                    return Err(ClientError::Handshake { asked, why: "a reply to another" });
+                }
+                self.replies += 1;
+                if self.replies > REPLIES_MAX {
+                    return Err(ClientError::Handshake { asked, why: "more than 64 replies" });
+                }
+                self.stage = Stage::Data(header);
+            }
+            Stage::Data(header) => {
+                let reply = OptionReply::decode(header.reply, bytes)?;
+                return self.reply(header.option, reply);
+            }
+            Stage::ExportName => {
+                let reply = bytes.first_chunk().unwrap_or(&[0; _]);
+                let ExportNameReply { size, flags } = ExportNameReply::decode(reply);
+                self.export = Some((size, flags));
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn greeting(&mut self, bytes: &[u8]) -> Result<(), ClientError> {
+        let offered = Greeting::decode(bytes.try_into().unwrap_or(&[0; _]))?.flags;
+        if !offered.contains(HandshakeFlags::FIXED_NEWSTYLE) {
+            return Err(ClientError::Oldstyle);
+        }
+        self.no_zeroes = offered.contains(HandshakeFlags::NO_ZEROES);
+        let mut flags = ClientFlags::FIXED_NEWSTYLE;
+        flags.set(ClientFlags::NO_ZEROES, self.no_zeroes);
+        const { assert!(CLIENT_FLAGS_SIZE == 4) };
+        self.out.extend_from_slice(&encode_client_flags(flags));
+        match self.options.structured {
+            true => self.ask(&ClientOption::StructuredReply),
+            false => self.go(),
+        }
+        Ok(())
+    }
+
+    fn ask(&mut self, option: &ClientOption) {
+        option.encode(&mut self.out);
+        self.replies = 0;
+        self.stage = Stage::Reply(option.number());
+    }
+
+    fn go(&mut self) {
+        let name = self.options.export.clone();
+        self.ask(&ClientOption::Go(InfoRequest { name, infos: vec![INFO_BLOCK_SIZE] }));
+    }
+
+    /// A reply to `option`; true when transmission begins behind it.
+    fn reply(&mut self, option: u32, reply: OptionReply) -> Result<bool, ClientError> {
+        self.stage = Stage::Reply(option);
+        match (option, reply) {
+            (OPT_STRUCTURED_REPLY, OptionReply::Ack) => {
+                self.structured = true;
+                if self.options.contexts.is_empty() {
+                    self.go();
+                } else {
+                    let (name, queries) = (self.options.export.clone(), self.options.contexts.clone());
+                    self.ask(&ClientOption::SetMetaContext(MetaRequest { name, queries }));
+                }
+            }
+            // It does without.
+            (OPT_STRUCTURED_REPLY | OPT_SET_META_CONTEXT, OptionReply::Error { .. }) => {
+                self.contexts.clear();
+                self.go();
+            }
+            (OPT_SET_META_CONTEXT, OptionReply::Ack) => self.go(),
+            (OPT_SET_META_CONTEXT, OptionReply::MetaContext { id, name }) => {
+                if self.options.contexts.contains(&name)
+                    && self.contexts.iter().all(|(other, _)| *other != id)
+                {
+                    self.contexts.push((id, name));
+                }
+            }
+            (OPT_GO, OptionReply::Ack) => return Ok(true),
+            (OPT_GO, OptionReply::Info(Info::Export { size, flags })) => self.export = Some((size, flags)),
+            (OPT_GO, OptionReply::Info(Info::BlockSize(sizes))) => self.blocks = Some(sizes),
+            (OPT_GO, OptionReply::Info(_)) => {}
+            // A server of before `GO`.
+            (OPT_GO, OptionReply::Error { error: REP_ERR_UNSUP, .. }) => {
+                let option = ClientOption::ExportName(self.options.export.clone());
+                debug_assert_eq!(option.number(), OPT_EXPORT_NAME);
+                option.encode(&mut self.out);
+                self.stage = Stage::ExportName;
+            }
+            (option, OptionReply::Error { error, text }) => {
+                return Err(ClientError::Refused { option, error, text });
+            }
+            (asked, _) => return Err(ClientError::Handshake { asked, why: "another kind of reply" }),
+        }
+        Ok(false)
+    }
+}

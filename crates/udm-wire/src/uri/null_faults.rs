@@ -1,0 +1,151 @@
+//! What a null device does wrong on purpose, by null_blk's parameters, and how slow it is.
+
+use crate::words::shown;
+use std::fmt;
+
+/// The most bad ranges of a device.
+const RANGES_MAX: usize = 512;
+
+/// The most of `mbps` (null_blk clamps it).
+const MBPS_MAX: u64 = 1024 * 40;
+
+/// Trouble of a null device; where none is asked for there is none.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NullFaults {
+    /// MiB a second that it moves at the most, 0 (the default) for no bound.
+    pub mbps: u32,
+    /// Sectors that can't be read or written: first and last of each range, in order, apart.
+    pub badblocks: Vec<(u64, u64)>,
+    /// Requests that are never answered: after 5 s they have timed out.
+    pub timeout: FaultInjection,
+    /// Requests that find no resources and go again.
+    pub requeue: FaultInjection,
+    /// Hardware queues that can't be set up.
+    pub init_hctx: FaultInjection,
+}
+
+/// How often a fault happens: the kernel's fault attributes, `interval,probability,space,times`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FaultInjection {
+    /// Only every so many chances count; 0 and 1 mean all.
+    pub interval: u64,
+    /// Of 100 that count so many happen; 0, the default, is never.
+    pub probability: u64,
+    /// So many chances are let pass first.
+    pub space: i32,
+    /// It happens so many times, -1 for no bound.
+    pub times: i32,
+}
+
+impl Default for FaultInjection {
+    fn default() -> FaultInjection {
+        FaultInjection { interval: 1, probability: 0, space: 0, times: -1 }
+    }
+}
+
+impl FaultInjection {
+    fn parse(name: &str, text: &str) -> Result<FaultInjection, String> {
+        let wrong = || format!("{name}={} is not INTERVAL,PROBABILITY,SPACE,TIMES", shown(text));
+        let mut words = text.split(',');
+        let mut next = || words.next().filter(|word| !word.starts_with('+')).ok_or_else(wrong);
+        let counted = |word: &str| word.parse().map_err(|_| wrong());
+        let (interval, probability) = (counted(next()?)?, counted(next()?)?);
+        let space = next()?.parse().ok().filter(|n| *n >= 0).ok_or_else(wrong)?;
+        let times = next()?.parse().ok().filter(|n| *n >= -1).ok_or_else(wrong)?;
+        if words.next().is_some() {
+            return Err(wrong());
+        }
+        Ok(FaultInjection { interval, probability, space, times })
+    }
+}
+
+impl fmt::Display for FaultInjection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let FaultInjection { interval, probability, space, times } = self;
+        write!(f, "{interval},{probability},{space},{times}")
+    }
+}
+
+impl NullFaults {
+    /// Those of which several words may follow the first, behind commas.
+    pub(super) const LISTS: [&str; 3] = ["timeout", "requeue", "init_hctx"];
+
+    /// Is there none?
+    #[must_use]
+    pub fn is_none(&self) -> bool {
+        *self == NullFaults::default()
+    }
+
+    /// Sets the parameter `name`, and gives its name back; `None` for one that is none of these.
+    pub(super) fn set(&mut self, name: &str, value: &str) -> Result<Option<&'static str>, String> {
+        Ok(Some(match name {
+            "mbps" => {
+                let digits = !value.is_empty() && value.bytes().all(|b| b.is_ascii_digit());
+                let number = value.parse().ok().filter(|n: &u64| digits && *n <= u64::from(u32::MAX));
+                let number =
+                    number.ok_or_else(|| format!("mbps={} is not a number of MiB a second", shown(value)))?;
+                self.mbps = number.min(MBPS_MAX) as u32;
+                "mbps"
+            }
+            "badblocks" => {
+                self.change_bad(value)?;
+                "badblocks"
+            }
+            "timeout" => {
+                self.timeout = FaultInjection::parse(name, value)?;
+                "timeout"
+            }
+            "requeue" => {
+                self.requeue = FaultInjection::parse(name, value)?;
+                "requeue"
+            }
+            "init_hctx" => {
+                self.init_hctx = FaultInjection::parse(name, value)?;
+                "init_hctx"
+            }
+            _ => return Ok(None),
+        }))
+    }
+
+    /// `+A-B` makes the sectors from A to B bad, `-A-B` good again.
+    fn change_bad(&mut self, text: &str) -> Result<(), String> {
+        let number = |word: &str| word.parse().ok().filter(|_| word.bytes().all(|b| b.is_ascii_digit()));
+        let range = text.get(1..).and_then(|range| range.split_once('-'));
+        let range = range.and_then(|(first, last)| Some((number(first)?, number(last)?)));
+        let range: Option<(u64, u64)> = range.filter(|(first, last)| first <= last);
+        let (Some((first, last)), Some(sign @ ('+' | '-'))) = (range, text.chars().next()) else {
+            let text = shown(text);
+            return Err(format!("badblocks={text} is neither +FIRST-LAST, to add sectors, nor -FIRST-LAST"));
+        };
+        let mut left = Vec::new();
+        for (from, to) in self.badblocks.drain(..) {
+            left.extend((from < first).then(|| (from, to.min(first.wrapping_sub(1)))));
+            left.extend((to > last).then(|| (from.max(last.wrapping_add(1)), to)));
+        }
+        left.extend((sign == '+').then_some((first, last)));
+        left.sort_unstable();
+        for (from, to) in left {
+            match self.badblocks.last_mut() {
+                Some((_, end)) if end.checked_add(1) == Some(from) => *end = to,
+                _ => self.badblocks.push((from, to)),
+            }
+        }
+        if self.badblocks.len() > RANGES_MAX {
+            return Err(format!("badblocks: there are more than {RANGES_MAX} ranges"));
+        }
+        Ok(())
+    }
+}
+
+/// What differs from none, each behind a comma.
+impl fmt::Display for NullFaults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.mbps > 0 {
+            write!(f, ",mbps={}", self.mbps)?;
+        }
+        self.badblocks.iter().try_for_each(|(first, last)| write!(f, ",badblocks=+{first}-{last}"))?;
+        let all = [("timeout", self.timeout), ("requeue", self.requeue), ("init_hctx", self.init_hctx)];
+        let set = all.into_iter().filter(|(_, injection)| *injection != FaultInjection::default());
+        set.into_iter().try_for_each(|(name, injection)| write!(f, ",{name}={injection}"))
+    }
+}
