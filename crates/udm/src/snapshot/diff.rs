@@ -18,19 +18,24 @@ struct DiffReport {
     ranges: Vec<api::Range>,
 }
 
-/// What may differ, a page at a time.
-struct DiffPages<'a> {
+/// The ranges that may differ between a snapshot and its origin, or another snapshot, in pages.
+pub(super) struct DiffPages<'a> {
     client: &'a ControlClient,
-    args: &'a DiffArgs,
+    name: &'a str,
+    against: Option<&'a str>,
     next: Option<u64>,
 }
 
-impl DiffPages<'_> {
-    fn next(&mut self) -> Result<Option<api::Changes>> {
+impl<'a> DiffPages<'a> {
+    pub(super) fn new(client: &'a ControlClient, name: &'a str, against: Option<&'a str>) -> DiffPages<'a> {
+        DiffPages { client, name, against, next: Some(0) }
+    }
+
+    pub(super) fn next(&mut self) -> Result<Option<api::Changes>> {
         let Some(from) = self.next else { return Ok(None) };
-        let against = self.args.against.as_ref().map(|name| path_under("&against=", name, ""));
+        let against = self.against.map(|name| path_under("&against=", name, ""));
         let query = format!("/changes?from={from}{}", against.unwrap_or_default());
-        let page: api::Changes = get(self.client, &path(&self.args.name, &query))?;
+        let page: api::Changes = get(self.client, &path(self.name, &query))?;
         // A server that does not come forward is not asked for ever.
         self.next = page.next_bytes.filter(|next| *next > from);
         Ok(Some(page))
@@ -39,7 +44,7 @@ impl DiffPages<'_> {
 
 pub(super) fn run(args: &DiffArgs) -> Result<()> {
     let client = args.talk.client()?;
-    let mut pages = DiffPages { client: &client, args, next: Some(0) };
+    let mut pages = DiffPages::new(&client, &args.name, args.against.as_deref());
     if args.print.json {
         let mut report = DiffReport { size_bytes: 0, chunk_bytes: 0, changed_bytes: 0, ranges: Vec::new() };
         while let Some(page) = pages.next()? {

@@ -4,6 +4,7 @@
 //! does the work ([`udm_control::verbs::snapshot`]); this folder has the command line and the
 //! output.
 
+mod copy;
 mod diff;
 mod print;
 mod progress;
@@ -11,8 +12,9 @@ mod progress;
 use crate::cli::{Print, ServerArgs, TimeoutArgs};
 use crate::output::{say, say_json};
 use crate::verbs::{explain, folder};
-use anyhow::{Result, bail};
+use anyhow::{Context, Result};
 use clap::{ArgGroup, Args, Subcommand};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use udm_control::client::{ControlClient, path_under};
 use udm_control::http::api;
@@ -50,6 +52,13 @@ snapshot-merge is loaded again."
 Example:\n  udm snapshot diff monday tuesday --json"
     )]
     Diff(DiffArgs),
+    /// Copy a snapshot into a file, or only the changes since an older snapshot
+    #[command(
+        after_help = "Without --since FILE is created, with holes for zeroes; it has its name once the copy is complete. With --since OLD, FILE is a copy of the snapshot OLD, \
+and the blocks that may differ between OLD and NAME are written into it. An incremental copy that was interrupted is completed by the same command.\n\n\
+Examples:\n  udm snapshot copy monday disk.backup\n  udm snapshot copy tuesday --since monday disk.backup"
+    )]
+    Copy(CopyArgs),
     /// Print under which NBD URIs a snapshot is served
     Export(ExportArgs),
 }
@@ -144,6 +153,23 @@ struct DiffArgs {
     against: Option<String>,
 }
 
+/// `udm snapshot copy`.
+#[derive(Debug, Args)]
+struct CopyArgs {
+    #[command(flatten)]
+    talk: ServerArgs,
+    #[command(flatten)]
+    print: Print,
+    /// The snapshot
+    name: String,
+    /// The snapshot that FILE is a copy of
+    #[arg(long, value_name = "OLD")]
+    since: Option<String>,
+    /// The file to create; with --since the file or block device to update
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+}
+
 /// `udm snapshot export`.
 #[derive(Debug, Args)]
 struct ExportArgs {
@@ -176,6 +202,7 @@ pub fn run(args: &SnapshotArgs) -> Result<ExitCode> {
         SnapshotVerb::Remove(args) => remove(args),
         SnapshotVerb::Merge(args) => merge(args),
         SnapshotVerb::Diff(args) => diff::run(args),
+        SnapshotVerb::Copy(args) => copy::run(args),
         SnapshotVerb::Export(args) => export(args),
     }
     .map(|()| ExitCode::SUCCESS)
@@ -243,12 +270,16 @@ fn merge(args: &MergeArgs) -> Result<()> {
 fn export(args: &ExportArgs) -> Result<()> {
     let client = args.talk.client()?;
     let snapshot = get::<api::Snapshot>(&client, &path(&args.name, ""))?;
-    let exports = get::<api::ExportList>(&client, "/v1/exports")?.exports;
-    let Some(export) = exports.into_iter().find(|export| export.name == snapshot.name) else {
-        bail!("{}: it is not exported: the server has --export for others", snapshot.name);
-    };
+    let export = find_export(&client, &snapshot.name)?;
     if args.print.json {
         return say_json(&export);
     }
     say(&export.uris.iter().map(|uri| format!("{uri}\n")).collect::<String>())
+}
+
+/// The export of the snapshot `name`.
+fn find_export(client: &ControlClient, name: &str) -> Result<api::Export> {
+    let exports = get::<api::ExportList>(client, "/v1/exports")?.exports;
+    let found = exports.into_iter().find(|export| export.name == name);
+    found.with_context(|| format!("{name}: it is not exported: the server has --export for others"))
 }

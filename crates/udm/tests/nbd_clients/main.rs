@@ -57,7 +57,7 @@ fn main() {
         trial("paths_are_looked_after_as_described", &[], docs::multipath),
         trial(
             "snapshots_and_backups_as_they_are_described",
-            &["nbdinfo", "nbdcopy", "qemu-io", "@libnbd"],
+            &["nbdinfo", "nbdcopy", "qemu-io"],
             docs::snapshots,
         ),
         trial(
@@ -125,7 +125,6 @@ fn trial(name: &str, needs: &[&str], run: fn() -> Outcome) -> Trial {
                 && Path::new("/dev/fuse").exists()
         }
         "@fuse" => fs::File::options().read(true).write(true).open("/dev/fuse").is_ok(),
-        "@libnbd" => sh("PATH=/usr/bin:$PATH python3 -c 'import nbd'").is_ok(),
         program => sh(&format!("PATH=$PATH:/sbin:/usr/sbin command -v {program}")).is_ok(),
     };
     match needs.iter().find(|need| !there(need)) {
@@ -133,8 +132,6 @@ fn trial(name: &str, needs: &[&str], run: fn() -> Outcome) -> Trial {
         Some(&"@fuse") => {
             Trial::test(format!("{name} (skipped: /dev/fuse can't be opened)"), run).with_ignored_flag(true)
         }
-        Some(&"@libnbd") => Trial::test(format!("{name} (skipped: python3-libnbd is not installed)"), run)
-            .with_ignored_flag(true),
         Some(&"@root") => {
             Trial::test(format!("{name} (skipped: needs root, loop and fuse)"), run).with_ignored_flag(true)
         }

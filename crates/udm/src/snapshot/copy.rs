@@ -1,0 +1,249 @@
+//! `udm snapshot copy`: a backup of a snapshot, in full or of the changes since an older one.
+//!
+//! The server says which ranges differ, and the data is read from the snapshot's NBD export, as any
+//! other client reads it. A full copy gets its name when it is complete and durable. An incremental
+//! copy writes into the file in place: the same command completes one that was interrupted, because
+//! the two snapshots do not change.
+
+use super::diff::DiffPages;
+use super::print::format_bytes;
+use super::{CopyArgs, find_export, get, path};
+use crate::output::{say, say_json};
+use anyhow::{Context, Result, bail, ensure};
+use indicatif::{ProgressBar, ProgressStyle};
+use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags};
+use serde::Serialize;
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, IsTerminal, Seek, SeekFrom};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+use udm_control::client::ControlClient;
+use udm_control::http::api;
+use udm_core::{Batch, Bio, Buf, CoreId, Device, ExtentKind, Extents, SECTOR_SIZE, Sector, Sectors};
+use udm_runtime::{CoreOptions, CoreSet, LocalCore};
+use udm_wire::uri;
+
+/// Bytes that one request reads, and requests in flight.
+const REQUEST: u64 = 1 << 20;
+const DEPTH: usize = 8;
+
+/// Runs of data and holes that are asked for at a time.
+const EXTENTS_MAX: usize = 4096;
+
+/// The result, for `--json`.
+#[derive(Debug, Serialize)]
+struct CopyReport {
+    /// The size of the snapshot.
+    size_bytes: u64,
+    /// Bytes that were read from it and written to the file.
+    copied_bytes: u64,
+    seconds: f64,
+}
+
+/// Bytes of the snapshot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct CopyRange {
+    start: u64,
+    len: u64,
+}
+
+/// # Errors
+/// One line that names the snapshot or the file, and what to do.
+pub(super) fn run(args: &CopyArgs) -> Result<()> {
+    let begun = Instant::now();
+    let client = args.talk.client()?;
+    let snapshot: api::Snapshot = get(&client, &path(&args.name, ""))?;
+    let export = find_export(&client, &snapshot.name)?;
+    let uri = export.uris.first().with_context(|| format!("{}: its export has no URI", args.name))?;
+    // Before the file is opened: a wrong name must not leave a file.
+    let changed = args.since.as_deref().map(|old| changed_ranges(&client, &args.name, old)).transpose()?;
+    let device = udm_backends::open(&uri::parse(uri)?)?;
+    let size = device.limits().size.bytes();
+    let ranges = match changed {
+        Some(ranges) => ranges,
+        None => data_ranges(&*device),
+    };
+    let name = args.file.display();
+    let file = match &args.since {
+        Some(old) => open_copy(&args.file, size, &args.name, old)?,
+        None => create_copy(&args.file, size)?,
+    };
+    let copied_bytes = copy(&device, &file, &ranges).with_context(|| name.to_string())?;
+    file.sync_all().with_context(|| name.to_string())?;
+    if args.since.is_none() {
+        publish(&file, &args.file)?;
+    }
+    let seconds = begun.elapsed().as_secs_f64();
+    if args.print.json {
+        return say_json(&CopyReport { size_bytes: size, copied_bytes, seconds });
+    }
+    say(&format!("copied {}B of {}B in {seconds:.2} s\n", format_bytes(copied_bytes), format_bytes(size)))
+}
+
+/// The ranges that may differ between the snapshots `new` and `old`.
+fn changed_ranges(client: &ControlClient, new: &str, old: &str) -> Result<Vec<CopyRange>> {
+    let mut pages = DiffPages::new(client, new, Some(old));
+    let mut ranges = Vec::new();
+    while let Some(page) = pages.next()? {
+        let range = |range: api::Range| CopyRange { start: range.start_bytes, len: range.length_bytes };
+        ranges.extend(page.ranges.into_iter().map(range));
+    }
+    Ok(ranges)
+}
+
+/// The ranges of `device` that are not known to be zeroes.
+fn data_ranges(device: &dyn Device) -> Vec<CopyRange> {
+    let (mut at, size, mut ranges) = (0, device.limits().size.0, Vec::new());
+    while at < size {
+        let mut extents = Extents::new(EXTENTS_MAX);
+        device.extents(Sector(at), Sectors(size - at), &mut extents);
+        let before = at;
+        for run in extents.list() {
+            if run.content == ExtentKind::Data {
+                ranges.push(CopyRange { start: at * SECTOR_SIZE, len: run.len.bytes() });
+            }
+            at += run.len.0;
+        }
+        if at == before {
+            // Nothing is known of the rest.
+            ranges.push(CopyRange { start: at * SECTOR_SIZE, len: (size - at) * SECTOR_SIZE });
+            break;
+        }
+    }
+    ranges
+}
+
+/// Opens the copy of `old`, to be made a copy of `new`.
+fn open_copy(path: &Path, size: u64, new: &str, old: &str) -> Result<File> {
+    let name = path.display();
+    let mut file = match OpenOptions::new().read(true).write(true).open(path) {
+        Err(e) if e.kind() == ErrorKind::NotFound => {
+            bail!("{name}: no such file: without --since {old} all of {new} is copied")
+        }
+        opened => opened.with_context(|| name.to_string())?,
+    };
+    let has = file.seek(SeekFrom::End(0)).with_context(|| name.to_string())?;
+    ensure!(has == size, "{name}: it has {has} bytes and {new} has {size}: it is no copy of {old}");
+    Ok(file)
+}
+
+/// A file without a name, of `size` bytes of zeroes, in the folder of `path`.
+fn create_copy(path: &Path, size: u64) -> Result<File> {
+    let name = path.display();
+    let exists = || format!("{name}: the file exists: name another, or update a copy with --since OLD");
+    ensure!(!path.try_exists().with_context(|| name.to_string())?, exists());
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let file = rustix::fs::open(folder, flags, Mode::from_raw_mode(0o666));
+    let file = File::from(file.with_context(|| format!("{name}: a file in {}", folder.display()))?);
+    file.set_len(size).with_context(|| name.to_string())?;
+    Ok(file)
+}
+
+/// Gives a complete copy its name.
+fn publish(file: &File, path: &Path) -> Result<()> {
+    let unnamed = format!("/proc/self/fd/{}", file.as_raw_fd());
+    rustix::fs::linkat(CWD, unnamed, CWD, path, AtFlags::SYMLINK_FOLLOW)
+        .with_context(|| format!("{}: the copy is complete and can't have this name", path.display()))?;
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    File::open(folder).and_then(|folder| folder.sync_all()).with_context(|| folder.display().to_string())
+}
+
+/// Copies `ranges` of `device` to the same places of `file`. Returns the number of bytes.
+fn copy(device: &Arc<dyn Device>, file: &File, ranges: &[CopyRange]) -> Result<u64> {
+    let progress = progress_bar(ranges.iter().map(|range| range.len).sum());
+    let mut core = LocalCore::attach(&CoreSet::new(1)?, CoreId(0), CoreOptions::default())?;
+    let mut lane = core.open(&**device)?;
+    let mut pieces = pieces(ranges, device.limits().max_sectors.bytes().min(REQUEST));
+    let mut bytes = vec![0; REQUEST as usize];
+    let (mut batch, mut done, mut in_flight, mut copied) = (Batch::new(), Batch::new(), 0, 0);
+    let mut result = Ok(());
+    loop {
+        // After an error only the requests in flight are waited for.
+        while in_flight < DEPTH
+            && result.is_ok()
+            && let Some(piece) = pieces.next()
+        {
+            batch.push(read_bio(piece));
+            in_flight += 1;
+        }
+        if in_flight == 0 {
+            break;
+        }
+        core.turn(|cx| {
+            if !batch.is_empty() {
+                lane.submit(&mut batch, cx);
+            }
+            lane.poll(&mut done, cx);
+        });
+        if done.is_empty() {
+            core.park();
+        }
+        for mut bio in done.drain(..) {
+            bio.finish();
+            in_flight -= 1;
+            copied += bio.sectors.bytes();
+            result = result.and_then(|()| write_bio(file, &bio, &mut bytes));
+        }
+        progress.set_position(copied);
+    }
+    progress.finish_and_clear();
+    result.map(|()| copied)
+}
+
+/// `ranges`, cut into pieces of at most `max` bytes.
+fn pieces(ranges: &[CopyRange], max: u64) -> impl Iterator<Item = CopyRange> {
+    ranges.iter().flat_map(move |range| {
+        let end = range.start + range.len;
+        (range.start..end)
+            .step_by(max as usize)
+            .map(move |start| CopyRange { start, len: max.min(end - start) })
+    })
+}
+
+/// A read of `range`, ready to be submitted.
+fn read_bio(range: CopyRange) -> Box<Bio> {
+    let data = Buf::zeroed(range.len as usize).into();
+    let mut bio = Bio::read(Sector(range.start / SECTOR_SIZE), Sectors::from_bytes(range.len), data);
+    bio.start();
+    bio
+}
+
+/// Writes what a completed read holds into the file: zeroes as a hole, where the file can have one.
+fn write_bio(file: &File, bio: &Bio, bytes: &mut [u8]) -> Result<()> {
+    let at = bio.sector.0 * SECTOR_SIZE;
+    ensure!(bio.status.is_ok(), "byte {at} of the snapshot can't be read: {}", bio.status);
+    let len = bio.data.copy_to(bytes);
+    let data = &bytes[..len];
+    if data.iter().all(|&byte| byte == 0) {
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        if rustix::fs::fallocate(file, hole, at, len as u64).is_ok() {
+            return Ok(());
+        }
+    }
+    Ok(file.write_all_at(data, at)?)
+}
+
+/// A bar on a terminal, and nothing elsewhere.
+fn progress_bar(total: u64) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{bar:30} {percent}% {bytes} of {total_bytes} ({eta})");
+    ProgressBar::new(total).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_cover_each_range_once() {
+        let ranges = [CopyRange { start: 0, len: 10 }, CopyRange { start: 20, len: 4 }];
+        let pieces: Vec<_> = pieces(&ranges, 4).map(|piece| (piece.start, piece.len)).collect();
+        assert_eq!(pieces, [(0, 4), (4, 4), (8, 2), (20, 4)]);
+    }
+}
