@@ -37,7 +37,8 @@ pub fn partition<T>(
 /// items. Otherwise moves nothing. Returns true if the items were moved.
 ///
 /// `Vec::append` calls a function to move the items, which takes longer than moving two or three,
-/// and checking each item would need a loop of its own. `ChildLanes::poll_separately` in udm-dm shows the gain.
+/// and checking each item would need a loop of its own. The gain is part of the one of
+/// `ChildLanes::poll_separately` in udm-dm.
 #[inline(always)]
 pub fn append_if_zero<T>(from: &mut Vec<T>, to: &mut Vec<T>, mut odd: impl FnMut(&T) -> u8) -> bool {
     let (count, mut any) = (from.len(), 0);

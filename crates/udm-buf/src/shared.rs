@@ -61,7 +61,7 @@ impl SharedMap {
         // Read after the seal was checked: from there on the size only grows.
         let size = u64::try_from(fstat(&memfd)?.st_size).unwrap_or(0);
         if size < len as u64 {
-            return refuse(format!("shared memory of {size} bytes, and {len} are wanted"));
+            return refuse(format!("shared memory of {size} bytes, but {len} are needed"));
         }
         // SAFETY: a new mapping at an address that the system chooses touches no other memory.
         let base = unsafe {
