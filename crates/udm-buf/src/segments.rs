@@ -209,7 +209,7 @@ impl Segments {
 
 /// Panics on foreign pieces: they are stored as a [`Buf`], which must not leave this module.
 fn check_owned<'a>(bufs: impl IntoIterator<Item = &'a Buf>) {
-    assert!(!bufs.into_iter().any(Buf::is_shared), "foreign memory is copied, and not taken apart");
+    assert!(!bufs.into_iter().any(Buf::is_shared), "foreign memory can only be copied");
 }
 
 /// Splits `range` into portions. Calls `each` with the start of the portion, its offset in `range`,

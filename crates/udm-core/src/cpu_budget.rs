@@ -81,7 +81,7 @@ impl BioProgress {
     pub fn advance_for(&mut self, bytes: u64, cost: u64) {
         self.done += bytes;
         self.left = self.left.saturating_sub(cost);
-        debug_assert!(self.done <= self.len, "more done than there is");
+        debug_assert!(self.done <= self.len, "more bytes done than the request has");
     }
 
     /// Completes the rest of the range at no cost.
@@ -185,7 +185,7 @@ impl<S: BioHandler> BudgetedQueue<S> {
             let (at, may) = (part.done, left.min(SLICE_MAX));
             part.left = may;
             let status = self.serve.serve(&mut bio, &mut part);
-            debug_assert!(part.done > at || !status.is_ok(), "a request that does not get on");
+            debug_assert!(part.done > at || !status.is_ok(), "a call without progress");
             left -= (may - part.left).clamp(1, left);
             if part.is_done() || !status.is_ok() {
                 bio.end_with(status);
@@ -273,7 +273,7 @@ mod tests {
             let mut cx = core.cx(Nanos(1));
             work.take(&mut batch, &mut cx);
             work.run_pending(&mut batch, &mut cx);
-            assert_eq!(cx.wake() == Nanos(1), !work.is_idle(), "it asks for a turn when it needs one");
+            assert_eq!(cx.wake() == Nanos(1), !work.is_idle(), "it asks for a turn exactly if requests wait");
             let bytes = work.serve.0.drain(..).map(|(.., n)| n).sum();
             turns.push((batch.iter().map(|b| b.cookie).collect(), bytes));
         }
@@ -328,7 +328,7 @@ mod tests {
             lane.take(&mut vec![bio(0, 64 * MIB)], &mut cx);
         }
         let bytes: Vec<u64> = lanes.iter().map(|l| l.serve.0.iter().map(|s| s.2).sum()).collect();
-        assert!(bytes.iter().all(|&n| n > 0), "none goes without: {bytes:?}");
+        assert!(bytes.iter().all(|&n| n > 0), "no lane starves: {bytes:?}");
         assert!(bytes.iter().sum::<u64>() <= TURN_BUDGET + 10 * LANE_MIN, "{bytes:?}");
     }
 }

@@ -186,7 +186,7 @@ pub struct DeviceId(u64);
 impl DeviceId {
     /// Creates a new id.
     #[must_use]
-    #[expect(clippy::new_without_default, reason = "each call gives another")]
+    #[expect(clippy::new_without_default, reason = "each call returns a different value")]
     pub fn new() -> DeviceId {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         DeviceId(NEXT.fetch_add(1, Ordering::Relaxed))

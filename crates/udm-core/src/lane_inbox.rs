@@ -135,7 +135,7 @@ mod tests {
         drop(a.take());
         assert_eq!(DONE.load(Ordering::SeqCst), 0);
         drop(b);
-        assert_eq!(DONE.load(Ordering::SeqCst), 1, "a closed port answers too");
+        assert_eq!(DONE.load(Ordering::SeqCst), 1, "dropping an inbox drops its acks");
         assert!(!a.has_messages());
     }
 

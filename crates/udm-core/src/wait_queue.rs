@@ -46,7 +46,7 @@ struct CoreWaiters {
 impl WaitQueue {
     /// Creates a wait queue without subscribers.
     #[must_use]
-    #[expect(clippy::new_without_default, reason = "each call gives another")]
+    #[expect(clippy::new_without_default, reason = "each call returns a different value")]
     pub fn new() -> WaitQueue {
         WaitQueue { id: DeviceId::new(), epoch: EpochCounter::new(), waiters: OnceLock::new() }
     }
@@ -98,7 +98,7 @@ impl WaitHandle {
     #[must_use]
     pub fn register_wait(&self, seen: WakeEpoch) -> bool {
         interleave::point();
-        let waiters = self.bell.waiters.get().expect("known since the first listener");
+        let waiters = self.bell.waiters.get().expect("set by the first subscriber");
         waiters.waiting.wait(self.core.index(), &self.bell.epoch, seen)
     }
 }

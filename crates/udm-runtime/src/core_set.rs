@@ -98,7 +98,7 @@ impl CoreSet {
 
     /// Number of cores.
     #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "a cluster has at least one core")]
+    #[expect(clippy::len_without_is_empty, reason = "a set has at least one core")]
     pub fn len(&self) -> usize {
         self.inboxes.len()
     }

@@ -156,7 +156,7 @@ impl FrontCx<'_, '_> {
     /// it.
     pub fn local<T: 'static>(&mut self, make: impl FnOnce() -> T) -> Rc<T> {
         let shared = self.locals.entry(TypeId::of::<T>()).or_insert_with(|| Rc::new(make()));
-        let Ok(shared) = Rc::clone(shared).downcast::<T>() else { unreachable!("kept by its type") };
+        let Ok(shared) = Rc::clone(shared).downcast::<T>() else { unreachable!("stored by its type") };
         shared
     }
 

@@ -128,7 +128,7 @@ impl Reactor {
 
     /// Runs a turn and submits to the ring if necessary.
     pub(crate) fn step(&mut self) -> NextStep {
-        let ring = self.core.ring().expect("a reactor's core has one").clone();
+        let ring = self.core.ring().expect("a reactor's core has a ring").clone();
         let inner = &mut self.inner;
         ring.take_ready(&mut inner.ready);
         let mail = std::mem::take(&mut self.core.other);

@@ -66,6 +66,6 @@ mod tests {
         topics.forget(1, &of[1]);
         assert_eq!((topics.listeners(a), topics.listeners(b)), (&[][..], &[2][..]));
         topics.unsubscribe(b, 2, &mut of[2]);
-        assert!(topics.0.is_empty(), "nothing is kept of topics that nobody listens to");
+        assert!(topics.0.is_empty(), "topics without subscribers are removed");
     }
 }

@@ -145,11 +145,11 @@ fn background_work_does_not_delay_stop() {
     let under_way = runtime.cluster().under_way(Duration::from_secs(60));
     assert!(under_way.busy.is_empty() && under_way.requests.is_empty(), "{under_way:?}");
     let polls = polls(&runtime, &devices);
-    assert!(polls[0] > 0 && polls[1] == 0, "a turn of the core is one of the background: {polls:?}");
+    assert!(polls[0] > 0 && polls[1] == 0, "background work runs in each turn: {polls:?}");
     let stopping = runtime.stop_within(Duration::from_secs(600));
     let end = std::time::Instant::now() + Duration::from_secs(60);
     while !stopping.is_over() {
-        assert!(std::time::Instant::now() < end, "the end waits for the background");
+        assert!(std::time::Instant::now() < end, "the stop waits for background work");
         std::thread::sleep(Duration::from_millis(1));
     }
 }

@@ -49,7 +49,7 @@ impl ControlTransfer {
     }
 
     /// The next bio to send, if one more may be in flight.
-    #[expect(clippy::should_implement_trait, reason = "it is no iterator: more may come after None")]
+    #[expect(clippy::should_implement_trait, reason = "not an iterator: more may follow after None")]
     pub fn next(&mut self) -> Option<Box<Bio>> {
         let bytes = self.waiting.last()?.data.len() as u64;
         let full = self.in_flight >= BIOS_MAX || self.bytes + bytes > BYTES_MAX;

@@ -55,7 +55,7 @@ enum QueuedOp {
 }
 
 /// The executor of a ring's operations: io_uring or a simulation.
-#[expect(clippy::large_enum_variant, reason = "one a core, and the real one is reached without a detour")]
+#[expect(clippy::large_enum_variant, reason = "one per core, and the real one needs no indirection")]
 pub(super) enum RingBackend {
     Uring(Uring),
     SimulatedRing(Box<SimulatedRing>),
@@ -77,7 +77,6 @@ impl RingBackend {
         }))
     }
 
-    /// See [`Uring::supports_quick_send`].
     pub(super) fn supports_quick_send(&self) -> bool {
         match self {
             RingBackend::Uring(uring) => uring.supports_quick_send(),
@@ -85,7 +84,6 @@ impl RingBackend {
         }
     }
 
-    /// See [`Uring::is_flushed`].
     pub(super) fn is_flushed(&mut self) -> bool {
         match self {
             RingBackend::Uring(uring) => uring.is_flushed(),
@@ -93,7 +91,6 @@ impl RingBackend {
         }
     }
 
-    /// See [`Uring::push`].
     pub(super) fn push(&mut self, entry: &mut Entry, user_data: u64, quick: bool) -> bool {
         match self {
             RingBackend::Uring(uring) => uring.push(entry, user_data, quick),
@@ -103,7 +100,6 @@ impl RingBackend {
         }
     }
 
-    /// See [`Uring::push_cancel`].
     pub(super) fn push_cancel(&mut self, user_data: u64) -> bool {
         match self {
             RingBackend::Uring(uring) => uring.push_cancel(user_data),
@@ -111,7 +107,6 @@ impl RingBackend {
         }
     }
 
-    /// See [`Uring::has_submissions`].
     pub(super) fn has_submissions(&mut self) -> bool {
         match self {
             RingBackend::Uring(uring) => uring.has_submissions(),
@@ -119,7 +114,6 @@ impl RingBackend {
         }
     }
 
-    /// See [`Uring::has_completions`].
     pub(super) fn has_completions(&mut self) -> bool {
         match self {
             RingBackend::Uring(uring) => uring.has_completions(),
@@ -127,7 +121,6 @@ impl RingBackend {
         }
     }
 
-    /// See [`Uring::submit`].
     pub(super) fn submit(&mut self) {
         match self {
             RingBackend::Uring(uring) => uring.submit(),
