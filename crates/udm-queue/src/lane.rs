@@ -1,7 +1,7 @@
 //! The data path of a queue on one core.
 //!
-//! A batch goes straight to the disk if no request waits, no requests can be merged, enough tags
-//! are free, and the scheduler has no order of its own.
+//! A batch goes straight to the disk if no request waits, none can be merged, and enough tags are
+//! free. A scheduler with an order of its own prevents this.
 
 use crate::merge::Merger;
 use crate::request_queue::{LaneUser, RequestQueue};

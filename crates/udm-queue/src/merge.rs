@@ -4,7 +4,7 @@
 //! or NOWAIT and bios in foreign memory are not merged. Data is joined on the way down and split on
 //! the way up, so nothing is copied. Each bio comes back as it was submitted, with the status of
 //! the whole request. If a merged read fails with a medium or I/O error, its parts are read again
-//! one by one, so only the parts with a bad block fail. A write is never sent twice.
+//! one by one. So only the parts with a bad block fail. A write is never sent twice.
 
 use slab::Slab;
 use udm_core::bugs::{self, Bug};

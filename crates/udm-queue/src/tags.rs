@@ -2,9 +2,9 @@
 //!
 //! A tag is a permit without a number. A lane takes the tags for a batch, and returns those of
 //! completed requests, with one atomic each. If no tag is free, the lane joins a line. From then
-//! on, returned tags are granted to the lanes in line, one each in turn, as a busy queue of the
-//! kernel takes one request of each CPU in turn. So no lane that comes later, or that just had
-//! tags, goes first.
+//! on, returned tags are granted to the lanes in line, one each in turn. A busy queue of the kernel
+//! takes requests of its CPUs in the same way. So no lane that comes later, or that just had tags,
+//! goes first.
 //!
 //! ```text
 //! waiter:     in_line += 1, enqueue;   *fence*;  any tag free now? take it

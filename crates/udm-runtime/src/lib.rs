@@ -24,9 +24,9 @@
 //! to one core at a time. A core that has ended drops the messages that still arrive for it.
 //!
 //! **Threads that attach and detach.** [`CoreSet::with_task_core`] creates cores that threads
-//! attach to and detach from, and one more core that always runs and executes the tasks. A detached
-//! core delays nothing. A late sender may still discard messages of the detached core, so a thread
-//! that attaches waits for that sender first.
+//! attach to and detach from. One more core always runs and executes the tasks. A detached core
+//! delays nothing. A late sender may still discard messages of the detached core, so a thread that
+//! attaches waits for that sender first.
 //!
 //! **Messages to front ends.** [`CoreSet::send_message`] reaches the front ends of a core that
 //! subscribe to a device or another topic ([`FrontCx::subscribe`]), in the order of sending.

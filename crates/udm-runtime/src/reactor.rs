@@ -2,8 +2,8 @@
 //!
 //! A turn handles messages, gathers from front ends, submits to and polls the lanes, and completes
 //! to the front ends. After a turn in which nothing moved, `park` submits to the ring and waits for
-//! it. Idle parts are not called: a front end gathers if one of its ring operations completed, and
-//! a lane is polled while it has bios in flight, and once per turn with a message for it.
+//! it. Idle parts are not called. A front end gathers if one of its ring operations completed. A
+//! lane is polled while it has bios in flight, and once per turn with a message for it.
 
 use crate::InFlightReport;
 use crate::core_lanes::CoreLanes;
@@ -144,8 +144,8 @@ impl Reactor {
         {
             return NextStep::Exited;
         }
-        // A turn in which something moved is mostly followed by a turn that finds nothing to do and
-        // parks, which submits and waits in one system call. So the ring operations of a turn may
+        // After a turn in which something moved, the next turn mostly finds nothing to do and
+        // parks. This submits and waits in one system call. So the ring operations of a turn may
         // wait for the next turn, but no longer.
         self.held_back = moved && !self.held_back;
         if !moved {

@@ -19,9 +19,9 @@
 //! next drain requests again. If a suspend with flush has followed, bios that are handed back are
 //! submitted again too.
 //!
-//! **A pause.** After bios were handed back, the lane requests no drain for 1 ms. Otherwise, if a
-//! second single owner lies below and the suspend waits for something else, bios of other lanes
-//! would be handed back and submitted again forever.
+//! **A pause.** After bios were handed back, the lane requests no drain for 1 ms. A second single
+//! owner may lie below, and the suspend may wait for something else. Without the pause, bios of
+//! other lanes would then be handed back and submitted again forever.
 //!
 //! *Price.* A load in each poll of the owner's lane. During a suspend, a short lock and two
 //! messages per lane.

@@ -45,8 +45,8 @@ impl SharedTagDisks {
         self.disks[disk].0.report(1).hw_queues[0].shared.unwrap().most
     }
 
-    /// Completes `n` requests of a disk and polls all lanes, that of the disk first, since
-    /// completions of this test disk belong to a core and not to a lane.
+    /// Completes `n` requests of a disk and polls all lanes, that of the disk first: completions of
+    /// the test disk belong to a core, not to a lane.
     fn end(&mut self, disk: usize, n: usize) {
         held(|held| {
             for _ in 0..n {
