@@ -1,5 +1,5 @@
-//! How much memory slabs take, for a simulator that checks the bounds of what it runs. Counted a
-//! thread: there a world has one.
+//! Counts the memory of slabs, so that the simulator can check memory bounds. The count is per
+//! thread, since a simulated world runs on one thread.
 
 use std::cell::Cell;
 
@@ -11,7 +11,7 @@ pub(crate) fn add(bytes: i64) {
     LIVE.set(LIVE.get() + bytes);
 }
 
-/// Bytes of the slabs that this thread has made, less those that it has freed.
+/// Bytes of all slabs that this thread has allocated, minus those that it has freed.
 #[must_use]
 pub fn live() -> i64 {
     LIVE.get()

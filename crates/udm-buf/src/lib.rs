@@ -15,8 +15,8 @@
 //! **Shared memory** that several threads may change at once is never a slice. [`copy_from_shared`]
 //! and [`copy_to_shared`] copy it. On x86-64 such a copy is one instruction.
 //!
-//! **Foreign memory** ([`SharedRange`]) belongs to a request but another process shares it. It must be
-//! a memfd that is sealed against shrinking; otherwise the other process could remove a page in
+//! **Foreign memory** ([`SharedRange`]) belongs to a request but another process shares it. It must
+//! be a memfd that is sealed against shrinking; otherwise the other process could remove a page in
 //! use.
 //!
 //! * A lane does not see the difference. `Segments::consume` and `Segments::produce` copy foreign
@@ -29,10 +29,10 @@
 //! * Not covered: with `vm.overcommit_memory=2` a process that punches holes into its memfd while
 //!   memory is short can still end the program.
 //!
-//! **Lent memory** ([`Buf::borrowed`]) belongs to a caller in another language, who does not touch it
-//! until the request completes. `Buf::reborrow` points an existing `Buf` at the next request's bytes,
-//! so lending allocates nothing. On completion the `Buf` is emptied; if a lane has kept a piece,
-//! this panics.
+//! **Lent memory** ([`Buf::borrowed`]) belongs to a caller in another language, who does not touch
+//! it until the request completes. `Buf::reborrow` points an existing `Buf` at the next request's
+//! bytes, so lending allocates nothing. On completion the `Buf` is emptied; if a lane has kept a
+//! piece, this panics.
 //!
 //! This crate is one of the few places in udm with `unsafe`. It does no I/O and knows no requests.
 //! It lies below `udm-core`, so `udm-core` can forbid `unsafe`.
@@ -57,54 +57,53 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-/// Alignment in bytes of every slab's first byte: a page, which is what `O_DIRECT` asks for at the
-/// most.
+/// Alignment of slabs in bytes: a page, the largest alignment that `O_DIRECT` demands.
 pub const ALIGN: usize = 4096;
 
 /// The largest slab in bytes (1 GiB): offsets and lengths are 32-bit.
 pub const MAX_LEN: usize = 1 << 30;
 
-/// Slabs of so many bytes and more are mappings. The allocator would clear them, because they are
-/// aligned, and keep them when they are freed.
+/// Minimum size in bytes of a slab that is a mapping. The allocator would clear such slabs, because
+/// they are aligned, and would not return freed ones to the system.
 const MAP_MIN: usize = 64 << 10;
 
-/// The head of a slab, in an allocation of its own so that the data stays page-aligned without
+/// The header of a slab, in its own allocation, so that the data stays page-aligned without
 /// padding.
 struct Slab {
     refs: AtomicU32,
     data: NonNull<u8>,
     len: u32,
-    /// The bytes are of this memory, which others may change: nobody makes a slice of them.
+    /// The foreign memory of the slab. Others may change it, so no slice of it may exist.
     shared_range: Option<Arc<SharedMap>>,
-    /// The bytes are somebody else's, who gets them back: see [`Buf::borrowed`].
+    /// The memory is lent and returns to its owner; see [`Buf::borrowed`].
     borrowed: bool,
 }
 
-/// An owned range of bytes in a slab. See the crate's documentation.
+/// An owned byte range of a slab. Ranges of live `Buf`s never overlap.
 pub struct Buf {
     slab: NonNull<Slab>,
     off: u32,
     len: u32,
 }
 
-// SAFETY: a Buf is the only way to its bytes (ranges never overlap), and the count of the slab is
-// atomic.
+// SAFETY: a Buf is the only access to its bytes (ranges never overlap), and the count of the slab
+// is atomic.
 unsafe impl Send for Buf {}
 // SAFETY: a shared Buf gives only shared slices.
 unsafe impl Sync for Buf {}
 
 impl Buf {
-    /// A new slab of `len` zeroed bytes, aligned to [`ALIGN`], owned whole.
+    /// Allocates a slab of `len` zeroed bytes, aligned to [`ALIGN`], and owns all of it.
     ///
     /// # Panics
-    /// When `len` is 0 or above [`MAX_LEN`].
+    /// If `len` is 0 or above [`MAX_LEN`].
     #[must_use]
     pub fn zeroed(len: usize) -> Buf {
         assert!((1..=MAX_LEN).contains(&len), "slab of {len} bytes");
         let layout = Buf::layout(len);
         let data = if len >= MAP_MIN {
-            // SAFETY: a new private mapping, where the system likes it, touches no memory of
-            // anybody's. It is zeroed and page-aligned.
+            // SAFETY: a new private mapping at an address that the system chooses touches no other
+            // memory. It is zeroed and page-aligned.
             unsafe {
                 mmap_anonymous(
                     std::ptr::null_mut(),
@@ -135,8 +134,8 @@ impl Buf {
         Layout::from_size_align(len, ALIGN).expect("the length was checked at creation")
     }
 
-    /// The form that bytes `at` to `at + len` of shared memory have in [`Segments`]. It never
-    /// leaves this crate: a slice of it must not be made.
+    /// Wraps `len` bytes at `at` of shared memory as a `Buf` for [`Segments`]. It never leaves this
+    /// crate, because it must not be read as a slice.
     fn shared_range(map: Arc<SharedMap>, at: usize, len: u32) -> Buf {
         let data = NonNull::from(map.words()).cast::<u8>();
         debug_assert!(at <= map.len() && len as usize <= map.len() - at);
@@ -147,15 +146,15 @@ impl Buf {
         Buf { slab: NonNull::from(Box::leak(slab)), off: 0, len }
     }
 
-    /// `len` bytes at `data`, which are the caller's again when the last piece of them is dropped
-    /// or aimed elsewhere: for data that a program outside of udm brings with its requests.
+    /// Wraps `len` bytes at `data`, lent by a caller outside udm. They return to the caller when
+    /// the last piece is dropped or points elsewhere.
     ///
     /// # Safety
-    /// The bytes are there, and nobody else reads what udm writes or writes what udm reads of them,
-    /// until then.
+    /// Until then, the bytes must stay valid. Nobody else may write bytes that udm reads, or access
+    /// bytes that udm writes.
     ///
     /// # Panics
-    /// When `len` is above [`MAX_LEN`].
+    /// If `len` is above [`MAX_LEN`].
     #[must_use]
     pub unsafe fn borrowed(data: NonNull<u8>, len: usize) -> Buf {
         assert!(len <= MAX_LEN, "{len} bytes lent");
@@ -164,32 +163,34 @@ impl Buf {
         Buf { slab: NonNull::from(Box::leak(slab)), off: 0, len }
     }
 
-    /// Makes what was lent the `len` bytes at `data` instead, if there is no other piece of it;
-    /// says whether it did. Nothing is allocated, so who keeps its pieces for reuse lends for
-    /// nothing.
+    /// Points lent memory to the `len` bytes at `data` instead, if no other piece of it exists.
+    /// Returns whether it did. Allocates nothing, so a caller that keeps its pieces can lend at no
+    /// cost.
     ///
     /// # Safety
-    /// As of [`Buf::borrowed`].
+    /// As for [`Buf::borrowed`].
     ///
     /// # Panics
-    /// When `len` is above [`MAX_LEN`].
+    /// If `len` is above [`MAX_LEN`].
     pub unsafe fn reborrow(&mut self, data: NonNull<u8>, len: usize) -> bool {
         assert!(len <= MAX_LEN, "{len} bytes lent");
         if !self.slab().borrowed || !self.is_unique() {
             return false;
         }
-        // SAFETY: this is the only piece, and borrowed alone: nobody else reads the head.
+        // SAFETY: this is the only piece, and `&mut self` is exclusive: nobody else reads the
+        // header.
         let slab = unsafe { self.slab.as_mut() };
         (slab.data, slab.len) = (data, len as u32);
         (self.off, self.len) = (0, len as u32);
         true
     }
 
-    /// Makes the only piece of a foreign range the `len` bytes from byte `at` of its memory on,
-    /// which has them.
+    /// Points the only piece of a foreign range to `len` bytes at `at` of its memory, which must
+    /// contain them.
     fn place(&mut self, at: usize, len: u32) {
         debug_assert!(self.is_unique());
-        // SAFETY: this is the only piece, and borrowed alone: nobody else reads the head.
+        // SAFETY: this is the only piece, and `&mut self` is exclusive: nobody else reads the
+        // header.
         let slab = unsafe { self.slab.as_mut() };
         let Some(map) = &slab.shared_range else { return };
         assert!(at <= map.len() && len as usize <= map.len() - at);
@@ -199,7 +200,7 @@ impl Buf {
         (self.off, self.len) = (0, len);
     }
 
-    /// The shared memory that it is of, and where in it.
+    /// The foreign memory of this piece, and its offset there.
     fn shared(&self) -> Option<(&Arc<SharedMap>, usize)> {
         let map = self.slab().shared_range.as_ref()?;
         Some((map, self.addr() - map.words().as_ptr().addr()))
@@ -210,19 +211,19 @@ impl Buf {
         unsafe { self.slab.as_ref() }
     }
 
-    /// Bytes owned.
+    /// Number of bytes owned.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len as usize
     }
 
-    /// True when it owns no bytes.
+    /// True if no bytes are owned.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Bytes in the whole slab.
+    /// Length of the whole slab in bytes.
     #[must_use]
     pub fn slab_len(&self) -> usize {
         self.slab().len as usize
@@ -234,14 +235,14 @@ impl Buf {
         unsafe { data.add(self.off as usize) }
     }
 
-    /// Cuts off the first `at` bytes and returns them; `self` keeps the rest.
+    /// Splits off and returns the first `at` bytes; `self` keeps the rest.
     ///
     /// # Panics
-    /// When `at` is beyond the end.
+    /// If `at` is beyond the end.
     #[must_use = "the front part would be dropped"]
     pub fn split_to(&mut self, at: usize) -> Buf {
         assert!(at <= self.len(), "split at {at} of {}", self.len);
-        // Relaxed: whoever adds a reference already holds one.
+        // Relaxed: a caller that adds a reference already holds one.
         let old = self.slab().refs.fetch_add(1, Ordering::Relaxed);
         assert!(old < u32::MAX / 2, "too many pieces of one slab");
         let front = Buf { slab: self.slab, off: self.off, len: at as u32 };
@@ -250,20 +251,19 @@ impl Buf {
         front
     }
 
-    /// Gives up all but the first `len` bytes. The bytes given up belong to nobody until
-    /// [`Buf::reclaim`].
+    /// Keeps only the first `len` bytes. No Buf owns the others until [`Buf::reclaim`].
     ///
     /// # Panics
-    /// When `len` is beyond the end.
+    /// If `len` is beyond the end.
     pub fn truncate(&mut self, len: usize) {
         assert!(len <= self.len(), "truncate to {len} of {}", self.len);
         self.len = len as u32;
     }
 
-    /// Takes `next` back when it is the piece just behind `self`.
+    /// Joins `next` to `self` if it is the piece directly after `self`.
     ///
     /// # Errors
-    /// Hands `next` back unchanged when it is from another slab or not adjacent.
+    /// Returns `next` unchanged if it is from another slab or not adjacent.
     pub fn try_join(&mut self, next: Buf) -> Result<(), Buf> {
         if self.slab == next.slab && self.off + self.len == next.off {
             self.len += next.len;
@@ -273,14 +273,14 @@ impl Buf {
         }
     }
 
-    /// True when no other piece of the slab is alive.
+    /// True if no other piece of the slab is alive.
     #[must_use]
     pub fn is_unique(&self) -> bool {
-        // Acquire pairs with the release in drop: the last writer of the other pieces is done.
+        // Acquire pairs with the release in drop: the writes of the other pieces are done.
         self.slab().refs.load(Ordering::Acquire) == 1
     }
 
-    /// Makes `self` own the whole slab again, when no other piece is alive. Says whether it does.
+    /// Makes `self` own the whole slab again, if no other piece is alive. Returns whether it does.
     pub fn reclaim(&mut self) -> bool {
         if !self.is_unique() {
             return false;
@@ -302,8 +302,8 @@ impl std::ops::Deref for Buf {
     fn deref(&self) -> &[u8] {
         debug_assert!(self.slab().shared_range.is_none(), "foreign memory is no slice");
         // SAFETY: the range is inside the slab, initialised (zeroed at birth), and no other Buf
-        // covers it. Foreign memory never gets here: what has the form of a Buf for it stays in
-        // `Segments`, which gives out owned pieces only.
+        // covers it. Foreign memory never gets here: its Bufs stay in `Segments`, which returns
+        // owned pieces only.
         unsafe { std::slice::from_raw_parts(self.start(), self.len()) }
     }
 }
@@ -323,21 +323,21 @@ impl std::fmt::Debug for Buf {
 
 impl Drop for Buf {
     fn drop(&mut self) {
-        // Release: what this owner wrote happens before the free or the reuse by another.
+        // Release: writes of this owner happen before the free or the reuse by another owner.
         if self.slab().refs.fetch_sub(1, Ordering::Release) != 1 {
             return;
         }
         fence(Ordering::Acquire);
-        // SAFETY: the count reached zero, so this is the last Buf; the box was leaked in `zeroed`.
+        // SAFETY: the count reached zero, so this is the last Buf; the box was leaked when it was
+        // made.
         let slab = unsafe { Box::from_raw(self.slab.as_ptr()) };
         let (data, len) = (slab.data.as_ptr(), slab.len as usize);
         #[cfg(feature = "counted")]
         counted::add(if slab.shared_range.is_some() || slab.borrowed { 0 } else { -(len as i64) });
         if slab.shared_range.is_some() || slab.borrowed {
-            // The memory is that of the map, which goes with its last user, or of who lent it.
+            // The memory belongs to the map, whose last user unmaps it, or to the lender.
         } else if len >= MAP_MIN {
-            // SAFETY: mapped in `zeroed` with this very length, and nobody has a piece of it any
-            // more.
+            // SAFETY: mapped in `zeroed` with this very length, and no piece of it is alive.
             let unmapped = unsafe { munmap(data.cast(), len) };
             debug_assert!(unmapped.is_ok(), "munmap: {unmapped:?}");
         } else {
@@ -398,7 +398,7 @@ mod tests {
     fn lent_memory_goes_back_as_it_is() {
         let (mut first, mut second) = (vec![1u8; 8192], vec![2u8; 512]);
         let at = |memory: &mut Vec<u8>| NonNull::new(memory.as_mut_ptr()).unwrap();
-        // SAFETY: the memory outlives the pieces, and is not looked at before they are gone.
+        // SAFETY: the memory outlives the pieces, and is not accessed before they are dropped.
         let mut buf = unsafe { Buf::borrowed(at(&mut first), 8192) };
         let mut front = buf.split_to(4096);
         front.fill(9);
@@ -412,7 +412,7 @@ mod tests {
         drop(front);
         assert!(first[..4096].iter().all(|&b| b == 9) && first[4096..].iter().all(|&b| b == 1));
         assert!(second.iter().all(|&b| b == 3));
-        // SAFETY: as above; what is udm's own stays so.
+        // SAFETY: as above; a slab of udm's own stays unchanged.
         assert!(!unsafe { Buf::zeroed(512).reborrow(at(&mut second), 512) });
     }
 

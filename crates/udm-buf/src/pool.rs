@@ -1,11 +1,11 @@
-//! Recycled slabs, so that a warm core allocates nothing.
+//! A pool of slabs, so that a warm core allocates nothing.
 
 use crate::{Buf, Segments};
 
-/// The longest piece in bytes that [`BufPool::get_pieces`] gives.
+/// Maximum length in bytes of a piece from [`BufPool::get_pieces`].
 pub const PIECE_MAX: usize = 1 << 20;
 
-/// Slabs by power-of-two size, kept for reuse. One to a core or a connection; never shared.
+/// A pool of slabs by power-of-two size. One per core or connection; never shared.
 #[derive(Debug)]
 pub struct BufPool {
     /// `classes[i]` holds free slabs of `MIN << i` bytes.
@@ -19,7 +19,7 @@ pub struct BufPool {
 const MIN: usize = 4096;
 
 impl BufPool {
-    /// A pool that keeps at most `free_max` bytes of free slabs; what is put back beyond that is
+    /// Creates a pool that keeps at most `free_max` bytes of free slabs. Slabs beyond that are
     /// freed.
     #[must_use]
     pub fn new(free_max: usize) -> BufPool {
@@ -30,8 +30,7 @@ impl BufPool {
         (len.max(MIN).next_power_of_two() / MIN).trailing_zeros() as usize
     }
 
-    /// A buffer of exactly `len` bytes (at least 1). Its bytes are of no known value, but
-    /// initialised.
+    /// A buffer of exactly `len` bytes (at least 1). Its contents are undefined, but initialised.
     pub fn get(&mut self, len: usize) -> Buf {
         let class = BufPool::class(len);
         let mut buf = match self.classes.get_mut(class).and_then(Vec::pop) {
@@ -48,8 +47,8 @@ impl BufPool {
         buf
     }
 
-    /// Memory of exactly `len` bytes, in pieces of at most [`PIECE_MAX`], each aligned and, but for
-    /// the last, of that length.
+    /// Memory of exactly `len` bytes, in aligned pieces of [`PIECE_MAX`] bytes. The last piece may
+    /// be shorter.
     pub fn get_pieces(&mut self, len: usize) -> Segments {
         let mut pieces = Segments::new();
         let mut left = len;
@@ -61,7 +60,7 @@ impl BufPool {
         pieces
     }
 
-    /// By how much [`BufPool::held`] would grow with a [`BufPool::get_pieces`] of `len` bytes.
+    /// Bytes by which [`BufPool::held`] would grow with a [`BufPool::get_pieces`] of `len` bytes.
     #[must_use]
     pub fn growth(&self, len: usize) -> usize {
         let free = |len| self.classes.get(BufPool::class(len)).map_or(0, Vec::len);
@@ -71,8 +70,8 @@ impl BufPool {
         pieces + rest
     }
 
-    /// Takes a buffer back. One whose slab has other live pieces, or that is too much to keep, is
-    /// dropped.
+    /// Returns a buffer to the pool. If other pieces of its slab are alive, or the pool is full,
+    /// the buffer is dropped.
     pub fn put(&mut self, mut buf: Buf) {
         let size = buf.slab_len();
         if !size.is_power_of_two() || size < MIN || !buf.reclaim() {
@@ -90,19 +89,19 @@ impl BufPool {
         self.classes[class].push(buf);
     }
 
-    /// Frees what is kept.
+    /// Frees all free slabs.
     pub fn trim(&mut self) {
         self.classes = Vec::new();
         self.free_bytes = 0;
     }
 
-    /// Bytes of slabs that are out or kept.
+    /// Bytes of all slabs in use or free.
     #[must_use]
     pub fn held(&self) -> usize {
         self.out + self.free_bytes
     }
 
-    /// Bytes held free.
+    /// Bytes of free slabs.
     #[must_use]
     pub fn free_bytes(&self) -> usize {
         self.free_bytes

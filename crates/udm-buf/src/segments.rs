@@ -1,43 +1,44 @@
-//! A request's data: a short list of [`Buf`]s, in order, or of ranges that another process shares.
+//! The data of a request: an ordered list of buffers, owned or foreign.
 
 use crate::{Buf, OutOfRange, SharedRange};
 use smallvec::SmallVec;
 
-/// The scatter list of a request. One piece, inline, in nearly all of them.
+/// The scatter list of a request. Nearly always one piece, stored inline.
 ///
-/// A piece is owned ([`Buf`]), or of memory that another process may change at any time
-/// ([`SharedRange`]). Whoever is given a request does not care: it copies ([`Segments::consume`],
-/// [`Segments::produce`] and what is made of them) or passes addresses to the kernel
-/// ([`Segments::ranges`]). Only who made the pieces takes them apart, and foreign ones nobody.
+/// A piece is owned ([`Buf`]), or foreign memory that another process may change at any time
+/// ([`SharedRange`]). Lanes treat both alike: they copy ([`Segments::consume`],
+/// [`Segments::produce`] and functions based on them) or pass addresses to the kernel
+/// ([`Segments::ranges`]). Only the owner of the request takes the pieces apart, and only owned
+/// pieces.
 #[derive(Debug, Default)]
 pub struct Segments {
     bufs: SmallVec<[Buf; 1]>,
 }
 
-/// Foreign bytes are worked on in portions of so many.
+/// Portion in bytes in which foreign memory is copied.
 const PORTION: usize = 4096;
 
 impl Segments {
-    /// No data, as for flush, discard and write-zeroes.
+    /// Empty data, as for flush, discard and write-zeroes.
     #[must_use]
     pub fn new() -> Segments {
         Segments { bufs: SmallVec::new() }
     }
 
-    /// Bytes in all pieces.
+    /// Total length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.bufs.iter().map(Buf::len).sum()
     }
 
-    /// True when there are no bytes.
+    /// True if there are no bytes.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.bufs.is_empty() || self.bufs.iter().all(Buf::is_empty)
     }
 
-    /// Appends `buf`, joining it to the last piece when it lies right behind it.
+    /// Appends `buf`, and joins it with the last piece if both are adjacent in one slab.
     pub fn push(&mut self, buf: Buf) {
         let buf = match self.bufs.last_mut() {
             Some(last) => match last.try_join(buf) {
@@ -54,18 +55,18 @@ impl Segments {
         self.push(range.0);
     }
 
-    /// True when a piece is foreign: then there is nothing to take apart.
+    /// True if a piece is foreign: the pieces cannot be taken apart then.
     #[must_use]
     pub fn is_shared(&self) -> bool {
         self.bufs.iter().any(Buf::is_shared)
     }
 
-    /// Makes data that is one foreign piece another range of the same memory: no count is touched,
-    /// nothing is allocated.
+    /// Points data of one foreign piece to another range of the same memory. Touches no reference
+    /// count and allocates nothing.
     ///
     /// # Errors
-    /// When the memory does not have it, the data is anything else, or a part of it is elsewhere;
-    /// then it stays as it is.
+    /// The range exceeds the memory, the data is not one foreign piece, or another piece of it is
+    /// alive. The data is unchanged then.
     pub fn retarget(&mut self, at: usize, len: usize) -> Result<(), OutOfRange> {
         match &mut self.bufs[..] {
             [piece] => piece.retarget(at, len),
@@ -80,19 +81,19 @@ impl Segments {
         }
     }
 
-    /// Takes the last piece off.
+    /// Removes and returns the last piece.
     ///
     /// # Panics
-    /// When it is foreign.
+    /// If the piece is foreign.
     pub fn pop(&mut self) -> Option<Buf> {
         check_owned(self.bufs.last());
         self.bufs.pop()
     }
 
-    /// Cuts off the first `at` bytes and returns them; `self` keeps the rest.
+    /// Splits off and returns the first `at` bytes; `self` keeps the rest.
     ///
     /// # Panics
-    /// When there are fewer than `at` bytes.
+    /// If there are fewer than `at` bytes.
     #[must_use = "the front part would be dropped"]
     pub fn split_to(&mut self, mut at: usize) -> Segments {
         let mut front = Segments::new();
@@ -110,34 +111,33 @@ impl Segments {
         front
     }
 
-    /// The pieces.
+    /// Iterates over the pieces.
     ///
     /// # Panics
-    /// When one is foreign, as all that gives out pieces.
+    /// If a piece is foreign.
     pub fn iter(&self) -> std::slice::Iter<'_, Buf> {
         check_owned(&self.bufs);
         self.bufs.iter()
     }
 
-    /// The pieces, for writing into.
+    /// Iterates over the pieces, for writing.
     ///
     /// # Panics
-    /// When one is foreign.
+    /// If a piece is foreign.
     pub fn iter_mut(&mut self) -> std::slice::IterMut<'_, Buf> {
         check_owned(&self.bufs);
         self.bufs.iter_mut()
     }
 
-    /// Address and length of each piece, for the kernel and for checks of alignment. What is there
-    /// may be read and written by the kernel for as long as these segments are kept; nobody makes a
-    /// slice of it.
+    /// Address and length of each piece, for the kernel and for checks of alignment. The kernel may
+    /// read and write the bytes while the segments exist; do not make slices of them.
     pub fn ranges(&self) -> impl Iterator<Item = (*mut u8, usize)> + '_ {
         self.bufs.iter().map(|buf| (buf.start(), buf.len()))
     }
 
-    /// Shows `take` the bytes from `from` on, `len` of them or as many as there are, part by part,
-    /// with the place of each part in the range. Foreign bytes are copied first, each once: what
-    /// `take` sees does not change any more.
+    /// Calls `take` with parts of at most `len` bytes from byte `from` on. It also passes the
+    /// offset of each part from `from`. Foreign bytes are copied once first, so the part that
+    /// `take` sees does not change.
     pub fn consume(&self, from: usize, len: usize, mut take: impl FnMut(usize, &[u8])) {
         let mut window = RangeCursor::new(from, len);
         for buf in &self.bufs {
@@ -153,9 +153,9 @@ impl Segments {
         }
     }
 
-    /// Has `make` write the bytes from `from` on, `len` of them or as many as there are, part by
-    /// part, as [`Segments::consume`]. What `make` finds there has no known value; all of it is
-    /// written.
+    /// Calls `make` to write parts of at most `len` bytes from byte `from` on, with offsets as in
+    /// [`Segments::consume`]. The previous contents of a part are undefined, and `make` must write
+    /// all of it.
     pub fn produce(&mut self, from: usize, len: usize, mut make: impl FnMut(usize, &mut [u8])) {
         let mut window = RangeCursor::new(from, len);
         for buf in &mut self.bufs {
@@ -176,12 +176,12 @@ impl Segments {
         self.produce(0, usize::MAX, |_, part| part.fill(byte));
     }
 
-    /// Copies into `out` as many bytes as both have; returns how many.
+    /// Copies as many bytes as both have into `out`; returns their number.
     pub fn copy_to(&self, out: &mut [u8]) -> usize {
         self.copy_to_at(0, out)
     }
 
-    /// Copies the bytes from `from` on into `out`, as many as both have; returns how many.
+    /// Copies bytes from byte `from` on into `out`, as many as both have; returns their number.
     pub fn copy_to_at(&self, from: usize, out: &mut [u8]) -> usize {
         let mut copied = 0;
         self.consume(from, out.len(), |at, part| {
@@ -191,12 +191,12 @@ impl Segments {
         copied
     }
 
-    /// Copies from `src` as many bytes as both have; returns how many.
+    /// Copies as many bytes as both have from `src`; returns their number.
     pub fn copy_from(&mut self, src: &[u8]) -> usize {
         self.copy_from_at(0, src)
     }
 
-    /// Copies `src` over the bytes from `from` on, as many as both have; returns how many.
+    /// Copies `src` to byte `from` and after it, as many bytes as both have; returns their number.
     pub fn copy_from_at(&mut self, from: usize, src: &[u8]) -> usize {
         let mut copied = 0;
         self.produce(from, src.len(), |at, part| {
@@ -207,12 +207,13 @@ impl Segments {
     }
 }
 
-/// A foreign piece has the form of a [`Buf`] in here, and must not get out.
+/// Panics on foreign pieces: they are stored as a [`Buf`], which must not leave this module.
 fn check_owned<'a>(bufs: impl IntoIterator<Item = &'a Buf>) {
-    assert!(!bufs.into_iter().any(Buf::is_shared), "foreign memory is copied, and not taken apart");
+    assert!(!bufs.into_iter().any(Buf::is_shared), "foreign memory can only be copied");
 }
 
-/// Goes through `range` in portions: where each begins, how much was before it, and memory for it.
+/// Splits `range` into portions. Calls `each` with the start of the portion, its offset in `range`,
+/// and a buffer.
 #[cold]
 fn for_each_portion(range: std::ops::Range<usize>, mut each: impl FnMut(usize, usize, &mut [u8])) {
     let mut portion = [0; PORTION];
@@ -221,7 +222,7 @@ fn for_each_portion(range: std::ops::Range<usize>, mut each: impl FnMut(usize, u
     }
 }
 
-/// A range of the whole, as it passes over the pieces.
+/// A cursor that maps a range of the whole data to ranges of its pieces.
 struct RangeCursor {
     skip: usize,
     left: usize,
@@ -233,8 +234,8 @@ impl RangeCursor {
         RangeCursor { skip: from, left: len, done: 0 }
     }
 
-    /// What of the next piece, of `len` bytes, is in the range, and what was before it; `None`
-    /// behind its end.
+    /// Returns the part of the next piece, of `len` bytes, that is in the range, and the number of
+    /// bytes before it. `None` after the end of the range.
     fn of(&mut self, len: usize) -> Option<(usize, std::ops::Range<usize>)> {
         if self.left == 0 {
             return None;

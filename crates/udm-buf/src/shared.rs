@@ -1,12 +1,11 @@
-//! Memory that others may change at the same time, and copies between it and memory that is owned.
+//! Memory that others may change at any time, and copies between it and owned memory.
 //!
-//! Contract: shared memory is words of [`AtomicU64`]. A copy is no one access: of a range that
-//! another changes meanwhile, each byte is one or the other's. Nothing is ordered by it; whoever
-//! must see a copy whole has been told of it in another way.
+//! Contract: shared memory consists of [`AtomicU64`] words. A copy is not one atomic access: if
+//! another thread changes the range meanwhile, each byte is the old or the new one. A copy orders
+//! no other access. A reader that needs a complete copy must be synchronised by other means.
 //!
-//! On x86-64 a copy is one instruction of the CPU, which the compiler knows nothing of but that it
-//! touches memory, as it does of a device's or a system call's access. Elsewhere it goes word by
-//! word.
+//! On x86-64 a copy is one CPU instruction. The compiler only knows that the instruction accesses
+//! memory, as with an access by a device or a system call. Other CPUs copy word by word.
 
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat, fstatfs};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -15,23 +14,22 @@ use std::os::fd::AsFd;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 
-/// The file system of memfds (`statfs(2)`).
+/// Magic number of the file system of memfds (`statfs(2)`).
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 
-/// Memory that is shared with another process, which may change it at any time: a sealed memfd,
-/// mapped. It is words of [`AtomicU64`], copied as above, or given to the kernel; nobody makes a
-/// slice of it.
+/// Memory shared with another process, which may change it at any time: a mapped, sealed memfd. It
+/// consists of [`AtomicU64`] words that are copied or given to the kernel, never read as a slice.
 ///
-/// What the other process does to the file can't take a page from under this one, which would be a
-/// SIGBUS: the file can't shrink.
+/// The file cannot shrink. So the other process cannot remove a page in use, which would cause a
+/// SIGBUS here.
 #[derive(Debug)]
 pub struct SharedMap {
     base: NonNull<AtomicU64>,
     len: usize,
 }
 
-// SAFETY: it is memory of atomics, which any thread may use; the mapping belongs to nobody else and
-// lives as long as this.
+// SAFETY: the memory consists of atomics, which any thread may use. Nothing else uses the mapping,
+// and it lives as long as this value.
 unsafe impl Send for SharedMap {}
 // SAFETY: as above; a shared borrow gives atomics only.
 unsafe impl Sync for SharedMap {}
@@ -43,8 +41,8 @@ impl SharedMap {
     /// Maps the first `len` bytes (a multiple of 4096, up to 64 GiB) of a memfd.
     ///
     /// # Errors
-    /// What is no memfd, or one of huge pages (the system may run out of those), one that may
-    /// shrink (it needs `F_SEAL_SHRINK`), one that is shorter, and what the system says; with the
+    /// The file is not a memfd, uses huge pages (the system may run out of them), may shrink (it
+    /// needs `F_SEAL_SHRINK`), or is too short; and errors of the system. The error text has the
     /// reason.
     pub fn of_memfd(memfd: impl AsFd, len: usize) -> io::Result<SharedMap> {
         let refuse = |why: String| Err(io::Error::new(io::ErrorKind::InvalidInput, why));
@@ -60,12 +58,12 @@ impl SharedMap {
         if !seals.contains(SealFlags::SHRINK) {
             return refuse("shared memory that may shrink: it needs F_SEAL_SHRINK".into());
         }
-        // It is looked at behind the seal: from there on it only grows.
+        // Read after the seal was checked: from there on the size only grows.
         let size = u64::try_from(fstat(&memfd)?.st_size).unwrap_or(0);
         if size < len as u64 {
-            return refuse(format!("shared memory of {size} bytes, and {len} are wanted"));
+            return refuse(format!("shared memory of {size} bytes, but {len} are needed"));
         }
-        // SAFETY: a new mapping, where the system likes it, touches no memory of anybody's.
+        // SAFETY: a new mapping at an address that the system chooses touches no other memory.
         let base = unsafe {
             mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, memfd, 0)
         }?;
@@ -73,16 +71,16 @@ impl SharedMap {
         Ok(SharedMap { base, len })
     }
 
-    /// The memory.
+    /// The memory as words.
     #[must_use]
     pub fn words(&self) -> &[AtomicU64] {
         // SAFETY: mapped with this length in `of_memfd`, readable and writable, page-aligned, and
         // unmapped in drop. Others may write there at any time, as they may to atomics; every value
-        // of a byte is valid. The file can't shrink, so every page is there.
+        // of a byte is valid. The file cannot shrink, so every page is there.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len / size_of::<AtomicU64>()) }
     }
 
-    /// Its length in bytes.
+    /// Length in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
     pub fn len(&self) -> usize {
@@ -92,22 +90,23 @@ impl SharedMap {
 
 impl Drop for SharedMap {
     fn drop(&mut self) {
-        // SAFETY: mapped in `of_memfd` with this very length; whoever uses it holds it.
+        // SAFETY: mapped in `of_memfd` with this very length; each user of the mapping holds this
+        // value.
         let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok(), "munmap: {unmapped:?}");
     }
 }
 
-/// Copies from byte `at` of `words` on into `out`, which it fills.
+/// Copies from byte `at` of `words` on, until `out` is full.
 ///
 /// # Panics
-/// When there are fewer bytes.
+/// If there are fewer bytes.
 pub fn copy_from_shared(words: &[AtomicU64], at: usize, out: &mut [u8]) {
     check(words, at, out.len());
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: both ranges are inside their slices, and they are no overlap, because `out` is
-    // borrowed alone. Bytes of atomics may be read while others write them: the access is not the
-    // compiler's, and every value of a byte is valid.
+    // SAFETY: both ranges are inside their slices, and they do not overlap, because the borrow of
+    // `out` is exclusive. Bytes of atomics may be read while others write them: the access is not
+    // the compiler's, and every value of a byte is valid.
     unsafe {
         copy(words.as_ptr().cast::<u8>().wrapping_add(at), out.as_mut_ptr(), out.len());
     }
@@ -115,15 +114,15 @@ pub fn copy_from_shared(words: &[AtomicU64], at: usize, out: &mut [u8]) {
     by_words::read(words, at, out);
 }
 
-/// Copies `data` to byte `at` of `words` and behind.
+/// Copies `data` to byte `at` of `words` and after it.
 ///
 /// # Panics
-/// When there are fewer bytes.
+/// If there are fewer bytes.
 pub fn copy_to_shared(words: &[AtomicU64], at: usize, data: &[u8]) {
     check(words, at, data.len());
     #[cfg(target_arch = "x86_64")]
     // SAFETY: both ranges are inside their slices. Memory of atomics may be written through a
-    // shared borrow, while others do what they like with it: the access is not the compiler's.
+    // shared borrow, whatever accesses others make: the access is not the compiler's.
     unsafe {
         copy(data.as_ptr(), words.as_ptr().cast_mut().cast::<u8>().wrapping_add(at), data.len());
     }
@@ -136,14 +135,14 @@ fn check(words: &[AtomicU64], at: usize, len: usize) {
     assert!(at <= there && len <= there - at, "{len} bytes at {at} of {there}");
 }
 
-/// Copies `len` bytes, upwards.
+/// Copies `len` bytes in ascending order.
 ///
 /// # Safety
 /// `from` can be read and `to` written for `len` bytes.
 #[cfg(target_arch = "x86_64")]
 unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: as the caller says. The direction flag is clear, as the calling convention has it,
-    // and no other flag is touched.
+    // SAFETY: the caller guarantees both ranges. The direction flag is clear, as the calling
+    // convention demands, and no other flag is changed.
     unsafe {
         std::arch::asm!(
             "rep movsb",
@@ -155,7 +154,7 @@ unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// The same word by word.
+/// Copies of the same contract, word by word.
 #[cfg(any(test, not(target_arch = "x86_64")))]
 mod by_words {
     use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -224,7 +223,7 @@ mod tests {
         }
     }
 
-    /// A byte is one writer's or the other's.
+    /// Each byte is from one of the two writers.
     #[test]
     fn two_write_at_a_time() {
         let words = words(512);

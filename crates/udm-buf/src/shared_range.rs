@@ -1,18 +1,18 @@
 //! Ranges of memory that another process shares and may change at any time.
 //!
-//! A range is never a slice: its bytes are copied, each once, or the kernel is given its address.
-//! It keeps its memory mapped; the count of that is taken when a range is made, and not when one is
-//! aimed at another place ([`Segments::retarget`](crate::Segments::retarget)), so that who keeps ranges for
-//! reuse touches no count that others touch.
+//! A range is never a slice. Its bytes are copied once, or the kernel gets its address. A range
+//! keeps its memory mapped by a reference count. The count changes when a range is created, but not
+//! in [`Segments::retarget`](crate::Segments::retarget). So a user that keeps ranges for reuse
+//! touches no shared count.
 
 use crate::{Buf, SharedMap, copy_from_shared, copy_to_shared};
 use std::sync::Arc;
 
-/// A range of a [`SharedMap`], of less than 4 GiB.
+/// A range of a [`SharedMap`], shorter than 4 GiB.
 #[derive(Debug)]
 pub struct SharedRange(pub(crate) Buf);
 
-/// A range that the memory does not have.
+/// The error of a range beyond the end of the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutOfRange;
 
@@ -25,10 +25,10 @@ impl std::fmt::Display for OutOfRange {
 impl std::error::Error for OutOfRange {}
 
 impl SharedRange {
-    /// `len` bytes from byte `at` of `map` on.
+    /// Creates the range of `len` bytes at byte `at` of `map`.
     ///
     /// # Errors
-    /// When there are fewer, or they are 4 GiB and more.
+    /// The range exceeds the memory, or is 4 GiB or longer.
     pub fn new(map: &Arc<SharedMap>, at: usize, len: usize) -> Result<SharedRange, OutOfRange> {
         Ok(SharedRange(Buf::shared_range(Arc::clone(map), at, checked(map, at, len)?)))
     }
@@ -39,14 +39,14 @@ fn checked(map: &SharedMap, at: usize, len: usize) -> Result<u32, OutOfRange> {
     u32::try_from(len).ok().filter(|_| fits).ok_or(OutOfRange)
 }
 
-/// What is done with a piece of either kind.
+/// Operations on pieces of foreign memory.
 impl Buf {
-    /// True when others may change the bytes.
+    /// True if another process may change the bytes.
     pub(crate) fn is_shared(&self) -> bool {
         self.slab().shared_range.is_some()
     }
 
-    /// Makes a foreign piece, the only one of its making, another range of the same memory.
+    /// Points a foreign piece, the only one of its slab, to another range of the same memory.
     pub(crate) fn retarget(&mut self, at: usize, len: usize) -> Result<(), OutOfRange> {
         let map = match &self.slab().shared_range {
             Some(map) if self.is_unique() => map,
@@ -57,7 +57,7 @@ impl Buf {
         Ok(())
     }
 
-    /// Copies the bytes of a foreign piece from `from` on into `out`, which they fill.
+    /// Copies bytes of a foreign piece, from byte `from` on, until `out` is full.
     pub(crate) fn read_shared(&self, from: usize, out: &mut [u8]) {
         assert!(from + out.len() <= self.len(), "beyond the range");
         if let Some((map, at)) = self.shared() {
@@ -65,7 +65,7 @@ impl Buf {
         }
     }
 
-    /// Copies `data` over the bytes of a foreign piece from `from` on.
+    /// Copies `data` to a foreign piece, from byte `from` on.
     pub(crate) fn write_shared(&self, from: usize, data: &[u8]) {
         assert!(from + data.len() <= self.len(), "beyond the range");
         if let Some((map, at)) = self.shared() {
@@ -104,7 +104,7 @@ mod tests {
             assert!(refused(&good, len).contains("multiple"), "{len}");
         }
         assert!(ftruncate(&good, 4096).is_err(), "the seal holds");
-        // A file of a disk, one in memory that is no memfd, a pipe, and memory that can't be
+        // A file on a disk, a file on tmpfs that is not a memfd, a pipe, and memory that cannot be
         // written.
         let file = std::fs::File::open("/proc/self/exe").unwrap().into();
         assert!(refused(&file, 4096).contains("no memfd"));
@@ -135,8 +135,8 @@ mod tests {
         assert_eq!(Segments::from(Buf::zeroed(1)).retarget(0, 1), Err(OutOfRange));
     }
 
-    /// Foreign data does all that owned data does, with the same bytes at each begin and length;
-    /// more than a portion, too.
+    /// Foreign data supports all operations of owned data, with the same result for each offset and
+    /// length, also beyond one portion.
     #[test]
     fn it_is_used_as_owned_data_is() {
         let map = map(64 << 10);
@@ -156,7 +156,7 @@ mod tests {
                 data.produce(from, len, |at, part| part.fill(at as u8));
                 let mut ends = Vec::new();
                 data.consume(from, len, |at, part| ends.push(at + part.len()));
-                // The same parts of what is owned.
+                // Repeats the same parts on owned data.
                 let mut at = 0;
                 for end in ends {
                     own.produce(from + at, end - at, |_, part| part.fill(at as u8));
@@ -168,7 +168,7 @@ mod tests {
                 assert_eq!(data.copy_to_at(from, &mut a[..len.min(14_013)]), len.min(14_013 - from));
             }
         }
-        // Cut anywhere and put together again.
+        // Splits anywhere and joins again.
         let mut front = data.split_to(4999);
         let mut middle = data.split_to(5000);
         assert_eq!((front.len(), middle.len(), data.len()), (4999, 5000, 4014));
@@ -197,15 +197,15 @@ mod tests {
                 while data.pop().is_some() {}
             }));
         }
-        // Both kinds in one list are copied as one.
+        // A list of both kinds is copied as a whole.
         let mut both = mixed();
         both.fill(7);
         let mut out = [0; 513];
         assert_eq!((both.copy_to(&mut out), out), (513, [7; 513]));
     }
 
-    /// Somebody else changes the bytes all the time: who looks at them sees each portion as it was
-    /// once, and nothing is harmed.
+    /// While another thread changes the bytes all the time, a reader sees a fixed copy of each
+    /// portion.
     #[test]
     fn what_is_seen_does_not_change() {
         let map = map(8192);

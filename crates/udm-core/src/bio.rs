@@ -1,22 +1,22 @@
-//! One block request.
+//! Block requests and batches of them.
 
 use crate::{Nanos, Sector, Sectors, Segments, Status};
 use bitflags::bitflags;
 
-/// What a bio asks for.
+/// Operation of a bio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[repr(u8)]
 pub enum Op {
-    /// Fill the data from the device.
+    /// Reads from the device into the data.
     #[default]
     Read,
-    /// Put the data on the device.
+    /// Writes the data to the device.
     Write,
-    /// Make every write that completed before this was submitted durable. No range, no data.
+    /// Makes durable every write that completed before the flush was submitted. No range, no data.
     Flush,
-    /// The range is of no more use; reads of it may return anything until it is written. No data.
+    /// Discards the range: until it is written again, reads of it may return anything. No data.
     Discard,
-    /// The range reads as zeroes from now on. No data.
+    /// Fills the range with zeroes. No data.
     WriteZeroes,
 }
 
@@ -24,7 +24,7 @@ impl Op {
     /// Every operation.
     pub const ALL: [Op; 5] = [Op::Read, Op::Write, Op::Flush, Op::Discard, Op::WriteZeroes];
 
-    /// True for operations that change what the device holds.
+    /// True for operations that change the contents of the device.
     #[must_use]
     pub const fn is_write(self) -> bool {
         matches!(self, Op::Write | Op::Discard | Op::WriteZeroes)
@@ -41,31 +41,31 @@ bitflags! {
     /// Modifiers of an operation, with the kernel's meaning (`REQ_*`).
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
     pub struct BioFlags: u16 {
-        /// Complete only when this write is durable.
+        /// The write completes only when it is durable.
         const FUA = 1 << 0;
-        /// Flush before the data is written.
+        /// A flush precedes the write.
         const PREFLUSH = 1 << 1;
-        /// Fail with EAGAIN instead of waiting.
+        /// The bio fails with EAGAIN instead of waiting.
         const NOWAIT = 1 << 2;
-        /// Read-ahead: may fail at will.
+        /// Read-ahead: the bio may fail at any time.
         const RAHEAD = 1 << 3;
-        /// Write-zeroes must leave the blocks allocated.
+        /// Write-zeroes must keep the blocks allocated.
         const NOUNMAP = 1 << 4;
-        /// Metadata of a file system.
+        /// File system metadata.
         const META = 1 << 5;
     }
 }
 
-/// Which lane or front end made a bio, unique on its core.
+/// The lane or front end that made a bio; unique on its core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct OwnerId(pub u32);
 
-/// A batch of requests. Recycled: a batch that was emptied keeps its room. Boxed, so that a bio
-/// changes hands by its pointer.
+/// A batch of requests. An emptied batch keeps its capacity for reuse. Bios are boxed, so moving
+/// one moves a pointer.
 pub type Batch = Vec<Box<Bio>>;
 
-/// Moves all of `from` behind what `to` holds: by a swap where `to` is empty, which it is in nearly
-/// all calls, so that a batch costs the same whatever its length, and both keep their room.
+/// Appends all of `from` to `to`. If `to` is empty, as in nearly all calls, it swaps the vectors:
+/// the cost does not depend on the length, and both keep their capacity.
 #[inline]
 pub fn move_batch(from: &mut Batch, to: &mut Batch) {
     if to.is_empty() {
@@ -75,47 +75,46 @@ pub fn move_batch(from: &mut Batch, to: &mut Batch) {
     }
 }
 
-/// Out of line: a call of its own is what keeps the short way short.
+/// Not inlined, which keeps the fast path of [`move_batch`] short.
 #[inline(never)]
 fn append(from: &mut Batch, to: &mut Batch) {
     to.append(from);
 }
 
-/// One block request. Move-only: it is in exactly one place at a time, and whoever holds it owns
-/// it.
+/// One block request. It is move-only: it is in exactly one place at a time.
 ///
-/// A layer may change `sector` on the way down and must undo it on the way up; every other field
-/// but `status` and the bytes of a read comes back as it was submitted. So a bio that comes back
-/// with an error is the bio to try elsewhere.
+/// A layer may change `sector` on the way down and must restore it on the way up. Only `status`,
+/// `sent` and the data of a read may differ on completion. So a failed bio can be sent to another
+/// path as it is.
 #[derive(Debug, Default)]
 pub struct Bio {
-    /// What to do.
+    /// Operation.
     pub op: Op,
-    /// How it ended; valid once it came back from `poll`.
+    /// Result; valid once the bio came back from `poll`.
     pub status: Status,
     /// Modifiers.
     pub flags: BioFlags,
-    /// Who made it. A lane knows its own bios from those that pass through by this.
+    /// The lane or front end that made the bio. A lane recognises its own bios by it.
     pub owner: OwnerId,
-    /// First sector, on the device whose lane is given the bio. 0 for a flush.
+    /// First sector, relative to the device whose lane gets the bio. 0 for a flush.
     pub sector: Sector,
     /// Length. 0 for a flush only.
     pub sectors: Sectors,
-    /// The maker's own: a slot, a tag. Nobody else reads it.
+    /// Private to the owner, such as a slot or a tag.
     pub cookie: u64,
-    /// When the front end took it in, on the core's clock.
+    /// Time at which the front end received the request, on the core's clock.
     pub started: Nanos,
-    /// When the path that it is on was chosen, for a path selector that goes by time. A selector
-    /// below another writes it too; nobody else reads it, and it comes back as whatever.
+    /// Time at which the current path was chosen, for path selectors that use time. A nested
+    /// selector overwrites it, and its value on completion is undefined.
     pub sent: Nanos,
-    /// The data: as long as `sectors` for reads and writes, empty otherwise. A device that stores
-    /// nothing (`null`) leaves it alone, and a bio for it may come without.
+    /// Data: as long as `sectors` for reads and writes, else empty. A device that stores nothing
+    /// (`null`) ignores it, and a bio for such a device may have no data.
     pub data: Segments,
     in_flight: bool,
 }
 
 impl Bio {
-    /// A bio of no use yet; fill it in.
+    /// Creates an empty bio; the caller sets its fields.
     #[must_use]
     pub fn new() -> Box<Bio> {
         Box::default()
@@ -133,21 +132,21 @@ impl Bio {
         Box::new(Bio { op: Op::Write, sector, sectors, data, ..Bio::default() })
     }
 
-    /// The first sector behind the range.
+    /// The first sector after the range.
     #[must_use]
     pub fn end(&self) -> Sector {
         self.sector + self.sectors
     }
 
-    /// Marks the bio as on its way: from here to [`Bio::finish`] dropping it is a bug. The maker
-    /// calls it before `submit`.
+    /// Marks the bio as in flight: dropping it before [`Bio::finish`] is a bug. The owner calls
+    /// this before `submit`.
     pub fn start(&mut self) {
         debug_assert!(!self.in_flight, "a bio submitted twice: {self:?}");
         self.in_flight = true;
         self.status = Status::Ok;
     }
 
-    /// Marks the bio as home again. The maker calls it on what `poll` returned.
+    /// Marks the bio as completed. The owner calls this for each bio that `poll` returned.
     pub fn finish(&mut self) {
         debug_assert!(self.in_flight, "a bio completed twice: {self:?}");
         self.in_flight = false;
@@ -159,7 +158,7 @@ impl Bio {
         self.in_flight
     }
 
-    /// Ends the bio with `status`, for the lane that returns it from `poll` next.
+    /// Sets the result. The lane returns the bio from `poll` next.
     pub fn end_with(&mut self, status: Status) {
         self.status = status;
     }
@@ -168,7 +167,7 @@ impl Bio {
 #[cfg(debug_assertions)]
 impl Drop for Bio {
     fn drop(&mut self) {
-        // A second panic while one unwinds would abort and hide the first.
+        // A panic during unwinding would abort and hide the first panic.
         if self.in_flight && !std::thread::panicking() {
             panic!("a bio was dropped in flight: {:?} at {} +{}", self.op, self.sector, self.sectors);
         }
@@ -195,7 +194,7 @@ mod tests {
         Bio::new().finish();
     }
 
-    /// What a request costs in cache lines is part of what udm is for.
+    /// A request should touch few cache lines.
     #[test]
     fn a_bio_fits_two_cache_lines() {
         assert!(size_of::<Bio>() <= 128, "{}", size_of::<Bio>());

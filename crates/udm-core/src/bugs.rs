@@ -1,8 +1,8 @@
-//! Bugs put in on purpose, to show that the simulator finds what it is there to find.
+//! Seeded bugs: mistakes that the simulator must find.
 //!
-//! Without the feature `seeded-bugs` nothing of them is compiled: [`on`] is a constant `false`.
-//! With it, one at a time can be switched on for the calling thread. Each stands for a mistake that
-//! is easily made in the place where its hook is.
+//! Without the feature `seeded-bugs`, none of them is compiled: [`on`] is a constant `false`. With
+//! the feature, one bug at a time can be switched on for the calling thread. Each bug is a mistake
+//! that is easy to make at the place of its hook.
 
 mod bio_faults;
 mod list;
@@ -15,20 +15,20 @@ thread_local! {
     static ON: std::cell::Cell<Option<Bug>> = const { std::cell::Cell::new(None) };
 }
 
-/// Switches a bug on for this thread, or the one that is on off.
+/// Switches `bug` on for this thread; `None` switches the current one off.
 #[cfg(feature = "seeded-bugs")]
 pub fn set(bug: Option<Bug>) {
     ON.set(bug);
     bio_faults::clear_echoes();
 }
 
-/// Is `bug` on?
+/// Returns true if `bug` is on.
 #[cfg(feature = "seeded-bugs")]
 pub fn on(bug: Bug) -> bool {
     ON.get() == Some(bug)
 }
 
-/// Is `bug` on? Never.
+/// Always false without the feature `seeded-bugs`.
 #[cfg(not(feature = "seeded-bugs"))]
 #[inline(always)]
 pub const fn on(_: Bug) -> bool {

@@ -1,76 +1,75 @@
-//! Messages to lanes: how the control half changes the data path without a lock.
+//! Commands to lanes: how the control half changes the data path without a lock.
 //!
-//! A command goes to every core ([`Cores::broadcast`]), there to the [`crate::LaneInbox`] of each lane
-//! of the device, and the lane finds it at its next `submit` or `poll` by one test of a plain flag.
-//! The answer is an [`Ack`]: a token of which every receiver holds a clone; when the last clone is
-//! dropped, all have done what was asked. A core with no lane of the device drops its clone at
-//! once.
+//! [`Cores::broadcast`] sends a command to every core, which puts it into the [`crate::LaneInbox`]
+//! of each lane of the device. The lane finds it in its next `submit` or `poll`, by a test of a
+//! plain flag. The reply is an [`Ack`]: each receiver holds a clone, and dropping the last clone
+//! means that all are done. A core with no lane of the device drops its clone at once.
 
 use crate::{CoreId, DeviceId, Drain, TaskFactory, TaskHandle};
 use std::any::Any;
 use std::sync::{Arc, Mutex};
 
-/// Something for the lanes of a mapped device to do. See the state machine in udm-dm,
-/// `mapped/lane.rs`.
+/// A command to the lanes of a mapped device. The state machine is in udm-dm, `mapped/lane.rs`.
 #[derive(Clone)]
 pub enum LaneCommand {
-    /// Open the lane of `table`, without using it yet. A failure goes into `failure`.
+    /// Opens the lane of `table`, without using it yet. An error goes into `failure`.
     Prepare {
         /// The new table, of the type that the lanes of the device know.
         table: Arc<dyn Any + Send + Sync>,
-        /// Which load it is; a `Resume` with the same number uses it.
+        /// Number of the load; a `Resume` with the same number uses the lane.
         generation: u64,
-        /// Where an error is put.
+        /// Receives the first error.
         failure: FirstError,
         /// Dropped when done.
         ack: Ack,
     },
-    /// Drop the lane that a `Prepare` opened: the resume was called off.
+    /// Drops the lane that a `Prepare` opened, because the resume was cancelled.
     Unprepare {
-        /// Which load it was.
+        /// Number of the load.
         generation: u64,
         /// Dropped when done.
         ack: Ack,
     },
-    /// Park new bios; drop the token when nothing is in flight any more.
+    /// Queues new bios; drops `ack` when nothing is in flight any more.
     Suspend {
-        /// What to do with bios that are held back.
+        /// How to treat bios that are held back.
         how: Drain,
         /// Dropped when the lane is empty.
         ack: Ack,
     },
-    /// Take the table of `generation` (prepared before, or the one in use) and let parked bios go.
+    /// Uses the table of `generation` (prepared before, or live already) and submits the queued
+    /// bios.
     Resume {
-        /// The table to use.
+        /// Number of the load whose table is used.
         generation: u64,
         /// Dropped when done.
         ack: Ack,
     },
-    /// Nothing but a `poll`: something that lanes wait for has changed.
+    /// Only causes a `poll`: a condition that lanes wait for has changed.
     Kick,
 }
 
-/// All cores, for those that send them commands.
+/// All cores, as seen by senders of commands.
 pub trait Cores: Send + Sync {
     /// Delivers `command` to the lanes of `device` on every core.
     fn broadcast(&self, device: DeviceId, command: LaneCommand);
 
-    /// Has what holds a port of `id` on `core` visited once: see [`crate::WaitQueue`].
+    /// Polls, once, the holder of a lane inbox for `id` on `core`; see [`crate::WaitQueue`].
     fn wake_up(&self, core: CoreId, id: DeviceId);
 
-    /// Starts a task, on a core of its choice. Where there are no cores that have any, it is
+    /// Starts a task on a core of the implementation's choice. If no core runs tasks, the task is
     /// dropped.
     fn start(&self, make: TaskFactory) -> TaskHandle;
 }
 
-/// A token held by everyone who has yet to answer. The last drop runs the callback.
+/// A token held by each receiver that has yet to reply. Dropping the last clone runs the callback.
 #[derive(Clone)]
 pub struct Ack(#[expect(dead_code, reason = "held for its drop")] Arc<AckInner>);
 
 struct AckInner(Option<Box<dyn FnOnce() + Send + Sync>>);
 
 impl Ack {
-    /// A token whose last drop runs `then`, on whichever thread drops it.
+    /// Creates a token. The thread that drops the last clone runs `then`.
     pub fn new(then: impl FnOnce() + Send + Sync + 'static) -> Ack {
         Ack(Arc::new(AckInner(Some(Box::new(then)))))
     }
@@ -84,17 +83,18 @@ impl Drop for AckInner {
     }
 }
 
-/// Where the lanes put the first error of a command.
+/// The first error of a command, set by lanes of any core.
 #[derive(Clone, Default)]
 pub struct FirstError(Arc<Mutex<Option<crate::OpenError>>>);
 
 impl FirstError {
-    /// Keeps `error` unless there is one already. Control path: opening a lane.
+    /// Stores `error` unless an error is stored already. Takes a lock; used only when a lane is
+    /// opened.
     pub fn set(&self, error: crate::OpenError) {
         self.0.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(error);
     }
 
-    /// Takes the error out.
+    /// Removes and returns the error.
     #[must_use]
     pub fn take(&self) -> Option<crate::OpenError> {
         self.0.lock().unwrap_or_else(|e| e.into_inner()).take()

@@ -1,66 +1,66 @@
-//! Requests that a core serves by its own work: memory that is copied, filled or cleared.
+//! Requests that a core serves by its own CPU: memory that is copied, filled or cleared.
 //!
-//! What the work costs is counted in bytes of memory touched. A turn of a core has a budget of
-//! them, so that no request, and no number of requests, keeps the other users of the core waiting
-//! for longer than a turn: what is over stays queued and goes on in the next. A short request does
-//! not wait for the end of long ones: those take turns among themselves, a piece at a time.
+//! The cost of a request is the number of bytes of memory touched. A turn of a core has a budget of
+//! bytes; requests beyond it stay queued and continue in the next turn. So CPU work never delays
+//! the other users of the core by much more than a turn. A short request does not wait for the end
+//! of long ones: long requests take turns, one piece at a time.
 //!
-//! A request may so be served in pieces, over several turns. Requests that are in flight together
-//! have no order, so nobody can tell.
+//! A request may thus be served in pieces over several turns. Requests that are in flight together
+//! have no order, so this is not visible.
 
 use crate::{Batch, Bio, Cx, Lane, SECTOR_SIZE, Status, move_batch};
 use std::collections::VecDeque;
 
-/// The bytes that the lanes of a core may touch in a turn, all together: about 100 µs of copying.
-/// Each lane may pass it by [`LANE_MIN`], so that one does not starve the other.
+/// Bytes that all lanes of a core may touch together in a turn: about 100 µs of copying. Each lane
+/// may exceed it by [`LANE_MIN`], so that no lane starves.
 pub const TURN_BUDGET: u64 = 1 << 20;
 
-/// The most that is done for a request before it is another's turn, in bytes; one that costs no
-/// more is a short one.
+/// The longest piece of a request, in bytes. A request that costs no more is a short request.
 pub const SLICE_MAX: u64 = 128 << 10;
 
-/// What a lane may do in a call whatever the others did: one short request, and a piece of a long
-/// one.
+/// Bytes that a lane may touch in a call even if the budget is used up: one short request and one
+/// piece of a long one.
 const LANE_MIN: u64 = 2 * SLICE_MAX;
 
-/// What a device does with its requests.
+/// Serves the bios of a device by CPU.
 pub trait BioHandler {
-    /// What serving `bio` costs at the most, in bytes; 0 for what costs next to nothing.
+    /// Upper bound of the cost of `bio` in bytes; 0 if the cost is negligible.
     fn cost(&self, bio: &Bio) -> u64;
 
-    /// How many bytes its parts count to: those of its range, where nothing else is said.
+    /// Length of the request, in the unit of [`BioProgress::done`]: by default the bytes of its
+    /// range.
     #[inline]
     fn length(&self, bio: &Bio) -> u64 {
-        // A range that ends beyond everything is refused by whoever serves it.
+        // Saturates: the handler refuses a range beyond the end.
         bio.sectors.0.saturating_mul(SECTOR_SIZE)
     }
 
-    /// Serves `bio` from where `part` says, until it is done or `part` is used up. Each call gets
-    /// on by at least one byte of its range. Says how the bio ended; an error ends it at once, and
-    /// `Ok` only matters when the part is [done](Part::is_done).
+    /// Serves `bio` from `part.done` on, until it is done or `part.left` is used up. Each call
+    /// advances by at least one byte. An error status ends the bio at once; `Ok` matters only if
+    /// `part` [is done](BioProgress::is_done).
     fn serve(&mut self, bio: &mut Bio, part: &mut BioProgress) -> Status;
 }
 
-/// How far a request is served, and what may be done for it now.
+/// Progress of a request, and the bytes that may be touched now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BioProgress {
-    /// Bytes of the range that are done.
+    /// Completed bytes of the range.
     pub done: u64,
     /// Bytes that may still be touched.
     pub left: u64,
-    /// Whatever the server has to know at the next part; 0 at the first.
+    /// State of the handler between parts; 0 at the first part.
     pub mark: u64,
     len: u64,
 }
 
 impl BioProgress {
-    /// The first part of a request of `len` bytes, of which `left` may be touched.
+    /// Progress of a new request of `len` bytes, of which `left` may be touched.
     #[must_use]
     pub fn first(len: u64, left: u64) -> BioProgress {
         BioProgress { done: 0, left, mark: 0, len }
     }
 
-    /// Bytes of the range that are to be done now.
+    /// Bytes of the range to serve now.
     #[must_use]
     pub fn now(&self) -> u64 {
         self.left.min(self.rest())
@@ -72,58 +72,58 @@ impl BioProgress {
         self.len - self.done
     }
 
-    /// `bytes` of the range are done, and cost as many.
+    /// Completes `bytes` of the range at a cost of `bytes`.
     pub fn advance(&mut self, bytes: u64) {
         self.advance_for(bytes, bytes);
     }
 
-    /// `bytes` of the range are done, and cost `cost`.
+    /// Completes `bytes` of the range at a cost of `cost` bytes.
     pub fn advance_for(&mut self, bytes: u64, cost: u64) {
         self.done += bytes;
         self.left = self.left.saturating_sub(cost);
-        debug_assert!(self.done <= self.len, "more done than there is");
+        debug_assert!(self.done <= self.len, "more bytes done than the request has");
     }
 
-    /// The rest of the range is done, and cost nothing.
+    /// Completes the rest of the range at no cost.
     pub fn finish(&mut self) {
         self.done = self.len;
     }
 
-    /// The whole range is done.
+    /// True if the whole range is done.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.done == self.len
     }
 }
 
-/// The requests of one lane that are being worked on. See the module's documentation.
+/// The requests of one lane that wait for CPU budget, and the handler that serves them.
 pub struct BudgetedQueue<S> {
     serve: S,
-    /// Short ones that found the budget used up, oldest first.
+    /// Short requests that found the budget used up, oldest first.
     short: VecDeque<Box<Bio>>,
-    /// Long ones, with how far they are; the first is next.
+    /// Long requests with their progress; the first one is next.
     long: VecDeque<(Box<Bio>, BioProgress)>,
 }
 
 impl<S: BioHandler> BudgetedQueue<S> {
-    /// Nothing to do yet.
+    /// Creates an empty queue.
     pub const fn new(serve: S) -> BudgetedQueue<S> {
         BudgetedQueue { serve, short: VecDeque::new(), long: VecDeque::new() }
     }
 
-    /// What serves.
+    /// The handler.
     pub const fn server(&self) -> &S {
         &self.serve
     }
 
-    /// True when nothing waits.
+    /// True if no request waits.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.short.is_empty() && self.long.is_empty()
     }
 
-    /// Serves what the budget allows of `batch`, and of what waits, and leaves what is done in it;
-    /// the rest is kept.
+    /// Serves the waiting requests and `batch` as far as the budget allows. On return, `batch`
+    /// holds the completed bios; the others are queued.
     pub fn take(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         let mut left = cx.cpu_budget();
         let mut served = 0;
@@ -157,15 +157,16 @@ impl<S: BioHandler> BudgetedQueue<S> {
         self.run_pending(batch, cx);
     }
 
-    /// Goes on with what waits and appends what is done. Asks for another turn when the budget does
-    /// not suffice.
+    /// Serves waiting requests and appends the completed ones to `done`. Asks for another turn if
+    /// the budget is not sufficient.
     pub fn run_pending(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         if self.is_idle() {
             return;
         }
         let budget = cx.cpu_budget().max(LANE_MIN);
         let mut left = budget;
-        // A piece of it is for the long ones, which a stream of short ones must not stop.
+        // Reserves one piece for long requests, so that a stream of short requests does not starve
+        // them.
         let kept = if self.long.is_empty() { 0 } else { SLICE_MAX };
         while let Some(bio) = self.short.front() {
             let cost = self.serve.cost(bio);
@@ -184,7 +185,7 @@ impl<S: BioHandler> BudgetedQueue<S> {
             let (at, may) = (part.done, left.min(SLICE_MAX));
             part.left = may;
             let status = self.serve.serve(&mut bio, &mut part);
-            debug_assert!(part.done > at || !status.is_ok(), "a request that does not get on");
+            debug_assert!(part.done > at || !status.is_ok(), "a call without progress");
             left -= (may - part.left).clamp(1, left);
             if part.is_done() || !status.is_ok() {
                 bio.end_with(status);
@@ -207,15 +208,14 @@ fn serve_whole<S: BioHandler>(serve: &mut S, bio: &mut Bio) {
     bio.end_with(status);
 }
 
-/// The lane of a device that has nothing to wait for: each bio is served at once, or as soon as its
-/// turn comes.
+/// The lane of a device that only needs CPU: each bio is served at once, or when the budget allows.
 pub struct BudgetedLane<S> {
     work: BudgetedQueue<S>,
     ready: Batch,
 }
 
 impl<S: BioHandler> BudgetedLane<S> {
-    /// A lane on which `serve` serves.
+    /// Creates a lane over a handler.
     pub const fn new(serve: S) -> BudgetedLane<S> {
         BudgetedLane { work: BudgetedQueue::new(serve), ready: Batch::new() }
     }
@@ -225,7 +225,7 @@ impl<S: BioHandler> Lane for BudgetedLane<S> {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         self.work.take(batch, cx);
         move_batch(batch, &mut self.ready);
-        // What is ready needs a poll, and no event of the outside will bring one.
+        // Completed bios need a poll, and no external event causes one.
         cx.wake_now();
     }
 
@@ -240,7 +240,7 @@ mod tests {
     use super::*;
     use crate::{CoreId, CoreState, Nanos, Op, Sector, Sectors};
 
-    /// Each byte costs one; notes which range was served when.
+    /// Each byte costs one. Records the cookie, offset and length of each part.
     struct RecordingHandler(Vec<(u64, u64, u64)>);
 
     impl BioHandler for RecordingHandler {
@@ -262,7 +262,7 @@ mod tests {
         bio
     }
 
-    /// Runs turns until all is done: the cookies that ended in each, and the bytes that it took.
+    /// Runs turns until all is done. Returns, per turn, the completed cookies and the bytes served.
     fn turns(mut batches: Vec<Batch>) -> Vec<(Vec<u64>, u64)> {
         let mut core = CoreState::new(CoreId(0), 1, 1, None);
         let mut work = BudgetedQueue::new(RecordingHandler(Vec::new()));
@@ -273,7 +273,7 @@ mod tests {
             let mut cx = core.cx(Nanos(1));
             work.take(&mut batch, &mut cx);
             work.run_pending(&mut batch, &mut cx);
-            assert_eq!(cx.wake() == Nanos(1), !work.is_idle(), "it asks for a turn when it needs one");
+            assert_eq!(cx.wake() == Nanos(1), !work.is_idle(), "it asks for a turn exactly if requests wait");
             let bytes = work.serve.0.drain(..).map(|(.., n)| n).sum();
             turns.push((batch.iter().map(|b| b.cookie).collect(), bytes));
         }
@@ -328,7 +328,7 @@ mod tests {
             lane.take(&mut vec![bio(0, 64 * MIB)], &mut cx);
         }
         let bytes: Vec<u64> = lanes.iter().map(|l| l.serve.0.iter().map(|s| s.2).sum()).collect();
-        assert!(bytes.iter().all(|&n| n > 0), "none goes without: {bytes:?}");
+        assert!(bytes.iter().all(|&n| n > 0), "no lane starves: {bytes:?}");
         assert!(bytes.iter().sum::<u64>() <= TURN_BUDGET + 10 * LANE_MIN, "{bytes:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! All that a lane may touch besides itself.
+//! The context of a core's turn: everything outside itself that a lane may touch.
 
 use crate::{
     CoreId, Cores, DeviceId, LaneCommand, LaneInbox, LaneInboxes, Nanos, OwnerId, TURN_BUDGET, TaskFactory,
@@ -11,8 +11,8 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// What a core keeps for its lanes, over its whole life. A runtime core, a caller's own thread and
-/// a simulated core each have one.
+/// State that a core keeps for its lanes. A runtime core, a caller's own thread and a simulated
+/// core each have one.
 pub struct CoreState {
     id: CoreId,
     cores: usize,
@@ -24,8 +24,8 @@ pub struct CoreState {
 }
 
 impl CoreState {
-    /// The state of core `id` of `cores`, with chance drawn from `seed`. `io` is what the backends
-    /// of this world do I/O with (the core's ring); they know its type.
+    /// Creates the state of core `id` of `cores`, with random numbers from `seed`. `io` is the I/O
+    /// interface of the backends (the core's ring); they know its type.
     #[must_use]
     pub fn new(id: CoreId, cores: usize, seed: u64, io: Option<Rc<dyn Any>>) -> CoreState {
         CoreState {
@@ -39,15 +39,15 @@ impl CoreState {
         }
     }
 
-    /// The same core, with the inboxes of all: without them its lanes reach nobody, which is enough
-    /// for one core that is visited by hand.
+    /// Adds access to all cores. Without it, lanes can wake no other core, which is enough for a
+    /// single core that is polled by hand.
     #[must_use]
     pub fn with_cores(mut self, others: Arc<dyn Cores>) -> CoreState {
         self.others = others;
         self
     }
 
-    /// The inboxes of all cores.
+    /// All cores.
     #[must_use]
     pub fn others(&self) -> &Arc<dyn Cores> {
         &self.others
@@ -64,26 +64,26 @@ impl CoreState {
         Cx { now: Cell::new(now), clock: || Nanos(0), wake: Nanos::NEVER, work: TURN_BUDGET, state: self }
     }
 
-    /// A context for one turn that has its time from `clock`, read when somebody first asks. Where
-    /// lanes have no use for it the clock is not read at all: on some machines that takes longer
-    /// than all that they do for a request.
+    /// A context for one turn that reads the time from `clock` when a lane first asks. If no lane
+    /// asks, the clock is not read: on some machines a reading costs more than all work of the
+    /// lanes for a request.
     pub fn cx_by(&mut self, clock: fn() -> Nanos) -> Cx<'_> {
         Cx { clock, ..self.cx(UNREAD) }
     }
 
-    /// Where commands to the lanes of this core are delivered.
+    /// The lane inboxes of this core.
     pub fn ports(&mut self) -> &mut LaneInboxes {
         &mut self.ports
     }
 
-    /// This core.
+    /// The id of this core.
     #[must_use]
     pub fn id(&self) -> CoreId {
         self.id
     }
 }
 
-/// The inboxes of a core that has none.
+/// Access to no core at all.
 struct IsolatedCore;
 
 impl Cores for IsolatedCore {
@@ -94,17 +94,16 @@ impl Cores for IsolatedCore {
     }
 }
 
-/// No time yet: earlier than any that a clock says.
+/// The clock has not been read: earlier than any time of a clock.
 const UNREAD: Nanos = Nanos(0);
 
-/// The context of one turn of a core: all that a lane may touch besides itself. The runtime hands
-/// it in; so does the simulator.
+/// The context of one turn of a core, passed to lanes by the runtime or the simulator.
 pub struct Cx<'a> {
-    /// The time; [`UNREAD`] until somebody asks.
+    /// The time; [`UNREAD`] until a lane asks.
     now: Cell<Nanos>,
     clock: fn() -> Nanos,
     wake: Nanos,
-    /// Bytes that lanes may still touch by themselves.
+    /// Rest of the CPU budget of this turn, in bytes.
     work: u64,
     state: &'a mut CoreState,
 }
@@ -119,68 +118,69 @@ impl Cx<'_> {
         self.now.get()
     }
 
-    /// The core that runs this.
+    /// The core that runs this turn.
     #[must_use]
     pub fn core(&self) -> CoreId {
         self.state.id
     }
 
-    /// How many cores there are.
+    /// Number of cores.
     #[must_use]
     pub fn cores(&self) -> usize {
         self.state.cores
     }
 
-    /// The inboxes of all cores.
+    /// All cores.
     #[must_use]
     pub fn all_cores(&self) -> &Arc<dyn Cores> {
         &self.state.others
     }
 
-    /// Says who is visited from here on, and who was: see [`LaneInboxes::visit`].
+    /// Sets the wake target that runs from now on and returns the previous one; see
+    /// [`LaneInboxes::visit`].
     pub fn visit(&mut self, visit: Option<WakeTarget>) -> Option<WakeTarget> {
         self.state.ports.visit(visit)
     }
 
-    /// Who is visited now.
+    /// The wake target that runs now.
     #[must_use]
     pub fn current_target(&self) -> Option<WakeTarget> {
         self.state.ports.current_target()
     }
 
-    /// Someone who has mail and was not visited for it.
+    /// Takes a wake target that has a message and has not run since.
     pub fn take_woken(&mut self) -> Option<WakeTarget> {
         self.state.ports.take_woken()
     }
 
-    /// Asks for a `poll` at `at` or soon after. Holds for this turn only: whoever waits asks again
-    /// in each `poll`.
+    /// Asks for a `poll` at `at` or soon after. Valid for this turn only: a lane that still waits
+    /// asks again in each `poll`.
     pub fn wake_at(&mut self, at: Nanos) {
         self.wake = self.wake.min(at);
     }
 
-    /// Asks for a `poll` at once: as [`Cx::wake_at`] the time that it is, which nobody has to know
-    /// for it.
+    /// Asks for a `poll` at once. Equal to [`Cx::wake_at`] with the current time, without reading
+    /// the clock.
     #[inline]
     pub fn wake_now(&mut self) {
         self.wake = self.wake.min(self.now.get());
     }
 
-    /// The earliest time asked for in this turn, which may be long past; [`Nanos::NEVER`] when
-    /// nobody asked.
+    /// The earliest time asked for in this turn, which may be past; [`Nanos::NEVER`] if no lane
+    /// asked.
     #[must_use]
     pub fn wake(&self) -> Nanos {
         self.wake
     }
 
-    /// Bytes of memory that lanes may still touch by their own work in this turn: see
-    /// [`crate::Work`].
+    /// Bytes of memory that lanes may still touch by CPU in this turn; see
+    /// [`crate::BudgetedQueue`].
     #[must_use]
     pub fn cpu_budget(&self) -> u64 {
         self.work
     }
 
-    /// Says what is left of it.
+    /// Sets the rest of the CPU budget.
     pub fn set_cpu_budget(&mut self, bytes: u64) {
         self.work = bytes;
     }
@@ -190,17 +190,17 @@ impl Cx<'_> {
         self.state.new_owner()
     }
 
-    /// Opens a port: commands for `device` reach its holder on this core.
+    /// Opens a lane inbox for commands to `device` on this core.
     pub fn open_inbox(&mut self, device: DeviceId) -> Rc<LaneInbox> {
         self.state.ports.open(device)
     }
 
-    /// Chance, from the core's seed.
+    /// Random numbers from the core's seed.
     pub fn rng(&mut self) -> &mut SmallRng {
         &mut self.state.rng
     }
 
-    /// What this world does I/O with. `None` where there is nothing but lanes.
+    /// The I/O interface of this core. `None` if lanes run without one.
     #[must_use]
     pub fn io(&self) -> Option<Rc<dyn Any>> {
         self.state.io.clone()

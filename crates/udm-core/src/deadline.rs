@@ -1,30 +1,30 @@
-//! When a request is given up for the silence of whom it was sent to.
+//! Deadlines for replies of a path or a server.
 
 use crate::units::Nanos;
 
-/// How long answers are waited for. It counts from the last answer: who answers others is busy, and
-/// not silent. But a request may be lost while others are answered, so one is waited for
-/// [`ReplyDeadline::STARVED_FACTOR`] times as long at the most.
+/// How long to wait for a reply. The time counts from the last reply to any request: a server that
+/// replies to others is busy, not silent. But a request may be lost while others are answered, so
+/// each request waits at most [`ReplyDeadline::STARVED_FACTOR`] times as long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplyDeadline(pub Nanos);
 
-/// What there is to say of a request that is not answered.
+/// State of a request without a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeadlineStatus {
-    /// It is not, before this time.
+    /// Not overdue before this time.
     Pending(Nanos),
-    /// Nothing was answered for so long.
+    /// Overdue: no request was answered for this long.
     Silent(Nanos),
-    /// Others were answered, and this was not for so long.
+    /// Overdue: others were answered, but this request was not for this long.
     Starved(Nanos),
 }
 
 impl ReplyDeadline {
-    /// How many deadlines a request is waited for while others are answered.
+    /// Maximum wait in deadlines while other requests are answered.
     pub const STARVED_FACTOR: u64 = 4;
 
-    /// What there is to say at `now` of a request of `sent`, when the last answer to any came at
-    /// `last_reply`. Of two requests the older one is never overdue later.
+    /// State at `now` of a request submitted at `sent`, if the last reply to any request came at
+    /// `last_reply`. An older request is never overdue later than a newer one.
     #[must_use]
     pub fn check(self, sent: Nanos, last_reply: Nanos, now: Nanos) -> DeadlineStatus {
         let most = Nanos(self.0.0.saturating_mul(Self::STARVED_FACTOR));
@@ -37,37 +37,38 @@ impl ReplyDeadline {
     }
 }
 
-/// A [`ReplyDeadline`] as a lane keeps it: only time counts in which the core has run.
+/// A [`ReplyDeadline`] of a lane that counts only time during which the core has run.
 ///
-/// A process that was stopped, or a machine that was paused, finds all its deadlines passed and the
-/// answers where it has yet to look. So two things keep a lane from believing the clock. Who is
-/// polled much later than it asked for was held up: what waits then waits as if it had been sent
-/// now. And nothing is overdue before the lane has looked once more, in another turn.
+/// After a process was stopped or a machine was paused, all deadlines seem to have passed while
+/// replies wait unread. Two rules prevent false timeouts. First, if the lane is polled much later
+/// than it asked for, waiting requests count as sent now. Second, a request is overdue only after
+/// one more check in a later turn.
 #[derive(Clone, Copy, Debug)]
 pub struct DeadlineTimer {
     deadline: Nanos,
-    /// When the lane asked to be polled.
+    /// Time at which the lane asked to be polled.
     due: Option<Nanos>,
-    /// When it last was held up.
+    /// End of the last stop.
     resumed: Nanos,
-    /// Since when something is overdue.
+    /// Time at which a request was first seen overdue.
     late: Option<Nanos>,
 }
 
 impl DeadlineTimer {
-    /// For answers that are waited for as long as `deadline`.
+    /// Creates a timer for replies that may take `deadline`.
     #[must_use]
     pub fn new(deadline: Nanos) -> DeadlineTimer {
         DeadlineTimer { deadline, due: None, resumed: Nanos(0), late: None }
     }
 
-    /// How much later than it asked for a lane may be polled without having been held up.
+    /// Maximum delay of a poll that does not count as a stop.
     fn slack(&self) -> Nanos {
         Nanos((self.deadline.0 / 16).clamp(5_000_000, 1_000_000_000))
     }
 
-    /// As [`ReplyDeadline::check`], for the oldest request that waits. The time of an [`DeadlineStatus::Pending`] is
-    /// when to look next, and the lane asks to be polled then.
+    /// As [`ReplyDeadline::check`], for the oldest waiting request. The time of
+    /// [`DeadlineStatus::Pending`] is the time of the next check, and the lane asks to be polled
+    /// then.
     #[must_use]
     pub fn check(&mut self, sent: Nanos, last_reply: Nanos, now: Nanos) -> DeadlineStatus {
         if self.due.is_some_and(|due| due + self.slack() < now) {
@@ -92,8 +93,8 @@ impl DeadlineTimer {
 mod tests {
     use super::*;
 
-    /// A core that was stopped for long: nothing is overdue because of that, and what then waits
-    /// for a whole deadline is.
+    /// After a long stop of the core, no request is overdue; one that then waits for a whole
+    /// deadline is.
     #[test]
     fn time_in_which_the_core_did_not_run_does_not_count() {
         let ms = Nanos::from_millis;
@@ -115,14 +116,14 @@ mod tests {
         );
     }
 
-    /// A short one: the lane looks into its ring before it believes the clock.
+    /// A short stop: the lane looks into its ring before it times out.
     #[test]
     fn nothing_is_overdue_at_the_first_look() {
         let ms = Nanos::from_millis;
         let mut patience = DeadlineTimer::new(ms(500));
         assert_eq!(patience.check(ms(0), ms(0), ms(0)), DeadlineStatus::Pending(ms(500)));
         assert_eq!(patience.check(ms(0), ms(0), ms(510)), DeadlineStatus::Pending(ms(510) + Nanos(1)));
-        // An answer was there.
+        // A reply was there.
         assert_eq!(patience.check(ms(0), ms(511), ms(511)), DeadlineStatus::Pending(ms(1011)));
         assert_eq!(patience.check(ms(0), ms(511), ms(1011)), DeadlineStatus::Pending(ms(1011) + Nanos(1)));
         assert_eq!(patience.check(ms(0), ms(511), ms(1012)), DeadlineStatus::Silent(ms(500)));

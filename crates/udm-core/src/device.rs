@@ -1,4 +1,4 @@
-//! The control half of a device.
+//! The control half of a device, and types of its interface.
 
 use crate::errno::EOPNOTSUPP;
 use crate::{
@@ -8,205 +8,203 @@ use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-/// The control half of a device: shared by all cores, immutable or slow to change.
+/// The control half of a device: shared by all cores, immutable or rarely changed.
 pub trait Device: Send + Sync {
-    /// Its identity, from [`DeviceId::new`], the same for its whole life.
+    /// The id of the device, from [`DeviceId::new`], constant for its whole life.
     fn id(&self) -> DeviceId;
 
-    /// Opens the data-path half, on the core that will own it.
+    /// Opens a lane on the core that will own it.
     ///
     /// # Errors
-    /// When the device can't be opened on this core.
+    /// The device cannot be opened on this core.
     fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError>;
 
-    /// Size and limits, as of now.
+    /// Current size and limits.
     fn limits(&self) -> Limits;
 
-    /// Looks how large it is now, where that can change without it. It may block, so no core calls
-    /// it.
+    /// Reads the current size, if it can change from outside. May block, so no core calls this.
     fn refresh_size(&self) {}
 
-    /// Somebody says that it works again: that it failed a moment ago is no reason to refuse the
-    /// next request.
+    /// Makes the device retry at once: an earlier failure is no reason to refuse the next request.
     fn retry_now(&self) {}
 
-    /// True when others can make it shorter, and a write of ours would then make it longer again,
-    /// with zeroes where data was. Who keeps something in it looks now and then whether its last
-    /// block is there: a read of that fails when it is not, and then its limits say how much is.
+    /// True if another program may truncate the file. A later write would extend it again, with
+    /// zeroes in place of the lost data. So a user that stores metadata must read the last block
+    /// from time to time. If it is missing, the read fails, and [`Device::limits`] shows the new
+    /// size.
     fn may_shrink(&self) -> bool {
         false
     }
 
-    /// How it is to grow when whoever keeps something in it is about to need more; `None` where
-    /// nobody has said so.
+    /// How the device grows when its user will soon need more space; `None` if it must not grow.
     fn growth(&self) -> Option<Growth> {
         None
     }
 
-    /// Asks it to become at least as large as `size`, with room for what is new set aside where
-    /// that can be had. Returns at once; `then` is told what came of it, from a thread of the
-    /// device's own or before this returns, and sees the new size. After an error it may be larger
-    /// than before all the same, and never shorter.
+    /// Asks the device to grow to at least `size`, with space allocated for the new part if
+    /// possible. Returns at once. `then` gets the result, on a thread of the device or before this
+    /// returns, and sees the new size. After an error the device may be larger than before, never
+    /// smaller.
     fn grow(&self, size: Sectors, then: GrowCallback) {
         let _ = size;
         then(Err(OpenError::new(EOPNOTSUPP, "only a regular file grows by itself")));
     }
 
-    /// Appends to `out` what the `len` sectors from `from` on hold, in order and without gaps,
-    /// until it is full. The range is within the device.
+    /// Appends the allocation state of `len` sectors from `from` on to `out`, in order and without
+    /// gaps, until `out` is full. The range is within the device.
     ///
-    /// It may block, so no core calls it. What it says was so at some moment during the call: a
-    /// write that was acknowledged before the call is no hole. Who does not know says data.
+    /// May block, so no core calls this. Each extent was correct at some moment during the call: a
+    /// write acknowledged before the call is never reported as a hole. If the state is unknown, the
+    /// extent is [`ExtentKind::Data`].
     fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
         let _ = from;
         out.push(len, ExtentKind::Data);
     }
 
-    /// The instants since which it knows what has changed, each under another name. Asked by cores,
-    /// so it waits for nobody; it may be stale the moment it is told.
+    /// The checkpoints since which the device knows its changes, each with another name. Cores call
+    /// this, so it does not block. The list may be stale at once.
     fn checkpoints(&self) -> Vec<Checkpoint> {
         Vec::new()
     }
 
-    /// As [`Device::extents`], what of it may have changed since one of its checkpoints.
+    /// As [`Device::extents`], for changes since a checkpoint of the device.
     ///
-    /// What was acknowledged before the call is never told as the same. Who does not know any more,
-    /// because what kept the instant is gone, says that all has changed: whoever copies what
-    /// changed then copies too much, and loses nothing.
+    /// A write acknowledged before the call is never reported as [`ChangeStatus::Same`]. If the
+    /// checkpoint no longer exists, everything is reported as changed: a backup then copies too
+    /// much and loses nothing.
     fn changed(&self, since: &Checkpoint, from: Sector, len: Sectors, out: &mut Extents<ChangeStatus>) {
         let _ = (since, from);
         out.push(len, ChangeStatus::Changed);
     }
 
-    /// What it shares with the other names of its disk: every disk and every mapped device has it.
-    /// `None` for what is neither, as a table.
+    /// State shared with the other names of the disk. Every disk and every mapped device has it;
+    /// others, such as a table, return `None`.
     fn shared_disk_state(&self) -> Option<&SharedDiskState> {
         None
     }
 
-    /// Keeps other programs from having its disk alone, for as long as what is returned is held;
-    /// `None` where there is nothing to keep.
+    /// Locks the disk against exclusive use by other programs, until the returned lock is dropped;
+    /// `None` if there is nothing to lock.
     ///
     /// # Errors
-    /// Another program has it.
+    /// Another program has the disk.
     fn lock(&self) -> Result<Option<DiskLock>, DiskBusy> {
         Ok(None)
     }
 
-    /// Why requests of it wait that it can neither serve nor give up, in one line; `None` while
-    /// none do. May be stale the moment it is told.
+    /// The reason why requests wait that the device can neither serve nor fail, in one line; `None`
+    /// if none waits. May be stale at once.
     fn waits(&self) -> Option<String> {
         None
     }
 
-    /// Why what answers in its place is not taken for it, in one line: it came back as another
-    /// disk. `None` while nothing of the kind is known.
+    /// The reason why a reconnected server is rejected, in one line: it has become another disk.
+    /// `None` if none is known.
     fn refused(&self) -> Option<String> {
         None
     }
 
-    /// The queue in front of it; `None` where there is none.
+    /// The request queue in front of the device; `None` if there is none.
     fn queue(&self) -> Option<&dyn DiskQueue> {
         None
     }
 
-    /// The switch of its power; `None` where it has none.
+    /// The power switch of the device; `None` if it has none.
     fn power(&self) -> Option<&dyn PowerSwitch> {
         None
     }
 
-    /// Its place among devices that lie on each other; `None` for a backend, which is the end.
+    /// The device's place in a stack of devices; `None` for a backend, which is the bottom.
     fn stacked(&self) -> Option<&dyn StackedDevice> {
         None
     }
 }
 
-/// The power of a device.
+/// The power switch of a device.
 pub trait PowerSwitch: Send + Sync {
-    /// Is it on? May be stale the moment it is told.
+    /// True if the power is on. May be stale at once.
     fn is_on(&self) -> bool;
 
-    /// Turns it on or off. Without power every request fails, and what was in a volatile cache
-    /// alone is lost: what was written before the last flush began is not.
+    /// Switches the power. Without power every request fails, and data that is only in the volatile
+    /// cache is lost. Data written before the last flush began is kept.
     fn turn(&self, on: bool);
 }
 
-/// An instant of a device, since which it knows what has changed.
+/// A moment since which a device knows its changes.
 ///
-/// It means that instant for good: another one that takes its name later is another checkpoint, and
-/// holding it keeps nothing alive.
+/// A checkpoint stands for one moment: a later checkpoint with the same name is a different one.
+/// Holding it keeps nothing alive.
 #[derive(Clone)]
 pub struct Checkpoint {
-    /// What people call it.
+    /// Name for users.
     pub name: String,
-    /// What it is to the device that gave it.
+    /// Identity, private to the device that returned it.
     pub key: Weak<dyn Any + Send + Sync>,
 }
 
 /// How a device grows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Growth {
-    /// By how much at a time, above 0.
+    /// Growth per step, above 0.
     pub step: Sectors,
-    /// How large at the most.
+    /// Maximum size.
     pub max: Sectors,
 }
 
-/// Is told what came of [`Device::grow`].
+/// Receives the result of [`Device::grow`].
 pub type GrowCallback = Box<dyn FnOnce(Result<(), OpenError>) + Send>;
 
-/// A disk that no other program has alone, until it is dropped.
+/// A lock of a disk against exclusive use by other programs, until it is dropped.
 pub type DiskLock = Arc<dyn Any + Send + Sync>;
 
-/// Another program has the disk alone.
+/// The error that another program uses the disk exclusively.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskBusy;
 
-/// A device made of others: what circles are found by, and the limits on stacks counted by. Each
-/// answers for its neighbours alone; who wants more walks, so that no shape of a stack is a depth
-/// of calls.
+/// A device made of others, for the detection of cycles and the limits on stacks. A device returns
+/// only its direct neighbours, and a caller walks from there. So deep stacks cause no deep
+/// recursion.
 pub trait StackedDevice {
-    /// What it is called now.
+    /// The current name of the device.
     fn name(&self) -> String;
 
-    /// The devices directly below, one for each lane that a lane of this device may have open of
-    /// it.
+    /// The devices directly below, one entry per lower lane that a lane of this device may open.
     fn below(&self) -> Vec<Arc<dyn Device>>;
 
-    /// The devices that have said to [`StackedDevice::add_parent`] that they may lie directly on this one,
-    /// each once; some may have another table by now.
+    /// The devices registered by [`StackedDevice::add_parent`], each once. Some may no longer use
+    /// this device.
     fn above(&self) -> Vec<Arc<dyn Device>>;
 
-    /// From now on `above`, whose identity is `id`, may have this device below it.
+    /// Registers `above`, with the id `id`, as a device that may use this device.
     fn add_parent(&self, id: DeviceId, above: Weak<dyn Device>);
 }
 
-/// Tells devices apart, within one process.
+/// Identity of a device, unique in the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceId(u64);
 
 impl DeviceId {
-    /// A new identity.
+    /// Creates a new id.
     #[must_use]
-    #[expect(clippy::new_without_default, reason = "each call gives another")]
+    #[expect(clippy::new_without_default, reason = "each call returns a different value")]
     pub fn new() -> DeviceId {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         DeviceId(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 }
 
-/// Why a lane could not be opened.
+/// The error of opening a lane, and of other control operations.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
 pub struct OpenError {
     /// The errno, positive.
     pub errno: i32,
-    /// What went wrong, for a person.
+    /// Description for users.
     pub text: String,
 }
 
 impl OpenError {
-    /// An error with `errno` and a text.
+    /// Creates an error.
     pub fn new(errno: i32, text: impl Into<String>) -> OpenError {
         OpenError { errno, text: text.into() }
     }

@@ -1,44 +1,42 @@
-//! What is one for all names of a disk.
+//! State shared by all names of a disk.
 //!
-//! Several devices can be names of one disk: hard links of a file, two nodes of a block device.
-//! Whoever must know of the others that use the disk finds them in its [`SharedDiskState`], whatever name
-//! each of them took: a value that they share ([`SharedDiskState::get_or_default`]), and who has the disk alone
-//! ([`SharedDiskState::claim`]).
+//! Several devices can be names of one disk: hard links of a file, two nodes of a block device. The
+//! [`SharedDiskState`] of the disk is the same for all its names. It holds shared values
+//! ([`SharedDiskState::get_or_default`]) and exclusive claims ([`SharedDiskState::claim`]).
 
 use crate::{DevNo, Device, DeviceId, DiskLock};
 use std::any::{Any, TypeId};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// What the devices share that are names of one disk. It is looked at when a table is loaded or
-/// changes, never by a request.
+/// State shared by all devices that are names of one disk. Used when a table is loaded or changes,
+/// never per request.
 #[derive(Debug, Default)]
 pub struct SharedDiskState {
     users: Mutex<Vec<Weak<Claimant>>>,
     values: Mutex<Vec<(TypeId, Weak<dyn Any + Send + Sync>)>>,
-    /// What keeps other programs away, while somebody here has it alone.
+    /// The lock against other programs, while a claim of this program exists.
     lock: Mutex<Option<Weak<dyn Any + Send + Sync>>>,
-    /// Everybody may have it alone.
+    /// If true, every claim is granted.
     is_stateless: bool,
 }
 
-/// For whom a disk is claimed.
+/// Who may use a claimed disk.
 #[derive(Clone, Debug)]
 pub enum Exclusivity {
-    /// The device whose table it is.
+    /// Only the device whose table claims the disk.
     Device,
-    /// Whoever brings the same key, besides that device: what one has written there makes sense to
-    /// the others.
+    /// That device, and all devices with the same key: they understand each other's data on the
+    /// disk.
     With(ClaimKey),
 }
 
-/// What those who may have a disk together have in common: a value that they all hold. A claim
-/// holds it too.
+/// A key of devices that may share an exclusive claim: all share one `Arc`. A claim keeps it alive.
 #[derive(Clone)]
 pub struct ClaimKey(Arc<dyn Any + Send + Sync>);
 
 impl ClaimKey {
-    /// The key of all who hold `value`.
+    /// Creates the key of all holders of `value`.
     #[must_use]
     pub fn of<T: Any + Send + Sync>(value: &Arc<T>) -> ClaimKey {
         ClaimKey(Arc::<T>::clone(value))
@@ -57,7 +55,7 @@ impl fmt::Debug for ClaimKey {
     }
 }
 
-/// Who uses a disk alone.
+/// A device with an exclusive claim.
 #[derive(Debug)]
 struct Claimant {
     id: DeviceId,
@@ -71,7 +69,7 @@ impl Claimant {
     }
 }
 
-/// The disk is the holder's alone, until it is dropped.
+/// An exclusive claim on a disk, until it is dropped.
 pub struct DiskClaim {
     _user: Arc<Claimant>,
     _lock: Option<DiskLock>,
@@ -83,10 +81,10 @@ impl fmt::Debug for DiskClaim {
     }
 }
 
-/// Who has a disk that was to be claimed.
+/// The present user of a disk whose claim was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClaimConflict {
-    /// A device of this program, by its number.
+    /// A device of this program, by number.
     Device(DevNo),
     /// Another program.
     OtherProgram,
@@ -102,14 +100,14 @@ impl fmt::Display for ClaimConflict {
 }
 
 impl SharedDiskState {
-    /// Of a disk that keeps nothing: nobody needs it alone, and every claim is granted.
+    /// State of a disk that stores nothing: every claim is granted.
     #[must_use]
     pub fn stateless() -> SharedDiskState {
         SharedDiskState { is_stateless: true, ..SharedDiskState::default() }
     }
 
-    /// The value of type `T` that all names of the disk share. It is made by the first who asks,
-    /// and is there for as long as somebody holds it. `T::default` must not ask for another.
+    /// Returns the value of type `T` that all names of the disk share. The first call creates it;
+    /// it lives as long as a caller holds it. `T::default` must not call this function.
     #[must_use]
     pub fn get_or_default<T: Any + Send + Sync + Default>(&self) -> Arc<T> {
         let mut values = lock(&self.values);
@@ -124,12 +122,12 @@ impl SharedDiskState {
         })
     }
 
-    /// The disk for the device `id` alone, whose number is `number`, and with `alone` for others.
-    /// One that has it may have it again, so that its next table can take it over. `disk` is one of
-    /// its names: other programs are kept from having it alone, too.
+    /// Claims the disk exclusively for the device `id` with the number `number`, shared as `alone`
+    /// says. A device that has a claim can get another, so that its next table can take over the
+    /// disk. `disk` is one of the disk's names: the claim also locks out other programs.
     ///
     /// # Errors
-    /// Who has it and would not share it.
+    /// The present user, if it does not share the disk.
     pub fn claim(
         &self,
         id: DeviceId,
@@ -143,7 +141,7 @@ impl SharedDiskState {
         };
         let user = Arc::new(Claimant { id, number, key });
         let mut users = lock(&self.users);
-        // Those that are let go of behind the lock may be the last to hold a key.
+        // Dropping `known` after `users` is unlocked: the last reference may drop a key.
         let mut known = Vec::with_capacity(users.len());
         users.retain(|user| user.upgrade().map(|user| known.push(user)).is_some());
         let other = known.iter().find(|other| !self.is_stateless && !user.is_compatible(other));
@@ -158,7 +156,7 @@ impl SharedDiskState {
         Ok(DiskClaim { _user: user, _lock: lock })
     }
 
-    /// The lock that all claims share.
+    /// Returns the lock that all claims share, and takes it if necessary.
     fn lock(&self, disk: &dyn Device) -> Result<Option<DiskLock>, ClaimConflict> {
         let mut known = lock(&self.lock);
         if let Some(held) = known.as_ref().and_then(Weak::upgrade) {
@@ -179,7 +177,7 @@ mod tests {
     use super::*;
     use crate::{Cx, Lane, Limits, OpenError, Sectors};
 
-    /// A name of a disk that nobody locks.
+    /// A name of a disk without a lock.
     struct NoDisk;
 
     impl Device for NoDisk {
@@ -221,7 +219,7 @@ mod tests {
         let _all = [(one, FIRST), (other, SECOND)].map(|(id, number)| {
             nothing
                 .claim(id, number, &Exclusivity::Device, &NoDisk)
-                .expect("what keeps nothing is everybody's")
+                .expect("a stateless disk grants all claims")
         });
     }
 
@@ -245,7 +243,8 @@ mod tests {
             ClaimConflict::Device(SECOND),
             "it has let go"
         );
-        // A device's next table may use the disk for something else, once it has it for itself.
+        // A device's next table may use the disk for something else, once the device is the only
+        // user.
         let other = disk.claim(two, SECOND, &key(), &NoDisk).unwrap();
         assert_eq!(disk.claim(one, FIRST, &with, &NoDisk).unwrap_err(), ClaimConflict::Device(SECOND));
         drop(second);

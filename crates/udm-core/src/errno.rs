@@ -1,8 +1,7 @@
-//! Errnos of Linux: what each is called, what a request that met it ends with, and what an NBD
-//! client is told.
+//! The table of Linux errnos: name, status of a request, NBD error.
 //!
-//! The one table of them. What is not in it is an I/O error, to the user of a device as to an NBD
-//! client: the device failed, the request was well-formed.
+//! An errno that is not in the table becomes an I/O error, both for the user of a device and for an
+//! NBD client: the device failed, and the request was well-formed.
 
 use crate::Status;
 
@@ -10,14 +9,14 @@ macro_rules! errnos {
     ($($(#[$doc:meta])* $name:ident = $errno:literal, $status:ident, $nbd:ident;)*) => {
         $($(#[$doc])* pub const $name: i32 = $errno;)*
 
-        /// What a request ends with that met `errno` (positive).
+        /// The status of a request that failed with `errno` (positive).
         #[must_use]
         pub const fn status(errno: i32) -> Status {
             match errno { $($name => Status::$status,)* _ => Status::IoErr }
         }
 
-        /// The error that NBD has for `errno` (positive); 0 for 0. NBD's numbers are those of
-        /// Linux, but there are eight of them (proto.md, "Error values").
+        /// The NBD error for `errno` (positive); 0 for 0. NBD uses the Linux numbers of eight
+        /// errors (NBD protocol, "Error values").
         #[must_use]
         pub const fn to_nbd(errno: i32) -> u32 {
             (match errno { 0 => 0, $($name => $nbd,)* _ => EIO }) as u32
@@ -28,13 +27,13 @@ macro_rules! errnos {
     };
 }
 
-// Name and number, the status of a request, the error for NBD.
+// Name, number, request status, NBD error.
 errnos! {
     /// Not permitted.
     EPERM = 1, ReadOnly, EPERM;
-    /// Nothing of that name.
+    /// No such name.
     ENOENT = 2, Offline, EIO;
-    /// Called off, or interrupted by a signal.
+    /// Cancelled, or interrupted by a signal.
     EINTR = 4, IoErr, EIO;
     /// The device failed.
     EIO = 5, IoErr, EIO;
@@ -42,51 +41,51 @@ errnos! {
     ENXIO = 6, Offline, EIO;
     /// Too long.
     E2BIG = 7, IoErr, EIO;
-    /// It would have to wait.
+    /// The operation would have to wait.
     EAGAIN = 11, Again, EIO;
     /// No memory.
     ENOMEM = 12, Resource, ENOMEM;
-    /// No right to it.
+    /// Permission denied.
     EACCES = 13, ReadOnly, EPERM;
     /// In use.
     EBUSY = 16, DevResource, EIO;
-    /// It is there already.
+    /// Already exists.
     EEXIST = 17, IoErr, EIO;
     /// The device is gone.
     ENODEV = 19, Offline, EIO;
-    /// It makes no sense.
+    /// Invalid argument.
     EINVAL = 22, Inval, EINVAL;
     /// Too many files are open in the system.
     ENFILE = 23, IoErr, EIO;
     /// Too many files are open in the process.
     EMFILE = 24, IoErr, EIO;
-    /// A file that large can't be.
+    /// The file would be too large.
     EFBIG = 27, Inval, ENOSPC;
     /// No space left.
     ENOSPC = 28, NoSpace, ENOSPC;
-    /// A file system that is read-only.
+    /// The file system is read-only.
     EROFS = 30, ReadOnly, EPERM;
     /// Too many links.
     EMLINK = 31, IoErr, EIO;
-    /// The other end is gone.
+    /// The other end has closed the connection.
     EPIPE = 32, Transport, EIO;
     /// Too many levels.
     ELOOP = 40, IoErr, EIO;
-    /// A reservation is in the way.
+    /// A reservation conflicts.
     EBADE = 52, ResvConflict, EIO;
-    /// The block can't be read or written, on any path.
+    /// The block cannot be read or written on any path.
     ENODATA = 61, Medium, EIO;
     /// The transport is broken.
     ENOLINK = 67, Transport, EIO;
     /// The other end does not speak the protocol.
     EPROTO = 71, Transport, EIO;
-    /// The number has no room.
+    /// The number is out of range.
     EOVERFLOW = 75, IoErr, EOVERFLOW;
     /// An integrity check failed.
     EILSEQ = 84, Protection, EIO;
     /// Not supported.
     EOPNOTSUPP = 95, NotSupp, EOPNOTSUPP;
-    /// The other end has cut the connection.
+    /// The other end has reset the connection.
     ECONNRESET = 104, Transport, EIO;
     /// No buffers.
     ENOBUFS = 105, IoErr, EIO;
@@ -94,34 +93,35 @@ errnos! {
     ENOTCONN = 107, Transport, EIO;
     /// The other end is shutting down.
     ESHUTDOWN = 108, Offline, ESHUTDOWN;
-    /// It took too long.
+    /// The operation timed out.
     ETIMEDOUT = 110, Timeout, EIO;
-    /// Nobody listens there.
+    /// The connection was refused.
     ECONNREFUSED = 111, Transport, EIO;
-    /// There is no way there.
+    /// The host is unreachable.
     EHOSTUNREACH = 113, Transport, EIO;
-    /// The target refused, for good.
+    /// The target refused permanently.
     EREMOTEIO = 121, Target, EIO;
     /// The quota is used up.
     EDQUOT = 122, NoSpace, ENOSPC;
-    /// Called off.
+    /// Cancelled.
     ECANCELED = 125, IoErr, EIO;
 }
 
-/// True of errors of a socket's operation that say nothing of its connection: it is asked for again
-/// (send(2), recv(2)).
+/// True for errors of a socket operation that do not affect the connection: the operation is
+/// retried (send(2), recv(2)).
 #[must_use]
 pub const fn is_transient(errno: i32) -> bool {
     matches!(errno, EINTR | EAGAIN | ENOMEM | ENOBUFS)
 }
 
-/// True of those of them that pass by themselves and not by asking: our system is short of memory.
+/// True for transient errors that an immediate retry does not cure: the system is short of memory.
 #[must_use]
 pub const fn is_memory_shortage(errno: i32) -> bool {
     matches!(errno, ENOMEM | ENOBUFS)
 }
 
-/// The errno for an NBD error; 0 for 0. Unknown ones are EINVAL, as the protocol asks of clients.
+/// The errno for an NBD error; 0 for 0. Unknown errors become EINVAL, as the protocol demands of
+/// clients.
 #[must_use]
 pub const fn from_nbd(error: u32) -> i32 {
     let errno = error as i32;
@@ -131,11 +131,11 @@ pub const fn from_nbd(error: u32) -> i32 {
     }
 }
 
-/// The system's text for `errno`, `No such device`.
+/// The system's text for `errno`, such as `No such device`.
 #[must_use]
 pub fn text(errno: i32) -> String {
     let mut text = std::io::Error::from_raw_os_error(errno).to_string();
-    // Rust puts the number behind it.
+    // Rust appends the number.
     if let Some(at) = text.find(" (os error ") {
         text.truncate(at);
     }
@@ -146,11 +146,11 @@ pub fn text(errno: i32) -> String {
 mod tests {
     use super::*;
 
-    /// The table and the statuses' own errnos say the same.
+    /// The table agrees with the errno of each status.
     #[test]
     fn every_status_comes_back() {
         for &s in Status::ALL.iter().skip(1) {
-            // To who is told an errno it is a broken transport.
+            // The errno of `Requeue` is that of a broken transport.
             let told = if s == Status::Requeue { Status::Transport } else { s };
             assert_eq!(status(s.errno()), told);
             assert!(ALL.contains(&s.errno()), "{s}");
@@ -172,7 +172,7 @@ mod tests {
         assert_eq!(from_nbd(4711), EINVAL);
     }
 
-    /// spec/multipath.md C.4: these are returned as they are and fail no path.
+    /// Target errors (kernel `blk_path_error`) are returned as they are and fail no path.
     #[test]
     fn target_errors_blame_no_path() {
         for errno in [EOPNOTSUPP, ENOSPC, EREMOTEIO, EBADE, ENODATA, EILSEQ, EINVAL] {

@@ -1,40 +1,40 @@
-//! What is known of the parts of a device: the answers of [`crate::Device::extents`] and
-//! [`crate::Device::changed`].
+//! Lists of extents of a device, as [`crate::Device::extents`] and [`crate::Device::changed`]
+//! return them.
 
 use crate::Sectors;
 
-/// What is known of a range.
+/// Allocation state of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExtentKind {
-    /// Data, as far as anybody knows.
+    /// Data, or unknown.
     Data,
-    /// Nothing was ever written, or it was given back: takes no space and reads as zeroes.
+    /// Never written, or discarded: takes no space and reads as zeroes.
     Hole,
 }
 
-/// What is known of a range since an instant.
+/// State of a range since a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChangeStatus {
-    /// It may have changed, as far as anybody knows.
+    /// The range may have changed, or this is unknown.
     Changed,
-    /// It is as it was.
+    /// The range has not changed.
     Same,
 }
 
-/// A run of sectors of one content.
+/// A run of sectors with the same content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent<T = ExtentKind> {
-    /// Its length, above 0.
+    /// Length, above 0.
     pub len: Sectors,
-    /// What it is.
+    /// Kind of content.
     pub content: T,
 }
 
-/// Collects runs of sectors in order, from the start of the range that was asked for. Neighbours of
-/// one content become one.
+/// A list of extents, collected in order from the start of the queried range. Adjacent extents of
+/// the same content are merged.
 ///
-/// It is *full* when it has as many runs as were wanted, or when finding them took too many steps:
-/// then what follows is not known.
+/// The list is *full* if it has the requested number of extents, or if collecting took too many
+/// steps. The rest of the range is then unknown.
 #[derive(Debug)]
 pub struct Extents<T = ExtentKind> {
     list: Vec<Extent<T>>,
@@ -43,24 +43,23 @@ pub struct Extents<T = ExtentKind> {
     full: bool,
 }
 
-/// Pieces put together into one answer at the most: a device of small pieces must not be asked
-/// about all of them.
+/// Limit of pushes per list: a device made of small pieces must not be queried about all of them.
 const STEPS_MAX: usize = 16 << 10;
 
 impl<T: Copy + PartialEq> Extents<T> {
-    /// An empty list of `max` (at least 1) runs at the most.
+    /// Creates an empty list of at most `max` (at least 1) extents.
     #[must_use]
     pub fn new(max: usize) -> Extents<T> {
         Extents { list: Vec::new(), max: max.max(1), steps: STEPS_MAX, full: false }
     }
 
-    /// An empty list for so many runs.
+    /// Creates an empty list with the same limit.
     #[must_use]
     pub fn like(&self) -> Extents<T> {
         Extents::new(self.max)
     }
 
-    /// Appends `len` sectors. What does not fit any more is left out.
+    /// Appends `len` sectors. A full list ignores them.
     pub fn push(&mut self, len: Sectors, content: T) {
         if len == Sectors::ZERO || self.full {
             return;
@@ -78,13 +77,13 @@ impl<T: Copy + PartialEq> Extents<T> {
         }
     }
 
-    /// True when nothing more is taken.
+    /// True if the list accepts no more sectors.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.full
     }
 
-    /// What was collected; it may be less than what was asked about, and is never empty when
+    /// The collected extents. They may cover less than the queried range; they are never empty if
     /// anything was pushed.
     #[must_use]
     pub fn list(&self) -> &[Extent<T>] {

@@ -1,21 +1,21 @@
-//! The points at which lanes of several cores meet: each access to what they share.
+//! Interleaving points: places at which a lane accesses state shared with other cores.
 //!
-//! Without the feature `interleave` a point is nothing. With it the simulator can have other cores
-//! act there, in the middle of a lane's call, which nobody sees who steps whole turns. A point is
-//! never inside of a lock.
+//! Without the feature `interleave`, a point does nothing. With it, the simulator can run other
+//! cores there, in the middle of a lane's call. Simulating whole turns alone would miss such
+//! interleavings. A point is never inside a lock.
 
 #[cfg(feature = "interleave")]
 thread_local! {
     static AT: std::cell::Cell<Option<fn()>> = const { std::cell::Cell::new(None) };
 }
 
-/// What is done at each point on this thread from now on. It meets no points itself.
+/// Sets the function to call at each point on this thread. Points inside this function do nothing.
 #[cfg(feature = "interleave")]
 pub fn set(at: Option<fn()>) {
     AT.set(at);
 }
 
-/// Another core may act before what comes next.
+/// A point: another core may run before the next statement.
 #[cfg(feature = "interleave")]
 pub fn point() {
     if let Some(at) = AT.take() {
@@ -24,7 +24,7 @@ pub fn point() {
     }
 }
 
-/// Another core may act before what comes next. Nothing, without the feature.
+/// A point: another core may run before the next statement. Does nothing without the feature.
 #[cfg(not(feature = "interleave"))]
 #[inline(always)]
 pub const fn point() {}

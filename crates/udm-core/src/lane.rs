@@ -1,77 +1,72 @@
-//! The data-path half of a device.
+//! The lane: the data-path half of a device on one core.
 
 use crate::{Batch, Cx};
 
 /// The data-path half of a device on one core. It is not `Send`: a lane never leaves the core that
 /// opened it.
 ///
-/// Rules for the code inside `submit` and `poll`: no lock, no system call but the core's ring, no
-/// allocation once warm, no formatting, no clock but [`Cx::now`], which is read once a turn at the
-/// most and where somebody asks, shared atomics once a batch and not once a request.
+/// Rules for code in `submit` and `poll`: no lock, no system call but the core's ring, no
+/// allocation once warm, no formatting. The only clock is [`Cx::now`], read at most once per turn
+/// and only on demand. Shared atomics are touched once per batch, not once per request.
 ///
-/// **Who polls for what ends at once.** A lane need not ask for a poll for what ended inside its
-/// `submit`: whoever submits polls behind that. The reactor of a core polls each lane that it has
-/// given something in the same turn, and takes another turn behind each in which a bio went down or
-/// came back to it; who drives a core himself polls before he parks. A lane polls those below in
-/// its own `poll`, so what it sends in its `submit`, in its `drain` (a `poll` follows each) or in
-/// its `poll` ahead of that of the lane below is polled for. What it sends in its `poll` behind
-/// that is not, and may have ended all the same: it polls again, or asks for a turn
-/// ([`Cx::wake_now`]).
+/// **Polls after a submit.** The caller always polls after `submit` and after `drain`: the reactor
+/// polls each lane that got bios in the same turn, and runs another turn if any bio moved; in
+/// library mode the caller polls before it sleeps. A lane polls its lower lanes in its own `poll`.
+/// So bios that it submits in `submit`, in `drain`, or in `poll` before it polls the lower lane,
+/// are polled. In exactly one case the lane must poll again or call [`Cx::wake_now`]: it submits to
+/// a lower lane in `poll` after polling that lane. Such bios may have completed at once.
 pub trait Lane {
-    /// Takes every bio in `batch` and leaves it empty. Each comes back from `poll` exactly once,
-    /// with its `status` set and every other field as it was given. Full is not failed: a lane that
-    /// is full parks what it was given.
+    /// Takes all bios of `batch` and leaves it empty. `poll` returns each bio exactly once, with
+    /// `status` set and all other fields as [`Bio`](crate::Bio) describes. Full is not failed: a
+    /// lane that is full queues the bios.
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>);
 
-    /// Appends the bios that finished since the last call. Never blocks. A lane that waits for a
-    /// time says so with [`Cx::wake_at`] in each call, for as long as it waits.
+    /// Appends the bios that completed since the last call. Never blocks. A lane that waits for a
+    /// time calls [`Cx::wake_at`] in each poll, as long as it waits.
     fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>);
 
-    /// The device above is being suspended: end what is only held back, so that nothing stays in
-    /// flight for ever. Called before each `poll` until the lane is empty, and after that not
-    /// again. With [`Drain::Flush`] held bios go on their way or fail; with [`Drain::NoFlush`] bios
-    /// that have not been started may be handed back in `back`, unchanged: they go down again when
-    /// the device resumes, perhaps through another table. A lane that holds nothing back has
-    /// nothing to do.
+    /// Ends bios that the lane only holds back, because the device above is being suspended. Called
+    /// before each `poll` until the lane is empty, then no more. With [`Drain::Flush`], held bios
+    /// are sent or fail. With [`Drain::NoFlush`], bios that have not been started may be handed
+    /// back in `back`, unchanged; they are submitted again when the device resumes, perhaps to
+    /// another table. A lane that holds nothing back does nothing.
     fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
         let _ = (how, back, cx);
     }
 
-    /// The table that the lane is opened for is the one in use, and the control half has been told:
-    /// what it says now holds for the lane. Called once, before the first `submit`, and for lanes
-    /// of targets alone. Nothing can fail here, so nothing is opened. A lane that has nothing to do
-    /// for this table gives out the one below, which takes its place.
+    /// Begins the use of the lane: its table is live, and the control half has been notified, so
+    /// the state of the control half now applies to the lane. Called once, before the first
+    /// `submit`, only for lanes of targets. It cannot fail, so it must not open anything. A lane
+    /// with nothing to do for this table returns its lower lane, which replaces it.
     fn begin(&mut self, cx: &mut Cx<'_>) -> Option<Box<dyn Lane>> {
         let _ = cx;
         None
     }
 
-    /// How many of the bios that it was given it has given up with their last word still to come:
-    /// they are on their way to nobody, and come back when something else is settled. Who counts
-    /// what is under way does not count them.
+    /// Number of submitted bios that are held writes: a server has not answered them and may still
+    /// carry them out. They come back once their outcome is known. Counts of bios in flight exclude
+    /// them.
     fn held(&self) -> usize {
         0
     }
 
-    /// What the lane has to do by itself, though nothing from above is in flight. A lane above
-    /// passes on the most that one of those below says.
+    /// Own work of the lane, which may exist with no bio from above in flight. A lane with lower
+    /// lanes returns the maximum of theirs and its own.
     fn busy(&self) -> OwnWork {
         OwnWork::Idle
     }
 }
 
-/// What a lane, or a task, has to do by itself. What is more comes later in this list.
+/// Own work of a lane or a task, in ascending order of urgency.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum OwnWork {
-    /// Nothing: it is not visited.
+    /// No own work: the lane is not polled for it.
     #[default]
     Idle,
-    /// Something that may be left as it is at any moment (a check, a copy ahead of time): it has
-    /// turns for as long as it is there, and nobody waits for it, neither a suspend nor a close nor
-    /// the end of the program.
+    /// Work that may be abandoned at any moment (a check, a copy ahead of time). The lane is polled
+    /// for it, but no suspend, no close and no program end waits for it.
     Background,
-    /// Something that must end before it may be let go (a log record): a suspend, a close and the
-    /// end of the program wait for it.
+    /// Work that must complete (a log record). A suspend, a close and the program end wait for it.
     Required,
 }
 
@@ -79,17 +74,17 @@ pub enum OwnWork {
 /// program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Drain {
-    /// Everything in flight ends; what can't be served fails.
+    /// Everything in flight completes; bios that cannot be served fail.
     Flush,
-    /// What is only queued is handed back.
+    /// Bios that are only queued are handed back.
     NoFlush,
-    /// The program ends, and nobody will come to serve what waits: as [`Drain::Flush`], and mapped
-    /// devices end what is parked in them, suspended or not. Something handed back fails.
+    /// The program ends: as [`Drain::Flush`], and mapped devices fail their queued bios even if
+    /// they are suspended. A bio that is handed back fails.
     End,
 }
 
 impl Drain {
-    /// True when what can't be served fails and is not kept.
+    /// True if bios that cannot be served fail instead of being kept.
     #[must_use]
     pub fn fails_held(self) -> bool {
         matches!(self, Drain::Flush | Drain::End)

@@ -1,16 +1,15 @@
-//! Where mail for lanes arrives on a core, and who is to be visited for it.
+//! Lane inboxes of a core, and the lane stacks to poll for new messages.
 //!
-//! A core visits what has something to do, and a letter is something for those that it concerns
-//! alone: a port remembers in whose visit it was opened, and mail for it marks that one. So a
-//! letter costs a core with thousands of lanes no more than one with few.
+//! A core polls only lane stacks that have work. An inbox remembers the wake target for which it
+//! was opened, and a message marks only that target. So the cost of a message does not depend on
+//! the number of lanes on the core.
 
 use crate::{DeviceId, LaneCommand};
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::rc::{Rc, Weak};
 
-/// A lane's letter box. The flag is a plain cell: a core's commands are delivered by the core
-/// itself.
+/// The inbox of a lane. Its flag is a plain cell, since the lane's own core delivers the messages.
 #[derive(Default)]
 pub struct LaneInbox {
     visit: Option<WakeTarget>,
@@ -19,13 +18,13 @@ pub struct LaneInbox {
 }
 
 impl LaneInbox {
-    /// True when something is in it. One load of an unshared byte.
+    /// True if a command waits. Costs one load of an unshared byte.
     #[must_use]
     pub fn has_messages(&self) -> bool {
         self.flag.get()
     }
 
-    /// The oldest command.
+    /// Takes the oldest command.
     pub fn take(&self) -> Option<LaneCommand> {
         let mut queue = self.queue.borrow_mut();
         let command = queue.pop_front();
@@ -34,40 +33,41 @@ impl LaneInbox {
     }
 }
 
-/// What a core visits: the lane of a whole stack, or what stands on top of one. The core numbers
-/// them.
+/// A unit that the core polls: a whole lane stack, or the front end on top of one. The core assigns
+/// the numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WakeTarget(pub u32);
 
-/// The letter boxes of a core.
+/// The lane inboxes of a core.
 #[derive(Default)]
 pub struct LaneInboxes {
     map: HashMap<DeviceId, Vec<Weak<LaneInbox>>>,
-    /// Who is being visited: ports opened now are somewhere in it.
+    /// The wake target that runs now; new inboxes belong to it.
     current_target: Option<WakeTarget>,
-    /// Who has mail, each as often as it came.
+    /// Wake targets with messages, once per message.
     woken: Vec<WakeTarget>,
 }
 
 impl LaneInboxes {
-    /// A new box for a lane of `device`; it is closed by dropping it.
+    /// Opens an inbox for a lane of `device`. Dropping it closes it.
     pub fn open(&mut self, device: DeviceId) -> Rc<LaneInbox> {
         if self.map.len() == self.map.capacity() {
-            // Nobody writes to a bell that is gone. Not each time, so there is room for as many.
+            // Nothing sends to a dropped wait queue, so its entry is only removed here. The reserve
+            // doubles the capacity, so the scan is rare.
             self.map.retain(|_, list| list.iter().any(|port| port.strong_count() > 0));
             self.map.reserve(self.map.len() + 1);
         }
         let port = Rc::new(LaneInbox { visit: self.current_target, ..LaneInbox::default() });
         let list = self.map.entry(device).or_default();
         if list.len() == list.capacity() {
-            // Not each time: a device may have thousands of lanes on a core.
+            // Only if full: a device may have thousands of lanes on a core.
             list.retain(|p| p.strong_count() > 0);
         }
         list.push(Rc::downgrade(&port));
         port
     }
 
-    /// Puts `command` into each box of `device`, and marks who is to be visited for it.
+    /// Puts `command` into each inbox of `device`, and marks the wake targets of these inboxes.
     pub fn deliver(&mut self, device: DeviceId, command: &LaneCommand) {
         self.each(device, |port| {
             port.queue.borrow_mut().push_back(command.clone());
@@ -75,7 +75,7 @@ impl LaneInboxes {
         });
     }
 
-    /// Marks who has a box of `device`.
+    /// Marks the wake targets of the inboxes of `device`, without a command.
     pub fn wake_up(&mut self, device: DeviceId) {
         self.each(device, |_| {});
     }
@@ -95,19 +95,20 @@ impl LaneInboxes {
         }
     }
 
-    /// Says who is visited from here on, and who was; boxes that it opens are its own. Cores that
-    /// visit all there is whenever something came need not say.
+    /// Sets the wake target that runs from now on, and returns the previous one. Inboxes opened
+    /// from now on belong to it. A core that polls everything after each message need not call
+    /// this.
     pub fn visit(&mut self, visit: Option<WakeTarget>) -> Option<WakeTarget> {
         std::mem::replace(&mut self.current_target, visit)
     }
 
-    /// Who is visited now.
+    /// The wake target that runs now.
     #[must_use]
     pub fn current_target(&self) -> Option<WakeTarget> {
         self.current_target
     }
 
-    /// Someone who has mail and was not visited for it.
+    /// Takes a wake target that has a message.
     pub fn take_woken(&mut self) -> Option<WakeTarget> {
         self.woken.pop()
     }
@@ -134,7 +135,7 @@ mod tests {
         drop(a.take());
         assert_eq!(DONE.load(Ordering::SeqCst), 0);
         drop(b);
-        assert_eq!(DONE.load(Ordering::SeqCst), 1, "a closed port answers too");
+        assert_eq!(DONE.load(Ordering::SeqCst), 1, "dropping an inbox drops its acks");
         assert!(!a.has_messages());
     }
 
@@ -184,10 +185,10 @@ mod tests {
         assert_eq!((ports.take_woken(), ports.take_woken()), (Some(WakeTarget(3)), None));
         ports.wake_up(shared);
         assert_eq!((ports.take_woken(), ports.take_woken()), (Some(WakeTarget(57)), Some(WakeTarget(7))));
-        assert_eq!(ports.take_woken(), None, "who is visited anyhow is not marked");
-        assert!(held.iter().filter(|port| port.has_messages()).count() == 1, "a bell is no letter");
+        assert_eq!(ports.take_woken(), None, "an inbox without a wake target marks nothing");
+        assert!(held.iter().filter(|port| port.has_messages()).count() == 1, "a wakeup is not a command");
         held.clear();
         ports.wake_up(shared);
-        assert_eq!(ports.take_woken(), None, "whose port is gone is not marked");
+        assert_eq!(ports.take_woken(), None, "a dropped inbox marks nothing");
     }
 }

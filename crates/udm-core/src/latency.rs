@@ -1,19 +1,19 @@
-//! How long requests take: counts in steps that grow with the time.
+//! Latency histograms with buckets that grow with the latency.
 //!
-//! Four steps to each doubling, from 1 µs to about 34 s, so that a step is within a fifth of the
-//! time. What is shorter or longer counts in the first or the last.
+//! There are four buckets per doubling, from 1 µs to about 34 s, so a bucket is at most a quarter
+//! of its lower bound wide. Shorter or longer latencies count in the first or last bucket.
 
 use crate::Nanos;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// How many steps there are.
+/// Number of buckets.
 pub const STEPS: usize = 4 * (OCTAVES as usize);
-/// Doublings of the shortest time.
+/// Number of doublings from the shortest latency to the longest.
 const OCTAVES: u32 = 25;
-/// The shortest time in ns, as a power of two.
+/// Log2 of the shortest latency in ns.
 const SHORTEST: u32 = 10;
 
-/// The step of `time`.
+/// Bucket of `time`.
 fn bucket(time: Nanos) -> usize {
     let time = time.0.max(1 << SHORTEST);
     let octave = time.ilog2();
@@ -21,13 +21,13 @@ fn bucket(time: Nanos) -> usize {
     (((octave - SHORTEST) * 4) as usize + quarter as usize).min(STEPS - 1)
 }
 
-/// The end of a step: all times that count in it are shorter.
+/// Exclusive upper bound of a bucket.
 pub fn bucket_end(bucket: usize) -> Nanos {
     let (octave, quarter) = (SHORTEST + bucket as u32 / 4, bucket as u64 % 4);
     Nanos((5 + quarter) << (octave - 2))
 }
 
-/// Counts that one core writes and others may read, since they were made.
+/// A histogram that one core writes and other threads may read.
 #[derive(Debug)]
 pub struct LatencyCounters {
     steps: [AtomicU64; STEPS],
@@ -40,12 +40,12 @@ impl Default for LatencyCounters {
     }
 }
 
-/// What was counted, of any number of cores.
+/// A snapshot of histograms of any number of cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LatencyHistogram {
-    /// How many requests took how long.
+    /// Number of requests per bucket.
     pub steps: [u64; STEPS],
-    /// All their times together.
+    /// Sum of all latencies.
     pub time: Nanos,
 }
 
@@ -56,21 +56,21 @@ impl Default for LatencyHistogram {
 }
 
 impl LatencyCounters {
-    /// A request took `time`. Only the core whose counts they are calls it.
+    /// Counts a request that took `time`. Only the core that owns the counters may call it.
     pub fn add(&self, time: Nanos) {
         let cell = &self.steps[bucket(time)];
         cell.store(cell.load(Relaxed) + 1, Relaxed);
         self.sum.store(self.sum.load(Relaxed).saturating_add(time.0), Relaxed);
     }
 
-    /// Adds what was counted to `sum`.
+    /// Adds these counters to `sum`.
     pub fn add_to(&self, sum: &mut LatencyHistogram) {
         sum.steps.iter_mut().zip(&self.steps).for_each(|(sum, cell)| *sum += cell.load(Relaxed));
         sum.time = Nanos(sum.time.0.saturating_add(self.sum.load(Relaxed)));
     }
 }
 
-/// Counts of a window.
+/// A histogram of a time window.
 #[derive(Clone, Debug)]
 pub struct LatencyWindow {
     counts: [u32; STEPS],
@@ -84,30 +84,31 @@ impl Default for LatencyWindow {
 }
 
 impl LatencyWindow {
-    /// A request took `time`.
+    /// Counts a request that took `time`.
     pub fn add(&mut self, time: Nanos) {
         self.counts[bucket(time)] += 1;
         self.total += 1;
     }
 
-    /// How many requests it has.
+    /// Number of requests.
     pub fn total(&self) -> u32 {
         self.total
     }
 
-    /// Adds another.
+    /// Adds the counts of another window.
     pub fn merge(&mut self, other: &LatencyWindow) {
         self.counts.iter_mut().zip(&other.counts).for_each(|(a, b)| *a += b);
         self.total += other.total;
     }
 
-    /// The time that `percent` of a hundred requests did not reach. `None` without requests.
+    /// The latency that `percent` % of the requests did not reach, as the end of a bucket. `None`
+    /// without requests.
     pub fn percentile(&self, percent: u32) -> Option<Nanos> {
         percentile(self.counts.iter().map(|n| u64::from(*n)), u64::from(self.total), percent)
     }
 }
 
-/// The same of any counts, `total` in all.
+/// As [`LatencyWindow::percentile`], for any bucket counts with the sum `total`.
 pub fn percentile(counts: impl Iterator<Item = u64>, total: u64, percent: u32) -> Option<Nanos> {
     let rank = (total * u64::from(percent)).div_ceil(100).max(1);
     let mut below = 0;

@@ -16,11 +16,12 @@
 //!   that gets no bio stops reading from its client.
 //! * **An owner knows its bios.** [`OwnerId`] names the lane or front end that made a bio. A
 //!   splitter tells its fragments from other bios by it.
-//! * **A lane may have own work.** [`OwnWork::Required`] work, such as a log record, delays a suspend, a
-//!   close and the end of the program. [`OwnWork::Background`] work gets turns and delays nothing.
-//! * **CPU work has a budget.** [`BudgetedQueue`] counts the bytes that lanes copy or clear. A turn has
-//!   [`TURN_BUDGET`] bytes for all lanes of the core; the rest continues in the next turn. Short
-//!   requests go before pieces of long ones, so no request delays others by many turns.
+//! * **A lane may have own work.** [`OwnWork::Required`] work, such as a log record, delays a
+//!   suspend, a close and the end of the program. [`OwnWork::Background`] work gets turns and
+//!   delays nothing.
+//! * **CPU work has a budget.** [`BudgetedQueue`] counts the bytes that lanes copy or clear. A turn
+//!   has [`TURN_BUDGET`] bytes for all lanes of the core; the rest continues in the next turn.
+//!   Short requests go before pieces of long ones, so no request delays others by many turns.
 //! * **Time is read on demand.** [`Cx::now`] reads the clock once per turn, and only if a lane
 //!   asks: on some machines a reading costs more than a whole layer. [`Cx::wake_now`] needs no
 //!   reading.
@@ -32,27 +33,28 @@
 //!
 //! ```text
 //!   a lane waits for other cores      a task (path check, merge)      the control half
-//!             │ Bell                            │ Task                      │ LaneCommand
+//!             │ WaitQueue                       │ Task                      │ LaneCommand
 //!             ▼                                 ▼                           ▼
-//!   Cores     ring one core                     start                       broadcast to all cores
+//!   Cores         wake one core                 start                       broadcast to all cores
 //!             │ message in the inbox of a core; the core is woken if it sleeps
 //!             ▼
-//!   Ports     mark the visits (lane stacks, front ends) that opened a port for this message
+//!   LaneInboxes   mark the wake targets (lane stacks, front ends) that opened a lane inbox for it
 //! ```
 //!
-//! * [`WaitQueue`] is an eventcount. A lane reads the epoch, checks its condition, queues its bios and
-//!   registers; the lane that changes the condition advances the epoch and wakes registered cores.
-//!   No timer polls the condition, and no bio changes its core.
-//! * [`LaneInbox`] is the mailbox of a lane. It knows in which visit it was opened. So a message costs
-//!   only a poll of the stacks that it concerns, on a core with thousands of lanes too.
+//! * [`WaitQueue`] is an eventcount. A lane reads the epoch, checks its condition, queues its bios
+//!   and registers; the lane that changes the condition advances the epoch and wakes registered
+//!   cores. No timer polls the condition, and no bio changes its core.
+//! * [`LaneInbox`] is the inbox of a lane. It remembers the [`WakeTarget`] for which it was opened,
+//!   so a message wakes only the stacks that it concerns. This stays cheap on a core with thousands
+//!   of lanes.
 //! * [`Task`] works on one core without a client. Dropping its [`TaskHandle`] stops it. A
 //!   background task has lanes of its own, so a request of it that hangs delays nobody else.
 //! * [`Ack`] is a token in a message. Dropping the last clone runs its callback.
 //!
-//! `errno` is the one table of errors: name, status of a request, NBD error. [`SharedDiskState`] holds the
-//! state that all names of one disk share. [`ReplyDeadline`] and [`DeadlineTimer`] decide when a silent path
-//! or server is given up. `interleave` marks the points at which the simulator may run another
-//! core.
+//! [`errno`] is the one table of errors: name, status of a request, NBD error. [`SharedDiskState`]
+//! holds the state that all names of one disk share. [`ReplyDeadline`] and [`DeadlineTimer`] decide
+//! when a silent path or server is given up. [`interleave`] marks the points at which the simulator
+//! may run another core.
 #![forbid(unsafe_code)]
 
 mod bio;

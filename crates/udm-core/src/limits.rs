@@ -1,4 +1,4 @@
-//! What a device can take.
+//! Size and limits of devices.
 
 use crate::{Sectors, Status};
 
@@ -13,33 +13,34 @@ pub struct Limits {
     pub physical_block: u32,
     /// Preferred smallest request in bytes.
     pub io_min: u32,
-    /// Preferred request size in bytes; 0 when there is none.
+    /// Preferred request size in bytes; 0 if there is none.
     pub io_opt: u32,
-    /// The longest read or write in sectors. Longer ones are split by the mapped device.
+    /// The longest read or write in sectors. The mapped device splits longer ones.
     pub max_sectors: Sectors,
-    /// The longest discard in sectors; 0 when the device can't discard.
+    /// The longest discard in sectors; 0 if the device does not support discard.
     pub max_discard: Sectors,
-    /// The longest write-zeroes in sectors; 0 when the device can't.
+    /// The longest write-zeroes in sectors; 0 if the device does not support write-zeroes.
     pub max_write_zeroes: Sectors,
-    /// Has a volatile cache: a flush means something.
+    /// The device has a volatile cache, so a flush has an effect.
     pub write_cache: bool,
-    /// Understands FUA. Where false, a mapped device turns FUA into a flush behind the write.
+    /// The device supports FUA. If not, a mapped device sends a flush after the write instead.
     pub fua: bool,
-    /// Writes fail.
+    /// The device is read-only: writes fail.
     pub read_only: bool,
-    /// Reads may come from a cache of this node alone, so that what is written to the disk through
-    /// another node is not seen.
+    /// Reads may come from a cache of this device node alone, so writes to the disk through another
+    /// node may not be visible.
     pub private_cache: bool,
-    /// A flush makes durable what was written through this node alone, and nothing that came to the
-    /// disk through another.
+    /// A flush makes durable only writes through this device node, not writes to the disk through
+    /// another node.
     pub private_flush: bool,
-    /// Request-based in the kernel's terms: a plain backend is, a bio-based mapped device is not.
+    /// Request-based in the kernel's terms: true for a backend, false for a bio-based mapped
+    /// device.
     pub request_stackable: bool,
 }
 
 impl Limits {
-    /// Limits of a device of `size` that takes everything in any length, with 512-byte blocks and
-    /// no cache.
+    /// Limits of a device of `size` that accepts all operations in any length, with 512-byte blocks
+    /// and no cache.
     #[must_use]
     pub const fn new(size: Sectors) -> Limits {
         Limits {
@@ -60,8 +61,8 @@ impl Limits {
         }
     }
 
-    /// Stacks: what a device over both `self` and `below` can take (kernel `blk_stack_limits`).
-    /// Sizes are not touched: the table sets its own.
+    /// Combines limits for a device over both `self` and `below` (kernel `blk_stack_limits`). Keeps
+    /// `self.size`: the table sets the size.
     #[must_use]
     pub fn stack(self, below: &Limits) -> Limits {
         let lcm = |a: u32, b: u32| match (a, b) {
@@ -92,7 +93,8 @@ impl Limits {
         }
     }
 
-    /// The longest single request for `op`; 0 when the device can't do it. A flush has no length.
+    /// The longest request for `op`; 0 if it is not supported. A flush has no length, so its limit
+    /// is the largest value.
     #[must_use]
     pub fn max_for(&self, op: crate::Op) -> Sectors {
         match op {
@@ -103,11 +105,11 @@ impl Limits {
         }
     }
 
-    /// Checks a request from outside against the limits: range, alignment, permission. Too long is
-    /// no error.
+    /// Checks the range, alignment and permission of a request from outside. A request that is too
+    /// long passes.
     ///
     /// # Errors
-    /// The status that the request must end with.
+    /// The status with which the request fails.
     pub fn check(&self, op: crate::Op, sector: crate::Sector, sectors: Sectors) -> Result<(), Status> {
         if op == crate::Op::Flush {
             return Ok(());

@@ -1,9 +1,9 @@
-//! Recycled bios.
+//! A bounded pool of bios.
 
 use crate::{Batch, Bio};
 
-/// A bounded store of bios for a front end or a lane that makes its own. Full is not failed: who
-/// gets no bio stops reading, or parks what it has, until one comes back.
+/// A bounded pool of bios for a front end or a lane that makes bios. Full is not failed: a user
+/// that gets no bio stops reading or queues its requests until a bio returns.
 #[derive(Debug)]
 pub struct BioPool {
     free: Batch,
@@ -12,13 +12,13 @@ pub struct BioPool {
 }
 
 impl BioPool {
-    /// A pool of at most `max` bios, made on first use.
+    /// Creates a pool of at most `max` bios, allocated on first use.
     #[must_use]
     pub fn new(max: usize) -> BioPool {
         BioPool { free: Batch::new(), made: 0, max }
     }
 
-    /// A bio, its fields as its last user left them; `None` when all are out.
+    /// Takes a bio; its fields are as its last user left them. `None` if all are in use.
     pub fn get(&mut self) -> Option<Box<Bio>> {
         if let Some(bio) = self.free.pop() {
             return Some(bio);
@@ -30,19 +30,19 @@ impl BioPool {
         Some(Bio::new())
     }
 
-    /// Takes a bio back. It must be home ([`Bio::finish`]).
+    /// Returns a bio, which must have completed ([`Bio::finish`]).
     pub fn put(&mut self, bio: Box<Bio>) {
         debug_assert!(!bio.is_in_flight(), "a bio in flight put back in its pool");
         self.free.push(bio);
     }
 
-    /// How many are out.
+    /// Number of bios in use.
     #[must_use]
     pub fn out(&self) -> usize {
         self.made - self.free.len()
     }
 
-    /// How many more can be had.
+    /// Number of bios that [`BioPool::get`] can still return.
     #[must_use]
     pub fn available(&self) -> usize {
         self.max - self.out()

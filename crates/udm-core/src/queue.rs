@@ -1,20 +1,20 @@
-//! The queue in front of a device, as the control side sees it.
+//! The request queue in front of a device, as the control half sees it.
 
 use crate::OpenError;
 
-/// A queue in front of a device.
+/// A request queue in front of a device.
 pub trait DiskQueue: Send + Sync {
-    /// What it does, where there are `cores` cores.
+    /// Settings and state of the queue, for `cores` cores.
     fn report(&self, cores: usize) -> QueueReport;
 
-    /// Changes settings while requests are under way. Returns at once; `then` is called, on any
-    /// thread, once the settings hold for every request that is with the device or will be. Until
-    /// then the returned function cancels the change: the old settings stay, `then` is dropped, and
-    /// requests that waited for the change go on.
+    /// Changes settings while requests are in flight. Returns at once. `then` is called, on any
+    /// thread, once the settings apply to every request of the device. Until then, the returned
+    /// function cancels the change: the old settings stay, `then` is dropped, and requests that
+    /// waited for the change continue.
     ///
     /// # Errors
-    /// EINVAL for a setting that is not possible, EBUSY while another change is under way: nothing
-    /// has changed.
+    /// EINVAL for an invalid setting, EBUSY while another change is in progress. Nothing has
+    /// changed then.
     fn change(
         &self,
         settings: &[(String, String)],
@@ -22,48 +22,47 @@ pub trait DiskQueue: Send + Sync {
     ) -> Result<CancelChange, OpenError>;
 }
 
-/// Cancels a change of a queue, if it does not hold yet.
+/// Cancels a change of a queue, unless it has taken effect.
 pub type CancelChange = Box<dyn FnOnce() + Send>;
 
-/// Is told that a change of a queue holds.
+/// Called when a change of a queue has taken effect.
 pub type QueueChangeCallback = Box<dyn FnOnce() + Send>;
 
-/// What a queue does.
+/// Settings and state of a request queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct QueueReport {
-    /// Which of the requests that wait goes next.
+    /// Name of the I/O scheduler.
     pub scheduler: String,
-    /// What else it is told, by the names that a URI has for it, with what holds where nothing was
-    /// said filled in.
+    /// The other settings, by the names that a URI uses; defaults are filled in.
     pub numbers: Vec<(&'static str, u64)>,
-    /// Its hardware queues.
+    /// Hardware queues.
     pub hw_queues: Vec<HwQueueReport>,
 }
 
-/// A hardware queue, as of now.
+/// Current state of a hardware queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HwQueueReport {
-    /// The cores that send through it.
+    /// Cores that use the queue.
     pub cores: Vec<usize>,
-    /// Its tags.
+    /// Number of tags.
     pub tags: u32,
-    /// Those that requests have.
+    /// Number of tags in use.
     pub tags_in_use: u32,
-    /// How many are in line for a tag: lanes, and a change of settings.
+    /// Number of waiters for a tag: lanes, and a change of settings.
     pub in_line: u32,
-    /// Where the disk shares tags with others, and a lane is open.
+    /// Shared tags, if the disk shares tags with others and a lane is open.
     pub shared: Option<SharedTags>,
 }
 
-/// Tags that disks share, as one of them sees them.
+/// Tags shared by several disks, as seen by one of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SharedTags {
-    /// Those that it holds.
+    /// Number of tags that this disk holds.
     pub held: u32,
-    /// What it may hold now.
+    /// Number of tags that this disk may hold now.
     pub most: u32,
-    /// All of them.
+    /// Total number of tags.
     pub tags: u32,
-    /// Disks that are active.
+    /// Number of active disks.
     pub disks: u32,
 }

@@ -1,4 +1,4 @@
-//! How a request ended: one byte, with an errno for each.
+//! Result of a request: one byte, with an errno each.
 
 use crate::errno::{
     EAGAIN, EBADE, EBUSY, EILSEQ, EINVAL, EIO, ENODATA, ENODEV, ENOLINK, ENOMEM, ENOSPC, EOPNOTSUPP, EPERM,
@@ -8,7 +8,7 @@ use std::fmt;
 
 macro_rules! statuses {
     ($($(#[$doc:meta])* $name:ident = $errno:expr, $text:literal, $path:literal;)*) => {
-        /// How a request ended. The kernel's block status codes (`BLK_STS_*`), with the errno that
+        /// Result of a request: the kernel's block status codes (`BLK_STS_*`), with the errno that
         /// a user sees.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
         #[repr(u8)]
@@ -24,14 +24,14 @@ macro_rules! statuses {
                 match self { $(Status::$name => $errno,)* }
             }
 
-            /// The kernel's name for it, lower case.
+            /// The kernel's name of the status, in lower case.
             #[must_use]
             pub const fn text(self) -> &'static str {
                 match self { $(Status::$name => $text,)* }
             }
 
-            /// True when the error blames the path and not the request, so that another path may do
-            /// better (multipath, kernel `blk_path_error`). False for [`Status::Ok`].
+            /// True if the error blames the path and not the request, so another path may succeed
+            /// (multipath, kernel `blk_path_error`). False for [`Status::Ok`].
             #[must_use]
             pub const fn is_path_error(self) -> bool {
                 match self { $(Status::$name => $path,)* }
@@ -41,45 +41,45 @@ macro_rules! statuses {
 }
 
 statuses! {
-    /// Done.
+    /// Success.
     Ok = 0, "ok", false;
     /// The operation is not supported.
     NotSupp = EOPNOTSUPP, "operation not supported", false;
     /// The request took too long.
     Timeout = ETIMEDOUT, "timeout", true;
-    /// No space left, as a full file system under a file.
+    /// No space left, such as in a file system that is full.
     NoSpace = ENOSPC, "no space", false;
     /// The transport is broken.
     Transport = ENOLINK, "recoverable transport", true;
-    /// The target refused, for good.
+    /// The target refused permanently.
     Target = EREMOTEIO, "critical target", false;
-    /// A reservation is in the way.
+    /// A reservation conflicts.
     ResvConflict = EBADE, "reservation conflict", false;
-    /// The block can't be read or written, on any path.
+    /// The block cannot be read or written on any path.
     Medium = ENODATA, "critical medium", false;
     /// An integrity check failed.
     Protection = EILSEQ, "protection", false;
-    /// A connection that was given up long ago: the request is to be sent again, and its path is
-    /// what it is by now (kernel `BLK_STS_DM_REQUEUE`).
+    /// The connection was closed long before: the request must be retried, and the state of its
+    /// path does not change (kernel `BLK_STS_DM_REQUEUE`).
     Requeue = ENOLINK, "requeue", true;
     /// No memory.
     Resource = ENOMEM, "kernel resource", true;
     /// The device is out of resources.
     DevResource = EBUSY, "device resource", true;
-    /// It would have to wait, and was told not to.
+    /// The request would have to wait, but has [`crate::BioFlags::NOWAIT`].
     Again = EAGAIN, "nonblocking retry", true;
     /// The device is gone.
     Offline = ENODEV, "device offline", true;
     /// Any other error.
     IoErr = EIO, "I/O", true;
-    /// The request makes no sense. A bad argument fails no path (spec/decisions).
+    /// The request is invalid. An invalid argument fails no path.
     Inval = EINVAL, "invalid", false;
-    /// Writing to a read-only device.
+    /// A write to a read-only device.
     ReadOnly = EPERM, "read-only", false;
 }
 
 impl Status {
-    /// True when the error says that the path does not work: a path error, but for
+    /// True if the error means that the path does not work: all path errors but
     /// [`Status::Requeue`].
     #[must_use]
     pub const fn fails_path(self) -> bool {

@@ -1,9 +1,9 @@
-//! Newtypes for what is counted, so that a sector is never taken for a byte.
+//! Newtypes for units, so that a sector is never taken for a byte.
 
 use std::fmt;
 use std::ops::{Add, AddAssign, Sub, SubAssign};
 
-/// Bytes in a sector. The unit of every table, whatever the device's block size.
+/// Bytes per sector: the unit of every table, whatever the block size of the device.
 pub const SECTOR_SIZE: u64 = 512;
 
 /// A position on a device, in sectors of 512 bytes from its start.
@@ -38,7 +38,7 @@ impl Sectors {
         Sectors(bytes / SECTOR_SIZE)
     }
 
-    /// The end of a device of this length: the first position behind it.
+    /// The end of a device of this length: the first position after it.
     #[must_use]
     pub const fn end(self) -> Sector {
         Sector(self.0)
@@ -116,7 +116,7 @@ impl fmt::Display for Sectors {
     }
 }
 
-/// A time or a span in nanoseconds, from the core's clock: monotonic, of no fixed origin.
+/// A time or a duration in nanoseconds, from the core's clock: monotonic, with an arbitrary origin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Nanos(pub u64);
 
@@ -124,13 +124,13 @@ impl Nanos {
     /// Later than any time.
     pub const NEVER: Nanos = Nanos(u64::MAX);
 
-    /// A span in milliseconds.
+    /// A duration in milliseconds.
     #[must_use]
     pub const fn from_millis(ms: u64) -> Nanos {
         Nanos(ms * 1_000_000)
     }
 
-    /// The span from `earlier` to `self`; zero when `earlier` is later.
+    /// The duration from `earlier` to `self`; zero if `earlier` is later.
     #[must_use]
     pub const fn since(self, earlier: Nanos) -> Nanos {
         Nanos(self.0.saturating_sub(earlier.0))
@@ -150,20 +150,20 @@ impl Add for Nanos {
 pub struct CoreId(pub u16);
 
 impl CoreId {
-    /// As an index into a table of cores.
+    /// The id as an index into a table of cores.
     #[must_use]
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// A device number, `major:minor`, in udm's own numbering. Tables and status lines print it where
-/// the kernel prints one.
+/// A device number, `major:minor`, in udm's own numbering. Tables and status lines print it in
+/// place of the kernel's number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DevNo {
-    /// Which kind of device.
+    /// Major number: the kind of device.
     pub major: u32,
-    /// Which of them.
+    /// Minor number: the device of that kind.
     pub minor: u32,
 }
 

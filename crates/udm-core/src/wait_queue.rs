@@ -1,21 +1,20 @@
-//! Waking the lanes of other cores.
+//! Wakeups of lanes across cores: an eventcount.
 //!
-//! A lane that waits for what another core will do (entries counted, a path that returned) parks
-//! its bios, says so to a [`WaitQueue`] that both know, and is polled once after the other has rung it.
-//! Nobody looks again by a timer, and no bio changes its core.
+//! A lane that waits for another core (a path that returns, log entries that are counted) queues
+//! its bios and registers at a [`WaitQueue`]. The other core wakes the queue, and the lane is
+//! polled once. No timer polls the condition, and no bio changes its core.
 //!
 //! ```text
-//! who waits: seen = epoch;  look;  not yet: waiting = true;  *fence*;  epoch moved since? look again
-//! who rings: change it;     epoch += 1;                      *fence*;  waiting taken back? a letter to that core
+//! waiter: seen = epoch;  check;  not yet: waiting = true;  *fence*;  epoch moved? check again
+//! waker:  change;        epoch += 1;                       *fence*;  waiting? clear it, wake
 //! ```
 //!
-//! Whatever way the two interleave, either the one sees that the epoch has moved or the other sees
-//! that somebody waits: the fences forbid that both look before the other has written. The loom
-//! tests below try the interleavings.
+//! In every interleaving, either the waiter sees that the epoch has moved, or the waker sees that a
+//! lane waits: the fences forbid that both read before the other has written. The loom tests below
+//! try the interleavings.
 //!
-//! *Price.* Ringing: an atomic add, a fence, and a load a core; a letter to each core with somebody
-//! who waits, of all who wait there one. Waiting: a store and a fence. Both only where there is
-//! something to wait for.
+//! Price of a wake: an atomic add, a fence, one load per core, and one message per core with
+//! waiters. Price of a wait: a store and a fence. A lane that does not wait pays nothing.
 
 use crate::{CoreId, Cores, Cx, DeviceId, LaneInbox, interleave};
 #[cfg(feature = "loom")]
@@ -25,33 +24,34 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
-/// How often a [`WaitQueue`] has been rung. Taken before one looks at what one waits for.
+/// Number of wakes of a [`WaitQueue`] so far. Read it before you check the condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WakeEpoch(u64);
 
-/// Something that lanes of several cores wait for. See the module's documentation.
+/// A condition that lanes of several cores wait for. Waiters read the epoch, check the condition
+/// and register; the core that changes the condition wakes them.
 pub struct WaitQueue {
-    /// The address of those who listen.
+    /// The id under which waiters open their lane inboxes.
     id: DeviceId,
     epoch: EpochCounter,
     waiters: OnceLock<CoreWaiters>,
 }
 
-/// Who can be woken: known from the first that listens.
+/// The cores that can be woken: set by the first subscriber.
 struct CoreWaiters {
     cores: Arc<dyn Cores>,
     waiting: WaitFlags,
 }
 
 impl WaitQueue {
-    /// A bell that nobody listens to yet.
+    /// Creates a wait queue without subscribers.
     #[must_use]
-    #[expect(clippy::new_without_default, reason = "each call gives another")]
+    #[expect(clippy::new_without_default, reason = "each call returns a different value")]
     pub fn new() -> WaitQueue {
         WaitQueue { id: DeviceId::new(), epoch: EpochCounter::new(), waiters: OnceLock::new() }
     }
 
-    /// A place from which to wait, for whoever is visited in this turn of the core.
+    /// Creates a handle to wait with, for the lane stack or front end that runs in this turn.
     pub fn subscribe(self: &Arc<WaitQueue>, cx: &mut Cx<'_>) -> WaitHandle {
         let cores = cx.cores();
         self.waiters.get_or_init(|| CoreWaiters {
@@ -61,7 +61,7 @@ impl WaitQueue {
         WaitHandle { bell: Arc::clone(self), core: cx.core(), _port: cx.open_inbox(self.id) }
     }
 
-    /// Wakes all that wait. To be called behind the change that they wait for, from any thread.
+    /// Wakes all waiters. Call it after the change that they wait for, from any thread.
     pub fn wake_up(&self) {
         self.epoch.advance();
         if let Some(waiters) = self.waiters.get() {
@@ -70,40 +70,40 @@ impl WaitQueue {
     }
 }
 
-/// A place from which to wait for a [`WaitQueue`].
+/// A subscription to a [`WaitQueue`], by which a lane waits.
 pub struct WaitHandle {
     bell: Arc<WaitQueue>,
     core: CoreId,
-    /// Where the letter arrives: it has been answered when its owner is polled.
+    /// Lane inbox that marks its owner for a poll; the poll itself handles the message.
     _port: Rc<LaneInbox>,
 }
 
 impl WaitHandle {
-    /// To be taken before the look.
+    /// The current epoch. Read it before you check the condition.
     #[must_use]
     pub fn epoch(&self) -> WakeEpoch {
         self.bell.epoch.now()
     }
 
-    /// Asks for a poll when the bell is rung, or at once if it has been since `seen`. Holds until
-    /// then: whoever looks in vain asks again.
+    /// Asks for one poll at the next wake, or at once if there was a wake since `seen`. A lane
+    /// whose condition still does not hold calls it again.
     pub fn wait(&self, seen: WakeEpoch, cx: &mut Cx<'_>) {
         if !self.register_wait(seen) {
             cx.wake_now();
         }
     }
 
-    /// As [`WaitHandle::wait`], for tasks: false when the bell has been rung since `seen`, and one
-    /// should look again.
+    /// As [`WaitHandle::wait`], for tasks. Returns false if there was a wake since `seen`: the
+    /// caller then checks its condition again.
     #[must_use]
     pub fn register_wait(&self, seen: WakeEpoch) -> bool {
         interleave::point();
-        let waiters = self.bell.waiters.get().expect("known since the first listener");
+        let waiters = self.bell.waiters.get().expect("set by the first subscriber");
         waiters.waiting.wait(self.core.index(), &self.bell.epoch, seen)
     }
 }
 
-/// The epoch.
+/// Counter of wakes.
 struct EpochCounter(AtomicU64);
 
 impl EpochCounter {
@@ -111,7 +111,8 @@ impl EpochCounter {
         EpochCounter(AtomicU64::new(0))
     }
 
-    /// Acquire pairs with the release in `advance`: who sees the epoch sees the change before it.
+    /// Acquire pairs with the release in `advance`: a waiter that sees the epoch sees the change
+    /// before it.
     fn now(&self) -> WakeEpoch {
         WakeEpoch(self.0.load(Ordering::Acquire))
     }
@@ -121,7 +122,7 @@ impl EpochCounter {
     }
 }
 
-/// Whether somebody waits, a core each.
+/// One flag per core: true if a lane of the core waits.
 struct WaitFlags(Box<[AtomicBool]>);
 
 impl WaitFlags {
@@ -129,14 +130,15 @@ impl WaitFlags {
         WaitFlags((0..cores).map(|_| AtomicBool::new(false)).collect())
     }
 
-    /// Says that somebody on `core` waits. False when the epoch has moved since `seen`.
+    /// Marks `core` as waiting. Returns false if the epoch has moved since `seen`.
     fn wait(&self, core: usize, epoch: &EpochCounter, seen: WakeEpoch) -> bool {
         self.0[core].store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         epoch.now() == seen
     }
 
-    /// Calls `wake` for each core with somebody who waits; of several who ring, one does.
+    /// Calls `wake` for each waiting core. If several wakers run at once, only one of them wakes a
+    /// core.
     fn take(&self, mut wake: impl FnMut(usize)) {
         fence(Ordering::SeqCst);
         for (core, waits) in self.0.iter().enumerate() {
@@ -155,7 +157,7 @@ mod loom_tests {
     use loom::thread;
 
     struct WaitQueueModel {
-        /// What is waited for.
+        /// The condition of the waiter.
         done: AtomicUsize,
         epoch: EpochCounter,
         waiting: WaitFlags,
@@ -170,11 +172,11 @@ mod loom_tests {
         });
     }
 
-    /// With a lane that goes to sleep while `rings` others finish one thing each, and that is woken
-    /// by letters alone, the last is not slept over, and whoever is woken sees what was done.
+    /// One lane goes to sleep while `rings` wakers each finish one step. The lane must be woken
+    /// after the last step, and must then see all steps.
     fn check_no_lost_wakeup(rings: usize) {
         let mut model = loom::model::Builder::new();
-        // With more, two that ring take minutes.
+        // Without the bound, two wakers take minutes.
         model.preemption_bound = Some(3);
         model.check(move || {
             let m = Arc::new(WaitQueueModel {
@@ -196,9 +198,9 @@ mod loom_tests {
             threads.into_iter().for_each(|t| t.join().unwrap());
             if asleep {
                 letters = m.letters.load(Ordering::Acquire);
-                assert!(letters > 0, "asleep before the last is done, and no letter came");
+                assert!(letters > 0, "asleep before the last step, and no wakeup came");
             }
-            assert!(letters <= 1, "one letter to one that waited once");
+            assert!(letters <= 1, "one wakeup for one wait");
             assert_eq!(m.done.load(Ordering::Relaxed), rings);
         });
     }
@@ -213,7 +215,7 @@ mod loom_tests {
         check_no_lost_wakeup(2);
     }
 
-    /// Who sees that the epoch moved sees what was done before.
+    /// A waiter that sees the new epoch sees the change before it.
     #[test]
     fn an_epoch_shows_its_change() {
         loom::model(|| {
@@ -275,6 +277,6 @@ mod tests {
         let seen = handles[1].epoch();
         bell.wake_up();
         handles[1].wait(seen, &mut cx);
-        assert_eq!(cx.wake(), Nanos(5), "rung between the look and the wait");
+        assert_eq!(cx.wake(), Nanos(5), "woken between the check and the wait");
     }
 }

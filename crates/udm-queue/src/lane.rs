@@ -1,7 +1,7 @@
 //! The data path of a queue on one core.
 //!
-//! Where nothing waits, nothing can be merged and there are tags, a batch goes straight down,
-//! unless the scheduler has an order of its own.
+//! A batch goes straight to the disk if no request waits, none can be merged, and enough tags are
+//! free. A scheduler with an order of its own prevents this.
 
 use crate::merge::Merger;
 use crate::request_queue::{LaneUser, RequestQueue};
@@ -11,30 +11,30 @@ use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
 use udm_core::{Batch, BioFlags, Cx, Drain, Lane, OwnWork, Status};
 
-/// See the module.
+/// The lane of a queue: merges, schedules and sends requests.
 pub(crate) struct QueueLane {
     queues: Arc<RequestQueue>,
     who: LaneUser,
     below: Box<dyn Lane>,
-    /// The way to the task that has the order of all requests: where it has, and until the last of
-    /// those that it was sent is home.
+    /// The lane to the owner task. It stays open while requests are forwarded, and until the last
+    /// forwarded request has completed.
     remote_lane: Option<Box<dyn Lane>>,
-    /// How many it has.
+    /// Number of requests forwarded to the owner task.
     forwarded: usize,
-    /// It is where requests go.
+    /// True if new requests are forwarded to the owner task.
     forwards: bool,
-    /// They may go straight down.
+    /// True if requests may go straight to the disk.
     can_bypass: bool,
     tags: LaneTags,
-    /// Requests whose tags were given back though they are not home: the disk only holds them.
+    /// Number of held writes in the disk's lane whose tags have been returned.
     released: usize,
     waiting: IoScheduler,
     merger: Merger,
-    /// Parts of requests that failed, to be read by themselves.
+    /// Parts of failed requests, to be read one by one.
     retries: Batch,
-    /// Bios that would have to wait and were told not to, for the next `poll`.
+    /// Bios that failed because they must not wait, for the next `poll`.
     ended: Batch,
-    /// Scratch.
+    /// Reused vectors.
     nowait: Batch,
     down: Batch,
 }
@@ -64,7 +64,8 @@ impl QueueLane {
         }
     }
 
-    /// Other settings hold. None of its requests is with the disk; what waits goes by those.
+    /// Applies new settings. None of the lane's requests is with the disk, and waiting requests
+    /// move to the new settings.
     #[cold]
     fn apply_settings(&mut self, cx: &mut Cx<'_>) {
         let settings = self.queues.settings(cx);
@@ -80,7 +81,7 @@ impl QueueLane {
             return bugs::leak_bios(waited);
         }
         if !self.forwards {
-            // Sent by who called, who has to know that something goes down.
+            // The caller sends the requests, since it must poll afterwards.
             waited.drain(..).for_each(|bio| self.waiting.add(bio, &mut self.merger, cx));
             if bugs::on(Bug::MovedUnpolled) {
                 self.dispatch(cx);
@@ -91,7 +92,7 @@ impl QueueLane {
         self.forward(&mut waited, cx);
     }
 
-    /// Sends `batch` to the task that has the order of all requests.
+    /// Forwards `batch` to the owner task.
     fn forward(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         self.forwarded += batch.len();
         let remote_lane = self.remote_lane.get_or_insert_with(|| self.queues.remote_lane(cx));
@@ -125,8 +126,8 @@ impl QueueLane {
         }
     }
 
-    /// Sends what is not to wait behind what came with it: it is not merged, so it goes now or not
-    /// at all.
+    /// Sends requests that must not wait, after the rest of their batch. They are not merged: each
+    /// is sent now or fails.
     #[cold]
     fn send_nowait(&mut self, cx: &mut Cx<'_>) {
         let mut batch = std::mem::take(&mut self.nowait);
@@ -148,14 +149,14 @@ impl QueueLane {
         self.nowait = batch;
     }
 
-    /// Sends what there are tags for; was there any?
+    /// Sends requests for which tags are available. Returns true if any was sent.
     fn dispatch(&mut self, cx: &mut Cx<'_>) -> bool {
         loop {
             while self.wanted() > 0 && self.tags.take_one(self.wanted()) {
                 let bio = self.retries.pop().or_else(|| {
                     self.waiting.next(&mut self.merger, cx).map(|request| self.merger.send(request))
                 });
-                self.down.push(bio.expect("something waits"));
+                self.down.push(bio.expect("a request waits"));
             }
             if !self.tags.settle(self.wanted(), cx) {
                 if self.wanted() == 0 || !self.tags.are_retired() {
@@ -171,9 +172,9 @@ impl QueueLane {
         any
     }
 
-    /// `n` requests came home from the disk: gives their tags back, and those of requests that it
-    /// only holds ([`Lane::held`]). With those a path that was given up would keep all others who
-    /// wait for a tag.
+    /// Handles `n` requests completed by the disk: returns their tags, and the tags of held writes
+    /// ([`Lane::held`]). Otherwise, held writes of an abandoned path would block all waiters for a
+    /// tag.
     #[inline]
     fn completed(&mut self, n: usize) {
         if self.released == 0 && n > 0 {
@@ -183,18 +184,19 @@ impl QueueLane {
         }
     }
 
-    /// The same where there are such, or may be.
+    /// As [`QueueLane::completed`], if held writes exist or may exist.
     #[cold]
     fn release_abandoned(&mut self, n: usize) {
         let before = std::mem::replace(&mut self.released, self.below.held());
-        // Of those that came home, some had given theirs back.
+        // Some of the completed requests have returned their tags before.
         let completed = n + self.released - before;
         if completed > 0 {
             self.tags.completed(completed);
         }
     }
 
-    /// Those of `done` from `from` on came from below. True when others went there.
+    /// Handles the bios of `done` from index `from` on, which the disk completed. Returns true if
+    /// new requests were sent.
     #[inline(never)]
     fn handle_completions(&mut self, done: &mut Batch, from: usize, cx: &mut Cx<'_>) -> bool {
         self.completed(done.len() - from);
@@ -211,12 +213,12 @@ impl QueueLane {
         self.dispatch(cx)
     }
 
-    /// Closes the way where no more goes by it.
+    /// Closes the lane to the owner task if it is no longer used.
     fn close_remote_lane(&mut self) {
         self.remote_lane.take_if(|_| !self.forwards && (self.forwarded == 0 || bugs::on(Bug::WayLeftEarly)));
     }
 
-    /// Takes back what comes back by the way.
+    /// Collects bios that the owner task hands back.
     #[cold]
     fn drain_remote_lane(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
         let from = back.len();
@@ -243,7 +245,7 @@ impl Lane for QueueLane {
         self.below.poll(done, cx);
         let quiet = !self.merger.has_in_flight() && self.ended.is_empty() && self.remote_lane.is_none();
         if self.wanted() > 0 || !quiet {
-            // What goes down here is polled for as what a submit sends: it may have ended in that.
+            // Requests sent here may have completed at once, so the lower lane is polled again.
             while self.handle_completions(done, from, cx) && !bugs::on(Bug::SentUnpolled) {
                 from = done.len();
                 self.below.poll(done, cx);

@@ -24,25 +24,26 @@
 //!   the way up. It looks at neighbours in a batch and at waiting requests: the latest eight
 //!   without a scheduler, the neighbours by sector with one. The mapped device already splits
 //!   requests by the limits of the queue.
-//! * **`mq-mq_deadline`** ([`sched`]) has one order for the whole disk. With several cores a task on
-//!   one core owns the disk's lane and the others send it their requests ([`SingleOwner`]). A suspend
-//!   without flush takes waiting requests back (`funnel/drain`). Requests of other lanes return to
-//!   the queue with a new start time, so they do not expire while such a suspend waits.
-//! * **Settings change under load** (`request_queue`): new settings have new tags. The change takes the
-//!   old tags one by one, in line with the lanes. When it has all, no request is with the disk; the
-//!   old tags are retired, and each lane moves its waiting requests. So requests continue, and the
-//!   disk never has more than both settings allow.
+//! * **`mq-deadline`** (`sched`) has one order for the whole disk. With several cores, a task on
+//!   one core owns the disk's lane, and the others send it their requests ([`SingleOwner`]). A
+//!   suspend without flush takes waiting requests back (`single_owner/drain`). Requests of other
+//!   lanes return to the queue with a new start time, so they do not expire while such a suspend
+//!   waits.
+//! * **Settings change under load** (`request_queue`): new settings have new tags. The change takes
+//!   the old tags one by one, in line with the lanes. When it has all, no request is with the disk;
+//!   the old tags are retired, and each lane moves its waiting requests. So requests continue, and
+//!   the disk never has more than both settings allow.
 //! * **A request-based device** has a queue above its mapped device (`dm_mq_queue_depth` and
 //!   `dm_mq_nr_hw_queues`; see `udm-dm`). It survives a change of tables.
-//! * **Shared tags** (`shared_tags`, null devices with `shared_tags`) lie below the queues. A request
-//!   with a tag of its queue waits on its core for a tag of the set. The share of a disk depends on
-//!   how many disks are active, so it is counted under a lock.
+//! * **Shared tags** (`shared_tags`, null devices with `shared_tags`) lie below the queues. A
+//!   request with a tag of its queue waits on its core for a tag of the set. The share of a disk
+//!   depends on how many disks are active, so it is counted under a lock.
 //!
 //! Not supported: `kyber`, and the kernel's estimate of a busy queue with its reruns by timer. A
 //! lane is polled when a request of it completes.
 //!
-//! There is no I/O, no thread, and no clock but [`udm_core::Cx`] here: the simulator runs this
-//! crate unchanged.
+//! This crate does no I/O, starts no thread, and reads no clock but [`udm_core::Cx`]: the simulator
+//! runs it unchanged.
 #![forbid(unsafe_code)]
 
 mod lane;
@@ -66,30 +67,30 @@ use udm_core::{
 };
 use udm_wire::uri::QueueParams;
 
-/// A disk with a queue in front of it. Everything but its requests it leaves to the disk.
+/// A disk with a request queue in front of it. All other operations go to the disk.
 pub struct QueuedDevice(Arc<RequestQueue>);
 
 impl QueuedDevice {
-    /// `disk`, with a queue of these parameters.
+    /// Puts a queue with these parameters in front of `disk`.
     #[must_use]
     pub fn new(disk: Arc<dyn Device>, params: &QueueParams) -> QueuedDevice {
         QueuedDevice(RequestQueue::new(disk, params.clone(), QueuePosition::Disk, None))
     }
 
-    /// The same, where there may be no scheduler, now or later.
+    /// As [`QueuedDevice::new`], but the queue never has a scheduler, not even after a change.
     #[must_use]
     pub fn without_scheduler(disk: Arc<dyn Device>, params: &QueueParams) -> QueuedDevice {
         QueuedDevice(RequestQueue::new(disk, params.clone(), QueuePosition::Unscheduled, None))
     }
 
-    /// A mapped device, `bare`, with a queue of these parameters in front of all its lanes.
+    /// Puts a queue with these parameters in front of all lanes of the mapped device `bare`.
     #[must_use]
     pub fn of_device(bare: Arc<dyn Device>, params: &QueueParams) -> QueuedDevice {
         QueuedDevice(RequestQueue::new(bare, params.clone(), QueuePosition::Device, None))
     }
 
-    /// A disk with tags of `chunk_set` below those of its queue. There is a scheduler only where there
-    /// may be.
+    /// As [`QueuedDevice::new`], with shared tags of `set` below the tags of the queue. A scheduler
+    /// is only possible if `may_schedule` is true.
     #[must_use]
     pub fn sharing(
         disk: Arc<dyn Device>,

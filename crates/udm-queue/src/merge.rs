@@ -1,55 +1,53 @@
-//! What goes down as one request: a bio, or several that lie behind each other.
+//! Requests to the disk: single bios, or several adjacent bios merged into one.
 //!
-//! Reads and writes are merged, of the same operation and flags, and none that has to be durable by
-//! itself, is not to wait, or lies in memory that others share. Data is joined on the way down and
-//! cut again on the way up, so nothing is copied. Each bio comes back as it was given, with the
-//! status of the whole; of a read that met a bad block, or an error that may be one, the parts are
-//! read again one by one, so that only those fail that lie there. A write is never sent a second
-//! time.
+//! Reads and writes are merged with bios of the same operation and flags. Bios with FUA, PREFLUSH
+//! or NOWAIT and bios in foreign memory are not merged. Data is joined on the way down and split on
+//! the way up, so nothing is copied. Each bio comes back as it was submitted, with the status of
+//! the whole request. If a merged read fails with a medium or I/O error, its parts are read again
+//! one by one. So only the parts with a bad block fail. A write is never sent twice.
 
 use slab::Slab;
 use udm_core::bugs::{self, Bug};
 use udm_core::{Batch, Bio, BioFlags, Op, OwnerId, Sector, Sectors, Status};
 use udm_wire::uri::QueueParams;
 
-/// What goes down as one.
+/// A request to the disk.
 #[derive(Debug)]
 pub(crate) struct Request {
-    /// What the disk is given.
+    /// The bio for the disk.
     pub bio: Box<Bio>,
-    /// The bios that it was made of, in the order of their sectors, without their data; none where
-    /// `bio` came from above itself.
+    /// The merged bios by sector, without their data; empty if `bio` is itself from above.
     parts: Batch,
 }
 
-/// What is merged at all.
+/// Limits of merging.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MergeLimits {
-    /// The longest request that is made of several.
+    /// The longest merged request.
     pub longest: Sectors,
-    /// Sectors in a block, and where the disk ends. What is no whole blocks, or beyond the end, is
-    /// refused below, and would take others with it. Where somebody above refuses it already these
-    /// are 1 and the last there is.
+    /// Block size in sectors, and the end of the disk. Lower layers refuse bios that are not whole
+    /// blocks or exceed the end, and merging such a bio would fail the others too. If a layer above
+    /// refuses such bios already, the values are 1 and the largest sector.
     pub block: u64,
     pub end: Sector,
 }
 
-/// Which requests are merged, and those that were.
+/// Merges requests, and keeps the parts of merged requests.
 pub(crate) struct Merger {
-    /// The kernel's `nomerges`.
+    /// The kernel's `nomerges` setting.
     nomerges: u32,
     merge_limits: MergeLimits,
     most_segments: usize,
     pub(crate) front: bool,
     owner: OwnerId,
-    /// The parts of what is with the disk, by cookie.
+    /// Parts of the merged requests that are with the disk, by cookie.
     in_flight: Slab<Batch>,
     spare: Batch,
     spare_parts: Vec<Batch>,
 }
 
 impl Merger {
-    /// Merges within `merge_limits`; what it makes is `owner`'s.
+    /// Creates a merger; its merged bios belong to `owner`.
     pub fn new(params: &QueueParams, merge_limits: MergeLimits, owner: OwnerId) -> Merger {
         Merger {
             nomerges: params.nomerges,
@@ -63,13 +61,13 @@ impl Merger {
         }
     }
 
-    /// Merges by `params` and within `merge_limits` from now on.
+    /// Sets new parameters and limits.
     pub fn change(&mut self, params: &QueueParams, merge_limits: MergeLimits) {
         (self.nomerges, self.merge_limits) = (params.nomerges, merge_limits);
         (self.most_segments, self.front) = (params.max_segments as usize, params.front_merges > 0);
     }
 
-    /// Of how many of the latest requests a scheduler without an order of its own tries each.
+    /// Number of recent requests that a scheduler without an order tries to merge with.
     pub fn lookback(&self) -> usize {
         match self.nomerges {
             0 => 8,
@@ -78,14 +76,14 @@ impl Merger {
         }
     }
 
-    /// True when neighbours in `batch` can go down as one.
+    /// True if two neighbours in `batch` can be merged.
     #[inline]
     pub fn finds_merge(&self, batch: &Batch) -> bool {
         let behind = |pair: &[Box<Bio>]| pair[0].end() == pair[1].sector || pair[1].end() == pair[0].sector;
         self.nomerges < 2 && batch.windows(2).any(|pair| behind(pair) && self.can_merge(&pair[0], &pair[1]))
     }
 
-    /// True when the two can go down as one, if they lie behind each other.
+    /// True if the two bios can be merged, provided that they are adjacent.
     pub fn can_merge(&self, a: &Bio, b: &Bio) -> bool {
         let single = BioFlags::FUA | BioFlags::PREFLUSH | BioFlags::NOWAIT;
         let flags = a.flags == b.flags || bugs::on(Bug::MergedFlags);
@@ -113,8 +111,8 @@ impl Merger {
         Request { bio, parts: Batch::new() }
     }
 
-    /// Puts `bio` behind what `request` has, or in front of it where it lies there: one of the two,
-    /// and they [`Merger::can_merge`].
+    /// Merges `bio` into `request`, after or before it. They must be adjacent, and
+    /// [`Merger::can_merge`] must be true.
     pub fn merge(&mut self, request: &mut Request, mut bio: Box<Bio>) {
         if request.parts.is_empty() {
             self.wrap(request);
@@ -134,7 +132,8 @@ impl Merger {
         }
     }
 
-    /// Puts all of `behind` behind what `request` has, where it lies; and they [`Merger::can_merge`].
+    /// Merges `behind`, which begins at the end of `request`, into `request`. [`Merger::can_merge`]
+    /// must be true.
     pub fn join(&mut self, request: &mut Request, behind: Request) {
         if request.parts.is_empty() {
             self.wrap(request);
@@ -153,20 +152,20 @@ impl Merger {
         }
     }
 
-    /// Makes a request of one that is a bio from above.
+    /// Turns a request of one bio into a merged request.
     fn wrap(&mut self, request: &mut Request) {
         let mut whole = self.spare.pop().unwrap_or_default();
         let first = &mut request.bio;
         (whole.op, whole.flags, whole.owner) = (first.op, first.flags, self.owner);
         (whole.sector, whole.sectors, whole.started) = (first.sector, first.sectors, first.started);
-        // Keeps its room.
+        // `append` keeps the capacity of the vector.
         whole.data.append(std::mem::take(&mut first.data));
         let first = std::mem::replace(&mut request.bio, whole);
         request.parts = self.spare_parts.pop().unwrap_or_default();
         request.parts.push(first);
     }
 
-    /// What the disk is given for `request`.
+    /// Returns the bio to send to the disk.
     pub fn send(&mut self, request: Request) -> Box<Bio> {
         let Request { mut bio, parts } = request;
         if !parts.is_empty() {
@@ -176,7 +175,7 @@ impl Merger {
         bio
     }
 
-    /// The bios that `request`, which has not been sent, was made of.
+    /// Appends the bios of a request that has not been sent.
     pub fn split(&mut self, request: Request, out: &mut Batch) {
         let Request { bio, parts } = request;
         match parts.is_empty() {
@@ -185,15 +184,15 @@ impl Merger {
         }
     }
 
-    /// True when there may be requests with the disk that were made of several.
+    /// True if merged requests are with the disk.
     #[inline]
     pub fn has_in_flight(&self) -> bool {
         !self.in_flight.is_empty()
     }
 
-    /// Replaces what was made of several by those, in `back` from `from` on: with the status of the
-    /// whole, or unchanged where it was `handed` back. Parts that are to be read once more go to
-    /// `retries`. `scratch` is empty before and behind it.
+    /// Replaces merged bios of `back`, from index `from` on, by their parts. The parts get the
+    /// status of the whole, or stay unchanged if they were `handed` back. Parts to be read again go
+    /// to `retries`. `scratch` is empty before and after the call.
     pub fn back(
         &mut self,
         back: &mut Batch,
@@ -215,7 +214,7 @@ impl Merger {
             let mut last_ok = bugs::on(Bug::MergedErrorLost);
             self.cut(bio, parts, |mut part| {
                 if single {
-                    // As it was given: a drain may hand it back before it goes down again.
+                    // Unchanged, since a drain may hand it back before it is sent again.
                     return retries.push(part);
                 }
                 if !handed {
@@ -226,7 +225,7 @@ impl Merger {
         }
     }
 
-    /// Gives the parts of `bytes_io` their data back.
+    /// Returns their data to the parts of `whole`.
     fn cut(&mut self, mut whole: Box<Bio>, mut parts: Batch, mut out: impl FnMut(Box<Bio>)) {
         let has_data = !whole.data.is_empty();
         if bugs::on(Bug::MergedReadShifted) && whole.op == Op::Read {
@@ -238,19 +237,19 @@ impl Merger {
             }
             out(part);
         }
-        debug_assert!(whole.data.is_empty(), "all data has gone back");
+        debug_assert!(whole.data.is_empty(), "all data has been returned");
         self.spare_parts.push(parts);
         self.spare.push(whole);
     }
 }
 
 impl Request {
-    /// Its first sector.
+    /// First sector.
     pub fn sector(&self) -> Sector {
         self.bio.sector
     }
 
-    /// The first sector behind it.
+    /// First sector after the request.
     pub fn end(&self) -> Sector {
         self.bio.end()
     }

@@ -1,14 +1,13 @@
-//! What the lanes of one queue have in common, and how its settings change.
+//! The shared part of a queue's lanes, and changes of its settings.
 //!
-//! Settings are never changed in place: each change makes others, with tags of their own. It takes
-//! the old tags for good, in line with the lanes that want one; so requests go on meanwhile, and
-//! when it has the last nothing is with the disk. Then the new settings hold and the old tags are
-//! retired. A lane finds that out where a batch does not go straight down: it moves what waits in
-//! it to the new ones. So a request has a tag of the old or of the new settings, the disk has never
-//! more than either allows, and a lane that has its tags looks at nothing.
+//! Settings are never changed in place: a change creates new settings with new tags. It takes the
+//! old tags permanently, in line with the lanes that want one, so requests continue meanwhile. When
+//! it has the last tag, no request is with the disk. Then the new settings take effect, and the old
+//! tags are retired. A lane sees this when a batch does not go straight to the disk, and moves its
+//! waiting requests to the new settings. So each request has a tag of the old or the new settings,
+//! and the disk never has more requests than either allows. A lane with enough tags checks nothing.
 //!
-//! *Price.* A load where a batch may have to wait. With a change a lock for a moment, each lane
-//! once.
+//! *Price.* A load if a batch may have to wait. After a change, a short lock once per lane.
 
 use crate::lane::QueueLane;
 use crate::merge::MergeLimits;
@@ -25,42 +24,42 @@ use udm_core::{
 };
 use udm_wire::uri::{QueueParams, Scheduler};
 
-/// See the module.
+/// The control half of a queue.
 pub(crate) struct RequestQueue {
     id: DeviceId,
     disk: Arc<dyn Device>,
-    /// Tags that it shares with other disks, below its own.
+    /// Tags shared with other disks, below the queue's own tags.
     shared: Option<Arc<TagSet>>,
-    /// The settings that hold. Held for moments, where a lane is opened, settings change, or
-    /// somebody looks.
+    /// Current settings. Locked briefly when a lane is opened, settings change, or a report is
+    /// made.
     now: Mutex<Arc<QueueSettings>>,
-    /// Of the settings that hold: limits are asked for by cores too.
+    /// Copy of the current setting, because cores read limits too.
     max_sectors_kb: AtomicU32,
-    /// They are about to be others.
+    /// True while a change of settings is in progress.
     changing: AtomicBool,
-    /// The way of all cores to one, where requests have one order.
+    /// Forwards the requests of all cores to one core if they have one order.
     funnel: SingleOwner,
     place: QueuePosition,
     me: Weak<RequestQueue>,
 }
 
-/// What a queue is in front of.
+/// Position of a queue.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum QueuePosition {
-    /// A disk, below tables that send it what it takes.
+    /// In front of a disk, below tables that keep its limits.
     Disk,
-    /// The same, and there may be no scheduler, now or later.
+    /// In front of a disk, without a scheduler, now and later.
     Unscheduled,
-    /// A mapped device, which sees what it is asked behind the queue.
+    /// In front of a mapped device, which checks requests after the queue.
     Device,
 }
 
-/// Whose a lane is.
+/// The user of a lane.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LaneUser {
-    /// Of what lies above, on its core.
+    /// The layer above, on its core.
     Core,
-    /// Of the task that has the order of all requests.
+    /// The owner task, which has the order of all requests.
     Task,
 }
 
@@ -92,42 +91,42 @@ impl RequestQueue {
         self.now.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A lane on this core.
+    /// Opens a lane on this core.
     pub fn lane(&self, who: LaneUser, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        // Also where another core will have the order: that this one can't open it shows here.
+        // Opened even if an owner task serves the requests, so that an error shows here.
         let mut below = self.disk.open(cx)?;
         if let Some(set) = &self.shared {
             below = set.lane(self.id, below, cx);
         }
-        let me = self.me.upgrade().expect("it is being used");
+        let me = self.me.upgrade().expect("a caller holds it");
         Ok(Box::new(QueueLane::new(me, who, below, cx)))
     }
 
-    /// What holds for a lane from now on, with its tags there.
+    /// The current settings for a lane, with tags created.
     pub fn settings(&self, cx: &Cx<'_>) -> Arc<QueueSettings> {
         let now = self.now();
-        // Under the lock: a change takes all the tags that there are.
+        // Under the lock, since a change takes all tags that exist.
         now.tags(cx.core().index(), cx.cores());
         Arc::clone(&now)
     }
 
-    /// True where requests of `who` go to the task that has the order of all.
+    /// True if requests of `who` are forwarded to the owner task.
     pub fn is_forwarded(&self, who: LaneUser, settings: &QueueSettings, cx: &Cx<'_>) -> bool {
         who == LaneUser::Core && settings.params.scheduler == Scheduler::MqDeadline && cx.cores() > 1
     }
 
-    /// This core's way to that task.
+    /// Opens this core's lane to the owner task.
     pub fn remote_lane(&self, cx: &mut Cx<'_>) -> Box<dyn Lane> {
-        let me: Arc<dyn Device> = self.me.upgrade().expect("a lane has it");
+        let me: Arc<dyn Device> = self.me.upgrade().expect("a lane holds it");
         self.funnel.open(&me, cx)
     }
 
-    /// What is merged, as of now.
+    /// The current limits of merging.
     pub fn merge_limits(&self, settings: &QueueSettings) -> MergeLimits {
         let limits = self.most(settings.params.max_sectors_kb);
         let longest = settings.merged_max(limits.max_sectors);
         match self.place {
-            // Without a table there is no end yet.
+            // Without a table the device has no end yet.
             QueuePosition::Device if limits.size > Sectors::ZERO => {
                 let block = u64::from(limits.logical_block) / udm_core::SECTOR_SIZE;
                 MergeLimits { longest, block: block.max(1), end: Sector(limits.size.0) }
@@ -159,7 +158,7 @@ impl RequestQueue {
         report
     }
 
-    /// See [`udm_core::DiskQueue::change`].
+    /// Changes the settings; see [`udm_core::DiskQueue::change`].
     pub fn change(
         &self,
         settings: &[(String, String)],
@@ -167,7 +166,7 @@ impl RequestQueue {
     ) -> Result<CancelChange, OpenError> {
         let mut now = self.now();
         let mut params = now.params.clone();
-        // Another scheduler has other requests.
+        // First the scheduler, since it resets the number of requests.
         let (first, others): (Vec<_>, Vec<_>) = settings.iter().partition(|(name, _)| name == "scheduler");
         for (name, value) in first.into_iter().chain(others) {
             params.change(name, value).map_err(|why| OpenError::new(EINVAL, why))?;
@@ -179,7 +178,7 @@ impl RequestQueue {
             return Err(OpenError::new(EBUSY, "another change of the queue is under way"));
         }
         if params == now.params {
-            // Nothing changes, so nobody is waited for: the disk may be hanging.
+            // No change, so nothing to wait for: the disk may hang.
             drop(now);
             then();
             return Ok(Box::new(|| {}));
@@ -188,7 +187,7 @@ impl RequestQueue {
         let (next, before) = (Arc::new(QueueSettings::new(params)), Arc::clone(&now));
         let tags = before.all_tags().to_vec();
         if tags.is_empty() {
-            // Nobody has opened it, nor can before the lock is let go.
+            // No lane is open, and none can be opened while the lock is held.
             *now = next;
             drop(now);
             self.changed(&before);
@@ -198,7 +197,7 @@ impl RequestQueue {
         drop(now);
         let pending = Arc::new(PendingChange {
             queues_left: AtomicUsize::new(tags.len()),
-            change: Mutex::new(Some((self.me.upgrade().expect("it is being used"), next, before, then))),
+            change: Mutex::new(Some((self.me.upgrade().expect("a caller holds it"), next, before, then))),
         });
         let takers = tags.into_iter().filter_map(|tags| {
             let pending = Arc::clone(&pending);
@@ -222,7 +221,7 @@ impl RequestQueue {
         }))
     }
 
-    /// Other settings than `before` hold, whose tags are all taken.
+    /// Finishes a change from `before`, whose tags are all taken.
     fn changed(&self, before: &QueueSettings) {
         let max_sectors_kb = self.now().params.max_sectors_kb;
         self.max_sectors_kb.store(max_sectors_kb, Ordering::Relaxed);
@@ -231,12 +230,12 @@ impl RequestQueue {
     }
 }
 
-/// A change that waits for tags of the old settings.
+/// A change that waits for the tags of the old settings.
 struct PendingChange {
-    /// Hardware queues whose tags are not all taken.
+    /// Number of hardware queues whose tags are not all taken.
     queues_left: AtomicUsize,
-    /// The queue, its next and its present settings, and who is told. None once the change is
-    /// complete or cancelled, whichever comes first.
+    /// The queue, its new and old settings, and the callback. `None` when the change is complete or
+    /// cancelled.
     change: Mutex<Option<(Arc<RequestQueue>, Arc<QueueSettings>, Arc<QueueSettings>, QueueChangeCallback)>>,
 }
 
@@ -247,9 +246,9 @@ impl PendingChange {
         self.change.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// All tags of a hardware queue are taken. The last one completes the change.
+    /// All tags of a hardware queue are taken. The last hardware queue completes the change.
     fn queue_taken(&self) {
-        // The last one sees all that the others did.
+        // AcqRel: the last caller sees all that the others did.
         if self.queues_left.fetch_sub(1, Ordering::AcqRel) == 1
             && let Some((queues, next, before, then)) = self.take()
         {
@@ -260,7 +259,7 @@ impl PendingChange {
     }
 }
 
-/// As the task opens it.
+/// The device that the owner task opens.
 impl Device for RequestQueue {
     fn id(&self) -> DeviceId {
         self.id

@@ -1,28 +1,27 @@
-//! What a queue does, and the tags that this makes.
+//! Settings of a queue, and the tags that follow from them.
 
 use crate::tags::Tags;
 use std::sync::{Arc, OnceLock};
 use udm_core::{HwQueueReport, QueueReport, Sectors};
 use udm_wire::uri::{QueueParams, Scheduler};
 
-/// The longest request that is made of several, where nothing is said: the kernel's
-/// `BLK_DEF_MAX_SECTORS_CAP`.
+/// Default limit of a merged request: the kernel's `BLK_DEF_MAX_SECTORS_CAP`.
 const MERGED_MAX: Sectors = Sectors(2560);
 
-/// See the module.
+/// Settings of a queue, with their tags.
 pub(crate) struct QueueSettings {
     pub params: QueueParams,
-    /// Of each hardware queue; there once a lane is opened.
+    /// Tags per hardware queue; created when the first lane is opened.
     tags: OnceLock<Box<[Arc<Tags>]>>,
 }
 
-/// How the tags of a queue are shared out.
+/// How the tags of a queue are divided.
 struct TagLayout {
-    /// How many hardware queues.
+    /// Number of hardware queues.
     queues: usize,
-    /// How many sets of tags they have: one each, but all one where one core has the order.
+    /// Number of tag sets: one per hardware queue, or a single one if one core has the order.
     sets: usize,
-    /// The tags of a set.
+    /// Tags per set.
     each: u32,
 }
 
@@ -39,17 +38,17 @@ impl QueueSettings {
         let depth = self.params.queue_depth;
         match self.params.scheduler {
             Scheduler::None => TagLayout { queues, sets: queues, each: self.params.requests() },
-            // In one order of all requests there is one core, which has the tags of all.
+            // One core has the order of all requests, so it has the tags of all hardware queues.
             Scheduler::MqDeadline => TagLayout { queues, sets: 1, each: depth.saturating_mul(queues as u32) },
         }
     }
 
-    /// All the tags that lanes have been given.
+    /// All tags that lanes may use.
     pub fn all_tags(&self) -> &[Arc<Tags>] {
         self.tags.get().map_or(&[], |all| all)
     }
 
-    /// The tags of `core`'s hardware queue, of `cores`. Cores that have one in common are
+    /// The tags of `core`'s hardware queue, with `cores` cores. Cores that share a queue are
     /// neighbours.
     pub fn tags(&self, core: usize, cores: usize) -> Arc<Tags> {
         let TagLayout { sets, each, .. } = self.shares(cores);
@@ -57,13 +56,13 @@ impl QueueSettings {
         Arc::clone(&all[queue_of(core, cores, all.len())])
     }
 
-    /// The longest request that is made of several, where the disk takes `most`.
+    /// The longest merged request, if the disk accepts `most`.
     pub fn merged_max(&self, most: Sectors) -> Sectors {
         if self.params.max_sectors_kb == 0 { most.min(MERGED_MAX) } else { most }
     }
 
-    /// What it does over a disk that takes up to `disk_max` a request, and `most` through the
-    /// queue.
+    /// Report for `cores` cores over a disk that accepts `disk_max` per request, and `most` through
+    /// the queue.
     pub fn report(&self, cores: usize, most: Sectors, disk_max: Sectors) -> QueueReport {
         let TagLayout { queues, sets, each } = self.shares(cores);
         let mut numbers = self.params.by_name();
@@ -92,9 +91,9 @@ impl QueueSettings {
     }
 }
 
-/// The hardware queue of `core`, of `cores` that have `request_queue` together: neighbours, the first
-/// queues with one more where it does not come out even (kernel `lib/group_cpus.c`, on a machine of
-/// one node without sibling threads).
+/// The hardware queue of `core`, if `cores` cores share `queues` queues. Neighbours share a queue;
+/// if the division is uneven, the first queues have one more core. Equals kernel `lib/group_cpus.c`
+/// on a machine with one node and no sibling threads.
 pub(crate) fn queue_of(core: usize, cores: usize, queues: usize) -> usize {
     let (size, larger) = (cores / queues, cores % queues);
     match core.checked_sub(larger * (size + 1)) {

@@ -1,16 +1,16 @@
-//! Tags that several disks share: blk-mq's shared tag sets, null_blk's `shared_tags`.
+//! Tags shared by several disks: blk-mq's shared tag sets, null_blk's `shared_tags`.
 //!
-//! They lie below the queues of the disks. A request that has a tag of its own queue waits here,
-//! on its core, until there is one of the set for it too. So settings change disk by disk, and a
-//! disk whose tags are changed takes nothing from the others.
+//! Shared tags lie below the queues of the disks. A request with a tag of its own queue waits here,
+//! on its core, for a tag of the set. So settings change disk by disk, and a disk whose tags change
+//! takes nothing from the others.
 //!
-//! **Shares**, as the kernel has them: while several disks are active each may hold no more than
-//! its part of the depth, rounded up, and at least four. A disk is active while it holds tags or
-//! wants some, and for 5 s behind that: one that is between two requests keeps its part. Of those
-//! that want tags and may have more, each lane gets one in turn.
+//! **Shares** are those of the kernel: while several disks are active, each may hold at most its
+//! part of the depth, rounded up, and at least four tags. A disk is active while it holds or wants
+//! tags, and for 5 s afterwards, so a disk between two requests keeps its share. Lanes that want
+//! tags and may have more get one each in turn.
 //!
-//! *Price.* A lock a batch, each way, of those who share a hardware queue; a letter where another
-//! core waits. Only disks that share tags have it.
+//! *Price.* A lock per batch, each way, shared by the users of a hardware queue; a message if
+//! another core waits. Only disks with shared tags pay it.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -22,18 +22,18 @@ use udm_core::{
 
 use crate::settings::queue_of;
 
-/// How long a disk stays active behind its last request: null_blk's time-out of a request, by which
-/// the kernel finds out.
+/// Time for which a disk stays active after its last request: the request timeout of null_blk, by
+/// which the kernel detects an idle disk.
 const IDLE: Nanos = Nanos::from_millis(5_000);
 
-/// The least that a disk may hold.
+/// The minimum share of a disk.
 const LEAST: u32 = 4;
 
-/// See the module.
+/// A set of tags shared by several disks.
 pub struct TagSet {
     nr_hw_queues: usize,
     depth: u32,
-    /// There once a lane is opened: a hardware queue is that of its cores.
+    /// Tags per hardware queue; created when the first lane is opened.
     queues: OnceLock<Box<[Mutex<SharedHwTags>]>>,
 }
 
@@ -43,17 +43,17 @@ struct SharedHwTags {
     free: u32,
     users: Vec<SharingDisk>,
     waiters: Vec<SharedTagWaiter>,
-    /// The seat that is next.
+    /// Index of the next waiter to get a tag.
     next: usize,
-    /// As somebody last said.
+    /// Time of the last call.
     now: Nanos,
 }
 
-/// A disk.
+/// A disk that uses the tags.
 struct SharingDisk {
     id: DeviceId,
     held: u32,
-    /// It stays active until then.
+    /// End of its active time.
     until: Nanos,
 }
 
@@ -62,19 +62,20 @@ struct SharedTagWaiter {
     bell: Arc<WaitQueue>,
     user: DeviceId,
     wanted: u32,
-    /// Those that it has not taken yet; its disk holds them.
+    /// Tags granted but not yet collected; its disk holds them.
     granted: u32,
 }
 
 impl TagSet {
-    /// So many hardware queues, one a core at the most and where it is 0, of `depth` tags each.
+    /// Creates tags for `nr_hw_queues` hardware queues of `depth` tags each. 0 means one queue per
+    /// core; there are never more queues than cores.
     #[must_use]
     pub fn new(nr_hw_queues: u32, depth: u32) -> Arc<TagSet> {
         let queues = OnceLock::new();
         Arc::new(TagSet { nr_hw_queues: nr_hw_queues as usize, depth: depth.max(1), queues })
     }
 
-    /// Tags of all hardware queues, where there are `cores` cores.
+    /// Total number of tags, for `cores` cores.
     #[must_use]
     pub fn all(&self, cores: usize) -> u64 {
         self.count(cores) as u64 * u64::from(self.depth)
@@ -87,7 +88,7 @@ impl TagSet {
         }
     }
 
-    /// A lane of the disk `user` on this core, above `below`.
+    /// Opens a lane of the disk `user` on this core, above `below`.
     pub(crate) fn lane(
         self: &Arc<TagSet>,
         user: DeviceId,
@@ -113,8 +114,8 @@ impl TagSet {
         Box::new(SharedTagLane { set, nth, bell, listener, below, waiting, out: 0, ended, down })
     }
 
-    /// What the disk `user` has of hardware queue `nth`, of `of` that it has itself: of all where
-    /// that is one for all cores.
+    /// Tags of the disk `user` in hardware queue `nth` of its own `of` queues. If the set has
+    /// another number of queues, the sum of all queues of the set.
     pub(crate) fn usage(&self, user: DeviceId, nth: usize, of: usize) -> Option<SharedTags> {
         let all = self.queues.get()?;
         let these = if of == all.len() { &all[nth..=nth] } else { &all[..] };
@@ -133,19 +134,19 @@ impl TagSet {
     }
 }
 
-/// Held for a batch.
+/// Locks the tags, for one batch.
 fn lock(tags: &Mutex<SharedHwTags>) -> MutexGuard<'_, SharedHwTags> {
     tags.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl SharedHwTags {
-    /// How many disks are active.
+    /// Number of active disks.
     fn active(&self, now: Nanos) -> usize {
         let wants = |id: DeviceId| self.waiters.iter().any(|seat| seat.user == id && seat.wanted > 0);
         self.users.iter().filter(|one| one.held > 0 || one.until > now || wants(one.id)).count()
     }
 
-    /// What a disk may hold of a set that `disks` use.
+    /// Maximum number of tags per disk if `disks` disks are active.
     fn share(&self, disks: u32) -> u32 {
         if self.depth == 1 { 1 } else { self.depth.div_ceil(disks.max(1)).max(LEAST).min(self.depth) }
     }
@@ -158,8 +159,9 @@ impl SharedHwTags {
         &mut self.users[at]
     }
 
-    /// The lane of `wait_queue` gives `completed` tags back and wants `wanted` in all: those that it gets now.
-    /// Whoever else got some is to be told.
+    /// Returns `completed` tags of the lane with the wait queue `bell`, and sets its demand to
+    /// `wanted`. Returns the tags granted to the lane. Appends the wait queues of other lanes that
+    /// got tags to `tell`.
     fn return_and_request(
         &mut self,
         bell: &Arc<WaitQueue>,
@@ -168,7 +170,11 @@ impl SharedHwTags {
         now: Nanos,
         tell: &mut Vec<Arc<WaitQueue>>,
     ) -> u32 {
-        let at = self.waiters.iter().position(|seat| Arc::ptr_eq(&seat.bell, bell)).expect("it has a seat");
+        let at = self
+            .waiters
+            .iter()
+            .position(|seat| Arc::ptr_eq(&seat.bell, bell))
+            .expect("the lane has a waiter");
         let id = self.waiters[at].user;
         self.now = now;
         let user = self.user(id);
@@ -181,7 +187,7 @@ impl SharedHwTags {
         std::mem::take(&mut self.waiters[at].granted)
     }
 
-    /// Hands tags to those that want some and may have more, one each in turn.
+    /// Grants tags to waiters that may have more, one each in turn.
     fn grant_tags(&mut self, me: Option<&Arc<WaitQueue>>, tell: &mut Vec<Arc<WaitQueue>>) {
         let most = self.share(self.active(self.now) as u32);
         let mut passed = 0;
@@ -204,7 +210,7 @@ impl SharedHwTags {
         }
     }
 
-    /// The lane of `wait_queue` is gone, with `out` tags.
+    /// Removes the waiter of a closed lane that had `out` tags.
     fn remove_waiter(&mut self, bell: &Arc<WaitQueue>, out: u32, tell: &mut Vec<Arc<WaitQueue>>) {
         let Some(at) = self.waiters.iter().position(|seat| Arc::ptr_eq(&seat.bell, bell)) else { return };
         let seat = self.waiters.swap_remove(at);
@@ -218,7 +224,7 @@ impl SharedHwTags {
     }
 }
 
-/// See the module.
+/// A lane that waits for shared tags.
 struct SharedTagLane {
     set: Arc<TagSet>,
     nth: usize,
@@ -227,15 +233,15 @@ struct SharedTagLane {
     below: Box<dyn Lane>,
     /// Requests without a tag.
     waiting: VecDeque<Box<Bio>>,
-    /// Those with one.
+    /// Number of requests with a tag.
     out: u32,
-    /// Those that were not to wait, for the next `poll`.
+    /// Requests that failed because they must not wait, for the next `poll`.
     ended: Batch,
     down: Batch,
 }
 
 impl SharedTagLane {
-    /// The lock is let go of before anybody is told.
+    /// Calls `f` under the lock. Wakes other lanes after the lock is released.
     fn with_tags<T>(&self, f: impl FnOnce(&mut SharedHwTags, &mut Vec<Arc<WaitQueue>>) -> T) -> T {
         let mut tell = Vec::new();
         let queues = self.set.queues.get().expect("a lane is open");
@@ -246,7 +252,8 @@ impl SharedTagLane {
         result
     }
 
-    /// `completed` requests have come home. Sends what there are tags for; true when that is any.
+    /// Returns the tags of `completed` requests and sends requests for which tags are available.
+    /// Returns true if any was sent.
     fn run_queued(&mut self, mut completed: u32, cx: &mut Cx<'_>) -> bool {
         let now = cx.now();
         self.out -= completed;
@@ -258,7 +265,7 @@ impl SharedTagLane {
             let sent = got.min(wanted);
             self.out += sent;
             self.down.extend(self.waiting.drain(..sent as usize));
-            // What it has over goes back; what was not to wait wants nothing more.
+            // Excess tags are returned. Requests that must not wait fail and want no tag any more.
             completed = got - sent;
             let before = self.waiting.len();
             let is_refused = |bio: &Bio| bio.flags.contains(BioFlags::NOWAIT);
@@ -297,7 +304,7 @@ impl Lane for SharedTagLane {
             self.below.poll(done, cx);
             let completed = (done.len() - from) as u32;
             done.append(&mut self.ended);
-            // What goes down here is polled for as what a submit sends: it may have ended in that.
+            // Requests sent here may have completed at once, so the lower lane is polled again.
             if completed == 0 && self.waiting.is_empty() || !self.run_queued(completed, cx) {
                 break;
             }
@@ -322,7 +329,7 @@ impl Lane for SharedTagLane {
 
 impl Drop for SharedTagLane {
     fn drop(&mut self) {
-        debug_assert!(self.out == 0 || std::thread::panicking(), "closed with requests under way");
+        debug_assert!(self.out == 0 || std::thread::panicking(), "closed with requests in flight");
         self.with_tags(|tags, tell| tags.remove_waiter(&self.bell, self.out, tell));
     }
 }

@@ -1,11 +1,10 @@
-//! One way to a device for all cores: where requests have one order, or a server takes one
-//! connection that writes and no more.
+//! One lane of a device for all cores: for requests with one order, or for a server that allows
+//! only one writing connection.
 //!
-//! A task has the device's lane, on one core for good. Lanes leave what they are asked in a queue
-//! and ring; the task serves it and leaves the answers in the queue of the lane that asked. A bio
-//! stays on its core: only its data goes to the other and comes back. *Price:* two queues, which
-//! are shared atomics, a request, and a letter each way a batch. What becomes of them in a suspend
-//! is in [`drain`].
+//! A task on one core, the owner, has the device's lane. Other lanes put requests into a queue and
+//! wake the owner. The owner serves them and puts each reply into the queue of the requesting lane.
+//! A bio stays on its core; only its data goes to the owner and back. *Price:* two shared queues
+//! per request, and a message each way per batch. [`drain`] describes a suspend.
 
 mod drain;
 
@@ -20,53 +19,53 @@ use udm_core::{
     Status, Task, TaskCx, TaskHandle, WaitHandle, WaitQueue, interleave,
 };
 
-/// The way of all cores to one device.
+/// Forwards the requests of all cores to one lane of a device.
 #[derive(Default)]
 pub struct SingleOwner {
     running: Mutex<Weak<OwnerHandle>>,
 }
 
-/// A task that serves, for as long as a lane needs it.
+/// A running owner task. Dropping the last reference stops it.
 struct OwnerHandle {
     shared: Arc<OwnerShared>,
     _task: TaskHandle,
 }
 
-/// What lanes and the task share.
+/// State shared by the lanes and the owner.
 struct OwnerShared {
     forwarded: SegQueue<ForwardedRequest>,
-    /// Rung when something was asked.
+    /// Woken when a request is queued.
     bell: Arc<WaitQueue>,
-    /// The task is over, and serves no more.
+    /// True when the task is over and serves no more requests.
     over: AtomicBool,
-    /// How many lanes there have been.
+    /// Number of lanes opened so far.
     lanes: AtomicU32,
     drains: Arc<DrainRequests>,
 }
 
-/// A request.
+/// A request of a lane.
 struct ForwardedRequest {
     op: Op,
     flags: BioFlags,
     sector: Sector,
     sectors: Sectors,
     data: Segments,
-    /// Where it waits.
+    /// The lane's reply queue, and the key of the waiting bio.
     from: Arc<ReplyQueue>,
     key: usize,
 }
 
-/// The answers to one lane.
+/// Replies to one lane.
 struct ReplyQueue {
     lane: u32,
     queue: SegQueue<(usize, Status, Segments)>,
-    /// Those that nobody has begun, which a drain gave back.
+    /// Requests that were not started and were handed back by a drain.
     handed_back: SegQueue<(usize, Segments)>,
     bell: Arc<WaitQueue>,
 }
 
 impl OwnerShared {
-    /// Answers all that is asked of a task that is over.
+    /// Fails all queued requests of a task that is over.
     fn refuse(&self) {
         while let Some(forwarded) = self.forwarded.pop() {
             forwarded.from.queue.push((forwarded.key, Status::Transport, forwarded.data));
@@ -76,7 +75,7 @@ impl OwnerShared {
 }
 
 impl SingleOwner {
-    /// A lane on this core, to the one lane of `device`.
+    /// Opens a lane on this core that forwards to the only lane of `device`.
     #[must_use]
     pub fn open(&self, device: &Arc<dyn Device>, cx: &mut Cx<'_>) -> Box<dyn Lane> {
         let mut kept = self.running.lock().unwrap_or_else(PoisonError::into_inner);
@@ -109,7 +108,7 @@ struct RemoteLane {
 }
 
 impl RemoteLane {
-    /// Takes back what a drain has given back, as it was given.
+    /// Collects bios that a drain handed back, unchanged.
     fn take_handed_back(&mut self, back: &mut Batch) {
         while let Some((key, data)) = self.replies.handed_back.pop() {
             let mut bio = self.waiting.remove(key);
@@ -118,21 +117,23 @@ impl RemoteLane {
         }
     }
 
-    /// A poll behind a drain, for as long as something of that can still be given back.
+    /// The part of a poll for a drained lane, as long as bios may be handed back.
     #[cold]
     fn poll_drained(&mut self, cx: &mut Cx<'_>) {
         interleave::point();
         match self.drain_requester.take_drained() {
             Some(Drain::NoFlush | Drain::End) => {
-                // It came behind the drain: the next one gives it out.
+                // These were handed back after the drain: the next drain returns them.
                 if !self.replies.handed_back.is_empty() {
                     cx.wake_now();
                 }
                 return self.drain_requester.settle(self.waiting.is_empty());
             }
-            // One without flush was called off before it: nothing is given back in this one.
+            // The suspend without flush was cancelled before this drain, and a drain with flush
+            // hands back nothing.
             Some(Drain::Flush) => {}
-            // There was a resume. Where there was none, the next drain asks anew.
+            // No drain preceded this poll: perhaps the device has resumed. If not, the next drain
+            // asks again.
             None => {
                 if !bugs::on(Bug::DrainOutlives) && self.drain_requester.ask(None) {
                     cx.wake_now();
@@ -162,12 +163,12 @@ impl Lane for RemoteLane {
             let key = self.waiting.insert(bio);
             shared.forwarded.push(ForwardedRequest { op, flags, sector, sectors, data, from, key });
         }
-        // Either the task sees what was asked before it is over, or this sees that it is.
+        // Either the task sees the requests before it is over, or this lane sees that it is over.
         if shared.over.load(SeqCst) {
             shared.refuse();
         }
         shared.bell.wake_up();
-        // The lane above may ask in its poll, behind that of this one.
+        // The lane above may submit in its `poll`, after it has polled this lane.
         if !bugs::on(Bug::WayNotAwaited) {
             self.listener.wait(seen, cx);
         }
@@ -198,14 +199,14 @@ impl Lane for RemoteLane {
     }
 }
 
-/// The task.
+/// The task that owns the device's lane.
 struct OwnerTask {
     device: Arc<dyn Device>,
     shared: Arc<OwnerShared>,
     lane: Option<DeviceSlot>,
     bell: Option<WaitHandle>,
     in_flight: Slab<(Arc<ReplyQueue>, usize)>,
-    /// Bios that have been home, for the next requests.
+    /// Completed bios, for reuse.
     spare: Batch,
     stopping: bool,
 }
@@ -259,7 +260,7 @@ impl Task for OwnerTask {
                 true => to.handed_back.push((key, data)),
             }
             self.spare.push(bio);
-            // Once for those that follow each other.
+            // One wake for consecutive replies to the same lane.
             if let Some(before) = last.replace(Arc::clone(&to)).filter(|before| !Arc::ptr_eq(before, &to)) {
                 before.bell.wake_up();
             }

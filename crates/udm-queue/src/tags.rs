@@ -1,33 +1,33 @@
-//! The tags of a hardware queue: how many requests may be with the disk.
+//! The tags of a hardware queue: they limit the number of requests with the disk.
 //!
-//! A tag is a permit, without a number: nobody here asks which one it is. Lanes take what they
-//! need for a batch and give back what came home, each with one atomic. Where there are none left,
-//! a lane gets in line, and from then on whoever gives back hands tags to those in line, one each
-//! in turn, as a busy queue of the kernel takes one request of each CPU in turn. So nobody who
-//! comes later, and nobody who had tags just now, goes first.
-//!
-//! ```text
-//! who waits:     in_line += 1, in line;        *fence*;  any free now? take them
-//! who gives:     nobody in line: free += n;    *fence*;  somebody in line now? take them back, hand out
-//! ```
-//!
-//! The fences forbid that both miss the other: see the loom tests. Who is handed a tag and wants
-//! more is out of line for a moment; so who puts it back looks again, as who gives does.
-//!
-//! **An end.** When other settings are to hold, all tags are wanted for good
-//! ([`Tags::retire_all`]): by one in line like any other, so that requests go on while it gets
-//! them. With the last of them nothing is with the disk, and the tags are retired: those in line
-//! are told, and those who come later get in line and see it. Until then all of it can be taken back
-//! ([`Tags::give_back`]).
+//! A tag is a permit without a number. A lane takes the tags for a batch, and returns those of
+//! completed requests, with one atomic each. If no tag is free, the lane joins a line. From then
+//! on, returned tags are granted to the lanes in line, one each in turn. A busy queue of the kernel
+//! takes requests of its CPUs in the same way. So no lane that comes later, or that just had tags,
+//! goes first.
 //!
 //! ```text
-//! who waits:     in line;          *fence*;  retired? take others
-//! who retires:   retired = true;   *fence*;  tell those in line
+//! waiter:     in_line += 1, enqueue;   *fence*;  any tag free now? take it
+//! returner:   line empty: free += n;   *fence*;  anyone in line now? take tags back, grant
 //! ```
 //!
-//! *Price.* Two atomic operations and a fence a batch. In line: a push and a pop of a shared queue
-//! for each tag that is handed over, an allocation of its each 31 times, and a letter to the core
-//! that waits. Whether tags are retired is looked at where a batch does not go straight down.
+//! The fences forbid that both miss each other; see the loom tests. A waiter that gets one of
+//! several wanted tags is out of the line for a moment. So a granter that puts it back must check
+//! again for free tags, as a returner does.
+//!
+//! **Retiring.** A change of settings wants all tags permanently ([`Tags::retire_all`]). It waits
+//! in line like a lane, so requests continue meanwhile. When it has the last tag, no request is
+//! with the disk, and the tags are retired: lanes in line are woken, and later lanes join the line
+//! and see it. Until then the change can return its tags ([`Tags::give_back`]).
+//!
+//! ```text
+//! waiter:     enqueue;          *fence*;  retired? use the new tags
+//! retirer:    retired = true;   *fence*;  wake the line
+//! ```
+//!
+//! *Price.* Two atomic operations and a fence per batch. In line: a push and a pop of a shared
+//! queue per granted tag, an allocation every 31 pushes, and a message to the waiting core. The
+//! retired flag is checked only for batches that do not go straight to the disk.
 
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
@@ -41,22 +41,23 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 #[cfg(not(feature = "loom"))]
 use crossbeam_queue::SegQueue as WaiterQueue;
 
-/// See the module.
+/// The tags of a hardware queue, and the line of waiters.
 pub(crate) struct Tags {
     free: AtomicU32,
     waiters: WaiterQueue<Arc<TagWaiter>>,
-    /// How many are in line, or about to be.
+    /// Number of waiters in line or about to join it.
     in_line: AtomicU32,
     depth: u32,
     retired: AtomicBool,
 }
 
-/// Somebody who may get in line.
+/// A waiter for tags: a lane, or a change of settings.
 pub(crate) struct TagWaiter {
-    /// [`QUEUED`], then 31 bits of how many are wanted, then 32 of how many were handed over.
+    /// [`QUEUED`], then 31 bits for the number of wanted tags, then 32 bits for the number of
+    /// granted tags.
     state: AtomicU64,
     bell: Arc<WaitQueue>,
-    /// Called when it has all that it wants.
+    /// Called when the waiter has all tags that it wants.
     then: Option<Box<dyn Fn() + Send + Sync>>,
 }
 
@@ -72,8 +73,8 @@ impl TagWaiter {
         TagWaiter { state: AtomicU64::new(0), bell: Arc::new(WaitQueue::new()), then: None }
     }
 
-    /// Changes the state and gives back what it was. Release and acquire: who is handed a tag sees
-    /// what was done before.
+    /// Changes the state and returns the previous one. Release and acquire: a lane that gets a tag
+    /// sees all earlier accesses of the granter.
     fn change(&self, to: impl Fn(u64) -> u64) -> u64 {
         let mut now = self.state.load(Ordering::Relaxed);
         loop {
@@ -84,7 +85,8 @@ impl TagWaiter {
         }
     }
 
-    /// Hands over a tag, if one is wanted. Also, whether it stays in line.
+    /// Grants a tag, if one is wanted. Returns whether a tag was granted, and whether the waiter
+    /// stays in line.
     fn grant(&self) -> (bool, bool) {
         let was = self.change(|state| match wanted(state) {
             0 => state & !QUEUED,
@@ -95,7 +97,8 @@ impl TagWaiter {
         (wanted(was) > 0, wanted(was) > 1)
     }
 
-    /// It wanted `was`, and now `n` fewer.
+    /// Calls `then` if the waiter wanted `was` tags and now wants no more, after a reduction by
+    /// `n`.
     fn notify_if_satisfied(&self, was: u32, n: u32) {
         if (1..=n).contains(&was)
             && let Some(then) = &self.then
@@ -104,19 +107,19 @@ impl TagWaiter {
         }
     }
 
-    /// Takes what was handed over.
+    /// Takes the granted tags.
     fn collect(&self) -> u32 {
         let was = self.state.fetch_and(!(WANTED - 1), Ordering::AcqRel);
         (was % WANTED) as u32
     }
 
-    /// Wants `n` from now on; false when it was in line already.
+    /// Sets the number of wanted tags to `n`. Returns false if the waiter was in line already.
     fn request(&self, n: u32) -> bool {
         let was = self.change(|state| QUEUED | (u64::from(n) * WANTED) | (state % WANTED));
         was & QUEUED == 0
     }
 
-    /// Wants `n` fewer, or none.
+    /// Reduces the number of wanted tags by `n`, at most to 0.
     fn request_less(&self, n: u32) {
         let was = self.change(|state| state - u64::from(wanted(state).min(n)) * WANTED);
         self.notify_if_satisfied(wanted(was), n);
@@ -124,29 +127,28 @@ impl TagWaiter {
 }
 
 impl Tags {
-    /// `depth` tags, at least one.
+    /// Creates `depth` tags, at least one.
     pub fn new(depth: u32) -> Tags {
         let depth = depth.max(1);
         let (free, in_line, retired) = (AtomicU32::new(depth), AtomicU32::new(0), AtomicBool::new(false));
         Tags { free, waiters: WaiterQueue::new(), in_line, depth, retired }
     }
 
-    /// Takes all tags, for good; `then` is called once they are all taken, perhaps at once. What it
-    /// returns is for [`Tags::give_back`].
+    /// Takes all tags permanently. Calls `then` when all are taken, perhaps at once. Pass the
+    /// returned waiter to [`Tags::give_back`] to cancel.
     pub fn retire_all(&self, then: Box<dyn Fn() + Send + Sync>) -> Arc<TagWaiter> {
         let waiter = Arc::new(TagWaiter { then: Some(then), ..TagWaiter::new() });
         self.enqueue(&waiter, self.depth);
         waiter
     }
 
-    /// Gives back what `waiter` has taken for good so far, and takes no more. Not for tags that are
-    /// retired.
+    /// Returns the tags that `waiter` has taken so far and takes no more. Not for retired tags.
     pub fn give_back(&self, waiter: &TagWaiter) {
         let was = waiter.change(|state| state & !(QUEUED - WANTED));
         self.give(self.depth - wanted(was));
     }
 
-    /// Tells those in line, and those who come, that there will be no more.
+    /// Retires the tags: wakes all waiters in line, and later waiters see the flag.
     pub fn retire(&self) {
         self.retired.store(true, Ordering::Release);
         fence(Ordering::SeqCst);
@@ -159,17 +161,17 @@ impl Tags {
         }
     }
 
-    /// There will be no more of these.
+    /// True if the tags are retired.
     pub fn is_retired(&self) -> bool {
         self.retired.load(Ordering::Acquire)
     }
 
-    /// How many have no request, and how many lanes are in line, as of now.
+    /// Current numbers of free tags and of waiters in line.
     pub fn usage(&self) -> (u32, u32) {
         (self.free.load(Ordering::Relaxed), self.in_line.load(Ordering::Relaxed))
     }
 
-    /// Takes up to `most`.
+    /// Takes up to `most` tags.
     fn take(&self, most: u32) -> u32 {
         interleave::point();
         let mut free = self.free.load(Ordering::Relaxed);
@@ -183,7 +185,7 @@ impl Tags {
         0
     }
 
-    /// Gives `n` back.
+    /// Returns `n` tags.
     #[inline]
     fn give(&self, n: u32) {
         interleave::point();
@@ -194,14 +196,14 @@ impl Tags {
             if self.in_line.load(Ordering::Relaxed) == 0 {
                 return;
             }
-            // Who took them meanwhile gives them back one day, and finds the line then.
+            // A lane that took them meanwhile returns them later, and then sees the line.
             let n = self.take(n);
             return self.grant_tags(n);
         }
         self.grant_tags(n);
     }
 
-    /// Hands `n` to those in line, and puts back what nobody wants.
+    /// Grants `n` tags to the waiters in line, and frees the rest.
     #[inline(never)]
     fn grant_tags(&self, mut n: u32) {
         while n > 0 {
@@ -220,7 +222,8 @@ impl Tags {
                     bell.wake_up();
                 }
             }
-            // Also with none to put back: who gave while one was out of line may have found nobody.
+            // Also if `n` is 0: while a waiter was out of the line, a returner may have found the
+            // line empty.
             if n > 0 {
                 self.free.fetch_add(n, Ordering::Release);
             }
@@ -233,7 +236,7 @@ impl Tags {
         }
     }
 
-    /// `waiter` wants `n`. What is free now it gets at once.
+    /// Makes `waiter` want `n` tags. Returns the number of free tags taken at once.
     fn enqueue(&self, waiter: &Arc<TagWaiter>, n: u32) -> u32 {
         interleave::point();
         if waiter.request(n) {
@@ -252,22 +255,23 @@ pub(crate) struct LaneTags {
     tags: Arc<Tags>,
     waiter: Arc<TagWaiter>,
     listener: WaitHandle,
-    /// Those without a request.
+    /// Tags without a request.
     free: u32,
-    /// Those with one.
+    /// Tags with a request.
     out: u32,
     waits: bool,
 }
 
 impl LaneTags {
-    /// None yet.
+    /// Creates the state of a lane without tags.
     pub fn new(tags: Arc<Tags>, cx: &mut Cx<'_>) -> LaneTags {
         let waiter = Arc::new(TagWaiter::new());
         let listener = waiter.bell.subscribe(cx);
         LaneTags { tags, waiter, listener, free: 0, out: 0, waits: false }
     }
 
-    /// A tag for each of `n` requests; false, and none, where there are not so many.
+    /// Takes a tag for each of `n` requests. Returns false, and takes none for them, if there are
+    /// not enough.
     #[inline]
     pub fn take_all(&mut self, n: usize) -> bool {
         let n = n as u32;
@@ -281,7 +285,7 @@ impl LaneTags {
         all
     }
 
-    /// A tag for one request, of `wanted` that want one.
+    /// Takes a tag for one of `wanted` requests.
     pub fn take_one(&mut self, wanted: usize) -> bool {
         if self.free == 0 {
             self.collect();
@@ -296,7 +300,7 @@ impl LaneTags {
         one
     }
 
-    /// There will be no more.
+    /// True if the tags are retired.
     pub fn are_retired(&self) -> bool {
         self.tags.is_retired()
     }
@@ -307,14 +311,14 @@ impl LaneTags {
         }
     }
 
-    /// True when a request has a tag.
+    /// True if a request has a tag.
     #[inline]
     pub fn any_out(&self) -> bool {
         self.out > 0
     }
 
-    /// `n` requests came home. Their tags go to those in line, this lane among them; where nobody
-    /// else is, they stay.
+    /// Handles `n` completed requests. Their tags go to the waiters in line. If only this lane
+    /// waits, it keeps them.
     #[inline]
     pub fn completed(&mut self, n: usize) {
         let n = n as u32;
@@ -326,8 +330,8 @@ impl LaneTags {
         }
     }
 
-    /// `wanted` requests have no tag, as far as the lane got. What it has over goes back. True when
-    /// there may be more tags at once.
+    /// If `wanted` requests lack a tag, joins the line for them, and returns true if more tags are
+    /// available at once. If `wanted` is 0, leaves the line and returns excess tags.
     pub fn settle(&mut self, wanted: usize, cx: &mut Cx<'_>) -> bool {
         let wanted = u32::try_from(wanted).unwrap_or(u32::MAX).min(u32::MAX >> 1);
         if wanted == 0 {
@@ -354,13 +358,13 @@ impl LaneTags {
 
 impl Drop for LaneTags {
     fn drop(&mut self) {
-        debug_assert!(self.out == 0 || std::thread::panicking(), "closed with requests under way");
+        debug_assert!(self.out == 0 || std::thread::panicking(), "closed with requests in flight");
         self.waiter.request_less(u32::MAX);
         self.tags.give(self.free + self.out + self.waiter.collect());
     }
 }
 
-/// What loom can look into.
+/// A queue that loom can model.
 #[cfg(feature = "loom")]
 struct WaiterQueue<T>(loom::sync::Mutex<std::collections::VecDeque<T>>);
 
@@ -391,7 +395,7 @@ mod loom_tests {
         builder.check(model);
     }
 
-    /// One tag, two who want it: nobody waits when it is free, and it is there once.
+    /// With one tag and two lanes, no lane waits for a free tag, and the tag exists once.
     #[test]
     fn loom_no_tag_is_lost_and_nobody_waits_for_one_that_is_free() {
         check(|| {
@@ -403,13 +407,13 @@ mod loom_tests {
             let got = tags.enqueue(&of_waiter, 1);
             other.join().unwrap();
             let got = got + waiter.collect();
-            assert_eq!(got + tags.take(2), 1, "there is one");
-            assert_eq!(got, 1, "who waited has it");
+            assert_eq!(got + tags.take(2), 1, "there is exactly one tag");
+            assert_eq!(got, 1, "the waiter has the tag");
         });
     }
 
-    /// All tags are taken for good while one is out and a lane gets in line: that lane is told, or
-    /// sees it, once, and only when nothing is with the disk.
+    /// All tags are taken permanently while one is in use and a lane joins the line. The lane is
+    /// woken or sees the flag, but only when no request is with the disk.
     #[test]
     fn loom_who_waits_for_tags_that_retire_sees_it() {
         check(|| {
@@ -421,16 +425,16 @@ mod loom_tests {
             let waiter = Arc::new(TagWaiter::new());
             let got = tags.enqueue(&waiter, 1);
             let sees = tags.is_retired();
-            assert!(got == 0 || !sees, "a tag is with somebody");
+            assert!(got == 0 || !sees, "a request has a tag");
             other.join().unwrap();
             tags.give(got + waiter.collect());
             assert!(tags.is_retired());
-            assert!(sees || tags.waiters.is_empty(), "taken out of line, and its bell rung");
+            assert!(sees || tags.waiters.is_empty(), "removed from the line and woken");
         });
     }
 
-    /// Two give back a tag each while all are taken for good: both find who takes them, also where
-    /// one of them is just putting it back in line.
+    /// Two lanes return a tag each while all tags are taken permanently. Both find the waiter, even
+    /// if one of them is just putting it back in line.
     #[test]
     fn loom_who_takes_all_tags_for_good_gets_the_last() {
         check(|| {
@@ -442,12 +446,11 @@ mod loom_tests {
             let other = thread::spawn(move || of_other.give(1));
             tags.give(1);
             other.join().unwrap();
-            assert!(tags.is_retired(), "{} free, and nobody has them", tags.usage().0);
+            assert!(tags.is_retired(), "{} tags are free, and none of them was taken", tags.usage().0);
         });
     }
 
-    /// Tags that are being taken for good are given back while a request returns its own: all are
-    /// free then, or all were taken before.
+    /// A retirement is cancelled while a request returns its tag: afterwards all tags are free.
     #[test]
     fn loom_tags_that_are_given_back_are_all_there() {
         check(|| {
@@ -462,7 +465,7 @@ mod loom_tests {
         });
     }
 
-    /// Who waits goes away while a tag is handed over.
+    /// A waiter leaves while it is granted a tag.
     #[test]
     fn loom_a_tag_handed_to_who_leaves_comes_back() {
         check(|| {

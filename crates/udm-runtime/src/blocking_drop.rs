@@ -1,4 +1,4 @@
-//! What must not happen on a core: closing a file, which may write out, and hang.
+//! Drops that may block, such as closing a file, which may write back data and hang.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -8,7 +8,7 @@ thread_local! {
     static CORES: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Held by a core: the thread that made it is one.
+/// Marks the thread as a core while it exists.
 pub(crate) struct CoreThreadGuard(PhantomData<*const ()>);
 
 impl CoreThreadGuard {
@@ -24,13 +24,13 @@ impl Drop for CoreThreadGuard {
     }
 }
 
-/// Drops `what`; on the thread of a core it has a thread of its own do that. Who drops a device
-/// last is decided by chance where a client leaves while its device is removed, so it is not enough
-/// that the control side means to be last.
+/// Drops `what`; on a core thread, a helper thread drops it. If a client leaves while its device is
+/// removed, either side may drop the last reference. So the control half cannot ensure that it is
+/// last.
 pub fn drop_blocking<T: Send + 'static>(what: T) {
-    // A thread whose locals are gone already is at its end, and waits for nobody.
+    // If the thread's locals are destroyed, the thread is ending, and blocking is harmless.
     if CORES.try_with(Cell::get).unwrap_or(0) > 0 {
-        // Without a thread to be had it is dropped here after all.
+        // If no thread is available, `what` is dropped on the core.
         let _ = thread::Builder::new().name("udm-close".into()).spawn(move || drop(what));
     }
 }

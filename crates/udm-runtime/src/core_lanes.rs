@@ -1,4 +1,4 @@
-//! A core's lanes, one a device, shared by the core's front ends.
+//! The lanes of a core, one per device, shared by the core's front ends.
 
 use crate::InFlightReport;
 use std::sync::Arc;
@@ -10,14 +10,14 @@ struct LaneSlot {
     id: DeviceId,
     lane: Box<dyn Lane>,
     users: usize,
-    /// Of a task in the background, for it alone: nobody waits for what is in flight.
+    /// The lane belongs to one background task, and nothing waits for its bios in flight.
     background: bool,
     batch: Batch,
     in_flight: usize,
-    /// In the list of slots to visit.
+    /// True if the slot is in the list of active slots.
     active: bool,
-    /// It has mail, which may be for a lane far below. It is visited until a poll brings nothing
-    /// back: lanes in which bios move may leave the idle ones below them for later.
+    /// A message arrived, perhaps for a lane far below. The lane is polled until a poll returns no
+    /// bio, because lanes with bios in flight may postpone polls of their idle lower lanes.
     has_messages: bool,
 }
 
@@ -25,16 +25,15 @@ struct LaneSlot {
 #[derive(Default)]
 pub(crate) struct CoreLanes {
     slots: slab::Slab<LaneSlot>,
-    /// Slots with something to submit, in flight, or of the lane's own: the others cost nothing.
+    /// Slots with bios to submit, bios in flight, or own work. Other slots cost nothing.
     active: Vec<usize>,
-    /// The program ends: lanes hold nothing back any more.
+    /// True if the program ends: lanes hold back no bios any more.
     ending: bool,
 }
 
 impl CoreLanes {
-    /// The lane of `device`, which front ends share; one in the background gets its own. A lane is
-    /// polled in the turn in which it was opened: its target may have something to do, whoever
-    /// opens it.
+    /// Opens the lane of `device`. Front ends share it; a background task gets its own. The lane is
+    /// polled in the same turn, since its target may have work.
     pub(crate) fn open(
         &mut self,
         device: &Arc<dyn Device>,
@@ -42,7 +41,7 @@ impl CoreLanes {
         cx: &mut Cx<'_>,
     ) -> Result<DeviceSlot, OpenError> {
         let id = device.id();
-        // A scan: once a connection, over the devices of one core.
+        // A linear scan: once per connection, over the devices of one core.
         if let Some((key, slot)) =
             self.slots.iter_mut().find(|(_, s)| s.id == id && !s.background && !background)
         {
@@ -69,7 +68,7 @@ impl CoreLanes {
         Ok(DeviceSlot(key))
     }
 
-    /// Has a lane polled in this turn; one that is gone does not mind.
+    /// Marks a lane to be polled in this turn. Ignores a lane that is closed.
     pub(crate) fn visit(&mut self, visit: WakeTarget) {
         let key = visit.0 as usize;
         if let Some(s) = self.slots.get_mut(key) {
@@ -99,12 +98,12 @@ impl CoreLanes {
         }
     }
 
-    /// From now on lanes hold nothing back: what waits for something that nobody will do is ended.
+    /// From now on, lanes end the bios that they hold back.
     pub(crate) fn end(&mut self) {
         self.ending = true;
     }
 
-    /// Adds what is under way.
+    /// Adds requests in flight and own work to a report.
     pub(crate) fn report(&self, to: &mut InFlightReport) {
         for s in self.active.iter().map(|&key| &self.slots[key]).filter(|s| !s.background) {
             if s.in_flight > 0 {
@@ -115,17 +114,18 @@ impl CoreLanes {
         }
     }
 
-    /// True when no lane is open.
+    /// True if no lane is open.
     pub(crate) fn is_empty(&self) -> bool {
         self.slots.is_empty()
     }
 
-    /// True when a lane has bios from above, or something of its own that is owed.
+    /// True if a lane has bios from above in flight, or required own work.
     pub(crate) fn has_in_flight(&self) -> bool {
         self.slots.iter().any(|(_, s)| s.in_flight > 0 || s.lane.busy() == OwnWork::Required)
     }
 
-    /// True when no lane has anything under way that somebody waits for, of its own or from above.
+    /// True if nothing that must complete is in flight: no bios from above, no required own work.
+    /// Ignores background lanes.
     pub(crate) fn is_idle(&self) -> bool {
         self.active
             .iter()
@@ -140,8 +140,7 @@ impl CoreLanes {
         self.activate(slot.0);
     }
 
-    /// Submits the batches and polls the lanes that have something in flight, or mail. True when a
-    /// bio moved.
+    /// Submits the batches and polls the active lanes. Returns true if a bio moved.
     pub(crate) fn run(&mut self, done: &mut Batch, cx: &mut Cx<'_>) -> bool {
         let before = done.len();
         let mut moved = false;
@@ -178,8 +177,8 @@ impl CoreLanes {
     }
 }
 
-/// Has the lane let go of what it holds back. What it hands back would wait for a resume, which
-/// will not come.
+/// Makes the lane end the bios that it holds back. Bios that it hands back fail, since no resume
+/// will follow.
 #[cold]
 fn drain(s: &mut LaneSlot, done: &mut Batch, cx: &mut Cx<'_>) {
     let from = done.len();

@@ -1,4 +1,4 @@
-//! The cores of a process, as others see them: a number, and an inbox each.
+//! The cores of a process, as seen from other threads: ids and inboxes.
 
 use crate::FrontEnd;
 use crate::inbox::Inbox;
@@ -12,68 +12,67 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use udm_core::{CoreId, Cores, DeviceId, LaneCommand, Nanos, TaskFactory, TaskHandle};
 
-/// What front ends, and those that work for them on other threads, write to front ends: see
-/// [`CoreSet::send_message`].
+/// A message to front ends; see [`CoreSet::send_message`].
 pub type Message = Box<dyn Any + Send>;
 
-/// A letter to a core.
+/// A message to a core.
 pub(crate) enum CoreMessage {
-    /// For the lanes of a device.
+    /// A command to the lanes of a device.
     Command(DeviceId, LaneCommand),
-    /// For those who hold a port of this number: they are to be visited.
+    /// A wakeup for the holders of lane inboxes with this id.
     Ring(DeviceId),
-    /// A new front end. Made on the core, because it is not `Send`.
+    /// A new front end, made on the core because it is not `Send`.
     Attach(Box<dyn FnOnce() -> Box<dyn FrontEnd> + Send>),
-    /// For the front ends that listen to a device.
+    /// A message to the front ends that subscribe to a device.
     Message(DeviceId, Message),
-    /// Take no more, and let nothing wait.
+    /// Refuse new requests and hold back no bios.
     End,
-    /// As `End`, and leave when all is done, or when so much time is over.
+    /// As `End`; the core exits when all is done, or after this time.
     Stop(Nanos),
-    /// Say what is under way.
+    /// Report the work in flight.
     Report(SyncSender<InFlightReport>),
 }
 
-/// What is under way on the cores.
+/// Work in flight on the cores.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InFlightReport {
-    /// Requests of front ends a device, where there are any.
+    /// Number of requests of front ends per device; devices without requests are missing.
     pub requests: BTreeMap<DeviceId, usize>,
-    /// Devices with work of their own under way.
+    /// Devices with required own work.
     pub busy: BTreeSet<DeviceId>,
-    /// Front ends that are not closed.
+    /// Number of front ends that are not closed.
     pub front_ends: usize,
-    /// Cores that did not answer.
+    /// Number of cores that did not reply.
     pub unanswered: usize,
 }
 
 /// All cores of a process.
 pub struct CoreSet {
     inboxes: Vec<Inbox>,
-    /// How many cores serve front ends, and tasks with them: all, or none in library mode.
+    /// Number of cores that serve front ends and tasks: all, or none in library mode.
     pub(crate) serving: AtomicUsize,
-    /// Where the next task goes.
+    /// Counter to choose the core of the next task.
     next: AtomicUsize,
-    /// The core of all tasks, where there is one for them.
+    /// The core of all tasks, if there is one for them.
     task_core: Option<CoreId>,
     me: Weak<CoreSet>,
 }
 
 impl CoreSet {
-    /// A cluster of `cores` (1 to 1024) places. Each becomes a core when a thread attaches to it.
+    /// Creates a set of `cores` (1 to 1024) cores. Each starts when a thread attaches to it.
     ///
     /// # Errors
-    /// When an eventfd can't be had, or the number is out of range (EINVAL).
+    /// No eventfd is available, or the number is out of range (EINVAL).
     pub fn new(cores: usize) -> io::Result<Arc<CoreSet>> {
         CoreSet::with(cores, None)
     }
 
-    /// A cluster of `cores` places that threads take and leave ([`LocalCore::attach`],
-    /// [`LocalCore::detach`]) as they like, and one more, the last, for a core that is there all the
-    /// while and has the tasks. Nobody waits for a place that is empty.
+    /// Creates a set of `cores` cores that threads may attach to and detach from
+    /// ([`LocalCore::attach`], [`LocalCore::detach`]). One more core, the last, always runs and
+    /// executes the tasks. A detached core delays nothing.
     ///
     /// # Errors
-    /// As of [`CoreSet::new`].
+    /// As for [`CoreSet::new`].
     ///
     /// [`LocalCore::attach`]: crate::LocalCore::attach
     /// [`LocalCore::detach`]: crate::LocalCore::detach
@@ -97,25 +96,25 @@ impl CoreSet {
         Ok(Arc::new_cyclic(|me| CoreSet { inboxes, serving, next, task_core, me: me.clone() }))
     }
 
-    /// How many cores there are.
+    /// Number of cores.
     #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "a cluster has at least one core")]
+    #[expect(clippy::len_without_is_empty, reason = "a set has at least one core")]
     pub fn len(&self) -> usize {
         self.inboxes.len()
     }
 
-    /// Posts `message` to the front ends on `core` that listen to `device`
-    /// ([`crate::FrontCx::subscribe`]): each is called with it, in no order, then it is dropped. Any
-    /// thread may post; the letters of one thread arrive in their order.
+    /// Sends `message` to the front ends on `core` that subscribe to `device`
+    /// ([`crate::FrontCx::subscribe`]). Each is called with it, in no order; then the message is
+    /// dropped. Any thread may send; messages of one thread keep their order.
     ///
     /// # Panics
-    /// When there is no such core.
+    /// If there is no such core.
     pub fn send_message(&self, core: CoreId, device: DeviceId, message: Message) {
         self.send(core, CoreMessage::Message(device, message));
     }
 
-    /// What is under way on all cores. Cores that have not answered after `timeout` are counted
-    /// only.
+    /// Collects the work in flight on all cores. Cores that have not replied within `timeout` are
+    /// only counted.
     #[must_use]
     pub fn under_way(&self, timeout: Duration) -> InFlightReport {
         let (tx, rx) = std::sync::mpsc::sync_channel(self.len());
@@ -154,9 +153,8 @@ impl Cores for CoreSet {
         self.send(core, CoreMessage::Ring(id));
     }
 
-    /// On one core after the other. In library mode on the first, which is there before any device
-    /// is made, or on the one that is there for them; it is dropped there when that core has no
-    /// ring.
+    /// Uses the cores in turn. In library mode it uses the first core, which exists before any
+    /// device, or the task core. A core without a ring drops the task.
     fn start(&self, make: TaskFactory) -> TaskHandle {
         let among = if self.serving.load(Ordering::Relaxed) == self.len() { self.len() } else { 1 };
         let next = || CoreId((self.next.fetch_add(1, Ordering::Relaxed) % among) as u16);

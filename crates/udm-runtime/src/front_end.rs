@@ -1,4 +1,4 @@
-//! What a front end is, and what it may touch.
+//! The interface of front ends, and their context.
 
 use crate::core_lanes::CoreLanes;
 use crate::ring::{Done, RingOp, RingUser};
@@ -9,84 +9,84 @@ use std::rc::Rc;
 use std::sync::Arc;
 use udm_core::{Batch, Bio, CoreId, Cx, Device, DeviceId, DeviceSlot, Nanos, OpenError, OwnWork, OwnerId};
 
-/// Something that makes bios out of requests from outside: a connection, a virtqueue. It belongs to
-/// one core for life.
+/// A front end makes bios out of requests from outside, such as those of a connection or a
+/// virtqueue. It belongs to one core for its whole life.
 pub trait FrontEnd {
-    /// Takes in what arrived and submits bios. Called once right after it was attached, then
-    /// whenever one of its ring operations finished, a time it asked for has come, or it was
-    /// roused. What it does in a call must be bounded, for the others of its core: what is over
-    /// waits for the next turn ([`FrontCx::schedule`]).
+    /// Handles new input and submits bios. Called once after the front end is attached, then after
+    /// each completion of a ring operation, at a requested time, and when scheduled. The work of a
+    /// call must be bounded, since it delays the others of the core; the rest waits for the next
+    /// turn ([`FrontCx::schedule`]).
     fn gather(&mut self, cx: &mut FrontCx<'_, '_>);
 
-    /// Takes its bios that finished and leaves `done` empty.
+    /// Takes the completed bios of this front end and leaves `done` empty.
     fn complete(&mut self, done: &mut Batch, cx: &mut FrontCx<'_, '_>);
 
-    /// Takes notice of a letter to what it listens to ([`FrontCx::subscribe`]). What it does not know
-    /// is not for it.
+    /// Handles a message to a topic of this front end ([`FrontCx::subscribe`]). Unknown messages
+    /// are ignored.
     fn message(&mut self, message: &(dyn Any + Send), cx: &mut FrontCx<'_, '_>) {
         let _ = (message, cx);
     }
 
-    /// Take no more, finish what is in flight, then be closed.
+    /// Stops the front end: it refuses new requests, completes those in flight, then is closed.
     fn stop(&mut self, cx: &mut FrontCx<'_, '_>);
 
-    /// True when it is over and nothing of it is in flight: the core drops it.
+    /// True if the front end is over and has nothing in flight: the core drops it.
     fn is_closed(&self) -> bool;
 
-    /// Whether the end of the program waits for it; the same for its whole life.
+    /// Whether the program end waits for the front end; constant for its whole life.
     fn busy(&self) -> OwnWork {
         OwnWork::Required
     }
 }
 
-/// Marks the owners that are front ends. Lanes count theirs from 1 and never get there.
+/// Marks owner ids of front ends. Owner ids of lanes count from 1 and never reach this bit.
 pub(crate) const FRONT: u32 = 1 << 31;
 
-/// What the front ends of a core share, one of each type.
+/// Values shared by the front ends of a core, one per type.
 pub(crate) type CoreLocals = HashMap<TypeId, Rc<dyn Any>>;
 
-/// A front end's place on its core, which another may have later.
+/// The slot of a front end on its core. Another front end may reuse it later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FrontKey(usize);
 
-/// What a front end may touch besides itself.
+/// The context of a front end: everything outside itself that it may touch.
 pub struct FrontCx<'a, 'b> {
     pub(crate) cx: &'a mut Cx<'b>,
     pub(crate) devices: &'a mut CoreLanes,
     pub(crate) user: &'a RingUser,
-    /// Nobody waits for it: its lanes are its own.
+    /// Nothing waits for this front end, so it has its own lanes.
     pub(crate) background: bool,
     pub(crate) owner: OwnerId,
     pub(crate) in_flight: &'a mut usize,
-    /// When this front end wants to be called.
+    /// The next time at which to call this front end.
     pub(crate) wake: &'a mut Nanos,
-    /// Front ends to be called in the next turn.
+    /// Front ends to call in the next turn.
     pub(crate) scheduled: &'a mut Vec<usize>,
-    /// All front ends are to be called in the next turn.
+    /// If true, all front ends are called in the next turn.
     pub(crate) all_scheduled: &'a mut bool,
     pub(crate) locals: &'a mut CoreLocals,
-    /// The CPU time of this core's thread, and how much of it was for nothing, since it span.
+    /// CPU time of this core's thread, and its total spin time.
     pub(crate) spent: fn() -> Nanos,
     pub(crate) spun: Nanos,
-    /// Who listens to what, and what this front end does.
+    /// The subscriptions of the core, and the topics of this front end.
     pub(crate) topics: (&'a mut Subscriptions, &'a mut Vec<DeviceId>),
 }
 
 impl FrontCx<'_, '_> {
-    /// This core's lane of `device`, opened if it is the first to ask.
+    /// Returns this core's lane of `device`, and opens it if necessary.
     ///
     /// # Errors
-    /// As the device says.
+    /// The error of the device.
     pub fn open(&mut self, device: &Arc<dyn Device>) -> Result<DeviceSlot, OpenError> {
         self.devices.open(device, self.background, self.cx)
     }
 
-    /// Gives the lane up. Nothing of this front end may be in flight on it.
+    /// Closes a lane. The front end must have nothing in flight on it.
     pub fn close(&mut self, slot: DeviceSlot) {
         self.devices.close(slot);
     }
 
-    /// Queues a bio: it goes down with this turn's batch and comes back through
+    /// Queues a bio: it is submitted with this turn's batch and completes through
     /// [`FrontEnd::complete`].
     pub fn submit(&mut self, slot: DeviceSlot, mut bio: Box<Bio>) {
         bio.owner = self.owner;
@@ -96,28 +96,28 @@ impl FrontCx<'_, '_> {
         self.devices.push(slot, bio);
     }
 
-    /// Starts a ring operation; `tag` comes back with its result.
+    /// Queues a ring operation; its result carries `tag`.
     pub fn push(&mut self, tag: u64, op: RingOp) {
         self.user.push(tag, op);
     }
 
-    /// Calls off ring operations: see [`crate::RingUser::cancel`].
+    /// Cancels ring operations; see [`crate::RingUser::cancel`].
     pub fn cancel(&mut self, tag: u64) {
         self.user.cancel(tag);
     }
 
-    /// Appends this front end's finished ring operations.
+    /// Appends the completed ring operations of this front end.
     pub fn take(&mut self, out: &mut Vec<Done>) {
         self.user.take(out);
     }
 
-    /// Says whether this front end has nothing to do when its sends have left: see
+    /// Sets whether completions of sends may be reported late; see
     /// [`crate::RingUser::set_defer_sends`].
     pub fn set_defer_sends(&mut self, patient: bool) {
         self.user.set_defer_sends(patient);
     }
 
-    /// Ring operations of this front end under way.
+    /// Number of ring operations of this front end in flight.
     #[must_use]
     pub fn ring_in_flight(&self) -> usize {
         self.user.in_flight()
@@ -129,57 +129,56 @@ impl FrontCx<'_, '_> {
         self.cx.now()
     }
 
-    /// Asks for one `gather` at `at` or soon after; a later call replaces it, [`Nanos::NEVER`]
-    /// takes it back.
+    /// Asks for one `gather` at `at` or soon after. A later call replaces the time;
+    /// [`Nanos::NEVER`] cancels it.
     pub fn wake_at(&mut self, at: Nanos) {
         *self.wake = at;
     }
 
-    /// This front end, as others of its core know it.
+    /// The key of this front end on its core.
     #[must_use]
     pub fn me(&self) -> FrontKey {
         FrontKey((self.owner.0 & !FRONT) as usize)
     }
 
-    /// Has a front end of this core gathered in the next turn, which comes at once. One that is
-    /// gone does not mind; nor does one that has its place now.
+    /// Schedules a `gather` of a front end of this core in the next turn, which follows at once.
+    /// Ignored if the front end is closed; harmless if another one has its slot.
     pub fn schedule(&mut self, front: FrontKey) {
         self.scheduled.push(front.0);
     }
 
-    /// The same for all front ends of this core.
+    /// Schedules a `gather` of all front ends of this core.
     pub fn schedule_all(&mut self) {
         *self.all_scheduled = true;
     }
 
-    /// What the front ends of this core share of type `T`, made by the first that asks.
+    /// Returns the value of type `T` that the front ends of this core share; the first call creates
+    /// it.
     pub fn local<T: 'static>(&mut self, make: impl FnOnce() -> T) -> Rc<T> {
         let shared = self.locals.entry(TypeId::of::<T>()).or_insert_with(|| Rc::new(make()));
-        let Ok(shared) = Rc::clone(shared).downcast::<T>() else { unreachable!("kept by its type") };
+        let Ok(shared) = Rc::clone(shared).downcast::<T>() else { unreachable!("stored by its type") };
         shared
     }
 
-    /// From here on this front end is called with the letters to `topic`, a device or an identity
-    /// of its own, that are delivered on this core.
+    /// Subscribes to messages for `topic` on this core. A topic is a device or any other id.
     pub fn subscribe(&mut self, topic: DeviceId) {
         let key = self.me().0;
         self.topics.0.subscribe(topic, key, self.topics.1);
     }
 
-    /// From here on it is not. A letter that is being delivered may still come.
+    /// Ends a subscription. A message that is being delivered may still arrive.
     pub fn unsubscribe(&mut self, topic: DeviceId) {
         let key = self.me().0;
         self.topics.0.unsubscribe(topic, key, self.topics.1);
     }
 
-    /// The CPU time that this core has spent since its thread began, but for what it span. A system
-    /// call.
+    /// CPU time of this core since its thread began, without spinning. Costs a system call.
     #[must_use]
     pub fn spent(&self) -> Nanos {
         (self.spent)().since(self.spun)
     }
 
-    /// The core that runs this.
+    /// The core that runs this turn.
     #[must_use]
     pub fn core(&self) -> CoreId {
         self.cx.core()

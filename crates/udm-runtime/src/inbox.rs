@@ -1,7 +1,7 @@
-//! A core's inbox, and how a sleeping core is woken.
+//! The inbox of a core, and the wakeup of a sleeping core.
 //!
-//! Any thread may post; the core alone takes. The order of one sender's letters is kept. The knock
-//! costs a system call only when the core sleeps ([`SleepState`]).
+//! Any thread may send; only the core receives. Messages of one sender keep their order. A wakeup
+//! costs a system call only if the core sleeps ([`SleepState`]).
 
 use crate::sleep_state::{ReceiverState, SleepState};
 use crossbeam_queue::SegQueue;
@@ -10,14 +10,14 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// A queue of letters of any kind, with a bell. One to a core.
+/// A queue of messages with an eventfd; one per core.
 pub(crate) struct MessageQueue<T> {
     queue: SegQueue<T>,
     parking: SleepState,
     bell: Arc<OwnedFd>,
 }
 
-/// What cores send each other.
+/// The inbox of a core.
 pub(crate) type Inbox = MessageQueue<crate::core_set::CoreMessage>;
 
 impl<T> MessageQueue<T> {
@@ -26,15 +26,13 @@ impl<T> MessageQueue<T> {
         Ok(MessageQueue { queue: SegQueue::new(), parking: SleepState::new(), bell: Arc::new(bell) })
     }
 
-    /// Puts a letter in and wakes the core if it sleeps. What is for a core that is gone is
-    /// dropped.
+    /// Queues a message and wakes the core if it sleeps. Messages to a detached core are dropped.
     pub(crate) fn send(&self, message: T) {
         self.queue.push(message);
         loop {
             match self.parking.after_send() {
                 ReceiverState::Awake => return,
-                // The counter can't overflow: it is written once for each time that the core goes
-                // to sleep.
+                // The counter cannot overflow: it is written once per sleep of the core.
                 ReceiverState::Sleeping => {
                     let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
                     return;
@@ -45,13 +43,13 @@ impl<T> MessageQueue<T> {
         }
     }
 
-    /// The core is gone: what is in the inbox, and what comes, is dropped.
+    /// Detaches the core: drops all messages, queued and new.
     pub(crate) fn stop_receiving(&self) {
         self.parking.stop_receiving();
         self.empty();
     }
 
-    /// A core takes the place of one that is gone.
+    /// A new core attaches to the inbox of a detached one.
     pub(crate) fn join(&self) {
         self.parking.join();
     }
@@ -60,27 +58,28 @@ impl<T> MessageQueue<T> {
         while self.queue.pop().is_some() {}
     }
 
-    /// The oldest letter. The core only.
+    /// Takes the oldest message. Only the core calls this.
     pub(crate) fn take(&self) -> Option<T> {
         self.queue.pop()
     }
 
-    /// True when there is a letter.
+    /// True if a message is queued.
     pub(crate) fn has_messages(&self) -> bool {
         !self.queue.is_empty()
     }
 
-    /// Announces that the core is about to sleep. False when it must not: there is a letter.
+    /// Announces that the core is about to sleep. Returns false if it must not, because a message
+    /// is queued.
     pub(crate) fn try_sleep(&self) -> bool {
         self.parking.try_sleep(|| self.has_messages())
     }
 
-    /// The core is awake again: nobody needs to ring.
+    /// The core is awake: senders need not wake it.
     pub(crate) fn set_awake(&self) {
         self.parking.set_awake();
     }
 
-    /// What a sleeping core reads.
+    /// The eventfd that a sleeping core reads.
     pub(crate) fn eventfd(&self) -> Arc<OwnedFd> {
         self.bell.clone()
     }

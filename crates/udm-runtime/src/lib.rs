@@ -5,15 +5,15 @@
 //! * [`Runtime`]: threads that are cores and serve [`FrontEnd`]s.
 //! * [`LocalCore`]: a thread that is a core. In *library mode* it is the caller's own thread, which
 //!   calls `submit`, `poll` and `park` itself.
-//! * [`LocalControlIo`], [`TemporaryCoreIo`]: control-side I/O in library mode, by the loading thread as the
-//!   core that it is, or as a core for this run only.
+//! * [`LocalControlIo`], [`TemporaryCoreIo`]: control I/O in library mode, on the core of the
+//!   loading thread, or on a core for this run only.
 //! * [`SteppedCore`]: the same core in the simulator, stepped by hand over a [`SimulatedKernel`].
 //! * [`Ring`]: the core's io_uring, the only place where the data path makes a system call.
 //!
 //! **A turn** of a core: messages; `gather` of front ends with new input; `submit` and `poll` of
-//! lanes with work; `complete` of front ends with finished bios; then the ring. One
+//! lanes with work; `complete` of front ends with completed bios; then the ring. One
 //! `io_uring_enter` submits the operations of the turn and waits for the next event. An idle lane
-//! or front end is not visited, and an idle program is not scheduled at all.
+//! or front end is not called, and an idle program is not scheduled at all.
 //!
 //! **Sleep.** A core that has nothing to do sleeps. From time to time it measures if its rounds
 //! become shorter when it spins first, at most for `spin_max`. It spins only while that saves a
@@ -23,17 +23,17 @@
 //! **Where bios and connections live.** A bio belongs to one core for its whole life, a connection
 //! to one core at a time. A core that has ended drops the messages that still arrive for it.
 //!
-//! **Threads that come and go.** [`CoreSet::attach_detach`] has places that threads take and leave, and one
-//! more core that always runs and executes the tasks. An empty place delays nothing. A late sender
-//! may still discard messages of the core that left, so a thread that takes the place waits for
-//! that sender first.
+//! **Threads that attach and detach.** [`CoreSet::with_task_core`] creates cores that threads
+//! attach to and detach from. One more core always runs and executes the tasks. A detached core
+//! delays nothing. A late sender may still discard messages of the detached core, so a thread that
+//! attaches waits for that sender first.
 //!
 //! **Messages to front ends.** [`CoreSet::send_message`] reaches the front ends of a core that
-//! listen to a device or another topic ([`FrontCx::subscribe`]), in the order of posting.
+//! subscribe to a device or another topic ([`FrontCx::subscribe`]), in the order of sending.
 //!
-//! **The clock** is the kernel's monotonic one: the same on all cores, and right after each sleep.
-//! The processor's counter would be a little cheaper. But udm would have to measure and watch it,
-//! and replace it on machines on which it is wrong.
+//! **The clock** is the kernel's monotonic one: the same on all cores, and correct after each
+//! sleep. The processor's counter would be a little cheaper. But udm would have to measure and
+//! watch it, and replace it on machines on which it is wrong.
 //!
 //! **The end** has two steps. [`Runtime::end`] makes front ends refuse new requests and makes lanes
 //! fail the bios that they hold back (`Drain::End`). The cores still run, so devices can be

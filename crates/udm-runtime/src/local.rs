@@ -1,4 +1,4 @@
-//! A thread that is a core.
+//! A core on the calling thread.
 
 use crate::CoreSet;
 use crate::blocking_drop::CoreThreadGuard;
@@ -17,17 +17,16 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use udm_core::{CoreId, CoreState, Cores, Cx, Device, Lane, Nanos, OpenError};
 
-/// How a core behaves.
+/// Options of a core.
 #[derive(Clone, Debug)]
 pub struct CoreOptions {
-    /// The CPUs to stay on; none leaves it to the scheduler.
+    /// CPUs to pin the thread to; empty leaves the choice to the scheduler.
     pub cpus: Vec<usize>,
     /// Never sleep.
     pub poll: bool,
-    /// The longest spin before sleeping. Whether it spins, and for how long, follows what has paid
-    /// lately.
+    /// The longest spin before a sleep. Recent measurements decide if and how long the core spins.
     pub spin_max: Duration,
-    /// Go on without an io_uring where none is to be had: for devices that need none.
+    /// Continue without an io_uring if none is available. Suits devices that need none.
     pub ring_optional: bool,
 }
 
@@ -42,39 +41,38 @@ impl Default for CoreOptions {
     }
 }
 
-/// How a core hears of what happens outside.
+/// The source of external events of a core.
 enum WakeSource {
     Ring(Ring, EventFdRead),
-    /// By its bell alone; the text says why there is no ring.
+    /// Only the eventfd of the inbox; the text is the reason why there is no ring.
     EventFd(Arc<OwnedFd>, String),
 }
 
-/// The calling thread as core `id` of a cluster. It opens lanes and drives them itself:
-/// [`LocalCore::turn`] with a `submit` and a `poll` of each lane, and [`LocalCore::park`] when a
-/// turn had nothing to do.
+/// The calling thread as core `id` of a [`CoreSet`]. It opens lanes and drives them itself:
+/// [`LocalCore::turn`] with a `submit` and a `poll` of each lane, and [`LocalCore::park`] after a
+/// turn with nothing to do.
 ///
-/// Commands (suspend, resume, ...) reach its lanes at the begin of a turn. A core that is attached
-/// must therefore take turns for as long as others may suspend its devices; `park` returns when a
-/// command comes.
+/// Commands (suspend, resume, ...) reach its lanes at the begin of a turn. So an attached core must
+/// run turns as long as others may suspend its devices. `park` returns when a command arrives.
 pub struct LocalCore {
     cluster: Arc<CoreSet>,
     id: CoreId,
     state: CoreState,
     wake_source: WakeSource,
-    /// When the turn began; only known to a core that never sleeps.
+    /// Begin of the turn; only set if the core never sleeps.
     begun: Nanos,
     wake: Nanos,
-    /// Letters that are not for lanes.
+    /// Messages that are not for lanes.
     pub(crate) other: Vec<CoreMessage>,
-    /// A reactor takes the letters in `other`.
+    /// True if a reactor handles the messages in `other`.
     serves: bool,
-    /// Takes them where there is none.
+    /// Handles the messages in `other` without a reactor.
     library_tasks: LibraryTasks,
     options: CoreOptions,
     time: CoreClock,
     spin: SpinPolicy,
     spun: Nanos,
-    /// When the wait under way began.
+    /// Begin of the current wait.
     parked: Nanos,
     _on_core: CoreThreadGuard,
 }
@@ -83,7 +81,7 @@ impl LocalCore {
     /// Makes the calling thread core `id`.
     ///
     /// # Errors
-    /// When there is no such core, no io_uring, or the CPU can't be had.
+    /// There is no such core or no io_uring, or the thread cannot be pinned to the CPUs.
     pub fn attach(cluster: &Arc<CoreSet>, id: CoreId, options: CoreOptions) -> io::Result<LocalCore> {
         if id.index() >= cluster.len() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("no core {}", id.0)));
@@ -101,8 +99,8 @@ impl LocalCore {
         Ok(LocalCore::with_backend(cluster, id, options, wake_source, CoreClock::SYSTEM))
     }
 
-    /// Core `id` of a world that is made up: what its ring is asked for `kernel` does, and `time`
-    /// is its clock.
+    /// Creates core `id` of a simulated world: `kernel` executes its ring operations, and `time` is
+    /// its clock.
     pub(crate) fn simulated(
         cluster: &Arc<CoreSet>,
         id: CoreId,
@@ -149,7 +147,7 @@ impl LocalCore {
         }
     }
 
-    /// This core.
+    /// The id of this core.
     #[must_use]
     pub fn id(&self) -> CoreId {
         self.id
@@ -158,28 +156,28 @@ impl LocalCore {
     /// Opens this core's lane of `device`.
     ///
     /// # Errors
-    /// As the device says.
+    /// The error of the device.
     pub fn open(&mut self, device: &dyn Device) -> Result<Box<dyn Lane>, OpenError> {
         device.open(&mut self.state.cx_by(self.time.now))
     }
 
-    /// The core's clock. All cores of a process read the same.
+    /// The core's clock, the same for all cores of a process.
     #[must_use]
     pub fn clock(&self) -> Nanos {
         (self.time.now)()
     }
 
-    /// What it has for clocks.
+    /// The clocks of the core.
     pub(crate) fn time(&self) -> CoreClock {
         self.time
     }
 
-    /// How long this core has spun, waiting.
+    /// Total time that this core has spun while it waited.
     pub(crate) fn spun(&self) -> Nanos {
         self.spun
     }
 
-    /// From here on letters that are not for lanes are a reactor's.
+    /// From now on a reactor handles messages that are not for lanes.
     pub(crate) fn serve(&mut self) {
         self.serves = true;
         self.cluster.serving.fetch_add(1, Ordering::Relaxed);
@@ -192,7 +190,7 @@ impl LocalCore {
         }
     }
 
-    /// Why this core has no io_uring; `None` when it has one.
+    /// The reason why this core has no io_uring; `None` if it has one.
     #[must_use]
     pub fn ring_error(&self) -> Option<&str> {
         match &self.wake_source {
@@ -205,15 +203,15 @@ impl LocalCore {
         self.ring().is_some_and(Ring::take_progress)
     }
 
-    /// One turn: delivers commands, calls `f`, then sends off and takes in what the ring has.
+    /// Runs one turn: delivers commands, calls `f`, then submits to the ring and reaps completions.
     pub fn turn<R>(&mut self, f: impl FnOnce(&mut Cx<'_>) -> R) -> R {
         let r = self.turn_without_enter(f);
         self.submit_and_reap();
         r
     }
 
-    /// A turn that leaves it to [`LocalCore::submit_and_reap`] or [`LocalCore::park`] to send off what it
-    /// brought: where the core has nothing else to do, one system call submits and waits.
+    /// Runs a turn that leaves the ring to [`LocalCore::submit_and_reap`] or [`LocalCore::park`].
+    /// If the core has nothing else to do, one system call then submits and waits.
     pub(crate) fn turn_without_enter<R>(&mut self, f: impl FnOnce(&mut Cx<'_>) -> R) -> R {
         if self.options.poll {
             self.begun = self.clock();
@@ -221,7 +219,7 @@ impl LocalCore {
         self.take_progress();
         let inbox = self.cluster.inbox(self.id);
         if inbox.has_messages() {
-            // Bounded by what is there now: a sender that never stops must not stop the core.
+            // Bounded, so that a sender that never stops does not block the core.
             for _ in 0..1024 {
                 match inbox.take() {
                     Some(CoreMessage::Command(device, command)) => {
@@ -238,7 +236,7 @@ impl LocalCore {
         if !self.serves {
             match &self.wake_source {
                 WakeSource::Ring(ring, _) => self.library_tasks.turn(&mut self.other, ring, &mut cx),
-                // Who started a task is told that it is gone.
+                // Dropping the messages tells the senders that their tasks are gone.
                 WakeSource::EventFd(..) => self.other.clear(),
             }
         }
@@ -246,7 +244,7 @@ impl LocalCore {
         r
     }
 
-    /// Sends off and takes in what the ring has, without waiting.
+    /// Submits to the ring and reaps completions, without waiting.
     pub(crate) fn submit_and_reap(&mut self) {
         if let WakeSource::Ring(ring, bell) = &mut self.wake_source
             && ring.has_work()
@@ -256,25 +254,25 @@ impl LocalCore {
         }
     }
 
-    /// The thread is no core any more, and its place may be another's. Its lanes are closed
-    /// already.
+    /// Detaches the thread from the core, so that another thread can attach. The lanes must be
+    /// closed already.
     pub fn detach(self) {
         self.stop_receiving();
     }
 
-    /// This core reads no letters any more.
+    /// Stops receiving messages.
     pub(crate) fn stop_receiving(&self) {
         self.cluster.inbox(self.id).stop_receiving();
     }
 
-    /// True when something happened that is a reason for another turn.
+    /// True if an event requires another turn.
     fn has_wakeup(&self) -> bool {
         self.ring().is_some_and(Ring::has_completions) || self.cluster.inbox(self.id).has_messages()
     }
 
-    /// Waits for a reason to take another turn: a completion in the ring, a command, or the
-    /// earliest time that a lane asked for in the last turn. Spins first where that makes the wait
-    /// shorter, then sleeps. Afterwards every lane must be polled once.
+    /// Waits for a reason for another turn: a completion, a command, or the earliest time that a
+    /// lane asked for in the last turn. Spins first if that makes the wait shorter, then sleeps.
+    /// Afterwards poll every lane once.
     pub fn park(&mut self) {
         if self.prepare_sleep() {
             let timeout =
@@ -284,7 +282,7 @@ impl LocalCore {
         }
     }
 
-    /// What comes before the sleep of [`LocalCore::park`]. False when there is none.
+    /// The part of [`LocalCore::park`] before the sleep. False if the core must not sleep.
     pub(crate) fn prepare_sleep(&mut self) -> bool {
         if self.take_progress() {
             self.submit_and_reap();
@@ -298,7 +296,7 @@ impl LocalCore {
         }
         let begin = self.clock();
         if self.options.poll && !self.has_wakeup() {
-            // The turn that is over found nothing to do.
+            // The last turn found nothing to do, so it counts as spinning.
             self.add_spin_time(self.begun, begin);
         }
         if self.options.poll || self.wake <= begin || self.has_wakeup() {
@@ -316,7 +314,7 @@ impl LocalCore {
         false
     }
 
-    /// What comes behind it.
+    /// The part of [`LocalCore::park`] after the sleep.
     pub(crate) fn finish_sleep(&mut self) {
         self.cluster.inbox(self.id).set_awake();
         if let WakeSource::Ring(_, bell) = &mut self.wake_source {
@@ -330,14 +328,14 @@ impl LocalCore {
         self.wake
     }
 
-    /// A thread that is not on a CPU does not spin: what took longer than the longest spin counts
-    /// as that.
+    /// Adds to the spin time. Limited to the longest spin: in a longer interval the thread was not
+    /// on a CPU.
     fn add_spin_time(&mut self, begin: Nanos, end: Nanos) {
         let most = self.options.spin_max.as_nanos() as u64;
         self.spun = self.spun + Nanos(end.since(begin).0.min(most));
     }
 
-    /// Spins for a while from `begin` on. True when there is a reason for another turn.
+    /// Spins from `begin` on. Returns true if there is a reason for another turn.
     fn spin_until_event(&mut self, begin: Nanos) -> bool {
         self.submit_and_reap();
         if self.take_progress() {
@@ -360,7 +358,7 @@ impl LocalCore {
         }
     }
 
-    /// Sleeps until something happens outside, or `timeout` is over.
+    /// Sleeps until an external event or the end of `timeout`.
     fn wait(&mut self, timeout: Option<Duration>) {
         match &self.wake_source {
             WakeSource::Ring(ring, _) => ring.wait(timeout),
@@ -369,7 +367,7 @@ impl LocalCore {
                     .map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: t.subsec_nanos().into() });
                 let rung = poll(&mut [PollFd::new(bell, PollFlags::IN)], timeout.as_ref());
                 if rung.is_ok_and(|n| n > 0) {
-                    // It was rung, so this does not wait.
+                    // The eventfd is readable, so this does not wait.
                     let _ = rustix::io::read(&**bell, &mut [0; 8]);
                 }
             }
@@ -380,14 +378,14 @@ impl LocalCore {
 /// The clocks of a core.
 #[derive(Clone, Copy, Debug)]
 pub struct CoreClock {
-    /// The time, the same on all cores of a process. It never goes back.
+    /// Monotonic time, the same on all cores of a process.
     pub now: fn() -> Nanos,
-    /// The CPU time that the calling thread has spent.
+    /// CPU time of the calling thread.
     pub spent: fn() -> Nanos,
 }
 
 impl CoreClock {
-    /// The system's.
+    /// The system's clocks.
     pub(crate) const SYSTEM: CoreClock = CoreClock { now: clock, spent };
 }
 
@@ -397,16 +395,16 @@ impl Default for CoreClock {
     }
 }
 
-/// The clock of all cores: nanoseconds since it was first read, and one.
+/// The clock of all cores: nanoseconds since its first reading, plus one.
 fn clock() -> Nanos {
     static ORIGIN: std::sync::OnceLock<Nanos> = std::sync::OnceLock::new();
-    // Not by `Instant`, whose arithmetic takes longer.
+    // `Instant` has slower arithmetic.
     let now = read(ClockId::Monotonic);
     since(*ORIGIN.get_or_init(|| now), now)
 }
 
-/// Never 0, which is no time to a [`Cx`]: of two cores that read the clock first, the one whose
-/// reading is not the origin may have the earlier one.
+/// Never 0, since [`Cx`] uses 0 for "not read". If two cores read the clock first at once, one may
+/// have a time before the origin.
 #[inline]
 fn since(origin: Nanos, now: Nanos) -> Nanos {
     Nanos(now.since(origin).0 + 1)
@@ -421,10 +419,10 @@ fn read(clock: ClockId) -> Nanos {
     Nanos(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
 }
 
-/// Keeps the calling thread on these CPUs; none leaves it where it may be.
+/// Pins the calling thread to these CPUs; does nothing if the list is empty.
 ///
 /// # Errors
-/// When one of them is not there, or not for this process.
+/// A CPU does not exist, or this process may not use it.
 pub fn pin(cpus: &[usize]) -> io::Result<()> {
     if cpus.is_empty() {
         return Ok(());

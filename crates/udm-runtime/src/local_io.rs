@@ -1,4 +1,4 @@
-//! Control-side I/O where the thread that loads a table is a core itself.
+//! Control I/O on the core of the calling thread, for library mode.
 
 use crate::{CoreOptions, CoreSet, LocalCore};
 use std::cell::RefCell;
@@ -7,18 +7,18 @@ use std::time::Duration;
 use udm_core::control_io::RunResult;
 use udm_core::{Batch, ControlIo, ControlTransfer, CoreId, Device, Nanos, OpenError, OwnWork, errno};
 
-/// How long a run may take.
+/// Timeout of a run.
 const RUN_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Control-side I/O on the calling thread's core, which takes turns meanwhile. Other lanes that it
-/// has open are told of letters, and not polled.
+/// Control I/O on the calling thread's core, which runs turns meanwhile. Its other open lanes
+/// receive messages, but are not polled.
 pub struct LocalControlIo<'a> {
     core: RefCell<&'a mut LocalCore>,
     timeout: Duration,
 }
 
 impl<'a> LocalControlIo<'a> {
-    /// On `core`. A run may take as long as `timeout`.
+    /// Uses `core`. A run fails after `timeout`.
     #[must_use]
     pub fn new(core: &'a mut LocalCore, timeout: Duration) -> LocalControlIo<'a> {
         LocalControlIo { core: RefCell::new(core), timeout }
@@ -48,7 +48,7 @@ impl ControlIo for LocalControlIo<'_> {
             if done.is_empty() && core.clock() < until {
                 core.park();
             } else if done.is_empty() {
-                // What is in flight stays where it is.
+                // The lane keeps its bios in flight, so it is leaked.
                 Box::leak(lane);
                 return if errand.is_over() {
                     Ok(errand.finish())
@@ -65,8 +65,8 @@ impl ControlIo for LocalControlIo<'_> {
     }
 }
 
-/// Control-side I/O on a core that is there for each run alone: for those who make tables before
-/// there is any core. Letters to the lanes of other cores do not reach it.
+/// Control I/O on a temporary core per run, for tables that are loaded before any core exists.
+/// Messages to lanes of other cores do not reach it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TemporaryCoreIo;
 
@@ -78,7 +78,7 @@ impl ControlIo for TemporaryCoreIo {
             .map_err(|e| OpenError::new(e.raw_os_error().unwrap_or(errno::EIO), format!("a core: {e}")))?;
         let done = LocalControlIo::new(&mut core, RUN_TIMEOUT).run(device, bios);
         if done.is_err() {
-            // Something may be in flight in its ring.
+            // Bios may be in flight in its ring.
             Box::leak(Box::new(core));
         }
         done

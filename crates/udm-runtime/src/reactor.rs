@@ -1,10 +1,9 @@
-//! The threads that serve front ends.
+//! The reactor: the loop of a core that serves front ends.
 //!
-//! A turn: letters → gather from the front ends that have something → submit and poll the lanes →
-//! complete to the front ends. A turn in which nothing moved ends in `park`, which submits to the
-//! ring and waits for it. What is idle is not visited: a front end is gathered when one of its ring
-//! operations finished, a lane is polled while something is in flight on it, and once for each turn
-//! that brought mail for it.
+//! A turn handles messages, gathers from front ends, submits to and polls the lanes, and completes
+//! to the front ends. After a turn in which nothing moved, `park` submits to the ring and waits for
+//! it. Idle parts are not called. A front end gathers if one of its ring operations completed. A
+//! lane is polled while it has bios in flight, and once per turn with a message for it.
 
 use crate::InFlightReport;
 use crate::core_lanes::CoreLanes;
@@ -18,15 +17,15 @@ use std::any::Any;
 use udm_core::{Batch, Cx, DeviceId, Nanos, OwnWork, OwnerId, WakeTarget};
 
 struct AttachedFrontEnd {
-    /// Out while it is being called.
+    /// `None` during a call of the front end.
     front: Option<Box<dyn FrontEnd>>,
-    /// Nobody waits for it.
+    /// Nothing waits for this front end.
     background: bool,
     user: RingUser,
     done: Batch,
     in_flight: usize,
     wake: Nanos,
-    /// What it listens to.
+    /// Topics to which the front end subscribes.
     topics: Vec<DeviceId>,
 }
 
@@ -34,35 +33,34 @@ struct AttachedFrontEnd {
 pub(crate) struct Reactor {
     core: LocalCore,
     inner: ReactorState,
-    /// The last turn left something for the ring to the next.
+    /// The last turn left its ring operations to the next turn.
     held_back: bool,
 }
 
-/// What comes behind a turn.
+/// The step after a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NextStep {
-    /// Another, at once.
+    /// Run another turn at once.
     RunAgain,
     /// Nothing moved: the core may sleep.
     Rest,
-    /// The core leaves.
+    /// The core exits.
     Exited,
 }
 
-/// What a core does for others in library mode, where its thread drives its own lanes: the tasks of
-/// the control side.
+/// The tasks of the control half in library mode, in which the thread drives its own lanes.
 #[derive(Default)]
 pub(crate) struct LibraryTasks(Option<Box<ReactorState>>);
 
 impl LibraryTasks {
-    /// One turn, with the letters that came. Costs a test where there is nothing to do.
+    /// Runs one turn with the new messages. Costs one test if there is nothing to do.
     pub(crate) fn turn(&mut self, mail: &mut Vec<CoreMessage>, ring: &crate::Ring, cx: &mut Cx<'_>) {
         if self.0.is_none() && mail.is_empty() {
             return;
         }
         let inner = self.0.get_or_insert_with(|| Box::new(ReactorState::new()));
         ring.take_ready(&mut inner.ready);
-        // A turn in which something moved is followed by another.
+        // After a turn in which something moved, another turn follows.
         if inner.turn(std::mem::take(mail), ring, cx) {
             cx.wake_now();
         } else if inner.fronts.is_empty() && inner.devices.is_empty() {
@@ -73,7 +71,7 @@ impl LibraryTasks {
 
 impl Drop for LibraryTasks {
     fn drop(&mut self) {
-        // What is in flight can't be taken apart.
+        // Bios in flight cannot be dropped, so they are leaked.
         if let Some(inner) = self.0.take_if(|inner| inner.devices.has_in_flight()) {
             Box::leak(inner);
         }
@@ -84,29 +82,29 @@ impl Drop for LibraryTasks {
 struct ReactorState {
     devices: CoreLanes,
     fronts: Slab<AttachedFrontEnd>,
-    /// Who has something from the ring.
+    /// Wake targets with ring completions.
     ready: Vec<WakeTarget>,
     done: Batch,
     /// Front ends with bios to complete.
     touched: Vec<usize>,
-    /// Front ends that are to be gathered in the next turn.
+    /// Front ends to gather in the next turn.
     scheduled: Vec<usize>,
     all_scheduled: bool,
-    /// A list for the same, while they are.
+    /// The front ends of `scheduled` while they run.
     running: Vec<usize>,
-    /// What front ends share.
+    /// Values that the front ends share.
     locals: CoreLocals,
     topics: Subscriptions,
-    /// A list of listeners, while they are called.
+    /// The list of subscribers during their calls.
     listeners: Vec<usize>,
-    /// The clocks of the core, and how long it has spun.
+    /// The clocks of the core, and its total spin time.
     time: CoreClock,
     spun: Nanos,
     /// The earliest time that a front end asked for.
     wake: Nanos,
-    /// Front ends take no more.
+    /// Front ends refuse new requests.
     ending: bool,
-    /// When to leave at the latest.
+    /// Time limit of the exit.
     stopping: Option<Nanos>,
 }
 
@@ -117,7 +115,7 @@ impl Reactor {
         Reactor { core, inner, held_back: false }
     }
 
-    /// Serves until it is told to stop.
+    /// Serves until it is stopped.
     pub(crate) fn run(mut self) {
         loop {
             match self.step() {
@@ -128,15 +126,15 @@ impl Reactor {
         }
     }
 
-    /// A turn, and what goes out behind it.
+    /// Runs a turn and submits to the ring if necessary.
     pub(crate) fn step(&mut self) -> NextStep {
-        let ring = self.core.ring().expect("a reactor's core has one").clone();
+        let ring = self.core.ring().expect("a reactor's core has a ring").clone();
         let inner = &mut self.inner;
         ring.take_ready(&mut inner.ready);
         let mail = std::mem::take(&mut self.core.other);
         inner.spun = self.core.spun();
         let moved = self.core.turn_without_enter(|cx| inner.turn(mail, &ring, cx));
-        // Letters that came in this turn are read in the next, at once.
+        // Messages that arrived in this turn are handled in the next turn, at once.
         if !self.core.other.is_empty() {
             self.core.submit_and_reap();
             return NextStep::RunAgain;
@@ -146,9 +144,9 @@ impl Reactor {
         {
             return NextStep::Exited;
         }
-        // A turn in which something moved is mostly followed by one that finds nothing to do, and
-        // parks: that submits and waits in one system call. So what a turn has for the ring may
-        // wait for the next turn, and no longer.
+        // After a turn in which something moved, the next turn mostly finds nothing to do and
+        // parks. This submits and waits in one system call. So the ring operations of a turn may
+        // wait for the next turn, but no longer.
         self.held_back = moved && !self.held_back;
         if !moved {
             return NextStep::Rest;
@@ -159,18 +157,18 @@ impl Reactor {
         NextStep::RunAgain
     }
 
-    /// The core leaves. What is under way stays where it is: its memory is the kernel's, or its
-    /// lane's, until the program is gone.
+    /// Exits the core. Work in flight keeps its memory, which belongs to the kernel or to a lane,
+    /// until the program ends.
     pub(crate) fn stop_receiving(self) {
         if self.inner.is_idle() && self.inner.fronts.is_empty() {
             self.core.stop_receiving();
         } else {
-            // The background has something in flight, or time is over.
+            // Background work is in flight, or the time limit has passed.
             Box::leak(Box::new(self));
         }
     }
 
-    /// The core that it drives.
+    /// The core that the reactor drives.
     pub(crate) fn core(&mut self) -> &mut LocalCore {
         &mut self.core
     }
@@ -181,7 +179,7 @@ impl ReactorState {
         ReactorState { wake: Nanos::NEVER, ..ReactorState::default() }
     }
 
-    /// One turn; true when something moved.
+    /// Runs one turn; returns true if something moved.
     fn turn(&mut self, mail: Vec<CoreMessage>, ring: &crate::Ring, cx: &mut Cx<'_>) -> bool {
         let mut moved = !self.ready.is_empty() || !mail.is_empty();
         for mail in mail {
@@ -198,7 +196,7 @@ impl ReactorState {
                     let mut report =
                         InFlightReport { front_ends: self.awaited(), ..InFlightReport::default() };
                     self.devices.report(&mut report);
-                    // Who asked may have given up.
+                    // The receiver may have timed out.
                     let _ = to.try_send(report);
                 }
                 CoreMessage::Command(..) | CoreMessage::Ring(_) => {
@@ -238,7 +236,7 @@ impl ReactorState {
         moved
     }
 
-    /// Has a lane polled in this turn, or calls a front end.
+    /// Marks a lane for a poll in this turn, or calls a front end.
     fn visit(&mut self, visit: WakeTarget, cx: &mut Cx<'_>) {
         match visit.0 & FRONT {
             0 => self.devices.visit(visit),
@@ -265,7 +263,7 @@ impl ReactorState {
         }
     }
 
-    /// Tells the front ends to stop, and the lanes to hold nothing back.
+    /// Stops the front ends, and makes the lanes end the bios that they hold back.
     fn end(&mut self, cx: &mut Cx<'_>) {
         if !std::mem::replace(&mut self.ending, true) {
             self.devices.end();
@@ -277,7 +275,7 @@ impl ReactorState {
     }
 
     fn message(&mut self, device: DeviceId, message: &(dyn Any + Send), cx: &mut Cx<'_>) {
-        // Those who listen when it comes.
+        // A copy, since front ends may subscribe or unsubscribe during the calls.
         let mut keys = std::mem::take(&mut self.listeners);
         keys.extend_from_slice(self.topics.listeners(device));
         for key in keys.drain(..) {
@@ -286,7 +284,7 @@ impl ReactorState {
         self.listeners = keys;
     }
 
-    /// Front ends that the end waits for.
+    /// Number of front ends that the exit waits for.
     fn awaited(&self) -> usize {
         self.fronts.iter().filter(|(_, attached)| !attached.background).count()
     }
@@ -308,7 +306,7 @@ impl ReactorState {
         }
     }
 
-    /// Hands finished bios to their makers.
+    /// Returns completed bios to their owners.
     fn distribute(&mut self, cx: &mut Cx<'_>) {
         for mut bio in self.done.drain(..) {
             bio.finish();

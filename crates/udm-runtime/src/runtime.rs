@@ -1,4 +1,4 @@
-//! The threads of a program that are cores, from their start to their end.
+//! The core threads of a program, from start to end.
 
 use crate::core_set::{CoreMessage, CoreSet};
 use crate::front_end::FrontEnd;
@@ -10,14 +10,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use udm_core::{CoreId, Nanos};
 
-/// How the cores of a [`Runtime`] behave.
+/// Options of the cores of a [`Runtime`].
 #[derive(Clone, Debug)]
 pub struct RuntimeOptions {
-    /// One entry a core: the CPU that it stays on, or `None`.
+    /// One entry per core: the CPU to pin it to, or `None`.
     pub cpus: Vec<Option<usize>>,
     /// Never sleep.
     pub poll: bool,
-    /// The longest spin before sleeping.
+    /// The longest spin before a sleep.
     pub spin_max: Duration,
 }
 
@@ -27,14 +27,14 @@ pub struct Runtime {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// How long what is in flight may take to finish after [`Runtime::stop`].
+/// Time for requests in flight to complete after [`Runtime::stop`].
 const STOP_MAX: Duration = Duration::from_secs(10);
 
 impl Runtime {
     /// Starts the threads.
     ///
     /// # Errors
-    /// When a core can't be had (no io_uring, no such CPU); none is left running then.
+    /// A core cannot start (no io_uring, no such CPU). All threads are stopped then.
     pub fn start(options: &RuntimeOptions) -> io::Result<Runtime> {
         let cluster = CoreSet::new(options.cpus.len())?;
         let mut runtime = Runtime { cluster: cluster.clone(), threads: Vec::new() };
@@ -66,27 +66,27 @@ impl Runtime {
         Ok(runtime)
     }
 
-    /// The cores, for those that send them commands.
+    /// The cores, for senders of messages.
     #[must_use]
     pub fn cluster(&self) -> &Arc<CoreSet> {
         &self.cluster
     }
 
-    /// Gives `core` a front end, made by `make` on the core itself.
+    /// Attaches a front end to `core`; `make` runs on that core.
     ///
     /// # Panics
-    /// When there is no such core.
+    /// If there is no such core.
     pub fn attach(&self, core: CoreId, make: Box<dyn FnOnce() -> Box<dyn FrontEnd> + Send>) {
         self.cluster.attach(core, make);
     }
 
-    /// Tells all front ends to take no more, and has everything that lanes hold back end or fail.
-    /// The cores go on: devices can be suspended and removed.
+    /// Makes all front ends refuse new requests, and makes lanes send or fail the bios that they
+    /// hold back. The cores still run, so devices can be suspended and removed.
     pub fn end(&self) {
         self.cluster.end();
     }
 
-    /// Ends, waits for what is in flight (10 s at the most) and for the threads.
+    /// Ends, waits for bios in flight (at most 10 s) and for the threads.
     pub fn stop(self) {
         let end = Instant::now() + STOP_MAX + Duration::from_secs(1);
         let stopping = self.stop_within(STOP_MAX);
@@ -95,8 +95,8 @@ impl Runtime {
         }
     }
 
-    /// As [`Runtime::stop`], for those who do the waiting themselves. After `limit` a core leaves
-    /// what is still in flight unanswered, and its memory where it is.
+    /// As [`Runtime::stop`], without waiting. After `limit`, a core leaves requests in flight
+    /// unanswered, and leaks their memory.
     #[must_use = "it says when the threads are over"]
     pub fn stop_within(self, limit: Duration) -> ShutdownHandle {
         let limit = Nanos(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX / 2));
@@ -105,11 +105,12 @@ impl Runtime {
     }
 }
 
-/// Cores on their way out. Dropping it waits for nobody.
+/// The threads of a stopped runtime. Dropping it does not wait for them.
 pub struct ShutdownHandle(Vec<JoinHandle<()>>);
 
 impl ShutdownHandle {
-    /// True when all threads are over. One that sits in the kernel with a disk that hangs is not.
+    /// True if all threads have ended. A thread that is blocked in the kernel by a hanging disk has
+    /// not.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.0.iter().all(JoinHandle::is_finished)
@@ -117,7 +118,8 @@ impl ShutdownHandle {
 }
 
 impl CoreSet {
-    /// As [`Runtime::attach`], for those that hold the cluster only, such as a listener.
+    /// As [`Runtime::attach`], for users that only have the `CoreSet`, such as an acceptor of
+    /// connections.
     pub fn attach(&self, core: CoreId, make: Box<dyn FnOnce() -> Box<dyn FrontEnd> + Send>) {
         self.send(core, CoreMessage::Attach(make));
     }
@@ -127,7 +129,7 @@ impl CoreSet {
         self.send_to_all(|| CoreMessage::End);
     }
 
-    /// As [`Runtime::stop_within`], for those who know when the cores are over.
+    /// As [`Runtime::stop_within`], without a handle to the threads.
     pub fn stop(&self, limit: Nanos) {
         self.send_to_all(|| CoreMessage::Stop(limit));
     }
@@ -137,8 +139,8 @@ impl CoreSet {
     }
 }
 
-/// A core that panics takes requests with it that nobody will ever answer: better no server than
-/// one that lies.
+/// Aborts the program if a core panics: the core's requests would never complete, and no answer is
+/// better than a wrong one.
 struct AbortOnPanic;
 
 impl Drop for AbortOnPanic {

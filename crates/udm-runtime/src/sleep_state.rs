@@ -1,23 +1,20 @@
-//! How a core goes to sleep without missing a letter.
+//! How a core goes to sleep without missing a message.
 //!
-//! * sender: put the letter in; *fence*; if `sleeping` was set, clear it and ring;
-//! * core: set `sleeping`; *fence*; if there is a letter, clear it and go on; else sleep until it
-//!   rings.
+//! * sender: queue the message; *fence*; if the state is SLEEPING, set AWAKE and wake the core;
+//! * core: set SLEEPING; *fence*; if a message is queued, set AWAKE and continue; else sleep.
 //!
-//! Whatever way the two interleave, either the core sees the letter or the sender sees `sleeping`:
-//! the fences forbid the one case in which both look before the other has written. The loom tests
-//! below try every interleaving. The fences are on the control path, and the core pays its own only
-//! before it sleeps.
+//! In every interleaving, either the core sees the message or the sender sees SLEEPING: the fences
+//! forbid that both read before the other has written. The loom tests below try every interleaving.
+//! The fences are on the control path, and the core executes its own only before it sleeps.
 //!
-//! A core that leaves for good does the same with another word: it says `gone`, then throws away
-//! the letters that it sees; a sender that sees `gone` throws away its own. So no letter stays in
-//! the inbox of a core that is gone.
+//! A core that detaches uses the same protocol with DETACHED: it sets the state, then drops all
+//! queued messages. A sender that sees DETACHED drops the queued messages too. So no message stays
+//! in the inbox of a detached core.
 //!
-//! Where another core takes the place, a sender that is still throwing away could take one of the
-//! new core's letters. It says that it does (`discarding`); *fence*; and looks again whether the core
-//! is gone. Who joins says that it is there; *fence*; and waits until nobody does. So either the
-//! sender sees that there is a core, or that waits for the sender, with no lane open yet that a
-//! letter could be for.
+//! If a new core attaches, a late sender could still drop messages of the new core. So the sender
+//! first increments `discarding`, then *fence*, then reads the state again. The new core sets
+//! AWAKE, then *fence*, then waits until `discarding` is 0. Either the sender sees AWAKE, or the
+//! core waits for the sender. The core has no lanes open at this time, so it loses no message.
 
 #[cfg(feature = "loom")]
 use loom::sync::atomic::{AtomicU8, AtomicUsize, Ordering, fence};
@@ -28,21 +25,21 @@ const AWAKE: u8 = 0;
 const SLEEPING: u8 = 1;
 const DETACHED: u8 = 2;
 
-/// What a sender has to do about the core that its letter is for.
+/// State of the receiving core, and the duty of the sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReceiverState {
-    /// Nothing: it looks by itself.
+    /// The core sees the message by itself.
     Awake,
-    /// Ring.
+    /// The sender must wake the core.
     Sleeping,
-    /// Throw the letters away: nobody reads them any more.
+    /// The sender must drop the queued messages, since no core reads them.
     Detached,
 }
 
-/// What the core does, as its senders see it.
+/// Sleep state of a core, shared with its senders.
 pub(crate) struct SleepState {
     state: AtomicU8,
-    /// Senders that throw letters away.
+    /// Number of senders that are dropping messages.
     discarding: AtomicUsize,
 }
 
@@ -51,7 +48,8 @@ impl SleepState {
         SleepState { state: AtomicU8::new(AWAKE), discarding: AtomicUsize::new(0) }
     }
 
-    /// The sender, after its letter is in. Of several senders one has to ring.
+    /// Called by the sender after it queued a message. Of several senders, one gets `Sleeping` and
+    /// must wake the core.
     pub(crate) fn after_send(&self) -> ReceiverState {
         fence(Ordering::SeqCst);
         match self.state.load(Ordering::Relaxed) {
@@ -65,7 +63,7 @@ impl SleepState {
         }
     }
 
-    /// The core: true when it may sleep, false when `has_messages` says that it must not.
+    /// Called by the core. Returns true if it may sleep, false if `has_messages` returns true.
     pub(crate) fn try_sleep(&self, has_messages: impl FnOnce() -> bool) -> bool {
         self.state.store(SLEEPING, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -76,19 +74,20 @@ impl SleepState {
         true
     }
 
-    /// The core is awake again: nobody needs to ring.
+    /// Called by the core when it is awake: senders need not wake it.
     pub(crate) fn set_awake(&self) {
         self.state.store(AWAKE, Ordering::Relaxed);
     }
 
-    /// The core reads no more letters. It has to throw away those that it sees from here on.
+    /// Called by the core when it detaches. Afterwards it must drop the queued messages.
     pub(crate) fn stop_receiving(&self) {
         self.state.store(DETACHED, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 
-    /// The sender that saw [`ReceiverState::Detached`]: throws away with `empty`, if the core still is. False
-    /// when there is one again: the letter is still there, and is posted anew.
+    /// Called by a sender that saw [`ReceiverState::Detached`]. Calls `empty` if the core is still
+    /// detached. Returns false if a new core has attached: the message may still be queued, and the
+    /// sender calls `after_send` again.
     pub(crate) fn discard_if_detached(&self, empty: impl FnOnce()) -> bool {
         self.discarding.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -100,8 +99,8 @@ impl SleepState {
         gone
     }
 
-    /// A core takes the place of one that is gone, and has no lanes yet. From here on no letter is
-    /// thrown away.
+    /// Called by a new core that attaches, before it opens lanes. When this returns, no sender
+    /// drops messages any more.
     pub(crate) fn join(&self) {
         self.state.store(AWAKE, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -120,7 +119,7 @@ mod loom_tests {
     use loom::sync::Arc;
     use loom::thread;
 
-    /// The inbox with a counter for the queue and a counter for the bell.
+    /// An inbox with counters in place of the queue and the eventfd.
     struct InboxModel {
         parking: SleepState,
         letters: AtomicUsize,
@@ -134,8 +133,8 @@ mod loom_tests {
         }
     }
 
-    /// With a core that decides to sleep while `senders` post, no letter is left behind a core that
-    /// nobody wakes.
+    /// If a core goes to sleep while `senders` send, it never sleeps with a message queued and no
+    /// wakeup.
     fn check_no_lost_message(senders: usize) {
         loom::model(move || {
             let m = Arc::new(InboxModel {
@@ -157,13 +156,13 @@ mod loom_tests {
                 assert_eq!(
                     m.rings.load(Ordering::Acquire),
                     1,
-                    "asleep with a letter, and the bell rang not once"
+                    "asleep with a message, and not exactly one wakeup"
                 );
             }
         });
     }
 
-    /// A core that leaves while two post: no letter stays.
+    /// If a core detaches while two threads send, no message stays queued.
     #[test]
     fn no_letter_stays_with_a_core_that_is_gone() {
         loom::model(|| {
@@ -185,12 +184,12 @@ mod loom_tests {
             for t in threads {
                 t.join().unwrap();
             }
-            assert_eq!(m.1.load(Ordering::Acquire), 0, "a letter that nobody will read");
+            assert_eq!(m.1.load(Ordering::Acquire), 0, "a message that no core will read");
         });
     }
 
-    /// A core that takes the place of one that is gone, while a sender throws away what was for
-    /// that: what comes for the new one stays.
+    /// If a core attaches while a late sender drops messages of the detached core, messages to the
+    /// new core stay.
     #[test]
     fn no_letter_is_lost_by_a_core_that_comes() {
         loom::model(|| {
@@ -211,7 +210,7 @@ mod loom_tests {
             m.0.join();
             m.1.store(0, Ordering::Release);
             send(&m);
-            assert!(m.1.load(Ordering::Acquire) > 0, "a letter for the new core was thrown away");
+            assert!(m.1.load(Ordering::Acquire) > 0, "a message to the new core was dropped");
             late.join().unwrap();
         });
     }

@@ -1,51 +1,51 @@
-//! Whether a core spins before it sleeps, and for how long.
+//! Decides if and how long a core spins before it sleeps.
 //!
-//! A core that spins saves its waking, and takes a CPU for that. Whether it pays depends on what
-//! nobody tells a program: how long a CPU takes to wake up, and whether the client wants the very
-//! CPU that is spun on. So both ways are tried, now and then for a short time: the shorter *rounds*
-//! say which is better, from the end of one wait to the end of the next. Where there is little
-//! between them the core sleeps.
+//! Spinning saves the time to wake up, but uses a CPU. Whether it pays depends on facts that a
+//! program cannot query: how long a CPU takes to wake up, and whether the client needs the CPU that
+//! spins. So the core tries both modes from time to time, for a short time. It compares *rounds*,
+//! from the end of one wait to the end of the next, and keeps the mode with shorter rounds. If the
+//! difference is small, the core sleeps.
 
 use udm_core::Nanos;
 
-/// Waits that a way is tried for.
+/// Number of waits per mode in a trial.
 const TRIAL: u32 = 128;
 
-/// Waits between trials.
+/// Number of waits between trials.
 const TRIAL_PAUSE: u32 = 4096;
 
-/// A core that has waited so often tries for the first time.
+/// Number of waits before the first trial.
 const FIRST: u32 = 256;
 
-/// How far a trial has come.
+/// Stage of a trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TrialStage {
-    /// None is under way.
+    /// No trial is in progress.
     Idle,
-    /// The way that is in use is timed.
+    /// The current mode is measured.
     Current,
-    /// The other one is, which took this long in all.
+    /// The other mode is measured. The rounds of the current mode took `own` ns.
     Alternative { own: u64 },
 }
 
-/// See the module's documentation.
+/// Decides if and how long a core spins, by trials of both modes.
 #[derive(Debug)]
 pub(crate) struct SpinPolicy {
-    /// The longest in ns.
+    /// The longest spin in ns.
     max: u64,
-    /// The next in ns, when the core spins.
+    /// The next spin in ns, if the core spins.
     length: u64,
     spins: bool,
     stage: TrialStage,
-    /// Waits until the stage ends, and what its rounds took.
+    /// Number of waits until the stage ends, and duration of its rounds in ns.
     left: u32,
     spent: u64,
-    /// When the last wait ended.
+    /// End of the last wait.
     last: Nanos,
 }
 
 impl SpinPolicy {
-    /// Spins of `max` ns at the most; 0 for none.
+    /// Creates a policy with spins of at most `max` ns; 0 means no spins.
     pub(crate) fn new(max: u64) -> SpinPolicy {
         SpinPolicy {
             max,
@@ -58,25 +58,25 @@ impl SpinPolicy {
         }
     }
 
-    /// How long to spin now, in ns.
+    /// Duration of the next spin in ns; 0 if the core sleeps at once.
     pub(crate) fn length(&self) -> u64 {
         if self.spins { self.length } else { 0 }
     }
 
-    /// A wait, spun or slept, from `begin` to `end`.
+    /// Records a wait from `begin` to `end`, whether spun or slept.
     pub(crate) fn waited(&mut self, begin: Nanos, end: Nanos) {
         let waited = end.since(begin).0;
         if waited > self.length() {
-            // What came soon after a spin ended would have been worth a longer one; what came much
-            // later was not worth any. A spin that was worth it stays as it is: shorter ones would
-            // miss what comes a little later.
+            // The spin was too short. If the event came within `max`, a longer spin would have
+            // paid; if later, no spin would have. A spin that paid keeps its length, since a
+            // shorter one would miss slightly later events.
             self.length = if waited <= self.max { (waited * 2).min(self.max) } else { self.length / 2 };
             if self.length < 1000 {
                 self.length = 0;
             }
         }
-        // A round that took longer than the longest spin tells of the client, or of who else wants
-        // the CPU, and not of the way.
+        // A round longer than the longest spin depends on the client or on other users of the CPU,
+        // not on the mode.
         self.spent += end.since(self.last).0.min(self.max);
         self.last = end;
         self.left -= 1;
@@ -97,7 +97,7 @@ impl SpinPolicy {
             }
             TrialStage::Alternative { own } => {
                 let (spun, slept) = if self.spins { (spent, own) } else { (own, spent) };
-                // A fifth, at the least: it is a whole CPU that is spent.
+                // Spinning must save at least a fifth, since it uses a whole CPU.
                 self.spins = spun < slept - slept / 5;
                 (TrialStage::Idle, TRIAL_PAUSE)
             }
@@ -111,8 +111,8 @@ mod tests {
 
     const MAX: u64 = 50_000;
 
-    /// Waits until two trials are over, with rounds that take so long when the core spins and when
-    /// it sleeps; says in how many of the waits since it spun.
+    /// Runs two trials with the given round times of both modes. Returns how many of the waits
+    /// since then spun.
     fn settle(spun: u64, slept: u64) -> usize {
         let mut spin = SpinPolicy::new(MAX);
         let mut now = Nanos(1_000_000_000);

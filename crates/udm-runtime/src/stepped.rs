@@ -1,5 +1,4 @@
-//! A core that serves front ends in a world that is made up: the same turns, taken one by one when
-//! the world says so.
+//! A core of the simulator: it runs the same turns as a core thread, one per step.
 
 use crate::CoreSet;
 use crate::local::{CoreClock, LocalCore};
@@ -8,27 +7,27 @@ use crate::ring::SimulatedKernel;
 use std::sync::Arc;
 use udm_core::{CoreId, Nanos};
 
-/// What a core does behind a step.
+/// State of a core after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rest {
-    /// It goes on at once.
+    /// The core is ready for the next step.
     None,
-    /// It sleeps: it is to be stepped when its kernel has finished something, or at this time.
+    /// The core sleeps. Step it when its kernel has completed an operation, or at this time.
     Until(Nanos),
-    /// It has left.
+    /// The core has exited.
     Exited,
 }
 
-/// See the module's documentation.
+/// A core that serves front ends over a [`SimulatedKernel`] and is stepped by hand.
 pub struct SteppedCore {
-    /// `None` when it has left.
+    /// `None` after the core has exited.
     reactor: Option<Reactor>,
     asleep: bool,
 }
 
 impl SteppedCore {
-    /// Core `id` of `core_set`. What its ring is asked for `kernel` does; the submission queue has
-    /// `room` entries.
+    /// Creates core `id` of `cluster`. `kernel` executes its ring operations; the submission queue
+    /// has `room` entries.
     #[must_use]
     pub fn new(
         cluster: &Arc<CoreSet>,
@@ -41,7 +40,7 @@ impl SteppedCore {
         SteppedCore { reactor: Some(Reactor::new(core)), asleep: false }
     }
 
-    /// One turn, and what the core does behind it. A core that sleeps wakes up first.
+    /// Runs one turn and returns the state after it. A sleeping core wakes up first.
     pub fn step(&mut self) -> Rest {
         let Some(reactor) = &mut self.reactor else { return Rest::Exited };
         if std::mem::take(&mut self.asleep) {

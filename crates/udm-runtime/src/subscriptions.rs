@@ -1,15 +1,15 @@
-//! Who on a core is called with which letters.
+//! Subscriptions of a core's front ends to messages.
 
 use std::collections::HashMap;
 use udm_core::DeviceId;
 
-/// The front ends of a core that listen, by what they listen to. A letter costs what its listeners
-/// do, whatever others there are.
+/// The front ends of a core by the topics to which they subscribe. The cost of a message depends
+/// only on its subscribers.
 #[derive(Default)]
 pub(crate) struct Subscriptions(HashMap<DeviceId, Vec<usize>>);
 
 impl Subscriptions {
-    /// Front end `key` listens to `topic`, once however often it says so.
+    /// Subscribes front end `key` to `topic`. Repeated calls have no effect.
     pub(crate) fn subscribe(&mut self, topic: DeviceId, key: usize, of_front: &mut Vec<DeviceId>) {
         if !of_front.contains(&topic) {
             of_front.push(topic);
@@ -17,7 +17,7 @@ impl Subscriptions {
         }
     }
 
-    /// It does no more.
+    /// Ends a subscription.
     pub(crate) fn unsubscribe(&mut self, topic: DeviceId, key: usize, of_front: &mut Vec<DeviceId>) {
         if let Some(at) = of_front.iter().position(|other| *other == topic) {
             of_front.swap_remove(at);
@@ -25,14 +25,14 @@ impl Subscriptions {
         }
     }
 
-    /// It is gone, and listened to `of_front`.
+    /// Ends all subscriptions of a closed front end, which are `of_front`.
     pub(crate) fn forget(&mut self, key: usize, of_front: &[DeviceId]) {
         of_front.iter().for_each(|topic| self.remove(*topic, key));
     }
 
     fn remove(&mut self, topic: DeviceId, key: usize) {
         let Some(listeners) = self.0.get_mut(&topic) else { return };
-        // Who came last often goes first.
+        // Searches from the end, since recent subscribers often leave first.
         if let Some(at) = listeners.iter().rposition(|other| *other == key) {
             listeners.swap_remove(at);
         }
@@ -41,7 +41,7 @@ impl Subscriptions {
         }
     }
 
-    /// Those who listen to `topic`.
+    /// Subscribers of `topic`.
     pub(crate) fn listeners(&self, topic: DeviceId) -> &[usize] {
         self.0.get(&topic).map_or(&[], Vec::as_slice)
     }
@@ -66,6 +66,6 @@ mod tests {
         topics.forget(1, &of[1]);
         assert_eq!((topics.listeners(a), topics.listeners(b)), (&[][..], &[2][..]));
         topics.unsubscribe(b, 2, &mut of[2]);
-        assert!(topics.0.is_empty(), "nothing is kept of topics that nobody listens to");
+        assert!(topics.0.is_empty(), "topics without subscribers are removed");
     }
 }

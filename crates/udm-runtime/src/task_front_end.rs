@@ -1,4 +1,4 @@
-//! Tasks among the front ends of a core.
+//! Tasks as front ends of a core.
 
 use crate::front_end::{FrontCx, FrontEnd};
 use std::any::Any;
@@ -8,16 +8,16 @@ use udm_core::{
     WaitHandle, WaitQueue,
 };
 
-/// The letter that stops a task.
+/// The message that stops a task.
 pub(crate) struct Stop {
-    /// Dropped with the letter, when it has been read.
+    /// Dropped with the message, after the task has handled it.
     pub(crate) _ack: Option<Ack>,
 }
 
-/// A task, which is a front end that nobody is connected to.
+/// A task: a front end without a client.
 pub(crate) struct TaskFrontEnd {
     task: Box<dyn Task>,
-    /// Where it is told to stop.
+    /// The topic of the stop message.
     topic: DeviceId,
 }
 
@@ -43,8 +43,8 @@ impl FrontEnd for TaskFrontEnd {
         }
     }
 
-    /// The end of the program stops what is in the background. Who started what is owed stops it,
-    /// and the end waits for that.
+    /// The program end stops background tasks. A required task is stopped by its creator, and the
+    /// program end waits for it.
     fn stop(&mut self, cx: &mut FrontCx<'_, '_>) {
         if self.task.busy() < OwnWork::Required {
             self.task.stop(cx);

@@ -1,5 +1,5 @@
-//! A cluster whose places are taken and left: nobody waits for one that is empty, and nobody loses
-//! what is for the core that has it.
+//! Threads attach to and detach from cores: a detached core delays nothing, and an attached core
+//! loses no message.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -32,11 +32,11 @@ fn a_detached_core_acks_at_once() {
     let ack = Ack::new(move || told.store(true, Ordering::SeqCst));
     cluster.broadcast(DeviceId::new(), suspend(&ack));
     drop(ack);
-    assert!(answered.load(Ordering::SeqCst), "somebody waits for a place that nobody has");
+    assert!(answered.load(Ordering::SeqCst), "a detached core delays the ack");
 }
 
-/// Threads take places and leave them while another sends to all: each letter is answered, and a
-/// core that is there gets those that are sent while it is.
+/// Threads attach and detach while another thread broadcasts. Each message is acknowledged, and an
+/// attached core gets the messages sent meanwhile.
 #[test]
 fn cores_attach_and_detach_among_messages() {
     const CORES: usize = 3;
@@ -51,14 +51,16 @@ fn cores_attach_and_detach_among_messages() {
                 while !over.load(Ordering::Relaxed) {
                     let mut local = LocalCore::attach(cluster, CoreId(core as u16), options()).unwrap();
                     let port = local.turn(|cx| cx.open_inbox(device));
-                    // Its own letter comes, whoever throws away what was for the core before it.
+                    // A message of the new core arrives, though late senders may drop messages of
+                    // the detached core.
                     cluster.broadcast(device, LaneCommand::Kick);
-                    // A turn takes in so many letters at the most, and others may be before it.
+                    // A turn handles a limited number of messages, and others may be queued before
+                    // this one.
                     let taken = (0..1000).any(|_| {
                         local.turn(|_| ());
                         port.has_messages()
                     });
-                    assert!(taken, "a letter for a core that is there was thrown away");
+                    assert!(taken, "a message to an attached core was dropped");
                     drop(port);
                     local.detach();
                 }
@@ -73,5 +75,5 @@ fn cores_attach_and_detach_among_messages() {
         }
         over.store(true, Ordering::Relaxed);
     });
-    wait("letters that nobody answers", || answered.load(Ordering::Relaxed) == LETTERS);
+    wait("messages without an ack", || answered.load(Ordering::Relaxed) == LETTERS);
 }

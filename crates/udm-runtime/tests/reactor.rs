@@ -1,4 +1,4 @@
-//! Front ends on real cores: echo over a socket through a device that finishes a turn later,
+//! Front ends on real cores: an echo over a socket through a device that completes a turn later,
 //! commands to lanes, and a clean stop.
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -17,7 +17,7 @@ use udm_runtime::{
     CoreOptions, CoreSet, DeviceSlot, Done, FrontCx, FrontEnd, LocalCore, RingOp, Runtime, RuntimeOptions,
 };
 
-/// Finishes each bio 100 µs after it came; holds them while suspended.
+/// Completes each bio after 100 µs; holds bios while suspended.
 struct DelayedDevice(DeviceId);
 
 struct DelayedLane {
@@ -82,7 +82,7 @@ impl Lane for DelayedLane {
     }
 }
 
-/// Sends back each byte that it gets, after a bio went through the device for it.
+/// Echoes each received byte after a bio to the device.
 struct EchoFrontEnd {
     fd: Arc<OwnedFd>,
     device: Arc<dyn Device>,
@@ -230,7 +230,7 @@ fn commands_reach_idle_and_busy_lanes() {
             s.read_exact(&mut byte).unwrap();
         }
     }
-    // Told to stop with its clients still there.
+    // Stops with clients still connected.
     runtime.stop();
 }
 
@@ -263,8 +263,8 @@ fn a_local_core_sleeps_and_wakes() {
         std::thread::sleep(Duration::from_millis(50));
         let ack = Ack::new(move || drop(tx));
         other.broadcast(id, LaneCommand::Suspend { how: Drain::NoFlush, ack });
-        // The token of this thread is gone now; the core, which may have answered long since, is to
-        // look once more.
+        // This thread's ack is dropped now. The core may have acknowledged long before, so it needs
+        // one more wakeup.
         other.broadcast(id, LaneCommand::Kick);
     });
     while rx.try_recv() != Err(mpsc::TryRecvError::Disconnected) {

@@ -1,4 +1,4 @@
-//! What a letter and a bell cost a core with thousands of lanes: a visit to each that they are for.
+//! On a core with thousands of lanes, a message and a wakeup poll only the lanes that they concern.
 
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,13 +12,14 @@ use udm_runtime::{FrontCx, FrontEnd, Runtime, RuntimeOptions};
 
 const LANES: usize = 5000;
 
-/// Counts its polls, listens to the bell of its group, and is as busy as it is told.
+/// Counts its polls, subscribes to the wait queue of its group, and reports a fixed amount of own
+/// work.
 struct PollCounter {
     id: DeviceId,
     polls: AtomicUsize,
     bell: Arc<WaitQueue>,
     busy: OwnWork,
-    /// It waits for its bell, from its first poll on.
+    /// The lane waits for its wait queue, from its first poll on.
     waits: bool,
 }
 
@@ -60,7 +61,7 @@ impl Lane for CountingLane {
     }
 }
 
-/// Opens all of them.
+/// Opens lanes of all devices.
 struct OpeningFrontEnd(Vec<Arc<dyn Device>>, mpsc::Sender<()>, bool);
 
 impl FrontEnd for OpeningFrontEnd {
@@ -94,8 +95,8 @@ fn open(runtime: &Runtime, devices: &[Arc<PollCounter>]) {
     told.recv_timeout(Duration::from_secs(60)).unwrap();
 }
 
-/// Letters are read in their order: when the core has told what is under way, it has visited whom
-/// those before concerned.
+/// Messages are handled in order: when the core has reported its work in flight, it has polled for
+/// all earlier messages.
 fn polls(runtime: &Runtime, devices: &[Arc<PollCounter>]) -> Vec<usize> {
     assert_eq!(runtime.cluster().under_way(Duration::from_secs(60)).unanswered, 0);
     devices.iter().map(|d| d.polls.swap(0, Ordering::Relaxed)).collect()
@@ -117,16 +118,16 @@ fn messages_and_wakeups_run_only_their_lanes() {
         polls.into_iter().enumerate().filter(|(_, polls)| *polls > 0).collect()
     };
     runtime.cluster().broadcast(devices[4321].id, LaneCommand::Kick);
-    assert_eq!(visited(polls(&runtime, &devices)), [(4321, 1)], "a letter");
-    // Both that listen wait since they were opened.
+    assert_eq!(visited(polls(&runtime, &devices)), [(4321, 1)], "a command");
+    // Both subscribers wait since they were opened.
     bells[2160].wake_up();
-    assert_eq!(visited(polls(&runtime, &devices)), [(4320, 1), (4321, 1)], "a bell");
+    assert_eq!(visited(polls(&runtime, &devices)), [(4320, 1), (4321, 1)], "a wakeup");
     bells[1000].wake_up();
-    assert_eq!(visited(polls(&runtime, &devices)), [], "a bell that nobody waits for");
+    assert_eq!(visited(polls(&runtime, &devices)), [], "a wakeup without waiters");
     runtime.stop();
 }
 
-/// Whoever works in the background has turns, and nobody waits for it.
+/// A lane with background work gets turns, and the stop does not wait for it.
 #[test]
 fn background_work_does_not_delay_stop() {
     let bell = Arc::new(WaitQueue::new());
@@ -144,11 +145,11 @@ fn background_work_does_not_delay_stop() {
     let under_way = runtime.cluster().under_way(Duration::from_secs(60));
     assert!(under_way.busy.is_empty() && under_way.requests.is_empty(), "{under_way:?}");
     let polls = polls(&runtime, &devices);
-    assert!(polls[0] > 0 && polls[1] == 0, "a turn of the core is one of the background: {polls:?}");
+    assert!(polls[0] > 0 && polls[1] == 0, "background work runs in each turn: {polls:?}");
     let stopping = runtime.stop_within(Duration::from_secs(600));
     let end = std::time::Instant::now() + Duration::from_secs(60);
     while !stopping.is_over() {
-        assert!(std::time::Instant::now() < end, "the end waits for the background");
+        assert!(std::time::Instant::now() < end, "the stop waits for background work");
         std::thread::sleep(Duration::from_millis(1));
     }
 }

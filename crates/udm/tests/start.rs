@@ -232,7 +232,7 @@ os.execv(sys.argv[1], sys.argv[1:])
         let out = limited(&args);
         assert_eq!(out.status.code(), Some(1));
         let said = text(&out.stderr);
-        let words = ["io_uring is not to be had: Operation not permitted: ", "seccomp", "docker"];
+        let words = ["io_uring is not available: Operation not permitted: ", "seccomp", "docker"];
         assert!(words.iter().all(|word| said.contains(word)), "{said}");
     }
 }

@@ -1,15 +1,15 @@
-//! What bugs do with bios: they lose them, have them land twice, or keep them.
+//! Faults that seeded bugs apply to bios: leaked bios and repeated writes.
 
 use crate::{Batch, Bio, Buf, Op, OwnerId, Segments};
 
-/// Loses bios, without the panic that dropping one in flight is.
+/// Leaks bios, without the panic of a bio dropped in flight.
 pub fn leak_bios(bios: impl IntoIterator<Item = Box<Bio>>) {
     for bio in bios {
         Box::leak(bio);
     }
 }
 
-/// A copy of a bio, on its way too.
+/// Copies a bio; the copy is in flight too.
 pub fn duplicate_bio(bio: &Bio) -> Box<Bio> {
     let mut data = Segments::new();
     for piece in &bio.data {
@@ -27,20 +27,20 @@ pub fn duplicate_bio(bio: &Bio) -> Box<Bio> {
 }
 
 thread_local! {
-    /// Writes that are to land once more: on which device, after how many batches.
+    /// Writes to repeat: the device, the number of batches until then, the copy.
     static ECHOES: std::cell::RefCell<Vec<(usize, u32, Box<Bio>)>> = const { std::cell::RefCell::new(Vec::new()) };
 }
 
-/// Who owns an echo.
+/// The owner of repeated writes.
 const ECHO: OwnerId = OwnerId(u32::MAX);
 
-/// Forgets them all.
+/// Drops all recorded writes.
 #[cfg(feature = "seeded-bugs")]
 pub(super) fn clear_echoes() {
     ECHOES.with_borrow_mut(|all| leak_bios(all.drain(..).map(|echo| echo.2)));
 }
 
-/// Remembers the first write of `bio_faults`: a copy of it will go to `device` again.
+/// Records the first write of `bios`: a copy of it goes to `device` again after some batches.
 pub fn record_echo(device: usize, bios: &[Box<Bio>]) {
     if let Some(bio) = bios.iter().find(|bio| bio.op == Op::Write && bio.owner != ECHO) {
         let mut echo = duplicate_bio(bio);
@@ -49,7 +49,7 @@ pub fn record_echo(device: usize, bios: &[Box<Bio>]) {
     }
 }
 
-/// The copies that go to `device` with this batch.
+/// Returns the copies that go to `device` with this batch.
 pub fn take_echoes(device: usize) -> Vec<Box<Bio>> {
     ECHOES.with_borrow_mut(|all| {
         all.iter_mut().filter(|echo| echo.0 == device).for_each(|echo| echo.1 -= 1);
@@ -58,7 +58,7 @@ pub fn take_echoes(device: usize) -> Vec<Box<Bio>> {
     })
 }
 
-/// Takes the copies out of what came back.
+/// Removes the copies from the completed bios.
 pub fn drop_echoes(done: &mut Batch) {
     done.retain_mut(|bio| {
         let echo = bio.owner == ECHO;

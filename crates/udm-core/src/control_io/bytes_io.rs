@@ -1,23 +1,23 @@
-//! Bytes in and out, for those who want no bios.
+//! Control I/O in bytes instead of bios.
 
 use super::ControlIo;
 use crate::{Batch, Bio, Buf, Device, Op, OpenError, SECTOR_SIZE, Sector, Sectors};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-/// The longest request in bytes.
+/// Maximum length of a request in bytes.
 const PIECE_MAX: u64 = 256 << 10;
 
-/// Bytes in one run: the memory of a reader, besides what it reads.
+/// Maximum bytes of one run: the memory of a reader in addition to its result.
 const RUN_MAX: u64 = 1 << 20;
 
-/// Bytes in the first run of [`read_all`], which may be enough; each further one has twice as many.
+/// Bytes of the first run of [`read_all`], which may be enough. The size doubles with each run.
 const RUN_FIRST: u64 = 64 << 10;
 
-/// The `sectors` sectors at `sector`.
+/// Reads `sectors` sectors at `sector`.
 ///
 /// # Errors
-/// The errno of the request that failed; else as [`ControlIo::run_task`].
+/// The errno of the first request that failed, or an error of [`ControlIo::run`].
 pub fn read(
     io: &dyn ControlIo,
     device: &Arc<dyn Device>,
@@ -32,10 +32,10 @@ pub fn read(
     Ok(all)
 }
 
-/// Writes `data`, whole sectors, at `sector`; in no order, and not yet durable.
+/// Writes `data`, whole sectors, at `sector`, in any order. The data is not yet durable.
 ///
 /// # Errors
-/// As [`read`]. Any of it may be written then.
+/// As [`read`]. Any part of the data may have been written.
 pub fn write(
     io: &dyn ControlIo,
     device: &Arc<dyn Device>,
@@ -58,22 +58,19 @@ pub fn write(
     Ok(())
 }
 
-/// Makes durable what earlier writes wrote.
-///
-/// # Errors
-/// As [`read`].
+/// Makes earlier writes durable.
 pub fn flush(io: &dyn ControlIo, device: &Arc<dyn Device>) -> Result<(), OpenError> {
     let mut bio = Bio::new();
     bio.op = Op::Flush;
     run_all(io, device, vec![bio]).map(drop)
 }
 
-/// Reads `ranges`, many at a time, and gives each to `each` with its place in the list, in the
-/// order of the list, until that breaks. The memory used is that of one range, and 1 MiB. Up to
-/// 1 MiB may be read in vain behind the range at which it breaks; less near the begin of the list.
+/// Reads `ranges`, several at a time. Calls `each` with the index and data of each range, in order,
+/// until it breaks. Uses the memory of the longest range plus 1 MiB. After a break, up to 1 MiB may
+/// have been read in vain; less near the begin of the list.
 ///
 /// # Errors
-/// As [`read`], and what `each` returns. Nothing is given to it behind that.
+/// As [`read`], and errors of `each`. `each` is not called after an error.
 pub fn read_all<E: From<OpenError>>(
     io: &dyn ControlIo,
     device: &Arc<dyn Device>,
@@ -113,13 +110,13 @@ pub fn read_all<E: From<OpenError>>(
     Ok(())
 }
 
-/// A part of a range, short enough for one request.
+/// A part of a range that fits into one request.
 struct RequestPiece {
     sector: Sector,
     sectors: Sectors,
-    /// Which range.
+    /// Index of the range.
     place: usize,
-    /// It ends there.
+    /// True for the last piece of the range.
     last: bool,
 }
 
@@ -129,7 +126,7 @@ fn split_range(
     place: usize,
 ) -> impl Iterator<Item = RequestPiece> {
     let most = max_request_bytes / SECTOR_SIZE;
-    // An empty range has a piece, too: it is refused.
+    // An empty range has one piece too, which the device refuses.
     (0..sectors.0.div_ceil(most).max(1)).map(move |i| {
         let from = i * most;
         let len = Sectors(most.min(sectors.0 - from));
@@ -142,7 +139,7 @@ fn split_range(
     })
 }
 
-/// The longest request in bytes: whole blocks.
+/// Maximum length of a request in bytes, in whole blocks.
 fn max_request_bytes(device: &Arc<dyn Device>) -> u64 {
     let limits = device.limits();
     let block = u64::from(limits.logical_block).max(SECTOR_SIZE);
@@ -150,7 +147,7 @@ fn max_request_bytes(device: &Arc<dyn Device>) -> u64 {
     (most / block * block).max(block)
 }
 
-/// Does `bio_faults`; the first that failed is the error.
+/// Runs `bios`; the first one that failed is the error.
 fn run_all(io: &dyn ControlIo, device: &Arc<dyn Device>, bios: Batch) -> Result<Batch, OpenError> {
     let bios = io.run(device, bios)?;
     match bios.iter().find(|bio| !bio.status.is_ok()) {

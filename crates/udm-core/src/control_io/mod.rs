@@ -22,16 +22,16 @@ pub use transfer::ControlTransfer;
 use crate::{Batch, Device};
 use std::sync::Arc;
 
-/// I/O of the control side: what is read and written when a table is loaded. Blocks the calling
-/// thread, which serves nobody meanwhile.
+/// I/O of the control half, such as metadata read and written when a table is loaded. Blocks the
+/// calling thread.
 pub trait ControlIo {
-    /// Does `bio_faults` on `device`, any number at a time and in any order, and gives them back in the
-    /// order in which they were given, each with its status. They are reads, writes and flushes;
-    /// one that is longer than the device takes, or out of its range, ends with an error and is
-    /// not sent. A flush covers what earlier runs wrote. The cookie is the run's own.
+    /// Runs `bios` on `device`, several at a time and in any order. Returns them in their original
+    /// order, each with its status. The bios are reads, writes and flushes. A bio that exceeds the
+    /// device's limits or size fails and is not sent. A flush covers writes of earlier runs. The
+    /// run overwrites the cookies.
     ///
     /// # Errors
-    /// When there is no lane to be had; when the device does not answer (ETIMEDOUT); when the load
-    /// is called off, or the program ends. What was sent may take effect all the same, and later.
+    /// No lane can be opened; the device does not answer (ETIMEDOUT); the load is cancelled; the
+    /// program ends. Bios that were sent may still take effect, even later.
     fn run(&self, device: &Arc<dyn Device>, bios: Batch) -> RunResult;
 }

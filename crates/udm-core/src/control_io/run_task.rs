@@ -1,22 +1,22 @@
-//! A run as a task of a core.
+//! A run of control I/O as a task of a core.
 
 use super::ControlTransfer;
 use crate::errno::EBUSY;
 use crate::{Batch, Device, DeviceSlot, OpenError, OwnWork, Task, TaskCx, TaskFactory, TaskHandle};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// What comes of a run.
+/// Result of a run.
 pub type RunResult = Result<Batch, OpenError>;
 
-/// How many runs of a disk may be under way: what hangs holds up a few loads, and not all.
+/// Maximum number of concurrent runs per disk: a disk that hangs blocks a few loads, not all.
 const RUNS_MAX: usize = 4;
 
-/// A run on its way, from outside. Dropping it stops the task: nothing more is sent, and what is in
-/// flight stays with it until it comes home. For as long as it has not, no other run on that disk
-/// begins: a write that comes late must not undo one that came after it.
+/// A run in progress. Dropping the handle stops its task: no more bios are sent, and bios in flight
+/// stay with the task until they complete. Until then no other run on the disk begins, since a late
+/// write must not overwrite a newer one.
 #[must_use = "the run is stopped when this is dropped"]
 pub struct RunHandle {
-    /// There for as long as something may be in flight.
+    /// Alive while bios may be in flight.
     run: Weak<()>,
     disk: Option<Arc<DiskRuns>>,
     _task: TaskHandle,
@@ -29,7 +29,7 @@ struct DiskRuns(Mutex<RunLists>);
 #[derive(Default)]
 struct RunLists {
     in_progress: Vec<Weak<()>>,
-    /// Those of them that nobody waits for any more.
+    /// Runs whose handle was dropped.
     abandoned: Vec<Weak<()>>,
 }
 
@@ -41,7 +41,7 @@ impl DiskRuns {
         known
     }
 
-    /// Takes another run in, if there may be one.
+    /// Adds a run, if one more may begin.
     fn begin(&self, run: Weak<()>) -> Result<(), OpenError> {
         let mut known = self.known();
         if !known.abandoned.is_empty() {
@@ -56,12 +56,12 @@ impl DiskRuns {
 }
 
 impl RunHandle {
-    /// Has `start` start a task that does `bio_faults` on `device` and tells what came of it, on its
-    /// core. When it is stopped it tells so at once.
+    /// Runs `bios` on `device` in a task that `start` starts. The core of the task calls `reply`
+    /// with the result, or at once if the task is stopped.
     ///
     /// # Errors
-    /// EBUSY when an earlier run on that disk was given up and is not home yet, and when too many
-    /// wait for it.
+    /// EBUSY if an earlier run on the disk was abandoned and has not completed, or if too many runs
+    /// wait for the disk.
     pub fn new(
         device: &Arc<dyn Device>,
         bios: Batch,
@@ -98,11 +98,11 @@ type RunCallback = Box<dyn FnOnce(RunResult) + Send>;
 struct RunTask {
     device: Arc<dyn Device>,
     slot: Option<DeviceSlot>,
-    /// `None` when it is over.
+    /// `None` when the run is over.
     errand: Option<ControlTransfer>,
-    /// `None` when nobody waits any more.
+    /// `None` when the reply has been sent.
     reply: Option<RunCallback>,
-    /// For as long as something may be in flight.
+    /// Held while bios may be in flight.
     token: Option<(Arc<()>, Option<Arc<DiskRuns>>)>,
 }
 
@@ -113,7 +113,7 @@ impl RunTask {
         }
     }
 
-    /// Sends what may go, and ends when all is home.
+    /// Sends bios as far as limits allow, and finishes the run once all have completed.
     fn go_on(&mut self, cx: &mut dyn TaskCx) {
         let Some(errand) = &mut self.errand else { return };
         if let Some(slot) = self.slot {
@@ -169,7 +169,7 @@ impl Task for RunTask {
         self.errand.is_none()
     }
 
-    /// In the background: it has a lane of its own, and nobody waits for it.
+    /// Background: the task has its own lane, and no other work waits for it.
     fn busy(&self) -> OwnWork {
         OwnWork::Background
     }

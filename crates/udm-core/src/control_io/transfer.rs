@@ -1,26 +1,28 @@
-//! The bios of one run on their way: which may go next, and which are home.
+//! The state of a run: which bios may be sent next, and which have completed.
 
 use crate::{Batch, Bio, Device, OpenError, Status, errno};
 
-/// Bytes that may be in flight; a longer bio goes alone.
+/// Maximum bytes in flight; a longer bio is sent alone.
 const BYTES_MAX: u64 = 1 << 20;
 
-/// Bios that may be in flight.
+/// Maximum bios in flight.
 const BIOS_MAX: usize = 256;
 
-/// The bios of one [`super::ControlIo::run_task`]. Whoever drives it has a lane of the device: it sends
-/// what [`ControlTransfer::next`] gives and brings back what comes home, until [`ControlTransfer::is_over`].
+/// The bios of one [`super::ControlIo::run`]. Its driver has a lane of the device. It submits the
+/// bios from [`ControlTransfer::next`] and passes completed bios to
+/// [`ControlTransfer::add_completed`], until [`ControlTransfer::is_over`].
 pub struct ControlTransfer {
-    /// What is still to be sent, the last first.
+    /// Bios to be sent, in reverse order.
     waiting: Batch,
-    /// By place; `None` where a bio waits or is in flight.
+    /// Completed bios by index; `None` while a bio waits or is in flight.
     completed: Vec<Option<Box<Bio>>>,
     in_flight: usize,
     bytes: u64,
 }
 
 impl ControlTransfer {
-    /// `bio_faults` for `device`. What it can't take is home already, with its error.
+    /// Creates a transfer of `bios` to `device`. Bios that the device cannot accept complete at
+    /// once with an error.
     #[must_use]
     pub fn new(device: &dyn Device, bios: Batch) -> ControlTransfer {
         let limits = device.limits();
@@ -46,8 +48,8 @@ impl ControlTransfer {
         ControlTransfer { waiting, completed, in_flight: 0, bytes: 0 }
     }
 
-    /// The next bio to send, when one more may be in flight.
-    #[expect(clippy::should_implement_trait, reason = "it is no iterator: more may come after None")]
+    /// The next bio to send, if one more may be in flight.
+    #[expect(clippy::should_implement_trait, reason = "not an iterator: more may follow after None")]
     pub fn next(&mut self) -> Option<Box<Bio>> {
         let bytes = self.waiting.last()?.data.len() as u64;
         let full = self.in_flight >= BIOS_MAX || self.bytes + bytes > BYTES_MAX;
@@ -59,16 +61,16 @@ impl ControlTransfer {
         self.waiting.pop()
     }
 
-    /// Takes a bio that is home.
+    /// Takes a completed bio.
     pub fn add_completed(&mut self, bio: Box<Bio>) {
         self.in_flight -= 1;
         self.bytes -= bio.data.len() as u64;
         let place = bio.cookie as usize;
-        debug_assert!(self.completed[place].is_none(), "a bio came home twice: {bio:?}");
+        debug_assert!(self.completed[place].is_none(), "a bio completed twice: {bio:?}");
         self.completed[place] = Some(bio);
     }
 
-    /// Sends nothing more: what waits comes home as it is.
+    /// Sends no more bios: waiting bios complete with [`Status::IoErr`].
     pub fn cancel(&mut self) {
         for mut bio in self.waiting.drain(..) {
             bio.end_with(Status::IoErr);
@@ -77,34 +79,34 @@ impl ControlTransfer {
         }
     }
 
-    /// How many bios are in flight.
+    /// Number of bios in flight.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.in_flight
     }
 
-    /// True when all are home.
+    /// True if all bios have completed.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.waiting.is_empty() && self.in_flight == 0
     }
 
-    /// The bios in the order in which they were given, from an errand that is over.
+    /// Returns the bios in their original order.
     ///
     /// # Panics
-    /// When it is not over.
+    /// If the transfer is not over.
     #[must_use]
     pub fn finish(self) -> Batch {
-        self.completed.into_iter().map(|bio| bio.expect("all are home")).collect()
+        self.completed.into_iter().map(|bio| bio.expect("all bios have completed")).collect()
     }
 
-    /// What is said when the cores take nothing any more.
+    /// Error of a run if the program ends.
     #[must_use]
     pub fn shutdown_error() -> OpenError {
         OpenError::new(errno::ESHUTDOWN, "the program ends")
     }
 
-    /// What is said of a device from which nothing comes home.
+    /// Error of a run if the device does not answer.
     #[must_use]
     pub fn timeout_error() -> OpenError {
         OpenError::new(errno::ETIMEDOUT, "the store does not answer")

@@ -1,10 +1,11 @@
-//! `none`: first come, first served. What comes is merged with one of the latest that wait.
+//! The scheduler `none`: first in, first out. A new request is merged with one of the latest
+//! waiting requests if possible.
 
 use crate::merge::{Merger, Request};
 use std::collections::VecDeque;
 use udm_core::{Batch, Bio, Cx};
 
-/// See the module.
+/// The scheduler `none`.
 #[derive(Default)]
 pub(crate) struct FifoScheduler(VecDeque<Request>);
 

@@ -9,15 +9,16 @@ use mq_deadline::DeadlineScheduler;
 use udm_core::{Batch, Bio, Cx};
 use udm_wire::uri::{QueueParams, Scheduler};
 
-/// The schedulers, one line each. A list and no trait: what is asked for each request is in line.
+/// The schedulers, one variant each. An enum instead of a trait, so that calls per request are
+/// inlined.
 pub(crate) enum IoScheduler {
-    /// First come, first served.
+    /// First in, first out.
     None(FifoScheduler),
-    /// By sector, with an age at which a request goes first.
+    /// By sector, with deadlines.
     MqDeadline(Box<DeadlineScheduler>),
 }
 
-/// Does `$do` with the scheduler in `$sched`, whichever it is.
+/// Evaluates `$do` with the scheduler in `$sched`.
 macro_rules! each {
     ($sched:expr, $one:ident => $do:expr) => {
         match $sched {
@@ -28,7 +29,7 @@ macro_rules! each {
 }
 
 impl IoScheduler {
-    /// The one that `params` name, empty.
+    /// Creates the scheduler that `params` names.
     pub fn new(params: &QueueParams) -> IoScheduler {
         match params.scheduler {
             Scheduler::None => IoScheduler::None(FifoScheduler::default()),
@@ -36,29 +37,29 @@ impl IoScheduler {
         }
     }
 
-    /// True for the one without an order of its own: what need not wait may pass it by.
+    /// True for the scheduler without an order: requests that need not wait may bypass it.
     #[inline]
     pub fn is_none(&self) -> bool {
         matches!(self, IoScheduler::None(_))
     }
 
-    /// How many requests wait.
+    /// Number of waiting requests.
     #[inline]
     pub fn len(&self) -> usize {
         each!(self, one => one.len())
     }
 
-    /// Takes `bio`, by itself or as a part of one that waits.
+    /// Adds `bio`, as a new request or merged with a waiting one.
     pub fn add(&mut self, bio: Box<Bio>, merger: &mut Merger, cx: &Cx<'_>) {
         each!(self, one => one.add(bio, merger, cx));
     }
 
-    /// The next to go.
+    /// Removes and returns the next request to send.
     pub fn next(&mut self, merger: &mut Merger, cx: &Cx<'_>) -> Option<Request> {
         each!(self, one => one.next(merger, cx))
     }
 
-    /// Takes back all that wait, as they came from above.
+    /// Removes all waiting bios, as they came from above.
     pub fn hand_back(&mut self, merger: &mut Merger, back: &mut Batch) {
         each!(self, one => one.hand_back(merger, back));
     }

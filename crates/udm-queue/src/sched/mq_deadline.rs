@@ -1,13 +1,14 @@
-//! `mq-mq_deadline`: by sector, in batches of one direction, with an age at which a request goes first
-//! (kernel `block/mq-deadline.c`, spec E.7).
+//! The scheduler `mq-deadline`: by sector, in batches of one direction, with deadlines (kernel
+//! `block/mq-deadline.c`).
 //!
-//! Reads are one direction and all else that has a place is the other. A batch is up to
-//! `fifo_batch` requests in the order of their sectors. Behind it the direction is chosen anew:
-//! reads, but where writes wait too they get the batch behind `writes_starved` of reads. A batch
-//! begins behind where the last one of its direction ended, or with the oldest request where that
-//! is due.
+//! Reads are one direction; all other requests with a sector are the other. A batch is up to
+//! `fifo_batch` requests in sector order. After a batch the scheduler chooses the direction of the
+//! next one. It prefers reads, but after `writes_starved` batches of reads, waiting writes get one.
+//! A batch begins after the last request of its direction, or with the oldest request if that is
+//! due.
 //!
-//! The kernel's red-black trees are sorted lists here: a few hundred entries, whose room stays.
+//! The kernel's red-black trees are sorted vectors here: they have a few hundred entries and keep
+//! their capacity.
 
 use crate::merge::{Merger, Request};
 use slab::Slab;
@@ -15,15 +16,15 @@ use std::collections::VecDeque;
 use udm_core::{Batch, Bio, Cx, Nanos, Op, Sector};
 use udm_wire::uri::QueueParams;
 
-/// One direction.
+/// Waiting requests of one direction.
 #[derive(Default)]
 struct Direction {
-    /// By sector, then by age: the keys of requests.
+    /// Keys of requests by sector, then by age.
     sorted: Vec<(Sector, usize)>,
-    /// The same, by age.
+    /// Keys of requests by age.
     oldest: VecDeque<usize>,
     expire: Nanos,
-    /// Where the last of it that went began.
+    /// First sector of the last request that was sent.
     latest: Sector,
 }
 
@@ -35,23 +36,23 @@ struct SortedRequest {
 const READ: usize = 0;
 const WRITE: usize = 1;
 
-/// See the module.
+/// The scheduler `mq-deadline`.
 pub(crate) struct DeadlineScheduler {
     all: Slab<SortedRequest>,
     directions: [Direction; 2],
-    /// Go first: flushes, which have no place.
+    /// Flushes, which have no sector and go first.
     first: VecDeque<Box<Bio>>,
-    /// Beyond what is sorted.
+    /// Requests beyond the limit of sorted requests.
     outside: VecDeque<Box<Bio>>,
     sorted_max: usize,
     fifo_batch: u32,
     writes_starved: u32,
-    /// The direction of the batch, how many of it have gone, and how many batches of reads went
+    /// Direction of the batch, number of its requests sent so far, and number of read batches sent
     /// while writes waited.
     direction: usize,
     batching: u32,
     starved: u32,
-    /// The latest that came or was merged with: `nomerges` 1 tries no other.
+    /// The last request added or merged with. `nomerges` 1 tries only this one.
     last: Option<usize>,
 }
 
@@ -103,14 +104,15 @@ impl DeadlineScheduler {
         let direction = &mut self.directions[direction_of(bio.op)];
         let (sector, due) = (bio.sector, cx.now() + direction.expire);
         let key = self.all.insert(SortedRequest { request: Merger::single(bio), due });
-        // Behind those of the same sector, which came before.
+        // After older requests of the same sector.
         let at = direction.sorted.partition_point(|(other, _)| *other <= sector);
         direction.sorted.insert(at, (sector, key));
         direction.oldest.push_back(key);
         self.last = Some(key);
     }
 
-    /// A request that `bio` can be merged with, and whether it goes in front of that.
+    /// Finds a request that `bio` can be merged with. The flag is true if `bio` goes in front of
+    /// the request.
     fn neighbour(&self, bio: &Bio, merger: &Merger) -> Option<(usize, bool)> {
         let sorted = &self.directions[direction_of(bio.op)].sorted;
         let at = sorted.partition_point(|(sector, _)| *sector < bio.sector);
@@ -130,8 +132,9 @@ impl DeadlineScheduler {
         before.or_else(|| behind().filter(may).map(|key| (key, true)))
     }
 
-    /// The request `key` has grown, in front or behind: where it touches another one now, and both
-    /// may go down as one, they are one, with the place of the older (kernel `attempt_merge`).
+    /// Merges the request `key`, which has grown in front or at its end, with a neighbour that it
+    /// now touches, if possible. The merged request gets the deadline of the older one (kernel
+    /// `attempt_merge`).
     #[inline(never)]
     fn join(&mut self, key: usize, in_front: bool, merger: &mut Merger) {
         let direction = &mut self.directions[direction_of(self.all[key].request.bio.op)];
@@ -158,7 +161,7 @@ impl DeadlineScheduler {
         &self.all[key].request
     }
 
-    /// The request begins at `sector` from now on.
+    /// Moves the request to a new first sector.
     fn move_to(&mut self, key: usize, sector: Sector) {
         let request = &self.all[key].request;
         let direction = &mut self.directions[direction_of(request.bio.op)];
@@ -184,7 +187,7 @@ impl DeadlineScheduler {
         Some(request)
     }
 
-    /// The key of the next.
+    /// Chooses the key of the next request.
     fn choose(&mut self, cx: &Cx<'_>) -> Option<usize> {
         if self.batching < self.fifo_batch
             && let Some(key) = self.directions[self.direction].following()
@@ -236,13 +239,13 @@ impl DeadlineScheduler {
 }
 
 impl Direction {
-    /// Where the request that begins at `sector` is.
+    /// Index of the request `key`, which begins at `sector`.
     fn place(&self, sector: Sector, key: usize) -> usize {
         let from = self.sorted.partition_point(|(other, _)| *other < sector);
         from + self.sorted[from..].iter().position(|(_, other)| *other == key).expect("it waits")
     }
 
-    /// The first at or behind where the last that went began.
+    /// The first request at or after the start of the last one sent.
     fn following(&self) -> Option<usize> {
         let at = self.sorted.partition_point(|(sector, _)| *sector < self.latest);
         self.sorted.get(at).map(|(_, key)| *key)

@@ -1,28 +1,30 @@
-//! What waits behind the one way of all cores goes home when what lies above is suspended.
+//! Suspends over a single owner: waiting requests are handed back to the lanes that submitted them.
 //!
-//! One lane of the device serves all that ask, so what a drain of it hands back may be anybody's.
-//! A lane that is drained says so; the lane that the task has drains the device before each poll
-//! while anybody does. It gives back what is of those who asked, marked, and sends the rest down
-//! again at once, in the same poll: others are not held up by a suspend that hangs.
+//! One lane of the device serves all cores, so a drain of it may hand back bios of any lane. A lane
+//! that is drained requests a drain from the owner. While any such request exists, the owner's lane
+//! drains the device before each poll. It hands back the bios of the requesting lanes, with a mark,
+//! and submits the others again in the same poll. So a suspend that hangs does not delay other
+//! lanes.
 //!
 //! ```text
-//! lane:   drain: want += me, ring ────►  task's lane, in a poll:  drain below
-//!                                          mine   ◄──────────────  handed back
-//!         next drain: out in `back`  ◄───  others' ─────────────►  down again
-//!         nothing waits, or no drain before a poll: want -= me, ring
+//! lane:   drain: request, wake ─────────►  owner's lane, in a poll: drains the device
+//!                                            own bios   ◄───────────  handed back
+//!         next drain: returned in `back` ◄─  other bios ───────────►  submitted again
+//!         nothing waits, or a poll without a drain: withdraw the request, wake
 //! ```
 //!
-//! **Late answers.** A drain may be over when something comes back: the lane is polled then without
-//! a drain in front, sends it down again and wants no more. A lane may also be polled twice behind
-//! one drain; so it asks for a turn then, and where the suspend goes on the next drain asks anew.
-//! Where a suspend with flush has come in its place, what comes back goes down again too.
+//! **Late bios.** Bios may be handed back after the suspend has ended. The lane is then polled
+//! without a drain; it submits these bios again and withdraws its request. A lane may also be
+//! polled twice after one drain. So it asks for another turn, and if the suspend continues, the
+//! next drain requests again. If a suspend with flush has followed, bios that are handed back are
+//! submitted again too.
 //!
-//! **A pause.** When something was handed back the lane wants no more for a moment. Else what
-//! others have would go round in it for ever, where a second way of this kind lies below and the
-//! suspend waits for something else.
+//! **A pause.** After bios were handed back, the lane requests no drain for 1 ms. A second single
+//! owner may lie below, and the suspend may wait for something else. Without the pause, bios of
+//! other lanes would then be handed back and submitted again forever.
 //!
-//! *Price.* A load in each poll of the task's lane. With a suspend a lock for a moment, and two
-//! letters a lane.
+//! *Price.* A load in each poll of the owner's lane. During a suspend, a short lock and two
+//! messages per lane.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use udm_core::bugs::{self, Bug};
@@ -31,26 +33,26 @@ use udm_core::{
     WakeEpoch, interleave,
 };
 
-/// Between a drain that gave something back and the next that is asked for.
+/// Pause between a drain that handed back bios and the next drain request.
 const PAUSE: Nanos = Nanos::from_millis(1);
 
 const HANDED_BACK: u64 = 1 << 31;
 
-/// What a bio of the task carries: the lane that it is of, and its key, below 2^31.
+/// The cookie of the owner's bios: the lane, and the key of the request, below 2^31.
 pub(super) fn cookie(lane: u32, key: usize) -> u64 {
     u64::from(lane) << 32 | key as u64
 }
 
-/// The key, and whether nobody has begun the bio.
+/// The key of a cookie, and whether the bio was handed back unstarted.
 pub(super) fn read(cookie: u64) -> (usize, bool) {
     ((cookie & (HANDED_BACK - 1)) as usize, cookie & HANDED_BACK != 0)
 }
 
-/// Which lanes are drained, and how.
+/// Drain requests of all lanes.
 pub(super) struct DrainRequests {
-    /// Held for moments.
+    /// Requesting lanes with the kind of drain. Locked briefly.
     wanted: Mutex<Vec<(u32, Drain)>>,
-    /// Rung when they are others.
+    /// Woken when the requests change.
     bell: Arc<WaitQueue>,
 }
 
@@ -77,17 +79,18 @@ impl DrainRequests {
     }
 }
 
-/// What a lane that asks knows of its drain.
+/// The drain state of a requesting lane.
 pub(super) struct DrainRequester {
     lane: u32,
     drains: Arc<DrainRequests>,
-    /// What it wants now.
+    /// The drain that the lane requests now.
     how: Option<Drain>,
-    /// There was this drain since the last poll.
+    /// The drain since the last poll.
     drained: Option<Drain>,
-    /// It has wanted something since it was last empty: answers of that may still come.
+    /// True if the lane has requested a drain since it was last empty: bios may still be handed
+    /// back.
     asked: bool,
-    /// It wants nothing before.
+    /// The lane requests no drain before this time.
     pause: Nanos,
 }
 
@@ -96,18 +99,18 @@ impl DrainRequester {
         DrainRequester { lane, drains, how: None, drained: None, asked: false, pause: Nanos(0) }
     }
 
-    /// True where a poll has more to do than usual.
+    /// True if the poll must handle a drain.
     #[inline]
     pub fn has_asked(&self) -> bool {
         self.asked
     }
 
-    /// The drain since the last poll, if there was one.
+    /// Takes the drain since the last poll.
     pub fn take_drained(&mut self) -> Option<Drain> {
         self.drained.take()
     }
 
-    /// Wants `how` from now on; true when that is something else.
+    /// Sets the request to `how`; returns true if it changed.
     pub fn ask(&mut self, how: Option<Drain>) -> bool {
         let other = self.how != how;
         if other {
@@ -117,9 +120,9 @@ impl DrainRequester {
         other
     }
 
-    /// The lane was drained: did something come home by that, and is nothing left? Of several
-    /// drains in front of a poll, of devices one above the other, the one without flush counts:
-    /// what it hands back need not fail.
+    /// Handles a drain of the lane. `came` is true if it returned bios, `empty` if no bio waits. If
+    /// stacked devices cause several drains before a poll, the one without flush counts, since bios
+    /// that it hands back need not fail.
     pub fn drained(&mut self, how: Drain, came: bool, empty: bool, cx: &mut Cx<'_>) {
         if empty {
             return self.settle(true);
@@ -139,7 +142,7 @@ impl DrainRequester {
         }
     }
 
-    /// Where nothing is left it wants nothing.
+    /// Withdraws the request if no bio waits.
     pub fn settle(&mut self, empty: bool) {
         if empty {
             self.ask(None);
@@ -148,7 +151,7 @@ impl DrainRequester {
     }
 }
 
-/// The device as the task opens it.
+/// The device that the owner task opens.
 pub(super) struct OwnerDevice {
     device: Arc<dyn Device>,
     drains: Arc<DrainRequests>,
@@ -177,15 +180,15 @@ impl Device for OwnerDevice {
     }
 }
 
-/// The lane that the task has.
+/// The lane of the owner task.
 struct OwnerLane {
     below: Box<dyn Lane>,
     drains: Arc<DrainRequests>,
     listener: WaitHandle,
-    /// What is wanted was looked up then.
+    /// Epoch at which `wanted` was read.
     seen: Option<WakeEpoch>,
     wanted: Vec<(u32, Drain)>,
-    /// Scratch.
+    /// Reused vector.
     back: Batch,
 }
 
@@ -198,7 +201,7 @@ impl OwnerLane {
             self.wanted.clone_from(&self.drains.wanted());
             self.listener.wait(now, cx);
         }
-        // What fails stays last: lanes below go by the drain that they saw last.
+        // Failing drains come last: lower lanes act on the last drain that they saw.
         for how in [Drain::NoFlush, Drain::Flush, Drain::End] {
             if !self.wanted.iter().any(|(_, wanted)| *wanted == how) {
                 continue;
@@ -231,7 +234,7 @@ impl Lane for OwnerLane {
         self.below.poll(done, cx);
     }
 
-    /// The program ends.
+    /// Called when the program ends.
     fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
         self.below.drain(how, back, cx);
     }

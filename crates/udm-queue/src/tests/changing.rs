@@ -1,10 +1,10 @@
-//! Settings that change while requests are under way.
+//! Changes of settings while requests are in flight.
 
 use super::*;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
 impl TestCores {
-    /// Asks for a change; how often it has been said to hold.
+    /// Starts a change; returns how often it was reported complete.
     fn change(&mut self, words: &[(&str, &str)]) -> Result<Arc<AtomicU32>, OpenError> {
         let words: Vec<_> = words.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
         let said = Arc::new(AtomicU32::new(0));
@@ -21,8 +21,8 @@ impl TestCores {
     }
 }
 
-/// The change is told when the last request of before is home, and what waited goes by the new
-/// settings; nobody is lost, and the disk has never more than the tags allow.
+/// A change completes when the last earlier request has completed, and waiting requests follow the
+/// new settings. No request is lost, and the disk never has more than the tags allow.
 #[test]
 fn a_change_takes_what_waits_with_it() {
     for cores in [1, 2] {
@@ -32,7 +32,7 @@ fn a_change_takes_what_waits_with_it() {
         let said = world.change(&[("nr_requests", "4"), ("nomerges", "0")]).unwrap();
         let busy = world.change(&[("nomerges", "0")]).unwrap_err();
         assert_eq!(busy.text, "another change of the queue is under way");
-        // Requests go on while the tags come in.
+        // Requests continue while the change collects the tags.
         for _ in 0..4 {
             assert_eq!(said.load(SeqCst), 0);
             world.end(0, Status::Ok);
@@ -43,7 +43,7 @@ fn a_change_takes_what_waits_with_it() {
         let mut sectors: Vec<u64> = world.done.iter().map(|(_, bio)| bio.sector.0 / 16).collect();
         sectors.sort_unstable();
         assert_eq!(sectors, (0..12).chain(20..32).collect::<Vec<_>>());
-        // They merge now, on a core that had nothing to wait for as well.
+        // Requests are merged now, also on a core where none waited.
         world.submit(cores - 1, vec![read(0, 8), read(8, 8)]);
         world.end_all();
         world.submit(cores - 1, vec![read(0, 8), read(8, 8)]);
@@ -52,8 +52,8 @@ fn a_change_takes_what_waits_with_it() {
     }
 }
 
-/// A lane that is told of new settings in a poll sends what waits, and takes back what ends at
-/// once.
+/// A lane that sees new settings in a poll sends waiting requests, and returns those that complete
+/// at once.
 #[test]
 fn what_moves_to_new_settings_and_ends_at_once_comes_home() {
     let mut world = TestCores::new(2, "queue_depth=1,nr_hw_queues=1,nomerges=2");
@@ -85,7 +85,8 @@ fn another_scheduler_sorts_what_waits() {
     assert_eq!(world.queue.report(1).scheduler, "mq-deadline");
 }
 
-/// What holds already holds at once, whatever is with the disk; but not beside another change.
+/// A change to the current settings completes at once, whatever the disk does; but not during
+/// another change.
 #[test]
 fn what_holds_is_not_waited_for() {
     let mut world = TestCores::new(1, "queue_depth=1,nomerges=2");
@@ -99,7 +100,7 @@ fn what_holds_is_not_waited_for() {
     assert_eq!(said.load(SeqCst), 1);
 }
 
-/// Before a lane is opened, and where all are idle, it holds at once.
+/// Before a lane is opened, and while all are idle, a change completes at once.
 #[test]
 fn an_idle_queue_changes_at_once() {
     let mut world = TestCores::new(2, "queue_depth=8");
@@ -113,7 +114,7 @@ fn an_idle_queue_changes_at_once() {
     assert_eq!(world.queue.limits().max_sectors, Sectors(64));
 }
 
-/// Who is not to wait finds the tags of the new settings too, on a lane where nothing ever waits.
+/// A NOWAIT request gets a tag of the new settings, also on a lane where no request waits.
 #[test]
 fn who_is_not_to_wait_goes_by_the_new_settings() {
     let mut world = TestCores::new(1, "queue_depth=8");
@@ -144,8 +145,8 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
     let refused = world.change(&[("colour", "red")]).unwrap_err().text;
     assert!(refused.starts_with("a queue in use has no setting \"colour\": it has scheduler, nr_requests"));
     assert_eq!(world.queue.report(1), before);
-    // Another scheduler has as many requests as it has where nothing is said, and its own settings
-    // are gone with it; fewer than four requests are four.
+    // Another scheduler resets the number of requests to its default and drops the settings of the
+    // old scheduler. Fewer than four requests become four.
     world.change(&[("scheduler", "mq-deadline"), ("read_expire", "7"), ("fifo_batch", "0")]).unwrap();
     let numbers = world.queue.report(1).numbers;
     assert!([("nr_requests", 16), ("read_expire", 7), ("fifo_batch", 0)].iter().all(|n| numbers.contains(n)));
@@ -174,7 +175,7 @@ impl Device for UnopenableDisk {
     }
 }
 
-/// Also where another core has the order: it would be the one to find out, with a request.
+/// Also if an owner task serves the requests: it would find out only with the first request.
 #[test]
 fn a_disk_that_cannot_be_opened_refuses_the_lane() {
     for words in ["scheduler=none", "scheduler=mq-deadline"] {
@@ -185,8 +186,8 @@ fn a_disk_that_cannot_be_opened_refuses_the_lane() {
     }
 }
 
-/// A change that is cancelled while a request is with the disk leaves all tags and the old settings;
-/// what waited goes on, and another change may come.
+/// A cancelled change keeps all tags and the old settings. Waiting requests continue, and another
+/// change may follow.
 #[test]
 fn a_cancelled_change_gives_its_tags_back() {
     for cores in [1, 2] {

@@ -1,4 +1,4 @@
-//! Requests that lie behind each other go down as one, and come back as they were given.
+//! Adjacent requests are merged on the way down and come back unchanged.
 
 use super::*;
 use proptest::prelude::*;
@@ -37,10 +37,10 @@ fn what_comes_is_merged_with_what_waits() {
     }
 }
 
-/// Two that wait become one when a third fills what lies between, from either side.
+/// Two waiting requests are joined when a third fills the gap, from either side.
 #[test]
 fn two_that_wait_are_joined_by_a_third() {
-    // The last of them touches the first and the second.
+    // The third one touches the first and the second.
     for (sectors, want) in
         [([0, 16, 8], vec![(0, 24)]), ([16, 0, 8], vec![(0, 24)]), ([0, 24, 8], vec![(0, 16), (24, 8)])]
     {
@@ -109,7 +109,7 @@ fn nomerges_and_the_number_of_pieces_are_kept_to() {
             world.end(0, Status::Ok);
         }
     }
-    // With the latest only.
+    // `nomerges` 1: merges only with the latest request.
     let mut world = TestCores::new(1, "queue_depth=1,nomerges=1");
     world.submit(0, vec![read(500, 8)]);
     [0, 100, 8].into_iter().for_each(|sector| world.submit(0, vec![read(sector, 8)]));
@@ -121,12 +121,12 @@ fn nomerges_and_the_number_of_pieces_are_kept_to() {
     assert_eq!(went, 4);
 }
 
-/// Of a read that was merged only the part that met the bad block fails; of a write all, and none
-/// is sent twice.
+/// If a merged read fails, only the part with the bad block fails. If a merged write fails, all
+/// parts fail, and nothing is sent twice.
 #[test]
 fn an_error_of_the_whole() {
     let mut world = TestCores::new(1, "queue_depth=8");
-    // A disk says it so, badblocks of null devices and dust so.
+    // Disks report a medium error; bad blocks of null devices and of dust report an I/O error.
     for bad in [Status::Medium, Status::IoErr] {
         world.submit(0, vec![read(0, 8), read(8, 8)]);
         world.end(0, bad);
@@ -153,7 +153,7 @@ fn an_error_of_the_whole() {
     }
 }
 
-/// What is to be read again and waits for its tag is handed back as it was given.
+/// A part that waits to be read again is handed back unchanged.
 #[test]
 fn what_is_to_be_read_again_is_handed_back_as_it_was() {
     let mut world = TestCores::new(1, "queue_depth=1");
@@ -170,9 +170,8 @@ fn what_is_to_be_read_again_is_handed_back_as_it_was() {
 }
 
 proptest! {
-    /// Whatever comes, in whatever order the disk ends it: each comes back once, as it was given,
-    /// reads with what was written before them, and never more are with the disk than there are
-    /// tags.
+    /// For random requests, completed in random order: each comes back once and unchanged, reads
+    /// return the data written before, and the disk never has more requests than tags.
     #[test]
     fn nothing_is_lost_doubled_or_mixed_up(
         deadline in any::<bool>(),

@@ -1,4 +1,4 @@
-//! The queue over a disk that holds what it is given until the test lets go of it.
+//! Tests of the queue over a disk that holds requests until the test completes them.
 
 mod changing;
 mod merging;
@@ -16,14 +16,14 @@ use udm_core::{
 };
 use udm_core::{HwQueueReport, Nanos, Op, SECTOR_SIZE, Segments, Status, TaskHandle};
 
-/// What happens at the disk: shared by its lanes, all on this thread.
+/// State of the disk, shared by its lanes on this thread.
 #[derive(Default)]
 struct TestDiskState {
-    /// In the order in which they came, with the core that sent them.
+    /// Requests in order of arrival, with their core.
     bios: Vec<(CoreId, Box<Bio>)>,
     back: Vec<(CoreId, Box<Bio>)>,
     most: usize,
-    /// What comes from now on ends in the submit.
+    /// If true, requests complete within `submit`.
     prompt: bool,
 }
 
@@ -85,7 +85,7 @@ impl Device for Disk {
     }
 }
 
-/// Letters between the cores of the test.
+/// Wakeups between the cores of the test.
 #[derive(Default)]
 struct RecordedWakes(Mutex<Vec<(CoreId, DeviceId)>>);
 
@@ -95,11 +95,11 @@ impl Cores for RecordedWakes {
         self.0.lock().unwrap().push((core, device));
     }
     fn start(&self, _: TaskFactory) -> TaskHandle {
-        unreachable!("one core has the order")
+        unreachable!("one core needs no owner task")
     }
 }
 
-/// Cores, each with a lane of the one queue.
+/// Cores, each with a lane of the same queue.
 struct TestCores {
     cores: Vec<(CoreState, Box<dyn Lane>)>,
     queue: QueuedDevice,
@@ -142,7 +142,7 @@ impl TestCores {
         self.done.extend(done.into_iter().map(|bio| (CoreId(core as u16), bio)));
     }
 
-    /// The disk ends its `n`th request with `status`.
+    /// Completes the `n`th request of the disk with `status`.
     fn end(&mut self, n: usize, status: Status) {
         let (core, mut bio) = held(|held| held.bios.remove(n));
         if status.is_ok() {
@@ -160,7 +160,7 @@ impl TestCores {
         self.letters();
     }
 
-    /// Polls those who have a letter.
+    /// Polls the cores that have been woken.
     fn letters(&mut self) {
         for _ in 0..100 {
             let letters = std::mem::take(&mut *self.letters.0.lock().unwrap());
@@ -172,17 +172,17 @@ impl TestCores {
                 self.poll(core.index());
             }
         }
-        panic!("letters without end");
+        panic!("endless wakeups");
     }
 
-    /// What the disk has: first sector and length of each.
+    /// First sector and length of each request with the disk.
     fn at_disk(&self) -> Vec<(u64, u64)> {
         held(|held| held.bios.iter().map(|(_, bio)| (bio.sector.0, bio.sectors.0)).collect())
     }
 }
 
 impl Drop for TestCores {
-    /// Nothing is left in flight, where the test did not fail before.
+    /// Checks that nothing is in flight, unless the test has failed.
     fn drop(&mut self) {
         if !std::thread::panicking() {
             assert!(held(|held| held.bios.is_empty() && held.back.is_empty()));
@@ -190,7 +190,7 @@ impl Drop for TestCores {
     }
 }
 
-/// What these words in a URI say.
+/// Parses queue parameters from the words of a URI.
 fn params(words: &str) -> QueueParams {
     match udm_wire::uri::parse(&format!("mem:1M,{words}")).unwrap() {
         udm_wire::uri::DeviceUri::Mem { queue, .. } => queue.unwrap(),
@@ -218,7 +218,7 @@ fn cores_that_share_a_queue_are_neighbours() {
     assert_eq!(map(4, 2), [0, 0, 1, 1]);
     assert_eq!(map(4, 4), [0, 1, 2, 3]);
     assert_eq!(map(8, 3), [0, 0, 0, 1, 1, 1, 2, 2]);
-    // The larger ones come first, as in the kernel.
+    // The larger groups come first, as in the kernel.
     assert_eq!(map(8, 5), [0, 0, 1, 1, 2, 2, 3, 4]);
     assert_eq!(map(3, 2), [0, 0, 1]);
 }
@@ -230,7 +230,7 @@ fn a_report_says_what_holds_and_who_has_the_tags() {
     let report = world.queue.report(3);
     let number = |name: &str| report.numbers.iter().find(|(known, _)| *known == name).unwrap().1;
     assert_eq!(report.scheduler, "none");
-    // nr_requests is 4 at least; the disk takes 32 KiB.
+    // nr_requests is at least 4; the disk accepts 32 KiB.
     let wanted = [("nr_hw_queues", 2), ("queue_depth", 4), ("nr_requests", 4), ("max_sectors_kb", 32)];
     wanted.iter().for_each(|(name, wanted)| assert_eq!(number(name), *wanted, "{name}"));
     let queue = |cores: &[usize], tags_in_use, in_line| HwQueueReport {
@@ -247,7 +247,7 @@ fn a_report_says_what_holds_and_who_has_the_tags() {
     assert_eq!(world.queue.report(3).hw_queues[0], queue(&[0, 1], 0, 0));
 }
 
-/// Without a scheduler `nr_requests` bounds the tags, as in the kernel.
+/// Without a scheduler, `nr_requests` limits the tags, as in the kernel.
 #[test]
 fn fewer_requests_than_tags_are_fewer_tags() {
     let mut world = TestCores::new(1, "queue_depth=16,nr_requests=5,nomerges=2");
@@ -287,7 +287,8 @@ fn who_is_not_to_wait_does_not() {
     world.end(0, Status::Ok);
     assert_eq!(world.done[1].1.status, Status::Ok);
 
-    // Where there are tags it goes, also behind others of its batch, and is not merged with them.
+    // If a tag is free, a NOWAIT request is sent, even after others of its batch, and is not merged
+    // with them.
     let mut world = TestCores::new(1, "queue_depth=2");
     world.submit(0, vec![read(0, 8), read(8, 8), nowait(16), nowait(24)]);
     world.poll(0);
@@ -298,7 +299,8 @@ fn who_is_not_to_wait_does_not() {
     world.end(0, Status::Ok);
 }
 
-/// What waits goes back as it came, and what the disk had not begun too; their tags are free then.
+/// Waiting requests and requests that the disk has not started are handed back unchanged, and their
+/// tags are free.
 #[test]
 fn a_suspend_without_flush_takes_back_what_waits() {
     for scheduler in ["none", "mq-deadline"] {

@@ -1,15 +1,16 @@
-//! The order of `mq-mq_deadline`, as the kernel's `dd_dispatch_request` has it.
+//! The order of `mq-deadline`, as in the kernel's `dd_dispatch_request`.
 
 use super::*;
 
-/// A world whose one tag is taken, so that all that comes waits. What has it is a batch of one.
+/// A queue whose only tag is in use, so that new requests wait. The request with the tag is a batch
+/// of one.
 fn waiting(words: &str) -> TestCores {
     let mut world = TestCores::new(1, &format!("queue_depth=1,scheduler=mq-deadline,nomerges=2,{words}"));
     world.submit(0, vec![read(1000, 1)]);
     world
 }
 
-/// Lets all go, and says in which order: the sector, and `w` for a write.
+/// Completes all requests and returns their order: the sectors, with `w` for a write.
 fn order(world: &mut TestCores) -> String {
     let mut went = Vec::new();
     world.end(0, Status::Ok);
@@ -25,7 +26,7 @@ fn order(world: &mut TestCores) -> String {
 fn by_sector_from_where_the_last_one_was() {
     let mut world = waiting("nr_requests=99");
     world.submit(0, [50, 10, 30].map(|sector| read(sector, 1)).into());
-    assert_eq!(order(&mut world), "50 10 30", "nothing lies behind 1000, so the oldest begins a batch");
+    assert_eq!(order(&mut world), "50 10 30", "no request follows 1000, so the oldest begins a batch");
     let mut world = waiting("nr_requests=99");
     world.submit(0, [50, 1010, 30, 1005].map(|sector| read(sector, 1)).into());
     assert_eq!(order(&mut world), "1005 1010 50 30");
@@ -36,7 +37,7 @@ fn a_batch_is_of_one_direction_and_no_longer_than_it_may_be() {
     let mut world = waiting("nr_requests=99,fifo_batch=3,writes_starved=2");
     world.submit(0, (0..9).map(|n| write(n, 1, 1)).collect());
     world.submit(0, (100..112).map(|n| read(n, 1)).collect());
-    // Nothing lies behind 1000, so the batch that it began is over.
+    // No request follows 1000, so its batch is over.
     assert_eq!(
         order(&mut world),
         "100 101 102 103 104 105 w0 w1 w2 106 107 108 109 110 111 w3 w4 w5 w6 w7 w8",
@@ -62,8 +63,8 @@ fn writes_have_their_turn_however_many_reads_come() {
     }
 }
 
-/// A request at a low sector would wait for as long as ever new ones come behind the last; its age
-/// has it go first.
+/// A request at a low sector would starve while new ones arrive after the last sector; its deadline
+/// prevents this.
 #[test]
 fn what_is_due_goes_first() {
     for (age, want) in [(499, "1001 1002 1003 5"), (500, "5 1001 1002 1003")] {
@@ -75,8 +76,8 @@ fn what_is_due_goes_first() {
     }
 }
 
-/// Two that become one by a third are as old as the older, in its place (kernel
-/// `dd_merged_requests`), and found at both ends.
+/// Two requests joined by a third have the deadline and position of the older (kernel
+/// `dd_merged_requests`). The joined request is found at both ends.
 #[test]
 fn what_is_joined_is_due_when_its_oldest_part_is() {
     for (age, want) in [(499, "1001 4"), (500, "4 1001")] {
@@ -107,7 +108,7 @@ fn flushes_go_first() {
     order(&mut world);
 }
 
-/// What is beyond `nr_requests` has no place yet.
+/// Requests beyond `nr_requests` are not sorted yet.
 #[test]
 fn no_more_is_sorted_than_nr_requests() {
     let mut world = waiting("nr_requests=4");

@@ -1,4 +1,4 @@
-//! Disks that share tags, a lane each on one core.
+//! Disks that share tags, with one lane each on one core.
 
 use super::*;
 
@@ -26,14 +26,14 @@ impl SharedTagDisks {
         SharedTagDisks { core, disks, now: Nanos(1), done: Batch::new() }
     }
 
-    /// Reads for a disk; their sectors say whose they are.
+    /// Submits reads to a disk; their sector identifies the disk.
     fn submit(&mut self, disk: usize, n: u64) {
         let mut batch: Batch = (0..n).map(|_| read(disk as u64 * 8, 8)).collect();
         batch.iter_mut().for_each(|bio| bio.start());
         self.disks[disk].1.submit(&mut batch, &mut self.core.cx(self.now));
     }
 
-    /// Requests that a disk has.
+    /// Number of requests with a disk.
     fn has(&self, disk: usize) -> usize {
         let count = held(|held| held.bios.iter().filter(|(_, bio)| bio.sector.0 == disk as u64 * 8).count());
         let shared = self.disks[disk].0.report(1).hw_queues[0].shared.unwrap();
@@ -45,8 +45,8 @@ impl SharedTagDisks {
         self.disks[disk].0.report(1).hw_queues[0].shared.unwrap().most
     }
 
-    /// `n` requests of a disk end, and each lane is polled, its own first: at the disk of these
-    /// tests what comes back is a core's.
+    /// Completes `n` requests of a disk and polls all lanes, that of the disk first: completions of
+    /// the test disk belong to a core, not to a lane.
     fn end(&mut self, disk: usize, n: usize) {
         held(|held| {
             for _ in 0..n {
@@ -77,7 +77,7 @@ impl SharedTagDisks {
     }
 }
 
-/// The kernel's shares: 64 tags of two are 32, of three 22, of 32 four.
+/// The kernel's shares of 64 tags: 32 for two disks, 22 for three, 4 for 32.
 #[test]
 fn b09_each_active_disk_has_its_share_and_at_least_four() {
     for (disks, share) in [(1, 64), (2, 32), (3, 22), (32, 4)] {
@@ -97,8 +97,8 @@ fn b09_each_active_disk_has_its_share_and_at_least_four() {
     }
 }
 
-/// One that has all tags when another comes keeps them, and gets no more before it is below its
-/// part.
+/// A disk that has all tags when another becomes active keeps them, and gets no more until it is
+/// below its share.
 #[test]
 fn who_came_first_comes_down_to_its_share() {
     let mut all = SharedTagDisks::new(8, 2);
@@ -116,7 +116,7 @@ fn who_came_first_comes_down_to_its_share() {
     assert_eq!(all.done.len(), 200);
 }
 
-/// One that is between two requests keeps its part for 5 s.
+/// A disk between two requests keeps its share for 5 s.
 #[test]
 fn a_share_is_kept_for_a_while() {
     let mut all = SharedTagDisks::new(8, 2);
@@ -133,7 +133,7 @@ fn a_share_is_kept_for_a_while() {
     all.end_all();
 }
 
-/// What is not to wait ends at once, and leaves no tag behind.
+/// A NOWAIT request fails at once and leaves no tag behind.
 #[test]
 fn who_is_not_to_wait_does_not() {
     let mut all = SharedTagDisks::new(4, 2);
@@ -150,7 +150,8 @@ fn who_is_not_to_wait_does_not() {
     all.end_all();
 }
 
-/// What waits is handed back to a suspend without flush, and a lane that closes leaves its tags.
+/// Waiting requests are handed back to a suspend without flush, and a lane that closes returns its
+/// tags.
 #[test]
 fn what_waits_is_handed_back() {
     let mut all = SharedTagDisks::new(4, 2);
@@ -164,6 +165,6 @@ fn what_waits_is_handed_back() {
     back.iter_mut().for_each(|bio| bio.finish());
     all.end_all();
     all.submit(1, 4);
-    assert_eq!(all.has(1), 4, "none is left to who wants none");
+    assert_eq!(all.has(1), 4, "the lane left no tag behind");
     all.end_all();
 }

@@ -1,4 +1,4 @@
-//! Cores that have a hardware queue in common.
+//! Cores that share a hardware queue.
 
 use super::*;
 
@@ -18,8 +18,8 @@ fn fewer_queues_than_cores_share_their_tags() {
     }
 }
 
-/// A core that always has more to send does not keep the others out, however few tags there are
-/// (blktests block/020).
+/// A core with many requests does not starve the others, however few tags there are (blktests
+/// block/020).
 #[test]
 fn a_busy_core_leaves_tags_to_the_others() {
     let mut world = TestCores::new(3, "queue_depth=1,nr_hw_queues=1,nomerges=2");
@@ -39,14 +39,14 @@ fn a_busy_core_leaves_tags_to_the_others() {
     }
 }
 
-/// A lane that goes away takes no tag with it.
+/// A lane that closes returns its tags.
 #[test]
 fn tags_of_a_lane_that_is_closed_come_back() {
     let mut world = TestCores::new(2, "queue_depth=2,nr_hw_queues=1,nomerges=2");
     world.submit(0, vec![read(0, 8), read(8, 8)]);
     world.submit(1, vec![read(16, 8)]);
     assert_eq!(world.at_disk().len(), 2);
-    // The second core is to wait no more, as in a suspend, and goes.
+    // The second core stops waiting, as in a suspend, and closes its lane.
     let (state, lane) = &mut world.cores[1];
     let mut back = Batch::new();
     held(|held| held.back.append(&mut held.bios));
@@ -64,8 +64,8 @@ fn tags_of_a_lane_that_is_closed_come_back() {
     assert_eq!(world.done.len(), 4);
 }
 
-/// Threads that take, wait and give back as fast as they can: at no time more are out than there
-/// are, and nobody waits for ever.
+/// Threads that take, await and return tags as fast as they can: never more tags are in use than
+/// exist, and no thread waits forever.
 #[test]
 fn threads_share_tags() {
     use crate::tags::Tags;

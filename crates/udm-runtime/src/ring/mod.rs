@@ -2,18 +2,18 @@
 //!
 //! Contract: a [`RingOp`] passes its memory and its file to the ring. Both stay there until the
 //! kernel is done with them; the memory comes back in [`Done`]. If a [`RingUser`] is dropped, its
-//! operations become orphans, and their memory is freed when they end. So backends and front ends
-//! need no `unsafe`. Operations may end in any order. [`Ring::enter`] enters the kernel once per
-//! turn for all users.
+//! operations continue, and their memory is freed when they complete. So backends and front ends
+//! need no `unsafe`. Operations may complete in any order. [`Ring::enter`] enters the kernel once
+//! per turn for all users.
 //!
 //! A small send is *quick*: if the socket has room, the kernel posts no completion for it (Linux
-//! 6.1). After the system call that submits it, the send has left, or a completion gives the reason
-//! why not. So on a core that sleeps, a request to a null device costs one `io_uring_enter`, and
-//! one to a file costs two. [`RingUser::set_defer_sends`] says that a user need not know when a send
-//! has left. For all other users the core checks before it sleeps.
+//! 6.1). After the system call that submits it, the data is sent, or a completion gives the error.
+//! So on a core that sleeps, a request to a null device costs one `io_uring_enter`, and one to a
+//! file costs two. [`RingUser::set_defer_sends`] declares that a user need not know when a send has
+//! completed. For all other users the core checks before it sleeps.
 //!
-//! In the simulator a [`SimulatedKernel`] executes the operations. All other code of the ring is the
-//! same.
+//! In the simulator a [`SimulatedKernel`] executes the operations. All other code of the ring is
+//! the same.
 
 mod op;
 mod simulated;
@@ -36,15 +36,13 @@ use std::time::Duration;
 use sys::{Cqe, Entry};
 use udm_core::{Buf, Cx, Segments, WakeTarget, errno};
 
-/// The longest send in bytes that is first tried without waiting for room. A socket has room for so
-/// much, or its client is slow.
+/// The longest quick send in bytes: a socket has room for this much, unless its client is slow.
 const QUICK_MAX: u32 = 64 << 10;
 
-/// Entries of the submission queue. More operations than that in one turn cost one more system
-/// call.
+/// Entries of the submission queue. If a turn has more operations, it costs one more system call.
 const ENTRIES: u32 = 512;
 
-/// A handle to the core's ring. Clones are the same ring; it never leaves its core.
+/// A handle to the core's ring. Clones refer to the same ring; it never leaves its core.
 #[derive(Clone)]
 pub struct Ring(Rc<RefCell<RingState>>);
 
@@ -52,17 +50,17 @@ struct RingState {
     kernel: RingBackend,
     entries: Slab<InFlightOp>,
     users: Slab<RingUserState>,
-    /// Clients that got completions since the reactor last looked.
+    /// Users with completions since the reactor last took them.
     ready: Vec<usize>,
     /// Operations that did not fit the submission queue.
     backlog: VecDeque<usize>,
-    /// Recycled entries, with the room of their lists.
+    /// Recycled entries, with the capacity of their lists.
     #[expect(clippy::vec_box, reason = "the kernel holds pointers into an entry: it must not move")]
     spare: Vec<Box<Entry>>,
     completions: Vec<Cqe>,
-    /// Quick sends that the kernel says nothing of unless they fail, oldest first.
+    /// Quick sends, oldest first: the kernel posts a completion only if they fail.
     quick: Vec<usize>,
-    /// Something finished since the turn began.
+    /// True if an operation completed since the turn began.
     progress: bool,
 }
 
@@ -70,7 +68,8 @@ struct InFlightOp {
     user: usize,
     tag: u64,
     entry: Box<Entry>,
-    /// It is a send that does not wait for room. One that has to is sent again, patiently.
+    /// A send that does not wait for room. If there is no room, it is submitted again as a normal
+    /// send.
     quick: bool,
 }
 
@@ -80,28 +79,29 @@ struct RingUserState {
     in_flight: usize,
     dropped: bool,
     ready: bool,
-    /// Who is visited when something of its finished, though it has nothing under way.
+    /// The wake target to run when an operation completes, even if it has nothing in flight.
     visit: Option<WakeTarget>,
-    /// It has nothing to do when a send of its has left.
+    /// The user does not need to know when a send has completed.
     defers_sends: bool,
 }
 
-/// A user of the ring: a lane or a front end. Its tags are its own.
+/// A user of the ring: a lane or a front end. Each user has its own tags.
 pub struct RingUser {
     ring: Ring,
     id: usize,
 }
 
 impl Ring {
-    /// Sets up a ring for the calling thread.
+    /// Creates a ring for the calling thread.
     ///
     /// # Errors
-    /// When the kernel has no io_uring, or does not let this process have one.
+    /// The kernel has no io_uring, or denies it to this process.
     pub(crate) fn new() -> io::Result<Ring> {
         RingBackend::new().map(Ring::with_backend)
     }
 
-    /// A ring whose operations `kernel` runs, with a submission queue of `room` entries.
+    /// Creates a ring whose operations `kernel` executes, with a submission queue of `room`
+    /// entries.
     pub(crate) fn simulated(kernel: Box<dyn SimulatedKernel>, room: usize) -> Ring {
         Ring::with_backend(RingBackend::simulated(kernel, room))
     }
@@ -120,21 +120,21 @@ impl Ring {
         })))
     }
 
-    /// The ring of the core that `cx` belongs to; `None` in a world without one.
+    /// The ring of the core that `cx` belongs to; `None` if the core has none.
     #[must_use]
     pub fn of(cx: &Cx<'_>) -> Option<Ring> {
         cx.io()?.downcast_ref::<Ring>().cloned()
     }
 
-    /// A new user.
+    /// Creates a user.
     #[must_use]
     pub fn user(&self) -> RingUser {
         let id = self.0.borrow_mut().users.insert(RingUserState::default());
         RingUser { ring: self.clone(), id }
     }
 
-    /// A new user that is visited whenever something of its has finished: for a lane that watches
-    /// something while it is idle. It is the lane that is being opened.
+    /// Creates a user whose completions always cause a poll of the lane stack that is being opened.
+    /// For a lane that waits for events while it is idle.
     #[must_use]
     pub fn watcher(&self, cx: &Cx<'_>) -> RingUser {
         let user = self.user();
@@ -142,19 +142,19 @@ impl Ring {
         user
     }
 
-    /// True when something is to be submitted or reaped: a turn must enter or look.
+    /// True if operations wait to be submitted or completions to be reaped.
     pub(crate) fn has_work(&self) -> bool {
         let mut inner = self.0.borrow_mut();
         inner.kernel.has_submissions() || !inner.backlog.is_empty() || inner.kernel.has_completions()
     }
 
-    /// True when something is to be reaped.
+    /// True if completions wait to be reaped.
     pub(crate) fn has_completions(&self) -> bool {
         self.0.borrow_mut().kernel.has_completions()
     }
 
-    /// True when somebody goes on as soon as a send that is queued has left. The kernel says
-    /// nothing of one that left at once, so the core must not sleep before it has looked.
+    /// True if a user waits for a quick send that is queued. The kernel posts no completion for it,
+    /// so the core must check before it sleeps.
     pub(crate) fn has_waiter(&self) -> bool {
         let inner = self.0.borrow();
         let defers_sends =
@@ -162,12 +162,13 @@ impl Ring {
         !inner.backlog.is_empty() || !inner.quick.iter().all(defers_sends)
     }
 
-    /// Says whether something finished since the last call: lanes and front ends have yet to look.
+    /// Returns whether an operation completed since the last call: lanes and front ends have yet to
+    /// see it.
     pub(crate) fn take_progress(&self) -> bool {
         std::mem::take(&mut self.0.borrow_mut().progress)
     }
 
-    /// Submits what is queued, without waiting, and takes in what has finished.
+    /// Submits queued operations, without waiting, and reaps completions.
     pub(crate) fn enter(&self) {
         let mut inner = self.0.borrow_mut();
         inner.flush_backlog();
@@ -175,14 +176,14 @@ impl Ring {
         inner.reap();
     }
 
-    /// Submits what is queued, and takes nothing in.
+    /// Submits queued operations, without reaping.
     pub(crate) fn submit(&self) {
         let mut inner = self.0.borrow_mut();
         inner.flush_backlog();
         inner.kernel.submit();
     }
 
-    /// Submits, then sleeps until something finishes or `timeout` is over.
+    /// Submits, then sleeps until a completion or the end of `timeout`.
     pub(crate) fn wait(&self, timeout: Option<Duration>) {
         let mut inner = self.0.borrow_mut();
         inner.flush_backlog();
@@ -190,7 +191,7 @@ impl Ring {
         inner.reap();
     }
 
-    /// Appends who is to be visited for completions since the last call.
+    /// Appends the wake targets of completions since the last call.
     pub(crate) fn take_ready(&self, out: &mut Vec<WakeTarget>) {
         let mut inner = self.0.borrow_mut();
         let RingState { ready, users, .. } = &mut *inner;
@@ -252,9 +253,9 @@ impl RingState {
         }
     }
 
-    /// Takes in what has finished.
+    /// Reaps completions.
     fn reap(&mut self) {
-        // Asked before, so that no failure is overlooked.
+        // Checked before the completions are taken, so that no failed send is missed.
         let settled = self.kernel.is_flushed();
         self.kernel.completions(&mut self.entries, &mut self.completions);
         let mut completions = std::mem::take(&mut self.completions);
@@ -272,7 +273,8 @@ impl RingState {
         }
     }
 
-    /// A quick send was short, or failed. False when it is sent again, and waits for room.
+    /// Handles a quick send that was short or failed. Returns false if it is submitted again, to
+    /// wait for room.
     #[cold]
     fn quick_failed(&mut self, key: usize, result: i32) -> bool {
         self.quick.retain(|&quick| quick != key);
@@ -283,7 +285,8 @@ impl RingState {
         result != -errno::EAGAIN
     }
 
-    /// Quick sends that the kernel said nothing of have sent all they had.
+    /// Completes quick sends for which the kernel posted no completion: they have sent all their
+    /// data.
     fn reap_quick(&mut self) {
         let mut quick = std::mem::take(&mut self.quick);
         for key in quick.drain(..) {
@@ -319,8 +322,8 @@ impl RingState {
 
 impl Drop for RingState {
     fn drop(&mut self) {
-        // What the kernel has not been given is simply dropped; what is queued for it is sent, so
-        // that it can be cancelled.
+        // Operations that the kernel does not have are dropped. Queued submissions are submitted,
+        // so that they can be cancelled.
         for key in self.backlog.drain(..) {
             self.entries.remove(key);
         }
@@ -328,9 +331,8 @@ impl Drop for RingState {
         if !self.kernel.cancel_all() {
             return;
         }
-        // Only what the kernel has seen must be waited for. A file system that hangs must not hang
-        // the exit: after the bound the memory is leaked, so that a late completion writes into
-        // nobody's memory.
+        // Waits for operations that the kernel has. A file system that hangs must not block the
+        // exit. So after a limit the memory is leaked, and a late completion does no harm.
         for _ in 0..500 {
             self.kernel.completions(&mut self.entries, &mut self.completions);
             for c in self.completions.drain(..) {
@@ -351,37 +353,37 @@ impl Drop for RingState {
 }
 
 impl RingUser {
-    /// Calls off the operations under way with `tag`. Each comes back all the same: with ECANCELED,
-    /// or with what it did when it was too late. One that the ring has no room to call off goes on.
+    /// Cancels the operations in flight with `tag`. Each still completes: with ECANCELED, or with
+    /// its result if the cancel came too late. If the ring has no room for the cancel, the
+    /// operation continues.
     pub fn cancel(&self, tag: u64) {
         self.ring.0.borrow_mut().cancel(self.id, tag);
     }
 
-    /// Queues an operation; it goes to the kernel at the end of the turn. `tag` comes back with its
-    /// result.
+    /// Queues an operation, which is submitted at the end of the turn. Its result carries `tag`.
     pub fn push(&self, tag: u64, op: RingOp) {
         self.ring.0.borrow_mut().push(self.id, tag, op);
     }
 
-    /// Says whether this user has nothing to do when its sends have left: then it may hear of them
-    /// later, when something else happens on the core, which saves a system call. At first it is
-    /// not so.
+    /// Sets whether the user has nothing to do when its sends complete. Their completion may then
+    /// be reported late, with another event on the core, which saves a system call. Initially
+    /// false.
     pub fn set_defer_sends(&self, defers_sends: bool) {
         self.ring.0.borrow_mut().users[self.id].defers_sends = defers_sends;
     }
 
-    /// Appends what has finished since the last call.
+    /// Appends the operations that completed since the last call.
     pub fn take(&self, out: &mut Vec<Done>) {
         out.append(&mut self.ring.0.borrow_mut().users[self.id].done);
     }
 
-    /// Operations under way.
+    /// Number of operations in flight.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.ring.0.borrow().users[self.id].in_flight
     }
 
-    /// Who is visited when something of its has finished.
+    /// Sets the wake target to run when an operation completes.
     pub(crate) fn set_wake_target(&self, visit: Option<WakeTarget>) {
         self.ring.0.borrow_mut().users[self.id].visit = visit;
     }
@@ -389,7 +391,7 @@ impl RingUser {
 
 impl Drop for RingUser {
     fn drop(&mut self) {
-        // A ring that is being torn down drops its users' state itself.
+        // During its drop, the ring drops the state of its users itself.
         let Ok(mut inner) = self.ring.0.try_borrow_mut() else { return };
         let state = &mut inner.users[self.id];
         state.dropped = true;
@@ -400,7 +402,7 @@ impl Drop for RingUser {
     }
 }
 
-/// The read of the inbox's eventfd that is always under way, so that a sleeping core hears a knock.
+/// A read of the inbox's eventfd that is always in flight, so that a message wakes a sleeping core.
 pub(crate) struct EventFdRead {
     user: RingUser,
     fd: Arc<OwnedFd>,
@@ -418,7 +420,7 @@ impl EventFdRead {
         self.user.push(0, RingOp::Read { fd: self.fd.clone(), offset: 0, data, cached: false });
     }
 
-    /// Arms the bell again after it rang.
+    /// Submits the read again after it completed.
     pub(crate) fn rearm(&mut self) {
         self.user.take(&mut self.done);
         if let Some(done) = self.done.pop() {

@@ -1,46 +1,47 @@
-//! What can be asked of the ring, and what comes back.
+//! Ring operations and their results.
 
 use rustix::net::SocketAddrAny;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use udm_core::Segments;
 
-/// An operation, with the memory and the file it needs. The ring holds both until it is done.
+/// A ring operation, with the memory and the file that it needs. The ring holds both until the
+/// operation completes.
 #[derive(Debug)]
 pub enum RingOp {
     /// `preadv` into the pieces.
     Read {
-        /// From where.
+        /// File to read from.
         fd: Arc<OwnedFd>,
-        /// Byte offset in the file; no matter for an eventfd.
+        /// Byte offset in the file; ignored for an eventfd.
         offset: u64,
-        /// Into what.
+        /// Destination.
         data: Segments,
-        /// Only what is in memory already (`RWF_NOWAIT`): EAGAIN for the rest, EOPNOTSUPP where
-        /// that can't be told.
+        /// Read only data that is in the page cache (`RWF_NOWAIT`): EAGAIN for other data,
+        /// EOPNOTSUPP if the file system has no support.
         cached: bool,
     },
     /// `pwritev` of the pieces.
     Write {
-        /// To where.
+        /// File to write to.
         fd: Arc<OwnedFd>,
         /// Byte offset in the file.
         offset: u64,
-        /// What.
+        /// Data to write.
         data: Segments,
-        /// Complete when durable (`RWF_DSYNC`).
+        /// Complete when the data is durable (`RWF_DSYNC`).
         dsync: bool,
     },
     /// `fsync`, or `fdatasync` with `data_only`.
     Fsync {
-        /// Which file.
+        /// File to sync.
         fd: Arc<OwnedFd>,
-        /// Leave out metadata that reading the data does not need.
+        /// Omit metadata that is not needed to read the data.
         data_only: bool,
     },
     /// `fallocate`.
     Fallocate {
-        /// Which file.
+        /// File to allocate in.
         fd: Arc<OwnedFd>,
         /// `FALLOC_FL_*`.
         mode: i32,
@@ -53,42 +54,42 @@ pub enum RingOp {
     Connect {
         /// A stream socket.
         fd: Arc<OwnedFd>,
-        /// To whom.
+        /// Destination address.
         to: Box<SocketAddrAny>,
     },
-    /// One `recvmsg` into the pieces: the result is the bytes that came, 0 at the end of the
-    /// stream.
+    /// One `recvmsg` into the pieces. The result is the number of received bytes, 0 at the end of
+    /// the stream.
     Recv {
         /// A stream socket.
         fd: Arc<OwnedFd>,
-        /// Into what.
+        /// Destination.
         data: Segments,
     },
-    /// `sendmsg` of all pieces, without a signal. The result may still be short.
+    /// `sendmsg` of all pieces, without SIGPIPE. The result may still be short.
     Send {
         /// A stream socket.
         fd: Arc<OwnedFd>,
-        /// What.
+        /// Data to send.
         data: Segments,
-        /// The kernel goes on until all has left, where it has to wait for room. An error behind a
-        /// part is lost then: the result is short, and whatever comes next sees a connection that
-        /// is closed, without why.
+        /// Wait for room until all data is sent. If an error follows a partial send, the error is
+        /// lost: the result is short, and the next operation sees a closed connection without the
+        /// reason.
         whole: bool,
     },
 }
 
 impl RingOp {
-    /// The most pieces that one operation moves (`IOV_MAX`); of a longer list only the first so
-    /// many are, and the result is short.
+    /// Maximum number of pieces per operation (`IOV_MAX`). Of a longer list, only the first pieces
+    /// are moved, and the result is short.
     pub const MAX_PIECES: usize = 1024;
 }
 
-/// A finished operation.
+/// A completed operation.
 #[derive(Debug)]
 pub struct Done {
     /// The user's tag.
     pub tag: u64,
-    /// Bytes (0 where there are none to count), or the errno.
+    /// Number of bytes (0 for operations without data), or the errno.
     pub result: Result<u32, i32>,
     /// The operation's memory.
     pub data: Segments,

@@ -1,7 +1,7 @@
-//! What runs the operations of a ring: the kernel, or a world that is made up.
+//! The executor of ring operations: the kernel, or a simulated kernel.
 //!
-//! A simulator hands a core a [`SimulatedKernel`] in place of an io_uring. All else of the ring is the
-//! same: who waits for what, quick sends, what finds no room, users that go away.
+//! The simulator passes a [`SimulatedKernel`] to a core in place of an io_uring. All other code of
+//! the ring is the same: waits, quick sends, full queues, dropped users.
 
 use super::op::RingOp;
 use super::sys::{Cqe, Entry, Uring};
@@ -10,52 +10,52 @@ use slab::Slab;
 use std::io;
 use std::time::Duration;
 
-/// The kernel of a world that is made up. It has the operations that it was given, their memory and
-/// their files, until it gives them back.
+/// A simulated kernel. It owns the operations in flight, with their memory and files, until it
+/// returns them.
 pub trait SimulatedKernel {
-    /// Takes an operation in. A `quick` send does not wait for room: it has ended when this
+    /// Starts an operation. A `quick` send does not wait for room: it has completed when this
     /// returns.
     fn begin(&mut self, key: u64, op: RingOp, quick: bool);
 
-    /// Calls an operation off. It comes back all the same.
+    /// Cancels an operation, which still completes.
     fn cancel(&mut self, key: u64);
 
-    /// True when something has ended that was not given back.
+    /// True if a completed operation has not been returned yet.
     fn has_finished(&self) -> bool;
 
-    /// Gives back what has ended.
+    /// Returns the completed operations.
     fn finished(&mut self, out: &mut Vec<FinishedOp>);
 }
 
-/// An operation that has ended.
+/// A completed operation.
 #[derive(Debug)]
 pub struct FinishedOp {
-    /// Its key at the begin.
+    /// The key passed to `begin`.
     pub key: u64,
     /// The operation, with its memory.
     pub op: RingOp,
-    /// What the system call would return, a negative errno included; `None` for a quick send that
-    /// sent all it had, of which the kernel says nothing.
+    /// Result of the system call, or a negative errno. `None` for a quick send that sent all its
+    /// data, for which the kernel posts no completion.
     pub result: Option<i32>,
 }
 
-/// A made-up kernel, and the queue in front of it.
+/// A simulated kernel and its submission queue.
 pub(super) struct SimulatedRing {
     kernel: Box<dyn SimulatedKernel>,
     queue: Vec<QueuedOp>,
-    /// How long that may be.
+    /// Capacity of the submission queue.
     room: usize,
     finished: Vec<FinishedOp>,
 }
 
-/// What waits for the next submit.
+/// An entry of the submission queue.
 enum QueuedOp {
     Begin(u64, RingOp, bool),
     Cancel(u64),
 }
 
-/// See the module's documentation.
-#[expect(clippy::large_enum_variant, reason = "one a core, and the real one is reached without a detour")]
+/// The executor of a ring's operations: io_uring or a simulation.
+#[expect(clippy::large_enum_variant, reason = "one per core, and the real one needs no indirection")]
 pub(super) enum RingBackend {
     Uring(Uring),
     SimulatedRing(Box<SimulatedRing>),
@@ -66,7 +66,7 @@ impl RingBackend {
         Uring::new(ENTRIES).map(RingBackend::Uring)
     }
 
-    /// One with a submission queue of `room` entries, at least 1.
+    /// Creates a simulation with a submission queue of `room` entries, at least 1.
     pub(super) fn simulated(kernel: Box<dyn SimulatedKernel>, room: usize) -> RingBackend {
         let room = room.max(1);
         RingBackend::SimulatedRing(Box::new(SimulatedRing {
@@ -77,7 +77,6 @@ impl RingBackend {
         }))
     }
 
-    /// See [`Uring::supports_quick_send`].
     pub(super) fn supports_quick_send(&self) -> bool {
         match self {
             RingBackend::Uring(uring) => uring.supports_quick_send(),
@@ -85,7 +84,6 @@ impl RingBackend {
         }
     }
 
-    /// See [`Uring::is_flushed`].
     pub(super) fn is_flushed(&mut self) -> bool {
         match self {
             RingBackend::Uring(uring) => uring.is_flushed(),
@@ -93,7 +91,6 @@ impl RingBackend {
         }
     }
 
-    /// See [`Uring::push`].
     pub(super) fn push(&mut self, entry: &mut Entry, user_data: u64, quick: bool) -> bool {
         match self {
             RingBackend::Uring(uring) => uring.push(entry, user_data, quick),
@@ -103,7 +100,6 @@ impl RingBackend {
         }
     }
 
-    /// See [`Uring::push_cancel`].
     pub(super) fn push_cancel(&mut self, user_data: u64) -> bool {
         match self {
             RingBackend::Uring(uring) => uring.push_cancel(user_data),
@@ -111,7 +107,6 @@ impl RingBackend {
         }
     }
 
-    /// See [`Uring::has_submissions`].
     pub(super) fn has_submissions(&mut self) -> bool {
         match self {
             RingBackend::Uring(uring) => uring.has_submissions(),
@@ -119,7 +114,6 @@ impl RingBackend {
         }
     }
 
-    /// See [`Uring::has_completions`].
     pub(super) fn has_completions(&mut self) -> bool {
         match self {
             RingBackend::Uring(uring) => uring.has_completions(),
@@ -127,7 +121,6 @@ impl RingBackend {
         }
     }
 
-    /// See [`Uring::submit`].
     pub(super) fn submit(&mut self) {
         match self {
             RingBackend::Uring(uring) => uring.submit(),
@@ -135,8 +128,7 @@ impl RingBackend {
         }
     }
 
-    /// See [`Uring::wait`]. In a made-up world nobody waits: who steps the core knows whether it
-    /// sleeps.
+    /// See [`Uring::wait`]. A simulation does not wait: the simulator knows when the core sleeps.
     pub(super) fn wait(&mut self, timeout: Option<Duration>) {
         match self {
             RingBackend::Uring(uring) => uring.wait(timeout),
@@ -144,7 +136,7 @@ impl RingBackend {
         }
     }
 
-    /// Appends what has completed of `entries`.
+    /// Appends completions, and returns the operations of simulated ones to `entries`.
     pub(super) fn completions(&mut self, entries: &mut Slab<InFlightOp>, out: &mut Vec<Cqe>) {
         match self {
             RingBackend::Uring(uring) => uring.completions(out),
@@ -152,7 +144,7 @@ impl RingBackend {
         }
     }
 
-    /// See [`Uring::cancel_all`]. A made-up world keeps what it has.
+    /// See [`Uring::cancel_all`]. Returns false for a simulation, which keeps its operations.
     pub(super) fn cancel_all(&mut self) -> bool {
         if let RingBackend::Uring(uring) = self {
             uring.cancel_all();

@@ -1,9 +1,8 @@
 //! The io_uring itself: the unsafe part of the runtime.
 //!
-//! Contract, on which each SAFETY note below stands: an [`Entry`] is boxed and lives in the ring's
+//! Contract, on which each SAFETY note below relies: an [`Entry`] is boxed and lives in the ring's
 //! table from `push` until its completion was reaped or the ring gave up and leaked it. It owns the
-//! file, the bytes and the lists of pointers that its submission names, and nobody touches them in
-//! between.
+//! file, the bytes and the pointer lists of its submission, and nothing accesses them in between.
 
 use super::op::RingOp;
 use io_uring::squeue::Flags;
@@ -15,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use udm_core::Segments;
 
-/// The completion of a request to call something off: no operation has this number.
+/// User data of cancel requests: no operation has this number.
 const NOBODY: u64 = u64::MAX;
 
 /// One operation as the kernel sees it.
@@ -26,14 +25,14 @@ pub(super) struct Entry {
     msg: Option<libc::msghdr>,
 }
 
-/// A completion: which entry, and the system call's result (negative errno).
+/// A completion: the entry, and the result of the system call (negative errno).
 pub(super) struct Cqe {
     pub(super) user_data: u64,
     pub(super) result: i32,
 }
 
 impl Entry {
-    /// Takes the operation in and lays out its pointers.
+    /// Takes the operation and lays out its pointers.
     pub(super) fn fill(&mut self, op: RingOp) {
         self.iov.clear();
         self.msg = None;
@@ -59,7 +58,7 @@ impl Entry {
         self.op = Some(op);
     }
 
-    /// Gives the memory back; the entry can be filled again.
+    /// Takes the memory out of a completed operation; the entry can be filled again.
     pub(super) fn take_data(&mut self) -> Segments {
         match self.op.take() {
             Some(
@@ -72,28 +71,28 @@ impl Entry {
         }
     }
 
-    /// Lets go of the operation, for a kernel that is made up and takes it with its memory.
+    /// Moves the operation and its memory to a simulated kernel.
     pub(super) fn lend(&mut self) -> Option<RingOp> {
         self.op.take()
     }
 
-    /// Takes the operation back.
+    /// Takes the operation back from a simulated kernel.
     pub(super) fn give_back(&mut self, op: RingOp) {
         self.op = Some(op);
     }
 
-    /// True for what can be tried without waiting, with nothing to say when it worked.
+    /// True for a send, the only operation that can be quick.
     pub(super) fn is_send(&self) -> bool {
         matches!(self.op, Some(RingOp::Send { .. }))
     }
 
-    /// Bytes that the pieces have, as far as the kernel is told of them.
+    /// Number of bytes that are passed to the kernel.
     pub(super) fn bytes(&self) -> u32 {
         self.iov.iter().map(|v| v.iov_len as u32).sum()
     }
 
-    /// The submission. Its pointers are into this entry. A `quick` send does not wait for room, and
-    /// completes only when it was short or failed.
+    /// Builds the submission, with pointers into this entry. A `quick` send does not wait for room,
+    /// and posts a completion only if it was short or failed.
     fn build(&mut self, quick: bool) -> squeue::Entry {
         let raw = |fd: &Arc<OwnedFd>| Fd(fd.as_raw_fd());
         let (ptr, len) = match self.iov.first() {
@@ -141,7 +140,7 @@ impl Entry {
             },
             RingOp::Send { fd, whole, .. } => {
                 let wait = if quick { libc::MSG_DONTWAIT } else { 0 };
-                // Of a quick one that is short nothing would be heard without it.
+                // Without MSG_WAITALL, a short quick send would post no completion.
                 let all = if quick || *whole { libc::MSG_WAITALL } else { 0 };
                 let flags = libc::MSG_NOSIGNAL | all | wait;
                 let sqe = match &self.msg {
@@ -154,7 +153,7 @@ impl Entry {
     }
 }
 
-/// The two queues.
+/// The submission and completion queues.
 pub(super) struct Uring {
     ring: IoUring,
     /// The kernel is Linux 6.1 or later.
@@ -163,9 +162,9 @@ pub(super) struct Uring {
 
 impl Uring {
     pub(super) fn new(entries: u32) -> io::Result<Uring> {
-        // Completions are worked off when this thread enters the kernel, and not by interrupting it
-        // (Linux 6.1). Older kernels, and seccomp filters that know only the first flags, get a
-        // plain ring.
+        // The kernel processes completions when this thread enters it, instead of interrupting the
+        // thread (Linux 6.1). Older kernels, and seccomp filters that know only the first flags,
+        // get a plain ring.
         let modern = IoUring::builder()
             .setup_single_issuer()
             .setup_defer_taskrun()
@@ -181,29 +180,29 @@ impl Uring {
         }
     }
 
-    /// True when a send may be quick: the kernel tells how much of it left before it would have had
+    /// True if sends may be quick: the kernel reports how much a send has sent before it would have
     /// to wait (Linux 6.1).
     pub(super) fn supports_quick_send(&self) -> bool {
         self.modern
     }
 
-    /// True when all that was queued has been given to the kernel, and all completions that it has
-    /// are in the queue: what was to complete at once and is not there has completed in silence.
+    /// True if the kernel has all queued submissions, and all its completions are in the queue. A
+    /// quick send without a completion has then succeeded.
     pub(super) fn is_flushed(&mut self) -> bool {
         let sq = self.ring.submission();
         sq.is_empty() && !sq.cq_overflow()
     }
 
-    /// Queues `entry`; false when the submission queue is full.
+    /// Queues `entry`; returns false if the submission queue is full.
     pub(super) fn push(&mut self, entry: &mut Entry, user_data: u64, quick: bool) -> bool {
         let sqe = entry.build(quick).user_data(user_data);
-        // SAFETY: what the submission points to lives in `entry` until it is reaped (see the
-        // module's contract).
+        // SAFETY: the memory that the submission points to lives in `entry` until it is reaped (see
+        // the module's contract).
         unsafe { self.ring.submission().push(&sqe) }.is_ok()
     }
 
-    /// Queues a request to call the operation `user_data` off; false when the submission queue is
-    /// full. What comes of it is said by the operation.
+    /// Queues a cancel of the operation `user_data`; returns false if the submission queue is full.
+    /// The operation itself reports the outcome.
     pub(super) fn push_cancel(&mut self, user_data: u64) -> bool {
         let sqe = opcode::AsyncCancel::new(user_data).build().user_data(NOBODY);
         let sqe = if self.modern { sqe.flags(Flags::SKIP_SUCCESS) } else { sqe };
@@ -215,8 +214,8 @@ impl Uring {
         !self.ring.submission().is_empty()
     }
 
-    /// True when a completion waits, in the queue or in the kernel behind a queue that was full, or
-    /// the kernel has work that will make one. The last two want [`Uring::submit`] to fetch them.
+    /// True if a completion waits in the queue or in the kernel's overflow list, or if the kernel
+    /// has deferred work that will post one. [`Uring::submit`] fetches the last two.
     pub(super) fn has_completions(&mut self) -> bool {
         let sq = self.ring.submission();
         let in_kernel = sq.taskrun() || sq.cq_overflow();
@@ -237,8 +236,8 @@ impl Uring {
         let flags = if work { GETEVENTS } else { 0 };
         // SAFETY: no argument is passed; the entries pushed are valid by `push`.
         let entered = unsafe { self.ring.submitter().enter::<()>(pending, 0, flags, None) };
-        // EBUSY and EAGAIN mean that completions must be reaped first: the entries stay queued and
-        // go with the next call. EINTR likewise.
+        // After EBUSY or EAGAIN, completions must be reaped first. As after EINTR, the entries stay
+        // queued for the next call.
         if let Err(e) = entered {
             debug_assert!(
                 matches!(e.raw_os_error(), Some(libc::EBUSY | libc::EAGAIN | libc::EINTR)),
@@ -264,16 +263,16 @@ impl Uring {
         }
     }
 
-    /// Appends what has completed.
+    /// Appends the completions.
     pub(super) fn completions(&mut self, out: &mut Vec<Cqe>) {
         out.extend(self.ring.completion().map(|c| Cqe { user_data: c.user_data(), result: c.result() }));
     }
 
-    /// Asks the kernel to end everything that is under way.
+    /// Cancels all operations in flight.
     pub(super) fn cancel_all(&mut self) {
         let builder = io_uring::types::CancelBuilder::any();
-        // A kernel without it ends the operations when the ring is closed; the caller waits,
-        // bounded.
+        // A kernel without this call ends the operations when the ring is closed; the caller waits
+        // for a limited time.
         let _ =
             self.ring.submitter().register_sync_cancel(Some(Timespec::from(Duration::from_secs(1))), builder);
     }

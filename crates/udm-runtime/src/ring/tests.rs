@@ -1,4 +1,4 @@
-//! The ring against real sockets, pipes and files.
+//! Tests of the ring with real sockets, pipes and files.
 
 use super::*;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -97,8 +97,8 @@ fn more_operations_than_queue_entries() {
     assert!(done.iter().all(|d| d.result == Ok(4)));
 }
 
-/// A core that never sleeps, and one that is too busy to, only looks and enters. Completions that
-/// found no room in the queue wait in the kernel, and nothing else tells of them.
+/// A core that never sleeps only checks and enters the ring. Completions that found the queue full
+/// wait in the kernel, and nothing else reports them.
 #[test]
 fn a_full_completion_queue_is_emptied_without_sleeping() {
     let ring = Ring::new().unwrap();
@@ -109,7 +109,7 @@ fn a_full_completion_queue_is_emptied_without_sleeping() {
         let data = Buf::zeroed(1).into();
         user.push(i, RingOp::Read { fd: file.clone(), offset: 0, data, cached: false });
     }
-    // All at once, as many as the kernel takes: more than the queue of completions has room for.
+    // Submits all at once, more than the completion queue has room for.
     ring.enter();
     let begin = Instant::now();
     let mut out = Vec::new();
@@ -132,8 +132,7 @@ fn errors_keep_their_errno() {
     assert_eq!(done[0].result, Err(22));
 }
 
-/// A ring whose user is patient, and a send that the socket has room for: submitting it is all that
-/// it takes.
+/// If the user defers sends and the socket has room, one submit completes a send.
 #[test]
 fn a_send_that_leaves_at_once_needs_no_completion() {
     let ring = Ring::new().unwrap();
@@ -142,7 +141,7 @@ fn a_send_that_leaves_at_once_needs_no_completion() {
     user.push(1, RingOp::Send { fd: a, data: text("hello"), whole: true });
     assert!(
         !ring.0.borrow().kernel.supports_quick_send() || ring.has_waiter(),
-        "nobody said that it may wait"
+        "the user has not deferred its sends"
     );
     user.set_defer_sends(true);
     assert!(!ring.has_waiter());
@@ -157,8 +156,8 @@ fn a_send_that_leaves_at_once_needs_no_completion() {
     assert_eq!(ring.0.borrow_mut().entries.len(), 0);
 }
 
-/// More sends than the socket has room for. Each is done, whole or short, in its order; what is
-/// short goes on, and no byte is lost or comes twice.
+/// With more sends than the socket has room for, each completes, fully or short, in order. The test
+/// sends the rest of short ones; no byte is lost or repeated.
 #[test]
 fn sends_to_a_full_socket_wait_for_room() {
     let ring = Ring::new().unwrap();
@@ -189,7 +188,7 @@ fn sends_to_a_full_socket_wait_for_room() {
             drop(done.data.split_to(bytes));
             rest = (!done.data.is_empty()).then_some(done.data);
         } else {
-            // It waits for room.
+            // The send waits for room.
             blocked += 1;
             let mut buf = [0; 30_000];
             let got = rustix::io::read(&*b, &mut buf).unwrap();
@@ -227,7 +226,7 @@ fn a_send_to_a_closed_socket_fails() {
     assert!(ring.0.borrow().quick.is_empty());
 }
 
-/// Sends that have left and are not looked at yet hold up no end.
+/// Quick sends that have completed but were not reaped do not delay the drop.
 #[test]
 fn a_ring_with_quick_sends_is_dropped() {
     let ring = Ring::new().unwrap();
@@ -237,11 +236,14 @@ fn a_ring_with_quick_sends_is_dropped() {
     drop(user);
     let begin = Instant::now();
     drop(ring);
-    assert!(begin.elapsed() < Duration::from_secs(4), "it waited for what does not come");
+    assert!(
+        begin.elapsed() < Duration::from_secs(4),
+        "the drop waited for a completion that the kernel does not post"
+    );
 }
 
-/// What is called off comes back, once, with the reason or with what had arrived by then; the end
-/// of a call-off itself is nobody's.
+/// A cancelled operation completes once, with ECANCELED or with the data that arrived before. The
+/// cancel itself reports no completion.
 #[test]
 fn cancelled_operations_complete() {
     let ring = Ring::new().unwrap();
@@ -259,7 +261,7 @@ fn cancelled_operations_complete() {
         assert_eq!((done.len(), done[0].tag, &done[0].result), (1, 1, &Err(errno::ECANCELED)));
         assert_eq!((done[0].data.len(), user.in_flight()), (100, 0));
     }
-    // What had come before is not lost.
+    // Data that arrived before is not lost.
     user.push(2, RingOp::Send { fd: a.clone(), data: text("hello"), whole: true });
     recv(1);
     user.cancel(1);
@@ -270,7 +272,7 @@ fn cancelled_operations_complete() {
         done = wait_for(&ring, &user, 1);
     }
     assert_eq!(done[0].result, Ok(5));
-    // One for which there was no room in the queue never gets to the kernel.
+    // An operation that did not fit the queue never reaches the kernel.
     for tag in 0..2 * u64::from(ENTRIES) {
         recv(tag);
     }

@@ -1,12 +1,12 @@
-//! Why there is no io_uring, and what to do about it.
+//! Explains why io_uring is not available, and how to enable it.
 
 use rustix::io::Errno;
 use std::io;
 
-/// What turns io_uring off for all: 1 for those without privileges, 2 for everybody.
+/// Sysctl that disables io_uring: 1 for unprivileged processes, 2 for all.
 const DISABLED: &str = "/proc/sys/kernel/io_uring_disabled";
 
-/// One line for the one who wanted a core.
+/// A one-line explanation of `error`.
 pub(crate) fn why(error: &io::Error) -> String {
     let disabled = std::fs::read_to_string(DISABLED).ok();
     text(error, disabled.as_deref().map_or("", str::trim))
@@ -26,11 +26,11 @@ fn text(error: &io::Error, disabled: &str) -> String {
             "raise the limit of locked memory: `ulimit -l unlimited`, or LimitMEMLOCK= of a unit".into()
         }
         Some(Errno::NOSYS) => {
-            "this kernel has none, or a seccomp filter hides it: Linux 5.19 or later is wanted".into()
+            "this kernel has none, or a seccomp filter hides it: Linux 5.19 or later is needed".into()
         }
-        _ => return format!("io_uring is not to be had: {error}"),
+        _ => return format!("io_uring is not available: {error}"),
     };
-    format!("io_uring is not to be had: {error}: {advice}")
+    format!("io_uring is not available: {error}: {advice}")
 }
 
 #[cfg(test)]
@@ -46,6 +46,6 @@ mod tests {
         assert!(said(Errno::NOMEM, "0").contains("ulimit -l"));
         assert!(said(Errno::NOSYS, "").contains("5.19"));
         let other = io::Error::from(Errno::MFILE);
-        assert_eq!(text(&other, "0"), format!("io_uring is not to be had: {other}"));
+        assert_eq!(text(&other, "0"), format!("io_uring is not available: {other}"));
     }
 }
