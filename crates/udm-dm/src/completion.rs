@@ -1,4 +1,4 @@
-//! What a message set going and the cores have yet to finish.
+//! Completion of work that a message started and that cores have not finished yet.
 
 use crate::error::TargetError;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -19,14 +19,14 @@ impl CompletionState {
     }
 }
 
-/// For those who wait: how it ended.
+/// The waiting end: reports the outcome of the work.
 #[derive(Clone)]
 pub struct CompletionHandle(Arc<CompletionState>);
 
-/// For those who do it. Dropped without an outcome it ends in EIO: nobody is left who could do it.
+/// The working end: sets the outcome. If it is dropped without an outcome, the outcome is EIO.
 pub struct Completer(Arc<CompletionState>);
 
-/// The two ends of something that is yet to be done.
+/// Creates the two ends of work that is not done yet.
 #[must_use]
 pub fn pending() -> (Completer, CompletionHandle) {
     let shared = Arc::new(CompletionState::default());
@@ -34,7 +34,7 @@ pub fn pending() -> (Completer, CompletionHandle) {
 }
 
 impl Completer {
-    /// It is done, or can't be.
+    /// Ends the work with `outcome`.
     pub fn end(self, outcome: Outcome) {
         *self.0.lock() = Some(outcome);
     }
@@ -42,20 +42,20 @@ impl Completer {
 
 impl Drop for Completer {
     fn drop(&mut self) {
-        let gone = || Err(TargetError::errno(EIO).because("the table was taken away before it was done"));
+        let gone = || Err(TargetError::errno(EIO).because("the table was replaced before the work was done"));
         self.0.lock().get_or_insert_with(gone);
         self.0.ended.notify_all();
     }
 }
 
 impl CompletionHandle {
-    /// How it ended; `None` as long as it has not.
+    /// The outcome; `None` if the work has not ended.
     #[must_use]
     pub fn outcome(&self) -> Option<Outcome> {
         self.0.lock().clone()
     }
 
-    /// Waits for the end, for `most` at the most. Blocks: for threads that may.
+    /// Waits for the outcome, at most for `most`. Blocks, so only for threads that may block.
     #[must_use]
     pub fn wait(&self, most: Duration) -> Option<Outcome> {
         let end = Instant::now() + most;

@@ -1,24 +1,24 @@
-//! What has changed, for who listens: devices, paths and snapshots that come, go, fail and return.
+//! Device events: devices, paths and snapshots are created, removed, fail and recover.
 //!
-//! Contract: telling waits for nobody, cores tell too; and nothing is put into words where nobody
-//! listens.
+//! Contract: sending an event never blocks, because cores send events too. The text of an event is
+//! formatted only if a client listens.
 
 use std::sync::Arc;
 use udm_core::DevNo;
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $kind:ident = $text:literal,)*) => {
-        /// A kind of change.
+        /// The kind of an event.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum EventKind {
             $($(#[$doc])* $kind,)*
         }
 
         impl EventKind {
-            /// Each.
+            /// All kinds.
             pub const ALL: &[EventKind] = &[$(EventKind::$kind),*];
 
-            /// What programs call it.
+            /// The name of the kind in the API.
             #[must_use]
             pub const fn text(self) -> &'static str {
                 match self {
@@ -30,93 +30,93 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// A device is there.
+    /// The device was created.
     Created = "created",
     /// A table was loaded into its inactive slot.
     Loaded = "loaded",
-    /// That slot was emptied.
+    /// The inactive slot was cleared.
     Cleared = "cleared",
-    /// It takes no requests.
+    /// The device was suspended.
     Suspended = "suspended",
-    /// It takes requests, with the table that was loaded if there was one.
+    /// The device was resumed, with the inactive table if there was one.
     Resumed = "resumed",
-    /// It has another name, or a uuid.
+    /// The device has a new name or uuid.
     Renamed = "renamed",
-    /// It is gone.
+    /// The device was removed.
     Removed = "removed",
-    /// Its event counter went up.
+    /// The event counter of the device increased.
     Event = "event",
     /// A path failed.
     PathFailed = "path-failed",
-    /// An administrator holds a path that had failed before: no check brings it back.
+    /// An administrator failed a path that was already failed. No check reinstates it.
     PathHeld = "path-held",
-    /// A path that failed answers, and is not used; or it keeps failing, and is held back.
+    /// A failed path answers, but it is not reinstated: its device is refused, or the path is held
+    /// back because it keeps failing.
     PathRefused = "path-refused",
     /// A path is in use again.
     PathReinstated = "path-reinstated",
-    /// A path is out of use for being slow.
+    /// A path was ejected because it is slow.
     PathEjected = "path-ejected",
-    /// It is in use again.
+    /// An ejected path is in use again.
     PathAdmitted = "path-admitted",
     /// A check of a path found another state.
     PathChecked = "path-checked",
-    /// Requests go to another group.
+    /// Requests go to another path group.
     PathGroup = "path-group",
-    /// A better group than the one in use has a path again, and is gone back to.
+    /// A better group than the current one has a usable path again, and requests return to it.
     Failback = "failback",
-    /// Some requests have no path, and this becomes of them.
+    /// No path is usable. The event says whether requests are queued or fail.
     NoPath = "no-path",
     /// A device of a striped target failed a request.
     StripeFailed = "stripe-failed",
-    /// A store is filled so far, or can't grow.
+    /// A store reached a fill level, or cannot grow.
     SnapshotFilling = "snapshot-filling",
-    /// A write found no room in the store.
+    /// A write found no free chunk in the store.
     SnapshotOverflow = "snapshot-overflow",
-    /// A snapshot can't be read any more.
+    /// A snapshot became invalid.
     SnapshotInvalid = "snapshot-invalid",
-    /// All of a snapshot is in its origin.
+    /// A merge copied all chunks of a snapshot into its origin.
     MergeDone = "merge-done",
     /// A merge stopped.
     MergeFailed = "merge-failed",
 }
 
-/// What has changed in a device.
+/// A change of a device, without the identity of the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateChange {
-    /// Of which kind.
+    /// The kind of the event.
     pub kind: EventKind,
-    /// The number of the path that it is about.
+    /// Number of the path that the event is about.
     pub path: Option<DevNo>,
-    /// The group, from 1, that it is about.
+    /// Number of the path group, from 1, that the event is about.
     pub group: Option<usize>,
-    /// For a person, in one line without the device's name. Words of tables stand in it as they
-    /// are.
+    /// One line for a person, without the name of the device. Words of tables are quoted unchanged.
     pub line: String,
 }
 
 impl StateChange {
-    /// One that is about the whole device.
+    /// A change that concerns the whole device.
     #[must_use]
     pub fn new(kind: EventKind, line: impl Into<String>) -> StateChange {
         StateChange { kind, path: None, group: None, line: line.into() }
     }
 }
 
-/// A change and whose it is, as of then.
+/// A change and the identity of its device at that time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceEvent {
-    /// The device's name; its number where the name is being changed.
+    /// Name of the device; its number if the name is being changed.
     pub device: String,
-    /// Its uuid.
+    /// Uuid of the device.
     pub uuid: Option<String>,
-    /// Its number.
+    /// Number of the device.
     pub number: DevNo,
-    /// How many events it has raised.
+    /// Event counter of the device.
     pub event_nr: u32,
-    /// What has changed.
+    /// The change.
     pub change: StateChange,
 }
 
-/// Hears news. It is called by cores too and waits for nobody; it has the news put into words only
-/// where somebody wants them, and must not call back otherwise.
+/// Receives events. Cores call it too, so it must not block. It calls its argument, which formats
+/// the event, only if a client listens.
 pub type EventSink = Arc<dyn Fn(&dyn Fn() -> DeviceEvent) + Send + Sync>;

@@ -1,22 +1,22 @@
 //! Division by a number that is fixed when a table is loaded.
 
-/// A divisor, as a multiplication and two shifts: several times faster than the processor's own
-/// division of 64-bit numbers, for any divisor. What is divided is less than [`Divisor::MAX`], as
-/// all sectors are.
+/// A divisor as a multiplication and two shifts. For any divisor, this is several times faster than
+/// the processor's division of 64-bit numbers. The dividend must be less than [`Divisor::MAX`]; all
+/// sectors are.
 #[derive(Clone, Copy, Debug)]
 pub struct Divisor {
     by: u64,
     /// 2^(63 + `shift`) / `by`, rounded up.
     factor: u64,
-    /// The least for which 2^`shift` is no less than `by`.
+    /// The smallest value for which 2^`shift` >= `by`.
     shift: u32,
 }
 
 impl Divisor {
-    /// What is divided is less, and no divisor is larger.
+    /// Exclusive upper bound of dividends, and the largest divisor.
     pub const MAX: u64 = 1 << 63;
 
-    /// Division by `by`, from 1 to [`Divisor::MAX`].
+    /// Creates a divisor; `by` is from 1 to [`Divisor::MAX`].
     pub fn new(by: u64) -> Divisor {
         let shift = by.next_power_of_two().trailing_zeros();
         let factor = (1u128 << (63 + shift)).div_ceil(u128::from(by)) as u64;
@@ -28,12 +28,12 @@ impl Divisor {
         self.by
     }
 
-    /// How often the divisor is in `n`.
+    /// `n` divided by the divisor, rounded down.
     #[inline]
     pub fn quotient(self, n: u64) -> u64 {
         debug_assert!(n < Divisor::MAX, "{n}: too large to be divided");
-        // The factor was rounded up: the result is too large by less than n / 2^(63 + shift), so by
-        // less than 1 / by, and reaches no further whole number.
+        // The factor was rounded up. So the product is too large by less than n / 2^(63 + shift),
+        // which is less than 1 / by. This error never reaches the next integer.
         ((u128::from(n) * u128::from(self.factor)) >> 63) as u64 >> self.shift
     }
 
@@ -44,13 +44,13 @@ impl Divisor {
         (quotient, n - quotient * self.by)
     }
 
-    /// True when the divisor is a power of two.
+    /// True if the divisor is a power of two.
     pub fn is_shift(self) -> bool {
         self.by.is_power_of_two()
     }
 
-    /// As [`Divisor::div_rem`], with nothing but shifts and masks if `SHIFT`, for a divisor that
-    /// [`Divisor::is_shift`].
+    /// As [`Divisor::div_rem`]. If `SHIFT` is true, it uses only shifts and masks; the divisor must
+    /// then be a power of two ([`Divisor::is_shift`]).
     #[inline(always)]
     pub fn div_rem_by<const SHIFT: bool>(self, n: u64) -> (u64, u64) {
         debug_assert!(!SHIFT || self.is_shift(), "{} is no power of two", self.by);

@@ -4,22 +4,22 @@ use std::fmt;
 use udm_core::OpenError;
 use udm_core::errno::{self, EINVAL};
 
-/// Why a table or a message was refused.
+/// The reason why a table or a message was refused.
 ///
-/// `text` is the kernel's message without the device number (`multipath: invalid number of paths`);
-/// `reason` is what the kernel hides behind a general text (spec/decisions, "Tables and messages").
+/// `text` is the kernel's message without the device number (`multipath: invalid number of paths`).
+/// `reason` is the detail that the kernel's general text leaves out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TargetError {
     /// The errno, positive: EINVAL 22, ENOENT 2, ENXIO 6, ...
     pub errno: i32,
-    /// The kernel's text, or empty where the kernel has none.
+    /// The kernel's text; empty if the kernel has none.
     pub text: String,
     /// The precise reason, or empty.
     pub reason: String,
-    /// Which line of the table, from 0, where one is to blame.
+    /// The table line with the error, from 0, if one line is to blame.
     pub line: Option<usize>,
-    /// Which argument word of that line, from 0 (the first word behind the type), where one is to
-    /// blame. Equal to the number of words when the fault is that one is missing.
+    /// The argument word with the error, if one word is to blame. Word 0 is the first word after
+    /// the target type. If a word is missing, this is the number of words.
     pub word: Option<usize>,
 }
 
@@ -29,27 +29,27 @@ impl TargetError {
         TargetError { errno: EINVAL, text: text.into(), reason: String::new(), line: None, word: None }
     }
 
-    /// An errno alone.
+    /// An error with an errno only.
     #[must_use]
     pub fn errno(errno: i32) -> TargetError {
         TargetError { errno, ..TargetError::new("") }
     }
 
-    /// With another errno.
+    /// Replaces the errno.
     #[must_use]
     pub fn with_errno(mut self, errno: i32) -> TargetError {
         self.errno = errno;
         self
     }
 
-    /// With the precise reason behind a general text.
+    /// Sets the precise reason.
     #[must_use]
     pub fn because(mut self, reason: impl Into<String>) -> TargetError {
         self.reason = reason.into();
         self
     }
 
-    /// Blames argument word `word` (from 0).
+    /// Sets the argument word with the error (from 0).
     #[must_use]
     pub fn at(mut self, word: usize) -> TargetError {
         self.word = Some(word);
@@ -57,7 +57,7 @@ impl TargetError {
     }
 }
 
-/// Its text is the reason.
+/// The text of the open error becomes the reason.
 impl From<OpenError> for TargetError {
     fn from(OpenError { errno, text }: OpenError) -> TargetError {
         TargetError::errno(errno).because(text)

@@ -1,23 +1,24 @@
-//! What is kept of a store outside of it: that it must not be believed.
+//! A mark outside of a snapshot store that says that the store is invalid.
 //!
-//! A store that has lost a copy says so itself, in its header. When that can't be written, because
-//! the disk under it is gone, the disk may be back later with a header that says nothing. So the
-//! mark is put where somebody else keeps it, before the origin changes.
+//! A store that has lost a copy records this in its own header. If the disk of the store has
+//! failed, the header cannot be written. The disk may come back later with a header that still says
+//! "valid". So the mark is saved elsewhere before the origin changes.
 
-/// The mark of one store. Whoever looks up devices has it ([`crate::Resolver::mark`]).
+/// The mark of one store. The resolver of device names provides it ([`crate::Resolver::mark`]).
 pub trait InvalidStoreMark: Send + Sync {
-    /// Why the store must not be believed, in words for a person; `None` when nothing is known
-    /// against it. May block.
+    /// The reason why the store is invalid, for a person; `None` if the store is not marked. May
+    /// block.
     fn why(&self) -> Option<String>;
 
-    /// Marks the store: it has lost a copy, for this reason, and can't say so. Asked by a core, so
-    /// it does not block: `done` is called when the mark lasts, or with why it does not, from any
-    /// thread. From the call on [`InvalidStoreMark::why`] knows of it.
+    /// Marks the store as invalid for the reason `why`: the store has lost a copy and cannot record
+    /// this itself. Called by a core, so it does not block. `done` is called from any thread, when
+    /// the mark is durable or with the reason why it is not. [`InvalidStoreMark::why`] returns the
+    /// mark as soon as this call returns.
     fn set(&self, why: &str, done: Box<dyn FnOnce(Result<(), String>) + Send>);
 
-    /// Forgets the mark: the store is about to be made anew. May block.
+    /// Removes the mark, because the store is about to be created again. May block.
     ///
     /// # Errors
-    /// Why it stays, in words for a person.
+    /// The reason why the mark stays, for a person.
     fn clear(&self) -> Result<(), String>;
 }

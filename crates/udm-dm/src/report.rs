@@ -1,123 +1,126 @@
-//! What a target with paths says of them.
+//! Reports about the paths of a target.
 
 use std::sync::Arc;
 use udm_core::{DevNo, Nanos, Op, Status};
 use udm_wire::multipath_conf::MultipathSettings;
 
-/// A path and what it has served since the table was loaded.
+/// Status and counters of a path. Counters start when the table is loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathReport {
-    /// The device's number.
+    /// Number of the path's device.
     pub number: DevNo,
-    /// The word that the table used.
+    /// The word that names the device in the table.
     pub name: String,
-    /// Its group, from 1.
+    /// The path group, from 1.
     pub group: usize,
-    /// Out of use.
+    /// True if the path is failed.
     pub failed: bool,
-    /// How often it failed.
+    /// How often the path failed.
     pub fail_count: u64,
-    /// How long it has been in use, or failed; zero where the device has no clock.
+    /// How long the path has been in its state, usable or failed; 0 if the device has no clock.
     pub in_state: Nanos,
-    /// How long it was failed in all, this time included.
+    /// Total time that the path was failed, including the current failure.
     pub failed_for: Nanos,
-    /// Bios that it has, as of the last poll of each core.
+    /// Bios in flight on the path, as of the last poll of each core.
     pub in_flight: u64,
-    /// What its last check has found.
+    /// Result of the last check of the path.
     pub check: PathCheckState,
-    /// Why no check reinstates it, in a few words; `None` where one may.
+    /// Why no check reinstates the path, in a few words; `None` if a check may.
     pub held: Option<String>,
-    /// What it is worth, where something says so.
+    /// Priority of the path, if a prioritizer sets it.
     pub prio: Option<u32>,
-    /// Bios that came back from it, well or not.
+    /// Bios that completed on the path, with or without an error.
     pub bios: u64,
-    /// Their bytes.
+    /// Bytes of these bios.
     pub bytes: u64,
-    /// The same by operation, in the order of [`Op::ALL`]: bios and bytes.
+    /// Completed bios and their bytes per operation, in the order of [`Op::ALL`].
     pub ops: [(u64, u64); Op::ALL.len()],
-    /// Those that came back with an error that blames the path.
+    /// Bios that completed with a path error.
     pub errors: u64,
-    /// All that came back with an error, by status; a status that none had is left out.
+    /// Bios that completed with any error, by status. A status without bios is left out.
     pub errors_by: Vec<(Status, u64)>,
-    /// Bios that it was given after another path had failed them.
+    /// Bios that the path got after another path had failed them.
     pub retries: u64,
-    /// Out of use for being slow.
+    /// True if the path is ejected because it is slow.
     pub ejected: bool,
-    /// How often it was.
+    /// How often the path was ejected.
     pub ejections: u64,
-    /// What a watch has counted; `None` without one.
+    /// Counters of the path watch; `None` without one.
     pub watch: Option<PathWatchReport>,
 }
 
-/// What the watch over a path has counted since the table was loaded.
+/// Counters of the watch of a path, since the table was loaded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PathWatchReport {
-    /// Writes and flushes that are past their deadline and still wait for the path.
+    /// Writes and flushes past their deadline that still wait for the path.
     pub waiting: u64,
-    /// Reads that were past their deadline and went elsewhere.
+    /// Reads past their deadline that were sent to another path.
     pub given_up: u64,
-    /// Answers that came when nobody waited for them any more.
+    /// Completions of the path that no request waited for any more.
     pub late: u64,
-    /// Reads that went down without a copy, for want of memory: they have to wait as writes do.
+    /// Reads that were sent without a copy because memory was short. They must wait for the path as
+    /// writes do.
     pub bare: u64,
-    /// Reads of the path that were sent to another one too.
+    /// Reads of this path that were also sent to another path.
     pub hedges: u64,
-    /// Those that were answered there first.
+    /// Hedges that completed first on the other path.
     pub won: u64,
-    /// Those that were not.
+    /// Hedges that completed first on this path.
     pub wasted: u64,
-    /// Reads that were sent to another one late or not at all, since the budget was used up.
+    /// Reads that were hedged late or not at all, because the hedge budget was used up.
     pub refused: u64,
-    /// Hedges past the budget, for a path that answered nothing at all.
+    /// Hedges beyond the budget, because the path answered nothing at all.
     pub free: u64,
-    /// How many reads took how long: the end of each step that has some, and how many.
+    /// Latency histogram of reads: upper bound and count of each bucket that is not empty.
     pub latency: Vec<(Nanos, u64)>,
-    /// How long they took together.
+    /// Sum of the latencies of these reads.
     pub time: Nanos,
 }
 
-/// How a multipath target is looked after, as of now.
+/// Current state of the maintenance of a multipath target.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PathMaintenanceReport {
-    /// What is in force.
+    /// The settings in force.
     pub settings: Arc<MultipathSettings>,
-    /// Whether requests without a path wait; of a suspended device, from its resume on.
+    /// True if requests without a path are queued. For a suspended device, the value from its
+    /// resume on.
     pub queueing: bool,
-    /// How long they wait yet, where the last path has gone and that is bounded.
+    /// How long requests are still queued, if no path is left and the time is bounded.
     pub fails_in: Option<Nanos>,
-    /// The group that is gone back to, from 1, and how long until then.
+    /// The group, from 1, to which a failback is planned, and the time until then.
     pub back: Option<(usize, Nanos)>,
-    /// The group, from 1, that a person has switched to, while it is used though another is better.
+    /// The group, from 1, that an administrator selected, while it is used although another group
+    /// is better.
     pub by_hand: Option<usize>,
 }
 
-/// What an administrator has done to a path.
+/// A command of an administrator for a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathCommand {
-    /// It is failed until it is reinstated by command or message: no check does it.
+    /// Fails the path until a command or message reinstates it; checks do not.
     Fail,
-    /// It is reinstated.
+    /// Reinstates the path.
     Reinstate,
 }
 
-/// What a check of a path has found, in multipath-tools' states.
+/// Result of a path check, as a state of multipath-tools.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PathCheckState {
-    /// Nothing yet.
+    /// Not checked yet.
     #[default]
     Unchecked,
-    /// It answers.
+    /// The path answers.
     Up,
-    /// It answers with errors that blame it.
+    /// The path answers with path errors.
     Down,
-    /// It does not answer.
+    /// The path does not answer.
     Timeout,
-    /// It answers, and is held back: it keeps failing.
+    /// The path answers, but is not reinstated yet because it keeps failing.
     Delayed,
 }
 
 impl PathCheckState {
-    /// Each, by its number.
+    /// All states, in order of their numbers.
     pub const ALL: [PathCheckState; 5] = [
         PathCheckState::Unchecked,
         PathCheckState::Up,
@@ -126,7 +129,7 @@ impl PathCheckState {
         PathCheckState::Delayed,
     ];
 
-    /// As multipath-tools prints it.
+    /// The state as multipath-tools prints it.
     #[must_use]
     pub const fn text(self) -> &'static str {
         match self {

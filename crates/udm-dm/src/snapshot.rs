@@ -1,27 +1,27 @@
-//! What the control side asks of a target that keeps an instant of another device.
+//! The interface of snapshot targets to the control half.
 
 use crate::target::DeviceRef;
 use udm_core::{Checkpoint, Growth, Sectors};
 
-/// How a snapshot is.
+/// State of a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SnapshotState {
-    /// It is the instant at which it was made, with what was written to it.
+    /// The snapshot is readable and takes writes.
     Valid,
-    /// The same, and its store is full: it takes no writes.
+    /// The snapshot is readable, but its store is full, so it takes no writes.
     Overflowed,
-    /// A copy was lost, or another table has it: nothing of it can be read.
+    /// The snapshot cannot be read: a copy was lost, or another table uses the store.
     Invalid,
-    /// What it holds is being brought back into its origin.
+    /// The chunks of the snapshot are being copied into its origin.
     Merging,
-    /// All of it is back.
+    /// All chunks have been copied into the origin.
     Merged,
-    /// Bringing it back has failed, and goes on at the next resume.
+    /// The merge failed; it continues at the next resume.
     MergeFailed,
 }
 
 impl SnapshotState {
-    /// In words, for a person and for JSON.
+    /// The name of the state, for people and for JSON.
     #[must_use]
     pub const fn text(self) -> &'static str {
         match self {
@@ -34,42 +34,43 @@ impl SnapshotState {
         }
     }
 
-    /// True while it is on its way into its origin, or there.
+    /// True while the snapshot is being merged, and afterwards.
     #[must_use]
     pub const fn is_merge(self) -> bool {
         matches!(self, SnapshotState::Merging | SnapshotState::Merged | SnapshotState::MergeFailed)
     }
 }
 
-/// What a snapshot is made of, and how full it is.
+/// Devices, chunk size and fill level of a snapshot.
 #[derive(Clone)]
 pub struct SnapshotReport {
-    /// The disk that it is an instant of.
+    /// The origin of the snapshot.
     pub origin: DeviceRef,
-    /// Where what differs is kept.
+    /// The store with the copied chunks.
     pub store: DeviceRef,
-    /// `P`, `PO` or `N`, as its table has it.
+    /// `P`, `PO` or `N`, as in the table.
     pub kind: &'static str,
-    /// What is copied at once.
+    /// The chunk size, the unit of copies.
     pub chunk: Sectors,
-    /// In use in the store; while it is merged, what its records need.
+    /// Space in use in the store; during a merge, the space that its records need.
     pub used: Sectors,
-    /// The size of the store.
+    /// Size of the store.
     pub total: Sectors,
-    /// How the store grows; `None` where it stays as it is.
+    /// How the store grows; `None` if it does not grow.
     pub growth: Option<Growth>,
-    /// What of `used` is no data.
+    /// The part of `used` that holds metadata.
     pub metadata: Sectors,
-    /// How it is.
+    /// State of the snapshot.
     pub state: SnapshotState,
 }
 
-/// A target that keeps an instant of another device.
+/// A target that holds an instant of another device.
 pub trait SnapshotInfo {
-    /// What it is made of, and how full it is.
+    /// Devices, chunk size and fill level of the snapshot.
     fn report(&self) -> SnapshotReport;
 
-    /// The instant, for [`crate::Target::changed`] of its origin, of another snapshot of that, or
-    /// of itself: then it is what it keeps. `None` when it is kept no more.
+    /// The checkpoint of this instant. [`crate::Target::changed`] takes it for the origin, for
+    /// another snapshot of the origin, or for this snapshot. For this snapshot, the changes are the
+    /// chunks in its store. `None` if the instant is not kept any more.
     fn checkpoint(&self) -> Option<Checkpoint>;
 }

@@ -1,90 +1,92 @@
-//! Bios in several pieces: fragments that a lane makes itself, and the bio that they are parts of.
+//! Splitting of bios: fragments that a lane creates itself, and the parent bio to which they
+//! belong.
 //!
-//! A [`Splitter`] keeps the bios that can't go down whole (the parents). What their pieces are, a
-//! [`SplitBio`] says; the splitter fills in fragments, counts them home, and gives the parent back as it
-//! came, with the first error of its pieces. Data is cut off the parent ([`Segments::split_to`])
-//! and joined again in order, so nothing is copied.
+//! A [`Splitter`] holds the bios that cannot go down whole (the parents). A [`SplitBio`] defines
+//! their pieces. The splitter fills in fragments, counts them, and gives the parent back unchanged,
+//! with the first error of its fragments. Data is cut off the parent ([`Segments::split_to`]) and
+//! joined again in order, so nothing is copied.
 //!
-//! Contract: fragments come from a bounded pool of this splitter alone. A parent that gets none
-//! waits until one is home; those in flight are in the hands of layers below, which never wait for
-//! this one, so splitters on top of each other cannot block each other.
+//! Contract: fragments come from a bounded pool that belongs to one splitter. If the pool is empty,
+//! a parent waits until a fragment completes. The fragments in flight belong to layers below, which
+//! never wait for this splitter. So splitters on top of each other cannot block each other.
 //!
-//! Parents take turns: [`QUANTUM`] fragments each, round and round, and none holds more than
-//! [`SHARE_MAX`] at a time. So what is short waits for what is under way and for one turn of each
-//! parent before it, however long those are. Flushes have a round of their own, every other turn is
-//! theirs: they move no data and somebody waits for them.
+//! Parents take turns of [`QUANTUM`] fragments. None holds more than [`SHARE_MAX`] fragments at a
+//! time. So a short parent waits only for fragments in flight and for one turn of each parent
+//! before it. Flushes have their own queue, which gets every other turn: they move no data, and
+//! clients wait for them.
 //!
-//! It does no I/O: the lane that holds it submits what [`Splitter::pump`] emits and hands what came
-//! back to [`Splitter::collect`].
+//! The splitter does no I/O. The lane that owns it submits the fragments that [`Splitter::pump`]
+//! emits, and passes completed fragments to [`Splitter::collect`].
 
 use std::collections::VecDeque;
 use udm_core::bugs::{self, Bug};
 use udm_core::{Batch, Bio, BioFlags, BioPool, Op, OwnerId, SECTOR_SIZE, Sector, Sectors, Segments, Status};
 
-/// Fragments that one splitter may have in flight.
+/// Maximum number of fragments that one splitter has in flight.
 pub const FRAGMENTS_MAX: usize = 256;
 
-/// Fragments that one parent may have in flight: deeper than any disk's queue needs, and a quarter
-/// of the pool, so that a lone long parent leaves room for whoever comes next.
+/// Maximum number of fragments that one parent has in flight. This is deeper than a disk's queue
+/// needs. It is a quarter of the pool, so one long parent leaves room for others.
 const SHARE_MAX: usize = 64;
 
-/// Fragments that a parent emits in one turn. A turn costs a push and a pop of a queue; this many
-/// make that small beside the fragments.
+/// Fragments that a parent emits in one turn. A turn costs a push and a pop of a queue, which is
+/// small beside this many fragments.
 const QUANTUM: usize = 8;
 
 /// One piece of a parent.
 #[derive(Clone, Copy, Debug)]
 pub struct SplitPiece {
-    /// Which of the lanes below gets it.
+    /// The leg that gets the piece.
     pub leg: usize,
-    /// The operation: the parent's, or a flush around it.
+    /// The operation: that of the parent, or a flush before or after it.
     pub op: Op,
-    /// Its flags.
+    /// Flags of the fragment.
     pub flags: BioFlags,
-    /// First sector, as the lane below counts.
+    /// First sector, in the address space of the leg.
     pub sector: Sector,
-    /// Length. Pieces of the parent's own operation that carry data come in the order of the data,
-    /// without gaps.
+    /// Length. Pieces with data come in the order of the data, without gaps.
     pub sectors: Sectors,
 }
 
-/// What comes next for a parent.
+/// The next step of splitting a parent.
 pub enum SplitStep {
-    /// This piece, now.
+    /// Emit this piece now.
     SplitPiece(SplitPiece),
-    /// Nothing until all pieces so far are home; after an error nothing more at all.
+    /// Wait until all pieces so far have completed. After an error, no more pieces follow.
     Wait,
-    /// No more pieces.
+    /// There are no more pieces.
     End,
 }
 
-/// How far a parent has got; its meaning is the [`SplitBio`]'s. All start at 0.
+/// Progress of splitting a parent. The [`SplitBio`] defines the meaning; all fields start at 0.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SplitCursor {
-    /// Which part of the work (flush before, data, flush behind).
+    /// The stage of the work (flush before, data, flush after).
     pub stage: u8,
-    /// Which of the pieces for the same part of its range is next.
+    /// The next piece, if a part of the range has several.
     pub part: u32,
-    /// How much of it is handed out.
+    /// How much of the range is emitted.
     pub at: u64,
 }
 
-/// Says what the pieces of a bio are.
+/// Defines the pieces of a bio.
 pub trait SplitBio {
-    /// The next step for `bio`, whose fields but the data are as they came; moves `cursor` on.
+    /// Returns the next step for `bio` and advances `cursor`. All fields of `bio` except its data
+    /// are unchanged.
     fn next(&self, bio: &Bio, cursor: &mut SplitCursor) -> SplitStep;
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 enum ParentState {
-    /// More pieces to come; in a queue of those that are ready.
+    /// More pieces will come; the parent is in a ready queue.
     #[default]
     Issuing,
-    /// More pieces to come, and its share of fragments in flight: ready when one is home.
+    /// More pieces will come, but the parent has reached its share of fragments. It is ready when
+    /// one completes.
     AtShareLimit,
-    /// At a [`SplitStep::Wait`].
+    /// At a [`SplitStep::Wait`]: waits for all pieces so far.
     Waiting,
-    /// All pieces are out.
+    /// All pieces were emitted.
     Ended,
 }
 
@@ -94,37 +96,37 @@ struct SplitParent {
     state: ParentState,
     cursor: SplitCursor,
     status: Status,
-    /// A piece was handed back unstarted: the whole goes back.
+    /// True if a lane below handed a piece back: the whole parent is handed back.
     handed_back: bool,
     in_flight: usize,
-    /// The number of the first entry of `pieces`.
+    /// The number of the first entry in `pieces`.
     first: u32,
-    /// For each piece from `first` on: its data, or `None` while in flight.
+    /// The data of each piece from `first` on; `None` while the piece is in flight.
     pieces: VecDeque<Option<Segments>>,
-    /// The data of all pieces before `first`, joined.
+    /// The joined data of all pieces before `first`.
     joined: Segments,
 }
 
-/// See the module's documentation.
+/// The parents of a lane, and the pool of their fragments.
 pub struct Splitter {
     owner: OwnerId,
     pool: BioPool,
-    /// Bios from above: parents, and those that wait to be handed out.
+    /// Number of bios from above: parents, and bios that wait to be handed out.
     held: usize,
     parents: Vec<SplitParent>,
     free: Vec<u32>,
-    /// Whose turn it is to emit fragments.
+    /// Parents that are ready to emit fragments, without flushes.
     ready: VecDeque<u32>,
-    /// The same, of flushes.
+    /// Flushes that are ready to emit fragments.
     flushes: VecDeque<u32>,
-    /// The turn is a flush's, if there is one.
+    /// Toggles per turn, so that flushes get every other turn.
     flush_turn: bool,
     finished: Batch,
     returned: Batch,
 }
 
 impl Splitter {
-    /// A splitter whose fragments carry `owner`.
+    /// Creates a splitter; its fragments carry `owner`.
     pub fn new(owner: OwnerId) -> Splitter {
         Splitter {
             owner,
@@ -140,13 +142,13 @@ impl Splitter {
         }
     }
 
-    /// True when it holds no bio: nothing to collect, pump or hand out.
+    /// True if the splitter holds no bio, so there is nothing to collect, pump or hand out.
     #[inline]
     pub fn is_idle(&self) -> bool {
         self.held == 0
     }
 
-    /// Takes a bio to be cut. [`Splitter::pump`] comes next.
+    /// Takes a bio to be split. The caller must call [`Splitter::pump`] next.
     pub fn take(&mut self, bio: Box<Bio>) {
         if bio.flags.contains(BioFlags::NOWAIT) && self.pool.available() == 0 {
             return self.end(bio, Status::Again);
@@ -157,7 +159,7 @@ impl Splitter {
             u32::try_from(self.parents.len() - 1).expect("parents are bounded by the bios above")
         });
         let parent = &mut self.parents[index as usize];
-        // The deque is empty and keeps its room.
+        // The deque is empty and keeps its capacity.
         debug_assert!(parent.pieces.is_empty() && parent.in_flight == 0);
         parent.bio = Some(bio);
         parent.state = ParentState::Issuing;
@@ -168,7 +170,7 @@ impl Splitter {
         self.queue(index);
     }
 
-    /// Puts a parent that has pieces to emit behind the others.
+    /// Queues a parent that has pieces to emit after the others.
     fn queue(&mut self, index: u32) {
         let parent = &mut self.parents[index as usize];
         parent.state = ParentState::Issuing;
@@ -177,7 +179,7 @@ impl Splitter {
         queue.push_back(index);
     }
 
-    /// The parent whose turn it is.
+    /// The parent that has the next turn.
     fn next(&mut self) -> Option<u32> {
         self.flush_turn = !self.flush_turn;
         let (first, second) = match self.flush_turn {
@@ -187,7 +189,7 @@ impl Splitter {
         first.pop_front().or_else(|| second.pop_front())
     }
 
-    /// Ends a bio that never went down; it is handed out with the finished ones.
+    /// Ends a bio that was never submitted. It is handed out with the finished bios.
     pub fn end(&mut self, mut bio: Box<Bio>, status: Status) {
         bio.status = status;
         self.held += 1;
@@ -206,7 +208,7 @@ impl Splitter {
         }
     }
 
-    /// A turn of one parent; how it stands behind it.
+    /// Emits up to [`QUANTUM`] fragments of one parent. Returns its new state.
     fn turn(
         &mut self,
         index: u32,
@@ -240,7 +242,8 @@ impl Splitter {
         ParentState::Issuing
     }
 
-    /// Takes this splitter's fragments out of `done[from..]`. Others stay; their order may change.
+    /// Takes this splitter's fragments out of `done[from..]`. Other bios stay; their order may
+    /// change.
     pub fn collect(&mut self, done: &mut Batch, from: usize) {
         self.collect_fragments(done, from, false);
     }
@@ -262,21 +265,20 @@ impl Splitter {
         }
     }
 
-    /// Moves the bios that are whole again to `done`.
+    /// Moves finished parents to `done`.
     pub fn take_finished(&mut self, done: &mut Batch) {
         self.held -= self.finished.len();
         done.append(&mut self.finished);
     }
 
-    /// True when bios wait for [`Splitter::take_returned`], in the next `drain`: one is due even if
-    /// nothing else happens.
+    /// True if bios wait for [`Splitter::take_returned`] in the next `drain`. The lane must then
+    /// wake itself.
     pub fn has_returned(&self) -> bool {
         !self.returned.is_empty() && !bugs::on(Bug::NoWakeForDrain)
     }
 
-    /// Called when a `poll` begins. The `drain` before it has taken what was to be handed back, as
-    /// long as there is one: what is left was meant for a suspend that has been called off, and
-    /// goes down again.
+    /// Called when a `poll` begins. During a suspend, the preceding `drain` took all returned bios.
+    /// If bios are left, the suspend was cancelled, and they are submitted again.
     pub fn requeue_returned(&mut self) {
         if bugs::on(Bug::CancelStrandsReturned) {
             return;
@@ -287,7 +289,7 @@ impl Splitter {
         }
     }
 
-    /// Moves the bios that are to be handed back to `reverse_map`.
+    /// Moves the bios that must be handed back to `back`.
     pub fn take_returned(&mut self, back: &mut Batch) {
         self.held -= self.returned.len();
         back.append(&mut self.returned);
@@ -300,7 +302,7 @@ impl Splitter {
         parent.in_flight -= 1;
         if handed_back && !bugs::on(Bug::HandedBackIsDone) {
             debug_assert!(fragment.status.is_ok(), "what was not done has no status: {fragment:?}");
-            // The whole goes back: no more pieces.
+            // The whole parent is handed back, so it emits no more pieces.
             if parent.state == ParentState::Issuing {
                 self.ready.retain(|&i| i != index);
                 self.flushes.retain(|&i| i != index);
@@ -322,7 +324,7 @@ impl Splitter {
         self.advance(index);
     }
 
-    /// Moves a parent on whose pieces may all be home.
+    /// Advances a parent after one of its pieces completed.
     fn advance(&mut self, index: u32) {
         let parent = &mut self.parents[index as usize];
         match parent.state {
@@ -362,7 +364,7 @@ impl SplitParent {
         fragment.sectors = piece.sectors;
         fragment.cookie = u64::from(index) << 32 | u64::from(number);
         fragment.started = bio.started;
-        // A bio for devices that store nothing may come without data.
+        // A bio for devices that store nothing may have no data.
         if piece.op.has_data() && !bio.data.is_empty() {
             fragment.data = bio.data.split_to((piece.sectors.0 * SECTOR_SIZE) as usize);
         }

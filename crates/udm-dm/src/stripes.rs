@@ -1,5 +1,7 @@
-//! Sectors dealt out over several devices, a chunk to each in turn: the arithmetic, and what a
-//! target that is nothing else tells its table ([`Target::as_striped`]).
+//! The arithmetic of striping, and the interface of a target that only stripes
+//! ([`Target::as_striped`]).
+//!
+//! Chunks are distributed over several devices, one to each in turn.
 //!
 //! [`Target::as_striped`]: crate::target::Target::as_striped
 
@@ -9,34 +11,34 @@ use std::sync::Arc;
 use udm_core::Sector;
 use udm_core::bugs::{self, Bug};
 
-/// Where chunks lie: chunk k on stripe k mod n, at chunk k / n of it.
+/// The layout of chunks: chunk k is on stripe k mod n, as chunk k / n of this stripe.
 #[derive(Clone, Copy, Debug)]
 pub struct StripeLayout {
     stripes: Divisor,
     chunk: Divisor,
-    /// Sectors of a row that lie on other stripes than a given one.
+    /// Sectors of a row that are not on a given stripe.
     others: u64,
 }
 
-/// What a target consists of that deals its sectors out.
+/// The parts of a striped target.
 #[derive(Clone)]
 pub struct StripeSet {
-    /// Where its chunks lie.
+    /// The layout of its chunks.
     pub layout: StripeLayout,
     /// The device of each stripe, and the first sector there.
     pub stripes: Vec<(DeviceRef, Sector)>,
-    /// Hears of requests that fail.
+    /// Receives failed requests.
     pub failures: Arc<dyn StripeFailureObserver>,
 }
 
-/// Whoever wants to know of requests that a stripe failed.
+/// Receives failed requests of stripes.
 pub trait StripeFailureObserver: Send + Sync {
-    /// One did, of those that have to be well for the device to be. Called on the data path.
+    /// A request failed in a way that blames the stripe. Called on the data path.
     fn failed(&self, stripe: usize);
 }
 
 impl StripeLayout {
-    /// Of so many stripes, with chunks of so many sectors; both from 1 to 2^32 - 1.
+    /// A layout of `stripes` stripes with chunks of `chunk` sectors; both are from 1 to 2^32 - 1.
     #[must_use]
     pub fn new(stripes: u64, chunk: u64) -> StripeLayout {
         StripeLayout {
@@ -46,7 +48,7 @@ impl StripeLayout {
         }
     }
 
-    /// How many stripes.
+    /// Number of stripes.
     #[must_use]
     pub fn stripes(&self) -> u64 {
         self.stripes.get()
@@ -58,12 +60,12 @@ impl StripeLayout {
         self.chunk.get()
     }
 
-    /// True when both are powers of two.
+    /// True if both numbers are powers of two.
     pub(crate) fn is_by_shifts(&self) -> bool {
         self.stripes.is_shift() && self.chunk.is_shift()
     }
 
-    /// How many sectors from `sector` on lie in its chunk.
+    /// Number of sectors from `sector` to the end of its chunk.
     #[must_use]
     pub fn left(&self, sector: u64) -> u64 {
         self.chunk.get() - self.chunk.remainder(sector)
@@ -76,7 +78,8 @@ impl StripeLayout {
         (stripe, at)
     }
 
-    /// The same, and the sector within the chunk. `SHIFTS` where it [`StripeLayout::is_by_shifts`].
+    /// The stripe, the sector within the stripe, and the sector within the chunk. `SHIFTS` may be
+    /// true only if [`StripeLayout::is_by_shifts`] is.
     #[inline(always)]
     pub(crate) fn place<const SHIFTS: bool>(&self, sector: u64) -> (usize, u64, u64) {
         let (chunk, within) = self.chunk.div_rem_by::<SHIFTS>(sector);
@@ -85,19 +88,20 @@ impl StripeLayout {
         (stripe as usize, row * self.chunk.get() + within + shift, within)
     }
 
-    /// How many sectors of the target lie on other stripes in front of sector `at` of the first
-    /// one.
+    /// Number of sectors of the target on other stripes that precede sector `at` of the first
+    /// stripe.
     #[inline(always)]
     pub(crate) fn before<const SHIFTS: bool>(&self, at: u64) -> u64 {
         self.chunk.div_rem_by::<SHIFTS>(at).0 * self.others
     }
 
-    /// What of the target's sectors `from..to` lies on `stripe`: first and last sector there.
+    /// The part of the target's sectors `from..to` on `stripe`: its first sector there, and its
+    /// end.
     pub(crate) fn part(&self, stripe: usize, from: u64, to: u64) -> (u64, u64) {
         (self.at_or_behind(from, stripe), self.at_or_behind(to, stripe))
     }
 
-    /// The first sector of `stripe` that belongs to `sector` of the target or to what is behind it.
+    /// The first sector of `stripe` that maps `sector` of the target or a later one.
     fn at_or_behind(&self, sector: u64, stripe: usize) -> u64 {
         let (here, at) = self.map(sector);
         let row = at - self.chunk.remainder(at);

@@ -1,4 +1,4 @@
-//! Several devices that change in step: all of them or none.
+//! Several devices change together: all of them or none.
 
 mod mapped_fixture;
 
@@ -25,7 +25,7 @@ fn resume(devices: &[&Arc<MappedDevice>]) -> Result<DeviceSetTransition, Indexed
 }
 
 impl Fixture {
-    /// Steps `device_set` to their end.
+    /// Steps `changes` to their end.
     fn all(
         &mut self,
         mut changes: DeviceSetTransition,
@@ -41,21 +41,21 @@ impl Fixture {
         panic!("the changes do not end");
     }
 
-    /// One turn of the core; how many requests came back.
+    /// One turn of the core. Returns how many requests came back.
     fn turn(&mut self, lanes: &mut [&mut Box<dyn Lane>]) -> usize {
         self.world.deliver(0);
         lanes.iter_mut().map(|lane| self.world.poll(0, &mut ***lane).len()).sum()
     }
 }
 
-/// In whatever order they are named, a device rests only when all above it do: what those have in
-/// flight needs it. Others do not wait for them.
+/// In any order of the list, a device stops only after all devices above it have stopped, because
+/// their bios in flight need it. Unrelated devices do not wait for each other.
 #[test]
 fn devices_come_to_rest_from_the_top() {
     let mut rig = Fixture::new();
     let (under_low, under_side) = (rig.disk("/d", 64), rig.disk("/e", 64));
     let low = rig.live("low", "0 64 linear /d 0");
-    // Not of the set, and between two that are.
+    // Not in the set, and between two devices that are.
     rig.live("between", "0 64 linear @low 0");
     let up = rig.live("up", "0 32 linear @between 0\n32 32 zero");
     let side = rig.live("side", "0 64 linear /e 0");
@@ -88,7 +88,7 @@ fn devices_come_to_rest_from_the_top() {
     assert_eq!(rig.world.run(0, &mut *a, bare(Op::Read, 0, 8)).status, Status::Ok);
 }
 
-/// What one can't do none does: the tables that were live are live and running.
+/// If one device fails, none changes: the live tables stay live and running.
 #[test]
 fn one_that_cannot_keeps_the_others_as_they_were() {
     let mut rig = Fixture::new();
@@ -115,7 +115,7 @@ fn one_that_cannot_keeps_the_others_as_they_were() {
     assert_eq!(devices[0].table_text(false), "0 8 zero ");
     assert_eq!(devices[1].table_text(false), "0 8 linear 7:2 0");
 
-    // One that is under change already: none is begun.
+    // If one device is already changing, no change begins.
     let busy = devices[2].suspend(false, no_wake()).unwrap();
     assert_eq!(suspend(&all).err().map(|(place, error)| (place, error.errno)), Some((2, 16)));
     drop(busy);
@@ -123,9 +123,9 @@ fn one_that_cannot_keeps_the_others_as_they_were() {
     assert_eq!(rig.all(changes, &mut lanes), Ok(()));
 }
 
-/// Called off at each of its steps, by somebody or by a table that fails, a change has happened to
-/// all or to none. A device that was suspended before stays so when a suspend is called off, and
-/// runs when a resume is.
+/// If a change is cancelled or a table fails at any step, the change has happened to all devices or
+/// to none. If a suspend is cancelled, a device that was suspended before stays suspended. If a
+/// resume is cancelled, it runs.
 #[test]
 fn called_off_anywhere_it_is_all_or_none() {
     for resumes in [false, true] {
@@ -171,8 +171,8 @@ fn called_off_anywhere_it_is_all_or_none() {
     }
 }
 
-/// What a suspended device holds for one above does not keep both from being resumed, not even when
-/// what is held back is to fail.
+/// A suspended device holds bios of a device above. Both can be resumed, even if held bios should
+/// fail.
 #[test]
 fn devices_do_not_wait_for_what_one_of_them_holds() {
     let mut rig = Fixture::new();
@@ -191,8 +191,8 @@ fn devices_do_not_wait_for_what_one_of_them_holds() {
     assert_eq!((disk.take_log().len(), up.info().targets), (1, 2));
 }
 
-/// Devices that get their first tables together: the upper one goes by the limits that the lower
-/// one is about to have.
+/// Devices get their first tables together: the upper table sees the coming limits of the lower
+/// one.
 #[test]
 fn a_table_goes_by_the_limits_that_come_below_it() {
     let mut rig = Fixture::new();
@@ -210,7 +210,7 @@ fn a_table_goes_by_the_limits_that_come_below_it() {
     let mut lane = rig.open(&up);
     assert_eq!(rig.world.run(0, &mut *lane, bare(Op::Read, 0, 8)).status, Status::Ok);
 
-    // And it is refused if it would not fit, with both as they were.
+    // A table that would not fit is refused, and both devices stay unchanged.
     rig.load(&low, "0 32 linear /d 0").unwrap();
     rig.load(&up, "0 64 linear @low 0").unwrap();
     let changes = resume(&[&up, &low]).unwrap();
@@ -219,8 +219,8 @@ fn a_table_goes_by_the_limits_that_come_below_it() {
     assert_eq!((low.limits().size, up.is_suspended()), (Sectors(64), false));
 }
 
-/// What a device is about to have counts for those that change with it, and for nobody else: it may
-/// never have it.
+/// Coming limits of a device count only for devices in the same change. For others they may never
+/// become true.
 #[test]
 fn limits_that_never_come_are_nobodys() {
     let mut rig = Fixture::new();

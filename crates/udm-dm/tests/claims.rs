@@ -1,4 +1,4 @@
-//! Disks that a device has alone, by the target that needs it: the log of log-writes.
+//! Disks that a target needs alone, with the log of log-writes as example.
 
 mod mapped_fixture;
 
@@ -23,13 +23,13 @@ fn a_log_has_one_device() {
     let text = "log-writes: Device lookup failed (254:5 has /log alone): Device or resource busy";
     assert_eq!(refusal_text(rig.load(&two, "0 8 log-writes /b /log")), text);
     assert!(two.inactive().is_none());
-    // It may lie below others that don't need it alone, and who has it may load it again.
+    // The disk may be used by targets that do not need it alone. The owner may load it again.
     rig.load(&two, "0 8 linear /log 0").unwrap();
     rig.resume(&one, &mut []).unwrap();
     rig.load(&one, "0 8 log-writes /b /log").unwrap();
     rig.resume(&one, &mut []).unwrap();
     refusal_text(rig.load(&two, "0 8 log-writes /a /log"));
-    // A table that waits holds what it names; so does one that is live.
+    // Both the inactive and the live table hold their claims.
     rig.load(&one, "0 8 log-writes /b /other").unwrap();
     refusal_text(rig.load(&two, "0 8 log-writes /a /log"));
     refusal_text(rig.load(&two, "0 8 log-writes /a /other"));
@@ -37,7 +37,7 @@ fn a_log_has_one_device() {
     rig.load(&two, "0 8 log-writes /a /other").unwrap();
     refusal_text(rig.load(&one, "0 8 log-writes /b /other"));
     refusal_text(rig.load(&two, "0 8 log-writes /a /log"));
-    // The device goes, and all that it had is free.
+    // The device is removed, which releases all its claims.
     let nothing = rig.disk("/nothing", 8);
     rig.resolver.add("@one", one.number(), nothing);
     drop(one);
@@ -56,7 +56,7 @@ fn two_lines_are_two_logs() {
     rig.load(&device, "0 8 log-writes /a /log\n8 8 log-writes /a /other").unwrap();
 }
 
-/// A mapped device is had alone as itself.
+/// A mapped device is claimed as itself.
 #[test]
 fn a_mapped_device_can_be_a_log() {
     let mut rig = Fixture::new();

@@ -1,4 +1,4 @@
-//! Control-side I/O: bytes in and out of a device, without lanes of one's own.
+//! Control-side I/O: reads and writes of a device, without an own lane.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -64,7 +64,7 @@ fn ranges_come_in_order_and_no_more_than_asked_for() {
     assert_eq!(seen, 2000);
     let starts: BTreeSet<u64> = disk.take_log().iter().map(|seen| seen.sector).collect();
     assert_eq!(starts, ranges.iter().map(|at| at.0.0).collect());
-    // The first is enough: little else is read.
+    // The first range is enough; little else is read.
     read_all(&TestControlIo::new(), &device, &ranges, |_, _| Ok::<_, OpenError>(ControlFlow::Break(())))
         .unwrap();
     assert!(disk.take_log().len() <= 16);
@@ -79,7 +79,7 @@ fn ranges_come_in_order_and_no_more_than_asked_for() {
     );
 }
 
-/// A range longer than what is read at a time comes whole.
+/// A range longer than one read arrives as one range.
 #[test]
 fn a_long_range_is_one() {
     let (disk, device) = disk(10_000);
@@ -145,7 +145,7 @@ fn errors_say_what_failed() {
     assert_eq!(read(&io, &device, Sector(0), Sectors(1)).unwrap_err(), OpenError::new(ENOMEM, "no lane"));
 }
 
-/// Through a mapped device; one that is suspended does not answer.
+/// I/O through a mapped device; a suspended one does not answer.
 #[test]
 fn mapped_devices_below() {
     let mut resolver = TestResolver::new();
@@ -166,7 +166,7 @@ fn mapped_devices_below() {
     assert_eq!(flush(&io, &device), Err(OpenError::new(ETIMEDOUT, "the store does not answer")));
 }
 
-/// Takes a change to its end, on cores without lanes.
+/// Steps a change to its end, on cores without lanes.
 fn finish_transition(change: &mut dyn FnMut(WakeFn) -> Result<DeviceTransition, TargetError>) {
     let mut world = TestWorld::new(1);
     let mut change = change(Arc::new(|| {})).unwrap();
@@ -187,7 +187,7 @@ fn a_device_that_keeps_what_it_is_given_does_not_answer() {
     assert_eq!((error.errno, &*error.text), (ETIMEDOUT, "the store does not answer"));
 }
 
-/// Time goes on where a lane waits for it.
+/// If a lane waits for a time, the clock advances.
 #[test]
 fn delays_are_waited_for() {
     let mut resolver = TestResolver::new();

@@ -1,4 +1,4 @@
-//! What a table says of its sectors is what the sectors below hold, each looked up by itself.
+//! The extents of a table are those of the sectors below, each looked up by itself.
 
 use std::sync::Arc;
 use udm_core::errno::{ENOENT, EOPNOTSUPP};
@@ -7,7 +7,7 @@ use udm_dm::table::Table;
 use udm_dm::target::{DeviceRef, LookupError, Resolver};
 use udm_dm::testing::TestControlIo;
 
-/// A device on which a sector is a hole by a rule of its own.
+/// A device with a fixed pattern of holes.
 struct PatternedHoles {
     id: DeviceId,
     minor: u32,
@@ -35,7 +35,7 @@ impl Device for PatternedHoles {
     }
 }
 
-/// `/0` to `/9`.
+/// A resolver of `/0` to `/9`.
 struct TenDevices(Vec<DeviceRef>);
 
 impl TenDevices {

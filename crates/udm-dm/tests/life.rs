@@ -1,9 +1,8 @@
-//! The life of a mapped device, whole: each state, each event, what is answered and which state
-//! follows.
+//! The complete life of a mapped device: for each state and event, the answer and the next state.
 //!
-//! The kernel's are in drivers/md: `table_load`, `table_clear`, `do_suspend` and `do_resume` of
-//! dm-ioctl.c, and `dm_submit_bio` of dm.c for what becomes of requests. What udm does otherwise: a
-//! resume that can't work is refused with the old table live and running.
+//! The kernel's states are in drivers/md: `table_load`, `table_clear`, `do_suspend` and `do_resume`
+//! of dm-ioctl.c, and `dm_submit_bio` of dm.c for requests. One difference in udm: a resume that
+//! cannot work is refused with the old table live and running.
 
 mod mapped_fixture;
 
@@ -26,7 +25,7 @@ struct LifecycleTest {
 
 const TABLES: [&str; 3] = ["0 8 linear a 0", "0 8 linear b 0", "0 8 linear c 0"];
 
-/// Lets an event happen; what is answered.
+/// Causes an event; returns the answer.
 type Action = fn(&mut LifecycleTest) -> String;
 
 const EVENTS: [(&str, Action); 11] = [
@@ -100,7 +99,7 @@ impl LifecycleTest {
         answer(self.rig.finish(change, &mut [&mut self.lane], &mut self.done))
     }
 
-    /// A read of a sector: how it ends, or that it waits.
+    /// Reads a sector. Returns the outcome, or that the read waits.
     fn read(&mut self, flags: BioFlags) -> String {
         let mut bio = bare(Op::Read, 0, 1);
         bio.flags = flags;
@@ -115,7 +114,7 @@ impl LifecycleTest {
         }
     }
 
-    /// Which tables it has, by their disks, and whether it is suspended.
+    /// The disks of its tables, and whether it is suspended.
     fn state(&self) -> String {
         let number = |table: String| match table.split(' ').nth(3) {
             Some(number) => ["a", "b", "c"][number.trim_start_matches("7:").parse::<usize>().unwrap() - 1],
@@ -126,7 +125,7 @@ impl LifecycleTest {
         format!("{live} {inactive} {state}")
     }
 
-    /// What waits is served or fails before the end.
+    /// Lets all waiting bios complete or fail before the test ends.
     fn let_go(mut self) {
         self.b.refuse(None);
         self.change(MappedDevice::resume);

@@ -1,5 +1,5 @@
-//! The life of a mapped device: slots, suspend, resume, what waits and what fails, messages,
-//! events, names.
+//! The life of a mapped device: slots, suspend, resume, bios that wait or fail, messages, events,
+//! names.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,7 +13,7 @@ struct Fixture {
     resolver: TestResolver,
     disks: Vec<Arc<TestDisk>>,
     device: Arc<MappedDevice>,
-    /// What came back while a change was stepped.
+    /// Bios that completed while a change was stepped.
     home: Batch,
 }
 
@@ -56,7 +56,7 @@ impl Fixture {
         self.resume(&mut []).unwrap();
     }
 
-    /// Steps `transition` to its end, polling `lanes` (one a core).
+    /// Steps `change` to its end, and polls `lanes` (one per core).
     fn finish(
         &mut self,
         mut change: DeviceTransition,
@@ -134,7 +134,7 @@ fn a_device_without_a_table() {
     assert!(rig.device.info().suspended);
     rig.resume(&mut lanes).unwrap();
     assert!(!rig.device.info().suspended);
-    // It gets its first table with the lanes open.
+    // The device gets its first table while lanes are open.
     rig.go_with("0 64 linear /d1 0", &mut lanes);
     assert_eq!(rig.read_one(&mut lanes[0]), (Status::Ok, b'b'));
 }
@@ -177,7 +177,7 @@ fn suspended_bios_wait_or_fail_as_they_asked() {
     let failed: Vec<_> = failed.iter().map(|b| (b.flags, b.status)).collect();
     assert_eq!(failed, [(BioFlags::NOWAIT, Status::Again), (BioFlags::RAHEAD, Status::IoErr)]);
     assert!(rig.turn(&mut lanes).is_empty() && rig.disks[0].take_log().is_empty());
-    // A lane opened now waits as well.
+    // On a lane that is opened now, requests wait too.
     let mut late = rig.world.open(0, &*rig.device).unwrap();
     rig.world.submit(0, &mut *late, [read(0, 1)]);
     assert!(rig.world.poll(0, &mut *late).is_empty());
@@ -244,7 +244,7 @@ fn a_suspend_can_be_called_off() {
     rig.suspend(false, &mut lanes).unwrap();
 }
 
-/// spec: held bios of a no-flush suspend go to the new table; unchanged, fragments put together
+/// Held bios of a no-flush suspend go to the new table unchanged, with their fragments joined
 /// again.
 #[test]
 fn held_bios_go_to_the_new_table() {
@@ -298,7 +298,7 @@ fn a_flushing_suspend_fails_what_is_held() {
     change.step(&*cores).unwrap().unwrap();
 }
 
-/// decisions: a resume that cannot work is refused with the old table live and running.
+/// A resume that cannot work is refused; the old table stays live and running.
 #[test]
 fn a_resume_that_cannot_work_leaves_the_old_table_running() {
     for suspended in [false, true] {
@@ -316,13 +316,13 @@ fn a_resume_that_cannot_work_leaves_the_old_table_running() {
         assert!(!rig.device.is_suspended());
         assert_eq!(rig.read_one(&mut lanes[0]), (Status::Ok, b'a'));
         assert_eq!(rig.disks[1].opened(), 0, "what was prepared is closed");
-        // The table is still there, and the next try works.
+        // The inactive table is still loaded, and the next attempt works.
         rig.disks[1].refuse(None);
         rig.resume(&mut lanes).unwrap();
         assert_eq!(rig.read_one(&mut lanes[0]), (Status::Ok, b'b'));
         assert_eq!((rig.disks[0].opened(), rig.disks[1].opened()), (0, 2));
 
-        // A device below that shrank between load and resume.
+        // A device below shrank between load and resume.
         rig.load("0 64 linear /d2 0");
         rig.disks[2].set_limits(|l| l.size = Sectors(32));
         let error = rig.resume(&mut lanes).unwrap_err();
@@ -350,7 +350,7 @@ fn lanes_opened_in_the_middle_of_a_change() {
                     result.unwrap();
                     break;
                 }
-                // Delivery and the poll behind it are turns of their own.
+                // Delivery and the poll after it are separate turns.
                 None if step % 2 == 0 => (0..2).for_each(|core| rig.world.deliver(core)),
                 None => drop(rig.turn(&mut lanes)),
             }
@@ -391,7 +391,7 @@ fn messages() {
     assert_eq!(send(&mut rig, 0, "hello").0, 16, "multipath's own rule");
 }
 
-/// spec: a stripe error turns its letter and raises an event, fourteen times at the most.
+/// A stripe error changes the stripe's status letter and raises an event, at most fourteen times.
 #[test]
 fn stripe_errors_are_counted_and_reported() {
     let mut rig = Fixture::new(1);
@@ -435,7 +435,7 @@ fn flushes_go_to_each_device_once() {
         ("0 16 striped 2 8 /d2 0 /d2 8", [0, 0, 1]),
         ("0 8 linear /d0 0\n8 16 striped 2 8 /d1 0 /d2 0", [1, 1, 1]),
         ("0 8 zero\n8 8 error", [0, 0, 0]),
-        // The zero target minds: one flush a target.
+        // The zero target allows no bypass, so each target gets one flush.
         ("0 8 zero\n8 8 linear /d0 0\n16 8 linear /d0 8", [2, 0, 0]),
     ] {
         rig.go(table);
@@ -451,7 +451,7 @@ fn flushes_go_to_each_device_once() {
     rig.disks[1].fail(Status::IoErr);
     let result = flush(&mut rig, &mut lanes[0], bare(Op::Flush, 0, 0));
     assert_eq!(result, (Status::IoErr, vec![1, 1, 0]));
-    // A write behind a flush that failed is not done.
+    // A write is not executed if the flush before it failed.
     let mut bio = write(0, 1, 3);
     bio.flags = BioFlags::PREFLUSH;
     assert_eq!(rig.world.run(0, &mut *lanes[0], bio).status, Status::IoErr);
@@ -519,7 +519,8 @@ fn read_nothing() -> Box<Bio> {
     bare(Op::Read, 0, 0)
 }
 
-/// A device may not map itself, directly, through others, or through a table that is not live yet.
+/// A device must not map itself: not directly, not through others, and not through an inactive
+/// table.
 #[test]
 fn circles_are_refused() {
     let mut rig = Fixture::new(1);
@@ -537,7 +538,7 @@ fn circles_are_refused() {
     assert_eq!(rig.device.table_text(true), "0 8 linear 7:0 0");
 }
 
-/// spec F3 and multipath A.1: what may replace what.
+/// Which tables may replace which.
 #[test]
 fn a_device_keeps_its_kind() {
     let mut rig = Fixture::new(1);
@@ -589,8 +590,8 @@ fn k10_names_and_uuids() {
     assert_eq!((rig.device.info().uuid.as_deref(), rig.device.event_nr()), (Some("U1"), 2));
 }
 
-/// The lower of two devices changes its table while the upper one has bios in it, and while the
-/// upper one is suspended.
+/// The lower of two devices changes its table, once while the upper one has bios in flight there,
+/// once while the upper one is suspended.
 #[test]
 fn a_device_under_another_changes_its_table() {
     let mut rig = Fixture::new(1);
@@ -634,7 +635,7 @@ fn a_device_under_another_changes_its_table() {
     assert_eq!(rig.read_one(&mut lanes[0]), (Status::Ok, b'c'));
 }
 
-/// More pieces than there are fragments, three splitters on top of each other.
+/// Three splitters on top of each other, with more pieces than fragments.
 #[test]
 fn splitters_do_not_starve_each_other() {
     let mut rig = Fixture::new(1);
@@ -671,8 +672,7 @@ fn splitters_do_not_starve_each_other() {
     panic!("{back} of 64 came back");
 }
 
-/// One core could open the new table and the other could not: what the first opened is closed
-/// again.
+/// One core can open the new table and another cannot: the first one's lane is closed again.
 #[test]
 fn a_table_that_one_core_cannot_open() {
     let mut rig = Fixture::new(2);

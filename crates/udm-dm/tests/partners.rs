@@ -1,4 +1,4 @@
-//! Devices that are renewed because a partner comes or goes: see `Target::dependents`.
+//! Devices that are renewed because a partner becomes live or is retired: see `Target::dependents`.
 
 mod dependents_fixture;
 
@@ -10,7 +10,7 @@ use udm_dm::testing::write;
 const TOP: &str = "0 64 top /d";
 const SIDE: &str = "0 64 side /d";
 
-/// Which sides a request through lane `lane` meets on both cores, and in how many pieces.
+/// The sides that a request through lane `lane` meets on both cores, and the number of its pieces.
 fn sides_seen(rig: &mut Fixture, shared: &LayerLog, lane: usize, lanes: &mut LanePairs) -> (String, usize) {
     for core in 0..2 {
         rig.submit(core, lane, write(8 * core as u64, 2, 1), lanes);
@@ -23,8 +23,8 @@ fn sides_seen(rig: &mut Fixture, shared: &LayerLog, lane: usize, lanes: &mut Lan
     (met[0].1.clone(), met.len() / 2)
 }
 
-/// The hooks in order, the renewal of the partner among them; the table that comes meets nothing in
-/// flight, nor does the one that goes; and the lanes of the partner know of both.
+/// The hooks run in order, including the renewal of the partner. The new table and the retired one
+/// have nothing in flight. The lanes of the partner know of both changes.
 #[test]
 fn a_partner_is_renewed_when_a_table_comes_and_when_it_goes() {
     let (mut rig, mut lanes) = (Fixture::new(), LanePairs::default());
@@ -40,7 +40,7 @@ fn a_partner_is_renewed_when_a_table_comes_and_when_it_goes() {
     assert_eq!(sides_seen(&mut rig, &shared, lane, &mut lanes), ("s".into(), 2));
     assert!(!top.is_suspended() && top.inactive().is_none());
 
-    // Replaced by one of its kind: it goes before the other comes.
+    // Replaced by a table of the same type: the old one is retired before the new one resumes.
     rig.load(&side, SIDE);
     rig.resume(&[&side], &mut lanes).unwrap();
     let log = shared.take_log();
@@ -54,7 +54,7 @@ fn a_partner_is_renewed_when_a_table_comes_and_when_it_goes() {
     rig.resume(&[&side], &mut lanes).unwrap();
     assert_eq!(shared.take_log(), ["presuspend s", "postsuspend s", "preresume s", "resume s"]);
 
-    // The partner keeps what waits.
+    // The partner keeps its inactive table.
     rig.load(&top, "0 64 error");
     rig.remove(&side, &mut lanes).unwrap();
     let log = shared.take_log();
@@ -63,8 +63,8 @@ fn a_partner_is_renewed_when_a_table_comes_and_when_it_goes() {
     assert!(side.is_suspended() && top.table_text(true).contains("error"));
 }
 
-/// A lane that can't be opened on one core, or a target that has something against it, calls all
-/// off with everything as it was.
+/// If a lane cannot be opened on one core, or a target refuses, the change is cancelled and nothing
+/// changes.
 #[test]
 fn what_fails_changes_nothing() {
     let (mut rig, mut lanes) = (Fixture::new(), LanePairs::default());
@@ -90,7 +90,8 @@ fn what_fails_changes_nothing() {
     let (_, error) = rig.resume(&[&side], &mut lanes).unwrap_err();
     assert_eq!((error.text.as_str(), error.line), ("side: not now", Some(0)));
     assert_eq!(shared.take_log(), ["preresume s"]);
-    // One that goes on behind a suspend is asked too, and stays suspended.
+    // A table that continues after a suspend is asked too; if it refuses, the device stays
+    // suspended.
     rig.suspend(&[&before], &mut lanes).unwrap();
     rig.resume(&[&before], &mut lanes).unwrap_err();
     assert!(before.is_suspended());
@@ -99,8 +100,8 @@ fn what_fails_changes_nothing() {
     assert_eq!(sides_seen(&mut rig, &shared, lane, &mut lanes), ("before s".into(), 2));
 }
 
-/// Nobody wakes a partner that is suspended. It is renewed when it is resumed, and does not go on
-/// as it is when that fails.
+/// A change of a side does not resume a suspended partner. The partner is renewed at its own
+/// resume. If this fails, it does not continue with its old lanes.
 #[test]
 fn a_suspended_partner_is_renewed_later() {
     let (mut rig, mut lanes) = (Fixture::new(), LanePairs::default());
@@ -117,7 +118,7 @@ fn a_suspended_partner_is_renewed_later() {
     *shared.no_lane.lock().unwrap() = Some(1);
     assert_eq!(rig.resume(&[&top], &mut lanes).unwrap_err().1.errno, 24);
     assert!(top.is_suspended(), "its lanes don't know of the side");
-    // Nor with a table that is refused, or called off.
+    // The partner also stays suspended if its new table is refused, or the change is cancelled.
     rig.load(&top, TOP);
     assert_eq!(rig.resume(&[&top], &mut lanes).unwrap_err().1.errno, 24);
     assert!(top.is_suspended());
@@ -133,7 +134,7 @@ fn a_suspended_partner_is_renewed_later() {
     rig.turn(&mut lanes);
     let met = std::mem::take(&mut *shared.met.lock().unwrap());
     assert!(met.iter().all(|(_, sides)| sides == "s") && met.len() == 2, "{met:?}");
-    // Once: the next resume is an ordinary one.
+    // It is renewed once: the next resume is an ordinary one.
     rig.suspend(&[&top], &mut lanes).unwrap();
     shared.take_log();
     *shared.no_lane.lock().unwrap() = Some(1);
@@ -141,7 +142,8 @@ fn a_suspended_partner_is_renewed_later() {
     assert_eq!(shared.take_log(), ["preresume t", "resume t"]);
     *shared.no_lane.lock().unwrap() = None;
 
-    // Suspended again when the side goes; resumed with a new table, which is not renewed as well.
+    // The partner is suspended again when the side is removed. It resumes with a new table, so the
+    // old one is not renewed.
     rig.suspend(&[&top], &mut lanes).unwrap();
     rig.remove(&side, &mut lanes).unwrap();
     rig.load(&top, TOP);
@@ -149,7 +151,7 @@ fn a_suspended_partner_is_renewed_later() {
     assert_eq!(sides_seen(&mut rig, &shared, lane, &mut lanes), (String::new(), 1));
 }
 
-/// Both are named in one resume: one change, whether the partner runs or rests.
+/// One resume names both devices: there is one change, whether the partner runs or is suspended.
 #[test]
 fn a_partner_of_the_set_is_renewed_in_it() {
     for rests in [false, true] {
@@ -165,15 +167,15 @@ fn a_partner_of_the_set_is_renewed_in_it() {
         rig.resume(&[&top, &side], &mut lanes).unwrap();
         assert!(!top.is_suspended());
         assert_eq!(sides_seen(&mut rig, &shared, lane, &mut lanes), ("s".into(), 2));
-        // Both go together.
+        // Both devices are removed together.
         let changes = DeviceSetTransition::remove(&to_vec_of_devices(&[&side, &top]), &no_wake()).unwrap();
         rig.all(changes, &mut lanes).unwrap();
         assert!(top.is_suspended() && side.is_suspended());
     }
 }
 
-/// What is in flight comes home first, what comes meanwhile waits, in order, and nothing is lost,
-/// at whatever step the change is called off or not at all.
+/// Requests in flight complete first; new requests wait, in order. None is lost, whether or not the
+/// change is cancelled at some step.
 #[test]
 fn requests_wait_for_a_renewal_in_order() {
     let mut ends = [0, 0];
@@ -235,9 +237,9 @@ fn requests_wait_for_a_renewal_in_order() {
     assert!(ends[0] > 4 && ends[1] > 4, "both ends were seen: {ends:?}");
 }
 
-/// A partner that becomes live when the set is made up already is not overlooked, whether its lanes
-/// were opened before the side was asked or began before it is live: the change is called off, and
-/// can begin again.
+/// A partner that becomes live after the set was created is found. Its lanes may have opened before
+/// the side was asked, or begun before the side is live. The change is cancelled and can be
+/// retried.
 #[test]
 fn a_partner_that_comes_between_is_found() {
     for (steps, leaves) in [(0, false), (1, false), (2, false), (0, true), (1, true)] {
@@ -284,7 +286,7 @@ fn a_partner_that_comes_between_is_found() {
     }
 }
 
-/// Partners that may not be changed are not: the change is outrun.
+/// Partners that must not be changed stay unchanged: the change must be retried.
 #[test]
 fn partners_that_may_not_be_changed_are_left_alone() {
     let (mut rig, mut lanes) = (Fixture::new(), LanePairs::default());
@@ -305,7 +307,7 @@ fn partners_that_may_not_be_changed_are_left_alone() {
     rig.resume(&[&side, &top], &mut lanes).unwrap();
 }
 
-/// One change at a time holds for partners too, whoever asks first.
+/// Partners also allow only one change at a time, whichever device begins first.
 #[test]
 fn a_partner_under_change_is_busy() {
     let (mut rig, mut lanes) = (Fixture::new(), LanePairs::default());
@@ -326,7 +328,7 @@ fn a_partner_under_change_is_busy() {
     rig.suspend(&[&top], &mut lanes).unwrap();
 }
 
-/// Lanes that are opened at any moment of a change know what is live, as do those that were there.
+/// Lanes that open at any moment of a change know the live tables, and so do existing lanes.
 #[test]
 fn a_lane_that_is_opened_meanwhile_knows_too() {
     for steps in 0..8 {
@@ -343,7 +345,8 @@ fn a_lane_that_is_opened_meanwhile_knows_too() {
             rig.turn(&mut lanes);
         }
         let late = rig.open(&top, &mut lanes);
-        // Through the lane before and behind: each asserts that it knows.
+        // Through lanes opened before and after the change: each asserts that it knows the live
+        // tables.
         rig.submit(0, late, write(0, 2, 1), &mut lanes);
         rig.all(changes, &mut lanes).unwrap();
         rig.turn(&mut lanes);

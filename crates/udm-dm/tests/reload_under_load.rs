@@ -1,5 +1,5 @@
-//! Two cores under load while tables are loaded, suspended and resumed at random: nothing is lost,
-//! doubled, failed or mixed up.
+//! Two cores under load while tables are loaded, suspended and resumed at random. No request is
+//! lost, duplicated, failed or mixed up.
 
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -10,11 +10,11 @@ use udm_dm::{DeviceTransition, MappedDevice, Table};
 
 const CORES: usize = 2;
 const SLOTS: u64 = 8;
-/// Long enough that pieces, boundaries and chunks fall into a slot.
+/// Long enough that pieces, boundaries and chunks lie within a slot.
 const SLOT: u64 = 12;
 const SIZE: u64 = CORES as u64 * SLOTS * SLOT;
 
-/// Tables that put every sector at the same place of the disk.
+/// Tables that map every sector to the same sector of the disk.
 const TABLES: [&str; 5] = [
     "0 192 linear /disk 0",
     "0 77 linear /disk 0\n77 115 linear /disk 77",
@@ -56,13 +56,13 @@ struct Fixture {
     world: TestWorld,
     resolver: TestResolver,
     disk: Arc<TestDisk>,
-    /// The upper device and the lower.
+    /// The upper device and the lower one.
     devices: [Arc<MappedDevice>; 2],
     changes: [Option<DeviceTransition>; 2],
     lanes: Vec<Box<dyn Lane>>,
     hand_back: bool,
     serial: u8,
-    /// By slot: what is in it (0: never written), and what a write in flight puts there.
+    /// For each slot its content (0: never written), and the content that a write in flight stores.
     content: Vec<u8>,
     busy: BTreeMap<u64, Option<u8>>,
     finished: usize,
@@ -147,7 +147,7 @@ impl Fixture {
                 self.devices[usize::from(lower)].load(table).unwrap();
             }
             Action::Suspend { lower } => {
-                // A disk that hands back fails what it holds in a flushing suspend.
+                // A disk that hands back fails its held requests in a flushing suspend.
                 let noflush = self.hand_back;
                 let device = &self.devices[usize::from(lower)];
                 if let Ok(change) = device.suspend(noflush, Arc::new(|| {})) {
@@ -189,7 +189,7 @@ impl Fixture {
         self.finished += 1;
     }
 
-    /// Ends everything that is under way; the bios all come home.
+    /// Ends all changes and requests; all bios complete.
     fn wind_up(&mut self) {
         self.disk.hold(false);
         for round in 0..200 {

@@ -1,4 +1,4 @@
-//! Requests in several pieces: what is handed back whole, and who waits for whom.
+//! Requests in several pieces: when they are handed back whole, and in which order they complete.
 
 mod mapped_fixture;
 
@@ -7,15 +7,15 @@ use std::sync::Arc;
 use udm_core::{Batch, Lane, Op, Status};
 use udm_dm::testing::{TestResolver, bare};
 
-/// A lane gives up sending a request round for want of luck: each time one path fails it, the other
-/// returns. Suspended without a flush, the request waits for the resume; a piece of a request keeps
-/// the whole waiting, and its last error is no error of the whole.
+/// A lane stops retrying a request if each time one path fails it, the other path returns. In a
+/// no-flush suspend, the request waits for the resume. If it is a piece, the whole request waits,
+/// and the last error of the piece is not an error of the whole.
 #[test]
 fn a_piece_that_was_to_be_tried_again_is_handed_back() {
     let mut rig = Fixture::new();
     let disks = [rig.disk("/d0", 64), rig.disk("/d1", 64)];
-    // The other piece has a disk of its own: on a path it would fail that in the same poll, and
-    // neither might be left.
+    // The other piece has a disk of its own. On a path, its disk failure would hit both pieces in
+    // one poll, and no piece might be left.
     rig.disk("/d2", 64);
     let low =
         rig.live("low", "0 64 multipath 3 queue_if_no_path queue_mode bio 0 1 1 round-robin 0 2 0 /d0 /d1");
@@ -44,11 +44,11 @@ fn a_piece_that_was_to_be_tried_again_is_handed_back() {
     assert_eq!(home.iter().map(|bio| bio.status).collect::<Vec<_>>(), [Status::Ok]);
 }
 
-/// Sectors of a request of 32 MiB: 8192 pieces of a stripe's chunk.
+/// Sectors of a request of 32 MiB: 8192 pieces of one chunk each.
 const LONG: u64 = 65536;
 
-/// Over one disk that holds what it gets: how many pieces the disk must finish before `late` is
-/// home, which comes behind `long` reads of 32 MiB.
+/// How many pieces a holding disk must complete before `late` completes, if `late` follows `long`
+/// reads of 32 MiB.
 fn pieces_before(long: usize, late: Box<udm_core::Bio>) -> usize {
     let mut rig = Fixture::new();
     let disk = rig.disk("/disk", LONG * 16);
@@ -56,7 +56,7 @@ fn pieces_before(long: usize, late: Box<udm_core::Bio>) -> usize {
     let mut lane = rig.open(&device);
     disk.hold(true);
     rig.world.submit(0, &mut *lane, (0..long as u64).map(|i| bare(Op::Read, i * LONG, LONG)));
-    // Well under way, not just begun.
+    // Far into the first read, not at its beginning.
     for _ in 0..2000 {
         disk.release(1);
         assert!(rig.world.poll(0, &mut *lane).is_empty());
@@ -85,8 +85,7 @@ fn drain(rig: &mut Fixture, lane: &mut Box<dyn Lane>, mut left: usize) {
     panic!("{left} do not come back");
 }
 
-/// A short read and a flush behind a long read wait for the few pieces of it that are under way,
-/// not for all 8192.
+/// A short read or a flush after a long read waits only for pieces in flight, not for all 8192.
 #[test]
 fn a_short_request_does_not_wait_for_a_long_one() {
     for late in [bare(Op::Read, 4, 8), bare(Op::Flush, 0, 0), bare(Op::Discard, 0, 64)] {
@@ -96,8 +95,8 @@ fn a_short_request_does_not_wait_for_a_long_one() {
     }
 }
 
-/// Behind many long ones, what is short waits for what the disk has and for one turn of each of
-/// them; a flush for none of their turns.
+/// After many long requests, a short one waits for the requests on the disk and for one turn of
+/// each long one. A flush waits for none of these turns.
 #[test]
 fn short_requests_take_turns_with_many_long_ones() {
     let pieces = pieces_before(12, bare(Op::Read, 4, 8));

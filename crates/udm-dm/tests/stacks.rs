@@ -1,4 +1,4 @@
-//! Mapped devices on top of each other: how deep, how wide, and whose limits hold when.
+//! Stacks of mapped devices: their depth and width, and which limits hold at which time.
 
 mod mapped_fixture;
 
@@ -9,8 +9,8 @@ use udm_core::{Batch, BioFlags, Device, Op, Sectors, Status};
 use udm_dm::mapped::{DEPTH_MAX, LANES_MAX};
 use udm_dm::testing::{TestDisk, bare, write};
 
-/// A stack that grows from the top: each device is loaded over one that has no table yet, so
-/// nothing below it is deep.
+/// A stack that grows from the top: each device is loaded over a device without a table, so nothing
+/// below it is deep.
 #[test]
 fn a_stack_that_grows_at_its_bottom_has_an_end() {
     let mut rig = Fixture::new();
@@ -20,9 +20,9 @@ fn a_stack_that_grows_at_its_bottom_has_an_end() {
         let error = rig.load(&devices[i - 1], &format!("0 8 linear @s{i} 0")).err()?;
         Some((i, error.errno, error.reason))
     });
-    let reason = "33 mapped devices would lie on top of each other, 32 can".to_owned();
+    let reason = "the stack would be 33 mapped devices deep, the maximum is 32".to_owned();
     assert_eq!(refused, Some((DEPTH_MAX, 40, reason)));
-    // The same from the middle: two stacks that fit, joined.
+    // The same from the middle: two stacks that fit are joined.
     rig.load(&devices[DEPTH_MAX - 1], "0 8 linear /d 0").unwrap();
     for i in (1000..1010).rev() {
         rig.load(&devices[i], &format!("0 8 linear @s{} 0", i + 1)).unwrap();
@@ -35,8 +35,8 @@ fn a_stack_that_grows_at_its_bottom_has_an_end() {
     assert_eq!(rig.world.run(0, &mut *lane, bare(Op::Read, 0, 8)).status, Status::Ok);
 }
 
-/// Tables that name the device below twice: the lanes double with each level, from the top as from
-/// the bottom, and a table that waits counts.
+/// Tables that name the device below twice: the number of lanes doubles with each level, from the
+/// top and from the bottom. An inactive table counts.
 #[test]
 fn lanes_cannot_double_without_end() {
     let twice = |i: usize| format!("0 4 linear @s{i} 0\n4 4 linear @s{i} 4");
@@ -46,7 +46,7 @@ fn lanes_cannot_double_without_end() {
     let from_the_top = (1..40).find_map(|i| Some((i, rig.load(&devices[i - 1], &twice(i)).err()?)));
     let (level, error) = from_the_top.unwrap();
     assert_eq!((level, error.errno), (14, 31), "{error}");
-    let words = format!("32767 lanes of the stack would be open on a core, {LANES_MAX} can");
+    let words = format!("the stack would have 32767 open lanes on a core, the maximum is {LANES_MAX}");
     assert!(error.reason.starts_with(&words), "{error}");
 
     let mut rig = Fixture::new();
@@ -60,16 +60,16 @@ fn lanes_cannot_double_without_end() {
         Some((i, error?.errno))
     });
     assert_eq!(from_the_bottom, Some((13, 31)));
-    // What was accepted opens, on the spot, and serves.
+    // The accepted stack opens at once and works.
     let mut lane = rig.open(&devices[12]);
     assert_eq!(rig.world.run(0, &mut *lane, bare(Op::Read, 0, 8)).status, Status::Ok);
-    // The lowest counts 4096 times: a second table of the same width is one too many.
+    // The lowest device counts 4096 times, so a second table of the same width is too much.
     assert_eq!(rig.load(&devices[0], "0 4 linear /d 0\n4 4 linear /d 4").unwrap_err().errno, EMLINK);
     assert_eq!(rig.load(&devices[5], &twice(4)).unwrap_err().errno, EMLINK);
     rig.load(&devices[12], &twice(11)).unwrap_err();
 }
 
-/// A device that is on top no more does not count, and leads to no circle.
+/// A former parent does not count any more, and creates no cycle.
 #[test]
 fn who_has_gone_is_not_above() {
     let mut rig = Fixture::new();
@@ -83,7 +83,7 @@ fn who_has_gone_is_not_above() {
     assert_eq!(rig.load(&up, "0 8 linear @low 0").unwrap_err().errno, EINVAL);
 }
 
-/// A disk of large blocks that can't be written, discarded, and has a cache.
+/// A disk with large blocks and a cache that takes no writes and no discards.
 fn restricted_disk(rig: &mut Fixture, name: &str) -> Arc<TestDisk> {
     let disk = rig.disk(name, 64);
     disk.set_limits(|limits| {
@@ -94,7 +94,7 @@ fn restricted_disk(rig: &mut Fixture, name: &str) -> Arc<TestDisk> {
     disk
 }
 
-/// A table is loaded over a device without one; what it can do is known when it becomes live.
+/// A table is loaded over a device without one; its limits are known when it becomes live.
 #[test]
 fn limits_are_those_of_the_resume() {
     let mut rig = Fixture::new();
@@ -111,7 +111,7 @@ fn limits_are_those_of_the_resume() {
     let mut lane = rig.open(&up);
     assert_eq!(rig.world.run(0, &mut *lane, write(0, 8, 1)).status, Status::ReadOnly);
 
-    // What would not fit any more is refused there too, and the device goes on as it was.
+    // A table that no longer fits is refused at the resume, and the device stays unchanged.
     let odd = rig.make("odd");
     let late = rig.make("late");
     rig.load(&odd, "0 60 linear @late 4").unwrap();
@@ -122,9 +122,9 @@ fn limits_are_those_of_the_resume() {
     assert!(!odd.is_suspended() && odd.live().is_none());
 }
 
-/// The lower device changes under a live upper one. The upper one says what it said before, until
-/// it is reloaded, on every lane; the lower one checks for itself, so nothing gets through that
-/// must not.
+/// The lower device changes under a live upper one. The upper device keeps its limits on every lane
+/// until it is reloaded. The lower device checks each request itself, so no invalid request gets
+/// through.
 #[test]
 fn a_live_table_keeps_its_limits_and_the_one_below_checks() {
     let mut rig = Fixture::new();
@@ -150,7 +150,7 @@ fn a_live_table_keeps_its_limits_and_the_one_below_checks() {
     rig.load(&low, reloaded).unwrap();
     rig.resume(&low, &mut [&mut early, &mut late]).unwrap();
     drop(hard.take_log());
-    // Durable all the same: the lower one knows of the cache.
+    // The write is durable, because the lower device knows of the cache.
     let mut bio = bare(Op::Write, 0, 8);
     bio.flags = BioFlags::FUA;
     assert_eq!(rig.world.run(0, &mut *early, bio).status, Status::Ok);
@@ -165,7 +165,7 @@ fn a_live_table_keeps_its_limits_and_the_one_below_checks() {
     assert!(soft.take_log().is_empty());
 }
 
-/// No cache and no FUA when the upper table went live; a cache below it afterwards.
+/// When the upper table became live, there was no cache and no FUA; a cache below is added later.
 #[test]
 fn fua_is_kept_when_a_cache_comes_later() {
     let mut rig = Fixture::new();
@@ -185,8 +185,9 @@ fn fua_is_kept_when_a_cache_comes_later() {
     assert_eq!(ops, [Op::Write, Op::Flush]);
 }
 
-/// Every way to let a table go: a reload, a resume that fails or is called off, with the waiting
-/// table cleared meanwhile. The file below is closed where the change is dropped, never by a core.
+/// Every way to release a table: a reload, and a resume that fails or is cancelled, also after a
+/// clear of the inactive table. The file below is closed where the change is dropped, never by a
+/// core.
 #[test]
 fn no_core_closes_what_a_table_had_open() {
     let mut rig = Fixture::new();

@@ -34,11 +34,10 @@ fn row() -> impl Strategy<Value = LineSpec> {
 struct Request {
     op: Op,
     flags: BioFlags,
-    /// In thousandths of the device, so that it means something for all sizes; may reach behind the
-    /// end.
+    /// In thousandths of the device, so that it fits all sizes; may be beyond the end.
     at: u64,
     sectors: u64,
-    /// Where the buffer is cut, in bytes.
+    /// The offset at which the buffer is cut, in bytes.
     cut: usize,
     fill: u8,
 }
@@ -69,7 +68,7 @@ enum SectorTarget {
     Error,
 }
 
-/// The table and what it maps: each sector's home. No two sectors share one.
+/// The table and its map: the disk and sector of each sector. No two sectors share one.
 fn build_model(rows: &[LineSpec]) -> (Vec<TableLine>, Vec<SectorTarget>) {
     let mut next = [0u64; DISKS];
     let mut take = |disk: usize, len: u64| {
@@ -124,7 +123,7 @@ struct Fixture {
 }
 
 impl Fixture {
-    /// The table alone, or with `levels` devices on top that map it whole in two halves.
+    /// The table alone, or with `levels` devices on top; each maps it whole, in two halves.
     fn new(rows: &[LineSpec], max_sectors: u64, fua: bool, reverse: bool, levels: u32) -> Fixture {
         let mut world = TestWorld::new(1);
         let mut resolver = TestResolver::new();
@@ -196,7 +195,7 @@ impl Fixture {
         bio
     }
 
-    /// What the model says of the request; its effect on the model; what a read returns.
+    /// The expected status and read data of a request. Applies its effect to the model.
     fn expect(&mut self, bio: &Bio) -> (Status, Option<Vec<u8>>) {
         if bio.op == Op::Flush {
             return (Status::Ok, None);
@@ -234,7 +233,7 @@ impl Fixture {
         (status, (bio.op == Op::Read && status.is_ok()).then_some(out))
     }
 
-    /// Submits the bios as one batch and checks each as it comes back.
+    /// Submits the bios as one batch and checks each one that comes back.
     fn run(&mut self, requests: &[Request]) {
         let bios: Vec<_> = requests.iter().map(|r| self.bio(r)).collect();
         let facts = |b: &Bio| {
@@ -307,7 +306,7 @@ proptest! {
         reads in prop::collection::vec(request(), 1..20),
     ) {
         let mut rig = Fixture::new(&rows, max_sectors, fua, reverse, levels);
-        // Writes may overlap, so one by one; reads go together.
+        // Writes may overlap, so they run one by one; reads run together.
         for request in &writes {
             rig.run(std::slice::from_ref(request));
         }

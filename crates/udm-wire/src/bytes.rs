@@ -1,19 +1,19 @@
-//! Numbers in bytes, little-endian.
+//! Little-endian integers in bytes.
 
-/// The number of four bytes at `at`.
+/// The 32-bit integer at byte `at`.
 ///
 /// # Panics
-/// When `bytes` ends before.
+/// If `bytes` is too short.
 pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
     let mut word = [0; 4];
     word.copy_from_slice(&bytes[at..at + 4]);
     u32::from_le_bytes(word)
 }
 
-/// The number of eight bytes at `at`.
+/// The 64-bit integer at byte `at`.
 ///
 /// # Panics
-/// When `bytes` ends before.
+/// If `bytes` is too short.
 pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     let mut word = [0; 8];
     word.copy_from_slice(&bytes[at..at + 8]);

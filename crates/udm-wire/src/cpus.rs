@@ -2,15 +2,15 @@
 
 use std::str::FromStr;
 
-/// Numbers of CPUs are below this.
+/// CPU numbers are below this.
 const CPUS_MAX: usize = 1024;
 
-/// CPU numbers, in the order given, each once; at least one.
+/// CPU numbers in the given order, each once; at least one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CpuList(Vec<usize>);
 
 impl CpuList {
-    /// The numbers.
+    /// The CPU numbers.
     #[must_use]
     pub fn numbers(&self) -> &[usize] {
         &self.0
@@ -18,7 +18,7 @@ impl CpuList {
 }
 
 impl FromStr for CpuList {
-    /// One line that says which part is wrong.
+    /// One line that names the invalid part.
     type Err = String;
 
     fn from_str(text: &str) -> Result<CpuList, String> {

@@ -1,9 +1,13 @@
-//! What must hold for any input, one function a parser; run by the tests with drawn input and by
-//! the fuzzers with found input.
+//! Properties that must hold for any input, one function per parser. Tests run them with generated
+//! input, fuzzers with discovered input.
 //!
-//! Each takes any bytes and panics when a property of its parser is broken: the parser panics or
-//! loops, what it read is not what it writes back, a bound is exceeded, the pieces in which bytes
-//! arrive matter, an error takes more than one line.
+//! Each function takes any bytes, and panics if a property of its parser is violated:
+//!
+//! * the parser panics or does not end
+//! * the parsed value is not encoded to the same bytes
+//! * a bound is exceeded
+//! * the result depends on how the bytes are cut into pieces
+//! * an error has more than one line
 
 use crate::{cow, log_writes, multipath_conf, nbd, size, table, udm_conf, uri, words};
 
@@ -69,7 +73,7 @@ pub fn multipath_conf(data: &[u8]) {
     }
 }
 
-/// `udm.toml`: [`udm_conf::Conf`]. Whatever is wrong can be shown.
+/// `udm.toml`: [`udm_conf::Conf`]. Every error can be shown.
 pub fn udm_conf(data: &[u8]) {
     let text = text(data);
     match udm_conf::Conf::parse(&text) {
@@ -107,14 +111,14 @@ pub fn uri(data: &[u8]) {
             let word = device.to_string();
             assert_eq!(uri::parse(&word).as_ref(), Ok(&device), "{word}");
             assert_eq!(uri::parse(&word).unwrap().to_string(), word, "the canonical form is stable");
-            // It survives being written into a table.
+            // The word can be written into a table.
             assert_eq!(words::words(&words::escape(&word)), [word.as_str()]);
         }
     }
 }
 
-/// Logs of writes: [`log_writes::LogCursor`]. The walk ends, stays inside the log, goes forward, and
-/// what it read is what it writes back.
+/// Logs of writes: [`log_writes::LogCursor`]. The walk ends, stays inside the log and moves
+/// forward. Each record is encoded to the same bytes.
 pub fn log_writes(data: &[u8]) {
     let mut cursor = match log_writes::LogCursor::new(data, data.len() as u64) {
         Err(error) => return assert_one_line(&error),
@@ -145,7 +149,7 @@ pub fn log_writes(data: &[u8]) {
     }
 }
 
-/// All that a client's bytes make the parser say, fed in pieces of `step` bytes.
+/// All messages that the parser returns for a client's bytes, passed in pieces of `step` bytes.
 fn run_handshake(data: &[u8], step: usize) -> (Vec<nbd::ClientMessage>, Option<nbd::HandshakeError>, usize) {
     let mut parser = nbd::HandshakeParser::new();
     let mut said = Vec::new();
@@ -171,7 +175,7 @@ fn run_handshake(data: &[u8], step: usize) -> (Vec<nbd::ClientMessage>, Option<n
     (said, None, fed)
 }
 
-/// A client's half of the handshake: [`nbd::HandshakeParser`], [`nbd::ClientOption`]. The first
+/// The client's half of the handshake: [`nbd::HandshakeParser`], [`nbd::ClientOption`]. The first
 /// byte is the length of the pieces.
 pub fn nbd_handshake(data: &[u8]) {
     let Some((step, data)) = data.split_first() else { return };
@@ -215,7 +219,7 @@ pub fn nbd_request(data: &[u8]) {
     }
 }
 
-/// A server's half of the handshake: [`nbd::Greeting`], [`nbd::OptionReplyHeader`],
+/// The server's half of the handshake: [`nbd::Greeting`], [`nbd::OptionReplyHeader`],
 /// [`nbd::OptionReply`].
 pub fn nbd_option_reply(data: &[u8]) {
     if let Some(Ok(greeting)) = data.first_chunk().map(nbd::Greeting::decode) {
@@ -298,8 +302,8 @@ pub fn nbd_reply(data: &[u8]) {
     }
 }
 
-/// Stores of snapshots: [`cow::Header`], [`cow::StoreWalk`]. What is read is within the store, and no
-/// chunk of it is read twice.
+/// Snapshot stores: [`cow::Header`], [`cow::StoreWalk`]. All reads are within the store, and no
+/// chunk is read twice.
 pub fn cow(data: &[u8]) {
     let header = match cow::Header::decode(data) {
         Err(error) => return assert_one_line(&error),
@@ -307,7 +311,7 @@ pub fn cow(data: &[u8]) {
         Ok(Some(header)) => header,
     };
     let size = header.chunk.bytes() as usize;
-    // Larger chunks than the data has are cut off at its end.
+    // A chunk that exceeds the data is cut off at its end.
     let (layout, chunks) = (cow::StoreLayout::new(header.chunk), (data.len() / size) as u64);
     let (mut walk, mut found, mut last) =
         (cow::StoreWalk::new(layout, chunks, None), cow::ChunkSet::default(), 0);
@@ -330,7 +334,7 @@ pub fn cow(data: &[u8]) {
     assert!(end.holes.iter().all(|hole| hole.start < hole.end && hole.end < end.next_free));
 }
 
-/// What a client hears, as it may be compared; fed in pieces of `step` bytes.
+/// The events of a client in a comparable form; the bytes come in pieces of `step` bytes.
 fn run_client(data: &[u8], step: usize) -> (Vec<String>, Vec<u8>) {
     use nbd::client::{ClientHandshake, HandshakeOptions, ReplyEvent, ReplyParser, RequestParams};
     let wish = HandshakeOptions {
@@ -385,9 +389,10 @@ fn run_client(data: &[u8], step: usize) -> (Vec<String>, Vec<u8>) {
     (said, content)
 }
 
-/// All that a server says to a client: [`nbd::client::ClientHandshake`], [`nbd::client::ReplyParser`], with three
-/// requests under way from the begin. The first byte is the length of the pieces; they do not
-/// matter, no request ends twice, and nothing lands outside of its read.
+/// All messages of a server to a client: [`nbd::client::ClientHandshake`],
+/// [`nbd::client::ReplyParser`], with three requests in flight from the start. The first byte is
+/// the length of the pieces. The pieces must not matter, no request may end twice, and no data may
+/// be outside its read.
 pub fn nbd_client(data: &[u8]) {
     let Some((step, data)) = data.split_first() else { return };
     let whole = run_client(data, data.len().max(1));

@@ -2,18 +2,18 @@
 //!
 //! ```text
 //! sector 0   magic u64 | version u64 | entries u64 | sector size u32          the superblock
-//! sector 1   sector u64 | sectors u64 | flags u64 | data length u64 | text    an entry; the text of a mark behind its header
+//! sector 1   sector u64 | sectors u64 | flags u64 | data length u64 | text    an entry; the text of a mark follows its header
 //! sector 2.. the data of a write                                              `sectors` of them; none for a discard or a mark
 //! sector n   the next entry
 //! ```
 //!
 //! All integers are little-endian. A *sector* here is one logical block of the logged device,
-//! `sector size` bytes, in positions on the device as well as in the log. The data length is that
-//! of a mark's text, 0 otherwise.
+//! `sector size` bytes. Positions on the device and in the log use this unit. The data length is
+//! that of a mark's text, otherwise 0.
 //!
-//! Contract: pure, no I/O. A log comes from anywhere, so nothing in it is believed: every number is
-//! checked against the length of the log, a walk ends after at most `length / sector size` steps,
-//! and what is refused is refused with the byte offset at which it stands.
+//! Contract: pure, no I/O. A log is hostile input. Every number is checked against the length of
+//! the log. A walk ends after at most `length / sector size` steps. Each error has the byte offset
+//! of its cause.
 
 use crate::bytes::{u32_at, u64_at};
 use bitflags::bitflags;
@@ -22,7 +22,7 @@ use thiserror::Error;
 
 /// The first eight bytes of a log.
 pub const MAGIC: u64 = 0x006a_7366_7773_6872;
-/// The only version there is.
+/// The only known version.
 pub const VERSION: u64 = 1;
 /// The text of the mark that closes a log.
 pub const END_MARK: &str = "dm-log-writes-end";
@@ -36,24 +36,24 @@ pub const SECTOR_SIZE_MIN: u32 = 512;
 pub const SECTOR_SIZE_MAX: u32 = 65536;
 
 bitflags! {
-    /// What an entry stands for. None set: a write that a flush made durable.
+    /// The kind of an entry. No flag means a write that a flush made durable.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
     pub struct EntryFlags: u64 {
-        /// A flush; with sectors, a write that carried one.
+        /// A flush; if it has sectors, a write with a flush before it.
         const FLUSH = 1;
         /// A write that was durable when it completed.
         const FUA = 2;
-        /// A discard; no data in the log.
+        /// A discard, without data in the log.
         const DISCARD = 4;
         /// A mark; its text is in the entry's sector.
         const MARK = 8;
-        /// The write was of file system metadata.
+        /// A write of file system metadata.
         const METADATA = 16;
     }
 }
 
 impl EntryFlags {
-    /// The names of what is set, in the order of the bits, joined by `|`; `-` when nothing is.
+    /// The names of the set flags in the order of the bits, joined by `|`; `-` if none is set.
     #[must_use]
     pub fn names(self) -> String {
         let names: Vec<String> = self.iter_names().map(|(name, _)| name.to_ascii_lowercase()).collect();
@@ -61,83 +61,83 @@ impl EntryFlags {
     }
 }
 
-/// Why a log was refused, and at which byte of it.
+/// The reason why a log was refused, and the byte to blame.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("at byte {offset}: {fault}")]
 pub struct LogError {
     /// The byte offset in the log.
     pub offset: u64,
-    /// What is wrong there.
+    /// The error at this offset.
     pub fault: LogFault,
 }
 
-/// What is wrong with a log.
+/// An error of a log.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum LogFault {
     /// The log is shorter than its superblock.
     #[error("the log ends inside its superblock")]
     Short,
-    /// It does not begin as a log does.
+    /// The magic number is wrong.
     #[error("no log of writes: the magic number is {0:#x}")]
     Magic(u64),
-    /// A version that nobody knows.
+    /// The version is unknown.
     #[error("version {0} of the log is not known")]
     Version(u64),
-    /// The sector size can't be.
+    /// The sector size is invalid.
     #[error("sector size {0} is no power of two from 512 to 65536")]
     SectorSize(u32),
-    /// The superblock counts more entries than the log has room for.
+    /// The superblock counts more entries than fit the log.
     #[error("entry {index} of {entries} lies beyond the end of the log ({len} bytes)")]
     Beyond {
-        /// Which entry, from 0.
+        /// Number of the entry, from 0.
         index: u64,
-        /// How many the superblock counts.
+        /// Number of entries in the superblock.
         entries: u64,
-        /// Bytes in the log.
+        /// Length of the log in bytes.
         len: u64,
     },
-    /// Flags that no writer sets.
+    /// The entry has unknown flags.
     #[error("entry {index} has unknown flags {flags:#x}")]
     Flags {
-        /// Which entry, from 0.
+        /// Number of the entry, from 0.
         index: u64,
-        /// Its flags.
+        /// Flags of the entry.
         flags: u64,
     },
-    /// The range on the device can't be.
+    /// The range on the device is invalid.
     #[error("entry {index} covers sectors {sector} +{sectors}, beyond any device")]
     Range {
-        /// Which entry, from 0.
+        /// Number of the entry, from 0.
         index: u64,
-        /// Its first sector.
+        /// First sector of the entry.
         sector: u64,
-        /// Its length.
+        /// Length of the entry in sectors.
         sectors: u64,
     },
-    /// A mark whose text does not fit in its sector.
+    /// The text of a mark does not fit in its sector.
     #[error("entry {index} is a mark of {len} bytes, more than a sector holds")]
     Mark {
-        /// Which entry, from 0.
+        /// Number of the entry, from 0.
         index: u64,
-        /// The length it claims.
+        /// The length in the entry, in bytes.
         len: u64,
     },
 }
 
-/// The superblock.
+/// The superblock of a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Superblock {
-    /// Entries in the log.
+    /// Number of entries in the log.
     pub entries: u64,
-    /// Bytes in a sector: the logical block size of the logged device.
+    /// Bytes per sector: the logical block size of the logged device.
     pub sector_size: u32,
 }
 
 impl Superblock {
-    /// Writes it to the start of `sector` and clears the rest.
+    /// Writes the superblock to the start of `sector` and clears the rest.
     ///
     /// # Panics
-    /// When `sector` is shorter than [`SUPER_LEN`].
+    /// If `sector` is shorter than [`SUPER_LEN`].
     pub fn encode(&self, sector: &mut [u8]) {
         sector[0..8].copy_from_slice(&MAGIC.to_le_bytes());
         sector[8..16].copy_from_slice(&VERSION.to_le_bytes());
@@ -146,10 +146,10 @@ impl Superblock {
         sector[SUPER_LEN..].fill(0);
     }
 
-    /// Reads it from the start of `sector`.
+    /// Reads the superblock from the start of `sector`.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The first invalid field.
     pub fn decode(sector: &[u8]) -> Result<Superblock, LogError> {
         let wrong = |offset, fault| Err(LogError { offset, fault });
         if sector.len() < SUPER_LEN {
@@ -178,23 +178,23 @@ pub struct LogEntry {
     pub sector: u64,
     /// Length in sectors; 0 for a bare flush and for a mark.
     pub sectors: u64,
-    /// What it stands for.
+    /// The kind of the entry.
     pub flags: EntryFlags,
-    /// Bytes of a mark's text; 0 otherwise.
+    /// Bytes of a mark's text; otherwise 0.
     pub data_len: u64,
 }
 
 impl LogEntry {
-    /// Sectors of data that follow the entry's own in the log.
+    /// Sectors of data that follow the sector of the entry.
     #[must_use]
     pub fn data_sectors(&self) -> u64 {
         if self.flags.intersects(EntryFlags::DISCARD | EntryFlags::MARK) { 0 } else { self.sectors }
     }
 
-    /// Writes it to the start of `sector`, with the text of a mark behind it, and clears the rest.
+    /// Writes the entry and then the text of a mark to the start of `sector`, and clears the rest.
     ///
     /// # Panics
-    /// When `sector` is too short for both.
+    /// If `sector` is too short for both.
     pub fn encode(&self, text: &[u8], sector: &mut [u8]) {
         sector[0..8].copy_from_slice(&self.sector.to_le_bytes());
         sector[8..16].copy_from_slice(&self.sectors.to_le_bytes());
@@ -205,24 +205,24 @@ impl LogEntry {
     }
 }
 
-/// An entry found in a log, with where it and its data stand.
+/// An entry of a log, with its position and that of its data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogRecord {
-    /// Which entry, from 0.
+    /// Number of the entry, from 0.
     pub index: u64,
-    /// Byte offset of its sector in the log.
+    /// Byte offset in the log of the entry's sector.
     pub offset: u64,
-    /// Its header.
+    /// The header of the entry.
     pub entry: LogEntry,
-    /// The text, for a mark.
+    /// The text of a mark.
     pub mark: Option<Vec<u8>>,
-    /// The bytes of the log that hold its data; empty when there are none.
+    /// The bytes of the log with the data; empty if there is none.
     pub data: Range<u64>,
-    /// The bytes of the device that it covers; empty for a bare flush and for a mark.
+    /// The bytes of the device that the entry covers; empty for a bare flush and for a mark.
     pub range: Range<u64>,
 }
 
-/// A walk over a log. The caller reads a sector at [`LogCursor::offset`] and hands it to
+/// A walk over a log. The caller reads one sector at [`LogCursor::offset`] and passes it to
 /// [`LogCursor::step`].
 #[derive(Clone, Debug)]
 pub struct LogCursor {
@@ -233,10 +233,10 @@ pub struct LogCursor {
 }
 
 impl LogCursor {
-    /// A walk from the first entry of a log of `log_len` bytes that begins with `first`.
+    /// Starts at the first entry of a log of `log_len` bytes that begins with `first`.
     ///
     /// # Errors
-    /// What is wrong with the superblock.
+    /// An invalid superblock.
     pub fn new(first: &[u8], log_len: u64) -> Result<LogCursor, LogError> {
         let head = Superblock::decode(first)?;
         Ok(LogCursor { head, log_len, index: 0, offset: u64::from(head.sector_size) })
@@ -248,11 +248,11 @@ impl LogCursor {
         self.head
     }
 
-    /// Where the next entry stands, in bytes; `None` behind the last one. A whole sector can be
-    /// read there.
+    /// The byte offset of the next entry; `None` after the last one. A whole sector can be read
+    /// there.
     ///
     /// # Errors
-    /// When the log is too short for it.
+    /// If the log is too short for the entry.
     pub fn offset(&self) -> Result<Option<u64>, LogError> {
         if self.index == self.head.entries {
             return Ok(None);
@@ -269,13 +269,13 @@ impl LogCursor {
         LogError { offset: self.offset, fault }
     }
 
-    /// Takes in the sector at [`LogCursor::offset`] and goes on to the next entry.
+    /// Decodes the sector at [`LogCursor::offset`] and advances to the next entry.
     ///
     /// # Errors
-    /// What is wrong with the entry; the walk then stays where it is.
+    /// An invalid entry; the cursor then does not move.
     ///
     /// # Panics
-    /// When `sector` is not exactly one sector.
+    /// If `sector` is not exactly one sector.
     pub fn step(&mut self, sector: &[u8]) -> Result<LogRecord, LogError> {
         let size = u64::from(self.head.sector_size);
         assert_eq!(sector.len() as u64, size, "an entry is one sector");
@@ -303,7 +303,7 @@ impl LogCursor {
         } else {
             None
         };
-        // Neither can overflow: the range was checked, and `offset + size` is within the log.
+        // No overflow: the range was checked, and `offset + size` is within the log.
         let data = offset + size..offset + size + entry.data_sectors() * size;
         if data.end > self.log_len {
             return Err(self.beyond());
@@ -320,8 +320,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A log whose bytes were worked out by hand from the kernel's structures: one write of a
-    /// sector, one mark.
+    /// A log whose bytes were derived by hand from the kernel's structures: one write of a sector,
+    /// one mark.
     fn by_hand() -> Vec<u8> {
         let mut log = vec![0; 4 * 512];
         log[..28].copy_from_slice(&[
@@ -415,7 +415,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the bytes, a walk ends, stays inside the log, and never panics.
+        /// For any bytes, a walk ends, stays inside the log, and never panics.
         #[test]
         fn a_hostile_log_is_walked_or_refused(
             mut log in proptest::collection::vec(any::<u8>(), 0..6000),
@@ -437,7 +437,7 @@ mod tests {
             crate::fuzz::log_writes(&log);
         }
 
-        /// What is written is read back.
+        /// An encoded entry is decoded to the same value.
         #[test]
         fn entries_round_trip(
             sector in 0..1u64 << 40,

@@ -1,29 +1,30 @@
-//! Sizes in bytes as fio and qemu take them: `512`, `4k`, `4K`, `4KiB`, `1M`, `4G`, `1T`. All units
-//! are powers of 1024.
+//! Sizes in bytes as in fio and qemu: `512`, `4k`, `4K`, `4KiB`, `1M`, `4G`, `1T`. All units are
+//! powers of 1024.
 //!
-//! A number without a unit counts bytes, whatever the option; so does `512B`. No fractions, no
-//! signs, no sectors.
+//! A number without a unit counts bytes in every option; so does `512B`. Fractions, signs and
+//! sectors are not supported.
 
 use crate::words::shown;
 use std::fmt;
 
-/// Why a word is no size.
+/// The reason why a word is not a size.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SizeError {
-    /// Not a number with an optional unit.
+    /// The word is not a number with an optional unit.
     #[error("{0} is not a size: a number, then K, M, G, T, P or E")]
     Malformed(String),
-    /// 2^64 bytes or more.
+    /// The size is 2^64 bytes or more.
     #[error("{0} is too large a size")]
     TooLarge(String),
 }
 
 const UNITS: &[u8; 6] = b"KMGTPE";
 
-/// Bytes for a size. The unit may be lower case and may be followed by `B` or `iB`.
+/// Parses a size and returns the bytes. The unit may be lower case and may be followed by `B` or
+/// `iB`.
 ///
 /// # Errors
-/// Anything else, and what does not fit 64 bits.
+/// Any other text, and a size that exceeds 64 bits.
 pub fn parse(text: &str) -> Result<u64, SizeError> {
     let malformed = || SizeError::Malformed(shown(text));
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
@@ -42,7 +43,7 @@ pub fn parse(text: &str) -> Result<u64, SizeError> {
     number.checked_mul(1 << shift).ok_or_else(|| SizeError::TooLarge(shown(text)))
 }
 
-/// A size that prints as [`parse`] reads it, in the largest unit that leaves no remainder: `4K`,
+/// A size that prints in a form that [`parse`] reads, in the largest unit without remainder: `4K`,
 /// `1536`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Size(pub u64);

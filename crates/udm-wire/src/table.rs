@@ -1,12 +1,18 @@
-//! Tables: one line a target, `START LEN TYPE ARGS...`, as dmsetup reads them.
+//! Tables: one line per target, `START LEN TYPE ARGS...`, as dmsetup reads them.
 //!
-//! Blank lines and lines that begin with `#` are skipped; behind the type a `#` begins a comment
-//! wherever it stands. Numbers are decimal; one that is too large for 64 bits counts as the
-//! largest, for the table's own check of sizes to refuse. Where udm differs from dmsetup: `\#` is a
-//! literal `#`, numbers have no sign, and white space must stand behind them (dmsetup wraps `-1`
-//! and reads `0 8linear`), and a backslash quotes as in the kernel (dmsetup doubles it on the way
-//! there, so that it stands for itself). Order, gaps, overlap and known types are that check's too
-//! (`udm-dm`): this module only reads.
+//! Blank lines and lines that begin with `#` are skipped. After the type, a `#` anywhere begins a
+//! comment. Numbers are decimal. A number that exceeds 64 bits becomes the largest one, so that the
+//! later check of sizes refuses it.
+//!
+//! Differences from dmsetup:
+//!
+//! * `\#` is a literal `#`.
+//! * Numbers have no sign, and white space must follow them (dmsetup wraps `-1` and reads `0
+//!   8linear`).
+//! * A backslash quotes as in the kernel (dmsetup doubles it for the kernel, so it stands for
+//!   itself).
+//!
+//! This module only parses. `udm-dm` checks order, gaps, overlap and known types.
 //!
 //! Bounds: [`TEXT_MAX`] bytes, [`LINES_MAX`] targets, [`TYPE_MAX`] bytes of type name,
 //! [`WORDS_MAX`] words of arguments over all lines.
@@ -16,12 +22,12 @@ use std::fmt;
 
 /// The longest table text, in bytes.
 pub const TEXT_MAX: usize = 64 << 20;
-/// The most targets of a table (kernel `DM_MAX_TARGETS`).
+/// Maximum number of targets of a table (kernel `DM_MAX_TARGETS`).
 pub const LINES_MAX: usize = 1_048_576;
 /// The longest type name, in bytes (kernel `DM_MAX_TYPE_NAME`, less its NUL).
 pub const TYPE_MAX: usize = 15;
-/// The most argument words of a table, over all lines: it bounds what a table of short words costs
-/// in memory.
+/// Maximum number of argument words of a table, over all lines. It bounds the memory of a table
+/// with short words.
 pub const WORDS_MAX: usize = 4 << 20;
 
 /// One target of a table.
@@ -29,22 +35,22 @@ pub const WORDS_MAX: usize = 4 << 20;
 pub struct TableLine {
     /// First sector of the mapped device that the target maps.
     pub start: u64,
-    /// How many sectors.
+    /// Number of sectors.
     pub len: u64,
     /// The type of target.
     pub kind: String,
-    /// The words behind the type, backslashes taken off.
+    /// The words after the type, without escaping backslashes.
     pub args: Vec<String>,
     /// The number of the line in its text, from 1; skipped lines count.
     pub number: usize,
     /// The line as written, without its newline.
     pub text: String,
-    /// Where START, LEN, TYPE and each of the arguments stand in `text`.
+    /// Positions of START, LEN, TYPE and each argument in `text`.
     pub spans: Vec<Span>,
 }
 
 impl TableLine {
-    /// A line that was not read but made. `kind` and the arguments are not empty.
+    /// Creates a line from its parts. `kind` and the arguments must not be empty.
     pub fn new<W: Into<String>>(
         start: u64,
         len: u64,
@@ -69,23 +75,23 @@ impl TableLine {
         TableLine { start, len, kind: kind.to_owned(), args, number: 1, text, spans }
     }
 
-    /// Where argument `arg` (from 0) stands in [`TableLine::text`]; the end of the last word when there
-    /// are not so many.
+    /// The position of argument `arg` (from 0) in [`TableLine::text`]. If there is no such
+    /// argument, a position after the last word.
     #[must_use]
     pub fn arg_span(&self, arg: usize) -> Span {
         let end = self.spans.last().map_or(0, |last| last.end);
         self.spans.get(arg.saturating_add(3)).copied().unwrap_or(Span { start: end + 1, end: end + 1 })
     }
 
-    /// Two lines for an error: this line, and carets under argument `arg` (from 0), or behind the
-    /// last when it is missing.
+    /// Two lines for an error: this line, and carets under argument `arg` (from 0), or after the
+    /// last word if it is missing.
     #[must_use]
     pub fn caret(&self, arg: usize) -> String {
         caret(&self.text, self.arg_span(arg))
     }
 }
 
-/// The line as one would write it: single blanks, no comment.
+/// Prints the line with single spaces and without a comment.
 impl fmt::Display for TableLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {} {}", self.start, self.len, self.kind)?;
@@ -93,29 +99,29 @@ impl fmt::Display for TableLine {
     }
 }
 
-/// What is wrong with a text that is no table.
+/// The kind of a table error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TableFault {
     /// A line that is not `START LEN TYPE ARGS...`.
     Format,
     /// A type name longer than [`TYPE_MAX`].
     LongType,
-    /// The table as a whole is beyond a bound of this module.
+    /// The table exceeds a bound of this module.
     TooLarge,
 }
 
-/// Why a text is no table: dmsetup's words and the precise reason.
+/// The error of a text that is not a table: dmsetup's words and the precise reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TableSyntaxError {
-    /// Of which kind it is.
+    /// The kind of error.
     pub fault: TableFault,
-    /// The number of the line, from 1; 0 when no line is to blame.
+    /// Line number, from 1; 0 if no line is to blame.
     pub number: usize,
-    /// What is wrong, in one line.
+    /// The reason, in one line.
     pub reason: String,
     /// The line, as written.
     pub text: String,
-    /// The word to blame; empty, at its place, when one is missing.
+    /// Position of the word to blame. If a word is missing, an empty range at its place.
     pub span: Span,
 }
 
@@ -130,7 +136,7 @@ impl TableSyntaxError {
         }
     }
 
-    /// dmsetup's own line for it, where `source` is `on stdin` or the name of the file:
+    /// dmsetup's own line for the error, where `source` is `on stdin` or the name of the file:
     /// `Invalid format on line 3 of table on stdin.`
     #[must_use]
     pub fn in_table(&self, source: &str) -> String {
@@ -140,7 +146,7 @@ impl TableSyntaxError {
         }
     }
 
-    /// Two lines: the line at fault, and carets under the word.
+    /// Two lines: the line with the error, and carets under the word.
     #[must_use]
     pub fn caret(&self) -> String {
         caret(&self.text, self.span)
@@ -160,8 +166,8 @@ impl fmt::Display for TableSyntaxError {
 
 impl std::error::Error for TableSyntaxError {}
 
-/// True if `text` is meant as a table, and not as a device that is to be served as it is. A table
-/// begins with a number, or with what makes a line none; a device does not, and has one line.
+/// True if `text` is meant as a table, not as the name of a device. A table has several lines, is
+/// empty, or begins with a number or `#`.
 #[must_use]
 pub fn is_table(text: &str) -> bool {
     let first = text.split_whitespace().next().unwrap_or_default();
@@ -171,10 +177,10 @@ pub fn is_table(text: &str) -> bool {
         || first.bytes().all(|b| b.is_ascii_digit())
 }
 
-/// Reads a table. A text without targets is an empty list: what that means is the caller's to say.
+/// Parses a table. A text without targets gives an empty list; the caller decides what this means.
 ///
 /// # Errors
-/// The first line that is none, or a bound of this module that the text is beyond.
+/// The first invalid line, or a bound of this module that the text exceeds.
 pub fn parse(text: &str) -> Result<Vec<TableLine>, TableSyntaxError> {
     if text.len() > TEXT_MAX {
         return Err(TableSyntaxError::too_large(format!("a table of more than {} MiB", TEXT_MAX >> 20)));
@@ -191,7 +197,7 @@ pub fn parse(text: &str) -> Result<Vec<TableLine>, TableSyntaxError> {
     Ok(lines)
 }
 
-/// Reads one line; `None` when there is no target on it.
+/// Parses one line; `None` if it has no target.
 fn parse_line(
     number: usize,
     text: &str,
@@ -252,8 +258,7 @@ fn parse_line(
     Ok(Some(TableLine { start, len, kind: kind.to_owned(), args, number, text: text.to_owned(), spans }))
 }
 
-/// The next word from byte `at` on, in which a backslash is a character like any other; empty at
-/// the end.
+/// The next word from byte `at` on; empty at the end. A backslash has no special meaning here.
 fn raw_word(text: &str, at: usize) -> Span {
     let rest = &text[at..];
     let start = at + rest.find(|c| !is_space(c)).unwrap_or(rest.len());
@@ -261,8 +266,8 @@ fn raw_word(text: &str, at: usize) -> Span {
     Span { start, end: start + rest.find(is_space).unwrap_or(rest.len()) }
 }
 
-/// An unsigned decimal without a sign; too large ones become the largest, as C's `scanf` makes
-/// them.
+/// Parses an unsigned decimal without a sign. A too large number becomes the largest, as in C's
+/// `scanf`.
 fn decimal(word: &str) -> Option<u64> {
     let digits = !word.is_empty() && word.bytes().all(|b| b.is_ascii_digit());
     digits.then(|| word.parse().unwrap_or(u64::MAX))

@@ -1,11 +1,11 @@
-//! `udm.toml`: what a server is to be, and its devices.
+//! `udm.toml`: the options of a server and its devices.
 //!
-//! Contract: TOML with two tables. `[serve]` has the long options of `udm serve` as keys; which
-//! there are is not known here, only that each has a value, or several. `[devices.NAME]` has the
-//! keys of [`DEVICE_KEYS`]. Everything else is refused, with its place. Nothing is opened or looked
-//! up: a table is only read, so that a text that can be none is found before anything is done.
+//! Contract: TOML with two tables. `[serve]` has the long options of `udm serve` as keys. This
+//! module does not know the options, only that each has one value or several. `[devices.NAME]` has
+//! the keys of [`DEVICE_KEYS`]. Anything else is refused, with its position. Nothing is opened or
+//! looked up. The text of a table is only parsed, so an invalid text is found before any action.
 //!
-//! Bounds: [`TEXT_MAX`] bytes; TOML's own nesting is bounded by the crate that reads it.
+//! Bounds: [`TEXT_MAX`] bytes; the TOML parser bounds the nesting.
 
 use crate::words::{Span, caret};
 use crate::{table, uri};
@@ -25,7 +25,7 @@ const UUID_MAX: usize = 128;
 /// The keys of a device.
 pub const DEVICE_KEYS: [&str; 4] = ["table", "table-file", "uuid", "readonly"];
 
-/// A file.
+/// A parsed file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Conf {
     /// `[serve]`, in the order of the file.
@@ -37,20 +37,20 @@ pub struct Conf {
 /// A key of `[serve]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServeOption {
-    /// What it is called.
+    /// Name of the option.
     pub name: String,
-    /// What it says.
+    /// Value of the option.
     pub value: OptionValue,
-    /// Where its name stands in the file, in bytes.
+    /// Position of the name in the file, in bytes.
     pub at: Range<usize>,
-    /// Where its value stands.
+    /// Position of the value in the file, in bytes.
     pub value_at: Range<usize>,
 }
 
-/// What a key says.
+/// The value of an option.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OptionValue {
-    /// A string, or a number as it was written.
+    /// A string, or a number as written.
     Text(String),
     /// True or false.
     Flag(bool),
@@ -58,36 +58,36 @@ pub enum OptionValue {
     List(Vec<String>),
 }
 
-/// A device.
+/// A device of the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceConf {
-    /// Its name: one that a device can have.
+    /// Name of the device; valid as a device name.
     pub name: String,
-    /// Its table.
+    /// Table of the device.
     pub table: TableSource,
-    /// Its uuid.
+    /// Uuid of the device.
     pub uuid: Option<String>,
-    /// Clients may not write.
+    /// True if clients must not write.
     pub read_only: bool,
-    /// Where its name stands in the file, in bytes.
+    /// Position of the name in the file, in bytes.
     pub at: Range<usize>,
 }
 
-/// Where the table of a device is.
+/// The source of a device's table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TableSource {
-    /// Here: a text that can be read as a table.
+    /// In this file: a text that was parsed as a table, or the name of a device.
     Text(String),
-    /// In a file.
+    /// In another file.
     File(PathBuf),
 }
 
-/// What is wrong with a file, and where.
+/// An error of a file, and its position.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfError {
-    /// What, in one line.
+    /// The reason, in one line.
     pub why: String,
-    /// The bytes to blame.
+    /// The bytes of the file to blame.
     pub at: Range<usize>,
 }
 
@@ -98,7 +98,7 @@ impl fmt::Display for ConfError {
 }
 
 impl ConfError {
-    /// `why`, which may quote the file, blames the bytes `at`.
+    /// An error at the bytes `at`. `why` may quote the file; control characters are escaped.
     pub fn new(why: impl AsRef<str>, at: Range<usize>) -> ConfError {
         let mut line = String::new();
         for c in why.as_ref().chars() {
@@ -107,7 +107,7 @@ impl ConfError {
         ConfError { why: line, at }
     }
 
-    /// `FILE:LINE:COLUMN: what is wrong`, then the line to blame of `text` with carets under it.
+    /// Prints `FILE:LINE:COLUMN: reason`, then the line to blame in `text` with carets under it.
     #[must_use]
     pub fn with_source_line(&self, file: &str, text: &str) -> String {
         let start = char_boundary_before(text, self.at.start);
@@ -122,12 +122,12 @@ impl ConfError {
     }
 }
 
-/// The last boundary of a character in `text` that is not behind byte `at`.
+/// The last character boundary in `text` at or before byte `at`.
 fn char_boundary_before(text: &str, at: usize) -> usize {
     (0..=at.min(text.len())).rev().find(|&i| text.is_char_boundary(i)).unwrap_or(0)
 }
 
-/// A key as it was read.
+/// A key with its position.
 type KeyName<'i> = Spanned<Cow<'i, str>>;
 
 /// The entries of a table in the order of the file.
@@ -138,10 +138,10 @@ fn in_order<'t, 'i>(table: &'t DeTable<'i>) -> Vec<(&'t KeyName<'i>, &'t Spanned
 }
 
 impl Conf {
-    /// Reads a file.
+    /// Parses a file.
     ///
     /// # Errors
-    /// The first thing that is wrong with it.
+    /// The first error of the file.
     pub fn parse(text: &str) -> Result<Conf, ConfError> {
         if text.len() > TEXT_MAX {
             return Err(ConfError::new(format!("longer than {TEXT_MAX} bytes"), 0..0));
@@ -196,7 +196,7 @@ fn scalar_list(list: &DeArray<'_>) -> Option<Vec<String>> {
     list.iter().map(|value| scalar_text(value.get_ref())).collect()
 }
 
-/// A string or a number, as it was written.
+/// A string or a number, as written.
 fn scalar_text(value: &DeValue<'_>) -> Option<String> {
     match value {
         DeValue::String(text) => Some(text.to_string()),
@@ -206,8 +206,8 @@ fn scalar_text(value: &DeValue<'_>) -> Option<String> {
     }
 }
 
-/// Where in `file` the fault of a table is whose value stands at `value`: its own line, where the
-/// file has the table as it is.
+/// The position in `file` of a table error, where `value` is the position of the table. If the file
+/// contains the table unchanged, this is the word to blame; otherwise it is `value`.
 fn table_fault(file: &str, value: Range<usize>, text: &str, error: &table::TableSyntaxError) -> Range<usize> {
     let line = text.split_inclusive('\n').take(error.number.saturating_sub(1)).map(str::len).sum::<usize>();
     match file.get(value.clone()).and_then(|written| written.find(text)) {
@@ -219,8 +219,8 @@ fn table_fault(file: &str, value: Range<usize>, text: &str, error: &table::Table
     }
 }
 
-/// What is wrong at `at` of a text that is no TOML. A bare word as a value is the common mistake,
-/// which the parser takes for a number.
+/// The error at `at` of a text that is not TOML. A common mistake is a value without quotes, which
+/// the parser takes for a number; it gets its own message.
 fn syntax_error(text: &str, why: &str, at: Range<usize>) -> ConfError {
     let word = text.get(at.clone()).unwrap_or_default().trim();
     let is_value = text.get(..at.start).is_some_and(|before| before.trim_end().ends_with('='));
@@ -255,7 +255,7 @@ fn device(file: &str, key: &KeyName<'_>, value: &Spanned<DeValue<'_>>) -> Result
             }
             "table" => {
                 let text = text()?;
-                // A device that is served as it is has no spaces here.
+                // The name of a device has no spaces here.
                 if table::is_table(text) || text.trim().contains(char::is_whitespace) {
                     let at = |e: &_| table_fault(file, value.span(), text, e);
                     table::parse(text).map_err(|e| fault(format!("table: {e}"), at(&e)))?;
@@ -380,7 +380,7 @@ table = """
         ] {
             assert_eq!(said(text).lines().next().unwrap(), head, "{text}");
         }
-        // In the words of what reads it; where it is, we say.
+        // The reason is in the TOML parser's words; udm adds the position.
         for (text, at) in
             [("[serve", "f:1:"), ("[serve]\nport =\n", "f:2:"), ("[devices.a]\n[devices.a]", "f:2:")]
         {
@@ -391,7 +391,7 @@ table = """
             table.starts_with("f:4:3: devices.a: table: ") && table.ends_with("\n8 x error\n  ^"),
             "{table}"
         );
-        // With an escape in it the text is not the table.
+        // If the text contains an escape, it differs from the table.
         let table = said("[devices.a]\ntable = \"0\\u0020x error\"");
         assert!(table.starts_with("f:2:9: devices.a: table: "), "{table}");
     }

@@ -1,30 +1,30 @@
-//! Words of table lines and messages, as the kernel splits them, and where they stood.
+//! Words of table lines and messages, split as the kernel does, with their positions.
 //!
-//! Words are separated by white space (ASCII: blank, tab, newline, vertical tab, form feed,
-//! carriage return); a backslash makes the next character literal, and stands for itself at the
-//! very end. [`escape`] is the inverse for one word.
+//! White space separates words (ASCII: space, tab, newline, vertical tab, form feed, carriage
+//! return). A backslash makes the next character literal; at the end of the text, it stands for
+//! itself. [`escape`] is the inverse for one word.
 
 use std::borrow::Cow;
 
-/// Where a word stands: bytes `start..end` of the text that it was split from.
+/// The position of a word: bytes `start..end` of the text that was split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Span {
     /// First byte.
     pub start: usize,
-    /// The byte behind the last.
+    /// The byte after the last one.
     pub end: usize,
 }
 
-/// A word with its backslashes taken off, and its place.
+/// A word without its escaping backslashes, and its position.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Word {
-    /// What it says.
+    /// The text of the word.
     pub text: String,
-    /// Where it stands, backslashes included.
+    /// The position of the word, including backslashes.
     pub span: Span,
 }
 
-/// White space as C's `isspace` sees it.
+/// White space as in C's `isspace`.
 pub(crate) fn is_space(c: char) -> bool {
     matches!(c, ' ' | '\t'..='\r')
 }
@@ -68,13 +68,13 @@ impl Iterator for Words<'_> {
             }
         }
         self.at = word.span.end;
-        // Nothing is left, or nothing but a comment.
+        // Nothing is left but white space or a comment.
         (word.span.end > start).then_some(word)
     }
 }
 
-/// The word as it must be written in a table or message: white space, backslash and `#` behind
-/// backslashes.
+/// The word as it must be written in a table or message: with a backslash before white space,
+/// backslash and `#`.
 #[must_use]
 pub fn escape(word: &str) -> Cow<'_, str> {
     let special = |c: char| is_space(c) || c == '\\' || c == '#';
@@ -91,15 +91,15 @@ pub fn escape(word: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// Columns of [`caret`]'s first line at the most: what stands farther from the span is cut off.
+/// Maximum number of columns in the first line of [`caret`]; a longer line is cut.
 const CARET_WIDTH: usize = 120;
 
-/// Two lines: `line`, and carets under `span` of it (at least one, so that a span at the end shows
-/// what is missing).
+/// Returns two lines: `line`, and carets under its `span`. There is at least one caret, so a span
+/// at the end shows the place of a missing word.
 ///
-/// Long lines are cut around the span, tabs are kept so that the carets stand right, other control
-/// characters are shown as `?`: they may come from anywhere and go to a terminal. A span outside
-/// the line, or inside a character, is moved to where it makes sense.
+/// A long line is cut around the span. Tabs are kept, so that the carets are in the right columns.
+/// Other control characters are shown as `?`, because the text may be hostile and goes to a
+/// terminal. A span outside the line, or inside a character, is moved to a valid position.
 #[must_use]
 pub fn caret(line: &str, span: Span) -> String {
     let line = line.trim_end_matches('\r');
@@ -122,7 +122,7 @@ pub fn caret(line: &str, span: Span) -> String {
     format!("{head}{shown}{tail}\n{pad}{marks}")
 }
 
-/// `text` fit for an error's one line: quoted, control characters escaped, cut at 64 characters.
+/// `text` for a one-line error: quoted, control characters escaped, cut at 64 characters.
 pub(crate) fn shown(text: &str) -> String {
     match text.char_indices().nth(64) {
         None => format!("\"{}\"", text.escape_debug()),

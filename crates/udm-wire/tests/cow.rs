@@ -1,8 +1,7 @@
-//! Stores of snapshots: those that a kernel wrote, those that are wrong, and the arithmetic of
-//! their places.
+//! Snapshot stores: stores that a kernel wrote, invalid stores, and the arithmetic of the layout.
 //!
-//! `data/cow-images.tar.xz` was recorded from Linux 6.12: stores as the kernel left them, with what
-//! origin and snapshot read at that moment.
+//! `data/cow-images.tar.xz` was recorded on Linux 6.12: stores as the kernel left them, and the
+//! data that origin and snapshot returned at that moment.
 
 use proptest::prelude::*;
 use std::collections::{BTreeMap, HashMap};
@@ -33,7 +32,7 @@ fn recorded(name: &str) -> &'static [u8] {
     &files[name]
 }
 
-/// All that a store holds.
+/// Header, exceptions and summary of a store.
 fn load(store: &[u8], origin: Option<u64>) -> Result<(Header, HashMap<u64, u64>, StoreSummary), StoreError> {
     let header = Header::decode(store)?.expect("a store that is not blank");
     let layout = StoreLayout::new(header.chunk);
@@ -46,7 +45,7 @@ fn load(store: &[u8], origin: Option<u64>) -> Result<(Header, HashMap<u64, u64>,
     Ok((header, found, walk.end()))
 }
 
-/// What a snapshot reads: the store where it has the chunk, else the origin.
+/// The content of a snapshot: the store if it has the chunk, else the origin.
 fn view(store: &[u8], origin: &[u8]) -> Vec<u8> {
     let (header, found, _) = load(store, None).unwrap();
     let size = header.chunk.bytes() as usize;
@@ -102,7 +101,7 @@ fn a_store_invalidated_by_the_kernel_is_invalid() {
         };
         assert_eq!((summary.exceptions, summary.next_free), (exceptions, next_free), "{name}");
     }
-    // A transient store keeps nothing but data.
+    // A transient store holds only data.
     let text = load(recorded("c_N8_full_by_snap.cow"), None).unwrap_err().to_string();
     assert_eq!(text, "at byte 0: Invalid or corrupt snapshot: the magic number is 0x50414e53");
 }
@@ -159,7 +158,7 @@ fn a_bad_record_is_refused_where_it_stands() {
     let cases: [(&[(u64, u64)], &str); 6] = [
         (
             &[(1, 8)],
-            "at byte 4096: record 0 keeps chunk 1 in chunk 8, behind the end of the store (8 chunks)",
+            "at byte 4096: record 0 keeps chunk 1 in chunk 8, beyond the end of the store (8 chunks)",
         ),
         (&[(1, 2), (3, 1)], "at byte 4112: record 1 keeps chunk 3 in chunk 1, which holds metadata"),
         (&[(1, 2), (3, 2)], "at byte 4112: record 1 keeps chunk 3 in chunk 2, where another one is kept"),
@@ -167,10 +166,10 @@ fn a_bad_record_is_refused_where_it_stands() {
             &[(1, 2), (1, 3)],
             "at byte 4112: record 1 keeps chunk 1 in chunk 3, and an earlier one keeps it elsewhere",
         ),
-        (&[(100, 2)], "at byte 4096: record 0 keeps chunk 100, behind the end of the origin (100 chunks)"),
+        (&[(100, 2)], "at byte 4096: record 0 keeps chunk 100, beyond the end of the origin (100 chunks)"),
         (
             &[(1, u64::MAX)],
-            "at byte 4096: record 0 keeps chunk 1 in chunk 18446744073709551615, behind the end of the store (8 chunks)",
+            "at byte 4096: record 0 keeps chunk 1 in chunk 18446744073709551615, beyond the end of the store (8 chunks)",
         ),
     ];
     for (records, text) in cases {
@@ -179,14 +178,14 @@ fn a_bad_record_is_refused_where_it_stands() {
     // Chunk 258 is the second area.
     let text = "at byte 4096: record 0 keeps chunk 1 in chunk 258, which holds metadata";
     assert_eq!(refusal(&store(300, &[(1, 258)]), None), text);
-    // A full area and none behind it.
+    // A full area without an area after it.
     let full: Vec<(u64, u64)> = (0..256).map(|k| (k, k + 2)).collect();
-    let text = "at byte 1056768: area 1 of records lies behind the end of the store (258 chunks)";
+    let text = "at byte 1056768: area 1 of records is beyond the end of the store (258 chunks)";
     assert_eq!(refusal(&store(258, &full), None), text);
     assert_eq!(load(&store(259, &full), None).unwrap().2.next_free, 259);
 }
 
-/// A torn write leaves records behind the end; a crash leaves holes.
+/// A torn write leaves records after the end; a crash leaves holes.
 #[test]
 fn leftovers_of_a_crash_are_reported() {
     let (_, found, summary) = load(&store(16, &[(1, 2), (0, 0), (5, 4)]), None).unwrap();
@@ -209,7 +208,7 @@ fn chunk_sizes_match_the_kernel() {
     assert_eq!((chunk.check_blocks(512), chunk.check_blocks(4096)), (Ok(()), Err(ChunkSizeError::NotBlocks)));
 }
 
-/// Areas and capacities as seen on a kernel.
+/// Areas and capacities as a kernel uses them.
 #[test]
 fn chunk_positions_match_the_kernel() {
     for (sectors, records, area) in [(1, 32, 34), (8, 256, 258), (32, 1024, 1026), (1024, 32768, 32770)] {
@@ -223,7 +222,7 @@ fn chunk_positions_match_the_kernel() {
 }
 
 proptest! {
-    /// The law of a store that was written in order, and what fits follows from it.
+    /// A store that was written in order is read back, and its capacity follows from the layout.
     #[test]
     fn a_store_written_in_order_reads_back(sectors in 0_u32..6, count in 0_u64..5000) {
         let layout = StoreLayout::new(ChunkSize::new(1 << sectors).unwrap());
@@ -263,7 +262,7 @@ proptest! {
         udm_wire::fuzz::cow(&bytes);
     }
 
-    /// Any bytes are read or refused, with the byte to blame within them or at their end.
+    /// Any bytes are read or refused. The byte to blame is within them or at their end.
     #[test]
     fn any_records_are_read_or_refused(records in prop::collection::vec((0_u64..40, 0_u64..300), 0..512)) {
         let bytes = store(290, &records);

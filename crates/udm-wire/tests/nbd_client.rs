@@ -1,5 +1,5 @@
-//! The client of NBD without I/O: against the server's half of the same crate, cut anywhere, and
-//! against servers that lie.
+//! The NBD client without I/O: against the server half of this crate with bytes cut anywhere, and
+//! against servers that violate the protocol.
 
 use proptest::prelude::*;
 use udm_wire::nbd::client::{
@@ -19,8 +19,8 @@ fn handshake_options(structured: bool, contexts: &[&str]) -> HandshakeOptions {
     }
 }
 
-/// A server that answers whatever it is asked in the way of `answer`, and the client that hears it
-/// in pieces of `step` bytes.
+/// A server that answers each option with `answer`, and a client that receives the bytes in pieces
+/// of `step` bytes.
 fn run_handshake(
     handshake_options: HandshakeOptions,
     flags: HandshakeFlags,
@@ -50,7 +50,7 @@ fn run_handshake(
     }
 }
 
-/// What a server with everything says.
+/// The replies of a server that supports everything.
 fn with_all(option: &ClientOption, out: &mut Vec<u8>) {
     match option {
         ClientOption::StructuredReply => put_ack(out, OPT_STRUCTURED_REPLY),
@@ -86,7 +86,7 @@ fn a_server_with_everything() {
     }
 }
 
-/// A server that knows no more than what the protocol had in 2013.
+/// A server that supports only the protocol of 2013.
 #[test]
 fn a_server_with_nothing() {
     for flags in [FIXED, FIXED | HandshakeFlags::NO_ZEROES] {
@@ -163,10 +163,10 @@ fn ask(replies: &mut ReplyParser, tag: u64, command: Command, offset: u64, len: 
     request.cookie
 }
 
-/// A request, a context, and what it says.
+/// Tag of a request, a context, and its descriptors.
 type StatusReply = (u64, u32, Vec<(u32, u32)>);
 
-/// What a client makes of bytes that arrive in pieces.
+/// The events of a client whose bytes arrive in pieces.
 #[derive(Debug, Default, PartialEq)]
 struct ClientLog {
     content: std::collections::BTreeMap<u64, Vec<u8>>,
@@ -208,12 +208,12 @@ fn feed(
     Ok(log)
 }
 
-/// One answer of a server: to which request, and how.
+/// How a server replies to one request.
 #[derive(Clone, Debug)]
 enum ReplyStyle {
     Simple,
     Error(u32),
-    /// Cut at these places, told in this order, every so many a hole.
+    /// Cut at these offsets, sent in this order; each so-many-th chunk is a hole.
     Chunks(Vec<u32>, u64, usize),
 }
 
@@ -228,8 +228,8 @@ fn reply_styles() -> impl Strategy<Value = Vec<(ReplyStyle, bool)>> {
 }
 
 proptest! {
-    /// Whatever the server does that the protocol allows, however it arrives: all bytes are where
-    /// they belong, and each request ends once.
+    /// Whatever valid replies the server sends and however they arrive, all bytes are in their
+    /// place, and each request completes once.
     #[test]
     fn answers_in_any_form_order_and_pieces(
         reply_styles in reply_styles(), structured: bool, steps in proptest::collection::vec(1usize..5000, 1..5),
@@ -300,7 +300,7 @@ fn a_block_status_is_passed_on() {
     assert_eq!(log.done, [(5, 0)]);
 }
 
-/// Each lie ends the connection with one line, whatever the pieces.
+/// Each violation ends the connection with a one-line error, whatever the pieces.
 #[test]
 fn servers_that_violate_the_protocol() {
     type BadReply = fn(u64, u64) -> Vec<u8>;

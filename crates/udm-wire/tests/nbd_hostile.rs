@@ -1,9 +1,9 @@
-//! NBD clients and servers that break the rules: each is answered or refused as the protocol says,
-//! within bounds.
+//! NBD clients and servers that break the rules: each gets the reply or refusal that the protocol
+//! prescribes, within bounds.
 
 use udm_wire::nbd::{self, ClientMessage, ClientOption, HandshakeError, HandshakeParser, MalformedOption};
 
-/// A parser that has seen good flags.
+/// A parser that has received valid flags.
 fn parser() -> HandshakeParser {
     let mut parser = HandshakeParser::new();
     let mut input = &nbd::encode_client_flags(nbd::ClientFlags::all())[..];
@@ -47,7 +47,7 @@ fn malformed_metadata_contexts() {
         for data in [&b""[..], &[0, 0, 0, 1], &[0, 0, 0, 0, 0, 0, 0], &[0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1]] {
             assert_eq!(refusal(option, data), short, "{data:?}");
         }
-        // A count that nobody has queries for ends with the data.
+        // A count larger than the number of queries ends with the data.
         assert_eq!(refusal(option, &[0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0]), short);
         let more = "the number of queries does not fit the option's length";
         assert_eq!(refusal(option, &[0, 0, 0, 0, 0, 0, 0, 0, 7]), (nbd::REP_ERR_INVALID, more));

@@ -1,5 +1,5 @@
-//! Conversations of a real client and a real server, taken apart byte by byte: each side's half is
-//! decoded, and encoded again to the same bytes.
+//! Recorded conversations of a real client and a real server. Each side is decoded, and encoded to
+//! the same bytes.
 
 use udm_wire::nbd::{
     self, BlockSizes, Chunk, ClientFlags, ClientMessage, ClientOption, Command, CommandFlags, ExportFlags,
@@ -7,7 +7,7 @@ use udm_wire::nbd::{
     OptionReplyHeader, ReplyHeader, Request,
 };
 
-/// Everything that the client, and that the server sent.
+/// All bytes of the client, and all bytes of the server.
 fn conversation(recording: &str) -> (Vec<u8>, Vec<u8>) {
     let (mut client, mut server) = (Vec::new(), Vec::new());
     for line in recording.lines().filter(|line| !line.starts_with('#')) {
@@ -85,7 +85,7 @@ fn request(command: Command, flags: CommandFlags, cookie: u64, offset: u64, len:
     Request { flags, command, cookie, offset, len }
 }
 
-/// What the client asked for after the handshake, with either kind of reply.
+/// The client's requests after the handshake, which are the same with both kinds of reply.
 fn check_requests(client: &[u8]) {
     let none = CommandFlags::empty();
     let want = [

@@ -1,11 +1,11 @@
-//! The properties of `udm_wire::fuzz`, with drawn input: any bytes, words that look right, and
+//! The properties of `udm_wire::fuzz` with generated input: any bytes, words of a grammar, and
 //! valid input with bytes changed.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 use udm_wire::{fuzz, nbd};
 
-/// Bytes overwritten, dropped and doubled in valid input: near misses.
+/// Valid input with some bytes overwritten, dropped or duplicated.
 fn mutated(seed: impl Strategy<Value = Vec<u8>>) -> impl Strategy<Value = Vec<u8>> {
     let change = (any::<prop::sample::Index>(), any::<u8>(), 0..4u8);
     (seed, vec(change, 0..4)).prop_map(|(mut bytes, changes)| {
@@ -25,7 +25,7 @@ fn mutated(seed: impl Strategy<Value = Vec<u8>>) -> impl Strategy<Value = Vec<u8
     })
 }
 
-/// Text made of pieces of a grammar in any order.
+/// Text of grammar pieces in any order.
 fn pieces(of: &'static [&'static str], max: usize) -> impl Strategy<Value = Vec<u8>> {
     vec(prop::sample::select(of), 0..max).prop_map(|pieces| pieces.concat().into_bytes())
 }
@@ -275,7 +275,7 @@ fn reply() -> impl Strategy<Value = Vec<u8>> {
     ]
 }
 
-/// All that a server says to a client that has three requests under way.
+/// All bytes of a server to a client with three requests in flight.
 fn conversation() -> impl Strategy<Value = Vec<u8>> {
     (any::<u8>(), any::<bool>()).prop_map(|(step, holes)| {
         let mut out = vec![step];

@@ -1,8 +1,8 @@
-//! Tables read as dmsetup reads them: against what the real program made of them.
+//! Parses tables as dmsetup does: compared with recordings of the real program.
 
 use udm_wire::table;
 
-/// A text, with the targets that dmsetup handed to the kernel, or its message.
+/// A text, with the targets that dmsetup passed to the kernel, or dmsetup's message.
 struct RecordedTable {
     text: String,
     targets: Vec<String>,

@@ -1,4 +1,4 @@
-//! Tables: what the recordings do not reach. Quoting, errors with carets, bounds.
+//! Tables: quoting, errors with carets, and bounds, which the recordings do not cover.
 
 use udm_wire::table::{self, TableLine};
 
@@ -56,8 +56,9 @@ fn a_backslash_quotes_as_in_the_kernel() {
     );
 }
 
-/// Found by fuzzing: a carriage return was taken off the end of the line before the words were
-/// split, so that one behind a backslash was lost when the line was written out and read again.
+/// Found by fuzzing: a carriage return was removed from the end of the line before the words were
+/// split. So a carriage return after a backslash was lost when the line was printed and parsed
+/// again.
 #[test]
 fn a_quoted_carriage_return_is_part_of_its_word() {
     let lines = table::parse("0 8 linear a\\\r\r\n").unwrap();

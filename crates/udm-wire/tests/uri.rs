@@ -1,5 +1,4 @@
-//! Names of devices: every form, its canonical spelling, and the refusals, which are what users
-//! see.
+//! Names of devices: every form, its canonical form, and the errors that users see.
 
 use std::path::PathBuf;
 use udm_core::Nanos;
@@ -34,7 +33,7 @@ fn endless(device: DeviceUri) -> DeviceUri {
     })
 }
 
-/// Over TCP nobody says when the other machine is gone, so there is a deadline.
+/// Over TCP, no message arrives if the other machine fails, so there is a default deadline.
 #[test]
 fn deadline_defaults_per_transport() {
     for (word, seconds) in [
@@ -206,7 +205,7 @@ fn refusals_say_what_would_be_right() {
         ("nbd://host:+1/", "nbd: \"+1\" is no port"),
         ("nbd://[::1/", "nbd: a [ without its ]"),
         ("nbd://[x]/", "nbd: \"x\" is no IPv6 address"),
-        ("nbd://[::1]x/", "nbd: \"x\" behind a host"),
+        ("nbd://[::1]x/", "nbd: \"x\" after a host"),
         ("nbd://ho st/", "nbd: \"ho st\" is no host name"),
         ("nbd://host/?tls-type=x509", "nbd: udm does not do TLS"),
         (
@@ -280,9 +279,9 @@ fn null(words: &str) -> Result<NullParams, String> {
     }
 }
 
-/// The kernel's answers to writes of these values (configfs, Linux 6.12), where udm has the
-/// parameter. `queue_mode=3` is stored there as it is and behaves as 2; `hw_queue_depth=20000` is
-/// stored as it is and reduced when the tags are made.
+/// The kernel's results of writing these values (configfs, Linux 6.12), for the parameters that udm
+/// has. The kernel stores `queue_mode=3` unchanged and treats it as 2. It stores
+/// `hw_queue_depth=20000` unchanged and reduces it when the tags are created.
 #[test]
 fn null_parameters_are_clamped_as_in_the_kernel() {
     let get = |words: &str| null(words).unwrap();
@@ -315,7 +314,7 @@ fn null_parameters_are_clamped_as_in_the_kernel() {
     assert_eq!(get("max_sectors=0").max_sectors, None);
 }
 
-/// As read back from the kernel; but `max_sectors` there means 255.
+/// As read back from the kernel, except that `max_sectors` is 255 there.
 #[test]
 fn b01_null_device_defaults() {
     let plain = null("").unwrap();
@@ -355,7 +354,7 @@ fn null_parameters() {
     }
 }
 
-/// As it is said, and as it is shown.
+/// Faults as they are written, and as they are printed.
 #[test]
 fn b03_bad_blocks_and_other_faults() {
     for (said, shown) in [
@@ -398,7 +397,7 @@ fn b03_bad_blocks_and_other_faults() {
     assert_eq!(null(&many.join(",")).unwrap_err(), "null: badblocks: there are more than 512 ranges");
 }
 
-/// Who shares tags has a queue, with the numbers of what is shared.
+/// Devices that share tags have a queue, with the numbers of the shared tags.
 #[test]
 fn shared_tags_ask_for_a_queue() {
     let params = null("size=1M,shared_tags=1,hw_queue_depth=8").unwrap();
@@ -409,7 +408,8 @@ fn shared_tags_ask_for_a_queue() {
     assert_eq!(null("size=1M,shared_tags=0").unwrap().queue, None);
 }
 
-/// What has no meaning without a kernel is taken, in its range, and changes nothing.
+/// Parameters that have no meaning without a kernel are accepted in their range, and change
+/// nothing.
 #[test]
 fn null_parameters_without_effect() {
     let words =

@@ -58,7 +58,7 @@ fn a_store_that_is_no_use_fails_the_check() {
     assert_eq!(cow(folder.path(), &["info", "store"]).0, 0);
     store(&folder, true, &[(7, 2)]);
     assert_eq!(check(&["--origin-size", "32K"]).0, 0);
-    let error = "udm: store: at byte 4096: record 0 keeps chunk 7, behind the end of the origin (7 chunks)\n";
+    let error = "udm: store: at byte 4096: record 0 keeps chunk 7, beyond the end of the origin (7 chunks)\n";
     assert_eq!(check(&["--origin-size", "28K"]), (1, String::new(), error.into()));
     fs::write(folder.path().join("store"), b"not a store at all").unwrap();
     let error = "udm: store: at byte 0: Invalid or corrupt snapshot: the magic number is 0x20746f6e\n";

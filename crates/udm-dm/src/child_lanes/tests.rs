@@ -1,4 +1,4 @@
-//! Legs keep count, however many there are and in whatever order bios come back.
+//! Legs keep their counts right with any number of legs and any order of completions.
 
 use super::*;
 use proptest::prelude::*;
@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use udm_core::{CoreId, CoreState, Nanos};
 
-/// How often each leg was polled, and how many bios each gives back in a poll.
+/// How often each leg was polled, and how many bios each leg gives back per poll.
 #[derive(Default)]
 struct PollCounts {
     polls: Vec<usize>,
@@ -39,7 +39,8 @@ fn legs(count: usize) -> (ChildLanes, Rc<RefCell<PollCounts>>) {
     (ChildLanes::new((0..count).map(lane)), seen)
 }
 
-/// A poll, each leg `apart` or not: how many came back from each.
+/// Polls once, with separate batches if `apart`. Returns the number of bios that came back from
+/// each leg.
 fn poll(legs: &mut ChildLanes, apart: bool, cx: &mut Cx<'_>) -> Vec<usize> {
     let (mut back, mut done) = (vec![0; legs.len()], Batch::new());
     if apart && let Some(polled) = legs.poll_separately(cx) {
@@ -65,8 +66,8 @@ fn poll(legs: &mut ChildLanes, apart: bool, cx: &mut Cx<'_>) -> Vec<usize> {
 }
 
 proptest! {
-    /// Each leg gives back what it was given, those with something in flight are polled once a
-    /// poll, and all are when nothing came back.
+    /// Each leg gives back the bios that it got. A leg with bios in flight is polled once per poll.
+    /// All legs are polled if nothing came back.
     #[test]
     fn what_is_given_comes_back(
         count in prop_oneof![1..6usize, 60..70usize, 120..200usize],

@@ -1,4 +1,5 @@
-//! Which devices are renewed with others: see [`crate::Target::dependents`].
+//! Selects the partners that are renewed in the change of other devices
+//! ([`crate::Target::dependents`]).
 
 use super::MappedDevice;
 use crate::error::TargetError;
@@ -7,7 +8,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use udm_core::{Device, DeviceId};
 
-/// A device that is renewed, and the place of one whose partner it is.
+/// A partner, and the index of the device that requires its renewal.
 pub(super) type Dependent = (usize, Arc<MappedDevice>);
 
 pub(super) fn collect_resume_dependents(devices: &[Arc<MappedDevice>]) -> Vec<Dependent> {
@@ -35,7 +36,7 @@ fn dependents(
     dependents
 }
 
-/// Those of `dependents` that are not among `devices`, each once.
+/// The devices in `dependents` that are not in `devices`, each once.
 pub(super) fn distinct_dependents(
     devices: &[Arc<MappedDevice>],
     dependents: Vec<Dependent>,
@@ -48,7 +49,7 @@ pub(super) fn distinct_dependents(
         .collect()
 }
 
-/// Of a device that was not given.
+/// Wraps an error of a partner that was not in the caller's list.
 pub(super) fn dependent_error(device: &MappedDevice, error: TargetError) -> TargetError {
     let why = if error.reason.is_empty() { error.text } else { error.reason };
     let because = if why.is_empty() { why } else { format!(": {why}") };

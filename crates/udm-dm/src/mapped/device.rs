@@ -1,8 +1,8 @@
 //! The control half of a mapped device: its names, its two slots, its state and its events.
 //!
-//! `load` fills the inactive slot; `resume` makes it the live one ([`super::transition`]). Nothing here
-//! is touched by the data path but the event counter, and that only when something has happened.
-//! The lock is held for moments and never while a device below is called.
+//! `load` fills the inactive slot; `resume` makes the inactive table live ([`super::transition`]).
+//! The data path uses only the event counter from this file, and only when an event occurs. The
+//! lock is held briefly, and never during a call to a device below.
 
 use super::host::MappedHost;
 use super::lane::{MappedLane, PreparedLane};
@@ -23,26 +23,26 @@ use udm_core::{
     Nanos, OpenError, Sector, Sectors, SharedDiskState, StackedDevice, TaskHandle,
 };
 
-/// Called when there is something to do: a [`DeviceTransition`] can take its next step, an event was raised.
-/// It only wakes; it must not call back.
+/// Called if a [`DeviceTransition`] can take its next step, or if an event was raised. It only
+/// wakes a thread; it must not call back.
 pub type WakeFn = Arc<dyn Fn() + Send + Sync>;
 
-/// A mapped device. See the module's documentation.
+/// A mapped device: name, number, two table slots, state and event counter.
 pub struct MappedDevice {
     id: DeviceId,
     number: DevNo,
     me: Weak<MappedDevice>,
     pub(super) names: Arc<Mutex<DeviceNames>>,
     state: Mutex<MappedState>,
-    /// Devices that were loaded with tables over this one.
+    /// Devices whose tables use this device.
     above: Mutex<HashMap<DeviceId, Weak<dyn Device>>>,
     pub(super) events: Arc<MappedHost>,
     shared_disk_state: SharedDiskState,
     pub(super) queue: DeviceQueue,
 }
 
-/// A table in use, and which resume made it so: lanes tell commands for it from older ones by the
-/// number.
+/// A table in use, and its generation. The generation identifies the resume that made the table
+/// live, so lanes can recognize commands for older tables.
 #[derive(Clone)]
 pub(super) struct TableSlot {
     pub table: Arc<Table>,
@@ -53,22 +53,23 @@ pub(super) struct TableSlot {
 pub(super) struct MappedState {
     pub live: Option<TableSlot>,
     pub inactive: Option<Arc<Table>>,
-    /// What a resume is having the cores open.
+    /// The table that the cores are opening for a resume.
     pub preparing: Option<TableSlot>,
-    /// What was live until just now, while cores may have lanes of it.
+    /// The previous live table, while cores may still have lanes of it.
     pub leaving: Option<TableSlot>,
     pub suspended: bool,
-    /// The live table has to be renewed before it goes on: it stood still when a partner changed.
+    /// The live table must be renewed before it continues, because a partner changed while the
+    /// device was suspended.
     pub stale: bool,
-    /// A [`DeviceTransition`] is under way.
+    /// A [`DeviceTransition`] is running.
     pub changing: bool,
-    /// What is done besides requests.
+    /// Maintenance of paths besides requests.
     pub path_maintenance: PathMaintenance,
-    /// The tasks of the live table, while it is in use.
+    /// The running tasks of the live table.
     pub tasks: Vec<TaskHandle>,
-    /// The last generation given out; 0 is no table.
+    /// The last generation that was assigned; 0 means no table.
     pub generation: u64,
-    /// Fixed by the first load.
+    /// Kind of the device, fixed by the first load.
     kind: Option<DmQueueMode>,
 }
 
@@ -77,9 +78,9 @@ impl MappedState {
         self.live.as_ref().map_or(0, |slot| slot.generation)
     }
 
-    /// Every table that a lane may be open of, now or when the one that waits is resumed, as often
-    /// as one may be: a table that is being renewed counts twice. `preparing` is what the cores are
-    /// about to open, `inactive` what waits or is about to.
+    /// Every table that may have open lanes now, or after the inactive table is resumed. A table
+    /// that is being renewed counts twice. `preparing` is the table that the cores are about to
+    /// open. `inactive` is the table in the inactive slot, or the one about to be there.
     fn tables(&self, preparing: Option<&TableSlot>, inactive: Option<&Arc<Table>>) -> Vec<Arc<Table>> {
         let is_prepared = |table: &Arc<Table>| preparing.is_some_and(|slot| Arc::ptr_eq(&slot.table, table));
         let slots = [self.live.as_ref(), preparing, self.leaving.as_ref()].into_iter().flatten();
@@ -87,44 +88,44 @@ impl MappedState {
         slots.map(|slot| &slot.table).chain(waits).cloned().collect()
     }
 
-    /// `table` is live already, and takes its own place.
+    /// True if `table` is already live, so that it would replace itself.
     pub fn is_renewal(&self, table: &Arc<Table>) -> bool {
         self.live.as_ref().is_some_and(|live| Arc::ptr_eq(&live.table, table))
     }
 }
 
-/// What `info` shows.
+/// State of a device, as `info` shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// The name.
+    /// Name of the device.
     pub name: String,
-    /// The uuid, if one was set.
+    /// Uuid of the device, if one was set.
     pub uuid: Option<String>,
-    /// The number.
+    /// Number of the device.
     pub number: DevNo,
-    /// State SUSPENDED, else ACTIVE.
+    /// True if the state is SUSPENDED, false if it is ACTIVE.
     pub suspended: bool,
-    /// There is a live table.
+    /// True if there is a live table.
     pub live: bool,
-    /// There is an inactive table.
+    /// True if there is an inactive table.
     pub inactive: bool,
-    /// The event counter.
+    /// Event counter of the device.
     pub event_nr: u32,
-    /// Size of the device: of its live table, 0 without one.
+    /// Size of the live table; 0 without one.
     pub size: Sectors,
-    /// Targets of the live table.
+    /// Number of targets of the live table.
     pub targets: usize,
-    /// Targets of the inactive table.
+    /// Number of targets of the inactive table.
     pub inactive_targets: usize,
-    /// Limits make the device read-only.
+    /// True if the limits make the device read-only.
     pub read_only: bool,
 }
 
 impl MappedDevice {
-    /// A device without a table: size 0, all I/O EIO.
+    /// Creates a device without a table: its size is 0, and all I/O fails with EIO.
     ///
     /// # Errors
-    /// What is wrong with the name or the uuid.
+    /// An invalid name or uuid.
     pub fn new(name: &str, uuid: Option<&str>, number: DevNo) -> Result<Arc<MappedDevice>, TargetError> {
         let id = DeviceId::new();
         let names = Arc::new(Mutex::new(DeviceNames::new(name, uuid)?));
@@ -145,13 +146,16 @@ impl MappedDevice {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Puts `table` into the inactive slot, in the place of what is there. Everything that the
-    /// first load checks is checked at each.
+    /// Puts `table` into the inactive slot and drops the table that was there. Every load runs all
+    /// checks of the first load.
     ///
     /// # Errors
-    /// Sizes and alignment that no longer fit; a table that maps this device, directly or through
-    /// others; one of another kind than the device is; a disk that a target needs alone and another
-    /// device has. The slot is as it was then.
+    /// * sizes or alignment that no longer fit
+    /// * a table that maps this device, directly or through other devices
+    /// * a table of another kind than the device
+    /// * a disk that a target needs alone and another device has
+    ///
+    /// On an error, the slot is unchanged.
     pub fn load(&self, table: Arc<Table>) -> Result<(), TargetError> {
         let live = self.state().live.clone();
         let kept = live.as_ref().and_then(|slot| slot.table.immutable_type());
@@ -178,7 +182,7 @@ impl MappedDevice {
                 let notify: Arc<dyn TargetHost> = Arc::<MappedHost>::clone(&self.events);
                 entry.target.attach(notify);
             }
-            // What the table is a part of now opens more than before.
+            // The partners of this table now open more devices than before.
             let dependents = table.dependents();
             dependents.iter().try_for_each(|dependent| walk.check_dependent(dependent))?;
             dependents
@@ -188,15 +192,15 @@ impl MappedDevice {
             self.register_with_lower(&table);
             self.state().inactive.replace(table)
         };
-        // Dropping a table closes devices: not under a lock.
+        // Dropping a table closes devices, so no lock may be held here.
         drop((walk, replaced));
         Ok(())
     }
 
-    /// Has the cores open `slot` from now on, lanes that come included. What was checked at the
-    /// load is checked again: the devices below may be others by now. `below` says which tables the
-    /// devices below get in the same change. A table that is renewed keeps its limits, as one that
-    /// goes on behind a suspend.
+    /// From now on the cores open `slot`, and so do new lanes. The checks of the load run again,
+    /// because the devices below may have changed. `below` has the limits that devices below get in
+    /// the same change. A renewed table keeps its limits, as a table that continues after a suspend
+    /// does.
     pub(super) fn prepare(&self, slot: &TableSlot, below: LowerLimits<'_>) -> Result<(), TargetError> {
         if !self.state().is_renewal(&slot.table) {
             slot.table.check(below)?;
@@ -218,7 +222,7 @@ impl MappedDevice {
         state.tables(state.preparing.as_ref(), state.inactive.as_ref())
     }
 
-    /// Tells the devices below `table` that this one may lie on them.
+    /// Registers this device as a parent of the devices that `table` opens.
     fn register_with_lower(&self, table: &Table) {
         for used in table.opened() {
             if let Some(stacked) = used.device.stacked() {
@@ -228,11 +232,11 @@ impl MappedDevice {
         }
     }
 
-    /// The first load fixes the kind of the device.
+    /// Fixes the kind of the device at the first load.
     fn set_kind(&self, new: DmQueueMode) -> Result<(), TargetError> {
         let mut state = self.state();
         match state.kind {
-            // A table that fits everywhere makes a bio-based device (kernel).
+            // A table whose targets fit every kind makes a bio-based device (kernel).
             None => state.kind = Some(if new == DmQueueMode::Any { DmQueueMode::Bio } else { new }),
             Some(old) if new != DmQueueMode::Any && new != old => {
                 let (old, new) = (old.number(), new.number());
@@ -245,30 +249,30 @@ impl MappedDevice {
         Ok(())
     }
 
-    /// Suspends: new bios wait; held ones fail, or with `noflush` wait as well. A second suspend is
-    /// a success. Step the change to its end.
+    /// Suspends the device: new bios wait. Bios that targets hold back fail; with `noflush`, they
+    /// wait too. A second suspend succeeds. The caller must step the change to its end.
     ///
     /// # Errors
-    /// EBUSY while another change is under way.
+    /// EBUSY if another change is running.
     pub fn suspend(self: &Arc<Self>, noflush: bool, wake: WakeFn) -> Result<DeviceTransition, TargetError> {
         DeviceTransition::suspend(self, noflush, wake)
     }
 
-    /// Resumes, with the inactive table if there is one. A device that is not suspended is, for as
-    /// long as the tables change places; bios that are only held meanwhile go to the new table.
-    /// Step the change to its end.
+    /// Resumes the device, with the inactive table if there is one. An active device is suspended
+    /// while the tables are swapped. Bios that targets hold back go to the new table. The caller
+    /// must step the change to its end.
     ///
     /// # Errors
-    /// EBUSY while another change is under way.
+    /// EBUSY if another change is running.
     pub fn resume(self: &Arc<Self>, wake: WakeFn) -> Result<DeviceTransition, TargetError> {
         DeviceTransition::resume(self, true, wake)
     }
 
-    /// As [`MappedDevice::resume`]; without `noflush`, bios that the old table holds back fail, as
-    /// in the kernel's `dmsetup resume` of a device that was not suspended before.
+    /// As [`MappedDevice::resume`]. Without `noflush`, bios that the old table holds back fail, as
+    /// in the kernel's `dmsetup resume` of an active device.
     ///
     /// # Errors
-    /// EBUSY while another change is under way.
+    /// EBUSY if another change is running.
     pub fn resume_with(
         self: &Arc<Self>,
         noflush: bool,
@@ -277,18 +281,17 @@ impl MappedDevice {
         DeviceTransition::resume(self, noflush, wake)
     }
 
-    /// Says what is done for the device besides requests, from the next resume on.
+    /// Sets the path maintenance of the device, from the next resume on.
     pub fn set_path_maintenance(&self, path_maintenance: PathMaintenance) {
         self.state().path_maintenance = path_maintenance;
     }
 
-    /// What is done for the device besides requests.
+    /// The path maintenance of the device.
     pub fn path_maintenance(&self) -> PathMaintenance {
         self.state().path_maintenance.clone()
     }
 
-    /// Says by which clock the device tells how long something has lasted. Once; later calls change
-    /// nothing.
+    /// Sets the clock with which the device measures durations. Only the first call has an effect.
     pub fn set_clock(&self, clock: fn() -> Nanos) {
         let _ = self.events.clock.set(clock);
     }
@@ -299,39 +302,39 @@ impl MappedDevice {
         drop(dropped);
     }
 
-    /// Drops the inactive table if it is still `loaded`, and not one that somebody else has loaded
-    /// since.
+    /// Drops the inactive table only if it is still `loaded`, not a table that another client
+    /// loaded since.
     pub fn clear_own(&self, loaded: &Arc<Table>) {
         let is_own = |waits: &mut Arc<Table>| Arc::ptr_eq(waits, loaded) || bugs::on(Bug::OthersTableCleared);
         let dropped = self.state().inactive.take_if(is_own);
         drop(dropped);
     }
 
-    /// The number.
+    /// Number of the device.
     #[must_use]
     pub fn number(&self) -> DevNo {
         self.number
     }
 
-    /// The event counter: it only grows, modulo 2^32.
+    /// The event counter; it only increases, modulo 2^32.
     #[must_use]
     pub fn event_nr(&self) -> u32 {
         self.events.count.load(Ordering::Acquire)
     }
 
-    /// Has `hook` called after each event, from whatever thread raised it, cores included: it
-    /// should do no more than wake another. The first hook stays.
+    /// Sets `hook` to be called after each event. Any thread, also a core, may call it, so it
+    /// should only wake another thread. Only the first call has an effect.
     pub fn on_event(&self, hook: WakeFn) {
         let _ = self.events.hook.set(hook);
     }
 
-    /// Has `listener` told of its changes of state, from whatever thread, cores included. The first
-    /// one stays.
+    /// Sets the receiver of device events. Any thread, also a core, may call it. Only the first
+    /// call has an effect.
     pub fn set_event_sink(&self, listener: EventSink) {
         let _ = self.events.listener.set(listener);
     }
 
-    /// Has who listens told of a change that is none of its targets'.
+    /// Sends an event that does not come from a target of the device.
     pub fn emit_event(&self, change: &dyn Fn() -> StateChange) {
         self.events.tell(change);
     }
@@ -354,13 +357,13 @@ impl MappedDevice {
         self.state().suspended
     }
 
-    /// True while a suspend, a resume or a removal of it is under way.
+    /// True while a suspend, a resume or a removal of the device is running.
     #[must_use]
     pub fn is_changing(&self) -> bool {
         self.state().changing
     }
 
-    /// What `info` shows.
+    /// State of the device, as `info` shows it.
     #[must_use]
     pub fn info(&self) -> DeviceInfo {
         let (live, inactive) = (self.live(), self.inactive());
@@ -380,14 +383,14 @@ impl MappedDevice {
         }
     }
 
-    /// What `dmsetup table` prints of the live or the inactive table; empty without one.
+    /// The output of `dmsetup table` for the live or the inactive table; empty without one.
     #[must_use]
     pub fn table_text(&self, inactive: bool) -> String {
         let table = if inactive { self.inactive() } else { self.live() };
         table.map_or_else(String::new, |table| table.text())
     }
 
-    /// What `dmsetup status` prints; empty without a live table.
+    /// The output of `dmsetup status`; empty without a live table.
     #[must_use]
     pub fn status_text(&self) -> String {
         self.live().map_or_else(String::new, |table| table.status())
@@ -417,7 +420,7 @@ impl Device for MappedDevice {
 
     fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
         let live = self.live();
-        // The device may have shrunk since whoever asks was told its size.
+        // The device may have shrunk since the caller read its size.
         let known = live.as_ref().map_or(0, |table| table.limits().size.0.saturating_sub(from.0)).min(len.0);
         if let Some(table) = live.filter(|_| known > 0) {
             table.extents(from, Sectors(known), out);
@@ -468,7 +471,7 @@ impl StackedDevice for MappedDevice {
     fn add_parent(&self, id: DeviceId, above: Weak<dyn Device>) {
         let mut lock_upper_devices = self.lock_upper_devices();
         if lock_upper_devices.len() == lock_upper_devices.capacity() {
-            // Not each time: thousands may lie on one device.
+            // Only when the map is full, because one device may have thousands of parents.
             lock_upper_devices.retain(|_, known| known.strong_count() > 0);
         }
         lock_upper_devices.insert(id, above);
@@ -476,10 +479,10 @@ impl StackedDevice for MappedDevice {
 }
 
 impl MappedDevice {
-    /// A lane that goes past the queue.
+    /// Opens a lane that bypasses the queue.
     pub(super) fn open_unqueued(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        // The port comes first: a command that is too early for it came before the state that is
-        // read next, and one that repeats that state does no harm.
+        // The inbox is opened before the state is read. A command sent before the inbox opened is
+        // then already part of the state. A command that repeats the state does no harm.
         let port = cx.open_inbox(self.id);
         let (live, preparing, suspended) = {
             let state = self.state();

@@ -1,30 +1,31 @@
-//! Suspend and resume of several devices, in step: all of them or none.
+//! Suspend and resume of several devices together: all of them or none.
 //!
-//! The stages, each reached by all before one goes on:
+//! All devices reach one stage before any device goes on to the next:
 //!
-//! 1. *Asked*: the targets that are to go on have nothing against it ([`Target::preresume`]).
-//! 2. *Prepared*, from the bottom of the stack to its top: whatever can fail has not, on any core
-//!    of any device, and everything still runs. A table takes the limits of the tables that become
-//!    live below it in the same change.
-//! 3. *Still*, from the top to the bottom: a device comes to rest only while those below it still
-//!    serve what it has in flight.
-//! 4. *Swapped*: the tables have changed places, and those that are gone know.
-//! 5. *Told*: those that are live know.
-//! 6. *Over*, from the bottom to the top, which nothing stops.
+//! 1. *Asked*: the targets of the coming tables agree ([`Target::preresume`]).
+//! 2. *Prepared*, from the bottom of the stack to its top: all steps that can fail are done on all
+//!    cores, and every device still runs. A table takes the limits of the tables that become live
+//!    below it in the same change.
+//! 3. *Quiesced*, from the top to the bottom: a device can stop only while the devices below
+//!    complete its bios in flight.
+//! 4. *Swapped*: the tables are swapped, and the old tables got their hooks.
+//! 5. *HooksRun*: the live tables got their hooks.
+//! 6. *Finished*, from the bottom to the top; nothing cancels this step.
 //!
-//! From 3 on until 6 none of the devices has a request in flight: what lies below them is one
-//! instant of all of them. Who has to look at that instant, and may block on it, has the change
-//! pause between 3 and 4 ([`DeviceSetTransition::pause_when_quiesced`]). What fails or is called off before that
-//! instant leaves every device active, with the table that was live; a device that was suspended
-//! before a *suspend* stays so.
+//! From stage 3 to stage 6, no device of the set has a request in flight. So the devices below show
+//! one common instant. A caller that must inspect this instant, and may block, pauses the change
+//! between 3 and 4 ([`DeviceSetTransition::pause_when_quiesced`]). If the change fails or is
+//! cancelled before the swap, every device is active with its live table. A device that was
+//! suspended before a *suspend* stays suspended.
 //!
-//! Tables that come or go can have *partners* ([`Target::dependents`]), which are renewed in the same
-//! change and so belong to the set. Who locks devices asks for them first
-//! ([`DeviceSetTransition::dependents_of_resume`]), and says which are locked ([`DeviceSetTransition::resume_filtered`]): there
-//! may be others by now, and a change that would need them is outrun ([`DeviceSetTransition::must_retry`]).
+//! Tables that become live or are retired can have *partners* ([`Target::dependents`]). Partners
+//! are renewed in the same change, so they belong to the set. A caller that locks devices first
+//! asks for the partners ([`DeviceSetTransition::dependents_of_resume`]). It then says which
+//! devices are locked ([`DeviceSetTransition::resume_filtered`]). If a new partner has appeared
+//! meanwhile, the change must be retried ([`DeviceSetTransition::must_retry`]).
 //!
-//! One change at a time and device holds for the set: if one of them is under change already, none
-//! is begun.
+//! Each device allows one change at a time. If one device of the set is already changing, no change
+//! begins.
 //!
 //! [`Target::preresume`]: crate::Target::preresume
 //! [`Target::dependents`]: crate::Target::dependents
@@ -44,51 +45,51 @@ use udm_core::bugs::{self, Bug};
 use udm_core::errno::{EBUSY, EINTR};
 use udm_core::{Cores, Device, DeviceId, Limits};
 
-/// What was wrong, and with which device: its place in the list that was given.
+/// An error, and the index of its device in the caller's list.
 pub type IndexedTargetError = (usize, TargetError);
 
-/// A suspend, resume or removal of several devices under way. Dropped before its end it leaves them
-/// suspended or as they were; a resume mends that.
+/// A suspend, resume or removal of several devices that is running. If it is dropped before its
+/// end, the devices stay suspended or as they were; a resume repairs this.
 #[must_use = "nothing happens until it is stepped"]
 pub struct DeviceSetTransition {
-    /// By their place in the stack, top first: nothing lies on anything of its own level or a later
-    /// one.
+    /// The devices by level of the stack, top first. A device is never above a device of its own or
+    /// an earlier level.
     levels: Vec<Vec<SetMember>>,
     stage: SyncPoint,
-    /// How many levels have reached it.
+    /// How many levels have reached `stage`.
     level: usize,
-    /// What devices of the levels that are prepared change to.
+    /// Coming limits of the devices in the levels that are prepared.
     coming: HashMap<DeviceId, Limits>,
     result: Result<(), IndexedTargetError>,
     must_retry: bool,
     pause: PauseState,
 }
 
-/// Whether a change pauses while its devices stand still.
+/// Whether a change pauses while its devices are quiesced.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum PauseState {
-    /// It does not, or has.
+    /// No pause is requested, or it is over.
     No,
-    /// It will.
+    /// The change will pause.
     Asked,
-    /// It does, until it is told to go on.
+    /// The change is paused until [`DeviceSetTransition::go_on`].
     Reached,
 }
 
 struct SetMember {
-    /// In the list that was given; of a partner, that of a device whose partner it is.
+    /// Index in the caller's list. For a partner, the index of the device that requires it.
     place: usize,
     is_dependent: bool,
     change: DeviceTransition,
-    /// It has come to its end.
+    /// The change of this device is finished.
     over: bool,
 }
 
 impl DeviceSetTransition {
-    /// As [`MappedDevice::suspend`], of all `devices`; one that is named twice counts once.
+    /// As [`MappedDevice::suspend`], for all `devices`. A device that is listed twice counts once.
     ///
     /// # Errors
-    /// EBUSY while one of them is under change.
+    /// EBUSY if one of the devices is changing.
     pub fn suspend(
         devices: &[Arc<MappedDevice>],
         noflush: bool,
@@ -97,12 +98,12 @@ impl DeviceSetTransition {
         DeviceSetTransition::begin(devices, &[], |device| device.suspend(noflush, Arc::clone(wake)), wake)
     }
 
-    /// As [`MappedDevice::resume_with`], of all `devices`, with their partners. Where one is
-    /// suspended already it is `noflush` for all: what it holds for those above would keep them
-    /// from coming to rest, and it goes on only when they have.
+    /// As [`MappedDevice::resume_with`], for all `devices` and their partners. If one device is
+    /// already suspended, `noflush` is used for all. The suspended device holds bios of the devices
+    /// above; they could not complete, and it continues only when those above have stopped.
     ///
     /// # Errors
-    /// EBUSY while one of them is under change.
+    /// EBUSY if one of the devices is changing.
     pub fn resume(
         devices: &[Arc<MappedDevice>],
         noflush: bool,
@@ -111,11 +112,11 @@ impl DeviceSetTransition {
         DeviceSetTransition::resume_filtered(devices, noflush, wake, |_| true)
     }
 
-    /// As [`DeviceSetTransition::resume`], with partners that `may` be changed. It is outrun if there are
-    /// others.
+    /// As [`DeviceSetTransition::resume`], but only with partners for which `may` is true. If there
+    /// are other partners, the change must be retried.
     ///
     /// # Errors
-    /// As there.
+    /// As [`DeviceSetTransition::resume`].
     pub fn resume_filtered(
         devices: &[Arc<MappedDevice>],
         noflush: bool,
@@ -133,11 +134,10 @@ impl DeviceSetTransition {
         Ok(changes)
     }
 
-    /// Has `devices` come to rest for good, for their removal, and renews the partners that they
-    /// leave. Nothing that they hold fails.
+    /// Stops `devices` for their removal, and renews the partners that remain. No held bio fails.
     ///
     /// # Errors
-    /// EBUSY while one of them is under change.
+    /// EBUSY if one of the devices is changing.
     pub fn remove(
         devices: &[Arc<MappedDevice>],
         wake: &WakeFn,
@@ -145,11 +145,11 @@ impl DeviceSetTransition {
         DeviceSetTransition::remove_filtered(devices, wake, |_| true)
     }
 
-    /// As [`DeviceSetTransition::remove`], with partners that `may` be changed. It is outrun if there are
-    /// others.
+    /// As [`DeviceSetTransition::remove`], but only with partners for which `may` is true. If there
+    /// are other partners, the change must be retried.
     ///
     /// # Errors
-    /// As there.
+    /// As [`DeviceSetTransition::remove`].
     pub fn remove_filtered(
         devices: &[Arc<MappedDevice>],
         wake: &WakeFn,
@@ -165,19 +165,19 @@ impl DeviceSetTransition {
         )
     }
 
-    /// The devices that a resume of `devices` would renew besides, as of now.
+    /// The partners that a resume of `devices` would renew now.
     #[must_use]
     pub fn dependents_of_resume(devices: &[Arc<MappedDevice>]) -> Vec<Arc<MappedDevice>> {
         distinct_dependents(devices, collect_resume_dependents(devices))
     }
 
-    /// The devices that a removal of `devices` would renew, as of now.
+    /// The partners that a removal of `devices` would renew now.
     #[must_use]
     pub fn dependents_of_removal(devices: &[Arc<MappedDevice>]) -> Vec<Arc<MappedDevice>> {
         distinct_dependents(devices, collect_removal_dependents(devices))
     }
 
-    /// `how` begins the change of each of `devices`.
+    /// Creates the change; `how` begins the change of each device.
     fn begin(
         devices: &[Arc<MappedDevice>],
         dependents: &[Dependent],
@@ -221,26 +221,27 @@ impl DeviceSetTransition {
         self.levels.iter().flatten()
     }
 
-    /// True when it failed because a partner came between, with nothing changed: begin again.
+    /// True if the change failed because a new partner appeared. Nothing has changed; the caller
+    /// retries.
     #[must_use]
     pub fn must_retry(&self) -> bool {
         self.must_retry
     }
 
-    /// Has it pause when all devices stand still and no table has changed places, until
-    /// [`DeviceSetTransition::go_on`].
+    /// Requests a pause when all devices are quiesced and no table is swapped yet.
+    /// [`DeviceSetTransition::go_on`] ends the pause.
     pub fn pause_when_quiesced(&mut self) {
         self.pause = PauseState::Asked;
     }
 
-    /// True while it pauses.
+    /// True while the change is paused.
     #[must_use]
     pub fn is_paused(&self) -> bool {
         self.pause == PauseState::Reached
     }
 
-    /// Ends the pause: the tables change places, or the devices go on with those that are live
-    /// where `checked` is an error. Step it to its end.
+    /// Ends the pause. If `checked` is `Ok`, the tables are swapped. If it is an error, the devices
+    /// continue with their live tables. The caller must step the change to its end.
     pub fn go_on(&mut self, checked: Result<(), IndexedTargetError>, cores: &dyn Cores) {
         if std::mem::replace(&mut self.pause, PauseState::No) == PauseState::Reached
             && let Err(refused) = checked
@@ -249,8 +250,9 @@ impl DeviceSetTransition {
         }
     }
 
-    /// Goes as far as it can. `None`: the cores have yet to answer, or it is paused; call again
-    /// after the wake, or when it has been told to go on. `Some`: over, with its outcome.
+    /// Does all steps that are possible now. Returns `None` if cores have not answered yet or the
+    /// change is paused; call again after the wake or after `go_on`. Returns the outcome if the
+    /// change is finished.
     pub fn step(&mut self, cores: &dyn Cores) -> Option<Result<(), IndexedTargetError>> {
         while self.level < self.levels.len() {
             if self.is_paused() {
@@ -296,8 +298,8 @@ impl DeviceSetTransition {
         Some(self.result.clone())
     }
 
-    /// The targets have been asked: lanes that are opened from now on see them. A partner that may
-    /// have opened some before must be of the set.
+    /// All targets agreed; lanes that open from now on know the new tables. A partner outside of
+    /// the set may have opened lanes before, so the change must be retried.
     fn asked(&mut self, cores: &dyn Cores) {
         let late = self.late();
         match late.first() {
@@ -306,10 +308,10 @@ impl DeviceSetTransition {
         }
     }
 
-    /// All stand still, and change places in one go: lanes that begin behind it see what is live
-    /// now. A partner that has become live since it was looked for may have some that began before.
+    /// Swaps all tables at once; lanes that begin later see the new live tables. A partner that
+    /// became live during the change may have lanes that began before.
     fn swap_tables(&mut self, cores: &dyn Cores) {
-        // Dropped behind the lock: it may be the last hold on a device.
+        // Dropped after the lock, because this may be the last reference to a device.
         let late;
         let _places = lock_table_swap();
         late = self.late();
@@ -324,7 +326,7 @@ impl DeviceSetTransition {
         self.stage = SyncPoint::Finished;
     }
 
-    /// Partners that are not of the set.
+    /// The partners that are not in the set.
     fn late(&self) -> Vec<Dependent> {
         let known: HashSet<DeviceId> = self.parts().map(|part| part.change.device().id()).collect();
         let all = self.parts().flat_map(|part| {
@@ -335,13 +337,13 @@ impl DeviceSetTransition {
 
     fn require_retry(&mut self, (place, late): &Dependent, cores: &dyn Cores) {
         self.must_retry = true;
-        let error = TargetError::errno(EBUSY).because("it came between");
+        let error = TargetError::errno(EBUSY).because("it became a partner during the change");
         self.abort((*place, dependent_error(late, error)), cores);
     }
 
-    /// Calls off a change that waits: the devices go on with the tables that are live. Step it to
-    /// its end, which is EINTR. False where it was too late for that: the end is what it would have
-    /// been.
+    /// Cancels the change: the devices continue with their live tables. The caller must step the
+    /// change to its end, which is EINTR. Returns false if it is too late to cancel; the outcome is
+    /// then unchanged.
     pub fn cancel(&mut self, cores: &dyn Cores) -> bool {
         let in_time = self.stage != SyncPoint::Finished;
         if in_time {
@@ -358,8 +360,8 @@ impl DeviceSetTransition {
         (self.stage, self.level, self.pause) = (SyncPoint::Finished, 0, PauseState::No);
     }
 
-    /// The tables that no core uses any more, of a change that is over. Who drops them closes what
-    /// they had open.
+    /// Takes the tables that no core uses any more, after the change is finished. The thread that
+    /// drops them closes their devices.
     #[must_use]
     pub fn take_released(&mut self) -> Vec<Arc<Table>> {
         self.levels.iter_mut().flatten().flat_map(|part| part.change.take_released()).collect()
@@ -367,19 +369,19 @@ impl DeviceSetTransition {
 }
 
 impl SetMember {
-    /// Says of which device `error` is, if that is not one that was given.
+    /// Adds the name of the device to `error` if it is a partner.
     fn blame(&self, error: TargetError) -> TargetError {
         if self.is_dependent { dependent_error(self.change.device(), error) } else { error }
     }
 }
 
-/// How many of `devices` lie on each of them, in the longest line that leads up from it.
+/// The level of each device: the length of the longest path to it from above, within `devices`.
 fn stack_levels(devices: &[Arc<MappedDevice>]) -> HashMap<DeviceId, usize> {
     if devices.len() < 2 {
         return HashMap::new();
     }
     let given: HashSet<DeviceId> = devices.iter().map(|device| device.id()).collect();
-    // What lies below each, directly or through devices that were not given.
+    // The given devices below a device, directly or through devices that are not in the list.
     let below = |device: &Arc<MappedDevice>| {
         let mut found = HashSet::new();
         let mut seen = HashSet::new();
@@ -397,7 +399,7 @@ fn stack_levels(devices: &[Arc<MappedDevice>]) -> HashMap<DeviceId, usize> {
         found
     };
     let below: Vec<(DeviceId, HashSet<DeviceId>)> = devices.iter().map(|d| (d.id(), below(d))).collect();
-    // All that lies below a device has fewer below itself: who has most comes first.
+    // A device has more devices below it than any device under it, so sorting puts it first.
     let mut sorted: Vec<_> = below.iter().collect();
     sorted.sort_by_key(|(_, found)| std::cmp::Reverse(found.len()));
     let mut stack_levels: HashMap<DeviceId, usize> = HashMap::new();

@@ -1,4 +1,5 @@
-//! What targets hold of their device: its event counter, its name, its clock, and who hears of it.
+//! The part of a mapped device that its targets hold: event counter, name, clock and event
+//! receiver.
 
 use super::device::{MappedDevice, WakeFn};
 use super::names::DeviceNames;
@@ -8,7 +9,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use udm_core::{Cores, DevNo, DeviceId, LaneCommand, Nanos};
 
-/// See the module. No more than this, so that a table does not keep its own device alive.
+/// Implements [`TargetHost`]. It holds only a weak reference, so a table does not keep its own
+/// device alive.
 pub(super) struct MappedHost {
     id: DeviceId,
     number: DevNo,
@@ -21,7 +23,7 @@ pub(super) struct MappedHost {
 }
 
 impl MappedHost {
-    /// Of a device that has raised none.
+    /// Creates the host of a device; its event counter is 0.
     pub fn new(
         id: DeviceId,
         number: DevNo,
@@ -32,7 +34,7 @@ impl MappedHost {
         Arc::new(MappedHost { id, number, names, count: AtomicU32::new(0), hook, listener, clock, device })
     }
 
-    /// The name and the uuid. Cores ask, and they wait for no lock.
+    /// The name and the uuid. Cores call this, so it does not wait for the lock.
     fn current_name(&self) -> (String, Option<String>) {
         self.names.try_lock().map_or_else(
             |_| (self.number.to_string(), None),
@@ -43,7 +45,8 @@ impl MappedHost {
 
 impl TargetHost for MappedHost {
     fn event(&self) {
-        // Release pairs with the acquire in `event_nr`: who sees the number sees what it is about.
+        // Release pairs with the acquire in `event_nr`: a reader of the number also sees the state
+        // before the event.
         let before = self.count.fetch_add(1, Ordering::Release);
         if let Some(hook) = self.hook.get() {
             hook();

@@ -1,4 +1,4 @@
-//! The data path of a mapped device on one core: the live table's lane, and what becomes of bios
+//! The data path of a mapped device on one core: the lane of the live table, and the bios that wait
 //! while tables change.
 //!
 //! ```text
@@ -8,19 +8,21 @@
 //!     +------ Resume -------+------------- Resume ------------+
 //! ```
 //!
-//! Running: batches go straight down; a test of the port's flag is all there is to it. Draining:
-//! new bios are parked, what is in flight comes home, what is only held is handed back and parked
-//! too (no-flush) or fails (flush). Suspended: all bios are parked; those that will not wait fail
-//! (kernel: NOWAIT with EAGAIN, read-ahead with EIO). Resume puts the lane of the wanted generation
-//! in place, then everything parked goes down, oldest first.
+//! * Running: batches go straight down. The only cost is one test of the inbox flag.
+//! * Draining: new bios are parked. Bios in flight complete. Bios that targets hold back are
+//!   returned and parked too (no-flush), or they fail (flush).
+//! * Suspended: all bios are parked. Bios that must not wait fail (kernel: NOWAIT with EAGAIN,
+//!   read-ahead with EIO).
+//! * Resume installs the lane of the requested generation. Then all parked bios go down, oldest
+//!   first.
 //!
-//! Commands may come twice or for a generation that is already in place (a lane opened between two
-//! of them): the generation makes them harmless. Without a table there is no lane, and bios end
-//! with EIO.
+//! A command may come twice, or for a generation that is already installed, because a lane may be
+//! opened between two commands. The generation makes such commands harmless. Without a live table
+//! there is no lane, and bios fail with EIO.
 //!
-//! A lane that is let go may have work of its own left (`OwnWork::Required`): a device below that was
-//! resumed meanwhile may have given it some. It is *retired*: given nothing, and polled until that
-//! work is done. The control side holds its table for as long.
+//! A replaced lane may still have own work (`OwnWork::Required`), because a device below that was
+//! resumed meanwhile gave it some. It is then *retired*: it gets no bios and is polled until the
+//! work is done. The control half holds its table until then.
 
 use super::device::TableSlot;
 use crate::table::{Table, TableLane};
@@ -36,11 +38,11 @@ enum LaneState {
     Suspended,
 }
 
-/// A table's lane that has yet to begin, and the generation of the table.
+/// A lane of a table that has not begun yet, and the generation of the table.
 pub(super) struct PreparedLane {
     generation: u64,
     lane: Box<TableLane>,
-    /// The control half holds it for as long as the lane can still begin.
+    /// The control half holds the table as long as the lane can still begin.
     table: Weak<Table>,
 }
 
@@ -51,25 +53,26 @@ impl PreparedLane {
     }
 }
 
-/// See the module's documentation.
+/// The lane of a mapped device: commands, parked bios, and the lane of the live table.
 pub(super) struct MappedLane {
     port: Rc<LaneInbox>,
-    /// Running with a table, nothing prepared, nothing to hand out: what `submit` and `poll` test
-    /// first.
+    /// True if the lane runs with a table, nothing is prepared or retired, and `ended` is empty.
+    /// `submit` and `poll` test this first.
     ordinary: bool,
     live: Option<Box<TableLane>>,
     generation: u64,
-    /// The table of a live lane that has yet to begin: the device has not run since it was opened.
+    /// The table of a live lane that has not begun: the device has not run since the lane was
+    /// opened.
     fresh: Option<Weak<Table>>,
     prepared: Option<PreparedLane>,
-    /// Lanes that were let go with work of their own left, and who waits for that.
+    /// Replaced lanes with own work left, and the acks that wait for this work.
     retired: Vec<(Box<TableLane>, udm_core::Ack)>,
     state: LaneState,
     acks: Vec<udm_core::Ack>,
-    /// Handed back by the lane below: older than what is parked.
+    /// Bios that the lane below handed back; they are older than the parked ones.
     returned: Batch,
     parked: Batch,
-    /// Ended here, to be handed out by the next poll.
+    /// Bios that ended here; the next poll hands them out.
     ended: Batch,
 }
 
@@ -103,7 +106,7 @@ impl MappedLane {
         lane
     }
 
-    /// Acts on the commands in the port.
+    /// Executes the commands in the inbox.
     #[cold]
     fn process_commands(&mut self, cx: &mut Cx<'_>) {
         while let Some(command) = self.port.take() {
@@ -136,7 +139,7 @@ impl MappedLane {
                     let old = self.resume(generation, cx);
                     self.retire(old, ack);
                 }
-                // The poll that follows is all that was asked for.
+                // The poll that follows is all that a kick requests.
                 LaneCommand::Kick => {}
             }
             self.update_state();
@@ -153,7 +156,7 @@ impl MappedLane {
         }
     }
 
-    /// The device runs: a lane that is in place begins, once.
+    /// The device runs: its live lane begins, if it has not yet.
     fn begin_live(&mut self, cx: &mut Cx<'_>) {
         let table = self.fresh.take().and_then(|table| table.upgrade());
         if let (Some(live), Some(table)) = (&mut self.live, table) {
@@ -161,13 +164,13 @@ impl MappedLane {
         }
     }
 
-    /// Drops a lane that is in use no more, and then `ack`: at once, or behind its own work.
+    /// Drops a replaced lane and then `ack`: now, or when its own work is done.
     fn retire(&mut self, lane: Option<Box<TableLane>>, ack: udm_core::Ack) {
         let owes = |lane: &TableLane| lane.busy() == OwnWork::Required && !bugs::on(Bug::OwnWorkDropped);
         self.retired.extend(lane.filter(|lane| owes(lane)).map(|lane| (lane, ack)));
     }
 
-    /// Takes the lane of `generation` and lets everything parked go down. Which lane it replaces.
+    /// Installs the lane of `generation` and submits all parked bios. Returns the replaced lane.
     fn resume(&mut self, generation: u64, cx: &mut Cx<'_>) -> Option<Box<TableLane>> {
         let mut old = None;
         if self.generation != generation && bugs::on(Bug::ReloadDropsParked) {
@@ -180,8 +183,8 @@ impl MappedLane {
         if self.generation != generation {
             assert!(self.is_empty(), "tables change places while nothing is in flight");
             let prepared = self.prepared.take().filter(|opened| opened.generation == generation);
-            // Every lane prepared it or the change was called off; without it the old table must
-            // not be used either.
+            // Either every lane prepared this generation, or the change was cancelled. Without a
+            // prepared lane, the old table must not be used either.
             debug_assert!(prepared.is_some(), "generation {generation} was not prepared");
             (old, self.generation) = (self.live.take(), generation);
             self.take(prepared);
@@ -196,7 +199,7 @@ impl MappedLane {
         old
     }
 
-    /// Submits to the live table, or ends the bios when there is none.
+    /// Submits to the live table, or fails the bios if there is none.
     fn send(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         if batch.is_empty() {
             return;
@@ -207,12 +210,12 @@ impl MappedLane {
         }
     }
 
-    /// True when nothing is in flight in the live table.
+    /// True if nothing is in flight in the live table.
     fn is_empty(&self) -> bool {
         self.live.as_ref().is_none_or(|live| live.is_empty())
     }
 
-    /// Leaves Draining when it can, and works out `ordinary`.
+    /// Leaves `Draining` if possible, and updates `ordinary`.
     fn update_state(&mut self) {
         if matches!(self.state, LaneState::Draining(_))
             && (self.is_empty() && self.busy() < OwnWork::Required || bugs::on(Bug::SuspendAcksEarly))
@@ -256,7 +259,7 @@ impl MappedLane {
                 let back = &self.returned[before..];
                 debug_assert!(back.iter().all(|bio| bio.status.is_ok()), "handed back as it was given");
             }
-            // Also with nothing in flight: a mapped device below has mail of its own.
+            // Polled even with nothing in flight, because a mapped device below may have messages.
             live.poll(done, cx);
         }
         if let Some(opened) = &mut self.prepared {
@@ -281,7 +284,7 @@ fn end(ended: &mut Batch, mut bio: Box<Bio>, status: Status) {
 }
 
 impl MappedLane {
-    /// Nobody will resume this device, nor let a suspend of it end.
+    /// No command will resume this device or complete its suspend, so parked bios fail.
     #[cold]
     fn drain_final(&mut self, back: &mut Batch, cx: &mut Cx<'_>) {
         let parked = std::mem::take(&mut self.returned).into_iter().chain(std::mem::take(&mut self.parked));
@@ -309,9 +312,9 @@ impl Lane for MappedLane {
         }
     }
 
-    /// A suspend of the device above. What is parked here, or held by targets that hand back, can
-    /// wait up there as well, whatever this device is doing; but a flushing suspend above fails
-    /// nothing that it still means to serve (kernel: it waits).
+    /// A suspend of the device above. Bios that are parked here or held by targets can wait above
+    /// too, whatever this device does. But a flushing suspend above does not fail bios that this
+    /// device will still serve (kernel: it waits).
     fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
         if how == Drain::Flush {
             return;
@@ -327,7 +330,8 @@ impl Lane for MappedLane {
         self.update_state();
     }
 
-    /// A lane that is only prepared may have begun already: its table has been told of the resume.
+    /// A prepared lane counts too. It may have own work already, because the resume hooks of its
+    /// table have run.
     fn busy(&self) -> OwnWork {
         let prepared = self.prepared.as_ref().filter(|_| !bugs::on(Bug::PreparedNotBusy));
         let prepared = prepared.map(|opened| opened.lane.busy());

@@ -10,10 +10,10 @@ use udm_core::errno::EBUSY;
 use udm_core::{Cores, DevNo, Device, LaneCommand, Sector};
 
 impl MappedDevice {
-    /// As [`MappedDevice::send`], for those who need not know when it is done.
+    /// As [`MappedDevice::send`], for callers that do not wait for completion on the cores.
     ///
     /// # Errors
-    /// As there.
+    /// As [`MappedDevice::send`].
     pub fn message(
         &self,
         sector: u64,
@@ -24,12 +24,12 @@ impl MappedDevice {
         self.send(sector, words, resolver, cores).map(|(answer, _)| answer)
     }
 
-    /// Sends `words` to the target that maps `sector`, and has the lanes look what changed. Returns
-    /// the target's answer, and what the cores have yet to finish before the message is done.
+    /// Sends `words` to the target that maps `sector`, and makes all lanes poll once. Returns the
+    /// target's answer, and a handle if cores still have work to finish.
     ///
     /// # Errors
-    /// `Empty message received.`; `Unsupported message sent to DM core: @word`;
-    /// `Target message sector outside device.`; EBUSY while suspended; the target's own.
+    /// `Empty message received.`; `Unsupported message sent to DM core: @word`; `Target message
+    /// sector outside device.`; EBUSY while suspended; errors of the target.
     pub fn send(
         &self,
         sector: u64,
@@ -49,12 +49,12 @@ impl MappedDevice {
         })
     }
 
-    /// Fails or reinstates each path over device `number`, for an administrator, and has the lanes
-    /// look what changed. It is the target's at the device's start: a target with paths is alone in
-    /// its table.
+    /// Fails or reinstates each path over device `number`, for an administrator, and makes all
+    /// lanes poll once. The command goes to the target at sector 0, because a target with paths is
+    /// alone in its table.
     ///
     /// # Errors
-    /// EINVAL when there is no such path, or nothing with paths; EBUSY while suspended.
+    /// EINVAL if there is no such path, or the target has no paths; EBUSY while suspended.
     pub fn command_path(
         &self,
         number: DevNo,
@@ -64,7 +64,7 @@ impl MappedDevice {
         self.tell(0, cores, |target| target.command_path(number, command))
     }
 
-    /// Has the target that maps `sector` do something, and the lanes look what changed.
+    /// Calls `act` with the target that maps `sector`, then makes all lanes poll once.
     fn tell<T>(
         &self,
         sector: u64,

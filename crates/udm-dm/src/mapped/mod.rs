@@ -2,8 +2,8 @@
 //! losing a request.
 //!
 //! [`device`] is the control half, [`transition`] steps one device through suspend and resume,
-//! [`device_set`] several devices with their [`dependents`]. [`lane`] is the data path. [`stack`] limits
-//! the depth and width of stacks. [`queue`] is the request queue of a request-based device.
+//! [`device_set`] several devices with their [`dependents`]. [`lane`] is the data path. [`stack`]
+//! limits the depth and width of stacks. [`queue`] is the request queue of a request-based device.
 //!
 //! The life of a device is the kernel's (dm-ioctl.c `table_load`, `table_clear`, `do_suspend`,
 //! `do_resume`; dm.c `dm_submit_bio`):
@@ -31,8 +31,8 @@
 //! table runs. The kernel swaps first and finds the error later; the extra phase costs control time
 //! only.
 //!
-//! **Retired lanes.** A lane of an old table may still have own work (`OwnWork::Required`). It gets no
-//! bios and is polled until the work is done. The old table is held until all cores have dropped
+//! **Retired lanes.** A lane of an old table may still have own work (`OwnWork::Required`). It gets
+//! no bios and is polled until the work is done. The old table is held until all cores have dropped
 //! its lanes, and the control half closes its files. A core never closes a file; if it drops the
 //! last reference, it starts a thread.
 //!

@@ -1,4 +1,4 @@
-//! What a device may be called, and is.
+//! Names and uuids of mapped devices, and the rules for them.
 
 use super::MappedDevice;
 use crate::error::TargetError;
@@ -32,12 +32,12 @@ impl DeviceNames {
     }
 }
 
-/// What a device is called, as of when it is asked. Does not keep the device.
+/// Reads the current name of a device. Does not keep the device alive.
 #[derive(Clone)]
 pub struct NameHandle(Arc<Mutex<DeviceNames>>);
 
 impl NameHandle {
-    /// The name; the last one of a device that is gone.
+    /// The current name; the last name if the device was removed.
     #[must_use]
     pub fn get(&self) -> String {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).name.clone()
@@ -45,7 +45,7 @@ impl NameHandle {
 }
 
 impl MappedDevice {
-    /// What it is called, now and later.
+    /// A handle that reads the name of the device, also after a rename.
     #[must_use]
     pub fn name_handle(&self) -> NameHandle {
         NameHandle(Arc::clone(&self.names))
@@ -55,39 +55,39 @@ impl MappedDevice {
         self.names.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The name.
+    /// Name of the device.
     #[must_use]
     pub fn name(&self) -> String {
         self.names().name.clone()
     }
 
-    /// The uuid.
+    /// Uuid of the device.
     #[must_use]
     pub fn uuid(&self) -> Option<String> {
         self.names().uuid.clone()
     }
 
-    /// Checks that a device can be called `name`.
+    /// Checks that `name` is a valid device name.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The rule that `name` breaks.
     pub fn check_name(name: &str) -> Result<(), TargetError> {
         check_name(name)
     }
 
-    /// Checks that a device can have `uuid`.
+    /// Checks that `uuid` is a valid uuid.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The rule that `uuid` breaks.
     pub fn check_uuid(uuid: &str) -> Result<(), TargetError> {
         check_uuid(uuid)
     }
 
-    /// Gives the device another name, which the caller knows to be free. Raises an event when there
-    /// is a live table.
+    /// Renames the device. The caller knows that the name is free. Raises an event if there is a
+    /// live table.
     ///
     /// # Errors
-    /// What is wrong with the name.
+    /// The rule that the name breaks.
     pub fn rename(&self, name: &str) -> Result<(), TargetError> {
         check_name(name)?;
         name.clone_into(&mut self.names().name);
@@ -97,10 +97,11 @@ impl MappedDevice {
         Ok(())
     }
 
-    /// Gives a device without a uuid one, which the caller knows to be free.
+    /// Sets the uuid of a device without one. The caller knows that the uuid is free. Raises an
+    /// event if there is a live table.
     ///
     /// # Errors
-    /// What is wrong with the uuid; that there is one already.
+    /// The rule that the uuid breaks, or that the device already has a uuid.
     pub fn set_uuid(&self, uuid: &str) -> Result<(), TargetError> {
         check_uuid(uuid)?;
         let mut names = self.names();

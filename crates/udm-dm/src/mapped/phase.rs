@@ -1,64 +1,64 @@
-//! What a change is for, how far it is, and where it waits for others.
+//! Kind, phase and synchronization points of a change.
 
-/// What a change is for.
+/// The purpose of a change.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum TransitionKind {
-    /// To suspend the device.
+    /// Suspend the device.
     Suspend,
-    /// To resume it.
+    /// Resume the device.
     Resume,
-    /// To renew it in the change of a partner.
+    /// Renew the device in the change of a partner.
     ReopenLanes,
-    /// To have it stand still for good.
+    /// Stop the device for its removal.
     Remove,
 }
 
-/// What to do at the next step, once the cores have answered the last one.
+/// The next step of a change, after the cores have answered the previous one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum TransitionPhase {
-    /// Ask the targets that are to go on.
+    /// Ask the targets that are to become live or continue.
     Preresume,
-    /// Check the new table and have the cores open it.
+    /// Check the new table, and let the cores open it.
     Prepare,
-    /// The cores have tried.
+    /// The cores have answered the prepare.
     Prepared,
-    /// Have the cores stop.
+    /// Stop the cores.
     Suspend,
-    /// They have stopped.
+    /// The cores have stopped.
     Suspended,
-    /// The device stands still, for the tables to change places.
+    /// The device is quiesced; swap the tables.
     Swap,
-    /// They have: tell what is live now.
+    /// The tables are swapped; call the resume hooks.
     RunResumeHooks,
-    /// Have the cores go on with the table that is live now.
+    /// Let the cores continue with the live table.
     Resume,
-    /// They do.
+    /// The cores continue.
     Resumed,
-    /// Nothing is left to do.
+    /// No step is left.
     Done,
     /// The device is free for the next change.
     Finished,
 }
 
-/// Where a change waits for others that go in step with it ([`super::device_set`]).
+/// Points at which a change waits for the other devices of its set ([`super::device_set`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum SyncPoint {
-    /// The targets that are to go on have nothing against it.
+    /// The targets that are to become live or continue agreed.
     Asked,
-    /// Everything that can fail is over, and nothing has stopped for it.
+    /// All steps that can fail are done, and nothing has stopped.
     Prepared,
-    /// The device stands still.
+    /// The device has no request in flight.
     Quiesced,
-    /// The tables have changed places, and those that are gone know.
+    /// The tables are swapped, and the hooks of the old tables have run.
     Swapped,
-    /// Those that are live know, and only the cores have yet to be told.
+    /// The resume hooks have run; only the cores do not know yet.
     HooksRun,
-    /// The end.
+    /// The change is finished.
     Finished,
 }
 
 impl TransitionPhase {
-    /// The last stage that was reached.
+    /// The last synchronization point that was reached.
     pub fn stage(self) -> Option<SyncPoint> {
         match self {
             TransitionPhase::Preresume => None,

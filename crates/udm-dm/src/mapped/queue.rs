@@ -1,15 +1,14 @@
-//! The queue in front of a request-based device, where it is to have one: all lanes of the device
-//! go through it.
+//! The optional queue in front of a request-based device. All lanes of the device go through it.
 
 use super::device::MappedDevice;
 use std::sync::{Arc, OnceLock, Weak};
 use udm_core::errno::ENXIO;
 use udm_core::{Cx, Device, DeviceId, Lane, Limits, OpenError, Sectors};
 
-/// Puts a queue in front of a device.
+/// Creates a queue in front of a device.
 pub type QueueFactory = Box<dyn Fn(Arc<dyn Device>) -> Arc<dyn Device> + Send + Sync>;
 
-/// What makes it, and that.
+/// The queue factory of a device, and the queue once it is created.
 #[derive(Default)]
 pub(super) struct DeviceQueue {
     by: OnceLock<QueueFactory>,
@@ -17,19 +16,19 @@ pub(super) struct DeviceQueue {
 }
 
 impl DeviceQueue {
-    /// The queue, where there is one.
+    /// The queue, if there is one.
     pub fn front_queue(&self) -> Option<&Arc<dyn Device>> {
         self.front_queue.get()
     }
 
-    /// The device is request-based, and has its queue from now on.
+    /// The device is request-based: creates its queue, if there is a factory.
     pub fn begin(&self, id: DeviceId, device: &Weak<MappedDevice>) {
         if self.by.get().is_some() {
             self.front_queue.get_or_init(|| self.build_queue(id, device));
         }
     }
 
-    /// One that nobody has yet.
+    /// Creates a new queue in front of the device.
     pub fn build_queue(&self, id: DeviceId, device: &Weak<MappedDevice>) -> Arc<dyn Device> {
         let bare = Arc::new(UnqueuedDevice { id, device: Weak::clone(device) });
         self.by.get().map_or(Arc::clone(&bare) as Arc<dyn Device>, |by| by(bare))
@@ -37,22 +36,22 @@ impl DeviceQueue {
 }
 
 impl MappedDevice {
-    /// Says what makes the device's queue, where its first load makes it request-based. The first
-    /// one stays.
+    /// Sets the queue factory. It is used if the first load makes the device request-based. Only
+    /// the first call has an effect.
     pub fn set_queue_factory(&self, by: QueueFactory) {
         let _ = self.queue.by.set(by);
     }
 
-    /// The device's own queue, where it has one.
+    /// The device's own queue, if it has one.
     pub fn own_queue(&self) -> Option<Arc<dyn Device>> {
         self.queue.front_queue().cloned()
     }
 }
 
-/// A mapped device behind its queue.
+/// The mapped device as its own queue sees it.
 struct UnqueuedDevice {
     id: DeviceId,
-    /// It has the queue, which has this.
+    /// Weak, because the device holds the queue, which holds this.
     device: Weak<MappedDevice>,
 }
 

@@ -1,14 +1,13 @@
-//! How mapped devices lie on each other: no circles, and an end to how deep and how wide.
+//! Limits of stacks of mapped devices: no cycles, and bounded depth and width.
 //!
-//! Calls go down as deep as devices lie on each other, and a device that two lines of a table name
-//! has two lanes below each lane of that table, so lanes can double with each level. Both are
-//! bounded when a table is loaded, for the device and for all that lie on it, so opening a lane
-//! never fails for it. Counted are the tables of all slots, because the lanes of several are open
-//! while tables change places.
+//! Calls nest as deep as the stack. A device that two lines of a table name has two lanes below
+//! each lane of the table, so the number of lanes can double per level. Each load checks both
+//! limits, for the device and all devices above it. So opening a lane never fails because of them.
+//! The tables of all slots count, because lanes of several tables are open during a swap.
 //!
-//! Only a load makes a stack larger. Loads look and act one at a time ([`lock_stack`]), over all devices
-//! of the process; nothing that could block is done meanwhile. The walks keep their own lists
-//! instead of calling themselves, and look at each device once.
+//! Only a load makes a stack larger. Loads check and register one at a time ([`lock_stack`]), for
+//! all devices of the process. Nothing under this lock blocks. The walks use explicit lists instead
+//! of recursion, and visit each device once.
 
 use super::MappedDevice;
 use crate::error::TargetError;
@@ -19,25 +18,25 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use udm_core::errno::{ELOOP, EMLINK};
 use udm_core::{Device, DeviceId, StackedDevice};
 
-/// How many mapped devices may lie on each other. Calls go down that deep.
+/// Maximum depth of a stack of mapped devices, and so of nested calls.
 pub const DEPTH_MAX: usize = 32;
 
-/// How many lanes one device may open on a core, its own and all below. More than any stack that
-/// does work needs (a thousand lines over ten levels are eleven thousand), and few enough that a
-/// core opens them in some tens of milliseconds.
+/// Maximum number of lanes that one device may open on a core, including all lanes below. A useful
+/// stack needs fewer: a thousand lines over ten levels are 11,000 lanes. A core opens this many in
+/// some tens of milliseconds.
 pub const LANES_MAX: u64 = 16384;
 
-/// Held while a load looks at the stack and takes its place in it.
+/// Locks the stack while a load checks it and registers its table.
 pub(super) fn lock_stack() -> MutexGuard<'static, ()> {
     static STACK: Mutex<()> = Mutex::new(());
     STACK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The devices directly below one, as often as it uses them.
+/// The devices directly below a device; a device appears once per use.
 type LowerDevices = Rc<[Arc<dyn Device>]>;
 
-/// A walk over the stack. It keeps every device that it met: the last hold on one closes files,
-/// which is for after [`lock_stack`] is let go.
+/// A walk over the stack. It keeps a reference to every device that it met. Dropping the last
+/// reference closes files, which must happen after [`lock_stack`] is released.
 #[derive(Default)]
 pub(super) struct StackWalk {
     below: HashMap<DeviceId, LowerDevices>,
@@ -45,14 +44,14 @@ pub(super) struct StackWalk {
     sizes: HashMap<DeviceId, StackSize>,
 }
 
-/// What a device is with all below it.
+/// Depth and lanes of a device, including all devices below.
 #[derive(Clone, Copy)]
 struct StackSize {
     depth: usize,
     lanes: u64,
 }
 
-/// A device whose size is being worked out: what lies below, and how much of it is done.
+/// A device whose size is being computed: the devices below, and how many of them are counted.
 struct SizeFrame {
     id: DeviceId,
     below: LowerDevices,
@@ -67,11 +66,11 @@ impl SizeFrame {
 }
 
 impl StackWalk {
-    /// Checks `device` with `tables` in its slots, of which `new` is to come.
+    /// Checks `device` with `tables` in its slots; `new` is the table that is loaded.
     ///
     /// # Errors
-    /// `new` maps the device itself, directly or through others; a stack that it is part of would
-    /// be too deep or too wide.
+    /// `new` maps the device itself, directly or through others; a stack would be too deep or too
+    /// wide.
     pub fn check(
         &mut self,
         device: &MappedDevice,
@@ -92,10 +91,10 @@ impl StackWalk {
         self.check_size(device, tables, all_above)
     }
 
-    /// Checks `device`, whose table opens more than it did: another that is to come is its partner.
+    /// Checks `device`, the partner of a table that is loaded: its lanes will open more devices.
     ///
     /// # Errors
-    /// As [`StackWalk::check`]'s.
+    /// As [`StackWalk::check`].
     pub fn check_dependent(&mut self, device: &MappedDevice) -> Result<(), TargetError> {
         let (all_above, tables) = (self.collect_ancestors(device), device.slots());
         for used in tables.iter().flat_map(|table| table.opened()) {
@@ -107,8 +106,7 @@ impl StackWalk {
         self.check_size(device, &tables, all_above)
     }
 
-    /// Checks how deep and wide the stacks are that `device` is part of, with `tables` in its
-    /// slots.
+    /// Checks the depth and width of all stacks that contain `device`, with `tables` in its slots.
     fn check_size(
         &mut self,
         device: &MappedDevice,
@@ -122,13 +120,14 @@ impl StackWalk {
         let depth = sizes.iter().map(|size| size.depth).max().unwrap_or(0);
         let lanes = sizes.iter().map(|size| size.lanes).max().unwrap_or(0);
         if depth > DEPTH_MAX {
-            let reason = format!("{depth} mapped devices would lie on top of each other, {DEPTH_MAX} can");
+            let reason =
+                format!("the stack would be {depth} mapped devices deep, the maximum is {DEPTH_MAX}");
             return Err(TargetError::errno(ELOOP).because(reason));
         }
         if lanes > LANES_MAX {
             let reason = format!(
-                "{lanes} lanes of the stack would be open on a core, {LANES_MAX} can: name a mapped device in fewer lines, resume or \
-                 clear tables that wait"
+                "the stack would have {lanes} open lanes on a core, the maximum is {LANES_MAX}: name a mapped \
+                 device in fewer lines, or resume or clear inactive tables"
             );
             return Err(TargetError::errno(EMLINK).because(reason));
         }
@@ -141,13 +140,14 @@ impl StackWalk {
         Some(Rc::clone(below))
     }
 
-    /// Every device that lies on `device`, directly or through others.
+    /// All devices above `device`, directly or through others.
     fn collect_ancestors(&mut self, device: &MappedDevice) -> HashSet<DeviceId> {
         let mut found = HashSet::new();
         let mut look = vec![(device.id(), device.above())];
         while let Some((id, above)) = look.pop() {
             for next in above {
-                // What was said when it was loaded is true only as long as it has that table.
+                // The registration of a parent is valid only while a table of the parent uses the
+                // device.
                 let is_over = self.below(&*next).is_some_and(|below| below.iter().any(|b| b.id() == id));
                 if is_over && found.insert(next.id()) {
                     look.push((next.id(), next.stacked().map(StackedDevice::above).unwrap_or_default()));
@@ -158,8 +158,8 @@ impl StackWalk {
         found
     }
 
-    /// The size of a mapped device whose neighbours below are known, from the bottom up. There is
-    /// no circle: no load has let one in.
+    /// The size of a mapped device, computed from the bottom up. `below` must contain the device.
+    /// There are no cycles, because no load accepts one.
     fn size(&mut self, top: DeviceId) -> StackSize {
         if let Some(size) = self.sizes.get(&top) {
             return *size;
@@ -181,7 +181,7 @@ impl StackWalk {
                 self.sizes.insert(level.id, StackSize { depth: level.size.depth + 1, ..level.size });
                 continue;
             };
-            // This one goes on when what lies below it is done.
+            // Continued when the size of `next` is known.
             levels.push(level);
             if let Some(below) = self.below(&*next) {
                 levels.push(SizeFrame::new(next.id(), below));
@@ -191,10 +191,10 @@ impl StackWalk {
     }
 }
 
-/// True when one of the devices below `device`, or it itself, is `wanted`.
+/// True if `wanted` accepts `device` or one of the devices below it.
 #[must_use]
 pub fn depends_on(device: &Arc<dyn Device>, mut wanted: impl FnMut(&dyn Device) -> bool) -> bool {
-    // No circle: no load has let one in. Many ways may lead to one device.
+    // There are no cycles, because no load accepts one. Several paths may lead to one device.
     let (mut seen, mut look) = (HashSet::new(), vec![Arc::clone(device)]);
     while let Some(next) = look.pop() {
         if wanted(&*next) {

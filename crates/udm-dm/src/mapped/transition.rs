@@ -1,20 +1,21 @@
-//! Suspend and resume: a change that all cores take part in, one step at a time.
+//! Suspend, resume and removal of one device, one step at a time, on all cores.
 //!
-//! A resume with a new table: every core opens its lanes of it (*prepare*), while the old one
-//! serves; only when all could, the device is suspended (if it is not already), the tables change
-//! places, and the cores go on with the lanes that they have. What can fail is over before anything
-//! stops, so a resume that cannot work is refused with the old table live and running, even if the
-//! device was suspended before.
+//! A resume with a new table goes as follows. Every core opens its lanes of the new table
+//! (*prepare*), while the old table serves. If all cores succeed, the device is suspended (unless
+//! it already is), the tables are swapped, and the cores continue with the new lanes. All steps
+//! that can fail are done before anything stops. So a resume that cannot work is refused with the
+//! old table live and running, even if the device was suspended before.
 //!
-//! A table that is let go, the old one or one that was not to be, is held until every core has
-//! dropped its lanes, and then by the [`DeviceTransition`]: who drops that closes files, and no core does.
+//! A table that is replaced or refused is held until every core has dropped its lanes. Then the
+//! [`DeviceTransition`] holds the last reference. So the thread that drops the transition closes
+//! the files, and no core does.
 //!
-//! A *renewal* is a resume with the table that is live: lanes that were opened anew take the place
-//! of those that serve.
+//! A *renewal* is a resume with the live table: newly opened lanes replace the lanes in use.
 //!
-//! A [`DeviceTransition`] blocks nobody: [`DeviceTransition::step`] does what can be done now, and its `wake` is called
-//! when there is more. One change at a time and device. Hooks of targets run in the kernel's order:
-//! preresume, presuspend, (cores stop), postsuspend, (swap), gone, resume, (cores go on).
+//! A [`DeviceTransition`] never blocks. [`DeviceTransition::step`] does all that is possible now,
+//! and `wake` is called when more can be done. Each device has at most one change at a time. Hooks
+//! of targets run in the kernel's order: preresume, presuspend, (cores stop), postsuspend, (swap),
+//! retired, resume, (cores continue).
 
 use super::device::{MappedDevice, TableSlot, WakeFn};
 use super::phase::{SyncPoint, TransitionKind, TransitionPhase};
@@ -27,29 +28,28 @@ use udm_core::bugs::{self, Bug};
 use udm_core::errno::{EBUSY, EINTR};
 use udm_core::{Ack, Cores, Device, DeviceId, Drain, FirstError, LaneCommand, Limits};
 
-/// Held while tables change places and targets are told, over all devices of the process: of two
-/// changes that do, one is first, and the other sees what has become live. Nothing that could block
-/// is done meanwhile.
+/// Locks the swap of tables and the hooks after it, for all devices of the process. Of two such
+/// changes, the second sees the live tables of the first. Nothing under this lock blocks.
 pub(super) fn lock_table_swap() -> MutexGuard<'static, ()> {
     static TABLE_SWAP: Mutex<()> = Mutex::new(());
     TABLE_SWAP.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A suspend or resume under way. Dropped before its end it leaves the device suspended or as it
-/// was; a resume mends that. Dropped at its end it may close devices, which can block: see the
-/// module's documentation.
+/// A suspend, resume or removal of one device that is running. If it is dropped before its end, the
+/// device stays suspended or as it was; a resume repairs this. If it is dropped at its end, it may
+/// close devices, which can block.
 #[must_use = "nothing happens until it is stepped"]
 pub struct DeviceTransition {
     device: Arc<MappedDevice>,
     wake: WakeFn,
     noflush: bool,
     goal: TransitionKind,
-    /// It stood still already when the change began.
+    /// True if the device was already suspended when the change began.
     was_suspended: bool,
-    /// What becomes live.
+    /// The table that becomes live.
     next: Option<TableSlot>,
     phase: TransitionPhase,
-    /// Set when all cores have answered.
+    /// Set to true when all cores have answered.
     waiting: Option<Arc<AtomicBool>>,
     failure: FirstError,
     result: Result<(), TargetError>,
@@ -89,7 +89,7 @@ impl DeviceTransition {
         Ok(change)
     }
 
-    /// A partner of the device changes. Nothing that is held fails for it.
+    /// Renews the device because a partner changes. No held bio fails.
     pub(super) fn reopen_lanes(
         device: &Arc<MappedDevice>,
         wake: WakeFn,
@@ -103,8 +103,8 @@ impl DeviceTransition {
         Ok(change)
     }
 
-    /// The device is a partner of another that changes: if it does not take a new table, the live
-    /// one is renewed.
+    /// The device is also a partner of another device in the change. If it gets no new table, its
+    /// live table is renewed.
     pub(super) fn also_reopen_lanes(&mut self) {
         if self.goal == TransitionKind::Remove {
             return;
@@ -112,13 +112,13 @@ impl DeviceTransition {
         if self.next.is_none() {
             self.stage_live_table();
         }
-        // A table that served all the time is not asked whether it can go on.
+        // A table that was in use all the time needs no `preresume`.
         if self.phase == TransitionPhase::Done && self.next.is_some() {
             self.phase = TransitionPhase::Prepare;
         }
     }
 
-    /// The device comes to rest, and its live table is gone.
+    /// Stops the device and retires its live table.
     pub(super) fn remove(device: &Arc<MappedDevice>, wake: WakeFn) -> Result<DeviceTransition, TargetError> {
         let mut change = DeviceTransition::begin(device, TransitionKind::Remove, true, wake)?;
         change.phase = if change.was_suspended { TransitionPhase::Swap } else { TransitionPhase::Suspend };
@@ -162,12 +162,12 @@ impl DeviceTransition {
         }
     }
 
-    /// The device that it is of.
+    /// The device that changes.
     pub(super) fn device(&self) -> &Arc<MappedDevice> {
         &self.device
     }
 
-    /// The partners of the tables that come or go, but the device itself.
+    /// The partners of the tables that become live or are retired, without the device itself.
     pub(super) fn dependents(&self) -> Vec<Arc<MappedDevice>> {
         let live = self.device.live();
         let tables = match (self.goal, &self.next) {
@@ -181,15 +181,16 @@ impl DeviceTransition {
         dependents.filter(|dependent| dependent.id() != self.device.id()).collect()
     }
 
-    /// Goes as far as it can. `None`: the cores have yet to answer; call again after the wake.
-    /// `Some`: over, with its outcome. Partners are not renewed: that takes [`super::DeviceSetTransition`].
+    /// Does all steps that are possible now. Returns `None` if cores have not answered yet; call
+    /// again after the wake. Returns the outcome if the change is finished. Partners are not
+    /// renewed; use [`super::DeviceSetTransition`] for this.
     pub fn step(&mut self, cores: &dyn Cores) -> Option<Result<(), TargetError>> {
         let _places = lock_table_swap();
         self.step_to(SyncPoint::Finished, LowerLimits::NOW, cores)
     }
 
-    /// As [`DeviceTransition::step`], and no further than to `multipath_fixture`. A change that fails before says so when
-    /// it gets there. `below` says what those below change to.
+    /// As [`DeviceTransition::step`], but stops at `stage`. If the change failed before, the error
+    /// is returned when `stage` is reached. `below` has the coming limits of the devices below.
     pub(super) fn step_to(
         &mut self,
         stage: SyncPoint,
@@ -197,7 +198,8 @@ impl DeviceTransition {
         cores: &dyn Cores,
     ) -> Option<Result<(), TargetError>> {
         loop {
-            // Acquire pairs with the release behind the last ack: what the lanes did is seen here.
+            // Acquire pairs with the release after the last ack, so all effects of the lanes are
+            // visible here.
             let patient = !(bugs::on(Bug::SwapTooEarly) && self.phase == TransitionPhase::Suspended);
             if patient && self.waiting.as_ref().is_some_and(|answered| !answered.load(Ordering::Acquire)) {
                 return None;
@@ -221,8 +223,8 @@ impl DeviceTransition {
         }
     }
 
-    /// Calls off a change that waits: the device goes on with the table that is live, if it can.
-    /// Step it to its end, which is EINTR.
+    /// Cancels the change: the device continues with its live table, if it can. The caller must
+    /// step the change to its end, which is EINTR. If it is too late to cancel, this does nothing.
     pub fn cancel(&mut self, cores: &dyn Cores) {
         match self.phase {
             TransitionPhase::RunResumeHooks
@@ -240,13 +242,13 @@ impl DeviceTransition {
         self.phase = self.refuse(TargetError::errno(EINTR).because("called off"), cores);
     }
 
-    /// What is held waits for the resume and does not fail, whatever was said when it began.
+    /// Held bios wait for the resume and do not fail, even if the change began without `noflush`.
     pub(super) fn force_noflush(&mut self) {
         self.noflush = true;
     }
 
-    /// The tables that no core uses any more, of a change that is over. Who drops them closes what
-    /// they had open.
+    /// Takes the tables that no core uses any more, after the change is finished. The thread that
+    /// drops them closes their devices.
     #[must_use]
     pub fn take_released(&mut self) -> Vec<Arc<Table>> {
         std::mem::take(&mut self.released)
@@ -262,7 +264,7 @@ impl DeviceTransition {
         })
     }
 
-    /// What becomes live has these limits.
+    /// The limits of the table that becomes live.
     pub(super) fn limits_to_come(&self) -> Option<(DeviceId, Limits)> {
         self.next.as_ref().map(|slot| (self.device.id(), slot.table.limits()))
     }
@@ -276,7 +278,7 @@ impl DeviceTransition {
     }
 
     fn prepare(&mut self, below: LowerLimits<'_>, cores: &dyn Cores) -> TransitionPhase {
-        // A device that goes on with what it has stands still.
+        // Without a new table, the device is already suspended.
         let Some(slot) = self.next.clone() else { return TransitionPhase::Swap };
         if let Err(error) = self.device.prepare(&slot, below) {
             return self.refuse(error, cores);
@@ -294,8 +296,8 @@ impl DeviceTransition {
         if self.device.is_suspended() { TransitionPhase::Swap } else { TransitionPhase::Suspend }
     }
 
-    /// The old table stays, and runs. A device that rested when a resume began runs too, if it can
-    /// as it is.
+    /// Cancels the change: the old table stays and runs. A device that was suspended before a
+    /// resume also runs, if its live table can continue.
     fn refuse(&mut self, error: TargetError, cores: &dyn Cores) -> TransitionPhase {
         self.drop_prepared(cores);
         self.result = Err(error);
@@ -317,8 +319,8 @@ impl DeviceTransition {
     }
 
     fn stop(&mut self, cores: &dyn Cores) -> TransitionPhase {
-        // In this order: a lane that is opened from now on, and stands still, is one that the
-        // targets have been told to expect.
+        // The hook runs before `suspended` is set. So each lane that opens suspended is one that
+        // the targets expect.
         self.each_target(|target| target.presuspend(self.noflush));
         let tasks = {
             let mut state = self.device.state();
@@ -327,7 +329,7 @@ impl DeviceTransition {
         };
         let how = if self.noflush { Drain::NoFlush } else { Drain::Flush };
         let ack = self.ack();
-        // They are told, and what they have in flight is not waited for.
+        // The tasks are told to stop; their requests in flight are not waited for.
         tasks.into_iter().for_each(|task| task.stop(ack.clone()));
         cores.broadcast(self.device.id(), LaneCommand::Suspend { how, ack });
         TransitionPhase::Suspended
@@ -354,7 +356,7 @@ impl DeviceTransition {
         }
     }
 
-    /// Which table is gone.
+    /// Swaps the tables. Returns the table that is retired.
     fn swap_tables(&mut self) -> Option<Arc<Table>> {
         let mut state = self.device.state();
         let Some(slot) = self.next.take() else {
@@ -368,7 +370,7 @@ impl DeviceTransition {
         let renewal = state.is_renewal(&slot.table);
         state.preparing = None;
         state.stale = false;
-        // A load may have put another table there meanwhile; that one stays.
+        // A load may have put another table into the slot meanwhile; that table stays.
         if !renewal && state.inactive.as_ref().is_some_and(|table| Arc::ptr_eq(table, &slot.table)) {
             state.inactive = None;
         }
@@ -398,13 +400,13 @@ impl DeviceTransition {
         let live = self.device.live();
         let targets = live.iter().flat_map(|table| table.targets());
         let makes = targets.flat_map(|entry| entry.target.tasks(&path_maintenance));
-        // Those of a suspend that was called off before they were stopped are stopped now.
+        // If a suspend was cancelled before its tasks stopped, the old tasks are dropped here.
         let tasks: Vec<_> = makes.map(|make| cores.start(make)).collect();
         let before = std::mem::replace(&mut self.device.state().tasks, tasks);
         drop(before);
     }
 
-    /// The device is free for the next change.
+    /// Makes the device free for the next change.
     fn end(&mut self) -> TransitionPhase {
         let leaving = {
             let mut state = self.device.state();
@@ -417,7 +419,7 @@ impl DeviceTransition {
         TransitionPhase::Finished
     }
 
-    /// No core uses `table` any more, unless it is live all the same.
+    /// Releases `table`, unless it is live (a renewal).
     fn released(&mut self, table: Arc<Table>) {
         if !self.device.state().is_renewal(&table) {
             self.released.push(table);

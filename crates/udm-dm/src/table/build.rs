@@ -1,4 +1,4 @@
-//! From lines to targets: order, lengths, types, and the rules for types that stand alone.
+//! Builds targets from table lines: order, lengths, types, and types that must be alone.
 
 use super::TableEntry;
 use crate::error::TargetError;
@@ -9,7 +9,7 @@ use udm_wire::table::TableLine;
 /// The end of the largest device, in sectors (kernel: 2^63 - 1 bytes).
 const END_MAX: u64 = (1 << 54) - 1;
 
-/// The targets of `lines`, checks in the kernel's order (`dm_table_add_target`).
+/// The targets of `lines`. Checks run in the kernel's order (`dm_table_add_target`).
 pub(super) fn entries(
     types: &[TargetType],
     lines: &[TableLine],
@@ -63,7 +63,7 @@ fn entry(
     Ok(TableEntry { start, len, target })
 }
 
-/// The error with the type in front, once.
+/// Adds the type to the front of the error text, if it is missing.
 fn prefix_type_name(mut error: TargetError, kind: &str) -> TargetError {
     let has_it = error.text.strip_prefix(kind).is_some_and(|rest| rest.starts_with(": "));
     if !has_it && !error.text.is_empty() {

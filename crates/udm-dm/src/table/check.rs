@@ -1,7 +1,6 @@
-//! Limits of a table, and whether the devices below can bear it: sizes, alignment to their blocks,
-//! and paths that agree.
+//! The limits of a table, and checks of the devices below: sizes, alignment, and paths to one disk.
 //!
-//! The kernel checks this at the first load only, later at resume; udm checks at every load and
+//! The kernel checks only the first load, and later tables at resume. udm checks every load, and
 //! again at resume.
 
 use super::TableEntry;
@@ -10,16 +9,16 @@ use crate::target::{DeviceRange, DmQueueMode, LowerLimits};
 use udm_core::bugs::{self, Bug};
 use udm_core::{Limits, SECTOR_SIZE, Sectors};
 
-/// What a table and its targets can take, as of one moment.
+/// Limits of a table and its targets at one moment.
 pub(super) struct TableLimits {
-    /// Of the table.
+    /// Limits of the table.
     pub whole: Limits,
-    /// Of each target.
+    /// Limits of each target.
     pub parts: Vec<Limits>,
 }
 
-/// The stacked limits of `entries` (kernel `dm_calculate_queue_limits`), or the first device area
-/// that does not fit.
+/// The stacked limits of `entries` (kernel `dm_calculate_queue_limits`), or an error for the first
+/// device range that does not fit.
 pub(super) fn table_limits(
     entries: &[TableEntry],
     below: LowerLimits<'_>,
@@ -47,7 +46,7 @@ pub(super) fn table_limits(
 }
 
 /// Checks that a request-based target has only request-based devices below (kernel
-/// `dm_table_determine_type`). A mapped device without a table is neither yet.
+/// `dm_table_determine_type`). A mapped device without a table has no kind yet, so it passes.
 fn check_request_stackable(entries: &[TableEntry], below: LowerLimits<'_>) -> Result<(), TargetError> {
     for (line, entry) in entries.iter().enumerate().filter(|(_, e)| e.target.kind() == DmQueueMode::Request) {
         for used in entry.target.devices() {
@@ -62,8 +61,8 @@ fn check_request_stackable(entries: &[TableEntry], below: LowerLimits<'_>) -> Re
     Ok(())
 }
 
-/// Checks that several paths to one disk have no cache each: what is written through one would not
-/// be seen through the others, and what a flush of one makes durable would be its own writes only.
+/// Checks that several paths to one disk do not each have a cache. Other paths would not see a
+/// write, and a flush of one path would make only its own writes durable.
 fn check_path_caches(paths: &[DeviceRange], below: LowerLimits<'_>) -> Result<(), TargetError> {
     let several = paths.iter().any(|path| path.device.number != paths[0].device.number);
     for path in paths.iter().filter(|_| several) {
@@ -87,7 +86,7 @@ fn block_sectors(bytes: u32) -> u64 {
     (u64::from(bytes) / SECTOR_SIZE).max(1)
 }
 
-/// Checks the range that a target uses of one of its `devices` (kernel `device_area_is_invalid`);
+/// Checks the range that a target uses of one of its `devices` (kernel `device_area_is_invalid`).
 /// `block` is the target's logical block in bytes.
 fn check_device_area(
     used: &DeviceRange,
@@ -97,7 +96,7 @@ fn check_device_area(
 ) -> Result<(), TargetError> {
     let name = base_name(&used.device.name);
     let (start, len, size) = (used.start.0, used.len.0, below.limits(&used.device).size.0);
-    // A mapped device that has no table yet has no size; what it gets is checked when this table is
+    // A mapped device without a table has no size. Its coming table is checked when this table is
     // resumed (kernel).
     if size == 0 {
         return Ok(());
@@ -108,8 +107,8 @@ fn check_device_area(
     }
     for (what, value) in [("start", start), ("len", len)] {
         if value % block_sectors(block) != 0 {
-            // The kernel names the device that it looks at, which need not be the one whose block
-            // that is.
+            // The kernel names the device that it checks, which may not be the device with this
+            // block size.
             let has_it = |one: &&DeviceRange| below.limits(&one.device).logical_block == block;
             let whose = Some(used).filter(has_it).or_else(|| devices.iter().find(has_it)).unwrap_or(used);
             let same = (whose.start, whose.len) == (used.start, used.len);
@@ -122,7 +121,8 @@ fn check_device_area(
     Ok(())
 }
 
-/// Paths are named by their last part, as the kernel names block devices; other words as they are.
+/// Names a file path by its last component, as the kernel names block devices; other words stay
+/// unchanged.
 fn base_name(name: &str) -> &str {
     match name.rsplit_once('/') {
         Some((_, last)) if !name.contains("://") && !last.is_empty() => last,
@@ -130,8 +130,8 @@ fn base_name(name: &str) -> &str {
     }
 }
 
-/// Checks that no block of the whole device lies across a target whose own blocks are as large
-/// (kernel `validate_hardware_logical_block_alignment`).
+/// Checks that no logical block of the whole device crosses a target boundary unless the blocks of
+/// the targets allow it (kernel `validate_hardware_logical_block_alignment`).
 fn check_block_alignment(entries: &[TableEntry], parts: &[Limits], all: &Limits) -> Result<(), TargetError> {
     let device_block = block_sectors(all.logical_block);
     let mut remaining = 0;
@@ -139,7 +139,7 @@ fn check_block_alignment(entries: &[TableEntry], parts: &[Limits], all: &Limits)
     let mut blamed = entries.len();
     for (i, (entry, own)) in entries.iter().zip(parts).enumerate() {
         let block = block_sectors(own.logical_block);
-        // What of the block before spills into this target must suit its own blocks.
+        // The rest of a block that extends into this target must be a multiple of its own blocks.
         if remaining < entry.len.0 && remaining % block != 0 {
             blamed = i;
             break;

@@ -1,5 +1,5 @@
-//! What a table has below it: a leg for each device of linear targets, however many of them lie
-//! there, one for each stripe of striped ones, and one for each other target.
+//! The legs of a table. Linear targets share one leg per device. A striped target has one leg per
+//! stripe. Each other target has one leg.
 
 use super::TableEntry;
 use crate::stripes::StripeSet;
@@ -7,21 +7,22 @@ use crate::target::DeviceRef;
 use std::collections::BTreeMap;
 use udm_core::{Cx, DeviceId, Lane, OpenError, Sector};
 
-/// What a target is to its table.
+/// How the table handles the data path of a target.
 pub(super) enum TargetDataPath {
-    /// Data: so many sectors further on this device.
+    /// The table adds an offset to the sector on this device.
     Linear(DeviceRef, Sector),
-    /// Data: dealt out over several devices.
+    /// The table distributes chunks over several devices.
     StripeSet(StripeSet),
-    /// Whatever its lane makes of it.
+    /// The target has a lane of its own.
     OwnLane,
 }
 
-/// The legs of a table, as its lanes were opened, whatever became of the targets since.
+/// The legs of a table. The layout is fixed when the lanes are opened, even if targets change
+/// later.
 pub(super) struct ChildLayout {
-    /// Of each target its form and its leg, the first of several.
+    /// For each target its data path and its leg; the first leg if it has several.
     pub lines: Vec<(TargetDataPath, usize)>,
-    /// For each leg a target and its stripe.
+    /// For each leg its first target, and the stripe of this target.
     pub first: Vec<(usize, usize)>,
 }
 
@@ -33,15 +34,15 @@ impl TargetDataPath {
         entry.target.as_striped().map_or(TargetDataPath::OwnLane, TargetDataPath::StripeSet)
     }
 
-    /// How many legs it needs of its own.
+    /// Number of legs that the target needs if it shares none.
     fn legs(&self) -> usize {
         if let TargetDataPath::StripeSet(striped) = self { striped.stripes.len() } else { 1 }
     }
 }
 
 impl ChildLayout {
-    /// Linear targets that overlap on their device have a leg each: there is no telling from its
-    /// place of which of them a bio is.
+    /// Creates the layout. Linear targets that overlap on their device get a leg each, because the
+    /// sector of a bio there does not identify the target.
     pub fn new(entries: &[TableEntry]) -> ChildLayout {
         let forms: Vec<TargetDataPath> = entries.iter().map(TargetDataPath::of).collect();
         let mut runs: BTreeMap<DeviceId, Vec<(u64, u64)>> = BTreeMap::new();
@@ -74,7 +75,7 @@ impl ChildLayout {
     /// Opens the lane of each leg.
     ///
     /// # Errors
-    /// When a device below can't be opened on this core.
+    /// If a device below cannot be opened on this core.
     pub fn open(&self, entries: &[TableEntry], cx: &mut Cx<'_>) -> Result<Vec<Box<dyn Lane>>, OpenError> {
         let mut lanes = Vec::with_capacity(self.first.len());
         for &(target, stripe) in &self.first {
@@ -87,7 +88,8 @@ impl ChildLayout {
         Ok(lanes)
     }
 
-    /// What is added to a sector on its way to target `i`, which is not striped, modulo 2^64.
+    /// The offset that is added to a sector on its way to target `i`, modulo 2^64. The target is
+    /// not striped.
     pub fn shift(&self, entries: &[TableEntry], i: usize) -> u64 {
         let offset = if let TargetDataPath::Linear(_, offset) = &self.lines[i].0 { offset.0 } else { 0 };
         offset.wrapping_sub(entries[i].start.0)

@@ -1,13 +1,13 @@
 //! The data path of a table: from the device's sectors to the targets' lanes and back.
 //!
-//! The table is the boundary: whatever comes in from above, targets only see requests inside their
-//! range, aligned to their blocks, of operations that they take, no longer than their limits. The
-//! usual bio (a read or write that fits) goes whole, moved to where it lies on its [leg](Legs) on
-//! the way down and back on the way up; linear and striped targets have no lane of their own, that
-//! move is all there is to them. The rest goes through the [`Splitter`].
+//! The table enforces the rules for its targets. They see only requests inside their range, aligned
+//! to their blocks, within their limits, and of supported operations. Most bios are reads or writes
+//! that fit. Such a bio goes down whole: its sector is changed on the way to its leg
+//! ([`ChildLanes`]), and restored on the way up. Linear and striped targets have no lane of their
+//! own, because this change is all they do. All other bios go through the [`Splitter`].
 //!
-//! A single bio, and a batch for the only leg there is, is passed on as it came; other batches are
-//! dealt out. Where bios go is for the [`TableRouter`] to say.
+//! A single bio, or a batch for the only leg, is passed on in its own batch. Other batches are
+//! distributed to the legs. The [`TableRouter`] decides where a bio goes.
 
 use super::Table;
 use super::child_layout::ChildLayout;
@@ -18,7 +18,7 @@ use std::rc::Rc;
 use udm_core::bugs::{self, Bug};
 use udm_core::{Batch, Cx, Drain, Lane, OpenError, OwnWork};
 
-/// See the module's documentation.
+/// The lane of a table: its router, its legs and its splitter.
 pub(crate) struct TableLane {
     route: TableRouter,
     legs: ChildLanes,
@@ -29,7 +29,7 @@ impl TableLane {
     /// Opens the lanes of a table.
     ///
     /// # Errors
-    /// When a device below can't be opened on this core.
+    /// If a device below cannot be opened on this core.
     pub fn open(table: &Table, cx: &mut Cx<'_>) -> Result<TableLane, OpenError> {
         let legs = Rc::new(ChildLayout::new(&table.entries));
         let lanes = legs.open(&table.entries, cx)?;
@@ -37,13 +37,13 @@ impl TableLane {
         Ok(TableLane { route: TableRouter::new(table, legs), legs: ChildLanes::new(lanes), split })
     }
 
-    /// The table is in use from now on: see [`udm_core::Lane::begin`].
+    /// The table is live from now on: see [`udm_core::Lane::begin`].
     pub fn begin(&mut self, table: &Table, cx: &mut Cx<'_>) {
         self.route = TableRouter::new(table, Rc::clone(&self.route.legs));
         self.legs.begin(cx);
     }
 
-    /// True when nothing from above is in flight.
+    /// True if no bio from above is in flight.
     pub fn is_empty(&self) -> bool {
         self.split.is_idle() && self.legs.is_empty()
     }
@@ -64,7 +64,7 @@ impl TableLane {
         }
     }
 
-    /// Deals out a batch, of which the first `moved` bios have been moved and go to the only leg.
+    /// Distributes a batch. The first `moved` bios are already mapped and go to the only leg.
     #[inline(never)]
     fn deal(&mut self, batch: &mut Batch, moved: usize, cx: &mut Cx<'_>) {
         let mut bios = self.legs.deal(batch);
@@ -92,7 +92,7 @@ impl TableLane {
     #[inline(always)]
     fn poll_legs(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         match self.legs.poll_alone(done, cx) {
-            // Nothing was moved.
+            // The mapping adds 0, so no sector was changed.
             Some(_) if self.route.single() == Some(0) => {}
             Some(from) => self.route.up(0, &mut done[from..]),
             None => self.poll_several(done, cx),
@@ -111,7 +111,7 @@ impl TableLane {
         self.legs.poll_idle(&round, done, cx);
     }
 
-    /// A poll while the splitter has something.
+    /// Polls while the splitter holds bios.
     #[cold]
     fn poll_split(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         let start = done.len();
@@ -120,8 +120,7 @@ impl TableLane {
         self.split.collect(done, start);
         self.pump();
         if self.legs.send(cx) || self.split.has_returned() {
-            // What was just sent may be done already; what is to be handed back waits for a
-            // `drain`.
+            // The bios just sent may have completed already, and returned bios wait for a `drain`.
             cx.wake_now();
         }
         self.split.take_finished(done);

@@ -1,4 +1,5 @@
-//! Which target a bio goes to, and how a bio is cut that can't go whole.
+//! The map of a table: it finds the target of a bio, and defines the pieces of a bio that cannot go
+//! whole.
 
 use super::check::TableLimits;
 use super::child_layout::{ChildLayout, TargetDataPath};
@@ -12,63 +13,63 @@ use std::collections::BTreeSet;
 use udm_core::bugs::{self, Bug};
 use udm_core::{Bio, BioFlags, Limits, Op, SECTOR_SIZE, Sector, Sectors};
 
-/// What one line of a table maps, for the data path.
+/// The mapping of one table line, for the data path.
 pub(super) struct TargetMapping {
-    /// Where its bios go; of a striped one those for the first stripe.
+    /// The leg of the target; the leg of the first stripe, if it is striped.
     leg: usize,
     start: u64,
     end: u64,
-    /// Added to a bio's sector on the way down and taken off on the way up, modulo 2^64. Of no use
-    /// where it is striped.
+    /// Added to a sector on the way down and subtracted on the way up, modulo 2^64. Unused if the
+    /// target is striped.
     shift: u64,
     stripes: Option<StripeMapping>,
-    /// Reads and writes end at multiples of this, counted from the target's start; `None` when they
-    /// need not.
+    /// Reads and writes are cut at multiples of this, counted from the target's start. `None` if
+    /// there is no such limit.
     chunk: Option<Divisor>,
-    /// And so do discards.
+    /// True if discards are cut at these multiples too.
     cuts_discards: bool,
     /// The longest request in sectors, by [`Op`] (reads and writes, discards, write-zeroes). A
     /// multiple of the logical block.
     max: [u64; 3],
 }
 
-/// Where the chunks of a striped target lie.
+/// Devices and chunks of a striped target.
 pub(super) struct StripeMapping {
     layout: StripeLayout,
-    /// Where each stripe begins on its device.
+    /// The first sector of each stripe on its device.
     begins: Box<[u64]>,
-    /// The leg of the first.
+    /// The leg of the first stripe.
     leg: usize,
 }
 
-/// All mappings of a table, and what flushes need.
+/// All mappings of a table, and the data that flushes need.
 pub(super) struct TableMap {
     mappings: Vec<TargetMapping>,
-    /// Finds one by its sectors.
+    /// Finds the mapping of a sector.
     index: RunIndex,
-    /// Undoes what was done on the way to each leg.
+    /// Restores the sectors of bios that come back, one per leg.
     pub reverse_maps: Vec<ReverseMap>,
-    /// The legs that a flush of the whole device goes to.
+    /// The legs that get a flush of the whole device.
     flush: Vec<usize>,
-    /// What is taken off the flags of a bio's data part.
+    /// Flags that are removed from the data pieces of a bio.
     strip: BioFlags,
-    /// A write with FUA is followed by a flush.
+    /// True if a write with FUA needs a flush after it.
     flush_behind: bool,
 }
 
-/// What kind of table it is, for reads and writes that fit.
+/// The kind of a table, for reads and writes that fit.
 pub(super) enum MapKind {
-    /// All go to the one leg there is, so many sectors further on.
+    /// All bios go to the only leg, with this offset.
     Single(u64),
-    /// One striped target is all there is, by shifts or not.
+    /// The only target is striped. True if its layout uses only shifts.
     StripeSet(StripeMapping, bool),
-    /// Each goes to one of these whole.
+    /// No target has chunks, so each bio goes whole to one of these.
     Lines(Box<[SimpleMapping]>),
     /// Some targets have chunks.
     Mixed,
 }
 
-/// What a read or write that fits needs of a mapping without chunks.
+/// The part of a mapping without chunks that a read or write needs.
 #[derive(Clone, Copy)]
 pub(super) struct SimpleMapping {
     pub end: u64,
@@ -77,15 +78,15 @@ pub(super) struct SimpleMapping {
 }
 
 impl StripeMapping {
-    /// Of target `i`, if it is striped.
+    /// The striped mapping of target `i`, if it is striped.
     fn new(legs: &ChildLayout, i: usize) -> Option<StripeMapping> {
         let (TargetDataPath::StripeSet(striped), leg) = &legs.lines[i] else { return None };
         let begins = striped.stripes.iter().map(|stripe| stripe.1.0).collect();
         Some(StripeMapping { layout: striped.layout, begins, leg: *leg })
     }
 
-    /// The leg of sector `at` of the target, and the sector there, if that and those behind it,
-    /// `sectors` in all, are of one chunk.
+    /// The leg of sector `at` of the target, and the sector there. Returns `None` if the `sectors`
+    /// sectors from `at` cross the end of a chunk.
     #[inline(always)]
     pub fn place<const SHIFTS: bool>(&self, at: u64, sectors: u64) -> Option<(usize, u64)> {
         let (stripe, to, within) = self.layout.place::<SHIFTS>(at);
@@ -93,8 +94,8 @@ impl StripeMapping {
         (within + sectors <= self.layout.chunk()).then_some((self.leg + stripe, begin.wrapping_add(to)))
     }
 
-    /// Of a range of the target the part that lies on a stripe, of which `next` is the first that
-    /// was not asked for: leg, sector and length. `None` when none is left.
+    /// The part of a range of the target on stripe `next` or the first later stripe with a part:
+    /// leg, sector and length. Advances `next`. `None` if no part is left.
     fn part(&self, from: u64, to: u64, next: &mut u32) -> Option<(usize, u64, u64)> {
         loop {
             let stripe = *next as usize;
@@ -112,8 +113,8 @@ impl TargetMapping {
     fn new(legs: &ChildLayout, entries: &[TableEntry], i: usize, limits: &Limits) -> TargetMapping {
         let entry = &entries[i];
         let block = u64::from(limits.logical_block) / SECTOR_SIZE;
-        // A limit below one block would cut for ever; what the device makes of such a request is
-        // its own matter.
+        // A limit below one block would cause endless cutting. The device below then decides what
+        // to do with a request of one block.
         let whole = |max: Sectors| (max.0 - max.0 % block.max(1)).max(block.max(1));
         TargetMapping {
             leg: legs.lines[i].1,
@@ -127,7 +128,7 @@ impl TargetMapping {
         }
     }
 
-    /// True for what goes to several legs unless it ends at chunks.
+    /// True if a request goes to several legs because it has no data and the target is striped.
     pub fn fans_out(&self, op: Op) -> bool {
         self.stripes.is_some() && !op.has_data()
     }
@@ -143,7 +144,7 @@ impl TargetMapping {
         }
     }
 
-    /// The same for a read or write that fits, if it lies in one piece.
+    /// The leg and the sector there for a read or write that fits, if it needs no cut.
     #[inline(always)]
     pub fn place(&self, sector: u64, sectors: u64) -> Option<(usize, u64)> {
         match &self.stripes {
@@ -153,7 +154,7 @@ impl TargetMapping {
         }
     }
 
-    /// The longest request for `op`, wherever it lies.
+    /// The longest request for `op`, at any sector.
     pub fn max(&self, op: Op) -> u64 {
         match op {
             Op::Read | Op::Write => self.max[0],
@@ -163,8 +164,8 @@ impl TargetMapping {
         }
     }
 
-    /// How many sectors a read or write that begins at `at`, which is of this mapping, may cover
-    /// before it has to be cut.
+    /// How many sectors from `at` a read or write may cover before it must be cut. `at` is in this
+    /// mapping.
     #[inline]
     fn left(&self, at: u64) -> u64 {
         let left = self.end - at;
@@ -174,7 +175,7 @@ impl TargetMapping {
         }
     }
 
-    /// How many of the sectors from `at`, which is of this mapping, one request for `op` may cover.
+    /// How many sectors from `at` one request for `op` may cover. `at` is in this mapping.
     pub fn room(&self, op: Op, at: u64) -> u64 {
         let cut = op.has_data() || op == Op::Discard && self.cuts_discards;
         let left = if cut { self.left(at) } else { self.end - at };
@@ -188,8 +189,7 @@ impl TableMap {
         let mapping = |(i, limits)| TargetMapping::new(legs, entries, i, limits);
         let mappings: Vec<TargetMapping> = table_limits.parts.iter().enumerate().map(mapping).collect();
         let fua = table_limits.whole.fua;
-        // A device below that is mapped itself may get a cache by a reload, and this table would
-        // not know.
+        // A mapped device below may get a cache by a reload, which this table would not notice.
         let cache =
             table_limits.whole.write_cache || table.devices().any(|below| below.device.stacked().is_some());
         TableMap {
@@ -202,7 +202,7 @@ impl TableMap {
         }
     }
 
-    /// What kind of table it is.
+    /// The kind of this table.
     pub fn map_kind(&self, legs: &ChildLayout) -> MapKind {
         let simple = |m: &TargetMapping| match m.chunk {
             None => Some(SimpleMapping { end: m.end, shift: m.shift, leg: m.leg as u32 }),
@@ -219,35 +219,36 @@ impl TableMap {
         }
     }
 
-    /// The longest read or write that no target needs cut for its length.
+    /// The longest read or write that every target accepts without a cut for its length.
     pub fn max(&self) -> u64 {
         self.mappings.iter().map(|mapping| mapping.max(Op::Read)).min().unwrap_or_default()
     }
 
-    /// The flags of bios that can't pass through as they are.
+    /// Flags of bios that must go through the splitter.
     pub fn special(&self) -> BioFlags {
         self.strip
     }
 
-    /// The mapping of `sector`, which is not behind the end.
+    /// The mapping of `sector`, which is below the end of the device.
     #[inline(always)]
     pub fn find(&self, sector: u64) -> &TargetMapping {
         &self.mappings[self.index.find(sector)]
     }
 
-    /// The mapping of `sector`, if that is plain. For a sector behind the end it may be one too.
+    /// The mapping of `sector`, if the index finds it without a search. For a sector beyond the
+    /// end, the result may be any mapping.
     #[inline(always)]
     pub fn find_unambiguous(&self, sector: u64) -> Option<&TargetMapping> {
         self.index.pick(&self.mappings, sector)
     }
 
-    /// The same in its short form, out of those of [`MapKind::Lines`].
+    /// As [`TableMap::find_unambiguous`], for the short mappings of [`MapKind::Lines`].
     #[inline(always)]
     pub fn find_simple<'a>(&self, lines: &'a [SimpleMapping], sector: u64) -> Option<&'a SimpleMapping> {
         self.index.pick(lines, sector)
     }
 
-    /// The next piece of what a bio does to its range.
+    /// The next piece of the range of a bio.
     fn data_piece(&self, bio: &Bio, cursor: &mut SplitCursor) -> Option<SplitPiece> {
         while cursor.at < bio.sectors.0 {
             let at = bio.sector.0 + cursor.at;
@@ -257,7 +258,8 @@ impl TableMap {
                 let flags = bio.flags - self.strip;
                 SplitPiece { leg, op: bio.op, flags, sector: Sector(sector), sectors: Sectors(sectors) }
             };
-            // What has no data need not end at chunks: of each stripe all that it touches there.
+            // A request without data need not end at chunks. Each stripe gets one piece with all
+            // its sectors in the range.
             if let Some(stripes) = mapping.stripes.as_ref().filter(|_| !bio.op.has_data()) {
                 let from = at - mapping.start;
                 if let Some(part) = stripes.part(from, from + sectors, &mut cursor.part) {
@@ -274,7 +276,7 @@ impl TableMap {
         None
     }
 
-    /// The next flush of the whole device.
+    /// The next piece of a flush of the whole device.
     fn flush_piece(&self, cursor: &mut SplitCursor) -> Option<SplitPiece> {
         if bugs::on(Bug::FlushNotFannedOut) && cursor.at > 0 {
             return None;
@@ -286,8 +288,9 @@ impl TableMap {
     }
 }
 
-/// One flush a device when no target minds, else one a target, of which one that is striped passes
-/// it to each of its devices; targets with nothing to flush end theirs at once.
+/// The legs that get a flush. If all targets allow a bypass, each device gets one flush. Otherwise
+/// each target gets one, and a striped target passes it to each of its devices. A target with
+/// nothing to flush completes it at once.
 fn flush_legs(table: &Table, legs: &ChildLayout) -> Vec<usize> {
     let bypass = table.entries.iter().all(|entry| entry.target.flush_bypasses_map());
     let (mut seen, mut flush) = (BTreeSet::new(), Vec::new());
@@ -301,7 +304,7 @@ fn flush_legs(table: &Table, legs: &ChildLayout) -> Vec<usize> {
             continue;
         }
         let ids = entry.target.devices().into_iter().map(|used| used.device.device.id());
-        // Not `any`: every device of the target counts as flushed.
+        // `count` instead of `any`, because every device of the target must be marked.
         if ids.filter(|&id| seen.insert(id)).count() > 0 || !bypass {
             flush.push(*leg);
         }
@@ -313,8 +316,8 @@ const BEFORE: u8 = 0;
 const DATA: u8 = 1;
 const BEHIND: u8 = 2;
 
-/// A flush before, the range in pieces, a flush behind; each only where asked for and each behind a
-/// [`SplitStep::Wait`].
+/// Splits a bio into a flush before, the pieces of its range, and a flush after. Each is present
+/// only if requested, and follows a [`SplitStep::Wait`].
 impl SplitBio for TableMap {
     fn next(&self, bio: &Bio, cursor: &mut SplitCursor) -> SplitStep {
         let flush_only = bio.op == Op::Flush;

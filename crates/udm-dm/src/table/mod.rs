@@ -14,12 +14,12 @@
 //! request: a write to a device that is now read-only fails there. Clients keep the geometry that
 //! they were told.
 //!
-//! **Exclusive disks.** A target says which disks it needs alone (`DeviceRange::alone`). The load claims
-//! them, under any name, and the table holds the claim until it is dropped. A load by another
-//! device is EBUSY, unless both bring one key, a value that they share. The same device may load
-//! the disk again, because its old table ends before the new one begins. A mapped device is claimed
-//! as itself, not the disks below it. Claims are state of the disk (`SharedDiskState`). Disks that keep no
-//! data (`null`, `pattern`) grant every claim.
+//! **Exclusive disks.** A target says which disks it needs alone (`DeviceRange::alone`). The load
+//! claims them, under any name, and the table holds the claim until it is dropped. A load by
+//! another device is EBUSY, unless both bring one key, a value that they share. The same device may
+//! load the disk again, because its old table ends before the new one begins. A mapped device is
+//! claimed as itself, not the disks below it. Claims are state of the disk (`SharedDiskState`).
+//! Disks that keep no data (`null`, `pattern`) grant every claim.
 //!
 //! **The data path** (`lane`, `router`, `map`):
 //!
@@ -59,43 +59,43 @@ use udm_core::{
     OpenError, Sector, Sectors, SharedDiskState,
 };
 
-/// One target of a table and its place.
+/// One target of a table and its range.
 pub struct TableEntry {
-    /// The first sector that it maps.
+    /// The first sector that the target maps.
     pub start: Sector,
-    /// How many.
+    /// Length of the target.
     pub len: Sectors,
     /// The target.
     pub target: Arc<dyn Target>,
 }
 
 impl TableEntry {
-    /// The first sector behind it.
+    /// The first sector after the target.
     #[must_use]
     pub fn end(&self) -> Sector {
         self.start + self.len
     }
 }
 
-/// A table of at least one target. See the module's documentation.
+/// A table of at least one target.
 pub struct Table {
     id: DeviceId,
     entries: Vec<TableEntry>,
-    /// Read when a lane is opened or somebody asks for limits; never on the data path.
+    /// Read when a lane is opened or a caller asks for limits; never on the data path.
     table_limits: Mutex<Arc<TableLimits>>,
-    /// The disks that its device has alone for it.
+    /// The disks that this table has claimed for its device alone.
     claims: Mutex<Vec<DiskClaim>>,
-    /// Its device can't be written to, whatever lies below.
+    /// True if the device is read-only, whatever is below.
     read_only: AtomicBool,
 }
 
 impl Table {
-    /// Builds a table from its lines, of targets of these types, opening the devices that they name
-    /// through `resolver`, with what they read and write at a load going through `io`.
+    /// Builds a table from `lines`, with targets of the given `types`. `resolver` opens the devices
+    /// that the lines name. Constructors read and write metadata through `io`.
     ///
     /// # Errors
-    /// The first line that is refused, in the kernel's words ([`TargetError::line`] says which), or
-    /// what is wrong with the whole: sizes and alignment of the devices below.
+    /// The first line that is refused, in the kernel's words ([`TargetError::line`] has its index),
+    /// or wrong sizes or alignment of the devices below.
     pub fn build(
         types: &[TargetType],
         lines: &[udm_wire::table::TableLine],
@@ -109,11 +109,11 @@ impl Table {
         Ok(Arc::new(Table { id, entries, table_limits, claims: Mutex::default(), read_only }))
     }
 
-    /// A table of `target` alone over `len` sectors, for a target's own use of a device: its lanes
-    /// cut by the device's limits, and flush around writes where the device needs that.
+    /// A table with only `target`, of `len` sectors, for a target's own use of a device. Its lanes
+    /// cut bios by the device's limits, and flush around writes if the device needs it.
     ///
     /// # Errors
-    /// As for any other table.
+    /// As [`Table::build`].
     pub fn of(target: Arc<dyn Target>, len: Sectors) -> Result<Table, TargetError> {
         let entries = vec![TableEntry { start: Sector(0), len, target }];
         let table_limits = Mutex::new(Arc::new(check::table_limits(&entries, LowerLimits::NOW)?));
@@ -121,8 +121,8 @@ impl Table {
         Ok(Table { id, entries, table_limits, claims: Mutex::default(), read_only })
     }
 
-    /// Has its device not written to, whatever lies below (the kernel's `DM_READONLY_FLAG`). For a
-    /// table that is loaded nowhere yet: it holds from the next check on.
+    /// Makes the device read-only, whatever is below (the kernel's `DM_READONLY_FLAG`). For a table
+    /// that is not loaded yet; effective from the next check.
     pub fn set_read_only(&self) {
         self.read_only.store(true, Relaxed);
     }
@@ -142,20 +142,20 @@ impl Table {
         }
     }
 
-    /// The index of the target that maps `sector`; `None` behind the end.
+    /// The index of the target that maps `sector`; `None` beyond the end.
     #[must_use]
     pub fn find(&self, sector: Sector) -> Option<usize> {
         let i = self.entries.partition_point(|e| e.end() <= sector);
         (i < self.entries.len()).then_some(i)
     }
 
-    /// What `dmsetup table` prints: a line a target, without a line end behind the last.
+    /// The output of `dmsetup table`: one line per target, without a newline at the end.
     #[must_use]
     pub fn text(&self) -> String {
         self.print(|target| target.table())
     }
 
-    /// What `dmsetup status` prints, in the same form.
+    /// The output of `dmsetup status`: one line per target, without a newline at the end.
     #[must_use]
     pub fn status(&self) -> String {
         self.print(|target| target.status())
@@ -167,18 +167,18 @@ impl Table {
             let end = if text.is_empty() { "" } else { "\n" };
             let kind = entry.target.type_name();
             let args = args(&*entry.target);
-            // The blank behind a type without arguments is dmsetup's.
+            // As in dmsetup, a type without arguments is followed by a space.
             let _ = write!(text, "{end}{} {} {kind} {args}", entry.start, entry.len);
         }
         text
     }
 
-    /// Checks sizes and alignment against the devices below, and takes their limits over: lanes
-    /// opened from now on go by them. For a table that is not live.
+    /// Checks sizes and alignment against the devices below, and takes their limits for lanes that
+    /// open from now on. For a table that is not live.
     ///
     /// # Errors
-    /// The kernel's texts, `nullb0 too small for target: start=8, len=2097152, dev_size=2097152`.
-    /// The limits are as they were then.
+    /// The kernel's texts, such as `nullb0 too small for target: start=8, len=2097152,
+    /// dev_size=2097152`. The limits are then unchanged.
     pub fn check(&self, below: LowerLimits<'_>) -> Result<(), TargetError> {
         let mut table_limits = check::table_limits(&self.entries, below)?;
         table_limits.whole.read_only |= self.read_only.load(Relaxed);
@@ -190,12 +190,12 @@ impl Table {
         Ok(())
     }
 
-    /// Claims the disks that its targets need alone for the device `id`, whose number is `number`,
+    /// Claims the disks that the targets need alone for the device `id`, whose number is `number`,
     /// until the table is dropped.
     ///
     /// # Errors
-    /// EBUSY when another device has one of them, or two lines of this table want it. Nothing is
-    /// claimed then.
+    /// EBUSY if another device has claimed one of the disks, or if two lines of this table claim
+    /// it. Nothing is claimed then.
     pub(crate) fn claim(&self, id: DeviceId, number: DevNo) -> Result<(), TargetError> {
         let lines = self.entries.iter().enumerate();
         let used: Vec<(usize, DeviceRange)> = lines
@@ -232,33 +232,33 @@ impl Table {
         Arc::clone(&self.table_limits.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Asks its targets whether they can go on in `device`.
+    /// Asks all targets whether they can become live or continue in `device`.
     ///
     /// # Errors
-    /// The first that can't.
+    /// The error of the first target that refuses.
     pub(crate) fn preresume(&self, device: DeviceId) -> Result<(), TargetError> {
         self.entries.iter().enumerate().try_for_each(|(line, entry)| {
             entry.target.preresume(device).map_err(|error| TargetError { line: Some(line), ..error })
         })
     }
 
-    /// The partners of its targets.
+    /// The partners of the targets.
     pub(crate) fn dependents(&self) -> Vec<Arc<MappedDevice>> {
         self.entries.iter().flat_map(|entry| entry.target.dependents()).collect()
     }
 
-    /// The devices that its targets use, as often as they use them.
+    /// The devices that the targets use; a device appears once per use.
     pub fn devices(&self) -> impl Iterator<Item = DeviceRef> + '_ {
         self.entries.iter().flat_map(|entry| entry.target.devices()).map(|used| used.device)
     }
 
-    /// All devices that its lanes open: those that its targets use, as often as they use them, and
-    /// those that they open besides.
+    /// All devices that the lanes of this table open: those in [`Table::devices`], and the extra
+    /// devices of the targets.
     pub(crate) fn opened(&self) -> impl Iterator<Item = DeviceRef> + '_ {
         self.devices().chain(self.entries.iter().flat_map(|entry| entry.target.extra_devices()))
     }
 
-    /// How requests reach the table's targets: [`DmQueueMode::Any`] when all of them fit everywhere.
+    /// How requests reach the targets; [`DmQueueMode::Any`] if all targets fit every kind.
     #[must_use]
     pub fn kind(&self) -> DmQueueMode {
         let kinds = self.entries.iter().map(|e| e.target.kind());
@@ -268,8 +268,7 @@ impl Table {
         })
     }
 
-    /// The type that nothing else may replace while it is live: that of a target that must be
-    /// alone.
+    /// The type of a target that must be alone; no other type may replace it while it is live.
     #[must_use]
     pub fn immutable_type(&self) -> Option<&'static str> {
         self.entries.iter().find(|e| e.target.singleton()).map(|e| e.target.type_name())
@@ -303,8 +302,8 @@ impl Device for Table {
         }
     }
 
-    /// Of a table of one line: that of several would be the sum of what they know, and nobody keeps
-    /// an instant of a part.
+    /// Only a table of one line has checkpoints. Several lines would need a combined checkpoint,
+    /// and no target keeps an instant of a part of the device.
     fn checkpoints(&self) -> Vec<Checkpoint> {
         self.only().map_or_else(Vec::new, |entry| entry.target.checkpoints())
     }

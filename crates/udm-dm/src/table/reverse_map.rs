@@ -1,4 +1,4 @@
-//! How a bio that comes back from a leg is told its place in the table.
+//! Restores the sectors of bios that come back from a leg.
 
 use super::TableEntry;
 use super::child_layout::{ChildLayout, TargetDataPath};
@@ -8,15 +8,15 @@ use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
 use udm_core::{Bio, BioFlags, Status};
 
-/// What was done to a bio's sector on its way to a leg, by where it is there.
+/// The change that was made to a bio's sector on its way to a leg, by the sector there.
 pub(super) enum ReverseMap {
-    /// It was made larger by so much, modulo 2^64, wherever it is.
+    /// The same offset was added to all sectors, modulo 2^64.
     Whole(u64),
-    /// By what its run says.
+    /// The offset depends on the run of sectors.
     Runs {
-        /// Where the first begins.
+        /// The first sector of the first run.
         begin: u64,
-        /// Of sectors from there on.
+        /// Finds the run of a sector, counted from `begin`.
         index: RunIndex,
         shifts: Box<[u64]>,
     },
@@ -28,16 +28,16 @@ pub(super) enum ReverseMap {
 pub(super) struct ReverseStripe {
     layout: StripeLayout,
     by_shifts: bool,
-    /// Where it begins on its device.
+    /// The first sector of the stripe on its device.
     begin: u64,
-    /// Where its first chunk lies in the table.
+    /// The first sector of the stripe's first chunk in the table.
     place: u64,
     stripe: usize,
     failures: Arc<dyn StripeFailureObserver>,
 }
 
 impl ReverseMap {
-    /// Of each leg.
+    /// The reverse map of each leg.
     pub fn of_all(legs: &ChildLayout, entries: &[TableEntry]) -> Vec<ReverseMap> {
         let mut runs = vec![Vec::new(); legs.first.len()];
         for (i, entry) in entries.iter().enumerate() {
@@ -59,7 +59,7 @@ impl ReverseMap {
         legs.first.iter().zip(runs).map(back).collect()
     }
 
-    /// Of runs from one sector to another, and what is added in each.
+    /// Creates a map from runs: begin, end, and the offset that was added.
     fn new(mut runs: Vec<(u64, u64, u64)>) -> ReverseMap {
         runs.sort_unstable();
         let (begin, _, shift) = runs[0];
@@ -70,8 +70,8 @@ impl ReverseMap {
         ReverseMap::Runs { begin, index, shifts: runs.iter().map(|run| run.2).collect() }
     }
 
-    /// Undoes it for bios that came back. Of no use for a flush, which has no place, nor is it
-    /// needed: it is a piece.
+    /// Restores the sectors of bios that came back. The sector of a flush becomes meaningless, but
+    /// a flush here is always a fragment.
     #[inline(always)]
     pub fn restore_sectors(&self, bios: &mut [Box<Bio>]) {
         match self {
@@ -85,7 +85,7 @@ impl ReverseMap {
         }
     }
 
-    /// Out of line, so that the way of a bio that was only shifted stays short.
+    /// Kept out of line, so that the code for a constant offset stays short.
     #[inline(never)]
     fn restore_by_run(&self, bios: &mut [Box<Bio>]) {
         match self {
@@ -106,7 +106,7 @@ impl ReverseMap {
     }
 }
 
-/// What was moved; all of them, unless a bug is planted.
+/// True for every bio, unless a bug is planted.
 fn needs_restore(bio: &&mut Box<Bio>) -> bool {
     bio.status.is_ok() || !bugs::on(Bug::OffsetKeptOnError)
 }
@@ -126,7 +126,8 @@ impl ReverseStripe {
         }
     }
 
-    /// Kernel `stripe_end_io`: what is not supported, and a read-ahead, says nothing of the device.
+    /// Reports a failure as the kernel does (`stripe_end_io`). An unsupported operation or a failed
+    /// read-ahead does not blame the device.
     #[cold]
     fn failed(&self, bio: &Bio) {
         if bio.status != Status::NotSupp && !bio.flags.contains(BioFlags::RAHEAD) {

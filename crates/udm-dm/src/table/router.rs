@@ -1,7 +1,7 @@
-//! Where the bios of a table go: from the device's sectors to those of its legs, and back.
+//! The routes of bios: from the sectors of a device to those of its legs, and back.
 //!
-//! What it is asked for each bio of a batch calls nothing, so that a loop of it keeps what it needs
-//! in registers; the [`MapKind`] of the table is looked at once for all of them.
+//! The functions that run per bio call no other function, so a loop over a batch keeps its values
+//! in registers. The [`MapKind`] of the table is examined once per batch.
 
 use super::Table;
 use super::child_layout::ChildLayout;
@@ -12,24 +12,23 @@ use std::rc::Rc;
 use udm_core::bugs::{self, Bug};
 use udm_core::{Bio, BioFlags, Limits, Op, SECTOR_SIZE, Status};
 
-/// Where a bio goes.
+/// The route of a bio.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum RouteAction {
-    /// To this leg, whole; it has been moved.
+    /// To this leg, whole; its sector is already mapped.
     ChildLane(usize),
-    /// In pieces.
+    /// Through the splitter, in pieces.
     SplitBio,
-    /// Nowhere.
+    /// To no leg; the bio ends with this status.
     End(Status),
 }
 
-/// What makes a bio one of the usual ones: a read or write that needs nothing but its place looked
-/// up.
+/// The conditions of the fast path: a read or write that only needs its sector mapped.
 struct FastPathFilter {
-    /// The last of the operations that do, of a list that begins with reads and writes.
+    /// The last operation of the fast path; [`Op`] lists reads and writes first.
     last: Op,
     special: BioFlags,
-    /// `sector` and `sectors` have none of these bits.
+    /// Bits that must be 0 in `sector` and `sectors`.
     unaligned: u64,
     max: u64,
     size: u64,
@@ -38,11 +37,11 @@ struct FastPathFilter {
 impl FastPathFilter {
     #[inline(always)]
     fn takes(&self, bio: &Bio) -> bool {
-        // `max` is at most `size`, so the difference is one.
+        // `max` is at most `size`, so the subtraction does not underflow for a bio that fits.
         self.fits(bio) && bio.sector.0 <= self.size.wrapping_sub(bio.sectors.0)
     }
 
-    /// The same but for the end of the device.
+    /// As `takes`, without the check against the end of the device.
     #[inline(always)]
     fn fits(&self, bio: &Bio) -> bool {
         let (sector, sectors) = (bio.sector.0, bio.sectors.0);
@@ -53,13 +52,13 @@ impl FastPathFilter {
     }
 }
 
-/// See the module's documentation.
+/// Finds the route of each bio of a table, and restores bios that come back.
 pub(super) struct TableRouter {
     limits: Limits,
     fast_path: FastPathFilter,
     map_kind: MapKind,
     map: TableMap,
-    /// As when the lanes were opened.
+    /// The layout of the legs when the lanes were opened.
     pub legs: Rc<ChildLayout>,
 }
 
@@ -82,8 +81,7 @@ impl TableRouter {
         TableRouter { limits, fast_path, map_kind: map.map_kind(&legs), map, legs }
     }
 
-    /// What is added to the sectors of bios that go whole, if they all go to the one leg there is
-    /// wherever they lie.
+    /// The offset that is added to sectors, if all bios that go whole go to the only leg.
     #[inline(always)]
     pub fn single(&self) -> Option<u64> {
         if let MapKind::Single(shift) = self.map_kind { Some(shift) } else { None }
@@ -100,7 +98,7 @@ impl TableRouter {
 
     #[inline(always)]
     fn to_stripe<const SHIFTS: bool>(&self, bio: &mut Bio, stripes: &StripeMapping) -> Option<usize> {
-        // The device ends with a chunk: what lies in a chunk ends in front of that.
+        // The device ends at a chunk boundary, so a bio within one chunk ends within the device.
         if !self.fast_path.fits(bio) || bio.sector.0 >= self.fast_path.size {
             return None;
         }
@@ -113,8 +111,9 @@ impl TableRouter {
     fn to_line(&self, bio: &mut Bio, lines: &[SimpleMapping]) -> Option<usize> {
         let sector = bio.sector.0;
         let to = self.map.find_simple(lines, sector)?;
-        // The sector is not far behind the end and no bio that fits is long: their sum is one. What
-        // ends in front of the mapping's end is in front of the device's.
+        // The sum does not overflow: the sector is at most slightly beyond the end, and a bio that
+        // fits is short. A bio that ends before the end of its mapping ends before the end of the
+        // device.
         (self.fast_path.fits(bio) && sector + bio.sectors.0 <= to.end).then(|| {
             bio.sector.0 = sector.wrapping_add(to.shift);
             to.leg as usize
@@ -132,8 +131,8 @@ impl TableRouter {
         Some(leg)
     }
 
-    /// As [`TableRouter::down`], for what nearly all bios are: moves `bio` and says which leg it goes to,
-    /// if it is plain that it goes whole; else it is left as it is.
+    /// As [`TableRouter::down`], for the usual bios. If `bio` surely goes whole, maps it and
+    /// returns its leg. Otherwise leaves it unchanged and returns `None`.
     #[inline(always)]
     pub fn fast_path(&self, bio: &mut Bio) -> Option<usize> {
         match &self.map_kind {
@@ -145,7 +144,8 @@ impl TableRouter {
         }
     }
 
-    /// Does [`TableRouter::fast_path`] with each of `bio_faults` for as long as it is plain: with how many.
+    /// Maps bios with [`TableRouter::fast_path`] until one is refused. Returns how many were
+    /// mapped.
     #[inline(always)]
     pub fn fast_path_all(&self, bios: &mut [Box<Bio>]) -> usize {
         let stopped = match &self.map_kind {
@@ -156,7 +156,7 @@ impl TableRouter {
         stopped.unwrap_or(bios.len())
     }
 
-    /// Deals out bios for as long as it is plain where they go: the first of which it is not.
+    /// Distributes bios until the fast path refuses one, and returns this bio.
     #[inline(never)]
     pub fn deal(&self, bios: &mut BatchDispatch<'_>) -> Option<Box<Bio>> {
         match &self.map_kind {
@@ -167,8 +167,7 @@ impl TableRouter {
         }
     }
 
-    /// The way of `bio`. One that goes whole is moved: its sector counts as the leg does from here
-    /// on.
+    /// Decides the route of `bio`. If it goes whole, its sector is changed to that of the leg.
     pub fn down(&self, bio: &mut Bio) -> RouteAction {
         if let Err(status) = self.limits.check(bio.op, bio.sector, bio.sectors) {
             return RouteAction::End(status);
@@ -185,8 +184,8 @@ impl TableRouter {
         RouteAction::ChildLane(leg)
     }
 
-    /// Undoes that for bios that came back from leg `leg`, pieces among them, whose place nobody
-    /// looks at any more.
+    /// Restores the sectors of bios that came back from leg `leg`. They may include fragments,
+    /// whose sectors are not used any more.
     #[inline(always)]
     pub fn up(&self, leg: usize, bios: &mut [Box<Bio>]) {
         self.map.reverse_maps[leg].restore_sectors(bios);

@@ -1,23 +1,24 @@
-//! Which of many runs of sectors one is in, without a search.
+//! Finds the run of a sector among many runs, mostly without a search.
 
-/// Finds the one of several runs that a sector is in. They are in order and do not overlap.
+/// An index of several runs of sectors. The runs are in order and do not overlap.
 pub(super) struct RunIndex {
-    /// Where each ends.
+    /// The end of each run.
     ends: Box<[u64]>,
-    /// For each stretch of 2^`shift` sectors the run that it is in, with [`SEVERAL`] if it is in
-    /// others too, of which this is the first.
+    /// For each stretch of 2^`shift` sectors, its run. If a stretch touches several runs, this is
+    /// the first one, marked with [`SEVERAL`].
     stretches: Box<[u32]>,
     shift: u32,
 }
 
-/// Stretches for each run.
+/// Number of stretches per run.
 const STRETCHES: u64 = 32;
 
-/// Marks a stretch that is in several runs.
+/// Marks a stretch that touches several runs.
 const SEVERAL: u32 = 1 << 31;
 
 impl RunIndex {
-    /// Of runs that end at `ends`; each begins where the one before it ends, or later.
+    /// Creates an index of runs with these ends. Each run begins at the end of the previous one, or
+    /// later.
     pub fn new(ends: Box<[u64]>) -> RunIndex {
         let (size, last) = (ends.last().copied().unwrap_or_default(), ends.len().saturating_sub(1));
         let most = STRETCHES * ends.len() as u64;
@@ -31,15 +32,16 @@ impl RunIndex {
         RunIndex { ends, stretches, shift }
     }
 
-    /// Of a list of something for each run, that for the run of `sector`, if it is plain which that
-    /// is. For a sector that is in none it may be any.
+    /// Returns the entry of `list` for the run of `sector`, if it is found without a search. For a
+    /// sector outside of all runs, the result is arbitrary.
     #[inline(always)]
     pub fn pick<'a, T>(&self, list: &'a [T], sector: u64) -> Option<&'a T> {
-        // No list is so long that it has an entry for a number with the mark of several.
+        // No list is long enough to have an entry for an index with the [`SEVERAL`] mark.
         list.get(*self.stretches.get((sector >> self.shift) as usize)? as usize)
     }
 
-    /// The run of `sector`. For one that is in none it may be any, or the number of runs.
+    /// The run of `sector`. For a sector outside of all runs, the result is arbitrary, or the
+    /// number of runs.
     #[inline(always)]
     pub fn find(&self, sector: u64) -> usize {
         match self.stretches.get((sector >> self.shift) as usize) {
@@ -76,7 +78,7 @@ mod tests {
                     assert!(index.pick(&numbers, sector).is_none_or(|&found| found == i));
                 }
             }
-            // Those in none are of no matter, but they are no trouble.
+            // For sectors outside of all runs, the result only has to be in range.
             assert!(index.find(end + at % 1000) <= runs.len() && index.find(at) <= runs.len());
         }
     }

@@ -1,4 +1,4 @@
-//! A disk in memory that fails and holds on demand.
+//! A disk in memory that fails or holds requests when a test asks for it.
 
 use super::lock;
 use std::collections::VecDeque;
@@ -8,12 +8,12 @@ use udm_core::{
     SECTOR_SIZE, Sectors, SharedDiskState, Status,
 };
 
-/// What a disk was asked to do, in the order in which it did it.
+/// A request that the disk executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoggedRequest {
     /// The operation.
     pub op: Op,
-    /// Its flags.
+    /// Flags of the request.
     pub flags: BioFlags,
     /// First sector.
     pub sector: u64,
@@ -25,7 +25,7 @@ type StatusFn = Box<dyn FnMut(&Bio) -> Status + Send>;
 
 #[derive(Default)]
 struct DiskState {
-    /// `None` for a disk that stores nothing.
+    /// The content; `None` for a disk that stores nothing.
     bytes: Option<Vec<u8>>,
     verdict: Option<StatusFn>,
     holding: bool,
@@ -39,8 +39,8 @@ struct DiskState {
     growths: VecDeque<(Sectors, GrowCallback)>,
 }
 
-/// A disk in memory. Requests take effect when they finish: in the first `poll` behind their
-/// submission, unless the disk is told to hold them.
+/// A disk in memory. A request takes effect when it completes: in the first `poll` after its
+/// submission, unless the disk holds it.
 pub struct TestDisk {
     id: DeviceId,
     shared_disk_state: SharedDiskState,
@@ -56,7 +56,7 @@ impl TestDisk {
         TestDisk::make(Limits::new(Sectors(sectors)), Some(bytes))
     }
 
-    /// A disk with `limits` that stores nothing; reads leave their data alone.
+    /// A disk with `limits` that stores nothing. Reads leave their data unchanged.
     #[must_use]
     pub fn null(limits: Limits) -> Arc<TestDisk> {
         TestDisk::make(limits, None)
@@ -76,73 +76,74 @@ impl TestDisk {
         lock(&self.state)
     }
 
-    /// Changes the limits that it reports from now on.
+    /// Changes the limits that the disk reports from now on.
     pub fn set_limits(&self, change: impl FnOnce(&mut Limits)) {
         change(&mut lock(&self.limits));
     }
 
-    /// Every request ends with `status` from now on, without effect; [`Status::Ok`] heals the disk.
+    /// From now on every request fails with `status`, without effect. [`Status::Ok`] heals the
+    /// disk.
     pub fn fail(&self, status: Status) {
         self.state().verdict = if status.is_ok() { None } else { Some(Box::new(move |_| status)) };
     }
 
-    /// Each request ends with what `verdict` says of it; without effect unless that is
-    /// [`Status::Ok`].
+    /// From now on `verdict` decides the status of each request. A request takes effect only if the
+    /// status is [`Status::Ok`].
     pub fn judge(&self, verdict: impl FnMut(&Bio) -> Status + Send + 'static) {
         self.state().verdict = Some(Box::new(verdict));
     }
 
-    /// While true, requests stay in the disk. False lets all go.
+    /// While true, the disk holds all requests. False releases them.
     pub fn hold(&self, hold: bool) {
         let mut state = self.state();
         state.holding = hold;
         state.permits = 0;
     }
 
-    /// Lets `n` more requests finish while the disk holds.
+    /// Lets `n` more requests complete while the disk holds.
     pub fn release(&self, n: usize) {
         self.state().permits += n;
     }
 
-    /// Finishes the newest request first.
+    /// If true, the newest request completes first.
     pub fn reverse(&self, reverse: bool) {
         self.state().reverse = reverse;
     }
 
-    /// While true, requests that are held are handed back by a no-flush drain and failed by a
-    /// flushing one, as a multipath without paths does.
+    /// If true, a no-flush drain hands held requests back and a flushing drain fails them, as a
+    /// multipath without paths does.
     pub fn hand_back(&self, hand_back: bool) {
         self.state().hand_back = hand_back;
     }
 
-    /// Lanes opened from now on fail to open with `error`.
+    /// If set, opening a lane fails with `error`.
     pub fn refuse(&self, error: Option<OpenError>) {
         self.state().refuse = error;
     }
 
-    /// How many requests it has taken and not finished.
+    /// Number of requests that the disk has taken and not completed.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.state().waiting
     }
 
-    /// How many lanes are open.
+    /// Number of open lanes.
     #[must_use]
     pub fn opened(&self) -> usize {
         self.state().opened
     }
 
-    /// How many times it was asked to grow, and has not answered.
+    /// Number of grow requests that wait for an answer.
     #[must_use]
     pub fn growths(&self) -> usize {
         self.state().growths.len()
     }
 
-    /// Answers the oldest wish to grow: it becomes as large as was asked for, or fails with what
-    /// `refuse` says. The size asked for.
+    /// Answers the oldest grow request. Without `refuse`, the disk grows to the requested size;
+    /// otherwise the request fails with this error. Returns the requested size.
     ///
     /// # Panics
-    /// When nobody has asked.
+    /// If there is no grow request.
     pub fn grow_now(&self, refuse: Option<OpenError>) -> Sectors {
         let (size, then) = self.state().growths.pop_front().expect("somebody has asked");
         if refuse.is_none() {
@@ -155,7 +156,7 @@ impl TestDisk {
         size
     }
 
-    /// Takes the list of what it was asked to do.
+    /// Takes the log of executed requests.
     #[must_use]
     pub fn take_log(&self) -> Vec<LoggedRequest> {
         std::mem::take(&mut self.state().log)
@@ -164,7 +165,7 @@ impl TestDisk {
     /// The bytes of `sectors` sectors from `sector`.
     ///
     /// # Panics
-    /// When the disk stores nothing or is shorter.
+    /// If the disk stores nothing or is shorter.
     #[must_use]
     pub fn bytes(&self, sector: u64, sectors: u64) -> Vec<u8> {
         let state = self.state();
@@ -172,10 +173,10 @@ impl TestDisk {
         bytes[(sector * SECTOR_SIZE) as usize..((sector + sectors) * SECTOR_SIZE) as usize].to_vec()
     }
 
-    /// Puts `data` at `sector` behind the back of every lane.
+    /// Writes `data` at `sector` without a lane.
     ///
     /// # Panics
-    /// When the disk stores nothing or is shorter.
+    /// If the disk stores nothing or is shorter.
     pub fn put(&self, sector: u64, data: &[u8]) {
         let at = (sector * SECTOR_SIZE) as usize;
         self.state().bytes.as_mut().expect("a disk that stores")[at..at + data.len()].copy_from_slice(data);
@@ -204,7 +205,7 @@ impl Device for TestDisk {
         Some(&self.shared_disk_state)
     }
 
-    /// Waits for [`TestDisk::grow_now`].
+    /// Queues the request until [`TestDisk::grow_now`].
     fn grow(&self, size: Sectors, then: GrowCallback) {
         self.state().growths.push_back((size, then));
     }

@@ -1,4 +1,4 @@
-//! Marks of stores in memory, kept at once or when the test says so.
+//! Marks of invalid stores in memory. They become durable at once, or when the test allows it.
 
 use super::lock;
 use crate::invalid_store::InvalidStoreMark;
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 type MarkDoneFn = Box<dyn FnOnce(Result<(), String>) + Send>;
 
-/// The marks of all stores, by name. Clones are the same.
+/// The marks of all stores, by name. Clones share the same marks.
 #[derive(Clone, Default)]
 pub struct TestStoreMarks(Arc<Mutex<MarkTable>>);
 
@@ -19,18 +19,18 @@ struct MarkTable {
 }
 
 impl TestStoreMarks {
-    /// That of the store `name`.
+    /// The mark of the store `name`.
     #[must_use]
     pub fn of(&self, name: &str) -> Arc<dyn InvalidStoreMark> {
         Arc::new(TestMark { marks: self.clone(), name: name.into() })
     }
 
-    /// Marks are not kept before [`TestStoreMarks::end`] says so.
+    /// From now on, marks wait for [`TestStoreMarks::end`].
     pub fn wait(&self) {
         lock(&self.0).slow = true;
     }
 
-    /// What waits is kept, or is not.
+    /// Completes all waiting marks with the result `kept`.
     pub fn end(&self, kept: &Result<(), String>) {
         let waiting = std::mem::take(&mut lock(&self.0).waiting);
         waiting.into_iter().for_each(|done| done(kept.clone()));

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use udm_core::control_io::RunResult;
 use udm_core::{Batch, ControlIo, ControlTransfer, CoreId, CoreState, Cores, Device, Nanos, OwnWork};
 
-/// How often a lane is polled that brings nothing and asks for no time.
+/// Maximum number of polls without a result, if the lane asks for no later time.
 const POLLS_MAX: usize = 1000;
 
-/// How many times a lane may ask for, and bring nothing.
+/// Maximum number of waits for a time without a result.
 const WAITS_MAX: usize = 100_000;
 
-/// Control-side I/O on a core of its own, which nobody else visits. Its time goes on where a lane
-/// waits for a time, at once; a device from which nothing comes home does not answer.
+/// Control-side I/O on a core of its own. If a lane waits for a time, the clock advances to this
+/// time at once. If nothing completes, the result is the error of a device that does not answer.
 pub struct TestControlIo {
     core: RefCell<CoreState>,
     now: Cell<Nanos>,
@@ -25,13 +25,14 @@ impl Default for TestControlIo {
 }
 
 impl TestControlIo {
-    /// On a core that reaches no others.
+    /// Control-side I/O on a core that reaches no other cores.
     #[must_use]
     pub fn new() -> TestControlIo {
         TestControlIo::on(CoreState::new(CoreId(0), 1, 1, None))
     }
 
-    /// On a core among others: what its lanes send arrives there, and it gets no letters itself.
+    /// Control-side I/O on a core among others. Messages of its lanes reach the other cores, but it
+    /// receives none itself.
     #[must_use]
     pub fn with_cores(others: Arc<dyn Cores>, cores: usize) -> TestControlIo {
         TestControlIo::on(CoreState::new(CoreId(0), cores, 1, None).with_cores(others))
@@ -41,7 +42,7 @@ impl TestControlIo {
         TestControlIo { core: RefCell::new(core), now: Cell::new(Nanos(0)) }
     }
 
-    /// What time it is there.
+    /// The current time of this core.
     #[must_use]
     pub fn now(&self) -> Nanos {
         self.now.get()
@@ -55,7 +56,7 @@ impl ControlIo for TestControlIo {
         let mut lane = device.open(&mut core.cx(self.now.get()))?;
         let (mut batch, mut done) = (Batch::new(), Batch::new());
         let (mut polls, mut waits) = (0, 0);
-        // What the lane owes it does before it goes.
+        // Required own work of the lane is done before the lane is dropped.
         while !errand.is_over() || lane.busy() == OwnWork::Required {
             let mut cx = core.cx(self.now.get());
             while let Some(mut bio) = errand.next() {
@@ -76,7 +77,7 @@ impl ControlIo for TestControlIo {
                 waits += 1;
             }
             if polls > POLLS_MAX || waits > WAITS_MAX {
-                // What is in flight stays where it is.
+                // Bios in flight must not be dropped, so the lane is leaked.
                 Box::leak(lane);
                 return if errand.is_over() {
                     Ok(errand.finish())

@@ -60,22 +60,22 @@ pub fn data(bio: &Bio) -> Vec<u8> {
     bytes
 }
 
-/// A resolver of fixed names, which keeps marks of stores by them.
+/// A resolver of fixed names, with one mark per store name.
 #[derive(Default)]
 pub struct TestResolver {
     names: BTreeMap<String, (DevNo, Arc<dyn Device>)>,
-    /// What is kept.
+    /// The marks of invalid stores.
     pub marks: TestStoreMarks,
 }
 
 impl TestResolver {
-    /// A resolver that knows nothing.
+    /// A resolver without names.
     #[must_use]
     pub fn new() -> TestResolver {
         TestResolver::default()
     }
 
-    /// The devices of the machine on which the bad tables were recorded: `/dev/nullb0` to
+    /// The devices of the machine on which the invalid tables were recorded: `/dev/nullb0` to
     /// `/dev/nullb3` (253:0 to 253:3), 2097152 sectors each.
     #[must_use]
     pub fn recorded() -> TestResolver {
@@ -87,7 +87,7 @@ impl TestResolver {
         resolver
     }
 
-    /// Makes `device` known by `name` and by its number.
+    /// Adds `device` under `name` and under its number.
     pub fn add(&mut self, name: &str, number: DevNo, device: Arc<dyn Device>) {
         self.names.insert(number.to_string(), (number, Arc::clone(&device)));
         self.names.insert(name.to_owned(), (number, device));
@@ -103,7 +103,7 @@ impl Resolver for TestResolver {
                 device: Arc::clone(device),
                 hold: None,
             }),
-            // What the kernel says of numbers without a device, and of paths without a file.
+            // The kernel's errors for numbers without a device, and for paths without a file.
             None if word.parse::<DevNo>().is_ok() => Err(LookupError { errno: ENXIO, reason: String::new() }),
             None => Err(LookupError { errno: ENOENT, reason: String::new() }),
         }

@@ -1,4 +1,4 @@
-//! Tasks on cores stepped by hand: each has a turn in every round, whether it asked for one or not.
+//! Tasks on cores stepped by hand. Each task has a turn in every round, even if it asked for none.
 
 use super::{TestWorld, lock};
 use std::collections::VecDeque;
@@ -8,7 +8,7 @@ use udm_core::{
     TaskCx, TaskFactory, TaskHandle, WaitHandle, WaitQueue,
 };
 
-/// What was asked for and not done yet.
+/// Start and stop commands that are not executed yet.
 #[derive(Default)]
 pub(super) struct TaskCommandQueue {
     started: u64,
@@ -20,7 +20,7 @@ enum TaskCommand {
     Stop(u64, Option<Ack>),
 }
 
-/// Orders `make` to be started: a handle to stop it by.
+/// Queues the start of the task that `make` creates. Returns a handle that stops the task.
 pub(super) fn start(orders: &Arc<Mutex<TaskCommandQueue>>, make: TaskFactory) -> TaskHandle {
     let mut all = lock(orders);
     let id = all.started;
@@ -32,14 +32,14 @@ pub(super) fn start(orders: &Arc<Mutex<TaskCommandQueue>>, make: TaskFactory) ->
         let waits =
             all.queue.iter().position(|order| matches!(order, TaskCommand::Start(one, _) if *one == id));
         match waits {
-            // Nobody runs it: it was never there.
+            // The task has not started, so its start is removed.
             Some(at) => drop(all.queue.remove(at)),
             None => all.queue.push_back(TaskCommand::Stop(id, told)),
         }
     })
 }
 
-/// A task of a core.
+/// A running task and its core.
 pub(super) struct RunningTask {
     id: u64,
     core: usize,
@@ -48,7 +48,7 @@ pub(super) struct RunningTask {
     lanes: Vec<Option<TaskLane>>,
 }
 
-/// A lane of a task, of its own.
+/// A lane of a task.
 struct TaskLane {
     lane: Box<dyn Lane>,
     batch: Batch,
@@ -62,7 +62,7 @@ impl RunningTask {
         f(&mut **task, &mut TestTaskCx { state, now, lanes, owner: *owner });
     }
 
-    /// A turn; true when it is over.
+    /// Runs one turn. Returns true if the task is over.
     fn turn(&mut self, state: &mut CoreState, now: Nanos, stop: Option<Option<Ack>>) -> bool {
         self.call(state, now, |task, cx| task.turn(cx));
         if let Some(told) = stop {
@@ -84,14 +84,14 @@ impl RunningTask {
             self.call(state, now, |task, cx| task.complete(&mut done, cx));
         }
         for slot in &mut self.lanes {
-            // What a lane owes it does before it goes.
+            // Required own work of a lane is done before the lane is dropped.
             slot.take_if(|open| open.closed && open.lane.busy() != OwnWork::Required);
         }
         self.task.is_over() && self.lanes.iter().all(Option::is_none)
     }
 }
 
-/// What a task may touch.
+/// The context of a task during its turn.
 struct TestTaskCx<'a> {
     state: &'a mut CoreState,
     now: Nanos,
@@ -143,8 +143,8 @@ impl TaskCx for TestTaskCx<'_> {
 }
 
 impl TestWorld {
-    /// Starts the tasks that were ordered, in turn on each core, and gives each a turn: how many
-    /// there are.
+    /// Starts the queued tasks, round robin over the cores, and gives each task one turn. Returns
+    /// the number of running tasks.
     pub fn run_tasks(&mut self) -> usize {
         let orders = std::mem::take(&mut lock(&self.mail.orders).queue);
         let mut stops = Vec::new();

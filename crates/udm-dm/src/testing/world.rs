@@ -16,9 +16,9 @@ pub struct TestWorld {
     pub(super) mail: Arc<TestCores>,
     pub(super) tasks: Vec<RunningTask>,
     in_turn: Arc<AtomicBool>,
-    /// The time, for the test to move on.
+    /// The current time; the test advances it.
     pub now: Nanos,
-    /// When the lanes asked to be polled next, over all steps since the test last set it to
+    /// The earliest time at which a lane asked to be polled, since the test last set this to
     /// [`Nanos::NEVER`].
     pub wake: Nanos,
 }
@@ -30,7 +30,7 @@ pub struct TestCores {
     pub(super) orders: Arc<Mutex<TaskCommandQueue>>,
 }
 
-/// To whom, and what; nothing is a bell that was rung.
+/// Receiver and command; `None` is a wake-up.
 type InboxMessage = (DeviceId, Option<LaneCommand>);
 
 impl Cores for TestCores {
@@ -44,7 +44,7 @@ impl Cores for TestCores {
         lock(&self.boxes[core.index()]).push_back((id, None));
     }
 
-    /// It runs when the world is told to: [`TestWorld::run_tasks`].
+    /// The task runs in [`TestWorld::run_tasks`].
     fn start(&self, make: TaskFactory) -> TaskHandle {
         tasks::start(&self.orders, make)
     }
@@ -68,13 +68,14 @@ impl TestWorld {
         }
     }
 
-    /// Its inboxes, for those that send commands.
+    /// The inboxes, for senders of commands.
     #[must_use]
     pub fn cores(&self) -> Arc<TestCores> {
         Arc::clone(&self.mail)
     }
 
-    /// True while a core has its turn: for what must not happen on one.
+    /// True during the turn of a core. Tests use it to check that an action does not happen on a
+    /// core.
     #[must_use]
     pub fn in_turn(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.in_turn)
@@ -91,18 +92,18 @@ impl TestWorld {
         result
     }
 
-    /// `core` itself, for those that make their own turns of it. It delivers nothing.
+    /// The state of `core`, for tests that create their own turns. Delivers nothing.
     pub fn state(&mut self, core: usize) -> &mut CoreState {
         &mut self.cores[core]
     }
 
-    /// True when letters wait for `core`.
+    /// True if messages wait for `core`.
     #[must_use]
     pub fn has_messages(&self, core: usize) -> bool {
         !lock(&self.mail.boxes[core]).is_empty()
     }
 
-    /// Delivers the letters that wait for `core` to its lanes' ports.
+    /// Delivers the messages that wait for `core` to the inboxes of its lanes.
     pub fn deliver(&mut self, core: usize) {
         loop {
             let next = lock(&self.mail.boxes[core]).pop_front();
@@ -118,12 +119,12 @@ impl TestWorld {
     /// Opens `device` on `core`.
     ///
     /// # Errors
-    /// The device's own.
+    /// Errors of the device.
     pub fn open(&mut self, core: usize, device: &dyn Device) -> Result<Box<dyn Lane>, OpenError> {
         self.turn(core, |cx| device.open(cx))
     }
 
-    /// Starts `bio_faults` and submits them as one batch.
+    /// Starts `bios` and submits them as one batch.
     pub fn submit(&mut self, core: usize, lane: &mut dyn Lane, bios: impl IntoIterator<Item = Box<Bio>>) {
         let mut batch: Batch = bios.into_iter().collect();
         for bio in &mut batch {
@@ -133,7 +134,7 @@ impl TestWorld {
         assert!(batch.is_empty(), "submit leaves the batch empty");
     }
 
-    /// Polls once; what came back is home.
+    /// Polls once, and finishes the bios that came back.
     pub fn poll(&mut self, core: usize, lane: &mut dyn Lane) -> Batch {
         let mut done = Batch::new();
         self.turn(core, |cx| lane.poll(&mut done, cx));
@@ -143,10 +144,10 @@ impl TestWorld {
         done
     }
 
-    /// Submits `bio` alone and polls until it is back.
+    /// Submits `bio` alone and polls until it completes.
     ///
     /// # Panics
-    /// When it is not back after a thousand polls, or another came back.
+    /// If it has not completed after a thousand polls, or another bio came back.
     pub fn run(&mut self, core: usize, lane: &mut dyn Lane, bio: Box<Bio>) -> Box<Bio> {
         self.submit(core, lane, [bio]);
         for _ in 0..1000 {

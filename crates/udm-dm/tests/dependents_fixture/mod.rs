@@ -1,8 +1,8 @@
-//! Targets with partners, and a rig of two cores for them.
+//! Targets with partners, and a fixture of two cores for them.
 //!
-//! `top DISK` is to `side DISK` what an origin is to its snapshots: each lane of a top looks which
-//! sides are live when it begins, and everything that its requests meet says so. Both count what
-//! they have in flight, and each hook checks that nothing is where nothing may be.
+//! `top DISK` and `side DISK` are like an origin and its snapshots. Each lane of a top reads which
+//! sides are live when it begins, and every request through it records this. Both count their
+//! requests in flight. Each hook checks that nothing is in flight where nothing may be.
 #![allow(dead_code, reason = "each test program uses its part")]
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -14,24 +14,24 @@ use udm_dm::{
     Target, TargetArgs, TargetError, TargetHost, TargetType, WakeFn,
 };
 
-/// What the targets over one disk share.
+/// State that the targets over one disk share.
 #[derive(Default)]
 pub struct LayerLog {
     tops: Mutex<Vec<Weak<HostCell>>>,
-    /// The names of the devices whose sides are live.
+    /// The names of devices with a live side.
     live: Mutex<Vec<String>>,
     in_flight: AtomicUsize,
-    /// Hooks, in order, with the device's name.
+    /// Hooks that were called, in order, with the device's name.
     pub log: Mutex<Vec<String>>,
-    /// For each request through a top, which sides its lane knows.
+    /// For each request through a top, the sides that its lane knows.
     pub met: Mutex<Vec<(u64, String)>>,
-    /// Sides have something against it.
+    /// If true, sides refuse to resume.
     pub refuse: AtomicBool,
-    /// Tops can't be opened on this core.
+    /// The core on which tops cannot be opened.
     pub no_lane: Mutex<Option<usize>>,
-    /// While this holds, tops end nothing.
+    /// While true, tops complete nothing.
     pub hold: AtomicBool,
-    /// Called when a side is asked.
+    /// Called when a side gets `preresume`.
     pub on_ask: Mutex<Option<Box<dyn FnMut() + Send>>>,
 }
 
@@ -49,7 +49,7 @@ impl LayerLog {
     }
 }
 
-/// Where a target is.
+/// The host of a target, once the target is attached.
 #[derive(Default)]
 struct HostCell(OnceLock<Arc<dyn TargetHost>>);
 
@@ -74,7 +74,7 @@ impl LayeredTarget {
 
     fn hook(&self, what: &str) {
         self.shared.says(what, &self.place);
-        // The resume of one that was live already may end a suspend that was called off.
+        // If the target was live already, this resume may end a cancelled suspend.
         let comes = what == "resume" && !self.is_top && !self.is_live();
         if what == "gone" || comes {
             assert_eq!(self.shared.in_flight.load(Relaxed), 0, "{what} while something is in flight");
@@ -107,7 +107,7 @@ impl Target for LayeredTarget {
         vec![DeviceRange::new(&self.disk, Sector(0), self.len)]
     }
 
-    /// One sector with a side, whole requests without.
+    /// One sector if a side is live; otherwise unlimited.
     fn max_io_len(&self) -> Option<Sectors> {
         (self.is_top && !self.shared.sides().is_empty()).then_some(Sectors(1))
     }
@@ -165,7 +165,7 @@ struct LayeredLane {
     is_top: bool,
     shared: Arc<LayerLog>,
     lane: Box<dyn Lane>,
-    /// Which were live when it began.
+    /// The sides that were live when the lane began.
     sides: Option<String>,
 }
 
@@ -229,7 +229,7 @@ impl Fixture {
         Fixture { world: TestWorld::new(2), resolver: TestResolver::new(), types, made: 0 }
     }
 
-    /// A disk that stores nothing, and what tops and sides over it share.
+    /// Creates a disk that stores nothing, and the shared state of tops and sides over it.
     pub fn disk(&mut self, name: &str) -> (Arc<TestDisk>, Arc<LayerLog>) {
         let disk = TestDisk::null(Limits::new(Sectors(64)));
         self.made += 1;
@@ -260,7 +260,7 @@ impl Fixture {
         device
     }
 
-    /// A lane of `device` on each core.
+    /// Opens a lane of `device` on each core.
     pub fn open(&mut self, device: &MappedDevice, lanes: &mut LanePairs) -> usize {
         lanes.0.push([0, 1].map(|core| self.world.open(core, device).unwrap()));
         lanes.0.len() - 1
@@ -293,7 +293,7 @@ impl Fixture {
         self.all(changes, lanes)
     }
 
-    /// Steps `device_set` to their end.
+    /// Steps `changes` to their end.
     pub fn all(
         &mut self,
         mut changes: DeviceSetTransition,
@@ -312,7 +312,7 @@ impl Fixture {
         self.world.cores()
     }
 
-    /// One turn of each core; what came back.
+    /// One turn of each core. Returns the bios that came back.
     pub fn turn(&mut self, lanes: &mut LanePairs) -> Batch {
         let mut done = Batch::new();
         for core in 0..2 {
@@ -329,7 +329,7 @@ impl Fixture {
     }
 }
 
-/// Lanes that are open, a pair a device.
+/// Open lanes, one pair per device.
 #[derive(Default)]
 pub struct LanePairs(pub Vec<[Box<dyn Lane>; 2]>);
 

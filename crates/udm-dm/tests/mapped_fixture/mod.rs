@@ -1,4 +1,4 @@
-//! Mapped devices over disks in memory on one core, driven by hand.
+//! Mapped devices over disks in memory on one core, stepped by hand.
 #![allow(dead_code, reason = "each test program uses its part")]
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -18,7 +18,7 @@ impl Fixture {
         Fixture { world: TestWorld::new(1), resolver: TestResolver::new(), made: 0 }
     }
 
-    /// A disk that stores nothing, as `name` in tables.
+    /// Creates a disk that stores nothing; `name` is its name in tables.
     pub fn disk(&mut self, name: &str, sectors: u64) -> Arc<TestDisk> {
         let disk = TestDisk::null(Limits::new(Sectors(sectors)));
         self.made += 1;
@@ -26,7 +26,7 @@ impl Fixture {
         disk
     }
 
-    /// A device without a table, as `@name` in tables.
+    /// Creates a device without a table; tables name it `@name`.
     pub fn make(&mut self, name: &str) -> Arc<MappedDevice> {
         self.made += 1;
         let number = DevNo { major: 254, minor: self.made };
@@ -40,7 +40,7 @@ impl Fixture {
         device.load(Table::build(udm_targets::TARGETS, &lines, &mut self.resolver, &TestControlIo::new(), 1)?)
     }
 
-    /// A device with a live table; no lane is open that would have to be told.
+    /// A device with a live table. No lanes are open, so no core has to answer.
     pub fn live(&mut self, name: &str, text: &str) -> Arc<MappedDevice> {
         let device = self.make(name);
         self.load(&device, text).unwrap();
@@ -61,7 +61,7 @@ impl Fixture {
         self.finish(change, lanes, &mut Batch::new())
     }
 
-    /// Steps `transition` to its end, polling `lanes`; what came back meanwhile goes to `done`.
+    /// Steps `change` to its end and polls `lanes`. Bios that come back are added to `done`.
     pub fn finish(
         &mut self,
         mut change: DeviceTransition,
@@ -82,7 +82,7 @@ impl Fixture {
     }
 }
 
-/// A disk that tells where it was closed: who dropped the last hold on it, its lanes' included.
+/// A disk that records which thread dropped the last reference to it, including those of its lanes.
 pub struct CloseProbe(Arc<CloseState>);
 
 #[derive(Default)]
@@ -92,7 +92,7 @@ struct CloseState {
     closed: Mutex<Option<&'static str>>,
 }
 
-/// What is closed: the disk and each of its lanes hold it.
+/// Held by the disk and each of its lanes; its drop records the close.
 struct CloseGuard(Arc<CloseState>);
 
 impl Drop for CloseGuard {
@@ -111,7 +111,7 @@ impl CloseProbe {
         *self.0.closed.lock().unwrap()
     }
 
-    /// Lanes can't be opened.
+    /// If `refuse` is true, opening a lane fails.
     pub fn refuse(&self, refuse: bool) {
         self.0.refuse.store(refuse, Relaxed);
     }

@@ -5,19 +5,20 @@ use std::collections::BTreeMap;
 /// Chunks in a block: 64 bytes of bits.
 const BLOCK: u64 = 512;
 
-/// A set of chunks, a bit each in blocks of [`BLOCK`]. What is far apart takes a block of its own,
-/// so that no number makes it large. What lies near what was put in last is found without a search.
+/// A set of chunks, one bit per chunk in blocks of [`BLOCK`]. Distant chunks use separate blocks,
+/// so a large chunk number does not make the set large. A chunk near the last insertion is found
+/// without a search.
 #[derive(Clone, Debug, Default)]
 pub struct ChunkSet {
     blocks: Vec<[u64; (BLOCK / 64) as usize]>,
-    /// Where each block is.
+    /// The index in `blocks` of each block number.
     places: BTreeMap<u64, usize>,
-    /// The block that was used last, and where it is.
+    /// The block that was used last, and its index in `blocks`.
     last: Option<(u64, usize)>,
 }
 
 impl ChunkSet {
-    /// Puts `chunk` in; false when it is in already.
+    /// Inserts `chunk`. Returns false if it is already in the set.
     #[inline]
     pub fn insert(&mut self, chunk: u64) -> bool {
         let place = match self.last {
@@ -39,7 +40,7 @@ impl ChunkSet {
         place
     }
 
-    /// The chunks, in order.
+    /// The chunks in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = u64> {
         self.places.iter().flat_map(|(block, place)| {
             let words = &self.blocks[*place];

@@ -1,89 +1,89 @@
-//! What can be wrong with a store.
+//! Errors of snapshot stores.
 
 use super::ChunkSizeError;
 use thiserror::Error;
 
-/// Why a store was refused, and at which byte of it.
+/// The reason why a store was refused, and the byte to blame.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("at byte {offset}: {fault}")]
 pub struct StoreError {
     /// The byte offset in the store.
     pub offset: u64,
-    /// What is wrong there.
+    /// The error at this offset.
     pub fault: StoreFault,
 }
 
-/// What is wrong with a store. The first four have the kernel's words in front.
+/// An error of a store. The texts of the first four begin with the kernel's words.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum StoreFault {
-    /// It ends before its header does.
+    /// The store is shorter than its header.
     #[error("the store ends inside its header")]
     Short,
-    /// It does not begin as a store does.
+    /// The magic number is wrong.
     #[error("Invalid or corrupt snapshot: the magic number is {0:#010x}")]
     Magic(u32),
-    /// A version that nobody knows.
+    /// The version is unknown.
     #[error("unable to handle snapshot disk version {0}")]
     Version(u32),
-    /// The size of a chunk can't be.
+    /// The chunk size is invalid.
     #[error("invalid on-disk chunk size {0}: {1}")]
     ChunkSize(u32, ChunkSizeError),
     /// The store ends before its records do.
-    #[error("area {area} of records lies behind the end of the store ({chunks} chunks)")]
+    #[error("area {area} of records is beyond the end of the store ({chunks} chunks)")]
     Truncated {
-        /// Which area, from 0.
+        /// Number of the area, from 0.
         area: u64,
-        /// Whole chunks that the store has.
+        /// Whole chunks in the store.
         chunks: u64,
     },
-    /// The data would lie behind the end.
+    /// The data would be beyond the end of the store.
     #[error(
-        "record {record} keeps chunk {old} in chunk {new}, behind the end of the store ({chunks} chunks)"
+        "record {record} keeps chunk {old} in chunk {new}, beyond the end of the store ({chunks} chunks)"
     )]
     Beyond {
-        /// Which record, from 0, over all areas.
+        /// Number of the record, from 0, over all areas.
         record: u64,
         /// The chunk of the origin.
         old: u64,
         /// The chunk of the store.
         new: u64,
-        /// Whole chunks that the store has.
+        /// Whole chunks in the store.
         chunks: u64,
     },
-    /// The data would lie where records or the header are.
+    /// The data would overwrite records or the header.
     #[error("record {record} keeps chunk {old} in chunk {new}, which holds metadata")]
     Metadata {
-        /// Which record.
+        /// Number of the record, from 0, over all areas.
         record: u64,
         /// The chunk of the origin.
         old: u64,
         /// The chunk of the store.
         new: u64,
     },
-    /// Two chunks of the origin in one of the store.
+    /// Two chunks of the origin are in one chunk of the store.
     #[error("record {record} keeps chunk {old} in chunk {new}, where another one is kept")]
     NewTwice {
-        /// Which record.
+        /// Number of the record, from 0, over all areas.
         record: u64,
         /// The chunk of the origin.
         old: u64,
         /// The chunk of the store.
         new: u64,
     },
-    /// One chunk of the origin in two of the store.
+    /// One chunk of the origin is in two chunks of the store.
     #[error("record {record} keeps chunk {old} in chunk {new}, and an earlier one keeps it elsewhere")]
     OldTwice {
-        /// Which record.
+        /// Number of the record, from 0, over all areas.
         record: u64,
         /// The chunk of the origin.
         old: u64,
         /// The chunk of the store.
         new: u64,
     },
-    /// The origin has no such chunk.
-    #[error("record {record} keeps chunk {old}, behind the end of the origin ({chunks} chunks)")]
+    /// The chunk is beyond the end of the origin.
+    #[error("record {record} keeps chunk {old}, beyond the end of the origin ({chunks} chunks)")]
     OldBeyond {
-        /// Which record.
+        /// Number of the record, from 0, over all areas.
         record: u64,
         /// The chunk of the origin.
         old: u64,

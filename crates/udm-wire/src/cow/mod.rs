@@ -32,7 +32,7 @@ use error::fault;
 
 /// The first four bytes of a store: "SnAp".
 pub const MAGIC: u32 = 0x7041_6e53;
-/// The only version there is.
+/// The only known version.
 pub const VERSION: u32 = 1;
 /// Bytes of the header; the rest of its chunk is zero.
 pub const HEADER_LEN: usize = 16;
@@ -42,9 +42,9 @@ pub const RECORD_LEN: usize = 16;
 /// The header of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// The snapshot can be used: no copy was lost.
+    /// True if the snapshot is usable: no copy was lost.
     pub valid: bool,
-    /// The size of a chunk.
+    /// The chunk size.
     pub chunk: ChunkSize,
 }
 
@@ -58,12 +58,11 @@ pub struct Exception {
 }
 
 impl Header {
-    /// Reads the header from the first bytes of a store. `None` for a blank device, whose magic
-    /// number is 0: nothing else of it is looked at.
+    /// Reads the header from the first bytes of a store. Returns `None` for a blank device: its
+    /// magic number is 0, and the rest is ignored.
     ///
     /// # Errors
-    /// Another magic number or version, a chunk size that can't be, fewer than [`HEADER_LEN`]
-    /// bytes.
+    /// Another magic number or version, an invalid chunk size, or fewer than [`HEADER_LEN`] bytes.
     pub fn decode(first: &[u8]) -> Result<Option<Header>, StoreError> {
         if first.len() < HEADER_LEN {
             return Err(fault(0, StoreFault::Short));
@@ -83,10 +82,10 @@ impl Header {
         Ok(Some(Header { valid: u32_at(first, 4) != 0, chunk }))
     }
 
-    /// Writes it to the start of `chunk` and clears the rest.
+    /// Writes the header to the start of `chunk` and clears the rest.
     ///
     /// # Panics
-    /// When `chunk` is shorter than [`HEADER_LEN`].
+    /// If `chunk` is shorter than [`HEADER_LEN`].
     pub fn encode(&self, chunk: &mut [u8]) {
         let words = [MAGIC, u32::from(self.valid), VERSION, self.chunk.sectors()];
         for (at, word) in words.into_iter().enumerate() {
@@ -97,10 +96,10 @@ impl Header {
 }
 
 impl Exception {
-    /// Record `index` of `area`; `None` where the records end.
+    /// Reads record `index` of `area`; `None` at the end of the records.
     ///
     /// # Panics
-    /// When the area has no such record.
+    /// If the area has no such record.
     #[must_use]
     pub fn decode(area: &[u8], index: usize) -> Option<Exception> {
         let at = index * RECORD_LEN;
@@ -108,10 +107,10 @@ impl Exception {
         (new != 0).then_some(Exception { old, new })
     }
 
-    /// Writes it as record `index` of `area`.
+    /// Writes the exception as record `index` of `area`.
     ///
     /// # Panics
-    /// When the area has no such record.
+    /// If the area has no such record.
     pub fn encode(&self, area: &mut [u8], index: usize) {
         let at = index * RECORD_LEN;
         area[at..at + 8].copy_from_slice(&self.old.to_le_bytes());

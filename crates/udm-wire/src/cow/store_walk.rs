@@ -1,48 +1,47 @@
-//! Reading the records of a store, an area at a time.
+//! Reads the records of a store, one area at a time.
 
 use super::error::{StoreError, StoreFault, fault};
 use super::{ChunkSet, Exception, RECORD_LEN, StoreLayout};
 use std::ops::Range;
 
-/// A walk over the areas of a store. The caller reads each area that [`StoreWalk::next`] names and hands
-/// it in; memory is little more than a bit a record.
+/// A walk over the areas of a store. The caller reads each area that [`StoreWalk::next`] returns,
+/// and passes it to [`StoreWalk::take`]. Memory use is little more than one bit per record.
 #[derive(Debug)]
 pub struct StoreWalk {
     layout: StoreLayout,
-    /// Whole chunks that the store has.
+    /// Whole chunks in the store.
     chunks: u64,
-    /// Chunks of the origin, where that is known.
+    /// Chunks of the origin, if known.
     origin: Option<u64>,
-    /// Areas that were read.
+    /// Number of areas that were read.
     area: u64,
     records: u64,
     ended: bool,
-    /// The chunks of the store that are taken.
+    /// Data chunks of the store that are in use.
     taken: ChunkSet,
     leftover: Option<u64>,
 }
 
-/// What a walk found, besides the exceptions.
+/// The result of a walk, without the exceptions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreSummary {
-    /// How many exceptions there are.
+    /// Number of exceptions.
     pub exceptions: u64,
-    /// The area that holds the end of the records, from 0.
+    /// The area with the end of the records, from 0.
     pub area: u64,
-    /// Records in that area.
+    /// Number of records in that area.
     pub committed: u64,
-    /// The chunk that is next for data: behind all that are taken.
+    /// The next free data chunk, after all chunks in use.
     pub next_free: u64,
-    /// Chunks before `next_free` that nothing is kept in: a crash left them. In order; an area may
-    /// lie within.
+    /// Unused chunks before `next_free`, which a crash left; in order. A range may contain an area.
     pub holes: Vec<Range<u64>>,
-    /// The byte of the first record behind the end that is not zero. It means nothing.
+    /// The byte offset of the first non-zero record after the end. Such records have no meaning.
     pub leftover: Option<u64>,
 }
 
 impl StoreWalk {
-    /// A walk over a store of `chunks` whole chunks, for an origin of `origin` chunks when that is
-    /// known.
+    /// Starts a walk over a store of `chunks` whole chunks. `origin` is the number of chunks of the
+    /// origin, if known.
     #[must_use]
     pub fn new(layout: StoreLayout, chunks: u64, origin: Option<u64>) -> StoreWalk {
         StoreWalk {
@@ -57,10 +56,10 @@ impl StoreWalk {
         }
     }
 
-    /// The bytes of the store to read and hand in next; `None` when the records have ended.
+    /// The bytes of the store to read and pass to `take` next; `None` if the records have ended.
     ///
     /// # Errors
-    /// When the store has ended before.
+    /// If the store ends before its records do.
     pub fn next(&self) -> Result<Option<Range<u64>>, StoreError> {
         if self.ended {
             return Ok(None);
@@ -73,14 +72,14 @@ impl StoreWalk {
         Ok(Some(chunk * bytes..(chunk + 1) * bytes))
     }
 
-    /// Takes in the bytes that [`StoreWalk::next`] named, and hands each exception to `sink`, which says
-    /// false when it has that chunk of the origin already.
+    /// Reads the area that [`StoreWalk::next`] returned, and passes each exception to `sink`.
+    /// `sink` returns false if it already has that chunk of the origin.
     ///
     /// # Errors
-    /// The first record that can't be; the walk is of no use then.
+    /// The first invalid record. The walk cannot be continued then.
     ///
     /// # Panics
-    /// When `area` is of another length than a chunk.
+    /// If `area` is not exactly one chunk.
     pub fn take(&mut self, area: &[u8], mut sink: impl FnMut(Exception) -> bool) -> Result<(), StoreError> {
         assert_eq!(area.len() as u64, self.layout.chunk().bytes(), "an area is a chunk");
         let start = self.layout.area(self.area) * self.layout.chunk().bytes();
@@ -108,7 +107,7 @@ impl StoreWalk {
         Ok(())
     }
 
-    /// Checks an exception and takes its chunk of the store.
+    /// Checks an exception and marks its data chunk as used.
     fn check(&mut self, exception: Exception) -> Result<(), StoreFault> {
         let (record, Exception { old, new }) = (self.records, exception);
         if new >= self.chunks {
@@ -126,7 +125,7 @@ impl StoreWalk {
         Ok(())
     }
 
-    /// What was found, once [`StoreWalk::next`] says `None`.
+    /// The result, after [`StoreWalk::next`] has returned `None`.
     #[must_use]
     pub fn end(self) -> StoreSummary {
         let mut holes: Vec<Range<u64>> = Vec::new();

@@ -1,23 +1,23 @@
-//! A multipath table from paths alone, by multipath-tools' grouping policies (spec G4).
+//! Creates multipath tables from paths, by the grouping policies of multipath-tools.
 
 use super::{MultipathSettings, NoPathRetry, Prio, matches_pattern};
 use crate::words;
 
-/// How the paths of a device that is made from them become groups, and what they are given.
+/// Options for the table of a device that is created from paths.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grouping {
     /// `path_grouping_policy`.
     pub policy: GroupingPolicy,
     /// `path_selector`: its name, a count, and as many arguments.
     pub selector: String,
-    /// `features`: the words behind their count.
+    /// `features`: the words after their count.
     pub features: Vec<String>,
-    /// `rr_min_io_rq`: the argument of each path, a count of requests.
+    /// `rr_min_io_rq`: the argument of each path, a number of requests.
     pub min_io: u32,
 }
 
 impl Default for Grouping {
-    /// multipath-tools' defaults.
+    /// The defaults of multipath-tools.
     fn default() -> Grouping {
         Grouping {
             policy: GroupingPolicy::Failover,
@@ -31,16 +31,16 @@ impl Default for Grouping {
 /// `path_grouping_policy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GroupingPolicy {
-    /// A group a path.
+    /// One group per path.
     Failover,
-    /// All in one.
+    /// All paths in one group.
     Multibus,
-    /// Those of one priority together.
+    /// One group per priority.
     GroupByPrio,
 }
 
 impl GroupingPolicy {
-    /// The policy of that name.
+    /// The policy with this name.
     #[must_use]
     pub fn named(name: &str) -> Option<GroupingPolicy> {
         Some(match name {
@@ -52,8 +52,7 @@ impl GroupingPolicy {
     }
 }
 
-/// What a path of this name is worth before anything was asked of it; `None` where that is only
-/// known by then.
+/// The priority of a path that follows from its name; `None` if only checks can tell it.
 pub fn prio_by_name(prio: &Prio, name: &str) -> Option<u32> {
     match prio {
         Prio::Const => Some(1),
@@ -64,11 +63,11 @@ pub fn prio_by_name(prio: &Prio, name: &str) -> Option<u32> {
     }
 }
 
-/// The table of a device of `sectors` over `paths`, as tables write them. Groups come in the order
-/// of their mean priority, then of their number of paths, then as they were given.
+/// The table of a device of `sectors` sectors over `paths`, as text. Groups are ordered by
+/// priority, then by their number of paths, then in the given order.
 ///
 /// # Errors
-/// Paths can't be grouped by priorities that only checks tell.
+/// If `group_by_prio` is used with priorities that only checks can tell.
 pub fn table(settings: &MultipathSettings, sectors: u64, paths: &[String]) -> Result<String, &'static str> {
     let Grouping { policy, selector, features, min_io } = &settings.grouping;
     let mut groups: Vec<(u32, Vec<&String>)> = Vec::new();
@@ -104,7 +103,8 @@ pub fn table(settings: &MultipathSettings, sectors: u64, paths: &[String]) -> Re
     table += &format!(" 0 {} {}", groups.len(), usize::from(!groups.is_empty()));
     for (_, group) in &groups {
         table += &format!(" {selector} {} 1", group.len());
-        // As multipath-tools does: one argument a path. One selector takes it for a path's cores.
+        // As in multipath-tools: one argument per path. The io-affinity selector takes it for the
+        // path's cores.
         let arg = if selector.starts_with("io-affinity ") { 1 } else { *min_io };
         group.iter().for_each(|path| table += &format!(" {} {arg}", words::escape(path)));
     }

@@ -1,4 +1,4 @@
-//! The keys of a section: what they take, and what they come to.
+//! The keys of a section: their values, and the settings that result.
 
 use super::{
     CHECKER_TIMEOUT, Failback, Grouping, GroupingPolicy, MAX_OF_INTERVAL, MarginalPolicy, MultipathSettings,
@@ -6,19 +6,19 @@ use super::{
 };
 use udm_core::Nanos;
 
-/// The longest time that a key takes, in seconds: a year.
+/// The longest time of a key, in seconds: a year.
 const SECONDS_MAX: u64 = 31_536_000;
 
-/// The most patterns of `weightedpath`.
+/// Maximum number of patterns of `weightedpath`.
 const PATTERNS_MAX: usize = 256;
 
-/// What a section says, key by key.
+/// The keys of a section; `None` for a key that is not set.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SectionKeys {
     polling_interval: Option<u64>,
     max_polling_interval: Option<u64>,
     checker_timeout: Option<u64>,
-    /// The inner `None` leaves it to the table.
+    /// The inner `None` leaves the decision to the table.
     no_path_retry: Option<Option<NoPathRetry>>,
     failback: Option<Failback>,
     prio: Option<String>,
@@ -33,7 +33,7 @@ pub(super) struct SectionKeys {
     min_io: Option<u32>,
 }
 
-/// `prio_args`: what either of the two kinds that take any makes of it.
+/// `prio_args` of the two prioritizers that take arguments.
 #[derive(Clone, Debug, Default)]
 struct PrioArgs {
     weights: Vec<(String, u32)>,
@@ -41,13 +41,13 @@ struct PrioArgs {
     base_num: Option<f64>,
 }
 
-/// What a key did.
+/// The effect of a key.
 pub(super) enum KeyOutcome {
-    /// Something.
+    /// The key was applied.
     Applied,
-    /// Nothing, and why.
+    /// The key has no effect, for this reason.
     Ignored(&'static str),
-    /// There is no such key.
+    /// The key is unknown.
     Unknown,
 }
 
@@ -56,17 +56,17 @@ fn seconds(value: &str, least: u64, most: u64) -> Result<u64, String> {
     number.ok_or_else(|| format!("wants a number from {least} to {most}, not {}", shown(value)))
 }
 
-/// A word of the file in a line of ours.
+/// Quotes a word of the file, cut at 40 characters.
 pub(super) fn shown(value: &str) -> String {
     let short: String = value.chars().take(40).collect();
     format!("{short:?}")
 }
 
 impl SectionKeys {
-    /// Takes a key.
+    /// Sets a key.
     ///
     /// # Errors
-    /// What the key wants instead.
+    /// The values that the key takes.
     pub fn set(&mut self, key: &str, value: &str) -> Result<KeyOutcome, String> {
         let time = |value| seconds(value, 1, SECONDS_MAX).map(Some);
         match key {
@@ -94,7 +94,9 @@ impl SectionKeys {
             "path_grouping_policy" => match (GroupingPolicy::named(value), value) {
                 (Some(policy), _) => self.policy = Some(policy),
                 (None, "group_by_serial" | "group_by_node_name" | "group_by_tpg") => {
-                    return Ok(KeyOutcome::Ignored("failover, multibus and group_by_prio are what is there"));
+                    return Ok(KeyOutcome::Ignored(
+                        "only failover, multibus and group_by_prio are supported",
+                    ));
                 }
                 (None, _) => {
                     return Err(format!("wants failover, multibus or group_by_prio, not {}", shown(value)));
@@ -107,7 +109,7 @@ impl SectionKeys {
             "features" => self.features = Some(counted(value)?.split_off(1)),
             "rr_min_io_rq" => self.min_io = Some(seconds(value, 1, u32::MAX.into())? as u32),
             "rr_min_io" => {
-                return Ok(KeyOutcome::Ignored("rr_min_io_rq is what multipath targets of today take"));
+                return Ok(KeyOutcome::Ignored("current multipath targets use rr_min_io_rq"));
             }
             "rr_weight" => return Ok(KeyOutcome::Ignored("selectors give each path one request by turns")),
             "hardware_handler"
@@ -120,13 +122,13 @@ impl SectionKeys {
                 return Ok(KeyOutcome::Ignored("there is no SCSI device here"));
             }
             "user_friendly_names" | "find_multipaths" | "uid_attribute" | "alias_prefix" => {
-                return Ok(KeyOutcome::Ignored("devices are named by who makes them"));
+                return Ok(KeyOutcome::Ignored("the creator of a device chooses its name"));
             }
             "san_path_err_threshold"
             | "san_path_err_forget_rate"
             | "san_path_err_recovery_time"
             | "marginal_pathgroups" => {
-                return Ok(KeyOutcome::Ignored("marginal_path_* keys are what is there"));
+                return Ok(KeyOutcome::Ignored("only the marginal_path_* keys are supported"));
             }
             _ => return Ok(KeyOutcome::Unknown),
         }
@@ -139,11 +141,11 @@ impl SectionKeys {
                 self.prio = Some(value.to_owned());
                 KeyOutcome::Applied
             }
-            _ => KeyOutcome::Ignored("const, weightedpath and path_latency are what is there"),
+            _ => KeyOutcome::Ignored("only const, weightedpath and path_latency are supported"),
         }
     }
 
-    /// Where some of the `marginal_path` keys are said, those that are not.
+    /// If some of the `marginal_path` keys are set, the ones that are not.
     pub fn missing_marginal(&self) -> Vec<&'static str> {
         let keys = [
             ("marginal_path_double_failed_time", self.double_failed_time),
@@ -155,7 +157,7 @@ impl SectionKeys {
         if missing.len() == keys.len() { Vec::new() } else { missing }
     }
 
-    /// What this says, and else what `other` does.
+    /// The keys of this section; keys that are not set come from `other`.
     pub fn or(self, other: SectionKeys) -> SectionKeys {
         SectionKeys {
             polling_interval: self.polling_interval.or(other.polling_interval),
@@ -176,7 +178,7 @@ impl SectionKeys {
         }
     }
 
-    /// What it comes to; checks are `every` so many seconds unless it says otherwise.
+    /// The resulting settings. `every` is the check interval in seconds if the file sets none.
     pub fn settings(self, every: Option<u64>) -> MultipathSettings {
         let nanos = |seconds: u64| Nanos::from_millis(seconds * 1000);
         let interval = self.polling_interval.or(every).unwrap_or(POLLING_INTERVAL);
@@ -189,7 +191,7 @@ impl SectionKeys {
             }
             _ => Prio::Const,
         };
-        // As in multipathd: all four, or none.
+        // As in multipathd: all four keys, or none.
         let marginal = || {
             Some(MarginalPolicy {
                 double_failed_time: nanos(self.double_failed_time?),
@@ -218,7 +220,7 @@ impl SectionKeys {
     }
 }
 
-/// A count and as many words, the count among them.
+/// Parses a count and as many words. The result includes the count.
 fn counted(value: &str) -> Result<Vec<String>, String> {
     let words: Vec<String> = value.split_whitespace().map(String::from).collect();
     let count = words.first().and_then(|word| word.parse().ok());
@@ -262,8 +264,8 @@ fn failback(value: &str) -> Result<Failback, String> {
     })
 }
 
-/// `devname PATTERN PRIO ...`, or `io_num=N base_num=N`; `None` for the arguments of another kind.
-/// multipathd hands them to the kind that is in use, whatever they are.
+/// Parses `devname PATTERN PRIO ...`, or `io_num=N base_num=N`. Returns `None` for the arguments of
+/// another prioritizer, because multipathd passes any arguments to the one in use.
 fn prio_args(value: &str) -> Result<Option<PrioArgs>, String> {
     let mut args = PrioArgs::default();
     let mut words = value.split_whitespace();
@@ -289,7 +291,7 @@ fn prio_args(value: &str) -> Result<Option<PrioArgs>, String> {
     Ok(Some(args))
 }
 
-/// multipath-tools takes regular expressions. What means the same here as there is taken: text, and
+/// multipath-tools takes regular expressions. Accepts those with the same meaning here: text, and
 /// `.*` for any text.
 fn pattern(word: &str) -> Result<String, String> {
     if word.contains(['[', ']', '(', ')', '^', '$', '+', '|', '\\', '{', '}']) {

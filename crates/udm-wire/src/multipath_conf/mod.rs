@@ -18,44 +18,43 @@ pub use grouping::{Grouping, GroupingPolicy};
 use keys::SectionKeys;
 use udm_core::Nanos;
 
-/// The longest file that is read, in bytes.
+/// The longest accepted file, in bytes.
 pub const CONF_MAX: usize = 1 << 20;
 
-/// The most `multipath` sections.
+/// Maximum number of `multipath` sections.
 const MAPS_MAX: usize = 4096;
 
-/// The most warnings that are kept; what is over is counted.
+/// Maximum number of warnings that are kept; further ones are only counted.
 const WARNINGS_MAX: usize = 100;
 
-/// The latest that a check is answered, in seconds: what multipathd has where the kernel's own
-/// time-out of a SCSI disk counts.
+/// Timeout of a check, in seconds. multipathd uses the kernel's timeout of a SCSI disk, which is
+/// the same.
 const CHECKER_TIMEOUT: u64 = 30;
 
-/// The seconds between checks of a path in the first place, multipathd's.
+/// Initial seconds between checks of a path, as in multipathd.
 const POLLING_INTERVAL: u64 = 5;
 
-/// How many times that is the most, while a path works.
+/// The default maximum interval is this multiple of the initial one.
 const MAX_OF_INTERVAL: u64 = 4;
 
-/// What is done for the paths of a device.
+/// Maintenance settings for the paths of a device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MultipathSettings {
-    /// From one check of a path to the next: the first time, behind every change, and while it is
-    /// down.
+    /// Interval between checks at first, after every change, and while the path is down.
     pub polling_interval: Nanos,
-    /// What that doubles up to while the path works.
+    /// The interval doubles up to this value while the path works.
     pub max_polling_interval: Nanos,
-    /// A check that takes longer has failed.
+    /// A check that takes longer fails.
     pub checker_timeout: Nanos,
-    /// What becomes of requests while there is no path; `None` leaves it to table and messages.
+    /// Handling of requests while there is no path; `None` leaves it to table and messages.
     pub no_path_retry: Option<NoPathRetry>,
-    /// When the best group is gone back to.
+    /// When requests return to the best group.
     pub failback: Failback,
-    /// What a path is worth.
+    /// How the priority of a path is determined.
     pub prio: Prio,
-    /// Which paths are held back because they keep failing.
+    /// Rule for paths that keep failing and are held back.
     pub marginal: Option<MarginalPolicy>,
-    /// How a device is made from paths.
+    /// How a device is created from paths.
     pub grouping: Grouping,
 }
 
@@ -64,60 +63,61 @@ pub struct MultipathSettings {
 pub enum NoPathRetry {
     /// Requests fail at once.
     Fail,
-    /// They wait.
+    /// Requests are queued.
     Queue,
-    /// They wait for so many polling intervals.
+    /// Requests are queued for this number of polling intervals.
     Checks(u32),
 }
 
 /// `failback`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failback {
-    /// Never: messages do it.
+    /// Never; a message can do it.
     Manual,
-    /// As soon as it is better.
+    /// As soon as another group is better.
     Immediate,
-    /// When it has been better for so long.
+    /// When another group has been better for this time.
     After(Nanos),
-    /// When its first path comes back: hosts that share a disk then don't take it from each other.
+    /// When the first path of the best group comes back. So hosts that share a disk do not switch
+    /// groups against each other.
     Followover,
 }
 
-/// `prio`, with `prio_args`. A higher one is better.
+/// `prio`, with `prio_args`. A higher priority is better.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Prio {
-    /// 1, each.
+    /// Priority 1 for each path.
     Const,
-    /// By the path's name: that of the first pattern which fits, else 0.
+    /// By the path's name: the priority of the first pattern that matches, else 0.
     Weighted(Vec<(String, u32)>),
-    /// By the time that its last checks took, on a scale of logarithms.
+    /// By the latency of the last checks, on a logarithmic scale.
     Latency {
-        /// How many checks count.
+        /// Number of checks that count.
         checks: u32,
-        /// Latencies that differ by this factor differ in priority.
+        /// Latencies that differ by this factor differ by one in priority.
         base: f64,
     },
 }
 
-/// The `marginal_path_*` keys: two failures in a short time, and a path has to show over a longer
-/// one that its errors are few.
+/// The `marginal_path_*` keys. After two failures in a short time, a path must show over a longer
+/// time that it has few errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MarginalPolicy {
-    /// Two failures within so long make it suspicious.
+    /// Two failures within this time make a path suspicious.
     pub double_failed_time: Nanos,
-    /// For so long it is read from then.
+    /// A suspicious path is sampled by reads for this time.
     pub err_sample_time: Nanos,
-    /// More errors of 1000 than this, and it stays out.
+    /// If more than this number of 1000 reads fail, the path stays failed.
     pub err_rate_threshold: u32,
-    /// For so long; then it is sampled anew.
+    /// The path stays failed for this time; then it is sampled again.
     pub err_recheck_gap_time: Nanos,
 }
 
 impl Prio {
-    /// `prio` with its `prio_args`.
+    /// Parses `prio` with its `prio_args`.
     ///
     /// # Errors
-    /// What they want instead, in one line.
+    /// The accepted values, in one line.
     pub fn named(name: &str, args: Option<&str>) -> Result<Prio, String> {
         if name == "weightedpath" && args.is_none() {
             return Err("prio weightedpath wants prio_args: patterns and priorities".into());
@@ -138,18 +138,18 @@ impl Prio {
 }
 
 impl MultipathSettings {
-    /// The defaults, with checks `seconds` apart.
+    /// The defaults, with checks every `seconds` seconds.
     #[must_use]
     pub fn every(seconds: u64) -> MultipathSettings {
         SectionKeys::default().settings(Some(seconds))
     }
 }
 
-/// True when `name` is what `pattern` stands for, in which `*` is any text and `?` any character.
+/// True if `name` matches `pattern`: `*` is any text and `?` any character.
 #[must_use]
 pub fn matches_pattern(pattern: &str, name: &str) -> bool {
     let (pattern, name): (Vec<char>, Vec<char>) = (pattern.chars().collect(), name.chars().collect());
-    // Where the last star stands, and how much of the name it has taken so far.
+    // The position of the last star, and how much of the name it has matched so far.
     let (mut p, mut n, mut star) = (0, 0, None);
     while n < name.len() {
         match pattern.get(p) {
@@ -170,13 +170,13 @@ pub fn matches_pattern(pattern: &str, name: &str) -> bool {
     pattern[p..].iter().all(|&c| c == '*')
 }
 
-/// A `multipath.conf`, read.
+/// A parsed `multipath.conf`.
 #[derive(Clone, Debug, Default)]
 pub struct Conf {
     defaults: SectionKeys,
     overrides: SectionKeys,
     maps: Vec<MultipathSection>,
-    /// What is ignored, and what is missing, a line each.
+    /// Ignored and missing keys, one line each.
     pub warnings: Vec<String>,
 }
 
@@ -189,16 +189,16 @@ struct MultipathSection {
 }
 
 impl Conf {
-    /// Reads a file's text.
+    /// Parses the text of a file.
     ///
     /// # Errors
-    /// What is wrong first, with its line, in one line.
+    /// The first error with its line number, in one line.
     pub fn parse(text: &str) -> Result<Conf, String> {
         parser::parse(text)
     }
 
-    /// What it says for the device of this name and uuid; without a word of it, checks are `every`
-    /// so many seconds.
+    /// The settings for the device with this name and uuid. `every` is the check interval in
+    /// seconds if the file sets none.
     #[must_use]
     pub fn settings(&self, name: &str, uuid: Option<&str>, every: Option<u64>) -> MultipathSettings {
         let is = |word: &Option<String>| word.as_deref().is_some_and(|w| w == name || Some(w) == uuid);

@@ -1,21 +1,21 @@
-//! The form of the file: a section is a name, braces and lines of a key and a value
+//! The syntax of the file: a section is a name and lines in braces, each with a key and a value
 //! (multipath.conf(5), SYNTAX).
 
 use super::keys::{KeyOutcome, SectionKeys, shown};
 use super::{CONF_MAX, Conf, MAPS_MAX, MultipathSection, WARNINGS_MAX};
 
-/// A section.
+/// A section of the file.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Section {
     Defaults,
     Overrides,
     Multipaths,
     Multipath,
-    /// One that is ignored, with all that is in it.
+    /// A section that is ignored, with everything in it.
     Skipped,
 }
 
-/// See [`Conf::parse`].
+/// Parses a file: see [`Conf::parse`].
 pub(super) fn parse(text: &str) -> Result<Conf, String> {
     if text.len() > CONF_MAX {
         return Err(format!("longer than {CONF_MAX} bytes"));
@@ -43,8 +43,8 @@ pub(super) fn parse(text: &str) -> Result<Conf, String> {
     Ok(conf)
 }
 
-/// Of the keys that mean something together only, some without the others: a warning, for all
-/// devices where it is so for any, else for the first that has a section.
+/// A warning if only some of the `marginal_path` keys are set, which work only together. It is
+/// about the whole file if it applies to all devices, else about the first section with this error.
 fn incomplete_marginal(conf: &Conf) -> Option<String> {
     let all = conf.overrides.clone().or(conf.defaults.clone());
     let of = |map: &MultipathSection| {
@@ -62,7 +62,7 @@ fn incomplete_marginal(conf: &Conf) -> Option<String> {
     })
 }
 
-/// Takes a line: a warning, if there is one to give.
+/// Applies one line. Returns a warning, if there is one.
 fn apply_line(
     conf: &mut Conf,
     open: &mut Vec<Section>,
@@ -105,7 +105,9 @@ fn apply_line(
         return Err("expected a key and a value, or a section with its brace".into());
     }
     if key.is_brace() || value.is_brace() {
-        return Err("a brace opens a section behind its name, and closes one alone on its line".into());
+        return Err(
+            "an opening brace follows the name of a section, a closing brace is alone on its line".into()
+        );
     }
     let keys: &mut SectionKeys = match (open.last(), conf.maps.last_mut()) {
         (Some(Section::Defaults), _) => &mut conf.defaults,
@@ -125,7 +127,7 @@ fn apply_line(
         _ => return Err(format!("{} is in no section that has keys", key.plain())),
     };
     let said = match keys.set(&key.text, &value.text) {
-        // The value lacks its quotes: its first word need not be one.
+        // The value may lack its quotes, so its first word may be invalid.
         Err(_) if !extra.is_empty() => KeyOutcome::Ignored(QUOTES),
         said => said.map_err(|why| format!("{} {why}", key.plain()))?,
     };
@@ -136,10 +138,10 @@ fn apply_line(
     })
 }
 
-/// What to do about a value of several words. Without quotes multipathd takes the first one.
+/// The hint for an unquoted value of several words. multipathd takes the first word.
 const QUOTES: &str = "a value of several words is written in double quotes";
 
-/// The warning for a line that goes on with `word` after its value.
+/// The warning for a line with more words, from `word` on, after its value.
 fn ignored(key: &ConfWord, value: &ConfWord, word: &ConfWord) -> String {
     let [key, value, word] = [key, value, word].map(ConfWord::plain);
     format!("{key} {value}: ignored from {word} on: {QUOTES}")
@@ -160,7 +162,7 @@ impl ConfWord {
         self.is("{") || self.is("}")
     }
 
-    /// As it can stand in a line of ours.
+    /// The word, quoted if it is unsafe in a message.
     fn plain(&self) -> String {
         let plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
         match !self.text.is_empty() && self.text.len() <= 64 && self.text.chars().all(plain) {
@@ -170,7 +172,7 @@ impl ConfWord {
     }
 }
 
-/// The words of a line: plain, or in double quotes, in which two stand for one.
+/// The words of a line: plain, or in double quotes. Two double quotes inside quotes stand for one.
 fn words(line: &str) -> Result<Vec<ConfWord>, &'static str> {
     let mut words: Vec<ConfWord> = Vec::new();
     let mut chars = line.chars().peekable();

@@ -1,10 +1,10 @@
-//! A file in multipath-tools' own form, and what can be wrong with one.
+//! Parses files in the syntax of multipath-tools, and checks their errors.
 
 use super::*;
 
 const SECOND: u64 = 1_000_000_000;
 
-/// One of multipath-tools' own examples, in its spirit, with what udm does not know.
+/// A file like the examples of multipath-tools, with keys that udm does not know.
 const CONF: &str = r#"
 # comment
 defaults {
@@ -112,7 +112,7 @@ fn what_is_passed_over_is_said_with_its_line() {
     assert_eq!(
         conf.warnings,
         [
-            "line 9: user_friendly_names yes is ignored: devices are named by who makes them",
+            "line 9: user_friendly_names yes is ignored: the creator of a device chooses its name",
             "line 10: frobnicate is not a key that udm knows",
             "line 12: blacklist: udm has no use for this section",
             "line 20: protocol: udm has no use for this section",
@@ -154,7 +154,7 @@ fn a_file_that_is_wrong_is_refused_in_one_line() {
         ("defaults {\nfailback manual }", "line 2: expected a key and a value, or a section with its brace"),
         (
             "defaults {\nfailback }",
-            "line 2: a brace opens a section behind its name, and closes one alone on its line",
+            "line 2: an opening brace follows the name of a section, a closing brace is alone on its line",
         ),
     ] {
         assert_eq!(Conf::parse(text).unwrap_err(), why, "{text}");
@@ -164,8 +164,8 @@ fn a_file_that_is_wrong_is_refused_in_one_line() {
     assert!(Conf::parse(&many).unwrap_err().contains("more than 4096"));
 }
 
-/// As in multipathd: the first word is the value. One that can't be it is no reason to refuse the
-/// file.
+/// As in multipathd, the first word is the value. If it is invalid, the key is ignored and the file
+/// is not refused.
 #[test]
 fn a_value_without_its_quotes_is_a_warning() {
     let text = "defaults {\nfailback immediate now\npath_selector round-robin 0\nfeatures 1 queue_if_no_path\n}\n\
@@ -186,12 +186,12 @@ fn a_value_without_its_quotes_is_a_warning() {
     let settings = conf.settings("m", None, None);
     assert_eq!(settings.failback, Failback::Immediate);
     assert_eq!(settings.grouping, Grouping::default());
-    // What a person types is refused.
+    // On the command line, the same arguments are an error.
     let said = Prio::named("weightedpath", Some("preferredip")).unwrap_err();
     assert!(said.starts_with("prio_args \"preferredip\": devname PATTERN"), "{said}");
 }
 
-/// Of the four keys of paths that keep failing some mean nothing: which are missing is said once.
+/// Some of the four `marginal_path` keys alone have no effect. One warning lists the missing keys.
 #[test]
 fn some_of_the_marginal_keys_are_a_warning() {
     let [a, b, c, d] = [

@@ -1,4 +1,4 @@
-//! The handshake as a server sees it: greeting out, flags and options in, piece by piece.
+//! The server's half of the handshake: greeting out; flags and options in, piece by piece.
 
 use super::option::{ClientOption, MalformedOption};
 use super::{
@@ -7,7 +7,7 @@ use super::{
     REP_ERR_TOO_BIG, be16_at, be32_at, be64_at,
 };
 
-/// The server's first bytes.
+/// Encodes the server's greeting.
 #[must_use]
 pub fn greeting(flags: HandshakeFlags) -> [u8; GREETING_SIZE] {
     let mut out = [0; GREETING_SIZE];
@@ -17,18 +17,18 @@ pub fn greeting(flags: HandshakeFlags) -> [u8; GREETING_SIZE] {
     out
 }
 
-/// The server's first bytes, as a client sees them.
+/// The server's greeting, as a client receives it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Greeting {
-    /// What the server can do; flags that udm doesn't know are dropped.
+    /// Capabilities of the server; unknown flags are dropped.
     pub flags: HandshakeFlags,
 }
 
 impl Greeting {
-    /// Reads the greeting.
+    /// Decodes the greeting.
     ///
     /// # Errors
-    /// Not NBD, or the oldstyle handshake.
+    /// The peer does not speak NBD, or uses the oldstyle handshake.
     pub fn decode(bytes: &[u8; GREETING_SIZE]) -> Result<Greeting, ProtocolError> {
         if be64_at(bytes, 0) != MAGIC_SERVER {
             return Err(ProtocolError::Magic { what: "greeting", found: be64_at(bytes, 0) });
@@ -40,39 +40,39 @@ impl Greeting {
     }
 }
 
-/// The client's answer to the greeting.
+/// Encodes the client's reply to the greeting.
 #[must_use]
 pub fn encode_client_flags(flags: ClientFlags) -> [u8; CLIENT_FLAGS_SIZE] {
     flags.bits().to_be_bytes()
 }
 
-/// What a client sent in the handshake.
+/// A message of a client during the handshake.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ClientMessage {
-    /// Its answer to the greeting; always first, and once.
+    /// The reply to the greeting; always first, and once.
     Flags(ClientFlags),
-    /// An option that must be answered (but for `ABORT`'s and `EXPORT_NAME`'s own rules).
+    /// An option that needs a reply; `ABORT` and `EXPORT_NAME` have their own rules.
     Option(ClientOption),
 }
 
-/// Why the connection must be closed without a reply.
+/// The reason why the connection must be closed without a reply.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HandshakeError {
-    /// Not the protocol.
+    /// The message is not NBD.
     #[error(transparent)]
     Protocol(#[from] ProtocolError),
-    /// Flags that the server did not offer.
+    /// The client set unknown flags.
     #[error("unknown client flags {0:#x}")]
     UnknownFlags(u32),
-    /// An option longer than anyone has reason to send.
+    /// The option is longer than any valid one.
     #[error("option {option} of {len} bytes")]
     OptionLength {
         /// The option.
         option: u32,
-        /// Its announced length in bytes.
+        /// The announced length in bytes.
         len: u32,
     },
-    /// `EXPORT_NAME` has no way to be refused but this.
+    /// The export name is invalid. The protocol has no error reply for `EXPORT_NAME`.
     #[error("bad export name: {0}")]
     ExportName(&'static str),
     /// More than [`OPTIONS_MAX`] options.
@@ -80,9 +80,9 @@ pub enum HandshakeError {
     TooManyOptions,
 }
 
-/// Takes the client's half of the handshake apart, in whatever pieces it arrives.
+/// Parses the client's half of the handshake, in any pieces.
 ///
-/// Keeps [`OPTION_LEN_MAX`] and 16 bytes at the most, and never more than what has arrived.
+/// Keeps at most [`OPTION_LEN_MAX`] and 16 bytes, and never more than have arrived.
 #[derive(Debug, Default)]
 pub struct HandshakeParser {
     stage: Stage,
@@ -106,18 +106,18 @@ enum Stage {
 }
 
 impl HandshakeParser {
-    /// Before the first byte of the client.
+    /// The parser before the first byte of the client.
     #[must_use]
     pub fn new() -> HandshakeParser {
         HandshakeParser::default()
     }
 
-    /// Takes bytes off the front of `input`, up to the end of the next message, and returns that;
-    /// `None` when it needs more than there is (then `input` is empty). What is left in `input`
-    /// belongs to what comes next: behind `GO` or `EXPORT_NAME` that is the first request.
+    /// Consumes bytes from the front of `input` up to the end of the next message, and returns this
+    /// message. Returns `None` if more bytes are needed; `input` is then empty. After `GO` or
+    /// `EXPORT_NAME`, the rest of `input` begins with the first request.
     ///
     /// # Errors
-    /// The connection must be closed; the parser is of no more use.
+    /// The connection must be closed; the parser cannot be used any more.
     pub fn next(&mut self, input: &mut &[u8]) -> Result<Option<ClientMessage>, HandshakeError> {
         loop {
             match self.stage {
@@ -166,7 +166,7 @@ impl HandshakeParser {
         }
     }
 
-    /// `len` bytes, once they have all arrived.
+    /// The next `len` bytes, when all have arrived.
     fn gather(&mut self, input: &mut &[u8], len: usize) -> Option<Vec<u8>> {
         let n = (len - self.held.len()).min(input.len());
         self.held.extend_from_slice(&input[..n]);
@@ -175,7 +175,7 @@ impl HandshakeParser {
     }
 }
 
-/// What follows an option's header.
+/// The stage after an option's header.
 fn header(bytes: &[u8]) -> Result<Stage, HandshakeError> {
     let (magic, option, len) = (be64_at(bytes, 0), be32_at(bytes, 8), be32_at(bytes, 12));
     if magic != MAGIC_OPTION {

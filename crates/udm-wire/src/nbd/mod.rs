@@ -35,24 +35,24 @@ pub use reply::{
 };
 pub use request::{Command, Request};
 
-/// What the other side sent is not NBD. The connection is of no more use: there is no way to find
-/// the next message.
+/// The peer sent an invalid message. The connection cannot be used any more, because the start of
+/// the next message is unknown.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProtocolError {
-    /// A message begins with another number than the protocol's.
+    /// The message has a wrong magic number.
     #[error("bad {what} magic {found:#x}")]
     Magic {
-        /// Which message.
+        /// The kind of message.
         what: &'static str,
-        /// What was there.
+        /// The number that was found.
         found: u64,
     },
     /// A length, count or text that contradicts the protocol.
     #[error("bad {what}: {why}")]
     Malformed {
-        /// Which message.
+        /// The kind of message.
         what: &'static str,
-        /// What is wrong with it.
+        /// The rule that it breaks.
         why: &'static str,
     },
 }
@@ -69,8 +69,8 @@ fn string(bytes: &[u8]) -> Result<&str, &'static str> {
     }
 }
 
-/// The longest start of `text` that fits the protocol's limit for strings: what udm sends never
-/// breaks its own rule.
+/// The longest prefix of `text` that fits the protocol's limit for strings, so udm never sends an
+/// invalid string.
 fn clip_string(text: &str) -> &str {
     let text = text.split('\0').next().unwrap_or_default();
     let mut end = text.len().min(STRING_MAX);
@@ -80,7 +80,8 @@ fn clip_string(text: &str) -> &str {
     &text[..end]
 }
 
-/// The 16-bit integer at byte `at`. The caller has checked the length, as for the two below.
+/// The 16-bit integer at byte `at`. The caller has checked the length, as for `be32_at` and
+/// `be64_at`.
 fn be16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_be_bytes([bytes[at], bytes[at + 1]])
 }

@@ -1,4 +1,4 @@
-//! Options of the handshake, decoded by the server and encoded by a client.
+//! Options of the handshake, decoded by a server and encoded by a client.
 
 use super::{
     MAGIC_OPTION, OPT_ABORT, OPT_EXPORT_NAME, OPT_GO, OPT_INFO, OPT_LIST, OPT_LIST_META_CONTEXT,
@@ -9,70 +9,70 @@ use super::{
 /// An option with its data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ClientOption {
-    /// Begin transmission on an export: answered by [`super::put_export_name_reply`], or by closing
-    /// the connection.
+    /// Start transmission on an export. The reply is [`super::put_export_name_reply`], or the
+    /// connection is closed.
     ExportName(String),
-    /// The client goes. An ACK is sent if it still listens; then the connection is closed.
+    /// End the session. The server sends an ACK if the client still reads, then closes the
+    /// connection.
     Abort,
-    /// Name all exports: a [`super::put_server`] each, then [`super::put_ack`].
+    /// List all exports: one [`super::put_server`] each, then [`super::put_ack`].
     List,
-    /// Begin TLS.
+    /// Start TLS.
     StartTls,
-    /// Describe an export: a [`super::put_info`] each, then [`super::put_ack`]; or
+    /// Describe an export: one [`super::put_info`] per information, then [`super::put_ack`]; or
     /// [`super::put_error`].
     Info(InfoRequest),
-    /// As `Info`; transmission begins behind the ACK.
+    /// As `Info`; transmission starts after the ACK.
     Go(InfoRequest),
     /// Use structured replies from the start of transmission: [`super::put_ack`].
     StructuredReply,
-    /// The metadata contexts that there are and that fit: a [`super::put_meta_context`] each, then
+    /// List the available metadata contexts that match: one [`super::put_meta_context`] each, then
     /// [`super::put_ack`].
     ListMetaContext(MetaRequest),
-    /// Use those that fit, and no others that were chosen before.
+    /// Use the contexts that match; they replace an earlier selection.
     SetMetaContext(MetaRequest),
-    /// An option that udm doesn't have.
+    /// An option that udm does not know.
     Unknown {
-        /// Its number.
+        /// The number of the option.
         option: u32,
-        /// Its data, at most [`super::OPTION_LEN_MAX`] bytes.
+        /// The data of the option, at most [`super::OPTION_LEN_MAX`] bytes.
         data: Vec<u8>,
     },
-    /// An option with data that breaks the protocol's rules; it is answered with an error and the
-    /// handshake goes on.
+    /// An option with invalid data. It gets an error reply, and the handshake continues.
     Bad(MalformedOption),
 }
 
-/// What `INFO` and `GO` ask for.
+/// The data of `INFO` and `GO`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct InfoRequest {
     /// The export; empty for the default one.
     pub name: String,
-    /// The informations wished for (`INFO_*`), as sent: unknown ones and repetitions included.
+    /// The requested informations (`INFO_*`), as sent, including unknown and repeated ones.
     pub infos: Vec<u16>,
 }
 
-/// What `LIST_META_CONTEXT` and `SET_META_CONTEXT` ask for.
+/// The data of `LIST_META_CONTEXT` and `SET_META_CONTEXT`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MetaRequest {
     /// The export; empty for the default one.
     pub name: String,
-    /// The queries, as sent, repetitions included; each at most [`STRING_MAX`] bytes.
+    /// The queries, as sent, including repeated ones; each at most [`STRING_MAX`] bytes.
     pub queries: Vec<String>,
 }
 
-/// A malformed option, with its answer.
+/// An invalid option and the error reply for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MalformedOption {
     /// The option's number.
     pub option: u32,
-    /// The error reply due (`REP_ERR_*`).
+    /// The error reply (`REP_ERR_*`).
     pub reply: u32,
-    /// What is wrong, for the message of the reply.
+    /// The reason, as text of the reply.
     pub why: &'static str,
 }
 
 impl ClientOption {
-    /// Decodes the data of option `option`. Total: what is wrong becomes [`ClientOption::Bad`].
+    /// Decodes the data of option `option`. Never fails: invalid data become [`ClientOption::Bad`].
     #[must_use]
     pub fn decode(option: u32, data: &[u8]) -> ClientOption {
         let bad = |why| ClientOption::Bad(MalformedOption { option, reply: REP_ERR_INVALID, why });
@@ -118,8 +118,8 @@ impl ClientOption {
         }
     }
 
-    /// The error reply and its text, for the options that every udm server refuses: unknown,
-    /// malformed, TLS.
+    /// The error reply and its text, for options that every udm server refuses: unknown, malformed,
+    /// TLS.
     #[must_use]
     pub fn refusal(&self) -> Option<(u32, &'static str)> {
         match self {
@@ -130,8 +130,8 @@ impl ClientOption {
         }
     }
 
-    /// Appends the option as a client sends it. A [`ClientOption::Bad`] has lost its data and is
-    /// sent without.
+    /// Appends the option as a client sends it. A [`ClientOption::Bad`] has lost its data, so it is
+    /// sent without data.
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&MAGIC_OPTION.to_be_bytes());
         out.extend_from_slice(&self.number().to_be_bytes());
@@ -153,7 +153,8 @@ impl ClientOption {
 
 const SHORT: (u32, &str) = (REP_ERR_INVALID, "the option is shorter than it says");
 
-/// A string behind its length, and what follows it; `long` says that it is too long.
+/// Splits off a string that follows its length, and returns the rest. `long` is the error text if
+/// the string is too long.
 fn counted<'a>(data: &'a [u8], long: &'static str) -> Result<(&'a str, &'a [u8]), (u32, &'static str)> {
     let (len, data) = data.split_first_chunk().ok_or(SHORT)?;
     let len = u32::from_be_bytes(*len) as usize;
@@ -165,12 +166,12 @@ fn counted<'a>(data: &'a [u8], long: &'static str) -> Result<(&'a str, &'a [u8])
 }
 
 impl MetaRequest {
-    /// Name length, name, number of queries, queries each behind its length.
+    /// Decodes name length, name, number of queries, and queries, each with its length.
     fn decode(data: &[u8]) -> Result<MetaRequest, (u32, &'static str)> {
         let (name, data) = counted(data, "the export name is longer than 4096 bytes")?;
         let (count, mut data) = data.split_first_chunk().ok_or(SHORT)?;
         let mut queries = Vec::new();
-        // Each takes 4 bytes at the least, so a count beyond the data ends early.
+        // A query takes at least 4 bytes, so a too large count ends with the data.
         for _ in 0..u32::from_be_bytes(*count) {
             let (query, rest) = counted(data, "a query is longer than 4096 bytes")?;
             queries.push(query.to_owned());
@@ -194,7 +195,7 @@ impl MetaRequest {
 }
 
 impl InfoRequest {
-    /// Name length, name, count, infos.
+    /// Decodes name length, name, count, and infos.
     fn decode(data: &[u8]) -> Result<InfoRequest, (u32, &'static str)> {
         let invalid = |why| (REP_ERR_INVALID, why);
         let (name, data) = counted(data, "the export name is longer than 4096 bytes")?;

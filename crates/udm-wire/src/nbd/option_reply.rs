@@ -1,4 +1,4 @@
-//! Replies to options, appended by the server and decoded by a client.
+//! Replies to options, encoded by a server and decoded by a client.
 
 use super::{
     EXPORT_NAME_ZEROES, ExportFlags, INFO_BLOCK_SIZE, INFO_DESCRIPTION, INFO_EXPORT, INFO_NAME,
@@ -6,30 +6,30 @@ use super::{
     REP_INFO, REP_META_CONTEXT, REP_SERVER, be16_at, be32_at, be64_at, clip_string, string,
 };
 
-/// An information about an export.
+/// One information about an export.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Info {
-    /// Size in bytes and flags. Always part of the answer.
+    /// Size in bytes and flags. Always part of the reply.
     Export {
         /// Size in bytes.
         size: u64,
-        /// What it can do.
+        /// Capabilities of the export.
         flags: ExportFlags,
     },
-    /// Its canonical name.
+    /// The canonical name of the export.
     Name(String),
     /// A description for people.
     Description(String),
-    /// Its block sizes.
+    /// The block sizes of the export.
     BlockSize(BlockSizes),
-    /// An information that udm doesn't know.
+    /// An information that udm does not know.
     Other(u16),
 }
 
-/// What lengths and alignments an export takes, in bytes.
+/// Accepted lengths and alignments of an export, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockSizes {
-    /// Every offset and length is a multiple of it. A power of two, 1..=65536.
+    /// Every offset and length is a multiple of `minimum`. A power of two, 1..=65536.
     pub minimum: u32,
     /// Smaller requests are slower. A power of two, at least `minimum`, 512..=32 MiB.
     pub preferred: u32,
@@ -53,12 +53,13 @@ pub fn put_ack(out: &mut Vec<u8>, option: u32) {
     put_reply(out, option, REP_ACK, &[]);
 }
 
-/// Appends an error (`REP_ERR_*`) with a text for people; it is cut at [`super::STRING_MAX`] bytes.
+/// Appends an error (`REP_ERR_*`) with a text for people, which is cut at [`super::STRING_MAX`]
+/// bytes.
 pub fn put_error(out: &mut Vec<u8>, option: u32, error: u32, text: &str) {
     put_reply(out, option, error | REP_FLAG_ERROR, &[clip_string(text).as_bytes()]);
 }
 
-/// Appends one export of the answer to `LIST`. The description may be empty. Both are cut at
+/// Appends one export of the reply to `LIST`. The description may be empty. Both are cut at
 /// [`super::STRING_MAX`] bytes.
 pub fn put_server(out: &mut Vec<u8>, name: &str, description: &str) {
     let name = clip_string(name);
@@ -71,7 +72,7 @@ pub fn put_server(out: &mut Vec<u8>, name: &str, description: &str) {
     );
 }
 
-/// Appends one information of the answer to `option` (`OPT_INFO` or `OPT_GO`).
+/// Appends one information of the reply to `option` (`OPT_INFO` or `OPT_GO`).
 pub fn put_info(out: &mut Vec<u8>, option: u32, info: &Info) {
     let mut put = |kind: u16, data: &[&[u8]]| {
         let kind = kind.to_be_bytes();
@@ -93,14 +94,14 @@ pub fn put_info(out: &mut Vec<u8>, option: u32, info: &Info) {
     }
 }
 
-/// Appends one metadata context of the answer to `option` (`OPT_LIST_META_CONTEXT`, where `id` says
-/// nothing, or `OPT_SET_META_CONTEXT`).
+/// Appends one metadata context of the reply to `option` (`OPT_LIST_META_CONTEXT`, where `id` has
+/// no meaning, or `OPT_SET_META_CONTEXT`).
 pub fn put_meta_context(out: &mut Vec<u8>, option: u32, id: u32, name: &str) {
     put_reply(out, option, REP_META_CONTEXT, &[&id.to_be_bytes(), clip_string(name).as_bytes()]);
 }
 
-/// Appends the answer to a successful `EXPORT_NAME`, behind which transmission begins. `no_zeroes`
-/// when both sides agreed on it.
+/// Appends the reply to a successful `EXPORT_NAME`; transmission starts after it. `no_zeroes` is
+/// true if both sides agreed to omit the zeroes.
 pub fn put_export_name_reply(out: &mut Vec<u8>, reply: ExportNameReply, no_zeroes: bool) {
     out.extend_from_slice(&reply.size.to_be_bytes());
     out.extend_from_slice(&reply.flags.bits().to_be_bytes());
@@ -109,39 +110,39 @@ pub fn put_export_name_reply(out: &mut Vec<u8>, reply: ExportNameReply, no_zeroe
     }
 }
 
-/// The answer to `EXPORT_NAME`.
+/// The reply to `EXPORT_NAME`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExportNameReply {
     /// Size in bytes.
     pub size: u64,
-    /// What the export can do.
+    /// Capabilities of the export.
     pub flags: ExportFlags,
 }
 
 impl ExportNameReply {
-    /// Bytes, without the zeroes behind it.
+    /// Bytes of the reply, without the zeroes after it.
     pub const SIZE: usize = 10;
 
-    /// Reads the answer. Unknown flags are dropped.
+    /// Decodes the reply. Unknown flags are dropped.
     #[must_use]
     pub fn decode(bytes: &[u8; Self::SIZE]) -> ExportNameReply {
         ExportNameReply { size: be64_at(bytes, 0), flags: ExportFlags::from_bits_truncate(be16_at(bytes, 8)) }
     }
 }
 
-/// The header of a reply to an option, as a client sees it.
+/// The header of an option reply, as a client receives it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OptionReplyHeader {
-    /// Which option is answered.
+    /// The option that the reply is for.
     pub option: u32,
     /// The kind of reply (`REP_*`).
     pub reply: u32,
-    /// Bytes of data behind the header, at most [`OPTION_LEN_MAX`].
+    /// Bytes of data after the header, at most [`OPTION_LEN_MAX`].
     pub len: u32,
 }
 
 impl OptionReplyHeader {
-    /// Reads the header.
+    /// Decodes the header.
     ///
     /// # Errors
     /// A wrong magic, or data longer than [`OPTION_LEN_MAX`].
@@ -162,40 +163,40 @@ impl OptionReplyHeader {
     }
 }
 
-/// A reply to an option, as a client sees it.
+/// An option reply, as a client receives it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OptionReply {
-    /// Done.
+    /// The option succeeded.
     Ack,
-    /// An export, in the answer to `LIST`.
+    /// One export, in the reply to `LIST`.
     Server {
-        /// Its name.
+        /// Name of the export.
         name: String,
-        /// For people; may be empty.
+        /// Description for people; may be empty.
         description: String,
     },
-    /// An information, in the answer to `INFO` and `GO`.
+    /// One information, in the reply to `INFO` and `GO`.
     Info(Info),
-    /// A metadata context, in the answer to `LIST_META_CONTEXT` and `SET_META_CONTEXT`.
+    /// One metadata context, in the reply to `LIST_META_CONTEXT` and `SET_META_CONTEXT`.
     MetaContext {
-        /// What it is called by in `BLOCK_STATUS`' replies.
+        /// Id of the context in replies to `BLOCK_STATUS`.
         id: u32,
-        /// Its name.
+        /// Name of the context.
         name: String,
     },
-    /// Refused.
+    /// The option was refused.
     Error {
-        /// Why (`REP_ERR_*`).
+        /// The reason (`REP_ERR_*`).
         error: u32,
-        /// For people; may be empty.
+        /// Text for people; may be empty.
         text: String,
     },
-    /// A reply that udm doesn't know.
+    /// A reply that udm does not know.
     Other(u32),
 }
 
 impl OptionReply {
-    /// Decodes the data behind a header with kind `reply`.
+    /// Decodes the data after a header of kind `reply`.
     ///
     /// # Errors
     /// Data that does not fit the kind.
@@ -253,7 +254,7 @@ impl Info {
 }
 
 impl BlockSizes {
-    /// True when the sizes keep the protocol's rules (the fields' ranges).
+    /// True if the sizes obey the protocol's rules (see the fields).
     #[must_use]
     pub const fn is_valid(&self) -> bool {
         self.minimum.is_power_of_two()

@@ -11,7 +11,7 @@ use super::{
 pub struct SimpleReply {
     /// An NBD error ([`udm_core::errno::to_nbd`]), 0 for success.
     pub error: u32,
-    /// The request's.
+    /// Cookie of the request.
     pub cookie: u64,
 }
 
@@ -35,11 +35,11 @@ impl SimpleReply {
 pub struct ChunkHeader {
     /// Unknown bits are kept; a client ignores them.
     pub flags: ReplyFlags,
-    /// What it is (`CHUNK_*`).
+    /// The kind of chunk (`CHUNK_*`).
     pub kind: u16,
-    /// The request's.
+    /// Cookie of the request.
     pub cookie: u64,
-    /// Bytes behind the header.
+    /// Bytes after the header.
     pub len: u32,
 }
 
@@ -59,14 +59,14 @@ impl ChunkHeader {
         out
     }
 
-    /// True when no chunk of this reply follows.
+    /// True if this is the last chunk of its reply.
     #[must_use]
     pub const fn is_done(&self) -> bool {
         self.flags.contains(ReplyFlags::DONE)
     }
 }
 
-/// A chunk's header with the first `N - 20` bytes of its payload.
+/// A chunk header with the first `N - 20` bytes of its payload.
 fn chunk<const N: usize>(kind: u16, cookie: u64, done: bool, len: u32, head: &[&[u8]]) -> [u8; N] {
     let flags = if done { ReplyFlags::DONE } else { ReplyFlags::empty() };
     let mut out = [0; N];
@@ -79,21 +79,20 @@ fn chunk<const N: usize>(kind: u16, cookie: u64, done: bool, len: u32, head: &[&
     out
 }
 
-/// The last chunk of a reply, with nothing in it: success, unless an error chunk went before.
+/// The last chunk of a reply, without content: success, unless an error chunk was sent before.
 #[must_use]
 pub fn chunk_none(cookie: u64) -> [u8; 20] {
     chunk(CHUNK_NONE, cookie, true, 0, &[])
 }
 
-/// The head of a data chunk; `len` bytes of data, which stand at `offset`, follow. `len` is
-/// 1..=`u32::MAX` - 8.
+/// The head of a data chunk; `len` bytes of data at `offset` follow. `len` is 1..=`u32::MAX` - 8.
 #[must_use]
 pub fn chunk_data_header(cookie: u64, offset: u64, len: u32, done: bool) -> [u8; 28] {
     debug_assert!(len > 0 && len <= u32::MAX - 8, "a data chunk of {len} bytes");
     chunk(CHUNK_OFFSET_DATA, cookie, done, len.saturating_add(8), &[&offset.to_be_bytes()])
 }
 
-/// A whole hole chunk: `len` bytes at `offset` are zero. `len` is above 0.
+/// A complete hole chunk: `len` bytes at `offset` are zero. `len` is above 0.
 #[must_use]
 pub fn chunk_hole(cookie: u64, offset: u64, len: u32, done: bool) -> [u8; 32] {
     debug_assert!(len > 0, "an empty hole");
@@ -107,7 +106,7 @@ pub fn chunk_block_status_header(cookie: u64, context: u32, count: u32, done: bo
     chunk(CHUNK_BLOCK_STATUS, cookie, done, 4 + 8 * count, &[&context.to_be_bytes()])
 }
 
-/// What a context says of the next `len` bytes (above 0).
+/// One descriptor: the flags of a context for the next `len` bytes (above 0).
 #[must_use]
 pub fn block_descriptor(len: u32, flags: u32) -> [u8; 8] {
     let mut out = [0; 8];
@@ -116,7 +115,7 @@ pub fn block_descriptor(len: u32, flags: u32) -> [u8; 8] {
     out
 }
 
-/// A whole error chunk without a text; it ends the reply. `error` is an NBD error, not 0.
+/// A complete error chunk without a text; it ends the reply. `error` is an NBD error, not 0.
 #[must_use]
 pub fn chunk_error_header(cookie: u64, error: u32) -> [u8; 26] {
     debug_assert!(error != 0, "an error chunk without an error");
@@ -138,21 +137,21 @@ pub fn put_chunk_error(out: &mut Vec<u8>, cookie: u64, error: u32, text: &str) {
     out.extend_from_slice(text);
 }
 
-/// The header of a reply, as a client sees it.
+/// The header of a reply, as a client receives it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReplyHeader {
-    /// Data follow when the request was a read and there is no error.
+    /// A simple reply. Data follow if the request was a read and there is no error.
     Simple(SimpleReply),
-    /// `len` bytes of payload follow.
+    /// A chunk; `len` bytes of payload follow.
     Chunk(ChunkHeader),
 }
 
 impl ReplyHeader {
-    /// Takes a header off the front of `input`; `None` when it has not arrived whole (then `input`
-    /// is untouched).
+    /// Consumes a header from the front of `input`. Returns `None` if it is incomplete; `input` is
+    /// then unchanged.
     ///
     /// # Errors
-    /// A wrong magic: the stream is out of step and must be closed.
+    /// A wrong magic number: the stream is out of sync and must be closed.
     pub fn decode(input: &mut &[u8]) -> Result<Option<ReplyHeader>, ProtocolError> {
         let Some(magic) = input.first_chunk() else { return Ok(None) };
         match u32::from_be_bytes(*magic) {
@@ -183,39 +182,39 @@ impl ReplyHeader {
     }
 }
 
-/// A chunk of a structured reply, as a client sees it.
+/// A chunk of a structured reply, as a client receives it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Chunk<'a> {
-    /// Nothing.
+    /// A chunk without content.
     None,
     /// Bytes of a read.
     Data {
-        /// Where they stand on the export.
+        /// Offset on the export.
         offset: u64,
-        /// At least one.
+        /// The data; at least one byte.
         data: &'a [u8],
     },
     /// Zeroes of a read.
     Hole {
-        /// Where they stand on the export.
+        /// Offset on the export.
         offset: u64,
-        /// How many; not 0.
+        /// Number of zeroes; not 0.
         len: u32,
     },
-    /// What a metadata context says of the range asked about, from its begin on.
+    /// Block status of one metadata context, from the start of the requested range.
     BlockStatus {
         /// The context.
         context: u32,
-        /// At least one: [`Descriptors`].
+        /// At least one descriptor: [`Descriptors`].
         descriptors: Descriptors<'a>,
     },
     /// The request failed.
     Error {
         /// An NBD error, not 0.
         error: u32,
-        /// For people; may be empty.
+        /// Text for people; may be empty.
         text: &'a str,
-        /// Where, if the server says so.
+        /// Offset of the error, if the server sends it.
         offset: Option<u64>,
     },
 }
@@ -225,18 +224,18 @@ pub enum Chunk<'a> {
 pub struct Descriptors<'a>(&'a [u8]);
 
 impl Descriptors<'_> {
-    /// In order.
+    /// The descriptors in order.
     pub fn iter(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
         self.0.chunks_exact(8).map(|pair| (be32_at(pair, 0), be32_at(pair, 4)))
     }
 }
 
 impl Chunk<'_> {
-    /// Decodes a payload. The caller has bounded `header.len` by what its request can bring.
+    /// Decodes a payload. The caller has checked that `header.len` is possible for the request.
     ///
     /// # Errors
-    /// A payload that does not fit its kind, or a kind that is no error and that udm doesn't know.
-    /// The connection must be closed.
+    /// A payload that does not fit its kind, or an unknown kind that is not an error. The
+    /// connection must be closed.
     pub fn decode(header: ChunkHeader, payload: &[u8]) -> Result<Chunk<'_>, ProtocolError> {
         let bad = |why| ProtocolError::Malformed { what: "chunk", why };
         if payload.len() != header.len as usize {

@@ -2,31 +2,31 @@
 
 use super::{CommandFlags, MAGIC_REQUEST, ProtocolError, be16_at, be32_at, be64_at};
 
-/// What a request asks for.
+/// The command of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Command {
     /// Read `len` bytes at `offset`.
     Read,
-    /// Write the `len` bytes behind the header.
+    /// Write the `len` bytes that follow the header.
     Write,
-    /// Finish what is in flight and close. No reply.
+    /// Complete the requests in flight and close. No reply.
     Disconnect,
-    /// Make all answered writes durable.
+    /// Make all writes durable whose replies were sent.
     Flush,
-    /// The range is of no more use.
+    /// The content of the range is not needed any more.
     Trim,
     /// Read the range into caches.
     Cache,
-    /// The range becomes zeroes.
+    /// Fill the range with zeroes.
     WriteZeroes,
-    /// Status of blocks.
+    /// Query the block status.
     BlockStatus,
-    /// A command that udm doesn't know: answered with EINVAL.
+    /// A command that udm does not know: the reply is EINVAL.
     Other(u16),
 }
 
 impl Command {
-    /// For the number on the wire.
+    /// The command with this number.
     #[must_use]
     pub const fn from_number(number: u16) -> Command {
         match number {
@@ -58,8 +58,8 @@ impl Command {
         }
     }
 
-    /// The flags that make sense with the command. FUA does with all: where nothing is written it
-    /// means nothing.
+    /// The flags that are valid with the command. FUA is valid with all; for a command that writes
+    /// nothing, it has no effect.
     #[must_use]
     pub const fn flags(self) -> CommandFlags {
         match self {
@@ -76,11 +76,11 @@ impl Command {
 /// The header of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
-    /// Modifiers. Unknown bits are kept, for [`Request::flags_fit`] to find.
+    /// Flags of the command. Unknown bits are kept, so that [`Request::flags_fit`] finds them.
     pub flags: CommandFlags,
-    /// What to do.
+    /// The command.
     pub command: Command,
-    /// The client's name for it, returned in the reply.
+    /// The client's identifier of the request, returned in the reply.
     pub cookie: u64,
     /// First byte.
     pub offset: u64,
@@ -92,10 +92,10 @@ impl Request {
     /// Bytes of the header.
     pub const SIZE: usize = 28;
 
-    /// Reads a header. Range, flags and command are the server's to check.
+    /// Decodes a header. The server must check range, flags and command.
     ///
     /// # Errors
-    /// A wrong magic: the stream is out of step and must be closed.
+    /// A wrong magic number: the stream is out of sync and must be closed.
     pub fn decode(bytes: &[u8; Self::SIZE]) -> Result<Request, ProtocolError> {
         if be32_at(bytes, 0) != MAGIC_REQUEST {
             return Err(ProtocolError::Magic { what: "request", found: be32_at(bytes, 0).into() });
@@ -109,7 +109,7 @@ impl Request {
         })
     }
 
-    /// The header as a client sends it; a write's data follow.
+    /// Encodes the header as a client sends it; the data of a write follow.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::SIZE] {
         let mut out = [0; Self::SIZE];
@@ -122,7 +122,7 @@ impl Request {
         out
     }
 
-    /// Bytes of data behind the header: those of a write.
+    /// Bytes of data after the header; 0 unless it is a write.
     #[must_use]
     pub const fn payload_len(&self) -> u32 {
         match self.command {
@@ -131,7 +131,7 @@ impl Request {
         }
     }
 
-    /// True when each flag is one that the command takes. Otherwise the answer is EINVAL.
+    /// True if the command takes all of the flags. Otherwise the reply is EINVAL.
     #[must_use]
     pub const fn flags_fit(&self) -> bool {
         self.command.flags().contains(self.flags)

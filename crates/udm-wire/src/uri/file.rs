@@ -6,30 +6,30 @@ use crate::words::shown;
 use std::fmt;
 use std::path::PathBuf;
 
-/// The options, as they are spelt.
+/// The names of the options.
 const OPTIONS: [&str; 5] = ["direct", "readonly", "exclusive", "grow", "grow_max"];
 
-/// A file or block device, and how it is to be opened.
+/// A file or block device, and how it is opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileUri {
-    /// Not empty, at most [`PATH_MAX`] bytes, UTF-8, no NUL. Relative ones count from where the
-    /// program runs.
+    /// Path: not empty, at most [`PATH_MAX`] bytes, UTF-8, no NUL. A relative path starts at the
+    /// working directory of the program.
     pub path: PathBuf,
-    /// Past the page cache (`O_DIRECT`). `None`, nothing said: a block device is, a regular file is
-    /// not; one that is open is taken as it is open.
+    /// Bypass the page cache (`O_DIRECT`). `None` is the default: on for a block device, off for a
+    /// regular file. For an open file, `None` accepts either mode.
     pub direct: Option<bool>,
-    /// Opened for reading only; default off.
+    /// Open for reading only; default off.
     pub readonly: bool,
-    /// No other program may write the disk: a block device that is opened for writing is opened
-    /// with `O_EXCL`, a regular file is locked as QEMU locks it. Default on. No effect on what is
-    /// read only.
+    /// No other program may write the disk; default on. A block device that is opened for writing
+    /// is opened with `O_EXCL`. A regular file is locked as QEMU locks it. No effect on a read-only
+    /// disk.
     pub exclusive: bool,
-    /// Bytes by which a regular file is made longer when whoever keeps something in it (the store
-    /// of a snapshot) is about to need more, above 0. `None`: it stays as long as it is.
+    /// Bytes, above 0, by which a regular file grows when its user is about to need more space,
+    /// such as a snapshot store. `None`: the file does not grow.
     pub grow: Option<u64>,
-    /// Bytes that it has at the most then; `None`: whatever the file system takes.
+    /// Maximum size in bytes of a file that grows; `None`: no limit but the file system's.
     pub grow_max: Option<u64>,
-    /// The queue in front of it; `None` for none.
+    /// The queue in front of the file; `None` for none.
     pub queue: Option<QueueParams>,
 }
 
@@ -48,24 +48,24 @@ impl FileUri {
         }
     }
 
-    /// What a path alone means.
+    /// A path without options.
     ///
     /// # Errors
-    /// What is wrong with the path.
+    /// An invalid path.
     pub(super) fn literal(path: &str) -> Result<FileUri, UriError> {
         Ok(FileUri::new(checked_path(path)?))
     }
 
-    /// Reads what stands behind `file:`.
+    /// Parses the text after `file:`.
     ///
     /// # Errors
-    /// One line that says what is wrong, and what would be right.
+    /// One line with the reason, and the accepted values.
     pub(super) fn parse(rest: &str) -> Result<FileUri, UriError> {
         let (path, query) = rest.split_once('?').map_or((rest, None), |(path, query)| (path, Some(query)));
         let option = OPTIONS.iter().filter_map(|name| path.find(&format!(",{name}="))).min();
         if let (None, Some(at)) = (query, option) {
             let right = shown(&format!("file:{}?{}", &path[..at], path[at + 1..].replace(',', "&")));
-            let why = format!("options stand behind a ?: {right} (%2C is a comma in the path)");
+            let why = format!("options follow a ?: {right} (%2C is a comma in the path)");
             return Err(UriError::new(format!("file: {why}")));
         }
         let path = percent::decode(path).map_err(|why| UriError::new(format!("file: {why}")))?;
@@ -120,7 +120,7 @@ impl FileUri {
         Ok(FileUri { path, direct, readonly, exclusive, grow, grow_max, queue })
     }
 
-    /// The options that are not as a path alone has them, as they are spelt.
+    /// The options that differ from the defaults.
     fn options(&self) -> impl Iterator<Item = String> {
         let direct = self.direct.map(|on| if on { "direct=on" } else { "direct=off" });
         let readonly = self.readonly.then_some("readonly=on");

@@ -33,29 +33,29 @@ use crate::size::{self, Size};
 use crate::words::shown;
 use std::fmt;
 
-/// The longest name of a device, in bytes: a path or export name of 4096, each byte
-/// percent-encoded, and the rest.
+/// The longest name of a device, in bytes: a path or export name of 4096 bytes, each
+/// percent-encoded, and the rest of a URI.
 pub const WORD_MAX: usize = 16 << 10;
 /// The longest path, in bytes (Linux `PATH_MAX`, less its NUL).
 pub const PATH_MAX: usize = 4095;
 /// The longest name of a mapped device, in bytes (kernel `DM_NAME_LEN`, less its NUL).
 pub const MAPPED_NAME_MAX: usize = 127;
 
-/// A device, as named.
+/// A device, as its name describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DeviceUri {
     /// A file or block device.
     File(FileUri),
     /// A null device.
     Null(NullParams),
-    /// Memory.
+    /// Memory of the server.
     Mem {
         /// Bytes, above 0.
         size: u64,
-        /// The queue in front of it; `None` for none.
+        /// The queue in front of the device; `None` for none.
         queue: Option<QueueParams>,
     },
-    /// Read-only; every byte is a function of its offset.
+    /// A read-only device; each byte is a function of its offset.
     Pattern {
         /// Bytes, above 0.
         size: u64,
@@ -66,14 +66,14 @@ pub enum DeviceUri {
     Mapped(String),
     /// A device by its number.
     Number {
-        /// Which kind of device.
+        /// Major number.
         major: u32,
-        /// Which of them.
+        /// Minor number.
         minor: u32,
     },
 }
 
-/// Why a word names no device; prints as one line.
+/// The reason why a word is not a device name; prints as one line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct UriError(String);
@@ -84,10 +84,10 @@ impl UriError {
     }
 }
 
-/// Reads the name of a device.
+/// Parses the name of a device.
 ///
 /// # Errors
-/// One line that says what is wrong and, where there is a choice, what would be right.
+/// One line with the reason, and the accepted values if there are few.
 pub fn parse(word: &str) -> Result<DeviceUri, UriError> {
     if word.len() > WORD_MAX {
         return Err(UriError::new(format!("the name of a device is longer than {WORD_MAX} bytes")));
@@ -121,13 +121,13 @@ pub fn parse(word: &str) -> Result<DeviceUri, UriError> {
     }
 }
 
-/// `digits:digits`.
+/// Splits `digits:digits`.
 fn split_number(word: &str) -> Option<(&str, &str)> {
     let digits = |s: &str| !s.is_empty() && s.bytes().all(|b| b.is_ascii_digit());
     word.split_once(':').filter(|(major, minor)| digits(major) && digits(minor))
 }
 
-/// What stands before the first colon, where that can be a URI's scheme (RFC 3986, 3.1).
+/// Splits at the first colon, if the text before it is a valid scheme of a URI (RFC 3986, 3.1).
 fn scheme(word: &str) -> Option<(&str, &str)> {
     let (scheme, rest) = word.split_once(':')?;
     let ok = scheme.starts_with(|c: char| c.is_ascii_alphabetic())
@@ -146,7 +146,7 @@ fn parse_mapped(name: &str) -> Result<DeviceUri, UriError> {
     }
 }
 
-/// `SIZE`, and the words of a queue behind commas.
+/// Parses `SIZE`, and options of a queue after commas.
 fn parse_mem(text: &str) -> Result<DeviceUri, UriError> {
     let (size, words) = text.split_once(',').map_or((text, None), |(size, words)| (size, Some(words)));
     let size = parse_size("mem", size)?;
@@ -166,7 +166,7 @@ fn parse_mem(text: &str) -> Result<DeviceUri, UriError> {
     Ok(DeviceUri::Mem { size, queue })
 }
 
-/// A value that is yes or no.
+/// Parses a value that is on or off.
 fn parse_switch(kind: &str, name: &str, value: &str) -> Result<bool, UriError> {
     match value {
         "on" | "1" | "true" | "yes" => Ok(true),

@@ -1,8 +1,9 @@
 //! NBD URIs (`doc/uri.md` of the nbd project): `nbd://HOST[:PORT]/EXPORT` and
-//! `nbd+unix:///EXPORT?socket=PATH`. udm's own are the words `deadline` and `fence`
-//! ([`super::reply_deadline`]), which no server sees.
+//! `nbd+unix:///EXPORT?socket=PATH`.
 //!
-//! No TLS, so no `nbds:`, no user and no `tls-*` parameters; no sockets in the abstract name space.
+//! The parameters `deadline` and `fence` ([`super::reply_deadline`]) are udm's own; no server sees
+//! them. Not supported: TLS (`nbds:`, a user, `tls-*` parameters) and sockets in the abstract name
+//! space.
 
 use super::reply_deadline::{DeadlineSetting, SilencePolicy};
 use super::{QueueParams, UriError, percent};
@@ -17,34 +18,34 @@ use udm_core::Nanos;
 const SOCKET_PATH_MAX: usize = 107;
 /// The longest host name, in bytes (RFC 1035).
 const HOST_MAX: usize = 253;
-/// For how long nothing may come over TCP, where nothing is said of it. The system would give up
-/// behind a quarter of an hour, but what it gives up proves nothing, so it is told not to.
+/// Default deadline over TCP. The kernel would abort a silent connection after a quarter of an
+/// hour. This timeout is disabled, because it proves nothing about unanswered writes.
 const TCP_DEADLINE: Nanos = Nanos(60_000_000_000);
 
 /// An export of an NBD server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NbdUri {
-    /// Where the server is.
+    /// The address of the server.
     pub address: NbdAddress,
-    /// The export's name, decoded: UTF-8, no NUL, at most 4096 bytes; empty for the server's
+    /// Name of the export, decoded: UTF-8, no NUL, at most 4096 bytes; empty for the server's
     /// default.
     pub export: String,
-    /// What becomes of it when the server falls silent.
+    /// What to do if the server stops answering.
     pub silence: SilencePolicy,
-    /// The server is right about several connections, though it does not say so.
+    /// A flush covers all connections, even if the server does not announce this.
     pub multi_conn: bool,
-    /// The queue in front of it; `None` for none.
+    /// The queue in front of the export; `None` for none.
     pub queue: Option<QueueParams>,
 }
 
-/// Where an NBD server is.
+/// The address of an NBD server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NbdAddress {
     /// A TCP port.
     Tcp {
-        /// A name or an address; an IPv6 address stands without its brackets.
+        /// A name or an address; an IPv6 address has no brackets.
         host: String,
-        /// 1..=65535; 10809 where none was given.
+        /// 1..=65535; default 10809.
         port: u16,
     },
     /// A Unix socket by its path.
@@ -52,7 +53,7 @@ pub enum NbdAddress {
 }
 
 impl NbdUri {
-    /// An export, with no word of silence.
+    /// An export with default options.
     #[must_use]
     pub fn new(address: NbdAddress, export: impl Into<String>) -> NbdUri {
         NbdUri {
@@ -64,7 +65,7 @@ impl NbdUri {
         }
     }
 
-    /// For how long nothing may come of it though a request waits; `None` for ever.
+    /// How long the server may be silent while a request waits; `None` for no limit.
     #[must_use]
     pub fn deadline(&self) -> Option<Nanos> {
         match (self.silence.deadline, &self.address) {
@@ -74,19 +75,19 @@ impl NbdUri {
         }
     }
 
-    /// The same export with no word of a queue: as its connections know it.
+    /// The same export without a queue, as its connections use it.
     #[must_use]
     pub fn unqueued(&self) -> NbdUri {
         NbdUri { queue: None, ..self.clone() }
     }
 
-    /// The same export, with no word of silence or of a queue: as any NBD client takes it.
+    /// The same export without parameters of udm, as any NBD client accepts it.
     #[must_use]
     pub fn plain(&self) -> NbdUri {
         NbdUri::new(self.address.clone(), self.export.clone())
     }
 
-    /// Reads what stands behind `nbd:` or `nbd+unix:`.
+    /// Parses the text after `nbd:` or `nbd+unix:`.
     pub(super) fn parse(scheme: &str, rest: &str) -> Result<NbdUri, UriError> {
         let refuse = |why: String| UriError::new(format!("{scheme}: {why}"));
         let rest = rest.strip_prefix("//").ok_or_else(|| refuse("\"//\" must follow".into()))?;
@@ -119,7 +120,7 @@ impl NbdUri {
     }
 }
 
-/// What stands behind the `?`.
+/// The parameters after the `?`.
 #[derive(Default)]
 struct Query {
     socket: Option<PathBuf>,
@@ -172,7 +173,7 @@ fn socket_path(value: &str) -> Result<PathBuf, String> {
     }
 }
 
-/// `HOST`, `HOST:PORT`, `[IPV6]` or `[IPV6]:PORT`; no host is `localhost`.
+/// Parses `HOST`, `HOST:PORT`, `[IPV6]` or `[IPV6]:PORT`; an empty host is `localhost`.
 fn host_and_port(authority: &str) -> Result<(String, u16), String> {
     if authority.contains('@') {
         return Err("a user is of no use without TLS".into());
@@ -185,7 +186,7 @@ fn host_and_port(authority: &str) -> Result<(String, u16), String> {
             let port = match port.strip_prefix(':') {
                 Some(port) => port,
                 None if port.is_empty() => "",
-                None => return Err(format!("{} behind a host", shown(port))),
+                None => return Err(format!("{} after a host", shown(port))),
             };
             (address.to_string(), port)
         }

@@ -1,52 +1,53 @@
-//! `null:NAME=VALUE,...`: a null device by null_blk's own parameter names, defaults and clamps
+//! `null:NAME=VALUE,...`: a null device with the parameter names, defaults and clamps of null_blk
 //! (Linux 6.12, read back from the kernel).
 //!
-//! Where udm differs from null_blk: `size` and `cache_size` are sizes like all of udm's (`4G`; a
-//! bare number counts bytes, not MiB); what means nothing to a device without a kernel (NUMA,
-//! sleeping) is taken and forgotten; and what there is no device for (zones) or no word of a URI
-//! (power) is refused.
+//! Differences from null_blk: `size` and `cache_size` are sizes as everywhere in udm (`4G`; a
+//! number without a unit counts bytes, not MiB). Parameters without a meaning here (NUMA, sleeping)
+//! are accepted and ignored. Parameters that udm does not support (zones, power) are refused.
 
 use super::{NullFaults, QueueParams, Scheduler, UriError, parse_switch};
 use crate::size::{self, Size};
 use crate::words::shown;
 use std::fmt;
 
-/// Parameters of a null device, after null_blk's clamps: the values that hold.
+/// Parameters of a null device, after null_blk's clamps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NullParams {
     /// Capacity in bytes, at least a block (`size`, or `gb` in GiB); default 250 GiB.
     pub size: u64,
     /// Logical block size in bytes: 512, 1024, 2048 or 4096 (`blocksize` or `bs`); default 512.
     pub bs: u32,
-    /// Hardware queues, at least 1 (0 becomes 1); default 1. More than there are CPUs is the
-    /// device's to clamp.
+    /// Hardware queues, at least 1 (0 becomes 1); default 1. The device limits them to the number
+    /// of CPUs.
     pub submit_queues: u32,
-    /// Tags a hardware queue, 1..=10240 (more become 10240); default 64.
+    /// Tags per hardware queue, 1..=10240 (more become 10240); default 64.
     pub hw_queue_depth: u32,
     /// Always 2, multi-queue: 0 (bio) becomes 2 as in the kernel, 1 is refused.
     pub queue_mode: u32,
-    /// 0 completes inside submit, 1 on the submitting CPU, 2 by a timer; more becomes 2. Default 1.
+    /// 0 completes inside submit, 1 on the submitting CPU, 2 by a timer; larger values become 2.
+    /// Default 1.
     pub irqmode: u32,
     /// Nanoseconds until a request completes, for `irqmode` 2 only; default 10000.
     pub completion_nsec: u64,
-    /// The longest request in sectors, at least 8; `None` (0, the default) for no limit of its own.
+    /// The longest request in sectors, at least 8; `None` (0, the default) for no own limit.
     pub max_sectors: Option<u32>,
-    /// Keeps what is written; default off.
+    /// The device stores written data; default off.
     pub memory_backed: bool,
-    /// Takes discards; off unless `memory_backed`.
+    /// Supports discards; off unless `memory_backed`.
     pub discard: bool,
-    /// The volatile write cache in bytes, whole MiB; 0 unless `memory_backed`.
+    /// Size of the volatile write cache in bytes, whole MiB; 0 unless `memory_backed`.
     pub cache_size: u64,
-    /// Takes FUA; default on.
+    /// Supports FUA; default on.
     pub fua: bool,
-    /// What it does wrong on purpose, and how slow it is.
+    /// Injected faults, and the speed limit.
     pub faults: NullFaults,
-    /// It shares its tags with all other such devices of as many hardware queues and tags; default
-    /// off. With it there is a queue.
+    /// The device shares its tags with all such devices that have the same number of hardware
+    /// queues and tags; default off. With this option, there is always a queue.
     pub shared_tags: bool,
-    /// It may have no scheduler; default off.
+    /// No scheduler is allowed; default off.
     pub no_sched: bool,
-    /// The queue in front of it; `None` for none. null_blk has the files of any disk for it.
+    /// The queue in front of the device; `None` for none. In null_blk, these are the queue files of
+    /// any disk.
     pub queue: Option<QueueParams>,
 }
 
@@ -73,15 +74,15 @@ impl Default for NullParams {
     }
 }
 
-/// What [`NullParams::chunk_set`] knows, for the error that names them.
+/// The names that [`NullParams::set`] knows, for an error message.
 const NAMES: &str = "badblocks, blocking, blocksize (bs), cache_size, completion_nsec, discard, fua, gb, home_node, hw_queue_depth, \
                      init_hctx, irqmode, max_sectors, mbps, memory_backed, no_sched, poll_queues, queue_mode, requeue, \
                      shared_tag_bitmap, shared_tags, size, submit_queues, timeout, use_per_node_hctx, virt_boundary";
 
-/// What is 0 or 1 in null_blk and means nothing here.
+/// Parameters that are 0 or 1 in null_blk and have no effect here.
 const WITHOUT_EFFECT: [&str; 4] = ["blocking", "shared_tag_bitmap", "use_per_node_hctx", "virt_boundary"];
 
-/// What null_blk has and a null device of udm has not.
+/// Parameters of null_blk that udm does not support.
 const LEFT_OUT: &[&str] = &[
     "nr_devices",
     "power",
@@ -96,10 +97,10 @@ const LEFT_OUT: &[&str] = &[
     "zoned",
 ];
 
-/// The most tags of a hardware queue (kernel `BLK_MQ_MAX_DEPTH`).
+/// Maximum number of tags of a hardware queue (kernel `BLK_MQ_MAX_DEPTH`).
 const DEPTH_MAX: u32 = 10240;
 
-/// The words of a queue that a null device has no other name for.
+/// The names of queue options, without those that have another name for a null device.
 fn queue_names() -> String {
     let own = ["nr_hw_queues", "queue_depth"];
     let names: Vec<_> = QueueParams::NAMES.iter().copied().filter(|name| !own.contains(name)).collect();
@@ -107,14 +108,14 @@ fn queue_names() -> String {
 }
 
 impl NullParams {
-    /// Reads what stands behind `null:`.
+    /// Parses the text after `null:`.
     pub(super) fn parse(text: &str) -> Result<NullParams, UriError> {
         let mut params = NullParams::default();
         let mut seen = Vec::new();
         for pair in pairs(text) {
             let (name, value) = match pair.split_once('=') {
                 Some(named) => named,
-                // As with the other kinds: null:1G.
+                // As for other kinds of device: `null:1G`.
                 None if size::parse(pair).is_ok() => ("size", pair),
                 None => (pair, ""),
             };
@@ -146,7 +147,7 @@ impl NullParams {
         Ok(params)
     }
 
-    /// Sets one parameter; gives back its name, one for those that have two.
+    /// Sets one parameter. Returns its name; aliases return the same name.
     fn set(&mut self, name: &str, value: &str) -> Result<&'static str, String> {
         let number = |max: u64| {
             let digits = !value.is_empty() && value.bytes().all(|b| b.is_ascii_digit());
@@ -240,7 +241,7 @@ impl NullParams {
                 self.no_sched = on_off()?;
                 "no_sched"
             }
-            // A node that there is not is -1, no node in particular.
+            // -1 means no particular node, as a node that does not exist.
             "home_node" if value == "-1" => "home_node",
             "home_node" => small().map(|_| "home_node")?,
             "poll_queues" => small().map(|_| "poll_queues")?,
@@ -268,7 +269,7 @@ impl NullParams {
     }
 }
 
-/// The parameters of `text`, which commas separate; some have commas of their own.
+/// Splits `text` at commas into parameters. Some parameters contain commas.
 fn pairs(text: &str) -> Vec<&str> {
     let mut pairs = Vec::new();
     let mut rest = Some(text).filter(|text| !text.is_empty());
@@ -285,7 +286,7 @@ fn pairs(text: &str) -> Vec<&str> {
     pairs
 }
 
-/// The size, then what differs from the defaults.
+/// Prints the size, then all parameters that differ from the defaults.
 impl fmt::Display for NullParams {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let plain = NullParams::default();
@@ -327,7 +328,7 @@ impl fmt::Display for NullParams {
         if self.no_sched {
             f.write_str(",no_sched=1")?;
         }
-        // Those two are said by the names that null_blk has for them.
+        // `nr_hw_queues` and `queue_depth` are already printed under their null_blk names.
         let plain = QueueParams::default();
         let (nr_hw_queues, queue_depth) = (plain.nr_hw_queues, plain.queue_depth);
         let queue = self.queue.clone().map(|queue| QueueParams { nr_hw_queues, queue_depth, ..queue });

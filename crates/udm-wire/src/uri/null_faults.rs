@@ -1,39 +1,40 @@
-//! What a null device does wrong on purpose, by null_blk's parameters, and how slow it is.
+//! Injected faults of a null device, by null_blk's parameters, and its speed limit.
 
 use crate::words::shown;
 use std::fmt;
 
-/// The most bad ranges of a device.
+/// Maximum number of bad ranges of a device.
 const RANGES_MAX: usize = 512;
 
-/// The most of `mbps` (null_blk clamps it).
+/// The largest value of `mbps` (null_blk clamps it).
 const MBPS_MAX: u64 = 1024 * 40;
 
-/// Trouble of a null device; where none is asked for there is none.
+/// Injected faults of a null device; none by default.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NullFaults {
-    /// MiB a second that it moves at the most, 0 (the default) for no bound.
+    /// Maximum throughput in MiB per second; 0 (the default) for no limit.
     pub mbps: u32,
-    /// Sectors that can't be read or written: first and last of each range, in order, apart.
+    /// Sectors that cannot be read or written: first and last of each range, in order, with gaps
+    /// between.
     pub badblocks: Vec<(u64, u64)>,
-    /// Requests that are never answered: after 5 s they have timed out.
+    /// Requests that get no completion and time out after 5 s.
     pub timeout: FaultInjection,
-    /// Requests that find no resources and go again.
+    /// Requests that find no resources and are requeued.
     pub requeue: FaultInjection,
-    /// Hardware queues that can't be set up.
+    /// Hardware queues whose setup fails.
     pub init_hctx: FaultInjection,
 }
 
-/// How often a fault happens: the kernel's fault attributes, `interval,probability,space,times`.
+/// How often a fault occurs: the kernel's fault attributes `interval,probability,space,times`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FaultInjection {
-    /// Only every so many chances count; 0 and 1 mean all.
+    /// Only each `interval`th chance counts; 0 and 1 mean all.
     pub interval: u64,
-    /// Of 100 that count so many happen; 0, the default, is never.
+    /// Percentage of the counted chances at which the fault occurs; 0, the default, is never.
     pub probability: u64,
-    /// So many chances are let pass first.
+    /// Number of chances that are skipped first.
     pub space: i32,
-    /// It happens so many times, -1 for no bound.
+    /// Maximum number of faults; -1 for no limit.
     pub times: i32,
 }
 
@@ -67,16 +68,16 @@ impl fmt::Display for FaultInjection {
 }
 
 impl NullFaults {
-    /// Those of which several words may follow the first, behind commas.
+    /// Parameters whose value contains commas.
     pub(super) const LISTS: [&str; 3] = ["timeout", "requeue", "init_hctx"];
 
-    /// Is there none?
+    /// True if no fault is configured.
     #[must_use]
     pub fn is_none(&self) -> bool {
         *self == NullFaults::default()
     }
 
-    /// Sets the parameter `name`, and gives its name back; `None` for one that is none of these.
+    /// Sets the parameter `name`. Returns its name, or `None` if it is not a fault parameter.
     pub(super) fn set(&mut self, name: &str, value: &str) -> Result<Option<&'static str>, String> {
         Ok(Some(match name {
             "mbps" => {
@@ -107,7 +108,7 @@ impl NullFaults {
         }))
     }
 
-    /// `+A-B` makes the sectors from A to B bad, `-A-B` good again.
+    /// `+A-B` marks the sectors A to B as bad, `-A-B` as good.
     fn change_bad(&mut self, text: &str) -> Result<(), String> {
         let number = |word: &str| word.parse().ok().filter(|_| word.bytes().all(|b| b.is_ascii_digit()));
         let range = text.get(1..).and_then(|range| range.split_once('-'));
@@ -137,7 +138,7 @@ impl NullFaults {
     }
 }
 
-/// What differs from none, each behind a comma.
+/// Prints the parameters that differ from the defaults, each after a comma.
 impl fmt::Display for NullFaults {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.mbps > 0 {

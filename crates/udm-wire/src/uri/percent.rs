@@ -1,11 +1,11 @@
-//! Percent-encoding (RFC 3986, 2.1), as far as udm's own forms and NBD URIs need it.
+//! Percent-encoding (RFC 3986, 2.1), as needed by udm's own forms and NBD URIs.
 
-/// Bytes that stand for themselves in every part of the URIs that udm writes.
+/// True for bytes that need no encoding in any part of the URIs that udm writes.
 fn is_plain(b: u8) -> bool {
     b.is_ascii_alphanumeric() || b"-._~/:@".contains(&b)
 }
 
-/// `text` with `%XX` for each byte that could mean something else.
+/// Encodes each byte of `text` that could have another meaning as `%XX`.
 pub(super) fn encode(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for b in text.bytes() {
@@ -18,7 +18,7 @@ pub(super) fn encode(text: &str) -> String {
     out
 }
 
-/// The text that `encoded` stands for; `+` is a plus.
+/// Decodes `encoded`; a `+` is a plus.
 pub(super) fn decode(encoded: &str) -> Result<String, &'static str> {
     let mut out = Vec::with_capacity(encoded.len());
     let mut bytes = encoded.bytes();

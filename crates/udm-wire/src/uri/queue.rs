@@ -1,21 +1,21 @@
-//! The queue in front of a disk: `scheduler=mq-deadline`, `queue_depth=32` and so on in its URI, by
-//! the names that they have below `/sys/block/DISK/queue` and `queue/iosched`.
+//! Options of the queue in front of a disk, such as `scheduler=mq-deadline` and `queue_depth=32`,
+//! in its URI. The names are those below `/sys/block/DISK/queue` and `queue/iosched`.
 
 use crate::words::shown;
 use std::fmt;
 
-/// The order in which requests that wait for a tag go down.
+/// The order in which requests that wait for a tag are sent to the disk.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Scheduler {
-    /// First come, first served.
+    /// First in, first out.
     #[default]
     None,
-    /// By sector, in batches of one direction, with an age at which a request goes first.
+    /// By sector, in batches of one direction; a request that exceeds its expiry time goes first.
     MqDeadline,
 }
 
 impl Scheduler {
-    /// Each with its name.
+    /// All schedulers with their names.
     pub const ALL: [(&'static str, Scheduler); 2] =
         [("none", Scheduler::None), ("mq-deadline", Scheduler::MqDeadline)];
 }
@@ -27,13 +27,13 @@ impl fmt::Display for Scheduler {
     }
 }
 
-/// The numbers, one line each: its name, its range, and what holds where it is not said.
+/// Defines the numeric options: name, range and default of each.
 macro_rules! numbers {
     ($($(#[$doc:meta])* $name:ident: $min:literal..=$max:literal, $default:literal;)*) => {
-        /// What the queue in front of a disk does.
+        /// Settings of the queue in front of a disk.
         #[derive(Debug, Clone, PartialEq, Eq, Hash)]
         pub struct QueueParams {
-            /// Which of those that wait goes next.
+            /// The order of waiting requests.
             pub scheduler: Scheduler,
             $($(#[$doc])* pub $name: u32,)*
         }
@@ -45,10 +45,10 @@ macro_rules! numbers {
         }
 
         impl QueueParams {
-            /// The names of all words.
+            /// The names of all options.
             pub const NAMES: &[&str] = &["scheduler", $(stringify!($name),)*];
 
-            /// Sets one number; false for a name that is none.
+            /// Sets one numeric option. Returns false if `name` is none.
             fn number(&mut self, name: &str, value: &str) -> Result<bool, String> {
                 $(if name == stringify!($name) {
                     self.$name = parse_in_range(name, value, $min, $max)?;
@@ -57,13 +57,13 @@ macro_rules! numbers {
                 Ok(false)
             }
 
-            /// The numbers, by name.
+            /// The numeric options by name.
             #[must_use]
             pub fn by_name(&self) -> Vec<(&'static str, u64)> {
                 vec![$((stringify!($name), u64::from(self.$name)),)*]
             }
 
-            /// The numbers that are not what holds where nothing is said.
+            /// The numeric options that differ from the defaults.
             fn numbers(&self) -> Vec<String> {
                 let mut words = Vec::new();
                 $(if self.$name != $default {
@@ -76,35 +76,34 @@ macro_rules! numbers {
 }
 
 numbers! {
-    /// Hardware queues; 0 for one a core, and more than there are cores are one a core. Cores that
-    /// have one in common share its tags.
+    /// Hardware queues; 0 means one per core, and more than the cores become one per core. Cores
+    /// with a common hardware queue share its tags.
     nr_hw_queues: 0..=1024, 0;
-    /// Tags of a hardware queue: so many requests are with the disk at a time. The kernel halves it
-    /// where memory is short, and has 10240 at the most.
+    /// Tags of a hardware queue: the number of requests that the disk has at a time. The kernel
+    /// halves the number if memory is short; its maximum is 10240.
     queue_depth: 1..=10240, 128;
-    /// Requests that the scheduler sorts, at least 4 as in the kernel: twice the tags of a queue,
-    /// and 256 at the most, where it is 0.
+    /// Requests that the scheduler sorts, at least 4 as in the kernel. 0 means twice the tags of a
+    /// queue, at most 256.
     nr_requests: 0..=20480, 0;
-    /// 0: requests that lie behind each other go down as one. 1: with the latest request only. 2:
-    /// never.
+    /// 0: adjacent requests are merged. 1: a request is merged only with the latest one. 2: never.
     nomerges: 0..=2, 0;
-    /// The longest request in KiB. 0: what the disk takes, and 1280 for what is merged.
+    /// The longest request in KiB. 0: the disk's limit, and 1280 for merged requests.
     max_sectors_kb: 0..=2097151, 0;
-    /// The most pieces of memory in a request that was merged.
+    /// Maximum number of memory segments in a merged request.
     max_segments: 1..=1024, 128;
     /// With `mq-deadline`: milliseconds after which a read goes first.
     read_expire: 0..=3600000, 500;
-    /// With `mq-deadline`: milliseconds after which anything else goes first.
+    /// With `mq-deadline`: milliseconds after which another request goes first.
     write_expire: 0..=3600000, 5000;
-    /// With `mq-deadline`: how many batches of reads go before one of writes that wait.
+    /// With `mq-deadline`: how many batches of reads may precede a batch of waiting writes.
     writes_starved: 0..=1000000, 2;
-    /// With `mq-deadline`: how many requests of one direction, by sector, are a batch.
+    /// With `mq-deadline`: number of requests in a batch of one direction, by sector.
     fifo_batch: 0..=1000000, 16;
-    /// With `mq-deadline`: 0 where a request is never merged in front of another.
+    /// With `mq-deadline`: 0 if requests are never merged to the front of another.
     front_merges: 0..=1, 1;
 }
 
-/// The most that a scheduler can be told to sort (the kernel's `MAX_SCHED_RQ`).
+/// Maximum number of requests that a scheduler can be set to sort (the kernel's `MAX_SCHED_RQ`).
 const SORTED_MAX: u32 = 2048;
 
 fn parse_in_range(name: &str, value: &str, min: u32, max: u32) -> Result<u32, String> {
@@ -114,8 +113,8 @@ fn parse_in_range(name: &str, value: &str, min: u32, max: u32) -> Result<u32, St
 }
 
 impl QueueParams {
-    /// How many requests the scheduler sorts, or where it sorts none may have a tag of a hardware
-    /// queue.
+    /// Number of requests that the scheduler sorts. Without a scheduler, the number that may hold a
+    /// tag of a hardware queue.
     #[must_use]
     pub fn requests(&self) -> u32 {
         match (self.scheduler, self.nr_requests) {
@@ -126,17 +125,19 @@ impl QueueParams {
         }
     }
 
-    /// One of the words of a URI, with which there is a queue; false for any other word.
+    /// Sets an option of a queue in a URI, and creates the queue if there is none. Returns false if
+    /// `name` is no such option.
     ///
     /// # Errors
-    /// What is wrong with the value.
+    /// An invalid value.
     pub(super) fn word(queue: &mut Option<QueueParams>, name: &str, value: &str) -> Result<bool, String> {
         if !QueueParams::NAMES.contains(&name) {
             return Ok(false);
         }
         let queue = queue.get_or_insert_default();
         if queue.number(name, value)? {
-            // The kernel refuses what is below a page, and makes four of fewer requests.
+            // As in the kernel: `max_sectors_kb` below a page is refused, and `nr_requests` is at
+            // least 4.
             if (1..4).contains(&queue.max_sectors_kb) {
                 return Err("max_sectors_kb is 0, or at least 4".into());
             }
@@ -153,10 +154,10 @@ impl QueueParams {
         Ok(true)
     }
 
-    /// Changes one setting of a queue that is in use, as the kernel's files below `queue` do.
+    /// Changes one setting of a queue in use, as writing the kernel's files below `queue` does.
     ///
     /// # Errors
-    /// What is wrong with the name or the value, in one line.
+    /// An unknown name or an invalid value, in one line.
     pub fn change(&mut self, name: &str, value: &str) -> Result<(), String> {
         if QueueParams::FIXED.contains(&name) {
             return Err(format!("{name} can't be changed while the disk is in use"));
@@ -176,7 +177,7 @@ impl QueueParams {
                     Scheduler::None => (self.queue_depth, "queue_depth"),
                     Scheduler::MqDeadline => (SORTED_MAX, "what a scheduler sorts at the most"),
                 };
-                // Here 0 is a number, and not what holds where nothing is said.
+                // Here 0 is a number, not the default.
                 changed.nr_requests = changed.nr_requests.max(4);
                 if changed.nr_requests > most {
                     let n = changed.nr_requests;
@@ -189,8 +190,8 @@ impl QueueParams {
         Ok(())
     }
 
-    /// As the kernel does it: another scheduler has as many requests as it has where nothing is
-    /// said, and what its files said is gone with the one before.
+    /// Resets the options of the scheduler, as the kernel does: a new scheduler starts with its
+    /// defaults.
     fn forget_scheduler(&mut self) {
         let QueueParams { read_expire, write_expire, writes_starved, fifo_batch, front_merges, .. } =
             QueueParams::default();
@@ -200,10 +201,10 @@ impl QueueParams {
             (writes_starved, fifo_batch, front_merges);
     }
 
-    /// What is as the disk was opened with.
+    /// Options that cannot change after the disk was opened.
     const FIXED: [&str; 3] = ["nr_hw_queues", "queue_depth", "max_segments"];
 
-    /// The words that make it so.
+    /// The URI options that give this queue.
     pub(super) fn words(queue: Option<&QueueParams>) -> Vec<String> {
         let Some(queue) = queue else { return Vec::new() };
         let mut words = queue.numbers();

@@ -1,5 +1,5 @@
-//! What becomes of a path whose server falls silent: `deadline=TIME` and `fence=HOW` in the URI of
-//! an NBD export.
+//! The options `deadline=TIME` and `fence=HOW` in the URI of an NBD export: what to do if the
+//! server stops answering.
 
 use super::{PATH_MAX, percent};
 use crate::words::shown;
@@ -7,45 +7,45 @@ use std::fmt;
 use std::path::PathBuf;
 use udm_core::Nanos;
 
-/// How long a request may take, and when a write that was not answered may be sent elsewhere.
+/// How long the server may be silent, and when an unanswered write may be sent to another path.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SilencePolicy {
-    /// For how long nothing may come though a request waits.
+    /// How long the server may be silent while a request waits.
     pub deadline: DeadlineSetting,
-    /// What proves that the server can't deliver a write any more.
+    /// The proof that the server cannot carry out an unanswered write any more.
     pub fence: Fence,
 }
 
-/// For how long nothing may come of a path that has a request before it counts as silent.
+/// The time after which a server with a waiting request counts as silent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum DeadlineSetting {
-    /// Not said: a minute over TCP, for ever over a Unix socket, whose other end is this system's.
+    /// Not set: a minute over TCP. No limit over a Unix socket, whose server runs on this system.
     #[default]
     Default,
-    /// `none`: for ever.
+    /// `none`: no limit.
     Never,
     /// A time: 1 ms to 24 h.
     For(Nanos),
 }
 
-/// What proves that a server can't deliver any more what it was sent.
+/// The proof that a server cannot carry out an unanswered request any more.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Fence {
-    /// `closed`: it has closed the connection.
+    /// `closed`: the server has closed the connection.
     #[default]
     Closed,
-    /// `wait:TIME`: so much time has passed since the connection was given up, 1 ms to 24 h. It is
-    /// known to have stopped by itself by then.
+    /// `wait:TIME`: this time, 1 ms to 24 h, has passed since the connection was abandoned. The
+    /// server is known to stop by itself within this time.
     Wait(Nanos),
-    /// `exec:PATH`: this command, an absolute path, has ended with status 0.
+    /// `exec:PATH`: this command, an absolute path, has exited with status 0.
     Exec(PathBuf),
 }
 
 impl SilencePolicy {
-    /// One of the words behind the `?`; false for any other.
+    /// Sets one parameter after the `?`. Returns false if `name` is not one of these.
     ///
     /// # Errors
-    /// What is wrong with the value.
+    /// An invalid value.
     pub(super) fn word(&mut self, name: &str, value: &str) -> Result<bool, String> {
         match name {
             "deadline" if value == "none" => self.deadline = DeadlineSetting::Never,
@@ -56,7 +56,7 @@ impl SilencePolicy {
         Ok(true)
     }
 
-    /// The words that are not as they are without being said.
+    /// The parameters that differ from the defaults.
     pub(super) fn words(&self) -> impl Iterator<Item = String> {
         let deadline = match self.deadline {
             DeadlineSetting::Default => None,
@@ -95,19 +95,19 @@ impl fmt::Display for Fence {
     }
 }
 
-/// A span of time as it is written: a whole number and `ms`, `s`, `m` or `h`. Prints in the largest
-/// unit that leaves no remainder.
+/// A time as text: a whole number and `ms`, `s`, `m` or `h`. Prints in the largest unit without
+/// remainder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TimeSpan(pub Nanos);
 
-/// Units of a span in milliseconds.
+/// Units of a time, in milliseconds.
 const UNITS: [(&str, u64); 4] = [("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000)];
 
-/// The longest span, in milliseconds.
+/// The longest time, in milliseconds.
 const SPAN_MAX: u64 = 24 * 3_600_000;
 
 impl TimeSpan {
-    /// Reads the value of `name`.
+    /// Parses the value of `name`.
     fn parse(name: &str, text: &str) -> Result<TimeSpan, String> {
         let digits = text.bytes().take_while(u8::is_ascii_digit).count();
         let (number, unit) = text.split_at(digits);

@@ -84,7 +84,9 @@ fn what_is_not_one_disk_is_refused() {
         (&[a, "/none"], "udm: m: /none: No such file or directory\n".into()),
         (
             &[a, "--prio", "alua"],
-            format!("udm: m: prio \"alua\": const, weightedpath and path_latency are what is there{invalid}"),
+            format!(
+                "udm: m: prio \"alua\": only const, weightedpath and path_latency are supported{invalid}"
+            ),
         ),
         (
             &[a, "--prio", "weightedpath", "--prio-args", "devname"],

@@ -1,4 +1,4 @@
-//! The client's half of the handshake: from the greeting to the begin of transmission.
+//! The client's half of the handshake: from the greeting to the start of transmission.
 
 use super::super::{
     CLIENT_FLAGS_SIZE, ClientFlags, ClientOption, EXPORT_NAME_ZEROES, ExportFlags, ExportNameReply,
@@ -8,52 +8,52 @@ use super::super::{
 };
 use super::{ClientError, Export};
 
-/// The most replies to one option.
+/// Maximum number of replies to one option.
 const REPLIES_MAX: u32 = 64;
 
-/// What a client would like to have.
+/// The options that a client requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HandshakeOptions {
-    /// The export; empty for the server's default.
+    /// Name of the export; empty for the server's default.
     pub export: String,
-    /// Structured replies, where the server has them. Contexts need them.
+    /// Use structured replies if the server offers them. Contexts need them.
     pub structured: bool,
-    /// Metadata contexts, those of them that the server has.
+    /// Metadata contexts to use, if the server has them.
     pub contexts: Vec<String>,
 }
 
-/// See the module's documentation.
+/// A handshake in progress: server bytes in, client bytes out.
 #[derive(Debug)]
 pub struct ClientHandshake {
     options: HandshakeOptions,
     stage: Stage,
-    /// What has arrived of the next message.
+    /// Bytes of the next message that have arrived.
     held: Vec<u8>,
-    /// What is to be sent.
+    /// Bytes to send.
     out: Vec<u8>,
     no_zeroes: bool,
     structured: bool,
     contexts: Vec<(u32, String)>,
     export: Option<(u64, ExportFlags)>,
     blocks: Option<super::BlockSizes>,
-    /// Replies to the option that is being answered.
+    /// Number of replies to the current option.
     replies: u32,
 }
 
-/// What comes next from the server.
+/// The next message from the server.
 #[derive(Clone, Copy, Debug)]
 enum Stage {
     Greeting,
-    /// A reply to the option: its header.
+    /// The header of a reply to this option.
     Reply(u32),
-    /// The data behind that header.
+    /// The data after this header.
     Data(OptionReplyHeader),
-    /// The answer to `EXPORT_NAME`.
+    /// The reply to `EXPORT_NAME`.
     ExportName,
 }
 
 impl ClientHandshake {
-    /// Before the first byte of the server.
+    /// A handshake before the first byte of the server.
     #[must_use]
     pub fn new(options: HandshakeOptions) -> ClientHandshake {
         ClientHandshake {
@@ -70,13 +70,13 @@ impl ClientHandshake {
         }
     }
 
-    /// Takes what is to be sent now; mostly empty.
+    /// Takes the bytes to send now; often none.
     pub fn take_out(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.out)
     }
 
-    /// Takes bytes off the front of `input`. Once the server has said all, the export is returned,
-    /// and what is left in `input` belongs to transmission; before, `None`, with `input` empty.
+    /// Consumes bytes from the front of `input`. When the handshake is done, returns the export;
+    /// the rest of `input` belongs to transmission. Until then, returns `None` with `input` empty.
     ///
     /// # Errors
     /// The connection must be closed.
@@ -111,7 +111,7 @@ impl ClientHandshake {
         }
     }
 
-    /// A whole message; true when transmission begins behind it.
+    /// Handles a complete message. Returns true if transmission starts after it.
     fn message(&mut self, bytes: &[u8]) -> Result<bool, ClientError> {
         match self.stage {
             Stage::Greeting => self.greeting(bytes)?,
@@ -168,7 +168,7 @@ impl ClientHandshake {
         self.ask(&ClientOption::Go(InfoRequest { name, infos: vec![INFO_BLOCK_SIZE] }));
     }
 
-    /// A reply to `option`; true when transmission begins behind it.
+    /// Handles a reply to `option`. Returns true if transmission starts after it.
     fn reply(&mut self, option: u32, reply: OptionReply) -> Result<bool, ClientError> {
         self.stage = Stage::Reply(option);
         match (option, reply) {
@@ -181,7 +181,7 @@ impl ClientHandshake {
                     self.ask(&ClientOption::SetMetaContext(MetaRequest { name, queries }));
                 }
             }
-            // It does without.
+            // The server refuses, so the client continues without it.
             (OPT_STRUCTURED_REPLY | OPT_SET_META_CONTEXT, OptionReply::Error { .. }) => {
                 self.contexts.clear();
                 self.go();
@@ -198,7 +198,7 @@ impl ClientHandshake {
             (OPT_GO, OptionReply::Info(Info::Export { size, flags })) => self.export = Some((size, flags)),
             (OPT_GO, OptionReply::Info(Info::BlockSize(sizes))) => self.blocks = Some(sizes),
             (OPT_GO, OptionReply::Info(_)) => {}
-            // A server of before `GO`.
+            // An old server without `GO`.
             (OPT_GO, OptionReply::Error { error: REP_ERR_UNSUP, .. }) => {
                 let option = ClientOption::ExportName(self.options.export.clone());
                 debug_assert_eq!(option.number(), OPT_EXPORT_NAME);

@@ -1,9 +1,9 @@
 //! A client of an NBD server, without I/O: bytes in, events out.
 //!
-//! [`ClientHandshake`] covers the time from the server's greeting to transmission, [`ReplyParser`] the
-//! transmission. Both accept bytes cut anywhere, and trust no server. A reply without a request,
-//! one that does not fit its request, or one that omits a part of a read is an error. After an
-//! error the connection cannot be used.
+//! [`ClientHandshake`] covers the time from the server's greeting to transmission, [`ReplyParser`]
+//! the transmission. Both accept bytes cut anywhere, and trust no server. A reply without a
+//! request, one that does not fit its request, or one that omits a part of a read is an error.
+//! After an error the connection cannot be used.
 
 mod client_handshake;
 mod received_ranges;
@@ -20,29 +20,28 @@ use super::{
 use crate::words::shown;
 use udm_core::{Limits, SECTOR_SIZE, Sectors};
 
-/// What a server says of an export.
+/// An export, as the server describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Export {
     /// Size in bytes.
     pub size: u64,
-    /// What it can do.
+    /// Capabilities of the export.
     pub flags: ExportFlags,
-    /// What lengths and alignments it takes; what the protocol has every client assume where the
-    /// server says nothing.
+    /// Accepted lengths and alignments. If the server sends none, the values that the protocol
+    /// prescribes.
     pub blocks: BlockSizes,
-    /// Structured replies were agreed on.
+    /// True if structured replies were negotiated.
     pub structured: bool,
-    /// The metadata contexts that were agreed on: what each is called in a block status, and its
-    /// name.
+    /// The negotiated metadata contexts: the id in a block status, and the name.
     pub contexts: Vec<(u32, String)>,
 }
 
 impl Export {
-    /// The block sizes of a server that says nothing of them (proto.md, "Block size constraints").
+    /// The block sizes to assume if the server sends none (proto.md, "Block size constraints").
     pub const BLOCKS_ASSUMED: BlockSizes =
         BlockSizes { minimum: 1, preferred: 4096, maximum: PAYLOAD_MAX_DEFAULT };
 
-    /// As a device's: whole blocks of 512 bytes at least.
+    /// The limits of a device on this export. Blocks have at least 512 bytes.
     #[must_use]
     pub fn limits(&self) -> Limits {
         let BlockSizes { minimum, preferred, maximum } = self.blocks;
@@ -64,37 +63,37 @@ impl Export {
     }
 }
 
-/// The longest range without data that is asked for at once, in bytes.
+/// The longest request without data, in bytes.
 const RANGE_MAX: u64 = 1 << 30;
 
-/// Why a connection to a server is of no (more) use; prints as one line.
+/// The reason why a connection to a server cannot be used; prints as one line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ClientError {
-    /// What came is not the protocol.
+    /// The server sent an invalid message.
     #[error(transparent)]
     Protocol(#[from] ProtocolError),
-    /// The handshake of a server of before 2011.
+    /// The server uses a handshake from before 2011.
     #[error("the server does not speak the fixed newstyle handshake")]
     Oldstyle,
-    /// The server says no.
+    /// The server refuses an option.
     #[error("the server refuses {}: {}{}", option_name(*option), reason(*error), parenthesized(text))]
     Refused {
-        /// What was asked for (`OPT_*`).
+        /// The refused option (`OPT_*`).
         option: u32,
-        /// Why not (`REP_ERR_*`).
+        /// The reason (`REP_ERR_*`).
         error: u32,
-        /// The server's own words; may be empty.
+        /// The server's text; may be empty.
         text: String,
     },
-    /// The answer to one question does not fit it.
+    /// A reply does not fit its option.
     #[error("the server answers option {asked} with {why}")]
     Handshake {
-        /// The option.
+        /// The option that was sent.
         asked: u32,
-        /// What is wrong.
+        /// The kind of mismatch.
         why: &'static str,
     },
-    /// A reply to a request that is not under way.
+    /// A reply to a request that is not in flight.
     #[error("a reply to nothing: cookie {0:#x}")]
     UnknownCookie(u64),
     /// A reply that does not fit its request.
@@ -111,7 +110,7 @@ fn option_name(option: u32) -> &'static str {
     }
 }
 
-/// What a refusal means.
+/// The meaning of a refusal.
 fn reason(error: u32) -> &'static str {
     match error {
         REP_ERR_UNSUP => "it does not know the option",
@@ -126,7 +125,7 @@ fn reason(error: u32) -> &'static str {
     }
 }
 
-/// A server's words behind what they explain.
+/// A server's text in parentheses, or nothing.
 fn parenthesized(text: &str) -> String {
     if text.is_empty() { String::new() } else { format!(" ({})", shown(text)) }
 }

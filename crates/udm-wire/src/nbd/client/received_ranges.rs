@@ -1,22 +1,22 @@
-//! Which bytes of a read have come, in whatever order.
+//! The bytes of a read that have arrived, in any order.
 
-/// The most gaps between what has come; a server has no reason to leave so many.
+/// Maximum number of gaps between received ranges. A server has no reason to leave so many.
 const GAPS_MAX: usize = 1024;
 
-/// See the module's documentation.
+/// Received byte ranges of one read.
 #[derive(Debug, Default)]
 pub(super) struct ReceivedRanges {
-    /// All before this has come.
+    /// All bytes before this offset have arrived.
     upto: u32,
-    /// What has come behind it, in order and with gaps between: begin and end.
+    /// Ranges that have arrived after `upto`, in order and with gaps between them: begin and end.
     later: Vec<(u32, u32)>,
 }
 
 impl ReceivedRanges {
-    /// These bytes have come now.
+    /// Adds a range of received bytes.
     ///
     /// # Errors
-    /// One of them came before, or there are too many gaps.
+    /// A byte arrived twice, or there are too many gaps.
     pub(super) fn add(&mut self, from: u32, len: u32) -> Result<(), &'static str> {
         const TWICE: &str = "bytes of a read that come twice";
         let end = from + len;
@@ -54,7 +54,7 @@ impl ReceivedRanges {
         Some(())
     }
 
-    /// True when the first `len` bytes are there.
+    /// True if the first `len` bytes have arrived.
     pub(super) fn is_whole(&self, len: u32) -> bool {
         self.upto >= len
     }
@@ -64,7 +64,7 @@ impl ReceivedRanges {
 mod tests {
     use super::*;
 
-    /// Every order of five pieces makes a whole, and a byte that comes twice is found.
+    /// Every order of five pieces is complete at the end, and a repeated byte is detected.
     #[test]
     fn any_order_and_nothing_twice() {
         let pieces = [(0u32, 3u32), (3, 1), (4, 10), (14, 2), (16, 4)];

@@ -1,4 +1,4 @@
-//! Requests that are under way, and the server's answers to them.
+//! Requests in flight, and the server's replies to them.
 
 use super::super::{
     CHUNK_BLOCK_STATUS, CHUNK_FLAG_ERROR, CHUNK_OFFSET_DATA, Chunk, ChunkHeader, Command, CommandFlags,
@@ -9,73 +9,73 @@ use super::{ClientError, Export};
 use slab::Slab;
 use udm_core::bugs::{self, Bug};
 
-/// The longest payload of a chunk that is no data, in bytes: an error with a text and an offset.
+/// The longest payload of a chunk without data, in bytes: an error with a text and an offset.
 const CHUNK_MAX: u32 = 6 + STRING_MAX as u32 + 8;
 /// The longest block status in bytes: its context and 128 Ki descriptors.
 const STATUS_MAX: u32 = 4 + (8 << 17);
 
-/// What a request asks for.
+/// Parameters of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestParams {
-    /// What to do.
+    /// The command.
     pub command: Command,
-    /// Modifiers.
+    /// Flags of the command.
     pub flags: CommandFlags,
     /// First byte.
     pub offset: u64,
-    /// Length in bytes; above 0 for a read.
+    /// Length in bytes; a read needs at least 1.
     pub len: u32,
 }
 
-/// What a server answered.
+/// An event of a server's reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReplyEvent<'a> {
-    /// Bytes of a read. Each byte of it comes once, in any order.
+    /// Bytes of a read. Each byte arrives once, in any order.
     Data {
-        /// The request's.
+        /// Tag of the request.
         tag: u64,
-        /// Where they stand in the read.
+        /// Offset of the bytes in the read.
         at: u32,
-        /// What stands there.
+        /// The bytes.
         bytes: &'a [u8],
     },
     /// Zeroes of a read.
     Zeroes {
-        /// The request's.
+        /// Tag of the request.
         tag: u64,
-        /// Where they stand in the read.
+        /// Offset of the zeroes in the read.
         at: u32,
-        /// How many.
+        /// Number of zeroes.
         len: u32,
     },
-    /// What a context says of the range asked about, from its begin on.
+    /// Block status of one context, from the start of the requested range.
     Status {
-        /// The request's.
+        /// Tag of the request.
         tag: u64,
         /// The context.
         context: u32,
         /// Lengths in bytes, above 0, and the context's flags. They may reach beyond the range.
         descriptors: Vec<(u32, u32)>,
     },
-    /// The request has ended. If it is a read that succeeded, all of it has come.
+    /// The request has completed. If a read succeeded, all of its bytes have arrived.
     Done {
-        /// The request's.
+        /// Tag of the request.
         tag: u64,
         /// An NBD error, 0 for success.
         error: u32,
     },
 }
 
-/// See the module's documentation.
+/// The requests in flight on a connection, and the state of parsing their replies.
 #[derive(Debug)]
 pub struct ReplyParser {
     structured: bool,
     contexts: Vec<u32>,
     pending: Slab<PendingRequest>,
-    /// Distinguishes requests that had the same place one after the other.
+    /// Makes the cookies of successive requests with the same slab key distinct.
     generation: u32,
     stage: Stage,
-    /// What has arrived of a header or chunk.
+    /// Received bytes of an incomplete header or chunk.
     held: Vec<u8>,
 }
 
@@ -84,16 +84,16 @@ struct PendingRequest {
     cookie: u64,
     tag: u64,
     asked: RequestParams,
-    /// What a chunk said, 0 while none did.
+    /// The error from a chunk; 0 if there was none.
     error: u32,
     received_ranges: ReceivedRanges,
 }
 
-/// What comes next.
+/// The next part of the stream.
 #[derive(Clone, Copy, Debug)]
 enum Stage {
     Header,
-    /// The offset that a data chunk begins with.
+    /// The offset at the start of a data chunk.
     Offset {
         key: usize,
         header: ChunkHeader,
@@ -110,14 +110,14 @@ enum Stage {
         key: usize,
         header: ChunkHeader,
     },
-    /// Nothing: the request has ended.
+    /// No bytes: the request has completed.
     End {
         key: usize,
     },
 }
 
 impl ReplyParser {
-    /// At the begin of transmission on `export`.
+    /// The parser at the start of transmission on `export`.
     #[must_use]
     pub fn new(export: &Export) -> ReplyParser {
         ReplyParser {
@@ -130,8 +130,8 @@ impl ReplyParser {
         }
     }
 
-    /// A request is under way from now on. Returns its header, behind which a write's data follow;
-    /// `tag` comes back with what is answered.
+    /// Adds a request. Returns its header; the data of a write follow it on the wire. Events of the
+    /// reply carry `tag`.
     pub fn ask(&mut self, tag: u64, asked: RequestParams) -> [u8; Request::SIZE] {
         self.generation = self.generation.wrapping_add(1);
         let place = self.pending.vacant_entry();
@@ -147,17 +147,17 @@ impl ReplyParser {
         Request { flags, command, cookie, offset, len }.encode()
     }
 
-    /// How many requests are under way.
+    /// Number of requests in flight.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.pending.len()
     }
 
-    /// Takes bytes off the front of `input` up to the next event, and returns that; `None` when it
-    /// needs more than there is (then `input` is empty).
+    /// Consumes bytes from the front of `input` up to the next event, and returns this event.
+    /// Returns `None` if more bytes are needed; `input` is then empty.
     ///
     /// # Errors
-    /// The connection must be closed, and what is under way will not be answered.
+    /// The connection must be closed; requests in flight get no reply.
     pub fn take<'a>(&mut self, input: &mut &'a [u8]) -> Result<Option<ReplyEvent<'a>>, ClientError> {
         loop {
             match self.stage {
@@ -207,14 +207,14 @@ impl ReplyParser {
         }
     }
 
-    /// The next header, once it is there.
+    /// The next header, when it is complete.
     fn header(&mut self, input: &mut &[u8]) -> Result<Option<ReplyHeader>, ClientError> {
         if self.held.is_empty()
             && let Some(header) = ReplyHeader::decode(input)?
         {
             return Ok(Some(header));
         }
-        // It came in pieces, and how long it is stands in its begin.
+        // The header arrived in pieces. Its first bytes determine its length.
         while let Some((&byte, rest)) = input.split_first() {
             *input = rest;
             self.held.push(byte);
@@ -226,7 +226,7 @@ impl ReplyParser {
         Ok(None)
     }
 
-    /// `len` bytes, once they are all there.
+    /// The next `len` bytes, when all have arrived.
     fn gather(&mut self, input: &mut &[u8], len: usize) -> Option<Vec<u8>> {
         let now = (len - self.held.len()).min(input.len());
         self.held.extend_from_slice(&input[..now]);
@@ -234,7 +234,7 @@ impl ReplyParser {
         (self.held.len() == len).then(|| std::mem::take(&mut self.held))
     }
 
-    /// The request with that cookie.
+    /// The request with this cookie.
     fn find(&self, cookie: u64) -> Result<usize, ClientError> {
         let key = cookie as u32 as usize;
         match self.pending.get(key) {
@@ -284,7 +284,7 @@ impl ReplyParser {
         Ok(())
     }
 
-    /// A chunk that is no data, whole.
+    /// Handles the complete payload of a chunk without data.
     fn payload(
         &mut self,
         key: usize,
@@ -315,7 +315,7 @@ impl ReplyParser {
         }
     }
 
-    /// Where in its read something stands that comes now.
+    /// Records received bytes of a read. Returns their offset in the read.
     fn receive_range(&mut self, key: usize, offset: u64, len: u32) -> Result<u32, ClientError> {
         let PendingRequest { asked, received_ranges, .. } = &mut self.pending[key];
         let at = offset.checked_sub(asked.offset).filter(|at| *at <= u64::from(asked.len));
@@ -327,7 +327,7 @@ impl ReplyParser {
 }
 
 impl Stage {
-    /// Behind a chunk.
+    /// The stage after a chunk.
     fn after(key: usize, done: bool) -> Stage {
         if done { Stage::End { key } } else { Stage::Header }
     }
