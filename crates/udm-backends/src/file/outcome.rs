@@ -125,7 +125,7 @@ impl FileLane {
                 }
                 NextAction::End(status)
             }
-            RequestStep::Flush | RequestStep::FlushAfter => unreachable!("flushes are the lane's"),
+            RequestStep::Flush | RequestStep::FlushAfter => unreachable!("the lane handles flushes"),
         }
     }
 

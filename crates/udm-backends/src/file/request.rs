@@ -178,7 +178,7 @@ impl FileRequest {
         let fd = Arc::clone(&shared.fd);
         let offset = self.bio.sector.bytes() + self.done;
         match self.step {
-            RequestStep::Flush | RequestStep::FlushAfter => unreachable!("flushes are the lane's"),
+            RequestStep::Flush | RequestStep::FlushAfter => unreachable!("the lane handles flushes"),
             RequestStep::Data => {
                 let data = if memory.is_empty() { std::mem::take(&mut self.bio.data) } else { memory };
                 self.transfer(fd, offset, data)

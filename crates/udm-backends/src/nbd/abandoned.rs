@@ -223,7 +223,7 @@ impl AbandonedConnection {
             Fence::Wait(time) => {
                 let until = self.given_up + *time;
                 if until <= cx.now() {
-                    self.go_elsewhere(Some("its time is over"), resources);
+                    self.go_elsewhere(Some("the fence time has passed"), resources);
                 } else {
                     cx.wake_at(until);
                 }

@@ -227,7 +227,7 @@ impl FenceCommandRuns {
             }
             Err(why) => {
                 run.failures = run.failures.saturating_add(1);
-                tracing::warn!("{uri}: fence: {why}: {held} writes wait, and it is run again");
+                tracing::warn!("{uri}: fence: {why}: {held} writes wait, and the command is run again");
                 run.error = why;
             }
         }
