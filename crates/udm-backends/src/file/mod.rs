@@ -66,7 +66,7 @@ use udm_core::{
 };
 use udm_runtime::Ring;
 
-/// The longest read or write in sectors (32 MiB): the most that an NBD client may request.
+/// The longest read or write in sectors (32 MiB), as NBD's default limit of payloads.
 const MAX_SECTORS: Sectors = Sectors(32 << 11);
 
 /// The longest discard or write-zeroes in sectors (256 MiB). If the file system does not support

@@ -18,7 +18,7 @@
 //! * Its client has not moved a byte for `stall_max` (divided by the number of waiting
 //!   connections), in the middle of a payload or with unread answers.
 //! * Others have waited as long.
-//! * It holds more than the floor.
+//! * It holds more than the floor, or has the right to exceed the budget.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
