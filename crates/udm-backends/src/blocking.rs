@@ -1,12 +1,12 @@
-//! Work that may wait, on a thread beside the cores.
+//! Blocking work on helper threads.
 
 use std::thread;
 
-/// Who is told how work has ended, once, on any thread.
+/// Called exactly once with the result of the work, on any thread.
 pub(crate) type CompletionFn<R> = Box<dyn FnOnce(R) + Send>;
 
-/// Runs `work` on a thread called `name` and tells `then` what comes of it, or `no_thread` where
-/// there is no thread to be had or the work ends by a panic.
+/// Runs `work` on a thread called `name` and calls `then` with its result. If the thread cannot be
+/// started or `work` panics, calls `then` with `no_thread()`.
 pub(crate) fn run<R: 'static>(
     name: &str,
     then: CompletionFn<R>,
@@ -14,11 +14,11 @@ pub(crate) fn run<R: 'static>(
     work: impl FnOnce() -> R + Send + 'static,
 ) {
     let told = ReplyGuard { then: Some(then), no_thread };
-    // Without a thread what it was given is dropped, and that tells.
+    // If no thread can be started, the closure is dropped, and the drop of `told` calls `then`.
     let _ = thread::Builder::new().name(name.into()).spawn(move || told.tell(work()));
 }
 
-/// Who is told, whatever happens.
+/// Calls `then` exactly once: with the result, or with `no_thread()` when dropped.
 struct ReplyGuard<R> {
     then: Option<CompletionFn<R>>,
     no_thread: fn() -> R,

@@ -1,18 +1,20 @@
 //! A volatile cache in front of memory: null_blk's `cache_size`, which a power cut empties.
 //!
-//! What is written is in the cache alone, sector by sector in pages of 4 KiB, until a flush writes
-//! it back, or a page for another write: the next behind the one that went last, by position, as in
-//! null_blk. FUA writes, discards and zeroes go to the memory, and what the cache had there is
-//! dropped. Reads see the cache first.
+//! Written data is at first only in the cache, by sector in pages of 4 KiB. A flush writes all
+//! pages back. A write to a full cache writes one page back: the next after the page that was last
+//! written back for this reason, by position, as in null_blk. FUA writes, discards and zeroes go to
+//! the memory, and the cached data of their range is dropped. Reads look into the cache first.
 //!
-//! A flush is one pass over the device. Each page that was in the cache when it began is met: what
-//! moves in behind it came later. So it ends, whatever others write.
+//! A flush is one pass over the device. The pass reaches each page that was cached when it began; a
+//! page that is cached after the pass went by is newer than the flush. So a flush ends even if
+//! others keep writing.
 //!
-//! **Power.** Without it every request fails. One of which a part was served when it went fails,
-//! though it be back: a flush would lack what is lost, and a write its first part.
+//! **Power.** Without power every request fails. A request that was partly served when the power
+//! was cut also fails after power returns: a flush would miss lost pages, and a write its first
+//! part.
 //!
-//! *Price.* A lock a piece of a request (128 KiB at the most), as null_blk has one a request, and
-//! an allocation a page that is new in the cache. Only devices with `cache_size` have it.
+//! *Price.* One lock per piece of a request (128 KiB at most); null_blk takes one per request. One
+//! allocation per page that is new in the cache. Only devices with `cache_size` pay this.
 
 use crate::mem::SparseMemory;
 use std::collections::BTreeMap;
@@ -26,34 +28,34 @@ use zerocopy::FromZeros;
 pub(crate) const CACHE_PAGE: u64 = 4096;
 const PAGE: u64 = CACHE_PAGE;
 
-/// What it costs to look for the next page, in bytes touched.
+/// Cost of the search for the next page, in bytes touched.
 const LOOK: u64 = 64;
 
-/// Memory, and the cache in front of it. See the module.
+/// Memory with a volatile write cache in front of it.
 pub struct CachedMemory {
     pub(crate) store: Arc<SparseMemory>,
-    /// Pages in the cache at the most.
+    /// Upper limit of cached pages.
     most: usize,
     cache: Mutex<WriteCache>,
 }
 
 struct WriteCache {
     pages: BTreeMap<u64, CachePage>,
-    /// The page behind the one that was written back last to make room.
+    /// Index after the page that was last written back to make room.
     next: u64,
     is_on: bool,
-    /// How often the power was cut.
+    /// Number of power cuts.
     cuts: u64,
 }
 
 struct CachePage {
     bytes: Box<[u8]>,
-    /// A bit a sector that it has.
+    /// One bit per sector: set if the page holds its data.
     has: u8,
 }
 
 impl CachePage {
-    /// The sectors that it has, as ranges of bytes of the page.
+    /// The sectors that the page holds, as byte ranges of the page.
     fn sectors(&self) -> impl Iterator<Item = Range<usize>> {
         let has = self.has;
         let range = |i: usize| i * SECTOR_SIZE as usize..(i + 1) * SECTOR_SIZE as usize;
@@ -61,7 +63,7 @@ impl CachePage {
     }
 }
 
-/// The bits of the sectors that bytes `range` of page `index` touch.
+/// Bits of the sectors of page `index` that the byte range `range` touches.
 fn bits(index: u64, range: &Range<u64>) -> u8 {
     let base = index * PAGE;
     let first = range.start.saturating_sub(base) / SECTOR_SIZE;
@@ -70,42 +72,42 @@ fn bits(index: u64, range: &Range<u64>) -> u8 {
 }
 
 impl CachedMemory {
-    /// Memory of `size` bytes behind a cache of so many pages, which is on.
+    /// Creates memory of `size` bytes with a cache of `pages` pages. The power is on.
     ///
     /// # Errors
-    /// EINVAL for a size that no memory has.
+    /// EINVAL for a size that no memory device has.
     pub fn new(size: u64, pages: u64) -> Result<CachedMemory, OpenError> {
         let most = usize::try_from(pages).unwrap_or(usize::MAX).max(1);
         let cache = WriteCache { pages: BTreeMap::new(), next: 0, is_on: true, cuts: 0 };
         Ok(CachedMemory { store: Arc::new(SparseMemory::new(size)?), most, cache: Mutex::new(cache) })
     }
 
-    /// Held for a piece of a request.
+    /// Locks the cache. The lock is held for one piece of a request.
     fn lock(&self) -> MutexGuard<'_, WriteCache> {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// May anything of `range` be in the cache? Without power nobody knows.
+    /// Returns whether a part of `range` may be in the cache. Without power this is always true.
     pub(crate) fn has(&self, range: &Range<u64>) -> bool {
         let cache = self.lock();
         !cache.is_on || cache.over(range).next().is_some()
     }
 
-    /// Bytes that a flush in front of `bio` passes over.
+    /// Returns the number of bytes that the flush of `bio` passes over; 0 without a flush.
     fn pass(&self, bio: &Bio) -> u64 {
         let before = bio.op.is_write() && bio.flags.contains(BioFlags::PREFLUSH);
         let flushes = bio.op == Op::Flush || before;
         if flushes { self.store.size.bytes() } else { 0 }
     }
 
-    /// What serving a request costs at the most. A pass may be long.
+    /// Upper bound of the cost of a request, in bytes touched. A flush may be long.
     pub(crate) fn cost(&self, bio: &Bio) -> u64 {
-        // The pages that a write drives out cost as much again.
+        // A write may write back as many pages as it adds.
         if self.pass(bio) > 0 { SLICE_MAX + 1 } else { SparseMemory::cost(bio).saturating_mul(2) }
     }
 
-    /// The bytes that the parts of a request count to: a pass over the device in front, and its
-    /// range.
+    /// Number of bytes by which the progress of a request is counted: its pass over the device,
+    /// plus its range.
     #[must_use]
     pub fn length(&self, bio: &Bio) -> u64 {
         self.pass(bio).saturating_add(bio.sectors.0.saturating_mul(SECTOR_SIZE))
@@ -137,7 +139,7 @@ impl CachedMemory {
         self.serve_range(cache, bio, pass, part).err().unwrap_or(Status::Ok)
     }
 
-    /// Goes on with a pass of `pass` bytes.
+    /// Continues a flush pass of `pass` bytes.
     fn write_back(&self, cache: &mut WriteCache, pass: u64, part: &mut BioProgress) -> Result<(), Status> {
         while part.done < pass && part.left > 0 {
             let from = part.done.div_ceil(PAGE).max(u64::from(bugs::on(Bug::FlushMissesPage)));
@@ -153,7 +155,7 @@ impl CachedMemory {
         Ok(())
     }
 
-    /// Writes a page back.
+    /// Writes a page back and removes it from the cache.
     fn write_page(&self, cache: &mut WriteCache, index: u64) -> Result<(), Status> {
         if let Some(page) = cache.pages.get(&index) {
             for range in page.sectors() {
@@ -164,8 +166,8 @@ impl CachedMemory {
         Ok(())
     }
 
-    /// Serves a part of the range of `bio`, behind a pass of `pass` bytes; in whole sectors, since
-    /// those are what the cache has.
+    /// Serves a part of the range of `bio`, after a flush pass of `pass` bytes. The part consists
+    /// of whole sectors, because the cache holds whole sectors.
     fn serve_range(
         &self,
         cache: &mut WriteCache,
@@ -224,7 +226,8 @@ impl CachedMemory {
         }
     }
 
-    /// Copies `data` to byte `at` of the cache; what that drove out adds to `cost`.
+    /// Copies `data` to byte `at` of the cache. Adds the bytes that were written back for it to
+    /// `cost`.
     fn write(
         &self,
         cache: &mut WriteCache,
@@ -250,7 +253,7 @@ impl CachedMemory {
         Ok(())
     }
 
-    /// Room for one more page, and the bytes that were written back for it.
+    /// Makes room for one more page. Returns the number of bytes that were written back.
     fn make_room(&self, cache: &mut WriteCache) -> Result<u64, Status> {
         let mut bytes = 0;
         while cache.pages.len() >= self.most {
@@ -265,14 +268,14 @@ impl CachedMemory {
 }
 
 impl WriteCache {
-    /// The pages that have something of `range`.
+    /// The cached pages that hold a part of `range`.
     fn over(&self, range: &Range<u64>) -> impl Iterator<Item = (u64, &CachePage)> {
         let of_range = range.clone();
         let pages = self.pages.range(range.start / PAGE..range.end.div_ceil(PAGE).max(range.start / PAGE));
         pages.filter_map(move |(&i, page)| (page.has & bits(i, &of_range) != 0).then_some((i, page)))
     }
 
-    /// Forgets the sectors of `range`.
+    /// Drops the sectors of `range` from the cache.
     fn drop_range(&mut self, range: &Range<u64>) {
         let (mut at, end) = (range.start / PAGE, range.end.div_ceil(PAGE));
         while at < end
@@ -298,7 +301,7 @@ impl PowerSwitch for CachedMemory {
         (cache.is_on, cache.cuts) = (on, cache.cuts + cuts);
         let lost = if cuts > 0 { std::mem::take(&mut cache.pages) } else { BTreeMap::new() };
         drop(cache);
-        // Memory is given back when no core waits for it.
+        // Memory is freed after the lock is released, so that no core waits for it.
         drop(lost);
     }
 }

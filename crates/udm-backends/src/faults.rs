@@ -1,13 +1,16 @@
-//! What a null device does wrong on purpose, and how slow it is: null_blk's `badblocks`, `mbps`,
+//! Injected faults and limited bandwidth of a null device: null_blk's `badblocks`, `mbps`,
 //! `timeout`, `requeue` and `init_hctx`.
 //!
-//! [`Faults::open`] puts a lane in front of another. A device without any of this has no such lane,
-//! and pays nothing for it. Time and chance come from the core that polls.
+//! [`Faults::open`] puts a lane in front of another lane. A device without these parameters has no
+//! such lane and pays nothing. Time and random numbers come from the core that polls.
 //!
-//! A request has a tag from when it is started until it comes back. Then, in null_blk's order: it
-//! may be lost, and times out 5 s later; it may find no resources, and goes again, in turn after 3
-//! ms and at the next poll; the bandwidth of this tick of 20 ms may be used up, which stops all
-//! until the next; and one that touches a bad block fails without moving data.
+//! A request has a tag from its start until it completes. In null_blk's order, each start may have
+//! these effects:
+//!
+//! 1. The request is lost, and times out 5 s later.
+//! 2. The request finds no resources and is retried: alternately after 3 ms and at the next poll.
+//! 3. The bandwidth of this tick of 20 ms is used up. No request starts until the next tick.
+//! 4. The request touches a bad block, and fails without moving data.
 
 use rand::RngExt as _;
 use std::collections::VecDeque;
@@ -18,19 +21,19 @@ use udm_core::errno::ENOMEM;
 use udm_core::{Batch, Bio, Cx, Drain, Lane, Nanos, Op, OpenError, OwnWork, Status};
 use udm_wire::uri::{FaultInjection, NullFaults};
 
-/// How long a request is lost before it has timed out.
+/// Time from the loss of a request to its timeout.
 const TIMEOUT_DELAY: Nanos = Nanos::from_millis(5_000);
 
-/// How long one that found no resources waits (kernel `BLK_MQ_RESOURCE_DELAY`).
+/// Wait of a request that found no resources (kernel `BLK_MQ_RESOURCE_DELAY`).
 const RESOURCE_DELAY: Nanos = Nanos::from_millis(3);
 
-/// The time that a budget of bytes is for.
+/// Length of a tick of the bandwidth budget.
 const TICK: Nanos = Nanos::from_millis(20);
 
-/// Bytes a tick for each MiB a second.
+/// Bytes per tick for each MiB/s.
 const TICK_BYTES: u64 = (1 << 20) / 50;
 
-/// The faults of one device, which its lanes share.
+/// The faults of one device, shared by its lanes.
 #[derive(Clone)]
 pub struct Faults(Arc<FaultState>);
 
@@ -43,7 +46,7 @@ struct FaultState {
 }
 
 impl Faults {
-    /// Those of `params`; `None` where there are none.
+    /// Creates the faults of `params`; `None` if `params` has none.
     #[must_use]
     pub fn new(params: &NullFaults) -> Option<Faults> {
         (!params.is_none()).then(|| {
@@ -57,11 +60,11 @@ impl Faults {
         })
     }
 
-    /// A lane in front of what `below` opens, with `depth` tags. A request that fails here does so
-    /// after `delay`.
+    /// Opens a lane with `depth` tags in front of the lane that `below` opens. A request that fails
+    /// on a bad block completes after `delay`.
     ///
     /// # Errors
-    /// ENOMEM when `init_hctx` says so, and those of `below`.
+    /// ENOMEM if `init_hctx` injects it, and the errors of `below`.
     pub fn open(
         &self,
         depth: usize,
@@ -92,7 +95,7 @@ impl Faults {
 }
 
 impl FaultState {
-    /// Does `bio` touch a bad block?
+    /// Returns whether `bio` touches a bad block.
     fn is_bad(&self, bio: &Bio) -> bool {
         let (first, end) = (bio.sector.0, bio.sector.0.saturating_add(bio.sectors.0));
         let at = self.badblocks.partition_point(|(_, last)| *last < first);
@@ -101,7 +104,7 @@ impl FaultState {
     }
 }
 
-/// A fault's chances so far, on all cores.
+/// State of one fault attribute, shared by all cores.
 struct FaultInjector {
     of: FaultInjection,
     count: AtomicU64,
@@ -115,7 +118,7 @@ impl FaultInjector {
         FaultInjector { of, count: AtomicU64::new(0), space, times }
     }
 
-    /// Does it happen this time? (Kernel `should_fail`, in its order.)
+    /// Returns whether the fault happens this time (kernel `should_fail`, in its order).
     fn should_fail(&self, cx: &mut Cx<'_>) -> bool {
         let less = |n: i64| (n > 0).then(|| n - 1);
         if self.of.probability == 0 || self.times.load(Ordering::Relaxed) == 0 {
@@ -133,10 +136,11 @@ impl FaultInjector {
     }
 }
 
-/// The bytes that all cores may still move in this tick, or that ticks before owe.
+/// Bytes that all cores may still move in this tick. Negative if earlier requests used more than
+/// their ticks had.
 struct BandwidthBudget {
     a_tick: i64,
-    /// The last tick that brought its bytes.
+    /// Number of the last tick whose bytes were added.
     tick: AtomicU64,
     left: AtomicI64,
 }
@@ -147,9 +151,9 @@ impl BandwidthBudget {
         BandwidthBudget { a_tick, tick: AtomicU64::new(0), left: AtomicI64::new(a_tick) }
     }
 
-    /// Takes `bytes`, or stops all for the rest of this tick. What is longer than a whole tick
-    /// takes what is left of one, and owes the rest to those after it. Who looks while another
-    /// brings the bytes of a new tick waits for the next.
+    /// Takes `bytes` from the budget, or returns false and takes all of this tick. A request longer
+    /// than a whole tick takes a positive rest, and later ticks pay for it. A caller that looks
+    /// while another core adds the bytes of a new tick may have to wait for the next tick.
     fn take(&self, bytes: u64, now: Nanos) -> bool {
         let change = |cell: &AtomicI64, change: &dyn Fn(i64) -> i64| {
             let changed = cell.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| Some(change(n)));
@@ -169,7 +173,7 @@ impl BandwidthBudget {
     }
 }
 
-/// Requests that come back, or go on, so long after they were put in: the first is the first.
+/// Requests that complete or are retried `delay` after they were queued, in queue order.
 struct DelayQueue {
     delay: Nanos,
     queue: VecDeque<(Nanos, Box<Bio>)>,
@@ -200,25 +204,25 @@ impl DelayQueue {
     }
 }
 
-/// See the module.
+/// A lane that injects faults in front of the lane `below`.
 struct FaultyLane {
     below: Box<dyn Lane>,
     all: Arc<FaultState>,
     depth: usize,
-    /// Tags: requests that were started and have not come back.
+    /// Tags in use: requests that were started and have not completed.
     used: usize,
-    /// Those without a tag.
+    /// Requests without a tag.
     requests: VecDeque<Box<Bio>>,
-    /// Those that go again, before any other.
+    /// Requests with a tag that are retried before others start.
     requeued: VecDeque<Box<Bio>>,
-    /// Nothing starts before this.
+    /// No request starts before this time.
     stopped: Nanos,
     failed: DelayQueue,
     lost: DelayQueue,
     short: DelayQueue,
-    /// The last that found no resources waits for them.
+    /// Whether the last request that found no resources was delayed by 3 ms.
     is_odd: bool,
-    /// What is in the lane is to end: nothing more finds no resources.
+    /// The lane is drained and its requests must complete, so `requeue` injects no more faults.
     ends: bool,
     down: Batch,
 }
@@ -247,7 +251,7 @@ impl Lane for FaultyLane {
             self.requeued.push_back(bio);
         }
         if self.start(cx) && !bugs::on(Bug::StartedUnpolled) {
-            // It may have ended as it went down.
+            // The bios may have completed during `submit`, after the poll of the lane below.
             cx.wake_now();
         }
     }
@@ -260,7 +264,7 @@ impl Lane for FaultyLane {
             back.extend(self.requests.drain(..));
         }
         if how == Drain::End {
-            // Nobody waits for an answer any more.
+            // The program ends, so lost requests time out at once.
             self.lost.queue.iter_mut().for_each(|(due, _)| *due = cx.now());
         }
         let from = back.len();
@@ -274,10 +278,12 @@ impl Lane for FaultyLane {
 }
 
 impl FaultyLane {
-    /// Starts what there are tags for, and asks for the next look; says whether anything went down.
+    /// Starts requests as long as tags are free, and requests the next poll. Returns whether a bio
+    /// was submitted to the lane below.
     fn start(&mut self, cx: &mut Cx<'_>) -> bool {
         let now = cx.now();
-        // What goes again at once does so at the next poll: one that always does must end the turn.
+        // A request that is retried at once waits for the next poll: one that always finds no
+        // resources must not keep the turn from ending.
         let mut again = Batch::new();
         while self.stopped <= now {
             let Some(bio) = self.next() else { break };

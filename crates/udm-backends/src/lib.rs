@@ -6,11 +6,11 @@
 //! length and flags. A range beyond the end is refused here once more, because it would extend a
 //! file.
 //!
-//! A *disk* is the thing to which a name leads: an inode, or the number of a block device. Each
-//! name of a disk is a device, so hard links can be paths. State that must be the same for all
-//! names belongs to the disk: use of the page cache, size, the exclusive claim, and failed syncs.
-//! Its locks are taken when a table is loaded, a device is opened, a size is read or a store grows,
-//! and not by a request; the exception is a sync through the page cache (`file/sync`).
+//! A *disk* is an inode or the number of a block device. Each name of a disk is a device, so hard
+//! links can be paths. State that must be the same for all names belongs to the disk: use of the
+//! page cache, size, the exclusive claim, and failed syncs. Its locks are taken when a table is
+//! loaded, a device is opened, a size is read or a store grows. Requests do not take them, except a
+//! sync through the page cache (`file/sync`).
 //!
 //! A backend knows no target, and no other backend except `mem`, which stores the data of a
 //! memory-backed null device. Work that may block runs on a thread (`blocking`).
@@ -37,11 +37,11 @@ use udm_core::{Bio, Device, OpenError, Sectors, Status};
 use udm_queue::{QueuedDevice, TagSet};
 use udm_wire::uri::{DeviceUri, QueueParams};
 
-/// What a name leads to outside of udm, so that two names can be known as one disk, and a name that
-/// leads elsewhere than it did be noticed.
+/// Identity of a disk in the operating system. It shows that two names lead to the same disk, or
+/// that a name now leads to another disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DiskIdentity {
-    /// A regular file: the number of its file system and its inode there.
+    /// A regular file: its file system and its inode number.
     File {
         /// `st_dev`.
         device: u64,
@@ -53,29 +53,31 @@ pub enum DiskIdentity {
         /// `st_rdev`.
         number: u64,
     },
-    /// Nothing: the device is what its URI says.
+    /// No disk of the operating system: the URI alone defines the device.
     Virtual,
 }
 
-/// A device and what it is.
+/// A device and the identity of its disk.
 pub struct OpenedDevice {
-    /// What the URI led to.
+    /// Identity of the disk that the URI led to.
     pub identity: DiskIdentity,
     /// The device.
     pub device: Arc<dyn Device>,
 }
 
-/// The backends of a process. What must be one for all names of a disk is kept here, so a process
-/// has one of these.
+/// The backends of a process. State that all names of a disk must share is in here, so a process
+/// has exactly one `Backends`.
 pub struct Backends {
     disks: file::OpenDisks,
     servers: nbd::RemoteExports,
-    /// What null devices share, by hardware queues and tags of each, for as long as one is there.
+    /// Tags shared by null devices, by number of hardware queues and depth of each. An entry lives
+    /// as long as one of its devices.
     tag_sets: Mutex<HashMap<(u32, u32), Weak<TagSet>>>,
 }
 
 impl Backends {
-    /// Nothing open, for `cores` cores. More may use what is opened, and then share more.
+    /// Creates backends with no open device. `cores` is the expected number of cores. More cores
+    /// may use the devices, but then some cores share resources.
     #[must_use]
     pub fn new(cores: usize) -> Backends {
         Backends {
@@ -85,11 +87,11 @@ impl Backends {
         }
     }
 
-    /// What `uri` leads to now. If that is open its size is read again, and what is open of it
-    /// shows the new one. May block for as long as the file system does.
+    /// Returns the disk that `uri` leads to now. If that disk is open, its size is read again and
+    /// its open devices show the new size. May block for as long as the file system does.
     ///
     /// # Errors
-    /// As [`Backends::open`], as far as looking tells.
+    /// Those of [`Backends::open`] that can be found without opening the device.
     pub fn look(&self, uri: &DeviceUri) -> Result<DiskIdentity, OpenError> {
         match uri {
             DeviceUri::File(file) => self.disks.look(file),
@@ -104,9 +106,9 @@ impl Backends {
     /// Opens the device that `uri` names. May block for as long as the file system does.
     ///
     /// # Errors
-    /// What the system says, in one line that names the device; EINVAL for parameters out of range;
-    /// EOPNOTSUPP for kinds that this crate does not have: mapped devices and numbers are known to
-    /// the registry of devices alone.
+    /// * The error of the system, in one line that names the device.
+    /// * EINVAL for parameters out of range.
+    /// * EOPNOTSUPP for mapped devices and device numbers: only the registry of devices knows them.
     pub fn open(&self, uri: &DeviceUri) -> Result<OpenedDevice, OpenError> {
         let mut identity = DiskIdentity::Virtual;
         let (disk, queue): (Arc<dyn Device>, _) = match uri {
@@ -137,7 +139,8 @@ impl Backends {
         Ok(OpenedDevice { identity, device })
     }
 
-    /// The tags of all null devices that share as many.
+    /// Returns the tag set for null devices with these numbers of queues and tags; creates it if no
+    /// device uses it.
     fn tag_set(&self, params: &QueueParams) -> Arc<TagSet> {
         let mut sets = self.tag_sets.lock().unwrap_or_else(PoisonError::into_inner);
         sets.retain(|_, set| set.strong_count() > 0);
@@ -151,7 +154,7 @@ impl Backends {
     }
 }
 
-/// Opens the one device that a process uses.
+/// Opens a device for a process that uses no other device.
 ///
 /// # Errors
 /// As [`Backends::open`].
@@ -164,9 +167,9 @@ fn unsupported(uri: &DeviceUri, why: &str) -> OpenError {
     OpenError::new(EOPNOTSUPP, format!("{uri}: {why}"))
 }
 
-/// The status of a bio that can't be served on a device of `size`: its range ends beyond it, or its
-/// data is not as long as the range. (A load generator leaves the data out for devices that move
-/// none.)
+/// Error status of a bio that a device of `size` cannot serve; `None` for a valid bio. A range
+/// beyond the end is `IoErr`. A data length that differs from the range is `Inval`. (A load
+/// generator omits the data for devices that move none.)
 fn out_of_range_status(bio: &Bio, size: Sectors) -> Option<Status> {
     if bio.sector.0.checked_add(bio.sectors.0).is_none_or(|end| end > size.0) {
         return Some(Status::IoErr);

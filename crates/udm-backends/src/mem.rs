@@ -1,15 +1,15 @@
-//! `mem:SIZE`: a disk of memory, one for all cores.
+//! `mem:SIZE`: a disk of memory, shared by all cores.
 //!
-//! Pages are made, zeroed, on their first write; that is the one allocation in its data path, and
-//! [`OnceLock`] sees to it that two cores that write a page first agree on it. Memory that was
-//! written stays until the device is dropped: a discard zeroes, and costs next to nothing where
-//! nothing was written.
+//! A page is allocated and zeroed on its first write. That is the only allocation in the data path.
+//! If two cores write a page first, [`OnceLock`] makes both use the same page. Written memory stays
+//! allocated until the device is dropped. A discard zeroes the range; for pages that were never
+//! written, it costs almost nothing.
 //!
-//! Two cores may do what two writers of one block of a real disk may do, with the same result: each
-//! byte is from one of them. So the memory is words of `AtomicU64`, and data is copied as `udm-buf`
-//! copies memory that others may change. No ordering is needed among words or requests: a client
-//! that has seen its write complete and then reads through another core has passed something from
-//! the one core to the other (a socket, an inbox), and that orders the two.
+//! If two cores write the same block, the result is that of a real disk with two writers: each byte
+//! comes from one of them. So the memory consists of `AtomicU64` words, and data is copied as
+//! `udm-buf` copies memory that others may change. No ordering between words or requests is needed.
+//! A client may see its write complete and then read through another core. To do that, the client
+//! passes something between the cores (a socket, an inbox), and that orders the two accesses.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -21,8 +21,8 @@ use udm_core::{
 };
 use zerocopy::FromZeros;
 
-/// Bytes in a page: large enough that the directory stays small, small enough that a sparse disk
-/// stays cheap. Only what is touched of a fresh page takes memory.
+/// Bytes in a page: large enough for a small directory, small enough for a cheap sparse disk. Only
+/// the touched parts of a new page take memory.
 const PAGE: u64 = 256 << 10;
 
 /// Pages in a directory.
@@ -31,7 +31,7 @@ const FAN: u64 = 1024;
 /// The largest device in bytes (64 TiB). Its list of directories takes 4 MiB.
 pub(crate) const MAX_SIZE: u64 = 64 << 40;
 
-/// What a discard of a page that was never written costs, in bytes touched.
+/// Cost of a discard of a page that was never written, in bytes touched.
 const LOOK: u64 = 64;
 
 /// The longest discard or write-zeroes in sectors (64 MiB).
@@ -40,7 +40,7 @@ pub(crate) const MAX_ZERO: Sectors = Sectors(64 << 11);
 type Page = Box<[AtomicU64]>;
 type Directory = Box<[OnceLock<Page>]>;
 
-/// The memory itself.
+/// The pages of a disk and its size.
 pub(crate) struct SparseMemory {
     pub(crate) size: Sectors,
     directories: Box<[OnceLock<Directory>]>,
@@ -48,10 +48,11 @@ pub(crate) struct SparseMemory {
 }
 
 impl SparseMemory {
-    /// A store of `size` bytes, rounded down to sectors, that takes next to no memory yet.
+    /// Creates a store of `size` bytes, rounded down to sectors. It takes almost no memory until it
+    /// is written.
     ///
     /// # Errors
-    /// EINVAL for nothing, or more than [`MAX_SIZE`].
+    /// EINVAL for less than a sector, or more than [`MAX_SIZE`].
     pub(crate) fn new(size: u64) -> Result<SparseMemory, OpenError> {
         let sectors = Sectors::from_bytes(size);
         if sectors == Sectors::ZERO || size > MAX_SIZE {
@@ -61,14 +62,14 @@ impl SparseMemory {
         Ok(SparseMemory { size: sectors, directories, shared_disk_state: SharedDiskState::default() })
     }
 
-    /// The page that holds `offset`, if it was ever written.
+    /// Returns the page that holds `offset`, if it was ever written.
     fn page(&self, offset: u64) -> Option<&Page> {
         let number = offset / PAGE;
         self.directories[(number / FAN) as usize].get()?[(number % FAN) as usize].get()
     }
 
-    /// Pages that were never written are holes, but where `cached` says that a cache in front has
-    /// something of those bytes.
+    /// Appends the extents of a range. A page that was never written is a hole, unless `cached`
+    /// returns true for its bytes because a cache above holds data of them.
     pub(crate) fn extents(
         &self,
         from: Sector,
@@ -79,7 +80,8 @@ impl SparseMemory {
         let (mut at, end) = (from.bytes(), (from + len).bytes());
         while at < end && !out.is_full() {
             let now = (PAGE - at % PAGE).min(end - at);
-            // In this order: what is written back meanwhile is in either.
+            // The cache must be checked first: data that is written back meanwhile is then found in
+            // the page.
             let is_data = cached(&(at..at + now)) || self.page(at).is_some();
             let content = if is_data { ExtentKind::Data } else { ExtentKind::Hole };
             out.push(Sectors::from_bytes(now), content);
@@ -87,7 +89,7 @@ impl SparseMemory {
         }
     }
 
-    /// The page that holds `offset`, made if need be.
+    /// Returns the page that holds `offset`; allocates it if necessary.
     fn make_page(&self, offset: u64) -> Result<&Page, Status> {
         let number = offset / PAGE;
         let directory = self.directories[(number / FAN) as usize]
@@ -96,13 +98,13 @@ impl SparseMemory {
         if let Some(page) = slot.get() {
             return Ok(page);
         }
-        // Zeroed by the system, so a page costs nothing until its parts are touched.
+        // Zeroed by the system, so a page takes no memory until its parts are touched.
         let fresh =
             <[AtomicU64]>::new_box_zeroed_with_elems(PAGE as usize / 8).map_err(|_| Status::Resource)?;
         Ok(slot.get_or_init(|| fresh))
     }
 
-    /// Copies what is at byte `offset` into `out`.
+    /// Copies the bytes at byte `offset` into `out`.
     pub(crate) fn read(&self, mut offset: u64, mut out: &mut [u8]) {
         while !out.is_empty() {
             let at = (offset % PAGE) as usize;
@@ -128,8 +130,9 @@ impl SparseMemory {
         Ok(())
     }
 
-    /// Zeroes what `part` asks for of the range at byte `start`, before which it may wrap. Pages
-    /// that were never written cost next to nothing.
+    /// Zeroes the bytes that `part` allows of the range at byte `start`. `start` may be negative
+    /// (wrapped); `start + part.done` is the position. Pages that were never written cost almost
+    /// nothing.
     pub(crate) fn zero(&self, start: u64, part: &mut BioProgress) {
         while !part.is_done() && part.left > 0 {
             let offset = start.wrapping_add(part.done);
@@ -141,7 +144,7 @@ impl SparseMemory {
             };
             let now = rest.min((part.left & !(SECTOR_SIZE - 1)).max(SECTOR_SIZE));
             for word in &page[at as usize / 8..(at + now) as usize / 8] {
-                // Memory that nobody has touched yet is zero, and stays untouched.
+                // Untouched memory is zero; storing to it would make the system allocate it.
                 if word.load(Relaxed) != 0 {
                     word.store(0, Relaxed);
                 }
@@ -150,7 +153,7 @@ impl SparseMemory {
         }
     }
 
-    /// What serving a request costs at the most.
+    /// Upper bound of the cost of a request, in bytes touched.
     pub(crate) fn cost(bio: &Bio) -> u64 {
         if bio.op == Op::Flush { 0 } else { bio.sectors.0.saturating_mul(SECTOR_SIZE) }
     }
@@ -187,14 +190,13 @@ impl SparseMemory {
     }
 }
 
-/// A memory device.
 pub(crate) struct Mem {
     id: DeviceId,
     store: Arc<SparseMemory>,
 }
 
 impl Mem {
-    /// A device of `size` bytes.
+    /// Creates a device of `size` bytes.
     ///
     /// # Errors
     /// As [`SparseMemory::new`].
@@ -272,8 +274,8 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
-        /// Memory behaves as a vector of bytes does, whatever the pieces that the data comes in,
-        /// from either of two cores.
+        /// A memory device behaves as a vector of bytes, for any pieces of data, from either of two
+        /// cores.
         #[test]
         fn as_a_vector(requests in proptest::collection::vec((request(), 0..2usize), 1..60)) {
             let device = Mem::new(SECTORS * 512).unwrap();
@@ -318,7 +320,8 @@ mod tests {
         }
     }
 
-    /// Discards of many pages, however many, take many short turns; and a read meanwhile takes one.
+    /// Discards of many pages take many short turns, and a read that is submitted meanwhile takes
+    /// one.
     #[test]
     fn discards_leave_room_for_others() {
         let mut core = TestCore::over(&Mem::new(256 << 20).unwrap());
@@ -341,7 +344,7 @@ mod tests {
         assert!(bio.data.iter().all(|b| b.iter().all(|&x| x == 0)));
     }
 
-    /// Where nothing was written there is nothing to do.
+    /// Discards of pages that were never written complete at once.
     #[test]
     fn discards_of_nothing_are_done_at_once() {
         let mut core = TestCore::over(&Mem::new(1 << 40).unwrap());
@@ -356,7 +359,7 @@ mod tests {
         }
     }
 
-    /// Two cores make the same pages at the same time, and both find what either wrote.
+    /// Two cores create the same pages at the same time, and the data of both is found.
     #[test]
     fn cores_agree_on_pages() {
         let device = Mem::new(64 * PAGE).unwrap();

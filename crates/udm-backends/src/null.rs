@@ -1,22 +1,22 @@
-//! `null:SIZE,...`: a device that does nothing, by null_blk's own parameter names.
+//! `null:SIZE,...`: a device that does nothing, with null_blk's parameter names.
 //!
-//! What the parameters mean here:
+//! Parameters:
 //!
 //! | parameter | meaning |
 //! |---|---|
 //! | `size`, `bs`, `max_sectors` | the [`Limits`] |
-//! | `irqmode` | 0 and 1: a request is done at the next poll; 2: `completion_nsec` after it was submitted |
-//! | `submit_queues`, `hw_queue_depth` | requests in flight: `hw_queue_depth` a queue. A lane is a core's own queue; more queues than cores count as many as cores, and with fewer each lane has its share of their depth. What is beyond is parked |
-//! | `queue_mode` | always 2 (multi-queue), as in the kernel: a request-based device, which multipath's `queue_mode` asks for |
-//! | `memory_backed` | what is written can be read: the store of `mem:` |
-//! | `mbps`, `badblocks`, `timeout`, `requeue`, `init_hctx` | what goes wrong on purpose: [`Faults`] |
-//! | `cache_size` | what is written is in a cache that a power cut empties: [`CachedMemory`] |
-//! | `discard`, `fua` | announced, as null_blk does. As there, the first and `cache_size` ask for `memory_backed` |
+//! | `irqmode` | 0 and 1: a request completes at the next poll; 2: `completion_nsec` after it was submitted |
+//! | `submit_queues`, `hw_queue_depth` | requests in flight: `hw_queue_depth` per queue. Each core has a lane of its own. More queues than cores count as one queue per core. With fewer queues, the lanes divide their depth. Further requests are queued |
+//! | `queue_mode` | always 2 (multi-queue), as in the kernel: a request-based device, which multipath's `queue_mode` requires |
+//! | `memory_backed` | written data can be read: it is stored as by `mem:` |
+//! | `mbps`, `badblocks`, `timeout`, `requeue`, `init_hctx` | injected faults: [`Faults`] |
+//! | `cache_size` | written data is in a cache that a power cut empties: [`CachedMemory`] |
+//! | `discard`, `fua` | announced, as null_blk does. As there, `discard` and `cache_size` require `memory_backed` |
 //!
-//! **Data.** Without `memory_backed`, writes are forgotten and reads that carry data are filled
-//! with zeroes. null_blk leaves the data of reads alone; but buffers are recycled between the
-//! clients of a front end, and what one client wrote must not be what another reads. A bio that
-//! comes without data, as those of the bench do, pays one test for it.
+//! **Data.** Without `memory_backed`, the device drops the data of writes and fills the data of
+//! reads with zeroes. null_blk does not touch the data of reads. But a front end reuses buffers for
+//! several clients, and a client must not read the data that another client wrote. For a bio
+//! without data, such as those of the bench, this costs one test.
 
 use crate::cache::{CACHE_PAGE, CachedMemory};
 use crate::faults::Faults;
@@ -30,17 +30,16 @@ use udm_core::{
 };
 use udm_wire::uri::NullParams;
 
-/// A null device.
 pub(crate) struct Null {
     id: DeviceId,
     params: NullParams,
     backing: Backing,
-    /// Where nothing is kept, whose it is then.
+    /// Used only if nothing is stored; otherwise the state of the memory is used.
     shared_disk_state: SharedDiskState,
     faults: Option<Faults>,
 }
 
-/// Where what is written is kept.
+/// Storage of written data.
 #[derive(Clone)]
 enum Backing {
     Discarded,
@@ -59,7 +58,7 @@ impl Backing {
 }
 
 impl Null {
-    /// A device of these parameters.
+    /// Creates a device with these parameters.
     ///
     /// # Errors
     /// With `memory_backed`, EINVAL for a size that no memory device has.
@@ -74,7 +73,7 @@ impl Null {
         Ok(Null { id, params: params.clone(), backing, shared_disk_state, faults })
     }
 
-    /// A lane with so many tags.
+    /// Creates a lane with `depth` tags.
     fn lane(&self, depth: usize) -> Box<dyn Lane> {
         let p = &self.params;
         let work = BudgetedQueue::new(NullServer {
@@ -107,13 +106,13 @@ impl Device for Null {
         let p = &self.params;
         let (queues, depth) = (p.submit_queues as usize, p.hw_queue_depth as usize);
         let depth = match p.queue {
-            // The queue in front has the tags.
+            // The queue in front of the device limits the requests in flight.
             Some(_) => usize::MAX,
             None => depth.min((queues * depth).div_ceil(cx.cores())).max(1),
         };
         let delay = Nanos(if p.irqmode >= 2 { p.completion_nsec } else { 0 });
         match &self.faults {
-            // The tags are the faulty lane's.
+            // The faulty lane limits the requests in flight.
             Some(faults) => faults.open(depth, delay, cx, |_| Ok(self.lane(usize::MAX))),
             None => Ok(self.lane(depth)),
         }
@@ -164,8 +163,9 @@ struct NullServer {
 }
 
 impl NullServer {
-    /// Ends `bio` well when that is no work: without a store that is all but a read with data, and
-    /// what must be refused. False for what has to be served.
+    /// Completes `bio` with success if that needs no work, and returns true. Without a store, only
+    /// these need work: reads with data, discards, and ranges beyond the end. For them it returns
+    /// false.
     #[inline(always)]
     fn complete_inline(&self, bio: &mut Bio) -> bool {
         let fills = bio.op == Op::Read && !bio.data.is_empty();
@@ -200,8 +200,8 @@ impl BioHandler for NullServer {
         }
     }
 
-    /// Without a store it does nothing, and leaves nothing of an earlier use of its buffer in a
-    /// read.
+    /// Serves a part of one request. Without a store it moves no data, but zeroes the data of a
+    /// read, because its buffer may hold data of an earlier request.
     #[inline]
     fn serve(&mut self, bio: &mut Bio, part: &mut BioProgress) -> Status {
         match &self.backing {
@@ -227,13 +227,13 @@ impl BioHandler for NullServer {
     }
 }
 
-/// irqmode 0 and 1: done at the next poll.
+/// Lane for irqmode 0 and 1: a request completes at the next poll.
 struct PolledLane {
     work: BudgetedQueue<NullServer>,
     depth: usize,
     ready: Batch,
     waiting: VecDeque<Box<Bio>>,
-    /// Something waits, here or in `cpu_budget`.
+    /// A bio waits in `waiting` or in `work`.
     queued: bool,
 }
 
@@ -245,7 +245,7 @@ impl Lane for PolledLane {
         } else {
             self.submit_work(batch, cx);
         }
-        // What is ready needs a poll, and no event of the outside will bring one.
+        // Completed bios need a poll, and no external event will cause one.
         cx.wake_now();
     }
 
@@ -258,7 +258,7 @@ impl Lane for PolledLane {
 }
 
 impl PolledLane {
-    /// Ends all of `batch`; false when something in it has to be served.
+    /// Completes all of `batch`. Returns false if a bio in it needs work.
     #[inline(always)]
     fn complete_inline(&self, batch: &mut Batch) -> bool {
         let server = self.work.server();
@@ -282,7 +282,7 @@ impl PolledLane {
         cx.wake_now();
     }
 
-    /// Ends what the depth has room for.
+    /// Moves as many waiting bios to `ready` as the depth allows.
     fn start(&mut self) {
         let room = self.depth - self.ready.len();
         self.ready.extend(self.waiting.drain(..room.min(self.waiting.len())));
@@ -290,11 +290,11 @@ impl PolledLane {
     }
 }
 
-/// irqmode 2: done `delay` after it was started. All delays are equal, so the first started is the
-/// first done.
+/// Lane for irqmode 2: a request completes `delay` after its start. All delays are equal, so
+/// requests complete in the order of their starts.
 struct TimerLane {
     work: BudgetedQueue<NullServer>,
-    /// Served in this call.
+    /// Bios served in the current call.
     served: Batch,
     depth: usize,
     delay: Nanos,
@@ -388,7 +388,7 @@ mod tests {
         assert_eq!((done.len(), wake), (1, Nanos::NEVER));
     }
 
-    /// What another client left in a recycled buffer never reaches a reader.
+    /// Data that another client left in a recycled buffer never reaches a reader.
     #[test]
     fn reads_with_data_are_zeroes() {
         let mut core = TestCore::over(&null("size=1M"));

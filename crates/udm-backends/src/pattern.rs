@@ -1,8 +1,8 @@
 //! `pattern:SIZE`: a read-only device on which every byte is a function of its offset.
 //!
-//! The device is an array of 64-bit words, most significant byte first, each holding its own byte
-//! offset: what `nbdkit pattern` serves, so the two can be compared byte for byte. Data that came
-//! from a wrong place says from where. Writes fail with [`Status::ReadOnly`], flushes succeed.
+//! The device is an array of 64-bit big-endian words. Each word holds its own byte offset, as in
+//! `nbdkit pattern`, so the two can be compared byte for byte. Data read from a wrong offset shows
+//! that offset. Writes fail with [`Status::ReadOnly`], flushes succeed.
 
 use udm_core::errno::EINVAL;
 use udm_core::{
@@ -10,7 +10,6 @@ use udm_core::{
     SECTOR_SIZE, Sectors, SharedDiskState, Status,
 };
 
-/// A pattern device.
 pub(crate) struct Pattern {
     id: DeviceId,
     limits: Limits,
@@ -18,8 +17,8 @@ pub(crate) struct Pattern {
 }
 
 impl Pattern {
-    /// A device of `size` bytes, rounded down to sectors. Nothing is stored, so there is no upper
-    /// bound.
+    /// Creates a device of `size` bytes, rounded down to sectors. The device stores nothing, so the
+    /// size has no upper bound.
     ///
     /// # Errors
     /// EINVAL for less than a sector.
@@ -84,7 +83,7 @@ impl BioHandler for PatternServer {
     }
 }
 
-/// Fills `out` with what the device holds from byte `offset` on.
+/// Fills `out` with the bytes of the device from byte `offset` on.
 fn fill(mut offset: u64, mut out: &mut [u8]) {
     // A piece may begin and end inside a word: the scatter list of a bio can be cut anywhere.
     let skip = (offset % 8) as usize;

@@ -1,8 +1,8 @@
-//! What the tests of this crate share: a core without a ring, and data in pieces.
+//! Helpers for the tests of this crate: a core without a ring, and data in pieces.
 
 use udm_core::{Batch, Bio, Buf, CoreId, CoreState, Device, Lane, Nanos, Op, Sector, Sectors, Segments};
 
-/// A core with one lane, for devices that need no ring, under a clock that the test moves.
+/// A core with one lane and a clock that the test sets, for devices that need no ring.
 pub(crate) struct TestCore {
     state: CoreState,
     lane: Box<dyn Lane>,
@@ -14,14 +14,14 @@ impl TestCore {
         TestCore::one_of(device, 1)
     }
 
-    /// One of `cores` cores.
+    /// Creates the first of `cores` cores.
     pub(crate) fn one_of(device: &dyn Device, cores: usize) -> TestCore {
         let mut state = CoreState::new(CoreId(0), cores, 1, None);
         let lane = device.open(&mut state.cx(Nanos(1))).unwrap();
         TestCore { state, lane, now: Nanos(1) }
     }
 
-    /// Submits, and returns when the lane wants its next poll.
+    /// Submits `batch` and returns the time at which the lane wants its next poll.
     pub(crate) fn submit(&mut self, mut batch: Batch) -> Nanos {
         batch.iter_mut().for_each(|bio| bio.start());
         let mut cx = self.state.cx(self.now);
@@ -30,7 +30,7 @@ impl TestCore {
         cx.wake()
     }
 
-    /// What one poll returns, and when the lane wants the next.
+    /// Polls once. Returns the completed bios and the time at which the lane wants its next poll.
     pub(crate) fn poll(&mut self) -> (Batch, Nanos) {
         let mut done = Batch::new();
         let mut cx = self.state.cx(self.now);
@@ -39,15 +39,16 @@ impl TestCore {
         (done, cx.wake())
     }
 
-    /// Runs one bio that the device answers at once.
+    /// Runs one bio that the device completes at once.
     pub(crate) fn run(&mut self, bio: Box<Bio>) -> Box<Bio> {
         self.submit(vec![bio]);
         self.poll().0.pop().unwrap()
     }
 }
 
-/// `len` bytes in pieces that end at `cuts` (lengths of the first pieces; those too long are left
-/// out). Pieces of one slab would join again, so each has its own.
+/// Returns `len` zeroed bytes in pieces. `cuts` gives the lengths of the first pieces; a length
+/// that is too long is skipped. Each piece has its own slab, because pieces of one slab would be
+/// joined again.
 pub(crate) fn scattered(len: usize, cuts: &[usize]) -> Segments {
     let mut data = Segments::new();
     let mut left = len;

@@ -1,15 +1,15 @@
-//! How many instructions a request takes: measures the list in docs/internals/instructions.md.
+//! Counts the instructions per request and compares them with docs/internals/instructions.md.
 //!
-//! Times are noise on a machine that others use; instructions are the same each time. The list is
-//! the test: a line there is a device, the table that makes it, and what a request took when the
-//! line was written. One that takes noticeably more now fails. To add a line, write it with zeroes
-//! and take over what the test says. The end of its name says what is sent: reads, `: writes` to
-//! what was written before, or `: first writes`, each to a chunk that nobody has written.
+//! Times are noise on a shared machine; instruction counts are reproducible. The list is the test:
+//! a line has a device, the table that creates it, and the counts when the line was written. The
+//! test fails if a count is noticeably higher now. To add a line, write it with zeroes and copy the
+//! counts from the output. The end of a line's name gives the workload: reads, `: writes` to places
+//! that were written before, or `: first writes`, each to a chunk that was never written.
 //!
-//! The program is two: as a test it runs itself below valgrind's callgrind, which counts; there it
-//! sends requests through the lanes of each device. Only an optimised build says anything
-//! (`cargo test --release -p udm-backends --test instructions`); others say so and pass, as where
-//! there is no valgrind.
+//! As a test, the program runs itself under valgrind's callgrind, which counts. There it sends
+//! requests through the lanes of each device. Only an optimised build gives useful counts (`cargo
+//! test --release -p udm-backends --test instructions`). Other builds, and machines without
+//! valgrind, print a note and pass.
 #![allow(clippy::print_stdout, reason = "a program of its own")]
 
 use std::process::{Command, ExitCode};
@@ -23,42 +23,41 @@ use udm_wire::uri;
 /// Requests in flight: the columns of the list.
 const DEPTHS: [usize; 2] = [1, 32];
 
-/// Requests a measurement, and as many before it to warm up.
+/// Requests per measurement, and as many before it to warm up.
 const REQUESTS: usize = 6400;
 
-/// Null devices that tables can name. The last is no larger than all [`PLACES`].
+/// Null devices that tables can name. The last has exactly [`PLACES`] requests.
 const DISKS: [&str; 17] =
     ["A", "B", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L", "M", "N", "O", "P", "Q"];
 
-/// Null devices with a queue in front of them, and the words that make it.
+/// Null devices with a queue, and the parameters of the queue.
 const QUEUED: [(&str, &str); 2] = [("R", "scheduler=none"), ("S", "scheduler=mq-deadline")];
 
 /// Sectors of a request.
 const REQUEST: u64 = 8;
 
-/// Places that are written, once at first: more than all requests of a line. A power of two.
+/// Places that are each written once at first: more than the requests of a line. A power of two.
 const PLACES: u64 = 1 << 15;
 
-/// Polls until a batch has come back, at the most.
+/// The most polls until a batch completes.
 const POLLS_MAX: usize = 1 << 10;
 
-/// The argument below valgrind; by hand, names of lines may follow, to look where those have
-/// theirs.
+/// The argument for the run under valgrind. Names of lines may follow, to measure only these by
+/// hand.
 const MEASURE: &str = "--measure";
 
 /// A line of the list.
 struct BaselineRow {
-    /// What it is called.
     name: String,
-    /// The table, its lines separated by ` / `; empty for a null device itself. Of several, which
-    /// are separated by ` ; `, the last is measured. Behind them `gone N` has device N of them,
-    /// from 1 on, removed before, when all places were written.
+    /// The table, its lines separated by ` / `; empty for the null device itself. Several tables
+    /// are separated by ` ; `, and the last one is measured. `gone N` after them removes device N,
+    /// counted from 1, after all places were written.
     table: String,
-    /// What it took, by [`DEPTHS`].
+    /// Listed counts, by [`DEPTHS`].
     listed: [f64; 2],
 }
 
-/// The list, and the compiler of the build that it was measured with.
+/// The list, and the compiler of the build that was measured.
 struct Baseline {
     compiler: String,
     rows: Vec<BaselineRow>,
@@ -99,7 +98,8 @@ fn read(text: &str) -> Baseline {
     Baseline { compiler: compiler.expect("the list names its compiler").to_owned(), rows }
 }
 
-/// Has callgrind count: what every second call of [`measured`] took a request, in their order.
+/// Runs callgrind. Returns the instructions per request of every second call of [`measured`], in
+/// order.
 fn count(list: &Baseline) -> std::io::Result<Vec<f64>> {
     let folder = tempfile::tempdir()?;
     let out = Command::new("valgrind")
@@ -122,10 +122,10 @@ fn count(list: &Baseline) -> std::io::Result<Vec<f64>> {
     Ok(counted.collect())
 }
 
-/// Compares with the list.
+/// Compares the counts with the list.
 fn compare(list: &Baseline, counted: &[f64]) -> ExitCode {
     let compiler = Command::new("rustc").arg("--version").output();
-    // Another compiler makes other code of the same sources.
+    // Another compiler generates other code from the same sources.
     let same = compiler.is_ok_and(|out| String::from_utf8_lossy(&out.stdout).starts_with(&list.compiler));
     let tolerance = if same { 1.04 } else { 1.25 };
     let mut result = ExitCode::SUCCESS;
@@ -144,7 +144,7 @@ fn compare(list: &Baseline, counted: &[f64]) -> ExitCode {
     result
 }
 
-/// What is sent.
+/// Kind of requests.
 #[derive(Clone, Copy, PartialEq)]
 enum Workload {
     Reads,
@@ -163,14 +163,14 @@ impl BaselineRow {
     }
 }
 
-/// Where requests go.
+/// Generates the offsets of requests.
 #[derive(Clone, Copy)]
 struct OffsetGenerator {
     load: Workload,
-    /// Random ones are below.
+    /// Random offsets are below this number of places.
     places: u64,
     chance: u64,
-    /// How many places were written once.
+    /// Number of places written once.
     once: u64,
 }
 
@@ -228,13 +228,13 @@ fn measure(row: &BaselineRow) {
     }
     for depth in DEPTHS {
         let mut batch = batch(depth);
-        // The first warms up.
+        // The first run warms up.
         (0..2).for_each(|_| measured(world.state(0), &mut *lane, &mut batch, &mut aim));
         batch.iter_mut().for_each(|bio| bio.finish());
     }
 }
 
-/// Sends [`REQUESTS`] requests, a batch at a time. What is counted.
+/// Sends [`REQUESTS`] requests in batches. callgrind counts this function.
 #[inline(never)]
 fn measured(core: &mut CoreState, lane: &mut dyn Lane, batch: &mut Batch, to: &mut OffsetGenerator) {
     let (mut done, depth, mut aim) = (Batch::with_capacity(batch.len()), batch.len(), *to);
@@ -254,7 +254,7 @@ fn measured(core: &mut CoreState, lane: &mut dyn Lane, batch: &mut Batch, to: &m
     *to = aim;
 }
 
-/// Polls until a whole batch has come back.
+/// Polls until a whole batch has completed.
 #[inline(never)]
 fn poll_until_complete(lane: &mut dyn Lane, done: &mut Batch, depth: usize, cx: &mut Cx<'_>) {
     for _ in 0..POLLS_MAX {
@@ -266,7 +266,7 @@ fn poll_until_complete(lane: &mut dyn Lane, done: &mut Batch, depth: usize, cx: 
     panic!("{} of {depth} come back", done.len());
 }
 
-/// Removes `device`, with `lane` there.
+/// Removes `device` while `lane` is open.
 fn remove(device: &Arc<MappedDevice>, world: &mut TestWorld, lane: &mut dyn Lane) {
     let devices = std::slice::from_ref(device);
     let mut change = DeviceSetTransition::remove(devices, &(Arc::new(|| ()) as _))
@@ -279,9 +279,9 @@ fn remove(device: &Arc<MappedDevice>, world: &mut TestWorld, lane: &mut dyn Lane
     }
 }
 
-/// Null devices, and mapped ones with these tables over them.
+/// Creates the null devices, and mapped devices with these tables.
 fn make(tables: &str, world: &mut TestWorld) -> (Vec<Arc<dyn Device>>, Vec<Arc<MappedDevice>>) {
-    // A disk each, told apart by its size.
+    // Each null device is a disk with its own size.
     let null = |minor: u32| -> Arc<dyn Device> {
         let is_small = minor as usize == DISKS.len() - 1;
         let size = if is_small { PLACES * REQUEST * 512 } else { (1u64 << 30) + u64::from(minor) * 4096 };

@@ -1,4 +1,4 @@
-//! Suspends above lanes whose requests one core has in one order.
+//! Suspends above a queue that one core runs for all lanes.
 
 use std::sync::Arc;
 use udm_core::{Batch, Bio, Device, DiskQueue as _, Drain, Lane, Nanos, Status};
@@ -6,7 +6,7 @@ use udm_dm::testing::{TestDisk, TestWorld, read};
 use udm_queue::QueuedDevice;
 use udm_wire::uri::{QueueParams, Scheduler};
 
-/// Two cores with a lane of a queue each; the disk holds what it is given.
+/// Two cores with one lane each of a queue. The disk holds its requests.
 struct Fixture {
     world: TestWorld,
     disk: Arc<TestDisk>,
@@ -23,7 +23,7 @@ fn queued(below: Arc<dyn Device>, queue_depth: u32) -> Arc<QueuedDevice> {
 }
 
 impl Fixture {
-    /// A lane of each on core 0 and core 1, of a queue that is made over a disk.
+    /// Opens one lane each on core 0 and core 1, of a queue that `make` creates over a disk.
     fn new(make: impl FnOnce(Arc<TestDisk>) -> Arc<QueuedDevice>) -> Fixture {
         let mut world = TestWorld::new(2);
         let disk = TestDisk::new(1024);
@@ -42,13 +42,13 @@ impl Fixture {
         self.home[core].append(&mut self.world.poll(core, &mut *self.lanes[core]));
     }
 
-    /// The lane of core 0 is drained.
+    /// Drains the lane of core 0.
     fn drain(&mut self) {
         let Fixture { world, lanes, handed, .. } = self;
         world.turn(0, |cx| lanes[0].drain(Drain::NoFlush, handed, cx));
     }
 
-    /// Rounds in which all have a turn, with core 0 being drained or not.
+    /// Runs `n` rounds in which both cores have a turn, with or without a drain on core 0.
     fn rounds(&mut self, n: usize, drained: bool) {
         for _ in 0..n {
             self.world.run_tasks();
@@ -60,7 +60,7 @@ impl Fixture {
         }
     }
 
-    /// Sectors that were handed back, which go down no more.
+    /// Returns the sectors that were handed back. They are not submitted again.
     fn take_handed(&mut self) -> Vec<u64> {
         let finished = |bio: &mut Box<Bio>| {
             assert_eq!((bio.status, bio.data.len()), (Status::Ok, 512), "handed back as it was given");
@@ -73,13 +73,13 @@ impl Fixture {
         sectors
     }
 
-    /// All that the disk has ends, and what waits behind it.
+    /// The disk completes its requests, and the queued ones follow.
     fn end(&mut self) {
         self.disk.hold(false);
         self.rounds(20, false);
     }
 
-    /// Sectors of what came home to `core`, all of it well.
+    /// Sectors of the requests that completed on `core`, all with success.
     fn of(&self, core: usize) -> Vec<u64> {
         assert!(self.home[core].iter().all(|bio| bio.status == Status::Ok));
         let mut sectors: Vec<u64> = self.home[core].iter().map(|bio| bio.sector.0).collect();
@@ -92,7 +92,8 @@ impl Fixture {
     }
 }
 
-/// What waits comes back to who is drained, what others have stays, and so does what the disk has.
+/// Queued requests of the drained core are handed back. Requests of the other core stay, and so do
+/// those at the disk.
 #[test]
 fn what_waits_is_handed_back_and_others_go_on() {
     let mut rig = Fixture::new(|disk| queued(disk, 1));
@@ -108,7 +109,7 @@ fn what_waits_is_handed_back_and_others_go_on() {
     assert_eq!((rig.of(0), rig.of(1), rig.tags_in_use()), (vec![10], vec![20, 21], 0));
 }
 
-/// A suspend with flush, and the end of the program, reach the disk, which lets go of what it has.
+/// A suspend with flush and the end of the program reach the disk, which then fails its requests.
 #[test]
 fn what_fails_by_a_drain_fails_at_the_disk() {
     for how in [Drain::Flush, Drain::End] {
@@ -127,7 +128,7 @@ fn what_fails_by_a_drain_fails_at_the_disk() {
     }
 }
 
-/// Two devices above are suspended, the upper one without flush: both drain the lane in each turn.
+/// Two devices above are suspended, one without flush: both drain the lane in each turn.
 #[test]
 fn of_two_drains_in_a_turn_the_one_without_flush_counts() {
     for order in [[Drain::NoFlush, Drain::Flush], [Drain::Flush, Drain::NoFlush]] {
@@ -146,7 +147,7 @@ fn of_two_drains_in_a_turn_the_one_without_flush_counts() {
     }
 }
 
-/// What the disk hands back too gives its tag back.
+/// A request that the disk hands back also frees its tag.
 #[test]
 fn what_the_disk_hands_back_keeps_no_tag() {
     let mut rig = Fixture::new(|disk| queued(disk, 2));
@@ -159,7 +160,7 @@ fn what_the_disk_hands_back_keeps_no_tag() {
     assert_eq!((rig.disk.waiting(), rig.tags_in_use()), (0, 0));
 }
 
-/// The suspend is called off while something is on its way back: it goes down again.
+/// A suspend is cancelled while a request is being handed back: the request is submitted again.
 #[test]
 fn what_comes_back_late_goes_down_again() {
     for drains in 1..4 {
@@ -175,8 +176,9 @@ fn what_comes_back_late_goes_down_again() {
     }
 }
 
-/// A suspend without flush is called off and one with flush comes, in one turn: nothing is given
-/// back in that one, which would keep it over the suspend; it goes down again and ends.
+/// A suspend without flush is cancelled and one with flush begins in the same turn. No request is
+/// handed back in that turn, because it would then wait for the resume. It is submitted again and
+/// completes.
 #[test]
 fn a_flush_is_given_nothing_back() {
     let mut rig = Fixture::new(|disk| queued(disk, 1));
@@ -196,8 +198,8 @@ fn a_flush_is_given_nothing_back() {
     assert_eq!((rig.of(0), rig.tags_in_use()), (vec![10, 11, 12], 0));
 }
 
-/// A lane that is polled twice behind a drain sends down what came meanwhile, and has a turn in
-/// which the next drain asks anew.
+/// A lane that is polled twice after a drain submits the requests that arrived meanwhile. It
+/// requests a turn, in which the next drain asks again.
 #[test]
 fn a_second_poll_behind_a_drain_ends_nothing() {
     for came in [false, true] {
@@ -219,7 +221,7 @@ fn a_second_poll_behind_a_drain_ends_nothing() {
     }
 }
 
-/// What is held only later is handed back later.
+/// A request that the disk holds only later is handed back later.
 #[test]
 fn a_drain_that_brought_something_goes_on() {
     let mut rig = Fixture::new(|disk| queued(disk, 1));
@@ -237,8 +239,8 @@ fn a_drain_that_brought_something_goes_on() {
     assert_eq!((rig.take_handed(), rig.tags_in_use()), (vec![10], 0));
 }
 
-/// Two ways of this kind, one over the other: what others have in the lower one does not go round
-/// in a drain that waits for something else.
+/// Two such queues, one over the other: requests of other cores in the lower one are not moved
+/// again and again by a drain that waits for something else.
 #[test]
 fn what_others_have_does_not_go_round() {
     let mut rig = Fixture::new(|disk| queued(queued(disk, 1), 8));

@@ -1,5 +1,5 @@
-//! The smallest server: `nbd_serve SOCKET DEVICE [CORES [SPIN_US]]`, for example
-//! `nbd_serve /tmp/nbd.sock mem:1G`. Serves until it is killed or its standard input ends.
+//! The smallest server: `nbd_serve SOCKET DEVICE [CORES [SPIN_US]]`, for example `nbd_serve
+//! /tmp/nbd.sock mem:1G`. It serves until it is killed or its standard input ends.
 
 use std::io::Read;
 use std::sync::Arc;

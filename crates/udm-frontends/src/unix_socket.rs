@@ -1,11 +1,11 @@
-//! Unix sockets to listen on: who owns the path, and since when.
+//! Unix sockets that a server listens on, with exclusive use of their paths.
 //!
-//! Contract: the socket has mode 0600 from the moment it exists; one on which nobody answers is
-//! replaced; of several servers that want one path at the same time one gets it. A socket that is
-//! bound and does not listen yet looks like one whose server is gone, so servers hold a lock from
-//! the look until they listen: a file `PATH.lock` of mode 0600 that nobody else can open, which is
-//! there for that moment only. The socket's file goes when [`BoundUnixSocket`] is dropped, unless another
-//! server has put its own there meanwhile.
+//! Contract: the socket has mode 0600 from the moment it exists. A socket without a server is
+//! replaced. If several servers want one path at the same time, one of them gets it. A socket that
+//! is bound but does not listen yet looks like one without a server. So a server holds a lock from
+//! its check until it listens: a file `PATH.lock` of mode 0600, which exists only for that moment.
+//! [`BoundUnixSocket`] removes the socket file when it is dropped, unless another server has
+//! replaced the file meanwhile.
 
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags, Stat, flock};
 use rustix::io::Errno;
@@ -22,11 +22,11 @@ pub const PATH_MAX: usize = 107;
 /// Connections that the kernel keeps until they are accepted.
 const BACKLOG: i32 = 1024;
 
-/// How long another server may hold the lock: it is held for the moment of a bind.
+/// The longest wait for another server's lock, which is held only during a bind.
 const LOCK_MAX: Duration = Duration::from_secs(5);
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
-/// A socket that listens, and its file.
+/// A listening socket and its file.
 #[derive(Debug)]
 pub struct BoundUnixSocket {
     fd: OwnedFd,
@@ -38,9 +38,11 @@ impl BoundUnixSocket {
     /// Listens at `path`.
     ///
     /// # Errors
-    /// EADDRINUSE when somebody answers there, EEXIST when it is something else than a socket,
-    /// ENAMETOOLONG for more than [`PATH_MAX`] bytes, EWOULDBLOCK when another program holds the
-    /// lock for seconds, the system's own otherwise.
+    /// * EADDRINUSE if another server answers there.
+    /// * EEXIST if the path is not a socket.
+    /// * ENAMETOOLONG for more than [`PATH_MAX`] bytes.
+    /// * EWOULDBLOCK if another program holds the lock for seconds.
+    /// * Otherwise the error of the system.
     pub fn new(path: &Path) -> io::Result<BoundUnixSocket> {
         if path.as_os_str().len() > PATH_MAX {
             let why = format!("the path of a socket has at most {PATH_MAX} bytes: give a shorter one");
@@ -50,8 +52,8 @@ impl BoundUnixSocket {
         let _lock = PathLock::take(path)?;
         clear_stale(path, &address)?;
         let fd = stream_socket()?;
-        // On Linux the mode of an unbound socket becomes the mode of its path: there is no moment
-        // at which others could connect.
+        // On Linux, the mode of an unbound socket becomes the mode of its path, so others cannot
+        // connect at any moment.
         rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
         rustix::net::bind(&fd, &address)?;
         let bound = BoundUnixSocket { file: rustix::fs::lstat(path)?, path: path.to_owned(), fd };
@@ -59,7 +61,7 @@ impl BoundUnixSocket {
         Ok(bound)
     }
 
-    /// Where it is.
+    /// Path of the socket.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -74,7 +76,7 @@ impl AsFd for BoundUnixSocket {
 
 impl Drop for BoundUnixSocket {
     fn drop(&mut self) {
-        // It still answers while its file is looked at, so nobody takes it for stale.
+        // The socket still answers during the check, so no server takes it for stale.
         let is_ours = |now: Stat| (now.st_dev, now.st_ino) == (self.file.st_dev, self.file.st_ino);
         if rustix::fs::lstat(&self.path).is_ok_and(is_ours) {
             let _ = std::fs::remove_file(&self.path);
@@ -82,7 +84,7 @@ impl Drop for BoundUnixSocket {
     }
 }
 
-/// The lock on a path. Dropped it is gone.
+/// The lock on a path, released when dropped.
 struct PathLock {
     path: PathBuf,
     _file: File,
@@ -102,7 +104,7 @@ impl PathLock {
             let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let file = File::from(rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR).map_err(explain)?);
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                // The one who had it before has taken it away by now.
+                // The previous holder has removed the file meanwhile.
                 Ok(()) if rustix::fs::fstat(&file)?.st_nlink == 0 => {}
                 Ok(()) => return Ok(PathLock { path, _file: file }),
                 Err(Errno::WOULDBLOCK) if begun.elapsed() < LOCK_MAX => std::thread::sleep(LOCK_PAUSE),
@@ -128,7 +130,7 @@ fn stream_socket() -> io::Result<OwnedFd> {
     Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)
 }
 
-/// Removes a socket file on which nobody answers.
+/// Removes a socket file without a server.
 fn clear_stale(path: &Path, address: &SocketAddrUnix) -> io::Result<()> {
     let found = match rustix::fs::lstat(path) {
         Err(Errno::NOENT) => return Ok(()),
@@ -138,7 +140,7 @@ fn clear_stale(path: &Path, address: &SocketAddrUnix) -> io::Result<()> {
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, "it exists and is no socket"));
     }
     match rustix::net::connect(stream_socket()?, address) {
-        // With its queue full it is alive, too.
+        // A server whose backlog is full is alive, too.
         Ok(()) | Err(Errno::AGAIN) => {
             Err(io::Error::new(io::ErrorKind::AddrInUse, "it is in use: another server answers there"))
         }
@@ -152,7 +154,8 @@ mod tests {
     use super::*;
     use std::os::unix::net::{UnixListener, UnixStream};
 
-    /// One that is bound and does not listen yet is not taken for stale: its maker has the lock.
+    /// A socket that is bound but does not listen yet is not taken for stale: its server holds the
+    /// lock.
     #[test]
     fn one_that_does_not_listen_yet_is_waited_for() {
         let folder = tempfile::tempdir().unwrap();
@@ -172,7 +175,7 @@ mod tests {
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "no lock is left");
     }
 
-    /// Whoever may only read the folder keeps nobody from it.
+    /// A user who can only read the folder cannot block the socket.
     #[test]
     fn a_lock_on_the_folder_is_nobodys_business() {
         let folder = tempfile::tempdir().unwrap();

@@ -16,7 +16,7 @@ static ALLOC: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 const DEPTH: usize = 32;
 
-/// A round of `DEPTH` requests of `len` bytes each, without an allocation of its own.
+/// A round of `DEPTH` requests of `len` bytes each, which itself allocates nothing.
 struct RequestRound {
     requests: Vec<u8>,
     replies: Vec<u8>,
@@ -74,8 +74,7 @@ fn a_warm_connection_allocates_nothing() {
     }
     let change = region.change();
     let happened = change.allocations + change.reallocations;
-    // How requests fall into receives is up to the scheduler; a list may still find a new longest
-    // once in a while.
+    // The scheduler decides which requests arrive together, so a vector may sometimes still grow.
     assert!(happened <= 20, "{happened} allocations over {} requests", rounds.len() * 200 * DEPTH);
     drop(stream);
     server.stop();

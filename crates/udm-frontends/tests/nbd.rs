@@ -1,5 +1,5 @@
-//! The server over the devices of this project, as `udm serve` puts them together, and over one
-//! that records the lengths it is given.
+//! The server over the devices of this project, as in `udm serve`, and over a device that records
+//! the lengths of requests.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -17,7 +17,7 @@ use udm_wire::nbd::{
 const MIB: u64 = 1 << 20;
 const NONE: CommandFlags = CommandFlags::empty();
 
-/// A server of one export on one core, and a client of it with simple replies.
+/// A server with one export on one core, and its client with simple replies.
 struct ServerFixture {
     server: NbdServer,
     runtime: Runtime,
@@ -33,7 +33,7 @@ impl ServerFixture {
         exports.add(Export::new("", "", false, device).unwrap()).unwrap();
         let server = NbdServer::start(runtime.cluster(), exports, options, &[]).unwrap();
         let (mut stream, socket) = UnixStream::pair().unwrap();
-        // A bound against hanging for ever.
+        // A limit against hanging forever.
         stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         server.adopt(socket.into()).unwrap();
         stream.read_exact(&mut [0; GREETING_SIZE]).unwrap();
@@ -56,7 +56,7 @@ impl ServerFixture {
         ServerFixture::new(device, ServerOptions::default())
     }
 
-    /// A request and its reply: the error, and the data of a read.
+    /// Sends a request. Returns the error and the data of a read.
     fn ask(
         &mut self,
         command: Command,
@@ -88,14 +88,14 @@ impl ServerFixture {
     }
 }
 
-/// A device that does nothing, under given limits, and keeps the ranges that it was given in bytes.
+/// A device with given limits that does nothing and records the ranges of its requests in bytes.
 struct RecordingDevice {
     id: DeviceId,
     limits: Limits,
     /// Each write-zeroes fails as not supported.
     zeroes_refused: bool,
     seen: Arc<Mutex<Vec<(Op, u64, u64)>>>,
-    /// The most requests that it was given in one turn.
+    /// The most requests in one turn.
     batch_max: Arc<AtomicUsize>,
 }
 
@@ -154,11 +154,10 @@ impl Lane for RecordingLane {
     }
 }
 
-/// A device says how long a discard or write-zeroes may be, and what serves it may take that for
-/// granted.
+/// A device announces the longest discard and write-zeroes, and its lane may rely on it.
 #[test]
 fn ranges_are_cut_to_the_limits_of_the_device() {
-    // A limit that is no multiple of the block is rounded down to one.
+    // A limit that is no multiple of the block is rounded down.
     for (range_max, piece) in [(MIB, MIB), (MIB + 512, MIB)] {
         let mut device = RecordingDevice::new(1 << 33, range_max);
         device.limits.logical_block = 4096;
@@ -172,7 +171,7 @@ fn ranges_are_cut_to_the_limits_of_the_device() {
             expected.push((Op::Flush, 0, 0));
             assert_eq!(std::mem::take(&mut *seen.lock().unwrap()), expected);
         }
-        // The longest range that the protocol has.
+        // The longest range in the protocol.
         assert_eq!(world.ask(Command::Trim, NONE, 4096, u32::MAX - 4095, &[]).0, 0);
         let seen = std::mem::take(&mut *seen.lock().unwrap());
         assert!(seen.iter().all(|&(op, _, len)| op == Op::Discard && len <= piece));
@@ -181,7 +180,7 @@ fn ranges_are_cut_to_the_limits_of_the_device() {
     }
 }
 
-/// A device that turns out to write no zeroes gets them as data, the same range in the end.
+/// A device that does not support write-zeroes gets the same range as data.
 #[test]
 fn refused_zeroes_become_writes_of_the_whole_range() {
     let mut device = RecordingDevice::new(1 << 30, MIB);
@@ -202,8 +201,7 @@ fn refused_zeroes_become_writes_of_the_whole_range() {
     world.end();
 }
 
-/// However many requests a client sends at once, a turn takes in so many of them and no more: the
-/// core has other clients.
+/// A turn takes in a limited number of a client's requests, because the core has other clients.
 #[test]
 fn a_flood_of_short_requests_is_taken_in_over_many_turns() {
     let device = RecordingDevice::new(1 << 30, MIB);
@@ -228,7 +226,7 @@ fn a_flood_of_short_requests_is_taken_in_over_many_turns() {
     world.end();
 }
 
-/// What was not offered is refused before it reaches a device that may not be ready for it.
+/// A command that was not offered is refused before it reaches the device.
 #[test]
 fn a_trim_that_was_not_offered() {
     let device = RecordingDevice::new(1 << 30, 0);
@@ -236,12 +234,12 @@ fn a_trim_that_was_not_offered() {
     let mut world = ServerFixture::new(Arc::new(device), ServerOptions::default());
     assert_eq!(world.ask(Command::Trim, NONE, 0, 4096, &[]).0, EINVAL);
     assert!(seen.lock().unwrap().is_empty());
-    // Zeroes are always offered: the device says no, or not, and they are written if need be.
+    // Zeroes are always offered: if the device does not support them, they are written as data.
     assert_eq!(world.ask(Command::WriteZeroes, NONE, 0, 4096, &[]).0, 0);
     world.end();
 }
 
-/// The smallest bounds let one request in at a time, of any length, and none for ever.
+/// The smallest limits let in one request at a time, of any length.
 #[test]
 fn the_smallest_bounds() {
     let options = ServerOptions { requests_max: 0, bytes_max: 0, ..ServerOptions::default() };
@@ -252,7 +250,7 @@ fn the_smallest_bounds() {
         assert_eq!(world.ask(Command::Write, NONE, MIB, len, &data).0, 0, "{len}");
         assert!(world.ask(Command::Read, NONE, MIB, len, &[]) == (0, data), "{len}");
     }
-    // Several at once, cut at the ends of receives.
+    // Several requests at once, cut at the ends of receives.
     let mut bytes = Vec::new();
     for cookie in 0..40 {
         let request = Request { flags: NONE, command: Command::Write, cookie, offset: 0, len: 7 * 512 };
@@ -268,8 +266,7 @@ fn the_smallest_bounds() {
     world.end();
 }
 
-/// Memory, end to end: what was written is read, what was taken away is zero, and nothing beside it
-/// is touched.
+/// Reads return written data, discarded and zeroed ranges are zero, and other data is unchanged.
 #[test]
 fn a_disk_of_memory() {
     let mut world = ServerFixture::over("mem:1G");

@@ -1,4 +1,4 @@
-//! What the cache has, keeps and loses, against a model.
+//! Tests of the cache against a model: contents, write-back and loss.
 
 use crate::null::Null;
 use crate::testing::{TestCore, bare, scattered};
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use udm_core::{Bio, BioFlags, Device, ExtentKind, Extents, Op, Sector, Sectors, Status, TURN_BUDGET};
 use udm_wire::uri::{self, DeviceUri};
 
-/// A null device of `words`, with a cache.
+/// Creates a memory-backed null device with the parameters `words`.
 fn null(words: &str) -> Null {
     let Ok(DeviceUri::Null(params)) = uri::parse(&format!("null:memory_backed=1,discard=1,{words}")) else {
         panic!("not null: {words}")
@@ -43,7 +43,7 @@ fn flush() -> Box<Bio> {
     bare(Op::Flush, 0, 0)
 }
 
-/// Runs one that may take several turns.
+/// Runs one bio that may take several turns.
 fn end(core: &mut TestCore, bio: Box<Bio>) -> Box<Bio> {
     core.submit(vec![bio]);
     std::iter::repeat_with(|| core.poll().0.pop()).flatten().next().expect("it ends")
@@ -55,7 +55,7 @@ enum Action {
     Cut,
 }
 
-/// Sectors of the device: 2 MiB and a part of a page, twice what the cache holds.
+/// Sectors of the device: 2 MiB and a part of a page, twice the size of the cache.
 const SECTORS: u64 = 4096 + 3;
 
 fn any_action() -> impl Strategy<Value = Action> {
@@ -76,13 +76,13 @@ fn any_action() -> impl Strategy<Value = Action> {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
-    /// Reads see what was written last. A power cut leaves of each sector what a flush or a FUA
-    /// write made durable, or something later; from either of two cores.
+    /// Reads return the last written data. After a power cut, each sector holds the data that a
+    /// flush or a FUA write made durable, or later data. Both hold for two cores.
     #[test]
     fn what_a_cut_leaves(acts in proptest::collection::vec((any_action(), 0..2usize), 1..120)) {
         let device = null(&format!("size={},cache_size=1M", SECTORS * 512));
         let mut cores = [TestCore::over(&device), TestCore::over(&device)];
-        // What each sector holds, and what it may hold behind a cut, as the number of its write.
+        // Contents of each sector, and possible contents after a cut, as numbers of writes.
         let mut now = vec![0u64; SECTORS as usize];
         let mut kept = vec![vec![0u64]; SECTORS as usize];
         for (i, (any_action, core)) in acts.into_iter().enumerate() {
@@ -129,7 +129,7 @@ proptest! {
     }
 }
 
-/// Row B13 at the device: what was not flushed is lost with the power, what was is kept.
+/// Row B13 at the device: a power cut loses data that was not flushed and keeps flushed data.
 #[test]
 fn b13_a_cut_loses_what_was_not_flushed() {
     let device = null("size=1M,cache_size=1M");
@@ -148,7 +148,7 @@ fn b13_a_cut_loses_what_was_not_flushed() {
     assert_eq!(read(&mut core, 3, 1), [3; 512]);
 }
 
-/// It holds no more than it was given: what is over was written back.
+/// The cache holds no more than `cache_size`; the excess is written back.
 #[test]
 fn a_full_cache_writes_back() {
     let device = null("size=4M,cache_size=1M");
@@ -174,7 +174,7 @@ fn without_power_nothing_is_served() {
     assert_eq!(read(&mut core, 0, 8), [0; 4096]);
 }
 
-/// A flush or a long write of which a part was served before the cut must not end well behind it.
+/// A flush or a long write that was partly served before a cut must not succeed after it.
 #[test]
 fn what_was_half_served_fails() {
     let device = null("size=64M,cache_size=64M");
@@ -191,7 +191,7 @@ fn what_was_half_served_fails() {
     assert_eq!(long(&mut core, flush()), Status::IoErr);
 }
 
-/// What is in the cache is no hole, nor what was written back.
+/// Neither cached data nor data that was written back is a hole.
 #[test]
 fn what_is_cached_is_allocated() {
     let device = null("size=2M,cache_size=1M");

@@ -1,4 +1,4 @@
-//! The rows of null_blk's faults, under a clock that the test moves.
+//! Tests of null_blk's fault parameters, with a clock that the test sets.
 
 use crate::faults::Faults;
 use crate::testing::{TestCore, bare, scattered};
@@ -21,8 +21,8 @@ fn core(words: &str) -> TestCore {
     TestCore::over(&*null(words))
 }
 
-/// Polls at each time that the lane asks for until it asks for none: how many requests came back
-/// at what time, and how.
+/// Polls at each time that the lane requests, until it requests none. Returns the times, numbers
+/// and statuses of the completed requests.
 fn run_out(core: &mut TestCore) -> Vec<(Nanos, usize, Status)> {
     let mut all = Vec::new();
     for _ in 0..1000 {
@@ -65,7 +65,7 @@ fn b03_bad_blocks_fail_whatever_touches_them() {
     }
 }
 
-/// The error comes before data moves, and no sooner than an answer would.
+/// A request to a bad block fails before data moves, and not earlier than it would succeed.
 #[test]
 fn a_write_of_a_bad_block_changes_nothing() {
     let device = null("memory_backed=1,irqmode=2,completion_nsec=1000,badblocks=+2-2");
@@ -84,7 +84,7 @@ fn a_write_of_a_bad_block_changes_nothing() {
     assert!(done[0].status.is_ok() && done[0].data.iter().all(|piece| piece.iter().all(|b| *b == 0)));
 }
 
-/// 1 MiB a second is 20971 bytes in each 20 ms, and what does not fit waits for the next.
+/// 1 MiB/s is 20971 bytes per 20 ms; a request that does not fit waits for the next tick.
 #[test]
 fn mbps_is_a_budget_a_tick() {
     let mut core = core("mbps=1");
@@ -95,13 +95,13 @@ fn mbps_is_a_budget_a_tick() {
         [(Nanos(1), 5, Status::Ok), (ms(20), 5, Status::Ok), (ms(40), 2, Status::Ok)]
     );
     core.now = ms(1000);
-    // 128 KiB are six ticks and a bit: the next go when that is paid.
+    // 128 KiB are more than six ticks: the next request starts when they are paid.
     core.submit(reads(3, 256));
     let came = [1000, 1120, 1240].map(|at| (ms(at), 1, Status::Ok));
     assert_eq!(run_out(&mut core), came);
 }
 
-/// Cores have one budget together.
+/// All cores share one budget.
 #[test]
 fn cores_share_the_bandwidth() {
     let device = null("mbps=1,submit_queues=2");
@@ -119,7 +119,7 @@ fn cores_share_the_bandwidth() {
     for at in [1, 20_000_000, 40_000_000, 60_000_000] {
         let mut done = Batch::new();
         for (state, lane) in &mut cores {
-            // What starts in a poll is back by the next.
+            // A request that starts in one poll completes in the next.
             lane.poll(&mut done, &mut state.cx(Nanos(at)));
             lane.poll(&mut done, &mut state.cx(Nanos(at)));
         }
@@ -130,7 +130,7 @@ fn cores_share_the_bandwidth() {
     assert_eq!(came, 16);
 }
 
-/// Row B10: what has timed out is ETIMEDOUT, 5 s later, and has its tag until then.
+/// Row B10: a lost request fails with ETIMEDOUT after 5 s and keeps its tag until then.
 #[test]
 fn b10_requests_time_out() {
     let mut core = core("hw_queue_depth=2,timeout=1,100,0,2");
@@ -143,12 +143,12 @@ fn b10_requests_time_out() {
     assert_eq!(run_out(&mut core), [(late, 1, Status::Ok)]);
 }
 
-/// Row B10: a request that finds no resources is done all the same, some at once and some in 3 ms.
+/// Row B10: a request that finds no resources still completes, alternately at once and after 3 ms.
 #[test]
 fn b10_requeued_requests_complete() {
     let mut core = core("requeue=1,100,0,2");
     core.submit(reads(3, 8));
-    // The third, then the second, which went again in that poll, and the first when 3 ms are over.
+    // First the third, then the second, which was retried in that poll; the first after 3 ms.
     let came = [1, 1, 3_000_001].map(|at| (Nanos(at), 1, Status::Ok));
     assert_eq!(run_out(&mut core), came);
 }
@@ -162,7 +162,8 @@ fn b10_half_of_all_requests_go_again() {
     assert!(came.iter().all(|(.., status)| status.is_ok()) && came.len() > 2, "{came:?}");
 }
 
-/// The kernel's fault attributes: `space` lets so many pass, then each `interval`th, `times` times.
+/// The kernel's fault attributes: `space` requests pass, then each `interval`th fails, `times`
+/// times.
 #[test]
 fn injections_count_as_the_kernels() {
     let mut core = core("irqmode=0,timeout=3,100,4,2");
@@ -182,7 +183,7 @@ fn a_hardware_queue_that_cannot_be_set_up() {
     assert!(device.open(&mut state.cx(Nanos(1))).is_ok(), "once");
 }
 
-/// A suspend is not held up by what always finds no resources.
+/// A suspend ends although all requests always find no resources.
 #[test]
 fn a_suspend_ends() {
     for how in [Drain::Flush, Drain::NoFlush, Drain::End] {
@@ -203,7 +204,7 @@ fn a_suspend_ends() {
     }
 }
 
-/// What is handed back and comes again before the next tick goes on with that.
+/// A request that was handed back and is submitted again in the same tick waits for the next tick.
 #[test]
 fn a_suspend_that_is_called_off_in_mid_tick() {
     let device = null("mbps=1");
@@ -219,14 +220,14 @@ fn a_suspend_that_is_called_off_in_mid_tick() {
     let mut cx = state.cx(Nanos(3));
     lane.submit(&mut back, &mut cx);
     assert_eq!(cx.wake(), Nanos::from_millis(20));
-    // It starts in one poll and is back in the next.
+    // The request starts in one poll and completes in the next.
     lane.poll(&mut done, &mut state.cx(Nanos::from_millis(20)));
     lane.poll(&mut done, &mut state.cx(Nanos::from_millis(20)));
     assert_eq!(done.len(), 6);
     done.iter_mut().for_each(|bio| bio.finish());
 }
 
-/// A device with one tag, over one that ends requests as they go down and asks for no poll.
+/// A device with one tag, over a lane that completes bios during `submit` and requests no poll.
 struct InstantDevice(DeviceId);
 
 struct InstantLane(Batch);
@@ -257,7 +258,7 @@ impl Lane for InstantLane {
     }
 }
 
-/// All but the first wait for the tag, and go down in a poll.
+/// All requests but the first wait for the tag and are submitted in a poll.
 #[test]
 fn what_ends_as_it_goes_down_is_polled_for() {
     let mut core = TestCore::over(&InstantDevice(DeviceId::new()));

@@ -1,46 +1,46 @@
-//! A regular file that is written has one program that writes it: the lock that QEMU takes.
+//! Locks a regular file against other writers, with QEMU's locks.
 //!
-//! QEMU (`block/file-posix.c`) locks single bytes of an image, far behind those that anybody else
-//! locks: byte 100 + n says that the holder uses permission n, byte 200 + n that it shares
-//! permission n with nobody. All locks are shared ones, held through an open file description
-//! (`F_OFD_SETLK`), so they end with the last descriptor, whatever ended the program. A program
-//! looks for the byte that forbids what it is about to do (`F_OFD_GETLK`). A udm that writes a file
-//! uses CONSISTENT_READ and WRITE, and shares WRITE with nobody. So a second udm, and QEMU's
-//! programs, are refused; programs that know nothing of these locks are not.
+//! QEMU (`block/file-posix.c`) locks single bytes of an image, at offsets that other programs do
+//! not lock. A lock of byte 100 + n means that the holder uses permission n. A lock of byte 200 + n
+//! means that the holder does not share permission n. All locks are shared locks of an open file
+//! description (`F_OFD_SETLK`), so they end with the last descriptor, even if the program is
+//! killed. A program checks the byte that forbids its planned use (`F_OFD_GETLK`). If udm writes a
+//! file, it uses CONSISTENT_READ and WRITE, and does not share WRITE. So a second udm and QEMU's
+//! programs are refused. Programs that do not use these locks are not.
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 use rustix::fd::BorrowedFd;
 
-/// The holder reads, and relies on what it reads.
+/// The holder reads and needs consistent data.
 const USES_CONSISTENT_READ: i64 = 100;
 /// The holder writes.
 const USES_WRITE: i64 = 101;
-/// The holder relies on nobody else writing.
+/// The holder does not allow others to read (byte 200) or to write (byte 201).
 const FORBIDS_CONSISTENT_READ: i64 = 200;
 const FORBIDS_WRITE: i64 = 201;
 
-/// Why a file was not claimed.
+/// Another open file description has a conflicting lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ClaimConflict;
 
-/// Claims the file for writing, for as long as the description of `fd` is open. A file system that
-/// knows no such locks claims nothing, as with QEMU's `locking=auto`.
+/// Claims the file for writing, as long as the open file description of `fd` exists. If the file
+/// system has no such locks, nothing is claimed, as with QEMU's `locking=auto`.
 ///
 /// # Errors
-/// Another description has it: this one keeps no lock then.
+/// Another description has a conflicting lock. Then `fd` keeps no lock.
 pub(super) fn claim(fd: BorrowedFd<'_>) -> Result<(), ClaimConflict> {
     let mine = [USES_CONSISTENT_READ, USES_WRITE, FORBIDS_WRITE];
     for byte in mine {
         match fcntl(fd, FcntlArg::F_OFD_SETLK(&lock(libc::F_RDLCK, byte))) {
             Ok(_) => {}
             Err(Errno::EAGAIN | Errno::EACCES) => return Err(release(fd, &mine)),
-            // No locks here.
+            // The file system has no such locks.
             Err(_) => return Ok(()),
         }
     }
-    // Set before looked for: of two that claim at once at least one sees the other.
+    // The locks are set before the check: of two that claim at once, at least one sees the other.
     let theirs = [FORBIDS_CONSISTENT_READ, FORBIDS_WRITE, USES_WRITE];
     if theirs.iter().any(|&byte| is_locked(fd, byte)) {
         return Err(release(fd, &mine));
@@ -48,7 +48,7 @@ pub(super) fn claim(fd: BorrowedFd<'_>) -> Result<(), ClaimConflict> {
     Ok(())
 }
 
-/// True if another description holds a lock of `byte`.
+/// Returns true if another description holds a lock of `byte`.
 fn is_locked(fd: BorrowedFd<'_>, byte: i64) -> bool {
     let mut lock = lock(libc::F_WRLCK, byte);
     fcntl(fd, FcntlArg::F_OFD_GETLK(&mut lock)).is_ok() && i32::from(lock.l_type) != libc::F_UNLCK
@@ -56,13 +56,13 @@ fn is_locked(fd: BorrowedFd<'_>, byte: i64) -> bool {
 
 fn release(fd: BorrowedFd<'_>, bytes: &[i64]) -> ClaimConflict {
     for &byte in bytes {
-        // Nothing is held that could not be released.
+        // A lock that cannot be released is not held.
         let _ = fcntl(fd, FcntlArg::F_OFD_SETLK(&lock(libc::F_UNLCK, byte)));
     }
     ClaimConflict
 }
 
-/// A lock of one byte, of `kind` F_RDLCK, F_WRLCK or F_UNLCK.
+/// A lock request for one byte. `kind` is F_RDLCK, F_WRLCK or F_UNLCK.
 fn lock(kind: i32, byte: i64) -> libc::flock {
     libc::flock {
         l_type: kind as libc::c_short,
@@ -89,13 +89,13 @@ mod tests {
         let (one, other) = (open(file.path()), open(file.path()));
         assert_eq!(claim(one.as_fd()), Ok(()));
         assert_eq!(claim(other.as_fd()), Err(ClaimConflict));
-        // One that was refused keeps nothing.
+        // A refused claim keeps no lock.
         assert_eq!(claim(one.as_fd()), Ok(()));
         drop(one);
         assert_eq!(claim(other.as_fd()), Ok(()));
     }
 
-    /// As a reader of QEMU's holds it: it uses reads, and forbids writes.
+    /// The locks of a QEMU reader: it uses reads and forbids writes.
     #[test]
     fn a_holder_that_forbids_writes_is_respected() {
         let file = tempfile::NamedTempFile::new().unwrap();

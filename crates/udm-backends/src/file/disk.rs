@@ -1,9 +1,9 @@
-//! A disk that is open: a regular file or block device as such, whatever names lead to it.
+//! An open disk: a regular file or block device, independent of the names that lead to it.
 //!
-//! Contract: within a [`OpenDisks`] there is one [`OpenDisk`] to an [`DiskIdentity`], for as long as a device
-//! of it lives. What must be one for all names of a disk is here: whether it goes past the page
-//! cache, how large it is, whether this process has it alone, and whether a sync has failed. The
-//! map's lock is held for look-ups only, never while the file system is asked.
+//! Contract: a [`OpenDisks`] has at most one [`OpenDisk`] per [`DiskIdentity`] as long as a device
+//! uses it. State that all names of a disk share is in here: direct I/O or page cache, size,
+//! exclusive claim, and failed syncs. The lock of the map is held for look-ups only, never during a
+//! call to the file system.
 
 use super::sync::SyncTracker;
 use super::{DirectAlignment, open};
@@ -23,20 +23,20 @@ use udm_runtime::drop_blocking;
 #[derive(Default)]
 pub(crate) struct OpenDisks {
     map: Mutex<HashMap<DiskIdentity, Weak<OpenDisk>>>,
-    /// How many cores may use one.
+    /// Number of cores that may use a disk.
     pub(super) cores: usize,
     pub(super) closing: Arc<Closing>,
 }
 
-/// Disks that are being closed, on another thread: until that is done their claims are held.
+/// Disks that another thread is closing. Their claims are held until that is done.
 #[derive(Default)]
 pub(super) struct Closing {
     disks: Mutex<Vec<DiskIdentity>>,
     closed: Condvar,
 }
 
-/// The longest wait for a disk that is being closed. A descriptor may be kept for longer by a
-/// request that hangs: then its claim holds.
+/// The longest wait for a disk that is being closed. A request that hangs may keep a descriptor
+/// open for longer; then its claim holds.
 const CLOSE_MAX: Duration = Duration::from_secs(5);
 
 impl Closing {
@@ -47,12 +47,12 @@ impl Closing {
     /// Waits until `identity` is closed, if it is being closed.
     pub(super) fn wait(&self, identity: DiskIdentity) {
         let is_closing = |disks: &mut Vec<DiskIdentity>| disks.contains(&identity);
-        // A disk that is not closed in time is refused by its claim.
+        // If the disk is not closed in time, its claim refuses the new open.
         drop(self.closed.wait_timeout_while(self.disks(), CLOSE_MAX, is_closing));
     }
 }
 
-/// A disk that is being closed, until this is dropped.
+/// Marks a disk as being closed until this is dropped.
 struct ClosingGuard(Arc<Closing>, DiskIdentity);
 
 impl Drop for ClosingGuard {
@@ -66,7 +66,7 @@ impl Drop for ClosingGuard {
 }
 
 impl OpenDisks {
-    /// None open, for `cores` cores.
+    /// Creates an empty map for `cores` cores.
     pub(crate) fn new(cores: usize) -> OpenDisks {
         OpenDisks { cores, ..OpenDisks::default() }
     }
@@ -75,12 +75,12 @@ impl OpenDisks {
         self.map.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The disk, when it is open.
+    /// Returns the disk, if it is open.
     pub(super) fn get(&self, identity: DiskIdentity) -> Option<Arc<OpenDisk>> {
         self.map().get(&identity)?.upgrade()
     }
 
-    /// Takes in a disk that was just opened; false when another thread was faster.
+    /// Adds a disk that was just opened. Returns false if another thread has added it already.
     pub(super) fn put(&self, disk: &Arc<OpenDisk>) -> bool {
         let mut map = self.map();
         map.retain(|_, disk| disk.strong_count() > 0);
@@ -92,65 +92,65 @@ impl OpenDisks {
     }
 }
 
-/// See the module's documentation.
+/// An open disk, shared by the devices of all its names.
 pub(super) struct OpenDisk {
     pub identity: DiskIdentity,
-    /// The name that it was opened by first, for messages.
+    /// The name by which the disk was first opened, for messages.
     pub path: PathBuf,
-    /// What direct I/O asks for; `None` when the page cache is used.
+    /// Alignment for direct I/O; `None` if the page cache is used.
     pub direct: Option<DirectAlignment>,
     pub is_block: bool,
     pub shared_disk_state: SharedDiskState,
-    /// It is a file in memory, that the page cache is used for: nothing of it waits for storage.
+    /// The file is on a memory file system and uses the page cache, so no operation waits for
+    /// storage.
     pub in_memory: bool,
     /// A sync has failed.
     pub failed: Arc<AtomicBool>,
     closing: Arc<Closing>,
-    /// Descriptors that devices share.
+    /// Descriptors, shared by the devices.
     fds: Mutex<DescriptorSets>,
-    /// Whoever reads the size.
+    /// Held while the size is read.
     looking: Mutex<()>,
-    /// Bytes in a block: the size counts whole ones.
+    /// Block size in bytes. The size of the disk is rounded down to whole blocks.
     block: u64,
-    /// In sectors, as of the last look.
+    /// Size in sectors when it was last read.
     size: AtomicU64,
-    /// The largest that `size` ever was.
+    /// The largest value that `size` ever had.
     reach: AtomicU64,
-    /// It is smaller than `reach`, or was when a request found its end.
+    /// The disk is smaller than `reach`, or was so when a request found its end.
     cut: AtomicBool,
 }
 
-/// The descriptors of a disk. They stay open for as long as it does.
+/// The descriptors of a disk. They stay open as long as the disk.
 #[derive(Default)]
 pub(super) struct DescriptorSets {
     read: Option<DiskHandles>,
     write: Option<DiskHandles>,
-    /// For both, and for this process alone.
+    /// For reading and writing, and exclusive to this process.
     alone: Option<DiskHandles>,
 }
 
 /// A descriptor and its syncs.
 pub(super) struct DiskHandle {
     pub fd: Arc<OwnedFd>,
-    /// Another descriptor of the same disk, whose syncs are told of lost data apart from those
-    /// through `fd`; `None` where no such thing is told: past the page cache, and where nothing is
-    /// written.
+    /// Another descriptor of the same disk, to which the kernel reports lost data independently of
+    /// `fd`. `None` if the kernel reports no lost data: with direct I/O, and for read-only use.
     pub witness: Option<Arc<OwnedFd>>,
     pub syncs: Arc<SyncTracker>,
 }
 
-/// Descriptors of one kind: a core has its own, as far as there are enough.
+/// Descriptors of one kind: one per core, up to a maximum.
 pub(super) type DiskHandles = Arc<[DiskHandle]>;
 
 impl DescriptorSets {
-    /// Those that serve, if there are any.
+    /// Returns open descriptors that can be used in this way, if there are any.
     pub(super) fn get(&self, write: bool, alone: bool) -> Option<DiskHandles> {
         let read = self.read.as_ref().filter(|_| !write);
         let write = self.write.as_ref().filter(|_| !alone);
         read.or(self.alone.as_ref()).or(write).cloned()
     }
 
-    /// Takes some in.
+    /// Adds descriptors.
     pub(super) fn put(&mut self, handles: DiskHandles, write: bool, alone: bool) {
         *(match (write, alone) {
             (false, _) => &mut self.read,
@@ -191,17 +191,17 @@ impl OpenDisk {
         self.fds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads the size again, from a descriptor that is open: 0 when less than a block is left.
+    /// Reads the size again, from an open descriptor. The size is 0 if less than a block is left.
     pub(super) fn refresh(&self) -> Result<Sectors, Errno> {
         let handles = self.fds().get(false, false);
         let Some(DiskHandle { fd, .. }) = handles.iter().flat_map(|handles| handles.iter()).next() else {
             return Ok(self.size());
         };
-        // One look at a time: an older one must not undo a newer.
+        // One thread at a time: an older size must not replace a newer one.
         let _looks = self.looking.lock().unwrap_or_else(PoisonError::into_inner);
         let bytes = open::size(fd.as_fd(), &fs::fstat(fd)?)?;
         let size = Sectors::from_bytes(bytes / self.block * self.block).0;
-        // Relaxed throughout: each number stands for itself, and lanes look once a batch.
+        // Relaxed is enough: each number is independent, and lanes read it once per batch.
         self.size.store(size, Relaxed);
         let reach = self.reach.fetch_max(size, Relaxed);
         self.cut.store(size < reach, Relaxed);
@@ -213,43 +213,43 @@ impl OpenDisk {
         self.block as u32
     }
 
-    /// The size as of the last look.
+    /// The size when it was last read.
     pub(super) fn size(&self) -> Sectors {
         Sectors(self.size.load(Relaxed))
     }
 
-    /// How far requests may reach. A disk that shrinks keeps its reach: what is missing is found
-    /// missing, and may come back.
+    /// Sectors that requests may access. A disk that shrinks keeps its reach: requests to the
+    /// missing part fail, and succeed if the part returns.
     pub(super) fn reach(&self) -> Sectors {
         Sectors(self.reach.load(Relaxed))
     }
 
-    /// True when writes must look first whether what they write to is still there: a write would
-    /// make a file longer again.
+    /// Returns true if a write must first check that its range still exists, because it would
+    /// extend a truncated file.
     pub(super) fn is_cut(&self) -> bool {
         self.cut.load(Relaxed)
     }
 
-    /// A request found that byte `end` is missing, where there should be more.
+    /// Records that a request found the end of the disk at byte `end`, before its expected end.
     pub(super) fn found_cut(&self, end: u64) {
         self.size.fetch_min(Sectors::from_bytes(end / self.block * self.block).0, Relaxed);
         self.cut.store(true, Relaxed);
     }
 }
 
-/// Closes what is open. Where a core is the last to let go, another thread does.
+/// Closes the descriptors. On a core, another thread closes them.
 impl Drop for OpenDisk {
     fn drop(&mut self) {
         let fds = std::mem::take(self.fds.get_mut().unwrap_or_else(PoisonError::into_inner));
         self.closing.disks().push(self.identity);
         let guard = ClosingGuard(Arc::clone(&self.closing), self.identity);
-        // The descriptors before the guard.
+        // The descriptors are dropped before the guard.
         drop_blocking((fds, guard));
     }
 }
 
 impl DiskIdentity {
-    /// What `stat` is about; `None` when that is no disk.
+    /// Identity of the disk that `stat` describes; `None` if it is no disk.
     pub(super) fn of(stat: &Stat) -> Option<DiskIdentity> {
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => Some(DiskIdentity::File { device: stat.st_dev, inode: stat.st_ino }),

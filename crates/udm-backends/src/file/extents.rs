@@ -1,21 +1,22 @@
-//! Which parts of a regular file hold data, as its file system says (`SEEK_DATA`, `SEEK_HOLE`).
+//! Finds the data and holes of a regular file, from its file system (`SEEK_DATA`, `SEEK_HOLE`).
 //!
-//! It blocks. Sectors that hold data in part are data; so is what is behind the end of the file (it
-//! was cut), and all that the file system does not tell. What is in the page cache and not on the
-//! disk yet counts as data. A block device has no holes to tell of.
+//! The calls block. These count as data: a sector that is partly data, the part after the end of a
+//! truncated file, data that is only in the page cache, and every range that the file system cannot
+//! report. A block device reports no holes.
 
 use rustix::fd::BorrowedFd;
 use rustix::fs::{self, SeekFrom};
 use rustix::io::Errno;
 use udm_core::{ExtentKind, Extents, SECTOR_SIZE, Sector, Sectors};
 
-/// Appends what `len` sectors of the file from `from` on hold.
+/// Appends the extents of `len` sectors of the file from `from` on.
 pub(super) fn extents(fd: BorrowedFd<'_>, from: Sector, len: Sectors, out: &mut Extents) {
     let end = from + len;
     let size = fs::fstat(fd).map_or(0, |stat| stat.st_size.max(0) as u64 / SECTOR_SIZE);
     let mut at = from;
     while at < end && !out.is_full() {
-        // Past the end of the file, or of the data in it: the one is unknown and the other a hole.
+        // ENXIO: no data from here to the end of the file, so this is a hole. After the end, the
+        // contents are unknown.
         let data = match fs::seek(fd, SeekFrom::Data(at.0 * SECTOR_SIZE)) {
             Ok(byte) => Sector(byte / SECTOR_SIZE),
             Err(Errno::NXIO) => Sector(size.max(at.0)),
@@ -58,7 +59,7 @@ mod tests {
         assert_eq!(of(&file, 0, 8192), [(2048, Hole), (128, Data), (6016, Hole)]);
         assert_eq!(of(&file, 2049, 10), [(10, Data)], "not synced, and known");
         assert_eq!(of(&file, 2175, 2), [(1, Data), (1, Hole)]);
-        // It was cut under us: what is missing is not zeroes.
+        // The file was truncated: the missing part does not count as zeroes.
         file.set_len((1 << 20) + 65536).unwrap();
         assert_eq!(of(&file, 2048, 1000), [(1000, Data)]);
         assert_eq!(of(&file, 5000, 1000), [(1000, Data)]);

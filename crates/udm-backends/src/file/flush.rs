@@ -1,8 +1,9 @@
-//! The flushes of a lane: one `fdatasync` at a time, which serves all that asked before it began.
+//! The flushes of a lane: one `fdatasync` at a time serves all flushes that were requested before
+//! it.
 //!
-//! Those that come while one is under way wait for the next, together: it covers all of them, and
-//! so many fewer are under way at a time, which a sync that is to be believed would have to wait
-//! for ([`super::sync`]).
+//! Flushes that are requested during a sync are served together by the next one. This also keeps
+//! the number of syncs in flight small: a sync is confirmed only when the others have ended
+//! ([`super::sync`]).
 
 use super::lane::FileLane;
 use super::outcome::{NextAction, RETRIES};
@@ -12,22 +13,22 @@ use udm_core::errno::{self, EAGAIN, EINTR};
 use udm_core::{Op, Status};
 use udm_runtime::RingOp;
 
-/// The ring's tag of the flush under way; requests have the keys of their slots.
+/// Ring tag of the flush in flight. Requests use the keys of their slots.
 pub(super) const FLUSH: u64 = u64::MAX;
 
-/// See the module's documentation.
+/// The flush in flight and the requests that wait for a flush.
 #[derive(Default)]
 pub(super) struct FlushQueue {
-    /// Requests that the flush under way serves; empty when there is none.
+    /// Requests that the flush in flight serves; empty if there is none.
     members: Vec<usize>,
-    /// Those that came since.
+    /// Requests that wait for the next flush.
     waiting: Vec<usize>,
     ticket: Option<SyncTicket>,
     retries: u32,
 }
 
 impl FileLane {
-    /// Has a request wait for a flush that begins from now on.
+    /// Adds a request to the next flush, and starts that flush if none is in flight.
     pub(super) fn flush(&mut self, key: usize) {
         self.flushes.waiting.push(key);
         if self.flushes.members.is_empty() {
@@ -52,8 +53,7 @@ impl FileLane {
         self.push(FLUSH, RingOp::Fsync { fd: self.shared.fd.clone(), data_only: true });
     }
 
-    /// The flush under way has ended: so have those that it served, or they go on to the work
-    /// proper.
+    /// Handles the end of the flush in flight: its requests complete or start their main step.
     pub(super) fn flushed(&mut self, result: Result<u32, i32>) {
         let (errno, retries) = (result.err(), self.flushes.retries);
         if errno.is_some_and(|e| e == EINTR || e == EAGAIN) && retries < RETRIES {
@@ -81,18 +81,18 @@ impl FileLane {
             };
             self.follow(key, next);
         }
-        // Those that came meanwhile, also because of what has just ended.
+        // Start a flush for the requests that arrived meanwhile.
         if self.flushes.members.is_empty() {
             self.flushes.members = members;
             self.begin_flush();
         } else if self.flushes.waiting.is_empty() {
-            // Begun already by one of them. The list is kept for its room.
+            // One of these requests has started the flush already. The vector is kept for reuse.
             self.flushes.waiting = members;
         }
     }
 
-    /// Ends what a lane that is let go has under way: nobody will learn how it ended, and it counts
-    /// as failed.
+    /// Counts all syncs in flight as failed, because the lane is dropped and their results are
+    /// lost.
     pub(super) fn abandon_syncs(&mut self) {
         let tickets = self.slots.iter_mut().filter_map(|(_, slot)| slot.ticket.take());
         for ticket in tickets.chain(self.flushes.ticket.take()) {

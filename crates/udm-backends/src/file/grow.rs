@@ -1,8 +1,8 @@
-//! A regular file that is made longer while it is in use.
+//! Extends a regular file while it is in use.
 //!
-//! What is new is set aside in the file system (`fallocate`), so that a file system without room
-//! says so here, and not to a write that comes later. A thread of its own does it, and no core. The
-//! length becomes durable with the first sync behind it, which covers whatever was written there.
+//! The new part is allocated in the file system (`fallocate`). So a full file system fails here,
+//! and not in a later write. A helper thread does this, not a core. The new length becomes durable
+//! with the first sync after it, as do the data written there.
 
 use super::disk::OpenDisk;
 use crate::blocking;
@@ -14,10 +14,10 @@ use std::sync::Arc;
 use udm_core::errno::{EAGAIN, EFBIG, EIO, EOPNOTSUPP, EROFS};
 use udm_core::{GrowCallback, OpenError, Sectors};
 
-/// The longest file that there can be: what the kernel counts in is signed.
+/// The longest possible file: the kernel's file offsets are signed.
 const LENGTH_MAX: u64 = i64::MAX as u64;
 
-/// Makes the file behind `fd` at least as large as `size`, and tells `then`.
+/// Extends the file `fd` to at least `size`, and calls `then` with the result.
 pub(super) fn start(
     disk: &Arc<OpenDisk>,
     fd: &Arc<OwnedFd>,
@@ -32,7 +32,7 @@ pub(super) fn start(
         return then(Err(OpenError::new(EROFS, "it is open for reading only")));
     }
     let (disk, fd) = (Arc::clone(disk), Arc::clone(fd));
-    let no_thread = || Err(OpenError::new(EAGAIN, "no thread is to be had"));
+    let no_thread = || Err(OpenError::new(EAGAIN, "no thread available"));
     blocking::run("udm-grow", then, no_thread, move || grow(&disk, &fd, size));
 }
 
@@ -43,14 +43,14 @@ fn grow(disk: &OpenDisk, fd: &OwnedFd, size: Sectors) -> Result<(), OpenError> {
     };
     let now = disk.refresh().map_err(failed)?;
     if now < disk.reach() {
-        // What was in the missing part is lost. Zeroes must not take its place.
+        // The data of the missing part is lost. Zeroes must not replace it.
         return Err(OpenError::new(EIO, "it was made shorter"));
     }
     if now >= size {
         return Ok(());
     }
     let (length, wanted) = (fs::fstat(fd).map_err(failed)?.st_size.max(0) as u64, size.0.saturating_mul(512));
-    // Beyond its limit a process has a signal, which ends it.
+    // A process that exceeds its file size limit is killed by SIGXFSZ.
     let limit = getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX).min(LENGTH_MAX);
     if wanted > limit {
         return Err(OpenError::new(EFBIG, format!("files end at {limit} bytes here")));
@@ -64,7 +64,7 @@ fn grow(disk: &OpenDisk, fd: &OwnedFd, size: Sectors) -> Result<(), OpenError> {
         Err(Errno::OPNOTSUPP) => fs::ftruncate(fd.as_fd(), wanted),
         tried => tried,
     };
-    // What was had before an error is of use.
+    // The part that was allocated before an error can be used.
     disk.refresh().map_err(failed)?;
     done.map_err(failed)
 }
@@ -100,14 +100,14 @@ mod tests {
         let meta = file.as_file().metadata().unwrap();
         assert_eq!((device.limits().size, meta.len()), (Sectors(2048), 1 << 20));
         assert!(meta.blocks() >= 2040, "{}", meta.blocks());
-        // As large as that it is.
+        // The file is already larger: nothing is done.
         grow(&device, 100).unwrap();
         assert_eq!(device.limits().size, Sectors(2048));
-        // Somebody else made it longer.
+        // Another program extended the file.
         file.as_file().set_len(3 << 20).unwrap();
         grow(&device, 4096).unwrap();
         assert_eq!(device.limits().size, Sectors(6144));
-        // Longer than any file.
+        // Longer than any file can be.
         grow(&device, u64::MAX).unwrap_err();
         assert_eq!(device.limits().size, Sectors(6144));
     }

@@ -1,12 +1,13 @@
-//! Files whose file system is memory (tmpfs, ramfs): the core itself reads, writes and syncs them.
+//! I/O of files on memory file systems (tmpfs, ramfs): the core itself reads, writes and syncs
+//! them.
 //!
-//! They wait for no storage but what all memory may wait for, and the kernel can't tell that: the
-//! ring would hand each request to a worker and be woken by it. What a core does by itself is its
-//! work, so it is counted in bytes, and what is over the turn's budget goes on in the next: short
-//! requests before pieces of long ones.
+//! These files wait for no storage, except for swap, as all memory may. The kernel cannot know
+//! that: the ring would pass each request to a worker and wait to be woken. A core counts its own
+//! work in bytes. Work beyond the budget of the turn continues in the next turn, and short requests
+//! go before pieces of long ones.
 //!
-//! There a sync has nothing to wait for. It is asked for all the same: what it says is the kernel's
-//! word. What has its data in memory that another process shares is the ring's.
+//! A sync has nothing to wait for here, but it is still executed, so that its result is the
+//! kernel's. Requests with foreign memory go to the ring.
 
 use super::lane::FileLane;
 use super::request::PIECE;
@@ -20,16 +21,16 @@ use std::sync::Arc;
 use udm_core::{Cx, Segments};
 use udm_runtime::{Done, RingOp};
 
-/// `f_type` of the file systems that are memory.
+/// `f_type` of the memory file systems.
 const TMPFS: u64 = 0x0102_1994;
 const RAMFS: u64 = 0x8584_58f6;
 
-/// True when what is open as `fd` is in memory and nowhere else.
+/// Returns true if `fd` is on a memory file system.
 pub(super) fn is_memory(fd: BorrowedFd<'_>) -> bool {
     fs::fstatfs(fd).is_ok_and(|fs| matches!(fs.f_type as u64 & 0xffff_ffff, TMPFS | RAMFS))
 }
 
-/// A read or write, and whose it is.
+/// A read or write, with the tag of its request.
 struct InlineTransfer {
     tag: u64,
     fd: Arc<OwnedFd>,
@@ -44,26 +45,26 @@ struct InlineTransfer {
 enum TransferKind {
     Read,
     Write,
-    /// A write that is durable when it ends.
+    /// A write that is durable when it completes.
     SyncedWrite,
 }
 
-/// What a lane has to do by itself.
+/// Operations that a core executes itself for a lane.
 #[derive(Default)]
 pub(super) struct InlineIo {
-    /// Syncs of all the data of a file: whose, and through which descriptor.
+    /// Syncs: tag and descriptor.
     syncs: VecDeque<(u64, Arc<OwnedFd>)>,
     short: VecDeque<InlineTransfer>,
     long: VecDeque<InlineTransfer>,
 }
 
 impl InlineIo {
-    /// Takes in what is not the ring's.
+    /// Queues an operation that the core can execute itself.
     ///
     /// # Errors
-    /// Hands back what is.
+    /// Returns an operation that must go to the ring.
     pub(super) fn push(&mut self, tag: u64, op: RingOp) -> Result<(), RingOp> {
-        // Memory that others share is the kernel's to copy.
+        // Only the kernel may copy foreign memory.
         if let RingOp::Read { data, .. } | RingOp::Write { data, .. } = &op
             && data.is_shared()
         {
@@ -84,14 +85,14 @@ impl InlineIo {
         Ok(())
     }
 
-    /// True when nothing waits.
+    /// Returns true if no operation waits.
     pub(super) fn is_idle(&self) -> bool {
         self.syncs.is_empty() && self.short.is_empty() && self.long.is_empty()
     }
 }
 
 impl FileLane {
-    /// Works on what is the core's own, as far as the turn's budget goes, and a little further.
+    /// Executes queued operations within the CPU budget of the turn, and slightly beyond it.
     pub(super) fn serve_inline(&mut self, cx: &mut Cx<'_>) {
         while let Some((tag, fd)) = self.inline_io.syncs.pop_front() {
             let result = fs::fdatasync(&fd).map(|()| 0).map_err(Errno::raw_os_error);
@@ -128,8 +129,7 @@ impl FileLane {
 }
 
 impl InlineTransfer {
-    /// Moves up to a piece more; the result when that was all, when less was moved than asked for,
-    /// or when it failed.
+    /// Moves up to one piece. Returns the result if the transfer is complete, was short, or failed.
     fn go_on(&mut self) -> Option<Result<(), Errno>> {
         let mut budget = PIECE as usize;
         let mut skip = self.done;
@@ -163,7 +163,8 @@ impl InlineTransfer {
         (self.done == self.data.len()).then_some(Ok(()))
     }
 
-    /// What has become of it. An error behind some bytes is met again by who asks for the rest.
+    /// Returns the completion. An error after some bytes is dropped: it occurs again when the rest
+    /// is requested.
     fn end(self, ended: Result<(), Errno>) -> Done {
         let result = match ended {
             Err(errno) if self.done == 0 => Err(errno.raw_os_error()),
@@ -189,8 +190,8 @@ mod tests {
         assert!(!open(file.path(), false, false).unwrap().disk.in_memory);
     }
 
-    /// Eight times the budget in long writes, and a short read behind them: the read has its turn
-    /// at once, no turn does much more than its budget, and all is done in the end.
+    /// Long writes of eight budgets, and a short read after them. The read completes in the first
+    /// turn, no turn does much more than its budget, and all requests complete.
     #[test]
     fn a_turn_has_its_budget_and_the_short_go_first() {
         let Some(file) = file_in_memory(16 << 20, 5) else { return };
@@ -230,8 +231,8 @@ mod tests {
         }
     }
 
-    /// A write between its flush and its sync is done in the turn that it comes in, and so is a
-    /// flush beside it.
+    /// A write with PREFLUSH and FUA completes in the turn in which it is submitted, and so does a
+    /// flush.
     #[test]
     fn syncs_wait_for_nothing() {
         let Some(file) = file_in_memory(1 << 20, 5) else { return };
@@ -259,7 +260,7 @@ mod tests {
         assert!(DiskUnderTest::over(&file).read(8, 16).iter().all(|&byte| byte == 7));
     }
 
-    /// What a cut file has lost is a path error, as it is on a disk.
+    /// A read of the missing part of a truncated file is a path error, as on a disk.
     #[test]
     fn a_file_that_was_cut_ends_early() {
         let Some(temp) = file_in_memory(1 << 20, 5) else { return };

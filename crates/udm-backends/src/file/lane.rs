@@ -1,8 +1,8 @@
-//! The data-path half of a file: requests to operations of the ring, and back.
+//! The data path of a file: turns requests into ring operations, and completions into results.
 //!
-//! A request is one operation in nearly all cases; a table of slots holds those under way, whose
-//! keys are the ring's tags. What the table has no room for waits. See [`RequestStep`] for the rarer ways,
-//! and [`super::outcome`] for what follows an operation.
+//! Nearly every request is one operation. A table of slots holds the requests in flight; the key of
+//! a slot is the tag of its operation. If the table is full, requests wait. [`RequestStep`] lists
+//! the rarer cases, and [`super::outcome`] handles completed operations.
 
 use super::disk::{DiskHandle, OpenDisk};
 use super::flush::{FLUSH, FlushQueue};
@@ -18,13 +18,14 @@ use udm_core::{
 };
 use udm_runtime::{Done, RingOp, RingUser};
 
-/// Requests under way in one lane. More than any disk works on at a time.
+/// Upper limit of requests in flight per lane: more than any disk works on at a time.
 const SLOTS: usize = 1024;
 
-/// Bytes of aligned buffers that a lane keeps for the next time.
+/// Bytes of aligned buffers that a lane keeps for reuse.
 const KEEP: usize = 8 << 20;
 
-/// How soon a sync that waits for those of other lanes is looked at again: they ring no bell here.
+/// Time until a sync that waits for syncs of other lanes is checked again. Those lanes do not wake
+/// this one.
 const SYNC_LOOK: Nanos = Nanos(50_000);
 
 pub(super) struct FileLane {
@@ -34,11 +35,11 @@ pub(super) struct FileLane {
     pub(super) slots: Slab<FileRequest>,
     waiting: VecDeque<Box<Bio>>,
     pub(super) flushes: FlushQueue,
-    /// Requests whose sync succeeded, and is not believed yet.
+    /// Requests whose sync succeeded but is not yet confirmed.
     pub(super) held: Vec<(usize, NextAction)>,
-    /// Those that are being looked at again.
+    /// Spare vector for `held` while its requests are checked.
     looked: Vec<(usize, NextAction)>,
-    /// What the core does by itself.
+    /// Operations that the core executes itself.
     pub(super) inline_io: InlineIo,
     ready: Batch,
     finished: Vec<Done>,
@@ -77,7 +78,7 @@ impl FileLane {
         self.shared.disk.direct
     }
 
-    /// The status of a request that needs no file to be answered.
+    /// Returns the status of a request that completes without an operation.
     fn immediate_status(&self, bio: &Bio) -> Option<Status> {
         let sync = bio.op == Op::Flush || bio.flags.intersects(BioFlags::PREFLUSH | BioFlags::FUA);
         if sync && !self.limits.read_only && self.direct().is_none() && self.shared.syncs.has_failed() {
@@ -107,7 +108,7 @@ impl FileLane {
         self.go_on(key, Segments::new());
     }
 
-    /// Gives the ring the operation that a request's step asks for.
+    /// Starts the operation of the request's current step.
     pub(super) fn go_on(&mut self, key: usize, memory: Segments) {
         let slot = &mut self.slots[key];
         if matches!(slot.step, RequestStep::Flush | RequestStep::FlushAfter) {
@@ -115,14 +116,14 @@ impl FileLane {
         }
         let op = slot.operation(memory, &mut self.shared);
         let is_sync = matches!(op, RingOp::Write { dsync: true, .. });
-        // A sync that is asked anew, because of EINTR, has its ticket.
+        // A sync that is repeated after EINTR already has a ticket.
         if is_sync && self.shared.disk.direct.is_none() && slot.ticket.is_none() {
             slot.ticket = Some(self.shared.syncs.begin());
         }
         self.push(key as u64, op);
     }
 
-    /// Has the ring do it, or the core itself.
+    /// Passes the operation to the core itself or to the ring.
     pub(super) fn push(&mut self, tag: u64, op: RingOp) {
         let op = match self.shared.in_memory {
             true => self.inline_io.push(tag, op),
@@ -150,7 +151,7 @@ impl FileLane {
         self.follow(key, next);
     }
 
-    /// Does what comes next, unless that stands on a sync that can't be believed yet.
+    /// Performs `next`, unless it depends on a sync that is not yet confirmed.
     pub(super) fn follow(&mut self, key: usize, next: NextAction) {
         let slot = &mut self.slots[key];
         let next = match (slot.barrier, &next) {
@@ -178,7 +179,7 @@ impl FileLane {
         }
     }
 
-    /// Looks again at what is held.
+    /// Checks the requests in `held` again.
     #[cold]
     fn follow_held(&mut self, cx: &mut Cx<'_>) {
         let mut looked = std::mem::take(&mut self.looked);
@@ -192,8 +193,8 @@ impl FileLane {
         }
     }
 
-    /// How far the disk reaches now, and whether all of that is still there. Two loads a batch, of
-    /// numbers that hardly ever change.
+    /// Reads the reach of the disk and whether it is truncated. Two loads per batch, of values that
+    /// rarely change.
     fn look(&mut self) {
         self.limits.size = self.shared.disk.reach();
         self.shared.reach = self.limits.size;
@@ -233,8 +234,8 @@ impl Lane for FileLane {
 }
 
 impl Drop for FileLane {
-    /// A lane is let go when nothing is under way. Should that ever not be so, the disk must not go
-    /// on as if all were well.
+    /// A lane is dropped when no operation is in flight. If one still is, the disk must not report
+    /// success for it.
     fn drop(&mut self) {
         self.abandon_syncs();
     }

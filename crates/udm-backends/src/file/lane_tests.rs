@@ -1,5 +1,4 @@
-//! Lanes on a real ring whose answers are changed on their way: what the kernel says when a disk
-//! fails.
+//! Lanes on a real ring with injected results, as from a disk that fails.
 
 use super::lane::FileLane;
 use super::outcome::{NextAction, RETRIES};
@@ -13,11 +12,11 @@ use udm_core::errno::{EAGAIN, EIO, ENOSPC};
 use udm_core::{Batch, Bio, BioFlags, Device, Lane, Op, Sector, Sectors, Segments, Status};
 use udm_runtime::{Done, LocalCore, Ring};
 
-/// Gives an errno, or lets the kernel's answer stand, for an operation of a request or, without
-/// one, a flush.
+/// Returns an errno to inject, or `None` to keep the kernel's result. The argument is the request
+/// of the operation, or `None` for a flush.
 type FaultFn<'a> = Box<dyn FnMut(Option<&FileRequest>) -> Option<i32> + 'a>;
 
-/// A lane and what becomes of its operations.
+/// A lane and the function that injects results of its operations.
 struct FaultyRing<'a> {
     core: LocalCore,
     lane: FileLane,
@@ -29,7 +28,7 @@ impl<'a> FaultyRing<'a> {
         FaultyRing::on(0, file, fault)
     }
 
-    /// A lane of the core with that descriptor.
+    /// Creates a lane that uses this descriptor.
     fn on(
         handle: usize,
         file: &File,
@@ -38,7 +37,7 @@ impl<'a> FaultyRing<'a> {
         let mut core = core();
         let user = core.turn(|cx| Ring::of(cx).unwrap().user());
         let mut lane = FileLane::new(user, &file.disk, &file.handles[handle], file.limits());
-        // What the core does by itself has no answers on their way.
+        // Operations that the core executes itself cannot be changed.
         lane.shared.in_memory = false;
         FaultyRing { core, lane, fault: Box::new(fault) }
     }
@@ -49,7 +48,7 @@ impl<'a> FaultyRing<'a> {
         self.core.turn(|cx| self.lane.submit(&mut batch, cx));
     }
 
-    /// Lets the kernel answer once, and changes the answers.
+    /// Runs one turn and changes the results of the completed operations.
     fn step(&mut self) -> Batch {
         let mut done = Batch::new();
         self.core.turn(|cx| {
@@ -96,17 +95,17 @@ fn is_at(slot: Option<&FileRequest>, step: RequestStep) -> bool {
     slot.is_some_and(|slot| slot.step == step)
 }
 
-/// EIO blames the path when nothing else can be read, nobody when the second try works, and the
-/// medium when it does not.
+/// EIO is a path error if no other block can be read, no error if the retry succeeds, and otherwise
+/// a medium error.
 #[test]
 fn eio_asks_another_block_and_tries_once_more() {
     for direct in [false, true] {
-        // More than a few reads and what is read ahead of them bring into the page cache.
+        // More than a few reads and their read-ahead bring into the page cache.
         let file = file_of(16 << 20, 1);
         if direct && !has_direct(&file) {
             continue;
         }
-        // Behind the page cache a block that is not in it is needed.
+        // With the page cache, the probe needs a block that is not cached.
         rustix::fs::fadvise(file.as_file(), 0, None, rustix::fs::Advice::DontNeed).unwrap();
         let file = open(file.path(), direct, false).unwrap();
         for op in [Op::Read, Op::Write] {
@@ -130,8 +129,8 @@ fn eio_asks_another_block_and_tries_once_more() {
     }
 }
 
-/// A file that is all in the page cache can be read though its disk is gone. That proves nothing,
-/// and the path is to blame.
+/// A file that is completely cached can be read even if its disk is gone. That proves nothing, so
+/// it is a path error.
 #[test]
 fn a_block_from_the_page_cache_clears_no_path() {
     let file = file_of(1 << 20, 1);
@@ -172,7 +171,7 @@ fn eagain_is_tried_again_and_not_for_ever() {
     assert_eq!(bio.data.len(), 1024);
 }
 
-/// The kernel tells of lost data once. Who asks again must not hear that all is well.
+/// The kernel reports lost data only once. A later flush must not succeed.
 #[test]
 fn a_failed_flush_is_for_good_on_every_core_and_name() {
     let folder = TempDir::new().unwrap();
@@ -206,8 +205,7 @@ fn a_failed_flush_is_for_good_on_every_core_and_name() {
     assert_eq!(anew.run(Op::Flush, plain(), 0), Status::Ok, "closed and opened anew");
 }
 
-/// A write with FUA that fails is either a write that failed, which concerns nobody else, or a
-/// sync.
+/// A write with FUA fails as a write, which concerns no other request, or as a sync.
 #[test]
 fn a_failed_fua_write_is_a_failed_sync_only_when_data_was_lost() {
     let is_fua =
@@ -222,11 +220,11 @@ fn a_failed_fua_write_is_a_failed_sync_only_when_data_was_lost() {
         let status = disk.run(Op::Write, BioFlags::FUA, 0);
         assert!(status != Status::Ok && (errno != ENOSPC || status == Status::NoSpace), "{status}");
         assert_eq!(disk.run(Op::Flush, plain(), 0), Status::Ok, "no sync has failed");
-        // A full file system that had room a moment later.
+        // A full file system that has room a moment later.
         let mut disk = FaultyRing::over(&file, |slot| is_first(slot).then_some(errno));
         assert_eq!(disk.run(Op::Write, BioFlags::FUA, 0), Status::Ok);
         assert_eq!(disk.run(Op::Flush, plain(), 0), Status::Ok, "no sync has failed");
-        // What was lost may be somebody else's: the write proves nothing either way.
+        // The lost data may belong to other requests: the write proves nothing either way.
         for write_works in [false, true] {
             let file = open(file_of(65536, 1).path(), false, false).unwrap();
             let mut disk = FaultyRing::over(&file, |slot| {
@@ -239,8 +237,8 @@ fn a_failed_fua_write_is_a_failed_sync_only_when_data_was_lost() {
     }
 }
 
-/// Two cores: while one asks whether data was lost, no other sync through its descriptor is
-/// believed.
+/// While one core checks whether data was lost, no sync of another core through the same descriptor
+/// is confirmed.
 #[test]
 fn a_flush_beside_a_doubted_write_waits_for_the_answer() {
     for lost in [false, true] {
@@ -265,7 +263,7 @@ fn a_flush_beside_a_doubted_write_waits_for_the_answer() {
     }
 }
 
-/// Of two flushes at a time the kernel tells one of the data that both vouch for.
+/// Of two flushes in flight, the kernel reports a failure to one, for data that both cover.
 #[test]
 fn a_flush_that_overlaps_a_failed_one_is_not_believed() {
     for fails in [false, true] {
@@ -287,8 +285,8 @@ fn a_flush_that_overlaps_a_failed_one_is_not_believed() {
     }
 }
 
-/// Cores have descriptors of their own, and the kernel tells each of them: one waits for no other,
-/// and a failure is everyone's.
+/// Cores have separate descriptors, and the kernel reports to each. No core waits for another, and
+/// a failure holds for all.
 #[test]
 fn flushes_of_two_cores_do_not_wait_for_each_other() {
     let file = file_of(65536, 1);
@@ -302,7 +300,7 @@ fn flushes_of_two_cores_do_not_wait_for_each_other() {
     assert_eq!(quick.run(Op::Flush, plain(), 0), Status::Medium);
 }
 
-/// Flushes that come while one is under way are one flush behind it.
+/// Flushes that are requested during a flush share the next one.
 #[test]
 fn flushes_are_put_together() {
     let file = file_of(65536, 1);
@@ -329,8 +327,8 @@ fn flushes_are_put_together() {
     }
 }
 
-/// Past the page cache the kernel keeps nothing that could get lost: the path is to blame, and
-/// another one may do better.
+/// With direct I/O the kernel caches no data that could be lost. It is a path error, and another
+/// path may work.
 #[test]
 fn a_failed_flush_past_the_page_cache_fails_the_path() {
     let file = file_of(65536, 1);
@@ -344,8 +342,8 @@ fn a_failed_flush_past_the_page_cache_fails_the_path() {
     assert_eq!(disk.run(Op::Flush, plain(), 0), Status::Ok);
 }
 
-/// What a file has lost since it was opened is a path error: others may still have it. It is not
-/// made longer by writes, and when it is whole again all is well.
+/// Access to the missing part of a truncated file is a path error: other paths may still have it.
+/// Writes do not extend the file, and when it has its old size again, all requests succeed.
 #[test]
 fn a_cut_file_gives_path_errors_until_it_is_whole_again() {
     for direct in [false, true] {
@@ -381,13 +379,13 @@ fn a_cut_file_gives_path_errors_until_it_is_whole_again() {
     }
 }
 
-/// A block device that lost its end says "no space" of a write there. That is the path's loss; a
-/// full file system is everyone's.
+/// A write after the end of a shrunken block device fails with "no space". That is a path error; a
+/// full file system is not.
 #[test]
 fn no_space_behind_the_end_of_a_block_device_is_a_path_error() {
     let file = file_of(1 << 20, 1);
     let Some(device) = super::tests::LoopDevice::over(file.path()) else {
-        return skipped("no loop device to be had");
+        return skipped("no loop device available");
     };
     let name = Path::new(&device.0);
     let mut disk = FaultyRing::over(&open(name, true, false).unwrap(), |_| None);

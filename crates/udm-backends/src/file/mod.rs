@@ -2,32 +2,33 @@
 //! device, through the core's io_uring.
 //!
 //! * **Disk.** A path is resolved when a table is loaded, and means the disk to which it leads
-//!   then: the inode of a regular file, the number of a block device ([`crate::DiskIdentity`]). Several
-//!   names of one disk (hard links, two device nodes) are separate devices over one disk. So they
-//!   can be paths.
+//!   then: the inode of a regular file, the number of a block device ([`crate::DiskIdentity`]).
+//!   Several names of one disk (hard links, two device nodes) are separate devices over one disk.
+//!   So they can be paths.
 //! * **Page cache.** A block device is opened with `O_DIRECT` unless `direct=off`: two nodes of one
 //!   disk have two page caches, and one cache does not see writes through the other. A regular file
 //!   has one cache for all names and is opened without `O_DIRECT`, unless `direct=on`. Then
 //!   unaligned data goes through an aligned buffer. Both modes at once are refused, because each
 //!   would undo the other.
-//! * **Execution.** The ring executes requests. For a file on tmpfs or ramfs the core itself does
-//!   ([`inline_io`]): the ring would pass each request to a kernel worker, at two context switches.
+//! * **Execution.** The ring executes requests. For a file on tmpfs or ramfs the core does it
+//!   itself ([`inline_io`]): the ring would pass each request to a kernel worker, at two context
+//!   switches.
 //! * **Exclusive use.** Unless `exclusive=off`, a disk that is written has no other writer. A block
-//!   device is opened with `O_EXCL`, which mounts, swap and LVM respect too. A regular file is locked
-//!   as QEMU locks it ([`claim`]).
+//!   device is opened with `O_EXCL`, which mounts, swap and LVM respect too. A regular file is
+//!   locked as QEMU locks it ([`claim`]).
 //! * **Size.** Rounded down to sectors (with `direct=on` to the block of direct I/O), and read
-//!   again at each load, so a disk may grow under a table that is loaded again. A disk that shrank
-//!   gives a path error for the missing part. A write of its last block checks the size first, so
-//!   writes do not extend a file that is known to be cut. A regular file is extended on request
-//!   ([`grow`]).
+//!   again at each load, so a disk may grow under a table that is loaded again. If a disk shrank,
+//!   requests to the missing part fail with a path error. A write of its last block checks the size
+//!   first, so writes do not extend a file that is known to be truncated. A regular file is
+//!   extended on request ([`grow`]).
 //! * **Durability.** The volatile cache is the page cache, or that of the disk. A flush is
-//!   `fdatasync`, FUA is `RWF_DSYNC`. The kernel reports data that it could not write back once, to
-//!   one sync per descriptor. So a sync through the page cache counts only when all syncs that were
-//!   under way with it have ended, and a failed one stays failed ([`sync`]).
-//! * **Errors** follow the kernel's meaning of the errno. EIO does not tell path from medium:
-//!   another block is read, and if that fails too, the path is to blame. Otherwise the request is
-//!   retried once, and if it fails again, the medium is to blame. A block in the page cache would
-//!   prove nothing and is skipped. If no other block is available, the path is to blame, as in the
+//!   `fdatasync`, FUA is `RWF_DSYNC`. If the kernel could not write data back, it reports that
+//!   once, to one sync per descriptor. So a sync through the page cache counts only when all syncs
+//!   that were in flight with it have ended, and a failed sync stays failed ([`sync`]).
+//! * **Errors** follow the kernel's meaning of the errno. EIO can be an error of the path or of the
+//!   medium, so another block is read. If that fails too, it is a path error. Otherwise the request
+//!   is retried once, and if it fails again, it is a medium error. A block in the page cache would
+//!   prove nothing and is skipped. If no other block is available, it is a path error, as in the
 //!   kernel.
 //! * A discard punches a hole; so does a write-zeroes, unless it must keep its blocks
 //!   (`ZERO_RANGE`). If the file system supports neither, zeroes are written.
@@ -65,14 +66,14 @@ use udm_core::{
 };
 use udm_runtime::Ring;
 
-/// The longest read or write in sectors (32 MiB): the most that an NBD client may ask for.
+/// The longest read or write in sectors (32 MiB), as NBD's default limit of payloads.
 const MAX_SECTORS: Sectors = Sectors(32 << 11);
 
-/// The longest discard or write-zeroes in sectors (256 MiB): where the file system can't, it is a
-/// write of so many zeroes.
+/// The longest discard or write-zeroes in sectors (256 MiB). If the file system does not support
+/// the operation, that many zeroes are written.
 const MAX_RANGE: Sectors = Sectors(256 << 11);
 
-/// What direct I/O asks for, in bytes, both powers of two.
+/// Alignment that direct I/O requires, in bytes. Both values are powers of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct DirectAlignment {
     /// Alignment of memory.
@@ -81,13 +82,14 @@ struct DirectAlignment {
     offset: u64,
 }
 
-/// A name of a file or block device.
+/// A device for one name of a file or block device.
 pub(crate) struct File {
     id: DeviceId,
-    /// Before the disk, which is the last to let go of them.
+    /// Dropped before `disk`: the disk holds the last reference and closes the descriptors on a
+    /// thread.
     handles: DiskHandles,
     disk: Arc<OpenDisk>,
-    /// But for the size.
+    /// All limits except the size, which is in `disk`.
     limits: Limits,
     growth: Option<Growth>,
 }
@@ -109,7 +111,7 @@ impl Device for File {
     }
 
     fn refresh_size(&self) {
-        // What can't be looked at keeps the size that it had.
+        // If the size cannot be read, the last one stays valid.
         let _ = self.disk.refresh();
     }
 
@@ -129,7 +131,7 @@ impl Device for File {
         if self.disk.is_block {
             out.push(len, ExtentKind::Data);
         } else {
-            // Any of them: its position is not used otherwise.
+            // Any descriptor will do: nothing else uses its file position.
             extents::extents(self.handles[0].fd.as_fd(), from, len, out);
         }
     }
@@ -138,7 +140,7 @@ impl Device for File {
         Some(&self.disk.shared_disk_state)
     }
 
-    /// By `flock`. A block device that is written to is exclusive as it is.
+    /// Locks a file with `flock`. A block device that is written is opened exclusively anyway.
     fn lock(&self) -> Result<Option<DiskLock>, DiskBusy> {
         if self.disk.is_block || self.limits.read_only {
             return Ok(None);
@@ -148,25 +150,26 @@ impl Device for File {
         loop {
             match flock(&fd, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => return Ok(Some(Arc::new(FlockGuard(fd)))),
-                // As a block device: the rings of a process that was killed let go a little later.
+                // As for a block device: the rings of a killed process release the lock a little
+                // later.
                 Err(Errno::WOULDBLOCK) if tries < open::CLAIM_TRIES => {
                     tries += 1;
                     std::thread::sleep(open::CLAIM_PAUSE);
                 }
                 Err(Errno::WOULDBLOCK) => return Err(DiskBusy),
-                // A file system that knows no locks.
+                // The file system has no locks.
                 Err(_) => return Ok(None),
             }
         }
     }
 }
 
-/// A file that is locked.
+/// A file that is locked until this is dropped.
 struct FlockGuard(Arc<OwnedFd>);
 
 impl Drop for FlockGuard {
     fn drop(&mut self) {
-        // It ends with the last descriptor, otherwise.
+        // Otherwise the lock would end with the last descriptor.
         let _ = flock(&self.0, FlockOperation::Unlock);
     }
 }

@@ -1,4 +1,4 @@
-//! Which disk a name leads to: several names of one, a name of another, and who else has it.
+//! The disk that a name leads to: several names of one disk, changed names, and exclusive use.
 
 use super::tests::{DiskUnderTest, LoopDevice, file_of, has_direct, skipped, uri};
 use super::{File, OpenDisks};
@@ -100,7 +100,7 @@ fn one_disk_goes_one_way_with_respect_to_the_page_cache() {
     }
 }
 
-/// One name for reading only and one for both share the disk; what is for reading only stays so.
+/// A read-only name and a writable name share the disk; the read-only one still refuses writes.
 #[test]
 fn a_name_for_reading_only_writes_nothing() {
     let file = file_of(65536, 1);
@@ -118,7 +118,7 @@ fn a_name_for_reading_only_writes_nothing() {
 #[test]
 fn a_block_device_goes_past_the_page_cache_and_is_had_alone() {
     let file = file_of(1 << 20, 7);
-    let Some(device) = LoopDevice::over(file.path()) else { return skipped("no loop device to be had") };
+    let Some(device) = LoopDevice::over(file.path()) else { return skipped("no loop device available") };
     let path = Path::new(&device.0);
     let (ours, theirs) = (OpenDisks::default(), OpenDisks::default());
     let held = named(&ours, &uri(path));
@@ -141,7 +141,7 @@ fn a_block_device_goes_past_the_page_cache_and_is_had_alone() {
 #[test]
 fn a_block_device_may_grow() {
     let file = file_of(1 << 20, 7);
-    let Some(device) = LoopDevice::over(file.path()) else { return skipped("no loop device to be had") };
+    let Some(device) = LoopDevice::over(file.path()) else { return skipped("no loop device available") };
     let disks = OpenDisks::default();
     let uri = uri(Path::new(&device.0));
     let held = named(&disks, &uri);
@@ -153,7 +153,7 @@ fn a_block_device_may_grow() {
     assert_eq!(DiskUnderTest::over(&held).op(Op::Write, BioFlags::empty(), 4088, 8), Status::Ok);
 }
 
-/// What is mounted, whole or in part, is not written to.
+/// A mounted disk, or one with a mounted partition, cannot be opened for writing.
 #[test]
 fn a_mounted_disk_is_refused() {
     let folder = TempDir::new().unwrap();
@@ -166,7 +166,7 @@ fn a_mounted_disk_is_refused() {
     if !quiet(Command::new("mke2fs").args(["-q", "-F"]).arg(&image)) {
         return skipped("no mke2fs");
     }
-    let Some(device) = LoopDevice::over(&image) else { return skipped("no loop device to be had") };
+    let Some(device) = LoopDevice::over(&image) else { return skipped("no loop device available") };
     let mount = folder.path().join("mnt");
     std::fs::create_dir(&mount).unwrap();
     if !quiet(Command::new("mount").arg(&device.0).arg(&mount)) {
@@ -178,13 +178,12 @@ fn a_mounted_disk_is_refused() {
     named(&OpenDisks::default(), &uri(Path::new(&device.0)));
 }
 
-/// Two nodes of one disk: what is written and acknowledged through the one is read through the
-/// other.
+/// Two nodes of one disk: data written through one is read through the other.
 #[test]
 fn two_nodes_of_one_disk_agree() {
     let file = file_of(1 << 20, 7);
     let (Some(one), Some(two)) = (LoopDevice::over(file.path()), LoopDevice::over(file.path())) else {
-        return skipped("no two loop devices to be had");
+        return skipped("no two loop devices available");
     };
     let disks = OpenDisks::default();
     let (a, b) = (named(&disks, &uri(Path::new(&one.0))), named(&disks, &uri(Path::new(&two.0))));

@@ -1,4 +1,4 @@
-//! Opening a file or block device: what a path leads to, how it is opened, and what that can take.
+//! Opens files and block devices: resolves the path, opens descriptors, and finds the limits.
 
 use super::claim::{ClaimConflict, claim};
 use super::disk::{DiskHandle, DiskHandles, OpenDisk, OpenDisks};
@@ -17,24 +17,24 @@ use udm_core::errno::{EAGAIN, EBUSY, EINVAL};
 use udm_core::{Buf, DeviceId, Growth, Limits, OpenError, SECTOR_SIZE, Sectors};
 use udm_wire::uri::FileUri;
 
-/// How often a path may turn out to lead elsewhere than a moment ago.
+/// Upper limit of retries if the path leads to another disk than a moment ago.
 const RACES: usize = 10;
 
-/// The most descriptors of one kind for a disk: more cores than that share them.
+/// The most descriptors of one kind per disk. More cores share them.
 const HANDLES_MAX: usize = 8;
 
-/// How long a disk that is in use is tried again: one that was closed a moment ago, or
-/// whose process was killed, is let go a little later.
+/// Retries for a disk that is in use. A disk that was just closed, or whose process was killed, is
+/// released a little later.
 pub(super) const CLAIM_TRIES: u32 = 25;
 pub(super) const CLAIM_PAUSE: Duration = Duration::from_millis(20);
 
-/// What a descriptor is for.
+/// Access mode of a descriptor.
 #[derive(Clone, Copy)]
 struct OpenMode {
     write: bool,
-    /// No other program may write it: a block device is opened with `O_EXCL`, a regular file is
-    /// claimed by [`claim`]. It is the descriptor that writes that has it so: the kernel lets no
-    /// other one discard what the page cache of a block device holds.
+    /// No other program may write the disk: a block device is opened with `O_EXCL`, a regular file
+    /// is claimed by [`claim`]. The descriptor that writes is the exclusive one: through any other,
+    /// the kernel discards nothing that the page cache of a block device holds.
     alone: bool,
 }
 
@@ -45,7 +45,7 @@ impl OpenMode {
     }
 }
 
-/// Says of a path what is wrong with it.
+/// A path, with errors that name it.
 #[derive(Clone, Copy)]
 struct DiskPath<'a>(&'a Path);
 
@@ -60,8 +60,8 @@ impl DiskPath<'_> {
         OpenError::new(errno, format!("{}: {what}", self.0.display()))
     }
 
-    /// What the path leads to. Looked at before it is opened: opening a FIFO or a tape is not
-    /// without effect.
+    /// Returns the identity of the disk at the path. The path is checked before it is opened,
+    /// because opening a FIFO or a tape has side effects.
     fn look(self) -> Result<(DiskIdentity, Stat), OpenError> {
         let stat = fs::stat(self.0).map_err(|e| self.fail("", e))?;
         Ok((self.identity(&stat)?, stat))
@@ -80,14 +80,14 @@ impl DiskPath<'_> {
         })
     }
 
-    /// Opens the path; `None` when it leads elsewhere than to `identity` by now.
+    /// Opens the path. Returns `None` if it no longer leads to `identity`.
     fn open(self, identity: DiskIdentity, direct: bool, how: OpenMode) -> Result<Option<OwnedFd>, OpenError> {
         let access = if how.write { OFlags::RDWR } else { OFlags::RDONLY };
         let cache = if direct { OFlags::DIRECT } else { OFlags::empty() };
         let is_block = matches!(identity, DiskIdentity::Block { .. });
         let exclusive = if how.alone && is_block { OFlags::EXCL } else { OFlags::empty() };
-        // NONBLOCK, in case the name has become a FIFO since; it is taken off below, since the ring
-        // would obey it.
+        // NONBLOCK, in case the name has become a FIFO since. The flag is removed below, because
+        // the ring would obey it.
         let flags = access | cache | exclusive | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let mut tries = 0;
         let fd = loop {
@@ -115,7 +115,7 @@ impl DiskPath<'_> {
         Ok((self.identity(&stat)? == identity).then_some(fd))
     }
 
-    /// Claims a regular file that is open as `fd`, if `how` says so.
+    /// Claims the regular file that is open as `fd`, if `how` is exclusive.
     fn claim(self, disk: &OpenDisk, fd: &OwnedFd, how: OpenMode) -> Result<(), OpenError> {
         if !how.alone || disk.is_block {
             return Ok(());
@@ -130,8 +130,8 @@ impl DiskPath<'_> {
         claim(fd.as_fd()).map_err(|ClaimConflict| self.refuse(EBUSY, who))
     }
 
-    /// As many descriptors as pay, the first of which is `fd`; `None` when the path leads elsewhere
-    /// by now.
+    /// Opens as many descriptors as are useful; `fd` is the first. Returns `None` if the path no
+    /// longer leads to the disk.
     fn handles(
         self,
         disk: &OpenDisk,
@@ -139,8 +139,8 @@ impl DiskPath<'_> {
         how: OpenMode,
         cores: usize,
     ) -> Result<Option<DiskHandles>, OpenError> {
-        // Only syncs behind the page cache wait for each other. Of a block device that is had alone
-        // there is one descriptor.
+        // Only syncs through the page cache wait for each other. An exclusive block device has one
+        // descriptor.
         self.claim(disk, &fd, how)?;
         let several = how.write && disk.direct.is_none() && !disk.is_block;
         let count = if several { cores.clamp(1, HANDLES_MAX) } else { 1 };
@@ -174,7 +174,7 @@ impl DiskPath<'_> {
 }
 
 impl OpenDisks {
-    /// What `uri` leads to now. If that is open its size is read again.
+    /// Returns the disk that `uri` leads to now. If the disk is open, its size is read again.
     ///
     /// # Errors
     /// As [`OpenDisks::open`].
@@ -187,12 +187,14 @@ impl OpenDisks {
         Ok(identity)
     }
 
-    /// Opens what `uri` leads to.
+    /// Opens the disk that `uri` leads to.
     ///
     /// # Errors
-    /// What the system says, with the path; EINVAL for what is neither a regular file nor a block
-    /// device, or is shorter than a block; EBUSY for a block device that somebody else has for
-    /// himself, and for a disk that is open the other way with respect to the page cache.
+    /// * The error of the system, with the path.
+    /// * EINVAL if the path is neither a regular file nor a block device, or is shorter than a
+    ///   block.
+    /// * EBUSY if another program uses the disk exclusively, or if it is open with another
+    ///   `direct`.
     pub(crate) fn open(&self, uri: &FileUri) -> Result<(DiskIdentity, File), OpenError> {
         let about = DiskPath(&uri.path);
         for _ in 0..RACES {
@@ -200,7 +202,7 @@ impl OpenDisks {
             let disk = match self.get(identity) {
                 Some(disk) => Some(disk),
                 None => match self.make(about, uri, identity, &stat) {
-                    // Another thread of this process has it.
+                    // Another thread of this process has opened the disk.
                     Err(e) if e.errno == EBUSY && self.get(identity).is_some() => continue,
                     made => made?,
                 },
@@ -213,8 +215,8 @@ impl OpenDisks {
         Err(about.refuse(EAGAIN, "is being replaced all the time"))
     }
 
-    /// Opens a disk that is not open yet; `None` when the path leads elsewhere by now, or another
-    /// thread was faster.
+    /// Opens a disk that is not open yet. Returns `None` if the path leads elsewhere by now, or
+    /// another thread has opened the disk.
     fn make(
         &self,
         about: DiskPath<'_>,
@@ -240,7 +242,8 @@ impl OpenDisks {
     }
 }
 
-/// A device for one name of an open disk; `None` when the path leads elsewhere by now.
+/// Creates a device for one name of an open disk. Returns `None` if the path leads elsewhere by
+/// now.
 fn name(
     about: DiskPath<'_>,
     uri: &FileUri,
@@ -261,7 +264,7 @@ fn name(
         None => {
             let Some(fd) = about.open(disk.identity, is_direct, how)? else { return Ok(None) };
             let handles = match about.handles(disk, fd, how, cores) {
-                // Another thread of this process was faster.
+                // Another thread of this process has opened the descriptors.
                 Err(e) if e.errno == EBUSY && disk.fds().get(how.write, how.alone).is_some() => {
                     return Ok(None);
                 }
@@ -285,7 +288,7 @@ fn name(
     Ok(Some(File { id: DeviceId::new(), disk: Arc::clone(disk), handles, limits, growth }))
 }
 
-/// Bytes in what is open as `fd`.
+/// Size of `fd` in bytes.
 pub(super) fn size(fd: BorrowedFd<'_>, stat: &Stat) -> Result<u64, Errno> {
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::BlockDevice => fs::seek(fd, SeekFrom::End(0)),
@@ -293,7 +296,7 @@ pub(super) fn size(fd: BorrowedFd<'_>, stat: &Stat) -> Result<u64, Errno> {
     }
 }
 
-/// What the disk can take; its size is left to [`OpenDisk`].
+/// Limits of the disk without its size, which [`OpenDisk`] keeps.
 fn limits(
     fd: BorrowedFd<'_>,
     stat: &Stat,
@@ -323,8 +326,8 @@ fn limits(
     })
 }
 
-/// What direct I/O on `fd` asks for: as the kernel says (`STATX_DIOALIGN`, Linux 6.1), or the
-/// smaller of 512 and 4096 that a read gets away with.
+/// Returns the alignment that direct I/O on `fd` requires. The kernel reports it (`STATX_DIOALIGN`,
+/// Linux 6.1). Otherwise it is 512 if a read of 512 bytes succeeds, else 4096.
 fn direct_alignment(fd: BorrowedFd<'_>) -> Result<DirectAlignment, Errno> {
     const DIOALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2000);
     if let Ok(x) = fs::statx(fd, "", AtFlags::EMPTY_PATH, DIOALIGN) {
@@ -343,13 +346,14 @@ fn direct_alignment(fd: BorrowedFd<'_>) -> Result<DirectAlignment, Errno> {
     Ok(DirectAlignment { memory: align as usize, offset: align })
 }
 
-/// How far behind the end of a file holes are tried, in bytes. Somebody may be making it longer,
-/// and must not get there meanwhile. The second is for file systems whose files can't be that long.
+/// Distances in bytes after the end of a file at which holes are tried. Another program may be
+/// extending the file and must not get there meanwhile. The second value is for file systems with
+/// shorter files.
 const FAR: [u64; 2] = [1 << 40, 1 << 30];
 
-/// Whether holes can be punched. On a regular file a block far behind its end is tried, where there
-/// is nothing to lose, and the time of its last change is put back: who looks at that must not take
-/// an open for a write. A block device says so in sysfs, where a hole is called a write-zeroes.
+/// Returns whether holes can be punched. In a regular file, a block far after the end is tried,
+/// where no data can be lost. Then its modification time is restored, so that the open does not
+/// look like a write. A block device reports it in sysfs, as support of write-zeroes.
 pub(super) fn can_discard(fd: BorrowedFd<'_>, stat: &Stat) -> bool {
     if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile {
         let end = (stat.st_size as u64).next_multiple_of(65536);
@@ -360,7 +364,7 @@ pub(super) fn can_discard(fd: BorrowedFd<'_>, stat: &Stat) -> bool {
             let last_modification =
                 Timespec { tv_sec: before.st_mtime as _, tv_nsec: before.st_mtime_nsec as _ };
             let last_access = Timespec { tv_sec: 0, tv_nsec: fs::UTIME_OMIT };
-            // Somebody else's file keeps the new time.
+            // A file of another user keeps the new time.
             let _ = fs::futimens(fd, &fs::Timestamps { last_access, last_modification });
         }
         let told = tried.into_iter().find(|tried| *tried != Err(Errno::FBIG));
@@ -368,7 +372,7 @@ pub(super) fn can_discard(fd: BorrowedFd<'_>, stat: &Stat) -> bool {
     }
     let (major, minor) = (fs::major(stat.st_rdev), fs::minor(stat.st_rdev));
     let device = format!("/sys/dev/block/{major}:{minor}");
-    // A partition's queue is its disk's. Where there is no sysfs the first discard will tell.
+    // A partition has the queue of its disk. Without sysfs, the first discard shows it.
     ["queue", "../queue"]
         .iter()
         .find_map(|queue| std::fs::read_to_string(format!("{device}/{queue}/write_zeroes_max_bytes")).ok())

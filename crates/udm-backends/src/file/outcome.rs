@@ -1,8 +1,9 @@
-//! What follows an operation that ended: the next one, or the request's end.
+//! Handles completed operations: selects the next operation, or ends the request.
 //!
-//! Errors say whom they blame. What the errno leaves open is found out by reading: EIO from a block
-//! ([`FileLane::probe`]), "no space" of a block device that has lost its end
-//! ([`FileLane::find_end`]), and which half of a write with FUA failed, the write or the sync.
+//! Some errors do not show their cause, and reads find it. After EIO, another block is read
+//! ([`FileLane::probe`]). After "no space" of a block device, its end is read
+//! ([`FileLane::find_end`]). After a failed write with FUA, it is checked whether the write or the
+//! sync failed.
 
 use super::lane::FileLane;
 use super::request::{NonFuaOutcome, RequestStep, RetryBlame};
@@ -11,20 +12,20 @@ use rand::RngExt;
 use udm_core::errno::{self, EAGAIN, EINTR, EINVAL, EIO, ENOSPC, EOPNOTSUPP};
 use udm_core::{Cx, Op, Segments, Status};
 
-/// How often an operation is repeated because of EINTR or EAGAIN.
+/// Upper limit of repeats because of EINTR or EAGAIN.
 pub(super) const RETRIES: u32 = 100;
 
-/// How many blocks are tried until one is not in the page cache.
+/// Number of blocks that are tried to find one outside the page cache.
 const PROBES: u32 = 16;
 
-/// What comes after an operation.
+/// Next action after an operation.
 #[derive(Debug)]
 pub(super) enum NextAction {
-    /// Another operation, with the memory of the last where it goes on.
+    /// Start another operation, which reuses this memory if it continues the last one.
     Again(Segments),
-    /// The work proper, now that the flush before it is done.
+    /// Start the main step; the flush before it is done.
     Synced,
-    /// The request is over.
+    /// Complete the request.
     End(Status),
 }
 
@@ -66,8 +67,8 @@ impl FileLane {
                     slot.bio.data = data;
                     return NextAction::End(Status::Ok);
                 }
-                // Short: the end of the file, more pieces than one operation takes, or a signal.
-                // With direct I/O the rest must start at a block.
+                // Short transfer: the end of the file, more buffers than one operation takes, or a
+                // signal. With direct I/O the rest must start at a block.
                 let bytes = bytes - bytes % block;
                 slot.done += bytes;
                 let moved = data.split_to(bytes as usize);
@@ -111,8 +112,8 @@ impl FileLane {
             }
             RequestStep::Probe => {
                 self.recycle(data);
-                // The disk answers elsewhere. If it does so here as well it was nothing; else this
-                // block is bad on every path.
+                // The disk can be read elsewhere. If the retry succeeds, the error was transient;
+                // otherwise this block is bad on every path.
                 self.try_again(key, RetryBlame::Medium)
             }
             RequestStep::End(status) => {
@@ -124,19 +125,19 @@ impl FileLane {
                 }
                 NextAction::End(status)
             }
-            RequestStep::Flush | RequestStep::FlushAfter => unreachable!("flushes are the lane's"),
+            RequestStep::Flush | RequestStep::FlushAfter => unreachable!("the lane handles flushes"),
         }
     }
 
-    /// The end is where it should be: on to the work.
+    /// The end of the disk is where it should be: starts the first step.
     fn checked(&mut self, key: usize) -> NextAction {
         let slot = &mut self.slots[key];
         slot.step = slot.first_step(&self.shared);
         NextAction::Again(Segments::new())
     }
 
-    /// The work is done; a discard or write-zeroes with FUA must still be made durable. A bounced
-    /// write is already.
+    /// The range is done. A discard or write-zeroes with FUA must still be made durable. A bounced
+    /// write is durable already.
     fn after_range(&mut self, key: usize) -> NextAction {
         let slot = &mut self.slots[key];
         if slot.is_fua() && !slot.bio.op.has_data() {
@@ -165,7 +166,7 @@ impl FileLane {
                 self.sync_failed(&ticket);
                 return NextAction::End(Status::Medium);
             }
-            // Until it is known what failed other syncs are not believed.
+            // Other syncs are not confirmed until the cause is known.
             slot.ticket = Some(ticket);
             if !slot.retried_without_fua {
                 slot.retried_without_fua = true;
@@ -191,7 +192,7 @@ impl FileLane {
                 self.give_back(key, data);
                 self.blame(key, errno, cx)
             }
-            // Nothing can be said about the end; the work itself will tell.
+            // The end of the disk is unknown; the request itself will fail if it is missing.
             RequestStep::Check => {
                 self.recycle(data);
                 self.checked(key)
@@ -210,15 +211,15 @@ impl FileLane {
         }
     }
 
-    /// An operation on the request's own blocks failed.
+    /// Handles a failed operation on the request's own blocks.
     fn blame(&mut self, key: usize, errno: i32, cx: &mut Cx<'_>) -> NextAction {
         let slot = &mut self.slots[key];
         match (errno, slot.tried) {
             (EIO, None) => self.probe(key, cx),
             (EIO, Some(RetryBlame::Medium)) => NextAction::End(Status::Medium),
             (EIO, Some(RetryBlame::Path)) => NextAction::End(Status::IoErr),
-            // What the kernel says of a write behind the end of a block device, also of one that is
-            // gone.
+            // The kernel's errors for a write after the end of a block device, even of a removed
+            // one.
             (ENOSPC | EINVAL, _) if self.shared.disk.is_block && slot.bio.op != Op::Read => {
                 self.find_end(key, errno::status(errno))
             }
@@ -226,16 +227,17 @@ impl FileLane {
         }
     }
 
-    /// The write has been done without its FUA, and has ended or failed. What that says of the
-    /// first try is nothing: a full file system may have room a moment later. So the kernel is
-    /// asked once more whether it has lost data, through a descriptor that has not been told.
+    /// Asks the kernel once more whether it has lost data, after the write was repeated without
+    /// FUA. The result of the repeat says nothing about the first try: a full file system may have
+    /// room a moment later. The witness descriptor is used, because the kernel has not reported the
+    /// loss to it yet.
     fn sync_witness(&mut self, key: usize, alone: NonFuaOutcome) -> NextAction {
         self.slots[key].step = RequestStep::Witness(alone);
         NextAction::Again(Segments::new())
     }
 
-    /// No data was lost, and all that was written is durable: what the write did alone is what it
-    /// did.
+    /// No data was lost, and all written data is durable. The request gets the result of its write
+    /// without FUA.
     fn cleared(&mut self, key: usize, alone: NonFuaOutcome, cx: &mut Cx<'_>) -> NextAction {
         let slot = &mut self.slots[key];
         slot.retried_without_fua = false;
@@ -246,7 +248,7 @@ impl FileLane {
         }
     }
 
-    /// A sync failed, for good.
+    /// Records that a sync failed. The failure is permanent.
     #[cold]
     pub(super) fn sync_failed(&self, ticket: &SyncTicket) {
         if self.shared.syncs.fail(ticket) {
@@ -257,8 +259,8 @@ impl FileLane {
         }
     }
 
-    /// A read or write that moves nothing: the file was cut since it was opened. The path has lost
-    /// what others may still have.
+    /// Handles a transfer of 0 bytes: the file was truncated. This is a path error, because other
+    /// paths may still have the data.
     fn ended_early(&mut self, key: usize, data: Segments) -> NextAction {
         self.give_back(key, data);
         let slot = &self.slots[key];
@@ -266,8 +268,7 @@ impl FileLane {
         NextAction::End(Status::IoErr)
     }
 
-    /// Puts the bio together again after its data, or a buffer of the lane, came back from an
-    /// operation that failed.
+    /// Restores the bio's data, or recycles a buffer of the lane, after an operation failed.
     fn give_back(&mut self, key: usize, data: Segments) {
         let slot = &mut self.slots[key];
         if slot.step == RequestStep::Data {
@@ -285,8 +286,8 @@ impl FileLane {
         }
     }
 
-    /// Reads a block that the request did not touch. Behind the page cache, one that is not in it:
-    /// what was read a moment ago may come from there though the disk is gone.
+    /// Reads a block outside the request. With the page cache, the block must not be cached: a
+    /// cached block can be read even if the disk is gone.
     fn probe(&mut self, key: usize, cx: &mut Cx<'_>) -> NextAction {
         let block = u64::from(self.limits.logical_block);
         let blocks = self.limits.size.bytes() / block;
@@ -305,7 +306,7 @@ impl FileLane {
         NextAction::Again(self.shared.pool.get(block as usize).into())
     }
 
-    /// Has the request done once more; if it fails again, `blame` is to blame.
+    /// Retries the request. If it fails again, `blame` gives the error class.
     fn try_again(&mut self, key: usize, blame: RetryBlame) -> NextAction {
         let slot = &mut self.slots[key];
         slot.tried = Some(blame);
@@ -315,7 +316,7 @@ impl FileLane {
         NextAction::Again(Segments::new())
     }
 
-    /// Looks whether the request's last block is there: it ends with `status` if so.
+    /// Checks whether the request's last block exists. If it does, the request ends with `status`.
     fn find_end(&mut self, key: usize, status: Status) -> NextAction {
         let block = u64::from(self.limits.logical_block);
         let slot = &mut self.slots[key];

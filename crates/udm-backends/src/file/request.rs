@@ -1,4 +1,4 @@
-//! One request to a file on its way: its steps, and the operation that each step asks of the ring.
+//! A request to a file: its steps and the ring operation of each step.
 
 use super::DirectAlignment;
 use super::disk::OpenDisk;
@@ -9,97 +9,98 @@ use std::sync::Arc;
 use udm_core::{Bio, BioFlags, BufPool, Op, Sectors, Segments, Status};
 use udm_runtime::RingOp;
 
-/// The most bytes in a buffer of the lane's own: data that is not aligned, and zeroes, move in
-/// pieces of it. A power of two, so that each piece but the last is aligned for direct I/O.
+/// The longest buffer of the lane, in bytes. Unaligned data and zeroes move in pieces of this size.
+/// It is a power of two, so each piece but the last is aligned for direct I/O.
 pub(super) const PIECE: u64 = 128 << 10;
 
-/// What a request waits for.
+/// The current step of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RequestStep {
-    /// Its last block is read, before anything is changed on a disk that was cut, and before the
-    /// last block of a file is: a write would make a file longer again.
+    /// Reads the last block of the range before a write, if the disk is truncated or the range ends
+    /// at the end of a file. Without this check, a write could extend a truncated file.
     Check,
-    /// The flush before the write (`PREFLUSH`), or that a flush is.
+    /// The flush of a flush request, or the flush before a write (`PREFLUSH`).
     Flush,
-    /// Its data moves between the bio's own memory and the file.
+    /// Data moves between the bio's memory and the file.
     Data,
-    /// Its data moves through an aligned buffer.
+    /// Data moves through an aligned buffer.
     Bounce,
-    /// A hole is punched, or a range zeroed.
+    /// A hole is punched, or a range is zeroed.
     Range,
-    /// The file system can't zero a range: zeroes are written.
+    /// Zeroes are written, because the file system cannot zero a range.
     Zeroes,
-    /// The flush behind a discard or write-zeroes with FUA. Writes have `RWF_DSYNC`.
+    /// The flush after a discard or write-zeroes with FUA. A write uses `RWF_DSYNC` instead.
     FlushAfter,
-    /// Its write with FUA failed, and what the write does alone is known: a sync through the other
-    /// descriptor says whether data was lost.
+    /// The write with FUA failed, and its result without FUA is known. A sync through the witness
+    /// descriptor shows whether data was lost.
     Witness(NonFuaOutcome),
-    /// It failed with EIO; a block is looked for that is not in the page cache.
+    /// The request failed with EIO. Searches for a block that is not in the page cache.
     Cached,
-    /// It failed with EIO; whether another block can be read says whom to blame.
+    /// The request failed with EIO. Reads another block to find out whether the path or the medium
+    /// failed.
     Probe,
-    /// It failed in a way that a missing end explains; its last block is read, and when that is
-    /// there it ends so.
+    /// The request failed, perhaps because the disk shrank. Reads its last block; if the block
+    /// exists, the request ends with this status.
     End(Status),
 }
 
-/// What became of a write with FUA when it was done without.
+/// Result of a write with FUA that was repeated without FUA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NonFuaOutcome {
-    /// It ended so.
+    /// The write completed with this status.
     Ended(Status),
-    /// It failed, with this errno.
+    /// The write failed with this errno.
     Failed(i32),
 }
 
-/// Who is to blame if a request fails again.
+/// Error class if the request fails again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RetryBlame {
     /// Another block could be read.
     Medium,
-    /// Nothing could be found out.
+    /// No other block could be checked.
     Path,
 }
 
-/// A request on its way.
+/// A request in flight.
 pub(super) struct FileRequest {
     pub(super) bio: Box<Bio>,
     pub(super) step: RequestStep,
     /// Bytes of the range that are done.
     pub(super) done: u64,
-    /// The bio's data that is done, while the ring has the rest.
+    /// Data of the bio that is done, while the ring has the rest.
     pub(super) head: Segments,
-    /// How often the operation was repeated because of EINTR or EAGAIN.
+    /// Number of repeats because of EINTR or EAGAIN.
     pub(super) retries: u32,
-    /// Where a block is that is read to find something out, in bytes.
+    /// Byte offset of the block that is read as a check.
     pub(super) probe_offset: u64,
-    /// How many blocks were tried for a probe.
+    /// Number of blocks tried for a probe.
     pub(super) probes: u32,
-    /// It failed and was tried once more.
+    /// Set if the request failed and is being retried.
     pub(super) tried: Option<RetryBlame>,
-    /// The sync under way.
+    /// The sync in flight.
     pub(super) ticket: Option<SyncTicket>,
-    /// Its write with FUA failed, and is done without.
+    /// The write with FUA failed, and is repeated without FUA.
     pub(super) retried_without_fua: bool,
-    /// What must have ended before its last sync is believed.
+    /// Syncs that must end before the last sync of this request is confirmed.
     pub(super) barrier: Option<SyncBarrier>,
 }
 
-/// What the slots of a lane have in common.
+/// State shared by the slots of a lane.
 pub(super) struct RequestContext {
-    /// Before the disk, which is the last to let go of it.
+    /// Dropped before `disk`, which closes the descriptors.
     pub(super) fd: Arc<OwnedFd>,
     pub(super) witness: Option<Arc<OwnedFd>>,
     pub(super) disk: Arc<OpenDisk>,
     pub(super) syncs: Arc<SyncTracker>,
-    /// How far the disk reached as of this batch.
+    /// Reach of the disk as of this batch.
     pub(super) reach: Sectors,
-    /// The disk has lost some of its end, as of this batch.
+    /// Whether the disk is truncated, as of this batch.
     pub(super) cut: bool,
     pub(super) pool: BufPool,
     /// The core itself reads and writes.
     pub(super) in_memory: bool,
-    /// The file system said that it can't.
+    /// The file system reported that it does not support the operation.
     pub(super) no_punch: bool,
     pub(super) no_zero_range: bool,
 }
@@ -120,7 +121,7 @@ impl FileRequest {
             barrier: None,
         };
         let changes = !matches!(slot.bio.op, Op::Read | Op::Flush);
-        // Whatever else is written, a file that was cut stays shorter than it was.
+        // A truncated file must stay truncated, whatever else is written.
         let is_last = slot.bio.end().0 == shared.reach.0 && !shared.disk.is_block;
         slot.step = if changes && (shared.cut || is_last) {
             slot.probe_offset = slot.bio.end().bytes().saturating_sub(u64::from(shared.disk.block()));
@@ -131,7 +132,7 @@ impl FileRequest {
         slot
     }
 
-    /// The flush before the work proper, or that.
+    /// Returns the first step: the flush before the request, or its main step.
     pub(super) fn first_step(&self, shared: &RequestContext) -> RequestStep {
         if self.bio.flags.contains(BioFlags::PREFLUSH) || self.bio.op == Op::Flush {
             return RequestStep::Flush;
@@ -139,7 +140,7 @@ impl FileRequest {
         self.main_step(shared)
     }
 
-    /// The step that does the work proper.
+    /// Returns the step that reads, writes, zeroes, discards or flushes.
     pub(super) fn main_step(&self, shared: &RequestContext) -> RequestStep {
         match self.bio.op {
             Op::Flush => RequestStep::Flush,
@@ -157,7 +158,7 @@ impl FileRequest {
         if self.keeps_blocks() { shared.no_zero_range } else { shared.no_punch }
     }
 
-    /// A write-zeroes that must leave its blocks allocated.
+    /// Returns true for a write-zeroes that must keep its blocks allocated.
     pub(super) fn keeps_blocks(&self) -> bool {
         self.bio.op == Op::WriteZeroes && self.bio.flags.contains(BioFlags::NOUNMAP)
     }
@@ -171,13 +172,13 @@ impl FileRequest {
         self.bio.sectors.bytes() - self.done
     }
 
-    /// The operation that the step asks for. `memory` is what the step's last operation gave back;
-    /// empty at its begin.
+    /// Returns the ring operation of the current step. `memory` is the memory of the step's
+    /// previous operation; it is empty for the first one.
     pub(super) fn operation(&mut self, memory: Segments, shared: &mut RequestContext) -> RingOp {
         let fd = Arc::clone(&shared.fd);
         let offset = self.bio.sector.bytes() + self.done;
         match self.step {
-            RequestStep::Flush | RequestStep::FlushAfter => unreachable!("flushes are the lane's"),
+            RequestStep::Flush | RequestStep::FlushAfter => unreachable!("the lane handles flushes"),
             RequestStep::Data => {
                 let data = if memory.is_empty() { std::mem::take(&mut self.bio.data) } else { memory };
                 self.transfer(fd, offset, data)
@@ -205,7 +206,7 @@ impl FileRequest {
                 RingOp::Fallocate { fd, mode, offset, len: self.bio.sectors.bytes() }
             }
             RequestStep::Witness(_) => {
-                let fd = shared.witness.clone().expect("who writes behind the page cache has one");
+                let fd = shared.witness.clone().expect("a buffered writer has a witness descriptor");
                 RingOp::Fsync { fd, data_only: true }
             }
             RequestStep::Check | RequestStep::Cached | RequestStep::Probe | RequestStep::End(_) => {
@@ -229,8 +230,8 @@ impl FileRequest {
     }
 }
 
-/// The buffer of the last operation, or a new one, `len` bytes long. The last piece is the only
-/// shorter one.
+/// Returns the buffer of the previous operation, or a new one, cut to `len` bytes. Only the last
+/// piece is shorter.
 fn piece(memory: Segments, len: usize, pool: &mut BufPool) -> udm_core::Buf {
     let mut buf = memory.into_iter().next().unwrap_or_else(|| pool.get(len));
     if buf.len() > len {

@@ -1,55 +1,56 @@
-//! Syncs through one descriptor of a disk that is behind the page cache.
+//! Tracks the syncs through one descriptor of a disk that uses the page cache.
 //!
-//! The kernel tells of data that could not be written back once: to the next sync through each
-//! descriptor. That sync fails, the one after it succeeds, and the data is gone. So a failure is
-//! for good here ([`SyncTracker::has_failed`]): no sync of the disk is believed any more until it is
-//! closed and opened anew.
+//! If data could not be written back, the kernel reports that only once: to the next sync through
+//! each descriptor. That sync fails, the next one succeeds, and the data is lost. So here a failure
+//! is permanent ([`SyncTracker::has_failed`]): all further syncs of the disk fail until the disk is
+//! closed and opened again.
 //!
-//! And where several syncs are under way, the failure may be told to one, for data that another one
-//! vouches for. So a sync that succeeded is believed only when all that were under way at that
-//! moment have ended: [`SyncTracker::end`] gives a [`SyncBarrier`], and [`SyncTracker::verdict`] says whether it is
-//! passed. A sync that was alone is believed at once.
+//! If several syncs are in flight, the kernel may report the failure to one sync while another one
+//! covers the lost data. So a sync that succeeded is confirmed only when all syncs in flight at
+//! that moment have ended: [`SyncTracker::end`] returns a [`SyncBarrier`], and
+//! [`SyncTracker::verdict`] tells whether it is passed. A sync that was alone is confirmed at once.
 //!
-//! Whether a write with FUA failed as a write or as a sync does not show. So it is done without
-//! FUA, and then the disk is synced through a second descriptor, the *witness*, which the kernel
-//! tells of lost data apart from the first and which is asked at no other time.
+//! A failed write with FUA does not show whether the write or the sync failed. So the write is
+//! repeated without FUA, and then the disk is synced through a second descriptor, the *witness*.
+//! The kernel reports lost data to the witness separately, and the witness is used for nothing
+//! else.
 //!
-//! Cores have descriptors of their own, as far as there are enough, so that they do not wait for
-//! each other; the failure is the disk's.
+//! Cores have separate descriptors, up to a maximum, so that they do not wait for each other. The
+//! failure is shared by the whole disk.
 //!
-//! This is a lock on the data path, taken twice a flush or FUA write of a buffered disk and by
-//! nothing else.
+//! This is a lock on the data path, taken twice per flush or FUA write of a buffered disk, and by
+//! no other request.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The syncs through a descriptor.
+/// The syncs through one descriptor.
 #[derive(Default)]
 pub(super) struct SyncTracker {
     state: Mutex<SyncState>,
-    /// All descriptors of a disk have this in common.
+    /// Shared by all descriptors of a disk.
     failed: Arc<AtomicBool>,
 }
 
 #[derive(Default)]
 struct SyncState {
     next: u64,
-    /// Ascending.
+    /// In ascending order.
     under_way: VecDeque<u64>,
 }
 
-/// A sync that has begun and must end.
+/// A sync in flight, which must end.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a sync that never ends holds up all others"]
 pub(super) struct SyncTicket(u64);
 
-/// All that began before it must have ended.
+/// All syncs with lower numbers must have ended.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SyncBarrier(u64);
 
 impl SyncTracker {
-    /// For a descriptor of a disk.
+    /// Creates a tracker for a descriptor of a disk.
     pub(super) fn new(failed: &Arc<AtomicBool>) -> SyncTracker {
         SyncTracker { state: Mutex::default(), failed: Arc::clone(failed) }
     }
@@ -58,7 +59,7 @@ impl SyncTracker {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A sync is about to go to the kernel.
+    /// Registers a sync that is about to start.
     pub(super) fn begin(&self) -> SyncTicket {
         let mut state = self.state();
         let ticket = state.next;
@@ -67,12 +68,12 @@ impl SyncTracker {
         SyncTicket(ticket)
     }
 
-    /// The kernel says that it is done.
+    /// Registers that the sync succeeded. It is confirmed when the returned barrier is passed.
     pub(super) fn end(&self, ticket: &SyncTicket) -> SyncBarrier {
         self.over(ticket, false).0
     }
 
-    /// The kernel says that it failed. True when it is the first to fail.
+    /// Registers that the sync failed. Returns true for the first failure of the disk.
     pub(super) fn fail(&self, ticket: &SyncTicket) -> bool {
         self.over(ticket, true).1
     }
@@ -82,12 +83,12 @@ impl SyncTracker {
         if let Ok(at) = state.under_way.binary_search(&ticket.0) {
             state.under_way.remove(at);
         }
-        // Within the lock, so that no verdict on this descriptor comes between.
+        // Inside the lock, so that no verdict on this descriptor comes between.
         let first = failed && !self.failed.swap(true, Ordering::AcqRel);
         (SyncBarrier(state.next), first)
     }
 
-    /// Whether what a sync vouched for is durable; `None` while that can't be said.
+    /// Returns whether the data of a sync is durable; `None` while that is unknown.
     pub(super) fn verdict(&self, barrier: SyncBarrier) -> Option<bool> {
         let state = self.state();
         if self.has_failed() {
@@ -96,7 +97,7 @@ impl SyncTracker {
         state.under_way.front().is_none_or(|&oldest| oldest >= barrier.0).then_some(true)
     }
 
-    /// True when one has failed: nothing can be made durable any more.
+    /// Returns true if a sync has failed: no data can be made durable any more.
     pub(super) fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Acquire)
     }

@@ -14,7 +14,7 @@ use udm_core::{
 use udm_runtime::{CoreOptions, CoreSet, LocalCore};
 use udm_wire::uri::FileUri;
 
-/// A core of its own with a lane of the file.
+/// A core with a lane of the file.
 pub(super) struct DiskUnderTest {
     pub(super) core: LocalCore,
     lane: Box<dyn Lane>,
@@ -25,12 +25,12 @@ pub(super) fn core() -> LocalCore {
     LocalCore::attach(&CoreSet::new(1).unwrap(), CoreId(0), CoreOptions::default()).unwrap()
 }
 
-/// `path`, opened for both and with what is usual otherwise.
+/// The URI of `path` with default options.
 pub(super) fn uri(path: &Path) -> FileUri {
     FileUri::new(path.into())
 }
 
-/// Opens a disk that nothing else uses.
+/// Opens a disk that no other device uses.
 pub(super) fn open(path: &Path, direct: bool, readonly: bool) -> Result<File, OpenError> {
     let uri = FileUri { direct: Some(direct), readonly, ..uri(path) };
     OpenDisks::default().open(&uri).map(|(_, file)| file)
@@ -90,7 +90,7 @@ pub(super) fn file_of(len: u64, byte: u8) -> NamedTempFile {
     filled(NamedTempFile::new().unwrap(), len, byte)
 }
 
-/// The same on a file system that is memory, where there is one.
+/// Creates such a file on a memory file system, if there is one.
 pub(super) fn file_in_memory(len: u64, byte: u8) -> Option<NamedTempFile> {
     let file =
         NamedTempFile::new_in("/dev/shm").ok().filter(|file| super::inline_io::is_memory(file.as_fd()));
@@ -111,7 +111,7 @@ pub(super) fn skipped(why: &str) {
     eprintln!("skipped: {why}");
 }
 
-/// Whether files in the directory for temporary files take `O_DIRECT`.
+/// Returns whether files in the temporary directory support `O_DIRECT`.
 pub(super) fn has_direct(file: &NamedTempFile) -> bool {
     let ok = open(file.path(), true, false).is_ok();
     if !ok {
@@ -142,7 +142,7 @@ fn request() -> impl Strategy<Value = RandomIo> {
     })
 }
 
-/// Writes and reads of random ranges, in pieces cut anywhere, against a vector.
+/// Compares random writes and reads, in pieces cut anywhere, with a vector.
 fn as_a_vector(file: &NamedTempFile, direct: bool, requests: &[RandomIo]) {
     if direct && !has_direct(file) {
         return;
@@ -196,7 +196,7 @@ proptest! {
     }
 }
 
-/// A list of more pieces than one operation takes goes in several.
+/// A list of more buffers than one operation takes needs several operations.
 #[test]
 fn more_pieces_than_one_operation_takes() {
     let file = file_of(1 << 20, 0);
@@ -340,7 +340,7 @@ fn block_devices() {
     }
 }
 
-/// Somebody makes a file longer while it is opened, after its size was looked at.
+/// Another program extends the file while it is opened, after its size was read.
 #[test]
 fn opening_a_file_that_grows_destroys_nothing() {
     let file = file_of(65536, 1);

@@ -1,18 +1,18 @@
-//! Warnings about a file that is probably not what its user thinks: an image in another format,
+//! Warnings about a file that is probably not what its user expects: an image in another format,
 //! and bytes after the last whole block.
 //!
-//! Neither is refused. A raw disk may begin with any bytes, a guest can write a format's magic to
-//! it, and udm never guesses a format: a file is served as the bytes that are in it.
+//! Neither is refused. A raw disk may begin with any bytes, and a guest can write a format's magic
+//! to it. udm never guesses a format: it serves the bytes of the file.
 
 use rustix::fd::BorrowedFd;
 use rustix::fs::{FileType, Stat};
 use std::path::Path;
 use udm_core::Buf;
 
-/// Bytes that are read of a file: what direct I/O takes at the most.
+/// Bytes that are read from a file. Aligned for every direct I/O.
 const HEAD: usize = 4096;
 
-/// Formats of images: byte of the magic, magic, name (QEMU's `qemu-img --help`).
+/// Image formats: offset of the magic, magic, name (QEMU's `qemu-img --help`).
 const FORMATS: [(usize, &[u8], &str); 8] = [
     (0, b"QFI\xfb", "qcow2"),
     (0, b"QED\0", "qed"),
@@ -24,15 +24,15 @@ const FORMATS: [(usize, &[u8], &str); 8] = [
     (64, &0xbeda_107f_u32.to_le_bytes(), "vdi"),
 ];
 
-/// The format of an image that begins with `head`; `None` for raw ones.
+/// Returns the format of an image that begins with `head`; `None` for a raw image.
 fn format(head: &[u8]) -> Option<&'static str> {
     let found =
         FORMATS.iter().find(|(at, magic, _)| head.get(*at..).is_some_and(|rest| rest.starts_with(magic)));
     found.map(|(_, _, name)| *name)
 }
 
-/// Logs what is strange about a file that was opened, with blocks of `block` bytes. Block devices
-/// are not looked at.
+/// Logs warnings about a file that was opened with blocks of `block` bytes. Block devices are not
+/// checked.
 pub(super) fn log(path: &Path, fd: BorrowedFd<'_>, stat: &Stat, block: u32) {
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return;

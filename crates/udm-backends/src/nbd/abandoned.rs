@@ -1,8 +1,8 @@
-//! A connection that was given up with writes that the server may still deliver.
+//! An abandoned connection with writes that the server may still execute.
 //!
-//! Nothing more is asked on it. It is read on, for as long as what it says is believed, because a
-//! late answer settles a write; and what is left of a write that was sent in part goes on, so that
-//! the server can answer. What else settles them is in [`super::fence`].
+//! No new request is sent on it. It is read as long as its data is trusted, because a late answer
+//! completes a write. The rest of a partly sent write is still sent, so that the server can answer.
+//! [`super::fence`] lists the other conditions that end the wait.
 
 use super::connection::{Connection, ConnectionEvent, ConnectionStage, LossKind};
 use super::fence::{ExportFence, FenceStatus};
@@ -17,38 +17,38 @@ use udm_runtime::Done;
 use udm_wire::nbd::client::ReplyEvent;
 use udm_wire::uri::Fence;
 
-/// The most of them in a lane. Behind them it takes no more requests.
+/// The most abandoned connections per lane. A lane that has reached it does not connect.
 pub(super) const ABANDONED_MAX: usize = 4;
 
-/// See the module's documentation.
+/// An abandoned connection and its held writes.
 pub(super) struct AbandonedConnection {
-    /// While something may be heard on it.
+    /// `None` if nothing more can be received on it.
     connection: Option<Connection>,
-    /// Our system has lost it.
+    /// The local system dropped the connection.
     lost: bool,
-    /// What is heard is believed.
+    /// Received data is trusted.
     believed: bool,
-    /// The server was told that nothing more comes.
+    /// The sending side was shut down.
     finished: bool,
     /// The held writes.
     slots: Slab<NbdRequest>,
     send_queue: SendQueue,
-    /// How often the server had been fenced when the connection was there.
+    /// Number of fence runs that the connection noted at the end of its handshake.
     runs: u64,
-    /// When it was given up.
+    /// Time at which the connection was abandoned.
     given_up: Nanos,
-    /// When the bell was last rung that was looked at, and the time to look whether it rings or
-    /// not.
+    /// Epoch of the wait queue at the last check, and the time of the next check even without a
+    /// wake.
     seen: Option<WakeEpoch>,
     look_at: Nanos,
-    /// How many writes there were, and how many of them go elsewhere.
+    /// Number of writes at first, and of those that failed and go elsewhere.
     all: usize,
     elsewhere: usize,
-    /// Why, where nobody has said so yet.
+    /// Reason to log, if it is not logged yet.
     why: Option<&'static str>,
 }
 
-/// What a lane lends.
+/// Resources of a lane that its abandoned connections use.
 pub(super) struct LaneResources<'a> {
     pub(super) server: &'a Arc<RemoteExport>,
     pub(super) listener: &'a WaitHandle,
@@ -61,7 +61,8 @@ pub(super) struct LaneResources<'a> {
 }
 
 impl AbandonedConnection {
-    /// `slots` has the writes that are held, and `send_queue` at the most a rest of one of them.
+    /// Creates an abandoned connection. `slots` has the held writes, and `send_queue` at most the
+    /// rest of one of them.
     pub(super) fn new(
         mut connection: Option<Connection>,
         end: LossKind,
@@ -72,15 +73,15 @@ impl AbandonedConnection {
     ) -> AbandonedConnection {
         let listens = match end {
             LossKind::Silent | LossKind::ShuttingDown => true,
-            // Its end may still be heard.
+            // The close can still be seen.
             LossKind::ProtocolError => resources.server.uri.silence.fence == Fence::Closed,
             LossKind::Closed | LossKind::LocalError => false,
         };
         if let Some(connection) = connection.take_if(|_| !listens) {
-            // What our system has yet to send is sent no more: its time would not be over.
+            // Discards unsent data: it could arrive after the wait has ended.
             resources.server.sockets.reset(connection.socket());
         }
-        // These ended in the middle of what was received.
+        // These losses occurred while received data was handled, so no receive is in flight.
         if let (Some(connection), LossKind::ProtocolError | LossKind::ShuttingDown) = (&connection, end) {
             connection.receive(None, resources.pool);
             connection.set_defer_sends(end == LossKind::ShuttingDown && send_queue.is_empty());
@@ -107,22 +108,22 @@ impl AbandonedConnection {
         }
     }
 
-    /// True when nothing is held any more.
+    /// Returns true if no write is held any more.
     pub(super) fn is_over(&self) -> bool {
         self.slots.is_empty()
     }
 
-    /// Writes that are held.
+    /// Number of held writes.
     pub(super) fn held(&self) -> usize {
         self.slots.len()
     }
 
-    /// True when the server has answered all.
+    /// Returns true if the server has answered all writes.
     pub(super) fn is_answered(&self) -> bool {
         self.is_over() && self.elsewhere == 0
     }
 
-    /// Takes in what is heard, and looks whether the writes can be delivered any more.
+    /// Handles received data, and checks whether the writes can still be executed.
     pub(super) fn poll(&mut self, resources: &mut LaneResources<'_>, cx: &mut Cx<'_>) {
         let before = self.slots.len();
         self.hear(resources, cx);
@@ -176,13 +177,13 @@ impl AbandonedConnection {
         }
     }
 
-    /// Bytes of the server.
+    /// Handles received bytes.
     fn take_in(&mut self, mut input: &[u8], ready: &mut Batch) -> Result<(), ()> {
         let Some(Connection { stage: ConnectionStage::Ready(replies), .. }) = &mut self.connection else {
             return Err(());
         };
         while let Some(event) = replies.take(&mut input).map_err(drop)? {
-            // What was read is nobody's any more.
+            // Data of reads is ignored: the reads have already failed.
             if let ReplyEvent::Done { tag, error } = event
                 && self.slots.contains(tag as usize)
             {
@@ -192,8 +193,8 @@ impl AbandonedConnection {
         Ok(())
     }
 
-    /// Sends the rest of a write that was sent in part, and tells a server that is not believed
-    /// that nothing more comes.
+    /// Sends the rest of a partly sent write. If received data is not trusted, shuts down the
+    /// sending side.
     fn send_rest(&mut self, resources: &mut LaneResources<'_>) {
         let Some(connection) = self.connection.as_mut().filter(|connection| connection.may_send()) else {
             return;
@@ -215,14 +216,14 @@ impl AbandonedConnection {
         }
     }
 
-    /// Whether they can be delivered any more.
+    /// Checks whether the held writes can still be executed.
     fn look(&mut self, resources: &mut LaneResources<'_>, cx: &mut Cx<'_>) {
         match &resources.server.uri.silence.fence {
             Fence::Closed => {}
             Fence::Wait(time) => {
                 let until = self.given_up + *time;
                 if until <= cx.now() {
-                    self.go_elsewhere(Some("its time is over"), resources);
+                    self.go_elsewhere(Some("the fence time has passed"), resources);
                 } else {
                     cx.wake_at(until);
                 }
@@ -243,8 +244,8 @@ impl AbandonedConnection {
         }
     }
 
-    /// They can't be delivered any more. What is sent now goes by another connection: where that
-    /// works their end is no reason to fail the path.
+    /// Fails the held writes, because the server cannot execute them any more. If the lane has
+    /// another working connection, they are retried without a path error.
     fn go_elsewhere(&mut self, why: Option<&'static str>, resources: &mut LaneResources<'_>) {
         let status = if resources.works { Status::Requeue } else { Status::Transport };
         self.elsewhere = self.slots.len();
@@ -255,7 +256,7 @@ impl AbandonedConnection {
         }
     }
 
-    /// Nothing is held any more.
+    /// Ends the connection after its last held write.
     fn end(&mut self, resources: &mut LaneResources<'_>) {
         let AbandonedConnection { all, elsewhere, why, .. } = *self;
         let (uri, answered) = (resources.server.uri.plain(), all - elsewhere);
@@ -267,7 +268,7 @@ impl AbandonedConnection {
             );
         }
         if let Some(connection) = self.connection.take().filter(|_| elsewhere > 0) {
-            // What our system has yet to send is sent no more.
+            // Discards unsent data.
             resources.server.sockets.reset(connection.socket());
         }
         resources.server.fencing.release(self.lost);

@@ -1,5 +1,5 @@
-//! A client that blocks: for the control side, which asks servers about their exports, and for
-//! programs that need no more than one request at a time.
+//! A blocking client, for the control side, which reads properties of exports, and for programs
+//! that need only one request at a time.
 
 use super::remote_export::ServerAddress;
 use rustix::fd::OwnedFd;
@@ -16,36 +16,36 @@ use udm_wire::nbd::client::{
 use udm_wire::nbd::{Command, CommandFlags};
 use udm_wire::uri::{NbdAddress, NbdUri, TimeSpan};
 
-/// How long a server may take over a part of an answer, and over the handshake where its deadline
-/// is not shorter.
+/// Upper limit of the wait for a part of an answer, and for the handshake unless its deadline is
+/// shorter.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Bytes that are received at once.
+/// Bytes per receive.
 const RECEIVE: usize = 64 << 10;
 
-/// Why a server could not be asked, or what it answered.
+/// Error of a connection or of a request.
 #[derive(Debug, thiserror::Error)]
 pub enum NbdClientError {
-    /// It can't be reached.
+    /// The server cannot be reached.
     #[error("{0}")]
     Io(io::Error),
-    /// It has not answered in time.
+    /// The server did not answer in time.
     #[error("no answer within {}", TimeSpan(Nanos(.0.as_nanos() as u64)))]
     Silent(Duration),
-    /// It says something else than it should.
+    /// The server violated the protocol or refused the export.
     #[error(transparent)]
     NbdClient(#[from] ClientError),
-    /// It has closed the connection.
+    /// The server closed the connection.
     #[error("the server closed the connection")]
     Closed,
-    /// It has answered a request with an error.
+    /// The server answered a request with an error.
     #[error("{command:?} at byte {offset}: {}", udm_core::errno::text(*errno))]
     Failed {
-        /// What was asked for.
+        /// The command of the request.
         command: Command,
-        /// Where.
+        /// Offset in bytes.
         offset: u64,
-        /// The errno.
+        /// The errno of the answer.
         errno: i32,
     },
 }
@@ -70,13 +70,13 @@ impl NbdClientError {
         }
     }
 
-    /// As the error of opening `uri`.
+    /// Returns this error as the result of opening `uri`.
     pub(super) fn opening(&self, uri: &NbdUri) -> OpenError {
         OpenError::new(self.errno(), format!("{uri}: {self}"))
     }
 }
 
-/// See the module's documentation.
+/// A blocking connection to one export.
 pub struct NbdClient {
     stream: File,
     replies: ReplyParser,
@@ -85,12 +85,13 @@ pub struct NbdClient {
 }
 
 impl NbdClient {
-    /// Connects and chooses the export of `uri`. With `contexts`, structured replies and these
-    /// metadata contexts are agreed on, as far as the server has them. The handshake has as long as
-    /// the deadline of `uri`, ten seconds at the most. Later a wait of over ten seconds fails.
+    /// Connects and selects the export of `uri`. With `contexts`, structured replies and those of
+    /// the metadata contexts that the server has are negotiated. The handshake may take as long as
+    /// the deadline of `uri`, but at most ten seconds. Later, a wait of more than ten seconds
+    /// fails.
     ///
     /// # Errors
-    /// Who does not answer, or what it answers.
+    /// The server cannot be reached, does not answer in time, or refuses.
     pub fn connect(uri: &NbdUri, contexts: &[&str]) -> Result<NbdClient, NbdClientError> {
         let mut last = NbdClientError::Closed;
         for address in addresses(uri)? {
@@ -114,7 +115,7 @@ impl NbdClient {
         })
     }
 
-    /// Connects and shakes hands, within `patience`.
+    /// Connects and performs the handshake, within `patience`.
     fn shake(
         address: &ServerAddress,
         uri: &NbdUri,
@@ -135,7 +136,7 @@ impl NbdClient {
         loop {
             set_patience(&stream, left()?)?;
             let n = receive(&mut stream, &mut bytes)?;
-            // A server says nothing behind the handshake until it is asked.
+            // After the handshake, a server sends nothing until it gets a request.
             if let Some(export) = shake.take(&mut &bytes[..n])? {
                 set_patience(&stream, PATIENCE)?;
                 return Ok(NbdClient { stream, replies: ReplyParser::new(&export), export, bytes });
@@ -144,22 +145,23 @@ impl NbdClient {
         }
     }
 
-    /// What the server says of the export.
+    /// Properties of the export.
     #[must_use]
     pub fn export(&self) -> &Export {
         &self.export
     }
 
-    /// The socket, for a client that goes on by itself, and what the server says of the export.
+    /// Returns the socket, for a caller that uses it directly, and the properties of the export.
     #[must_use]
     pub fn into_socket(self) -> (OwnedFd, Export) {
         (self.stream.into(), self.export)
     }
 
-    /// One request, with `data` behind it: `each` is told what is answered, but for the end.
+    /// Sends one request with `data` after it. Calls `each` for every event of the reply except the
+    /// last.
     ///
     /// # Errors
-    /// The connection is of no more use, unless it is [`NbdClientError::Failed`].
+    /// After any error but [`NbdClientError::Failed`], the connection cannot be used any more.
     pub fn ask(
         &mut self,
         command: Command,
@@ -193,7 +195,7 @@ impl NbdClient {
     pub fn read(&mut self, offset: u64, len: u32) -> Result<Vec<u8>, NbdClientError> {
         let mut data = vec![0; len as usize];
         self.ask(Command::Read, offset, len, &[], |event| {
-            // Zeroes are there already.
+            // The buffer is already zeroed.
             if let ReplyEvent::Data { at, bytes, .. } = event {
                 data[at as usize..][..bytes.len()].copy_from_slice(bytes);
             }
@@ -201,7 +203,7 @@ impl NbdClient {
         Ok(data)
     }
 
-    /// Writes `data`, of less than 4 GiB, at `offset`.
+    /// Writes `data`, which is shorter than 4 GiB, at `offset`.
     ///
     /// # Errors
     /// As [`NbdClient::ask`].
@@ -209,7 +211,7 @@ impl NbdClient {
         self.ask(Command::Write, offset, data.len() as u32, data, |_| {})
     }
 
-    /// Makes what was written durable.
+    /// Makes all completed writes durable.
     ///
     /// # Errors
     /// As [`NbdClient::ask`].
@@ -218,7 +220,7 @@ impl NbdClient {
     }
 }
 
-/// Where the server may be. May wait for a name to be resolved.
+/// Returns the addresses of the server. May block to resolve a name.
 pub(super) fn addresses(uri: &NbdUri) -> io::Result<Vec<ServerAddress>> {
     match &uri.address {
         NbdAddress::Unix(path) => Ok(vec![ServerAddress::Unix(path.clone())]),
@@ -228,13 +230,13 @@ pub(super) fn addresses(uri: &NbdUri) -> io::Result<Vec<ServerAddress>> {
     }
 }
 
-/// A socket that is connected within `patience`.
+/// Opens a socket and connects it within `patience`.
 fn open(address: &ServerAddress, patience: Duration) -> io::Result<File> {
     let fd: OwnedFd = match address {
         ServerAddress::Unix(path) => {
             let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
             let fd = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
-            // A server that is stopped and has many who wait for it keeps whoever connects waiting.
+            // If a server is stopped and its backlog is full, `connect` blocks.
             sockopt::set_socket_timeout(&fd, sockopt::Timeout::Send, Some(patience))?;
             rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
             fd
@@ -248,9 +250,9 @@ fn open(address: &ServerAddress, patience: Duration) -> io::Result<File> {
     Ok(File::from(fd))
 }
 
-/// How long a receive or a send may take from now on.
+/// Sets the timeout of each receive and send.
 fn set_patience(stream: &File, patience: Duration) -> io::Result<()> {
-    // Zero would be for ever.
+    // Zero would mean no timeout.
     let patience = Some(patience.max(Duration::from_millis(1)));
     sockopt::set_socket_timeout(stream, sockopt::Timeout::Recv, patience)?;
     Ok(sockopt::set_socket_timeout(stream, sockopt::Timeout::Send, patience)?)

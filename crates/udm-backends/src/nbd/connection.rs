@@ -1,4 +1,4 @@
-//! One connection of a lane: a socket, the ring's operations on it, and where it stands.
+//! A connection of a lane: its socket, its ring operations, and its stage.
 
 use super::remote_export::RemoteExport;
 use rustix::fd::OwnedFd;
@@ -10,52 +10,53 @@ use udm_runtime::{Done, Ring, RingOp, RingUser};
 use udm_wire::nbd::client::{ClientHandshake, HandshakeOptions, ReplyParser, RequestParams};
 use udm_wire::nbd::{Command, CommandFlags};
 
-/// How long connecting and the handshake may take together, unless the path's deadline is shorter.
+/// Time limit for connecting and the handshake together, unless the path's deadline is shorter.
 const PATIENCE: Nanos = Nanos(10_000_000_000);
 
-/// What is received at once, in bytes: at first, and at the most.
+/// Size of the receive buffer in bytes: at first, and at most.
 const ROOM_MIN: usize = 16 << 10;
 const ROOM_MAX: usize = 256 << 10;
 
-/// How long nothing is asked of a system that is short of memory: at first, and at the most.
+/// Wait before an operation is repeated after the system was short of memory: at first, and at
+/// most.
 const SHORTAGE: Nanos = Nanos::from_millis(1);
 const SHORTAGE_MAX: Nanos = Nanos::from_millis(100);
 
-/// Tags of the ring's operations.
+/// Tags of the ring operations.
 const CONNECT: u64 = 0;
 const SEND: u64 = 1;
 const RECEIVE: u64 = 2;
 
-/// Where a connection stands.
+/// Stage of a connection.
 pub(super) enum ConnectionStage {
     /// The socket is being connected.
     Connecting,
-    /// The handshake is under way.
+    /// The handshake is in progress.
     Handshaking(Box<ClientHandshake>),
     /// Requests may be sent.
     Ready(Box<ReplyParser>),
 }
 
-/// Why a connection is given up.
+/// Reason why a connection is abandoned.
 pub(super) struct ConnectionLoss {
-    /// One line.
+    /// Text for messages, one line.
     pub(super) why: String,
     pub(super) end: LossKind,
 }
 
-/// How it has ended, as far as what was sent on it can still be delivered.
+/// Kind of loss: it decides whether the server may still execute what was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LossKind {
-    /// The server has closed it.
+    /// The server closed the connection.
     Closed,
-    /// The server has broken the protocol: it is open, and what comes means nothing.
+    /// The server violated the protocol. The connection is open, but its data is meaningless.
     ProtocolError,
-    /// The server takes too long: it is open, and may be answered on yet.
+    /// The server takes too long. The connection is open, and answers may still arrive.
     Silent,
-    /// The server is about to end and wants nothing more (NBD's `ESHUTDOWN`): it is open, and what
-    /// is under way may be answered yet.
+    /// The server shuts down and accepts no more requests (NBD's `ESHUTDOWN`). The connection is
+    /// open, and answers to requests in flight may still arrive.
     ShuttingDown,
-    /// Our system has given it up.
+    /// The local system dropped the connection.
     LocalError,
 }
 
@@ -64,8 +65,9 @@ impl ConnectionLoss {
         ConnectionLoss { why: why.into(), end }
     }
 
-    /// `what` has failed. Of all errors these alone come from the other end; behind one that does
-    /// not, the system says the same as behind one that does, so nothing more is heard.
+    /// Loss after the operation `what` failed. Only these two errnos come from the server. After a
+    /// local error, the system reports the same as after a close, so the connection is not read any
+    /// more.
     fn failed(what: &str, errno: i32) -> ConnectionLoss {
         let end = if matches!(errno, errno::ECONNRESET | errno::EPIPE) {
             LossKind::Closed
@@ -76,49 +78,49 @@ impl ConnectionLoss {
     }
 }
 
-/// See the module's documentation.
+/// A connection of a lane to its server.
 pub(super) struct Connection {
     user: RingUser,
     fd: Arc<OwnedFd>,
     pub(super) stage: ConnectionStage,
-    /// When it was begun.
+    /// Time at which connecting began.
     pub(super) begun: Nanos,
-    /// How often its server had been fenced when the handshake was over.
+    /// Number of runs of the fence command when the handshake ended.
     pub(super) fenced: u64,
-    /// When the handshake must have ended.
+    /// Time at which the handshake must have ended.
     deadline: Nanos,
     sending: bool,
-    /// What was taken and not looked at.
+    /// Completions that were taken but not handled.
     back: Vec<Done>,
-    /// What our system had no memory for is asked for again at that time. It says so at once, and a
-    /// core would do nothing else.
+    /// When the operations in `again` are repeated. They failed because the system was short of
+    /// memory. Such failures come at once, so immediate repeats would keep the core busy.
     again_at: Nanos,
     again: Vec<(u64, RingOp)>,
-    /// How long the next such wait is.
+    /// Length of the next such wait.
     shortage: Nanos,
-    /// What of the handshake is to be sent.
+    /// Handshake bytes to send.
     pub(super) raw: Vec<u8>,
-    /// The size of the buffer that is received into.
+    /// Size of the receive buffer in bytes.
     room: usize,
 }
 
-/// What an operation of the ring brought.
+/// Result of a ring operation.
 pub(super) enum ConnectionEvent {
     /// The socket is connected.
     Connected,
-    /// What was to be sent has left; its buffer.
+    /// A send is complete; contains its buffer.
     Sent(Buf),
-    /// So many bytes, at the front of the buffer.
+    /// This many bytes arrived at the start of the buffer.
     Bytes(Buf, usize),
-    /// Nothing to look at.
+    /// Nothing to handle.
     Nothing,
 }
 
 impl Connection {
-    /// Begins to connect.
+    /// Starts to connect.
     ///
     /// # Errors
-    /// There is no socket to be had.
+    /// No socket is available.
     pub(super) fn begin(
         ring: &Ring,
         server: &RemoteExport,
@@ -151,7 +153,7 @@ impl Connection {
         Ok(connection)
     }
 
-    /// What has finished.
+    /// Appends completed operations to `out`.
     pub(super) fn take(&mut self, out: &mut Vec<Done>, cx: &mut Cx<'_>) {
         if !self.again.is_empty() {
             self.ask_again(cx);
@@ -168,8 +170,7 @@ impl Connection {
         self.again.drain(..).for_each(|(tag, op)| self.user.push(tag, op));
     }
 
-    /// An operation has failed for a reason that passes: asks for it again, at once or a little
-    /// later.
+    /// Repeats an operation that failed with a transient error, at once or after a wait.
     #[cold]
     fn passing(&mut self, errno: i32, tag: u64, op: RingOp, cx: &mut Cx<'_>) {
         if !errno::is_memory_shortage(errno) || bugs::on(Bug::ShortageSpins) {
@@ -183,35 +184,34 @@ impl Connection {
         cx.wake_at(self.again_at);
     }
 
-    /// Gives back what of that nobody has looked at.
+    /// Returns completions that were not handled.
     pub(super) fn put_back(&mut self, rest: impl Iterator<Item = Done>) {
         self.back.extend(rest);
     }
 
-    /// True once requests may be sent.
+    /// Returns true once requests may be sent.
     pub(super) fn is_ready(&self) -> bool {
         matches!(self.stage, ConnectionStage::Ready(_))
     }
 
-    /// True while nothing is being sent.
+    /// Returns true if no send is in flight.
     pub(super) fn may_send(&self) -> bool {
         !self.sending
     }
 
-    /// When it is given up, if it is not ready by then.
+    /// Time at which the connection is abandoned if it is not ready; `None` if it is ready.
     pub(super) fn deadline(&self) -> Option<Nanos> {
         (!self.is_ready() && !bugs::on(Bug::HandshakeUnwatched)).then_some(self.deadline)
     }
 
-    /// Its socket.
     pub(super) fn socket(&self) -> &OwnedFd {
         &self.fd
     }
 
-    /// Looks at a finished operation.
+    /// Handles a completed operation.
     ///
     /// # Errors
-    /// Why the connection is lost.
+    /// The reason why the connection is lost.
     pub(super) fn finished(
         &mut self,
         done: Done,
@@ -223,7 +223,7 @@ impl Connection {
             (CONNECT, Ok(_)) => Ok(ConnectionEvent::Connected),
             (CONNECT, Err(errno)) => failed("connect", errno),
             (SEND, Err(errno)) if errno::is_transient(errno) && !bugs::on(Bug::InterruptedLost) => {
-                // Nothing of it has left.
+                // Nothing was sent.
                 self.passing(errno, SEND, self.sends(done.data), cx);
                 Ok(ConnectionEvent::Nothing)
             }
@@ -256,7 +256,7 @@ impl Connection {
         }
     }
 
-    /// The socket is connected: the handshake begins.
+    /// Starts the handshake after the socket was connected.
     pub(super) fn shake(&mut self, export: &str, pool: &mut BufPool) {
         let wish =
             HandshakeOptions { export: export.to_owned(), structured: true, ..HandshakeOptions::default() };
@@ -264,13 +264,13 @@ impl Connection {
         self.receive(None, pool);
     }
 
-    /// Receives what comes next, into `buf` if it is large enough.
+    /// Starts the next receive, into `buf` if its size fits.
     pub(super) fn receive(&self, buf: Option<Buf>, pool: &mut BufPool) {
         let buf = self.room_of(buf, pool);
         self.user.push(RECEIVE, self.receives(buf));
     }
 
-    /// What is received into: `buf` if it is large enough.
+    /// Returns a receive buffer: `buf` if its size fits.
     fn room_of(&self, buf: Option<Buf>, pool: &mut BufPool) -> Buf {
         match buf {
             Some(buf) if buf.len() == self.room => buf,
@@ -286,7 +286,7 @@ impl Connection {
         RingOp::Recv { fd: Arc::clone(&self.fd), data: buf.into() }
     }
 
-    /// Sends what of the handshake waits.
+    /// Sends the waiting handshake bytes.
     pub(super) fn send_raw(&mut self) {
         if !self.raw.is_empty() {
             let mut buf = Buf::zeroed(self.raw.len());
@@ -296,20 +296,20 @@ impl Connection {
         }
     }
 
-    /// Tells the server that nothing more comes, so that it ends what it has begun and closes. Not
-    /// while something is being sent, which would fail as if the server had closed.
+    /// Shuts down the sending side, so that the server finishes its work and closes. No send may be
+    /// in flight: it would fail as if the server had closed.
     pub(super) fn finish(&self) {
         debug_assert!(!self.sending);
-        // Fails where the connection is gone, and then that is heard.
+        // If the connection is gone, this fails, and the receive reports the loss.
         let _ = shutdown(&self.fd, Shutdown::Write);
     }
 
-    /// Says whether nobody waits for the end of the send that is under way.
+    /// Sets whether send completions may be deferred: true if nothing waits for the send in flight.
     pub(super) fn set_defer_sends(&self, patient: bool) {
         self.user.set_defer_sends(patient);
     }
 
-    /// Sends `buf`. One send at a time.
+    /// Sends `buf`. Only one send may be in flight.
     pub(super) fn send(&mut self, buf: Buf) {
         debug_assert!(!self.sending);
         self.sending = true;
@@ -321,14 +321,14 @@ impl Connection {
     }
 
     fn sends(&self, data: Segments) -> RingOp {
-        // In parts, so that an error of our system is heard, and not taken for a close.
+        // Partial sends are allowed, so that a local error is reported and not taken for a close.
         RingOp::Send { fd: Arc::clone(&self.fd), data, whole: false }
     }
 }
 
 impl Drop for Connection {
-    /// Nothing of it is left: what is under way is called off, so that the socket is closed. A
-    /// server that is well is told; what it still answers nobody hears.
+    /// Cancels the operations in flight, so that the socket is closed. If the connection is ready
+    /// and idle, a disconnect request is sent first. Answers to it are ignored.
     fn drop(&mut self) {
         if let (ConnectionStage::Ready(replies), false) = (&mut self.stage, self.sending)
             && replies.in_flight() == 0

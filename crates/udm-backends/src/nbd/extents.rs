@@ -1,4 +1,4 @@
-//! What of an export is allocated, as its server tells (`base:allocation`).
+//! Block status of an export (`base:allocation`), on a separate connection.
 
 use super::client::{NbdClient, NbdClientError};
 use super::remote_export::RemoteExport;
@@ -7,10 +7,10 @@ use udm_core::{ExtentKind, Extents, SECTOR_SIZE, Sector, Sectors};
 use udm_wire::nbd::client::ReplyEvent;
 use udm_wire::nbd::{CONTEXT_ALLOCATION, Command, STATE_ZERO};
 
-/// The longest range that one question is about, in bytes.
+/// The longest range of one query, in bytes.
 const RANGE_MAX: u64 = 1 << 30;
 
-/// Asks a server, over a connection that is kept for the next question.
+/// Queries block status over a connection that is kept for reuse.
 pub(super) struct BlockStatusClient {
     server: Arc<RemoteExport>,
     client: Mutex<Option<NbdClient>>,
@@ -37,13 +37,14 @@ impl BlockStatusClient {
         while at < end && !out.is_full() {
             at += ask(&mut client, at, end - at, out)?;
         }
-        // One that failed is not kept.
+        // A connection that failed is dropped.
         *kept = Some(client);
         Ok(())
     }
 }
 
-/// Asks about a range from `at` on, and says how many bytes of it were told.
+/// Queries a range that starts at `at`. Returns the number of bytes for which extents were
+/// appended.
 fn ask(client: &mut NbdClient, at: u64, left: u64, out: &mut Extents) -> Result<u64, NbdClientError> {
     let Some(allocation) = client.export().contexts.first().map(|(id, _)| *id) else {
         out.push(Sectors::from_bytes(left), ExtentKind::Data);
@@ -63,18 +64,18 @@ fn ask(client: &mut NbdClient, at: u64, left: u64, out: &mut Extents) -> Result<
     })?;
     let whole = runs.told - runs.part;
     if whole == 0 {
-        // Nothing, or less than a sector: it goes on behind that.
+        // The reply covers less than a sector: counts this sector as data and continues after it.
         out.push(Sectors(1), ExtentKind::Data);
         return Ok(SECTOR_SIZE);
     }
     Ok(whole)
 }
 
-/// Puts runs of bytes together into whole sectors: one with two contents is data.
+/// Merges runs of bytes into whole sectors. A sector with both kinds of content is data.
 struct RunMerger {
-    /// Bytes so far.
+    /// Total bytes so far.
     told: u64,
-    /// Bytes of the last sector, which is not whole.
+    /// Bytes of the last, incomplete sector.
     part: u64,
     content: ExtentKind,
 }
@@ -104,7 +105,7 @@ mod tests {
     use super::*;
     use udm_core::Extent;
 
-    /// Runs that end within sectors: each byte counts for the sector that it is in.
+    /// If runs end within a sector, each byte counts for its sector.
     #[test]
     fn runs_become_sectors() {
         use ExtentKind::{Data, Hole};

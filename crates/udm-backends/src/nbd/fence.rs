@@ -1,26 +1,27 @@
-//! What has to be proved before a write that was not answered is sent elsewhere.
+//! Conditions under which an unanswered write may fail, so that it can be sent elsewhere.
 //!
-//! A server may write what it was sent long after its client gave the connection up: one that was
-//! stopped finds the bytes in its socket when it goes on, whatever became of our end of it. So such
-//! writes are *held* ([`super::abandoned`]) until one of these is true:
+//! A server may execute a write long after its client abandoned the connection. For example, a
+//! server that was stopped finds the bytes in its socket when it continues. So such writes are
+//! *held* ([`super::abandoned`]) until one of these is true:
 //!
-//! * the server answers: the write is done;
-//! * it closes the connection (`fence=closed`). That proves it of a process that was killed, as its
-//!   system calls have ended by then, and of a server that waits for what it has begun before it
-//!   closes;
-//! * so much time has passed (`fence=wait:TIME`);
-//! * a command has ended with status 0 (`fence=exec:PATH`). Whoever gives one promises: what was,
-//!   or still is, sent on a connection that was there when the command began is written no more. A
-//!   close proves nothing then, and nobody connects while the command runs: it may kill whoever
-//!   listens.
+//! * The server answers: the write is done.
+//! * The server closes the connection (`fence=closed`). For a killed process this is a proof,
+//!   because its system calls have ended by then. It is also a proof for a server that completes
+//!   its requests before it closes.
+//! * A time has passed (`fence=wait:TIME`).
+//! * A command has ended with status 0 (`fence=exec:PATH`). The command must guarantee that nothing
+//!   is written any more that was sent on a connection that existed when the command began. With a
+//!   command, a close proves nothing. No lane connects while the command runs, because it may kill
+//!   the server that listens.
 //!
-//! A connection is there when its handshake is over, and not before: one that was begun before the
-//! command and answered behind it leads to a server that the command knows nothing of. So runs are
-//! numbered, and a connection notes at that moment how many there have been.
+//! A connection exists from the end of its handshake. A connection that was started before the
+//! command and answered after it leads to a new server, which the command does not cover. So runs
+//! are numbered, and a connection notes the number of runs at that moment.
 //!
-//! All lanes of all exports that have one address and one command share its runs ([`FenceCommandRuns`]): a
-//! second one would end the server that the first has started. The lock is taken only by those that
-//! hold writes, when they begin to, when the bell rings and when a time is over.
+//! All lanes of all exports with the same address and command share its runs
+//! ([`FenceCommandRuns`]): a second run would kill the server that the first has started. The lock
+//! is taken only by lanes with held writes: when they begin to hold them, when a run ends, and when
+//! a time has passed.
 
 use super::remote_export::RemoteExport;
 use std::path::Path;
@@ -29,28 +30,29 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use udm_core::{Nanos, WaitQueue};
 use udm_wire::uri::{Fence, TimeSpan};
 
-/// How soon a command that failed is run again: at first, and at the most.
+/// Wait before a failed command is run again: at first, and at most.
 const BACK_OFF: Nanos = Nanos(500_000_000);
 const BACK_OFF_MAX: Nanos = Nanos(30_000_000_000);
 
-/// What all lanes of an export know of it.
+/// Fence state of an export, shared by all its lanes.
 pub(super) struct ExportFence {
     runs: Arc<FenceCommandRuns>,
-    /// Writes that are held, in all lanes.
+    /// Number of held writes of all lanes.
     held: AtomicUsize,
-    /// Connections that were given up with such and that our system has lost: nobody will hear that
-    /// they are closed.
+    /// Number of abandoned connections with held writes that the local system dropped. Their close
+    /// cannot be detected.
     unheard: AtomicUsize,
 }
 
 /// The runs of a command for an address.
 pub(crate) struct FenceCommandRuns {
-    /// Rung when a run has ended.
+    /// Woken when a run has ended.
     bell: Arc<WaitQueue>,
-    /// Writes that are held, and connections that were given up with such.
+    /// Number of held writes, and of abandoned connections with held writes.
     held: AtomicUsize,
     abandoned: AtomicUsize,
-    /// How many runs have begun, and the number of the last that succeeded; 0 before the first.
+    /// Number of runs that have begun, and the number of the last run that succeeded; 0 before the
+    /// first.
     begun: AtomicU64,
     fenced: AtomicU64,
     run: Mutex<RunState>,
@@ -70,7 +72,7 @@ impl Default for FenceCommandRuns {
 }
 
 impl FenceCommandRuns {
-    /// How many have begun: what a connection notes when its handshake is over.
+    /// Number of runs that have begun. A connection notes it when its handshake ends.
     pub(super) fn begun(&self) -> u64 {
         self.begun.load(SeqCst)
     }
@@ -80,25 +82,25 @@ impl FenceCommandRuns {
     }
 }
 
-/// Runs of the command.
+/// State of the current or last run.
 #[derive(Default)]
 struct RunState {
     under_way: bool,
-    /// How often it has failed since it last succeeded, and how.
+    /// Failures since the last success, and the last error.
     failures: u32,
     error: String,
-    /// When it may be run again; `None` while nobody has looked since it failed.
+    /// Earliest time of the next run; `None` until a lane checks after a failure.
     next: Option<Nanos>,
 }
 
-/// What a lane that holds writes finds.
+/// Fence state for a lane with held writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FenceStatus {
-    /// They can be delivered no more.
+    /// The server cannot execute the writes any more.
     FenceDone,
-    /// The command runs, and the bell is rung behind it.
+    /// The command runs. The wait queue is woken when it ends.
     FenceCommandRuns,
-    /// It failed, and is run again at that time, when somebody looks.
+    /// The command failed. A check at this time runs it again.
     Again(Nanos),
 }
 
@@ -107,52 +109,54 @@ impl ExportFence {
         ExportFence { runs, held: AtomicUsize::new(0), unheard: AtomicUsize::new(0) }
     }
 
-    /// Rung when a run has ended.
+    /// Wait queue that is woken when a run has ended.
     pub(super) fn bell(&self) -> &Arc<WaitQueue> {
         &self.runs.bell
     }
 
-    /// How many runs have begun: see [`FenceCommandRuns::begun`].
+    /// Number of runs that have begun ([`FenceCommandRuns::begun`]).
     pub(super) fn runs(&self) -> u64 {
         self.runs.begun()
     }
 
-    /// True when nothing of a connection that has noted `runs` can be delivered any more.
+    /// Returns true if the server cannot execute any more what was sent on a connection that noted
+    /// `runs`.
     pub(super) fn covers(&self, runs: u64) -> bool {
         runs < self.runs.fenced.load(SeqCst)
     }
 
-    /// A connection was given up with `writes` that are held.
+    /// Records that a connection was abandoned with `writes` held writes.
     pub(super) fn hold(&self, writes: usize) {
         self.held.fetch_add(writes, SeqCst);
         self.runs.held.fetch_add(writes, SeqCst);
         self.runs.abandoned.fetch_add(1, SeqCst);
     }
 
-    /// Nothing will be heard any more of a connection that has such.
+    /// Records that the local system dropped a connection with held writes.
     pub(super) fn lose(&self) {
         self.unheard.fetch_add(1, SeqCst);
     }
 
-    /// `writes` of them are held no more.
+    /// Records that `writes` writes are not held any more.
     pub(super) fn settled(&self, writes: usize) {
         self.held.fetch_sub(writes, SeqCst);
         self.runs.held.fetch_sub(writes, SeqCst);
     }
 
-    /// A connection has none left; `lost` when [`ExportFence::lose`] was told of it.
+    /// Records that a connection has no held writes left. `lost` is true if [`ExportFence::lose`]
+    /// was called for it.
     pub(super) fn release(&self, lost: bool) {
         self.runs.abandoned.fetch_sub(1, SeqCst);
         self.unheard.fetch_sub(usize::from(lost), SeqCst);
     }
 
-    /// True while a command may kill whoever listens.
+    /// Returns true while a command may kill the server that listens.
     pub(super) fn is_under_way(&self) -> bool {
         self.runs.abandoned.load(SeqCst) > 0 || self.runs.run().under_way
     }
 
-    /// A lane that has a connection which noted `runs`, with held writes, looks at `now` whether
-    /// they can be delivered any more, and has `command` run where nobody has.
+    /// Checks at `now` whether the held writes of a connection that noted `runs` can still be
+    /// executed. Starts `command` if it does not run.
     pub(super) fn look(server: &Arc<RemoteExport>, command: &Path, runs: u64, now: Nanos) -> FenceStatus {
         let this = &server.fencing.runs;
         let mut run = this.run();
@@ -179,19 +183,19 @@ impl ExportFence {
         FenceStatus::FenceCommandRuns
     }
 
-    /// Why writes wait, in one line; `None` when none do.
+    /// Returns the reason why writes are held, in one line; `None` if none are.
     pub(super) fn waits(&self, fence: &Fence) -> Option<String> {
         let held = self.held.load(SeqCst);
         (held > 0).then(|| format!("{held} writes wait until {}", self.until(fence)))
     }
 
-    /// What held writes wait for.
+    /// Returns the text of what held writes wait for.
     pub(super) fn until(&self, fence: &Fence) -> String {
         match fence {
             Fence::Closed => {
                 let lost = match self.unheard.load(SeqCst) {
                     0 => String::new(),
-                    n => format!(" ({n} connections were lost here, and nobody will hear)"),
+                    n => format!(" ({n} connections were lost on this side, so a close cannot be seen)"),
                 };
                 format!("the server answers or closes the connection{lost}")
             }
@@ -209,7 +213,7 @@ impl ExportFence {
 }
 
 impl FenceCommandRuns {
-    /// Run `number` has ended.
+    /// Handles the end of run `number`.
     fn ended(&self, number: u64, result: Result<(), String>, server: &RemoteExport) {
         let mut run = self.run();
         let (uri, held) = (server.uri.plain(), self.held.load(SeqCst));
@@ -223,7 +227,7 @@ impl FenceCommandRuns {
             }
             Err(why) => {
                 run.failures = run.failures.saturating_add(1);
-                tracing::warn!("{uri}: fence: {why}: {held} writes wait, and it is run again");
+                tracing::warn!("{uri}: fence: {why}: {held} writes wait, and the command is run again");
                 run.error = why;
             }
         }

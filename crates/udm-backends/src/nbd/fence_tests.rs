@@ -1,4 +1,5 @@
-//! Fences without a server: one run of the command for all lanes, its failures, what it covers.
+//! Fences without a server: one run of the command for all lanes, failures, and covered
+//! connections.
 
 use super::super::remote_export::{RemoteExport, ServerAddress};
 use super::super::sockets::{FenceDone, SocketFactory};
@@ -111,7 +112,7 @@ fn a_command_that_fails_is_run_again_later_each_time() {
     assert_eq!(server.fencing.waits(&fence), None);
 }
 
-/// Two exports of one server: the command is run once, and fences both.
+/// Two exports of one server share one run of the command, which fences both.
 #[test]
 fn exports_of_one_address_share_the_runs_of_a_command() {
     let servers = super::super::remote_export::RemoteExports::default();

@@ -1,4 +1,5 @@
-//! The data-path half of an export of an NBD server: requests to bytes on a connection, and back.
+//! The data path of an NBD export: turns requests into bytes on a connection, and replies into
+//! results.
 
 use super::abandoned::{ABANDONED_MAX, AbandonedConnection, LaneResources};
 use super::connection::{Connection, ConnectionEvent, ConnectionLoss, ConnectionStage, LossKind};
@@ -18,45 +19,45 @@ use udm_wire::nbd::ESHUTDOWN;
 use udm_wire::nbd::client::{ReplyEvent, ReplyParser};
 use udm_wire::uri::{Fence, TimeSpan};
 
-/// Requests under way in one lane: more than any server works on at a time.
+/// Upper limit of requests in flight per lane: more than any server works on at a time.
 const SLOTS: usize = 1024;
 
-/// Bytes of buffers that a lane keeps for the next time.
+/// Bytes of buffers that a lane keeps for reuse.
 const KEEP: usize = 1 << 20;
 
-/// How soon after a failure to connect it is tried again, when somebody wants something: at first,
-/// and at the most.
+/// Back-off after a failure to connect: at first, and at most. A lane connects only if it has a
+/// request.
 const BACK_OFF: Nanos = Nanos(100_000_000);
 pub(super) const BACK_OFF_MAX: Nanos = Nanos(5_000_000_000);
 
-/// See the module's documentation.
+/// The lane of an export on one core, with its current and abandoned connections.
 pub(super) struct NbdLane {
     ring: Ring,
     server: Arc<RemoteExport>,
     limits: Limits,
     connection: Option<Connection>,
     slots: Slab<NbdRequest>,
-    /// For a connection, or a slot.
+    /// Requests that wait for the connection to be ready, or for a slot.
     waiting: VecDeque<Box<Bio>>,
     send_queue: SendQueue,
     ready: Batch,
     pool: BufPool,
     finished: Vec<Done>,
     over: Vec<usize>,
-    /// How often it was tried to connect.
+    /// Number of attempts to connect.
     tries: usize,
-    /// When that may be tried again, and how long it takes from the next failure on.
+    /// Earliest time of the next attempt, and the back-off after its failure.
     next_try: Nanos,
     back_off: Nanos,
-    /// How many connections to the server there had been when the last one was lost.
+    /// Number of connections of the server when this lane last lost one.
     made: u64,
-    /// When the deadline of a request may have passed; it is not earlier than this.
+    /// Earliest time at which the deadline of a request can have passed.
     look_at: Nanos,
-    /// When something last came, where there is a deadline.
+    /// Time at which data last arrived, if there is a deadline.
     heard: Nanos,
-    /// How long that may take, where there is a deadline.
+    /// Deadline of requests, if there is one.
     patience: Option<DeadlineTimer>,
-    /// Connections that were given up with writes that may still be delivered.
+    /// Abandoned connections with writes that the server may still execute.
     abandoned: Vec<AbandonedConnection>,
     listener: WaitHandle,
 }
@@ -98,7 +99,7 @@ impl NbdLane {
         self.tries += 1;
     }
 
-    /// Whether it may be tried to connect.
+    /// Returns whether the lane may connect now.
     #[cold]
     fn may_connect(&self, cx: &Cx<'_>) -> bool {
         let server = &self.server;
@@ -107,8 +108,8 @@ impl NbdLane {
         !soon && !is_fencing && self.abandoned.len() < ABANDONED_MAX
     }
 
-    /// There is no connection any more: all that waits for one ends, but for writes that the server
-    /// may still deliver.
+    /// Handles the loss of the connection: all its requests fail, except writes that the server may
+    /// still execute.
     #[cold]
     fn lost(&mut self, ConnectionLoss { mut why, end }: ConnectionLoss, cx: &mut Cx<'_>) {
         let now = cx.now();
@@ -148,13 +149,13 @@ impl NbdLane {
                 (runs, now),
                 &mut resources,
             ));
-            // It looks for the first time.
+            // The abandoned connection needs a first poll.
             cx.wake_now();
         }
         self.server.is_down(&why);
     }
 
-    /// The lingering connections, and what they are lent.
+    /// Returns the abandoned connections, and the lane's resources that they use.
     fn lend(&mut self) -> (&mut Vec<AbandonedConnection>, LaneResources<'_>) {
         let resources = LaneResources {
             server: &self.server,
@@ -168,7 +169,7 @@ impl NbdLane {
         (&mut self.abandoned, resources)
     }
 
-    /// Goes on with connections that were given up.
+    /// Polls the abandoned connections.
     #[cold]
     fn linger(&mut self, cx: &mut Cx<'_>) {
         let (abandoned, mut resources) = self.lend();
@@ -176,13 +177,13 @@ impl NbdLane {
         let answered = abandoned.iter().any(AbandonedConnection::is_answered);
         abandoned.retain(|one| !one.is_over());
         if answered {
-            // The server is well again: nobody has to wait before it is connected to.
+            // The server answers again, so the back-off ends.
             (self.next_try, self.back_off) = (cx.now(), BACK_OFF);
         }
     }
 
-    /// Gives the connection up when its oldest request is overdue. Seldom looked at: requests that
-    /// come later are due later, and what comes meanwhile puts all of them off.
+    /// Abandons the connection if its oldest request is overdue. The check is rare: later requests
+    /// are due later, and every received byte moves the time of all.
     fn look_for_silence(&mut self, cx: &mut Cx<'_>) {
         if self.patience.is_none() {
             return;
@@ -202,7 +203,7 @@ impl NbdLane {
         self.lost(ConnectionLoss::new(LossKind::Silent, why), cx);
     }
 
-    /// When the oldest request came; `None` while it can't be late, and nobody has to look.
+    /// Returns the time of the oldest request; `None` if no request can be overdue yet.
     fn oldest(&self, cx: &mut Cx<'_>) -> Option<Nanos> {
         if self.slots.is_empty() {
             return None;
@@ -214,11 +215,11 @@ impl NbdLane {
         self.slots.iter().map(|(_, slot)| slot.since).min()
     }
 
-    /// Sends what waits, if nothing is being sent.
+    /// Sends waiting requests, if no send is in flight.
     fn send(&mut self, cx: &Cx<'_>) {
         let Some(connection) = &mut self.connection else { return };
         if connection.is_ready() && !self.waiting.is_empty() {
-            // Nobody asks for the time where there is no deadline.
+            // The time is needed only for a deadline.
             let now = self.server.deadline.map_or(Nanos(0), |_| cx.now());
             while self.slots.len() < SLOTS {
                 let Some(bio) = self.waiting.pop_front() else { break };
@@ -226,7 +227,7 @@ impl NbdLane {
             }
         }
         if !connection.may_send() {
-            // It has to know when the send under way has left.
+            // If more waits to be sent, the lane must be woken when the current send completes.
             return connection.set_defer_sends(self.send_queue.is_empty());
         }
         let ConnectionStage::Ready(replies) = &mut connection.stage else { return connection.send_raw() };
@@ -243,7 +244,7 @@ impl NbdLane {
         }
     }
 
-    /// Takes in what the ring has finished.
+    /// Handles the completed operations of the ring.
     fn collect(&mut self, cx: &mut Cx<'_>) {
         let Some(connection) = &mut self.connection else { return };
         let mut finished = std::mem::take(&mut self.finished);
@@ -251,7 +252,7 @@ impl NbdLane {
         let mut rest = finished.drain(..);
         while let Some(done) = rest.next() {
             let Err(loss) = self.operation_done(done, cx) else { continue };
-            // Who goes on with the connection looks at it.
+            // The abandoned connection will handle the other completions.
             if let Some(connection) = &mut self.connection {
                 connection.put_back(rest.by_ref());
             }
@@ -287,7 +288,7 @@ impl NbdLane {
         Ok(())
     }
 
-    /// Bytes of the server. False where it says that it wants no more requests on this connection.
+    /// Handles received bytes. Returns false if the server sent ESHUTDOWN.
     fn take_in(&mut self, mut input: &[u8], cx: &mut Cx<'_>) -> Result<bool, String> {
         let Some(connection) = &mut self.connection else { return Ok(true) };
         let mut more = true;
@@ -298,11 +299,11 @@ impl NbdLane {
                 return Ok(true);
             };
             self.server.accept(&export)?;
-            // Before the first request is sent, and by no clock: what is known of the time is older
-            // than what has come.
+            // The run count is noted before the first request is sent. A time would not do: the
+            // core's time is older than the received data.
             connection.fenced = self.server.fencing.runs();
             self.server.is_up();
-            // Where it answers it is looked for first the next time.
+            // The address that answers is tried first the next time.
             self.tries -= 1;
             connection.stage = ConnectionStage::Ready(Box::new(ReplyParser::new(&export)));
         }
@@ -338,20 +339,20 @@ impl NbdLane {
         Ok(more)
     }
 
-    /// Leaves a connection that has nothing to do, where the server has said on another since that
-    /// it shuts down: what listens there now may be another.
+    /// Closes an idle connection if the server has sent ESHUTDOWN on another one since. The server
+    /// that listens now may be another one.
     #[cold]
     fn leave_idle(&mut self) {
         let is_idle = self.slots.is_empty() && self.waiting.is_empty();
         if is_idle && self.connection.take_if(|connection| connection.is_ready()).is_some() {
-            // The next connection is made at once, and is an attempt as any other.
+            // The next connection is made at once, and counts as a normal attempt.
             self.next_try = Nanos(0);
             self.back_off = (self.back_off + self.back_off).min(BACK_OFF_MAX);
         }
     }
 }
 
-/// Gives a request a slot and queues it, or ends it when it needs no server.
+/// Gives a request a slot and queues it, or completes it if it needs no server.
 fn start(
     mut bio: Box<Bio>,
     now: Nanos,
@@ -367,7 +368,7 @@ fn start(
     send_queue.push(slots.insert(NbdRequest::new(bio, limits.write_cache, now)));
 }
 
-/// The server has answered what a slot asked for.
+/// Handles the server's answer to the current request of a slot.
 pub(super) fn answered(
     key: usize,
     status: Status,
@@ -389,7 +390,7 @@ pub(super) fn answered(
     ready.push(bio);
 }
 
-/// The status of a request that needs no server to be answered.
+/// Returns the status of a request that needs no server.
 fn immediate_status(bio: &Bio, limits: &Limits) -> Option<Status> {
     if bio.op == Op::Flush {
         return (!limits.write_cache).then_some(Status::Ok);
@@ -455,7 +456,7 @@ impl Lane for NbdLane {
         self.abandoned.iter().map(AbandonedConnection::held).sum()
     }
 
-    /// Turns while it connects, so that it can be given up in time.
+    /// The lane needs turns while it connects, so that a slow attempt is abandoned in time.
     fn busy(&self) -> OwnWork {
         match self.connection.as_ref().and_then(Connection::deadline) {
             Some(_) => OwnWork::Background,

@@ -6,9 +6,9 @@
 //!
 //! * **Connections.** Each lane has its own. It connects when the lane is opened, and again when a
 //!   request comes and there is no connection. The back-off doubles up to five seconds. A request
-//!   before that time, or in flight when the connection is lost, ends with a transport error, which
-//!   blames the path. An idle lane does not reconnect. A lane that has connected ends the back-off
-//!   of the others. A lane watches its idle connection (`Ring::watcher`).
+//!   before that time, or in flight when the connection is lost, fails with a transport error,
+//!   which is a path error. An idle lane does not reconnect. A lane that has connected ends the
+//!   back-off of the others. A lane watches its idle connection (`Ring::watcher`).
 //! * **End of a connection.** A connection is abandoned if
 //!   * the server or the system closes it;
 //!   * the server violates the protocol;
@@ -19,13 +19,14 @@
 //!
 //!   A core that was stopped counts the deadline from its return
 //!   ([`DeadlineTimer`](udm_core::DeadlineTimer)).
-//! * **Unanswered writes.** All other requests end at once. A write that was sent stays *held*
+//! * **Unanswered writes.** All other requests fail at once. A write that was sent stays *held*
 //!   until the server cannot carry it out any more ([`fence`]): an answer, a close, a time, or a
 //!   command, as the URI says. Otherwise multipath could write elsewhere and this write could undo
 //!   it later. The abandoned connection is still read, because a late answer completes a write. The
 //!   rest of a partly sent write is still sent, so that the server can answer. `Device::waits`
 //!   reports writes that wait.
-//! * **TCP** is asked never to give a connection up by itself: a local timeout proves nothing.
+//! * **TCP** is configured not to close a connection after a timeout: a local timeout proves
+//!   nothing.
 //! * **Several connections** at once are used only if the server says that a flush on one covers
 //!   writes on all (`CAN_MULTI_CONN`), or if nothing is written. Otherwise a task owns one
 //!   connection for all cores ([`SingleOwner`]).
@@ -35,11 +36,12 @@
 //!   a connection can be abandoned at any time, and late bytes touch no memory of a finished
 //!   request.
 //! * **Errors** are the server's, by NBD's eight numbers. EIO is a medium error, because the server
-//!   has answered. ESHUTDOWN blames the path.
+//!   has answered, unless another block cannot be read either. ESHUTDOWN is a path error.
 //! * **Shutdown.** After ESHUTDOWN the lane sends nothing more on that connection and waits for its
 //!   answers. Other lanes close theirs when they are idle, as the next server may be another.
-//! * A discard is `TRIM`, a write-zeroes `WRITE_ZEROES`, a flush `FLUSH`. A server without them
-//!   gets none: the request is refused, and a flush has nothing to do.
+//! * A discard is `TRIM`, a write-zeroes `WRITE_ZEROES`, a flush `FLUSH`. If the server does not
+//!   support one, it is not sent: a discard or write-zeroes is refused, and a flush succeeds at
+//!   once.
 
 mod abandoned;
 mod client;
@@ -69,12 +71,11 @@ use udm_runtime::Ring;
 use udm_wire::nbd::client::Export;
 use udm_wire::uri::NbdUri;
 
-/// An export of a server.
 pub(crate) struct Nbd {
     id: DeviceId,
     server: Arc<RemoteExport>,
     direct: Arc<dyn Device>,
-    /// For a server that takes one connection alone.
+    /// Set if the server supports only one connection at a time.
     funnel: Option<SingleOwner>,
     asker: BlockStatusClient,
 }
@@ -87,9 +88,9 @@ impl Nbd {
     }
 }
 
-/// The export that `uri` names, where somebody else has asked its server at `address` and was told
-/// `export`: for a world that is made up, whose lanes get their sockets from `sockets`. It must not
-/// be asked for its extents or looked at again: that is asked of the system.
+/// Creates the export `uri` for a simulated world. The caller has negotiated `export` with the
+/// server at `address`, and lanes get their sockets from `sockets`. `extents` and `refresh_size`
+/// must not be called, because they use the sockets of the system.
 #[must_use]
 pub fn simulated_export(
     uri: NbdUri,
@@ -100,7 +101,7 @@ pub fn simulated_export(
     Arc::new(Nbd::new(Arc::new(RemoteExport::new(uri, vec![address], export, sockets, Default::default()))))
 }
 
-/// An export whose lanes have a connection each.
+/// An export with one connection per lane.
 struct PerLaneExport {
     id: DeviceId,
     server: Arc<RemoteExport>,

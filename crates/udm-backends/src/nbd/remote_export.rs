@@ -1,4 +1,4 @@
-//! What is known of an export, for all names and lanes of it.
+//! State of an export, shared by all its names and lanes.
 
 use super::client::{self, NbdClient, NbdClientError};
 use super::fence::{ExportFence, FenceCommandRuns};
@@ -15,21 +15,22 @@ use udm_wire::nbd::ExportFlags;
 use udm_wire::nbd::client::Export;
 use udm_wire::uri::{Fence, NbdUri};
 
-/// The servers of a process: one entry to an export.
+/// The exports that a process uses.
 #[derive(Default)]
 pub(crate) struct RemoteExports {
     map: Mutex<HashMap<String, Weak<RemoteExport>>>,
-    /// What is one for all names of an export: those that differ in what they say of silence.
+    /// State shared by all names of an export. Such names differ in their `deadline` or `fence`.
     shared_disk_state: Mutex<HashMap<String, Weak<SharedDiskState>>>,
-    /// The runs of a command that fences an address, whatever the exports.
+    /// Runs of the fence commands, by server address and command.
     runs: Mutex<HashMap<String, Weak<FenceCommandRuns>>>,
 }
 
 impl RemoteExports {
-    /// The export that `uri` names: asked for what it is, unless it is in use.
+    /// Returns the export that `uri` names. If it is not in use, connects to the server to read its
+    /// properties.
     ///
     /// # Errors
-    /// The server can't be reached, or refuses.
+    /// The server cannot be reached, or refuses.
     pub(crate) fn open(&self, uri: &NbdUri) -> Result<Arc<RemoteExport>, OpenError> {
         let name = uri.unqueued().to_string();
         if let Some(server) = self.get(&name) {
@@ -42,7 +43,7 @@ impl RemoteExports {
         }
         let mut map = self.map.lock().unwrap_or_else(PoisonError::into_inner);
         map.retain(|_, server| server.strong_count() > 0);
-        // Another thread may have been faster.
+        // Another thread may have opened the export meanwhile.
         if let Some(known) = map.get(&name).and_then(Weak::upgrade) {
             return Ok(known);
         }
@@ -50,7 +51,7 @@ impl RemoteExports {
         Ok(server)
     }
 
-    /// Asks again how large the export is, if it is in use and its server answers.
+    /// Reads the size of the export again, if it is in use and its server answers.
     pub(crate) fn look(&self, uri: &NbdUri) {
         if let Some(server) = self.get(&uri.unqueued().to_string()) {
             server.look();
@@ -61,7 +62,7 @@ impl RemoteExports {
         shared(&self.shared_disk_state, uri.plain().to_string())
     }
 
-    /// The runs of the command that fences the server, for all its exports.
+    /// Returns the runs of the command that fences the server of `uri`, shared by all its exports.
     pub(super) fn runs(&self, uri: &NbdUri) -> Arc<FenceCommandRuns> {
         match &uri.silence.fence {
             Fence::Exec(command) => {
@@ -78,7 +79,7 @@ impl RemoteExports {
     }
 }
 
-/// The entry of `name`, made if it is not there or not in use any more.
+/// Returns the value of `name`; creates it if nobody uses it.
 fn shared<T: Default>(map: &Mutex<HashMap<String, Weak<T>>>, name: String) -> Arc<T> {
     let mut map = map.lock().unwrap_or_else(PoisonError::into_inner);
     map.retain(|_, entry| entry.strong_count() > 0);
@@ -90,43 +91,43 @@ fn shared<T: Default>(map: &Mutex<HashMap<String, Weak<T>>>, name: String) -> Ar
     })
 }
 
-/// Where a server listens.
+/// Address of a server.
 #[derive(Clone, Debug)]
 pub enum ServerAddress {
     /// Over TCP.
     Tcp(SocketAddr),
-    /// At this path.
+    /// Over a Unix socket at this path.
     Unix(PathBuf),
 }
 
-/// See the module's documentation.
+/// An export of a server, with the properties from the handshake and the state of its connections.
 pub(crate) struct RemoteExport {
     pub(super) uri: NbdUri,
-    /// Where it was found when it was opened, at least one; tried in turn.
+    /// Addresses found when the export was opened, at least one; tried in turn.
     pub(super) addresses: Vec<ServerAddress>,
-    /// For how long nothing may come of it though a request waits; `None` for ever.
+    /// The longest time without data while a request waits; `None` for no limit.
     pub(super) deadline: Option<Nanos>,
-    /// Where connections get their sockets from.
+    /// Source of sockets for connections.
     pub(super) sockets: Box<dyn SocketFactory>,
     pub(super) shared_disk_state: Arc<SharedDiskState>,
-    /// What it said when it was opened, and what that means.
+    /// Export properties when it was opened, and the limits that follow.
     export: Export,
     limits: Limits,
-    /// In bytes, as of the last look.
+    /// Size in bytes when it was last read.
     size: AtomicU64,
-    /// The last thing that was heard of a connection is that it is lost.
+    /// The last event of a connection was its loss.
     down: AtomicBool,
-    /// Why it was not taken back when it last answered.
+    /// Reason why the server was refused when it last answered.
     refused: Mutex<Option<String>>,
-    /// How many connections have been made: one that works ends the wait of the others.
+    /// Number of connections made. A new one ends the back-off of the other lanes.
     made: AtomicU64,
-    /// When it last said that it shuts down, in ns; 0 while it has not.
+    /// Time of the last ESHUTDOWN in ns; 0 before the first.
     left: AtomicU64,
     pub(super) fencing: ExportFence,
 }
 
 impl RemoteExport {
-    /// Looks for it, and asks it for all that has to be known.
+    /// Connects to the server and reads the properties of the export.
     fn find(
         uri: &NbdUri,
         shared: (Arc<SharedDiskState>, Arc<FenceCommandRuns>),
@@ -136,7 +137,7 @@ impl RemoteExport {
         for n in 0..addresses.len() {
             match NbdClient::connect_to(&addresses[n], uri, &[]) {
                 Ok(client) => {
-                    // Where it answers is tried first from then on.
+                    // The address that answers is tried first from now on.
                     addresses.rotate_left(n);
                     let export = client.into_socket().1;
                     return Ok(RemoteExport::new(
@@ -153,7 +154,7 @@ impl RemoteExport {
         Err(last)
     }
 
-    /// One that has said `export`, when it was asked.
+    /// Creates an export for which the server reported `export`.
     pub(super) fn new(
         uri: NbdUri,
         addresses: Vec<ServerAddress>,
@@ -181,29 +182,29 @@ impl RemoteExport {
         }
     }
 
-    /// Its size and limits, as of the last look.
+    /// Limits, and the size when it was last read.
     pub(super) fn limits(&self) -> Limits {
         Limits { size: self.size(), ..self.limits }
     }
 
-    /// Its size as of the last look, in whole blocks.
+    /// Size when it was last read, in whole blocks.
     pub(super) fn size(&self) -> Sectors {
         let block = u64::from(self.limits.logical_block);
-        // Relaxed: a number that stands for itself.
+        // Relaxed is enough: the number is independent.
         Sectors::from_bytes(self.size.load(Relaxed) / block * block)
     }
 
-    /// Whether a connection on which the server says `now` may be used.
+    /// Checks whether a connection on which the server reports `now` may be used.
     ///
     /// # Errors
-    /// It is not what it was: one line.
+    /// The reason why not, in one line: the export has changed.
     pub(super) fn accept(&self, now: &Export) -> Result<(), String> {
         let verdict = self.compare(now);
         *self.refused.lock().unwrap_or_else(PoisonError::into_inner) = verdict.clone().err();
         verdict
     }
 
-    /// Why it was not taken back when it last answered.
+    /// Reason why the server was refused when it last answered.
     pub(super) fn refused(&self) -> Option<String> {
         self.refused.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -225,17 +226,17 @@ impl RemoteExport {
         let lost = (was.flags & needed) - now.flags;
         if !lost.is_empty() {
             let names: Vec<_> = lost.iter_names().map(|(name, _)| name).collect();
-            return Err(format!("it has {} no more", names.join(", ")));
+            return Err(format!("it no longer has {}", names.join(", ")));
         }
         let (before, after) = (self.limits, now.limits());
         if after.logical_block > before.logical_block || after.max_sectors < before.max_sectors {
-            return Err("its block sizes were others".into());
+            return Err("its block sizes have changed".into());
         }
         Ok(())
     }
 
-    /// Asks the server again how large it is; one that does not answer keeps the size that it had.
-    /// May wait for ten seconds, unless it is known to be gone.
+    /// Reads the size from the server again. If the server does not answer, the size stays. May
+    /// block for ten seconds, unless the server is known to be down.
     pub(super) fn look(&self) {
         if !self.down.load(Relaxed)
             && let Ok(client) = NbdClient::connect(&self.uri, &[])
@@ -244,7 +245,7 @@ impl RemoteExport {
         }
     }
 
-    /// A connection works.
+    /// Records that a connection works.
     pub(super) fn is_up(&self) {
         self.made.fetch_add(1, Relaxed);
         if self.down.swap(false, Relaxed) {
@@ -252,35 +253,36 @@ impl RemoteExport {
         }
     }
 
-    /// Somebody says that it works: no lane waits before it connects.
+    /// Ends the back-off of all lanes, because an administrator reports that the server works.
     pub(super) fn retry_now(&self) {
         self.made.fetch_add(1, Relaxed);
     }
 
-    /// How many connections have been made, or how often somebody said that the next one will be.
+    /// Number of connections made, plus the number of calls of [`RemoteExport::retry_now`].
     pub(super) fn made(&self) -> u64 {
         self.made.load(Relaxed)
     }
 
-    /// It has said that it shuts down, on one of its connections.
+    /// Records that the server sent ESHUTDOWN on a connection.
     pub(super) fn leaves(&self, now: Nanos) {
         self.left.fetch_max(now.0, Relaxed);
     }
 
-    /// True where it has said so of a connection that was `begun` then, or may have.
+    /// Returns true if the server sent ESHUTDOWN after `begun`.
     #[inline]
     pub(super) fn has_left(&self, begun: Nanos) -> bool {
         self.left.load(Relaxed) > begun.0
     }
 
-    /// A connection was lost, or could not be made. Says so once, until one works again.
+    /// Records that a connection was lost or could not be made. Logs this once, until a connection
+    /// works again.
     pub(super) fn is_down(&self, why: &str) {
         if !self.down.swap(true, Relaxed) {
             tracing::warn!("{}: {why}", self.uri.plain());
         }
     }
 
-    /// Whether several connections may be used at the same time.
+    /// Returns whether several connections may be used at the same time.
     pub(super) fn takes_many(&self) -> bool {
         self.uri.multi_conn
             || self.export.flags.intersects(ExportFlags::CAN_MULTI_CONN | ExportFlags::READ_ONLY)

@@ -1,4 +1,4 @@
-//! A request on its way to a server.
+//! A request to an NBD server.
 
 use rand::{Rng, RngExt as _};
 use udm_core::bugs::{self, Bug};
@@ -7,9 +7,9 @@ use udm_core::{Bio, BioFlags, Limits, Nanos, Op, Status};
 use udm_wire::nbd::client::RequestParams;
 use udm_wire::nbd::{Command, CommandFlags};
 
-/// What a request ends with that was answered with an NBD error, 0 for success. EIO is the disk's,
-/// whichever way one goes to it, unless a probe says otherwise ([`NbdRequest::probe`]). ESHUTDOWN blames
-/// the path.
+/// Returns the status for an NBD error; 0 is success. EIO is a medium error, because all paths lead
+/// to the same disk, unless a probe shows otherwise ([`NbdRequest::probe`]). ESHUTDOWN is a path
+/// error.
 pub(super) fn status_of(error: u32) -> Status {
     match from_nbd(error) {
         0 => Status::Ok,
@@ -18,29 +18,29 @@ pub(super) fn status_of(error: u32) -> Status {
     }
 }
 
-/// A request on its way.
+/// A request in flight.
 pub(super) struct NbdRequest {
     pub(super) bio: Box<Bio>,
-    /// The flush before the write (`PREFLUSH`) is under way.
+    /// The flush before the write (`PREFLUSH`) is in flight.
     pub(super) flushing: bool,
-    /// How it has ended, though its data is not all sent: a server that says no early.
+    /// Status of a request that the server answered before all its data was sent.
     pub(super) early: Option<Status>,
-    /// The request was answered with EIO, and the block at this byte is read to find out whether
-    /// the block or the way to the disk is to blame: a server whose storage is gone answers, too.
+    /// Offset and length of the block that is read after EIO, to find out whether the block or the
+    /// path has failed. A server whose storage is gone still answers.
     pub(super) probe: Option<(u64, u32)>,
-    /// When it got here, where somebody asks.
+    /// Time of arrival, if there is a deadline.
     pub(super) since: Nanos,
 }
 
 impl NbdRequest {
-    /// `cached`: what is written has to be flushed to be durable.
+    /// Creates a request. `cached` means that written data needs a flush to be durable.
     pub(super) fn new(bio: Box<Bio>, cached: bool, since: Nanos) -> NbdRequest {
         let flushing = cached && bio.op != Op::Flush && bio.flags.contains(BioFlags::PREFLUSH);
         let flushing = flushing && !bugs::on(Bug::FlushFirstForgotten);
         NbdRequest { bio, flushing, early: None, probe: None, since }
     }
 
-    /// What is asked of the server now.
+    /// Returns the current request to the server.
     pub(super) fn asked(&self) -> RequestParams {
         let Bio { op, flags, sector, sectors, .. } = *self.bio;
         if let Some((offset, len)) = self.probe {
@@ -67,8 +67,7 @@ impl NbdRequest {
         RequestParams { command, flags: modifiers, offset: sector.bytes(), len: sectors.bytes() as u32 }
     }
 
-    /// The request was answered with `status`. True when the server is asked for another block
-    /// before that is believed.
+    /// Handles EIO. Returns true if another block must be read first to find the cause.
     pub(super) fn needs_probe(&mut self, status: Status, limits: &Limits, rng: &mut dyn Rng) -> bool {
         let first_answer = self.probe.is_none() && !self.flushing && self.bio.op != Op::Flush;
         if status != Status::Medium || !first_answer {
@@ -85,7 +84,7 @@ impl NbdRequest {
         others > 0
     }
 
-    /// What the request ends with, now that this was answered with `status`.
+    /// Returns the final status of the request, given the status of the current answer.
     pub(super) fn verdict(&self, status: Status) -> Status {
         match (self.probe, status) {
             (None, status) => status,
@@ -96,13 +95,13 @@ impl NbdRequest {
         }
     }
 
-    /// True when data follow what is asked now.
+    /// Returns true if data follows the current request.
     pub(super) fn sends_data(&self) -> bool {
         self.bio.op == Op::Write && !self.flushing && self.probe.is_none()
     }
 
-    /// True when the server may still change blocks for it, now that what it is asked was sent. A
-    /// write that waits for its flush was not sent; one that was refused is over.
+    /// Returns true if the server may still change blocks after the current request was sent. A
+    /// write that waits for its flush was not sent, and a refused write is complete.
     pub(super) fn may_still_apply(&self) -> bool {
         self.bio.op.is_write() && !self.flushing && self.early.is_none() && self.probe.is_none()
     }

@@ -1,5 +1,5 @@
-//! What goes out on a connection: requests behind each other, with the data of writes, copied into
-//! one buffer a send.
+//! The send side of a connection: requests in order, with the data of writes, copied into one
+//! buffer per send.
 
 use slab::Slab;
 use std::collections::VecDeque;
@@ -10,46 +10,46 @@ use udm_wire::nbd::{CommandFlags, Request};
 
 use super::request::NbdRequest;
 
-/// The most bytes of one send.
+/// The most bytes per send.
 const SEND_MAX: usize = 256 << 10;
 
-/// See the module's documentation.
+/// Requests to be sent on a connection.
 #[derive(Default)]
 pub(super) struct SendQueue {
-    /// Requests that are to be sent.
+    /// Slots of requests to be sent.
     queue: VecDeque<usize>,
-    /// A write whose data is sent in part, and how much of it.
+    /// The write whose data is partly sent: its slot and the number of bytes sent.
     partial: Option<(usize, usize)>,
 }
 
 impl SendQueue {
-    /// Queues the request of a slot.
+    /// Queues the request of slot `key`.
     pub(super) fn push(&mut self, key: usize) {
         self.queue.push_back(key);
     }
 
-    /// True when nothing waits.
+    /// Returns true if nothing waits to be sent.
     pub(super) fn is_empty(&self) -> bool {
         self.queue.is_empty() && self.partial.is_none()
     }
 
-    /// True while a part of the slot's data is still to be sent.
+    /// Returns true while a part of the slot's data is still to be sent.
     pub(super) fn is_sending(&self, key: usize) -> bool {
         self.partial.is_some_and(|(partial, _)| partial == key) && !bugs::on(Bug::EarlyEnds)
     }
 
-    /// Takes out the requests of which nothing has been sent.
+    /// Removes the requests of which nothing was sent.
     pub(super) fn take_unsent(&mut self) -> impl Iterator<Item = usize> {
         self.queue.drain(..)
     }
 
-    /// Forgets the rest of a slot that is not there any more.
+    /// Drops the unsent rest of a slot that does not exist any more.
     pub(super) fn keep_only(&mut self, slots: &Slab<NbdRequest>) {
         self.partial.take_if(|(key, _)| !slots.contains(*key));
     }
 
-    /// What one send takes of what waits. Slots whose last byte is in it and that had ended before
-    /// go to `over`.
+    /// Fills the buffer of the next send. Slots that were answered early and whose last byte is in
+    /// this buffer are added to `over`.
     pub(super) fn gather(
         &mut self,
         slots: &Slab<NbdRequest>,
@@ -82,7 +82,7 @@ impl SendQueue {
         buf
     }
 
-    /// Bytes of the next send.
+    /// Number of bytes of the next send.
     fn len(&self, slots: &Slab<NbdRequest>) -> usize {
         let data = |key: usize| slots[key].bio.sectors.bytes() as usize;
         let mut len = self.partial.map_or(0, |(key, from)| data(key) - from);
@@ -95,7 +95,7 @@ impl SendQueue {
         len.min(SEND_MAX)
     }
 
-    /// Copies a slot's data from `from` on, as much as there is room for.
+    /// Copies the slot's data from byte `from` on, as much as fits into `room`.
     fn data(&mut self, key: usize, from: usize, slot: &NbdRequest, room: &mut [u8]) -> usize {
         debug_assert_eq!(slot.bio.op, Op::Write);
         let copied = slot.bio.data.copy_to_at(from, room);

@@ -1,4 +1,4 @@
-//! What lanes want of the world besides their core's ring: the system, or a world that is made up.
+//! Interface of NBD lanes to the world outside of the ring: the real system or a simulation.
 
 use super::remote_export::ServerAddress;
 use crate::blocking;
@@ -12,45 +12,45 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 use udm_wire::uri::{NbdAddress, NbdUri};
 
-/// How long a command may take that fences, in seconds.
+/// Time limit of a fence command in seconds.
 const COMMAND_MAX: i64 = 60;
 
-/// How soon the other machine is asked whether it still knows a connection on which nothing comes,
-/// and how often. One that was started anew does not, and says so; that proves that what was sent
-/// is written no more.
+/// Time until the first keep-alive probe on an idle connection, and between probes. A machine that
+/// was rebooted does not know the connection and resets it. That proves that nothing sent on it
+/// will be written any more.
 const KEEPALIVE: Duration = Duration::from_secs(15);
 
-/// How long the system waits for the other machine before it gives a connection up, in ms: as long
-/// as it can, 24 days. What the system gives up proves nothing; when a path is silent for too long,
-/// the lane says. It goes by `tcp_retries2` all the same where the server's window is full.
+/// Time in ms until the system drops a connection whose peer does not acknowledge: the maximum, 24
+/// days. Such a drop proves nothing, and the lane itself decides when a path is silent for too
+/// long. While the server's window is full, the system still uses `tcp_retries2`.
 const USER_TIMEOUT: u32 = i32::MAX as u32;
 
-/// Is told whether a server is fenced, or why not, in one line.
+/// Called with the result of fencing a server. An error is one line.
 pub type FenceDone = Box<dyn FnOnce(Result<(), String>) + Send>;
 
-/// See the module's documentation. All else that a lane does with a socket it asks of its core's
-/// ring.
+/// Operations of an NBD lane that do not go through its core's ring.
 pub trait SocketFactory: Send + Sync {
-    /// A socket for a connection to `address`, set up, and what it is to be connected to.
+    /// Creates a configured socket for a connection to `address`. Also returns the address to
+    /// connect it to.
     ///
     /// # Errors
-    /// There is none to be had.
+    /// No socket is available.
     fn open(&self, address: &ServerAddress) -> io::Result<(OwnedFd, SocketAddrAny)>;
 
-    /// What is sent on `socket` and has not left yet is sent no more when it is closed.
+    /// Makes a later close of `socket` discard data that has not left yet.
     fn reset(&self, socket: &OwnedFd);
 
-    /// Runs `command`, which is to keep the server of `uri` from delivering anything. Returns at
-    /// once; `then` is told how it ended, at any time and on any thread.
+    /// Runs `command`, which must ensure that the server of `uri` executes nothing any more.
+    /// Returns at once; calls `then` with the result later, on any thread.
     fn fence(&self, command: &Path, uri: &NbdUri, then: FenceDone);
 }
 
-/// The system's.
+/// The sockets of the operating system.
 pub(super) struct SystemSockets;
 
 impl SocketFactory for SystemSockets {
     fn open(&self, address: &ServerAddress) -> io::Result<(OwnedFd, SocketAddrAny)> {
-        /// Room for a deep queue of 4 KiB writes; the kernel cuts it to what it allows.
+        /// Space for a deep queue of 4 KiB writes; the kernel limits it to its maximum.
         const UNIX_SEND_BUFFER: usize = 4 << 20;
         let open = |family| rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None);
         match address {
@@ -73,7 +73,7 @@ impl SocketFactory for SystemSockets {
     }
 
     fn reset(&self, socket: &OwnedFd) {
-        // It means nothing to a Unix socket: what was sent is with the other end.
+        // Has no effect on a Unix socket: sent data is already at the other end.
         let _ = sockopt::set_socket_linger(socket, Some(Duration::ZERO));
     }
 
@@ -86,7 +86,7 @@ impl SocketFactory for SystemSockets {
     }
 }
 
-/// The command, told whom to fence. No shell has a part in it.
+/// Builds the command with arguments that name the server. It runs without a shell.
 fn prepare(command: &Path, uri: &NbdUri) -> Command {
     let mut prepared = Command::new(command);
     prepared.arg(uri.to_string()).env("UDM_FENCE_EXPORT", &uri.export);
@@ -100,7 +100,7 @@ fn prepare(command: &Path, uri: &NbdUri) -> Command {
     prepared
 }
 
-/// Runs it to its end, or to the end of its time.
+/// Runs the command until it ends or exceeds its time limit.
 fn run(command: &mut Command) -> Result<(), String> {
     let mut child = command.spawn().map_err(|error| error.to_string())?;
     match wait(&mut child).map_err(|error| error.to_string())? {
@@ -110,7 +110,7 @@ fn run(command: &mut Command) -> Result<(), String> {
     }
 }
 
-/// Its status; `None` for one that had to be killed.
+/// Waits for the command. Returns its status; `None` if it was killed.
 fn wait(child: &mut Child) -> io::Result<Option<ExitStatus>> {
     let process = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
     let limit = Timespec { tv_sec: COMMAND_MAX, tv_nsec: 0 };

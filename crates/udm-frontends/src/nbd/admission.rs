@@ -1,14 +1,12 @@
-//! Who may be connected: places for those that shake hands, places for those that are served, and
-//! no place for those that are gone.
+//! Limits of connections: slots for connections in the handshake, and slots for served clients.
 //!
-//! * A new connection takes a *handshake place*. When all are taken, the oldest connection that has
-//!   said nothing yet goes, or else the oldest: clients that only connect keep nobody out, however
-//!   many they are.
-//! * A client that chooses an export takes a *serving place*, of which one peer (a user, an
-//!   address) and one device can have a part only, and one peer a part of those of a device.
-//! * A client that is gone, or will send no more, gives its place back at once, though the device
-//!   may keep its requests for as long as it likes. Such an *orphan* counts for its export, and its
-//!   memory for its core.
+//! * A new connection takes a *handshake slot*. If all are taken, the oldest connection that has
+//!   sent nothing is closed, or else the oldest. So clients that only connect cannot block others.
+//! * A client that chooses an export takes a *serving slot*. One peer (a user, an address) and one
+//!   device get only a part of these slots, and one peer only a part of those of a device.
+//! * A client that disconnects, or ends its stream, frees its slot at once, even if the device
+//!   still has its requests. Such an *orphan* still counts for its export, and its memory for its
+//!   core.
 
 use super::ServerOptions;
 use super::stats::{CounterDelta, ServerCounters};
@@ -21,14 +19,14 @@ use std::sync::{Arc, PoisonError, Weak};
 use udm_core::bugs::{self, Bug};
 use udm_core::{CoreId, DeviceId};
 
-/// Who is at the other end.
+/// The other end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Peer {
     /// A user of this machine.
     User(u32),
     /// An address.
     Address(IpAddr),
-    /// The system does not say.
+    /// The system cannot identify the peer.
     Unknown,
 }
 
@@ -43,39 +41,40 @@ impl Peer {
     }
 }
 
-/// The life of a connection, as others see it.
+/// Stages of a connection, for the accepting thread.
 const QUIET: u8 = 0;
 const TALKING: u8 = 1;
 const SERVED: u8 = 2;
 const GONE: u8 = 3;
 
-/// The connections that shake hands, oldest first. The accepting side's own.
+/// The connections in the handshake, oldest first. Used only by the accepting side.
 #[derive(Default)]
 pub(super) struct HandshakeSlots {
     handshaking: VecDeque<(Weak<OwnedFd>, Arc<AtomicU8>)>,
 }
 
 impl HandshakeSlots {
-    /// Shows one out: the oldest that has said nothing, or else the oldest. False when there is
-    /// none.
+    /// Closes the oldest connection that has sent nothing, or else the oldest. Returns false if
+    /// there is none.
     fn evict_oldest(&mut self) -> bool {
         self.handshaking.retain(|(_, stage)| stage.load(Ordering::Relaxed) < SERVED);
         let quiet = self.handshaking.iter().position(|(_, stage)| stage.load(Ordering::Relaxed) == QUIET);
         let Some((fd, _)) = self.handshaking.remove(quiet.unwrap_or(0)) else { return false };
-        // Its core sees the end of the stream.
+        // The core of the connection sees the end of the stream.
         fd.upgrade().is_some_and(|fd| rustix::net::shutdown(fd, Shutdown::Both).is_ok())
     }
 }
 
 impl ServerCounters {
-    /// Who was shown out has its place until its core has seen it; so there are more for a moment.
-    /// True when there are no more to be had.
+    /// Returns true if no more connections may be accepted now. A connection that was evicted keeps
+    /// its slot until its core has closed it, so the limit is twice the number of handshakes.
     pub(super) fn is_full(&self, options: &ServerOptions) -> bool {
         self.handshakes.load(Ordering::Relaxed) >= 2 * options.handshakes_max.max(1)
     }
 
-    /// A place for one more connection, `fd`, on the core with the fewest, beginning the search at
-    /// `from`; `None` when there is none to be had. Called by one thread at a time.
+    /// Takes a slot for the new connection `fd`, on the core with the fewest connections; the
+    /// search begins at core `from`. Returns `None` if no slot is free. Called by one thread at a
+    /// time.
     pub(super) fn place(
         self: &Arc<Self>,
         fd: &Arc<OwnedFd>,
@@ -105,25 +104,25 @@ impl ServerCounters {
     }
 }
 
-/// One connection's place, counted for as long as this lives.
+/// The slot of one connection, counted until it is dropped.
 pub(super) struct AdmissionSlot {
     counters: Arc<ServerCounters>,
     core: usize,
     peer: Peer,
-    /// Whose client it is, once it has chosen.
+    /// Device of the chosen export.
     device: Option<DeviceId>,
     stage: Arc<AtomicU8>,
     life: SlotUse,
 }
 
-/// What a place counts for.
+/// What a slot counts as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SlotUse {
     /// A connection.
     Connected,
-    /// One whose client is gone.
+    /// A connection whose client has disconnected.
     Orphan,
-    /// Nothing: another has it.
+    /// Nothing: another core has the slot.
     HandedOver,
 }
 
@@ -132,17 +131,17 @@ impl AdmissionSlot {
         CoreId(self.core as u16)
     }
 
-    /// The client has said something.
+    /// Records that the client has sent something.
     pub(super) fn talks(&self) {
         if self.stage.load(Ordering::Relaxed) == QUIET {
             self.stage.store(TALKING, Ordering::Relaxed);
         }
     }
 
-    /// Takes a serving place of `device` for the handshake place.
+    /// Exchanges the handshake slot for a serving slot of `device`.
     ///
     /// # Errors
-    /// When there is none left, or none for this peer, in words for the client.
+    /// No slot is left in all, or for this peer. The text is for the client.
     pub(super) fn serve(&mut self, device: DeviceId, options: &ServerOptions) -> Result<(), String> {
         let refuse = |text: String| {
             self.counters.refused.fetch_add(1, Ordering::Relaxed);
@@ -175,7 +174,7 @@ impl AdmissionSlot {
         Ok(())
     }
 
-    /// The client is gone; its requests may not be.
+    /// Records that the client has disconnected, although requests of it may be in flight.
     pub(super) fn orphan(&mut self) {
         if self.life == SlotUse::Connected {
             self.life = SlotUse::Orphan;
@@ -184,7 +183,7 @@ impl AdmissionSlot {
         }
     }
 
-    /// The same place on core `to`. This one counts for nothing any more.
+    /// Creates the same slot for core `to`. This slot counts for nothing any more.
     pub(super) fn hand_over(&mut self, to: CoreId) -> AdmissionSlot {
         debug_assert_eq!(self.life, SlotUse::Connected, "only who has a place can hand it over");
         self.life = SlotUse::HandedOver;
@@ -216,16 +215,16 @@ impl AdmissionSlot {
             }
         }
         drop(peers);
-        // Release: who sees the connection gone sees its last numbers.
+        // Release: a reader that sees the connection closed also sees its last counters.
         self.counters.serving.fetch_sub(1, Ordering::Release);
     }
 
-    /// What the server counts.
+    /// Counters of the server.
     pub(super) fn counters(&self) -> &ServerCounters {
         &self.counters
     }
 
-    /// See [`ServerCounters::publish`].
+    /// Adds `delta` to the counters of the slot's core ([`ServerCounters::publish`]).
     pub(super) fn publish(&self, delta: &mut CounterDelta) {
         self.counters.publish(self.core, delta);
     }
@@ -241,7 +240,7 @@ impl Drop for AdmissionSlot {
     }
 }
 
-/// Counts one more, unless there are `max`.
+/// Increments `count`, unless it is `max`.
 fn try_increment(count: &AtomicUsize, max: usize) -> bool {
     count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n < max).then_some(n + 1)).is_ok()
 }
@@ -280,8 +279,8 @@ mod tests {
         assert_eq!(c.place(&sockets[6].1, &mut handshake_slots, &options, 2).unwrap().core().0, 2);
     }
 
-    /// Who says nothing makes room for who comes, and who talks stays for as long as there is one
-    /// that does not.
+    /// Connections that have sent nothing are closed for new ones. A connection that has sent
+    /// something stays as long as there is a silent one.
     #[test]
     fn a_full_lobby_shows_the_silent_out() {
         let (c, mut handshake_slots, options) =
@@ -321,7 +320,7 @@ mod tests {
             places.push(place);
         }
         assert_eq!((c.read().connections, c.read().handshakes, c.read().refused), (6, 2, 2));
-        // One whose client is gone gives its place to the next.
+        // A client that disconnects frees its slot for the next one.
         places[0].orphan();
         assert!(places[3].serve(DeviceId::new(), &options).is_ok());
         assert_eq!((c.read().connections, c.read().orphans), (5, 1));
@@ -329,7 +328,7 @@ mod tests {
         assert_eq!((c.read().connections, c.read().orphans), (0, 0));
         assert!(c.peers.lock().unwrap().is_empty());
     }
-    /// One user does not take all the places of a device, though they may have more of others.
+    /// One user cannot take all slots of a device, but may take more of other devices.
     #[test]
     fn a_device_has_room_for_more_than_one_peer() {
         let (c, mut handshake_slots) = (ServerCounters::new(1), HandshakeSlots::default());

@@ -1,16 +1,15 @@
-//! Which core a client is served on: hot ones spread over the cores by what they cost, and idle
-//! ones don't count.
+//! Balances clients over cores by the CPU time that they use. Idle clients do not count.
 //!
-//! A core measures in *windows* what it spends, as a part of a CPU, and how much of it was for each
-//! client; the end of a window is noticed by whatever it does next, so a core that does nothing
-//! measures nothing. It publishes one word a window. When one of its clients would be better off
-//! with another core in several windows in a row, that client goes there ([`choose_move`] is the rule).
-//! What keeps clients from going back and forth:
-//! * a move has to pay by a good margin, and in [`STREAK`] windows;
-//! * there is one move at a time in a server, and [`REST`] later at the earliest the next, when all
-//!   cores have measured anew;
-//! * who has moved stays for a while, which doubles each time unless it has stayed much longer
-//!   meanwhile ([`next_stay`]).
+//! A core measures its CPU time in *windows*, as a part of a CPU, and the share of each client. The
+//! next activity after the end of a window closes it, so an idle core measures nothing. A core
+//! publishes one word per window. If a client would do better on another core in several windows in
+//! a row, it moves there ([`choose_move`] is the rule). Clients do not move back and forth, for
+//! these reasons:
+//! * A move must gain by a good margin, in [`STREAK`] windows.
+//! * A server makes one move at a time, and the next one after [`REST`] at the earliest, when all
+//!   cores have measured again.
+//! * A client that has moved stays for a time. This time doubles with each move, unless the client
+//!   has stayed much longer than it had to ([`next_stay`]).
 
 use super::stats::ServerCounters;
 use std::cell::{Cell, RefCell};
@@ -19,30 +18,30 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use udm_core::{CoreId, Nanos};
 use udm_runtime::{FrontCx, FrontKey};
 
-/// The length of a window.
+/// Length of a window.
 const WINDOW: Nanos = Nanos(10_000_000);
-/// What was published so long ago tells of a core that has done nothing since.
+/// Age after which a published load is stale: the core has done nothing since.
 const STALE: Nanos = Nanos(100_000_000);
-/// Windows in a row in which a move must pay.
+/// Windows in a row in which a move must gain.
 const STREAK: u32 = 3;
-/// Between two moves of a server.
+/// Minimum time between two moves of a server.
 const REST: Nanos = Nanos(50_000_000);
-/// How long a client stays that has moved for the first time, or could not.
+/// Time that a client stays after its first move, or after a cancelled move.
 pub(super) const STAY: Nanos = Nanos(1_000_000_000);
 const STAY_MAX: Nanos = Nanos(300_000_000_000);
 
-/// A whole CPU.
+/// Load of a whole CPU.
 const FULL: u32 = 1024;
-/// A core that spends so much has no more to give.
+/// Load from which a core counts as saturated.
 const SATURATED: u32 = FULL * 7 / 8;
-/// By how much the busier of two cores must have less to do after a move, and what a client must
-/// cost to be *active*.
+/// Minimum decrease of the load of the busier core by a move, and minimum load of an *active*
+/// client.
 const GAIN: u32 = FULL / 16;
 
-/// What a request costs a core besides its bytes, in bytes that it could have moved instead.
+/// Cost of a request besides its data, in bytes that the core could have moved instead.
 const REQUEST: u64 = 8 << 10;
 
-/// What a core spends, and for how many active clients.
+/// Load of a core and its number of active clients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct CoreLoad {
     spent: u32,
@@ -50,18 +49,18 @@ struct CoreLoad {
 }
 
 impl CoreLoad {
-    /// The part of it that is for a client of this `weight`, of `total`.
+    /// Returns the load of a client with this `weight`, of `total`.
     fn share(self, weight: u64, total: u64) -> u32 {
         (u64::from(self.spent) * weight / total.max(1)) as u32
     }
 }
 
-/// Which of the clients on a core of load `mine`, by their weights, should go to which of `others`.
-/// Weights say how `mine` divides among them; one of 0 stays.
+/// Chooses a client on a core of load `mine` to move to one of `others`. `mine` is divided among
+/// the clients by `weights`; a client of weight 0 stays.
 ///
-/// Where the other core has room, the load of the busier of the two must become less by [`GAIN`].
-/// Where both are saturated their loads say nothing, since clients take what they get: then the
-/// other must have two active clients less.
+/// If the other core has capacity, the move must decrease the load of the busier core by [`GAIN`].
+/// If both cores are saturated, their loads are equal whatever their clients need. Then the other
+/// core must have two active clients less.
 fn choose_move(
     mine: CoreLoad,
     others: &[(CoreId, CoreLoad)],
@@ -85,19 +84,19 @@ fn choose_move(
     crowded.min_by_key(|(_, _, _, other)| other.active).map(|(client, _, core, _)| (client, core))
 }
 
-/// How long a client stays where it goes now that has moved before, to stay for `stay`, and has
-/// `stayed` so long.
+/// Returns how long a client stays after its next move. It had to stay for `stay` after the last
+/// one, and has stayed for `stayed`.
 pub(super) fn next_stay(stay: Nanos, stayed: Nanos) -> Nanos {
     let settled = stayed.0 / 16 > stay.0;
     if settled || stay == Nanos(0) { STAY } else { Nanos((2 * stay.0).min(STAY_MAX.0)) }
 }
 
-/// What cores tell each other.
+/// Load of a core, published for the other cores.
 #[derive(Debug, Default)]
 pub(super) struct PublishedLoad(AtomicU64);
 
 impl PublishedLoad {
-    /// The milliseconds of the time, then 12 bits each.
+    /// Stores the time in milliseconds, then 12 bits for each number.
     fn set(&self, now: Nanos, load: CoreLoad) {
         let (spent, active) = (load.spent.min(FULL), load.active.min(0xfff));
         self.0
@@ -113,12 +112,12 @@ impl PublishedLoad {
     }
 }
 
-/// When the next move of a server may be.
+/// Earliest time of the next move of a server.
 #[derive(Debug, Default)]
 pub(super) struct MoveThrottle(AtomicU64);
 
 impl MoveThrottle {
-    /// True for one of those that ask, and for nobody for a while then.
+    /// Returns true for one caller, and then for none until [`REST`] has passed.
     fn claim(&self, now: Nanos) -> bool {
         let next = self.0.load(Ordering::Relaxed);
         let then = (now + REST).0;
@@ -126,20 +125,20 @@ impl MoveThrottle {
     }
 }
 
-/// A core's window.
+/// The current window of a core.
 struct CoreLoadWindow {
     begun: Cell<Nanos>,
-    /// What the core had spent then.
+    /// CPU time of the core at the start of the window.
     spent: Cell<Nanos>,
-    /// Who did something in it.
+    /// Clients that were active in the window.
     clients: RefCell<Vec<(FrontKey, Rc<ClientLoad>)>>,
     streak: Cell<u32>,
-    /// Lists for what the other cores said, and for weights.
+    /// Vectors for the loads of other cores and for weights, kept for reuse.
     others: RefCell<Vec<(CoreId, CoreLoad)>>,
     weights: RefCell<Vec<u64>>,
 }
 
-/// A client's part of the window.
+/// A client's data for the balance of its core.
 #[derive(Default)]
 struct ClientLoad {
     weight: Cell<u64>,
@@ -147,17 +146,17 @@ struct ClientLoad {
     to: Cell<Option<CoreId>>,
 }
 
-/// A client, as the balance of its core sees it.
+/// A client's handle to the balance of its core.
 pub(super) struct BalancedClient {
     core: Rc<CoreLoadWindow>,
     me: Rc<ClientLoad>,
-    /// Since when it is on this core, and for how long it was to stay.
+    /// Time at which the client came to this core, and how long it had to stay.
     since: Nanos,
     stay: Nanos,
 }
 
 impl BalancedClient {
-    /// A client on the core of `cx`, which it does not leave for `stay`.
+    /// Adds a client to the core of `cx`, which it does not leave for `stay`.
     pub(super) fn new(cx: &mut FrontCx<'_, '_>, stay: Nanos) -> BalancedClient {
         let (begun, spent) = (cx.now(), cx.spent());
         let core = cx.local(|| CoreLoadWindow {
@@ -172,22 +171,22 @@ impl BalancedClient {
         BalancedClient { core, me: Rc::new(me), since: begun, stay }
     }
 
-    /// How long it is to stay where it goes `now`.
+    /// Returns how long the client stays after a move at `now`.
     pub(super) fn next_stay(&self, now: Nanos) -> Nanos {
         next_stay(self.stay, now.since(self.since))
     }
 
-    /// The core to go to, once.
+    /// Takes the core to which the client should move, if any.
     pub(super) fn to(&self) -> Option<CoreId> {
         self.me.to.take()
     }
 
-    /// It could not leave.
+    /// Records that the move was cancelled.
     pub(super) fn stays(&self, now: Nanos) {
         self.me.stays_until.set(now + STAY);
     }
 
-    /// It has taken in `requests` and moved `bytes`. Looks whether the window is over.
+    /// Records `requests` received and `bytes` moved. Closes the window if it has ended.
     pub(super) fn record(
         &self,
         requests: u64,
@@ -211,7 +210,7 @@ impl BalancedClient {
 }
 
 impl CoreLoadWindow {
-    /// Ends the window, and begins the next.
+    /// Closes the window and begins the next.
     fn close(&self, counters: &ServerCounters, cx: &mut FrontCx<'_, '_>) {
         let (now, spent) = (cx.now(), cx.spent());
         let length = now.since(self.begun.replace(now));
@@ -240,7 +239,7 @@ impl CoreLoadWindow {
             weights.extend(clients.iter().map(|(_, client)| may(client)));
             choose_move(mine, &others, &weights, total)
         };
-        // A window that has seen a long rest tells little.
+        // A window with a long idle time does not count.
         let counts = found.is_some() && length < STALE;
         self.streak.set(if counts { self.streak.get() + 1 } else { 0 });
         if let Some((client, to)) = found

@@ -1,17 +1,17 @@
-//! The rule against made-up cores and clients: whoever came first, the hot ones end up apart, and
-//! then nobody moves.
+//! The rule of moves with simulated cores and clients: hot clients are separated in any order of
+//! arrival, and then stay.
 
 use super::*;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
-/// A client that would take so much of a CPU if it had one to itself.
+/// A client that would use `wants` of a CPU if it had one alone.
 #[derive(Clone, Copy)]
 struct HotClient {
     wants: u32,
     core: usize,
     moved: u32,
-    /// When it last moved, and for how long it stays then, in ns.
+    /// Time of its last move, and how long it stays after it, in ns.
     since: u64,
     stay: u64,
 }
@@ -22,7 +22,7 @@ impl HotClient {
     }
 }
 
-/// What the cores measure in a window: where more is wanted than there is, each gets its part.
+/// Measured loads of a window: if the clients want more than a core has, each gets its share.
 fn measure(clients: &[HotClient], cores: usize, rng: &mut SmallRng) -> (Vec<CoreLoad>, Vec<u64>) {
     let wanted: Vec<u32> =
         (0..cores).map(|core| clients.iter().filter(|c| c.core == core).map(|c| c.wants).sum()).collect();
@@ -40,7 +40,8 @@ fn measure(clients: &[HotClient], cores: usize, rng: &mut SmallRng) -> (Vec<Core
     (loads.collect(), weights)
 }
 
-/// Windows, with at most one move in each; how many moves there were in all, and when the last was.
+/// Runs windows with at most one move each. Returns the number of moves and the window of the last
+/// one.
 fn balance(clients: &mut [HotClient], cores: usize, windows: usize, rng: &mut SmallRng) -> (u32, usize) {
     let (mut moves, mut last) = (0, 0);
     let mut streaks = vec![0; cores];
@@ -81,7 +82,7 @@ fn two_hot_clients_part() {
             for at in 0..cores {
                 let mut rng = SmallRng::seed_from_u64(at as u64);
                 let mut clients = vec![HotClient::new(wants, at); 2];
-                // Fourteen that do next to nothing.
+                // Fourteen clients that are almost idle.
                 clients.extend((0..14).map(|i| HotClient::new(1, i % cores)));
                 let (moves, last) = balance(&mut clients, cores, 500, &mut rng);
                 assert_ne!(clients[0].core, clients[1].core);
@@ -107,8 +108,8 @@ fn many_hot_clients_spread_and_then_stay() {
     }
 }
 
-/// Of clients of all kinds, on cores whose loads are measured badly, none goes back and forth for
-/// long, and no core has two to itself that another could take one of.
+/// With clients of all kinds and badly measured loads, no client moves back and forth for long. No
+/// core has two hot clients while another is idle.
 #[test]
 fn nobody_goes_back_and_forth() {
     for seed in 0..80 {

@@ -1,11 +1,11 @@
-//! What `BLOCK_STATUS` asks of a device, asked on threads of their own.
+//! `BLOCK_STATUS` queries to devices, on separate threads.
 //!
-//! A device may have to ask a file system, which may take its time or hang; no core does that. A
-//! connection passes a [`BlockStatusQuery`] to the [`BlockStatusWorker`] and goes on; the answer comes back as a
-//! letter. Each device has one thread while it is asked, so one that hangs holds up nobody else.
-//! All queues are bounded: what finds no place, and whatever goes wrong, is answered with what is
-//! always true enough: data, and changed. Every survey is answered once, because dropping it
-//! answers it.
+//! A device may have to query a file system, which may be slow or hang, so no core does that. A
+//! connection passes a [`BlockStatusQuery`] to the [`BlockStatusWorker`] and continues. The answer
+//! comes back as a message. Each device has its own thread while it is queried, so a device that
+//! hangs delays no other. All queues are bounded. If a queue is full or an error occurs, the answer
+//! is one that is always valid: all is data, and all has changed. Every query is answered exactly
+//! once, because dropping it answers it.
 
 use super::contexts::{FlaggedRun, MetaContext};
 use std::collections::HashMap;
@@ -16,36 +16,36 @@ use std::time::Duration;
 use udm_core::{CoreId, Device, DeviceId, Sector, Sectors};
 use udm_runtime::CoreSet;
 
-/// Surveys that wait to be dealt out, and for one device.
+/// Limit of queries that wait for dispatch, and of those that wait for one device.
 const QUEUE_MAX: usize = 256;
-/// Devices that are asked at a time. Threads that hang count too.
+/// Limit of devices queried at a time. Threads that hang count.
 const DEVICES_MAX: usize = 64;
-/// How long a device's thread waits for more.
+/// Time that a device's thread waits for more queries.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// A question about a device, on its way.
+/// A query of a device, answered when it is dropped.
 pub(super) struct BlockStatusQuery {
     pub(super) device: Arc<dyn Device>,
     pub(super) from: Sector,
     pub(super) len: Sectors,
-    /// What is asked: at least one.
+    /// Contexts to query, at least one.
     pub(super) contexts: Arc<[MetaContext]>,
-    /// Runs of sectors in the answer of each at the most.
+    /// Limit of runs of sectors in the answer of each context.
     pub(super) max: usize,
     pub(super) cluster: Arc<CoreSet>,
     pub(super) core: CoreId,
-    /// Who asked: a connection, and its request.
+    /// Connection and request that are answered.
     pub(super) connection: u64,
     pub(super) key: usize,
-    /// Of each context, once the device has answered.
+    /// Runs of each context that the device has answered.
     pub(super) found: Vec<Vec<FlaggedRun>>,
 }
 
-/// The letter with the answer.
+/// Message with the answer to a query.
 pub(super) struct BlockStatusAnswer {
     pub(super) connection: u64,
     pub(super) key: usize,
-    /// Of each context, from the begin of the range on, at least one.
+    /// Runs of each context from the start of the range, at least one.
     pub(super) found: Vec<Vec<FlaggedRun>>,
 }
 
@@ -68,17 +68,17 @@ impl Drop for BlockStatusQuery {
     }
 }
 
-/// Takes surveys in. It never blocks, and ends with its last clone.
+/// Accepts queries without blocking. It ends with its last clone.
 #[derive(Clone)]
 pub(super) enum BlockStatusWorker {
-    /// A thread deals them out.
+    /// A thread dispatches the queries.
     Thread(SyncSender<BlockStatusQuery>),
-    /// They wait until somebody has one done, in a world that is made up.
+    /// Queries wait until the simulation executes them.
     ByHand(Arc<Mutex<Vec<BlockStatusQuery>>>),
 }
 
 impl BlockStatusWorker {
-    /// Starts the thread that deals surveys out.
+    /// Starts the thread that dispatches queries.
     pub(super) fn start() -> io::Result<BlockStatusWorker> {
         let (sender, surveys) = sync_channel(QUEUE_MAX);
         std::thread::Builder::new()
@@ -87,16 +87,16 @@ impl BlockStatusWorker {
         Ok(BlockStatusWorker::Thread(sender))
     }
 
-    /// Has a device asked.
+    /// Queues a query.
     pub(super) fn ask(&self, survey: BlockStatusQuery) {
         match self {
-            // What is handed back is dropped, and so answered.
+            // A query that does not fit is returned and dropped, which answers it.
             BlockStatusWorker::Thread(surveys) => drop(surveys.try_send(survey)),
             BlockStatusWorker::ByHand(surveys) => lock(surveys).push(survey),
         }
     }
 
-    /// How many wait to be done by hand.
+    /// Number of queries that wait for the simulation.
     pub(super) fn waiting(&self) -> usize {
         match self {
             BlockStatusWorker::Thread(_) => 0,
@@ -104,8 +104,7 @@ impl BlockStatusWorker {
         }
     }
 
-    /// Does the survey that is `nth` in the order of those that wait; or drops it, as one that
-    /// found no place.
+    /// Executes the `nth` waiting query. If `asks` is false, drops it, as if the queue were full.
     pub(super) fn do_one(&self, nth: usize, asks: bool) {
         let BlockStatusWorker::ByHand(surveys) = self else { return };
         let mut surveys = lock(surveys);
@@ -121,7 +120,7 @@ fn lock(surveys: &Mutex<Vec<BlockStatusQuery>>) -> MutexGuard<'_, Vec<BlockStatu
     surveys.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A device's thread, as the dealer sees it.
+/// The dispatcher's handle to a device's thread.
 struct DeviceThread {
     queue: SyncSender<BlockStatusQuery>,
     alive: Weak<()>,
@@ -136,7 +135,7 @@ fn dispatch_queries(surveys: &Receiver<BlockStatusQuery>) {
             && let Some(now) = survey.take()
             && let Err(TrySendError::Disconnected(back)) = asker.queue.try_send(now)
         {
-            // Its thread has just ended.
+            // The device's thread has just ended.
             survey = Some(back);
         }
         let Some(survey) = survey else { continue };
@@ -152,7 +151,7 @@ fn begin(device: DeviceId, survey: BlockStatusQuery, device_threads: &mut HashMa
     let (queue, surveys) = sync_channel(QUEUE_MAX);
     let life = Arc::new(());
     let alive = Arc::downgrade(&life);
-    // Cannot be full; if the thread can't be had, it is dropped with its queue.
+    // The new queue is not full. If no thread can be started, the query is dropped with the queue.
     let _ = queue.try_send(survey);
     let thread = std::thread::Builder::new().name("udm-nbd-extents".to_owned());
     if thread.spawn(move || serve_device(&surveys, life)).is_ok() {

@@ -1,11 +1,11 @@
-//! One client: a front end on one core.
+//! The connection of one client: a front end on one core.
 //!
-//! The life of a connection: *handshake* → *serving* → *draining* (nothing more is taken in; what
-//! is in flight is finished and answered) → *dead* (nothing more is sent either; what is in flight
-//! is awaited) → closed. A client that vanishes, a stream out of step and a failed send lead
-//! straight to *dead*; `DISC`, the end of the stream and a stop of the server to *draining*. Memory
-//! is freed when the last bio and the last ring operation are back, not before. A connection that
-//! is *moved* goes on on another core (`migration`).
+//! The phases of a connection: *handshake* → *serving* → *draining* (nothing more is received;
+//! requests in flight are completed and answered) → *dead* (nothing more is sent; requests in
+//! flight are awaited) → closed. A lost client, an invalid stream and a failed send lead straight
+//! to *dead*. `DISC`, the end of the stream and a stop of the server lead to *draining*. Memory is
+//! freed when the last bio and the last ring operation have completed. A connection that is *moved*
+//! continues on another core (`migration`).
 
 mod memory_use;
 mod migration;
@@ -43,11 +43,11 @@ use udm_wire::nbd::Request;
 const RECV: u64 = 0;
 const SEND: u64 = 1;
 
-/// Requests that a connection takes in a turn, so that a flood of them leaves the core to its other
-/// clients in between.
+/// Limit of requests that a connection takes in per turn, so that the core also serves its other
+/// clients.
 const REQUESTS_A_TURN: usize = 256;
 
-/// A connection that was idle for so long gives back what it kept for reuse.
+/// Idle time after which a connection frees the memory that it keeps for reuse.
 const IDLE: Nanos = Nanos(1_000_000_000);
 
 pub(super) enum ConnectionPhase {
@@ -55,13 +55,13 @@ pub(super) enum ConnectionPhase {
     Serving,
     Draining,
     Dead,
-    /// It goes on on another core.
+    /// The connection continues on another core.
     Moved,
 }
 
-/// A client's connection. See the module's documentation.
+/// The server side of a client's connection.
 pub(super) struct Connection {
-    /// `None` when nothing more is received or sent: a connection whose client is gone keeps no
+    /// `None` when nothing more is received or sent, so that a connection without a client keeps no
     /// descriptor.
     fd: Option<Arc<OwnedFd>>,
     pub(super) cluster: Arc<CoreSet>,
@@ -74,7 +74,7 @@ pub(super) struct Connection {
     pub(super) export: Option<(ExportRef, ExportGeometry)>,
     pub(super) structured: bool,
     pub(super) contexts: Arc<[MetaContext]>,
-    /// Its name in letters, unlike any other's.
+    /// Unique number of the connection in messages.
     pub(super) id: u64,
     pub(super) block_status_worker: BlockStatusWorker,
     pub(super) rx: ReceiveBuffer,
@@ -84,60 +84,60 @@ pub(super) struct Connection {
     /// A write whose payload is still arriving.
     pub(super) arriving: Option<(Request, BioFlags)>,
     pub(super) pending: slab::Slab<PendingRequest>,
-    /// What orders requests that change a part of a block; `None` when this connection can't write.
+    /// Membership in the range locks of the device; `None` if this connection cannot write.
     pub(super) lock_member: Option<LockMember>,
-    /// Requests that wait for a hold to end, or for one of their own, in order.
+    /// Requests that wait for a range lock or for another request of this connection, in order.
     pub(super) parked: VecDeque<usize>,
     pub(super) bios: BioPool,
-    /// Buffers of reads. Nobody but devices writes into them, so a read that a device leaves alone
-    /// shows zeroes or what this client has read before.
+    /// Buffers of reads. Only devices write into them. So if a device does not fill a read, the
+    /// client gets zeroes or data that it has read before.
     pub(super) reads: BufPool,
     /// Buffers of long writes and of zeroes.
     pub(super) writes: BufPool,
-    /// Requests not answered, and what they count for in bytes.
+    /// Number of unanswered requests, and the bytes that they count as.
     pub(super) open: usize,
     pub(super) open_bytes: usize,
     pub(super) delta: CounterDelta,
-    /// What its core counts for its device; `None` before it has chosen one.
+    /// Counters of this core for the device; `None` before an export is chosen.
     pub(super) io_counters: Option<Arc<CachePadded<CoreIoCounters>>>,
-    /// The time of this call.
+    /// Time of the current call.
     pub(super) now: Nanos,
-    /// `None` before the first call on its core.
+    /// `None` before the first call on this core.
     memory: Option<MemoryLease>,
-    /// `None` before that, and where there is no other core.
+    /// `None` before the client is served, and if there is only one core.
     balanced: Option<BalancedClient>,
-    /// Bytes that write-zeroes in flight may need as data.
+    /// Bytes of buffers that write-zeroes in flight may need.
     pub(super) zeroing: usize,
-    /// When its client last moved a byte, or was last given reason to; when anything of it last
-    /// moved.
+    /// Time when the client last moved a byte or was last expected to, and time of the last
+    /// activity.
     client_at: Nanos,
     active_at: Nanos,
-    /// When to look whether it is idle, and whether it waited for memory for too long.
+    /// Times of the next check for idleness and of the next check of the wait for memory.
     trim_at: Nanos,
     patience_at: Nanos,
-    /// It keeps something for reuse.
+    /// The connection keeps memory for reuse.
     has_reusable_memory: bool,
-    /// The client will send no more.
+    /// The client has ended its stream.
     read_eof: bool,
-    /// It is about to go on on another core.
+    /// The move to another core that is in progress.
     pending_move: Option<migration::PendingMove>,
-    /// The core that it came from, until it has settled on this one.
+    /// The core that it came from, until it is ready on this one.
     from: Option<CoreId>,
-    /// How long it stays here at the least.
+    /// Minimum time on this core.
     stay: Nanos,
-    /// The server ends: what fails now may have waited for something that does not come any more.
+    /// The server stops: requests that fail now may have waited for an event that will not occur.
     pub(super) ending: bool,
-    /// Requests of its export fail.
+    /// Requests of the export fail.
     pub(super) failing: bool,
     ops: Vec<Done>,
-    /// The turn, by its time, and the requests taken in it.
+    /// Time of the current turn, and the requests taken in it.
     turn: Nanos,
     taken: usize,
-    /// Given back behind all the rest: who sees no connection sees no user of an export either.
+    /// Dropped last: if no connection is counted, no export has a user.
     admission_slot: AdmissionSlot,
 }
 
-/// A number for each connection.
+/// Returns a new number for a connection.
 fn next_id() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     NEXT.fetch_add(1, Ordering::Relaxed)
@@ -152,7 +152,7 @@ impl Connection {
         mut options: ServerOptions,
         admission_slot: AdmissionSlot,
     ) -> Connection {
-        // With bounds of nothing, nothing would ever be let in.
+        // With a limit of 0, no request would be accepted.
         options.requests_max = options.requests_max.max(1);
         options.bytes_max = options.bytes_max.max(1);
         Connection {
@@ -206,7 +206,7 @@ impl Connection {
         }
     }
 
-    // ---- in ----
+    // ---- receiving and sending ----
 
     fn received(&mut self, done: Done) {
         self.receiving = false;
@@ -220,7 +220,7 @@ impl Connection {
             }
             Ok(_) => {
                 self.rx.arrived(0, done.data);
-                // The client will say no more; it may still listen for its answers.
+                // The client sends nothing more, but may still read its answers.
                 match self.phase {
                     ConnectionPhase::Serving if self.is_cut() => self.phase = ConnectionPhase::Dead,
                     ConnectionPhase::Serving => {
@@ -230,7 +230,7 @@ impl Connection {
                     ConnectionPhase::Draining | ConnectionPhase::Dead | ConnectionPhase::Moved => {}
                 }
             }
-            // For the sake of leaving, which may have been given up since.
+            // Cancelled for a move, which may itself have been cancelled since.
             Err(ECANCELED) => self.rx.arrived(0, done.data),
             Err(errno) => {
                 self.rx.arrived(0, done.data);
@@ -240,7 +240,8 @@ impl Connection {
         }
     }
 
-    /// True when the client takes no answers either. TCP does not say so before a send fails.
+    /// Returns true if the client does not read answers either. TCP reports that only when a send
+    /// fails.
     fn is_cut(&self) -> bool {
         let Some(fd) = &self.fd else { return true };
         let mut fds = [PollFd::new(fd, PollFlags::empty())];
@@ -280,7 +281,7 @@ impl Connection {
         self.open >= self.options.requests_max || self.open_bytes >= self.options.bytes_max
     }
 
-    /// Works off what has arrived, then asks for more and sends what waits. Called after every
+    /// Handles received data, starts the next receive and sends waiting output. Called after every
     /// change.
     fn pump(&mut self, cx: &mut FrontCx<'_, '_>) {
         if matches!(self.phase, ConnectionPhase::Handshake(_)) {
@@ -295,7 +296,7 @@ impl Connection {
             && self.taken < REQUESTS_A_TURN
             && !self.is_moving_away()
         {
-            // A write that was let in gets its payload, whatever the bounds say of the next
+            // A write that was accepted gets its payload, even if the limits block the next
             // request.
             full = self.arriving.is_none() && (self.is_full() || !self.try_reserve(self.next_need(), cx));
             if full || !self.take_request(cx) {
@@ -304,7 +305,7 @@ impl Connection {
             self.has_reusable_memory = true;
             self.taken += 1;
             if self.taken == REQUESTS_A_TURN {
-                // What has arrived besides comes next turn.
+                // The rest of the received data is handled in the next turn.
                 cx.schedule(cx.me());
             }
         }
@@ -321,8 +322,8 @@ impl Connection {
         }
         self.advance_shutdown(cx);
         self.advance_move(cx);
-        // While it listens for more, and has nothing else to say, it does not matter when it hears
-        // that its answers have left.
+        // If a receive is in flight and no output waits, the completion of the send may be
+        // deferred.
         let goes_on = self.receiving && self.tx.is_all_out() && self.pending_move.is_none();
         cx.set_defer_sends(matches!(self.phase, ConnectionPhase::Serving) && goes_on);
         self.record_work(cx);
@@ -347,12 +348,12 @@ impl Connection {
         }
     }
 
-    /// True while a client that is still shaking hands does not read what it asked for.
+    /// Returns true while a client in the handshake does not read its answers.
     fn is_backpressured(&self) -> bool {
         matches!(self.phase, ConnectionPhase::Handshake(_)) && !self.tx.is_idle()
     }
 
-    /// Ends what can be ended: the last steps of the connection's life.
+    /// Performs the last steps of the connection's life as far as possible.
     fn advance_shutdown(&mut self, cx: &mut FrontCx<'_, '_>) {
         if matches!(self.phase, ConnectionPhase::Draining) && self.are_all_answered() && self.tx.is_idle() {
             self.phase = ConnectionPhase::Dead;
@@ -367,7 +368,7 @@ impl Connection {
         if !over {
             return;
         }
-        // What is under way in the ring ends with an error or the end of the stream.
+        // After the shutdown, ring operations end with an error or the end of the stream.
         if !self.receiving && !self.sending {
             self.fd = None;
         } else if let Some(fd) = &self.fd {
@@ -441,7 +442,7 @@ impl FrontEnd for Connection {
 
     fn message(&mut self, message: &(dyn Any + Send), cx: &mut FrontCx<'_, '_>) {
         self.now = cx.now();
-        // Most are no affair of this client's, and there may be thousands of those.
+        // Most messages are for other clients, and there may be thousands of them.
         let is_mine = self.on_range_lock_message(message, cx)
             || self.on_block_status_answer(message)
             || self.on_move_message(message, cx);

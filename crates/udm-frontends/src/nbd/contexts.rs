@@ -1,19 +1,19 @@
-//! The metadata contexts of an export, what clients ask for them, and what they say of blocks.
+//! Metadata contexts of an export: selection by clients, and block status.
 //!
-//! `base:allocation` is everybody's. A device that knows what has changed since an instant
-//! ([`udm_core::Device::checkpoints`]) has a `qemu:dirty-bitmap:NAME` for each: QEMU's name for
-//! such a map, and its flag. A context that was chosen means that instant for as long as the
-//! connection lasts: when what kept it is gone, all is dirty, whatever bears its name by then.
+//! Every device has `base:allocation`. A device that tracks changes since a checkpoint
+//! ([`udm_core::Device::checkpoints`]) has a `qemu:dirty-bitmap:NAME` for each checkpoint, with
+//! QEMU's name and flag. A chosen context means that checkpoint until the connection ends. If the
+//! checkpoint is deleted, everything is dirty, even if another checkpoint has its name.
 
 use std::collections::HashSet;
 use udm_core::{ChangeStatus, Checkpoint, Device, ExtentKind, Extents, Sector, Sectors};
 use udm_wire::nbd::{CONTEXT_ALLOCATION, CONTEXT_DIRTY, STATE_DIRTY, STATE_HOLE, STATE_ZERO};
 
-/// Contexts that one client may choose: each is another part of every answer.
+/// Limit of contexts that a client may choose: each adds a part to every answer.
 const CHOSEN_MAX: usize = 16;
 
-/// Contexts that are listed at once, so that an answer has an end; who knows the name of one can
-/// choose it all the same.
+/// Limit of contexts in a list, so that an answer is bounded. A client that knows the name of
+/// another context can still choose it.
 const LISTED_MAX: usize = 1025;
 
 /// A run of sectors, and the flags of a context for them.
@@ -22,12 +22,12 @@ pub(super) type FlaggedRun = (Sectors, u32);
 /// A metadata context.
 #[derive(Clone)]
 pub(super) struct MetaContext {
-    /// Its number on the wire, once it is chosen.
+    /// Number of the context on the wire.
     pub(super) id: u32,
     kind: ContextKind,
 }
 
-/// What it says of blocks.
+/// Kind of a metadata context.
 #[derive(Clone)]
 enum ContextKind {
     Allocation,
@@ -35,7 +35,6 @@ enum ContextKind {
 }
 
 impl MetaContext {
-    /// Its name.
     pub(super) fn name(&self) -> String {
         match &self.kind {
             ContextKind::Allocation => CONTEXT_ALLOCATION.to_owned(),
@@ -43,8 +42,8 @@ impl MetaContext {
         }
     }
 
-    /// What `device` says of `len` sectors from `from` on: `max` runs at the most, in order, of
-    /// which there is one. It may block.
+    /// Queries `device` for `len` sectors from `from` on. Returns at least one and at most `max`
+    /// runs, in order. May block.
     pub(super) fn ask(&self, device: &dyn Device, from: Sector, len: Sectors, max: usize) -> Vec<FlaggedRun> {
         match &self.kind {
             ContextKind::Allocation => {
@@ -63,7 +62,7 @@ impl MetaContext {
         }
     }
 
-    /// What is true enough when the device was not asked.
+    /// Flags that are always valid, for an answer without a query.
     pub(super) fn unknown(&self) -> u32 {
         match self.kind {
             ContextKind::Allocation => 0,
@@ -76,19 +75,19 @@ fn runs<T: Copy + PartialEq>(found: &Extents<T>, flags: impl Fn(T) -> u32) -> Ve
     found.list().iter().map(|run| (run.len, flags(run.content))).collect()
 }
 
-/// The contexts of `device` that one of `queries` names, numbered from 1. To list, no query at all
-/// is a query for all of them, and a namespace (`base:`, `qemu:`, `qemu:dirty-bitmap:`) for those
+/// Returns the contexts of `device` that match one of `queries`, numbered from 1. For a list, no
+/// query means all contexts, and a namespace (`base:`, `qemu:`, `qemu:dirty-bitmap:`) means those
 /// in it.
 ///
 /// # Errors
-/// There are more than a client may have.
+/// More contexts match than a client may have.
 pub(super) fn match_contexts(
     device: &dyn Device,
     queries: &[String],
     list: bool,
 ) -> Result<Vec<MetaContext>, &'static str> {
     let wanted: HashSet<&str> = queries.iter().map(String::as_str).collect();
-    // Whoever asks for nothing else does not have the device asked.
+    // The device is queried only if a dirty bitmap may match.
     let dirty = |query: &&str| CONTEXT_DIRTY.starts_with(query) || query.starts_with(CONTEXT_DIRTY);
     let asks = list && queries.is_empty() || wanted.iter().any(dirty);
     let checkpoints = if asks { device.checkpoints() } else { Vec::new() };

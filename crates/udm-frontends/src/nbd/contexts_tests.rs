@@ -1,4 +1,4 @@
-//! What is asked for, and what is said.
+//! Queries for metadata contexts and their block status.
 
 use super::*;
 use std::any::Any;
@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use udm_core::errno::EOPNOTSUPP;
 use udm_core::{Cx, DeviceId, Lane, Limits, OpenError};
 
-/// A device with instants of these names. The first one is still known.
+/// A device with checkpoints of these names. The first one still exists.
 struct CheckpointDevice {
     names: Vec<String>,
     key: Arc<dyn Any + Send + Sync>,
@@ -72,7 +72,7 @@ fn queries() {
     for name in all {
         assert_eq!(chosen(&[name, name]), [name], "{name}");
     }
-    // A name that is a namespace as well lists what is in it.
+    // A name that is also a namespace lists the contexts in it.
     assert_eq!(listed(&["qemu:dirty-bitmap:b:"]), [""; 0]);
 }
 

@@ -1,7 +1,6 @@
-//! What is served: devices by name.
+//! The list of exports: devices by name.
 //!
-//! The list is read when a client names an export or asks for all of them, and never on the data
-//! path.
+//! The list is read when a client names an export or lists all of them, and never on the data path.
 
 use super::io_counters::{CoreIoCounters, DeviceIoCounters, DeviceIoReport};
 use super::range_locks::RangeLocks;
@@ -14,37 +13,37 @@ use udm_core::{CoreId, Device, DeviceId, Limits, SECTOR_SIZE, Sectors};
 use udm_runtime::CoreSet;
 use udm_wire::nbd::{BlockSizes, ExportFlags, PAYLOAD_MAX, PAYLOAD_MAX_DEFAULT, STRING_MAX};
 
-/// What is called when a connection has let go of an export.
+/// Function that is called when a connection has closed an export.
 type ClosedHook = Arc<OnceLock<Arc<dyn Fn() + Send + Sync>>>;
 
 /// A device under a name.
 pub struct Export {
-    /// Changed under the lock of the list alone.
+    /// Changed only under the lock of the list.
     name: Mutex<Arc<str>>,
     description: String,
     read_only: bool,
     device: Arc<dyn Device>,
     users: AtomicUsize,
-    /// How many have its requests fail.
+    /// Number of [`FailRequestsGuard`]s of the export.
     failing: AtomicUsize,
-    /// That of the list that it is on.
+    /// The hook of the list that the export is on.
     closed: ClosedHook,
-    /// Of its device, shared with its other exports.
+    /// State of the device, shared by all its exports.
     exported_device: Arc<ExportedDevice>,
 }
 
-/// What all exports of a device have in common.
+/// State that all exports of a device share.
 struct ExportedDevice {
     range_locks: Arc<RangeLocks>,
     served: DeviceIoCounters,
 }
 
 impl Export {
-    /// `device` under `name`; `description` is for people and may be empty. With `read_only` writes
-    /// fail with EPERM whatever the device would say.
+    /// Creates an export of `device` under `name`. `description` is for people and may be empty.
+    /// With `read_only`, writes fail with EPERM even if the device is writable.
     ///
     /// # Errors
-    /// A name or description that the protocol can't carry.
+    /// The protocol cannot transmit the name or description.
     pub fn new(
         name: impl Into<String>,
         description: impl Into<String>,
@@ -68,7 +67,7 @@ impl Export {
         })
     }
 
-    /// Its name, as of now.
+    /// Current name.
     #[must_use]
     pub fn name(&self) -> Arc<str> {
         Arc::clone(&self.named())
@@ -78,7 +77,7 @@ impl Export {
         self.name.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Its description; may be empty.
+    /// Description; may be empty.
     #[must_use]
     pub fn description(&self) -> &str {
         &self.description
@@ -93,55 +92,57 @@ impl Export {
     /// Connections that chose this export and are still open.
     #[must_use]
     pub fn users(&self) -> usize {
-        // In one order with what whoever asks has told those who close it.
+        // Sequentially consistent with messages between the reader and the connections that close
+        // the export.
         self.users.load(Ordering::SeqCst)
     }
 
-    /// True while its requests fail.
+    /// Returns true while requests of the export fail.
     pub(super) fn is_failing(&self) -> bool {
         self.failing.load(Ordering::SeqCst) > 0
     }
 
-    /// What orders requests that change a part of a block.
+    /// Range locks of the device, for requests that change a part of a block.
     pub(super) fn range_locks(&self) -> &Arc<RangeLocks> {
         &self.exported_device.range_locks
     }
 
-    /// What `core` has served of the device.
+    /// Counters of `core` for the device.
     pub(super) fn served_on(&self, core: CoreId) -> Arc<CachePadded<CoreIoCounters>> {
         self.exported_device.served.on(core)
     }
 
-    /// What clients of the device have asked for and got, by whatever export, while one was on the
-    /// list or in use.
+    /// Counters of the device over all its exports, since one was last added while none was listed
+    /// or in use.
     #[must_use]
     pub fn served(&self) -> DeviceIoReport {
         self.exported_device.served.report()
     }
 
-    /// Clients may not write, whatever the device would say.
+    /// True if clients may not write, even if the device is writable.
     #[must_use]
     pub fn is_read_only(&self) -> bool {
         self.read_only
     }
 
-    /// What a client is told, as of now.
+    /// Current geometry for a client.
     pub(super) fn geometry(&self) -> ExportGeometry {
         ExportGeometry::new(&self.device.limits(), self.read_only)
     }
 }
 
-/// For as long as this is held, requests of an export's clients fail ([`Exports::fail`]).
+/// Makes requests of an export's clients fail while it is held ([`Exports::fail`]).
 pub struct FailRequestsGuard {
     export: Arc<Export>,
     cluster: Weak<CoreSet>,
 }
 
-/// Has connections look whether their requests fail.
+/// Message: connections check whether their requests fail.
 pub(super) struct FailMessage;
 
 impl FailRequestsGuard {
-    /// Behind a change: a connection that has begun to listen sees it, or hears of it.
+    /// Notifies connections after a change. A connection that subscribes meanwhile reads the new
+    /// state.
     fn tell(&self) {
         let Some(cluster) = self.cluster.upgrade() else { return };
         for core in 0..cluster.len() {
@@ -157,7 +158,7 @@ impl Drop for FailRequestsGuard {
     }
 }
 
-/// A connection's hold on an export, counted once with all its clones.
+/// A connection's reference to an export. All its clones count as one user.
 #[derive(Clone)]
 pub struct ExportRef(Arc<ExportUseCount>);
 
@@ -179,36 +180,37 @@ impl Drop for ExportUseCount {
     }
 }
 
-/// Size, block sizes and abilities of an export, as a client is told them. They hold for the
-/// connection: NBD has no way to change them.
+/// Size, block sizes and abilities of an export, as sent to a client. They are valid for the whole
+/// connection: NBD cannot change them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ExportGeometry {
     /// Size in bytes, whole blocks of the device.
     pub(super) size: u64,
-    /// Blocks of the device; a client may ask for less.
+    /// Block size of the device. Requests may be smaller.
     pub(super) block: BlockSize,
-    /// Smallest, preferred, largest.
+    /// Minimum, preferred and maximum block size.
     pub(super) blocks: BlockSizes,
-    /// Without `SEND_DF`, which depends on what the client asked for.
+    /// Flags without `SEND_DF`, which depends on the client's options.
     pub(super) flags: ExportFlags,
-    /// The longest read or write in bytes that the device takes at once; whole blocks.
+    /// The longest read or write of the device in bytes; whole blocks.
     pub(super) data_max: u32,
-    /// The longest discard in bytes that the device takes at once; whole blocks.
+    /// The longest discard of the device in bytes; whole blocks.
     pub(super) discard_max: u32,
-    /// The same of a write-zeroes.
+    /// The longest write-zeroes of the device in bytes; whole blocks.
     pub(super) zeroes_max: u32,
 }
 
 impl ExportGeometry {
     fn new(limits: &Limits, read_only: bool) -> ExportGeometry {
         let block = limits.logical_block;
-        // The protocol wants a power of two; the device's optimum may be a stripe of any width.
+        // The protocol requires a power of two, but the optimal size of the device may be a stripe
+        // of any width.
         let optimum = limits.io_opt.max(limits.io_min).clamp(1, PAYLOAD_MAX_DEFAULT);
         let preferred = (1 << optimum.ilog2()).max(block).max(4096);
         let blocks = BlockSizes { minimum: 1, preferred, maximum: PAYLOAD_MAX };
-        // One device behind all connections, so a flush on one covers all. Zeroes never travel as
-        // data, so they are never slower than a write; where the device can't, FAST_ZERO is refused
-        // and the rest is written out.
+        // All connections use one device, so a flush on one covers all. Zeroes are not transmitted
+        // as data, so they are never slower than a write. If the device does not support them,
+        // FAST_ZERO is refused, and other zeroes are written as data.
         let mut flags = ExportFlags::HAS_FLAGS
             | ExportFlags::SEND_FLUSH
             | ExportFlags::SEND_FUA
@@ -235,26 +237,26 @@ impl ExportGeometry {
     }
 }
 
-/// `max` in bytes, cut to whole blocks and to what a request can ask for. A device that can't is
-/// asked for all at once, and says so.
+/// Returns `max` in bytes, limited to whole blocks and to the length of a request. If the device
+/// does not support the operation, it gets requests of any length and refuses them.
 fn range_max(max: Sectors, block: u32) -> u32 {
     let bytes = if max == Sectors::ZERO { u64::MAX } else { max.0.saturating_mul(SECTOR_SIZE) };
     let bytes = bytes.min(u64::from(u32::MAX)) as u32;
     (bytes - bytes % block).max(block)
 }
 
-/// Why an export could not be had.
+/// Error of adding or renaming an export.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ExportError {
-    /// A text that the protocol can't carry.
+    /// The protocol cannot transmit the text.
     #[error("export {0:?}: a name or description has at most 4096 bytes and no NUL")]
     Text(String),
-    /// The name is taken.
+    /// Another export has the name.
     #[error("export {0:?} exists already")]
     Exists(String),
 }
 
-/// Checks that the protocol can carry `text`, of the export `name`.
+/// Checks that the protocol can transmit `text` of the export `name`.
 fn check_text(text: &str, name: &str) -> Result<(), ExportError> {
     if text.len() <= STRING_MAX && !text.contains('\0') {
         return Ok(());
@@ -262,7 +264,7 @@ fn check_text(text: &str, name: &str) -> Result<(), ExportError> {
     Err(ExportError::Text(name.chars().take(64).collect()))
 }
 
-/// Exports in the order in which they came, and by name: of ten thousand as of one.
+/// Exports in the order in which they were added, and by name. Look-ups are fast for any number.
 #[derive(Default)]
 struct ExportTable {
     ordered: BTreeMap<u64, Arc<Export>>,
@@ -275,7 +277,7 @@ impl ExportTable {
         self.places.get(name).map(|place| &self.ordered[place])
     }
 
-    /// Its place, where it is on the list.
+    /// Position of the export, if it is on the list.
     fn place(&self, export: &Arc<Export>) -> Option<u64> {
         let place = *self.places.get(&export.name())?;
         Arc::ptr_eq(&self.ordered[&place], export).then_some(place)
@@ -301,38 +303,39 @@ impl ExportTable {
         }
     }
 
-    /// The one called `name`; the first for the empty name, unless there is one of that name.
+    /// Returns the export called `name`. For the empty name, returns the first one unless an export
+    /// has that name.
     fn find(&self, name: &str) -> Option<&Arc<Export>> {
         self.get(name).or_else(|| self.ordered.values().next().filter(|_| name.is_empty()))
     }
 }
 
-/// The exports of a server, in order. The first one is what a client gets that names none.
+/// The exports of a server, in order. A client that names no export gets the first one.
 #[derive(Default)]
 pub struct Exports {
     list: Mutex<ExportTable>,
-    /// Of each device that is or was exported, while somebody uses them.
+    /// State of each device that is or was exported, while an export of it exists.
     exported_devices: Mutex<HashMap<DeviceId, Weak<ExportedDevice>>>,
     closed: ClosedHook,
-    /// Where those who serve them are.
+    /// The cores that serve the exports.
     cluster: OnceLock<Weak<CoreSet>>,
 }
 
 impl Exports {
-    /// No exports.
+    /// Creates an empty list.
     #[must_use]
     pub fn new() -> Exports {
         Exports::default()
     }
 
-    /// They are served on the cores of `core_set`. Once; later calls change nothing.
+    /// Sets the cores that serve the exports. Only the first call has an effect.
     pub(super) fn served_on(&self, cluster: &Arc<CoreSet>) {
         let _ = self.cluster.set(Arc::downgrade(cluster));
     }
 
-    /// Has all requests of clients of `export` fail with EIO, for as long as what is returned is
-    /// held: those that come, and those under way at once. What its device has of the latter it
-    /// keeps, with their memory, until it is done with it; a write may happen all the same.
+    /// Makes all requests of the clients of `export` fail with EIO while the returned guard is
+    /// held. This includes requests in flight, which fail at once. The device keeps those, with
+    /// their memory, until it completes them; a write may still be executed.
     #[must_use = "requests fail while it is held"]
     pub fn fail(&self, export: &Arc<Export>) -> FailRequestsGuard {
         export.failing.fetch_add(1, Ordering::SeqCst);
@@ -346,8 +349,8 @@ impl Exports {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has `hook` called when a connection has let go of an export, on whatever core: it should do
-    /// no more than wake another. Once; later calls change nothing.
+    /// Sets the function that is called when a connection has closed an export, on any core. `hook`
+    /// should only wake a thread. Only the first call has an effect.
     pub fn on_closed(&self, hook: Arc<dyn Fn() + Send + Sync>) {
         let _ = self.closed.set(hook);
     }
@@ -355,7 +358,7 @@ impl Exports {
     /// Adds an export at the end.
     ///
     /// # Errors
-    /// When the name is taken.
+    /// Another export has the name.
     pub fn add(&self, mut export: Export) -> Result<Arc<Export>, ExportError> {
         let mut list = self.list();
         list.check_free(&export.name())?;
@@ -366,11 +369,11 @@ impl Exports {
         Ok(export)
     }
 
-    /// Puts `export`, which was added before, on the list under `name`: at its place if it is on
-    /// it, at the end if it was taken off. Its clients stay, and notice nothing.
+    /// Puts `export`, which was added before, on the list under `name`. If it is on the list, it
+    /// keeps its position; otherwise it is added at the end. Its clients stay connected.
     ///
     /// # Errors
-    /// When the name is taken, or the protocol can't carry it.
+    /// Another export has the name, or the protocol cannot transmit it.
     pub fn put(&self, export: &Arc<Export>, name: &str) -> Result<(), ExportError> {
         check_text(name, name)?;
         let mut list = self.list();
@@ -390,12 +393,12 @@ impl Exports {
         Ok(())
     }
 
-    /// All exports of a device have the same, those included that were taken off the list and are
-    /// still in use.
+    /// Shares the state of a device with its other exports, including those that were removed and
+    /// are still in use.
     fn share(&self, export: &mut Export) {
         let mut all = self.exported_devices.lock().unwrap_or_else(PoisonError::into_inner);
         if all.len() == all.capacity() {
-            // Not each time: there may be thousands.
+            // Only when the map is full: it may have thousands of entries.
             all.retain(|_, shared| shared.strong_count() > 0);
         }
         let device = export.device.id();
@@ -405,14 +408,14 @@ impl Exports {
         }
     }
 
-    /// Takes an export off the list. Connections that use it go on: see [`Export::users`].
+    /// Removes an export from the list. Connections that use it continue; [`Export::users`] counts
+    /// them.
     pub fn remove(&self, export: &Arc<Export>) {
         self.list().remove(export);
     }
 
-    /// As [`Exports::get`], for a connection that is to use it: counted while the list is locked,
-    /// so that whoever takes an export off the list knows by its users whether anybody can still
-    /// come.
+    /// As [`Exports::get`], but counts a user while the list is locked. So after
+    /// [`Exports::remove`], the number of users cannot grow.
     #[must_use]
     pub fn hold(&self, name: &str) -> Option<ExportRef> {
         let list = self.list();
@@ -421,7 +424,8 @@ impl Exports {
         Some(ExportRef(Arc::new(ExportUseCount(Arc::clone(export)))))
     }
 
-    /// The export `name`; the first one for the empty name, unless there is one of that name.
+    /// Returns the export `name`. For the empty name, returns the first one unless an export has
+    /// that name.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<Arc<Export>> {
         self.list().find(name).cloned()
@@ -433,8 +437,8 @@ impl Exports {
         self.list().ordered.values().cloned().collect()
     }
 
-    /// Up to `count` exports, in order, from place `from` on; with the place behind them, if there
-    /// may be more there.
+    /// Returns up to `count` exports, in order, from position `from` on. Also returns the position
+    /// after them if there may be more.
     pub(super) fn some(&self, from: u64, count: usize) -> (Vec<Arc<Export>>, Option<u64>) {
         let list = self.list();
         let some: Vec<_> = list.ordered.range(from..).take(count).collect();

@@ -1,9 +1,8 @@
-//! The handshake, from the greeting to the choice of an export: bytes in, bytes out, no I/O.
+//! The handshake, from the greeting to the choice of an export: a state machine without I/O.
 //!
-//! Contract: one call of [`Handshake::step`] answers one message of the client at the most, or a
-//! part of it where it asks for all exports, so the caller decides how much output may pile up.
-//! What the client has no right to send ends the connection; what it may send and we can't do is
-//! answered with an error.
+//! Contract: one call of [`Handshake::step`] answers at most one message of the client, or a part
+//! of a list of exports. So the caller limits the output that waits. If the client violates the
+//! protocol, the connection ends. An option that is valid but not supported gets an error reply.
 
 use super::contexts::{MetaContext, match_contexts};
 use super::exports::{Export, ExportGeometry, ExportRef, Exports};
@@ -17,53 +16,53 @@ use udm_wire::nbd::{
     put_info, put_meta_context, put_server,
 };
 
-/// The server's half of a handshake.
+/// The server's side of a handshake.
 #[derive(Default)]
 pub(super) struct Handshake {
     parser: HandshakeParser,
     no_zeroes: bool,
     structured: bool,
-    /// The metadata contexts that were chosen, and for which export: they are void for any other.
+    /// The chosen metadata contexts, with the export for which they are valid.
     contexts: Option<(Arc<str>, DeviceId, Arc<[MetaContext]>)>,
-    /// Where the list of exports goes on that the client waits for.
+    /// Position at which the requested list of exports continues.
     listing: Option<u64>,
 }
 
-/// Exports that are listed in a step.
+/// Exports listed per step.
 const LISTED_A_STEP: usize = 16;
 
-/// What a step led to.
+/// Result of a step.
 pub(super) enum HandshakeStep {
-    /// The input is used up; more must come.
+    /// The input is used up.
     More,
-    /// A message was answered, or a part of it; there may be more in the input, and to answer.
+    /// A message was answered, or a part of it. The input may have more messages.
     Answered,
-    /// Transmission begins behind the output.
+    /// The transmission phase begins after the output.
     Begin(NegotiatedSession),
-    /// Send the output, then close.
+    /// The connection is closed after the output is sent.
     Close,
 }
 
-/// What was agreed on.
+/// The negotiated options.
 pub(super) struct NegotiatedSession {
     pub(super) export: ExportRef,
     pub(super) geometry: ExportGeometry,
-    /// Reads are answered with chunks.
+    /// Reads are answered with structured replies.
     pub(super) structured: bool,
-    /// What `BLOCK_STATUS` is answered with; it may not be asked when there are none.
+    /// Contexts of `BLOCK_STATUS`. If empty, the command is refused.
     pub(super) contexts: Arc<[MetaContext]>,
 }
 
-/// Opens the device of the chosen export, before the client is told that it has it.
+/// Opens the device of the chosen export before the client gets a positive answer.
 pub(super) type OpenDeviceFn<'a> = &'a mut dyn FnMut(&Export) -> Result<(), OpenError>;
 
 impl Handshake {
-    /// The server's first bytes.
+    /// The first bytes that the server sends.
     pub(super) fn greeting() -> [u8; GREETING_SIZE] {
         greeting(HandshakeFlags::FIXED_NEWSTYLE | HandshakeFlags::NO_ZEROES)
     }
 
-    /// Takes the next message off the front of `input` and appends the answer to `out`.
+    /// Takes the next message from `input` and appends the answer to `out`.
     pub(super) fn step(
         &mut self,
         input: &mut &[u8],
@@ -133,7 +132,7 @@ impl Handshake {
         HandshakeStep::Answered
     }
 
-    /// Some exports, from place `from` of the list on, and the end of the answer behind the last.
+    /// Lists some exports from position `from` on, and ends the answer after the last one.
     fn list(&mut self, from: u64, out: &mut Vec<u8>, exports: &Exports) {
         let (some, next) = exports.some(from, LISTED_A_STEP);
         some.iter().for_each(|export| put_server(out, &export.name(), export.description()));
@@ -143,8 +142,8 @@ impl Handshake {
         }
     }
 
-    /// Lists the metadata contexts that are asked for, or chooses them: each choice replaces the
-    /// one before.
+    /// Lists the matching metadata contexts, or chooses them. Each choice replaces the previous
+    /// one.
     fn contexts_of(&mut self, request: &MetaRequest, option: u32, out: &mut Vec<u8>, exports: &Exports) {
         let list = option == OPT_LIST_META_CONTEXT;
         if !list {
@@ -169,7 +168,7 @@ impl Handshake {
         }
     }
 
-    /// The old way in: it knows no error but the end of the connection.
+    /// Handles `EXPORT_NAME`, whose only error reply is the end of the connection.
     fn export_name(
         &self,
         name: &str,
@@ -225,7 +224,7 @@ impl Handshake {
         geometry.flags | df
     }
 
-    /// Size and block sizes always, name and description to those who ask.
+    /// Appends size and block sizes, and name and description if they were requested.
     fn describe(
         &self,
         option: u32,
@@ -245,7 +244,7 @@ impl Handshake {
     }
 }
 
-/// The export of that name; without one the error is in `out`.
+/// Returns `export`. If it is `None`, appends an error to `out`.
 fn export_or_error<T>(option: u32, name: &str, out: &mut Vec<u8>, export: Option<T>) -> Option<T> {
     if export.is_none() {
         put_error(out, option, REP_ERR_UNKNOWN, &format!("there is no export {name:?}"));

@@ -1,5 +1,5 @@
-//! The life of a handshake, whole: each state, each message, the answers and what follows. The
-//! rules are proto.md's, "Newstyle negotiation", "Option types" and "Metadata querying".
+//! Every state of a handshake with every message: the answers and the next state. The rules are
+//! those of proto.md, "Newstyle negotiation", "Option types" and "Metadata querying".
 
 use super::tests::{exports, replies, request, script};
 use super::*;
@@ -27,7 +27,7 @@ fn meta(name: &str) -> MetaRequest {
     MetaRequest { name: name.into(), queries: vec!["base:allocation".into()] }
 }
 
-/// What the client has said before, by the state that this leads to.
+/// Messages that lead to each state.
 fn states() -> [(&'static str, Vec<u8>); 5] {
     let chosen = |name| [ClientOption::StructuredReply, ClientOption::SetMetaContext(meta(name))];
     [
@@ -78,7 +78,7 @@ fn events() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// Feeds `bytes` to their end, or to that of the handshake.
+/// Feeds `bytes` until they or the handshake end.
 fn feed(handshake: &mut Handshake, mut bytes: &[u8], out: &mut Vec<u8>, all: &Exports) -> HandshakeStep {
     let mut open = |export: &Export| match &*export.name() {
         "other" => Err(OpenError::new(ENXIO, "the disk is gone")),
@@ -92,7 +92,7 @@ fn feed(handshake: &mut Handshake, mut bytes: &[u8], out: &mut Vec<u8>, all: &Ex
     }
 }
 
-/// Which state it is in.
+/// Name of the handshake's state.
 fn state(handshake: &Handshake) -> String {
     match (&handshake.contexts, handshake.structured) {
         (Some((name, ..)), _) => format!("contexts of {name}"),

@@ -1,4 +1,4 @@
-//! The handshake without a network: scripted clients, and clients that send anything at all.
+//! The handshake without a network: scripted clients, and clients that send arbitrary bytes.
 
 use super::*;
 use proptest::prelude::*;
@@ -11,7 +11,7 @@ use udm_wire::nbd::{
     encode_client_flags,
 };
 
-/// A device of a name and a size; nobody opens it here.
+/// A device with a size, which is never opened here.
 struct SizedDevice(DeviceId, u64);
 
 impl Device for SizedDevice {
@@ -35,7 +35,7 @@ pub(super) fn exports() -> Exports {
     exports
 }
 
-/// What a client that sent `input` in one go is told, and how it ended.
+/// Appends the answers to a client that sent `input` at once, and returns the last step.
 fn answer_to(input: &[u8], out: &mut Vec<u8>) -> HandshakeStep {
     let (mut handshake, exports) = (Handshake::default(), exports());
     let mut input = input;
@@ -135,7 +135,7 @@ fn metadata_contexts() {
     assert_eq!(chosen(&[set("disk", "base:allocation"), go()]), (0, vec![REP_ERR_INVALID, ack]));
     let all = [structured(), set("disk", "base:allocation"), go()];
     assert_eq!(chosen(&all), (1, vec![ack, context, ack, ack]));
-    // The last choice counts, a failed one too, and only for its export.
+    // The last choice counts, even if it failed, and only for its export.
     for (name, query, error) in
         [("disk", "base:", ack), ("nothing", "base:allocation", REP_ERR_UNKNOWN), ("other", "x", ack)]
     {
@@ -146,7 +146,7 @@ fn metadata_contexts() {
     assert_eq!(chosen(&list), (0, vec![ack, context, ack, ack]), "listed is not chosen");
 }
 
-/// Contexts are those of the device that had the name when they were chosen.
+/// A context belongs to the device that had the name when the context was chosen.
 #[test]
 fn metadata_contexts_of_a_name_that_changes_hands() {
     let choice = MetaRequest { name: "disk".into(), queries: vec!["base:allocation".into()] };
@@ -212,7 +212,7 @@ fn what_is_refused_leaves_the_handshake_alive() {
     );
 }
 
-/// Of thousands of exports a step lists a few; what comes and goes meanwhile harms nothing.
+/// One step lists a few of thousands of exports. Exports may be added and removed meanwhile.
 #[test]
 fn a_long_list_is_told_in_parts() {
     let (mut handshake, exports, mut out) = (Handshake::default(), Exports::new(), Vec::new());
@@ -296,8 +296,8 @@ fn any_option() -> impl Strategy<Value = ClientOption> {
 }
 
 proptest! {
-    /// Whatever comes, there is no panic, every call makes progress, and the answers stay in
-    /// proportion.
+    /// For any input there is no panic, every call makes progress, and the output is proportional
+    /// to the input.
     #[test]
     fn any_bytes(bytes in prop::collection::vec(any::<u8>(), 0..400), head in any::<bool>()) {
         let mut input = if head { script(&[]) } else { Vec::new() };
@@ -307,8 +307,7 @@ proptest! {
         prop_assert!(out.len() <= 256 + input.len() * 64, "{} bytes for {}", out.len(), input.len());
     }
 
-    /// Options that mean something, with a byte changed somewhere; and the same in pieces gives the
-    /// same.
+    /// Valid options with one changed byte. If they are cut into pieces, the result is the same.
     #[test]
     fn options_bent_and_cut(
         options in prop::collection::vec(any_option(), 0..12),

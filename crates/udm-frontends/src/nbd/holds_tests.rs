@@ -1,5 +1,5 @@
-//! The protocol without cores: members, inboxes and a disk of a few bytes, in every order of events
-//! that there is, or in very many.
+//! The range lock protocol without cores: members, inboxes and a disk of a few bytes. The tests run
+//! all orders of events, or very many.
 
 use super::*;
 use rand::rngs::SmallRng;
@@ -19,27 +19,27 @@ impl LockMessenger for TestInboxes {
     }
 }
 
-/// What a connection does, step by step.
+/// A step of a connection's script.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum ClientAction {
-    /// Begins a write of these bytes; it goes on by itself.
+    /// Begins a write of these bytes, which continues by itself.
     Write(u64, u64),
-    /// Ends the connection: what waits is dropped, what is in flight is finished first.
+    /// Ends the connection: waiting requests are dropped, requests in flight complete first.
     Leave,
 }
 
-/// Where a write is.
+/// Stage of a write.
 #[derive(Clone, Debug, PartialEq, Hash)]
 enum WriteStage {
-    /// Waits: for its own hold, or for somebody's to end.
+    /// Waits for its own range lock or for the release of another.
     Parked,
     /// Whole blocks, at the disk.
     Whole,
-    /// Has its hold and will read.
+    /// Has its range lock and will read.
     Granted,
     /// Has read these blocks and will write them back.
     Read(Vec<u8>),
-    /// Over.
+    /// Completed.
     Done,
 }
 
@@ -61,7 +61,7 @@ impl ModelWrite {
     }
 }
 
-/// What a connection is, as far as holds go.
+/// The state of a connection that matters for range locks.
 struct ModelConnection {
     core: usize,
     script: VecDeque<ClientAction>,
@@ -80,7 +80,7 @@ struct LockModel {
     marks: u8,
 }
 
-/// What may happen next.
+/// Possible next events.
 #[derive(Clone, Copy, Debug)]
 enum ModelEvent {
     Letter(usize),
@@ -185,7 +185,7 @@ impl LockModel {
         }
     }
 
-    /// False when it has to wait in the connection.
+    /// Returns false if the request must wait in the connection.
     fn admit(&mut self, i: usize, key: usize) -> bool {
         let c = &mut self.connections[i];
         let (request, member) = (&mut c.requests[key], c.member.as_mut().unwrap());
@@ -243,7 +243,7 @@ impl LockModel {
         }
     }
 
-    /// Nobody is between the reading of a block and the writing back while another writes there.
+    /// Checks that no other request is between the read of a block and its write-back.
     fn nobody_reads(&self, i: usize, key: usize, range: &Range<u64>) {
         for (j, c) in self.connections.iter().enumerate() {
             for (k, r) in c.requests.iter().enumerate() {
@@ -253,7 +253,7 @@ impl LockModel {
         }
     }
 
-    /// A connection that leaves is gone when nothing of it is in flight.
+    /// A connection that leaves ends when none of its requests is in flight.
     fn end(&mut self, i: usize) {
         let c = &mut self.connections[i];
         if c.leaving && !c.requests.iter().any(ModelWrite::in_flight) {
@@ -262,7 +262,7 @@ impl LockModel {
         }
     }
 
-    /// All that decides what can happen from here on.
+    /// Hash of all state that determines the further events.
     fn fingerprint(&self) -> u64 {
         let mut hash = DefaultHasher::new();
         self.disk.hash(&mut hash);
@@ -313,7 +313,7 @@ impl LockModel {
     }
 }
 
-/// Runs a scenario to its end; `choose` picks one of so many moves.
+/// Runs a scenario to its end. `choose` selects one of the given number of moves.
 fn run(scenario: Scenario<'_>, mut choose: impl FnMut(usize) -> usize) {
     let mut world = LockModel::new(scenario);
     loop {
@@ -326,10 +326,10 @@ fn run(scenario: Scenario<'_>, mut choose: impl FnMut(usize) -> usize) {
     }
 }
 
-/// Every order of events, as far as they lead to different states; how many states there are.
+/// Runs all orders of events that lead to different states. Returns the number of states.
 fn explore_all_orders(scenario: Scenario<'_>, check: impl Fn(&LockModel)) -> usize {
     let mut seen = HashSet::new();
-    // The choices that lead to where we are, each with how many there were.
+    // The choices that led to the current state, each with the number of alternatives.
     let mut path: Vec<(usize, usize)> = Vec::new();
     loop {
         let mut world = LockModel::new(scenario);
@@ -399,7 +399,7 @@ fn three_members_in_every_order() {
 
 #[test]
 fn a_member_that_leaves_in_every_order() {
-    // It may leave with a hold in line, active, granted, or with others waiting for its answer.
+    // It may leave with a lock queued, active or granted, or while others wait for its token.
     for cores in [[0, 0], [0, 1]] {
         let scripts: [(usize, &[ClientAction]); 2] =
             [(cores[0], &[Write(0, 1), Leave]), (cores[1], &[Write(1, 2), Leave])];
@@ -413,7 +413,7 @@ fn a_member_that_leaves_in_every_order() {
     }
 }
 
-/// More of everything, in orders drawn from seeds.
+/// More connections and writes, in random orders from seeds.
 #[test]
 fn crowds_in_many_orders() {
     for seed in 0..1000 {
@@ -439,8 +439,7 @@ fn crowds_in_many_orders() {
     }
 }
 
-/// Holds in line are served in turn, and never more at a time than members are ready to compare
-/// with.
+/// Queued locks are served in order, and the number of active locks is limited.
 #[test]
 fn bounds() {
     let inboxes = Arc::new(TestInboxes(Mutex::new(vec![VecDeque::new()])));
@@ -466,7 +465,7 @@ fn bounds() {
     assert_eq!(count(&range_locks), (ACTIVE_MAX, 6 * OWN_MAX - ACTIVE_MAX - 1));
     members.clear();
     assert_eq!(count(&range_locks), (0, 0));
-    // What nobody has taken out yet must not leave a newcomer with a hold for ever.
+    // A message that is still in the inbox must not leave a new member with a lock forever.
     let mut late = LockMember::join(&range_locks, post, CoreId(0));
     loop {
         let Some(message) = inboxes.0.lock().unwrap()[0].pop_front() else { break };

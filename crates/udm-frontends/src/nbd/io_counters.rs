@@ -1,7 +1,7 @@
-//! What clients of a device have asked for and got.
+//! I/O counters of the clients of a device.
 //!
-//! Each core counts on its own, in numbers that it alone writes: counting costs no atomic
-//! read-modify-write and no shared cache line. Whoever asks adds the cores up.
+//! Each core has its own counters and is their only writer. So counting needs no atomic
+//! read-modify-write and no shared cache line. Readers add up the cores.
 
 use crossbeam_utils::CachePadded;
 use std::collections::BTreeMap;
@@ -11,37 +11,37 @@ use udm_core::latency::{LatencyCounters, LatencyHistogram};
 use udm_core::{CoreId, Nanos, Op};
 use udm_wire::nbd::Command;
 
-/// What one operation of a device has come to, since its first client came.
+/// Counters of one operation of a device, since its first client connected.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OpIoCounters {
-    /// Requests that the device has, and those that wait for one of them to end.
+    /// Requests at the device, and those that wait for another request.
     pub in_flight: u64,
-    /// Requests answered, errors included.
+    /// Answered requests, including errors.
     pub requests: u64,
-    /// Bytes of those that went well: read, written, discarded or zeroed.
+    /// Bytes read, written, discarded or zeroed by successful requests.
     pub bytes: u64,
     /// Requests answered with an error.
     pub errors: u64,
-    /// How many requests that reached the device took how long, in the steps of
-    /// [`udm_core::latency`]: from the turn in which the core had the whole request to the one in
-    /// which the device was done with it.
+    /// Latencies of requests that reached the device, in the steps of [`udm_core::latency`]. The
+    /// time runs from the turn in which the core had the whole request to the turn in which the
+    /// device completed it.
     pub latency: LatencyHistogram,
 }
 
-/// What clients of a device have asked for and got.
+/// I/O counters of a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceIoReport {
     /// By operation, in the order of [`Op::ALL`].
     pub ops: [OpIoCounters; Op::ALL.len()],
-    /// Of all operations.
+    /// Requests in flight of all operations.
     pub in_flight: u64,
 }
 
-/// The counts of a device, by core. A core's are made when its first client comes.
+/// Counters of a device by core. Those of a core are created with its first client.
 #[derive(Default)]
 pub(super) struct DeviceIoCounters(Mutex<BTreeMap<CoreId, Arc<CachePadded<CoreIoCounters>>>>);
 
-/// What one core counts for a device.
+/// Counters of one core for a device.
 #[derive(Default)]
 pub(super) struct CoreIoCounters {
     ops: [OpCounters; Op::ALL.len()],
@@ -57,12 +57,12 @@ struct OpCounters {
     latency: LatencyCounters,
 }
 
-/// Adds to a number that this core alone writes.
+/// Adds to a counter whose only writer is this core.
 fn add(to: &AtomicU64, n: u64) {
     to.store(to.load(Relaxed).wrapping_add(n), Relaxed);
 }
 
-/// The operation that `command` counts as. `None` for those that move and change nothing.
+/// Returns the operation that `command` counts as; `None` if it neither moves nor changes data.
 const fn op_of(command: Command) -> Option<Op> {
     match command {
         Command::Read => Some(Op::Read),
@@ -75,22 +75,22 @@ const fn op_of(command: Command) -> Option<Op> {
 }
 
 impl CoreIoCounters {
-    /// A request is whole, and goes on its way.
+    /// Counts a request that has arrived completely.
     pub(super) fn begin(&self, command: Command) {
         if let Some(op) = op_of(command) {
             add(&self.ops[op as usize].begun, 1);
         }
     }
 
-    /// The device is done with it, or it does not go there after all.
+    /// Counts a request that the device has completed, or that was not submitted after all.
     pub(super) fn end(&self, command: Command) {
         if let Some(op) = op_of(command) {
             add(&self.ops[op as usize].ended, 1);
         }
     }
 
-    /// A request for `bytes` is answered, and how; `took` is how long the device had it, when it
-    /// did.
+    /// Counts an answered request for `bytes`. `took` is its time at the device, if it was
+    /// submitted.
     pub(super) fn answer(&self, command: Command, bytes: u32, is_ok: bool, took: Option<Nanos>) {
         let Some(op) = op_of(command) else { return };
         let counts = &self.ops[op as usize];
@@ -107,13 +107,13 @@ impl CoreIoCounters {
 }
 
 impl DeviceIoCounters {
-    /// The counts of `core`.
+    /// Returns the counters of `core`.
     pub(super) fn on(&self, core: CoreId) -> Arc<CachePadded<CoreIoCounters>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(core).or_default().clone()
     }
 
-    /// All cores together. A core may be in the middle of a turn: its numbers are recent, and not
-    /// of one instant.
+    /// Adds up all cores. The numbers are recent, but not of one instant, because a core may be in
+    /// the middle of a turn.
     pub(super) fn report(&self) -> DeviceIoReport {
         let mut report = DeviceIoReport::default();
         for core in self.0.lock().unwrap_or_else(PoisonError::into_inner).values() {

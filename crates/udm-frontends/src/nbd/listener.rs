@@ -1,4 +1,4 @@
-//! The server: a thread that accepts connections and deals them to the cores.
+//! The server: a thread accepts connections and assigns them to cores.
 
 use super::admission::HandshakeSlots;
 use super::block_status::BlockStatusWorker;
@@ -19,26 +19,27 @@ use std::thread::JoinHandle;
 use udm_core::CoreId;
 use udm_runtime::CoreSet;
 
-/// Where to listen.
+/// Address on which a server is to listen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ListenAddress {
-    /// A path. The socket there has mode 0600; one that a dead server left is replaced, and it is
-    /// removed when the server stops.
+    /// A path. The socket has mode 0600. A socket without a server is replaced. The path is removed
+    /// when the server stops.
     Unix(PathBuf),
-    /// An address; port 0 picks a free port.
+    /// An address; port 0 selects a free port.
     Tcp(SocketAddr),
 }
 
-/// Where a server listens.
+/// Address on which a server listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BoundAddress {
     /// At a path.
     Unix(PathBuf),
-    /// At an address, with the port that was picked.
+    /// An address, with the selected port.
     Tcp(SocketAddr),
 }
 
-/// An NBD server. Dropping it ends the accepting; connections go on until the cores stop.
+/// An NBD server. If it is dropped, it accepts no more connections; existing connections continue
+/// until the cores stop.
 pub struct NbdServer {
     shared: Arc<ServerShared>,
     bound: Vec<BoundAddress>,
@@ -51,25 +52,26 @@ struct ServerShared {
     exports: Arc<Exports>,
     options: ServerOptions,
     counters: Arc<ServerCounters>,
-    /// Where the search for a core begins, and who shakes hands; held while a place is taken.
+    /// Core at which the search begins, and connections in the handshake. Locked while a slot is
+    /// taken.
     admission: Mutex<(usize, HandshakeSlots)>,
     stopping: AtomicBool,
     accept_errors: AtomicUsize,
     stop_event: OwnedFd,
 }
 
-/// Descriptors that this process may have.
+/// Limit of descriptors of this process.
 fn descriptor_limit() -> usize {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     limit.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX))
 }
 
 impl NbdServer {
-    /// Serves `exports` on the cores of `core_set`, at all places of `listen` (which may be empty:
-    /// see [`NbdServer::adopt`]).
+    /// Serves `exports` on the cores of `cluster` and listens on all addresses of `listen`, which
+    /// may be empty ([`NbdServer::adopt`]).
     ///
     /// # Errors
-    /// When a place to listen can't be had, with its name; nothing listens then.
+    /// An address is not available; the error names it. Then nothing listens.
     pub fn start(
         cluster: &Arc<CoreSet>,
         exports: Arc<Exports>,
@@ -79,11 +81,11 @@ impl NbdServer {
         NbdServer::start_with(cluster, exports, options, listen, Vec::new())
     }
 
-    /// As [`NbdServer::start`], and on sockets that were opened and listen already (`given`). Their
-    /// paths stay when the server stops.
+    /// As [`NbdServer::start`], and also on the open, listening sockets `given`. Their paths stay
+    /// when the server stops.
     ///
     /// # Errors
-    /// As [`NbdServer::start`]'s; and what was given is no socket of one of these kinds.
+    /// As [`NbdServer::start`]; also if a descriptor is no socket of one of these kinds.
     pub fn start_with(
         cluster: &Arc<CoreSet>,
         exports: Arc<Exports>,
@@ -120,11 +122,11 @@ impl NbdServer {
         Ok(NbdServer { shared, bound, thread })
     }
 
-    /// A server for a world that is made up: it listens nowhere and has no thread. Whoever steps
-    /// its cores has its surveys done ([`NbdServer::block_status`]).
+    /// Creates a server for the simulator: it does not listen and has no thread. The simulator
+    /// executes its block-status queries ([`NbdServer::survey`]).
     ///
     /// # Errors
-    /// When an eventfd can't be had.
+    /// No eventfd is available.
     pub fn stepped(
         cluster: &Arc<CoreSet>,
         exports: Arc<Exports>,
@@ -134,54 +136,53 @@ impl NbdServer {
         Ok(NbdServer { shared, bound: Vec::new(), thread: None })
     }
 
-    /// Surveys of a stepped server that wait to be done.
+    /// Number of waiting block-status queries of a stepped server.
     #[must_use]
     pub fn surveys(&self) -> usize {
         self.shared.block_status_worker.waiting()
     }
 
-    /// Does the `nth` survey of a stepped server; or gives it up, as where there is no room, when
-    /// `asks` is false.
+    /// Executes the `nth` waiting block-status query of a stepped server. If `asks` is false, drops
+    /// it, as if the queue were full.
     pub fn survey(&self, nth: usize, asks: bool) {
         self.shared.block_status_worker.do_one(nth, asks);
     }
 
-    /// Where it listens, in the order of `listen`, and then of what was given.
+    /// Addresses on which the server listens: those of `listen` in order, then the given ones.
     #[must_use]
     pub fn bound(&self) -> &[BoundAddress] {
         &self.bound
     }
 
-    /// Serves a client on a socket that is connected already: a pair's half, or one inherited.
+    /// Serves a client on a connected socket, for example one half of a pair or an inherited one.
     ///
     /// # Errors
-    /// When it is no socket, or when there are too many connections (EBUSY).
+    /// The descriptor is no socket, or there are too many connections (EBUSY).
     pub fn adopt(&self, fd: OwnedFd) -> io::Result<()> {
         prepare(&fd)?;
         if self.shared.assign_to_core(fd) { Ok(()) } else { Err(Errno::BUSY.into()) }
     }
 
-    /// What it is doing and has done.
+    /// Current state and counters.
     #[must_use]
     pub fn stats(&self) -> NbdServerStats {
         self.shared.counters.read()
     }
 
-    /// Requests answered so far by each core.
+    /// Number of answered requests of each core.
     #[must_use]
     pub fn requests_by_core(&self) -> Vec<u64> {
         self.shared.counters.requests()
     }
 
-    /// What it counts.
+    /// Handle to the counters of the server.
     #[must_use]
     pub fn counts(&self) -> ServerCountersHandle {
         ServerCountersHandle(Arc::clone(&self.shared.counters))
     }
 
-    /// Has each client that is served go on on the next core: what a core takes in no more is done,
-    /// answered, and the rest left to the other. No client notices. One with a request that takes
-    /// long stays where it is.
+    /// Moves each served client to the next core, without effects that it can see. A client whose
+    /// request takes too long stays on its core.
     pub fn rotate(&self) {
         let cluster = &self.shared.cluster;
         let mut devices: Vec<_> = self.shared.exports.all().iter().map(|e| e.device().id()).collect();
@@ -192,7 +193,7 @@ impl NbdServer {
         }
     }
 
-    /// Ends the accepting and removes the socket files. Connections go on until the cores stop.
+    /// Stops accepting and removes the socket files. Connections continue until the cores stop.
     pub fn stop(self) {
         drop(self);
     }
@@ -229,7 +230,7 @@ impl ServerShared {
         }))
     }
 
-    /// Sleeps until somebody connects or the bell rings.
+    /// Waits for connections until the server stops.
     fn accept_loop(&self, listeners: &[ListenSocket]) {
         let mut fds: Vec<PollFd<'_>> = listeners.iter().map(|l| PollFd::new(&l.fd, PollFlags::IN)).collect();
         fds.push(PollFd::new(&self.stop_event, PollFlags::IN));
@@ -246,19 +247,20 @@ impl ServerShared {
         }
     }
 
-    /// Accepts what has come in on `listener`; a bounded number, so that the others get their turn.
+    /// Accepts waiting connections of `listener`, up to a limit, so that other listeners get a
+    /// turn.
     fn accept_all(&self, listener: &ListenSocket) {
         for _ in 0..64 {
             if self.counters.is_full(&self.options) {
-                // Those that were shown out are on their way: who comes now waits for a moment, and
-                // is not refused.
+                // Evicted connections are about to close. New ones wait for a moment and are not
+                // refused.
                 let mut stop_event = [PollFd::new(&self.stop_event, PollFlags::IN)];
                 let _ = poll(&mut stop_event, Some(&Timespec { tv_sec: 0, tv_nsec: 1_000_000 }));
                 return;
             }
             match accept_with(&listener.fd, SocketFlags::CLOEXEC) {
                 Ok(fd) => {
-                    // Without these settings it would work as well, only slower.
+                    // Without these settings the connection works, but more slowly.
                     if let Err(e) = prepare(&fd) {
                         tracing::debug!("nbd: setting a connection up: {e}");
                     }
@@ -269,8 +271,8 @@ impl ServerShared {
                 Err(Errno::AGAIN) => return,
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(e) => {
-                    // Out of files or memory: what waits stays where it is, and we must not spin on
-                    // it.
+                    // Out of descriptors or memory: the connection keeps waiting, and the loop must
+                    // not spin.
                     if self.accept_errors.fetch_add(1, Ordering::Relaxed).is_multiple_of(100) {
                         tracing::warn!("nbd: accepting a connection: {e}");
                     }
@@ -282,7 +284,7 @@ impl ServerShared {
         }
     }
 
-    /// Gives a connection to a core. False when there are too many; then it is closed.
+    /// Assigns a connection to a core. If there are too many, closes it and returns false.
     fn assign_to_core(&self, fd: OwnedFd) -> bool {
         let fd = Arc::new(fd);
         let place = {

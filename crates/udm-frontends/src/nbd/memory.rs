@@ -1,21 +1,24 @@
-//! What the connections of one core may hold of memory.
+//! Limits the memory that the connections of one core may hold.
 //!
-//! Each connection may always have [`FLOOR`]; what it holds beyond that comes out of the core's
+//! Each connection may always hold [`FLOOR`] bytes. Memory beyond that comes from the core's
 //! budget, a plain counter that the connections of a core share. The connections of one device
-//! together may not hold more of the budget than they leave to those of others, for what a device
-//! has that hangs, it has for good; and none of them more than it leaves to the others of its
-//! device. So however greedy some are, a newcomer finds something.
+//! together may hold at most as much of the budget as they leave to other devices, because a device
+//! that hangs never returns its memory. One connection may hold at most as much as it leaves to the
+//! others of its device. So a new connection always gets some memory.
 //!
-//! *Full is not failed*: a connection that needs more than it may have receives no more, and waits
-//! in line. The first in line whose device leaves to others what lies with it may pass the budget
-//! with one request, when it is not passed already, and nobody else until it is kept again: so one
-//! request, however long, can always be finished, and with it the next. What lies with a device is
-//! what connections hold that have requests under way there. Others of its connections give theirs
-//! back without it: a payload that waits for memory to arrive in must not wait for itself.
+//! *Full is not failed*: a connection that needs more memory stops receiving and waits in line. One
+//! connection at a time may exceed the budget with one request, if the budget is not exceeded
+//! already. So one request of any length can always be completed, and then the next. This right
+//! goes to the first in line whose device holds no more than the free budget. Here only the memory
+//! of connections with requests in flight at the device counts. Other connections free their memory
+//! without the device. So a payload that waits for memory never waits for itself.
 //!
-//! A line that does not move is somebody's fault: a connection whose own client has not moved a
-//! byte for `stall_max` (shared among those that wait), in the middle of a payload or with answers
-//! it does not take, is closed when others have waited as long and it holds more than the floor.
+//! If the line does not move, a client is stalled. A connection is closed if all of these hold:
+//!
+//! * Its client has not moved a byte for `stall_max` (divided by the number of waiting
+//!   connections), in the middle of a payload or with unread answers.
+//! * Others have waited as long.
+//! * It holds more than the floor, or has the right to exceed the budget.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
@@ -24,25 +27,25 @@ use udm_core::bugs::{self, Bug};
 use udm_core::{DeviceId, Nanos};
 use udm_runtime::{FrontCx, FrontKey};
 
-/// What a connection may always hold, in bytes: two slabs, headers, and a request of some length.
+/// Bytes that a connection may always hold: two slabs, headers, and a request of some length.
 pub(super) const FLOOR: usize = 640 << 10;
 
-/// What connections of one device hold beyond their floors.
+/// Memory that the connections of one device hold beyond their floors.
 #[derive(Default)]
 struct DeviceShare {
     held: Cell<usize>,
-    /// Of that, what connections hold with requests under way: what a device that hangs keeps.
+    /// The part held by connections with requests in flight, which a device that hangs keeps.
     under_way: Cell<usize>,
 }
 
-/// What one connection holds.
+/// Memory of one connection.
 #[derive(Clone, Copy, Default)]
 pub(super) struct HeldMemory {
-    /// In bytes, with its floor.
+    /// In bytes, including its floor.
     pub(super) bytes: usize,
-    /// A payload is on its way that it must be able to finish.
+    /// A payload is arriving, and it must be possible to complete it.
     pub(super) midway: bool,
-    /// Requests of it are under way.
+    /// Requests are in flight.
     pub(super) under_way: bool,
 }
 
@@ -51,39 +54,39 @@ impl HeldMemory {
         self.bytes.saturating_sub(FLOOR)
     }
 
-    /// What of it may lie with its device for good.
+    /// The part that the device may keep forever.
     fn with_device(self) -> usize {
         if self.under_way { self.beyond_floor() } else { 0 }
     }
 }
 
 impl DeviceShare {
-    /// Counts a connection's part anew.
+    /// Replaces a connection's part.
     fn change(&self, before: HeldMemory, now: HeldMemory) {
         self.held.set(self.held.get() - before.beyond_floor() + now.beyond_floor());
         self.under_way.set(self.under_way.get() - before.with_device() + now.with_device());
     }
 }
 
-/// A core's budget.
+/// The memory budget of a core.
 pub(super) struct CoreMemoryBudget {
     max: Cell<usize>,
-    /// What connections hold beyond their floors.
+    /// Memory that connections hold beyond their floors.
     used: Cell<usize>,
-    /// Connections that need more than they may have, the longest waiting first.
+    /// Connections that wait for memory, the longest waiting first.
     line: RefCell<VecDeque<(FrontKey, Rc<DeviceShare>)>>,
     devices: RefCell<HashMap<DeviceId, Weak<DeviceShare>>>,
-    /// Who may pass the budget.
+    /// The connection that may exceed the budget.
     pass: Cell<Option<FrontKey>>,
-    /// Since when nobody in line got on; [`Nanos::NEVER`] when nobody waits.
+    /// Time since which no waiting connection got memory; [`Nanos::NEVER`] if none waits.
     stuck_since: Cell<Nanos>,
 }
 
-/// A connection's part of it.
+/// A connection's part of its core's budget.
 pub(super) struct MemoryLease {
     core: Rc<CoreMemoryBudget>,
     me: FrontKey,
-    /// Its device's; its own before it has one.
+    /// Share of its device; before that, one of its own.
     share: Rc<DeviceShare>,
     held: HeldMemory,
     waits: bool,
@@ -101,12 +104,12 @@ impl CoreMemoryBudget {
         }
     }
 
-    /// What nobody has.
+    /// Bytes of the budget that are free.
     fn free(&self) -> usize {
         self.max.get().saturating_sub(self.used.get())
     }
 
-    /// The first in line that may pass the budget, when it is kept.
+    /// The first in line that may exceed the budget, if the budget is not exceeded already.
     fn next(&self) -> Option<FrontKey> {
         let line = self.line.borrow();
         line.iter().find(|(_, share)| share.under_way.get() <= self.free()).map(|(front, _)| *front)
@@ -118,14 +121,14 @@ impl CoreMemoryBudget {
 }
 
 impl MemoryLease {
-    /// A connection's part of the budget of its core, which is `max` bytes.
+    /// Creates a connection's part of its core's budget of `max` bytes.
     pub(super) fn new(cx: &mut FrontCx<'_, '_>, max: usize) -> MemoryLease {
         let core = cx.local(CoreMemoryBudget::new);
         core.max.set(max);
         MemoryLease { core, me: cx.me(), share: Rc::default(), held: HeldMemory::default(), waits: false }
     }
 
-    /// From now on what it holds is for requests to `device`.
+    /// Counts the held memory for `device` from now on.
     pub(super) fn serve(&mut self, device: DeviceId) {
         let mut devices = self.core.devices.borrow_mut();
         devices.retain(|_, share| share.strong_count() > 0);
@@ -136,7 +139,7 @@ impl MemoryLease {
         self.share = share;
     }
 
-    /// What a connection that holds `held` may have besides, in bytes.
+    /// Returns the bytes that a connection that holds `held` may take besides.
     pub(super) fn allowance(&self, held: HeldMemory) -> usize {
         let core = &*self.core;
         let mine = held.beyond_floor();
@@ -146,20 +149,20 @@ impl MemoryLease {
         if core.pass.get() == Some(self.me) && (held.midway || (free > 0 && with_device <= free)) {
             return usize::MAX;
         }
-        // What its device may have besides, half of which it leaves to the device's other clients.
+        // What its device may take besides; half of that is left to the device's other clients.
         let room = free.saturating_sub(self.share.held.get() - before + mine) / 2;
         FLOOR.saturating_sub(held.bytes) + room.saturating_sub(mine) / 2
     }
 
-    /// Waits in line for more than there is. True when there is no need: it is the first, and may
-    /// pass the budget.
+    /// Waits in line. Returns true if that is not necessary, because the connection may exceed the
+    /// budget.
     pub(super) fn wait(&mut self, cx: &mut FrontCx<'_, '_>) -> bool {
         let core = &*self.core;
         if !self.waits {
             self.waits = true;
             let mut line = core.line.borrow_mut();
             line.push_back((self.me, self.share.clone()));
-            // Others may have memory in answers that have left, and have not heard of it.
+            // Others may hold memory of answers that have left, without having seen the completion.
             cx.schedule(self.me);
             if line.len() == 1 {
                 core.stuck_since.set(cx.now());
@@ -174,7 +177,7 @@ impl MemoryLease {
         may
     }
 
-    /// It has what it needs.
+    /// Leaves the line, because the connection has the memory that it needs.
     pub(super) fn leave_line(&mut self, cx: &mut FrontCx<'_, '_>) {
         if self.waits {
             self.waits = false;
@@ -188,7 +191,7 @@ impl MemoryLease {
         }
     }
 
-    /// What it holds now.
+    /// Sets the memory that the connection holds now.
     pub(super) fn set(&mut self, held: HeldMemory, cx: &mut FrontCx<'_, '_>) {
         let core = &*self.core;
         let before = std::mem::replace(&mut self.held, held);
@@ -211,27 +214,29 @@ impl MemoryLease {
         }
     }
 
-    /// True while somebody waits for memory: what is only kept is wanted.
+    /// Returns true while a connection waits for memory, so that memory kept for reuse should be
+    /// freed.
     pub(super) fn is_wanted(&self) -> bool {
         self.core.stuck_since.get() != Nanos::NEVER
     }
 
-    /// How many wait.
+    /// Number of waiting connections.
     pub(super) fn line(&self) -> usize {
         self.core.line.borrow().len()
     }
 
-    /// True when this connection is the first of them.
+    /// Returns true if this connection is the first in line.
     pub(super) fn is_first(&self) -> bool {
         self.core.line.borrow().front().is_some_and(|(front, _)| *front == self.me)
     }
 
-    /// True while this connection waits.
+    /// Returns true while this connection waits.
     pub(super) fn waits(&self) -> bool {
         self.waits
     }
 
-    /// True when others have waited too long, and this connection holds what they could have.
+    /// Returns true if others have waited too long and this connection holds memory that they could
+    /// use.
     pub(super) fn blocks_waiters(&self, patience: Nanos, now: Nanos) -> bool {
         let since = self.core.stuck_since.get();
         since != Nanos::NEVER

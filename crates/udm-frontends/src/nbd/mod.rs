@@ -15,31 +15,32 @@
 //! * `receive`: one receive brings many requests. The payload of a write is cut out of the memory
 //!   in which it arrived. A long payload takes memory as it arrives.
 //! * `request`: checks each request against its export. An impossible one gets an error reply.
-//! * `partial_blocks`, `range_locks`: requests may begin and end at any byte; the device sees whole blocks. A
-//!   write of a part of a block reads, changes and writes the block. Meanwhile it locks the range
-//!   on all cores, for all exports of the device. Another device over the same disk is not locked.
+//! * `partial_blocks`, `range_locks`: requests may begin and end at any byte; the device sees whole
+//!   blocks. A write of a part of a block reads, changes and writes the block. Meanwhile it locks
+//!   the range on all cores, for all exports of the device. Another device over the same disk is
+//!   not locked.
 //! * `serve`, `connection`: requests become bios, completed bios become replies; the life of a
 //!   client.
 //! * `reply`: all replies of a turn leave in one send.
-//! * `serve/status`, `contexts`, `block_status`: `BLOCK_STATUS`. The device is asked on a thread, because
-//!   a file system may block. Unknown parts are reported as data and as changed. An answer
+//! * `serve/status`, `contexts`, `block_status`: `BLOCK_STATUS`. The device is queried on a thread,
+//!   because a file system may block. Unknown parts are reported as data and as changed. An answer
 //!   describes a moment after the request arrived, so no acknowledged write is reported as a hole.
-//!   A dirty bitmap may report too much and never too little: the map is walked first, and its
+//!   A dirty bitmap may report too much and never too little: the map is read first, and its
 //!   snapshot is checked after. If its snapshot is gone, everything counts as changed.
 //! * `connection/migration`: a client moves to another core as a plain value, once none of its
 //!   requests or ring operations is in flight. A move that takes longer than 50 ms is cancelled.
 //! * `balance`: chooses the client to move. Each core measures the CPU time of its clients in
 //!   windows of 10 ms. A client moves if it gains a sixteenth of a CPU in three windows; an idle
 //!   core measures nothing.
-//! * `io_counters`, `stats`: counters and latencies per device. A core writes its own numbers with plain
-//!   stores, and readers add them up. The cost is 4 KiB per device and core.
+//! * `io_counters`, `stats`: counters and latencies per device. A core writes its own numbers with
+//!   plain stores, and readers add them up. The cost is 4 KiB per device and core.
 //!
 //! **Bounds** ([`ServerOptions`]). The connections of a core share 256 MiB, and each has 640 KiB
 //! besides (`memory`). One request at a time may exceed the bound, so one can always be finished:
 //! `n` cores with `c` connections use at most `n * 320 MiB + c * 640 KiB`. The clients of one
 //! device leave memory to others. A client that holds memory without progress while others wait is
-//! closed. `admission` bounds connections: 256 handshakes and 4,096 served clients, of which one peer
-//! or one device gets 3,072, and one peer of a device 2,304. At a bound, a connection stops
+//! closed. `admission` bounds connections: 256 handshakes and 4,096 served clients, of which one
+//! peer or one device gets 3,072, and one peer of a device 2,304. At a bound, a connection stops
 //! receiving until replies have left. A connection takes in 256 requests per turn. A warm
 //! connection allocates nothing.
 
@@ -69,37 +70,37 @@ pub use stats::{NbdServerStats, ServerCountersHandle};
 
 use std::time::Duration;
 
-/// The bounds of a server.
+/// Limits of a server.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
-    /// Clients that have chosen an export; one more is told that there is no room. At least 1.
-    /// Those that are gone do not count.
+    /// Limit of connected clients that have chosen an export. A client over the limit is refused
+    /// with an error. At least 1. Clients that have disconnected do not count.
     pub connections_max: usize,
-    /// Of these, of one peer: a user on Unix sockets, an address on TCP. At least 1.
+    /// Limit of these per peer: a user on Unix sockets, an address on TCP. At least 1.
     pub peer_connections_max: usize,
-    /// Clients of one device, those included that are gone while it still has requests of theirs.
-    /// One peer has three quarters of them at the most. At least 1.
+    /// Limit of clients per device. Disconnected clients count as long as the device has requests
+    /// of theirs. One peer gets three quarters of this at most. At least 1.
     pub device_connections_max: usize,
-    /// Connections in the handshake. For one more, the oldest that has said nothing is closed. At
-    /// least 1.
+    /// Limit of connections in the handshake. If one more connects, the oldest that has sent
+    /// nothing is closed. At least 1.
     pub handshakes_max: usize,
-    /// Requests of one connection that are not answered yet. At least 1.
+    /// Limit of unanswered requests per connection. At least 1.
     pub requests_max: usize,
-    /// Bytes of data in the requests of one connection that are not answered yet; passed by one
-    /// request at the most. At least 1.
+    /// Limit of data bytes in the unanswered requests of a connection. One request may exceed it.
+    /// At least 1.
     pub bytes_max: usize,
-    /// Bytes of memory that the connections of one core share; each connection has 640 KiB besides,
-    /// and one request of a core may pass it. So a server of `n` cores uses
-    /// `n * (core_bytes_max + 64 MiB) + connections * 640 KiB` at the most. What a connection keeps
-    /// for reuse is part of it, and given back within three seconds of the last request, or as soon
-    /// as others need it.
+    /// Limit of memory in bytes that the connections of one core share. Each connection has 640 KiB
+    /// besides, and one request per core may exceed the limit. So a server with `n` cores uses at
+    /// most `n * (core_bytes_max + 64 MiB) + connections * 640 KiB`. Memory that a connection keeps
+    /// for reuse is included. It is freed within three seconds of the last request, or as soon as
+    /// others need it.
     pub core_bytes_max: usize,
-    /// How long a client may take from connecting to choosing an export.
+    /// Time limit from the connection of a client to its choice of an export.
     pub handshake_max: Duration,
-    /// How long a client may keep memory without moving a byte while another waits for it; then it
-    /// is closed. The more wait the shorter: divided by their number.
+    /// Time for which a client may hold memory without transferring a byte while another waits for
+    /// memory. Then it is closed. The time is divided by the number of waiting clients.
     pub stall_max: Duration,
-    /// How long a connection may take to deliver its last answers when the server stops.
+    /// Time limit for a connection to deliver its last answers when the server stops.
     pub stop_max: Duration,
 }
 
@@ -120,21 +121,21 @@ impl Default for ServerOptions {
     }
 }
 
-/// Descriptors that the server leaves to the rest of the program, the control socket and the files
-/// of devices; but a quarter at the most.
+/// Descriptors that the server leaves for the control socket and the files of devices, but at most
+/// a quarter of all.
 const DESCRIPTORS_LEFT: usize = 128;
 
 impl ServerOptions {
-    /// Clients of one device that are one peer's.
+    /// Limit of clients per device and peer.
     fn peer_device_max(&self) -> usize {
         self.device_connections_max * 3 / 4
     }
 
-    /// The same with no more connections than `descriptors` are enough for; a peer and a device
-    /// still have a part of them only.
+    /// Returns the options with no more connections than `descriptors` allow. A peer and a device
+    /// still get only a part of them.
     fn within(mut self, descriptors: usize) -> ServerOptions {
         let room = (descriptors - DESCRIPTORS_LEFT.min(descriptors / 4)).max(4);
-        // For a moment there may be twice as many in the handshake.
+        // For a moment, twice as many connections may be in the handshake.
         self.handshakes_max = self.handshakes_max.min(room / 8).max(1);
         let connections = (room - 2 * self.handshakes_max).max(1);
         if connections < self.connections_max {

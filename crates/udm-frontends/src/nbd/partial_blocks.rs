@@ -1,17 +1,18 @@
-//! Requests that begin or end inside a block: the device below sees whole blocks only.
+//! Requests that begin or end inside a block, for devices that see only whole blocks.
 //!
-//! * A read (and `CACHE`) reads the blocks around it, and answers with its part.
-//! * A trim leaves alone the blocks that it covers in part.
-//! * A write or write-zeroes does its whole blocks as any other, then its *edges*: the block at
-//!   either end that it covers in part is read, changed and written back. For this it holds its
-//!   blocks ([`super::range_locks`]), so that no other write to them through this server is lost; reads
-//!   are not held up, and see a block before or after, as with any two requests in flight together.
-//!   It is durable with FUA as any other: each of its writes carries it, or a flush comes behind.
+//! * A read (and `CACHE`) reads the blocks around its range, and the answer is a part of them.
+//! * A trim ignores the blocks that it covers in part.
+//! * A write or write-zeroes first handles its whole blocks, then its *edges*. An edge is a block
+//!   at either end that the request covers in part. It is read, changed and written back. Meanwhile
+//!   the request holds a range lock on its blocks ([`super::range_locks`]), so that no other write
+//!   to them through this server is lost. Reads are not delayed, and see a block before or after,
+//!   as for any two requests in flight together. FUA makes the request durable as any other: each
+//!   of its writes has FUA, or a flush follows.
 //!
-//! A request that has to wait, for its hold or for somebody else's to end, is *parked*: it has no
-//! bio yet. Parked requests of a connection go on in their order. What a suspended device keeps
-//! waiting keeps its hold meanwhile; a connection that ends drops what is parked and gives its
-//! holds back when what is in flight has ended.
+//! A request that waits for a range lock, its own or another, is *parked* and has no bio yet.
+//! Parked requests of a connection continue in their order. While a suspended device delays a
+//! request, the request keeps its range lock. A connection that ends drops its parked requests, and
+//! releases its range locks when its requests in flight have completed.
 
 use super::connection::Connection;
 use super::range_locks::{LockEvent, LockMember, RangeLockMessage};
@@ -25,14 +26,14 @@ use udm_core::{Bio, BioFlags, BufPool, Op, Sector, Sectors, Segments};
 use udm_runtime::FrontCx;
 use udm_wire::nbd::ExportFlags;
 
-/// Which end of a request.
+/// End of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BlockEnd {
     Head,
     Tail,
 }
 
-/// What a request that covers a part of a block needs besides: its edges.
+/// The edges of a request that covers blocks in part.
 pub(super) struct PartialBlocks {
     block: u32,
     head: Option<PartialBlock>,
@@ -41,17 +42,17 @@ pub(super) struct PartialBlocks {
 
 /// A block that is covered in part.
 struct PartialBlock {
-    /// Where the block begins, in bytes.
+    /// Start of the block in bytes.
     at: u64,
-    /// The part, in bytes from there.
+    /// The covered part, in bytes from the start of the block.
     part: Range<u32>,
-    /// What goes there; nothing for zeroes.
+    /// Data to write; empty for zeroes.
     data: Segments,
 }
 
 impl PartialBlocks {
-    /// The edges of a request to `range`, in bytes; `None` when it has none. `data` is a write's,
-    /// and keeps what belongs to whole blocks.
+    /// Returns the edges of a request to `range`, in bytes; `None` if there are none. For a write,
+    /// takes the data of the edges out of `data` and leaves the data of whole blocks.
     pub(super) fn new(
         range: &Range<u64>,
         blocks: &BlockSize,
@@ -86,7 +87,7 @@ impl PartialBlocks {
         Some(Box::new(partial_blocks))
     }
 
-    /// The first edge behind `side`, or behind the whole blocks.
+    /// Returns the first edge after `side`, or after the whole blocks.
     pub(super) fn next(&self, side: Option<BlockEnd>) -> Option<BlockEnd> {
         match side {
             None if self.head.is_some() => Some(BlockEnd::Head),
@@ -100,10 +101,10 @@ impl PartialBlocks {
             BlockEnd::Head => &mut self.head,
             BlockEnd::Tail => &mut self.tail,
         };
-        edge.as_mut().expect("stages follow the edges that there are")
+        edge.as_mut().expect("a stage has its edge")
     }
 
-    /// Makes `bio` the read of an edge's block.
+    /// Turns `bio` into the read of an edge's block.
     pub(super) fn read(&mut self, side: BlockEnd, bio: &mut Bio, pool: &mut BufPool) {
         recycle(std::mem::take(&mut bio.data), pool);
         (bio.op, bio.flags) = (Op::Read, BioFlags::empty());
@@ -112,12 +113,12 @@ impl PartialBlocks {
         bio.data = pool.get(self.block as usize).into();
     }
 
-    /// Makes `bio`, which has read an edge's block, the write of the changed block.
+    /// Turns `bio`, which has read an edge's block, into the write of the changed block.
     pub(super) fn write(&mut self, side: BlockEnd, bio: &mut Bio, flags: BioFlags, pool: &mut BufPool) {
         (bio.op, bio.flags) = (Op::Write, flags);
         let PartialBlock { part, data, .. } = self.edge(side);
         let part = part.start as usize..part.end as usize;
-        // One buffer, from the pool above.
+        // The block is one buffer, from the pool in `read`.
         if let Some(block) = bio.data.iter_mut().next() {
             if data.is_empty() {
                 block[part].fill(0);
@@ -128,7 +129,7 @@ impl PartialBlocks {
         }
     }
 
-    /// Gives back what was not used.
+    /// Returns the unused data to the pool.
     pub(super) fn recycle(self, pool: &mut BufPool) {
         for edge in [self.head, self.tail].into_iter().flatten() {
             recycle(edge.data, pool);
@@ -137,7 +138,7 @@ impl PartialBlocks {
 }
 
 impl Connection {
-    /// Lets a parked request go on, or its hold be asked for. False when it has to stay parked.
+    /// Starts a parked request, or requests its range lock. Returns false if it must stay parked.
     fn admit(&mut self, key: usize, cx: &mut FrontCx<'_, '_>) -> bool {
         if self.pending[key].writes() {
             self.join_range_locks(cx);
@@ -167,33 +168,33 @@ impl Connection {
         may
     }
 
-    /// A new request goes on its way, or is parked.
+    /// Starts a new request or parks it.
     pub(super) fn admit_or_park(&mut self, key: usize, cx: &mut FrontCx<'_, '_>) {
         if !self.admit(key, cx) {
             self.parked.push_back(key);
         }
     }
 
-    /// Takes part in the holds of the device, where it does not.
+    /// Joins the range locks of the device, unless the connection is a member already.
     fn join_range_locks(&mut self, cx: &mut FrontCx<'_, '_>) {
         if self.lock_member.is_none()
             && let Some((export, geometry)) = &self.export
             && !geometry.flags.contains(ExportFlags::READ_ONLY)
         {
             cx.subscribe(export.range_locks().topic());
-            // Behind that: what changes from now on comes as a letter.
+            // Joined after the subscription: later changes arrive as messages.
             self.lock_member = Some(LockMember::join(export.range_locks(), self.cluster.clone(), cx.core()));
         }
     }
 
-    /// Takes no part any more. No write of it is under way, and none waits.
+    /// Leaves the range locks. No write of the connection is in flight or waits.
     pub(super) fn leave_range_locks(&mut self, cx: &mut FrontCx<'_, '_>) {
         if let Some(lock_member) = self.lock_member.take() {
             cx.unsubscribe(lock_member.topic());
         }
     }
 
-    /// A letter about the holds of the device. True when it set something going.
+    /// Handles a message about range locks. Returns true if a request was started.
     pub(super) fn on_range_lock_message(
         &mut self,
         message: &(dyn Any + Send),
@@ -207,7 +208,7 @@ impl Connection {
         let pending = &self.pending;
         let event = lock_member.message(message, |range| in_flight(pending, range));
         if pending.is_empty() && lock_member.is_idle() {
-            // It is told no more until it writes again.
+            // The connection gets no messages until it writes again.
             self.leave_range_locks(cx);
             return false;
         }
@@ -232,7 +233,8 @@ impl Connection {
         }
     }
 
-    /// A request has ended: what it held, and what others waited for, is free.
+    /// Releases the range lock of a request that has ended, and notifies those that waited for the
+    /// request.
     pub(super) fn release_range(&mut self, key: usize, held: bool) {
         let Some(lock_member) = &mut self.lock_member else { return };
         if held {
@@ -243,8 +245,7 @@ impl Connection {
         }
     }
 
-    /// The connection is dead: what is parked will never start, and nobody waits for what a device
-    /// holds.
+    /// Drops the parked requests of a dead connection, and its block-status queries.
     pub(super) fn abandon_parked(&mut self) {
         self.parked.clear();
         let parked = self
@@ -256,7 +257,7 @@ impl Connection {
     }
 }
 
-/// True when a write that overlaps `range` is under way.
+/// Returns true if a write that overlaps `range` is in flight.
 fn in_flight(pending: &slab::Slab<PendingRequest>, range: &Range<u64>) -> bool {
     let overlaps = |r: Range<u64>| r.start < range.end && range.start < r.end;
     pending
@@ -269,7 +270,7 @@ mod tests {
     use super::*;
     use udm_core::Buf;
 
-    /// What an edge is: where, which part, and its first byte.
+    /// Position, part and first byte of an edge.
     fn seen(edge: Option<PartialBlock>) -> Option<(u64, Range<u32>, Option<u8>)> {
         edge.map(|e| {
             assert!(e.data.is_empty() || e.data.len() == e.part.len());

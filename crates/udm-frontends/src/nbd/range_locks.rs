@@ -1,34 +1,33 @@
-//! Ranges of a device that one request has to itself while it changes a part of a block.
+//! Range locks: exclusive writes to some blocks of a device, across cores and connections.
 //!
-//! A request that writes a part of a block reads the block, changes it and writes it back; a write
-//! by another in between would be lost. So such a request first takes a *hold* of the blocks that
-//! it touches, and nobody else writes there until it is released. Writes of whole blocks know
-//! nothing of this: they test whether their connection has been told of a hold, and mostly it has
-//! not.
+//! A request that writes a part of a block reads the block, changes it and writes it back. A write
+//! of another request in between would be lost. So such a request first takes a *range lock* on the
+//! blocks that it touches. No other request writes there until the lock is released. Writes of
+//! whole blocks take no lock. They only check whether their connection knows of a lock, and mostly
+//! it knows of none.
 //!
-//! The protocol, over all connections that may write to a device (its *members*), whichever export
-//! or core they came by:
-//! 1. *Acquire*: the hold gets in line. It becomes active when it is the first in line and overlaps
-//!    no active one: the line is strict, so nobody starves, and holds never wait for each other in
-//!    a circle.
-//! 2. *Hold*: an active hold is told to every core with a member. From then on each member parks
-//!    new writes that overlap. A member that has such a write on its way keeps a clone of the
-//!    letter's token until that write has ended.
-//! 3. *Granted*: the last token is gone, so nothing that overlaps is in flight anywhere. The owner
-//!    does its work.
-//! 4. *Release*: every core with a member, or that was told, hears that it is over, and what was
-//!    parked goes on.
+//! The protocol covers all connections that may write to a device (its *members*), on any core and
+//! through any export:
+//! 1. *Acquire*: the lock is queued. It becomes active when it is first in the queue and overlaps
+//!    no active lock. The queue is strict, so no request starves and there are no deadlocks.
+//! 2. *Lock*: every core with a member gets a message about the active lock. From then on, each
+//!    member parks new writes that overlap. A member that has such a write in flight keeps a clone
+//!    of the message's token until that write has ended.
+//! 3. *Granted*: the last token was dropped, so no overlapping write is in flight anywhere. The
+//!    owner does its work.
+//! 4. *Release*: every core with a member, or that got the first message, is notified, and parked
+//!    writes continue.
 //!
-//! A member that joins while holds are active is given them with its membership, and owes no
-//! answer: it has nothing in flight. So a connection that writes nothing leaves after some
-//! letters, and joins again with its next write: of thousands of idle ones nobody has to be told
-//! anything. Everything that changes what a letter means happens under one lock, and the letters
-//! are posted under it: so all inboxes see them in the same order. The lock is taken when a member
-//! joins or leaves, and twice for each hold; for a write of whole blocks only when it is the first
-//! of its connection, or the first after 16 letters or more without one.
+//! A member that joins while locks are active gets them at once, and keeps no tokens because it has
+//! nothing in flight. So a connection that does not write leaves after some messages, and joins
+//! again with its next write. Thousands of idle connections need no messages. All changes are made
+//! under one mutex, and messages are sent under it. So all inboxes get them in the same order. The
+//! mutex is taken when a member joins or leaves, and twice per range lock. A write of whole blocks
+//! takes it only if it is the first write of its connection, or the first after 16 or more
+//! messages.
 //!
-//! What is *not* ordered: writers that do not come through this server, and those that reach the
-//! same disk through another device (two mapped devices over one file).
+//! Not covered: writers outside of this server, and writers to the same disk through another device
+//! (two mapped devices over one file).
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -37,35 +36,35 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use udm_core::{Ack, CoreId, DeviceId};
 use udm_runtime::CoreSet;
 
-/// Holds of a device that are active at a time. Each write of whole blocks is compared with so many
-/// at the most.
+/// Limit of active locks per device. Each write of whole blocks is compared with at most this many.
 const ACTIVE_MAX: usize = 64;
-/// Holds of one member that are active or in line.
+/// Limit of active and queued locks per member.
 pub(super) const OWN_MAX: usize = 16;
 
-/// So many letters without a write of its own, and a member is idle: joining again costs a lock and
-/// an allocation, which who writes now and then does not pay.
+/// Number of messages without a write of its own after which a member is idle. Joining again costs
+/// a mutex and an allocation, so a member that writes now and then stays.
 const IDLE_LETTERS: u32 = 16;
 
-/// A hold's name, unique for its device.
+/// Number of a range lock, unique for its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RangeLockId(u64);
 
-/// What members are told.
+/// Messages to members.
 #[derive(Clone)]
 pub(super) enum RangeLockMessage {
-    /// A hold is active. Whoever writes there keeps a clone of the token until it has ended.
+    /// A lock is active. A member with an overlapping write in flight keeps a clone of the token
+    /// until the write ends.
     RangeLock { id: RangeLockId, range: Range<u64>, token: Ack },
-    /// For its owner alone: nobody writes there any more.
+    /// For the owner only: no overlapping write is in flight.
     Granted(RangeLockId),
-    /// It is over.
+    /// The lock is released.
     Release(RangeLockId),
 }
 
-/// How letters reach all members on a core.
+/// Sends messages to all members on a core.
 pub(super) trait LockMessenger: Send + Sync {
-    /// Posts `message` to those who listen to `topic` on `core`. Never waits for them. The order of
-    /// calls is the order of delivery.
+    /// Sends `message` to the subscribers of `topic` on `core`, without blocking. Messages are
+    /// delivered in the order of the calls.
     fn post(&self, core: CoreId, topic: DeviceId, message: RangeLockMessage);
 }
 
@@ -75,7 +74,7 @@ impl LockMessenger for CoreSet {
     }
 }
 
-/// The holds of a device. See the module's documentation.
+/// The range locks of a device.
 pub(super) struct RangeLocks {
     topic: DeviceId,
     state: Mutex<LockTable>,
@@ -84,7 +83,7 @@ pub(super) struct RangeLocks {
 #[derive(Default)]
 struct LockTable {
     last: u64,
-    /// Members by core.
+    /// Number of members by core.
     members: Vec<usize>,
     active: Vec<RangeLock>,
     waiting: VecDeque<RangeLock>,
@@ -92,11 +91,11 @@ struct LockTable {
 
 struct RangeLock {
     id: RangeLockId,
-    /// In bytes, whole blocks.
+    /// Range in bytes, whole blocks.
     range: Range<u64>,
     owner: CoreId,
-    /// The cores that were sent its letter: each must hear of its end, though its members may have
-    /// left, because others may come.
+    /// Cores that got the message about the lock. Each must get its release, even if its members
+    /// have left, because others may join.
     told: Vec<CoreId>,
 }
 
@@ -105,12 +104,12 @@ fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
 }
 
 impl RangeLocks {
-    /// The holds of a device, none yet.
+    /// Creates the range locks of a device.
     pub(super) fn new() -> RangeLocks {
         RangeLocks { topic: DeviceId::new(), state: Mutex::default() }
     }
 
-    /// What its members listen to.
+    /// Topic that members subscribe to.
     pub(super) fn topic(&self) -> DeviceId {
         self.topic
     }
@@ -121,7 +120,7 @@ impl RangeLocks {
 }
 
 impl LockTable {
-    /// Makes active what can be, and tells the members.
+    /// Activates queued locks as far as possible, and notifies the members.
     fn advance(&mut self, topic: DeviceId, post: &Arc<dyn LockMessenger>) {
         while self.active.len() < ACTIVE_MAX
             && let Some(first) = self.waiting.front()
@@ -140,46 +139,46 @@ impl LockTable {
         }
     }
 
-    /// The cores with members.
+    /// Cores with members.
     fn cores(&self) -> impl Iterator<Item = CoreId> + '_ {
         self.members.iter().enumerate().filter(|(_, n)| **n > 0).map(|(core, _)| CoreId(core as u16))
     }
 }
 
-/// A member: one connection's view of the holds of its device. Dropping it leaves, and releases
-/// what it owns.
+/// A member: one connection's view of the range locks of its device. When dropped, it leaves and
+/// releases its own locks.
 pub(super) struct LockMember {
     range_locks: Arc<RangeLocks>,
     post: Arc<dyn LockMessenger>,
     core: CoreId,
-    /// Active, as far as this member was told.
+    /// Locks that are active, as far as this member knows.
     held: Vec<KnownLock>,
-    /// Its own, in line or active, with the request that each is for.
+    /// Its own locks, queued or active, with the request of each.
     own: Vec<(RangeLockId, usize)>,
-    /// Letters since its last write.
+    /// Messages since its last write.
     letters: u32,
 }
 
 struct KnownLock {
     id: RangeLockId,
     range: Range<u64>,
-    /// Kept while a write of this member overlaps.
+    /// Token, kept while a write of this member overlaps.
     owed: Option<Ack>,
 }
 
-/// What a letter means for the requests of the member.
+/// Effect of a message on the member's requests.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum LockEvent {
     /// Nothing.
     None,
-    /// This request has its blocks to itself.
+    /// The range lock of this request is granted.
     Granted(usize),
-    /// What is parked may be able to go on.
+    /// Parked requests may be able to continue.
     Released,
 }
 
 impl LockMember {
-    /// Joins, on `core`, with nothing in flight.
+    /// Joins on `core`. The connection has no write in flight.
     pub(super) fn join(
         range_locks: &Arc<RangeLocks>,
         post: Arc<dyn LockMessenger>,
@@ -196,32 +195,32 @@ impl LockMember {
         LockMember { range_locks: range_locks.clone(), post, core, held, own: Vec::new(), letters: 0 }
     }
 
-    /// True when a write to `range` has to wait. `range` is in bytes.
+    /// Returns true if a write to `range`, in bytes, must wait.
     pub(super) fn is_locked(&self, range: &Range<u64>) -> bool {
         !self.held.is_empty() && self.held.iter().any(|h| overlap(&h.range, range))
     }
 
-    /// What it listens to.
+    /// Topic that the member subscribes to.
     pub(super) fn topic(&self) -> DeviceId {
         self.range_locks.topic
     }
 
-    /// It writes.
+    /// Records a write of this member.
     pub(super) fn writes(&mut self) {
         self.letters = 0;
     }
 
-    /// True when it has been told for long of what others write, and writes nothing itself.
+    /// Returns true if the member got many messages since its last write.
     pub(super) fn is_idle(&self) -> bool {
         self.letters >= IDLE_LETTERS
     }
 
-    /// True when another hold may be asked for.
+    /// Returns true if another lock may be requested.
     pub(super) fn may_acquire(&self) -> bool {
         self.own.len() < OWN_MAX
     }
 
-    /// Asks for a hold of `range` for request `key`, which goes on at [`LockEvent::Granted`].
+    /// Requests a lock on `range` for request `key`, which continues at [`LockEvent::Granted`].
     pub(super) fn acquire(&mut self, key: usize, range: Range<u64>) {
         let mut state = self.range_locks.state();
         state.last += 1;
@@ -231,7 +230,7 @@ impl LockMember {
         state.advance(self.range_locks.topic, &self.post);
     }
 
-    /// Gives up the hold of request `key`, granted or not. Its work, if any, has ended.
+    /// Releases the lock of request `key`, granted or not. Its work, if any, has ended.
     pub(super) fn release(&mut self, key: usize) {
         if let Some(at) = self.own.iter().position(|(_, k)| *k == key) {
             let (id, _) = self.own.swap_remove(at);
@@ -253,8 +252,8 @@ impl LockMember {
         state.advance(self.range_locks.topic, &self.post);
     }
 
-    /// Takes a letter. `in_flight` says whether a write of this member that overlaps a range is on
-    /// its way.
+    /// Handles a message. `in_flight` returns whether a write of this member that overlaps a range
+    /// is in flight.
     pub(super) fn message(
         &mut self,
         message: &RangeLockMessage,
@@ -263,7 +262,7 @@ impl LockMember {
         self.letters = self.letters.saturating_add(1);
         match message {
             RangeLockMessage::RangeLock { id, range, token } => {
-                // One that was given at joining was posted before that.
+                // A lock that was received when joining may arrive as a message, too.
                 if !self.held.iter().any(|h| h.id == *id) {
                     let owed = in_flight(range).then(|| token.clone());
                     self.held.push(KnownLock { id: *id, range: range.clone(), owed });
@@ -281,13 +280,13 @@ impl LockMember {
         }
     }
 
-    /// True when somebody waits for a write of this member to end.
+    /// Returns true if a lock waits for a write of this member.
     pub(super) fn owes(&self) -> bool {
         self.held.iter().any(|h| h.owed.is_some())
     }
 
-    /// A write of this member has ended: gives back the tokens that nothing in flight asks for any
-    /// more.
+    /// Drops the tokens that no write in flight needs any more, after a write of this member has
+    /// ended.
     pub(super) fn ended(&mut self, in_flight: impl Fn(&Range<u64>) -> bool) {
         for held in self.held.iter_mut().filter(|h| h.owed.is_some()) {
             if !in_flight(&held.range) {

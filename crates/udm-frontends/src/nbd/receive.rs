@@ -1,93 +1,92 @@
-//! The receiving side of a connection: memory for what arrives, and the cutting of it into headers
-//! and payloads.
+//! The receive side of a connection: memory for received bytes, and its division into headers and
+//! payloads.
 //!
-//! Bytes arrive in a *slab*, request behind request. The payload of a write is cut out of it
-//! without a copy, so a slab is in use until the last of these writes is done; until then it rests
-//! in a list of bounded length. A long payload gets buffers of its own, page-aligned, one after the
-//! other as it arrives, so that memory is taken by what came and not by what was announced: its
-//! first bytes are copied there, and the kernel puts the rest right behind them. Beside such a
-//! buffer only a little of the slab is offered, so that of the next long payload, too, little
-//! arrives in the wrong place. Otherwise only a header or payload that straddles the end of its
-//! slab is copied, into the next.
+//! Bytes arrive in a *slab*, request after request. The payload of a write is cut out of the slab
+//! without a copy, so a slab is in use until the last of these writes is done. Until then it waits
+//! in a list of bounded length. A long payload gets page-aligned buffers of its own, one after the
+//! other as it arrives. So memory is taken for received bytes, not for announced ones. Its first
+//! bytes are copied there, and the kernel puts the rest right after them. Together with such a
+//! buffer, only a small part of the slab is offered. So only a little of the next long payload
+//! arrives in the wrong place. Otherwise, only a header or payload that crosses the end of its slab
+//! is copied, into the next slab.
 //!
-//! It does no I/O: the connection passes [`ReceiveBuffer::room`] to the ring and gives the result to
-//! [`ReceiveBuffer::arrived`].
+//! This part does no I/O: the connection passes [`ReceiveBuffer::room`] to the ring and the result
+//! to [`ReceiveBuffer::arrived`].
 
 use super::reply::recycle;
 use udm_buf::PIECE_MAX;
 use udm_core::bugs::{self, Bug};
 use udm_core::{Buf, BufPool, Segments};
 
-/// The first slab of a connection in bytes: an idle client costs little.
+/// The first slab of a connection in bytes: small, so that an idle client costs little.
 pub(super) const SLAB_MIN: usize = 16 << 10;
-/// The largest slab in bytes. A slab that was filled by one receive is followed by one of twice the
-/// size.
+/// The largest slab in bytes. If one receive fills a slab, the next slab is twice as large.
 pub(super) const SLAB_MAX: usize = 256 << 10;
-/// A payload that is not there yet and longer than this part of a slab is received into a buffer of
-/// its own.
+/// A payload that has not arrived and is longer than this fraction of a slab gets buffers of its
+/// own.
 const LONG: usize = 4;
-/// What of the slab is offered beside the buffer of a long payload, in bytes: room for some
+/// Bytes of the slab that are offered together with the buffer of a long payload: room for some
 /// headers.
 const BESIDE: usize = 4096;
 
-/// See the module's documentation.
+/// Received bytes of a connection, and memory for the next receive.
 pub(super) struct ReceiveBuffer {
-    /// Arrived and not cut off yet; the slab's bytes right before `free`.
+    /// Bytes that arrived and were not taken; right before `free` in the slab.
     unread: Option<Buf>,
-    /// The slab's bytes that nothing has arrived in. Not here while the ring has it.
+    /// Unused bytes of the slab. `None` while the ring has them.
     free: Option<Buf>,
-    /// What the ring had to fill, in bytes; 0 when it has nothing.
+    /// Bytes of memory that the ring has; 0 if it has none.
     asked: usize,
-    /// Size of the slab in use in bytes, and of the next one.
+    /// Size in bytes of the current slab, and of the next one.
     current_len: usize,
     slab_len: usize,
-    /// Empty pieces of slabs that are used up: the slab is free again when its piece is the last.
+    /// Empty pieces of used slabs. A slab is free again when its piece is the only one left.
     resting: Vec<Buf>,
     resting_bytes: usize,
     resting_max: usize,
-    /// Bytes that must be there before the next header or payload can be cut.
+    /// Bytes that must arrive before the next header or payload can be taken.
     need: usize,
-    /// Bytes to come that nobody wants: the payload of a refused write.
+    /// Bytes to discard: the payload of a refused write.
     skip: u64,
     long: Option<LongPayload>,
-    /// A list with room for two pieces.
+    /// A vector with capacity for two buffers.
     spare: Segments,
 }
 
-/// A long payload on its way.
+/// A long payload that is arriving.
 struct LongPayload {
-    /// Its pieces that are full.
+    /// Buffers that are full.
     data: Segments,
-    /// What has arrived of the next piece.
+    /// Received bytes of the next buffer.
     front: Option<Buf>,
-    /// The back of that piece. Not here while the ring has it.
+    /// The unfilled end of that buffer. `None` while the ring has it.
     rest: Option<Buf>,
     /// Bytes that have not arrived.
     missing: usize,
 }
 
-/// What a connection that goes on on another core has received and not looked at.
+/// Received bytes that a connection has not handled when it moves to another core.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct UnreadBytes {
     bytes: Vec<u8>,
-    /// Bytes to come that nobody wants.
+    /// Bytes to discard when they arrive.
     skip: u64,
-    /// The size in bytes that slabs have grown to.
+    /// Size in bytes that slabs have grown to.
     slab_len: usize,
 }
 
-/// Why nothing can be received at the moment.
+/// Reason why nothing can be received now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReceiveBlocked {
-    /// The ring has memory already, or too many slabs are in use: ask again when something has
-    /// finished.
+    /// The ring already has memory, or too many slabs are in use. Try again when a request has
+    /// completed.
     BuffersInUse,
-    /// So many bytes of memory are needed, which is more than may be had.
+    /// This many bytes of memory are needed, which is more than allowed.
     Memory(usize),
 }
 
 impl ReceiveBuffer {
-    /// A receiver whose used slabs take `resting_max` bytes at the most.
+    /// Creates a receiver whose used slabs take at most `resting_max` bytes.
     pub(super) fn new(resting_max: usize) -> ReceiveBuffer {
         ReceiveBuffer {
             unread: None,
@@ -105,19 +104,20 @@ impl ReceiveBuffer {
         }
     }
 
-    /// What is to go on elsewhere. Nothing is being received, and no payload is midway.
+    /// Returns the state for another core. No receive is in flight, and no long payload is
+    /// arriving.
     pub(super) fn freeze(&mut self) -> UnreadBytes {
         debug_assert!(self.asked == 0 && self.long.is_none());
         let unread = if bugs::on(Bug::UnreadLeftBehind) { &[] } else { self.unread() };
         UnreadBytes { bytes: unread.to_vec(), skip: self.skip, slab_len: self.slab_len }
     }
 
-    /// A receiver that goes on where another was frozen.
+    /// Creates a receiver that continues a frozen one.
     pub(super) fn thaw(unread: UnreadBytes, resting_max: usize) -> ReceiveBuffer {
         let UnreadBytes { bytes, skip, slab_len } = unread;
         let mut receiver = ReceiveBuffer::new(resting_max);
         if !bytes.is_empty() {
-            // They were in one slab.
+            // They fit in one slab, as before.
             let mut slab = Buf::zeroed(slab_len);
             let mut front = slab.split_to(bytes.len());
             front.copy_from_slice(&bytes);
@@ -127,19 +127,19 @@ impl ReceiveBuffer {
         ReceiveBuffer { skip, slab_len, ..receiver }
     }
 
-    /// What has arrived and was not taken.
+    /// Bytes that arrived and were not taken.
     pub(super) fn unread(&self) -> &[u8] {
         self.unread.as_deref().unwrap_or_default()
     }
 
-    /// Takes `n` bytes off the front of what has arrived.
+    /// Takes `n` bytes from the front of the unread bytes.
     pub(super) fn consume(&mut self, n: usize) {
         if let Some(unread) = &mut self.unread {
             drop(unread.split_to(n));
         }
     }
 
-    /// The next `N` bytes, when they are there.
+    /// Returns the next `N` bytes, if they have arrived.
     pub(super) fn header<const N: usize>(&mut self) -> Option<[u8; N]> {
         self.skip_now();
         if self.skip > 0 {
@@ -153,8 +153,8 @@ impl ReceiveBuffer {
         header
     }
 
-    /// The next `len` (at least 1) bytes, when they are there. Once asked for, a payload is asked
-    /// for until it is given.
+    /// Returns the next `len` (at least 1) bytes, if they have arrived. If not, the caller must
+    /// request the same payload again until it gets it.
     pub(super) fn payload(&mut self, len: usize) -> Option<Segments> {
         if let Some(long) = &self.long {
             return if long.missing == 0 { self.long.take().map(|l| l.data) } else { None };
@@ -172,7 +172,7 @@ impl ReceiveBuffer {
         None
     }
 
-    /// Lets the next `n` bytes fall.
+    /// Discards the next `n` bytes.
     pub(super) fn skip(&mut self, n: u64) {
         self.skip += n;
         self.skip_now();
@@ -184,11 +184,11 @@ impl ReceiveBuffer {
         self.skip -= n;
     }
 
-    /// Memory for the next receive, of which `may` bytes at the most are new. Buffers of long
+    /// Returns memory for the next receive. At most `may` bytes of it are new. Buffers of long
     /// payloads come from `pool`.
     ///
     /// # Errors
-    /// When there is none, with the reason.
+    /// No memory is available, with the reason.
     pub(super) fn room(&mut self, pool: &mut BufPool, mut may: usize) -> Result<Segments, ReceiveBlocked> {
         if self.asked > 0 {
             return Err(ReceiveBlocked::BuffersInUse);
@@ -201,7 +201,8 @@ impl ReceiveBuffer {
         let refused = self.provide_slab(may).is_err();
         let rest = self.long.as_mut().and_then(|l| l.rest.take());
         let unread = self.unread().len();
-        // Behind the last piece only: what is behind another goes into the next piece.
+        // Only after the last buffer of the payload: otherwise the bytes after it belong to the
+        // next buffer.
         let is_last = self.long.as_ref().is_none_or(|l| rest.as_ref().is_none_or(|r| r.len() == l.missing));
         let slab = match (&rest, &mut self.free) {
             (Some(_), _) if !is_last => None,
@@ -222,8 +223,8 @@ impl ReceiveBuffer {
         Ok(room)
     }
 
-    /// Sees to it that a long payload has a piece to go on in. What lies in the slab of its first
-    /// is moved there.
+    /// Provides a buffer for a long payload if it needs one. The received bytes of its first buffer
+    /// are copied from the slab.
     fn provide_piece(&mut self, pool: &mut BufPool, may: &mut usize) -> Result<(), ReceiveBlocked> {
         let Some(long) = self.long.as_mut().filter(|l| l.missing > 0 && l.rest.is_none()) else {
             return Ok(());
@@ -234,7 +235,8 @@ impl ReceiveBuffer {
         let mut rest = pool.get(len);
         let there = self.unread.take();
         let there = there.as_deref().unwrap_or_default();
-        // It is less than a slab, and less than the payload, or it would not be received by itself.
+        // They are less than a slab and less than the payload; otherwise the payload would not be a
+        // long one.
         let mut front = rest.split_to(there.len());
         front.copy_from_slice(there);
         long.missing -= there.len();
@@ -242,8 +244,8 @@ impl ReceiveBuffer {
         Ok(())
     }
 
-    /// Sees to it that `free` has room, if a slab can be had. `Err` when it takes more than `may`
-    /// bytes.
+    /// Provides space in `free`, if a slab is available. Returns `Err` if that needs more than
+    /// `may` bytes.
     fn provide_slab(&mut self, may: usize) -> Result<(), ()> {
         let unread = self.unread().len();
         debug_assert!(unread < self.slab_len, "whole requests are taken before more are received");
@@ -274,7 +276,7 @@ impl ReceiveBuffer {
         Ok(())
     }
 
-    /// A slab that nobody uses any more, or a new one while the bound allows.
+    /// Returns a slab that is free again, or a new one within the limit.
     fn next_slab(&mut self, may: usize) -> Result<Option<Buf>, ()> {
         let mut i = 0;
         while i < self.resting.len() {
@@ -284,7 +286,7 @@ impl ReceiveBuffer {
             }
             let mut slab = self.resting.remove(i);
             self.resting_bytes -= slab.slab_len();
-            // Smaller ones, of the time before it grew, are freed.
+            // Smaller slabs, from before the growth, are freed.
             if slab.slab_len() == self.slab_len && slab.reclaim() {
                 return Ok(Some(slab));
             }
@@ -300,18 +302,18 @@ impl ReceiveBuffer {
         self.current_len + self.resting_bytes
     }
 
-    /// Frees the slabs that nothing is in, but for the one that is being received into.
+    /// Frees unused slabs, except the current one.
     pub(super) fn trim(&mut self) {
         self.resting.retain(|slab| !slab.is_unique());
         self.resting_bytes = self.resting.iter().map(Buf::slab_len).sum();
     }
 
-    /// True while a long payload has arrived in part.
+    /// Returns true while a long payload is arriving.
     pub(super) fn is_midway(&self) -> bool {
         self.long.is_some()
     }
 
-    /// Takes the memory back from the ring, with `n` bytes received into it.
+    /// Takes the memory back from the ring, with `n` received bytes in it.
     pub(super) fn arrived(&mut self, n: usize, mut data: Segments) {
         let mut n = n;
         let full = n == self.asked;
@@ -319,7 +321,7 @@ impl ReceiveBuffer {
         let Some(last) = data.pop() else { return };
         let slab = match self.long.as_mut().filter(|l| l.front.is_some() && l.rest.is_none()) {
             Some(long) => {
-                // The payload's own buffer, and behind it the part of the slab, if there was one.
+                // The buffer of the payload, then the part of the slab, if there was one.
                 let (mut rest, slab) = match data.pop() {
                     Some(first) => (first, Some(last)),
                     None => (last, None),
@@ -331,7 +333,8 @@ impl ReceiveBuffer {
                     join(front, rest.split_to(got));
                 }
                 if rest.is_empty() {
-                    // First of all the empty rest: a full piece is the only one of its slab.
+                    // The empty rest is dropped first: a full buffer must be the only one of its
+                    // slab.
                     drop(rest);
                     long.front.take().into_iter().for_each(|piece| long.data.push(piece));
                 } else {
@@ -352,7 +355,7 @@ impl ReceiveBuffer {
                 Some(unread) => join(unread, got),
                 None => self.unread = Some(got),
             }
-            // What was kept back of the slab lies right behind what the ring had.
+            // The part of the slab that was kept follows the part that the ring had.
             if let Some(kept) = self.free.take() {
                 join(&mut slab, kept);
             }
@@ -361,7 +364,7 @@ impl ReceiveBuffer {
         self.spare = data;
     }
 
-    /// Frees what a closed connection still holds of its client's bytes.
+    /// Frees the received bytes of a closed connection.
     pub(super) fn clear(&mut self, pool: &mut BufPool) {
         self.unread = None;
         self.skip = 0;
@@ -372,7 +375,7 @@ impl ReceiveBuffer {
     }
 }
 
-/// Puts neighbours together.
+/// Joins adjacent buffers.
 fn join(front: &mut Buf, back: Buf) {
     let joined = front.try_join(back);
     debug_assert!(joined.is_ok(), "{front:?} and {joined:?} are no neighbours");

@@ -1,5 +1,5 @@
-//! The receiver against a plain model of the same stream: whatever the sizes of payloads and
-//! receives, the same bytes come out.
+//! The receiver compared with a plain model of the same stream, for any sizes of payloads and
+//! receives.
 
 use super::*;
 use proptest::prelude::*;
@@ -7,8 +7,8 @@ use std::collections::VecDeque;
 
 const HEADER: usize = 28;
 
-/// A stream of headers, each with the length of its payload in its first bytes, and payloads. Byte
-/// values follow their place.
+/// A stream of headers and payloads. The first bytes of a header are the length of its payload;
+/// other bytes follow their position.
 fn stream(lens: &[usize]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for &len in lens {
@@ -19,8 +19,8 @@ fn stream(lens: &[usize]) -> Vec<u8> {
     bytes
 }
 
-/// Runs the stream through a receiver, `sizes` bytes a receive over and over, with at most `held`
-/// payloads alive; checks every byte. Returns the most bytes of slabs that were resting.
+/// Runs the stream through a receiver with receives of `sizes` bytes in turn and at most `held`
+/// live payloads, and checks every byte. Returns the most bytes of used slabs.
 fn run(lens: &[usize], sizes: &[usize], held: usize, skip_every: usize) -> usize {
     let bytes = stream(lens);
     let (mut rx, mut pool) = (ReceiveBuffer::new(64 << 20), BufPool::new(64 << 20));
@@ -29,7 +29,7 @@ fn run(lens: &[usize], sizes: &[usize], held: usize, skip_every: usize) -> usize
     let mut arriving = None;
     let mut taken = 0;
     while taken < lens.len() {
-        // Take what is there.
+        // Take all that has arrived.
         loop {
             if let Some(len) = arriving {
                 let Some(data) = rx.payload(len) else { break };
@@ -63,7 +63,7 @@ fn run(lens: &[usize], sizes: &[usize], held: usize, skip_every: usize) -> usize
         if taken == lens.len() {
             break;
         }
-        // Receive some.
+        // Receive some bytes.
         let may = [usize::MAX, PIECE_MAX][turn % 2];
         let before = rx.held() + pool.held();
         let mut room = rx.room(&mut pool, may).expect("the bound is not reached here");
@@ -123,7 +123,7 @@ fn at_the_bound_it_asks_for_nothing_until_payloads_are_dropped() {
     assert!(rx.held() <= 2 * SLAB_MAX, "{}", rx.held());
 }
 
-/// What is announced takes no memory; what arrives does, a piece at a time, and none without leave.
+/// Memory is taken for bytes as they arrive, one piece at a time, and only within the allowance.
 #[test]
 fn a_long_payload_takes_memory_as_it_arrives() {
     let (mut rx, mut pool) = (ReceiveBuffer::new(4 * SLAB_MAX), BufPool::new(0));
@@ -132,7 +132,7 @@ fn a_long_payload_takes_memory_as_it_arrives() {
     assert_eq!(pool.held(), 0);
     let mut got = 0;
     while got < len {
-        // A whole piece is missing: nothing is received without leave for it.
+        // A whole piece is missing: nothing is received without an allowance for it.
         if got % PIECE_MAX == 0 && len - got >= PIECE_MAX {
             assert_eq!(rx.room(&mut pool, PIECE_MAX - 1).unwrap_err(), ReceiveBlocked::Memory(PIECE_MAX));
         }
@@ -150,7 +150,7 @@ fn a_long_payload_takes_memory_as_it_arrives() {
     assert_eq!(pool.held(), 0);
 }
 
-/// A client that goes away in the middle leaves nothing.
+/// A client that disconnects in the middle of a payload leaves no memory in use.
 #[test]
 fn half_a_payload_is_freed() {
     let (mut rx, mut pool) = (ReceiveBuffer::new(4 * SLAB_MAX), BufPool::new(0));

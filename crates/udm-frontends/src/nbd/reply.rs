@@ -1,7 +1,7 @@
-//! The sending side of a connection: answers wait in a queue, and leave gathered in one send.
+//! The send side of a connection: answers wait in a queue and are gathered into one send.
 //!
-//! One send is under way at a time. It owns its buffers until it is done; then the data buffers go
-//! back to their pool and the memory of the headers is used again.
+//! Only one send is in flight at a time. It owns its buffers until it completes. Then the data
+//! buffers return to their pool, and the memory of the headers is reused.
 
 use super::stats::CounterDelta;
 use std::collections::VecDeque;
@@ -12,56 +12,56 @@ use udm_wire::nbd::{SimpleReply, chunk_data_header, chunk_error_header, chunk_no
 
 /// The longest header in bytes.
 const HEADER_MAX: usize = 28;
-/// Memory for the headers of one send: as many as it can have pieces with data.
+/// Memory for the headers of one send: as many as a send can have buffers with data.
 const HEADERS_LEN: usize = 16 << 10;
 const _: () = assert!(HEADERS_LEN >= RingOp::MAX_PIECES / 2 * HEADER_MAX);
 
-/// Bytes of one send at the most: a client that takes its answers slowly is seen to take them.
+/// Limit of bytes per send, so that a client that reads slowly shows progress.
 const SEND_MAX: usize = 4 << 20;
 
-/// The form of an answer.
+/// Form of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReplyForm {
     /// A simple reply.
     Simple,
-    /// Chunks, if structured replies were agreed on.
+    /// Chunks, if structured replies were negotiated.
     Chunks,
-    /// The data are the reply, headers and all.
+    /// The data is the complete reply, with its headers.
     Whole,
 }
 
 /// An answer to a request.
 pub(super) struct QueuedReply {
-    /// The client's name for the request.
+    /// The client's cookie of the request.
     pub(super) cookie: u64,
     /// An NBD error, or 0.
     pub(super) error: u32,
     /// How it is put.
     pub(super) form: ReplyForm,
-    /// Where the data stand on the export.
+    /// Offset of the data on the export.
     pub(super) offset: u64,
-    /// What a successful read brought; empty otherwise.
+    /// Data of a successful read; empty otherwise.
     pub(super) data: Segments,
-    /// Bytes that the request counts for.
+    /// Bytes that the request counts as.
     pub(super) charge: usize,
 }
 
-/// See the module's documentation.
+/// Queue of answers, and the send in flight.
 pub(super) struct ReplySender {
     queue: VecDeque<QueuedReply>,
     structured: bool,
-    /// Bytes of the handshake; they go before all answers.
+    /// Bytes of the handshake, which are sent before all answers.
     raw: Segments,
     headers: Buf,
-    /// What is gathered and was too long for the send under way.
+    /// Gathered data that was too long for the send in flight.
     rest: Segments,
-    /// A list with room for many pieces.
+    /// A vector with capacity for many buffers.
     spare: Segments,
-    /// The answers in the send under way; `None` when there is none.
+    /// Answers of the send in flight; `None` if there is none.
     sending: Option<SentReplies>,
 }
 
-/// What went out with a send.
+/// Number of answers in a send, and the bytes that they count as.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 pub(super) struct SentReplies {
     pub(super) answers: usize,
@@ -81,7 +81,7 @@ impl ReplySender {
         }
     }
 
-    /// From here on reads are answered with chunks.
+    /// Answers reads with chunks from now on.
     pub(super) fn use_structured(&mut self) {
         self.structured = true;
     }
@@ -100,17 +100,17 @@ impl ReplySender {
         self.queue.push_back(answer);
     }
 
-    /// True when nothing waits and nothing is under way.
+    /// Returns true if nothing waits and no send is in flight.
     pub(super) fn is_idle(&self) -> bool {
         self.sending.is_none() && self.raw.is_empty() && self.queue.is_empty()
     }
 
-    /// True when nothing waits for the end of the send that is under way.
+    /// Returns true if nothing waits for the completion of the send in flight.
     pub(super) fn is_all_out(&self) -> bool {
         self.raw.is_empty() && self.rest.is_empty() && self.queue.is_empty()
     }
 
-    /// The next send, when none is under way and something waits.
+    /// Returns the next send, if none is in flight and output waits.
     pub(super) fn next(&mut self, delta: &mut CounterDelta) -> Option<Segments> {
         if self.sending.is_some() || (self.queue.is_empty() && self.raw.is_empty()) {
             return None;
@@ -122,7 +122,7 @@ impl ReplySender {
         Some(self.cut(out))
     }
 
-    /// As much of `out` as goes into one send; the rest is kept.
+    /// Returns the part of `out` that fits into one send; keeps the rest.
     fn cut(&mut self, mut out: Segments) -> Segments {
         if out.len() <= SEND_MAX {
             return out;
@@ -132,10 +132,11 @@ impl ReplySender {
         now
     }
 
-    /// As many answers as one send takes.
+    /// Gathers as many answers as one send takes.
     fn gather(&mut self, sent: &mut SentReplies, delta: &mut CounterDelta) -> Segments {
         let mut out = std::mem::take(&mut self.spare);
-        // Whole again: the send before is done, and nobody else has pieces of it.
+        // The header memory is complete again: the previous send is done, and no one else has parts
+        // of it.
         self.headers.reclaim();
         let mut pieces = 0;
         while let Some(answer) = self.queue.front() {
@@ -176,8 +177,8 @@ impl ReplySender {
         out.push(header);
     }
 
-    /// A send ended after `n` bytes. `Err` is the rest of it, to be sent at once; `Ok` what left.
-    /// Buffers go to `pool`.
+    /// Handles the end of a send after `n` bytes. `Err` is the rest, to be sent at once; `Ok` is
+    /// what was sent. Buffers return to `pool`.
     pub(super) fn sent(
         &mut self,
         n: usize,
@@ -207,12 +208,12 @@ impl ReplySender {
         Ok(self.sending.take().unwrap_or_default())
     }
 
-    /// Bytes held for headers.
+    /// Bytes of memory for headers.
     pub(super) fn held(&self) -> usize {
         HEADERS_LEN
     }
 
-    /// Frees lists that have grown.
+    /// Frees vectors that have grown.
     pub(super) fn trim(&mut self) {
         if self.queue.is_empty() {
             self.queue = VecDeque::new();
@@ -220,7 +221,8 @@ impl ReplySender {
         self.spare = Segments::new();
     }
 
-    /// Drops all that waits, and forgets what was under way; returns how many answers waited.
+    /// Drops all waiting output and the state of the send in flight. Returns the number of waiting
+    /// answers.
     pub(super) fn clear(&mut self, pool: &mut BufPool) -> usize {
         self.sending = None;
         let n = self.queue.len();
@@ -233,7 +235,7 @@ impl ReplySender {
     }
 }
 
-/// Gives the buffers back.
+/// Returns buffers to the pool.
 pub(super) fn recycle(mut data: Segments, pool: &mut BufPool) {
     while let Some(buf) = data.pop() {
         pool.put(buf);

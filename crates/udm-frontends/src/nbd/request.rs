@@ -1,25 +1,25 @@
-//! What a request may ask for: checked here, once, before anything of it reaches the device.
+//! Checks of requests against their export, before any part reaches the device.
 
 use super::exports::ExportGeometry;
 use std::ops::Range;
 use udm_core::{BioFlags, Op};
 use udm_wire::nbd::{Command, CommandFlags, EINVAL, ENOSPC, EPERM, ExportFlags, Request};
 
-/// The blocks of a device, of `size` bytes, a power of two.
+/// Block size of a device in bytes, a power of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct BlockSize {
     pub(super) size: u32,
 }
 
 impl BlockSize {
-    /// The blocks that `range`, in bytes, touches.
+    /// Returns the blocks that `range`, in bytes, touches.
     pub(super) fn around(&self, range: &Range<u64>) -> Range<u64> {
         let size = u64::from(self.size);
         range.start & !(size - 1)..range.end.next_multiple_of(size)
     }
 
-    /// The blocks that it covers whole; where there are none, an empty range inside it or at its
-    /// begin.
+    /// Returns the blocks that `range` covers completely. If there are none, returns an empty range
+    /// inside it or at its start.
     pub(super) fn inside(&self, range: &Range<u64>) -> Range<u64> {
         let size = u64::from(self.size);
         let start = range.start.next_multiple_of(size);
@@ -27,23 +27,23 @@ impl BlockSize {
     }
 }
 
-/// What to do with a request that may be done.
+/// How to execute a valid request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RequestPlan {
     /// One bio.
     Bio(Op, BioFlags),
-    /// Reads, piece by piece, of which nothing is kept.
+    /// Reads in pieces, whose data is dropped.
     Cache,
-    /// The device is asked what it holds there.
+    /// A block-status query to the device.
     BlockStatusQuery,
-    /// Nothing: an empty range, or a trim of less than a block. Succeeds.
+    /// Nothing: a trim of less than a block. Succeeds.
     Nothing,
 }
 
 /// Checks `request` against its export.
 ///
 /// # Errors
-/// The NBD error of the answer. The payload of a refused write has to be skipped.
+/// The NBD error of the answer. The payload of a refused write must be skipped.
 pub(super) fn check_request(
     request: &Request,
     export: &ExportGeometry,
@@ -73,8 +73,8 @@ pub(super) fn check_request(
         return if request.offset == 0 && request.len == 0 { Ok(plan) } else { Err(EINVAL) };
     }
     if request.len == 0 {
-        // proto.md leaves it open. A client that asks for nothing has counted wrong: say so, as
-        // nbdkit does.
+        // proto.md leaves this open. An empty request is probably a mistake of the client, so it is
+        // refused, as by nbdkit.
         return Err(EINVAL);
     }
     let writes = matches!(request.command, Command::Write | Command::WriteZeroes | Command::Trim);
@@ -90,7 +90,7 @@ pub(super) fn check_request(
     }
     let end = request.offset.checked_add(request.len.into());
     if end.is_none_or(|end| end > export.size) {
-        // proto.md: ENOSPC where bytes would be put behind the end, EINVAL for the others.
+        // proto.md: ENOSPC for writes after the end, EINVAL for other requests.
         let puts = matches!(request.command, Command::Write | Command::WriteZeroes);
         return Err(if puts { ENOSPC } else { EINVAL });
     }

@@ -1,9 +1,10 @@
-//! From request to bio and back: the transmission phase of a [`Connection`].
+//! The transmission phase of a [`Connection`]: turns requests into bios, and completed bios into
+//! answers.
 //!
-//! Most requests are one bio. `CACHE`, zeroes that the device can't write by itself, and what is
-//! longer than the device takes at once go piece by piece, one bio at a time; blocks that are
-//! covered in part come behind the whole ones ([`super::partial_blocks`]); a FUA that the bio can't
-//! carry is a flush behind it. The answer is queued when the last bio is back.
+//! Most requests are one bio. These are executed in pieces, one bio at a time: `CACHE`, zeroes that
+//! the device does not support, and requests longer than the device's limit. Blocks that are
+//! covered in part follow the whole ones ([`super::partial_blocks`]). If a bio cannot have FUA, a
+//! flush follows it. The answer is queued when the last bio has completed.
 
 mod status;
 
@@ -20,55 +21,55 @@ use udm_core::{Bio, BioFlags, Nanos, Op, Sector, Sectors, Segments, Status};
 use udm_runtime::FrontCx;
 use udm_wire::nbd::{Command, CommandFlags, ESHUTDOWN, PAYLOAD_SKIP_MAX, Request};
 
-/// What `CACHE` and written-out zeroes move at a time, in bytes.
+/// Bytes per piece of `CACHE` and of zeroes written as data.
 pub(super) const PIECE: u32 = 256 << 10;
 
-/// A request between its arrival and the end of its last bio.
+/// A request between its arrival and the completion of its last bio.
 pub(super) struct PendingRequest {
     request: Request,
     op: Op,
     flags: BioFlags,
     pub(super) stage: RequestStage,
     pub(super) blocks: BlockSize,
-    /// The whole blocks that it is about, in bytes.
+    /// The whole blocks of the request, in bytes.
     start: u64,
     len: u64,
-    /// Bytes that one bio of it covers at the most.
+    /// Limit of bytes per bio.
     piece: u32,
     charge: usize,
-    /// When it was here whole.
+    /// Time at which the request had arrived completely.
     since: Nanos,
-    /// Data that is done: of a read that goes piece by piece, for its answer.
+    /// Data of completed pieces of a read, for the answer.
     front: Segments,
-    /// Data whose turn has not come.
+    /// Data of later pieces.
     rest: Segments,
-    /// The blocks that it changes in part.
+    /// Blocks that the request changes in part.
     pub(super) partial_blocks: Option<Box<PartialBlocks>>,
-    /// Its client was told that it has failed; a bio of it is still under way.
+    /// The client was told that the request has failed, but a bio is still in flight.
     pub(super) answered: bool,
 }
 
-/// Where a request is.
+/// Stage of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RequestStage {
-    /// It waits for a hold, and has no bio.
+    /// The request waits for a range lock and has no bio.
     Parked,
-    /// The device is asked what it holds; there is no bio.
+    /// A block-status query is in progress; there is no bio.
     BlockStatusQuery,
-    /// So many bytes are behind us; a bio for the next piece, which mostly is all, is on its way.
+    /// `done` bytes have completed. One bio for the next piece, usually all the rest, is in flight.
     Range { done: u64 },
-    /// The device writes no zeroes; from so many bytes on they are written as data.
+    /// The device does not support write-zeroes; zeroes are written as data after `done` bytes.
     Zeroes { done: u64 },
-    /// A block that it changes in part is read.
+    /// A block that is covered in part is being read.
     ReadEdge(BlockEnd),
-    /// And written back.
+    /// The changed block is being written back.
     WriteEdge(BlockEnd),
-    /// The work is done; a flush makes it durable.
+    /// The data is written; a flush makes it durable.
     Flush,
 }
 
 impl Connection {
-    /// Takes one request, if it is there. False when there is none to take yet.
+    /// Takes one request. Returns false if none has arrived completely.
     pub(super) fn take_request(&mut self, cx: &mut FrontCx<'_, '_>) -> bool {
         if let Some((request, flags)) = self.arriving {
             let Some(data) = self.rx.payload(request.len as usize) else { return false };
@@ -81,7 +82,7 @@ impl Connection {
         let request = match Request::decode(&header) {
             Ok(request) if request.payload_len() <= PAYLOAD_SKIP_MAX => request,
             other => {
-                tracing::debug!(?other, "nbd: not a request, or one that nobody has reason to send");
+                tracing::debug!(?other, "nbd: invalid request, or absurd payload length");
                 self.phase = ConnectionPhase::Dead;
                 return false;
             }
@@ -110,7 +111,7 @@ impl Connection {
                 self.start(request, Op::Read, BioFlags::empty(), data.into(), charge, cx);
             }
             Ok(RequestPlan::Bio(Op::Write, flags)) => {
-                // From here on, because its payload takes memory as it arrives.
+                // Counted from here, because the payload takes memory as it arrives.
                 self.open_bytes += request.len as usize;
                 self.delta.bytes_in += u64::from(request.len);
                 self.arriving = Some((request, flags));
@@ -121,8 +122,8 @@ impl Connection {
                 self.start(request, Op::Read, flags, data, charge, cx);
             }
             Ok(RequestPlan::Bio(op, flags)) => {
-                // Zeroes may have to be written out; and 28 bytes must not ask for work without
-                // end.
+                // Zeroes may have to be written as data. The charge also bounds the work that short
+                // requests can cause.
                 let charge = PIECE.min(request.len) as usize;
                 self.start(request, op, flags, Segments::new(), charge, cx);
             }
@@ -130,7 +131,7 @@ impl Connection {
         true
     }
 
-    /// Sends a request on its way, as soon as it may go.
+    /// Starts a request, or parks it until it may start.
     fn start(
         &mut self,
         request: Request,
@@ -179,8 +180,8 @@ impl Connection {
         }
     }
 
-    /// Looks whether requests are to fail; if so those under way do at once. True for a letter
-    /// about that.
+    /// Handles a message about failing requests: if they must fail, those in flight fail at once.
+    /// Returns true for such a message.
     pub(super) fn on_fail_message(&mut self, message: &(dyn Any + Send)) -> bool {
         let Some((export, _)) = self.export.as_ref().filter(|_| message.is::<FailMessage>()) else {
             return false;
@@ -196,7 +197,7 @@ impl Connection {
             match pending.stage {
                 RequestStage::Parked => self.fail(key),
                 _ if pending.answered => {}
-                // Whoever asks the device has its own time.
+                // The block-status thread answers within its own time.
                 RequestStage::BlockStatusQuery => {}
                 _ => {
                     pending.answered = true;
@@ -208,19 +209,19 @@ impl Connection {
         true
     }
 
-    /// Ends a request that was not begun.
+    /// Fails a request that was not started.
     pub(super) fn fail(&mut self, key: usize) {
         let mut bio = self.bios.get().unwrap_or_default();
         bio.end_with(Status::IoErr);
         self.end(key, bio);
     }
 
-    /// True when no client waits for any request.
+    /// Returns true if all requests were answered.
     pub(super) fn are_all_answered(&self) -> bool {
         self.pending.iter().all(|(_, pending)| pending.answered)
     }
 
-    /// Sends the first bio of a request down.
+    /// Submits the first bio of a request.
     pub(super) fn launch(&mut self, key: usize, cx: &mut FrontCx<'_, '_>) {
         let pending = &mut self.pending[key];
         let edge = pending.partial_blocks.as_ref().and_then(|partial_blocks| partial_blocks.next(None));
@@ -229,14 +230,14 @@ impl Connection {
             _ if pending.op == Op::Flush => RequestStage::Flush,
             _ => RequestStage::Range { done: 0 },
         };
-        // There is one for each request that may be open, and this one is.
+        // The pool has a bio for each open request.
         let mut bio = self.bios.get().unwrap_or_default();
         (bio.op, bio.flags, bio.cookie) = (pending.op, pending.flags, key as u64);
         self.prepare(&mut bio, key);
         self.submit(bio, cx);
     }
 
-    /// How much of `request` one bio covers at the most, in bytes.
+    /// Limit of bytes per bio for `request`.
     fn piece(&self, request: &Request) -> u32 {
         match (request.command, &self.export) {
             (Command::Cache, _) => PIECE,
@@ -254,11 +255,11 @@ impl Connection {
         }
     }
 
-    /// A bio is back: the next one of its request, or the answer.
+    /// Handles a completed bio: submits the next one of its request, or queues the answer.
     pub(super) fn finished(&mut self, mut bio: Box<Bio>, cx: &mut FrontCx<'_, '_>) {
         let key = bio.cookie as usize;
-        // proto.md: a trim is a hint. The device could discard when the client connected, and its
-        // table has changed since.
+        // proto.md: a trim is a hint. The table of the device may have changed since the client
+        // connected, so that the device does not support discards any more.
         if bio.op == Op::Discard && bio.status == Status::NotSupp {
             bio.status = Status::Ok;
         }
@@ -274,7 +275,7 @@ impl Connection {
         }
     }
 
-    /// Makes `bio` the next one of request `key`, whose stage is set.
+    /// Turns `bio` into the next one of request `key`, whose stage is set.
     fn prepare(&mut self, bio: &mut Bio, key: usize) {
         let pending = &mut self.pending[key];
         let (done, piece) = match pending.stage {
@@ -306,7 +307,7 @@ impl Connection {
         match pending.request.command {
             Command::Read => pending.front.append(data),
             Command::Write => recycle(data, &mut self.writes),
-            // One buffer serves all pieces.
+            // All pieces use one buffer.
             Command::Cache => pending.rest.append(data),
             _ => {
                 let zeroes = matches!(pending.stage, RequestStage::Zeroes { .. });
@@ -325,7 +326,7 @@ impl Connection {
         bio.data = pending.rest.split_to(len as usize);
     }
 
-    /// A request is over; `bio` was its last, or never started.
+    /// Ends a request. `bio` was its last one, or was never submitted.
     pub(super) fn end(&mut self, key: usize, mut bio: Box<Bio>) {
         let pending = self.pending.remove(key);
         let took = (pending.stage != RequestStage::Parked).then(|| Nanos(self.now.0 - pending.since.0));
@@ -346,9 +347,9 @@ impl Connection {
         data.append(std::mem::take(&mut bio.data));
         data.append(rest);
         let data = match request.command {
-            // What a failed read left behind is nobody's business.
+            // Data of a failed read is dropped.
             Command::Read if bio.status.is_ok() && !answered => {
-                // Of the blocks that were read, what was asked for.
+                // Takes the requested part of the blocks that were read.
                 recycle(data.split_to((request.offset - start) as usize), &mut self.reads);
                 let wanted = data.split_to(request.len as usize);
                 recycle(data, &mut self.reads);
@@ -372,7 +373,7 @@ impl Connection {
         }
     }
 
-    /// Answers a request; `took` is how long the device had it, when it did.
+    /// Queues the answer to a request. `took` is its time at the device, if it was submitted.
     fn answer(&mut self, request: &Request, error: u32, data: Segments, charge: usize, took: Option<Nanos>) {
         if let Some(io_counters) = &self.io_counters {
             io_counters.answer(request.command, request.len, error == 0, took);
@@ -390,7 +391,7 @@ impl Connection {
     }
 }
 
-/// Bytes in the blocks that `request` touches.
+/// Number of bytes in the blocks that `request` touches.
 pub(super) fn around(blocks: BlockSize, request: &Request) -> u64 {
     let end = request.offset.saturating_add(request.len.into()).min(u64::MAX / 2);
     let range = blocks.around(&(request.offset..end));
@@ -398,21 +399,21 @@ pub(super) fn around(blocks: BlockSize, request: &Request) -> u64 {
 }
 
 impl PendingRequest {
-    /// Its range in bytes, as the client gave it.
+    /// Range in bytes, as in the client's request.
     pub(super) fn range(&self) -> Range<u64> {
         self.request.offset..self.request.offset + u64::from(self.request.len)
     }
 
-    /// True when it changes what the device holds.
+    /// Returns true if the request changes data.
     pub(super) fn writes(&self) -> bool {
         self.op.is_write()
     }
 
-    /// The stage behind the one that `bio` ended; `None` when it is time to answer.
+    /// Returns the stage after the one that `bio` completed; `None` if the answer is due.
     fn after(&self, bio: &Bio) -> Option<RequestStage> {
         let Request { command, flags, .. } = self.request;
         let next = match self.stage {
-            // Without FAST_ZERO the client relies on zeroes, however long they take.
+            // Without FAST_ZERO the client needs zeroes, however long they take.
             RequestStage::Range { done } if bio.status == Status::NotSupp && bio.op == Op::WriteZeroes => {
                 return (!flags.contains(CommandFlags::FAST_ZERO)).then_some(RequestStage::Zeroes { done });
             }
@@ -435,8 +436,7 @@ impl PendingRequest {
         {
             return Some(RequestStage::ReadEdge(side));
         }
-        // A write carries its FUA itself; discards and zeroes know none, so a flush comes behind
-        // them.
+        // A write has FUA itself; a flush follows discards and zeroes, which have no FUA.
         let separate = matches!(command, Command::Trim | Command::WriteZeroes);
         let separate = separate && !bugs::on(Bug::ZeroesFuaForgotten);
         (separate && flags.contains(CommandFlags::FUA)).then_some(RequestStage::Flush)

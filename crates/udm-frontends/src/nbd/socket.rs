@@ -1,4 +1,4 @@
-//! Sockets to listen on: made, guarded and taken away again.
+//! Listening sockets.
 
 use crate::unix_socket::BoundUnixSocket;
 use rustix::net::{AddressFamily, SocketAddrUnix, sockopt};
@@ -10,14 +10,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// What connections come in on. Dropping it closes it and takes the path away.
+/// A listening socket. When dropped, it is closed and its path is removed.
 pub(super) struct ListenSocket {
     pub(super) fd: OwnedFd,
     pub(super) kind: ListenSocketKind,
 }
 
 pub(super) enum ListenSocketKind {
-    /// The path, and what we put there; nothing where somebody else did.
+    /// The path, and the socket file if this server created it.
     Unix(PathBuf, #[expect(dead_code, reason = "its file goes with it")] Option<BoundUnixSocket>),
     Tcp(SocketAddr),
 }
@@ -28,16 +28,16 @@ fn explain(e: impl Into<io::Error>, what: &str) -> io::Error {
 }
 
 impl ListenSocket {
-    /// A Unix socket at `path` that only this user can connect to. A socket that nobody listens on
-    /// any more is replaced.
+    /// Creates a Unix socket at `path` that only this user can connect to. A socket without a
+    /// server is replaced.
     pub(super) fn unix(path: &Path) -> io::Result<ListenSocket> {
         let bound = BoundUnixSocket::new(path).map_err(|e| explain(e, &path.display().to_string()))?;
-        // The ring takes the descriptor, and the file goes with the other.
+        // The ring uses a duplicate; `bound` removes the file.
         let fd = bound.as_fd().try_clone_to_owned()?;
         Ok(ListenSocket { fd, kind: ListenSocketKind::Unix(path.to_owned(), Some(bound)) })
     }
 
-    /// A TCP port; 0 picks a free one.
+    /// Creates a TCP socket; port 0 selects a free one.
     pub(super) fn tcp(address: SocketAddr) -> io::Result<ListenSocket> {
         let listener = TcpListener::bind(address).map_err(|e| explain(e, &address.to_string()))?;
         let address = listener.local_addr()?;
@@ -45,7 +45,7 @@ impl ListenSocket {
         Ok(ListenSocket { fd: listener.into(), kind: ListenSocketKind::Tcp(address) })
     }
 
-    /// One that listens already, and whose path is whoever's made it.
+    /// Uses a socket that listens already. Its path is not removed.
     pub(super) fn given(fd: OwnedFd) -> io::Result<ListenSocket> {
         let address = rustix::net::getsockname(&fd)?;
         let kind = match SocketAddr::try_from(address.clone()) {
@@ -61,20 +61,20 @@ impl ListenSocket {
     }
 }
 
-/// Sets an accepted socket up for the ring, which wants it blocking, and for NBD.
+/// Configures an accepted socket for NBD, and for the ring, which needs it in blocking mode.
 pub(super) fn prepare(fd: &OwnedFd) -> rustix::io::Result<()> {
-    /// Room for a deep queue of 4 KiB answers; the kernel cuts it to what it allows.
+    /// Space for a deep queue of 4 KiB answers; the kernel limits it to its maximum.
     const UNIX_SEND_BUFFER: usize = 4 << 20;
     const KEEP_IDLE: Duration = Duration::from_secs(60);
     const KEEP_INTERVAL: Duration = Duration::from_secs(15);
     const KEEP_COUNT: u32 = 8;
     rustix::io::ioctl_fionbio(fd, false)?;
     if sockopt::socket_domain(fd.as_fd())? == AddressFamily::UNIX {
-        // The buffer of a Unix socket does not grow by itself, as TCP's does.
+        // The buffer of a Unix socket does not grow automatically, unlike that of TCP.
         sockopt::set_socket_send_buffer_size(fd, UNIX_SEND_BUFFER)?;
     } else {
         sockopt::set_tcp_nodelay(fd, true)?;
-        // A client whose host vanished is gone after three minutes, and its place is free.
+        // If the host of a client is lost, its slot is freed after three minutes.
         sockopt::set_socket_keepalive(fd, true)?;
         sockopt::set_tcp_keepidle(fd, KEEP_IDLE)?;
         sockopt::set_tcp_keepintvl(fd, KEEP_INTERVAL)?;

@@ -8,26 +8,26 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use udm_core::DeviceId;
 
-/// What a server is doing and has done.
+/// Current state and counters of a server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NbdServerStats {
-    /// Open connections, those in the handshake included, those whose client is gone not.
+    /// Open connections, including handshakes, without those whose client has disconnected.
     pub connections: usize,
-    /// Of these, in the handshake.
+    /// Connections in the handshake.
     pub handshakes: usize,
-    /// Connections whose client is gone while the device still has requests of it.
+    /// Connections whose client has disconnected while the device still has requests of it.
     pub orphans: usize,
     /// Connections accepted so far.
     pub accepted: u64,
     /// Connections closed, or refused an export, because there were too many.
     pub refused: u64,
-    /// How often a connection went on on another core.
+    /// Moves of connections to another core.
     pub moves: u64,
-    /// Requests that were received and whose answer has not been sent whole.
+    /// Requests that were received and whose answer has not been sent completely.
     pub in_flight: u64,
     /// Requests answered so far, errors included.
     pub requests: u64,
-    /// Of these, answered with an error.
+    /// Requests answered with an error.
     pub errors: u64,
     /// Bytes of data received with writes.
     pub bytes_in: u64,
@@ -35,7 +35,7 @@ pub struct NbdServerStats {
     pub bytes_out: u64,
 }
 
-/// What the connections of one core count. Only that core writes, but for `connections`.
+/// Counters of the connections of one core. Only that core writes them, except `connections`.
 #[derive(Default)]
 pub(super) struct CoreCounters {
     pub(super) connections: AtomicUsize,
@@ -47,18 +47,18 @@ pub(super) struct CoreCounters {
     pub(super) load: PublishedLoad,
 }
 
-/// The counters of a server, for whoever shows them: they can be read when it is gone, too.
+/// Handle to the counters of a server. They can be read even after the server has stopped.
 #[derive(Clone)]
 pub struct ServerCountersHandle(pub(super) Arc<ServerCounters>);
 
 impl ServerCountersHandle {
-    /// What it is doing and has done.
+    /// Current state and counters.
     #[must_use]
     pub fn read(&self) -> NbdServerStats {
         self.0.read()
     }
 
-    /// Requests answered so far by each core.
+    /// Number of answered requests of each core.
     #[must_use]
     pub fn requests(&self) -> Vec<u64> {
         self.0.requests()
@@ -75,17 +75,17 @@ pub(super) struct ServerCounters {
     pub(super) refused: AtomicU64,
     pub(super) moves: AtomicU64,
     pub(super) next_move: MoveThrottle,
-    /// Serving connections a peer, in all and of each device. Touched when a connection begins and
-    /// ends.
+    /// Served connections per peer, in all and for each device. Changed when a connection begins
+    /// and ends.
     pub(super) peers: Mutex<HashMap<(Peer, Option<DeviceId>), usize>>,
 }
 
-/// What a connection did since it last published.
+/// Changes of the counters since a connection last published.
 #[derive(Default, Debug)]
 pub(super) struct CounterDelta {
-    /// Requests taken in.
+    /// Requests received.
     pub(super) begun: u64,
-    /// Requests answered, or given up with their connection.
+    /// Requests answered, or dropped with their connection.
     pub(super) ended: u64,
     pub(super) errors: u64,
     pub(super) bytes_in: u64,
@@ -108,7 +108,7 @@ impl ServerCounters {
     }
 
     pub(super) fn read(&self) -> NbdServerStats {
-        // Acquire: who sees a connection gone sees its last numbers.
+        // Acquire: a reader that sees a connection closed also sees its last counters.
         let handshakes = self.handshakes.load(Ordering::Acquire);
         let mut stats = NbdServerStats {
             connections: handshakes + self.serving.load(Ordering::Acquire),
@@ -129,16 +129,17 @@ impl ServerCounters {
         stats
     }
 
-    /// Requests answered so far by each core.
+    /// Number of answered requests of each core.
     pub(super) fn requests(&self) -> Vec<u64> {
         self.cores.iter().map(|core| core.requests.load(Ordering::Relaxed)).collect()
     }
 
-    /// Adds what a connection on `core` did since the last call. Called on the core, once a turn.
+    /// Adds the changes of a connection on `core` since the last call. Called on the core, once per
+    /// turn.
     pub(super) fn publish(&self, core: usize, delta: &mut CounterDelta) {
         let core = &self.cores[core];
-        // Plain loads and stores: all connections of a core run on its one thread. Readers want
-        // recent numbers and no order among them.
+        // Plain loads and stores: all connections of a core run on its thread. Readers need recent
+        // numbers, but no order among them.
         let add = |to: &AtomicU64, n: u64| {
             if n != 0 {
                 to.store(to.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);

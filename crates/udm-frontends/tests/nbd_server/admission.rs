@@ -1,4 +1,4 @@
-//! Many clients at once, most of them up to no good: who is in order is served.
+//! Many clients at once, most of them harmful: correct clients are served.
 
 use crate::ServerFixture;
 use crate::client::ScriptedClient;
@@ -17,7 +17,7 @@ fn disk(size: u64) -> TestDisk {
     TestDisk::new(size, CompletionOrder::AtOnce)
 }
 
-/// A client's attempt to choose an export; the error's text when it is refused.
+/// Tries to choose an export. Returns the text of the error if it is refused.
 fn refusal(world: &ServerFixture, export: &str) -> Option<String> {
     let mut c = world.stranger();
     let mut greeting = [0; 18];
@@ -50,8 +50,8 @@ fn too_many_clients_are_told_so() {
     world.end();
 }
 
-/// Clients that leave requests behind in a device that does not answer keep nobody out, but from
-/// that device in the end.
+/// Clients that leave requests in a device that does not answer block no others, except at the
+/// limit of that device.
 #[test]
 fn who_is_gone_keeps_no_place() {
     let options = ServerOptions { connections_max: 3, device_connections_max: 8, ..ServerOptions::default() };
@@ -75,7 +75,7 @@ fn who_is_gone_keeps_no_place() {
     world.end();
 }
 
-/// Connections that say nothing, as many as there are, keep nobody waiting.
+/// Any number of silent connections delays no other client.
 #[test]
 fn silent_connections_make_room() {
     let options = ServerOptions { handshakes_max: 4, ..ServerOptions::default() };
@@ -103,8 +103,7 @@ fn tight_limits(stall_ms: u64) -> ServerOptions {
     ServerOptions { core_bytes_max: 4 << 20, stall_max, ..ServerOptions::default() }
 }
 
-/// Requests that are each more than all the memory there is, from many clients at once: every one
-/// is served.
+/// Requests of many clients that each exceed all the memory are all served.
 #[test]
 fn long_requests_of_many_clients_share_little_memory() {
     const LEN: u64 = 6 * MIB;
@@ -126,8 +125,8 @@ fn long_requests_of_many_clients_share_little_memory() {
     world.end();
 }
 
-/// A write that begins in what the one before it left, which is most of what there is, and goes on
-/// behind it: no device has any of it, and nobody else will give anything back.
+/// A long write that starts in the memory of the previous one and continues after it. The device
+/// has no part of it, and no other connection can free memory.
 #[test]
 fn a_longer_write_behind_a_long_one() {
     let options = ServerOptions { core_bytes_max: 512 << 10, ..tight_limits(20_000) };
@@ -143,7 +142,7 @@ fn a_longer_write_behind_a_long_one() {
     world.end();
 }
 
-/// One request may pass the bound, and not all that come behind it.
+/// One request may exceed the limit, but not those after it.
 #[test]
 fn one_request_at_a_time_passes_the_bound() {
     let world = ServerFixture::with(disk(8 * MIB), tight_limits(20_000), &[]);
@@ -164,8 +163,7 @@ fn one_request_at_a_time_passes_the_bound() {
     world.end();
 }
 
-/// A device that hangs keeps what its clients hold for good, however many they are. It is not all
-/// that there is.
+/// A device that hangs keeps the memory of its clients forever, but never all memory.
 #[test]
 fn a_device_that_hangs_takes_not_all_memory() {
     let world = ServerFixture::with(disk(8 * MIB), tight_limits(100), &[]);
@@ -195,8 +193,8 @@ fn a_device_that_hangs_takes_not_all_memory() {
     world.end();
 }
 
-/// Clients that hold memory and do nothing: short requests are served all the while, and long ones
-/// as soon as it is clear who is in the way.
+/// Clients hold memory and do nothing. Short requests are served all the time, and long ones once
+/// the stalled clients are closed.
 #[test]
 fn clients_that_do_not_move_starve_nobody() {
     let world = ServerFixture::with(disk(8 * MIB), tight_limits(100), &[]);
@@ -210,10 +208,10 @@ fn clients_that_do_not_move_starve_nobody() {
             c.stream.set_nonblocking(true).unwrap();
             let mut bytes = request.encode().to_vec();
             bytes.resize(3 << 20, 1);
-            // As much of it as the server takes.
+            // Sends as much of it as the server receives.
             let _ = c.stream.write_all(&bytes);
         } else {
-            // Answers that nobody takes.
+            // Answers that the client does not read.
             c.send(Command::Read, NONE, 0, 6 << 20, &[]);
         }
         stuck.push(c);

@@ -1,4 +1,4 @@
-//! A client that says exactly what it is told to, on one half of a pair of sockets.
+//! A scripted client on one half of a socket pair.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -14,10 +14,10 @@ use udm_wire::nbd::{
 pub struct ScriptedClient {
     pub stream: UnixStream,
     cookie: u64,
-    /// Reads under way, by cookie: offset and length.
+    /// Reads in flight by cookie: offset and length.
     reads: HashMap<u64, (u64, u32)>,
     structured: bool,
-    /// What the last `BLOCK_STATUS` was told: lengths and flags.
+    /// Answer to the last `BLOCK_STATUS`: lengths and flags.
     pub blocks: Vec<(u32, u32)>,
 }
 
@@ -29,14 +29,14 @@ pub struct Reply {
 }
 
 impl ScriptedClient {
-    /// A client, and the socket that the server is to adopt.
+    /// Creates a client, and the socket that the server adopts.
     pub fn pair() -> (ScriptedClient, OwnedFd) {
         let (stream, socket) = UnixStream::pair().unwrap();
         (ScriptedClient::on(stream), socket.into())
     }
 
     pub fn on(stream: UnixStream) -> ScriptedClient {
-        // A bound against hanging for ever.
+        // A limit against hanging forever.
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         stream.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
         ScriptedClient { stream, cookie: 0, reads: HashMap::new(), structured: false, blocks: Vec::new() }
@@ -48,7 +48,7 @@ impl ScriptedClient {
         bytes
     }
 
-    /// The bytes that open a session without waiting for anything.
+    /// The bytes that open a session without waiting for answers.
     pub fn opening(export: &str, structured: bool) -> Vec<u8> {
         let flags = ClientFlags::FIXED_NEWSTYLE | ClientFlags::NO_ZEROES;
         let mut bytes = encode_client_flags(flags).to_vec();
@@ -59,8 +59,7 @@ impl ScriptedClient {
         bytes
     }
 
-    /// As `go`, having asked for these metadata contexts of `of`; the numbers of those that there
-    /// are.
+    /// As `go`, after a selection of metadata contexts of the export `of`. Returns their numbers.
     pub fn go_with_contexts(&mut self, of: &str, queries: &[&str], export: &str) -> Vec<u32> {
         self.exactly::<GREETING_SIZE>();
         let flags = ClientFlags::FIXED_NEWSTYLE | ClientFlags::NO_ZEROES;
@@ -83,14 +82,14 @@ impl ScriptedClient {
         ids
     }
 
-    /// A `BLOCK_STATUS`: what it says of the one context.
+    /// Sends a `BLOCK_STATUS`. Returns the runs of the only context.
     pub fn status(&mut self, flags: CommandFlags, offset: u64, len: u32) -> Result<Vec<(u32, u32)>, u32> {
         self.blocks.clear();
         let reply = self.ask(Command::BlockStatus, flags, offset, len, &[]);
         if reply.error == 0 { Ok(std::mem::take(&mut self.blocks)) } else { Err(reply.error) }
     }
 
-    /// The handshake; what was said about the export.
+    /// Performs the handshake. Returns the information about the export.
     pub fn go(&mut self, export: &str, structured: bool) -> Vec<Info> {
         let greeting = self.exactly::<GREETING_SIZE>();
         Greeting::decode(&greeting).unwrap();
@@ -108,7 +107,7 @@ impl ScriptedClient {
         infos
     }
 
-    /// The handshake with simple replies; false when the export can't be had.
+    /// Performs the handshake with simple replies. Returns false if the export is refused.
     pub fn try_go(&mut self, export: &str) -> bool {
         self.exactly::<GREETING_SIZE>();
         self.stream.write_all(&ScriptedClient::opening(export, false)).unwrap();
@@ -128,7 +127,7 @@ impl ScriptedClient {
         OptionReply::decode(header.reply, &data).unwrap()
     }
 
-    /// Sends a request with its payload; returns its cookie.
+    /// Sends a request with its payload. Returns its cookie.
     pub fn send(
         &mut self,
         command: Command,
@@ -149,7 +148,7 @@ impl ScriptedClient {
         cookie
     }
 
-    /// The next reply, whoever it is for. A structured read is put together from its chunks.
+    /// Returns the next reply to any request. Joins the chunks of a structured read.
     pub fn receive(&mut self) -> Reply {
         let mut head = self.exactly::<4>().to_vec();
         loop {
@@ -200,7 +199,7 @@ impl ScriptedClient {
         }
     }
 
-    /// One request and its reply.
+    /// Sends one request and receives its reply.
     pub fn ask(
         &mut self,
         command: Command,
@@ -220,7 +219,7 @@ impl ScriptedClient {
         if reply.error == 0 { Ok(reply.data) } else { Err(reply.error) }
     }
 
-    /// A request without data; its error, 0 for none.
+    /// Sends a request without data. Returns its error; 0 for none.
     pub fn plain(&mut self, command: Command, flags: CommandFlags, offset: u64, len: u32) -> u32 {
         self.ask(command, flags, offset, len, &[]).error
     }
@@ -229,12 +228,12 @@ impl ScriptedClient {
         self.ask(Command::Write, flags, offset, payload.len() as u32, payload).error
     }
 
-    /// True when the server has closed the connection, behind whatever it still sent.
+    /// Returns true if the server has closed the connection, after any further output.
     pub fn is_at_end(&mut self) -> bool {
         let mut rest = Vec::new();
         match self.stream.read_to_end(&mut rest) {
             Ok(_) => true,
-            // Closed with something unread in it.
+            // Closed with unread input.
             Err(e) => e.kind() == std::io::ErrorKind::ConnectionReset,
         }
     }

@@ -23,7 +23,7 @@ fn every_command() {
             let reply = c.ask(Command::Read, CommandFlags::DF, 4096, 8192, &[]);
             assert_eq!((reply.error, reply.data), (0, fresh(4096, 8192)));
         }
-        // Sizes around the marks of the receiver, up to the largest that there is.
+        // Sizes around the limits of the receiver, up to the largest one.
         for len in [512, 4096, 4608, 65536, 66048, 300_032, 32 << 20, 64 << 20] {
             let data: Vec<u8> = (0..len).map(|i| (i % 249) as u8).collect();
             assert_eq!(c.write(NONE, MIB, &data), 0, "{len}");
@@ -43,7 +43,7 @@ fn every_command() {
     }
 }
 
-/// A request may be longer than what the device takes at once.
+/// A request may be longer than the limit of the device.
 #[test]
 fn data_is_cut_to_the_limit_of_the_device() {
     for structured in [false, true] {
@@ -108,8 +108,7 @@ fn zeroes_that_the_device_can_not_write_are_written_out() {
         (&data[..512], &data[512 + len as usize..]),
         (&fresh(0, 512)[..], &fresh(u64::from(len) + 512, 512)[..])
     );
-    // A buffer that had zeroes in it is a buffer like any other afterwards, and the other way
-    // round.
+    // A buffer is reused for zeroes and for data in any order.
     assert_eq!(c.write(NONE, 0, &vec![7; 1 << 20]), 0);
     assert_eq!(c.plain(Command::WriteZeroes, NONE, 4 * MIB, 1 << 20), 0);
     assert!(c.read(4 * MIB, 1 << 20).unwrap().iter().all(|&b| b == 0));
@@ -134,7 +133,7 @@ fn the_handshake_tells_the_limits() {
     world.end();
 }
 
-/// Hundreds in flight, answered in any order: every answer belongs to its request.
+/// Hundreds of requests in flight, answered in any order: every answer belongs to its request.
 #[test]
 fn a_pipeline_out_of_order() {
     for structured in [false, true] {
@@ -142,7 +141,7 @@ fn a_pipeline_out_of_order() {
         let mut c = world.client(structured);
         let mut expected = HashMap::new();
         for i in 0..600u64 {
-            // Each write has its own place, each read one that is not written.
+            // Each write has its own range, and each read a range that is not written.
             if i % 2 == 0 {
                 let len = 512 * (1 + i as u32 % 23);
                 let data = vec![i as u8; len as usize];

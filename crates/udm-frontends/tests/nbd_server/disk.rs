@@ -1,4 +1,4 @@
-//! A disk of memory that can be told to be slow, to answer out of order, to fail, and to wait.
+//! A memory disk for tests that can be slow, answer out of order, fail, and hold requests.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -8,10 +8,10 @@ use udm_core::{
     Sector, Sectors, Status,
 };
 
-/// When finished bios are handed back.
+/// Time at which bios are completed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum CompletionOrder {
-    /// In the turn in which they came.
+    /// In the turn in which they are submitted.
     AtOnce,
     /// Later, a few at a time, in any order.
     Shuffled,
@@ -27,21 +27,21 @@ struct DiskShared {
     data: Mutex<Vec<u8>>,
     seen: Mutex<Vec<(Op, BioFlags)>>,
     order: CompletionOrder,
-    /// The logical block, known when the first lane is opened.
+    /// The logical block size, set when the first lane is opened.
     block: AtomicUsize,
     zeroes: bool,
     bad: Sector,
     closed: AtomicBool,
-    /// Asked what it holds, it does not answer.
+    /// Block-status queries hang.
     dumb: AtomicBool,
     held: AtomicUsize,
-    /// The only core that can open it.
+    /// The only core that can open the disk.
     only_on: Option<u16>,
 }
 
 impl TestDisk {
-    /// A disk of `size` bytes, full of a pattern ([`pattern`]). Its last sector can't be read or
-    /// written.
+    /// Creates a disk of `size` bytes, filled with a pattern ([`pattern`]). Its last sector can be
+    /// neither read nor written.
     pub fn new(size: u64, order: CompletionOrder) -> TestDisk {
         let sectors = Sectors::from_bytes(size);
         let shared = DiskShared {
@@ -59,13 +59,13 @@ impl TestDisk {
         TestDisk { id: DeviceId::new(), limits: Limits::new(sectors), shared: Arc::new(shared) }
     }
 
-    /// Without the ability to write zeroes.
+    /// Removes the support of write-zeroes.
     pub fn without_zeroes(mut self) -> TestDisk {
         Arc::get_mut(&mut self.shared).unwrap().zeroes = false;
         self
     }
 
-    /// That only core `core` can open.
+    /// Lets only core `core` open the disk.
     pub fn only_on(mut self, core: u16) -> TestDisk {
         Arc::get_mut(&mut self.shared).unwrap().only_on = Some(core);
         self
@@ -75,7 +75,7 @@ impl TestDisk {
         &mut self.limits
     }
 
-    /// From now on nothing is answered until `open_gate`.
+    /// Holds all requests until `open_gate`.
     pub fn close_gate(&self) {
         self.shared.closed.store(true, Ordering::Release);
     }
@@ -84,23 +84,23 @@ impl TestDisk {
         self.shared.closed.store(false, Ordering::Release);
     }
 
-    /// From now on, asked what it holds, it does not answer; or it does again.
+    /// Lets block-status queries hang, or answers them again.
     pub fn set_dumb(&self, dumb: bool) {
         self.shared.dumb.store(dumb, Ordering::Release);
     }
 
-    /// Bios that the lanes have not handed back.
+    /// Number of bios that have not completed.
     pub fn held(&self) -> usize {
         self.shared.held.load(Ordering::Acquire)
     }
 
-    /// What was asked of the disk since the last call.
+    /// Requests to the disk since the last call.
     pub fn seen(&self) -> Vec<(Op, BioFlags)> {
         std::mem::take(&mut self.shared.seen.lock().unwrap())
     }
 }
 
-/// What byte `at` of a fresh disk is.
+/// Byte `at` of a new disk.
 pub fn pattern(at: u64) -> u8 {
     (at / 512 * 7 + at % 253) as u8
 }
@@ -122,7 +122,7 @@ impl Device for TestDisk {
         self.limits
     }
 
-    /// Every third run of 8 sectors is a hole, whatever is written.
+    /// Every third run of 8 sectors is a hole, even if it was written.
     fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
         while self.shared.dumb.load(Ordering::Acquire) {
             std::thread::sleep(std::time::Duration::from_millis(1));
@@ -157,7 +157,7 @@ impl DiskShared {
             Op::Read | Op::Write => assert_eq!(bio.data.len(), range.len(), "{bio:?}"),
             _ => assert!(bio.data.is_empty(), "{bio:?}"),
         }
-        // A disk that fails half-way has touched the buffer.
+        // A disk that fails half-way has changed the buffer.
         let fails = range.end > self.bad.bytes() as usize && bio.op.has_data();
         match bio.op {
             Op::Read => drop(bio.data.copy_from(&data[range])),

@@ -1,4 +1,4 @@
-//! Clients that vanish, babble or dawdle. After each the server is as it was.
+//! Clients that disconnect, send garbage or stall. After each of them the server works as before.
 
 use crate::disk::{CompletionOrder, TestDisk};
 use crate::{ScriptedClient, ServerFixture};
@@ -10,7 +10,7 @@ use udm_wire::nbd::{Command, CommandFlags, Request};
 
 const MIB: u64 = 1 << 20;
 
-/// A conversation of a handshake and some requests of each kind, as one run of bytes.
+/// A handshake and some requests of each kind, as one sequence of bytes.
 fn conversation() -> Vec<u8> {
     let mut bytes = ScriptedClient::opening("disk", true);
     let mut cookie = 0;
@@ -32,8 +32,8 @@ fn conversation() -> Vec<u8> {
     bytes
 }
 
-/// The client goes at every single byte of the conversation, half the time without a word, half the
-/// time still reading.
+/// The client stops at every single byte of the conversation. Half of the clients disconnect, the
+/// others still read.
 #[test]
 fn disconnects_at_every_byte() {
     let world = ServerFixture::new(TestDisk::new(MIB, CompletionOrder::Shuffled));
@@ -51,7 +51,7 @@ fn disconnects_at_every_byte() {
     world.end();
 }
 
-/// As above with long payloads, which take another way through the receiver; cuts here and there.
+/// The same with long payloads, which the receiver handles differently; cut at some positions.
 #[test]
 fn disconnects_inside_long_payloads() {
     let world = ServerFixture::new(TestDisk::new(4 * MIB, CompletionOrder::Shuffled));
@@ -72,7 +72,7 @@ fn disconnects_inside_long_payloads() {
     world.end();
 }
 
-/// In flight on the device when the client goes: awaited, then freed; not before, not never.
+/// Requests in flight when the client disconnects: they are awaited, then freed.
 #[test]
 fn what_is_in_flight_is_awaited() {
     let world = ServerFixture::new(TestDisk::new(4 * MIB, CompletionOrder::Shuffled));
@@ -96,7 +96,7 @@ fn what_is_in_flight_is_awaited() {
 #[test]
 fn a_thousand_babblers() {
     let world = ServerFixture::new(TestDisk::new(MIB, CompletionOrder::AtOnce));
-    // xorshift: chance that is the same each time.
+    // xorshift: random numbers that are the same each time.
     let mut x = 0x9e37_79b9_7f4a_7c15u64;
     let mut chance = move || {
         x ^= x << 13;
@@ -106,7 +106,7 @@ fn a_thousand_babblers() {
     };
     for i in 0..1000 {
         let mut c = world.stranger();
-        // From nothing right to sense with nonsense behind it.
+        // From pure garbage to a valid conversation with garbage after it.
         let mut bytes = match i % 4 {
             0 => vec![],
             1 => vec![0, 0, 0, 3],
@@ -121,7 +121,7 @@ fn a_thousand_babblers() {
         }
         let len = chance() % 700;
         bytes.extend((0..len).map(|_| chance() as u8));
-        // The server may hang up while we still talk.
+        // The server may close while the client still sends.
         let _ = c.stream.write_all(&bytes);
         if i % 3 == 0 {
             let _ = c.stream.shutdown(Shutdown::Write);
@@ -154,8 +154,8 @@ fn a_dawdler_is_dropped() {
     world.end();
 }
 
-/// A client that asks for the list of exports again and again and reads none of it: the answers do
-/// not pile up.
+/// A client requests the list of exports again and again and reads nothing: the answers must not
+/// pile up.
 #[test]
 fn a_deaf_client_in_the_handshake() {
     let world = ServerFixture::new(TestDisk::new(MIB, CompletionOrder::AtOnce));

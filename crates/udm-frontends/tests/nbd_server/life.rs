@@ -1,4 +1,4 @@
-//! Listening, the number of connections, and the end.
+//! Listening, the number of connections, and stopping.
 
 use crate::disk::{CompletionOrder, TestDisk};
 use crate::{ScriptedClient, ServerFixture};
@@ -20,7 +20,7 @@ fn disk() -> TestDisk {
 fn a_unix_socket_is_private_and_goes_with_the_server() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("nbd.sock");
-    // A socket that a dead server left behind.
+    // A socket that a dead server left.
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     let listen = [ListenAddress::Unix(path.clone())];
     let world = ServerFixture::with(disk(), ServerOptions::default(), &listen);
@@ -82,8 +82,8 @@ fn tcp_works_as_well() {
     world.end();
 }
 
-/// A stop while requests are on the device: they are answered, then the connection ends. One that
-/// is silent ends too.
+/// A stop while requests are at the device: they are answered, then the connection ends. Silent
+/// connections end, too.
 #[test]
 fn a_stop_finishes_what_is_in_flight() {
     let world = ServerFixture::new(TestDisk::new(MIB, CompletionOrder::Shuffled));
@@ -98,7 +98,7 @@ fn a_stop_finishes_what_is_in_flight() {
         server.stop();
         runtime.stop();
     });
-    // Time for the stop to reach the cores; the gate opens behind it.
+    // Both wait until the stop has reached the cores; the gate opens after that.
     assert!(silent.is_at_end() && stranger.is_at_end());
     assert!(!stopping.is_finished(), "nothing is dropped");
     disk.open_gate();
@@ -109,7 +109,7 @@ fn a_stop_finishes_what_is_in_flight() {
     stopping.join().unwrap();
 }
 
-/// A client that reads nothing does not keep the server from ending.
+/// A client that reads nothing does not keep the server from stopping.
 #[test]
 fn a_stop_waits_for_a_deaf_client_only_so_long() {
     let options = ServerOptions { stop_max: Duration::from_millis(100), ..ServerOptions::default() };

@@ -1,4 +1,4 @@
-//! What is refused, and that the connection lives on.
+//! Requests that are refused while the connection continues.
 
 use crate::disk::{CompletionOrder, TestDisk, pattern};
 use crate::{ScriptedClient, ServerFixture};
@@ -43,7 +43,7 @@ fn requests_that_make_no_sense() {
     }
 }
 
-/// What nobody has reason to send ends the connection, and only that.
+/// A payload of absurd length ends the connection, and no other.
 #[test]
 fn an_absurd_payload_ends_the_connection() {
     let world = ServerFixture::new(TestDisk::new(MIB, CompletionOrder::AtOnce));
@@ -120,8 +120,8 @@ fn a_stream_out_of_step_is_dropped() {
     world.end();
 }
 
-/// A client that asks for much and reads nothing: the server takes in so much and no more, and goes
-/// on when the client does.
+/// A client that sends many requests and reads nothing: the server receives up to its limit, and
+/// continues when the client reads.
 #[test]
 fn in_flight_is_bounded() {
     let by_number = ServerOptions { requests_max: 10, ..ServerOptions::default() };
@@ -141,7 +141,7 @@ fn in_flight_is_bounded() {
             assert!(world.server.stats().in_flight <= max);
             assert_eq!(c.receive().error, 0);
         }
-        // A write that alone is more than the bound still gets in.
+        // A write that alone exceeds the limit is still accepted.
         assert_eq!(c.write(NONE, 0, &vec![3; 3 << 20]), 0);
         drop(c);
         world.wait_until_empty();

@@ -1,5 +1,5 @@
-//! The server against a scripted client, over a disk that the tests hold in their hands. Real
-//! clients: `udm`'s `nbd_clients`.
+//! The server with a scripted client, over a disk that the tests control. Real clients: `udm`'s
+//! `nbd_clients`.
 
 mod admission;
 mod client;
@@ -48,14 +48,15 @@ impl ServerFixture {
         client
     }
 
-    /// A client that has said nothing yet.
+    /// A client that has sent nothing yet.
     fn stranger(&self) -> ScriptedClient {
         let (client, socket) = ScriptedClient::pair();
         self.server.adopt(socket).unwrap();
         client
     }
 
-    /// Waits until the numbers are as wished; the time is a bound against hanging and no measure.
+    /// Waits until `wish` accepts the counters. The time is a limit against hanging, not a
+    /// measurement.
     fn wait_for(&self, what: &str, wish: impl Fn(&NbdServerStats) -> bool) -> NbdServerStats {
         let end = Instant::now() + Duration::from_secs(20);
         loop {
@@ -68,9 +69,9 @@ impl ServerFixture {
         }
     }
 
-    /// Waits until nothing is left of any client, and checks that this is so.
+    /// Waits until no client has anything left, and checks that.
     fn wait_until_empty(&self) {
-        // A thread that answers for the device may have the export a little longer than its client.
+        // A block-status thread may use the export a little longer than its client.
         let users = || self.exports.all().iter().map(|e| e.users()).sum::<usize>();
         let stats = self.wait_for("something stays", |s| s.connections + s.orphans + users() == 0);
         assert_eq!(stats.in_flight, 0, "{stats:?}");

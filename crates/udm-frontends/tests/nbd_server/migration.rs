@@ -1,5 +1,5 @@
-//! Clients that go on on another core, all the time: nothing that they ask for is lost, done twice
-//! or answered twice.
+//! Clients that move to other cores all the time: no request is lost, executed twice or answered
+//! twice.
 
 use crate::disk::{CompletionOrder, TestDisk, pattern};
 use crate::{ScriptedClient, ServerFixture};
@@ -14,7 +14,7 @@ use udm_wire::nbd::{Command, CommandFlags, EPERM, Request};
 const MIB: u64 = 1 << 20;
 const NONE: CommandFlags = CommandFlags::empty();
 
-/// Moves everybody, again and again, while `f` runs.
+/// Moves all clients again and again while `f` runs.
 fn while_moving<R>(world: &ServerFixture, f: impl FnOnce() -> R) -> R {
     let over = AtomicBool::new(false);
     std::thread::scope(|s| {
@@ -30,12 +30,12 @@ fn while_moving<R>(world: &ServerFixture, f: impl FnOnce() -> R) -> R {
     })
 }
 
-/// Waits until a client went on elsewhere so often more than `before`.
+/// Waits until clients have moved `n` more times than `before`.
 fn wait_for_moves(world: &ServerFixture, before: u64, n: u64) {
     world.wait_for("nobody moves", |stats| stats.moves >= before + n);
 }
 
-/// A client with its own part of the disk, and what is there.
+/// A client with its own part of the disk, and the expected data.
 struct RandomClient {
     client: ScriptedClient,
     rng: SmallRng,
@@ -44,8 +44,8 @@ struct RandomClient {
 }
 
 impl RandomClient {
-    /// Requests of all kinds, many at a time, to ranges of which no two overlap; whole blocks,
-    /// parts, and payloads from a byte to half the part.
+    /// Sends many requests of all kinds to ranges that do not overlap: whole blocks, partial
+    /// blocks, and payloads from one byte to half of the part.
     fn burst(&mut self) {
         let len = self.model.len();
         let mut sent = 0;
@@ -116,8 +116,8 @@ fn whatever_they_ask_for() {
     }
 }
 
-/// Bytes that come one by one, with moves in between: headers and payloads are cut anywhere, and so
-/// is what is to be thrown away.
+/// Bytes arrive one by one, with moves in between: headers, payloads and discarded payloads are cut
+/// anywhere.
 #[test]
 fn with_a_request_half_arrived() {
     let world = ServerFixture::new(TestDisk::new(MIB, CompletionOrder::AtOnce));
@@ -147,7 +147,8 @@ fn with_a_request_half_arrived() {
     world.end();
 }
 
-/// A request that takes long keeps its client where it is, and the client's other requests go on.
+/// A request that takes long keeps its client on its core, and other requests of the client
+/// continue.
 #[test]
 fn not_while_a_request_hangs() {
     let world = ServerFixture::new(TestDisk::new(MIB, CompletionOrder::AtOnce));
@@ -171,12 +172,12 @@ fn not_while_a_request_hangs() {
     world.end();
 }
 
-/// A device that only some cores can open: its clients stay with those.
+/// If only some cores can open a device, its clients stay on them.
 #[test]
 fn where_the_device_can_be_opened() {
     let world = ServerFixture::new(TestDisk::new(MIB, CompletionOrder::Shuffled).only_on(0));
     let mut client = loop {
-        // Every other one comes to core 1, and is told that it can't have the disk.
+        // Every other client starts on core 1 and is refused.
         let mut client = world.stranger();
         if client.try_go("disk") {
             break client;
@@ -186,7 +187,7 @@ fn where_the_device_can_be_opened() {
         let moves = world.server.stats().moves;
         world.server.rotate();
         assert_eq!(client.write(NONE, 512, &[round; 700]), 0);
-        // There and back.
+        // To the other core and back.
         wait_for_moves(&world, moves, 2);
         assert_eq!(client.read(512, 700), Ok(vec![round; 700]));
     }
@@ -195,7 +196,7 @@ fn where_the_device_can_be_opened() {
     world.end();
 }
 
-/// An export is in use by each client once, wherever that is at the moment.
+/// Each client counts as one user of an export, on any core.
 #[test]
 fn counted_once() {
     let world = ServerFixture::new(TestDisk::new(MIB, CompletionOrder::AtOnce));
@@ -207,7 +208,7 @@ fn counted_once() {
             assert_eq!((export.users(), stats.connections, stats.orphans), (1, 1, 0));
             assert!(client.read(0, 512).is_ok());
         }
-        // Off the list, and still its client's.
+        // Removed from the list, but still usable for its client.
         world.exports.remove(&export);
         assert!(client.read(0, 512).is_ok());
     });
@@ -217,7 +218,7 @@ fn counted_once() {
     world.end();
 }
 
-/// Clients that vanish, say good-bye or are there at the end, on their way from core to core.
+/// Clients that disconnect, send DISC or are connected at the stop, while they move between cores.
 #[test]
 fn until_the_end() {
     for round in 0..20 {
@@ -242,7 +243,7 @@ fn until_the_end() {
             assert!(leaver.is_at_end());
             world.wait_for("who is gone is gone", |s| s.connections == 1);
             (0..30).for_each(|_| assert_eq!(clients[0].receive().error, 0));
-            // Two cores end while one moves to the other.
+            // Two cores stop while a client moves between them.
             world.server.rotate();
         });
         let ServerFixture { server, runtime, exports, disk } = world;
@@ -254,8 +255,8 @@ fn until_the_end() {
     }
 }
 
-/// Two clients that ask all the time and fourteen that don't: whatever the order in which they
-/// come, the two end up on different cores, and stay there.
+/// Two busy clients and fourteen idle ones: in any order of arrival, the busy ones are served on
+/// different cores in the end, and stay there.
 #[test]
 fn hot_clients_spread_over_the_cores() {
     for hot in [[0, 1], [0, 2], [7, 13]] {
@@ -274,7 +275,7 @@ fn hot_clients_spread_over_the_cores() {
                     }
                 });
             }
-            // A bound against hanging, and no measure.
+            // A limit against hanging, not a measurement.
             let end = Instant::now() + Duration::from_secs(20);
             let parted = loop {
                 let before = world.server.requests_by_core();

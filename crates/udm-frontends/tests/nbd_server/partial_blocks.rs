@@ -1,4 +1,4 @@
-//! Requests at any byte: the device sees whole blocks, and nobody's bytes are lost.
+//! Requests at any byte: the device sees whole blocks, and no client's bytes are lost.
 
 use crate::disk::{CompletionOrder, TestDisk, pattern};
 use crate::{ScriptedClient, ServerFixture};
@@ -17,7 +17,7 @@ fn world(block: u32, size: u64, order: CompletionOrder) -> ServerFixture {
     ServerFixture::new(disk)
 }
 
-/// One client, any ranges, against a copy in memory.
+/// One client with any ranges, compared with a copy in memory.
 #[test]
 fn any_range_of_any_command() {
     for (block, structured) in [(512, true), (4096, false), (65536, true)] {
@@ -44,7 +44,7 @@ fn any_range_of_any_command() {
                     model[range].fill(0);
                 }
                 3 => {
-                    // The disk leaves what is trimmed as it is.
+                    // The disk does not change trimmed data.
                     assert_eq!(c.plain(Command::Trim, flags, offset, len as u32), 0);
                 }
                 4 => assert_eq!(c.plain(Command::Cache, NONE, offset, len as u32), 0),
@@ -85,7 +85,7 @@ fn what_the_device_sees() {
     world.end();
 }
 
-/// A block that can't be read can't be changed in part, and the request says so.
+/// A partial write of a block that cannot be read fails with an error.
 #[test]
 fn an_edge_that_fails() {
     let world = world(512, MIB, CompletionOrder::Shuffled);
@@ -99,18 +99,18 @@ fn an_edge_that_fails() {
     world.end();
 }
 
-/// What one of the writers below does with its bytes.
+/// A client that writes single bytes of shared blocks.
 struct UnalignedWriter {
     client: ScriptedClient,
     rng: SmallRng,
-    /// Where its byte of each group is, and how far they are apart.
+    /// Offset of its first byte, and the distance between its bytes.
     at: u64,
     step: u64,
     model: Vec<u8>,
 }
 
 impl UnalignedWriter {
-    /// Up to 8 requests at a time, no two to the same byte.
+    /// Sends up to 8 requests at a time, each to another byte.
     fn burst(&mut self) {
         let n = self.model.len();
         let mut used = std::collections::HashSet::new();
@@ -135,9 +135,9 @@ impl UnalignedWriter {
     }
 }
 
-/// Clients on all cores and through two exports of the device change bytes of the same blocks,
-/// beside others that write whole blocks next to them, and blocks in which all of them meet: every
-/// byte is its last writer's.
+/// Clients on all cores and through two exports of the device change bytes of the same blocks.
+/// Other clients write whole blocks next to them. Some blocks are written by all of them. Every
+/// byte is that of its last writer.
 #[test]
 fn writers_of_the_same_blocks_lose_nothing() {
     const WRITERS: u64 = 6;
@@ -167,12 +167,12 @@ fn writers_of_the_same_blocks_lose_nothing() {
         for (k, client) in whole.iter_mut().enumerate() {
             s.spawn(move || {
                 for round in 0..120u64 {
-                    // The neighbours, and a block that this client alone writes whole while others
-                    // read and change what is around it.
+                    // The neighbours, and a block that only this client writes, whole, while others
+                    // read and change the blocks around it.
                     let block = 8192 + (round % 8) * 1024 + k as u64 * 512;
                     let value = (round * 2 + k as u64) as u8;
                     assert_eq!(client.write(NONE, block, &[value; 512]), 0);
-                    // Across the end of it, into the other's: by parts.
+                    // Across the end of it, into the other client's range: partial blocks.
                     assert_eq!(client.write(NONE, 20_480 + k as u64 * 700, &[value; 700]), 0);
                     assert_eq!(client.read(block, 512), Ok(vec![value; 512]));
                     let across = client.read(20_480 + k as u64 * 700, 700);
@@ -192,8 +192,8 @@ fn writers_of_the_same_blocks_lose_nothing() {
     world.end();
 }
 
-/// Whole blocks and parts of them from different connections: what was acknowledged last is what is
-/// there.
+/// Whole and partial writes of a block from different connections: the last acknowledged data is on
+/// the disk.
 #[test]
 fn a_whole_block_against_a_part_of_it() {
     let world = world(512, MIB, CompletionOrder::Shuffled);
@@ -202,8 +202,8 @@ fn a_whole_block_against_a_part_of_it() {
         for (i, mut c) in clients.into_iter().enumerate() {
             s.spawn(move || {
                 for round in 0..150u32 {
-                    // Two write the block whole, two a part; in the end each byte must be
-                    // somebody's, and no part may bring an old rest back.
+                    // Two clients write the whole block, two a part of it. In the end each byte
+                    // comes from one of them, and no partial write brings old data back.
                     let error = match i % 2 {
                         0 => c.write(NONE, 0, &[(round + 1) as u8; 512]),
                         _ => c.write(NONE, 100 * i as u64, &[255; 7]),
@@ -221,7 +221,7 @@ fn a_whole_block_against_a_part_of_it() {
     world.end();
 }
 
-/// A client that vanishes with holds granted, asked for and parked leaves none behind.
+/// A client that disconnects with range locks granted, queued and parked leaves none behind.
 #[test]
 fn a_client_that_vanishes_holds_nothing() {
     let world = world(512, MIB, CompletionOrder::AtOnce);
@@ -252,7 +252,7 @@ fn a_client_that_vanishes_holds_nothing() {
     world.end();
 }
 
-/// A new client comes while a hold is active: its whole writes wait like everybody's.
+/// A new client connects while a range lock is active: its whole writes wait like those of others.
 #[test]
 fn a_client_that_comes_late() {
     let world = world(512, MIB, CompletionOrder::AtOnce);
@@ -261,7 +261,7 @@ fn a_client_that_comes_late() {
     world.disk.close_gate();
     first.send(Command::Write, NONE, 10, 10, &[1; 10]);
     world.wait_for("the first is in", |s| s.in_flight == 1);
-    // Its read of the block is at the gate before the others come.
+    // Its read of the block is at the gate before the other clients connect.
     while world.disk.held() == 0 {
         std::thread::sleep(std::time::Duration::from_millis(1));
     }

@@ -23,11 +23,11 @@ fn what_a_device_holds() {
     let (mut c, ids) = client(&world, "", "disk");
     assert_eq!(ids, [1], "the default export is this one");
     assert_eq!(c.status(NONE, 0, 20_480), Ok(vec![(8192, 0), (4096, HOLE), (8192, 0)]));
-    // At any byte, and about no more than was asked.
+    // At any byte, and only for the requested range.
     assert_eq!(c.status(NONE, 8191, 3), Ok(vec![(1, 0), (2, HOLE)]));
     assert_eq!(c.status(NONE, 8195, 20), Ok(vec![(20, HOLE)]));
     assert_eq!(c.status(CommandFlags::REQ_ONE, 8191, 100), Ok(vec![(1, 0)]));
-    // As many as one reply has; the rest is for the next request.
+    // As many runs as one reply has; the rest needs another request.
     let all = c.status(NONE, 0, 4 << 20).unwrap();
     assert_eq!((all.len(), all[510], all[511]), (512, (8192, 0), (4096, HOLE)));
     for (offset, len) in [(0, 0), (4 * MIB, 1), (4 * MIB - 1, 2), (u64::MAX, 1)] {
@@ -40,7 +40,7 @@ fn what_a_device_holds() {
     world.end();
 }
 
-/// Contexts are of one export, and of a client that has asked for them.
+/// Contexts belong to one export and to a client that chose them.
 #[test]
 fn contexts_are_chosen() {
     let world = ServerFixture::new(TestDisk::new(MIB, CompletionOrder::AtOnce));
@@ -55,7 +55,7 @@ fn contexts_are_chosen() {
     world.end();
 }
 
-/// A device that does not answer holds up its own questions alone, and no client that leaves.
+/// A device that does not answer delays only its own queries, and no client that leaves.
 #[test]
 fn a_device_that_does_not_say() {
     let world = ServerFixture::new(TestDisk::new(MIB, CompletionOrder::AtOnce));
@@ -64,7 +64,7 @@ fn a_device_that_does_not_say() {
     world.disk.set_dumb(true);
     let (mut asks, _) = client(&world, "disk", "disk");
     let (mut leaves, _) = client(&world, "disk", "disk");
-    // More than there is room for: those are told that it is data.
+    // More queries than the queue holds: the others are answered as data.
     let asked = 700;
     for _ in 0..asked {
         asks.send(Command::BlockStatus, NONE, 0, 16_384, &[]);

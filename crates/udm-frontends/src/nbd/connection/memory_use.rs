@@ -1,4 +1,4 @@
-//! What a connection holds of its core's memory, and when it lets go of it.
+//! Memory that a connection holds of its core, and when it is freed.
 
 use super::{Connection, ConnectionPhase, IDLE};
 use crate::nbd::memory::{HeldMemory, MemoryLease};
@@ -7,11 +7,12 @@ use udm_core::{BioPool, Nanos};
 use udm_runtime::FrontCx;
 use udm_wire::nbd::{Command, PAYLOAD_MAX, Request};
 
-/// What a client may take to move however many wait: long enough for one send over a slow line.
+/// Minimum time that a client gets to move data, however many wait: enough for one send over a slow
+/// line.
 const PATIENCE_MIN: Nanos = Nanos(1_000_000_000);
 
 impl Connection {
-    /// How long a client may stand in the way now: the more wait, the shorter.
+    /// Time for which a stalled client may block others now. The more wait, the shorter.
     fn patience(&self) -> Nanos {
         let line = self.memory.as_ref().map_or(1, MemoryLease::line).max(1);
         let alone = self.options.stall_max.as_nanos() as u64;
@@ -31,15 +32,15 @@ impl Connection {
         self.memory.as_ref().map_or(0, |memory| memory.allowance(self.held()))
     }
 
-    /// The new memory that the next request needs, when it is here: what it reads, or may have to
-    /// write. The payload of a write takes its own as it arrives.
+    /// New memory that the next request needs, if it has arrived: for the data of a read, or for a
+    /// partial block. The payload of a write takes its memory as it arrives.
     pub(super) fn next_need(&self) -> usize {
         let Some(Ok(request)) = self.rx.unread().first_chunk().map(Request::decode) else { return 0 };
         let Some((_, geometry)) = &self.export else { return 0 };
         let whole = around(geometry.block, &request);
         match request.command {
             Command::Read => self.reads.growth(whole.min(u64::from(PAYLOAD_MAX)) as usize),
-            // A part of a block is read before it is changed.
+            // A partial block is read before it is changed.
             Command::Write if whole != u64::from(request.len) => {
                 self.writes.growth(geometry.block.size as usize)
             }
@@ -49,13 +50,13 @@ impl Connection {
         }
     }
 
-    /// True when `need` bytes more may be had; otherwise the connection waits in line for them.
+    /// Returns true if `need` more bytes are available. Otherwise the connection waits in line.
     pub(super) fn try_reserve(&mut self, need: usize, cx: &mut FrontCx<'_, '_>) -> bool {
         if need == 0 || need <= self.allowance() {
             self.leave_line(cx);
             return true;
         }
-        // What is only kept helps nobody.
+        // Free memory that is only kept for reuse.
         self.trim();
         if need <= self.allowance() {
             self.leave_line(cx);
@@ -65,7 +66,7 @@ impl Connection {
             self.patience_at = Nanos::NEVER;
             return true;
         }
-        // The first in line looks after those in its way.
+        // The first in line checks for stalled clients.
         if !self.memory.as_ref().is_some_and(MemoryLease::is_first) {
             self.patience_at = Nanos::NEVER;
         } else if self.patience_at == Nanos::NEVER {
@@ -81,7 +82,7 @@ impl Connection {
         }
     }
 
-    /// Says at the end of each call what is held, and when to be called.
+    /// Publishes the held memory at the end of each call, and sets the next wake-up.
     pub(super) fn publish_memory(&mut self, cx: &mut FrontCx<'_, '_>) {
         if !matches!(self.phase, ConnectionPhase::Serving) {
             self.leave_line(cx);
@@ -94,7 +95,7 @@ impl Connection {
             memory.set(held, cx);
         }
         if self.has_reusable_memory && self.trim_at == Nanos::NEVER {
-            // On the same beat for all: one wake-up of the core.
+            // All connections use the same times, so the core wakes up once for all.
             self.trim_at = Nanos((cx.now().0 / IDLE.0 + 2) * IDLE.0);
         }
         let pending_move = self.pending_move.map_or(Nanos::NEVER, |pending_move| pending_move.until);
@@ -111,21 +112,19 @@ impl Connection {
             }
         }
         if self.patience_at <= now {
-            // Somebody is in the way, perhaps.
+            // A stalled client may hold the memory.
             self.patience_at = now + self.patience();
             cx.schedule_all();
         }
         if self.is_stalled(now)
             && self.memory.as_ref().is_some_and(|memory| memory.blocks_waiters(self.patience(), now))
         {
-            tracing::debug!(
-                "nbd: a client that does not move holds memory that others wait for; it was closed"
-            );
+            tracing::debug!("nbd: closed a stalled client that holds memory that others wait for");
             self.phase = ConnectionPhase::Dead;
         }
     }
 
-    /// Its client has something to do and does not do it.
+    /// Returns true if the client should move data and does not.
     fn is_stalled(&self, now: Nanos) -> bool {
         let its_turn = self.sending || (self.receiving && self.rx.is_midway());
         its_turn && self.client_at + self.patience() <= now
@@ -135,7 +134,7 @@ impl Connection {
         self.pending.is_empty() && self.tx.is_idle() && self.arriving.is_none()
     }
 
-    /// Frees what is kept for reuse only.
+    /// Frees memory that is only kept for reuse.
     pub(super) fn trim(&mut self) {
         self.reads.trim();
         self.writes.trim();

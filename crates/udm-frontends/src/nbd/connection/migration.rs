@@ -1,18 +1,17 @@
-//! A connection goes on on another core: frozen here, thawed there.
+//! Moves a connection to another core: it is frozen here and thawed there.
 //!
-//! 1. *Leaving*: it takes in no more requests, but for the write whose payload is arriving. What is
-//!    in flight is finished and answered, then the receive is called off. What takes too long calls
-//!    the whole thing off, and nothing has happened.
-//! 2. *Frozen*: nothing of it is in flight, in the lanes, in the ring, or on the way to the client.
-//!    What is left of it is plain data: what was agreed on with the client, and the bytes that have
-//!    arrived and were not looked at. It goes to the other core as a letter.
-//! 3. *Moved*: what stays behind keeps the lane open until the other core has one too. A core that
-//!    can't open the device sends the connection back.
+//! 1. *Leaving*: the connection takes in no more requests, except for the write whose payload is
+//!    arriving. Requests in flight are completed and answered, then the receive is cancelled. If
+//!    this takes too long, the move is cancelled without effect.
+//! 2. *Frozen*: nothing of it is in flight, in lanes, in the ring, or to the client. The rest is
+//!    plain data: the negotiated options and the received bytes that were not handled. The other
+//!    core gets it as a message.
+//! 3. *Moved*: the rest of the connection on the old core keeps the lane open until the new core
+//!    has a lane. If the new core cannot open the device, it sends the connection back.
 //!
-//! While it is frozen it holds no blocks, counts for no core's memory and asks for no letters; its
-//! export and its place are its own all the time, so who asks finds it in use. A server that ends
-//! does not move its clients any more; a core that is gone by then drops what comes, and with it
-//! the connection, which has nothing in flight.
+//! A frozen connection has no range locks, counts for no core's memory and gets no messages. It
+//! keeps its export and its slot, so the export is in use. A server that stops moves no clients. A
+//! core that has stopped drops arriving connections; they have nothing in flight.
 
 use super::{Connection, ConnectionPhase, RECV};
 use crate::nbd::ServerOptions;
@@ -28,20 +27,20 @@ use std::sync::Arc;
 use udm_core::{CoreId, Nanos};
 use udm_runtime::{CoreSet, FrontCx};
 
-/// What leaving may take. A request that takes longer keeps its connection where it is, and others
-/// of the client are not held up by it.
+/// Time limit for leaving. A request that takes longer keeps its connection on this core, so that
+/// other requests of the client are not delayed.
 const LEAVE_MAX: Nanos = Nanos(50_000_000);
 
-/// How long a client stays whose device no other core could open.
+/// Time that a client stays if the other core could not open its device.
 const REFUSED: Nanos = Nanos(60_000_000_000);
 
-/// On the way out.
+/// A move that has begun.
 #[derive(Clone, Copy)]
 pub(super) struct PendingMove {
     to: CoreId,
-    /// When it stays after all.
+    /// Time at which the move is cancelled.
     pub(super) until: Nanos,
-    /// The receive was called off.
+    /// Whether the receive was cancelled.
     called_off: bool,
 }
 
@@ -49,22 +48,22 @@ pub(super) struct PendingMove {
 pub(in crate::nbd) struct FrozenConnection {
     fd: Arc<OwnedFd>,
     id: u64,
-    /// Who it is, and where it counts.
+    /// Its slot in the limits of connections.
     admission_slot: AdmissionSlot,
     export: ExportRef,
-    /// What the client was told of the export.
+    /// The geometry that was sent to the client.
     geometry: ExportGeometry,
     structured: bool,
     contexts: Arc<[MetaContext]>,
     unread: UnreadBytes,
-    /// The core that keeps a lane open for it meanwhile.
+    /// The core that keeps a lane open meanwhile.
     from: CoreId,
-    /// How long it stays where it goes.
+    /// Minimum time on the new core.
     stay: Nanos,
     server: ServerContext,
 }
 
-/// What of the server a connection needs.
+/// Parts of the server that a connection needs.
 struct ServerContext {
     cluster: Arc<CoreSet>,
     block_status_worker: BlockStatusWorker,
@@ -72,17 +71,17 @@ struct ServerContext {
     options: ServerOptions,
 }
 
-/// What connections are told about moving, as letters to their device.
+/// Messages about moves, sent to the connections of a device.
 pub(in crate::nbd) enum MoveMessage {
-    /// All are to go on on the next core.
+    /// All connections move to the next core.
     Rotate,
-    /// This one goes on elsewhere: what it left behind may go.
+    /// The connection with this number has arrived: the rest on the old core may be closed.
     Arrived(u64),
 }
 
 impl Connection {
-    /// Has it go on on core `to`, as soon as nothing of it is in flight here. Not while the server
-    /// ends.
+    /// Starts a move to core `to`, which completes when nothing is in flight here. Does nothing
+    /// while the server stops.
     pub(in crate::nbd) fn start_move(&mut self, to: CoreId, cx: &mut FrontCx<'_, '_>) {
         let may =
             matches!(self.phase, ConnectionPhase::Serving) && !self.ending && self.pending_move.is_none();
@@ -91,22 +90,22 @@ impl Connection {
         }
     }
 
-    /// True while new requests are left to the core that it leaves for.
+    /// Returns true while new requests are left to the new core.
     pub(super) fn is_moving_away(&self) -> bool {
         self.pending_move.is_some() && self.arriving.is_none()
     }
 
-    /// What the balance of its core is to know of it.
+    /// Joins the balance of this core, if there are several cores.
     pub(super) fn join_balance(&self, cx: &mut FrontCx<'_, '_>) -> Option<BalancedClient> {
         let stay = match self.from {
-            // The other core could not have it.
+            // The other core sent the connection back.
             Some(from) if from == cx.core() => REFUSED,
             _ => self.stay,
         };
         (self.cluster.len() > 1).then(|| BalancedClient::new(cx, stay))
     }
 
-    /// Says what it did since the last call.
+    /// Records the work since the last call for the balance.
     pub(super) fn record_work(&mut self, cx: &mut FrontCx<'_, '_>) {
         if let Some(balanced) = &self.balanced {
             let bytes = self.delta.bytes_in + self.delta.bytes_out;
@@ -114,7 +113,7 @@ impl Connection {
         }
     }
 
-    /// It leaves when its core has found a better one; when leaving has taken too long, it stays.
+    /// Starts a move if the balance has chosen one. Cancels a move that has taken too long.
     pub(super) fn start_or_cancel_move(&mut self, cx: &mut FrontCx<'_, '_>) {
         if let Some(to) = self.balanced.as_ref().and_then(BalancedClient::to) {
             self.start_move(to, cx);
@@ -126,7 +125,7 @@ impl Connection {
         }
     }
 
-    /// The next step on the way out, when its time has come.
+    /// Performs the next steps of a move, if possible.
     pub(super) fn advance_move(&mut self, cx: &mut FrontCx<'_, '_>) {
         if !matches!(self.phase, ConnectionPhase::Serving) || self.ending {
             self.pending_move = None;
@@ -149,14 +148,15 @@ impl Connection {
         }
     }
 
-    /// What goes to core `to`. What stays keeps the lane of core `from` open, where it has one.
+    /// Freezes the connection for core `to`. The rest keeps the lane of core `from` open, if it has
+    /// one.
     fn freeze(&mut self, to: CoreId, from: CoreId, cx: &mut FrontCx<'_, '_>) -> Option<FrozenConnection> {
         let (export, geometry) =
             self.export.as_ref().map(|(export, geometry)| (export.clone(), *geometry))?;
         let fd = self.fd.take()?;
         self.pending_move = None;
         self.phase = ConnectionPhase::Moved;
-        // It owes nobody anything: no write of it is in flight.
+        // No write is in flight, so no other connection waits for it.
         self.leave_range_locks(cx);
         self.admission_slot.publish(&mut self.delta);
         let unread = self.rx.freeze();
@@ -184,7 +184,7 @@ impl Connection {
         })
     }
 
-    /// The connection that was frozen. It goes on when its core gathers it for the first time.
+    /// Creates a connection from a frozen one. It continues when its core first gathers it.
     fn thaw(frozen: FrozenConnection) -> Connection {
         let ServerContext { cluster, block_status_worker, exports, options } = frozen.server;
         let mut thawed =
@@ -203,7 +203,7 @@ impl Connection {
         thawed
     }
 
-    /// Settles on this core, having come from core `from`; or goes back there.
+    /// Completes a move from core `from`: opens a lane here, or sends the connection back.
     pub(super) fn settle(&mut self, from: CoreId, cx: &mut FrontCx<'_, '_>) {
         let Some((export, _)) = &self.export else { return };
         let device = export.device().id();
@@ -222,7 +222,7 @@ impl Connection {
                 self.export = None;
             }
             Err(e) => {
-                // Its lane was kept open until the server began to end.
+                // The lane was kept open until the server began to stop.
                 tracing::warn!("nbd: export {:?}: {e}", export.name());
                 self.export = None;
                 self.phase = ConnectionPhase::Dead;
@@ -230,12 +230,12 @@ impl Connection {
         }
     }
 
-    /// Takes part in what concerns the clients of its device on this core.
+    /// Subscribes to messages for the device's clients, and joins their counters and memory share.
     pub(super) fn attend(&mut self, cx: &mut FrontCx<'_, '_>) {
         let Some((export, _)) = &self.export else { return };
         let device = export.device().id();
         cx.subscribe(device);
-        // Behind that: a change from now on comes as a letter.
+        // Read after the subscription: later changes arrive as messages.
         self.failing = export.is_failing();
         self.io_counters = Some(export.served_on(cx.core()));
         if let Some(memory) = &mut self.memory {
@@ -243,7 +243,7 @@ impl Connection {
         }
     }
 
-    /// A letter about moving. True when it set something going.
+    /// Handles a message about moves. Returns true if a move has begun.
     pub(super) fn on_move_message(&mut self, message: &(dyn Any + Send), cx: &mut FrontCx<'_, '_>) -> bool {
         match message.downcast_ref() {
             Some(MoveMessage::Rotate) => {
@@ -259,7 +259,7 @@ impl Connection {
         }
     }
 
-    /// What stayed behind of a connection that goes on elsewhere ends.
+    /// Closes the rest of a connection that has moved.
     pub(super) fn let_go(&mut self, cx: &mut FrontCx<'_, '_>) {
         if matches!(self.phase, ConnectionPhase::Moved) {
             if let Some(slot) = self.device.take() {
@@ -270,7 +270,7 @@ impl Connection {
     }
 }
 
-/// Has core `to` go on with a connection.
+/// Sends a frozen connection to core `to`.
 fn send(to: CoreId, frozen: FrozenConnection) {
     let cluster = frozen.server.cluster.clone();
     cluster.attach(to, Box::new(move || Box::new(Connection::thaw(frozen))));

@@ -1,4 +1,4 @@
-//! A connection until it has chosen an export.
+//! The handshake phase of a connection.
 
 use super::{Connection, ConnectionPhase};
 use crate::nbd::handshake::{HandshakeStep, NegotiatedSession};
@@ -6,11 +6,11 @@ use udm_core::errno::EBUSY;
 use udm_core::{Nanos, OpenError};
 use udm_runtime::FrontCx;
 
-/// Output that may wait for a send, in bytes; more input is not looked at until it is gone.
+/// Limit of output in bytes that waits for a send. More input is handled after it has left.
 const OUT_MAX: usize = 64 << 10;
 
-/// Steps of a handshake that are taken in a turn: one may ask for all instants of a device, or get
-/// 16 exports of a list.
+/// Limit of handshake steps per turn: a step may read all checkpoints of a device, or list 16
+/// exports.
 const STEPS_A_TURN: usize = 8;
 
 impl Connection {

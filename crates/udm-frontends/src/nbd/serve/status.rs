@@ -1,4 +1,4 @@
-//! `BLOCK_STATUS`: what a device holds, asked on a thread that may block, and its reply.
+//! `BLOCK_STATUS`: starts a query of the device on a thread, and builds the reply.
 
 use super::{PendingRequest, RequestStage};
 use crate::nbd::block_status::{BlockStatusAnswer, BlockStatusQuery};
@@ -13,12 +13,11 @@ use udm_core::{BioFlags, Op, Sector, Sectors, Segments};
 use udm_runtime::FrontCx;
 use udm_wire::nbd::{CommandFlags, Request, block_descriptor, chunk_block_status_header};
 
-/// Runs of blocks in the answer to a `BLOCK_STATUS`, of all its contexts together; the client asks
-/// again for the rest.
+/// Limit of runs of blocks in a reply, over all contexts. The client requests the rest separately.
 const EXTENTS_MAX: usize = 512;
 
 impl Connection {
-    /// Has the device asked for `BLOCK_STATUS`.
+    /// Starts a block-status query of the device.
     pub(super) fn survey(&mut self, request: Request, cx: &mut FrontCx<'_, '_>) {
         let Some((export, geometry)) = &self.export else {
             unreachable!("requests are taken from an export")
@@ -56,7 +55,7 @@ impl Connection {
         });
     }
 
-    /// What a device holds, as it has said. True when that is an answer.
+    /// Handles the answer to a block-status query. Returns true if it is for this connection.
     pub(in crate::nbd) fn on_block_status_answer(&mut self, message: &(dyn Any + Send)) -> bool {
         let Some(message) = message.downcast_ref::<BlockStatusAnswer>().filter(|l| l.connection == self.id)
         else {
@@ -85,8 +84,9 @@ impl Connection {
     }
 }
 
-/// The reply to a `BLOCK_STATUS`: a chunk for each context, about no more than was asked. `found`
-/// has the runs of each context and begins at byte `start`, at or before the request's.
+/// Returns the reply to a `BLOCK_STATUS`: one chunk per context, for the requested range only.
+/// `found` has the runs of each context. They begin at byte `start`, at or before the request's
+/// offset.
 fn status(request: &Request, start: u64, found: &[Vec<FlaggedRun>], contexts: &[MetaContext]) -> Vec<u8> {
     let mut out = Vec::new();
     for (i, (context, found)) in contexts.iter().zip(found).enumerate() {
