@@ -34,7 +34,7 @@ pub struct HwQueue {
     /// Number of waiters for a tag: one per core and device with waiting requests, and a pending
     /// change of settings.
     pub in_line: u64,
-    /// Shared tags, if the disk shares tags with others and one of them is in use.
+    /// Shared tags, if the disk is in use and shares tags with others.
     #[serde(default)]
     pub shared: Option<SharedTags>,
 }
