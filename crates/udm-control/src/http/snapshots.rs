@@ -132,7 +132,10 @@ async fn finish_merge(registry: Arc<Registry>, gates: Arc<ConcurrencyLimits>, en
                 match gates.loads.run(&name, move || snapshot::finish(&of, &merge)).await {
                     Ok(()) => return,
                     Err(refusal) if !std::mem::replace(&mut told, true) => {
-                        tracing::warn!("{name}: its table as an origin can't be restored yet: {}", refusal.story());
+                        tracing::warn!(
+                            "{name}: its table as an origin can't be restored yet: {}",
+                            refusal.story()
+                        );
                     }
                     Err(_) => {}
                 }

@@ -70,8 +70,7 @@ pub fn merge(
     }
     let mut origins = origin::over(registry, disk);
     let Some((own, origin)) = origins.pop().filter(|_| origins.is_empty()) else {
-        let why =
-            if origins.is_empty() { "no device is its origin" } else { "it has several origins" };
+        let why = if origins.is_empty() { "no device is its origin" } else { "it has several origins" };
         return Err(refuse(name, EINVAL, why));
     };
     origin.is_ours_to_change(&own)?;

@@ -116,11 +116,7 @@ impl StoreSpec<'_> {
             _ => None,
         };
         if made.is_none() && self.size_bytes.is_some() {
-            return Err(refuse(
-                name,
-                EEXIST,
-                format!("{uri} exists and is not resized: omit the size"),
-            ));
+            return Err(refuse(name, EEXIST, format!("{uri} exists and is not resized: omit the size")));
         }
         let word = uri.to_string();
         let store = NewStore { words: format!("{} {kind} {}", escape(&word), chunk.sectors()), made };
@@ -158,9 +154,11 @@ impl StoreSpec<'_> {
         let uri = self.folder.resolve(word).map_err(|e| refuse(name, e.errno, e.reason))?;
         match &uri {
             DeviceUri::File(file) if file.path.is_dir() => Ok(own(&file.path)),
-            _ if self.several => {
-                Err(refuse(name, EINVAL, format!("{uri} is not a folder: each of several snapshots needs its own store")))
-            }
+            _ if self.several => Err(refuse(
+                name,
+                EINVAL,
+                format!("{uri} is not a folder: each of several snapshots needs its own store"),
+            )),
             _ => Ok(uri),
         }
     }
