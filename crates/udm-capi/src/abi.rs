@@ -1,4 +1,4 @@
-//! The functions of libudm. What is said of each here is what its header says.
+//! The functions of libudm. Their doc comments become the comments of the header.
 
 #![allow(clippy::missing_safety_doc, reason = "pointers lead to what the header says")]
 
@@ -12,20 +12,20 @@ use std::sync::Once;
 use std::sync::atomic::Ordering;
 use udm_control::verbs;
 
-/// The version of the library, as "0.1.0".
+/// The version of the library, such as "0.1.0".
 #[unsafe(no_mangle)]
 pub extern "C" fn udm_version() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
 }
 
-/// Why the last call of this thread that failed did, in one line or more, or why the last
-/// udm_submit took fewer requests than it was given. It stays until the next one that does.
+/// The reason why the last failing call of this thread failed, in one or more lines; or why the
+/// last udm_submit accepted fewer requests than given. Valid until the next such call.
 #[unsafe(no_mangle)]
 pub extern "C" fn udm_error() -> *const c_char {
     error::last_error()
 }
 
-/// Opens a context, which has devices. `options` may be NULL. Returns its handle.
+/// Opens a context, which holds devices. `options` may be NULL. Returns its handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn udm_open(options: *const udm_options) -> c_int {
     catch_errors(|| {
@@ -34,7 +34,7 @@ pub unsafe extern "C" fn udm_open(options: *const udm_options) -> c_int {
         let cores = if options.is_null() {
             0
         } else {
-            // SAFETY: it leads to options, as the header says.
+            // SAFETY: it points to options, as the header says.
             let options = unsafe { raw::list(options, 1, "options") }?[0];
             if options.size as usize != size_of::<udm_options>() {
                 return Err(Error::new(libc::EINVAL, "options: of another version"));
@@ -45,15 +45,15 @@ pub unsafe extern "C" fn udm_open(options: *const udm_options) -> c_int {
     })
 }
 
-/// Has a child of a fork told from its parent: threads and rings are not passed on.
+/// Counts forks, so that a child is not taken for its parent: threads and rings are not inherited.
 fn register_fork_handler() {
     extern "C" fn forked() {
         FORKS.fetch_add(1, Ordering::Relaxed);
     }
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: what is called in the child adds to an atomic. Without memory for it a child is
-        // not told apart.
+        // SAFETY: the function only adds to an atomic in the child. If registering fails for want
+        // of memory, a child is not recognised.
         let _ = unsafe { libc::pthread_atfork(None, None, Some(forked)) };
     });
 }
@@ -64,7 +64,7 @@ pub extern "C" fn udm_close(context: c_int) -> c_int {
     catch_errors(|| context::close(context).map(|()| 0))
 }
 
-/// Does `cpu_budget` of the control half to the device called `name`.
+/// Runs `work` for the device called `name`.
 ///
 /// # Safety
 /// As of [`raw::text`].
@@ -79,12 +79,12 @@ unsafe fn with_device_name<T: Send>(
     context.control(|| work(&context, name))
 }
 
-/// Makes a mapped device with a table, which is live then. A table that is one word is a device,
-/// all of it.
+/// Creates a mapped device with a live table. A table of one word means the whole device of that
+/// word.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn udm_create(context: c_int, name: *const c_char, table: *const c_char) -> c_int {
     catch_errors(|| {
-        // SAFETY: it leads to a string, as the header says.
+        // SAFETY: it points to a string, as the header says.
         let table = unsafe { raw::text(table, "table") }?;
         let create = |context: &Context, name: &str| {
             let made = verbs::wait(verbs::create(&context.registry, name, None, Some(table)));
@@ -99,7 +99,7 @@ pub unsafe extern "C" fn udm_create(context: c_int, name: *const c_char, table: 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn udm_load(context: c_int, name: *const c_char, table: *const c_char) -> c_int {
     catch_errors(|| {
-        // SAFETY: it leads to a string, as the header says.
+        // SAFETY: it points to a string, as the header says.
         let table = unsafe { raw::text(table, "table") }?;
         let load = |context: &Context, name: &str| {
             let loaded = verbs::load(&context.registry, name, table);
@@ -110,8 +110,8 @@ pub unsafe extern "C" fn udm_load(context: c_int, name: *const c_char, table: *c
     })
 }
 
-/// Holds back the requests of a device from now on. Without UDM_NOFLUSH it waits for those in
-/// flight. It needs all threads that have a lane of it: each has to poll or wait.
+/// Holds back new requests of a device. Without UDM_NOFLUSH it waits for those in flight. Every
+/// thread that has a lane of the device must poll or wait meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn udm_suspend(context: c_int, name: *const c_char, flags: u32) -> c_int {
     catch_errors(|| {
@@ -122,12 +122,13 @@ pub unsafe extern "C" fn udm_suspend(context: c_int, name: *const c_char, flags:
             verbs::wait(verbs::suspend(&context.registry, &[name], flags & UDM_NOFLUSH != 0))?;
             Ok(0)
         };
-        // SAFETY: it leads to a string, as the header says.
+        // SAFETY: it points to a string, as the header says.
         unsafe { with_device_name(context, name, suspend) }
     })
 }
 
-/// Makes the table live that was loaded, and lets requests go. It needs the same threads.
+/// Makes the loaded table live, if there is one, and lets requests continue. Every thread that has
+/// a lane of the device must poll or wait meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn udm_resume(context: c_int, name: *const c_char) -> c_int {
     catch_errors(|| {
@@ -135,12 +136,12 @@ pub unsafe extern "C" fn udm_resume(context: c_int, name: *const c_char) -> c_in
             verbs::wait(verbs::resume(&context.registry, &[name]))?;
             Ok(0)
         };
-        // SAFETY: it leads to a string, as the header says.
+        // SAFETY: it points to a string, as the header says.
         unsafe { with_device_name(context, name, resume) }
     })
 }
 
-/// Removes a device. EBUSY while a lane of it is open, or another device lies on it.
+/// Removes a device. EBUSY while a lane of it is open, or another device uses it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn udm_remove(context: c_int, name: *const c_char) -> c_int {
     catch_errors(|| {
@@ -148,13 +149,13 @@ pub unsafe extern "C" fn udm_remove(context: c_int, name: *const c_char) -> c_in
             verbs::wait(verbs::remove(&context.registry, name))?;
             Ok(0)
         };
-        // SAFETY: it leads to a string, as the header says.
+        // SAFETY: it points to a string, as the header says.
         unsafe { with_device_name(context, name, remove) }
     })
 }
 
 /// Sends a message to the target at `sector`. Writes its answer into `text`, which has `len` bytes,
-/// as snprintf does; returns how long it is whole.
+/// like snprintf. Returns the length of the whole answer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn udm_message(
     context: c_int,
@@ -165,19 +166,19 @@ pub unsafe extern "C" fn udm_message(
     len: usize,
 ) -> c_int {
     catch_errors(|| {
-        // SAFETY: it leads to a string, as the header says.
+        // SAFETY: it points to a string, as the header says.
         let message = unsafe { raw::text(message, "message") }?;
-        // SAFETY: it leads to so much room, as the header says.
+        // SAFETY: it points to `len` bytes, as the header says.
         let mut room = unsafe { OutBuffer::new(text, len, "text") }?;
         let send =
             |context: &Context, name: &str| Ok(verbs::message(&context.registry, name, sector, message)?);
-        // SAFETY: it leads to a string, as the header says.
+        // SAFETY: it points to a string, as the header says.
         raw::copy_string(&unsafe { with_device_name(context, name, send) }?, &mut room)
     })
 }
 
-/// Writes the live table of a device into `text`, as dmsetup prints it and snprintf does; returns
-/// how long it is whole.
+/// Writes the live table of a device into `text`, in dmsetup's format, like snprintf. Returns the
+/// length of the whole text.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn udm_table(
     context: c_int,
@@ -186,16 +187,16 @@ pub unsafe extern "C" fn udm_table(
     len: usize,
 ) -> c_int {
     catch_errors(|| {
-        // SAFETY: it leads to so much room, as the header says.
+        // SAFETY: it points to `len` bytes, as the header says.
         let mut room = unsafe { OutBuffer::new(text, len, "text") }?;
         let table = |context: &Context, name: &str| Ok(verbs::table(&context.registry, name, false)?.text);
-        // SAFETY: it leads to a string, as the header says.
+        // SAFETY: it points to a string, as the header says.
         raw::copy_string(&unsafe { with_device_name(context, name, table) }?, &mut room)
     })
 }
 
-/// Writes the status of a device into `text`, as dmsetup prints it and snprintf does; returns how
-/// long it is whole.
+/// Writes the status of a device into `text`, in dmsetup's format, like snprintf. Returns the
+/// length of the whole text.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn udm_status(
     context: c_int,
@@ -204,16 +205,16 @@ pub unsafe extern "C" fn udm_status(
     len: usize,
 ) -> c_int {
     catch_errors(|| {
-        // SAFETY: it leads to so much room, as the header says.
+        // SAFETY: it points to `len` bytes, as the header says.
         let mut room = unsafe { OutBuffer::new(text, len, "text") }?;
         let status = |context: &Context, name: &str| Ok(verbs::status(&context.registry, name, false)?.text);
-        // SAFETY: it leads to a string, as the header says.
+        // SAFETY: it points to a string, as the header says.
         raw::copy_string(&unsafe { with_device_name(context, name, status) }?, &mut room)
     })
 }
 
-/// Writes size and limits of a device to `limits`. It is a mapped device by its name, or anything
-/// that a table can name: "null:size=1G", a file, a block device.
+/// Writes size and limits of a device to `limits`. `device` is the name of a mapped device, or any
+/// device word of a table: "null:size=1G", a file, a block device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn udm_device_limits(
     context: c_int,
@@ -221,10 +222,10 @@ pub unsafe extern "C" fn udm_device_limits(
     limits: *mut udm_limits,
 ) -> c_int {
     catch_errors(|| {
-        // SAFETY: it leads to room for one, as the header says.
+        // SAFETY: it points to space for one structure, as the header says.
         let mut room = unsafe { OutBuffer::new(limits, 1, "limits") }?;
         let look = |context: &Context, device: &str| Ok(context.device(device)?.device.limits());
-        // SAFETY: it leads to a string, as the header says.
+        // SAFETY: it points to a string, as the header says.
         let of = unsafe { with_device_name(context, device, look) }?;
         let given = udm_limits {
             sectors: of.size.0,
@@ -240,9 +241,9 @@ pub unsafe extern "C" fn udm_device_limits(
     })
 }
 
-/// Makes the calling thread a core of the context: `number` counts from 0 and is what a CPU is in
-/// tables; `cpu` is the one to stay on. Both may be UDM_ANY. Returns a handle for this thread
-/// alone.
+/// Makes the calling thread a core of the context. `number` is its number, from 0, which tables use
+/// as CPU number; `cpu` is the CPU to run on. Both may be UDM_ANY. Returns a handle that only this
+/// thread may use.
 #[unsafe(no_mangle)]
 pub extern "C" fn udm_core_open(context: c_int, number: i32, cpu: i32) -> c_int {
     catch_errors(|| {
@@ -257,18 +258,19 @@ pub extern "C" fn udm_core_open(context: c_int, number: i32, cpu: i32) -> c_int 
     })
 }
 
-/// The thread is no core any more; its lanes are closed. EBUSY while requests are in flight.
+/// Closes the core and its lanes; the thread is no longer a core. EBUSY while requests are in
+/// flight.
 #[unsafe(no_mangle)]
 pub extern "C" fn udm_core_close(core: c_int) -> c_int {
     catch_errors(|| core_handle::close(core).map(|()| 0))
 }
 
-/// Opens a lane of a device on this core: a mapped device by its name, or anything that a table can
-/// name. Returns its number, from 0; a number is used again when its lane was closed.
+/// Opens a lane of a device on this core. `device` is the name of a mapped device, or any device
+/// word of a table. Returns the number of the lane, from 0; numbers of closed lanes are reused.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn udm_lane_open(core: c_int, device: *const c_char) -> c_int {
     catch_errors(|| {
-        // SAFETY: it leads to a string, as the header says.
+        // SAFETY: it points to a string, as the header says.
         let device = unsafe { raw::text(device, "device") }?;
         core_handle::with(core, |seat| seat.open_lane(device))
     })
@@ -280,10 +282,10 @@ pub extern "C" fn udm_lane_close(core: c_int, lane: c_int) -> c_int {
     catch_errors(|| core_handle::with(core, |seat| seat.close_lane(lane)).map(|()| 0))
 }
 
-/// Submits `count` requests to a lane, as one batch. The memory of each is udm's until it is over:
-/// nothing is copied. Returns how many were taken; where that is fewer, the next one was refused,
-/// and udm_error() says why. Where none was taken it is an errno: EAGAIN when too many are in
-/// flight.
+/// Submits `count` requests to a lane, as one batch. Nothing is copied: the buffers of a request
+/// belong to udm until it completes. Returns how many requests were accepted. If these are fewer
+/// than `count`, the next one was refused, and udm_error() has the reason. If none was accepted,
+/// returns an errno: EAGAIN if too many are in flight.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn udm_submit(
     core: c_int,
@@ -292,10 +294,10 @@ pub unsafe extern "C" fn udm_submit(
     count: u32,
 ) -> c_int {
     catch_errors(|| {
-        // SAFETY: it leads to so many, as the header says.
+        // SAFETY: it points to `count` requests, as the header says.
         let requests = unsafe { raw::list(requests, count as usize, "requests") }?;
         core_handle::with(core, |seat| {
-            // SAFETY: their memory is udm's until they are over, as the header says.
+            // SAFETY: the buffers belong to udm until the requests complete, as the header says.
             let taken =
                 seat.submit(lane, requests.len(), |i, bio| unsafe { raw::fill_bio(bio, &requests[i]) })?;
             Ok(taken as i32)
@@ -303,16 +305,17 @@ pub unsafe extern "C" fn udm_submit(
     })
 }
 
-/// Takes a turn, and writes up to `max` requests that are over to `completions`. Returns how many.
-/// Never waits.
+/// Runs a turn of the core, and writes up to `max` completed requests to `completions`. Returns how
+/// many. Never waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn udm_poll(core: c_int, completions: *mut udm_completion, max: u32) -> c_int {
-    // SAFETY: it leads to so many, as the header says.
+    // SAFETY: it points to space for `max` completions, as the header says.
     unsafe { udm_wait(core, completions, 0, max, 0) }
 }
 
-/// As udm_poll, but waits until `min` of those in flight are over, or `timeout` nanoseconds, or
-/// UDM_FOREVER. The thread sleeps where that takes long.
+/// As udm_poll, but waits until `min` requests are completed, or all in flight if those are fewer.
+/// Waits at most `timeout` nanoseconds, or without limit for UDM_FOREVER. The thread sleeps during
+/// a long wait.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn udm_wait(
     core: c_int,
@@ -322,7 +325,7 @@ pub unsafe extern "C" fn udm_wait(
     timeout: i64,
 ) -> c_int {
     catch_errors(|| {
-        // SAFETY: it leads to so many, as the header says.
+        // SAFETY: it points to space for `max` completions, as the header says.
         let mut room = unsafe { OutBuffer::new(completions, max as usize, "completions") }?;
         let timeout = match timeout {
             UDM_FOREVER => None,

@@ -1,9 +1,8 @@
-//! A context: devices, places for threads that are cores, and a core that is there for them all
-//! the while.
+//! A context: devices, slots for threads that are cores, and a background core.
 //!
-//! That core, the *keeper*, has the tasks: what a target does by itself, and what is read and
-//! written when a table is loaded. It sleeps when there is nothing to do. Threads of the program
-//! take the places and leave them; their numbers count from 0, and the keeper's is the last.
+//! The background core runs the tasks: own work of targets, and I/O when a table is loaded. It
+//! sleeps if there is nothing to do. Threads of the program claim and release the slots. Slot
+//! numbers start at 0; the background core has the last one.
 
 use crate::core_handle;
 use crate::error::Error;
@@ -19,33 +18,32 @@ use udm_core::{CoreId, Cores, DeviceId, LaneCommand};
 use udm_dm::DeviceRef;
 use udm_runtime::{CoreSet, LocalCore};
 
-/// How often the process has been forked since it began: what was made before belongs to the
-/// parent.
+/// Number of forks of the process. A context made before a fork belongs to the parent.
 pub(crate) static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// Contexts by their handles. In a child of a fork the lock may be held by a thread that is not
-/// there, so it is never waited for.
+/// Contexts by their handles. After a fork, the lock may be held by a thread that the child does
+/// not have, so a wait for it is always limited.
 static CONTEXTS: Mutex<BTreeMap<i32, Arc<Context>>> = Mutex::new(BTreeMap::new());
 
 static HANDLES: AtomicI32 = AtomicI32::new(1);
 
-/// A number that no handle had before.
+/// A new handle; never reused.
 pub(crate) fn new_handle() -> i32 {
-    // Two thousand million of them; what comes then is refused by nobody, and found by nobody.
+    // After 2^31 handles the numbers become invalid; look-ups then fail.
     HANDLES.fetch_add(1, Ordering::Relaxed)
 }
 
 pub(crate) struct Context {
     pub cluster: Arc<CoreSet>,
     pub registry: Arc<Registry>,
-    /// Whether each place is taken; `None` when the context is being closed.
+    /// True for each claimed slot; `None` once the context is being closed.
     core_slots: Mutex<Option<Vec<bool>>>,
     background_core: Mutex<Option<JoinHandle<()>>>,
     over: Arc<AtomicBool>,
     forks: u32,
 }
 
-/// How long an attempt to have the list of contexts may take.
+/// Number of attempts to lock the list of contexts, 100 µs apart.
 const TRIES: u32 = 10_000;
 
 fn contexts() -> Result<MutexGuard<'static, BTreeMap<i32, Arc<Context>>>, Error> {
@@ -69,7 +67,7 @@ pub(crate) fn find(handle: i32) -> Result<Arc<Context>, Error> {
     Ok(context)
 }
 
-/// Opens a context with places for `cores` threads.
+/// Opens a context with slots for `cores` threads.
 pub(crate) fn open(cores: usize) -> Result<i32, Error> {
     let context = Context::new(cores)?;
     let handle = new_handle();
@@ -106,8 +104,8 @@ impl Context {
                 let _ = tell.send(Ok(()));
                 loop {
                     core.turn(|_| ());
-                    // Between turn and park: the kick that comes with it may have been delivered in
-                    // that very turn.
+                    // Checked between turn and park, because the turn may have consumed the kick
+                    // that follows the flag.
                     if over.load(Ordering::Relaxed) {
                         break;
                     }
@@ -117,7 +115,7 @@ impl Context {
             };
             thread::Builder::new().name("udm-keeper".into()).spawn(keep).map_err(|e| core_error(&e))?
         };
-        let attached = told.recv().map_err(|_| Error::new(libc::EIO, "the keeper ended"))?;
+        let attached = told.recv().map_err(|_| Error::new(libc::EIO, "the background core ended"))?;
         attached.map_err(|e| core_error(&e))?;
         Ok(Context {
             registry: Registry::new(cluster.clone(), cluster.len()),
@@ -133,7 +131,7 @@ impl Context {
         self.core_slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes place `number`, or the first that is free.
+    /// Claims slot `number`, or the first free one.
     pub(crate) fn claim_slot(&self, number: Option<usize>) -> Result<CoreId, Error> {
         let mut core_slots = self.core_slots();
         let taken =
@@ -145,8 +143,8 @@ impl Context {
             Some(number) => Ok(number),
         };
         let number = free.map_err(|errno| {
-            let which = number.map_or("any of the".into(), |number| format!("number {number} of the"));
-            Error::new(errno, format!("no core: {which} context's {} can't be had", taken.len()))
+            let which = number.map_or("all of the".into(), |number| format!("number {number} of the"));
+            Error::new(errno, format!("core not available: {which} context's {}", taken.len()))
         })?;
         taken[number] = true;
         Ok(CoreId(number as u16))
@@ -158,8 +156,8 @@ impl Context {
         }
     }
 
-    /// Does `cpu_budget` of the control half, which may wait for all cores of this context. A thread that
-    /// is one takes turns meanwhile.
+    /// Runs `work`, which may wait for all cores of this context. A calling thread that is a core
+    /// runs turns meanwhile.
     pub(crate) fn control<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         if !core_handle::is_core_thread() {
             return work();
@@ -173,14 +171,14 @@ impl Context {
         })
     }
 
-    /// What `word` means: the name of a mapped device, or anything that a table can name.
+    /// The device `word`: the name of a mapped device, or any device word of a table.
     pub(crate) fn device(&self, word: &str) -> Result<DeviceRef, Error> {
         let named = self.registry.find(word).is_ok();
         let at = if named { format!("@{word}") } else { word.to_owned() };
         Ok(verbs::device(&self.registry, word, &at)?)
     }
 
-    /// Removes all devices, and ends the keeper.
+    /// Removes all devices and ends the background core.
     fn end(&self) -> Result<(), Error> {
         {
             let mut core_slots = self.core_slots();
@@ -188,12 +186,13 @@ impl Context {
                 return Err(Error::new(libc::EBADF, "another thread closes the context"));
             };
             if taken.contains(&true) {
-                return Err(Error::new(libc::EBUSY, "threads are cores of the context still"));
+                return Err(Error::new(libc::EBUSY, "some threads are still cores of the context"));
             }
-            // Who comes now finds it closed.
+            // From here on, calls find the context closed.
             *core_slots = None;
         }
-        // What lies on others goes first, and those can go after it.
+        // A device can be removed only after the devices above it, so retry while devices
+        // disappear.
         let mut left = usize::MAX;
         loop {
             let names: Vec<String> = self.registry.all().iter().map(|mapped| mapped.device.name()).collect();
@@ -206,10 +205,10 @@ impl Context {
             }
         }
         self.over.store(true, Ordering::Relaxed);
-        // A command for a device that nobody has: the keeper wakes up, and that is all.
+        // A command for a device that does not exist only wakes the background core.
         self.cluster.broadcast(DeviceId::new(), LaneCommand::Kick);
         let background_core = self.background_core.lock().unwrap_or_else(PoisonError::into_inner).take();
         let ended = background_core.map_or(Ok(()), JoinHandle::join);
-        ended.map_err(|_| Error::new(libc::EIO, "the keeper panicked"))
+        ended.map_err(|_| Error::new(libc::EIO, "the background core panicked"))
     }
 }

@@ -1,8 +1,8 @@
-//! A seat: the calling thread as a core, with its lanes.
+//! A core handle: the calling thread as a core, with its lanes.
 //!
-//! Seats are kept a thread, so a handle means something on its own thread alone. A call takes the
-//! seat out of the list and puts it back; where it panics the seat is left as it is, because the
-//! kernel may have its memory still. Completions that nobody has taken yet wait in `completed`.
+//! Core handles are kept per thread, so a handle is valid only on its own thread. A call takes the
+//! core handle out of the list and puts it back. After a panic it is leaked, because the kernel may
+//! still use its memory. Completions that the program has not fetched yet are in `completed`.
 
 use crate::context::{Context, FORKS, new_handle};
 use crate::error::{self, Error};
@@ -17,18 +17,18 @@ use udm_core::{Batch, Bio, BioPool, Lane, Limits, Nanos, Op, OwnWork, Status};
 use udm_dm::DeviceRef;
 use udm_runtime::{CoreOptions, LocalCore};
 
-/// How long what a lane owes, or a thread that ends has in flight, may take.
+/// Time limit for the own work of a lane, and for requests in flight when a thread ends.
 const PATIENCE: Nanos = Nanos::from_millis(30_000);
 
-/// How long a core sleeps at the most that waits for its own verb.
+/// Maximum sleep of a core that waits for its own verb.
 const TURN_MAX: Nanos = Nanos::from_millis(1);
 
-/// How the cores of a context behave.
+/// Options of the cores of a context.
 pub(crate) fn options(cpu: Option<usize>) -> CoreOptions {
     CoreOptions { cpus: cpu.into_iter().collect(), ring_optional: true, ..CoreOptions::default() }
 }
 
-/// The seats of a thread.
+/// The cores of a thread.
 #[derive(Default)]
 struct ThreadCores(Vec<(i32, Option<Box<CoreHandle>>)>);
 
@@ -37,7 +37,7 @@ thread_local! {
 }
 
 impl Drop for ThreadCores {
-    /// The thread ends: what is in flight comes home first.
+    /// Completes requests in flight when the thread ends.
     fn drop(&mut self) {
         for mut seat in self.0.drain(..).filter_map(|(_, seat)| seat) {
             if seat.forks != FORKS.load(Ordering::Relaxed) || seat.close().is_err() {
@@ -47,7 +47,7 @@ impl Drop for ThreadCores {
     }
 }
 
-/// A seat that a call has.
+/// Takes a core handle out of the list for one call, and puts it back when dropped.
 struct CoreCallGuard {
     handle: i32,
     seat: Option<Box<CoreHandle>>,
@@ -70,13 +70,14 @@ impl Drop for CoreCallGuard {
     }
 }
 
-/// The seats of this thread. One that is ending, as at the exit of the program, has none any more.
+/// Runs `work` with the cores of this thread. Fails if the thread is ending, as at the exit of the
+/// program.
 fn with_thread_cores<T>(work: impl FnOnce(&mut ThreadCores) -> T) -> Result<T, Error> {
     let done = SEATS.try_with(|with_thread_cores| work(&mut with_thread_cores.borrow_mut()));
     done.map_err(|_| Error::new(libc::ESRCH, "the thread is ending"))
 }
 
-/// Makes the calling thread core `number` of a context, or any.
+/// Makes the calling thread core `number` of a context, or any free one.
 pub(crate) fn open(context: Arc<Context>, number: Option<usize>, cpu: Option<usize>) -> Result<i32, Error> {
     let place = context.claim_slot(number)?;
     let local = LocalCore::attach(&context.cluster, place, options(cpu)).map_err(|error| {
@@ -98,7 +99,7 @@ pub(crate) fn open(context: Arc<Context>, number: Option<usize>, cpu: Option<usi
     Ok(handle)
 }
 
-/// Does `cpu_budget` with the seat of a handle.
+/// Runs `work` with the core of a handle.
 pub(crate) fn with<T>(
     handle: i32,
     work: impl FnOnce(&mut CoreHandle) -> Result<T, Error>,
@@ -119,7 +120,7 @@ pub(crate) fn with<T>(
     work(seat)
 }
 
-/// Ends the seat of a handle.
+/// Closes the core of a handle.
 pub(crate) fn close(handle: i32) -> Result<(), Error> {
     with(handle, |seat| {
         if seat.in_flight() > 0 {
@@ -131,12 +132,12 @@ pub(crate) fn close(handle: i32) -> Result<(), Error> {
     with_thread_cores(|with_thread_cores| with_thread_cores.0.retain(|(of, _)| *of != handle))
 }
 
-/// True when the calling thread is a core.
+/// True if the calling thread is a core.
 pub(crate) fn is_core_thread() -> bool {
     with_thread_cores(|with_thread_cores| !with_thread_cores.0.is_empty()).unwrap_or(false)
 }
 
-/// Each core that the calling thread is takes a turn.
+/// Runs a turn of each core of the calling thread.
 pub(crate) fn poll_all_cores() {
     let handles = with_thread_cores(|with_thread_cores| {
         with_thread_cores.0.iter().map(|(handle, _)| *handle).collect::<Vec<_>>()
@@ -152,7 +153,7 @@ pub(crate) fn poll_all_cores() {
     }
 }
 
-/// An open lane. It goes before its device does.
+/// An open lane. Dropped before its device.
 struct OpenLane {
     lane: Box<dyn Lane>,
     in_flight: usize,
@@ -161,8 +162,8 @@ struct OpenLane {
 }
 
 impl OpenLane {
-    /// Whether a request may go down as it is. What a mapped device cuts by itself is never too
-    /// long.
+    /// Checks if a request can be submitted. A mapped device splits requests, so they are never too
+    /// long for it.
     fn check(&mut self, bio: &Bio) -> Result<(), Status> {
         let fits = |limits: &Limits, stacked: bool| {
             limits.check(bio.op, bio.sector, bio.sectors)?;
@@ -171,7 +172,7 @@ impl OpenLane {
         };
         let stacked = self.found.device.stacked().is_some();
         fits(&self.limits, stacked).or_else(|_| {
-            // It may be another device since.
+            // The limits may have changed, for example by a new table.
             self.limits = self.found.device.limits();
             fits(&self.limits, stacked)
         })
@@ -181,7 +182,7 @@ impl OpenLane {
 /// The calling thread as a core.
 pub(crate) struct CoreHandle {
     lanes: Slab<OpenLane>,
-    /// Until it is closed.
+    /// `None` after the close.
     local: Option<LocalCore>,
     pool: BioPool,
     batch: Batch,
@@ -193,7 +194,7 @@ pub(crate) struct CoreHandle {
 
 impl CoreHandle {
     fn local(&mut self) -> &mut LocalCore {
-        self.local.as_mut().expect("a seat that is closed is in no list")
+        self.local.as_mut().expect("a closed core handle is in no list")
     }
 
     fn in_flight(&self) -> usize {
@@ -205,7 +206,7 @@ impl CoreHandle {
         found.ok_or_else(|| Error::new(libc::EBADF, format!("{lane} is no open lane of this core")))
     }
 
-    /// Opens the lane of the device that `word` means.
+    /// Opens a lane of the device `word`.
     pub(crate) fn open_lane(&mut self, word: &str) -> Result<i32, Error> {
         let found = self.context.device(word)?;
         let core = self.local();
@@ -217,7 +218,7 @@ impl CoreHandle {
         Ok(self.lanes.insert(OpenLane { lane, in_flight: 0, limits, found }) as i32)
     }
 
-    /// Closes a lane that has nothing in flight. What it has to do by itself is done first.
+    /// Closes a lane without requests in flight, after its required own work.
     pub(crate) fn close_lane(&mut self, lane: i32) -> Result<(), Error> {
         if self.lane(lane)?.in_flight > 0 {
             return Err(Error::new(libc::EBUSY, "requests of the lane are in flight: wait for them first"));
@@ -225,7 +226,7 @@ impl CoreHandle {
         let end = self.local().clock() + PATIENCE;
         while self.lane(lane)?.lane.busy() == OwnWork::Required {
             if self.local().clock() >= end {
-                return Err(Error::new(libc::ETIMEDOUT, "the lane has work to do that does not end"));
+                return Err(Error::new(libc::ETIMEDOUT, "the lane's own work does not complete"));
             }
             if !self.turn(end) {
                 self.local().park();
@@ -235,8 +236,8 @@ impl CoreHandle {
         Ok(())
     }
 
-    /// Submits requests that `fill` makes, `count` of them, to a lane; how many were taken. The
-    /// first that is refused ends it; the thread's last error says why.
+    /// Submits up to `count` requests, made by `fill`, to a lane, and returns how many were
+    /// accepted. The first refused request ends it; the thread's last error has the reason.
     pub(crate) fn submit(
         &mut self,
         lane: i32,
@@ -276,7 +277,7 @@ impl CoreHandle {
         }
         if !self.batch.is_empty() {
             open.in_flight += self.batch.len();
-            let local = self.local.as_mut().expect("a seat that is closed is in no list");
+            let local = self.local.as_mut().expect("a closed core handle is in no list");
             local.turn(|cx| open.lane.submit(&mut self.batch, cx));
         }
         match refused {
@@ -289,10 +290,10 @@ impl CoreHandle {
         }
     }
 
-    /// Takes a turn, which is to be followed by another at `until`; whether something came home.
+    /// Runs a turn and sets a timer for `until`. Returns true if a request completed.
     fn turn(&mut self, until: Nanos) -> bool {
         let before = self.completed.len();
-        let local = self.local.as_mut().expect("a seat that is closed is in no list");
+        let local = self.local.as_mut().expect("a closed core handle is in no list");
         let (lanes, done, completed, pool) =
             (&mut self.lanes, &mut self.done, &mut self.completed, &mut self.pool);
         local.turn(|cx| {
@@ -312,8 +313,9 @@ impl CoreHandle {
         self.completed.len() > before
     }
 
-    /// Waits until `min` requests are over, as far as so many are in flight, for at most `timeout`
-    /// nanoseconds, or for as long as it takes; gives the first `max` of those that are to `take`.
+    /// Waits until `min` requests are completed, or all that are in flight if those are fewer; at
+    /// most `timeout` nanoseconds, `None` for no limit. Passes at most `max` completions to `take`
+    /// and returns their number.
     pub(crate) fn wait(
         &mut self,
         min: usize,
@@ -340,12 +342,12 @@ impl CoreHandle {
         count
     }
 
-    /// Closes all lanes, when what they have in flight is home, and leaves the place.
+    /// Waits for requests in flight, closes all lanes and releases the slot.
     fn close(&mut self) -> Result<(), Error> {
         let Some(end) = self.local.as_ref().map(|local| local.clock() + PATIENCE) else { return Ok(()) };
         while self.in_flight() > 0 {
             if self.local().clock() >= end {
-                return Err(Error::new(libc::ETIMEDOUT, "requests are in flight that do not end"));
+                return Err(Error::new(libc::ETIMEDOUT, "requests in flight do not complete"));
             }
             if !self.turn(end) {
                 self.local().park();

@@ -1,4 +1,4 @@
-//! Why a call failed: an errno for the program, and a line for a person, kept a thread.
+//! Error of a call: an errno, and a text that is kept per thread.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -6,7 +6,7 @@ use std::ffi::{CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use udm_control::error::VerbError;
 
-/// An errno, positive, and what it is about.
+/// A positive errno and a text.
 #[derive(Debug)]
 pub(crate) struct Error {
     pub errno: i32,
@@ -18,7 +18,7 @@ impl Error {
         Error { errno, text: text.into() }
     }
 
-    /// What a verb said of `table`, with carets under the word to blame.
+    /// The error of a verb with `table`: includes the faulty line with carets below the fault.
     pub(crate) fn beside(error: &VerbError, table: &str) -> Error {
         Error::new(error.error.errno.abs(), error.beside(table))
     }
@@ -34,13 +34,12 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// The last error of this thread; valid until its next call that fails.
+/// Text of this thread's last error; valid until its next failing call.
 pub(crate) fn last_error() -> *const c_char {
     LAST.try_with(|text| text.borrow().as_ptr()).unwrap_or(c"the thread is ending".as_ptr())
 }
 
-/// What a function returns: what `work` gives, or the errno as a negative number. No panic gets
-/// past it.
+/// Runs `work` and returns its value, or a negative errno. A panic becomes EIO.
 pub(crate) fn catch_errors(work: impl FnOnce() -> Result<i32, Error>) -> i32 {
     let done = catch_unwind(AssertUnwindSafe(work));
     let error = match done {
@@ -52,10 +51,10 @@ pub(crate) fn catch_errors(work: impl FnOnce() -> Result<i32, Error>) -> i32 {
     -error.errno
 }
 
-/// Keeps the text of an error for [`last_error`]; for a call that succeeds in part.
+/// Sets the text for [`last_error`]; also used by a call that succeeds partly.
 pub(crate) fn set_last_error(error: &Error) {
     let text: Vec<u8> = error.text.bytes().filter(|&byte| byte != 0).collect();
-    // A thread that is ending may have no place for it any more.
+    // A thread that is ending may have dropped the variable already.
     let _ = LAST.try_with(|last_error| *last_error.borrow_mut() = CString::new(text).unwrap_or_default());
 }
 

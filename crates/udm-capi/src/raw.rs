@@ -1,8 +1,7 @@
-//! Reads what pointers of C lead to, and lends its memory to requests.
+//! Reads memory behind C pointers, and lends it to requests.
 //!
-//! Whether a pointer leads to what it should is for the caller to know: the header says so. What
-//! can be told from outside is refused here: none where one is needed, one that is not aligned, a
-//! length that is beyond a limit.
+//! The caller must pass valid pointers, as the header says. Detectable errors are refused here: a
+//! missing pointer, a misaligned one, a length above a limit.
 
 use crate::error::Error;
 use crate::types::{
@@ -21,28 +20,28 @@ fn no_memory(what: &str) -> Error {
     Error::new(libc::EFAULT, format!("{what}: no pointer"))
 }
 
-/// The string at `at`, which is `what`.
+/// The string at `at`; errors call it `what`.
 ///
 /// # Safety
-/// It is NULL, or leads to a string with a NUL at its end that stays as it is for as long as `'a`.
+/// `at` is NULL, or points to a string that ends with a NUL and does not change during `'a`.
 pub(crate) unsafe fn text<'a>(at: *const c_char, what: &str) -> Result<&'a str, Error> {
     if at.is_null() {
         return Err(no_memory(what));
     }
-    // SAFETY: there is a string, as the caller says, and it is read up to its end at the most.
+    // SAFETY: the caller passes a string, which is read at most up to its NUL.
     let len = unsafe { libc::strnlen(at, UDM_TEXT_MAX as usize + 1) };
     if len > UDM_TEXT_MAX as usize {
         return Err(Error::new(libc::E2BIG, format!("{what}: longer than {UDM_TEXT_MAX} bytes")));
     }
-    // SAFETY: so many bytes are there.
+    // SAFETY: `strnlen` found `len` bytes before the NUL.
     let bytes = unsafe { std::slice::from_raw_parts(at.cast::<u8>(), len) };
     std::str::from_utf8(bytes).map_err(|_| invalid(format!("{what}: not UTF-8")))
 }
 
-/// The `len` elements at `at`, which are `what`.
+/// The `len` elements at `at`; errors call them `what`.
 ///
 /// # Safety
-/// It is NULL, or leads to so many elements that stay as they are for as long as `'a`.
+/// `at` is NULL, or points to `len` elements that do not change during `'a`.
 pub(crate) unsafe fn list<'a, T>(at: *const T, len: usize, what: &str) -> Result<&'a [T], Error> {
     if len == 0 {
         return Ok(&[]);
@@ -53,16 +52,17 @@ pub(crate) unsafe fn list<'a, T>(at: *const T, len: usize, what: &str) -> Result
     if !at.is_aligned() || len > isize::MAX as usize / size_of::<T>().max(1) {
         return Err(invalid(format!("{what}: not aligned, or too many")));
     }
-    // SAFETY: it is aligned, and the elements are there, as the caller says.
+    // SAFETY: the pointer is aligned, and the caller passes `len` elements.
     Ok(unsafe { std::slice::from_raw_parts(at, len) })
 }
 
-/// Room of the caller's for `len` elements, which are written one by one.
+/// The caller's output array of `len` elements, which are written one by one.
 pub(crate) struct OutBuffer<T>(*mut T, usize);
 
 impl<T> OutBuffer<T> {
     /// # Safety
-    /// `at` is NULL, or leads to room for so many that nobody else touches while this is there.
+    /// `at` is NULL, or points to space for `len` elements that nothing else accesses while this
+    /// exists.
     pub(crate) unsafe fn new(at: *mut T, len: usize, what: &str) -> Result<OutBuffer<T>, Error> {
         match len {
             0 => Ok(OutBuffer(at, 0)),
@@ -73,16 +73,17 @@ impl<T> OutBuffer<T> {
     }
 
     pub(crate) fn write_at(&mut self, i: usize, value: T) {
-        assert!(i < self.1, "beyond the caller's room");
-        // SAFETY: the place is in the room.
+        assert!(i < self.1, "beyond the caller's array");
+        // SAFETY: the element is inside the array.
         let place = unsafe { self.0.add(i) };
-        // SAFETY: it is the caller's, who lets it be written, and aligned as the first is.
+        // SAFETY: the caller allows writes to the array, and the element is aligned like the first
+        // one.
         unsafe { place.write(value) };
     }
 }
 
-/// Writes `text` into the caller's room, as far as it goes, with a NUL at its end where there is
-/// any; how long it is whole.
+/// Copies `text` into the caller's array, truncated, with a NUL at the end if the array has any
+/// space. Returns the length of the whole text.
 pub(crate) fn copy_string(text: &str, room: &mut OutBuffer<c_char>) -> Result<i32, Error> {
     let most = room.1.saturating_sub(1);
     let given = text.bytes().take(most).enumerate();
@@ -93,11 +94,11 @@ pub(crate) fn copy_string(text: &str, room: &mut OutBuffer<c_char>) -> Result<i3
     i32::try_from(text.len()).map_err(|_| Error::new(libc::E2BIG, "the answer is too long"))
 }
 
-/// Makes `bio` what `request` asks for. Its memory is lent until the bio is home.
+/// Fills `bio` from `request`. The caller's memory is lent until the bio completes.
 ///
 /// # Safety
-/// What the buffers of the request lead to is there, and nobody else writes it, or reads what a
-/// read fills, until then.
+/// Until then, the buffers of the request stay valid. Nothing else writes them, or reads a buffer
+/// that a read fills.
 pub(crate) unsafe fn fill_bio(bio: &mut Bio, request: &udm_request) -> Result<(), Error> {
     let op = match request.op {
         UDM_READ => Op::Read,
@@ -149,7 +150,7 @@ pub(crate) unsafe fn fill_bio(bio: &mut Bio, request: &udm_request) -> Result<()
     Ok(())
 }
 
-/// Makes `data` the `len` bytes at `at`. What it was of is used again, so a warm core allocates
+/// Points `data` at the `len` bytes at `at`. Reuses its allocation, so a warm core allocates
 /// nothing.
 ///
 /// # Safety
@@ -167,18 +168,18 @@ unsafe fn reborrow(data: &mut Segments, at: *mut c_void, len: usize) {
     *data = unsafe { Buf::borrowed(at, len) }.into();
 }
 
-/// Gives the memory of a bio that is home back to the caller.
+/// Returns the memory of a completed bio to the caller.
 ///
 /// # Panics
-/// When a lane has kept a piece of it.
+/// If a lane has kept a reference to it.
 pub(crate) fn take_back_buffers(bio: &mut Bio) {
     for piece in bio.data.iter_mut() {
-        // SAFETY: there are no bytes that anybody could touch.
+        // SAFETY: the new range is empty, so no byte is accessed.
         assert!(unsafe { piece.reborrow(NonNull::dangling(), 0) }, "a lane has kept a request's memory");
     }
 }
 
-/// Makes `data` what the list of a request leads to, which has to be `len` bytes.
+/// Points `data` at the buffers in the list of a request, which must have `len` bytes in total.
 ///
 /// # Safety
 /// As of [`fill_bio`].
@@ -195,7 +196,8 @@ unsafe fn borrow_iovec(data: &mut Segments, request: &udm_request, len: usize) -
     let mut borrowed = Segments::new();
     for part in parts.iter().filter(|part| part.iov_len > 0) {
         let at = NonNull::new(part.iov_base.cast::<u8>()).ok_or_else(|| no_memory("request: iov_base"))?;
-        // SAFETY: as the caller says; it is no longer than the range, which is within the limit.
+        // SAFETY: as the caller says; the buffer is not longer than the range, which is within the
+        // limit.
         borrowed.push(unsafe { Buf::borrowed(at, part.iov_len) });
     }
     *data = borrowed;

@@ -1,49 +1,49 @@
-//! What the functions of libudm are given and give: constants and structures, as C has them.
+//! Constants and structures of libudm's functions, in C's form.
 
 #![allow(non_camel_case_types, reason = "the names are C's")]
 
 use std::ffi::c_void;
 
-/// Fill the buffer from the device.
+/// Read from the device into the buffer.
 pub const UDM_READ: u32 = 0;
-/// Put the buffer on the device.
+/// Write the buffer to the device.
 pub const UDM_WRITE: u32 = 1;
 /// Make all writes durable that completed before it was submitted. No range, no buffer.
 pub const UDM_FLUSH: u32 = 2;
-/// The range is of no more use. No buffer.
+/// The content of the range is no longer needed. No buffer.
 pub const UDM_DISCARD: u32 = 3;
 /// The range reads as zeroes from now on. No buffer.
 pub const UDM_WRITE_ZEROES: u32 = 4;
 
-/// Of a write: complete only when it is durable.
+/// Flag of a write: complete only when it is durable.
 pub const UDM_FUA: u32 = 1;
-/// Of a write of zeroes: leave the blocks allocated.
+/// Flag of a write of zeroes: leave the blocks allocated.
 pub const UDM_NOUNMAP: u32 = 2;
 
-/// Of a suspend: hold back what is in flight, and do not wait for it.
+/// Flag of a suspend: hold back requests in flight instead of waiting for them.
 pub const UDM_NOFLUSH: u32 = 1;
 
-/// Any core that is free; no CPU in particular.
+/// Any free core; no particular CPU.
 pub const UDM_ANY: i32 = -1;
 
-/// Wait for as long as it takes.
+/// No time limit.
 pub const UDM_FOREVER: i64 = -1;
 
-/// Requests of a core that may be in flight.
+/// Maximum number of requests in flight per core.
 pub const UDM_IN_FLIGHT_MAX: u32 = 65536;
-/// The longest request in bytes, and the most buffers that it can have.
+/// Maximum length of a request in bytes, and maximum number of its buffers.
 pub const UDM_LENGTH_MAX: u64 = 1 << 30;
 pub const UDM_IOV_MAX: u32 = 1024;
-/// The longest name, table or message in bytes.
+/// Maximum length of a name, table or message in bytes.
 pub const UDM_TEXT_MAX: u32 = 1 << 20;
 
-/// How a context is to be.
+/// Options of a context.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct udm_options {
-    /// The size of this structure.
+    /// The size of this structure in bytes.
     pub size: u32,
-    /// How many threads may be cores at a time, 1 to 1023; 0 for one a CPU.
+    /// Maximum number of threads that are cores at a time, 1 to 1023; 0 for one per CPU.
     pub cores: u32,
 }
 
@@ -53,20 +53,20 @@ pub struct udm_options {
 pub struct udm_limits {
     /// Size in sectors of 512 bytes.
     pub sectors: u64,
-    /// Every range is aligned to this many bytes.
+    /// Every range must be aligned to this many bytes.
     pub logical_block: u32,
-    /// Smaller writes cost a read.
+    /// Writes smaller than this many bytes cost a read.
     pub physical_block: u32,
-    /// The longest discard and the longest write of zeroes in sectors; 0 where it can't.
+    /// Maximum length of a discard and of a write of zeroes in sectors; 0 if not supported.
     pub discard_max: u64,
     pub write_zeroes_max: u64,
-    /// 1 where writes fail.
+    /// 1 if writes fail.
     pub read_only: u32,
-    /// 1 where a flush means something.
+    /// 1 if writes need a flush to be durable.
     pub write_cache: u32,
 }
 
-/// A request. What it has no use for is 0.
+/// A request. Fields that its operation does not use must be 0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct udm_request {
@@ -74,34 +74,34 @@ pub struct udm_request {
     pub op: u32,
     /// UDM_FUA, UDM_NOUNMAP.
     pub flags: u32,
-    /// The first sector, and how many.
+    /// The first sector, and the number of sectors.
     pub sector: u64,
     pub sectors: u64,
-    /// The memory to read or write, as long as the range, where iov_count is 0.
+    /// The memory to read or write, as long as the range; used if iov_count is 0.
     pub buffer: *mut c_void,
-    /// Else the list of its parts, as long as the range together. The list may go when it is
-    /// submitted, what it leads to must stay.
+    /// Otherwise a list of buffers, together as long as the range. The list may be freed after the
+    /// submit, the buffers only after the completion.
     pub iov: *const libc::iovec,
     pub iov_count: u32,
-    /// 0.
+    /// Must be 0.
     pub reserved: u32,
-    /// What its completion is told apart by.
+    /// Returned in the completion.
     pub cookie: u64,
 }
 
-/// A request that is over.
+/// A completed request.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct udm_completion {
-    /// The request's.
+    /// The cookie of the request.
     pub cookie: u64,
-    /// 0, or the errno as a negative number.
+    /// 0, or a negative errno.
     pub error: i32,
     /// The lane that it was submitted to.
     pub lane: i32,
 }
 
-// What programs are compiled with does not change: what is new comes as another structure.
+// The binary interface is fixed: additions use new structures.
 #[cfg(target_pointer_width = "64")]
 const _: () = assert!(size_of::<udm_request>() == 56);
 const _: () = assert!(size_of::<udm_options>() == 8);

@@ -1,4 +1,4 @@
-//! fio's own engine over devices of udm, in the fio that is installed.
+//! udm's engine for fio over devices of udm, run by the installed fio.
 
 #![expect(clippy::print_stdout, reason = "what is skipped says so")]
 
@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
 
-/// How `engines/fio/build` says that there is nothing to build the engine with.
+/// Exit status of `engines/fio/build` if the engine can't be built.
 const SKIPPED: i32 = 77;
 
-/// The engine; `None` where it can't be built.
+/// The engine; `None` if it can't be built.
 fn engine() -> Option<&'static Path> {
     static ENGINE: LazyLock<Option<PathBuf>> = LazyLock::new(|| {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fio");
@@ -30,7 +30,7 @@ fn engine() -> Option<&'static Path> {
     ENGINE.as_deref()
 }
 
-/// Runs fio on the engine: what it reports, and what it says besides.
+/// Runs fio with the engine; returns its report and its output.
 fn fio(devices: &[&str], options: &str) -> Option<(Value, String)> {
     let folder = tempfile::tempdir().expect("a folder");
     let report = folder.path().join("report.json");
@@ -43,7 +43,7 @@ fn fio(devices: &[&str], options: &str) -> Option<(Value, String)> {
     let out = fio.output().expect("fio");
     let said = format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
     let text = std::fs::read_to_string(report).unwrap_or_default();
-    // What fio says of errors may stand in front of its report.
+    // fio may print errors before its report.
     let report = text.find('{').and_then(|at| serde_json::from_str(&text[at..]).ok()).unwrap_or_default();
     Some((report, said + &text))
 }
@@ -73,8 +73,8 @@ fn multipath(selector: &str) -> String {
 const SELECTORS: [&str; 5] =
     ["round-robin", "queue-length", "service-time", "historical-service-time", "io-affinity"];
 
-/// The scripts behind the measurements of the lockless dm-mpath: their command line with another
-/// engine and file name.
+/// The scripts of the measurements of the lockless dm-mpath: their command line with another engine
+/// and file name.
 #[test]
 fn the_command_lines_of_the_measurements_run() {
     for selector in SELECTORS {
@@ -86,12 +86,12 @@ fn the_command_lines_of_the_measurements_run() {
         let Some((report, said)) = fio(&devices, line) else { return };
         let [reads, rest @ ..] = counts(&report, 0, &said);
         assert!(reads > 64 && rest == [0; 3], "{selector}: {reads} reads, {rest:?}\n{said}");
-        // fio counts both jobs in the one group.
+        // fio counts both jobs of the group together.
         assert_eq!(report["jobs"].as_array().map(Vec::len), Some(1), "{said}");
     }
 }
 
-/// The line of docs/library.md, for a shorter time.
+/// The command line of docs/library.md, with a shorter run time.
 #[test]
 fn the_line_of_the_manual_runs() {
     let Some(engine) = engine() else { return };
@@ -110,7 +110,7 @@ fn the_line_of_the_manual_runs() {
     assert!(counts(&report, 0, &said)[0] > 64, "{said}");
 }
 
-/// What fio writes it reads back, with its checksums, whatever lies below.
+/// fio reads back its writes, with checksums, over several kinds of devices.
 #[test]
 fn what_is_written_is_read_back() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -148,7 +148,7 @@ fn jobs_share_a_device_and_trims_reach_it() {
                 --verify_pattern=0xdecade --name=first --rw=write --do_verify=0 --name=second --stonewall --rw=read";
     let Some((report, said)) = fio(&["vol=mem:8M"], line) else { return };
     assert_eq!(counts(&report, 0, &said), [0, 64, 0, 0]);
-    // What the first job has written the second reads.
+    // The second job reads what the first has written.
     assert_eq!(counts(&report, 1, &said), [64, 0, 0, 0]);
     let line = "--name=t --ioengine=libaio --filename=vol --rw=randtrim --bs=64k --size=4M --iodepth=8";
     let Some((report, said)) = fio(&["vol=mem:8M"], line) else { return };
@@ -168,12 +168,12 @@ fn what_is_wrong_is_said() {
         assert!(said.contains(want), "{want}: {said}");
         assert!(report["jobs"][0]["read"]["total_ios"].as_u64().unwrap_or(0) == 0, "{said}");
     }
-    // An error of the device is the job's.
+    // An error of the device becomes an error of the job.
     let Some((report, said)) = fio(&["vol=0 8 error"], line) else { return };
     assert_eq!(report["jobs"][0]["error"], 5, "{said}");
 }
 
-/// More requests than a core has in flight wait in the engine and are sent later.
+/// Requests beyond the limit of a core wait in the engine and are submitted later.
 #[test]
 fn a_depth_beyond_the_limit_is_sent_in_parts() {
     let line = "--name=t --ioengine=libaio --filename=vol --rw=randread --bs=512 --size=64M --number_ios=131000 \

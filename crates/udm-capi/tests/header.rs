@@ -1,5 +1,5 @@
-//! The header is made of the source: its structures, constants and functions, with what is said of
-//! them. `UDM_HEADER=write cargo test -p udm-capi --test header` writes it anew.
+//! The header is generated from the source: structures, constants and functions with their
+//! comments. `UDM_HEADER=write cargo test -p udm-capi --test header` writes it.
 
 use quote::ToTokens;
 use std::fmt::Write;
@@ -11,15 +11,15 @@ const HEAD: &str = r#"/*
  *
  * SPDX-License-Identifier: Apache-2.0 OR MIT
  *
- * Made of crates/udm-capi/src. docs/library.md has a complete example.
+ * Generated from crates/udm-capi/src. docs/library.md has a complete example.
  *
- * A function that returns int returns 0 or more, or an errno as a negative number; udm_error() has
- * the reason in words then. Handles are numbers, as file descriptors are: what is none is refused
- * with EBADF. A context and its devices may be used from all threads, a core and its lanes from the
- * one alone that opened it. After a fork the child opens its own.
+ * A function that returns int returns 0 or more on success, or a negative errno; udm_error() then has
+ * the reason as text. Handles are numbers, like file descriptors; an invalid one is refused with EBADF.
+ * All threads may use a context and its devices. Only the thread that opened a core may use the core
+ * and its lanes. After a fork the child must open its own context.
  *
- * Strings end with a NUL and are UTF-8. Pointers lead to what is said of them; they may be NULL only
- * where that is said, or where the length beside them is 0.
+ * Strings are UTF-8 and end with a NUL. Each pointer must point to what its function describes. It may
+ * be NULL only if that is allowed there, or if the length beside it is 0.
  */
 #ifndef UDM_H
 #define UDM_H
@@ -41,7 +41,7 @@ const TAIL: &str = "
 #endif
 ";
 
-/// What the `///` of an item say, a line each.
+/// The lines of an item's `///` comment.
 fn docs(attributes: &[Attribute]) -> Vec<String> {
     let texts = attributes.iter().filter_map(|attribute| match &attribute.meta {
         Meta::NameValue(pair) if pair.path.is_ident("doc") => match &pair.value {
@@ -68,7 +68,7 @@ fn comment(out: &mut String, indent: &str, attributes: &[Attribute]) {
     }
 }
 
-/// A name of type `ty`, in C.
+/// A declaration of `name` with type `ty`, in C.
 fn declared(ty: &Type, name: &str) -> String {
     match ty {
         Type::Ptr(to) => {
@@ -170,7 +170,7 @@ fn the_header_is_what_the_source_says() {
         std::fs::write(&path, &made).unwrap();
     }
     let kept = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(made == kept, "UDM_HEADER=write cargo test -p udm-capi --test header writes include/udm.h anew");
+    assert!(made == kept, "UDM_HEADER=write cargo test -p udm-capi --test header writes include/udm.h again");
     let functions = made.lines().filter(|line| line.ends_with(");") && line.contains("udm_")).count();
     assert!(functions >= 18, "only {functions} functions");
 }

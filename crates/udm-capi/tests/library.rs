@@ -1,4 +1,4 @@
-//! libudm as C programs have it: installed by `make`, found by pkg-config, compiled by cc.
+//! libudm as C programs use it: installed by `make`, found by pkg-config, compiled by cc.
 
 #![expect(clippy::print_stdout, reason = "what is skipped says so")]
 
@@ -10,7 +10,7 @@ use std::process::Command;
 use std::sync::LazyLock;
 use tempfile::TempDir;
 
-/// What a command says, when it went well.
+/// The output of a command that must succeed.
 fn run(command: &mut Command) -> String {
     let out = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     let said = format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
@@ -26,7 +26,7 @@ fn is_there(program: &str) -> bool {
     there
 }
 
-/// Where the library is installed; `None` where there is nothing to do that with.
+/// Prefix of the installed library; `None` if the tools for that are missing.
 fn installed() -> Option<&'static Path> {
     static INSTALLED: LazyLock<Option<TempDir>> = LazyLock::new(|| {
         if !["cc", "make", "pkg-config"].into_iter().all(is_there) {
@@ -42,7 +42,7 @@ fn installed() -> Option<&'static Path> {
     INSTALLED.as_ref().map(TempDir::path)
 }
 
-/// Compiles a program against what is installed; what runs it.
+/// Compiles a program against the installed library; returns its path.
 fn compiled(name: &str, source: &str, more: &[&str]) -> Option<PathBuf> {
     let prefix = installed()?;
     let (from, to) = (prefix.join(format!("{name}.c")), prefix.join(name));
@@ -96,9 +96,9 @@ int main(void)
 }
 "#;
 
-/// Everything again with memory that is watched: nothing is touched beside what the program gave,
-/// and nothing is left at its end. (Not by valgrind: one thread that waits in an io_uring stops all
-/// others there.)
+/// The hostile program with the address sanitizer: udm accesses only memory that the program
+/// passed, and leaks none. (valgrind can't be used: a thread that waits in an io_uring stops all
+/// other threads there.)
 #[test]
 fn memory_is_let_alone() {
     let watch = ["-fsanitize=address"];
@@ -123,12 +123,12 @@ fn it_can_be_linked_into_the_program() {
     let archive = prefix.join("lib/libudm.a");
     let libs = ["-Wl,--gc-sections", archive.to_str().expect("a path"), "-lgcc_s", "-lm", "-ldl", "-lrt"];
     let Some(program) = compiled("linked", &example(), &libs) else { return };
-    // Where the shared one is not to be found.
+    // No shared library can be found there.
     let said = run(Command::new(program).env("LD_LIBRARY_PATH", "/nowhere"));
     assert!(said.starts_with("all came back\n"), "{said}");
 }
 
-/// Each function of the header is there, under its version, and nothing else.
+/// The library exports each function of the header with its version, and no other symbol.
 #[test]
 fn symbols_have_their_version() {
     let Some(prefix) = installed() else { return };

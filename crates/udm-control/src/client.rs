@@ -1,9 +1,9 @@
 //! A small client of the control socket, for the command line.
 //!
-//! Contract: one connection a request, blocking, answers of at most [`ANSWER_MAX`] bytes. It knows
-//! HTTP and the shape of errors, not the verbs: some take as long as storage does, so a request has
-//! no time limit. But a server that says nothing for [`PATIENCE`] is asked for its version beside,
-//! and when it does not answer that either within the same time, the request is given up.
+//! Contract: one connection per request, blocking, answers of at most [`ANSWER_MAX`] bytes. It
+//! knows HTTP and the form of errors, not the verbs. Some verbs take as long as storage does, so a
+//! request has no time limit. If the server is silent for [`PATIENCE`], the client asks for its
+//! version on a second connection. If that gets no answer within the same time, the request fails.
 
 mod listen;
 
@@ -20,41 +20,40 @@ use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::task::AbortHandle;
 
-/// How long a server may say nothing before it is asked whether it lives, and may take to answer
-/// that.
+/// Maximum silence of a server before it is probed, and time limit of the probe.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How far apart a connect is tried while the server's queue is full.
+/// Interval of attempts to connect while the server's queue is full.
 const CONNECT_PAUSE: Duration = Duration::from_millis(20);
 
-/// The longest answer in bytes that is read: status of the largest table.
+/// Maximum length of an answer in bytes: the status of the largest table.
 pub const ANSWER_MAX: usize = 64 << 20;
 
-/// Why a request came to nothing.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody answers.
+    /// No server answers.
     #[error("{}: can't reach udm serve", path.display())]
     Unreachable {
-        /// The socket.
+        /// Path of the socket.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
-    /// The conversation broke.
+    /// The exchange with the server failed.
     #[error("{}: {why}", path.display())]
     Broken {
-        /// The socket.
+        /// Path of the socket.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// The server refused.
+    /// The server returned an error.
     #[error("{}", .0.error)]
     Refused(Box<api::Error>),
 }
 
-/// A client of the server behind one socket.
+/// A client of the server at one socket.
 #[derive(Debug, Clone)]
 pub struct ControlClient {
     path: PathBuf,
@@ -62,12 +61,12 @@ pub struct ControlClient {
 }
 
 impl ControlClient {
-    /// A client of the server that listens on `path`. Nothing is opened yet.
+    /// A client of the server that listens on `path`. Does not connect yet.
     pub fn new(path: impl Into<PathBuf>) -> ControlClient {
         ControlClient { path: path.into(), patience: PATIENCE }
     }
 
-    /// The socket.
+    /// Path of the socket.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -128,12 +127,12 @@ impl ControlClient {
         if !status.is_success() {
             return Err(self.refused(status, &bytes));
         }
-        // No content reads as null, which is what `()` reads from.
+        // An empty body is parsed as null, which `()` accepts.
         let bytes = if bytes.is_empty() { &b"null"[..] } else { &bytes[..] };
         serde_json::from_slice(bytes).map_err(|e| self.broken(&format!("unexpected answer: {e}")))
     }
 
-    /// What the server says that is no success.
+    /// The error for a response without success.
     fn refused(&self, status: StatusCode, body: &[u8]) -> ClientError {
         match serde_json::from_slice::<api::Error>(body) {
             Ok(error) => ClientError::Refused(Box::new(error)),
@@ -152,7 +151,7 @@ impl ControlClient {
         request.map_err(|e| self.broken(&e))
     }
 
-    /// The answer, however long it takes, as long as the server lives.
+    /// Waits for the answer as long as the server responds to probes.
     async fn answered(&self, request: Request<Full<Bytes>>) -> Result<(StatusCode, Bytes), ClientError> {
         let mut answer = std::pin::pin!(self.exchange(request));
         loop {
@@ -175,7 +174,7 @@ impl ControlClient {
         let mut tries = self.patience.as_millis() / CONNECT_PAUSE.as_millis();
         loop {
             match UnixStream::connect(&self.path).await {
-                // Others wait to be accepted, too many of them.
+                // The server's accept queue is full.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock && tries > 0 => tries -= 1,
                 done => return done,
             }
@@ -192,7 +191,7 @@ impl ControlClient {
         Ok((status, body.to_bytes()))
     }
 
-    /// The head of the answer; its body can be read as long as the connection is driven.
+    /// The head of the answer. The body can be read as long as the [`ConnectionTask`] exists.
     async fn ask(
         &self,
         request: Request<Full<Bytes>>,
@@ -214,7 +213,7 @@ impl ControlClient {
     }
 }
 
-/// A connection that is driven, until it is dropped.
+/// The task that drives a connection, aborted when dropped.
 struct ConnectionTask(AbortHandle);
 
 impl Drop for ConnectionTask {
@@ -223,7 +222,7 @@ impl Drop for ConnectionTask {
     }
 }
 
-/// The connection ended, rather than that something else went wrong on it.
+/// True if the error means that the connection ended.
 fn is_disconnect(error: &hyper::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionReset};
     let system = std::error::Error::source(error).and_then(|source| source.downcast_ref::<io::Error>());
@@ -233,13 +232,13 @@ fn is_disconnect(error: &hyper::Error) -> bool {
         || system.is_some_and(|e| matches!(e.kind(), BrokenPipe | ConnectionReset))
 }
 
-/// The path of `name` under `/v1/devices`, with what a URL can't hold percent-encoded.
+/// The path of the device `name`, percent-encoded, followed by `rest`.
 #[must_use]
 pub fn device_path(name: &str, rest: &str) -> String {
     path_under("/v1/devices/", name, rest)
 }
 
-/// `root` and `name`, with what a URL can't hold percent-encoded, and `rest`.
+/// `root`, `name` percent-encoded, and `rest`.
 #[must_use]
 pub fn path_under(root: &str, name: &str, rest: &str) -> String {
     use std::fmt::Write as _;
@@ -270,7 +269,7 @@ mod tests {
         let error = ControlClient::new("/nonexistent/udm.sock").get::<()>("/v1/version").unwrap_err();
         assert_eq!(error.to_string(), "/nonexistent/udm.sock: can't reach udm serve");
     }
-    /// A server that is there but stopped: its socket takes connections and nothing comes back.
+    /// The socket of a stopped server accepts connections, but no answer comes.
     #[test]
     fn a_silent_server_is_given_up_and_a_slow_one_is_not() {
         let folder = tempfile::tempdir().unwrap();
@@ -280,7 +279,7 @@ mod tests {
         let said = client.get::<()>("/v1/devices").unwrap_err().to_string();
         assert_eq!(said, format!("{}: the server does not answer: is it stopped, or stuck?", path.display()));
 
-        // Answers the first request only after it was asked twice whether it lives.
+        // Answers the first request only after two probes.
         drop(listener);
         std::fs::remove_file(&path).unwrap();
         let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();

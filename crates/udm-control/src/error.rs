@@ -1,4 +1,4 @@
-//! Why a verb was refused.
+//! Errors of verbs.
 
 use rustix::process::{Resource, getrlimit};
 use std::fmt;
@@ -6,19 +6,19 @@ use udm_core::errno::{EMFILE, ENXIO};
 use udm_dm::TargetError;
 use udm_wire::words::{Span, caret};
 
-/// Why a verb was refused: who it was about, what the kernel says of it, and where in a table the
-/// fault is.
+/// Error of a verb: the device, the kernel's error, and the position of the fault in a table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VerbError {
     /// The device, as the caller named it.
     pub device: String,
-    /// What went wrong, in the kernel's words.
+    /// The error, in the kernel's words.
     pub error: Box<TargetError>,
     /// The position in the table's text.
     pub position: Option<TextPosition>,
-    /// The device itself is not there, as opposed to something that it needs.
+    /// True if the device itself does not exist, rather than something that it needs.
     pub missing: bool,
-    /// It waits for a snapshot of its disk to be attached: behind that it can be tried again.
+    /// True if the device waits until a snapshot of its disk is attached; the verb can be retried
+    /// after that.
     pub blocked: bool,
 }
 
@@ -27,20 +27,20 @@ pub struct VerbError {
 pub struct TextPosition {
     /// The line, from 1.
     pub line: usize,
-    /// The first character to blame, from 1.
+    /// First character of the fault, from 1.
     pub column: usize,
-    /// How many characters to blame, at least 1.
+    /// Number of characters of the fault, at least 1.
     pub width: usize,
 }
 
 impl TextPosition {
-    /// The line of `table` that the position is in, and carets below it. `None` when the table has
-    /// no such line.
+    /// The line of `table` with the position, and carets below it. `None` if the table has no such
+    /// line.
     #[must_use]
     pub fn mark(self, table: &str) -> Option<String> {
         let line = table.split('\n').nth(self.line.checked_sub(1)?)?;
         let line = line.strip_suffix('\r').unwrap_or(line);
-        // The position counts characters, the span bytes.
+        // The position counts characters, the span counts bytes.
         let byte = |column: usize| line.char_indices().nth(column).map_or(line.len(), |(i, _)| i);
         let from = self.column.saturating_sub(1);
         Some(caret(line, Span { start: byte(from), end: byte(from.saturating_add(self.width)) }))
@@ -48,7 +48,7 @@ impl TextPosition {
 }
 
 impl VerbError {
-    /// `error`, about `device`.
+    /// `error` of the verb for `device`.
     pub fn new(device: impl Into<String>, mut error: TargetError) -> VerbError {
         if error.errno.abs() == EMFILE {
             let colon = if error.reason.is_empty() { "" } else { ": " };
@@ -63,19 +63,19 @@ impl VerbError {
         }
     }
 
-    /// ENXIO, as the kernel answers for a name that it does not know.
+    /// ENXIO for an unknown name, as in the kernel.
     pub fn missing(device: impl Into<String>) -> VerbError {
         let error = TargetError::errno(ENXIO).because("no device of that name");
         VerbError { missing: true, ..VerbError::new(device, error) }
     }
 
-    /// With the position in the table's text.
+    /// Sets the position in the table's text.
     #[must_use]
     pub fn at(self, position: Option<TextPosition>) -> VerbError {
         VerbError { position, ..self }
     }
 
-    /// The error, with the line of `table` to blame and carets under it where there is one.
+    /// The error text; with a position, also the line of `table` and carets below the fault.
     #[must_use]
     pub fn beside(&self, table: &str) -> String {
         match self.position.and_then(|position| position.mark(table)) {
@@ -85,15 +85,15 @@ impl VerbError {
     }
 }
 
-/// One line, whatever was quoted from the request.
+/// Prints one line: control characters quoted from the request are escaped.
 impl fmt::Display for VerbError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&one_line(&format!("{}: {}", self.device, self.error)))
     }
 }
 
-/// How many files the server may have open, and who can change that: it has raised its limit as far
-/// as it goes.
+/// Hint about the limit of open files. The server has raised its soft limit to the hard limit
+/// already.
 fn open_files_hint() -> String {
     let limit = getrlimit(Resource::Nofile).current.map_or("any number of".into(), |n| n.to_string());
     format!(

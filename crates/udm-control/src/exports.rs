@@ -1,9 +1,8 @@
-//! Mapped devices as exports: each under its name.
+//! Mapped devices as NBD exports, each under its name.
 //!
-//! Contract: a device is on the list from when it is made until it is removed, if all names are
-//! exported or its own is. It has one export all the while, whatever it is called and however often
-//! it is taken off and put on again: so who uses it is counted once, and a client keeps what it
-//! chose.
+//! Contract: if all names or its own are exported, a device is listed from its creation to its
+//! removal. It keeps one export over renames, and if it is unlisted and listed again. So its users
+//! are counted once, and a client keeps the export that it chose.
 
 use crate::http::api;
 use crate::registry::Mapped;
@@ -17,16 +16,16 @@ use udm_frontends::nbd::{
 };
 use udm_wire::uri::{NbdAddress, NbdUri};
 
-/// What to export, and how.
+/// Options of exports.
 #[derive(Debug, Clone, Default)]
 pub struct ExportOptions {
     /// The names of the devices to export; empty for all.
     pub only: Vec<String>,
-    /// Clients may not write.
+    /// If true, clients may not write.
     pub read_only: bool,
 }
 
-/// Puts devices on the list of a server and takes them off.
+/// Lists mapped devices in the exports of a server.
 pub struct Exporter {
     exports: Arc<Exports>,
     options: ExportOptions,
@@ -36,7 +35,7 @@ pub struct Exporter {
 }
 
 impl Exporter {
-    /// For the server that reads `exports`.
+    /// An exporter for the server that uses `exports`.
     #[must_use]
     pub fn new(exports: Arc<Exports>, options: ExportOptions) -> Exporter {
         Exporter {
@@ -48,24 +47,24 @@ impl Exporter {
         }
     }
 
-    /// Where the server listens, and what it counts. Once; later calls change nothing.
+    /// Sets the addresses and the counters of the server. Only the first call has an effect.
     pub fn serves(&self, addresses: Vec<NbdAddress>, server: ServerCountersHandle) {
         let _ = self.addresses.set(addresses);
         let _ = self.server.set(server);
     }
 
-    /// What the server counts, once it is there.
+    /// The counters of the server, once it runs.
     pub(crate) fn server(&self) -> Option<&ServerCountersHandle> {
         self.server.get()
     }
 
-    /// What clients of a device have asked for and got, where it has an export.
+    /// The counters of a device's clients, if it has an export.
     pub(crate) fn served(&self, device: DeviceId) -> Option<DeviceIoReport> {
         self.by_device().get(&device).map(|export| export.served())
     }
 
-    /// Has `hook` called, on whatever thread, when a connection has let go of a device. Once; later
-    /// calls change nothing.
+    /// Sets a hook that is called on any thread after a connection has closed a device. Only the
+    /// first call has an effect.
     pub(crate) fn on_closed(&self, hook: Arc<dyn Fn() + Send + Sync>) {
         self.exports.on_closed(hook);
     }
@@ -74,11 +73,11 @@ impl Exporter {
         self.by_device.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A device was made, was not removed after all, or is called `name` from now on. Clients that
-    /// it has stay, whatever it is called; those that come ask for the new name.
+    /// Lists a device under `name`: after its creation, a failed removal or a rename. Connected
+    /// clients stay; new clients use the new name.
     ///
     /// # Errors
-    /// When the protocol can't carry the name, or it is another's on the list.
+    /// If the protocol can't carry the name, or another export has it.
     pub(crate) fn put(&self, name: &str, mapped: &Mapped) -> Result<(), ExportError> {
         let device: Arc<dyn Device> = Arc::<MappedDevice>::clone(&mapped.device);
         let is_wanted = self.options.only.is_empty() || self.options.only.iter().any(|n| n == name);
@@ -96,28 +95,28 @@ impl Exporter {
         Ok(())
     }
 
-    /// A device is about to be removed: clients that come now do not find it.
+    /// Unlists a device before its removal: new clients do not find it.
     pub fn remove(&self, device: DeviceId) {
         self.by_device().get(&device).inspect(|export| self.exports.remove(export));
     }
 
-    /// Has all requests of a device's clients fail, see [`Exports::fail`].
+    /// Fails all requests of a device's clients, see [`Exports::fail`].
     pub fn fail(&self, device: DeviceId) -> Option<FailRequestsGuard> {
         self.by_device().get(&device).map(|export| self.exports.fail(export))
     }
 
-    /// A device is gone.
+    /// Forgets the export of a removed device.
     pub fn forget(&self, device: DeviceId) {
         self.by_device().remove(&device);
     }
 
-    /// Connections that use a device.
+    /// Number of connections that use a device.
     #[must_use]
     pub fn users(&self, device: DeviceId) -> usize {
         self.by_device().get(&device).map_or(0, |export| export.users())
     }
 
-    /// The URIs of an export, one for each address.
+    /// The URIs of an export, one per address.
     #[must_use]
     pub fn uris(&self, name: &str) -> Vec<String> {
         let addresses = self.addresses.get().map(Vec::as_slice).unwrap_or_default();
@@ -125,7 +124,7 @@ impl Exporter {
         addresses.iter().map(uri).collect()
     }
 
-    /// Everything that is on the list, in its order.
+    /// All listed exports, in their order.
     #[must_use]
     pub fn list(&self) -> Vec<api::Export> {
         let describe = |export: &Arc<Export>| {

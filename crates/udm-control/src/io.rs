@@ -1,10 +1,9 @@
-//! Control-side I/O by the cores: each run is a task on one of them, and the thread that loads the
-//! table waits for its answer.
+//! Control-side I/O on the cores: each run is a task on a core, and the thread that loads the table
+//! waits for its result.
 //!
-//! Contract: the thread waits for a limited time, and until the load is called off. What is in
-//! flight then stays with the task, on its core, until it comes home, and nothing more is sent. The
-//! task is in the background, with a lane of its own: nobody waits for it, and the end of the
-//! program ends it.
+//! Contract: the thread waits for a limited time, and until the load is cancelled. Requests in
+//! flight then stay with the task on its core until they complete, and no more are sent. The task
+//! runs in the background, with a lane of its own, and ends with the program.
 
 use crate::verbs::CancelToken;
 use crate::wait_hook;
@@ -14,13 +13,13 @@ use std::time::{Duration, Instant};
 use udm_core::control_io::{RunHandle, RunResult};
 use udm_core::{Batch, ControlIo, ControlTransfer, Cores, Device, OpenError};
 
-/// How long a run may take.
+/// Time limit of a run.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How often a thread that waits looks whether it still has to.
+/// Interval in which a waiting thread checks for a cancellation.
 const STEP: Duration = Duration::from_millis(50);
 
-/// I/O of the thread that loads a table, by the cores.
+/// I/O for a thread that loads a table, run by the cores.
 pub struct CoresIo<'a> {
     cores: &'a dyn Cores,
     patience: Duration,
@@ -28,20 +27,19 @@ pub struct CoresIo<'a> {
 }
 
 impl<'a> CoresIo<'a> {
-    /// By `cores`, which take turns.
+    /// I/O on `cores`, which must be running.
     #[must_use]
     pub fn new(cores: &'a dyn Cores) -> CoresIo<'a> {
         CoresIo { cores, patience: PATIENCE, cancel_token: None }
     }
 
-    /// With another limit on how long a run may take (30 s).
+    /// Changes the time limit of a run (30 s).
     #[must_use]
     pub fn with_patience(self, patience: Duration) -> CoresIo<'a> {
         CoresIo { patience, ..self }
     }
 
-    /// Until `cancel_token` is called: what it is called with is the error of the run that waits then, and
-    /// of each that comes later.
+    /// Cancels I/O with `cancel_token`: the current run and all later ones fail with its error.
     #[must_use]
     pub fn until(self, cancel_token: &'a CancelToken) -> CoresIo<'a> {
         CoresIo { cancel_token: Some(cancel_token), ..self }
@@ -56,7 +54,7 @@ impl<'a> CoresIo<'a> {
 impl ControlIo for CoresIo<'_> {
     fn run(&self, device: &Arc<dyn Device>, bios: Batch) -> RunResult {
         let (tell, told) = sync_channel(1);
-        // Whoever asked may have given up.
+        // The waiting thread may have given up.
         let tell = move |answer| drop(tell.try_send(answer));
         self.called_off()?;
         let _run = RunHandle::new(device, bios, tell, |task| self.cores.start(task))?;

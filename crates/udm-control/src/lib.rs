@@ -18,15 +18,15 @@
 //! **I/O of a load** ([`CoresIo`]). A target's constructor reads and writes a store before any lane
 //! of the new table is open. Each run of bios is a background task on a core, with a lane of its
 //! own and at most 1 MiB in flight. The loading thread waits for its answer, for at most 30 s, and
-//! until its client hangs up or the server ends. Requests in flight then stay with the task,
-//! nothing more is sent, and no other run on that disk begins before they complete: a late write
+//! until its client disconnects or the server ends. Requests in flight then stay with the task, and
+//! no more are sent. No other run on that disk begins before they complete, because a late write
 //! must not undo a newer one. A disk has at most four runs, so a disk that hangs blocks few loads.
 //!
 //! **Cancelling.** A suspend or resume waits for requests in flight, which may take for ever. So
 //! may a create or removal with partners, and a load that reads a store. A verb is cancelled if its
-//! client hangs up, its `--timeout` passes, a `resume` comes, or the server ends. The device is
-//! then active with its live table, or not created, or not removed, or nothing is loaded. Tables
-//! that are no longer used are closed on a thread of their own.
+//! client disconnects, its `--timeout` passes, a `resume` comes, or the server ends. After that the
+//! device is active with its live table, or was not created, or not removed, or nothing is loaded.
+//! Tables that are no longer used are closed on a thread of their own.
 #![forbid(unsafe_code)]
 
 pub mod client;

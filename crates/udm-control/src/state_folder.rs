@@ -2,20 +2,20 @@
 //!
 //! * `invalid-N.json`: a store must not be trusted, because it lost a copy and could not be marked
 //!   itself ([`InvalidStoreMark`]).
-//! * `making-N`: a store is being created (`store_creation.rs`). Its maker holds the file locked, so the
-//!   next server finds and removes stores that a killed server left.
+//! * `making-N`: a store is being created (`store_creation.rs`). Its creator holds the file locked,
+//!   so the next server finds and removes stores that a killed server left.
 //! * `snapshots/N.json`: the persistent snapshots (`records.rs`).
 //!
-//! The folder is made when the first fact is kept, and read when a store is opened. Several servers
-//! may share one.
+//! The folder is created with the first fact, and read when a store is opened. Several servers may
+//! share one.
 //!
 //! A store is identified by its file or block device, under any name, and also by the name in the
-//! table, for any disk found there. A disk that is replaced returns as another one, perhaps with a
-//! copy of the old content. A copy under another name whose original is gone is not recognised.
+//! table, for any disk found there: a replaced disk may have a copy of the old content. A copy
+//! under another name whose original is gone is not recognised.
 //!
-//! Durable: a file is written elsewhere, synced, moved to its place, and the folder is synced. A
-//! fact that could not be written is kept in memory while the server runs. A fact about a mapped
-//! device is copied to its new name before a rename and removed from the old one after it
+//! Durable: a file is written under another name, synced, renamed into place, and the folder is
+//! synced. A fact that could not be written is kept in memory while the server runs. A fact about a
+//! mapped device is copied to its new name before a rename and removed from the old one after it
 //! (`rename.rs`).
 
 pub(crate) mod file_stamp;
@@ -39,23 +39,23 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub use store_id::StoreId;
 use udm_dm::{InvalidStoreMark, NameHandle};
 
-/// The longest file in bytes that is read.
+/// Maximum number of bytes read from a file.
 const FILE_MAX: u64 = 64 << 10;
 
-/// What the name of a mark begins and ends with.
+/// Prefix and suffix of the file names of marks.
 const MARK: (&str, &str) = ("invalid-", ".json");
 
-/// Of which store marks are kept.
+/// A store that can be marked invalid.
 #[derive(Clone)]
 pub enum MarkedStore {
-    /// On a disk, or on what had a name.
+    /// On a disk, or on the device with a name.
     Disk(StoreId),
-    /// On a mapped device, whatever that is called.
+    /// On a mapped device, which may be renamed.
     Mapped(NameHandle),
 }
 
 impl MarkedStore {
-    /// As it is known now.
+    /// Its current identity.
     fn id(&self) -> StoreId {
         match self {
             MarkedStore::Disk(id) => id.clone(),
@@ -64,41 +64,41 @@ impl MarkedStore {
     }
 }
 
-/// A store that must not be believed, of which this program knows.
+/// A store marked invalid by this process.
 struct InvalidStore {
-    /// Which mark it is.
+    /// Number of the mark.
     id: u64,
     store: MarkedStore,
     why: String,
     since: u64,
 }
 
-/// The same as it is kept.
+/// A store marked invalid, as written to its file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct InvalidRecord {
     store: StoreId,
     why: String,
-    /// When, in seconds since 1970.
+    /// In seconds since 1970.
     since: u64,
 }
 
-/// See the module's documentation.
+/// Folder of facts that survive a server.
 pub struct StateFolder {
     path: PathBuf,
-    /// What this program has marked.
+    /// The stores that this process has marked invalid.
     marked: Mutex<Vec<InvalidStore>>,
-    /// Held while files are read, come and go, and while a device is renamed.
+    /// Lock of the files of marks, and of a rename of a device.
     files: Mutex<()>,
-    /// The snapshots that this program has, by the names of their records.
+    /// The snapshots attached to this server, by the file names of their records.
     attached: Mutex<HashMap<String, SnapshotRecord>>,
-    /// Those of them whose tables are not live yet.
+    /// File names of attached snapshots whose tables are not live yet.
     coming: Mutex<HashSet<String>>,
-    /// Says that this program runs; there is one from its first record on.
+    /// The lock file of this server, from its first record on.
     server: Mutex<Option<ServerLock>>,
 }
 
 impl StateFolder {
-    /// The folder `path`, which need not be there.
+    /// The folder `path`, which need not exist.
     #[must_use]
     pub fn new(path: PathBuf) -> Arc<StateFolder> {
         Arc::new(StateFolder {
@@ -111,7 +111,7 @@ impl StateFolder {
         })
     }
 
-    /// Where marks of `store` are kept.
+    /// The handle that marks `store` invalid.
     #[must_use]
     pub fn mark(self: &Arc<StateFolder>, store: MarkedStore) -> Arc<dyn InvalidStoreMark> {
         Arc::new(InvalidMark { folder: Arc::clone(self), store })
@@ -140,7 +140,7 @@ impl StateFolder {
     /// The marks in the folder, with their files.
     ///
     /// # Errors
-    /// When one can't be read: then no store can be believed.
+    /// If a mark can't be read; then no store can be trusted.
     fn read(&self) -> io::Result<Vec<(PathBuf, InvalidRecord)>> {
         let unknown = |path: &Path, error: &io::Error| {
             io::Error::other(format!("{}: which stores are invalid is not known: {error}", path.display()))
@@ -165,7 +165,7 @@ impl StateFolder {
             }
             match read_mark(&path) {
                 Ok(mark) => marks.push((path, mark)),
-                // Another server has just taken it away; a folder is no mark of any.
+                // Another server has just removed the mark. A directory is not a mark.
                 Err(error)
                     if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::IsADirectory) => {}
                 Err(error) => return Err(unknown(&path, &error)),
@@ -174,14 +174,14 @@ impl StateFolder {
         Ok(marks)
     }
 
-    /// Puts the mark `id` into the folder, if it has not been taken back meanwhile.
+    /// Writes the mark `id`, unless it was cleared meanwhile.
     fn write(&self, id: u64) -> io::Result<()> {
         let _files = self.files();
         let mark = self.marked().iter().find(|mark| mark.id == id).map(InvalidStore::as_kept);
         mark.map_or(Ok(()), |mark| self.put(&mark).map(drop))
     }
 
-    /// Puts `mark` into the folder; the file that it is.
+    /// Writes `mark` and returns the path of its file.
     fn put(&self, mark: &InvalidRecord) -> io::Result<PathBuf> {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.path)?;
         let path = self.path.join(format!("{}{:016x}{}", MARK.0, mark.store.fingerprint(), MARK.1));
@@ -192,15 +192,15 @@ impl StateFolder {
         Ok(path)
     }
 
-    /// What has come and gone in the folder lasts.
+    /// Syncs the folder, so that new and removed files are durable.
     fn sync(&self) -> io::Result<()> {
         File::open(&self.path)?.sync_all()
     }
 
-    /// Forgets all marks of `store`; how many there were.
+    /// Removes all marks of `store` and returns their number.
     ///
     /// # Errors
-    /// When a file can't be removed.
+    /// If a file can't be removed.
     pub fn forget(&self, store: &StoreId) -> io::Result<usize> {
         Ok(self.clear(&MarkedStore::Disk(store.clone()))? + self.believe(store)?)
     }
@@ -235,8 +235,8 @@ fn read_mark(path: &Path) -> io::Result<InvalidRecord> {
     Ok(serde_json::from_slice(&bytes)?)
 }
 
-/// Writes files into `folder`, each whole or not at all, and all of them durably. They are synced
-/// behind the last: a journal takes them at once.
+/// Writes files into `folder`, atomically each and durably. All files are written before the first
+/// sync, so that one journal commit can cover them.
 fn write_durably(folder: &Path, files: &[(PathBuf, Vec<u8>)]) -> io::Result<()> {
     let aside = |path: &Path| path.with_extension(format!("{}.new", std::process::id()));
     let write = |(path, bytes): &(PathBuf, Vec<u8>)| {
@@ -254,7 +254,7 @@ fn write_durably(folder: &Path, files: &[(PathBuf, Vec<u8>)]) -> io::Result<()> 
     File::open(folder)?.sync_all()
 }
 
-/// The mark of one store.
+/// Marks one store invalid.
 struct InvalidMark {
     folder: Arc<StateFolder>,
     store: MarkedStore,
@@ -275,15 +275,15 @@ impl InvalidStoreMark for InvalidMark {
         };
         if let Some(InvalidRecord { store: StoreId { name, .. }, why, .. }) = kept {
             return Some(format!(
-                "{name} has lost a copy, and that could not be written into it ({why}); \
-                 \"udm cow clear-invalid\" is for those who know better"
+                "{name} has lost a copy, and that could not be written into it ({why}); if its \
+                 content is good all the same, use \"udm cow clear-invalid\""
             ));
         }
         match self.folder.record_of(&store) {
             Ok(record) => record.and_then(|record| {
                 let why = record.stale()?;
                 let name = record.store.name();
-                Some(format!("{name}: {why}; \"udm cow clear-invalid\" is for those who know better"))
+                Some(format!("{name}: {why}; if it is good all the same, use \"udm cow clear-invalid\""))
             }),
             Err(error) => Some(error),
         }
@@ -292,11 +292,11 @@ impl InvalidStoreMark for InvalidMark {
     fn set(&self, why: &str, done: MarkCallback) {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        // Relaxed: a number is given out once.
+        // Relaxed: each number is taken once.
         let id = COUNT.fetch_add(1, Ordering::Relaxed);
         self.folder.marked().push(InvalidStore { id, store: self.store.clone(), why: why.into(), since });
         let folder = Arc::clone(&self.folder);
-        // Told in either case: the origin waits for it.
+        // Called in any case, because the origin waits for it.
         let done = Arc::new(Mutex::new(Some(done)));
         let tell = move |done: &Mutex<Option<MarkCallback>>, kept: io::Result<()>| {
             let done = done.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -305,7 +305,7 @@ impl InvalidStoreMark for InvalidMark {
         };
         let (folder, later, tell_later) = (Arc::clone(&self.folder), Arc::clone(&done), tell.clone());
         let work = move || tell_later(&later, folder.write(id));
-        // No core waits for a file.
+        // A core must not block on a file.
         if let Err(error) = std::thread::Builder::new().name("udm-mark".into()).spawn(work) {
             tell(&done, Err(error));
         }
@@ -330,7 +330,7 @@ mod tests {
         told.recv().unwrap()
     }
 
-    /// What a server that is started later knows.
+    /// True if a server started later knows the mark.
     pub(super) fn knows(folder: &Path, store: &StoreId) -> bool {
         StateFolder::new(folder.into()).mark(MarkedStore::Disk(store.clone())).why().is_some()
     }
@@ -345,7 +345,7 @@ mod tests {
         assert!(!knows(&state, &store) && !state.exists(), "nothing is kept");
         set(&folder, MarkedStore::Disk(store.clone())).unwrap();
         assert!(knows(&state, &store));
-        // Under other names, and whatever has come in its place.
+        // The mark holds under other names, and for a file that replaces the store.
         fs::hard_link(at("cow"), at("link")).unwrap();
         assert!(knows(&state, &StoreId::named(&at("link"))));
         std::os::unix::fs::symlink(at("cow"), at("symbolic")).unwrap();
@@ -355,7 +355,7 @@ mod tests {
         assert!(knows(&state, &StoreId::named(&at("cow"))) && knows(&state, &StoreId::named(&at("moved"))));
         fs::copy(at("moved"), at("other")).unwrap();
         assert!(!knows(&state, &StoreId::named(&at("other"))));
-        // A mapped device has its name alone.
+        // A mapped device is identified by its name only.
         set(&folder, MarkedStore::Disk(StoreId::mapped("cow"))).unwrap();
         assert!(knows(&state, &StoreId::named(Path::new("@cow"))));
         assert_eq!(folder.forget(&StoreId::named(&at("link"))).unwrap(), 1);

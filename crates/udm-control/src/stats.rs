@@ -1,8 +1,7 @@
-//! What there is and what it has done, in numbers: gathered once, for `/v1/stats` as it is and for
-//! `/metrics` in Prometheus' words.
+//! The counters of a server, collected for `/v1/stats` and `/metrics`.
 //!
-//! Contract: a look takes no lock that a core takes, and reads what each core counts on its own. It
-//! may take a while where there are thousands of devices.
+//! Contract: a reading takes no lock that a core takes; it sums the counters of each core. With
+//! thousands of devices it may take a while.
 
 use crate::http::api;
 use crate::registry::{Mapped, Registry};
@@ -13,7 +12,7 @@ use udm_core::Device as _;
 use udm_core::latency::bucket_end;
 use udm_frontends::nbd::OpIoCounters;
 
-/// When a server began, by both clocks.
+/// Start time of a server, by the wall clock and by a monotonic clock.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StartTime {
     wall: SystemTime,
@@ -21,7 +20,7 @@ pub(crate) struct StartTime {
 }
 
 impl StartTime {
-    /// Now.
+    /// The current time.
     pub fn now() -> StartTime {
         StartTime { wall: SystemTime::now(), at: Instant::now() }
     }
@@ -32,7 +31,7 @@ impl StartTime {
     }
 }
 
-/// A look at everything, of the server that began so.
+/// Collects all statistics of the server that started at `began`.
 pub(crate) fn collect_stats(registry: &Registry, began: StartTime) -> api::Stats {
     let server = registry.exporter().and_then(|exporter| exporter.server());
     let counts = server.map(|server| server.read());

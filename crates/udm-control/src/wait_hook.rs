@@ -1,9 +1,9 @@
-//! What a thread does while a verb that it runs waits: it sleeps, or takes turns of something else.
+//! A hook that a thread runs instead of sleeping while its verb waits.
 //!
-//! Verbs on snapshots block their thread, and so does a load. A simulator has one thread for all:
-//! it registers a function that takes one of its turns. What waits for another verb further up the
-//! same stack would wait for ever, so a lock that another verb holds counts as one that was held
-//! for too long.
+//! Loads and verbs on snapshots block their thread. A simulator has only one thread, so it
+//! registers a function that runs one of its turns. A verb that waits for another one further up
+//! the same stack would wait for ever. So with a hook, a lock that another verb holds counts as one
+//! that took too long.
 
 use std::cell::Cell;
 
@@ -11,17 +11,17 @@ thread_local! {
     static TURN: Cell<Option<fn()>> = const { Cell::new(None) };
 }
 
-/// Has this thread call `turn` again and again wherever it would sleep, or sleep again.
+/// Sets the hook of this thread, called repeatedly instead of sleeping; `None` removes it.
 pub fn set_wait_hook(turn: Option<fn()>) {
     TURN.set(turn);
 }
 
-/// True if this thread takes turns instead of sleeping.
+/// True if this thread has a hook.
 pub(crate) fn has_wait_hook() -> bool {
     TURN.get().is_some()
 }
 
-/// Takes a turn; false if this thread sleeps.
+/// Runs the hook once; false if this thread has none.
 pub(crate) fn run_wait_hook() -> bool {
     TURN.get().inspect(|turn| turn()).is_some()
 }

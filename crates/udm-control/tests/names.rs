@@ -1,4 +1,5 @@
-//! What names in tables and messages mean, as files come, go, grow and take each other's place.
+//! Resolution of names in tables and messages while files are created, removed, resized and
+//! replaced.
 
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -7,7 +8,7 @@ use tempfile::TempDir;
 use udm_control::{Registry, verbs};
 use udm_core::{CoreId, Cores, DeviceId, LaneCommand};
 
-/// Cores without lanes: every command is answered at once.
+/// Cores without lanes: every command is acknowledged at once.
 struct StubCores;
 
 impl Cores for StubCores {
@@ -36,14 +37,14 @@ impl NamesFixture {
         File::create(self.path(name)).unwrap().set_len(sectors * 512).unwrap();
     }
 
-    /// A linear table; `word` is a number, or a path in the folder.
+    /// A linear table over `word`: a number, or a path in the folder.
     fn table(&self, sectors: u64, word: &str) -> String {
         let is_number = word.starts_with(|c: char| c.is_ascii_digit());
         let word = if is_number { word.into() } else { self.path(word).display().to_string() };
         format!("0 {sectors} linear {word} 0")
     }
 
-    /// Loads and resumes, or says why not.
+    /// Loads and resumes a table; the error as text.
     fn load(&self, name: &str, table: &str) -> Result<(), String> {
         let text = |e: udm_control::error::VerbError| e.to_string();
         if self.registry.find(name).is_err() {
@@ -53,7 +54,7 @@ impl NamesFixture {
         verbs::wait(verbs::resume(&self.registry, &[name])).map_err(text)
     }
 
-    /// The number that the table of `name` shows.
+    /// The device number in the table of `name`.
     fn number(&self, name: &str) -> String {
         let text = self.registry.find(name).unwrap().device.table_text(false);
         text.split(' ').find(|word| word.contains(':')).unwrap().into()
@@ -64,7 +65,7 @@ impl NamesFixture {
     }
 }
 
-/// A number in a script never comes to mean another disk.
+/// A number in a script never means another disk.
 #[test]
 fn a_file_that_is_replaced_has_another_number_and_its_old_one_when_it_is_back() {
     let world = NamesFixture::new();
@@ -128,13 +129,13 @@ fn a_device_grows_with_its_file_at_the_next_load() {
     assert!(said.contains("shorter than a block"), "{said}");
 }
 
-/// A message means the path in use, whatever else its name has led to, and asks no file system for
-/// it.
+/// A message finds the path in use, even if its name has led to other disks, without file system
+/// access.
 #[test]
 fn messages_find_what_the_live_table_uses() {
     let world = NamesFixture::new();
     let p = world.path("p");
-    // Spelt in a way that is not its canonical one.
+    // Not the canonical spelling.
     let spelt = format!("{}/./p", p.parent().unwrap().display());
     let table = format!("0 8 multipath 0 0 1 1 round-robin 0 2 0 {spelt} {}", world.path("q").display());
     world.file("p", 8);
@@ -142,7 +143,7 @@ fn messages_find_what_the_live_table_uses() {
     world.load("mp", &table).unwrap();
     let status = || world.registry.find("mp").unwrap().device.status_text();
     let tell = |words: String| verbs::message(&world.registry, "mp", 0, &words).map_err(|e| e.to_string());
-    // The inactive table has another disk by that name.
+    // In the inactive table, that name leads to another disk.
     world.file("new", 8);
     fs::rename(world.path("new"), &p).unwrap();
     verbs::load(&world.registry, "mp", &table).unwrap();
@@ -160,7 +161,7 @@ fn messages_find_what_the_live_table_uses() {
     assert!(status().contains("253:2 F"), "{}", status());
 }
 
-/// Loads do not wait for each other, and what two of them open first is one device all the same.
+/// Concurrent loads do not wait for each other, and still open a disk only once.
 #[test]
 fn loads_at_the_same_time_open_a_disk_once() {
     for round in 0..20 {

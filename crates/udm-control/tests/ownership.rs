@@ -1,4 +1,4 @@
-//! Who owns a listing in the registry: creates, removes and loads that meet.
+//! Ownership of a registry entry: concurrent creates, removals and loads.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use udm_core::errno::{EBUSY, ENXIO};
 use udm_core::{CoreId, Cores, DeviceId, LaneCommand};
 use udm_frontends::nbd::Exports;
 
-/// Cores without lanes: every command is answered at once.
+/// Cores without lanes: every command is acknowledged at once.
 struct StubCores;
 
 impl Cores for StubCores {
@@ -28,7 +28,7 @@ fn registry() -> Arc<Registry> {
     registry
 }
 
-/// A table that takes a moment to build; it is refused at its end unless it is `good`.
+/// A table that takes a moment to build. Unless `good`, it is refused at its end.
 fn slow_table(good: bool) -> String {
     let lines: String = (0..40_000).map(|i| format!("{i} 1 zero\n")).collect();
     lines + if good { "40000 1 zero" } else { "40000 1 none" }
@@ -38,7 +38,7 @@ fn errno<T: std::fmt::Debug>(done: Result<T, udm_control::error::VerbError>) -> 
     done.unwrap_err().error.errno
 }
 
-/// What is listed answers, what is exported has its device, and the other way round.
+/// Checks that listed devices answer, and that exactly these are exported.
 fn consistent(registry: &Arc<Registry>) {
     let listed: BTreeSet<String> = verbs::ls(registry).into_iter().map(|d| d.name).collect();
     let exported: BTreeSet<String> = registry.exports().into_iter().map(|e| e.name).collect();
@@ -48,8 +48,8 @@ fn consistent(registry: &Arc<Registry>) {
     }
 }
 
-/// While `create` builds the table, nobody else removes the device or takes its name, and when the
-/// create fails it takes away nothing but its own.
+/// While `create` builds the table, no other verb removes the device or takes its name. If the
+/// create fails, it removes only its own device.
 #[test]
 fn a_device_that_is_being_made_belongs_to_its_maker() {
     for good in [true, false] {
@@ -69,19 +69,19 @@ fn a_device_that_is_being_made_belongs_to_its_maker() {
                     Err(error) => {
                         assert_eq!(error.error.errno, EBUSY, "{error}");
                         met += 1;
-                        // Takes the lowest number that is free.
+                        // Takes the lowest free number.
                         if met == 1 {
                             verbs::wait(verbs::create(&registry, "b", None, Some("0 8 zero"))).unwrap();
                         }
                         if verbs::wait(verbs::create(&registry, "a", None, None)).is_ok() {
                             assert!(!good, "the name is taken");
-                            // The create has failed by now, and the name was free.
+                            // The create has failed, so the name is free.
                             verbs::wait(verbs::remove(&registry, "a")).unwrap();
                             break;
                         }
                         assert!(!verbs::ls(&registry).iter().any(|d| d.name == "a" && !d.live_table));
                     }
-                    // It may be removed the moment it is made.
+                    // The device may be removed as soon as it is complete.
                     Ok(()) => {
                         assert!(met > 0, "removed while it was being made");
                         break;
@@ -100,7 +100,7 @@ fn a_device_that_is_being_made_belongs_to_its_maker() {
     }
 }
 
-/// A table that names a device and the removal of that device: one of the two is refused.
+/// A table that names a device, and the removal of that device: one of the two is refused.
 #[test]
 fn no_table_names_a_removed_device() {
     let registry = registry();
@@ -122,7 +122,7 @@ fn no_table_names_a_removed_device() {
             }
             verbs::wait(verbs::resume(&registry, &["i"])).unwrap();
             let below = verbs::table(&registry, "i", false).unwrap().devices;
-            // Looked at after the table: who is named there must still be there.
+            // Checked after the table: a device in the table must still exist.
             assert!(below.iter().all(|b| !b.uri.is_empty()), "{below:?}");
             assert_eq!(verbs::info(&registry, "b").unwrap().open_count, 1);
             loaded += 1;

@@ -1,5 +1,5 @@
-//! The properties of `udm_control::http::fuzz`, with drawn input: bodies that look right, some with
-//! a byte changed, and sequences of requests.
+//! The properties of `udm_control::http::fuzz` with generated input: plausible bodies, some with a
+//! changed byte, and sequences of requests.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -31,7 +31,7 @@ const PIECES: &[&str] = &[
     "\u{202e}",
 ];
 
-/// Pieces of tables, as they stand in a JSON string.
+/// Pieces of tables, as in a JSON string.
 const TABLE: &[&str] = &[
     "0 8 ",
     "8 8 ",
@@ -88,7 +88,7 @@ fn concat(of: &'static [&'static str], max: usize) -> impl Strategy<Value = Stri
     vec(prop::sample::select(of), 0..max).prop_map(|pieces| pieces.concat())
 }
 
-/// A body that is right but for what is in its strings.
+/// A body that is valid except for the content of its strings.
 fn good_body() -> impl Strategy<Value = String> {
     let name = prop::sample::select(vec!["new", "m", "a/b", "", "..", "x\\n", "\\u0000"]);
     let sector = prop_oneof![Just(0), 0..10u64, any::<u64>()];
@@ -103,7 +103,7 @@ fn good_body() -> impl Strategy<Value = String> {
     ]
 }
 
-/// Right ones, near misses, and worse.
+/// Valid bodies, near misses and garbage.
 fn any_body() -> impl Strategy<Value = Vec<u8>> {
     let changed = (good_body(), any::<prop::sample::Index>(), any::<u8>()).prop_map(|(body, at, byte)| {
         let mut body = body.into_bytes();
@@ -121,7 +121,7 @@ fn any_body() -> impl Strategy<Value = Vec<u8>> {
     ]
 }
 
-/// A request in the form that `fuzz::fuzz_requests` takes, its NUL included.
+/// A request in the form of `fuzz::fuzz_requests`, including its NUL.
 fn request() -> impl Strategy<Value = Vec<u8>> {
     let methods = vec!["GET", "PUT", "POST", "DELETE", "HEAD", "OPTIONS", "CONNECT", "X"];
     let path = prop_oneof![

@@ -1,14 +1,14 @@
-//! What cargo has built for these tests.
+//! Files that cargo has built for these tests.
 
 use std::path::{Path, PathBuf};
 
-/// The folder of the project.
+/// The root folder of the project.
 pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("crates/udm-capi in the root")
 }
 
-/// The archive of this build: the newest beside the test, under the name that it has for cargo.
-/// `libudm.a` above it is there only behind a `cargo build`.
+/// The archive of this build: the newest one beside the test, under cargo's name for it. `libudm.a`
+/// above it exists only after a `cargo build`.
 pub fn archive() -> PathBuf {
     let test = std::env::current_exe().expect("this test");
     let folder = test.parent().expect("the folder deps").read_dir().expect("it can be read");

@@ -1,4 +1,4 @@
-/* What a program should not do, and what comes of it: an errno each time, and no harm. */
+/* Wrong use of the library: each case gives an errno and does no harm. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
@@ -36,7 +36,7 @@ static int submit(struct udm_request r)
 	return udm_submit(core, lane, &r, 1);
 }
 
-/* How a request ends that is taken. */
+/* The result of a request that is accepted. */
 static int ends(struct udm_request r)
 {
 	struct udm_completion c = { 0 };
@@ -47,7 +47,7 @@ static int ends(struct udm_request r)
 	return c.error;
 }
 
-/* Another thread: the core is not its own. */
+/* Another thread can't use this thread's core. */
 static void *other(void *arg)
 {
 	struct udm_request r = request(UDM_READ, 0, 8);
@@ -56,7 +56,7 @@ static void *other(void *arg)
 	IS(udm_poll(core, NULL, 0), -EBADF);
 	IS(udm_lane_open(core, "vol"), -EBADF);
 	IS(udm_core_close(core), -EBADF);
-	/* A core of its own, left behind with requests that nobody took back. */
+	/* A core that the thread leaves open, with a completion that it does not fetch. */
 	int own = udm_core_open(context, 1, UDM_ANY);
 	IS(own > core, 1);
 	int l = udm_lane_open(own, "vol");
@@ -72,7 +72,7 @@ static void *resumes(void *arg)
 	return NULL;
 }
 
-/* Closes a context together with another thread. */
+/* Closes a context at the same time as another thread. */
 static pthread_barrier_t both;
 
 static void *closes(void *arg)
@@ -89,12 +89,12 @@ int main(void)
 	char text[512];
 	pthread_t thread;
 
-	/* What hangs is killed. */
+	/* Ends the program if it hangs. */
 	alarm(200);
 	IS(udm_create(1, "vol", "0 8 error"), -EBADF);
 	IS(udm_open(&(struct udm_options){ 4, 2 }), -EINVAL);
 	IS(udm_open(&(struct udm_options){ sizeof options, 5000 }), -EINVAL);
-	/* The end of a context finds its keeper awake, asleep or about to be. */
+	/* The close finds the background core awake, asleep or about to sleep. */
 	for (int i = 0; i < 1000; i++) {
 		context = udm_open(&options);
 		IS(udm_create(context, "vol", "0 8 error"), 0);
@@ -103,7 +103,7 @@ int main(void)
 	context = udm_open(&options);
 	IS(context > 0, 1);
 
-	/* Words. */
+	/* Strings. */
 	IS(udm_create(context, NULL, "0 8 error"), -EFAULT);
 	IS(udm_create(context, "vol", NULL), -EFAULT);
 	IS(udm_create(context, "a/b", "0 8 error"), -EINVAL);
@@ -148,7 +148,7 @@ int main(void)
 	IS(udm_remove(context, "vol"), -EBUSY);
 	IS(udm_close(context), -EBUSY);
 
-	/* Requests that are no requests. */
+	/* Malformed requests. */
 	struct udm_request r = request(99, 0, 8);
 	IS(submit(r), -EINVAL);
 	r = request(UDM_READ, 0, 8);
@@ -185,13 +185,13 @@ int main(void)
 	IS(udm_wait(core, c, 1, 1, -2), -EINVAL);
 	IS(udm_wait(core, c, 1, 4, UDM_FOREVER), 0);
 
-	/* Requests that the device does not take. */
+	/* Requests that the device fails. */
 	IS(ends(request(UDM_READ, 2048, 8)), -EIO);
 	IS(ends(request(UDM_READ, ~0ull, 8)), -EIO);
 	IS(ends(request(UDM_READ, 0, 0)), -EINVAL);
 	IS(ends(request(UDM_FLUSH, 0, 0)), 0);
 
-	/* A batch ends with the first that is none. */
+	/* A batch ends at the first malformed request. */
 	struct udm_request batch[3] = { request(UDM_READ, 0, 8), request(99, 0, 8), request(UDM_READ, 0, 8) };
 	IS(udm_submit(core, lane, NULL, 1), -EFAULT);
 	IS(udm_submit(core, lane, batch, 3), 1);
@@ -221,7 +221,7 @@ int main(void)
 	r.flags = UDM_FUA;
 	IS(ends(r), 0);
 
-	/* A thread that is a core changes its own device; what is in flight waits meanwhile. */
+	/* A thread that is a core changes a device of its lanes; requests in flight wait meanwhile. */
 	IS(udm_suspend(context, "vol", 0), 0);
 	IS(submit(request(UDM_READ, 0, 8)), 1);
 	IS(udm_wait(core, c, 1, 1, 20 * 1000 * 1000), 0);
@@ -240,13 +240,13 @@ int main(void)
 
 	IS(pthread_create(&thread, NULL, other, NULL), 0);
 	IS(pthread_join(thread, NULL), 0);
-	/* Its place is free again. */
+	/* The ended thread has released its slot. */
 	int again = udm_core_open(context, 1, UDM_ANY);
 	IS(again > 0, 1);
 	IS(udm_core_close(again), 0);
 	IS(udm_core_close(again), -EBADF);
 
-	/* A child has nothing of its parent's, and can have its own. */
+	/* A child can't use its parent's handles, and can open its own. */
 	fflush(stdout);
 	pid_t child = fork();
 	if (child == 0) {
@@ -270,7 +270,7 @@ int main(void)
 	IS(udm_close(context), 0);
 	IS(udm_close(context), -EBADF);
 
-	/* Of two that close it one does. */
+	/* If two threads close a context, one of them succeeds. */
 	IS(pthread_barrier_init(&both, NULL, 2), 0);
 	for (int i = 0; i < 50; i++) {
 		int one = udm_open(NULL), two = one;

@@ -1,4 +1,4 @@
-//! Listening to changes of state.
+//! The event stream of a client.
 
 use super::{ClientError, ControlClient};
 use crate::http::api;
@@ -8,19 +8,19 @@ use hyper::{Method, Request, StatusCode};
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-/// The longest line in bytes that is read.
+/// Maximum length of a line in bytes.
 const LINE_MAX: usize = 1 << 20;
 
-/// How long a server may say nothing: it says that it is there three times as often.
+/// Maximum silence of a server, three times its keep-alive interval.
 const QUIET_MAX: Duration = Duration::from_secs(30);
 
-/// The lines of server-sent events.
+/// Parses server-sent events.
 #[derive(Default)]
 struct SseParser(Vec<u8>);
 
 impl SseParser {
-    /// What is in the lines that are whole with `more`. Of an event that is the line with its data:
-    /// the others say the same; comments say that the server is there.
+    /// The events whose data lines are complete with `more`. Other lines of an event repeat its
+    /// data, and comments are keep-alives.
     fn take(&mut self, more: &[u8]) -> Result<Vec<api::Event>, String> {
         self.0.extend_from_slice(more);
         let mut said = Vec::new();
@@ -39,8 +39,8 @@ impl SseParser {
 }
 
 impl ControlClient {
-    /// Listens to the changes of state of all devices, from now on or from behind change `after`
-    /// on, until `hear` has had enough or `enough` has come.
+    /// Calls `hear` for the events of all devices, from now on or after event `after`, until `hear`
+    /// breaks or `enough` completes.
     ///
     /// # Errors
     /// See [`ClientError`]; the end of the server is one.

@@ -1,4 +1,4 @@
-//! Bringing devices to what a file says.
+//! Applies a configuration file to the devices.
 
 use super::{AppliedConfig, Config, ConfigPlan, DesiredDevice, DesiredState, PlanStep, plan};
 use crate::error::VerbError;
@@ -14,14 +14,14 @@ use udm_core::bugs::{self, Bug};
 use udm_core::errno::{EBUSY, EINTR};
 use udm_dm::{Table, TargetError};
 
-/// How long a server waits between two tries to attach a snapshot that is away.
+/// Interval of attempts to attach a missing snapshot.
 const WAIT_STEP: Duration = Duration::from_secs(1);
 
-/// A device that the file made, or took over.
+/// A device that the file created or took over.
 pub(super) struct AppliedDevice {
     wanted: DesiredDevice,
     mapped: Weak<Mapped>,
-    /// The table that it was given.
+    /// The table that it got from the file.
     table: Weak<Table>,
 }
 
@@ -31,7 +31,8 @@ impl AppliedDevice {
         AppliedDevice { wanted: wanted.clone(), mapped: Arc::downgrade(mapped), table }
     }
 
-    /// What verbs have made of it since, in words. That it has snapshots made by name is no change.
+    /// Text about changes by verbs, if any. An origin whose snapshots were created by name does not
+    /// count as changed.
     fn drift(&self) -> Option<String> {
         let (mapped, name) = (self.mapped.upgrade()?, &self.wanted.name);
         if mapped.note().was_linear && mapped.device.name() == *name {
@@ -46,25 +47,25 @@ impl AppliedDevice {
     }
 }
 
-/// The config of `registry`.
+/// The configuration of `registry`.
 fn config(registry: &Registry) -> Result<&Config, VerbError> {
     let none = || "the server was started without a file: udm serve FILE reads one";
     registry.config().ok_or_else(|| VerbError::new("reconfigure", TargetError::new(none())))
 }
 
-/// Makes the devices that the file of `registry` wants, which were read before; what can't be made
-/// is said in the answer. May block on what their tables open.
+/// Creates the devices of the file `wish`, which was read before; failures are in the answer. May
+/// block when tables open devices.
 ///
 /// # Errors
-/// EINVAL for a registry without a file, and where the devices use each other in a circle.
+/// EINVAL if the registry has no file, and if the devices use each other in a cycle.
 pub async fn start(registry: &Arc<Registry>, wish: &DesiredState) -> Result<api::Reconfigured, VerbError> {
     let config = config(registry)?;
     let mut applied = config.applied.lock().await;
     apply_all(registry, &mut applied, wish, false, &CancelToken::default()).await
 }
 
-/// Tries again, now and then and for ever, to make the devices of the file whose snapshots can't be
-/// attached, where the server is to wait for them; `made` is told of each try that has made some.
+/// Retries devices of the file whose snapshots can't be attached, if the server is to wait for
+/// them. Calls `made` after each attempt that created some. Never returns.
 pub async fn wait_for_snapshots(registry: &Arc<Registry>, made: impl Fn(&api::Reconfigured)) {
     let Some(config) = registry.config().filter(|_| registry.lost_snapshots() == LostSnapshots::Wait) else {
         return std::future::pending().await;
@@ -75,7 +76,7 @@ pub async fn wait_for_snapshots(registry: &Arc<Registry>, made: impl Fn(&api::Re
         }
         tokio::time::sleep(WAIT_STEP).await;
         let on = Arc::clone(registry);
-        // It may block on what it opens.
+        // May block when tables open devices.
         let tried = tokio::task::spawn_blocking(move || verbs::wait(retry_blocked(&on)));
         if let Ok(Some(done)) = tried.await
             && done.changes.iter().any(|change| change.error.is_none())
@@ -91,12 +92,12 @@ async fn retry_blocked(registry: &Arc<Registry>) -> Option<api::Reconfigured> {
     apply_all(registry, &mut applied, &wish, false, &CancelToken::default()).await.ok()
 }
 
-/// Reads the file of `registry` and does what it says, or with `dry_run` only says what that is.
-/// May block on the file and on what tables open, and waits for requests in flight where a table
-/// is another, until it is called off.
+/// Reads the file of `registry` and applies it; with `dry_run` only reports the changes. May block
+/// on the file and when tables open devices. Waits for requests in flight if a table changes, until
+/// cancelled.
 ///
 /// # Errors
-/// EINVAL for a registry without a file, and for a file that is broken: nothing has changed then.
+/// EINVAL if the registry has no file, and for a faulty file; nothing has changed then.
 pub async fn reconfigure(
     registry: &Arc<Registry>,
     dry_run: bool,
@@ -118,7 +119,8 @@ async fn apply_all(
     dry_run: bool,
     cancel_token: &CancelToken,
 ) -> Result<api::Reconfigured, VerbError> {
-    // What one waits for may come with another; nothing is given up before all had their turn.
+    // A later device may bring the snapshot that an earlier one waits for, so no snapshot is given
+    // up before all devices were tried.
     registry.is_starting.store(true, Ordering::Relaxed);
     let done = apply(registry, &mut applied.devices, wish, dry_run, cancel_token).await;
     registry.is_starting.store(false, Ordering::Relaxed);
@@ -130,7 +132,7 @@ async fn apply_all(
     Ok(done)
 }
 
-/// Does what `wish` says; what that was, and whether some of it waits for a snapshot.
+/// Applies `wish`. Returns the changes, and true if some device waits for a snapshot.
 async fn apply(
     registry: &Arc<Registry>,
     applied: &mut Vec<AppliedDevice>,
@@ -155,7 +157,7 @@ async fn apply(
     }
     let (mut gone, mut blocked) = (HashSet::new(), false);
     let mut steps = VecDeque::from(steps);
-    // How many of those that are left have waited for a snapshot since something else was done.
+    // Number of steps that were postponed for a snapshot since the last other step.
     let mut waited = 0;
     while let Some(step) = steps.pop_front() {
         if waited > steps.len() {
@@ -185,7 +187,7 @@ async fn apply(
         if let (PlanStep::Remove(place), true, false) = (&step, took.is_ok(), dry_run) {
             gone.insert(*place);
         }
-        // The name stands beside it.
+        // The name has a field of its own.
         let error = took.err().map(|e| {
             let said = e.to_string();
             said.strip_prefix(&format!("{name}: ")).map_or(said.clone(), String::from)
@@ -197,8 +199,8 @@ async fn apply(
     Ok((done, blocked))
 }
 
-/// What was renamed by a verb, and has its new name in the file too, is what it was. What had that
-/// name in the file before, and was renamed as well, is not the file's any more.
+/// Follows renames: if a verb renamed a device to a name in the file, the device keeps its entry
+/// under that name. Another entry with that name is dropped if its device was renamed too.
 fn follow_renames(applied: &mut Vec<AppliedDevice>, wish: &DesiredState) {
     let wanted: HashSet<&str> = wish.devices.iter().map(|wanted| wanted.name.as_str()).collect();
     let mut has_own = HashSet::new();
@@ -215,7 +217,7 @@ fn follow_renames(applied: &mut Vec<AppliedDevice>, wish: &DesiredState) {
     applied.retain(|one| !has_own.contains(&one.wanted.name) || is_called(one));
 }
 
-/// The device that has this name, and not only this uuid.
+/// The device with this name; a UUID does not match.
 fn find_by_name(registry: &Registry, name: &str) -> Option<Arc<Mapped>> {
     registry.find(name).ok().filter(|mapped| mapped.device.name() == name)
 }
@@ -232,7 +234,7 @@ fn check_not_cancelled(registry: &Registry, name: &str, cancel_token: &CancelTok
     }
 }
 
-/// Takes one step: all of it, or nothing. What goes keeps its place in `applied`.
+/// Runs one step, completely or not at all. A removal keeps the entry in `applied`.
 async fn take(
     registry: &Arc<Registry>,
     applied: &mut Vec<AppliedDevice>,
@@ -242,7 +244,7 @@ async fn take(
 ) -> Result<(), VerbError> {
     match *step {
         PlanStep::Remove(place) => {
-            // By the name that it has now.
+            // The current name, because a verb may have renamed the device.
             let Some(name) = applied[place].mapped.upgrade().map(|mapped| mapped.device.name()) else {
                 return Ok(());
             };
@@ -263,7 +265,7 @@ async fn take(
             let one = match find_by_name(registry, name) {
                 Some(mapped) => {
                     if applied.iter().any(|one| one.mapped.ptr_eq(&Arc::downgrade(&mapped))) {
-                        // It was renamed since the file was read.
+                        // Renamed since the file was read.
                         return Err(busy(name, "another device of the file has that name by now"));
                     }
                     if mapped.device.uuid() != wanted.uuid {
@@ -295,7 +297,7 @@ fn busy(name: &str, why: &str) -> VerbError {
     VerbError::new(name, TargetError::errno(EBUSY).because(why))
 }
 
-/// Gives a device of the file another table.
+/// Loads another table into a device of the file.
 async fn reload(
     registry: &Arc<Registry>,
     mapped: &Arc<Mapped>,
@@ -305,7 +307,7 @@ async fn reload(
 ) -> Result<Arc<Table>, VerbError> {
     let name = &wanted.name;
     if mapped.note().was_linear {
-        // As an origin it is what the file wants, but for its snapshots.
+        // An origin with a matching linear table before is what the file declares.
         return verbs::snapshot::linear_before(registry, mapped, name, wanted.lines(), folder)
             .ok_or_else(|| busy(name, "it has snapshots that were made by name: remove them first"));
     }

@@ -1,4 +1,4 @@
-//! The difference between two files, in the order in which it can be made. Pure.
+//! The difference of two files, as ordered steps. Pure.
 
 use crate::error::VerbError;
 use crate::verbs;
@@ -6,26 +6,25 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use udm_wire::table::TableLine;
 use udm_wire::uri::{self, DeviceUri};
 
-/// A device that a file wants.
+/// A device that a file declares.
 #[derive(Clone, Debug)]
 pub struct DesiredDevice {
-    /// Its name.
+    /// Name of the device.
     pub name: String,
     /// The text of its table.
     pub table: String,
-    /// Its uuid.
+    /// Its UUID.
     pub uuid: Option<String>,
-    /// Clients may not write.
+    /// If true, clients may not write.
     pub read_only: bool,
     lines: Vec<TableLine>,
 }
 
 impl DesiredDevice {
-    /// A device with a table that can be read as one, of types that there are. What its words mean
-    /// is not asked.
+    /// Parses the table and checks its target types. The devices in the table are not looked up.
     ///
     /// # Errors
-    /// What is wrong with the table, with its place.
+    /// The error of the table, with its position.
     pub fn new(
         name: &str,
         table: String,
@@ -41,7 +40,7 @@ impl DesiredDevice {
         &self.lines
     }
 
-    /// The same lines, however they are written.
+    /// True if both tables have the same words; spacing and comments do not count.
     fn has_same_table(&self, other: &DesiredDevice) -> bool {
         let said = |wanted: &DesiredDevice| wanted.lines.len();
         let same = |(a, b): (&TableLine, &TableLine)| {
@@ -50,8 +49,8 @@ impl DesiredDevice {
         said(self) == said(other) && self.lines.iter().zip(&other.lines).all(same)
     }
 
-    /// Among those that can come next: a snapshot before what copies for it, so that no merge goes
-    /// on before all snapshots of its origin are there.
+    /// Rank among devices that are ready: snapshots come before their origin, and origins before
+    /// merges, so that no merge continues before all snapshots of its origin are attached.
     fn rank(&self) -> u8 {
         let has = |kind: &str| self.lines.iter().any(|line| line.kind == kind);
         match () {
@@ -72,32 +71,33 @@ impl DesiredDevice {
     }
 }
 
-/// One change.
+/// One step of a plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PlanStep {
-    /// The device that was wanted at this place is gone.
+    /// Removes the device at this index of the old file.
     Remove(usize),
-    /// The device that is wanted at this place is new.
+    /// Creates the device at this index of the new file.
     Create(usize),
-    /// The one that was wanted at the first place is wanted with another table, at the second.
+    /// Replaces the table of the device at the first index, of the old file, by that of the second
+    /// index, of the new file.
     Reload(usize, usize),
 }
 
-/// A difference.
+/// The difference of two files.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct ConfigPlan {
-    /// What is to be done, one after the other: who uses a device goes before it and comes after.
+    /// Steps to run in order. Users of a device are removed before it and created after it.
     pub steps: Vec<PlanStep>,
-    /// What can't be done: where it is wanted, which key has changed, and why that can't be.
+    /// Refused changes: index in the new file, changed key, and reason.
     pub refused: Vec<(usize, &'static str, &'static str)>,
-    /// What is as it was: where it was, and where it is.
+    /// Unchanged devices: index in the old file and in the new one.
     pub unchanged: Vec<(usize, usize)>,
 }
 
-/// From what was wanted to what is.
+/// The plan from the old devices `was` to the new devices `is`.
 ///
 /// # Errors
-/// Where what is wanted uses itself, or is wanted twice.
+/// If a device of `is` uses itself or is declared twice.
 pub fn plan(was: &[&DesiredDevice], is: &[DesiredDevice]) -> Result<ConfigPlan, String> {
     let all: Vec<&DesiredDevice> = is.iter().collect();
     let mut names = HashSet::new();
@@ -137,11 +137,11 @@ pub fn plan(was: &[&DesiredDevice], is: &[DesiredDevice]) -> Result<ConfigPlan, 
     Ok(plan)
 }
 
-/// Those that are gone, users first: those that nobody uses who stays, so that what they have to
-/// themselves is free for those that come; and those whose users have to change first.
+/// Orders removals: users come before what they use. Early removals have no users that stay, so
+/// their disks are free for new devices. Late removals wait until their users have changed.
 fn order_removals(was: &[&DesiredDevice], gone: impl Fn(&str) -> bool) -> (Vec<usize>, Vec<usize>) {
     let (mut early, mut late) = (Vec::new(), Vec::new());
-    // Used by one that stays, or by one that has to wait itself.
+    // Devices that are used by one that stays, or by one that is removed late.
     let mut waits = HashSet::new();
     for &place in dependency_order(was).0.iter().rev() {
         let wanted = was[place];
@@ -159,8 +159,8 @@ fn order_removals(was: &[&DesiredDevice], gone: impl Fn(&str) -> bool) -> (Vec<u
     (early, late)
 }
 
-/// Places, those that are used before their users, else as they stand. Those that use each other in
-/// a circle, and their users, come last, and the circle is said.
+/// Indexes in dependency order: used devices before their users, otherwise in the given order.
+/// Devices in a cycle and their users come last; the text describes a cycle.
 fn dependency_order(all: &[&DesiredDevice]) -> (Vec<usize>, Option<String>) {
     let places: HashMap<&str, usize> = all.iter().enumerate().map(|(i, w)| (w.name.as_str(), i)).collect();
     let below = |place: usize| {
@@ -190,7 +190,7 @@ fn dependency_order(all: &[&DesiredDevice]) -> (Vec<usize>, Option<String>) {
     }
     let left = |place: &usize| waits[*place] > 0;
     let Some(first) = (0..all.len()).find(left) else { return (dependency_order, None) };
-    // Each that is left uses another that is left, so going down comes round.
+    // Each remaining device uses another remaining one, so following them finds a cycle.
     let mut way = vec![first];
     let begin = loop {
         let last = way[way.len() - 1];
@@ -251,11 +251,11 @@ mod tests {
         assert_eq!(steps("a b", "b a"), "");
         assert_eq!(steps("a b", "a! b"), "~a");
         assert_eq!(steps("a", "a/u"), "!a uuid");
-        // What goes frees its disk for what comes, but not while what stays uses it.
+        // A removed device frees its disk for a new one, unless a device that stays uses it.
         assert_eq!(steps("a", "b"), "-a +b");
         assert_eq!(steps("u=a a", "u=b b"), "+b ~u -a");
         assert_eq!(steps("u=m m=a a", "u=b b"), "+b ~u -m -a");
-        // What it uses is not the file's.
+        // A device that is used but not declared in the file.
         assert_eq!(steps("", "a=other"), "+a");
     }
 
@@ -294,8 +294,8 @@ mod tests {
         assert_eq!(unknown.position.map(|p| (p.line, p.column)), Some((2, 5)));
     }
 
-    /// Devices of `0..8`, each over some of them that have a lower number, so that there is no
-    /// circle; in any order.
+    /// Devices of `0..8`, each over some with lower numbers, so that there is no cycle; in any
+    /// order.
     fn files() -> impl Strategy<Value = Vec<DesiredDevice>> {
         let device = (any::<bool>(), any::<u8>(), any::<bool>());
         (proptest::collection::vec(device, 8), any::<bool>()).prop_map(|(devices, reversed)| {
@@ -316,8 +316,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// Taken one after the other, no step makes or changes a device over one of the file's that
-        /// is not there, or removes one that is used; and at the end there is what is wanted.
+        /// Runs the steps in order. No step creates or changes a device over a missing one of the
+        /// file, or removes one in use. At the end all declared devices exist.
         #[test]
         fn each_step_can_be_taken(was in files(), is in files()) {
             let plan = plan(&was.iter().collect::<Vec<_>>(), &is).unwrap();

@@ -1,9 +1,9 @@
-//! What crosses the control socket, as plain structs. Sizes are in bytes, times in nanoseconds,
-//! names are stable.
+//! Requests and replies of the control socket, as plain structs. Sizes are in bytes, times in
+//! nanoseconds, names are stable.
 //!
-//! `/openapi.json` is made from these ([`super::openapi`]), doc comments included, so it cannot
-//! drift from what the server takes and gives. Requests refuse members that they do not know;
-//! replies are read leniently, so that an older client understands a newer server.
+//! `/openapi.json` is generated from these structs ([`super::openapi`]), doc comments included, so
+//! it always matches the server. Requests with unknown members are refused. Clients ignore unknown
+//! members of replies, so an older client works with a newer server.
 
 pub use super::api_config::*;
 pub use super::api_events::*;
@@ -17,39 +17,39 @@ use std::collections::BTreeMap;
 /// A mapped device.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Device {
-    /// Its name.
+    /// Name of the device.
     pub name: String,
-    /// Its uuid, when it has one.
+    /// UUID of the device, if it has one.
     pub uuid: Option<String>,
-    /// Its number, major:minor, in udm's own numbering.
+    /// Number of the device, major:minor, in udm's own numbering.
     pub number: String,
-    /// The size of its live table; 0 without one.
+    /// Size of the live table; 0 without one.
     pub size_bytes: u64,
     /// "active" or "suspended".
     pub state: String,
-    /// It has a live table.
+    /// True if the device has a live table.
     pub live_table: bool,
-    /// It has a loaded table that waits for a resume.
+    /// True if a table is loaded in the inactive slot and waits for a resume.
     pub inactive_table: bool,
-    /// Connections of clients, and tables of other devices that use it.
+    /// Number of client connections, and of other devices' tables, that use the device.
     pub open_count: u64,
-    /// How many events it has raised.
+    /// Number of events that the device has raised.
     pub event_nr: u32,
-    /// Targets in the live table.
+    /// Number of targets in the live table.
     pub targets: u64,
-    /// Writes fail.
+    /// True if writes fail.
     pub read_only: bool,
-    /// It is removed as soon as nobody has it open.
+    /// True if the device is removed after its last close.
     pub deferred_remove: bool,
-    /// The queues in front of what its live table uses, and its own, in the order of their numbers.
+    /// The queues in front of the disks of the live table, and the device's own, by device number.
     #[serde(default)]
     pub queues: Vec<Queue>,
-    /// The disks of its live table whose power has a switch, in the order of their numbers.
+    /// The disks of the live table that have a power switch, by device number.
     #[serde(default)]
     pub power: Vec<Power>,
 }
 
-/// All mapped devices, in the order of their numbers.
+/// All mapped devices, by number.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DeviceList {
     /// The devices.
@@ -59,11 +59,11 @@ pub struct DeviceList {
 /// One line of a table or of a status.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Line {
-    /// Where the target starts on the device.
+    /// Start of the target on the device.
     pub start_bytes: u64,
-    /// How long it is.
+    /// Length of the target.
     pub length_bytes: u64,
-    /// The type of the target.
+    /// Type of the target.
     pub target: String,
     /// The rest of the line, byte for byte as the kernel prints it.
     pub params: String,
@@ -72,86 +72,89 @@ pub struct Line {
 /// A device that a table uses.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Below {
-    /// Its number, as it stands in the table.
+    /// Number of the device, as in the table.
     pub number: String,
-    /// Its URI, or @ and the name of a mapped device.
+    /// URI of the device, or @ and the name of a mapped device.
     pub uri: String,
 }
 
 /// A table.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Table {
-    /// The name of the device.
+    /// Name of the device.
     pub name: String,
-    /// Its number.
+    /// Number of the device.
     pub number: String,
-    /// The table as dmsetup prints it; empty without one.
+    /// The table as dmsetup prints it; empty without a table.
     pub text: String,
-    /// The same, a target a line.
+    /// The table, one entry per target.
     pub lines: Vec<Line>,
-    /// The devices that it uses, in the kernel's order: what it names last comes first.
+    /// The devices that the table uses, in the kernel's order: the last one in the table comes
+    /// first.
     pub devices: Vec<Below>,
 }
 
-/// The tables of all devices, in the order of their numbers.
+/// The tables of all devices, by device number.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TableList {
-    /// The tables; one without text for a device that has none.
+    /// The tables; the text is empty for a device without a table.
     pub tables: Vec<Table>,
 }
 
-/// A path of a multipath target, and what it has served since its table was loaded. All are totals:
-/// a rate is the difference of two looks.
+/// A path of a multipath target, with counters since its table was loaded. Counters only grow: a
+/// rate is the difference of two readings.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Path {
-    /// Where the target starts on the device.
+    /// Start of the target on the device.
     pub start_bytes: u64,
-    /// The number of the path's device.
+    /// Number of the path's device.
     pub number: String,
-    /// The word that the table used for it.
+    /// The path's device as written in the table.
     pub name: String,
-    /// Its group, from 1.
+    /// Path group, from 1.
     pub group: u64,
     /// "active" or "failed".
     pub state: String,
-    /// How long it has been in that state.
+    /// Time since the path is in this state.
     pub state_ns: u64,
-    /// How long it was failed in all, this time included.
+    /// Total time in which the path was failed, including the current failure.
     pub failed_ns: u64,
-    /// How often it failed.
+    /// Number of times the path failed.
     pub failures: u64,
-    /// What its last check found, in multipath-tools' words: "ready", "faulty", "i/o timeout",
-    /// "delayed" where it answers and is held back, "undef" where nothing has been found yet.
+    /// Result of the last path check, in multipath-tools' words: "ready", "faulty", "i/o timeout",
+    /// "delayed" (the path answers, but is not reinstated yet), "undef" (not checked yet).
     #[serde(default)]
     pub checker: String,
-    /// Why no check reinstates it: "by command", what has become of it since the table was loaded,
-    /// or for how long it is held back as it keeps failing; null where one may.
+    /// Why path checks do not reinstate the path: "by command", a change of its device since the
+    /// table was loaded, or for how long it is held back because it keeps failing. Null if checks
+    /// may reinstate it.
     #[serde(default)]
     pub held: Option<String>,
-    /// What it is worth; null where nothing says so.
+    /// Priority of the path; null if unknown.
     #[serde(default)]
     pub priority: Option<u32>,
-    /// Requests that it has, as of the last time that each core looked.
+    /// Requests in flight on the path, as of the last update of each core.
     pub in_flight: u64,
-    /// What came back from it, well or not, by operation: "read", "write", "flush", "discard" and
-    /// "write-zeroes".
+    /// Requests that the path completed, with or without error, by operation: "read", "write",
+    /// "flush", "discard" and "write-zeroes".
     pub served: BTreeMap<String, Moved>,
-    /// What came back with an error, by the kernel's name for it; those that none had are left out.
+    /// Requests that the path completed with an error, by the kernel's name of the error. Errors
+    /// that did not occur are left out.
     pub errors: BTreeMap<String, u64>,
-    /// Requests that it was given after another path had failed them.
+    /// Requests that the path got after another path had failed them.
     pub retries: u64,
-    /// Out of use for being slow.
+    /// True while the path is ejected: not used, because it is slow.
     #[serde(default)]
     pub ejected: bool,
-    /// How often it was.
+    /// Number of times the path was ejected.
     #[serde(default)]
     pub ejections: u64,
-    /// What the watch over it has counted, where there is one.
+    /// Counters of the path watch; null without one.
     pub watch: Option<PathWatch>,
 }
 
-/// Which of a device's paths requests are given to: those that have not failed, but for one that is
-/// out of use for being slow while its group has another.
+/// Which paths of a device get requests: the paths that have not failed, except an ejected one
+/// whose group has another usable path.
 #[must_use]
 pub fn usable(paths: &[Path]) -> Vec<bool> {
     let up = |path: &Path| path.state == "active";
@@ -160,183 +163,183 @@ pub fn usable(paths: &[Path]) -> Vec<bool> {
     paths.iter().map(|path| up(path) && !(path.ejected && other(path))).collect()
 }
 
-/// How the paths of a multipath target are looked after, as of now.
+/// How the paths of a multipath target are maintained, and their current state.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Upkeep {
-    /// What becomes of requests without a path, as in multipath.conf: "fail", "queue", or for how
-    /// many checks they wait; null where table and messages say it.
+    /// What happens to requests without a usable path, as in multipath.conf: "fail", "queue", or
+    /// the number of checks for which they are queued. Null if table and messages decide.
     pub no_path_retry: Option<String>,
-    /// Whether requests without a path wait at the moment, whoever said so; of a suspended device,
-    /// from its resume on.
+    /// True if requests without a usable path are queued at the moment, by whatever setting. For a
+    /// suspended device: true if they will be queued after its resume.
     pub queueing: bool,
-    /// How long they wait yet; null where it is not counted: there is a path, or no bound.
+    /// Time until queued requests fail; null if there is a usable path or no limit.
     pub queueing_left_ns: Option<u64>,
-    /// When the best group is gone back to, as in multipath.conf: "manual", "immediate",
-    /// "followover", or after how many seconds.
+    /// When the device goes back to the best group, as in multipath.conf: "manual", "immediate",
+    /// "followover", or a number of seconds.
     pub failback: String,
-    /// The group, from 1, that is gone back to when its time has come; null where none is.
+    /// The group, from 1, to which a delayed failback will switch; null if none is pending.
     pub failback_group: Option<u64>,
-    /// How long until then.
+    /// Time until that failback.
     pub failback_left_ns: Option<u64>,
-    /// The group, from 1, that a person has switched to: it is used until none of its paths works,
-    /// whichever is better. Null where nobody has, or it is the best.
+    /// The group, from 1, that an administrator switched to. It is used until none of its paths
+    /// works, even if another group is better. Null if there is none, or if it is the best group.
     #[serde(default)]
     pub group_by_hand: Option<u64>,
 }
 
-/// What the watch over a path has counted since its table was loaded.
+/// Counters of the path watch since the table was loaded.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PathWatch {
     /// Writes and flushes that are past their deadline and still wait for the path.
     pub waiting: u64,
-    /// Reads that were past their deadline and went elsewhere.
+    /// Reads that passed their deadline and were sent to another path.
     pub given_up: u64,
-    /// Answers that came when nobody waited for them any more.
+    /// Answers that came after their request was completed otherwise.
     pub late: u64,
-    /// Reads that went down without a copy, for want of memory: they have to wait as writes do.
+    /// Reads that were sent without a copy, because memory was short. Like writes, they must wait
+    /// for the path.
     pub uncopied: u64,
-    /// Reads of the path that were sent to another one too.
+    /// Hedged reads: reads of this path that were also sent to another path.
     pub hedges: u64,
-    /// Those that were answered there first.
+    /// Hedged reads that the other path answered first.
     pub hedges_won: u64,
-    /// Those that were not.
+    /// Hedged reads that the other path did not answer first.
     pub hedges_wasted: u64,
-    /// Reads that would have been sent to another one and were not, or only later, since the budget
-    /// was used up.
+    /// Reads that were not hedged, or hedged late, because the budget was used up.
     pub hedges_refused: u64,
-    /// Hedges past the budget, for a path that answered nothing at all.
+    /// Hedged reads beyond the budget, for a path that did not answer anything.
     pub hedges_free: u64,
-    /// How long reads took: those that took less than so long, and no less than the step before.
+    /// Latency histogram of reads: each step counts reads faster than its limit and not faster than
+    /// the limit of the step before.
     pub latency: Vec<LatencyStep>,
-    /// How long they took together.
+    /// Total time of all reads.
     #[serde(default)]
     pub latency_sum_ns: u64,
 }
 
-/// Reads that took about as long.
+/// One step of a latency histogram.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct LatencyStep {
-    /// They took less.
+    /// Upper limit of the time.
     pub below_ns: u64,
-    /// How many there were.
+    /// Number of reads.
     pub reads: u64,
 }
 
-/// Requests and how long they were in all.
+/// A number of requests and their bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Moved {
-    /// How many.
+    /// Number of requests.
     pub requests: u64,
-    /// How long.
+    /// Number of bytes.
     pub bytes: u64,
 }
 
 /// The status of a table.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Status {
-    /// The name of the device.
+    /// Name of the device.
     pub name: String,
     /// The status as dmsetup prints it; empty without a table.
     pub text: String,
-    /// The same, a target a line.
+    /// The status, one entry per target.
     pub lines: Vec<Line>,
-    /// How many events the device has raised.
+    /// Number of events that the device has raised.
     pub event_nr: u32,
-    /// The paths of its multipath targets; none for other targets.
+    /// The paths of multipath targets; empty for other targets.
     #[serde(default)]
     pub paths: Vec<Path>,
-    /// How its paths are looked after; null where they are not, or there are none.
+    /// How the paths are maintained; null if they are not, or if there are no paths.
     #[serde(default)]
     pub upkeep: Option<Upkeep>,
-    /// Devices below that have requests which they can neither serve nor give up.
+    /// Devices below that have requests which they can neither complete nor fail.
     #[serde(default)]
     pub waits: Vec<Waits>,
 }
 
-/// The status of the tables of all devices, in the order of their numbers.
+/// The status of the tables of all devices, by device number.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct StatusList {
-    /// One a device; without text for a device that has no table.
+    /// One status per device; the text is empty for a device without a table.
     pub statuses: Vec<Status>,
 }
 
 /// Why requests of a device wait.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Waits {
-    /// The URI of the device, or @ and the name of a mapped device above it.
+    /// URI of the device, or @ and the name of a mapped device above it.
     pub uri: String,
-    /// How many, and what for, in one line.
+    /// Number of requests and the reason, in one line.
     pub why: String,
 }
 
-/// A device to make. With a table it is loaded and resumed, as dmsetup create does; without one the
-/// device has none.
+/// A device to create. With a table, the table is loaded and resumed, as by dmsetup create.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Create {
-    /// Its name: 1 to 127 bytes, without a slash.
+    /// Name of the device: 1 to 127 bytes, without a slash.
     pub name: String,
-    /// Its uuid: at most 128 bytes.
+    /// UUID of the device: at most 128 bytes.
     pub uuid: Option<String>,
-    /// The table, a target a line, at most 1 MiB.
+    /// The table, one target per line, at most 1 MiB.
     pub table: Option<String>,
-    /// The absolute path of the folder from which relative paths in the table count. Without it
-    /// they are refused.
+    /// Absolute path of the base directory of relative paths in the table. Without it, relative
+    /// paths are refused.
     pub folder: Option<String>,
-    /// Its minor number; without one it is the lowest that is free.
+    /// Minor number of the device; the lowest free one if absent.
     #[serde(default)]
     pub minor: Option<u32>,
-    /// With this or the next, a request-based multipath device has a queue: its tags. 0 for 2048,
-    /// at most 10240.
+    /// Number of tags of the device's own queue: 0 means 2048, at most 10240. A request-based
+    /// multipath device has such a queue if this or `dm_mq_nr_hw_queues` is given.
     #[serde(default)]
     pub dm_mq_queue_depth: Option<u32>,
-    /// Its hardware queues: 0 for 1, at most 32 and as many as there are cores.
+    /// Number of hardware queues of the device's own queue: 0 means 1, at most 32 and at most the
+    /// number of cores.
     #[serde(default)]
     pub dm_mq_nr_hw_queues: Option<u32>,
 }
 
-/// A multipath device to make from its paths. What is not given is as the server's multipath.conf
-/// says, or multipath-tools' default.
+/// A multipath device to create from its paths. Defaults come from the server's multipath.conf or
+/// from multipath-tools.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CreateMultipath {
-    /// Its name: 1 to 127 bytes, without a slash.
+    /// Name of the device: 1 to 127 bytes, without a slash.
     pub name: String,
-    /// Its uuid: at most 128 bytes.
+    /// UUID of the device: at most 128 bytes.
     pub uuid: Option<String>,
-    /// Its paths, as words of a table, all of one size.
+    /// The paths, as words of a table. All must have the same size.
     pub paths: Vec<String>,
-    /// How they become groups: "failover", "multibus" or "group_by_prio".
+    /// How paths are grouped: "failover", "multibus" or "group_by_prio".
     pub policy: Option<String>,
-    /// What they are worth: "const", "weightedpath" or, where they are not grouped by it,
-    /// "path_latency". It holds for the device from then on
-    /// where the server checks paths.
+    /// How priorities are set: "const", "weightedpath", or "path_latency" (not with
+    /// "group_by_prio"). If the server checks paths, this stays in effect for the device.
     pub prio: Option<String>,
-    /// The arguments of that, as in multipath.conf.
+    /// Arguments of `prio`, as in multipath.conf.
     pub prio_args: Option<String>,
-    /// The absolute path of the folder from which relative paths count. Without it they are
+    /// Absolute path of the base directory of relative paths. Without it, relative paths are
     /// refused.
     pub folder: Option<String>,
 }
 
-/// What a device is to be called, or the uuid that it is to have: one of the two.
+/// A new name or a UUID for a device: exactly one of them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Rename {
-    /// Its new name: 1 to 127 bytes, without a slash.
+    /// New name: 1 to 127 bytes, without a slash.
     pub name: Option<String>,
-    /// Its uuid: at most 128 bytes. A device that has one keeps it.
+    /// UUID: at most 128 bytes. Refused if the device has one.
     pub uuid: Option<String>,
 }
 
-/// Which event to wait for.
+/// The event to wait for.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Wait {
-    /// The number of events that the caller knows of: it waits until there is another number, and
-    /// not at all where there is already.
+    /// The event number that the caller last saw. The request completes once the device's number
+    /// differs, which may be at once.
     pub event_nr: u32,
-    /// Call it off after so many milliseconds; after a minute in any case.
+    /// Time limit in milliseconds; at most and by default one minute.
     pub timeout_ms: Option<u64>,
 }
 
@@ -344,12 +347,12 @@ pub struct Wait {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Load {
-    /// The table, a target a line, at most 1 MiB.
+    /// The table, one target per line, at most 1 MiB.
     pub table: String,
-    /// The absolute path of the folder from which relative paths in the table count. Without it
-    /// they are refused.
+    /// Absolute path of the base directory of relative paths in the table. Without it, relative
+    /// paths are refused.
     pub folder: Option<String>,
-    /// The device can't be written to while it has this table.
+    /// If true, the device can't be written while it has this table.
     #[serde(default)]
     pub read_only: Option<bool>,
 }
@@ -362,87 +365,85 @@ pub struct Message {
     pub sector: u64,
     /// The words of the message.
     pub message: String,
-    /// The absolute path of the folder from which relative paths in the message count. Without it
-    /// they are refused.
+    /// Absolute path of the base directory of relative paths in the message. Without it, relative
+    /// paths are refused.
     pub folder: Option<String>,
 }
 
-/// What an administrator does to a path: a multipath target's message, but that no check reinstates
-/// what it failed.
+/// An administrator's command for a path. Unlike a multipath message, path checks do not reinstate
+/// a path that it failed.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CommandPath {
-    /// The path's device: its number, major:minor, as the status has it, or a word as in a table.
+    /// The path's device: its number, major:minor, as in the status, or a word as in a table.
     pub path: String,
     /// "fail" or "reinstate".
     pub action: String,
-    /// The absolute path of the folder from which a relative path counts. Without it that is
+    /// Absolute path of the base directory of a relative path. Without it, a relative path is
     /// refused.
     #[serde(default)]
     pub folder: Option<String>,
 }
 
-/// What a target answered.
+/// Answer of a target to a message.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Answer {
     /// The answer; empty for most messages.
     pub answer: String,
 }
 
-/// How to suspend.
+/// Options of a suspend.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Suspend {
-    /// Do not wait for requests that targets hold back: they wait for the resume, perhaps through
-    /// another table.
+    /// If true, do not wait for requests that targets hold back. They wait for the resume, which
+    /// may bring another table.
     pub noflush: Option<bool>,
-    /// Call it off when it takes longer than so many milliseconds: the device is active then.
+    /// Cancel after this many milliseconds; the device is active then.
     pub timeout_ms: Option<u64>,
 }
 
-/// How to resume.
+/// Options of a resume.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Resume {
-    /// Call it off when it takes longer than so many milliseconds: the table that was live is live
-    /// and running then.
+    /// Cancel after this many milliseconds; the old live table stays live and runs then.
     pub timeout_ms: Option<u64>,
 }
 
-/// Which devices to suspend together: all of them or none.
+/// Devices to suspend together: all of them or none.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SuspendTogether {
-    /// Their names.
+    /// Names of the devices.
     pub names: Vec<String>,
-    /// Do not wait for requests that targets hold back: they wait for the resume, perhaps through
-    /// another table.
+    /// If true, do not wait for requests that targets hold back. They wait for the resume, which
+    /// may bring another table.
     pub noflush: Option<bool>,
-    /// Call it off when it takes longer than so many milliseconds: the devices are active then.
+    /// Cancel after this many milliseconds; the devices are active then.
     pub timeout_ms: Option<u64>,
 }
 
-/// Which devices to resume together: all of them or none.
+/// Devices to resume together: all of them or none.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ResumeTogether {
-    /// Their names.
+    /// Names of the devices.
     pub names: Vec<String>,
-    /// Call it off when it takes longer than so many milliseconds: the tables that were live are
-    /// live and running then.
+    /// Cancel after this many milliseconds; the old live tables stay live and run then.
     pub timeout_ms: Option<u64>,
 }
 
-/// Where an export can be reached.
+/// An export and its addresses.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Export {
-    /// Its name, which is the device's.
+    /// Name of the export, which is the device's name.
     pub name: String,
-    /// Its size.
+    /// Size of the export.
     pub size_bytes: u64,
-    /// Writes are refused.
+    /// True if writes are refused.
     pub read_only: bool,
-    /// The NBD URIs under which clients reach it.
+    /// The NBD URIs of the export.
     pub uris: Vec<String>,
 }
 
@@ -456,38 +457,38 @@ pub struct ExportList {
 /// A type of target.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TargetVersion {
-    /// Its name, as tables spell it.
+    /// Name of the type, as in tables.
     pub name: String,
-    /// Its version, as the kernel counts it.
+    /// Version of the target, as in the kernel.
     pub version: String,
 }
 
-/// What this server is.
+/// Versions of the server.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Version {
-    /// The version of udm.
+    /// Version of udm.
     pub version: String,
-    /// The version of the kernel's device mapper whose behaviour it follows.
+    /// Version of the kernel's device mapper whose behaviour the server follows.
     pub driver_version: String,
-    /// The types of target that it has.
+    /// The types of target that the server has.
     pub targets: Vec<TargetVersion>,
 }
 
 /// Why a request was refused.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Error {
-    /// The whole story in one line.
+    /// The complete error in one line.
     pub error: String,
     /// The errno.
     pub errno: u32,
-    /// The kernel's text, where the kernel has one.
+    /// The kernel's text, if the kernel has one.
     pub text: String,
-    /// The precise reason, where the kernel's text hides it.
+    /// The precise reason, if the kernel's text does not give it.
     pub reason: String,
-    /// The line of the table to blame, from 1.
+    /// Line of the fault in the table, from 1.
     pub line: Option<u64>,
-    /// The first character to blame in that line, from 1.
+    /// First character of the fault in that line, from 1.
     pub column: Option<u64>,
-    /// How many characters to blame.
+    /// Number of characters of the fault.
     pub width: Option<u64>,
 }

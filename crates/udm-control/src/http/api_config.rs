@@ -1,27 +1,28 @@
-//! What crosses the control socket about the file of a server.
+//! Replies of the control socket about the configuration file.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What of a server's file was applied, or would be.
+/// The changes that the configuration file made, or would make.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Reconfigured {
     /// The changes, in the order in which they were made.
     pub changes: Vec<Change>,
-    /// How many devices are wanted as they were.
+    /// Number of devices that the file declares as before.
     pub unchanged: u64,
-    /// What is different and left so, a line each.
+    /// Differences between the devices and the file that were left as they are, one line each.
     pub notes: Vec<String>,
 }
 
 /// A change of one device.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Change {
-    /// Its name.
+    /// Name of the device.
     pub name: String,
-    /// "create", "remove", "reload" for another table, "take-over" of a device that a verb made;
-    /// "uuid" or "readonly" where that has changed, which is refused.
+    /// "create"; "remove"; "reload" (another table); "take-over" (of a device that a verb created);
+    /// "uuid" or "readonly" (the file changed them, which is refused).
     pub change: String,
-    /// Why it could not be made, and nothing of it was; null where it was made, or would be tried.
+    /// Why the change failed, which left the device as it was. Null if it was made, or would be
+    /// tried.
     pub error: Option<String>,
 }

@@ -1,36 +1,37 @@
-//! What crosses the control socket about changes of state.
+//! Events of the control socket.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A change of state.
+/// A change of state of a device.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Event {
-    /// Its number. Each change has the next one; those of a server that begins later are greater.
+    /// Number of the event. Each event has the next number; a server that starts later has greater
+    /// numbers.
     pub id: u64,
-    /// When it was, in milliseconds since 1970.
+    /// Time in milliseconds since 1970.
     pub time_ms: u64,
-    /// What has changed: "created", "loaded", "cleared", "suspended", "resumed", "renamed",
+    /// Kind of the change: "created", "loaded", "cleared", "suspended", "resumed", "renamed",
     /// "removed", "event" (the device's event counter), "path-failed", "path-held", "path-refused",
     /// "path-reinstated", "path-ejected", "path-admitted", "path-checked", "path-group",
     /// "failback", "no-path", "stripe-failed", "snapshot-filling", "snapshot-overflow",
-    /// "snapshot-invalid", "merge-done", "merge-failed"; "lost" stands where changes are missing.
+    /// "snapshot-invalid", "merge-done", "merge-failed"; "lost" if events are missing.
     pub kind: String,
-    /// The name of the device, as of then; its number while the name changes. Empty where changes
-    /// are lost.
+    /// Name of the device at that time, or its number while the name changes. Empty if events are
+    /// lost.
     pub device: String,
-    /// Its uuid, when it has one.
+    /// UUID of the device, if it has one.
     pub uuid: Option<String>,
-    /// Its number, major:minor.
+    /// Number of the device, major:minor.
     pub number: String,
-    /// How many events it has raised.
+    /// Number of events that the device has raised.
     pub event_nr: u32,
-    /// The number of the path that it is about.
+    /// Number of the path, if the event concerns one.
     pub path: Option<String>,
-    /// The group, from 1, that it is about.
+    /// The path group, from 1, if the event concerns one.
     pub group: Option<u64>,
-    /// How many changes are missing, where some are lost and that is known.
+    /// Number of lost events, if known.
     pub lost: Option<u64>,
-    /// For a person, in one line without the device's name; control characters are escaped.
+    /// Text for people, in one line without the device's name; control characters are escaped.
     pub line: String,
 }

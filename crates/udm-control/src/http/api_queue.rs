@@ -1,4 +1,4 @@
-//! What crosses the control socket about the queues in front of disks, and their power.
+//! Requests and replies of the control socket about the queues and the power of disks.
 
 use schemars::JsonSchema;
 use serde::de::{Error as _, MapAccess, Visitor};
@@ -6,63 +6,64 @@ use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// The queue in front of a device that a table uses.
+/// The queue in front of a disk that a table uses, or a device's own queue.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Queue {
-    /// The number of the device.
+    /// Number of the device.
     pub number: String,
-    /// Its URI, or @ and the name of a mapped device.
+    /// URI of the device, or @ and the name of a mapped device.
     pub uri: String,
     /// "none" or "mq-deadline".
     pub scheduler: String,
-    /// What else it is told, by the names that a URI has for it, with what holds where nothing was
-    /// said filled in; "max_hw_sectors_kb" is what the disk takes.
+    /// Other settings, by their names in a URI, with defaults filled in. "max_hw_sectors_kb" is the
+    /// limit of the disk.
     pub settings: BTreeMap<String, u64>,
-    /// Its hardware queues; one for all cores where one core has the order of all requests.
+    /// The hardware queues. A single one serves all cores if all requests need one common order.
     pub hw_queues: Vec<HwQueue>,
 }
 
-/// A hardware queue, as of now.
+/// Current state of a hardware queue.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct HwQueue {
-    /// The cores that send through it.
+    /// The cores that use it.
     pub cores: Vec<u64>,
-    /// Its tags: so many requests are with the disk at a time.
+    /// Number of tags: the maximum number of requests that the disk has at a time.
     pub tags: u64,
-    /// Those that requests have.
+    /// Tags in use.
     pub tags_in_use: u64,
-    /// How many are in line for a tag: one a core for each device that has requests waiting here,
-    /// and a change of settings.
+    /// Number of waiters for a tag: one per core and device with waiting requests, and a pending
+    /// change of settings.
     pub in_line: u64,
-    /// Where the disk shares tags with others, and somebody uses it.
+    /// Shared tags, if the disk is in use and shares tags with others.
     #[serde(default)]
     pub shared: Option<SharedTags>,
 }
 
-/// Tags that several disks share, as one of them sees them: a request needs one of these besides.
+/// Tags that several disks share, as seen by one disk: each request also needs one of these.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SharedTags {
-    /// Those that the disk holds.
+    /// Shared tags that this disk holds.
     pub held: u64,
-    /// What it may hold now: its part, and at least four.
+    /// Shared tags that this disk may hold now: its part, and at least four.
     pub most: u64,
-    /// All of them.
+    /// Number of shared tags.
     pub tags: u64,
     /// Disks that had requests in the last 5 s.
     pub disks: u64,
 }
 
-/// What is to hold for the queues in front of what a device's live table uses, and for its own.
+/// New settings for the queues of a device: its own, and those in front of the disks of its live
+/// table.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ChangeQueue {
     /// "scheduler", "nr_requests", "nomerges", "max_sectors_kb", "read_expire", "write_expire",
-    /// "writes_starved", "fifo_batch" and "front_merges", with their values as a URI has them: one
-    /// at least, and none twice.
+    /// "writes_starved", "fifo_batch" and "front_merges", with values as in a URI. At least one,
+    /// and each only once.
     #[serde(deserialize_with = "each_once")]
     pub settings: BTreeMap<String, String>,
-    /// The number or the URI (@ and the name for a mapped device) of the one that is meant; all of
-    /// them without it.
+    /// Number or URI (@ and the name for a mapped device) of the one device whose queue changes;
+    /// all queues if absent.
     #[serde(default)]
     pub disk: Option<String>,
 }
@@ -70,26 +71,26 @@ pub struct ChangeQueue {
 /// The power of a disk that a table uses.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Power {
-    /// The number of the disk.
+    /// Number of the disk.
     pub number: String,
-    /// Its URI.
+    /// URI of the disk.
     pub uri: String,
-    /// It is on. Without it every request fails.
+    /// True if the power is on. While it is off, every request fails.
     pub on: bool,
 }
 
-/// Which way to turn the power of the disks that a device's live table uses.
+/// Turns the power of the disks of a device's live table on or off.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TurnPower {
-    /// On; off loses what is in a volatile cache alone.
+    /// True to turn on. Turning off loses data that is only in a volatile cache.
     pub on: bool,
-    /// The number or the URI of the one that is meant; all that have a switch without it.
+    /// Number or URI of the one disk to switch; all disks with a switch if absent.
     #[serde(default)]
     pub disk: Option<String>,
 }
 
-/// A map in which no name is twice: it would not be seen which of the values holds.
+/// Reads a map and refuses repeated names, because it would be unclear which value counts.
 fn each_once<'de, D: Deserializer<'de>>(input: D) -> Result<BTreeMap<String, String>, D::Error> {
     struct Each;
     impl<'de> Visitor<'de> for Each {

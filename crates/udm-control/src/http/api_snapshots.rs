@@ -1,4 +1,4 @@
-//! What crosses the control socket about snapshots.
+//! Requests and replies of the control socket about snapshots.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -6,104 +6,105 @@ use serde::{Deserialize, Serialize};
 /// A snapshot, or one that is being merged.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Snapshot {
-    /// The device that has it; while it is merged, its origin.
+    /// Name of the snapshot's device; during a merge, of the origin's device.
     pub name: String,
-    /// The device that is its origin; empty when none is.
+    /// Name of the origin's device; empty if there is none.
     pub origin: String,
-    /// The disk that it is an instant of.
+    /// URI of the origin's disk.
     pub disk: String,
-    /// The device that keeps what differs.
+    /// URI of the store, which holds copied and changed chunks.
     pub store: String,
     /// P (persistent), PO (persistent, and read-only when it is full) or N (transient).
     #[serde(rename = "type")]
     pub kind: String,
-    /// "active", "overflow", "invalid", "merging", "merged" or "merge failed"; if no device has it
-    /// "not attached", or "lost" when it is not its instant any more.
+    /// "active", "overflow", "invalid", "merging", "merged" or "merge failed". If no device has the
+    /// snapshot: "not attached", or "lost" if it is not valid any more.
     pub state: String,
-    /// Why no device has it.
+    /// Why no device has the snapshot.
     pub why: Option<String>,
-    /// Its size.
+    /// Size of the snapshot.
     pub size_bytes: u64,
-    /// What is copied at once.
+    /// Chunk size: the unit of copies.
     pub chunk_bytes: u64,
-    /// In use in the store.
+    /// Space in use in the store.
     pub used_bytes: u64,
-    /// The size of the store.
+    /// Size of the store.
     pub total_bytes: u64,
-    /// By how much the store grows at a time; nothing where it stays as it is.
+    /// Growth step of the store; null if it does not grow.
     pub grow_bytes: Option<u64>,
-    /// How large it becomes at the most.
+    /// Maximum size of a growing store.
     pub max_bytes: Option<u64>,
-    /// What of `used_bytes` is no data.
+    /// The part of `used_bytes` that is metadata.
     pub metadata_bytes: u64,
-    /// How long ago it was made, when that is known.
+    /// Time since the snapshot was created, if known.
     pub age_ns: Option<u64>,
 }
 
-/// All snapshots, in the order of their devices' numbers, then those that no device has.
+/// All snapshots: first those of devices, by device number, then those that no device has.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SnapshotList {
     /// The snapshots.
     pub snapshots: Vec<Snapshot>,
 }
 
-/// A snapshot to make.
+/// A snapshot to create.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewSnapshot {
-    /// The name of its device.
+    /// Name of the new device.
     pub name: String,
-    /// The device to keep an instant of: one line, linear or snapshot-origin.
+    /// Name of the device to snapshot. Its table must be one line: linear or snapshot-origin.
     pub of: String,
 }
 
-/// Snapshots to make at one instant: all of them or none.
+/// Snapshots to create at one instant: all of them or none.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CreateSnapshots {
-    /// Which, of which devices.
+    /// The snapshots and their origins.
     pub snapshots: Vec<NewSnapshot>,
-    /// The store, a path or a URI, or a folder in which NAME.cow is the store. Without it that is
-    /// the folder of the origin's disk.
+    /// The store: a path, a URI, or a folder in which NAME.cow is created. By default the folder of
+    /// the origin's disk.
     pub store: Option<String>,
-    /// How large a store that is made becomes; without it as large as the snapshot can need. A
-    /// store that exists is not resized, and this is refused.
+    /// Maximum size of a new store; by default what the snapshot can need. An existing store is not
+    /// resized, so a size is refused for it.
     pub size_bytes: Option<u64>,
-    /// By how much it grows at a time, and how large it is at first; without it 16 chunks at
-    /// first, and steps of its own size up to 64 MiB. 0: it is made in full length. For a store
-    /// that exists: it grows so; without this it does not.
+    /// Growth step and initial size of a new store. By default it starts with 16 chunks and grows
+    /// by its own size, at most by 64 MiB. 0 creates it with its full size. An existing store grows
+    /// only if this is given.
     pub grow_bytes: Option<u64>,
-    /// What is copied at once; without it 4096, or the block of the disks.
+    /// Chunk size: the unit of copies. By default 4096, or the block size of the disk if that is
+    /// larger.
     pub chunk_bytes: Option<u64>,
-    /// The store means nothing when the snapshot is gone, and less is written to it.
+    /// If true, the store is useless after the snapshot is removed, and less is written to it.
     pub transient: Option<bool>,
-    /// A store that is full makes the snapshot read-only instead of invalid.
+    /// If true, a full store makes the snapshot read-only instead of invalid.
     pub overflow: Option<bool>,
-    /// The absolute path of the folder from which a relative path of a store counts. Without it
-    /// they are refused.
+    /// Absolute path of the base directory of a relative store path. Without it, relative paths are
+    /// refused.
     pub folder: Option<String>,
-    /// Call it off when it takes longer than so many milliseconds: no snapshot is made then.
+    /// Cancel after this many milliseconds; no snapshot is created then.
     pub timeout_ms: Option<u64>,
 }
 
 /// A range of a device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Range {
-    /// Where it starts.
+    /// Start of the range.
     pub start_bytes: u64,
-    /// How long it is.
+    /// Length of the range.
     pub length_bytes: u64,
 }
 
-/// What may differ, as a page of ranges.
+/// A page of ranges that may differ.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Changes {
-    /// The size of the snapshot.
+    /// Size of the snapshot.
     pub size_bytes: u64,
-    /// What is told apart: ranges are whole multiples, but for the end.
+    /// Granularity: ranges are multiples of this, except at the end of the device.
     pub chunk_bytes: u64,
-    /// The ranges, in order. What lies between is the same.
+    /// The ranges, in order. Everything between them is the same.
     pub ranges: Vec<Range>,
-    /// Where the next page begins; none behind the last.
+    /// Start of the next page; null after the last page.
     pub next_bytes: Option<u64>,
 }

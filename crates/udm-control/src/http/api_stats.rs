@@ -1,4 +1,4 @@
-//! What crosses the control socket about how much is done: totals, for programs that draw.
+//! Counters of the control socket: totals, for monitoring programs.
 
 use super::api::{Device, Path};
 use super::api_snapshots::Snapshot;
@@ -6,84 +6,83 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// What there is and what it has done. Counts are totals that only grow: a rate is the difference
-/// of two looks. They are added up over the cores while those go on, so they are recent and not of
-/// one instant.
+/// The server with its devices and counters. Counters only grow: a rate is the difference of two
+/// readings. They are summed over running cores, so they are recent, but not of one instant.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Stats {
-    /// The version of udm.
+    /// Version of udm.
     pub version: String,
-    /// When the server began, in milliseconds since 1970. One that began at another time has
-    /// counts of its own, from 0.
+    /// Start of the server in milliseconds since 1970. If this differs, it is another server, whose
+    /// counters started at 0.
     pub started_ms: u64,
-    /// For how long it has run, by a clock that only goes on: between two looks lies the
-    /// difference.
+    /// Time since the start of the server, by a monotonic clock. The difference of two readings is
+    /// the time between them.
     pub up_ns: u64,
-    /// Of its clients; null where nothing is exported.
+    /// Counters of client connections; null if nothing is exported.
     pub server: Option<ServerStats>,
-    /// Its cores; none where nothing is exported.
+    /// Counters of cores; empty if nothing is exported.
     pub cores: Vec<CoreStats>,
-    /// All mapped devices, in the order of their numbers.
+    /// All mapped devices, by number.
     pub devices: Vec<DeviceStats>,
 }
 
-/// Connections over NBD.
+/// Counters of NBD connections.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ServerStats {
-    /// Clients that are connected.
+    /// Connected clients.
     pub connections: u64,
-    /// Connections that were accepted.
+    /// Accepted connections.
     pub accepted: u64,
-    /// Connections that were closed, or refused an export, because there were too many.
+    /// Connections that were closed or refused an export, because there were too many.
     pub refused: u64,
-    /// How often a connection went on on another core.
+    /// Moves of connections to another core.
     pub moves: u64,
 }
 
-/// A core.
+/// Counters of a core.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct CoreStats {
-    /// Its number, from 0.
+    /// Number of the core, from 0.
     pub core: u64,
-    /// Requests that it has answered.
+    /// Requests that the core has answered.
     pub requests: u64,
 }
 
-/// A device, and what its clients have asked for and got.
+/// A device with the counters of its clients' requests.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DeviceStats {
     /// The device.
     pub device: Device,
-    /// The types of target in its live table, each once, in the order of the table.
+    /// The target types of the live table, each listed once, in the order of the table.
     pub target_types: Vec<String>,
-    /// Requests of clients that it has; null where nobody can connect to it.
+    /// Requests of clients that are in flight; null if the device is not exported.
     pub in_flight: Option<u64>,
-    /// What clients have asked for and got since it has an export, by operation: "read", "write",
-    /// "flush", "discard" and "write-zeroes". What nobody has asked for is left out.
+    /// Requests of clients since the device is exported, by operation: "read", "write", "flush",
+    /// "discard" and "write-zeroes". Operations without requests are left out.
     pub served: BTreeMap<String, Served>,
-    /// The paths of its multipath targets, each with what it has served since the table was loaded.
+    /// The paths of multipath targets, with counters since the table was loaded.
     pub paths: Vec<Path>,
-    /// The snapshot that it is, or that is merged into it.
+    /// The snapshot in this device, or the one that is merged into it.
     pub snapshot: Option<Snapshot>,
 }
 
-/// What one operation has come to.
+/// Counters of one operation.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Served {
-    /// Requests that the device has.
+    /// Requests in flight.
     #[serde(default)]
     pub in_flight: u64,
-    /// Requests that were answered, errors included.
+    /// Completed requests, errors included.
     pub requests: u64,
-    /// What of them went well.
+    /// Bytes of requests that succeeded.
     pub bytes: u64,
-    /// Those that were answered with an error.
+    /// Requests that were completed with an error.
     pub errors: u64,
-    /// How long the device had requests, in all.
+    /// Total time of completed requests in the device.
     pub time_ns: u64,
-    /// For how many it was how long: pairs of a time and a count, in the order of the times. So
-    /// many took less than that time, and no less than four fifths of it. The longest time, 34 s,
-    /// has those that took longer too; the shortest, 1.3 µs, those that took nothing. The same
-    /// times each time, but pairs without a request are left out.
+    /// Latency histogram: pairs of a time in nanoseconds and a number of requests, by ascending
+    /// time. The requests took less than the time and at least four fifths of it. The longest time,
+    /// 34 s, also counts slower requests; the shortest, 1.3 µs, also faster ones. The times are the
+    /// same in each reading, but pairs without requests are left out.
     pub latency: Vec<(u64, u64)>,
 }

@@ -1,9 +1,8 @@
-//! How many requests may wait for storage at a time.
+//! Limits for requests that may wait for storage.
 //!
-//! Contract: verbs that may block run on threads beside the control thread, as many of a kind as
-//! its gate lets through; those behind it wait for a while and are then refused with EBUSY. Kinds
-//! do not wait for each other: loads that hang on their storage keep no message from failing the
-//! path that hangs.
+//! Contract: verbs that may block run on their own threads, outside the control thread, at most a
+//! fixed number per kind. Further ones wait for a while and then fail with EBUSY. Each kind has its
+//! own limit: if loads hang on their storage, a message can still fail the path that hangs.
 
 use super::error::ErrorResponse;
 use crate::error::VerbError;
@@ -23,38 +22,38 @@ const MESSAGES_MAX: usize = 16;
 const CLEARS_MAX: usize = 8;
 const RENAMES_MAX: usize = 4;
 const METRICS_MAX: usize = 2;
-/// Through the socket one at a time, and one that a signal asks for beside.
+/// One through the socket, and one after a signal.
 const RECONFIGURES_MAX: usize = 2;
 
-/// How many clients wait for events, or listen to changes: each keeps its seat, and there are
-/// others.
+/// Maximum number of clients that wait for events or read the event stream. Each keeps its
+/// connection, and half of the connections stay free for others.
 pub const WAITS_MAX: usize = super::server::CONNECTIONS_MAX / 2;
 
-/// How many more of a kind may wait at its gate.
+/// Maximum number of requests per kind that wait at the limit.
 const WAITING_MAX: usize = 32;
 
-/// How long they wait: longer than loads wait for one another.
+/// Maximum wait at the limit; longer than the wait of loads for each other.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
-/// The gates of one server.
+/// The limits of one server.
 pub(super) struct ConcurrencyLimits {
-    /// Creates and loads: they open devices.
+    /// Creates and loads, which open devices.
     pub loads: ConcurrencyLimit,
-    /// Messages: they may name a path.
+    /// Messages, which may name a path.
     pub messages: ConcurrencyLimit,
-    /// What closes devices.
+    /// Clears, which close devices.
     pub clears: ConcurrencyLimit,
-    /// What moves marks in the state folder.
+    /// Renames, which move marks in the state folder.
     pub renames: ConcurrencyLimit,
-    /// Looks at all numbers: with thousands of devices they take a while.
+    /// Reports on all devices, which take a while with thousands of them.
     pub metrics: ConcurrencyLimit,
-    /// What applies the server's file.
+    /// Changes by the configuration file.
     pub reconfigures: ConcurrencyLimit,
-    /// Places for those who wait for events, or listen.
+    /// Clients that wait for events or read the event stream.
     pub waits: Arc<Semaphore>,
 }
 
-/// The gate of one kind of verb.
+/// The limit for one kind of verb.
 pub(super) struct ConcurrencyLimit {
     what: &'static str,
     permits: Arc<Semaphore>,
@@ -62,14 +61,14 @@ pub(super) struct ConcurrencyLimit {
 }
 
 impl ConcurrencyLimits {
-    /// All open.
+    /// The limits, with nothing in use.
     pub fn new() -> Arc<ConcurrencyLimits> {
         Arc::new(ConcurrencyLimits {
             loads: ConcurrencyLimit::new("creates and loads", LOADS_MAX),
             messages: ConcurrencyLimit::new("messages", MESSAGES_MAX),
             clears: ConcurrencyLimit::new("clears", CLEARS_MAX),
             renames: ConcurrencyLimit::new("renames", RENAMES_MAX),
-            metrics: ConcurrencyLimit::new("looks at all numbers", METRICS_MAX),
+            metrics: ConcurrencyLimit::new("reports on all devices", METRICS_MAX),
             reconfigures: ConcurrencyLimit::new("reconfigures", RECONFIGURES_MAX - 1),
             waits: Arc::new(Semaphore::new(WAITS_MAX)),
         })
@@ -94,8 +93,8 @@ impl ConcurrencyLimit {
         permit.ok()?.ok()
     }
 
-    /// Runs `verb`, about the device `name`, on a thread where it may block. It comes to its end
-    /// even when the client is gone.
+    /// Runs `verb`, for the device `name`, on a thread that may block. The verb completes even if
+    /// the client disconnects.
     pub async fn run<T: Send + 'static>(
         &self,
         name: &str,
@@ -114,14 +113,14 @@ impl ConcurrencyLimit {
     }
 }
 
-/// What handlers share.
+/// State shared by the handlers.
 #[derive(Clone)]
 pub(super) struct AppState {
     /// The devices.
     pub registry: Arc<crate::registry::Registry>,
-    /// The gates.
+    /// The concurrency limits.
     pub gates: Arc<ConcurrencyLimits>,
-    /// When the server began.
+    /// Start of the server.
     pub began: crate::stats::StartTime,
 }
 

@@ -1,4 +1,4 @@
-//! The file of a server, over HTTP.
+//! The route of the configuration file.
 
 use super::api;
 use super::concurrency::AppState;
@@ -9,14 +9,14 @@ use axum::Json;
 use axum::extract::State;
 use serde::Deserialize;
 
-/// What stands behind `?`.
+/// Query parameters of a reconfigure.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ReconfigureParams {
     dry_run: Option<bool>,
 }
 
-/// Reads the file and applies it; called off when the client hangs up.
+/// Reads the file and applies it; cancelled if the client disconnects.
 pub(super) async fn reconfigure(
     State(AppState { registry, gates, .. }): State<AppState>,
     QueryParams(how): QueryParams<ReconfigureParams>,

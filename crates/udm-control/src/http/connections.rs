@@ -1,50 +1,50 @@
-//! Who is connected, and who has to go when there is no seat left.
+//! The open connections, and which one is closed if there are too many.
 //!
-//! Contract: a connection is *busy* while a request of its is served and *quiet* otherwise: idle,
-//! or sending or reading at its own pace. With all seats taken a newcomer gets that of a quiet
-//! connection: of the process that has most of them the one that was quiet longest. So a client
-//! that opens connections and says nothing locks out nobody else. One that reads an answer is quiet
-//! since it last read something. One that *listens* keeps its seat: how many may listen is bounded
-//! elsewhere.
+//! Contract: a connection is *busy* while its request is served. Otherwise it is *quiet*: idle, or
+//! sending or reading at its own pace. If all slots are taken, a new connection replaces a quiet
+//! one: the longest quiet one of the process that has most of them. So a client that opens many
+//! idle connections cannot lock out others. A connection that reads an answer counts as quiet since
+//! its last progress. A connection that reads an event stream keeps its slot; another limit bounds
+//! their number.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// The seats of one server.
+/// The connection slots of one server.
 pub struct Connections {
     max: usize,
     taken: Mutex<HashMap<u64, ConnectionEntry>>,
-    /// Told when somebody may have left.
+    /// Notified when a slot may be free.
     left: Notify,
 }
 
 struct ConnectionEntry {
-    /// The process of the peer; 0 when it is not known.
+    /// PID of the peer; 0 if unknown.
     peer: i32,
-    /// Since when it is quiet; `None` while it is busy.
+    /// Start of the quiet time; `None` while busy.
     quiet: Option<Instant>,
-    /// It reads an answer that has no end.
+    /// True while it reads an event stream.
     listens: bool,
     leave: Arc<Notify>,
 }
 
-/// A seat, until it is dropped.
+/// A connection slot, until dropped.
 pub struct ConnectionSlot {
     seats: Arc<Connections>,
     number: u64,
     leave: Arc<Notify>,
 }
 
-/// An answer without an end that is being read, until it is dropped.
+/// Keeps the slot of a connection that reads an event stream, until dropped.
 pub struct StreamGuard(Arc<ConnectionSlot>);
 
-/// A request that is being served, until it is dropped.
+/// Marks a connection as busy until dropped.
 pub struct RequestGuard(Arc<ConnectionSlot>);
 
 impl Connections {
-    /// `max` seats.
+    /// `max` slots.
     pub fn new(max: usize) -> Arc<Connections> {
         Arc::new(Connections { max, taken: Mutex::default(), left: Notify::new() })
     }
@@ -53,7 +53,7 @@ impl Connections {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until there is a seat, having somebody leave if need be.
+    /// Waits for a free slot. If there is none, asks a quiet connection to close.
     pub async fn wait_for_slot(&self) {
         loop {
             let left = self.left.notified();
@@ -65,14 +65,14 @@ impl Connections {
         }
     }
 
-    /// Has a quiet connection leave, when there is one.
+    /// Asks a quiet connection to close; false if there is none.
     pub fn evict_idle(&self) -> bool {
         let taken = self.taken();
         let quiet = longest_idle(&taken);
         quiet.inspect(|number| taken[number].leave.notify_one()).is_some()
     }
 
-    /// A seat for a peer. There is room: see [`Connections::wait_for_slot`].
+    /// Takes a slot for a peer. The caller has waited for it: [`Connections::wait_for_slot`].
     pub fn take(self: &Arc<Connections>, number: u64, peer: i32) -> Arc<ConnectionSlot> {
         let leave = Arc::new(Notify::new());
         let taken =
@@ -82,7 +82,7 @@ impl Connections {
     }
 }
 
-/// The connection to part with.
+/// The connection to close.
 fn longest_idle(taken: &HashMap<u64, ConnectionEntry>) -> Option<u64> {
     let mut of_peer: HashMap<i32, usize> = HashMap::new();
     let may_go = || taken.iter().filter(|(_, seat)| !seat.listens);
@@ -95,13 +95,13 @@ fn longest_idle(taken: &HashMap<u64, ConnectionEntry>) -> Option<u64> {
 }
 
 impl ConnectionSlot {
-    /// A request is whole and is being served.
+    /// Marks the connection as busy: a request was received completely.
     pub fn begin_request(self: &Arc<ConnectionSlot>) -> RequestGuard {
         self.set(None);
         RequestGuard(Arc::clone(self))
     }
 
-    /// An answer without an end is being read.
+    /// Marks the connection as reading an event stream.
     pub fn listens(self: &Arc<ConnectionSlot>) -> StreamGuard {
         self.set_listens(true);
         StreamGuard(Arc::clone(self))
@@ -122,12 +122,12 @@ impl ConnectionSlot {
         }
     }
 
-    /// Comes to an end when somebody else needs the seat.
+    /// Completes when the connection must close for another one.
     pub async fn evicted(&self) {
         self.leave.notified().await;
     }
 
-    /// Its answer goes on being read.
+    /// Restarts the quiet time, because the peer reads its answer.
     pub fn mark_progress(&self) {
         if let Some(taken) = self.seats.taken().get_mut(&self.number)
             && let Some(since) = &mut taken.quiet
@@ -136,7 +136,7 @@ impl ConnectionSlot {
         }
     }
 
-    /// Since when it is quiet.
+    /// Start of the quiet time; `None` while busy.
     pub fn quiet(&self) -> Option<Instant> {
         self.seats.taken().get(&self.number).and_then(|taken| taken.quiet)
     }

@@ -1,4 +1,4 @@
-//! Errors as the control socket gives them, and the extractors that give them for bad requests.
+//! Errors of the control socket, and extractors that return them for bad requests.
 
 use super::api;
 use crate::error::{VerbError, one_line};
@@ -14,12 +14,12 @@ use udm_core::errno::{
 };
 use udm_dm::TargetError;
 
-/// A refusal: a status and the story.
+/// An error response: status and JSON body.
 #[derive(Debug)]
 pub(super) struct ErrorResponse(StatusCode, Box<api::Error>);
 
 impl ErrorResponse {
-    /// A refusal of the request itself, before any verb saw it.
+    /// An error of the request itself, before any verb runs.
     pub fn request(status: StatusCode, why: impl std::fmt::Display) -> ErrorResponse {
         let errno = match status {
             StatusCode::PAYLOAD_TOO_LARGE => E2BIG,
@@ -28,7 +28,7 @@ impl ErrorResponse {
             _ => EINVAL,
         };
         let errno = errno.unsigned_abs();
-        // What serde says may quote the input: one line, of bounded length.
+        // serde's text may quote the input, so it is limited to one line and 300 characters.
         let reason: String =
             why.to_string().chars().map(|c| if c.is_control() { ' ' } else { c }).take(300).collect();
         let error = format!("request: {reason}");
@@ -37,13 +37,13 @@ impl ErrorResponse {
 }
 
 impl ErrorResponse {
-    /// The story, for the log.
+    /// The error text for the log.
     pub fn story(&self) -> &str {
         &self.1.error
     }
 }
 
-/// The status for an errno of a verb.
+/// The HTTP status for the error of a verb.
 fn status_of(error: &VerbError) -> StatusCode {
     match error.error.errno {
         _ if error.missing => StatusCode::NOT_FOUND,
@@ -80,7 +80,7 @@ impl IntoResponse for ErrorResponse {
     }
 }
 
-/// A JSON body, whatever the content type says (so that `curl -d` works), with our errors.
+/// Extracts a JSON body of any content type (so that `curl -d` works), with errors in our form.
 pub(super) struct JsonBody<T>(pub T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
@@ -94,7 +94,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
                 }
                 other => ErrorResponse::request(StatusCode::BAD_REQUEST, other),
             })?;
-        // An empty body stands for an object without members: every one may have a default.
+        // An empty body means an empty object, since all members may have defaults.
         let bytes = if bytes.is_empty() { &b"{}"[..] } else { &bytes[..] };
         serde_json::from_slice(bytes)
             .map(JsonBody)
@@ -102,7 +102,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
     }
 }
 
-/// Query parameters, with our errors.
+/// Extracts query parameters, with errors in our form.
 pub(super) struct QueryParams<T>(pub T);
 
 impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for QueryParams<T> {
@@ -116,7 +116,7 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for QueryPa
     }
 }
 
-/// The name of a device in the path, with our errors.
+/// Extracts the device name of the path, with errors in our form.
 pub(super) struct DeviceName(pub String);
 
 impl<S: Send + Sync> FromRequestParts<S> for DeviceName {

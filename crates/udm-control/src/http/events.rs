@@ -1,8 +1,9 @@
-//! Changes of state as server-sent events, as long as somebody reads them.
+//! The event stream as server-sent events.
 //!
-//! Contract: a stream reads the changes at the pace of its client ([`EventSubscription`]) and keeps nothing
-//! for it but a few. It has one of the places of those who wait for events, and its seat is not
-//! given to a newcomer; a client that reads nothing for [`super::server::QUIET_MAX`] loses it.
+//! Contract: a stream reads the events at the pace of its client ([`EventSubscription`]) and
+//! buffers only a few. It counts against the limit of clients that wait for events, and keeps its
+//! connection slot. If a client reads nothing for [`super::server::QUIET_MAX`], its connection is
+//! closed.
 
 use super::api;
 use super::concurrency::{AppState, WAITS_MAX};
@@ -23,20 +24,20 @@ use tokio::sync::OwnedSemaphorePermit;
 use udm_core::errno::EBUSY;
 use udm_dm::TargetError;
 
-/// How often a stream says that it is there, when nothing changes.
+/// Interval of keep-alive comments while there are no events.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
-/// Changes that are taken at once.
+/// Maximum number of events read at once.
 const BATCH: usize = 64;
 
-/// Where a client goes on, by the name of its header.
+/// Header with the last event that the client received.
 const LAST_EVENT_ID: &str = "last-event-id";
 
-/// A client that listens.
+/// A client that reads the event stream.
 struct EventClient {
     listening: EventSubscription,
     ready: VecDeque<Arc<api::Event>>,
-    /// It has been told where it begins.
+    /// True after the first comment, which has the start number.
     greeted: bool,
     _seat: Option<StreamGuard>,
     _place: OwnedSemaphorePermit,
@@ -54,13 +55,13 @@ pub(super) async fn events(
         None => None,
         Some(id) => {
             let number = id.to_str().ok().and_then(|id| id.parse().ok());
-            let bad = || ErrorResponse::request(StatusCode::BAD_REQUEST, "Last-Event-ID: a number is wanted");
+            let bad = || ErrorResponse::request(StatusCode::BAD_REQUEST, "Last-Event-ID: expected a number");
             Some(number.ok_or_else(bad)?)
         }
     };
     let seat = request.extensions().get::<Arc<ConnectionSlot>>().map(ConnectionSlot::listens);
-    // A server that begins later has greater numbers, as long as there are fewer than one a
-    // microsecond; and they fit into what a script takes for a whole number.
+    // A server that starts later has greater numbers, as long as there is less than one event per
+    // microsecond. The numbers fit into the integers of JavaScript.
     let listening = shared.registry.listen(shared.began.ms() * 1000, after);
     let client =
         EventClient { listening, ready: VecDeque::new(), greeted: false, _seat: seat, _place: place };
@@ -71,21 +72,21 @@ pub(super) async fn events(
 }
 
 impl EventClient {
-    /// What it is sent next.
+    /// The next event or comment for the client.
     async fn next(&mut self) -> Event {
         if !std::mem::replace(&mut self.greeted, true) {
-            // Whoever breaks off before the first change knows where to go on.
+            // A client that disconnects before the first event knows where to continue.
             return Event::default().id(self.listening.seen().to_string()).comment("udm");
         }
         let feed = self.listening.feed();
         loop {
             if let Some(event) = self.ready.pop_front() {
-                // Without a name: a page hears all kinds by one listener, new ones too.
+                // Sent without an event name, so a web page receives all kinds with one handler.
                 let sent = Event::default().id(event.id.to_string());
                 return sent.json_data(&*event).expect("plain structs can be written");
             }
             let mut next = std::pin::pin!(feed.next());
-            // What comes from here on is heard.
+            // Events are noticed from here on.
             next.as_mut().enable();
             self.ready.extend(self.listening.read(BATCH));
             if self.ready.is_empty() && tokio::time::timeout(KEEP_ALIVE, next).await.is_err() {

@@ -1,12 +1,12 @@
-//! What must hold for any request, without a socket; run by the tests with drawn requests and by
-//! the fuzzers with found ones.
+//! Properties of any request, without a socket. The tests run them with generated requests, the
+//! fuzzers with found ones.
 //!
-//! Each function takes any bytes and panics when a property is broken: a handler panics or does not
-//! come to an end, a status is not one that the route may have, an answer is not the JSON that it
-//! should be or out of proportion, an error takes more than one line.
+//! Each function takes any bytes and panics if a property is broken: a handler panics or does not
+//! return, a route returns an unexpected status, an answer is not the expected JSON or is too long,
+//! an error has more than one line.
 //!
-//! Requests whose table would open a file that exists, or connect to a server, are left out: what
-//! storage does is not asked here.
+//! Requests whose table would open an existing file or connect to a server are skipped: storage is
+//! not tested here.
 
 use super::routes::{self, Route};
 use super::{api, router};
@@ -26,8 +26,8 @@ use std::time::Duration;
 use udm_core::{CoreId, Cores, DeviceId, LaneCommand};
 use udm_wire::uri::{self, DeviceUri};
 
-/// Devices that each run begins with, and their tables; the second one is suspended, with a table
-/// loaded.
+/// Devices at the begin of each run, with their tables. The second one is suspended and has a
+/// loaded table.
 const DEVICES: [(&str, &str); 2] = [
     (
         "m",
@@ -36,17 +36,17 @@ const DEVICES: [(&str, &str); 2] = [
     ("l", "0 8 linear mem:8K 8"),
 ];
 
-/// What stands for `{name}` where a request names its route by number.
+/// Values of `{name}` for requests that select their route by number.
 const NAMES: [&str; 8] = ["m", "l", "new", "254:0", "253:0", "%00", "a%2Fb", "%ff"];
 
-/// Requests in one run at the most.
+/// Maximum number of requests per run.
 const REQUESTS_MAX: usize = 32;
 
-/// How long a request may take. None waits for anything, so this is only to tell a hang from a slow
+/// Time limit of a request. No request waits, so this only distinguishes a hang from a slow
 /// machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Cores without lanes: every command is answered at once.
+/// Cores without lanes: every command is acknowledged at once.
 struct StubCores;
 
 impl Cores for StubCores {
@@ -57,7 +57,7 @@ impl Cores for StubCores {
     }
 }
 
-/// The body of each type that a request has: what is read reads back the same.
+/// Parses the data as each type of request body: a parsed body must survive a round trip.
 pub fn fuzz_bodies(data: &[u8]) {
     fn reads_back<T: DeserializeOwned + Serialize + PartialEq + Debug>(data: &[u8]) {
         if let Ok(read) = serde_json::from_slice::<T>(data) {
@@ -74,7 +74,7 @@ pub fn fuzz_bodies(data: &[u8]) {
     reads_back::<api::Resume>(data);
 }
 
-/// One body for every route, whether it takes one or not, on each device.
+/// Sends one body to every route, on each device.
 pub fn body(data: &[u8]) {
     let fuzz_requests = routes::all().into_iter().flat_map(|route| {
         NAMES[..2]
@@ -85,9 +85,9 @@ pub fn body(data: &[u8]) {
     run(fuzz_requests);
 }
 
-/// Up to 32 requests, one after the other on the same devices, with a NUL behind each. One begins
-/// with `METHOD path` and a newline, or with two bytes that are no capital letters: the number of a
-/// route, and that of a name; the rest is its body.
+/// Runs up to 32 requests in sequence on the same devices. A NUL ends each request. A request
+/// starts with `METHOD path` and a newline, or with two bytes that are not capital letters: the
+/// number of a route and of a name. The rest is its body.
 pub fn fuzz_requests(data: &[u8]) {
     let routes = routes::all();
     let asks = data.split(|b| *b == 0).take(REQUESTS_MAX).filter_map(|piece| match piece {
@@ -106,7 +106,7 @@ struct FuzzRequest {
     method: Method,
     target: String,
     body: Vec<u8>,
-    /// The status of success, where the route is known.
+    /// Status on success, if the route is known.
     success: Option<u16>,
 }
 
@@ -133,13 +133,13 @@ impl FuzzRequest {
         })
     }
 
-    /// Nobody is there who would raise the event, or the answer has no end.
+    /// True for requests that would wait for an event or never end.
     fn waits(&self) -> bool {
         self.target.starts_with("/v1/events") && self.method != Method::HEAD
             || self.target.ends_with("/wait") && serde_json::from_slice::<api::Wait>(&self.body).is_ok()
     }
 
-    /// A table in it may name a device that is not of this process.
+    /// True if a table may name a device outside this process.
     fn reaches_out(&self) -> bool {
         let create = serde_json::from_slice::<api::Create>(&self.body).ok().and_then(|new| new.table);
         let load = || serde_json::from_slice::<api::Load>(&self.body).ok().map(|load| load.table);
@@ -152,7 +152,7 @@ impl FuzzRequest {
     }
 }
 
-/// A registry with [`DEVICES`] in it.
+/// A registry with [`DEVICES`].
 fn registry() -> Arc<Registry> {
     let registry = Registry::new(Arc::new(StubCores), 2);
     for (name, table) in DEVICES {
@@ -168,7 +168,7 @@ fn run(asks: impl Iterator<Item = FuzzRequest>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
     let service = TowerToHyperService::new(router(registry()));
     runtime.block_on(async {
-        // Tables that were loaded come back in later answers.
+        // Loaded tables appear in later answers.
         let mut given = 0;
         for ask in asks.filter(|ask| !ask.reaches_out() && !ask.waits()) {
             given += ask.target.len() + ask.body.len();
@@ -181,11 +181,11 @@ fn run(asks: impl Iterator<Item = FuzzRequest>) {
     });
 }
 
-/// The answer is one that `ask` may get, after requests of `given` bytes in all.
+/// Checks the answer to `ask`, after requests of `given` bytes in total.
 async fn check(ask: &FuzzRequest, answer: Response, given: usize) {
     let about = format!("{} {} -> {}", ask.method, ask.target, answer.status());
     let (head, body) = answer.into_parts();
-    // Of each device, however short its name, metrics and stats have some lines.
+    // Metrics and stats have several lines per device, even if its name is short.
     let is_text = head.headers.get("content-type").is_some_and(|kind| kind == metrics::CONTENT_TYPE);
     let is_long = is_text || ask.target.starts_with("/v1/stats");
     let limit = (64 << 10) + if is_long { 64 } else { 16 } * given;
@@ -208,7 +208,7 @@ async fn check(ask: &FuzzRequest, answer: Response, given: usize) {
         }
         return;
     }
-    // 500 is what becomes of a verb that panics.
+    // A verb that panics gives 500.
     let refusal = status.is_client_error() || status.is_server_error();
     assert!(refusal && status != StatusCode::INTERNAL_SERVER_ERROR, "{about}");
     assert_eq!(head.headers["content-type"], "application/json", "{about}");

@@ -1,9 +1,9 @@
-//! What each route does: a verb, and its answer as JSON.
+//! The handlers of the routes: each calls a verb and returns its answer as JSON.
 //!
-//! A verb that changes a device runs in a task of its own, so that it is finished even when its
-//! client hangs up; what opens, closes or looks up devices may block on storage and runs beside the
-//! control thread, behind a gate ([`super::concurrency`]). A verb that waits for requests in flight, or
-//! for a store, is called off when its client hangs up.
+//! A verb that changes a device runs in a task of its own, so it completes even if its client
+//! disconnects. Verbs that open, close or look up devices may block on storage. They run on other
+//! threads, with a limit per kind ([`super::concurrency`]). A verb that waits for requests in
+//! flight or for a store is cancelled if its client disconnects.
 
 use super::concurrency::{AppState, WAITS_MAX};
 use super::error::{DeviceName, ErrorResponse, JsonBody, QueryParams};
@@ -27,14 +27,14 @@ use tokio::task::AbortHandle;
 use udm_core::errno::{EBUSY, ETIMEDOUT};
 use udm_dm::TargetError;
 
-/// How many devices can change together: more than any set that makes one volume, and few enough
-/// that their turns do not hold up others for long.
+/// Maximum number of devices that change together: enough for any volume, and few enough that their
+/// locks do not delay other verbs for long.
 pub(super) const TOGETHER_MAX: usize = 1024;
 
-/// How long a client may wait for an event before it has to ask again.
+/// Maximum time of one wait for an event.
 const WAIT_MAX_MS: u64 = 60_000;
 
-/// How long a client is kept waiting for a change of a queue.
+/// Maximum time that a client waits for a change of a queue.
 const QUEUE_CHANGE_MAX: Duration = Duration::from_secs(10);
 
 pub(super) type Answer<T> = Result<Json<T>, ErrorResponse>;
@@ -57,12 +57,13 @@ impl TableSlotParam {
     }
 }
 
-/// Calls a verb off when it is dropped with the request: there is nobody any more to be answered.
+/// Cancels a verb when it is dropped with the request, since no client waits for the answer.
 #[derive(Default)]
 pub(super) struct CancelGuard(pub CancelToken, Option<AbortHandle>);
 
 impl CancelGuard {
-    /// Also when it is not over within `timeout_ms`; the reason ends with what has become of it.
+    /// Also cancels after `timeout_ms`; the error text ends with `so`, the state of the device
+    /// then.
     pub fn within(timeout_ms: Option<u64>, so: &str) -> CancelGuard {
         let cancel_token = CancelToken::default();
         let timer = timeout_ms.map(|ms| {
@@ -84,8 +85,8 @@ impl Drop for CancelGuard {
     }
 }
 
-/// Runs `verb` until its client hangs up or `timeout_ms` is over: then it is called off, and comes
-/// to its end all the same.
+/// Runs `verb` and cancels it if its client disconnects or after `timeout_ms`. A cancelled verb
+/// still runs to its end.
 async fn run_cancellable<F>(timeout_ms: Option<u64>, verb: impl FnOnce(CancelToken) -> F) -> Done
 where
     F: Future<Output = Result<(), VerbError>> + Send + 'static,
@@ -125,7 +126,7 @@ pub(super) async fn info(
     Ok(Json(verbs::info(&registry, &name)?))
 }
 
-/// From where relative paths count.
+/// The base directory of relative paths.
 pub(super) fn folder(given: Option<&str>) -> Result<BaseDir, ErrorResponse> {
     let Some(path) = given else { return Ok(BaseDir::none()) };
     BaseDir::at(Path::new(path)).map_err(|why| ErrorResponse::request(StatusCode::BAD_REQUEST, why))
@@ -248,7 +249,7 @@ pub(super) async fn table(
     Ok(Json(verbs::table(&registry, &name, slot.is_inactive()?)?))
 }
 
-/// Runs `verb` on all devices: with thousands of them it takes a while.
+/// Runs `verb` on all devices, on a thread that may block: with thousands of them it takes a while.
 async fn for_all_devices<T: Send + 'static>(
     AppState { registry, gates, .. }: AppState,
     slot: &TableSlotParam,
@@ -395,14 +396,14 @@ pub(super) async fn resume_together(
     run_cancellable(how.timeout_ms, verb).await
 }
 
-/// The names of devices that change together: some, and not without end.
+/// Checks the number of devices that change together.
 fn check_names(names: Vec<String>) -> Result<Vec<String>, ErrorResponse> {
     match names.len() {
         0 => Err(ErrorResponse::request(StatusCode::BAD_REQUEST, "`names` is empty: name the devices")),
         1..=TOGETHER_MAX => Ok(names),
         n => Err(ErrorResponse::request(
             StatusCode::BAD_REQUEST,
-            format!("{n} devices at once, {TOGETHER_MAX} can: take them in turns"),
+            format!("{n} devices at once, at most {TOGETHER_MAX} are allowed"),
         )),
     }
 }
@@ -435,12 +436,12 @@ pub(super) async fn openapi() -> Json<serde_json::Value> {
     Json(openapi::document())
 }
 
-/// A path that is in no list.
+/// The error for an unknown path.
 pub(super) async fn route_not_found() -> ErrorResponse {
     ErrorResponse::request(StatusCode::NOT_FOUND, "no such path; /openapi.json lists them")
 }
 
-/// A method that the path does not have.
+/// The error for a method that the path does not have.
 pub(super) async fn method_not_allowed() -> ErrorResponse {
     ErrorResponse::request(
         StatusCode::METHOD_NOT_ALLOWED,

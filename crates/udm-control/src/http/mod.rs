@@ -5,10 +5,11 @@
 //!
 //! **Bounds.** The socket has mode 0600, and peers are checked by their credentials. If all
 //! connections are taken, a new one replaces the quietest connection of the process that has most
-//! ([`connections`]). Clients that wait for an event keep their connection for a minute, listeners
-//! while they read; half of the connections are never for those. Heads and bodies have time limits.
-//! A few descriptors are kept back, so a server without free ones can still be controlled.
-//! [`concurrency`] limits requests that wait for storage, per kind.
+//! ([`connections`]). A client that waits for an event keeps its connection for at most a minute, a
+//! client of the event stream as long as it reads; at most half of the connections are used for
+//! these. Heads and bodies have time limits. A few descriptors are kept in reserve, so a server
+//! that has no free ones can still be controlled. [`concurrency`] limits requests that wait for
+//! storage, per kind.
 
 pub mod api;
 mod api_config;
@@ -40,15 +41,15 @@ use axum::extract::DefaultBodyLimit;
 use std::convert::Infallible;
 use std::sync::Arc;
 
-/// The longest body in bytes: the largest table, with room for JSON's escapes around it.
+/// Maximum length of a body in bytes: the largest table with JSON escapes.
 pub const BODY_MAX: usize = crate::verbs::TABLE_MAX * 2 + 4096;
 
-/// Sees to the ends of the merges that go on with this server, for ever.
+/// Finishes merges that an earlier server began. Never returns.
 pub async fn finish_merges(registry: &Arc<Registry>) -> Infallible {
     snapshots::finish_merges(registry, &concurrency::ConcurrencyLimits::new()).await
 }
 
-/// The router over all routes.
+/// The router of all routes.
 pub fn router(registry: Arc<Registry>) -> Router {
     let mut router = Router::new();
     for route in routes::all() {

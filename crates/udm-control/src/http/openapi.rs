@@ -1,4 +1,4 @@
-//! The OpenAPI 3.1 description, made from the list of routes.
+//! The OpenAPI 3.1 description, generated from the list of routes.
 
 use super::api;
 use super::routes::{self, ResponseKind, Route};
@@ -6,7 +6,7 @@ use schemars::SchemaGenerator;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
-/// The document.
+/// The OpenAPI document.
 pub(super) fn document() -> Value {
     let settings = SchemaSettings::draft2020_12().with(|s| s.definitions_path = "/components/schemas".into());
     let mut schemas = settings.into_generator();
@@ -23,7 +23,7 @@ pub(super) fn document() -> Value {
             "version": env!("CARGO_PKG_VERSION"),
             "license": { "name": "Apache-2.0 OR MIT", "identifier": "Apache-2.0 OR MIT" },
         },
-        "servers": [{ "url": "http://udm", "description": "Over the Unix socket; the host name is not looked at" }],
+        "servers": [{ "url": "http://udm", "description": "Over the Unix socket; the host name is ignored" }],
         "paths": paths,
         "components": { "schemas": schemas.take_definitions(true) },
     })
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    /// Every `$ref` has its target, every `{name}` its parameter, every operation an id of its own.
+    /// Every `$ref` has its target, every `{name}` its parameter, every operation its own id.
     #[test]
     fn the_document_is_whole() {
         let document = document();

@@ -1,7 +1,6 @@
-//! A stream that tells its seat when its peer reads.
+//! A stream that notes when its peer reads.
 //!
-//! An answer may be long and its reader slow. As long as the stream takes more of it the connection
-//! is not quiet, however long all of it takes.
+//! A long answer may be read slowly. While the peer reads, the connection does not count as quiet.
 
 use super::connections::ConnectionSlot;
 use std::io;

@@ -1,4 +1,4 @@
-//! The one list of routes: what is served is what `/openapi.json` says.
+//! The one list of routes: the server and `/openapi.json` both use it.
 
 use super::api;
 use super::concurrency::AppState;
@@ -9,10 +9,10 @@ use axum::http::Method;
 use axum::routing::{MethodFilter, MethodRouter, on};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 
-/// Makes the schema of a body.
+/// Generates the schema of a body.
 pub(super) type SchemaFn = fn(&mut SchemaGenerator) -> Schema;
 
-/// A parameter behind `?`.
+/// A query parameter.
 pub(super) struct QueryParam {
     pub name: &'static str,
     /// "integer", "string" or "boolean".
@@ -24,58 +24,58 @@ pub(super) struct QueryParam {
 const SLOT: &[QueryParam] =
     &[QueryParam { name: "inactive", kind: "integer", description: "1 for the table in the inactive slot" }];
 
-/// Of what differs.
+/// Parameters of a page of changed ranges.
 const PAGE: &[QueryParam] = &[
-    QueryParam { name: "against", kind: "string", description: "Another snapshot; without it the origin" },
+    QueryParam { name: "against", kind: "string", description: "Another snapshot; by default the origin" },
     QueryParam {
         name: "from",
         kind: "integer",
-        description: "The byte at which the page begins, 0 without it",
+        description: "The byte at which the page begins, by default 0",
     },
-    QueryParam { name: "max", kind: "integer", description: "Ranges at the most, up to 16384" },
+    QueryParam { name: "max", kind: "integer", description: "Maximum number of ranges, up to 16384" },
 ];
 
 const TIMEOUT: QueryParam = QueryParam {
     name: "timeout_ms",
     kind: "integer",
-    description: "Call it off when it takes longer: everything is as it was then",
+    description: "Cancel after this many milliseconds; nothing is removed then",
 };
 
-/// Of a removal.
+/// Parameters of a removal.
 const REMOVAL: &[QueryParam] = &[
     QueryParam {
         name: "force",
         kind: "boolean",
-        description: "Replace its table by one that fails all requests first, whether it can be removed then or not",
+        description: "First replace its table by one that fails all requests, even if the removal fails then",
     },
     QueryParam {
         name: "deferred",
         kind: "boolean",
-        description: "If it is open, remove it when it is not any more",
+        description: "If it is open, remove it after its last close",
     },
     TIMEOUT,
 ];
 
-/// Of the server's file.
+/// Parameters of a reconfigure.
 const FILE: &[QueryParam] =
-    &[QueryParam { name: "dry_run", kind: "boolean", description: "Say what would be done, and do nothing" }];
+    &[QueryParam { name: "dry_run", kind: "boolean", description: "Only report what would be done" }];
 
-/// Of a removal of a snapshot.
+/// Parameters of the removal of a snapshot.
 const KEEP: &[QueryParam] = &[
-    QueryParam { name: "keep_store", kind: "boolean", description: "Leave the store that was made for it" },
+    QueryParam { name: "keep_store", kind: "boolean", description: "Keep the store that was created for it" },
     TIMEOUT,
 ];
 
-/// What a route gives back.
+/// Kind of response of a route.
 #[derive(Clone, Copy)]
 pub(super) enum ResponseKind {
     /// 204.
     Nothing,
     /// JSON.
     Json(SchemaFn),
-    /// Server-sent events, the data of each in JSON.
+    /// Server-sent events with JSON data.
     Events(SchemaFn),
-    /// Something of this type, and of this kind in JSON schema's words.
+    /// A content type, and its type in JSON schema.
     Other(&'static str, &'static str),
 }
 
@@ -83,19 +83,19 @@ pub(super) enum ResponseKind {
 pub(super) struct Route {
     /// GET, POST, PUT or DELETE.
     pub method: Method,
-    /// The path, with `{name}` where a device is named.
+    /// The path, with `{name}` for a device.
     pub path: &'static str,
-    /// A stable name for generated clients.
+    /// Stable name for generated clients.
     pub id: &'static str,
-    /// What it does, in one line.
+    /// Short description.
     pub summary: &'static str,
-    /// What it takes behind `?`.
+    /// Query parameters.
     pub query: &'static [QueryParam],
-    /// What it takes.
+    /// Schema of the request body.
     pub body: Option<SchemaFn>,
-    /// What it gives back.
+    /// Response on success.
     pub reply: ResponseKind,
-    /// What serves it.
+    /// The handler.
     pub serve: MethodRouter<AppState>,
 }
 
@@ -136,7 +136,7 @@ impl Route {
         Route { reply: ResponseKind::Other(content_type, kind), ..self }
     }
 
-    /// The status of success.
+    /// HTTP status on success.
     pub fn success(&self) -> u16 {
         match self.reply {
             ResponseKind::Nothing => 204,
@@ -145,7 +145,7 @@ impl Route {
     }
 }
 
-/// Every route.
+/// All routes.
 pub(super) fn all() -> Vec<Route> {
     let mut all = devices();
     all.extend(snapshots());
@@ -163,19 +163,19 @@ fn snapshots() -> Vec<Route> {
             post.clone(),
             "/v1/snapshots",
             "createSnapshots",
-            "Makes snapshots at one instant, all or none",
+            "Creates snapshots at one instant, all or none",
             s::create,
         )
         .takes::<api::CreateSnapshots>()
         .gives::<api::SnapshotList>(),
         Route::new(get.clone(), one, "getSnapshot", "One snapshot", s::one).gives::<api::Snapshot>(),
-        Route::new(delete, one, "removeSnapshot", "Removes a snapshot that nobody uses", s::remove)
+        Route::new(delete, one, "removeSnapshot", "Removes a snapshot that is not in use", s::remove)
             .query(KEEP),
         Route::new(
             post,
             "/v1/snapshots/{name}/merge",
             "mergeSnapshot",
-            "Begins to bring a snapshot back into its origin, which reads as the snapshot from then on",
+            "Starts merging a snapshot into its origin, which reads as the snapshot from then on",
             s::merge,
         )
         .gives::<api::Snapshot>(),
@@ -183,7 +183,7 @@ fn snapshots() -> Vec<Route> {
             get,
             "/v1/snapshots/{name}/changes",
             "getChanges",
-            "Where a snapshot and its origin, or another snapshot, may differ",
+            "The ranges in which a snapshot may differ from its origin or another snapshot",
             s::changes,
         )
         .query(PAGE)
@@ -201,7 +201,7 @@ fn devices() -> Vec<Route> {
             post.clone(),
             "/v1/devices",
             "createDevice",
-            "Makes a device, loads its table and resumes it",
+            "Creates a device, loads its table and resumes it",
             h::create,
         )
         .takes::<api::Create>()
@@ -210,7 +210,7 @@ fn devices() -> Vec<Route> {
             post.clone(),
             "/v1/multipath",
             "createMultipath",
-            "Makes a multipath device from its paths, and resumes it",
+            "Creates a multipath device from its paths, and resumes it",
             h::create_multipath,
         )
         .takes::<api::CreateMultipath>()
@@ -221,7 +221,7 @@ fn devices() -> Vec<Route> {
             delete.clone(),
             "/v1/devices/{name}",
             "removeDevice",
-            "Removes a device that nobody uses",
+            "Removes a device that is not in use",
             h::remove,
         )
         .query(REMOVAL),
@@ -229,7 +229,7 @@ fn devices() -> Vec<Route> {
             post.clone(),
             "/v1/devices/{name}/rename",
             "renameDevice",
-            "Gives it another name, or its uuid; whatever uses it goes on",
+            "Gives a device another name, or a uuid; clients and tables that use it are not disturbed",
             h::rename,
         )
         .takes::<api::Rename>(),
@@ -237,7 +237,7 @@ fn devices() -> Vec<Route> {
             post.clone(),
             "/v1/devices/{name}/wait",
             "waitEvent",
-            "Waits for an event, and describes the device then; its removal is one, too",
+            "Waits for an event of a device, and describes it then; its removal is an event, too",
             h::wait,
         )
         .takes::<api::Wait>()
@@ -246,12 +246,12 @@ fn devices() -> Vec<Route> {
             get.clone(),
             "/v1/devices/{name}/status",
             "getStatus",
-            "The status of its table",
+            "The status of a device's table",
             h::status,
         )
         .query(SLOT)
         .gives::<api::Status>(),
-        Route::new(get.clone(), "/v1/devices/{name}/table", "getTable", "Its table", h::table)
+        Route::new(get.clone(), "/v1/devices/{name}/table", "getTable", "A device's table", h::table)
             .query(SLOT)
             .gives::<api::Table>(),
         Route::new(
@@ -276,7 +276,7 @@ fn devices() -> Vec<Route> {
             post.clone(),
             "/v1/devices/{name}/path",
             "commandPath",
-            "Fails a path until it is reinstated by command or message, or reinstates it",
+            "Reinstates a path, or fails it until a command or message reinstates it",
             h::command_path,
         )
         .takes::<api::CommandPath>(),
@@ -284,7 +284,7 @@ fn devices() -> Vec<Route> {
             post.clone(),
             "/v1/devices/{name}/queue",
             "changeQueue",
-            "Changes settings of the queues in front of what its table uses, and of its own, while requests are under way",
+            "Changes settings of a device's queues: its own and those of the disks of its table; requests continue",
             h::change_queue,
         )
         .takes::<api::ChangeQueue>()
@@ -293,7 +293,7 @@ fn devices() -> Vec<Route> {
             post.clone(),
             "/v1/devices/{name}/power",
             "turnPower",
-            "Turns the power of disks that its table uses on or off",
+            "Turns the power of disks that a device's table uses on or off",
             h::turn_power,
         )
         .takes::<api::TurnPower>()
@@ -302,7 +302,7 @@ fn devices() -> Vec<Route> {
             post.clone(),
             "/v1/devices/{name}/suspend",
             "suspendDevice",
-            "Parks new requests and waits for those in flight",
+            "Holds back new requests and waits for those in flight",
             h::suspend,
         )
         .takes::<api::Suspend>(),
@@ -310,7 +310,7 @@ fn devices() -> Vec<Route> {
             post.clone(),
             "/v1/devices/{name}/resume",
             "resumeDevice",
-            "Swaps a loaded table in and lets requests go",
+            "Makes a loaded table live and lets requests continue",
             h::resume,
         )
         .takes::<api::Resume>(),
@@ -334,7 +334,7 @@ fn devices() -> Vec<Route> {
             get.clone(),
             "/v1/events",
             "listen",
-            "Changes of state as they come, without an end; behind the header Last-Event-ID those since",
+            "Stream of events, without end; with the header Last-Event-ID it continues after that event",
             super::events::events,
         )
         .gives_events::<api::Event>(),
@@ -350,13 +350,13 @@ fn devices() -> Vec<Route> {
         )
         .query(SLOT)
         .gives::<api::StatusList>(),
-        Route::new(get.clone(), "/v1/exports", "listExports", "What clients can connect to", h::exports)
+        Route::new(get.clone(), "/v1/exports", "listExports", "The exports that clients can connect to", h::exports)
             .gives::<api::ExportList>(),
         Route::new(
             Method::POST,
             "/v1/reconfigure",
             "reconfigure",
-            "Reads the file that the server was started with again, and does what it says, each device all or nothing",
+            "Reads the server's configuration file again and applies it; each device changes completely or not at all",
             super::config::reconfigure,
         )
         .query(FILE)
@@ -367,7 +367,7 @@ fn devices() -> Vec<Route> {
             get.clone(),
             "/v1/stats",
             "getStats",
-            "What there is and what it has done, in numbers",
+            "The counters of the server, its cores and its devices",
             h::stats,
         )
         .gives::<api::Stats>(),

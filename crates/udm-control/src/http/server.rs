@@ -1,11 +1,10 @@
-//! The control socket's server: HTTP to peers of the same user.
+//! The control socket's server: HTTP for peers of the same user.
 //!
-//! Contract: a peer that is neither of the same user nor root gets 403 to whatever it asks; at most
-//! [`CONNECTIONS_MAX`] connections are open at a time, and newcomers take the seats of those that
-//! say nothing ([`super::connections`]); a connection that gets no further with a request or its
-//! answer for [`QUIET_MAX`] is closed, one that sends its body slowly is told so before. A few
-//! descriptors are kept back, so that a process that has run out of them can still be controlled.
-//! With no connection open no timer runs.
+//! Contract: a peer that is neither the same user nor root gets 403 for every request. At most
+//! [`CONNECTIONS_MAX`] connections are open at a time; new connections replace quiet ones
+//! ([`super::connections`]). A connection without progress for [`QUIET_MAX`] is closed; a slow body
+//! gets an error response earlier. A few descriptors are kept in reserve, so a process that has run
+//! out of them can still be controlled. Without connections no timer runs.
 
 use super::BODY_MAX;
 use super::connections::{ConnectionSlot, Connections, RequestGuard};
@@ -30,26 +29,26 @@ use tokio::net::{UnixListener, UnixStream};
 use udm_core::errno::EPERM;
 use udm_dm::TargetError;
 
-/// Connections open at a time.
+/// Maximum number of open connections.
 pub const CONNECTIONS_MAX: usize = 256;
 
-/// How long a connection may stay quiet: idle, or before its request is whole, or while nothing of
-/// its answer is read.
+/// Maximum quiet time of a connection: idle, while it sends a request, or while it reads nothing of
+/// its answer.
 pub const QUIET_MAX: Duration = Duration::from_secs(30);
 
-/// How long the body of a request may take.
+/// Maximum time for the body of a request.
 pub const BODY_TIME_MAX: Duration = Duration::from_secs(15);
 
-/// Descriptors kept back.
+/// Number of descriptors in reserve.
 const SPARE: usize = 4;
 
-/// How long to wait when there is no descriptor even so, and nobody to part with.
+/// Pause if there is no descriptor left and no quiet connection to close.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Serves `router` on `socket`, until the future is dropped.
 ///
 /// # Errors
-/// When the socket can't be registered with the reactor.
+/// If the socket can't be registered with the reactor.
 pub async fn serve(socket: &Socket, router: Router) -> io::Result<()> {
     let listener = UnixListener::from_std(socket.listener.try_clone()?)?;
     let seats = Connections::new(CONNECTIONS_MAX);
@@ -70,7 +69,7 @@ pub async fn serve(socket: &Socket, router: Router) -> io::Result<()> {
         tokio::spawn(async move {
             tokio::select! {
                 () = serve_peer(stream, router, Arc::clone(&seat)) => {}
-                () = seat.evicted() => tracing::debug!("control socket: a quiet connection gave its seat"),
+                () = seat.evicted() => tracing::debug!("control socket: a quiet connection was closed for a new one"),
                 () = idle_timeout(&seat) => tracing::debug!("control socket: a connection ran out of time"),
             }
         });
@@ -78,8 +77,8 @@ pub async fn serve(socket: &Socket, router: Router) -> io::Result<()> {
     Ok(())
 }
 
-/// The next peer. Without a free descriptor it gets one of the spare ones, and somebody who is
-/// quiet has to go.
+/// Accepts the next peer. If there is no free descriptor, one of the reserve is closed, and a quiet
+/// connection is asked to close.
 async fn accept(listener: &UnixListener, spare: &mut Vec<File>, seats: &Connections) -> UnixStream {
     loop {
         let error = match listener.accept().await {
@@ -89,14 +88,14 @@ async fn accept(listener: &UnixListener, spare: &mut Vec<File>, seats: &Connecti
         let parted = seats.evict_idle();
         if spare.pop().is_none() {
             tracing::warn!(%error, "control socket: accept");
-            // The waiting peer would wake us again at once.
+            // The waiting peer would wake this task again at once.
             let pause = if parted { Duration::from_millis(1) } else { ACCEPT_PAUSE };
             tokio::time::sleep(pause).await;
         }
     }
 }
 
-/// Comes to an end when the connection has been quiet for too long.
+/// Completes when the connection has been quiet for too long.
 async fn idle_timeout(seat: &ConnectionSlot) {
     loop {
         let since = seat.quiet();
@@ -108,12 +107,12 @@ async fn idle_timeout(seat: &ConnectionSlot) {
     }
 }
 
-/// Our user, and root.
+/// True for our user and root.
 fn is_authorized(peer: u32, own: u32) -> bool {
     peer == own || peer == 0
 }
 
-/// Answers a peer's requests; without a router they are refused.
+/// Serves a peer's requests; without a router they are refused.
 async fn serve_peer(stream: UnixStream, router: Option<Router>, seat: Arc<ConnectionSlot>) {
     let router = router.map(TowerToHyperService::new);
     let stream = TokioIo::new(ProgressStream::new(stream, Arc::clone(&seat)));
@@ -137,7 +136,7 @@ async fn answer(
         Ok(request) => request,
         Err(refusal) => return refusal.into_response(),
     };
-    // For an answer that has no end.
+    // The event stream needs the slot of its connection.
     request.extensions_mut().insert(Arc::clone(seat));
     let _busy: RequestGuard = seat.begin_request();
     match hyper::service::Service::call(&router, request).await {
@@ -146,7 +145,7 @@ async fn answer(
     }
 }
 
-/// The request with all of its body, which may not take for ever.
+/// Reads the whole body of a request, with a time limit.
 async fn read_body(request: Request<Incoming>) -> Result<Request<Body>, ErrorResponse> {
     let (head, body) = request.into_parts();
     if body.is_end_stream() {
@@ -166,7 +165,7 @@ async fn read_body(request: Request<Incoming>) -> Result<Request<Body>, ErrorRes
     }
 }
 
-/// What a peer of another user is told.
+/// The error for a peer of another user.
 fn wrong_user() -> ErrorResponse {
     let error = TargetError::errno(EPERM).because("only the user that runs the server, and root, may use it");
     crate::error::VerbError::new("control socket", error).into()
@@ -182,7 +181,7 @@ mod tests {
         assert!(is_authorized(1000, 1000) && is_authorized(0, 1000) && is_authorized(0, 0));
         assert!(!is_authorized(1001, 1000) && !is_authorized(1000, 0));
     }
-    /// A connection to a server whose only answer has so many bytes.
+    /// A connection to a server whose only answer has the given length.
     fn connect(bytes: usize) -> (UnixStream, tokio::task::JoinHandle<bool>) {
         let (client, stream) = UnixStream::pair().unwrap();
         let seat = Connections::new(1).take(0, 1);
@@ -198,7 +197,7 @@ mod tests {
 
     const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nHost: udm\r\nConnection: close\r\n\r\n";
 
-    /// An answer takes as long as its reader wants, if that one reads.
+    /// A slow reader is not cut off as long as it reads.
     #[tokio::test(start_paused = true)]
     async fn a_slow_reader_is_quiet_when_it_stops() {
         const BYTES: usize = 4 << 20;

@@ -1,5 +1,5 @@
-//! What the routes of snapshots do. All of them but the looks may block on storage, and run beside
-//! the control thread.
+//! The handlers of the snapshot routes. Except for simple queries they may block on storage, so
+//! they run on other threads.
 
 use super::api;
 use super::concurrency::{AppState, ConcurrencyLimits};
@@ -16,14 +16,13 @@ use std::sync::Arc;
 use std::time::Duration;
 use udm_dm::SnapshotState;
 
-/// How often it is looked whether a merge is over.
+/// Interval of checks whether a merge has ended.
 const MERGE_STEP: Duration = Duration::from_millis(20);
 
-/// How often it is looked whether one that failed goes on, and tried to put the table of its origin
-/// back.
+/// Interval of checks of a failed merge, and of attempts to restore the origin's table.
 const RETRY_STEP: Duration = Duration::from_secs(1);
 
-/// Which page of what differs.
+/// Query parameters of a page of changed ranges.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ChangesPageParams {
@@ -43,7 +42,7 @@ pub(super) struct RemoveSnapshotParams {
 pub(super) async fn list(
     State(AppState { registry, gates, .. }): State<AppState>,
 ) -> Answer<api::SnapshotList> {
-    // The state folder is read.
+    // Reading the state folder may block.
     let all = gates.metrics.run("snapshots", move || {
         let mut all = snapshot::list(&registry);
         all.extend(snapshot::unattached(&registry)?);
@@ -70,7 +69,7 @@ pub(super) async fn create(
     };
     if new.snapshots.len() > TOGETHER_MAX {
         let count = new.snapshots.len();
-        return Err(refuse(format!("{count} snapshots at once, {TOGETHER_MAX} can: take them in turns")));
+        return Err(refuse(format!("{count} snapshots at once, at most {TOGETHER_MAX} are allowed")));
     }
     let name = first.name.clone();
     let asked = CancelGuard::within(new.timeout_ms, "no snapshot was made");
@@ -84,7 +83,7 @@ pub(super) async fn remove(
     DeviceName(name): DeviceName,
     QueryParams(keep): QueryParams<RemoveSnapshotParams>,
 ) -> Done {
-    let asked = CancelGuard::within(keep.timeout_ms, "the snapshot is there as it was");
+    let asked = CancelGuard::within(keep.timeout_ms, "the snapshot was not removed");
     let cancel_token = asked.0.clone();
     let device = name.clone();
     let keep = keep.keep_store.unwrap_or(false);
@@ -111,7 +110,7 @@ pub(super) async fn merge(
     Ok(Json(begun))
 }
 
-/// Sees to the ends of merges that another server has begun, for ever.
+/// Finishes merges that an earlier server began. Never returns.
 pub(super) async fn finish_merges(registry: &Arc<Registry>, gates: &Arc<ConcurrencyLimits>) -> Infallible {
     loop {
         let end = registry.next_merge().await;
@@ -119,8 +118,8 @@ pub(super) async fn finish_merges(registry: &Arc<Registry>, gates: &Arc<Concurre
     }
 }
 
-/// Puts the origin's table back when the merge is over. One that fails is looked at until somebody
-/// has it go on; one whose device gets another table is somebody else's.
+/// Restores the origin's table when the merge is complete. A failed merge is checked until it is
+/// restarted. If the device gets another table, the merge is no longer handled here.
 async fn finish_merge(registry: Arc<Registry>, gates: Arc<ConcurrencyLimits>, end: PendingMerge) {
     let (end, name) = (Arc::new(end.clone()), end.name().to_owned());
     let mut told = false;
@@ -133,7 +132,10 @@ async fn finish_merge(registry: Arc<Registry>, gates: Arc<ConcurrencyLimits>, en
                 match gates.loads.run(&name, move || snapshot::finish(&of, &merge)).await {
                     Ok(()) => return,
                     Err(refusal) if !std::mem::replace(&mut told, true) => {
-                        tracing::warn!("{name}: its table as an origin waits: {}", refusal.story());
+                        tracing::warn!(
+                            "{name}: its table as an origin can't be restored yet: {}",
+                            refusal.story()
+                        );
                     }
                     Err(_) => {}
                 }

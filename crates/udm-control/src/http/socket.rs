@@ -1,4 +1,4 @@
-//! The control socket: bound by us, or given to us.
+//! The control socket: bound by the server, or inherited.
 
 use std::fs;
 use std::io;
@@ -9,26 +9,26 @@ use std::path::{Path, PathBuf};
 use udm_frontends::unix_socket::BoundUnixSocket;
 pub use udm_frontends::unix_socket::PATH_MAX;
 
-/// A control socket. Dropping it removes its file where we have made that, unless another server
-/// has put its own there meanwhile.
+/// A control socket. Dropping it removes the socket file if this process created it, unless another
+/// server has replaced it.
 #[derive(Debug)]
 pub struct Socket {
     pub(super) listener: UnixListener,
     path: PathBuf,
-    /// Nothing where the file is somebody else's.
+    /// `None` if the socket was inherited.
     _bound: Option<BoundUnixSocket>,
 }
 
 impl Socket {
-    /// Binds `path`, and makes its folder (mode 0700) when only that is missing.
+    /// Binds `path`. Creates its folder (mode 0700) if only that is missing.
     ///
     /// # Errors
-    /// As [`BoundUnixSocket::new`]'s.
+    /// As [`BoundUnixSocket::new`].
     pub fn bind(path: &Path) -> io::Result<Socket> {
         let folder = path.parent().filter(|f| !f.as_os_str().is_empty()).unwrap_or(Path::new("."));
         match fs::create_dir(folder) {
             Ok(()) => fs::set_permissions(folder, fs::Permissions::from_mode(0o700))?,
-            // It was there, or another server was faster.
+            // The folder existed, or another server created it first.
             Err(_) if folder.is_dir() => {}
             Err(error) => return Err(error),
         }
@@ -37,11 +37,11 @@ impl Socket {
         Ok(Socket { listener, path: path.into(), _bound: Some(bound) })
     }
 
-    /// A socket that listens already. Its file is whoever's made it, with the mode that it has; who
-    /// may use it is asked of each peer all the same.
+    /// Takes an inherited listening socket. Its file, with its mode, belongs to the process that
+    /// created it; peers are checked all the same.
     ///
     /// # Errors
-    /// The system's own; and a socket without a path.
+    /// The system's error, and a socket without a path.
     pub fn given(listener: UnixListener) -> io::Result<Socket> {
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
@@ -49,7 +49,7 @@ impl Socket {
         Ok(Socket { path: path.into(), listener, _bound: None })
     }
 
-    /// Where it is.
+    /// Path of the socket.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -107,7 +107,7 @@ mod tests {
         })
     }
 
-    /// Servers that are started together make their folder together.
+    /// Servers that are started together create their folder together.
     #[test]
     fn a_folder_that_another_server_makes_is_as_good() {
         let top = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Numbers with their labels, as Prometheus takes them.
+//! Prometheus metric families.
 
 use super::list::{ALL, Metric};
 use prometheus::proto::{self, MetricFamily, MetricType};
@@ -6,16 +6,16 @@ use prometheus::{Encoder, TextEncoder};
 use std::collections::HashMap;
 use udm_core::Nanos;
 
-/// What belongs to a series: names and values.
+/// Names and values of the labels of a series.
 pub(super) type Labels<'a> = &'a [(&'static str, &'a str)];
 
-/// Bounds of a histogram's buckets: each is twice the one before. Finer steps, for 10,000 devices,
-/// would be more lines than anybody wants to store.
+/// Number of histogram buckets; each bound is twice the one before. Finer buckets would be too many
+/// lines for 10,000 devices.
 const BUCKETS: usize = 24;
-/// The shortest, in ns.
+/// The smallest bound in ns.
 const SHORTEST: u64 = 2048;
 
-/// All numbers of one look.
+/// The metric families of one reading.
 #[derive(Default)]
 pub(super) struct MetricFamilies(HashMap<&'static str, Vec<proto::Metric>>);
 
@@ -46,8 +46,8 @@ impl MetricFamilies {
         }
     }
 
-    /// Adds a histogram of requests that took less than so long and no less than the step before,
-    /// `sum` in all.
+    /// Adds a histogram. Each step counts requests that took less than its time and at least the
+    /// time of the step before; `sum` is the total time.
     pub fn add_times(&mut self, metric: &Metric, labels: Labels<'_>, steps: &[(Nanos, u64)], sum: Nanos) {
         let bounds = (0..BUCKETS).map(|n| SHORTEST << n);
         let bucket = |bound: u64| {
@@ -64,7 +64,7 @@ impl MetricFamilies {
         self.series(metric, labels).set_histogram(histogram);
     }
 
-    /// The text that Prometheus reads, format 0.0.4.
+    /// The output, in Prometheus' text format 0.0.4.
     pub fn text(mut self) -> Vec<u8> {
         let families: Vec<MetricFamily> = ALL
             .iter()
@@ -83,7 +83,7 @@ impl MetricFamilies {
     }
 }
 
-/// A time as Prometheus wants it.
+/// A time in seconds, Prometheus' unit.
 pub(super) fn seconds(time: Nanos) -> f64 {
     time.0 as f64 / 1e9
 }

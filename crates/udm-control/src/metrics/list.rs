@@ -1,14 +1,14 @@
-//! The one list of metrics. docs/metrics.md has the same, which a test keeps.
+//! The one list of metrics. A test keeps docs/metrics.md the same.
 
 use prometheus::proto::MetricType;
 
 /// A metric.
 pub(super) struct Metric {
-    /// Its name, by Prometheus' rules: base units, `_total` for what only grows.
+    /// Name by Prometheus' rules: base units, `_total` for counters.
     pub name: &'static str,
-    /// What it is.
+    /// Description.
     pub help: &'static str,
-    /// How its numbers behave.
+    /// Counter, gauge or histogram.
     pub kind: MetricType,
 }
 
@@ -17,7 +17,7 @@ macro_rules! metrics {
         $(pub(super) const $ident: Metric =
             Metric { name: $name, help: $help, kind: MetricType::$kind };)*
 
-        /// All, in the order in which they are shown.
+        /// All metrics, in the order of the output.
         pub(super) const ALL: &[&Metric] = &[$(&$ident),*];
     };
 }
@@ -28,7 +28,7 @@ metrics! {
     ACCEPTED = COUNTER "udm_connections_accepted_total": "Connections that were accepted";
     REFUSED = COUNTER "udm_connections_refused_total":
         "Connections that were closed, or refused an export, because there were too many";
-    MOVES = COUNTER "udm_connection_moves_total": "How often a connection went on on another core";
+    MOVES = COUNTER "udm_connection_moves_total": "Moves of connections to another core";
     CORE_REQUESTS = COUNTER "udm_core_requests_total": "Requests that a core has answered";
     DEVICE = GAUGE "udm_device_info": "Always 1; the device's uuid and number are labels";
     SIZE = GAUGE "udm_device_size_bytes": "The size of the live table";
@@ -37,28 +37,28 @@ metrics! {
     OPEN = GAUGE "udm_device_users": "Clients and tables that use the device";
     EVENTS = COUNTER "udm_device_events_total": "Events that the device has raised";
     REQUESTS = COUNTER "udm_requests_total": "Requests of clients that were answered, errors included";
-    BYTES = COUNTER "udm_request_bytes_total": "What of them went well, in bytes";
+    BYTES = COUNTER "udm_request_bytes_total": "Bytes of client requests that succeeded";
     ERRORS = COUNTER "udm_request_errors_total": "Requests of clients that were answered with an error";
-    IN_FLIGHT = GAUGE "udm_requests_in_flight": "Requests of clients that the device has";
-    OP_IN_FLIGHT = GAUGE "udm_requests_in_flight_by_op": "Of those, the ones of an operation";
-    DURATION = HISTOGRAM "udm_request_duration_seconds": "How long the device had requests of clients";
+    IN_FLIGHT = GAUGE "udm_requests_in_flight": "Requests of clients in flight";
+    OP_IN_FLIGHT = GAUGE "udm_requests_in_flight_by_op": "Requests of clients in flight, by operation";
+    DURATION = HISTOGRAM "udm_request_duration_seconds": "Time that requests of clients took in the device";
     PATH_UP = GAUGE "udm_path_up": "1 when the path is in use, 0 when it is failed";
-    PATH_EJECTED = GAUGE "udm_path_ejected": "1 while the path is out of use for being slow";
+    PATH_EJECTED = GAUGE "udm_path_ejected": "1 while the path is ejected because it is slow";
     PATH_FAILURES = COUNTER "udm_path_failures_total": "How often the path failed";
-    PATH_FAILED = COUNTER "udm_path_failed_seconds_total": "How long the path was failed in all";
-    PATH_IN_FLIGHT = GAUGE "udm_path_requests_in_flight": "Requests that the path has";
-    PATH_REQUESTS = COUNTER "udm_path_requests_total": "Requests that came back from the path, well or not";
-    PATH_BYTES = COUNTER "udm_path_bytes_total": "Their length in bytes";
-    PATH_ERRORS = COUNTER "udm_path_errors_total": "Requests that came back from the path with an error";
+    PATH_FAILED = COUNTER "udm_path_failed_seconds_total": "Total time in which the path was failed";
+    PATH_IN_FLIGHT = GAUGE "udm_path_requests_in_flight": "Requests in flight on the path";
+    PATH_REQUESTS = COUNTER "udm_path_requests_total": "Requests that the path completed, with or without error";
+    PATH_BYTES = COUNTER "udm_path_bytes_total": "Bytes of requests that the path completed";
+    PATH_ERRORS = COUNTER "udm_path_errors_total": "Requests that the path completed with an error";
     PATH_RETRIES = COUNTER "udm_path_retries_total":
-        "Requests that the path was given after another had failed them";
+        "Requests that the path got after another path had failed them";
     PATH_WAITING = GAUGE "udm_path_requests_waiting":
         "Writes and flushes that are past their deadline and still wait for the path";
-    PATH_HEDGES = COUNTER "udm_path_hedges_total": "Reads of the path that were sent to another one too";
-    PATH_HEDGES_WON = COUNTER "udm_path_hedges_won_total": "Those that were answered there first";
-    PATH_DURATION = HISTOGRAM "udm_path_read_duration_seconds": "How long reads of the path took";
+    PATH_HEDGES = COUNTER "udm_path_hedges_total": "Reads of the path that were also sent to another path";
+    PATH_HEDGES_WON = COUNTER "udm_path_hedges_won_total": "Reads of the path that another path answered first";
+    PATH_DURATION = HISTOGRAM "udm_path_read_duration_seconds": "Time that reads of the path took";
     SNAPSHOT_VALID = GAUGE "udm_snapshot_valid": "1 while the snapshot can be read";
-    SNAPSHOT_USED = GAUGE "udm_snapshot_used_bytes": "What of the store is in use, metadata included";
-    SNAPSHOT_METADATA = GAUGE "udm_snapshot_metadata_bytes": "What of that is metadata";
+    SNAPSHOT_USED = GAUGE "udm_snapshot_used_bytes": "Space in use in the store, metadata included";
+    SNAPSHOT_METADATA = GAUGE "udm_snapshot_metadata_bytes": "Space in use in the store for metadata";
     SNAPSHOT_STORE = GAUGE "udm_snapshot_store_bytes": "The size of the store";
 }

@@ -10,10 +10,10 @@ use families::{Labels, MetricFamilies, seconds};
 use list as m;
 use udm_core::Nanos;
 
-/// The type of [`text`].
+/// Content type of [`text`].
 pub const CONTENT_TYPE: &str = prometheus::TEXT_FORMAT;
 
-/// All metrics of a look, as text.
+/// All metrics of a reading, as text.
 #[must_use]
 pub fn text(stats: &api::Stats) -> Vec<u8> {
     let mut all = MetricFamilies::default();
@@ -45,7 +45,7 @@ fn device(stats: &api::DeviceStats, all: &mut MetricFamilies) {
         all.add(&m::IN_FLIGHT, &[name], in_flight as f64);
     }
     stats.served.iter().for_each(|(op, served)| operation(&[name, ("op", op)], served, all));
-    // The place of a path in its group tells two of one disk apart.
+    // The index of a path in its group distinguishes two paths over one disk.
     let mut last = (0, 0, 0);
     for shown in &stats.paths {
         let nth = if (shown.start_bytes, shown.group) == (last.0, last.1) { last.2 + 1 } else { 1 };
@@ -111,7 +111,7 @@ fn path(device: &str, nth: u64, path: &api::Path, all: &mut MetricFamilies) {
 mod tests {
     use super::list::ALL;
 
-    /// docs/metrics.md lists each metric in its order, with its kind and what it is.
+    /// docs/metrics.md lists each metric in order, with its kind and description.
     #[test]
     fn the_list_is_in_the_docs() {
         let docs = include_str!("../../../../docs/metrics.md");

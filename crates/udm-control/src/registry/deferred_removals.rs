@@ -1,15 +1,15 @@
-//! Devices that are removed when nobody has them open any more.
+//! Devices that are removed after their last close.
 //!
-//! Who closes a device looks whether any removal waits, and wakes who sees to it if so. Both mark
-//! first and look then, in one order for all (`SeqCst`): either the one that defers a removal sees
-//! that nobody has the device open, or the last one to close it sees that a removal waits.
+//! Every close of a device checks for deferred removals and wakes the task that runs them. Both
+//! sides first write and then read, in one total order (`SeqCst`): either the deferring verb sees
+//! that the device is closed, or the last close sees that a removal is deferred.
 
 use super::Registry;
 use super::directory::Mapped;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use tokio::sync::Notify;
 
-/// How many removals wait, and who sees to them.
+/// Number of deferred removals, and the wake-up of the task that runs them.
 #[derive(Default)]
 pub(super) struct DeferredRemovals {
     waiting: AtomicUsize,
@@ -17,7 +17,7 @@ pub(super) struct DeferredRemovals {
 }
 
 impl DeferredRemovals {
-    /// Somebody has closed a device.
+    /// Notes that a device was closed.
     pub fn closed(&self) {
         if self.waiting.load(SeqCst) > 0 {
             self.wake.notify_one();
@@ -26,13 +26,13 @@ impl DeferredRemovals {
 }
 
 impl Mapped {
-    /// True when it is removed as soon as nobody has it open.
+    /// True if the device is removed after its last close.
     pub(crate) fn is_deferred(&self) -> bool {
         self.is_deferred.load(SeqCst)
     }
 
-    /// Has it removed when nobody has it open any more, or not; what was so before. Who says so
-    /// looks behind this whether somebody has it open.
+    /// Sets or cancels the deferred removal; returns the previous state. The caller checks
+    /// afterwards if the device is open.
     pub(crate) fn defer(&self, deferred: bool) -> bool {
         let before = self.is_deferred.swap(deferred, SeqCst);
         if deferred && !before {
@@ -51,7 +51,7 @@ impl Drop for Mapped {
 }
 
 impl Registry {
-    /// Waits until a device has been closed while removals wait. For one at a time.
+    /// Waits until a device is closed while removals are deferred. Only one task may wait.
     pub(crate) async fn closed(&self) {
         self.deferred.wake.notified().await;
     }

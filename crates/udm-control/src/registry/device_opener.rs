@@ -1,4 +1,4 @@
-//! What a registry asks of the world outside: what names lead to, and a thread for what may block.
+//! The registry's access to the outside: it opens devices and runs blocking work.
 
 use std::path::Path;
 use udm_backends::Backends;
@@ -6,9 +6,9 @@ pub use udm_backends::{DiskIdentity, OpenedDevice};
 use udm_core::OpenError;
 use udm_wire::uri::{DeviceUri, FileUri};
 
-/// The outside of a registry: of the program, [`Backends`] and threads.
+/// Opens devices for a registry. The program uses [`Backends`] and threads, the simulator its own.
 pub trait DeviceOpener: Send + Sync {
-    /// As [`Backends::map_reader`].
+    /// As [`Backends::look`].
     ///
     /// # Errors
     /// As there.
@@ -20,14 +20,15 @@ pub trait DeviceOpener: Send + Sync {
     /// As there.
     fn open(&self, uri: &DeviceUri) -> Result<OpenedDevice, OpenError>;
 
-    /// The word under which a device is known: a file goes by its real path, so that links and `..`
-    /// lead to the same device.
+    /// Canonical form of a URI. A file is named by its real path, so links and `..` lead to the
+    /// same device.
     fn canonical(&self, uri: &DeviceUri) -> String;
 
-    /// Is there such a file?
+    /// True if the file exists.
     fn exists(&self, path: &Path) -> bool;
 
-    /// Runs `cpu_budget`, which may block, beside whoever asks. Where that can't be it is dropped.
+    /// Runs `work`, which may block, on another thread. If no thread can be started, `work` is
+    /// dropped.
     fn beside(&self, work: Box<dyn FnOnce() + Send>);
 }
 

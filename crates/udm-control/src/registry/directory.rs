@@ -1,12 +1,10 @@
-//! The directory of mapped devices: who has which name, uuid and number, and in which stage of its
-//! life.
+//! The directory of mapped devices: names, UUIDs, numbers and the stage of each device.
 //!
-//! Contract: a listing belongs to whoever made it ([`CreationGuard`]) until the device is complete, then to
-//! whoever takes it away ([`Leaving`]); nobody else ends it. While a device is made or taken away
-//! its name, uuid and number are taken, but it is found by nobody: not listed, not exported by
-//! others, not used by tables. Tables that use a device are counted as they take it ([`DeviceUse`]),
-//! under the lock under which a removal begins, so that one of the two is refused. All look-ups are
-//! by index.
+//! Contract: an entry belongs to the creator ([`CreationGuard`]) until the device is complete, and
+//! later to the remover ([`Leaving`]). During both, the name, UUID and number are taken, but
+//! look-ups fail, the device is not listed, and no table can use it. A table is counted as a user
+//! of a device ([`DeviceUse`]) under the lock under which a removal begins, so one of the two is
+//! refused. All look-ups use an index.
 
 mod rename;
 
@@ -27,10 +25,10 @@ use udm_core::errno::{EBUSY, EINVAL, ENXIO};
 use udm_core::{DevNo, Nanos};
 use udm_dm::{EventKind, MappedDevice, StateChange, TargetError};
 
-/// How many mapped devices there can be (the kernel's minors have 20 bits).
+/// Maximum number of mapped devices (the kernel's minors have 20 bits).
 const MAPPED_MAX: u32 = 1 << 20;
 
-/// The control side's clock: nanoseconds since it was first read.
+/// The clock of the control side: nanoseconds since its first use.
 fn control_clock() -> Nanos {
     static ORIGIN: OnceLock<Instant> = OnceLock::new();
     Nanos(ORIGIN.get_or_init(Instant::now).elapsed().as_nanos() as u64)
@@ -40,41 +38,40 @@ fn control_clock() -> Nanos {
 pub struct Mapped {
     /// The device.
     pub device: Arc<MappedDevice>,
-    /// Held by whoever suspends, resumes, renews or removes it: one at a time, in the order they
-    /// came.
+    /// Lock of a suspend, resume, table change or removal. Waiters get it in the order of arrival.
     pub(crate) changing: Arc<tokio::sync::Mutex<()>>,
-    /// The verbs that hold it or wait for it.
+    /// The verbs that hold or wait for the lock.
     pub(crate) pending: PendingVerbs,
-    /// Who waits for its events.
+    /// The waiters for its events.
     pub(crate) waiters: Arc<EventWaiters>,
-    /// Tables that use it.
+    /// Number of tables that use the device.
     holds: AtomicUsize,
     note: Mutex<SnapshotInfo>,
-    /// Clients may not write. Said before it is exported.
+    /// If true, clients may not write. Set before the device is exported.
     pub(crate) read_only: AtomicBool,
     pub(super) is_deferred: AtomicBool,
-    /// Who removes it when its removal is deferred.
+    /// Wake-up of the task that runs deferred removals.
     pub(super) deferred: Arc<DeferredRemovals>,
 }
 
 impl Mapped {
-    /// How many tables use it, in either slot of other devices or still being built.
+    /// Number of tables that use the device, in either slot of other devices or still being built.
     pub(crate) fn holds(&self) -> usize {
         self.holds.load(Ordering::SeqCst)
     }
 
-    /// Has who listens told of a change.
+    /// Sends an event of the device to the event stream.
     pub(crate) fn tell(&self, kind: EventKind, line: &str) {
         self.device.emit_event(&|| StateChange::new(kind, line));
     }
 
-    /// What the verbs for snapshots know of it. Held for moments.
+    /// Facts for the snapshot verbs. Locked only briefly.
     pub(crate) fn note(&self) -> MutexGuard<'_, SnapshotInfo> {
         self.note.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The stages of a listing.
+/// Lifecycle stage of a directory entry.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ListingStage {
     Creating,
@@ -87,13 +84,13 @@ struct DirectoryEntry {
     stage: ListingStage,
 }
 
-/// All listings.
+/// The directory entries and their indexes.
 #[derive(Default)]
 pub(super) struct DeviceDirectory {
     by_minor: BTreeMap<u32, DirectoryEntry>,
     names: HashMap<String, u32>,
     uuids: HashMap<String, u32>,
-    /// Numbers below `next` that are free again.
+    /// Free numbers below `next`.
     free: BTreeSet<u32>,
     next: u32,
     deferred: Arc<DeferredRemovals>,
@@ -101,7 +98,7 @@ pub(super) struct DeviceDirectory {
 }
 
 impl DeviceDirectory {
-    /// An empty one.
+    /// An empty directory.
     pub fn new(deferred: &Arc<DeferredRemovals>, feed: &Arc<EventStream>) -> DeviceDirectory {
         DeviceDirectory {
             deferred: Arc::clone(deferred),
@@ -111,7 +108,7 @@ impl DeviceDirectory {
     }
 }
 
-/// Checks that `word`, a name or a uuid, can't be taken for a number.
+/// Checks that `word`, a name or a UUID, does not look like a device number.
 fn check_not_number(what: &str, word: &str) -> Result<(), TargetError> {
     if word.parse::<DevNo>().is_err() {
         return Ok(());
@@ -120,19 +117,19 @@ fn check_not_number(what: &str, word: &str) -> Result<(), TargetError> {
     Err(TargetError::errno(EINVAL).because(reason))
 }
 
-/// Why a device is not to be had.
+/// Reason why a look-up fails.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum LookupFailure {
-    /// There is none.
+    /// There is no such device.
     Unknown,
-    /// It is not complete yet.
+    /// The device is being created.
     Creating,
-    /// It is being removed.
+    /// The device is being removed.
     Leaving,
 }
 
 impl LookupFailure {
-    /// For a person; `None` when there is nothing.
+    /// Text for an error message; `None` for an unknown device.
     pub fn reason(self) -> Option<&'static str> {
         match self {
             LookupFailure::Unknown => None,
@@ -153,13 +150,12 @@ impl DeviceDirectory {
         }
     }
 
-    /// The device of a name.
+    /// The device with a name.
     pub fn named(&self, name: &str) -> Result<&Arc<Mapped>, LookupFailure> {
         self.numbered(*self.names.get(name).ok_or(LookupFailure::Unknown)?)
     }
 
-    /// The device that `word` means: by its number, which nothing else can look like, its name, or
-    /// its uuid.
+    /// The device with the number, name or UUID `word`. Names and UUIDs can't look like numbers.
     fn resolve(&self, word: &str) -> Result<&Arc<Mapped>, LookupFailure> {
         if let Ok(number) = word.parse::<DevNo>() {
             return if number.major == MAPPED_MAJOR {
@@ -172,7 +168,7 @@ impl DeviceDirectory {
         self.numbered(*minor.ok_or(LookupFailure::Unknown)?)
     }
 
-    /// All devices that are complete, by number.
+    /// All complete devices, by number.
     pub fn all(&self) -> impl Iterator<Item = &Arc<Mapped>> {
         self.by_minor
             .values()
@@ -180,7 +176,7 @@ impl DeviceDirectory {
             .map(|listing| &listing.mapped)
     }
 
-    /// Lists a device, with the minor number that is wanted, or the lowest that is free.
+    /// Adds a device with the given minor number, or with the lowest free one.
     fn reserve(
         &mut self,
         name: &str,
@@ -198,7 +194,7 @@ impl DeviceDirectory {
             word.map_or(Ok(()), |word| check_not_number(what, word))?;
         }
         if minor.is_some_and(|minor| self.by_minor.contains_key(&minor)) {
-            // As the kernel has it.
+            // ENXIO, as in the kernel.
             return Err(TargetError::errno(ENXIO).because("a device with that number exists"));
         }
         let is_wanted = minor.is_some();
@@ -237,7 +233,7 @@ impl DeviceDirectory {
         Ok(mapped)
     }
 
-    /// The listing of `mapped`, and of nothing else that may have its number by now.
+    /// The entry of `mapped`; another device may have its number by now.
     fn listing(&mut self, mapped: &Arc<Mapped>) -> Option<&mut DirectoryEntry> {
         let listing = self.by_minor.get_mut(&mapped.device.number().minor)?;
         (Arc::ptr_eq(&listing.mapped, mapped) || bugs::on(Bug::EntryOfAnother)).then_some(listing)
@@ -265,8 +261,7 @@ impl DeviceDirectory {
     }
 }
 
-/// A device that is being made. Dropped before it is complete it is gone, and its name is free
-/// again.
+/// A device that is being created. If dropped before it is complete, the device is removed.
 pub(crate) struct CreationGuard<'a> {
     registry: &'a Registry,
     pub mapped: Arc<Mapped>,
@@ -274,12 +269,12 @@ pub(crate) struct CreationGuard<'a> {
 }
 
 impl CreationGuard<'_> {
-    /// From now on the device is everybody's.
+    /// Completes the creation: other verbs can use the device from now on.
     pub fn complete(mut self) {
         self.complete = true;
         let mut state = self.registry.state();
         state.directory.set(&self.mapped, ListingStage::Active);
-        // Before anybody can find and change it.
+        // Sent before other verbs can find and change the device.
         self.mapped.tell(EventKind::Created, "created");
     }
 }
@@ -292,7 +287,7 @@ impl Drop for CreationGuard<'_> {
     }
 }
 
-/// A device that is being removed. Dropped before it is gone it stays.
+/// A device that is being removed. If dropped before the removal is complete, the device stays.
 pub(crate) struct Leaving<'a> {
     registry: &'a Registry,
     mapped: Arc<Mapped>,
@@ -300,11 +295,11 @@ pub(crate) struct Leaving<'a> {
 }
 
 impl Leaving<'_> {
-    /// Its name, uuid and number are free.
+    /// Completes the removal: the name, UUID and number are free.
     pub fn gone(mut self) {
         self.gone = true;
         let mut state = self.registry.state();
-        // Before its name can be another's.
+        // Sent before another device can get the name.
         self.mapped.tell(EventKind::Removed, "removed");
         state.directory.forget(&self.mapped);
     }
@@ -318,11 +313,11 @@ impl Drop for Leaving<'_> {
     }
 }
 
-/// A table's use of a device; the last clone ends it.
+/// Counts a table as a user of a device until dropped.
 pub(super) struct DeviceUse(Arc<Mapped>);
 
 impl DeviceUse {
-    /// Only under the lock of the directory, and only of a device that it gave.
+    /// The caller holds the directory's lock since it looked the device up.
     pub fn new(mapped: &Arc<Mapped>) -> DeviceUse {
         mapped.holds.fetch_add(1, Ordering::Relaxed);
         DeviceUse(Arc::clone(mapped))
@@ -342,11 +337,11 @@ impl Drop for DeviceUse {
 }
 
 impl Registry {
-    /// The mapped device called `word`: `major:minor`, a name, or a uuid.
+    /// Looks up a mapped device by `major:minor`, name or UUID.
     ///
     /// # Errors
-    /// ENXIO, as the kernel says it of names that it does not know; EBUSY while the device is being
-    /// created or removed.
+    /// ENXIO for an unknown device, as in the kernel; EBUSY while the device is being created or
+    /// removed.
     pub fn find(&self, word: &str) -> Result<Arc<Mapped>, VerbError> {
         let state = self.state();
         state.directory.resolve(word).cloned().map_err(|absent| match absent.reason() {
@@ -355,30 +350,31 @@ impl Registry {
         })
     }
 
-    /// Every mapped device, by number.
+    /// All complete mapped devices, by number.
     #[must_use]
     pub fn all(&self) -> Vec<Arc<Mapped>> {
         self.state().directory.all().cloned().collect()
     }
 
-    /// Every mapped device, those that are being created or removed included.
+    /// All mapped devices, including those that are being created or removed.
     #[must_use]
     pub fn all_with_pending(&self) -> Vec<Arc<Mapped>> {
         self.state().directory.by_minor.values().map(|listing| Arc::clone(&listing.mapped)).collect()
     }
 
-    /// The listing of `device`, whatever stage it is in.
+    /// The entry of `device`, in any stage.
     pub(crate) fn listed(&self, device: &Arc<MappedDevice>) -> Option<Arc<Mapped>> {
         let state = self.state();
         let listing = state.directory.by_minor.get(&device.number().minor)?;
         Arc::ptr_eq(&listing.mapped.device, device).then(|| Arc::clone(&listing.mapped))
     }
 
-    /// Reserves a name, a uuid and the lowest number that is free, as in the kernel, for a device
-    /// without a table.
+    /// Adds a device without a table. Reserves its name, UUID and number: the given one, or the
+    /// lowest free one as in the kernel.
     ///
     /// # Errors
-    /// EINVAL for a bad name or uuid, EBUSY for one that is taken.
+    /// EINVAL for an invalid name, UUID or number, EBUSY for a name or UUID in use, ENXIO for a
+    /// number in use.
     pub(crate) fn make(
         &self,
         name: &str,
@@ -393,12 +389,11 @@ impl Registry {
         Ok(CreationGuard { registry: self, mapped, complete: false })
     }
 
-    /// Begins the removal of a device that no table uses, and which `may` be removed. No table can
-    /// take it from then on.
+    /// Begins the removal of a device that no table uses, if `may` allows it. From then on no table
+    /// can use the device.
     ///
     /// # Errors
-    /// EBUSY while tables use it, ENXIO when somebody else has removed it, or it may not be removed
-    /// any more.
+    /// EBUSY while tables use it; ENXIO if another verb has removed it, or if `may` returns false.
     pub(crate) fn begin_removal(
         &self,
         mapped: &Arc<Mapped>,
@@ -412,7 +407,7 @@ impl Registry {
             return Err(TargetError::errno(ENXIO).because("it has been removed meanwhile"));
         };
         if !may(mapped) && !bugs::on(Bug::DeferredAnyway) {
-            return Err(TargetError::errno(ENXIO).because("it is to stay"));
+            return Err(TargetError::errno(ENXIO).because("its deferred removal was cancelled"));
         }
         let holds = mapped.holds();
         if holds > 0 {
@@ -422,10 +417,10 @@ impl Registry {
         Ok(Leaving { registry: self, mapped: Arc::clone(mapped), gone: false })
     }
 
-    /// Has a removal that was deferred not come, if that is not under way.
+    /// Cancels a deferred removal that has not begun.
     ///
     /// # Errors
-    /// ENXIO when it has come, or is under way.
+    /// ENXIO if the removal has begun.
     pub(crate) fn keep(&self, mapped: &Arc<Mapped>) -> Result<(), TargetError> {
         let mut state = self.state();
         if state.directory.listing(mapped).is_none_or(|listing| listing.stage != ListingStage::Active) {
@@ -435,14 +430,14 @@ impl Registry {
         Ok(())
     }
 
-    /// True for a device that is being made: it changes for nobody yet.
+    /// True while the device is being created. Events are not sent for it yet.
     pub(crate) fn is_being_created(&self, mapped: &Arc<Mapped>) -> bool {
         let mut state = self.state();
         state.directory.listing(mapped).is_some_and(|listing| listing.stage == ListingStage::Creating)
     }
 
-    /// True while `mapped` is listed and not about to leave it. Asked under [`Registry::linking`]
-    /// it stays true as long as that is held.
+    /// True while `mapped` is listed and not being removed. Under the lock [`Registry::linking`]
+    /// the answer stays valid.
     pub(crate) fn is_active(&self, mapped: &Arc<Mapped>) -> bool {
         let mut state = self.state();
         state.directory.listing(mapped).is_some_and(|listing| listing.stage != ListingStage::Leaving)
@@ -463,7 +458,7 @@ mod tests {
         directory.forget(&made[0]);
         let again = directory.reserve("d", Some("u"), None).unwrap();
         assert_eq!(minor(&again), 0);
-        // What has lost its listing takes no other's away.
+        // A device without an entry must not remove another's.
         directory.forget(&made[0]);
         assert!(directory.named("d").is_err_and(|absent| absent == LookupFailure::Creating));
         directory.set(&again, ListingStage::Active);

@@ -1,9 +1,9 @@
-//! The changes of state of all devices, in their order, for those who listen.
+//! The ordered stream of the events of all devices, for its subscribers.
 //!
-//! Contract: whoever changes something, cores included, puts it into a bounded queue and wakes
-//! those who listen; it waits for nobody, and where nobody has listened yet it costs a look at a
-//! flag. The last [`KEPT`] changes are kept. Who listens reads them at his own pace: what he was
-//! too slow for he is told to have lost, and he holds up nobody.
+//! Contract: any thread, cores included, puts events into a bounded queue and wakes the
+//! subscribers. It never waits. Before the first subscription an event costs one load of a flag.
+//! The last [`KEPT`] events are kept. Subscribers read at their own pace; a slow subscriber gets
+//! the number of lost events and delays no other.
 
 use crate::error::one_line;
 use crate::http::api;
@@ -16,16 +16,16 @@ use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 use udm_dm::DeviceEvent;
 
-/// How many changes are kept.
+/// Number of events that are kept.
 pub(crate) const KEPT: usize = 1024;
 
-/// See the module.
+/// History of device events with its subscribers.
 pub(crate) struct EventStream {
-    /// Somebody has listened.
+    /// True after the first subscription.
     heard: AtomicBool,
-    /// What nobody has looked at yet.
+    /// Events that are not yet in the history.
     fresh: ArrayQueue<api::Event>,
-    /// What had to leave the queue before anybody looked.
+    /// Number of events dropped from the full `fresh` queue.
     missed: AtomicU64,
     kept: Mutex<EventHistory>,
     listeners: AtomicUsize,
@@ -34,9 +34,9 @@ pub(crate) struct EventStream {
 
 #[derive(Default)]
 struct EventHistory {
-    /// The number of the last change.
+    /// The number of the last event.
     last: u64,
-    /// In the order of their numbers, which have gaps where something was missed.
+    /// Events by ascending number; dropped events leave gaps.
     events: VecDeque<Arc<api::Event>>,
 }
 
@@ -54,10 +54,10 @@ impl Default for EventStream {
 }
 
 impl EventStream {
-    /// Something has changed.
+    /// Adds an event.
     pub fn tell(&self, news: &dyn Fn() -> DeviceEvent) {
-        // As with those who wait for an event: what has changed is there before it is looked who
-        // listens, and who listens says so before he looks.
+        // The change precedes the load of `heard`, and a subscriber sets `heard` before it reads
+        // the device's state. So either the event is queued, or the subscriber sees the change.
         fence(Ordering::SeqCst);
         if !self.heard.load(Ordering::SeqCst) {
             return;
@@ -71,8 +71,8 @@ impl EventStream {
         }
     }
 
-    /// Listens from now on, or from behind change `after` on. Numbers are greater than `base`,
-    /// which is the same each time.
+    /// Subscribes to events from now on or after event `after`. Numbers are greater than `base`;
+    /// every call passes the same `base`.
     pub fn listen(self: &Arc<EventStream>, base: u64, after: Option<u64>) -> EventSubscription {
         self.listeners.fetch_add(1, Ordering::SeqCst);
         let mut kept = self.kept();
@@ -82,7 +82,7 @@ impl EventStream {
         fence(Ordering::SeqCst);
         kept.take_in(self);
         let is_ours = |after: &u64| (base..=kept.last).contains(after);
-        // What is of another server says nothing of this one, of which all that is left is news.
+        // If `after` is a number of another server, all kept events are new to the subscriber.
         let other = after.is_some_and(|after| !is_ours(&after));
         let first = || kept.events.front().map_or(kept.last, |event| event.id - 1);
         let seen = if other { first() } else { after.unwrap_or(kept.last) };
@@ -90,7 +90,7 @@ impl EventStream {
         EventSubscription { feed: Arc::clone(self), seen, other }
     }
 
-    /// Ends with the next change behind this call.
+    /// Completes at the next event after this call.
     pub fn next(&self) -> Notified<'_> {
         self.told.notified()
     }
@@ -101,9 +101,9 @@ impl EventStream {
 }
 
 impl EventHistory {
-    /// Takes what is fresh.
+    /// Moves events from the queue to the history.
     fn take_in(&mut self, feed: &EventStream) {
-        // Those were older than what is there.
+        // Dropped events are older than the queued ones.
         self.last += feed.missed.swap(0, Ordering::Relaxed);
         while let Some(mut event) = feed.fresh.pop() {
             self.last += 1;
@@ -116,27 +116,27 @@ impl EventHistory {
     }
 }
 
-/// Somebody who listens, until it is dropped.
+/// A subscriber's position in the stream, until dropped.
 pub(crate) struct EventSubscription {
     feed: Arc<EventStream>,
-    /// The number of the last change that he has.
+    /// Number of the last event read.
     seen: u64,
-    /// He had those of another server, and has not been told so.
+    /// True if the subscriber last read another server, which is not reported yet.
     other: bool,
 }
 
 impl EventSubscription {
-    /// The number of the last change that he has.
+    /// Number of the last event read.
     pub fn seen(&self) -> u64 {
         self.seen
     }
 
-    /// What he listens to.
+    /// The stream of this subscription.
     pub fn feed(&self) -> Arc<EventStream> {
         Arc::clone(&self.feed)
     }
 
-    /// What has changed since: `max` at the most, and what he has lost.
+    /// The next events, at most `max`, and an event for lost ones.
     pub fn read(&mut self, max: usize) -> Vec<Arc<api::Event>> {
         let mut kept = self.feed.kept();
         kept.take_in(&self.feed);
@@ -182,7 +182,7 @@ fn event(news: DeviceEvent) -> api::Event {
     }
 }
 
-/// What stands where changes up to `id` are missing.
+/// The event that stands for lost events up to number `id`.
 fn lost(id: u64, count: Option<u64>) -> api::Event {
     let line = match count {
         Some(1) => "1 change is lost".into(),
@@ -210,7 +210,7 @@ mod tests {
         });
     }
 
-    /// What is read: its number, and its line or how many were lost.
+    /// All events read: the number, and the line or how many were lost.
     fn all(listening: &mut EventSubscription) -> Vec<(u64, String)> {
         let mut all = Vec::new();
         loop {
@@ -231,7 +231,7 @@ mod tests {
         tell(&feed, 7);
         assert_eq!(all(&mut first), [(BASE + 1, "7".into())]);
         drop(first);
-        // And from then on for who comes back.
+        // Events are kept from the first subscription on.
         tell(&feed, 8);
         assert_eq!(all(&mut feed.listen(BASE, Some(BASE + 1))), [(BASE + 2, "8".into())]);
         assert_eq!(all(&mut feed.listen(BASE, None)), []);
@@ -254,7 +254,8 @@ mod tests {
         let late = all(&mut slow);
         assert_eq!(late[0], (BASE + 2 * kept, format!("{} changes are lost", 2 * kept)));
         assert_eq!(late[1..], seen[2 * KEPT..]);
-        // A queue that nobody empties loses as much, and what comes back is told the same.
+        // Without a subscriber the queue overflows as well; a later subscriber gets the same
+        // report.
         (1..=kept + 5).for_each(|line| tell(&feed, line));
         let again = all(&mut feed.listen(BASE, Some(BASE + 3 * kept - 1)));
         assert_eq!((again[0].1.as_str(), again.len()), ("6 changes are lost", KEPT + 1));

@@ -1,8 +1,8 @@
-//! Who waits for an event of a device.
+//! Waiting for the events of one device.
 //!
-//! An event is raised by whoever meets it, cores included, and costs them a look at a counter
-//! where nobody waits. Both mark first and look then: whoever waits counts himself and looks at the
-//! number of events, and whoever raises one counts it and looks whether somebody waits.
+//! Any thread raises events, cores included. Without a waiter an event costs one load of a counter.
+//! Both sides first write and then read: a waiter counts itself and then reads the number of
+//! events; a raiser counts the event and then reads the number of waiters.
 
 use crate::http::api;
 use std::sync::Arc;
@@ -12,17 +12,17 @@ use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 use udm_core::bugs::{self, Bug};
 
-/// Those who wait for an event of one device. Does not keep the device.
+/// The waiters for events of one device. Keeps no reference to the device.
 #[derive(Default)]
 pub(crate) struct EventWaiters {
     count: AtomicUsize,
     raised: Notify,
-    /// What the device was when it was removed.
+    /// Last state of the device, set when it is removed.
     last: OnceLock<api::Device>,
 }
 
 impl EventWaiters {
-    /// An event was raised.
+    /// Wakes the waiters after an event.
     pub fn wake(&self) {
         fence(Ordering::SeqCst);
         if self.count.load(Ordering::SeqCst) > 0 {
@@ -30,7 +30,7 @@ impl EventWaiters {
         }
     }
 
-    /// The device is gone, and was this.
+    /// Stores the last state of the removed device and wakes the waiters.
     pub fn gone(&self, last: api::Device) {
         let _ = self.last.set(last);
         if !bugs::on(Bug::GoneUnheard) {
@@ -38,12 +38,12 @@ impl EventWaiters {
         }
     }
 
-    /// What the device was, if it is gone.
+    /// The last state of the device, if it is removed.
     pub fn last(&self) -> Option<&api::Device> {
         self.last.get()
     }
 
-    /// Counts somebody who waits.
+    /// Registers a waiter.
     pub fn enter(self: &Arc<EventWaiters>) -> EventWaiter {
         self.count.fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
@@ -51,11 +51,11 @@ impl EventWaiters {
     }
 }
 
-/// Somebody who waits, until it is dropped.
+/// A registered waiter, until dropped.
 pub(crate) struct EventWaiter(Arc<EventWaiters>);
 
 impl EventWaiter {
-    /// Ends with the next event behind this call.
+    /// Completes at the next event after this call.
     pub fn next(&self) -> Notified<'_> {
         self.0.raised.notified()
     }

@@ -1,11 +1,10 @@
-//! What a word of a table or a message means.
+//! Resolves words of tables and messages to devices.
 //!
-//! A table asks the file system what each of its paths leads to now ([`TableResolver`]). A message asks
-//! nobody, as long as it spells a name as the table did: what it means is in use, and must be found
-//! though the file system hangs ([`MessageResolver`]). In neither is the registry's lock held while the file
-//! system is asked: what is asked for is locked, and nothing else, so a hung file system holds up
-//! those who name something on it. Relative paths count from the folder of whoever wrote them
-//! ([`BaseDir`]).
+//! A table asks the file system where each of its paths leads now ([`TableResolver`]). A message
+//! uses only names that the live table uses, without file system access, so it works while the file
+//! system hangs ([`MessageResolver`]). Neither holds the registry's lock during file system access.
+//! Only the name being resolved is locked, so a hung file system blocks only verbs that name
+//! something on it. Relative paths are relative to a [`BaseDir`].
 
 use super::name_locks::NameGuard;
 use super::opened::OPENED_MAJOR;
@@ -21,41 +20,41 @@ use udm_core::{DevNo, Device, OpenError};
 use udm_dm::{DeviceRef, InvalidStoreMark, LookupError, Resolver, TargetError};
 use udm_wire::uri::{self, DeviceUri, FileUri};
 
-/// From where relative paths count.
+/// Base directory of relative paths.
 #[derive(Debug, Clone, Default)]
 pub struct BaseDir(Option<PathBuf>);
 
 impl BaseDir {
-    /// From nowhere: relative paths are refused.
+    /// No base directory: relative paths are refused.
     #[must_use]
     pub fn none() -> BaseDir {
         BaseDir(None)
     }
 
-    /// From where this process runs; from nowhere when that is gone.
+    /// The working directory of the process; none if it was deleted.
     #[must_use]
     pub fn own() -> BaseDir {
         BaseDir(std::env::current_dir().ok())
     }
 
-    /// From `path`.
+    /// The directory `path`.
     ///
     /// # Errors
-    /// When it is itself relative.
+    /// If `path` is relative.
     pub fn at(path: &Path) -> Result<BaseDir, &'static str> {
         if path.is_absolute() {
             Ok(BaseDir(Some(path.into())))
         } else {
-            Err("folder: an absolute path is wanted")
+            Err("folder: expected an absolute path")
         }
     }
 
-    /// What `word` names, seen from here.
+    /// Parses `word` as a URI and makes its path absolute.
     pub(crate) fn resolve(&self, word: &str) -> Result<DeviceUri, LookupError> {
         let uri = uri::parse(word).map_err(|e| lookup(EINVAL, e.to_string()))?;
         match (uri, &self.0) {
             (DeviceUri::File(file), Some(folder)) if file.path.is_relative() => {
-                // Without the dots of `./a`.
+                // Removes the `.` components of `./a`.
                 let path = folder.join(&file.path).components().collect();
                 Ok(DeviceUri::File(FileUri { path, ..file }))
             }
@@ -71,28 +70,28 @@ impl BaseDir {
     }
 }
 
-/// Looks up the devices of one table, and opens those that are not open.
+/// Resolves the words of one table; opens devices that are not open.
 pub(crate) struct TableResolver<'a> {
     registry: &'a Registry,
     folder: &'a BaseDir,
     holds: DeviceUses,
-    /// The device that the table is for.
+    /// The device that gets the table.
     own: Option<&'a Mapped>,
 }
 
 impl<'a> TableResolver<'a> {
-    /// For a table that is to be built.
+    /// A resolver for a new table.
     pub fn new(registry: &'a Registry, folder: &'a BaseDir) -> TableResolver<'a> {
         TableResolver { registry, folder, holds: HashMap::new(), own: None }
     }
 
-    /// For a table of `device`: it can't name that, nor what lies on it. The load refuses it as
-    /// well, but targets may have written to what they find by then.
+    /// A resolver for a table of `device`: it refuses that device and devices above it. The load
+    /// would refuse them too, but only after targets may have written to them.
     pub fn of(self, device: &'a Mapped) -> TableResolver<'a> {
         TableResolver { own: Some(device), ..self }
     }
 
-    /// True when `uri` names the device that the table is for.
+    /// True if `uri` names the device that gets the table.
     fn is_own(&self, uri: &DeviceUri) -> bool {
         self.own.is_some_and(|own| match uri {
             DeviceUri::Mapped(name) => *name == own.device.name(),
@@ -103,7 +102,7 @@ impl<'a> TableResolver<'a> {
         })
     }
 
-    /// `found`, which does not lie on the device that the table is for.
+    /// Returns `found`, unless it is above the device that gets the table.
     fn below(&self, found: DeviceRef) -> Result<DeviceRef, LookupError> {
         match self.own.map(|own| &own.device) {
             Some(own) if udm_dm::depends_on(&found.device, |device| device.id() == own.id()) => {
@@ -120,7 +119,7 @@ impl Resolver for TableResolver<'_> {
         if let Some(mapped) = self.registry.mapped(&uri, Some(&mut self.holds)) {
             return match mapped {
                 Ok(found) => self.below(found),
-                // One that is being created is there for nobody, and for itself least of all.
+                // A device that is being created can't be looked up, not even by itself.
                 Err(_) if self.is_own(&uri) => Err(lookup(EINVAL, format!("{uri} is this device itself"))),
                 refused => refused,
             };
@@ -137,14 +136,14 @@ impl Resolver for TableResolver<'_> {
     }
 }
 
-/// Looks up the devices that a message to `mapped` names. Opens nothing: what a message means is in
+/// Resolves the devices of a message to `mapped`. Opens nothing: the devices of a message are in
 /// use already.
 pub(crate) struct MessageResolver<'a> {
-    /// Where.
+    /// The registry with the devices.
     pub registry: &'a Registry,
-    /// The device that the message is for.
+    /// The device that receives the message.
     pub mapped: &'a Mapped,
-    /// From where relative paths count.
+    /// Base directory of relative paths.
     pub folder: &'a BaseDir,
 }
 
@@ -168,15 +167,15 @@ impl Resolver for MessageResolver<'_> {
             DeviceUri::File(file) if !self.registry.outside.exists(&file.path) => {
                 lookup(ENOENT, file.path.display().to_string())
             }
-            // There is such a device, and the kernel says so of one that is in no path: EINVAL.
+            // The device exists, but is no path of this table: EINVAL, as in the kernel.
             _ => lookup(EINVAL, "no table uses it".into()),
         })
     }
 }
 
 impl MessageResolver<'_> {
-    /// The device that the live table calls so. A name may have led to several disks; failing that,
-    /// the last one is meant.
+    /// The open device named `uri`. If the name has led to several disks, this is the one in the
+    /// live table, or else the latest.
     fn named(&self, uri: &str) -> Option<DeviceRef> {
         let live = self.mapped.device.live();
         let targets = live.iter().flat_map(|table| table.targets());
@@ -189,15 +188,14 @@ impl MessageResolver<'_> {
 }
 
 impl Registry {
-    /// What `uri` leads to now, opened if it is not open. May block for as long as the file system
-    /// does.
+    /// The device of `uri`, opened if necessary. May block as long as the file system.
     fn open(&self, uri: &DeviceUri) -> Result<DeviceRef, LookupError> {
         let written = uri.to_string();
         let _alone = self.alone(format!("name {written}"), &written)?;
         let name = self.outside.canonical(uri);
         let identity = self.outside.look(uri).map_err(refused)?;
-        // Other names of the same disk lead here, too. Always in this order, so that nobody waits
-        // in a circle.
+        // Other names of the same disk take this lock too. The name is always locked before the
+        // disk, to prevent deadlocks.
         let same = if identity == DiskIdentity::Virtual { name.clone() } else { format!("{identity:?}") };
         let _same = self.alone(format!("disk {same}"), &written)?;
         let open = {
@@ -220,17 +218,17 @@ impl Registry {
         self.opening.take(name).ok_or_else(hung)
     }
 
-    /// Has the snapshots of `disks` to itself, until what it gives is dropped.
+    /// Locks the snapshots of `disks` until the guards are dropped.
     ///
     /// # Errors
-    /// EBUSY for `name` when somebody else has them for long.
+    /// EBUSY for `name` if the lock takes too long.
     pub(crate) fn lock_snapshots(
         &self,
         name: &str,
         disks: impl IntoIterator<Item = DevNo>,
     ) -> Result<Vec<NameGuard<'_>>, VerbError> {
         let mut disks: Vec<DevNo> = disks.into_iter().collect();
-        // Always in this order, so that nobody waits in a circle.
+        // A fixed order prevents deadlocks.
         disks.sort_unstable();
         disks.dedup();
         let busy = || {
@@ -240,7 +238,7 @@ impl Registry {
         disks.iter().map(|disk| self.opening.take(format!("snapshots of {disk}")).ok_or_else(busy)).collect()
     }
 
-    /// The device of a number, which means what it meant when it was given, or nothing.
+    /// The device of a number. If the name of the number leads to another disk now, this fails.
     fn open_numbered(&self, minor: u32) -> Result<DeviceRef, LookupError> {
         let number = DeviceUri::Number { major: OPENED_MAJOR, minor };
         let (name, was, open) = {
@@ -254,7 +252,8 @@ impl Registry {
         let now = self.outside.look(&uri);
         drop(alone);
         if let Some(found) = open {
-            // Open, whatever its name has come to mean. The look was for its size.
+            // An open device keeps its number, even if its name leads elsewhere. The look updates
+            // its size.
             return Ok(device_ref(name, found));
         }
         let another = || {
@@ -264,7 +263,7 @@ impl Registry {
         if now.map_err(refused)? != was {
             return another();
         }
-        // It may have come to lead elsewhere since.
+        // The name may lead elsewhere since the look.
         let found = self.open(&uri)?;
         if found.number.minor == minor || bugs::on(Bug::NumberElsewhere) { Ok(found) } else { another() }
     }
@@ -282,10 +281,10 @@ fn unknown(number: &DeviceUri) -> LookupError {
     lookup(ENXIO, format!("no device has the number {number}"))
 }
 
-/// The text of an error goes without the errno's own at its end, which whoever prints a look-up
-/// error puts there.
+/// Removes the text of the errno from the end of an error text, because the text of the look-up
+/// error ends with it again.
 fn refused(OpenError { errno, mut text }: OpenError) -> LookupError {
-    // With Rust's number behind it, or without.
+    // With and without the suffix that Rust adds.
     let plain = errno::text(errno);
     for end in [format!(": {plain} (os error {errno})"), format!(": {plain}")] {
         if text.ends_with(&end) {

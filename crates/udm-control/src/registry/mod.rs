@@ -1,27 +1,29 @@
 //! All devices of a process: the opened ones by URI, the mapped ones by name.
 //!
 //! Contract: one name of one disk is one device with one number ([`opened`]); the names of mapped
-//! devices are in the [`directory`]. The registry's lock is held only for moments, and never while
-//! the file system is asked, a device is opened, or a table is built ([`lookup`]). No lane uses it.
+//! devices are in the [`directory`]. The registry's lock is held only briefly, and never during
+//! file system access, while a device is opened, or while a table is built ([`lookup`]). No lane
+//! uses it.
 //!
 //! * **Numbers.** Opened devices are 253:N, mapped devices 254:N, in udm's own numbering. Each load
 //!   resolves its paths again, without a lock. A name that now leads to another disk gets another
 //!   number. A message resolves nothing: it finds a device by number or by the name that the table
 //!   used.
-//! * **Directory.** A device that is being created or removed is listed nowhere, but its name, uuid
-//!   and number are taken. A table that is being built counts its use of a device under a lock. A
+//! * **Directory.** A device that is being created or removed is not listed, but its name, UUID and
+//!   number are taken. A table that is being built counts its use of a device under a lock. A
 //!   removal begins under the same lock, so one of the two is refused. Look-ups and counts use an
 //!   index.
 //! * **Names.** Nothing depends on a device's name (`directory/rename`). A device has one export,
 //!   so its clients stay when it is renamed. Verbs find a device once. Tables hold devices and
 //!   print numbers.
 //! * **Removal.** A deferred removal is a mark. The connection or table that closes a device checks
-//!   for marks; there is no timer ([`deferred_removals`]). A forced removal loads a table of `error` first,
-//!   and waits for requests that storage has. Its clients get EIO meanwhile (`Exports::fail`).
-//! * **Events** ([`event_stream`]): each change puts a line into a bounded queue, from cores too. Listeners
-//!   read the last 1,024 at their own pace, and one that is too slow is told how many it lost.
-//!   Without a first listener a change costs a fence and a load.
-//! * **Stores** ([`store_locks`]): changes that concern one store run one after the other.
+//!   for marks; there is no timer ([`deferred_removals`]). A forced removal first loads a table of
+//!   `error` and waits for the requests that storage has. Its clients get EIO meanwhile
+//!   (`Exports::fail`).
+//! * **Events** ([`event_stream`]): each change puts a line into a bounded queue, from cores too.
+//!   Clients read the last 1,024 at their own pace; a slow client gets the number of lost events.
+//!   Before the first client, a change costs a fence and a load.
+//! * **Stores** ([`store_locks`]): changes of one store run one after the other.
 
 mod deferred_removals;
 pub mod device_opener;
@@ -72,7 +74,7 @@ use udm_wire::uri::DeviceUri;
 /// The major number of mapped devices.
 pub const MAPPED_MAJOR: u32 = 254;
 
-/// What is done for the device of a name and a uuid besides its requests.
+/// Returns the path maintenance for a device, by its name and UUID.
 pub type MaintenancePolicy = Box<dyn Fn(&str, Option<&str>) -> PathMaintenance + Send + Sync>;
 
 /// All devices of a process.
@@ -90,14 +92,14 @@ pub struct Registry {
     requests: OnceLock<RequestQueueParams>,
     state_folder: OnceLock<Arc<StateFolder>>,
     lost_snapshots: OnceLock<LostSnapshots>,
-    /// Devices are being made together: one may come with a snapshot that another waits for.
+    /// True while a group of devices is created: one may bring a snapshot that blocks another.
     pub(crate) is_starting: AtomicBool,
     is_ending: AtomicBool,
-    /// Merges that go on and are to be seen to their end.
+    /// Merges that an earlier server began and that must be finished.
     pub(crate) merges: ResumedMerges,
-    /// Changes that are about one store go one after the other.
+    /// Locks of stores, for changes of their snapshots.
     pub(crate) store_locks: StoreLocks,
-    /// Itself.
+    /// Weak reference to this registry.
     pub(crate) me: Weak<Registry>,
     config: OnceLock<Config>,
 }
@@ -109,12 +111,12 @@ struct State {
 }
 
 impl Registry {
-    /// An empty registry for the `core_count` cores behind `cores`.
+    /// An empty registry for the `core_count` cores of `cores`.
     pub fn new(cores: Arc<dyn Cores>, core_count: usize) -> Arc<Registry> {
         Registry::over(cores, core_count, Box::new(Backends::new(core_count)))
     }
 
-    /// As [`Registry::new`], over another outside.
+    /// As [`Registry::new`], with another way to open devices.
     pub fn over(cores: Arc<dyn Cores>, core_count: usize, outside: Box<dyn DeviceOpener>) -> Arc<Registry> {
         let deferred = Arc::new(DeferredRemovals::default());
         let feed = Arc::new(EventStream::default());
@@ -142,92 +144,91 @@ impl Registry {
         })
     }
 
-    /// Has devices exported from now on. Once; later calls change nothing.
+    /// Sets the exporter of devices. Only the first call has an effect.
     pub fn set_exporter(&self, exporter: Exporter) {
         let deferred = Arc::clone(&self.deferred);
         exporter.on_closed(Arc::new(move || deferred.closed()));
         let _ = self.exporter.set(exporter);
     }
 
-    /// Says what is done for the devices that are made from now on besides their requests, by name
-    /// and uuid. Once; later calls change nothing.
+    /// Sets the path maintenance of devices created from now on. Only the first call has an effect.
     pub fn set_maintenance(&self, upkeep: MaintenancePolicy) {
         let _ = self.upkeep.set(upkeep);
     }
 
-    /// Says which queues request-based devices have that are made from now on, where it is not said
-    /// of them. Once; later calls change nothing.
+    /// Sets the default queue parameters of request-based devices created from now on. Only the
+    /// first call has an effect.
     pub fn set_request_queues(&self, requests: RequestQueueParams) {
         let _ = self.requests.set(requests);
     }
 
-    /// What makes the queue of a device of which `own` is said.
+    /// The factory of a device's own queue: `own` parameters first, then the defaults.
     pub(crate) fn queue_by(&self, own: RequestQueueParams) -> Option<QueueFactory> {
         own.or(self.requests.get().copied().unwrap_or_default()).queue_by(self.core_count)
     }
 
-    /// What is done for a device of this name and uuid.
+    /// The path maintenance of a device with this name and UUID.
     fn upkeep(&self, name: &str, uuid: Option<&str>) -> PathMaintenance {
         self.upkeep.get().map_or_else(PathMaintenance::default, |of| of(name, uuid))
     }
 
-    /// Says where is kept what outlives the program. Once; later calls change nothing.
+    /// Sets the folder of persistent facts. Only the first call has an effect.
     pub fn set_state_folder(&self, folder: Arc<StateFolder>) {
         let _ = self.state_folder.set(folder);
     }
 
-    /// Says where the file is that wants devices. Once; later calls change nothing.
+    /// Sets the reader of the configuration file. Only the first call has an effect.
     pub fn set_config_reader(&self, read: ConfigReader) {
         let _ = self.config.set(Config::new(read));
     }
 
-    /// The file that wants devices, where there is one.
+    /// The configuration, if there is a file.
     pub(crate) fn config(&self) -> Option<&Config> {
         self.config.get()
     }
 
-    /// The next merge that goes on with this server and that another one began. For one caller at a
-    /// time, who sees to its end.
+    /// Waits for the next merge that an earlier server began and this one continues. Only one task
+    /// may call this; it finishes the merges.
     pub async fn next_merge(&self) -> PendingMerge {
         self.merges.next().await
     }
 
-    /// Where is kept what outlives the program, where something is.
+    /// The folder of persistent facts, if there is one.
     pub(crate) fn state_folder(&self) -> Option<&Arc<StateFolder>> {
         self.state_folder.get()
     }
 
-    /// Says what becomes of a disk whose snapshots can't be attached. Once; later calls change
-    /// nothing.
+    /// Sets the policy for disks whose snapshots can't be attached. Only the first call has an
+    /// effect.
     pub fn set_lost_snapshots(&self, how: LostSnapshots) {
         let _ = self.lost_snapshots.set(how);
     }
 
-    /// What becomes of a disk whose snapshots can't be attached.
+    /// The policy for disks whose snapshots can't be attached.
     #[must_use]
     pub fn lost_snapshots(&self) -> LostSnapshots {
         self.lost_snapshots.get().copied().unwrap_or_default()
     }
 
-    /// Says whether devices are being made together: a snapshot that one of them waits for is given
-    /// up when none is left that may bring it.
+    /// Sets whether a group of devices is being created. Meanwhile no blocking snapshot is given
+    /// up, because another device of the group may bring it.
     pub fn start(&self, together: bool) {
         self.is_starting.store(together, Ordering::Relaxed);
     }
 
-    /// The server ends, and has no clients any more: snapshots stay attached until
+    /// Marks the shutdown, after the last client is gone: snapshots stay attached until
     /// [`StateFolder::detach_all`].
     pub fn end(&self) {
         self.is_ending.store(true, Ordering::Relaxed);
     }
 
-    /// True when the server ends.
+    /// True during the shutdown.
     pub(crate) fn is_ending(&self) -> bool {
         self.is_ending.load(Ordering::Relaxed)
     }
 
-    /// How the disk of `device` is known again, by another server too; `None` for what is gone with
-    /// the program. May block.
+    /// Identity of the disk of `device`, valid for other servers too. `None` for a disk that ends
+    /// with the process. May block.
     pub(crate) fn disk_id(&self, device: &DeviceRef) -> Option<StoreId> {
         let number = device.number;
         if number.major == MAPPED_MAJOR {
@@ -237,7 +238,7 @@ impl Registry {
         StoreId::opened(&self.uri_of(number), identity)
     }
 
-    /// As [`Registry::disk_id`], as far as it is known without asking the file system.
+    /// As [`Registry::disk_id`], as far as known without file system access.
     pub(crate) fn disk_id_cached(&self, number: DevNo) -> Option<StoreId> {
         match number.major {
             MAPPED_MAJOR => Some(StoreId::mapped(&self.name_of(number)?)),
@@ -248,12 +249,12 @@ impl Registry {
         }
     }
 
-    /// Says that a store is going to be made; `None` where nothing outlives the program.
+    /// Marks that a store is being created. `None` without a state folder.
     pub(crate) fn making(&self, store: &Path) -> Option<StoreCreation> {
         self.state_folder.get()?.making(store)
     }
 
-    /// Where marks of a store on this device are kept.
+    /// The mark that invalidates a store on this device.
     fn mark(&self, device: &DeviceRef) -> Option<Arc<dyn InvalidStoreMark>> {
         let folder = self.state_folder.get()?;
         let store = match device.number.major {
@@ -270,36 +271,36 @@ impl Registry {
         Some(folder.mark(store))
     }
 
-    /// What exports devices, when something does.
+    /// The exporter, if one is set.
     #[must_use]
     pub fn exporter(&self) -> Option<&Exporter> {
         self.exporter.get()
     }
 
-    /// Everything that clients can connect to.
+    /// All exports that clients can connect to.
     #[must_use]
     pub fn exports(&self) -> Vec<api::Export> {
         self.exporter().map(Exporter::list).unwrap_or_default()
     }
 
-    /// Listens to the changes of state of all devices, from now on or from behind change `after`
-    /// on. Their numbers are greater than `base`, which is the same each time.
+    /// Subscribes to the events of all devices, from now on or after event `after`. Event numbers
+    /// are greater than `base`; every call passes the same `base`.
     pub(crate) fn listen(&self, base: u64, after: Option<u64>) -> EventSubscription {
         self.feed.listen(base, after)
     }
 
-    /// The cores that commands go to.
+    /// The cores that run lanes.
     #[must_use]
     pub fn cores(&self) -> &dyn Cores {
         &*self.cores
     }
 
-    /// The outside.
+    /// Opens devices and runs blocking work.
     pub(crate) fn outside(&self) -> &dyn DeviceOpener {
         &*self.outside
     }
 
-    /// How many cores there are.
+    /// Number of cores.
     #[must_use]
     pub fn core_count(&self) -> usize {
         self.core_count
@@ -309,13 +310,13 @@ impl Registry {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Held while a table is put into a slot, and where a removal begins: checks of what lies on
-    /// what stay true until the table is there.
+    /// Lock held while a table is put into a slot and while a removal begins. Checks of
+    /// dependencies made under it stay valid until it is released.
     pub(crate) fn linking(&self) -> MutexGuard<'_, ()> {
         self.linking.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the mapped device of a number is called; `None` for all other numbers.
+    /// The name of the mapped device with a number; `None` for all other numbers.
     #[must_use]
     pub(crate) fn name_of(&self, number: DevNo) -> Option<String> {
         let state = self.state();
@@ -323,8 +324,8 @@ impl Registry {
         state.directory.numbered(minor).ok().map(|mapped| mapped.device.name())
     }
 
-    /// What a number that stands in a table means: a URI, or `@` and a name. Empty when it means
-    /// nothing.
+    /// The URI of a number in a table, or `@` and the name of a mapped device. Empty for an unknown
+    /// number.
     #[must_use]
     pub fn uri_of(&self, number: DevNo) -> String {
         let state = self.state();
@@ -338,7 +339,8 @@ impl Registry {
         .unwrap_or_default()
     }
 
-    /// A mapped device that a table or a message names, when `uri` names one. A table holds it.
+    /// The mapped device that `uri` names, if it names one. With `holds`, the table counts as a
+    /// user.
     fn mapped(
         &self,
         uri: &DeviceUri,
@@ -360,12 +362,12 @@ impl Registry {
                 number: mapped.device.number(),
                 name: mapped.device.name(),
                 device: Arc::clone(&mapped.device) as Arc<dyn Device>,
-                // One for the whole table, however often it names the device.
+                // One use per table, even if the table names the device several times.
                 hold: holds.map(|holds| Arc::clone(holds.entry(mapped.device.id()).or_insert_with(hold))),
             }
         }))
     }
 }
 
-/// What a table holds of mapped devices.
+/// The mapped devices that a table uses.
 type DeviceUses = HashMap<DeviceId, Arc<dyn Any + Send + Sync>>;

@@ -1,22 +1,22 @@
-//! One at a time, for each name: two loads that name one device at the same time open it once, and
-//! loads of other devices do not wait for them.
+//! Exclusive locks by name: two concurrent loads of one device open it once, and loads of other
+//! devices do not wait.
 
 use crate::wait_hook;
 use std::collections::HashSet;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long somebody waits for another one: storage that answers at all does so by then.
+/// Time limit for a lock. Storage that answers at all does so by then.
 const WAIT_MAX: Duration = Duration::from_secs(3);
 
-/// The names that somebody has to himself.
+/// The locked names.
 #[derive(Default)]
 pub(super) struct NameLocks {
     names: Mutex<HashSet<String>>,
     freed: Condvar,
 }
 
-/// A name that is ours, until it is dropped.
+/// Exclusive lock of a name, until dropped.
 pub(crate) struct NameGuard<'a> {
     alone: &'a NameLocks,
     name: String,
@@ -27,7 +27,7 @@ impl NameLocks {
         self.names.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes `name`, once nobody else has it. `None` when that takes too long.
+    /// Locks `name`. `None` if that takes longer than [`WAIT_MAX`].
     pub fn take(&self, name: String) -> Option<NameGuard<'_>> {
         let until = Instant::now() + WAIT_MAX;
         let mut names = self.names();

@@ -1,9 +1,8 @@
-//! Devices that tables use: opened once, known by their URI and what it led to, numbered for good.
+//! Opened devices: each URI and disk is opened once and keeps its number.
 //!
-//! Contract: a device is open for as long as a table holds it, and not longer. A number means one
-//! name of one disk for the life of the process. A name that leads to another disk than before has
-//! another number, and has its old one again when it leads back; so a number in a script never
-//! comes to mean another disk.
+//! Contract: a device is open as long as a table holds it. A number means one name of one disk for
+//! the life of the process. If a name leads to another disk, it gets another number; if it leads
+//! back, it gets the old one again. So a number in a script never means another disk.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -13,18 +12,18 @@ use udm_core::{DevNo, Device};
 /// The major number of opened devices: a range that Linux leaves to local use.
 pub const OPENED_MAJOR: u32 = 253;
 
-/// How many numbers, and how many other spellings of URIs, are remembered (the kernel's minors have
-/// 20 bits).
+/// Maximum number of devices, and of other spellings of URIs, that are remembered (the kernel's
+/// minors have 20 bits).
 const REMEMBERED_MAX: usize = 1 << 20;
 
-/// What was ever opened, by minor number.
+/// All devices that were opened, by minor number.
 #[derive(Default)]
 pub(super) struct OpenedDevices {
     remembered: Vec<OpenedDevice>,
-    /// The numbers of a URI in its canonical form, the latest last: more than one when it has led
-    /// to several disks.
+    /// The numbers of a canonical URI, the latest last. There are several if it has led to several
+    /// disks.
     minors: HashMap<String, Vec<u32>>,
-    /// What tables wrote for a URI whose canonical form is another.
+    /// Canonical URIs by the spellings in tables.
     spellings: HashMap<String, String>,
 }
 
@@ -34,7 +33,7 @@ struct OpenedDevice {
     device: Weak<dyn Device>,
 }
 
-/// An open device and its number.
+/// A device number and its open device.
 pub(super) type NumberedDevice = (DevNo, Arc<dyn Device>);
 
 impl OpenedDevices {
@@ -42,7 +41,7 @@ impl OpenedDevices {
         self.remembered.get(minor as usize)
     }
 
-    /// The device of a number, when it is open.
+    /// The device of a number, if it is open.
     pub fn device(&self, minor: u32) -> Option<NumberedDevice> {
         Some((number(minor), self.at(minor)?.device.upgrade()?))
     }
@@ -52,18 +51,17 @@ impl OpenedDevices {
         self.at(minor).map(|one| one.uri.as_str())
     }
 
-    /// What a number is, whether it is open or not.
+    /// The disk of a number, open or not.
     pub fn identity(&self, minor: u32) -> Option<DiskIdentity> {
         self.at(minor).map(|one| one.identity)
     }
 
-    /// The device of a canonical URI that leads to `identity`, when it is open.
+    /// The device of a canonical URI that leads to `identity`, if it is open.
     pub fn get(&self, uri: &str, identity: DiskIdentity) -> Option<NumberedDevice> {
         self.numbered(uri, identity).and_then(|minor| self.device(minor))
     }
 
-    /// The devices of a URI, in its canonical form or one that a table used, that are open: the one
-    /// that it led to last comes first.
+    /// The open devices of a URI, canonical or as spelled in a table; the latest comes first.
     pub fn named(&self, uri: &str) -> impl Iterator<Item = NumberedDevice> {
         let uri = self.spellings.get(uri).map_or(uri, String::as_str);
         let minors = self.minors.get(uri).into_iter().flatten().rev();
@@ -75,7 +73,7 @@ impl OpenedDevices {
         minors.find(|&&minor| self.at(minor).is_some_and(|one| one.identity == identity)).copied()
     }
 
-    /// Remembers that tables write `spelling` for `uri`.
+    /// Remembers `spelling` as a spelling of `uri`.
     pub fn spell(&mut self, spelling: String, uri: &str) {
         if spelling == uri {
             return;
@@ -86,8 +84,8 @@ impl OpenedDevices {
         self.spellings.insert(spelling, uri.into());
     }
 
-    /// Remembers a device that was just opened; the one that is known already, if another thread
-    /// was faster. `None` when all numbers are taken by open devices.
+    /// Adds a device that was just opened. If another thread was faster, returns its device. `None`
+    /// if all numbers are taken by open devices.
     pub fn put(
         &mut self,
         uri: &str,

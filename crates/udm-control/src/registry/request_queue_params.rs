@@ -7,17 +7,17 @@ use udm_dm::QueueFactory;
 use udm_queue::QueuedDevice;
 use udm_wire::uri::{QueueParams, Scheduler};
 
-/// What is said of them: with nothing, devices have no queue of their own.
+/// Parameters of a device's own queue. If both are `None`, the device has no queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RequestQueueParams {
-    /// `dm_mq_queue_depth`: 0 for 2048, and 10240 where more is said.
+    /// `dm_mq_queue_depth`: 0 means 2048; larger values than 10240 mean 10240.
     pub queue_depth: Option<u32>,
-    /// `dm_mq_nr_hw_queues`: 0 for 1, and 32 where more is said; no more than there are cores.
+    /// `dm_mq_nr_hw_queues`: 0 means 1; at most 32 and at most the number of cores.
     pub nr_hw_queues: Option<u32>,
 }
 
 impl RequestQueueParams {
-    /// What is said here, and for the rest there.
+    /// These parameters, with defaults from `there`.
     #[must_use]
     pub fn or(self, there: RequestQueueParams) -> RequestQueueParams {
         RequestQueueParams {
@@ -26,7 +26,7 @@ impl RequestQueueParams {
         }
     }
 
-    /// The queue that they are, on `cores` cores.
+    /// The parameters of the queue on `cores` cores; `None` for no queue.
     fn params(self, cores: usize) -> Option<QueueParams> {
         if self == RequestQueueParams::default() {
             return None;
@@ -38,13 +38,13 @@ impl RequestQueueParams {
         };
         let cores = u32::try_from(cores).unwrap_or(u32::MAX).max(1);
         let nr_hw_queues = clamped(self.nr_hw_queues, 1, 32).min(cores);
-        // The scheduler that the kernel begins with.
+        // The kernel's default scheduler.
         let scheduler = if nr_hw_queues == 1 { Scheduler::MqDeadline } else { Scheduler::None };
         let queue_depth = clamped(self.queue_depth, 2048, 10240);
         Some(QueueParams { scheduler, nr_hw_queues, queue_depth, ..QueueParams::default() })
     }
 
-    /// What makes a device's queue.
+    /// The factory of the queue; `None` for no queue.
     pub(crate) fn queue_by(self, cores: usize) -> Option<QueueFactory> {
         let params = self.params(cores)?;
         Some(Box::new(move |device| Arc::new(QueuedDevice::of_device(device, &params)) as Arc<dyn Device>))

@@ -1,11 +1,11 @@
-//! Merges that go on with a server that did not begin them, until somebody sees to their end.
+//! Merges that an earlier server began, queued for the task that finishes them.
 
 use crate::verbs::snapshot::PendingMerge;
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
-/// See the module's documentation.
+/// Queue of merges that an earlier server began.
 #[derive(Default)]
 pub(crate) struct ResumedMerges {
     waiting: Mutex<VecDeque<PendingMerge>>,
@@ -17,7 +17,7 @@ impl ResumedMerges {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// These go on from now on.
+    /// Adds merges that continue from now on.
     pub fn go_on(&self, merges: &[PendingMerge]) {
         if !merges.is_empty() {
             self.waiting().extend(merges.iter().cloned());
@@ -25,7 +25,7 @@ impl ResumedMerges {
         }
     }
 
-    /// The next that goes on, as soon as there is one. For one caller at a time.
+    /// Waits for the next merge. Only one task may call this.
     pub async fn next(&self) -> PendingMerge {
         loop {
             let next = self.waiting().pop_front();

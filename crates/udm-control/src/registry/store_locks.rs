@@ -1,17 +1,17 @@
-//! Locks of stores: changes of devices that are about one store go one after the other, so that
-//! what each records of its snapshot is the last that is recorded.
+//! Locks of stores: changes that concern one store run one after the other, so the last recorded
+//! state of a snapshot is the state of the last change.
 
 use crate::state_folder::StoreId;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use tokio::sync::{Mutex as Lock, OwnedMutexGuard};
 
-/// See the module's documentation.
+/// Locks of stores by name. An entry exists while its lock is in use.
 #[derive(Default)]
 pub(crate) struct StoreLocks(Mutex<HashMap<String, Weak<Lock<()>>>>);
 
 impl StoreLocks {
-    /// Locks `stores`, always in one order, so that nobody waits in a circle.
+    /// Locks `stores`, sorted by name to prevent deadlocks.
     pub async fn lock(&self, stores: &[StoreId]) -> Vec<OwnedMutexGuard<()>> {
         let mut names: Vec<&str> = stores.iter().map(StoreId::name).collect();
         names.sort_unstable();

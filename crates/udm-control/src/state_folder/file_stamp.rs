@@ -1,5 +1,5 @@
-//! How files are known again: an origin by its size and the time of its last change, a store that
-//! was made by which file it is.
+//! Detects changes of files: an origin by its size and time of change, a created store by its file
+//! identity.
 
 use super::StoreId;
 use super::store_id::FileId;
@@ -11,11 +11,11 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use udm_core::bugs::{self, Bug};
 
-/// Longer than a file system's clock takes for a step. A file that was changed less than this ago
-/// can be changed again without a later time of change.
+/// Longer than one step of a file system's clock. A file changed less than this ago can change
+/// again without a later time of change.
 const CLOCK_STEP: Duration = Duration::from_millis(20);
 
-/// How a file was when it was last looked at: its size, and when it was changed.
+/// Size and time of change of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FileStamp {
     size_bytes: u64,
@@ -23,29 +23,29 @@ pub(crate) struct FileStamp {
     changed_ns: i128,
 }
 
-/// A file that was made for a snapshot, and how it is known again.
+/// A file created for a snapshot, with its identity.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct StoreFile {
-    /// Where it was made.
+    /// The path at which it was created.
     pub path: PathBuf,
-    /// Which file it is.
+    /// Identity of the file.
     disk: FileId,
 }
 
 impl StoreFile {
-    /// The file that `opened` is, at `path`.
+    /// The open file `opened`, created at `path`.
     ///
     /// # Errors
-    /// The system's; `InvalidInput` for what is no file.
+    /// The system's; `InvalidInput` if it is neither a file nor a block device.
     pub(crate) fn new(path: &Path, opened: &File) -> io::Result<StoreFile> {
         let disk = FileId::of(&opened.metadata()?).ok_or(io::ErrorKind::InvalidInput)?;
         Ok(StoreFile { path: path.to_owned(), disk })
     }
 
-    /// Removes the file, if it is the one that was made: whatever else is at its path by now stays.
+    /// Removes the file, unless another file is at its path by now. A missing file is no error.
     ///
     /// # Errors
-    /// The system's; `Other` when it is another file. None when there is none.
+    /// The system's; `Other` if another file is at the path.
     pub(crate) fn remove(&self) -> io::Result<()> {
         if bugs::on(Bug::OtherFileRemoved) {
             return fs::remove_file(&self.path);
@@ -60,14 +60,15 @@ impl StoreFile {
         }
     }
 
-    /// True when `store` is this file.
+    /// True if `store` is this file.
     pub(crate) fn is(&self, store: &StoreId) -> bool {
         store.disk.is_some_and(|disk| disk.is(self.disk))
     }
 }
 
 impl FileStamp {
-    /// What is another about the file by now, in words that follow its name.
+    /// How the file differs from this stamp, as a text that follows the file's name. `None` if it
+    /// does not.
     pub(super) fn differs(&self, found: &fs::Metadata) -> Option<String> {
         let (was, is) = (self.size_bytes, found.len());
         match () {
@@ -82,9 +83,9 @@ impl FileStamp {
         FileStamp { size_bytes: found.len(), changed_ns }
     }
 
-    /// Of the file that `disk` is, when any later write shows: where it was changed just now that
-    /// takes a step of the file system's clock. `None` for what is no file, or not there, or is
-    /// being written.
+    /// The stamp of the file of `disk`, taken so that any later write changes it. If the file was
+    /// changed just now, this waits for a step of the file system's clock. `None` if it is no file,
+    /// does not exist or is being written.
     pub(crate) fn settled(disk: &StoreId) -> Option<FileStamp> {
         let is_settled = |found: &fs::Metadata| {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_nanos();

@@ -1,22 +1,22 @@
-//! Records of persistent snapshots: which there are, of which disk, and whether a server has them.
+//! Records of persistent snapshots: their disks, and the server that has them.
 //!
-//! A snapshot is its instant only as long as every write of its origin passes by it. So a server
-//! keeps a record of each persistent snapshot from before it is in use until it is removed or
-//! merged, and nobody opens its origin for writing without looking here first.
+//! A snapshot is valid only if every write of its origin is copied first. So a server keeps a
+//! record of each persistent snapshot from before its first use until it is removed or merged.
+//! Every server checks the records before it opens an origin for writing.
 //!
-//! `snapshots/ORIGIN-STORE.json` in the state folder is one record. Whether the server that it
-//! names runs is known by that one's lock (`server_lock.rs`).
+//! `snapshots/ORIGIN-STORE.json` in the state folder is one record. The lock file of the server
+//! that a record names tells if that server runs (`server_lock.rs`).
 //!
-//! | state | what is known | a writer of the origin |
+//! | state | known facts | a change that can write the origin |
 //! |---|---|---|
-//! | attached, server runs | the server copies what is written | is refused in any other server |
+//! | attached, server runs | the server copies before writes | is refused in any other server |
 //! | attached, server is gone | it was killed: its last writes are in order, nothing else is known | waits for the snapshot |
 //! | detached | the origin's size and time of change when the server ended | waits for the snapshot |
-//! | released | the same, when a user took it away from an origin in use | goes on; the snapshot is checked when it comes back, and taken with a warning if its origin is no file |
-//! | lost | it is not its instant any more, and why | goes on; the snapshot is refused |
+//! | released | the same, when a user removed the snapshot's device while the origin was in use | continues; the snapshot is checked when it is attached again, and accepted with a warning if its origin is no file |
+//! | lost | the snapshot is not valid any more, and the reason | continues; the snapshot is refused |
 //!
-//! Durable before it is told: a record is written aside, synced, moved to its place, and the folder
-//! is synced.
+//! Durable before it is acknowledged: a record is written under another name, synced, renamed into
+//! place, and the folder is synced.
 
 use super::file_stamp::{FileStamp, StoreFile};
 use super::store_creation::has_records;
@@ -33,56 +33,56 @@ use udm_wire::words;
 /// The folder of records in the state folder.
 const RECORDS: &str = "snapshots";
 
-/// The longest record in bytes that is read: a table has two paths.
+/// Maximum number of bytes read from a record: a table has two paths.
 const RECORD_MAX: u64 = 64 << 10;
 
-/// A persistent snapshot.
+/// Record of a persistent snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SnapshotRecord {
-    /// The device that has it.
+    /// Name of the snapshot's device.
     pub name: String,
-    /// That device's uuid.
+    /// UUID of that device.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub uuid: Option<String>,
-    /// The disk that it is an instant of.
+    /// The disk of the origin.
     pub origin: StoreId,
-    /// Where it is kept.
+    /// The store.
     pub store: StoreId,
-    /// Its table, with URIs in the place of numbers.
+    /// Table of the snapshot, with URIs instead of numbers.
     pub table: String,
-    /// It was made by name, and comes back by itself with its origin.
+    /// True if it was created by name, so it is attached again with its origin.
     pub by_name: bool,
-    /// When it was made, in seconds since 1970.
+    /// Creation time in seconds since 1970.
     pub made: u64,
-    /// The file that was made for it, by which it is known when it is removed.
+    /// The file that was created for it, with the identity that is checked before its removal.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub made_store: Option<StoreFile>,
-    /// Its origin's device was linear before it had snapshots.
+    /// True if its origin's device was linear before it had snapshots.
     #[serde(default)]
     pub was_linear: bool,
-    /// It is on its way back into its origin.
+    /// True while it is merged into its origin.
     #[serde(default)]
     pub merging: bool,
-    /// Who has it.
+    /// Server that has the snapshot, or the facts since.
     pub state: RecordState,
 }
 
-/// Who has a snapshot. See the module's table.
+/// State of a snapshot, as in the table of the module.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum RecordState {
-    /// The server with this lock file.
+    /// Attached to the server with this lock file.
     Attached { server: String },
-    /// Nobody, since that server ended.
+    /// Not attached, and its origin must not be written before it is.
     Detached { origin: Option<FileStamp> },
-    /// Nobody, and its origin is written all the same.
+    /// Not attached, and its origin may be written.
     Released { origin: Option<FileStamp> },
-    /// It is not its instant any more.
+    /// Not valid any more.
     Lost { why: String },
 }
 
 impl SnapshotRecord {
-    /// True when a writer of its origin has to wait for it.
+    /// True if its origin must not be written before it is attached.
     pub(crate) fn is_waited_for(&self) -> bool {
         if bugs::on(Bug::KilledNotWaitedFor) && matches!(self.state, RecordState::Attached { .. }) {
             return false;
@@ -90,13 +90,14 @@ impl SnapshotRecord {
         matches!(self.state, RecordState::Attached { .. } | RecordState::Detached { .. })
     }
 
-    /// True when its origin was in use without it, and has no time of change to tell by.
+    /// True if its origin was in use without it and is no file, so there is no time of change to
+    /// check.
     pub(crate) fn is_uncertain(&self) -> bool {
         matches!(self.state, RecordState::Released { .. }) && !self.origin.is_file()
     }
 
-    /// Why it can't be its instant any more, as far as its origin tells; `None` when nothing speaks
-    /// against it.
+    /// Why the snapshot is not valid any more, as far as its origin shows; `None` if nothing is
+    /// known against it.
     pub(crate) fn stale(&self) -> Option<String> {
         let origin = &self.origin.name;
         let (stamp, released) = match &self.state {
@@ -107,7 +108,7 @@ impl SnapshotRecord {
         };
         let Some(found) = self.origin.file() else {
             return (released && self.origin.is_file()).then(|| {
-                format!("it was taken away while its origin {origin} was in use, and whether that was written since can't be told")
+                format!("its device was removed while its origin {origin} was in use, and whether that was written since can't be told")
             });
         };
         if self.origin.disk.zip(FileId::of(&found)).is_some_and(|(was, is)| !was.is(is)) {
@@ -119,7 +120,7 @@ impl SnapshotRecord {
         }
     }
 
-    /// As it is when the mapped device `old` is called `new`; `None` when nothing of it changes.
+    /// The record after the mapped device `old` is renamed to `new`; `None` if nothing changes.
     fn renamed(&self, old: &str, new: &str, is_ours: bool) -> Option<SnapshotRecord> {
         let (from, to) = (StoreId::mapped(old), StoreId::mapped(new));
         let moved = |id: &StoreId| if *id == from { to.clone() } else { id.clone() };
@@ -127,7 +128,8 @@ impl SnapshotRecord {
         let table: Vec<String> =
             words::words(&self.table).into_iter().map(|one| words::escape(&word(one)).into_owned()).collect();
         let renamed = SnapshotRecord {
-            // One that no device has keeps its name, whoever has that meanwhile.
+            // A snapshot that is not attached keeps its name, even if a device has that name
+            // meanwhile.
             name: if self.name == old && is_ours { new.to_owned() } else { self.name.clone() },
             origin: moved(&self.origin),
             store: moved(&self.store),
@@ -144,10 +146,10 @@ impl SnapshotRecord {
 }
 
 impl StateFolder {
-    /// The records of all snapshots that this server does not have.
+    /// The records of all snapshots that are not attached to this server.
     ///
     /// # Errors
-    /// In words, when that can't be told.
+    /// A text, if the records can't be read.
     pub(crate) fn unattached(&self) -> Result<Vec<SnapshotRecord>, String> {
         let folder = self.path.join(RECORDS);
         let failed = |path: &Path, error: io::Error| {
@@ -170,7 +172,7 @@ impl StateFolder {
             }
             match read(&path) {
                 Ok(record) => found.push(record),
-                // Another server has just taken it away.
+                // Another server has just removed the record.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(failed(&path, error)),
             }
@@ -179,10 +181,10 @@ impl StateFolder {
         Ok(found)
     }
 
-    /// The record of `store`, whoever has it.
+    /// The record of `store`, attached or not.
     ///
     /// # Errors
-    /// As [`StateFolder::unattached`]'s.
+    /// As [`StateFolder::unattached`].
     pub(crate) fn record_of(&self, store: &StoreId) -> Result<Option<SnapshotRecord>, String> {
         let ours = self.attached().values().find(|record| record.store.is(store)).cloned();
         match ours {
@@ -191,12 +193,12 @@ impl StateFolder {
         }
     }
 
-    /// Records that this server has these snapshots from now on, whatever was recorded of their
-    /// stores before. Who writes their origins waits until they have [come](StateFolder::finish_attach). May
-    /// block.
+    /// Records these snapshots as attached to this server, replacing earlier records of their
+    /// stores. Changes that write their origins are refused until [`StateFolder::finish_attach`].
+    /// May block.
     ///
     /// # Errors
-    /// When that can't be kept.
+    /// If a record can't be written.
     pub(crate) fn attach(&self, records: Vec<SnapshotRecord>) -> io::Result<()> {
         let server = self.begin()?;
         let records = records.into_iter().map(|record| SnapshotRecord {
@@ -213,21 +215,21 @@ impl StateFolder {
         Ok(())
     }
 
-    /// The change in which `records` were attached is over.
+    /// Ends the change in which `records` were attached.
     pub(crate) fn finish_attach(&self, records: &[String]) {
         self.coming().retain(|name| !records.contains(name));
     }
 
-    /// The snapshots that this server is about to have.
+    /// The snapshots that are being attached to this server.
     pub(crate) fn attaching(&self) -> Vec<SnapshotRecord> {
         let (attached, coming) = (self.attached(), self.coming());
         coming.iter().filter_map(|name| attached.get(name).cloned()).collect()
     }
 
-    /// Records another state of a snapshot, which this server does not have any more. May block.
+    /// Writes another state of a snapshot that is no longer attached to this server. May block.
     ///
     /// # Errors
-    /// When that can't be kept.
+    /// If the record can't be written.
     pub(crate) fn record(&self, record: &SnapshotRecord) -> io::Result<()> {
         let name = record.file_name();
         self.put_records(std::slice::from_ref(record))?;
@@ -235,10 +237,10 @@ impl StateFolder {
         Ok(())
     }
 
-    /// Forgets a snapshot: it is gone. May block.
+    /// Deletes the record of a snapshot. May block.
     ///
     /// # Errors
-    /// When its record can't be removed.
+    /// If the record can't be removed.
     pub(crate) fn forget_snapshot(&self, record: &SnapshotRecord) -> io::Result<()> {
         let name = record.file_name();
         let folder = self.path.join(RECORDS);
@@ -253,11 +255,11 @@ impl StateFolder {
         }
     }
 
-    /// Forgets a snapshot whose merge was over when its server went: nothing is left in its store.
-    /// True when it was. May block.
+    /// Deletes the record of a snapshot whose merge was complete when its server ended: its store
+    /// is empty. Returns true if so. May block.
     ///
     /// # Errors
-    /// When its record can't be removed.
+    /// If the record can't be removed.
     pub(crate) fn forget_merged(&self, record: &SnapshotRecord) -> Result<bool, String> {
         let is_empty = |file: &File| !has_records(file).unwrap_or(true);
         let is_it = |found: fs::Metadata| {
@@ -274,25 +276,24 @@ impl StateFolder {
         Ok(is_over)
     }
 
-    /// The snapshots that this server has.
+    /// The snapshots that are attached to this server.
     pub(crate) fn attached_here(&self) -> Vec<SnapshotRecord> {
         self.attached().values().cloned().collect()
     }
 
-    /// This server ends, and nothing writes any more: the origins of its snapshots are looked at
-    /// once more, so that the next one can tell whether somebody else wrote them meanwhile.
+    /// Detaches all snapshots at shutdown, after the last write. Records the size and time of
+    /// change of their origins, so that the next server detects later writes.
     pub fn detach_all(&self) {
         for record in self.attached_here() {
             let origin = FileStamp::settled(&record.origin);
             let state = RecordState::Detached { origin };
             if let Err(error) = self.record(&SnapshotRecord { state, ..record.clone() }) {
-                tracing::warn!("{}: how its origin was is not kept: {error}", record.name);
+                tracing::warn!("{}: the state of its origin is not recorded: {error}", record.name);
             }
         }
     }
 
-    /// The records in which the mapped device `old` stands, each with its form when that is called
-    /// `new`.
+    /// The records that mention the mapped device `old`, each with its version for the name `new`.
     pub(super) fn records_of(
         &self,
         old: &str,
@@ -307,7 +308,8 @@ impl StateFolder {
         Ok(all.filter_map(renamed).collect())
     }
 
-    /// `records` are those of a device that was renamed, or was to be: of each pair one goes.
+    /// Removes one record of each pair after a rename: the old one if the rename is `done`, else
+    /// the new one.
     pub(super) fn records_renamed(
         &self,
         records: Vec<(SnapshotRecord, SnapshotRecord)>,
@@ -329,8 +331,8 @@ impl StateFolder {
         Ok(())
     }
 
-    /// Has the snapshot in `store` believed again: it is detached from its origin as that is now.
-    /// How many there were.
+    /// Trusts the snapshot in `store` again: it becomes detached from its origin's current state.
+    /// Returns the number of snapshots.
     pub(super) fn believe(&self, store: &StoreId) -> io::Result<usize> {
         let found = self.unattached().map_err(io::Error::other)?;
         let mut count = 0;
@@ -338,7 +340,7 @@ impl StateFolder {
             if record.stale().is_none() || self.is_elsewhere(&record) {
                 continue;
             }
-            // The file that its origin is by now.
+            // Identity of the file that is at the origin's path now.
             let disk = record.origin.file().as_ref().and_then(FileId::of).or(record.origin.disk);
             let origin = StoreId { disk, ..record.origin.clone() };
             self.forget_snapshot(&record)?;
@@ -349,7 +351,7 @@ impl StateFolder {
         Ok(count)
     }
 
-    /// Writes records, the folder synced once for all.
+    /// Writes records and syncs the folder once.
     pub(super) fn put_records(&self, records: &[SnapshotRecord]) -> io::Result<()> {
         if records.is_empty() {
             return Ok(());

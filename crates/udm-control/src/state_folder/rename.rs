@@ -1,9 +1,9 @@
-//! Marks and records of a mapped device that is renamed: they go with it.
+//! Moves the marks and records of a mapped device when the device is renamed.
 //!
-//! Contract: there is no moment at which a server that starts would believe the store under either
-//! name, or miss a snapshot of its disk. A copy under the new name is durable before the device has
-//! it; what was kept under the old one goes behind that. Killed in between, both count. Nobody
-//! sets, reads or clears a mark meanwhile.
+//! Contract: at no moment does a starting server trust the store under either name, or miss a
+//! snapshot of its disk. A copy under the new name is durable before the rename; the files of the
+//! old name are removed after it. After a kill in between, both count. No mark is set, read or
+//! cleared meanwhile.
 
 use super::{InvalidRecord, MarkedStore, StateFolder, StoreId};
 use std::fs;
@@ -11,11 +11,11 @@ use std::io;
 use udm_dm::MappedDevice;
 
 impl StateFolder {
-    /// Renames `device` to `new` by `transition`, and moves what is kept against its old name. May
-    /// block.
+    /// Renames `device` to `new` by calling `change`, and moves its marks and records. May block.
     ///
     /// # Errors
-    /// `transition`'s, and `failed` where what is kept can't be copied: then the device is not renamed.
+    /// The error of `change`, or `failed` if a mark or record can't be copied; the device keeps its
+    /// name then.
     pub(crate) fn renaming<E>(
         &self,
         device: &MappedDevice,
@@ -49,14 +49,14 @@ impl StateFolder {
         };
         for path in gone {
             if let Err(error) = fs::remove_file(path).and_then(|()| self.sync()) {
-                tracing::warn!("{}: {error}: nobody needs this mark any more", path.display());
+                tracing::warn!("{}: {error}: this mark is no longer needed", path.display());
             }
         }
         if let Err(error) = self.records_renamed(records, changed.is_ok()) {
             tracing::warn!("{}: records of snapshots under two names: {error}", self.path.display());
         }
         if changed.is_ok() {
-            // Those of a device that had the name before go on being told by a name.
+            // Marks of an earlier device with the old name keep that name.
             let mut marked = self.marked();
             let here = marked.iter_mut().filter(|one| ours.contains(&one.id));
             here.for_each(|one| one.store = MarkedStore::Mapped(device.name_handle()));
@@ -93,16 +93,17 @@ mod tests {
         rename(&folder, &cow, "store").unwrap();
         set(&folder, MarkedStore::Mapped(cow.name_handle())).unwrap();
         rename(&folder, &cow, "kept").unwrap();
-        // Here and for a server that is started later; and for nobody else who has the name then.
+        // The mark moves in this server and for a later one, and does not affect another device
+        // that takes the name.
         rename(&folder, &next, "store").unwrap();
         let known = |name: &str| knows(at, &StoreId::mapped(name));
         assert_eq!((known("cow"), known("store"), known("kept")), (false, false, true));
         assert!(why(&folder, &cow).is_some_and(|why| why.starts_with("@kept has lost a copy")));
         assert_eq!(why(&folder, &next), None);
-        // One that is refused leaves nothing.
+        // A refused rename leaves no mark under the new name.
         let refused = folder.renaming(&cow, "other", |e| e.to_string(), || Err("no".into()));
         assert_eq!((refused, known("other"), known("kept")), (Err("no".into()), false, true));
-        // What was kept against the new name stays.
+        // An existing mark of the new name stays.
         set(&folder, MarkedStore::Disk(StoreId::mapped("old"))).unwrap();
         folder.renaming(&cow, "old", |e| e.to_string(), || Err("no".into())).unwrap_err();
         assert!(known("old") && known("kept"));
@@ -112,7 +113,7 @@ mod tests {
         assert_eq!((known("old"), why(&folder, &cow)), (false, None));
     }
 
-    /// Another server reads the folder at each step.
+    /// A second server reads the folder at each step.
     #[test]
     fn there_is_no_moment_without_a_mark() {
         let temporary = tempfile::tempdir().unwrap();
@@ -128,7 +129,8 @@ mod tests {
         assert!(!known("cow") && known("new"));
     }
 
-    /// Of a device that is gone, and another one of its name: what was kept in memory alone.
+    /// A mark that is only in memory moves too, also the mark of an earlier device of the same
+    /// name.
     #[test]
     fn what_cannot_be_written_goes_with_it_too() {
         let temporary = tempfile::tempdir().unwrap();

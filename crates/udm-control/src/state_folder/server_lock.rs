@@ -1,5 +1,5 @@
-//! The lock file of a server: that it runs. `server-PID-N` in the state folder is held locked
-//! (`flock`) by a server that has snapshots, which ends with the process however that ends.
+//! The lock file of a running server. A server with snapshots holds `server-PID-N` in the state
+//! folder locked (`flock`). The kernel releases the lock when the process ends.
 
 use super::StateFolder;
 use super::records::{RecordState, SnapshotRecord};
@@ -11,10 +11,10 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What the name of such a file begins with.
+/// Prefix of the names of lock files.
 const SERVER: &str = "server-";
 
-/// The lock of a server: that it runs.
+/// The lock file of this server, removed on drop.
 #[derive(Debug)]
 pub(super) struct ServerLock {
     name: String,
@@ -29,7 +29,7 @@ impl Drop for ServerLock {
 }
 
 impl StateFolder {
-    /// True when the server that has `record` runs, and is another one.
+    /// True if `record` is attached to another server that runs.
     pub(crate) fn is_elsewhere(&self, record: &SnapshotRecord) -> bool {
         let RecordState::Attached { server } = &record.state else { return false };
         if self.server().is_some_and(|own| own == *server) || server.contains('/') {
@@ -39,7 +39,7 @@ impl StateFolder {
         flock(&file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK)
     }
 
-    /// The name of this server's lock file, which is there from now on.
+    /// The name of this server's lock file, which is created if necessary.
     pub(super) fn begin(&self) -> io::Result<String> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let mut own = self.own_server();
@@ -48,20 +48,20 @@ impl StateFolder {
         }
         DirBuilder::new().recursive(true).mode(0o700).create(&self.path)?;
         loop {
-            // Relaxed: a number is given out once.
+            // Relaxed: each number is taken once.
             let name = format!("{SERVER}{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
             let path = self.path.join(&name);
             match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path) {
                 Ok(file) => {
                     flock(&file, FlockOperation::LockExclusive)?;
-                    // Another server may have taken it away before it was locked.
+                    // Another server may have removed the file before it was locked.
                     if file.metadata()?.nlink() == 0 {
                         continue;
                     }
                     *own = Some(ServerLock { name: name.clone(), path, _file: file });
                     return Ok(name);
                 }
-                // Of one that had this number before.
+                // Left by an earlier process with the same PID.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error),
             }
@@ -72,7 +72,7 @@ impl StateFolder {
         self.own_server().as_ref().map(|own| own.name.clone())
     }
 
-    /// Takes away the lock files of servers that are gone.
+    /// Removes the lock files of servers that no longer run.
     pub(super) fn clean_servers(&self) {
         let Ok(entries) = fs::read_dir(&self.path) else { return };
         let is_lock = |path: &PathBuf| {

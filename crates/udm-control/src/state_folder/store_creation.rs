@@ -1,13 +1,13 @@
-//! Stores that are being made: what a server leaves of them that is killed meanwhile, the next one
-//! takes away.
+//! Stores that are being created: if a server is killed meanwhile, the next one removes the
+//! leftover.
 //!
-//! `making-N` in the state folder says which file it is, by its path, inode and time of birth. It
-//! is there before the store, and goes when the snapshot is in use or has come to nothing. Its
-//! maker holds a lock on it (`flock`), which ends with the process, however that ends. Written
-//! unsynced: behind a power cut a store may be left that nobody knows.
+//! `making-N` in the state folder names the file by its path, inode and time of birth. It is
+//! written before the store is created, and removed when the snapshot is in use or has failed. The
+//! creator holds a lock on it (`flock`), which the kernel releases when the process ends. The file
+//! is not synced, so a power cut may leave a store that is not removed.
 //!
-//! Taken away is what is that very file, in nobody's use, and without a record: a store that holds
-//! nothing.
+//! A leftover store is removed only if it is that very file, not in use, and without an exception
+//! record, so it holds no data.
 
 use super::StateFolder;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
@@ -22,29 +22,30 @@ use std::time::UNIX_EPOCH;
 use udm_core::SECTOR_SIZE;
 use udm_wire::cow::{Exception, HEADER_LEN, Header, RECORD_LEN, StoreLayout};
 
-/// What the name of such a file begins with.
+/// Prefix of the names of these files.
 const MAKING: &str = "making-";
 
-/// The longest that is read: a path and two numbers.
+/// Maximum number of bytes read: a path and two numbers.
 const FILE_MAX: u64 = 8 << 10;
 
-/// A store that is being made. Dropped when it is kept, or gone.
+/// Marker of a store that is being created. Dropped when the store is kept or removed.
 pub struct StoreCreation {
     path: PathBuf,
     file: File,
 }
 
 impl StoreCreation {
-    /// `store` is there now. Until then only an empty file is taken for it.
+    /// Records the identity of the created store. Before that, only an empty file counts as the
+    /// store.
     ///
     /// # Errors
-    /// When that can't be kept.
+    /// If it can't be written.
     pub(crate) fn set_created(&mut self, store: &File) -> io::Result<()> {
         self.file.write_all(identity_of(&store.metadata()?).as_bytes())
     }
 }
 
-/// What tells a file from all others: inodes are given out again.
+/// Identity of a file. It includes the time of birth, because inode numbers are reused.
 fn identity_of(found: &Metadata) -> String {
     let born = found.created().ok().and_then(|born| born.duration_since(UNIX_EPOCH).ok());
     format!("{} {} {}", found.dev(), found.ino(), born.unwrap_or_default().as_nanos())
@@ -57,25 +58,25 @@ impl Drop for StoreCreation {
 }
 
 impl StateFolder {
-    /// Says that `store`, an absolute path, is going to be made. `None` where that can't be kept:
-    /// it is made all the same.
+    /// Marks that `store`, an absolute path, is being created. `None` if the marker can't be
+    /// written; the store is created anyway.
     pub(crate) fn making(&self, store: &Path) -> Option<StoreCreation> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let begin = || -> io::Result<StoreCreation> {
             DirBuilder::new().recursive(true).mode(0o700).create(&self.path)?;
             loop {
-                // Relaxed: a number is given out once.
+                // Relaxed: each number is taken once.
                 let number = COUNT.fetch_add(1, Ordering::Relaxed);
                 let path = self.path.join(format!("{MAKING}{}-{number}", std::process::id()));
                 let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
                 let mut file = match open(&path, flags, Mode::RUSR | Mode::WUSR) {
                     Ok(file) => File::from(file),
-                    // Of one that had this number before.
+                    // Left by an earlier process with the same PID.
                     Err(Errno::EXIST) => continue,
                     Err(error) => return Err(error.into()),
                 };
                 flock(&file, FlockOperation::LockExclusive)?;
-                // Another server may have taken it away before it was locked.
+                // Another server may have removed the file before it was locked.
                 if file.metadata()?.nlink() > 0 {
                     file.write_all(store.as_os_str().as_bytes())?;
                     file.write_all(&[0])?;
@@ -87,7 +88,7 @@ impl StateFolder {
         begun.inspect_err(|error| tracing::debug!("{}: {error}", self.path.display())).ok()
     }
 
-    /// Takes away what servers that are no more have left of stores. One line for each.
+    /// Removes the stores and lock files that killed servers left. Logs one line per store.
     pub fn clean(&self) {
         self.clean_servers();
         let Ok(entries) = fs::read_dir(&self.path) else { return };
@@ -105,11 +106,11 @@ impl StateFolder {
     }
 }
 
-/// Looks at one file: nothing is done for one whose maker lives.
+/// Handles one marker; skips it if its creator still runs.
 fn clean_leftover(path: &Path) -> io::Result<()> {
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = File::from(open(path, flags, Mode::empty())?);
-    // What others have put there says nothing.
+    // Markers of other users are not trusted.
     if file.metadata()?.uid() != rustix::process::geteuid().as_raw() {
         return Ok(());
     }
@@ -135,7 +136,7 @@ fn clean_leftover(path: &Path) -> io::Result<()> {
     fs::remove_file(path)
 }
 
-/// Removes `store` if it is the file of this identity and holds nothing.
+/// Removes `store` if it is the file with this identity and holds no data.
 fn remove_leftover(store: &Path, identity: &str) -> io::Result<()> {
     let kept = |why: &str| io::Error::other(format!("{why}, so it stays"));
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -157,7 +158,7 @@ fn remove_leftover(store: &Path, identity: &str) -> io::Result<()> {
     fs::remove_file(store)
 }
 
-/// True for a persistent store with a record.
+/// True for a persistent store with an exception record.
 pub(super) fn has_records(store: &File) -> io::Result<bool> {
     let mut first = [0; HEADER_LEN];
     match store.read_exact_at(&mut first, 0) {
@@ -181,7 +182,7 @@ mod tests {
     use std::sync::Arc;
     use udm_wire::cow::ChunkSize;
 
-    /// A store of 64 KiB, with a header and, if asked for, a record.
+    /// Writes a store of 64 KiB with a header and, if asked for, a record.
     fn store(path: &Path, record: bool) {
         let mut bytes = vec![0; 64 << 10];
         Header { valid: true, chunk: ChunkSize::new(8).unwrap() }.encode(&mut bytes);
@@ -191,7 +192,7 @@ mod tests {
         fs::write(path, bytes).unwrap();
     }
 
-    /// What a server leaves that is killed.
+    /// Makes the leftovers of a killed server.
     fn left(folder: &StateFolder, path: &Path, made: bool) {
         let mut making = folder.making(path).unwrap();
         if made {

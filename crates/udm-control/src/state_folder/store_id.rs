@@ -1,5 +1,5 @@
-//! How a disk is known again, by another server too: by the name that leads to it, and by what that
-//! leads to.
+//! Identity of a disk, valid for other servers too: its name, and the file or block device of that
+//! name.
 
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -9,23 +9,23 @@ use std::time::UNIX_EPOCH;
 use udm_backends::DiskIdentity;
 use udm_wire::uri::{self, DeviceUri, NbdUri};
 
-/// A store, as it is known again.
+/// Identity of a store or another disk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoreId {
     /// Its path, or `@` and the name of the mapped device.
     pub(super) name: String,
-    /// The disk behind the name.
+    /// The file or block device of that name.
     pub(super) disk: Option<FileId>,
 }
 
-/// What a file or a block device is.
+/// Identity of a file or a block device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum FileId {
     File {
         device: u64,
         inode: u64,
-        /// When it was made, in ns since 1970: inodes are given out again.
+        /// Time of birth in ns since 1970, because inode numbers are reused.
         #[serde(skip_serializing_if = "Option::is_none")]
         born_ns: Option<u64>,
     },
@@ -41,7 +41,7 @@ impl StoreId {
         StoreId { name: format!("@{name}"), disk: None }
     }
 
-    /// Tells the files of stores apart (FNV-1a).
+    /// Hash (FNV-1a) for the file names of marks and records.
     pub(super) fn fingerprint(&self) -> u64 {
         let bytes = format!("{} {:?}", self.name, self.disk);
         bytes
@@ -49,8 +49,8 @@ impl StoreId {
             .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
     }
 
-    /// The store on what a device's URI leads to; `None` for what is gone with the program. An
-    /// export of an NBD server is known by its address and its name.
+    /// The store on the device of a URI; `None` if the device ends with the process. An NBD export
+    /// is identified by its address and name.
     #[must_use]
     pub(crate) fn opened(uri: &str, identity: DiskIdentity) -> Option<StoreId> {
         let mut seen = StoreId::seen(uri, identity)?;
@@ -61,7 +61,7 @@ impl StoreId {
         Some(seen)
     }
 
-    /// As [`StoreId::opened`], without a look at the file: when that was made is not known.
+    /// As [`StoreId::opened`], without file system access: the time of birth is unknown.
     #[must_use]
     pub(crate) fn seen(uri: &str, identity: DiskIdentity) -> Option<StoreId> {
         let file = match uri::parse(uri).ok()? {
@@ -80,7 +80,7 @@ impl StoreId {
         Some(StoreId { name: file.path.display().to_string(), disk: Some(disk) })
     }
 
-    /// The store that a person means: a path, or `@` and the name of a mapped device.
+    /// The store that a user names: a path, or `@` and the name of a mapped device.
     #[must_use]
     pub fn named(word: &Path) -> StoreId {
         let path = match word.to_str() {
@@ -92,27 +92,27 @@ impl StoreId {
         StoreId { name: path.display().to_string(), disk }
     }
 
-    /// As a person writes it.
+    /// The name that a user would write.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// True when both are names of one store, or may be.
+    /// True if both may be the same store: the same name, or the same disk.
     pub(crate) fn is(&self, other: &StoreId) -> bool {
         self.name == other.name || self.disk.zip(other.disk).is_some_and(|(one, other)| one.is(other))
     }
 
-    /// True when both are names of one store: by the disk where both have one.
+    /// True if both are the same store: the same disk, or the same name if a disk is unknown.
     pub(super) fn is_exactly(&self, other: &StoreId) -> bool {
         self.disk.zip(other.disk).map_or(self.name == other.name, |(one, other)| one.is(other))
     }
 
-    /// True for a file, whether it is there or not.
+    /// True for a file, even if it does not exist.
     pub(super) fn is_file(&self) -> bool {
         matches!(self.disk, Some(FileId::File { .. }))
     }
 
-    /// The file at its path; `None` for what is no file, or not there.
+    /// Metadata of the file at its path; `None` if there is no regular file.
     pub(super) fn file(&self) -> Option<fs::Metadata> {
         fs::metadata(&self.name).ok().filter(|found| self.is_file() && found.is_file())
     }

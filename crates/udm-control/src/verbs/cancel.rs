@@ -1,11 +1,12 @@
-//! Calling a verb off while it waits.
+//! Cancellation of verbs that wait.
 //!
-//! Contract: the device goes on as it was, active and with the table that was live, and the verb
-//! ends with the reason that was given. Where the cores use the new state already it is too late,
-//! and the verb ends as if nothing had been said. Creating and removing wait for nobody, and are
-//! finished, but where they change other devices as well ([`udm_dm::Target::dependents`]), or where a
-//! table reads or writes a store: a create that is called off has made nothing, a load has loaded
-//! nothing, a removal has removed nothing.
+//! Contract: if a verb is cancelled, the device stays active with its live table, and the verb
+//! fails with the given reason. If the cores already use the new state, the cancellation comes too
+//! late and has no effect.
+//!
+//! Create and remove wait only if they also change other devices ([`udm_dm::Target::dependents`])
+//! or if a table reads or writes a store. Otherwise they cannot be cancelled. A cancelled create
+//! leaves no device, a cancelled load no table, a cancelled removal leaves the device as it was.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tokio::sync::Notify;
@@ -13,13 +14,13 @@ use udm_core::bugs::{self, Bug};
 use udm_core::errno::EINTR;
 use udm_dm::TargetError;
 
-/// EINTR, with the reason.
+/// EINTR with a reason.
 #[must_use]
 pub fn interrupted(why: &str) -> TargetError {
     VerbKind::Resume.interrupted(why)
 }
 
-/// The other end of a verb: ends its wait. Clones are the same.
+/// Cancels a running verb. Clones cancel the same verb.
 #[derive(Clone, Default)]
 pub struct CancelToken(Arc<CancelState>);
 
@@ -27,19 +28,19 @@ pub struct CancelToken(Arc<CancelState>);
 struct CancelState {
     why: OnceLock<TargetError>,
     said: Notify,
-    /// What it is a part of: called off with that.
+    /// Token of the whole verb, if this one is for a step: cancels the step too.
     whole: Option<CancelToken>,
 }
 
 impl CancelToken {
-    /// Has the verb end with `why`, if it is not too late. The first reason stays.
+    /// Cancels the verb with the error `why`, unless it is too late. Only the first call counts.
     pub fn call(&self, why: TargetError) {
         if self.0.why.set(why).is_ok() {
             self.0.said.notify_one();
         }
     }
 
-    /// For one step of several, which can be called off alone: the others go on.
+    /// A token for one step of a verb. It cancels only this step; `self` cancels all steps.
     pub(crate) fn step(&self) -> CancelToken {
         if bugs::on(Bug::OneCallsOffAll) {
             return self.clone();
@@ -47,12 +48,13 @@ impl CancelToken {
         CancelToken(Arc::new(CancelState { whole: Some(self.clone()), ..CancelState::default() }))
     }
 
-    /// What it was called with, if it was.
+    /// The error that the verb was cancelled with, if it was.
     pub(crate) fn reason(&self) -> Option<&TargetError> {
         self.0.why.get().or_else(|| self.0.whole.as_ref()?.reason())
     }
 
-    /// Waits for [`CancelToken::call`]. For one at a time; who comes later is told as well.
+    /// Completes after [`CancelToken::call`]; at once if that was called before. Only one task may
+    /// wait at a time.
     pub(super) async fn called(&self) -> TargetError {
         loop {
             if let Some(why) = self.reason() {
@@ -69,7 +71,7 @@ impl CancelToken {
     }
 }
 
-/// Who waits.
+/// Verb that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum VerbKind {
     Create,
@@ -79,7 +81,7 @@ pub(crate) enum VerbKind {
 }
 
 impl VerbKind {
-    /// EINTR, with the reason and what has become of the device.
+    /// EINTR with a reason and the state in which the device is left.
     pub fn interrupted(self, why: &str) -> TargetError {
         let so = match self {
             VerbKind::Create => "the device was not created",
@@ -90,7 +92,7 @@ impl VerbKind {
     }
 }
 
-/// The verbs that change one device: the one under way, and those that wait for their turn.
+/// The verbs of one device that run or are queued.
 #[derive(Default)]
 pub(crate) struct PendingVerbs(Mutex<Vec<(VerbKind, CancelToken)>>);
 
@@ -99,18 +101,18 @@ impl PendingVerbs {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// On the list until the answer is dropped.
+    /// Adds a verb to the list until the guard is dropped.
     pub fn enter(&self, who: VerbKind, cancel_token: &CancelToken) -> PendingGuard<'_> {
         self.list().push((who, cancel_token.clone()));
         PendingGuard { pending: self, cancel_token: cancel_token.clone() }
     }
 
-    /// True while a table is to become live.
+    /// True while a verb is making a table live.
     pub fn is_coming(&self) -> bool {
         self.list().iter().any(|(waiting, _)| matches!(waiting, VerbKind::Create | VerbKind::Resume))
     }
 
-    /// Calls off every `who`.
+    /// Cancels all verbs of kind `who`.
     pub fn cancel(&self, who: VerbKind, why: &str) {
         for (_, cancel_token) in self.list().iter().filter(|(waiting, _)| *waiting == who) {
             cancel_token.call(who.interrupted(why));
@@ -118,7 +120,7 @@ impl PendingVerbs {
     }
 }
 
-/// A place on the list.
+/// Entry in the list of [`PendingVerbs`]; removed when dropped.
 pub(crate) struct PendingGuard<'a> {
     pending: &'a PendingVerbs,
     cancel_token: CancelToken,

@@ -1,8 +1,8 @@
-//! Making, suspending and resuming devices.
+//! Creating, suspending and resuming devices.
 //!
-//! What is let go, a table that was replaced or the device itself, is closed on a thread of its
-//! own: closing files can take long, and neither a core nor the control thread waits for it. The
-//! verb does, so that what it closed is closed when it is done.
+//! A replaced table or a removed device is closed on a thread of its own, because closing files can
+//! take long: neither a core nor the control thread waits for it. The verb waits, so the files are
+//! closed when the verb returns.
 
 use super::cancel::{CancelToken, VerbKind};
 use super::device_locks::{DeviceLocks, TRIES_MAX};
@@ -18,12 +18,12 @@ use udm_core::bugs::{self, Bug};
 use udm_core::errno::{EBUSY, EINTR, ENXIO};
 use udm_dm::{DeviceSetTransition, EventKind, IndexedTargetError, MappedDevice, Table, TargetError, WakeFn};
 
-/// Makes a device. With a table it is loaded and resumed, and when that fails the device is gone
-/// again, as with dmsetup; without one it has none. Relative paths in the table count from our own
-/// folder; building it may block on what it opens.
+/// Creates a device. A `table` is loaded and resumed; if that fails, the device is removed again,
+/// as with dmsetup. Relative paths in the table are relative to the working directory of the
+/// process. Building the table may block when it opens devices.
 ///
 /// # Errors
-/// EINVAL for a bad name, EBUSY for one that is taken, the table's own otherwise.
+/// EINVAL for a bad name, EBUSY for a name in use, otherwise the table's error.
 pub async fn create(
     registry: &Arc<Registry>,
     name: &str,
@@ -33,11 +33,12 @@ pub async fn create(
     create_cancellable(registry, name, uuid, table, &BaseDir::own(), &CancelToken::default()).await.map(drop)
 }
 
-/// As [`create`], with paths from another folder; what it has made, as it was then. Where it waits
-/// for other devices or for a store, until it is called off.
+/// As [`create`], with relative paths based on `folder` and a cancel token. Returns the device as
+/// it was when it was complete. The verb can be cancelled while it waits for other devices or for a
+/// store.
 ///
 /// # Errors
-/// As [`create`]'s, and what it was called off with.
+/// As [`create`], and the error of the cancel token.
 pub async fn create_cancellable(
     registry: &Arc<Registry>,
     name: &str,
@@ -50,27 +51,27 @@ pub async fn create_cancellable(
     create_with(registry, called, |_| Ok(table.map(String::from)), folder, cancel_token).await
 }
 
-/// What a device that is to be made is called.
+/// Name and properties of a device to be created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceSpec<'a> {
-    /// Its name.
+    /// Device name.
     pub name: &'a str,
-    /// Its uuid, if it has one.
+    /// UUID, if any.
     pub uuid: Option<&'a str>,
-    /// Its minor number; without one it is the lowest that is free.
+    /// Minor number; `None` takes the lowest free one.
     pub minor: Option<u32>,
-    /// Clients may not write.
+    /// If true, clients may not write.
     pub read_only: bool,
-    /// Its queue, where it is request-based.
+    /// Parameters of the device's own queue, if it is request-based.
     pub requests: RequestQueueParams,
 }
 
-/// As [`create_cancellable`], with the table that `table` says of the device, which is there already and
-/// has none.
+/// As [`create_cancellable`], with a table that the closure `table` returns. The closure gets the
+/// device, which exists but has no table yet.
 ///
 /// # Errors
-/// As [`create_cancellable`]'s, and `table`'s; ENXIO for a number that is taken, EINVAL for one that is
-/// beyond the kernel's.
+/// As [`create_cancellable`], and the error of `table`; ENXIO if the minor number is in use, EINVAL
+/// if it exceeds the kernel's maximum.
 pub async fn create_with(
     registry: &Arc<Registry>,
     called: DeviceSpec<'_>,
@@ -81,16 +82,16 @@ pub async fn create_with(
     make(registry, called, table, folder, cancel_token).await.map(|made| made.is)
 }
 
-/// A device that was made.
+/// Result of creating a device.
 pub(crate) struct CreatedDevice {
-    /// The device, which others may have changed since.
+    /// The device; other verbs may have changed it since.
     pub mapped: Arc<Mapped>,
-    /// The table that it was given.
+    /// The table that it was created with.
     pub table: Option<Arc<Table>>,
     is: api::Device,
 }
 
-/// As [`create_with`].
+/// As [`create_with`], but returns the device itself.
 pub(crate) async fn make(
     registry: &Arc<Registry>,
     called: DeviceSpec<'_>,
@@ -120,14 +121,14 @@ pub(crate) async fn make(
         let _ = run_locked(registry, &one, VerbKind::Remove, cancel_token, remove_filtered).await;
         return Err(error);
     }
-    // Somebody may rename or remove it as soon as it is complete.
+    // Described first: others may rename or remove the device as soon as it is complete.
     let is = show::describe(registry, &made.mapped);
     let (mapped, table) = (Arc::clone(&made.mapped), made.mapped.device.live());
     made.complete();
     Ok(CreatedDevice { mapped, table, is })
 }
 
-/// Puts it on the list of what clients find, when there is one.
+/// Exports the device to clients, if there is an exporter.
 pub(super) fn export(registry: &Registry, mapped: &Mapped) -> Result<(), VerbError> {
     let Some(exporter) = registry.exporter() else { return Ok(()) };
     let name = mapped.device.name();
@@ -135,21 +136,21 @@ pub(super) fn export(registry: &Registry, mapped: &Mapped) -> Result<(), VerbErr
     put.map_err(|e| VerbError::new(name, TargetError::new(e.to_string())))
 }
 
-/// Parks new requests and waits until those in flight are done; with `noflush`, until targets have
-/// handed back what they hold. Of several devices all are suspended or none: there is an instant at
-/// which none of them has a request in flight. A device that is suspended already stays so.
+/// Holds back new requests and waits for those in flight. With `noflush`, targets hand back the
+/// requests that they hold. Either all of the devices are suspended or none: at one instant none of
+/// them has a request in flight. A suspended device stays suspended.
 ///
 /// # Errors
-/// ENXIO when there is no such device, EINTR when a resume or a removal came meanwhile, a device's
-/// own otherwise.
+/// ENXIO if there is no such device, EINTR if a resume or a removal cancels the suspend, otherwise
+/// a device's error.
 pub async fn suspend(registry: &Arc<Registry>, names: &[&str], noflush: bool) -> Result<(), VerbError> {
     suspend_cancellable(registry, names, noflush, &CancelToken::default()).await
 }
 
-/// As [`suspend`], until it is called off.
+/// As [`suspend`], with a cancel token.
 ///
 /// # Errors
-/// As [`suspend`]'s, and what it was called off with: the devices are active then.
+/// As [`suspend`], and the error of the cancel token; the devices are active then.
 pub async fn suspend_cancellable(
     registry: &Arc<Registry>,
     names: &[&str],
@@ -159,7 +160,8 @@ pub async fn suspend_cancellable(
     suspend_devices(registry, &find(registry, names)?, noflush, cancel_token).await
 }
 
-/// As [`suspend_cancellable`], of devices that were found before, each with what it is called in errors.
+/// As [`suspend_cancellable`], for devices already looked up. Each comes with the name to use in
+/// errors.
 pub(super) async fn suspend_devices(
     registry: &Registry,
     several: &[(String, Arc<Mapped>)],
@@ -172,22 +174,21 @@ pub(super) async fn suspend_devices(
     .await
 }
 
-/// Swaps the loaded table in, where there is one, and lets requests go. Of several devices all take
-/// their new tables or none, while none has a request in flight. A suspend that still waits is
-/// called off.
+/// Makes the loaded table live, if there is one, and lets requests continue. Either all of the
+/// devices take their new tables or none, at an instant when none has a request in flight. A
+/// pending suspend is cancelled.
 ///
 /// # Errors
-/// ENXIO when there is no such device; a table's own when the cores can't use it: the old ones are
-/// live and running then.
+/// ENXIO if there is no such device; the table's error if the cores can't use it. In that case the
+/// old tables stay live and run.
 pub async fn resume(registry: &Arc<Registry>, names: &[&str]) -> Result<(), VerbError> {
     resume_cancellable(registry, names, &CancelToken::default()).await
 }
 
-/// As [`resume`], until it is called off.
+/// As [`resume`], with a cancel token.
 ///
 /// # Errors
-/// As [`resume`]'s, and what it was called off with: the tables that were live are live and running
-/// then.
+/// As [`resume`], and the error of the cancel token; the old tables stay live and run then.
 pub async fn resume_cancellable(
     registry: &Arc<Registry>,
     names: &[&str],
@@ -196,20 +197,22 @@ pub async fn resume_cancellable(
     resume_devices(registry, &find(registry, names)?, cancel_token).await
 }
 
-/// As [`resume_cancellable`], of devices that were found before, each with what it is called in errors.
+/// As [`resume_cancellable`], for devices already looked up. Each comes with the name to use in
+/// errors.
 pub(crate) async fn resume_devices(
     registry: &Registry,
     several: &[(String, Arc<Mapped>)],
     cancel_token: &CancelToken,
 ) -> Result<(), VerbError> {
     for (_, mapped) in several {
-        mapped.pending.cancel(VerbKind::Suspend, "called off by a resume");
+        mapped.pending.cancel(VerbKind::Suspend, "cancelled by a resume");
     }
     run_locked(registry, several, VerbKind::Resume, cancel_token, resume_filtered).await
 }
 
-/// Gives a device that is active, and whose inactive slot is empty, another table: all of that, or
-/// nothing. What others do to it meanwhile is left to them; the table, which is live then.
+/// Loads a table into an active device whose inactive slot is empty, and makes it live: both or
+/// neither. If another verb suspends the device or changes the slot meanwhile, the reload fails.
+/// Returns the live table.
 pub(crate) async fn reload(
     registry: &Registry,
     mapped: &Arc<Mapped>,
@@ -242,7 +245,7 @@ pub(crate) async fn reload(
     .await;
     let is_live = || mapped.device.live().is_some_and(|live| Arc::ptr_eq(&live, &loaded));
     match done {
-        // Somebody else has put it to use.
+        // Another verb has made the table live.
         Err(_) if is_live() => Ok(loaded),
         Err(error) => {
             if !bugs::on(Bug::RefusedTableKept) {
@@ -258,12 +261,12 @@ fn busy(why: &str) -> TargetError {
     TargetError::errno(EBUSY).because(why)
 }
 
-/// The devices of `names`.
+/// Looks up the devices of `names`.
 fn find(registry: &Registry, names: &[&str]) -> Result<Vec<(String, Arc<Mapped>)>, VerbError> {
     names.iter().map(|name| Ok(((*name).to_owned(), registry.find(name)?))).collect()
 }
 
-/// Calls off every verb that waits: the server ends.
+/// Cancels all pending verbs; called at shutdown.
 pub fn cancel_all(registry: &Registry) {
     registry.config().inspect(|config| config.end());
     for mapped in registry.all_with_pending() {
@@ -273,7 +276,7 @@ pub fn cancel_all(registry: &Registry) {
     }
 }
 
-/// [`DeviceSetTransition::resume`] of devices whose turn it is.
+/// [`DeviceSetTransition::resume_filtered`] for the locked devices.
 pub(super) fn resume_filtered(
     devices: &[Arc<MappedDevice>],
     turns: &DeviceLocks<'_>,
@@ -282,25 +285,25 @@ pub(super) fn resume_filtered(
     DeviceSetTransition::resume_filtered(devices, true, wake, |device| turns.has(device))
 }
 
-/// A table that a verb has loaded, and is about to make live.
+/// A table that a verb has loaded and will make live.
 pub(super) struct LoadedTable<'a> {
-    /// The place of its device among those of the change.
+    /// Index of its device in the list of devices to change.
     pub place: usize,
     /// The device.
     pub mapped: &'a Mapped,
-    /// The table.
+    /// The loaded table.
     pub table: &'a Arc<Table>,
 }
 
 impl LoadedTable<'_> {
-    /// Checks that nobody has suspended the device meanwhile, or put another table into its slot.
+    /// Fails if another verb has suspended the device or changed its inactive slot.
     fn is_as_it_was(&self) -> Result<(), TargetError> {
         let device = &self.mapped.device;
         let is_own = |table: Option<Arc<Table>>| table.is_some_and(|table| Arc::ptr_eq(&table, self.table));
         if device.is_suspended() {
             return Err(busy("it is suspended: resume it first"));
         }
-        // Somebody else may have resumed it.
+        // Another verb may have resumed the device, so the table may be live already.
         match is_own(device.inactive().or_else(|| device.live())) {
             true => Ok(()),
             false => Err(busy("somebody else has loaded or cleared a table meanwhile")),
@@ -308,8 +311,8 @@ impl LoadedTable<'_> {
     }
 }
 
-/// As [`resume_filtered`], if all that the verb has `loaded` is still there. To be called with the
-/// registry's `linking` lock held, so that nobody loads meanwhile.
+/// As [`resume_filtered`], if all `loaded` tables are still in their slots. The caller holds the
+/// registry's `linking` lock, so that nothing is loaded meanwhile.
 pub(super) fn begin_resume_loaded(
     loaded: &[LoadedTable<'_>],
     devices: &[Arc<MappedDevice>],
@@ -322,7 +325,7 @@ pub(super) fn begin_resume_loaded(
     resume_filtered(devices, turns, wake)
 }
 
-/// [`DeviceSetTransition::leave`] of devices whose turn it is.
+/// [`DeviceSetTransition::remove_filtered`] for the locked devices.
 pub(super) fn remove_filtered(
     devices: &[Arc<MappedDevice>],
     turns: &DeviceLocks<'_>,
@@ -331,7 +334,8 @@ pub(super) fn remove_filtered(
     DeviceSetTransition::remove_filtered(devices, wake, |device| turns.has(device))
 }
 
-/// A change of devices that others may change too: one after the other.
+/// Runs a change with its devices and their partners locked, so that changes of one device run one
+/// after the other. Retries if the partners or the loaded tables change before the locks are taken.
 pub(super) async fn run_locked(
     registry: &Registry,
     several: &[(String, Arc<Mapped>)],
@@ -351,8 +355,8 @@ pub(super) async fn run_locked(
     for _ in 0..TRIES_MAX {
         let turns = DeviceLocks::take(registry, several, who, cancel_token).await?;
         let attaching = AttachTransaction::begin(registry, several, who, cancel_token).await?;
-        // A wake-up that comes before we wait for it is kept, so none is lost between a step and
-        // its wait.
+        // `Notify` stores a wake-up that arrives before the wait, so none is lost between a step
+        // and its wait.
         let answered = Arc::new(Notify::new());
         let wake: WakeFn = {
             let answered = Arc::clone(&answered);
@@ -367,7 +371,7 @@ pub(super) async fn run_locked(
             }
         };
         if !attaching.still_holds(&devices) {
-            // Somebody has loaded another table meanwhile.
+            // Another table was loaded meanwhile.
             drop(changes);
             attaching.undo().await;
             continue;
@@ -381,7 +385,7 @@ pub(super) async fn run_locked(
         if done.is_ok() && !must_retry {
             attaching.settle(several).await;
             registry.merges.go_on(&merges);
-            // Before anybody else has a turn.
+            // Events are sent before the locks are released.
             let moved = several.iter().zip(moves).filter(|(_, moves)| *moves).map(|((_, mapped), _)| mapped);
             moved.for_each(|mapped| tell(registry, mapped, who));
         } else {
@@ -403,7 +407,7 @@ pub(super) async fn run_locked(
     Err(blame((0, error)))
 }
 
-/// True when a device is another behind a suspend or a resume. What comes or goes says so itself.
+/// True if this suspend or resume changes the device. Create and remove report their own events.
 fn changes_device(mapped: &Mapped, who: VerbKind) -> bool {
     let info = mapped.device.info();
     match who {
@@ -413,7 +417,7 @@ fn changes_device(mapped: &Mapped, who: VerbKind) -> bool {
     }
 }
 
-/// Has who listens told of a change that is done.
+/// Sends the event of a completed suspend or resume.
 fn tell(registry: &Registry, mapped: &Arc<Mapped>, who: VerbKind) {
     let (kind, line) = match who {
         VerbKind::Suspend => (EventKind::Suspended, "suspended"),
@@ -425,8 +429,8 @@ fn tell(registry: &Registry, mapped: &Arc<Mapped>, who: VerbKind) {
     }
 }
 
-/// Takes the steps of a change, one whenever the cores have answered, until it is over or called
-/// off. With a `check` it goes on from its pause if that says so.
+/// Steps a change each time the cores answer, until it ends or is cancelled. If the change is
+/// paused, it continues with the result of `check`.
 async fn step(
     registry: &Registry,
     cancel_token: &CancelToken,
@@ -438,7 +442,8 @@ async fn step(
     let mut check = std::pin::pin!(check);
     loop {
         if let Some(done) = changes.step(registry.cores()) {
-            // Too late, it is done; or it failed for a reason of its own.
+            // The change may be done, or have failed for another reason; only EINTR is replaced by
+            // the reason of the cancellation.
             let interrupted = |(_, e): &IndexedTargetError| e.errno == EINTR;
             let why = called.filter(|_| done.as_ref().is_err_and(interrupted));
             return why.map_or(done, |why| Err((0, why)));
@@ -461,7 +466,7 @@ async fn step(
     }
 }
 
-/// Drops `what` on a thread of its own and waits for that, until called off.
+/// Drops `what` on a thread of its own and waits for that, until cancelled.
 pub(super) async fn drop_on_thread<T: Send + 'static>(
     registry: &Registry,
     what: T,
@@ -475,7 +480,7 @@ pub(super) async fn drop_on_thread<T: Send + 'static>(
     if bugs::on(Bug::LetGoUnwaited) {
         return;
     }
-    // Without a thread to be had it is dropped by now, and so is `gone`.
+    // If no thread can be started, the closure is dropped here, and `wait` completes at once.
     tokio::select! {
         biased;
         _ = wait => {}

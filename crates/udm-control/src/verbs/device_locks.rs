@@ -1,9 +1,9 @@
-//! Whose turn it is to change a device.
+//! The locks of the devices of a change.
 //!
-//! Contract: devices are locked in the order of their numbers, so changes that have some in common
-//! wait for each other, and never in a circle. The partners of what comes or goes are changed too
-//! and are locked with the rest; which they are is asked before, and a change that finds others
-//! when the locks are had begins again.
+//! Contract: devices are locked in the order of their numbers, so changes with common devices wait
+//! for each other without a deadlock. The partners of a table that becomes live or is removed are
+//! changed and locked too. They are looked up before the locks are taken; if there are others
+//! afterwards, the change starts again.
 
 use super::cancel::{CancelToken, VerbKind};
 use super::lane_guard::{self, LaneGuard};
@@ -15,10 +15,10 @@ use udm_core::Device;
 use udm_core::errno::ENXIO;
 use udm_dm::{DeviceSetTransition, MappedDevice, TargetError};
 
-/// How often a change begins again because partners came between.
+/// Maximum number of attempts of a change whose partners keep changing.
 pub(super) const TRIES_MAX: usize = 100;
 
-/// The turns of one change.
+/// The locks of one change, and lanes that it needs.
 pub(super) struct DeviceLocks<'a> {
     registry: &'a Registry,
     who: VerbKind,
@@ -28,7 +28,7 @@ pub(super) struct DeviceLocks<'a> {
 }
 
 impl<'a> DeviceLocks<'a> {
-    /// Waits for the turns of `several` and their partners, until called off.
+    /// Locks `several` devices and their partners, unless cancelled.
     pub async fn take(
         registry: &'a Registry,
         several: &[(String, Arc<Mapped>)],
@@ -40,7 +40,7 @@ impl<'a> DeviceLocks<'a> {
         let mut all: Vec<(&str, Arc<Mapped>)> =
             several.iter().map(|(name, mapped)| (name.as_str(), Arc::clone(mapped))).collect();
         let count = all.len();
-        // What is not listed has been removed, and stands still for good.
+        // A device that is not listed has been removed and stays suspended.
         let listed = dependents_of.iter().filter_map(|device| registry.listed(device));
         all.extend(listed.map(|mapped| (several[0].0.as_str(), mapped)));
         let renews = all.len() > count;
@@ -57,7 +57,7 @@ impl<'a> DeviceLocks<'a> {
             turns.locked.push((mapped, turn));
         }
         for (name, mapped) in several {
-            // Who removes it has taken it away himself, or is about to find out.
+            // A removal unlists its device itself, or will find that another one did.
             if who != VerbKind::Remove && !registry.is_active(mapped) {
                 let error = TargetError::errno(ENXIO).because("it has been removed meanwhile");
                 return Err(VerbError::new(name, error));
@@ -69,7 +69,7 @@ impl<'a> DeviceLocks<'a> {
         Ok(turns)
     }
 
-    /// What calls it off: `cancel_token`, but for a create or a removal that waits for nobody else.
+    /// The token that cancels the change. A create or removal without partners cannot be cancelled.
     pub fn cancel_token(&self, cancel_token: &CancelToken) -> CancelToken {
         match self.who {
             VerbKind::Create | VerbKind::Remove if !self.renews => CancelToken::default(),
@@ -77,7 +77,7 @@ impl<'a> DeviceLocks<'a> {
         }
     }
 
-    /// True when `device` is locked, or has been removed and nobody else can change it.
+    /// True if `device` is locked, or has been removed, so that nobody else can change it.
     pub fn has(&self, device: &Arc<MappedDevice>) -> bool {
         self.locked.iter().any(|(mapped, _)| mapped.device.id() == device.id())
             || self.registry.listed(device).is_none()

@@ -1,4 +1,4 @@
-//! Waiting for events.
+//! Waiting for the events of a device.
 
 use super::cancel::CancelToken;
 use super::show;
@@ -11,13 +11,13 @@ use udm_core::errno::ENXIO;
 use udm_core::interleave;
 use udm_dm::TargetError;
 
-/// Waits until the number of the device's events is another than `event_nr`, and describes the
-/// device then. That it has gone is an event too, where it had a live table: what is described is
-/// what it was. Needs no thread meanwhile, and keeps nothing of the device.
+/// Waits until the device's event counter differs from `event_nr`, and describes the device. The
+/// removal of a device with a live table counts as an event; the answer is its last state. The wait
+/// needs no thread and keeps no reference to the device.
 ///
 /// # Errors
-/// ENXIO when there is no such device, and when one without a live table is removed; what it was
-/// called off with.
+/// ENXIO if there is no such device, or if a device without a live table is removed; the error of
+/// the cancel token.
 pub async fn wait_event(
     registry: &Registry,
     word: &str,
@@ -31,7 +31,7 @@ pub async fn wait_event(
     let waits = waiters.enter();
     loop {
         let mut next = std::pin::pin!(waits.next());
-        // What comes from here on is heard.
+        // Events are noticed from here on.
         next.as_mut().enable();
         if let Some(last) = waiters.last() {
             if !last.live_table {

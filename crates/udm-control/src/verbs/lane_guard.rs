@@ -1,4 +1,4 @@
-//! A lane for devices that nobody uses, for as long as they have something to do.
+//! Keeps a lane open for a device that no client uses, as long as the device has work.
 
 use crate::registry::Registry;
 use std::sync::Arc;
@@ -6,13 +6,13 @@ use tokio::sync::Notify;
 use udm_core::{Ack, Batch, Device, DeviceSlot, FirstError, OwnWork, Task, TaskCx, TaskHandle};
 use udm_dm::{MappedDevice, Target};
 
-/// A lane of a device, open on one core until this is dropped.
+/// Keeps a lane of a device open on one core until it is dropped.
 pub(super) struct LaneGuard {
     _task: TaskHandle,
     pub(super) failure: FirstError,
 }
 
-/// Has a lane open. `ack` is dropped when it is, or can't be.
+/// Task that keeps a lane open. `ack` is dropped once the lane is open or can't be opened.
 struct LaneTask {
     device: Option<Arc<dyn Device>>,
     slot: Option<DeviceSlot>,
@@ -45,13 +45,13 @@ impl Task for LaneTask {
         self.over
     }
 
-    /// The lane is the one that clients use, if there are any; what it owes is waited for.
+    /// Clients may use the same lane, so its own work must be completed.
     fn busy(&self) -> OwnWork {
         OwnWork::Required
     }
 }
 
-/// Has a lane opened. `ack` is dropped when it is open, or can't be.
+/// Opens a lane. `ack` is dropped once the lane is open or can't be opened.
 pub(super) fn lane(registry: &Registry, device: &Arc<MappedDevice>, ack: Ack) -> LaneGuard {
     let failure = FirstError::default();
     let device = Arc::clone(device) as Arc<dyn Device>;
@@ -60,8 +60,8 @@ pub(super) fn lane(registry: &Registry, device: &Arc<MappedDevice>, ack: Ack) ->
     LaneGuard { _task: registry.cores().start(Box::new(move || Box::new(keep))), failure }
 }
 
-/// A lane for a resume or a suspend, where a target has something to do then. One that can't be
-/// opened is no obstacle: whoever uses the device next is told why.
+/// Opens a lane for a resume or a suspend, if a target needs one. An open error is ignored here:
+/// the next user of the device gets it.
 pub(super) async fn lane_for_change(registry: &Registry, device: &Arc<MappedDevice>) -> Option<LaneGuard> {
     let tables = [device.live(), device.inactive()];
     let mut targets = tables.iter().flatten().flat_map(|table| table.targets());

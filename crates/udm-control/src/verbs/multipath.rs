@@ -1,4 +1,4 @@
-//! A multipath device from its paths.
+//! Creates a multipath device from a list of paths.
 
 use super::CancelToken;
 use super::change::{DeviceSpec, create_with};
@@ -12,24 +12,24 @@ use udm_dm::{DeviceRef, PathMaintenance, Resolver, TargetError};
 use udm_wire::multipath_conf::grouping::{self, GroupingPolicy};
 use udm_wire::multipath_conf::{MultipathSettings, Prio};
 
-/// How it is made, where that is not left to the server's multipath.conf and its defaults: in
-/// multipath.conf's words.
+/// How the groups of a new multipath device are made, in the words of multipath.conf. Defaults come
+/// from the server's multipath.conf.
 #[derive(Clone, Debug, Default)]
 pub struct MultipathOptions {
     /// `path_grouping_policy`.
     pub policy: Option<String>,
-    /// `prio`, which also holds for the device from then on where the server checks paths.
+    /// `prio`. If the server checks paths, it stays in effect for the device.
     pub prio: Option<String>,
     /// `prio_args`.
     pub prio_args: Option<String>,
 }
 
-/// Makes a multipath device over `paths`, as words of a table, until it is called off; what it has
-/// made, as it was then. May block on what it opens.
+/// Creates a multipath device over `paths`, given as words of a table, with a cancel token. Returns
+/// the device as it was when it was complete. May block when it opens paths.
 ///
 /// # Errors
-/// EINVAL where `how` can't be done, for a path that is given twice, and for paths that are not as
-/// large as each other; else as [`super::create_cancellable`]'s.
+/// EINVAL for bad options in `how`, for a path that is given twice and for paths of different
+/// sizes; otherwise as [`super::create_cancellable`].
 pub async fn create_multipath_cancellable(
     registry: &Arc<Registry>,
     name: &str,
@@ -51,7 +51,7 @@ fn refused(why: impl Into<String>) -> TargetError {
     TargetError::errno(EINVAL).because(why.into())
 }
 
-/// The table, and what is done for the device from now on.
+/// Makes the table, and sets the path maintenance of the device.
 fn table(
     registry: &Registry,
     mapped: &Arc<Mapped>,
@@ -87,7 +87,7 @@ fn table(
     Ok(table)
 }
 
-/// The size in sectors of what all paths lead to.
+/// The size of all paths in sectors; an error if they differ.
 fn check_same_size(
     registry: &Registry,
     mapped: &Arc<Mapped>,
@@ -98,7 +98,7 @@ fn check_same_size(
     let mut opening = TableResolver::new(registry, folder).of(mapped);
     let mut seen: Vec<(&String, DeviceRef)> = Vec::new();
     for path in paths {
-        // There may be thousands, and each may keep us waiting.
+        // There may be thousands of paths, and each may block.
         if let Some(why) = cancel_token.reason() {
             return Err(why.clone());
         }

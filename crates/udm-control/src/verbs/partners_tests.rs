@@ -1,4 +1,4 @@
-//! Verbs that renew the partners of what comes or goes.
+//! Verbs that also change partner devices.
 
 use super::cancel::VerbKind;
 use super::change::{resume_filtered, run_locked};
@@ -20,7 +20,8 @@ use udm_dm::{
     TargetType,
 };
 
-/// Cores without lanes: every command is answered at once, but those to one device that hangs.
+/// Cores without lanes: every command is acknowledged at once, except those to one device that
+/// hangs.
 #[derive(Default)]
 struct StubCores {
     hangs: Mutex<Option<DeviceId>>,
@@ -41,7 +42,7 @@ impl StubCores {
 
 impl Cores for StubCores {
     fn broadcast(&self, device: DeviceId, command: LaneCommand) {
-        // Who hangs comes to no rest; everything else it does.
+        // A hanging device answers everything but a suspend.
         let suspends = matches!(command, LaneCommand::Suspend { .. });
         if suspends && *self.hangs.lock().unwrap() == Some(device) {
             self.waiting.lock().unwrap().push(command);
@@ -53,7 +54,7 @@ impl Cores for StubCores {
     }
 }
 
-/// What the targets over one disk share.
+/// State that the targets over one disk share.
 #[derive(Default)]
 struct DiskShared {
     tops: Mutex<Vec<Weak<TopState>>>,
@@ -72,7 +73,7 @@ impl TopState {
     }
 }
 
-/// `top DISK` and `side DISK`: as an origin and its snapshots.
+/// `top DISK` and `side DISK`: like an origin and its snapshots.
 struct TestTarget {
     is_top: bool,
     disk: DeviceRef,
@@ -189,13 +190,13 @@ fn eventually(what: impl Fn() -> bool) {
     }
 }
 
-/// Sides that come and go at once, of tops that come, go, rest and are reloaded meanwhile: each
-/// waits its turn, nobody is busy, and nothing waits in a circle.
+/// Two threads create and remove sides, while others create, suspend, reload and remove tops. Each
+/// verb waits for the others; none fails with EBUSY, and none deadlocks.
 #[test]
 fn partners_are_waited_for_in_turn() {
     let (_cores, registry) = rig();
     let (ended, turns) = (AtomicBool::new(false), AtomicU32::new(0));
-    // Its number is lower than those of all others.
+    // Its number is lower than all others.
     create(&registry, "low", "top", &never()).unwrap();
     thread::scope(|scope| {
         let (ended, turns) = (&ended, &turns);
@@ -240,7 +241,7 @@ fn partners_are_waited_for_in_turn() {
     wait(remove(&registry, "s")).unwrap();
 }
 
-/// Who waits for a partner, for its turn or for its rest, can be called off, and has changed
+/// A verb that waits for a partner, for its lock or for its suspend, can be cancelled and changes
 /// nothing.
 #[test]
 fn waiting_for_a_partner_is_called_off() {
@@ -283,7 +284,7 @@ fn waiting_for_a_partner_is_called_off() {
         create(&registry, "s", "side", &never()).unwrap();
         wait(remove(&registry, "s")).unwrap();
     }
-    // The end of the server calls off who is neither listed nor known to anybody.
+    // The shutdown cancels also the verbs of a device that is not listed yet.
     cores.hang(Some(top.device.id()));
     thread::scope(|scope| {
         let waits = scope.spawn(|| create(&registry, "s", "side", &never()));
@@ -293,7 +294,7 @@ fn waiting_for_a_partner_is_called_off() {
     });
 }
 
-/// A create that waits for a partner which is removed meanwhile goes on without.
+/// If a partner is removed while a create waits for it, the create continues without it.
 #[test]
 fn a_partner_that_is_removed_meanwhile_is_not_waited_for() {
     let (_cores, registry) = rig();

@@ -1,4 +1,4 @@
-//! The power of the disks that tables use: is it on, and the switch.
+//! The power of the disks that tables use: state and switch.
 
 use super::queue::used;
 use crate::error::VerbError;
@@ -10,7 +10,7 @@ use udm_core::errno::EINVAL;
 use udm_core::{DevNo, Device};
 use udm_dm::TargetError;
 
-/// The disks of the live table whose power has a switch, by number.
+/// The disks of the live table that have a power switch, by number.
 pub(super) fn power(registry: &Registry, mapped: &Mapped) -> Vec<api::Power> {
     let power = |(number, device): (DevNo, Arc<dyn Device>)| {
         let on = device.power()?.is_on();
@@ -23,11 +23,11 @@ fn switchable_disks(mapped: &Mapped) -> BTreeMap<DevNo, Arc<dyn Device>> {
     used(mapped).filter(|(_, device)| device.power().is_some()).collect()
 }
 
-/// Turns the power of the disks that the live table of the device `word` uses on or off, or of one
-/// of them: `disk`, by its number or URI. It may wait for memory that is given back.
+/// Turns the power of disks on or off: of all that the live table of the device `word` uses, or of
+/// one `disk`, given by its number or URI. May wait until memory is freed.
 ///
 /// # Errors
-/// ENXIO when there is no such device; EINVAL where it uses no such disk with a switch.
+/// ENXIO if there is no such device; EINVAL if it uses no such disk with a switch.
 pub fn turn_power(registry: &Registry, word: &str, disk: Option<&str>, on: bool) -> Result<(), VerbError> {
     let mut all = switchable_disks(&*registry.find(word)?);
     if let Some(disk) = disk {

@@ -1,4 +1,4 @@
-//! The queues in front of what tables use: what they do, and changes of it.
+//! The queues in front of the disks that tables use: reports, and changes of settings.
 
 use super::show::describe;
 use crate::error::VerbError;
@@ -11,7 +11,7 @@ use udm_core::errno::{EINVAL, ENXIO};
 use udm_core::{CancelChange, DevNo, Device, HwQueueReport, OpenError, QueueReport};
 use udm_dm::TargetError;
 
-/// The queues in front of what the live table uses, and its own, by number.
+/// The queues in front of the disks of the live table, and the device's own, by number.
 pub(super) fn queues(registry: &Registry, mapped: &Mapped) -> Vec<api::Queue> {
     queued_devices(mapped)
         .into_iter()
@@ -19,13 +19,13 @@ pub(super) fn queues(registry: &Registry, mapped: &Mapped) -> Vec<api::Queue> {
         .collect()
 }
 
-/// What has a queue in front of it: of what the live table uses, and the device itself.
+/// Devices with a queue, by number: those that the live table uses, and the device itself.
 fn queued_devices(mapped: &Mapped) -> BTreeMap<DevNo, Arc<dyn Device>> {
     let own = (mapped.device.number(), Arc::clone(&mapped.device) as Arc<dyn Device>);
     used(mapped).chain([own]).filter(|(_, device)| device.queue().is_some()).collect()
 }
 
-/// What the live table uses, by number.
+/// The devices that the live table uses, with their numbers.
 pub(super) fn used(mapped: &Mapped) -> impl Iterator<Item = (DevNo, Arc<dyn Device>)> {
     let live = mapped.device.live();
     let used = live.iter().flat_map(|table| table.devices()).map(|used| (used.number, used.device));
@@ -55,15 +55,15 @@ fn queue(registry: &Registry, number: DevNo, device: &dyn Device) -> Option<api:
     })
 }
 
-/// Changes settings of the queues in front of what the live table of the device `word` uses and of
-/// its own, or of one of them: `disk`, by its number or URI. Returns the device when they hold,
-/// whatever its name is by then. If the future is dropped before that, each change that does not
-/// hold yet is cancelled.
+/// Changes settings of queues: the device's own and those in front of the disks that its live table
+/// uses, or of one `disk`, given by its number or URI. Returns the device when the settings are in
+/// effect, even if it was renamed meanwhile. If the future is dropped before that, changes not yet
+/// in effect are cancelled.
 ///
 /// # Errors
-/// ENXIO when there is no such device, or when it has been removed meanwhile; EINVAL where it has
-/// no such queue, and for what can't be set; EBUSY while a queue is being changed. With several
-/// queues the first may be changed then.
+/// ENXIO if there is no such device, or if it was removed meanwhile; EINVAL if it has no such
+/// queue, or for a setting that can't be changed; EBUSY while a queue is being changed. With
+/// several queues, some may have been changed before the error.
 pub async fn change_queues(
     registry: &Registry,
     word: &str,
@@ -97,7 +97,7 @@ pub async fn change_queues(
         under_way.push((told, CancelOnDrop(cancel)));
     }
     for (told, _cancel) in under_way {
-        // One that is dropped is gone with its disk.
+        // The sender is dropped if the disk is gone.
         let _ = told.await;
     }
     match registry.listed(&mapped.device) {
@@ -106,7 +106,7 @@ pub async fn change_queues(
     }
 }
 
-/// Cancels a change of a queue when it is dropped, if the change does not hold yet.
+/// Cancels a change of a queue when dropped, unless the change is in effect.
 struct CancelOnDrop(Option<CancelChange>);
 
 impl Drop for CancelOnDrop {

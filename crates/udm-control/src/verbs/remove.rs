@@ -1,5 +1,5 @@
-//! Removing devices: those that nobody uses, or when nobody does any more (`--deferred_removals`), or with
-//! everything that they still get failing (`--force`).
+//! Removing devices: unused devices at once, used ones after their last close (`--deferred`), or
+//! with all their requests failed first (`--force`).
 
 use super::cancel::{CancelToken, VerbKind};
 use super::change::{drop_on_thread, export, remove_filtered, resume_filtered, run_locked};
@@ -16,30 +16,30 @@ use udm_core::bugs::{self, Bug};
 use udm_core::errno::EBUSY;
 use udm_dm::TargetError;
 
-/// How a device is removed.
+/// Options of a removal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemoveOptions {
-    /// Its table is replaced by one that fails all requests first.
+    /// First replace the table by one that fails all requests.
     pub force: bool,
-    /// If somebody has it open it is removed when nobody has it any more.
+    /// If the device is open, remove it after its last close.
     pub deferred: bool,
 }
 
-/// Removes a device that nobody uses.
+/// Removes a device that is not in use.
 ///
 /// # Errors
-/// ENXIO when there is no such device, EBUSY while clients or tables use it.
+/// ENXIO if there is no such device, EBUSY while clients or tables use it.
 pub async fn remove(registry: &Arc<Registry>, name: &str) -> Result<(), VerbError> {
     remove_cancellable(registry, name, RemoveOptions::default(), &CancelToken::default()).await
 }
 
-/// As [`remove`], as `how` says. Where it waits for requests in flight or for other devices, until
-/// it is called off.
+/// As [`remove`], with the options `how` and a cancel token. The verb can be cancelled while it
+/// waits for requests in flight or for other devices.
 ///
 /// # Errors
-/// As [`remove`]'s, and what it was called off with: the device is there as it was then. With
-/// `force` it has the table that fails everything all the same, when it was only the removal that
-/// could not be; with `deferred_removals` it is no error that somebody uses it.
+/// As [`remove`], and the error of the cancel token; the device stays as it was then. With `force`,
+/// the table that fails all requests stays if only the removal failed. With `deferred`, a device in
+/// use is no error.
 pub async fn remove_cancellable(
     registry: &Arc<Registry>,
     name: &str,
@@ -61,7 +61,7 @@ pub async fn remove_cancellable(
     if error.error.errno == EBUSY && is_open(registry, &left) {
         return Ok(());
     }
-    // It is not because of who uses it, and nobody would try again.
+    // The failure has another cause than users of the device, so no later close would retry.
     left.defer(before);
     Err(error)
 }
@@ -70,9 +70,9 @@ fn is_open(registry: &Registry, mapped: &Mapped) -> bool {
     show::open_count(registry, mapped) > 0
 }
 
-/// Removes the devices whose removal was deferred as they are closed, for ever.
+/// Removes devices with a deferred removal when they are closed. Never returns.
 pub async fn run_deferred_removals(registry: &Arc<Registry>) -> std::convert::Infallible {
-    // Beside each other: one may wait for other devices.
+    // The removals run concurrently, because one may wait for other devices.
     let mut removals: Vec<Pin<Box<dyn Future<Output = ()> + Send + '_>>> = Vec::new();
     loop {
         tokio::select! {
@@ -91,13 +91,13 @@ async fn remove_deferred(registry: &Arc<Registry>, mapped: Arc<Mapped>) {
     let (name, left) = (mapped.device.name(), Arc::downgrade(&mapped));
     let done = remove_device(registry, &name, mapped, Mapped::is_deferred, &CancelToken::default()).await;
     let (Err(error), Some(left)) = (done, left.upgrade()) else { return };
-    // Who has opened it meanwhile will close it.
+    // If a client has opened the device meanwhile, its close retries.
     if left.is_deferred() && registry.is_active(&left) && !is_open(registry, &left) {
         tracing::warn!("{error}: it is not removed, though its removal was deferred");
     }
 }
 
-/// Lets all of `list` go on, until some have ended, which are taken out.
+/// Polls all futures of `list` until some have completed, and takes those out.
 async fn wait_any<F: Future<Output = ()> + Unpin>(list: &mut Vec<F>) {
     poll_fn(|cx| {
         let before = list.len();
@@ -107,7 +107,7 @@ async fn wait_any<F: Future<Output = ()> + Unpin>(list: &mut Vec<F>) {
     .await;
 }
 
-/// Gives the device a table that fails all requests, as large as the one that it has.
+/// Replaces the table by one of the same size that fails all requests.
 async fn load_error_table(
     registry: &Arc<Registry>,
     name: &str,
@@ -121,7 +121,8 @@ async fn load_error_table(
     let table = format!("0 {sectors} error");
     let loaded = tables::load_into(registry, mapped, name, &table, &BaseDir::none(), cancel_token)?;
     cancel_others(mapped);
-    // Storage that hangs keeps what it has; no client waits for that.
+    // Requests on storage that hangs may never complete; clients get errors without waiting for
+    // them.
     let _failing = registry.exporter().and_then(|exporter| exporter.fail(mapped.device.id()));
     let one = [(name.to_owned(), Arc::clone(mapped))];
     let done = run_locked(registry, &one, VerbKind::Resume, cancel_token, resume_filtered).await;
@@ -133,11 +134,11 @@ async fn load_error_table(
 
 fn cancel_others(mapped: &Mapped) {
     for who in [VerbKind::Suspend, VerbKind::Resume] {
-        mapped.pending.cancel(who, "called off by a removal");
+        mapped.pending.cancel(who, "cancelled by a removal");
     }
 }
 
-/// Removes what `may` be removed when its turn has come.
+/// Removes a device, if `may` allows it once the device is locked.
 pub(super) async fn remove_device(
     registry: &Arc<Registry>,
     name: &str,
@@ -147,7 +148,7 @@ pub(super) async fn remove_device(
 ) -> Result<(), VerbError> {
     let id = mapped.device.id();
     let busy = |open| TargetError::errno(EBUSY).because(format!("it is open {open} times"));
-    // Who uses it is told of at once, whatever is under way.
+    // Users are reported at once, even while another change runs.
     let open = show::open_count(registry, &mapped);
     if open > 0 {
         return Err(VerbError::new(name, busy(open)));
@@ -160,14 +161,14 @@ pub(super) async fn remove_device(
         if leaving.is_none() {
             let taken = registry.begin_removal(&mapped, &may).map_err(|error| (0, error))?;
             leaving = Some((taken, show::describe(registry, &mapped)));
-            // Nobody can come any more; who came before has it open.
+            // New clients can't open the device any more; clients from before still have it open.
             exporter.inspect(|exporter| exporter.remove(id));
         }
         let users = exporter.map_or(0, |exporter| exporter.users(id));
         if users > 0 {
             return Err((0, busy(users as u64)));
         }
-        // Targets are told that they are not in use any more.
+        // The hooks tell the targets that they are no longer in use.
         remove_filtered(devices, turns, wake)
     });
     let left = left.await;

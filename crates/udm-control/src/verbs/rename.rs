@@ -1,18 +1,18 @@
-//! Renaming devices, and giving them a uuid.
+//! Renaming devices, and setting a UUID.
 
 use crate::error::VerbError;
 use crate::registry::{NewName, Registry};
 use udm_core::errno::EIO;
 use udm_dm::TargetError;
 
-/// Gives the device `word` another name, or a uuid if it has none. Whatever uses it goes on, and
-/// so does what is asked of it, whatever state it is in. Raises an event when it has a live table.
-/// May block for the state folder, where marks of stores go with a name.
+/// Gives the device `word` another name, or a UUID if it has none. Requests, tables and verbs that
+/// use the device continue, in any of its states. Raises an event if the device has a live table.
+/// May block on the state folder, where marks of stores are kept by name.
 ///
 /// # Errors
-/// EINVAL for a name or uuid that no device can have, and where there is a uuid already; EBUSY for
-/// one that is taken, its own included, and while the device is being created or removed; ENXIO
-/// when there is no such device; EIO where a mark can't be moved: nothing has changed then.
+/// EINVAL for an invalid name or UUID, and if there is a UUID already; EBUSY if the name or UUID is
+/// in use, even by the device itself, and while the device is being created or removed; ENXIO if
+/// there is no such device; EIO if a mark can't be moved. After an error nothing has changed.
 pub fn rename(registry: &Registry, word: &str, to: NewName<'_>) -> Result<(), VerbError> {
     let mapped = registry.may_rename(word, to)?;
     let change = || registry.rename(&mapped, word, to);

@@ -1,4 +1,4 @@
-//! What there is, as dmsetup shows it.
+//! The verbs that show devices, tables and status, as dmsetup does.
 
 use super::power::power;
 use super::queue::queues;
@@ -15,7 +15,7 @@ use udm_wire::multipath_conf::{Failback, NoPathRetry};
 /// The version of the kernel's device mapper (6.12) whose behaviour udm follows.
 const DRIVER_VERSION: &str = "4.48.0";
 
-/// What replies call the operations, in the order of [`Op::ALL`].
+/// Names of the operations in replies, in the order of [`Op::ALL`].
 pub(crate) const OPS: [&str; Op::ALL.len()] = ["read", "write", "flush", "discard", "write-zeroes"];
 
 /// All mapped devices, by number.
@@ -27,12 +27,12 @@ pub fn ls(registry: &Registry) -> Vec<api::Device> {
 /// One mapped device.
 ///
 /// # Errors
-/// ENXIO when there is none.
+/// ENXIO if there is none.
 pub fn info(registry: &Registry, name: &str) -> Result<api::Device, VerbError> {
     Ok(describe(registry, &*registry.find(name)?))
 }
 
-/// A device, and of its live table the types of target, each once, and the paths.
+/// A device, with the target types and the paths of its live table. Each type is listed once.
 pub(crate) fn device_and_paths(
     registry: &Registry,
     mapped: &Mapped,
@@ -52,7 +52,7 @@ pub(crate) fn device_and_paths(
 /// The table of a device, live or in the inactive slot.
 ///
 /// # Errors
-/// ENXIO when there is no such device.
+/// ENXIO if there is no such device.
 pub fn table(registry: &Registry, name: &str, inactive: bool) -> Result<api::Table, VerbError> {
     Ok(table_of(registry, &*registry.find(name)?, inactive))
 }
@@ -72,7 +72,7 @@ fn table_of(registry: &Registry, mapped: &Mapped, inactive: bool) -> api::Table 
     let mut known = HashSet::new();
     let numbers = table.devices().map(|device| device.number).filter(|number| known.insert(*number));
     let mut numbers: Vec<DevNo> = numbers.collect();
-    // The kernel puts each in front of its list.
+    // The kernel adds each device at the head of its list.
     numbers.reverse();
     let below = |number: DevNo| api::Below { number: number.to_string(), uri: registry.uri_of(number) };
     api::Table {
@@ -87,7 +87,7 @@ fn table_of(registry: &Registry, mapped: &Mapped, inactive: bool) -> api::Table 
 /// The status of a device's table.
 ///
 /// # Errors
-/// ENXIO when there is no such device.
+/// ENXIO if there is no such device.
 pub fn status(registry: &Registry, name: &str, inactive: bool) -> Result<api::Status, VerbError> {
     Ok(status_of(registry, &*registry.find(name)?, inactive))
 }
@@ -100,8 +100,8 @@ pub fn statuses(registry: &Registry, inactive: bool) -> api::StatusList {
 }
 
 fn status_of(registry: &Registry, mapped: &Mapped, inactive: bool) -> api::Status {
-    // The number first: an event between the two is seen by whoever waits for a number other than
-    // this one.
+    // The number is read first: a client that waits for a number other than this one then sees an
+    // event that comes between the two.
     let event_nr = mapped.device.event_nr();
     let table = slot(mapped, inactive);
     api::Status {
@@ -115,7 +115,7 @@ fn status_of(registry: &Registry, mapped: &Mapped, inactive: bool) -> api::Statu
     }
 }
 
-/// What of a table waits, and why.
+/// The devices below a table that wait for something, with their reasons.
 fn waits(registry: &Registry, table: &Table) -> Vec<api::Waits> {
     let mut waits = Vec::new();
     for used in table.devices() {
@@ -131,7 +131,7 @@ fn waits(registry: &Registry, table: &Table) -> Vec<api::Waits> {
     waits
 }
 
-/// What this build is.
+/// The versions of this build.
 #[must_use]
 pub fn version() -> api::Version {
     let version = |[a, b, c]: [u32; 3]| format!("{a}.{b}.{c}");
@@ -145,13 +145,13 @@ pub fn version() -> api::Version {
     }
 }
 
-/// Who has the device open: clients, and tables that use it, in either slot.
+/// Number of users of the device: clients, and tables in either slot of other devices.
 pub(super) fn open_count(registry: &Registry, mapped: &Mapped) -> u64 {
     let clients = registry.exporter().map_or(0, |exporter| exporter.users(mapped.device.id()));
     (mapped.holds() + clients) as u64
 }
 
-/// What `info` says.
+/// The description of a device that `info` returns.
 pub(super) fn describe(registry: &Registry, mapped: &Mapped) -> api::Device {
     let info = mapped.device.info();
     api::Device {
@@ -186,7 +186,7 @@ fn lines(table: &Table, params: impl Fn(&dyn Target) -> String) -> Vec<api::Line
     table.targets().iter().map(line).collect()
 }
 
-/// The paths of a table, with their numbers.
+/// The paths of a table, with their counters.
 fn paths(registry: &Registry, table: &Table) -> Vec<api::Path> {
     let of = |entry: &TableEntry| {
         let start_bytes = entry.start.bytes();
@@ -196,7 +196,7 @@ fn paths(registry: &Registry, table: &Table) -> Vec<api::Path> {
     table.targets().iter().flat_map(of).collect()
 }
 
-/// How its paths are looked after.
+/// How the paths of a table are maintained.
 fn upkeep(table: &Table) -> Option<api::Upkeep> {
     let PathMaintenanceReport { settings, queueing, fails_in, back, by_hand } =
         table.targets().iter().find_map(|entry| entry.target.path_maintenance_report())?;
@@ -223,7 +223,7 @@ fn upkeep(table: &Table) -> Option<api::Upkeep> {
 }
 
 fn path(registry: &Registry, report: PathReport) -> api::Path {
-    // What is mapped may be called otherwise than when the table was loaded.
+    // A mapped device may have been renamed since the table was loaded.
     let name = registry.name_of(report.number).unwrap_or(report.name);
     let moved = |(requests, bytes)| api::Moved { requests, bytes };
     api::Path {

@@ -13,31 +13,31 @@ use udm_dm::{CompletionHandle, DeviceRef, EventKind, PathCommand, Resolver, Tabl
 use udm_wire::table::{TableLine, TableSyntaxError};
 use udm_wire::words;
 
-/// The longest table in bytes that the control socket takes.
+/// Maximum length of a table in bytes.
 pub const TABLE_MAX: usize = 1 << 20;
 
-/// The longest message in bytes: the kernel's room for one ioctl.
+/// Maximum length of a message in bytes: the kernel's limit for one ioctl.
 const MESSAGE_MAX: usize = 16 << 10;
 
-/// How long a message may wait for the cores, and how often it looks whether they can do it at all.
+/// How long a message may wait for the cores, and how often the wait checks for a failed lane.
 const MESSAGE_WAIT_MAX: Duration = Duration::from_secs(10);
 const MESSAGE_WAIT_STEP: Duration = Duration::from_millis(50);
 
-/// Loads `text` into the inactive slot of `name`; relative paths count from our own folder. May
-/// block on what the table opens.
+/// Loads `text` into the inactive slot of `name`. Relative paths are relative to the working
+/// directory of the process. May block when the table opens devices.
 ///
 /// # Errors
-/// ENXIO when there is no such device; the table's own otherwise, with the position to blame.
+/// ENXIO if there is no such device; otherwise the table's error, with the position of the fault.
 pub fn load(registry: &Registry, name: &str, text: &str) -> Result<(), VerbError> {
     load_cancellable(registry, name, text, false, &BaseDir::own(), &CancelToken::default())
 }
 
-/// As [`load`], with paths from another folder, until it is called off. With `read_only` the device
-/// can't be written to while it has this table.
+/// As [`load`], with relative paths based on `folder` and a cancel token. With `read_only` the
+/// device can't be written while it has this table.
 ///
 /// # Errors
-/// As [`load`]'s, and what it was called off with, where a target of it waits for its store:
-/// nothing is loaded then.
+/// As [`load`], and the error of the cancel token while a target waits for its store; nothing is
+/// loaded then.
 pub fn load_cancellable(
     registry: &Registry,
     name: &str,
@@ -50,8 +50,8 @@ pub fn load_cancellable(
     load_as(registry, &mapped, name, (text, read_only), folder, cancel_token, |_| Ok(())).map(drop)
 }
 
-/// The table of a device `name` that is all of the device `word`, seen from `folder`; and that
-/// device, which may have been opened for it. May block on that.
+/// A linear table over the whole device `word`, resolved from `folder`. Also returns that device,
+/// which may have been opened for this. May block when it opens the device.
 fn whole_device_table(
     registry: &Registry,
     name: &str,
@@ -62,17 +62,17 @@ fn whole_device_table(
     Ok((format!("0 {} linear {} 0", device.device.limits().size.0, words::escape(word)), device))
 }
 
-/// What `word` means in a table of `name`: `@` and a name, a number, a URI or a path; opened if it
-/// is not open, and may block on that. A mapped device is in use for as long as its `lane_guard` is
-/// there.
+/// Resolves `word` as in a table of `name`: `@` and a name, a number, a URI or a path. Opens the
+/// device if it is not open, which may block. A mapped device counts as in use until the reference
+/// is dropped.
 ///
 /// # Errors
-/// What is wrong with the word or with its device.
+/// The error of the word or of its device.
 pub fn device(registry: &Registry, name: &str, word: &str) -> Result<DeviceRef, VerbError> {
     resolve_device_in(registry, name, word, &BaseDir::own())
 }
 
-/// As [`device`], seen from `folder`.
+/// As [`device`], with relative paths based on `folder`.
 fn resolve_device_in(
     registry: &Registry,
     name: &str,
@@ -85,11 +85,11 @@ fn resolve_device_in(
     })
 }
 
-/// The lines of `text`, a table of device `name`, of types that there are; of a device that is to
-/// be served as it is, a linear one of length 0. Nothing is looked up.
+/// Parses `text`, a table of the device `name`, and checks that the target types exist. The word of
+/// a single device gives one linear line of length 0. Devices are not looked up.
 ///
 /// # Errors
-/// E2BIG for more than [`TABLE_MAX`] bytes, EINVAL for what is no table, with the position.
+/// E2BIG for more than [`TABLE_MAX`] bytes, EINVAL for a malformed table, with the position.
 pub(crate) fn lines_of(name: &str, text: &str) -> Result<Vec<TableLine>, VerbError> {
     if !udm_wire::table::is_table(text) {
         let mut lines = parse(name, &format!("0 1 linear {} 0", words::escape(text.trim())))?;
@@ -108,7 +108,7 @@ pub(crate) fn lines_of(name: &str, text: &str) -> Result<Vec<TableLine>, VerbErr
     }
 }
 
-/// What is wrong with `text`, which names no device, as a table.
+/// The error for `text` that is neither a device nor a table.
 fn not_a_table(name: &str, text: &str) -> VerbError {
     let error = parse(name, text).err();
     error.unwrap_or_else(|| VerbError::new(name, TargetError::new("a table is START LENGTH TYPE ARGUMENTS")))
@@ -122,7 +122,7 @@ fn parse(name: &str, text: &str) -> Result<Vec<TableLine>, VerbError> {
     udm_wire::table::parse(text).map_err(|e| syntax_error(name, &e))
 }
 
-/// As [`load_cancellable`], into a device that was found before; the table.
+/// As [`load_cancellable`], for a device already looked up. Returns the table.
 pub(crate) fn load_into(
     registry: &Registry,
     mapped: &Arc<Mapped>,
@@ -134,7 +134,7 @@ pub(crate) fn load_into(
     load_as(registry, mapped, name, (text, false), folder, cancel_token, |_| Ok(()))
 }
 
-/// As [`load_into`], if the slot `may` take a table when that is built.
+/// As [`load_into`], but `may` can refuse after the table is built.
 pub(super) fn load_if(
     registry: &Registry,
     mapped: &Arc<Mapped>,
@@ -160,7 +160,7 @@ fn load_as(
     let (short, _open);
     let text = if is_short {
         (short, _open) = match whole_device_table(registry, name, text.trim(), folder) {
-            // Words that name nothing were meant as a table.
+            // Several words that name no device were meant as a table.
             Err(_) if text.trim().contains(char::is_whitespace) => return Err(not_a_table(name, text)),
             found => found?,
         };
@@ -170,11 +170,11 @@ fn load_as(
     };
     let lines = parse(name, text)?;
     let refused = |error: TargetError| {
-        // The text that it speaks of is not what was given.
+        // The position refers to a generated table, not to the user's text.
         let position = position(&lines, &error).filter(|_| !is_short);
         VerbError::new(name, error).at(position)
     };
-    // Loads do not wait for each other: the file system may hang under one.
+    // Loads run concurrently, because the file system may hang during one.
     let mut opening = TableResolver::new(registry, folder).of(mapped);
     let io = CoresIo::new(registry.cores()).until(cancel_token);
     let table = Table::build(udm_targets::TARGETS, &lines, &mut opening, &io, registry.core_count())
@@ -182,7 +182,8 @@ fn load_as(
     if read_only {
         table.set_read_only();
     }
-    // What is replaced, or refused, is dropped behind the lock: dropping a table closes devices.
+    // A replaced or refused table is dropped after the lock is released, because that closes
+    // devices.
     let given = Arc::clone(&table);
     let _replaced;
     let _linked = registry.linking();
@@ -201,29 +202,30 @@ fn load_as(
 /// Empties the inactive slot.
 ///
 /// # Errors
-/// ENXIO when there is no such device.
+/// ENXIO if there is no such device.
 pub fn clear(registry: &Registry, name: &str) -> Result<(), VerbError> {
     let mapped = registry.find(name)?;
     let was = mapped.device.inactive();
     mapped.device.clear();
     if was.is_some() {
-        mapped.tell(EventKind::Cleared, "the loaded table was let go");
+        mapped.tell(EventKind::Cleared, "the loaded table was cleared");
     }
     Ok(())
 }
 
-/// Sends a message to the target at `sector`, and gives back its answer when the message is done:
-/// what the cores have to do for it, they have done. Relative paths count from our own folder. May
-/// block for the cores, and on a path that no table wrote so.
+/// Sends a message to the target at `sector` and returns its answer. Returns when the message and
+/// the work of the cores for it are complete. Relative paths are relative to the working directory
+/// of the process. May block for the cores, and to look up a path that is written differently from
+/// the table.
 ///
 /// # Errors
-/// ENXIO when there is no such device; EINVAL for what the target does not know; ETIMEDOUT when the
-/// cores do not get it done; the target's own otherwise.
+/// ENXIO if there is no such device; EINVAL for an unknown message; ETIMEDOUT if the cores do not
+/// complete it within 10 s; otherwise the target's error.
 pub fn message(registry: &Registry, name: &str, sector: u64, text: &str) -> Result<String, VerbError> {
     message_from(registry, name, sector, text, &BaseDir::own())
 }
 
-/// As [`message`], with paths from another folder.
+/// As [`message`], with relative paths based on `folder`.
 ///
 /// # Errors
 /// As [`message`].
@@ -253,13 +255,14 @@ pub fn message_from(
     done.map_err(|e| VerbError::new(name, e))
 }
 
-/// Does `action`, "fail" or "reinstate", to the paths of `name` over the device that `path` is the
-/// number of, or a table's word for, seen from `folder`: no check reinstates what it failed. May
-/// block on a path that no table wrote so.
+/// Applies `action`, "fail" or "reinstate", to the paths of `name` over one device. `path` is the
+/// number of that device or a table's word for it, with relative paths based on `folder`. Path
+/// checks do not reinstate a path that was failed this way. May block to look up a path that is
+/// written differently from the table.
 ///
 /// # Errors
-/// ENXIO when there is no such device; EBUSY while it is suspended; EINVAL when it has no such
-/// path, and for another action; what looking up the word ends with.
+/// ENXIO if there is no such device; EBUSY while it is suspended; EINVAL if it has no such path,
+/// and for another action; the error of looking the word up.
 pub fn command_path(
     registry: &Registry,
     name: &str,
@@ -286,14 +289,15 @@ pub fn command_path(
     };
     let live = mapped.device.live();
     let mut used = live.iter().flat_map(|table| table.targets()).flat_map(|entry| entry.target.devices());
-    // Whether it is suspended or not.
+    // Checked also while the device is suspended.
     if !used.any(|used| used.device.number == number) {
         return Err(refused(TargetError::new(format!("multipath: no path over device {path}"))));
     }
     mapped.device.command_path(number, command, registry.cores()).map_err(refused)
 }
 
-/// The message to the device itself that undoes `remove --deferred_removals`, if `words` are that.
+/// Handles the message to the device itself that cancels `remove --deferred`. `None` if `words` are
+/// another message.
 fn cancel_deferred(
     registry: &Registry,
     mapped: &Arc<Mapped>,
@@ -309,8 +313,8 @@ fn cancel_deferred(
     Some(registry.keep(mapped))
 }
 
-/// Waits until the cores have done what a message asks for. With a lane for it, in case that nobody
-/// uses the device.
+/// Waits until the cores have completed a message. Keeps a lane open, in case no client uses the
+/// device.
 fn finish(registry: &Registry, mapped: &Mapped, pending: &CompletionHandle) -> Result<(), TargetError> {
     let lane = lane_guard::lane(registry, &mapped.device, Ack::new(|| {}));
     let mut waited = Duration::ZERO;
@@ -327,23 +331,23 @@ fn finish(registry: &Registry, mapped: &Mapped, pending: &CompletionHandle) -> R
         .because("it has been taken, and is not done yet: the storage does not answer"))
 }
 
-/// Where in the text the fault is that `error` speaks of.
+/// Line and column in the text that `error` refers to.
 fn position(lines: &[TableLine], error: &TargetError) -> Option<TextPosition> {
     let line = lines.get(error.line?)?;
-    // Without a word the line as a whole is to blame: its type stands for it.
+    // If the error names no word, it refers to the line: the position of its target type.
     let span = error.word.map_or_else(|| line.spans.get(2).copied(), |word| Some(line.arg_span(word)))?;
     Some(in_line(line.number, &line.text, span))
 }
 
 fn in_line(number: usize, text: &str, span: words::Span) -> TextPosition {
     let column = |byte: usize| text.char_indices().take_while(|(i, _)| *i < byte).count();
-    // What is missing stands behind the end of the text.
+    // A missing word is placed after the end of the text.
     let from = column(span.start) + span.start.saturating_sub(text.len());
     let width = column(span.end).saturating_sub(column(span.start)).max(1);
     TextPosition { line: number, column: from + 1, width }
 }
 
-/// A text that is no table at all, in dmsetup's words.
+/// The error for a text that is no table, in dmsetup's words.
 fn syntax_error(name: &str, error: &TableSyntaxError) -> VerbError {
     let position = (error.number > 0).then(|| in_line(error.number, &error.text, error.span));
     VerbError::new(name, TargetError::new(error.to_string())).at(position)

@@ -1,4 +1,4 @@
-//! Running a verb to its end without a reactor.
+//! Runs a verb to its end without a reactor.
 
 use crate::wait_hook;
 use std::future::Future;
@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
-/// Runs `verb` to its end; the thread sleeps meanwhile. Not on a thread that is a core itself: see
-/// [`wait_with`].
+/// Runs `verb` to its end; the thread sleeps while it waits. A thread that is a core uses
+/// [`wait_with`] instead.
 pub fn wait<T>(verb: impl Future<Output = T>) -> T {
-    // A stray unpark costs one look too many.
+    // A spurious unpark costs only one extra poll.
     wait_with(verb, || {
         if !wait_hook::run_wait_hook() {
             thread::park();
@@ -18,7 +18,7 @@ pub fn wait<T>(verb: impl Future<Output = T>) -> T {
     })
 }
 
-/// Runs `verb` to its end, calling `turn` whenever it has to wait. A thread that is a core takes a
+/// Runs `verb` to its end and calls `turn` whenever the verb waits. A thread that is a core runs a
 /// turn of its core there, so that its own lanes can answer.
 pub fn wait_with<T>(verb: impl Future<Output = T>, mut turn: impl FnMut()) -> T {
     struct ThreadWaker(Thread);

@@ -203,7 +203,7 @@ fn a_resume_calls_a_suspend_off_that_waits() {
     server.says(&["resume", "up"]);
     assert_eq!(
         refused(suspend),
-        "udm: up: called off by a resume; the device is active: Interrupted system call\n"
+        "udm: up: cancelled by a resume; the device is active: Interrupted system call\n"
     );
     goes_on(&server, &mut client);
 }

@@ -1,9 +1,8 @@
-//! Renaming: a device is called otherwise from now on, or has its first uuid.
+//! Renaming a device, and setting its first UUID.
 //!
-//! Contract: what a device is does not change with its name: number, tables, who uses it, marks of
-//! its removal. Names change under the lock of the directory, and with them what clients ask for.
-//! Refusals are the kernel's, in its order: what is wrong with the new name, that it is taken, that
-//! there is no such device.
+//! Contract: a rename changes only the name. The number, tables, users and a deferred removal stay.
+//! Names and exports change together under the lock of the directory. Errors are the kernel's,
+//! checked in its order: an invalid new name, a name in use, an unknown device.
 
 use super::{DeviceDirectory, ListingStage, LookupFailure, Mapped, check_not_number};
 use crate::error::VerbError;
@@ -13,17 +12,17 @@ use udm_core::bugs::{self, Bug};
 use udm_core::errno::{EBUSY, ENXIO};
 use udm_dm::{EventKind, MappedDevice, TargetError};
 
-/// What a device is to have.
+/// New name or UUID of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NewName<'a> {
     /// Another name: 1 to 127 bytes, without a slash.
     Name(&'a str),
-    /// A uuid, if it has none: 1 to 128 bytes.
+    /// A UUID, if the device has none: 1 to 128 bytes.
     Uuid(&'a str),
 }
 
 impl NewName<'_> {
-    /// Checks what can be known without looking at any device.
+    /// Checks the word itself.
     fn check(self) -> Result<(), TargetError> {
         match self {
             NewName::Name("") => Err(TargetError::new("Non empty new name is required.")),
@@ -38,7 +37,7 @@ impl NewName<'_> {
 }
 
 impl DeviceDirectory {
-    /// The device `word`, if it may be renamed so.
+    /// The device `word`, if it may get this name or UUID.
     fn renameable(&self, word: &str, to: NewName<'_>) -> Result<&Arc<Mapped>, VerbError> {
         let refused = |error: TargetError| VerbError::new(word, error);
         to.check().map_err(refused)?;
@@ -71,27 +70,27 @@ impl DeviceDirectory {
 }
 
 impl Registry {
-    /// The device `word`, if it may be renamed so just now.
+    /// The device `word`, if it may get this name or UUID now.
     ///
     /// # Errors
-    /// As [`Registry::rename`]'s.
+    /// As [`Registry::rename`].
     pub(crate) fn may_rename(&self, word: &str, to: NewName<'_>) -> Result<Arc<Mapped>, VerbError> {
         self.state().directory.renameable(word, to).cloned()
     }
 
-    /// Renames `mapped`, if `word` means it. Its clients stay, and those that come ask for the new
-    /// name.
+    /// Renames `mapped`, if `word` still means it. Its clients stay connected; new clients use the
+    /// new name.
     ///
     /// # Errors
-    /// EINVAL for a name or uuid that no device can have, and where there is a uuid already; EBUSY
-    /// for one that is taken, and while the device is being created or removed; ENXIO when `word`
-    /// means nothing, or another device.
+    /// EINVAL for an invalid name or UUID, and if there is a UUID already; EBUSY for a name or UUID
+    /// in use, while the device is being created or removed, and if `word` now means another
+    /// device; ENXIO if there is no such device.
     pub(crate) fn rename(&self, mapped: &Arc<Mapped>, word: &str, to: NewName<'_>) -> Result<(), VerbError> {
         let refused = |error: TargetError| VerbError::new(word, error);
         let mut state = self.state();
         let directory = &mut state.directory;
         if !Arc::ptr_eq(directory.renameable(word, to)?, mapped) {
-            return Err(refused(TargetError::errno(EBUSY).because("it has been made anew meanwhile")));
+            return Err(refused(TargetError::errno(EBUSY).because("another device has that name meanwhile")));
         }
         let (device, minor) = (&mapped.device, mapped.device.number().minor);
         match to {
@@ -136,7 +135,7 @@ mod tests {
         assert!(errno == EBUSY && text.contains("still being created"), "{text}");
         directory.set(&made, ListingStage::Active);
         assert!(directory.renameable("254:0", name("c")).is_ok_and(|found| Arc::ptr_eq(found, &made)));
-        // One that is being made has its name already; so has the device itself.
+        // The name of a device being created is in use, and so is the device's own name.
         for new in ["b", "a"] {
             let (errno, text) = said(&directory, "a", name(new));
             assert_eq!(errno, EBUSY);

@@ -1,20 +1,21 @@
-//! Persistent snapshots and the changes of devices: each change is checked against the records of
-//! the state folder ([`crate::state_folder::records`]) before it begins, and written there.
+//! Persistent snapshots in changes of devices. Before a change begins, it is checked against the
+//! records of the state folder ([`crate::state_folder::records`]), and its effect is recorded
+//! there.
 //!
 //! Contract, for a server with a state folder:
 //!
 //! * A persistent snapshot is recorded, durably, before its table is live.
-//! * A table through which a disk can be written does not become live while a snapshot of that disk
-//!   is recorded and not attached, unless it becomes live in the same change. What was made by name
-//!   is brought back first ([`super::restore`]); anything else is refused, or given up if the
-//!   server was told to ([`LostSnapshots`]).
-//! * A snapshot that is no table's any more is *released* if its origin's disk can still be
-//!   written: nobody waits for it, and it is refused later if the origin was written meanwhile.
-//!   Otherwise it is *detached*. How the origin is then is kept before the change: what is written
-//!   from then on, and is not copied, shows.
+//! * If a disk has a recorded snapshot that is not attached, no table that can write the disk
+//!   becomes live, except in the same change as the snapshot. Snapshots created by name are
+//!   attached first ([`super::restore`]). For any other snapshot the change is refused, or the
+//!   snapshot is given up if the server is configured so ([`LostSnapshots`]).
+//! * If no table has a snapshot any more, and its origin's disk can still be written, the snapshot
+//!   is *released*: no device waits for it, and it is refused later if the origin was written
+//!   meanwhile. If the disk can't be written, the snapshot is *detached*. The size and time of
+//!   change of the origin are recorded before the change, so writes that were not copied are
+//!   detected.
 //!
-//! Not covered: disks that are gone with the program (`mem`, `null`), and what writes past this
-//! server.
+//! Not covered: disks that end with the process (`mem`, `null`), and writes by other programs.
 
 use super::record_update::{RecordUpdate, Refused, WrittenRecords, stale};
 use super::tables::{is_live, persistent_snapshots, record, writable_disks};
@@ -30,35 +31,35 @@ use udm_core::bugs::{self, Bug};
 use udm_core::errno::{EBUSY, EIO};
 use udm_dm::{MappedDevice, SnapshotReport, SnapshotState, Table, TargetError};
 
-/// What becomes of a disk that has a snapshot which can't be attached.
+/// Policy for a disk with a snapshot that can't be attached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LostSnapshots {
-    /// It is not opened for writing.
+    /// The disk is not opened for writing.
     #[default]
     Refuse,
-    /// The same; a server that starts waits for the snapshot, and tries again.
+    /// As `Refuse`; a starting server also waits for the snapshot and retries.
     Wait,
-    /// The snapshot is lost, for good and in the log, and the disk is opened.
+    /// The snapshot is recorded and logged as lost, and the disk is opened.
     GiveUp,
 }
 
-/// A change that has been checked, and whose snapshots are recorded.
+/// A checked change whose snapshots are recorded.
 pub(in crate::verbs) struct AttachTransaction<'a> {
     registry: &'a Registry,
-    /// The table that each device had in its inactive slot.
+    /// The table in the inactive slot of each device, if the change makes it live.
     tables: Vec<Option<Arc<Table>>>,
     recorded: WrittenRecords,
-    /// What the devices do in the change.
+    /// The kind of the change.
     who: VerbKind,
-    /// The stores of the snapshots that become live, and are valid.
+    /// The stores of the valid snapshots that become live.
     valid: Vec<StoreId>,
-    /// Whoever writes their origins waits until it is over.
+    /// Until this is dropped, changes that write the origins of these snapshots are refused.
     _coming: AttachGuard,
-    /// Nobody else changes what is recorded of their snapshots.
+    /// Locks of the stores: no other change updates the records of these snapshots.
     _stores: Vec<OwnedMutexGuard<()>>,
 }
 
-/// Snapshots that are recorded as attached and become live. Dropped when that is over.
+/// Marks snapshots as being attached until dropped.
 #[derive(Default)]
 struct AttachGuard {
     folder: Option<Arc<StateFolder>>,
@@ -71,8 +72,8 @@ impl Drop for AttachGuard {
     }
 }
 
-/// Runs `cpu_budget`, which asks the state folder, beside whoever waits for it, until called off: then
-/// what it has done is `undone`.
+/// Runs `work`, which uses the state folder, on another thread. If cancelled meanwhile, its effect
+/// is reverted by `undone`.
 pub(super) async fn run_with_state_folder<T: Send + 'static>(
     registry: &Registry,
     name: &str,
@@ -98,7 +99,7 @@ pub(super) async fn run_with_state_folder<T: Send + 'static>(
     }
 }
 
-/// What a person is told of a disk that has to wait for a snapshot.
+/// Error for a disk that can't be written before a snapshot is attached.
 pub(super) fn blocked_error(record: &SnapshotRecord, why: &str) -> TargetError {
     let SnapshotRecord { name, origin, store, .. } = record;
     TargetError::errno(EBUSY).because(format!(
@@ -110,8 +111,8 @@ pub(super) fn blocked_error(record: &SnapshotRecord, why: &str) -> TargetError {
 }
 
 impl<'a> AttachTransaction<'a> {
-    /// Checks a change of `several` devices, and records the snapshots that become live in it, and
-    /// those that it lets go of.
+    /// Checks a change of `several` devices. Records the snapshots that become live in it, and
+    /// those that no table has after it.
     pub async fn begin(
         registry: &'a Registry,
         several: &[(String, Arc<Mapped>)],
@@ -167,7 +168,7 @@ impl<'a> AttachTransaction<'a> {
             }));
         }
         if !recording.leaving.is_empty() {
-            // Another device may have taken it over.
+            // Another device may have taken the snapshot over.
             let others = attaching.others(several);
             recording.leaving.retain(|(store, _)| !is_live(&others, registry, store));
         }
@@ -193,7 +194,8 @@ impl<'a> AttachTransaction<'a> {
         Ok(attaching)
     }
 
-    /// Locks the stores of all snapshots that `several` have, or are to have.
+    /// Locks the stores of the snapshots in the live tables of `several` and in the tables that
+    /// become live.
     async fn lock_stores(&self, several: &[(String, Arc<Mapped>)]) -> Vec<OwnedMutexGuard<()>> {
         let live = several.iter().map(|(_, mapped)| mapped.device.live());
         let all: Vec<_> = self.tables.iter().cloned().chain(live).collect();
@@ -201,14 +203,14 @@ impl<'a> AttachTransaction<'a> {
         self.registry.store_locks.lock(&stores).await
     }
 
-    /// The live tables of all devices but `several`.
+    /// The live tables of all devices except `several`.
     fn others(&self, several: &[(String, Arc<Mapped>)]) -> Vec<Option<Arc<Table>>> {
         let is_other = |mapped: &Arc<Mapped>| !several.iter().any(|(_, one)| Arc::ptr_eq(one, mapped));
         let all = self.registry.all_with_pending().into_iter().filter(is_other);
         all.map(|mapped| mapped.device.live()).collect()
     }
 
-    /// True while the devices have the tables in their inactive slots that were checked.
+    /// True while the inactive slots hold the tables that were checked.
     pub fn still_holds(&self, devices: &[Arc<MappedDevice>]) -> bool {
         let same =
             |(table, device): (&Option<Arc<Table>>, &Arc<MappedDevice>)| match (table, device.inactive()) {
@@ -219,9 +221,9 @@ impl<'a> AttachTransaction<'a> {
         matches!(self.who, VerbKind::Suspend | VerbKind::Remove) || self.tables.iter().zip(devices).all(same)
     }
 
-    /// Looks once more at the origins of snapshots that were released and become live in the
-    /// change, for when these stand still: until then they were written without them. `None` when
-    /// there are none.
+    /// A second check of the origins of released snapshots that become live, to be run while all
+    /// devices are suspended: until then the origins were written without copies. `None` if there
+    /// are no such snapshots.
     pub fn check_at_rest(&self) -> Option<impl Future<Output = Result<(), Refused>> + use<'a>> {
         let released = self.recorded.were_released();
         if released.is_empty() {
@@ -241,7 +243,7 @@ impl<'a> AttachTransaction<'a> {
         })
     }
 
-    /// The change has not come about: what was recorded is as it was.
+    /// Restores the previous records after the change has failed.
     pub async fn undo(self) {
         let (recorded, _guard) = (self.recorded, self._coming);
         if !recorded.is_empty() {
@@ -255,9 +257,9 @@ impl<'a> AttachTransaction<'a> {
         }
     }
 
-    /// The change of `several` has come about.
+    /// Updates the records after the change of `several` has succeeded.
     pub async fn settle(self, several: &[(String, Arc<Mapped>)]) {
-        // A handover whose source had gone is called off as it becomes live.
+        // If the source of a handover is gone, the handover is cancelled as the table becomes live.
         let is_invalid = |report: &SnapshotReport| report.state == SnapshotState::Invalid;
         let called_off = stores(self.registry, &self.tables, is_invalid);
         let called_off: Vec<StoreId> =
@@ -281,7 +283,7 @@ impl<'a> AttachTransaction<'a> {
     }
 }
 
-/// The tables of devices that are live, or are about to be.
+/// The tables of `devices` that are live or are becoming live.
 fn tables_in_use<'a>(devices: impl IntoIterator<Item = &'a Arc<Mapped>>) -> Vec<Option<Arc<Table>>> {
     let of = |mapped: &Arc<Mapped>| {
         let coming = mapped.device.inactive().filter(|_| mapped.pending.is_coming());
@@ -290,7 +292,7 @@ fn tables_in_use<'a>(devices: impl IntoIterator<Item = &'a Arc<Mapped>>) -> Vec<
     devices.into_iter().flat_map(of).collect()
 }
 
-/// The stores of the persistent snapshots in `tables` that are `wanted`.
+/// The stores of the persistent snapshots in `tables` for which `wanted` is true.
 fn stores(
     registry: &Registry,
     tables: &[Option<Arc<Table>>],
@@ -301,7 +303,7 @@ fn stores(
 }
 
 impl Registry {
-    /// True where a snapshot that can't be attached is lost and its disk opened.
+    /// True if snapshots that can't be attached are given up.
     fn gives_up_snapshots(&self) -> bool {
         self.lost_snapshots() == LostSnapshots::GiveUp && !self.is_starting.load(Ordering::Relaxed)
     }

@@ -1,4 +1,4 @@
-//! Where a snapshot and its origin, or two snapshots of it, may differ.
+//! The ranges in which a snapshot may differ from its origin or from another snapshot of it.
 
 use super::{find_again, refuse, report};
 use crate::error::VerbError;
@@ -9,10 +9,10 @@ use udm_core::errno::{EBUSY, EINVAL, EIO};
 use udm_core::{ChangeStatus, Checkpoint, Device, Extents, SECTOR_SIZE, Sector, Sectors};
 use udm_dm::{SnapshotReport, SnapshotState, Table};
 
-/// Ranges of a page at the most.
+/// Maximum number of ranges in a page.
 pub const PAGE_MAX: usize = 16 << 10;
 
-/// A snapshot whose instant is kept.
+/// A snapshot whose exceptions can be read.
 struct ReadableSnapshot {
     mapped: Arc<Mapped>,
     table: Arc<Table>,
@@ -20,12 +20,14 @@ struct ReadableSnapshot {
     instant: Checkpoint,
 }
 
-/// A page of what may differ between `name` and its origin, or between `name` and `other`, from
-/// byte `from` on: what is in one of their stores. What was not copied, and not written to a
-/// snapshot, is the same. The origin goes on meanwhile: a page is as of its own moment.
+/// A page of the ranges in which `name` may differ from its origin, or from the snapshot `other`,
+/// starting at byte `from`. A range may differ if one of the stores has it: it was copied from the
+/// origin, or written to a snapshot. The origin is written meanwhile, so each page shows its own
+/// moment.
 ///
 /// # Errors
-/// When one of them is no snapshot, is merged or is invalid; when they are not of one origin.
+/// If one of the devices is not a valid snapshot or is being merged; if they have different
+/// origins.
 pub fn changes(
     registry: &Registry,
     name: &str,
@@ -45,7 +47,7 @@ pub fn changes(
         return Err(refuse(name, EINVAL, why));
     }
     if let Some(merge) = second.is_none().then(|| merging_device(registry, &first.report)).flatten() {
-        let why = format!("a snapshot is being merged into its origin {merge}: all of that may differ");
+        let why = format!("a snapshot is being merged into its origin {merge}: all of it may differ");
         return Err(refuse(name, EBUSY, why));
     }
     let len = first.table.limits().size.0;
@@ -56,7 +58,7 @@ pub fn changes(
     if from < len {
         first.table.changed(&against.instant, Sector(from), Sectors(len - from), &mut found);
     }
-    // One that has gone meanwhile is not passed off as one that differs everywhere.
+    // If a snapshot became invalid meanwhile, fail instead of reporting that everything differs.
     let names = [Some((name, &first)), other.zip(second.as_ref())];
     for (name, found) in names.into_iter().flatten() {
         readable_snapshot(registry, name, Arc::clone(&found.mapped))?;
@@ -70,7 +72,7 @@ pub fn changes(
     })
 }
 
-/// The snapshot `mapped`, called `name` in errors, when what it holds can be read.
+/// The snapshot `mapped`, if its exceptions can be read. Errors call it `name`.
 fn readable_snapshot(
     registry: &Registry,
     name: &str,
@@ -95,7 +97,7 @@ fn merging_device(registry: &Registry, of: &SnapshotReport) -> Option<String> {
     merging.next().map(|one| one.device.name())
 }
 
-/// What has changed, from sector `from` on, and up to which sector that is known.
+/// The changed ranges from sector `from` on, and the sector up to which they are known.
 fn ranges(from: u64, found: &Extents<ChangeStatus>) -> (Vec<Range>, u64) {
     let (mut at, mut ranges) = (from, Vec::new());
     for run in found.list() {

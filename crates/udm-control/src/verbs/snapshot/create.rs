@@ -1,4 +1,4 @@
-//! Making snapshots, several at one instant.
+//! Creating snapshots, several at one instant.
 
 use super::origin::OriginDevice;
 use super::refuse;
@@ -17,16 +17,16 @@ use udm_core::Device;
 use udm_core::errno::EINVAL;
 use udm_dm::Table;
 
-/// Loads that go beside each other at the most.
+/// Maximum number of loads that run concurrently.
 const LOADS_MAX: usize = 8;
 
-/// Makes the snapshots of `wanted` at one instant, all or none. Devices that are linear become
-/// origins in the same change; a store that is not there is made. Relative paths count from
-/// `folder`. May block on what it opens.
+/// Creates the snapshots of `wanted` at one instant, all or none. Linear devices become origins in
+/// the same change. A store file that does not exist is created. Relative paths are based on
+/// `folder`. May block when it opens devices.
 ///
 /// # Errors
-/// One line that names the device: a name that is taken, a device that can't be an origin, a store
-/// that can't be used, what it was called off with.
+/// An error with the device's name if a name is in use, if a device can't be an origin, or if a
+/// store can't be used; the error of the cancel token.
 pub fn create(
     registry: &Arc<Registry>,
     wanted: &api::CreateSnapshots,
@@ -34,7 +34,7 @@ pub fn create(
     cancel_token: &CancelToken,
 ) -> Result<Vec<api::Snapshot>, VerbError> {
     let all = &wanted.snapshots;
-    let first = all.first().ok_or_else(|| refuse("snapshot", EINVAL, "none is named"))?;
+    let first = all.first().ok_or_else(|| refuse("snapshot", EINVAL, "no snapshot is named"))?;
     let store = StoreSpec {
         store: wanted.store.as_deref(),
         size_bytes: wanted.size_bytes,
@@ -46,7 +46,7 @@ pub fn create(
         folder,
     };
     let mut devices: Vec<(&str, Arc<Mapped>)> = Vec::new();
-    // Of each snapshot the place in `devices` of its origin: names may change from here on.
+    // For each snapshot, the index of its origin in `devices`: names may change from here on.
     let mut places = Vec::new();
     for one in all {
         let mapped = registry.find(&one.of)?;
@@ -67,12 +67,12 @@ pub fn create(
         if !registry.is_active(mapped) {
             return Err(VerbError::missing(*name));
         }
-        // As it is now that nobody else changes it.
+        // Read again under the lock.
         set.origins.push((OriginDevice::of(name, Arc::clone(mapped))?, None));
     }
     let mut coming = Vec::new();
     for (one, place) in all.iter().zip(places) {
-        // A name that is taken is said first, and makes no store.
+        // A name that is in use is reported before a store is created.
         let made = registry.make(&one.name, None, None).map_err(|e| VerbError::new(&one.name, e))?;
         let store = store.store(registry, &one.name, &set.origins[place].0, cancel_token)?;
         let origin = &set.origins[place].0;
@@ -90,17 +90,17 @@ pub fn create(
     all.iter().zip(made).map(|(one, made)| super::list::of(registry, &one.name, &made)).collect()
 }
 
-/// Snapshots on their way. Dropped before they are kept they leave everything as it was.
+/// Snapshots that are being created. Unless they are kept, dropping this undoes everything.
 struct NewSnapshots<'a> {
     registry: &'a Arc<Registry>,
-    /// With the table that is loaded to make it one.
+    /// The origins, with the origin table loaded into linear ones.
     origins: Vec<(OriginDevice, Option<Arc<Table>>)>,
     made: Vec<(CreationGuard<'a>, NewStore)>,
 }
 
 impl NewSnapshots<'_> {
-    /// Loads the tables of the devices that were made. Those whose stores were made as well have
-    /// nothing in common, and go beside each other: each waits for its disk.
+    /// Loads the tables of the snapshots. Tables with a newly created store are independent of each
+    /// other and are loaded concurrently, because each load waits for a disk.
     fn load(&self, tables: &[String], folder: &BaseDir, cancel_token: &CancelToken) -> Result<(), VerbError> {
         let all: Vec<(&CreationGuard<'_>, &NewStore, &str)> = self
             .made
@@ -117,7 +117,7 @@ impl NewSnapshots<'_> {
         others.iter().try_for_each(load)?;
         let (next, failed) = (AtomicUsize::new(0), OnceLock::new());
         let work = || {
-            // Relaxed: each place is given out once, and nothing else goes with it.
+            // Relaxed: each index is taken once, and no other data is published with it.
             while let Some(one) = fresh.get(next.fetch_add(1, Ordering::Relaxed)) {
                 if let Err(error) = load(one) {
                     let _ = failed.set(error);
@@ -129,7 +129,7 @@ impl NewSnapshots<'_> {
         };
         std::thread::scope(|scope| {
             for _ in 1..LOADS_MAX.min(fresh.len()) {
-                // Without a thread to be had it takes longer.
+                // If no thread can be started, the loads only take longer.
                 let _ = std::thread::Builder::new().name("udm-load".into()).spawn_scoped(scope, work);
             }
             work();
@@ -137,7 +137,7 @@ impl NewSnapshots<'_> {
         failed.into_inner().map_or(Ok(()), Err)
     }
 
-    /// Loads their new tables into the devices that are no origins yet.
+    /// Loads origin tables into the devices that are still linear.
     fn convert(
         &mut self,
         names: &[(&str, Arc<Mapped>)],
@@ -156,7 +156,7 @@ impl NewSnapshots<'_> {
         Ok(())
     }
 
-    /// Says what they are, before that is recorded.
+    /// Sets what the records will need to know of the snapshots.
     fn note(&self) {
         for (made, store) in &self.made {
             let mut note = made.mapped.note();
@@ -164,14 +164,15 @@ impl NewSnapshots<'_> {
         }
     }
 
-    /// The instant.
+    /// Makes all tables live at one instant.
     fn cut(&mut self, cancel_token: &CancelToken) -> Result<(), VerbError> {
         let origins =
             self.origins.iter().filter_map(|(origin, loaded)| Some((&origin.mapped, loaded.as_ref()?)));
         let made = self.made.iter().map(|(made, _)| &made.mapped);
         let all = made.chain(origins.clone().map(|(mapped, _)| mapped));
         let several: Vec<_> = all.map(|mapped| (mapped.device.name(), Arc::clone(mapped))).collect();
-        // An origin that did not become one would be written, and nothing copied.
+        // If another verb replaced an origin's table, writes would not be copied: the change then
+        // fails.
         let places = self.made.len()..;
         let ours = places.zip(origins).map(|(place, (mapped, table))| LoadedTable { place, mapped, table });
         let ours: Vec<_> = ours.collect();
@@ -183,7 +184,7 @@ impl NewSnapshots<'_> {
         exported.inspect_err(|_| self.take_back())
     }
 
-    /// The snapshots go again; their origins are as good as linear then.
+    /// Removes the snapshots again. Their origins then behave like linear devices.
     fn take_back(&self) {
         let made: Vec<_> =
             self.made.iter().map(|(made, _)| (made.mapped.device.name(), Arc::clone(&made.mapped))).collect();
@@ -198,7 +199,7 @@ impl NewSnapshots<'_> {
         }
     }
 
-    /// They are everybody's from now on.
+    /// Completes the creation; from now on other verbs can use the snapshots.
     fn keep(&mut self) -> Vec<Arc<Mapped>> {
         let kept = self.made.iter().map(|(made, _)| Arc::clone(&made.mapped)).collect();
         for (origin, loaded) in &mut self.origins {

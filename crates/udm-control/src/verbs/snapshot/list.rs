@@ -1,4 +1,4 @@
-//! What snapshots there are.
+//! Lists of snapshots.
 
 use super::report;
 use crate::error::VerbError;
@@ -13,7 +13,7 @@ use udm_core::errno::EIO;
 use udm_core::{DevNo, Device, SECTOR_SIZE};
 use udm_dm::{SnapshotReport, TargetError};
 
-/// All snapshots, by number.
+/// All live snapshots, by number.
 #[must_use]
 pub fn list(registry: &Registry) -> Vec<api::Snapshot> {
     let all = registry.all();
@@ -37,11 +37,11 @@ pub fn list(registry: &Registry) -> Vec<api::Snapshot> {
     found.iter().map(|(mapped, report)| describe(registry, mapped, origin(report), report)).collect()
 }
 
-/// The persistent snapshots that are recorded and that no device of this server has, and why. May
+/// The recorded persistent snapshots that no device of this server has, each with a reason. May
 /// block.
 ///
 /// # Errors
-/// When that can't be told.
+/// If the state folder can't be read.
 pub fn unattached(registry: &Registry) -> Result<Vec<api::Snapshot>, VerbError> {
     let Some(folder) = registry.state_folder() else { return Ok(Vec::new()) };
     let found = folder.unattached();
@@ -57,7 +57,7 @@ fn describe_record(folder: &StateFolder, record: SnapshotRecord) -> api::Snapsho
     let why = match (&record.state, stale) {
         (_, Some(why)) => why,
         _ if folder.is_elsewhere(&record) => "another server has it".into(),
-        _ if is_gone => format!("its store {store} is not there"),
+        _ if is_gone => format!("its store {store} does not exist"),
         (RecordState::Released { .. }, _) => format!("it was removed, and {origin} goes on without it"),
         _ if record.by_name => format!("nothing has opened {origin} for writing"),
         _ => "no table has it since the server was started".into(),
@@ -82,15 +82,15 @@ fn describe_record(folder: &StateFolder, record: SnapshotRecord) -> api::Snapsho
 /// One snapshot.
 ///
 /// # Errors
-/// ENXIO when there is no such device, EINVAL when it is no snapshot.
+/// ENXIO if there is no such device, EINVAL if it is not a snapshot.
 pub fn one(registry: &Registry, name: &str) -> Result<api::Snapshot, VerbError> {
     of(registry, name, &registry.find(name)?)
 }
 
-/// The snapshot `mapped`, called `name` in errors.
+/// The snapshot `mapped`. Errors call it `name`.
 ///
 /// # Errors
-/// As [`one`]'s.
+/// As [`one`].
 pub(super) fn of(registry: &Registry, name: &str, mapped: &Arc<Mapped>) -> Result<api::Snapshot, VerbError> {
     let report = super::find_again(registry, name, mapped)?.1;
     let origin = match report.state.is_merge() {

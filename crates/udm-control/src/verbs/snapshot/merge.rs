@@ -17,20 +17,20 @@ use udm_core::Device;
 use udm_core::errno::{EBUSY, EINVAL, EIO, ENXIO};
 use udm_dm::{SnapshotState, Table, TargetError};
 
-/// A merge that has begun.
+/// A running merge, with the facts that are needed to finish it.
 #[derive(Clone)]
 pub struct PendingMerge {
-    /// The origin's device, if it is there, and what it was called.
+    /// The origin's device, if it still exists, and its name at the begin of the merge.
     origin: Weak<Mapped>,
     name: String,
-    /// The table of an origin, for when it is over.
+    /// The origin's table after the merge.
     table: String,
-    /// The store, when it was made for the snapshot.
+    /// The store, if it was created for the snapshot.
     store: Option<StoreFile>,
 }
 
 impl PendingMerge {
-    /// Of the merge into `origin`, called `name`, which has `table` when it is over.
+    /// A merge into the device `origin`, which gets `table` after the merge.
     pub(super) fn new(
         origin: &Arc<Mapped>,
         name: &str,
@@ -40,20 +40,20 @@ impl PendingMerge {
         PendingMerge { origin: Arc::downgrade(origin), name: name.to_owned(), table, store }
     }
 
-    /// The origin's device.
+    /// Name of the origin's device.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 }
 
-/// Begins to bring the snapshot `name` back into its origin: the origin's device reads as the
-/// snapshot did from now on, and the snapshot's own device is gone. [`finish`] is to be called when
-/// [`merge_end`] says that it is over. May block.
+/// Starts merging the snapshot `name` into its origin. From now on the origin's device reads as the
+/// snapshot did, and the snapshot's own device is removed. The caller calls [`finish`] once
+/// [`merge_end`] reports the end. May block.
 ///
 /// # Errors
-/// When it is no snapshot, is invalid, transient or in use; when it has not one origin; what it was
-/// called off with.
+/// If it is not a snapshot, or is invalid, transient or in use; if it does not have exactly one
+/// origin; the error of the cancel token.
 pub fn merge(
     registry: &Arc<Registry>,
     name: &str,
@@ -70,8 +70,7 @@ pub fn merge(
     }
     let mut origins = origin::over(registry, disk);
     let Some((own, origin)) = origins.pop().filter(|_| origins.is_empty()) else {
-        let why =
-            if origins.is_empty() { "it has no origin that is served" } else { "it has several origins" };
+        let why = if origins.is_empty() { "no device is its origin" } else { "it has several origins" };
         return Err(refuse(name, EINVAL, why));
     };
     origin.is_ours_to_change(&own)?;
@@ -86,13 +85,13 @@ pub fn merge(
     let (store, chunk) = (found.store.number, found.chunk.0);
     let table = format!("0 {len} snapshot-merge {disk} {store} {} {chunk}", found.kind);
     let end = CancelToken::default();
-    // What is taken over stands still.
+    // The snapshot must be suspended when its store is taken over.
     let itself = [(name.to_owned(), Arc::clone(&mapped))];
     wait(suspend_devices(registry, &itself, false, cancel_token))?;
     let loaded = tables::load_into(registry, &origin.mapped, &own, &table, &BaseDir::none(), cancel_token)
         .map_err(|e| e.at(None));
     let several = [(own.clone(), Arc::clone(&origin.mapped))];
-    // Nobody removes what is taken over: the origin would have nothing to read.
+    // Fails if the snapshot was removed meanwhile: the origin would have no store to read.
     let swap = |table: &Arc<Table>| {
         let ours = [LoadedTable { place: 0, mapped: &origin.mapped, table }];
         wait(run_locked(registry, &several, VerbKind::Resume, cancel_token, |devices, turns, wake| {
@@ -112,32 +111,32 @@ pub fn merge(
     let store = mapped.note().store.take();
     let end_of = PendingMerge::new(&origin.mapped, &own, origin.with_snapshots(), store);
     drop((itself, found));
-    // It has nothing any more. A client that came meanwhile has errors, and keeps the name; the
-    // merge goes on without it.
+    // The snapshot's device has no data any more. If a client has opened it meanwhile, the device
+    // stays and the client gets errors; the merge continues without it.
     if let Err(error) = wait(remove_device(registry, name, Arc::clone(&mapped), |_| true, &end)) {
         tracing::warn!("{error}: its snapshot is merged, and the device can be removed");
-        // It stands still, and its client would wait for ever.
+        // Without a resume, requests to the suspended device would never complete.
         wait(resume_devices(registry, &[(name.to_owned(), mapped)], &end))?;
     }
     Ok((super::list::of(registry, &own, &origin.mapped)?, end_of))
 }
 
-/// How a merge has ended; `None` while it goes on.
+/// The final state of a merge; `None` while it runs.
 #[must_use]
 pub fn merge_end(registry: &Registry, merge: &PendingMerge) -> Option<SnapshotState> {
     let origin = merge.origin.upgrade().filter(|origin| registry.is_active(origin));
     let live = origin.and_then(|origin| origin.device.live());
-    // With another table it is nobody's merge any more.
+    // If the origin got another table, the merge is lost.
     let state = live.and_then(|table| report(&table)).map_or(SnapshotState::Invalid, |found| found.state);
     (state != SnapshotState::Merging).then_some(state)
 }
 
-/// Puts the origin's table back when the merge is over, and removes the store that was made for the
+/// Restores the origin's table after a merge, and removes the store if it was created for the
 /// snapshot. May block.
 ///
 /// # Errors
-/// When the table can't be put back: then the device stays a merge that is over. EBUSY while
-/// somebody has suspended the device, or loaded a table into it: that is left to him.
+/// If the table can't be restored; the device then keeps the table of the completed merge. EBUSY if
+/// another client has suspended the device or loaded a table into it.
 pub fn finish(registry: &Arc<Registry>, merge: &PendingMerge) -> Result<(), VerbError> {
     let (name, cancel_token) = (merge.name.as_str(), CancelToken::default());
     let mapped = merge.origin.upgrade().ok_or_else(|| VerbError::missing(name))?;

@@ -1,11 +1,11 @@
 //! Snapshots by name: the operations of `lvcreate -s`, `lvconvert --merge` and `lvremove`, in one
 //! step each.
 //!
-//! Contract: each verb works on tables that dmsetup's verbs can also read and change. A [`SnapshotInfo`]
-//! keeps the facts that tables lack: if the device was linear before, the store that was made for a
-//! snapshot, and the time. All devices of one verb change together ([`udm_dm::DeviceSetTransition`]), so the
-//! snapshots of a verb have one instant. Verbs on the snapshots of one disk run one after the
-//! other. They may block on devices that they open.
+//! Contract: each verb works on tables that dmsetup's verbs can also read and change. A
+//! [`SnapshotInfo`] keeps the facts that tables lack: if the device was linear before, the store
+//! that was made for a snapshot, and the time. All devices of one verb change together
+//! ([`udm_dm::DeviceSetTransition`]), so the snapshots of a verb have one instant. Verbs on the
+//! snapshots of one disk run one after the other. They may block on devices that they open.
 //!
 //! **Snapshots survive servers** (`attach`, `record_update`, `restore`,
 //! [`records`](crate::state_folder::records)). A persistent snapshot has a record in the state
@@ -14,13 +14,13 @@
 //!
 //! * A table that can write the disk of a recorded snapshot becomes live only with or after that
 //!   snapshot. Otherwise the snapshot would miss writes.
-//! * Snapshots that were made by name are attached then. Any other such table is refused; devices
-//!   of the configuration file and the command line are tried again after the others.
+//! * Snapshots that were created by name are attached then. For other snapshots the table is
+//!   refused; devices of the configuration file and the command line are retried after the others.
 //! * A change writes its record before it begins and takes it back if it fails. The record has the
 //!   origin's size and time of change. So a kill at any moment leaves a record that the next server
 //!   waits for or checks.
 //!
-//! The price: a look into a folder per change of tables, and two syncs per change that adds or ends
+//! The cost: one directory scan per change of tables, and two syncs per change that adds or ends
 //! snapshots.
 //!
 //! A merge begins as a handover to the origin's device. When it ends, the server restores the
@@ -57,24 +57,24 @@ use std::time::Instant;
 use udm_core::errno::EINVAL;
 use udm_dm::{SnapshotReport, Table, TargetError};
 
-/// What is known of a device besides its tables.
+/// Facts of a snapshot or an origin that its table lacks.
 #[derive(Default)]
 pub(crate) struct SnapshotInfo {
-    /// When it was made, if it is a snapshot.
+    /// Creation time of a snapshot.
     pub made: Option<Instant>,
-    /// The store that was made for it.
+    /// The store, if it was created for this snapshot.
     pub store: Option<StoreFile>,
-    /// It is a snapshot that was made by name.
+    /// True for a snapshot that was created by name.
     pub by_name: bool,
-    /// It is a snapshot, and its origin was linear before.
+    /// True for a snapshot whose origin was linear before.
     pub origin_was_linear: bool,
-    /// It is a snapshot that is removed for good.
+    /// True while a snapshot is removed together with its record.
     pub is_discarded: bool,
-    /// It is an origin, and was linear before it had snapshots.
+    /// True for an origin that was linear before it had snapshots.
     pub was_linear: bool,
 }
 
-/// The snapshot in the only line of `table`.
+/// The report of the snapshot in a table of one line.
 fn report(table: &Table) -> Option<SnapshotReport> {
     match table.targets() {
         [entry] => Some(entry.target.snapshot()?.report()),
@@ -82,21 +82,21 @@ fn report(table: &Table) -> Option<SnapshotReport> {
     }
 }
 
-/// The snapshot that `name` means, as it is now.
+/// Looks up the snapshot `name`.
 ///
 /// # Errors
-/// ENXIO when there is no such device, EINVAL when it is no snapshot.
+/// ENXIO if there is no such device, EINVAL if it is not a snapshot.
 fn find(registry: &Registry, name: &str) -> Result<(Arc<Mapped>, Arc<Table>, SnapshotReport), VerbError> {
     let mapped = registry.find(name)?;
     let (table, report) = find_again(registry, name, &mapped)?;
     Ok((mapped, table, report))
 }
 
-/// What the snapshot `mapped`, called `name` in errors, is now: it is what was found by that name,
-/// whatever has that name by now.
+/// The current table and report of a snapshot that was looked up before, even if it was renamed
+/// since. Errors call it `name`.
 ///
 /// # Errors
-/// As [`find`]'s.
+/// As [`find`].
 fn find_again(
     registry: &Registry,
     name: &str,

@@ -1,4 +1,4 @@
-//! The devices that have snapshots.
+//! The origins of snapshots.
 
 use super::{refuse, report};
 use crate::error::VerbError;
@@ -10,24 +10,24 @@ use udm_core::{DevNo, Device, Sector, Sectors};
 use udm_dm::{DeviceRef, Resolver, Table};
 use udm_wire::table::TableLine;
 
-/// The type of an origin's target.
+/// Target type of an origin.
 const ORIGIN: &str = "snapshot-origin";
 
-/// A device whose table can be that of an origin, or is.
+/// A device whose table is an origin, or can become one.
 pub(super) struct OriginDevice {
     pub mapped: Arc<Mapped>,
-    /// What it lies on.
+    /// The disk below the device.
     pub disk: DeviceRef,
     pub len: Sectors,
-    /// It has to become one.
+    /// True if the table must be replaced by that of an origin.
     pub is_linear: bool,
 }
 
 impl OriginDevice {
-    /// What `mapped`, called `name`, is as an origin.
+    /// Checks that the device `mapped`, called `name`, is or can become an origin.
     ///
     /// # Errors
-    /// When its table is another.
+    /// If it has another kind of table.
     pub fn of(name: &str, mapped: Arc<Mapped>) -> Result<OriginDevice, VerbError> {
         let cannot = |why: String| refuse(name, EINVAL, format!("no origin of a snapshot: {why}"));
         let table = mapped.device.live().ok_or_else(|| cannot("it has no table".into()))?;
@@ -49,32 +49,32 @@ impl OriginDevice {
         Ok(OriginDevice { mapped, disk, len, is_linear })
     }
 
-    /// Checks that it can be given another table.
+    /// Checks that no other verb is changing the table.
     ///
     /// # Errors
-    /// EBUSY while somebody else is about to.
+    /// EBUSY if the device is suspended or its inactive slot has a table.
     pub fn is_ours_to_change(&self, name: &str) -> Result<(), VerbError> {
         match (self.mapped.device.is_suspended(), self.mapped.device.inactive().is_some()) {
             (true, _) => Err(refuse(name, EBUSY, "it is suspended: resume it first")),
-            (_, true) => Err(refuse(name, EBUSY, "a table of it waits: resume or clear it first")),
+            (_, true) => Err(refuse(name, EBUSY, "its inactive slot has a table: resume or clear it first")),
             _ => Ok(()),
         }
     }
 
-    /// The table with which it has snapshots.
+    /// The table of the device as an origin.
     pub fn with_snapshots(&self) -> String {
         format!("0 {} {ORIGIN} {}", self.len.0, self.disk.number)
     }
 
-    /// The table with which it has none.
+    /// The table of the device without snapshots.
     pub fn linear(&self) -> String {
         format!("0 {} linear {} 0", self.len.0, self.disk.number)
     }
 }
 
-/// The table of `mapped`, an origin that was linear before it had snapshots, if it was what `lines`
-/// say: one line over all of the same disk, or that disk as it is. May block on what the line
-/// names.
+/// The live table of `mapped`, an origin that was linear before it had snapshots, if its linear
+/// table matches `lines`: one line over all of the same disk, or the disk itself. May block when it
+/// opens the disk.
 pub(crate) fn linear_before(
     registry: &Registry,
     mapped: &Arc<Mapped>,
@@ -100,7 +100,7 @@ pub(super) fn over(registry: &Registry, disk: DevNo) -> Vec<(String, OriginDevic
     origins.filter(|(_, origin)| !origin.is_linear && origin.disk.number == disk).collect()
 }
 
-/// True when a table, live or waiting, has a snapshot of `disk`.
+/// True if a live or inactive table has a snapshot of `disk`.
 pub(super) fn has_snapshots(registry: &Registry, disk: DevNo) -> bool {
     registry.all().iter().any(|mapped| {
         let tables = [mapped.device.live(), mapped.device.inactive()];
@@ -108,8 +108,8 @@ pub(super) fn has_snapshots(registry: &Registry, disk: DevNo) -> bool {
     })
 }
 
-/// The writes that no snapshot sees: which devices have a disk of snapshots below a target that
-/// copies nothing, a line each. It is legal, and after a restart mostly a mistake.
+/// Finds writes that bypass snapshots: one line for each device that can write an origin's disk
+/// without copying. Such tables are legal, but after a restart mostly a mistake.
 #[must_use]
 pub fn find_bypasses(registry: &Registry) -> Vec<String> {
     let all = registry.all();

@@ -1,5 +1,5 @@
-//! What a change of devices writes into the state folder before it begins, and takes back when it
-//! does not come about. Blocks on files.
+//! The update of the state folder for a change of devices: written before the change begins, taken
+//! back if it fails. Blocks on files.
 
 use super::attach::blocked_error;
 use super::tables::WritableDisk;
@@ -11,45 +11,47 @@ use udm_core::bugs::{self, Bug};
 use udm_core::errno::EBUSY;
 use udm_dm::TargetError;
 
-/// What a change does to persistent snapshots and to their disks.
+/// Effect of a change on persistent snapshots and their disks.
 #[derive(Default)]
 pub(super) struct RecordUpdate {
-    /// The disks that can be written behind it, by tables that come.
+    /// The disks that the new tables can write.
     pub writable_disks: Vec<WritableDisk>,
     /// The snapshots that become live.
     pub coming: Vec<SnapshotRecord>,
-    /// The stores of those that are let go, and whether nobody needs them any more.
+    /// The stores of the snapshots that no table has after the change; true if the record can be
+    /// deleted.
     pub leaving: Vec<(StoreId, bool)>,
-    /// A snapshot that is waited for is lost instead.
+    /// If true, a snapshot that blocks the change is recorded as lost.
     pub gives_up: bool,
-    /// Devices are removed.
+    /// True if devices are removed.
     pub is_removal: bool,
     /// The names of the devices of the change.
     pub names: Vec<String>,
-    /// Writes past an origin are logged. A server that starts does that when all devices are there.
+    /// If true, tables that bypass an origin are logged. A starting server logs them once all
+    /// devices are ready.
     pub warns: bool,
 }
 
-/// What was written.
+/// Records that a change has written, with the previous ones.
 #[derive(Default)]
 pub(super) struct WrittenRecords {
-    /// Each record with what was there before.
+    /// Each new record with its previous version.
     changed: Vec<(SnapshotRecord, Option<SnapshotRecord>)>,
-    /// Those that are let go.
+    /// Records of snapshots that no table has after the change.
     released: Vec<SnapshotRecord>,
-    /// Those that nobody needs.
+    /// Records to be deleted after the change.
     over: Vec<SnapshotRecord>,
 }
 
-/// A device of the change, and why it can't have its table.
+/// Index of a device of the change, and why its change is refused.
 pub(super) type Refused = (usize, TargetError);
 
 impl RecordUpdate {
-    /// Checks the change, and writes what it does.
+    /// Checks the change and writes its records.
     ///
     /// # Errors
-    /// In words, when the state folder can't be read or written: nothing is changed then. The inner
-    /// one is the change's.
+    /// A text, if the state folder can't be read or written; nothing is changed then. The inner
+    /// error refuses the change.
     pub fn record(self, folder: &StateFolder) -> Result<Result<WrittenRecords, Refused>, String> {
         if let Some(refused) = self.check(folder)? {
             return Ok(Err(refused));
@@ -64,7 +66,7 @@ impl RecordUpdate {
         }
     }
 
-    /// Whether nobody has to wait for a snapshot, or has one that is not its instant.
+    /// Refuses the change if a disk must wait for a snapshot, or if a snapshot is not up to date.
     fn check(&self, folder: &StateFolder) -> Result<Option<Refused>, String> {
         if self.writable_disks.is_empty() && self.coming.is_empty() {
             return Ok(None);
@@ -100,12 +102,12 @@ impl RecordUpdate {
             self.warn_of_bypasses(folder);
         }
         for one in &self.coming {
-            // It may have changed since the table was loaded.
+            // The record may have changed since the table was loaded.
             let known = folder.record_of(&one.store)?;
             if known.as_ref().is_some_and(SnapshotRecord::is_uncertain) {
                 tracing::warn!(
-                    "{}: its origin {} was in use without it; whether that was written can't be told, and it is \
-                     taken as it is",
+                    "{}: its origin {} was in use without it; whether that was written can't be told, and the \
+                     snapshot is used as it is",
                     one.name,
                     one.origin.name()
                 );
@@ -120,7 +122,7 @@ impl RecordUpdate {
         Ok(None)
     }
 
-    /// Warns of tables that write a disk past its origin's device, as the kernel lets them.
+    /// Logs tables that write a disk and bypass its origin. As in the kernel, this is allowed.
     fn warn_of_bypasses(&self, folder: &StateFolder) {
         for writer in self.writable_disks.iter().filter(|writer| !writer.copies) {
             let attached = folder.attached_here();
@@ -153,26 +155,27 @@ impl RecordUpdate {
                 let record = SnapshotRecord { state, by_name, ..before.clone() };
                 folder.record(&record).map_err(|error| stale_record_text(&record, &error))?;
                 recorded.changed.push((record.clone(), Some(before)));
-                // A server that is killed before it is forgotten has written its origin without it.
+                // The record is deleted only after the change: a server that is killed before has
+                // written the origin without the snapshot.
                 if *is_over { recorded.over.push(record) } else { recorded.released.push(record) }
             }
         }
         if self.coming.is_empty() {
             return Ok(());
         }
-        // Two that have one store are refused later.
+        // If two tables have the same store, the second is refused later.
         let mut stores = HashSet::new();
         let mut coming = self.coming;
         coming.retain(|one| stores.insert(one.file_name()));
         let coming = coming.into_iter().map(|one| known(folder, one)).collect::<Result<Vec<_>, _>>()?;
         if let Err(error) = folder.attach(coming.iter().map(|(record, _)| record.clone()).collect()) {
             tracing::warn!(
-                "no record is kept of persistent snapshots: a server that starts later does not wait for them: {error}"
+                "persistent snapshots are not recorded, so a later server does not wait for them: {error}"
             );
             return Ok(());
         }
         for (record, before) in &coming {
-            // The store had a snapshot of another disk, which is written over.
+            // The store had a snapshot of another disk, which is overwritten.
             if let Some(before) = before.as_ref().filter(|before| !before.origin.is(&record.origin)) {
                 folder.forget_snapshot(before).map_err(|error| stale_record_text(before, &error))?;
             }
@@ -183,36 +186,37 @@ impl RecordUpdate {
 }
 
 impl WrittenRecords {
-    /// The files of the records that were written.
+    /// File names of the written records.
     pub fn names(&self) -> Vec<String> {
         self.changed.iter().map(|(record, _)| record.file_name()).collect()
     }
 
-    /// True when nothing was written.
+    /// True if no record was written.
     pub fn is_empty(&self) -> bool {
         self.changed.is_empty()
     }
 
-    /// Those that become live again after they were released, as they were recorded.
+    /// The previous records of released snapshots that become live again.
     pub fn were_released(&self) -> Vec<SnapshotRecord> {
         let before = self.changed.iter().filter_map(|(_, before)| before.as_ref());
         before.filter(|before| matches!(before.state, RecordState::Released { .. })).cloned().collect()
     }
 
-    /// True when snapshots are let go.
+    /// True if the change drops snapshots.
     pub fn has_left(&self) -> bool {
         !self.released.is_empty() || !self.over.is_empty()
     }
 
-    /// Puts everything back as it was, but for what `writable_disks`, all that can write disks by now,
-    /// do not wait for any more.
+    /// Restores the previous records. If one of `writable_disks`, the disks that can be written
+    /// now, is an origin, its detached snapshots become released.
     pub fn undo(self, folder: &StateFolder, writable_disks: &[WritableDisk]) {
         for (record, before) in self.changed.into_iter().rev() {
             let done = match before {
                 Some(SnapshotRecord { state: RecordState::Detached { origin }, .. })
                     if writable_disks.iter().any(|writer| record.origin.is(&writer.disk)) =>
                 {
-                    // One became live while this was recorded as attached.
+                    // A table that writes the origin became live while the snapshot was recorded as
+                    // attached.
                     warn_released(&record);
                     folder
                         .record(&SnapshotRecord { state: RecordState::Released { origin }, ..record.clone() })
@@ -227,8 +231,8 @@ impl WrittenRecords {
         }
     }
 
-    /// The change has come about, and handovers of the snapshots in `stores` were called off: no
-    /// table has them. They are as they were.
+    /// Restores the previous records of snapshots whose handover was cancelled as the change
+    /// succeeded: no table has the snapshots in `stores`.
     pub fn cancel(&mut self, folder: &StateFolder, stores: &[StoreId], writable_disks: &[WritableDisk]) {
         let is_off = |record: &SnapshotRecord| stores.iter().any(|store| record.store.is(store));
         let (off, changed) =
@@ -237,7 +241,8 @@ impl WrittenRecords {
         WrittenRecords { changed: off, ..WrittenRecords::default() }.undo(folder, writable_disks);
     }
 
-    /// The change has come about, and `writable_disks` are all that can write disks from now on.
+    /// Completes the records after the change. `writable_disks` are all disks that can be written
+    /// now.
     pub fn settle(self, folder: &StateFolder, writable_disks: &[WritableDisk]) -> Result<(), String> {
         for record in &self.over {
             folder.forget_snapshot(record).map_err(|error| stale_record_text(record, &error))?;
@@ -254,25 +259,25 @@ impl WrittenRecords {
     }
 }
 
-/// What a person is told who loads a snapshot that is not its instant any more; `None` when nothing
-/// speaks against it.
+/// The error for loading a snapshot whose origin was written without it; `None` if the snapshot is
+/// up to date.
 pub(super) fn stale(record: &SnapshotRecord) -> Option<TargetError> {
     let why = record.stale()?;
     Some(TargetError::errno(EBUSY).because(format!("{}: {why}", record.store.name())))
 }
 
-/// What a person is told who loads a snapshot of which a part is back in its origin.
+/// The error for loading a snapshot that is partly merged.
 fn merging_error(record: &SnapshotRecord) -> TargetError {
     let (origin, store) = (record.origin.name(), record.store.name());
     TargetError::errno(EBUSY).because(format!(
-        "{store} is being merged into {origin}: the merge goes on with the device of all of {origin}, and this table \
-         is not needed any more"
+        "{store} is being merged into {origin}: the merge continues in the device over all of {origin}; this table \
+         is no longer needed"
     ))
 }
 
 fn warn_released(record: &SnapshotRecord) {
     tracing::warn!(
-        "{}: no longer attached: what is written to {} from now on is not kept in {}",
+        "{}: no longer attached: what is written to {} from now on is not copied to {}",
         record.name,
         record.origin.name(),
         record.store.name()
@@ -283,16 +288,17 @@ fn stale_record_text(record: &SnapshotRecord, error: &std::io::Error) -> String 
     format!("{}: its record stays as it was: {error}", record.name)
 }
 
-/// Records, durably and in the log, that a snapshot is not its instant any more.
+/// Records and logs that a snapshot is lost.
 pub(super) fn record_lost(folder: &StateFolder, record: &SnapshotRecord, why: &str) -> Result<(), String> {
     let state = RecordState::Lost { why: why.to_owned() };
     let kept = folder.record(&SnapshotRecord { state, ..record.clone() });
-    kept.map_err(|error| format!("{}: that it is lost is not kept: {error}", record.name))?;
+    kept.map_err(|error| format!("{}: can't record that it is lost: {error}", record.name))?;
     tracing::error!("{}: the snapshot in {} is lost: {why}", record.name, record.store.name());
     Ok(())
 }
 
-/// `new` with what is known of the same snapshot already, and that.
+/// `new`, completed with the facts of an existing record of the same snapshot; also returns that
+/// record.
 fn known(
     folder: &StateFolder,
     new: SnapshotRecord,
@@ -303,14 +309,14 @@ fn known(
     };
     let made_store = new.made_store.clone().or(was.made_store);
     let known = SnapshotRecord {
-        // A merge has the name of its origin's device.
+        // The device of a merge has the origin's name; the record keeps the snapshot's.
         name: if new.merging { was.name } else { new.name },
         uuid: if new.merging { was.uuid } else { new.uuid },
         made: was.made,
         by_name: was.by_name || new.by_name,
         was_linear: was.was_linear || new.was_linear,
         made_store,
-        // The same names of the same disks: the record keeps its place.
+        // The same disks under their previous names, so that the file name of the record stays.
         origin: was.origin,
         store: was.store,
         ..new

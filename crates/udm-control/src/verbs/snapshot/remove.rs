@@ -13,13 +13,14 @@ use std::sync::Arc;
 use udm_core::DevNo;
 use udm_core::errno::{EBUSY, EIO};
 
-/// Removes the snapshot `name`, and the store that was made for it unless `keep_store`. When it was
-/// the last of its origin, and that was linear before, it is linear again. One that no device has
-/// is given up: its origin does not wait for it. A store that is kept stays on record, so that it is
-/// refused once its origin was written without it. May block.
+/// Removes the snapshot `name`. Its store is removed too if it was created for the snapshot, unless
+/// `keep_store`. If this was the last snapshot of an origin that was linear before, the origin
+/// becomes linear again. A snapshot that no device has is given up: its origin no longer waits for
+/// it. With `keep_store` the record stays, so the snapshot is refused after its origin was written
+/// without it. May block.
 ///
 /// # Errors
-/// When it is no snapshot, is in use or is being merged; what it was called off with.
+/// If it is not a snapshot, is in use or is being merged; the error of the cancel token.
 pub fn remove(
     registry: &Arc<Registry>,
     name: &str,
@@ -35,7 +36,7 @@ pub fn remove(
     if find_again(registry, name, &mapped)?.1.state.is_merge() {
         return Err(refuse(name, EBUSY, "it is being merged"));
     }
-    // What was made for it and is no more its store is not removed with it.
+    // A file created for the snapshot is removed only if it still is the store.
     let store = find_again(registry, name, &mapped)?.1.store;
     let store = registry.disk_id(&store);
     mapped.note().is_discarded = !keep_store;
@@ -50,8 +51,8 @@ pub fn remove(
     Ok(())
 }
 
-/// Gives up the snapshot `name` that no device has, and removes the store that was made for it
-/// unless `keep_store`. False when none is recorded. May block.
+/// Gives up the snapshot `name`, which no device has, and removes the store that was created for it
+/// unless `keep_store`. Returns false if there is no record. May block.
 fn forget_unattached(registry: &Registry, name: &str, keep_store: bool) -> Result<bool, VerbError> {
     let failed = |why: String| refuse(name, EIO, why);
     let Some(folder) = registry.state_folder() else { return Ok(false) };
@@ -81,15 +82,16 @@ fn forget_unattached(registry: &Registry, name: &str, keep_store: bool) -> Resul
     Ok(true)
 }
 
-/// Removes a store that was made for the snapshot `name`. Who has removed it himself has done it.
+/// Removes a store that was created for the snapshot `name`. A missing file is no error.
 pub(super) fn remove_store(name: &str, made: &StoreFile) {
     if let Err(error) = made.remove() {
         tracing::warn!("{name}: {}: {error}", made.path.display());
     }
 }
 
-/// Has the origins over `disk` be linear again that were, when they have no snapshots any more. One
-/// that can't be now stays an origin: without snapshots that is the same, but for discards.
+/// Makes the origins over `disk` linear again, if they were linear before and have no snapshots. An
+/// origin whose table can't be replaced now stays an origin; without snapshots it differs only in
+/// discards.
 pub(super) fn restore_linear(registry: &Arc<Registry>, disk: DevNo) {
     if origin::has_snapshots(registry, disk) {
         return;

@@ -1,10 +1,10 @@
-//! Snapshots that were made by name come back with their origin: when a table through which their
-//! disk can be written is about to become live, they are attached first.
+//! Attaches snapshots that were created by name before a table that can write their disk becomes
+//! live.
 //!
-//! Contract: a device that was linear before it had snapshots becomes their origin again, even if
-//! they were attached before it was there. A merge that was cut goes on, also that of a snapshot
-//! that a table made. One that can't be attached keeps the disk from being written, until it can
-//! be or is given up ([`super::attach`]).
+//! Contract: if the device was linear before it had snapshots, it becomes their origin again, even
+//! if they were attached before the device existed. An interrupted merge continues, also the merge
+//! of a snapshot that was loaded as a table. While a snapshot can't be attached, its disk can't be
+//! written, until the snapshot is given up ([`super::attach`]).
 
 use super::attach::{LostSnapshots, blocked_error, run_with_state_folder};
 use super::record_update::record_lost;
@@ -24,10 +24,10 @@ use udm_core::{DevNo, Sector};
 use udm_dm::Table;
 
 /// Attaches the snapshots by name of the disks that the inactive tables of `several` write, and
-/// gives those tables what an origin's has. The merges that go on with them.
+/// replaces those tables by origin or merge tables. Returns the merges that continue.
 ///
 /// # Errors
-/// When one can't be attached.
+/// If a snapshot can't be attached.
 pub(in crate::verbs) fn attach_by_name<'a>(
     registry: &'a Registry,
     several: &'a [(String, Arc<Mapped>)],
@@ -57,7 +57,8 @@ pub(in crate::verbs) fn attach_by_name<'a>(
                         && !folder.is_elsewhere(record)
                         && record.stale().is_none()
                 });
-                // One of several could not be attached at first, or its origin came late.
+                // Snapshots attached before their origin exists: an earlier attempt failed for one
+                // of several, or the origin was created later.
                 let mut attached = folder.attached_here();
                 attached.retain(|record| record.by_name && record.was_linear && !record.merging);
                 let of = |record: SnapshotRecord| {
@@ -88,7 +89,7 @@ pub(in crate::verbs) fn attach_by_name<'a>(
     })
 }
 
-/// What is known of a device that has the snapshot of `record`.
+/// The facts of the snapshot of `record`.
 fn note(record: &SnapshotRecord) -> SnapshotInfo {
     let since = SystemTime::UNIX_EPOCH + Duration::from_secs(record.made);
     let age = SystemTime::now().duration_since(since).unwrap_or_default();
@@ -101,7 +102,7 @@ fn note(record: &SnapshotRecord) -> SnapshotInfo {
     }
 }
 
-/// Makes the device of `record` again.
+/// Creates the device of `record` again.
 async fn attach(
     registry: &Registry,
     origin: &str,
@@ -134,8 +135,8 @@ async fn attach(
     .map(|_| ())
 }
 
-/// The length of the inactive table of `mapped`, and whether it is linear, if it is one line over
-/// all of the disk `number`: linear, or an origin.
+/// If the inactive table of `mapped` is one line over all of the disk `number`, linear or an
+/// origin: its length, and true if it is linear.
 fn whole(mapped: &Mapped, number: DevNo) -> Option<(u64, bool)> {
     let table = mapped.device.inactive()?;
     let [entry] = table.targets() else { return None };
@@ -147,7 +148,7 @@ fn whole(mapped: &Mapped, number: DevNo) -> Option<(u64, bool)> {
     over.then_some((entry.len.0, is_linear))
 }
 
-/// Puts the table of an origin in the place of one that is linear.
+/// Replaces a linear table by that of an origin.
 fn load_origin_table(
     registry: &Registry,
     (name, mapped): &(String, Arc<Mapped>),
@@ -159,7 +160,7 @@ fn load_origin_table(
     Ok(())
 }
 
-/// Puts the table of a merge in the place of one that is linear, or an origin's.
+/// Replaces a linear or origin table by that of a merge.
 fn load_merge_table(
     registry: &Registry,
     (name, mapped): &(String, Arc<Mapped>),
@@ -173,7 +174,7 @@ fn load_merge_table(
         return Err(VerbError { blocked: true, ..VerbError::new(name, blocked_error(record, &why)) });
     }
     mapped.note().was_linear = record.was_linear;
-    tracing::info!("{name}: the merge of snapshot {} goes on", record.name);
+    tracing::info!("{name}: the merge of snapshot {} continues", record.name);
     let table = format!("0 {len} snapshot-origin {number}");
     Ok(Some(PendingMerge::new(mapped, name, table, record.made_store.clone())))
 }

@@ -1,4 +1,4 @@
-//! The store of a snapshot that is to be made.
+//! Creates the stores of new snapshots.
 
 use super::origin::OriginDevice;
 use super::refuse;
@@ -21,58 +21,58 @@ use udm_wire::cow::{ChunkSize, HEADER_LEN, Header, StoreLayout};
 use udm_wire::uri::{DeviceUri, FileUri};
 use udm_wire::words::escape;
 
-/// What is copied at once when nobody says anything: `lvcreate`'s.
+/// Default chunk size: `lvcreate`'s.
 const CHUNK_BYTES: u64 = 4096;
 
-/// By how much a store that is made grows at the most when nobody says anything.
+/// Default growth step of a new store in bytes.
 const GROW_BYTES: u64 = 64 << 20;
 
-/// Chunks that a store is made with at the least if it grows. A thousand of them take little.
+/// Minimum initial size of a growing store, in chunks. A thousand such stores need little space.
 const CHUNKS_MIN: u64 = 16;
 
-/// A store's rights: it has what its origin has in it.
+/// File mode of a store: it holds data of its origin.
 const MODE: u32 = 0o600;
 
-/// What is wanted of all stores.
+/// Requested store, sizes and flags of new snapshots.
 pub(super) struct StoreSpec<'a> {
     pub store: Option<&'a str>,
     pub size_bytes: Option<u64>,
-    /// 0 for a store that is made as large as it becomes.
+    /// Growth step; 0 creates the store with its final size.
     pub grow_bytes: Option<u64>,
     pub chunk_bytes: Option<u64>,
     pub transient: bool,
     pub overflow: bool,
-    /// Each of several has its own.
+    /// True if each of several snapshots needs a store of its own.
     pub several: bool,
     pub folder: &'a BaseDir,
 }
 
-/// A store, ready to be named in a table.
+/// The store of a new snapshot. If it was created and is not kept, dropping this removes the file.
 pub(super) struct NewStore {
     /// The words of the table from the store on.
     pub words: String,
     made: Option<CreatedFile>,
 }
 
-/// A file that was made just now.
+/// A store file created by this verb.
 struct CreatedFile {
     file: StoreFile,
-    /// For the next server, should this one be killed. Goes behind the file.
+    /// Marker for the next server, in case this one is killed. Dropped after the file.
     _making: Option<StoreCreation>,
 }
 
 impl NewStore {
-    /// True when it was made just now, and is nobody else's.
+    /// True if the store was just created, so nobody else uses it.
     pub fn is_made(&self) -> bool {
         self.made.is_some()
     }
 
-    /// The file that was made.
+    /// The created file, if any.
     pub fn file(&self) -> Option<&StoreFile> {
         self.made.as_ref().map(|made| &made.file)
     }
 
-    /// Keeps what was made.
+    /// Keeps the created file.
     pub fn keep(mut self) {
         self.made = None;
     }
@@ -81,17 +81,17 @@ impl NewStore {
 impl Drop for NewStore {
     fn drop(&mut self) {
         if let Some(made) = &self.made {
-            // What came to nothing leaves nothing behind; it was made just now, and is blank.
+            // The creation failed: the new file holds no data and is removed.
             let _ = made.file.remove();
         }
     }
 }
 
 impl StoreSpec<'_> {
-    /// The store of the snapshot `name` of `origin`: made when it is a file that is not there.
+    /// The store of the snapshot `name` of `origin`. Creates the file if it does not exist.
     ///
     /// # Errors
-    /// When it can't be made, or has a snapshot in it.
+    /// If the store can't be created, or already holds a snapshot.
     pub fn store(
         &self,
         registry: &Registry,
@@ -116,11 +116,7 @@ impl StoreSpec<'_> {
             _ => None,
         };
         if made.is_none() && self.size_bytes.is_some() {
-            return Err(refuse(
-                name,
-                EEXIST,
-                format!("{uri} is there and is not resized: leave the size out"),
-            ));
+            return Err(refuse(name, EEXIST, format!("{uri} exists and is not resized: omit the size")));
         }
         let word = uri.to_string();
         let store = NewStore { words: format!("{} {kind} {}", escape(&word), chunk.sectors()), made };
@@ -139,7 +135,8 @@ impl StoreSpec<'_> {
         ChunkSize::new(bytes / SECTOR_SIZE).map_err(|why| refuse(name, EINVAL, why.to_string()))
     }
 
-    /// Where it is: as given, in the folder that was given, or in that of the origin's disk.
+    /// The place of the store: the given one, or NAME.cow in the given folder or in the folder of
+    /// the origin's disk.
     fn place(&self, registry: &Registry, name: &str, origin: &OriginDevice) -> Result<DeviceUri, VerbError> {
         let own = |folder: &Path| {
             let path = folder.join(format!("{name}.cow"));
@@ -151,21 +148,23 @@ impl StoreSpec<'_> {
                 Ok(DeviceUri::File(file)) if file.path.is_file() => {
                     Ok(own(file.path.parent().unwrap_or(Path::new("/"))))
                 }
-                _ => Err(refuse(name, EINVAL, "its origin is no file: say where its store is to be")),
+                _ => Err(refuse(name, EINVAL, "its origin is not a file: give a place for the store")),
             };
         };
         let uri = self.folder.resolve(word).map_err(|e| refuse(name, e.errno, e.reason))?;
         match &uri {
             DeviceUri::File(file) if file.path.is_dir() => Ok(own(&file.path)),
-            _ if self.several => {
-                Err(refuse(name, EINVAL, format!("{uri} is no folder: several snapshots have a store each")))
-            }
+            _ if self.several => Err(refuse(
+                name,
+                EINVAL,
+                format!("{uri} is not a folder: each of several snapshots needs its own store"),
+            )),
             _ => Ok(uri),
         }
     }
 
-    /// Makes the file, unless it is there: as large as `most`, or smaller, and `file` says then how
-    /// it grows.
+    /// Creates the file unless it exists. A growing store starts smaller than `most`; `file` then
+    /// gets the growth options.
     fn make(
         &self,
         registry: &Registry,
@@ -222,7 +221,7 @@ impl StoreSpec<'_> {
         }
     }
 
-    /// What is in a store is of another instant.
+    /// Refuses a store with a snapshot: its data is of another instant.
     fn check_blank(
         &self,
         registry: &Registry,
@@ -236,7 +235,7 @@ impl StoreSpec<'_> {
         let io = CoresIo::new(registry.cores()).until(cancel_token);
         let sectors = Sectors::from_bytes(u64::from(block));
         if opened.device.limits().size < sectors {
-            // The table says what is wrong with it.
+            // Building the table reports this error.
             return Ok(());
         }
         let first = control_io::read(&io, &opened.device, Sector(0), sectors)
@@ -246,17 +245,17 @@ impl StoreSpec<'_> {
                 name,
                 EEXIST,
                 format!(
-                    "{word} has a snapshot in it: `udm create` opens that with a table; a new one wants another store"
+                    "{word} has a snapshot in it: `udm create` with a table opens it; a new one needs another store"
                 ),
             )),
-            // The same.
+            // Building the table reports a bad header.
             Ok(None) | Err(_) => Ok(()),
         }
     }
 }
 
-/// Makes `file` so long with its blocks, as its next steps do: a file system without room says so
-/// here, and not to a write that comes later.
+/// Allocates the blocks of `file`, as later growth steps do: a full file system fails here, not in
+/// a later write.
 fn preallocate(file: &File, bytes: u64) -> std::io::Result<()> {
     match retry_on_intr(|| fallocate(file, FallocateFlags::empty(), 0, bytes)) {
         Err(Errno::OPNOTSUPP) => file.set_len(bytes),
@@ -264,7 +263,7 @@ fn preallocate(file: &File, bytes: u64) -> std::io::Result<()> {
     }
 }
 
-/// What all chunks of an origin need.
+/// Size in bytes for all chunks of an origin.
 fn default_size(origin: Sectors, chunk: ChunkSize, transient: bool) -> u64 {
     let chunks = origin.bytes().div_ceil(chunk.bytes());
     let needed = if transient { chunks } else { StoreLayout::new(chunk).chunks_for(chunks) };

@@ -1,4 +1,4 @@
-//! What tables say of persistent snapshots: which disks they write, and which snapshots they have.
+//! The disks that tables can write, and the persistent snapshots that they have.
 
 use crate::registry::{Mapped, Registry};
 use crate::state_folder::StoreId;
@@ -10,20 +10,20 @@ use udm_core::{DevNo, Device, Sectors};
 use udm_dm::{SnapshotReport, SnapshotState, Table};
 use udm_wire::words::escape;
 
-/// A device that a table writes.
+/// A disk that a table can write.
 pub(super) struct WritableDisk {
-    /// Which device of the change has the table.
+    /// Index of the device that has the table, in the list of the change.
     pub place: usize,
-    /// The disk.
+    /// Identity of the disk.
     pub disk: StoreId,
-    /// Its number.
+    /// Device number of the disk.
     pub number: DevNo,
-    /// What is written is copied to the disk's snapshots first.
+    /// If true, writes are copied to the disk's snapshots first.
     pub copies: bool,
 }
 
-/// The disks that `tables` can write: of each table but one for reading alone, all that it uses
-/// but the origin of a snapshot.
+/// The disks that `tables` can write: all devices of tables that are not read-only, except the
+/// origin of a snapshot.
 pub(super) fn writable_disks(registry: &Registry, tables: &[Option<Arc<Table>>]) -> Vec<WritableDisk> {
     let mut found = Vec::new();
     for (place, table) in tables.iter().enumerate() {
@@ -43,7 +43,7 @@ pub(super) fn writable_disks(registry: &Registry, tables: &[Option<Arc<Table>>])
     found
 }
 
-/// The persistent snapshots in `table`, those that are being merged too.
+/// The persistent snapshots in `table`, including those being merged.
 pub(super) fn persistent_snapshots(table: &Table) -> impl Iterator<Item = (SnapshotReport, Sectors)> + '_ {
     let found =
         table.targets().iter().filter_map(|entry| Some((entry.target.snapshot()?.report(), entry.len)));
@@ -54,8 +54,8 @@ fn seconds_now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// What is to be recorded of a snapshot that becomes live in `mapped`; `None` for one of a disk, or
-/// on a store, that is gone with the program.
+/// The record for a snapshot that becomes live in `mapped`. `None` if its disk or its store ends
+/// with the process.
 pub(super) fn record(
     registry: &Registry,
     mapped: &Mapped,
@@ -81,8 +81,8 @@ pub(super) fn record(
     })
 }
 
-/// True when one of `tables` has the snapshot in `store`. One that was taken over by another table
-/// has it no more.
+/// True if one of `tables` has the snapshot in `store`. If another table took the snapshot over,
+/// the old one does not count.
 pub(super) fn is_live(tables: &[Option<Arc<Table>>], registry: &Registry, store: &StoreId) -> bool {
     tables.iter().flatten().any(|table| {
         let has_it = |report: &SnapshotReport| {
