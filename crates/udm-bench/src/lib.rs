@@ -1,11 +1,6 @@
-//! Measurements: load on a device, in fio's words and with fio's report, and comparisons of layers.
 //!
-//! Each job is a thread that attaches as a core and drives the device's lane itself, as any program
-//! that links udm can. There is no socket, no protocol and no other thread. Or the jobs are clients
-//! of an NBD server ([`BenchRun::measure_nbd`]). [`compare()`] measures layers against each other,
-//! [`lab`] repeats published experiments.
 //!
-//! This crate reads no command line, takes no signals and prints nothing: `udm bench` does.
+//! This crate reads no command line, handles no signals and prints nothing; `udm bench` does.
 #![forbid(unsafe_code)]
 
 mod clock;
