@@ -70,9 +70,7 @@ impl Requirement {
         let facts = &made.facts;
         let writes = !facts.limits.read_only;
         let (has, why) = match self {
-            Requirement::Stores => {
-                (facts.fresh == InitialContent::Zeroes && writes, "it does not store data")
-            }
+            Requirement::Stores => (facts.fresh == InitialContent::Zeroes && writes, "it stores no data"),
             Requirement::ReadOnly => (!writes, "it takes writes"),
             Requirement::Discard => (facts.can(Op::Discard), "it takes no discards"),
             Requirement::NoDiscard => (writes && !facts.can(Op::Discard), "it takes discards"),
