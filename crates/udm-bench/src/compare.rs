@@ -1,4 +1,8 @@
+//! Comparison of layers: what a layer costs per request, and what the same layer costs with one
+//! lock.
 //!
+//! All devices are measured in one run on the same cores. Each round measures each device once. The
+//! result of a device is the median of its rounds, so a disturbance affects all devices alike.
 //!
 //! Requests carry no data, and the null device at the bottom does nothing. The absolute numbers
 //! depend on the machine; the ratios can be compared between machines.
@@ -98,6 +102,9 @@ pub struct Comparison {
     pub stopped: bool,
 }
 
+/// Compares layers over a null device with each other and with the same layer under one lock.
+/// Numbers of cores that this machine does not have are skipped. If `stop` is set, the comparison
+/// ends with the rounds that it has.
 ///
 /// # Errors
 /// If cores or devices are not available, or it was stopped before its first round ended.

@@ -1,3 +1,4 @@
+//! Threads that run as cores during a measurement.
 //!
 //! A mapped device can only be made while the cores run, because each core takes up its table. So
 //! the threads attach first and take turns until the device is ready. They then open their lanes
@@ -34,6 +35,8 @@ impl<T: Clone> ClusterGate<T> {
     }
 }
 
+/// Runs `work` on each of `options.len()` cores, with the core's lanes of the devices that `make`
+/// makes. Returns the result of each core.
 ///
 /// # Errors
 /// If a core, a device or a lane is not available. No `work` has run in this case.

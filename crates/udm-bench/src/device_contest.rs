@@ -1,3 +1,4 @@
+//! Measurement of several devices in rotation.
 //!
 //! Each round measures each device once, on all cores at the same time. The result of a device is
 //! the median of its rounds, so a disturbance affects all devices alike. Requests are reads of 4
@@ -67,6 +68,8 @@ struct Measurement {
 }
 
 impl DeviceContest<'_> {
+    /// Measures the devices that `make` makes, and returns their scores by depth and device. If
+    /// `stop` is set, there are fewer scores, or scores of fewer rounds.
     ///
     /// # Errors
     /// If cores or devices are not available.
@@ -90,6 +93,7 @@ impl DeviceContest<'_> {
         Ok((0..self.depths.len()).map(of_depth).filter(|scores: &Vec<_>| !scores.is_empty()).collect())
     }
 
+    /// Measures at the only depth and returns the scores of the devices, at least one.
     ///
     /// # Errors
     /// As [`DeviceContest::run`]; or if it was stopped before its first round ended.

@@ -1,3 +1,4 @@
+//! The offsets of random requests: fio's `random_distribution`.
 //!
 //! Only `random` can draw with a map. `zipf`, `pareto` and `normal` draw the rank of a place. Ranks
 //! are scattered over the region, as in fio. `zoned` and `zoned_abs` draw a zone first.

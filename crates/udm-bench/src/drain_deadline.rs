@@ -1,3 +1,4 @@
+//! The limit for requests that are still in flight at the end of a load.
 //!
 //! A device may never complete its requests: a multipath device that queues without a path, or an
 //! NBD server that hangs. Requests cannot be taken back, so the wait for them must end.

@@ -1,4 +1,8 @@
+//! One job: a thread that runs as a core and drives the lane of a device itself.
 //!
+//! The loop does little, because its cost is part of every result. A turn polls, counts completed
+//! requests, fills the same bios again and submits them as one batch. The clock is read once per
+//! turn, in [`udm_runtime::LocalCore::turn`]. So all requests of one poll have the same end time.
 //!
 //! Once warm, the loop allocates no memory. A job that verifies its writes replays its plan
 //! afterwards.

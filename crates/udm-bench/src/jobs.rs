@@ -78,6 +78,7 @@ pub struct JobFile {
 }
 
 impl JobFile {
+    /// Adds a job after all others.
     ///
     /// # Errors
     /// If there are too many threads, or the engine does not fit the options.
@@ -161,6 +162,8 @@ pub(crate) fn parse_load(text: &str) -> Load {
     JobArgs::try_parse_from(std::iter::once("bench").chain(text.split_whitespace())).unwrap().options.load
 }
 
+/// Reads a job file. The file has `[global]`, one section per job, and one `key=value` or `key` per
+/// line. `;` and `#` begin comments. `${NAME}` is replaced with the value from `variable`.
 ///
 /// # Errors
 /// One line with the number of the line or the name of the job.

@@ -1,4 +1,9 @@
+//! Measurements: load on a device, with fio's options and fio's report, and comparisons of layers.
 //!
+//! Each job is a thread that attaches as a core and drives the lane of the device itself. Any
+//! program that links udm can do this. There is no socket, no protocol and no other thread. Jobs
+//! can also be clients of an NBD server ([`BenchRun::measure_nbd`]). [`compare()`] compares layers
+//! with each other, [`lab`] repeats published experiments.
 //!
 //! This crate reads no command line, handles no signals and prints nothing; `udm bench` does.
 #![forbid(unsafe_code)]

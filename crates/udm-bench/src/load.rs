@@ -276,6 +276,7 @@ impl ReadWrite {
 }
 
 impl Load {
+    /// Checks options that do not depend on the device.
     ///
     /// # Errors
     /// One line that names the option.
@@ -301,6 +302,7 @@ impl Load {
         Ok(())
     }
 
+    /// Checks the memory for all requests of loads that run at the same time.
     ///
     /// # Errors
     /// One line that names the options.

@@ -41,6 +41,7 @@ pub struct MappedDevices {
 }
 
 impl MappedDevices {
+    /// Makes mapped devices, as [`make_mapped`] does.
     ///
     /// # Errors
     /// As [`make_mapped`].
@@ -82,6 +83,8 @@ fn control_runtime() -> Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().build().context("control")
 }
 
+/// Makes mapped devices: loads and resumes their tables on the cores of `cluster`. The cores must
+/// be taking turns.
 ///
 /// # Errors
 /// An error in a table, with carets below the wrong word.

@@ -1,4 +1,10 @@
+//! The baseline for first writes: an origin with one mutex around its exceptions and one thread
+//! that copies.
 //!
+//! The device is a model of the kernel's dm-snapshot before its exception table had finer locks.
+//! Each write takes the lock to look up its chunk. A chunk without an exception is queued for the
+//! copying thread. The write waits until the thread has read the origin, written the store and
+//! added the exception.
 //!
 //! The model does less than the kernel did. Exceptions are kept only in memory. Chunks are taken
 //! from the queue and copied many at a time, and writers are woken once for all of them. There is

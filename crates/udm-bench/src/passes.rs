@@ -1,4 +1,8 @@
+//! How much a job moves, and how often it goes over its region: `size`, `io_size`, `loops` and
+//! `number_ios`, as fio 3.33 counts them.
 //!
+//! A pass goes over the whole region. A job makes `loops` passes, and more while the rest of
+//! `io_size` is at least one request.
 //!
 //! A job moves at most `loops` times `io_size`, or `loops` times its region if there is no
 //! `io_size`. `number_ios` is multiplied in the same way. Random requests without a map have no

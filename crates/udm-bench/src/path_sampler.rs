@@ -15,6 +15,7 @@ pub struct PathSampler {
 }
 
 impl PathSampler {
+    /// Starts sampling the paths of `mapped`.
     ///
     /// # Errors
     /// If the thread cannot be created.

@@ -22,6 +22,7 @@ pub struct Region {
 }
 
 impl Load {
+    /// The region of each job on a device with these limits.
     ///
     /// # Errors
     /// If the device is too small for the load, or does not support it.
@@ -71,6 +72,7 @@ impl Load {
         Ok((0..jobs).map(|job| Region { first: first(job), blocks: share, bytes }).collect())
     }
 
+    /// Checks the memory for the maps of loads that run at the same time, with their regions.
     ///
     /// # Errors
     /// One line that names the remedy.

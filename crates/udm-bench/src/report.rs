@@ -1,3 +1,4 @@
+//! The report: fio's summary, line for line, so that parsers of fio's output can read it.
 //!
 //! One difference: there are no separate values for `slat` and `lat`. With one clock reading per
 //! turn, the time in `submit` cannot be separated. So `clat` is the whole latency, and `lat`

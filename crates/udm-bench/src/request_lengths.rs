@@ -1,3 +1,4 @@
+//! The lengths of requests: fio's `bs`, `bsrange` and `bssplit`.
 //!
 //! Each option has up to three values between commas, for reads, writes and trims. One value is for
 //! all directions. The second of two values is also for trims. An empty value leaves its direction

@@ -7,6 +7,7 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use udm_core::Nanos;
 
+/// The send times of a job with a rate or pauses.
 ///
 /// Each direction has its own schedule. The schedule goes on while the device is slow or stalls.
 /// The latency of a late request includes its delay, so there is no coordinated omission.

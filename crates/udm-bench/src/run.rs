@@ -41,6 +41,7 @@ struct StartSignal {
 }
 
 impl BenchRun<'_> {
+    /// Runs the jobs on the device that `make` makes. `make` is called once the cores take turns.
     ///
     /// # Errors
     /// If the load can't begin. Later failures are in the report.
@@ -50,6 +51,8 @@ impl BenchRun<'_> {
     }
 }
 
+/// Runs several loads, at the same time or one after another, on the devices that `make` makes.
+/// `make` is called once the cores take turns.
 ///
 /// # Errors
 /// If a load can't begin. Later failures are in the report.

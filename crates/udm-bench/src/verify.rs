@@ -39,6 +39,7 @@ pub fn fill(block: &mut [u8], stamp: BlockHeader) {
     block[4..8].copy_from_slice(&crc.to_le_bytes());
 }
 
+/// Checks `block`, read from byte `offset`. `tag` and `index` are compared if they are given.
 ///
 /// # Errors
 /// One line that describes the difference.

@@ -1,3 +1,5 @@
+//! A model of the content of a device: written data identifies its offset and write, and the model
+//! knows the allowed results of a read.
 //!
 //! Each 16 bytes of a written sector hold their own byte offset and the generation of the write,
 //! big-endian. So wrong data shows its source, and old data shows its age.
@@ -110,6 +112,7 @@ impl ContentModel {
         }
     }
 
+    /// Compares data that was read from `sector` on. Each `atom` bytes must be from one write.
     ///
     /// # Errors
     /// A description of the first difference.

@@ -1,4 +1,13 @@
+//! The list of devices that the conformance suite tests. One line here runs the whole suite on a
+//! new backend or target. `tests/battery.rs` has a test that fails if one has no line.
 //!
+//! Words in tables refer to disks in memory by a letter (see `fixture`):
+//! * `/d0` accepts all requests;
+//! * `/c0` has a cache;
+//! * `/n0` has no FUA;
+//! * `/k0` has blocks of 4096 bytes;
+//! * `/p0` supports neither discards nor zeroes;
+//! * `/r0` is read-only.
 //!
 //! A letter at the end (`/c0a`, `/c0b`) means a path to the same disk. `{file}`, `{huge}`,
 //! `{loop}`, `{loop4k}` and `{nbd}` are created for each use.

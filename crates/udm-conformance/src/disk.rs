@@ -1,3 +1,5 @@
+//! A strict disk below the targets. It checks its requests, delays them on demand, and has a cache
+//! that is lost when power is cut.
 //!
 //! A request takes effect between `submit` and `poll`. Each poll completes a few requests, in any
 //! order. The disk panics on a request that the layer above must not send: a range beyond the end,

@@ -182,6 +182,7 @@ impl Fixture {
         self.media.values().for_each(|medium| medium.hold(hold));
     }
 
+    /// Makes the sector that begins with `stamp` fail, on any disk.
     ///
     /// # Panics
     /// If no disk has the sector.
@@ -212,6 +213,7 @@ impl Fixture {
         self.media.values().for_each(|medium| medium.heal());
     }
 
+    /// Checks that nothing is open.
     ///
     /// # Panics
     /// If a lane is open or a request is still in a disk.
@@ -255,6 +257,7 @@ impl Resolver for Fixture {
     }
 }
 
+/// Runs a program of the system and returns its output.
 ///
 /// # Panics
 /// If the program fails.

@@ -1,3 +1,4 @@
+//! A well-behaved caller of one lane: it turns requests into bios and checks each completed bio.
 //!
 //! The rule ([`udm_core::Bio`]): each bio completes exactly once. All of its fields except the
 //! status and the bytes of a read are as submitted, on success and on error. Its memory is complete
@@ -41,6 +42,8 @@ struct SentBio {
 }
 
 impl LaneDriver {
+    /// Opens the lane of `device`. If `foreign` is set, the memory of requests is shared by a
+    /// memfd.
     ///
     /// # Errors
     /// The error of the device.

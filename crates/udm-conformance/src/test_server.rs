@@ -11,6 +11,7 @@ use udm_wire::uri::{self, NbdAddress, NbdUri};
 pub struct TestServer(Option<(NbdServer, Runtime)>);
 
 impl TestServer {
+    /// Serves the device of a URI on a socket at `path`. Returns the URI of the export.
     ///
     /// # Panics
     /// If the device or the socket cannot be created.

@@ -1,3 +1,5 @@
+//! The conformance suite: every case on every device in every world to which it applies, as a test
+//! with the name `SUBJECT.WORLD::GROUP::CASE`.
 //!
 //! Combinations that do not apply are not tests. With `UDM_CONFORMANCE_LIST=1` each of them is
 //! printed with the reason. The test `coverage::…` fails if a case, target, selector or kind of

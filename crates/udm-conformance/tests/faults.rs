@@ -1,3 +1,5 @@
+//! Devices that fail: each error is reported on exactly the affected requests, and all other data
+//! is intact.
 //!
 //! The names of the tests are `FAULT.WORLD`. Without root, tests that need it are reported as
 //! ignored, with the reason in the name.

@@ -1,5 +1,12 @@
+//! The lab: experiments from the publications on which udm is based, each with a reference in the
+//! same run.
 //!
+//! An experiment is a line of [`EXPERIMENTS`]: a name, a question, a source, and a function. The
+//! function fills an [`ExperimentOutcome`] with findings, tables and plots. Text, JSON and the page
+//! are made only from this outcome.
 //!
+//! A finding is a ratio, the original's ratio, an aim and a verdict. Ratios can be compared between
+//! machines, absolute numbers cannot.
 //!
 //! * Experiments measure their devices in rotation, round by round, and take medians. So a
 //!   disturbance of the machine affects all devices alike.
@@ -82,6 +89,7 @@ impl Experiment {
         EXPERIMENTS.iter().find(|experiment| experiment.name == name)
     }
 
+    /// Runs the experiment.
     ///
     /// # Errors
     /// If cores or devices are not available, or it was stopped before anything was measured.

@@ -1,3 +1,4 @@
+//! `selectors`: how each selector handles paths that differ.
 //!
 //! The paths are simulated, on a clock that jumps from event to event. Each path serves one request
 //! after another, with its own service time. So the result is the same on every machine.

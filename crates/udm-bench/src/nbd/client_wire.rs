@@ -1,3 +1,5 @@
+//! The wire format of one connection: sends requests and receives replies. It reads no clock and
+//! counts nothing.
 //!
 //! Neither direction waits for the other. Replies are read even while the server accepts no
 //! requests, so two full sockets cannot block each other.
@@ -46,6 +48,7 @@ pub struct NbdWireRequest {
 }
 
 impl NbdClientWire {
+    /// Creates a wire whose writes carry `payload`.
     ///
     /// # Errors
     /// If `fd` is not a socket.
@@ -76,6 +79,7 @@ impl NbdClientWire {
         }
     }
 
+    /// Sends as much as the server accepts now.
     ///
     /// # Errors
     /// If the connection is lost.
@@ -93,6 +97,8 @@ impl NbdClientWire {
         Ok(())
     }
 
+    /// Waits for replies, at most for `most` and for a limited time. Calls `done` with the cookie
+    /// and error of each reply. `op` returns the operation and length of a cookie in flight.
     ///
     /// # Errors
     /// If the connection is lost, or the received data is not a reply.

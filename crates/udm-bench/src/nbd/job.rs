@@ -1,3 +1,4 @@
+//! One job over NBD: a thread with a connection that keeps a number of requests in flight.
 //!
 //! A round adds as many requests as possible, sends them, and waits for replies. The clock is read
 //! once per round. Once warm, a round allocates no memory.

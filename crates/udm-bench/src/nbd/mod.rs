@@ -1,4 +1,8 @@
+//! Load on an export of any NBD server, over its socket.
 //!
+//! The client does little, so that the server is measured. It uses blocking sockets and no library,
+//! gathers requests into one send, and takes several replies from one receive. Each job has a
+//! connection.
 //!
 //! [`reply_loop`] measures the same client against a loop that only reads and writes. No server can
 //! be faster over such a socket.
@@ -26,6 +30,7 @@ use udm_wire::nbd::{BlockSizes, ExportFlags};
 use udm_wire::uri::NbdUri;
 
 impl BenchRun<'_> {
+    /// Runs the jobs against an export, one connection per job.
     ///
     /// # Errors
     /// If the load can't begin. Later failures are in the report.
@@ -45,6 +50,7 @@ impl BenchRun<'_> {
         self.on_sockets(sockets, &export)
     }
 
+    /// Runs the jobs against loops that only read and write, one per job, over Unix sockets.
     ///
     /// # Errors
     /// As [`BenchRun::measure_nbd`].

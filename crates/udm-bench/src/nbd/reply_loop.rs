@@ -1,3 +1,5 @@
+//! The lower bound of an NBD server: a loop that only reads requests from a socket and writes
+//! replies.
 //!
 //! The loop blocks in `read`, takes all requests that arrived, and writes all replies at once. It
 //! ignores offsets, errors and the size of a device. Any server over this kind of socket costs

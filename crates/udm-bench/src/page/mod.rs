@@ -1,3 +1,5 @@
+//! An HTML page: headings, text, tables and plots in one file without external resources. It
+//! follows the reader's choice of light or dark. Plots are SVG in the page's colours.
 //!
 //! The plots are the crate's own code and not `plotters`, which writes fixed colours into each
 //! element and guesses the width of text. Here the legend is text that wraps.
@@ -124,6 +126,7 @@ impl Section {
 
 /// A drawing: [`Lines`] or [`Bars`].
 pub trait Plot {
+    /// Writes a `figure`.
     ///
     /// # Errors
     /// If `out` fails.

@@ -184,6 +184,7 @@ impl AccessPlan {
     }
 }
 
+/// All numbers below a bound, each once, in an order that looks random, in a few words of memory.
 ///
 /// The order is a bijection of the numbers with a given number of bits, drawn from a seed. It
 /// consists of additions, multiplications by odd numbers, and shifts combined by exclusive or. Each

@@ -1,4 +1,7 @@
+//! Requests of different lengths (`bssplit`, `bsrange`, several `bs`): their offsets and lengths.
 //!
+//! The rules are fio's. A sequential request begins at the end of the last one of its direction. A
+//! random request begins at a multiple of the shortest length of its direction.
 //!
 //! With a map, a random request begins at the next free block after a drawn one, and ends before
 //! the next taken block. So blocks come once, and some requests are shorter than drawn.

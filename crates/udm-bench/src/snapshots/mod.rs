@@ -1,5 +1,13 @@
+//! The cost of snapshots, in four measurements:
 //!
+//! * first writes of an origin and of a snapshot, compared with an origin whose exceptions are
+//!   under one mutex;
+//! * writes of an origin whose chunks are all copied;
+//! * writes after the snapshot is removed;
+//! * the look-up of one exception among many.
 //!
+//! A round measures each device once, and the result is the median of the rounds. Threads are cores
+//! that sleep when idle. Requests are 4 KiB, one chunk each, in random order.
 //!
 //! First writes ([`first_write_case`]) use new devices each time and write every chunk once, over
 //! touched memory or a null device. The others ([`steady_state`]) use a null device.
@@ -74,6 +82,8 @@ pub struct SnapshotCosts {
     pub stopped: bool,
 }
 
+/// Measures, and counts in `done` the completed steps of [`SnapshotOptions::steps`]. If `stop` is
+/// set, the measurement ends with the rounds that it has.
 ///
 /// # Errors
 /// If cores or devices are not available, or it was stopped before anything was measured.

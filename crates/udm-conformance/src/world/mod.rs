@@ -1,3 +1,5 @@
+//! The ways of using a device: cores stepped by hand, cores on threads with rings, and clients of
+//! an NBD server.
 //!
 //! Each world has a few *handles*: one lane per core, or one connection per client. A handle
 //! returns answers in the order of its requests, whatever the order of execution.
@@ -37,6 +39,7 @@ pub trait DeviceWorld {
     /// Lets time pass. Returns the number of requests in flight on all handles.
     fn settle(&mut self) -> usize;
 
+    /// Steps a change to its end while the handles continue.
     ///
     /// # Errors
     /// The error of the change.

@@ -1,3 +1,5 @@
+//! An NBD server on two cores with one export, and three clients. Two clients are on one core, one
+//! is on the other. Some use structured replies, some simple ones.
 //!
 //! Clients may be *moved*: then each one changes to the other core before and after each operation.
 

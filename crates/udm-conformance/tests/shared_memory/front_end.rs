@@ -1,4 +1,9 @@
+//! A front end for a process that shares memory. Requests are in a table in the memory, and their
+//! data lies where the request says. A byte on a socket is the notification.
 //!
+//! The first page holds 64-bit words: the number of requests ([`TAIL`]), and [`SLOTS`] entries of
+//! [`ENTRY`] words. The words of an entry are operation, sector, sectors, byte offset of the data,
+//! and result (errno and [`DONE`]).
 //!
 //! The other process can change all of this memory at any time. So each word is read once and
 //! checked. An invalid request ends with EINVAL, an inconsistent table ends the connection.

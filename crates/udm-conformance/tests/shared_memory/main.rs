@@ -1,3 +1,5 @@
+//! Requests with data in memory that another process shares with the server, on every device of the
+//! list. The other process is this program, started again.
 //!
 //! The other process is honest, changes all bytes all the time, sends invalid requests, or exits
 //! with requests in flight. The server serves, refuses, and continues.

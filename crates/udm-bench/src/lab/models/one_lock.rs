@@ -1,4 +1,7 @@
+//! A model of dm-multipath before its locks were removed: one lock per device, shared by all cores.
 //!
+//! Each request takes the lock twice, as in the kernel. `multipath_map` took it to check for a path
+//! and to run the selector. The completion took it to subtract the request from the load.
 //!
 //! The lane works in batches, like udm's, and has no table, no failover and no suspend. So the lock
 //! accounts for its additional cost over udm's multipath.

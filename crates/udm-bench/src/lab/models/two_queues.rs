@@ -1,3 +1,5 @@
+//! A model of request-based dm on blk-mq in Linux 4.5. Each request goes through two queues, and a
+//! separate thread moves it from the upper to the lower one.
 //!
 //! A lane puts its requests into the upper queue and wakes the thread of the hardware queue. The
 //! thread completes each request, because the device below does nothing. Only then is the submitter
