@@ -1,6 +1,6 @@
-# Every target does its own set-up; all that is needed is cargo (Rust 1.88 or later) and Linux with io_uring.
+# Every target does its own set-up. It only needs cargo (Rust 1.88 or later) and Linux with io_uring.
 #
-# Profiles: tests, lints and whatever a developer runs use `dev` (opt-level 1, debug assertions), built once for all of them;
+# Profiles: tests and lints use `dev` (opt-level 1, debug assertions), which is built once for all.
 # demo, bench, install and the test that counts instructions use `release`.
 
 CARGO ?= cargo
@@ -10,11 +10,11 @@ LIBDIR ?= $(PREFIX)/lib
 DESTDIR ?=
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 UDM := $(TARGET_DIR)/release/udm
-# What libudm is made of.
+# The archive from which libudm is linked.
 ARCHIVE ?= $(TARGET_DIR)/release/libudm.a
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 
-# program:Debian package, for tests that use real clients. Tests whose programs are missing say so and pass.
+# program:Debian package, for tests with real clients. A test whose program is missing reports this and passes.
 TEST_PROGRAMS := fio:fio curl:curl python3:python3 nbdkit:nbdkit nbdinfo:libnbd-bin qemu-io:qemu-utils fusermount3:fuse3 mkfs.ext4:e2fsprogs \
     fuse2fs:fuse2fs sqlite3:sqlite3 valgrind:valgrind pkg-config:pkg-config ip:iproute2 chromedriver:chromium-driver
 
@@ -24,13 +24,13 @@ LAB ?= lab.html
 
 help:
 	@echo 'make build    the program, as $(UDM)'
-	@echo 'make demo     see it work, in about a minute'
-	@echo 'make test     all tests; as root on Debian it installs the clients that they use'
+	@echo 'make demo     a demonstration, in about a minute'
+	@echo 'make test     all tests; as root on Debian it installs the clients for them'
 	@echo 'make lint     formatting and clippy, as CI checks them'
-	@echo 'make bench    udm beside the one-mutex design and the bare device, in one run'
-	@echo 'make lab      the experiments that udm comes from, beside what they are compared with, as $(LAB)'
+	@echo 'make bench    udm compared with the one-mutex design, the bare device and other servers'
+	@echo 'make lab      the experiments on which udm is based, with their references, as $(LAB)'
 	@echo 'make install  program, man pages, completions, lib/udm/dmsetup and libudm under PREFIX ($(PREFIX))'
-	@echo 'make fio-engine  an engine for the fio that is installed, as $(TARGET_DIR)/fio/udm.so'
+	@echo 'make fio-engine  an engine for the installed fio, as $(TARGET_DIR)/fio/udm.so'
 	@echo 'make deb      packages for Debian, with units for systemd, in $(TARGET_DIR)/debian'
 
 build:
@@ -48,7 +48,7 @@ bench: build
 	benches/nbd.sh $(UDM)
 	benches/snapshots.sh $(UDM)
 
-# The experiment fio runs where its engine can be made.
+# The experiment fio is left out if its engine cannot be built.
 lab: build
 	@if $(MAKE) fio-engine; then engine='--fio-engine $(TARGET_DIR)/fio/udm.so'; \
 	else echo 'make lab: no engine for fio, so the experiment fio is left out'; fi; \
@@ -72,7 +72,7 @@ test-programs:
 	}; \
 	packages=$$(missing); \
 	if [ -n "$$packages" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then \
-	    echo "Installing what tests with real clients use:$$packages"; \
+	    echo "Installing packages for tests with real clients:$$packages"; \
 	    export DEBIAN_FRONTEND=noninteractive; \
 	    { apt-get update -q && apt-get install -qq -y --no-install-recommends $$packages; } >/dev/null 2>&1 || true; \
 	    packages=$$(missing); \
@@ -97,7 +97,7 @@ install: build library install-library
 	install -D -m 644 $(TARGET_DIR)/completions/udm.fish $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/udm.fish
 	install -D -m 644 $(TARGET_DIR)/completions/_udm $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_udm
 
-# The library alone, of an archive that is there.
+# Installs only the library, from an existing archive.
 install-library:
 	install -d $(DESTDIR)$(LIBDIR)/pkgconfig
 	crates/udm-capi/link $(ARCHIVE) $(DESTDIR)$(LIBDIR)/libudm.so.0
@@ -107,7 +107,7 @@ install-library:
 	install -D -m 644 crates/udm-capi/include/udm.h $(DESTDIR)$(PREFIX)/include/udm.h
 	sed -e 's,@PREFIX@,$(PREFIX),' -e 's,@LIBDIR@,$(LIBDIR),' -e 's,@VERSION@,$(VERSION),' packaging/udm.pc.in > $(DESTDIR)$(LIBDIR)/pkgconfig/udm.pc
 
-# For use here, and in no package: it is made with headers that are under the GPL.
+# For local use, not for a package: the engine is built with headers under the GPL.
 fio-engine: library
 	engines/fio/build $(ARCHIVE) $(TARGET_DIR)/fio
 

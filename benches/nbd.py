@@ -1,7 +1,9 @@
-"""udm's NBD server beside its peers, over Unix sockets: the servers in turn within each round, medians of the rounds' ratios.
+"""Compares udm's NBD server with other servers, over Unix sockets.
 
-The client is `udm bench --nbd`, the same for all servers; lines that begin with fio or nbdcopy have those as clients. Above 1 udm is ahead: more requests a second,
-less time, a shorter wait.
+Each round measures the servers in rotation. The result is the median of the rounds' ratios. The
+client of all servers is `udm bench --nbd`; in lines that begin with fio or nbdcopy, it is that
+program. A ratio above 1 means that udm is better: more requests per second, less time, or a lower
+latency.
 """
 import json, os, shutil, statistics, subprocess, sys, tempfile, time
 
@@ -9,7 +11,7 @@ udm = sys.argv[1]
 rounds, seconds = int((sys.argv[2:3] or [5])[0]), float((sys.argv[3:4] or [2])[0])
 older = sys.argv[4] if len(sys.argv) > 4 else None
 folder = tempfile.mkdtemp()
-# Memory that is a file system: where there is none the line is the folder's file system.
+# A file system in memory. If there is none, the temporary folder is used.
 memory = tempfile.mkdtemp(dir="/dev/shm") if os.access("/dev/shm", os.W_OK) else folder
 servers = []
 
@@ -46,7 +48,7 @@ def start_peers():
 
 
 def uri(server, device):
-    """Where `server` has `device`."""
+    """The URI of `device` on `server`."""
     if server in ("udm", "older"):
         return f"nbd+unix:///{device}?socket={folder}/{server}"
     return f"nbd+unix:///?socket={folder}/{server}-{device}"
@@ -81,14 +83,14 @@ def fio(rw, depth, bs, jobs=1):
 
 
 def copy(server, device):
-    """Copies a second of 1 GiB, all of it data."""
+    """Copies per second of 1 GiB without holes."""
     begin = time.monotonic()
     subprocess.run(["nbdcopy", f"{folder}/source", uri(server, device)], check=True, capture_output=True)
     return 1 / (time.monotonic() - begin)
 
 
 def beside(depth, bs):
-    """1 by the 99th percentile of a depth-1 client, in seconds, while another floods the server."""
+    """The inverse of the 99th percentile in seconds, for a client at depth 1 while another one floods the server."""
     def run(server, device):
         target = ["--nbd", uri(server, device)]
         flood = subprocess.Popen(command(target, "randread", depth, bs, seconds + 1), stdout=subprocess.DEVNULL)
@@ -100,13 +102,13 @@ def beside(depth, bs):
 
 
 def floor(depth, bs):
-    """The same as `bench`; beside udm the loop that any server's socket could carry at the most."""
+    """As `bench`, but also measures `--floor`, a loop that no server over such a socket can exceed."""
     def run(server, device):
         return iops(["--floor"] if server == "floor" else ["--nbd", uri(server, device)], "randread", depth, bs)
     return run
 
 
-# What is measured, on which device, with whom besides udm.
+# The lines: name, measurement, device, and servers besides udm.
 LINES = [
     ("fio null 4k read depth 1", fio("randread", 1, "4k"), "null", ["older", "qsd", "nbdkit"]),
     ("fio null 4k read depth 32", fio("randread", 32, "4k"), "null", ["older", "qsd", "nbdkit"]),
@@ -141,7 +143,7 @@ def main():
         while not os.path.exists(f"{folder}/{name}"):
             assert time.monotonic() < begin + 10, open(f"{folder}/{name}.log").read()
             time.sleep(0.05)
-    # All memory and all blocks are there before anything is measured.
+    # Allocates all memory and all blocks before the measurements.
     for server in ["udm", "nbdkit"] + ["older"] * bool(older):
         for device in ["mem", "file", "tmpfs"]:
             subprocess.run(["nbdcopy", f"{folder}/source", uri(server, device)], check=True, capture_output=True)

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# udm's NBD server beside nbdkit and qemu-storage-daemon, and beside an older udm if one is given. usage: nbd.sh UDM [ROUNDS [SECONDS [OLDER]]]
-# Prints, for each kind of load, every server's median and its ratio to udm's, round by round. See nbd.py.
+# Compares udm's NBD server with nbdkit, qemu-storage-daemon and, optionally, an older udm.
+# usage: nbd.sh UDM [ROUNDS [SECONDS [OLDER]]]
+# For each load it prints the median of every server, and udm's ratio to it, round by round.
+# nbd.py does the work.
 set -euo pipefail
 for program in nbdkit qemu-storage-daemon nbdcopy fio python3; do
     command -v "$program" >/dev/null || { echo "skipped: $program is not installed"; exit 0; }

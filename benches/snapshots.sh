@@ -1,7 +1,8 @@
 #!/bin/bash
-# First and later 4 KiB writes through NBD to a writable copy of an image, and to an origin that has
-# a snapshot; beside nbdkit's cow filter, qcow2 overlays and copy-before-write of
-# qemu-storage-daemon. All files are in memory. Prints requests a second, a line a run.
+# Measures first and later 4 KiB writes through NBD to a writable snapshot of an image, and to an
+# origin with a snapshot. Compares udm with nbdkit's cow filter, and with qcow2 overlays and
+# copy-before-write of qemu-storage-daemon. All files are in memory. Prints one line per run, with
+# requests per second.
 #
 #   benches/snapshots.sh UDM [ROUNDS] [SIZE] [DEPTH]
 set -u
@@ -13,7 +14,7 @@ cd "$folder" || exit 1
 head -c "$(numfmt --from=iec "$size")" /dev/urandom >image
 sectors=$(($(stat -c %s image) / 512))
 
-# Writes each block once, then once more. udm's own client takes less of the machine than fio does.
+# Writes each block once, then once more. udm's own client needs less CPU time than fio.
 writes() { # NAME URI
     for pass in first later; do
         "$udm" bench --nbd "$2" --rw randwrite --bs 4k --iodepth "$depth" --randseed 7 --json |

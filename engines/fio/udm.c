@@ -1,17 +1,18 @@
 /*
- * An engine for fio over devices of udm, in fio's own threads.
+ * An engine for fio that accesses devices of udm, in fio's own threads.
  *
  * SPDX-License-Identifier: Apache-2.0 OR MIT
  *
- * This file is under the licences of udm, of which MIT goes with the GPL. What is built of it is
- * made with fio's headers, which are under GPL version 2: it is for use, and not passed on with udm.
+ * This file is under the licences of udm, of which MIT is compatible with the GPL. The binary is
+ * built with fio's headers, which are under GPL version 2. So it is for local use and is not
+ * distributed with udm.
  *
- * All jobs of a fio share one context, and with it the devices, as they would those of a kernel:
- * jobs are threads, whether `thread` is given or not. A job is a core, and each file of it a lane.
+ * All jobs of one fio share one context and its devices, as they would share those of the kernel.
+ * Jobs are always threads, even without `thread`. A job is a core, and each of its files a lane.
  *
- * fio takes completions one by one and queues a request for each. The engine takes all that there
- * are, and sends what was queued meanwhile as one batch when it has none left to give: nothing
- * waits for anything but the other completions that have come already.
+ * fio takes completions one by one and queues a request after each. The engine takes all available
+ * completions. Once it has handed out all of them, it sends the queued requests as one batch. So a
+ * request only waits for completions that have already arrived.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -30,21 +31,21 @@ struct device {
 	char name[];
 };
 
-/* Of all jobs. Options are read by one thread, and so is what is made of them. */
+/* The devices and the context of all jobs. Only fio's main thread uses them until the jobs start. */
 static struct device *devices;
 static int context = -1;
 
 struct job {
 	int core;
 	unsigned int queued;
-	/* What is queued: requests, their lanes, and fio's own of each. */
+	/* The queue: requests, their lanes, and the io_u of each. */
 	struct udm_request *requests;
 	int *lanes;
 	struct io_u **io_us;
-	/* Completions: what fio was given last begins at `given`, what it has not seen at `next`. */
+	/* Completions. Those of the last getevents begin at `given`, the ones after it at `next`. */
 	struct udm_completion *done;
 	unsigned int given, next, end;
-	/* fio may sleep with requests queued: each is sent at once. */
+	/* fio may sleep while requests are queued, so each one is sent at once. */
 	int sleeps;
 };
 
@@ -54,7 +55,7 @@ struct options {
 	char *device;
 };
 
-/* NAME=TABLE; each job says it again, and a name means one table. */
+/* Parses NAME=TABLE. Every job repeats the option; a name must always have the same table. */
 static int add_device(void *data, const char *word)
 {
 	const char *table = strchr(word, '=');
@@ -104,10 +105,10 @@ static int failed(const char *what, int result)
 	return -result;
 }
 
-/* Makes the devices that are not made yet, in the order in which they were named. */
+/* Makes the devices that do not exist yet, in the order of their options. */
 static int make_devices(void)
 {
-	/* A place for each job of all groups. */
+	/* One core per job of all groups. */
 	struct udm_options of = { .size = sizeof(of), .cores = thread_number };
 
 	if (context < 0)
@@ -124,7 +125,7 @@ static int make_devices(void)
 	return 0;
 }
 
-/* In fio's main thread, for one job after the other. */
+/* Runs in fio's main thread, for one job after another. */
 static int setup(struct thread_data *td)
 {
 	struct fio_file *f;
@@ -166,7 +167,7 @@ static void cleanup(struct thread_data *td)
 	td->io_ops_data = NULL;
 }
 
-/* In the job's own thread, as all that follows. */
+/* Runs in the job's own thread, as do all functions below. */
 static int init(struct thread_data *td)
 {
 	struct job *job = calloc(1, sizeof(*job));
@@ -182,7 +183,7 @@ static int init(struct thread_data *td)
 	if (!job->requests || !job->lanes || !job->io_us || !job->done)
 		return ENOMEM;
 	job->sleeps = td->o.thinktime || (td->flags & TD_F_CHECK_RATE);
-	/* fio counts jobs from 1, and has pinned the thread if it was asked to. */
+	/* fio counts jobs from 1. It has already pinned the thread, if an option requires this. */
 	job->core = udm_core_open(context, (int)td->thread_number - 1, UDM_ANY);
 	if (job->core < 0)
 		return failed("core", job->core);
@@ -206,8 +207,8 @@ static int open_file(struct thread_data *td, struct fio_file *f)
 	return 0;
 }
 
-/* The lane stays until the job is over: fio opens a file again for each of its passes, and memory
- * that nobody has open is gone. */
+/* The lane stays open until the job ends. fio opens a file again for each pass, and a device in
+ * memory loses its data if it is not open. */
 static int close_file(struct thread_data *td, struct fio_file *f)
 {
 	(void)td;
@@ -263,7 +264,7 @@ static enum fio_q_status queue(struct thread_data *td, struct io_u *io_u)
 	return FIO_Q_QUEUED;
 }
 
-/* Requests of a batch leave at one time, which is read once, before they do. */
+/* Sets the issue time of a batch of requests. The clock is read once, before the batch is sent. */
 static void issued(struct thread_data *td, struct io_u **io_us, unsigned int count, const struct timespec *at)
 {
 	if (!fio_fill_issue_time(td))
@@ -276,7 +277,7 @@ static void issued(struct thread_data *td, struct io_u **io_us, unsigned int cou
 		td->last_issue = *at;
 }
 
-/* Completions that fio has not seen go to the front. */
+/* Moves the completions that fio has not seen to the front. */
 static void move_to_front(struct job *job)
 {
 	job->end -= job->next;
@@ -284,7 +285,7 @@ static void move_to_front(struct job *job)
 	job->given = job->next = 0;
 }
 
-/* Takes the first `count` requests out of the queue. */
+/* Removes the first `count` requests from the queue. */
 static void dequeue(struct job *job, unsigned int count)
 {
 	if (!count)
@@ -295,8 +296,8 @@ static void dequeue(struct job *job, unsigned int count)
 	memmove(job->io_us, &job->io_us[count], job->queued * sizeof(*job->io_us));
 }
 
-/* Sends what is queued, as one batch for each lane in a row. Requests stay queued while too many
- * are in flight. One that is refused ends with the error: fio knows of all others as it should. */
+/* Sends the queue, as one batch per run of requests to the same lane. Requests stay queued while
+ * too many are in flight. A refused request completes with the error; the others are not affected. */
 static void send_queued(struct thread_data *td, struct job *job)
 {
 	unsigned int sent = 0;
@@ -352,7 +353,7 @@ static int getevents(struct thread_data *td, unsigned int min, unsigned int max,
 
 			send_queued(td, job);
 			wanted = min > job->end ? min - job->end : 0;
-			/* What is still queued can't end: one place is waited for. */
+			/* Queued requests cannot complete, so wait for only one completion. */
 			if (job->queued && wanted)
 				wanted = 1;
 			done = udm_wait(job->core, &job->done[job->end], wanted, td->o.iodepth - job->end, timeout);
@@ -361,7 +362,7 @@ static int getevents(struct thread_data *td, unsigned int min, unsigned int max,
 				return done;
 			}
 			job->end += (unsigned int)done;
-			/* Nothing came in time. */
+			/* The timeout has expired. */
 			if (!done)
 				break;
 		} while (job->end < min && job->queued);
@@ -382,7 +383,7 @@ static struct io_u *event(struct thread_data *td, int number)
 	return io_u;
 }
 
-/* fio ends, or has no job of this engine any more. */
+/* Runs when fio ends or unloads the engine. */
 __attribute__((destructor)) static void end(void)
 {
 	if (context > 0)

@@ -1,4 +1,4 @@
-//! What a server says to a client of NBD: see `udm_wire::fuzz::nbd_client`.
+//! Data from a server to an NBD client: see `udm_wire::fuzz::nbd_client`.
 
 #![no_main]
 

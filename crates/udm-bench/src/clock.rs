@@ -1,30 +1,31 @@
-//! When a job's phases begin and end, and when its bandwidth is read.
+//! The timers of a job: begin and end of its phases, and times of its bandwidth samples.
 
 use crate::stats::{CpuUsage, DIRECTIONS, JobStats};
 use std::time::Duration;
 use udm_core::Nanos;
 
-/// How often bandwidth is read for its minimum, maximum and deviation.
+/// Interval of the bandwidth samples, for minimum, maximum and deviation.
 const SAMPLE: Nanos = Nanos::from_millis(500);
 
-/// When things happen.
+/// The timers of one job.
 pub struct JobClock {
-    /// When the phase began.
+    /// Begin of the current phase.
     begin: Nanos,
-    /// When the load ends.
+    /// End of the load.
     pub deadline: Nanos,
-    /// When the last sample was taken, and the requests and bytes by then.
+    /// Time of the last sample. `counted` has the requests and bytes of each direction at that
+    /// time.
     pub sampled: Nanos,
     counted: [(u64, u64); DIRECTIONS],
-    /// The next time that something happens by the clock alone.
+    /// The next time at which a timer expires.
     pub next: Nanos,
     usage: CpuUsage,
-    /// Readings are taken for plots.
+    /// If set, the clock also takes readings for plots.
     plots: bool,
 }
 
 impl JobClock {
-    /// Nothing has begun.
+    /// Creates a clock before its first phase.
     pub fn new() -> JobClock {
         JobClock {
             begin: Nanos(0),
@@ -37,19 +38,20 @@ impl JobClock {
         }
     }
 
-    /// A phase begins.
+    /// Begins a phase.
     pub fn begin(&mut self, now: Nanos) {
         (self.begin, self.sampled, self.counted) = (now, now, [(0, 0); DIRECTIONS]);
         self.usage = CpuUsage::now();
     }
 
-    /// Another phase has begun, whose requests count with those of the one before, but for plots.
+    /// Begins another phase. Its requests count together with those of the phase before, but not in
+    /// plots.
     pub fn continue_phase(&mut self, now: Nanos, stats: &JobStats) {
         self.counted = counted(stats);
         (self.next, self.plots) = (now + SAMPLE, false);
     }
 
-    /// Reads the bandwidth, when it is time, and sets `next`.
+    /// Takes a bandwidth sample and a reading for plots, if they are due. Sets `next`.
     pub fn sample_if_due(&mut self, now: Nanos, stats: &mut JobStats) {
         let since = now.since(self.sampled);
         if since >= SAMPLE {
@@ -72,7 +74,8 @@ impl JobClock {
         self.next = self.deadline.min(self.sampled + SAMPLE).min(reading);
     }
 
-    /// A phase is over, which had requests of the directions that `ran` says.
+    /// Ends a phase and adds its time to each direction for which `ran` (direction, requests) is
+    /// true.
     pub fn end(&self, now: Nanos, stats: &mut JobStats, ran: impl Fn(usize, u64) -> bool) {
         let took = now.since(self.begin);
         for (i, direction) in stats.directions.iter_mut().enumerate() {
@@ -91,7 +94,7 @@ impl JobClock {
     }
 }
 
-/// Requests and bytes so far.
+/// Requests and bytes so far, by direction.
 fn counted(stats: &JobStats) -> [(u64, u64); DIRECTIONS] {
     stats.directions.each_ref().map(|d| (d.ios, d.bytes))
 }

@@ -1,10 +1,11 @@
-//! The comparison that udm stands on: what a layer costs a request, and what the same layer costs
-//! behind one lock.
+//! Comparison of layers: what a layer costs per request, and what the same layer costs with one
+//! lock.
 //!
-//! Everything is measured in one run on the same cores, in turn: a round measures each device once,
-//! and the result of a device is the median of its rounds, so that what disturbs the machine
-//! disturbs all alike. Requests carry no data; the null device at the bottom does nothing. Digits
-//! belong to the machine, ratios travel.
+//! All devices are measured in one run on the same cores. Each round measures each device once. The
+//! result of a device is the median of its rounds, so a disturbance affects all devices alike.
+//!
+//! Requests carry no data, and the null device at the bottom does nothing. The absolute numbers
+//! depend on the machine; the ratios can be compared between machines.
 
 use crate::device_contest::{self, DeviceContest, DeviceScore, StopCondition};
 use crate::lab::models::one_lock::{OneLockMultipath, SelectorRule};
@@ -18,7 +19,7 @@ use udm_core::Device;
 use udm_runtime::CoreSet;
 use udm_wire::uri;
 
-/// The devices, in order. Those with a table are mapped devices as `udm serve` makes them.
+/// The devices, in order. A device with a table is a mapped device as `udm serve` makes it.
 pub(crate) const NULL: &str = "null";
 const QUEUE_LENGTH: &str = "queue-length";
 const ONE_MUTEX: &str = "one mutex";
@@ -29,39 +30,39 @@ const IO_AFFINITY: &str = "io-affinity";
 const NAMES: [&str; 8] =
     [NULL, LINEAR, SELECTORS[0], SELECTORS[1], SELECTORS[2], SELECTORS[3], SELECTORS[4], ONE_MUTEX];
 
-/// The most paths of a device.
+/// Maximum number of paths of a device.
 pub const PATHS_MAX: usize = 256;
 
-/// The most cores: a word of a mask of io-affinity has so many bits.
+/// Maximum number of cores: the number of bits in a word of an io-affinity mask.
 const CORES_MAX: usize = u32::BITS as usize;
 
-/// Sectors of the tables.
+/// Length of the tables in sectors.
 pub(crate) const LEN: u64 = 4 << 21;
 
 /// How much to measure.
 #[derive(Debug, Clone)]
 pub struct CompareOptions {
-    /// Requests in flight, a core.
+    /// Requests in flight per core.
     pub depths: Vec<usize>,
-    /// How many cores, 32 at the most.
+    /// Numbers of cores, each at most 32.
     pub cores: Vec<usize>,
-    /// How often each device is measured. Many short rounds are better than few long ones: the
-    /// median leaves out those that were disturbed.
+    /// Measurements per device. Many short rounds are better than a few long ones: the median
+    /// ignores disturbed rounds.
     pub rounds: usize,
-    /// How many requests each time, a core.
+    /// Requests per measurement and core.
     pub requests: u64,
-    /// Paths of a multipath device, 1 to [`PATHS_MAX`]. With io-affinity a path is at least a
-    /// core's, so there are as many as cores at the most.
+    /// Paths of a multipath device, 1 to [`PATHS_MAX`]. With io-affinity each path needs a core of
+    /// its own, so it has at most as many paths as cores.
     pub paths: usize,
 }
 
 impl CompareOptions {
-    /// About two seconds.
+    /// Options for a run of about two seconds.
     pub fn quick() -> CompareOptions {
         CompareOptions { depths: vec![1, 32], cores: vec![1, 2], rounds: 21, requests: 40_000, paths: 2 }
     }
 
-    /// A minute or two.
+    /// Options for a run of one to two minutes.
     pub fn full() -> CompareOptions {
         CompareOptions {
             depths: vec![1, 32, 128],
@@ -73,40 +74,40 @@ impl CompareOptions {
     }
 }
 
-/// What one device came to.
+/// The result of one device.
 #[derive(Debug, Clone, Serialize)]
 pub struct ComparisonRow {
-    /// Which device.
+    /// The name of the device.
     pub device: &'static str,
-    /// Requests in flight, a core.
+    /// Requests in flight per core.
     pub depth: usize,
-    /// How many cores.
+    /// Number of cores.
     pub cores: usize,
-    /// Nanoseconds a request, as one core sees it.
+    /// Nanoseconds per request, as seen by one core.
     pub ns: f64,
-    /// How many of them the layer adds to the null device.
+    /// Nanoseconds per request that the layer adds to the null device.
     pub added_ns: f64,
     /// `ns` as a multiple of the null device's.
     pub ratio: f64,
-    /// Context switches in a million requests, wanted and not.
+    /// Context switches per million requests, voluntary and involuntary.
     pub switches: f64,
 }
 
-/// What a comparison came to.
+/// The result of a comparison.
 #[derive(Debug, Clone, Serialize)]
 pub struct Comparison {
-    /// A row for each device, by cores and depth.
+    /// One row per device, grouped by cores and depth.
     pub rows: Vec<ComparisonRow>,
-    /// It was stopped: rows are missing, or are of fewer rounds.
+    /// If set, the comparison was stopped: rows are missing or have fewer rounds.
     pub stopped: bool,
 }
 
-/// Measures layers over a null device against each other and against the same layer behind one
-/// lock. Numbers of cores that this machine does not have are left out. Once `stop` says so it ends
-/// with the rounds that it has.
+/// Compares layers over a null device with each other and with the same layer under one lock.
+/// Numbers of cores that this machine does not have are skipped. If `stop` is set, the comparison
+/// ends with the rounds that it has.
 ///
 /// # Errors
-/// When cores or devices can't be had, or it was stopped before its first round was over.
+/// If cores or devices are not available, or it was stopped before its first round ended.
 pub fn compare(options: &CompareOptions, stop: &AtomicBool) -> Result<Comparison> {
     ensure!(options.rounds > 0 && options.requests > 0, "nothing to measure");
     ensure!((1..=PATHS_MAX).contains(&options.paths), "paths: from 1 to {PATHS_MAX}");
@@ -132,12 +133,12 @@ pub fn compare(options: &CompareOptions, stop: &AtomicBool) -> Result<Comparison
     Ok(Comparison { stopped: stop.load(Relaxed), rows })
 }
 
-/// A device that does nothing. They are told apart by their sizes.
+/// URI of null device `n`, which does nothing. Each `n` has another size, so the URIs differ.
 pub(crate) fn path(n: usize) -> String {
     format!("null:size={}G,submit_queues=1024,hw_queue_depth=10240", 4 + n)
 }
 
-/// A table of one group. The arguments of a path are as few as the selector takes.
+/// A table of one group. Each path has only the arguments that the selector requires.
 pub(crate) fn multipath(selector: &str, paths: usize, cores: usize) -> String {
     let own = selector == IO_AFFINITY;
     let paths = if own { paths.min(cores) } else { paths };
@@ -150,12 +151,12 @@ pub(crate) fn multipath(selector: &str, paths: usize, cores: usize) -> String {
     format!("0 {LEN} multipath 0 0 1 1 {selector} 0 {paths} {} {}", u8::from(own), words.join(" "))
 }
 
-/// The cores of a path, dealt out in turn.
+/// The mask of the cores of a path. Cores are assigned to paths in rotation.
 fn mask(path: usize, paths: usize, cores: usize) -> u32 {
     (path..cores).step_by(paths).fold(0, |mask, core| mask | 1 << core)
 }
 
-/// Each of [`NAMES`].
+/// Makes the devices of [`NAMES`].
 fn devices(cluster: &Arc<CoreSet>, paths: usize) -> Result<Vec<Arc<dyn Device>>> {
     let null = |n| -> Result<Arc<dyn Device>> { Ok(udm_backends::open(&uri::parse(&path(n))?)?) };
     let linear = (LINEAR, format!("0 {LEN} linear {} 0", path(0)));
@@ -174,7 +175,7 @@ fn devices(cluster: &Arc<CoreSet>, paths: usize) -> Result<Vec<Arc<dyn Device>>>
     Ok(devices)
 }
 
-/// The rows of a depth.
+/// The rows of one depth.
 fn comparison_rows(
     depth: usize,
     cores: usize,
@@ -193,7 +194,7 @@ fn comparison_rows(
 }
 
 impl Comparison {
-    /// The rows for people, with what the lock costs under each block.
+    /// The rows as text, with the cost of the lock below each block.
     pub fn table(&self) -> String {
         let mut out = String::new();
         for block in self.rows.chunk_by(|a, b| (a.cores, a.depth) == (b.cores, b.depth)) {
@@ -201,7 +202,7 @@ impl Comparison {
             let _ = block_text(&mut out, block);
         }
         if self.stopped {
-            out.push_str("stopped before its end\n");
+            out.push_str("stopped early\n");
         }
         out
     }

@@ -1,8 +1,8 @@
-//! Threads that are cores, for as long as a measurement takes.
+//! Threads that run as cores during a measurement.
 //!
-//! A device can only be made when the cores are there: its table is taken up by each of them. So
-//! the threads attach first and take turns until the device is ready, then open their lanes, and
-//! begin together.
+//! A mapped device can only be made while the cores run, because each core takes up its table. So
+//! the threads attach first and take turns until the device is ready. They then open their lanes
+//! and begin together.
 
 use anyhow::{Context, Result, anyhow};
 use std::sync::{Arc, OnceLock, mpsc};
@@ -10,7 +10,7 @@ use std::thread;
 use udm_core::{CoreId, Cores, Device, DeviceId, Lane, LaneCommand};
 use udm_runtime::{CoreOptions, CoreSet, LocalCore};
 
-/// What the threads wait for; the sender of `None` calls it off.
+/// A value that the threads wait for. `None` cancels the measurement.
 pub struct ClusterGate<T>(OnceLock<Option<T>>);
 
 impl<T: Clone> ClusterGate<T> {
@@ -20,7 +20,7 @@ impl<T: Clone> ClusterGate<T> {
 
     pub fn open(&self, value: Option<T>, cluster: &CoreSet) {
         let _ = self.0.set(value);
-        // A command for a device that nobody has: a core that sleeps wakes up, and that is all.
+        // The command names a device that nobody has. Its only effect is to wake sleeping cores.
         cluster.broadcast(DeviceId::new(), LaneCommand::Kick);
     }
 
@@ -35,11 +35,11 @@ impl<T: Clone> ClusterGate<T> {
     }
 }
 
-/// Runs `cpu_budget` on each of `options.len()` cores, with the core's lanes of the devices that `make`
-/// makes. Gives back what each core has to say.
+/// Runs `work` on each of `options.len()` cores, with the core's lanes of the devices that `make`
+/// makes. Returns the result of each core.
 ///
 /// # Errors
-/// When a core, a device or a lane can't be had. Nothing has run then.
+/// If a core, a device or a lane is not available. No `work` has run in this case.
 pub fn run<T: Send>(
     options: &[CoreOptions],
     make: impl FnOnce(&Arc<CoreSet>) -> Result<Vec<Arc<dyn Device>>>,
@@ -102,7 +102,8 @@ pub fn run<T: Send>(
     })
 }
 
-/// Says how it went; the receiver may be gone already when another core has failed.
+/// Reports the result of a step of the setup. If another core has failed, the receiver may already
+/// be dropped.
 fn report_setup<T>(said: &mpsc::Sender<Result<()>>, result: Result<()>) -> Option<T> {
     let _ = said.send(result);
     None

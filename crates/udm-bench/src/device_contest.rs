@@ -1,8 +1,8 @@
-//! Devices measured against each other, in turn.
+//! Measurement of several devices in rotation.
 //!
-//! A round measures each device once, on all cores at the same time, and the result of a device is
-//! the median of its rounds: what disturbs the machine disturbs all alike. Requests are reads of
-//! 4 KiB at random places that carry no data.
+//! Each round measures each device once, on all cores at the same time. The result of a device is
+//! the median of its rounds, so a disturbance affects all devices alike. Requests are reads of 4
+//! KiB at random offsets that carry no data.
 
 use crate::cores;
 use crate::stats::{CpuUsage, median};
@@ -15,45 +15,45 @@ use std::time::Duration;
 use udm_core::{Batch, Bio, CoreId, Device, Lane, Nanos, Sector, Sectors};
 use udm_runtime::{CoreOptions, CoreSet, LocalCore};
 
-/// Sectors of a request.
+/// Sectors per request.
 pub(crate) const REQUEST: u64 = 8;
 
-/// Who competes, and how.
+/// The parameters of a contest.
 pub(crate) struct DeviceContest<'a> {
-    /// How each core behaves.
+    /// Options of each core.
     pub cores: Vec<CoreOptions>,
-    /// Requests in flight, a core: each device is measured with each.
+    /// Requests in flight per core. Each device is measured with each depth.
     pub depths: &'a [usize],
-    /// How often each device is measured.
+    /// Measurements per device.
     pub rounds: usize,
-    /// When a measurement is over, on each core.
+    /// When a measurement ends, on each core.
     pub until: StopCondition,
-    /// Sectors of the smallest device.
+    /// Size of the smallest device in sectors.
     pub len: u64,
 }
 
-/// When a measurement is over.
+/// When a measurement ends.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum StopCondition {
-    /// So many requests are done. The core takes turn after turn.
+    /// After this many requests. The core takes turns without pause.
     Requests(u64),
-    /// So much time is over. Between turns that bring nothing the core waits as a server's does.
+    /// After this time. After a turn that moves nothing, the core waits as a server's core does.
     Time(Nanos),
 }
 
-/// What came of a device.
+/// The result of one device.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct DeviceScore {
-    /// Nanoseconds a request, as one core sees it: the median of the rounds.
+    /// Nanoseconds per request, as seen by one core: the median of the rounds.
     pub ns: f64,
-    /// Context switches in a million requests of all rounds, wanted and not.
+    /// Context switches per million requests of all rounds, voluntary and involuntary.
     pub switches: f64,
-    /// How much of the time the cores were at work, from 0 to 1: over all rounds.
+    /// CPU time of the cores as a share of the time of all rounds, from 0 to 1.
     pub cpu: f64,
 }
 
 impl DeviceScore {
-    /// Requests a second of `cores`.
+    /// Requests per second of `cores` cores.
     pub(crate) fn iops(&self, cores: usize) -> f64 {
         cores as f64 * 1e9 / self.ns
     }
@@ -68,11 +68,11 @@ struct Measurement {
 }
 
 impl DeviceContest<'_> {
-    /// The scores by depth and device; fewer, or of fewer rounds, once `stop` says so. `make` gives
-    /// the devices.
+    /// Measures the devices that `make` makes, and returns their scores by depth and device. If
+    /// `stop` is set, there are fewer scores, or scores of fewer rounds.
     ///
     /// # Errors
-    /// When cores or devices can't be had.
+    /// If cores or devices are not available.
     pub(crate) fn run(
         &self,
         make: impl FnOnce(&Arc<CoreSet>) -> Result<Vec<Arc<dyn Device>>>,
@@ -93,10 +93,10 @@ impl DeviceContest<'_> {
         Ok((0..self.depths.len()).map(of_depth).filter(|scores: &Vec<_>| !scores.is_empty()).collect())
     }
 
-    /// The scores of the devices, of which there is at least one, at the only depth.
+    /// Measures at the only depth and returns the scores of the devices, at least one.
     ///
     /// # Errors
-    /// As [`DeviceContest::run_task`]; when it was stopped before its first round was over.
+    /// As [`DeviceContest::run`]; or if it was stopped before its first round ended.
     pub(crate) fn scores(
         &self,
         make: impl FnOnce(&Arc<CoreSet>) -> Result<Vec<Arc<dyn Device>>>,
@@ -105,7 +105,7 @@ impl DeviceContest<'_> {
         self.run(make, stop)?.pop().context("stopped before anything was measured")
     }
 
-    /// By depth, device and round.
+    /// The measurements of this core by depth, device and round.
     fn measure(
         &self,
         core: &mut LocalCore,
@@ -117,7 +117,7 @@ impl DeviceContest<'_> {
         let all = self.depths.iter().map(|&depth| {
             load.set_depth(depth);
             let mut of_depth = vec![Vec::with_capacity(self.rounds); lanes.len()];
-            // One round more than is counted: the first warms up.
+            // The first round only warms up and is not counted.
             for round in 0..=self.rounds {
                 for (lane, out) in lanes.iter_mut().zip(&mut of_depth) {
                     if !start.wait(core.id(), number) {
@@ -136,9 +136,9 @@ impl DeviceContest<'_> {
     }
 }
 
-/// What the rounds of each core come to, of which there are as many on each.
+/// The score of a device from the rounds of each core. All cores have the same number of rounds.
 fn score(cores: &[&[Measurement]]) -> DeviceScore {
-    // A round's result is what all cores together have done.
+    // The rate of a round is the sum of the rates of all cores.
     let round = |r: usize| {
         let rate = |core: &&[Measurement]| core[r].requests as f64 / core[r].took.0.max(1) as f64;
         cores.len() as f64 / cores.iter().map(rate).sum::<f64>()
@@ -153,16 +153,16 @@ fn score(cores: &[&[Measurement]]) -> DeviceScore {
     }
 }
 
-/// Where cores begin a measurement together, or all stop in front of the same one.
+/// A barrier at which all cores begin a measurement, or all stop before the same measurement.
 struct RoundBarrier<'a> {
     barrier: Barrier,
     stop: &'a AtomicBool,
-    /// The number of the first that is not made. Core 0 sets it, in front of the barrier.
+    /// The number of the first measurement that is not made. Core 0 sets it before the barrier.
     last: AtomicUsize,
 }
 
 impl RoundBarrier<'_> {
-    /// Waits for the others in front of measurement `number`; false when it is not made.
+    /// Waits for the other cores before measurement `number`. Returns false if it is not made.
     fn wait(&self, core: CoreId, number: usize) -> bool {
         if core == CoreId(0) && self.stop.load(Relaxed) {
             self.last.fetch_min(number, Relaxed);
@@ -172,7 +172,7 @@ impl RoundBarrier<'_> {
     }
 }
 
-/// So many cores, each on a CPU of its own as far as there are as many.
+/// Options of `cores` cores, each on a CPU of its own as long as there are enough CPUs.
 pub(crate) fn pinned_cores(cores: usize) -> Vec<CoreOptions> {
     let cpus = cpus();
     (0..cores)
@@ -180,7 +180,7 @@ pub(crate) fn pinned_cores(cores: usize) -> Vec<CoreOptions> {
         .collect()
 }
 
-/// A core that goes where the scheduler puts it.
+/// Options of a core that the scheduler places.
 pub(crate) fn unpinned_core() -> CoreOptions {
     CoreOptions { ring_optional: true, ..CoreOptions::default() }
 }
@@ -191,7 +191,7 @@ pub(crate) fn cpus() -> Vec<usize> {
     (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect()
 }
 
-/// The load: the same bios over and over, to random places.
+/// The load: the same bios again and again, at random offsets.
 struct RandomReadLoad {
     idle: Batch,
     batch: Batch,
@@ -271,7 +271,7 @@ impl RandomReadLoad {
         }
     }
 
-    /// What came back goes out again, `left` times at the most.
+    /// Reuses completed bios for at most `left` new requests.
     #[inline(always)]
     fn again(&mut self, left: &mut u64) {
         for mut bio in self.done.drain(..) {

@@ -1,44 +1,45 @@
-//! Where random requests begin: fio's `random_distribution`.
+//! The offsets of random requests: fio's `random_distribution`.
 //!
-//! All but `random` draw without a map. `zipf`, `pareto` and `normal` draw the rank of a place, and
-//! ranks lie scattered over the region, as in fio. `zoned` and `zoned_abs` draw a zone first.
+//! Only `random` can draw with a map. `zipf`, `pareto` and `normal` draw the rank of a place. Ranks
+//! are scattered over the region, as in fio. `zoned` and `zoned_abs` draw a zone first.
 
 use crate::request_lengths::{ByteLength, PerDirection};
 use rand::rngs::SmallRng;
 use rand::{Rng, RngExt};
 use std::str::FromStr;
 
-/// Zones of one direction at the most, as in fio.
+/// Maximum number of zones per direction, as in fio.
 const ZONES_MAX: usize = 256;
 
-/// Terms of a sum that are added one by one; the rest is an integral.
+/// Number of terms of a sum that are added one by one. The others are approximated by an integral.
 const TERMS: u64 = 10_000;
 
-/// Uniform numbers whose mean is one of a normal distribution.
+/// Number of uniform values whose mean approximates a value of a normal distribution.
 const NORMAL_TERMS: u32 = 12;
 
-/// What the option says.
+/// The value of the option.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Distribution {
-    /// Each place as often as any other.
+    /// All places are equally likely.
     Random,
-    /// Rank i as often as i to the power of minus theta says.
+    /// The probability of rank i is proportional to i to the power of minus theta.
     Zipf { theta: f64, center: Option<f64> },
-    /// A part of 1 - h of the requests goes to a part of h of the places, and so on inside it.
+    /// A share of 1 - h of the requests goes to a share h of the places, and so on inside that
+    /// share.
     Pareto { h: f64, center: Option<f64> },
-    /// The bell around the middle; `deviation` in percent of the region.
+    /// A normal distribution around the center; `deviation` in percent of the region.
     Normal { deviation: f64, center: Option<f64> },
-    /// Zones, of each direction.
+    /// Zones for each direction, with sizes in percent.
     Zoned(PerDirection<Zones>),
-    /// The same with sizes in bytes.
+    /// Zones for each direction, with sizes in bytes.
     ZonedAbs(PerDirection<ZonesAbs>),
 }
 
-/// Zones: how many of a hundred requests each has, and how many percent of the region.
+/// Zones: percentage of the requests, and size in percent of the region.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Zones(Vec<(u32, u64)>);
 
-/// The same with bytes; 0 is all that is left.
+/// Zones: percentage of the requests, and size in bytes. Size 0 is the rest of the region.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ZonesAbs(Vec<(u32, u64)>);
 
@@ -73,7 +74,7 @@ impl FromStr for Distribution {
     }
 }
 
-/// A number and a center, either of which may be left out.
+/// Parses a number and a center, either of which may be left out.
 fn numbers(text: Option<&str>, default: f64) -> Result<(f64, Option<f64>), String> {
     let number = |text: &str| {
         let number: f64 = text.parse().map_err(|_| format!("{text}: not a number"))?;
@@ -116,7 +117,7 @@ impl FromStr for ZonesAbs {
     }
 }
 
-/// `ACCESS/SIZE:...`; the percentages of access are a hundred in all.
+/// Parses `ACCESS/SIZE:...`. The access percentages must add up to 100.
 fn zones(text: &str, size: impl Fn(&str) -> Result<u64, String>) -> Result<Vec<(u32, Option<u64>)>, String> {
     let mut zones = Vec::new();
     for zone in text.split(':') {
@@ -135,7 +136,7 @@ fn zones(text: &str, size: impl Fn(&str) -> Result<u64, String>) -> Result<Vec<(
 /// Draws places of one direction.
 #[derive(Debug, Clone)]
 pub struct OffsetGenerator {
-    /// How many there are, at least one, and bytes from one to the next.
+    /// Number of places, at least one. `align` is the distance between two places in bytes.
     count: u64,
     align: u64,
     draw: Sampler,
@@ -157,12 +158,12 @@ enum Sampler {
         deviation: f64,
         offset: u64,
     },
-    /// Up to which of a hundred requests a zone is drawn, its first place, and how many it has.
+    /// Zones: upper bound of the drawn percentage, first place, number of places.
     Zoned(Vec<(u32, u64, u64)>),
 }
 
 impl OffsetGenerator {
-    /// Those of a distribution.
+    /// Creates the generator of a distribution.
     pub fn new(
         of: &Distribution,
         direction: usize,
@@ -204,7 +205,7 @@ impl OffsetGenerator {
         OffsetGenerator { count, align, draw }
     }
 
-    /// The first byte of the next request.
+    /// The byte offset of the next request.
     #[inline]
     pub fn next(&self, rng: &mut SmallRng) -> u64 {
         let place = match self.draw {
@@ -234,13 +235,13 @@ impl OffsetGenerator {
             }
             Sampler::Uniform => return 0,
         };
-        // Weyl's increment: neighbouring ranks lie far apart.
+        // The increment of Weyl's sequence places neighbouring ranks far apart.
         (rank.wrapping_mul(0x9E37_79B9_7F4A_7C15) % self.count + offset) % self.count
     }
 }
 
 impl Sampler {
-    /// Zones of percentages and lengths, one behind the other, as far as there are places.
+    /// Places zones of (percentage, length) one after another, up to `count` places.
     fn zoned(zones: impl Iterator<Item = (u32, u64)>, count: u64) -> Sampler {
         let (mut up_to, mut first) = (0, 0);
         let place = |(access, places): (u32, u64)| {
@@ -261,8 +262,8 @@ fn zeta(count: u64, theta: f64) -> f64 {
     sum + integral(count as f64 + 0.5) - integral(terms as f64 + 0.5)
 }
 
-/// A rank from 0, for a number from 0 to 1: the approximation of Gray and others ("Quickly
-/// generating billion-record synthetic databases", 1994), as fio has it.
+/// The rank, from 0, for a number from 0 to 1. Uses the approximation of Gray and others ("Quickly
+/// generating billion-record synthetic databases", 1994), as fio does.
 fn zipf(count: u64, theta: f64, zeta: f64, drawn: f64) -> u64 {
     let second = 0.5f64.powf(theta);
     let sum = drawn * zeta;
@@ -282,7 +283,7 @@ mod tests {
     use super::*;
     use rand::SeedableRng;
 
-    /// How often each place is drawn, of a million.
+    /// How often each place is drawn in a million draws.
     fn counts(text: &str, count: u64) -> Vec<u64> {
         let mut rng = SmallRng::seed_from_u64(3);
         let places = OffsetGenerator::new(&text.parse().unwrap(), 0, count, 512, &mut rng);
@@ -299,7 +300,7 @@ mod tests {
         counts
     }
 
-    /// Ranks keep apart where the number of places is a power of two.
+    /// Ranks stay distinct if the number of places is a power of two.
     #[test]
     fn zipf_ranks_fall_by_their_power() {
         let all = sorted("zipf:0.8", 1024);
@@ -310,7 +311,7 @@ mod tests {
             assert!((is / want(ranks) - 1.0).abs() < 0.05, "{ranks}: {is}, not {}", want(ranks));
         }
         assert!(sorted("zipf", 1024)[0] > 150_000 && sorted("random", 1024)[0] < 1300);
-        // The integral is what the sum would be.
+        // The integral agrees with the sum.
         let sum: f64 = (1..=1_000_000u32).map(|i| f64::from(i).powf(-1.2)).sum();
         assert!((zeta(1_000_000, 1.2) - sum).abs() < 1e-6);
     }
@@ -321,7 +322,7 @@ mod tests {
         let first: u64 = all[..205].iter().sum();
         assert!(first.abs_diff(800_000) < 10_000, "{first}");
         let all = sorted("normal", 1024);
-        // Within a deviation of a twelfth of the region on both sides of the mean.
+        // Within one deviation, a twelfth of the region, on both sides of the mean.
         let first: u64 = all[..171].iter().sum();
         assert!(first.abs_diff(683_000) < 15_000, "{first}");
     }

@@ -1,16 +1,15 @@
-//! What must hold for any job file; run by the tests with drawn input and by the fuzzer with found
-//! input.
+//! Invariants for any job file. Tests call this with random input, the fuzzer with generated input.
 
 use crate::jobs::{JOBS_MAX, read_jobs};
 use crate::load::Load;
 use crate::plan::AccessPlan;
 use udm_core::{Limits, Sectors};
 
-/// The device of all loads, in sectors.
+/// The size of the device of all loads, in sectors.
 const DEVICE: u64 = 2048;
 
-/// Reads any bytes as a job file and panics when something does not hold: the file or a load that
-/// can't be is refused in one line; no plan leaves the device, and each repeats itself.
+/// Reads any bytes as a job file and panics if an invariant is broken. An invalid file or load is
+/// refused with one line. No plan leaves the device, and each plan repeats itself.
 pub fn job_file(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let file = match read_jobs(&text, |name| Some(name.repeat(2))) {
@@ -38,7 +37,7 @@ fn plans(load: &Load) -> anyhow::Result<()> {
     let limits = Limits { max_discard: Sectors(DEVICE), ..Limits::new(Sectors(DEVICE)) };
     let regions = load.regions(&limits)?;
     assert_eq!(regions.len(), usize::from(load.numjobs));
-    // No seed of chance: a plan is looked at twice.
+    // The seed must not be random, because the plan runs twice.
     let load = &Load { randseed: load.randseed.or(Some(0)), ..load.clone() };
     for (i, region) in regions.into_iter().enumerate().take(3) {
         let mut plan = AccessPlan::new(load, i, region);

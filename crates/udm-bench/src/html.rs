@@ -1,4 +1,4 @@
-//! The report as a page with plots.
+//! The report as an HTML page with plots.
 
 use crate::jobs::BenchJob;
 use crate::mapped::PathTotals;
@@ -9,14 +9,14 @@ use crate::stats::{DIRECTIONS, LatencyStats};
 /// fio's names of the directions.
 const NAMES: [&str; DIRECTIONS] = ["read", "write", "trim"];
 
-/// Percentiles of the curve of latencies: each tenth and half of each nine.
+/// Percentiles of the latency curve.
 const CURVE: [f64; 15] =
     [0.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 97.5, 99.0, 99.5, 99.75, 99.9, 99.95, 99.99, 99.999];
 
-/// Lines in one plot at the most.
+/// Maximum number of lines in one plot.
 const LINES_MAX: usize = 16;
 
-/// The whole page. `device` is what the command line calls the device.
+/// The whole page. `device` is the device's name on the command line.
 pub fn report(
     jobs: &[BenchJob],
     device: Option<&str>,
@@ -24,7 +24,7 @@ pub fn report(
     paths: &[PathTotals],
 ) -> String {
     let mut page = Page::new(format!("udm bench: {}", jobs[0].load.name));
-    page.text(device.unwrap_or("No device is named."));
+    page.text(device.unwrap_or("The device has no name."));
     for BenchJob { load, .. } in jobs {
         let (name, rw) = (&load.name, load.rw.name());
         let (bs, depth, n) = (load.sizes_word(), load.iodepth, load.numjobs);
@@ -90,7 +90,7 @@ fn throughput(section: &mut Section, entries: &[ReportEntry]) {
     let mut lines = Lines::new(
         "Bytes moved",
         Axis::new("time since the job began", AxisUnit::Seconds),
-        Axis::new("bytes a second", AxisUnit::Bytes),
+        Axis::new("bytes per second", AxisUnit::Bytes),
     );
     let mut drawn = 0;
     for (direction, name) in NAMES.iter().enumerate() {
@@ -115,8 +115,8 @@ fn latency(section: &mut Section, entries: &[ReportEntry]) {
         Axis::new("latency", AxisUnit::Nanos).log(),
     );
     let mut bars = Bars::new(
-        "How long requests took",
-        Axis::new("of all requests", AxisUnit::Percent).log(),
+        "Distribution of latencies",
+        Axis::new("share of requests", AxisUnit::Percent).log(),
         NAMES.iter().enumerate().filter(|(i, _)| any(entries, *i)).map(|(_, name)| *name),
     );
     let all: Vec<(&str, LatencyStats)> = (0..DIRECTIONS)
@@ -128,7 +128,7 @@ fn latency(section: &mut Section, entries: &[ReportEntry]) {
         })
         .collect();
     for (name, latency) in &all {
-        // A percentile that fewer than one request lies beyond says nothing.
+        // A percentile is known only if at least one request is above it.
         let known = CURVE.into_iter().filter(|p| (1.0 - p / 100.0) * latency.count() as f64 >= 1.0);
         let at = |p| (p, latency.histogram.value_at_percentile(p) as f64);
         lines = lines.line(*name, known.map(at));
@@ -155,12 +155,12 @@ fn any(entries: &[ReportEntry], direction: usize) -> bool {
 fn cores(section: &mut Section, entries: &[ReportEntry]) {
     let used: Vec<usize> = (0..DIRECTIONS).filter(|i| any(entries, *i)).collect();
     let names = used.iter().map(|i| NAMES[*i]);
-    let mut bars = Bars::new("Requests a second, by job", Axis::new("IOPS", AxisUnit::Number), names);
+    let mut bars = Bars::new("Requests per second, by job", Axis::new("IOPS", AxisUnit::Number), names);
     for (job, part) in jobs(entries) {
         let seconds = part.runtime.0.max(1) as f64 / 1e9;
         bars = bars.group(job, used.iter().map(|i| Bar::new(part.ios[*i] as f64 / seconds)));
     }
-    section.text("Each job is a thread, and a core of udm.");
+    section.text("Each job is a thread that runs as a core of udm.");
     section.plot(&bars);
     let rows = entries.iter().enumerate().map(|(i, entry)| {
         let u = &entry.stats.usage;
@@ -174,14 +174,14 @@ fn cores(section: &mut Section, entries: &[ReportEntry]) {
             format!("{:.3}", 1e6 * u.switches as f64 / ios.max(1) as f64),
         ]
     });
-    section.table(&["", "jobs", "usr", "sys", "ctx", "ctx a million requests"], rows);
+    section.table(&["", "jobs", "usr", "sys", "ctx", "ctx per million requests"], rows);
 }
 
 fn paths(section: &mut Section, paths: &[PathTotals]) {
     let mut lines = Lines::new(
         "Bytes moved, by path",
         Axis::new("time since the table was loaded", AxisUnit::Seconds),
-        Axis::new("bytes a second", AxisUnit::Bytes),
+        Axis::new("bytes per second", AxisUnit::Bytes),
     );
     let watched: Vec<_> = paths.iter().filter(|path| !path.rates.is_empty()).collect();
     for path in watched.iter().take(LINES_MAX) {

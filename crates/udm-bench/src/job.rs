@@ -1,10 +1,11 @@
-//! One job: a thread that is a core, and drives a device's lane itself.
+//! One job: a thread that runs as a core and drives the lane of a device itself.
 //!
-//! The loop is what every number of the bench stands on, so it does little: a turn polls, counts
-//! what finished, fills the same bios again and submits them as one batch. It reads the clock once
-//! a turn ([`udm_runtime::LocalCore::turn`] does); requests that come back from one poll have the
-//! same end. Once warm it allocates nothing. A job that must read back what it wrote replays its
-//! plan afterwards.
+//! The loop does little, because its cost is part of every result. A turn polls, counts completed
+//! requests, fills the same bios again and submits them as one batch. The clock is read once per
+//! turn, in [`udm_runtime::LocalCore::turn`]. So all requests of one poll have the same end time.
+//!
+//! Once warm, the loop allocates no memory. A job that verifies its writes replays its plan
+//! afterwards.
 
 use crate::clock::{JobClock, nanos};
 use crate::drain_deadline::DrainDeadline;
@@ -20,23 +21,23 @@ use udm_core::errno::{EILSEQ, ETIMEDOUT};
 use udm_core::{Batch, Bio, Cx, Lane, Nanos, Op, Sector, Sectors, Status};
 use udm_runtime::LocalCore;
 
-/// What a job is to do.
+/// The parameters of one job.
 pub struct JobSpec<'a> {
     pub load: &'a Load,
     pub job: usize,
     pub region: Region,
-    /// Where the job says how many requests it has finished, for the progress line.
+    /// Counter of completed requests, for the progress line.
     pub progress: Option<&'a AtomicU64>,
-    /// Whether the job is to stop early; it looks twice a second.
+    /// If set, the job stops early. The job checks it twice per second.
     pub stop: &'a AtomicBool,
 }
 
-/// What came of a job.
+/// The result of one job.
 pub struct JobOutcome {
     pub stats: JobStats,
-    /// The first failure; the job ends with it.
+    /// The first failure. The job ends with it.
     pub failure: Option<JobFailure>,
-    /// The thread's number in the system.
+    /// The thread ID of the job in the system.
     pub thread: i32,
 }
 
@@ -60,7 +61,7 @@ pub fn run(core: &mut LocalCore, lane: Box<dyn Lane>, spec: &JobSpec<'_>) -> Job
         }
     }
     if job.in_flight > 0 {
-        // The device may still use what it has been given.
+        // The device may still use the memory of requests in flight.
         Box::leak(job.lane);
     }
     let thread = rustix::thread::gettid().as_raw_nonzero().get();
@@ -71,11 +72,11 @@ pub fn run(core: &mut LocalCore, lane: Box<dyn Lane>, spec: &JobSpec<'_>) -> Job
 enum JobPhase {
     /// Before the first turn.
     Start,
-    /// Not yet counted.
+    /// The ramp, whose requests are not counted.
     Ramp,
-    /// The load that was asked for.
+    /// The load.
     Load,
-    /// What was written is read back.
+    /// Written data is read back.
     ReadBack,
     Over,
 }
@@ -85,32 +86,32 @@ struct JobRunner<'a> {
     lane: Box<dyn Lane>,
     phase: JobPhase,
     source: RequestSource,
-    /// A fresh copy of the plan, where it will be replayed.
+    /// A fresh copy of the plan, if the job will replay it.
     replay: Option<AccessPlan>,
-    /// Writes carry blocks that can be told apart.
+    /// If set, each written block gets a header and a checksum.
     stamps: bool,
-    /// Bios without work, and those that go down or came up in this turn.
+    /// Idle bios. `batch` has the bios to submit in this turn, `done` the completed ones.
     idle: Batch,
     batch: Batch,
     done: Batch,
-    /// The flush of `--fsync`, when it is not under way.
+    /// The flush of `--fsync`, while it is not in flight.
     flush: Option<Box<Bio>>,
     /// Writes since the last flush.
     unflushed: u32,
     in_flight: usize,
     batch_max: usize,
-    /// The length of each request, 0 where they differ; then their data.
+    /// The length of each request; 0 if lengths differ. `carry` has the data in this case.
     bs: u64,
-    /// The shortest request: what written data is made of.
+    /// The length of the shortest request, which is the size of a written block.
     unit: u64,
     carry: Option<PayloadPool>,
-    /// No new requests: the phase ends when those in flight are done.
+    /// No new requests: the phase ends once the requests in flight complete.
     stopping: bool,
-    /// The end that the clock, a signal or an error has brought.
+    /// The deadline for requests in flight after the clock, a signal or an error ended the load.
     end: DrainDeadline,
-    /// Requests in flight are waited for no more.
+    /// The job no longer waits for requests in flight.
     gave_up: bool,
-    /// Checks reads; with `written`, those of the job's own writes.
+    /// If set, reads are checked.
     checks: bool,
     tag: u64,
     once: bool,
@@ -160,7 +161,7 @@ impl<'a> JobRunner<'a> {
         self.phase == JobPhase::Over
     }
 
-    /// One turn; says whether anything moved.
+    /// Takes one turn and returns whether a request moved.
     fn turn(&mut self, cx: &mut Cx<'_>) -> bool {
         self.lane.poll(&mut self.done, cx);
         let finished = self.done.len();
@@ -178,7 +179,7 @@ impl<'a> JobRunner<'a> {
         if submitted > 0 {
             self.in_flight += submitted;
             self.stats.submits.count(submitted);
-            // At the depth that the batch makes.
+            // All requests of the batch count at the depth that the batch reaches.
             self.stats.depths[(self.in_flight.ilog2() as usize).min(6)] += submitted as u64;
             if let Some(carry) = &mut self.carry {
                 carry.load(&mut self.batch);
@@ -190,13 +191,13 @@ impl<'a> JobRunner<'a> {
         finished + submitted > 0
     }
 
-    /// Takes what came back.
+    /// Counts completed requests.
     fn complete(&mut self, now: Nanos) {
         let finished = self.done.len();
         self.in_flight -= finished;
         self.stats.completes.count(finished);
-        // Requests of one batch began and end together, so most latencies are equal and go into the
-        // histogram as one.
+        // Most requests of one batch begin and end together. Equal latencies enter the histogram as
+        // one.
         let mut runs = [(0u64, 0u64); DIRECTIONS];
         let mut done = std::mem::take(&mut self.done);
         if self.carry.is_some() {
@@ -277,7 +278,7 @@ impl<'a> JobRunner<'a> {
         }
     }
 
-    /// Stamps what got its data just now.
+    /// Stamps writes that have just received their data.
     fn stamp(&mut self) {
         if self.stamps {
             let writes = self.batch.iter_mut().filter(|bio| bio.op == Op::Write);
@@ -285,8 +286,8 @@ impl<'a> JobRunner<'a> {
         }
     }
 
-    /// A flush waits until nothing else is in flight, as fio's does: it covers all writes before
-    /// it.
+    /// Issues a flush once nothing else is in flight, as fio does. The flush covers all writes
+    /// before it.
     fn issue_flush(&mut self, now: Nanos) {
         if self.in_flight > 0 || !self.batch.is_empty() {
             return;
@@ -325,7 +326,7 @@ impl<'a> JobRunner<'a> {
             JobPhase::Over => {}
         }
         if self.spec.stop.load(Relaxed) {
-            // What was written so far is not read back: it could take as long again.
+            // Data is not read back after a stop, because that can take as long as the load.
             (self.stopping, self.replay, self.clock.deadline) = (true, None, Nanos::NEVER);
             self.end.begin(now);
         }
@@ -341,8 +342,7 @@ impl<'a> JobRunner<'a> {
     }
 
     fn end_phase(&mut self, now: Nanos) {
-        // A load that is through before the ramp is over was the ramp alone; it is reported, as fio
-        // does.
+        // If a load ends during its ramp, the ramp is reported, as in fio.
         let read_back = self.phase == JobPhase::ReadBack;
         self.clock.end(now, &mut self.stats, |i, ios| if read_back { i == 0 } else { ios > 0 });
         let again = if self.failure.is_none() { self.replay.take() } else { None };
@@ -367,7 +367,7 @@ impl<'a> JobRunner<'a> {
         let mut blocks = blocks.zip((first..).step_by(block as usize));
         let wrong = blocks.find_map(|(data, at)| verify::check(data, at, tag, index).err());
         if let Some(text) = wrong {
-            // As fio has it.
+            // fio uses this error, too.
             self.fail(EILSEQ, || text);
         }
     }
@@ -383,7 +383,7 @@ fn describe(bio: &Bio) -> String {
     format!("{:?} of {} bytes at {}: {}", bio.op, bio.sectors.bytes(), bio.sector.bytes(), bio.status)
 }
 
-/// Fills a write with blocks that can be told apart.
+/// Fills the data of a write with blocks that have a header and a checksum.
 fn stamp(bio: &mut Bio, tag: u64, block: u64) {
     let (first, index) = (bio.sector.bytes(), bio.cookie);
     let blocks = bio.data.iter_mut().flat_map(|data| data.chunks_mut(block as usize));

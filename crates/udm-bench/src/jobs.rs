@@ -1,4 +1,4 @@
-//! Several loads in one run, and fio's job files, which name them.
+//! Several loads in one run, and fio's job files.
 
 use crate::load::{BytesOrPercent, Load};
 use crate::options::{JobOptions, WAY_OUT};
@@ -8,34 +8,34 @@ use clap::{CommandFactory, FromArgMatches, Parser};
 use std::path::PathBuf;
 use udm_wire::uri::DeviceUri;
 
-/// The longest job file in bytes.
+/// Maximum length of a job file in bytes.
 pub const TEXT_MAX: usize = 256 << 10;
 
-/// Threads of all jobs of a run at the most.
+/// Maximum number of threads of all jobs of a run.
 pub const JOBS_MAX: usize = 1024;
 
-/// Options of a job at the most, with those of `[global]`.
+/// Maximum number of options of a job, including those of `[global]`.
 const OPTIONS_MAX: usize = 256;
 
-/// Characters of the file in an error at the most.
+/// Maximum number of characters of the file in an error.
 const SHOWN_MAX: usize = 300;
 
-/// The longest line in bytes, with its variables put in.
+/// Maximum length of a line in bytes, after variables are expanded.
 const LINE_MAX: usize = 64 << 10;
 
-/// All lines, with their variables put in.
+/// Maximum length of all lines in bytes, after variables are expanded.
 const EXPANDED_MAX: usize = 2 * TEXT_MAX;
 
-/// A load of a run, and where it belongs.
+/// A load of a run, with its device, stage and group.
 #[derive(Debug, Clone)]
 pub struct BenchJob {
-    /// What it does.
+    /// The load.
     pub load: Load,
-    /// Which of the run's devices it goes to.
+    /// Index of the device of the job.
     pub device: usize,
-    /// It begins when all jobs of the stages before are over.
+    /// The stage: a job begins when all jobs of earlier stages have ended.
     pub stage: usize,
-    /// Jobs of one group are summed up together.
+    /// The group: the results of its jobs are summed up.
     pub group: usize,
     /// The file whose page cache is dropped before the job begins.
     pub invalidate: Option<PathBuf>,
@@ -52,36 +52,36 @@ impl BenchJob {
 /// A device of jobs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobDevice {
-    /// Its name; `None` is the one of the command line.
+    /// The name of the device; `None` is the device of the command line.
     pub filename: Option<String>,
-    /// Whether the page cache is bypassed; `None` where nothing is said.
+    /// Whether to bypass the page cache; `None` if the option is not given.
     pub direct: Option<bool>,
-    /// Bytes that its jobs need, at least.
+    /// Minimum size in bytes that its jobs need.
     pub bytes: u64,
-    /// A job reads it: it must have data.
+    /// If set, a job reads the device, so the device must have data.
     pub is_read: bool,
 }
 
 /// Jobs, and the devices that they name.
 #[derive(Debug, Default)]
 pub struct JobFile {
-    /// The jobs. Their devices are places in `devices`.
+    /// The jobs. Their devices are indices into `devices`.
     pub jobs: Vec<BenchJob>,
     /// The devices.
     pub devices: Vec<JobDevice>,
-    /// Options that mean something to fio and nothing here, once each.
+    /// fio's options that have no effect here, each once.
     pub ignored: Vec<String>,
-    /// The place of the last job.
+    /// The stage of the last job. `group` is its group.
     stage: usize,
     group: usize,
     threads: usize,
 }
 
 impl JobFile {
-    /// Adds a job behind all others.
+    /// Adds a job after all others.
     ///
     /// # Errors
-    /// When there are too many.
+    /// If there are too many threads, or the engine does not fit the options.
     pub fn add(&mut self, mut options: JobOptions) -> Result<()> {
         options.apply_engine(required_bytes(&options.load)).map_err(anyhow::Error::msg)?;
         let first = self.jobs.is_empty();
@@ -107,9 +107,9 @@ impl JobFile {
         Ok(())
     }
 
-    /// The place of a device that a job needs.
+    /// The index of the device that a job needs. Adds the device if it is new.
     fn device(&mut self, filename: Option<String>, direct: Option<bool>, load: &Load) -> usize {
-        // fio has several files between colons, and writes one that has some with \:
+        // fio separates several files by colons. A colon inside a name is written as \:
         let filename = filename.map(|name| name.replace("\\:", ":"));
         let same = |device: &JobDevice| device.filename == filename && device.direct == direct;
         let at = self.devices.iter().position(same).unwrap_or_else(|| {
@@ -123,7 +123,7 @@ impl JobFile {
     }
 }
 
-/// How long a device must be for a load; 0 where it may have any length.
+/// The minimum length of the device for a load; 0 for any length.
 fn required_bytes(load: &Load) -> u64 {
     let size = match load.size {
         Some(BytesOrPercent::Bytes(size)) => size,
@@ -136,7 +136,7 @@ fn required_bytes(load: &Load) -> u64 {
     load.filesize.unwrap_or_else(|| size.saturating_add(offset))
 }
 
-/// The file that a device is, unless its page cache is bypassed.
+/// The path of the device if it is a file that uses the page cache.
 fn cached_file(device: &str) -> Option<PathBuf> {
     match udm_wire::uri::parse(device) {
         Ok(DeviceUri::File(file)) if file.direct != Some(true) => Some(file.path),
@@ -156,14 +156,14 @@ struct JobArgs {
     options: JobOptions,
 }
 
-/// The load of a line of options.
+/// Parses the load of a line of options.
 #[cfg(test)]
 pub(crate) fn parse_load(text: &str) -> Load {
     JobArgs::try_parse_from(std::iter::once("bench").chain(text.split_whitespace())).unwrap().options.load
 }
 
-/// Reads a job file: `[global]` and a section a job, `key=value` or `key` a line, `;` and `#` for
-/// comments, `${NAME}` for what `variable` says.
+/// Reads a job file. The file has `[global]`, one section per job, and one `key=value` or `key` per
+/// line. `;` and `#` begin comments. `${NAME}` is replaced with the value from `variable`.
 ///
 /// # Errors
 /// One line with the number of the line or the name of the job.
@@ -176,7 +176,7 @@ pub fn read_jobs(text: &str, variable: impl Fn(&str) -> Option<String>) -> Resul
         let all = global.len() + section.options.len();
         ensure!(all <= OPTIONS_MAX, "section {name}: more than {OPTIONS_MAX} options");
         if section.name == "global" {
-            // fio gives no job a name by it.
+            // In fio, too, `name` in [global] does not name the jobs.
             global.extend(section.options.into_iter().filter(|(key, _)| key != "name"));
             continue;
         }
@@ -195,7 +195,7 @@ fn option_word((key, value): &(String, Option<String>)) -> String {
     value.as_ref().map_or_else(|| format!("--{key}"), |value| format!("--{key}={value}"))
 }
 
-/// The options of the words of a command line; of an option that is there twice the last counts.
+/// Parses the words of a command line. If an option occurs twice, the last one counts.
 fn parse(words: Vec<String>) -> Result<JobOptions> {
     let command = JobArgs::command().args_override_self(true).disable_help_flag(true).no_binary_name(false);
     match command.try_get_matches_from(words).and_then(|m| JobArgs::from_arg_matches(&m)) {
@@ -234,7 +234,7 @@ fn sections(text: &str, variable: impl Fn(&str) -> Option<String>) -> Result<Vec
         let line = expand_variables(line, &variable).with_context(at)?;
         expanded_so_far += line.len();
         let short = expanded_so_far <= EXPANDED_MAX;
-        ensure!(short, "{}: with variables put in more than {EXPANDED_MAX} bytes", at());
+        ensure!(short, "{}: more than {EXPANDED_MAX} bytes after variables are expanded", at());
         ensure!(is_printable(&line), "{}: a control character in a variable", at());
         let (key, value) = match line.split_once('=') {
             Some((key, value)) => (key.trim(), Some(value.trim().to_owned())),
@@ -251,17 +251,17 @@ fn sections(text: &str, variable: impl Fn(&str) -> Option<String>) -> Result<Vec
     Ok(sections)
 }
 
-/// Fit for a report, and for what a device says of its name.
+/// Whether a line has no control characters except tabs.
 fn is_printable(line: &str) -> bool {
     !line.contains(|c: char| c.is_control() && c != '\t')
 }
 
-/// What the file says, fit for an error's one line.
+/// Text of the file, made fit for a one-line error.
 fn printable(text: &str) -> String {
     text.chars().take(SHOWN_MAX).map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-/// With variables put in; one that is not set is nothing, as in fio.
+/// Expands variables. A variable that is not set expands to nothing, as in fio.
 fn expand_variables(line: &str, variable: impl Fn(&str) -> Option<String>) -> Result<String> {
     let mut out = String::new();
     let mut rest = line;

@@ -139,7 +139,7 @@ fn latency(l: &LatencyStats, percentiles: Option<&Percentiles>, bins: bool) -> V
     value
 }
 
-/// How many requests took how long, in fio's classes.
+/// The number of requests per latency, in fio's classes.
 fn bins(l: &LatencyStats) -> Value {
     let mut bins = Map::new();
     for recorded in l.histogram.iter_recorded() {
@@ -149,7 +149,7 @@ fn bins(l: &LatencyStats) -> Value {
     Value::Object(bins)
 }
 
-/// The middle of fio's class of a latency: each power of two has 64 classes.
+/// The middle of fio's class of a latency. Each power of two has 64 classes.
 fn bin(ns: u64) -> u64 {
     match ns {
         0..128 => ns,

@@ -1,11 +1,11 @@
-//! Measurements: load on a device, in fio's words and with fio's report, and comparisons of layers.
+//! Measurements: load on a device, with fio's options and fio's report, and comparisons of layers.
 //!
-//! Each job is a thread that attaches as a core and drives the device's lane itself, as any program
-//! that links udm can. There is no socket, no protocol and no other thread. Or the jobs are clients
-//! of an NBD server ([`BenchRun::measure_nbd`]). [`compare()`] measures layers against each other,
-//! [`lab`] repeats published experiments.
+//! Each job is a thread that attaches as a core and drives the lane of the device itself. Any
+//! program that links udm can do this. There is no socket, no protocol and no other thread. Jobs
+//! can also be clients of an NBD server ([`BenchRun::measure_nbd`]). [`compare()`] compares layers
+//! with each other, [`lab`] repeats published experiments.
 //!
-//! This crate reads no command line, takes no signals and prints nothing: `udm bench` does.
+//! This crate reads no command line, handles no signals and prints nothing; `udm bench` does.
 #![forbid(unsafe_code)]
 
 mod clock;

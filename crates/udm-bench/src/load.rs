@@ -1,5 +1,5 @@
-//! A load: fio's options by fio's names, as far as they mean something here. They are clap's, so
-//! that a command line takes them in as they are.
+//! A load: the options of fio that apply to udm, with fio's names. They derive clap's `Args`, so a
+//! command line can include them.
 
 use crate::distribution::Distribution;
 use crate::percentiles::Percentiles;
@@ -13,19 +13,19 @@ use udm_core::Op;
 use udm_wire::cpus::CpuList;
 use udm_wire::size;
 
-/// The most memory in bytes that the data of all requests may take.
+/// Maximum memory in bytes for the data of all requests.
 const DATA_MAX: u64 = 16 << 30;
 
-/// What a request without data takes, at the least.
+/// Minimum memory in bytes of a request without data.
 const BIO: u64 = 512;
 
-/// The longest request in bytes: its data is one buffer.
+/// Maximum length of a request in bytes, because its data is one buffer.
 const BS_MAX: u64 = udm_buf::MAX_LEN as u64;
 
-/// The length of a request, where nothing is said.
+/// Default length of a request in bytes.
 const BS_DEFAULT: u64 = 4096;
 
-/// What jobs do to a device.
+/// The load of one or more equal jobs.
 #[derive(Debug, Clone, Args)]
 #[command(rename_all = "snake_case")]
 pub struct Load {
@@ -35,145 +35,146 @@ pub struct Load {
     /// The kind of load
     #[arg(long, alias = "readwrite", value_enum, default_value_t = ReadWrite::Read)]
     pub rw: ReadWrite,
-    /// Of a mixed load, how many percent are reads
+    /// Percentage of reads in a mixed load
     #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = clap::value_parser!(u8).range(0..=100))]
     pub rwmixread: u8,
-    /// Of a mixed load, how many percent are writes [default: what --rwmixread leaves]. Of both the
-    /// last counts
+    /// Percentage of writes in a mixed load [default: 100 minus --rwmixread]. If both are given,
+    /// the last one counts
     #[arg(long, value_name = "PERCENT", overrides_with = "rwmixread", value_parser = clap::value_parser!(u8).range(0..=100))]
     pub rwmixwrite: Option<u8>,
-    /// The length of a request; of reads, writes and trims each, between commas
+    /// The length of a request; for reads, writes and trims, separated by commas
     #[arg(long, alias = "blocksize", value_name = "SIZE", default_value = "4k", value_parser = PerDirection::<ByteLength>::from_str)]
     pub bs: PerDirection<ByteLength>,
-    /// Lengths from MIN to MAX, in steps of MIN, each as often as any other; of reads, writes and
-    /// trims each, between commas
+    /// Lengths from MIN to MAX in steps of MIN, all equally likely; for reads, writes and trims,
+    /// separated by commas
     #[arg(long, alias = "blocksize_range", value_name = "MIN-MAX", value_parser = PerDirection::<LengthRange>::from_str)]
     pub bsrange: Option<PerDirection<LengthRange>>,
-    /// So many percent of the requests have this length, as in 4k/70:64k/30; of reads, writes and
-    /// trims each, between commas
+    /// Percentage of the requests for each length, as in 4k/70:64k/30; for reads, writes and trims,
+    /// separated by commas
     #[arg(long, value_name = "SIZE/PERCENT:...", value_parser = PerDirection::<LengthSplit>::from_str)]
     pub bssplit: Option<PerDirection<LengthSplit>>,
-    /// Random requests begin at multiples of this from where the load begins; of reads, writes and
-    /// trims each, between commas [default: the shortest length]. With another than that blocks are
-    /// drawn as with --norandommap
+    /// Random requests begin at multiples of this from the begin of the load; for reads, writes and
+    /// trims, separated by commas [default: the shortest length]. Any other value implies
+    /// --norandommap
     #[arg(long, visible_alias = "ba", value_name = "SIZE", value_parser = PerDirection::<ByteLength>::from_str)]
     pub blockalign: Option<PerDirection<ByteLength>>,
-    /// Requests in flight, a job
+    /// Requests in flight per job
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub iodepth: u32,
-    /// The most requests that are submitted at once [default: as many as there is room for]
+    /// Maximum number of requests that are submitted at once [default: as many as --iodepth allows]
     #[arg(long, alias = "iodepth_batch_submit", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub iodepth_batch: Option<u32>,
-    /// Jobs, a thread each
+    /// Number of jobs, one thread each
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub numjobs: u16,
-    /// How much of the device to use, and how much each job moves, in bytes or percent [default:
-    /// all of it]
+    /// Size of the used part of the device, and how much each job moves, in bytes or percent
+    /// [default: the whole device]
     #[arg(long, value_name = "SIZE|N%", value_parser = part)]
     pub size: Option<BytesOrPercent>,
-    /// Where on the device to begin, in bytes or percent of it
+    /// Offset on the device at which the load begins, in bytes or percent
     #[arg(long, value_name = "SIZE|N%", value_parser = part)]
     pub offset: Option<BytesOrPercent>,
-    /// The length of the file: of a longer one the rest is not used
+    /// The length of the file. If the file is longer, the rest is not used
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     pub filesize: Option<u64>,
-    /// How much each job moves, times --loops, in bytes or percent of --size; over the same blocks
-    /// again, if that is more than --size [default: --size]
+    /// How much each job moves per loop (--loops), in bytes or percent of --size. If it is more
+    /// than --size, the job goes over the same blocks again [default: --size]
     #[arg(long, value_name = "SIZE|N%", value_parser = part)]
     pub io_size: Option<BytesOrPercent>,
-    /// Go over all of it so many times
+    /// How often to go over the whole region
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub loops: u32,
-    /// Bytes a second of each job, of reads and of writes each, or between commas: of reads, writes
-    /// and trims; 0, or nothing between commas, is no limit. A latency counts from when the request
-    /// should have been sent: what waits because the device is slow has waited
+    /// Maximum bytes per second of each job, for reads and for writes; or for reads, writes and
+    /// trims, separated by commas. 0 or an empty value is no limit. A latency counts from the time
+    /// when the request should have been sent, so it includes the wait for a slow device
     #[arg(long, value_name = "SIZE", value_parser = PerDirection::<Rate>::from_str)]
     pub rate: Option<PerDirection<Rate>>,
-    /// The same in requests a second
+    /// Like --rate, in requests per second
     #[arg(long, value_name = "N", value_parser = PerDirection::<Rate>::from_str)]
     pub rate_iops: Option<PerDirection<Rate>>,
     /// How the requests of a rate follow each other
     #[arg(long, value_enum, default_value_t = RateProcess::Linear)]
     pub rate_process: RateProcess,
-    /// Stand still for so long (microseconds, or 1ms, 2s) when what was sent has come back
+    /// Pause for this time (microseconds, or 1ms, 2s) once all requests in flight have completed
     #[arg(long, value_name = "TIME", default_value = "0", value_parser = micros)]
     pub thinktime: Duration,
-    /// After how many requests that is
+    /// Number of requests between two pauses of --thinktime
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub thinktime_blocks: u32,
-    /// Leave that time out of the rate, and do not make up for it
+    /// Exclude the pauses from the rate, and do not catch up after them
     #[arg(long, value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "0", default_missing_value = "1", value_parser = switch)]
     pub rate_ignore_thinktime: FioBool,
     /// Stop after this time, in seconds (or 500ms, 2m)
     #[arg(long, alias = "timeout", value_name = "TIME", value_parser = time)]
     pub runtime: Option<Duration>,
-    /// Run for the whole --runtime, over the same blocks again if need be, whatever --io_size,
-    /// --number_ios and --loops say
+    /// Run for the whole --runtime. If necessary, go over the same blocks again, regardless of
+    /// --io_size, --number_ios and --loops
     #[arg(long, value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "0", default_missing_value = "1", value_parser = switch)]
     pub time_based: FioBool,
-    /// Measure nothing for this long first
+    /// Time at the begin of the load that is not measured
     #[arg(long, value_name = "TIME", default_value = "0", value_parser = time)]
     pub ramp_time: Duration,
-    /// Draw random blocks without seeing to it that each comes once before any comes again
+    /// Draw random blocks independently. Without this option, each block comes once before any
+    /// block repeats
     #[arg(long, value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "0", default_missing_value = "1", value_parser = switch)]
     pub norandommap: FioBool,
-    /// Where random blocks are: random, zipf:THETA, pareto:H, normal:DEVIATION, each with :CENTER
-    /// behind it, zoned:ACCESS/SIZE:..., in percent, or zoned_abs, with sizes. All but random imply
-    /// --norandommap
+    /// Distribution of random blocks: random, zipf:THETA, pareto:H or normal:DEVIATION, the last
+    /// three with an optional :CENTER; zoned:ACCESS/SIZE:... with sizes in percent, or zoned_abs
+    /// with sizes in bytes. All but random imply --norandommap
     #[arg(long, value_name = "KIND:...", default_value = "random", value_parser = Distribution::from_str)]
     pub random_distribution: Distribution,
     /// Draw the same blocks in every run
     #[arg(long, value_name = "0|1", num_args = 0..=1, default_value = "1", default_missing_value = "1", value_parser = switch)]
     pub randrepeat: FioBool,
-    /// What to draw them from; implies --randrepeat
+    /// Seed of the random numbers; implies --randrepeat
     #[arg(long, value_name = "N")]
     pub randseed: Option<u64>,
-    /// Stop after so many requests, a job
+    /// Stop each job after this many requests
     #[arg(long, value_name = "N")]
     pub number_ios: Option<u64>,
-    /// Flush after so many writes
+    /// Flush after this many writes
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub fsync: u32,
-    /// Write blocks that can be told apart and read them back, or check those that are there (--rw
-    /// read). Each job has a part of the device then
+    /// Write blocks with a header and a checksum and read them back; with --rw read, check the
+    /// blocks on the device. Each job uses its own part of the device
     #[arg(long, value_enum)]
     pub verify: Option<VerifyMethod>,
-    /// With --verify: read back what was written
+    /// With --verify: read back the written data
     #[arg(long, value_name = "0|1", num_args = 0..=1, default_value = "1", default_missing_value = "1", value_parser = switch)]
     pub do_verify: FioBool,
-    /// Requests carry no memory. For devices that move none (null:), so that clearing it is not
-    /// measured
+    /// Requests carry no memory. For devices that do not move data (null:), so that clearing memory
+    /// is not measured
     #[arg(long)]
     pub bare: bool,
     /// CPUs that the jobs may run on, as in 0-3,8
     #[arg(long, value_name = "LIST", value_parser = AllowedCpus::from_str)]
     pub cpus_allowed: Option<AllowedCpus>,
-    /// Whether all of them are for each job, or one, in turn
+    /// Whether each job may use all of these CPUs or gets one of them
     #[arg(long, value_enum, default_value_t = CpusPolicy::Shared)]
     pub cpus_allowed_policy: CpusPolicy,
-    /// The percentiles of latencies that the report has, between colons
+    /// Percentiles of latencies in the report, separated by colons
     #[arg(long, value_name = "PERCENT:...", default_value_t, hide_default_value = true)]
     pub percentile_list: Percentiles,
     /// Report percentiles of clat
     #[arg(long, value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "1", default_missing_value = "1", value_parser = switch)]
     pub clat_percentiles: FioBool,
-    /// Report percentiles of lat, which is the same here
+    /// Report percentiles of lat, which equals clat here
     #[arg(long, value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "0", default_missing_value = "1", value_parser = switch)]
     pub lat_percentiles: FioBool,
-    /// One report for all jobs
+    /// Sum up all jobs in one report
     #[arg(long, value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "0", default_missing_value = "1", value_parser = switch)]
     pub group_reporting: FioBool,
 }
 
-/// A flag that fio also takes with a value.
+/// A flag that fio also accepts with a value, 0 or 1.
 pub type FioBool = bool;
 
 /// A part of the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BytesOrPercent {
-    /// So many bytes.
+    /// Number of bytes.
     Bytes(u64),
-    /// So much of it, 1 to 100.
+    /// Percentage of the device, 1 to 100.
     Percent(u8),
 }
 
@@ -184,8 +185,9 @@ pub struct AllowedCpus(BTreeSet<usize>);
 impl FromStr for AllowedCpus {
     type Err = String;
 
-    /// As fio reads it: one may be named twice, and nothing follow the last comma. What fio reads
-    /// as something else is refused: of `0:1` it takes CPU 0, and `0,,1` it ends at the gap.
+    /// Parses a list as fio does: a CPU may occur twice, and a comma may end the list. If fio reads
+    /// a list in another way than it looks, it is refused: of `0:1` fio takes CPU 0, and it ends
+    /// `0,,1` at the gap.
     fn from_str(text: &str) -> Result<AllowedCpus, String> {
         let mut cpus = BTreeSet::new();
         for part in text.strip_suffix(',').unwrap_or(text).split(',') {
@@ -222,16 +224,16 @@ pub enum ReadWrite {
 pub enum RateProcess {
     /// At equal intervals
     Linear,
-    /// As those of many clients that know nothing of each other
+    /// At random intervals, like requests of many independent clients
     Poisson,
 }
 
-/// What `cpus_allowed` is for each job.
+/// How `cpus_allowed` applies to each job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum CpusPolicy {
     /// Each job may run on all of them
     Shared,
-    /// Each job has one of them, in turn
+    /// Each job gets one of them, in rotation
     Split,
 }
 
@@ -243,7 +245,7 @@ pub enum VerifyMethod {
 }
 
 impl ReadWrite {
-    /// True when the blocks come in random order.
+    /// Whether the blocks come in random order.
     pub fn is_random(self) -> bool {
         matches!(self, ReadWrite::Randread | ReadWrite::Randwrite | ReadWrite::Randtrim | ReadWrite::Randrw)
     }
@@ -258,7 +260,7 @@ impl ReadWrite {
         }
     }
 
-    /// As fio spells it.
+    /// fio's name of the kind.
     pub fn name(self) -> &'static str {
         match self {
             ReadWrite::Read => "read",
@@ -274,7 +276,7 @@ impl ReadWrite {
 }
 
 impl Load {
-    /// Checks what does not depend on the device.
+    /// Checks options that do not depend on the device.
     ///
     /// # Errors
     /// One line that names the option.
@@ -284,7 +286,7 @@ impl Load {
             ensure!(sizes.are_multiples_of(512), "{what}: not a multiple of 512");
             ensure!(sizes.max <= BS_MAX, "{what}: more than {BS_MAX}");
             let even = self.verify.is_none() || sizes.are_multiples_of(self.unit());
-            ensure!(even, "verify: {what}: lengths are no multiples of the shortest");
+            ensure!(even, "verify: {what}: not all lengths are multiples of the shortest");
         }
         for one in self.blockalign.iter().flat_map(|align| align.of.iter().flatten()) {
             ensure!(one.0.is_multiple_of(512), "blockalign={}: not a multiple of 512", one.0);
@@ -300,7 +302,7 @@ impl Load {
         Ok(())
     }
 
-    /// Loads that run beside each other have memory for all requests.
+    /// Checks the memory for all requests of loads that run at the same time.
     ///
     /// # Errors
     /// One line that names the options.
@@ -315,7 +317,7 @@ impl Load {
         let one = match self.fixed() {
             _ if self.bare || self.has_no_data() => 0,
             Some(bs) => bs,
-            // A buffer of each power of two.
+            // One buffer of each power of two.
             None => self.longest().next_power_of_two() * 2,
         };
         one.max(BIO) * u64::from(self.iodepth) * u64::from(self.numjobs)
@@ -325,12 +327,12 @@ impl Load {
         self.rw.op() == Some(Op::Discard)
     }
 
-    /// For how long it runs at the most. No time is no bound, as in fio.
+    /// The maximum time of the load. A time of 0 is no limit, as in fio.
     pub fn runtime(&self) -> Option<Duration> {
         self.runtime.filter(|time| !time.is_zero())
     }
 
-    /// How long the requests of a direction are.
+    /// The lengths of the requests of a direction.
     pub fn sizes(&self, direction: usize) -> LengthDistribution {
         let bs = self.bs.of[direction].map_or(BS_DEFAULT, |one| one.0);
         let range = self.bsrange.as_ref().and_then(|range| range.of[direction]);
@@ -341,7 +343,7 @@ impl Load {
         )
     }
 
-    /// The same of the directions that the load has.
+    /// The lengths of the requests of all directions that the load has.
     pub fn used_sizes(&self) -> impl Iterator<Item = LengthDistribution> {
         self.used().iter().map(|direction| self.sizes(*direction))
     }
@@ -356,7 +358,7 @@ impl Load {
         }
     }
 
-    /// The option that says the lengths, as an error and the page name it.
+    /// The option that sets the lengths, for errors and the page.
     pub fn sizes_word(&self) -> String {
         let bs = match self.fixed() {
             Some(bs) => bs.to_string(),
@@ -367,23 +369,23 @@ impl Load {
         split.chain(range).next().unwrap_or_else(|| format!("bs={bs}"))
     }
 
-    /// The length of all requests, where they have the same.
+    /// The length of all requests, if they have the same length.
     pub fn fixed(&self) -> Option<u64> {
         let unit = self.unit();
         self.used_sizes().all(|sizes| (sizes.min, sizes.max) == (unit, unit)).then_some(unit)
     }
 
-    /// The shortest request.
+    /// The length of the shortest request.
     pub fn unit(&self) -> u64 {
         self.used_sizes().map(|sizes| sizes.min).min().unwrap_or(BS_DEFAULT)
     }
 
-    /// The longest request.
+    /// The length of the longest request.
     pub fn longest(&self) -> u64 {
         self.used_sizes().map(|sizes| sizes.max).max().unwrap_or(BS_DEFAULT)
     }
 
-    /// Whether the load has such requests.
+    /// Whether the load has requests of this operation.
     pub fn does(&self, op: Op) -> bool {
         match (self.rw.op(), op) {
             (None, Op::Read) => self.read_percent() > 0 || self.verify.is_some(),
@@ -392,22 +394,22 @@ impl Load {
         }
     }
 
-    /// Of a mixed load, how many percent are reads.
+    /// The percentage of reads in a mixed load.
     pub fn read_percent(&self) -> u8 {
         self.rwmixwrite.map_or(self.rwmixread, |percent| 100 - percent)
     }
 
-    /// What the jobs draw their blocks from.
+    /// The seed from which the jobs draw their blocks.
     pub fn seed(&self) -> u64 {
         match self.randseed {
             Some(seed) => seed,
-            // The same number in every run is what the option is for; which one is of no matter.
+            // Any fixed number is fine; the option only requires the same one in every run.
             None if self.randrepeat => 0x89,
             None => rand::random(),
         }
     }
 
-    /// The CPUs that a thread may run on, none for any; `thread` is its place in the run.
+    /// The CPUs that a thread may run on; empty for any. `thread` is its index in the run.
     pub fn cpus(&self, thread: usize) -> Vec<usize> {
         let cpus = self.cpus_allowed.iter().flat_map(|cpus| &cpus.0).copied().collect::<Vec<_>>();
         match self.cpus_allowed_policy {
@@ -439,12 +441,12 @@ pub(crate) fn switch(text: &str) -> Result<FioBool, String> {
     }
 }
 
-/// A time: seconds, or with a unit (`us`, `ms`, `s`, `m`, `h`, `d`).
+/// Parses a time: seconds, or a number with a unit (`us`, `ms`, `s`, `m`, `h`, `d`).
 fn time(text: &str) -> Result<Duration, String> {
     time_in("s", text)
 }
 
-/// The same, where a plain number is microseconds.
+/// Parses a time: microseconds, or a number with a unit.
 fn micros(text: &str) -> Result<Duration, String> {
     time_in("us", text)
 }
@@ -461,6 +463,6 @@ fn time_in(plain: &str, text: &str) -> Result<Duration, String> {
         "d" => 86_400_000_000,
         _ => return Err(format!("{unit}: not one of us, ms, s, m, h, d")),
     };
-    let number: u64 = number.parse().map_err(|_| "a number of seconds is wanted".to_owned())?;
+    let number: u64 = number.parse().map_err(|_| "expected a number, such as 500ms".to_owned())?;
     number.checked_mul(us).map(Duration::from_micros).ok_or_else(|| "too long".into())
 }

@@ -6,45 +6,45 @@ use udm_control::{Registry, verbs};
 use udm_core::Device;
 use udm_runtime::CoreSet;
 
-/// A mapped device to be: its name and its table.
+/// Name and table of a mapped device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamedTable {
-    /// What later tables call it, as `@NAME`.
+    /// The name of the device. Later tables refer to it as `@NAME`.
     pub name: String,
     /// The lines of its table.
     pub text: String,
 }
 
-/// What has gone over a path of a multipath device.
+/// I/O totals of one path of a multipath device.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PathTotals {
-    /// The word of the table.
+    /// The name of the path in the table.
     pub name: String,
     /// "active" or "failed".
     pub state: String,
-    /// What came back from it, well or not.
+    /// Requests that completed, with or without an error.
     pub requests: u64,
-    /// Their bytes.
+    /// Bytes of these requests.
     pub moved: u64,
-    /// What of it came back with an error.
+    /// Requests that completed with an error.
     pub errors: u64,
-    /// Seconds since it was first looked at, and bytes a second until then; nothing where nobody
-    /// watched it.
+    /// Pairs of seconds since sampling began and bytes per second up to then. Empty if the path was
+    /// not sampled.
     pub rates: Vec<(f64, f64)>,
 }
 
-/// Mapped devices, and what made them.
+/// Mapped devices, and their registry.
 pub struct MappedDevices {
-    /// In the order of their tables.
+    /// The devices, in the order of their tables.
     pub devices: Vec<Arc<dyn Device>>,
     registry: Arc<Registry>,
 }
 
 impl MappedDevices {
-    /// As [`make_mapped`].
+    /// Makes mapped devices, as [`make_mapped`] does.
     ///
     /// # Errors
-    /// The same.
+    /// As [`make_mapped`].
     pub fn new(cluster: &Arc<CoreSet>, tables: &[NamedTable]) -> Result<MappedDevices> {
         let registry = Registry::new(cluster.clone(), cluster.len());
         let control_runtime = control_runtime()?;
@@ -57,7 +57,7 @@ impl MappedDevices {
         Ok(MappedDevices { devices, registry })
     }
 
-    /// The paths of all of them, in the order of their tables.
+    /// The paths of all devices, in the order of their tables.
     #[must_use]
     pub fn paths(&self) -> Vec<PathTotals> {
         let all = verbs::statuses(&self.registry, false).statuses.into_iter().flat_map(|s| s.paths);
@@ -72,22 +72,22 @@ impl MappedDevices {
         .collect()
     }
 
-    /// Removes one of them. The cores must be taking turns.
+    /// Removes the device `name`. The cores must be taking turns.
     pub(crate) fn remove(&self, name: &str) -> Result<()> {
         Ok(control_runtime()?.block_on(verbs::remove(&self.registry, name))?)
     }
 }
 
-/// Runs verbs: they are futures that need no reactor.
+/// A runtime for verbs, which are futures that need no I/O driver.
 fn control_runtime() -> Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().build().context("control")
 }
 
-/// Mapped devices with these tables, loaded and resumed on the cores of `core_set`, which must be
-/// taking turns.
+/// Makes mapped devices: loads and resumes their tables on the cores of `cluster`. The cores must
+/// be taking turns.
 ///
 /// # Errors
-/// The table's own, with carets under the word to blame.
+/// An error in a table, with carets below the wrong word.
 pub fn make_mapped(cluster: &Arc<CoreSet>, tables: &[NamedTable]) -> Result<Vec<Arc<dyn Device>>> {
     Ok(MappedDevices::new(cluster, tables)?.devices)
 }

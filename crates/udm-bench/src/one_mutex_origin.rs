@@ -1,13 +1,14 @@
-//! The baseline of first writes: an origin whose snapshot has its exceptions behind one mutex, and
-//! one thread that copies.
+//! The baseline for first writes: an origin with one mutex around its exceptions and one thread
+//! that copies.
 //!
-//! It is a model of the kernel's dm-snapshot as it was before its table of exceptions had locks of
-//! its own. Each write takes the lock to look its chunk up. A chunk without an exception is queued
-//! for the copying thread, and the write waits until that has read the origin, written the store
-//! and entered the exception. Exceptions are kept in memory alone. It is kinder to itself than the
-//! kernel was: chunks are taken off the queue and copied many at a time, those that wait are woken
-//! once for all of them, and there is no table, no suspend and no reader of the snapshot to wait
-//! for.
+//! The device is a model of the kernel's dm-snapshot before its exception table had finer locks.
+//! Each write takes the lock to look up its chunk. A chunk without an exception is queued for the
+//! copying thread. The write waits until the thread has read the origin, written the store and
+//! added the exception.
+//!
+//! The model does less than the kernel did. Exceptions are kept only in memory. Chunks are taken
+//! from the queue and copied many at a time, and writers are woken once for all of them. There is
+//! no table, no suspend and no reader of the snapshot to wait for.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -18,13 +19,13 @@ use udm_core::{
 };
 use udm_runtime::LocalCore;
 
-/// Sectors in a chunk.
+/// Sectors per chunk.
 pub const CHUNK: u64 = 8;
 
 /// Chunks that are copied at a time.
 const COPIES: usize = 32;
 
-/// What all lanes and the copying thread share.
+/// The state that all lanes and the copying thread share.
 pub struct ExceptionTable {
     state: Mutex<State>,
     work: Condvar,
@@ -33,14 +34,14 @@ pub struct ExceptionTable {
 
 #[derive(Default)]
 struct State {
-    /// Where a chunk is in the store; `None` while it is being copied.
+    /// Index of a chunk in the store; `None` while the chunk is copied.
     of: HashMap<u64, Option<u64>>,
     queue: Vec<u64>,
     ended: bool,
 }
 
 impl ExceptionTable {
-    /// None yet.
+    /// Creates an empty table.
     pub fn new() -> ExceptionTable {
         ExceptionTable { state: Mutex::default(), work: Condvar::new(), copied: Arc::new(WaitQueue::new()) }
     }
@@ -49,7 +50,7 @@ impl ExceptionTable {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// True when `chunk` may be written; it is queued when it is new.
+    /// Returns true if `chunk` may be written. Queues a chunk that has no exception.
     fn may_write(&self, chunk: u64) -> bool {
         let mut state = self.state();
         let known = state.of.get(&chunk).copied();
@@ -62,13 +63,13 @@ impl ExceptionTable {
         known.flatten().is_some()
     }
 
-    /// Has [`ExceptionTable::copy`] return when it has nothing to do.
+    /// Makes [`ExceptionTable::copy`] return once it has nothing to do.
     pub fn end(&self) {
         self.state().ended = true;
         self.work.notify_one();
     }
 
-    /// The copying thread.
+    /// The loop of the copying thread.
     pub fn copy(&self, core: &mut LocalCore, origin: &mut dyn Lane, store: &mut dyn Lane) {
         let (mut batch, mut done, mut queue, mut next) = (Batch::new(), Batch::new(), Vec::new(), 0);
         while self.take(&mut queue) {
@@ -80,7 +81,7 @@ impl ExceptionTable {
                     (bio.op, bio.sector) = (Op::Read, Sector(chunk * CHUNK));
                 }
                 run(core, origin, &mut batch, &mut done);
-                // They came back in any order.
+                // The reads may complete in any order.
                 let order: Vec<u64> = batch.iter().map(|bio| bio.sector.0 / CHUNK).collect();
                 for (bio, new) in batch.iter_mut().zip(next..) {
                     (bio.op, bio.sector) = (Op::Write, Sector(new * CHUNK));
@@ -95,7 +96,7 @@ impl ExceptionTable {
         }
     }
 
-    /// Waits for chunks to copy; false at the end.
+    /// Waits for chunks to copy. Returns false at the end.
     fn take(&self, queue: &mut Vec<u64>) -> bool {
         let mut state = self.state();
         while state.queue.is_empty() && !state.ended {
@@ -107,7 +108,7 @@ impl ExceptionTable {
     }
 }
 
-/// Has `lane` do all of `batch`.
+/// Submits all of `batch` to `lane` and waits until it completes.
 fn run(core: &mut LocalCore, lane: &mut dyn Lane, batch: &mut Batch, done: &mut Batch) {
     let count = batch.len();
     batch.iter_mut().for_each(|bio| bio.start());
@@ -119,7 +120,7 @@ fn run(core: &mut LocalCore, lane: &mut dyn Lane, batch: &mut Batch, done: &mut 
     std::mem::swap(batch, done);
 }
 
-/// The device.
+/// The origin device of the baseline.
 pub struct OneMutexOrigin {
     id: DeviceId,
     origin: Arc<dyn Device>,
@@ -127,7 +128,7 @@ pub struct OneMutexOrigin {
 }
 
 impl OneMutexOrigin {
-    /// The origin over `origin`.
+    /// Creates the device over `origin`.
     pub fn new(origin: Arc<dyn Device>, exceptions: &Arc<ExceptionTable>) -> OneMutexOrigin {
         OneMutexOrigin { id: DeviceId::new(), origin, exceptions: Arc::clone(exceptions) }
     }

@@ -1,13 +1,13 @@
-//! The options of a job, of a job file or of the command line: its load, its file, and its place
+//! The options of a job, from a job file or the command line: its load, its file, and its order
 //! among other jobs.
 
 use crate::load::{FioBool, Load};
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches};
 
-/// How to run what `udm bench` does not have.
+/// Hint for options that `udm bench` does not have.
 pub const WAY_OUT: &str = "udm bench has a part of fio's options (docs/bench.md); for the others run fio with udm's engine: make fio-engine";
 
-/// Engines that read and write the same blocks as udm does.
+/// fio's engines that access the same blocks of a file as udm does.
 const ENGINES: &[&str] = &[
     "sync",
     "psync",
@@ -21,14 +21,14 @@ const ENGINES: &[&str] = &[
     "windowsaio",
 ];
 
-/// The engine that does nothing: a null device here.
+/// fio's engine that does nothing, which is a null device here.
 const NULL: &str = "null";
 
-/// Those of them that have one request in flight.
+/// The engines that have one request in flight.
 const SYNC_ENGINES: &[&str] = &["sync", "psync", "vsync", "pvsync", "pvsync2"];
 
-/// Options with a value about how fio reaches a file, or measures: there is one way here. All that
-/// change what a load does are [`JobOptions`] or refused.
+/// Ignored options with a value: how fio accesses a file or takes its measurements. Options that
+/// change the load are in [`JobOptions`] or are refused.
 const IGNORED: &[&str] = &[
     "buffer_compress_chunk",
     "clocksource",
@@ -43,7 +43,7 @@ const IGNORED: &[&str] = &[
     "sqthread_poll_cpu",
 ];
 
-/// The same, where the value may be left out.
+/// Ignored options whose value may be left out.
 const IGNORED_SWITCHES: &[&str] = &[
     "create_on_open",
     "create_serialize",
@@ -67,18 +67,18 @@ const IGNORED_SWITCHES: &[&str] = &[
     "zero_buffers",
 ];
 
-/// All of one job.
+/// All options of one job.
 #[derive(Debug, Clone, Args)]
 #[command(rename_all = "snake_case")]
 pub struct JobOptions {
-    /// What it does.
+    /// The load.
     #[command(flatten)]
     pub load: Load,
-    /// The file or device of the job, in place of --device. A regular file that is too short for
-    /// --size or --filesize is made as long, as fio does
+    /// The file or device of the job, in place of --device. If a regular file is too short for
+    /// --size or --filesize, it is extended, as in fio
     #[arg(long, value_name = "FILE|DEVICE")]
     pub filename: Option<String>,
-    /// Bypass the page cache of the file (O_DIRECT), as ?direct=on does
+    /// Bypass the page cache of the file (O_DIRECT), like ?direct=on
     #[arg(long, value_name = "0|1", num_args = 0..=1, default_missing_value = "1", value_parser = crate::load::switch)]
     pub direct: Option<FioBool>,
     /// The opposite of --direct
@@ -87,30 +87,29 @@ pub struct JobOptions {
     /// Drop the page cache of the file before the job begins, unless it is direct
     #[arg(long, value_name = "0|1", num_args = 0..=1, default_value = "1", default_missing_value = "1", value_parser = crate::load::switch)]
     pub invalidate: FioBool,
-    /// Begin when all jobs before it are over
+    /// Begin when all earlier jobs have ended
     #[arg(long, alias = "wait_for_previous", value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "0", default_missing_value = "1", value_parser = crate::load::switch)]
     pub stonewall: FioBool,
-    /// Report this job and those behind it as a group of their own
+    /// Report this job and later ones as a new group
     #[arg(long, value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "0", default_missing_value = "1", value_parser = crate::load::switch)]
     pub new_group: FioBool,
-    /// How fio reaches the file: there is one way here. A synchronous engine has one request in
-    /// flight
+    /// The engine of fio. Ignored, except that a synchronous engine has one request in flight
     #[arg(long, hide = true, value_parser = engine)]
     pub ioengine: Option<String>,
-    /// What means nothing here.
+    /// Options that have no effect here.
     #[command(flatten)]
     pub ignored: IgnoredOptions,
 }
 
 impl JobOptions {
-    /// Whether the job is to bypass the page cache; `None` where nothing is said.
+    /// Whether the job bypasses the page cache; `None` if neither option is given.
     #[must_use]
     pub fn is_direct(&self) -> Option<bool> {
         self.direct.or(self.buffered.map(|on| !on))
     }
 
-    /// What the engine changes: the device, or that one request is in flight with a synchronous
-    /// one. `bytes` is how long the device must be.
+    /// Applies the engine: `null` sets the device, a synchronous engine sets one request in flight.
+    /// `bytes` is the required length of the device.
     pub(crate) fn apply_engine(&mut self, bytes: u64) -> Result<(), &'static str> {
         let Some(engine) = &self.ioengine else { return Ok(()) };
         if engine == NULL {
@@ -126,7 +125,7 @@ impl JobOptions {
     }
 }
 
-/// Options of fio's that mean nothing here: those that were given.
+/// The given options of fio that have no effect here.
 #[derive(Debug, Clone, Default)]
 pub struct IgnoredOptions(pub Vec<String>);
 

@@ -1,16 +1,18 @@
 //! How much a job moves, and how often it goes over its region: `size`, `io_size`, `loops` and
 //! `number_ios`, as fio 3.33 counts them.
 //!
-//! A pass goes over the whole region. There are as many as `loops` says, and more while what is
-//! missing of `io_size` is a request at least. The most that a job moves in all is `io_size`, or
-//! what it has of the device, times `loops`; so is `number_ios`. Random requests without a map have
-//! no passes: nothing but that ends them.
+//! A pass goes over the whole region. A job makes `loops` passes, and more while the rest of
+//! `io_size` is at least one request.
+//!
+//! A job moves at most `loops` times `io_size`, or `loops` times its region if there is no
+//! `io_size`. `number_ios` is multiplied in the same way. Random requests without a map have no
+//! passes, so only these limits end them.
 
 use crate::load::{BytesOrPercent, Load};
 use crate::region::{Region, percent_of};
 
 impl Load {
-    /// How many bytes a job moves at the most; the request that passes this is its last.
+    /// Maximum bytes that a job moves. The request that reaches this limit is the last.
     pub fn most_bytes(&self, region: Region) -> u64 {
         if self.time_based {
             return u64::MAX;
@@ -23,13 +25,13 @@ impl Load {
         self.in_all_loops(io_size)
     }
 
-    /// How many requests a job has at the most.
+    /// Maximum number of requests of a job.
     pub fn requests(&self, region: Region) -> u64 {
         if self.time_based {
             return u64::MAX;
         }
         let number = self.number_ios.filter(|n| *n > 0).map_or(u64::MAX, |n| self.in_all_loops(n));
-        // Those that differ in length are counted by the plan, in bytes.
+        // If lengths differ, the plan counts bytes instead.
         let of_bytes = self.fixed().map(|bs| self.most_bytes(region).div_ceil(bs));
         number.min(of_bytes.unwrap_or(u64::MAX))
     }
@@ -39,23 +41,23 @@ impl Load {
     }
 }
 
-/// The passes of a job behind the one that it is at.
+/// The passes of a job after the current one.
 #[derive(Clone)]
 pub struct RemainingPasses {
-    /// That come in any case.
+    /// Passes that come in any case.
     loops: u32,
-    /// Others come while this is not moved but for less than the longest request.
+    /// More passes come while the rest of `io_size` is at least `longest`, the longest request.
     io_size: u64,
     longest: u64,
-    /// One comes after the other.
+    /// There is always another pass.
     endless: bool,
 }
 
 impl RemainingPasses {
-    /// Of a job before its first.
+    /// The passes of a job before its first one.
     pub fn new(load: &Load) -> RemainingPasses {
         let endless = load.time_based || (load.rw.is_random() && !load.has_map());
-        // A percentage is less than a pass.
+        // A percentage of `io_size` is less than a pass.
         let io_size = match load.io_size {
             Some(BytesOrPercent::Bytes(size)) => size,
             _ => 0,
@@ -64,7 +66,7 @@ impl RemainingPasses {
         RemainingPasses { loops, io_size, longest: load.longest(), endless }
     }
 
-    /// Begins another pass, where there is one, when a job has moved so many bytes.
+    /// Begins another pass, if there is one. `moved` is the number of bytes that the job has moved.
     pub fn again(&mut self, moved: u64) -> bool {
         if self.endless {
             return true;
@@ -76,7 +78,7 @@ impl RemainingPasses {
         self.io_size.saturating_sub(moved) >= self.longest
     }
 
-    /// Whether there is but one, of so many bytes.
+    /// Whether the job has only one pass, which moves `pass` bytes.
     pub fn are_one(&self, pass: u64) -> bool {
         let more = self.io_size.saturating_sub(pass) >= self.longest;
         !self.endless && self.loops == 0 && !more
@@ -89,7 +91,7 @@ mod tests {
     use crate::plan::AccessPlan;
     use udm_core::{Limits, Sectors};
 
-    /// Requests of a load on a device of 1 MiB.
+    /// The number of requests of a load on a device of 1 MiB.
     fn requests(text: &str) -> u64 {
         let load = parse_load(text);
         load.check().unwrap();
@@ -99,7 +101,7 @@ mod tests {
         std::iter::from_fn(|| plan.next()).take(most as usize).count() as u64
     }
 
-    /// What fio 3.33 moved of a file of 1 MiB.
+    /// Numbers of requests of fio 3.33 on a file of 1 MiB.
     #[test]
     fn as_fio_counts_them() {
         for (text, order, mapped, unmapped) in [

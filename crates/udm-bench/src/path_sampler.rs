@@ -1,5 +1,5 @@
-//! What goes over each path while a measurement runs: readings of the counters that the paths have
-//! anyway, taken by a thread beside it.
+//! The throughput of each path during a measurement. A separate thread samples the counters that
+//! the paths already have.
 
 use crate::mapped::{MappedDevices, PathTotals};
 use crate::timeline::Timeline;
@@ -8,17 +8,17 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use udm_core::Nanos;
 
-/// A thread that takes readings until it is told to end.
+/// A thread that takes samples until it is stopped.
 pub struct PathSampler {
     stop: mpsc::Sender<()>,
     thread: JoinHandle<Vec<PathTotals>>,
 }
 
 impl PathSampler {
-    /// Watches the paths of `mapped` from now on.
+    /// Starts sampling the paths of `mapped`.
     ///
     /// # Errors
-    /// When there is no thread to be had.
+    /// If the thread cannot be created.
     pub fn start(mapped: Arc<MappedDevices>) -> std::io::Result<PathSampler> {
         let (stop, stopped) = mpsc::channel();
         let thread =
@@ -26,7 +26,7 @@ impl PathSampler {
         Ok(PathSampler { stop, thread })
     }
 
-    /// The paths, with what went over them by when.
+    /// Ends sampling and returns the paths with their rates.
     #[must_use]
     pub fn end(self) -> Vec<PathTotals> {
         drop(self.stop);
@@ -39,7 +39,7 @@ fn sample_paths(mapped: &MappedDevices, stopped: &mpsc::Receiver<()>) -> Vec<Pat
     let now = || Nanos(begun.elapsed().as_nanos() as u64);
     let mut paths = mapped.paths();
     let mut timelines: Vec<_> = paths.iter().map(|_| Timeline::new()).collect();
-    // All are read at the same times.
+    // All timelines are read at the same times.
     while let Some(first) = timelines.first() {
         let wait = Duration::from_nanos(first.due().since(now()).0);
         if stopped.recv_timeout(wait) != Err(mpsc::RecvTimeoutError::Timeout) {

@@ -1,4 +1,4 @@
-//! What requests carry.
+//! The data of requests.
 
 use crate::load::Load;
 use crate::stats::{DirectionStats, direction};
@@ -6,10 +6,10 @@ use crate::verify::{self, BlockHeader};
 use udm_buf::BufPool;
 use udm_core::{Batch, Bio, Buf, Op};
 
-/// The smallest slab of a pool.
+/// Size of the smallest slab of a pool in bytes.
 const SLAB_MIN: usize = 4096;
 
-/// A bio with data that compresses to nothing less, where it carries any and all are of one length.
+/// Creates a bio. If all requests have one length and carry data, it has incompressible data.
 pub fn new_bio(load: &Load, i: u64) -> Box<Bio> {
     let mut bio = Bio::new();
     if let Some(bs) = load.fixed().filter(|_| has_data(load)) {
@@ -28,13 +28,13 @@ fn random_payload(len: usize, load: &Load, i: u64) -> Buf {
     data
 }
 
-/// The data of requests that differ in length: each has as much as it needs when it is sent.
+/// The data of requests with different lengths. Each request gets its buffer when it is sent.
 pub struct PayloadPool {
     pool: Option<BufPool>,
 }
 
 impl PayloadPool {
-    /// Memory for all requests of a job, whatever their lengths; none where all are of one length.
+    /// Allocates memory for all requests of a job, for any lengths. `None` if all have one length.
     pub fn new(load: &Load) -> Option<PayloadPool> {
         if load.fixed().is_some() {
             return None;
@@ -60,14 +60,14 @@ impl PayloadPool {
         }
     }
 
-    /// Counts the bytes of requests that came back well, or not.
+    /// Counts the bytes of completed requests, with or without an error.
     pub fn count(done: &Batch, directions: &mut [DirectionStats]) {
         for bio in done.iter().filter(|bio| bio.op != Op::Flush) {
             directions[direction(bio.op)].bytes += bio.sectors.bytes();
         }
     }
 
-    /// Takes the data of a request that came back.
+    /// Takes the data back from a completed request.
     pub fn unload(&mut self, bio: &mut Bio) {
         if let Some(pool) = &mut self.pool
             && let Some(data) = bio.data.pop()

@@ -1,24 +1,24 @@
-//! The percentiles that a report has: fio's `percentile_list`.
+//! The percentiles of a report: fio's `percentile_list`.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// Percentiles at the most, as in fio.
+/// Maximum number of percentiles, as in fio.
 const LIST_MAX: usize = 20;
 
-/// Digits behind the point at the most; a JSON report has as many.
+/// Maximum number of digits after the point. A JSON report has as many.
 const DIGITS_MAX: usize = 6;
 
-/// Percentiles in rising order. As in fio, a 0 in what is said ends them: so there may be none.
+/// Percentiles in rising order. As in fio, a 0 ends the given list, so the list may be empty.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Percentiles {
     pub list: Vec<f64>,
-    /// Digits behind the point that they are printed with: those of the longest.
+    /// Digits after the point in the report: the most that a given percentile has.
     pub digits: usize,
 }
 
 impl Default for Percentiles {
-    /// fio's.
+    /// fio's default list.
     fn default() -> Percentiles {
         let list = vec![
             1.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.95,

@@ -1,13 +1,13 @@
-//! What jobs have done so far, for whoever looks on.
+//! The progress of jobs, for a progress line.
 
 use crossbeam_utils::CachePadded;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Finished requests: a counter a job, on a cache line of its own, written once a turn.
+/// Completed requests: one counter per job, on its own cache line, written once per turn.
 pub struct Progress(Vec<CachePadded<AtomicU64>>);
 
 impl Progress {
-    /// For so many jobs.
+    /// Creates counters for `jobs` jobs.
     #[must_use]
     pub fn new(jobs: usize) -> Progress {
         Progress((0..jobs).map(|_| CachePadded::default()).collect())
@@ -18,7 +18,7 @@ impl Progress {
         &self.0[job]
     }
 
-    /// How many requests all jobs have finished.
+    /// Completed requests of all jobs.
     #[must_use]
     pub fn done(&self) -> u64 {
         self.0.iter().map(|n| n.load(Relaxed)).sum()

@@ -1,4 +1,4 @@
-//! Which part of a device a job uses, and where its random requests begin.
+//! The part of a device that a job uses, and the offsets of its random requests.
 
 use crate::distribution::{Distribution, OffsetGenerator};
 use crate::load::{BytesOrPercent, Load};
@@ -7,7 +7,7 @@ use anyhow::{Result, bail, ensure};
 use rand::rngs::SmallRng;
 use udm_core::{Limits, Op};
 
-/// Blocks in the maps of a load at the most: 512 MiB of bits.
+/// Maximum number of blocks in the maps of a load: 512 MiB of bits.
 const MAP_MAX: u64 = 1 << 32;
 
 /// The part of the device that one job uses, in blocks of [`Load::unit`].
@@ -15,17 +15,17 @@ const MAP_MAX: u64 = 1 << 32;
 pub struct Region {
     /// The first block.
     pub first: u64,
-    /// How many.
+    /// Number of blocks.
     pub blocks: u64,
-    /// The same in bytes, as it was said: it may end inside a block.
+    /// Length in bytes as given in the options. It may end inside a block.
     pub bytes: u64,
 }
 
 impl Load {
-    /// The region of each job on a device of these limits.
+    /// The region of each job on a device with these limits.
     ///
     /// # Errors
-    /// When the device is too small for the load, or can't take it.
+    /// If the device is too small for the load, or does not support it.
     pub fn regions(&self, limits: &Limits) -> Result<Vec<Region>> {
         let block = u64::from(limits.logical_block);
         let (unit, longest, what) = (self.unit(), self.longest(), self.sizes_word());
@@ -45,7 +45,7 @@ impl Load {
         let there = limits.size.bytes();
         let all = self.filesize.unwrap_or(there);
         ensure!(all <= there, "filesize={all}: the device has {there}");
-        // As fio: a percentage begins at the next block, bytes at the block that they are in.
+        // As in fio, a percentage is rounded up to a block, a number of bytes down.
         let begin = match self.offset {
             None => 0,
             Some(BytesOrPercent::Percent(percent)) => percent_of(all, percent).div_ceil(unit),
@@ -60,10 +60,10 @@ impl Load {
         let jobs = u64::from(self.numjobs);
         let (share, bytes) =
             if self.verify.is_some() { (blocks / jobs, blocks / jobs * unit) } else { (blocks, size) };
-        ensure!(share > 0, "{what}: more than there is of the device");
+        ensure!(share > 0, "{what}: larger than the available part of the device");
         if self.fixed().is_none() {
             let all_fit = self.used_sizes().all(|sizes| sizes.min <= share * unit);
-            ensure!(all_fit, "{what}: more than there is of the device");
+            ensure!(all_fit, "{what}: larger than the available part of the device");
         }
         self.check_places(share * unit, block)?;
         let first = |job| begin + if self.verify.is_some() { share * job } else { 0 };
@@ -72,10 +72,10 @@ impl Load {
         Ok((0..jobs).map(|job| Region { first: first(job), blocks: share, bytes }).collect())
     }
 
-    /// Loads that run beside each other, with their regions, have memory for their maps.
+    /// Checks the memory for the maps of loads that run at the same time, with their regions.
     ///
     /// # Errors
-    /// One line that says what helps.
+    /// One line that names the remedy.
     pub fn check_maps<'a>(loads: impl Iterator<Item = (&'a Load, &'a [Region])>) -> Result<()> {
         let blocks =
             |(load, regions): (&Load, &[Region])| regions.first().map_or(0, |r| load.mapped(r.blocks));
@@ -84,13 +84,13 @@ impl Load {
         Ok(())
     }
 
-    /// Blocks in the maps of all jobs, which have so many each.
+    /// Blocks in the maps of all jobs, each of which has `blocks` blocks.
     fn mapped(&self, blocks: u64) -> u64 {
         let needs_one = self.has_map() && self.fixed().is_none();
         if needs_one { blocks.saturating_mul(self.numjobs.into()) } else { 0 }
     }
 
-    /// Random requests find a place in a region of so many bytes, and begin at a block of the
+    /// Checks that random requests fit a region of `bytes` bytes and begin at a block of the
     /// device.
     fn check_places(&self, bytes: u64, block: u64) -> Result<()> {
         for direction in self.used().iter().filter(|_| self.rw.is_random() && !self.has_map()) {
@@ -98,14 +98,14 @@ impl Load {
             let even = align.is_multiple_of(block);
             ensure!(even, "blockalign={align}: not a multiple of the device's block of {block}");
             let fits = self.places(*direction, bytes) > 0;
-            ensure!(fits, "blockalign={align}: more than there is of the device");
+            ensure!(fits, "blockalign={align}: larger than the available part of the device");
         }
         Ok(())
     }
 
-    /// How many blocks and bytes the load uses of a device of `list` bytes, of which `left` are
-    /// behind where it begins. Of a size that ends inside a block that block is used, where there
-    /// is one, but for the map of random blocks, and where requests differ: as fio does.
+    /// The blocks and bytes that the load uses. The device has `all` bytes, of which `left` follow
+    /// the begin of the load. If the size ends inside a block, the load uses that block if the
+    /// device has it. As in fio, it does not with a map of random blocks or with different lengths.
     fn blocks(&self, all: u64, left: u64) -> Result<(u64, u64)> {
         let unit = self.unit();
         let size = match self.size {
@@ -115,14 +115,14 @@ impl Load {
             Some(BytesOrPercent::Bytes(size)) => size,
         };
         ensure!(size > 0, "size=0: nothing to do");
-        ensure!(size >= unit, "{}: more than there is of the device", self.sizes_word());
+        ensure!(size >= unit, "{}: larger than the available part of the device", self.sizes_word());
         let whole = self.has_map() || self.fixed().is_none();
         Ok((if whole { size / unit } else { size.div_ceil(unit).min(left / unit) }, size))
     }
 
-    /// Each block comes once, in random order.
+    /// Whether a map of random blocks makes each block come once.
     pub fn has_map(&self) -> bool {
-        // An alignment of what the load has none of counts too, in fio.
+        // As in fio, this includes the alignment of directions that the load does not have.
         let aligned = (0..DIRECTIONS).all(|direction| self.align(direction) == self.sizes(direction).min);
         self.rw.is_random()
             && !self.norandommap
@@ -130,13 +130,13 @@ impl Load {
             && self.random_distribution == Distribution::Random
     }
 
-    /// Random requests of a direction begin at a multiple of this.
+    /// The alignment of random requests of a direction.
     pub fn align(&self, direction: usize) -> u64 {
         let said = self.blockalign.as_ref().and_then(|align| align.of[direction]);
         said.map_or_else(|| self.sizes(direction).min, |one| one.0)
     }
 
-    /// Where random requests of each direction begin in a region of so many bytes.
+    /// The generators of random offsets, by direction, in a region of `bytes` bytes.
     pub fn random_places(&self, bytes: u64, rng: &mut SmallRng) -> [OffsetGenerator; DIRECTIONS] {
         std::array::from_fn(|direction| {
             let count = self.places(direction, bytes).max(1);
@@ -144,7 +144,7 @@ impl Load {
         })
     }
 
-    /// In how many places of a region of so many bytes a random request of a direction may begin.
+    /// Number of places at which a random request may begin in a region of `bytes` bytes.
     pub fn places(&self, direction: usize, bytes: u64) -> u64 {
         let (align, shortest) = (self.align(direction), self.sizes(direction).min);
         bytes.saturating_sub(shortest.saturating_sub(align)) / align

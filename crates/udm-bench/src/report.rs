@@ -1,7 +1,8 @@
-//! The report: fio's summary, line for line, so that what reads the one reads the other.
+//! The report: fio's summary, line for line, so that parsers of fio's output can read it.
 //!
-//! One difference: there are no `slat` and `lat` lines of their own. With one clock reading a turn
-//! the time in `submit` can't be told from the rest, so all of it is `clat`, and `lat` repeats it.
+//! One difference: there are no separate values for `slat` and `lat`. With one clock reading per
+//! turn, the time in `submit` cannot be separated. So `clat` is the whole latency, and `lat`
+//! repeats it.
 
 use crate::job::JobFailure;
 use crate::job::JobOutcome;
@@ -18,15 +19,15 @@ use std::time::SystemTime;
 /// Upper ends of the classes of the `lat (nsec)`, `(usec)` and `(msec)` lines, in the unit.
 pub const CLASSES: [u64; 10] = [2, 4, 10, 20, 50, 100, 250, 500, 750, 1000];
 
-/// Sizes of the `submit` and `complete` lines, and depths of the `IO depths` line.
+/// Names of the classes of the `submit` and `complete` lines.
 pub const BATCH_NAMES: [&str; 7] = ["0", "4", "8", "16", "32", "64", ">=64"];
-/// Names of the depths.
+/// Names of the classes of the `IO depths` line.
 pub const DEPTH_NAMES: [&str; 7] = ["1", "2", "4", "8", "16", "32", ">=64"];
 
-/// One job, or all of them with group reporting.
+/// One job, or all jobs of a group with `group_reporting`.
 pub struct ReportEntry {
     pub name: String,
-    /// Which of the report's jobs it is of, and their group.
+    /// Index of the job in the report.
     pub job: usize,
     pub group: usize,
     pub jobs: usize,
@@ -35,15 +36,16 @@ pub struct ReportEntry {
     pub failure: Option<JobFailure>,
 }
 
-/// What a measurement came to.
+/// The result of a measurement.
 pub struct Report {
     pub(crate) jobs: Vec<BenchJob>,
-    /// One a thread; one for those of a group with `group_reporting`.
+    /// One entry per thread; one per group with `group_reporting`.
     pub(crate) entries: Vec<ReportEntry>,
 }
 
 impl Report {
-    /// `outcomes` are those of the threads of `jobs`, each with the place of its job.
+    /// Builds the report from the outcomes of threads. Each outcome comes with the index of its
+    /// job.
     pub(crate) fn new(jobs: &[BenchJob], outcomes: impl Iterator<Item = (usize, JobOutcome)>) -> Report {
         let mut entries: Vec<ReportEntry> = Vec::new();
         for (job, JobOutcome { stats, failure, thread }) in outcomes {
@@ -63,7 +65,7 @@ impl Report {
         Report { jobs: jobs.to_vec(), entries }
     }
 
-    /// For people.
+    /// The report as text.
     #[must_use]
     pub fn text(&self) -> String {
         let mut out = String::new();
@@ -72,20 +74,20 @@ impl Report {
         out
     }
 
-    /// The same in fio's JSON layout, with `bins` that of its `json+`: each latency and how many
-    /// requests had it. `device` is what the command line calls the device.
+    /// The report in fio's JSON layout. With `bins`, it has fio's `json+` layout, which adds the
+    /// number of requests per latency. `device` is the device's name on the command line.
     #[must_use]
     pub fn json(&self, device: Option<&str>, bins: bool) -> serde_json::Value {
         json::report(&self.jobs, device, &self.entries, bins)
     }
 
-    /// The same as a page with plots. `paths` are those that the device has.
+    /// The report as an HTML page with plots. `paths` are the paths of the device.
     #[must_use]
     pub fn html(&self, device: Option<&str>, paths: &[PathTotals]) -> String {
         html::report(&self.jobs, device, &self.entries, paths)
     }
 
-    /// The first request that failed: its job, and with what.
+    /// The first request that failed: the name of its job, and the error.
     #[must_use]
     pub fn failure(&self) -> Option<(&str, &str)> {
         self.entries.iter().find_map(|e| Some((e.name.as_str(), e.failure.as_ref()?.text.as_str())))
@@ -157,7 +159,7 @@ fn entry_lines(out: &mut String, load: &Load, entry: &ReportEntry) -> std::fmt::
     writeln!(out, "     latency   : target=0, window=0, percentile=100.00%, depth={}", load.iodepth)
 }
 
-/// Bytes and requests a second.
+/// Bytes per second and requests per second.
 pub fn rates(direction: &DirectionStats) -> (f64, f64) {
     let seconds = direction.runtime.0 as f64 / 1e9;
     if seconds == 0.0 {
@@ -217,14 +219,13 @@ fn percentile_lines(out: &mut String, name: &str, l: &LatencyStats, of: &Percent
         format!(" {p:width$.digits$}th=[{time:digits_of_time$}]")
     };
     let words: Vec<_> = all.iter().map(word).collect();
-    // As many as fio has on a line.
+    // As many per line as in fio.
     let lines = words.chunks((73 / (digits + 10 + digits_of_time)).max(1));
     let lines: Vec<_> = lines.map(|line| format!("     |{}", line.join(","))).collect();
     writeln!(out, "{}", lines.join(",\n"))
 }
 
-/// How many percent of all requests took how long: per unit of time, per class, and beyond two
-/// seconds.
+/// Percentages of all requests by latency: per unit and class, up to two seconds, and above.
 pub fn latency_shares(stats: &JobStats) -> ([[f64; 10]; 3], f64, f64) {
     let total: u64 = stats.directions.iter().map(|d| d.latency.count()).sum();
     let up_to = |ns: u64| -> u64 {
@@ -257,7 +258,7 @@ fn latency_classes(out: &mut String, stats: &JobStats) -> std::fmt::Result {
         }
         classes.retain(|(_, share)| *share > 0.0);
         for line in classes.chunks(5) {
-            // A share that would print as nothing prints as the least there is.
+            // As in fio, a share that would print as 0.00 prints as 0.01.
             let line: Vec<_> =
                 line.iter().map(|(end, share)| format!("{end}={:3.2}%", share.max(0.01))).collect();
             writeln!(out, "  lat ({unit})   : {}", line.join(", "))?;

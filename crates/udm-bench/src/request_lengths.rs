@@ -1,7 +1,8 @@
-//! How long requests are: fio's `bs`, `bsrange` and `bssplit`.
+//! The lengths of requests: fio's `bs`, `bsrange` and `bssplit`.
 //!
-//! Each is up to three parts between commas, for reads, writes and trims. One part is for all of
-//! them, the second of two for trims too, and one that is empty leaves its requests as they were.
+//! Each option has up to three values between commas, for reads, writes and trims. One value is for
+//! all directions. The second of two values is also for trims. An empty value leaves its direction
+//! unchanged.
 
 use rand::rngs::SmallRng;
 use rand::{Rng, RngExt};
@@ -9,17 +10,17 @@ use std::fmt;
 use std::str::FromStr;
 use udm_wire::size;
 
-/// Sizes in one `bssplit` at the most, as in fio.
+/// Maximum number of sizes in one `bssplit`, as in fio.
 const SPLIT_MAX: usize = 64;
 
-/// How often a size that fits is looked for before the smallest is taken.
+/// Number of draws of a size that fits. After that, the smallest size is taken.
 const DRAWS: usize = 100;
 
-/// An option with a part for each direction, and what it said.
+/// An option with a value per direction, and its text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PerDirection<T> {
     text: String,
-    /// For reads, writes and trims; `None` where the option says nothing.
+    /// Values for reads, writes and trims; `None` if the option does not set the direction.
     pub of: [Option<T>; 3],
 }
 
@@ -47,13 +48,13 @@ impl<T: FromStr<Err = String> + Clone> FromStr for PerDirection<T> {
         let [reads, writes, trims] = of;
         let of = [reads?, writes?, trims?];
         if of.iter().all(Option::is_none) {
-            return Err("nothing is said".into());
+            return Err("no value".into());
         }
         Ok(PerDirection { text: text.to_owned(), of })
     }
 }
 
-/// One length.
+/// A length in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ByteLength(pub u64);
 
@@ -65,7 +66,7 @@ impl FromStr for ByteLength {
     }
 }
 
-/// How much or how many a second; 0 for no limit.
+/// Bytes or requests per second; 0 for no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rate(pub u64);
 
@@ -77,7 +78,7 @@ impl FromStr for Rate {
     }
 }
 
-/// From the first to the second.
+/// A range of lengths: minimum and maximum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LengthRange(u64, u64);
 
@@ -87,12 +88,12 @@ impl FromStr for LengthRange {
     fn from_str(text: &str) -> Result<LengthRange, String> {
         let (min, max) = text.split_once(['-', ':']).ok_or("a range is MIN-MAX")?;
         let (min, max) = (positive(min)?, positive(max)?);
-        // In either order, as fio takes them.
+        // As in fio, both orders are accepted.
         Ok(LengthRange(min.min(max), min.max(max)))
     }
 }
 
-/// Sizes and up to which of a hundred requests each is drawn, the rarest first.
+/// Sizes, and the upper bound of the drawn percentage of each, the rarest first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LengthSplit(Vec<(u64, u32)>);
 
@@ -113,7 +114,7 @@ impl FromStr for LengthSplit {
         if said > 100 {
             return Err(format!("percentages of {said} in all"));
         }
-        // What has no percentage shares what is left of the hundred.
+        // Sizes without a percentage share the rest of 100.
         let share = (100 - said).checked_div(unsaid).unwrap_or(0);
         let mut split: Vec<_> =
             sizes.into_iter().map(|(size, percent)| (size, percent.unwrap_or(share))).collect();
@@ -127,17 +128,18 @@ impl FromStr for LengthSplit {
     }
 }
 
-/// How long the requests of one direction are.
+/// The lengths of the requests of one direction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LengthDistribution {
     pub min: u64,
     pub max: u64,
-    /// Where it is more than a range.
+    /// The split, if the lengths are more than a range.
     split: Option<LengthSplit>,
 }
 
 impl LengthDistribution {
-    /// Of what the options say of a direction; a split comes before a range, as it says more.
+    /// Builds the distribution from the options of a direction. A split has precedence over a
+    /// range.
     pub fn new(bs: u64, range: Option<LengthRange>, split: Option<&LengthSplit>) -> LengthDistribution {
         if let Some(split) = split {
             let sizes = || split.0.iter().map(|(size, _)| *size);
@@ -148,13 +150,13 @@ impl LengthDistribution {
         LengthDistribution { min, max, split: None }
     }
 
-    /// All lengths that may be drawn are multiples of this.
+    /// Whether all lengths are multiples of `unit`.
     pub fn are_multiples_of(&self, unit: u64) -> bool {
         self.min.is_multiple_of(unit) && self.max.is_multiple_of(unit)
     }
 
-    /// The next length, `room` at the most; `None` when not even the shortest fits. As fio draws
-    /// it: a multiple of the shortest, or the longest.
+    /// Draws the next length, at most `room`; `None` if the shortest does not fit. As in fio, the
+    /// result is a multiple of the shortest length, or the longest length.
     pub fn draw(&self, room: u64, rng: &mut SmallRng) -> Option<u64> {
         if self.min > room {
             return None;
@@ -172,7 +174,8 @@ impl LengthDistribution {
             Some(LengthSplit(sizes)) => {
                 let drawn = rng.random_range(0..100u32);
                 let fits = sizes.iter().find(|(size, up_to)| drawn < *up_to && *size <= room);
-                // What the percentages leave of the hundred is the most frequent one's.
+                // The last size, which is the most frequent, also gets what the percentages leave
+                // of 100.
                 fits.or(sizes.last()).map_or(self.min, |(size, _)| *size)
             }
         };
@@ -180,8 +183,8 @@ impl LengthDistribution {
     }
 }
 
-/// A percentage of a split; none where nothing is said, or 0. Of one with a fraction fio takes the
-/// whole part, and so of one below 1 nothing: it would be drawn as often as what has none.
+/// A percentage of a split; `None` if it is empty or 0. fio ignores a fraction, so it reads a value
+/// below 1 as 0 and draws it like a size without a percentage. Such a value is refused here.
 fn percentage(text: &str) -> Result<Option<u32>, String> {
     if text.is_empty() {
         return Ok(None);
@@ -263,7 +266,7 @@ mod tests {
         assert!("4k".parse::<LengthRange>().is_err() && "4k-".parse::<LengthRange>().is_err());
     }
 
-    /// How many of ten thousand have each length.
+    /// How often each length is drawn in ten thousand draws.
     fn drawn(sizes: &LengthDistribution, room: u64) -> BTreeMap<u64, u32> {
         let mut rng = SmallRng::seed_from_u64(5);
         let mut counts = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! When a job may send its next request: by a rate, and by thinking in between.
+//! When a job may send its next request: its rate, and its pauses.
 
 use crate::load::{Load, RateProcess};
 use crate::request_lengths::{PerDirection, Rate};
@@ -7,34 +7,33 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use udm_core::Nanos;
 
-/// The times of a job that does not send as fast as it can.
+/// The send times of a job with a rate or pauses.
 ///
-/// Each kind of request has a timetable of its own. It goes on while the device is slow or stands
-/// still: a request that could not be sent at its time has waited since, and its latency says so.
-/// Nothing is left out because the device did not answer (which is called coordinated omission).
+/// Each direction has its own schedule. The schedule goes on while the device is slow or stalls.
+/// The latency of a late request includes its delay, so there is no coordinated omission.
 pub struct RequestPacer {
     tables: [Option<RateSchedule>; DIRECTIONS],
     poisson: Option<SmallRng>,
     think: Nanos,
     think_after: u64,
-    /// Sent since the last thought, and until when the one under way takes.
+    /// Requests since the last pause, and the end of the current pause.
     sent: u64,
     until: Option<Nanos>,
 }
 
-/// When requests of a kind are sent.
+/// The schedule of a direction.
 struct RateSchedule {
-    /// Nanoseconds from one request to the next: for each, and for each byte. The longer counts.
+    /// Nanoseconds between requests: per request, and per byte. The longer one counts.
     each: f64,
     byte: f64,
-    /// When the next one is due, once there was one.
+    /// When the next request is due; `None` before the first one.
     due: Option<f64>,
-    /// By how much later the next one is due behind a thought.
+    /// Nanoseconds by which a pause delays the next request.
     thought: f64,
 }
 
 impl RateSchedule {
-    /// Of a direction; none where it has no rate.
+    /// The schedule of a direction; `None` if it has no rate.
     fn new(load: &Load, direction: usize) -> Option<RateSchedule> {
         let think = crate::clock::nanos(load.thinktime).0 as f64;
         let of = |rates: &Option<PerDirection<Rate>>| {
@@ -45,8 +44,8 @@ impl RateSchedule {
         let said = each.is_some() || byte.is_some();
         let (each, byte) = (each.unwrap_or(0.0), byte.unwrap_or(0.0));
         let step = each.max(byte * load.sizes(direction).min as f64);
-        // The first one behind it is due at once, where that takes no longer (fio's
-        // `handle_thinktime`).
+        // The first request after the pause is due at once if its interval is not longer than the
+        // pause (fio's `handle_thinktime`).
         let at_once = step <= think && load.rate_process != RateProcess::Poisson;
         let thought = match load.rate_ignore_thinktime {
             false => 0.0,
@@ -57,7 +56,7 @@ impl RateSchedule {
 }
 
 impl RequestPacer {
-    /// None where the load sends as fast as it can.
+    /// `None` if the load sends as fast as it can.
     pub fn new(load: &Load, seed: u64) -> Option<RequestPacer> {
         let tables = std::array::from_fn(|direction| RateSchedule::new(load, direction));
         let paced = tables.iter().any(Option::is_some) || !load.thinktime.is_zero();
@@ -71,26 +70,27 @@ impl RequestPacer {
         })
     }
 
-    /// When the next request of a direction is to be sent.
+    /// The time at which the next request of a direction is due.
     pub fn due(&mut self, direction: usize, now: Nanos) -> Nanos {
         let table = self.tables[direction].as_mut();
         table.map_or(now, |table| Nanos(*table.due.get_or_insert(now.0 as f64) as u64))
     }
 
-    /// A request that was due is sent.
+    /// Records that a due request was sent.
     pub fn sent(&mut self, direction: usize, bytes: u64) {
         self.sent += 1;
         let Some(table) = &mut self.tables[direction] else { return };
         let step = table.each.max(table.byte * bytes as f64);
         let step = match &mut self.poisson {
-            // Never the logarithm of 0.
+            // This avoids the logarithm of 0.
             Some(rng) => -step * (1.0 - rng.random::<f64>()).ln(),
             None => step,
         };
         table.due = table.due.map(|due| due + step);
     }
 
-    /// Until when nothing is to be sent, for thinking; the thought begins when all has come back.
+    /// The end of the pause; `None` if requests may be sent. A pause begins when nothing is in
+    /// flight.
     pub fn think_until(&mut self, all_back: bool, now: Nanos) -> Option<Nanos> {
         if self.think == Nanos(0) || self.sent < self.think_after {
             return None;
@@ -123,7 +123,7 @@ mod tests {
         RequestPacer::new(&parse_load(text), 1).unwrap()
     }
 
-    /// When a request should have been sent, which is sent; or when it may be.
+    /// Sends a request if it is due. Returns its due time, as an error if that is later than `now`.
     fn send(pace: &mut RequestPacer, direction: usize, bytes: u64, now: Nanos) -> Result<Nanos, Nanos> {
         let due = pace.due(direction, now);
         if due > now {
@@ -133,7 +133,7 @@ mod tests {
         Ok(due)
     }
 
-    /// What stands still for a second has ten requests to make up for, each from its own time.
+    /// After a stall of a second, ten requests are late, each with its own due time.
     #[test]
     fn a_timetable_goes_on() {
         let mut pace = pace("--rate_iops 10");
@@ -171,7 +171,7 @@ mod tests {
         assert_eq!(send(&mut pace, 0, 512 << 10, Nanos(0)), Err(Nanos::from_millis(500)));
     }
 
-    /// Intervals differ, and their average is what was asked for.
+    /// Intervals differ, and their average matches the rate.
     #[test]
     fn poisson_has_the_rate() {
         let mut pace = pace("--rate_iops 1000 --rate_process poisson");

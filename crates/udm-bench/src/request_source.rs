@@ -1,4 +1,4 @@
-//! Where a job's requests come from, and when: its plan, and its pace.
+//! The source of a job's requests: its plan, and its pace.
 
 use crate::load::Load;
 use crate::plan::{AccessPlan, SectorSpan};
@@ -9,31 +9,31 @@ use udm_core::{Nanos, Op};
 /// The requests of a job.
 pub struct RequestSource {
     plan: AccessPlan,
-    /// Requests taken from the plan, and how many may be.
+    /// Requests taken from the plan, and the maximum.
     taken: u64,
     take_max: u64,
-    /// Where the job does not send as fast as it can.
+    /// The send times, if the job does not send as fast as it can.
     pace: Option<RequestPacer>,
-    /// The operation that was drawn for the next request, when that has to wait.
+    /// The operation that was drawn for the next request, while this request waits.
     held: Option<Op>,
-    /// Another operation may be sent meanwhile.
+    /// If set, the other operation may be sent while one waits.
     switches: bool,
-    /// What the plan has as writes is read.
+    /// If set, writes of the plan are read back.
     reads_back: bool,
 }
 
-/// What is to be sent.
+/// The next action of the job.
 pub enum NextRequest {
-    /// This, and since when it should have been.
+    /// Send this request, which was due at the given time.
     Request(Op, SectorSpan, Nanos),
-    /// Nothing until then, or until what is in flight is back.
+    /// Send nothing until this time, or until nothing is in flight.
     Wait(Nanos),
-    /// Nothing any more.
+    /// The source has no more requests.
     Over,
 }
 
 impl RequestSource {
-    /// Those of a load, of which `most` are sent. `seed` is what a pace draws from.
+    /// Creates the source of a load with at most `most` requests. `seed` is for the pace.
     pub fn new(load: &Load, plan: AccessPlan, most: u64, seed: u64) -> RequestSource {
         let mixed = load.rw.op().is_none() && (1..100).contains(&load.read_percent());
         RequestSource {
@@ -42,24 +42,24 @@ impl RequestSource {
             take_max: most,
             pace: RequestPacer::new(load, seed),
             held: None,
-            // What is read back later is what the plan says.
+            // With `verify`, the requests must follow the plan, because it is replayed later.
             switches: mixed && load.verify.is_none(),
             reads_back: false,
         }
     }
 
-    /// Requests so far.
+    /// Number of requests so far.
     pub fn taken(&self) -> u64 {
         self.taken
     }
 
-    /// From here on the writes so far are read, by a fresh copy of the plan.
+    /// Switches to reading back the writes so far, with a fresh copy of the plan.
     pub fn read_back(&mut self, plan: AccessPlan) {
         (self.plan, self.take_max, self.taken) = (plan, self.taken, 0);
         (self.pace, self.held, self.reads_back) = (None, None, true);
     }
 
-    /// The next request. `all_back` says that nothing is in flight.
+    /// The next request. `all_back` is true if nothing is in flight.
     #[inline]
     pub fn next(&mut self, all_back: bool, now: Nanos) -> NextRequest {
         if self.pace.is_some() || self.reads_back {
@@ -91,7 +91,7 @@ impl RequestSource {
         }
         let mut op = *self.held.get_or_insert_with(|| self.plan.draw_op());
         let mut due = pace.due(direction(op), now);
-        // As in fio, the one kind does not wait for the other.
+        // As in fio, one direction does not wait for the other.
         if due > now && self.switches {
             let other = if op == Op::Read { Op::Write } else { Op::Read };
             let others = pace.due(direction(other), now);
@@ -133,7 +133,7 @@ mod tests {
         RequestSource::new(&load, AccessPlan::new(&load, 0, region), load.requests(region), 1)
     }
 
-    /// Reads and writes that are sent in the first ten seconds by who never waits for them.
+    /// Reads and writes that a job sends in ten seconds if all complete at once.
     fn sent(text: &str) -> [u64; 2] {
         let (mut source, mut now, mut sent) = (source(text), Nanos(0), [0; 2]);
         while now < Nanos::from_millis(10_000) {
@@ -152,7 +152,8 @@ mod tests {
         sent
     }
 
-    /// Each direction has its rate, whatever the mix; one without a rate goes on beside it.
+    /// Each direction has its rate, regardless of the mix. A direction without a rate does not
+    /// wait.
     #[test]
     fn the_slower_one_holds_up_nobody() {
         assert_eq!(sent("--rw randrw --rate_iops 10,20"), [100, 200]);
@@ -160,7 +161,7 @@ mod tests {
         assert_eq!(sent("--rw rw --rate 40k,400k"), [100, 1000]);
         assert_eq!(sent("--rw randrw --rate_iops 10 --rwmixread 100"), [100, 0]);
         assert_eq!(sent("--rw randrw --rate_iops ,10 --number_ios 500").iter().sum::<u64>(), 500);
-        // What is read back is what the plan says: the mix is as it was drawn.
+        // With `verify` the mix follows the plan.
         let [reads, writes] = sent("--rw randrw --rate_iops 10 --rwmixread 80 --verify crc32c");
         assert!(reads.abs_diff(100) < 3 && (10..50).contains(&writes), "{reads} {writes}");
     }

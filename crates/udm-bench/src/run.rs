@@ -17,46 +17,45 @@ use std::sync::{Arc, OnceLock};
 use udm_core::{Device, Limits, Sectors};
 use udm_runtime::{CoreOptions, CoreSet};
 
-/// What is to be measured, and who looks on.
+/// A measurement of one load.
 pub struct BenchRun<'a> {
     /// The load.
     pub load: &'a Load,
-    /// Where the jobs count what they have done, for whoever looks on.
+    /// Counters of completed requests, for a progress line.
     pub progress: Option<&'a Progress>,
-    /// Set by whoever wants the jobs to stop where they are; what they have measured by then is
-    /// reported.
+    /// If set, the jobs stop early, and their results so far are reported.
     pub stop: &'a AtomicBool,
 }
 
-/// Threads of a stage that are not over, and what the next stage waits for.
+/// The number of running threads of a stage, and the gate for the next stage.
 struct StageGate {
     left: AtomicUsize,
     over: ClusterGate<()>,
 }
 
-/// What the threads are told once the devices are there.
+/// The data that the threads get once the devices exist.
 struct StartSignal {
     cluster: Arc<CoreSet>,
-    /// By job, then by thread.
+    /// Regions by job, then by thread.
     regions: Vec<Vec<Region>>,
 }
 
 impl BenchRun<'_> {
-    /// Runs the jobs on the device that `make` makes once the cores of the cluster take turns.
+    /// Runs the jobs on the device that `make` makes. `make` is called once the cores take turns.
     ///
     /// # Errors
-    /// When the load can't begin. What fails later is in the report.
+    /// If the load can't begin. Later failures are in the report.
     pub fn measure(&self, make: impl FnOnce(&Arc<CoreSet>) -> Result<Arc<dyn Device>>) -> Result<Report> {
         let job = BenchJob::alone(self.load.clone());
         measure_jobs(slice::from_ref(&job), self.progress, self.stop, |c| Ok(vec![make(c)?]))
     }
 }
 
-/// Runs several loads, beside and behind each other, on the devices that `make` makes once the
-/// cores of the cluster take turns.
+/// Runs several loads, at the same time or one after another, on the devices that `make` makes.
+/// `make` is called once the cores take turns.
 ///
 /// # Errors
-/// When a load can't begin. What fails later is in the report.
+/// If a load can't begin. Later failures are in the report.
 pub fn measure_jobs(
     jobs: &[BenchJob],
     progress: Option<&Progress>,
@@ -64,7 +63,7 @@ pub fn measure_jobs(
     make: impl FnOnce(&Arc<CoreSet>) -> Result<Vec<Arc<dyn Device>>>,
 ) -> Result<Report> {
     let mut stages: Vec<StageGate> = Vec::new();
-    // A thread's job, and which of its threads it is.
+    // The index of each thread's job, and of the thread in the job.
     let mut threads = Vec::new();
     for (at, job) in jobs.iter().enumerate() {
         job.load.check().with_context(|| error_prefix(jobs, job))?;
@@ -72,7 +71,7 @@ pub fn measure_jobs(
         *stages[job.stage].left.get_mut() += usize::from(job.load.numjobs);
         threads.extend((0..usize::from(job.load.numjobs)).map(|n| (at, n)));
     }
-    // What a stage has is gone when the next one begins.
+    // Each stage is checked alone: its memory is freed before the next stage begins.
     let of_stage = |stage| jobs.iter().enumerate().filter(move |(_, job)| job.stage == stage);
     for stage in 0..stages.len() {
         Load::check_memory(of_stage(stage).map(|(_, job)| &job.load)).context("bench: all jobs")?;
@@ -124,7 +123,8 @@ pub fn measure_jobs(
     Ok(Report::new(jobs, threads.iter().map(|(at, _)| *at).zip(outcomes)))
 }
 
-/// What a device takes: a mapped device splits what is too long for those below.
+/// The limits for requests to a device. A mapped device splits requests that are too long for the
+/// devices below.
 fn limits(device: &dyn Device) -> Limits {
     let limits = device.limits();
     let longest = |most: Sectors| if most > Sectors::ZERO { Sectors(u32::MAX.into()) } else { most };
@@ -139,15 +139,14 @@ fn limits(device: &dyn Device) -> Limits {
     }
 }
 
-/// Drops what the page cache has of a file, so that reads come from the disk. A file that can't be
-/// opened was refused before, and one that stays is no error for fio either.
+/// Drops the page cache of a file, so that reads come from the disk. Errors are ignored, as in fio.
 fn drop_cache(file: &Path) {
     if let Ok(file) = File::open(file) {
         let _ = rustix::fs::fadvise(&file, 0, None, Advice::DontNeed);
     }
 }
 
-/// Who says that a load can't begin: its name, where there are several.
+/// Prefix of an error of a job. It names the job if there are several.
 fn error_prefix(jobs: &[BenchJob], job: &BenchJob) -> String {
     if jobs.len() == 1 { "bench".into() } else { format!("bench: job {}", job.load.name) }
 }

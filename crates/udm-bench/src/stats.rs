@@ -1,4 +1,4 @@
-//! What a job counts, and how the counts of jobs are put together.
+//! The counters of a job, and their sums over jobs.
 
 use crate::timeline::JobTimeline;
 use hdrhistogram::Histogram;
@@ -30,12 +30,13 @@ pub struct LatencyStats {
 
 impl LatencyStats {
     fn new() -> LatencyStats {
-        // Three digits up to an hour. Recording allocates nothing: the bounds are fixed.
+        // Three significant digits up to one hour. The bounds are fixed, so recording allocates no
+        // memory.
         let histogram = Histogram::new_with_bounds(1, 3_600_000_000_000, 3).expect("these bounds are valid");
         LatencyStats { histogram, min: u64::MAX, max: 0, sum: 0, count: 0 }
     }
 
-    /// `n` requests took `ns` each.
+    /// Records `n` requests with a latency of `ns` each.
     #[inline]
     pub fn record(&mut self, ns: u64, n: u64) {
         self.min = self.min.min(ns);
@@ -50,7 +51,7 @@ impl LatencyStats {
         (self.min, self.max, self.sum, self.count) = (u64::MAX, 0, 0, 0);
     }
 
-    /// Takes in what another job counted.
+    /// Adds the latencies of another job.
     pub fn add(&mut self, other: &LatencyStats) {
         self.histogram.add(&other.histogram).expect("histograms of the same bounds");
         self.min = self.min.min(other.min);
@@ -59,17 +60,17 @@ impl LatencyStats {
         self.count += other.count;
     }
 
-    /// How many.
+    /// Number of requests.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// The shortest, 0 when there is none.
+    /// The shortest latency in nanoseconds; 0 if there is none.
     pub fn min(&self) -> u64 {
         if self.count == 0 { 0 } else { self.min }
     }
 
-    /// The average in nanoseconds, 0 when there is none.
+    /// The average in nanoseconds; 0 if there is none.
     pub fn mean(&self) -> f64 {
         if self.count == 0 { 0.0 } else { self.sum as f64 / self.count as f64 }
     }
@@ -80,7 +81,7 @@ impl LatencyStats {
     }
 }
 
-/// Readings taken at intervals: bandwidth in KiB/s, or requests a second.
+/// Samples at intervals: bandwidth in KiB/s, or requests per second.
 #[derive(Clone, Copy, Default)]
 pub struct SampleStats {
     pub min: f64,
@@ -91,7 +92,7 @@ pub struct SampleStats {
 }
 
 impl SampleStats {
-    /// Takes in a reading (Welford).
+    /// Adds a sample (Welford's algorithm).
     pub fn push(&mut self, x: f64) {
         self.min = if self.count == 0 { x } else { self.min.min(x) };
         self.max = self.max.max(x);
@@ -106,7 +107,7 @@ impl SampleStats {
         if self.count < 2 { 0.0 } else { (self.squares / (self.count - 1) as f64).sqrt() }
     }
 
-    /// The readings of jobs that ran beside each other: averages add up, as in fio.
+    /// Adds the samples of a job that ran at the same time. Averages add up, as in fio.
     fn add(&mut self, other: &SampleStats) {
         self.min += other.min;
         self.max += other.max;
@@ -124,13 +125,13 @@ pub struct DirectionStats {
     pub latency: LatencyStats,
     pub bandwidth: SampleStats,
     pub iops: SampleStats,
-    /// How long the job had requests of this kind.
+    /// Time in which the job had requests of this direction.
     pub runtime: Nanos,
 }
 
 impl DirectionStats {
-    /// `run_task` is a latency and how many requests of `bs` bytes had it; 0 for those whose bytes are
-    /// counted apart.
+    /// Counts `run`: a latency and the number of its requests, each of `bs` bytes. `bs` is 0 if
+    /// bytes are counted separately.
     #[inline]
     pub fn count(&mut self, run: (u64, u64), bs: u64) {
         let (ns, n) = run;
@@ -142,12 +143,12 @@ impl DirectionStats {
     }
 }
 
-/// Percentages of batches by their size: fio's `submit` and `complete` (0, 4, 8, 16, 32, 64, more).
+/// Counts of batches by size: fio's `submit` and `complete` (0, 4, 8, 16, 32, 64, more).
 #[derive(Clone, Copy, Default)]
 pub struct BatchSizes(pub [u64; 7]);
 
 impl BatchSizes {
-    /// A batch of `n`.
+    /// Counts a batch of `n`.
     #[inline]
     pub fn count(&mut self, n: usize) {
         let class = match n {
@@ -163,23 +164,23 @@ impl BatchSizes {
     }
 }
 
-/// Everything a job counts.
+/// All counters of a job.
 #[derive(Clone)]
 pub struct JobStats {
     pub directions: [DirectionStats; DIRECTIONS],
     pub sync: LatencyStats,
-    /// Requests by how many were in flight when they were submitted: 1, 2, 4, ... 64.
+    /// Requests by the number in flight when they were submitted: 1, 2, 4, ... 64.
     pub depths: [u64; 7],
     pub submits: BatchSizes,
     pub completes: BatchSizes,
     pub runtime: Nanos,
     pub usage: CpuUsage,
-    /// The jobs of which this is the sum.
+    /// The timelines of the jobs in this sum.
     pub parts: Vec<JobTimeline>,
 }
 
 impl JobStats {
-    /// Nothing yet.
+    /// Creates empty counters.
     pub fn new() -> JobStats {
         let direction = || DirectionStats {
             ios: 0,
@@ -201,7 +202,7 @@ impl JobStats {
         }
     }
 
-    /// Forgets everything, without letting go of memory: the end of the ramp.
+    /// Clears all counters at the end of the ramp. Memory stays allocated.
     pub fn clear(&mut self) {
         for d in &mut self.directions {
             (d.ios, d.bytes, d.bandwidth, d.iops) = (0, 0, SampleStats::default(), SampleStats::default());
@@ -212,7 +213,7 @@ impl JobStats {
         (self.depths, self.submits, self.completes) = ([0; 7], BatchSizes::default(), BatchSizes::default());
     }
 
-    /// Takes in what another job counted.
+    /// Adds the counters of another job.
     pub fn add(&mut self, other: &JobStats) {
         for (a, b) in self.directions.iter_mut().zip(&other.directions) {
             a.ios += b.ios;
@@ -233,27 +234,27 @@ impl JobStats {
     }
 }
 
-/// The one in the middle.
+/// The median of `values`.
 pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied()
 }
 
-/// What a thread took of its machine.
+/// CPU time, context switches and page faults of a thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CpuUsage {
     pub user: Duration,
     pub system: Duration,
-    /// Context switches, of its own accord and not.
+    /// Context switches, voluntary and involuntary.
     pub switches: u64,
     pub major_faults: u64,
     pub minor_faults: u64,
-    /// The sum of the threads' runtimes, of which the CPU times are a part.
+    /// The sum of the run times of the threads. The CPU times are a part of it.
     pub of: Duration,
 }
 
 impl CpuUsage {
-    /// What the calling thread has taken so far; nothing where the system does not say.
+    /// The usage of the calling thread so far; zero if the system does not report it.
     pub fn now() -> CpuUsage {
         let Ok(r) = getrusage(UsageWho::RUSAGE_THREAD) else { return CpuUsage::default() };
         let time = |t: nix::sys::time::TimeVal| {
@@ -270,7 +271,7 @@ impl CpuUsage {
         }
     }
 
-    /// What was taken since `earlier`, in `of`.
+    /// The usage since `earlier`, in a time of `of`.
     pub fn since(&self, earlier: &CpuUsage, of: Duration) -> CpuUsage {
         CpuUsage {
             user: self.user.saturating_sub(earlier.user),
@@ -282,7 +283,7 @@ impl CpuUsage {
         }
     }
 
-    /// Takes in what another thread, or this one at another time, took.
+    /// Adds the usage of another thread, or of this thread at another time.
     pub fn add(&mut self, other: &CpuUsage) {
         self.user += other.user;
         self.system += other.system;
@@ -292,7 +293,7 @@ impl CpuUsage {
         self.of += other.of;
     }
 
-    /// Percent of the time that went to `part`.
+    /// `part` as a percentage of the run time.
     pub fn percent(&self, part: Duration) -> f64 {
         if self.of.is_zero() { 0.0 } else { 100.0 * part.as_secs_f64() / self.of.as_secs_f64() }
     }

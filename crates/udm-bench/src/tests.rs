@@ -1,4 +1,5 @@
-//! The bench as a whole: real devices, and reports beside recordings of fio 3.33 (`tests/data`).
+//! Tests of the bench as a whole, on real devices. Reports are compared with recordings of fio 3.33
+//! (`tests/data`).
 
 mod bounds;
 
@@ -19,7 +20,7 @@ use udm_core::errno::EIO;
 use udm_core::{Limits, Nanos, Sectors};
 use udm_wire::uri;
 
-/// A load, and what it goes to: a URI, or `d=` and a table.
+/// A load and its device: a URI, or `d=` and a table.
 #[derive(Parser)]
 struct LoadLine {
     #[arg(long)]
@@ -71,7 +72,7 @@ fn each_block_once() {
     assert_eq!((ios(&entry), entry.stats.directions[1].bytes), ([0, 10, 0], 640 << 10));
 }
 
-/// fio reports it, and so does whoever asked for it.
+/// As in fio, a load that ends during its ramp is reported.
 #[test]
 fn a_load_that_is_through_before_the_ramp_is_reported() {
     let entry = one(&line("--device null:size=1M --rw read --ramp_time 60 --bare"));
@@ -96,7 +97,7 @@ fn what_was_written_is_read_back() {
     assert!((100..255).contains(&writes));
 }
 
-/// Of requests of all lengths each block is written once and read back; of all bytes some are.
+/// With different lengths, each block is written once and read back.
 #[test]
 fn lengths_differ() {
     for load in ["write", "randwrite", "randrw", "randwrite --norandommap --loops 2"] {
@@ -117,8 +118,8 @@ fn lengths_differ() {
     assert_eq!((entry.failure, entry.stats.directions[2].bytes), (None, 4 << 20));
 }
 
-/// What was written with one split is found with another of the same shortest length, and damage is
-/// seen wherever it is.
+/// Blocks written with one split are found with another split of the same shortest length. Damage
+/// is detected in any part of a write.
 #[test]
 fn any_part_of_a_long_write_is_checked() {
     let file = tempfile::NamedTempFile::new().unwrap();
@@ -133,13 +134,13 @@ fn any_part_of_a_long_write_is_checked() {
     assert!(run("--rw randread --bsrange 4k-32k").unwrap().contains("bad crc32c"));
 }
 
-/// A device that forgets what it is told is caught.
+/// A device that loses writes is detected.
 #[test]
 fn lost_writes_are_found() {
     let entry = one(&line("--device null:size=1M --rw write --verify crc32c"));
     let failure = entry.failure.unwrap();
     assert_eq!((failure.errno, &failure.text[..24]), (84, "verify: bad magic header"));
-    // The first half of the device shows through in the second.
+    // The two halves of the device are the same memory, so the second one overwrites the first.
     let folded =
         with_table("d=0 1024 linear mem:512K 0\n1024 1024 linear mem:512K 0", "--rw write --verify crc32c");
     let failure = one(&folded).failure.unwrap();
@@ -189,7 +190,7 @@ fn time_limits_hold() {
 fn what_makes_no_sense_is_refused() {
     let mem = |text: &str| error(&line(&format!("--device mem:1M {text}")));
     assert_eq!(mem("--bs 1000"), "bench: bs=1000: not a multiple of 512");
-    assert_eq!(mem("--bs 2M"), "bench: bs=2097152: more than there is of the device");
+    assert_eq!(mem("--bs 2M"), "bench: bs=2097152: larger than the available part of the device");
     assert_eq!(mem("--size 2M"), "bench: size=2097152: the device has 1048576");
     assert_eq!(mem("--offset 1M"), "bench: offset=1048576: the device has 1048576");
     assert_eq!(mem("--offset 512k --size 1M"), "bench: size=1048576: the device has 524288");
@@ -199,16 +200,19 @@ fn what_makes_no_sense_is_refused() {
     assert!(mem("--bssplit 4k:64k --iodepth 65536 --numjobs 100").contains("more than"));
     assert_eq!(mem("--bssplit 4k/50:1000"), "bench: bssplit=4k/50:1000: not a multiple of 512");
     assert_eq!(mem("--bsrange 4k-2g"), "bench: bsrange=4k-2g: more than 1073741824");
-    assert_eq!(mem("--rw rw --bs 4k,2m"), "bench: bs=4k,2m: more than there is of the device");
+    assert_eq!(mem("--rw rw --bs 4k,2m"), "bench: bs=4k,2m: larger than the available part of the device");
     assert_eq!(
         mem("--rw write --bs 4k,6k --bsrange 4k-10k --verify crc32c"),
-        "bench: verify: bsrange=4k-10k: lengths are no multiples of the shortest"
+        "bench: verify: bsrange=4k-10k: not all lengths are multiples of the shortest"
     );
     let other = |device: &str, text: &str| error(&line(&format!("--device {device} {text}")));
     assert_eq!(other("pattern:1M", "--rw write"), "bench: the device is read-only");
     assert_eq!(other("null:size=1M", "--rw trim"), "bench: the device takes no Discard");
     assert_eq!(mem("--rw randread --ba 1000"), "bench: blockalign=1000: not a multiple of 512");
-    assert_eq!(mem("--rw randrw --ba 4k,2m"), "bench: blockalign=2097152: more than there is of the device");
+    assert_eq!(
+        mem("--rw randrw --ba 4k,2m"),
+        "bench: blockalign=2097152: larger than the available part of the device"
+    );
     assert_eq!(
         mem("--rw randwrite --ba 2k --verify crc32c"),
         "bench: verify: blockalign=2048: not a multiple of the shortest length"
@@ -236,8 +240,8 @@ fn jobs_share_the_device_when_they_verify() {
     assert_eq!(own.iter().map(|r| (r.first, r.blocks)).collect::<Vec<_>>(), [(0, 85), (85, 85), (170, 85)]);
 }
 
-/// A device that takes 50 ms a request, and a rate of one each 10 ms: the tenth has waited since
-/// the 90th millisecond when it is over at 500, though it was sent at 450.
+/// Each request takes 50 ms, and the rate is one per 10 ms. The tenth request is due at 90 ms, is
+/// sent at 450 ms and completes at 500 ms. Its latency includes the delay.
 #[test]
 fn a_slow_device_hides_nothing_from_a_rate() {
     let device = "--device null:size=1M,irqmode=2,completion_nsec=50000000 --rw read --number_ios 10";
@@ -256,14 +260,14 @@ fn rates_and_thoughts_take_their_time() {
     assert!(took("--rw randread --rate_iops 500 --number_ios 101 --iodepth 8") >= Nanos::from_millis(200));
     let thinks = "--rw read --thinktime 20ms --thinktime_blocks 2 --iodepth 4 --number_ios 10";
     assert!(took(thinks) >= Nanos::from_millis(80));
-    // What was held back at the end of the time is not read back.
+    // Writes that were still waiting at the end of the run time are not read back.
     let text = "--device mem:1M --rw randwrite --verify crc32c --rate_iops 100 --runtime 200ms --time_based";
     let entry = one(&line(text));
     let [reads, writes, _] = ios(&entry);
     assert!(reads == writes && entry.failure.is_none(), "{reads} of {writes}");
 }
 
-/// Counts of some size in every line of a report.
+/// A report with a count in each of its lines.
 fn report_with_everything(load: Load) -> Report {
     let mut stats = JobStats::new();
     for direction in &mut stats.directions[..2] {
@@ -285,7 +289,7 @@ fn report_with_everything(load: Load) -> Report {
     Report::new(&[BenchJob::alone(load)], std::iter::once((0, outcome)))
 }
 
-/// A line without its numbers and what follows from them: how many spaces, how large a unit.
+/// The pattern of a line: its words without numbers, spaces and prefixes of units.
 fn shape(line: &str) -> String {
     let words = line.split(|c: char| c.is_ascii_digit() || " .%".contains(c)).filter(|w| !w.is_empty());
     let units = ["k", "K", "Ki", "MiB", "GiB", "KiB", "MB", "GB", "kB", "M"];
@@ -297,14 +301,14 @@ fn shape(line: &str) -> String {
         .replace("GiB/s", "MiB/s")
 }
 
-/// Every line of our report is one that fio prints too, numbers apart; and fio prints none that we
-/// leave out, but for `slat`.
+/// Apart from numbers, each line of the report is also a line of fio's. fio has no other lines,
+/// except `slat`.
 #[test]
 fn the_report_is_fios() {
     let fio = include_str!("../tests/data/fio-3.33-randrw.txt");
     let load = line("--device null:size=4G --name t --rw randrw --iodepth 32 --group_reporting").load;
     let ours = report_with_everything(load).text();
-    // Ours by design: the engine, the version, the date's form, how latencies fall into classes.
+    // These lines differ by design: engine, version, format of the date, latency classes.
     let own =
         ["ioengine=", "fio-", "udm-", "Starting", "err=", "lat (nsec)", "lat (usec)", "lat (msec)", "slat"];
     let shapes = |text: &str| -> BTreeSet<String> {
@@ -319,7 +323,7 @@ fn the_report_is_fios() {
     assert_eq!(fio.difference(&ours).collect::<Vec<_>>(), Vec::<&String>::new(), "lines that are missing");
 }
 
-/// The page says what the report says, for each job and path, and each plot has its lines.
+/// The page has the values of the report for each job and path, and each plot has its lines.
 #[test]
 fn the_page_has_jobs_and_paths() {
     let line = with_table(
@@ -344,7 +348,7 @@ fn the_page_has_jobs_and_paths() {
     for heading in ["Throughput", "Latency", "Cores", "Paths"] {
         assert!(html.contains(&format!("<h2>{heading}</h2>")), "{heading}");
     }
-    // Two jobs that read and write, over time; two curves of latencies; two paths over time.
+    // Two jobs that read and write, over time; two latency curves; two paths over time.
     assert_eq!(html.matches("<polyline").count(), 4 + 2 + 2);
     for path in &paths {
         let (mut before, mut moved) = (0.0, 0.0);
@@ -366,7 +370,7 @@ fn the_page_has_jobs_and_paths() {
     }
 }
 
-/// The JSON has the keys of fio's, with values of the same types, and no others.
+/// The JSON has exactly fio's keys, with values of the same types.
 #[test]
 fn the_json_is_fios() {
     fn keys(value: &Value, path: &str, out: &mut BTreeSet<String>) {
@@ -405,7 +409,7 @@ fn a_comparison_has_every_device() {
     }
 }
 
-/// It is stopped in the middle: the rounds until then count, and no core waits for another.
+/// A stop in the middle keeps the rounds so far, and no core waits for another.
 #[test]
 fn a_comparison_that_is_stopped_has_what_was_measured() {
     let options = CompareOptions {
@@ -418,13 +422,13 @@ fn a_comparison_that_is_stopped_has_what_was_measured() {
     let stop = AtomicBool::new(false);
     let comparison = std::thread::scope(|scope| {
         let run = scope.spawn(|| compare(&options, &stop));
-        // Two rounds are over long before.
+        // By this time, two rounds have ended.
         std::thread::sleep(std::time::Duration::from_secs(2));
         stop.store(true, Relaxed);
         run.join().unwrap().unwrap()
     });
     assert!(comparison.stopped && comparison.rows.len() == 8, "{} rows", comparison.rows.len());
-    assert!(comparison.table().ends_with("stopped before its end\n"));
+    assert!(comparison.table().ends_with("stopped early\n"));
     let stopped = AtomicBool::new(true);
     assert!(compare(&options, &stopped).is_err(), "nothing was measured");
 }
@@ -440,7 +444,7 @@ fn snapshots_are_measured_on_several_threads() {
     };
     let done = AtomicUsize::new(0);
     let costs = snapshots(&options, &AtomicBool::new(false), &done).unwrap();
-    // Devices, depths, threads, and what is below.
+    // Devices, depths, threads, and devices below.
     assert_eq!((costs.first_writes.len(), costs.lookups.len()), (6 * 2 * 2 * 2, 2));
     assert!(
         costs.first_writes.iter().all(|row| row.iops > 0.0) && costs.lookups.iter().all(|row| row.ns > 0.0)

@@ -1,57 +1,57 @@
-//! What each job did, and when: for plots.
+//! The progress of each job over time, for plots.
 
 use crate::stats::DIRECTIONS;
 use udm_core::Nanos;
 
-/// Readings that are kept at the most. When there are as many, every other one goes, and from then
-/// on they are taken half as often.
+/// Maximum number of readings. When it is reached, every other reading is dropped, and the interval
+/// doubles.
 const READINGS: usize = 512;
 
-/// How often a reading is taken at first.
+/// The first interval between readings.
 const EVERY: Nanos = Nanos::from_millis(50);
 
-/// One job of an entry.
+/// The timeline of one job of an entry.
 #[derive(Clone)]
 pub struct JobTimeline {
     pub timeline: Timeline,
-    /// Its requests and how long it ran, when it is over.
+    /// Requests of the job, set at its end. `runtime` is its run time.
     pub ios: [u64; DIRECTIONS],
     pub runtime: Nanos,
 }
 
-/// How many bytes a job had moved by when.
+/// Readings of the bytes that a job has moved.
 #[derive(Clone)]
 pub struct Timeline {
-    /// Since the job began.
+    /// Readings: time since the job began, and bytes.
     readings: Vec<(Nanos, [u64; DIRECTIONS])>,
     every: Nanos,
 }
 
 impl JobTimeline {
-    /// Nothing yet.
+    /// Creates an empty timeline.
     pub fn new() -> JobTimeline {
         JobTimeline { timeline: Timeline::new(), ios: [0; DIRECTIONS], runtime: Nanos(0) }
     }
 }
 
 impl Timeline {
-    /// Nothing yet. Readings allocate no more.
+    /// Creates an empty timeline. Readings allocate no more memory.
     pub fn new() -> Timeline {
         Timeline { readings: Vec::with_capacity(READINGS), every: EVERY }
     }
 
-    /// Forgets everything.
+    /// Removes all readings.
     pub fn clear(&mut self) {
         self.readings.clear();
         self.every = EVERY;
     }
 
-    /// When the next reading is due, from the begin of the job.
+    /// When the next reading is due, since the begin of the job.
     pub fn due(&self) -> Nanos {
         self.readings.last().map_or(Nanos(0), |(at, _)| *at) + self.every
     }
 
-    /// Takes a reading.
+    /// Adds a reading.
     pub fn read(&mut self, at: Nanos, bytes: [u64; DIRECTIONS]) {
         if self.readings.len() == READINGS {
             let mut keep = true;
@@ -64,14 +64,15 @@ impl Timeline {
         self.readings.push((at, bytes));
     }
 
-    /// Takes the last reading, where the one before is not so near that it says nothing more.
+    /// Adds the last reading, unless the previous one is too close.
     pub fn end(&mut self, at: Nanos, bytes: [u64; DIRECTIONS]) {
         if self.readings.is_empty() || at.0 >= self.due().0 - self.every.0 / 2 {
             self.read(at, bytes);
         }
     }
 
-    /// Seconds from the begin, and bytes a second of a direction since the reading before.
+    /// Pairs of seconds since the begin and bytes per second of a direction since the previous
+    /// reading.
     pub fn rates(&self, direction: usize) -> impl Iterator<Item = (f64, f64)> {
         let mut before = (Nanos(0), 0);
         self.readings.iter().map(move |(at, bytes)| {
@@ -86,7 +87,7 @@ impl Timeline {
 mod tests {
     use super::*;
 
-    /// However long a job runs, its readings are bounded and no byte of them is lost.
+    /// The number of readings of a long job is bounded, and they cover all of its bytes.
     #[test]
     fn a_long_job_has_few_readings() {
         let mut timeline = JobTimeline::new().timeline;

@@ -1,15 +1,15 @@
-//! Numbers as fio prints them.
+//! Numbers in fio's formats.
 
 const PREFIXES: [&str; 7] = ["", "k", "M", "G", "T", "P", "E"];
 const BINARY: [&str; 7] = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
 
-/// `number` in at most `width` characters, a point among them, with a unit of powers of 1000:
-/// `2040k`, `8356M`.
+/// Formats `number` in at most `width` characters, including a point, with a prefix for powers of
+/// 1000: `2040k`, `8356M`.
 pub fn decimal(number: f64, width: usize) -> String {
     scaled(number, width, 1000, &PREFIXES)
 }
 
-/// The same in powers of 1024: `31.9Mi`.
+/// Formats `number` like [`decimal`], with a prefix for powers of 1024: `31.9Mi`.
 pub fn binary(number: f64, width: usize) -> String {
     scaled(number, width, 1024, &BINARY)
 }
@@ -32,13 +32,13 @@ fn scaled(number: f64, width: usize, thousand: u64, prefixes: &[&str]) -> String
     }
 }
 
-/// A bandwidth as in `BW=7969MiB/s (8356MB/s)`.
+/// Formats a bandwidth, as in `BW=7969MiB/s (8356MB/s)`.
 pub fn bandwidth(bytes_per_second: f64) -> String {
     format!("{}B/s ({}B/s)", binary(bytes_per_second, 4), decimal(bytes_per_second, 4))
 }
 
-/// A unit of time that shows values from `min` to `max` nanoseconds in few digits: its name, and
-/// how many nanoseconds it has.
+/// The unit of time for values from `min` to `max` nanoseconds: its name, and its length in
+/// nanoseconds.
 pub fn time_unit(min: u64, max: u64) -> (&'static str, u64) {
     match (min, max) {
         (2_000_001.., 100_000_000..) => ("msec", 1_000_000),
@@ -51,7 +51,7 @@ pub fn time_unit(min: u64, max: u64) -> (&'static str, u64) {
 mod tests {
     use super::*;
 
-    /// Pairs read off reports of fio 3.33.
+    /// Pairs from reports of fio 3.33.
     #[test]
     fn as_fio() {
         assert_eq!(decimal(2_040_000.0, 4), "2040k");

@@ -1,5 +1,5 @@
-//! Blocks that can be told apart: a header that says what the block is, a checksum, and noise that
-//! follows from the header.
+//! The format of written blocks: a header that identifies the block, a checksum, and noise computed
+//! from the header.
 //!
 //! ```text
 //!  0 magic (u32) | 4 crc32c of all that follows (u32) | 8 byte offset on the device (u64) | 16 tag of the run (u64)
@@ -11,18 +11,18 @@
 const MAGIC: u32 = 0x766d_6475;
 const HEADER: usize = 32;
 
-/// What a block says of itself.
+/// The identity of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockHeader {
     /// Byte offset on the device.
     pub offset: u64,
-    /// Tells runs and jobs apart.
+    /// A number that identifies the run and the job.
     pub tag: u64,
-    /// Which write of the job, from 0.
+    /// Number of the write in the job, from 0.
     pub index: u64,
 }
 
-/// Fills `block` (at least 512 bytes) for `stamp`.
+/// Fills `block` (at least 512 bytes) with `stamp` and noise.
 pub fn fill(block: &mut [u8], stamp: BlockHeader) {
     let fields = [stamp.offset, stamp.tag, stamp.index];
     for (out, field) in block[8..HEADER].chunks_exact_mut(8).zip(fields) {
@@ -30,8 +30,7 @@ pub fn fill(block: &mut [u8], stamp: BlockHeader) {
     }
     let mut state = stamp.offset ^ stamp.tag.rotate_left(21) ^ stamp.index.rotate_left(42);
     for out in block[HEADER..].chunks_exact_mut(8) {
-        // The increment of Weyl's sequence, folded: enough that neighbouring words and blocks look
-        // nothing alike.
+        // The increment of Weyl's sequence, mixed, so that neighbouring words and blocks differ.
         state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
         out.copy_from_slice(&(state ^ (state >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9).to_le_bytes());
     }
@@ -40,10 +39,10 @@ pub fn fill(block: &mut [u8], stamp: BlockHeader) {
     block[4..8].copy_from_slice(&crc.to_le_bytes());
 }
 
-/// What is wrong with `block`, read from byte `offset`. `tag` and `index` are compared when given.
+/// Checks `block`, read from byte `offset`. `tag` and `index` are compared if they are given.
 ///
 /// # Errors
-/// One line.
+/// One line that describes the difference.
 pub fn check(block: &[u8], offset: u64, tag: Option<u64>, index: Option<u64>) -> Result<(), String> {
     let u32_at = |i: usize| u32::from_le_bytes(block[i..i + 4].try_into().expect("four bytes"));
     let u64_at = |i: usize| u64::from_le_bytes(block[i..i + 8].try_into().expect("eight bytes"));

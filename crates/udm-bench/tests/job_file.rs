@@ -1,10 +1,10 @@
-//! The properties of `udm_bench::fuzz`, with drawn input: any bytes, and files that look right.
+//! The properties of `udm_bench::fuzz` with random input: any bytes, and files that look valid.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 use udm_bench::fuzz;
 
-/// Values that some option takes.
+/// Values that are valid for some option.
 const VALUES: &[&str] = &[
     "0",
     "1",
@@ -119,7 +119,7 @@ const KEYS: &[&str] = &[
     "\u{1b}",
 ];
 
-/// Lines that are right on a device of 1 MiB, in any order.
+/// Lines that are valid on a device of 1 MiB, in any order.
 const RIGHT: &[&str] = &[
     "rw=read\n",
     "rw=randrw\n",
@@ -178,7 +178,7 @@ proptest! {
     }
 }
 
-/// Sections, options and variables without end are refused before they cost anything.
+/// Too many sections, options and variables are refused before they use much time or memory.
 #[test]
 fn what_is_too_much_is_refused() {
     let refused = |text: &str, why: &str| {
@@ -195,5 +195,5 @@ fn what_is_too_much_is_refused() {
     refused("[a]\nname=${A}", "line 2: longer than 65536 bytes");
     let long = "[a]\nname=${A}\n".repeat(9);
     let error = udm_bench::read_jobs(&long, |_| Some("x".repeat(65_000))).expect_err("this must be refused");
-    assert_eq!(format!("{error:#}"), "line 18: with variables put in more than 524288 bytes");
+    assert_eq!(format!("{error:#}"), "line 18: more than 524288 bytes after variables are expanded");
 }

@@ -1,9 +1,8 @@
-//! What is on a device: data that names its place and its time, and a model of what a reader may
-//! find.
+//! A model of the content of a device: written data identifies its offset and write, and the model
+//! knows the allowed results of a read.
 //!
 //! Each 16 bytes of a written sector hold their own byte offset and the generation of the write,
-//! most significant byte first. Data that came from a wrong place says from where, data that is old
-//! says how old.
+//! big-endian. So wrong data shows its source, and old data shows its age.
 
 use crate::Request;
 use std::collections::BTreeMap;
@@ -21,36 +20,36 @@ pub fn stamp(mut offset: u64, generation: u64, out: &mut [u8]) {
     }
 }
 
-/// What a device holds where nobody has written.
+/// The content of unwritten sectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InitialContent {
-    /// Zeroes, and what is written can be read.
+    /// Zeroes. The device stores written data.
     Zeroes,
-    /// Zeroes for ever: what is written is gone.
+    /// Always zeroes. Written data is dropped.
     AlwaysZeroes,
     /// 64-bit words that hold their own byte offset; read-only.
     Offsets,
 }
 
-/// What a sector may hold.
+/// The allowed content of a sector.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum SectorContent {
     Zeroes,
-    /// Stamps of one of these generations; with 0 among them, zeroes too.
+    /// Stamps of one of these generations. If 0 is among them, zeroes are allowed, too.
     OneOf(Vec<u64>),
     Anything,
 }
 
-/// The content of a device as its users may rely on it.
+/// The content of a device, as far as its users may rely on it.
 #[derive(Clone, Debug)]
 pub struct ContentModel {
     fresh: InitialContent,
-    /// Runs of sectors by their first one: the end, and what is there. What is in none is fresh.
+    /// Runs of sectors by their first sector: end and content. Other sectors are unwritten.
     runs: BTreeMap<u64, (u64, SectorContent)>,
 }
 
 impl ContentModel {
-    /// A device that nobody has written to.
+    /// The model of an unwritten device.
     #[must_use]
     pub fn new(fresh: InitialContent) -> ContentModel {
         ContentModel { fresh, runs: BTreeMap::new() }
@@ -76,7 +75,7 @@ impl ContentModel {
         self.runs.insert(start, (end, cell));
     }
 
-    /// Takes note of a request that succeeded.
+    /// Records a successful request.
     pub fn done(&mut self, request: &Request) {
         let cell = match request.op {
             Op::Write => SectorContent::OneOf(vec![request.generation]),
@@ -89,7 +88,7 @@ impl ContentModel {
         }
     }
 
-    /// Takes note of a write of which it is not known whether, or how far, it got.
+    /// Records a request that may have taken effect completely, partially or not at all.
     pub fn may_have_written(&mut self, request: &Request) {
         if self.fresh != InitialContent::Zeroes {
             return;
@@ -113,10 +112,10 @@ impl ContentModel {
         }
     }
 
-    /// Compares what was read from `sector` on; `atom` bytes are from one write.
+    /// Compares data that was read from `sector` on. Each `atom` bytes must be from one write.
     ///
     /// # Errors
-    /// The first difference, in words.
+    /// A description of the first difference.
     pub fn check(&self, sector: u64, bytes: &[u8], atom: usize) -> Result<(), String> {
         for (sector, bytes) in (sector..).zip(bytes.chunks(SECTOR_SIZE as usize)) {
             self.check_sector(sector, bytes, atom).map_err(|what| format!("sector {sector}: {what}"))?;
@@ -158,7 +157,7 @@ impl ContentModel {
     }
 }
 
-/// A sector of `generation`; 0 is zeroes.
+/// The content of a sector of `generation`; zeroes if it is 0.
 fn written(offset: u64, generation: u64) -> [u8; SECTOR_SIZE as usize] {
     let mut sector = [0; SECTOR_SIZE as usize];
     if generation != 0 {
@@ -167,7 +166,7 @@ fn written(offset: u64, generation: u64) -> [u8; SECTOR_SIZE as usize] {
     sector
 }
 
-/// What stands at the begin of `bytes`, for a person.
+/// Describes the begin of `bytes` for an error text.
 fn shown(bytes: &[u8]) -> String {
     let word = |at: usize| bytes.get(at..at + 8).map(|b| u64::from_be_bytes(b.try_into().expect("8 bytes")));
     match (word(0), word(8)) {

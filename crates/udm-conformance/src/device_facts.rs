@@ -1,69 +1,69 @@
-//! What a subject says of itself, and what follows for each request.
+//! The properties of a device, and the expected result of each request.
 
 use crate::{InitialContent, Request};
 use udm_core::errno::{EAGAIN, EINVAL, EIO, ENOSPC, EOPNOTSUPP, EPERM};
 use udm_core::{BioFlags, Limits, Op, SECTOR_SIZE, Sectors};
 
-/// Who stands in front of the lane and checks what comes in.
+/// The layer that checks requests before they reach the lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CheckingLayer {
-    /// Nobody: a backend's own lane. It refuses what it can't serve; alignment and length are the
-    /// duty of who calls it.
+    /// No layer: a backend's own lane. It refuses requests that it cannot serve. The caller must
+    /// keep alignment and length.
     Backend,
-    /// A table: checks all and splits what is too long.
+    /// A table: it checks all requests and splits long ones.
     Table,
-    /// An NBD server: checks all, with the protocol's errors, and splits.
+    /// An NBD server: it checks all requests, with the errors of the protocol, and splits them.
     Nbd,
 }
 
-/// What a subject declares.
+/// The properties of a device under test.
 #[derive(Clone, Debug)]
 pub struct DeviceFacts {
-    /// Size, blocks, lengths, abilities. Over NBD, as the client was told.
+    /// Size, blocks, lengths, supported operations. Over NBD, as negotiated with the client.
     pub limits: Limits,
-    /// Who checks.
+    /// The layer that checks requests.
     pub boundary: CheckingLayer,
-    /// What is there before the first write.
+    /// The content before the first write.
     pub fresh: InitialContent,
-    /// So many bytes of a sector are from one write when several write it at the same time.
+    /// Number of contiguous bytes of a sector that come from one write if writes overlap in time.
     pub atom: usize,
-    /// Every flag reaches the subject; NBD has no word for some.
+    /// The flags that reach the device. NBD cannot express some flags.
     pub flags: BioFlags,
 }
 
-/// What a request may end with.
+/// The allowed results of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ExpectedResult {
-    /// Success alone.
+    /// Success only.
     Served,
     /// Success, or one of these errors.
     May(Vec<i32>),
     /// One of these errors, and nothing has changed.
     Refused(Vec<i32>),
-    /// Nobody may ask this: the layer above has to see to it.
+    /// The request is not allowed: the layer above must prevent it.
     Unasked,
 }
 
 impl DeviceFacts {
-    /// Sectors in a block.
+    /// Sectors per block.
     #[must_use]
     pub fn block(&self) -> u64 {
         u64::from(self.limits.logical_block).div_ceil(SECTOR_SIZE)
     }
 
-    /// Sectors in the device.
+    /// Size of the device in sectors.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.limits.size.0
     }
 
-    /// True when `op` is one that the device can do.
+    /// Whether the device supports `op`.
     #[must_use]
     pub fn can(&self, op: Op) -> bool {
         !(op.is_write() && self.limits.read_only) && self.limits.max_for(op) > Sectors::ZERO
     }
 
-    /// What `request` may end with.
+    /// The allowed results of `request`.
     #[must_use]
     pub fn verdict(&self, request: &Request) -> ExpectedResult {
         if request.op == Op::Flush {
@@ -74,12 +74,11 @@ impl DeviceFacts {
         if request.op.is_write() && self.limits.read_only {
             errors.push(EPERM);
         } else if !self.can(request.op) {
-            // NBD: a client may not send what was not offered.
+            // NBD: a client must not send commands that the server does not offer.
             errors.push(if nbd { EINVAL } else { EOPNOTSUPP });
         }
         if request.sector.checked_add(request.sectors).is_none_or(|end| end > self.size()) {
-            // proto.md: a server SHOULD say ENOSPC where bytes would be put behind the end, else
-            // EINVAL.
+            // proto.md: a server SHOULD use ENOSPC for writes beyond the end, else EINVAL.
             let puts = matches!(request.op, Op::Write | Op::WriteZeroes);
             errors.push(match (nbd, puts) {
                 (false, _) => EIO,
@@ -97,9 +96,9 @@ impl DeviceFacts {
             CheckingLayer::Backend => {}
             CheckingLayer::Table if unaligned || request.sectors == 0 => errors.push(EINVAL),
             CheckingLayer::Table => {}
-            // proto.md leaves a request for nothing open; udm refuses it.
+            // proto.md leaves empty requests undefined; udm refuses them.
             CheckingLayer::Nbd if request.sectors == 0 => errors.push(EINVAL),
-            // proto.md: one beyond the payload's maximum may be refused.
+            // proto.md: a request above the maximum payload may be refused.
             CheckingLayer::Nbd if errors.is_empty() && long && request.op.has_data() => {
                 return ExpectedResult::May(vec![EINVAL]);
             }

@@ -1,10 +1,16 @@
-//! The one list of what the battery runs against. A new backend or target gets the whole battery
-//! for one line here; `tests/battery.rs` has a test that fails for one that has none.
+//! The list of devices that the conformance suite tests. One line here runs the whole suite on a
+//! new backend or target. `tests/battery.rs` has a test that fails if one has no line.
 //!
-//! Words in tables: disks in memory by letter (see `fixture`): `/d0` takes all, `/c0` has a cache,
-//! `/n0` no FUA, `/k0` blocks of 4096, `/p0` neither discards nor zeroes, `/r0` takes no writes; a
-//! letter behind (`/c0a`, `/c0b`) is a path to the same disk. `{file}`, `{huge}`, `{loop}`,
-//! `{loop4k}` and `{nbd}` are made anew each time.
+//! Words in tables refer to disks in memory by a letter (see `fixture`):
+//! * `/d0` accepts all requests;
+//! * `/c0` has a cache;
+//! * `/n0` has no FUA;
+//! * `/k0` has blocks of 4096 bytes;
+//! * `/p0` supports neither discards nor zeroes;
+//! * `/r0` is read-only.
+//!
+//! A letter at the end (`/c0a`, `/c0b`) means a path to the same disk. `{file}`, `{huge}`,
+//! `{loop}`, `{loop4k}` and `{nbd}` are created for each use.
 
 use crate::fixture::Fixture;
 use crate::world::{WorldKind, lane_facts};
@@ -13,15 +19,15 @@ use std::sync::Arc;
 use udm_core::Device;
 use udm_dm::MappedDevice;
 
-/// A thing to test.
+/// A device under test.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceUnderTest {
-    /// Its name in the names of tests.
+    /// The name, used in the names of tests.
     pub name: &'static str,
     what: DeviceSpec,
     fresh: InitialContent,
     atom: usize,
-    /// It needs a core with a ring.
+    /// Whether the device needs a core with a ring.
     ring: bool,
 }
 
@@ -29,24 +35,25 @@ pub struct DeviceUnderTest {
 enum DeviceSpec {
     /// A device by its URI.
     Device(&'static str),
-    /// Mapped devices from the bottom up: name and table each. The last is the subject.
+    /// Mapped devices from the bottom up, with name and table. The last one is the device under
+    /// test.
     Tables(&'static [(&'static str, &'static str)]),
 }
 
-/// A subject on its ground.
+/// A device under test that exists, with its fixture.
 pub struct CreatedDevice {
-    /// Below it.
+    /// The devices below.
     pub ground: Fixture,
     /// The device.
     pub device: Arc<dyn Device>,
-    /// The same as a mapped device, when it is one.
+    /// The same device, if it is a mapped device.
     pub mapped: Option<Arc<MappedDevice>>,
-    /// What is known of it.
+    /// The properties of the device.
     pub facts: DeviceFacts,
 }
 
 impl CreatedDevice {
-    /// A mapped device with a table of these lines, and what is below it.
+    /// Makes a mapped device with a table of these lines over `ground`.
     #[must_use]
     pub fn table(mut ground: Fixture, lines: &str, fresh: InitialContent) -> CreatedDevice {
         let mapped = ground.mapped("s", lines);
@@ -88,7 +95,8 @@ impl DeviceUnderTest {
         DeviceUnderTest { ring: true, ..self }
     }
 
-    /// Why it can't be had on this machine or in this world; `None` when it can.
+    /// The reason why the device is not available on this machine or in this world; `None` if it
+    /// is.
     #[must_use]
     pub fn missing(&self, kind: WorldKind) -> Option<&'static str> {
         if self.ring && kind == WorldKind::Stepped {
@@ -109,7 +117,7 @@ impl DeviceUnderTest {
         uri.into_iter().chain(tables.iter().map(|(_, lines)| *lines))
     }
 
-    /// Makes it, for a world of `kind`. What a server exports is a mapped device: a backend gets a
+    /// Makes the device for a world of `kind`. A server exports mapped devices, so a backend gets a
     /// table of one line.
     #[must_use]
     pub fn make(&self, kind: WorldKind) -> CreatedDevice {
@@ -136,7 +144,7 @@ impl DeviceUnderTest {
     }
 }
 
-/// All subjects.
+/// All devices under test.
 pub const DEVICES_UNDER_TEST: &[DeviceUnderTest] = &[
     // Backends.
     device("null", "null:size=2M").fresh(InitialContent::AlwaysZeroes),
@@ -157,7 +165,7 @@ pub const DEVICES_UNDER_TEST: &[DeviceUnderTest] = &[
     device("block", "file:{loop}").ring(),
     device("block_buffered", "file:{loop}?direct=off").ring(),
     device("block_4k", "file:{loop4k}?direct=on").ring(),
-    // Targets, over strict disks.
+    // Targets over strict disks.
     table("linear", &[("s", "0 4096 linear /d0 24")]),
     table("linear_cache", &[("s", "0 4096 linear /c0 24")]),
     table("linear_no_fua", &[("s", "0 4095 linear /n0 33")]),
@@ -212,7 +220,7 @@ pub const DEVICES_UNDER_TEST: &[DeviceUnderTest] = &[
             ("s", "0 4000 dust @c 8 4096"),
         ],
     ),
-    // Targets over what is real.
+    // Targets over real devices.
     table("linear_nbd", &[("s", "0 4000 linear {nbd} 8")]).atom(8).ring(),
     table("linear_file", &[("s", "0 4000 linear {file} 8")]).ring(),
     table(

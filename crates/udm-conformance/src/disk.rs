@@ -1,10 +1,9 @@
-//! The disk below the targets: strict about what it is given, slow at will, with a cache that a
-//! power cut empties.
+//! A strict disk below the targets. It checks its requests, delays them on demand, and has a cache
+//! that is lost when power is cut.
 //!
-//! A request takes effect at some moment between `submit` and `poll`, and a few come back from each
-//! poll, in any order. What a layer above may not send (a range beyond the end, an odd length, more
-//! than the limits say, an operation that they do not have, a flag that the disk does not know) is
-//! a panic that names it.
+//! A request takes effect between `submit` and `poll`. Each poll completes a few requests, in any
+//! order. The disk panics on a request that the layer above must not send: a range beyond the end,
+//! an odd length, a length above the limits, an unsupported operation or flag.
 
 use crate::STAMP;
 use rand::RngExt;
@@ -18,13 +17,13 @@ use udm_core::{
 
 const BLOCK: usize = SECTOR_SIZE as usize;
 
-/// A disk in memory. Two with the same [`DiskMedium`] are two paths to it.
+/// A disk in memory. Two disks with the same [`DiskMedium`] are two paths to one disk.
 pub struct StrictDisk {
     id: DeviceId,
     medium: Arc<DiskMedium>,
 }
 
-/// What the paths to a disk have in common.
+/// The state that the paths to a disk share.
 pub struct DiskMedium {
     limits: Limits,
     shared_disk_state: SharedDiskState,
@@ -32,15 +31,15 @@ pub struct DiskMedium {
 }
 
 struct MediumState {
-    /// What reads see.
+    /// The content that reads see.
     bytes: Vec<u8>,
-    /// By sector: the write that `bytes` and `stable` are from.
+    /// The number of the write of each sector, for `bytes` here and for `stable` below.
     written: Vec<u64>,
     stable: Vec<u8>,
     stable_written: Vec<u64>,
     writes: u64,
     bad: Vec<(Range<u64>, Status)>,
-    /// Paths that fail all that they are asked.
+    /// Paths that fail all requests.
     down: BTreeMap<DeviceId, Status>,
     holding: bool,
     lanes: usize,
@@ -48,7 +47,7 @@ struct MediumState {
 }
 
 impl DiskMedium {
-    /// A medium of zeroes with these limits.
+    /// Creates a medium of zeroes with these limits.
     #[must_use]
     pub fn new(limits: Limits) -> Arc<DiskMedium> {
         let (sectors, bytes) = (limits.size.0 as usize, limits.size.bytes() as usize);
@@ -71,7 +70,7 @@ impl DiskMedium {
         })
     }
 
-    /// One more path to it.
+    /// Creates another path to the medium.
     #[must_use]
     pub fn path(self: &Arc<DiskMedium>) -> Arc<StrictDisk> {
         Arc::new(StrictDisk { id: DeviceId::new(), medium: self.clone() })
@@ -81,20 +80,20 @@ impl DiskMedium {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The power fails and returns: what is in the cache alone is gone.
+    /// Cuts the power and restores it. Data that is only in the cache is lost.
     pub fn cut_power(&self) {
         let state = &mut *self.state();
         state.bytes.clone_from(&state.stable);
         state.written.clone_from(&state.stable_written);
     }
 
-    /// While true, requests stay in the disk.
+    /// While `hold` is set, requests stay in the disk.
     pub fn hold(&self, hold: bool) {
         self.state().holding = hold;
     }
 
-    /// Has the sector that begins with `stamp` fail with `status` from now on. False when it is not
-    /// here.
+    /// Makes the sector that begins with `stamp` fail with `status`. Returns false if there is no
+    /// such sector.
     #[must_use]
     pub fn inject_error(&self, stamp: [u8; STAMP], status: Status) -> bool {
         let state = &mut *self.state();
@@ -103,26 +102,26 @@ impl DiskMedium {
         at.is_some()
     }
 
-    /// Has all that is asked of `path` fail with `status` from now on, flushes too.
+    /// Makes all requests to `path` fail with `status`, including flushes.
     pub fn fail_path(&self, path: DeviceId, status: Status) {
         self.state().down.insert(path, status);
     }
 
-    /// Makes everything good again.
+    /// Removes all injected errors.
     pub fn heal(&self) {
         let state = &mut *self.state();
         state.bad.clear();
         state.down.clear();
     }
 
-    /// Lanes that are open, and requests in them.
+    /// Number of open lanes, and of requests in them.
     #[must_use]
     pub fn in_use(&self) -> (usize, usize) {
         let state = self.state();
         (state.lanes, state.waiting)
     }
 
-    /// Panics when `bio` is not one that the disk may be given.
+    /// Panics if `bio` is a request that must not be sent to the disk.
     fn assert_fits(&self, bio: &Bio) {
         let limits = &self.limits;
         assert!(bio.is_in_flight(), "a bio that was not started: {bio:?}");
@@ -161,13 +160,13 @@ impl Device for StrictDisk {
     }
 }
 
-/// What a flush makes durable: sectors with the write that they are from and their bytes.
+/// The data that a flush makes durable: sectors, each with the number of its write and its bytes.
 type CachedSectors = BTreeMap<u64, (u64, Vec<u8>)>;
 
 struct DiskLane {
     id: DeviceId,
     medium: Arc<DiskMedium>,
-    /// A flush takes along what was in the cache when it came in.
+    /// Requests, each with the content of the cache at its submission if it flushes.
     waiting: Vec<(Box<Bio>, CachedSectors)>,
 }
 
@@ -206,7 +205,7 @@ impl MediumState {
             Op::Flush => return Status::Ok,
             Op::Write => drop(bio.data.copy_to(&mut self.bytes[range])),
             Op::WriteZeroes => self.bytes[range].fill(0),
-            // Anything may be there now.
+            // A discard may leave any content.
             Op::Discard => self.bytes[range].fill(0xdd),
         }
         self.writes += 1;

@@ -1,5 +1,5 @@
-//! What a subject stands on: disks, files, loop devices and mapped devices, made on demand by the
-//! words of its line, and gone with it.
+//! The devices below a device under test: disks, files, loop devices and mapped devices. They are
+//! created on demand from the words of its line, and removed with it.
 
 use crate::disk::DiskMedium;
 use crate::test_server::TestServer;
@@ -16,7 +16,7 @@ use udm_dm::{DeviceRef, LookupError, MappedDevice, Resolver, Table};
 use udm_runtime::TemporaryCoreIo;
 use udm_wire::uri::{self, DeviceUri};
 
-/// Sectors of each disk in memory. Subjects that count on it leave a margin at both ends.
+/// Sectors of each disk in memory. Devices under test leave a margin at both ends.
 pub const DISK: u64 = 4224;
 
 /// Bytes of each file.
@@ -25,7 +25,7 @@ const FILE: u64 = 2 << 20;
 /// Cores of each world.
 const CORES: usize = 2;
 
-/// See the module.
+/// The devices below a device under test.
 #[derive(Default)]
 pub struct Fixture {
     folder: Option<TempDir>,
@@ -37,8 +37,8 @@ pub struct Fixture {
     mapped: BTreeMap<String, Arc<MappedDevice>>,
 }
 
-/// The disk called `/NAME`. The letter says what it can do; the number tells disks apart, and a
-/// letter behind it paths to one disk.
+/// The limits of the disk `/NAME`. The first letter selects its abilities. The number distinguishes
+/// disks, and a letter after it paths to one disk.
 fn limits(name: &str) -> Limits {
     let base = Limits {
         max_sectors: Sectors(128),
@@ -48,11 +48,11 @@ fn limits(name: &str) -> Limits {
         ..Limits::new(Sectors(DISK))
     };
     match name.chars().next() {
-        // Takes anything at once, without a cache.
+        // No limits and no cache.
         Some('d') => Limits::new(Sectors(DISK)),
         // A cache, FUA and short requests.
         Some('c') => base,
-        // A cache and no FUA; odd lengths.
+        // A cache, no FUA, and odd lengths.
         Some('n') => Limits { fua: false, max_sectors: Sectors(31), ..base },
         // Blocks of 4096 bytes.
         Some('k') => Limits { logical_block: 4096, physical_block: 4096, io_min: 4096, ..base },
@@ -64,18 +64,18 @@ fn limits(name: &str) -> Limits {
 }
 
 impl Fixture {
-    /// Empty ground.
+    /// Creates an empty fixture.
     #[must_use]
     pub fn new() -> Fixture {
         Fixture::default()
     }
 
-    /// The folder of its files.
+    /// The folder for its files.
     pub fn folder(&mut self) -> &Path {
         self.folder.get_or_insert_with(|| TempDir::new().expect("a folder")).path()
     }
 
-    /// A new sparse file of `bytes`.
+    /// Creates a sparse file of `bytes` bytes.
     pub fn file(&mut self, bytes: u64) -> PathBuf {
         self.files += 1;
         let name = format!("file{}", self.files);
@@ -85,7 +85,7 @@ impl Fixture {
         path
     }
 
-    /// A loop device over a new file.
+    /// Creates a loop device over a new file.
     fn loop_device(&mut self, block: &str) -> PathBuf {
         let file = self.file(FILE);
         let (path, args) = (file.display().to_string(), ["--find", "--show", "-b", block]);
@@ -94,7 +94,7 @@ impl Fixture {
         device
     }
 
-    /// An export of a new server.
+    /// Starts an NBD server and returns the URI of its export.
     fn served(&mut self) -> String {
         let name = format!("nbd{}", self.servers.len());
         let path = self.folder().join(name);
@@ -103,8 +103,8 @@ impl Fixture {
         uri.to_string()
     }
 
-    /// `words` with its places filled in: `{file}`, `{huge}` (a file with holes), `{loop}`,
-    /// `{loop4k}`, `{nbd}` (a disk in memory behind a server).
+    /// Replaces the placeholders in `words`: `{file}`, `{huge}` (a sparse file), `{loop}`,
+    /// `{loop4k}`, `{nbd}` (an export of a disk in memory).
     fn fill_in(&mut self, words: &str) -> String {
         let mut words = words.to_owned();
         while let Some(at) = words.find('{') {
@@ -123,26 +123,26 @@ impl Fixture {
         words
     }
 
-    /// Opens the device of a URI with places in it: what it is known as, and its size.
+    /// Opens the device of a URI with placeholders. Returns its resolved URI and its size.
     pub fn device(&mut self, words: &str) -> (String, Sectors) {
         let words = self.fill_in(words);
         let size = self.known(&words).limits().size;
         (words, size)
     }
 
-    /// The device known as `word`, opened if need be.
+    /// The device for `word`, opened if necessary.
     pub fn known(&mut self, word: &str) -> Arc<dyn Device> {
         self.get(word).unwrap_or_else(|e| panic!("{word}: {} ({})", e.reason, e.errno)).device
     }
 
-    /// A table of these lines.
+    /// Builds a table of these lines.
     pub fn table(&mut self, lines: &str) -> Arc<Table> {
         let lines = udm_wire::table::parse(&self.fill_in(lines)).expect("lines of a table");
         Table::build(udm_targets::TARGETS, &lines, self, &TemporaryCoreIo, CORES)
             .unwrap_or_else(|e| panic!("{e}"))
     }
 
-    /// A mapped device that runs with these lines, known as `@name` from now on.
+    /// Makes an active mapped device with these lines. Tables can refer to it as `@name`.
     pub fn mapped(&mut self, name: &str, lines: &str) -> Arc<MappedDevice> {
         let number = DevNo { major: 254, minor: self.mapped.len() as u32 };
         let device = MappedDevice::new(name, None, number).expect("a good name");
@@ -153,16 +153,15 @@ impl Fixture {
         device
     }
 
-    /// True when there are disks below that lose what is in their cache, and beside them only what
-    /// loses nothing.
+    /// Whether there are disks that lose their cache, and all other devices below lose no data.
     #[must_use]
     pub fn has_disks(&self) -> bool {
         let is_disk = |word: &str| word.starts_with('/') && self.media.contains_key(disk_of(word));
         !self.media.is_empty() && self.known.keys().all(|word| is_disk(word) || word.starts_with("mem:"))
     }
 
-    /// True when the power of what is below can be cut: of such disks, or of a device that has a
-    /// switch of its own.
+    /// Whether the power of the devices below can be cut: all of them are disks, or have a power
+    /// switch.
     #[must_use]
     pub fn has_power(&self) -> bool {
         let switched = |one: &DeviceRef| one.device.power().is_some();
@@ -178,15 +177,15 @@ impl Fixture {
         }
     }
 
-    /// While true, no disk finishes anything.
+    /// While `hold` is set, no disk completes requests.
     pub fn hold(&self, hold: bool) {
         self.media.values().for_each(|medium| medium.hold(hold));
     }
 
-    /// Spoils the sector that begins with `stamp`, wherever it lies.
+    /// Makes the sector that begins with `stamp` fail, on any disk.
     ///
     /// # Panics
-    /// When no disk has it.
+    /// If no disk has the sector.
     pub fn inject_error(&self, stamp: [u8; STAMP], status: Status) {
         assert!(
             self.media.values().filter(|m| m.inject_error(stamp, status)).count() > 0,
@@ -194,7 +193,7 @@ impl Fixture {
         );
     }
 
-    /// The words of the paths to disks that have more than one.
+    /// The words of the paths to disks with more than one path.
     #[must_use]
     pub fn paths(&self) -> Vec<String> {
         let path = |word: &&String| word.starts_with('/') && self.media.contains_key(disk_of(word));
@@ -204,35 +203,35 @@ impl Fixture {
         words.iter().copied().filter(several).cloned().collect()
     }
 
-    /// Has all that is asked of the path `word` fail with `status`.
+    /// Makes all requests to the path `word` fail with `status`.
     pub fn fail_path(&self, word: &str, status: Status) {
         self.media[disk_of(word)].fail_path(self.known[word].device.id(), status);
     }
 
-    /// Makes all good again.
+    /// Removes all injected errors.
     pub fn heal(&self) {
         self.media.values().for_each(|medium| medium.heal());
     }
 
-    /// Checks that nothing is open any more.
+    /// Checks that nothing is open.
     ///
     /// # Panics
-    /// When a lane was not closed or a request is still in a disk.
+    /// If a lane is open or a request is still in a disk.
     pub fn assert_unused(&self) {
         for (name, medium) in &self.media {
-            assert_eq!(medium.in_use(), (0, 0), "lanes and requests of {name} behind the end");
+            assert_eq!(medium.in_use(), (0, 0), "lanes and requests of {name} after the end");
         }
     }
 }
 
-/// The disk that a word such as `/c0b` names: its letter and number.
+/// The disk of a word such as `/c0b`: its letter and number.
 fn disk_of(word: &str) -> &str {
     word.trim_start_matches('/').trim_end_matches(|c: char| c.is_ascii_alphabetic())
 }
 
 impl Resolver for Fixture {
     fn get(&mut self, word: &str) -> Result<DeviceRef, LookupError> {
-        // A table prints numbers for names.
+        // A printed table has device numbers instead of names.
         let mapped = self.mapped.iter().map(|(name, device)| {
             let (number, name, device) = (device.number(), name.clone(), device.clone());
             DeviceRef { number, name, device, hold: None }
@@ -258,10 +257,10 @@ impl Resolver for Fixture {
     }
 }
 
-/// Runs a program of the system; what it printed.
+/// Runs a program of the system and returns its output.
 ///
 /// # Panics
-/// When it fails.
+/// If the program fails.
 pub fn run(program: &str, args: &[&str]) -> String {
     let out = Command::new(program).args(args).env("PATH", "/sbin:/usr/sbin:/bin:/usr/bin").output();
     let out = out.unwrap_or_else(|e| panic!("{program}: {e}"));

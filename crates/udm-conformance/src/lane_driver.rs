@@ -1,9 +1,8 @@
-//! Requests to bios and back, over one lane: what a well-behaved caller does, and a check of each
-//! bio that comes home.
+//! A well-behaved caller of one lane: it turns requests into bios and checks each completed bio.
 //!
-//! The rule ([`udm_core::Bio`]): each bio comes back exactly once, with every field but its status
-//! and the bytes of a read as it was given, on success and on error alike; its memory too, all of
-//! it and in order.
+//! The rule ([`udm_core::Bio`]): each bio completes exactly once. All of its fields except the
+//! status and the bytes of a read are as submitted, on success and on error. Its memory is complete
+//! and in order.
 
 use crate::{Answer, Request, stamp};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -14,13 +13,13 @@ use udm_core::{
     Sectors, Segments, SharedMap, SharedRange,
 };
 
-/// What is in read buffers before the read.
+/// The content of read buffers before the read.
 const DIRT: u8 = 0xee;
 
-/// Added to cookies: all 64 bits have to come back.
+/// Added to cookies, to check that all 64 bits are kept.
 const COOKIES: u64 = 0xc001_0000_0000_0000;
 
-/// A lane and what is in flight on it.
+/// A lane and its requests in flight.
 pub struct LaneDriver {
     lane: Box<dyn Lane>,
     owner: OwnerId,
@@ -31,7 +30,7 @@ pub struct LaneDriver {
     foreign: bool,
 }
 
-/// A bio as it was given.
+/// The submitted state of a bio.
 struct SentBio {
     op: Op,
     flags: BioFlags,
@@ -43,30 +42,30 @@ struct SentBio {
 }
 
 impl LaneDriver {
-    /// Opens the lane of `device`. The memory of its requests is its own, or `foreign`: shared with
-    /// whoever has the memfd.
+    /// Opens the lane of `device`. If `foreign` is set, the memory of requests is shared by a
+    /// memfd.
     ///
     /// # Errors
-    /// The device's own.
+    /// The error of the device.
     pub fn open(device: &Arc<dyn Device>, foreign: bool, cx: &mut Cx<'_>) -> Result<LaneDriver, OpenError> {
         let lane = device.open(cx)?;
         let (batch, done) = (Batch::new(), Batch::new());
         Ok(LaneDriver { lane, owner: cx.new_owner(), batch, done, sent: HashMap::new(), next: 0, foreign })
     }
 
-    /// Requests that are not back.
+    /// Number of requests in flight.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.sent.len()
     }
 
-    /// True while the lane has something of its own to end.
+    /// Whether the lane has required work of its own.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         self.lane.busy() == OwnWork::Required
     }
 
-    /// Puts requests into the next batch. Their tags count from 0, over the life of the driver.
+    /// Adds requests to the next batch. Their tags count from 0 over the life of the driver.
     pub fn give(&mut self, requests: Vec<Request>, now: Nanos) {
         for request in requests {
             let mut bio = Bio::new();
@@ -94,7 +93,7 @@ impl LaneDriver {
         }
     }
 
-    /// Submits what was given and polls once. True when something moved; answers are appended with
+    /// Submits the batch and polls once. Returns whether a request moved. Appends answers with
     /// their tags.
     pub fn turn(&mut self, answers: &mut Vec<(u64, Answer)>, cx: &mut Cx<'_>) -> bool {
         let moved = !self.batch.is_empty();
@@ -113,7 +112,7 @@ impl LaneDriver {
         moved || came
     }
 
-    /// Checks a bio that came back.
+    /// Checks a completed bio.
     fn home(&mut self, bio: &Bio) -> (u64, Answer) {
         let Some(sent) = self.sent.remove(&bio.cookie) else {
             panic!("a bio that is not in flight came back, or its cookie changed: {bio:?}");
@@ -134,7 +133,7 @@ impl LaneDriver {
     }
 }
 
-/// The memory of a request: filled with its stamps for a write, with dirt for a read.
+/// The memory of a request: its stamps for a write, [`DIRT`] for a read.
 fn memory(request: &Request) -> Segments {
     let mut data = Segments::new();
     let mut left = request.data_len();
@@ -151,14 +150,14 @@ fn memory(request: &Request) -> Segments {
     data
 }
 
-/// The same, shared.
+/// The memory of a request in a memfd, with the same content.
 fn foreign(request: &Request) -> Segments {
     let mut data = Segments::new();
     let len = request.data_len();
     if len == 0 {
         return data;
     }
-    // Room for pieces at odd addresses, none right behind another.
+    // Space for pieces at odd addresses that are not adjacent.
     let room = (len + 16 * (request.cuts.len() + 2)).next_multiple_of(4096);
     let memfd =
         memfd_create("udm-conformance", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).expect("a memfd");
@@ -189,15 +188,14 @@ fn fill(request: &Request, data: &mut Segments) {
     }
 }
 
-/// `len` bytes that begin at an odd address, in a slab of their own so that they join with no
-/// other.
+/// A buffer of `len` bytes at an odd address, in its own slab, so that no pieces are adjacent.
 fn piece(len: usize) -> Buf {
     let mut buf = Buf::zeroed(len + 3);
     drop(buf.split_to(3));
     buf
 }
 
-/// Where the data lies; neighbours count as one.
+/// Addresses and lengths of the data; adjacent ranges count as one.
 fn places(data: &Segments) -> Vec<(usize, usize)> {
     let mut places: Vec<(usize, usize)> = Vec::new();
     for (start, bytes) in data.ranges().filter(|(_, bytes)| *bytes > 0) {

@@ -1,20 +1,20 @@
-//! The conformance battery: the rules for all backends, targets and front ends, written once and
-//! run by name against all of them.
+//! The conformance suite: rules for all backends, targets and front ends, written once and run by
+//! name on all of them.
 //!
 //! * A *case* ([`CASES`]) is a rule: a function over a [`TestRig`], with its source and its
-//!   requirements. If a subject lacks a requirement, there is no test; the list of skipped tests
+//!   requirements. If a device lacks a requirement, there is no test. The list of skipped tests
 //!   gives the reason.
-//! * A *subject* ([`DEVICES_UNDER_TEST`]) is one line that names a device under test.
-//! * A *world* ([`WorldKind`]) is a way of using it: cores stepped by hand, cores with rings, an NBD
-//!   server. In a stepped world a lane that waits without asking for a poll is found.
-//! * The subject's limits say how a request must end ([`DeviceFacts::verdict`]), so a case asks for
-//!   everything.
+//! * A *device under test* ([`DEVICES_UNDER_TEST`]) is one line of a list.
+//! * A *world* ([`WorldKind`]) is a way of using the device: cores stepped by hand, cores with
+//!   rings, or an NBD server. A stepped world detects lanes that wait without asking for a poll.
+//! * The limits of the device determine the result of each request ([`DeviceFacts::verdict`]), so a
+//!   case sends valid and invalid requests.
 //!
-//! Below the targets are strict disks (`disk`): they refuse requests that no layer may send,
-//! complete in any order, lose their cache when power is cut, and fail or wait on demand. In every
-//! case each completed bio is compared with its submitted state.
+//! The devices below the targets are strict disks (`disk`). They panic on requests that no layer
+//! may send, complete in any order, lose their cache when power is cut, and fail or wait on demand.
+//! In every case, each completed bio is compared with its submitted state.
 //!
-//! Test support only: no other crate imports it.
+//! The crate is only for tests; no other crate imports it.
 #![forbid(unsafe_code)]
 
 mod cases;

@@ -1,27 +1,27 @@
-//! A request and its answer, in terms that a lane and a network protocol share.
+//! A request and its answer, in a form for both a lane and a network protocol.
 
 use udm_core::{BioFlags, Op, SECTOR_SIZE};
 
 /// A request.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// What to do.
+    /// The operation.
     pub op: Op,
-    /// Modifiers; a front end that has no word for one leaves it out.
+    /// Modifiers. A front end leaves out flags that its protocol cannot express.
     pub flags: BioFlags,
     /// First sector.
     pub sector: u64,
     /// Length in sectors.
     pub sectors: u64,
-    /// What a write puts there: its stamp's generation. 0 for all others.
+    /// The generation of the stamps of a write; 0 for all other operations.
     pub generation: u64,
-    /// Lengths in bytes of the pieces of memory that the data comes in; what is left over is the
-    /// last piece. Empty: one aligned piece.
+    /// Lengths in bytes of the pieces of memory. The last piece gets the rest. Empty: one aligned
+    /// piece.
     pub cuts: Vec<usize>,
 }
 
 impl Request {
-    /// A request without flags, its memory in one piece.
+    /// A request without flags, with its memory in one piece.
     #[must_use]
     pub fn new(op: Op, sector: u64, sectors: u64) -> Request {
         Request { op, flags: BioFlags::empty(), sector, sectors, generation: 0, cuts: Vec::new() }
@@ -45,32 +45,32 @@ impl Request {
         Request::new(Op::Flush, 0, 0)
     }
 
-    /// The same with `flags`.
+    /// The request with additional `flags`.
     #[must_use]
     pub fn with(mut self, flags: BioFlags) -> Request {
         self.flags |= flags;
         self
     }
 
-    /// The same with its memory in pieces.
+    /// The request with its memory in pieces.
     #[must_use]
     pub fn in_pieces(mut self, cuts: &[usize]) -> Request {
         self.cuts = cuts.to_vec();
         self
     }
 
-    /// Bytes of data that it carries.
+    /// Bytes of data of the request.
     #[must_use]
     pub fn data_len(&self) -> usize {
         if self.op.has_data() { (self.sectors * SECTOR_SIZE) as usize } else { 0 }
     }
 }
 
-/// How a request ended.
+/// The result of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Answer {
     /// The errno; 0 for success.
     pub errno: i32,
-    /// What a read brought; empty after an error.
+    /// The data of a read; empty after an error.
     pub data: Vec<u8>,
 }

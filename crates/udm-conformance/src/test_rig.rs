@@ -1,4 +1,4 @@
-//! What a case holds: a subject in a world, with a model of what is on it.
+//! The environment of a case: a device in a world, with a model of its content.
 
 use crate::devices_under_test::{CreatedDevice, DeviceUnderTest};
 use crate::world::{DeviceWorld, WorldKind};
@@ -10,39 +10,39 @@ use std::sync::{Arc, Weak};
 use udm_core::{Device, Op, SECTOR_SIZE, Status};
 use udm_dm::MappedDevice;
 
-/// See the module.
+/// A device under test in a world, with a model of its content.
 pub struct TestRig {
-    /// The subject in use.
+    /// The device in use.
     pub world: Box<dyn DeviceWorld>,
-    /// Which world.
+    /// The kind of the world.
     pub kind: WorldKind,
-    /// What the subject says of itself.
+    /// The properties of the device.
     pub facts: DeviceFacts,
-    /// What must be on it.
+    /// The expected content.
     pub model: ContentModel,
-    /// The same for each run of a case.
+    /// Random numbers that are the same in each run of a case.
     pub rng: SmallRng,
-    /// What lies below.
+    /// The devices below.
     pub ground: Fixture,
-    /// The mapped device, when the subject is one.
+    /// The mapped device, if the device under test is one.
     pub mapped: Option<Arc<MappedDevice>>,
     device: Weak<dyn Device>,
     generation: u64,
 }
 
-/// Where a case draws its chance from: 1, or `UDM_CONFORMANCE_SEED`.
+/// The seed of the random numbers: `UDM_CONFORMANCE_SEED`, or 1.
 fn seed() -> u64 {
     std::env::var("UDM_CONFORMANCE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1)
 }
 
 impl TestRig {
-    /// `subject` in a world of `kind`.
+    /// Makes `subject` in a world of `kind`.
     #[must_use]
     pub fn new(subject: &DeviceUnderTest, kind: WorldKind) -> TestRig {
         TestRig::over(subject.make(kind), kind)
     }
 
-    /// What was made, in a world of `kind`.
+    /// Opens a device that exists in a world of `kind`.
     #[must_use]
     pub fn over(made: CreatedDevice, kind: WorldKind) -> TestRig {
         let CreatedDevice { ground, device, mapped, facts } = made;
@@ -54,7 +54,7 @@ impl TestRig {
         TestRig { world, kind, facts, model, rng, ground, mapped, device, generation: 0 }
     }
 
-    /// Ends it: nothing may be left of it.
+    /// Closes the device and checks that nothing is left of it.
     pub fn end(mut self) {
         self.world.close();
         let TestRig { world, ground, mapped, device, .. } = self;
@@ -64,7 +64,7 @@ impl TestRig {
         assert_eq!(device.strong_count(), 0, "the device outlives those that used it");
     }
 
-    /// Sends a message to the first target of the mapped device; the answer is empty.
+    /// Sends a message to the first target of the mapped device. The answer must be empty.
     pub fn message(&mut self, words: &str) {
         let device = self.mapped.clone().expect("a mapped device");
         let words: Vec<String> = words.split_whitespace().map(String::from).collect();
@@ -72,25 +72,25 @@ impl TestRig {
         assert_eq!(answer.map_err(|e| e.to_string()), Ok(String::new()), "{words:?}");
     }
 
-    /// The boundary of the subject.
+    /// Whether requests are checked by `boundary`.
     #[must_use]
     pub fn is(&self, boundary: CheckingLayer) -> bool {
         self.facts.boundary == boundary
     }
 
-    /// A write with a generation of its own.
+    /// A write with a new generation.
     pub fn write(&mut self, sector: u64, sectors: u64) -> Request {
         self.generation += 1;
         Request::write(sector, sectors, self.generation)
     }
 
-    /// A request of any kind; a write gets a generation of its own.
+    /// A request of any kind. A write gets a new generation.
     pub fn request(&mut self, op: Op, sector: u64, sectors: u64) -> Request {
         if op == Op::Write { self.write(sector, sectors) } else { Request::new(op, sector, sectors) }
     }
 
-    /// Runs `requests` on `handle` at once and waits for them. They must not overlap. Each ends as
-    /// the facts demand, reads bring what the model has, and the model follows.
+    /// Runs `requests` on `handle` at the same time and waits for them. They must not overlap.
+    /// Checks each result and the data of reads, and updates the model.
     pub fn run(&mut self, handle: usize, requests: Vec<Request>) -> Vec<Answer> {
         self.world.submit(handle, requests.clone());
         let answers = self.world.collect(handle);
@@ -101,13 +101,13 @@ impl TestRig {
         answers
     }
 
-    /// Runs one request; its errno.
+    /// Runs one request and returns its errno.
     pub fn one(&mut self, handle: usize, request: Request) -> i32 {
         self.run(handle, vec![request])[0].errno
     }
 
-    /// Runs `requests` on `handle`, of which exactly those for which `hit` says so fail with
-    /// `errno`; the others are served.
+    /// Runs `requests` on `handle`. The requests for which `hit` is true must fail with `errno`,
+    /// and all others must be served.
     pub fn run_with_failures(
         &mut self,
         handle: usize,
@@ -126,7 +126,7 @@ impl TestRig {
         }
     }
 
-    /// Checks an answer against the facts and the model, and the model follows.
+    /// Checks an answer against the facts and the model, and updates the model.
     pub fn judge(&mut self, request: &Request, answer: &Answer) {
         let verdict = self.facts.verdict(request);
         let good = match &verdict {
@@ -142,16 +142,16 @@ impl TestRig {
         }
     }
 
-    /// Compares what a read brought with the model.
+    /// Compares the data of a read with the model.
     pub fn check_read(&self, request: &Request, answer: &Answer) {
         if request.op == Op::Read {
             assert_eq!(answer.data.len(), request.data_len(), "{request:?}");
             let checked = self.model.check(request.sector, &answer.data, self.facts.atom);
-            checked.unwrap_or_else(|what| panic!("{request:?} brought something else: {what}"));
+            checked.unwrap_or_else(|what| panic!("{request:?} returned wrong data: {what}"));
         }
     }
 
-    /// Reads a range, in blocks around it too, and compares it with the model.
+    /// Reads a range and some blocks around it, and compares the data with the model.
     pub fn verify(&mut self, handle: usize, sector: u64, sectors: u64) {
         let (block, size) = (self.facts.block(), self.facts.size());
         let from = sector.saturating_sub(block * 3) / block * block;
@@ -165,7 +165,7 @@ impl TestRig {
         }
     }
 
-    /// As [`TestRig::verify`], for the whole device when it is not too large for that.
+    /// As [`TestRig::verify`], for the whole device or its first 4 MiB.
     pub fn verify_all(&mut self, handle: usize) {
         self.verify(handle, 0, self.facts.size().min(8192));
     }
@@ -174,21 +174,20 @@ impl TestRig {
     #[must_use]
     pub fn longest(&self) -> u64 {
         let longest = match self.facts.boundary {
-            // A table splits; so may be asked for more than its limits say.
+            // A table splits requests, so they may exceed its limits.
             CheckingLayer::Table => 1024,
             _ => self.facts.limits.max_sectors.0.min(1024),
         };
         longest / self.facts.block() * self.facts.block()
     }
 
-    /// Sectors from which to take ranges: the device, or its first 2 MiB, in whole blocks.
+    /// The sectors for ranges: the device, or its first 2 MiB, in whole blocks.
     #[must_use]
     pub fn room(&self) -> u64 {
         self.facts.size().min(4096) / self.facts.block() * self.facts.block()
     }
 
-    /// Spoils the sector that was written last with `request` at `sector`: what touches it fails
-    /// with `status`.
+    /// Makes the sector at `sector` that `request` wrote last fail with `status`.
     pub fn inject_error(&self, request: &Request, sector: u64, status: Status) {
         let mut bytes = [0; SECTOR_SIZE as usize];
         stamp(sector * SECTOR_SIZE, request.generation, &mut bytes);

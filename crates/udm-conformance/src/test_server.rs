@@ -1,4 +1,4 @@
-//! A disk in memory behind an NBD server of udm's own, for subjects that are its clients.
+//! An NBD server of udm with a disk in memory, for devices under test that are its clients.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -7,14 +7,14 @@ use udm_frontends::nbd::{Export, Exports, ListenAddress, NbdServer, ServerOption
 use udm_runtime::{Runtime, RuntimeOptions};
 use udm_wire::uri::{self, NbdAddress, NbdUri};
 
-/// A server, until it is dropped.
+/// A server that runs until it is dropped.
 pub struct TestServer(Option<(NbdServer, Runtime)>);
 
 impl TestServer {
-    /// Serves the device of `uri` on a socket at `path`; how it is reached.
+    /// Serves the device of a URI on a socket at `path`. Returns the URI of the export.
     ///
     /// # Panics
-    /// When there is no such device or place.
+    /// If the device or the socket cannot be created.
     #[must_use]
     pub fn start(device: &str, path: &Path) -> (TestServer, NbdUri) {
         let spin_max = Duration::from_micros(20);

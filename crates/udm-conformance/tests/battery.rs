@@ -1,21 +1,21 @@
-//! The battery: every case against every subject in every world where it applies, as a test of the
-//! name `SUBJECT.WORLD::GROUP::CASE`.
+//! The conformance suite: every case on every device in every world to which it applies, as a test
+//! with the name `SUBJECT.WORLD::GROUP::CASE`.
 //!
-//! What does not apply is no test. With `UDM_CONFORMANCE_LIST=1` each such combination is printed
-//! with the reason, and the test `coverage::…` fails when a case, target, selector or kind of
-//! backend is left with too few subjects.
+//! Combinations that do not apply are not tests. With `UDM_CONFORMANCE_LIST=1` each of them is
+//! printed with the reason. The test `coverage::…` fails if a case, target, selector or kind of
+//! backend has too few devices.
 
 use libtest_mimic::{Arguments, Failed, FormatSetting, Trial};
 use std::collections::BTreeMap;
 use std::io::Write;
 use udm_conformance::{CASES, DEVICES_UNDER_TEST, DeviceUnderTest, TestRig, WorldKind};
 
-/// How many subjects each case has at the least, over all worlds.
+/// Minimum number of runs of each case, over all devices and worlds.
 const SUBJECTS_MIN: usize = 3;
 
 fn main() {
     let mut args = Arguments::from_args();
-    // Thousands of names are of no use to anybody while they pass.
+    // Thousands of names in the output help nobody.
     if args.format.is_none() && !args.list {
         args.format = Some(FormatSetting::Terse);
     }
@@ -52,7 +52,8 @@ fn main() {
     };
     trials.push(Trial::test("coverage::of_cases", coverage(cases)));
     trials.push(Trial::test("coverage::of_parts", coverage(parts)));
-    // What this machine can't have is reported as ignored, with the reason in its name.
+    // Devices that this machine does not support are reported as ignored, with the reason in the
+    // name.
     trials.extend(absent.into_iter().map(|name| Trial::test(name, || Ok(())).with_ignored_flag(true)));
     libtest_mimic::run(&args, trials).exit();
 }
@@ -64,19 +65,19 @@ fn run(subject: &DeviceUnderTest, kind: WorldKind, case: fn(&mut TestRig)) -> Re
     Ok(())
 }
 
-/// Cases that run against too few subjects.
+/// Cases with too few runs.
 fn cases(runs: &BTreeMap<&str, usize>) -> Vec<String> {
     let few = runs.iter().filter(|(_, n)| **n < SUBJECTS_MIN);
     few.map(|(name, n)| format!("{name} runs against {n} subjects")).collect()
 }
 
-/// Targets, selectors and kinds of devices without a subject.
+/// Targets, selectors and kinds of devices that no device under test uses.
 fn parts(_: &BTreeMap<&str, usize>) -> Vec<String> {
     let words: Vec<&str> = DEVICES_UNDER_TEST.iter().flat_map(|subject| subject.words()).collect();
     let has = |part: &str| words.iter().any(|words| words.split_whitespace().any(|word| word == part));
     let targets = udm_targets::TARGETS.iter().map(|target| target.name);
     let selectors = udm_targets::multipath::selector::SELECTORS.iter().map(|selector| selector.name);
-    // The error target serves nothing: `faults` has it.
+    // The error target serves nothing; the test `faults` covers it.
     let parts = targets.chain(selectors).filter(|&part| part != "error");
     let mut gaps: Vec<String> =
         parts.filter(|part| !has(part)).map(|part| format!("{part} has no subject")).collect();

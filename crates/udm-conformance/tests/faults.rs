@@ -1,8 +1,8 @@
-//! Subjects that fail: each error is reported on exactly the requests that it hits, and all else is
-//! intact.
+//! Devices that fail: each error is reported on exactly the affected requests, and all other data
+//! is intact.
 //!
-//! The names are `FAULT.WORLD`. What needs root is reported as ignored without it, with the reason
-//! in its name.
+//! The names of the tests are `FAULT.WORLD`. Without root, tests that need it are reported as
+//! ignored, with the reason in the name.
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::path::{Path, PathBuf};
@@ -43,7 +43,7 @@ fn rig(lines: &str, fresh: InitialContent, kind: WorldKind) -> TestRig {
     TestRig::over(CreatedDevice::table(Fixture::new(), lines, fresh), kind)
 }
 
-/// What a request of each kind ends with.
+/// The errno of a request of each kind.
 fn errnos(rig: &mut TestRig, at: u64) -> Vec<(Op, i32)> {
     let ask = |op: Op| {
         let request = if op == Op::Flush { Request::flush() } else { rig.request(op, at, 8) };
@@ -63,14 +63,14 @@ fn error_target(kind: WorldKind) {
     rig.end();
 }
 
-/// A read of a bad block fails; a write makes it good again, as a drive remaps a sector (kernel
+/// A read of a bad block fails. A write repairs the block, as a drive remaps a sector (kernel
 /// `dm-dust`).
 fn dust(kind: WorldKind) {
     let mut rig = rig("0 4096 dust /c0 24 512", InitialContent::Zeroes, kind);
     let writes: Vec<Request> = (0..64).map(|i| rig.write(i * 8, 8)).collect();
     rig.run(0, writes);
     let bad = [3, 77, 200, 511];
-    // Blocks are counted on the disk.
+    // Block numbers count on the disk, not on the mapped device.
     bad.iter().for_each(|sector| rig.message(&format!("addbadblock {}", sector + 24)));
     rig.verify(0, 0, 512);
     rig.message("enable");
@@ -118,7 +118,7 @@ fn flakey_error_writes(kind: WorldKind) {
     rig.end();
 }
 
-/// Writes that are dropped say that they were done, and a reader finds what was there before.
+/// Dropped writes report success, and reads return the old content.
 fn flakey_drop_writes(kind: WorldKind) {
     let mut rig = rig("0 4096 linear /c0 24", InitialContent::Zeroes, kind);
     let write = rig.write(0, 64);
@@ -131,7 +131,7 @@ fn flakey_drop_writes(kind: WorldKind) {
     rig.end();
 }
 
-/// A log that is full ends the logging and no write (kernel `dm-log-writes`).
+/// A full log ends the logging and fails no write (kernel `dm-log-writes`).
 fn full_log(kind: WorldKind) {
     let mut rig = rig("0 4096 log-writes /c0 mem:128K", InitialContent::Zeroes, kind);
     for round in 0..4 {
@@ -147,8 +147,8 @@ fn full_log(kind: WorldKind) {
     rig.end();
 }
 
-/// A file that was cut under a device: what is gone fails, what is left is served, and a read does
-/// not make the file longer again.
+/// A file is truncated under a device: requests to the lost part fail, the rest is served. A read
+/// does not extend the file again.
 fn cut_file(kind: WorldKind) {
     let mut ground = Fixture::new();
     let path = ground.file(2 << 20);
@@ -164,7 +164,7 @@ fn cut_file(kind: WorldKind) {
     rig.run_with_failures(0, &[Request::read(2040, 16)], EIO, |_| true);
     assert_eq!(file.metadata().expect("the file").len(), 1 << 20);
     file.set_len(2 << 20).expect("a longer file");
-    // What was cut off comes back as zeroes.
+    // The truncated part now reads as zeroes.
     rig.model.done(&Request::new(Op::WriteZeroes, 2048, 2048));
     rig.verify_all(1);
     rig.end();
@@ -191,14 +191,14 @@ impl SmallTmpfs {
 impl Drop for SmallTmpfs {
     fn drop(&mut self) {
         let path: &Path = self.folder.path();
-        // Lazily: a failed test may have left a file open.
+        // Lazy, because a failed test may have left a file open.
         let _ =
             Command::new("umount").arg("-l").arg(path).env("PATH", "/sbin:/usr/sbin:/bin:/usr/bin").status();
     }
 }
 
-/// A sparse file on a file system without room for it: writes that find no room say ENOSPC, nothing
-/// else fails, and when there is room again they are served.
+/// A sparse file on a full file system: writes without space fail with ENOSPC, nothing else fails.
+/// Once there is space again, writes are served.
 fn full_file_system(kind: WorldKind) {
     let small = SmallTmpfs::mount();
     let path = small.path("disk");
@@ -224,10 +224,10 @@ fn full_file_system(kind: WorldKind) {
     );
     rig.verify_all(1);
     rig.one(0, Request::flush());
-    // What is written already can be written again.
+    // Blocks that are already allocated can be written again.
     let again = rig.write(0, 128);
     rig.one(1, again);
-    // A discard makes room.
+    // A discard frees space.
     for i in 0..8 {
         rig.one(0, Request::new(Op::Discard, i * 128, 128));
     }

@@ -1,12 +1,12 @@
-//! What is opened and closed leaves no descriptor and no thread behind. One test in a program of
-//! its own, because it counts those of the process.
+//! Opening and closing leaves no descriptor and no thread open. The test has its own program,
+//! because it counts those of the process.
 
 use std::fs::read_dir;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 use udm_conformance::{CASES, DEVICES_UNDER_TEST, TestRig, WorldKind};
 
-/// Cases that open, close, change and vanish.
+/// Cases that open, close and change devices, and clients that vanish.
 const CASES_RUN: [&str; 4] = [
     "life::closed_and_opened",
     "life::ends_under_load",
@@ -18,9 +18,8 @@ fn count(what: &str) -> usize {
     read_dir(format!("/proc/self/{what}")).expect("procfs").count()
 }
 
-/// Descriptors and threads, once there are no more of them than `before`: the kernel takes a ring
-/// and its workers apart when their owner has gone on. Those that are still there after five
-/// seconds are left behind.
+/// Numbers of descriptors and threads, once they are at most `before`. The kernel frees a ring and
+/// its workers after their owner has continued. After five seconds, the rest counts as leaked.
 fn open_now(before: (usize, usize)) -> (usize, usize) {
     let begin = Instant::now();
     loop {
@@ -47,7 +46,8 @@ fn nothing_is_left_open() {
             drop(made);
             let name = format!("{}.{}", subject.name, kind.name());
             let Some(before) = before else {
-                // What a process makes once and keeps is there now, and nothing else after a while.
+                // Resources that a process creates once now exist, and all others are freed after a
+                // while.
                 sleep(Duration::from_millis(500));
                 before = Some((count("fd"), count("task")));
                 continue;

@@ -1,13 +1,12 @@
-//! The battery can fail: of the mistakes that can be put into the targets on purpose
-//! (`udm_core::bugs`), it finds those that break a rule of its own. The others are about what one
-//! target does for itself (which path it takes, what its log says), and the simulator finds them.
+//! The conformance suite can fail: it finds those of the seeded bugs (`udm_core::bugs`) that break
+//! one of its rules. The other bugs concern details of one target, such as the choice of a path or
+//! the content of a log. The simulator finds them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use udm_conformance::{CASES, DEVICES_UNDER_TEST, TestRig, WorldKind};
 use udm_core::bugs::{Bug, set};
 
-/// The mistakes, each with a subject in which it shows and the group of cases, or the case, that
-/// must fail.
+/// The bugs, each with a device that shows it, and the group of cases, or the case, that must fail.
 const FOUND_BY: &[(Bug, &str, &str)] = &[
     (Bug::SubmitTwice, "lines", "ranges::"),
     (Bug::SplitLosesTail, "linear_cache", "ranges::every_start_and_length"),
@@ -39,7 +38,7 @@ fn every_bug_that_breaks_a_rule_is_found() {
     assert!(missed.is_empty(), "not found: {missed:?}");
 }
 
-/// Whether a case of `group` fails on `subject` with `bug`, and only with it.
+/// Whether a case of `group` fails on `subject` with `bug`, and passes without it.
 fn fails(bug: Bug, subject: &str, group: &str) -> bool {
     let subject = DEVICES_UNDER_TEST.iter().find(|s| s.name == subject).expect("a subject of the list");
     let made = subject.make(WorldKind::Stepped);

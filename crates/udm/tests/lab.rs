@@ -78,11 +78,11 @@ fn selectors_do_as_they_should() {
     let found = findings(experiment);
     let (_, share, _) = found
         .iter()
-        .find(|(what, ..)| *what == "10 times slower, depth 32: round-robin, of the ideal")
+        .find(|(what, ..)| *what == "10 times slower, depth 32: round-robin, share of the ideal")
         .expect("round-robin");
     assert!((share - 2.0 / 11.0).abs() < 0.01, "{share}");
     let text = stdout(&lab(&["run", "selectors"]));
-    assert!(text.contains("selectors: What does each selector make of paths that are slow"), "{text}");
+    assert!(text.contains("selectors: How does each selector handle paths that are slow"), "{text}");
 }
 
 /// Through fio, where its engine was made.

@@ -1,4 +1,5 @@
-//! `context-switches`: what a second queue with a thread of its own makes of each request.
+//! `context-switches`: the context switches per request that a second queue with its own thread
+//! adds.
 
 use super::models::two_queues::TwoQueueDevice;
 use super::outcome::{ExperimentOutcome, Finding, ResultTable};
@@ -15,7 +16,7 @@ use udm_wire::uri;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "context-switches",
-    question: "How many context switches does a stacked device make of the raw device's?",
+    question: "How many more context switches does a stacked device have than the raw device?",
     source: "a report on dm over blk-mq, 2016: 10 s of 4 KiB reads, nr_hw_queues 1 and 4",
     run,
 };
@@ -24,14 +25,14 @@ const DEPTH: usize = 32;
 const ROUNDS: usize = 9;
 const TIME: Nanos = Nanos(200_000_000);
 
-/// Hardware queues, and how many switches the original counted in 10 s, raw and stacked.
+/// Number of hardware queues, and the original's context switches in 10 s, raw and stacked.
 const ORIGINAL: [(usize, f64, f64); 2] = [(1, 1970.0, 667_784.0), (4, 2067.0, 2_314_901.0)];
 
-/// Context switches a second that a machine makes of a program that never waits, as the original
-/// counted them: fewer count as so many, since a ratio of a handful says nothing.
+/// Context switches per second of a program that never waits, as the original counted them. Lower
+/// values count as this one, because a ratio of very few switches has no meaning.
 pub(super) const QUIET: f64 = 197.0;
 
-/// Beside the model with so many queues.
+/// The devices besides the models of [`ORIGINAL`].
 const NAMES: [&str; 3] = ["raw", "linear", "multipath, queue-length"];
 
 fn run(effort: &ExperimentOptions<'_>, outcome: &mut ExperimentOutcome) -> Result<()> {
@@ -45,13 +46,13 @@ fn run(effort: &ExperimentOptions<'_>, outcome: &mut ExperimentOutcome) -> Resul
     };
     let scores = contest.scores(devices, effort.stop)?;
 
-    let models = ORIGINAL.map(|(queues, ..)| format!("two queues, {queues} of them in hardware"));
+    let models = ORIGINAL.map(|(queues, ..)| format!("two queues, {queues} in hardware"));
     let names: Vec<&str> = NAMES.into_iter().chain(models.iter().map(String::as_str)).collect();
     let mut table = ResultTable::new(
-        format!("{cores} cores that sleep when they have nothing to do, depth {DEPTH}"),
-        ["", "thousand IOPS", "switches a million requests", "switches in 10 s", "ns a request"],
+        format!("{cores} cores that sleep when idle, depth {DEPTH}"),
+        ["", "thousand IOPS", "switches per million requests", "switches in 10 s", "ns per request"],
     );
-    let axis = Axis::new("context switches a million requests, and one", AxisUnit::Number).log();
+    let axis = Axis::new("context switches per million requests, plus one", AxisUnit::Number).log();
     let mut bars = Bars::new("Context switches", axis, ["switches"]);
     for (name, score) in names.iter().zip(&scores) {
         let ten_seconds = score.switches * score.iops(cores) * 10.0 / 1e6;
@@ -64,20 +65,22 @@ fn run(effort: &ExperimentOptions<'_>, outcome: &mut ExperimentOutcome) -> Resul
     let per_second = |i: usize| (scores[i].switches * scores[i].iops(cores) / 1e6).max(QUIET);
     let of_raw: Vec<f64> = (1..scores.len()).map(|i| per_second(i) / per_second(0)).collect();
     for (name, ratio) in NAMES[1..].iter().zip(&of_raw) {
-        outcome.found(Finding::less(format!("{name}: switches a second, of raw"), *ratio).aim(1.1));
+        outcome
+            .found(Finding::less(format!("{name}: switches per second, relative to raw"), *ratio).aim(1.1));
     }
     for ((queues, before, behind), ratio) in ORIGINAL.iter().zip(&of_raw[NAMES.len() - 1..]) {
-        let what = format!("two queues, {queues} in hardware: switches a second, of raw");
+        let what = format!("two queues, {queues} in hardware: switches per second, relative to raw");
         outcome.found(Finding::less(what, *ratio).of_model(behind / before));
     }
     let stacked = &scores[NAMES.len()..];
     for ((queues, ..), score) in ORIGINAL.iter().zip(stacked) {
-        let what = format!("linear over two queues, {queues} in hardware: requests a second");
+        let what = format!("requests per second: linear, relative to two queues, {queues} in hardware");
         outcome.found(Finding::more(what, score.ns / scores[1].ns));
     }
     outcome.note(format!(
-        "Nobody waits for the raw device: what switches it has are the machine's own. Fewer than the original's \
-         {QUIET} a second count as {QUIET}. The model's two queues pass each request to another thread and back."
+        "No thread waits for the raw device, so its switches come from the machine. Rates below the original's \
+         {QUIET} per second count as {QUIET}. The model with two queues passes each request to another thread and \
+         back."
     ));
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! `fio`: the originals' own command lines, with udm's engine.
+//! `fio`: the command lines of the originals, with udm's engine.
 
 use super::context_switches::QUIET;
 use super::outcome::{ExperimentOutcome, Finding, ResultTable};
@@ -20,23 +20,24 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 };
 
 const DEPTH: usize = 32;
-/// Of each device alone, and of each beside the raw one.
+/// Rounds of each device alone. `PAIRS` are the rounds of each device with the raw one.
 const ROUNDS: usize = 5;
 const PAIRS: usize = 15;
 const ALONE_MS: u32 = 150;
 const PAIR_MS: u32 = 200;
 
-/// What the original kept of the raw device, pinned, and what it made of its context switches.
+/// The share of the raw device's rate that the original kept, pinned. `SWITCHES` is its factor of
+/// context switches.
 const KEPT: [(&str, f64); 3] =
     [("round-robin", 4169.1 / 6055.9), ("queue-length", 2729.1 / 6055.9), ("service-time", 2778.3 / 6055.9)];
 const SWITCHES: f64 = 667_784.0 / 1970.0;
 
-/// What fio said of a job.
+/// fio's result of a job.
 #[derive(Clone, Copy)]
 struct FioResult {
     iops: f64,
     switches: f64,
-    /// Nanoseconds of a CPU that a request took.
+    /// CPU time per request in nanoseconds.
     cpu_ns: f64,
 }
 
@@ -53,12 +54,12 @@ fn run(effort: &ExperimentOptions<'_>, outcome: &mut ExperimentOutcome) -> Resul
         case(effort, outcome, engine, cpus)?;
     }
     outcome.note(
-        "Of raw: a fio with two jobs on the same CPUs, one of the raw device and one of the other, which take turns \
-         every few milliseconds: so whatever else the machine does befalls both. It is what a request of raw takes of \
-         a CPU by what one of the other takes, the median; that of raw beside itself shows what a difference is worth. \
-         fio itself takes a quarter of a microsecond a request, so that 0.97 leaves some 8 ns for what is below. The \
-         other figures are of each alone, in a few short runs. Fewer context switches than the 197 a second that the \
-         raw device of the original had count as so many.",
+        "The share of raw comes from one fio with two jobs on the same CPUs: one on the raw device, one on the other \
+         device. The jobs take turns every few milliseconds, so a disturbance of the machine affects both. The share \
+         is the CPU time per request of raw, divided by that of the other device; the median counts. The share of raw \
+         beside itself shows the noise. fio itself takes a quarter of a microsecond per request, so 0.97 leaves about \
+         8 ns for the device. The other figures come from a few short runs of each device alone. Rates below 197 \
+         context switches per second, that of the original's raw device, count as 197.",
     );
     let line = job(engine, "dm_mq", "TABLE", cpus, ALONE_MS).join(" ");
     outcome.note(format!("fio {line}"));
@@ -77,12 +78,12 @@ fn case(
     };
     let linear = format!("0 {LEN} linear {} 0", path(0));
     let mut devices = vec![("raw", path(0), path(0)), ("linear", linear.clone(), linear)];
-    // In a pair fio has twice as many jobs, each of which is a core.
+    // In a pair, fio has twice as many jobs, each of which is a core.
     devices.extend(SELECTORS.map(|name| (name, multipath(name, 2, jobs), multipath(name, 2, 2 * jobs))));
     let (mut alone, mut shares) = (vec![Vec::new(); devices.len()], vec![Vec::new(); devices.len()]);
     for round in 0..effort.rounds(ROUNDS) {
         for i in 0..devices.len() {
-            // None is always the first.
+            // Each round begins with another device.
             let i = (round + i) % devices.len();
             alone[i].extend(fio(&[&devices[i].1], ALONE_MS)?);
         }
@@ -90,7 +91,7 @@ fn case(
     for round in 0..effort.rounds(PAIRS) {
         for ((_, _, device), shares) in devices.iter().zip(&mut shares) {
             let mut pair = [devices[0].1.as_str(), device];
-            // The second is alone for a moment at the end.
+            // The second device runs alone for a moment at the end.
             let second = round % 2;
             pair.rotate_left(second);
             let ran = fio(&pair, PAIR_MS)?;
@@ -99,9 +100,10 @@ fn case(
     }
 
     let s = if jobs == 1 { "" } else { "s" };
-    let heads = ["", "thousand IOPS", "CPU ns a request", "of raw", "context switches", "of raw"];
+    let heads =
+        ["", "thousand IOPS", "CPU ns per request", "share of raw", "context switches", "relative to raw"];
     let mut table = ResultTable::new(format!("fio, {jobs} job{s}, depth {DEPTH}"), heads);
-    let axis = Axis::new("of what the raw device does", AxisUnit::Ratio);
+    let axis = Axis::new("share of the raw device", AxisUnit::Ratio);
     let mut bars =
         Bars::new(format!("Through fio, {jobs} job{s}"), axis, ["udm"]).reference("the original's");
     let of = |i: usize, what: fn(&FioResult) -> f64| {
@@ -116,14 +118,15 @@ fn case(
             continue;
         }
         let original = KEPT.iter().find(|(selector, _)| selector == name);
-        let mut finding = Finding::more(format!("{name}, {jobs} job{s}: of raw"), share).aim(0.97);
+        let mut finding = Finding::more(format!("{name}, {jobs} job{s}: share of raw"), share).aim(0.97);
         let mut bar = Bar::new(share);
         if let Some((_, original)) = original {
             (finding, bar) = (finding.beside(*original), bar.beside(*original));
         }
         outcome.found(finding);
         bars = bars.group(*name, [bar]);
-        let finding = Finding::less(format!("{name}, {jobs} job{s}: context switches, of raw"), added);
+        let finding =
+            Finding::less(format!("{name}, {jobs} job{s}: context switches, relative to raw"), added);
         outcome.found(finding.beside(SWITCHES).aim(1.1));
     }
     outcome.table(table);
@@ -131,7 +134,7 @@ fn case(
     Ok(())
 }
 
-/// fio's arguments for a job, as the original printed them but for engine and file name.
+/// fio's arguments for a job: those of the original, except for engine and file name.
 fn job(engine: &Path, name: &str, device: &str, jobs: usize, ms: u32) -> Vec<String> {
     let engine = engine.display();
     let named = [
@@ -153,13 +156,13 @@ fn job(engine: &Path, name: &str, device: &str, jobs: usize, ms: u32) -> Vec<Str
         "--time_based",
         "--norandommap",
         "--randrepeat=1",
-        // Or fio takes the system's clock now and then, which makes a request a third dearer.
+        // Otherwise fio sometimes reads the system's clock, which makes a request a third slower.
         "--clocksource=cpu",
     ];
     named.into_iter().chain(fixed.map(str::to_owned)).collect()
 }
 
-/// Jobs of one fio, beside each other.
+/// Runs one fio with a job per device, all at the same time.
 fn measure(engine: &Path, devices: &[&str], jobs: usize, ms: u32) -> Result<Vec<FioResult>> {
     let cpus: Vec<String> = device_contest::cpus().iter().take(jobs).map(usize::to_string).collect();
     let mut command = Command::new("fio");
@@ -175,20 +178,20 @@ fn measure(engine: &Path, devices: &[&str], jobs: usize, ms: u32) -> Result<Vec<
         "fio: {}",
         error.lines().next().or(text.lines().next()).unwrap_or("failed")
     );
-    // Warnings come before it.
+    // fio may print warnings before its JSON.
     let begin = text.find('{').context("fio printed no JSON")?;
-    let said: serde_json::Value = serde_json::from_str(&text[begin..]).context("what fio printed")?;
+    let said: serde_json::Value = serde_json::from_str(&text[begin..]).context("fio's output")?;
     (0..devices.len()).map(|nth| ran(&said["jobs"][nth])).collect()
 }
 
-/// What fio's JSON says of a job.
+/// Reads the result of a job from fio's JSON.
 fn ran(job: &serde_json::Value) -> Result<FioResult> {
-    let number = |value: &serde_json::Value| value.as_f64().context("fio left something out");
+    let number = |value: &serde_json::Value| value.as_f64().context("fio's JSON lacks a number");
     let (read, spent) = (&job["read"], number(&job["usr_cpu"])? + number(&job["sys_cpu"])?);
     Ok(FioResult {
         iops: number(&read["iops"])?,
         switches: number(&job["ctx"])?,
-        // Percent of the milliseconds of all its threads.
+        // The share is in percent of the run time of all threads of the job.
         cpu_ns: spent / 100.0 * number(&job["job_runtime"])? * 1e6 / number(&read["total_ios"])?.max(1.0),
     })
 }

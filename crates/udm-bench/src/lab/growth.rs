@@ -1,4 +1,4 @@
-//! `growth`: what one more costs, of paths, of lines in a table and of devices on each other.
+//! `growth`: the cost of one more path, table line or stacked device.
 
 use super::outcome::{ExperimentOutcome, Finding, ResultTable, ratio};
 use super::{Experiment, ExperimentOptions};
@@ -10,8 +10,8 @@ use anyhow::Result;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "growth",
-    question: "What does one more cost: a path, a line of the table, a device on another?",
-    source: "udm's own bar: costs grow as they should",
+    question: "What does one more path, table line or stacked device cost?",
+    source: "udm's own aim: costs grow as they should",
     run,
 };
 
@@ -24,7 +24,7 @@ const SELECTORS: [&str; 4] = ["round-robin", "queue-length", "service-time", "hi
 const LINES: [usize; 5] = [1, 10, 100, 1_000, 10_000];
 const LAYERS: [usize; 5] = [1, 2, 4, 8, 16];
 
-/// Sectors of a line: so that ten thousand of them fit.
+/// Sectors of a line, so that ten thousand lines fit.
 const LINE: u64 = 256;
 
 fn run(effort: &ExperimentOptions<'_>, outcome: &mut ExperimentOutcome) -> Result<()> {
@@ -35,7 +35,7 @@ fn run(effort: &ExperimentOptions<'_>, outcome: &mut ExperimentOutcome) -> Resul
 
 fn paths(effort: &ExperimentOptions<'_>, outcome: &mut ExperimentOutcome) -> Result<()> {
     let heads = ["".to_owned()].into_iter().chain(PATHS.map(|n| n.to_string()));
-    let mut table = ResultTable::new("ns a request over the raw device, by paths", heads);
+    let mut table = ResultTable::new("ns per request added to the raw device, by paths", heads);
     let mut plot = plot("Paths", "paths");
     for selector in SELECTORS {
         let tables = PATHS.map(|n| vec![multipath(selector, n, 1)]);
@@ -43,8 +43,8 @@ fn paths(effort: &ExperimentOptions<'_>, outcome: &mut ExperimentOutcome) -> Res
         let points: Vec<(f64, f64)> = PATHS.iter().map(|&n| n as f64).zip(added_latency).collect();
         table.row(selector, points.iter().map(|(_, ns)| *ns));
         let (slope, _) = slope(&points);
-        outcome.found(Finding::less(format!("{selector}: ns a path more"), slope));
-        plot = plot.line(format!("{selector}: {} ns a path", ratio(slope)), points);
+        outcome.found(Finding::less(format!("{selector}: ns per additional path"), slope));
+        plot = plot.line(format!("{selector}: {} ns per path", ratio(slope)), points);
     }
     outcome.table(table);
     outcome.lines(plot);
@@ -64,11 +64,11 @@ fn lines(effort: &ExperimentOptions<'_>, outcome: &mut ExperimentOutcome) -> Res
     }
     let doublings: Vec<(f64, f64)> = points.iter().map(|(n, ns)| (n.log2(), *ns)).collect();
     let (slope, _) = slope(&doublings);
-    let mut grid = ResultTable::new("lines of a table", ["", "ns a request over the raw device"]);
+    let mut grid = ResultTable::new("lines of a table", ["", "ns per request added to the raw device"]);
     points.iter().for_each(|(n, ns)| grid.row(format!("{n}"), [*ns]));
     outcome.table(grid);
-    outcome.found(Finding::less("linear: ns each time the lines are twice as many", slope));
-    let name = format!("linear: {} ns each time they are twice as many", ratio(slope));
+    outcome.found(Finding::less("linear: ns per doubling of the lines", slope));
+    let name = format!("linear: {} ns per doubling", ratio(slope));
     outcome.lines(plot("Lines of a table", "lines").line(name, points));
     Ok(())
 }
@@ -84,12 +84,12 @@ fn layers(effort: &ExperimentOptions<'_>, outcome: &mut ExperimentOutcome) -> Re
         points.extend(added_latency.into_iter().map(|ns| (n as f64, ns)));
     }
     let (slope, _) = slope(&points);
-    let mut grid = ResultTable::new("linear devices on each other", ["", "ns a request over the raw device"]);
+    let mut grid = ResultTable::new("stacked linear devices", ["", "ns per request added to the raw device"]);
     points.iter().for_each(|(n, ns)| grid.row(format!("{n}"), [*ns]));
     outcome.table(grid);
-    outcome.found(Finding::less("linear: ns a device more", slope));
-    let name = format!("linear: {} ns a device", ratio(slope));
-    outcome.lines(plot("Devices on each other", "devices").line(name, points));
+    outcome.found(Finding::less("linear: ns per additional device", slope));
+    let name = format!("linear: {} ns per device", ratio(slope));
+    outcome.lines(plot("Stacked devices", "devices").line(name, points));
     Ok(())
 }
 
@@ -97,7 +97,7 @@ fn plot(title: &str, what: &str) -> Lines {
     Lines::new(
         title,
         Axis::new(what, AxisUnit::Number).log(),
-        Axis::new("time over the raw device", AxisUnit::Nanos),
+        Axis::new("time added to the raw device", AxisUnit::Nanos),
     )
 }
 
@@ -105,8 +105,8 @@ fn name(number: usize) -> String {
     format!("d{number}")
 }
 
-/// What the last device of each of `stacks` adds to a request of the raw device, in ns. A stack's
-/// tables may name those before as `@d0` and so on.
+/// The time in ns that the last device of each of `stacks` adds to a request of the raw device. A
+/// table may refer to earlier devices of its stack as `@d0` and so on.
 fn added_latency(effort: &ExperimentOptions<'_>, stacks: Vec<Vec<String>>, len: u64) -> Result<Vec<f64>> {
     let contest = DeviceContest {
         cores: device_contest::pinned_cores(1),
@@ -131,7 +131,7 @@ fn added_latency(effort: &ExperimentOptions<'_>, stacks: Vec<Vec<String>>, len: 
     Ok(scores[1..].iter().map(|score| score.ns - scores[0].ns).collect())
 }
 
-/// The straight line through `points` by least squares: how much it rises, and where it begins.
+/// The straight line through `points` by least squares: its slope, and its value at 0.
 fn slope(points: &[(f64, f64)]) -> (f64, f64) {
     let n = points.len() as f64;
     let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / n;

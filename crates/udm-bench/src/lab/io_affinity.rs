@@ -1,4 +1,5 @@
-//! `io-affinity`: a path a core, beside selectors that spread what a core sends over all paths.
+//! `io-affinity`: one path per core, compared with selectors that spread the requests of each core
+//! over all paths.
 
 use super::models::paced_path::{PacedPath, PathServiceTime};
 use super::outcome::{ExperimentOutcome, Finding, ResultTable};
@@ -13,8 +14,8 @@ use udm_runtime::CoreSet;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "io-affinity",
-    question: "What does a path a core gain over selectors that use all paths?",
-    source: "Christie, the io-affinity selector, 2020: a path a CPU, of 90K, 180K and more IOPS",
+    question: "What does one path per core gain over selectors that use all paths?",
+    source: "Christie, the io-affinity selector, 2020: one path per CPU, with 90K, 180K and more IOPS",
     run,
 };
 
@@ -23,10 +24,10 @@ const ROUNDS: usize = 9;
 const TIME: Nanos = Nanos(150_000_000);
 const LEN: Sectors = Sectors(4 << 21);
 
-/// What a path can do, how long a request takes there, and what the original gained.
+/// The rate of a path, its time per request, and the gain of the original.
 const PATHS: [(&str, Nanos, f64); 3] = [
-    ("90K IOPS a path", Nanos(11_111), 1.035),
-    ("180K IOPS a path", Nanos(5_556), 1.25),
+    ("90K IOPS per path", Nanos(11_111), 1.035),
+    ("180K IOPS per path", Nanos(5_556), 1.25),
     ("unlimited", Nanos(0), 1.5),
 ];
 
@@ -38,9 +39,9 @@ fn run(effort: &ExperimentOptions<'_>, outcome: &mut ExperimentOutcome) -> Resul
         format!("{cores} cores and paths, depth {DEPTH}: thousand IOPS"),
         std::iter::once("").chain(SELECTORS),
     );
-    let axis = Axis::new("io-affinity over the other", AxisUnit::Ratio);
+    let axis = Axis::new("io-affinity, relative to the other", AxisUnit::Ratio);
     let mut bars =
-        Bars::new("What io-affinity gains", axis, SELECTORS[1..].iter().copied()).reference("the original's");
+        Bars::new("Gain of io-affinity", axis, SELECTORS[1..].iter().copied()).reference("the original's");
     for (name, service, original) in PATHS {
         let contest = DeviceContest {
             cores: device_contest::pinned_cores(cores),
@@ -53,15 +54,18 @@ fn run(effort: &ExperimentOptions<'_>, outcome: &mut ExperimentOutcome) -> Resul
         table.row(name, scores.iter().map(|score| score.iops(cores) / 1e3));
         let gain = |other: usize| scores[other].ns / scores[0].ns;
         for (other, selector) in SELECTORS.iter().enumerate().skip(1) {
-            outcome.found(Finding::more(format!("{name}: over {selector}"), gain(other)).beside(original));
+            outcome.found(
+                Finding::more(format!("{name}: io-affinity, relative to {selector}"), gain(other))
+                    .beside(original),
+            );
         }
         bars = bars.group(name, (1..SELECTORS.len()).map(|other| Bar::new(gain(other)).beside(original)));
     }
     outcome.table(table);
     outcome.bars(bars);
     outcome.note(
-        "What the original gained is what the other selectors lost: to locks, and to requests that changed \
-         their CPU. udm's selectors have neither, so where a path is the bound they reach it too.",
+        "The original gained what the other selectors lost to locks and to requests that changed their CPU. \
+         udm's selectors have neither, so if the paths are the limit, the other selectors reach it, too.",
     );
     Ok(())
 }

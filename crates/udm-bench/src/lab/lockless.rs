@@ -1,4 +1,5 @@
-//! `lockless`: what multipath keeps of the raw device, and what one lock a device takes.
+//! `lockless`: the share of the raw device's rate that multipath keeps, and the cost of one lock
+//! per device.
 
 use super::models::one_lock::{OneLockMultipath, SelectorRule};
 use super::outcome::{ExperimentOutcome, Finding, ResultTable};
@@ -15,7 +16,7 @@ use udm_wire::uri;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "lockless",
-    question: "How much of the raw device does multipath keep, without locks and behind one lock a device?",
+    question: "How much of the raw device's rate does multipath keep, without locks and with one lock per device?",
     source: "Snitzer, lockless dm-multipath, 2016: 192 CPUs, null_blk, 4 KiB random reads, depth 32",
     run,
 };
@@ -23,18 +24,19 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 const PATHS: usize = 2;
 const DEPTH: usize = 32;
 const ROUNDS: usize = 15;
-/// Enough that all cores are at work for most of a round, however late one wakes up.
+/// Enough requests that all cores work for most of a round, even if one wakes up late.
 const REQUESTS: u64 = 200_000;
 
-/// The devices behind one lock, by the selector that they are like.
+/// The models with one lock, by the selector that they imitate.
 const LOCKED: [(&str, SelectorRule); 3] = [
     ("round-robin", SelectorRule::RoundRobin),
     ("queue-length", SelectorRule::QueueLength),
     ("service-time", SelectorRule::ServiceTime),
 ];
 
-/// The original's thousand requests a second with a queue and a job a CPU of a node or two, pinned
-/// and not: of the raw device, and of each of [`LOCKED`] without locks and with one.
+/// The original's thousand requests per second, with one queue and one job per CPU of one or two
+/// nodes. The figures are for the raw device, and for each of [`LOCKED`] without locks and with
+/// one.
 struct OriginalFigures {
     raw: f64,
     lanes: [f64; 3],
@@ -62,9 +64,9 @@ fn run(effort: &ExperimentOptions<'_>, outcome: &mut ExperimentOutcome) -> Resul
         )?;
     }
     outcome.note(
-        "The raw device does nothing at all here, in a few ns a request, where a request of null_blk \
-         through a system call takes a thousand: what is kept of such a device is less than of any \
-         other. Through a program like fio it is nearly everything (docs/internals/benchmarks.md).",
+        "The raw device does nothing and takes a few ns per request; a request of null_blk through a system \
+         call takes a thousand. So multipath keeps a smaller share of this device than of any other. \
+         Through a program like fio it keeps nearly everything (docs/internals/benchmarks.md).",
     );
     Ok(())
 }
@@ -88,8 +90,10 @@ fn case(
     let (raw, rest) = scores.split_first().context("devices")?;
     let (lanes, locked) = rest.split_at(SELECTORS.len());
 
-    let mut table =
-        ResultTable::new(format!("{name}, depth {DEPTH}"), ["", "thousand IOPS", "ns a request", "of raw"]);
+    let mut table = ResultTable::new(
+        format!("{name}, depth {DEPTH}"),
+        ["", "thousand IOPS", "ns per request", "share of raw"],
+    );
     let mut row = |what: &str, score: &DeviceScore| {
         table.row(what, [score.iops(count) / 1e3, score.ns, raw.ns / score.ns]);
     };
@@ -98,7 +102,7 @@ fn case(
     LOCKED.iter().zip(locked).for_each(|((what, _), score)| row(&format!("{what}, one lock"), score));
     outcome.table(table);
 
-    let axis = Axis::new("of what the raw device does", AxisUnit::Ratio);
+    let axis = Axis::new("share of the raw device", AxisUnit::Ratio);
     let mut bars = Bars::new(name, axis, ["udm", "one lock"]).reference("the original's");
     for (place, (what, _)) in LOCKED.iter().enumerate() {
         let Some(lane) = SELECTORS.iter().position(|name| name == what).map(|at| &lanes[at]) else {
@@ -107,8 +111,8 @@ fn case(
         let (kept, kept_locked) = (raw.ns / lane.ns, raw.ns / locked[place].ns);
         let gain = locked[place].ns / lane.ns;
         let (mut ours, mut theirs) = (Bar::new(kept), Bar::new(kept_locked));
-        let mut share = Finding::more(format!("{name}: {what} of raw"), kept);
-        let mut over = Finding::more(format!("{name}: {what} over one lock"), gain);
+        let mut share = Finding::more(format!("{name}: {what}, share of raw"), kept);
+        let mut over = Finding::more(format!("{name}: {what}, relative to one lock"), gain);
         if let Some(o) = original {
             (ours, theirs) = (ours.beside(o.lanes[place] / o.raw), theirs.beside(o.locked[place] / o.raw));
             share = share.beside(o.lanes[place] / o.raw);
@@ -122,7 +126,7 @@ fn case(
     Ok(())
 }
 
-/// The raw device, [`SELECTORS`] and [`LOCKED`].
+/// Makes the raw device, [`SELECTORS`] and [`LOCKED`].
 fn devices(cluster: &Arc<CoreSet>) -> Result<Vec<Arc<dyn Device>>> {
     let null = |n| -> Result<Arc<dyn Device>> { Ok(udm_backends::open(&uri::parse(&path(n))?)?) };
     let table = |name: &str| NamedTable { name: name.into(), text: multipath(name, PATHS, cluster.len()) };

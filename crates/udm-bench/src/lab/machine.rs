@@ -1,31 +1,31 @@
-//! The machine that was measured.
+//! A description of the machine that was measured.
 
 use serde::Serialize;
 use std::fmt;
 use std::time::Instant;
 
-/// How often the clock is read to find out how long that takes.
+/// Number of clock readings for the measurement of their time.
 const READINGS: u32 = 20_000;
 
-/// What ratios can depend on.
+/// Properties of the machine that can change the ratios.
 #[derive(Debug, Clone, Serialize)]
 pub struct MachineInfo {
     /// The model of its CPUs.
     pub cpu: String,
-    /// How many of them this process may use.
+    /// Number of CPUs that this process may use.
     pub cpus: usize,
-    /// What runs on it.
+    /// The kernel, with its release and architecture.
     pub kernel: String,
-    /// Nanoseconds for a reading of the clock.
+    /// Nanoseconds per clock reading.
     pub clock_ns: f64,
-    /// This program.
+    /// The version of udm.
     pub udm: &'static str,
-    /// Its build is optimised; the figures of another say nothing.
+    /// Whether the build is optimised. The figures of other builds have no meaning.
     pub optimised: bool,
 }
 
 impl MachineInfo {
-    /// The one that this runs on.
+    /// The machine on which the process runs.
     #[must_use]
     pub fn this() -> MachineInfo {
         let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -51,8 +51,8 @@ impl fmt::Display for MachineInfo {
         let s = if *cpus == 1 { "" } else { "s" };
         write!(
             f,
-            "udm {udm} on {cpus} CPU{s} of {cpu}, {kernel}; a reading of the clock takes {clock_ns:.0} ns."
+            "udm {udm} on {cpus} CPU{s} of {cpu}, {kernel}; reading the clock takes {clock_ns:.0} ns."
         )?;
-        if *optimised { Ok(()) } else { f.write_str(" Not an optimised build: its figures say nothing.") }
+        if *optimised { Ok(()) } else { f.write_str(" Not an optimised build: its figures have no meaning.") }
     }
 }

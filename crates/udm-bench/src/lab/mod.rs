@@ -1,17 +1,19 @@
-//! The lab: experiments from the publications on which udm is based, each beside a reference in one
-//! run.
+//! The lab: experiments from the publications on which udm is based, each with a reference in the
+//! same run.
 //!
 //! An experiment is a line of [`EXPERIMENTS`]: a name, a question, a source, and a function. The
-//! function fills an `ExperimentOutcome` with findings, tables and plots; text, JSON and the page are made of
-//! that alone. A finding is a ratio, the original's ratio, an aim and a verdict, because absolute
-//! numbers belong to a machine.
+//! function fills an [`ExperimentOutcome`] with findings, tables and plots. Text, JSON and the page
+//! are made only from this outcome.
 //!
-//! * Experiments measure their devices in turn, round by round, and take medians. A disturbance of
-//!   the machine then affects all alike.
+//! A finding is a ratio, the original's ratio, an aim and a verdict. Ratios can be compared between
+//! machines, absolute numbers cannot.
+//!
+//! * Experiments measure their devices in rotation, round by round, and take medians. So a
+//!   disturbance of the machine affects all devices alike.
 //! * `selectors` uses simulated paths and no clock, so its result is the same on every machine.
 //! * `fio` runs fio with udm's engine, and compares with the raw device in one fio.
 //! * The references are the lab's own code (`models`): lanes and devices like udm's, with locks,
-//!   queues or a pace. Locks exist in these models alone.
+//!   queues or limited rates. Only these models have locks.
 //! * An unoptimised build runs a 32nd of the requests and says so.
 
 mod context_switches;
@@ -36,11 +38,11 @@ use std::sync::atomic::AtomicBool;
 
 /// An experiment.
 pub struct Experiment {
-    /// What `udm lab run` calls it.
+    /// The name for `udm lab run`.
     pub name: &'static str,
-    /// What it asks.
+    /// The question that the experiment answers.
     pub question: &'static str,
-    /// Where it comes from.
+    /// The publication on which it is based.
     pub source: &'static str,
     run: fn(&ExperimentOptions<'_>, &mut ExperimentOutcome) -> Result<()>,
 }
@@ -57,40 +59,40 @@ pub const EXPERIMENTS: &[Experiment] = &[
     fio::EXPERIMENT,
 ];
 
-/// How much to measure.
+/// How much to measure, and when to stop.
 pub struct ExperimentOptions<'a> {
-    /// A third of the rounds.
+    /// If set, only a third of the rounds is measured.
     pub quick: bool,
-    /// Once it is set an experiment ends with the rounds that it has.
+    /// If set, an experiment ends with the rounds that it has.
     pub stop: &'a AtomicBool,
-    /// udm's engine for fio, where there is one.
+    /// udm's engine for fio, if available.
     pub fio_engine: Option<&'a Path>,
 }
 
 impl ExperimentOptions<'_> {
-    /// How often each device is measured, where that is `all` for the whole of it.
+    /// Rounds per device: `all`, or a third for a quick run.
     fn rounds(&self, all: usize) -> usize {
         if self.quick { (all / 3).max(1) } else { all }
     }
 
-    /// How many requests a measurement has, where that is `all` for one that says something: a
-    /// build that is not optimised only shows that it runs.
+    /// Requests per measurement: `all`, or a 32nd in a debug build, which only tests that the
+    /// experiment runs.
     fn requests(&self, all: u64) -> u64 {
         if cfg!(debug_assertions) { all / 32 } else { all }
     }
 }
 
 impl Experiment {
-    /// The one of that name.
+    /// The experiment of this name.
     #[must_use]
     pub fn find(name: &str) -> Option<&'static Experiment> {
         EXPERIMENTS.iter().find(|experiment| experiment.name == name)
     }
 
-    /// Runs it.
+    /// Runs the experiment.
     ///
     /// # Errors
-    /// When cores or devices can't be had, or it was stopped before anything was measured.
+    /// If cores or devices are not available, or it was stopped before anything was measured.
     pub fn run(&self, effort: &ExperimentOptions<'_>) -> Result<ExperimentOutcome> {
         let mut outcome = ExperimentOutcome::new(self);
         (self.run)(effort, &mut outcome)?;

@@ -1,4 +1,4 @@
-//! `ornl`: what multipath adds to the time of a request, and takes from the rate of many.
+//! `ornl`: the time that multipath adds to a request, and its effect on the rate of many requests.
 
 use super::outcome::{ExperimentOutcome, Finding, ResultTable};
 use super::{Experiment, ExperimentOptions};
@@ -14,21 +14,22 @@ use udm_wire::uri;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "ornl",
-    question: "What does multipath add to the time of a request, and what does it take from the rate?",
+    question: "What does multipath add to the time of a request, and how much does it reduce the rate?",
     source: "Caldwell, blk-mq and scsi-mq at ORNL, 2015: SRP, 4 KiB, direct and indirect paths",
     run,
 };
 
-/// How long a direct path takes, about what it took there, and how much more an indirect one.
+/// Time of a request on a direct path, about as in the original, and on an indirect path, in
+/// nanoseconds.
 const DIRECT: u64 = 100_000;
 const INDIRECT: u64 = 120_000;
-/// Requests one after the other.
+/// Number of requests that are sent one at a time.
 const SYNCHRONOUS: u64 = 100;
 const ROUNDS: usize = 9;
 const TIME: Nanos = Nanos(150_000_000);
 const DEPTH: usize = 32;
 
-/// The original's: time of a request and IOPS, direct and by multipath.
+/// The original's time per request in microseconds and IOPS: direct and by multipath.
 const TIMES: (f64, f64) = (103.58, 130.56);
 const RATES: (f64, f64) = (217_468.0, 100_658.0);
 
@@ -36,7 +37,7 @@ const NAMES: [&str; 4] =
     ["direct path", "indirect path", "multipath, direct path", "multipath, indirect path"];
 
 fn run(effort: &ExperimentOptions<'_>, outcome: &mut ExperimentOutcome) -> Result<()> {
-    // One request at a time, on a core that sleeps meanwhile.
+    // One request at a time, on a core that sleeps in between.
     let contest = DeviceContest {
         cores: device_contest::pinned_cores(1),
         depths: &[1],
@@ -45,20 +46,20 @@ fn run(effort: &ExperimentOptions<'_>, outcome: &mut ExperimentOutcome) -> Resul
         len: LEN,
     };
     let scores = contest.scores(devices, effort.stop)?;
-    let heads = ["", "us a request", "added us", "CPU, percent"];
-    let mut table = ResultTable::new(format!("{SYNCHRONOUS} requests one after the other"), heads);
+    let heads = ["", "us per request", "added us", "CPU, percent"];
+    let mut table = ResultTable::new(format!("{SYNCHRONOUS} requests, one at a time"), heads);
     for (i, name) in NAMES.iter().enumerate() {
         let added = if i < 2 { f64::NAN } else { (scores[i].ns - scores[i - 2].ns) / 1e3 };
         table.row(*name, [scores[i].ns / 1e3, added, scores[i].cpu * 100.0]);
     }
     outcome.table(table);
     for i in 0..2 {
-        let what = format!("{}: time of a request, of without multipath", NAMES[i]);
+        let what = format!("{}: time per request, relative to no multipath", NAMES[i]);
         let finding = Finding::less(what, scores[i + 2].ns / scores[i].ns);
         outcome.found(if i == 0 { finding.beside(TIMES.1 / TIMES.0) } else { finding });
     }
 
-    // Many at a time, on more and more threads of one device.
+    // Many requests at a time, on more and more threads of one device.
     let cpus = device_contest::cpus().len().max(1);
     let heads = ["", "direct: thousand IOPS", "CPU, percent", "multipath: thousand IOPS", "CPU, percent"];
     let mut table = ResultTable::new(format!("threads on one device, depth {DEPTH} each"), heads);
@@ -74,16 +75,19 @@ fn run(effort: &ExperimentOptions<'_>, outcome: &mut ExperimentOutcome) -> Resul
         let scores = contest.scores(devices, effort.stop)?;
         let (raw, multipath) = (scores[0], scores[2]);
         let cells = [raw, multipath].map(|score| [score.iops(threads) / 1e3, score.cpu * 100.0]);
-        table.row(format!("{threads} on {} of the CPUs", cpus.min(threads)), cells.into_iter().flatten());
+        table.row(
+            format!("{threads} threads on {} of the CPUs", cpus.min(threads)),
+            cells.into_iter().flatten(),
+        );
         direct.push((threads as f64, raw.iops(threads)));
         stacked.push((threads as f64, multipath.iops(threads)));
-        let what = format!("depth {}: IOPS of multipath, of direct", threads * DEPTH);
+        let what = format!("depth {}: IOPS of multipath, relative to direct", threads * DEPTH);
         outcome.found(Finding::more(what, raw.ns / multipath.ns).beside(RATES.1 / RATES.0));
     }
     outcome.table(table);
     outcome.lines(
         Lines::new(
-            "Requests a second",
+            "Requests per second",
             Axis::new("threads", AxisUnit::Number).log2(),
             Axis::new("IOPS", AxisUnit::Number),
         )
@@ -91,15 +95,15 @@ fn run(effort: &ExperimentOptions<'_>, outcome: &mut ExperimentOutcome) -> Resul
         .line("multipath", stacked),
     );
     outcome.note(
-        "A path is a device that answers after a time, whatever else it has: the rate is the depth over that \
-         time. What multipath adds is far less than what a sleeping core is late.",
+        "A path completes each request after a fixed time, no matter how many are in flight, so the rate is the \
+         depth divided by that time. Multipath adds far less than the wake-up delay of a sleeping core.",
     );
     Ok(())
 }
 
-/// As [`NAMES`].
+/// Makes the devices of [`NAMES`].
 fn devices(cluster: &Arc<CoreSet>) -> Result<Vec<Arc<dyn Device>>> {
-    // They are told apart by their sizes.
+    // Each path has another size, so the URIs differ.
     let path = |time: u64, n: u64| {
         let size = (4u64 << 30) + 4096 * n;
         format!("null:size={size},irqmode=2,completion_nsec={time},submit_queues=1024,hw_queue_depth=10240")

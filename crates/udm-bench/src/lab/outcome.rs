@@ -1,27 +1,27 @@
-//! What an experiment came to: as text, as JSON, and as a part of a page.
+//! The outcome of an experiment as text, as JSON, and as a section of a page.
 
 use super::{Experiment, MachineInfo};
 use crate::page::{Bars, Lines, Page};
 use serde::Serialize;
 use std::fmt::Write;
 
-/// Two ratios are alike when neither is more than this times the other.
+/// Two ratios are alike if neither is more than this factor times the other.
 const ALIKE: f64 = 1.1;
 
-/// What an experiment came to.
+/// The outcome of an experiment.
 #[derive(Debug, Serialize)]
 pub struct ExperimentOutcome {
-    /// The experiment's name.
+    /// The name of the experiment.
     pub name: &'static str,
-    /// What it asked.
+    /// The question of the experiment.
     pub question: &'static str,
-    /// Where it comes from.
+    /// The publication on which it is based.
     pub source: &'static str,
-    /// What it found: each beside what the original reported.
+    /// The findings, each with the original's result.
     pub findings: Vec<Finding>,
-    /// What was measured.
+    /// The measured values.
     pub tables: Vec<ResultTable>,
-    /// What there is to know of the findings.
+    /// Explanations of the findings.
     pub notes: Vec<String>,
     #[serde(skip)]
     plots: Vec<PlotKind>,
@@ -34,38 +34,38 @@ enum PlotKind {
     Lines(Lines),
 }
 
-/// A ratio, beside the original's.
+/// A ratio, and the original's.
 #[derive(Debug, Clone, Serialize)]
 pub struct Finding {
-    /// What it is the ratio of.
+    /// A description of the ratio.
     pub what: String,
-    /// What it is here.
+    /// The ratio of this run.
     pub here: f64,
-    /// What it was in the original; `None` where that says nothing of it.
+    /// The ratio of the original; `None` if the original does not report it.
     pub original: Option<f64>,
-    /// What udm means to reach.
+    /// The ratio that udm aims for.
     pub aim: Option<f64>,
-    /// More is better.
+    /// If set, a larger ratio is better.
     pub more: bool,
-    /// What to make of it.
+    /// The verdict on the ratio.
     pub verdict: FindingVerdict,
 }
 
-/// What to make of a ratio.
+/// The verdict on a ratio.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FindingVerdict {
-    /// It is what udm means to reach, or better.
+    /// The aim is reached.
     Met,
-    /// It falls short of that.
+    /// The aim is not reached.
     Missed,
-    /// Without an aim: better than the original's.
+    /// There is no aim, and the ratio is better than the original's.
     Better,
-    /// About the original's.
+    /// There is no aim, and the ratio is about the original's.
     Alike,
-    /// Worse than the original's.
+    /// There is no aim, and the ratio is worse than the original's.
     Worse,
-    /// There is nothing to compare it with.
+    /// There is no aim and no original.
     New,
 }
 
@@ -97,12 +97,12 @@ impl FindingVerdict {
 }
 
 impl Finding {
-    /// A ratio that is the better the larger it is.
+    /// A ratio for which larger is better.
     pub(super) fn more(what: impl Into<String>, here: f64) -> Finding {
         Finding::new(what.into(), here, true)
     }
 
-    /// One that is the better the smaller it is.
+    /// A ratio for which smaller is better.
     pub(super) fn less(what: impl Into<String>, here: f64) -> Finding {
         Finding::new(what.into(), here, false)
     }
@@ -111,17 +111,17 @@ impl Finding {
         Finding { what, here, original: None, aim: None, more, verdict: FindingVerdict::New }
     }
 
-    /// Beside the original's.
+    /// Adds the original's ratio.
     pub(super) fn beside(self, original: f64) -> Finding {
         Finding { original: Some(original), ..self }.judged()
     }
 
-    /// Beside the original's, of which nothing follows: it is a model's.
+    /// Adds the original's ratio without a verdict, because the ratio is that of a model.
     pub(super) fn of_model(self, original: f64) -> Finding {
         Finding { original: Some(original), ..self }
     }
 
-    /// With what udm means to reach.
+    /// Adds the aim.
     pub(super) fn aim(self, aim: f64) -> Finding {
         Finding { aim: Some(aim), ..self }.judged()
     }
@@ -134,7 +134,7 @@ impl Finding {
         let number = |n: Option<f64>| n.map_or_else(String::new, ratio);
         let mut here = ratio(self.here);
         if self.verdict == FindingVerdict::Missed && here == number(self.aim) {
-            // Else it would look as if it were met.
+            // With fewer digits the ratio would look as if it reached the aim.
             here = format!("{:.4}", self.here);
         }
         let aim = |aim| format!("{} {}", if self.more { "at least" } else { "at most" }, ratio(aim));
@@ -143,7 +143,7 @@ impl Finding {
     }
 }
 
-/// A ratio in three digits or so.
+/// A ratio with about three digits.
 pub(super) fn ratio(n: f64) -> String {
     match n.abs() {
         n100 if n100 >= 100.0 => format!("{n:.0}"),
@@ -152,19 +152,19 @@ pub(super) fn ratio(n: f64) -> String {
     }
 }
 
-/// A table.
+/// A table of measured values.
 #[derive(Debug, Clone, Serialize)]
 pub struct ResultTable {
-    /// What is in it.
+    /// The title.
     pub title: String,
-    /// The heads of its columns, of which the first is a name.
+    /// The heads of its columns. The first column has the names of the rows.
     pub heads: Vec<String>,
-    /// Its rows.
+    /// The rows: name and values.
     pub rows: Vec<(String, Vec<f64>)>,
 }
 
 impl ResultTable {
-    /// Without rows.
+    /// Creates a table without rows.
     pub(super) fn new<S: Into<String>>(
         title: impl Into<String>,
         heads: impl IntoIterator<Item = S>,
@@ -176,7 +176,7 @@ impl ResultTable {
         }
     }
 
-    /// One row more.
+    /// Adds a row.
     pub(super) fn row(&mut self, name: impl Into<String>, cells: impl IntoIterator<Item = f64>) {
         self.rows.push((name.into(), cells.into_iter().collect()));
     }
@@ -219,7 +219,7 @@ impl ExperimentOutcome {
     }
 }
 
-/// What a run came to, for a terminal.
+/// The outcomes of a run as text for a terminal.
 #[must_use]
 pub fn text(machine: &MachineInfo, outcomes: &[ExperimentOutcome]) -> String {
     let mut out = format!("{machine}\n");
@@ -239,7 +239,7 @@ pub fn text(machine: &MachineInfo, outcomes: &[ExperimentOutcome]) -> String {
     out
 }
 
-/// A table: the first column to the left, the others to the right, each as wide as it must be.
+/// Writes a table. The first column is aligned to the left, the others to the right.
 fn columns(out: &mut String, heads: Vec<String>, rows: impl Iterator<Item = Vec<String>>) {
     let rows: Vec<Vec<String>> = std::iter::once(heads).chain(rows).collect();
     let width = |c: usize| rows.iter().filter_map(|row| row.get(c)).map(|cell| cell.chars().count()).max();
@@ -254,13 +254,13 @@ fn columns(out: &mut String, heads: Vec<String>, rows: impl Iterator<Item = Vec<
     out.push('\n');
 }
 
-/// The same as a page.
+/// The outcomes of a run as an HTML page.
 #[must_use]
 pub fn page(machine: &MachineInfo, outcomes: &[ExperimentOutcome]) -> String {
     let mut page = Page::new("udm lab");
     page.text(
-        "The experiments of the texts that udm comes from, run again. What is compared was measured \
-         in turn, in one run; figures are medians.",
+        "The experiments of the publications on which udm is based, repeated. Compared devices were measured \
+         in rotation in one run; figures are medians.",
     );
     page.text(&machine.to_string());
     for outcome in outcomes {

@@ -1,4 +1,4 @@
-//! Mapped devices over devices that no table can name: those of [`super::models`].
+//! Mapped devices over the devices of [`super::models`], which no table can name.
 
 use anyhow::{Context, Result, anyhow};
 use std::sync::Arc;
@@ -7,8 +7,8 @@ use udm_dm::testing::{TestControlIo, TestResolver};
 use udm_dm::{MappedDevice, Table};
 use udm_targets::TARGETS;
 
-/// A mapped device with this table on `cores`; in it `disks` are called `253:0`,
-/// `253:1` and so on. `turn` is called while the cores have yet to take turns.
+/// Makes a mapped device with this table on `cores`. The table refers to `disks` as `253:0`,
+/// `253:1` and so on. `turn` is called until the cores have processed the resume.
 pub(super) fn mapped(
     cores: &dyn Cores,
     core_count: usize,

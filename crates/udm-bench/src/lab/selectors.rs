@@ -1,7 +1,7 @@
-//! `selectors`: what each selector makes of paths that differ.
+//! `selectors`: how each selector handles paths that differ.
 //!
-//! The paths are simulated, on a clock that goes from event to event: each serves one request after
-//! the other, in a time of its own. So this says the same on every machine.
+//! The paths are simulated, on a clock that jumps from event to event. Each path serves one request
+//! after another, with its own service time. So the result is the same on every machine.
 
 use super::models::paced_path::{PacedPath, PathServiceTime};
 use super::outcome::{ExperimentOutcome, Finding, ResultTable};
@@ -17,26 +17,26 @@ use udm_dm::testing::TestWorld;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "selectors",
-    question: "What does each selector make of paths that are slow, become slow, or die?",
-    source: "udm's own bar: 0.85 of the ideal with one path of two ten times slower",
+    question: "How does each selector handle paths that are slow, become slow, or fail?",
+    source: "udm's own aim: 0.85 of the ideal if one of two paths is ten times slower",
     run,
 };
 
 const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
 const LEN: Sectors = Sectors(4 << 21);
-/// How long each runs.
+/// Simulated time of each run in nanoseconds.
 const TIME: u64 = 2_000 * MS;
 
 const SELECTORS: [&str; 4] = ["round-robin", "queue-length", "service-time", "historical-service-time"];
 
-/// Who asks.
+/// The pattern of the requests.
 #[derive(Clone, Copy)]
 enum RequestPattern {
-    /// So many requests all the time.
+    /// A constant number of requests in flight.
     Always(usize),
-    /// Two all the time, and so many more at once, so long after the last such burst was over. What
-    /// counts is the rate in bursts.
+    /// Two requests all the time, and bursts. A burst has the given number of requests and begins
+    /// the given time after the end of the previous one. The result is the rate in bursts.
     Bursts(usize, Nanos),
 }
 
@@ -45,9 +45,9 @@ struct SelectorScenario {
     name: &'static str,
     paths: [PathServiceTime; 2],
     ask: RequestPattern,
-    /// Requests in a second of the best choice; `None`: what the best of [`SELECTORS`] does.
+    /// Requests per second with ideal choices; `None` for the rate of the best of [`SELECTORS`].
     ideal: Option<f64>,
-    /// Those of [`SELECTORS`] that are to reach 0.85 of it.
+    /// The selectors that should reach [`AIM`] of the ideal.
     fit: &'static [&'static str],
 }
 
@@ -98,29 +98,30 @@ const SCENES: [SelectorScenario; 5] = [
     },
 ];
 
-/// The last: one of two dies half way.
+/// The last scenario: one of two paths fails half way.
 const DEAD: SelectorScenario = SelectorScenario {
-    name: "dies",
+    name: "fails",
     paths: [fixed_service_time(100 * US), PathServiceTime::Dies(Nanos(100 * US), Nanos(TIME / 2))],
     ask: RequestPattern::Always(32),
     ideal: Some(15_000.0),
     fit: &SELECTORS,
 };
 
-/// Of the ideal.
+/// The aim as a share of the ideal.
 const AIM: f64 = 0.85;
 
 fn run(effort: &ExperimentOptions<'_>, outcome: &mut ExperimentOutcome) -> Result<()> {
     let scenes = SCENES.iter().chain([&DEAD]);
     let mut table = ResultTable::new(
-        "requests a second of simulated time",
+        "requests per second of simulated time",
         [""].into_iter().chain(SELECTORS).chain(["ideal"]),
     );
     let mut bars =
-        Bars::new("Of the ideal", Axis::new("of the ideal", AxisUnit::Ratio), SELECTORS).reference("aim");
+        Bars::new("Share of the ideal", Axis::new("share of the ideal", AxisUnit::Ratio), SELECTORS)
+            .reference("aim");
     for scene in scenes {
         ensure!(!effort.stop.load(Relaxed), "stopped before anything was measured");
-        // That a path fails is what is asked for: the log has no line of it.
+        // The failure of the path is intended, so it is not logged.
         let rate = |selector| with_default(NoSubscriber::default(), || scene.rate(selector));
         let rates: Vec<f64> = SELECTORS.into_iter().map(rate).collect::<Result<_>>()?;
         let ideal = scene.ideal.unwrap_or_else(|| rates.iter().copied().fold(0.0, f64::max));
@@ -133,22 +134,23 @@ fn run(effort: &ExperimentOptions<'_>, outcome: &mut ExperimentOutcome) -> Resul
             }),
         );
         for (rate, selector) in rates.iter().zip(SELECTORS) {
-            let finding = Finding::more(format!("{}: {selector}, of the ideal", scene.name), rate / ideal);
+            let finding =
+                Finding::more(format!("{}: {selector}, share of the ideal", scene.name), rate / ideal);
             outcome.found(if scene.fit.contains(&selector) { finding.aim(AIM) } else { finding });
         }
     }
     outcome.table(table);
     outcome.bars(bars);
     outcome.note(
-        "Of two paths one serves a request in 100 us, and the other is as said; what happens to it happens half way, at \
-         depth 32. Round-robin gives each path as many requests as the other, so the slower one sets the pace: twice its \
-         own. Of bursts the ideal is what the best of the four does.",
+        "One of two paths serves a request in 100 us, the other one as named. Changes happen half way, at depth 32. \
+         Round-robin gives both paths the same number of requests, so the total rate is twice that of the slower path. \
+         The ideal of bursts is the best rate of the four selectors.",
     );
     Ok(())
 }
 
 impl SelectorScenario {
-    /// Requests that succeed in a second of simulated time.
+    /// Successful requests per second of simulated time.
     fn rate(&self, selector: &str) -> Result<f64> {
         let disk = |(n, pace): (u64, &PathServiceTime)| -> Arc<dyn Device> {
             Arc::new(PacedPath::new(*pace, Sectors(LEN.0 + 8 * n)))
@@ -161,7 +163,7 @@ impl SelectorScenario {
         let mut lane = world.open(0, &*device).map_err(|why| anyhow::anyhow!("a lane: {why}"))?;
         let (mut clients, mut now) = (LoadClients::new(self.ask), Nanos(1));
         let (mut batch, mut done, mut served) = (Batch::new(), Batch::new(), 0u64);
-        // Behind the end what is under way comes back.
+        // After the end, requests in flight complete.
         while now.0 < TIME || clients.under_way > 0 {
             let mut cx = world.state(0).cx(now);
             lane.poll(&mut done, &mut cx);
@@ -173,7 +175,7 @@ impl SelectorScenario {
                 clients.came_back(&mut done);
             }
             let wake = cx.wake().min(if now.0 < TIME { clients.next } else { Nanos::NEVER });
-            ensure!(wake != Nanos::NEVER || clients.under_way == 0, "{selector}: nothing is under way");
+            ensure!(wake != Nanos::NEVER || clients.under_way == 0, "{selector}: nothing is in flight");
             now = now.max(wake);
         }
         Ok(match clients.bursts() {
@@ -183,20 +185,20 @@ impl SelectorScenario {
     }
 }
 
-/// Where requests come from.
+/// The source of the requests.
 struct LoadClients {
     ask: RequestPattern,
     idle: Batch,
     under_way: usize,
-    /// The burst under way: when it began, and how many requests it takes to end it.
+    /// The current burst: its begin, and how many completions end it.
     burst: (Nanos, usize),
-    /// When the next is, while none is under way.
+    /// When the next burst begins, while none is in flight.
     next: Nanos,
-    /// How long each took.
+    /// The duration of each burst in nanoseconds.
     times: Vec<f64>,
 }
 
-/// What is under way between bursts.
+/// Requests in flight between bursts.
 const STEADY: usize = 2;
 
 impl LoadClients {
@@ -210,7 +212,7 @@ impl LoadClients {
         LoadClients { ask, idle, under_way: 0, burst: (Nanos(0), 0), next, times: Vec::new() }
     }
 
-    /// Puts into `batch` what goes out now, behind what has come back in `done`.
+    /// Takes the completed requests in `done` and puts new ones into `batch`.
     fn again(&mut self, now: Nanos, done: &mut Batch, batch: &mut Batch) {
         let came_back = done.len();
         self.came_back(done);
@@ -229,7 +231,7 @@ impl LoadClients {
         self.idle.append(done);
     }
 
-    /// How many go out.
+    /// The number of new requests.
     fn burst(&mut self, now: Nanos, came_back: usize, count: usize, pause: Nanos) -> usize {
         let (begin, left) = self.burst;
         if left > came_back {
@@ -248,7 +250,7 @@ impl LoadClients {
         steady + count
     }
 
-    /// Requests a second in bursts.
+    /// Requests per second in bursts.
     fn bursts(&self) -> Option<f64> {
         match self.ask {
             RequestPattern::Always(_) => None,

@@ -1,4 +1,5 @@
-//! `snapshot`: first writes beside exceptions behind one mutex, and what a snapshot costs later.
+//! `snapshot`: first writes, compared with exceptions under one mutex, and the later cost of a
+//! snapshot.
 
 use super::outcome::{ExperimentOutcome, Finding, ResultTable};
 use super::{Experiment, ExperimentOptions};
@@ -9,7 +10,7 @@ use std::sync::atomic::AtomicUsize;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "snapshot",
-    question: "How many first writes a second, against worker count, without a mutex and with one?",
+    question: "How many first writes per second, by number of workers, without and with one mutex?",
     source: "Tsironis, fine-grained dm-snapshot, 2018 and 2019: null_blk, 4 KiB random writes, chunks of 4 KiB",
     run,
 };
@@ -17,11 +18,11 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 const DEPTH: usize = 32;
 const THREADS: [usize; 3] = [1, 2, 4];
 
-/// What the original's first step made of an origin's writes, by workers.
+/// The original's gain for writes of an origin from its first step, by number of workers.
 const ORIGINAL: [(usize, f64); 3] =
     [(1, 66_421.0 / 57_708.0), (2, 77_589.0 / 63_415.0), (4, 98_839.0 / 67_276.0)];
 
-/// By the names of [`FirstWrites::device`].
+/// Names of [`FirstWrites::device`].
 const MUTEX: &str = "origin, one mutex";
 const TRANSIENT: &str = "origin, N";
 
@@ -40,27 +41,29 @@ fn run(effort: &ExperimentOptions<'_>, outcome: &mut ExperimentOutcome) -> Resul
     for LaterWrites { linear, never, copied, removed, .. } in
         costs.later_writes.iter().filter(|r| r.depth == DEPTH)
     {
-        let mut table = ResultTable::new(format!("writes of an origin, depth {DEPTH}"), ["", "ns a request"]);
+        let mut table =
+            ResultTable::new(format!("writes of an origin, depth {DEPTH}"), ["", "ns per request"]);
         table.row("linear", [*linear]);
         table.row("origin before its first snapshot", [*never]);
         table.row("with a snapshot, all copied", [*copied]);
-        table.row("behind it, the snapshot removed", [*removed]);
+        table.row("after the snapshot was removed", [*removed]);
         outcome.table(table);
-        outcome.found(Finding::less("origin: behind a snapshot over before one", removed / never).aim(1.1));
+        outcome
+            .found(Finding::less("origin: after a snapshot, relative to before", removed / never).aim(1.1));
     }
     if let [few, .., many] = &costs.lookups[..] {
-        let what = format!("reads among {} exceptions over {}", many.exceptions, few.exceptions);
+        let what = format!("reads among {} exceptions, relative to {}", many.exceptions, few.exceptions);
         outcome.found(Finding::less(what, many.ns / few.ns));
     }
     outcome.note(
-        "The original's ratios are those of its first step, the finer locks; all of its steps together were to \
-         make it 4. The mutex is kinder than the kernel's was: it copies many chunks at a time and wakes all that wait \
-         at once. Mean times follow from the rates: requests in flight over requests a second.",
+        "The original's ratios are those of its first step, the finer locks; all of its steps together were meant to \
+         reach 4. The model with the mutex does less than the kernel did: it copies many chunks at a time and wakes \
+         all writers at once. Mean times follow from the rates: requests in flight divided by requests per second.",
     );
     Ok(())
 }
 
-/// Those over one kind of disks.
+/// Reports the first writes over one kind of disk.
 fn first_writes(rows: &[FirstWrites], outcome: &mut ExperimentOutcome) {
     let Some(below) = rows.first().map(|row| row.below) else { return };
     let of = |device: &str, threads: usize| {
@@ -74,7 +77,7 @@ fn first_writes(rows: &[FirstWrites], outcome: &mut ExperimentOutcome) {
     }
     let heads = THREADS.iter().flat_map(|n| [format!("thousand IOPS, {}", workers(*n)), "mean us".into()]);
     let mut table = ResultTable::new(
-        format!("first writes over {below}, depth {DEPTH} a worker"),
+        format!("first writes over {below}, depth {DEPTH} per worker"),
         std::iter::once(String::new()).chain(heads),
     );
     let axis = Axis::new("workers", AxisUnit::Number).log2();
@@ -92,7 +95,7 @@ fn first_writes(rows: &[FirstWrites], outcome: &mut ExperimentOutcome) {
     outcome.lines(lines);
     for (workers, original) in ORIGINAL {
         if let (Some(ours), Some(theirs)) = (of(TRANSIENT, workers), of(MUTEX, workers)) {
-            let what = format!("over {below}, {}: transient over one mutex", self::workers(workers));
+            let what = format!("over {below}, {}: transient, relative to one mutex", self::workers(workers));
             outcome.found(Finding::more(what, ours / theirs).beside(original));
         }
     }

@@ -1,7 +1,8 @@
-//! The bytes of one connection: requests out, replies in. No clock, and no counting.
+//! The wire format of one connection: sends requests and receives replies. It reads no clock and
+//! counts nothing.
 //!
-//! Neither direction waits for the other: while the server takes no requests its replies are read,
-//! so that two full sockets do not wait for each other.
+//! Neither direction waits for the other. Replies are read even while the server accepts no
+//! requests, so two full sockets cannot block each other.
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -13,27 +14,27 @@ use std::time::Duration;
 use udm_core::Op;
 use udm_wire::nbd::{Command, CommandFlags, ReplyHeader, Request};
 
-/// What is received at once, in bytes.
+/// Bytes per receive.
 const RECEIVE: usize = 256 << 10;
 
-/// Requests are put together up to so many bytes and then sent.
+/// Bytes of requests that are gathered for one send.
 const SEND: usize = 256 << 10;
 
-/// How long a call waits for the server before its caller may look at the clock.
+/// Maximum wait for the server in one call, so that the caller can check the clock.
 const WAIT: Duration = Duration::from_millis(100);
 
-/// One side of a connection: the client's.
+/// The client side of a connection.
 pub struct NbdClientWire {
     fd: OwnedFd,
-    /// Requests that are not sent yet, from `sent` on.
+    /// Encoded requests. The bytes from `sent` on have not been sent.
     out: Vec<u8>,
     sent: usize,
     input: Box<[u8]>,
-    /// What has arrived and is not read yet.
+    /// The bytes of `input` that have arrived and have not been read.
     arrived: std::ops::Range<usize>,
-    /// Bytes of data that belong to the reply of the cookie, and have not arrived.
+    /// Bytes of read data that have not arrived, and the cookie of their reply.
     data: Option<(usize, u64)>,
-    /// What writes carry.
+    /// The data of writes.
     payload: Vec<u8>,
 }
 
@@ -47,10 +48,10 @@ pub struct NbdWireRequest {
 }
 
 impl NbdClientWire {
-    /// A wire whose writes carry `payload`.
+    /// Creates a wire whose writes carry `payload`.
     ///
     /// # Errors
-    /// When `fd` is no socket.
+    /// If `fd` is not a socket.
     pub fn new(fd: OwnedFd, payload: Vec<u8>) -> Result<NbdClientWire> {
         set_socket_timeout(&fd, Timeout::Recv, Some(WAIT))?;
         let out = Vec::with_capacity(SEND + payload.len() + Request::SIZE);
@@ -58,12 +59,12 @@ impl NbdClientWire {
         Ok(NbdClientWire { fd, out, sent: 0, input, arrived: 0..0, data: None, payload })
     }
 
-    /// True while another request may be put.
+    /// Whether another request may be added.
     pub fn has_room(&self) -> bool {
         self.out.len() < SEND
     }
 
-    /// Puts a request with those that are to be sent.
+    /// Adds a request to those that will be sent.
     pub fn put(&mut self, asked: NbdWireRequest) {
         let command = match asked.op {
             Op::Write => Command::Write,
@@ -78,10 +79,10 @@ impl NbdClientWire {
         }
     }
 
-    /// Sends what the server takes now.
+    /// Sends as much as the server accepts now.
     ///
     /// # Errors
-    /// When the connection is gone.
+    /// If the connection is lost.
     pub fn flush(&mut self) -> Result<()> {
         while self.sent < self.out.len() {
             match send(&self.fd, &self.out[self.sent..], SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
@@ -96,11 +97,11 @@ impl NbdClientWire {
         Ok(())
     }
 
-    /// Waits for replies, not for ever and no longer than `most`, and calls `done` with each: its
-    /// cookie and error. `op` says what a cookie that is in flight asked for, and how many bytes.
+    /// Waits for replies, at most for `most` and for a limited time. Calls `done` with the cookie
+    /// and error of each reply. `op` returns the operation and length of a cookie in flight.
     ///
     /// # Errors
-    /// When the connection is gone, or what comes is no reply.
+    /// If the connection is lost, or the received data is not a reply.
     pub fn replies(
         &mut self,
         most: Option<Duration>,
@@ -125,25 +126,23 @@ impl NbdClientWire {
             let before = unread.len();
             let Some(header) = ReplyHeader::decode(&mut unread)? else { break };
             self.arrived.start += before - unread.len();
-            let ReplyHeader::Simple(reply) = header else {
-                bail!("a structured reply, which nobody asked for")
-            };
-            let (op, len) = op(reply.cookie).context("a reply to nothing")?;
+            let ReplyHeader::Simple(reply) = header else { bail!("unexpected structured reply") };
+            let (op, len) = op(reply.cookie).context("a reply without a request")?;
             if op == Op::Read && reply.error == 0 {
                 self.data = Some((len as usize, reply.cookie));
             } else {
                 done(reply.cookie, reply.error);
             }
         }
-        // What is left is less than a header.
+        // The rest is less than a header.
         self.input.copy_within(self.arrived.clone(), 0);
         self.arrived = 0..self.arrived.len();
         Ok(())
     }
 
-    /// Waits until something has arrived, or something can be sent; false when nothing came.
+    /// Waits until data arrives or can be sent. Returns false if no data arrived.
     fn receive(&mut self, most: Option<Duration>) -> Result<bool> {
-        // Mostly the reply is what is waited for, and this is the only call.
+        // Usually only the reply is missing, and this is the only call.
         let sends = self.sent < self.out.len();
         let wait = if sends || most.is_some() { RecvFlags::DONTWAIT } else { RecvFlags::empty() };
         match recv(&self.fd, &mut self.input[self.arrived.end..], wait) {

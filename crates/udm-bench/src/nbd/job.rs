@@ -1,7 +1,7 @@
-//! One job over NBD: a thread with a connection, which keeps so many requests in flight.
+//! One job over NBD: a thread with a connection that keeps a number of requests in flight.
 //!
-//! A round puts the requests that there is room for, sends them, and waits for replies; the clock
-//! is read once a round. Once warm it allocates nothing.
+//! A round adds as many requests as possible, sends them, and waits for replies. The clock is read
+//! once per round. Once warm, a round allocates no memory.
 
 use super::client_wire::{NbdClientWire, NbdWireRequest};
 use crate::clock::{JobClock, nanos};
@@ -20,7 +20,7 @@ use udm_core::{Nanos, Op, SECTOR_SIZE, errno};
 struct SentRequest {
     op: Op,
     len: u32,
-    /// When it was sent, or should have been.
+    /// When the request was sent, or should have been sent.
     since: Nanos,
 }
 
@@ -30,12 +30,12 @@ struct NbdJobRunner<'a> {
     source: RequestSource,
     origin: Instant,
     clock: JobClock,
-    /// The ramp is not over.
+    /// The ramp has not ended.
     ramping: bool,
-    /// By cookie: what is in flight.
+    /// Requests in flight, by cookie.
     slots: Vec<Option<SentRequest>>,
     free: Vec<usize>,
-    /// Until when the next request has to wait.
+    /// The time until which the next request has to wait.
     due: Nanos,
     stopping: bool,
     end: DrainDeadline,
@@ -64,7 +64,7 @@ pub fn run(wire: NbdClientWire, spec: &JobSpec<'_>) -> JobOutcome {
         failure: None,
     };
     if let Err(error) = job.rounds() {
-        // Whatever it was, no more requests are answered.
+        // After any error, no more requests are answered.
         job.fail(errno::EIO, || format!("{error:#}"));
     }
     let now = job.now();
@@ -145,7 +145,7 @@ impl NbdJobRunner<'_> {
         }
     }
 
-    /// Puts what there is room for.
+    /// Adds as many requests as possible.
     fn issue(&mut self, now: Nanos) {
         let load = self.spec.load;
         let most = load.iodepth_batch.map_or(usize::MAX, |n| n as usize);

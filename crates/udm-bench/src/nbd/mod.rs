@@ -1,9 +1,11 @@
 //! Load on an export of any NBD server, over its socket.
 //!
-//! The client is small, so that the server is measured: blocking sockets, no library, requests
-//! gathered into one send, and replies taken from one receive. Each job has a connection. [`reply_loop`]
-//! measures the same client against a loop that reads and writes; no server can be faster over that
-//! socket.
+//! The client does little, so that the server is measured. It uses blocking sockets and no library,
+//! gathers requests into one send, and takes several replies from one receive. Each job has a
+//! connection.
+//!
+//! [`reply_loop`] measures the same client against a loop that only reads and writes. No server can
+//! be faster over such a socket.
 
 mod client_wire;
 mod job;
@@ -28,10 +30,10 @@ use udm_wire::nbd::{BlockSizes, ExportFlags};
 use udm_wire::uri::NbdUri;
 
 impl BenchRun<'_> {
-    /// Runs the jobs against an export, a connection each.
+    /// Runs the jobs against an export, one connection per job.
     ///
     /// # Errors
-    /// When the load can't begin. What fails later is in the report.
+    /// If the load can't begin. Later failures are in the report.
     pub fn measure_nbd(&self, uri: &NbdUri) -> Result<Report> {
         check(self.load)?;
         let (first, export) = NbdClient::connect(uri, &[])?.into_socket();
@@ -48,10 +50,10 @@ impl BenchRun<'_> {
         self.on_sockets(sockets, &export)
     }
 
-    /// Runs the jobs against as many loops that only read and write, over Unix sockets.
+    /// Runs the jobs against loops that only read and write, one per job, over Unix sockets.
     ///
     /// # Errors
-    /// As for a server.
+    /// As [`BenchRun::measure_nbd`].
     pub fn measure_floor(&self) -> Result<Report> {
         check(self.load)?;
         let pairs: Vec<_> = (0..self.load.numjobs).map(|_| UnixStream::pair()).collect::<Result<_, _>>()?;
@@ -98,7 +100,7 @@ impl BenchRun<'_> {
     }
 }
 
-/// What the options mean over NBD.
+/// Checks the options that do not apply to NBD.
 fn check(load: &Load) -> Result<()> {
     load.check()?;
     ensure!(load.verify.is_none(), "verify: not over NBD");
@@ -107,13 +109,13 @@ fn check(load: &Load) -> Result<()> {
     Ok(())
 }
 
-/// What a request may be: as a device's limits, but that no request is cut here.
+/// The limits of requests: those of the export, but discards are not split here.
 fn limits(export: &Export) -> Limits {
     let limits = export.limits();
     Limits { max_discard: limits.max_discard.min(limits.max_sectors), ..limits }
 }
 
-/// What writes carry: nothing that compresses.
+/// The data of writes, which is incompressible.
 fn payload(load: &Load) -> Vec<u8> {
     let mut data = vec![0; if load.rw.op() == Some(Op::Read) { 0 } else { load.longest() as usize }];
     if !data.is_empty() {
@@ -134,8 +136,8 @@ mod tests {
         BenchRun { load: &parse_load(text), progress: None, stop: &AtomicBool::new(false) }.measure_floor()
     }
 
-    /// Requests of each kind, short ones in hundreds and long ones beyond what sockets and buffers
-    /// hold, all come home.
+    /// All requests of each kind complete, including hundreds of short ones, and long ones that
+    /// exceed the buffers of sockets.
     #[test]
     fn every_request_is_answered() {
         for (text, want) in [
@@ -195,8 +197,8 @@ mod tests {
         assert!(took(thinks) >= Nanos::from_millis(100));
     }
 
-    /// A server that takes 50 ms a request, and a rate of one each 10 ms: the tenth has waited
-    /// since the 90th millisecond when it is over at 500, though it was sent at 450.
+    /// Each request takes 50 ms, and the rate is one per 10 ms. The tenth request is due at 90 ms,
+    /// is sent at 450 ms and completes at 500 ms. Its latency includes the delay.
     #[test]
     fn a_slow_server_hides_nothing_from_a_rate() {
         let load = parse_load("--rw read --rate_iops 100 --number_ios 10");
@@ -248,7 +250,7 @@ mod tests {
         assert_eq!(failure, "8 requests were not answered within 10 s of the end of the load");
     }
 
-    /// A server that hangs up in the middle is a failure of the job, which ends.
+    /// If the server closes the connection, the job fails and ends.
     #[test]
     fn a_server_that_goes_away() {
         let load = parse_load("--rw randread --iodepth 8");

@@ -1,20 +1,20 @@
-//! The floor under an NBD server: a loop that reads requests from a socket and writes replies, and
-//! does nothing else.
+//! The lower bound of an NBD server: a loop that only reads requests from a socket and writes
+//! replies.
 //!
-//! It blocks in `parser`, takes all requests that came, and writes all replies at once. Offsets,
-//! errors and the end of a device mean nothing to it; what it takes from client and system is what
-//! any server over this kind of socket takes at the least.
+//! The loop blocks in `read`, takes all requests that arrived, and writes all replies at once. It
+//! ignores offsets, errors and the size of a device. Any server over this kind of socket costs
+//! client and system at least as much.
 
 use std::io::{ErrorKind, Read, Write};
 use udm_wire::nbd::{Command, Request, SimpleReply};
 
-/// What is read at once, in bytes.
+/// Bytes per read.
 const READ: usize = 256 << 10;
 
-/// Serves until the other side hangs up.
+/// Serves until the other side closes the connection.
 pub fn serve(mut stream: impl Read + Write) {
     let mut input = vec![0u8; READ].into_boxed_slice();
-    // The payload of a write that is on its way, and what the write is answered with.
+    // `skip` is the rest of a write's payload that has not arrived, `owed` the reply of this write.
     let (mut arrived, mut skip, mut owed) = (0..0usize, 0usize, None);
     let mut out = Vec::with_capacity(READ);
     loop {
@@ -46,7 +46,7 @@ pub fn serve(mut stream: impl Read + Write) {
                 owed = Some(reply);
             }
         }
-        // A client of this crate reads while it writes: this does not wait for ever.
+        // The client of this crate reads while it writes, so this cannot block forever.
         if stream.write_all(&out).is_err() {
             return;
         }

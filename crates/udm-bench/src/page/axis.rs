@@ -1,6 +1,6 @@
-//! Axes: from values to places, and where the ticks stand.
+//! Axes: positions of values, and ticks.
 
-/// What values are, and how they are written.
+/// The unit of values, which determines their text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AxisUnit {
     /// A number: `12`, `340k`.
@@ -13,20 +13,20 @@ pub enum AxisUnit {
     Seconds,
     /// Percent.
     Percent,
-    /// One divided by the other: `0.97×`.
+    /// A ratio: `0.97×`.
     Ratio,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AxisScale {
     Linear,
-    /// A logarithm of this base, for ticks.
+    /// A logarithmic scale, with ticks at powers of this base.
     Log(u8),
-    /// A percentage by how near it is to 100: 90, 99, 99.9 ... are equally far apart.
+    /// Percentages by their distance from 100: 90, 99, 99.9 ... are equally far apart.
     Nines,
 }
 
-/// An axis: its title, what its values are, and its scale.
+/// An axis: title, unit and scale.
 #[derive(Debug, Clone)]
 pub struct Axis {
     title: String,
@@ -34,36 +34,36 @@ pub struct Axis {
     scale: AxisScale,
 }
 
-/// An axis with a beginning and an end: `low` and `high` are scaled.
+/// An axis with a range. `low` and `high` are scaled.
 pub(super) struct AxisRange<'a> {
     axis: &'a Axis,
     low: f64,
     high: f64,
-    /// Values and their places, 0 to 1.
+    /// Values of the ticks, and their positions from 0 to 1.
     pub ticks: Vec<(f64, f64)>,
 }
 
 impl Axis {
-    /// A linear axis, which begins at 0 where no value is below that.
+    /// A linear axis. It begins at 0 unless a value is lower.
     #[must_use]
     pub fn new(title: impl Into<String>, unit: AxisUnit) -> Axis {
         Axis { title: title.into(), unit, scale: AxisScale::Linear }
     }
 
-    /// A logarithmic axis. Values up to 0 have no place on it and are left out.
+    /// A logarithmic axis. Values up to 0 have no position on it and are left out.
     #[must_use]
     pub fn log(self) -> Axis {
         Axis { scale: AxisScale::Log(10), ..self }
     }
 
-    /// A logarithmic axis with powers of two for ticks.
+    /// A logarithmic axis with ticks at powers of two.
     #[must_use]
     pub fn log2(self) -> Axis {
         Axis { scale: AxisScale::Log(2), ..self }
     }
 
-    /// An axis of percentiles, on which 90, 99 and 99.9 are equally far apart. 100 has no place on
-    /// it.
+    /// An axis of percentiles, on which 90, 99 and 99.9 are equally far apart. 100 has no position
+    /// on it.
     #[must_use]
     pub fn nines(self) -> Axis {
         Axis { scale: AxisScale::Nines, ..self }
@@ -73,12 +73,13 @@ impl Axis {
         self.scale == AxisScale::Linear
     }
 
-    /// The title, as it stands beside the axis.
+    /// The title, as printed next to the axis.
     pub(super) fn title(&self) -> &str {
         &self.title
     }
 
-    /// True when lengths on it say nothing: only where something ends does.
+    /// Whether the axis has no zero. On such an axis only the end of a bar has a meaning, not its
+    /// length.
     pub(super) fn has_no_zero(&self) -> bool {
         self.scale != AxisScale::Linear
     }
@@ -97,7 +98,7 @@ impl Axis {
         }
     }
 
-    /// Where a value is, on the axis' scale; `None` where it has no place.
+    /// The scaled value; `None` if it has no position.
     fn scaled(&self, value: f64) -> Option<f64> {
         let place = match self.scale {
             AxisScale::Linear => value,
@@ -107,7 +108,7 @@ impl Axis {
         place.is_finite().then_some(place)
     }
 
-    /// The axis over these values, with room above.
+    /// The axis with a range for these values, and with room above.
     pub(super) fn covering(&self, values: impl Iterator<Item = f64>, to_zero: bool) -> AxisRange<'_> {
         let (mut low, mut high) = (f64::INFINITY, f64::NEG_INFINITY);
         for place in values.filter_map(|v| self.scaled(v)) {
@@ -118,7 +119,7 @@ impl Axis {
         }
         match self.scale {
             AxisScale::Linear if to_zero => (low, high) = (low.min(0.0), high.max(0.0)),
-            // A bar has to begin somewhere.
+            // A bar must begin at some value.
             AxisScale::Log(_) if to_zero => low = (low - 0.3).floor(),
             _ => {}
         }
@@ -126,7 +127,7 @@ impl Axis {
             high = low + if self.scale == AxisScale::Linear { low.abs().max(1.0) } else { 1.0 };
         }
         let (mut ticks, end) = self.ticks(low, high);
-        // Lines end where their values do.
+        // Lines end at their last values.
         high = if to_zero || self.scale != AxisScale::Linear { high.max(end) } else { high };
         let range = AxisRange { axis: self, low, high, ticks: Vec::new() };
         ticks.retain(|t| range.place(*t).is_some());
@@ -134,7 +135,7 @@ impl Axis {
         AxisRange { ticks, ..range }
     }
 
-    /// Ticks from about `low` to about `high`, and the scaled place to which the axis should reach.
+    /// Ticks from about `low` to about `high`, and the scaled end of the axis.
     fn ticks(&self, low: f64, high: f64) -> (Vec<f64>, f64) {
         match self.scale {
             AxisScale::Linear => {
@@ -168,7 +169,7 @@ impl Axis {
 }
 
 impl AxisRange<'_> {
-    /// Where a value is, from 0 to 1; `None` where it has no place.
+    /// The position of a value from 0 to 1; `None` if it has none.
     pub fn place(&self, value: f64) -> Option<f64> {
         let place = (self.axis.scaled(value)? - self.low) / (self.high - self.low);
         (-1e-9..=1.0 + 1e-9).contains(&place).then_some(place)
@@ -179,14 +180,14 @@ impl AxisRange<'_> {
         self.axis.text(value)
     }
 
-    /// The width of the widest tick's text in pixels, roughly.
+    /// The approximate width of the widest tick text in pixels.
     pub fn text_width(&self) -> f64 {
         let widest = self.ticks.iter().map(|(t, _)| self.text(*t).chars().count()).max();
         7.0 * widest.unwrap_or(0) as f64
     }
 }
 
-/// The next of 1, 2, 5, 10 ... (of 1, 2, 4 ... for bytes).
+/// The next step of 1, 2, 5, 10 ... (for bytes: 1, 2, 4 ...) that is at least `at_least`.
 fn step(at_least: f64, binary: bool) -> f64 {
     if binary {
         return 2f64.powi(at_least.max(1.0).log2().ceil() as i32);
@@ -195,7 +196,7 @@ fn step(at_least: f64, binary: bool) -> f64 {
     [1.0, 2.0, 5.0].map(|n| n * power).into_iter().find(|n| *n >= at_least * 0.999).unwrap_or(10.0 * power)
 }
 
-/// A number with the prefix that makes it short.
+/// A number with the largest prefix that fits.
 fn scaled(value: f64, thousand: f64, prefixes: &[&str]) -> String {
     let mut unit = 0;
     let mut value = value;
@@ -206,7 +207,7 @@ fn scaled(value: f64, thousand: f64, prefixes: &[&str]) -> String {
     format!("{}{}", digits(value), prefixes[unit])
 }
 
-/// Three digits.
+/// A number with three digits.
 fn digits(value: f64) -> String {
     let places = match value.abs() {
         v if v >= 99.95 => 0,
@@ -217,7 +218,7 @@ fn digits(value: f64) -> String {
     trimmed(format!("{value:.places$}"))
 }
 
-/// All digits that say something.
+/// A number with all significant digits.
 fn plain(value: f64) -> String {
     trimmed(format!("{value:.6}"))
 }

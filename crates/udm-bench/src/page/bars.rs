@@ -1,19 +1,19 @@
-//! Bars that lie, in groups, each with its value and perhaps a mark of what it is compared with. On
-//! a logarithmic axis they are points.
+//! Horizontal bars in groups, each with its value and an optional mark of a reference. On a
+//! logarithmic axis they are points.
 
 use super::axis::Axis;
 use super::{EscapedText, Plot, WIDTH, caption, class, svg};
 use std::fmt::{self, Write};
 
-/// Height of a bar, and what is between bars and between groups.
+/// Height of a bar, and gaps between bars and between groups.
 const BAR: f64 = 16.0;
 const GAP: f64 = 2.0;
 const GROUP_GAP: f64 = 12.0;
-/// Below the bars: the axis.
+/// Space below the bars, for the axis.
 const BOTTOM: f64 = 44.0;
-/// Right of the longest bar: its value.
+/// Space to the right of the longest bar, for its value.
 const RIGHT: f64 = 70.0;
-/// Width of the names of groups at the most.
+/// Maximum width of the names of groups.
 const NAMES_MAX: f64 = 240.0;
 
 /// One bar.
@@ -24,13 +24,13 @@ pub struct Bar {
 }
 
 impl Bar {
-    /// A bar; of a value that is no number there is none, and its place stays free.
+    /// Creates a bar. If the value is NaN, no bar is drawn and its place stays empty.
     #[must_use]
     pub fn new(value: f64) -> Bar {
         Bar { value, reference: None }
     }
 
-    /// With a mark at this value.
+    /// Adds a mark at `reference`.
     #[must_use]
     pub fn beside(self, reference: f64) -> Bar {
         Bar { reference: Some(reference), ..self }
@@ -48,7 +48,7 @@ pub struct Bars {
 }
 
 impl Bars {
-    /// A plot without bars. Each group has a bar of each of `series`.
+    /// A plot without bars. Each group has one bar per name in `series`.
     #[must_use]
     pub fn new<S: Into<String>>(
         title: impl Into<String>,
@@ -59,13 +59,13 @@ impl Bars {
         Bars { title: title.into(), axis, series, reference: "reference".into(), groups: Vec::new() }
     }
 
-    /// What the marks are.
+    /// Names the marks in the legend.
     #[must_use]
     pub fn reference(self, name: impl Into<String>) -> Bars {
         Bars { reference: name.into(), ..self }
     }
 
-    /// One group more.
+    /// Adds a group.
     #[must_use]
     pub fn group(mut self, name: impl Into<String>, bars: impl IntoIterator<Item = Bar>) -> Bars {
         self.groups.push((name.into(), bars.into_iter().collect()));
@@ -120,7 +120,7 @@ impl Plot for Bars {
                     let (x, width) = (left + from * across, ((to - from) * across).max(1.0));
                     let series = self.series.get(i).map_or("", String::as_str);
                     let text = axis.text(bar.value);
-                    // The length of a bar would be read as its share.
+                    // On such an axis the length of a bar would be misread as its share.
                     let shape = if self.axis.has_no_zero() { "circle" } else { "rect" };
                     write!(out, "<{shape} class=\"bar {}\" ", class(i))?;
                     if self.axis.has_no_zero() {
@@ -140,7 +140,7 @@ impl Plot for Bars {
                     write!(out, "y2=\"{:.1}\"><title>{}</title></line>", y + BAR + 1.0, EscapedText(&title))?;
                 }
                 if let Some(end) = end {
-                    // Right of the bar, or of a mark that stands there.
+                    // The text is to the right of the bar, or of a mark at this position.
                     let (end, text) = (end.max(begin), axis.text(bar.value));
                     let width = (7.0 * text.chars().count() as f64 + 10.0) / across;
                     let clear = reference

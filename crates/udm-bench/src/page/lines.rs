@@ -4,13 +4,13 @@ use super::axis::{Axis, AxisRange};
 use super::{EscapedText, Plot, WIDTH, caption, class, svg};
 use std::fmt::{self, Write};
 
-/// Height of the image, and what lies around the lines.
+/// Height of the image, and margins of the lines.
 const HEIGHT: f64 = 306.0;
 const TOP: f64 = 28.0;
 const BOTTOM: f64 = 42.0;
 const RIGHT: f64 = 24.0;
 
-/// Lines of so few points show each of them.
+/// Lines with at most this number of points show each point.
 const POINTS: usize = 40;
 
 /// A plot of lines.
@@ -29,7 +29,7 @@ impl Lines {
         Lines { title: title.into(), x, y, series: Vec::new() }
     }
 
-    /// One line more.
+    /// Adds a line.
     #[must_use]
     pub fn line(mut self, name: impl Into<String>, points: impl IntoIterator<Item = (f64, f64)>) -> Lines {
         self.series.push((name.into(), points.into_iter().collect()));
@@ -92,7 +92,8 @@ impl Plot for Lines {
         self.axes(out, &x, &y, left)?;
         let (across, up) = (WIDTH - RIGHT - left, HEIGHT - BOTTOM - TOP);
         for (i, (name, points)) in self.series.iter().enumerate() {
-            // What has no place on the axes is left out, and the line goes on beyond it.
+            // Values without a position on the axes are left out, and the line continues after
+            // them.
             let places: Vec<_> = points
                 .iter()
                 .filter_map(|p| Some((left + x.place(p.0)? * across, TOP + (1.0 - y.place(p.1)?) * up, p)))

@@ -1,19 +1,20 @@
-//! An HTML page for people: headings, text, tables and plots, in one file without external
-//! resources. It follows the reader's choice of light or dark. Plots are SVG in the page's colours.
+//! An HTML page: headings, text, tables and plots in one file without external resources. It
+//! follows the reader's choice of light or dark. Plots are SVG in the page's colours.
 //!
-//! The plots are the crate's own code and not `plotters`: that writes fixed colours into each
+//! The plots are the crate's own code and not `plotters`, which writes fixed colours into each
 //! element and guesses the width of text. Here the legend is text that wraps.
 //!
 //! ```
-//! use udm_bench::page::{Axis, Lines, Page, Unit};
+//! use udm_bench::page::{Axis, AxisUnit, Lines, Page};
 //!
-//! let mut page = Page::new("What a layer costs");
+//! let mut page = Page::new("Cost of a layer");
 //! page.text("A machine with two CPUs.");
 //! let section = page.section("Depth");
 //! section.table(&["depth", "ns"], [["1", "19"], ["32", "5"]]);
+//! let depth = Axis::new("depth", AxisUnit::Number).log2();
+//! let time = Axis::new("time", AxisUnit::Nanos);
 //! section.plot(
-//!     &Lines::new("Time a request", Axis::new("depth", Unit::Number).log2(), Axis::new("time", Unit::Nanos))
-//!         .line("null", [(1.0, 19.0), (32.0, 5.0)]),
+//!     &Lines::new("Time per request", depth, time).line("null", [(1.0, 19.0), (32.0, 5.0)]),
 //! );
 //! assert!(page.html().starts_with("<!doctype html>"));
 //! ```
@@ -30,39 +31,39 @@ pub use lines::Lines;
 
 use std::fmt::{self, Display, Write};
 
-/// Series of one plot that can be told apart by their colour.
+/// Number of colours for the series of one plot.
 const COLOURS: usize = 8;
 
-/// What a plot is drawn into, in pixels; the reader's window scales it.
+/// Width of a plot in pixels. The browser scales it.
 const WIDTH: f64 = 760.0;
 
-/// A page.
+/// An HTML page.
 pub struct Page {
     title: String,
-    /// What comes before the first section, and the sections.
+    /// The sections. The first one has no heading and holds the text below the title.
     sections: Vec<Section>,
 }
 
-/// A part of a page under a heading.
+/// A section of a page, with a heading.
 pub struct Section {
     heading: String,
     body: String,
 }
 
 impl Page {
-    /// A page with nothing but its title.
+    /// Creates a page that has only a title.
     #[must_use]
     pub fn new(title: impl Into<String>) -> Page {
         let head = Section { heading: String::new(), body: String::new() };
         Page { title: title.into(), sections: vec![head] }
     }
 
-    /// A paragraph below the title.
+    /// Adds a paragraph below the title.
     pub fn text(&mut self, text: &str) {
         self.sections[0].text(text);
     }
 
-    /// A new section, at the end.
+    /// Adds a section at the end.
     pub fn section(&mut self, heading: impl Into<String>) -> &mut Section {
         self.sections.push(Section { heading: heading.into(), body: String::new() });
         self.sections.last_mut().expect("one was pushed")
@@ -90,13 +91,13 @@ impl Page {
 }
 
 impl Section {
-    /// A paragraph.
+    /// Adds a paragraph.
     pub fn text(&mut self, text: &str) {
         append(&mut self.body, format_args!("<p>{}</p>\n", EscapedText(text)));
     }
 
-    /// A table: the heads of its columns, and its rows. The first column is text, the others
-    /// numbers.
+    /// Adds a table: the heads of its columns, and its rows. The first column is text, the others
+    /// are numbers.
     pub fn table<R: IntoIterator<Item: Display>>(
         &mut self,
         heads: &[&str],
@@ -117,18 +118,18 @@ impl Section {
         self.body.push_str("</table></div>\n");
     }
 
-    /// A plot.
+    /// Adds a plot.
     pub fn plot(&mut self, plot: &impl Plot) {
         plot.draw(&mut self.body).expect("a string takes everything");
     }
 }
 
-/// What can be drawn: [`Lines`] and [`Bars`].
+/// A drawing: [`Lines`] or [`Bars`].
 pub trait Plot {
     /// Writes a `figure`.
     ///
     /// # Errors
-    /// When `out` fails.
+    /// If `out` fails.
     fn draw(&self, out: &mut String) -> fmt::Result;
 }
 
@@ -137,7 +138,7 @@ fn append(out: &mut String, what: fmt::Arguments<'_>) {
     out.write_fmt(what).expect("a string takes everything");
 }
 
-/// The head of a figure: its title, and what its colours mean where there are several.
+/// Writes the head of a figure: its title, and a legend if there are several series or a mark.
 fn caption(out: &mut String, kind: &str, title: &str, series: &[&str], mark: Option<&str>) -> fmt::Result {
     writeln!(out, "<figure><figcaption>{}</figcaption>", EscapedText(title))?;
     if series.len() > 1 || mark.is_some() {
@@ -153,17 +154,17 @@ fn caption(out: &mut String, kind: &str, title: &str, series: &[&str], mark: Opt
     Ok(())
 }
 
-/// The class of a series: its colour, and a pattern when the colours begin again.
+/// The class of a series: its colour, and a pattern when the colours repeat.
 fn class(series: usize) -> String {
     format!("s{}{}", series % COLOURS, if series >= COLOURS { " dashed" } else { "" })
 }
 
-/// The begin of an image of that height.
+/// Writes the start tag of an image of this height.
 fn svg(out: &mut String, title: &str, height: f64) -> fmt::Result {
     writeln!(out, "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{}\">", EscapedText(title))
 }
 
-/// Text that is text, wherever in the page it stands.
+/// Text that is escaped for any place in the page.
 struct EscapedText<'a>(&'a str);
 
 impl Display for EscapedText<'_> {
@@ -175,7 +176,7 @@ impl Display for EscapedText<'_> {
                 '>' => f.write_str("&gt;")?,
                 '"' => f.write_str("&quot;")?,
                 '\'' => f.write_str("&#39;")?,
-                // What neither HTML nor XML may hold.
+                // Characters that neither HTML nor XML may contain.
                 c if c.is_control() && c != '\n' && c != '\t' => f.write_char('\u{fffd}')?,
                 c => f.write_char(c)?,
             }

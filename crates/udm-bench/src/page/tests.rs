@@ -1,20 +1,20 @@
-//! What a page and its plots are made of, and that nothing in it is more than text.
+//! Tests of the elements of a page and its plots, and of the escaping of text.
 
 use super::*;
 use std::collections::BTreeSet;
 
-/// A page with everything on it.
+/// A page with all kinds of elements.
 fn everything() -> Page {
     let mut page = Page::new("udm lab: <lockless> & \"more\"");
     page.text("A machine with 2 CPUs, Linux 6.1.\nudm 0.1.0");
     let section = page.section("Lane against lock");
-    section.text("Each selector beside the same with one lock a device, at depth 32, of what the bare null device does.");
+    section.text("Each selector beside the same with one lock per device, at depth 32, as a share of the bare null device.");
     section.table(
         &["case", "IOPS", "of null", "the original's"],
         [["null", "10.2M", "1", "1"], ["service-time", "9.9M", "0.97", "0.46"], ["a<b", "1", "2", "3"]],
     );
-    let ratio = Axis::new("of the bare null device", AxisUnit::Ratio);
-    let bars = Bars::new("Throughput with 2 cores", ratio, ["udm's lanes", "one lock a device"]);
+    let ratio = Axis::new("share of the bare null device", AxisUnit::Ratio);
+    let bars = Bars::new("Throughput with 2 cores", ratio, ["udm's lanes", "one lock per device"]);
     section.plot(
         &bars
             .reference("the original's, 192 threads")
@@ -39,7 +39,7 @@ fn everything() -> Page {
     let mut lines = Lines::new(
         "Throughput",
         Axis::new("time", AxisUnit::Seconds),
-        Axis::new("bytes a second", AxisUnit::Bytes),
+        Axis::new("bytes per second", AxisUnit::Bytes),
     );
     for n in 1..=3 {
         let wave = move |t: f64| 4e9 / f64::from(n) + 3e8 * (t / f64::from(n)).sin();
@@ -48,7 +48,7 @@ fn everything() -> Page {
     }
     section.plot(&lines);
     let depth = Axis::new("paths", AxisUnit::Number).log2();
-    let mut lines = Lines::new("Time a request, ten lines", depth, Axis::new("time", AxisUnit::Nanos));
+    let mut lines = Lines::new("Time per request, ten lines", depth, Axis::new("time", AxisUnit::Nanos));
     for n in 1..=10 {
         lines = lines.line(
             format!("selector {n}"),
@@ -59,7 +59,7 @@ fn everything() -> Page {
     page
 }
 
-/// Of 1.02 beside 339 on a logarithmic axis a bar would have a visible length.
+/// On a logarithmic axis, the length of a bar for 1.02 next to a mark at 339 would mislead.
 #[test]
 fn a_logarithmic_axis_has_points_and_no_bars() {
     let html = everything().html();
@@ -99,7 +99,7 @@ fn nothing_comes_from_outside() {
     assert!(html.contains("prefers-color-scheme: dark"));
 }
 
-/// Every element that is opened is closed, in order, and every class that is used has a rule.
+/// All elements are closed, in order, and all classes in use have a rule.
 #[test]
 fn the_markup_is_whole() {
     let html = everything().html();
@@ -123,7 +123,7 @@ fn the_markup_is_whole() {
     }
 }
 
-/// Places on an axis rise with values, end within the image, and ticks are round and few.
+/// Positions on an axis rise with the values and end within the image. Ticks are round and few.
 #[test]
 fn ticks_are_round_and_few() {
     let texts = |axis: &Axis, values: &[f64]| -> Vec<String> {
@@ -154,7 +154,7 @@ fn ticks_are_round_and_few() {
         ["0%", "90%", "99%", "99.9%", "99.99%", "50%"]
     );
     assert_eq!(texts(&Axis::new("", AxisUnit::Ratio), &[1.0]).last().unwrap(), "1×");
-    // Nothing to show, the same value everywhere, and values that have no place.
+    // No values, equal values, and values without a position.
     assert!(!texts(&Axis::new("", AxisUnit::Number), &[]).is_empty());
     assert!(texts(&Axis::new("", AxisUnit::Number).log(), &[7.0, 7.0]).len() > 1);
     let log = Axis::new("", AxisUnit::Number).log();
@@ -175,7 +175,7 @@ fn numbers_are_short() {
     assert_eq!(Axis::new("", AxisUnit::Ratio).text(0.456), "0.456×");
 }
 
-/// To look at: `UDM_PAGE=FILE cargo test -p udm-bench page_to_look_at` writes it.
+/// For a visual check: `UDM_PAGE=FILE cargo test -p udm-bench page_to_look_at` writes the page.
 #[test]
 fn a_page_to_look_at() {
     if let Some(file) = std::env::var_os("UDM_PAGE") {

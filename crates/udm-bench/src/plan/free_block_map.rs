@@ -1,17 +1,17 @@
-//! Which blocks had a request, for requests of differing lengths: a bit each, and where the next
-//! free one is without a look at all of them.
+//! A bitmap of blocks for requests of different lengths. It finds the next free block without a
+//! scan of all blocks.
 
-/// Blocks, some of which are taken.
+/// Blocks, each either free or taken.
 #[derive(Clone)]
 pub struct FreeBlockMap {
-    /// The first has a bit a block, each further one a bit for each word of the one before: all of
-    /// its bits are set. What is beyond the last block is taken.
+    /// The first level has one bit per block. Each further level has one bit per word of the level
+    /// below, which is set if all bits of the word are. Bits after the last block are set.
     levels: Vec<Vec<u64>>,
     blocks: u64,
 }
 
 impl FreeBlockMap {
-    /// So many free blocks, at least one.
+    /// Creates a map of `blocks` free blocks, at least one.
     pub fn new(blocks: u64) -> FreeBlockMap {
         let (mut levels, mut bits) = (Vec::new(), blocks);
         loop {
@@ -27,7 +27,7 @@ impl FreeBlockMap {
         map
     }
 
-    /// All of them are free again.
+    /// Frees all blocks.
     pub fn clear(&mut self) {
         let mut bits = self.blocks;
         for words in &mut self.levels {
@@ -39,7 +39,7 @@ impl FreeBlockMap {
         }
     }
 
-    /// The first free block from `at` on, or from the first.
+    /// The first free block from `at` on. If there is none, the first free block of all.
     pub fn next_free(&self, at: u64) -> Option<u64> {
         self.free_from(at).or_else(|| self.free_from(0))
     }
@@ -61,7 +61,7 @@ impl FreeBlockMap {
         }
     }
 
-    /// Takes free blocks from `at` on, `most` at the most, and says how many.
+    /// Takes up to `most` contiguous free blocks from `at` on, and returns their number.
     pub fn take(&mut self, at: u64, most: u64) -> u64 {
         (at..at + most).take_while(|block| self.take_one(*block)).count() as u64
     }

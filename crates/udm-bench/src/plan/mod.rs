@@ -1,5 +1,5 @@
-//! The blocks and operations of a job, in order. A plan takes little memory and can be replayed: a
-//! clone of a fresh plan gives the same requests.
+//! The blocks and operations of a job, in order. A plan uses little memory and can be replayed: a
+//! clone of a fresh plan produces the same requests.
 
 mod free_block_map;
 mod varied_plan;
@@ -14,7 +14,7 @@ use rand::{Rng, RngExt, SeedableRng};
 use udm_core::{Op, SECTOR_SIZE};
 use varied_plan::VariedPlan;
 
-/// Where on the device a request is, and how long, in sectors.
+/// Position and length of a request on the device, in sectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SectorSpan {
     pub sector: u64,
@@ -22,7 +22,7 @@ pub struct SectorSpan {
 }
 
 impl SectorSpan {
-    /// Its length in bytes.
+    /// Length in bytes.
     pub fn bytes(self) -> u64 {
         self.sectors * SECTOR_SIZE
     }
@@ -33,16 +33,16 @@ impl SectorSpan {
 pub struct AccessPlan {
     order: PlanOrder,
     region: Region,
-    /// Sectors of a block.
+    /// Sectors per block.
     block: u64,
-    /// Requests of this pass so far, and in one at the most.
+    /// Requests of this pass so far. `length` is the maximum of a pass.
     at: u64,
     length: u64,
-    /// Passes after this one, and bytes that were moved before it; where requests differ in length,
-    /// in all.
+    /// Passes after this one. `moved` is the number of bytes before this pass; if lengths differ,
+    /// the total.
     passes: RemainingPasses,
     moved: u64,
-    /// What the job may move in all, where requests differ in length.
+    /// Maximum total bytes of the job, if lengths differ.
     most: u64,
     rng: SmallRng,
     op: Option<Op>,
@@ -51,13 +51,13 @@ pub struct AccessPlan {
 
 #[derive(Clone)]
 enum PlanOrder {
-    /// Each direction from the first block to the last, and the next one of each.
+    /// Each direction from the first block to the last, with the next block of each.
     Sequential([u64; DIRECTIONS]),
     /// Each block once, in random order.
     Shuffled(Shuffle),
-    /// Any place at any time, of each direction.
+    /// Independent random offsets for each direction.
     Random(Box<[OffsetGenerator; DIRECTIONS]>),
-    /// Requests differ in length, in whatever order.
+    /// Requests of different lengths, in any order.
     VariedPlan(Box<VariedPlan>),
 }
 
@@ -96,21 +96,21 @@ impl AccessPlan {
         }
     }
 
-    /// True when no block comes twice.
+    /// Whether no block comes twice.
     pub fn covers_each_block_once(&self) -> bool {
-        // Where requests differ in length a pass may end before the end of the region.
+        // If lengths differ, a pass may end before the end of the region.
         let pass = if self.length == u64::MAX { 0 } else { self.of_requests(self.region.blocks) };
         self.passes.are_one(pass)
     }
 
-    /// The next request: what, and where on the device. `None` when the plan is done.
+    /// The next request: operation and span. `None` if the plan has ended.
     #[inline]
     pub fn next(&mut self) -> Option<(Op, SectorSpan)> {
         let op = self.draw_op();
         self.next_of(op).map(|span| (op, span))
     }
 
-    /// Where the next request is, which is of this kind.
+    /// The span of the next request, whose operation is `op`.
     #[inline]
     pub fn next_of(&mut self, op: Op) -> Option<SectorSpan> {
         if self.at == self.length || self.is_at_the_end(op) {
@@ -130,13 +130,13 @@ impl AccessPlan {
         Some(SectorSpan { sector: self.region.first * self.block + at, sectors: self.block })
     }
 
-    /// As in fio, a pass ends with the last block of one direction, wherever the other is.
+    /// As in fio, a pass ends with the last block of one direction, regardless of the other.
     #[inline]
     fn is_at_the_end(&self, op: Op) -> bool {
         matches!(&self.order, PlanOrder::Sequential(next) if next[direction(op)] == self.region.blocks)
     }
 
-    /// What the next request does.
+    /// Draws the operation of the next request.
     #[inline]
     pub fn draw_op(&mut self) -> Op {
         match self.op {
@@ -146,7 +146,7 @@ impl AccessPlan {
         }
     }
 
-    /// Begins another pass, where there is one.
+    /// Begins another pass, if there is one.
     fn again(&mut self) -> Option<()> {
         if self.length != u64::MAX {
             self.moved = self.moved.saturating_add(self.of_requests(self.at));
@@ -164,7 +164,7 @@ impl AccessPlan {
         Some(())
     }
 
-    /// Bytes of so many requests of a pass, where all have one length.
+    /// Bytes of `n` requests, if all have one length.
     fn of_requests(&self, n: u64) -> u64 {
         n * self.block * SECTOR_SIZE
     }
@@ -184,11 +184,12 @@ impl AccessPlan {
     }
 }
 
-/// Every number below a bound once, in an order that looks random, out of a few words of memory.
+/// All numbers below a bound, each once, in an order that looks random, in a few words of memory.
 ///
-/// A bijection of the numbers of so many bits, drawn from a seed: multiplication by an odd number,
-/// addition, and a shift folded in by exclusive or can each be undone, so no two numbers meet. What
-/// it takes beyond the bound is left out; that is less than every other number.
+/// The order is a bijection of the numbers with a given number of bits, drawn from a seed. It
+/// consists of additions, multiplications by odd numbers, and shifts combined by exclusive or. Each
+/// of these steps is invertible, so no two numbers collide. Results above the bound, less than half
+/// of all, are skipped.
 #[derive(Clone)]
 struct Shuffle {
     bound: u64,
@@ -207,7 +208,7 @@ impl Shuffle {
         Shuffle { bound, mask, shift: bits.div_ceil(2).max(1), odd, add: rng.next_u64(), at: 0 }
     }
 
-    /// The next number. To be called `bound` times at the most.
+    /// The next number. May be called at most `bound` times.
     #[inline]
     fn next(&mut self) -> u64 {
         loop {

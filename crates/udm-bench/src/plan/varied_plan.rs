@@ -1,10 +1,10 @@
-//! Requests that differ in length (`bssplit`, `bsrange`, several `bs`): where each begins, and how
-//! long it is.
+//! Requests of different lengths (`bssplit`, `bsrange`, several `bs`): their offsets and lengths.
 //!
-//! As fio does it. In order each begins where the last one of its kind ended. Random ones begin at
-//! a multiple of the shortest of their kind, and those of a map at the next free block behind a
-//! drawn one; they end where a block begins that had its request. So blocks come once, and some
-//! requests are shorter than they were drawn.
+//! The rules are fio's. A sequential request begins at the end of the last one of its direction. A
+//! random request begins at a multiple of the shortest length of its direction.
+//!
+//! With a map, a random request begins at the next free block after a drawn one, and ends before
+//! the next taken block. So blocks come once, and some requests are shorter than drawn.
 
 use super::free_block_map::FreeBlockMap;
 use crate::distribution::OffsetGenerator;
@@ -15,23 +15,23 @@ use crate::stats::DIRECTIONS;
 use rand::RngExt;
 use rand::rngs::SmallRng;
 
-/// The requests of one job, over and over the same region.
+/// The requests of one job, in passes over the same region.
 #[derive(Clone)]
 pub struct VariedPlan {
     sizes: [LengthDistribution; DIRECTIONS],
     unit: u64,
-    /// The region in bytes.
+    /// The length of the region in bytes.
     bytes: u64,
     order: VariedOrder,
-    /// Bytes of this pass so far, which say when that of a map is over.
+    /// Bytes of this pass so far. A pass with a map ends when all bytes are moved.
     moved: u64,
 }
 
 #[derive(Clone)]
 enum VariedOrder {
-    /// And where the next one of each kind begins.
+    /// In order, with the offset of the next request of each direction.
     Sequential([u64; DIRECTIONS]),
-    /// And where those of each kind begin.
+    /// Independent random offsets for each direction.
     Random([OffsetGenerator; DIRECTIONS]),
     Mapped(FreeBlockMap),
 }
@@ -58,8 +58,8 @@ impl VariedPlan {
         }
     }
 
-    /// The next request of a direction: its first byte in the region, and how many. `None` when the
-    /// pass is over.
+    /// The next request of a direction: offset in the region and length, in bytes. `None` if the
+    /// pass has ended.
     pub fn next(&mut self, direction: usize, rng: &mut SmallRng) -> Option<(u64, u64)> {
         if self.moved >= self.bytes && matches!(self.order, VariedOrder::Mapped(_)) {
             return None;
@@ -90,7 +90,7 @@ impl VariedPlan {
     }
 }
 
-/// Where a request of these sizes may begin.
+/// A random offset for a request of these sizes.
 fn drawn(bytes: u64, sizes: &LengthDistribution, rng: &mut SmallRng) -> u64 {
     rng.random_range(0..(bytes / sizes.min).max(1)) * sizes.min
 }
@@ -102,7 +102,7 @@ mod tests {
     use crate::plan::AccessPlan;
     use udm_core::Op;
 
-    /// Bytes from the first to the last of each request of a plan.
+    /// The requests of a plan: operation, offset and length in bytes.
     fn plan(text: &str, blocks: u64) -> (AccessPlan, Vec<(Op, u64, u64)>) {
         let load = parse_load(text);
         load.check().unwrap();
@@ -169,7 +169,7 @@ mod tests {
         assert_eq!(moved("--time_based --runtime 1 --io_size 64k --number_ios 7").0, 100_000);
     }
 
-    /// Whatever the alignment: requests begin at multiples of it and end inside the region.
+    /// With any alignment, requests begin at multiples of it and end inside the region.
     #[test]
     fn alignment_is_of_the_first_byte() {
         for (text, align) in [

@@ -1,5 +1,5 @@
-//! First writes of an origin and of a snapshot, beside an origin whose exceptions are behind one
-//! mutex.
+//! First writes of an origin and of a snapshot, compared with an origin whose exceptions are under
+//! one mutex.
 
 use super::load::{ChunkLoad, shuffled};
 use crate::cores;
@@ -13,7 +13,7 @@ use std::time::Duration;
 use udm_core::{Batch, Device, Lane, Nanos, Op};
 use udm_runtime::{CoreOptions, CoreSet, LocalCore};
 
-/// What is measured.
+/// The measured device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum WriteTarget {
@@ -46,7 +46,7 @@ impl WriteTarget {
         }
     }
 
-    /// The type of the snapshot's store, and whether it is its origin that is written.
+    /// The type of the snapshot's store, and whether the origin is written (true) or the snapshot.
     fn store(self) -> Option<(char, bool)> {
         match self {
             WriteTarget::OriginTransient => Some(('N', true)),
@@ -58,22 +58,22 @@ impl WriteTarget {
     }
 }
 
-/// First writes.
+/// The result of first writes.
 #[derive(Debug, Clone, Serialize)]
 pub struct FirstWrites {
-    /// What is below: `null` or `mem`.
+    /// The device below: `null` or `mem`.
     pub below: &'static str,
-    /// Requests in flight, a thread.
+    /// Requests in flight per thread.
     pub depth: usize,
-    /// How many threads.
+    /// Number of threads.
     pub threads: usize,
     pub(super) device: WriteTarget,
-    /// Requests a second.
+    /// Requests per second.
     pub iops: f64,
 }
 
 impl FirstWrites {
-    /// What was written.
+    /// The name of the measured device.
     pub fn device(&self) -> &'static str {
         self.device.name()
     }
@@ -89,7 +89,7 @@ pub(super) struct FirstWriteCase {
 }
 
 impl FirstWriteCase {
-    /// Requests a second.
+    /// Measures the requests per second.
     pub(super) fn measure(&self) -> Result<f64> {
         let exceptions = Arc::new(ExceptionTable::new());
         let copier = usize::from(self.kind == WriteTarget::OneMutex);
@@ -125,7 +125,8 @@ impl FirstWriteCase {
         Ok(self.chunks as f64 * 1e9 / (end - begin) as f64)
     }
 
-    /// Takes turns until all threads have come here: one may have to write what others wait for.
+    /// Takes turns until all threads reach this point. One thread may have to write data for which
+    /// others wait.
     fn join(&self, core: &mut LocalCore, lane: &mut dyn Lane, left: &AtomicUsize, barrier: &Barrier) {
         left.fetch_sub(1, Relaxed);
         while left.load(Relaxed) > 0 {
@@ -135,7 +136,7 @@ impl FirstWriteCase {
         barrier.wait();
     }
 
-    /// What is measured, and the devices of its origin and its store.
+    /// Makes the measured device, the device of its origin, and the device of its store.
     fn devices(
         &self,
         cluster: &Arc<CoreSet>,
@@ -146,7 +147,7 @@ impl FirstWriteCase {
         let room = len * 5 / 4;
         let below = |bytes: u64| match self.below {
             "mem" => format!("mem:{bytes}"),
-            // Two are told apart by their size.
+            // The two devices have different sizes, so the URIs differ.
             _ => format!("null:size={bytes}"),
         };
         let mut tables = vec![

@@ -1,4 +1,4 @@
-//! What is sent: the same requests over and over, to one chunk each.
+//! The load: the same requests again and again, each for one chunk.
 
 use crate::one_mutex_origin::CHUNK;
 use std::ops::Range;
@@ -6,7 +6,7 @@ use udm_buf::Buf;
 use udm_core::{Batch, Bio, Lane, Op, Sector, Sectors};
 use udm_runtime::LocalCore;
 
-/// See the module's documentation.
+/// A load that keeps a fixed number of requests in flight, each for one chunk.
 pub(super) struct ChunkLoad {
     idle: Batch,
     batch: Batch,
@@ -14,13 +14,13 @@ pub(super) struct ChunkLoad {
 }
 
 impl ChunkLoad {
-    /// `depth` requests.
+    /// Creates a load with `depth` requests in flight.
     pub(super) fn new(depth: usize) -> ChunkLoad {
         let bio = |_| Bio::write(Sector(0), Sectors(CHUNK), Buf::zeroed(CHUNK as usize * 512).into());
         ChunkLoad { idle: (0..depth).map(bio).collect(), batch: Batch::new(), done: Batch::new() }
     }
 
-    /// A request for each of `chunks`.
+    /// Sends one request per chunk and waits until all complete.
     pub(super) fn run(
         &mut self,
         core: &mut LocalCore,
@@ -63,12 +63,12 @@ impl ChunkLoad {
     }
 }
 
-/// Another order of the numbers below `count`, a power of two.
+/// A permutation of the numbers below `count`, a power of two.
 pub(super) fn shuffled(number: u64, count: u64) -> u64 {
     number.wrapping_mul(0x9e37_79b9_7f4a_7c15) & (count - 1)
 }
 
-/// A number below `count` for each of `numbers`.
+/// A pseudo-random number below `count` for each of `numbers`.
 pub(super) fn random(numbers: Range<u64>, count: u64) -> impl Iterator<Item = u64> {
     let mix = |number: u64| {
         (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ number << 7).wrapping_mul(0xbf58_476d_1ce4_e5b9)

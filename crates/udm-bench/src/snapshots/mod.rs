@@ -1,11 +1,16 @@
-//! The cost of snapshots, in four measurements: first writes of an origin and of a snapshot, beside
-//! an origin whose exceptions are under one mutex; writes of an origin whose chunks are all copied;
-//! writes after the snapshot is gone; and the look-up of one exception among many.
+//! The cost of snapshots, in four measurements:
+//!
+//! * first writes of an origin and of a snapshot, compared with an origin whose exceptions are
+//!   under one mutex;
+//! * writes of an origin whose chunks are all copied;
+//! * writes after the snapshot is removed;
+//! * the look-up of one exception among many.
 //!
 //! A round measures each device once, and the result is the median of the rounds. Threads are cores
-//! that sleep when idle. Requests are 4 KiB, one chunk each, in random order. First writes
-//! ([`first_write_case`]) use new devices each time and write every chunk once, over touched memory or a null
-//! device. The others ([`steady_state`]) use a null device.
+//! that sleep when idle. Requests are 4 KiB, one chunk each, in random order.
+//!
+//! First writes ([`first_write_case`]) use new devices each time and write every chunk once, over
+//! touched memory or a null device. The others ([`steady_state`]) use a null device.
 
 mod first_write_case;
 mod load;
@@ -24,26 +29,26 @@ pub use steady_state::{LaterWrites, Lookups};
 /// How much to measure.
 #[derive(Debug, Clone)]
 pub struct SnapshotOptions {
-    /// Requests in flight, a thread.
+    /// Requests in flight per thread.
     pub depths: Vec<usize>,
-    /// How many threads.
+    /// Numbers of threads.
     pub threads: Vec<usize>,
-    /// How often each device is measured.
+    /// Measurements per device.
     pub rounds: usize,
     /// Chunks that are written each time: a power of two.
     pub chunks: u64,
-    /// Exceptions among which one is looked for.
+    /// Numbers of exceptions for the look-ups.
     pub exceptions: Vec<u64>,
 }
 
 impl SnapshotOptions {
-    /// Some seconds.
+    /// Options for a run of some seconds.
     pub fn quick() -> SnapshotOptions {
         let (depths, threads) = (vec![32], vec![1, 2]);
         SnapshotOptions { depths, threads, rounds: 3, chunks: 1 << 14, exceptions: vec![1_000, 1 << 20] }
     }
 
-    /// About two minutes on two CPUs.
+    /// Options for a run of about two minutes on two CPUs.
     pub fn full() -> SnapshotOptions {
         let exceptions = vec![1_000, 1 << 20, 16_000_000];
         SnapshotOptions {
@@ -55,36 +60,36 @@ impl SnapshotOptions {
         }
     }
 
-    /// How many measurements that is.
+    /// Number of measurements.
     pub fn steps(&self) -> usize {
         let first = 2 * self.depths.len() * self.threads.len() * WriteTarget::ALL.len() * self.rounds;
         first + (self.depths.len() + 1) * (self.rounds + 1)
     }
 }
 
-/// What the measurement came to.
+/// The result of the measurement.
 #[derive(Debug, Clone, Serialize)]
 pub struct SnapshotCosts {
-    /// CPUs that the threads share.
+    /// Number of CPUs that the threads share.
     pub cpus: usize,
-    /// A row for each device, by what is below, depth and threads.
+    /// One row per device, grouped by device below, depth and threads.
     pub first_writes: Vec<FirstWrites>,
-    /// Writes of an origin, a row for each depth.
+    /// Writes of an origin, one row per depth.
     pub later_writes: Vec<LaterWrites>,
-    /// By their number.
+    /// Look-ups, one row per number of exceptions.
     pub lookups: Vec<Lookups>,
-    /// It was stopped: rows are missing, or are of fewer rounds.
+    /// If set, the measurement was stopped: rows are missing or have fewer rounds.
     pub stopped: bool,
 }
 
-/// Measures, and counts in `done` how many of [`SnapshotOptions::steps`] are over. Once `stop` says
-/// so it ends with the rounds that it has.
+/// Measures, and counts in `done` the completed steps of [`SnapshotOptions::steps`]. If `stop` is
+/// set, the measurement ends with the rounds that it has.
 ///
 /// # Errors
-/// When cores or devices can't be had, or it was stopped before anything was measured.
+/// If cores or devices are not available, or it was stopped before anything was measured.
 pub fn snapshots(options: &SnapshotOptions, stop: &AtomicBool, done: &AtomicUsize) -> Result<SnapshotCosts> {
     ensure!(options.chunks.is_power_of_two() && options.rounds > 0, "nothing to measure");
-    // What takes least and is asked for most comes first.
+    // The shortest and most important measurements come first.
     let later_writes = steady_state::later_writes(options, stop, done)?;
     let lookups = steady_state::lookups(options, stop, done)?;
     let first_writes = first_writes(options, stop, done)?;

@@ -1,4 +1,4 @@
-//! What snapshots cost where nothing is copied any more, on one core over devices that do nothing.
+//! The cost of snapshots when all chunks are copied, on one core over null devices.
 
 use super::SnapshotOptions;
 use super::load::{ChunkLoad, random};
@@ -13,10 +13,10 @@ use std::sync::{Arc, OnceLock};
 use udm_core::{Batch, Device, Lane, Op};
 use udm_runtime::{CoreOptions, CoreSet, LocalCore};
 
-/// Requests a round. A build that is not optimised only shows that it runs.
+/// Requests per round. A debug build only tests that the measurement runs.
 const REQUESTS: u64 = if cfg!(debug_assertions) { 1 << 14 } else { 1 << 20 };
 
-/// Writes of an origin, in nanoseconds each.
+/// Writes of an origin, in nanoseconds per request.
 #[derive(Debug, Clone, Serialize)]
 pub struct LaterWrites {
     /// Requests in flight.
@@ -25,23 +25,23 @@ pub struct LaterWrites {
     pub linear: f64,
     /// An origin that never had a snapshot.
     pub never: f64,
-    /// One with a snapshot to which every chunk was copied.
+    /// An origin with a snapshot to which every chunk was copied.
     pub copied: f64,
-    /// One whose snapshot, to which every chunk was copied, was removed under the same lane.
+    /// An origin whose snapshot was removed after every chunk was copied. The lane is the same.
     pub removed: f64,
 }
 
-/// Reads of what is in a store.
+/// Reads of chunks in a store.
 #[derive(Debug, Clone, Serialize)]
 pub struct Lookups {
-    /// Exceptions that there are.
+    /// Number of exceptions.
     pub exceptions: u64,
-    /// Nanoseconds a request at depth 32.
+    /// Nanoseconds per request at depth 32.
     pub ns: f64,
 }
 
 fn null(bytes: u64, number: u64) -> String {
-    // They are told apart by their size.
+    // Each device has another size, so the URIs differ.
     format!("null:size={}", bytes + number * CHUNK * 512)
 }
 
@@ -49,7 +49,8 @@ fn single_core() -> [CoreOptions; 1] {
     [CoreOptions { ring_optional: true, ..CoreOptions::default() }]
 }
 
-/// Takes turns of a round: writes or reads of random ones of `chunks`, through each of the lanes.
+/// Measures rounds of random writes or reads through each lane. Each lane has its number of chunks.
+/// Returns the median of each lane in nanoseconds per request.
 fn rounds(
     core: &mut LocalCore,
     lanes: &mut [Box<dyn Lane>],
@@ -67,7 +68,7 @@ fn rounds(
             }
             let begin = core.clock();
             load.run(core, &mut **lane, op, random(0..REQUESTS, chunks));
-            // The first warms up.
+            // The first round only warms up.
             if round > 0 {
                 out.push(core.clock().since(begin).0 as f64 / REQUESTS as f64);
             }
@@ -77,7 +78,7 @@ fn rounds(
     times.into_iter().map(median).collect()
 }
 
-/// Writes of origins.
+/// Measures writes of origins.
 pub(super) fn later_writes(
     options: &SnapshotOptions,
     stop: &AtomicBool,
@@ -86,7 +87,7 @@ pub(super) fn later_writes(
     let len = options.chunks * CHUNK;
     let registry = OnceLock::new();
     let make = |cluster: &Arc<CoreSet>| {
-        // The third is no longer than its table: each chunk of the disk is copied.
+        // The third disk has the exact length of its table, so each chunk of the disk is copied.
         let [a, b, c, d, e, f] = [1, 2, 0, 3, 4, 5].map(|number| null(len * 512, number));
         let tables = [
             ("linear", format!("0 {len} linear {a} 0")),
@@ -125,7 +126,7 @@ pub(super) fn later_writes(
     measured.into_iter().next().context("a core")?
 }
 
-/// Removes `name`, whose lanes of others are this core's.
+/// Removes the device `name` while this core takes turns for `lane`.
 fn remove(core: &mut LocalCore, lane: &mut dyn Lane, mapped: &MappedDevices, name: &str) -> Result<()> {
     std::thread::scope(|scope| {
         let removal = scope.spawn(|| mapped.remove(name));
@@ -137,7 +138,7 @@ fn remove(core: &mut LocalCore, lane: &mut dyn Lane, mapped: &MappedDevices, nam
     })
 }
 
-/// Reads of chunks that are in the store, at depth 32.
+/// Measures reads of chunks in the store, at depth 32.
 pub(super) fn lookups(
     options: &SnapshotOptions,
     stop: &AtomicBool,

@@ -1,11 +1,11 @@
-//! The figures for people.
+//! The results as text.
 
 use super::first_write_case::{FirstWrites, WriteTarget};
 use super::{LaterWrites, Lookups, SnapshotCosts};
 use std::fmt::Write;
 
 impl SnapshotCosts {
-    /// The rows for people.
+    /// The rows as text.
     pub fn table(&self) -> String {
         let mut out = String::new();
         let of_block = |a: &FirstWrites, b: &FirstWrites| (a.below, a.depth) == (b.below, b.depth);
@@ -30,10 +30,11 @@ impl SnapshotCosts {
         }
         let least = self.lookups.first().map_or(0.0, |few| few.ns);
         for Lookups { exceptions, ns } in &self.lookups {
-            let _ = writeln!(out, "{exceptions:>10} exceptions: {ns:.1} ns a read, {:.2} times", ns / least);
+            let _ =
+                writeln!(out, "{exceptions:>10} exceptions: {ns:.1} ns per read, {:.2} times", ns / least);
         }
         if self.stopped {
-            out.push_str("stopped before its end\n");
+            out.push_str("stopped early\n");
         }
         out
     }
@@ -47,7 +48,7 @@ impl SnapshotCosts {
             let shared = if *n > self.cpus { format!(" on {}", self.cpus) } else { String::new() };
             write!(out, " {:>15}", format!("{n} thread{}{shared}", if *n == 1 { "" } else { "s" }))?;
         }
-        writeln!(out, "   (thousand writes a second, each chunk once)")?;
+        writeln!(out, "   (thousand writes per second, each chunk once)")?;
         let of =
             |kind, n| block.iter().find(|row| row.device == kind && row.threads == n).map(|row| row.iops);
         for kind in WriteTarget::ALL {

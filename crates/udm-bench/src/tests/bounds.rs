@@ -1,8 +1,8 @@
-//! How much a load moves, for how long, and in what lengths.
+//! Tests of the amount, the time and the lengths of a load.
 
 use super::*;
 
-/// As fio 3.33 counts them, on a file of 1 MiB and on one of 100 KiB.
+/// Numbers of fio 3.33, on a file of 1 MiB and on one of 100 KiB.
 #[test]
 fn sizes_that_end_inside_a_block() {
     let reads = |text: &str| ios(&one(&line(text)))[0];
@@ -13,14 +13,15 @@ fn sizes_that_end_inside_a_block() {
     assert_eq!(reads("--device null:size=1M --rw read --bs 64k --size 50%"), 8);
     assert_eq!(reads("--device null:size=1M --rw read --bs 4k --size 33%"), 84);
     assert!(
-        error(&line("--device null:size=1M --rw read --bs 64k --size 32k")).contains("more than there is")
+        error(&line("--device null:size=1M --rw read --bs 64k --size 32k"))
+            .contains("larger than the available part")
     );
     for bad in ["0%", "101%", "%", "5%%", "-1%"] {
         assert!(LoadLine::try_parse_from(["bench", "--device", "mem:1M", "--size", bad]).is_err(), "{bad}");
     }
 }
 
-/// As with fio.
+/// As in fio, 0 means no limit.
 #[test]
 fn no_bound_is_zero() {
     let reads = |text: &str| ios(&one(&line(&format!("--device null:size=1M --rw read {text}"))))[0];
@@ -32,7 +33,7 @@ fn no_bound_is_zero() {
     assert_eq!(error(&line("--device null:size=1M --size 0")), "bench: size=0: nothing to do");
 }
 
-/// A mapped device splits what is too long for the one below.
+/// A mapped device splits requests that are too long for the device below.
 #[test]
 fn requests_that_are_longer_than_the_disk_takes() {
     let disk = "mem:1M,max_sectors_kb=64";
@@ -46,7 +47,7 @@ fn requests_that_are_longer_than_the_disk_takes() {
     );
 }
 
-/// As with fio.
+/// As in fio, the time has precedence over all other limits.
 #[test]
 fn time_goes_before_all_other_limits() {
     for bs in ["--bs 4k", "--bsrange 4k-8k"] {

@@ -1,4 +1,4 @@
-//! Suspend, resume and reload of a mapped device that is in use.
+//! Cases: suspend, resume and reload of a mapped device in use.
 
 use super::load::{CaseLoad, collect};
 use crate::{CheckingLayer, HANG, Request, TestRig};
@@ -30,14 +30,14 @@ fn resume(rig: &mut TestRig) {
     rig.world.change(change).expect("a resume");
 }
 
-/// Requests that are in flight when the device is suspended, and those that come meanwhile, are
-/// served; none fails and none is lost.
+/// Requests in flight at a suspend, and requests sent during the suspend, are served. None fails
+/// and none is lost.
 pub(super) fn suspend_under_load(rig: &mut TestRig) {
     for round in 0..4 {
         let sent = load(round).submit(rig);
         suspend(rig, round % 2 == 1);
         assert!(device(rig).is_suspended());
-        // With all in flight home, a second suspend is a success that does nothing.
+        // Nothing is in flight, so a second suspend succeeds and does nothing.
         suspend(rig, true);
         resume(rig);
         collect(rig, sent);
@@ -45,8 +45,8 @@ pub(super) fn suspend_under_load(rig: &mut TestRig) {
     }
 }
 
-/// A new table takes the place of the old one between two requests: the content stays and nobody
-/// notices.
+/// A new table with the same mapping replaces the old one under load. The content stays, and no
+/// request fails.
 pub(super) fn reload_under_load(rig: &mut TestRig) {
     let mapped = device(rig);
     for round in 0..4 {
@@ -63,8 +63,8 @@ pub(super) fn reload_under_load(rig: &mut TestRig) {
     }
 }
 
-/// With another table it is another device, from one request to the next: with `error`, which fits
-/// in the place of every target, all I/O fails; with the old one all is as it was.
+/// With another table the device changes between two requests. With `error`, which can replace any
+/// target, all I/O fails. With the old table the content is back.
 pub(super) fn another_table(rig: &mut TestRig) {
     let mapped = device(rig);
     let sent = load(0).submit(rig);
@@ -88,8 +88,8 @@ pub(super) fn another_table(rig: &mut TestRig) {
     }
 }
 
-/// While the device is suspended, requests wait; those that won't wait fail: NOWAIT with EAGAIN,
-/// read-ahead with EIO (kernel).
+/// While the device is suspended, requests wait. Requests that must not wait fail: NOWAIT with
+/// EAGAIN, read-ahead with EIO (kernel).
 pub(super) fn suspended_requests_wait(rig: &mut TestRig) {
     suspend(rig, false);
     let sent = load(1).submit(rig);
@@ -108,7 +108,7 @@ pub(super) fn suspended_requests_wait(rig: &mut TestRig) {
     rig.verify_all(0);
 }
 
-/// A suspend waits until what is in flight on the disks below is home; then they are idle.
+/// A suspend waits until the requests on the disks below complete. Then the disks are idle.
 pub(super) fn suspend_waits(rig: &mut TestRig) {
     rig.ground.hold(true);
     let sent = load(2).submit(rig);
@@ -122,7 +122,7 @@ pub(super) fn suspend_waits(rig: &mut TestRig) {
     rig.verify_all(1);
 }
 
-/// A suspend that waits can be called off: the device goes on, and can be suspended again later.
+/// A suspend that waits can be cancelled. The device continues and can be suspended again later.
 pub(super) fn called_off(rig: &mut TestRig) {
     for _ in 0..2 {
         rig.ground.hold(true);
@@ -142,8 +142,8 @@ pub(super) fn called_off(rig: &mut TestRig) {
     rig.verify_all(0);
 }
 
-/// A client that goes while its requests wait in a suspended device is forgotten once it runs
-/// again, and so are its requests.
+/// A client disconnects while its requests wait in a suspended device. After the resume, the client
+/// and its requests are removed.
 pub(super) fn closed_while_suspended(rig: &mut TestRig) {
     suspend(rig, true);
     for request in load(1).submit(rig).iter().flatten() {

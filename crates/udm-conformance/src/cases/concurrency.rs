@@ -1,12 +1,12 @@
-//! Many requests at once, from all handles.
+//! Cases: many requests at once, from all handles.
 
 use crate::{Request, TestRig};
 use rand::RngExt;
 use rand::seq::SliceRandom;
 use udm_core::{BioFlags, Op};
 
-/// Each handle works on ranges of its own, dozens in flight, in rounds: writes, then reads of them,
-/// mixed with those of the others.
+/// Each handle has its own ranges and dozens of requests in flight. Rounds of writes alternate with
+/// rounds of reads, concurrently with the other handles.
 pub(super) fn many_in_flight(rig: &mut TestRig) {
     let (block, handles) = (rig.facts.block(), rig.world.handles() as u64);
     let longest = (rig.longest() / block).min(12);
@@ -34,9 +34,9 @@ pub(super) fn many_in_flight(rig: &mut TestRig) {
     rig.verify_all(0);
 }
 
-/// Writes of one range from all handles at once leave in each sector what one of them wrote, whole;
-/// so say readers then and later. (A disk writes a sector or does not; what is larger may be mixed.
-/// Memory promises a word.)
+/// All handles write one range at the same time. Each sector then has the whole data of one write,
+/// and readers see the same data now and later. A disk writes a sector completely or not at all;
+/// larger units may be mixed. Memory guarantees only a word.
 pub(super) fn overlapping_writes(rig: &mut TestRig) {
     let (block, handles) = (rig.facts.block(), rig.world.handles());
     let n = (32 * block).min(rig.longest());
@@ -54,7 +54,7 @@ pub(super) fn overlapping_writes(rig: &mut TestRig) {
             assert!(rig.world.collect(handle).iter().all(|answer| answer.errno == 0));
         }
         rig.verify(0, at, n);
-        // It stays what it was.
+        // The content does not change any more.
         let read = vec![Request::read(at, n)];
         let (first, second) = (rig.run(0, read.clone()), rig.run(1, read));
         assert!(first == second, "two readers see different data");
@@ -63,7 +63,7 @@ pub(super) fn overlapping_writes(rig: &mut TestRig) {
     }
 }
 
-/// Flushes come home among writes and reads, on all handles, and stop nothing.
+/// Flushes complete among writes and reads on all handles, and block no request.
 pub(super) fn flushes_among_writes(rig: &mut TestRig) {
     let (block, handles) = (rig.facts.block(), rig.world.handles());
     for round in 0..4 {
@@ -92,8 +92,8 @@ pub(super) fn flushes_among_writes(rig: &mut TestRig) {
     rig.verify_all(1);
 }
 
-/// Full is not failed: a batch that is larger than every pool on the way (1024 requests) is served
-/// whole.
+/// A batch that is larger than every pool on its way (1024 requests) is served completely. An empty
+/// pool must not fail requests.
 pub(super) fn one_large_batch(rig: &mut TestRig) {
     let block = rig.facts.block();
     let blocks = (rig.room() / block).min(1500);

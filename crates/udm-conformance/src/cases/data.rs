@@ -1,13 +1,13 @@
-//! What is read is what was written last, at its place, whatever the memory and the handle.
+//! Cases: a read returns the data of the last write to its range, for any memory and handle.
 
 use crate::{Request, TestRig};
 use rand::RngExt;
 use udm_core::{BioFlags, Op};
 
-/// Lengths in blocks that never fall in step with chunks and stripes.
+/// Lengths in blocks that are not aligned with chunks and stripes.
 const ODD: [u64; 7] = [1, 3, 7, 2, 13, 5, 31];
 
-/// The whole room, `lengths` over and over, as ranges.
+/// Ranges that cover the whole room, with `lengths` repeated.
 fn tiles(rig: &TestRig, lengths: &[u64]) -> Vec<(u64, u64)> {
     let (block, room, longest) = (rig.facts.block(), rig.room(), rig.longest());
     let (mut at, mut tiles) = (0, Vec::new());
@@ -22,8 +22,8 @@ fn tiles(rig: &TestRig, lengths: &[u64]) -> Vec<(u64, u64)> {
     tiles
 }
 
-/// All of it is written in odd pieces and read in other odd pieces; then again from the back, over
-/// what is there.
+/// The room is written in odd pieces and read in other odd pieces. A second round writes backwards
+/// over the old data.
 pub(super) fn at_its_place(rig: &mut TestRig) {
     for round in 0..2 {
         let mut tiles_to_write = tiles(rig, &ODD[round..]);
@@ -40,8 +40,8 @@ pub(super) fn at_its_place(rig: &mut TestRig) {
     }
 }
 
-/// Data may come in any number of pieces of any length at any address (kernel: bio vectors; udm:
-/// `Segments`); a stream may be cut anywhere.
+/// Data may have any number of pieces of any length at any address (kernel: bio vectors; udm:
+/// `Segments`). A stream may be split anywhere.
 pub(super) fn in_pieces(rig: &mut TestRig) {
     let block = rig.facts.block();
     let cuts: [&[usize]; 7] = [
@@ -68,7 +68,7 @@ pub(super) fn in_pieces(rig: &mut TestRig) {
     rig.verify_all(1);
 }
 
-/// A write that was answered is seen by a read on any handle that is sent after it.
+/// After a write completes, a later read on any handle returns its data.
 pub(super) fn on_other_handles(rig: &mut TestRig) {
     let (block, handles) = (rig.facts.block(), rig.world.handles());
     for round in 0..40 {
@@ -84,13 +84,12 @@ pub(super) fn on_other_handles(rig: &mut TestRig) {
     }
 }
 
-/// Where nobody has written there is nothing of anybody: what was in a buffer before does not reach
-/// a reader, on success.
+/// A successful read of an unwritten range returns no old content of a buffer.
 pub(super) fn of_nobody(rig: &mut TestRig) {
     let block = rig.facts.block();
     let n = 16.min(rig.longest() / block) * block;
     if rig.facts.can(Op::Write) {
-        // The memory of these is used again.
+        // The memory of these writes is reused.
         for i in 0..20 {
             let write = rig.write(i * n, n);
             rig.one(0, write);
@@ -102,7 +101,7 @@ pub(super) fn of_nobody(rig: &mut TestRig) {
     }
 }
 
-/// A few hundred requests of all kinds, one after another on handles by chance, against a model.
+/// A few hundred requests of all kinds, one after another on random handles, agree with a model.
 pub(super) fn after_random_requests(rig: &mut TestRig) {
     let (block, handles) = (rig.facts.block(), rig.world.handles());
     let (blocks, longest) = (rig.room() / block, (rig.longest() / block).min(160));

@@ -1,10 +1,11 @@
-//! Errors: reported on exactly the requests that they hit, as they are, with all else intact.
+//! Cases: errors are reported unchanged, on exactly the affected requests. All other data stays
+//! intact.
 
 use crate::{CheckingLayer, Request, TestRig};
 use udm_core::errno::EIO;
 use udm_core::{BioFlags, Op, Status};
 
-/// A read-only device refuses what would change it, and serves the rest.
+/// A read-only device refuses operations that would change it, and serves the others.
 pub(super) fn read_only(rig: &mut TestRig) {
     let block = rig.facts.block();
     for handle in 0..rig.world.handles() {
@@ -21,8 +22,8 @@ pub(super) fn read_only(rig: &mut TestRig) {
     }
 }
 
-/// A bad sector fails each request that touches it and no other; healed, it serves again. What the
-/// others wrote meanwhile is there.
+/// A bad sector fails exactly the requests that touch it. After it is repaired, it serves again,
+/// and the data of the other requests is there.
 pub(super) fn bad_sectors(rig: &mut TestRig) {
     let block = rig.facts.block();
     let n = 8 * block;
@@ -53,8 +54,8 @@ pub(super) fn bad_sectors(rig: &mut TestRig) {
     rig.verify(0, 0, 32 * n);
 }
 
-/// An error that blames no path goes up as it is, for each kind of request, and the bio comes back
-/// as it was (checked with each bio).
+/// An error that does not blame the path is passed up unchanged, for each kind of request. The bio
+/// has its submitted state, which is checked for each bio.
 pub(super) fn go_up_as_they_are(rig: &mut TestRig) {
     let block = rig.facts.block();
     let statuses = Status::ALL.iter().filter(|s| !s.is_ok() && !s.is_path_error());
@@ -79,7 +80,7 @@ pub(super) fn go_up_as_they_are(rig: &mut TestRig) {
     }
 }
 
-/// So does one that blames the path, where there is no other path.
+/// An error that blames the path is passed up unchanged if there is no other path.
 pub(super) fn of_a_path(rig: &mut TestRig) {
     let block = rig.facts.block();
     let statuses = Status::ALL.iter().filter(|s| s.is_path_error());

@@ -1,10 +1,10 @@
-//! Flush, FUA, PREFLUSH: what they promise; and that no flag does harm where it means nothing.
+//! Cases: guarantees of flush, FUA and PREFLUSH. Other flags do no harm.
 
 use crate::{Request, TestRig};
 use udm_core::{BioFlags, Op};
 
-/// Every set of flags is legal on every operation and comes back with it; what does not apply is
-/// ignored (`BioFlags`).
+/// Any set of flags is legal on any operation and is kept in the completed bio. Flags that do not
+/// apply are ignored (`BioFlags`).
 pub(super) fn all_on_every_operation(rig: &mut TestRig) {
     let block = rig.facts.block();
     let n = 5 * block;
@@ -24,7 +24,7 @@ pub(super) fn all_on_every_operation(rig: &mut TestRig) {
     }
 }
 
-/// FUA is legal on every NBD command, and where it means nothing it is ignored (proto.md, "Request
+/// FUA is legal on every NBD command and is ignored if it does not apply (proto.md, "Request
 /// flags").
 pub(super) fn fua_over_the_wire(rig: &mut TestRig) {
     let block = rig.facts.block();
@@ -39,8 +39,8 @@ pub(super) fn fua_over_the_wire(rig: &mut TestRig) {
     }
 }
 
-/// What was answered before a flush was sent is there after a power cut behind the flush's answer
-/// (kernel: "writeback cache control").
+/// A flush makes all writes durable that completed before it was sent. They survive a power cut
+/// after the flush completes (kernel: "writeback cache control").
 pub(super) fn flush_is_durable(rig: &mut TestRig) {
     let block = rig.facts.block();
     for round in 0..6 {
@@ -55,8 +55,8 @@ pub(super) fn flush_is_durable(rig: &mut TestRig) {
     }
 }
 
-/// A flush on one handle covers what was answered on the others (NBD: `CAN_MULTI_CONN`; kernel: the
-/// device is one).
+/// A flush on one handle covers writes that completed on the other handles (NBD: `CAN_MULTI_CONN`;
+/// in the kernel there is one device).
 pub(super) fn flush_covers_other_handles(rig: &mut TestRig) {
     let (block, handles) = (rig.facts.block(), rig.world.handles());
     for writer in 0..handles {
@@ -71,7 +71,7 @@ pub(super) fn flush_covers_other_handles(rig: &mut TestRig) {
     }
 }
 
-/// A request with FUA is durable when it is answered: a write, and discards and zeroes as well.
+/// A request with FUA is durable when it completes. This holds for writes, discards and zeroes.
 pub(super) fn fua_is_durable(rig: &mut TestRig) {
     let block = rig.facts.block();
     for round in 0..12 {
@@ -87,7 +87,7 @@ pub(super) fn fua_is_durable(rig: &mut TestRig) {
     }
 }
 
-/// A request with PREFLUSH makes durable what was answered before it was sent.
+/// A request with PREFLUSH makes all writes durable that completed before it was sent.
 pub(super) fn preflush_is_durable(rig: &mut TestRig) {
     let block = rig.facts.block();
     for (round, op) in [Op::Write, Op::WriteZeroes, Op::Discard, Op::Write].into_iter().enumerate() {
@@ -102,7 +102,7 @@ pub(super) fn preflush_is_durable(rig: &mut TestRig) {
             rig.one(1, request.clone());
             rig.ground.cut_power();
             if !flags.contains(BioFlags::FUA) {
-                // It may be gone itself.
+                // The request itself may be lost.
                 rig.model.may_have_written(&Request::new(Op::Discard, request.sector, request.sectors));
             }
             rig.verify(0, at, 50 * block);

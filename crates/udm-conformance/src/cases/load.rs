@@ -1,21 +1,21 @@
-//! Load of all kinds at once, for cases that do something meanwhile.
+//! A mixed load for cases that change the device meanwhile.
 
 use crate::{Request, TestRig};
 use udm_core::Op;
 
-/// What each handle is given.
+/// The requests for each handle.
 #[derive(Clone, Copy)]
 pub(super) struct CaseLoad {
-    /// How many requests.
+    /// Number of requests.
     pub each: u64,
-    /// Blocks of the place that each request has to itself.
+    /// Blocks of the range of each request.
     pub blocks: u64,
-    /// Which kind of request comes first: another number gives each place another kind.
+    /// Rotates the kinds of requests: another number gives each range another kind.
     pub round: u64,
 }
 
 impl CaseLoad {
-    /// Puts the requests in flight on each handle.
+    /// Submits the requests on each handle, without waiting.
     pub fn submit(self, rig: &mut TestRig) -> Vec<Vec<Request>> {
         let (block, blocks) = (rig.facts.block(), self.blocks);
         let mut sent = Vec::new();
@@ -39,7 +39,7 @@ impl CaseLoad {
     }
 }
 
-/// Waits for what [`CaseLoad::submit`] sent, and judges each answer.
+/// Waits for the requests of [`CaseLoad::submit`] and checks each answer.
 pub(super) fn collect(rig: &mut TestRig, sent: Vec<Vec<Request>>) {
     for (handle, requests) in sent.into_iter().enumerate() {
         for (request, answer) in requests.iter().zip(rig.world.collect(handle)) {

@@ -16,73 +16,73 @@ use crate::devices_under_test::CreatedDevice;
 use crate::{CheckingLayer, InitialContent, TestRig, WorldKind};
 use udm_core::Op;
 
-/// A rule.
+/// A case: one rule.
 pub struct ConformanceCase {
-    /// Its name in the names of tests.
+    /// The name, used in the names of tests.
     pub name: &'static str,
-    /// What it needs of the subject.
+    /// The requirements on the device.
     pub needs: &'static [Requirement],
-    /// Checks it.
+    /// Checks the rule.
     pub run: fn(&mut TestRig),
 }
 
-/// What a case may need.
+/// A requirement of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Requirement {
-    /// What is written can be read.
+    /// The device stores data.
     Stores,
-    /// It takes no writes.
+    /// The device is read-only.
     ReadOnly,
-    /// It takes discards.
+    /// The device supports discards.
     Discard,
-    /// It takes writes and no discards.
+    /// The device is writable and does not support discards.
     NoDiscard,
-    /// It takes write-zeroes.
+    /// The device supports write-zeroes.
     Zeroes,
-    /// It takes writes and no write-zeroes.
+    /// The device is writable and does not support write-zeroes.
     NoZeroes,
-    /// Blocks above 512 bytes.
+    /// Blocks of more than 512 bytes.
     LargeBlocks,
     /// More than 2^32 bytes.
     Huge,
-    /// Below are disks that fail and wait on demand.
+    /// The device is over disks that fail and wait on demand.
     Disks,
-    /// The power of what is below can be cut.
+    /// The power of the devices below can be cut.
     Power,
-    /// It is a mapped device.
+    /// The device is a mapped device.
     Mapped,
-    /// It is used by its lanes, where every flag of a bio can be said.
+    /// The device is used by its lanes, so requests can have any flag.
     Lanes,
-    /// It is an NBD server.
+    /// The device is used by clients of an NBD server.
     Server,
-    /// Who stands in front checks what comes in.
+    /// A layer above the device checks requests.
     Checks,
-    /// It chooses among paths to one disk in memory.
+    /// The device chooses among paths to one disk in memory.
     Paths,
-    /// A path error is not tried again elsewhere, and nothing of its own is below it.
+    /// The device passes path errors up: its table has no multipath, log-writes or dust.
     NoPaths,
 }
 
 impl Requirement {
-    /// Why `made` has not got it in a world of `kind`; `None` when it has.
+    /// The reason why `made` does not meet the requirement in a world of `kind`; `None` if it does.
     #[must_use]
     pub fn missing(self, made: &CreatedDevice, kind: WorldKind) -> Option<&'static str> {
         let facts = &made.facts;
         let writes = !facts.limits.read_only;
         let (has, why) = match self {
-            Requirement::Stores => (facts.fresh == InitialContent::Zeroes && writes, "it keeps nothing"),
+            Requirement::Stores => (facts.fresh == InitialContent::Zeroes && writes, "it stores no data"),
             Requirement::ReadOnly => (!writes, "it takes writes"),
             Requirement::Discard => (facts.can(Op::Discard), "it takes no discards"),
             Requirement::NoDiscard => (writes && !facts.can(Op::Discard), "it takes discards"),
             Requirement::Zeroes => (facts.can(Op::WriteZeroes), "it takes no write-zeroes"),
             Requirement::NoZeroes => (writes && !facts.can(Op::WriteZeroes), "it takes write-zeroes"),
-            Requirement::LargeBlocks => (facts.block() > 1, "its blocks are sectors"),
+            Requirement::LargeBlocks => (facts.block() > 1, "its blocks have 512 bytes"),
             Requirement::Huge => (facts.size() > 1 << 23, "it is small"),
             Requirement::Disks => (made.ground.has_disks(), "it is not over disks in memory"),
             Requirement::Power => (made.ground.has_power(), "its power can't be cut"),
-            Requirement::Mapped => (made.mapped.is_some(), "it is no mapped device"),
-            Requirement::Lanes => (!kind.is_served(), "NBD has no word for it"),
-            Requirement::Server => (kind.is_served(), "it is no server"),
+            Requirement::Mapped => (made.mapped.is_some(), "it is not a mapped device"),
+            Requirement::Lanes => (!kind.is_served(), "NBD cannot express it"),
+            Requirement::Server => (kind.is_served(), "it is not served over NBD"),
             Requirement::Checks => {
                 (facts.boundary != CheckingLayer::Backend || kind.is_served(), "the layer above checks")
             }
@@ -92,7 +92,7 @@ impl Requirement {
                     let text = device.table_text(false);
                     text.contains("multipath") || text.contains("log-writes") || text.contains("dust")
                 });
-                (!paths, "it tries elsewhere")
+                (!paths, "it retries elsewhere")
             }
         };
         (!has).then_some(why)
@@ -100,7 +100,7 @@ impl Requirement {
 }
 
 impl ConformanceCase {
-    /// Why it does not apply to `made` in a world of `kind`; `None` when it does.
+    /// The reason why the case does not apply to `made` in a world of `kind`; `None` if it does.
     #[must_use]
     pub fn missing(&self, made: &CreatedDevice, kind: WorldKind) -> Option<&'static str> {
         self.needs.iter().find_map(|need| need.missing(made, kind))

@@ -1,4 +1,4 @@
-//! Paths that fail: a device with several to one disk serves for as long as one of them works
+//! Cases: path failures. A device with several paths to one disk serves while one path works
 //! (kernel `dm-mpath`).
 
 use super::load::{CaseLoad, collect};
@@ -8,8 +8,8 @@ use udm_core::errno::EIO;
 
 const LOAD: CaseLoad = CaseLoad { each: 30, blocks: 8, round: 0 };
 
-/// A path fails under load, with each error that blames the path: no request fails. It returns, and
-/// the next one fails.
+/// A path fails under load, with each error that blames the path, and no request fails. The path is
+/// reinstated, and the next one fails.
 pub(super) fn one_fails_after_the_other(rig: &mut TestRig) {
     let paths = rig.ground.paths();
     let statuses = Status::ALL.iter().filter(|status| status.fails_path());
@@ -26,8 +26,8 @@ pub(super) fn one_fails_after_the_other(rig: &mut TestRig) {
     }
 }
 
-/// With no path left and nothing said about waiting, requests fail, each once, and none hangs; when
-/// a path returns all is served again. A write that failed may have been done.
+/// If no path is left and requests do not queue, each request fails once and none hangs. When a
+/// path is reinstated, all requests are served again. A failed write may have taken effect.
 pub(super) fn all_fail(rig: &mut TestRig) {
     let paths = rig.ground.paths();
     rig.message("fail_if_no_path");
@@ -52,8 +52,8 @@ pub(super) fn all_fail(rig: &mut TestRig) {
     }
 }
 
-/// With `queue_if_no_path` they wait instead, over a suspend that keeps them too, and are served
-/// when a path returns.
+/// With `queue_if_no_path` requests wait, also over a suspend, and are served when a path is
+/// reinstated.
 pub(super) fn requests_wait_for_one(rig: &mut TestRig) {
     let paths = rig.ground.paths();
     let device = rig.mapped.clone().expect("paths belong to a mapped device");

@@ -1,6 +1,6 @@
-//! Everything that can happen to a mapped device in use, in any order: requests from all handles,
-//! suspends, resumes, reloads, changes that are called off, disks that hold back, paths that fail
-//! and return, clients that vanish.
+//! Case: random events on a mapped device in use. The events are requests from all handles,
+//! suspends, resumes, reloads, cancelled changes, disks that delay requests, paths that fail and
+//! are reinstated, and clients that vanish.
 
 use crate::{CheckingLayer, Request, TestRig};
 use rand::RngExt;
@@ -9,27 +9,27 @@ use udm_core::errno::EINTR;
 use udm_core::{BioFlags, Op, Status};
 use udm_dm::{DeviceTransition, MappedDevice};
 
-/// Acts of a run.
+/// Actions per run.
 const ACTS: usize = 150;
 
-/// Requests of a handle that are not collected, at the most: each has a place of its own.
+/// Maximum number of uncollected requests per handle. Each request has its own range.
 const SLOTS: u64 = 40;
 
 struct RandomRun<'a> {
     rig: &'a mut TestRig,
     device: Arc<MappedDevice>,
-    /// By handle: what was sent and not collected.
+    /// Requests that were sent and not collected, by handle.
     sent: Vec<Vec<Request>>,
     change: Option<DeviceTransition>,
     holding: bool,
-    /// Tables that mean the same.
+    /// Tables with the same mapping.
     tables: Vec<String>,
-    /// Paths to choose from, and how many have failed.
+    /// All paths of the device. `failed` is the number of failed paths.
     paths: Vec<String>,
     failed: usize,
 }
 
-/// `text` and, where it is one linear target, other tables of the same meaning.
+/// Returns `text` and, if it is one linear target, other tables with the same mapping.
 fn tables(text: &str, block: u64) -> Vec<String> {
     let mut tables = vec![text.to_owned()];
     let words: Vec<&str> = text.split(' ').collect();
@@ -46,14 +46,14 @@ fn tables(text: &str, block: u64) -> Vec<String> {
     tables
 }
 
-/// No request fails, none is lost, none is doubled, and what was written is there; nothing hangs at
-/// the end.
+/// No request fails, is lost or completes twice, and written data is there. Nothing hangs at the
+/// end.
 pub(super) fn in_any_order(rig: &mut TestRig) {
     let device = rig.mapped.clone().expect("the case needs a mapped device");
     let sent = vec![Vec::new(); rig.world.handles()];
     let paths = if rig.ground.paths().len() > 1 { rig.ground.paths() } else { Vec::new() };
     if !paths.is_empty() {
-        // The table says so from now on, and so do those that take its place.
+        // Tables printed from now on include this feature, so it stays after a reload.
         rig.message("queue_if_no_path");
     }
     let tables = tables(&device.table_text(false), rig.facts.block());
@@ -101,12 +101,12 @@ impl RandomRun<'_> {
         }
     }
 
-    /// Requests that are sent come back.
+    /// Whether submitted requests can complete.
     fn runs(&self) -> bool {
         self.change.is_none() && !self.holding && !self.device.is_suspended() && self.failed == 0
     }
 
-    /// All paths work again. A message is for a device that runs.
+    /// Reinstates all paths. Messages need a device that is active.
     fn paths_return(&mut self) {
         if self.failed > 0 && self.change.is_none() && !self.device.is_suspended() {
             self.rig.ground.heal();
@@ -157,8 +157,8 @@ impl RandomRun<'_> {
         (0..self.sent.len()).for_each(|handle| self.collect(handle));
     }
 
-    /// Begins a resume or a suspend, if nothing is under way. A flushing suspend fails what waits
-    /// for a path.
+    /// Begins a resume or a suspend, unless a change is in progress. With paths the suspend is
+    /// noflush, because a flushing one fails requests that wait for a path.
     fn begin(&mut self, resume: bool) {
         if self.change.is_none() {
             let noflush = !self.paths.is_empty() || self.rig.rng.random_range(0..2) == 0;
@@ -200,7 +200,7 @@ impl RandomRun<'_> {
         self.rig.ground.hold(hold);
     }
 
-    /// All handles go, and new ones come: clients vanish with what they have in flight, lanes are
+    /// Closes all handles and opens new ones. Clients vanish with requests in flight; lanes are
     /// closed when they are idle.
     fn away(&mut self) {
         if self.rig.is(CheckingLayer::Nbd) {

@@ -1,11 +1,11 @@
-//! Where requests may lie: at every start and length, at the end and beyond it, at marks where
-//! 32-bit numbers end.
+//! Cases: ranges of requests. They have all starts and lengths, lie at and beyond the end, and at
+//! the limits of 32-bit numbers.
 
 use crate::{CheckingLayer, ExpectedResult, Request, TestRig};
 use udm_core::{Op, Sectors};
 
-/// A device takes each range inside it that is aligned to its block, up to its longest (kernel:
-/// `bio_check_eod`, `queue_limits`).
+/// A device accepts each range inside it that is aligned to its block, up to its maximum length
+/// (kernel: `bio_check_eod`, `queue_limits`).
 pub(super) fn every_start_and_length(rig: &mut TestRig) {
     let (block, room) = (rig.facts.block(), rig.room());
     let end = rig.facts.size() / block * block;
@@ -25,8 +25,8 @@ pub(super) fn every_start_and_length(rig: &mut TestRig) {
     rig.verify_all(0);
 }
 
-/// What ends behind the device is refused and changes nothing, not even the part in front of the
-/// end (kernel: EIO; NBD: ENOSPC or EINVAL).
+/// A request that ends after the end of the device is refused and changes nothing, not even the
+/// part before the end (kernel: EIO; NBD: ENOSPC or EINVAL).
 pub(super) fn beyond_the_end(rig: &mut TestRig) {
     let (block, end) = (rig.facts.block(), rig.facts.size() / rig.facts.block() * rig.facts.block());
     if rig.facts.can(Op::Write) {
@@ -45,14 +45,14 @@ pub(super) fn beyond_the_end(rig: &mut TestRig) {
     rig.verify(1, end - 4 * block, 4 * block);
 }
 
-/// Nor does a range that wraps, in sectors or in bytes, come out at the front of the device.
+/// A range that wraps around, in sectors or in bytes, does not reach the begin of the device.
 pub(super) fn that_wrap(rig: &mut TestRig) {
     let block = rig.facts.block();
     if rig.facts.can(Op::Write) {
         let write = rig.write(0, 8 * block);
         rig.one(0, write);
     }
-    // 2^64 sectors, 2^64 bytes, and 2^63 bytes, which is where signed file offsets end.
+    // 2^64 sectors, 2^64 bytes, and 2^63 bytes, which is the limit of signed file offsets.
     for start in [u64::MAX / block * block - block, (1 << 55) - block, 1 << 55, (1 << 54) - block, 1 << 54] {
         for op in [Op::Read, Op::Write, Op::Discard, Op::WriteZeroes] {
             let request = rig.request(op, start, 2 * block);
@@ -70,8 +70,8 @@ pub(super) fn that_wrap(rig: &mut TestRig) {
     rig.verify(0, 0, 8 * block);
 }
 
-/// Positions are 64-bit all the way: on both sides of 2^32 bytes, 2^31 and 2^32 sectors, and of the
-/// largest power of two inside.
+/// Positions have 64 bits in all layers: on both sides of 2^32 bytes, of 2^31 and 2^32 sectors, and
+/// of the largest power of two inside the device.
 pub(super) fn far_out(rig: &mut TestRig) {
     let (block, end) = (rig.facts.block(), rig.facts.size() / rig.facts.block() * rig.facts.block());
     let mut marks = vec![1 << 22, 1 << 23, 1 << 31, 1 << 32, 1 << 33, 1 << end.ilog2(), end - 8 * block];
@@ -89,7 +89,7 @@ pub(super) fn far_out(rig: &mut TestRig) {
         rig.one(1, Request::read(mark - n, n));
         rig.one(0, Request::read(mark - block, 2 * block));
     }
-    // A position that was cut to 32 bits would have hit what lies here.
+    // A position that was cut to 32 bits would have overwritten this data.
     for mark in marks {
         rig.verify(0, mark - 8 * block, 8 * block);
         rig.verify(1, mark & 0xffff_ffff, 8 * block);
@@ -97,8 +97,8 @@ pub(super) fn far_out(rig: &mut TestRig) {
     rig.verify(0, 0, 16 * block);
 }
 
-/// What is not aligned to the logical block is refused with EINVAL (kernel), and nothing is
-/// written; over NBD it is served, to the byte.
+/// A request that is not aligned to the logical block is refused with EINVAL (kernel) and writes
+/// nothing. Over NBD it is served exactly.
 pub(super) fn not_aligned(rig: &mut TestRig) {
     let block = rig.facts.block();
     let ops = [Op::Read, Op::Write, Op::Discard, Op::WriteZeroes].into_iter();
@@ -122,8 +122,8 @@ pub(super) fn empty(rig: &mut TestRig) {
     rig.verify(0, 0, 8 * rig.facts.block());
 }
 
-/// A request of exactly the length that the limits name is served; a longer one is split by a
-/// table. Data is bounded to 2 MiB here.
+/// A request of exactly the maximum length of the limits is served. A table splits a longer one.
+/// Data is limited to 2 MiB here.
 pub(super) fn longest(rig: &mut TestRig) {
     let block = rig.facts.block();
     let size = rig.facts.size() / block * block;
@@ -132,7 +132,7 @@ pub(super) fn longest(rig: &mut TestRig) {
             continue;
         }
         let max = rig.facts.limits.max_for(op).0;
-        // NBD has 32 bits for a length in bytes.
+        // In NBD a length in bytes has 32 bits.
         let bound = if op.has_data() { rig.room() } else { size.min((1 << 23) - block) };
         for length in [max, max + block, max * 2, max * 3 + block, bound] {
             let length = length.min(bound) / block * block;
@@ -143,7 +143,7 @@ pub(super) fn longest(rig: &mut TestRig) {
         }
         rig.verify(1, 0, block);
     }
-    // What the limits promise, a caller may use at once from the last block backwards.
+    // A request of the maximum length is also served at the end of the device.
     for op in [Op::Read, Op::WriteZeroes] {
         let n = rig.facts.limits.max_for(op).min(Sectors(rig.room())).0 / block * block;
         if rig.facts.can(op) && n > 0 {

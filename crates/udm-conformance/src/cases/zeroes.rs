@@ -1,10 +1,9 @@
-//! Write-zeroes and discards.
+//! Cases: write-zeroes and discards.
 
 use crate::{CheckingLayer, Request, TestRig};
 use udm_core::{BioFlags, Op};
 
-/// Writes `n` blocks around `at` and all else of the first part, so that there is something to
-/// lose.
+/// Writes the first `sectors` sectors, so that there is data that could be lost.
 fn fill(rig: &mut TestRig, sectors: u64) {
     let n = (64 * rig.facts.block()).min(rig.longest());
     for at in (0..sectors).step_by(n as usize) {
@@ -13,8 +12,8 @@ fn fill(rig: &mut TestRig, sectors: u64) {
     }
 }
 
-/// A range of write-zeroes reads as zeroes, with its blocks kept or not, and its neighbours are as
-/// they were (kernel `REQ_OP_WRITE_ZEROES`).
+/// A range of write-zeroes reads as zeroes, with and without NOUNMAP. Its neighbours are unchanged
+/// (kernel `REQ_OP_WRITE_ZEROES`).
 pub(super) fn read_as_zeroes(rig: &mut TestRig) {
     let block = rig.facts.block();
     let longest = rig.facts.limits.max_write_zeroes.0.min(400 * block);
@@ -29,15 +28,15 @@ pub(super) fn read_as_zeroes(rig: &mut TestRig) {
             at += n / block + 2;
         }
         rig.verify(1, 0, 512 * block);
-        // What is written there afterwards is kept.
+        // Later writes to the range are kept.
         let write = rig.write(2 * block, 5 * block);
         rig.one(1, write);
         rig.verify(0, 0, 16 * block);
     }
 }
 
-/// Without the ability a lane says so and changes nothing; an NBD server writes the zeroes out,
-/// since it always offers them.
+/// A lane without write-zeroes refuses them and changes nothing. An NBD server always offers them,
+/// so it writes the zeroes as data.
 pub(super) fn without_the_ability(rig: &mut TestRig) {
     let block = rig.facts.block();
     fill(rig, 256 * block);
@@ -47,7 +46,7 @@ pub(super) fn without_the_ability(rig: &mut TestRig) {
     }
 }
 
-/// A discarded range may read as anything; what is written there afterwards is what is read (kernel
+/// A discarded range may read as anything. A later write to the range is read back (kernel
 /// `REQ_OP_DISCARD`).
 pub(super) fn discard_then_write(rig: &mut TestRig) {
     let block = rig.facts.block();
@@ -66,7 +65,7 @@ pub(super) fn discard_then_write(rig: &mut TestRig) {
     }
 }
 
-/// A discard touches nothing outside its range, wherever its ends lie within pages, holes, chunks
+/// A discard changes nothing outside its range, wherever its ends lie within pages, holes, chunks
 /// and erase blocks.
 pub(super) fn discard_odd_ends(rig: &mut TestRig) {
     let block = rig.facts.block();
@@ -77,14 +76,14 @@ pub(super) fn discard_odd_ends(rig: &mut TestRig) {
         rig.verify(0, 0, 512 * block);
     }
     if rig.is(CheckingLayer::Table) {
-        // Longer than any device below takes at once.
+        // Longer than any device below accepts at once.
         fill(rig, rig.room());
         rig.one(0, Request::new(Op::Discard, block, rig.room() - 2 * block));
         rig.verify_all(1);
     }
 }
 
-/// Without the ability a discard is refused and nothing has changed.
+/// A device without discards refuses them and changes nothing.
 pub(super) fn discard_without(rig: &mut TestRig) {
     let block = rig.facts.block();
     fill(rig, 64 * block);

@@ -1,5 +1,5 @@
-//! An NBD client on one half of a pair of sockets. A thread of its own takes in the replies, so
-//! that neither side waits for the other to read.
+//! An NBD client on one end of a socket pair. A separate thread receives replies, so that neither
+//! side waits for the other to read.
 
 use super::HANG;
 use crate::{Answer, Request, stamp};
@@ -18,14 +18,14 @@ use udm_wire::nbd::{
     Request as WireRequest, encode_client_flags,
 };
 
-/// A request on its way, by cookie.
+/// A request in flight.
 #[derive(Default)]
 struct PendingRequest {
     offset: u64,
-    /// What a read is to bring, in bytes; 0 for all others.
+    /// Expected bytes of a read; 0 for all other operations.
     len: usize,
     data: Vec<u8>,
-    /// Bytes that have come.
+    /// Bytes that have arrived.
     got: usize,
     error: u32,
 }
@@ -44,7 +44,7 @@ pub(super) struct NbdTestClient {
 }
 
 impl NbdTestClient {
-    /// A client of the default export over `stream`, with structured replies or simple ones.
+    /// Connects to the default export over `stream`, with structured or simple replies.
     pub(super) fn new(mut stream: UnixStream, structured: bool) -> NbdTestClient {
         stream.set_read_timeout(Some(HANG)).expect("a time-out");
         stream.set_write_timeout(Some(HANG)).expect("a time-out");
@@ -57,7 +57,7 @@ impl NbdTestClient {
         NbdTestClient { stream, open, news, reader: Some(reader), given: 0, collected: 0, answers, infos }
     }
 
-    /// A pair of sockets: the client's, and the one that the server adopts.
+    /// Creates a socket pair: the client's end, and the end that the server adopts.
     pub(super) fn pair() -> (UnixStream, OwnedFd) {
         let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
         (ours, theirs.into())
@@ -67,7 +67,7 @@ impl NbdTestClient {
         let cookie = self.given;
         self.given += 1;
         let offset = request.sector.checked_mul(SECTOR_SIZE).unwrap_or(u64::MAX - (SECTOR_SIZE - 1));
-        let len = u32::try_from(request.sectors * SECTOR_SIZE).expect("a length that NBD can say");
+        let len = u32::try_from(request.sectors * SECTOR_SIZE).expect("a length that fits NBD");
         let (command, flags) = words(request);
         let read = if request.op == Op::Read { len as usize } else { 0 };
         let pending = PendingRequest { offset, len: read, data: vec![0; read], ..PendingRequest::default() };
@@ -78,7 +78,7 @@ impl NbdTestClient {
             bytes.resize(at + request.data_len(), 0);
             stamp(offset, request.generation, &mut bytes[at..]);
         }
-        // In pieces, as a slow network would bring it.
+        // The request is sent in pieces, as on a slow network.
         let mut rest = &bytes[..];
         for &cut in &request.cuts {
             let (piece, more) = rest.split_at(cut.min(rest.len()));
@@ -105,7 +105,7 @@ impl NbdTestClient {
         }
     }
 
-    /// The reader is gone: with its panic, if it had one.
+    /// Panics after the reader's thread ended; with the panic of the thread, if it had one.
     fn ended(&mut self, what: &str) -> ! {
         let _ = self.stream.shutdown(std::net::Shutdown::Both);
         match self.reader.take().map(JoinHandle::join) {
@@ -118,7 +118,7 @@ impl NbdTestClient {
         (self.given - self.collected) as usize - self.answers.len()
     }
 
-    /// Takes what is there.
+    /// Receives the replies that have arrived.
     pub(super) fn look(&mut self) {
         while self.receive(Duration::ZERO) {}
     }
@@ -131,7 +131,7 @@ impl NbdTestClient {
         std::mem::take(&mut self.answers).into_values().collect()
     }
 
-    /// Says good-bye and waits until the server has closed, after it answered all.
+    /// Sends a disconnect request and waits until the server has answered all and closed.
     pub(super) fn leave(mut self) {
         let request = WireRequest {
             flags: CommandFlags::empty(),
@@ -144,7 +144,7 @@ impl NbdTestClient {
         self.await_end();
     }
 
-    /// Waits until the server has closed; all requests are answered by then.
+    /// Waits until the server has closed the connection. All requests are answered by then.
     pub(super) fn await_end(&mut self) {
         while !self.reader.as_ref().is_none_or(JoinHandle::is_finished) {
             if let Ok((cookie, answer)) = self.news.recv_timeout(Duration::from_millis(1)) {
@@ -159,7 +159,7 @@ impl NbdTestClient {
 }
 
 impl Drop for NbdTestClient {
-    /// Vanishes, with whatever is in flight.
+    /// Vanishes with requests in flight.
     fn drop(&mut self) {
         let _ = self.stream.shutdown(std::net::Shutdown::Both);
         if let Some(reader) = self.reader.take() {
@@ -213,7 +213,7 @@ fn handshake(stream: &mut UnixStream, structured: bool) -> Vec<Info> {
     infos
 }
 
-/// The reader's thread: until the end of the stream.
+/// The reader's thread; it runs until the end of the stream.
 fn read_replies(
     mut stream: UnixStream,
     structured: bool,
@@ -223,7 +223,7 @@ fn read_replies(
     let mut head = Vec::new();
     let mut byte = [0; 4];
     loop {
-        // The shortest header first, then what is missing of a longer one.
+        // Reads the shortest header first, then the rest of a longer one.
         let n = if head.is_empty() { 4 } else { 1 };
         match stream.read_exact(&mut byte[..n]) {
             Ok(()) => head.extend_from_slice(&byte[..n]),
@@ -245,7 +245,7 @@ fn read_replies(
                 Some(cookie)
             }
             ReplyHeader::Chunk(header) => {
-                assert!(structured, "a chunk that was not asked for");
+                assert!(structured, "an unexpected chunk");
                 let mut payload = vec![0; header.len as usize];
                 stream.read_exact(&mut payload).expect("the payload of a chunk");
                 with(open, header.cookie, |p| take_chunk(p, header, &payload));
@@ -254,8 +254,8 @@ fn read_replies(
         };
         if let Some(cookie) = done {
             let pending = open.lock().unwrap_or_else(PoisonError::into_inner).remove(&cookie);
-            let pending = pending.expect("it was there a moment ago");
-            assert!(pending.error != 0 || pending.got == pending.len, "a read is not all there");
+            let pending = pending.expect("the request is in flight");
+            assert!(pending.error != 0 || pending.got == pending.len, "a read is incomplete");
             let data = if pending.error == 0 { pending.data } else { Vec::new() };
             let _ = news.send((cookie, Answer { errno: pending.error as i32, data }));
         }
@@ -269,8 +269,8 @@ fn with<R>(open: &PendingRequests, cookie: u64, f: impl FnOnce(&mut PendingReque
 
 fn take_chunk(pending: &mut PendingRequest, header: ChunkHeader, payload: &[u8]) {
     let place = |offset: u64, len: usize| {
-        let at = offset.checked_sub(pending.offset).expect("data in front of the read") as usize;
-        assert!(at + len <= pending.len, "data behind the read");
+        let at = offset.checked_sub(pending.offset).expect("data before the read") as usize;
+        assert!(at + len <= pending.len, "data after the read");
         at..at + len
     };
     match Chunk::decode(header, payload).expect("a chunk") {
@@ -285,7 +285,7 @@ fn take_chunk(pending: &mut PendingRequest, header: ChunkHeader, payload: &[u8])
             pending.data[range].fill(0);
             pending.got += len as usize;
         }
-        Chunk::BlockStatus { .. } => panic!("nobody asked for it"),
+        Chunk::BlockStatus { .. } => panic!("unexpected block status"),
         Chunk::Error { error, .. } => pending.error = error,
     }
 }

@@ -1,4 +1,4 @@
-//! Two cores, each a thread with a ring, in library mode: the caller's thread gives them requests
+//! Two cores in library mode, each a thread with a ring. The caller's thread gives them requests
 //! and commands. The memory of the requests is their own, or shared.
 
 use super::{DeviceWorld, HANG};
@@ -15,7 +15,7 @@ use udm_runtime::{CoreOptions, CoreSet, LocalCore};
 
 const CORES: usize = 2;
 
-/// What a core is asked.
+/// A job for a core.
 enum CoreJob {
     Requests(Vec<Request>),
     Reopen,
@@ -23,10 +23,10 @@ enum CoreJob {
     Close,
 }
 
-/// What a core says.
+/// A message from a core.
 enum CoreReply {
     Answer(u64, Answer),
-    /// The lane is open, is quiet, or is closed.
+    /// The lane is open, idle or closed.
     Done,
 }
 
@@ -41,7 +41,7 @@ struct CoreThread {
 
 pub(super) struct ThreadedWorld {
     cluster: Arc<CoreSet>,
-    /// Of no device: a command for it wakes the cores and does nothing.
+    /// An ID without a device: a command for it only wakes the cores.
     nobody: DeviceId,
     facts: DeviceFacts,
     cores: Vec<CoreThread>,
@@ -57,7 +57,7 @@ impl ThreadedWorld {
     }
 
     fn ask(&self, core: usize, job: CoreJob) {
-        // A core that panicked is met when it is listened to.
+        // The panic of a core is raised when its replies are received.
         let _ = self.cores[core].jobs.send(job);
         self.cluster.broadcast(self.nobody, LaneCommand::Kick);
     }
@@ -89,7 +89,7 @@ impl CoreThread {
         }
     }
 
-    /// The thread is gone: with its panic, if it had one.
+    /// Panics after the thread ended; with the panic of the thread, if it had one.
     fn ended(&mut self) -> ! {
         match self.thread.take().map(JoinHandle::join) {
             Some(Err(panic)) => std::panic::resume_unwind(panic),
@@ -109,7 +109,7 @@ impl CoreThread {
 
     fn done(&mut self) {
         loop {
-            let news = self.receive(HANG).expect("hung: a lane does not open, come to rest or close");
+            let news = self.receive(HANG).expect("hung: a lane does not open, become idle or close");
             if self.answered(news) {
                 return;
             }
@@ -132,7 +132,7 @@ fn work(
 ) {
     let mut local = LocalCore::attach(cluster, CoreId(core as u16), CoreOptions::default()).expect("a core");
     let open = |cx: &mut Cx<'_>| {
-        LaneDriver::open(&device, foreign, cx).unwrap_or_else(|e| panic!("not to be opened: {e}"))
+        LaneDriver::open(&device, foreign, cx).unwrap_or_else(|e| panic!("cannot be opened: {e}"))
     };
     let mut driver = local.turn(open);
     let _ = news.send(CoreReply::Done);
@@ -143,8 +143,8 @@ fn work(
         for (tag, answer) in answers.drain(..) {
             let _ = news.send(CoreReply::Answer(tag, answer));
         }
-        // Looked at behind the turn, which takes the letter that announces a job: one that comes
-        // later has a letter that ends `park`.
+        // The turn takes the message that announces a job, so jobs are read after it. The message
+        // of a later job ends `park`.
         match jobs.try_recv() {
             Ok(CoreJob::Requests(requests)) => {
                 local.turn(|cx| driver.give(requests, cx.now()));
@@ -157,7 +157,7 @@ fn work(
         if moved {
             continue;
         }
-        // In library mode whoever drives the lane polls it for as long as it is busy.
+        // In library mode, the driver of a lane polls it while it is busy.
         let at_rest = driver.in_flight() == 0 && !driver.is_busy();
         match if at_rest { resting.take() } else { None } {
             Some(CoreJob::Close) => break,
@@ -258,7 +258,7 @@ impl DeviceWorld for ThreadedWorld {
 
 impl Drop for ThreadedWorld {
     fn drop(&mut self) {
-        // After a failure elsewhere: the threads see that nobody asks any more.
+        // After a failure elsewhere: closes the channels, so that the threads end.
         for core in &mut self.cores {
             let (closed, _) = channel();
             core.jobs = closed;

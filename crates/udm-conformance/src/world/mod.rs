@@ -1,8 +1,8 @@
-//! The ways of using a device: cores stepped by hand, cores on threads with their rings, and
-//! clients of an NBD server.
+//! The ways of using a device: cores stepped by hand, cores on threads with rings, and clients of
+//! an NBD server.
 //!
-//! Each has a few *handles*: one lane per core, or one connection per client. A handle returns
-//! answers in the order of its requests, in any order of execution.
+//! Each world has a few *handles*: one lane per core, or one connection per client. A handle
+//! returns answers in the order of its requests, whatever the order of execution.
 
 mod client;
 mod cores;
@@ -15,93 +15,91 @@ use std::time::Duration;
 use udm_core::{Device, LaneCommand};
 use udm_dm::DeviceTransition;
 
-/// How long anything may take before it counts as hung. No measure.
+/// The time after which an operation counts as hung. It measures nothing.
 pub const HANG: Duration = Duration::from_secs(30);
 
-/// Something to do with a world.
+/// An action on a world.
 pub type WorldAction = Box<dyn FnOnce(&mut dyn DeviceWorld)>;
 
 /// A device in use.
 pub trait DeviceWorld {
-    /// What is known of it.
+    /// The properties of the device.
     fn facts(&self) -> &DeviceFacts;
 
-    /// How many handles there are. At least 2.
+    /// Number of handles, at least 2.
     fn handles(&self) -> usize;
 
-    /// Sends requests on their way and waits for none.
+    /// Submits requests without waiting.
     fn submit(&mut self, handle: usize, requests: Vec<Request>);
 
-    /// Waits for all that the handle was given since the last call; the answers in the order of the
-    /// requests.
+    /// Waits for all requests of the handle since the last call. Returns the answers in the order
+    /// of the requests.
     fn collect(&mut self, handle: usize) -> Vec<Answer>;
 
-    /// Lets time pass; returns how many requests are not back, over all handles.
+    /// Lets time pass. Returns the number of requests in flight on all handles.
     fn settle(&mut self) -> usize;
 
-    /// Steps a change to its end while the handles go on.
+    /// Steps a change to its end while the handles continue.
     ///
     /// # Errors
-    /// The change's own.
+    /// The error of the change.
     fn change(&mut self, change: DeviceTransition) -> Result<(), udm_dm::TargetError>;
 
-    /// Steps a change as far as it goes by itself; true when it is over.
+    /// Steps a change for a limited time. Returns true if it has ended.
     fn begin_change(&mut self, change: &mut DeviceTransition) -> bool;
 
-    /// The cores, for those that send them commands.
+    /// The cores, for commands.
     fn cores(&self) -> Arc<dyn udm_core::Cores>;
 
-    /// Calls a change off; it still has to be stepped to its end.
+    /// Cancels a change. It must still be stepped to its end.
     fn call_off(&mut self, change: &mut DeviceTransition);
 
-    /// All clients vanish with what they have in flight, `then` happens, and when all is forgotten
-    /// new clients come. Only where handles are clients.
+    /// Disconnects all clients with their requests in flight, runs `then`, waits until the server
+    /// has removed them, and connects new clients. Only for worlds whose handles are clients.
     fn vanish_and(&mut self, then: WorldAction) {
         let _ = then;
         unreachable!("a lane is not dropped with requests in flight");
     }
 
-    /// As [`DeviceWorld::vanish_and`], with nothing in between.
+    /// As [`DeviceWorld::vanish_and`], without an action.
     fn vanish(&mut self) {
         self.vanish_and(Box::new(|_| {}));
     }
 
-    /// Closes all handles and opens them again. Nothing is in flight.
+    /// Closes all handles and opens them again. Nothing may be in flight.
     fn reopen(&mut self);
 
-    /// Checks that nothing is going on: with nothing in flight a poll returns nothing, asks for no
+    /// Checks that all is idle, with nothing in flight: a poll returns nothing and asks for no
     /// wake-up, and the lane is not busy.
     fn quiet(&mut self);
 
-    /// Closes all handles for good, whatever is in flight where the handle allows that, and ends
-    /// all threads.
+    /// Closes all handles for good and ends all threads. If the handles allow it, requests may be
+    /// in flight.
     fn close(&mut self);
 }
 
-/// Which world.
+/// The kind of a world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorldKind {
-    /// Two cores on the calling thread, no ring: what has to be woken is woken when it asked for it
-    /// and not otherwise.
+    /// Two cores on the calling thread, without a ring. A lane runs only if it asked for a wake-up.
     Stepped,
     /// Two cores on threads of their own, each with its ring.
     Cores,
-    /// The same, with the data of requests in memory that another process could change: a sealed
+    /// As `Cores`, with the data of requests in memory that another process could change: a sealed
     /// memfd.
     SharedRange,
     /// Three clients of an NBD server on two cores.
     Nbd,
-    /// The same, with each of them moved to the other core before and behind all that is asked of
-    /// it.
+    /// As `Nbd`, with all clients moved to the other core before and after each operation.
     Moved,
 }
 
 impl WorldKind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [WorldKind; 5] =
         [WorldKind::Stepped, WorldKind::Cores, WorldKind::SharedRange, WorldKind::Nbd, WorldKind::Moved];
 
-    /// Its name in the names of tests.
+    /// The name, used in the names of tests.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -113,13 +111,13 @@ impl WorldKind {
         }
     }
 
-    /// True where the handles are clients of a server.
+    /// Whether the handles are clients of a server.
     #[must_use]
     pub fn is_served(self) -> bool {
         matches!(self, WorldKind::Nbd | WorldKind::Moved)
     }
 
-    /// Opens `device` in such a world.
+    /// Opens `device` in a world of this kind.
     #[must_use]
     pub fn open(self, device: &Arc<dyn Device>, facts: DeviceFacts) -> Box<dyn DeviceWorld> {
         match self {
@@ -134,7 +132,7 @@ impl WorldKind {
     }
 }
 
-/// What is known of `device` when it is used by its lanes.
+/// The properties of `device` if it is used by its lanes.
 #[must_use]
 pub fn lane_facts(
     device: &dyn Device,
@@ -145,7 +143,7 @@ pub fn lane_facts(
     DeviceFacts { limits: device.limits(), boundary, fresh, atom, flags: udm_core::BioFlags::all() }
 }
 
-/// Cores of which none has opened anything yet: each command is answered at once.
+/// Cores that have opened no device, so each command is acknowledged at once.
 pub struct NoCores;
 
 impl udm_core::Cores for NoCores {

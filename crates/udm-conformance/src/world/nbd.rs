@@ -1,6 +1,7 @@
-//! An NBD server on two cores with the subject as its one export, and three clients: two on one
-//! core, one on the other; some with structured replies, some with simple ones. They may be
-//! *moved*: then each goes on on the other core whenever something is asked or waited for.
+//! An NBD server on two cores with one export, and three clients. Two clients are on one core, one
+//! is on the other. Some use structured replies, some simple ones.
+//!
+//! Clients may be *moved*: then each one changes to the other core before and after each operation.
 
 use super::client::NbdTestClient;
 use super::{DeviceWorld, HANG, WorldAction};
@@ -19,7 +20,8 @@ pub(super) struct NbdWorld {
     runtime: Option<Runtime>,
     server: Option<NbdServer>,
     clients: Vec<NbdTestClient>,
-    /// What the server had taken in before these clients came, and what they have sent.
+    /// Requests that the server had received before these clients. `sent` are the requests of these
+    /// clients.
     taken_before: u64,
     sent: u64,
     moved: bool,
@@ -61,35 +63,35 @@ impl NbdWorld {
             let geometry = |infos: &[Info]| negotiated_facts(&self.facts, infos).limits;
             geometry(&client.infos) == geometry(&self.clients[0].infos)
         });
-        assert!(same, "all clients are told the same");
+        assert!(same, "all clients negotiate the same limits");
         (self.taken_before, self.sent) = (self.taken(), 0);
     }
 
-    /// Has the clients go on on the other core, where they are to be moved.
+    /// Moves the clients to the other core, if this world moves clients.
     fn move_all(&self) {
         if let Some(server) = self.server.as_ref().filter(|_| self.moved) {
             server.rotate();
         }
     }
 
-    /// Requests that the server has taken in so far.
+    /// Requests that the server has received so far.
     fn taken(&self) -> u64 {
         let stats = self.server.as_ref().expect("there is a server").stats();
         stats.requests + stats.in_flight
     }
 
-    /// Waits until the server has taken in all that was sent: what it has not seen when it stops it
-    /// need not answer.
+    /// Waits until the server has received all requests. When it stops, it need not answer requests
+    /// that it has not received.
     fn wait_until_taken(&self) {
         let end = Instant::now() + HANG;
         while self.taken() - self.taken_before < self.sent {
-            assert!(Instant::now() < end, "hung: requests that the server does not take in");
+            assert!(Instant::now() < end, "hung: the server does not receive all requests");
             std::thread::sleep(Duration::from_micros(500));
         }
     }
 
-    /// Waits until so many connections are open, with nothing in flight: the numbers follow what
-    /// happens by a turn.
+    /// Waits until `connections` connections are open and nothing is in flight. The statistics lag
+    /// by a turn.
     fn wait_for(&self, connections: usize) {
         let server = self.server.as_ref().expect("there is a server");
         let end = Instant::now() + HANG;
@@ -115,7 +117,7 @@ impl NbdWorld {
     }
 }
 
-/// The facts of the device below, as the handshake changes them.
+/// The properties of the device as negotiated in the handshake.
 fn negotiated_facts(below: &DeviceFacts, infos: &[Info]) -> DeviceFacts {
     let mut facts = below.clone();
     facts.boundary = CheckingLayer::Nbd;
@@ -135,7 +137,7 @@ fn negotiated_facts(below: &DeviceFacts, infos: &[Info]) -> DeviceFacts {
                 assert!(flags.contains(always), "{flags:?}");
             }
             Info::BlockSize(blocks) => {
-                // Of the device; a request may begin and end anywhere.
+                // These are the limits of the device; a request may begin and end at any byte.
                 assert_eq!(blocks.minimum, 1);
                 facts.limits.max_sectors = Sectors::from_bytes(blocks.maximum.into());
             }
@@ -192,7 +194,7 @@ impl DeviceWorld for NbdWorld {
     }
 
     fn vanish_and(&mut self, then: WorldAction) {
-        // A client's drop closes its socket and waits for nothing of the server.
+        // Dropping a client closes its socket and does not wait for the server.
         self.clients.clear();
         then(self);
         self.wait_for(0);
@@ -209,8 +211,8 @@ impl DeviceWorld for NbdWorld {
         self.wait_for(CLIENTS);
     }
 
-    /// The first client says good-bye, the second vanishes, the third is there when the server
-    /// stops.
+    /// The first client disconnects, the second vanishes, and the third is connected when the
+    /// server stops.
     fn close(&mut self) {
         if self.clients.len() == CLIENTS {
             self.wait_until_taken();
@@ -229,8 +231,7 @@ impl DeviceWorld for NbdWorld {
 
 impl Drop for NbdWorld {
     fn drop(&mut self) {
-        // After a failure elsewhere. Requests may be held for good, so the cores are left to
-        // themselves.
+        // After a failure elsewhere. Requests may never complete, so the cores are not joined.
         self.clients.clear();
         drop(self.runtime.take());
     }

@@ -1,6 +1,6 @@
-//! Two cores on the calling thread. A core is polled after it was given something, after something
-//! moved on it, after a command, and when the time has come that one of its lanes asked for, as the
-//! runtime does it; a lane that waits and asks for nothing is found out.
+//! Two cores on the calling thread. As in the runtime, a core is polled after a submission, after
+//! progress, after a command, and at the time for which one of its lanes asked. So a lane that
+//! waits without asking for a poll is detected.
 
 use super::DeviceWorld;
 use crate::lane_driver::LaneDriver;
@@ -13,8 +13,8 @@ use udm_dm::{DeviceTransition, TargetError};
 
 const CORES: usize = 2;
 
-/// Turns without an answer after which a request counts as hung. A delay asks for one turn a
-/// millisecond at the most.
+/// Turns without an answer after which a request counts as hung. A delay asks for at most one turn
+/// per millisecond.
 const TURNS_MAX: usize = 20_000;
 
 pub(super) struct SteppedWorld {
@@ -22,7 +22,7 @@ pub(super) struct SteppedWorld {
     device: Arc<dyn Device>,
     facts: DeviceFacts,
     drivers: Vec<LaneDriver>,
-    /// When each core wants its next turn.
+    /// The time of the next turn of each core.
     due: Vec<Nanos>,
     answers: Vec<BTreeMap<u64, Answer>>,
     /// The tag of the first request that was not collected.
@@ -58,10 +58,10 @@ impl SteppedWorld {
         self.drivers.iter().map(LaneDriver::in_flight).sum()
     }
 
-    /// One turn of each core that is due; time moves on to the next when none is. False when nobody
-    /// wants a turn.
+    /// Runs one turn of each core that is due. If none is due, time advances to the next one.
+    /// Returns false if no core needs a turn.
     fn round(&mut self) -> bool {
-        // A letter rouses its core.
+        // A message wakes its core.
         for core in 0..CORES {
             if self.world.has_messages(core) {
                 self.due[core] = self.world.now;
@@ -90,7 +90,7 @@ impl SteppedWorld {
         self.due[core] = if moved { self.world.now } else { self.world.wake };
     }
 
-    /// One turn of each core.
+    /// Makes each core due.
     fn kick(&mut self) {
         self.due.fill(self.world.now);
     }
@@ -178,7 +178,7 @@ impl DeviceWorld for SteppedWorld {
 
     fn quiet(&mut self) {
         assert_eq!(self.in_flight(), 0);
-        // A lane may have work of its own, at its begin too; it ends by itself.
+        // A lane may have work of its own, even at its begin. This work ends by itself.
         self.kick();
         for _ in 0..TURNS_MAX {
             if !self.round() {

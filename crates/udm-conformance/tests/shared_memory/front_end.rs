@@ -1,11 +1,12 @@
-//! A front end for a process that shares memory: requests come in a table in the memory, data lie
-//! where the request says, and a byte through a socket says that there is something to look at.
+//! A front end for a process that shares memory. Requests are in a table in the memory, and their
+//! data lies where the request says. A byte on a socket is the notification.
 //!
-//! The first page holds, in 64-bit words: how many requests there are ([`TAIL`]), and [`SLOTS`]
-//! entries of [`ENTRY`] words: operation, sector, sectors, the place of the data in bytes, and what
-//! it ended with (its errno and [`DONE`]). Everything in it is the other side's to change at any
-//! time, so each word is read once and believed in nothing: a request that can't be is ended with
-//! EINVAL, and a table out of step ends the connection.
+//! The first page holds 64-bit words: the number of requests ([`TAIL`]), and [`SLOTS`] entries of
+//! [`ENTRY`] words. The words of an entry are operation, sector, sectors, byte offset of the data,
+//! and result (errno and [`DONE`]).
+//!
+//! The other process can change all of this memory at any time. So each word is read once and
+//! checked. An invalid request ends with EINVAL, an inconsistent table ends the connection.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -17,31 +18,31 @@ use udm_core::{
 };
 use udm_runtime::{Done, FrontCx, FrontEnd, RingOp};
 
-/// Words of the table.
+/// Offset of the number of requests in words. `TABLE` is the offset of the entries.
 pub const TAIL: usize = 0;
 pub const TABLE: usize = 8;
 pub const ENTRY: usize = 8;
 pub const SLOTS: u64 = 32;
 pub const DONE: u64 = 1 << 32;
-/// Where data begin, in bytes.
+/// Offset of the data area in bytes.
 pub const DATA: usize = 4096;
 
 const RECV: u64 = 0;
 
-/// See the module.
+/// A front end that serves requests from shared memory.
 pub struct SharedMemoryFrontEnd {
     map: Arc<SharedMap>,
     fd: Arc<OwnedFd>,
     device: Arc<dyn Device>,
     limits: Limits,
     slot: Option<DeviceSlot>,
-    /// A bio for each entry, with data that is aimed anew each time; out while it is under way.
+    /// A bio per entry, whose data is set for each request; `None` while it is in flight.
     bios: Vec<Option<Box<Bio>>>,
     taken: u64,
     in_flight: usize,
     receiving: bool,
     sending: bool,
-    /// Something ended that the other side was not told of.
+    /// A request ended, and the other side has not been notified.
     untold: bool,
     over: bool,
     ops: Vec<Done>,
@@ -73,7 +74,7 @@ impl SharedMemoryFrontEnd {
         }
     }
 
-    /// Takes the requests that are there.
+    /// Takes the new requests.
     fn take(&mut self, cx: &mut FrontCx<'_, '_>) {
         let tail = self.map.words()[TAIL].load(Acquire);
         // More than there are entries, or less than were taken.
@@ -82,7 +83,7 @@ impl SharedMemoryFrontEnd {
         }
         while !self.over && self.taken != tail {
             let i = (self.taken % SLOTS) as usize;
-            // It was given again while it was under way.
+            // The entry was reused while its request was in flight.
             let Some(mut bio) = self.bios[i].take() else {
                 self.over = true;
                 return;
@@ -102,7 +103,7 @@ impl SharedMemoryFrontEnd {
         }
     }
 
-    /// Makes `bio` what entry `i` asks for.
+    /// Sets `bio` to the request of entry `i`.
     fn read(&self, i: usize, bio: &mut Bio) -> Result<(), ()> {
         let words = &self.map.words()[TABLE + i * ENTRY..][..ENTRY];
         let [op, sector, sectors, at] = [0, 1, 2, 3].map(|word| words[word].load(Relaxed));
@@ -135,7 +136,7 @@ impl SharedMemoryFrontEnd {
         self.untold = true;
     }
 
-    /// Listens for a byte, and sends one, where there is reason to.
+    /// Receives and sends notifications, if necessary.
     fn go_on(&mut self, cx: &mut FrontCx<'_, '_>) {
         if !self.over && !self.receiving {
             self.receiving = true;
@@ -181,7 +182,7 @@ impl FrontEnd for SharedMemoryFrontEnd {
         for bio in done.drain(..) {
             let (i, errno) = (bio.cookie as usize, bio.status.errno());
             self.in_flight -= 1;
-            // Before the other side hears of it and gives the entry again.
+            // This must happen before the other side is notified and reuses the entry.
             self.bios[i] = Some(bio);
             self.end(i, errno);
         }

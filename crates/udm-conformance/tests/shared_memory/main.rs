@@ -1,8 +1,8 @@
-//! Requests whose data lie in memory that another process shares with the server: this program,
-//! started again as the other process, over every device of the list.
+//! Requests with data in memory that another process shares with the server, on every device of the
+//! list. The other process is this program, started again.
 //!
-//! The other side is honest, changes all bytes all the time, asks for what must not be, or is gone
-//! with all under way. The server serves, refuses, and goes on.
+//! The other process is honest, changes all bytes all the time, sends invalid requests, or exits
+//! with requests in flight. The server serves, refuses, and continues.
 
 mod front_end;
 mod peer;
@@ -42,13 +42,13 @@ fn main() {
     libtest_mimic::run(&args, trials).exit();
 }
 
-/// All kinds of peers of one device, one after the other, on one server.
+/// Runs all kinds of peers of one device, one after another, on one server.
 fn serve(subject: &DeviceUnderTest) -> Result<(), Failed> {
     let made = subject.make(WorldKind::SharedRange);
     let spin_max = Duration::from_micros(20);
     let runtime = Runtime::start(&RuntimeOptions { cpus: vec![None; 2], poll: false, spin_max })?;
     let limits = made.device.limits();
-    // What keeps nothing, or can't be written, has no honest peer.
+    // A device that stores nothing or is read-only has no honest peer.
     let keeps = made.facts.fresh == InitialContent::Zeroes && !limits.read_only;
     let modes: &[&str] = if keeps {
         &["honest", "scribbling", "hostile", "vanishing", "honest"]
@@ -67,8 +67,8 @@ fn serve(subject: &DeviceUnderTest) -> Result<(), Failed> {
         runtime.attach(CoreId((n % 2) as u16), Box::new(make));
         let sectors = limits.size.0.min(4096);
         let numbers = [sectors, u64::from(limits.logical_block) / 512, max].map(|n| n.to_string());
-        // A device that is larger than its peer knows refuses nothing at the end of what that
-        // knows.
+        // The hostile peer gets the real size of the device. Otherwise the device is larger than
+        // the peer knows and does not refuse requests at that size.
         let numbers = if *mode == "hostile" {
             [limits.size.0.to_string(), numbers[1].clone(), numbers[2].clone()]
         } else {
@@ -86,10 +86,10 @@ fn serve(subject: &DeviceUnderTest) -> Result<(), Failed> {
             return Err(format!("{mode}: {}{}", child.status, String::from_utf8_lossy(&child.stderr)).into());
         }
     }
-    // Nothing is left of the peers: a server that still had something of them would not end.
+    // The peers must be completely removed; otherwise the server does not end.
     runtime.stop();
     if Arc::strong_count(&made.device) > 3 {
-        return Err("somebody still has the device".into());
+        return Err("the device is still in use".into());
     }
     Ok(())
 }

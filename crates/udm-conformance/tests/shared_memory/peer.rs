@@ -1,4 +1,4 @@
-//! The other process: it has the memfd as its standard output and the socket as its standard input.
+//! The other process. Its standard output is the memfd, its standard input the socket.
 
 use super::front_end::{DATA, DONE, ENTRY, SLOTS, TABLE, TAIL};
 use rand::rngs::SmallRng;
@@ -13,10 +13,10 @@ use udm_core::{Op, SECTOR_SIZE, SharedMap, copy_from_shared, copy_to_shared};
 
 /// Bytes for the data of one request.
 const ROOM: usize = 128 << 10;
-/// The whole memory.
+/// Bytes of the whole memory.
 pub const SHARED: usize = DATA + SLOTS as usize * ROOM;
 
-/// What is known of the device.
+/// The geometry of the device.
 pub struct DiskGeometry {
     pub sectors: u64,
     pub block: u64,
@@ -30,7 +30,7 @@ struct SharedMemoryPeer {
     rng: SmallRng,
 }
 
-/// Does as `mode` says, and panics where it is served wrongly.
+/// Acts according to `mode`, and panics if a request is served wrongly.
 pub fn run(mode: &str, disk: DiskGeometry) {
     let map = SharedMap::of_memfd(stdout(), SHARED).expect("the memory");
     let mut peer = SharedMemoryPeer { map, tail: 0, disk, rng: SmallRng::seed_from_u64(7) };
@@ -59,7 +59,7 @@ impl SharedMemoryPeer {
         rustix::io::write(stdin(), &[1]).expect("the server is there");
     }
 
-    /// Waits for entry `i`; the errno. The time is a bound against hanging.
+    /// Waits for entry `i` and returns its errno. The time limit only detects hangs.
     fn wait(&self, i: usize) -> i32 {
         for _ in 0..2000 {
             let end = self.map.words()[TABLE + i * ENTRY + 4].load(Acquire);
@@ -84,7 +84,7 @@ impl SharedMemoryPeer {
         self.wait(i)
     }
 
-    /// Some range that the device takes, and a place for its data: aligned, or not.
+    /// A random valid range, and an offset for its data, aligned or not.
     fn some(&mut self, slot: usize) -> (u64, u64, usize) {
         let DiskGeometry { sectors, block, max } = self.disk;
         let n = self.rng.random_range(1..=max.min(ROOM as u64 / 2 / SECTOR_SIZE) / block) * block;
@@ -93,7 +93,7 @@ impl SharedMemoryPeer {
         (from, n, DATA + slot * ROOM + odd)
     }
 
-    /// What is written is what is read, through whatever pieces of memory.
+    /// Reads return the written data, with any pieces of memory.
     fn run_honest(&mut self) {
         for round in 0..100u8 {
             let (from, n, at) = self.some(usize::from(round % 4));
@@ -106,7 +106,7 @@ impl SharedMemoryPeer {
             let (mut got, mut beside) = (vec![0; len], [0; 1]);
             copy_from_shared(self.map.words(), back, &mut got);
             assert!(got == bytes, "round {round}: {n} sectors at {from}");
-            // The memory behind is as it was.
+            // The memory after the data is unchanged.
             copy_from_shared(self.map.words(), DATA + 9 * ROOM, &mut beside);
             assert_eq!(beside, [0]);
             if round % 8 == 0 {
@@ -115,7 +115,7 @@ impl SharedMemoryPeer {
         }
     }
 
-    /// All bytes change all the time, of what is being written and of what is being read.
+    /// All bytes change all the time, during writes and reads.
     fn run_scribbling(&mut self) {
         let over = AtomicBool::new(false);
         let words = SharedMap::of_memfd(stdout(), SHARED).expect("the memory once more");
@@ -134,7 +134,7 @@ impl SharedMemoryPeer {
         });
     }
 
-    /// Everything that must not be.
+    /// Sends invalid requests of all kinds.
     fn run_hostile(&mut self) {
         assert!(rustix::fs::ftruncate(stdout(), 4096).is_err(), "the memory can't be taken away");
         let (size, end) = (self.disk.sectors, SHARED as u64);
@@ -157,16 +157,16 @@ impl SharedMemoryPeer {
             self.ring();
             assert_eq!(self.wait(i), EINVAL, "{op} at {sector} +{sectors}, data at {at}");
         }
-        // Data in the table itself harm nobody but who asks for that.
+        // Data in the table itself only harms the process that asks for it.
         assert_eq!(self.ask(Op::Read, 0, one, 2048), 0);
-        // A table out of step is the end.
+        // An inconsistent table ends the connection.
         self.map.words()[TAIL].store(self.tail + SLOTS + 1, Release);
         self.ring();
         let mut rest = [0; 64];
         while rustix::io::read(stdin(), &mut rest[..]).is_ok_and(|n| n > 0) {}
     }
 
-    /// Gone with all entries under way.
+    /// Exits with requests in all entries.
     fn run_vanishing(&mut self) {
         for slot in 0..SLOTS as usize {
             let (from, n, at) = self.some(slot);

@@ -1,5 +1,5 @@
 //! The references of the experiments: multipath with one lock, request queues, and paths with a
-//! pace.
+//! fixed service time.
 
 pub(crate) mod one_lock;
 pub(super) mod paced_path;

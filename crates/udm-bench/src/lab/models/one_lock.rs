@@ -1,42 +1,44 @@
-//! dm-multipath as it was before its locks went: one lock a device, which all cores share.
+//! A model of dm-multipath before its locks were removed: one lock per device, shared by all cores.
 //!
-//! For each request the lock is taken twice, as `multipath_map` and the end of a request did: to
-//! look whether there is a path and let the selector choose one, and to count the request off when
-//! it is back. It is a lane like udm's, in batches, and has no table, no failover and no suspend:
-//! what it costs more than udm's multipath it costs for its lock.
+//! Each request takes the lock twice, as in the kernel. `multipath_map` took it to check for a path
+//! and to run the selector. The completion took it to subtract the request from the load.
+//!
+//! The lane works in batches, like udm's, and has no table, no failover and no suspend. So the lock
+//! accounts for its additional cost over udm's multipath.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use udm_core::{Batch, Bio, Cx, Device, DeviceId, Lane, Limits, OpenError};
 
-/// The selectors that the kernel had then, by their rules.
+/// The selectors of the kernel at that time, by their rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SelectorRule {
-    /// By turns.
+    /// Paths in rotation.
     RoundRobin,
-    /// The fewest requests in flight.
+    /// The path with the fewest requests in flight.
     QueueLength,
-    /// The fewest bytes in flight.
+    /// The path with the fewest bytes in flight.
     ServiceTime,
 }
 
-/// The device.
+/// The multipath device with one lock.
 pub(crate) struct OneLockMultipath {
     id: DeviceId,
     below: Vec<Arc<dyn Device>>,
     state: Arc<Mutex<OneLockState>>,
 }
 
-/// What the lock is for.
+/// The state under the lock.
 struct OneLockState {
     rule: SelectorRule,
-    /// What is in flight on each path, by the rule.
+    /// The load in flight on each path, in the unit of the rule.
     loads: Vec<u64>,
-    /// The paths, from the one that was not chosen for longest.
+    /// The paths, least recently chosen first.
     order: Vec<usize>,
 }
 
 impl OneLockMultipath {
-    /// A device over `below`, of which there is at least one; its limits are those of the first.
+    /// Creates a device over `below`, which has at least one device. The limits are those of the
+    /// first.
     pub(crate) fn new(rule: SelectorRule, below: Vec<Arc<dyn Device>>) -> OneLockMultipath {
         let paths = below.len();
         let state = OneLockState { rule, loads: vec![0; paths], order: (0..paths).collect() };
@@ -53,7 +55,7 @@ impl OneLockState {
         }
     }
 
-    /// The path for `bio`.
+    /// Chooses the path for `bio`.
     fn choose(&mut self, bio: &Bio) -> usize {
         let places = 0..self.order.len();
         let place = places.min_by_key(|&place| self.loads[self.order[place]]).expect("there is a path");

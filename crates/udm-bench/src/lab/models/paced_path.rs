@@ -1,22 +1,22 @@
-//! A path that takes its time: it serves one request after the other, whichever core it is from.
+//! A path with a service time: it serves the requests of all cores one after another.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use udm_core::{Batch, Bio, Cx, Device, DeviceId, Lane, Limits, Nanos, OpenError, Sectors, Status};
 
-/// How long a request takes.
+/// The service time of a request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum PathServiceTime {
-    /// Always as long.
+    /// A constant time.
     Every(Nanos),
-    /// The first so long, and from a time on the other.
+    /// The first time, and from the second time on the third one.
     Turns(Nanos, Nanos, Nanos),
-    /// So long, and from a time on every request fails: the path is gone.
+    /// The first time. From the second time on every request fails, because the path is gone.
     Dies(Nanos, Nanos),
 }
 
-/// The device. Times are on the clock of the cores, from the first request on.
+/// The device. Times are on the clock of the cores and count from the first request.
 pub(crate) struct PacedPath {
     id: DeviceId,
     size: Sectors,
@@ -27,7 +27,7 @@ struct PacedState {
     pace: PathServiceTime,
     /// When the first request came; 0 before.
     begin: AtomicU64,
-    /// When the last of what it has is served.
+    /// When the last request in the path completes.
     free: AtomicU64,
 }
 
@@ -39,7 +39,7 @@ impl PacedPath {
 }
 
 impl PacedState {
-    /// How long a request takes that comes now; `None` when it fails.
+    /// The service time of a request that arrives at `now`; `None` if it fails.
     fn service(&self, now: Nanos) -> Option<Nanos> {
         let begin = match self.begin.compare_exchange(0, now.0, Relaxed, Relaxed) {
             Ok(_) => now,
@@ -53,7 +53,7 @@ impl PacedState {
         }
     }
 
-    /// When a request is served that comes now and takes so long.
+    /// The completion time of a request that arrives at `now`.
     fn end(&self, now: Nanos, service: Nanos) -> Nanos {
         let end = |free: u64| free.max(now.0) + service.0;
         let before = self.free.fetch_update(Relaxed, Relaxed, |free| Some(end(free)));
@@ -77,7 +77,7 @@ impl Device for PacedPath {
 
 struct PacedLane {
     shared: Arc<PacedState>,
-    /// With their ends, which only grow.
+    /// Requests with their completion times, in rising order.
     running: VecDeque<(Nanos, Box<Bio>)>,
 }
 

@@ -1,9 +1,9 @@
-//! Request-based dm on blk-mq as it was in 4.5: a request goes through two queues, and from the
-//! upper to the lower one by a thread of its own.
+//! A model of request-based dm on blk-mq in Linux 4.5. Each request goes through two queues, and a
+//! separate thread moves it from the upper to the lower one.
 //!
-//! A lane puts its requests into the upper queue and wakes the thread of the hardware queue, which
-//! makes the clones, has the device below do them and completes them: only then does the submitter
-//! hear of it. So each request passes from one thread to another twice.
+//! A lane puts its requests into the upper queue and wakes the thread of the hardware queue. The
+//! thread completes each request, because the device below does nothing. Only then is the submitter
+//! notified. So each request passes from one thread to another twice.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -13,13 +13,13 @@ use udm_core::{
     Batch, Bio, Cx, Device, DeviceId, Lane, Limits, OpenError, Status, WaitHandle, WaitQueue, WakeEpoch,
 };
 
-/// The device.
+/// The device with two queues.
 pub(crate) struct TwoQueueDevice {
     id: DeviceId,
     limits: Limits,
     queues: Vec<Arc<HwQueue>>,
     threads: Vec<JoinHandle<()>>,
-    /// Lanes so far: each has the next hardware queue.
+    /// Number of lanes so far. Each lane gets the next hardware queue.
     lanes: AtomicUsize,
 }
 
@@ -32,12 +32,12 @@ struct HwQueue {
 
 #[derive(Default)]
 struct HwQueueState {
-    /// What is to be done, each with who asked.
+    /// Requests to serve, each with the completions of its lane.
     requests: VecDeque<(Arc<Completions>, Box<Bio>)>,
     ended: bool,
 }
 
-/// What has been done for a lane.
+/// Completed requests of a lane.
 struct Completions {
     done: Mutex<Batch>,
     bell: Arc<WaitQueue>,
@@ -48,7 +48,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl HwQueue {
-    /// Does what comes until the end. What is below does nothing, so that it takes no time.
+    /// Serves requests until the end. The device below does nothing, so it takes no time.
     fn serve(&self) {
         loop {
             let mut state = lock(&self.state);
@@ -65,7 +65,7 @@ impl HwQueue {
 }
 
 impl TwoQueueDevice {
-    /// A device of these limits with so many hardware queues, each with its thread.
+    /// Creates a device with these limits and hardware queues, each with its thread.
     pub(crate) fn new(queues: usize, limits: Limits) -> TwoQueueDevice {
         let queues: Vec<Arc<HwQueue>> = (0..queues).map(|_| Arc::default()).collect();
         let serve = |queue: &Arc<HwQueue>| {
