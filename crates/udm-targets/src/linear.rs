@@ -1,6 +1,6 @@
 //! The linear target: `linear <dev> <offset>`, a range of one device.
 //!
-//! It has no lane: the lane of the table adds the offset itself ([`Target::as_linear`]).
+//! The target has no lane: the lane of the table adds the offset itself ([`Target::as_linear`]).
 
 use std::sync::Arc;
 use udm_core::{Extents, Limits, Sector, Sectors};

@@ -1,7 +1,7 @@
 //! Targets that produce faults on purpose: [`delay`], [`flakey`], [`dust`] and [`log_writes`].
 //!
-//! They test the software above them. All four take time from [`Cx::now`](udm_core::Cx) and chance
-//! from [`Cx::rng`](udm_core::Cx::rng) alone, so the same seed gives the same faults.
+//! These targets test the software above them. All four take time from [`Cx::now`](udm_core::Cx)
+//! and chance from [`Cx::rng`](udm_core::Cx::rng) alone, so the same seed gives the same faults.
 //!
 //! This file has their common parts: the parsing of numbers, and [`UnderlyingRange`], the range of
 //! a device that a target uses.

@@ -1,7 +1,7 @@
 //! The state of one snapshot, shared by all lanes of its own device and of its origin.
 //!
-//! It outlives the table that created it: if a snapshot is reloaded or becomes a merge, the next
-//! table takes this state over.
+//! The state outlives the table that created it: if a snapshot is reloaded or becomes a merge, the
+//! next table takes this state over.
 
 use super::copy_jobs::COPY_MEMORY;
 use super::exception_map::{ChunkState, ExceptionMap};

@@ -17,7 +17,7 @@
 //! * Failed requests are not logged. Writes that a failed flush covers stay held for the next
 //!   flush.
 //!
-//! Where udm does more than the kernel:
+//! udm does more than the kernel in these cases:
 //!
 //! * A flush or FUA write completes, and a mark is answered, when the superblock counts its
 //!   entries. So the log of a killed server, or of a log device that lost power, has all that was

@@ -1,7 +1,7 @@
 //! The exception map of one snapshot: which chunks of the origin the store holds, and where.
 //!
-//! It has one word per chunk, in leaves of 512 words. A leaf is allocated when the first of its
-//! chunks is touched, and grows with its exceptions ([`leaf`]). A fresh snapshot of any size
+//! The map has one word per chunk, in leaves of 512 words. A leaf is allocated when the first of
+//! its chunks is touched, and grows with its exceptions ([`leaf`]). A fresh snapshot of any size
 //! allocates nothing else. All cores read and change the map without a lock:
 //!
 //! ```text

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! The device reads as the snapshot did. A [`task`] works in units of records, from the last record
-//! backwards: it marks the chunks, waits for writes under way by the epochs of [`super::readers`],
+//! backwards: it marks the chunks, waits for writes in flight by the epochs of [`super::readers`],
 //! and copies the chunks into the origin. Then it flushes the origin and clears the records with
 //! one write. A suspend waits for the current unit. A merge that is cut by a suspend or a crash
 //! leaves a snapshot with fewer records, and continues at the next resume. Other snapshots of the
@@ -120,7 +120,7 @@ impl MergeShared {
         fence(Ordering::SeqCst);
     }
 
-    /// Fails the merge if a uncommitted unit is left: no unit begins before the next resume, so
+    /// Fails the merge if an uncommitted unit is left: no unit begins before the next resume, so
     /// lanes that wait for the unit would wait for nothing.
     fn give_up(&self) {
         let left = || self.uncommitted.lock().unwrap_or_else(PoisonError::into_inner).is_some();
