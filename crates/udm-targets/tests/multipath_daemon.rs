@@ -173,7 +173,7 @@ fn d02_a_check_that_hangs_fails_its_path_and_holds_up_no_other() {
     assert_eq!(host.paths(), "AF");
     let checks = host.disks[1].waiting();
     host.pass(60.0);
-    assert_eq!((checks, host.disks[1].waiting()), (1, 1), "one, and no other before it is home");
+    assert_eq!((checks, host.disks[1].waiting()), (1, 1), "one, and no other before it completes");
     assert!(host.reads[0].len() > 4, "{:?}", host.reads[0]);
     // A late answer is ignored; the next check counts.
     host.disks[1].hold(false);

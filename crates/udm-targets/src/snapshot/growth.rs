@@ -2,8 +2,8 @@
 //!
 //! If an allocation leaves less than half a step free, the lane asks the device for another step.
 //! The device grows on a helper thread and reports the result. A write that finds no room waits in
-//! the meantime. The policy for full stores applies in three cases: growth has failed, and a last
-//! attempt with a full store failed too; or the store has its maximum size.
+//! the meantime. The policy for full stores applies if growth has failed and one more attempt with
+//! a full store has failed too, or if the store has its maximum size.
 //!
 //! ```text
 //!          little is left              the store is full             failed

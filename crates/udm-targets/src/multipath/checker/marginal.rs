@@ -7,7 +7,8 @@ use udm_wire::multipath_conf::MarginalPolicy;
 /// Interval between two reads of a sample.
 const SAMPLE_INTERVAL: Nanos = Nanos::from_millis(100);
 
-/// A read that takes longer counts as an error: no read is sent in the last 60 s of a sample.
+/// A read that takes longer counts as an error: no read is sent in the last 60 s of a sample, or in
+/// the second half of a shorter one.
 const SAMPLE_TIMEOUT: Nanos = Nanos::from_millis(60_000);
 
 /// Maximum number of reads in flight per path.
@@ -237,7 +238,7 @@ mod tests {
                 assert_eq!(
                     quarantine.look(again, &rule, 0, false),
                     QuarantineAction::Sample,
-                    "behind the gap it is sampled anew"
+                    "after the gap it is sampled again"
                 );
                 assert_eq!(
                     quarantine.look(again, &rule, 0, true),

@@ -153,7 +153,7 @@ mod tests {
         assert_eq!(three.look(at(202), 1, true), None);
         assert_eq!(three.look(at(300), 0, true), None);
         assert_eq!(three.look(at(310), 1, true), None, "it came back in time");
-        assert_eq!((three.look(at(311), 0, true), three.next()), (None, at(326)), "and begins anew");
+        assert_eq!((three.look(at(311), 0, true), three.next()), (None, at(326)), "and begins again");
         three.returned();
         assert_eq!((three.look(at(320), 0, true), three.next()), (None, at(335)), "it came and went");
         for (rule, begin) in
@@ -214,11 +214,11 @@ mod tests {
         look(&mut ten, 0, PathReturn::FirstOfBest);
         assert_eq!((look(&mut ten, 5, PathReturn::Path), ten.next()), (None, at(15)), "another came back");
         ten.failed();
-        assert_eq!(ten.next(), Nanos::NEVER, "a failure calls it off");
+        assert_eq!(ten.next(), Nanos::NEVER, "a failure cancels it");
         assert_eq!(
             (look(&mut ten, 16, PathReturn::StillUp), ten.next()),
             (None, at(26)),
-            "and it is planned anew"
+            "and it is planned again"
         );
         assert_eq!(ten.look(at(30), Some(1), Some(1), PathReturn::StillUp), None, "the best is in use");
         assert_eq!(ten.next(), Nanos::NEVER);

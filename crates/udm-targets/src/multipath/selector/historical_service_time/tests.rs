@@ -178,11 +178,11 @@ fn cores_tell_each_other() {
     }
     let last_publication = shared();
     serve(b, 3_000);
-    assert_eq!(average(b), selector.average(last_publication, 100), "it goes on from what the other told");
-    assert_eq!(shared(), last_publication, "and does not tell each time, as it has heard of the other");
+    assert_eq!(average(b), selector.average(last_publication, 100), "it continues from the other's value");
+    assert_eq!(shared(), last_publication, "and does not publish each time, as another core works");
     serve(a, 4_000);
     assert_eq!(average(a), selector.average(last_publication, 100));
-    assert_eq!(shared(), last_publication, "nor does the first: it has heard of the second");
+    assert_eq!(shared(), last_publication, "nor does the first, for the same reason");
     // After the interval each publishes its history, and the other continues from it.
     serve(b, 5_000);
     let (due, known) = (5_000 + SHARE_EVERY.0, average(b));
