@@ -1,8 +1,8 @@
-//! What a layer costs: nanoseconds a request at depth 32, over a lane that completes at once.
+//! The cost of a layer: nanoseconds per request at depth 32, over a lane that completes at once.
 //!
-//! `cargo run --release -p udm-targets --example lane_cost`. The stacks take turns, so that a noisy
-//! machine disturbs all alike; the median of the turns is printed, with the quartiles. Ratios
-//! travel between machines, digits do not.
+//! `cargo run --release -p udm-targets --example lane_cost`. The stacks run in turn, so that noise
+//! of the machine affects all of them. The program prints the median of the turns and the
+//! quartiles. Ratios are comparable between machines, absolute numbers are not.
 #![allow(clippy::print_stdout, reason = "it prints figures")]
 
 use std::hint::black_box;
@@ -20,7 +20,7 @@ const TURNS: usize = 41;
 const BATCHES: usize = 20_000;
 const SIZE: u64 = 1 << 21;
 
-/// A device that completes whatever it is given, at once.
+/// A device that completes every bio at once.
 struct NullDevice(DeviceId);
 
 struct NullLane(Batch);
@@ -49,7 +49,7 @@ impl Lane for NullLane {
     }
 }
 
-/// No lanes are open while the stacks are built, so nobody needs to be told.
+/// No lanes are open while the stacks are built, so no core needs a message.
 struct NoCores;
 
 impl Cores for NoCores {
@@ -148,7 +148,7 @@ fn main() {
     let base = times[0][TURNS / 2];
     println!(
         "{:42} {:>8} {:>8} {:>8} {:>12}",
-        "ns a request, depth 32", "median", "q1", "q3", "a layer adds"
+        "ns per request, depth 32", "median", "q1", "q3", "a layer adds"
     );
     for ((name, _, layers), times) in stacks.iter().zip(&times) {
         let [q1, median, q3] = [1, 2, 3].map(|q| times[TURNS * q / 4]);

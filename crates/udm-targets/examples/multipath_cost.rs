@@ -1,15 +1,15 @@
-//! What multipath adds to a request, over a device that does nothing.
+//! The cost that multipath adds to a request, over a device that does nothing.
 //!
 //! ```text
 //! cargo run --release -p udm-targets --example multipath_cost [DEPTH [ROUNDS [CASE]]]
 //! ```
-//! One thread submits batches of DEPTH 4 KiB reads and polls them back. Each case is a stack over
-//! null lanes: the null lane alone, a lane that adds an offset (`linear`), multipath with each
-//! selector over two paths, and for comparison a selector behind one mutex that is taken for each
-//! request and each completion, as the kernel's is. The cases run in turn, ROUNDS times, so that a
-//! machine that slows down slows all of them (CASE runs one alone, to count its instructions);
-//! printed are medians, in ns a request, and what the case adds to the null lane. The second table
-//! has two threads, each with lanes of its own over the same control half.
+//! One thread submits batches of DEPTH 4 KiB reads and polls for them. Each case is a stack over
+//! null lanes: the null lane alone, a lane that adds an offset (`linear`), and multipath with each
+//! selector over two paths. For comparison, one case has a selector behind a mutex that is taken
+//! for each request and each completion, as in the kernel. The cases run in turn, ROUNDS times, so
+//! that a slow phase of the machine affects all of them. CASE runs one case alone, to count its
+//! instructions. The program prints medians in ns per request, and the difference to the null lane.
+//! The second table has two threads, each with its own lanes over the same control half.
 #![allow(clippy::print_stdout, reason = "a program that prints a table")]
 
 use std::sync::{Arc, Barrier, Mutex};
@@ -23,7 +23,7 @@ use udm_dm::testing::TestControlIo;
 use udm_dm::{DeviceRef, LookupError, Resolver, Target, TargetArgs};
 use udm_targets::multipath::Multipath;
 
-/// A device that finishes everything at once.
+/// A device that completes every bio at once.
 struct NullDevice(DeviceId);
 
 impl Device for NullDevice {
@@ -52,7 +52,7 @@ impl Lane for NullLane {
     }
 }
 
-/// Adds an offset on the way down and takes it off on the way up.
+/// Adds an offset on the way down and subtracts it on the way up.
 struct LinearLane(Box<dyn Lane>, Sectors);
 
 impl Lane for LinearLane {
@@ -71,8 +71,8 @@ impl Lane for LinearLane {
     }
 }
 
-/// Queue-length with its state behind one mutex that all cores take, once to choose a path and once
-/// to complete.
+/// Queue-length with its state behind one mutex, taken by all cores once per choice of a path and
+/// once per completion.
 struct MutexLane {
     shared: Arc<Mutex<[u64; 2]>>,
     paths: [(Box<dyn Lane>, Batch); 2],
@@ -130,7 +130,7 @@ fn multipath(params: &str) -> Arc<Multipath> {
     Multipath::new(&mut args).expect("the table is good")
 }
 
-/// Makes a case's lane on a core.
+/// Opens the lane of a case on a core.
 type OpenLane = Box<dyn Fn(&mut Cx<'_>) -> Box<dyn Lane> + Sync>;
 
 fn cases() -> Vec<(&'static str, OpenLane)> {
@@ -160,7 +160,7 @@ fn cases() -> Vec<(&'static str, OpenLane)> {
     cases
 }
 
-/// Nanoseconds a request over `batches` batches of `depth`.
+/// Nanoseconds per request over `batches` batches of `depth`.
 fn measure(open: &OpenLane, core: u16, depth: usize, batches: usize, start: &Barrier) -> f64 {
     let mut state = CoreState::new(CoreId(core), 2, 1, None);
     let mut cx = state.cx(Nanos(0));
@@ -189,7 +189,7 @@ fn measure(open: &OpenLane, core: u16, depth: usize, batches: usize, start: &Bar
     ns
 }
 
-/// The same on `threads` threads at once; the mean of them.
+/// The mean of [`measure`] on `threads` concurrent threads.
 fn measure_on_threads(open: &OpenLane, threads: u16, depth: usize, batches: usize) -> f64 {
     let barrier = Barrier::new(threads.into());
     let sum: f64 = std::thread::scope(|scope| {
@@ -211,7 +211,7 @@ fn main() {
     let mut cases = cases();
     cases.retain(|(name, _)| only.as_ref().is_none_or(|only| name == only));
     for threads in [1, 2] {
-        println!("{threads} thread(s), depth {depth}, ns a request (median of {rounds})");
+        println!("{threads} thread(s), depth {depth}, ns per request (median of {rounds})");
         let mut times = vec![Vec::new(); cases.len()];
         for _ in 0..rounds {
             for ((_, open), times) in cases.iter().zip(&mut times) {

@@ -1,8 +1,8 @@
-//! What a snapshot costs: nanoseconds a request at depth 32, over lanes that complete at once.
+//! The cost of a snapshot: nanoseconds per request at depth 32, over lanes that complete at once.
 //!
-//! `cargo run --release -p udm-targets --example snapshot_cost`. The stacks take turns, so that a
-//! noisy machine disturbs all alike; the median of the turns is printed, with the quartiles. Ratios
-//! travel between machines, digits do not.
+//! `cargo run --release -p udm-targets --example snapshot_cost`. The stacks run in turn, so that
+//! noise of the machine affects all of them. The program prints the median of the turns and the
+//! quartiles. Ratios are comparable between machines, absolute numbers are not.
 #![allow(clippy::print_stdout, reason = "it prints figures")]
 
 use std::hint::black_box;
@@ -20,7 +20,7 @@ const TURNS: usize = 41;
 const BATCHES: usize = 5_000;
 const SIZE: u64 = 1 << 19;
 
-/// A device that completes whatever it is given, at once.
+/// A device that completes every bio at once.
 struct NullDevice(DeviceId, SharedDiskState);
 
 struct NullLane(Batch);
@@ -53,7 +53,7 @@ impl Lane for NullLane {
     }
 }
 
-/// No lanes are open while the stacks are built, so nobody needs to be told.
+/// No lanes are open while the stacks are built, so no core needs a message.
 struct NoCores;
 
 impl Cores for NoCores {
@@ -188,7 +188,10 @@ fn main() {
     }
     times.iter_mut().for_each(|times| times.sort_by(f64::total_cmp));
     let base = times[0][TURNS / 2];
-    println!("{:42} {:>8} {:>8} {:>8} {:>12}", "ns a request, depth 32", "median", "q1", "q3", "over linear");
+    println!(
+        "{:42} {:>8} {:>8} {:>8} {:>12}",
+        "ns per request, depth 32", "median", "q1", "q3", "over linear"
+    );
     for ((name, ..), times) in stacks.iter().zip(&times) {
         let [q1, median, q3] = [1, 2, 3].map(|q| times[TURNS * q / 4]);
         println!("{name:42} {median:8.2} {q1:8.2} {q3:8.2} {:12.2}", median - base);

@@ -1,8 +1,8 @@
-//! The error target: `error [<dev> <offset>]`. All I/O fails with EIO; a flush, which has nothing
-//! to make durable, succeeds.
+//! The error target: `error [<dev> <offset>]`. All I/O fails with EIO, except that a flush
+//! succeeds, because there is nothing to make durable.
 //!
-//! Any arguments are accepted and none printed. Exactly two name a device whose limits the target
-//! reports, so that it can stand in for it.
+//! Any arguments are accepted, and none are printed. Exactly two arguments name a device whose
+//! limits the target reports, so that it can replace that device.
 
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
@@ -15,7 +15,7 @@ struct ErrorTarget {
     like: Option<DeviceRange>,
 }
 
-/// Makes an error target.
+/// Creates an error target.
 ///
 /// # Errors
 /// With two arguments: `Invalid device sector`, `Device lookup failed`.
@@ -53,7 +53,7 @@ impl Target for ErrorTarget {
             Some(used) => own.stack(&below.limits(&used.device)),
             None => own,
         };
-        // Discards fail with EIO and not as unsupported (kernel).
+        // As in the kernel, discards fail with EIO and not as unsupported.
         Limits { request_stackable: false, max_discard: own.max_discard, ..limits }
     }
 
@@ -71,7 +71,7 @@ fn fail_bio(bio: &mut Bio) -> Status {
     if bio.op == Op::Flush || forgiven { Status::Ok } else { Status::IoErr }
 }
 
-/// A lane with nothing below: each bio ends at once, as `end` says.
+/// A lane without a device below: each bio completes at once with the status of `end`.
 struct ImmediateLane {
     end: fn(&mut Bio) -> Status,
     done: Batch,

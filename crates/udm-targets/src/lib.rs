@@ -18,8 +18,8 @@ pub mod zero;
 
 use udm_dm::TargetType;
 
-/// Every target type, in the order of their names. Adding one touches its own file, its document,
-/// its test and one line here: nothing registers itself.
+/// All target types, sorted by name. A new type needs its own file, its document, its test and one
+/// line here. There is no automatic registration.
 pub const TARGETS: &[TargetType] = &[
     TargetType { name: "delay", version: [1, 4, 0], new: crate::fault::delay::new },
     TargetType { name: "dust", version: [1, 0, 0], new: crate::fault::dust::new },

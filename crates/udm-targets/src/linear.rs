@@ -1,6 +1,6 @@
-//! The linear target: `linear <dev> <offset>`, a run of sectors of one device.
+//! The linear target: `linear <dev> <offset>`, a range of one device.
 //!
-//! It is data: a table lane adds the offset itself ([`Target::as_linear`]).
+//! The target has no lane: the lane of the table adds the offset itself ([`Target::as_linear`]).
 
 use std::sync::Arc;
 use udm_core::{Extents, Limits, Sector, Sectors};
@@ -13,7 +13,7 @@ struct LinearTarget {
     len: Sectors,
 }
 
-/// Makes a linear target.
+/// Creates a linear target.
 ///
 /// # Errors
 /// The kernel's: `Invalid argument count`, `Invalid device sector`, `Device lookup failed`. An

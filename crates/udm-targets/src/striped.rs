@@ -1,13 +1,13 @@
-//! The striped target: `striped <n> <chunk> (<dev> <off>)×n`. Chunk k lies on stripe k mod n, at
-//! chunk k / n of it.
+//! The striped target: `striped <n> <chunk> (<dev> <off>)×n`. Chunk k is on stripe k mod n, at
+//! chunk k / n of the stripe.
 //!
-//! It is data: a table lane works out by itself where chunks lie ([`Target::as_striped`]). `chunk`
-//! is in sectors and need not be a power of two. The table cuts reads and writes at chunk
-//! boundaries ([`Target::max_io_len`]); discards and write-zeroes may cover many chunks and become
-//! one request a stripe, a flush one a device.
+//! The target has no lane: the lane of the table computes the positions itself
+//! ([`Target::as_striped`]). `chunk` is in sectors and need not be a power of two. The table splits
+//! reads and writes at chunk boundaries ([`Target::max_io_len`]). A discard or write-zeroes may
+//! cover many chunks and becomes one request per stripe; a flush becomes one per device.
 //!
-//! A request that fails turns the letter of its stripe in `status` from A to D and raises an event,
-//! at most [`EVENTS_MAX`] times a device.
+//! A failed request changes the letter of its stripe in `status` from A to D and raises an event,
+//! at most [`EVENTS_MAX`] times per device.
 
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,14 +18,14 @@ use udm_dm::stripes::{StripeFailureObserver, StripeLayout, StripeSet};
 use udm_dm::target::{DeviceRange, DeviceRef, LowerLimits, Target, TargetArgs, TargetHost, decimal};
 use udm_dm::{EventKind, StateChange, TargetError};
 
-/// Failures of a device that raise an event; later ones only count (kernel: `DM_IO_ERROR_THRESHOLD`
-/// is 15, and the fifteenth is silent).
+/// Maximum number of failures per device that raise an event; later ones are only counted. The
+/// kernel's `DM_IO_ERROR_THRESHOLD` is 15, and the fifteenth raises none.
 const EVENTS_MAX: u32 = 14;
 
 struct Stripe {
     device: DeviceRef,
     offset: Sector,
-    /// Failures of the stripe's device. Written only when a request fails.
+    /// Failures of the stripe's device. Written only if a request fails.
     errors: AtomicU32,
 }
 
@@ -40,13 +40,12 @@ struct StripedTarget {
     len: Sectors,
 }
 
-/// Makes a striped target.
+/// Creates a striped target.
 ///
 /// # Errors
-/// The kernel's, in its order: `Not enough arguments`, `Invalid stripe count`,
-/// `Invalid chunk_size`, `Target length not divisible by number of stripes`,
-/// `Target length not divisible by chunk size`, `Not enough destinations specified`,
-/// `Couldn't parse stripe destination`.
+/// The kernel's, in its order: `Not enough arguments`, `Invalid stripe count`, `Invalid
+/// chunk_size`, `Target length not divisible by number of stripes`, `Target length not divisible by
+/// chunk size`, `Not enough destinations specified`, `Couldn't parse stripe destination`.
 pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
     let refuse = |text: &str, word: usize| TargetError::new(format!("striped: {text}")).at(word);
     let [count, chunk, destinations @ ..] = args.args else {
@@ -152,17 +151,17 @@ impl Target for StripedTarget {
     }
 
     fn attach(&self, notify: Arc<dyn TargetHost>) {
-        // A table is loaded once; a second device would be a bug above.
+        // A table is loaded once; a second device would be a bug of the caller.
         let _ = self.shared.notify.set(notify);
     }
 }
 
 impl StripeFailureObserver for StripedShared {
-    /// Counts it on all stripes of the device.
+    /// Counts the failure on all stripes of the device.
     fn failed(&self, stripe: usize) {
         let id = self.stripes[stripe].device.device.id();
         for stripe in self.stripes.iter().filter(|s| s.device.device.id() == id) {
-            // Relaxed: a count for people; nothing is ordered by it.
+            // Relaxed: a count for display; it orders nothing.
             let before = stripe.errors.fetch_add(1, Ordering::Relaxed);
             if let Some(notify) =
                 self.notify.get().filter(|_| before < EVENTS_MAX && !bugs::on(Bug::StripeEventLost))

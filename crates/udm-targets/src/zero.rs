@@ -1,4 +1,4 @@
-//! The zero target: `zero`. Reads return zeroes; writes and discards succeed and leave nothing.
+//! The zero target: `zero`. Reads return zeroes; writes and discards succeed and store nothing.
 
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
@@ -13,7 +13,7 @@ struct ZeroTarget {
     len: Sectors,
 }
 
-/// Makes a zero target.
+/// Creates a zero target.
 ///
 /// # Errors
 /// `No arguments required`.
@@ -38,7 +38,7 @@ impl Target for ZeroTarget {
     }
 
     fn limits(&self, _below: LowerLimits<'_>) -> Limits {
-        // The kernel's zero target takes discards and no write-zeroes.
+        // The kernel's zero target supports discards but no write-zeroes.
         Limits { request_stackable: false, max_write_zeroes: Sectors::ZERO, ..Limits::new(self.len) }
     }
 
@@ -60,7 +60,7 @@ impl BioHandler for ZeroFill {
 
     fn serve(&mut self, bio: &mut Bio, part: &mut BioProgress) -> Status {
         match bio.op {
-            // Zeroes read ahead would only fill a cache (kernel).
+            // Read-ahead of zeroes would only fill a cache (kernel).
             Op::Read if bio.flags.contains(BioFlags::RAHEAD) => Status::IoErr,
             Op::Read if !bio.data.is_empty() => {
                 fill_with_zeroes(bio, part);

@@ -1,4 +1,4 @@
-//! Tables that are refused, and some that are not: in the kernel's words.
+//! Tables that are refused, and some that are accepted, compared with the kernel's texts.
 
 mod common;
 
@@ -29,7 +29,7 @@ fn assert_refused(table: &str, errno: i32, text: &str) {
     assert_eq!((error.errno, error.text.as_str()), (errno, text), "{table}");
 }
 
-/// spec: order, gaps, lengths and types of lines.
+/// Order, gaps, lengths and types of lines.
 #[test]
 fn k01_lines_in_the_kernels_order_of_checks() {
     assert_refused("", 22, "populate_table: no targets specified");
@@ -42,7 +42,7 @@ fn k01_lines_in_the_kernels_order_of_checks() {
     assert_refused("0 18014398509481984 zero", 22, "too large device");
     assert_refused("8 18446744073709551615 zero", 22, "too large device");
     assert_eq!(load("0 18014398509481983 zero").unwrap(), "0 18014398509481983 zero ");
-    // The check that comes first wins.
+    // The check that comes first decides.
     assert_refused("8 0 nosuch", 22, "zero-length target");
     assert_refused("8 8 nosuch", 22, "nosuch: unknown target type");
     assert_refused("8 8 linear", 22, "linear: Gap in table");
@@ -98,7 +98,7 @@ fn arguments_of_the_basic_targets() {
     }
 }
 
-/// spec: sizes, and blocks of 4096 bytes.
+/// Sizes, and blocks of 4096 bytes.
 #[test]
 fn k03_sizes_and_alignment() {
     let mut resolver = TestResolver::recorded();
@@ -108,7 +108,7 @@ fn k03_sizes_and_alignment() {
     resolver.add("file:///tmp/a%20b", "7:1".parse().unwrap(), TestDisk::null(Limits::new(Sectors(8))));
     let cases = [
         ("0 9 linear /dev/big0 0", "len=9 not aligned to h/w logical block size 4096 of big0"),
-        // Of several devices the one is named whose block it is.
+        // If a target has several devices, the error names the device with the block size.
         (
             "0 9 multipath 0 0 1 1 round-robin 0 2 0 /dev/small0 /dev/big0",
             "len=9 not aligned to h/w logical block size 4096 of big0",
@@ -127,8 +127,8 @@ fn k03_sizes_and_alignment() {
             "0 16 striped 2 8 /dev/nullb0 0 /dev/big0 1024",
             "big0 too small for target: start=1024, len=8, dev_size=1024",
         ),
-        // A block of 4096 bytes across two targets: the one that minds is named, else the last of
-        // all.
+        // A block of 4096 bytes across two targets: the error names the target with the block size,
+        // else the last target.
         (
             "0 4 linear /dev/nullb0 0\n4 8 linear /dev/big0 0",
             "table line 1 (start sect 4 len 8) not aligned to h/w logical block size 4096",
@@ -144,12 +144,12 @@ fn k03_sizes_and_alignment() {
     }
     load_with("0 4 linear /dev/nullb0 0\n4 4 linear /dev/nullb1 0\n8 8 linear /dev/big0 0", &mut resolver)
         .unwrap();
-    // A device without a size is one that has yet to get its table.
+    // A device without a size is a device that has no table yet.
     resolver.add("@later", "254:1".parse().unwrap(), TestDisk::null(Limits::new(Sectors(0))));
     load_with("0 4096 linear @later 64", &mut resolver).unwrap();
 }
 
-/// Where the fault is, for the carets under a table.
+/// The line and word of an error, used to mark the table text.
 #[test]
 fn errors_name_the_line_and_the_word() {
     let error = load("0 8 zero\n8 8 linear /dev/nullb0 x").unwrap_err();

@@ -1,6 +1,6 @@
-//! Several cores: nothing is lost or done twice whatever is failed, reinstated, held and switched
-//! meanwhile, loads return to zero, and round-robin is fair. First with the cores stepped by hand
-//! in an order that proptest draws, then with threads.
+//! Several cores: no bio is lost or completed twice while paths are failed, reinstated, held and
+//! switched. Loads return to zero, and round-robin is fair. First the cores are stepped in an order
+//! drawn by proptest, then they are threads.
 
 mod multipath_rig;
 
@@ -14,7 +14,7 @@ use udm_core::{
 use udm_dm::Target;
 use udm_dm::testing::{TestWorld, bare};
 
-/// One step of the world.
+/// One step of the test.
 #[derive(Clone, Debug)]
 enum CoreAction {
     Submit { core: usize, bios: u64 },
@@ -41,7 +41,7 @@ fn step() -> impl Strategy<Value = CoreAction> {
     ]
 }
 
-/// Counts what came back by cookie.
+/// Counts completed bios by cookie.
 fn count_completions(back: &mut [u8], done: Batch) {
     for bio in done {
         assert!(bio.status.is_ok(), "with queue_if_no_path nothing fails: {bio:?}");
@@ -52,8 +52,7 @@ fn count_completions(back: &mut [u8], done: Batch) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// Every bio comes back once, on its own core, without an error; and in the end no load is
-    /// left.
+    /// Every bio completes once, on its own core, without an error; at the end all loads are zero.
     #[test]
     fn nothing_is_lost(steps in prop::collection::vec(step(), 1..80), groups in prop::sample::select(vec![
         "round-robin 0 2 0 253:0 253:1 round-robin 0 2 0 253:2 253:3",
@@ -95,7 +94,7 @@ proptest! {
                 }
             }
         }
-        // Heal everything; then all is over in a poll or two.
+        // Repair everything; then all bios complete in a few polls.
         for (disk, name) in disks.iter().zip(0..) {
             disk.hold(false);
             disk.fail(udm_core::Status::Ok);
@@ -116,7 +115,7 @@ proptest! {
         prop_assert_eq!(served, back.len() as u64);
     }
 
-    /// Over any batches on c cores the paths' counts differ by at most c.
+    /// For any batches on c cores, the counts of the paths differ by at most c.
     #[test]
     fn round_robin_is_fair(batches in prop::collection::vec((0..3usize, 1..50u64), 1..60), paths in 1..5usize) {
         let (disks, mut resolver) = disks(4);
@@ -138,7 +137,7 @@ proptest! {
     }
 }
 
-/// Cores see each other's load: with a path busy through another core the idle one is chosen.
+/// Cores see each other's load: if another core keeps a path busy, the idle path is chosen.
 #[test]
 fn cores_see_each_others_load() {
     for selector in ["queue-length", "service-time"] {
@@ -148,7 +147,7 @@ fn cores_see_each_others_load() {
         let mut lanes: Vec<_> = (0..2).map(|core| world.turn(core, |cx| target.open(cx)).unwrap()).collect();
         disks[0].hold(true);
         world.submit(0, &mut *lanes[0], [bare(Op::Read, 0, 8)]);
-        // A core tells the others at the end of its turn.
+        // A core publishes its load at the end of its turn.
         assert!(world.poll(0, &mut *lanes[0]).is_empty());
         for _ in 0..4 {
             world.run(1, &mut *lanes[1], bare(Op::Read, 0, 8));
@@ -159,8 +158,8 @@ fn cores_see_each_others_load() {
     }
 }
 
-/// With io-affinity each core has its own path, and no other while that works, whatever becomes of
-/// the others; and it goes back to its own.
+/// With io-affinity each core has its own path, and uses it whenever it works, whatever happens to
+/// the others.
 #[test]
 fn no_core_uses_the_path_of_another_while_its_own_works() {
     let (disks, mut resolver) = disks(4);
@@ -195,7 +194,7 @@ fn no_core_uses_the_path_of_another_while_its_own_works() {
     }
 }
 
-/// Two threads, while a third fails and reinstates paths as fast as it can: every bio comes back to
+/// Two threads, while a third fails and reinstates paths as fast as it can: every bio returns to
 /// its thread once.
 #[test]
 fn threads() {
@@ -216,7 +215,7 @@ fn threads() {
                     for _ in 0..2000 {
                         batch.iter_mut().for_each(|bio| bio.start());
                         lane.submit(&mut batch, &mut cx);
-                        // Bios that are held wait for the third thread; it never leaves all paths
+                        // Queued bios wait for the third thread, which never leaves all paths
                         // failed for long.
                         while done.len() < 32 {
                             lane.poll(&mut done, &mut cx);
@@ -254,7 +253,7 @@ fn threads() {
     }
 }
 
-/// A device that counts how often its lanes are polled and wants to be polled at 99.
+/// A device that counts the polls of its lanes and requests a poll at time 99.
 struct PollCountDevice(DeviceId, Arc<std::sync::atomic::AtomicU64>);
 
 impl Device for PollCountDevice {
@@ -282,8 +281,8 @@ impl Lane for PollCountLane {
     }
 }
 
-/// A path without bios is polled all the same before the core may sleep: it may be a mapped device
-/// with a suspend in its letter box, or wait for a time.
+/// A path without bios is polled before the core may sleep. It may be a mapped device with a
+/// suspend message in its inbox, or wait for a time.
 #[test]
 fn idle_paths_are_polled() {
     let (_, mut resolver) = disks(0);

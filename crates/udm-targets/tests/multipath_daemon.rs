@@ -1,5 +1,5 @@
-//! What is done for a multipath device besides its requests, on a clock that the test moves: the
-//! rows D of the specification, where each name begins with its row's.
+//! Path maintenance of a multipath device, on a clock moved by the test. The names of tests begin
+//! with the D rows of docs/internals/kernel-rows.md.
 
 mod multipath_rig;
 
@@ -15,11 +15,11 @@ const MS: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MS;
 
 thread_local! {
-    /// The time of the control side, which is the cores'.
+    /// The time of the control side, equal to that of the cores.
     static CLOCK: Cell<Nanos> = const { Cell::new(Nanos(0)) };
 }
 
-/// A device over four disks, looked after, whose time passes in steps of 100 ms.
+/// A device over four disks with path maintenance; time advances in steps of 100 ms.
 struct CheckedDeviceRig {
     world: TestWorld,
     cores: Arc<dyn Cores>,
@@ -27,7 +27,7 @@ struct CheckedDeviceRig {
     resolver: TestResolver,
     device: Arc<MappedDevice>,
     lane: Box<dyn Lane>,
-    /// When the first block of each disk was read, in ms.
+    /// The times in ms at which the first block of each disk was read.
     reads: Vec<Vec<u64>>,
 }
 
@@ -70,13 +70,13 @@ impl CheckedDeviceRig {
         self.world.poll(0, &mut *self.lane).iter().map(|bio| bio.status).collect()
     }
 
-    /// So many seconds pass.
+    /// Advances the clock by `seconds`.
     fn pass(&mut self, seconds: f64) {
         let end = self.world.now.0 + (seconds * 1e9) as u64;
         while self.world.now.0 < end {
             self.world.now = Nanos(self.world.now.0 + 100 * MS);
             CLOCK.set(self.world.now);
-            // A read goes down in one turn and is home in the next at the latest.
+            // A read is sent in one turn and completes in the next at the latest.
             for _ in 0..3 {
                 self.world.run_tasks();
             }
@@ -87,7 +87,7 @@ impl CheckedDeviceRig {
         }
     }
 
-    /// The times from one check of a disk to the next, in seconds, rounded.
+    /// The intervals between checks of a disk, in seconds, rounded.
     fn gaps(&self, disk: usize) -> Vec<u64> {
         self.reads[disk].windows(2).map(|pair| (pair[1] - pair[0] + 500) / 1000).collect()
     }
@@ -102,14 +102,14 @@ impl CheckedDeviceRig {
         self.device.message(0, &words, &mut self.resolver, &*self.cores).unwrap();
     }
 
-    /// The letter of each path.
+    /// The state letter of each path.
     fn paths(&self) -> String {
         let status = self.device.status_text();
         let words: Vec<&str> = status.split_whitespace().collect();
         words.windows(2).filter(|w| w[0].contains(':')).map(|w| w[1]).collect()
     }
 
-    /// The group that is in use, or asked for.
+    /// The group in use, or the next group.
     fn group(&self) -> String {
         self.device.table_text(false).split_whitespace().nth(6).unwrap().to_owned()
     }
@@ -118,7 +118,7 @@ impl CheckedDeviceRig {
         self.device.live().unwrap().targets()[0].target.path_maintenance_report().unwrap()
     }
 
-    /// Why no check reinstates the second path.
+    /// The reason why no check reinstates the second path.
     fn held(&self) -> Option<String> {
         let live = self.device.live().unwrap();
         live.targets()[0].target.path_reports()[1].held.clone()
@@ -173,9 +173,9 @@ fn d02_a_check_that_hangs_fails_its_path_and_holds_up_no_other() {
     assert_eq!(host.paths(), "AF");
     let checks = host.disks[1].waiting();
     host.pass(60.0);
-    assert_eq!((checks, host.disks[1].waiting()), (1, 1), "one, and no other before it is home");
+    assert_eq!((checks, host.disks[1].waiting()), (1, 1), "one, and no other before it completes");
     assert!(host.reads[0].len() > 4, "{:?}", host.reads[0]);
-    // What comes too late is not believed: the next check is.
+    // A late answer is ignored; the next check counts.
     host.disks[1].hold(false);
     host.pass(0.2);
     assert_eq!(host.paths(), "AF");
@@ -183,8 +183,8 @@ fn d02_a_check_that_hangs_fails_its_path_and_holds_up_no_other() {
     assert_eq!(host.paths(), "AA");
 }
 
-/// Of a path that failed the last block of the table is read before it is reinstated, in the same
-/// check. One that is bad says nothing of the path.
+/// The last block of the table's range is read in the same check before a failed path is
+/// reinstated. A bad block there says nothing about the path.
 #[test]
 fn a_path_whose_end_is_missing_stays_failed() {
     let mut host = CheckedDeviceRig::new(ONE, MultipathSettings::every(5));
@@ -203,7 +203,7 @@ fn a_path_whose_end_is_missing_stays_failed() {
     host.disks[1].judge(|bio| if bio.end().0 > 32760 { Status::Medium } else { Status::Ok });
     host.pass(6.0);
     assert_eq!((host.paths().as_str(), host.held()), ("AA", None));
-    // A read behind the end of what is there may fail in any way.
+    // A read beyond the end of the device may fail with any status.
     shorten(&host, 32760);
     host.tell("fail_path 253:1");
     host.pass(60.0);
@@ -230,14 +230,14 @@ fn a_path_that_a_command_failed_waits_for_another_command() {
     assert_eq!((host.paths().as_str(), host.device.event_nr()), ("AA", events + 2));
     host.pass(0.3);
     assert!(!host.reads[1].is_empty(), "it is checked at once");
-    // Also when it fails and comes back within a moment.
+    // The same if the path fails and returns at once.
     host.reads[1].clear();
     command(&host, PathCommand::Fail);
     command(&host, PathCommand::Reinstate);
     host.pass(0.3);
     assert!(!host.reads[1].is_empty(), "it is checked at once");
     host.pass(6.0);
-    // One that has failed already is held from the command on; a message is a person's word, too.
+    // A command on a failed path also keeps the path failed. A message reinstates it.
     host.disks[1].fail(Status::Transport);
     host.pass(21.0);
     command(&host, PathCommand::Fail);
@@ -282,7 +282,7 @@ fn d04_requests_wait_for_so_many_checks() {
     assert_eq!(host.poll(), [Status::IoErr]);
 }
 
-/// A message overrides the setting until a path comes back, by a check or by a message.
+/// A message overrides the setting until a path returns, by a check or by a message.
 #[test]
 fn what_a_message_said_holds_until_a_path_comes_back() {
     for (rule, waits) in
@@ -335,7 +335,7 @@ fn d04_a_table_that_queues_is_told_to_fail() {
     assert!(left.is_queueing(), "without the setting it is the table's");
 }
 
-/// Group 1 is lost, and comes back: what is in use then, after so many seconds.
+/// Group 1 is lost and returns. Returns the group in use after each of `seconds`.
 fn failback(rule: Failback, seconds: &[f64]) -> Vec<String> {
     let prio = Prio::Weighted(vec![("253:0".into(), 50), ("253:1".into(), 50), ("*".into(), 10)]);
     let mut host =
@@ -369,7 +369,7 @@ fn d05_failback() {
     assert_eq!(failback(Failback::After(Nanos(10 * SECOND)), &[0.0, 9.0, 11.0]), ["2", "2", "1"]);
 }
 
-/// A switch by hand holds, though another group is better, until the last path of the group fails.
+/// A manual switch holds, even if another group is better, until the last path of the group fails.
 #[test]
 fn a_group_that_a_person_chose_is_kept_while_it_works() {
     for rule in [Failback::Immediate, Failback::Followover, Failback::After(Nanos(10 * SECOND))] {
@@ -380,7 +380,7 @@ fn a_group_that_a_person_chose_is_kept_while_it_works() {
         assert_eq!(host.read(), [Status::Ok]);
         host.pass(60.0);
         assert_eq!((host.group().as_str(), host.path_maintenance().by_hand), ("2", Some(2)), "{rule:?}");
-        // One path of it comes and goes.
+        // One path of the group fails and returns.
         host.tell("fail_path 253:2");
         host.pass(60.0);
         assert_eq!((host.group().as_str(), host.paths().as_str()), ("2", "AAAA"), "{rule:?}");
@@ -391,7 +391,7 @@ fn a_group_that_a_person_chose_is_kept_while_it_works() {
         host.disks[2..].iter().for_each(|disk| disk.fail(Status::Ok));
         host.pass(60.0);
         assert_eq!((host.group().as_str(), host.paths().as_str()), ("1", "AAAA"), "{rule:?}");
-        // Who switches to the best group wants what is always wanted.
+        // A manual switch to the best group ends the manual choice.
         host.tell("switch_group 2");
         host.tell("switch_group 1");
         host.pass(60.0);
@@ -436,7 +436,7 @@ fn d07_a_path_that_keeps_failing_is_held_back_until_it_has_shown_better() {
     let watched = "it failed twice within 60 s, and is watched for 120 s";
     assert_eq!(host.held().as_deref(), Some(watched));
     host.reads[1].clear();
-    // Of 600 reads each 50th fails, and then none.
+    // Of 600 reads every 50th fails, then none.
     let mut count = 0;
     host.disks[1].judge(move |_| {
         count += 1;
@@ -451,7 +451,7 @@ fn d07_a_path_that_keeps_failing_is_held_back_until_it_has_shown_better() {
     assert!(host.held().is_some_and(|held| held.starts_with("it failed twice")), "{:?}", host.held());
     host.pass(15.0);
     assert_eq!((host.paths().as_str(), host.held()), ("AA", None));
-    // Held again, and reinstated by a message, which is believed.
+    // Held again, and reinstated by a message.
     for wait in [6.0, 1.0] {
         host.tell("fail_path 253:1");
         host.pass(wait);
@@ -464,7 +464,7 @@ fn d07_a_path_that_keeps_failing_is_held_back_until_it_has_shown_better() {
     let reads = host.reads[1].len();
     host.pass(4.0);
     assert_eq!((host.paths().as_str(), host.reads[1].len()), ("AA", reads), "and read from no more");
-    // With no other path it is used at once.
+    // If there is no other path, it is used at once.
     for wait in [6.0, 20.0] {
         host.tell("fail_path 253:1");
         host.pass(wait);
@@ -498,7 +498,7 @@ fn d07_the_last_path_that_keeps_failing_is_checked_no_sooner_than_others() {
     }
 }
 
-/// A failure is counted once: the task that a resume starts does not take it for a new one.
+/// A failure is counted once: the task started by a resume does not count it as new.
 #[test]
 fn a_failure_from_before_a_resume_is_not_counted_again() {
     let marginal = MarginalPolicy {
@@ -526,7 +526,7 @@ fn a_failure_from_before_a_resume_is_not_counted_again() {
     assert!(host.held().is_some(), "twice within 8 s");
 }
 
-/// The core does not run for long, with checks under way: no path has failed to answer.
+/// The core does not run for long while checks are pending: no path times out.
 #[test]
 fn a_pause_of_the_core_is_no_check_without_an_answer() {
     let mut host = CheckedDeviceRig::new(

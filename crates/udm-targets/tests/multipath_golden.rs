@@ -1,8 +1,8 @@
-//! Replays what a real kernel was recorded doing (`data/multipath-golden.txt`): states after each
-//! message and request, event counts, orders of choice, suspend. The recording does not say what
-//! was done to the device between its lines (tables, suspends, requests in the background), so each
-//! block comes with cues: actions before the line that begins so. Every line of a block is checked,
-//! or known by name to hold nothing to check.
+//! Replays the recording of a real kernel (`data/multipath-golden.txt`): states after each message
+//! and request, event counts, orders of choice, suspend. The recording does not show what was done
+//! to the device between its lines (tables, suspends, requests in the background). So each block
+//! has cues: actions before the line with this beginning. Every line of a block is checked, or is
+//! listed as a line without content to check.
 
 mod multipath_rig;
 
@@ -11,11 +11,11 @@ use udm_core::Status;
 
 const GOLDEN: &str = include_str!("data/multipath-golden.txt");
 
-/// What was done before a line.
+/// An action before a line.
 enum CueAction {
-    /// A read of so many sectors in the background.
+    /// A read of this many sectors in the background.
     Start(u64),
-    /// Reads in the foreground are of the bad half from here on.
+    /// From here on, foreground reads read the bad half.
     ReadBad,
     Suspend,
     SuspendNoflush,
@@ -23,22 +23,22 @@ enum CueAction {
     Load(&'static str),
     Message(&'static str),
     Hold,
-    /// The disk finishes its oldest request.
+    /// The disk completes its oldest request.
     Release(usize),
     ReleaseAll,
-    /// The held read has failed with EIO where the kernel, in request mode, holds it over a
-    /// flushing suspend: udm has one rule, that of bio mode.
+    /// The queued read has failed with EIO, while the kernel, in request mode, queues it over a
+    /// flushing suspend: udm always has the rule of bio mode.
     FailedInstead,
     /// Nothing more in this block.
     Stop,
 }
 use CueAction::*;
 
-/// The lines of the block of run `run_task` whose heading begins with `== name`.
+/// The lines of the block of run `run` whose heading begins with `== name`.
 fn block(run: u32, name: &str) -> Vec<&'static str> {
     let start = format!("################ run {run}");
     let lines = GOLDEN.lines().skip_while(|l| *l != start).skip(1).take_while(|l| !l.starts_with("####"));
-    // The first heading of a run has a terminal's reset sequence in front.
+    // The first heading of a run follows a reset sequence of the terminal.
     let heading = format!("== {name} ");
     let mut lines = lines.skip_while(|l| !l.contains(&heading));
     lines.next().unwrap_or_else(|| panic!("no block {name} in run {run}"));
@@ -48,11 +48,11 @@ fn block(run: u32, name: &str) -> Vec<&'static str> {
 /// A block being replayed.
 struct Replay {
     rig: MultipathRig,
-    /// Foreground reads are of the bad half.
+    /// Foreground reads read the bad half.
     bad: bool,
     background: usize,
     errno: Option<i32>,
-    /// What the disks' counters were at the last line that shows them.
+    /// The disks' counters at the last line that shows them.
     shown: Option<Vec<usize>>,
     checks: usize,
 }
@@ -94,7 +94,7 @@ impl Replay {
         }
     }
 
-    /// Plays a line; panics on one that it does not know.
+    /// Replays a line; panics if the line is unknown.
     fn line(&mut self, line: &str) {
         if let Some(rest) = line.strip_prefix("msg '") {
             self.message(rest);
@@ -166,8 +166,8 @@ impl Replay {
         }
     }
 
-    /// `#0 ret=-1 errno=5 ...`, or `ok=K of N ...` for reads in the background that are over now,
-    /// or for reads to do.
+    /// `#0 ret=-1 errno=5 ...`, or `ok=K of N ...` for completed background reads or for reads to
+    /// make.
     fn io(&mut self, text: &str) {
         if let Some((_, errno)) = text.split_once("ret=-1 errno=") {
             self.errno = errno.split(' ').next().and_then(|n| n.parse().ok());
@@ -191,7 +191,7 @@ impl Replay {
         self.checks += 1;
     }
 
-    /// The disks' counters are `now`. The first time is where they stood when the recording began.
+    /// The disks' counters are `now`. The first call records the start of the recording.
     fn counts(&mut self, now: Vec<usize>) {
         let done = self.rig.counts();
         if let Some(before) = &self.shown {
@@ -203,7 +203,7 @@ impl Replay {
     }
 }
 
-/// Replays blocks of one device, which `params` made, with its cues; all must come up.
+/// Replays blocks of one device, created with `params`, with its cues. All cues must be used.
 fn replay(run: u32, blocks: &[&str], params: &str, cues: &[(&str, CueAction)]) {
     replay_on(Replay::new(params), run, blocks, cues);
 }
@@ -323,8 +323,8 @@ fn orders_of_choice() {
 
 #[test]
 fn flushing_suspend_with_held_io() {
-    // Request mode, recorded three times; udm fails the held read, so what the recording says of it
-    // later is left out.
+    // Request mode, recorded three times. udm fails the queued read, so later parts of the
+    // recording about it are skipped.
     let cues = [
         ("1 rc=0 after suspend", Message("fail_path 253:0")),
         ("1 rc=0 after suspend", Start(8)),
@@ -347,8 +347,8 @@ fn flushing_suspend_with_held_io() {
 
 #[test]
 fn queueing_that_ends_is_not_restored_by_a_path() {
-    // The recording ended it by the module's time limit; here the message does, with the same
-    // texts.
+    // In the recording the module's time limit ended the queueing; here the message does, with the
+    // same texts.
     let cues = [
         ("io r #0", Message("fail_path 253:0")),
         ("io r #0", Start(8)),
@@ -372,7 +372,7 @@ fn loads_in_flight() {
         ("one4k", vec![Start(8)]),
         ("two64k", vec![Start(128)]),
         ("three4k", vec![Start(8)]),
-        // By then the first read had come back.
+        // The first read had completed by then.
         ("four8k", vec![Release(1), Start(16)]),
         ("idle2", vec![ReleaseAll]),
     ] {

@@ -1,5 +1,5 @@
-//! Multipath as the table of a mapped device: messages that let held bios go, paths that are mapped
-//! devices.
+//! Multipath as the table of a mapped device: messages that resubmit queued bios, and paths that
+//! are mapped devices.
 
 mod multipath_rig;
 
@@ -12,7 +12,7 @@ use udm_dm::{MappedDevice, PathMaintenance, PathWatchOptions, Table};
 
 const REQUEST: &str = "0 32768 multipath 1 queue_if_no_path 0 1 1 round-robin 0 1 0 253:0";
 
-/// A message has the lanes look: the held read goes at once.
+/// A message makes the lanes check their state: the queued read is sent at once.
 #[test]
 fn a_message_lets_held_bios_go() {
     let mut host = MappedRig::new(REQUEST);
@@ -30,7 +30,7 @@ fn a_message_lets_held_bios_go() {
     assert_eq!(host.poll(), [Status::IoErr]);
 }
 
-/// A mapped device of that table, `/dev/mapper/p`.
+/// A mapped device `/dev/mapper/p` with the table `table`.
 fn path(host: &mut MappedRig, table: &str) -> Arc<MappedDevice> {
     let path = MappedDevice::new("p", None, DevNo { major: 254, minor: 1 }).unwrap();
     let lines = udm_wire::table::parse(table).unwrap();
@@ -44,8 +44,7 @@ fn path(host: &mut MappedRig, table: &str) -> Arc<MappedDevice> {
     path
 }
 
-/// A path that is a mapped device can be suspended while it has nothing to do, under a multipath
-/// that sends it nothing.
+/// An idle path that is a mapped device can be suspended, although multipath sends it nothing.
 #[test]
 fn an_idle_path_can_be_suspended() {
     let mut host = MappedRig::new("0 32768 multipath 2 queue_mode bio 0 1 1 round-robin 0 1 0 253:0");
@@ -65,9 +64,9 @@ fn an_idle_path_can_be_suspended() {
     assert_eq!(host.disks[1].take_log().len(), 1);
 }
 
-/// A read that was given up lies on a path in two pieces, of which one is handed back to a no-flush
-/// suspend while the other is under way. It comes back whole to the next drain, and is not begun
-/// anew because another path is polled in between.
+/// A read that was given up is in flight on a path in two fragments. A no-flush suspend takes one
+/// of them back while the other is in flight. The whole read is handed back by the next drain, and
+/// is not started again because another path is polled in between.
 #[test]
 fn a_suspend_takes_a_read_that_was_given_up_off_its_path() {
     let mut host = MappedRig::new("0 32768 multipath 2 queue_mode bio 0 1 1 round-robin 0 1 0 253:0");

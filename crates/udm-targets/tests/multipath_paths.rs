@@ -1,4 +1,4 @@
-//! Path failure, retry, holding, groups and messages: what the recordings do not reach.
+//! Path failure, retry, queueing, groups and messages: cases that are not in the recordings.
 
 mod multipath_rig;
 
@@ -9,8 +9,8 @@ use udm_dm::testing::{TestDisk, bare, data, read, write};
 
 const TWO: &str = "0 0 1 1 round-robin 0 2 0 253:0 253:1";
 
-/// An error that blames the request goes up as it is; one that blames the path costs the path and
-/// nobody else (spec C.4).
+/// An error that blames the request is returned unchanged; an error that blames the path fails only
+/// this path.
 #[test]
 fn error_classes() {
     for &status in Status::ALL.iter().filter(|s| !s.is_ok()) {
@@ -32,8 +32,8 @@ fn error_classes() {
     }
 }
 
-/// What a path gives back to be sent again, because of a connection that was given up long ago,
-/// goes round and fails no path.
+/// A bio that a path returns with `Requeue`, because of a connection that was closed long ago, is
+/// retried and fails no path.
 #[test]
 fn what_is_to_be_sent_again_fails_no_path() {
     let mut rig = MultipathRig::new("0 0 1 1 round-robin 0 1 0 253:0");
@@ -44,7 +44,7 @@ fn what_is_to_be_sent_again_fails_no_path() {
     assert_eq!(rig.events.count(), 0);
 }
 
-/// A bio that is tried elsewhere is the one that was given, and its data arrives.
+/// A retried bio is unchanged, and its data arrives.
 #[test]
 fn a_retried_bio_is_unchanged() {
     let stored = || TestDisk::new(multipath_rig::SIZE);
@@ -66,8 +66,8 @@ fn a_retried_bio_is_unchanged() {
     assert_eq!(rig.disks[0].bytes(40, 3), [0; 1536]);
 }
 
-/// What is in flight on a path that fails stays there, ends as the path ends it, and is not sent
-/// twice (spec C.8).
+/// Bios in flight on a failed path stay there, complete with the path's status, and are not sent
+/// twice.
 #[test]
 fn a_failed_path_finishes_what_it_has() {
     let mut rig = MultipathRig::new("0 0 1 1 queue-length 0 2 0 253:0 253:1");
@@ -80,8 +80,8 @@ fn a_failed_path_finishes_what_it_has() {
     assert_eq!(rig.results(), [Status::Ok]);
     assert!(rig.status().ends_with("253:0 F 1 0 253:1 A 0 0 "));
     assert_eq!(rig.counts()[..2], [1, 0]);
-    // Had it ended with an error, it would have gone to the other; the path is failed already and
-    // nobody is told again.
+    // With an error they would have gone to the other path. The path is failed already, so there is
+    // no second event.
     rig.tell("reinstate_path 253:0");
     rig.disks[0].hold(true);
     rig.start(bare_read(8));
@@ -96,7 +96,7 @@ fn a_failed_path_finishes_what_it_has() {
     assert_eq!(rig.events.count(), events);
 }
 
-/// Without groups bios are held too, if the table says so, until it no longer does.
+/// Without groups bios are queued too, if the table says so, until a message changes it.
 #[test]
 fn no_groups_and_queueing() {
     let mut rig = MultipathRig::new("1 queue_if_no_path 0 0 0");
@@ -107,8 +107,8 @@ fn no_groups_and_queueing() {
     assert_eq!(rig.table(), "0 0 0 0 ");
 }
 
-/// A path that failed and came back between two looks of the lane loses its place, as if the lane
-/// had looked in between.
+/// A path that failed and returned between two refreshes of the lane loses its position, as if the
+/// lane had seen the failure.
 #[test]
 fn failed_and_reinstated_unseen() {
     let three = |selector: &str| MultipathRig::new(&format!("0 0 1 1 {selector} 0 3 0 253:0 253:1 253:2"));
@@ -131,8 +131,7 @@ fn failed_and_reinstated_unseen() {
     assert_eq!(rig.order(4), [0, 1, 2, 0]);
 }
 
-/// A lane that is opened after paths failed and returned is in the order that the kernel would be
-/// in.
+/// A lane that is opened after paths failed and returned has the kernel's order.
 #[test]
 fn a_late_lane_knows_the_order() {
     let mut rig = MultipathRig::new("0 0 1 1 queue-length 0 3 0 253:0 253:1 253:2");
@@ -142,8 +141,8 @@ fn a_late_lane_knows_the_order() {
     assert_eq!(rig.order(4), [1, 2, 0, 1]);
 }
 
-/// Names, numbers and the table's own words all name a path; every entry of a device goes with it,
-/// in one event.
+/// Names, numbers and the table's own words all name a path. All entries of a device fail together,
+/// with one event.
 #[test]
 fn paths_by_any_name() {
     let mut rig =
@@ -174,7 +173,7 @@ fn paths_by_any_name() {
     }
 }
 
-/// A no-flush suspend takes back a bio that loses its last path while the suspend is under way.
+/// A no-flush suspend takes back a bio whose last path fails during the suspend.
 #[test]
 fn lost_while_draining() {
     for features in ["1 queue_if_no_path", "3 queue_if_no_path queue_mode bio"] {
@@ -205,7 +204,7 @@ fn lost_while_draining() {
     }
 }
 
-/// What a path holds back ends with a suspend too, and counts as back.
+/// Bios that a path holds back complete with a suspend too, and are removed from the load.
 #[test]
 fn paths_that_hold_bios_back() {
     let mut rig = MultipathRig::new("0 0 1 1 queue-length 0 2 0 253:0 253:1");
@@ -223,7 +222,7 @@ fn paths_that_hold_bios_back() {
     assert_eq!(rig.results(), [Status::Ok; 2]);
 }
 
-/// A flush goes to one path and weighs nothing for service-time.
+/// A flush goes to one path and adds no load for service-time.
 #[test]
 fn a_flush_has_no_bytes() {
     let mut rig = MultipathRig::new("0 0 1 1 service-time 0 2 0 253:0 253:1");
@@ -260,8 +259,7 @@ fn reports_say_what_went_where() {
     check(&rig);
 }
 
-/// A suspend that is called off leaves nothing behind: a bio that loses its last path later is held
-/// again.
+/// A cancelled suspend leaves no state: a bio that loses its last path later is queued again.
 #[test]
 fn called_off_while_draining() {
     let mut rig = MultipathRig::new("1 queue_if_no_path 0 1 1 round-robin 0 1 0 253:0");
@@ -281,7 +279,7 @@ fn called_off_while_draining() {
     assert_eq!(rig.results(), [Status::Ok]);
 }
 
-/// A bio that came after the return of a path must not hide it from those that waited for it.
+/// A bio that arrives after a path returned must not hide the return from queued bios.
 #[test]
 fn held_bios_go_when_a_new_one_saw_the_path_first() {
     let mut rig = MultipathRig::new("1 queue_if_no_path 0 1 1 round-robin 0 1 0 253:0");

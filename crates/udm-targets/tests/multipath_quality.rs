@@ -1,5 +1,5 @@
-//! What the selectors make of paths that differ. Simulated: each path serves one request at a time,
-//! in a time of its own, on a clock that jumps from end to end.
+//! The quality of the selectors' choices for unequal paths. Simulated: each path serves one request
+//! at a time, with its own service time, on a clock that jumps to the next completion.
 
 mod multipath_rig;
 
@@ -8,11 +8,11 @@ use udm_core::Nanos;
 
 const US: u64 = 1000;
 
-/// A rig whose paths take so long for a request each.
+/// A rig whose paths have these service times.
 struct ServiceTimeModel {
     rig: MultipathRig,
     service: Vec<u64>,
-    /// When each path ends the request that it serves.
+    /// Time at which each path completes its current request.
     ends: Vec<Option<u64>>,
     served: Vec<u64>,
 }
@@ -39,7 +39,7 @@ impl ServiceTimeModel {
         self.next_of_each();
     }
 
-    /// Paths that serve nothing begin with what they have.
+    /// Starts the next request of each idle path.
     fn next_of_each(&mut self) {
         for path in 0..self.ends.len() {
             if self.ends[path].is_none() && self.rig.disks[path].waiting() > 0 {
@@ -48,7 +48,7 @@ impl ServiceTimeModel {
         }
     }
 
-    /// Goes on to the next end of a request; false when there is none.
+    /// Advances to the next completion. Returns false if there is none.
     fn step(&mut self) -> bool {
         let busy = (0..self.ends.len()).filter_map(|path| self.ends[path].map(|end| (end, path)));
         let Some((end, path)) = busy.min() else { return false };
@@ -63,8 +63,8 @@ impl ServiceTimeModel {
         true
     }
 
-    /// So many requests all the time, each followed by another: requests a second of simulated
-    /// time, once things have settled.
+    /// Keeps `depth` requests in flight. Returns requests per second of simulated time, after a
+    /// warm-up.
     fn closed_loop(&mut self, depth: usize) -> f64 {
         self.begin(depth);
         let serve = |line: &mut ServiceTimeModel, n: u64| {
@@ -85,7 +85,7 @@ impl ServiceTimeModel {
 
 const TEN_TIMES: [u64; 2] = [100 * US, 1000 * US];
 
-/// Both paths at work all the time: what can be had.
+/// The rate if both paths are always busy: the maximum.
 fn ideal_rate(service: &[u64]) -> f64 {
     service.iter().map(|&ns| 1e9 / ns as f64).sum()
 }
@@ -101,7 +101,8 @@ fn one_path_of_two_is_ten_times_slower() {
     }
 }
 
-/// Round-robin gives each path the same number, so the slow one sets the pace: twice its own.
+/// Round-robin gives each path the same number of requests, so the rate is twice that of the slow
+/// path.
 #[test]
 fn round_robin_is_as_fast_as_its_slowest_path() {
     let mut line = ServiceTimeModel::new("round-robin", &TEN_TIMES);
@@ -111,10 +112,10 @@ fn round_robin_is_as_fast_as_its_slowest_path() {
     assert!(line.served[0].abs_diff(line.served[1]) <= 33, "{:?}", line.served);
 }
 
-/// A burst on top of a steady load: who counts what is in flight deals it out evenly, who remembers
-/// gives the slow path little. The time of a burst is until as many requests are over. (When
-/// nothing at all has been sent for a while, historical-service-time takes what it remembers for
-/// stale and deals evenly too, as the kernel does.)
+/// A burst on top of a steady load. Selectors that count requests in flight distribute it evenly;
+/// historical-service-time gives the slow path few. The time of a burst ends when the same number
+/// of requests has completed. (After a longer pause historical-service-time counts its history as
+/// stale and distributes evenly too, as the kernel does.)
 #[test]
 fn bursts_are_over_sooner_with_historical_service_time() {
     let burst = |selector: &str, size: usize| {

@@ -1,5 +1,5 @@
-//! Tables, accepted and refused, against two recordings of a real kernel: what it prints of those
-//! that it accepts, errno and text of those that it refuses.
+//! Accepted and refused tables, compared with two recordings of a real kernel: printed text, or
+//! errno and error text.
 
 mod multipath_rig;
 
@@ -16,13 +16,13 @@ fn build(text: &str, resolver: &mut TestResolver) -> Result<Arc<Table>, TargetEr
     Table::build(udm_targets::TARGETS, &lines, resolver, &TestControlIo::new(), 2)
 }
 
-/// The kernel's line `device-mapper: table: 254:0: TEXT (-EINVAL)`, as the text alone.
+/// The text of the kernel's line `device-mapper: table: 254:0: TEXT (-EINVAL)`.
 fn kernel_text(log: &str) -> Option<&str> {
     let text = log.split_once("device-mapper: table: 254:0: ")?.1;
     Some(text.rsplit_once(" (-E").map_or(text, |(text, _)| text))
 }
 
-/// Checks a refusal: the errno's text stands at the end of what dmsetup printed.
+/// Checks a refusal: the output of dmsetup ends with the errno's text.
 fn check_refusal(table: &str, error: &TargetError, printed: &str, text: &str) {
     assert_eq!(error.text, text, "{table}");
     let errno = std::io::Error::from_raw_os_error(error.errno).to_string();
@@ -30,7 +30,7 @@ fn check_refusal(table: &str, error: &TargetError, printed: &str, text: &str) {
     assert!(printed.trim_end().ends_with(errno), "{table}: {errno}, recorded {printed}");
 }
 
-/// What `table` prints is a table again, and prints the same.
+/// The output of `table` is a valid table that prints the same.
 fn check_again(printed: &str, status: &str, resolver: &mut TestResolver) {
     let again = build(printed, resolver).unwrap_or_else(|e| panic!("{printed}: {e}"));
     assert_eq!((again.text().as_str(), again.status().as_str()), (printed, status));
@@ -92,7 +92,7 @@ fn recorded_bad_tables() {
     assert_eq!(rows, 67, "every recorded table with multipath in it");
 }
 
-/// Which word an error points at, for carets under the table.
+/// The word that an error points at, used to mark the table text.
 #[test]
 fn errors_blame_a_word() {
     for (params, word) in [
@@ -115,7 +115,7 @@ fn errors_blame_a_word() {
     }
 }
 
-/// Numbers are plain decimals, and counts do not make memory.
+/// Numbers are plain decimals, and counts allocate no memory.
 #[test]
 fn hostile_numbers() {
     for count in ["+1", "-1", "1x", " ", "0x1", "4294967297", "99999999999999999999", "1025", ""] {
@@ -159,8 +159,8 @@ fn limits_are_those_of_all_paths() {
     assert!(target.singleton());
 }
 
-/// Two nodes of a disk that each have a page cache: what the one wrote the other would not read. At
-/// a load and again at a resume.
+/// Two nodes of a disk, each with its own page cache: data written through one would not be read
+/// through the other. Checked at load and at resume.
 #[test]
 fn paths_with_caches_of_their_own_are_refused() {
     let mut resolver = disks(2).1;

@@ -1,11 +1,11 @@
-//! The life of paths and groups, whole: each state of two paths in two groups, each event, what is
-//! answered and the status that follows.
+//! The state machine of paths and groups: each state of two paths in two groups, each event, the
+//! result and the status that follows.
 //!
-//! The kernel's are in drivers/md/dm-mpath.c: `fail_path`, `reinstate_path`, `bypass_pg`,
-//! `switch_pg_num`, `queue_if_no_path`, `multipath_end_io_bio`. The fields of a status line that
-//! move: the second is 1 until the first read chose a group; the sixth is the group to come; each
-//! group has its state (A active, E enabled, D disabled) and its path's (A active, F failed) with
-//! the count of its failures. `queueing` stands for the feature of the table.
+//! The kernel's functions are in drivers/md/dm-mpath.c: `fail_path`, `reinstate_path`, `bypass_pg`,
+//! `switch_pg_num`, `queue_if_no_path`, `multipath_end_io_bio`. These fields of a status line
+//! change: the second is 1 until the first read chooses a group; the sixth is the next group. Each
+//! group has its state (A active, E enabled, D disabled), and its path's state (A active, F failed)
+//! with the failure count. `queueing` stands for the feature of the table.
 
 mod multipath_rig;
 
@@ -14,7 +14,7 @@ use std::fmt::Write;
 use udm_core::Status;
 use udm_dm::testing::read;
 
-/// Events in the past, behind which a state stands.
+/// The states, with the events that lead to them.
 const STATES: [(&str, &[&str]); 6] = [
     ("fresh", &[]),
     ("in use", &["read"]),
@@ -40,7 +40,7 @@ const EVENTS: [&str; 13] = [
     "suspend and resume, no flush",
 ];
 
-/// Lets `event` happen; what is answered.
+/// Applies `event`. Returns the result.
 fn apply_event(rig: &mut MultipathRig, event: &str) -> String {
     let mut start = |status| {
         rig.bad_second_half(&[0, 1], status);
@@ -56,7 +56,7 @@ fn apply_event(rig: &mut MultipathRig, event: &str) -> String {
         }
         message => return rig.message(message).map_or_else(|e| e.to_string(), |()| "done".into()),
     }
-    // A path that fails sends the read round to the next.
+    // If a path fails, the read is retried on the next path.
     (0..4).for_each(|_| rig.poll());
     match (event.starts_with("read"), rig.results().pop()) {
         (false, _) => "done".into(),
@@ -66,7 +66,7 @@ fn apply_event(rig: &mut MultipathRig, event: &str) -> String {
     }
 }
 
-/// The status line, and whether reads without a path wait.
+/// The status line, and whether reads without a path are queued.
 fn status_line(rig: &MultipathRig) -> String {
     let queueing = if rig.table().contains("queue_if_no_path") { " queueing" } else { "" };
     format!("{}{queueing}", rig.status().trim())
@@ -88,7 +88,7 @@ fn every_transition() {
             let after = status_line(&rig);
             let after = if after == before { "same" } else { &after };
             writeln!(text, "  {event:<29} | {answer:<27} | {after}").unwrap();
-            // What waits ends before the rig.
+            // Queued reads complete before the rig is dropped.
             rig.message("fail_if_no_path").expect("it knows the message");
             rig.poll();
         }

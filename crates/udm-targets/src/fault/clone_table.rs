@@ -1,11 +1,11 @@
-//! Clones of requests: what a lane sends down in place of a request about which it has to remember
-//! something.
+//! Clones of requests: a lane sends a clone down in place of a request for which it must keep a
+//! note.
 
 use slab::Slab;
 use udm_core::{Bio, BioPool, Cx, OwnerId};
 
-/// The requests that have a clone below, each with a note of type `T`. A clone carries the data of
-/// its request (moved, not copied) and finds it again by its cookie.
+/// The requests that have a clone in flight, each with a note of type `T`. A clone carries the data
+/// of its request (moved, not copied); its cookie is the index of the request.
 pub(super) struct CloneTable<T> {
     owner: OwnerId,
     originals: Slab<(Box<Bio>, T)>,
@@ -14,11 +14,11 @@ pub(super) struct CloneTable<T> {
 
 impl<T> CloneTable<T> {
     pub(super) fn new(cx: &mut Cx<'_>) -> CloneTable<T> {
-        // As many clones as requests in flight above, and those are bounded by who makes them.
+        // There are as many clones as requests in flight above, and their owners limit those.
         CloneTable { owner: cx.new_owner(), originals: Slab::new(), pool: BioPool::new(usize::MAX) }
     }
 
-    /// Keeps `bio` with `note` and gives a clone of it, on its way, to send down in its place.
+    /// Keeps `bio` with `note` and returns a started clone to send in its place.
     pub(super) fn begin(&mut self, mut bio: Box<Bio>, note: T) -> Box<Bio> {
         let mut clone = self.pool.get().expect("the pool has no bound");
         clone.op = bio.op;
@@ -38,7 +38,7 @@ impl<T> CloneTable<T> {
         bio.owner == self.owner
     }
 
-    /// Ends a clone: gives back its request, with its data and the clone's status, and the note.
+    /// Ends a clone. Returns its request, with its data and the clone's status, and the note.
     pub(super) fn end(&mut self, mut clone: Box<Bio>) -> (Box<Bio>, T) {
         clone.finish();
         let (mut bio, note) = self.originals.remove(clone.cookie as usize);
@@ -48,7 +48,7 @@ impl<T> CloneTable<T> {
         (bio, note)
     }
 
-    /// True when no clone is below.
+    /// True if no clone is in flight.
     pub(super) fn is_empty(&self) -> bool {
         self.originals.is_empty()
     }

@@ -1,21 +1,21 @@
-//! `delay`: every request waits a fixed time before it goes down.
+//! `delay`: every request waits a fixed time before it is sent down.
 //!
 //! ```text
 //! delay <dev> <offset> <ms> [<write dev> <offset> <ms> [<flush dev> <offset> <ms>]]
 //! ```
 //!
-//! Three classes of requests, each with a device and a delay of its own: reads; writes, discards
-//! and write-zeroes; flushes and whatever carries one. With 3 words all classes share them, with 6
-//! flushes go as writes do. A delay of 0 is straight through. With 9 words and a flush device of
-//! its own a flush reaches that device alone, as in the kernel: such a table is for measuring, not
-//! for keeping data.
+//! There are three classes of requests, each with its own device and delay: reads; writes, discards
+//! and write-zeroes; flushes and requests that carry a flush. With 3 words all classes share device
+//! and delay; with 6 words flushes use those of writes. A delay of 0 sends requests down at once.
+//! With 9 words and a separate flush device, a flush reaches only that device, as in the kernel:
+//! such a table is for measurements, not for data.
 //!
-//! The delay of a class is constant, so what waits leaves in the order in which it came: a queue
-//! for each class, and no heap. Requests of different classes overtake each other. A suspend lets
-//! all that waits go at once.
+//! The delay of a class is constant, so requests leave in the order in which they came: each class
+//! has a queue, not a heap. Requests of different classes overtake each other. A suspend sends all
+//! waiting requests down at once.
 //!
-//! `status` is how many reads, writes and flushes wait now, over all cores; a class without delay
-//! counts none. The counts are shared by the cores and changed once a batch.
+//! `status` shows how many reads, writes and flushes wait, over all cores; a class without delay
+//! counts none. The counts are shared by the cores and changed once per batch.
 
 use super::{OffsetLane, UnderlyingRange, look_up_device, parse_number};
 use crossbeam_utils::CachePadded;
@@ -51,7 +51,7 @@ struct DelayClass {
 /// The control half.
 struct DelayTarget {
     classes: [DelayClass; 3],
-    /// How many of the classes the table gave, 1 to 3.
+    /// Number of classes in the table, 1 to 3.
     given: usize,
     len: Sectors,
     queued: Arc<[CachePadded<AtomicU64>; 3]>,
@@ -117,7 +117,7 @@ impl Target for DelayTarget {
     }
 
     fn status(&self) -> String {
-        // Relaxed: three counters for a person to read, each right by itself.
+        // Relaxed: three independent counters for display.
         let [r, w, f] = [READ, WRITE, FLUSH].map(|class| self.queued[class].load(Ordering::Relaxed));
         format!("{r} {w} {f}")
     }
@@ -140,24 +140,24 @@ struct LowerLane {
 }
 
 struct DelayQueue {
-    /// Which of the lanes the class goes to.
+    /// Index of the lane for the class.
     lane: usize,
     delay: Nanos,
-    /// When each may go, in order.
+    /// Waiting requests and the times at which they are sent, in order.
     waiting: VecDeque<(Nanos, Box<Bio>)>,
-    /// This core's share of the count that `status` shows.
+    /// This core's part of the count in `status`.
     published: u64,
 }
 
 struct DelayLane {
-    /// One for each device and offset that differs.
+    /// One lane per distinct device and offset.
     lanes: Vec<LowerLane>,
     queues: [DelayQueue; 3],
     queued: Arc<[CachePadded<AtomicU64>; 3]>,
 }
 
 impl DelayLane {
-    /// Sends down what may go by `now`, and asks for a call when the next may.
+    /// Sends down the requests that are due at `now`, and sets the timer for the next one.
     fn release(&mut self, now: Nanos, cx: &mut Cx<'_>) {
         for queue in &mut self.queues {
             let due = queue.waiting.partition_point(|(due, _)| *due <= now);
@@ -179,8 +179,8 @@ impl DelayLane {
         for (queue, shared) in self.queues.iter_mut().zip(self.queued.iter()) {
             let now = queue.waiting.len() as u64;
             if now != queue.published {
-                // Relaxed: nothing else hangs on the count. Wrapping adds of differences sum up to
-                // what all cores hold.
+                // Relaxed: no other data depends on the count. Wrapping adds of differences sum up
+                // to the number of requests on all cores.
                 shared.fetch_add(now.wrapping_sub(queue.published), Ordering::Relaxed);
                 queue.published = now;
             }

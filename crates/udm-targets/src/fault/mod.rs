@@ -1,10 +1,10 @@
 //! Targets that produce faults on purpose: [`delay`], [`flakey`], [`dust`] and [`log_writes`].
 //!
-//! They test the software above them. All four take time from [`Cx::now`](udm_core::Cx) and chance
-//! from [`Cx::rng`](udm_core::Cx::rng) alone, so the same seed gives the same faults.
+//! These targets test the software above them. All four take time from [`Cx::now`](udm_core::Cx)
+//! and chance from [`Cx::rng`](udm_core::Cx::rng) alone, so the same seed gives the same faults.
 //!
-//! This file has their common parts: the parsing of numbers, and [`UnderlyingRange`], the range of a
-//! device that a target uses.
+//! This file has their common parts: the parsing of numbers, and [`UnderlyingRange`], the range of
+//! a device that a target uses.
 
 mod clone_table;
 pub mod delay;
@@ -16,13 +16,12 @@ use udm_core::{Batch, Bio, Cx, Drain, Lane, Limits, Op, OpenError, OwnWork, Sect
 use udm_dm::TargetError;
 use udm_dm::target::{DeviceRange, DeviceRef, LowerLimits, Resolver, decimal};
 
-/// A decimal number that fits `T`.
+/// Parses a decimal number that fits `T`.
 fn parse_number<T: TryFrom<u64>>(word: &str) -> Option<T> {
     decimal(word)?.try_into().ok()
 }
 
-/// Looks up the device that argument `word` names; `text` is the kernel's message when there is
-/// none.
+/// Resolves the device of argument `word`; `text` is the kernel's message if there is none.
 fn look_up_device(
     resolver: &mut dyn Resolver,
     args: &[String],
@@ -34,7 +33,7 @@ fn look_up_device(
         .map_err(|e| TargetError::new(text).with_errno(e.errno).because(e.reason).at(word))
 }
 
-/// The range of a device that a target stands on: what `<dev> <offset>` in a table names.
+/// The range of a device that a target uses: `<dev> <offset>` in a table.
 struct UnderlyingRange {
     device: DeviceRef,
     start: Sector,
@@ -49,13 +48,14 @@ impl UnderlyingRange {
         DeviceRange::new(&self.device, self.start, len)
     }
 
-    /// Limits of a target of `len` that passes on what it is given.
+    /// The limits of a target of `len` that passes its requests on.
     fn limits(&self, len: Sectors, below: LowerLimits<'_>) -> Limits {
         Limits { request_stackable: false, ..Limits::new(len).stack(&below.limits(&self.device)) }
     }
 }
 
-/// A lane of an [`UnderlyingRange`]: adds the offset on the way down and takes it off on the way up.
+/// A lane of an [`UnderlyingRange`]: adds the offset on the way down and subtracts it on the way
+/// up.
 struct OffsetLane {
     lane: Box<dyn Lane>,
     start: Sectors,

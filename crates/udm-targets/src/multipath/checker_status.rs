@@ -1,29 +1,28 @@
-//! What the checker knows of the paths, for whoever looks. Written by the checker alone, once a
-//! check.
+//! The checker's knowledge of the paths, for reports. Only the checker writes it, once per check.
 
 use super::checker::QuarantineStatus;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 use udm_core::Nanos;
 use udm_dm::PathCheckState;
 
-/// See the module.
+/// Results and timers of the checker.
 pub(super) struct CheckerStatus {
     paths: Box<[PathCheckStatus]>,
-    /// When requests without a path fail; never, where nothing is counted.
+    /// Time when requests without a path fail; [`Nanos::NEVER`] if no timer runs.
     fails_at: AtomicU64,
-    /// When a better group is gone back to, and which, from 0.
+    /// Time of a planned failback, and its group, counted from 0.
     failback_at: AtomicU64,
     failback_group: AtomicU32,
 }
 
 struct PathCheckStatus {
     state: AtomicU8,
-    /// Something that the table uses of it is missing.
+    /// The path is shorter than the table's range.
     truncated: AtomicBool,
-    /// One more than the priority; 0 for none.
+    /// The priority plus one; 0 for none.
     prio: AtomicU32,
-    /// It is held back as it keeps failing: until when on the journal's clock, never where it is
-    /// not; and what its last sample came to.
+    /// End of the quarantine on the path log's clock, [`Nanos::NEVER`] if there is none; and the
+    /// reads and errors of the last sample.
     held_until: AtomicU64,
     sent: AtomicU64,
     bad: AtomicU64,
@@ -47,7 +46,7 @@ impl CheckerStatus {
         }
     }
 
-    /// What is counted down: until requests without a path fail, and until a group is gone back to.
+    /// Sets both timers: when requests without a path fail, and the planned failback.
     pub fn set_timers(&self, fails_at: Nanos, back: Option<(usize, Nanos)>) {
         self.fails_at.store(fails_at.0, Relaxed);
         let (to, at) = back.unwrap_or((0, Nanos::NEVER));
@@ -55,18 +54,18 @@ impl CheckerStatus {
         self.failback_at.store(at.0, Relaxed);
     }
 
-    /// When requests without a path fail; never, where nothing is counted.
+    /// Time when requests without a path fail; [`Nanos::NEVER`] if no timer runs.
     pub fn fails_at(&self) -> Nanos {
         Nanos(self.fails_at.load(Relaxed))
     }
 
-    /// The group that is gone back to, from 0, and when.
+    /// The group of a planned failback, counted from 0, and its time.
     pub fn back(&self) -> Option<(usize, Nanos)> {
         let at = Nanos(self.failback_at.load(Relaxed));
         (at != Nanos::NEVER).then(|| (self.failback_group.load(Relaxed) as usize, at))
     }
 
-    /// True when it is another state than before.
+    /// Stores the state of a path. Returns true if the state changed.
     pub fn set(&self, path: usize, state: PathCheckState) -> bool {
         self.paths[path].state.swap(state as u8, Relaxed) != state as u8
     }
@@ -80,12 +79,12 @@ impl CheckerStatus {
         self.paths[path].truncated.store(truncated, Relaxed);
     }
 
-    /// Something that the table uses of the path was missing in its last check.
+    /// True if the path was shorter than the table's range at its last check.
     pub fn is_truncated(&self, path: usize) -> bool {
         self.paths[path].truncated.load(Relaxed)
     }
 
-    /// It is held back so, on the journal's clock, or not.
+    /// Sets or clears the quarantine of a path, in times of the path log's clock.
     pub fn set_quarantine(&self, path: usize, held: Option<QuarantineStatus>) {
         let slot = &self.paths[path];
         let QuarantineStatus { end, sent, bad } =
@@ -95,7 +94,7 @@ impl CheckerStatus {
         slot.held_until.store(end.0, Relaxed);
     }
 
-    /// How a path is held back that keeps failing, on the journal's clock.
+    /// The quarantine of a path, in times of the path log's clock.
     pub fn quarantine_status(&self, path: usize) -> Option<QuarantineStatus> {
         let slot = &self.paths[path];
         let end = Nanos(slot.held_until.load(Relaxed));
@@ -107,7 +106,7 @@ impl CheckerStatus {
         self.paths[path].prio.store(prio.map_or(0, |prio| prio.saturating_add(1)), Relaxed);
     }
 
-    /// What the path is worth, where that is known.
+    /// The priority of a path, if known.
     pub fn prio(&self, path: usize) -> Option<u32> {
         self.paths[path].prio.load(Relaxed).checked_sub(1)
     }

@@ -1,32 +1,32 @@
-//! What each path has served.
+//! I/O counters per path.
 //!
-//! Every lane counts on its own, in numbers that it alone writes, so counting costs no atomic
-//! read-modify-write and no shared cache line. Whoever asks adds the lanes up.
+//! Every lane has counters that only it writes, so counting needs no atomic read-modify-write and
+//! no shared cache line. A report adds the lanes up.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use udm_core::latency::{LatencyCounters, LatencyHistogram};
 use udm_core::{Bio, Op, Status};
 
-/// How many operations there are.
+/// Number of operations.
 const OPS: usize = Op::ALL.len();
-/// How many ends of a bio.
+/// Number of statuses of a bio.
 const ENDS: usize = Status::ALL.len();
 
-/// What one path has served.
+/// The I/O counters of one path, summed over lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PathIoTotals {
-    /// By operation: bios that came back from it, well or not, and their bytes.
+    /// Per operation: bios completed by the path, with or without error, and their bytes.
     pub(super) ops: [(u64, u64); OPS],
-    /// By status: those that came back with an error.
+    /// Per status: bios that completed with an error.
     pub(super) errors: [u64; ENDS],
-    /// Bios that it was given after another path had failed them.
+    /// Bios that the path got after another path had failed them.
     pub(super) retries: u64,
-    /// Bios that it has, as of the last poll of each lane.
+    /// Bios in flight, as of the last poll of each lane.
     pub(super) in_flight: u64,
-    /// What watches have counted, in the order of [`WatchCounters::cells`].
+    /// Counters of the path watch, in the order of [`WatchCounters::cells`].
     pub(super) watched: [u64; WATCH_COUNTERS],
-    /// How many reads of watched lanes took how long.
+    /// Latency of reads in watched lanes.
     pub(super) latency: LatencyHistogram,
 }
 
@@ -44,17 +44,17 @@ impl Default for PathIoTotals {
 }
 
 impl PathIoTotals {
-    /// Bios that came back from it, well or not.
+    /// Bios completed by the path, with or without error.
     pub(super) fn bios(&self) -> u64 {
         self.ops.iter().map(|(bios, _)| bios).sum()
     }
 
-    /// Their bytes.
+    /// Bytes of completed bios.
     pub(super) fn bytes(&self) -> u64 {
         self.ops.iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// Those that came back with an error that blames the path.
+    /// Bios that completed with an error that blames the path.
     pub(super) fn path_errors(&self) -> u64 {
         let blames = |(status, _): &(&Status, &u64)| status.fails_path();
         Status::ALL.iter().zip(&self.errors).filter(blames).map(|(_, count)| count).sum()
@@ -69,14 +69,14 @@ pub(super) struct PathCounters {
     retries: AtomicU64,
     in_flight: AtomicU64,
     pub(super) watched: WatchCounters,
-    /// Only where a watch is on.
+    /// Present only if the lane is watched.
     pub(super) latency: Option<Box<LatencyCounters>>,
 }
 
-/// How many numbers a watch counts.
+/// Number of counters of a path watch.
 const WATCH_COUNTERS: usize = 9;
 
-/// What the watch of one lane counts of a path ([`udm_dm::PathWatchReport`]).
+/// Counters of one lane's path watch for one path ([`udm_dm::PathWatchReport`]).
 #[derive(Debug, Default)]
 pub(super) struct WatchCounters {
     pub(super) waiting: AtomicU64,
@@ -91,12 +91,12 @@ pub(super) struct WatchCounters {
 }
 
 impl WatchCounters {
-    /// Adds to one of them.
+    /// Adds `n` to one of the counters.
     pub(super) fn add(cell: &AtomicU64, n: u64) {
         PathCounters::bump(cell, n);
     }
 
-    /// Takes from one of them.
+    /// Subtracts `n` from one of the counters.
     pub(super) fn take(cell: &AtomicU64, n: u64) {
         cell.store(cell.load(Ordering::Relaxed) - n, Ordering::Relaxed);
     }
@@ -108,13 +108,14 @@ impl WatchCounters {
 }
 
 impl PathCounters {
-    /// Adds to a number that only the caller's thread writes. Relaxed: nothing hangs on it.
+    /// Adds to a counter that only the caller's thread writes. Relaxed: no other data depends on
+    /// it.
     #[inline(always)]
     fn bump(cell: &AtomicU64, n: u64) {
         cell.store(cell.load(Ordering::Relaxed) + n, Ordering::Relaxed);
     }
 
-    /// `bio_faults` of one operation came back, with `bytes` in all.
+    /// Counts `bios` completed bios of one operation, with `bytes` in total.
     #[inline(always)]
     pub(super) fn served(&self, op: Op, bios: u64, bytes: u64) {
         let (all, sum) = &self.ops[op as usize];
@@ -122,17 +123,17 @@ impl PathCounters {
         PathCounters::bump(sum, bytes);
     }
 
-    /// A bio came back with an error.
+    /// Counts a bio that completed with an error.
     pub(super) fn failed(&self, bio: &Bio) {
         PathCounters::bump(&self.errors[bio.status as usize], 1);
     }
 
-    /// The path was given `bio_faults` that another had failed.
+    /// Counts `bios` bios that another path had failed.
     pub(super) fn retried(&self, bios: u64) {
         PathCounters::bump(&self.retries, bios);
     }
 
-    /// The path has `bio_faults`.
+    /// Sets the number of bios in flight.
     #[inline(always)]
     pub(super) fn has(&self, bios: usize) {
         self.in_flight.store(bios as u64, Ordering::Relaxed);
@@ -152,23 +153,23 @@ impl PathCounters {
     }
 }
 
-/// The counters of one lane, a path each.
+/// The counters of one lane, one entry per path.
 pub(super) type LaneCounters = Arc<[PathCounters]>;
 
-/// The counters of all lanes of a device. Locked when a lane is opened and when someone asks, never
-/// on the data path.
+/// The counters of all lanes of a device. Locked when a lane is opened and when a report is made,
+/// never on the data path.
 #[derive(Debug, Default)]
 pub(super) struct DeviceCounters(Mutex<CounterState>);
 
 #[derive(Debug, Default)]
 struct CounterState {
     rows: Vec<LaneCounters>,
-    /// What lanes counted that are gone.
+    /// Counters of lanes that were closed.
     past: Vec<PathIoTotals>,
 }
 
 impl DeviceCounters {
-    /// Counters for a new lane over `paths` paths, watched or not.
+    /// Counters for a new lane with `paths` paths; `watched` adds latency counters.
     pub(super) fn open(&self, paths: usize, watched: bool) -> LaneCounters {
         let latency = || watched.then(Box::<LatencyCounters>::default);
         let row: LaneCounters =
@@ -179,7 +180,7 @@ impl DeviceCounters {
         row
     }
 
-    /// What each of the `paths` paths has served.
+    /// The counters of each of the `paths` paths.
     pub(super) fn total(&self, paths: usize) -> Vec<PathIoTotals> {
         let mut state = self.0.lock().unwrap_or_else(|e| e.into_inner());
         state.retire(paths);
@@ -196,12 +197,12 @@ impl CounterState {
     fn retire(&mut self, paths: usize) {
         let past = &mut self.past;
         past.resize(paths, PathIoTotals::default());
-        // Exclusive access also means that all its lane wrote is seen.
+        // Exclusive access also means that all writes of the lane are visible.
         self.rows.retain_mut(|row| match Arc::get_mut(row) {
             Some(gone) => {
                 for (counter, count) in gone.iter().zip(&mut *past) {
                     counter.add_to(count);
-                    // What a lane has goes with it.
+                    // The closed lane has no bios in flight.
                     (count.in_flight, count.watched[0]) = (0, 0);
                 }
                 false

@@ -1,11 +1,14 @@
 //! The data path of a multipath device on one core.
 //!
-//! `submit`: one load of the shared word tells that nothing has changed; the selector of the group
-//! in use deals the batch out; each path that got any is given its batch, and a single bio goes to
-//! its path in the batch that it came in. `poll`: each path that has any in flight is polled, and
-//! what came back is looked through once, for errors and for its length: that of one path in the
-//! caller's list, that of several on its way there. Everything else is in `router` and `retry` and
-//! runs only when a path or a group changes, an error comes back, or no path is left.
+//! * `submit`: one load of the shared word shows that nothing has changed. The selector of the
+//!   group in use distributes the batch to the paths. A single bio goes to its path in the batch
+//!   that it came in.
+//! * `poll`: each path with bios in flight is polled. Completed bios are examined once, for errors
+//!   and for their length. Bios of a single path are examined in the caller's list, bios of several
+//!   paths while they are moved to it.
+//!
+//! All other code is in `route` and `retry`. It runs only if a path or a group changes, a bio has
+//! an error, or no path is left.
 
 use super::counters::{LaneCounters, PathCounters};
 use super::path_log::FailReason;
@@ -17,33 +20,33 @@ use udm_core::bugs::{self, Bug};
 use udm_core::{Batch, Bio, Cx, Drain, Lane, Op, OwnWork, Sectors, Status};
 use udm_dm::child_lanes::{ChildLanes, PolledChild};
 
-/// See the module.
+/// The lane of a multipath device.
 pub(super) struct MultipathLane {
     pub(super) shared: Arc<MultipathState>,
     pub(super) router: Router,
     /// The paths.
     pub(super) legs: ChildLanes,
-    /// The group of each path, and its place there.
+    /// For each path, its group and its position in the group.
     path_positions: Vec<(u32, u32)>,
     pub(super) served: LaneCounters,
-    /// Bios that found no path, held back.
+    /// Queued bios that found no path.
     pub(super) parked: Batch,
-    /// How many of them the journal knows of.
+    /// How many of the `parked` bios the path log has counted.
     pub(super) reported_waiting: usize,
-    /// Bios that a path failed, to go round again.
+    /// Bios that a path failed, to be retried.
     pub(super) to_retry: Batch,
-    /// Bios that have failed for want of a path, for the next `poll`.
+    /// Bios that failed because no path was left, for the next `poll`.
     pub(super) ended: Batch,
-    /// There may be something in `ended`, or a suspend under way: the next `poll` looks.
+    /// The next `poll` checks `ended` and `draining`.
     pub(super) slow_poll_due: bool,
     /// Scratch.
     pub(super) spare: Batch,
-    /// The suspend under way: from each `drain` to the end of the `poll` behind it, since one that
-    /// is called off is seen by nothing else.
+    /// The current suspend, set by each `drain` and cleared by the next `poll`. A cancelled suspend
+    /// is not reported to the lane, so the value must not outlive that poll.
     pub(super) draining: Option<Drain>,
 }
 
-/// What came back from several paths, each apart.
+/// Bios that completed on several paths, one list per path.
 pub(super) struct ReapedPaths<'a> {
     legs: &'a mut ChildLanes,
     served: &'a [PathCounters],
@@ -51,8 +54,8 @@ pub(super) struct ReapedPaths<'a> {
 }
 
 impl ReapedPaths<'_> {
-    /// Takes those of leg `run_index` to the others, with their length, and accounts for them, if all
-    /// of them went well and are of one operation.
+    /// Moves the completed bios of leg `index` to `done` and counts them, if all of them succeeded
+    /// and have the same operation. Returns the bios and their total length.
     #[inline(always)]
     pub(super) fn take(&mut self, index: usize) -> Option<(&[Box<Bio>], Sectors)> {
         let (back, from) = (self.legs.back(index), self.done.len());
@@ -72,8 +75,8 @@ impl ReapedPaths<'_> {
 }
 
 impl MultipathLane {
-    /// `groups` has the number of paths and the selector of each group, `paths` all paths in that
-    /// order.
+    /// `groups` has the number of paths and the selector of each group, `paths` all paths in the
+    /// same order.
     pub(super) fn new(
         shared: Arc<MultipathState>,
         groups: impl Iterator<Item = (usize, SelectorLane)>,
@@ -97,8 +100,8 @@ impl MultipathLane {
         }
     }
 
-    /// Sends `batch` to the paths of the group in use, or where bios without a path go. Leaves it
-    /// empty.
+    /// Sends `batch` to the paths of the group in use. If no path is left, the bios are queued or
+    /// failed. `batch` is empty afterwards.
     #[inline(always)]
     pub(super) fn dispatch(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         if bugs::on(Bug::LandsAfterRetry) {
@@ -113,7 +116,7 @@ impl MultipathLane {
         }
     }
 
-    /// The same when something has changed, or no path was left.
+    /// As [`MultipathLane::dispatch`], if something has changed or no path was left.
     #[inline(never)]
     fn dispatch_after_change(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         if batch.is_empty() {
@@ -131,7 +134,7 @@ impl MultipathLane {
         }
     }
 
-    /// Polls the paths that have any in flight.
+    /// Polls the paths that have bios in flight.
     #[inline(always)]
     pub(super) fn reap(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         match self.legs.poll_busy(done, cx) {
@@ -140,7 +143,8 @@ impl MultipathLane {
         }
     }
 
-    /// Those that are all well of the group in use are taken in a loop of its selector.
+    /// Polls several paths. The selector of the group in use takes the bios of its paths if all of
+    /// them succeeded.
     #[inline(never)]
     fn reap_several(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         let Some(polled) = self.legs.poll_separately(cx) else { return self.reap_many(done, cx) };
@@ -161,7 +165,7 @@ impl MultipathLane {
         self.legs.finish_separate_poll(polled, done.len() > before, done, cx);
     }
 
-    /// The same where there are more paths than marks.
+    /// As [`MultipathLane::reap_several`], for more paths than a bit mask can hold.
     #[inline(never)]
     fn reap_many(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         let mut round = self.legs.poll();
@@ -171,8 +175,7 @@ impl MultipathLane {
         self.legs.poll_idle(&round, done, cx);
     }
 
-    /// Accounts for those of `done` that came back from a path, and takes those out that a path
-    /// error ended.
+    /// Counts the bios in `done` that completed on one path, and removes those with a path error.
     #[inline(always)]
     fn polled(&mut self, polled: PolledChild, done: &mut Batch, cx: &Cx<'_>) {
         let PolledChild { leg: index, from, left } = polled;
@@ -185,7 +188,7 @@ impl MultipathLane {
             counter.served(only.op, 1, only.sectors.bytes());
             return self.router.polled(self.path_positions[index], back, only.sectors, cx);
         }
-        // Whether all went well and are of one operation is asked in one sweep.
+        // One pass checks that all succeeded and have the same operation.
         let op = back.first().map_or(Op::Read, |bio| bio.op);
         let (mut odd, mut sectors) = (0, Sectors::ZERO);
         for bio in back {
@@ -200,7 +203,7 @@ impl MultipathLane {
         }
     }
 
-    /// The same for bios of several operations, or that did not all go well.
+    /// As [`MultipathLane::polled`], for bios with different operations or with errors.
     #[inline(never)]
     fn polled_mixed(&mut self, index: usize, done: &mut Batch, from: usize, sectors: Sectors, cx: &Cx<'_>) {
         let counter = &self.served[index];
@@ -218,7 +221,7 @@ impl MultipathLane {
         }
     }
 
-    /// Sorts out what came back with an error: path errors go round again, the rest goes up.
+    /// Separates failed bios: those with a path error are retried, the others are returned.
     #[cold]
     fn errors(&mut self, index: usize, done: &mut Batch, from: usize, sectors: Sectors, cx: &Cx<'_>) {
         let kept = bugs::on(Bug::LoadKeptOnError);
@@ -241,13 +244,13 @@ impl MultipathLane {
         }
     }
 
-    /// The end of a poll while bios are held back or a suspend is under way.
+    /// The last step of a poll while failed bios wait or a suspend is in progress.
     #[cold]
     fn poll_slow(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         self.slow_poll_due = false;
         done.append(&mut self.ended);
         if self.draining == Some(Drain::NoFlush) && !self.parked.is_empty() {
-            // Parked behind the last `drain`: the next one hands them back.
+            // Queued after the last `drain`: the next one hands them back.
             cx.wake_now();
         }
         if !bugs::on(Bug::CancelKeepsDraining) {
@@ -258,7 +261,7 @@ impl MultipathLane {
 
 impl Lane for MultipathLane {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
-        // A suspended device is given no bios, so it has been resumed.
+        // A suspended device gets no bios, so the device has been resumed.
         self.draining = None;
         self.dispatch(batch, cx);
     }
@@ -281,7 +284,7 @@ impl Lane for MultipathLane {
 
     fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
         (self.draining, self.slow_poll_due) = (Some(how), true);
-        // What the paths themselves hold back must end too.
+        // Bios that a path holds back must complete too.
         for index in 0..self.legs.len() {
             let from = self.legs.drain(index, how, back, cx);
             self.served[index].has(self.legs.in_flight_on(index));

@@ -1,6 +1,6 @@
-//! Messages: what `dmsetup message` can do to a multipath device (spec D.4).
+//! Messages and commands: the changes that `dmsetup message` can make to a multipath device.
 //!
-//! The mapped device has every lane polled after one, so that bios that are held look again.
+//! After each message the mapped device polls every lane, so that queued bios are retried.
 
 use super::Multipath;
 use super::parse::parse_u32;
@@ -10,12 +10,12 @@ use udm_core::DevNo;
 use udm_dm::target::{DeviceRef, Resolver};
 use udm_dm::{PathCommand, TargetError};
 
-/// A refusal in the kernel's words.
+/// An error in the kernel's words.
 fn message_error(text: impl std::fmt::Display) -> TargetError {
     TargetError::new(format!("multipath: {text}"))
 }
 
-/// What is done to a path.
+/// The action on a path.
 enum PathAction {
     Fail(FailReason<'static>),
     Reinstate(ReinstateReason),
@@ -28,14 +28,13 @@ impl Multipath {
         resolver: &mut dyn Resolver,
     ) -> Result<(), TargetError> {
         let verb = words.first().map_or_else(String::new, |w| w.to_ascii_lowercase());
-        // Looked up first: who names a path on storage that hangs keeps nobody else from failing
-        // that path.
+        // Resolved before the lock is taken: if resolving a path hangs, other messages can still
+        // fail that path.
         let number = match (verb.as_str(), words) {
             ("fail_path" | "reinstate_path", [_, device]) => Some(self.device(device, resolver)?),
             _ => None,
         };
-        // One message at a time. Lanes fail paths meanwhile, the checker reinstates some, and
-        // neither needs a lock for it.
+        // One message at a time. Lanes and the checker fail and reinstate paths without this lock.
         let _one = self.lock_messages();
         if let (Some(number), Some(word)) = (number, words.last()) {
             let act = if verb == "fail_path" {
@@ -63,14 +62,16 @@ impl Multipath {
                 )));
             }
         }
-        // Group messages raise the counter even when they change nothing; the others never do.
+        // Group messages raise the event counter even if they change nothing. Other messages do
+        // not.
         if verb.ends_with("_group") {
             self.shared.path_log.event();
         }
         Ok(())
     }
 
-    /// An administrator's command: as the message, but that no check reinstates what it failed.
+    /// An administrator's command. It works as the message, but no check reinstates a path that it
+    /// failed.
     pub(super) fn command(&self, number: DevNo, command: PathCommand) -> Result<(), TargetError> {
         let _one = self.lock_messages();
         let act = match command {
@@ -84,17 +85,17 @@ impl Multipath {
         self.messages.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// What becomes of bios without a path from now on.
+    /// Sets whether bios without a path are queued.
     fn queue(&self, on: bool) {
         if self.shared.valid() == 0 && on != self.shared.word().queueing() {
             self.shared.path_log.policy(on);
         }
         self.shared.set_queueing(on);
-        // Whether time counts until requests fail hangs on it.
+        // The checker starts or stops its timer for failing queued requests.
         self.shared.bell.wake_up();
     }
 
-    /// A group number, from 1, as an index.
+    /// Parses a group number, counted from 1, to an index.
     fn group(&self, word: &str, who: &str) -> Result<usize, TargetError> {
         let index = parse_u32(word).and_then(|n| (n as usize).checked_sub(1));
         index
@@ -102,8 +103,8 @@ impl Multipath {
             .ok_or_else(|| message_error(format!("invalid PG number supplied to {who}")).at(1))
     }
 
-    /// Does `act` to every path over device `number`, which the message calls `word`. One event, if
-    /// any path changed.
+    /// Applies `act` to every path over device `number`, named `word` in the message. Raises one
+    /// event if any path changed.
     fn apply_to_paths(&self, number: DevNo, word: &str, act: &PathAction) -> Result<(), TargetError> {
         let mut found = false;
         let mut changed = false;
@@ -127,9 +128,10 @@ impl Multipath {
         Ok(())
     }
 
-    /// The number of the device that `word` names. A word that the table used needs no looking up,
-    /// unless it means a mapped device, which may be called otherwise by now; and numbers are taken
-    /// as they are: a device that does not exist is in no table.
+    /// The number of the device that `word` names.
+    ///
+    /// A number is taken as it is: a device that does not exist is in no table. A name in the table
+    /// needs no lookup, unless it is a mapped device, which may have been renamed.
     fn device(&self, word: &str, resolver: &mut dyn Resolver) -> Result<DevNo, TargetError> {
         if let Ok(number) = word.parse() {
             return Ok(number);

@@ -7,20 +7,20 @@
 //!
 //! * `parse`: the table line. `state`: the atomics that cores share. `message`, `status`: text in
 //!   and out. `path_log`: log lines.
-//! * `lane`: the data path of one core. `router`: the group and paths in use. `retry`: bios that
+//! * `lane`: the data path of one core. `route`: the group and paths in use. `retry`: bios that
 //!   found no path or lost theirs.
 //! * [`selector`]: the choice of a path in a group.
-//! * `checker`: the task that checks paths. `checker_status`: its results. `watch`: deadlines, hedged reads
-//!   and ejection of slow paths, if requested. `ejection`: the ejected paths, as all cores see
-//!   them.
+//! * `checker`: the task that checks paths. `checker_status`: its results. `watch`: deadlines,
+//!   hedged reads and ejection of slow paths, if requested. `ejection`: the ejected paths, as all
+//!   cores see them.
 //!
 //! **What cores share** is one word per device (flags, current and next group, generation), changed
 //! by compare-and-swap, and the loads of the paths. A lane loads the word once per batch. While it
 //! is unchanged, no other path state is examined.
 //!
-//! **Counters.** Each lane counts requests and errors per path in a row of its own. `status --json`
-//! adds the rows. The control half's clock (`TargetHost::now`) tells for how long a path has been in
-//! its state; it is read when the state changes and when a client asks.
+//! **Counters.** Each lane counts requests and errors per path in its own counters. `status --json`
+//! adds them up. The control half's clock (`TargetHost::now`) measures how long a path has been in
+//! its state. It is read when the state changes and when a client asks.
 //!
 //! **Path maintenance.** The kernel leaves path checks to a daemon. `udm serve` does them itself,
 //! unless it runs with `--check-paths off`. Table, status and messages stay the kernel's. The
@@ -80,14 +80,14 @@ pub struct Multipath {
     shared: Arc<MultipathState>,
     served: DeviceCounters,
     board: Arc<CheckerStatus>,
-    /// What its paths are watched for, once it is loaded into a device.
+    /// The path watch options, set when the table is loaded into a device.
     watch: OnceLock<PathWatchOptions>,
     /// Serialises messages. The data path never takes it.
     messages: Mutex<()>,
 }
 
 impl Multipath {
-    /// As [`new`], for those that want the type.
+    /// The same as [`new`], with the concrete type.
     ///
     /// # Errors
     /// The kernel's, with the word to blame.
@@ -152,7 +152,7 @@ impl Target for Multipath {
         self.paths().fold(limits, |limits, (_, path)| limits.stack(&below.limits(path)))
     }
 
-    /// As the first path says that is in use: all lead to the same blocks.
+    /// Reports the extents of the first path that is not failed: all paths lead to the same blocks.
     fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
         let mut paths = self.paths().enumerate();
         match paths.find(|(index, _)| !self.shared.path(*index).failed) {
@@ -218,7 +218,7 @@ impl Target for Multipath {
     }
 
     fn presuspend(&self, noflush: bool) {
-        // In request mode a no-flush suspend leaves the flag as it is, and tables show it.
+        // In request mode a no-flush suspend leaves the flag unchanged, and tables show it.
         self.shared.presuspend(noflush, self.features.queue_mode == QueueMode::Bio || !noflush);
     }
 

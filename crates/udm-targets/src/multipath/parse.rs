@@ -1,12 +1,12 @@
-//! The arguments of a multipath table line (spec A.1 to A.5).
+//! The arguments of a multipath table line.
 //!
 //! ```text
 //! params  = features handler ngroups initial group*
 //! feature = queue_if_no_path | retain_attached_hw_handler | pg_init_retries N | pg_init_delay_msecs N | queue_mode bio|rq|mq
 //! group   = selector S sarg{S}  P A  ( device parg{A} ){P}
 //! ```
-//! The first fault wins, in the kernel's order and words. Nothing is allocated by what a count
-//! says, only by words that are there.
+//! The parser reports the first error, in the kernel's order and words. It allocates only for words
+//! that are present, never for the value of a count.
 
 use super::selector::{SELECTORS, Selector};
 use std::ops::RangeInclusive;
@@ -15,27 +15,27 @@ use udm_core::errno::ENODEV;
 use udm_dm::TargetError;
 use udm_dm::target::{DeviceRef, TargetArgs, decimal};
 
-/// The most words of any count in a table: groups, paths, arguments.
+/// Maximum of every count in a table: groups, paths, arguments.
 const COUNT_MAX: u32 = 1024;
 
-/// How the kernel would submit; udm always works on whole bios. It decides what may be stacked and
-/// reloaded, and what is printed.
+/// The kernel's queue mode. udm always works on whole bios; the mode decides which devices may be
+/// stacked, whether a reload is allowed, and the printed table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum QueueMode {
     /// `bio`.
     Bio,
-    /// `rq`, `mq` or nothing.
+    /// `rq`, `mq` or no `queue_mode` feature.
     Request,
 }
 
-/// The words of a table that belong to no group.
+/// The feature arguments of a table line.
 #[derive(Debug)]
 pub(super) struct MultipathFeatures {
     pub(super) queue_if_no_path: bool,
     pub(super) retain_attached_hw_handler: bool,
-    /// 1..=50.
+    /// Range 1 to 50.
     pub(super) pg_init_retries: Option<u32>,
-    /// 0..=60000.
+    /// Range 0 to 60000.
     pub(super) pg_init_delay_msecs: Option<u32>,
     pub(super) queue_mode: QueueMode,
 }
@@ -46,27 +46,28 @@ pub(super) struct PriorityGroup {
     pub(super) paths: Vec<DeviceRef>,
 }
 
-/// A table line, parsed, its devices looked up.
+/// A parsed table line with its devices resolved.
 pub(super) struct MultipathTable {
     pub(super) features: MultipathFeatures,
-    /// A hardware handler; only a table without paths gets so far with one.
+    /// The hardware handler. Only a table without paths is accepted with a handler.
     pub(super) handler: Option<String>,
-    /// The group to try first, from 0; `None` when the table asks for one that there is not.
+    /// The group to try first, counted from 0. `None` if the table names a group that does not
+    /// exist.
     pub(super) initial: Option<usize>,
     pub(super) groups: Vec<PriorityGroup>,
 }
 
-/// An unsigned decimal of 32 bits with nothing around it.
+/// Parses an unsigned 32-bit decimal without surrounding characters.
 pub(super) fn parse_u32(word: &str) -> Option<u32> {
     decimal(word)?.try_into().ok()
 }
 
-/// An error of a table, at word `word` of the arguments.
+/// A table error that blames word `word` of the arguments.
 fn table_error(text: impl std::fmt::Display, word: usize) -> TargetError {
     TargetError::new(format!("multipath: {text}")).at(word)
 }
 
-/// The words not yet taken.
+/// A cursor over the words that are not parsed yet.
 struct WordCursor<'a> {
     all: &'a [String],
     at: usize,
@@ -90,7 +91,7 @@ impl<'a> WordCursor<'a> {
         Ok(value)
     }
 
-    /// A count and as many words.
+    /// Parses a count and returns a cursor over that number of words.
     fn counted(&mut self, max: u32, text: &str) -> Result<WordCursor<'a>, TargetError> {
         let at = self.at;
         let count = self.number(0..=max, text)? as usize;
@@ -102,7 +103,7 @@ impl<'a> WordCursor<'a> {
     }
 }
 
-/// Parses a table line and looks its devices up.
+/// Parses a table line and resolves its devices.
 ///
 /// # Errors
 /// The kernel's, with the word to blame.
@@ -145,7 +146,7 @@ fn parse_features(mut words: WordCursor<'_>) -> Result<MultipathFeatures, Target
     };
     while words.left() > 0 {
         let at = words.at;
-        // A feature with a value needs a word for it within the count.
+        // A feature with a value needs a further word within the count.
         match (words.take(1)[0].to_ascii_lowercase().as_str(), words.left()) {
             ("queue_if_no_path", _) => f.queue_if_no_path = true,
             ("retain_attached_hw_handler", _) => f.retain_attached_hw_handler = true,
@@ -167,7 +168,7 @@ fn parse_features(mut words: WordCursor<'_>) -> Result<MultipathFeatures, Target
             _ => return Err(table_error("Unrecognised multipath feature request", at)),
         }
     }
-    // Bio mode can't attach a handler, so it keeps whatever is there.
+    // In bio mode no handler can be attached, so an attached handler is always retained.
     f.retain_attached_hw_handler |= f.queue_mode == QueueMode::Bio;
     Ok(f)
 }

@@ -1,5 +1,5 @@
-//! What a person is told: a line for each path that fails or returns, whoever did it, and one when
-//! the last path goes.
+//! Log lines and events for path changes: one line per path that fails or returns, whatever the
+//! cause, and one if no path is left.
 //!
 //! ```text
 //! multipath: mp: Failing path 253:1 (same.img): I/O error, Write at sector 2048: 1 of 2 paths left
@@ -13,9 +13,9 @@
 //! multipath: mp: back to group 1, which is better
 //! ```
 //!
-//! A line is written by whoever made the change: of several cores that see a path fail at once, one
-//! does. How many bios wait, or have failed, for want of a path is counted over all cores; only
-//! lanes that have no path touch the count.
+//! The thread that made the change writes the line. If several cores see a path fail at once, only
+//! one of them writes it. Bios that are queued or failed because no path is left are counted over
+//! all cores. Only lanes without a path touch these counters.
 
 use super::checker_status::CheckerStatus;
 use std::fmt;
@@ -27,24 +27,24 @@ use udm_dm::target::{DeviceRef, TargetHost};
 use udm_dm::{EventKind, PathCheckState, StateChange};
 use udm_wire::multipath_conf::MultipathSettings;
 
-/// See the module.
+/// The paths' names, the device to notify, and counters of bios without a path.
 #[derive(Default)]
 pub(super) struct PathLog {
-    /// The paths, which people know by number and name: `253:1 (same.img)`.
+    /// The paths, printed by number and name: `253:1 (same.img)`.
     paths: Box<[LoggedPath]>,
     notify: OnceLock<Arc<dyn TargetHost>>,
     waiting: AtomicUsize,
     failed: AtomicUsize,
-    /// The last path has gone, and nobody has said yet what becomes of the requests.
+    /// The last path has failed, and the line about its requests is not written yet.
     last_path_failed: AtomicBool,
-    /// The group that was last said to be in use, from 1; 0 for none.
+    /// The group last reported as in use, counted from 1; 0 for none.
     group: AtomicUsize,
 }
 
-/// A path, of which the journal holds nothing open.
+/// A path. It does not keep the path's device open.
 struct LoggedPath {
     number: DevNo,
-    /// As the table has it.
+    /// The name in the table.
     name: String,
     device: Weak<dyn Device>,
 }
@@ -52,36 +52,36 @@ struct LoggedPath {
 impl fmt::Display for LoggedPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let device = self.device.upgrade();
-        // A mapped device may have another name by now.
+        // A mapped device may have been renamed.
         let now = device.as_ref().and_then(|device| device.stacked()).map(StackedDevice::name);
         write!(f, "{} ({})", self.number, now.as_ref().unwrap_or(&self.name))
     }
 }
 
-/// Why a path is failed.
+/// The reason why a path is failed.
 pub(super) enum FailReason<'a> {
-    /// A bio came back with an error that blames the path.
+    /// A bio completed with an error that blames the path.
     Bio(&'a Bio),
-    /// Somebody said so.
+    /// The message `fail_path`.
     Message,
-    /// An administrator said so, and it is for him to say otherwise.
+    /// An administrator's command. No check reinstates the path.
     Command,
-    /// A check was answered with an error that blames the path.
+    /// A check completed with an error that blames the path.
     Check(Status),
-    /// A check was not answered for so long.
+    /// A check did not complete within this time.
     NoAnswer(Nanos),
-    /// It does not answer what it was sent. Requests wait for it that can't go elsewhere.
+    /// The path does not complete its requests. `waiting` requests cannot be sent elsewhere.
     Silent { how: DeadlineStatus, waiting: usize },
 }
 
-/// Why a path is reinstated.
+/// The reason why a path is reinstated.
 #[derive(Clone, Copy)]
 pub(super) enum ReinstateReason {
-    /// Somebody said so.
+    /// The message `reinstate_path`.
     Message,
-    /// An administrator said so.
+    /// An administrator's command.
     Command,
-    /// A check was answered.
+    /// A check succeeded.
     CheckPassed,
 }
 
@@ -131,19 +131,18 @@ impl PathLog {
         PathLog { paths, ..PathLog::default() }
     }
 
-    /// Whom to tell of events.
+    /// Sets the device that receives events.
     pub fn attach(&self, notify: Arc<dyn TargetHost>) {
         // A table is loaded into one device, once.
         let _ = self.notify.set(notify);
     }
 
-    /// The time, for who asks how long something has lasted; 0 where nobody has said by which
-    /// clock.
+    /// The time on the device's clock; 0 before [`PathLog::attach`].
     pub fn now(&self) -> Nanos {
         self.notify.get().map_or(Nanos(0), |notify| notify.now())
     }
 
-    /// What is done for the device's paths, where something is.
+    /// The path maintenance settings of the device; `None` if its paths are not checked.
     pub fn settings(&self) -> Option<Arc<MultipathSettings>> {
         self.notify.get().and_then(|notify| notify.path_maintenance().paths)
     }
@@ -155,14 +154,14 @@ impl PathLog {
         }
     }
 
-    /// Has every lane of the device look again.
+    /// Polls every lane of the device.
     pub fn kick(&self, cores: &dyn Cores) {
         if let Some(notify) = self.notify.get() {
             notify.kick(cores);
         }
     }
 
-    /// A path was failed; `left` are up still.
+    /// A path was failed; `left` paths are still up.
     pub fn failed(&self, path: usize, why: &FailReason<'_>, left: u32) {
         let (device, name, all) = (self.device(), self.path(path), self.paths.len());
         let rest = if left > 0 { format!("{left} of {all} paths") } else { "no path".into() };
@@ -172,19 +171,20 @@ impl PathLog {
         } else {
             self.failed.store(0, Relaxed);
             self.last_path_failed.store(true, Relaxed);
-            // A place has a budget of lines: where many fail at once, the last is not left out.
+            // A second call site, because log lines are limited per call site: if many paths fail
+            // at once, the line of the last one is not suppressed.
             tracing::warn!("multipath: {device}: {line}");
         }
         self.tell(EventKind::PathFailed, Some(path), &line);
     }
 
-    /// A path that had failed is an administrator's from now on.
+    /// A failed path is now failed by an administrator.
     pub fn held(&self, path: usize) {
         let line = format!("path {} stays failed: {}", self.path(path), FailReason::Command);
         self.tell(EventKind::PathHeld, Some(path), &line);
     }
 
-    /// A check of a path found a state, which is put on the board; told where it is another.
+    /// Stores the result of a path check in `board`. If the state changed, an event is sent.
     pub fn checked(&self, board: &CheckerStatus, path: usize, found: PathCheckState) {
         if !board.set(path, found) {
             return;
@@ -193,7 +193,7 @@ impl PathLog {
         self.tell(EventKind::PathChecked, Some(path), &line);
     }
 
-    /// Requests go to group `group`, from 0. Said where it was another that they went to.
+    /// Requests go to group `group`, counted from 0. If that is a change, an event is sent.
     pub fn group_in_use(&self, group: usize) {
         let group = group + 1;
         if self.group.swap(group, Relaxed) != group {
@@ -205,7 +205,7 @@ impl PathLog {
         }
     }
 
-    /// A path that failed is not reinstated, though it may answer: it is another disk, or keeps
+    /// A failed path is not reinstated although it may answer: it is another disk, or it keeps
     /// failing.
     pub fn refused(&self, path: usize, why: &str) {
         let (device, line) = (self.device(), format!("path {} stays failed: {why}", self.path(path)));
@@ -213,7 +213,7 @@ impl PathLog {
         self.tell(EventKind::PathRefused, Some(path), &line);
     }
 
-    /// A path is out of use for being slow, for `length` at the least.
+    /// A path is ejected because it is slow, for at least `length`.
     pub fn ejected(&self, path: usize, length: Nanos) {
         let (device, name, length) = (self.device(), self.path(path), Duration::from_nanos(length.0));
         let line = format!("path {name} is much slower than the others: out of use for {length:?}");
@@ -221,7 +221,7 @@ impl PathLog {
         self.tell(EventKind::PathEjected, Some(path), &line);
     }
 
-    /// It is in use again.
+    /// An ejected path is in use again.
     pub fn ejection_ended(&self, path: usize) {
         let (device, name) = (self.device(), self.path(path));
         let line = format!("path {name} is no slower than the others: in use again");
@@ -229,7 +229,7 @@ impl PathLog {
         self.tell(EventKind::PathAdmitted, Some(path), &line);
     }
 
-    /// A path was reinstated; `up` are up now.
+    /// A path was reinstated; `up` paths are up now.
     pub fn reinstated(&self, path: usize, back: ReinstateReason, up: u32) {
         let (device, name, all) = (self.device(), self.path(path), self.paths.len());
         let mut meanwhile = String::new();
@@ -247,8 +247,8 @@ impl PathLog {
         self.tell(EventKind::PathReinstated, Some(path), &line);
     }
 
-    /// What becomes of requests without a path, said once after the last has gone: by the first
-    /// lane that has such requests.
+    /// Logs once, after the last path failed, whether requests are queued or failed. The first lane
+    /// with such requests calls it.
     pub fn no_path(&self, waits: bool) {
         if !self.last_path_failed.swap(false, Relaxed) {
             return;
@@ -263,7 +263,7 @@ impl PathLog {
         self.tell(EventKind::NoPath, None, &line);
     }
 
-    /// A message changed what becomes of requests while there is no path.
+    /// A message changed whether requests are queued or failed while there is no path.
     pub fn policy(&self, waits: bool) {
         self.last_path_failed.store(false, Relaxed);
         let device = self.device();
@@ -277,7 +277,7 @@ impl PathLog {
         self.tell(EventKind::NoPath, None, &line);
     }
 
-    /// Group `group`, from 0, is better than the one in use.
+    /// Requests go back to group `group`, counted from 0, because it is better than the one in use.
     pub fn failed_back(&self, group: usize) {
         let (device, group) = (self.device(), group + 1);
         let line = format!("back to group {group}, which is better");
@@ -285,7 +285,7 @@ impl PathLog {
         self.emit_as(&|| StateChange { group: Some(group), ..StateChange::new(EventKind::Failback, &*line) });
     }
 
-    /// A lane holds `now` bios for want of a path, `before` when it last said so.
+    /// A lane has `now` queued bios without a path; it last reported `before`.
     pub fn waiting(&self, before: usize, now: usize) {
         if now >= before {
             self.waiting.fetch_add(now - before, Relaxed);
@@ -294,7 +294,7 @@ impl PathLog {
         }
     }
 
-    /// `n` bios failed for want of a path.
+    /// `n` bios failed because no path was left.
     pub fn ended(&self, n: usize) {
         self.failed.fetch_add(n, Relaxed);
     }
@@ -307,7 +307,7 @@ impl PathLog {
         self.paths.get(path).map_or_else(|| "?".into(), LoggedPath::to_string)
     }
 
-    /// Has who listens told of a change, of `path` or of all, that this line says.
+    /// Sends an event with the text `line`, about `path` or the whole device.
     fn tell(&self, kind: EventKind, path: Option<usize>, line: &str) {
         let path = path.and_then(|path| self.paths.get(path)).map(|path| path.number);
         self.emit_as(&|| StateChange { path, ..StateChange::new(kind, line) });

@@ -1,9 +1,9 @@
-//! Bios that found no path, or lost theirs.
+//! Bios that found no path, or whose path failed.
 //!
-//! A path error sends a bio round again in the same poll. Each round either ends it or fails one
-//! more path, so there are no more rounds in a poll than paths. With no path left a bio is parked
-//! if bios are to be held, and fails with EIO if not. Parked bios look again when the shared word
-//! has moved: a path returned, or bios are to be held no longer.
+//! A bio with a path error is retried in the same poll. Each retry either completes the bio or
+//! fails one more path, so a poll has no more rounds than paths. If no path is left, the bio is
+//! queued or fails with EIO, as configured. Queued bios are retried when the shared word has
+//! changed: a path returned, or bios must fail now.
 
 use super::lane::MultipathLane;
 use smallvec::SmallVec;
@@ -11,14 +11,14 @@ use udm_core::bugs::{self, Bug};
 use udm_core::{Batch, Cx, Drain, Status};
 
 impl MultipathLane {
-    /// True when bios without a path wait for one. A flushing suspend waits for nobody.
+    /// True if bios without a path are queued. During a flushing suspend they fail.
     fn queues_without_path(&self) -> bool {
         !self.draining.is_some_and(Drain::fails_held)
             && self.shared.word().queueing()
             && !bugs::on(Bug::HeldBioFails)
     }
 
-    /// What becomes of bios for which there is no path.
+    /// Queues or fails the bios for which there is no path.
     #[cold]
     pub(super) fn no_path(&mut self, batch: &mut Batch) {
         if self.queues_without_path() {
@@ -29,7 +29,7 @@ impl MultipathLane {
         }
     }
 
-    /// Tells the journal how many bios wait here.
+    /// Updates the number of queued bios in the path log.
     fn report_waiting(&mut self) {
         let path_log = &self.shared.path_log;
         path_log.waiting(self.reported_waiting, self.parked.len());
@@ -51,8 +51,9 @@ impl MultipathLane {
         self.slow_poll_due = true;
     }
 
-    /// Sends the bios in `to_retry` to other paths until all are on their way, parked or over. What
-    /// comes back meanwhile goes to `done`. One event, however many paths failed.
+    /// Sends the bios in `to_retry` to other paths until each one is in flight, queued or
+    /// completed. Bios that complete in the meantime go to `done`. One event is raised, however
+    /// many paths failed.
     #[cold]
     pub(super) fn retry_failed(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         for _ in 0..=self.shared.path_count() {
@@ -66,14 +67,16 @@ impl MultipathLane {
             if bugs::on(Bug::RetryForgets) && batch.len() > 1 {
                 bugs::leak_bios(batch.pop());
             }
-            // With the last path gone and nothing to wait for, bios fail where they are: only a bio
-            // that looks for a path and finds none makes the group lose its standing.
+            // If the last path failed and bios are not queued, bios fail here without a new choice
+            // of group. As in the kernel, only a bio that looks for a path and finds none clears
+            // the current group.
             if self.shared.valid() == 0 && !self.queues_without_path() {
                 self.fail(&mut batch);
             } else {
                 self.dispatch_retries(&mut batch, cx);
             }
-            // `reap` may only add to it from here on; its room is used again.
+            // `batch` is empty now; its memory is reused. Only `reap` adds to `to_retry` from here
+            // on.
             self.to_retry = batch;
             self.reap(done, cx);
             if self.to_retry.is_empty() {
@@ -81,7 +84,7 @@ impl MultipathLane {
             }
         }
         if !self.to_retry.is_empty() {
-            // Paths returned and failed again while this went on. The next poll goes on.
+            // Paths returned and failed again during this loop. The next poll continues.
             cx.wake_now();
         }
         if std::mem::take(&mut self.router.path_failed) || bugs::on(Bug::EventForEachError) {
@@ -89,7 +92,7 @@ impl MultipathLane {
         }
     }
 
-    /// Sends bios that a path has failed to others, and counts them there.
+    /// Sends bios that a path has failed to other paths, and counts them there as retries.
     fn dispatch_retries(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         let before: SmallVec<[usize; 16]> = self.legs.in_flight().collect();
         self.dispatch(batch, cx);
@@ -98,13 +101,13 @@ impl MultipathLane {
         }
     }
 
-    /// Sends parked bios on their way, or fails them, if something has changed. A `submit` may have
-    /// seen the change before: then there is a group again, and nothing new in the word.
+    /// Retries or fails queued bios if something has changed. An earlier `submit` may have seen the
+    /// change already: then a group is in use again and the word is not new.
     #[cold]
     pub(super) fn unpark(&mut self, cx: &mut Cx<'_>) {
         let served = self.router.group().is_some() && !bugs::on(Bug::ParkedMissReturn);
         if served || self.shared.word() != self.router.seen() || !self.queues_without_path() {
-            // Those that find no path still are parked again, into the scratch list's room.
+            // Bios that still find no path are queued again, in the memory of the scratch list.
             let room = std::mem::take(&mut self.spare);
             let mut batch = std::mem::replace(&mut self.parked, room);
             self.dispatch(&mut batch, cx);
@@ -113,13 +116,13 @@ impl MultipathLane {
         }
     }
 
-    /// The end of a `drain`: a no-flush suspend takes back what is held; a flushing one makes the
-    /// next poll fail it.
+    /// The last step of `drain`. A no-flush suspend hands queued bios back; during a flushing
+    /// suspend the next poll fails them.
     pub(super) fn hand_back_parked(&mut self, how: Drain, back: &mut Batch) {
         if how == Drain::NoFlush {
             back.append(&mut self.parked);
             self.report_waiting();
-            // As they were given: the path error that they came back with is not their last word.
+            // Bios are handed back as they were submitted, without their path error.
             for bio in &mut self.to_retry {
                 bio.status = Status::Ok;
             }

@@ -1,9 +1,9 @@
-//! Which group a lane uses, and which of its paths are usable, as this lane knows it.
+//! The group that a lane uses, and the usable paths as this lane knows them.
 //!
-//! A lane looks again only when the shared word differs from the one it saw last. If paths changed
-//! (the generation moved) it tells its selectors, in the order in which paths were reinstated; then
-//! it chooses a group and offers the choice to the shared word. If the word moved meanwhile the
-//! choice was made on old facts, and it looks again.
+//! A lane refreshes its view only if the shared word differs from the last one it saw. If the
+//! generation changed, the lane updates its selectors, in the order in which paths were reinstated.
+//! Then it chooses a group and publishes the choice in the shared word. If the word changed in
+//! between, the choice was based on old state, and the lane starts again.
 
 use super::selector::SelectorLane;
 use super::state::{GroupView, MultipathState, PackedState, PathView, choose_group};
@@ -11,24 +11,24 @@ use std::ops::Range;
 use udm_core::bugs::{self, Bug};
 use udm_core::{Bio, Cx, Sectors};
 
-/// The index of no group.
+/// The index for "no group".
 const NO_GROUP: usize = usize::MAX;
 
 /// A group on this core.
 pub(super) struct GroupLane {
-    /// Its paths, by index in the device.
+    /// Indexes of the group's paths in the device.
     pub(super) paths: Range<usize>,
     pub(super) selector: SelectorLane,
 }
 
-/// What this lane knows of a path.
+/// The state of a path as this lane last saw it.
 #[derive(Clone, Copy)]
 struct KnownPath {
     usable: bool,
     stamp: u64,
 }
 
-/// See the module.
+/// A lane's groups, and its view of the shared state.
 pub(super) struct Router {
     seen: PackedState,
     /// The group in use; [`NO_GROUP`] for none.
@@ -38,14 +38,14 @@ pub(super) struct Router {
     known: Vec<KnownPath>,
     /// Scratch: the paths of a group.
     now: Vec<PathView>,
-    /// Scratch: when a path was reinstated, the group, the path.
+    /// Scratch: sequence number of the reinstatement, group, path.
     returned: Vec<(u64, usize, usize)>,
-    /// A path was failed by this lane and nobody has been told yet.
+    /// This lane failed a path and has not raised the event counter yet.
     pub(super) path_failed: bool,
 }
 
 impl Router {
-    /// A lane that has seen nothing: all paths usable, as in a table just loaded.
+    /// The router of a new lane: all paths are usable, as in a table just loaded.
     pub(super) fn new(
         shared: &MultipathState,
         groups: impl Iterator<Item = (usize, SelectorLane)>,
@@ -71,7 +71,7 @@ impl Router {
         }
     }
 
-    /// The group of each path and its place there.
+    /// For each path, its group and its position in the group.
     pub(super) fn path_positions(&self) -> Vec<(u32, u32)> {
         let path_positions = |(g, group): (usize, &GroupLane)| {
             (0..group.paths.len()).map(move |place| (g as u32, place as u32)).collect::<Vec<_>>()
@@ -79,17 +79,18 @@ impl Router {
         self.groups.iter().enumerate().flat_map(path_positions).collect()
     }
 
-    /// The word of the last look.
+    /// The word of the last [`Router::look`].
     pub(super) fn seen(&self) -> PackedState {
         self.seen
     }
 
-    /// The group in use as of the last look; `None` when no path is usable.
+    /// The group in use as of the last [`Router::look`]; `None` if no path is usable.
     pub(super) fn group(&mut self) -> Option<&mut GroupLane> {
         self.groups.get_mut(self.group)
     }
 
-    /// The path at `place` of `group` was polled: `back` came back, `sectors` long in all.
+    /// Reports a poll of path `place` of `group` to its selector: `back` completed, with `sectors`
+    /// in total.
     #[inline(always)]
     pub(super) fn polled(
         &mut self,
@@ -101,7 +102,7 @@ impl Router {
         self.groups[group as usize].selector.polled(place as usize, back, sectors, cx);
     }
 
-    /// Brings the lane up to date and chooses the group.
+    /// Updates the lane's view of the paths and chooses the group.
     #[cold]
     pub(super) fn look(&mut self, shared: &MultipathState) {
         loop {
@@ -115,18 +116,18 @@ impl Router {
                 self.group = group.unwrap_or(NO_GROUP);
                 return;
             }
-            // The paths are known as of this word, whatever the next one says.
+            // The paths are known as of this word. The next round refreshes them only if its
+            // generation differs.
             self.seen = word;
         }
     }
 
-    /// Tells the selectors what became of their paths. One that failed and came back between two
-    /// looks loses its place in the order, as it would have if the lane had looked in between.
+    /// Passes changes of paths to the selectors. A path that failed and returned between two calls
+    /// loses its position in the selector's order, as if the lane had seen the failure.
     fn refresh(&mut self, shared: &MultipathState) {
         for (g, group) in self.groups.iter_mut().enumerate() {
             self.views[g].bypassed = shared.is_bypassed(g);
-            // Each is looked at once, so that what is out of use for being slow is used where
-            // nothing else is left.
+            // Each path is read once. An ejected path is used if the group has no other.
             self.now.clear();
             self.now.extend(group.paths.clone().map(|index| shared.path(index)));
             let choice = self.now.iter().any(|path| path.is_in_use());

@@ -1,14 +1,14 @@
-//! What the cores share of a multipath device, and each change that can happen to it.
+//! The state of a multipath device that all cores share, and the operations that change it.
 //!
-//! One word holds all that decides where bios go: flags, current group, next group, and a
-//! generation that moves with every change to a path or a bypass mark. A lane compares it with the
-//! one it saw last, once a batch; while they are equal nothing of this is looked at again. Changes
-//! are compare-and-swap loops: they come from messages, and from the data path only where a path
-//! failed or a group has to be chosen anew. There is no lock here.
+//! One 64-bit word decides where bios go. It holds flags, the current group, the next group and a
+//! generation. The generation changes with every change of a path or a bypass mark. A lane compares
+//! the word with the last one it saw, once per batch. While they are equal, the lane reads no other
+//! shared state. Messages change the word; the data path does so only if a path failed or a group
+//! must be chosen. All changes are compare-and-swap loops, without locks.
 //!
-//! Ordering: whoever changes a path or a bypass mark writes it first and moves the word after it
-//! with Release; a lane loads the word with Acquire and then reads them. A lane that read something
-//! newer than its word's generation sees the word move at its next look.
+//! Ordering: a change of a path or a bypass mark is written first, and then the word is updated
+//! with Release. A lane loads the word with Acquire and then reads the paths. If a lane read path
+//! state that is newer than the generation of its word, the next comparison finds a different word.
 
 use super::ejection::Ejection;
 use super::path_log::{FailReason, PathLog, ReinstateReason};
@@ -22,35 +22,37 @@ use udm_core::bugs::{self, Bug};
 use udm_core::{Nanos, WaitQueue, interleave};
 use udm_dm::target::TargetHost;
 
-/// Flags, current group, next group and generation: a snapshot of [`MultipathState::word`]. Groups count
-/// from 0 here and from 1 in what is printed.
+/// Flags, current group, next group and generation: one value of [`MultipathState::word`]. Groups
+/// count from 0 here and from 1 in printed text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PackedState(u64);
 
 impl PackedState {
-    /// Hold bios that find no path (`queue_if_no_path`).
+    /// Queue bios that find no path (`queue_if_no_path`).
     pub(super) const QUEUE_IF_NO_PATH: u64 = 1 << 0;
-    /// What the flag was before the suspend cleared it.
+    /// The value of the flag before a suspend cleared it.
     pub(super) const SAVED: u64 = 1 << 1;
-    /// Set from load until the first bio looked for a path; the second number of `status`.
+    /// Set from load until the first bio chooses a path; the second number of `status`.
     pub(super) const QUEUE_IO: u64 = 1 << 2;
-    /// The suspend under way hands bios back instead of failing them.
+    /// The current suspend hands bios back instead of failing them.
     pub(super) const NOFLUSH: u64 = 1 << 3;
-    /// Where the numbers of the groups are: 12 bits each, 0 for none. A table has at most 1024.
+    /// Bit positions of the group numbers: 12 bits each, 0 for none. A table has at most 1024
+    /// groups.
     const CURRENT: u32 = 8;
     const NEXT: u32 = 20;
     const GROUP: u64 = 0xfff;
-    /// The top half. It wraps: a lane would have to sleep through exactly 2^32 changes to miss one.
+    /// Bit position of the generation, the upper 32 bits. It wraps, so a lane misses a change only
+    /// if exactly 2^32 changes happen between two batches.
     const GENERATION: u32 = 32;
 
-    /// The state after a load: nothing current, `next` first.
+    /// The state after a load: no current group, `next` is tried first.
     fn loaded(queue_if_no_path: bool, next: Option<usize>) -> PackedState {
         PackedState(PackedState::QUEUE_IO)
             .with(PackedState::QUEUE_IF_NO_PATH, queue_if_no_path)
             .with_next(next)
     }
 
-    /// A word that differs from this one in every part: what a lane has seen that saw none.
+    /// A word that differs from this one in every bit: the initial word of a new lane.
     pub(super) fn unseen(self) -> PackedState {
         PackedState(!self.0)
     }
@@ -98,31 +100,33 @@ impl PackedState {
         PackedState(self.0.wrapping_add(1 << PackedState::GENERATION))
     }
 
-    /// True when a bio without a path is held and not failed. A no-flush suspend clears the flag in
-    /// bio mode and remembers it, and bios must survive that too.
+    /// True if a bio without a path is queued and not failed. A no-flush suspend in bio mode saves
+    /// and clears the flag; bios must stay queued during such a suspend too.
     pub(super) fn queueing(self) -> bool {
         self.has(PackedState::QUEUE_IF_NO_PATH)
             || (self.has(PackedState::SAVED) && self.has(PackedState::NOFLUSH))
     }
 
-    /// The same, and of a suspended device what holds from its resume on.
+    /// The same, but for a suspended device it returns the value that applies after the resume.
     pub(super) fn queues_after_resume(self) -> bool {
         self.has(PackedState::QUEUE_IF_NO_PATH) || self.has(PackedState::SAVED)
     }
 }
 
-/// What a group looks like to the lane that chooses one.
+/// A group as seen by the lane that chooses a group.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct GroupView {
-    /// Paths that the lane's selector can choose.
+    /// Number of paths that the lane's selector can choose.
     pub(super) usable: usize,
-    /// Only when nothing else works (`disable_group`).
+    /// The group is used only if no other group works (`disable_group`).
     pub(super) bypassed: bool,
 }
 
-/// Chooses the group for the next bios, and the word after that choice (spec C.2). Asked for group:
-/// tried first, once, bypassed or not, and forgotten if it has no path. Then the current one, the
-/// others in order, and at last the bypassed ones.
+/// Chooses the group for the next bios and returns the word after that choice.
+///
+/// The next group (`switch_group`, or the table's initial group) is tried first, once, even if it
+/// is bypassed. If it has no path, the choice is the current group, then the first usable group,
+/// then the first usable bypassed group.
 pub(super) fn choose_group(word: PackedState, groups: &[GroupView]) -> (PackedState, Option<usize>) {
     let settled = word.with(PackedState::QUEUE_IO, false);
     let usable = |g: &usize| groups[*g].usable > 0;
@@ -135,27 +139,27 @@ pub(super) fn choose_group(word: PackedState, groups: &[GroupView]) -> (PackedSt
         .or_else(|| scan(true));
     match group {
         Some(_) => (settled.with_next(None).with_current(group), group),
-        // With no path at all the wish for a group is kept: it holds for the first path that
-        // returns.
+        // If no path is left, the next group is kept: it is used when the first path returns.
         None => (settled.with_current(None), None),
     }
 }
 
-/// A path as all cores see it. Written when it fails or returns only, so it needs no cache line of
-/// its own.
+/// A path as all cores see it. It is written only when the path fails or returns, so it needs no
+/// cache line of its own.
 #[derive(Debug, Default)]
 struct PathState {
-    /// [`PathState::FAILED`] and [`PathState::ADMIN_FAILED`]. Above: how often it failed since the table
-    /// was loaded.
+    /// Bits [`PathState::FAILED`] and [`PathState::ADMIN_FAILED`]. The bits above count the
+    /// failures since the table was loaded.
     state: AtomicU64,
-    /// When it was last reinstated, on the device's count of reinstatements; 0 for never. Lanes
-    /// that look later rebuild the order from it.
+    /// Sequence number of the last reinstatement, counted per device; 0 for never. Lanes sort
+    /// reinstated paths by this number.
     stamp: AtomicU64,
-    /// Whether somebody is about to reinstate it ([`PathState::REINSTATE_IDLE`] and what follows): of a
-    /// message and the checker one does.
+    /// Claim of the caller that reinstates the path: [`PathState::REINSTATE_IDLE`],
+    /// [`PathState::REINSTATE_RUNNING`] or [`PathState::REINSTATE_AGAIN`]. If a message and the
+    /// checker reinstate a path at the same time, only one of them does the work.
     reinstating: AtomicU32,
-    /// When it last failed or was reinstated, and how long it was failed before that, in ns on the
-    /// journal's clock. For who asks; nothing hangs on it.
+    /// Time of the last failure or reinstatement, and the total failed time before it, in ns on the
+    /// clock of the path log. Only reports use them.
     since: AtomicU64,
     failed_for: AtomicU64,
     ejection: Ejection,
@@ -163,39 +167,39 @@ struct PathState {
 
 impl PathState {
     const FAILED: u64 = 1;
-    /// An administrator failed it: no check reinstates it. Set only where it is failed.
+    /// An administrator failed the path: no check reinstates it. Set only together with `FAILED`.
     const ADMIN_FAILED: u64 = 2;
-    /// One failure.
+    /// The failure count's unit.
     const ONE_FAILURE: u64 = 4;
 
-    /// Nobody reinstates it.
+    /// No caller reinstates the path.
     const REINSTATE_IDLE: u32 = 0;
-    /// Somebody does.
+    /// One caller reinstates the path.
     const REINSTATE_RUNNING: u32 = 1;
-    /// And is asked to look again.
+    /// One caller reinstates the path and must repeat its attempt afterwards.
     const REINSTATE_AGAIN: u32 = 2;
 }
 
-/// A path, read at one moment.
+/// A snapshot of a path's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PathView {
     pub(super) failed: bool,
-    /// By an administrator, whose word it takes to bring it back.
+    /// An administrator failed the path, so only a command or a message reinstates it.
     pub(super) held: bool,
     pub(super) fail_count: u64,
     pub(super) stamp: u64,
-    /// Out of use for being slow.
+    /// The path is ejected because it is slow.
     pub(super) ejected: bool,
 }
 
 impl PathView {
-    /// Neither failed nor slow.
+    /// True if the path is neither failed nor ejected.
     pub(super) fn is_in_use(self) -> bool {
         !self.failed && !self.ejected
     }
 }
 
-/// How long a path has been in its state, and how long it was failed in all, this time included.
+/// How long a path has been in its state, and its total failed time including the current failure.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct PathTimes {
     pub(super) in_state: Nanos,
@@ -204,19 +208,20 @@ pub(super) struct PathTimes {
 
 /// The shared state of one loaded table. A reload makes a new one.
 pub(super) struct MultipathState {
-    /// On a line of its own: the one thing that every batch reads.
+    /// On its own cache line, because every batch reads it.
     word: CachePadded<AtomicU64>,
-    /// Paths that have not failed, over all groups.
+    /// Number of paths that have not failed, over all groups.
     valid: AtomicU32,
     stamps: AtomicU64,
-    /// Paths that are out of use for being slow.
+    /// Number of paths that are ejected because they are slow.
     ejected: AtomicU32,
     bypassed: Box<[AtomicBool]>,
-    /// The group that a person has switched to, from 1; 0 for none. The checker ends it.
+    /// The group that the message `switch_group` chose, counted from 1; 0 for none. The checker
+    /// clears it.
     by_hand: AtomicU32,
     paths: Box<[PathState]>,
     pub(super) path_log: PathLog,
-    /// Rung when a path failed, or by a message that the checker has to know of: it waits for it.
+    /// Wakes the checker if a path failed, or if a message concerns it.
     pub(super) bell: Arc<WaitQueue>,
 }
 
@@ -242,13 +247,14 @@ impl MultipathState {
         }
     }
 
-    /// The word, and with it all that was written before it moved.
+    /// Loads the word. All writes before its last change are visible afterwards.
     pub(super) fn word(&self) -> PackedState {
         interleave::point();
         PackedState(self.word.load(Ordering::Acquire))
     }
 
-    /// Takes a lane's choice of group. False when the word has moved since: look again.
+    /// Publishes a lane's choice of group. Returns false if the word has changed since `old`; the
+    /// lane must then choose again.
     pub(super) fn commit(&self, old: PackedState, new: PackedState) -> bool {
         interleave::point();
         if old == new {
@@ -262,7 +268,7 @@ impl MultipathState {
     }
 
     fn update(&self, change: impl Fn(PackedState) -> PackedState) {
-        // The closure never says no, so this ends when the compare-and-swap succeeds.
+        // The closure never returns `None`, so this ends when the compare-and-swap succeeds.
         let _ =
             self.word.fetch_update(Ordering::AcqRel, Ordering::Acquire, |w| Some(change(PackedState(w)).0));
     }
@@ -285,7 +291,7 @@ impl MultipathState {
         PathView { failed, held, fail_count: state / PathState::ONE_FAILURE, stamp, ejected }
     }
 
-    /// How long `path` has been what it is.
+    /// How long `path` has been in its state, and its total failed time.
     pub(super) fn times(&self, path: usize) -> PathTimes {
         let (failed, path) = (self.path(path).failed, &self.paths[path]);
         let in_state = self.path_log.now().since(Nanos(path.since.load(Ordering::Relaxed)));
@@ -293,7 +299,7 @@ impl MultipathState {
         PathTimes { in_state, failed: if failed { before + in_state } else { before } }
     }
 
-    /// The table is loaded into a device, by whose clock times are told.
+    /// Connects the table to the device it is loaded into, whose clock is used from now on.
     pub(super) fn attach(&self, notify: Arc<dyn TargetHost>) {
         self.path_log.attach(notify);
         let now = self.path_log.now();
@@ -304,14 +310,14 @@ impl MultipathState {
         self.bypassed[group].load(Ordering::Relaxed)
     }
 
-    /// Paths that have not failed.
+    /// Number of paths that have not failed.
     pub(super) fn valid(&self) -> u32 {
         self.valid.load(Ordering::Acquire)
     }
 
-    /// Fails a path. False when it was failed already: nothing has changed then, but that a command
-    /// holds it. Called by messages and, on a path error, by lanes of any core: of several at once
-    /// one wins, and says so.
+    /// Fails a path. Returns false if the path was failed already; a command then only marks it as
+    /// failed by an administrator. Messages call this, and lanes of any core on a path error. If
+    /// several callers fail a path at once, one of them gets true and writes the log line.
     pub(super) fn fail(&self, path: usize, why: &FailReason<'_>) -> bool {
         interleave::point();
         if bugs::on(Bug::FailNotAtomic) {
@@ -350,9 +356,12 @@ impl MultipathState {
         true
     }
 
-    /// Makes a failed path usable again. False when it was, and to a check when the path is held.
-    /// Of several at once one does it: a check leaves it to the other, and others have it look
-    /// again, since the path may have failed since it looked.
+    /// Reinstates a failed path. Returns false if the path is not failed, or if a check wants to
+    /// reinstate a path that an administrator failed.
+    ///
+    /// If several callers reinstate a path at once, one does the work. A check leaves it to the
+    /// other caller. A message or command makes the other caller repeat its attempt, because the
+    /// path may have failed again in between.
     pub(super) fn reinstate(&self, path: usize, mut back: ReinstateReason) -> bool {
         let p = &self.paths[path];
         let claim = |now| match (now, back) {
@@ -360,7 +369,8 @@ impl MultipathState {
             (_, ReinstateReason::CheckPassed) => None,
             _ => Some(PathState::REINSTATE_AGAIN),
         };
-        // Acquire pairs with the releases below: who is next sees the state that the last one left.
+        // Acquire pairs with the releases below: the next caller sees the state that the last one
+        // left.
         if p.reinstating.fetch_update(Ordering::AcqRel, Ordering::Acquire, claim)
             != Ok(PathState::REINSTATE_IDLE)
         {
@@ -378,7 +388,7 @@ impl MultipathState {
         }
     }
 
-    /// The work of [`MultipathState::reinstate`], for one at a time.
+    /// One attempt of [`MultipathState::reinstate`]. Only one caller per path runs at a time.
     fn reinstate_once(&self, path: usize, back: ReinstateReason) -> bool {
         let p = &self.paths[path];
         let by_check = matches!(back, ReinstateReason::CheckPassed);
@@ -386,17 +396,18 @@ impl MultipathState {
         if state & PathState::FAILED == 0 || by_check && state & PathState::ADMIN_FAILED != 0 {
             return false;
         }
-        // Before the state, whose Release makes it visible to whoever sees the path active.
+        // Written before the state: its Release makes the stamp visible to every core that sees the
+        // path active.
         p.stamp.store(self.stamps.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
         let now = self.path_log.now();
         let failed = now.since(Nanos(p.since.swap(now.0, Ordering::Relaxed)));
         p.failed_for.fetch_add(failed.0, Ordering::Relaxed);
         let up = self.valid.fetch_add(1, Ordering::AcqRel) + 1;
-        // Before bios that waited go on.
+        // Logged before queued bios are resubmitted.
         self.path_log.reinstated(path, back, up);
         let before = p.state.fetch_and(!(PathState::FAILED | PathState::ADMIN_FAILED), Ordering::AcqRel);
         self.update(PackedState::moved);
-        // A command came in between, and found it failed.
+        // A command marked the path as failed in the meantime.
         let held = by_check && before & PathState::ADMIN_FAILED != 0;
         if held {
             self.fail(path, &FailReason::Command);
@@ -404,7 +415,7 @@ impl MultipathState {
         !held
     }
 
-    /// Puts a path out of use for being slow. False when it is already.
+    /// Ejects a path because it is slow. Returns false if the path is ejected already.
     pub(super) fn eject(&self, path: usize, now: Nanos) -> bool {
         let Some(length) = self.paths[path].ejection.begin(now) else { return false };
         self.ejected.fetch_add(1, Ordering::Relaxed);
@@ -413,17 +424,17 @@ impl MultipathState {
         true
     }
 
-    /// True when a path is out of use for being slow.
+    /// True if any path is ejected.
     pub(super) fn has_ejected(&self) -> bool {
         self.ejected.load(Ordering::Relaxed) > 0
     }
 
-    /// Since when and how often `path` is out of use for being slow.
+    /// The ejection state of `path`.
     pub(super) fn ejection(&self, path: usize) -> &Ejection {
         &self.paths[path].ejection
     }
 
-    /// The trial of `path` went well: it is in use again.
+    /// Ends the ejection of `path` after a successful trial.
     pub(super) fn end_ejection(&self, path: usize, now: Nanos) {
         if self.paths[path].ejection.end(now) {
             self.ejected.fetch_sub(1, Ordering::Relaxed);
@@ -432,13 +443,13 @@ impl MultipathState {
         }
     }
 
-    /// Sets or clears the bypass mark of a group; the next bio chooses a group anew.
+    /// Sets or clears the bypass mark of a group; the next bio chooses a group again.
     pub(super) fn bypass(&self, group: usize, on: bool) {
         self.bypassed[group].store(on, Ordering::Relaxed);
         self.update(|w| w.moved().with_current(None));
     }
 
-    /// Asks for a group and clears every bypass mark.
+    /// Makes `group` the next group and clears every bypass mark.
     pub(super) fn switch(&self, group: usize) {
         for b in &self.bypassed {
             b.store(false, Ordering::Relaxed);
@@ -446,27 +457,27 @@ impl MultipathState {
         self.update(|w| w.moved().with_current(None).with_next(Some(group)));
     }
 
-    /// The message `switch_group`: it holds, whichever group is better, until no path of it is left
-    /// ([`MultipathState::clear_manual_group`]).
+    /// The message `switch_group`. The choice holds, even if another group is better, until the
+    /// group has no usable path ([`MultipathState::clear_manual_group`]).
     pub(super) fn switch_manually(&self, group: usize) {
         self.by_hand.store(group as u32 + 1, Ordering::Relaxed);
         self.switch(group);
     }
 
-    /// The group that a person has switched to.
+    /// The group chosen by the message `switch_group`.
     pub(super) fn by_hand(&self) -> Option<usize> {
         (self.by_hand.load(Ordering::Relaxed) as usize).checked_sub(1)
     }
 
-    /// What a person chose counts no more, if it was `group`.
+    /// Forgets the manual choice of `group`.
     pub(super) fn clear_manual_group(&self, group: usize) {
         let (was, none) = (group as u32 + 1, 0);
-        // Whoever chooses another meanwhile has it.
+        // If another group was chosen in the meantime, that choice stays.
         let _ = self.by_hand.compare_exchange(was, none, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// The messages `queue_if_no_path` and `fail_if_no_path`. The latter also forgets what a
-    /// suspend saved.
+    /// The messages `queue_if_no_path` and `fail_if_no_path`. `fail_if_no_path` also discards the
+    /// value that a suspend saved.
     pub(super) fn set_queueing(&self, on: bool) {
         self.update(|w| {
             let w = if on { w } else { w.with(PackedState::SAVED, false) };
@@ -474,8 +485,8 @@ impl MultipathState {
         });
     }
 
-    /// Before a suspend. With `save` the flag is remembered and cleared, so that held bios end; a
-    /// second save would lose the first.
+    /// Called before a suspend. If `save` is set, the queue flag is saved and cleared, so that
+    /// queued bios complete. A second save does not overwrite the first.
     pub(super) fn presuspend(&self, noflush: bool, save: bool) {
         self.update(|w| {
             let queueing = w.has(PackedState::QUEUE_IF_NO_PATH);
@@ -489,7 +500,7 @@ impl MultipathState {
         });
     }
 
-    /// Restores what [`MultipathState::presuspend`] saved.
+    /// Restores the flag that [`MultipathState::presuspend`] saved.
     pub(super) fn resume(&self) {
         self.update(|w| {
             let queueing = w.has(PackedState::QUEUE_IF_NO_PATH) || w.has(PackedState::SAVED);

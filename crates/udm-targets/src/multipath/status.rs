@@ -1,5 +1,5 @@
-//! What `table` and `status` print, byte for byte as the kernel, each field followed by one space
-//! (spec D.1, D.2); and the report of what went where.
+//! The texts of `table` and `status`, byte for byte as the kernel prints them (each field followed
+//! by one space), and the reports per path.
 
 use super::Multipath;
 use super::checker;
@@ -71,8 +71,7 @@ impl Multipath {
     pub(super) fn status_text(&self) -> String {
         let word = self.shared.word();
         let mut out = String::new();
-        // No handler is ever active, so there are no rounds of group activation and no handler
-        // status.
+        // No handler is ever active, so the counts of group activations and handler status are 0.
         field!(out, "2 {} 0 0", u8::from(word.has(PackedState::QUEUE_IO)));
         field!(out, "{} {}", self.groups.len(), self.shown_group(word));
         let mut paths = 0..;
@@ -96,7 +95,7 @@ impl Multipath {
         out
     }
 
-    /// How its paths are looked after.
+    /// The path maintenance report: settings, timers and the manual group.
     pub(super) fn path_maintenance(&self) -> Option<PathMaintenanceReport> {
         let path_log = &self.shared.path_log;
         let (settings, now) = (path_log.settings()?, path_log.now());
@@ -112,7 +111,7 @@ impl Multipath {
         })
     }
 
-    /// Why no check reinstates a path that failed.
+    /// The reason why no check reinstates a failed path.
     fn held(&self, index: usize, device: &DeviceRef) -> Option<String> {
         let view = self.shared.path(index);
         if view.held {
@@ -126,7 +125,7 @@ impl Multipath {
         if view.failed { device.device.refused().or_else(back).or_else(short) } else { None }
     }
 
-    /// Every path with its state and what it has served.
+    /// The state and I/O counters of every path.
     pub(super) fn reports(&self) -> Vec<PathReport> {
         let served = self.served.total(self.shared.path_count());
         let rows = self.paths().zip(served).enumerate();
@@ -161,7 +160,7 @@ impl Multipath {
     }
 }
 
-/// What a watch has counted of a path.
+/// The path watch counters of a path.
 fn watch_report(served: &PathIoTotals) -> PathWatchReport {
     let [waiting, given_up, late, bare, hedges, won, wasted, refused, free] = served.watched;
     let steps = served.latency.steps.iter().enumerate().filter(|(_, count)| **count > 0);

@@ -1,4 +1,4 @@
-//! The words of a snapshot's table line, checked in the kernel's order.
+//! Parser of a snapshot's table line, with the kernel's order of checks.
 
 use std::sync::Arc;
 use udm_core::errno::EINVAL;
@@ -7,29 +7,30 @@ use udm_dm::target::{DeviceRef, Resolver, TargetArgs, decimal};
 use udm_dm::{MappedDevice, TargetError, depends_on};
 use udm_wire::cow::{ChunkSize, ChunkSizeError};
 
-/// What a snapshot does besides.
+/// The optional features of a snapshot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct SnapshotFeatures {
-    /// A discard of a chunk that is in the store clears it there; others do nothing.
+    /// A discard of a chunk in the store clears the chunk there; other discards do nothing.
     pub discard_zeroes_cow: bool,
-    /// A discard goes to the origin as well.
+    /// A discard is also sent to the origin.
     pub discard_passdown_origin: bool,
-    /// A store that is full makes the snapshot read-only, and not invalid (`PO`).
+    /// A full store makes the snapshot read-only instead of invalid (`PO`).
     pub overflow: bool,
 }
 
-/// The words of one line.
+/// A parsed table line.
 pub(super) struct SnapshotTableArgs {
     pub origin: DeviceRef,
     pub store: DeviceRef,
     pub persistent: bool,
-    /// What was asked for; `None` for what the store says, or the default.
+    /// The chunk size of the table; `None` for the store's own size, or the default for a new
+    /// store.
     pub chunk: Option<ChunkSize>,
     pub features: SnapshotFeatures,
 }
 
 impl SnapshotTableArgs {
-    /// The word for the type of its store.
+    /// The table's word for the type of the store.
     pub(super) fn kind(&self) -> &'static str {
         match (self.persistent, self.features.overflow) {
             (true, false) => "P",
@@ -39,13 +40,13 @@ impl SnapshotTableArgs {
     }
 }
 
-/// The kernel's text for whatever is wrong with a type or a chunk size, with the reason that it
-/// hides.
+/// The kernel's text for every error in a store type or chunk size, with the reason that the kernel
+/// does not show.
 fn store_error(reason: impl Into<String>, word: usize) -> TargetError {
     TargetError::new("Couldn't create exception store").because(reason.into()).at(word)
 }
 
-/// Reads the line of a `snapshot` or `snapshot-merge`.
+/// Parses the table line of a `snapshot` or `snapshot-merge`.
 ///
 /// # Errors
 /// The kernel's, in its order.
@@ -65,12 +66,12 @@ pub(super) fn parse(args: &mut TargetArgs<'_>) -> Result<SnapshotTableArgs, Targ
     let chunk = parse_chunk_size(&words[3], persistent, &origin, &store)?;
     if args.start.0 != 0 {
         let error = TargetError::new("a snapshot begins at sector 0").with_errno(EINVAL);
-        return Err(error.because("the kernel would take sectors of the origin by their place in the device"));
+        return Err(error.because("the kernel would read the origin at the sectors of the snapshot's device"));
     }
     Ok(SnapshotTableArgs { origin, store, persistent, chunk, features })
 }
 
-/// True when both are names of one disk.
+/// True if both names lead to the same disk.
 pub(super) fn is_same_disk(one: &DeviceRef, other: &DeviceRef) -> bool {
     is_same_device(&*one.device, &*other.device)
 }
@@ -82,12 +83,12 @@ fn is_same_device(one: &dyn Device, other: &dyn Device) -> bool {
         || shared_disk_state(one).is_some() && shared_disk_state(one) == shared_disk_state(other)
 }
 
-/// Refuses a snapshot of `len` whose store lies on its origin, or the other way round: a copy would
-/// want another, or write over what it copies. `origin_devices` are the devices that copy for the origin.
-/// What the snapshot is not about may be under its store.
+/// Refuses a snapshot of `len` whose store is stacked on its origin, or the other way round. A copy
+/// would otherwise need another copy, or overwrite its own source. `origin_devices` are the devices
+/// that copy for the origin. A store may be stacked on the part of the origin beyond the snapshot.
 ///
 /// # Errors
-/// EINVAL, with who lies on whom.
+/// EINVAL, with the stacking.
 pub(super) fn check_not_stacked(
     line: &SnapshotTableArgs,
     len: Sectors,
@@ -140,13 +141,13 @@ fn parse_features(words: &[String]) -> Result<SnapshotFeatures, TargetError> {
         return Err(TargetError::new(text).at(5));
     }
     match given.get(count) {
-        // The kernel does not look at it.
+        // The kernel ignores such words.
         Some(word) => Err(invalid(5 + count).because(format!("nothing may follow the features: {word:?}"))),
         None => Ok(features),
     }
 }
 
-/// Whether the store is persistent, and whether it overflows.
+/// Whether the store is persistent, and whether it may overflow.
 fn parse_store_type(word: &str) -> Result<(bool, bool), TargetError> {
     let mut letters = word.chars();
     match letters.next().map(|letter| letter.to_ascii_uppercase()) {
@@ -179,7 +180,7 @@ fn parse_chunk_size(
     Ok(Some(chunk))
 }
 
-/// What a new store gets for which nobody said anything.
+/// The default chunk size of a new store.
 pub(super) fn default_chunk_size(store: &Arc<dyn Device>) -> ChunkSize {
     let block = u64::from(store.limits().logical_block) / udm_core::SECTOR_SIZE;
     ChunkSize::new(block).map_or(ChunkSize::DEFAULT, |block| block.max(ChunkSize::DEFAULT))

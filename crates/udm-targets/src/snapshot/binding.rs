@@ -1,17 +1,19 @@
-//! A table's place in a snapshot's life.
+//! The binding of a table to a snapshot.
 //!
-//! *Loaded*, with what the store holds read; *active* from its first resume on; *spent* when
-//! another table has taken the snapshot over, or it went before it could be.
+//! A binding is *loaded* when the contents of the store are read, *active* from its first resume
+//! on, and *released* when another table has taken the snapshot over. It is also released if the
+//! source of its handover disappears first.
 //!
-//! A store has one owner: the table whose snapshot is active, and nobody else writes it or goes by
-//! what is in it. A second table with the same origin and store is a *destination*: it takes the
-//! snapshot over from the first, its *source*, when it is resumed, with all that is in memory. The
-//! source must stand still then; it is what the same device had before, or another device that is
-//! suspended. If two tables were loaded for one handover, the first is the source of the second.
+//! A store has one owner: the table whose snapshot is active. No other table writes the store or
+//! relies on its contents. A second table with the same origin and store is a *destination*. At its
+//! resume it takes the snapshot over from the first table, its *source*, with all state in memory.
+//! The source must be quiesced then: it is the previous table of the same device, or a table of
+//! another device that is suspended. If two tables are loaded for one handover, the first is the
+//! source of the second.
 //!
-//! A table that was loaded while nobody had the store has read it. If another has had the store in
-//! use since, that is not what is there, and the table is refused ([`StoreReadTicket`]); so is one of two
-//! that become live in one change.
+//! A table that is loaded while the store has no owner reads the store. If another table has used
+//! the store since, the data read is stale and the table is refused ([`StoreReadTicket`]). If two
+//! such tables become live in one change, one of them is refused.
 
 use super::args::{self, SnapshotFeatures, SnapshotTableArgs};
 use super::load;
@@ -25,50 +27,50 @@ use udm_core::{ClaimKey, DevNo, Device, DeviceId, Exclusivity, ExtentKind, Exten
 use udm_dm::target::{DeviceRange, DeviceRef, TargetArgs, TargetHost};
 use udm_dm::{MappedDevice, SnapshotReport, SnapshotState, TargetError};
 
-/// How far a table with a snapshot has come.
+/// The state of a binding.
 #[derive(Clone)]
 pub(super) enum BindingState {
-    /// It has not been resumed.
+    /// Not resumed yet.
     Loaded,
-    /// The same, and it will take its snapshot over from whoever has that.
+    /// Not resumed yet; at its resume it takes the snapshot over from its source.
     Destination,
-    /// It is in use.
+    /// The owner of the snapshot.
     Active,
-    /// Its snapshot was taken over, or went before it could be.
+    /// The snapshot was taken over, or disappeared before a handover.
     Released,
 }
 
-/// What a snapshot's table is there for.
+/// The purpose of a table with a snapshot.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum TableRole {
-    /// To keep an instant.
+    /// Keeps the content of an instant.
     Keep,
-    /// To bring what it holds back into the origin.
+    /// Merges the store back into the origin.
     Merge,
 }
 
-/// See the module's documentation.
+/// A table's binding to its snapshot.
 pub(super) struct SnapshotBinding {
     pub line: SnapshotTableArgs,
     pub len: Sectors,
     pub family: Arc<OriginSnapshots>,
     pub snapshot: Arc<Snapshot>,
     table_role: TableRole,
-    /// What was read of the store; `None` for a destination.
+    /// The ticket of reading the store; `None` for a destination.
     read_ticket: Option<Arc<StoreReadTicket>>,
-    /// It was asked last whether it can become live.
+    /// The last `preresume` allowed the table to become live.
     was_checked: AtomicBool,
     role: Mutex<BindingState>,
-    /// What lanes see of a role that is spent.
+    /// True if the role is `Released`; read by lanes.
     pub released: Arc<AtomicBool>,
     notify: Mutex<Option<Arc<dyn TargetHost>>>,
 }
 
 impl SnapshotBinding {
-    /// For the table line in `args`.
+    /// Creates the binding for the table line in `args`.
     ///
     /// # Errors
-    /// The kernel's, in its order; where the kernel hides the reason behind a general text, it
+    /// The kernel's, in its order. If the kernel hides the reason behind a general text, the reason
     /// follows.
     pub(super) fn take(
         table_role: TableRole,
@@ -83,15 +85,16 @@ impl SnapshotBinding {
         let read_ticket = family.read(&line.store);
         let others = family.on_store(&line.store);
         let source = others.iter().find(|other| matches!(*other.role(), BindingState::Active));
-        // One that waits in the device of its source is replaced, as any table that waits.
+        // A destination in the device of its source is replaced, as any inactive table.
         let waits = |other: &&Arc<SnapshotBinding>| matches!(*other.role(), BindingState::Destination);
         let id = |binding: &Arc<SnapshotBinding>| binding.device().map(|device| device.id());
-        // One that is in no device yet may be for the same: who comes first is found out then.
+        // A destination without a device may belong to the same device; this is checked at the
+        // resume.
         let elsewhere =
             |other: &Arc<SnapshotBinding>| id(other).is_some() && source.map(id) != Some(id(other));
         let third = others.iter().filter(waits).any(elsewhere);
         let (snapshot, role) = match source {
-            // Those that are loaded and were never resumed have nothing that is not in the store.
+            // Tables that are loaded and were never resumed have no state that is not in the store.
             None => (open_store(&line, &family, args)?, BindingState::Loaded),
             Some(_) if third => return Err(handover_error().at(1)),
             Some(source) => {
@@ -120,7 +123,7 @@ impl SnapshotBinding {
         Ok(binding)
     }
 
-    /// The snapshot, for a destination with this line.
+    /// The snapshot for a destination with this line.
     fn snapshot_for_handover(
         &self,
         line: &SnapshotTableArgs,
@@ -134,7 +137,7 @@ impl SnapshotBinding {
         if len.0 > most {
             let why = format!(
                 "the snapshot that it takes over can have {most} sectors at the most: remove that one, and load \
-                 this table anew"
+                 this table again"
             );
             return refuse(&why);
         }
@@ -145,7 +148,7 @@ impl SnapshotBinding {
         }
     }
 
-    /// True when its store is this one.
+    /// True if `store` is the binding's store.
     pub(super) fn is_on(&self, store: &DeviceRef) -> bool {
         args::is_same_disk(&self.line.store, store)
     }
@@ -154,7 +157,7 @@ impl SnapshotBinding {
         self.role.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Why a table that was loaded while nobody had its store can't have it, if it can't.
+    /// Checks that a table loaded while its store had no owner can become the owner.
     fn check_store(&self) -> Result<(), TargetError> {
         if bugs::on(Bug::StoreTakenTwice) {
             return Ok(());
@@ -164,7 +167,7 @@ impl SnapshotBinding {
         if others.iter().any(|other| matches!(*other.role(), BindingState::Active)) {
             return Err(handover_error());
         }
-        // One of the same change, or of another that is under way.
+        // A table of the same change, or of another change in progress.
         let comes = |other: &Arc<SnapshotBinding>| {
             other.was_checked.load(Ordering::Relaxed)
                 && other.device().is_some_and(|device| device.is_changing())
@@ -175,13 +178,13 @@ impl SnapshotBinding {
             );
         }
         if self.read_ticket.as_ref().is_some_and(|read_ticket| read_ticket.is_stale()) {
-            let why = "another table has had its store in use since it was loaded: load it again";
+            let why = "another table has used the store since this table was loaded: load it again";
             return Err(handover_error().because(why));
         }
         Ok(())
     }
 
-    /// The table that has the snapshot of a destination.
+    /// The source of a destination.
     fn source(&self) -> Option<Arc<SnapshotBinding>> {
         let has_it = |other: &Arc<SnapshotBinding>| {
             Arc::ptr_eq(&other.snapshot, &self.snapshot) && matches!(*other.role(), BindingState::Active)
@@ -189,12 +192,12 @@ impl SnapshotBinding {
         self.family.bindings().into_iter().find(has_it)
     }
 
-    /// True when its device has ended without a word.
+    /// True if the device was dropped without a call of `removed`.
     pub(super) fn is_orphan(&self) -> bool {
         self.notify().is_some_and(|notify| notify.mapped().is_none())
     }
 
-    /// True when the snapshot is not its any more.
+    /// True if the snapshot no longer belongs to this table.
     pub(super) fn is_released(&self) -> bool {
         matches!(*self.role(), BindingState::Released)
     }
@@ -212,26 +215,26 @@ impl SnapshotBinding {
         self.notify.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// True while its device is the snapshot.
+    /// True if this table is the active snapshot and not a merge.
     pub(super) fn is_active_snapshot(&self) -> bool {
         self.table_role == TableRole::Keep && matches!(*self.role(), BindingState::Active)
     }
 
-    /// The name of its device.
+    /// The name of the device.
     pub(super) fn name(&self) -> Option<String> {
         Some(self.notify()?.device())
     }
 
-    /// The device whose table this is.
+    /// The device of this table.
     fn device(&self) -> Option<Arc<MappedDevice>> {
         self.notify()?.mapped()
     }
 
-    /// What `table` prints behind the type.
+    /// The text of `table` after the type.
     pub(super) fn table(&self) -> String {
         let SnapshotTableArgs { origin, store, features, .. } = &self.line;
         let kind = self.line.kind();
-        // What it takes over it has when it does (kernel).
+        // A destination has no chunk size before the handover (kernel).
         let chunk = match *self.role() {
             BindingState::Destination => 0,
             _ => self.snapshot.chunk.sectors(),
@@ -246,7 +249,7 @@ impl SnapshotBinding {
         format!("{} {} {kind} {chunk}{words}", origin.number, store.number)
     }
 
-    /// What the control side is told of it, with what is in use.
+    /// The report for the control side, with `usage` in sectors.
     pub(super) fn report(&self, state: SnapshotState, usage: (u64, u64, u64)) -> SnapshotReport {
         let (used, total, metadata) = usage;
         SnapshotReport {
@@ -262,7 +265,7 @@ impl SnapshotBinding {
         }
     }
 
-    /// True when nothing of it can be read any more.
+    /// True if the snapshot can no longer be read.
     pub(super) fn is_lost(&self) -> bool {
         self.is_released() || !self.snapshot.is_valid()
     }
@@ -275,8 +278,8 @@ impl SnapshotBinding {
         vec![DeviceRange::new(&self.line.origin, Sector(0), self.len), store]
     }
 
-    /// What the sectors from `from` on hold: what is in the store is data, the rest is the
-    /// origin's.
+    /// The extents of the sectors from `from` on: chunks in the store are data, the others are as
+    /// in the origin.
     pub(super) fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
         let (snapshot, origin) = (&self.snapshot, &self.line.origin.device);
         let (mut at, end) = (from.0, from.0 + len.0);
@@ -295,7 +298,7 @@ impl SnapshotBinding {
         *self.notify.lock().unwrap_or_else(PoisonError::into_inner) = Some(notify);
     }
 
-    /// The devices with lanes of the origin, besides its own.
+    /// The other devices with lanes of the origin.
     pub(super) fn dependents(&self) -> Vec<Arc<MappedDevice>> {
         if bugs::on(Bug::OriginNotRenewed) {
             return Vec::new();
@@ -304,7 +307,7 @@ impl SnapshotBinding {
         self.family.origin_devices(own)
     }
 
-    /// The last that can fail before it becomes live in `device`.
+    /// The last check before the table becomes live in `device`.
     pub(super) fn preresume(&self, device: DeviceId) -> Result<(), TargetError> {
         let role = self.role().clone();
         let elsewhere = |binding: &SnapshotBinding| binding.device().filter(|holder| holder.id() != device);
@@ -336,7 +339,7 @@ impl SnapshotBinding {
         Ok(())
     }
 
-    /// It is live, and everything stands still.
+    /// The table becomes live, while all its devices are quiesced.
     pub(super) fn resume(&self) {
         let role = self.role().clone();
         match role {
@@ -365,9 +368,9 @@ impl SnapshotBinding {
         }
     }
 
-    /// Its table is live no more, and everything stands still.
+    /// The table is no longer live, while all its devices are quiesced.
     pub(super) fn retired(&self) {
-        // One that is taken over goes on in the next table of its device.
+        // If the next table of the device takes the snapshot over, it continues there.
         let own = self.device().map(|device| device.id());
         let is_own =
             |other: &SnapshotBinding| own.is_some() && other.device().map(|device| device.id()) == own;
@@ -377,7 +380,7 @@ impl SnapshotBinding {
         }
     }
 
-    /// The same, and no table of its device takes the snapshot over.
+    /// As [`SnapshotBinding::retired`], if no table of the device takes the snapshot over.
     pub(super) fn removed(&self) {
         if matches!(*self.role(), BindingState::Active) {
             self.snapshot.set_active(false);
@@ -389,7 +392,7 @@ impl SnapshotBinding {
 
 impl Drop for SnapshotBinding {
     fn drop(&mut self) {
-        // Listed ahead of a resume that did not come.
+        // The snapshot was listed for a resume that did not happen.
         if matches!(self.role.get_mut().unwrap_or_else(PoisonError::into_inner), BindingState::Loaded) {
             self.family.unlist(&self.snapshot);
         }
@@ -400,7 +403,7 @@ fn handover_error() -> TargetError {
     TargetError::new("Snapshot cow pairing for exception table handover failed").with_errno(EINVAL)
 }
 
-/// Opens the store. Nobody else may have it: it is read, and written to where it is blank.
+/// Opens the store with exclusive use: reads it, or formats it if it is blank.
 fn open_store(
     line: &SnapshotTableArgs,
     family: &Arc<OriginSnapshots>,

@@ -1,15 +1,15 @@
-//! What has changed since an instant: checkpoints of origins and of snapshots.
+//! Changes since an instant: checkpoints of origins and snapshots.
 //!
-//! What a snapshot keeps is what its origin has changed since, and what was written to the snapshot
-//! itself. So its map says what an origin has changed since that instant, and two maps together
-//! where two snapshots may differ. Both are used where somebody copies only what changed, and so
-//! they may say too much and never too little:
+//! A snapshot's map has the chunks that its origin has changed since the instant of the snapshot,
+//! and the chunks written to the snapshot itself. Two maps together show where two snapshots may
+//! differ. Incremental copies use these answers, so an answer may contain too much but never too
+//! little:
 //!
-//! * A map only grows while its snapshot is in use; one that is merged, removed or invalid is of no
-//!   use any more. So it is walked first, and asked whether it was in use *behind* that: whatever
-//!   was acknowledged before the walk is in it then.
-//! * An origin that is being merged into is something else from one moment to the next. It has no
-//!   checkpoints, and all of it has changed.
+//! * A map only grows while its snapshot is in use. A snapshot that is merged, removed or invalid
+//!   is of no use. So the map is walked first, and *afterwards* the code checks that the snapshot
+//!   was in use. Then every write acknowledged before the walk is included.
+//! * An origin that is being merged into changes all the time. It has no checkpoints, and all of it
+//!   counts as changed.
 
 use super::binding::SnapshotBinding;
 use super::origin_snapshots::OriginSnapshots;
@@ -18,12 +18,13 @@ use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
 use udm_core::{ChangeStatus, Checkpoint, Extents, Sector, Sectors};
 
-/// Chunks of a run at the most, so that the answer takes no longer than the search for its begin.
+/// Maximum number of chunks added to a run, so that extending a run takes no longer than finding
+/// its start.
 const RUN_MAX: u64 = 511;
 
 impl Snapshot {
-    /// The first run of sectors, from `from` on and below `end`, that are in the store; what
-    /// follows may belong to it as well.
+    /// The first run of sectors between `from` and `end` that are in the store. The sectors after
+    /// the run may be in the store too.
     fn next_changed(&self, from: u64, end: u64) -> Option<(u64, u64)> {
         let (mut chunk, last) = (self.chunk_of(from), self.chunk_of(end.max(1) - 1));
         (chunk, _) = self.map.next_in_store(chunk, last + 1)?;
@@ -35,16 +36,16 @@ impl Snapshot {
         Some((start, self.start_of(chunk + 1).min(end)))
     }
 
-    /// True while it keeps all that its origin changes.
+    /// True if the snapshot keeps every change of its origin.
     fn keeps_all(&self) -> bool {
         self.is_active() && self.is_valid()
     }
 }
 
-/// What is in one of several stores, run by run.
+/// The runs of sectors that are in at least one of several stores.
 struct ChangedRuns<'a> {
     end: u64,
-    /// Each with its run that is next, where it has one.
+    /// Each snapshot with its next run, if it has one.
     sources: Vec<(&'a Snapshot, Option<(u64, u64)>)>,
 }
 
@@ -58,7 +59,7 @@ impl<'a> ChangedRuns<'a> {
 impl Iterator for ChangedRuns<'_> {
     type Item = (u64, u64);
 
-    /// Where several overlap, what is told once is not told again.
+    /// If runs overlap, no sector is returned twice.
     fn next(&mut self) -> Option<(u64, u64)> {
         let (start, end) = self.sources.iter().filter_map(|(_, next)| *next).min()?;
         for (snapshot, next) in &mut self.sources {
@@ -71,7 +72,7 @@ impl Iterator for ChangedRuns<'_> {
 }
 
 impl OriginSnapshots {
-    /// The instants of the origin that are kept, but for the one that is kept in `except`.
+    /// The checkpoints of the origin, without that of the snapshot `except`.
     pub(super) fn checkpoints(&self, except: Option<&Arc<Snapshot>>) -> Vec<Checkpoint> {
         let bindings = self.bindings();
         let others =
@@ -79,8 +80,8 @@ impl OriginSnapshots {
         others.filter_map(|binding| binding.checkpoint()).collect()
     }
 
-    /// Appends what may differ between the instant `since` and what is asked: the origin, or the
-    /// snapshot `own` of it.
+    /// Appends the ranges that may differ between the instant `since` and the origin, or its
+    /// snapshot `own`.
     pub(super) fn changed(
         &self,
         own: Option<&Snapshot>,
@@ -102,7 +103,8 @@ impl OriginSnapshots {
     }
 }
 
-/// What is in one of their stores. Of what lies behind the end of one of them nothing is known.
+/// Appends the ranges that are in one of the stores. Sectors beyond the end of a snapshot count as
+/// changed.
 fn append_changed(
     own: Option<&Snapshot>,
     base: &Snapshot,
@@ -130,10 +132,10 @@ fn append_changed(
 }
 
 impl SnapshotBinding {
-    /// The instant that it keeps; `None` when it does not, or not any more.
+    /// The checkpoint of the kept instant; `None` if the snapshot is not active or not valid.
     pub(super) fn checkpoint(&self) -> Option<Checkpoint> {
         let (name, key) = (self.name()?, Arc::downgrade(&self.snapshot));
-        // A table that waits to take it over has nothing yet.
+        // A table before its handover keeps nothing yet.
         (self.is_active_snapshot() && self.snapshot.keeps_all()).then_some(Checkpoint { name, key })
     }
 }

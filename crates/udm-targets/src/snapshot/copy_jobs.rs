@@ -1,9 +1,9 @@
-//! What one lane copies: runs of chunks from the origin to the stores of those snapshots that lack
-//! them.
+//! The copy jobs of one lane: runs of chunks, copied from the origin to the stores of all snapshots
+//! that lack them.
 //!
-//! A job reads its run once, in pieces, and writes each piece to every store; several pieces and
-//! jobs are under way at a time, as far as the lane's memory for it goes. Who is done is told what
-//! the stores have now.
+//! A job reads its run once, in pieces, and writes each piece to every store. Several pieces and
+//! jobs are in flight at a time, limited by the lane's copy memory. A completed job returns the
+//! runs that the stores now have.
 
 use super::record_commits::CopiedRun;
 use slab::Slab;
@@ -13,13 +13,14 @@ use std::collections::VecDeque;
 use udm_core::bugs::{self, Bug};
 use udm_core::{Bio, Limits, Sectors};
 
-/// Bytes of a lane's copies that are under way at the most, where nobody has set another number.
+/// Default maximum of bytes of a lane's copies in flight.
 pub(super) const COPY_MEMORY: usize = 4 << 20;
 
-/// The longest piece.
+/// The maximum length of a piece.
 pub(super) const PIECE_MAX: Sectors = Sectors((256 << 10) / 512);
 
-/// The longest piece that devices with these limits all take whole: of whole blocks of each.
+/// The maximum piece that all devices with these limits accept without a split: a multiple of each
+/// device's block.
 pub(super) fn max_piece(all: &[Limits]) -> Sectors {
     let block = all.iter().map(block_sectors).max().unwrap_or(1);
     let most = all.iter().map(|limits| limits.max_sectors.0).min().unwrap_or(u64::MAX).min(PIECE_MAX.0);
@@ -31,31 +32,31 @@ pub(super) fn block_sectors(limits: &Limits) -> u64 {
     Sectors::from_bytes(u64::from(limits.logical_block)).0.max(1)
 }
 
-/// Where a run goes.
+/// The destination of a run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CopyDest {
-    /// Which of the lane's snapshots.
+    /// Index of the lane's snapshot.
     pub part: usize,
-    /// Its turn and place.
+    /// Sequence number and position in the store.
     pub copied: CopiedRun,
 }
 
-/// A run of chunks on its way.
+/// A run of chunks being copied.
 pub(super) struct CopyJob {
-    /// The sectors of the origin: from here on in what is to be read, to `end`.
+    /// The sectors of the origin that are still to be read: `at..end`.
     at: u64,
     end: u64,
-    /// Where the run begins.
+    /// The first sector of the run.
     pub start: u64,
-    /// Pieces that are under way: one that is written to two stores counts twice.
+    /// Pieces in flight: a piece that is written to two stores counts twice.
     pub in_flight: usize,
     pub dests: SmallVec<[CopyDest; 1]>,
-    /// A write of a part of the only chunk, which goes into the store with the rest of it.
+    /// A write of a part of the run's only chunk, which is applied to the data before it is stored.
     pub overlay: Option<Box<Bio>>,
 }
 
 impl CopyJob {
-    /// Copies the sectors from `start` to `end`.
+    /// A job that copies the sectors from `start` to `end`.
     pub(super) fn new(
         start: u64,
         end: u64,
@@ -65,12 +66,12 @@ impl CopyJob {
         CopyJob { at: start, end, start, in_flight: 0, dests, overlay }
     }
 
-    /// True when all of it is where it belongs.
+    /// True if all sectors are copied.
     fn is_over(&self) -> bool {
         self.in_flight == 0 && self.at == self.end
     }
 
-    /// What `overlay` has of the sectors from `from` on, whose bytes are `data`.
+    /// Applies `overlay` to `data`, the sectors from `from` on.
     pub(super) fn apply_overlay(&self, from: u64, data: &mut [u8]) {
         let Some(bio) = &self.overlay else { return };
         let sectors = data.len() as u64 / 512;
@@ -86,9 +87,9 @@ impl CopyJob {
 #[derive(Default)]
 pub(super) struct CopyJobs {
     jobs: Slab<CopyJob>,
-    /// Those with pieces that have not been read, in turn.
+    /// Jobs with pieces that have not been read, in order.
     ready: VecDeque<usize>,
-    /// Bytes under way.
+    /// Bytes in flight.
     pub bytes: usize,
 }
 
@@ -106,8 +107,8 @@ impl CopyJobs {
         &mut self.jobs[job]
     }
 
-    /// The next piece to be read, of at most `max` sectors: of which job, from where, how much.
-    /// `memory` is what may be under way; one piece alone may be more.
+    /// The next piece to read, of at most `max` sectors: job, first sector, length. `memory` limits
+    /// the bytes in flight; a single piece may exceed it.
     pub(super) fn next_piece(&mut self, max: Sectors, memory: usize) -> Option<(usize, u64, Sectors)> {
         let index = *self.ready.front()?;
         let job = &mut self.jobs[index];
@@ -126,7 +127,7 @@ impl CopyJobs {
         Some((index, from, len))
     }
 
-    /// A piece is over; the job, when it was the last one.
+    /// Completes a piece. Returns the job if it was the last piece.
     pub(super) fn end_piece(&mut self, job: usize, bytes: usize) -> Option<CopyJob> {
         self.bytes -= if bugs::on(Bug::CopyMemoryKept) { 0 } else { bytes };
         self.jobs[job].in_flight -= 1;
@@ -134,8 +135,8 @@ impl CopyJobs {
     }
 }
 
-/// Chunks that a lane has claimed and found room for, before they become jobs: what lies behind
-/// each other in the origin and in the store is one run.
+/// Claimed chunks with reserved room, before they become jobs. Chunks that are consecutive in the
+/// origin and in the store form one run.
 #[derive(Default)]
 pub(super) struct ClaimedRuns(Vec<CopyDest>);
 
@@ -144,7 +145,7 @@ impl ClaimedRuns {
         self.0.is_empty()
     }
 
-    /// Adds a chunk to the last run of its snapshot, or begins another.
+    /// Appends a chunk to the last run of its snapshot, or starts a new run.
     pub(super) fn add(&mut self, dest: CopyDest) {
         let last = self.0.iter_mut().rev().find(|last| last.part == dest.part);
         if let Some(last) = last {
@@ -158,19 +159,18 @@ impl ClaimedRuns {
         self.0.push(dest);
     }
 
-    /// Takes all out, in the order in which they came: for a single snapshot, so that its records
-    /// have their turns in the order of their copies.
+    /// Takes all runs in the order of their addition. Used for a single snapshot, so that its
+    /// records are in the order of its copies.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = CopyDest> + '_ {
         self.0.drain(..)
     }
 
-    /// Puts them in order: those of the front of the origin first. `shift` says how large a
-    /// snapshot's chunks are.
+    /// Sorts the runs by position in the origin. `shift` returns the chunk size of a snapshot.
     pub(super) fn sort(&mut self, shift: impl Fn(usize) -> u32) {
         self.0.sort_unstable_by_key(|dest| Reverse((ClaimedRuns::key(&shift, dest), dest.part)));
     }
 
-    /// Takes the next run out: equal ones of several snapshots together. They are in order.
+    /// Takes the next run, and equal runs of other snapshots with it. The runs must be sorted.
     pub(super) fn take(&mut self, shift: impl Fn(usize) -> u32) -> Option<SmallVec<[CopyDest; 1]>> {
         let first = self.0.pop()?;
         let key = ClaimedRuns::key(&shift, &first);

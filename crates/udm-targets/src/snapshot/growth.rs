@@ -1,19 +1,19 @@
-//! A store that is made larger before it is full.
+//! Growth of a store before it is full.
 //!
-//! Whoever takes room and leaves less than half a step asks for another step; the device makes
-//! itself larger beside the cores and tells what came of it. A write that finds no room meanwhile
-//! waits. What is done with full stores is done when growth has failed, tried once more when the
-//! store was full, or has come to its maximum.
+//! If an allocation leaves less than half a step free, the lane asks the device for another step.
+//! The device grows on a helper thread and reports the result. A write that finds no room waits in
+//! the meantime. The policy for full stores applies if growth has failed and one more attempt with
+//! a full store has failed too, or if the store has its maximum size.
 //!
 //! ```text
 //!          little is left              the store is full             failed
-//!  Growing <------------- Idle ----------------------------> Last ----------> Full
+//!  Growing <------------- Idle ----------------------------> Last ----------> StoreFull
 //!     |                   ^  ^                                |  ^             |
 //!     +-- done or failed -+  +------------- done -------------+  +--- retry ---+
 //! ```
 //!
-//! Behind a failure the next attempt is made when the store is full, and not when little is left.
-//! A step doubles the store at the most: a store that is small takes little from others.
+//! After a failure, growth is retried only when the store is full, not when little is left. A step
+//! at most doubles the store, so a small store takes little space from others.
 
 use super::settings::OnFull;
 use super::state::Snapshot;
@@ -25,28 +25,28 @@ use udm_core::{Growth as GrowthSettings, Nanos, OpenError, SECTOR_SIZE, Sectors}
 use udm_dm::{EventKind, TargetError};
 use udm_wire::size;
 
-/// How long after an attempt that failed the next one comes, while writes wait or fail.
+/// Interval between attempts after a failure, while writes wait or fail.
 const RETRY: Nanos = Nanos(1_000_000_000);
 
-/// A store that is smaller grows as one of this size does: 64 KiB.
+/// A smaller store grows as a store of this size (64 KiB).
 const SMALL: Sectors = Sectors(128);
 
 /// No maximum.
 const UNBOUNDED: Sectors = Sectors(u64::MAX / SECTOR_SIZE);
 
-/// How far growth has come.
+/// The state of a store's growth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum GrowthState {
-    /// There is room, or nobody has asked.
+    /// No growth is in progress.
     Idle,
-    /// The device is at it.
+    /// The device is growing.
     Growing,
-    /// The device is at it, and the store is full.
+    /// The device is growing, and the store is full.
     Last,
-    /// It has failed, and the store is full.
+    /// Growth has failed, and the store is full.
     StoreFull,
-    /// It is as large as it may become.
+    /// The store has its maximum size.
     AtMax,
 }
 
@@ -66,20 +66,21 @@ impl GrowthState {
     }
 }
 
-/// See the module's documentation.
+/// The growth settings and the growth state of a store.
 pub(super) struct StoreGrowth {
-    /// Sectors; 0 for a store that stays as it is. Relaxed, as `max`: each stands for itself.
+    /// Sectors per step; 0 for a store that does not grow. Relaxed, as `max`: the values are
+    /// independent.
     step: AtomicU64,
     max: AtomicU64,
     state: AtomicU8,
-    /// The last attempt failed, and that was told.
+    /// The last attempt failed, and the failure was logged.
     failed: AtomicBool,
-    /// When it is tried again.
+    /// Time of the next attempt.
     again: AtomicU64,
 }
 
 impl StoreGrowth {
-    /// As `wanted` says; `None` for a store that stays as it is.
+    /// Growth with the settings `wanted`; `None` for a store that does not grow.
     pub(super) fn new(wanted: Option<GrowthSettings>) -> StoreGrowth {
         StoreGrowth {
             step: AtomicU64::new(wanted.map_or(0, |wanted| wanted.step.0)),
@@ -90,21 +91,21 @@ impl StoreGrowth {
         }
     }
 
-    /// True when the store is to grow.
+    /// True if growth is enabled.
     pub(super) fn is_on(&self) -> bool {
         self.step.load(Ordering::Relaxed) > 0
     }
 
-    /// What is set; `None` for a store that stays as it is.
+    /// The settings; `None` for a store that does not grow.
     pub(super) fn wanted(&self) -> Option<GrowthSettings> {
         let (step, max) = (self.step.load(Ordering::Relaxed), self.max.load(Ordering::Relaxed));
         (step > 0).then_some(GrowthSettings { step: Sectors(step), max: Sectors(max) })
     }
 
-    /// Does `set grow SIZE`, 0 for not at all, or `set grow_max SIZE`.
+    /// Handles `set grow SIZE`, 0 to disable growth, and `set grow_max SIZE`.
     ///
     /// # Errors
-    /// EINVAL for what is no size.
+    /// EINVAL for an invalid size.
     pub(super) fn set(&self, key: &str, value: &str) -> Result<(), TargetError> {
         let bytes = size::parse(value).map_err(|why| {
             TargetError::new(format!("Invalid value for {key}: {value:?}")).because(why.to_string()).at(2)
@@ -116,63 +117,63 @@ impl StoreGrowth {
         Ok(())
     }
 
-    /// Acquire pairs with the release in [`StoreGrowth::end`]: who sees that it failed sees how large
-    /// the store is.
+    /// The growth state. Acquire pairs with the release in [`StoreGrowth::end`]: a core that sees
+    /// the end of an attempt also sees the size of the store.
     pub(super) fn step(&self) -> GrowthState {
         GrowthState::of(self.state.load(Ordering::Acquire))
     }
 
-    /// By how much a store of `size` grows at once; 0 for one that stays as it is.
+    /// The growth step of a store of `size`; 0 if growth is disabled.
     fn step_at(&self, size: Sectors) -> u64 {
         self.step.load(Ordering::Relaxed).min(size.max(SMALL).0)
     }
 
-    /// True when so many sectors that are free in chunks of `chunk` are few for a store of `size`.
+    /// True if `free` sectors, in chunks of `chunk`, are few for a store of `size`.
     pub(super) fn is_low(&self, free: Sectors, chunk: Sectors, size: Sectors) -> bool {
         let step = self.step_at(size);
         step > 0 && free.0 < (step / 2).max(2 * chunk.0)
     }
 
-    /// Takes the attempt on; false when somebody has it. With `full` it is the last one.
+    /// Starts an attempt. Returns false if one is in progress. `full` marks it as the last one.
     pub(super) fn begin(&self, full: bool) -> bool {
         let next = if full { GrowthState::Last } else { GrowthState::Growing };
         let free = |word| (!GrowthState::of(word).is_under_way()).then_some(next as u8);
         self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, free).is_ok()
     }
 
-    /// The size to ask for, where a store of `size` can become larger; at the least `least`, which
-    /// is of use.
+    /// The size to request for a store of `size`, at least `least`. `None` if the maximum does not
+    /// allow it.
     pub(super) fn next(&self, size: Sectors, least: Sectors) -> Option<Sectors> {
         let wanted = self.wanted()?;
         let next = size.0.saturating_add(self.step_at(size)).max(least.0).min(wanted.max.0);
         (next >= least.0).then_some(Sectors(next))
     }
 
-    /// True when it is to grow before it is full.
+    /// True if the store may grow before it is full.
     pub(super) fn is_ready(&self) -> bool {
         self.step() == GrowthState::Idle && !self.failed.load(Ordering::Relaxed)
     }
 
-    /// The attempt has ended, and growth comes to `next`: whether it is the first that failed.
+    /// Ends the attempt with the state `next`. Returns true if it is the first failure.
     pub(super) fn end(&self, next: GrowthState, failed: bool) -> bool {
         let before = self.failed.swap(failed, Ordering::Relaxed);
         self.state.store(next as u8, Ordering::Release);
         failed && !before
     }
 
-    /// What it failed for may be over.
+    /// Resets a failure whose cause may be gone.
     pub(super) fn reset(&self) {
         self.failed.store(false, Ordering::Relaxed);
         let idle = |word| (!GrowthState::of(word).is_under_way()).then_some(GrowthState::Idle as u8);
         let _ = self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, idle);
     }
 
-    /// When it is to be tried again, if it failed.
+    /// Time of the next attempt, if the last one failed.
     pub(super) fn retry_at(&self) -> Option<Nanos> {
         (self.step() == GrowthState::StoreFull).then(|| Nanos(self.again.load(Ordering::Relaxed)))
     }
 
-    /// True for the one that is to try again now.
+    /// True for the caller that must retry now.
     pub(super) fn retries(&self, now: Nanos) -> bool {
         let due = |at: u64| (at <= now.0).then_some(now.0 + RETRY.0);
         self.step() == GrowthState::StoreFull
@@ -180,18 +181,18 @@ impl StoreGrowth {
     }
 }
 
-/// A store without room.
+/// The reason why a store has no room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StoreFull {
-    /// It is being made larger: the bell is rung when that has ended.
+    /// The store is growing: the wait queue is woken at the end.
     GrowthPending,
-    /// There is none to be had.
+    /// No room is available.
     Permanent,
 }
 
 impl Snapshot {
-    /// Room for `want` chunks behind each other, or fewer. `size` is that of the store, as the
-    /// caller knows it: it is looked at again when that is too little.
+    /// Allocates `want` consecutive chunks, or fewer. `size` is the size of the store as the caller
+    /// knows it; it is updated if it is too small.
     ///
     /// # Errors
     /// The store is full.
@@ -212,7 +213,7 @@ impl Snapshot {
         self.store.device.limits().size
     }
 
-    /// The store is full.
+    /// Handles a full store.
     #[cold]
     fn allocate_when_full(&self, want: u64, size: &mut Sectors) -> Result<ChunkRange, StoreFull> {
         if !self.growth.is_on() {
@@ -227,7 +228,7 @@ impl Snapshot {
                 self.grow(true);
                 Err(StoreFull::GrowthPending)
             }
-            // What an attempt had before it failed is of use.
+            // A failed attempt may have grown the store partly.
             GrowthState::StoreFull | GrowthState::AtMax => {
                 *size = self.store_size();
                 self.space.take(want, *size).ok_or(StoreFull::Permanent)
@@ -235,11 +236,11 @@ impl Snapshot {
         }
     }
 
-    /// Tells of a watermark, and asks for more where little is left.
+    /// Reports a crossed watermark, and starts growth if little is left.
     fn after_allocation(&self, grant: &ChunkRange, size: &mut Sectors) {
         let [before, now] = [grant.new, grant.new + grant.len].map(|chunk| self.start_of(chunk));
         let full = match self.growth.wanted().filter(|_| self.growth.step() != GrowthState::StoreFull) {
-            // What has no end fills no part of it.
+            // An unbounded store has no fill level.
             Some(wanted) if wanted.max == UNBOUNDED => Sectors::ZERO,
             Some(wanted) => wanted.max.max(*size),
             None => *size,
@@ -258,7 +259,7 @@ impl Snapshot {
         }
     }
 
-    /// True when a store of `size` that is filled to chunk `end` is to grow.
+    /// True if a store of `size`, filled up to chunk `end`, must grow.
     #[inline]
     fn is_low(&self, end: u64, size: Sectors) -> bool {
         let free = size.0.saturating_sub(self.start_of(end));
@@ -266,8 +267,8 @@ impl Snapshot {
             && self.growth.is_low(Sectors(free), Sectors(u64::from(self.chunk.sectors())), size)
     }
 
-    /// Has the device make itself larger, unless it is at that. With `full` there is no room, and
-    /// it is the last attempt.
+    /// Asks the device to grow, unless it is growing. `full` means that there is no room and this
+    /// is the last attempt.
     #[cold]
     fn grow(&self, full: bool) {
         if !self.growth.begin(full) {
@@ -275,7 +276,7 @@ impl Snapshot {
         }
         let size = self.store_size();
         if !self.is_low(self.space.end(), size) {
-            // Somebody was faster.
+            // Another core has grown the store already.
             return self.growth_done(Ok(()));
         }
         match self.growth.next(size, self.space.next_size(size)) {
@@ -295,13 +296,13 @@ impl Snapshot {
         }
     }
 
-    /// The device has become larger, or could not.
+    /// Called when the device has grown or failed to.
     fn growth_done(&self, outcome: Result<(), OpenError>) {
         let last = self.growth.step() == GrowthState::Last;
         match outcome {
             Ok(()) => {
                 self.growth.end(GrowthState::Idle, false);
-                // It may have been filled meanwhile.
+                // The new room may be used already.
                 if self.is_low(self.space.end(), self.store_size()) {
                     self.grow(false);
                 }
@@ -321,19 +322,19 @@ impl Snapshot {
         }
     }
 
-    /// Tries again, now and then, where growth has failed and writes want it.
+    /// Retries failed growth at intervals while writes need room.
     pub(super) fn retry(&self, now: Nanos) {
         if self.growth.retries(now) {
             self.grow(true);
         }
     }
 
-    /// When writes that wait are to look again by themselves.
+    /// Time at which waiting writes must retry without a wakeup.
     pub(super) fn retry_at(&self) -> Option<Nanos> {
         self.growth.retry_at().filter(|_| self.settings.on_full() == OnFull::Pause)
     }
 
-    /// What becomes of a write that found no room.
+    /// The policy for a write that found no room.
     pub(super) fn on_full(&self, full: StoreFull) -> OnFull {
         match full {
             StoreFull::GrowthPending => OnFull::Pause,
@@ -341,16 +342,16 @@ impl Snapshot {
         }
     }
 
-    /// A write ends for want of room, and its chunk is free again: another core may have seen it
-    /// claimed, and waits.
+    /// Wakes other lanes after a write failed for lack of room. Its chunk is free again, and
+    /// another core may wait for it.
     pub(super) fn notify_without_room(&self) {
         if !bugs::on(Bug::GivenUpUnheard) {
             self.bell.wake_up();
         }
     }
 
-    /// Something was set, or the owner says that the store has changed: what growth failed for may
-    /// be over, and whoever waits for room looks again.
+    /// Called after a setting changed, or after the owner reported a larger store. Resets failed
+    /// growth and wakes the lanes that wait for room.
     pub(super) fn look_again(&self) {
         self.growth.reset();
         if self.is_low(self.space.end(), self.store_size()) {

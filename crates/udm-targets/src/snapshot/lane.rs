@@ -1,11 +1,11 @@
 //! The data path of a snapshot.
 //!
-//! What is in the store is read and written there; what is not is read from the origin, and copied
-//! before it is written. A write of a whole chunk copies nothing: it goes to a free chunk of the
-//! store at once. A write of a part of one is laid over the copy, so that it costs no request of
-//! its own. Either is acknowledged when its record is on the disk.
+//! Chunks in the store are read and written there. Other chunks are read from the origin, and
+//! copied before they are written. A write of a whole chunk needs no copy: it goes directly to a
+//! free chunk of the store. A write of a part of a chunk is applied to the copied data, so it needs
+//! no request of its own. Both are acknowledged when their record is on disk.
 //!
-//! The table cuts all that comes at the bounds of chunks.
+//! The table splits all requests at chunk boundaries.
 
 use super::args::SnapshotFeatures;
 use super::binding::SnapshotBinding;
@@ -24,47 +24,47 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use udm_core::bugs::{self, Bug};
 use udm_core::{Batch, Bio, Cx, Drain, Lane, Op, OpenError, OwnWork, Sector, Sectors, Segments, Status};
 
-/// The legs of the engine.
+/// Legs of the copy engine.
 const ORIGIN: usize = 0;
 const STORE: usize = 1;
 
-/// What has to be known of a request that is below.
+/// The kind of a request in flight.
 enum InFlightKind {
-    /// A read of the origin, in this epoch.
+    /// A read of the origin in this epoch.
     Origin(u64),
-    /// In the store.
+    /// A request in the store.
     Store,
-    /// The first write of a whole chunk, by its place in the lane's list.
+    /// The first write of a whole chunk, with its index in `first_writes`.
     FirstWrite(u32),
-    /// A discard that clears a chunk of the store; the origin's is discarded as well behind it, if
-    /// that is asked for.
+    /// A discard that clears a chunk of the store. If `discard_origin` is set, the origin is
+    /// discarded afterwards.
     Clear { discard_origin: bool },
     /// A discard of the origin.
     Discard,
 }
 
-/// See the module's documentation.
+/// The lane of a snapshot.
 pub(super) struct SnapshotLane {
     engine: CopyEngine,
     snapshot: Arc<Snapshot>,
     features: SnapshotFeatures,
-    /// The longest discard that the origin takes.
+    /// The maximum discard of the origin.
     origin_discard_max: Sectors,
-    /// Another table has taken the snapshot over: nothing of it is here any more.
+    /// Another table has taken the snapshot over; this lane must not use it.
     taken_over: Arc<AtomicBool>,
     reader: LaneReader,
     tags: RedirectedBios<InFlightKind>,
-    /// Where the requests of a batch are in the store.
+    /// Scratch: the chunks of the store for the requests of a batch.
     kept: Vec<Option<u64>>,
     /// Chunks that are written for the first time.
     first_writes: Slab<CopiedRun>,
-    /// Requests for chunks that somebody copies.
+    /// Requests for chunks that are being copied.
     waiting: VecDeque<Box<Bio>>,
-    /// Writes that are in the store, and whose records may not be there yet.
+    /// Writes whose data is in the store and whose records may not be durable yet.
     awaiting_commit: Batch,
-    /// Ended here.
+    /// Bios completed here, for the next poll.
     ended: Batch,
-    /// Came back, and go to another place.
+    /// Completed bios that go to another device next.
     to_resubmit: Batch,
 }
 
@@ -72,7 +72,7 @@ impl SnapshotLane {
     /// A lane for the table of `binding`.
     ///
     /// # Errors
-    /// When one of the devices can't be opened on this core.
+    /// If a device cannot be opened on this core.
     pub(super) fn open(binding: &SnapshotBinding, cx: &mut Cx<'_>) -> Result<SnapshotLane, OpenError> {
         let snapshot = &binding.snapshot;
         Ok(SnapshotLane {
@@ -92,10 +92,10 @@ impl SnapshotLane {
         })
     }
 
-    /// True when there is something to read.
+    /// True if the snapshot is valid and belongs to this table.
     #[inline]
     fn is_usable(&self) -> bool {
-        // Relaxed: it is set while this lane stands still.
+        // Relaxed: it is set while this lane is quiesced.
         self.snapshot.is_valid() && !self.taken_over.load(Ordering::Relaxed)
     }
 
@@ -116,8 +116,8 @@ impl SnapshotLane {
         self.engine.legs.push(ORIGIN, bio);
     }
 
-    /// Marks those at the front of a batch that are in the store: how many. No epoch is needed:
-    /// what is kept stays so.
+    /// Redirects the bios at the front of a batch that are in the store, and returns their number.
+    /// They need no epoch, because a chunk in the store stays there.
     #[inline]
     fn redirect_to_store(&mut self, batch: &mut [Box<Bio>]) -> usize {
         let snapshot = &self.snapshot;
@@ -128,7 +128,7 @@ impl SnapshotLane {
         if batch.first().is_none_or(|bio| look(bio).is_none()) {
             return 0;
         }
-        // All looks before all else: the memory of several of them is on its way at a time.
+        // All lookups come first, so that their memory accesses overlap.
         self.kept.clear();
         self.kept.extend(batch.iter().map(|bio| look(bio)));
         for (at, (bio, &kept)) in batch.iter_mut().zip(&self.kept).enumerate() {
@@ -139,7 +139,8 @@ impl SnapshotLane {
         batch.len()
     }
 
-    /// Marks those at the front of a batch that are reads of what is not in the store: how many.
+    /// Redirects the reads at the front of a batch that are not in the store, and returns their
+    /// number.
     #[inline]
     fn redirect_to_origin(&mut self, batch: &mut [Box<Bio>], epoch: u64) -> usize {
         let snapshot = &self.snapshot;
@@ -150,7 +151,7 @@ impl SnapshotLane {
         let look = |bio: &Bio| snapshot.place(snapshot.chunk_of(bio.sector.0)).kept();
         self.kept.extend(batch.iter().map(|bio| look(bio)));
         for (at, (bio, &kept)) in batch.iter_mut().zip(&self.kept).enumerate() {
-            // It may go to the origin, though its chunk is copied by now.
+            // The read may go to the origin even if its chunk has been copied since.
             let (None, Op::Read) = (kept, bio.op) else { return at };
             self.reader.count();
             let sector = bio.sector;
@@ -159,7 +160,7 @@ impl SnapshotLane {
         batch.len()
     }
 
-    /// Sends `bio` on its way, or has it wait. `epoch` is that of the reads of this turn.
+    /// Sends `bio` to a device, or queues it. `epoch` is the epoch of this turn's reads.
     #[inline]
     fn take(&mut self, bio: Box<Bio>, epoch: u64) {
         match bio.op {
@@ -182,7 +183,7 @@ impl SnapshotLane {
     }
 
     fn write(&mut self, bio: Box<Bio>) {
-        // It stays so also where there is an exception already (kernel).
+        // As in the kernel, an overflowed snapshot fails writes even if the chunk has an exception.
         if self.snapshot.is_overflowed() {
             return self.end(bio, Status::IoErr);
         }
@@ -204,7 +205,7 @@ impl SnapshotLane {
         }
     }
 
-    /// There is no room for a write.
+    /// Handles a write without room in the store.
     fn is_full(&mut self, full: StoreFull, bio: Box<Bio>) {
         match self.snapshot.on_full(full) {
             OnFull::Pause => return self.waiting.push_back(bio),
@@ -221,15 +222,15 @@ impl SnapshotLane {
         self.end(bio, Status::IoErr);
     }
 
-    /// True when a write is of a whole chunk. The last one of an origin that ends within it is
-    /// none (kernel).
+    /// True if a write covers a whole chunk. A write of the last chunk does not, if the origin ends
+    /// within it (kernel).
     fn covers(&self, bio: &Bio) -> bool {
         bio.sectors.0 == u64::from(self.snapshot.chunk.sectors())
             && bio.end().0 <= self.snapshot.origin_size()
     }
 
     fn discard(&mut self, bio: Box<Bio>) {
-        // What the origin can't take it is not given: a discard promises nothing.
+        // A discard that is too long for the origin is not passed down: a discard promises nothing.
         let asked = self.features.discard_passdown_origin || bugs::on(Bug::DiscardPassedDown);
         let fits = bio.sectors <= self.origin_discard_max || bugs::on(Bug::DiscardTooLong);
         let discard_origin = asked && fits;
@@ -237,19 +238,19 @@ impl SnapshotLane {
         match self.snapshot.place(chunk) {
             ChunkState::Pending => self.waiting.push_back(bio),
             ChunkState::Copied(new) | ChunkState::Settled(new) if self.covers(&bio) => {
-                // Zeroes are written: a device need not be able to make them.
+                // Zeroes are written as data, because a device may not support write-zeroes.
                 let mut bio = bio;
                 let zeroes = udm_core::Buf::zeroed(bio.sectors.bytes() as usize);
                 (bio.op, bio.data) = (Op::Write, zeroes.into());
                 self.send_to_store(bio, new, InFlightKind::Clear { discard_origin });
             }
             _ if discard_origin => self.send_to_origin(bio, InFlightKind::Discard),
-            // A part of a chunk keeps what it has: a discard promises nothing.
+            // A partial discard leaves the chunk as it is: a discard promises nothing.
             _ => self.end(bio, Status::Ok),
         }
     }
 
-    /// Looks again at what waits.
+    /// Retries waiting requests.
     fn look(&mut self, cx: &mut Cx<'_>) {
         let epoch = self.reader.begin(&self.snapshot.readers);
         for _ in 0..self.waiting.len() {
@@ -260,13 +261,13 @@ impl SnapshotLane {
         self.finish_turn(cx);
     }
 
-    /// Ends the writes whose records are on the disk.
+    /// Completes the writes whose records are durable.
     fn complete_committed(&mut self) {
         let mut at = 0;
         while at < self.awaiting_commit.len() {
             let chunk = self.snapshot.chunk_of(self.awaiting_commit[at].sector.0);
             let status = match self.snapshot.place(chunk).kept() {
-                // Before the look at the place: what is kept in an invalid store is lost.
+                // Checked before the chunk's state: data in an invalid store is lost.
                 _ if !self.snapshot.is_valid() => Status::IoErr,
                 Some(_) => Status::Ok,
                 None => {
@@ -279,7 +280,7 @@ impl SnapshotLane {
         }
     }
 
-    /// What is left to do behind all bios of a turn.
+    /// The last step after all bios of a turn.
     fn finish_turn(&mut self, cx: &mut Cx<'_>) {
         if self.reader.end(&self.snapshot.readers) {
             self.snapshot.bell.wake_up();
@@ -297,7 +298,7 @@ impl SnapshotLane {
         !self.waiting.is_empty() || !self.awaiting_commit.is_empty()
     }
 
-    /// Takes the marks off what came back.
+    /// Restores redirected bios that completed, and handles those that need more work.
     fn came_back(&mut self, done: &mut Batch, from: usize) {
         let mut at = from;
         while at < done.len() {
@@ -338,10 +339,10 @@ impl SnapshotLane {
 }
 
 impl SnapshotLane {
-    /// A batch of which the first `kept` are marked and go to the store, and others do not.
+    /// Submits a batch whose first `kept` bios are redirected to the store and others are not.
     #[inline(never)]
     fn submit_rest(&mut self, batch: &mut Batch, kept: usize, cx: &mut Cx<'_>) {
-        // Nothing else asks for the epoch.
+        // Only reads need the epoch.
         let reads = batch.iter().any(|bio| bio.op == Op::Read);
         let epoch = if reads { self.reader.begin(&self.snapshot.readers) } else { 0 };
         let to_origin = if reads && kept == 0 { self.redirect_to_origin(batch, epoch) } else { 0 };
@@ -359,8 +360,7 @@ impl SnapshotLane {
         self.finish_turn(cx);
     }
 
-    /// Takes the marks off what came back, from `done[from]` on, for as long as nothing else has to
-    /// be done for it: false when there is something else.
+    /// Restores the bios in `done[from..]` that need no more work. Returns false if any needs more.
     #[inline]
     fn restore_passed(&mut self, done: &mut Batch, from: usize) -> bool {
         let all = done[from..].iter_mut().all(|bio| self.passed(bio));
@@ -370,7 +370,7 @@ impl SnapshotLane {
         all
     }
 
-    /// Takes the mark off `bio` if it goes up as it is.
+    /// Restores `bio` if it needs no more work. Returns false otherwise.
     #[inline]
     fn passed(&mut self, bio: &mut Bio) -> bool {
         match self.tags.get(bio) {
@@ -379,7 +379,7 @@ impl SnapshotLane {
         }
         if let Some(InFlightKind::Origin(epoch)) = self.tags.take(bio) {
             self.reader.finish(epoch);
-            // Whoever lost a copy lets the origin change behind this.
+            // If a copy was lost, the origin may have changed before this read completed.
             if !self.snapshot.is_valid() {
                 bio.end_with(Status::IoErr);
             }
@@ -444,7 +444,8 @@ impl Lane for SnapshotLane {
             snapshot.bell.wake_up();
         }
         if any {
-            // The records of other lanes wait for these turns, and this one may be polled no more.
+            // Records of other lanes wait for these sequence numbers, and this lane may not be
+            // polled again.
             self.engine.begin(cx);
         }
         if how == Drain::NoFlush {

@@ -1,5 +1,4 @@
-//! Opening a store: what is in it is read when the table is loaded, and checked, before anything is
-//! written to it.
+//! Opening a store: its contents are read and checked at load, before anything is written to it.
 
 use super::args::{SnapshotTableArgs, default_chunk_size};
 use super::exception_map::{CHUNKS_MAX, ExceptionMap};
@@ -17,20 +16,20 @@ use udm_wire::cow::{
     StoreWalk,
 };
 
-/// The most bytes that are cleared at a time.
+/// Maximum bytes cleared at a time.
 const CLEAR_MAX: u64 = 1 << 20;
 
-/// Areas of records that are asked for at a time.
+/// Number of record areas read at a time.
 const AREAS: u64 = 4096;
 
-/// The most bytes that records are written in at once when there is one: a page.
+/// Maximum bytes of a write of few records: a page.
 const UNIT_MAX: usize = 4096;
 
 fn store_error(errno: i32, reason: impl Into<String>) -> TargetError {
     TargetError::new("Failed to read snapshot metadata").with_errno(errno).because(reason.into()).at(1)
 }
 
-/// Why a store was refused.
+/// The error of a refused store.
 struct StoreRefused(TargetError);
 
 impl From<OpenError> for StoreRefused {
@@ -54,10 +53,10 @@ fn format_error(error: &StoreError) -> StoreRefused {
     StoreRefused(store_error(errno, error.to_string()))
 }
 
-/// Opens the store of `line`: reads it, or makes a new one where it is blank.
+/// Opens the store of `line`: reads it, or formats it if it is blank.
 ///
 /// # Errors
-/// When it can't be read, or is no store that one can believe; it has not been written to then.
+/// If the store cannot be read or its contents are invalid. Nothing has been written to it then.
 pub(super) fn load_store(
     line: &SnapshotTableArgs,
     len: Sectors,
@@ -70,7 +69,7 @@ pub(super) fn load_store(
         let chunks = origin.0.div_ceil(u64::from(chunk.sectors()));
         if chunks > CHUNKS_MAX {
             let why = format!(
-                "{} has {chunks} chunks of {} sectors, and {CHUNKS_MAX} can be kept: take larger ones",
+                "{} has {chunks} chunks of {} sectors, and at most {CHUNKS_MAX} are possible: use larger chunks",
                 line.origin.name,
                 chunk.sectors()
             );
@@ -113,7 +112,8 @@ pub(super) fn load_store(
     let map = map_of(chunk)?;
     let (summary, unit) = match (header.is_none(), valid) {
         (true, _) => {
-            // The other way round a crash between would leave a new store that nobody believes.
+            // Cleared before the store is formatted. Otherwise a crash in between could leave a new
+            // store that is still marked invalid.
             mark.map_or(Ok(()), InvalidStoreMark::clear).map_err(|why| store_error(EIO, why))?;
             store.make(layout)?;
             (None, vec![0; store.unit(layout)])
@@ -138,7 +138,7 @@ pub(super) fn load_store(
     Ok((chunk, StoreContents { valid, map, space: StoreAllocator::new(plan, begin, holes), commits }))
 }
 
-/// The chunks of `ranges` that are for data.
+/// The parts of `ranges` that are data chunks.
 fn data_ranges(layout: StoreLayout, ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     let mut found = Vec::with_capacity(ranges.len());
     for mut range in ranges {
@@ -161,12 +161,12 @@ struct StoreIo<'a> {
 }
 
 impl StoreIo<'_> {
-    /// The smallest part that can be read or written.
+    /// The block size in bytes.
     fn block(&self) -> usize {
         self.device.device.limits().logical_block as usize
     }
 
-    /// Bytes in which records are written.
+    /// Bytes of a unit of records, the smallest write of records.
     fn unit(&self, layout: StoreLayout) -> usize {
         (layout.chunk().bytes() as usize).min(self.block().max(UNIT_MAX))
     }
@@ -181,8 +181,9 @@ impl StoreIo<'_> {
         Ok(first[..HEADER_LEN].to_vec())
     }
 
-    /// Makes a store without exceptions. Its records end before its header says that it is one: no
-    /// crash leaves a header before old bytes that look like records (the kernel's can).
+    /// Formats a store without exceptions. Its first area is cleared before the header is written.
+    /// So no crash leaves a header before old bytes that look like records (the kernel's order
+    /// can).
     fn make(&self, layout: StoreLayout) -> Result<(), TargetError> {
         let chunk = layout.chunk();
         if layout.chunks(self.size) < 2 {
@@ -196,7 +197,7 @@ impl StoreIo<'_> {
         control_io::flush(self.io, &self.device.device).map_err(io_error)
     }
 
-    /// Makes these bytes zero, and durable.
+    /// Writes zeroes to these bytes and flushes them.
     fn clear(&self, mut bytes: Range<u64>) -> Result<(), TargetError> {
         let zeroes = vec![0; (bytes.end - bytes.start).min(CLEAR_MAX) as usize];
         while bytes.start < bytes.end {
@@ -211,7 +212,7 @@ impl StoreIo<'_> {
         control_io::write(self.io, &self.device.device, Sector(at / SECTOR_SIZE), bytes).map_err(io_error)
     }
 
-    /// Reads the records into `exception_map`: what there is, and the unit that the next one goes to.
+    /// Reads the records into `map`. Returns the summary and the unit for the next record.
     fn read(&self, layout: StoreLayout, map: &ExceptionMap) -> Result<(StoreSummary, Vec<u8>), TargetError> {
         let chunk = layout.chunk();
         let chunks = layout.chunks(self.size);
@@ -242,8 +243,8 @@ impl StoreIo<'_> {
         let from = at - at % unit;
         let mut tail = last[from..from + unit].to_vec();
         if let Some(leftover) = summary.leftover {
-            // A later reader, the kernel above all, would come to believe it.
-            tracing::warn!("{}: bytes behind the records, at byte {leftover}, are cleared", self.device.name);
+            // A later reader, for example the kernel, could take these bytes for records.
+            tracing::warn!("{}: bytes after the records, at byte {leftover}, are cleared", self.device.name);
             tail[at - from..].fill(0);
             let start = layout.area(summary.area) * chunk.bytes();
             self.write(start + from as u64, &tail)?;

@@ -15,41 +15,41 @@
 //! ([`udm_wire::cow`]), `N` while the table exists. Writes through a `snapshot-origin` copy first;
 //! other writes go unnoticed.
 //!
-//! * **Map** ([`exception_map`]): the state of each chunk. A write that finds a chunk *free* claims it by
-//!   compare-and-swap and copies it with its own lanes. A request that finds it *pending* waits in
-//!   its own lane until the snapshot wakes it. Settled chunks are counted, so a write of an origin
-//!   whose chunks are all copied looks for none.
+//! * **Map** ([`exception_map`]): the state of each chunk. A write that finds a chunk *free* claims
+//!   it by compare-and-swap and copies it with its own lanes. A request that finds it *pending*
+//!   waits in its own lane until the snapshot wakes it. Settled chunks are counted, so a write of
+//!   an origin whose chunks are all copied looks for none.
 //! * **Readers** ([`readers`]): a write of the origin must not overtake a snapshot's read of it.
 //!   Reads are not counted per chunk: each lane publishes the oldest *epoch* with such a read. A
 //!   write advances the epoch and waits until every lane is past it. Later reads see the copy and
 //!   delay nothing.
-//! * **Origin** ([`origin_snapshots`], [`origin_lane`]): its lanes serve the snapshots that exist when they
-//!   are opened. A change that adds or ends a snapshot renews them, so an origin without snapshots
-//!   is linear, and no request checks for new ones. A write is not cut at chunks.
-//! * **Records** ([`record_commits`]): one lane at a time writes the records of all cores, in the order in
-//!   which chunks were reserved, after one flush. Data is durable before its record, and the record
-//!   before the write completes. That flush also makes the preceding records durable, so a group
-//!   costs one. Without newer copies the records are written with FUA.
-//! * **Room** ([`store_allocator`]): reserved by one compare-and-swap, from the front of the store. Holes
-//!   that a crash left are used at the end.
+//! * **Origin** ([`origin_snapshots`], [`origin_lane`]): its lanes serve the snapshots that exist
+//!   when they are opened. A change that adds or ends a snapshot renews them, so an origin without
+//!   snapshots is linear, and no request checks for new snapshots. A write is not cut at chunks.
+//! * **Records** ([`record_commits`]): one lane at a time writes the records of all cores, in the
+//!   order in which chunks were reserved, after one flush. Data is durable before its record, and
+//!   the record before the write completes. That flush also makes the preceding records durable, so
+//!   a group costs one. Without newer copies the records are written with FUA.
+//! * **Room** ([`store_allocator`]): reserved by one compare-and-swap, from the front of the store.
+//!   Holes that a crash left are used at the end.
 //! * **Growth** ([`growth`]): a lane that leaves less than half a step asks the device for more
 //!   (`Device::grow`), which answers from a thread. Writes without room wait meanwhile. The policy
 //!   for full stores applies after a last attempt. The flush before the next record makes the new
 //!   length durable.
 //! * **A lost copy** ends the snapshot and nothing else. The origin's write waits until the store
-//!   is marked, or, if its disk is gone, until a [`InvalidStoreMark`](udm_dm::InvalidStoreMark) outside is
-//!   durable. Otherwise the disk could return with a valid header. Reads in flight check the state
-//!   when they complete, so none returns new data of the origin.
+//!   is marked, or, if its disk is gone, until a [`InvalidStoreMark`](udm_dm::InvalidStoreMark)
+//!   outside is durable. Otherwise the disk could return with a valid header. Reads in flight check
+//!   the state when they complete, so none returns new data of the origin.
 //! * **A truncated store** is found by a read of its last block, at most one per 100 ms and lane.
 //!   Only devices that can shrink are checked (`Device::may_shrink`). A write of a file's last
 //!   block checks first, so it does not extend the file again.
-//! * **Owner** ([`binding`]): the table whose snapshot is active owns the store. A second table with
-//!   the same origin and store takes it over at its resume. A table that read the store is refused
-//!   if another table has used the store since.
+//! * **Owner** ([`binding`]): the table whose snapshot is active owns the store. A second table
+//!   with the same origin and store takes it over at its resume. A table that read the store is
+//!   refused if another table has used the store since.
 //!
-//! [`copy_engine`] copies, with [`copy_jobs`]; [`lane`] is the data path of a snapshot. [`checkpoints`] tells
-//! what has changed since an instant. [`merge`] copies a snapshot back. docs/targets.md lists what
-//! udm does beyond the kernel.
+//! [`copy_engine`] copies, with [`copy_jobs`]; [`lane`] is the data path of a snapshot.
+//! [`checkpoints`] reports the changes since an instant. [`merge`] copies a snapshot back.
+//! docs/targets.md lists what udm does beyond the kernel.
 
 mod args;
 mod binding;

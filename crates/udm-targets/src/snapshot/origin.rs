@@ -1,8 +1,8 @@
 //! The `snapshot-origin` target: `snapshot-origin <origin>`, a device whose old data its snapshots
 //! keep.
 //!
-//! Without snapshots it is linear, and costs what linear costs. With some, its lanes copy what a
-//! write is about to change ([`super::origin_lane`]).
+//! Without snapshots it is linear and costs as much as linear. With snapshots, its lanes copy the
+//! data that a write is about to change ([`super::origin_lane`]).
 
 use super::origin_lane::OriginLane;
 use super::origin_snapshots::OriginSnapshots;
@@ -17,11 +17,11 @@ struct OriginTarget {
     family: Arc<OriginSnapshots>,
 }
 
-/// Makes a snapshot-origin target.
+/// Creates a snapshot-origin target.
 ///
 /// # Errors
-/// The kernel's: `incorrect number of arguments`, `Cannot get target device`. One that does not
-/// begin at sector 0 is refused: the kernel takes its sectors by their place in the mapped device.
+/// The kernel's: `incorrect number of arguments`, `Cannot get target device`. A target that does
+/// not begin at sector 0 is refused: the kernel would use the sectors of the mapped device.
 pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
     let [device] = args.args else {
         return Err(TargetError::new("origin: incorrect number of arguments").at(args.args.len().min(1)));
@@ -49,7 +49,7 @@ impl Target for OriginTarget {
         self.device.number.to_string()
     }
 
-    /// Discards and write-zeroes would not be copied (kernel: not offered).
+    /// Discards and write-zeroes would not be copied, so they are not offered (as in the kernel).
     fn limits(&self, below: LowerLimits<'_>) -> Limits {
         let limits = Limits::new(self.len).stack(&below.limits(&self.device));
         let none = Sectors::ZERO;

@@ -1,8 +1,8 @@
 //! The data path of an origin that has snapshots.
 //!
-//! Reads pass. A write passes when each snapshot that is about its chunks has them settled; until
-//! then it waits here, while the chunks that are free are copied. Nothing is cut: a write of many
-//! chunks waits for all of them, and they are copied as one.
+//! Reads pass. A write passes if its chunks are settled in each snapshot that covers them.
+//! Otherwise it waits here while free chunks are copied. Writes are not split: a write of many
+//! chunks waits for all of them, and they are copied together.
 
 use super::copy_engine::CopyEngine;
 use super::exception_map::ChunkState;
@@ -15,17 +15,17 @@ use udm_core::bugs::{self, Bug};
 use udm_core::{Batch, Bio, Cx, Drain, Lane, Op, OpenError, OwnWork, Status};
 use udm_dm::target::DeviceRef;
 
-/// A write that has to wait.
+/// A write that must wait.
 struct WaitingWrite {
     bio: Box<Bio>,
-    /// For each snapshot the epoch whose readers must be over; 0 when it is not known yet, because
-    /// chunks of it are not copied.
+    /// For each snapshot, the epoch whose readers must have completed; 0 if it is not known yet
+    /// because chunks are not copied.
     epochs: SmallVec<[u64; 2]>,
-    /// It was looked at: what lacked a copy and was free is claimed.
+    /// The write's free chunks have been claimed.
     has_claimed: bool,
-    /// It waits for another lane, or may do so.
+    /// The write waits, or may wait, for another lane.
     waits_for_others: bool,
-    /// A store is full, and the write is to fail.
+    /// A store is full and its policy is to fail the write.
     fails: bool,
 }
 
@@ -35,7 +35,7 @@ impl WaitingWrite {
         WaitingWrite { bio, epochs, has_claimed: false, waits_for_others: false, fails: false }
     }
 
-    /// True when snapshot `part` has nothing against it any more.
+    /// True if snapshot `part` no longer holds the write back.
     fn may_pass(&mut self, engine: &CopyEngine, part: usize) -> bool {
         let snapshot = &engine.parts()[part].snapshot;
         let Some((first, last)) = snapshot.to_copy(&self.bio) else { return true };
@@ -53,37 +53,37 @@ impl WaitingWrite {
     }
 }
 
-/// An epoch that is to be taken.
+/// Marks an epoch that must be obtained.
 const UNKNOWN: u64 = u64::MAX;
 
-/// How far a write has come with one snapshot.
+/// The progress of a write with one snapshot.
 enum WriteProgress {
-    /// It may go.
+    /// The write may pass.
     Pass,
-    /// Its chunks are in the store; readers may be under way.
+    /// The write's chunks are in the store; reads of the origin may be in flight.
     Copied,
-    /// They are not.
+    /// The write's chunks are not in the store yet.
     Wait,
-    /// There is no room for them, and it is to fail.
+    /// The store has no room, and the write must fail.
     Fail,
 }
 
-/// See the module's documentation.
+/// The lane of an origin with snapshots.
 pub(super) struct OriginLane {
     engine: CopyEngine,
     waiting: Vec<WaitingWrite>,
-    /// Some of it waits for other lanes, or may do so.
+    /// Some waiting write waits, or may wait, for other lanes.
     waits_for_others: bool,
     down: Batch,
-    /// Ended here.
+    /// Bios completed here, for the next poll.
     ended: Batch,
 }
 
 impl OriginLane {
-    /// A lane over `origin` that looks after `snapshots`.
+    /// A lane over `origin` that copies for `snapshots`.
     ///
     /// # Errors
-    /// When one of the devices can't be opened on this core.
+    /// If a device cannot be opened on this core.
     pub(super) fn open(
         origin: &DeviceRef,
         snapshots: &[Arc<Snapshot>],
@@ -99,14 +99,14 @@ impl OriginLane {
         })
     }
 
-    /// True when `bio` may go down at once.
+    /// True if `bio` may pass at once.
     #[inline]
     fn passes(&self, bio: &Bio) -> bool {
         bio.op != Op::Write || self.engine.parts().iter().all(|part| part.snapshot.lets_pass(bio))
     }
 
-    /// Sends what may go of what waits, and begins the copies that it needs: true when something
-    /// went down.
+    /// Sends waiting writes that may pass, and starts the copies that the others need. Returns true
+    /// if a bio was sent.
     fn look(&mut self, cx: &mut Cx<'_>) -> bool {
         let parts = self.engine.parts().len();
         let mut waiting = std::mem::take(&mut self.waiting);
@@ -123,7 +123,8 @@ impl OriginLane {
                 }
             }
             if wants {
-                // One epoch for all of a look: it is taken behind all that was seen.
+                // One epoch for all writes of this round, obtained after all chunk states were
+                // read.
                 let epoch = self.engine.parts()[part].snapshot.readers.advance_epoch();
                 let wants = waiting.iter_mut().filter(|one| one.epochs[part] == UNKNOWN);
                 wants.for_each(|one| one.epochs[part] = epoch);
@@ -154,11 +155,11 @@ impl OriginLane {
         any
     }
 
-    /// How far a write has come with snapshot `part`; chunks that nobody copies are claimed.
+    /// The progress of a write with snapshot `part`. Free chunks are claimed.
     fn step(&mut self, one: &mut WaitingWrite, part: usize) -> WriteProgress {
         let snapshot = &self.engine.parts()[part].snapshot;
         let Some((first, last)) = snapshot.to_copy(&one.bio) else { return WriteProgress::Pass };
-        // Records are written by any lane.
+        // Any lane may write the records.
         one.waits_for_others |= snapshot.commits.is_some();
         if snapshot.health() == SnapshotHealth::Invalidating {
             one.waits_for_others = true;
@@ -193,7 +194,7 @@ impl OriginLane {
         }
     }
 
-    /// There is no room for a copy.
+    /// Handles a copy without room in the store.
     #[cold]
     fn is_full(&mut self, part: usize, full: StoreFull) -> WriteProgress {
         match self.engine.parts()[part].snapshot.on_full(full) {
@@ -209,7 +210,7 @@ impl OriginLane {
 }
 
 impl Lane for OriginLane {
-    /// Those that are leaving are still listed when the lanes are opened that do without them.
+    /// Snapshots that are about to be removed are still listed when the new lanes are opened.
     fn begin(&mut self, _: &mut Cx<'_>) -> Option<Box<dyn Lane>> {
         self.engine.keep_active();
         self.engine.parts().is_empty().then(|| self.engine.legs.remove(0))
@@ -224,7 +225,7 @@ impl Lane for OriginLane {
     }
 
     fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
-        // Mostly all pass, and nothing is copied.
+        // Usually all bios pass and nothing is copied.
         let calm = self.waiting.is_empty() && self.ended.is_empty();
         if !(calm && self.engine.poll_through(done, cx)) {
             self.poll_all(done, cx);
@@ -244,7 +245,7 @@ impl Lane for OriginLane {
 }
 
 impl OriginLane {
-    /// A batch that may have writes which have to wait.
+    /// Submits a batch that may have writes that must wait.
     #[inline(never)]
     fn submit_looked(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         if self.engine.parts().iter().all(|part| part.snapshot.lets_all_pass(batch)) {
@@ -254,7 +255,7 @@ impl OriginLane {
         }
     }
 
-    /// A batch with writes that have to wait.
+    /// Submits a batch with writes that must wait.
     #[inline(never)]
     fn submit_some(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         let parts = self.engine.parts().len();
@@ -275,7 +276,7 @@ impl OriginLane {
         self.engine.poll(done, cx);
         if !self.waiting.is_empty() {
             if self.engine.has_news(self.waits_for_others) && self.look(cx) {
-                // They may be there already.
+                // They may have completed already.
                 self.engine.poll(done, cx);
             }
             self.rest(cx);
@@ -283,7 +284,7 @@ impl OriginLane {
         done.append(&mut self.ended);
     }
 
-    /// Asks to be woken for what waits.
+    /// Registers for a wakeup if writes wait.
     fn rest(&mut self, cx: &mut Cx<'_>) {
         if !self.waiting.is_empty() {
             self.engine.wait(self.waits_for_others, cx);

@@ -1,8 +1,8 @@
-//! An origin and all that have to do with its snapshots: what every name of its disk shares.
+//! An origin and its snapshots: the state shared by all names of the origin's disk.
 //!
-//! A lane of a `snapshot-origin` looks after the snapshots that are listed when it is opened. So a
-//! snapshot that becomes live, or goes, has the devices with such lanes renewed in the same change
-//! ([`udm_dm::target::Target::dependents`]): all of them stand still while it happens.
+//! A lane of a `snapshot-origin` copies for the snapshots that are listed when the lane is opened.
+//! So a change that adds or removes a snapshot also renews the devices with such lanes
+//! ([`udm_dm::target::Target::dependents`]). All of them are quiesced during the change.
 
 use super::args;
 use super::binding::SnapshotBinding;
@@ -13,7 +13,7 @@ use udm_core::{Device, DeviceId, SharedDiskState};
 use udm_dm::MappedDevice;
 use udm_dm::target::{DeviceRef, TargetHost};
 
-/// See the module's documentation.
+/// The snapshots, tables and devices of one origin.
 #[derive(Default)]
 pub(super) struct OriginSnapshots {
     members: Mutex<OriginMembers>,
@@ -24,30 +24,30 @@ pub(super) struct OriginSnapshots {
 struct OriginMembers {
     /// The tables with a snapshot of the origin, live or not.
     bindings: Vec<Weak<SnapshotBinding>>,
-    /// What lanes of the origin look after, those with the largest chunks first.
+    /// The snapshots that lanes of the origin copy for, largest chunks first.
     listed: Vec<Arc<Snapshot>>,
-    /// The devices with an origin's target.
+    /// The devices with a `snapshot-origin` or `snapshot-merge` target of the origin.
     origin_devices: Vec<Weak<dyn TargetHost>>,
-    /// What was read of stores and is not in use yet.
+    /// Tickets of stores that were read and are not in use yet.
     read_tickets: Vec<Weak<StoreReadTicket>>,
 }
 
-/// What was read of a store for a table that is loaded.
+/// A ticket for the contents of a store that were read when a table was loaded.
 pub(super) struct StoreReadTicket {
     store: DeviceRef,
-    /// Another table has had the store in use since it was begun: it is not what is there.
+    /// Another table has used the store since it was read, so the contents are out of date.
     is_stale: AtomicBool,
 }
 
 impl StoreReadTicket {
-    /// True when the store has to be read again.
+    /// True if the store must be read again.
     pub(super) fn is_stale(&self) -> bool {
         self.is_stale.load(Ordering::Relaxed)
     }
 }
 
 impl OriginSnapshots {
-    /// That of `origin`.
+    /// The shared state of `origin`.
     pub(super) fn of(origin: &DeviceRef) -> Arc<OriginSnapshots> {
         origin.device.shared_disk_state().map(SharedDiskState::get_or_default).unwrap_or_default()
     }
@@ -56,7 +56,7 @@ impl OriginSnapshots {
         self.members.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Held while a table is asked whether it can have its store: one at a time.
+    /// Held while `preresume` checks a store: one table at a time.
     pub(super) fn preresume_lock(&self) -> MutexGuard<'_, ()> {
         self.preresume_lock.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -66,14 +66,14 @@ impl OriginSnapshots {
         self.members().bindings.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Those with one on `store`. Who has handed his over is no longer one of them.
+    /// The tables with a snapshot on `store`, without released tables.
     pub(super) fn on_store(&self, store: &DeviceRef) -> Vec<Arc<SnapshotBinding>> {
         let mut bindings = self.bindings();
         bindings.retain(|binding| binding.is_on(store) && !binding.is_released() && !binding.is_orphan());
         bindings
     }
 
-    /// A table is about to read `store`.
+    /// Creates a ticket for a table that is about to read `store`.
     pub(super) fn read(&self, store: &DeviceRef) -> Arc<StoreReadTicket> {
         let read_ticket =
             Arc::new(StoreReadTicket { store: store.clone(), is_stale: AtomicBool::new(false) });
@@ -83,8 +83,7 @@ impl OriginSnapshots {
         read_ticket
     }
 
-    /// `store` is in use: whatever was read of it before, but for `own`, is not what is there from
-    /// now on.
+    /// `store` is in use now: all tickets for it, except `own`, become stale.
     pub(super) fn invalidate_reads(&self, store: &DeviceRef, own: &Arc<StoreReadTicket>) {
         let members = self.members();
         let others =
@@ -94,21 +93,21 @@ impl OriginSnapshots {
         }
     }
 
-    /// The stores of all tables with a snapshot, live or not: what lanes of the origin may open.
+    /// The stores of all tables with a snapshot, live or not. Lanes of the origin may open them.
     pub(super) fn stores(&self) -> Vec<DeviceRef> {
         let bindings = self.bindings();
         let held = bindings.iter().filter(|binding| !binding.is_released() && !binding.is_orphan());
         held.map(|binding| binding.line.store.clone()).collect()
     }
 
-    /// Another table with a snapshot.
+    /// Adds a table with a snapshot.
     pub(super) fn join(&self, binding: &Arc<SnapshotBinding>) {
         let mut members = self.members();
         members.bindings.retain(|known| known.strong_count() > 0);
         members.bindings.push(Arc::downgrade(binding));
     }
 
-    /// Lanes of the origin that are opened from now on look after `snapshot`.
+    /// Adds `snapshot` to the list: lanes of the origin opened from now on copy for it.
     pub(super) fn list(&self, snapshot: &Arc<Snapshot>) {
         let mut members = self.members();
         if members.listed.iter().any(|known| Arc::ptr_eq(known, snapshot)) {
@@ -118,29 +117,29 @@ impl OriginSnapshots {
         members.listed.insert(at, Arc::clone(snapshot));
     }
 
-    /// And from now on they don't.
+    /// Removes `snapshot` from the list.
     pub(super) fn unlist(&self, snapshot: &Arc<Snapshot>) {
         self.members().listed.retain(|known| !Arc::ptr_eq(known, snapshot));
     }
 
-    /// What lanes of the origin look after.
+    /// The snapshots that lanes of the origin copy for.
     pub(super) fn listed(&self) -> Vec<Arc<Snapshot>> {
         self.members().listed.clone()
     }
 
-    /// True when lanes of the origin have nothing to look after.
+    /// True if lanes of the origin have nothing to copy.
     pub(super) fn is_empty(&self) -> bool {
         self.members().listed.is_empty()
     }
 
-    /// A device has a table with the origin's target.
+    /// Adds a device with a table that writes the origin.
     pub(super) fn add_origin_device(&self, notify: &Arc<dyn TargetHost>) {
         let mut members = self.members();
         members.origin_devices.retain(|known| known.strong_count() > 0);
         members.origin_devices.push(Arc::downgrade(notify));
     }
 
-    /// The devices with such a table, but for `except`.
+    /// The devices with such a table, without `except`.
     pub(super) fn origin_devices(&self, except: Option<DeviceId>) -> Vec<Arc<MappedDevice>> {
         let origin_devices: Vec<_> = self.members().origin_devices.iter().filter_map(Weak::upgrade).collect();
         let mut found: Vec<Arc<MappedDevice>> = Vec::new();

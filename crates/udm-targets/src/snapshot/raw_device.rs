@@ -1,5 +1,5 @@
-//! A device by itself, as a table of one line: what is written there is cut by the device's limits,
-//! and flushes and FUA mean something whatever the device understands of them.
+//! A device wrapped in a table of one line. The table splits requests by the device's limits, and
+//! handles flushes and FUA for devices that do not support them.
 
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
@@ -7,18 +7,18 @@ use udm_core::{Cx, Device, Lane, Limits, OpenError, Sector, Sectors};
 use udm_dm::target::{DeviceRange, DeviceRef, LowerLimits, Target};
 use udm_dm::{Table, TargetError};
 
-/// The end of the largest device, in whole blocks whatever their size.
+/// The size of the largest possible device, in whole blocks of any size.
 const END: Sectors = Sectors((1 << 54) - (1 << 20));
 
 fn device_end() -> Sectors {
     if bugs::on(Bug::EndInMidBlock) { Sectors(END.0 - 1) } else { END }
 }
 
-/// As large as a device can be: what lies behind its end the device refuses itself, and one that
-/// grows is used at once.
+/// A target with the maximum size. The device itself refuses sectors beyond its end, and a device
+/// that grows can be used at once.
 struct RawDeviceTarget(DeviceRef);
 
-/// Opens a lane of `device`. See the module's documentation.
+/// Opens a lane of `device` through a table of one line.
 pub(super) fn open_lane(device: &DeviceRef, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
     let refuse = |error: TargetError| OpenError::new(error.errno, error.to_string());
     Table::of(Arc::new(RawDeviceTarget(device.clone())), device_end()).map_err(refuse)?.open(cx)

@@ -1,22 +1,23 @@
-//! Reads of a snapshot that go to its origin, so that no write of the origin overtakes them.
+//! Tracking of a snapshot's reads that go to its origin, so that no write of the origin overtakes
+//! them.
 //!
-//! A read that finds its chunk free reads the origin. When the chunk is copied meanwhile, the
-//! origin may change as soon as that read is over, and not before. Nobody counts the reads of a
-//! chunk: there is an epoch, and each lane tells the oldest epoch in which it has a read under way.
+//! A read that finds its chunk free reads the origin. If the chunk is copied in the meantime, the
+//! origin must not change before that read has completed. Reads are not counted per chunk. There is
+//! an epoch, and each lane publishes the oldest epoch in which it has a read in flight.
 //!
 //! ```text
-//! who reads:      oldest = epoch (if it had none);   *fence*;   looks at the map;   reads the origin
-//! who may change: sees the chunk copied;   *fence*;   epoch += 1 = e;   waits until every oldest >= e
+//! reader: oldest = epoch (if none in flight);   *fence*;   reads the map;   reads the origin
+//! writer: sees the chunk copied;   *fence*;   epoch += 1 = e;   waits until every oldest >= e
 //! ```
 //!
-//! Whatever way the two interleave, either the one sees that the chunk is copied and reads the
-//! store, or the other sees the older epoch and waits: the fences forbid that both look before the
-//! other has written. A read that begins behind the move of the epoch has seen the copy, so reads
-//! that keep coming hold up nobody. The loom tests below try the interleavings.
+//! In every interleaving, either the reader sees that the chunk is copied and reads the store, or
+//! the writer sees the older epoch and waits. The fences exclude that both read before the other
+//! has written. A read that begins after the epoch was advanced sees the copy, so a stream of new
+//! reads delays no writer. The loom tests below try the interleavings.
 //!
-//! *Price.* A fence for the first read of a lane that had none under way, and one when the oldest
-//! epoch ends; a load a batch in between. A write of the origin to a chunk that was just copied: an
-//! atomic add, and a load a lane.
+//! *Price.* One fence for the first read of a lane that had none in flight, and one when the oldest
+//! epoch ends; otherwise one load per batch. A write of the origin to a chunk that was just copied
+//! costs one atomic add, and one load per lane.
 
 use crossbeam_utils::CachePadded;
 #[cfg(feature = "loom")]
@@ -27,10 +28,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use udm_core::interleave;
 
-/// No read is under way.
+/// No read is in flight.
 const NONE: u64 = u64::MAX;
 
-/// What a lane tells of its reads; on a cache line of its own.
+/// The published state of one lane's reads, on its own cache line.
 #[repr(align(128))]
 struct ReaderCell {
     oldest: AtomicU64,
@@ -38,12 +39,12 @@ struct ReaderCell {
     next: OnceLock<Arc<ReaderCell>>,
 }
 
-/// The readers of one snapshot, of all lanes. See the module's documentation.
+/// The readers of one snapshot, over all lanes.
 pub(super) struct Readers {
     epoch: CachePadded<AtomicU64>,
-    /// Cells are added and never taken away; a lane that closes leaves its own to the next.
+    /// Cells are added and never removed. A closed lane leaves its cell to the next one.
     first: OnceLock<Arc<ReaderCell>>,
-    /// Somebody waits for readers.
+    /// A writer waits for readers.
     awaited: AtomicBool,
 }
 
@@ -56,7 +57,7 @@ impl Readers {
         }
     }
 
-    /// A lane's part. Takes no lock; allocates where no cell is free.
+    /// Creates the reader of a lane. Takes no lock; allocates if no cell is free.
     pub(super) fn join(&self) -> LaneReader {
         let mut place = &self.first;
         loop {
@@ -67,7 +68,7 @@ impl Readers {
                     next: OnceLock::new(),
                 })
             });
-            // Acquire pairs with the release of the lane that left it.
+            // Acquire pairs with the release of the lane that left the cell.
             if !cell.taken.swap(true, Ordering::Acquire) {
                 return LaneReader { cell: Arc::clone(cell), under_way: VecDeque::new() };
             }
@@ -75,8 +76,8 @@ impl Readers {
         }
     }
 
-    /// To be called when one has seen that a chunk is copied: the epoch whose readers, and all
-    /// later ones, have seen it too.
+    /// Advances the epoch after the caller has seen a copied chunk. Returns the new epoch: all its
+    /// readers, and all later ones, see the copy too.
     pub(super) fn advance_epoch(&self) -> u64 {
         interleave::point();
         fence(Ordering::SeqCst);
@@ -85,7 +86,8 @@ impl Readers {
         epoch
     }
 
-    /// True when no read from before `epoch` is under way. Acquire: they are over.
+    /// True if no read of an epoch before `epoch` is in flight. Acquire: these reads have
+    /// completed.
     pub(super) fn are_past(&self, epoch: u64) -> bool {
         let mut cell = self.first.get();
         while let Some(one) = cell {
@@ -97,8 +99,8 @@ impl Readers {
         true
     }
 
-    /// As [`Readers::are_past`]; when it is false, the reader that ends last is told so by
-    /// [`LaneReader::end`].
+    /// As [`Readers::are_past`]. If it returns false, [`LaneReader::end`] returns true for the last
+    /// reader.
     pub(super) fn are_past_or_notify(&self, epoch: u64) -> bool {
         if self.are_past(epoch) {
             return true;
@@ -109,18 +111,18 @@ impl Readers {
     }
 }
 
-/// A lane's part of [`Readers`].
+/// The reader of one lane.
 pub(super) struct LaneReader {
     cell: Arc<ReaderCell>,
-    /// Reads under way: of which epoch how many, the oldest first.
+    /// Reads in flight: epoch and count, oldest first.
     under_way: VecDeque<(u64, u64)>,
 }
 
 impl LaneReader {
-    /// Before the look at the map for a batch with reads: the epoch that they belong to.
+    /// Starts a batch with reads, before the map is read. Returns the epoch of the reads.
     pub(super) fn begin(&mut self, readers: &Readers) -> u64 {
         interleave::point();
-        // Acquire: a read of this epoch sees what was copied before it began.
+        // Acquire: a read of this epoch sees the copies made before the epoch began.
         let epoch = readers.epoch.load(Ordering::Acquire);
         if self.under_way.is_empty() {
             self.cell.oldest.store(epoch, Ordering::Relaxed);
@@ -132,22 +134,22 @@ impl LaneReader {
         epoch
     }
 
-    /// One of them goes to the origin.
+    /// Counts one read of the last epoch that goes to the origin.
     pub(super) fn count(&mut self) {
         if let Some((_, count)) = self.under_way.back_mut() {
             *count += 1;
         }
     }
 
-    /// One of `epoch` is over. [`LaneReader::end`] comes behind the last.
+    /// Counts a completed read of `epoch`. Call [`LaneReader::end`] after the last one.
     pub(super) fn finish(&mut self, epoch: u64) {
         if let Some((_, count)) = self.under_way.iter_mut().find(|(known, _)| *known == epoch) {
             *count -= 1;
         }
     }
 
-    /// Tells what is under way now: behind a batch, and behind reads that are over. True when
-    /// somebody waited for it and has to be woken.
+    /// Publishes the oldest epoch in flight, after a batch and after completed reads. Returns true
+    /// if a writer waits and must be woken.
     pub(super) fn end(&mut self, readers: &Readers) -> bool {
         let before = self.under_way.len();
         while self.under_way.front().is_some_and(|(_, count)| *count == 0) {
@@ -158,7 +160,7 @@ impl LaneReader {
         }
         interleave::point();
         let oldest = self.under_way.front().map_or(NONE, |(epoch, _)| *epoch);
-        // Release: the reads are over.
+        // Release: the reads have completed.
         self.cell.oldest.store(oldest, Ordering::Release);
         fence(Ordering::SeqCst);
         readers.awaited.load(Ordering::Relaxed) && readers.awaited.swap(false, Ordering::Relaxed)
@@ -183,11 +185,11 @@ mod loom_tests {
     struct Model {
         map: ExceptionMap,
         readers: Readers,
-        /// What the chunk of the origin holds: 0 before the write.
+        /// The content of the chunk of the origin: 0 before the write.
         origin: AtomicU64,
     }
 
-    /// Reads the chunk; what was read must be as it was.
+    /// Reads the chunk, which must have its old content.
     fn read(m: &Model, reader: &mut LaneReader) {
         let epoch = reader.begin(&m.readers);
         if m.map.get(0).kept().is_none() {
@@ -198,7 +200,7 @@ mod loom_tests {
         reader.end(&m.readers);
     }
 
-    /// Writes the chunk of the origin, if that may be done now.
+    /// Writes the chunk of the origin, if it is allowed now.
     fn write(m: &Model) {
         if m.map.claim(0) {
             m.map.publish(0, 2);
@@ -215,8 +217,8 @@ mod loom_tests {
         }
     }
 
-    /// A model and a reader. What is made on first use is made here: loom does not know std's
-    /// locks.
+    /// A model and a reader. Lazy allocations are made here, because loom does not know the
+    /// standard library's locks.
     fn model() -> (Arc<Model>, LaneReader) {
         let map = ExceptionMap::new(1);
         map.claim(0);
@@ -240,7 +242,7 @@ mod loom_tests {
         });
     }
 
-    /// The one that writes did not copy, and sees what another core published.
+    /// The writer did not copy the chunk; it sees the copy that another core published.
     #[test]
     fn loom_who_finds_a_copy_waits_for_readers_too() {
         let mut model_of = loom::model::Builder::new();
@@ -258,7 +260,7 @@ mod loom_tests {
         });
     }
 
-    /// Of one who has to wait and one who ends, one acts.
+    /// A writer that must wait races with a reader that ends: one of them continues the write.
     #[test]
     fn loom_who_waits_is_told() {
         loom::model(|| {

@@ -1,15 +1,15 @@
-//! The records of a persistent store: what was copied, on its way to the disk, in turn.
+//! The records of a persistent store, written in the order in which chunks were allocated.
 //!
-//! Whoever has copied a chunk says so ([`RecordCommits::copied`]). One lane at a time has the right to
-//! write records ([`RecordCommits::begin`]): it takes all that have been copied since, from all cores, as
-//! far as they follow each other, and writes them at once, behind a flush that makes their data
-//! durable. Records go into the store in the order in which its chunks were given out, so a crash
-//! leaves no holes among them.
+//! A lane that has copied chunks calls [`RecordCommits::copied`]. One lane at a time has the right
+//! to write records ([`RecordCommits::begin`]). This lane takes all copied runs of all cores, as
+//! far as their sequence numbers are consecutive. It writes their records at once, after a flush
+//! that makes their data durable. Records are written in the order in which chunks were allocated,
+//! so a crash leaves no holes among them.
 //!
-//! What was written is durable behind the next flush ([`RecordCommits::durable`]). Where more has been
-//! copied meanwhile that is the flush for the data of those, so that a group costs one.
+//! Written records are durable after the next flush ([`RecordCommits::durable`]). If more chunks
+//! were copied in the meantime, the flush for their data does this too, so a group costs one flush.
 //!
-//! A lane that has the right holds what is behind the lock; the others never try it.
+//! Only the lane that has the right uses the state behind the lock, so the lock is never contended.
 
 use crossbeam_queue::SegQueue;
 use std::collections::VecDeque;
@@ -18,61 +18,62 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use udm_core::{SECTOR_SIZE, interleave};
 use udm_wire::cow::{Exception, RECORD_LEN, StoreLayout};
 
-/// Chunks that are in the store, behind each other there as in the origin.
+/// A run of chunks in the store, consecutive there and in the origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CopiedRun {
-    /// The turn of the first.
+    /// Sequence number of the first chunk.
     pub seq: u64,
     /// The first chunk of the origin.
     pub old: u64,
     /// The first chunk of the store.
     pub new: u64,
-    /// How many.
+    /// Number of chunks.
     pub len: u64,
-    /// They are there. False for chunks that were given out in vain: their turn passes.
+    /// The data is in the store. If false, the chunks were allocated but not used, and their
+    /// sequence numbers are skipped.
     pub kept: bool,
 }
 
-/// The most records that go to the store at once.
+/// Maximum number of records written at once.
 const RECORDS_MAX: u64 = 1 << 14;
 
-/// What is to be written.
+/// A write of records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RecordWrite {
-    /// An area that has to be zero before: its sector and its length in bytes.
+    /// An area that must be cleared first: its sector and its length in bytes.
     pub clear: Option<(u64, usize)>,
-    /// Where the records go.
+    /// First sector of the write.
     pub sector: u64,
-    /// How many bytes.
+    /// Length of the write in bytes.
     pub len: usize,
-    /// How many records there are among them.
+    /// Number of records in the write.
     pub records: u64,
 }
 
-/// See the module's documentation.
+/// The record writer of one store.
 pub(super) struct RecordCommits {
     layout: StoreLayout,
-    /// Bytes that are written at once.
+    /// Bytes of a unit, the smallest write of records.
     unit: usize,
     copied: SegQueue<CopiedRun>,
-    /// A lane has the right.
+    /// A lane has the right to write.
     writing: AtomicBool,
-    /// Records in the store.
+    /// Number of records in the store.
     records: AtomicU64,
     tail: Mutex<RecordTail>,
 }
 
 struct RecordTail {
-    /// Whose turn it is.
+    /// The next sequence number.
     seq: u64,
-    /// What was copied before its turn: a place a turn, from `seq` on; a run is in the place of
-    /// its first.
+    /// Runs copied out of order, indexed by sequence number minus `seq`; a run is at the index of
+    /// its first chunk.
     early: VecDeque<Option<CopiedRun>>,
-    /// The last unit of records: what is in the store, and what is on its way there.
+    /// The last unit of records, including records in flight.
     unit: Vec<u8>,
-    /// What is on its way there.
+    /// Runs whose records are in flight.
     on_its_way: Vec<CopiedRun>,
-    /// What is there, and may be in a cache.
+    /// Runs whose records are written but may be in a cache.
     written: Vec<CopiedRun>,
 }
 
@@ -85,7 +86,7 @@ impl RecordTail {
         self.early[place] = Some(copied);
     }
 
-    /// So many turns are over.
+    /// Advances the sequence number by `turns`.
     fn pass(&mut self, turns: u64) {
         self.seq += turns;
         let known = self.early.len().min(turns as usize);
@@ -94,8 +95,8 @@ impl RecordTail {
 }
 
 impl RecordCommits {
-    /// A store with `records` records, the last of them in `unit`: the unit of the area that the
-    /// next record goes to, of as many bytes as are written at once.
+    /// A store with `records` records. `unit` is the content of the unit that the next record is
+    /// written to; its length is the unit size.
     pub(super) fn new(layout: StoreLayout, records: u64, unit: Vec<u8>) -> RecordCommits {
         let len = unit.len();
         let (on_its_way, written) = (Vec::new(), Vec::new());
@@ -110,39 +111,40 @@ impl RecordCommits {
         }
     }
 
-    /// Records in the store. Relaxed: a number to look at.
+    /// Number of records in the store. Relaxed: an informational number.
     pub(super) fn records(&self) -> u64 {
         self.records.load(Ordering::Relaxed)
     }
 
-    /// The last `count` records are not there any more. For a merge: nobody commits meanwhile.
+    /// Removes the last `count` records. For a merge: no lane writes records then.
     pub(super) fn take_back(&self, count: u64) {
         self.records.fetch_sub(count, Ordering::Relaxed);
     }
 
-    /// These are in the store, and their records may go there.
+    /// Adds a copied run, whose records may now be written.
     pub(super) fn copied(&self, copied: CopiedRun) {
         interleave::point();
         self.copied.push(copied);
     }
 
-    /// Takes the right to write, when there is something to write and nobody has it. Who is told
-    /// false has nothing to do: whoever has the right looks again before it gives it up.
+    /// Takes the right to write, if there is something to write and no lane has it. If it returns
+    /// false, the caller has nothing to do: the lane with the right checks again before it gives
+    /// the right up.
     pub(super) fn begin(&self) -> bool {
-        // Pairs with the fence in `end`: either this lane sees that the right is free, or the one
-        // that gives it up sees what this one has left.
+        // Pairs with the fence in `end`. Either this lane sees that the right is free, or the lane
+        // that gives it up sees the run that this lane added.
         fence(Ordering::SeqCst);
         !self.copied.is_empty() && !self.writing.swap(true, Ordering::Acquire)
     }
 
-    /// Gives it up; true when it should be taken again.
+    /// Gives up the right to write. Returns true if it was taken again.
     pub(super) fn end(&self) -> bool {
         interleave::point();
         self.writing.store(false, Ordering::Release);
         self.begin()
     }
 
-    /// True when more has been copied than was collected.
+    /// True if more runs were copied since the last `collect`.
     pub(super) fn has_more(&self) -> bool {
         !self.copied.is_empty()
     }
@@ -151,8 +153,8 @@ impl RecordCommits {
         self.tail.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is to be written now: takes what has been copied, as far as its turn has come. By who
-    /// has the right.
+    /// Returns the next write, from copied runs with consecutive sequence numbers. Only for the
+    /// lane with the right.
     pub(super) fn collect(&self) -> Option<RecordWrite> {
         let mut tail = self.tail();
         while let Some(copied) = self.copied.pop() {
@@ -201,13 +203,13 @@ impl RecordCommits {
         }
     }
 
-    /// Writes the records of `commit` into `bytes`, which is as long.
+    /// Fills `bytes` with the records of `commit`.
     pub(super) fn fill(&self, commit: &RecordWrite, bytes: &mut [u8]) {
         let tail = &mut *self.tail();
         let per_unit = self.unit / RECORD_LEN;
         let place = (self.records() % self.layout.records()) as usize;
         let mut exceptions = tail.on_its_way.iter().flat_map(exceptions);
-        // Unit by unit: mostly it is one, and all before the new ones is there already.
+        // Unit by unit: usually there is one, which already has the older records.
         for (unit, at) in bytes.chunks_mut(self.unit).zip(0..) {
             let first = if at == 0 { place % per_unit } else { 0 };
             if first == 0 {
@@ -221,7 +223,7 @@ impl RecordCommits {
         debug_assert!(exceptions.next().is_none() && bytes.len() == commit.len);
     }
 
-    /// Lets go of all that was copied: the store is invalid. By who has the right.
+    /// Drops all copied runs, because the store is invalid. Only for the lane with the right.
     pub(super) fn discard(&self) {
         while self.copied.pop().is_some() {}
         let mut tail = self.tail();
@@ -230,14 +232,14 @@ impl RecordCommits {
         tail.written.clear();
     }
 
-    /// `commit` was written; it may be in a cache.
+    /// Called when `commit` was written; it may be in a cache.
     pub(super) fn written(&self, commit: &RecordWrite) {
         let tail = &mut *self.tail();
         self.records.store(self.records() + commit.records, Ordering::Relaxed);
         tail.written.append(&mut tail.on_its_way);
     }
 
-    /// All that was written is durable: calls `publish` for it.
+    /// Calls `publish` for all written runs, which are durable now.
     pub(super) fn durable(&self, mut publish: impl FnMut(&CopiedRun)) {
         self.tail().written.drain(..).for_each(|copied| publish(&copied));
     }
@@ -258,7 +260,7 @@ mod tests {
         CopiedRun { seq, old: 100 + seq, new: 2 + seq, len, kept: true }
     }
 
-    /// Writes all that can be; what was published.
+    /// Writes all records that can be written. Returns the published runs.
     fn write(commits: &RecordCommits, image: &mut [u8]) -> Vec<CopiedRun> {
         let mut published = Vec::new();
         let mut right = commits.begin();
@@ -293,7 +295,7 @@ mod tests {
         let record = |n: usize| Exception::decode(&image[1024..2048], n);
         assert_eq!(record(0), Some(Exception { old: 102, new: 4 }));
         assert_eq!((record(2), record(3)), (Some(Exception { old: 104, new: 6 }), None));
-        // 64 records an area: 61 more fill it, and go on in the next.
+        // An area has 64 records: 61 more fill it, and the rest goes to the next area.
         commits.copied(copied(5, 70));
         let published = write(&commits, &mut image);
         assert_eq!(published.iter().map(|one| one.len).collect::<Vec<_>>(), [61, 9]);
@@ -301,7 +303,7 @@ mod tests {
         assert_eq!(Exception::decode(area(0), 63), Some(Exception { old: 165, new: 67 }));
         assert_eq!(Exception::decode(area(1), 8), Some(Exception { old: 174, new: 76 }));
         assert_eq!((Exception::decode(area(1), 9), commits.records()), (None, 73));
-        // One at a time, over the end of a unit.
+        // One record at a time, across the end of a unit.
         for seq in 75..120 {
             commits.copied(copied(seq, 1));
             assert_eq!(write(&commits, &mut image), [copied(seq, 1)]);

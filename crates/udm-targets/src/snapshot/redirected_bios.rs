@@ -1,10 +1,10 @@
-//! Requests that pass through to another place, with what is needed to undo that.
+//! Bios that are redirected to another sector, with the data to restore them.
 
 use slab::Slab;
 use udm_core::{Bio, OwnerId, Sector};
 
-/// The requests that are below with a tag. A tag takes the place of the owner and cookie of a
-/// request until it comes back; `T` is what its lane has to know of it then.
+/// Redirected bios in flight. A bio's owner and cookie are replaced until it completes; `T` is the
+/// lane's note about the bio.
 pub(super) struct RedirectedBios<T> {
     owner: OwnerId,
     notes: Slab<SavedBio<T>>,
@@ -18,12 +18,12 @@ struct SavedBio<T> {
 }
 
 impl<T> RedirectedBios<T> {
-    /// Tags with this owner.
+    /// An empty list. Redirected bios get this owner.
     pub(super) fn new(owner: OwnerId) -> RedirectedBios<T> {
         RedirectedBios { owner, notes: Slab::new() }
     }
 
-    /// Marks `bio`, and sends it to `sector`.
+    /// Redirects `bio` to `sector`.
     #[inline]
     pub(super) fn put(&mut self, bio: &mut Bio, sector: Sector, what: T) {
         let note = SavedBio { owner: bio.owner, cookie: bio.cookie, sector: bio.sector, what };
@@ -32,13 +32,13 @@ impl<T> RedirectedBios<T> {
         bio.sector = sector;
     }
 
-    /// What was noted, or `None` for a request without a mark.
+    /// The note of a redirected bio; `None` for any other bio.
     #[inline]
     pub(super) fn get(&self, bio: &Bio) -> Option<&T> {
         if bio.owner != self.owner { None } else { Some(&self.notes[bio.cookie as usize].what) }
     }
 
-    /// Takes the mark off again: what was noted, or `None` for a request without one.
+    /// Restores a redirected bio and returns its note; `None` for any other bio.
     #[inline]
     pub(super) fn take(&mut self, bio: &mut Bio) -> Option<T> {
         if bio.owner != self.owner {

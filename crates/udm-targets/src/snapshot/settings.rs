@@ -1,4 +1,4 @@
-//! What the owner of a snapshot can set, by messages; the kernel's snapshots take none.
+//! Settings of a snapshot, set by messages. The kernel's snapshots take no messages.
 //!
 //! ```text
 //! message: set on_full invalidate|pause|fail
@@ -10,28 +10,29 @@
 //! message: grown
 //! ```
 //!
-//! They belong to the snapshot, not to its table, and a handover carries them along.
+//! The settings belong to the snapshot, not to its table, and are kept in a handover.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use udm_dm::TargetError;
 use udm_wire::size;
 
-/// What becomes of a write for which the store has no room.
+/// The policy for a write if the store has no room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum OnFull {
-    /// The snapshot is invalid, or overflowed (`PO`), as in the kernel; the origin goes on.
+    /// The snapshot becomes invalid, or overflowed (`PO`), as in the kernel; writes of the origin
+    /// continue.
     Invalidate,
-    /// It waits until the store has grown.
+    /// The write waits until the store has grown.
     Pause,
-    /// It fails with ENOSPC, and the snapshot stays as it is.
+    /// The write fails with ENOSPC, and the snapshot stays valid.
     Fail,
 }
 
-/// The least memory for copies: a lane that has less under way may begin one of any length.
+/// Minimum copy memory. If less is in flight, a lane may start a copy of any length.
 const COPY_MEMORY_MIN: usize = 64 << 10;
 
-/// See the module's documentation. Relaxed throughout: each number stands for itself.
+/// The settings of one snapshot. Relaxed: the values are independent.
 pub(super) struct SnapshotSettings {
     on_full: AtomicU8,
     /// Percent of the store in use at which an event is raised; 0 for none.
@@ -41,7 +42,7 @@ pub(super) struct SnapshotSettings {
 }
 
 impl SnapshotSettings {
-    /// As the kernel does; copies of a lane take `copy_memory` bytes at the most.
+    /// The kernel's behaviour, with at most `copy_memory` bytes of copies per lane.
     pub(super) fn new(copy_memory: usize) -> SnapshotSettings {
         SnapshotSettings {
             on_full: AtomicU8::new(OnFull::Invalidate as u8),
@@ -59,28 +60,27 @@ impl SnapshotSettings {
         }
     }
 
-    /// Bytes of copies that a lane has under way at the most.
+    /// Maximum bytes of copies in flight per lane.
     pub(super) fn copy_memory(&self) -> usize {
         self.copy_memory.load(Relaxed)
     }
 
-    /// Bytes that the map of exceptions may take. With more nothing is copied: the store counts as
-    /// full.
+    /// Maximum bytes of the exception map. Above it nothing is copied: the store counts as full.
     pub(super) fn map_memory(&self) -> u64 {
         self.map_memory.load(Relaxed)
     }
 
-    /// True when the watermark lies between two fillings of a store of `size`.
+    /// True if the watermark is between two fill levels of a store of `size`.
     pub(super) fn crosses(&self, before: u64, now: u64, size: u64) -> bool {
         let percent = u64::from(self.watermark.load(Relaxed));
         let mark = size * percent / 100;
         percent > 0 && before < mark && mark <= now
     }
 
-    /// Does `set KEY VALUE`.
+    /// Handles `set KEY VALUE`.
     ///
     /// # Errors
-    /// EINVAL for another key or value.
+    /// EINVAL for an unknown key or an invalid value.
     pub(super) fn set(&self, key: &str, value: &str) -> Result<(), TargetError> {
         let refuse = |wanted: &str| {
             let text = format!("Invalid value for {key}: {value:?}");

@@ -1,7 +1,7 @@
-//! One snapshot, as all its lanes see it: those of its own device and those of its origin.
+//! The state of one snapshot, shared by all lanes of its own device and of its origin.
 //!
-//! It outlives the table that made it: a snapshot that is reloaded, or turned into a merge, hands
-//! this on to its next table.
+//! The state outlives the table that created it: if a snapshot is reloaded or becomes a merge, the
+//! next table takes this state over.
 
 use super::copy_jobs::COPY_MEMORY;
 use super::exception_map::{ChunkState, ExceptionMap};
@@ -18,59 +18,60 @@ use udm_dm::target::{DeviceRef, TargetHost};
 use udm_dm::{EventKind, InvalidStoreMark, StateChange};
 use udm_wire::cow::{ChunkSize, StoreLayout};
 
-/// Whether it can be used.
+/// Whether a snapshot can be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum SnapshotHealth {
-    /// It is the instant at which it was made, with what was written to it.
+    /// The snapshot has the content of its instant, and the writes to it.
     Valid,
-    /// A copy was lost, and a lane is marking the store: the origin must not change before.
+    /// A copy was lost and a lane is marking the store: the origin must not change before that is
+    /// done.
     Invalidating,
-    /// A copy was lost: nothing of it can be read any more.
+    /// A copy was lost: the snapshot can no longer be read.
     Invalid,
 }
 
-/// What was read from a store when its table was loaded, or nothing for a transient one.
+/// The contents of a store as read at load; empty for a transient store.
 pub(super) struct StoreContents {
     /// The store can be used.
     pub valid: bool,
-    /// What is in the store.
+    /// The exceptions in the store.
     pub map: ExceptionMap,
-    /// What is free in the store.
+    /// The free chunks of the store.
     pub space: StoreAllocator,
-    /// Its records; `None` for a transient one.
+    /// The record writer; `None` for a transient store.
     pub commits: Option<RecordCommits>,
 }
 
-/// See the module's documentation.
+/// The state of one snapshot.
 pub(super) struct Snapshot {
     pub store: DeviceRef,
     pub chunk: ChunkSize,
-    /// A chunk is 2^`shift` sectors.
+    /// A chunk has 2^`shift` sectors.
     pub shift: u32,
     pub map: ExceptionMap,
     pub readers: Readers,
     pub commits: Option<RecordCommits>,
     pub settings: SnapshotSettings,
-    /// Rung when a chunk was copied, readers are over, or it has become invalid.
+    /// Woken when a chunk was copied, readers have completed, or the snapshot became invalid.
     pub bell: Arc<WaitQueue>,
-    /// Rung when it has become invalid, and for nothing else: for those that wait for themselves.
+    /// Woken only on invalidation; for lanes that wait only for their own copies.
     pub invalidated_wakeup: Arc<WaitQueue>,
     pub space: StoreAllocator,
     pub growth: StoreGrowth,
-    /// For those who come back to it and do not keep it.
+    /// Weak self-reference for callbacks.
     pub weak_self: Weak<Snapshot>,
-    /// The part of the origin that it is about.
+    /// Length of the snapshot in sectors, from the start of the origin.
     len: AtomicU64,
-    /// The size of the origin at the last resume: the last chunk ends there.
+    /// Size of the origin at the last resume, in sectors: the last chunk ends there.
     origin_size: AtomicU64,
     health: AtomicU8,
-    /// A write found no room, and the table says that this makes it no worse than read-only.
+    /// A write found no room, and the table allows an overflow: the snapshot is read-only.
     overflowed: AtomicBool,
-    /// It has been resumed once: writes of the origin are copied.
+    /// The snapshot has been resumed: writes of the origin are copied.
     active: AtomicBool,
     notify: Mutex<Option<Arc<dyn TargetHost>>>,
-    /// Where it is kept that the store must not be believed, when the store can't say so.
+    /// Marks the store as invalid outside of it, if its header cannot be written.
     mark: Option<Arc<dyn InvalidStoreMark>>,
 }
 
@@ -107,8 +108,8 @@ impl Snapshot {
         })
     }
 
-    /// Whether it can be used. Acquire pairs with the release in [`Snapshot::set_health`]: who sees
-    /// that it is invalid sees that the store says so.
+    /// Whether the snapshot can be used. Acquire pairs with the release in
+    /// [`Snapshot::invalidated`]: a core that sees `Invalid` knows that the store is marked.
     #[inline(always)]
     pub(super) fn health(&self) -> SnapshotHealth {
         match self.health.load(Ordering::Acquire) {
@@ -123,8 +124,8 @@ impl Snapshot {
         self.health() == SnapshotHealth::Valid
     }
 
-    /// It is of no use any more. True for the one that has to mark the store so and call
-    /// [`Snapshot::invalidated`] then.
+    /// Makes the snapshot invalid. Returns true for the caller that must mark the store and then
+    /// call [`Snapshot::invalidated`].
     pub(super) fn invalidate(&self, why: &str) -> bool {
         let (valid, next) = (SnapshotHealth::Valid as u8, SnapshotHealth::Invalidating as u8);
         let first = self.health.compare_exchange(valid, next, Ordering::AcqRel, Ordering::Acquire).is_ok();
@@ -134,7 +135,7 @@ impl Snapshot {
         first
     }
 
-    /// The store says that it is invalid, or can't be made to say so.
+    /// Called when the store is marked as invalid, or cannot be marked.
     pub(super) fn invalidated(&self) {
         self.health.store(SnapshotHealth::Invalid as u8, Ordering::Release);
         self.tell(EventKind::SnapshotInvalid, "the snapshot is invalid");
@@ -143,8 +144,8 @@ impl Snapshot {
         self.invalidated_wakeup.wake_up();
     }
 
-    /// The store can't be made to say that it is invalid, since its header can't be written: this
-    /// is why. The mark is kept elsewhere, and the origin waits for that too.
+    /// Called when the store's header cannot be written, for the reason `why`. The mark is kept
+    /// outside of the store, and writes of the origin wait for it too.
     pub(super) fn mark_elsewhere(self: &Arc<Self>, why: &str) {
         tracing::error!("{}: write header failed: {why}", self.store.current_name());
         let mark = self.mark.as_ref().filter(|_| !bugs::on(Bug::MarkNotKept));
@@ -153,14 +154,14 @@ impl Snapshot {
         let done = move |kept: Result<(), String>| {
             if let Err(why) = kept {
                 let store = snapshot.store.current_name();
-                tracing::error!("{store}: nothing says that it is invalid any more, do not use it: {why}");
+                tracing::error!("{store}: it could not be marked invalid, do not use it: {why}");
             }
             snapshot.invalidated();
         };
         mark.set(why, Box::new(done));
     }
 
-    /// A write found no room.
+    /// Sets the overflow state: a write found no room.
     pub(super) fn overflow(&self) {
         // Relaxed: a write that sees it late finds no room either.
         if !self.overflowed.swap(true, Ordering::Relaxed) {
@@ -170,7 +171,7 @@ impl Snapshot {
         }
     }
 
-    /// True until its store has grown.
+    /// True if the snapshot overflowed and the store has not grown since.
     pub(super) fn is_overflowed(&self) -> bool {
         self.overflowed.load(Ordering::Relaxed) && !self.has_grown()
     }
@@ -184,7 +185,7 @@ impl Snapshot {
         room
     }
 
-    /// True when writes of the origin have to be copied. Relaxed: it changes while nothing is in
+    /// True if writes of the origin must be copied. Relaxed: it changes only while nothing is in
     /// flight to the origin.
     #[inline(always)]
     pub(super) fn is_active(&self) -> bool {
@@ -195,48 +196,48 @@ impl Snapshot {
         self.active.store(active, Ordering::Relaxed);
     }
 
-    /// The sectors of the origin that it is about: those before.
+    /// Length of the snapshot in sectors, from the start of the origin.
     #[inline(always)]
     pub(super) fn len(&self) -> u64 {
         self.len.load(Ordering::Relaxed)
     }
 
-    /// It is about so much of an origin of `origin_size`, with nothing in flight.
+    /// Sets the length of the snapshot and the size of its origin, while nothing is in flight.
     pub(super) fn set_len(&self, len: Sectors, origin_size: Sectors) {
         self.len.store(len.0, Ordering::Relaxed);
         self.origin_size.store(origin_size.0, Ordering::Relaxed);
         self.map.grow(self.chunks_in(len));
     }
 
-    /// The chunks of `len` sectors, the last of which may be a part.
+    /// Number of chunks of `len` sectors; the last one may be partial.
     pub(super) fn chunks_in(&self, len: Sectors) -> u64 {
         len.0.div_ceil(u64::from(self.chunk.sectors()))
     }
 
-    /// The size of the origin in sectors at the last resume.
+    /// Size of the origin in sectors at the last resume.
     #[inline]
     pub(super) fn origin_size(&self) -> u64 {
         self.origin_size.load(Ordering::Relaxed)
     }
 
-    /// Whom to tell of events from now on.
+    /// Sets the device that receives events.
     pub(super) fn attach(&self, notify: Arc<dyn TargetHost>) {
         *self.notify.lock().unwrap_or_else(PoisonError::into_inner) = Some(notify);
     }
 
-    /// Raises an event of the device that it belongs to.
+    /// Raises the event counter of the snapshot's device.
     pub(super) fn event(&self) {
         let notify = self.notify.lock().unwrap_or_else(PoisonError::into_inner).clone();
         notify.iter().for_each(|notify| notify.event());
     }
 
-    /// Has who listens told of a change of the device that it belongs to.
+    /// Sends an event with the text `line` about the snapshot's device.
     pub(super) fn tell(&self, kind: EventKind, line: &str) {
         let notify = self.notify.lock().unwrap_or_else(PoisonError::into_inner).clone();
         notify.iter().for_each(|notify| notify.tell(&|| StateChange::new(kind, line)));
     }
 
-    /// What the log calls it.
+    /// The name of the snapshot in log lines.
     pub(super) fn name(&self) -> String {
         let notify = self.notify.lock().unwrap_or_else(PoisonError::into_inner).clone();
         notify.map_or_else(|| self.store.number.to_string(), |notify| notify.device())
@@ -248,7 +249,7 @@ impl Snapshot {
         sector >> self.shift
     }
 
-    /// The sector at which `chunk` begins.
+    /// The first sector of `chunk`.
     #[inline]
     pub(super) fn start_of(&self, chunk: u64) -> u64 {
         chunk << self.shift
@@ -260,31 +261,33 @@ impl Snapshot {
         (self.chunk_of(bio.sector.0), self.chunk_of(bio.end().0 - 1))
     }
 
-    /// The chunks that a write of the origin touches, when it has to be copied for it: it is in use
-    /// and about them.
+    /// The first and last chunk that must be copied for a write of the origin; `None` if there is
+    /// nothing to copy.
     #[inline(always)]
     pub(super) fn to_copy(&self, bio: &Bio) -> Option<(u64, u64)> {
         if !self.is_active() || self.health() == SnapshotHealth::Invalid || bio.sector.0 >= self.len() {
             return None;
         }
         let (first, last) = self.chunks_of(bio);
-        // A snapshot shorter than its origin ends with a whole chunk: what begins in it is copied.
+        // A snapshot shorter than its origin ends with a whole chunk: a write that begins in the
+        // chunk is copied.
         Some((first, last.min(self.chunk_of(self.len() - 1))))
     }
 
-    /// True when a write of the origin may go.
+    /// True if a write of the origin may pass.
     #[inline(never)]
     pub(super) fn lets_pass(&self, bio: &Bio) -> bool {
         self.to_copy(bio).is_none_or(|(first, last)| self.map.are_settled(first, last))
     }
 
-    /// True when any request of the origin may go.
+    /// True if every request of the origin may pass.
     #[inline(always)]
     pub(super) fn lets_anything_pass(&self) -> bool {
         !self.is_active() || self.health() == SnapshotHealth::Invalid || self.map.are_all_settled()
     }
 
-    /// True when all of these requests of the origin may go: what holds for all is looked at once.
+    /// True if all of these requests of the origin may pass. Conditions that hold for all are
+    /// checked once.
     #[inline]
     pub(super) fn lets_all_pass(&self, bios: &[Box<Bio>]) -> bool {
         if self.lets_anything_pass() {
@@ -296,7 +299,7 @@ impl Snapshot {
             if bio.op != Op::Write || at >= len {
                 return true;
             }
-            // Mostly it is of one chunk.
+            // Usually a write is within one chunk.
             match (at ^ (at + bio.sectors.0 - 1)) >> shift {
                 0 => self.map.is_settled(at >> shift),
                 _ => self.lets_pass(bio),
@@ -304,8 +307,9 @@ impl Snapshot {
         })
     }
 
-    /// These are in the store. A transient one has nothing else to do but to have its bell rung,
-    /// and says so; a persistent one writes their records first, by whichever lane comes to it.
+    /// Called for a run that was copied to the store. If the store is transient, the run is
+    /// published and true is returned: the caller must wake waiters. If it is persistent, some lane
+    /// writes the records first.
     #[must_use]
     pub(super) fn copied(&self, copied: CopiedRun) -> bool {
         match &self.commits {
@@ -315,20 +319,22 @@ impl Snapshot {
         self.commits.is_none()
     }
 
-    /// They are there for good. The bell is rung behind all that are published together.
+    /// Marks a run as copied in the map. The caller wakes waiters after all runs that are published
+    /// together.
     pub(super) fn publish(&self, copied: &CopiedRun) {
         for at in (0..copied.len).filter(|_| copied.kept) {
             self.map.publish(copied.old + at, copied.new + at);
         }
     }
 
-    /// Where a sector of the snapshot is in the store, when its chunk is in chunk `new` there.
+    /// The sector in the store of a sector of the snapshot, if its chunk is in chunk `new` of the
+    /// store.
     #[inline]
     pub(super) fn in_store(&self, sector: u64, new: u64) -> u64 {
         self.start_of(new) | sector & (u64::from(self.chunk.sectors()) - 1)
     }
 
-    /// What `status` says: sectors in use, of how many, of them metadata.
+    /// The numbers of `status`: used, total and metadata sectors.
     pub(super) fn usage(&self) -> (u64, u64, u64) {
         let sectors = u64::from(self.chunk.sectors());
         let areas = |commits: &RecordCommits| commits.records() / StoreLayout::new(self.chunk).records();
@@ -336,7 +342,7 @@ impl Snapshot {
         (self.space.end() * sectors, self.store.device.limits().size.0, metadata)
     }
 
-    /// The same while it is merged: what the records that are left need (kernel).
+    /// The numbers of `status` during a merge: those needed by the remaining records (kernel).
     pub(super) fn usage_from_records(&self) -> (u64, u64, u64) {
         let (sectors, layout) = (u64::from(self.chunk.sectors()), StoreLayout::new(self.chunk));
         let records = self.commits.as_ref().map_or(0, RecordCommits::records);
@@ -345,7 +351,7 @@ impl Snapshot {
         (used * sectors, self.store.device.limits().size.0, (area + 2) * sectors)
     }
 
-    /// How far `chunk` has come.
+    /// The state of `chunk`.
     #[inline]
     pub(super) fn place(&self, chunk: u64) -> ChunkState {
         self.map.get(chunk)

@@ -1,8 +1,8 @@
-//! Chunks of a store, given out in order.
+//! Allocation of the chunks of a store.
 //!
-//! A store is filled from its front: chunk after chunk, areas of records passed over. Only when it
-//! is full to its end are the holes used that a crash may have left. Each grant has a number, its
-//! *turn*: records go into the store in that order, as the kernel's do.
+//! A store is filled from its front, chunk after chunk, skipping areas of records. Holes that a
+//! crash may have left are used only when the store is full to its end. Each allocation has a
+//! *sequence number*: records are written in that order, as by the kernel.
 
 #[cfg(test)]
 mod tests;
@@ -15,30 +15,30 @@ use std::sync::{Mutex, PoisonError};
 use udm_core::{Sectors, interleave};
 use udm_wire::cow::StoreLayout;
 
-/// Chunks of the store that were given out.
+/// A run of allocated chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ChunkRange {
-    /// The turn of the first; the others follow.
+    /// Sequence number of the first chunk; the others follow.
     pub seq: u64,
-    /// The first chunk; the others lie behind it.
+    /// The first chunk; the others follow it.
     pub new: u64,
-    /// How many.
+    /// Number of chunks.
     pub len: u64,
-    /// The first chunk behind all that were given out.
+    /// The first chunk after all allocated ones.
     pub end: u64,
 }
 
-/// Where things are in the store.
+/// The layout of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StoreChunks {
-    /// As the kernel lays it out.
+    /// The kernel's layout.
     Persistent(StoreLayout),
-    /// All chunks are data; so many sectors each.
+    /// All chunks are data, with this many sectors each.
     Transient(u32),
 }
 
 impl StoreChunks {
-    /// How many chunks of data a store of `size` has room for.
+    /// Number of data chunks of a store of `size`.
     fn capacity(self, size: Sectors) -> u64 {
         match self {
             StoreChunks::Persistent(layout) => layout.capacity(layout.chunks(size)),
@@ -46,7 +46,7 @@ impl StoreChunks {
         }
     }
 
-    /// The least size with room for `chunks` chunks of data.
+    /// The minimum size of a store with `chunks` data chunks.
     fn size(self, chunks: u64) -> Sectors {
         let (chunks, sectors) = match self {
             StoreChunks::Persistent(layout) => (layout.chunks_for(chunks), layout.chunk().sectors()),
@@ -55,7 +55,7 @@ impl StoreChunks {
         Sectors(chunks.saturating_mul(u64::from(sectors)))
     }
 
-    /// Chunk `index` of those for data, and how many from there on lie behind each other.
+    /// The position of data chunk `index`, and the number of consecutive data chunks from there on.
     fn chunk(self, index: u64) -> (u64, u64) {
         match self {
             StoreChunks::Persistent(layout) => layout.data_chunk(index),
@@ -64,18 +64,18 @@ impl StoreChunks {
     }
 }
 
-/// Set in `next` when the front has reached the end once and holes are used.
+/// Set in `next` when the front has reached the end of the store and holes are used.
 const CLOSED: u64 = 1 << 63;
 
-/// See the module's documentation.
+/// The allocator of one store.
 pub(super) struct StoreAllocator {
     plan: StoreChunks,
-    /// The first chunk of data that was free when the store was opened.
+    /// The first free data chunk when the store was opened.
     begin: u64,
-    /// The next one, of those for data. On a cache line of its own: what surrounds it every request
-    /// reads.
+    /// The next free data chunk. On its own cache line, because every request reads the fields
+    /// around it.
     next: CachePadded<AtomicU64>,
-    /// What is left besides.
+    /// The holes, and the front after `next` was closed.
     spare: Mutex<AllocatorHoles>,
     has_holes: bool,
 }
@@ -83,24 +83,23 @@ pub(super) struct StoreAllocator {
 #[derive(Default)]
 struct AllocatorHoles {
     holes: VecDeque<Range<u64>>,
-    /// The next turn and the next chunk of data, from when `next` was closed.
+    /// The next sequence number and data chunk, since `next` was closed.
     at: Option<(u64, u64)>,
 }
 
 impl StoreAllocator {
-    /// The first free chunk of data is `begin`; `holes` are chunks before it.
+    /// The first free data chunk is `begin`; `holes` are chunks before it.
     pub(super) fn new(plan: StoreChunks, begin: u64, holes: Vec<Range<u64>>) -> StoreAllocator {
         let has_holes = !holes.is_empty();
         let spare = Mutex::new(AllocatorHoles { holes: holes.into(), at: None });
         StoreAllocator { plan, begin, next: CachePadded::new(AtomicU64::new(begin)), spare, has_holes }
     }
 
-    /// Chunks behind each other, `want` of them or fewer, in a store of `size`; `None` when it is
-    /// full.
+    /// Allocates up to `want` consecutive chunks in a store of `size`. `None` if the store is full.
     pub(super) fn take(&self, want: u64, size: Sectors) -> Option<ChunkRange> {
         interleave::point();
         let capacity = self.plan.capacity(size);
-        // Relaxed: the number is all there is.
+        // Relaxed: no other data depends on the number.
         let mut next = self.next.load(Ordering::Relaxed);
         loop {
             if next & CLOSED != 0 {
@@ -123,7 +122,7 @@ impl StoreAllocator {
         }
     }
 
-    /// The store was full once. Locks: nobody is in a hurry here.
+    /// Allocates when the store was full once. It takes a lock, because this is rare.
     #[cold]
     fn take_spare(&self, want: u64, capacity: u64) -> Option<ChunkRange> {
         let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
@@ -150,7 +149,7 @@ impl StoreAllocator {
         (len > 0).then(|| ChunkRange { seq, new, len, end: self.plan.chunk(front).0 })
     }
 
-    /// True when a store of `size` is not full.
+    /// True if a store of `size` is not full.
     pub(super) fn has_room(&self, size: Sectors) -> bool {
         let next = self.next.load(Ordering::Relaxed);
         let capacity = self.plan.capacity(size);
@@ -161,17 +160,17 @@ impl StoreAllocator {
         !spare.holes.is_empty() || spare.at.map_or(next & !CLOSED, |(_, front)| front) < capacity
     }
 
-    /// True when holes wait for the front to reach the end.
+    /// True if there are holes that are not used yet.
     pub(super) fn keeps_holes(&self) -> bool {
         self.has_holes && self.next.load(Ordering::Relaxed) & CLOSED == 0
     }
 
-    /// The least size of the store with more room than one of `size` has.
+    /// The minimum size of the store with more room than one of `size`.
     pub(super) fn next_size(&self, size: Sectors) -> Sectors {
         self.plan.size(self.plan.capacity(size).saturating_add(1))
     }
 
-    /// The first chunk behind all that were given out.
+    /// The first chunk after all allocated ones.
     pub(super) fn end(&self) -> u64 {
         let next = self.next.load(Ordering::Relaxed);
         let spare =

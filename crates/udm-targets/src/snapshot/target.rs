@@ -10,10 +10,11 @@ use udm_dm::{MappedDevice, SnapshotInfo, SnapshotReport, SnapshotState, TargetEr
 
 struct SnapshotTarget(Arc<SnapshotBinding>);
 
-/// Makes a snapshot target.
+/// Creates a snapshot target.
 ///
 /// # Errors
-/// The kernel's, in its order; where the kernel hides the reason behind a general text, it follows.
+/// The kernel's, in its order. If the kernel hides the reason behind a general text, the reason
+/// follows.
 pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
     Ok(Arc::new(SnapshotTarget(SnapshotBinding::take(TableRole::Keep, args)?)))
 }
@@ -43,7 +44,7 @@ impl Target for SnapshotTarget {
         format!("{used}/{total} {metadata}")
     }
 
-    /// A flush is the store's: the origin is only read. FUA is the store's own matter too.
+    /// Flushes and FUA concern only the store, because the origin is only read.
     fn limits(&self, below: LowerLimits<'_>) -> Limits {
         let (origin, store) = (below.limits(&self.0.line.origin), below.limits(&self.0.line.store));
         let chunk = Sectors(u64::from(self.0.snapshot.chunk.sectors()));

@@ -1,4 +1,4 @@
-//! Tables that a kernel was given, and what it said.
+//! Tables that a kernel was given, with its recorded answers.
 #![allow(dead_code, reason = "each test uses its part")]
 
 use udm_dm::testing::{TestControlIo, TestResolver};
@@ -6,11 +6,11 @@ use udm_dm::{MappedDevice, Table, TargetError};
 
 /// One recorded `dmsetup reload`.
 pub struct RecordedReload {
-    /// The table, as it was given.
+    /// The table text.
     pub table: String,
-    /// What `dmsetup table --inactive` printed, when it was accepted.
+    /// The output of `dmsetup table --inactive`, if the table was accepted.
     pub printed: Option<String>,
-    /// The kernel's line, without device number and errno, when it was not.
+    /// The kernel's log line, without device number and errno, if the table was refused.
     pub text: Option<String>,
     /// The errno that dmsetup printed.
     pub errno: i32,
@@ -51,12 +51,12 @@ fn read(value: &serde_json::Value) -> RecordedReload {
     }
 }
 
-/// Loads a table into a new device of the recorded machine and says what it prints.
+/// Loads a table into a new device of the recorded machine. Returns its printed form.
 pub fn load(table: &str) -> Result<String, TargetError> {
     load_with(table, &mut TestResolver::recorded())
 }
 
-/// As [`load`], with these devices.
+/// As [`load`], with the devices of `resolver`.
 pub fn load_with(table: &str, resolver: &mut TestResolver) -> Result<String, TargetError> {
     let lines = udm_wire::table::parse(table).expect("a table that dmsetup reads");
     let table = Table::build(udm_targets::TARGETS, &lines, resolver, &TestControlIo::new(), 2)?;
@@ -65,7 +65,7 @@ pub fn load_with(table: &str, resolver: &mut TestResolver) -> Result<String, Tar
     Ok(device.table_text(true))
 }
 
-/// Compares what udm says of `recorded` with what the kernel said.
+/// Compares udm's answer to `recorded` with the kernel's.
 pub fn compare(recorded: &RecordedReload) {
     let RecordedReload { table, printed, text, errno } = recorded;
     match (load(table), printed, text) {

@@ -2,7 +2,7 @@ use crate::{build, disks, message, open};
 use udm_core::{DevNo, Limits, Op, Sectors, Status};
 use udm_dm::testing::{TestDisk, TestResolver, TestWorld, bare, read, write};
 
-/// The results that the kernel gives to `dmsetup message`, and its texts.
+/// The kernel's results and texts for `dmsetup message`.
 #[test]
 fn messages() {
     let (_a, _b, mut resolver) = disks(64, 64);
@@ -49,8 +49,8 @@ fn messages() {
     assert_eq!(target.status(), "1:0 bypass verbose");
 }
 
-/// Bad blocks of 512 bytes on a disk whose own are 4 KiB: every request had been cut to what the
-/// disk refuses.
+/// Bad blocks of 512 bytes on a disk with blocks of 4 KiB: requests must not be split below the
+/// block size of the disk, which would refuse them.
 #[test]
 fn requests_are_not_cut_below_the_blocks_of_the_device() {
     let disk = TestDisk::null(Limits { logical_block: 4096, ..Limits::new(Sectors(64)) });

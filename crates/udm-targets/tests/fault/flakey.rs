@@ -6,8 +6,7 @@ fn at_second(seconds: u64) -> Nanos {
     Nanos(seconds * 1_000_000_000)
 }
 
-/// How a read, a write, a discard and a flush end at `now`, on a target that was loaded at
-/// second 5.
+/// The statuses of a read, a write, a discard and a flush at `now`, on a target loaded at second 5.
 fn end_statuses(line: &str, now: Nanos) -> [Status; 4] {
     let (_a, _b, mut resolver) = disks(64, 64);
     let target = build(line, 32, &mut resolver).unwrap();
@@ -74,7 +73,7 @@ fn a_read_is_corrupted_on_its_way_up() {
     let mut lane = open(&mut world, 0, &target);
     world.now = at_second(1);
     world.submit(0, &mut *lane, [tagged(read(2, 2), 7), tagged(read(2, 1), 8), tagged(write(0, 2, 5), 9)]);
-    // What counts is when the read came in.
+    // The arrival time of the read counts.
     world.now = at_second(2);
     let done = world.poll(0, &mut *lane);
     let faces: Vec<_> = done.iter().map(|bio| bio_identity(bio)).collect();
@@ -136,7 +135,8 @@ fn chance_comes_from_the_seed() {
     let (reads, writes) = run();
     let bad_reads = reads.iter().filter(|r| r.iter().any(|&b| b != 0)).count();
     let bad_writes = writes.chunks(512).filter(|w| w.iter().any(|&b| b != 1)).count();
-    // Half of 32 each; outside 4..=28 once in ten thousand seeds, and the seed is fixed.
+    // Expected are 16 of 32; a count outside 4..=28 occurs in one of ten thousand seeds, and the
+    // seed is fixed.
     assert!((4..=28).contains(&bad_reads) && (4..=28).contains(&bad_writes), "{bad_reads} {bad_writes}");
     assert!((reads, writes) == run(), "the same seed gives the same faults");
 }

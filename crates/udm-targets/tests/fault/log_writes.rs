@@ -18,8 +18,8 @@ fn entries(log: &TestDisk, sectors: u64) -> Vec<LogRecord> {
     all
 }
 
-/// The entries in short: `w3+1=7` a write of one sector of sevens at sector 3, `f` flush, `u` FUA,
-/// `d` discard, `m:text` mark.
+/// The entries in short form: `w3+1=7` is a write of one sector of sevens at sector 3, `f` flush,
+/// `u` FUA, `d` discard, `m:text` mark.
 fn log_of(log: &TestDisk) -> String {
     let sectors = 4096;
     let bytes = log.bytes(0, sectors);
@@ -86,7 +86,7 @@ impl LogWritesRig {
         done[0].status
     }
 
-    /// What a suspend does to the target and its lanes.
+    /// Suspends the target and drains its lanes.
     fn suspend(&mut self) {
         self.target.presuspend(false);
         for _ in 0..50 {
@@ -115,7 +115,7 @@ fn t04_a_log_in_the_kernels_format() {
     assert_eq!(log_of(&rig.log), "w1+1=1 w2+1=2 f u3+1=3 m:m");
     let number = |at: usize| u64::from_le_bytes(rig.log.bytes(0, 64)[at..at + 8].try_into().unwrap());
     assert_eq!((number(0), number(8), number(16)), (0x6a_7366_7773_6872, 1, 5), "magic, version, entries");
-    // A, B, the flush, C, the mark: where each begins, with its data; and its flags.
+    // A, B, the flush, C, the mark: the position of each entry, its data and its flags.
     let begin = [1, 3, 5, 6, 8].map(|sector: usize| sector * 512);
     assert_eq!(begin.map(|at| number(at + 16)), [0, 0, 1, 2, 8]);
     assert_eq!(rig.log.bytes(8, 1)[32], b'm');
@@ -178,8 +178,8 @@ fn a_discard_that_the_device_does_not_take_is_logged_all_the_same() {
     assert_eq!(disk.take_log().len(), 1);
 }
 
-/// The device takes discards, of fewer sectors, after the table took its limits over: lanes that
-/// are opened then go by the table's, which are without end.
+/// The device supports discards, of fewer sectors, after the table read its limits. Lanes opened
+/// later use the table's value, which is unlimited.
 #[test]
 fn lanes_opened_late_take_discards_as_the_table_does() {
     let (disk, log, mut resolver) = disks(64, 4096);
@@ -230,7 +230,7 @@ fn marks_stand_where_they_were_given() {
     assert_eq!(refused("bogus x"), "log-writes: Unrecognised log writes target message received: bogus");
 }
 
-/// A mark is in the log, or refused.
+/// A mark is logged, or its message fails.
 #[test]
 fn a_mark_that_cannot_be_logged_is_refused() {
     let mut rig = rig(8, 1);
@@ -272,7 +272,7 @@ fn what_fails_is_not_logged_and_a_failed_flush_covers_nothing() {
     assert_eq!(log_of(&rig.log), "w1+1=1 f");
 }
 
-/// The one that completes first promises what both covered.
+/// The flush that completes first covers the writes of both.
 #[test]
 fn of_two_flushes_the_first_to_complete_takes_all() {
     let mut rig = rig(4096, 2);
@@ -288,8 +288,8 @@ fn of_two_flushes_the_first_to_complete_takes_all() {
     assert_eq!(log_of(&rig.log), "w1+1=1 f f");
 }
 
-/// A write on one core, the flush that covers it on another, and the data is that of the time of
-/// the write.
+/// A write on one core and the flush that covers it on another. The logged data is that at the time
+/// of the write.
 #[test]
 fn cores_share_one_order() {
     let mut rig = rig(4096, 2);
@@ -300,15 +300,15 @@ fn cores_share_one_order() {
     let mut bio = done.pop().unwrap();
     assert_eq!((bio.cookie, bio.data.iter().next().unwrap().addr()), (77, place));
     assert_eq!(data(&bio)[..512], [7; 512]);
-    // The caller has its buffer back and does with it what it likes.
+    // The caller has its buffer back and may overwrite it.
     bio.data.fill(0);
     rig.run(1, bare(Op::Flush, 0, 0));
     assert_eq!(log_of(&rig.log), "w7+2=7 f");
     assert_eq!(rig.disk.bytes(7, 1), [7; 512]);
 }
 
-/// The superblock never counts an entry that is not written, whichever core writes first; and who
-/// waits for it waits on both cores.
+/// The superblock never counts an entry that is not written, whichever core writes first. Both
+/// cores wait for it.
 #[test]
 fn the_superblock_counts_a_dense_beginning() {
     let mut rig = rig(4096, 2);
@@ -332,7 +332,7 @@ fn the_superblock_counts_a_dense_beginning() {
     assert_eq!(log_of(&rig.log), "u1+1=1 u2+1=2");
 }
 
-/// After a crash at any moment the log holds every flush that was acknowledged.
+/// After a crash at any time the log has every acknowledged flush.
 #[test]
 fn a_flush_is_returned_when_the_superblock_counts_it() {
     let mut rig = rig(4096, 1);
@@ -349,8 +349,8 @@ fn a_flush_is_returned_when_the_superblock_counts_it() {
     assert_eq!(rig.lanes[0].busy(), OwnWork::Idle);
 }
 
-/// With a cache in the log device: what is counted is flushed first, and the superblock goes past
-/// the cache, or is flushed as well.
+/// If the log device has a cache, counted entries are flushed first, and the superblock is written
+/// with FUA or flushed too.
 #[test]
 fn a_log_device_with_a_cache_is_flushed() {
     for fua_known in [true, false] {
@@ -384,8 +384,8 @@ fn a_log_device_with_a_cache_is_flushed() {
     }
 }
 
-/// Write A, FUA B, flush, all of one sector: the log must end in B. Whatever a FUA write overlaps
-/// goes in before it, with what that overlaps.
+/// Write A, FUA B, flush, all to one sector: the log must end in B. Writes that a FUA write
+/// overlaps are logged before it, and the writes that those overlap too.
 #[test]
 fn a_held_write_is_logged_before_a_fua_write_that_overlaps_it() {
     let mut rig = rig(4096, 2);
@@ -399,7 +399,8 @@ fn a_held_write_is_logged_before_a_fua_write_that_overlaps_it() {
 
 #[test]
 fn overlapping_entries_stand_in_the_order_of_their_completion() {
-    // A chain over two cores: what the FUA write overlaps was itself written over something.
+    // A chain over two cores: the write that the FUA write overlaps was itself written over
+    // another.
     let mut rig = rig(4096, 2);
     rig.run(0, write(10, 4, 1));
     rig.run(1, write(12, 4, 11));
@@ -407,7 +408,7 @@ fn overlapping_entries_stand_in_the_order_of_their_completion() {
     rig.run(1, write(40, 1, 40));
     rig.run(1, fua(20, 50));
     assert_eq!(log_of(&rig.log), "w10+4=1 w12+4=11 d14+8 u20+1=50");
-    // One that completes behind the FUA write goes behind it, though it came before.
+    // A write that completes after the FUA write is logged after it, even if it arrived before.
     rig.disk.hold(true);
     rig.disk.reverse(true);
     rig.submit(0, [write(5, 2, 5), fua(6, 60)]);
@@ -421,7 +422,8 @@ fn overlapping_entries_stand_in_the_order_of_their_completion() {
     assert_eq!(log_of(&rig.log), "w10+4=1 w12+4=11 d14+8 u20+1=50 u6+1=60 w40+1=40 w5+2=5 f");
 }
 
-/// A flush that is under way when a FUA write takes what it covers has no less covered.
+/// If a FUA write takes held writes while a flush is in flight, the flush still covers the same
+/// writes.
 #[test]
 fn a_fua_write_beside_a_flush_under_way() {
     let mut rig = rig(4096, 2);
@@ -438,8 +440,8 @@ fn a_fua_write_beside_a_flush_under_way() {
     assert_eq!(log_of(&rig.log), "w1+1=1 u1+1=9 w2+1=2 f");
 }
 
-/// Nothing is written where the superblock counts an entry: not over an old log, and not over the
-/// mark at the end.
+/// No entry is written where the superblock counts one: neither over an old log nor over the end
+/// mark.
 #[test]
 fn requests_wait_until_the_log_may_be_written() {
     let (disk, log, mut resolver) = disks(64, 4096);
@@ -523,8 +525,8 @@ fn a_suspend_closes_the_log_and_a_resume_opens_it_again() {
     assert_eq!(log_of(&rig.log), "w1+1=1 w2+1=2 f m:dm-log-writes-end");
 }
 
-/// One lane makes durable what is held, for all: another that did the same might have its flush in
-/// flight when the suspend is done.
+/// One lane flushes the held writes for all. If a second lane did too, its flush could be in flight
+/// when the suspend ends.
 #[test]
 fn the_end_is_flushed_once() {
     let mut rig = rig(4096, 2);
@@ -542,7 +544,8 @@ fn the_end_is_flushed_once() {
     }
     assert_eq!(rig.disk.waiting(), 1, "a flush");
     assert!(rig.lanes.iter().all(|lane| lane.busy() == OwnWork::Required), "both wait for it");
-    // Who began it goes without having seen its end: the other takes over.
+    // The lane that began the flush is closed before the flush completes: the other lane takes
+    // over.
     let first = rig.lanes.iter().position(|lane| lane.busy() == OwnWork::Required).unwrap();
     rig.lanes.remove(first);
     rig.disk.hold(false);
@@ -569,7 +572,7 @@ fn log_of_len(log: &TestDisk) -> usize {
     entries(log, 1 << 19).len()
 }
 
-/// The log counts in the larger of the two block sizes.
+/// The log uses the larger of the two block sizes.
 #[test]
 fn sectors_are_logical_blocks() {
     let (disk, log, mut resolver) = disks(64, 4096);
@@ -588,8 +591,7 @@ fn sectors_are_logical_blocks() {
     assert_eq!(target.status(), "1 23");
 }
 
-/// The blocks and the size of the log are those that the devices have when the table is taken into
-/// use, not when it was loaded.
+/// The block size and the size of the log are those at the first resume, not at the load.
 #[test]
 fn blocks_and_size_are_those_of_the_resume() {
     let (disk, log, mut resolver) = disks(64, 4096);
@@ -613,8 +615,8 @@ fn blocks_and_size_are_those_of_the_resume() {
     assert_eq!(entries(&log, 4096)[3].range, 12288..16384);
 }
 
-/// Through a mapped device: a mark goes to the log without requests, and a suspend waits for the
-/// end of the log.
+/// Through a mapped device: a mark is logged without requests, and a suspend waits for the end
+/// mark.
 #[test]
 fn a_mapped_device_waits_for_the_log() {
     let (disk, log, mut resolver) = disks(64, 4096);

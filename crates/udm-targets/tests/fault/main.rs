@@ -1,4 +1,4 @@
-//! The fault targets over disks in memory, on cores stepped by hand.
+//! The fault targets over disks in memory, on cores stepped by the test.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -15,7 +15,7 @@ use udm_dm::testing::{TestControlIo, TestDisk, TestResolver, TestWorld};
 use udm_dm::{Target, TargetArgs, TargetError};
 use udm_targets::TARGETS;
 
-/// Builds the target that `line` (type and arguments) names, over `len` sectors.
+/// Builds the target of `line` (type and arguments), over `len` sectors.
 fn build(line: &str, len: u64, resolver: &mut TestResolver) -> Result<Arc<dyn Target>, TargetError> {
     let mut words = line.split_whitespace();
     let word = words.next().unwrap();
@@ -31,7 +31,7 @@ fn build(line: &str, len: u64, resolver: &mut TestResolver) -> Result<Arc<dyn Ta
     })
 }
 
-/// Disks called `a` (1:0) and `b` (1:1) of so many sectors, and a resolver that knows them.
+/// Disks `a` (1:0) and `b` (1:1) with these sizes in sectors, and a resolver that knows them.
 fn disks(a: u64, b: u64) -> (Arc<TestDisk>, Arc<TestDisk>, TestResolver) {
     let (a, b) = (TestDisk::new(a), TestDisk::new(b));
     let mut resolver = TestResolver::new();
@@ -49,7 +49,7 @@ fn open(world: &mut TestWorld, core: usize, target: &Arc<dyn Target>) -> Box<dyn
     world.turn(core, |cx: &mut Cx<'_>| target.open(cx)).unwrap()
 }
 
-/// Polls until nothing more comes.
+/// Polls until nothing more completes.
 fn poll_until_idle(world: &mut TestWorld, core: usize, lane: &mut dyn Lane) -> Batch {
     let mut done = Batch::new();
     for _ in 0..16 {
@@ -58,7 +58,7 @@ fn poll_until_idle(world: &mut TestWorld, core: usize, lane: &mut dyn Lane) -> B
     done
 }
 
-/// What must not change on a bio's way through a lane.
+/// The fields of a bio that must not change.
 fn bio_identity(bio: &Bio) -> (Op, u64, u64, u64) {
     (bio.op, bio.sector.0, bio.sectors.0, bio.cookie)
 }

@@ -1,10 +1,10 @@
-//! Devices below that end requests as these go down, and ask for no poll.
+//! Devices below that complete requests during the submit and request no poll.
 
 use crate::{build, disks, message, open};
 use udm_core::{Batch, BioFlags, Lane, Nanos};
 use udm_dm::testing::{TestWorld, write};
 
-/// Polls behind a submit, or for a letter, and then as often as the lane asks.
+/// Polls after a submit or for a message, and then as often as the lane requests.
 fn poll_as_asked(world: &mut TestWorld, lane: &mut dyn Lane) -> Batch {
     let mut done = Batch::new();
     for _ in 0..16 {
@@ -17,8 +17,8 @@ fn poll_as_asked(world: &mut TestWorld, lane: &mut dyn Lane) -> Batch {
     panic!("it asks for polls for ever");
 }
 
-/// The writes to the log stand on each other: an entry, a flush, the superblock, a flush. All but
-/// the first are sent behind the poll of the log device.
+/// The writes to the log depend on each other: an entry, a flush, the superblock, a flush. All but
+/// the first are sent after the poll of the log device.
 #[test]
 fn what_ends_as_it_goes_down_is_polled_for() {
     for (cache, fua_known) in [(false, false), (true, true), (true, false)] {

@@ -1,4 +1,4 @@
-//! Tables that Linux 6.12 was given, and what it said.
+//! Tables that Linux 6.12 was given, with its recorded answers.
 
 use crate::build;
 use crate::common::{compare, recorded};
@@ -111,7 +111,7 @@ fn the_other_refusals() {
     }
 }
 
-/// Tables come back in the kernel's canonical form.
+/// Tables are printed in the kernel's canonical form.
 #[test]
 fn canonical_tables() {
     let all = [

@@ -6,7 +6,7 @@ use udm_core::{Cores, DevNo, Lane, Op, Status};
 use udm_dm::testing::{TestControlIo, TestDisk, TestResolver, TestWorld, bare};
 use udm_dm::{MappedDevice, Table, TargetError};
 
-/// The device, and what it lies on.
+/// The device and the devices below it.
 pub struct MappedRig {
     pub world: TestWorld,
     pub cores: Arc<dyn Cores>,
@@ -17,7 +17,7 @@ pub struct MappedRig {
 }
 
 impl MappedRig {
-    /// Over `/dev/nullb0` to `/dev/nullb3`, with `table` live.
+    /// A device over `/dev/nullb0` to `/dev/nullb3`, with `table` live.
     pub fn new(table: &str) -> MappedRig {
         let (disks, resolver) = disks(4);
         let mut world = TestWorld::new(1);
@@ -30,7 +30,7 @@ impl MappedRig {
         host
     }
 
-    /// Loads a table into the inactive place.
+    /// Loads `table` as the inactive table.
     pub fn load(&mut self, table: &str) -> Result<(), TargetError> {
         let lines = udm_wire::table::parse(table).unwrap();
         self.device.load(Table::build(
@@ -42,19 +42,19 @@ impl MappedRig {
         )?)
     }
 
-    /// Suspends; what came back meanwhile.
+    /// Suspends. Returns the statuses of bios that completed in the meantime.
     pub fn suspend(&mut self, noflush: bool) -> Vec<Status> {
         let change = self.device.suspend(noflush, Arc::new(|| {})).unwrap();
         self.finish(change)
     }
 
-    /// Resumes; what came back meanwhile.
+    /// Resumes. Returns the statuses of bios that completed in the meantime.
     pub fn resume(&mut self) -> Vec<Status> {
         let change = self.device.resume(Arc::new(|| {})).unwrap();
         self.finish(change)
     }
 
-    /// Steps a change to its end; what came back meanwhile.
+    /// Steps a change to its end. Returns the statuses of bios that completed in the meantime.
     pub fn finish(&mut self, mut change: udm_dm::DeviceTransition) -> Vec<Status> {
         let mut back = Vec::new();
         for _ in 0..20 {
@@ -69,18 +69,18 @@ impl MappedRig {
         panic!("the change does not end");
     }
 
-    /// What came back.
+    /// Polls. Returns the statuses of completed bios.
     pub fn poll(&mut self) -> Vec<Status> {
         self.world.poll(0, &mut *self.lane).iter().map(|bio| bio.status).collect()
     }
 
-    /// Reads 4 KiB; what came back, nothing if it is held.
+    /// Reads 4 KiB. Returns the status, or nothing if the read is queued.
     pub fn read(&mut self) -> Vec<Status> {
         self.world.submit(0, &mut *self.lane, [bare(Op::Read, 0, 8)]);
         self.poll()
     }
 
-    /// A message, as a client sends it.
+    /// Sends a message, as a client does.
     pub fn message(&mut self, text: &str) -> Result<String, TargetError> {
         let words: Vec<String> = text.split(' ').map(String::from).collect();
         self.device.message(0, &words, &mut self.resolver, &*self.cores)

@@ -1,6 +1,5 @@
-//! A multipath device on one core, over four disks called `/dev/nullb0` (253:0) to `/dev/nullb3`,
-//! driven by hand: what a mapped device does to its target when it is suspended, resumed and given
-//! messages, without one.
+//! A multipath device on one core, over four disks `/dev/nullb0` (253:0) to `/dev/nullb3`. The test
+//! calls the target directly, as a mapped device does on suspend, resume and messages.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 pub mod host;
@@ -13,7 +12,7 @@ use udm_dm::testing::{TestControlIo, TestDisk, TestResolver, TestWorld, bare, re
 use udm_dm::{Target, TargetArgs, TargetError, TargetHost};
 use udm_targets::multipath::Multipath;
 
-/// How many cores a table is told there are.
+/// Number of cores that a table is built for.
 const CORES: usize = 4;
 
 /// Sectors of each disk.
@@ -46,14 +45,14 @@ pub struct MultipathRig {
     pub target: Arc<Multipath>,
     pub lane: Box<dyn Lane>,
     pub events: Arc<EventCounter>,
-    /// Bios that came back and nobody has looked at.
+    /// Completed bios that no test has taken yet.
     pub finished: Batch,
-    /// What a no-flush suspend took back.
+    /// Bios that a no-flush suspend took back.
     pub back: Batch,
     pub suspended: bool,
 }
 
-/// The target of `params` over what `resolver` knows.
+/// Builds the target of `params` with the devices of `resolver`.
 pub fn build(params: &str, resolver: &mut TestResolver) -> Result<Arc<Multipath>, TargetError> {
     let args: Vec<String> = params.split_whitespace().map(String::from).collect();
     Multipath::new(&mut TargetArgs {
@@ -66,7 +65,7 @@ pub fn build(params: &str, resolver: &mut TestResolver) -> Result<Arc<Multipath>
     })
 }
 
-/// `count` null disks by the names and numbers of the recordings.
+/// `count` null disks with the names and numbers of the recordings.
 pub fn disks(count: u32) -> (Vec<Arc<TestDisk>>, TestResolver) {
     let disks: Vec<_> = (0..count).map(|_| TestDisk::null(Limits::new(Sectors(SIZE)))).collect();
     let mut resolver = TestResolver::new();
@@ -111,23 +110,23 @@ impl MultipathRig {
         self.finished.append(&mut done);
     }
 
-    /// Submits a bio and polls; it may be held.
+    /// Submits a bio and polls; the bio may be queued.
     pub fn start(&mut self, bio: Box<Bio>) {
         self.submit(bio);
         self.poll();
     }
 
-    /// Runs a bio to its end.
+    /// Runs a bio until it completes.
     pub fn run(&mut self, bio: Box<Bio>) -> Status {
         self.world.run(0, &mut *self.lane, bio).status
     }
 
-    /// Reads 4 KiB at the start.
+    /// Reads 4 KiB at sector 0.
     pub fn read(&mut self) -> Status {
         self.run(read(0, 8))
     }
 
-    /// A message, and the poll of the lanes that follows one.
+    /// Sends a message, and polls the lane as a mapped device does.
     pub fn message(&mut self, message: &str) -> Result<(), TargetError> {
         if self.suspended {
             return Err(TargetError::errno(EBUSY));
@@ -138,15 +137,15 @@ impl MultipathRig {
         reply.map(|text| assert_eq!(text, ""))
     }
 
-    /// A message that must work.
+    /// Sends a message that must succeed.
     pub fn tell(&mut self, message: &str) {
         self.message(message).unwrap_or_else(|e| panic!("{message}: {e}"));
     }
 
-    /// Suspends: everything that is held or in flight ends or is taken back.
+    /// Suspends: all queued bios and bios in flight complete or are taken back.
     pub fn suspend(&mut self, noflush: bool) {
         self.target.presuspend(noflush);
-        // The lane may run between the two: what is held must be held still.
+        // The lane may run in between: queued bios must stay queued.
         if noflush {
             let before = self.finished.len();
             self.poll();
@@ -161,7 +160,7 @@ impl MultipathRig {
         self.suspended = true;
     }
 
-    /// Resumes; what was taken back goes down again.
+    /// Resumes; bios that were taken back are submitted again.
     pub fn resume(&mut self) {
         self.target.resume();
         self.suspended = false;
@@ -170,7 +169,7 @@ impl MultipathRig {
         self.poll();
     }
 
-    /// Takes the statuses of what came back.
+    /// Takes the statuses of completed bios.
     pub fn results(&mut self) -> Vec<Status> {
         self.finished.drain(..).map(|bio| bio.status).collect()
     }
@@ -183,19 +182,19 @@ impl MultipathRig {
         self.target.table()
     }
 
-    /// How many requests each disk has done since the last call.
+    /// Number of requests of each disk since the last call.
     pub fn counts(&mut self) -> Vec<usize> {
         self.disks.iter().map(|disk| disk.take_log().len()).collect()
     }
 
-    /// Which disk did one request, when exactly one did.
+    /// The disk that served exactly one request.
     pub fn served_by(&mut self) -> usize {
         let counts = self.counts();
         assert_eq!(counts.iter().sum::<usize>(), 1, "{counts:?}");
         counts.iter().position(|&n| n == 1).expect("one did")
     }
 
-    /// `n` reads, one after another, and the disk that did each.
+    /// Makes `n` reads, one after another. Returns the disk of each.
     pub fn order(&mut self, n: usize) -> Vec<usize> {
         self.counts();
         (0..n)
@@ -206,7 +205,7 @@ impl MultipathRig {
             .collect()
     }
 
-    /// A read of the second half that the disks in `bad` fail, all others serving it.
+    /// The disks in `bad` fail requests of the second half of the device.
     pub fn bad_second_half(&mut self, bad: &[usize], status: Status) {
         for &disk in bad {
             self.disks[disk].judge(move |bio| if bio.sector.0 < SIZE / 2 { Status::Ok } else { status });
@@ -214,7 +213,7 @@ impl MultipathRig {
     }
 }
 
-/// A read without memory of `sectors` sectors.
+/// A read of `sectors` sectors without memory.
 pub fn bare_read(sectors: u64) -> Box<Bio> {
     bare(udm_core::Op::Read, 0, sectors)
 }

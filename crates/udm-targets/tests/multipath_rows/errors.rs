@@ -1,5 +1,5 @@
-//! Errors of paths, and what becomes of requests for which there is no path. The rows are for
-//! request mode and bio mode; udm has one rule for both, that of bio mode.
+//! Errors of paths, and requests for which there is no path. The rows are for request mode and bio
+//! mode; udm always has the rule of bio mode.
 
 use super::multipath_rig::{MultipathRig, SIZE, bare_read};
 use udm_core::{Op, Status};
@@ -7,7 +7,7 @@ use udm_dm::testing::{bare, read};
 
 const FOUR: &str = "0 0 2 1 round-robin 0 2 0 253:0 253:1 round-robin 0 2 0 253:2 253:3";
 
-/// Both words for a mode, in front of `features` of `count` words.
+/// The table in request mode and in bio mode, with `features` of `count` words.
 fn both_queue_modes(count: u32, features: &str, rest: &str) -> [String; 2] {
     let bio = format!("{} {features} queue_mode bio {rest}", count + 2);
     [format!("{count} {features} {rest}"), bio].map(|text| text.replace("  ", " "))
@@ -30,8 +30,8 @@ fn e01_one_bad_path_is_left() {
     }
 }
 
-/// Four paths that one request fails are one event; each is in the log (`path_log.rs`), where a
-/// kernel sends four uevents.
+/// If one request fails four paths, there is one event. Each failure is in the log (`path_log.rs`),
+/// for which a kernel sends four uevents.
 #[test]
 fn e02_a_block_that_is_bad_on_all_paths_takes_them_all() {
     let mut rig = MultipathRig::new(FOUR);
@@ -90,7 +90,7 @@ fn e06_errors_that_blame_the_path() {
     }
 }
 
-/// In request mode a kernel gives the path's own error here; udm gives EIO, as in bio mode.
+/// In request mode the kernel returns the path's own error here; udm returns EIO, as in bio mode.
 #[test]
 fn e07_the_last_path_fails() {
     for params in both_queue_modes(0, "", "0 1 1 round-robin 0 1 0 253:0") {
@@ -128,7 +128,7 @@ fn n01_no_path_and_no_queueing() {
     }
 }
 
-/// One path, failed, and a read that waits for it.
+/// One failed path, and a read that waits for it.
 fn rig_with_waiting_read(params: &str) -> MultipathRig {
     let mut rig = MultipathRig::new(params);
     rig.tell("fail_path 253:0");

@@ -1,4 +1,4 @@
-//! Groups and messages: which group is used, what is shown, what counts as an event.
+//! Groups and messages: the group in use, the printed state, and the events.
 
 use super::multipath_rig::{MultipathRig, disks};
 use udm_core::errno::{EINVAL, ENOENT};
@@ -6,7 +6,7 @@ use udm_core::errno::{EINVAL, ENOENT};
 const TWO: &str = "0 0 2 1 round-robin 0 2 0 253:0 253:1 round-robin 0 2 0 253:2 253:3";
 const THREE: &str = "0 0 3 1 round-robin 0 1 0 253:0 round-robin 0 1 0 253:1 round-robin 0 1 0 253:2";
 
-/// Two groups of two paths, in the state of `g02`: the first has lost both.
+/// Two groups of two paths, in the state of `g02`: both paths of the first group are failed.
 fn failed_over() -> MultipathRig {
     let mut rig = MultipathRig::new(TWO);
     rig.tell("fail_path 253:0");

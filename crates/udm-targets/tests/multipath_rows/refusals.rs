@@ -1,4 +1,4 @@
-//! Tables that a kernel refuses, with its words; nothing stays open.
+//! Tables that a kernel refuses, with its texts; no device stays open.
 
 use super::multipath_rig::host::MappedRig;
 use super::multipath_rig::{SIZE, build, disks};
@@ -10,7 +10,8 @@ use udm_dm::{MappedDevice, Table, TargetError};
 
 const ONE: &str = "0 1 1 round-robin 0 1 1 253:0 1";
 
-/// The tables are refused with EINVAL and `text`, and no disk is open or held for it.
+/// Asserts that the tables are refused with EINVAL and `text`, and that no disk is open or held
+/// afterwards.
 fn refused(all: &[&str], text: &str) {
     for params in all {
         let (disks, mut resolver) = disks(4);
@@ -90,7 +91,7 @@ fn x11_arguments_of_service_time() {
     refused(&["0 0 1 1 service-time 0 1 3 253:0 1 1 1"], "service-time ps: incorrect number of arguments");
 }
 
-/// Of the arguments of a selector that one is marked which it refuses, or the first too many.
+/// The error marks the argument that the selector refuses, or the first surplus one.
 #[test]
 fn the_argument_that_a_selector_refuses_is_marked() {
     for (args, word) in [("2 1024 0", 6), ("2 972 4294967296", 7), ("3 972 0 7", 8)] {

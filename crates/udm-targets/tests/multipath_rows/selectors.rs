@@ -1,4 +1,4 @@
-//! Which path a request takes.
+//! The path that a request takes.
 
 use super::multipath_rig::{MultipathRig, bare_read, build, disks};
 use udm_core::{Lane, Op, Status};
@@ -9,20 +9,20 @@ fn three_paths(selector: &str) -> MultipathRig {
     MultipathRig::new(&format!("0 0 1 1 {selector} 0 3 0 253:0 253:1 253:2"))
 }
 
-/// Two paths that hold what they get.
+/// Two paths that hold their requests.
 fn rig_that_holds(group: &str) -> MultipathRig {
     let rig = MultipathRig::new(&format!("0 0 1 1 {group}"));
     rig.disks.iter().for_each(|disk| disk.hold(true));
     rig
 }
 
-/// What the status says of both paths, behind their states and failures.
+/// The selector's part of the status of both paths, after their states and failure counts.
 fn selector_status(rig: &MultipathRig) -> String {
     let status = rig.status();
     status.split_once(" 253:0 ").expect("the first path").1.trim_end().to_owned()
 }
 
-/// What was held ends well.
+/// Completes all held requests without error.
 fn complete_held(rig: &mut MultipathRig) {
     rig.disks.iter().for_each(|disk| disk.hold(false));
     rig.poll();
@@ -50,8 +50,8 @@ fn r03_a_path_returns_to_the_head_of_round_robin() {
     assert_eq!(rig.order(6), [0, 2, 1, 0, 2, 1]);
 }
 
-/// The kernel, with one lock, gave 334, 333 and 333. Cores of udm go round on their own, from
-/// starts of their own: counts differ by a request a core at the most.
+/// The kernel, with one lock, had counts of 334, 333 and 333. Cores of udm rotate separately from
+/// different starts, so counts differ by at most one request per core.
 #[test]
 fn r04_round_robin_is_fair_over_cores() {
     let (disks, mut resolver) = disks(3);
@@ -118,8 +118,8 @@ fn s02_service_time_takes_the_slow_path_when_it_is_sooner() {
     complete_held(&mut rig);
 }
 
-/// 4 KiB: nothing at throughput 1 against 12 KiB at 4 is the second path's, against 16 KiB the
-/// first's.
+/// A request of 4 KiB: an idle path with throughput 1 loses against 12 KiB at throughput 4, and
+/// wins against 16 KiB.
 #[test]
 fn s03_service_time_compares_with_the_request() {
     let mut rig = rig_that_holds("service-time 0 2 2 253:0 1 1 253:1 1 4");
@@ -152,7 +152,7 @@ fn s06_service_time_that_is_even_takes_turns() {
     assert_eq!(three_paths("service-time").order(4), [0, 1, 2, 0]);
 }
 
-/// Ten reads on each of four cores: the path of each core, and the misses that are shown.
+/// Makes ten reads on each of four cores. Returns the path of each core, and the printed misses.
 fn ten_reads_per_core(
     world: &mut TestWorld,
     lanes: &mut [Box<dyn Lane>],
@@ -171,7 +171,7 @@ fn ten_reads_per_core(
     (paths, status.rsplit(' ').nth(1).expect("the second path's misses").to_owned())
 }
 
-/// Core 0 has the first path, core 1 the second, two and three have none.
+/// Core 0 has the first path, core 1 the second; cores 2 and 3 have none.
 struct IoAffinityRig {
     disks: Vec<std::sync::Arc<udm_dm::testing::TestDisk>>,
     resolver: udm_dm::testing::TestResolver,

@@ -10,7 +10,7 @@ use udm_dm::testing::bare;
 const REQUEST: &str = "0 32768 multipath 1 queue_if_no_path 0 1 1 round-robin 0 1 0 253:0";
 const BIO: &str = "0 32768 multipath 3 queue_if_no_path queue_mode bio 0 1 1 round-robin 0 1 0 253:0";
 
-/// A device without a path, and a read that waits.
+/// A device without a usable path, and a read that waits.
 fn rig_with_waiting_read(table: &str) -> MappedRig {
     let mut host = MappedRig::new(table);
     host.message("fail_path 253:0").unwrap();
@@ -56,7 +56,8 @@ fn u05_a_flushing_suspend_fails_what_waits() {
     assert!(host.device.table_text(false).contains("queue_if_no_path"));
 }
 
-/// In request mode a kernel keeps it over the suspend; udm has the rule of bio mode for both.
+/// In request mode the kernel queues the read over the suspend; udm has the rule of bio mode for
+/// both.
 #[test]
 fn u06_in_request_mode_too() {
     assert_eq!(rig_with_waiting_read(REQUEST).suspend(false), [Status::IoErr]);
@@ -93,7 +94,7 @@ fn u08_a_hundred_reloads_under_load() {
     }
 }
 
-/// A waiter sees a counter that has moved on.
+/// A waiter sees that the counter has changed.
 #[test]
 fn v03_a_failed_path_moves_the_counter() {
     let mut host = MappedRig::new(REQUEST);

@@ -1,12 +1,12 @@
-//! Tables that a kernel accepts: what it prints of them, and of a state that is fresh.
+//! Tables that a kernel accepts: their printed form, and the status of the initial state.
 
 use super::multipath_rig::{MultipathRig, build, disks};
 use udm_core::Status;
 use udm_dm::testing::{TestControlIo, TestResolver};
 use udm_dm::{Table, Target};
 
-/// A table that is accepted and printed as `table`, with `status` when it is fresh; and what it
-/// prints is a table that prints the same.
+/// Asserts that a table is accepted and printed as `table`, with the initial status `status`, and
+/// that the printed table prints the same.
 fn assert_accepted(params: &str, table: &str, status: &str) {
     for params in [params, table] {
         let target = build(params, &mut disks(4).1).unwrap_or_else(|error| panic!("{params}: {error}"));
@@ -14,7 +14,7 @@ fn assert_accepted(params: &str, table: &str, status: &str) {
     }
 }
 
-/// Lines of a table of any length, built as a load does.
+/// Builds a table of any length, as a load does, and prints it.
 fn print_loaded(text: &str, resolver: &mut TestResolver) -> String {
     let lines = udm_wire::table::parse(text).expect("a table");
     Table::build(udm_targets::TARGETS, &lines, resolver, &TestControlIo::new(), 4).expect("accepted").text()
@@ -157,7 +157,7 @@ fn t22_shorter_than_its_paths() {
     assert_eq!(print_loaded(text, &mut disks(1).1), text);
 }
 
-/// The recorded tables are fed back by `recorded_tables`; here those of this page.
+/// `recorded_tables` does this for the recorded tables; this test for those of this file.
 #[test]
 fn t23_what_is_printed_is_a_table() {
     let text = "0 32768 multipath 5 queue_if_no_path pg_init_retries 3 pg_init_delay_msecs 0 0 2 2 queue-length 0 1 1 \

@@ -1,10 +1,10 @@
-//! How many hedges there are, and after how long.
+//! The number of hedges, and the delay before a hedge.
 
 use crate::rig::{MS, WatchRig, fill_window, hedge_settings};
 use udm_core::{Nanos, Status};
 use udm_dm::testing::{data, read, write};
 
-/// Reads earn a hedge for each twenty, and what is refused is counted. Writes are never hedged.
+/// Twenty reads earn one hedge, and refused hedges are counted. Writes are never hedged.
 #[test]
 fn hedges_keep_to_their_budget() {
     let mut rig = WatchRig::new(2, hedge_settings());
@@ -24,8 +24,8 @@ fn hedges_keep_to_their_budget() {
     rig.rests();
 }
 
-/// A path goes silent for far more reads than the budget has hedges for: each is answered within a
-/// few times what it takes until a hedge is sent, whether they come all at once or one by one.
+/// A path goes silent for more reads than the budget has hedges for. Each read completes within a
+/// few hedge delays, whether the reads come at once or one by one.
 #[test]
 fn the_budget_keeps_no_read_waiting_for_a_silent_path() {
     for depth in [1, 16, 300] {
@@ -53,7 +53,7 @@ fn the_budget_keeps_no_read_waiting_for_a_silent_path() {
     }
 }
 
-/// Storage that is slow behind all paths gets no hedges past the budget.
+/// If the storage behind all paths is slow, no hedges are sent beyond the budget.
 #[test]
 fn nothing_is_free_where_all_paths_are_silent() {
     let mut rig = WatchRig::new(2, hedge_settings());
@@ -72,7 +72,8 @@ fn nothing_is_free_where_all_paths_are_silent() {
     rig.rests();
 }
 
-/// Hedges that did not win have a rest. A path that falls silent meanwhile keeps no read waiting.
+/// Hedging pauses after hedges that did not win. If a path goes silent during the pause, no read
+/// waits long.
 #[test]
 fn a_rest_keeps_no_read_waiting_for_a_silent_path() {
     let mut rig = WatchRig::new(2, hedge_settings());
@@ -83,7 +84,7 @@ fn a_rest_keeps_no_read_waiting_for_a_silent_path() {
         rig.poll();
         rig.world.now = rig.world.now + MS;
         rig.poll();
-        // By turns: the path that was chosen is the first to answer.
+        // Alternating: the chosen path always answers first.
         rig.disks[nth % 2].hold(false);
         rig.poll();
         assert_eq!(rig.done.drain(..).count(), 1);
@@ -111,8 +112,8 @@ fn a_rest_keeps_no_read_waiting_for_a_silent_path() {
     rig.rests();
 }
 
-/// In a rest a path that has long answered nothing gets no hedge: not even if it has been asked
-/// for something just now. As soon as it answers it does.
+/// During a pause no hedge is sent to a path that has not answered for long, even if it just got a
+/// request. Once the path answers, it gets hedges.
 #[test]
 fn nothing_is_free_in_a_rest_but_where_a_path_answers() {
     let mut rig = WatchRig::new(2, hedge_settings());
@@ -122,7 +123,7 @@ fn nothing_is_free_in_a_rest_but_where_a_path_answers() {
     rig.world.now = rig.world.now + MS;
     rig.poll();
     assert_eq!(rig.watch(0).hedges + rig.watch(1).hedges, 38, "of 764 reads");
-    // Each path gives back its own, and then the hedges, which have lost.
+    // Each path completes its own reads, then the hedges, which have lost.
     rig.disks.iter().for_each(|disk| disk.hold(false));
     (0..4).for_each(|_| rig.poll());
     assert_eq!(rig.done.drain(..).count(), 64);
@@ -133,7 +134,7 @@ fn nothing_is_free_in_a_rest_but_where_a_path_answers() {
     (0..20).for_each(|_| rig.start(read(0, 8)));
     rig.poll();
     assert_eq!((rig.watch(0).free, rig.watch(1).free), (0, 0));
-    // The second has its turn behind the first, whose read is looked at again then.
+    // The second path is polled after the first, whose read is examined again then.
     rig.disks[1].hold(false);
     rig.world.wake = Nanos::NEVER;
     rig.poll();
@@ -146,8 +147,8 @@ fn nothing_is_free_in_a_rest_but_where_a_path_answers() {
     rig.rests();
 }
 
-/// What a path that hung answers in the end says nothing about how long reads take: the next hedge
-/// is as soon as the ones before.
+/// Late answers of a path that hung do not change the latencies: the next hedge has the same delay
+/// as before.
 #[test]
 fn late_answers_put_off_no_hedge() {
     let mut rig = WatchRig::new(2, hedge_settings());
@@ -158,7 +159,7 @@ fn late_answers_put_off_no_hedge() {
     rig.disks[0].hold(false);
     (0..20).for_each(|_| rig.poll());
     assert_eq!(rig.watch(0).late, 100);
-    // A window is over with the next.
+    // The next read ends the window.
     (0..2).for_each(|_| assert_eq!(rig.read().0, Status::Ok));
     rig.disks[0].hold(true);
     // The budget is used up: a read waits until its path is known to be silent.
@@ -169,8 +170,7 @@ fn late_answers_put_off_no_hedge() {
     rig.rests();
 }
 
-/// A moment in which nothing answers makes hedges wait for twice as long, and not for as long as
-/// the moment was.
+/// A short stall of all paths doubles the hedge delay at most, however long the stall was.
 #[test]
 fn a_standstill_puts_hedges_off_by_little() {
     let mut rig = WatchRig::new(2, hedge_settings());
@@ -184,7 +184,7 @@ fn a_standstill_puts_hedges_off_by_little() {
     assert_eq!(rig.done.drain(..).count(), 200);
     (0..2).for_each(|_| assert_eq!(rig.read().0, Status::Ok));
     rig.disks[0].hold(true);
-    // While hedges rest, a read waits until its path is quiet.
+    // During a pause of hedging, a read waits until its path is quiet.
     let longest = (0..4).map(|_| rig.read().2).max().unwrap();
     assert!(longest > MS && longest <= Nanos(8 * MS.0), "{longest:?}");
     rig.disks[0].hold(false);

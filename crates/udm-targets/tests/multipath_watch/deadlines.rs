@@ -1,4 +1,4 @@
-//! Deadlines: what is past them, and what comes late.
+//! Deadlines: requests past them, and late answers.
 
 use crate::rig::{DEADLINE, MS, WatchRig};
 use udm_core::{Batch, Drain, Nanos, Op, OwnWork, Status};
@@ -9,8 +9,8 @@ fn deadline() -> PathWatchOptions {
     PathWatchOptions { deadline: Some(DEADLINE), ..PathWatchOptions::default() }
 }
 
-/// Of eight paths one takes requests and never answers.
-/// Every read ends within the deadline and the time that it takes elsewhere.
+/// One of eight paths takes requests and never answers. Every read completes within the deadline
+/// plus the time on another path.
 #[test]
 fn m10_reads_of_a_hung_path_end_within_the_deadline() {
     let mut rig = WatchRig::new(8, deadline());
@@ -34,7 +34,7 @@ fn m10_reads_of_a_hung_path_end_within_the_deadline() {
     rig.rests();
 }
 
-/// A path that is slower than what it is given answers all of it: it is busy, and not silent.
+/// A path that is slower than its load answers all requests: it is busy, not silent.
 #[test]
 fn a_path_that_answers_others_is_busy() {
     let mut rig = WatchRig::new(2, deadline());
@@ -54,8 +54,7 @@ fn a_path_that_answers_others_is_busy() {
     rig.rests();
 }
 
-/// Of what a path is given it answers all but one: that is given up all the same, in four times
-/// the deadline.
+/// A path answers all requests but one: that one is given up after four deadlines.
 #[test]
 fn what_a_busy_path_keeps_is_given_up() {
     for lost in [read(0, 8), write(0, 8, 99)] {
@@ -72,7 +71,7 @@ fn what_a_busy_path_keeps_is_given_up() {
             (0..2).for_each(|_| rig.start(read(0, 8)));
             rig.disks[0].release(1);
             rig.poll();
-            // It looks once more.
+            // One more poll.
             rig.world.now = rig.world.now + Nanos(1);
             rig.poll();
             rig.world.now = Nanos(rig.world.now.0 - 1);
@@ -92,7 +91,7 @@ fn what_a_busy_path_keeps_is_given_up() {
     }
 }
 
-/// A write that hangs is on no other path, fails its path, and is counted for as long as it waits.
+/// A write that hangs is sent to no other path, fails its path, and is counted while it waits.
 #[test]
 fn a_write_waits_for_its_path() {
     let mut rig = WatchRig::new(2, deadline());
@@ -111,7 +110,7 @@ fn a_write_waits_for_its_path() {
     rig.poll();
     assert!(rig.done.is_empty() && rig.report(0).failed && rig.watch(0).waiting == 2);
     assert!(!rig.disks[1].take_log().iter().any(|seen| seen.op == Op::Write), "not on two paths");
-    // The next ones do not go there.
+    // The next reads do not go to the failed path.
     (0..4).for_each(|_| assert_eq!(rig.read().1, 2));
     rig.disks[0].hold(false);
     rig.poll();
@@ -121,8 +120,8 @@ fn a_write_waits_for_its_path() {
     rig.rests();
 }
 
-/// A path that gives its write back late, with an error that blames it: then, and not before, the
-/// write goes elsewhere.
+/// If a path returns its write late with an error that blames the path, only then the write is sent
+/// to another path.
 #[test]
 fn a_write_that_comes_back_late_goes_elsewhere() {
     let mut rig = WatchRig::new(2, deadline());
@@ -140,7 +139,7 @@ fn a_write_that_comes_back_late_goes_elsewhere() {
     rig.rests();
 }
 
-/// Requests come back as they were given: cookie, owner, and their own memory.
+/// Requests are returned as they were submitted: cookie, owner and memory.
 #[test]
 fn bios_come_back_as_they_were() {
     let mut rig = WatchRig::new(2, deadline());
@@ -155,7 +154,7 @@ fn bios_come_back_as_they_were() {
     }
 }
 
-/// A no-flush suspend takes back what a path holds back, as it was given.
+/// A no-flush suspend takes back the requests that a path holds back, as they were submitted.
 #[test]
 fn what_is_handed_back_is_as_it_was() {
     let mut rig = WatchRig::new(2, deadline());
@@ -176,7 +175,7 @@ fn what_is_handed_back_is_as_it_was() {
     rig.rests();
 }
 
-/// With the last path silent requests fail, as with any last path that fails.
+/// If the last path is silent, requests fail as with any failure of the last path.
 #[test]
 fn the_last_path_may_be_silent_too() {
     let mut rig = WatchRig::new(1, deadline());

@@ -1,4 +1,4 @@
-//! Paths that are slow: out of use, tried, and back.
+//! Slow paths: ejection, trial and return.
 
 use crate::rig::WatchRig;
 use udm_core::{Nanos, Status};
@@ -10,8 +10,8 @@ fn ejection_settings() -> PathWatchOptions {
 }
 
 impl WatchRig {
-    /// A window of reads in which the first path takes `slow` and the others a quarter of a
-    /// millisecond: how many the first had.
+    /// A window of reads in which the first path takes `slow` and the others 0.25 ms. Returns the
+    /// number of reads of the first path.
     fn window(&mut self, slow: Nanos) -> usize {
         let mut slowed = 0;
         for _ in 0..40 {
@@ -33,8 +33,8 @@ impl WatchRig {
     }
 }
 
-/// A path that is slower than the others, window after window, is put out of use, tried with copies
-/// of reads when its time is over, and comes back when it does well.
+/// A path that is slower than the others in several windows is ejected. When its time is over, it
+/// is tried with copies of reads, and is used again if it is fast enough.
 #[test]
 fn a_slow_path_is_put_out_of_use_and_comes_back() {
     let (slow, even) = (Nanos::from_millis(5), Nanos(0));
@@ -44,7 +44,8 @@ fn a_slow_path_is_put_out_of_use_and_comes_back() {
     assert!(rig.report(0).ejected && !rig.report(0).failed && rig.report(0).ejections == 1);
     assert!(rig.target.status().contains("253:0 A 0 "), "{}", rig.target.status());
     assert_eq!(rig.events(), 0);
-    // Still slow when it is tried: no request waits for that, and it is out for twice as long.
+    // Still slow in its trial: no request waits for the trial, and the path is ejected for twice as
+    // long.
     rig.world.now = rig.world.now + Nanos::from_millis(10_000);
     let tried = rig.window(slow);
     assert!(tried > 0 && tried <= 8, "{tried} copies");
@@ -59,7 +60,7 @@ fn a_slow_path_is_put_out_of_use_and_comes_back() {
     rig.rests();
 }
 
-/// A trial for which there was nothing to read says nothing: the path is tried again soon.
+/// A trial without reads has no result: the path is tried again soon.
 #[test]
 fn a_trial_without_reads_is_not_held_against_the_path() {
     let mut rig = WatchRig::new(3, ejection_settings());
@@ -79,7 +80,7 @@ fn a_trial_without_reads_is_not_held_against_the_path() {
     rig.rests();
 }
 
-/// A slow path serves when nothing else is left, and no request fails for its being slow.
+/// An ejected path is used if no other is left; no request fails because of an ejection.
 #[test]
 fn what_is_slow_serves_where_nothing_else_does() {
     let mut rig = WatchRig::new(2, ejection_settings());

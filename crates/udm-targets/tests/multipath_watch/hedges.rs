@@ -1,17 +1,17 @@
-//! Hedges: which reads have one, where it goes, and which answer counts.
+//! Hedges: which reads are hedged, on which path, and which answer counts.
 
 use crate::rig::{MS, WatchRig, fill_window, hedge_settings};
 use udm_core::{Nanos, OwnWork, Status};
 use udm_dm::testing::{data, read};
 
-/// A read that takes longer than most goes to a second path, and the first answer wins.
+/// A read that takes longer than most is sent to a second path, and the first answer wins.
 #[test]
 fn a_hedge_answers_for_a_path_that_hangs() {
     let mut rig = WatchRig::new(2, hedge_settings());
     fill_window(&mut rig, 200);
     rig.disks[0].hold(true);
     for nth in 1..=5 {
-        // Every other one is for the path that hangs.
+        // Every second read is for the path that hangs.
         let (a, b) = (rig.read(), rig.read());
         assert_eq!(((a.0, a.1), (b.0, b.1)), ((Status::Ok, 2), (Status::Ok, 2)));
         assert_eq!(a.2.max(b.2), MS, "the shortest time before a hedge");
@@ -25,7 +25,7 @@ fn a_hedge_answers_for_a_path_that_hangs() {
     rig.rests();
 }
 
-/// The path that was chosen answers first: the hedge is wasted, and its answer dropped.
+/// The chosen path answers first: the hedge is wasted, and its answer is dropped.
 #[test]
 fn a_hedge_that_loses_is_dropped() {
     let mut rig = WatchRig::new(2, hedge_settings());
@@ -48,7 +48,7 @@ fn a_hedge_that_loses_is_dropped() {
     rig.rests();
 }
 
-/// The error of a hedge ends nothing and fails no path; that of the path itself does.
+/// An error of a hedge completes no read and fails no path; an error of the chosen path does.
 #[test]
 fn an_error_of_a_hedge_is_not_believed() {
     let mut rig = WatchRig::new(2, hedge_settings());
@@ -68,7 +68,7 @@ fn an_error_of_a_hedge_is_not_believed() {
     rig.rests();
 }
 
-/// What reads take is known with the first of them, before a window is over.
+/// The hedge delay is known after the first reads, before a window ends.
 #[test]
 fn a_path_that_hangs_at_once_is_hedged() {
     let mut rig = WatchRig::new(2, hedge_settings());
@@ -81,7 +81,7 @@ fn a_path_that_hangs_at_once_is_hedged() {
     rig.rests();
 }
 
-/// Of three paths two are silent: a hedge goes to the third, however much that has to do.
+/// If two of three paths are silent, a hedge goes to the third, whatever its load.
 #[test]
 fn a_hedge_goes_to_no_silent_path() {
     let mut rig = WatchRig::new(3, hedge_settings());
@@ -111,8 +111,8 @@ fn a_hedge_goes_to_no_silent_path() {
     rig.rests();
 }
 
-/// Two of four paths fall silent at once, and a hedge goes from one to the other: the read has
-/// another hedge as soon as that path is known to be silent.
+/// Two of four paths become silent at once, and a hedge goes from one to the other. The read is
+/// hedged again as soon as the second path is known to be silent.
 #[test]
 fn a_hedge_on_a_silent_path_is_not_the_last() {
     let mut rig = WatchRig::new(4, hedge_settings());
@@ -131,8 +131,7 @@ fn a_hedge_on_a_silent_path_is_not_the_last() {
     rig.rests();
 }
 
-/// A hedge that comes back with an error is none: the read has one on a third path, and none on
-/// the same.
+/// If a hedge fails, the read is hedged on a third path, and not on the same one again.
 #[test]
 fn a_hedge_that_fails_is_not_the_last() {
     let mut rig = WatchRig::new(3, hedge_settings());

@@ -1,5 +1,5 @@
-//! Paths that are watched: deadlines, hedged reads, and paths that are put out of use for being
-//! slow. Over disks that hold what they are told to, on a clock that the test moves.
+//! Watched paths: deadlines, hedged reads and ejection of slow paths. The disks hold requests on
+//! demand, and the test moves the clock.
 
 #[path = "../multipath_rig/mod.rs"]
 mod multipath_rig;

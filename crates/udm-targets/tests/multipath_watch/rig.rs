@@ -8,11 +8,11 @@ use udm_dm::testing::{TestDisk, TestResolver, TestWorld, data, read};
 use udm_dm::{PathMaintenance, PathReport, PathWatchOptions, PathWatchReport, Target, TargetHost};
 use udm_targets::multipath::Multipath;
 
-/// The deadline of those tests that have one.
+/// The deadline of the tests that have one.
 pub const DEADLINE: Nanos = Nanos::from_millis(2000);
 pub const MS: Nanos = Nanos::from_millis(1);
 
-/// What the device is to its target.
+/// The device as seen by its target.
 pub struct TestNotify {
     watch: PathWatchOptions,
     events: AtomicU64,
@@ -41,7 +41,7 @@ pub struct WatchRig {
 }
 
 impl WatchRig {
-    /// `count` paths in a group, by turns. What is on a disk tells which it is.
+    /// `count` paths in one round-robin group. The content of each disk identifies it.
     pub fn new(count: u32, watch: PathWatchOptions) -> WatchRig {
         let disks: Vec<_> = (0..count).map(|_| TestDisk::new(32768)).collect();
         let mut resolver = TestResolver::new();
@@ -69,8 +69,8 @@ impl WatchRig {
         self.done.extend(done);
     }
 
-    /// Moves the clock to when the lane asks for, as a core does, until something comes back: how
-    /// long that took.
+    /// Moves the clock to the times that the lane requests, as a core does, until a bio completes.
+    /// Returns the elapsed time.
     pub fn wait(&mut self) -> Nanos {
         let from = self.world.now;
         for _ in 0..100 {
@@ -85,7 +85,7 @@ impl WatchRig {
         panic!("nothing comes back");
     }
 
-    /// One read by itself: how it ended, which disk it is from, and how long it took.
+    /// Makes a single read. Returns its status, its disk and its time.
     pub fn read(&mut self) -> (Status, u8, Nanos) {
         self.start(read(0, 8));
         let took = self.wait();
@@ -107,10 +107,10 @@ impl WatchRig {
         self.above.events.load(Ordering::Relaxed)
     }
 
-    /// Nothing is in flight, and no timer is asked for.
+    /// Asserts that nothing is in flight and no timer is set.
     pub fn rests(&mut self) {
         self.world.wake = Nanos::NEVER;
-        // A path that was not in use has its turn in a poll that brings nothing.
+        // An unused path is polled in a poll that completes nothing.
         (0..3).for_each(|_| self.poll());
         self.world.wake = Nanos::NEVER;
         self.poll();
@@ -123,7 +123,7 @@ pub fn hedge_settings() -> PathWatchOptions {
     PathWatchOptions { hedge_reads: true, ..PathWatchOptions::default() }
 }
 
-/// Enough reads for a window to go by, over enough time for it to be over.
+/// Makes enough reads to fill a window, and advances the clock past its end.
 pub fn fill_window(rig: &mut WatchRig, reads: u32) {
     for _ in 0..reads {
         assert_eq!(rig.read().0, Status::Ok);

@@ -1,4 +1,4 @@
-//! What is copied for which of several snapshots, what passes, and in which order.
+//! Copies for several snapshots: which requests pass, and in which order.
 
 use crate::rig::{ORIGIN, SIZE, SnapshotRig, filled_write, host_with_snapshot};
 use rand::rngs::SmallRng;
@@ -78,7 +78,7 @@ fn c15_a_store_has_one_origin() {
     }
 }
 
-/// The origin does not change below a read that is under way, although the chunk is copied.
+/// The origin does not change while a read of it is in flight, even if the chunk is copied.
 #[test]
 fn c16_a_copy_does_not_overtake_a_read() {
     for kind in ["P 8", "N 8"] {
@@ -88,7 +88,7 @@ fn c16_a_copy_does_not_overtake_a_read() {
         origin.hold(true);
         let reading = host.send("sn", 1, read(24, 8));
         let writing = host.send("od", 0, filled_write(24, 8, b'X'));
-        // The lane of the origin is polled first: this is the copy's.
+        // The lane of the origin is polled first, so this completes the copy's read.
         origin.release(1);
         (0..30).for_each(|_| host.poll());
         assert_eq!(host.status("sn").split('/').next(), Some(if kind == "P 8" { "24" } else { "8" }));
@@ -104,7 +104,7 @@ fn c16_a_copy_does_not_overtake_a_read() {
     }
 }
 
-/// Sixteen cores write the origin, and read the snapshot, over disks that answer in any order.
+/// Sixteen cores write the origin and read the snapshot, over disks that complete in any order.
 #[test]
 fn c17_reads_are_of_the_instant() {
     const CORES: usize = 16;
@@ -206,7 +206,8 @@ fn c25_a_discard_of_the_origin_as_well() {
     assert_eq!((host.letters("od", 10), host.letters("sn", 10)), ("abcdefgh.j".into(), "abcdefgh.j".into()));
 }
 
-/// Two writes of the origin whose copies end the other way round: which of them is answered then.
+/// Two writes of the origin whose copies complete in reverse order. Returns which of them have
+/// completed then.
 fn copies_end_backwards(kind: &str) -> [bool; 2] {
     let mut host = host_with_snapshot(kind);
     let store = host.get_disk("W");
@@ -270,7 +271,7 @@ fn c03_a_partial_write_takes_the_rest_of_its_chunk_along() {
     }
 }
 
-/// C07: a snapshot is made while its origin is in use; nobody suspends that by hand.
+/// C07: a snapshot is created while its origin is in use, without a manual suspend.
 #[test]
 fn c07_an_origin_in_use_loses_no_chunk() {
     let mut host = SnapshotRig::recorded(2);
@@ -285,8 +286,8 @@ fn c07_an_origin_in_use_loses_no_chunk() {
     assert_eq!(host.letters("od", 14), "XXXXXXXXXXXXXX");
 }
 
-/// A store of blocks of 4 KiB, below an origin that takes odd lengths or ends within a block: what is
-/// copied is cut by the limits of both, and a merge brings it back.
+/// A store with blocks of 4 KiB, and an origin with odd maximum lengths or an end within a block.
+/// Copies are split by the limits of both, and a merge restores the data.
 #[test]
 fn stores_whose_blocks_are_larger_than_the_origins() {
     for (max_sectors, size, len) in

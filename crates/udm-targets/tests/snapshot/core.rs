@@ -4,7 +4,7 @@ use crate::rig::SnapshotRig;
 use udm_core::Status;
 use udm_core::errno::EINVAL;
 
-/// The kernel finds out at the resume, and leaves the device suspended.
+/// The kernel detects this at the resume, and leaves the device suspended.
 #[test]
 fn k04_a_later_table_is_checked_at_its_load() {
     let mut host = SnapshotRig::recorded(2);
@@ -31,7 +31,7 @@ fn t01_a_stripe_that_fails_is_marked_and_raises_an_event() {
     assert_eq!(host.read("st", 8, 1).unwrap(), [b'a'; 512]);
 }
 
-/// A copy would want another, or write over what it copies.
+/// Otherwise a copy would need another copy, or overwrite its own source.
 #[test]
 fn g13_a_store_does_not_lie_on_its_own_origin() {
     let same = "COW device cannot be the same as origin device";
@@ -54,21 +54,21 @@ fn g13_a_store_does_not_lie_on_its_own_origin() {
             );
         }
     }
-    // What the snapshot is not about may be below its store, unless writes there are copied.
+    // The store may be on a part of the origin beyond the snapshot, unless writes there are copied.
     refused(&mut host, "0 512 snapshot O @above P 8", "lies on its own origin");
     refused(&mut host, "0 131072 snapshot @over W P 8", "the origin @over lies on it");
     assert_eq!(host.get_disk("W").bytes(0, 1), [0; 512], "nothing was written");
     host.create("rest", "0 65536 linear O 65536").unwrap();
     host.create("s", "0 65536 snapshot O @rest P 8").unwrap();
     assert_eq!(host.status("s"), "16/65536 16");
-    // Two parts of one disk have nothing to do with each other.
+    // Two parts of one disk are independent.
     let (low, high) = ("0 1024 linear W 0", "0 1024 linear W 1024");
     host.create("low", low).unwrap();
     host.create("high", high).unwrap();
     host.create("s2", "0 1024 snapshot @low @high P 8").unwrap();
 }
 
-/// The snapshot's own device can't be its store, whatever it is now.
+/// The snapshot's own device cannot be its store, whatever its current table is.
 #[test]
 fn g13_a_snapshot_is_not_its_own_store() {
     let mut host = SnapshotRig::recorded(1);

@@ -1,4 +1,4 @@
-//! What stands in a store, byte for byte, and what of it is believed.
+//! The bytes of a store, and the checks of them.
 
 use crate::log::LogCapture;
 use crate::rig::{ORIGIN, SIZE, SnapshotRig, host_with_snapshot};
@@ -20,7 +20,7 @@ fn put_store(disk: &TestDisk, valid: u8, chunk: u32, records: &[(u64, u64)]) {
     disk.put(8, &area);
 }
 
-/// What is said against a store; it is not written to.
+/// The refusal of a store; the store is not written to.
 fn refusal_of(prepare: impl FnOnce(&TestDisk), words: &str) -> (i32, String) {
     let mut host = SnapshotRig::recorded(1);
     let disk = host.get_disk("W");
@@ -73,7 +73,7 @@ fn f02_the_worked_example() {
     assert_eq!(host.store("W").unwrap().usage, (64, 16));
 }
 
-/// Removes `sn` and makes it again.
+/// Removes `sn` and creates it again.
 fn recreate_snapshot(host: &mut SnapshotRig, words: &str) {
     host.remove("sn");
     host.create("sn", &format!("0 {SIZE} snapshot O W {words}")).unwrap();
@@ -148,7 +148,7 @@ fn f08_a_chunk_size_that_is_none() {
 #[test]
 fn f10_a_full_area() {
     let mut host = host_with_snapshot("P 8");
-    // What was on the disk where the next area will be.
+    // Old data on the disk at the place of the next area.
     host.get_disk("W").put(258 * 8, &[0xee; 4096]);
     for chunk in 0..256 {
         assert_eq!(host.write("od", chunk * 16, 1, b'X'), Status::Ok);
@@ -163,7 +163,7 @@ fn f10_a_full_area() {
     assert_eq!(host.letters("sn", 5), "abcde");
 }
 
-/// The last record of an area needs the next one.
+/// The last record of an area needs the next area.
 #[test]
 fn f12_no_room_for_the_next_area() {
     for kind in ["P", "PO"] {
@@ -203,7 +203,7 @@ fn f14_a_store_without_room_for_an_area() {
     assert_eq!(host.status("sn"), "Invalid");
 }
 
-/// A record behind the end of the list, as a torn write leaves it, is never believed.
+/// A record after the end of the list, as a torn write leaves it, is never used.
 #[test]
 fn f17_bytes_behind_the_records() {
     let (log, mut host) = (LogCapture::new(), SnapshotRig::recorded(1));
@@ -213,7 +213,7 @@ fn f17_bytes_behind_the_records() {
     disk.put(32, &[b'S'; 4096]);
     host.create("sn", &format!("0 {SIZE} snapshot O W P 8")).unwrap();
     assert_eq!(host.status("sn"), "24/131072 16");
-    assert!(log.says("bytes behind the records, at byte 4128, are cleared"));
+    assert!(log.says("bytes after the records, at byte 4128, are cleared"));
     assert_eq!(host.letters("sn", 7), "aPcdefg");
     assert_eq!(host.write("sn", 24, 8, b'Y'), Status::Ok);
     assert_eq!((host.status("sn").as_str(), &*host.letters("sn", 7)), ("32/131072 16", "aPcYefg"));
@@ -260,12 +260,12 @@ fn f19_holes_are_legal_and_other_records_are_not() {
     assert_ne!(reasons[3], reasons[4]);
 }
 
-/// Whole runs of it: the reader that is not udm's reads the store behind every step.
+/// After every step an independent reader reads the store.
 #[test]
 fn f21_stores_are_right_after_each_step() {
     for chunk in [1, 8, 32] {
         let mut host = host_with_snapshot(&format!("P {chunk}"));
-        // Steps of a number that meets none of the sizes, up to the 2000 copies.
+        // A step that divides none of the sizes, for 2000 copies.
         for step in 0..2000 {
             let sector = step * 37 % 1999 * chunk;
             let name = ["od", "sn"][step as usize % 2];
@@ -278,7 +278,8 @@ fn f21_stores_are_right_after_each_step() {
     }
 }
 
-/// Data before its record, zeroes of the next area before the record that fills this one.
+/// Data is written before its record, and zeroes of the next area before the record that fills this
+/// area.
 #[test]
 fn f23_in_which_order_a_store_is_written() {
     let mut host = host_with_snapshot("P 8");
@@ -307,7 +308,7 @@ fn f23_in_which_order_a_store_is_written() {
     );
 }
 
-/// Each write of records is FUA, and behind a flush of what came before it.
+/// Each write of records is FUA and comes after a flush of the preceding writes.
 fn check_order(log: &[udm_dm::testing::LoggedRequest]) {
     let mut dirty = false;
     for seen in log {

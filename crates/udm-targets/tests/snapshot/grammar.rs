@@ -1,4 +1,4 @@
-//! Tables: what is accepted and how it is printed, what is refused and with which words.
+//! Tables: accepted ones and their printed form, refused ones and their texts.
 
 use crate::log::LogCapture;
 use crate::rig::{SIZE, SnapshotRig};
@@ -8,8 +8,7 @@ use udm_dm::testing::TestDisk;
 
 const NO_STORE: &str = "Couldn't create exception store";
 
-/// What a host with the recorded disks says against `table`. A store that is refused is not
-/// written to.
+/// The refusal of `table` on a host with the recorded disks. The store is not written to.
 fn refusal_of(table: &str) -> TargetError {
     let mut host = SnapshotRig::recorded(1);
     host.make("sn");
@@ -18,7 +17,7 @@ fn refusal_of(table: &str) -> TargetError {
     error
 }
 
-/// The line of a snapshot with `words` behind its devices.
+/// The table line of a snapshot with `words` after its devices.
 fn snapshot_line(words: &str) -> String {
     format!("0 {SIZE} snapshot O W {words}")
 }
@@ -133,7 +132,7 @@ fn g13_devices_and_words_that_are_missing() {
     }
 }
 
-/// The order in which a line is checked decides what is told of one that is wrong twice.
+/// The order of the checks decides which error is reported for a line with two faults.
 #[test]
 fn g13_the_first_fault_is_told() {
     for (table, errno, text) in [
@@ -202,7 +201,7 @@ fn g24_a_snapshot_begins_at_sector_0() {
     assert_eq!(host.get_disk("W").bytes(0, 64), [0; 64 * 512]);
 }
 
-/// What stands in the log besides a refusal is not said of what is accepted.
+/// An accepted table writes no log line.
 #[test]
 fn a_new_store_is_made_in_silence() {
     let (log, mut host) = (LogCapture::new(), SnapshotRig::recorded(1));

@@ -1,4 +1,4 @@
-//! A store that becomes larger while it is in use.
+//! A store that grows while it is in use.
 
 use crate::rig::{SIZE, SnapshotRig, filled_write};
 use udm_core::errno::{ENOSPC, EOPNOTSUPP};
@@ -19,7 +19,7 @@ fn no_space() -> Option<OpenError> {
     Some(OpenError::new(ENOSPC, "No space left on device"))
 }
 
-/// Writes chunk `chunk` of the origin, and polls a while.
+/// Writes chunk `chunk` of the origin, and polls for a while.
 fn write(host: &mut SnapshotRig, chunk: u64) -> u64 {
     let sent = host.send("od", 0, filled_write(chunk * 8, 8, b'X'));
     (0..50).for_each(|_| host.poll());
@@ -35,14 +35,14 @@ fn write_all(host: &mut SnapshotRig, chunks: std::ops::Range<u64>) {
 #[test]
 fn it_grows_before_it_is_full_and_nobody_waits() {
     for kind in ["P", "N"] {
-        // Steps of 8 chunks: asked for when fewer than 4 are left.
+        // Steps of 8 chunks, requested when fewer than 4 are left.
         let mut host = growing_snapshot(kind, 8, "32k");
         let disk = host.get_disk("W");
         for chunk in 0..40 {
             let sent = write(&mut host, chunk);
             assert_eq!(host.answer(sent).map(|bio| bio.status), Some(Status::Ok), "{kind}: {chunk}");
             assert!(disk.growths() <= 1, "one step at a time");
-            // The answer comes two writes later.
+            // The growth completes two writes later.
             if disk.growths() == 1 && chunk % 4 == 3 {
                 disk.grow_now(None);
             }
@@ -91,7 +91,7 @@ fn a_step_that_fails_is_tried_once_more_when_it_is_full() {
     assert!(host.answer(late).is_none() && disk.growths() == 1);
     disk.grow_now(None);
     assert_eq!(host.wait(late).status, Status::Ok, "there was room by then");
-    // And now there is none.
+    // Now growth fails.
     write_all(&mut host, 9..16);
     while disk.growths() > 0 {
         disk.grow_now(no_space());
@@ -116,7 +116,7 @@ fn policies_come_behind_a_last_attempt() {
         }
         assert_eq!(host.answer(sent[2]).map(|bio| bio.status), answer, "{policy}");
         assert_eq!(host.events("sn"), 1, "{policy}: failures are said once");
-        // A second later it is tried again: by who waits, or by who fails then.
+        // After a second it is retried: by a waiting write, or by a write that fails.
         host.world.now.0 += 1_100_000_000;
         let next = write(&mut host, 3);
         assert_eq!(disk.growths(), 1, "{policy}");
@@ -147,7 +147,8 @@ fn a_maximum_is_the_end_until_another_is_set() {
     host.world.now.0 += 5_000_000_000;
     (0..50).for_each(|_| host.poll());
     assert_eq!(disk.growths(), 0, "nobody asks for more than the maximum");
-    // Smaller than it is: nothing becomes shorter. Larger: it goes on.
+    // A maximum below the current size does not shrink the store. A larger one continues the
+    // growth.
     host.message("sn", "set grow_max 1").unwrap();
     assert_eq!(disk.growths(), 0);
     host.message("sn", "set grow_max 1M").unwrap();
@@ -162,7 +163,7 @@ fn a_handover_and_a_removal_leave_growth_to_itself() {
     let disk = host.get_disk("W");
     let sent: Vec<u64> = (0..3).map(|chunk| write(&mut host, chunk)).collect();
     assert_eq!(disk.growths(), 1);
-    // What is set belongs to the snapshot, and so does what is under way.
+    // The settings and the growth in progress belong to the snapshot, not to its table.
     host.load("sn", &format!("0 {SIZE} snapshot O W N 8")).unwrap();
     assert_eq!(disk.grow_now(None), Sectors(24));
     assert_eq!(host.wait(sent[2]).status, Status::Ok);
@@ -173,7 +174,7 @@ fn a_handover_and_a_removal_leave_growth_to_itself() {
     host.suspend(&["sn"]).unwrap();
     host.resume(&["sn"]).unwrap();
     host.remove("sn");
-    // Nobody is there to be told.
+    // No snapshot is left to be notified.
     disk.grow_now(None);
     assert_eq!(host.write("od", 80, 8, b'X'), Status::Ok);
 }
@@ -189,7 +190,7 @@ fn what_can_not_grow_says_so_and_bad_numbers_are_refused() {
     assert_eq!(write(&mut host, 1), 1);
     disk.grow_now(Some(OpenError::new(EOPNOTSUPP, "only a regular file grows by itself")));
     assert_eq!(host.events("sn"), 1);
-    // The largest numbers that there are.
+    // The largest possible numbers.
     host.message("sn", "set grow_max 18446744073709551615").unwrap();
     host.message("sn", "set grow 18446744073709551615").unwrap();
     assert_eq!(disk.growths(), 1);

@@ -1,4 +1,4 @@
-//! A snapshot goes from one table to the next.
+//! The handover of a snapshot from one table to the next.
 
 use crate::log::LogCapture;
 use crate::rig::{ORIGIN, SIZE, SnapshotRig, filled_write, host_with_snapshot};
@@ -21,7 +21,7 @@ fn h01_a_table_with_other_features() {
     assert_eq!((host.status("sn").as_str(), &*host.letters("sn", 4)), ("32/131072 16", "abcd"));
 }
 
-/// A device in use is reloaded in one step, and its origin is written meanwhile.
+/// A device in use is reloaded in one step, while its origin is written.
 #[test]
 fn h01_a_reload_in_one_step() {
     let mut host = host_with_snapshot("P 8");
@@ -63,7 +63,7 @@ fn h03_a_store_does_not_change_its_type() {
     }
 }
 
-/// What a table that comes and goes does not do to the one that is live.
+/// A table that is loaded and cleared has no effect on the live table.
 #[test]
 fn h03_a_table_that_is_never_live() {
     let mut host = host_with_snapshot("P 8");
@@ -88,7 +88,7 @@ fn h04_the_source_is_in_use() {
     assert!(error.to_string().contains(text), "{error}");
     assert_eq!(host.write("od", 8, 1, b'X'), Status::Ok);
     assert_eq!(host.letters("sn", 3), "abc", "the source goes on");
-    // And a third one has no place.
+    // A third table is refused.
     host.make("s3");
     let error = host.load("s3", &format!("0 {SIZE} snapshot O W P 8")).unwrap_err();
     assert_eq!(error.text, "snapshot: Snapshot cow pairing for exception table handover failed");
@@ -154,7 +154,7 @@ fn a_live_snapshot_becomes_a_merge() {
     assert_eq!(host.letters("od", 4), "XbcZ");
 }
 
-/// Every step of a snapshot's life, again and again, leaves nothing behind.
+/// Repeated life cycles of snapshots leak nothing.
 #[test]
 fn nothing_is_left_of_snapshots_that_are_gone() {
     let mut host = SnapshotRig::recorded(2);
@@ -172,8 +172,8 @@ fn nothing_is_left_of_snapshots_that_are_gone() {
 }
 
 /// A suspend takes back the first write of a chunk from a store that only held it, while a read of
-/// the origin is under way; with the read the lane is at rest. The records of other lanes wait for
-/// the turn of that write.
+/// the origin is in flight. When the read completes, the lane is quiesced. Records of other lanes
+/// wait for the sequence number of that write.
 #[test]
 fn a_write_that_is_taken_back_keeps_no_record_waiting() {
     let mut host = SnapshotRig::recorded(2);
@@ -193,8 +193,8 @@ fn a_write_that_is_taken_back_keeps_no_record_waiting() {
     assert!(host.answer(waits).is_none(), "its record is behind that of the other");
     let mut is_asked = false;
     let over = host.suspend_asleep("sn", |host, core| {
-        // With its first poll of the suspend core 0 takes the write back. In its next the read
-        // ends, and it is asleep from then on.
+        // In its first poll of the suspend core 0 takes the write back. In the next poll the read
+        // completes, and the core sleeps from then on.
         let asked = core == 0 && host.world.has_messages(0);
         let read_ends = core == 0 && is_asked && origin.waiting() > 0;
         is_asked |= asked;
@@ -211,8 +211,8 @@ fn a_write_that_is_taken_back_keeps_no_record_waiting() {
     assert_eq!(host.letters("sn", 4), "ABcd");
 }
 
-/// A table that waits in the device that is removed takes nothing over: nobody writes the store any
-/// more.
+/// An inactive destination table in a device that is removed takes nothing over: the store is not
+/// written any more.
 #[test]
 fn a_device_is_removed_with_a_table_that_waits() {
     let mut host = host_with_snapshot("P 8");

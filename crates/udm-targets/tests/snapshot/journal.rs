@@ -1,6 +1,5 @@
-//! What disks were asked to keep, in order, and what they hold when the power is cut anywhere in
-//! between: a disk has a volatile cache of which any part may be lost, sector by sector, until a
-//! flush.
+//! A journal of the requests of disks, and the contents of the disks after a power cut at any
+//! point. A disk has a volatile cache. Any part of it may be lost, sector by sector, until a flush.
 
 use crate::rig::SnapshotRig;
 use rand::RngExt;
@@ -10,14 +9,14 @@ use std::sync::{Arc, Mutex};
 use udm_core::{BioFlags, Op, SECTOR_SIZE, Status};
 use udm_dm::testing::{TestDisk, data};
 
-/// What of a disk's cache outlives the cut.
+/// The part of a disk's cache that survives the cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheSurvival {
-    /// All of it.
+    /// All sectors.
     Kept,
-    /// Nothing.
+    /// No sector.
     Lost,
-    /// Any sectors, each in any of the states that it had.
+    /// Any sectors, each with any of its contents since the flush.
     Some,
 }
 
@@ -28,7 +27,8 @@ pub enum DiskRequest {
 }
 
 impl DiskRequest {
-    /// On disk 0 and 1: `w`, `W` a write, `R` one that is FUA there, `f`, `F` a flush.
+    /// The letter of a request on disk 0 or 1: `w`, `W` a write, `R` a FUA write on disk 1, `f`,
+    /// `F` a flush.
     pub fn letter(&self, disk: usize) -> char {
         match (self, disk) {
             (DiskRequest::Write { fua: true, .. }, 1) => 'R',
@@ -38,7 +38,7 @@ impl DiskRequest {
     }
 }
 
-/// See the module's documentation.
+/// The requests of several disks, in order.
 #[derive(Clone, Default)]
 pub struct DiskJournal(Arc<Mutex<Vec<(usize, DiskRequest)>>>);
 
@@ -47,7 +47,7 @@ impl DiskJournal {
         self.0.lock().unwrap().push((disk, what));
     }
 
-    /// Writes down what `disk`, from now on number `number`, does.
+    /// Records the requests of `disk` under the number `number`.
     pub fn watch(&self, number: usize, disk: &TestDisk) {
         disk.set_limits(|limits| limits.write_cache = true);
         let journal = self.clone();
@@ -67,7 +67,8 @@ impl DiskJournal {
         self.0.lock().unwrap().clone()
     }
 
-    /// What `disk`, which held `start`, holds when the power goes behind the first `count` entries.
+    /// The content of `disk`, which began with `start`, after a power cut after the first `count`
+    /// entries.
     pub fn cut(
         &self,
         disk: usize,
@@ -115,7 +116,7 @@ impl DiskJournal {
     }
 }
 
-/// Disks `O` and `W` as a cut behind `count` entries leaves them, of what they held at the start.
+/// A host with disks `O` and `W` as a power cut after `count` entries leaves them.
 pub fn host_after(
     journal: &DiskJournal,
     starts: &[Vec<u8>; 2],

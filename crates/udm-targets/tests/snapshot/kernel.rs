@@ -1,4 +1,4 @@
-//! What Linux 6.12 left: stores, and what origin and snapshot read at that moment.
+//! Stores written by Linux 6.12, and the contents of origin and snapshot at that moment.
 
 use crate::rig::SnapshotRig;
 use std::collections::BTreeMap;
@@ -26,7 +26,7 @@ pub fn image(name: &str) -> &'static [u8] {
     &files[name]
 }
 
-/// What a kernel left is read as it read it.
+/// The kernel's stores are read as the kernel read them.
 #[test]
 fn f22_stores_of_a_kernel() {
     for name in ["a_P8", "a_P32", "a_PO8", "b_P8"] {
@@ -66,7 +66,7 @@ fn f22_stores_of_a_kernel() {
     }
 }
 
-/// The same steps as the kernel's leave the same store, byte for byte where it says something.
+/// The kernel's steps leave the kernel's store, byte for byte, in all bytes with a meaning.
 #[test]
 fn f22_the_same_steps_leave_the_same_store() {
     for (name, words, origin) in [("a_P8", "P 8", 8), ("a_P32", "P 32", 8), ("a_PO8", "PO 8", 8)] {

@@ -1,4 +1,4 @@
-//! What is said in the log meanwhile.
+//! A capture of log lines.
 
 use std::fmt::{Debug, Write};
 use std::sync::{Arc, Mutex, Once};
@@ -7,7 +7,7 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::{DefaultGuard, NoSubscriber, set_default, set_global_default};
 use tracing::{Event, Metadata, Subscriber};
 
-/// The lines of this thread's log, from when it was made until it is dropped.
+/// The log lines of this thread, from its creation until it is dropped.
 pub struct LogCapture {
     lines: Arc<Mutex<Vec<String>>>,
     _guard: DefaultGuard,
@@ -17,20 +17,20 @@ struct CaptureSubscriber(Arc<Mutex<Vec<String>>>);
 
 impl LogCapture {
     pub fn new() -> LogCapture {
-        // With one subscriber alone, a thread without any decides for all that a place is not heard:
-        // tracing-core asks that thread's own default then.
+        // If there is only one subscriber, a thread without one disables a call site for all:
+        // tracing-core then asks that thread's own default.
         static SECOND: Once = Once::new();
         SECOND.call_once(|| set_global_default(NoSubscriber::new()).expect("the first"));
         let lines: Arc<Mutex<Vec<String>>> = Arc::default();
         LogCapture { _guard: set_default(CaptureSubscriber(Arc::clone(&lines))), lines }
     }
 
-    /// True when a line has `text` in it.
+    /// True if a line contains `text`.
     pub fn says(&self, text: &str) -> bool {
         self.lines.lock().unwrap().iter().any(|line| line.contains(text))
     }
 
-    /// How many lines have it.
+    /// Number of lines that contain `text`.
     pub fn count(&self, text: &str) -> usize {
         self.lines.lock().unwrap().iter().filter(|line| line.contains(text)).count()
     }

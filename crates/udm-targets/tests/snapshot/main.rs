@@ -1,8 +1,7 @@
-//! Snapshots and their origins, on cores stepped by hand.
+//! Snapshots and their origins, on cores stepped by the test.
 //!
-//! Tests are named after the cases that they stand for: `g..` grammar, `f..` format, `c..` copies,
-//! `e..` space and errors, `m..` merge, `h..` handover, `k..` and `t..` the rest of the device
-//! mapper.
+//! Tests are named after their cases: `g..` grammar, `f..` format, `c..` copies, `e..` space and
+//! errors, `m..` merge, `h..` handover, `k..` and `t..` the rest of the device mapper.
 
 mod copies;
 mod core;

@@ -1,4 +1,4 @@
-//! What a snapshot holds is brought back into its origin.
+//! The merge of a snapshot into its origin.
 
 use crate::journal::{CacheSurvival, DiskJournal, host_after};
 use crate::kernel;
@@ -11,7 +11,7 @@ use udm_core::{BioFlags, Op, Status};
 
 const MERGE: &str = "0 131072 snapshot-merge O W P 8";
 
-/// The recorded origin, and a store with a `Z` for each of `chunks`, which nobody uses.
+/// The recorded origin, and an unused store with a `Z` for each of `chunks`.
 fn store_with_chunks(chunks: &[u64]) -> SnapshotRig {
     let mut host = SnapshotRig::recorded(2);
     for name in ["O", "W"] {
@@ -25,7 +25,7 @@ fn store_with_chunks(chunks: &[u64]) -> SnapshotRig {
     host
 }
 
-/// What the origin's disk holds, as letters.
+/// The content of the origin's disk, as letters.
 fn origin_letters(host: &SnapshotRig, chunks: u64) -> String {
     let disk = host.get_disk("O");
     (0..chunks)
@@ -34,18 +34,18 @@ fn origin_letters(host: &SnapshotRig, chunks: u64) -> String {
         .collect()
 }
 
-/// More chunks than a unit has records: every second one.
+/// More chunks than the records of a unit: every second one.
 fn every_second_chunk() -> Vec<u64> {
     (0..600).map(|at| 2 * at + 1).collect()
 }
 
-/// What they make of the origin, as letters.
+/// The origin after the merge of [`every_second_chunk`], as letters.
 fn merged() -> String {
     let old = |chunk: u64| if chunk < 14 { char::from(b'a' + chunk as u8) } else { '.' };
     (0..1200).map(|chunk| if chunk % 2 == 1 { 'Z' } else { old(chunk) }).collect()
 }
 
-/// A merge whose origin goes on only when it is let: no unit is over yet.
+/// A merge over an origin that completes requests only when released: no unit has completed yet.
 fn stepped_merge(chunks: &[u64]) -> SnapshotRig {
     let mut host = store_with_chunks(chunks);
     host.get_disk("O").hold(true);
@@ -53,7 +53,7 @@ fn stepped_merge(chunks: &[u64]) -> SnapshotRig {
     host
 }
 
-/// Lets one request of the origin's disk go.
+/// Completes one request of the origin's disk.
 fn complete_one(host: &mut SnapshotRig) {
     host.get_disk("O").release(1);
     (0..5).for_each(|_| host.poll());
@@ -81,7 +81,7 @@ fn m01_it_goes_back_from_the_last_record_on() {
     let seen = disks[0].take_log();
     let writes: Vec<_> = seen.iter().filter(|s| s.op == Op::Write).map(|s| (s.sector, s.sectors)).collect();
     assert_eq!(writes, [(8, 8), (80, 8), (24, 24)]);
-    // The copies of a unit, a flush of the origin, and then the records without it.
+    // The copies of a unit, a flush of the origin, and then the records without the unit.
     let order: String = journal.entries().iter().map(|(disk, what)| what.letter(*disk)).collect();
     assert_eq!(order, "wwwfFR");
     let cleared = disks[1].take_log();
@@ -97,7 +97,7 @@ fn m02_progress_is_told_and_the_image_stands_still() {
     let (mut host, merged) = (stepped_merge(&every_second_chunk()), merged().replace('.', "\0"));
     let mut seen = vec![used_sectors(&host, "m")];
     for round in 0..100 {
-        // Backwards and forwards: chunks that were brought back, and that were not.
+        // Chunks in both directions: merged ones and others.
         let chunk = round * 125 % 1200;
         let read = host.send("m", 0, udm_dm::testing::read(chunk * 8, 8));
         let bio = loop {
@@ -117,7 +117,7 @@ fn m02_progress_is_told_and_the_image_stands_still() {
         complete_one(&mut host);
         seen.extend(Some(used_sectors(&host, "m")).filter(|now| now != seen.last().unwrap()));
     }
-    // 600 records, in units of 256 from the begin of an area on: 88, and 256 twice.
+    // 600 records, in units of 256 from the start of an area: 88, and twice 256.
     assert_eq!(seen, [4832, 4120, 2064, 16]);
 }
 
@@ -162,7 +162,7 @@ fn m05_it_is_removed_half_way() {
     assert_eq!((host.status("m").as_str(), origin_letters(&host, 1200)), ("16/131072 16", merged));
 }
 
-/// It stands still while its device is suspended, and goes on behind that.
+/// The merge stops while its device is suspended, and continues afterwards.
 #[test]
 fn m05_it_is_suspended_half_way() {
     let (mut host, merged) = (stepped_merge(&every_second_chunk()), merged());
@@ -244,7 +244,7 @@ fn m10_goes_on_when_it_is_resumed(mut host: SnapshotRig, events: u32) {
     assert_eq!(host.store("W").unwrap().records, []);
 }
 
-/// Wherever it fails, it goes on when it is resumed.
+/// Wherever the merge fails, it continues at the next resume.
 #[test]
 fn m10_a_merge_that_failed_anywhere() {
     type FailPredicate = fn(&udm_core::Bio) -> bool;
@@ -258,7 +258,7 @@ fn m10_a_merge_that_failed_anywhere() {
         let (log, mut host) = (LogCapture::new(), store_with_chunks(&[1, 3, 5]));
         host.create("m", "0 131072 linear O 0").unwrap();
         host.get_disk(disk).judge(move |bio| if fails(bio) { Status::IoErr } else { Status::Ok });
-        // What a load reads is there: the disk fails from the first run on.
+        // The load must still read the store: the disk fails from the first unit on.
         let judge = host.get_disk(disk);
         judge.fail(Status::Ok);
         host.load("m", MERGE).unwrap();
@@ -271,8 +271,8 @@ fn m10_a_merge_that_failed_anywhere() {
     }
 }
 
-/// A resume that is followed by a suspend before the merge goes on: a run is in the origin, its
-/// records could not be cleared, and nobody clears them meanwhile.
+/// A resume is followed by a suspend before the merge continues. A unit is in the origin, its
+/// records could not be cleared, and no task clears them in between.
 #[test]
 fn m10_it_is_resumed_and_suspended_at_once() {
     let mut host = store_with_chunks(&[1, 3, 5]);
@@ -305,7 +305,7 @@ fn m11_a_store_that_is_invalid() {
     assert_eq!(origin_letters(&host, 4), "aXcd");
 }
 
-/// The power is cut behind each write and flush of the merge.
+/// The power is cut after each write and flush of the merge.
 #[test]
 fn m14_a_crash_anywhere() {
     let mut host = SnapshotRig::new(2);
@@ -341,7 +341,7 @@ fn m14_a_crash_anywhere() {
     }
 }
 
-/// What the kernel's merge made of its store, udm's makes of it.
+/// udm's merge leaves the same store as the kernel's.
 #[test]
 fn the_kernels_store_is_merged_as_the_kernel_merged_it() {
     for name in ["a_P8", "a_P32", "b_P8"] {

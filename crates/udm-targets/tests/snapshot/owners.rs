@@ -1,4 +1,4 @@
-//! A store has one owner, in whatever order tables on it are loaded, become live and go.
+//! A store has one owner, in whatever order its tables are loaded, become live and are removed.
 
 use crate::rig::{SIZE, SnapshotRig, filled_write};
 use udm_core::Status;
@@ -7,7 +7,7 @@ use udm_core::errno::EINVAL;
 const TABLE: &str = "0 128 snapshot O W P 8";
 const CHUNKS: u64 = 16;
 
-/// What one of two clients does to one of two devices.
+/// An action of one of two clients on one of two devices.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum ClientAction {
     Load(usize),
@@ -34,10 +34,11 @@ const VERBS: [ClientAction; 9] = [
 
 struct OwnershipModel {
     host: SnapshotRig,
-    /// What the snapshot has in each chunk, from when it was first in use.
+    /// The content of each chunk of the snapshot, from its first resume on.
     snapshot: Option<Vec<u8>>,
     origin: Vec<u8>,
-    /// The origin was written while no device had the snapshot: it is nobody's instant any more.
+    /// The origin was written while no device had the snapshot: the snapshot is no instant any
+    /// more.
     is_tainted: bool,
     byte: u8,
 }
@@ -52,7 +53,7 @@ impl OwnershipModel {
         OwnershipModel { host, snapshot: None, origin: vec![0; CHUNKS as usize], is_tainted: false, byte: 0 }
     }
 
-    /// The devices that have the snapshot and are in use.
+    /// The devices that own the snapshot and are in use.
     fn owners(&self) -> Vec<&'static str> {
         let has_it = |name: &&str| {
             let device = self.host.device(name);
@@ -74,7 +75,7 @@ impl OwnershipModel {
         }
     }
 
-    /// Writes to the origin and to the snapshot, and reads both.
+    /// Writes the origin and the snapshot, and reads both.
     fn check(&mut self, said: &dyn Fn() -> String) {
         let owners = self.owners();
         assert!(owners.len() <= 1, "{owners:?} have one store: {}", said());
@@ -108,7 +109,7 @@ fn no_order_of_verbs_loses_a_write() {
     for number in 0..VERBS.len().pow(5) {
         let verbs: Vec<ClientAction> =
             (0..5).map(|at| VERBS[number / VERBS.len().pow(at) % VERBS.len()]).collect();
-        // The devices are the same: what begins with the second is told of by the first.
+        // The devices are symmetric, so only sequences that begin with the first are tried.
         if !matches!(verbs[0], ClientAction::Load(0)) {
             continue;
         }
@@ -133,7 +134,7 @@ fn of_two_loads_for_one_handover_both_have_it() {
     host.load("a", TABLE).unwrap();
     host.resume(&["a"]).unwrap();
     assert_eq!(host.write("a", 0, 8, b'1'), Status::Ok);
-    // Two tables are built while the first is live. The second is loaded when the first has it.
+    // Two tables are built while the first is live. The second is loaded after the first took over.
     let second = host.build(TABLE).unwrap();
     host.load("a", TABLE).unwrap();
     host.resume(&["a"]).unwrap();
@@ -173,7 +174,7 @@ fn two_of_one_change_have_no_store_in_common() {
     assert!(error.to_string().contains("pairing"), "{error}");
 }
 
-/// The table that takes a snapshot over may be longer, as far as there is room in its map.
+/// The table that takes a snapshot over may be longer, up to the capacity of the map.
 #[test]
 fn a_longer_table_takes_over() {
     let mut host = SnapshotRig::new(1);
@@ -184,7 +185,7 @@ fn a_longer_table_takes_over() {
     host.create("lv", "0 64 linear small 0").unwrap();
     host.create("lo", "0 64 snapshot-origin @lv").unwrap();
     host.attach("lo", "s", "0 64 snapshot @lv W P 8").unwrap();
-    // The disk below grows.
+    // The device below grows.
     origin.put(64, &[b'o'; 4096]);
     host.load("lv", "0 3145728 linear O 0").unwrap();
     host.resume(&["lv"]).unwrap();
@@ -198,7 +199,7 @@ fn a_longer_table_takes_over() {
     assert_eq!(host.read("s", 120, 8).unwrap(), [0; 4096]);
 }
 
-/// A snapshot is loaded before its origin has a table: that becomes live later.
+/// A snapshot is loaded before its origin has a table; the origin becomes live later.
 #[test]
 fn an_origin_that_has_its_size_later() {
     for together in [true, false] {
@@ -220,8 +221,8 @@ fn an_origin_that_has_its_size_later() {
     }
 }
 
-/// Two snapshots with chunks of one size, the first of them from before the origin grew: what is
-/// copied for both is whole for the second.
+/// Two snapshots with the same chunk size, the first from before the origin grew. Copies for both
+/// are complete for the second.
 #[test]
 fn snapshots_from_before_and_behind_a_growth() {
     let mut host = SnapshotRig::new(1);
@@ -243,7 +244,7 @@ fn snapshots_from_before_and_behind_a_growth() {
     assert_eq!(host.read("s1", 96, 4).unwrap(), [b'o'; 2048]);
 }
 
-/// What lies below an origin are the stores of its snapshots too.
+/// The stores of the snapshots count as devices below the origin.
 #[test]
 fn a_store_lies_below_the_origin() {
     let mut host = SnapshotRig::new(1);
@@ -255,7 +256,7 @@ fn a_store_lies_below_the_origin() {
     let error = host.load("x", "0 128 linear @od 0").unwrap_err();
     assert!(error.to_string().contains("on top of x already"), "{error}");
     assert_eq!(host.write("od", 0, 8, b'X'), Status::Ok);
-    // Whichever is named first, the origin comes to rest while its store still serves.
+    // In either order, the origin is quiesced while its store still serves.
     for names in [["od", "x"], ["x", "od"]] {
         let sent = host.send("od", 0, filled_write(64 + 8 * u64::from(names[0] == "x"), 8, b'X'));
         host.suspend(&names).unwrap();
@@ -265,7 +266,7 @@ fn a_store_lies_below_the_origin() {
     assert_eq!(host.read("s", 64, 16).unwrap(), [0; 8192]);
 }
 
-/// The stores of two origins on each other: a copy of one would need a copy of the other.
+/// Two stores, each on the origin of the other: a copy of one would need a copy of the other.
 #[test]
 fn stores_on_each_others_origins_are_refused() {
     let mut host = SnapshotRig::new(1);

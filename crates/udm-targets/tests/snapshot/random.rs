@@ -1,6 +1,6 @@
-//! Random loads on an origin and its snapshots, with storage that answers when and in what order it
-//! likes. What a snapshot reads is the instant at which it was made and what was written to it;
-//! what the origin reads is what was written there.
+//! Random loads on an origin and its snapshots, over storage that completes at random times in
+//! random order. A snapshot must read as its instant plus its own writes; the origin must read as
+//! it was written.
 
 use crate::rig::{SnapshotRig, filled_write};
 use rand::rngs::SmallRng;
@@ -12,7 +12,7 @@ use udm_dm::testing::{data, read};
 const SECTORS: u64 = 300;
 const CORES: usize = 3;
 
-/// A device, what it should hold, and what is under way.
+/// A device, its expected content, and its requests in flight.
 struct CheckedDevice {
     name: &'static str,
     image: Vec<u8>,
@@ -22,7 +22,7 @@ struct CheckedDevice {
 struct SentRequest {
     id: u64,
     range: Range<u64>,
-    /// What is written; `None` for a read.
+    /// The written byte; `None` for a read.
     fill: Option<u8>,
 }
 
@@ -31,7 +31,7 @@ impl CheckedDevice {
         CheckedDevice { name, image: image.to_vec(), under_way: Vec::new() }
     }
 
-    /// True when nothing under way is in the way of it.
+    /// True if no request in flight conflicts with the range.
     fn is_free(&self, range: &Range<u64>, write: bool) -> bool {
         let meets = |sent: &SentRequest| sent.range.start < range.end && range.start < sent.range.end;
         !self.under_way.iter().any(|sent| meets(sent) && (write || sent.fill.is_some()))

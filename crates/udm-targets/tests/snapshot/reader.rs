@@ -1,24 +1,23 @@
-//! A reader of stores that knows nothing of udm's: written from the description of the format
-//! alone. It believes nothing that the format does not say, and refuses what udm must not write.
+//! An independent reader of stores, written from the description of the format only. It accepts
+//! only what the format says, and refuses whatever udm must not write.
 #![allow(dead_code, reason = "each test that has it uses its part")]
 
 use std::collections::BTreeSet;
 
-/// What a store says.
+/// The contents of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParsedStore {
     pub valid: bool,
-    /// Sectors of a chunk.
+    /// Sectors per chunk.
     pub chunk: u64,
-    /// Chunks of the origin and of the store, in their order.
+    /// Chunks of the origin and of the store, in the order of the records.
     pub records: Vec<(u64, u64)>,
-    /// What `status` says of it: sectors in use, and of them metadata.
+    /// The numbers of `status`: sectors in use, and metadata sectors among them.
     pub usage: (u64, u64),
 }
 
 impl ParsedStore {
-    /// True when the chunks were given out in order and each has its record (a store that never
-    /// failed).
+    /// True if chunks were allocated in order and each has its record (a store that never failed).
     pub fn is_in_order(&self) -> bool {
         let per_area = self.chunk * 32;
         (0u64..).zip(&self.records).all(|(k, (_, new))| *new == 2 + k + k / per_area)
@@ -33,8 +32,8 @@ fn le64(bytes: &[u8], at: usize) -> u64 {
     le32(bytes, at + 4) << 32 | le32(bytes, at)
 }
 
-/// Reads a store of `size` sectors whose bytes `read` gives (first sector, how many), of an origin
-/// of `origin` sectors. `None` for one that is blank.
+/// Reads a store of `size` sectors for an origin of `origin` sectors. `read` returns the bytes of a
+/// range (first sector, number). `None` for a blank store.
 pub fn read_store(
     size: u64,
     origin: u64,
@@ -43,8 +42,8 @@ pub fn read_store(
     read_torn(size, origin, read, false)
 }
 
-/// The same; with `torn` whatever lies behind the last record, which a power cut may leave and the
-/// format does not speak of.
+/// As [`read_store`]. If `torn` is set, any bytes are accepted after the last record: a power cut
+/// may leave them, and the format does not define them.
 pub fn read_torn(
     size: u64,
     origin: u64,

@@ -1,4 +1,4 @@
-//! The reader is right itself: the bytes that a kernel left, and some that are wrong.
+//! Tests of the reader itself: bytes that a kernel left, and wrong ones.
 
 use crate::kernel;
 use crate::reader::{ParsedStore, read_store};

@@ -1,4 +1,4 @@
-//! Devices by name on cores stepped by hand: disks, origins and snapshots of them.
+//! Devices by name, on cores stepped by the test: disks, origins and their snapshots.
 #![allow(dead_code, reason = "what the cases need")]
 
 use crate::reader::{ParsedStore, read_store};
@@ -11,13 +11,13 @@ use udm_dm::{DeviceSetTransition, MappedDevice, Table, TargetError};
 /// Sectors of the disks of the recorded cases.
 pub const SIZE: u64 = 131_072;
 
-/// A mapped device and its lanes, one a core.
+/// A mapped device and its lanes, one per core.
 struct DeviceNode {
     device: Arc<MappedDevice>,
     lanes: Vec<Box<dyn Lane>>,
 }
 
-/// See the module's documentation.
+/// A host with disks and mapped devices.
 pub struct SnapshotRig {
     pub world: TestWorld,
     cores: Arc<dyn Cores>,
@@ -26,11 +26,11 @@ pub struct SnapshotRig {
     disks: BTreeMap<String, Arc<TestDisk>>,
     nodes: BTreeMap<String, DeviceNode>,
     minor: u32,
-    /// Requests that are under way, and their answers: by their cookie.
+    /// The last cookie, and completed requests by cookie.
     sent: u64,
     back: BTreeMap<u64, Box<Bio>>,
-    /// Stores that udm writes, with their origin and how many records they had: read after each
-    /// step by somebody else.
+    /// Stores written by udm, with their origin and number of records. The independent reader reads
+    /// them after each step.
     stores: BTreeMap<String, (String, usize)>,
     merging: bool,
 }
@@ -73,7 +73,7 @@ impl SnapshotRig {
         disk
     }
 
-    /// Adds `disk`, or puts it in the place of another.
+    /// Adds `disk`, or replaces another with the same name.
     pub fn put_disk(&mut self, name: &str, disk: &Arc<TestDisk>) {
         let number = DevNo { major: 1, minor: self.disks.len() as u32 };
         self.resolver.add(name, number, Arc::<TestDisk>::clone(disk));
@@ -93,7 +93,7 @@ impl SnapshotRig {
         Table::build(udm_targets::TARGETS, &lines, &mut self.resolver, &TestControlIo::new(), self.count)
     }
 
-    /// Makes a device, loads `table` and resumes it; there is no device when that fails.
+    /// Creates a device, loads `table` and resumes it. If that fails, the device is removed.
     pub fn create(&mut self, name: &str, table: &str) -> Result<(), TargetError> {
         self.make(name);
         let done = self.load(name, table).and_then(|()| self.resume(&[name]));
@@ -103,7 +103,7 @@ impl SnapshotRig {
         done
     }
 
-    /// Makes a device without a table.
+    /// Creates a device without a table.
     pub fn make(&mut self, name: &str) {
         let number = DevNo { major: 254, minor: self.minor };
         self.minor += 1;
@@ -114,7 +114,7 @@ impl SnapshotRig {
         self.nodes.insert(name.into(), DeviceNode { device, lanes });
     }
 
-    /// A table that is not loaded yet.
+    /// Builds a table without loading it.
     pub fn build(&mut self, table: &str) -> Result<Arc<Table>, TargetError> {
         self.table(table)
     }
@@ -138,8 +138,8 @@ impl SnapshotRig {
         Ok(())
     }
 
-    /// Has the stores read by the reader that is not udm's: each is one at any time, and loses no
-    /// record but to a merge.
+    /// Checks the stores with the independent reader: each is valid at any time, and loses records
+    /// only by a merge.
     pub fn audit(&mut self) {
         let merging = self.merging;
         for name in self.stores.keys().cloned().collect::<Vec<_>>() {
@@ -152,7 +152,7 @@ impl SnapshotRig {
         }
     }
 
-    /// A store as the other reader reads it.
+    /// The contents of a store, from the independent reader.
     pub fn store(&self, name: &str) -> Option<ParsedStore> {
         let origin = self.stores.get(name).map_or("O", |(origin, _)| origin);
         let size = |name: &str| self.disks[name].limits().size.0;
@@ -161,7 +161,7 @@ impl SnapshotRig {
             .unwrap_or_else(|why| panic!("{name}: {why}"))
     }
 
-    /// The store is somebody else's from here on.
+    /// The store is no longer checked.
     pub fn forget_store(&mut self, name: &str) {
         self.stores.remove(name);
     }
@@ -178,8 +178,8 @@ impl SnapshotRig {
         self.finish(changes)
     }
 
-    /// Suspends without a flush while lanes are polled as cores do it: one that is asleep is left
-    /// alone, but for the polls of `awake`. False when that does not end.
+    /// Suspends without a flush while lanes are polled as cores do: a sleeping lane is polled only
+    /// by `awake`. Returns false if the suspend does not end.
     pub fn suspend_asleep(
         &mut self,
         name: &str,
@@ -199,7 +199,8 @@ impl SnapshotRig {
         })
     }
 
-    /// Resumes, or suspends with a flush, while no task has a turn. False when that does not end.
+    /// Resumes, or suspends with a flush, while no task runs. Returns false if the change does not
+    /// end.
     pub fn change_without_tasks(&mut self, name: &str, resumes: bool) -> bool {
         let devices = [self.device(name)];
         let begun = match resumes {
@@ -232,7 +233,7 @@ impl SnapshotRig {
         panic!("the change does not end");
     }
 
-    /// Suspends the origin, makes the snapshot, lets the origin go on.
+    /// Suspends the origin, creates the snapshot, and resumes the origin.
     pub fn attach(&mut self, origin: &str, snapshot: &str, table: &str) -> Result<(), TargetError> {
         self.suspend(&[origin])?;
         let made = self.create(snapshot, table);
@@ -240,17 +241,17 @@ impl SnapshotRig {
         made
     }
 
-    /// What stands behind the type in `table`'s line.
+    /// The text after the type in the line of `table`.
     pub fn table_of(&self, name: &str) -> String {
         behind_the_type(&self.nodes[name].device.table_text(false))
     }
 
-    /// The same of the table that is not live.
+    /// As [`SnapshotRig::table_of`], for the inactive table.
     pub fn inactive_table_of(&self, name: &str) -> String {
         behind_the_type(&self.nodes[name].device.table_text(true))
     }
 
-    /// What stands behind the type in `status`' line.
+    /// The text after the type in the line of `status`.
     pub fn status(&self, name: &str) -> String {
         behind_the_type(&self.nodes[name].device.status_text())
     }
@@ -265,7 +266,7 @@ impl SnapshotRig {
         self.nodes[name].device.event_nr()
     }
 
-    /// Polls every lane once, and gives tasks a turn.
+    /// Polls every lane once and runs the tasks.
     pub fn poll(&mut self) {
         self.world.run_tasks();
         for node in self.nodes.values_mut() {
@@ -276,7 +277,7 @@ impl SnapshotRig {
         }
     }
 
-    /// Submits `bio` on `core`: what its answer is asked for by.
+    /// Submits `bio` on `core`. Returns its cookie.
     pub fn send(&mut self, name: &str, core: usize, mut bio: Box<Bio>) -> u64 {
         self.sent += 1;
         bio.cookie = self.sent;
@@ -285,12 +286,12 @@ impl SnapshotRig {
         self.sent
     }
 
-    /// The answer, if it is there.
+    /// The completed bio, if it has completed.
     pub fn answer(&mut self, sent: u64) -> Option<Box<Bio>> {
         self.back.remove(&sent)
     }
 
-    /// Polls until the answer is there.
+    /// Polls until the bio completes.
     pub fn wait(&mut self, sent: u64) -> Box<Bio> {
         for _ in 0..10_000 {
             if let Some(bio) = self.answer(sent) {
@@ -301,7 +302,7 @@ impl SnapshotRig {
         panic!("request {sent} did not come back");
     }
 
-    /// Does `bio` and waits for it.
+    /// Submits `bio` and waits for it.
     pub fn run(&mut self, name: &str, bio: Box<Bio>) -> Box<Bio> {
         let sent = self.send(name, 0, bio);
         let bio = self.wait(sent);
@@ -315,12 +316,10 @@ impl SnapshotRig {
         self.audit();
     }
 
-    /// Flushes.
     pub fn flush(&mut self, name: &str) -> Status {
         self.run(name, udm_dm::testing::bare(Op::Flush, 0, 0)).status
     }
 
-    /// Discards.
     pub fn discard(&mut self, name: &str, sector: u64, sectors: u64) -> Status {
         self.run(name, udm_dm::testing::bare(Op::Discard, sector, sectors)).status
     }
@@ -330,14 +329,13 @@ impl SnapshotRig {
         self.run(name, filled_write(sector, sectors, fill)).status
     }
 
-    /// Writes these bytes.
     pub fn write_bytes(&mut self, name: &str, sector: u64, bytes: &[u8]) -> Status {
         let mut bio = udm_dm::testing::write(sector, bytes.len() as u64 / 512, 0);
         bio.data.copy_from(bytes);
         self.run(name, bio).status
     }
 
-    /// Reads; the bytes.
+    /// Reads; returns the bytes.
     pub fn read(&mut self, name: &str, sector: u64, sectors: u64) -> Result<Vec<u8>, Status> {
         let bio = self.run(name, read(sector, sectors));
         if bio.status.is_ok() { Ok(data(&bio)) } else { Err(bio.status) }
@@ -360,7 +358,7 @@ impl SnapshotRig {
     }
 }
 
-/// What lanes owe they do before they go.
+/// Lanes complete their own work before they are dropped.
 impl Drop for SnapshotRig {
     fn drop(&mut self) {
         if !std::thread::panicking() {
@@ -380,7 +378,8 @@ fn wake() -> udm_dm::WakeFn {
 /// The origin of the recorded cases.
 pub const ORIGIN: &str = "0 131072 snapshot-origin O";
 
-/// The recorded disks on two cores, with the origin as `od` and a snapshot of these words as `sn`.
+/// The recorded disks on two cores, with the origin as `od` and a snapshot with these words as
+/// `sn`.
 pub fn host_with_snapshot(words: &str) -> SnapshotRig {
     let mut host = SnapshotRig::recorded(2);
     host.create("od", ORIGIN).unwrap();

@@ -1,4 +1,4 @@
-//! What the owner of a snapshot can set.
+//! Settings of a snapshot.
 
 use crate::rig::{SIZE, SnapshotRig, filled_write};
 use udm_core::{Sectors, Status};
@@ -73,7 +73,7 @@ fn what_it_does_not_know_is_refused() {
     host.message("sn", "set copy_memory 64k").unwrap();
 }
 
-/// What has no memory for another exception is treated as a full store.
+/// If there is no memory for another exception, the store counts as full.
 #[test]
 fn the_memory_of_the_map_has_a_bound() {
     let mut host = SnapshotRig::recorded(2);
@@ -81,7 +81,7 @@ fn the_memory_of_the_map_has_a_bound() {
     host.create("sn", &format!("0 {SIZE} snapshot O W N 1")).unwrap();
     host.message("sn", "set on_full fail").unwrap();
     host.message("sn", "set map_memory 8k").unwrap();
-    // One in each leaf of 512 chunks: 32 bytes, with its pointer.
+    // One exception in each leaf of 512 chunks: 32 bytes each, with the pointer.
     let statuses: Vec<Status> = (0..256).map(|leaf| host.write("od", leaf * 512, 1, b'X')).collect();
     let kept = statuses.iter().filter(|status| **status == Status::Ok).count();
     assert!((100..256).contains(&kept), "{kept}");
@@ -97,6 +97,6 @@ fn an_origin_of_more_chunks_than_can_be_kept_is_refused() {
     let mut host = SnapshotRig::recorded(1);
     host.get_disk("O").set_limits(|limits| limits.size = Sectors(1 << 54));
     let error = host.create("sn", "0 8192 snapshot O W N 8").unwrap_err();
-    assert!(error.to_string().contains("274877906944 can be kept: take larger ones"), "{error}");
+    assert!(error.to_string().contains("at most 274877906944 are possible: use larger chunks"), "{error}");
     host.create("sn", "0 8192 snapshot O W N 1048576").unwrap();
 }

@@ -1,4 +1,4 @@
-//! Stores that are full, and devices that fail.
+//! Full stores and failing devices.
 
 use crate::journal::{CacheSurvival, DiskJournal, host_after};
 use crate::log::LogCapture;
@@ -41,7 +41,7 @@ fn e01_an_origin_write_finds_the_store_full() {
     assert_eq!((host.status("sn").as_str(), host.read("sn", 0, 1)), ("Invalid", Err(Status::IoErr)));
 }
 
-/// Fills the store from the snapshot: chunks 0 to 3 are `Z`.
+/// Fills the store by writes of the snapshot: chunks 0 to 3 are `Z`.
 fn full_snapshot(words: &str) -> SnapshotRig {
     let mut host = small_snapshot(words, 48);
     for chunk in 0..4 {
@@ -61,7 +61,7 @@ fn e02_a_write_of_the_snapshot_finds_it_full() {
     assert_eq!(host.letters("od", 6), "abcdef");
 }
 
-/// Full, and read-only.
+/// A full and read-only snapshot.
 fn overflowed_snapshot() -> SnapshotRig {
     let mut host = full_snapshot("PO 8");
     assert_eq!(host.write("sn", 32, 8, b'Z'), Status::IoErr);
@@ -92,7 +92,7 @@ fn e05_an_origin_write_after_an_overflow() {
     assert_eq!(host.letters("od", 7), "abcdeXg");
 }
 
-/// A store that is made longer has room again.
+/// A store that becomes longer has room again.
 #[test]
 fn e06_a_store_grows() {
     let mut host = overflowed_snapshot();
@@ -105,7 +105,7 @@ fn e06_a_store_grows() {
     assert_eq!((host.status("sn").as_str(), &*host.letters("sn", 7)), ("56/128 16", "ZZZZZfg"));
 }
 
-/// A longer disk with what the store `S` has.
+/// A longer disk with the content of the store `S`.
 fn grown_store(host: &SnapshotRig, sectors: u64) -> std::sync::Arc<udm_dm::testing::TestDisk> {
     let disk = host.get_disk("S");
     let long = udm_dm::testing::TestDisk::new(sectors);
@@ -113,7 +113,7 @@ fn grown_store(host: &SnapshotRig, sectors: u64) -> std::sync::Arc<udm_dm::testi
     long
 }
 
-/// One that grows before it is full is used at once.
+/// A store that grows before it is full is used at once.
 #[test]
 fn e06_a_store_grows_while_it_is_in_use() {
     let mut host = SnapshotRig::recorded(2);
@@ -162,7 +162,7 @@ fn e07_a_transient_store_is_full() {
     assert_eq!(host.letters("od", 7), "XXXXXXX");
 }
 
-/// The device of the store is gone.
+/// A snapshot that is invalid because the device of its store failed.
 fn lost_store() -> SnapshotRig {
     let (log, mut host) = (LogCapture::new(), host_with_snapshot("P 8"));
     assert_eq!(host.write("od", 0, 1, b'X'), Status::Ok);
@@ -190,7 +190,7 @@ fn a_file_system_that_is_full_is_called_so() {
     assert!(log.says("Error reading/writing: No space left on device"));
 }
 
-/// Its header says that it is good, and it is not: that is kept elsewhere.
+/// The header says valid although the store is not: the mark is kept outside the store.
 #[test]
 fn e11_a_store_that_could_not_be_marked_is_not_believed() {
     let mut host = lost_store();
@@ -202,7 +202,7 @@ fn e11_a_store_that_could_not_be_marked_is_not_believed() {
     assert!(error.reason.contains("I/O"), "{error}");
     let error = host.load("od", &format!("0 {SIZE} snapshot-merge O W P 8")).unwrap_err();
     assert_eq!(&*error.text, "snapshot-merge: Failed to read snapshot metadata");
-    // Made anew it is a store like others, and so it is for the next who opens it.
+    // A store that is formatted again is a normal store, also for the next table that opens it.
     host.forget_store("W");
     host.get_disk("W").put(0, &[0; 512]);
     for _ in 0..2 {
@@ -212,7 +212,7 @@ fn e11_a_store_that_could_not_be_marked_is_not_believed() {
     }
 }
 
-/// The origin changes when the mark lasts, or nobody can make it last, and not before.
+/// The origin changes only after the mark is durable or has failed.
 #[test]
 fn e11_the_origin_waits_for_the_mark() {
     for kept in [Ok(()), Err("a folder: Read-only file system".to_owned())] {
@@ -228,7 +228,7 @@ fn e11_the_origin_waits_for_the_mark() {
         host.resolver.marks.end(&kept);
         assert!(sent.iter().all(|sent| host.wait(*sent).status.is_ok()));
         assert_eq!((host.letters("od", 11).as_str(), host.events("sn")), ("aXcdefghijX", 1));
-        assert_eq!(log.says("nothing says that it is invalid any more"), kept.is_err());
+        assert_eq!(log.says("it could not be marked invalid"), kept.is_err());
     }
 }
 
@@ -237,7 +237,7 @@ fn e12_what_cannot_be_read_is_lost_for_those_that_need_it() {
     let mut host = host_with_snapshot("P 8");
     let other = host.disk("V", SIZE);
     host.create("s2", &format!("0 {SIZE} snapshot O V P 8")).unwrap();
-    // The other one has the chunk.
+    // The other snapshot has the chunk.
     assert_eq!(host.write("s2", 16, 8, b'Z'), Status::Ok);
     host.get_disk("O").judge(|bio| if (16..24).contains(&bio.sector.0) { Status::IoErr } else { Status::Ok });
     assert_eq!(host.write("od", 16, 8, b'X'), Status::IoErr, "the origin's own");
@@ -251,7 +251,7 @@ fn e12_what_cannot_be_read_is_lost_for_those_that_need_it() {
     assert_eq!((host.status("s2").as_str(), is_marked(&host, "V")), ("Invalid", true));
 }
 
-/// The `n`-th write of the store fails: the snapshot is right, or it is invalid, and the origin is
+/// If the `n`-th write of the store fails, the snapshot is right or invalid, and the origin is
 /// right in any case.
 #[test]
 fn e15_any_write_of_the_store_fails() {
@@ -294,8 +294,8 @@ fn e15_any_write_of_the_store_fails() {
     }
 }
 
-/// The power is cut anywhere, and whatever of both disks' caches is lost: what is loaded then is
-/// the instant at which the snapshot was made, with what was written to it and flushed.
+/// The power is cut at any point, with any loss from the caches of both disks. A snapshot loaded
+/// then has its instant plus its flushed writes.
 #[test]
 fn e16_a_crash_anywhere() {
     let start: [Vec<u8>; 2] =
@@ -312,7 +312,8 @@ fn e16_a_crash_anywhere() {
     }
     host.create("od", "0 112 snapshot-origin O").unwrap();
     host.create("sn", "0 112 snapshot O W P 8").unwrap();
-    // What must be there is in `invalid_store` once the flush is behind it: the entries then, the image.
+    // Each mark has a number of journal entries and two images. After that entry each chunk must
+    // have its content in one of the images.
     let mut image = *b"abcdefghijklmn";
     let mut marks = vec![(0, image, image)];
     for (step, chunk) in [0u64, 3, 4, 9, 5, 1, 12, 13, 2, 8, 3, 9].into_iter().enumerate() {

@@ -1,22 +1,22 @@
-//! The set of bad blocks, as cores and messages share it.
+//! The set of bad blocks, shared by cores and messages.
 
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use udm_core::{Bio, Op, Status};
 use udm_dm::TargetError;
 
-/// A bad block: how many more writes of it fail, or [`GOOD`].
+/// The state of a bad block: how many more writes of it fail, or [`GOOD`].
 pub(super) type BadBlockState = Arc<AtomicU16>;
 
-/// A block that a write has made good again.
+/// The state of a block that a write has made good.
 pub(super) const GOOD: u16 = u16::MAX;
 
-/// What lanes act on. Replaced whole.
+/// The set that lanes use. A change replaces it as a whole.
 #[derive(Clone, Default)]
 pub(super) struct BadBlockSet {
-    /// Bad blocks are bad; false in bypass.
+    /// False in bypass mode: bad blocks do not fail.
     pub(super) enabled: bool,
-    /// In order of the block.
+    /// Sorted by block.
     pub(super) blocks: Vec<(u64, BadBlockState)>,
 }
 
@@ -26,12 +26,12 @@ impl BadBlockSet {
         Some(&self.blocks[at].1)
     }
 
-    /// What becomes of `bio`, which covers blocks `first` to `last`.
+    /// The status for `bio`, which covers the blocks `first` to `last`.
     pub(super) fn status_for(&self, bio: &Bio, first: u64, last: u64) -> Status {
         let from = self.blocks.partition_point(|(block, _)| *block < first);
         let hit = self.blocks[from..].iter().take_while(|(block, _)| *block <= last);
         for (_, state) in hit {
-            // Relaxed: the state is all there is, nothing else is published with it.
+            // Relaxed: no other data is published with the state.
             let bad = if bio.op == Op::Read {
                 state.load(Ordering::Relaxed) != GOOD
             } else {
@@ -50,10 +50,10 @@ impl BadBlockSet {
     }
 }
 
-/// What the halves share.
+/// The state shared by the control half and the lanes.
 #[derive(Default)]
 pub(super) struct SharedBadBlocks {
-    /// The number of the set: one more with each change.
+    /// The generation of the set, increased with each change.
     pub(super) generation: AtomicU64,
     set: Mutex<Arc<BadBlockSet>>,
 }
@@ -63,8 +63,8 @@ impl SharedBadBlocks {
         self.set.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Puts a changed copy of the set in its place; `transition` may refuse. Blocks that writes made
-    /// good are left out of the copy.
+    /// Replaces the set with a changed copy, unless `change` returns an error. Blocks that writes
+    /// made good are left out of the copy.
     pub(super) fn change<R>(
         &self,
         change: impl FnOnce(&mut BadBlockSet) -> Result<R, TargetError>,
@@ -74,7 +74,7 @@ impl SharedBadBlocks {
         set.blocks.retain(|(_, state)| state.load(Ordering::Relaxed) != GOOD);
         let result = change(&mut set)?;
         *current = Arc::new(set);
-        // Release: a lane that sees the number finds this set, or a later one, behind the mutex.
+        // Release: a lane that sees the generation finds this set, or a later one, under the mutex.
         self.generation.fetch_add(1, Ordering::Release);
         Ok(result)
     }

@@ -18,8 +18,8 @@
 //!
 //! # What the cores share
 //! The set of bad blocks is immutable and sorted. A message replaces it. A lane keeps the set that
-//! it saw last and compares its number with the current one by **one atomic load per batch**. There
-//! are two exceptions to "no lock, nothing shared per request":
+//! it saw last and compares its generation with the current one by **one atomic load per batch**.
+//! There are two exceptions to "no lock, nothing shared per request":
 //!
 //! * after a message changed the set, the lane takes a mutex once to fetch the new set;
 //! * a write that hits a bad block changes the state of the block by compare-and-swap.
@@ -41,7 +41,7 @@ use udm_dm::target::{DeviceRange, LowerLimits, Resolver, Target, TargetArgs};
 
 const NAME: &str = "dust";
 
-/// The largest block in sectors: 1 GiB.
+/// Maximum block in sectors: 1 GiB.
 const BLOCK_MAX: u64 = 1 << 21;
 
 /// The control half.
@@ -77,7 +77,7 @@ pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
         return Err(bad("Block size is too large", 2));
     }
     let start = parse_number(&words[1]).ok_or_else(|| bad("Invalid device offset sector", 1))?;
-    // The kernel's errno here is EINVAL, whatever the look-up said.
+    // The kernel's errno here is EINVAL, whatever the lookup error.
     let device = look_up_device(args.resolver, words, 0, "dust: Device lookup failed")
         .map_err(|e| e.with_errno(EINVAL))?;
     let under = UnderlyingRange { device, start: Sector(start) };
@@ -86,7 +86,7 @@ pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
 }
 
 impl DustTarget {
-    /// Reports what the kernel writes to its log, unless told to be quiet.
+    /// Logs what the kernel logs, unless the target is quiet.
     fn log_unless_quiet(&self, text: &str) {
         if !self.quiet.load(Ordering::Relaxed) {
             tracing::info!("dust: {text}");
@@ -149,7 +149,7 @@ impl DustTarget {
         Ok(format!("dust_clear_badblocks: {what}"))
     }
 
-    /// A block number of a message. As in the kernel it may be one more than there are.
+    /// Parses a block number of a message. As in the kernel, one past the last block is accepted.
     fn block_number(&self, word: &str) -> Result<u64, TargetError> {
         let block = parse_number(word).ok_or_else(|| TargetError::errno(EINVAL).at(1))?;
         if block > self.under.device.device.limits().size.0 / self.block {
@@ -196,7 +196,7 @@ impl Target for DustTarget {
     }
 
     fn max_io_len(&self) -> Option<Sectors> {
-        // Never less than the device takes: what is cut smaller than its blocks, it refuses.
+        // At least the device's block: it refuses smaller requests.
         let least = u64::from(self.under.device.device.limits().logical_block) / udm_core::SECTOR_SIZE;
         Some(Sectors(self.block.max(least)))
     }
@@ -253,23 +253,23 @@ impl Target for DustTarget {
 
 struct DustLane {
     under: OffsetLane,
-    /// Of a sector of the device below to its block.
+    /// Converts a sector of the device below to its block.
     shift: u32,
     start: Sectors,
     shared: Arc<SharedBadBlocks>,
-    /// The number of `bad_blocks`.
+    /// The generation of `set`.
     seen: u64,
     set: Arc<BadBlockSet>,
-    /// Failed on the way down; the next `poll` returns them.
+    /// Bios that failed in `submit`; the next `poll` returns them.
     failed: Batch,
-    /// Room for a batch on its way through; empty in between.
+    /// Scratch for a batch; empty between calls.
     scratch: Batch,
 }
 
 impl DustLane {
-    /// Fetches the set when it has changed. One load of a line that only messages write.
+    /// Fetches the set if it has changed. One load of a cache line that only messages write.
     fn refresh(&mut self) {
-        // Acquire pairs with the release in `transition`.
+        // Acquire pairs with the release in `change`.
         let generation = self.shared.generation.load(Ordering::Acquire);
         if generation != self.seen && !(bugs::on(Bug::BadBlocksStale) && self.seen > 0) {
             self.set = Arc::clone(&self.shared.lock());
@@ -303,7 +303,7 @@ impl Lane for DustLane {
         }
         self.under.submit(&mut self.scratch, cx);
         if !self.failed.is_empty() {
-            // What is ready needs a poll, and no event of the outside will bring one.
+            // The failed bios need a poll, and no external event will cause one.
             cx.wake_now();
         }
     }

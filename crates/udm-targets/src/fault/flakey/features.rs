@@ -1,21 +1,21 @@
-//! The features of a flakey target: what goes wrong while the device is bad. Their words in a
-//! table, and back.
+//! The features of a flakey target: the faults while the device is down, their parsing and
+//! printing.
 
 use super::parse_number;
 use std::fmt;
 use udm_core::{Bio, BioFlags, Op};
 
-/// The most words that the features may have.
+/// Maximum number of words of the features.
 const WORDS_MAX: usize = 11;
 
-/// What a probability is a part of.
+/// The base of probabilities.
 pub(super) const PROBABILITY_BASE: u32 = 1_000_000_000;
 
-/// The bits of an operation and its flags, as Linux 6.12 numbers them.
+/// The operation and flag bits of a request, as Linux 6.12 numbers them.
 fn bio_opf(bio: &Bio) -> u32 {
     let op = match bio.op {
         Op::Read => 0,
-        // The kernel's mapped devices send a flush as an empty write that carries one.
+        // The kernel's mapped devices send a flush as an empty write with PREFLUSH.
         Op::Write => 1,
         Op::Flush => 1 | 1 << 18,
         Op::Discard => 3,
@@ -32,7 +32,7 @@ fn bio_opf(bio: &Bio) -> u32 {
     bits.iter().filter(|(flag, _)| bio.flags.contains(*flag)).fold(op, |bio_opf, (_, bit)| bio_opf | 1 << bit)
 }
 
-/// What happens to writes.
+/// The action on writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WriteAction {
     Pass,
@@ -40,24 +40,24 @@ pub(super) enum WriteAction {
     Fail,
 }
 
-/// `corrupt_bio_byte`.
+/// The feature `corrupt_bio_byte`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CorruptByte {
-    /// Which byte, from 1.
+    /// The byte, counted from 1.
     nth: u32,
-    /// Writes, and not reads.
+    /// True for writes, false for reads.
     writes: bool,
     value: u8,
     flags: u32,
 }
 
-/// What goes wrong while the device is bad.
+/// The faults while the device is down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FlakeyFeatures {
     pub(super) error_reads: bool,
     pub(super) writes: WriteAction,
     corrupt: Option<CorruptByte>,
-    /// Parts of [`PROBABILITY_BASE`]; 0 is never.
+    /// Out of [`PROBABILITY_BASE`]; 0 is never.
     pub(super) random_read: u32,
     pub(super) random_write: u32,
 }
@@ -74,7 +74,7 @@ impl FlakeyFeatures {
         random_write: 0,
     };
 
-    /// Reads `[<#words> <feature>...]`.
+    /// Parses `[<#words> <feature>...]`.
     pub(super) fn parse(words: &[String]) -> Result<FlakeyFeatures, FeatureError> {
         let mut features = FlakeyFeatures::NONE;
         if let Some(count) = words.first() {
@@ -90,14 +90,14 @@ impl FlakeyFeatures {
         Ok(features)
     }
 
-    /// Reads the features, from word 1 of `announced`, which ends where the count of words says;
-    /// `words` goes on.
+    /// Parses the features from word 1 of `announced`, which has the announced number of words.
+    /// `words` has all words.
     fn read(&mut self, announced: &[String], words: &[String]) -> Result<(), FeatureError> {
         let mut at = 1;
         while at < announced.len() {
             let name = at;
             at += 1;
-            // A parameter of a feature, or what is wrong with it.
+            // Returns a parameter of a feature, or the error for a missing one.
             let mut parameter = |text| {
                 let text = if at < words.len() { "Insufficient feature arguments" } else { text };
                 let word = announced.get(at).ok_or((text, at));
@@ -179,7 +179,8 @@ impl FlakeyFeatures {
         Ok(())
     }
 
-    /// The byte (from 0) to replace in `bio` and what with, when `corrupt_bio_byte` says so.
+    /// The byte to replace in `bio`, counted from 0, and its new value, if `corrupt_bio_byte`
+    /// applies.
     pub(super) fn corrupt_byte(&self, bio: &Bio) -> Option<(usize, u8)> {
         let corrupt = self.corrupt.filter(|c| c.writes == (bio.op != Op::Read))?;
         let at = corrupt.nth as usize - 1;

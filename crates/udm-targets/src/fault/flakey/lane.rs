@@ -1,7 +1,8 @@
 //! The data path of a flakey target.
 //!
-//! A request that is to be corrupted goes down as a clone: a read with its own data, which is
-//! corrupted when it is done; a write with a corrupted copy, while its own data waits in the note.
+//! A request that must be corrupted is sent as a clone. A read is sent with its own data, which is
+//! corrupted on completion. A write is sent with a corrupted copy, and its own data is kept in the
+//! note.
 
 use super::features::{FlakeyFeatures, PROBABILITY_BASE, WriteAction};
 use super::{FREE_COPY_BYTES, FlakeyTarget, UpDownSchedule};
@@ -19,13 +20,13 @@ pub(super) struct FlakeyLane {
     /// The note is the data of a write whose clone carries a copy.
     clones: CloneTable<Segments>,
     copies: BufPool,
-    /// Failed or dropped on the way down; the next `poll` returns them.
+    /// Bios that failed or were dropped in `submit`; the next `poll` returns them.
     ended: Batch,
-    /// Room for a batch on its way through; empty in between.
+    /// Scratch for a batch; empty between calls.
     scratch: Batch,
 }
 
-/// What becomes of a request that meets a bad device.
+/// The action on a request while the device is down.
 enum FaultAction {
     Pass,
     Corrupt,
@@ -36,8 +37,8 @@ fn set_byte(data: &mut Segments, at: usize, value: u8) {
     data.copy_from_at(at, &[value]);
 }
 
-/// Replaces the bytes that the features name. Chance is drawn for every request that random
-/// corruption could touch.
+/// Corrupts the data as the features require. A random number is drawn for every request that
+/// random corruption could affect.
 fn corrupt_data(features: &FlakeyFeatures, probability: u32, bio: &mut Bio, cx: &mut Cx<'_>) {
     if let Some((at, value)) = features.corrupt_byte(bio) {
         set_byte(&mut bio.data, at, value);
@@ -93,7 +94,7 @@ impl FlakeyLane {
         clone
     }
 
-    /// The request of a clone that came back unstarted: as it was given.
+    /// Returns the request of a clone that was handed back unstarted, as it was submitted.
     fn restore_unstarted(&mut self, clone: Box<Bio>) -> Box<Bio> {
         let (mut bio, data) = self.clones.end(clone);
         if !data.is_empty() {
@@ -104,7 +105,7 @@ impl FlakeyLane {
         bio
     }
 
-    /// The request of a clone that is done.
+    /// Returns the request of a completed clone.
     fn restore_completed(&mut self, clone: Box<Bio>, cx: &mut Cx<'_>) -> Box<Bio> {
         let mut bio = self.restore_unstarted(clone);
         if bio.op == Op::Read && bio.status.is_ok() && !bugs::on(Bug::CorruptionForgotten) {
@@ -134,7 +135,7 @@ impl Lane for FlakeyLane {
         self.under.submit(&mut down, cx);
         self.scratch = down;
         if !self.ended.is_empty() {
-            // What is ready needs a poll, and no event of the outside will bring one.
+            // The ended bios need a poll, and no external event will cause one.
             cx.wake_now();
         }
     }

@@ -35,14 +35,14 @@ use udm_dm::target::{DeviceRange, LowerLimits, Target, TargetArgs};
 
 const NAME: &str = "flakey";
 
-/// Bytes of free copies that a lane keeps for the next corrupted writes.
+/// Maximum bytes of free copies that a lane keeps for later corrupted writes.
 const FREE_COPY_BYTES: usize = 1 << 20;
 
-/// The rhythm of good and bad.
+/// The up and down intervals.
 struct UpDownSchedule {
     up_s: u32,
     down_s: u32,
-    /// When the first lane was opened; `NEVER` until then.
+    /// Time when the first lane was opened; `NEVER` before.
     origin: AtomicU64,
 }
 
@@ -53,7 +53,8 @@ impl UpDownSchedule {
 
     /// Sets the origin unless it is set.
     fn begin(&self, now: Nanos) {
-        // Relaxed: the number is all that is shared, and whoever loses the race reads the winner's.
+        // Relaxed: only this number is shared, and a core that loses the race reads the winner's
+        // value.
         let _ = self.origin.compare_exchange(Nanos::NEVER.0, now.0, Ordering::Relaxed, Ordering::Relaxed);
     }
 

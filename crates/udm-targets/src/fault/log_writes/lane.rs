@@ -1,7 +1,7 @@
 //! The data path of a log-writes target.
 //!
-//! Whatever changes the device goes down as a clone that remembers what it will be in the log. What
-//! comes home is held, logged, or both.
+//! Every request that changes the device is sent as a clone with a note of its log entry. A
+//! completed write is held, logged, or both.
 
 use super::LogWritesTarget;
 use super::shared::{LogEndAction, LogRecord, LogState, PendingMarks, PlacedRecord, SharedLog, mark_refused};
@@ -17,10 +17,10 @@ use udm_core::{
 };
 use udm_wire::log_writes::{EntryFlags, LogEntry};
 
-/// What a clone remembers.
+/// The note of a clone.
 struct CloneNote {
     append: LogRecord,
-    /// For a flush: how many writes had completed when it came in.
+    /// For a flush: the number of writes completed when it arrived.
     covers: u64,
 }
 
@@ -33,18 +33,18 @@ pub(super) struct LogWritesLane {
     clones: CloneTable<CloneNote>,
     /// The owner of the lane's own flush.
     owner: OwnerId,
-    /// The bio of the lane's own flush while it is not under way.
+    /// The bio of the lane's own flush while it is not in flight.
     flush: Option<Box<Bio>>,
-    /// What the own flush under way covers.
+    /// The number of writes that the own flush in flight covers.
     flush_covers: u64,
     flush_failed: bool,
-    /// The own flush under way is the one for the end of the log.
+    /// The own flush in flight is the one before the end mark.
     flushes_end: bool,
-    /// The suspend that it last stopped for.
+    /// The last suspend for which this lane stopped.
     stopped: u64,
-    /// Writes and flushes that wait for room for their copies, or for the log to be open.
+    /// Writes and flushes that wait for memory for their copies, or until the log is open.
     parked: VecDeque<Box<Bio>>,
-    /// Clones that ended without going down.
+    /// Clones that were completed without being sent down.
     ended: Batch,
     scratch: Batch,
     appends: Vec<LogRecord>,
@@ -75,8 +75,8 @@ impl LogWritesLane {
         })
     }
 
-    /// Ends the discards of `batch` where the device takes none. They are offered for the sake of
-    /// the log, which is at its end.
+    /// Completes the discards of `batch` if the device supports none. They are offered only for the
+    /// log, and logging has ended.
     fn end_discards(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         let mut i = 0;
         while !self.discards && i < batch.len() {
@@ -89,7 +89,7 @@ impl LogWritesLane {
         }
     }
 
-    /// What `bio` will be in the log.
+    /// The log entry of `bio`.
     fn entry_of(&self, bio: &Bio) -> LogEntry {
         let (sector, sectors) = bio_range_in(bio, self.shared.sector_size());
         let flags = [
@@ -109,12 +109,12 @@ impl LogWritesLane {
         }
         let mut copy = self.writer.copies.get(bio.sectors.bytes() as usize);
         let copied = bio.data.copy_to(&mut copy);
-        // A device that stores nothing may be written without data.
+        // For a device that stores no data, a write may have none.
         copy[copied..].fill(0);
         Some(copy)
     }
 
-    /// Sends `bio` on its way as a clone.
+    /// Sends `bio` down as a clone.
     fn begin(&mut self, bio: Box<Bio>, covers: &mut Option<u64>, down: &mut Batch, tally: &mut UsageDelta) {
         let flush = bio.op == Op::Flush || bio.flags.contains(BioFlags::PREFLUSH);
         let covers =
@@ -127,7 +127,7 @@ impl LogWritesLane {
         if ends_here { self.ended.push(clone) } else { down.push(clone) }
     }
 
-    /// Lets parked requests go as far as there is room for their copies, once the log is open.
+    /// Sends parked requests down, as far as there is memory for their copies and the log is open.
     fn unpark(&mut self, tally: &mut UsageDelta, cx: &mut Cx<'_>) {
         if self.parked.is_empty() {
             return;
@@ -158,9 +158,9 @@ impl LogWritesLane {
         self.under.submit(&mut down, cx);
     }
 
-    /// What is logged because `append` is, and then `append`: overlapping entries stand in the log
-    /// in the order in which they completed. What completed first and is only held would be
-    /// replayed over `append` otherwise, and no power cut leaves that.
+    /// Logs `append`, after the held entries that it overlaps. Overlapping entries must be in the
+    /// log in the order of their completion. Otherwise a replay would write an older held write
+    /// over `append`, a state that no power cut can leave.
     fn log(appends: &mut Vec<LogRecord>, state: &mut LogState, append: LogRecord) {
         if !bugs::on(Bug::HeldWriteOvertaken) {
             state.held.take_overlapping(&append.entry, appends);
@@ -168,8 +168,8 @@ impl LogWritesLane {
         appends.push(append);
     }
 
-    /// Takes in what is home from the device: what is logged now goes to the writer, the rest to
-    /// `done`.
+    /// Takes completions from the device. Entries that are logged now go to the writer; other
+    /// requests go to `done`.
     fn reap_device(&mut self, done: &mut Batch, tally: &mut UsageDelta, cx: &mut Cx<'_>) {
         let mut home = std::mem::take(&mut self.scratch);
         self.under.poll(&mut home, cx);
@@ -226,7 +226,7 @@ impl LogWritesLane {
         }
     }
 
-    /// Makes durable what completed so far, for the target's own ends.
+    /// Flushes the device on behalf of the target, to make completed writes durable.
     fn flush(&mut self, covers: u64, cx: &mut Cx<'_>) {
         let Some(mut bio) = self.flush.take() else { return };
         bio.op = Op::Flush;
@@ -239,8 +239,8 @@ impl LogWritesLane {
         self.scratch = down;
     }
 
-    /// What is to be done besides requests: marks, room for copies, the end of the log, the
-    /// superblock. True when it is for others to go on first.
+    /// Does the pending work besides requests: marks, memory for copies, the end of the log, the
+    /// superblock. Returns true if the lane must wait for other lanes.
     fn do_pending_work(&mut self, cx: &mut Cx<'_>) -> bool {
         let shared = Arc::clone(&self.shared);
         let mut state = shared.lock();
@@ -277,21 +277,21 @@ impl LogWritesLane {
         drop(state);
         if let Some(covers) = covers {
             self.flush(covers, cx);
-            // What is below may be suspended, and hand the flush back to a suspend here: in the
-            // next turn.
+            // The device below may be suspended and hand the flush back in a drain; this happens in
+            // the next turn.
             cx.wake_now();
         }
         waits
     }
 
-    /// Gives the marks that were posted their places.
+    /// Assigns places to the posted marks.
     fn log_marks(&mut self, state: &mut LogState) {
         let PendingMarks { appends, promises } = state.take_unlogged_marks();
         for (mark, promise) in appends.into_iter().zip(promises) {
             let range = self.shared.place(state, &mut vec![mark], &mut self.placed);
             let waits = EntryWaiters { marks: vec![promise], ..EntryWaiters::default() };
             let waits = self.writer.entries(&self.shared, range, &mut self.placed, waits);
-            // There was no room for it.
+            // There was no room for the mark.
             for promise in waits.marks {
                 promise.end(mark_refused(state.ended()));
             }
@@ -305,7 +305,7 @@ impl Drop for LogWritesLane {
     }
 }
 
-/// Bytes that a copy of what `bio` writes takes.
+/// Bytes that a copy of `bio` needs.
 fn copy_size(bio: &Bio) -> usize {
     if bio.op == Op::Write { bio.sectors.bytes() as usize } else { 0 }
 }
@@ -343,7 +343,7 @@ impl Lane for LogWritesLane {
         self.under.submit(&mut down, cx);
         self.scratch = down;
         if !self.ended.is_empty() {
-            // What is ready needs a poll, and no event of the outside will bring one.
+            // The ended bios need a poll, and no external event will cause one.
             cx.wake_now();
         }
     }
@@ -362,9 +362,10 @@ impl Lane for LogWritesLane {
         if waits {
             self.bell.wait(seen, cx);
         }
-        // A superblock behind what was just written, or an errand: nobody else would send it.
+        // A superblock after the entries just written, or pending work: no other call would send
+        // it.
         if !bugs::on(Bug::SuperblockNotSent) && self.writer.submit(cx) && !bugs::on(Bug::SuperblockUnpolled) {
-            // It may have ended as it went down.
+            // It may have completed during the submit.
             cx.wake_now();
         }
     }

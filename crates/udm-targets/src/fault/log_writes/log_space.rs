@@ -1,47 +1,47 @@
-//! Places in the log, and how many entries the superblock counts.
+//! Places in the log, and the number of entries that the superblock counts.
 //!
-//! Two rules keep the log readable whenever the power fails or the server is killed:
+//! Two rules keep the log readable after a power cut or a kill of the server at any time:
 //!
-//! * The superblock counts an entry only when that and all before it are on the log.
-//! * No entry is written where the superblock counts one. So the first entries wait until an empty
-//!   superblock has taken the place of that of an old log, and those behind a resume until the
-//!   superblock no longer counts the mark at the end, whose place they take.
+//! * The superblock counts an entry only if that entry and all before it are on the log.
+//! * No entry is written to a place that the superblock counts. So the first entries wait until an
+//!   empty superblock has replaced that of an old log. Entries after a resume replace the end mark,
+//!   so they wait until the superblock no longer counts the mark.
 
 use std::ops::Range;
 use udm_core::bugs::{self, Bug};
 use udm_core::{SECTOR_SIZE, Sectors};
 use udm_wire::log_writes::LogEntry;
 
-/// The blocks and the size of a log.
+/// The block size and the size of a log.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct LogGeometry {
-    /// Bytes in a sector of the log: the larger of the logical blocks of the two devices.
+    /// Bytes in a sector of the log: the larger logical block of the two devices.
     pub(super) sector_size: u32,
-    /// Of the log device.
+    /// Size of the log device.
     pub(super) size: Sectors,
 }
 
-/// See the module's documentation.
+/// The allocation state of a log.
 pub(super) struct LogSpace {
     geometry: LogGeometry,
-    /// The table is in use: its geometry is fixed.
+    /// The table is in use, so its geometry is fixed.
     started: bool,
     /// The next free place in the log, in sectors of 512 bytes.
     next: u64,
-    /// Entries that have a place.
+    /// Number of entries that have a place.
     entries: u64,
-    /// Entries before the first that is still being written.
+    /// Number of entries before the first that is still being written.
     written: u64,
-    /// Ranges of entries that were written before some that precede them.
+    /// Ranges of entries that were written before preceding entries.
     early: Vec<Range<u64>>,
-    /// The superblock on the log counts this many entries; `None` before the first.
+    /// The number of entries in the superblock on the log; `None` before the first superblock.
     counted: Option<u64>,
-    /// Some lane is writing a superblock with this many.
+    /// The number of entries in the superblock that a lane is writing.
     counting: Option<u64>,
-    /// Where the mark at the end stands, while it is the last entry.
+    /// The place of the end mark, while it is the last entry.
     end: Option<u64>,
-    /// Where the place behind that mark is, while the mark is taken back and the superblock may
-    /// still count it.
+    /// The place after the end mark, while the mark is being replaced and the superblock may still
+    /// count it.
     after_end: Option<u64>,
 }
 
@@ -63,12 +63,12 @@ impl LogSpace {
         space
     }
 
-    /// Sectors of 512 bytes in one of the log.
+    /// Sectors of 512 bytes per sector of the log.
     fn unit(&self) -> u64 {
         u64::from(self.geometry.sector_size) / SECTOR_SIZE
     }
 
-    /// Takes another geometry, as long as the log is not in use; says which holds.
+    /// Sets the geometry if the log is not in use. Returns the valid geometry.
     pub(super) fn measure(&mut self, now: LogGeometry) -> LogGeometry {
         if !self.started {
             self.geometry = now;
@@ -77,8 +77,8 @@ impl LogSpace {
         self.geometry
     }
 
-    /// The device goes on: the log begins, or the next entry takes the place of the mark at its
-    /// end. One that is still being written stays.
+    /// Called by a resume: the log begins, or the next entry replaces the end mark. An end mark
+    /// that is still being written stays.
     pub(super) fn start(&mut self) {
         self.started = true;
         if let Some(end) = self.end.take().filter(|_| self.written == self.entries) {
@@ -88,7 +88,7 @@ impl LogSpace {
         }
     }
 
-    /// How many entries have a place.
+    /// Number of entries that have a place.
     pub(super) fn entries(&self) -> u64 {
         self.entries
     }
@@ -98,9 +98,9 @@ impl LogSpace {
         self.next
     }
 
-    /// A place for `entry`, in sectors of 512 bytes; `None` when there is no room. One that comes
-    /// before the log is open (it was in flight when a suspend was called off) leaves the mark at
-    /// the end where it is: the superblock may count it.
+    /// Assigns a place to `entry`, in sectors of 512 bytes; `None` if there is no room. If the log
+    /// is not open (the entry was in flight when a suspend was cancelled), the end mark stays,
+    /// because the superblock may count it.
     pub(super) fn take(&mut self, entry: &LogEntry) -> Option<u64> {
         let open = self.is_open();
         if let Some(next) = self.after_end.take().filter(|_| !open) {
@@ -117,12 +117,12 @@ impl LogSpace {
         Some(std::mem::replace(&mut self.next, next))
     }
 
-    /// The last entry, which stands at `at`, is the mark at the end.
+    /// Records that the last entry, at `at`, is the end mark.
     pub(super) fn end_with(&mut self, at: u64) {
         self.end = Some(at);
     }
 
-    /// Entries `done` are on the log.
+    /// Records that the entries `done` are on the log.
     pub(super) fn mark_written(&mut self, done: Range<u64>) {
         self.early.push(done);
         while let Some(at) = self.early.iter().position(|range| range.start <= self.written) {
@@ -130,7 +130,7 @@ impl LogSpace {
         }
     }
 
-    /// True when entries may be given places: the superblock counts none that is to come.
+    /// True if places may be assigned: the superblock counts no future entry.
     pub(super) fn is_open(&self) -> bool {
         let fits = |entries: u64| entries <= self.entries;
         self.started
@@ -138,17 +138,18 @@ impl LogSpace {
                 || bugs::on(Bug::CountedEntryOverwritten))
     }
 
-    /// True when the superblock counts all that has a place.
+    /// True if the superblock counts all entries that have a place.
     pub(super) fn is_counted(&self) -> bool {
         self.counted == Some(self.entries)
     }
 
-    /// True when no lane has to begin a count: all is counted, or who is at it looks again.
+    /// True if no lane must write a superblock: all entries are counted, or the lane that writes
+    /// one checks again.
     pub(super) fn needs_no_count(&self) -> bool {
         self.counting.is_some() || self.counted == Some(self.written)
     }
 
-    /// The number of entries that a superblock should be written with now, by the caller.
+    /// Returns the number of entries for a superblock that the caller must write now.
     pub(super) fn begin_count(&mut self) -> Option<u64> {
         if !self.started || self.counting.is_some() || self.counted == Some(self.written) {
             return None;
@@ -157,7 +158,7 @@ impl LogSpace {
         self.counting
     }
 
-    /// The superblock that [`LogSpace::begin_count`] asked for is on the log.
+    /// Called when the superblock of [`LogSpace::begin_count`] is on the log.
     pub(super) fn end_count(&mut self, entries: u64) {
         self.counting = None;
         self.counted = Some(entries);
@@ -169,7 +170,7 @@ mod tests {
     use super::*;
     use udm_wire::log_writes::EntryFlags;
 
-    /// A log with one entry and the mark at its end, both counted; where the mark stands.
+    /// A log with one entry and the end mark, both counted. Returns the place of the mark.
     fn ended() -> (LogSpace, u64) {
         let mut space = LogSpace::new(LogGeometry { sector_size: 512, size: Sectors(64) });
         space.start();
@@ -202,8 +203,8 @@ mod tests {
         assert_eq!((space.take(&entry()), space.entries()), (Some(mark), 2));
     }
 
-    /// A suspend was called off with a request in flight that comes to the log before the
-    /// superblock has let go of the mark.
+    /// A suspend was cancelled while a request was in flight that is logged before the superblock
+    /// stops counting the mark.
     #[test]
     fn what_comes_before_the_log_is_open_leaves_the_mark() {
         for counting in [false, true] {

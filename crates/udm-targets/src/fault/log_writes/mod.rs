@@ -11,13 +11,13 @@
 //! and so is the content:
 //!
 //! * A write or discard is copied on arrival and **held** when it completes. It is logged when a
-//!   flush completes that arrived after that; until then nothing promises that it is durable.
+//!   flush completes that arrived later; until then nothing promises that it is durable.
 //! * A FUA write is logged when it completes. A flush is logged after the writes that it covers, a
 //!   mark at the time of its message.
 //! * Failed requests are not logged. Writes that a failed flush covers stay held for the next
 //!   flush.
 //!
-//! Where udm does more than the kernel:
+//! udm does more than the kernel in these cases:
 //!
 //! * A flush or FUA write completes, and a mark is answered, when the superblock counts its
 //!   entries. So the log of a killed server, or of a log device that lost power, has all that was
@@ -27,8 +27,8 @@
 //!   logged together with held writes that it overlaps. So are earlier held writes that those
 //!   overlap. The kernel logs them after it, and a replay returns old data. Concurrent writes have
 //!   no order, as on a disk. So each prefix of the log is a state that a power cut could have left.
-//! * Of two flushes under way, the one that completes first is logged after the writes that both
-//!   cover.
+//! * If two flushes are in flight, the one that completes first is logged after the writes that
+//!   both cover.
 //! * A suspend flushes the device, logs the held writes, and adds the mark `dm-log-writes-end`. The
 //!   next entry after a resume replaces this mark.
 //! * Copies are bounded: with [`HELD_MAX`] bytes in use, writes wait while the target itself
@@ -44,7 +44,8 @@
 //! and one copy of all written data. Allocations happen when the list of held writes grows. Reads
 //! take no lock. Positions in the log are assigned under the mutex. Each core then writes its
 //! entries with its own lane, and the superblock counts only entries before the first that is still
-//! being written. A lane that waits for entries of other cores waits on a [`WaitQueue`](udm_core::WaitQueue).
+//! being written. A lane that waits for entries of other cores waits on a
+//! [`WaitQueue`](udm_core::WaitQueue).
 
 mod lane;
 mod log_space;
@@ -66,7 +67,8 @@ use udm_wire::log_writes::HEADER_LEN;
 
 const NAME: &str = "log-writes";
 
-/// Bytes of copied writes from which on further writes wait. One write alone may be larger.
+/// If this many bytes of copied writes are in use, further writes wait. A single write may be
+/// larger.
 pub const HELD_MAX: usize = 64 << 20;
 
 /// The control half.
@@ -75,8 +77,8 @@ struct LogWritesTarget {
     log: DeviceRef,
     len: Sectors,
     shared: Arc<SharedLog>,
-    /// The device takes discards, as of the check of the table: its lanes go by what the table's
-    /// limits came from.
+    /// The device supports discards, as of the last call of `limits`: lanes use the same value as
+    /// the table's limits.
     discards: AtomicBool,
 }
 
@@ -102,15 +104,15 @@ pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
     Ok(Arc::new(LogWritesTarget { under, log, len: args.len, shared, discards }))
 }
 
-/// The blocks and the size of the log, with the devices as `below` says.
+/// The geometry of the log, with the limits in `below`.
 fn log_geometry(device: &DeviceRef, log: &DeviceRef, below: LowerLimits<'_>) -> LogGeometry {
     let (device, log) = (below.limits(device), below.limits(log));
     LogGeometry { sector_size: log.logical_block.max(device.logical_block), size: log.size }
 }
 
 impl LogWritesTarget {
-    /// Bytes in a sector of the log, from the devices as `below` says; from the first resume on, as
-    /// they were then.
+    /// Bytes in a sector of the log, with the limits in `below`. From the first resume on the value
+    /// is fixed.
     fn sector_size(&self, below: LowerLimits<'_>) -> u32 {
         self.shared.measure(log_geometry(&self.under.device, &self.log, below)).sector_size
     }
@@ -137,12 +139,12 @@ impl Target for LogWritesTarget {
 
     fn limits(&self, below: LowerLimits<'_>) -> Limits {
         let limits = self.under.limits(self.len, below);
-        // An entry goes to the log in one piece: a sector of its own and the data.
+        // An entry is one request: a sector for its header, and the data.
         let sector_size = self.sector_size(below);
         let header = u64::from(sector_size) / SECTOR_SIZE;
         let entry = below.limits(&self.log).max_sectors.0.saturating_sub(header).max(header);
         let takes_discards = limits.max_discard > Sectors::ZERO;
-        // Relaxed: lanes are opened behind this, by a letter or under the same lock as the limits.
+        // Relaxed: lanes are opened afterwards, by a message or under the same lock as the limits.
         self.discards.store(takes_discards, Ordering::Relaxed);
         let max_discard = if takes_discards { limits.max_discard } else { Limits::new(self.len).max_discard };
         Limits {
@@ -174,7 +176,7 @@ impl Target for LogWritesTarget {
             let text = format!("log-writes: Unrecognised log writes target message received: {name}");
             return Err(TargetError::new(text).at(0));
         }
-        // One byte less than there is room for, as the kernel's terminated string.
+        // One byte less than the room, as the kernel's terminated string.
         let room = self.sector_size(LowerLimits::NOW) as usize - HEADER_LEN - 1;
         let text = &text.as_bytes()[..text.len().min(room)];
         self.shared.post(LogRecord::mark(text))?;

@@ -1,4 +1,4 @@
-//! What the cores of a log-writes target share: the order of the log.
+//! The state shared by the cores of a log-writes target: the order of the log.
 
 use super::HELD_MAX;
 use super::log_space::{LogGeometry, LogSpace};
@@ -13,15 +13,15 @@ use udm_dm::TargetError;
 use udm_dm::completion::{Completer, CompletionHandle, pending};
 use udm_wire::log_writes::{END_MARK, EntryFlags, LogEntry};
 
-/// Something that is to be put in the log.
+/// A record to be put in the log.
 pub(super) struct LogRecord {
     pub(super) entry: LogEntry,
-    /// A copy of what was written, or the text of a mark.
+    /// A copy of the written data, or the text of a mark.
     pub(super) data: Option<Buf>,
 }
 
 impl LogRecord {
-    /// A mark of `text`, which must not be empty for it to be found again.
+    /// A mark with the text `text`. A mark with an empty text cannot be found again.
     pub(super) fn mark(text: &[u8]) -> LogRecord {
         let data = (!text.is_empty()).then(|| {
             let mut buf = Buf::zeroed(text.len());
@@ -32,21 +32,21 @@ impl LogRecord {
         LogRecord { entry, data }
     }
 
-    /// Bytes of copied writes that it holds.
+    /// Bytes of copied writes in this record.
     pub(super) fn held(&self) -> usize {
         let is_mark = self.entry.flags.contains(EntryFlags::MARK);
         if is_mark { 0 } else { self.data.as_ref().map_or(0, Buf::len) }
     }
 }
 
-/// An entry with its place in the log.
+/// A record with its place in the log.
 pub(super) struct PlacedRecord {
-    /// Where it starts, in sectors of 512 bytes.
+    /// First sector, in sectors of 512 bytes.
     pub(super) at: u64,
     pub(super) append: LogRecord,
 }
 
-/// Marks that were given, and those who wait for them.
+/// Posted marks and the completers of their messages.
 #[derive(Default)]
 pub(super) struct PendingMarks {
     pub(super) appends: Vec<LogRecord>,
@@ -59,44 +59,45 @@ pub(super) struct LogState {
     pub(super) held: UnflushedWrites,
     /// Marks that no lane has taken yet.
     unlogged_marks: PendingMarks,
-    /// The end of the last mark that was given.
+    /// The completion of the last posted mark.
     last_mark: Option<CompletionHandle>,
     /// The device is being suspended.
     closing: bool,
-    /// How often it was: lanes tell one suspend from another by it.
+    /// Number of suspends, by which lanes distinguish them.
     closings: u64,
-    /// Lanes that are open, and those of them that take no more requests because of this suspend.
+    /// Number of open lanes, and number of lanes that have stopped for this suspend.
     lanes: usize,
     stopped: usize,
-    /// A lane makes durable what is held, for the end.
+    /// A lane is flushing the device before the end mark.
     flushing: bool,
-    /// The end has its place, and nothing came behind it.
+    /// The end mark has its place and no entry follows it.
     closed: bool,
-    /// Why logging ended.
+    /// The reason why logging ended.
     ended: Option<&'static str>,
 }
 
-/// What the halves and the cores share.
+/// The state shared by the control half and the lanes.
 pub(super) struct SharedLog {
     state: Mutex<LogState>,
     /// Bytes in a sector of the log.
     sector_size: AtomicU32,
     /// Writes are logged.
     enabled: AtomicBool,
-    /// The log device failed: what waits for it waits in vain.
+    /// The log device failed: its pending work will never complete.
     broken: AtomicBool,
-    /// Entries may be given places: the superblock counts none behind them.
+    /// Places may be assigned: the superblock counts no later entry.
     open: AtomicBool,
-    /// Entries that the superblock on the log counts, for those who wait for theirs.
+    /// Number of entries in the superblock on the log, for requests that wait for it.
     counted: AtomicU64,
-    /// Lanes have something to do besides their requests: marks, a superblock, the end.
+    /// Lanes have work besides requests: marks, a superblock, the end mark.
     pending_work: AtomicBool,
-    /// Bytes of copied writes, changed once a batch.
+    /// Bytes of copied writes, changed once per batch.
     held: AtomicUsize,
-    /// Requests that are parked, have a clone below or wait for the log, changed once a batch.
+    /// Requests that are parked, have a clone in flight or wait for the log; changed once per
+    /// batch.
     in_flight: AtomicUsize,
-    /// Rung when something has changed that a lane may wait for: room, what is counted, how far the
-    /// end has come.
+    /// Woken when a condition has changed that a lane may wait for: memory, the counted entries, or
+    /// the progress of the end mark.
     pub(super) bell: Arc<WaitQueue>,
 }
 
@@ -129,20 +130,19 @@ impl SharedLog {
         }
     }
 
-    /// Never called with the lock held.
+    /// Locks the state. Not recursive.
     pub(super) fn lock(&self) -> MutexGuard<'_, LogState> {
         interleave::point();
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Bytes in a sector of the log. Relaxed: it is fixed before the first request comes, and the
-    /// message that lets requests come orders it.
+    /// Bytes in a sector of the log. Relaxed: the value is fixed before the first request, and the
+    /// message that resumes the device orders it.
     pub(super) fn sector_size(&self) -> u32 {
         self.sector_size.load(Ordering::Relaxed)
     }
 
-    /// Takes the blocks and the size that the devices below have now, as long as the table is not
-    /// in use; says what holds.
+    /// Sets the geometry if the table is not in use. Returns the valid geometry.
     pub(super) fn measure(&self, now: LogGeometry) -> LogGeometry {
         let mut state = self.lock();
         let holds = state.space.measure(now);
@@ -151,33 +151,33 @@ impl SharedLog {
     }
 
     pub(super) fn is_enabled(&self) -> bool {
-        // Relaxed: a lane that sees it late copies a write in vain.
+        // Relaxed: a lane that sees it late only makes a needless copy.
         self.enabled.load(Ordering::Relaxed)
     }
 
     pub(super) fn is_broken(&self) -> bool {
-        // Relaxed: whoever sees it late waits a little longer.
+        // Relaxed: a lane that sees it late waits a little longer.
         self.broken.load(Ordering::Relaxed)
     }
 
-    /// True when entries may be given places. Relaxed: it is closed only while nothing is in
-    /// flight, and one that sees it open late waits.
+    /// True if places may be assigned. Relaxed: the log is closed only while nothing is in flight,
+    /// and a lane that sees it open late waits.
     pub(super) fn is_open(&self) -> bool {
         self.open.load(Ordering::Relaxed)
     }
 
-    /// Entries that the superblock counts. Acquire pairs with the release in [`SharedLog::end_count`]:
-    /// whoever sees the number sees that it is written.
+    /// Number of entries in the superblock. Acquire pairs with the release in
+    /// [`SharedLog::end_count`]: a core that sees the number knows that the superblock is written.
     pub(super) fn counted(&self) -> u64 {
         self.counted.load(Ordering::Acquire)
     }
 
-    /// True when lanes should look for errands. Relaxed: what they find is behind the mutex.
+    /// True if lanes must check for pending work. Relaxed: the work itself is under the mutex.
     pub(super) fn has_pending_work(&self) -> bool {
         self.pending_work.load(Ordering::Relaxed)
     }
 
-    /// Leaves a mark for the lanes to log.
+    /// Posts a mark for the lanes to log.
     pub(super) fn post(&self, mark: LogRecord) -> Result<(), TargetError> {
         let mut state = self.lock();
         if let Some(why) = state.ended {
@@ -194,12 +194,12 @@ impl SharedLog {
         Ok(())
     }
 
-    /// Tells when the marks that were given so far are in the log.
+    /// The completion of the marks posted so far.
     pub(super) fn marks_pending(&self) -> Option<CompletionHandle> {
         self.lock().last_mark.clone()
     }
 
-    /// The device is being suspended, or goes on.
+    /// Called when the device is being suspended, or resumed.
     pub(super) fn set_closing(&self, closing: bool) {
         let mut state = self.lock();
         (state.closing, state.closed) = (closing, false);
@@ -211,17 +211,17 @@ impl SharedLog {
         self.pending_work.store(true, Ordering::Relaxed);
     }
 
-    /// A lane is open. Says of which suspend it is known that it takes no requests.
+    /// Registers an open lane. Returns the suspend for which it counts as stopped.
     pub(super) fn add_lane(&self) -> u64 {
         let mut state = self.lock();
         state.lanes += 1;
-        // One that is opened while the device is suspended is given nothing before the resume.
+        // A lane that is opened while the device is suspended gets no requests before the resume.
         state.stopped += usize::from(state.closing);
         if state.closing { state.closings } else { 0 }
     }
 
-    /// A lane that stopped for suspend `stopped` is being closed; `flushes` when it had begun the
-    /// flush for the end.
+    /// Removes a lane that stopped for suspend `stopped`. `flushes` is true if the lane had begun
+    /// the flush before the end mark.
     pub(super) fn remove_lane(&self, stopped: u64, flushes: bool) {
         let mut state = self.lock();
         state.lanes -= 1;
@@ -230,8 +230,8 @@ impl SharedLog {
         self.bell.wake_up();
     }
 
-    /// A lane takes no more requests. Says for which suspend; `stopped` is the one that it stopped
-    /// for before.
+    /// Records that a lane has stopped. Returns the suspend for which it has; `stopped` is the last
+    /// one before.
     pub(super) fn stop_lane(&self, stopped: u64) -> u64 {
         let mut state = self.lock();
         if !state.closing || stopped == state.closings {
@@ -246,7 +246,7 @@ impl SharedLog {
         self.open.store(state.space.is_open(), Ordering::Relaxed);
     }
 
-    /// Room for copies of so many bytes. Relaxed: a bound, not an exact one.
+    /// Bytes of memory left for copies. Relaxed: an approximate limit.
     pub(super) fn room(&self) -> usize {
         match self.held.load(Ordering::Relaxed) {
             0 => usize::MAX,
@@ -254,7 +254,7 @@ impl SharedLog {
         }
     }
 
-    /// Counts `bytes` more held bytes and `requests` more requests; negative for fewer.
+    /// Adds `bytes` to the held bytes and `requests` to the requests; both may be negative.
     pub(super) fn count(&self, bytes: isize, requests: isize) {
         // Relaxed: counters; wrapping adds of negative numbers are subtractions.
         if bytes != 0 {
@@ -268,7 +268,8 @@ impl SharedLog {
         }
     }
 
-    /// Ends logging: `why` in the kernel's words. What has its place is still written and counted.
+    /// Ends logging, with `why` in the kernel's words. Entries that have a place are still written
+    /// and counted.
     pub(super) fn disable(&self, state: &mut LogState, why: &'static str) {
         if self.enabled.swap(false, Ordering::Relaxed) {
             tracing::error!("log-writes: {why}");
@@ -282,14 +283,16 @@ impl SharedLog {
         self.bell.wake_up();
     }
 
-    /// Ends logging, and what waits for the log goes on without: the log device failed.
+    /// Ends logging after a failure of the log device. Requests that wait for the log complete
+    /// without it.
     pub(super) fn fail_log(&self, state: &mut LogState, why: &'static str) {
         self.disable(state, why);
         self.broken.store(true, Ordering::Relaxed);
         self.bell.wake_up();
     }
 
-    /// Gives `appends` their places, in order. What no longer fits is dropped and logging ends.
+    /// Assigns places to `appends`, in order. If an entry does not fit, it is dropped and logging
+    /// ends.
     pub(super) fn place(
         &self,
         state: &mut LogState,
@@ -313,7 +316,7 @@ impl SharedLog {
         first..state.space.entries()
     }
 
-    /// The superblock counts `entries` now.
+    /// Called when the superblock counts `entries`.
     pub(super) fn end_count(&self, state: &mut LogState, entries: u64) {
         state.space.end_count(entries);
         self.counted.store(entries, Ordering::Release);
@@ -323,13 +326,14 @@ impl SharedLog {
         }
     }
 
-    /// What is to be done about the end of the log.
+    /// The next action for the end of the log.
     pub(super) fn closing(&self, state: &LogState) -> LogEndAction {
         if !state.closing {
             return LogEndAction::No;
         }
-        // Also when logging has ended since: a device is not suspended while a flush is below it.
-        // The lane that began it may have answered the suspend before.
+        // This holds even if logging has ended since: a device must not be suspended while its
+        // flush is in flight below. The lane that began the flush may have acknowledged the suspend
+        // already.
         if state.flushing {
             return LogEndAction::Wait;
         }
@@ -339,25 +343,25 @@ impl SharedLog {
         match (state.closed, state.space.is_counted()) {
             (true, true) => LogEndAction::No,
             (true, false) => LogEndAction::Wait,
-            // Until all lanes have stopped there may be more to come.
+            // Until all lanes have stopped, more entries may come.
             (false, _) if state.stopped < state.lanes || !self.is_open() => LogEndAction::Wait,
             (false, _) if self.in_flight.load(Ordering::Relaxed) > 0 => LogEndAction::Wait,
             (false, _) => LogEndAction::End,
         }
     }
 
-    /// The caller makes durable what is held, for the end; the others wait for it.
+    /// Records that the caller flushes the device before the end mark; other lanes wait for it.
     pub(super) fn begin_flush(&self, state: &mut LogState) {
         state.flushing = true;
     }
 
-    /// That flush came back, with or without success.
+    /// Records that this flush completed, with or without error.
     pub(super) fn end_flush(&self, state: &mut LogState) {
         state.flushing = false;
         self.bell.wake_up();
     }
 
-    /// Gives the mark at the end its place.
+    /// Assigns a place to the end mark.
     pub(super) fn place_end(&self, state: &mut LogState, placed: &mut Vec<PlacedRecord>) -> Range<u64> {
         let mut mark = vec![LogRecord::mark(END_MARK.as_bytes())];
         let range = self.place(state, &mut mark, placed);
@@ -368,8 +372,7 @@ impl SharedLog {
         range
     }
 
-    /// Nothing is left to be done besides requests: the next look for errands finds nothing, until
-    /// someone leaves one.
+    /// Clears the flag for pending work if there is none.
     pub(super) fn clear_pending_work(&self, state: &LogState) {
         if state.unlogged_marks.appends.is_empty() && !state.closing && state.space.needs_no_count() {
             self.pending_work.store(false, Ordering::Relaxed);
@@ -377,24 +380,24 @@ impl SharedLog {
     }
 }
 
-/// What those are told whose mark will not be in the log.
+/// The error for a mark that will not be in the log.
 pub(super) fn mark_refused(why: &str) -> Result<(), TargetError> {
     Err(TargetError::errno(EIO).because(format!("the mark is not in the log: {why}")))
 }
 
 impl LogState {
-    /// Holds a write that has completed.
+    /// Holds a completed write.
     pub(super) fn hold(&mut self, append: LogRecord) {
         self.held.push(append);
         self.closed = false;
     }
 
-    /// Why logging ended.
+    /// The reason why logging ended.
     pub(super) fn ended(&self) -> &'static str {
         self.ended.unwrap_or("it ended")
     }
 
-    /// Takes the marks that were posted, when they may be given places.
+    /// Takes the posted marks, if places may be assigned.
     pub(super) fn take_unlogged_marks(&mut self) -> PendingMarks {
         match self.space.is_open() {
             true => std::mem::take(&mut self.unlogged_marks),
@@ -403,13 +406,13 @@ impl LogState {
     }
 }
 
-/// What a lane should do about the end of the log.
+/// A lane's action for the end of the log.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum LogEndAction {
-    /// Nothing: the device is not being suspended, or the end is on the log.
+    /// Nothing: the device is not being suspended, or the end mark is on the log.
     No,
-    /// Wait: requests are in flight, or the end is on its way.
+    /// Wait: requests are in flight, or the end mark is being written.
     Wait,
-    /// Make durable what is held, then put the mark at the end.
+    /// Flush the device and log the held writes, then write the end mark.
     End,
 }

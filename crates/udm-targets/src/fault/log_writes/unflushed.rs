@@ -5,22 +5,22 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use udm_wire::log_writes::LogEntry;
 
-/// Completed writes and discards that no flush has covered yet, in order of their completion.
+/// Completed writes and discards that no flush has covered yet, in the order of their completion.
 #[derive(Default)]
 pub(super) struct UnflushedWrites {
-    /// Each with its number.
+    /// Each record with its sequence number.
     writes: VecDeque<(u64, LogRecord)>,
-    /// How many were ever held: the number of the next.
+    /// Number of writes ever held: the next sequence number.
     count: u64,
 }
 
 impl UnflushedWrites {
-    /// How many writes have completed so far: what a flush that comes in now covers.
+    /// Number of writes completed so far: a flush that arrives now covers them.
     pub(super) fn completed(&self) -> u64 {
         self.count
     }
 
-    /// Holds a write that has completed.
+    /// Holds a completed write.
     pub(super) fn push(&mut self, append: LogRecord) {
         self.writes.push_back((self.count, append));
         self.count += 1;
@@ -39,21 +39,21 @@ impl UnflushedWrites {
         self.writes.clear();
     }
 
-    /// Takes out the writes that a flush covered which came in when `completed` had completed.
+    /// Takes the writes covered by a flush that arrived when `completed` writes had completed.
     pub(super) fn take_covered(&mut self, completed: u64, into: &mut Vec<LogRecord>) {
         while self.writes.front().is_some_and(|(number, _)| *number < completed) {
             into.extend(self.writes.pop_front().map(|(_, append)| append));
         }
     }
 
-    /// Takes out what must stand in the log before `entry`, which is about to be logged: what it
-    /// overlaps, and what completed before that and overlaps it in turn. The rest may still be lost
-    /// in a power cut, and stays.
+    /// Takes the writes that must be in the log before `entry`: those that `entry` overlaps, and
+    /// earlier writes that these overlap in turn. Other writes may still be lost in a power cut,
+    /// and stay.
     pub(super) fn take_overlapping(&mut self, entry: &LogEntry, into: &mut Vec<LogRecord>) {
         let range = |entry: &LogEntry| entry.sector..entry.sector.saturating_add(entry.sectors);
         let meet = |a: &Range<u64>, b: &Range<u64>| a.start < b.end && b.start < a.end;
         let mut ranges = vec![range(entry)];
-        // What can be overlapped at all: the usual write is far from it, and costs two comparisons.
+        // The hull of all ranges: most writes are outside, and cost two comparisons.
         let mut hull = range(entry);
         let mut taken = Vec::new();
         for (number, append) in self.writes.iter().rev() {
@@ -112,8 +112,7 @@ mod tests {
         assert!(held.is_empty());
     }
 
-    /// One that completed later and is overlapped by nothing that goes may stay, even where it
-    /// overlaps what goes.
+    /// A later write that no taken entry overlaps stays, even if it overlaps a taken entry itself.
     #[test]
     fn what_completed_later_stays() {
         let mut held = UnflushedWrites::default();

@@ -1,9 +1,9 @@
-//! The half of a log-writes lane that writes to the log device.
+//! The part of a log-writes lane that writes to the log device.
 //!
-//! Entries that were given their places together are a job. When they are written, one lane of all
-//! puts their number into the superblock; a log device with a cache is flushed before that, so that
-//! what is counted is there, and the superblock itself goes through the cache. Then whoever waits
-//! for the job has it: requests are returned, marks are answered.
+//! Entries that got their places together are a group. When they are written, one lane puts their
+//! number into the superblock. A log device with a cache is flushed before, so that all counted
+//! entries are durable, and the superblock is written with FUA. Then the group is complete: its
+//! requests are returned and its marks are answered.
 
 use super::shared::{LogState, PlacedRecord, SharedLog, mark_refused};
 use slab::Slab;
@@ -16,57 +16,57 @@ use udm_core::{
 use udm_dm::completion::Completer;
 use udm_wire::log_writes::{EntryFlags, Superblock};
 
-/// Bytes of free copies that a lane keeps.
+/// Maximum bytes of free copies that a lane keeps.
 const FREE_COPY_BYTES: usize = 16 << 20;
 
 /// The cookie of the superblock and of the flushes around it.
 const SUPERBLOCK: u64 = u64::MAX;
 
-/// What a batch adds to the shared counts.
+/// Changes to the shared counts, collected for a batch.
 #[derive(Default)]
 pub(super) struct UsageDelta {
     pub(super) bytes: isize,
     pub(super) requests: isize,
 }
 
-/// Entries that were given their places together.
+/// Entries that got their places together.
 struct EntryGroup {
     range: Range<u64>,
-    /// How many are still being written.
+    /// Number of entries still being written.
     left: usize,
     waits: EntryWaiters,
 }
 
-/// Who waits until the entries are counted.
+/// Requests and marks that wait until their entries are counted.
 #[derive(Default)]
 pub(super) struct EntryWaiters {
     pub(super) acks: Batch,
     pub(super) marks: Vec<Completer>,
 }
 
-/// How far a superblock has come.
+/// The stage of a superblock.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum SuperblockStage {
-    /// What it counts is being flushed.
+    /// The counted entries are being flushed.
     FlushBefore,
-    /// It is being written.
+    /// The superblock is being written.
     Write,
-    /// It is being flushed: the device knows no FUA.
+    /// The superblock is being flushed, because the device has no FUA.
     FlushAfter,
 }
 
 pub(super) struct LogWriter {
     log: Box<dyn Lane>,
     owner: OwnerId,
-    /// The log device has a cache that a power cut empties; and it can write past it.
+    /// The log device has a volatile cache, and it supports FUA.
     cache: bool,
     fua: bool,
     bios: BioPool,
     pub(super) copies: BufPool,
     jobs: Slab<EntryGroup>,
-    /// Written jobs, by where they end, that the superblock does not count yet.
+    /// Written groups that the superblock does not count yet, by the end of their ranges.
     written: Vec<(u64, EntryWaiters)>,
-    /// The superblock under way counts so many entries.
+    /// The superblock in flight: its number of entries, and its stage.
     counting: Option<(u64, SuperblockStage)>,
     down: Batch,
     completed: Batch,
@@ -75,15 +75,14 @@ pub(super) struct LogWriter {
 impl LogWriter {
     pub(super) fn new(log: Box<dyn Lane>, device: &dyn Device, cx: &mut Cx<'_>) -> LogWriter {
         let limits = device.limits();
-        // A mapped device may get a cache with its next table, and knows how to write past it.
+        // A mapped device may get a cache with its next table, and supports FUA.
         let mapped = device.stacked().is_some();
         LogWriter {
             log,
             owner: cx.new_owner(),
             cache: limits.write_cache || mapped,
             fua: limits.fua || mapped,
-            // As many as there are entries, which the bound on copies and the requests in flight
-            // above bound.
+            // One bio per entry; the copy memory and the requests in flight limit these.
             bios: BioPool::new(usize::MAX),
             copies: BufPool::new(FREE_COPY_BYTES),
             jobs: Slab::new(),
@@ -94,12 +93,12 @@ impl LogWriter {
         }
     }
 
-    /// True while something is on its way to the log, or waits to be counted.
+    /// True if a write to the log is in flight, or waits to be counted.
     pub(super) fn is_busy(&self) -> bool {
         !self.jobs.is_empty() || !self.written.is_empty() || self.counting.is_some()
     }
 
-    /// What the log device has to do by itself.
+    /// The log device's own work.
     pub(super) fn below(&self) -> OwnWork {
         self.log.busy()
     }
@@ -117,8 +116,8 @@ impl LogWriter {
         self.down.push(bio);
     }
 
-    /// Writes entries `range`, then serves those who wait for them from `poll`. When there are
-    /// none, as with a full log, `waits` is handed back.
+    /// Writes the entries `range`; `poll` then completes `waits`. If there are no entries, for
+    /// example because the log is full, `waits` is returned.
     #[must_use]
     pub(super) fn entries(
         &mut self,
@@ -145,7 +144,7 @@ impl LogWriter {
         EntryWaiters::default()
     }
 
-    /// Begins a superblock that counts `entries`.
+    /// Starts a superblock that counts `entries`.
     pub(super) fn superblock(&mut self, shared: &SharedLog, entries: u64) {
         if self.cache && !bugs::on(Bug::CountedBeforeFlushed) {
             self.counting = Some((entries, SuperblockStage::FlushBefore));
@@ -163,7 +162,7 @@ impl LogWriter {
         self.send(Op::Write, 0, Segments::from(head), SUPERBLOCK, BioFlags::FUA);
     }
 
-    /// A part of the superblock's way is done.
+    /// Advances the superblock after one of its requests has completed.
     fn step_superblock(&mut self, shared: &SharedLog, state: &mut LogState) {
         match self.counting {
             Some((entries, SuperblockStage::FlushBefore)) => self.write_superblock(shared, entries),
@@ -179,7 +178,7 @@ impl LogWriter {
         }
     }
 
-    /// Sends down what there is to write; says whether there was anything.
+    /// Sends the queued writes. Returns true if there were any.
     pub(super) fn submit(&mut self, cx: &mut Cx<'_>) -> bool {
         let any = !self.down.is_empty();
         if any {
@@ -188,9 +187,9 @@ impl LogWriter {
         any
     }
 
-    /// Takes in what was written and counts it in the superblock; appends to `done` the requests
-    /// whose entries are counted. True when some wait for another core to count them, or to write
-    /// what comes before them.
+    /// Processes written entries and counts them in the superblock. Appends to `done` the requests
+    /// whose entries are counted. Returns true if some wait for another core, which must count them
+    /// or write the entries before them.
     pub(super) fn poll(
         &mut self,
         shared: &SharedLog,
@@ -231,7 +230,7 @@ impl LogWriter {
         if bio.cookie == SUPERBLOCK {
             match ok {
                 true => self.step_superblock(shared, state),
-                // Nobody counts any more.
+                // The log device failed; no superblock is written any more.
                 false => self.counting = None,
             }
         } else {
@@ -244,8 +243,8 @@ impl LogWriter {
                 if !shared.is_broken() {
                     state.space.mark_written(range);
                 }
-                // What nobody waits for is not kept: the mark at the end may be taken away by a
-                // resume, and is never counted then.
+                // A group without waiters is dropped. A resume may replace the end mark, which is
+                // then never counted.
                 let waited = !waits.acks.is_empty() || !waits.marks.is_empty();
                 if waited || bugs::on(Bug::EndMarkWaits) {
                     self.written.push((end, waits));
@@ -258,7 +257,7 @@ impl LogWriter {
         self.bios.put(bio);
     }
 
-    /// Serves those whose entries the superblock counts; all of them when the log is broken.
+    /// Completes the waiters whose entries the superblock counts; all waiters if the log is broken.
     fn complete_waiters(&mut self, shared: &SharedLog, done: &mut Batch, tally: &mut UsageDelta) {
         let (counted, broken) = (shared.counted(), shared.is_broken());
         let early = bugs::on(Bug::FlushBeforeCount);
@@ -275,7 +274,7 @@ impl LogWriter {
         }
     }
 
-    /// Has the log device end what it only holds back.
+    /// Drains the log device, so that it completes what it holds back.
     pub(super) fn drain(&mut self, cx: &mut Cx<'_>) {
         self.log.drain(Drain::Flush, &mut self.completed, cx);
     }

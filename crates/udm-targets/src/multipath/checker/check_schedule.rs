@@ -1,41 +1,41 @@
-//! When a path is checked.
+//! The times of the checks of a path.
 
 use udm_core::Nanos;
 use udm_wire::multipath_conf::MultipathSettings;
 
-/// The times of one path.
+/// The check times and intervals of one path.
 pub(super) struct CheckSchedule {
     first: Nanos,
     most: Nanos,
-    /// When it is checked next.
+    /// Time of the next check.
     pub due: Nanos,
-    /// The time between its last two checks, while it works; 0 before the first.
+    /// The interval between the last two checks while the path works; 0 before the first.
     up: Nanos,
-    /// The time between its checks while it is down.
+    /// The interval between checks while the path is down.
     down: Nanos,
-    /// When it was last reinstated here.
+    /// Time when a check last reinstated the path.
     back: Option<Nanos>,
 }
 
 impl CheckSchedule {
-    /// A path that works, as far as is known. Those of all devices are spread over the first
-    /// interval, by `number`.
+    /// The schedule of a path that is assumed to work. `number` spreads the first checks of all
+    /// devices over the first interval.
     pub fn new(settings: &MultipathSettings, now: Nanos, number: u32) -> CheckSchedule {
         let (first, most) = (settings.polling_interval, settings.max_polling_interval);
-        // Numbers that follow each other are far apart, whatever their count: by the golden ratio.
+        // The golden ratio spreads consecutive numbers evenly, whatever their count.
         let part = u128::from(number.wrapping_mul(0x9e37_79b9));
         let due = now + Nanos(((u128::from(first.0) * part) >> 32) as u64);
         CheckSchedule { first, most, due, up: Nanos(0), down: first, back: None }
     }
 
-    /// It works still.
+    /// The path still works: the interval doubles, up to the maximum.
     pub fn works(&mut self, now: Nanos) {
         self.up = Nanos((self.up.0 * 2).clamp(self.first.0, self.most.0));
         self.due = now + self.up;
     }
 
-    /// It has failed. One that was reinstated here and did not stay up for as long as it had been
-    /// checked before goes on from there: a path that works for its first block only is not in use
+    /// The path has failed. If a check reinstated it and it failed again within the last interval,
+    /// the interval doubles. So a path whose first block works, but not the rest, is not in use
     /// half of the time.
     pub fn failed(&mut self, now: Nanos) {
         let soon = self.back.take().is_some_and(|back| now.since(back) < self.down);
@@ -44,20 +44,20 @@ impl CheckSchedule {
         self.due = now + self.down;
     }
 
-    /// It is down still, or nobody knows.
+    /// The path is still down, or its state is unknown.
     pub fn still_down(&mut self, now: Nanos) {
         self.due = now + self.down;
     }
 
-    /// It is up again. `here`: a check found it working. Otherwise a message reinstated it, and it is
-    /// checked at once, since nothing is known of it.
+    /// The path is up again. `here` is true if a check reinstated it. If a message did, the path is
+    /// checked at once, because its state is unknown.
     pub fn returned(&mut self, now: Nanos, here: bool) {
         self.back = here.then_some(now);
         self.up = self.first;
         self.due = if here { now + self.first } else { now };
     }
 
-    /// An answer came that does not count. A path that is up is checked again at once.
+    /// A check completed but its result does not count. A path that is up is checked again at once.
     pub fn unanswered(&mut self, now: Nanos, up: bool) {
         self.due = if up { now } else { now + self.down };
     }

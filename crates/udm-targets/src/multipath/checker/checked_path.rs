@@ -1,4 +1,4 @@
-//! A path of the checker, and the check of it that is under way.
+//! A path of the checker and its pending check.
 
 use super::check_schedule::CheckSchedule;
 use super::marginal::Quarantine;
@@ -7,32 +7,31 @@ use udm_dm::target::DeviceRef;
 
 /// A path.
 pub(super) struct CheckedPath {
-    /// Gone when the task was stopped, so that nothing is held that nobody needs.
+    /// `None` after the task was stopped, so that the device can be closed.
     pub(super) device: Option<DeviceRef>,
     pub(super) lane: Option<DeviceSlot>,
     pub(super) pace: CheckSchedule,
-    /// How often it had failed when it was last looked at, and whether it was failed.
+    /// The failure count and the failed state at the last look.
     pub(super) seen: (u64, bool),
-    /// How often it had failed when the task began: that was counted then, or is long ago, and no
-    /// failure of now.
+    /// The failure count when the task began. Such a failure is not new.
     pub(super) fails_at_start: u64,
-    /// The check under way.
+    /// The pending check.
     pub(super) pending: Option<PendingCheck>,
-    /// Reads of a sample in flight.
+    /// Sample reads in flight.
     pub(super) samples: usize,
     pub(super) quarantine: Quarantine,
-    /// It has been said that another disk answers in its place, or a part of it.
+    /// The log line about another or truncated disk has been written.
     pub(super) refused: bool,
 }
 
-/// A check under way.
+/// A pending check.
 pub(super) struct PendingCheck {
     pub(super) at: Nanos,
-    /// How often the path had failed.
+    /// The failure count of the path when the check began.
     pub(super) fails: u64,
-    /// It took too long: what it says is not listened to.
+    /// The check timed out; its result is ignored.
     pub(super) late: bool,
-    /// It is of the last block.
+    /// The check reads the last block.
     pub(super) end: bool,
 }
 
@@ -41,7 +40,7 @@ impl CheckedPath {
         self.pending.is_none() && self.samples == 0
     }
 
-    /// Lets go of its lane, where nothing is in flight on it.
+    /// Closes the lane if nothing is in flight on it.
     pub(super) fn close(&mut self, cx: &mut dyn TaskCx) {
         if self.is_idle()
             && let Some(lane) = self.lane.take()

@@ -1,19 +1,19 @@
-//! What paths and groups are worth (spec G3, G4).
+//! The priorities of paths and groups.
 
 use std::collections::VecDeque;
 use udm_core::Nanos;
 use udm_wire::multipath_conf::grouping::prio_by_name;
 use udm_wire::multipath_conf::{MultipathSettings, Prio};
 
-/// A latency of a check, and more, is worth 1: 100 s, in µs, as multipath-tools has it.
+/// A latency of 100 s or more, in µs, has priority 1, as in multipath-tools.
 const LATENCY_MAX: f64 = 1e8;
 
 /// The priorities of the paths of a device.
 pub(super) struct PathPriorities {
     rule: Prio,
-    /// What each path's name is worth.
+    /// The priority of each path by its name.
     weights: Vec<u32>,
-    /// What the last checks of each took.
+    /// The latencies of the last checks of each path.
     took: Vec<VecDeque<Nanos>>,
 }
 
@@ -24,7 +24,7 @@ impl PathPriorities {
         PathPriorities { rule: settings.prio.clone(), took: vec![VecDeque::new(); weights.len()], weights }
     }
 
-    /// A check of a path was answered well.
+    /// A check of a path succeeded in time `took`.
     pub fn answered(&mut self, path: usize, took: Nanos) {
         let Prio::Latency { checks, .. } = self.rule else { return };
         let last = &mut self.took[path];
@@ -34,7 +34,7 @@ impl PathPriorities {
         }
     }
 
-    /// What a path is worth; `None` when nothing is known of it yet.
+    /// The priority of a path; `None` if it is not known yet.
     pub fn of(&self, path: usize) -> Option<u32> {
         let Prio::Latency { base, .. } = self.rule else { return Some(self.weights[path]) };
         let took = &self.took[path];
@@ -44,19 +44,19 @@ impl PathPriorities {
     }
 }
 
-/// A group as it is ranked.
+/// The rank of a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct GroupRank {
-    /// Its paths are held back for their errors, and used when there is nothing else.
+    /// The paths are held back because of errors; the group is used only if there is no other.
     pub marginal: bool,
-    /// The mean of its paths in use.
+    /// The mean priority of the paths in use.
     pub prio: u32,
-    /// How many of them there are.
+    /// The number of paths in use.
     pub up: usize,
 }
 
 impl GroupRank {
-    /// Of a group whose paths in use are worth so much; `None` for those of which nothing is known.
+    /// The rank of a group from the priorities of its paths in use; `None` is an unknown priority.
     pub fn new(marginal: bool, prios: impl Iterator<Item = Option<u32>>) -> GroupRank {
         let (mut sum, mut known, mut up) = (0u64, 0, 0);
         for prio in prios {
@@ -69,8 +69,8 @@ impl GroupRank {
     }
 }
 
-/// The best group that has a path in use: not a marginal one if there is another; then by priority,
-/// then by the number of paths, then the first.
+/// The best group that has a path in use. Groups that are not marginal come first, then higher
+/// priority, then more paths, then the lower index.
 pub(super) fn best_group(groups: &[GroupRank]) -> Option<usize> {
     let key = |rank: &GroupRank| (!rank.marginal, rank.prio, rank.up);
     let usable = groups.iter().enumerate().filter(|(_, rank)| rank.up > 0);

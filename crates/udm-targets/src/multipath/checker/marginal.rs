@@ -1,58 +1,59 @@
-//! Paths that keep failing (spec G7a): two failures in a short time, and a path is held back and
-//! read from, until few enough of the reads fail.
+//! Paths that keep failing. If a path fails twice in a short time, it is held back and sampled with
+//! reads until few enough of them fail.
 
 use udm_core::Nanos;
 use udm_wire::multipath_conf::MarginalPolicy;
 
-/// From one read of a sample to the next.
+/// Interval between two reads of a sample.
 const SAMPLE_INTERVAL: Nanos = Nanos::from_millis(100);
 
-/// A read that takes longer is an error: nothing new is sent in the last so much of a sample.
+/// A read that takes longer counts as an error: no read is sent in the last 60 s of a sample, or in
+/// the second half of a shorter one.
 const SAMPLE_TIMEOUT: Nanos = Nanos::from_millis(60_000);
 
-/// Reads in flight on one path, at the most.
+/// Maximum number of reads in flight per path.
 pub(super) const SAMPLES_MAX: usize = 32;
 
-/// What is thought of a path.
+/// The quarantine state of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Quarantine {
-    /// Nothing bad. When it last failed.
+    /// Not in quarantine. The value is the time of the last failure.
     Healthy(Option<Nanos>),
-    /// It is being read from.
+    /// The path is sampled with reads.
     Sampling {
-        /// Since when.
+        /// Start of the sample.
         since: Nanos,
-        /// When it is read from next.
+        /// Time of the next read.
         due: Nanos,
         /// Reads so far.
         sent: u64,
-        /// Those that failed.
+        /// Failed reads so far.
         bad: u64,
     },
-    /// It had too many errors.
+    /// The sample had too many errors.
     Failed {
-        /// Until when.
+        /// Time of the next sample.
         until: Nanos,
-        /// Reads that there were.
+        /// Reads of the sample.
         sent: u64,
-        /// Those that failed.
+        /// Failed reads of the sample.
         bad: u64,
     },
 }
 
-/// How long a path is held back yet, and why, for who asks.
+/// End and reason of a quarantine, for reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::multipath) struct QuarantineStatus {
-    /// Until the end of the sample, or until the next begins.
+    /// End of the sample, or start of the next one.
     pub end: Nanos,
-    /// Reads of the sample that is over, and those that failed; none while there is one.
+    /// Reads of the completed sample; 0 while a sample runs.
     pub sent: u64,
-    /// See `sent`.
+    /// Failed reads of the completed sample; 0 while a sample runs.
     pub bad: u64,
 }
 
 impl QuarantineStatus {
-    /// In a few words, as of `now`.
+    /// The reason in a few words, as of `now`.
     pub fn why(&self, now: Nanos, rule: &MarginalPolicy) -> String {
         let seconds = |time: Nanos| time.0.div_ceil(1_000_000_000);
         let left = seconds(self.end.since(now));
@@ -66,20 +67,20 @@ impl QuarantineStatus {
     }
 }
 
-/// What is to be done.
+/// The next step for a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum QuarantineAction {
     /// Nothing.
     Nothing,
-    /// A read.
+    /// Send a sample read.
     Sample,
-    /// It may be reinstated: check it.
+    /// End the quarantine: check the path, which may then be reinstated.
     Release,
 }
 
 impl Quarantine {
-    /// The path has failed. Where no path is left it is not held back: it is checked again as any
-    /// path that has failed, no sooner.
+    /// The path has failed. If no path is left, there is no quarantine: the path is checked again
+    /// as any failed path.
     pub fn failed(&mut self, now: Nanos, rule: &MarginalPolicy, none_left: bool) {
         if let Quarantine::Healthy(last) = self {
             *self = match last {
@@ -95,12 +96,12 @@ impl Quarantine {
         Quarantine::Sampling { since: now, due: now, sent: 0, bad: 0 }
     }
 
-    /// It must not be reinstated.
+    /// True if the path must not be reinstated.
     pub fn is_quarantined(&self) -> bool {
         !matches!(self, Quarantine::Healthy(_))
     }
 
-    /// How it is held back, if it is.
+    /// The end and reason of the quarantine, if there is one.
     pub fn quarantine_status(&self, rule: &MarginalPolicy) -> Option<QuarantineStatus> {
         match *self {
             Quarantine::Healthy(_) => None,
@@ -111,8 +112,8 @@ impl Quarantine {
         }
     }
 
-    /// Goes on; `in_flight` reads have no answer yet. Where no path is left at all, an error now
-    /// and then is better than nothing.
+    /// Returns the next step; `in_flight` sample reads are pending. If no path is left, the
+    /// quarantine ends, because a path with errors is better than none.
     pub fn look(
         &mut self,
         now: Nanos,
@@ -163,14 +164,14 @@ impl Quarantine {
         }
     }
 
-    /// A read of a sample is back.
+    /// A sample read completed.
     pub fn sampled(&mut self, well: bool) {
         if let Quarantine::Sampling { bad, .. } = self {
             *bad += u64::from(!well);
         }
     }
 
-    /// When it has to be looked at.
+    /// Time of the next call of [`Quarantine::look`].
     pub fn next(&self) -> Nanos {
         match self {
             Quarantine::Healthy(_) => Nanos::NEVER,
@@ -197,7 +198,8 @@ mod tests {
         }
     }
 
-    /// Samples to the end, where each `n`th read fails: how many reads there were, and the end.
+    /// Runs a sample in which every `n`th read fails. Returns the number of reads and the last
+    /// step.
     fn sample(
         quarantine: &mut Quarantine,
         rule: &MarginalPolicy,
@@ -227,7 +229,7 @@ mod tests {
             assert!(!quarantine.is_quarantined(), "once is nothing");
             quarantine.failed(at(60_000), &rule, false);
             assert!(quarantine.is_quarantined());
-            // 1000 reads: each 100 ms for 160 s, but for the last 60.
+            // 1000 reads: one per 100 ms for 160 s, without the last 60 s.
             assert_eq!(sample(&mut quarantine, &rule, at(60_000), 200), (1000, act));
             if act == QuarantineAction::Nothing {
                 let until = at(60_000 + 160_000 + 300_000);
@@ -236,7 +238,7 @@ mod tests {
                 assert_eq!(
                     quarantine.look(again, &rule, 0, false),
                     QuarantineAction::Sample,
-                    "behind the gap it is sampled anew"
+                    "after the gap it is sampled again"
                 );
                 assert_eq!(
                     quarantine.look(again, &rule, 0, true),

@@ -2,9 +2,9 @@
 //! do.
 //!
 //! The kernel leaves this to a daemon (multipathd). If the device's maintenance settings request it
-//! ([`udm_dm::PathMaintenance`]), a task reads the first block of each path through lanes of its own. The
-//! interval grows while the path works. An answer that does not blame the path is good; an answer
-//! that blames it, or none in time, is bad. A good path with a bad answer is failed before a
+//! ([`udm_dm::PathMaintenance`]), a task reads the first block of each path through lanes of its
+//! own. The interval grows while the path works. An answer that does not blame the path is good; an
+//! answer that blames it, or none in time, is bad. A good path with a bad answer is failed before a
 //! request meets it. A failed path with a good answer is reinstated. A path that an administrator
 //! failed is not checked until it is reinstated.
 //!
@@ -16,10 +16,10 @@
 //! ([`udm_core::Device::refused`]). The size is checked here: the last block that the table uses of
 //! a failed path is read before the path is reinstated.
 //!
-//! * `check_schedule`: when a path is checked. `marginal`: paths that are held back because they keep
-//!   failing. `group_rank`: priorities of paths and groups. `policy`: the end of queueing without a path,
-//!   and the return to a better group (failback). `report`: messages for people. These are pure
-//!   functions of times and results.
+//! * `check_schedule`: when a path is checked. `marginal`: paths that are held back because they
+//!   keep failing. `group_rank`: priorities of paths and groups. `policy`: the end of queueing
+//!   without a path, and the return to a better group (failback). `report`: messages for people.
+//!   These are pure functions of times and results.
 //!
 //! The task runs in the background: a check that hangs delays no suspend, no end and no other
 //! check. A path whose check hangs gets no second check. A path failure and a reinstate message
@@ -53,10 +53,10 @@ use udm_dm::PathCheckState;
 use udm_dm::target::DeviceRef;
 use udm_wire::multipath_conf::MultipathSettings;
 
-/// In the cookie of a read that is one of a sample, beside the path's index.
+/// Bit in the cookie of a sample read, beside the index of the path.
 const SAMPLE: u64 = 1 << 63;
 
-/// What a checker works on.
+/// The input of a checker.
 pub(super) struct CheckerInput {
     pub shared: Arc<MultipathState>,
     pub board: Arc<CheckerStatus>,
@@ -64,15 +64,15 @@ pub(super) struct CheckerInput {
     pub len: Sectors,
     /// All paths in the table's order.
     pub paths: Vec<DeviceRef>,
-    /// Which of them are in which group.
+    /// The range of path indexes of each group.
     pub groups: Vec<Range<usize>>,
     pub settings: Arc<MultipathSettings>,
 }
 
-/// How much later than it asked for the task may be polled without having been held up.
+/// If the task is polled more than this after its due time, the core was stalled.
 const STALL: Nanos = Nanos::from_millis(1_000);
 
-/// See the module.
+/// The task that checks the paths of one device.
 pub(super) struct Checker {
     shared: Arc<MultipathState>,
     board: Arc<CheckerStatus>,
@@ -86,10 +86,10 @@ pub(super) struct Checker {
     failback: FailbackPolicy,
     prios: PathPriorities,
     bell: Option<WaitHandle>,
-    /// Bios that have been home, for the next checks.
+    /// Completed bios, reused for the next checks.
     spare: Batch,
     stopping: bool,
-    /// When it asked to be polled.
+    /// The time at which the task asked to be polled.
     due: Nanos,
 }
 
@@ -119,7 +119,7 @@ impl Checker {
         }
     }
 
-    /// The first turn.
+    /// Initializes the paths in the first turn.
     fn begin(&mut self, cx: &mut dyn TaskCx) {
         let now = cx.now();
         let checked = |device: DeviceRef| CheckedPath {
@@ -142,7 +142,7 @@ impl Checker {
         }
     }
 
-    /// Requests without a path wait from now on, or fail.
+    /// Sets whether requests without a path are queued.
     fn queue(&self, on: bool, cx: &mut dyn TaskCx) {
         if self.shared.valid() == 0 && on != self.shared.word().queueing() {
             self.shared.path_log.policy(on);
@@ -151,11 +151,12 @@ impl Checker {
         self.shared.path_log.kick(&*cx.all_cores());
     }
 
-    /// Looks at all paths: what has become of them, and what is due.
+    /// Observes all paths, handles timeouts and starts the checks that are due.
     fn look(&mut self, cx: &mut dyn TaskCx) {
         let now = cx.now();
         if self.due < Nanos::NEVER && self.due + STALL < now {
-            // The core did not run: that does not count, and answers may be where nobody looked.
+            // The core was stalled. That time does not count, because completed checks may not have
+            // been processed yet.
             let pending = self.paths.iter_mut().filter_map(|path| path.pending.as_mut());
             pending.for_each(|pending| pending.at = now);
         }
@@ -173,9 +174,9 @@ impl Checker {
                         self.fail(index, &FailReason::NoAnswer(self.settings.checker_timeout), cx);
                     }
                 }
-                // Its answer says how it goes on.
+                // The path is scheduled again when the pending check completes.
                 Some(_) => {}
-                // Whoever failed it wants nothing to be known of it, as in multipathd.
+                // As in multipathd, a path that an administrator failed is not checked.
                 None if path.pace.due <= now && view.held => path.pace.still_down(now),
                 None if path.pace.due <= now => self.check(index, view.fail_count, cx),
                 None => {}
@@ -193,7 +194,7 @@ impl Checker {
         cx.wake_at(self.due);
     }
 
-    /// When there is something to look at.
+    /// Time of the next look.
     fn next(&self) -> Nanos {
         let timeout = self.settings.checker_timeout;
         let path = |path: &CheckedPath| {
@@ -208,7 +209,7 @@ impl Checker {
         paths.min(self.queueing.next()).min(self.failback.next())
     }
 
-    /// A path may have failed, or come back by a message, since it was last looked at.
+    /// Handles failures of the path, and reinstatements by message, since the last look.
     fn observe_path(&mut self, index: usize, view: PathView, now: Nanos) {
         let none_left = self.shared.valid() == 0;
         let path = &mut self.paths[index];
@@ -233,13 +234,13 @@ impl Checker {
         if view.held {
             self.shared.path_log.checked(&self.board, index, PathCheckState::Unchecked);
         }
-        // Whoever brought it back thinks well of it.
+        // A message or command reinstated the path, which ends the quarantine.
         if !view.failed && path.quarantine.is_quarantined() {
             path.quarantine = Quarantine::Healthy(None);
         }
     }
 
-    /// Goes on with what is thought of a path that keeps failing.
+    /// Runs the quarantine of a path that keeps failing.
     fn quarantine(&mut self, index: usize, cx: &mut dyn TaskCx) {
         let (Some(rule), now) = (self.settings.marginal, cx.now()) else { return };
         let none_left = self.shared.valid() == 0;
@@ -261,7 +262,7 @@ impl Checker {
         }
     }
 
-    /// Fails a path that works.
+    /// Fails a path.
     fn fail(&self, index: usize, why: &FailReason<'_>, cx: &mut dyn TaskCx) {
         if self.shared.fail(index, why) {
             self.shared.path_log.event();
@@ -269,26 +270,26 @@ impl Checker {
         }
     }
 
-    /// Checks a path.
+    /// Starts the check of a path.
     fn check(&mut self, index: usize, fails: u64, cx: &mut dyn TaskCx) {
         let now = cx.now();
         if self.shared.path(index).failed
             && let Some(path) = &self.paths[index].device
         {
-            // The check finds out whether it works: nothing is gained by waiting for longer.
+            // A pending reconnect is tried at once, because the check waits for its result.
             path.device.retry_now();
         }
         match self.read(index, 0, false, cx) {
             true => {
                 self.paths[index].pending = Some(PendingCheck { at: now, fails, late: false, end: false })
             }
-            // Without a lane nothing is known of it.
+            // Without a lane the state of the path is unknown.
             false => self.paths[index].pace.still_down(now),
         }
     }
 
-    /// Reads the first block of a path, or the last that the table uses; false when that can't be
-    /// asked for.
+    /// Reads the first block of a path, or the last one that the table uses. Returns false if the
+    /// path cannot be opened.
     fn read(&mut self, index: usize, what: u64, end: bool, cx: &mut dyn TaskCx) -> bool {
         let of = self.len;
         let path = &mut self.paths[index];
@@ -309,7 +310,7 @@ impl Checker {
         true
     }
 
-    /// The answer to a check, or to a read of a sample.
+    /// Handles a completed check or sample read.
     fn answered(&mut self, bio: &Bio, cx: &mut dyn TaskCx) {
         let index = (bio.cookie & !SAMPLE) as usize;
         let (path, now, well) = (&mut self.paths[index], cx.now(), !bio.status.is_path_error());
@@ -319,7 +320,7 @@ impl Checker {
         }
         let Some(mut pending) = path.pending.take().filter(|_| !self.stopping) else { return };
         let view = self.shared.path(index);
-        // What it failed of since is not answered by this.
+        // The path failed after the check began, so this result says nothing about the failure.
         if pending.late || pending.fails != view.fail_count {
             path.pace.unanswered(now, !pending.late && !view.failed);
             return;
@@ -343,7 +344,7 @@ impl Checker {
                 path.pace.still_down(now);
                 self.shared.path_log.checked(&self.board, index, PathCheckState::Delayed);
             }
-            // Asked once more, and for that it has the time that is left.
+            // The last block is read too, within the remaining time.
             (true, true) if !pending.end && self.read(index, 0, true, cx) => {
                 pending.end = true;
                 self.paths[index].pending = Some(pending);
@@ -370,7 +371,7 @@ impl Checker {
         }
     }
 
-    /// A path has answered well.
+    /// A check of a path succeeded.
     fn works(&mut self, index: usize, pending: Nanos, path_return: PathReturn, cx: &mut dyn TaskCx) {
         self.prios.answered(index, cx.now().since(pending));
         self.shared.path_log.checked(&self.board, index, PathCheckState::Up);
@@ -378,7 +379,7 @@ impl Checker {
         self.fail_back(path_return, cx);
     }
 
-    /// What it means that a path, failed until now, comes back.
+    /// The kind of return that a failed path makes if it is reinstated now.
     fn kind_of_return(&self, index: usize) -> PathReturn {
         let alone = |group: &Range<usize>| group.clone().all(|path| self.shared.path(path).failed);
         let first = self.groups.iter().position(|group| group.contains(&index)).filter(|group| {
@@ -397,8 +398,8 @@ impl Checker {
         self.groups.iter().map(rank).collect()
     }
 
-    /// Goes back to the best group, if it is time. While a group is disabled, or a person has
-    /// switched to one that works, that is left to whoever did it.
+    /// Switches back to the best group if it is time. If a group is disabled, or a message chose a
+    /// working group, there is no failback.
     fn fail_back(&mut self, path_return: PathReturn, cx: &mut dyn TaskCx) {
         if (0..self.groups.len()).any(|group| self.shared.is_bypassed(group)) {
             return self.failback.failed();
@@ -406,7 +407,7 @@ impl Checker {
         let word = self.shared.word();
         let (best_group, in_use) = (group_rank::best_group(&self.ranks()), word.next().or(word.current()));
         if let Some(chosen) = self.shared.by_hand() {
-            // A person's choice holds until it fails, or is the best.
+            // A manual choice holds until the group fails or is the best one.
             let up = self.groups[chosen].clone().any(|path| !self.shared.path(path).failed);
             if up && best_group != Some(chosen) {
                 return self.failback.failed();

@@ -1,18 +1,18 @@
-//! What is done when the last path goes, and when a better group is there (spec G5, G6).
+//! Policies for the loss of the last path (`no_path_retry`) and for failback to a better group.
 
 use udm_core::Nanos;
 use udm_wire::multipath_conf::{Failback, MultipathSettings, NoPathRetry};
 
-/// `no_path_retry`: whether requests wait for a path, and for how long. A message may say
-/// otherwise; that holds until a path comes back.
+/// `no_path_retry`: whether requests are queued without a path, and for how long. A message may
+/// override it until a path returns.
 pub(super) struct NoPathPolicy {
     rule: Option<NoPathRetry>,
     interval: Nanos,
-    /// When waiting ends.
+    /// The time when queueing ends.
     off: Nanos,
-    /// It has ended, by its time or by a message, and no path has come back since.
+    /// Queueing has ended, by timeout or by message, and no path has returned since.
     ended: bool,
-    /// A path has come back since the last look.
+    /// A path has returned since the last look.
     returned: bool,
 }
 
@@ -22,18 +22,18 @@ impl NoPathPolicy {
         NoPathPolicy { rule, interval, off: Nanos::NEVER, ended: false, returned: false }
     }
 
-    /// What holds at the beginning, if it is not left to the table.
+    /// The initial queueing mode; `None` if the table decides.
     pub fn begin(&self) -> Option<bool> {
         self.rule.map(|rule| rule != NoPathRetry::Fail)
     }
 
-    /// A path that had failed is in use again.
+    /// A failed path is in use again.
     pub fn returned(&mut self) {
         self.returned = true;
     }
 
-    /// Whether requests wait from now on, when that changes; `valid` paths are in use, and
-    /// `queueing` says whether requests wait so far.
+    /// Returns the new queueing mode if it changes. `valid` paths are in use; `queueing` is the
+    /// current mode.
     pub fn look(&mut self, now: Nanos, valid: u32, queueing: bool) -> Option<bool> {
         let rule = self.rule?;
         let mut waits = queueing;
@@ -54,27 +54,27 @@ impl NoPathPolicy {
         (waits != queueing).then_some(waits)
     }
 
-    /// When it has to be looked at.
+    /// Time of the next look.
     pub fn next(&self) -> Nanos {
         self.off
     }
 }
 
-/// `failback`: when a better group than the one in use is gone back to.
+/// `failback`: when to switch to a better group than the one in use.
 pub(super) struct FailbackPolicy {
     rule: Failback,
-    /// The better group, and when.
+    /// The better group, and the time of the switch.
     plan: Option<(usize, Nanos)>,
 }
 
-/// Whose return it is.
+/// The kind of a path's return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PathReturn {
-    /// Nobody's: a path works still.
+    /// No return: the path still works.
     StillUp,
-    /// A path's, while others of its group were up, or of another group than the best.
+    /// A path returned, but others of its group were up or its group is not the best.
     Path,
-    /// That of the first path of the best group.
+    /// The first path of the best group returned.
     FirstOfBest,
 }
 
@@ -83,7 +83,7 @@ impl FailbackPolicy {
         FailbackPolicy { rule: settings.failback, plan: None }
     }
 
-    /// A path works: the group to switch to now.
+    /// A check succeeded. Returns the group to switch to now.
     pub fn look(
         &mut self,
         now: Nanos,
@@ -100,7 +100,7 @@ impl FailbackPolicy {
             Failback::Immediate => Some(best),
             Failback::Followover => (who == PathReturn::FirstOfBest).then_some(best),
             Failback::After(time) => {
-                // It begins anew with whatever came back.
+                // Each returning path restarts the delay.
                 let kept = self.plan.filter(|&(to, _)| to == best && who == PathReturn::StillUp);
                 let (_, at) = *self.plan.insert(kept.unwrap_or((best, now + time)));
                 (at <= now).then_some(best)
@@ -108,17 +108,17 @@ impl FailbackPolicy {
         }
     }
 
-    /// A path has failed: what was planned is off.
+    /// A path has failed: the plan is cancelled.
     pub fn failed(&mut self) {
         self.plan = None;
     }
 
-    /// The better group, and when.
+    /// The better group, and the time of the switch.
     pub fn plan(&self) -> Option<(usize, Nanos)> {
         self.plan
     }
 
-    /// When it has to be looked at.
+    /// Time of the next look.
     pub fn next(&self) -> Nanos {
         self.plan.map_or(Nanos::NEVER, |(_, at)| at)
     }
@@ -153,7 +153,7 @@ mod tests {
         assert_eq!(three.look(at(202), 1, true), None);
         assert_eq!(three.look(at(300), 0, true), None);
         assert_eq!(three.look(at(310), 1, true), None, "it came back in time");
-        assert_eq!((three.look(at(311), 0, true), three.next()), (None, at(326)), "and begins anew");
+        assert_eq!((three.look(at(311), 0, true), three.next()), (None, at(326)), "and begins again");
         three.returned();
         assert_eq!((three.look(at(320), 0, true), three.next()), (None, at(335)), "it came and went");
         for (rule, begin) in
@@ -166,7 +166,7 @@ mod tests {
         }
     }
 
-    /// What a message said holds until a path comes back, and no longer.
+    /// A message overrides the policy until a path returns.
     #[test]
     fn a_message_holds_until_a_path_comes_back() {
         for (rule, waits) in
@@ -181,7 +181,8 @@ mod tests {
                 assert_eq!(queueing.look(at(101), back, !waits), Some(waits), "{rule:?}");
             }
         }
-        // Said while the time ran, and taken back: it has ended all the same.
+        // If a message stops queueing during the countdown, a second message does not restart the
+        // countdown.
         let mut three = queueing(Some(NoPathRetry::Checks(3)));
         assert_eq!((three.look(at(0), 0, true), three.next()), (None, at(15)));
         assert_eq!((three.look(at(5), 0, false), three.next()), (None, Nanos::NEVER));
@@ -191,7 +192,8 @@ mod tests {
         assert_eq!(none.look(at(0), 1, false), None, "it is left to messages");
     }
 
-    /// A group worth more than the one in use, 1, returns: what each rule does, over time.
+    /// A group better than group 1, which is in use, returns: the behaviour of each policy over
+    /// time.
     #[test]
     fn d05_failback() {
         let look = |back: &mut FailbackPolicy, now, who| back.look(at(now), Some(0), Some(1), who);
@@ -212,11 +214,11 @@ mod tests {
         look(&mut ten, 0, PathReturn::FirstOfBest);
         assert_eq!((look(&mut ten, 5, PathReturn::Path), ten.next()), (None, at(15)), "another came back");
         ten.failed();
-        assert_eq!(ten.next(), Nanos::NEVER, "a failure calls it off");
+        assert_eq!(ten.next(), Nanos::NEVER, "a failure cancels it");
         assert_eq!(
             (look(&mut ten, 16, PathReturn::StillUp), ten.next()),
             (None, at(26)),
-            "and it is planned anew"
+            "and it is planned again"
         );
         assert_eq!(ten.look(at(30), Some(1), Some(1), PathReturn::StillUp), None, "the best is in use");
         assert_eq!(ten.next(), Nanos::NEVER);

@@ -1,17 +1,17 @@
-//! What the checker says: to the board, for who asks, and to the log.
+//! The checker's output: its status for reports, and log lines.
 
 use super::Checker;
 use super::marginal::QuarantineStatus;
 use udm_core::{Nanos, Sectors};
 use udm_wire::multipath_conf::MarginalPolicy;
 
-/// Why a path is not what it was that has less than the table uses of it.
+/// The reason for refusing a path whose device is shorter than the table's range.
 pub(in crate::multipath) fn truncated_reason(len: Sectors) -> String {
     format!("it is shorter than the {} bytes of the table", len.bytes())
 }
 
 impl Checker {
-    /// For who asks, by the journal's clock.
+    /// Publishes timers and quarantines, converted to the path log's clock.
     pub(super) fn publish_status(&self, now: Nanos) {
         let theirs = self.shared.path_log.now();
         let at = |at: Nanos| if at == Nanos::NEVER { at } else { theirs + at.since(now) };
@@ -24,13 +24,13 @@ impl Checker {
         }
     }
 
-    /// Less of a path is there than the table uses.
+    /// True if the path's device is shorter than the table's range.
     pub(super) fn is_truncated(&self, index: usize) -> bool {
         let device = self.paths[index].device.as_ref();
         device.is_some_and(|device| device.device.limits().size < self.len)
     }
 
-    /// Says once, of a path that failed, that something answers in its place which is not it.
+    /// Logs once that a failed path is refused because another or a truncated disk answers.
     pub(super) fn log_refused(&mut self, index: usize, short: bool) {
         let path = &mut self.paths[index];
         if path.refused {
@@ -43,7 +43,7 @@ impl Checker {
         }
     }
 
-    /// Says of a path that keeps failing that it is held back from now on, if it is.
+    /// Logs that a path is now in quarantine, if it is.
     pub(super) fn log_quarantine(&self, index: usize, now: Nanos) {
         let held = |rule: &MarginalPolicy| {
             Some(self.paths[index].quarantine.quarantine_status(rule)?.why(now, rule))

@@ -1,13 +1,13 @@
-//! `io-affinity`: each CPU has its path, so that what an application asks for is served where it
-//! asked.
+//! `io-affinity`: each CPU has its path, so that a request is served by the path of the CPU that
+//! issued it.
 //!
-//! A path's argument is the mask of its CPUs, in hexadecimal. A CPU is a core of udm, by its number
-//! from 0. A core takes the path that owns it while that can be used; else the first usable owner
-//! of another core, in the cores' order (the kernel looks first among the CPUs of the same NUMA
-//! node; udm counts all its cores as one). What a core without an owner chooses counts as a *miss*,
-//! which `status` shows for each path as one number for all.
+//! A path's argument is the hexadecimal mask of its CPUs. A CPU is a core of udm, numbered from 0.
+//! A core uses its own path while that path is usable. Otherwise it uses the first usable path of
+//! another core, in the order of the cores. (The kernel first tries CPUs of the same NUMA node; for
+//! udm all cores are one node.) A choice by a core without an own path counts as a *miss*. `status`
+//! shows the total of misses for each path.
 //!
-//! Nothing is shared but the number of misses: a core that has one adds to it once a poll.
+//! Cores share only the number of misses: a core with misses adds to it once per poll.
 
 use super::{BioDispatch, PathArgError, PathChooser, Selector, SelectorLane, SelectorType};
 use std::fmt::Write;
@@ -20,7 +20,7 @@ pub(super) const TYPE: SelectorType =
 
 #[derive(Default)]
 pub(in crate::multipath) struct IoAffinity {
-    /// Whether each core is in a path's mask.
+    /// For each path: whether each core is in its mask.
     masks: Vec<Vec<bool>>,
     /// The path of each core.
     owners: Vec<Option<usize>>,
@@ -88,8 +88,8 @@ impl Selector for IoAffinity {
     }
 }
 
-/// A mask as the kernel reads it (`bitmap_parse`): hexadecimal digits, in groups of eight at the
-/// most, with commas between. `None` for anything else, and for a core that there is not.
+/// Parses a mask as the kernel does (`bitmap_parse`): groups of at most eight hexadecimal digits,
+/// separated by commas. Returns `None` for anything else, and for a core that does not exist.
 fn parse_mask(word: &str, cores: usize) -> Option<Vec<bool>> {
     let mut mask = vec![false; cores];
     for (group, digits) in word.rsplit(',').enumerate() {
@@ -102,7 +102,7 @@ fn parse_mask(word: &str, cores: usize) -> Option<Vec<bool>> {
     Some(mask)
 }
 
-/// A mask as the kernel prints it (`%*pb`): so many digits as all cores take.
+/// Formats a mask as the kernel does (`%*pb`), with as many digits as all cores need.
 fn format_mask(mask: &[bool]) -> String {
     let mut text = String::new();
     for (n, group) in mask.chunks(u32::BITS as usize).enumerate().rev() {
@@ -113,17 +113,17 @@ fn format_mask(mask: &[bool]) -> String {
     text
 }
 
-/// The core's half.
+/// The selector's state on one core.
 pub(in crate::multipath) struct IoAffinityLane {
     selector: Arc<IoAffinity>,
-    /// The paths, in the order in which they are tried.
+    /// The paths in the order in which they are tried.
     order: Vec<usize>,
     usable: Vec<bool>,
-    /// The first of them that can be used.
+    /// The first usable path of `order`.
     chosen: usize,
-    /// No path is this core's.
+    /// This core has no path of its own.
     is_miss: bool,
-    /// Bios that were misses, and are not told yet.
+    /// Misses not yet added to the shared count.
     missed: u64,
 }
 

@@ -1,19 +1,19 @@
-//! What `queue-length` and `service-time` have in common: the path with the least load, ties to the
+//! The common part of `queue-length` and `service-time`: the path with the least load, ties to the
 //! one not chosen for longest.
 //!
-//! The load of a path is one shared atomic on its own cache line: the sum of what the cores have
-//! under way. A lane knows its own part to the bio; it reads the others' once a batch, and
-//! publishes once a poll, with one add a path in use, how its part has changed since the last time.
-//! What went down and came back in between is not published at all. So a core sees the others' load
-//! as of their last poll. Relaxed: a load is advice, it publishes nothing else. It is never below
-//! zero, because no lane's part ever is.
+//! The load of a path is one shared atomic on its own cache line: the sum of all cores' load in
+//! flight. A lane knows its own part exactly. It reads the shared loads once per batch. Once per
+//! poll it publishes the change of its part, with one atomic add per path in use. Bios that were
+//! sent and completed in between are never published. So a core sees the load of other cores as of
+//! their last poll. Relaxed order is enough, because a load is advice and publishes no other data.
+//! A load is never below zero, because no lane's part is.
 //!
-//! The kernel keeps a list, scans it from the front and moves the winner to the back. Since both
-//! comparisons order paths by a key, the same winner is found by key and time of last choice, and
-//! nothing has to be moved. For a batch the paths are put in that order once: who is chosen goes
-//! behind those with no more load. Where that is the very end, since loads are even, and bios are
-//! equal, the paths take turns for the rest of the batch, which costs the same whatever their
-//! number.
+//! The kernel keeps a list, scans it from the front and moves the winner to the back. Both
+//! comparisons order paths by a key, so the same winner is found by the key and the time of its
+//! last choice, and nothing is moved. For a batch the paths are sorted once; a chosen path moves
+//! after the paths with no greater load. If it moves to the very end, because loads and bios are
+//! equal, the paths take turns for the rest of the batch. Then the cost per choice does not depend
+//! on the number of paths.
 
 mod equal_loads;
 mod path_load;
@@ -28,17 +28,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use udm_core::{Bio, Cx, Sectors};
 
-/// What a selector by load compares.
+/// The comparison of a selector by load.
 pub(in crate::multipath) trait LoadRule: Send + Sync + 'static {
-    /// What `bio` adds to the load of the path that gets it.
+    /// The load that `bio` adds to its path.
     fn weight(bio: &Bio) -> u64;
 
-    /// The sum of [`LoadRule::weight`] over `bio_faults` bios of `sectors` in all.
+    /// The sum of [`LoadRule::weight`] over `bios` bios of `sectors` in total.
     fn total(bios: usize, sectors: Sectors) -> u64;
 
-    /// True when a bio of weight `n` should rather go to `a` than to `b`. An order: `a` over `b`
-    /// and `b` over `c` means `a` over `c`. Between paths of the same throughput that is
-    /// [`PathLoad::load_then_age`].
+    /// True if a bio of weight `n` should rather go to `a` than to `b`. This is a transitive order.
+    /// For paths of the same throughput it is [`PathLoad::load_then_age`].
     fn better(a: &PathLoad, b: &PathLoad, n: u64) -> bool;
 }
 
@@ -50,7 +49,7 @@ struct LoadRank {
     path: u32,
 }
 
-/// The shared load of each path of a group, side by side: who chooses reads them all.
+/// The shared load of each path of a group, stored together because a choice reads them all.
 #[derive(Debug, Default)]
 pub(in crate::multipath) struct SharedLoads(Vec<AtomicU64>);
 
@@ -59,7 +58,7 @@ impl SharedLoads {
         self.0.push(AtomicU64::new(0));
     }
 
-    /// That of each path.
+    /// The loads of all paths.
     pub(super) fn all(&self) -> &[AtomicU64] {
         &self.0
     }
@@ -74,27 +73,27 @@ impl SharedLoads {
     }
 }
 
-/// A selector with loads.
+/// A selector with shared loads.
 pub(in crate::multipath) trait LoadSelector: Send + Sync + 'static {
     type LoadRule: LoadRule;
     fn loads(&self) -> &SharedLoads;
     fn throughput(&self, path: usize) -> u32;
 }
 
-/// The core's half.
+/// The selector's state on one core.
 pub(in crate::multipath) struct LoadLane<S: LoadSelector> {
     selector: Arc<S>,
-    /// By path.
+    /// Indexed by path.
     slots: Vec<PathLoad>,
     clock: u64,
-    /// All paths that can be used have the same throughput.
+    /// All usable paths have the same throughput.
     same_throughput: bool,
-    /// The paths that can be used, in the order of the batch, as of its end: mostly that of the
-    /// next batch too.
+    /// The usable paths, sorted as of the end of the last batch. The next batch mostly has the same
+    /// order.
     ranking: Vec<LoadRank>,
     /// The kernel's list, while `is_rotating`.
     rotation: Rotation,
-    /// Paths of the same load take turns: what the slots say of [`PathLoad::used`] is not so any more.
+    /// Paths with the same load take turns; [`PathLoad::used`] is not up to date then.
     is_rotating: bool,
 }
 
@@ -122,7 +121,7 @@ impl<S: LoadSelector> LoadLane<S> {
 }
 
 impl<S: LoadSelector> LoadLane<S> {
-    /// Reads what the other cores have under way on each path.
+    /// Reads the shared load of each path.
     #[inline(always)]
     fn look(&mut self) {
         for (slot, load) in self.slots.iter_mut().zip(self.selector.loads().all()) {
@@ -134,7 +133,7 @@ impl<S: LoadSelector> LoadLane<S> {
         self.slots.iter().enumerate().filter(|(_, slot)| slot.unusable_bit == 0)
     }
 
-    /// `count` bios came back from `path`, `sectors` long in all.
+    /// Accounts for `count` completed bios of `path`, with `sectors` in total.
     #[inline(always)]
     fn came_back(&mut self, path: usize, count: usize, sectors: Sectors) {
         let slot = &mut self.slots[path];
@@ -144,7 +143,7 @@ impl<S: LoadSelector> LoadLane<S> {
         }
     }
 
-    /// Which paths can be used has changed.
+    /// Called when the set of usable paths has changed.
     fn changed(&mut self) {
         let first = self.usable().next().map(|(_, slot)| slot.throughput);
         let same_throughput = self.usable().all(|(_, slot)| Some(slot.throughput) == first);
@@ -154,8 +153,8 @@ impl<S: LoadSelector> LoadLane<S> {
         self.ranking = ranking;
     }
 
-    /// Reads what the other cores have under way on the paths that can be used, and puts those in
-    /// the order of [`PathLoad::load_then_age`].
+    /// Reads the shared loads of the usable paths and sorts the paths by
+    /// [`PathLoad::load_then_age`].
     #[inline(always)]
     fn order(&mut self) {
         self.end_rotation();
@@ -184,7 +183,7 @@ impl<S: LoadSelector> LoadLane<S> {
         }
     }
 
-    /// The choices for `next` and those behind it, by the order of the batch.
+    /// The choices for `next` and the bios after it, by the order of the batch.
     #[inline(never)]
     fn choose_in_order(&mut self, mut next: Option<Box<Bio>>, bios: &mut impl BioDispatch) {
         if self.end_rotation() {
@@ -209,7 +208,7 @@ impl<S: LoadSelector> LoadLane<S> {
         }
     }
 
-    /// The choice for a bio.
+    /// The choice for a single bio.
     #[inline(always)]
     fn choose_one(&mut self, bio: &Bio) -> usize {
         let n = S::LoadRule::weight(bio);
@@ -220,7 +219,7 @@ impl<S: LoadSelector> LoadLane<S> {
         }
     }
 
-    /// The same, where `better` compares two. The shared loads are read on the way.
+    /// The choice for a single bio by the comparison `better`. Reads the shared loads.
     #[inline(always)]
     fn choose_by(&mut self, n: u64, better: impl Fn(&PathLoad, &PathLoad) -> bool) -> usize {
         let mut paths = self.slots.iter_mut().zip(self.selector.loads().all()).enumerate();
@@ -237,9 +236,9 @@ impl<S: LoadSelector> LoadLane<S> {
         path
     }
 
-    /// The choice for a bio of weight `n` of a batch. By index, and not by a reference to the best:
-    /// so the compiler makes no branch of each comparison, and there is no saying which way they
-    /// go.
+    /// The choice for a bio of weight `n` of a batch. The loop keeps an index instead of a
+    /// reference, so that the compiler emits no branch per comparison; their results are
+    /// unpredictable.
     #[inline(always)]
     fn best(&self, n: u64) -> usize {
         let (slots, mut best) = (&self.slots[..], 0);
@@ -252,8 +251,8 @@ impl<S: LoadSelector> LoadLane<S> {
     }
 }
 
-/// Chooses the first for a bio of weight `n`: it goes behind those with no more load than it has
-/// then.
+/// Chooses the first path for a bio of weight `n` and moves it after the paths with no greater
+/// load.
 #[inline(never)]
 fn choose_first(order: &mut [LoadRank], n: u64, clock: u64) -> usize {
     let first = LoadRank { load: order[0].load + n, used: clock, ..order[0] };
@@ -263,14 +262,14 @@ fn choose_first(order: &mut [LoadRank], n: u64, clock: u64) -> usize {
     first.path as usize
 }
 
-/// True when the first will be the last once it is chosen for a bio of weight `n`. Then so will
-/// each be after it, for bios of the same weight.
+/// True if the first path becomes the last once it is chosen for a bio of weight `n`. The same then
+/// holds for each following path and bios of the same weight.
 fn can_rotate(order: &[LoadRank], n: u64) -> bool {
     order.last().is_some_and(|last| order[0].load + n >= last.load)
 }
 
-/// Chooses for `bio` and those behind it, as long as they are of weight `n` too, from paths that
-/// [`can_rotate`] is true of, and stays so. Says how many they were, and the next.
+/// Chooses for `bio` and the bios after it, as long as they have weight `n`. [`can_rotate`] must be
+/// true for the paths. Returns the number of bios, and the first bio with another weight.
 #[inline(always)]
 fn choose_rotating<R: LoadRule>(
     order: &mut [LoadRank],
@@ -342,7 +341,7 @@ impl<S: LoadSelector> PathChooser for LoadLane<S> {
 }
 
 impl<S: LoadSelector> Drop for LoadLane<S> {
-    /// What a lane that goes away had under way is no load any more.
+    /// Removes the lane's part from the shared loads.
     fn drop(&mut self) {
         for (slot, load) in self.slots.iter_mut().zip(self.selector.loads().all()) {
             slot.unpublished = slot.published.wrapping_neg();
@@ -389,8 +388,8 @@ mod loom_tests {
         }
     }
 
-    /// Two bios down and one back, a poll later one more down. Its part is 2 when the lane goes
-    /// away.
+    /// Two bios are sent and one completes; after another poll one more is sent. The lane's part is
+    /// 2 when it is dropped.
     fn run_core(selector: &Arc<CountRule>) {
         let mut lane = LoadLane::new(Arc::clone(selector));
         let choose = |lane: &mut LoadLane<CountRule>, bios| {
@@ -405,7 +404,7 @@ mod loom_tests {
         assert!((2..=4).contains(&seen), "two of its own and up to two of the other's, not {seen}");
     }
 
-    /// No change of a load is lost, and none is seen that would take it below zero.
+    /// No change of a load is lost, and no load is seen below zero.
     #[test]
     fn loads_of_two_cores_add_up() {
         loom::model(|| {

@@ -7,10 +7,9 @@
 //! poll. A request that was sent and completed within one turn is never published. So cores with
 //! fast paths exchange no cache lines.
 //!
-//! [`SelectorLane`] is a closed list, so that a choice is no call through a table of functions.
-//! [`SELECTORS`] lists the types. On one core the sequence of choices is the kernel's, checked
-//! against a recording. A selector numbers the paths of its group from 0, in the order of the
-//! table.
+//! [`SelectorLane`] is an enum, so that a choice needs no virtual call. [`SELECTORS`] lists the
+//! types. On one core the sequence of choices is the kernel's, checked against a recording. A
+//! selector numbers the paths of its group from 0, in the order of the table.
 
 mod historical_service_time;
 mod io_affinity;
@@ -26,14 +25,14 @@ use std::sync::Arc;
 use udm_core::{Batch, Bio, CoreId, Cx, Sectors};
 use udm_dm::child_lanes::{BatchDispatch, ChildLanes};
 
-/// A selector without paths, or which of its arguments it refuses, from 0.
+/// A selector without paths, or the index of the invalid argument.
 type SelectorResult = Result<Box<dyn Selector>, usize>;
 
-/// One line of the list of selectors.
+/// An entry of the list of selectors.
 pub struct SelectorType {
-    /// Its name in tables; case counts.
+    /// The name in tables; case-sensitive.
     pub name: &'static str,
-    /// Makes the selector of one group from its arguments.
+    /// Creates the selector of one group from its arguments.
     pub(super) new: fn(args: &[String]) -> SelectorResult,
 }
 
@@ -46,93 +45,94 @@ pub const SELECTORS: &[SelectorType] = &[
     io_affinity::TYPE,
 ];
 
-/// Why a path's arguments were refused.
+/// An error in a path's arguments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PathArgError {
-    /// The kernel's words behind `<selector> ps: `.
+    /// The kernel's text after `<selector> ps: `.
     pub(super) text: &'static str,
-    /// Which of the path's arguments, from 0.
+    /// The index of the invalid argument.
     pub(super) arg: usize,
 }
 
-/// The half of a selector that the cores share, for one group of one table.
+/// The part of a selector that the cores share, for one group of one table.
 pub(super) trait Selector: Send + Sync {
-    /// Its name in tables.
+    /// The name in tables.
     fn name(&self) -> &'static str;
 
-    /// Takes the next path of the group. `cores` is the number of cores, for selectors that choose
+    /// Adds the next path of the group. `cores` is the number of cores, for selectors that choose
     /// by core.
     ///
     /// # Errors
-    /// When the arguments are wrong.
+    /// If the arguments are invalid.
     fn add_path(&mut self, args: &[String], cores: usize) -> Result<(), PathArgError>;
 
-    /// Its own arguments as `table` and `status` print them: their number and the words.
+    /// The selector's own arguments as `table` and `status` print them: their number and the words.
     fn args(&self) -> String {
         String::from("0")
     }
 
-    /// How many words [`Selector::path_args`] has for each path.
+    /// Number of words of [`Selector::path_args`] per path.
     fn path_arg_count(&self) -> usize;
 
-    /// The arguments of `path` as `table` prints them, defaults filled in.
+    /// The arguments of `path` as `table` prints them, with defaults filled in.
     fn path_args(&self, path: usize) -> String;
 
-    /// How many words [`Selector::path_info`] has for each path.
+    /// Number of words of [`Selector::path_info`] per path.
     fn path_info_count(&self) -> usize {
         0
     }
 
-    /// What `status` prints behind a path's failure count.
+    /// The text that `status` prints after a path's failure count.
     fn path_info(&self, path: usize) -> String {
         let _ = path;
         String::new()
     }
 
-    /// The half for one core. All its paths are usable and in the table's order.
+    /// The selector's part for one core. All paths are usable and in the table's order.
     fn lane(self: Arc<Self>, core: CoreId) -> SelectorLane;
 }
 
-/// The half of a selector that belongs to one core. A list, as what is chosen by is asked for each
-/// bio: a call through a table of functions would cost as much as the choice. With a tag of its
-/// own: one hidden in a field takes more instructions to read.
+/// The part of a selector that belongs to one core. An enum, because each bio needs a choice and a
+/// virtual call would cost as much as the choice. It has an explicit tag, because a niche in a
+/// field takes more instructions to read.
 #[repr(u8)]
 pub(super) enum SelectorLane {
-    /// By turns.
+    /// Paths take turns.
     RoundRobin(round_robin::RoundRobinLane),
     /// By the number of bios in flight.
     QueueLength(load::LoadLane<queue_length::QueueLength>),
     /// By the bytes in flight.
     ServiceTime(load::LoadLane<service_time::ServiceTime>),
-    /// By the time that bios took.
+    /// By past service times.
     Historical(historical_service_time::HistoricalLane),
     /// By the core.
     IoAffinity(io_affinity::IoAffinityLane),
 }
 
-/// The bios of a batch, each of which is to have a path.
+/// The bios of a batch that are distributed to paths.
 pub(super) trait BioDispatch {
-    /// How many are left.
+    /// Number of bios left.
     fn left(&self) -> usize;
 
-    /// Takes the next.
+    /// Takes the next bio.
     fn take(&mut self) -> Option<Box<Bio>>;
 
-    /// The path for what was taken.
+    /// Sends a taken bio to `path`.
     fn put(&mut self, path: usize, bio: Box<Bio>);
 
-    /// Takes one after the other to the path that `choose` says: the first for which it says none.
+    /// Sends bios to the paths that `choose` returns. Stops at the first bio for which it returns
+    /// `None`, and returns that bio.
     fn each(&mut self, choose: impl FnMut(&mut Bio) -> Option<usize>) -> Option<Box<Bio>>;
 
-    /// Takes all to the first or the second of `paths`: `second` says which. How many the second
-    /// gets.
+    /// Sends all bios to the two `paths`, to the second one if `second` returns true. Returns how
+    /// many the second path got.
     fn between(self, paths: [usize; 2], second: impl FnMut(&mut Bio) -> bool) -> usize;
 }
 
-/// Those of a batch on their way to the legs of a group.
+/// A batch that is distributed to the legs of a group.
 struct GroupDispatch<'a> {
     deal: BatchDispatch<'a>,
-    /// The leg of its first path.
+    /// The leg of the group's first path.
     first: usize,
 }
 
@@ -164,52 +164,51 @@ impl BioDispatch for GroupDispatch<'_> {
     }
 }
 
-/// What each selector does on one core.
+/// The operations of a selector on one core.
 pub(super) trait PathChooser {
-    /// `path` can be used no more. It was usable.
+    /// Marks a usable path as failed.
     fn fail(&mut self, path: usize);
 
-    /// `path` can be used again. It was not usable. Of several that returned since the last look
-    /// the earliest comes first.
+    /// Marks an unusable path as usable. Paths that returned since the last refresh are passed in
+    /// the order of their reinstatement.
     fn reinstate(&mut self, path: usize);
 
-    /// A batch is to be chosen for: the time to look at what the choice goes by, for those that do
-    /// not look while they choose.
+    /// Called before the choices for a batch, for selectors that read shared state once per batch.
     #[inline(always)]
     fn look(&mut self, cx: &Cx<'_>) {
         let _ = cx;
     }
 
-    /// The path for a bio that is a batch of its own: a usable one, of which there is at least one.
+    /// Returns a usable path for a bio that is a batch of its own. At least one path is usable.
     fn choose(&mut self, bio: &mut Bio) -> usize;
 
-    /// Says the path for each of `bio_faults`: what so many calls of [`PathChooser::choose`] would choose if
-    /// nothing changed meanwhile.
+    /// Chooses a path for each of `bios`, with the same result as calls of [`PathChooser::choose`]
+    /// if nothing changes in between.
     fn choose_all(&mut self, bios: impl BioDispatch);
 
-    /// `reverse_map` came back from `path`, well or not, `sectors` long in all; perhaps none. Called
-    /// once for each poll in which bios of the path are in flight or come back: the time to tell
-    /// the other cores what has changed on it.
+    /// Accounts for `back`, bios of `path` that completed with or without error, with `sectors` in
+    /// total; possibly none. Called once per poll in which bios of the path are in flight or
+    /// complete. The selector publishes its changes to other cores here.
     #[inline(always)]
     fn polled(&mut self, path: usize, back: &[Box<Bio>], sectors: Sectors, cx: &Cx<'_>) {
         let _ = (path, back, sectors, cx);
     }
 
-    /// The same for one of several paths that are polled together, all of whose bios went well:
-    /// [`PathChooser::end_reap`] comes behind the last.
+    /// As [`PathChooser::polled`], for one of several paths that are polled together, if all of its
+    /// bios succeeded. [`PathChooser::end_reap`] is called after the last path.
     #[inline(always)]
     fn reaped(&mut self, path: usize, back: &[Box<Bio>], sectors: Sectors, cx: &Cx<'_>) {
         self.polled(path, back, sectors, cx);
     }
 
-    /// See [`PathChooser::reaped`].
+    /// Called after the last call of [`PathChooser::reaped`] in a poll.
     #[inline(always)]
     fn end_reap(&mut self, cx: &Cx<'_>) {
         let _ = cx;
     }
 }
 
-/// Does `$do` with the lane in `$selector`, whichever it is.
+/// Evaluates `$do` with `$lane` bound to the lane in `$selector`.
 macro_rules! each {
     ($selector:expr, $lane:ident => $do:expr) => {
         match $selector {
@@ -233,11 +232,11 @@ impl SelectorLane {
         each!(self, lane => lane.reinstate(path));
     }
 
-    /// Submits each bio of `batch` to the leg of the path that is chosen for it; that of the first
-    /// path is `first`. Leaves `batch` empty.
+    /// Submits each bio of `batch` to the leg of its chosen path; `first` is the leg of the first
+    /// path. `batch` is empty afterwards.
     ///
-    /// Three are asked in line, here and in [`SelectorLane::polled`]: with all five the way of a
-    /// single bio is up to 10 instructions longer.
+    /// Three selectors are matched inline, here and in [`SelectorLane::polled`]. With all five, a
+    /// single bio takes up to 10 instructions more.
     #[inline(always)]
     pub(super) fn deal(&mut self, batch: &mut Batch, first: usize, legs: &mut ChildLanes, cx: &mut Cx<'_>) {
         match self {
@@ -269,8 +268,9 @@ impl SelectorLane {
         each!(self, lane => lane.polled(path, back, sectors, cx));
     }
 
-    /// See [`PathChooser::reaped`]: takes what the legs that `polled` marks have given back, as far as
-    /// they are the group's `paths` and all went well. The marks of the others.
+    /// Takes the completed bios of the legs set in `polled`, if a leg belongs to the group's
+    /// `paths` and all of its bios succeeded ([`PathChooser::reaped`]). Returns the bits of the
+    /// other legs.
     #[inline(always)]
     pub(super) fn reaped(
         &mut self,
@@ -283,7 +283,7 @@ impl SelectorLane {
     }
 }
 
-/// Out of line, as the loop that chooses is: each has all registers then.
+/// Not inlined, as the loop that chooses: so each has all registers.
 #[inline(never)]
 fn dispatch_batch(
     lane: &mut impl PathChooser,
@@ -302,7 +302,7 @@ fn dispatch_batch(
     }
 }
 
-/// Out of line, one for each selector: it asks nothing of a list of selectors then.
+/// Not inlined, one instance per selector: the loop has no match on the selector.
 #[inline(never)]
 fn reap_group(
     lane: &mut impl PathChooser,
@@ -341,8 +341,8 @@ fn dispatch_many(
     }
 }
 
-/// The `parse_repeat_count` argument that three selectors take, and none still uses: above 1 it is taken
-/// for 1, and 0 is kept for `table`.
+/// Parses the `repeat_count` argument of three selectors, which none uses. A value above 1 is taken
+/// as 1; 0 is kept for `table`.
 fn parse_repeat_count(selector: &str, word: &str) -> Result<u32, PathArgError> {
     match super::parse::parse_u32(word) {
         Some(n @ 0..=1) => Ok(n),
@@ -354,7 +354,7 @@ fn parse_repeat_count(selector: &str, word: &str) -> Result<u32, PathArgError> {
     }
 }
 
-/// What [`PathChooser::choose_all`] says for each of `bio_faults`.
+/// The choices of [`PathChooser::choose_all`] for `bios`.
 #[cfg(test)]
 fn choose_all(lane: &mut impl PathChooser, bios: Batch) -> Vec<(usize, Box<Bio>)> {
     struct RecordedChoices<'a>(&'a mut std::vec::IntoIter<Box<Bio>>, &'a mut Vec<(usize, Box<Bio>)>);

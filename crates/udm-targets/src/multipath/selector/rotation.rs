@@ -3,58 +3,58 @@
 use super::BioDispatch;
 use udm_core::Bio;
 
-/// Paths in an order that has no end: behind the last comes the first.
+/// Paths in a cyclic order: the first follows the last.
 #[derive(Debug, Default)]
 pub(super) struct Rotation {
     paths: Vec<u32>,
-    /// Which of them is next.
+    /// The position of the next path.
     place: usize,
 }
 
 impl Rotation {
-    /// `paths`, from `place` of them on.
+    /// A rotation of `paths` that starts at position `place`.
     pub(super) fn new(paths: impl Iterator<Item = u32>, place: usize) -> Rotation {
         Rotation { paths: paths.collect(), place }
     }
 
-    /// The same in the room of another ring.
+    /// Starts again with other paths, in the same memory.
     pub(super) fn begin(&mut self, paths: impl Iterator<Item = u32>) {
         self.paths.clear();
         self.paths.extend(paths);
         self.place = 0;
     }
 
-    /// Turns the ring so that its first path is the next, to be changed.
+    /// Rotates the list so that the next path is first, and returns the list for changes.
     pub(super) fn rotate_to_front(&mut self) -> &mut Vec<u32> {
         self.paths.rotate_left(self.place);
         self.place = 0;
         &mut self.paths
     }
 
-    /// The path that is next, which there is.
+    /// The next path. The rotation must not be empty.
     #[inline(always)]
     pub(super) fn first(&self) -> usize {
         self.paths[self.place] as usize
     }
 
-    /// The place of the next.
+    /// The position of the next path.
     #[inline(always)]
     pub(super) fn place(&self) -> usize {
         self.place
     }
 
-    /// The paths from `place` on, round and round.
+    /// The paths from position `place` on, repeated without end.
     pub(super) fn from(&self, place: usize) -> impl Iterator<Item = usize> + '_ {
         self.paths.iter().cycle().skip(place).map(|path| *path as usize)
     }
 
-    /// The one at `place` is next.
+    /// Sets the position of the next path.
     #[inline(always)]
     pub(super) fn set_next(&mut self, place: usize) {
         self.place = place;
     }
 
-    /// Takes the next.
+    /// Returns the next path and advances.
     #[inline(always)]
     pub(super) fn next(&mut self) -> usize {
         let path = self.first();
@@ -62,7 +62,8 @@ impl Rotation {
         path
     }
 
-    /// Takes each of `bio_faults` to the next path, as long as it `may` go there: the first that may not.
+    /// Sends each of `bios` to the next path while `may` returns true. Returns the first bio for
+    /// which it returns false.
     #[inline(always)]
     pub(super) fn deal(
         &mut self,
@@ -83,7 +84,7 @@ impl Rotation {
     }
 }
 
-/// The place behind `place` in a ring of `len`.
+/// The position after `place` in a rotation of `len` paths.
 #[inline(always)]
 pub(super) fn next_position(place: usize, len: usize) -> usize {
     if place + 1 == len { 0 } else { place + 1 }

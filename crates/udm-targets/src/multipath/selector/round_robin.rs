@@ -1,8 +1,8 @@
 //! `round-robin`: each path in turn, whatever its load.
 //!
-//! A path that is reinstated goes to the front of the order: the very next bio is its. Nothing is
-//! shared: each core rotates on its own, from a start that differs by core. Over any number of bios
-//! on c cores the numbers of bios of two paths differ by at most c.
+//! A reinstated path goes to the front of the order and gets the next bio. Cores share nothing:
+//! each core rotates on its own, from a start that depends on the core. So on c cores the numbers
+//! of bios of two paths differ by at most c.
 
 use super::rotation::Rotation;
 use super::{BioDispatch, PathArgError, PathChooser, Selector, SelectorLane, SelectorType};
@@ -48,7 +48,7 @@ impl Selector for RoundRobin {
 pub(in crate::multipath) struct RoundRobinLane(Rotation);
 
 impl SelectorLane {
-    /// Each of `paths` in turn, from a start that differs by core.
+    /// A round-robin lane over `paths` paths, with a start that depends on the core.
     pub(in crate::multipath) fn by_turns(paths: usize, core: CoreId) -> SelectorLane {
         SelectorLane::RoundRobin(RoundRobinLane(Rotation::new(0..paths as u32, core.index() % paths)))
     }

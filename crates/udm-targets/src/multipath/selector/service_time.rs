@@ -1,8 +1,7 @@
-//! `service-time`: the path that would be through first, by bytes in flight and relative
-//! throughput.
+//! `service-time`: the path that would complete first, by bytes in flight and relative throughput.
 //!
-//! A path whose throughput is 0 is used only while every usable path's is. A flush has no bytes and
-//! adds nothing.
+//! A path with throughput 0 is used only if every usable path has throughput 0. A flush has no
+//! bytes and adds no load.
 
 use super::load::{LoadLane, LoadRule, LoadSelector, PathLoad, SharedLoads};
 use super::{PathArgError, Selector, SelectorLane, SelectorType};
@@ -14,7 +13,7 @@ use udm_core::{Bio, CoreId, Sectors};
 pub(super) const TYPE: SelectorType =
     SelectorType { name: "service-time", new: |_| Ok(Box::<ServiceTime>::default()) };
 
-/// The largest relative throughput.
+/// The maximum relative throughput.
 const THROUGHPUT_MAX: u32 = 100;
 
 #[derive(Default)]
@@ -97,8 +96,8 @@ impl LoadRule for ServiceTime {
     }
 }
 
-/// `Less` when `a` serves `n` more bytes sooner than `b` (spec B.3). The kernel drops low bits of
-/// sums near the top of its word; here the products are wide and exact.
+/// `Less` if `a` serves `n` more bytes sooner than `b`. The kernel drops low bits of sums near the
+/// top of its word; here the products are 128 bits wide and exact.
 fn compare_service_time(a: &PathLoad, b: &PathLoad, n: u64) -> Ordering {
     if a.throughput == b.throughput {
         return a.load().cmp(&b.load());
@@ -115,8 +114,8 @@ fn compare_service_time(a: &PathLoad, b: &PathLoad, n: u64) -> Ordering {
 mod tests {
     use super::*;
 
-    /// Bytes in flight and throughput of two paths, size of the bio, and what the first is against
-    /// the second (spec B.3).
+    /// Columns: bytes in flight and throughput of two paths, size of the bio, and the comparison of
+    /// the first with the second.
     #[test]
     fn comparisons_are_the_kernels() {
         let rows = [

@@ -1,7 +1,7 @@
-//! What must hold however cores and messages interleave, and whatever each load may return: loom
-//! tries the ways.
+//! Loom tests: rules that hold for every interleaving of cores and messages, and for every value
+//! that a load may return.
 //!
-//! The lane's half is the real one, [`Router`], over selectors that share nothing.
+//! The lane's part is the real [`Router`], with selectors that share nothing.
 
 use super::*;
 use crate::multipath::route::Router;
@@ -21,8 +21,8 @@ impl Core {
         Core { router: Router::new(shared, groups), shared: Arc::clone(shared) }
     }
 
-    /// As `submit` does: looks again when the word has moved, and says which group the batch goes
-    /// to.
+    /// As `submit` of the lane: refreshes if the word has changed. Returns the group that the batch
+    /// goes to.
     fn submit(&mut self) -> Option<usize> {
         if self.shared.word() != self.router.seen() {
             self.router.look(&self.shared);
@@ -36,16 +36,16 @@ fn shared(groups: usize) -> Arc<MultipathState> {
     Arc::new(MultipathState::new(groups, groups, false, None, PathLog::default()))
 }
 
-/// Lets loom try `model` twice, with either side of its [`race`] begun first. Loom remembers one
-/// access of an atomic only and so passes over some switches between threads. But a load that comes
-/// late may return what was there before, so the two orders reach those as well.
+/// Lets loom try `model` twice, starting with either side of its [`race`]. Loom remembers only one
+/// access per atomic and skips some switches between threads. A late load may still return an old
+/// value, so the two orders cover these cases too.
 fn explore(model: impl Fn(Begins) + Copy + Send + Sync + 'static) {
     for begins in [Begins::Left, Begins::Right] {
         loom::model(move || model(begins));
     }
 }
 
-/// Which side of a race loom runs first to begin with.
+/// The side of a race that loom starts first.
 #[derive(Clone, Copy)]
 enum Begins {
     Left,
@@ -73,7 +73,7 @@ fn race<L: 'static, R: 'static>(
     }
 }
 
-/// A batch for `core`, which it hands back.
+/// Submits a batch on `core` and returns the core.
 fn submit(mut core: Core) -> impl FnOnce(&Arc<MultipathState>) -> Core {
     move |_| {
         core.submit();
@@ -81,7 +81,7 @@ fn submit(mut core: Core) -> impl FnOnce(&Arc<MultipathState>) -> Core {
     }
 }
 
-/// Of two cores that fail the same path one counts it, and one tells.
+/// If two cores fail the same path, it is counted and logged once.
 #[test]
 fn of_two_failures_one_counts() {
     explore(|begins| {
@@ -95,7 +95,7 @@ fn of_two_failures_one_counts() {
     });
 }
 
-/// A path fails while a message reinstates it: the count of valid paths ends right, and meanwhile
+/// A path fails while a message reinstates it: the count of valid paths is right at the end and
 /// never wraps.
 #[test]
 fn the_count_of_valid_paths_ends_right() {
@@ -115,7 +115,7 @@ fn the_count_of_valid_paths_ends_right() {
     });
 }
 
-/// Whoever sees the generation that a failure made sees the failure.
+/// A core that sees the generation after a failure also sees the failure.
 #[test]
 fn a_generation_brings_its_paths_along() {
     explore(|begins| {
@@ -130,7 +130,7 @@ fn a_generation_brings_its_paths_along() {
     });
 }
 
-/// Whoever sees a path active again sees when it returned, too.
+/// A core that sees a path active again also sees its new stamp.
 #[test]
 fn a_returned_path_brings_its_stamp_along() {
     explore(|begins| {
@@ -144,8 +144,8 @@ fn a_returned_path_brings_its_stamp_along() {
     });
 }
 
-/// A command fails a path, failed already, that a check is about to reinstate: it is held in the
-/// end, and counted out.
+/// A command fails a failed path while a check reinstates it: at the end the path is failed by an
+/// administrator and not counted as valid.
 #[test]
 fn a_command_holds_a_path_that_a_check_brings_back() {
     explore(|begins| {
@@ -160,7 +160,8 @@ fn a_command_holds_a_path_that_a_check_brings_back() {
     });
 }
 
-/// And one that it takes back at once is not held by the check that was about to.
+/// If a command fails a path and reinstates it at once, a concurrent check does not mark it as
+/// failed by an administrator.
 #[test]
 fn a_command_that_is_taken_back_leaves_no_hold() {
     explore(|begins| {
@@ -178,8 +179,8 @@ fn a_command_that_is_taken_back_leaves_no_hold() {
     });
 }
 
-/// A lane looks while a group message comes in. No choice takes its change back or stands on what
-/// was before, and the next batch goes to the second group.
+/// A lane chooses a group during a group message. The choice neither reverts the message nor stays
+/// if it was based on old state. The next batch goes to the second group.
 fn goes_to_the_second_group(message: fn(&Arc<MultipathState>)) {
     explore(move |begins| {
         let s = shared(2);
@@ -225,7 +226,7 @@ fn a_returned_path_is_not_missed() {
     });
 }
 
-/// A lane chooses while a message changes a flag: neither takes back what the other did.
+/// A lane chooses a group while a message changes a flag: neither reverts the other.
 #[test]
 fn a_choice_and_a_message_keep_each_others_bits() {
     explore(|begins| {
@@ -238,7 +239,7 @@ fn a_choice_and_a_message_keep_each_others_bits() {
     });
 }
 
-/// A path fails under one lane while another one chooses: both end in the other group.
+/// A path fails on one lane while another lane chooses: both use the other group at the end.
 #[test]
 fn two_lanes_agree() {
     explore(|begins| {
@@ -253,7 +254,7 @@ fn two_lanes_agree() {
     });
 }
 
-/// A message and the checker reinstate a path at once: one does, and it counts once.
+/// A message and the checker reinstate a path at once: one does it, and it counts once.
 #[test]
 fn of_two_that_reinstate_a_path_one_does() {
     explore(|begins| {

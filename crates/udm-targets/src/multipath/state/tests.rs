@@ -1,4 +1,4 @@
-//! Groups, paths and flags, one step after another.
+//! Unit tests of groups, paths and flags, without concurrency.
 
 use super::*;
 
@@ -6,8 +6,8 @@ fn views(groups: &[(usize, bool)]) -> Vec<GroupView> {
     groups.iter().map(|&(usable, bypassed)| GroupView { usable, bypassed }).collect()
 }
 
-/// Spec C.2, row by row: next, current, first group, usable and bypassed groups; then the
-/// choice and next afterwards.
+/// Columns: next group, current group, groups (usable paths, bypassed), then the chosen group and
+/// the next group afterwards.
 #[test]
 fn groups_are_chosen_in_the_kernels_order() {
     type Row = (Option<usize>, Option<usize>, &'static [(usize, bool)], Option<usize>, Option<usize>);

@@ -1,4 +1,4 @@
-//! What comes back from the paths of a watched lane, and what is late.
+//! Completions of the paths of a watched lane, and requests past their deadline.
 
 use super::PathWatcher;
 use super::in_flight::{CopiedRead, CopyRole, InFlightSlot, SentSlot, SlotKind, copy_segments};
@@ -8,17 +8,17 @@ use crate::multipath::path_log::FailReason;
 use udm_core::bugs::{self, Bug};
 use udm_core::{Bio, Cx, DeadlineStatus, Nanos, Op, Status};
 
-/// Bytes of answers that a poll copies even where others have used up the core's budget of work.
+/// Bytes of completed reads that a poll copies even if the core's work budget is used up.
 const FLOOR: u64 = 256 << 10;
 
 impl PathWatcher {
-    /// Polls the lane of a path and sorts out what it brings, as far as the turn's work goes.
+    /// Polls the lane of a path and processes its completions, as far as the work budget allows.
     pub(super) fn poll_path(&mut self, path: usize, now: Nanos, cx: &mut Cx<'_>) {
         let mut completions = std::mem::take(&mut self.completions);
         self.paths[path].lane.poll(&mut completions, cx);
         let refused = &mut self.groups[self.paths[path].group].refused;
         if !completions.is_empty() && std::mem::take(refused) {
-            // Of a path that may have had its poll in this turn.
+            // A refused read may be on a path that was already polled in this turn.
             cx.wake_now();
         }
         self.paths[path].unprocessed.extend(completions.drain(..));
@@ -37,7 +37,7 @@ impl PathWatcher {
         }
     }
 
-    /// `bio` is off `path`: what it was.
+    /// Frees the slot of `bio`, which completed on `path`, and returns the slot.
     pub(super) fn remove_slot(&mut self, path: usize, bio: &Bio) -> InFlightSlot {
         let slot = self.slots.remove(bio.cookie as usize);
         debug_assert_eq!(slot.path, path, "a bio came back from another path");
@@ -77,7 +77,7 @@ impl PathWatcher {
         }
     }
 
-    /// What comes late passes for the answer to another read: for [`Bug::LateAnswerBelieved`].
+    /// Accepts a late answer as the answer of another read: for [`Bug::LateAnswerBelieved`].
     #[cold]
     fn accept_late_answer(&mut self, path: usize, copy: &Bio, now: Nanos, cx: &mut Cx<'_>) {
         let other = self.reads.iter().find(|(_, read)| read.leg == path).map(|(key, read)| (key, read.own));
@@ -87,7 +87,7 @@ impl PathWatcher {
         }
     }
 
-    /// A copy has left `path`.
+    /// Counts a completed copy on `path`.
     pub(super) fn copy_completed(&mut self, path: usize, read: Option<usize>, role: CopyRole) {
         if read.is_none() || role != CopyRole::Own {
             self.detached_copies -= 1;
@@ -95,15 +95,14 @@ impl PathWatcher {
         }
     }
 
-    /// What had been told as late has come back.
+    /// Counts a request that completed after its deadline.
     pub(super) fn late_completed(&self, path: usize, late: bool) {
         if late {
             WatchCounters::take(&self.counts(path).waiting, 1);
         }
     }
 
-    /// The first answer ends a read; but an error of a hedge says nothing, since the path that was
-    /// chosen has it still.
+    /// The first answer completes a read. If a hedge fails, the read still waits for its own path.
     fn answered(&mut self, read: usize, role: CopyRole, copy: &Bio, now: Nanos, cx: &mut Cx<'_>) {
         let won = role == CopyRole::Hedge;
         if won && !copy.status.is_ok() {
@@ -116,7 +115,7 @@ impl PathWatcher {
         bio.end_with(copy.status);
         self.paths[leg].completed.push(bio);
         if won {
-            // It may have had its poll in this turn.
+            // The path `leg` may already have been polled in this turn.
             cx.wake_now();
             self.paths[leg].score.lost += 1;
             if self.paths[leg].score.lost >= LOST_READS_MAX {
@@ -127,7 +126,8 @@ impl PathWatcher {
         }
     }
 
-    /// Nobody waits for `read` any more. If it was answered, `won` says whether by its hedge.
+    /// Removes `read`, which is completed or given up. `won` is `None` if it was given up,
+    /// otherwise it is true if the hedge answered first.
     pub(super) fn end_read(&mut self, read: usize, won: Option<bool>, now: Nanos) -> CopiedRead {
         let ended = self.reads.remove(read);
         let CopiedRead { leg, own, hedge, .. } = ended;
@@ -139,7 +139,7 @@ impl PathWatcher {
                 WatchCounters::add(&self.counts(leg).won, 1);
             }
             Some(false) => {}
-            // Given up: whether its own copy is still there, its slot says.
+            // Given up: its own copy may still be in flight.
             None => self.detach_copy(own),
         }
         if let Some(hedge) = hedge {
@@ -153,7 +153,7 @@ impl PathWatcher {
         ended
     }
 
-    /// The answer of a copy is waited for no longer.
+    /// Marks a copy as no longer needed.
     fn detach_copy(&mut self, slot: usize) {
         let Some(InFlightSlot { path, what: SlotKind::Copy { read, role }, .. }) = self.slots.get_mut(slot)
         else {
@@ -165,7 +165,7 @@ impl PathWatcher {
         }
     }
 
-    /// A hedge did not do what it was for.
+    /// A hedge failed or is on a quiet path.
     pub(super) fn hedge_failed(&mut self, read: usize, now: Nanos) {
         let CopiedRead { leg, hedge, .. } = &mut self.reads[read];
         let (leg, hedge) = (*leg, hedge.take());
@@ -175,14 +175,14 @@ impl PathWatcher {
         WatchCounters::add(&self.counts(leg).wasted, 1);
         let group = self.paths[leg].group;
         self.groups[group].budget.ended(false, now);
-        // It may have another one, elsewhere.
+        // The read may be hedged again, on another path.
         let own = self.reads[read].own;
         let InFlightSlot { at, serial, .. } = self.slots[own];
         let path = &mut self.paths[leg];
         path.refused.push(SentSlot { at, slot: own, serial }, path.in_flight, &self.slots);
     }
 
-    /// What on `path` is past its deadline.
+    /// Handles the requests on `path` that are past their deadline.
     pub(super) fn check_deadlines(&mut self, path: usize, now: Nanos, cx: &mut Cx<'_>) {
         while let Some(sent) = self.paths[path].before_deadline.first(&self.slots) {
             let last_answer = self.paths[path].last_answer;
@@ -198,7 +198,7 @@ impl PathWatcher {
         }
     }
 
-    /// Fails a path for its silence, or for a request that it has kept.
+    /// Fails a path because it is silent or has not completed a request for too long.
     fn fail_silent(&self, path: usize, how: DeadlineStatus) {
         if self.shared.path(path).failed {
             return;
@@ -210,7 +210,7 @@ impl PathWatcher {
         }
     }
 
-    /// The deadline of what is in `path_load` is over.
+    /// Handles the request in `slot`, whose deadline has passed.
     fn expire_slot(&mut self, path: usize, slot: usize, now: Nanos) {
         match &mut self.slots[slot].what {
             SlotKind::Original { late, .. } => {

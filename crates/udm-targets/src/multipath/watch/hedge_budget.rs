@@ -1,50 +1,50 @@
-//! When a read is sent to a second path, and how often that may be.
+//! Rules for hedged reads: when a read is also sent to a second path, and how often.
 //!
-//! A read that has taken longer than most do ([`PERCENTILE`] of those of its group in the last
-//! window, at first of those there are, and never less than [`AFTER_MIN`]) goes to a second path as
-//! well. Each read earns a twentieth of such a *hedge*, and no more than [`SAVED_MAX`] are saved
-//! up. Where hedges do not win (storage that is slow behind all paths) they only add to its load:
-//! when fewer than [`WON_MIN`] of the last [`WIN_CHECK_HEDGES`] were the first to answer, there are none for a
-//! while, twice as long each time.
+//! A read is hedged if it takes longer than most reads. The limit is [`PERCENTILE`] of the reads of
+//! its group in the last window, and at least [`AFTER_MIN`]. Until the first window ends, the reads
+//! so far are used. Each read earns a twentieth of a *hedge*; at most [`SAVED_MAX`] hedges are
+//! saved up.
 //!
-//! What is sent in place of a path that is *quiet*, and of no other, is no additional load: such a
-//! hedge is free, as long as the path that it goes to is not quiet too. Else the reads of a path
-//! that hangs would use up the budget within a few times the shortest wait, and then wait for the
-//! path. That holds while there are none for want of success, too, where the other path is known to
-//! answer: storage that was slow behind all paths a while ago says nothing about a path that hangs
-//! now. A read that was refused is looked at again while it waits.
+//! If the storage behind all paths is slow, hedges do not win and only add load. So if fewer than
+//! [`WON_MIN`] of the last [`WIN_CHECK_HEDGES`] hedges answered first, hedging pauses, each time
+//! for twice as long.
 //!
-//! **One hedge at a time.** Where several paths hang at once, since they share a switch, a hedge
-//! may go to one of those that nobody knows of yet. When it comes back with an error, or its path
-//! has become quiet, the read may have another one, by the same rules, and on each path one at the
-//! most. Else it would wait for its deadline, and the longest read is what hedges are for.
+//! If the first path is *quiet* (it completes nothing) and the second is not, a hedge adds no load:
+//! such a hedge is free. Otherwise the reads of a hanging path would use up the budget quickly, and
+//! later reads would wait for the path. Free hedges are also sent during a pause, if the second
+//! path is known to answer: storage that was slow earlier says nothing about a path that hangs now.
+//! A read that was refused a hedge is examined again while it waits.
+//!
+//! **One hedge at a time.** If several paths hang at once, for example behind one switch, a hedge
+//! may go to a path that also hangs. If the hedge fails or its path becomes quiet, the read may be
+//! hedged again by the same rules, at most once per path. Otherwise it would wait for its deadline.
 
 use udm_core::Nanos;
 use udm_core::bugs::{self, Bug};
 
-/// Of a hundred reads so many are through before a hedge is sent.
+/// Percent of reads that complete before a hedge is sent.
 pub(super) const PERCENTILE: u32 = 95;
-/// No hedge is sent sooner.
+/// Minimum time before a hedge is sent.
 pub(super) const AFTER_MIN: Nanos = Nanos::from_millis(1);
-/// A path that has answered nothing for so many times as long is quiet.
+/// A path is quiet if it completes nothing for this many times the hedge delay.
 pub(super) const QUIET_FACTOR: u64 = 4;
-/// Reads that a window must have to go by it.
+/// Minimum number of reads in a window for it to be evaluated.
 pub(super) const READS_MIN: u32 = 64;
-/// Reads that earn one hedge.
+/// Number of reads that earn one hedge.
 pub(super) const READS_A_HEDGE: u64 = 20;
-/// The most hedges that are saved up.
+/// Maximum number of saved hedges.
 pub(super) const SAVED_MAX: u64 = 64;
-/// Hedges after which it is looked how many have won.
+/// Number of hedges after which the won hedges are checked.
 const WIN_CHECK_HEDGES: u32 = 32;
 const WON_MIN: u32 = 4;
-/// How long there are none, first and at the most.
+/// Length of the first and of the longest pause.
 const PAUSE: Nanos = Nanos::from_millis(1_000);
 const PAUSE_MAX: Nanos = Nanos::from_millis(64_000);
 
-/// The budget of one lane.
+/// The hedge budget of one group on one core.
 #[derive(Debug)]
 pub(super) struct HedgeBudget {
-    /// Reads not spent.
+    /// Reads that have not been spent on hedges.
     saved: u64,
     ended: u32,
     won: u32,
@@ -59,12 +59,12 @@ impl Default for HedgeBudget {
 }
 
 impl HedgeBudget {
-    /// `reads` were sent.
+    /// Adds `reads` sent reads.
     pub(super) fn earn(&mut self, reads: u64) {
         self.saved = (self.saved + reads).min(SAVED_MAX * READS_A_HEDGE);
     }
 
-    /// Takes one hedge; false when there is none to be had.
+    /// Takes one hedge from the budget. Returns false if none is available.
     pub(super) fn take(&mut self, now: Nanos) -> bool {
         if bugs::on(Bug::HedgeUnpaid) {
             return true;
@@ -76,12 +76,12 @@ impl HedgeBudget {
         true
     }
 
-    /// True while there are none for want of success.
+    /// True during a pause because too few hedges won.
     pub(super) fn paused(&self, now: Nanos) -> bool {
         now < self.until
     }
 
-    /// A hedge has ended: it was the first to answer, or not.
+    /// Counts a finished hedge; `won` is true if it answered first.
     pub(super) fn ended(&mut self, won: bool, now: Nanos) {
         self.ended += 1;
         self.won += u32::from(won);

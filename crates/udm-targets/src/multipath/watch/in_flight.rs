@@ -1,4 +1,4 @@
-//! What a watched lane has in flight, and what a read that it hands down is a copy of.
+//! Requests in flight in a watched lane, and the copies that it sends for reads.
 
 use slab::Slab;
 use smallvec::SmallVec;
@@ -6,69 +6,69 @@ use std::collections::VecDeque;
 use udm_core::bugs::{self, Bug};
 use udm_core::{Batch, Bio, BufPool, Nanos, OwnerId, Segments};
 
-/// Bytes of copies that a lane has at the most, those that hang included. A read that finds no room
-/// goes down itself.
+/// Maximum bytes of all copies of a lane, including copies on hanging paths. A read that does not
+/// fit is sent itself.
 const MEMORY_MAX: usize = 32 << 20;
-/// Bytes of those that are kept for the next.
+/// Maximum bytes of completed copies that are kept for reuse.
 const KEPT_MAX: usize = 4 << 20;
 
-/// A bio on a path.
+/// A bio in flight on a path.
 pub(super) struct InFlightSlot {
-    /// No two of a lane have the same.
+    /// Unique within a lane.
     pub(super) serial: u64,
     pub(super) path: usize,
-    /// When it was sent.
+    /// Time when the bio was sent.
     pub(super) at: Nanos,
     pub(super) what: SlotKind,
 }
 
-/// What is on the path.
+/// The kind of a bio in flight.
 #[derive(Clone, Copy)]
 pub(super) enum SlotKind {
-    /// The bio from above: a write, a flush, or a read for whose copy there was no room.
+    /// The original bio: a write, a flush, or a read whose copy did not fit.
     Original {
-        /// As its maker set it.
+        /// The cookie set by the owner of the bio.
         cookie: u64,
-        /// The deadline is over, and it has been counted.
+        /// The deadline has passed and the bio was counted as late.
         late: bool,
     },
     /// A copy of a read.
     Copy {
-        /// Of which; nothing where nobody waits for the answer any more.
+        /// The read; `None` if the answer is no longer needed.
         read: Option<usize>,
         role: CopyRole,
     },
 }
 
-/// Why a copy was sent.
+/// The reason why a copy was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CopyRole {
     /// The path was chosen for the read.
     Own,
-    /// The path that was chosen takes long.
+    /// The chosen path takes too long.
     Hedge,
-    /// To see how a path on probation does.
+    /// A trial read on an ejected path.
     EjectionTrial,
 }
 
-/// A read from above, whose copies are on their way.
+/// An original read whose copies are in flight.
 pub(super) struct CopiedRead {
     pub(super) bio: Box<Bio>,
-    /// The path that was chosen for it.
+    /// The path chosen for the read.
     pub(super) leg: usize,
-    /// The slot of its copy there.
+    /// The slot of the copy on the chosen path.
     pub(super) own: usize,
-    /// That of its hedge.
+    /// The slot of the hedge.
     pub(super) hedge: Option<usize>,
-    /// The paths that hedges of it went to.
+    /// The paths to which hedges of the read were sent.
     pub(super) tried: SmallVec<[usize; 2]>,
 }
 
-/// Slots in the order in which they were sent: what waits for a time.
+/// Slots in the order of their sending.
 #[derive(Default)]
 pub(super) struct SlotQueue(VecDeque<SentSlot>);
 
-/// When a slot was sent, and which it was.
+/// The time at which a slot was sent, and its identity.
 #[derive(Clone, Copy)]
 pub(super) struct SentSlot {
     pub(super) at: Nanos,
@@ -77,7 +77,7 @@ pub(super) struct SentSlot {
 }
 
 impl SentSlot {
-    /// Its answer is still waited for.
+    /// True if the answer is still needed.
     fn is_waited_for(&self, slots: &Slab<InFlightSlot>) -> bool {
         slots.get(self.slot).is_some_and(|slot| {
             slot.serial == self.serial
@@ -87,8 +87,8 @@ impl SentSlot {
 }
 
 impl SlotQueue {
-    /// `in_flight` says which of the others are through: those are forgotten now and then, so that one
-    /// that hangs keeps no row of them.
+    /// Appends a slot. If the queue is much longer than `in_flight`, finished slots are removed
+    /// first, so that one hanging request does not keep them.
     pub(super) fn push(&mut self, sent: SentSlot, in_flight: usize, slots: &Slab<InFlightSlot>) {
         if self.0.len() >= 64 + 2 * in_flight {
             self.0.retain(|sent| sent.is_waited_for(slots));
@@ -96,7 +96,7 @@ impl SlotQueue {
         self.0.push_back(sent);
     }
 
-    /// The oldest that is waited for.
+    /// The oldest slot whose answer is still needed.
     pub(super) fn first(&mut self, slots: &Slab<InFlightSlot>) -> Option<SentSlot> {
         while let Some(sent) = self.0.front() {
             if sent.is_waited_for(slots) {
@@ -107,14 +107,13 @@ impl SlotQueue {
         None
     }
 
-    /// Takes the oldest off.
+    /// Removes the oldest slot.
     pub(super) fn pop(&mut self) {
         self.0.pop_front();
     }
 }
 
-/// Copies of reads, each with memory of its own, so that an answer that comes late lands nowhere
-/// else.
+/// Copies of reads. Each has its own memory, so that a late answer overwrites nothing else.
 pub(super) struct ReadCopies {
     pub(super) owner: OwnerId,
     memory: BufPool,
@@ -126,7 +125,7 @@ impl ReadCopies {
         ReadCopies { owner, memory: BufPool::new(KEPT_MAX), spare: Batch::new() }
     }
 
-    /// A copy of `bio`; nothing where there is no room.
+    /// A copy of `bio`; `None` if it does not fit into the memory limit.
     pub(super) fn of(&mut self, bio: &Bio) -> Option<Box<Bio>> {
         let len = bio.data.len();
         if self.memory.held() + self.memory.growth(len) > MEMORY_MAX {
@@ -143,14 +142,14 @@ impl ReadCopies {
         Some(copy)
     }
 
-    /// Takes a copy back that is home.
+    /// Takes back a completed copy.
     pub(super) fn give_back(&mut self, mut copy: Box<Bio>) {
         std::mem::take(&mut copy.data).into_iter().for_each(|piece| self.memory.put(piece));
         self.spare.push(copy);
     }
 }
 
-/// Copies `from`, whose pieces are a copy's own, into `to`.
+/// Copies `from`, the data of a copy, into `to`.
 pub(super) fn copy_segments(from: &Segments, to: &mut Segments) {
     let len = from.len();
     from.consume(0, len, |at, part| {

@@ -1,10 +1,10 @@
 //! The path watch of one core: deadlines, hedged reads, and ejection of slow paths. It is optional
 //! ([`udm_dm::PathWatchOptions`]); a lane without it executes none of this code.
 //!
-//! It is a layer between the multipath lane and its paths, and not a mode of that lane. To the lane
-//! above, a silent path is a path that failed with a timeout. Each path gets a [`WatchedPathLane`]. All legs of
-//! a lane share one [`PathWatcher`] with the lanes of the paths, because a hedged read involves two
-//! paths.
+//! The watch is a layer between the multipath lane and its paths, not a mode of that lane. The lane
+//! above sees a silent path as a path that failed with a timeout. Each path gets a
+//! [`WatchedPathLane`]. All of them share one [`PathWatcher`], which owns the lanes of the paths,
+//! because a hedged read involves two paths.
 //!
 //! * **A read is sent as a copy with memory of its own.** A late answer lands in the copy. So the
 //!   original can complete or be sent to another path. If the memory for copies is used up, the
@@ -19,18 +19,19 @@
 //! * The deadline counts from the last answer of the path on this core, because a path that answers
 //!   other requests is busy and not silent. A request that gets no answer at all is given up after
 //!   four deadlines. An NBD path with its own `deadline=` counts with the same type
-//!   ([`DeadlineTimer`](udm_core::DeadlineTimer)): time in which the core did not run does not count.
-//! * Past its deadline a path is failed. Its reads return with a timeout and are retried like
-//!   others; the other requests wait, and are counted.
-//! * Copies that the lane above no longer waits for (`detached_copies`) are required own work: a suspend and
-//!   a close wait for them.
+//!   ([`DeadlineTimer`](udm_core::DeadlineTimer)): time in which the core did not run does not
+//!   count.
+//! * If a request is past its deadline, its path is failed. Reads return with a timeout and are
+//!   retried on other paths. Other requests wait and are counted.
+//! * Copies that the lane above no longer waits for (`detached_copies`) are required own work: a
+//!   suspend and a close wait for them.
 //! * Ejection is advice ([`ejection`](super::ejection)). A lane follows it only if the group has
 //!   another path, so it changes no group and fails no request.
 //! * Latencies are counted in a small array of steps per lane. They are evaluated once per window,
 //!   when a request is sent.
 //!
-//! `in_flight`: requests in flight. `completions`: completions and late requests. `slow_paths`: hedges and
-//! trials of ejected paths, with `hedge_budget` and `slow_path_score`.
+//! `in_flight`: requests in flight. `completions`: completions and late requests. `slow_paths`:
+//! hedges and trials of ejected paths, with `hedge_budget` and `slow_path_score`.
 
 mod completions;
 mod hedge_budget;
@@ -67,10 +68,10 @@ pub(super) struct PathWatcher {
     reads: Slab<CopiedRead>,
     serial: u64,
     copies: ReadCopies,
-    /// Copies on all paths that are nobody's above.
+    /// Number of copies on all paths that the lane above does not know of.
     detached_copies: usize,
-    /// A suspend is under way: a path is polled once behind each drain, and by its own leg. What it
-    /// is to hand back it would begin anew with a second.
+    /// A suspend is in progress. The caller polls each path once after each drain, so a poll here
+    /// for another path would make that path start work again that it must hand back.
     draining: bool,
     window_end: Nanos,
     trial: Option<EjectionTrial>,
@@ -79,54 +80,54 @@ pub(super) struct PathWatcher {
     completions: Batch,
 }
 
-/// A path.
+/// The state of one watched path.
 struct WatchedPath {
     lane: Box<dyn Lane>,
     group: usize,
     in_flight: usize,
-    /// When it last answered something, well or not.
+    /// Time of the last completion, with or without error.
     last_answer: Nanos,
-    /// Since when it has had something to answer.
+    /// Time since which the path has had requests in flight.
     busy_since: Nanos,
-    /// Copies in flight here that the lane above does not know of: hedges, trials, and those of
-    /// reads that were given up or answered elsewhere.
+    /// Copies in flight on this path that the lane above does not know of: hedges, trials, and
+    /// copies of reads that were given up or answered by another path.
     detached_copies: usize,
-    /// How long it may be silent, where there is a deadline, and what has one.
+    /// The deadline timer, if there is a deadline, and the requests that it applies to.
     patience: Option<DeadlineTimer>,
     before_deadline: SlotQueue,
-    /// Reads that may yet be hedged.
+    /// Reads that may still be hedged.
     unhedged: SlotQueue,
-    /// Those for which there was no hedge when they had taken long, or whose hedge came to nothing.
+    /// Slow reads that were refused a hedge, or whose hedge failed.
     refused: SlotQueue,
-    /// Those that were hedged, by when that was.
+    /// Hedged reads, in the order of their hedges.
     hedged: SlotQueue,
-    /// What came back and was not looked at, for want of work to spend on it.
+    /// Completions that were not processed because the work budget was used up.
     unprocessed: VecDeque<Box<Bio>>,
-    /// What goes up with the next poll.
+    /// Bios to return in the next poll.
     completed: Batch,
     window: LatencyWindow,
     score: SlowPathScore,
 }
 
-/// A group.
+/// The state of one group.
 struct WatchedGroup {
     paths: Range<usize>,
-    /// How long a read takes before it is hedged; never, as long as that is not known.
+    /// Time after which a read is hedged; [`Nanos::NEVER`] until it is known.
     after: Nanos,
-    /// What reads took, to learn that from.
+    /// Latencies from which `after` is computed.
     window: LatencyWindow,
     budget: HedgeBudget,
-    /// Reads were refused a hedge, and a path that answers may take them.
+    /// Reads were refused a hedge; a path that answers may take them.
     refused: bool,
 }
 
-/// A path of a watched lane.
+/// The lane of one watched path.
 struct WatchedPathLane {
     watch: Rc<RefCell<PathWatcher>>,
     path: usize,
 }
 
-/// Puts a watch over `lanes`, which belong to groups of so many paths each.
+/// Puts a watch over `lanes`; `counts` has the number of paths of each group.
 pub(super) fn watch_lanes(
     lanes: Vec<Box<dyn Lane>>,
     counts: impl Iterator<Item = usize>,
@@ -229,7 +230,7 @@ impl PathWatcher {
         }
     }
 
-    /// What goes down for `bio`, and the read that it is a copy of.
+    /// Returns the bio to send for `bio`, and the read if it is a copy.
     fn prepare(&mut self, path: usize, mut bio: Box<Bio>, now: Nanos) -> (Box<Bio>, Option<usize>) {
         let copied = bio.op == Op::Read || bugs::on(Bug::WriteGivenUp) && bio.op == Op::Write;
         if copied && let Some(mut copy) = self.copies.of(&bio) {
@@ -252,7 +253,7 @@ impl PathWatcher {
         (bio, None)
     }
 
-    /// Something is about to be sent.
+    /// Registers a bio that is about to be sent.
     fn add_slot(&mut self, path: usize, what: SlotKind, now: Nanos) -> SentSlot {
         self.serial += 1;
         let slot = self.slots.insert(InFlightSlot { serial: self.serial, path, at: now, what });
@@ -268,7 +269,7 @@ impl PathWatcher {
         sent
     }
 
-    /// Sends what is in `out`.
+    /// Sends the bios in `out`.
     fn send(&mut self, path: usize, cx: &mut Cx<'_>) {
         self.paths[path].lane.submit(&mut self.out, cx);
     }
@@ -277,7 +278,7 @@ impl PathWatcher {
         let now = cx.now();
         self.poll_path(path, now, cx);
         if self.detached_copies > 0 && !self.draining {
-            // A hedge may have been answered where the lane above sees nothing in flight.
+            // A hedge may complete on a path on which the lane above has nothing in flight.
             for other in (0..self.paths.len()).filter(|other| *other != path) {
                 if self.paths[other].detached_copies > 0 {
                     self.poll_path(other, now, cx);
@@ -290,7 +291,7 @@ impl PathWatcher {
         done.append(&mut self.paths[path].completed);
     }
 
-    /// What a path hands back was not started, and goes up as it was given.
+    /// Bios that a path hands back were not started, and are returned as they were submitted.
     fn drain(&mut self, path: usize, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
         let now = cx.now();
         self.draining = true;
@@ -320,7 +321,7 @@ impl PathWatcher {
         self.completions = completions;
     }
 
-    /// The counters of `path` for what the watch does.
+    /// The watch counters of `path`.
     fn counts(&self, path: usize) -> &WatchCounters {
         &self.row[path].watched
     }

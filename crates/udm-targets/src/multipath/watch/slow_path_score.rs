@@ -1,28 +1,28 @@
-//! Which path is much slower than the others of its group.
+//! Detection of a path that is much slower than the others of its group.
 //!
-//! The median of a path's reads in a window is compared with the median of those of the others: one
-//! that is more than [`SLOW_FACTOR`] as long, and no less than [`SLOW_MIN`], is a strike, and
-//! [`STRIKES`] in a row put the path out of use. A path whose reads only their hedges answered,
-//! [`LOST_READS_MAX`] in a row, needs no window.
+//! The median latency of a path's reads in a window is compared with the medians of the other
+//! paths. A median more than [`SLOW_FACTOR`] times theirs, and at least [`SLOW_MIN`], is a strike.
+//! After [`STRIKES`] strikes in a row the path is ejected. If [`LOST_READS_MAX`] reads in a row
+//! were answered only by their hedges, the path is ejected without a window.
 
 use udm_core::Nanos;
 use udm_core::bugs::{self, Bug};
 use udm_core::latency::LatencyWindow;
 
-/// How much slower than the others.
+/// A slow path is more than this many times slower than the others.
 const SLOW_FACTOR: u64 = 4;
-/// What is faster is never too slow.
+/// Minimum median of a slow path.
 const SLOW_MIN: Nanos = Nanos::from_millis(1);
-/// Windows in a row.
+/// Number of slow windows in a row that eject a path.
 const STRIKES: u32 = 3;
-/// Reads of a path in a window, to judge by them.
+/// Minimum number of reads of a path in a window.
 const READS_MIN: u32 = 16;
-/// Reads in a row that only a hedge answered.
+/// Number of reads in a row, answered only by hedges, that eject a path.
 pub(super) const LOST_READS_MAX: u32 = 8;
-/// Reads that are sent to a path on probation.
+/// Number of reads in a trial of an ejected path.
 pub(super) const TRIAL_READS: usize = 8;
 
-/// What one core knows of a path.
+/// The score of a path on one core.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SlowPathScore {
     strikes: u32,
@@ -32,7 +32,7 @@ pub(super) struct SlowPathScore {
     median: Option<Nanos>,
 }
 
-/// `median` is that of a path, `others` are those of the other paths in use of its group.
+/// True if `median` is slow compared to the medians of the other paths in use of the group.
 fn is_slow(median: Nanos, others: &mut [Nanos]) -> bool {
     others.sort_unstable();
     match others.get(others.len().saturating_sub(1) / 2) {
@@ -42,8 +42,7 @@ fn is_slow(median: Nanos, others: &mut [Nanos]) -> bool {
     }
 }
 
-/// A window is over: `windows` are those of the paths in use of a group. Says which path, by its
-/// place, is to be put out of use, if any.
+/// Evaluates a window of the paths in use of a group. Returns the path to eject, if any.
 pub(super) fn find_slow_path(paths: &mut [(usize, &mut SlowPathScore, &LatencyWindow)]) -> Option<usize> {
     for (_, score, window) in paths.iter_mut().filter(|(.., window)| window.total() >= READS_MIN) {
         score.median = window.percentile(50);
@@ -66,7 +65,8 @@ pub(super) fn find_slow_path(paths: &mut [(usize, &mut SlowPathScore, &LatencyWi
     verdict
 }
 
-/// Whether a path on probation has done well: its `trials`, beside what is known of the `others`.
+/// True if an ejected path passed its trial: `trials` are its latencies, `others` the scores of the
+/// other paths.
 pub(super) fn trial_passed(trials: &mut [Nanos], others: &[&SlowPathScore]) -> bool {
     trials.sort_unstable();
     let Some(median) = trials.get(trials.len().saturating_sub(1) / 2) else { return false };
@@ -84,7 +84,7 @@ mod tests {
         window
     }
 
-    /// The verdict of each window: reads and µs of each path.
+    /// The result of each window; a row has the reads and µs of each path.
     fn verdicts(windows: &[[(u32, u64); 3]]) -> Vec<Option<usize>> {
         let mut standings = vec![SlowPathScore::default(); 3];
         let one = |row: &[(u32, u64); 3]| {

@@ -1,9 +1,9 @@
-//! Paths of a watched lane that are slow: hedges, and who is put out of use and comes back.
+//! Slow paths of a watched lane: hedged reads, and the ejection of paths and their return.
 //!
-//! A path on probation is given no requests. When its time is over the first lane that is asked for
-//! something sends it copies of a few reads, one at a time ([`EjectionTrial`]), whose answers nobody waits
-//! for: no request is slow for the sake of finding out. If they do well the path is in use again;
-//! if not, it is out for twice as long.
+//! An ejected path gets no requests. When a trial is due, the first lane that gets requests sends
+//! copies of a few reads to the path, one at a time ([`EjectionTrial`]). No request waits for these
+//! copies. If they are fast enough, the path is in use again. If not, it stays ejected for twice as
+//! long.
 
 use super::hedge_budget::{AFTER_MIN, PERCENTILE, QUIET_FACTOR, READS_MIN};
 use super::in_flight::{CopyRole, SentSlot, SlotKind};
@@ -14,32 +14,32 @@ use udm_core::bugs::{self, Bug};
 use udm_core::latency::LatencyWindow;
 use udm_core::{Cx, Nanos};
 
-/// How long a window is, at the least.
+/// Minimum length of a window.
 const WINDOW: Nanos = Nanos::from_millis(250);
-/// How long a trial may take before another lane may begin one.
+/// Maximum length of a trial; then another lane may begin one.
 const TRIAL_MAX: Nanos = Nanos::from_millis(10_000);
-/// How soon there is another where it had nothing to go by.
+/// Delay of the next trial if a trial had no reads.
 const TRIAL_NEXT: Nanos = Nanos::from_millis(1_000);
 
-/// A path on probation that is tried.
+/// The trial of an ejected path.
 pub(super) struct EjectionTrial {
     path: usize,
-    /// What the copies took; never, for those that failed.
+    /// Latencies of the copies; [`Nanos::NEVER`] for a failed one.
     times: Vec<Nanos>,
-    /// The serial of the one on its way.
+    /// The serial of the copy in flight.
     out: Option<u64>,
     until: Nanos,
 }
 
 impl WatchedGroup {
-    /// How long a path answers nothing before it is quiet.
+    /// Time without a completion after which a path is quiet.
     fn quiet(&self) -> Nanos {
         Nanos(self.after.0.saturating_mul(QUIET_FACTOR))
     }
 
-    /// What was sent took so long. An answer that nobody waits for any more says that it took
-    /// longer than the wait, and no more: else a path that hung would have all others wait longer
-    /// for their hedges. Nor would they come sooner and sooner, as if it did not count at all.
+    /// Records one latency. The latency of a copy that is no longer needed is clamped to just below
+    /// the hedge delay. If it counted in full, a hanging path would increase the delay for all
+    /// paths. If it did not count, the delay would become shorter and shorter.
     pub(super) fn count(&mut self, what: SlotKind, took: Nanos) {
         match what {
             SlotKind::Copy { role: CopyRole::EjectionTrial, .. } => {}
@@ -50,7 +50,7 @@ impl WatchedGroup {
 }
 
 impl PathWatcher {
-    /// Hedges the reads on `path` that have taken long.
+    /// Hedges the slow reads on `path`.
     pub(super) fn check_hedges(&mut self, path: usize, now: Nanos, cx: &mut Cx<'_>) {
         if !self.how.hedge_reads {
             return;
@@ -90,8 +90,8 @@ impl PathWatcher {
         }
     }
 
-    /// A hedge on a path that has become quiet since is as good as none. The oldest is looked at:
-    /// one whose path answers is through soon.
+    /// If the hedge's own path has become quiet, the hedge counts as failed. Only the oldest hedge
+    /// is checked: on a working path a hedge completes soon.
     fn check_hedged(&mut self, path: usize, now: Nanos, cx: &mut Cx<'_>) {
         while let Some(sent) = self.paths[path].hedged.first(&self.slots) {
             let SlotKind::Copy { read: Some(read), .. } = self.slots[sent.slot].what else { return };
@@ -106,7 +106,7 @@ impl PathWatcher {
         }
     }
 
-    /// Sends a read that is on `path` to another one too, unless there is no hedge to be had.
+    /// Hedges a read on `path`. Returns false if no hedge is available now.
     fn hedge(&mut self, path: usize, sent: SentSlot, now: Nanos, cx: &mut Cx<'_>) -> bool {
         let SlotKind::Copy { read: Some(read), role: CopyRole::Own } = self.slots[sent.slot].what else {
             return true;
@@ -127,19 +127,19 @@ impl PathWatcher {
         true
     }
 
-    /// From when on `path` is quiet, if it does not answer anything before.
+    /// Time from which `path` is quiet if it completes nothing before.
     fn quiet_at(&self, path: usize) -> Nanos {
         let path = &self.paths[path];
         path.last_answer.max(path.busy_since) + self.groups[path.group].quiet()
     }
 
-    /// True when `path` has long had something to answer and has answered nothing at all.
+    /// True if `path` has had requests for long and completed nothing.
     fn is_quiet(&self, path: usize, now: Nanos) -> bool {
         self.paths[path].in_flight > 0 && self.quiet_at(path) <= now
     }
 
-    /// True when nothing says that `path` is quiet too. While hedges rest, since they did not win,
-    /// it has to have answered just now, or to be idle: one read finds out.
+    /// True if `path` is not known to be quiet. During a pause of hedging the path must have
+    /// answered recently or be idle: one read finds out.
     fn may_answer(&self, path: usize, paused: bool, now: Nanos) -> bool {
         let WatchedPath { in_flight, last_answer, group, .. } = self.paths[path];
         match paused {
@@ -148,7 +148,7 @@ impl PathWatcher {
         }
     }
 
-    /// Sends a copy of `read` to `path` besides; false where there is no room for one.
+    /// Sends a further copy of `read` to `path`. Returns false if the copy does not fit.
     fn send_copy(&mut self, path: usize, read: usize, role: CopyRole, now: Nanos, cx: &mut Cx<'_>) -> bool {
         let Some(mut copy) = self.copies.of(&self.reads[read].bio) else { return false };
         let of = (role == CopyRole::Hedge).then_some(read);
@@ -161,26 +161,25 @@ impl PathWatcher {
         self.paths[path].detached_copies += 1;
         self.out.push(copy);
         self.send(path, cx);
-        // Its answer may be there already.
+        // The copy may be completed already.
         cx.wake_now();
         true
     }
 
-    /// The paths of the group of `path` in use, but for itself.
+    /// The other paths in use of the group of `path`.
     fn others(&self, path: usize) -> impl Iterator<Item = usize> {
         let group = self.groups[self.paths[path].group].paths.clone();
         group.filter(move |other| *other != path && self.shared.path(*other).is_in_use())
     }
 
-    /// The one of them with the least to do, but for those that were `tried`; one that is quiet
-    /// only where all are.
+    /// The path with the fewest bios in flight, without those in `tried`. A quiet path is chosen
+    /// only if all are quiet.
     fn hedge_path(&self, path: usize, tried: &[usize], now: Nanos) -> Option<usize> {
         let others = self.others(path).filter(|other| !tried.contains(other));
         others.min_by_key(|other| (self.is_quiet(*other, now), self.paths[*other].in_flight))
     }
 
-    /// The end of a window, if it is over: what reads take by now, and who is slow. Then whether
-    /// the time of a path on probation is over.
+    /// If the window is over, evaluates latencies and slow paths. Then starts trials that are due.
     pub(super) fn end_window(&mut self, now: Nanos) {
         if now < self.window_end {
             return;
@@ -203,8 +202,8 @@ impl PathWatcher {
         }
     }
 
-    /// What reads of `group` take by now, from those of this window, if they are enough. A moment
-    /// in which all paths stood still makes it twice as long and no more.
+    /// Updates the hedge delay of `group` if the window has enough reads. The delay at most
+    /// doubles, so that a short stall of all paths has a limited effect.
     fn learn(&mut self, group: usize) {
         let group = &mut self.groups[group];
         if group.window.total() >= READS_MIN {
@@ -224,7 +223,7 @@ impl PathWatcher {
         }
     }
 
-    /// Puts a path out of use, unless it is the last of its group.
+    /// Ejects a path, unless it is the last one in use of its group.
     pub(super) fn eject_path(&mut self, path: usize, now: Nanos) {
         self.paths[path].score = SlowPathScore::default();
         if self.how.eject_slow && self.others(path).next().is_some() && self.shared.path(path).is_in_use() {
@@ -232,7 +231,7 @@ impl PathWatcher {
         }
     }
 
-    /// Begins to try a path whose time is over; ends a trial that takes too long.
+    /// Starts a trial that is due, and ends a trial that takes too long.
     fn check_probation(&mut self, now: Nanos) {
         if let Some(trial) = self.trial.take_if(|trial| trial.until <= now) {
             self.end_trial(trial, now);
@@ -246,7 +245,7 @@ impl PathWatcher {
             due.map(|path| EjectionTrial { path, times: Vec::with_capacity(TRIAL_READS), out: None, until });
     }
 
-    /// Sends a copy of `read` to the path that is tried.
+    /// Sends a copy of `read` to the path on trial.
     pub(super) fn send_trial_read(&mut self, read: usize, now: Nanos, cx: &mut Cx<'_>) {
         let Some(EjectionTrial { path, out: None, .. }) = self.trial else { return };
         let same = self.paths[path].group == self.paths[self.reads[read].leg].group;
@@ -257,9 +256,8 @@ impl PathWatcher {
         }
     }
 
-    /// Copy `serial` was answered by the path that is tried, or will not be: how long it took, if
-    /// it did well. One whose trial is over already counts for nothing, also in the next trial, of
-    /// this path or of another.
+    /// Trial copy `serial` completed in time `took`, or failed (`None`). A copy of an earlier trial
+    /// is ignored.
     pub(super) fn tried(&mut self, serial: u64, took: Option<Nanos>, now: Nanos) {
         let Some(trial) = self.trial.as_mut().filter(|trial| trial.out == Some(serial)) else { return };
         trial.out = None;
@@ -272,7 +270,8 @@ impl PathWatcher {
         }
     }
 
-    /// Judges by the copies that were sent. Where there were none another lane may have reads.
+    /// Evaluates the trial. If no copy was sent, the trial is postponed; another lane may have
+    /// reads.
     fn end_trial(&self, EjectionTrial { path, mut times, out, .. }: EjectionTrial, now: Nanos) {
         if out.is_some() {
             times.push(Nanos::NEVER);

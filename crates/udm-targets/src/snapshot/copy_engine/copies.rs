@@ -23,7 +23,7 @@ impl CopyEngine {
         }
         self.fill_block(&mut bio);
         for buf in bio.data.iter_mut().filter(|_| !bugs::on(Bug::OverlayLost)) {
-            // One piece: the pool gave it whole.
+            // The data has one segment: the pool returned it as a whole.
             self.jobs.get(job).apply_overlay(from, buf);
         }
         let parts = &self.parts;
@@ -45,8 +45,8 @@ impl CopyEngine {
         self.write_piece(job, last, from, bio);
     }
 
-    /// Fills up the last piece of an origin that ends within a block of a store, with zeroes:
-    /// stores take whole blocks, and their chunks have room for them.
+    /// Pads the last piece with zeroes if the origin ends within a block of a store. Stores take
+    /// whole blocks, and their chunks have room for them.
     fn fill_block(&mut self, bio: &mut Bio) {
         let block = self.parts.iter().map(|part| part.block).max().unwrap_or(1);
         let len = bio.data.len();

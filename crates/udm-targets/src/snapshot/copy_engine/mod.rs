@@ -1,8 +1,8 @@
 //! The copies and records that one lane makes for the snapshots that it serves.
 //!
 //! A lane of an origin has one engine for all snapshots, a lane of a snapshot has one for itself.
-//! Below it are the origin (leg 0) and the store of each snapshot (leg 1 and up). Requests of its
-//! own are copies, records, and the mark of an invalid store; requests of others pass through.
+//! Below it are the origin (leg 0) and the store of each snapshot (leg 1 and up). The engine's own
+//! requests are copies, records and the mark of an invalid store. Other requests pass through.
 //!
 //! ```text
 //!  claim ──► read the origin ──► write each store ──► copied ──► [records] ──► publish
@@ -37,59 +37,59 @@ use udm_core::{
 use udm_dm::child_lanes::ChildLanes;
 use wakeup::WakeupCursor;
 
-/// Bytes of free memory that a lane keeps.
+/// Maximum bytes of free buffers that a lane keeps.
 const FREE_BYTES: usize = 256 << 10;
 
-/// What a request of the engine's own is for.
+/// The purpose of one of the engine's own requests.
 #[derive(Clone, Copy)]
 enum EngineRequest {
-    /// A piece of a job, from the origin.
+    /// Reads a piece of a job from the origin.
     Read { job: usize },
-    /// A piece for `dests[dest]` of a job.
+    /// Writes a piece to `dests[dest]` of a job.
     Write { job: usize, dest: usize },
-    /// A part of the next area of records, to be zero.
+    /// Clears a part of the next area of records.
     Clear { part: usize },
-    /// What makes data and records durable.
+    /// Makes data and records durable.
     Flush { part: usize },
-    /// Records.
+    /// Writes records.
     Records { part: usize },
-    /// The header of a store that is invalid.
+    /// Writes the header of an invalid store.
     Header { part: usize },
-    /// The last block of a store that can be cut, when it had this size.
+    /// Reads the last block of a store that may shrink; `size` was the store's size.
     LastBlock { part: usize, size: Sectors },
 }
 
-/// How often a lane looks in one poll whether what it has just sent is done already. A copy and its
-/// records are five requests behind each other, and what lies below is often memory.
+/// Maximum rounds per poll in which a lane polls again for requests that it just sent. A copy and
+/// its records are five consecutive requests, and the devices below are often memory.
 const ROUNDS_MAX: usize = 8;
 
-/// A snapshot that the lane looks after.
+/// A snapshot that the lane copies for.
 pub(in crate::snapshot) struct EngineSnapshot {
     pub snapshot: Arc<Snapshot>,
     bell: WakeupCursor,
     invalidated_wakeup: WakeupCursor,
-    /// The size of its store.
+    /// The size of the store.
     size: Sectors,
-    /// The least that is written to the store, in bytes.
+    /// The block size of the store in bytes.
     block: usize,
-    /// The lane has published something, and the bell is to be rung.
+    /// The lane has published something and must wake waiters.
     notify_due: bool,
-    /// The lane has left something that wants a record.
+    /// The lane has added runs that need records.
     records_due: bool,
     /// The lane has the right to write records.
     may_write_records: bool,
-    /// What it writes.
+    /// The write of records in progress.
     writing: Option<RecordWriteInProgress>,
-    /// The records that it wrote last may be in the cache of the store.
+    /// The last written records may be in the cache of the store.
     unflushed: bool,
     /// The store has a cache, or may get one.
     is_cached: bool,
-    /// When it is looked at whether the store is as long as it was; never for one that can't be
-    /// cut.
+    /// Time of the next check of the store's last block; [`Nanos::NEVER`] for a store that cannot
+    /// shrink.
     last_block_check_at: Nanos,
 }
 
-/// See the module's documentation.
+/// The copy engine of one lane.
 pub(in crate::snapshot) struct CopyEngine {
     owner: OwnerId,
     pub legs: ChildLanes,
@@ -99,16 +99,16 @@ pub(in crate::snapshot) struct CopyEngine {
     pool: BioPool,
     bufs: BufPool,
     runs: ClaimedRuns,
-    /// Handed back by a leg: they go again.
+    /// Own requests that a leg handed back, to be sent again.
     again: Vec<(usize, Box<Bio>)>,
-    /// Writes that went into the store with their chunk.
+    /// Overlay writes that were stored with their chunk.
     overlaid: Batch,
     max_piece: Sectors,
-    /// Something has come to its end since the last look.
+    /// Own requests have completed since the last look.
     progress: bool,
     /// A store had no room.
     refused: bool,
-    /// When those that wait for room look again by themselves.
+    /// Time at which requests that wait for room retry without a wakeup.
     look_at: Nanos,
 }
 
@@ -116,7 +116,7 @@ impl CopyEngine {
     /// An engine over `origin`, for `snapshots`.
     ///
     /// # Errors
-    /// When a store can't be opened on this core.
+    /// If a device cannot be opened on this core.
     pub(in crate::snapshot) fn open(
         origin: &udm_dm::target::DeviceRef,
         snapshots: &[Arc<Snapshot>],
@@ -162,7 +162,7 @@ impl CopyEngine {
         })
     }
 
-    /// Lets go of the snapshots that are not in use, before anything was begun.
+    /// Drops the snapshots that are not in use, before any request.
     pub(in crate::snapshot) fn keep_active(&mut self) {
         for part in (0..self.parts.len()).rev() {
             if !self.parts[part].snapshot.is_active() {
@@ -178,7 +178,7 @@ impl CopyEngine {
         &self.parts
     }
 
-    /// What work it has of its own.
+    /// The engine's own work.
     pub(in crate::snapshot) fn busy(&self) -> OwnWork {
         if self.is_idle() { self.legs.busy() } else { OwnWork::Required }
     }
@@ -188,8 +188,8 @@ impl CopyEngine {
         self.requests.is_empty() && self.jobs.is_empty() && self.runs.is_empty()
     }
 
-    /// Claims `chunk` of snapshot `part` and finds room for it: true when it is this lane that
-    /// copies it now. [`CopyEngine::begin`] comes behind all claims of a turn.
+    /// Claims `chunk` of snapshot `part` and allocates room for it. Returns true if this lane must
+    /// copy the chunk. [`CopyEngine::begin`] must follow after all claims of a turn.
     ///
     /// # Errors
     /// The store is full; the claim is given back.
@@ -202,8 +202,8 @@ impl CopyEngine {
         Ok(true)
     }
 
-    /// Room in the store for `chunk`, which this lane has claimed; its data is the caller's to
-    /// write.
+    /// Allocates room in the store for `chunk`, which this lane has claimed. The caller writes the
+    /// data.
     ///
     /// # Errors
     /// The store is full; the claim is given back.
@@ -221,7 +221,8 @@ impl CopyEngine {
         }
     }
 
-    /// Copies `copied` with `overlay` over it, which [`CopyEngine::take_overlaid`] gives back.
+    /// Copies `copied` and applies `overlay` to it. [`CopyEngine::take_overlaid`] returns
+    /// `overlay`.
     pub(in crate::snapshot) fn copy_under(&mut self, part: usize, copied: CopiedRun, overlay: Box<Bio>) {
         let dests = smallvec![CopyDest { part, copied }];
         self.add(dests, Some(overlay));
@@ -230,7 +231,8 @@ impl CopyEngine {
     fn add(&mut self, dests: SmallVec<[CopyDest; 1]>, overlay: Option<Box<Bio>>) {
         let (run, snapshot) = (dests[0].copied, &self.parts[dests[0].part].snapshot);
         let start = snapshot.start_of(run.old);
-        // The origin may end within its last chunk, and may have grown since one of them came.
+        // The origin may end within its last chunk, and may have grown since a snapshot was
+        // resumed.
         let sizes = dests.iter().map(|dest| self.parts[dest.part].snapshot.origin_size());
         let limit = if bugs::on(Bug::LastChunkWhole) { None } else { sizes.max() };
         let limit = limit.unwrap_or(u64::MAX);
@@ -238,7 +240,7 @@ impl CopyEngine {
         self.jobs.add(CopyJob::new(start, end, dests, overlay));
     }
 
-    /// Begins the copies that were claimed.
+    /// Starts the claimed copies.
     pub(in crate::snapshot) fn begin(&mut self, cx: &mut Cx<'_>) {
         if let [_] = &self.parts[..] {
             let mut runs = std::mem::take(&mut self.runs);
@@ -259,7 +261,7 @@ impl CopyEngine {
         self.send_ready(cx);
     }
 
-    /// `copied` is in the store of `part`, or was given out in vain.
+    /// Called if `copied` is in the store of `part`, or was allocated but not used.
     pub(in crate::snapshot) fn copied(&mut self, part: usize, copied: CopiedRun) {
         let part = &mut self.parts[part];
         part.notify_due |= part.snapshot.copied(copied);
@@ -267,7 +269,7 @@ impl CopyEngine {
         self.progress = true;
     }
 
-    /// Sends a write of the engine's own to the store of `part`.
+    /// Sends one of the engine's own writes to the store of `part`.
     fn write(&mut self, part: usize, sector: u64, data: Buf, flags: BioFlags, request: EngineRequest) {
         let mut bio = self.pool.get().expect("the pool has no bound");
         bio.sectors = Sectors(data.len() as u64 / SECTOR_SIZE);
@@ -291,7 +293,7 @@ impl CopyEngine {
         self.jobs.next_piece(self.max_piece, memory)
     }
 
-    /// Sends what can go now: true when there was anything.
+    /// Sends the requests that can be sent now. Returns true if there were any.
     fn send_ready(&mut self, cx: &mut Cx<'_>) -> bool {
         while let Some((job, sector, sectors)) = self.next_piece() {
             let mut bio = self.pool.get().expect("the pool has no bound");
@@ -310,13 +312,13 @@ impl CopyEngine {
         }
         let sent = self.legs.send(cx);
         if sent {
-            // What was just sent may be done already.
+            // The requests may have completed already.
             cx.wake_now();
         }
         sent
     }
 
-    /// The store of `part` is in use: looks now and then whether it is as long as it was.
+    /// Checks at intervals that the store of `part`, which is in use, has not become shorter.
     #[inline]
     pub(in crate::snapshot) fn schedule_last_block_check(&mut self, part: usize, cx: &mut Cx<'_>) {
         let at = self.parts[part].last_block_check_at;
@@ -325,14 +327,14 @@ impl CopyEngine {
         }
     }
 
-    /// As [`CopyEngine::poll`], where nothing of the engine's own is under way and one device below is
-    /// in use; else false. What waits here is not looked after.
+    /// As [`CopyEngine::poll`], if the engine has no own requests in flight and only one leg is
+    /// busy. Otherwise returns false. Waiting requests are not handled.
     #[inline]
     pub(in crate::snapshot) fn poll_through(&mut self, done: &mut Batch, cx: &mut Cx<'_>) -> bool {
         self.is_idle() && self.legs.poll_busy(done, cx).is_some()
     }
 
-    /// Polls what lies below. What is not the engine's own comes back in `done`.
+    /// Polls the legs. Bios that are not the engine's own are returned in `done`.
     pub(in crate::snapshot) fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         self.progress |= self.look_at != Nanos::NEVER && self.look_at <= cx.now();
         for (leg, bio) in self.again.drain(..) {
@@ -343,14 +345,14 @@ impl CopyEngine {
             let mut round = self.legs.poll();
             while self.legs.poll_next(&mut round, done, cx).is_some() {}
             self.legs.poll_idle(&round, done, cx);
-            // What is below and slow is not asked in vain more than once.
+            // A slow leg is polled in vain only once.
             if self.is_idle() || !(self.collect(done, start) & self.send_ready(cx)) {
                 break;
             }
         }
     }
 
-    /// Takes the engine's own requests out of `done[from..]`, in their order: true when there were
+    /// Takes the engine's own requests out of `done[from..]`, in order. Returns true if there were
     /// any.
     fn collect(&mut self, done: &mut Batch, from: usize) -> bool {
         let owner = self.owner;
@@ -384,7 +386,7 @@ impl CopyEngine {
         self.pool.put(bio);
     }
 
-    /// Has the legs end what they only hold. What is the engine's own goes again.
+    /// Drains the legs. The engine's own requests that a leg hands back are sent again.
     pub(in crate::snapshot) fn drain(
         &mut self,
         how: Drain,
@@ -392,8 +394,9 @@ impl CopyEngine {
         cx: &mut Cx<'_>,
         mut up: impl FnMut(&mut Box<Bio>),
     ) {
-        // The lane stands still when all of the engine's own is over. A leg that were to hand such
-        // a request back each time might never come to the end of one that it has in parts.
+        // The lane is quiesced when all of the engine's own requests have completed. If a leg
+        // handed such a request back in each round, a request that is split into parts might never
+        // complete.
         if how == Drain::NoFlush && !self.requests.is_empty() && !bugs::on(Bug::CopyHandedBack) {
             return;
         }
@@ -411,14 +414,14 @@ impl CopyEngine {
         }
     }
 
-    /// Writes that are in the store with their chunk, whose records may have to be written yet.
+    /// Overlay writes that are in the store with their chunk; their records may not be written yet.
     pub(in crate::snapshot) fn take_overlaid(&mut self) -> impl Iterator<Item = Box<Bio>> + '_ {
         self.overlaid.drain(..)
     }
 
-    /// True when a look at what waits may find something new: something of the lane's own has
-    /// ended, a snapshot is invalid, or, where something waits for `others`, another core rang. To
-    /// be called before the look.
+    /// True if waiting requests may make progress: own requests have completed, a snapshot is
+    /// invalid, or, if `others` is set, another core sent a wakeup. Call it before the waiting
+    /// requests are examined.
     pub(in crate::snapshot) fn has_news(&mut self, others: bool) -> bool {
         let mut news = std::mem::take(&mut self.progress);
         self.look_at = Nanos::NEVER;
@@ -429,11 +432,12 @@ impl CopyEngine {
         news
     }
 
-    /// Behind a look that left something waiting, for `others` or not: asks to be woken.
+    /// Registers for a wakeup after requests were left waiting; `others` is set if one waits for
+    /// another lane.
     pub(in crate::snapshot) fn wait(&mut self, others: bool, cx: &mut Cx<'_>) {
         for part in &self.parts {
             match others {
-                // It is rung for what is lost as well.
+                // This queue is woken on invalidation too.
                 true => part.bell.wait(cx),
                 false => part.invalidated_wakeup.wait(cx),
             }

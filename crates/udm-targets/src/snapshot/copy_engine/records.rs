@@ -1,4 +1,4 @@
-//! What a lane writes to a store besides copies: records, and the mark of one that is invalid.
+//! A lane's metadata writes: records, and the mark of an invalid store.
 
 use super::super::copy_jobs::PIECE_MAX;
 use super::super::record_commits::RecordWrite;
@@ -9,23 +9,23 @@ use udm_core::bugs::{self, Bug};
 use udm_core::{Bio, BioFlags, Nanos, Op, SECTOR_SIZE, Sectors, Status};
 use udm_wire::cow::Header;
 
-/// How often it is looked, at the most, whether a store that is in use has been cut.
+/// Minimum interval of checks that a store has not become shorter.
 const LAST_BLOCK_INTERVAL: Nanos = Nanos(100_000_000);
 
-/// Records on their way.
+/// A write of records in progress.
 pub(super) struct RecordWriteInProgress {
-    /// `None` when there are no more, and those that were written last are to be durable.
+    /// The records; `None` if there are no more and the last written records must become durable.
     commit: Option<RecordWrite>,
-    /// Parts of the next area that are yet to be zero.
+    /// Parts of the next area that are not cleared yet.
     clearing: usize,
-    /// The records are durable when they are written.
+    /// The records are durable when the write completes.
     is_synced: bool,
 }
 
 impl CopyEngine {
-    /// A request of a copy or of a record has failed: the snapshot of `part` is lost.
+    /// Called when a request of a copy or record has failed: the snapshot of `part` is lost.
     pub(in crate::snapshot) fn fail(&mut self, part: usize, status: Status) {
-        // The kernel's text, and what a person can do something about.
+        // The kernel's text, plus the case that an administrator can fix.
         self.lose(
             part,
             match status {
@@ -35,7 +35,7 @@ impl CopyEngine {
         );
     }
 
-    /// A copy for `part` was lost.
+    /// Invalidates the snapshot of `part`, because a copy was lost.
     pub(in crate::snapshot) fn lose(&mut self, part: usize, why: &str) {
         self.progress = true;
         let snapshot = Arc::clone(&self.parts[part].snapshot);
@@ -51,14 +51,14 @@ impl CopyEngine {
         self.write(part, 0, block, flags, EngineRequest::Header { part });
     }
 
-    /// Writes the records of what was copied, if nobody else does.
+    /// Writes the records of copied chunks, if no other lane does.
     pub(super) fn commit(&mut self, index: usize) {
         let part = &mut self.parts[index];
         let Some(commits) = &part.snapshot.commits else { return };
         if part.writing.is_some() || !(part.may_write_records || part.records_due) {
             return;
         }
-        // Who has the right looks behind all that others leave.
+        // The lane with the right also handles the runs that other lanes add.
         part.records_due = false;
         if !(part.may_write_records || commits.begin()) {
             return;
@@ -108,7 +108,7 @@ impl CopyEngine {
         }
     }
 
-    /// Makes durable what has been copied, and the records before.
+    /// Makes copied data and previous records durable.
     fn flush(&mut self, index: usize) {
         if !self.parts[index].is_cached || bugs::on(Bug::RecordsUnflushed) {
             return self.flush_done(index, Status::Ok);
@@ -130,13 +130,13 @@ impl CopyEngine {
         let part = &mut self.parts[index];
         let (Some(writing), Some(commits)) = (&mut part.writing, &part.snapshot.commits) else { return };
         let Some(commit) = writing.commit.filter(|_| part.snapshot.is_valid()) else {
-            // The right is still ours: what waits for records is let go of.
+            // This lane still has the right: `commit` discards the waiting runs.
             part.writing = None;
             return;
         };
         let mut bytes = self.bufs.get(commit.len);
         commits.fill(&commit, &mut bytes);
-        // Behind these comes a flush for others, or nothing.
+        // If more records follow, their flush makes these durable too.
         writing.is_synced = !commits.has_more();
         let sync = writing.is_synced && !bugs::on(Bug::RecordsBelieved);
         let sync = if sync { BioFlags::FUA } else { BioFlags::empty() };
@@ -166,7 +166,7 @@ impl CopyEngine {
         }
     }
 
-    /// The records that were written are durable.
+    /// Publishes the runs of the written records, which are durable.
     fn publish(&mut self, index: usize) {
         self.progress = true;
         let EngineSnapshot { snapshot, notify_due, .. } = &mut self.parts[index];
@@ -175,8 +175,8 @@ impl CopyEngine {
         *notify_due = true;
     }
 
-    /// Reads the last block of a store that others can make shorter. What was cut off reads as
-    /// zeroes when something behind it is written.
+    /// Reads the last block of a store that other programs may shorten. If a later write extends
+    /// the store again, the lost data reads as zeroes.
     #[cold]
     pub(super) fn read_last(&mut self, index: usize, now: Nanos) {
         let part = &mut self.parts[index];
@@ -192,9 +192,9 @@ impl CopyEngine {
         self.send(1 + index, bio, (Op::Read, BioFlags::empty(), size.0 - sectors.0), request);
     }
 
-    /// The last block of a store that had `size` was read, or not.
+    /// Called when the last block of a store of size `size` was read or the read failed.
     pub(super) fn last_block_done(&mut self, index: usize, size: Sectors, status: Status) {
-        // A disk that fails is one that data can come back from.
+        // If the size is unchanged, the disk failed, and its data may become readable again.
         if !status.is_ok() && self.parts[index].snapshot.store.device.limits().size < size {
             self.lose(index, "The store was made shorter");
         }

@@ -1,26 +1,26 @@
-//! A bell that a lane listens to, and when it looked at it last.
+//! A wait queue of a lane, with the last epoch seen.
 
 use std::sync::Arc;
 use udm_core::{Cx, WaitHandle, WaitQueue, WakeEpoch};
 
-/// See the module's documentation.
+/// A wait queue and the last epoch that the lane has seen.
 pub(super) struct WakeupCursor(WaitHandle, WakeEpoch);
 
 impl WakeupCursor {
-    /// It has not been rung.
+    /// A cursor that has seen all wakeups so far.
     pub(super) fn new(bell: &Arc<WaitQueue>, cx: &mut Cx<'_>) -> WakeupCursor {
         let listener = bell.subscribe(cx);
         let seen = listener.epoch();
         WakeupCursor(listener, seen)
     }
 
-    /// True when it was rung since the last look.
+    /// True if there was a wakeup since the last call.
     pub(super) fn has_news(&mut self) -> bool {
         let now = self.0.epoch();
         std::mem::replace(&mut self.1, now) != now
     }
 
-    /// Asks to be woken when it is rung.
+    /// Registers for the next wakeup.
     pub(super) fn wait(&self, cx: &mut Cx<'_>) {
         self.0.wait(self.1, cx);
     }

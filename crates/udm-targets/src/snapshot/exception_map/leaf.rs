@@ -1,13 +1,14 @@
-//! The words of 512 chunks that follow each other. Most leaves of a map have few exceptions or
-//! nearly all, so a leaf begins small and becomes a page:
+//! The words of 512 consecutive chunks. Most leaves of a map have few exceptions or nearly all, so
+//! a leaf begins small and becomes a page:
 //!
 //! ```text
-//!  2 slots ──full──► 14 slots ──full──► 30 slots ──full──► a page, a word a chunk
+//!  2 slots ──full──► 14 slots ──full──► 30 slots ──full──► a page, one word per chunk
 //! ```
 //!
 //! A slot is a word with the number of its chunk in it. Slots are taken in order, and a chunk keeps
-//! its slot for good: nothing is ever moved or freed, so any core may hold on to a word. A page is
-//! made when all slots are taken; the words of their chunks in it say which.
+//! its slot for good: nothing is moved or freed, so any core may keep a reference to a word. A page
+//! is allocated when all slots are taken. In the page, the words of chunks with slots refer to the
+//! slots.
 //!
 //! | exceptions in 512 chunks | bytes, with the pointers of the map |
 //! |---|---|
@@ -24,7 +25,7 @@
 //! ```
 //!
 //! S is set in a slot that is taken, and in a word of a page whose chunk has a slot: that word has
-//! the number of the slot above bit 12.
+//! the number of the slot from bit 12 on.
 
 #[cfg(feature = "loom")]
 use loom::sync::atomic::{AtomicU64, Ordering};
@@ -33,14 +34,14 @@ use std::array::from_fn;
 #[cfg(not(feature = "loom"))]
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Chunks of a leaf: a power of two.
+/// Number of chunks in a leaf: a power of two.
 pub(super) const CHUNKS: usize = if cfg!(feature = "loom") { 2 } else { 512 };
 
-/// A slot that is taken, or a word of a page whose chunk has a slot.
+/// Set in a slot that is taken, and in a word of a page whose chunk has a slot.
 const SLOT: u64 = 1 << 2;
 const CHUNK_SHIFT: u32 = 3;
 const NEW_SHIFT: u32 = 12;
-/// What of a word says whose it is, for as long as the leaf is there.
+/// The bits that identify the chunk of a slot; they never change once set.
 const KEY_MASK: u64 = (1 << NEW_SHIFT) - SLOT;
 
 /// A word and its key.
@@ -51,7 +52,7 @@ pub(super) struct ChunkWord<'a> {
 }
 
 impl ChunkWord<'_> {
-    /// The state, in the lowest two bits, and the chunk of the store above them.
+    /// The value: the state in the lowest two bits, and the chunk of the store above them.
     pub(super) fn load(self, order: Ordering) -> u64 {
         unpack_value(self.word.load(order))
     }
@@ -64,7 +65,7 @@ impl ChunkWord<'_> {
         unpack_value(self.word.swap(self.pack(value), order))
     }
 
-    /// True when it was `from` and is `to` now.
+    /// Replaces `from` with `to`. Returns true if the value was `from`.
     pub(super) fn replace(self, from: u64, to: u64) -> bool {
         let (from, to) = (self.pack(from), self.pack(to));
         self.word.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
@@ -80,16 +81,16 @@ fn unpack_value(word: u64) -> u64 {
     (word >> NEW_SHIFT) << 2 | word & 3
 }
 
-/// The most chunks that a store may have: what a word has room for.
+/// Maximum number of chunks of a store, limited by the bits of a word.
 pub(super) const STORE_CHUNKS_MAX: u64 = 1 << (64 - NEW_SHIFT);
 
-/// Some slots, and those that follow when all are taken.
+/// Slots, and the next slots, which are allocated when these are taken.
 pub(super) struct LeafSlots<const N: usize, Next> {
     slots: [AtomicU64; N],
     next: OnceBox<Next>,
 }
 
-/// A leaf before it is a page.
+/// A leaf that is not a page.
 pub(super) type SmallLeaf = LeafSlots<FIRST, LeafSlots<SECOND, LeafSlots<30, ()>>>;
 const FIRST: usize = 2;
 const SECOND: usize = 14;
@@ -102,7 +103,7 @@ impl<const N: usize, Next> LeafSlots<N, Next> {
         LeafSlots { slots: from_fn(|_| AtomicU64::new(0)), next: OnceBox::new() }
     }
 
-    /// The slot of `key`. `None` when it has none here; then all are taken, or it has none at all.
+    /// Finds the slot of `key`. `None` if the chunk has no slot here.
     fn find(&self, key: u64) -> Option<ChunkWord<'_>> {
         for word in &self.slots {
             match word.load(Ordering::Acquire) & KEY_MASK {
@@ -114,7 +115,7 @@ impl<const N: usize, Next> LeafSlots<N, Next> {
         None
     }
 
-    /// The slot of `key`, taken now if it had none; `None` when all are others'.
+    /// The slot of `key`, taken if the chunk had none; `None` if all are taken by other chunks.
     fn take(&self, key: u64) -> Option<ChunkWord<'_>> {
         for word in &self.slots {
             let mut found = word.load(Ordering::Acquire) & KEY_MASK;
@@ -129,7 +130,7 @@ impl<const N: usize, Next> LeafSlots<N, Next> {
         None
     }
 
-    /// Puts each of its chunks into `page`, with its slot; its first is slot `first`.
+    /// Enters the slots of these chunks into `page`; `first` is the number of the first slot.
     fn mark(&self, page: &LeafPage, first: usize) {
         for (word, slot) in self.slots.iter().zip(first..) {
             let chunk = (word.load(Ordering::Acquire) & KEY_MASK) >> CHUNK_SHIFT;
@@ -152,8 +153,8 @@ impl SmallLeaf {
         })
     }
 
-    /// The word of `chunk`, with a slot taken for it; `None` when all are others'. `allocated` is
-    /// told of memory that it takes.
+    /// The word of `chunk`, with a slot taken for it; `None` if all slots are taken by other
+    /// chunks. `allocated` is called with the bytes of each allocation.
     pub(super) fn make(&self, chunk: usize, allocated: impl Fn(usize)) -> Option<ChunkWord<'_>> {
         let key = key_of(chunk);
         if let Some(word) = self.take(key) {
@@ -166,7 +167,7 @@ impl SmallLeaf {
         get_or_alloc(&second.next, &allocated).take(key)
     }
 
-    /// All words that have a slot, with their chunks.
+    /// The values of all taken slots, with their chunks.
     fn words(&self) -> impl Iterator<Item = (usize, u64)> + '_ {
         let second = self.next.get();
         let third = second.and_then(|second| second.next.get());
@@ -183,12 +184,13 @@ impl SmallLeaf {
         taken.map(|word| (((word & KEY_MASK) >> CHUNK_SHIFT) as usize, unpack_value(word)))
     }
 
-    /// The first chunk from `from` on that has a slot and whose value is `wanted`, and that.
+    /// The first chunk from `from` on that has a slot with a value that `wanted` accepts, with the
+    /// value.
     pub(super) fn next(&self, from: usize, wanted: impl Fn(u64) -> bool) -> Option<(usize, u64)> {
         self.words().filter(|(chunk, value)| *chunk >= from && wanted(*value)).min()
     }
 
-    /// The page that follows, where all slots are taken.
+    /// The page for this leaf, whose slots are all taken.
     fn page(&self) -> Box<LeafPage> {
         let page: Box<LeafPage> = Box::new(from_fn(|_| AtomicU64::new(0)));
         self.mark(&page, 0);
@@ -199,7 +201,7 @@ impl SmallLeaf {
         page
     }
 
-    /// The value in slot `path_load`, which is taken.
+    /// The value in slot `slot`, which is taken.
     #[inline]
     pub(super) fn value_at(&self, slot: usize) -> u64 {
         let found = match slot.checked_sub(FIRST) {
@@ -223,7 +225,7 @@ fn get_or_alloc<'a, const N: usize, Next>(
     })
 }
 
-/// A small leaf; `allocated` is told of the memory that it takes.
+/// The small leaf, allocated on first use; `allocated` is called with the bytes of the allocation.
 pub(super) fn get_or_alloc_small<'a>(
     leaf: &'a OnceBox<SmallLeaf>,
     allocated: &impl Fn(usize),
@@ -231,7 +233,7 @@ pub(super) fn get_or_alloc_small<'a>(
     get_or_alloc(leaf, allocated)
 }
 
-/// The page of a leaf whose slots are all taken.
+/// The page of a leaf whose slots are all taken, allocated on first use.
 pub(super) fn get_or_alloc_page<'a>(
     leaf: &'a OnceBox<LeafPage>,
     small: &SmallLeaf,
@@ -246,16 +248,16 @@ pub(super) fn get_or_alloc_page<'a>(
 /// The value of `chunk` in a page.
 ///
 /// # Errors
-/// The number of its slot, when it has one.
+/// The number of the chunk's slot, if it has one.
 #[inline(always)]
 pub(super) fn value_in_page(page: &LeafPage, chunk: usize) -> Result<u64, usize> {
     let word = page[chunk].load(Ordering::Acquire);
     if word & SLOT == 0 { Ok(unpack_value(word)) } else { Err((word >> NEW_SHIFT) as usize) }
 }
 
-/// The word of `chunk` in a page; `None` when it has a slot.
+/// The word of `chunk` in a page; `None` if the chunk has a slot.
 pub(super) fn word_in_page(page: &LeafPage, chunk: usize) -> Option<ChunkWord<'_>> {
     let word = &page[chunk];
-    // Relaxed: it was so when the page was made, or never will be.
+    // Relaxed: this bit does not change after the page is allocated.
     (word.load(Ordering::Relaxed) & SLOT == 0).then_some(ChunkWord { word, key: 0 })
 }

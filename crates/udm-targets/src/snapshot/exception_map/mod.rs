@@ -1,8 +1,8 @@
 //! The exception map of one snapshot: which chunks of the origin the store holds, and where.
 //!
-//! It has one word per chunk, in leaves of 512 words. A leaf is made when the first of its chunks
-//! is touched, and grows with its exceptions ([`leaf`]). A fresh snapshot of any size allocates
-//! nothing else. All cores read and change the map without a lock:
+//! The map has one word per chunk, in leaves of 512 words. A leaf is allocated when the first of
+//! its chunks is touched, and grows with its exceptions ([`leaf`]). A fresh snapshot of any size
+//! allocates nothing else. All cores read and change the map without a lock:
 //!
 //! ```text
 //!            claim                publish              settle
@@ -12,8 +12,8 @@
 //! ```
 //!
 //! *Pending*: the core that claimed the chunk copies or writes it. *Copied*: it is in the store for
-//! good. Earlier reads may still be on their way to the origin, so the origin must not change yet.
-//! *Settled*: those reads are over ([`super::readers`]), and the origin may change.
+//! good. Earlier reads of the origin may still be in flight, so the origin must not change yet.
+//! *Settled*: these reads have completed ([`super::readers`]), and the origin may change.
 
 mod leaf;
 #[cfg(all(test, not(feature = "loom")))]
@@ -29,26 +29,26 @@ use std::array::from_fn;
 use std::sync::atomic::{AtomicU64, Ordering};
 use udm_core::interleave;
 
-/// Leaves of a branch.
+/// Number of leaves in a branch.
 const FAN: usize = leaf::CHUNKS;
-/// Chunks in a leaf, and in a branch.
+/// Number of chunks in a leaf, and in a branch.
 const LEAF: u64 = FAN as u64;
 const BRANCH: u64 = LEAF * LEAF;
 
-/// The most chunks of an origin: a petabyte of 4 KiB chunks. The pointers to the branches of so
-/// many take 8 MiB.
+/// Maximum number of chunks of an origin: a petabyte of 4 KiB chunks. The pointers to the branches
+/// take 8 MiB then.
 pub(super) const CHUNKS_MAX: u64 = 1 << 38;
 
-/// How far a chunk has come.
+/// The state of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ChunkState {
-    /// In the origin alone.
+    /// Only in the origin.
     Free,
-    /// Somebody is copying it.
+    /// Being copied.
     Pending,
-    /// In this chunk of the store; readers of the origin may be under way.
+    /// In this chunk of the store; reads of the origin may still be in flight.
     Copied(u64),
-    /// In this chunk of the store.
+    /// In this chunk of the store; the origin may change.
     Settled(u64),
 }
 
@@ -66,7 +66,7 @@ impl ChunkState {
         }
     }
 
-    /// The chunk of the store that it is in.
+    /// The chunk of the store that has the data.
     pub(super) fn kept(self) -> Option<u64> {
         match self {
             ChunkState::Copied(new) | ChunkState::Settled(new) => Some(new),
@@ -75,13 +75,13 @@ impl ChunkState {
     }
 }
 
-/// 512 leaves.
+/// A branch of 512 leaves.
 ///
-/// A pointer says by itself whether it is set: half of what the standard library's takes, and a
-/// load less.
+/// [`OnceBox`] is a single pointer, which itself shows whether it is set. It takes half the memory
+/// of the standard library's `OnceLock`, and one load less.
 struct LeafBranch {
     leaves: [OnceBox<SmallLeaf>; FAN],
-    /// Of those leaves that are pages.
+    /// The pages of leaves that have become pages.
     pages: OnceBox<[OnceBox<LeafPage>; FAN]>,
 }
 
@@ -90,7 +90,7 @@ impl LeafBranch {
         LeafBranch { leaves: from_fn(|_| OnceBox::new()), pages: OnceBox::new() }
     }
 
-    /// The value of chunk `chunk` of leaf `leaf`; 0 where there is none.
+    /// The value of chunk `chunk` of leaf `leaf`; 0 if it has no word.
     #[inline(always)]
     fn value(&self, leaf: usize, chunk: usize) -> u64 {
         if let Some(page) = self.pages.get().and_then(|pages| pages[leaf].get()) {
@@ -108,13 +108,13 @@ impl LeafBranch {
         word.map_or(0, |word| word.load(Ordering::Acquire))
     }
 
-    /// The word of chunk `chunk` of leaf `leaf`, where there is one.
+    /// The word of chunk `chunk` of leaf `leaf`, if it has one.
     fn find(&self, leaf: usize, chunk: usize) -> Option<ChunkWord<'_>> {
         let page = self.pages.get().and_then(|pages| pages[leaf].get());
         page.and_then(|page| leaf::word_in_page(page, chunk)).or_else(|| self.leaves[leaf].get()?.word(chunk))
     }
 
-    /// The first chunk of leaf `leaf` from `from` on that is in the store, and where.
+    /// The first chunk of leaf `leaf` from `from` on that is in the store, and its chunk there.
     fn next_in_store(&self, leaf: usize, from: usize) -> Option<(usize, u64)> {
         let in_slots = self.leaves[leaf].get()?.next(from, |word| ChunkState::of(word).kept().is_some());
         let page = self.pages.get().and_then(|pages| pages[leaf].get());
@@ -129,7 +129,7 @@ impl LeafBranch {
         Some((chunk, ChunkState::of(word).kept()?))
     }
 
-    /// The same, made if it was not there.
+    /// The word of chunk `chunk` of leaf `leaf`, allocated if it has none.
     fn make(&self, leaf: usize, chunk: usize, allocated: &impl Fn(usize)) -> ChunkWord<'_> {
         if let Some(word) = self.find(leaf, chunk) {
             return word;
@@ -146,19 +146,20 @@ impl LeafBranch {
     }
 }
 
-/// See the module's documentation.
+/// The exception map of one snapshot.
 pub(super) struct ExceptionMap {
-    /// How many there are. Changes while nothing is in flight.
+    /// Number of chunks. It changes only while nothing is in flight.
     chunks: AtomicU64,
-    /// How many are settled, or fewer: it is counted behind that. On a cache line of its own.
+    /// Number of settled chunks. The count is increased after a chunk is settled, so it may be too
+    /// low. On its own cache line.
     settled: CachePadded<AtomicU64>,
-    /// Bytes that it takes.
+    /// Bytes allocated.
     bytes: AtomicU64,
     branches: Box<[OnceBox<LeafBranch>]>,
 }
 
 impl ExceptionMap {
-    /// All of `chunks` chunks free; at most [`CHUNKS_MAX`].
+    /// A map of `chunks` free chunks; at most [`CHUNKS_MAX`].
     pub(super) fn new(chunks: u64) -> ExceptionMap {
         assert!(chunks <= CHUNKS_MAX, "{chunks} chunks");
         let count = chunks.div_ceil(BRANCH);
@@ -171,46 +172,45 @@ impl ExceptionMap {
         }
     }
 
-    /// Bytes of memory that it takes.
+    /// Bytes of memory of the map.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// How many chunks there are.
+    /// Number of chunks.
     pub(super) fn chunks(&self) -> u64 {
         self.chunks.load(Ordering::Relaxed)
     }
 
-    /// How many there can be: what there are branches for.
+    /// Maximum number of chunks, for which there are branches.
     pub(super) fn capacity(&self) -> u64 {
         self.branches.len() as u64 * BRANCH
     }
 
-    /// There are `chunks` chunks from now on, if that is more. At most [`ExceptionMap::capacity`],
-    /// and with nothing in flight.
+    /// Raises the number of chunks to `chunks`, if that is more. At most
+    /// [`ExceptionMap::capacity`], and only while nothing is in flight.
     pub(super) fn grow(&self, chunks: u64) {
         assert!(chunks <= self.capacity(), "{chunks} chunks of {}", self.capacity());
         self.chunks.fetch_max(chunks, Ordering::Relaxed);
     }
 
-    /// The value of `chunk`. Acquire pairs with the release in [`ExceptionMap::publish`]: who sees
-    /// where it is sees that it is there.
+    /// The value of `chunk`. Acquire pairs with the release in [`ExceptionMap::publish`]: a core
+    /// that sees the chunk of the store also sees its data.
     #[inline(always)]
     fn value(&self, chunk: u64) -> u64 {
         let branch = self.branches.get((chunk / BRANCH) as usize).and_then(OnceBox::get);
         branch.map_or(0, |branch| branch.value((chunk / LEAF % LEAF) as usize, (chunk % LEAF) as usize))
     }
 
-    /// The word of `chunk`, where there is one.
+    /// The word of `chunk`, if it has one.
     fn find(&self, chunk: u64) -> Option<ChunkWord<'_>> {
         let branch = self.branches.get((chunk / BRANCH) as usize)?.get()?;
         branch.find((chunk / LEAF % LEAF) as usize, (chunk % LEAF) as usize)
     }
 
-    /// The word of `chunk`, which is below the capacity. Allocates when the leaf has to grow for
-    /// it.
+    /// The word of `chunk`, which must be below the capacity. Allocates if the leaf must grow.
     fn make(&self, chunk: u64) -> ChunkWord<'_> {
-        // Relaxed: a number for people, and a bound that may be missed by what is being allocated.
+        // Relaxed: the count is informational and an approximate limit.
         let allocated = |bytes: usize| {
             self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         };
@@ -221,83 +221,86 @@ impl ExceptionMap {
         branch.make((chunk / LEAF % LEAF) as usize, (chunk % LEAF) as usize, &allocated)
     }
 
-    /// How far `chunk` has come.
+    /// The state of `chunk`.
     #[inline(always)]
     pub(super) fn get(&self, chunk: u64) -> ChunkState {
         ChunkState::of(self.value(chunk))
     }
 
-    /// True when the origin may change in `chunk`.
+    /// True if the origin may change in `chunk`.
     #[inline(always)]
     pub(super) fn is_settled(&self, chunk: u64) -> bool {
         self.value(chunk) & 3 == SETTLED
     }
 
-    /// True when the origin may change in the chunks from `first` to `last`.
+    /// True if the origin may change in the chunks from `first` to `last`.
     pub(super) fn are_settled(&self, first: u64, last: u64) -> bool {
         (first..=last).all(|chunk| self.is_settled(chunk))
     }
 
-    /// True when the origin may change wherever it is. Acquire pairs with the release in
+    /// True if the origin may change in all chunks. Acquire pairs with the release in
     /// [`ExceptionMap::settle`].
     #[inline(always)]
     pub(super) fn are_all_settled(&self) -> bool {
         self.settled.load(Ordering::Acquire) == self.chunks()
     }
 
-    /// Takes a free chunk on: who is told true copies it. Acquire and release: a chunk may be given
-    /// up and claimed by another.
+    /// Claims a free chunk. If it returns true, the caller copies the chunk. Acquire and release: a
+    /// chunk may be given up and claimed by another core.
     pub(super) fn claim(&self, chunk: u64) -> bool {
         interleave::point();
         let word = self.make(chunk);
         word.replace(0, PENDING)
     }
 
-    /// Gives a chunk back that was claimed and is not copied.
+    /// Gives up a claimed chunk that was not copied.
     pub(super) fn give_up(&self, chunk: u64) {
         self.make(chunk).store(0, Ordering::Release);
     }
 
-    /// `chunk` is in chunk `new` of the store. Only by who claimed it.
+    /// Marks `chunk` as copied to chunk `new` of the store. Only the core that claimed the chunk
+    /// calls this.
     pub(super) fn publish(&self, chunk: u64, new: u64) {
         debug_assert!(new < STORE_CHUNKS_MAX);
         self.make(chunk).store(new << 2 | COPIED, Ordering::Release);
     }
 
-    /// Nobody reads those of the chunks from `first` to `last` that are copied from the origin any
-    /// more. Anyone who knows may say so.
+    /// Settles the copied chunks from `first` to `last`: no read of the origin for them is in
+    /// flight any more. Any core may call this.
     pub(super) fn settle(&self, first: u64, last: u64) {
         let mut settled = 0;
         for word in (first..=last).filter_map(|chunk| self.find(chunk)) {
             let copied = word.load(Ordering::Acquire);
-            // Of several who say so one counts it.
+            // If several cores settle a chunk, only one counts it.
             if copied & 3 == COPIED {
                 settled += u64::from(word.replace(copied, copied | SETTLED));
             }
         }
         if settled > 0 {
-            // Release: who sees that all are settled sees that the readers of each are over.
+            // Release: a core that sees that all chunks are settled also sees that their readers
+            // have completed.
             self.settled.fetch_add(settled, Ordering::Release);
         }
     }
 
-    /// `chunk` is in chunk `new` of the store, and was before anybody came.
+    /// Enters an exception of the store before the map is in use.
     pub(super) fn load(&self, chunk: u64, new: u64) {
         let word = self.make(chunk);
         if word.load(Ordering::Relaxed) & 3 != SETTLED {
-            // Relaxed, and no addition of the processor's own: nobody else is here.
+            // Relaxed, and no atomic add: no other thread uses the map yet.
             self.settled.store(self.settled.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         }
         word.store(new << 2 | SETTLED, Ordering::Release);
     }
 
-    /// `chunk` is in chunk `new` of the store, and whoever changes it there has to wait for readers
-    /// again. For a merge, with nobody else who writes it.
+    /// Marks `chunk`, in chunk `new` of the store, as copied and not settled, so that writes in the
+    /// store must wait for readers. Only for a merge, which is the only writer.
     pub(super) fn unsettle(&self, chunk: u64, new: u64) {
         self.change(chunk, new << 2 | COPIED);
     }
 
-    /// `chunk` is in the origin again. For a merge, with nobody else who writes it.
+    /// Marks `chunk` as free: it is only in the origin again. Only for a merge, which is the only
+    /// writer.
     pub(super) fn forget(&self, chunk: u64) {
         self.change(chunk, 0);
     }
@@ -308,8 +311,8 @@ impl ExceptionMap {
         }
     }
 
-    /// The next chunk from `from` on, below `end`, that is in the store. Leaves that nobody touched
-    /// are passed over.
+    /// The first chunk between `from` and `end` that is in the store. Branches that were never
+    /// allocated are skipped.
     pub(super) fn next_in_store(&self, from: u64, end: u64) -> Option<(u64, u64)> {
         let (mut chunk, end) = (from, end.min(self.chunks()));
         while chunk < end {

@@ -1,4 +1,4 @@
-//! What a map keeps, and what it takes.
+//! Tests of the contents and the memory use of a map.
 
 use super::*;
 
@@ -65,7 +65,7 @@ fn scattered_exceptions_take_little_memory() {
         from = (at << 9) + 1;
     }
     assert_eq!(map.next_in_store(from, u64::MAX), None);
-    // In any number and order.
+    // With any number of exceptions in any order.
     for in_leaf in [1, 2, 3, 16, 17, 46, 47, 200, 511] {
         let map = ExceptionMap::new(1 << 20);
         let chunk = |leaf: u64, at: u64| (leaf << 9) | (at * 7 % 512);
@@ -92,7 +92,7 @@ fn scattered_exceptions_take_little_memory() {
     }
 }
 
-/// Cores claim the chunks of the same leaves at once: each chunk has one word for good.
+/// Cores claim chunks of the same leaves at once: each chunk keeps one word.
 #[test]
 fn cores_that_claim_in_one_leaf() {
     let map = ExceptionMap::new(1 << 14);

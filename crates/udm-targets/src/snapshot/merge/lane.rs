@@ -1,7 +1,7 @@
 //! The data path of a merge.
 //!
-//! What is in the store is read and written there, until its chunk has been brought back. A write
-//! to a chunk of the run that is under way waits for its end, and goes to the origin then.
+//! Chunks in the store are read and written there until they have been merged. A write to a chunk
+//! of the current unit waits for the end of the unit, and then goes to the origin.
 
 use super::MergeShared;
 use crate::snapshot::exception_map::ChunkState;
@@ -28,16 +28,16 @@ struct TwoDeviceFlush {
     status: Status,
 }
 
-/// See the module's documentation.
+/// The lane of a merge.
 pub(super) struct MergeLane {
     shared: Arc<MergeShared>,
     legs: ChildLanes,
     bell: WaitHandle,
     seen: WakeEpoch,
-    /// Writes to the store, of their epochs: a run begins when those before it are over.
+    /// Writes to the store, by epoch: a unit begins when the writes before it have completed.
     writes: LaneReader,
     tags: RedirectedBios<Option<u64>>,
-    /// Writes to chunks of the run.
+    /// Writes to chunks of the current unit.
     waiting: VecDeque<Box<Bio>>,
     owner: OwnerId,
     flushes: Slab<TwoDeviceFlush>,
@@ -101,7 +101,8 @@ impl MergeLane {
                 self.writes.count();
                 self.send_to_store(bio, new, Some(epoch));
             }
-            // In the origin, and perhaps in the store: nobody knows which counts after a crash.
+            // The chunk is in the origin and perhaps in the store. After a crash either could be
+            // used.
             (ChunkState::Copied(_), _) if self.shared.has_failed() => self.end(bio, Status::IoErr),
             (ChunkState::Copied(_), _) => self.waiting.push_back(bio),
         }
@@ -133,7 +134,7 @@ impl MergeLane {
         self.pool.put(bio);
     }
 
-    /// Takes the marks off what came back, and the lane's own out of it.
+    /// Restores redirected bios that completed, and takes out the lane's own flushes.
     fn came_back(&mut self, done: &mut Batch, from: usize) {
         let mut at = from;
         while at < done.len() {
@@ -156,7 +157,7 @@ impl MergeLane {
         if self.legs.send(cx) || !self.ended.is_empty() {
             cx.wake_now();
         }
-        // A suspend waits for the run, and this lane answers it.
+        // A suspend waits for the unit, and this lane reports its end.
         if !self.waiting.is_empty() || self.shared.is_running() {
             self.bell.wait(self.seen, cx);
         }

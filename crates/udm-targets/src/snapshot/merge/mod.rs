@@ -5,7 +5,7 @@
 //! ```
 //!
 //! The device reads as the snapshot did. A [`task`] works in units of records, from the last record
-//! backwards: it marks the chunks, waits for writes under way by the epochs of [`super::readers`],
+//! backwards: it marks the chunks, waits for writes in flight by the epochs of [`super::readers`],
 //! and copies the chunks into the origin. Then it flushes the origin and clears the records with
 //! one write. A suspend waits for the current unit. A merge that is cut by a suspend or a crash
 //! leaves a snapshot with fewer records, and continues at the next resume. Other snapshots of the
@@ -26,7 +26,7 @@ use udm_core::{
 use udm_dm::target::{DeviceRange, DeviceRef, LowerLimits, PathMaintenance, Target, TargetArgs, TargetHost};
 use udm_dm::{MappedDevice, SnapshotInfo, SnapshotReport, SnapshotState, TargetError};
 
-/// Chunks that follow each other in the origin and in the store.
+/// A run of chunks, consecutive in the origin and in the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct MergeRun {
     old: u64,
@@ -34,24 +34,24 @@ struct MergeRun {
     len: u64,
 }
 
-/// The chunks that are merged at once: those of the last records.
+/// The chunks that are merged together: those of the last records.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct MergeUnit {
     runs: Vec<MergeRun>,
 }
 
 impl MergeUnit {
-    /// How many chunks there are.
+    /// Number of chunks.
     fn len(&self) -> u64 {
         self.runs.iter().map(|run| run.len).sum()
     }
 
-    /// True when chunk `old` of the origin is one of them.
+    /// True if the unit has chunk `old` of the origin.
     fn has(&self, old: u64) -> bool {
         self.runs.iter().any(|run| (run.old..run.old + run.len).contains(&old))
     }
 
-    /// Adds the chunk of the record before the others'.
+    /// Adds the chunk of the preceding record.
     fn add(&mut self, old: u64, new: u64) {
         match self.runs.last_mut() {
             Some(run) if old + 1 == run.old && new + 1 == run.new => {
@@ -61,7 +61,7 @@ impl MergeUnit {
         }
     }
 
-    /// Each chunk of the origin, and where it is in the store.
+    /// Each chunk of the origin, with its chunk in the store.
     fn chunks(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.runs.iter().flat_map(|run| (0..run.len).map(|at| (run.old + at, run.new + at)))
     }
@@ -70,22 +70,22 @@ impl MergeUnit {
 /// Whether a unit may begin.
 enum UnitStart {
     Go,
-    /// The task from before a suspend that was called off has not ended its own: the bell is rung
+    /// The task from before a cancelled suspend has not completed its unit. The wait queue is woken
     /// when it has.
     Wait,
     /// The device is being suspended.
     Stop,
 }
 
-/// What lanes and the task share.
+/// The state shared by the lanes and the task.
 struct MergeShared {
     binding: Arc<SnapshotBinding>,
-    /// A unit is under way: a suspend waits for it.
+    /// A unit is in progress: a suspend waits for it.
     running: AtomicBool,
     /// The device is being suspended: no unit begins.
     stopping: AtomicBool,
     failed: AtomicBool,
-    /// A unit that is in the origin, and whose records could not be cleared.
+    /// A unit that is in the origin, but whose records could not be cleared.
     uncommitted: Mutex<Option<MergeUnit>>,
 }
 
@@ -95,7 +95,8 @@ impl MergeShared {
         if self.running.swap(true, Ordering::SeqCst) && !bugs::on(Bug::MergeTwice) {
             return UnitStart::Wait;
         }
-        // Pairs with the fence in `stop`: either the suspend sees the unit or the unit the suspend.
+        // Pairs with the fence in `stop`: either the suspend sees the unit, or the unit sees the
+        // suspend.
         fence(Ordering::SeqCst);
         if self.stopping.load(Ordering::SeqCst) {
             self.end();
@@ -119,8 +120,8 @@ impl MergeShared {
         fence(Ordering::SeqCst);
     }
 
-    /// No unit begins before the next resume, which would clear the records of one that is in the
-    /// origin: who waits for that waits for nothing.
+    /// Fails the merge if an uncommitted unit is left: no unit begins before the next resume, so
+    /// lanes that wait for the unit would wait for nothing.
     fn give_up(&self) {
         let left = || self.uncommitted.lock().unwrap_or_else(PoisonError::into_inner).is_some();
         if !self.is_running() && left() && !self.failed.swap(true, Ordering::AcqRel) {
@@ -128,10 +129,11 @@ impl MergeShared {
         }
     }
 
-    /// Readers of the snapshot that was taken over are over: what it had copied may be written in
-    /// the store. A chunk that is not settled belongs to a run. By a resume.
+    /// Settles the copied chunks of a snapshot that was taken over, because its readers have
+    /// completed. Then writes may go to the store. A chunk that is not settled belongs to a unit.
+    /// Called by a resume.
     fn settle(&self) {
-        // A suspend was called off, and a run is under way.
+        // A suspend was cancelled, and a unit is in progress.
         if self.is_running() || bugs::on(Bug::HandoverUnsettled) {
             return;
         }
@@ -150,7 +152,7 @@ impl MergeShared {
         self.failed.load(Ordering::Acquire)
     }
 
-    /// Records that are left.
+    /// Number of records left.
     fn left(&self) -> u64 {
         self.binding.snapshot.commits.as_ref().map_or(0, |commits| commits.records())
     }
@@ -158,11 +160,11 @@ impl MergeShared {
 
 struct MergeTarget(Arc<MergeShared>);
 
-/// Makes a snapshot-merge target.
+/// Creates a snapshot-merge target.
 ///
 /// # Errors
 /// As for a snapshot; `Snapshot exception store does not support snapshot-merge.` for a transient
-/// one, `A snapshot is already merging.` for a second one of an origin.
+/// store, `A snapshot is already merging.` for a second merge of an origin.
 pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
     let binding = SnapshotBinding::take(TableRole::Merge, args)?;
     Ok(Arc::new(MergeTarget(Arc::new(MergeShared {
@@ -298,7 +300,7 @@ impl SnapshotInfo for MergeTarget {
     }
 }
 
-/// The origin as the merge writes it: other snapshots keep what they have.
+/// The origin as written by the merge: other snapshots keep their data.
 struct MergeOriginDevice {
     id: DeviceId,
     origin: DeviceRef,
@@ -324,7 +326,7 @@ impl Device for MergeOriginDevice {
         let mut others = self.family.listed();
         others.retain(|_| !bugs::on(Bug::MergePastOthers));
         let mut lane = OriginLane::open(&self.origin, &others, cx)?;
-        // It is a task that opens it, when the table is in use.
+        // A task opens the device, after the table has become live.
         Ok(lane.begin(cx).unwrap_or_else(|| Box::new(lane)))
     }
 
@@ -333,7 +335,7 @@ impl Device for MergeOriginDevice {
     }
 }
 
-/// The store, with flushes around writes where it needs them.
+/// The store, with flushes around writes if it needs them.
 struct MergeStoreDevice {
     id: DeviceId,
     store: DeviceRef,

@@ -1,12 +1,12 @@
-//! The work of a merge: a unit of records after the other, from the last record backwards.
+//! The work of a merge: one unit of records after the other, from the last record backwards.
 //!
 //! ```text
 //!  pick a unit ──► mark it, wait for writes ──► copy ──► flush the origin ──► clear its records ──► forget it
 //! ```
 //!
-//! The chunks of a unit lie anywhere; those that follow each other are copied as one run. The
-//! records of a unit are cleared with one write, behind a flush, when what they say is durable in
-//! the origin. So a crash leaves each chunk in the store or in the origin, or the same in both.
+//! The chunks of a unit may be anywhere; consecutive chunks are copied as one run. The records of a
+//! unit are cleared with one write, after a flush has made the chunks durable in the origin. So a
+//! crash leaves each chunk in the store or in the origin, or equal in both.
 
 use super::{MergeOriginDevice, MergeShared, MergeStoreDevice, MergeUnit, UnitStart};
 use crate::snapshot::copy_jobs::{block_sectors, max_piece};
@@ -19,32 +19,32 @@ use udm_core::{
 use udm_dm::EventKind;
 use udm_wire::cow::{Exception, RECORD_LEN, StoreLayout};
 
-/// The most bytes of a unit, but for one chunk.
+/// Maximum bytes of a unit; a unit has at least one chunk.
 const UNIT_BYTES_MAX: u64 = 1 << 20;
 
-/// Bytes and pieces of a unit that are under way at a time.
+/// Maximum bytes and pieces of a unit in flight.
 const IN_FLIGHT_MAX: u64 = 1 << 20;
 const PIECES_MAX: usize = 64;
 
-/// Bytes of records that are read and written at once.
+/// Maximum bytes of records read and written at once.
 const RECORDS_MAX: u64 = 4096;
 
-/// What the task does.
+/// The step of the task.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum MergeStep {
     /// Begins a unit, if there is one.
     UnitStart,
-    /// Reads the records at the end.
+    /// Reads the last records.
     Read,
-    /// Waits until no write of the unit's chunks is under way.
+    /// Waits until no write of the unit's chunks is in flight.
     Settle(u64),
-    /// Copies.
+    /// Copies the chunks.
     Copy,
     /// Flushes the origin.
     Flush,
     /// Reads the records again, to clear those of the unit.
     ReadAgain,
-    /// Clears them.
+    /// Clears the records.
     Clear,
     /// Nothing is left, or something failed.
     Idle,
@@ -57,7 +57,7 @@ struct MergeTaskLanes {
     store: DeviceSlot,
 }
 
-/// See the module's documentation.
+/// The task that merges one snapshot.
 pub(super) struct MergeTask {
     shared: Arc<MergeShared>,
     layout: StoreLayout,
@@ -65,11 +65,11 @@ pub(super) struct MergeTask {
     bell: Option<WaitHandle>,
     step: MergeStep,
     unit: MergeUnit,
-    /// Which run of it is being read, and how many sectors of that have been.
+    /// Index of the run that is being read, and the sectors read of it.
     run: usize,
     at: u64,
     in_flight: usize,
-    /// Bytes of pieces that are under way.
+    /// Bytes of pieces in flight.
     bytes: u64,
     failed: bool,
     stopping: bool,
@@ -94,8 +94,8 @@ impl MergeTask {
         }
     }
 
-    /// Where the last `count` records are: the first sector and the length of the bytes to read,
-    /// and the place of the first of these records in them. As many as one unit has.
+    /// Position of the last `count` records: the first sector and length of the bytes to read, and
+    /// the index of the first record in them. At most as many records as a unit has.
     fn window(&self, count: u64) -> (Sector, Sectors, usize) {
         let last = self.shared.left() - 1;
         let per_area = self.layout.records();
@@ -108,7 +108,7 @@ impl MergeTask {
         (Sector(sector), Sectors(unit / SECTOR_SIZE), (place + 1 - begin - count) as usize)
     }
 
-    /// Goes on as far as it can.
+    /// Runs the steps until the task must wait.
     fn go_on(&mut self, cx: &mut dyn TaskCx) {
         loop {
             let Some(lanes) = self.lanes(cx) else { return };
@@ -215,7 +215,7 @@ impl MergeTask {
         self.submit(lanes.store, Bio::read(sector, sectors, data.into()), cx);
     }
 
-    /// The unit that the last records make, and its chunks marked.
+    /// Picks the unit of the last records and marks its chunks.
     fn pick(&mut self, data: &Segments) {
         let (_, _, last) = self.window(1);
         let mut bytes = vec![0; data.len()];
@@ -232,7 +232,7 @@ impl MergeTask {
             unit.add(old, new);
         }
         if unit.len() == 0 {
-            // The store was changed by somebody else.
+            // Another program has changed the store.
             self.failed = true;
             return;
         }
@@ -243,7 +243,7 @@ impl MergeTask {
         self.step = MergeStep::Settle(snapshot.readers.advance_epoch());
     }
 
-    /// Reads the next piece of the unit; false when there is none, or enough is under way.
+    /// Reads the next piece of the unit. Returns false if there is none, or enough is in flight.
     fn read_piece(&mut self, lanes: MergeTaskLanes, cx: &mut dyn TaskCx) -> bool {
         let binding = &self.shared.binding;
         let (snapshot, store) = (&binding.snapshot, binding.line.store.device.limits());
@@ -261,11 +261,11 @@ impl MergeTask {
             return true;
         }
         let wanted = most.0.min(left);
-        // The store is read by whole blocks.
+        // The store is read in whole blocks.
         let sectors = Sectors(wanted.next_multiple_of(block));
         let from = Sector(snapshot.start_of(run.new) + self.at);
         let mut bio = Bio::read(from, sectors, Buf::zeroed(sectors.bytes() as usize).into());
-        // Where it goes.
+        // The destination sector in the origin.
         bio.cookie = start + self.at;
         self.at += wanted;
         self.bytes += sectors.bytes();
@@ -321,7 +321,7 @@ impl MergeTask {
         self.failed = true;
         match self.step {
             MergeStep::Copy => self.bytes -= bio.sectors.bytes(),
-            // The chunks are as they were, and so are their records.
+            // The chunks and their records are unchanged.
             MergeStep::Flush => self.fail(true, cx),
             MergeStep::Read => self.fail(false, cx),
             _ => {
@@ -346,7 +346,7 @@ impl MergeTask {
         self.submit(lanes.store, bio, cx);
     }
 
-    /// The unit is in the origin, and nowhere else.
+    /// Removes the unit from the map: its chunks are only in the origin now.
     fn forget(&mut self) {
         let snapshot = &self.shared.binding.snapshot;
         self.unit.chunks().for_each(|(old, _)| snapshot.map.forget(old));
@@ -361,7 +361,8 @@ impl MergeTask {
         }
     }
 
-    /// Ends the merge until the next resume; with `reverse_map` the chunks of the unit are as they were.
+    /// Stops the merge until the next resume. If `back` is set, the chunks of the unit are
+    /// unchanged and are settled again.
     fn fail(&mut self, back: bool, cx: &mut dyn TaskCx) {
         if back {
             let map = &self.shared.binding.snapshot.map;

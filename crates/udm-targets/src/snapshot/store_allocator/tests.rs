@@ -1,4 +1,4 @@
-//! Grants from a store of each kind.
+//! Allocations from a store of each kind.
 
 use super::*;
 use udm_wire::cow::ChunkSize;
@@ -7,7 +7,7 @@ fn persistent() -> StoreChunks {
     StoreChunks::Persistent(StoreLayout::new(ChunkSize::new(1).unwrap()))
 }
 
-/// The turn, the first chunk, how many.
+/// Sequence number, first chunk, number of chunks.
 fn parts(grant: ChunkRange) -> (u64, u64, u64) {
     (grant.seq, grant.new, grant.len)
 }

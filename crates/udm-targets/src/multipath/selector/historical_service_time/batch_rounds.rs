@@ -1,20 +1,20 @@
 //! The choices for a batch, in rounds.
 //!
-//! While no threshold is asked for, and the idle paths are at the front of the list, what the
-//! kernel's comparisons come to is an order:
+//! If no threshold is set and the idle paths are at the front of the list, the kernel's comparisons
+//! form an order:
 //!
-//! * of the idle paths the one that is stale first, ties to the one not chosen for longest;
-//! * of the others, the *busy* ones, that of the least cost, ties to the one chosen last;
-//! * of those two the busy one, unless it costs more.
+//! * among idle paths: the one that becomes stale first, ties to the one not chosen for longest;
+//! * among *busy* paths: the one with the least cost, ties to the one chosen last;
+//! * between these two: the busy path, unless it costs more.
 //!
-//! So while no path is stale. While all are, what is in flight stands for the cost, ties go to the
-//! one not chosen for longest, and an idle one comes before any that is busy.
+//! This holds if no path is stale. If all paths are stale, the number of bios in flight replaces
+//! the cost, ties go to the path not chosen for longest, and an idle path precedes every busy one.
 //!
-//! All that a choice changes is that its path is busy from then on, costs its average more than
-//! before, and is the one chosen last. So the busy paths that cost less than any of them will once
-//! it was chosen are chosen one after the other, a *round*, and only behind it the order has to be
-//! made anew. Likewise the idle ones, from the first. Where paths are alike, a round is all of
-//! them.
+//! A choice changes only its own path: the path becomes busy, its cost grows by its average, and it
+//! is the one chosen last. So several busy paths can be chosen one after the other without sorting,
+//! as long as each costs less than every path already chosen now costs. This is a *round*; the
+//! order is sorted again only after it. The same holds for idle paths, from the first one on. If
+//! all paths are alike, a round contains all of them.
 
 use super::PathHistory;
 use super::lane::PathEstimate;
@@ -22,21 +22,22 @@ use super::lane::PathEstimate;
 /// A path in the order of a batch.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CostRank {
-    /// What one more costs: the average times the bios in flight and one.
+    /// The cost of one more bio: the average times (bios in flight + 1).
     pub(super) cost: u64,
-    /// How much more it costs once it is chosen.
+    /// The increase of the cost per choice.
     pub(super) step: u64,
     stale_after: u64,
-    /// When it was last chosen.
+    /// Sequence number of the last choice.
     pub(super) used: u64,
     pub(super) path: u32,
-    /// How often it was chosen.
+    /// Number of times the path was chosen in this batch.
     pub(super) times: u32,
     pub(super) is_idle: bool,
 }
 
 impl CostRank {
-    /// `path_load` of `path`, all paths of which are stale, or none.
+    /// The rank of `path` with the state `slot`. `stale` is true if all paths are stale, and false
+    /// if none is.
     #[inline(always)]
     pub(super) fn new(path: u32, slot: &PathEstimate, stale: bool) -> CostRank {
         let PathEstimate { history: PathHistory { average, stale_after, .. }, load, used, .. } = *slot;
@@ -45,7 +46,7 @@ impl CostRank {
         CostRank { cost, step, stale_after, used, path, times: 0, is_idle: load == 0 }
     }
 
-    /// The order of the busy ones; they come before the idle ones.
+    /// The sort key of busy paths, which are stored before the idle ones.
     #[inline(always)]
     fn rank(&self, stale: bool) -> (u64, u64) {
         (self.cost, if stale { self.used } else { !self.used })
@@ -57,27 +58,27 @@ impl CostRank {
     }
 }
 
-/// See the module.
+/// The state of the rounds of one batch.
 pub(super) struct BatchRounds<'a> {
-    /// The busy ones in their order, behind them the idle ones in theirs.
+    /// The busy paths in their order, then the idle paths in theirs.
     ranking: &'a mut [CostRank],
-    /// All are stale.
+    /// True if all paths are stale, false if none is.
     stale: bool,
-    /// How many are busy.
+    /// Number of busy paths.
     busy: usize,
-    /// The round: those of `from..next` have been chosen, those of `next..to` will be.
+    /// The round: the paths of `from..next` have been chosen, those of `next..to` follow.
     from: usize,
     next: usize,
     to: usize,
-    /// The round is one path: how often it will be chosen yet behind its first time.
+    /// If the round is a single path: how often it will be chosen again.
     again: u64,
-    /// How often it would have been.
+    /// The value of `again` at the start of the round.
     most: u64,
     clock: u64,
 }
 
 impl BatchRounds<'_> {
-    /// `ranking` in any order, used until `clock`; there is at least one.
+    /// The rounds for `ranking`, in any order and not empty. `clock` is the last sequence number.
     #[inline(always)]
     pub(super) fn new(ranking: &mut [CostRank], stale: bool, clock: u64) -> BatchRounds<'_> {
         let rank = |turn: &CostRank| turn.rank_of_all(stale);
@@ -88,7 +89,7 @@ impl BatchRounds<'_> {
         BatchRounds { ranking, stale, busy, from: 0, next: 0, to: 0, again: 0, most: 0, clock }
     }
 
-    /// The path of the next.
+    /// Returns the path for the next bio.
     #[inline(always)]
     pub(super) fn choose(&mut self) -> usize {
         if self.next < self.to {
@@ -102,7 +103,7 @@ impl BatchRounds<'_> {
         self.ranking[self.next - 1].path as usize
     }
 
-    /// The end of the batch: the count of the last choice.
+    /// Ends the batch and returns the last sequence number.
     pub(super) fn end(mut self) -> u64 {
         self.account();
         self.clock
@@ -118,12 +119,13 @@ impl BatchRounds<'_> {
             _ => u64::MAX,
         };
         let (from, until, mut limit) = match self.ranking.get(self.busy) {
-            // An idle one is chosen where it costs less than the least of the others.
+            // An idle path is chosen if it costs less than the cheapest busy path.
             Some(idle) if idle.cost < least => (self.busy, self.ranking.len(), least),
             Some(idle) => (0, self.busy, idle.cost + 1),
             None => (0, self.busy, u64::MAX),
         };
-        // Of one that has been chosen and one that costs as much the newest is next, or the oldest.
+        // If a chosen path and another cost the same, the newest is next; if all are stale, the
+        // oldest.
         let tie = u64::from(self.stale);
         let round = self.ranking[from..until].iter().take_while(|turn| {
             let is_next = turn.cost < limit;
@@ -135,17 +137,17 @@ impl BatchRounds<'_> {
         self.again = self.most;
     }
 
-    /// The first of those that are busy is chosen: how often it will be again before any other is.
+    /// Number of times the first busy path is chosen again before any other path.
     fn repeats(&self) -> u64 {
         let (first, rest) = (&self.ranking[0], &self.ranking[1..]);
-        // The one behind it, and the first that is idle.
+        // Indexes in `rest`: the next busy path, and the first idle one.
         let limit = |place: usize| rest.get(place).map_or(u64::MAX, |turn| turn.cost);
         let limit = limit(0).min(limit(self.busy - 1));
-        // Of two that cost the same the newest is next; where they are stale, the oldest.
+        // If two paths cost the same, the newest is next; if all are stale, the oldest.
         (limit - first.cost - u64::from(self.stale)) / first.step
     }
 
-    /// Counts what has been chosen in this round.
+    /// Accounts for the choices of this round.
     #[inline(always)]
     fn account(&mut self) {
         let times = 1 + self.most - self.again;
@@ -157,7 +159,7 @@ impl BatchRounds<'_> {
         self.busy = self.busy.max(self.next);
     }
 
-    /// Puts the busy ones in their order behind a round.
+    /// Sorts the busy paths after a round.
     #[inline(always)]
     fn sort(&mut self) {
         let stale = self.stale;
@@ -172,7 +174,7 @@ impl BatchRounds<'_> {
     }
 }
 
-/// Turns those of the same cost round that are next to each other: the last comes first.
+/// Reverses each run of paths with equal cost: the last chosen comes first.
 fn reverse_ties(ranking: &mut [CostRank]) {
     ranking.chunk_by_mut(|a, b| a.cost == b.cost).for_each(<[CostRank]>::reverse);
 }

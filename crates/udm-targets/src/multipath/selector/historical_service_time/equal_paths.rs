@@ -1,10 +1,10 @@
-//! Paths that are equal take turns.
+//! Paths with equal averages take turns.
 //!
-//! Paths that all have part in each batch, and whose bios come back in one poll, are soon the same
-//! to the last bit of their averages. Then a batch that makes full rounds of all of them is dealt
-//! out as [`super::batch_rounds`] would: along the list, back along it since of two that cost the same
-//! the one chosen last is next, and so on; where they are stale, along it each time. All that a
-//! batch has to see is that nothing is in flight.
+//! If all paths get part of each batch and complete their bios in one poll, their averages soon
+//! become exactly equal. If then a batch consists of full rounds over all paths, its choices are
+//! those of [`super::batch_rounds`]: along the list, then back along it (of two paths with equal
+//! cost the last chosen is next), and so on. If the paths are stale, each round goes along the
+//! list. The only check per batch is that nothing is in flight.
 
 use super::super::BioDispatch;
 use super::MANY;
@@ -12,8 +12,7 @@ use super::lane::{HistoricalLane, PathEstimate};
 use std::sync::atomic::Ordering::Relaxed;
 
 impl HistoricalLane {
-    /// True when paths that are equal have no bio in flight, and `count` bios are rounds of all of
-    /// them.
+    /// True if the equal paths have no bio in flight and `count` bios are full rounds of all paths.
     #[inline(always)]
     pub(super) fn can_rotate(&self, count: usize) -> bool {
         let in_flight = self
@@ -28,7 +27,7 @@ impl HistoricalLane {
             & count.is_multiple_of(self.slots.len())
     }
 
-    /// The choices for a batch that [`HistoricalLane::can_rotate`] is true of.
+    /// The choices for a batch for which [`HistoricalLane::can_rotate`] is true.
     #[inline(always)]
     pub(super) fn choose_in_rotation(&mut self, mut bios: impl BioDispatch) {
         let (now, stale, paths) = (self.now, self.slots[0].is_stale(self.now), self.slots.len());
@@ -41,7 +40,7 @@ impl HistoricalLane {
             true
         });
         if !stale {
-            // The list is the round that was the last, so that is the next too.
+            // The list is the order of the last round, which is also the next one.
             self.rotation.set_next(if self.rotation.place() == 0 { paths } else { 0 });
         }
         for slot in &mut self.slots {
@@ -57,7 +56,7 @@ impl HistoricalLane {
         self.rotation_is_stale = Some(stale);
     }
 
-    /// If there is a ring, it is no more: the list is in `order` and in the slots.
+    /// Ends a rotation, if there is one: the list is then in `order` and in the slots.
     #[inline(always)]
     pub(super) fn end_rotation(&mut self) {
         if self.rotation_is_stale.is_some() {

@@ -1,9 +1,9 @@
 //! The choices of one core.
 //!
-//! The kernel keeps a list, goes through it from the front for each bio, and moves the winner to
-//! the back. For a bio by itself, and wherever comparisons need the list, so does this. For most
-//! batches the winners follow from an order ([`BatchRounds`]), and then nobody is compared with all
-//! others; who was chosen when is all that is kept of the list.
+//! The kernel keeps a list, compares all paths from the front for each bio, and moves the winner to
+//! the back. This code does the same for a single bio, and for batches that need the list. For most
+//! batches the choices follow from an order ([`BatchRounds`]) without these comparisons. Then only
+//! the sequence numbers of the last choices are kept instead of the list.
 
 use super::super::rotation::Rotation;
 use super::super::{BioDispatch, PathChooser};
@@ -15,82 +15,82 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use udm_core::{Bio, Cx, Nanos, Sectors};
 
-/// A path as its core sees it.
+/// The state of a path on one core.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct PathEstimate {
     pub(super) history: PathHistory,
-    /// Bios in flight, this batch's choices included.
+    /// Bios in flight, including the choices of this batch.
     pub(super) load: u64,
-    /// How this lane's part of those has changed since it was last published, modulo 2^64.
+    /// Change of this lane's bios in flight since they were last published, modulo 2^64.
     pub(super) unpublished: u64,
-    /// This lane's part as it was published.
+    /// This lane's bios in flight as published.
     pub(super) published: u64,
-    /// When it was last chosen or reinstated, on the lane's count. No two are equal.
+    /// Sequence number of the last choice or reinstatement, counted per lane. No two are equal.
     pub(super) used: u64,
 }
 
-/// Added to what a lane tells each time.
+/// Added to the publication number of a lane with each publication.
 const PUBLICATION_STEP: u64 = 1 << 32;
 
-/// See the module.
+/// The selector's state on one core.
 pub(in crate::multipath) struct HistoricalLane {
     pub(super) selector: Arc<HistoricalServiceTime>,
     /// The usable paths.
     pub(super) order: Vec<u32>,
-    /// They are in the order of [`PathEstimate::used`]: the kernel's list.
+    /// `order` is sorted by [`PathEstimate::used`]: it is the kernel's list.
     pub(super) listed: bool,
-    /// Scratch: of each place of the list, which of the places up to it is the best.
+    /// Scratch: for each position of the list, the best of the positions up to it.
     bests: Vec<u32>,
     pub(super) slots: Vec<PathEstimate>,
     /// The last [`PathEstimate::used`].
     pub(super) clock: u64,
-    /// The time of the batch.
+    /// Time of the batch.
     pub(super) now: Nanos,
-    /// What it told last: its number among the lanes of the selector, and from [`PUBLICATION_STEP`] on how
-    /// often.
+    /// Low 32 bits: number of this lane in its selector. High bits, in steps of
+    /// [`PUBLICATION_STEP`]: how often it has published.
     publication: u64,
-    /// What was told last by whichever lane, as far as it has heard.
+    /// The last publication of any lane that this lane has seen.
     last_publication: u64,
-    /// From when on it is alone.
+    /// Time from which this core counts as alone.
     alone_from: Nanos,
-    /// When it tells the others next, while it is not.
+    /// Time of the next publication while other cores work.
     share_at: Nanos,
     /// The order of the batch.
     ranking: Vec<CostRank>,
-    /// What came of the last path in this poll.
+    /// The last computed history in this poll.
     ended: HistoryMemo,
-    /// All paths can be used, and what is known of each is the same, as of the last poll.
+    /// All paths are usable and have equal histories, as of the last poll.
     are_equal: bool,
-    /// While they take turns ([`HistoricalLane::choose_in_rotation`]).
+    /// The order of the paths while they take turns ([`HistoricalLane::choose_in_rotation`]).
     pub(super) rotation: Rotation,
-    /// Whether there is a ring, and of paths that are stale.
+    /// `None` if there is no rotation; otherwise whether its paths are stale.
     pub(super) rotation_is_stale: Option<bool>,
 }
 
-/// What came of a path in a poll: the same comes of the next, if all that it hangs on is the same.
+/// Inputs and result of the last computed history in a poll. If the next path has the same inputs,
+/// it gets the same result.
 #[derive(Clone, Copy, Debug, Default)]
 struct HistoryMemo {
     /// The average before.
     average: u64,
-    /// When the first bio that came back was begun.
+    /// Start time of the first completed bio.
     start: u64,
-    /// How many came back; 0 before the first path of a poll.
+    /// Number of completed bios; 0 before the first path of a poll.
     count: usize,
-    /// What came of it.
+    /// The result.
     after: PathHistory,
-    /// Of so many paths one behind the other.
+    /// Number of consecutive paths with these inputs.
     paths: usize,
 }
 
 impl PathEstimate {
-    /// `shared` is the path's load as all cores have published it.
+    /// Updates the load from `shared`, the path's load as published by all cores.
     #[inline(always)]
     pub(super) fn look(&mut self, shared: u64) {
         self.load = shared.wrapping_add(self.unpublished);
     }
 
-    /// True when what it costs can be reckoned with in signed words, with less than `limit` bios in
-    /// flight.
+    /// True if the cost fits into signed words with less than `limit` bios in flight.
     #[inline(always)]
     pub(super) fn is_plain(&self, limit: u64) -> bool {
         (self.history.average.wrapping_sub(1) < SHORT) & (self.load < limit)
@@ -102,7 +102,7 @@ impl PathEstimate {
     }
 }
 
-/// True when `c` is better than `b` (kernel `hst_compare`).
+/// True if `c` is better than `b` (kernel `hst_compare`).
 pub(super) fn is_better_path(c: &PathEstimate, b: &PathEstimate, now: u64, threshold: u32) -> bool {
     let (c_average, b_average) = (c.history.average, b.history.average);
     let (high, low) = (c_average.max(b_average), c_average.min(b_average));
@@ -112,7 +112,7 @@ pub(super) fn is_better_path(c: &PathEstimate, b: &PathEstimate, now: u64, thres
     let (c_idle, b_idle) = (c.load == 0, b.load == 0);
     let (c_stale, b_stale) = (c.history.stale_after < now, b.history.stale_after < now);
     if c_idle & (c_stale | b_idle) | b_idle & b_stale {
-        // One that is stale is as if it were so for ever beside one that is not idle.
+        // Compared to a busy path, an idle stale path counts as stale forever.
         let stale = |slot: &PathEstimate, other_idle| if other_idle { slot.history.stale_after } else { 0 };
         return stale(c, b_idle) < stale(b, c_idle);
     }
@@ -157,7 +157,7 @@ impl HistoricalLane {
         }
     }
 
-    /// Hears what other lanes know of the paths, and tells them.
+    /// Imports the histories that other lanes published, and publishes this lane's when due.
     #[inline(always)]
     fn sync_history(&mut self) {
         if self.selector.last_publication.load(Acquire) != self.last_publication {
@@ -177,13 +177,13 @@ impl HistoricalLane {
             slot.history = path.get();
         }
         if self.now >= self.alone_from {
-            // The other one may take itself to be alone: it hears at once that it is not.
+            // The other lane may count itself as alone, so this lane publishes at once.
             self.share_at = self.now;
         }
         self.alone_from = self.now + ALONE_AFTER;
     }
 
-    /// What it knows of `path`.
+    /// This lane's history of `path`.
     #[cfg(test)]
     pub(super) fn history_of(&self, path: usize) -> PathHistory {
         self.slots[path].history
@@ -204,7 +204,7 @@ impl HistoricalLane {
         self.selector.last_publication.store(self.last_publication, Release);
     }
 
-    /// Puts the paths in the order of the kernel's list.
+    /// Sorts the paths in the order of the kernel's list.
     #[inline(always)]
     pub(super) fn list(&mut self) {
         self.end_rotation();
@@ -214,7 +214,7 @@ impl HistoricalLane {
         }
     }
 
-    /// The choice for a bio, by the list.
+    /// The choice for a single bio, by the list.
     #[inline(always)]
     fn choose_one(&mut self, bio: &mut Bio) -> usize {
         let (slots, now, threshold) = (&self.slots[..], self.now.0, self.selector.threshold);
@@ -228,8 +228,8 @@ impl HistoricalLane {
         self.chosen(place, bio)
     }
 
-    /// The choices for a batch, by the list. What the places in front of the last winner's came to
-    /// is the same for the next bio: they are not compared again.
+    /// The choices for a batch, by the list. Comparisons among the positions before the last winner
+    /// have the same result for the next bio and are not repeated.
     #[inline(never)]
     fn choose_by_list(&mut self, mut bios: impl BioDispatch) {
         self.list();
@@ -246,7 +246,7 @@ impl HistoricalLane {
         });
     }
 
-    /// The path at `place` of the list is chosen for `bio`.
+    /// Accounts for the choice of the path at position `place` of the list for `bio`.
     #[inline(always)]
     fn chosen(&mut self, place: usize, bio: &mut Bio) -> usize {
         let path = self.order[place];
@@ -263,8 +263,8 @@ impl HistoricalLane {
         path as usize
     }
 
-    /// Puts the paths into `ranking`, and says whether all of them are stale; `None` where `count`
-    /// bios have to be chosen for by the list.
+    /// Fills `ranking`. Returns whether all paths are stale, or `None` if `count` bios must be
+    /// chosen by the list.
     #[inline(always)]
     fn order_for(&mut self, count: usize) -> Option<bool> {
         let (limit, now) = (MANY.saturating_sub(count as u64), self.now);
@@ -303,7 +303,7 @@ impl HistoricalLane {
         }
     }
 
-    /// The choices for a batch where there is one path.
+    /// The choices for a batch with a single path.
     #[inline(always)]
     fn choose_only(&mut self, path: usize, mut bios: impl BioDispatch) {
         let (count, now) = (bios.left() as u64, self.now);
@@ -316,7 +316,7 @@ impl HistoricalLane {
         (slot.unpublished, slot.used) = (slot.unpublished.wrapping_add(count), self.clock);
     }
 
-    /// Which paths can be used has changed.
+    /// Called when the set of usable paths has changed.
     fn forget(&mut self) {
         self.are_equal = false;
         self.ended = HistoryMemo::default();
@@ -399,8 +399,8 @@ impl PathChooser for HistoricalLane {
         }
     }
 
-    /// Looks whether the path is equal to the one before: where there is but one, that would only
-    /// take time.
+    /// Compares the path with the previous one. [`PathChooser::polled`] does not, because with one
+    /// path it would only cost time.
     #[inline(always)]
     fn reaped(&mut self, path: usize, back: &[Box<Bio>], _sectors: Sectors, cx: &Cx<'_>) {
         let slot = &mut self.slots[path];
@@ -434,7 +434,7 @@ impl PathChooser for HistoricalLane {
 }
 
 impl Drop for HistoricalLane {
-    /// What a lane that goes away knows is told, and what it had under way is no load any more.
+    /// Publishes the lane's histories and removes its bios in flight from the shared loads.
     fn drop(&mut self) {
         if self.alone_from > Nanos(0) {
             self.publish_history();

@@ -2,9 +2,9 @@
 //!
 //! Each path has an average of the time between its completions; older times weigh less. The path
 //! with the least (bios in flight + 1) × average is chosen. If an average is within *threshold*
-//! times another, both count as equal and the bios in flight decide. A path without a completion
-//! for long is *stale*: an idle stale path is tried again, and a chosen one gets at most an equal
-//! share.
+//! times another, both count as equal and the bios in flight decide. If a path has had no
+//! completion for long, it is *stale*: an idle stale path is tried again, and a chosen one gets at
+//! most an equal share.
 //!
 //! All numbers are integers with 10 fractional bits, as in the kernel (module 0.1.1), and on one
 //! core the sequence of choices is the kernel's. The time of a bio begins when its path is chosen
@@ -16,11 +16,11 @@
 //! simultaneous writes one may be lost, because an average is advice. The bios in flight are exact
 //! ([`SharedLoads`]).
 //!
-//! `lane`: the choices of one core, bio by bio as in the kernel's list. `batch_rounds`: choices for a
-//! batch, if the kernel's comparisons form an order. That is not so with a threshold, if only some
-//! paths are stale, or with an idle path after a busy one. `two_paths`: the same for two paths, one
-//! comparison per bio without a branch. `equal_paths`: paths with equal averages take turns. All three
-//! give the choices of `lane`.
+//! `lane`: the choices of one core, bio by bio as in the kernel's list. `batch_rounds`: choices for
+//! a batch, if the kernel's comparisons form an order. That is not so with a threshold, if only
+//! some paths are stale, or with an idle path after a busy one. `two_paths`: the same for two
+//! paths, one comparison per bio without a branch. `equal_paths`: paths with equal averages take
+//! turns. All three give the choices of `lane`.
 
 mod batch_rounds;
 mod equal_paths;
@@ -38,54 +38,54 @@ use udm_core::{CoreId, Nanos};
 
 pub(super) const TYPE: SelectorType = SelectorType { name: "historical-service-time", new };
 
-/// Bits behind the point.
+/// Number of fractional bits.
 const POINT: u32 = 10;
-/// 1.
+/// The value 1.
 const ONE: u64 = 1 << POINT;
-/// Weights by the service time, in steps of 16.8 ms.
+/// Number of weights, indexed by service time in steps of 16.8 ms.
 const WEIGHTS: usize = 64;
 const STEP: u32 = 24;
-/// The longest service time, with its bits behind the point.
+/// The maximum service time, with fractional bits.
 const TIME_MAX: u64 = (1 << 54) - 1;
-/// Averages below it can be reckoned with in signed words, times twice [`MANY`].
+/// Averages below this value fit into signed words when multiplied by twice [`MANY`].
 const SHORT: u64 = 1 << 50;
-/// From so many bios in flight on averages count without their bits behind the point.
+/// From this many bios in flight on, averages are used without their fractional bits.
 const MANY: u64 = 1024;
-/// What counts of an average when another bio has come back, without arguments.
+/// Default weight of the old average per completion, with [`POINT`] fractional bits.
 const BASE: u32 = 972;
 
-/// While several cores are at work each shares what it knows once in this time: seldom enough to
-/// cost a request less than a tenth of a ns, and often enough for paths that take as long.
+/// If several cores work, each publishes its histories at most once per interval. So the cost per
+/// request is less than 0.1 ns, and paths with latencies of this order are still tracked.
 const SHARE_EVERY: Nanos = Nanos(50_000);
-/// A core that has not heard of another for so long is alone.
+/// A core that has seen no publication of another for this time counts as alone.
 const ALONE_AFTER: Nanos = Nanos(4 * SHARE_EVERY.0);
 
 pub(in crate::multipath) struct HistoricalServiceTime {
     base: u32,
     threshold: u32,
     weights: [u64; WEIGHTS],
-    /// What the cores have told each other.
+    /// The published histories of the paths.
     paths: Vec<SharedHistory>,
-    /// A number that changes each time when one of them has: all read it once a batch.
+    /// Changes with each publication; all cores read it once per batch.
     last_publication: CachePadded<AtomicU64>,
-    /// How many lanes there have been.
+    /// Number of lanes created.
     lanes: AtomicU32,
     loads: SharedLoads,
 }
 
-/// What is known of a path.
+/// The history of a path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct PathHistory {
-    /// The average service time in ns, with [`POINT`] bits behind the point.
+    /// The average service time in ns, with [`POINT`] fractional bits.
     average: u64,
-    /// When it is stale, in ns.
+    /// Time from which the path is stale, in ns.
     stale_after: u64,
-    /// When a bio of its came back last, in ns.
+    /// Time of the last completion, in ns.
     last_finish: u64,
 }
 
-/// The same for all cores. Each word by itself: of two that were written by different cores none
-/// is wrong.
+/// The history of a path shared by all cores. Each word is independent: a mix of words from two
+/// cores is still valid.
 struct SharedHistory {
     average: AtomicU64,
     stale_after: AtomicU64,
@@ -110,7 +110,7 @@ impl SharedHistory {
     }
 }
 
-/// From the arguments `[BASE [THRESHOLD]]`.
+/// The constructor, with the arguments `[BASE [THRESHOLD]]`.
 fn new(args: &[String]) -> SelectorResult {
     if args.len() > 2 {
         return Err(2);
@@ -120,7 +120,7 @@ fn new(args: &[String]) -> SelectorResult {
     Ok(Box::new(HistoricalServiceTime::new(base.ok_or(0_usize)?, threshold.ok_or(1_usize)?)))
 }
 
-/// `base` to the `n`th, by squaring; each product is rounded (kernel `fixed_power`).
+/// `base` to the power `n`, by squaring; each product is rounded (kernel `fixed_power`).
 fn fixed_power(mut base: u64, mut n: u32) -> u64 {
     let product = |a: u64, b: u64| (a * b + ONE / 2) >> POINT;
     let mut result = ONE;
@@ -142,7 +142,7 @@ impl Selector for HistoricalServiceTime {
     }
 
     fn add_path(&mut self, args: &[String], _cores: usize) -> Result<(), PathArgError> {
-        // The kernel reads the repeat count, and forgets it.
+        // The kernel parses the repeat count but does not use it.
         match args {
             [] => {}
             [word] if parse_u32(word).is_some() => {}
@@ -182,7 +182,7 @@ impl Selector for HistoricalServiceTime {
 }
 
 impl HistoricalServiceTime {
-    /// Without paths.
+    /// A selector without paths.
     fn new(base: u32, threshold: u32) -> HistoricalServiceTime {
         let mut weights = [0; WEIGHTS];
         for (n, weight) in weights[..WEIGHTS - 1].iter_mut().enumerate() {
@@ -199,17 +199,17 @@ impl HistoricalServiceTime {
         }
     }
 
-    /// The average behind a bio that took `time` ns.
+    /// The average after a bio that took `time` ns.
     #[inline(always)]
     fn average(&self, before: u64, time: u64) -> u64 {
         let weight = self.weights[((time >> STEP) as usize).min(WEIGHTS - 1)];
         let time = if time > TIME_MAX >> POINT { TIME_MAX } else { time << POINT };
-        // A mean of two that are no more than TIME_MAX: it fits.
+        // A mean of two values up to TIME_MAX: it does not overflow.
         (before * weight + time * (ONE - weight) + ONE / 2) >> POINT
     }
 
-    /// What is known of a path when so many `bio_faults` came back from it, the first of which was `sent`
-    /// then, of a lane that has `usable` paths; there is at least one.
+    /// The history of a path after `bios` of its bios completed, at least one. The first was sent
+    /// at `sent`. The lane has `usable` paths.
     #[inline(always)]
     fn ended(
         &self,
@@ -219,10 +219,10 @@ impl HistoricalServiceTime {
         usable: usize,
         now: Nanos,
     ) -> PathHistory {
-        // Bios that overlap are served one after the other.
+        // Overlapping bios count as served one after the other.
         let start = sent.max(Nanos(before.last_finish));
         let mut average = self.average(before.average, now.since(start).0);
-        // So the others took no time: what is left of the formula is the weight.
+        // The other bios count with a time of 0, so only the weight remains of the formula.
         let weight = self.weights[0];
         for _ in 1..bios {
             average = (average * weight + ONE / 2) >> POINT;

@@ -1,4 +1,4 @@
-//! Rows H01 to H05 and H07 of the cases for multipath, and comparisons.
+//! Rows H01 to H05 and H07 of the multipath cases, and comparisons with the kernel's rules.
 
 use super::super::{PathChooser, choose_all};
 use super::lane::{PathEstimate, is_better_path};
@@ -24,7 +24,7 @@ fn lane(selector: &Arc<HistoricalServiceTime>) -> HistoricalLane {
     }
 }
 
-/// One bio at `now`: its path.
+/// Sends one bio at `now` and returns its path.
 fn send(lane: &mut HistoricalLane, now: u64) -> (usize, Box<Bio>) {
     let (mut core, mut bio) = (CoreState::new(CoreId(0), 1, 1, None), Bio::new());
     lane.look(&core.cx(Nanos(now)));
@@ -65,7 +65,7 @@ fn h02_averages() {
         bio.sent = Nanos(start);
         back(&mut lane, 0, bio, start + MS);
         let [average, load, stale_after] = info(&selector, 0);
-        // What came back was never sent, by this lane.
+        // This lane never sent the completed bio, so the load wraps.
         assert_eq!((average, load), (want, 0u64.wrapping_sub(n as u64 + 1)), "bio {n}");
         if n == 0 {
             assert_eq!(stale_after, 11101564);
@@ -85,7 +85,7 @@ fn h03_overlapping() {
     }
 }
 
-/// The recorded averages, of service times that give them.
+/// The recorded averages, and the service times that produce them.
 #[test]
 fn recorded_averages() {
     let selector = selector(&[], 1);
@@ -121,15 +121,15 @@ fn h04_fresh_paths_take_turns() {
     back(&mut lane, second, bio, 1_300_000);
 }
 
-/// A path of 1 ms and one of 20 ms, four bios in flight: the slow one gets 1 to 5 in a hundred
-/// (10 of 400 in the kernel).
+/// A path of 1 ms and one of 20 ms, four bios in flight: the slow path gets 1 to 5 percent (10 of
+/// 400 in the kernel).
 #[test]
 fn h05_a_slow_path_is_left_alone() {
     const MS: u64 = 1_000_000;
     let selector = selector(&[], 2);
     let mut lane = lane(&selector);
     let mut under_way: Vec<(u64, usize, Box<Bio>)> = Vec::new();
-    // Each path serves one after the other.
+    // Each path serves one bio after the other.
     let (mut now, mut free, mut counts) = (1, [0u64; 2], [0; 2]);
     for _ in 0..400 {
         if under_way.len() == 4 {
@@ -159,8 +159,8 @@ fn h07_a_path_that_failed_keeps_its_average() {
     assert_eq!(info(&selector, path), before);
 }
 
-/// A core that is alone tells what it knows in each poll. Of two at work each tells it once in a
-/// while, and goes on from what the other told.
+/// A core that is alone publishes in each poll. If two cores work, each publishes once per interval
+/// and continues from the other's values.
 #[test]
 fn cores_tell_each_other() {
     let selector = selector(&[], 1);
@@ -178,19 +178,19 @@ fn cores_tell_each_other() {
     }
     let last_publication = shared();
     serve(b, 3_000);
-    assert_eq!(average(b), selector.average(last_publication, 100), "it goes on from what the other told");
-    assert_eq!(shared(), last_publication, "and does not tell each time, as it has heard of the other");
+    assert_eq!(average(b), selector.average(last_publication, 100), "it continues from the other's value");
+    assert_eq!(shared(), last_publication, "and does not publish each time, as another core works");
     serve(a, 4_000);
     assert_eq!(average(a), selector.average(last_publication, 100));
-    assert_eq!(shared(), last_publication, "nor does the first: it has heard of the second");
-    // Behind the wait each tells what it knows, and the other goes on from it.
+    assert_eq!(shared(), last_publication, "nor does the first, for the same reason");
+    // After the interval each publishes its history, and the other continues from it.
     serve(b, 5_000);
     let (due, known) = (5_000 + SHARE_EVERY.0, average(b));
     serve(b, due);
     assert_eq!(shared(), known, "its turn");
     serve(a, due + 1_000);
     assert_eq!(average(a), selector.average(known, 100));
-    // The second does nothing any more.
+    // The second core does nothing any more.
     let (now, last_publication) = (due + 2_000 + ALONE_AFTER.0, shared());
     serve(a, now);
     assert_ne!(shared(), last_publication);
@@ -205,8 +205,8 @@ fn known(average: u64, load: u64, stale_after: u64) -> PathEstimate {
     }
 }
 
-/// Below 0 when `c` is better than `b`, above when it is not: the kernel's `hst_compare` line by
-/// line, in numbers that are wide enough for any.
+/// Below 0 if `c` is better than `b`, above 0 if it is worse: the kernel's `hst_compare` line by
+/// line, in numbers that cannot overflow.
 fn compare(c: &PathEstimate, b: &PathEstimate, now: u64, threshold: u32) -> i128 {
     let by_load = i128::from(c.load) - i128::from(b.load);
     let (high, low) = (c.history.average.max(b.history.average), c.history.average.min(b.history.average));
@@ -242,19 +242,19 @@ fn compare(c: &PathEstimate, b: &PathEstimate, now: u64, threshold: u32) -> i128
 #[test]
 fn comparisons() {
     let rows = [
-        // As good as each other: what is in flight decides.
+        // Equal within the threshold: bios in flight decide.
         ((1024, 3, 9), (1024, 2, 9), 1, 1),
         ((1024, 2, 9), (2048, 2, 9), 2, 0),
-        // Both idle: the one that is stale for longest.
+        // Both idle: the path that has been stale for longest.
         ((5000, 0, 4), (1024, 0, 6), 0, -2),
-        // One idle and stale: it is tried.
+        // One is idle and stale: it is tried.
         ((50000, 0, 3), (1024, 1, 20), 0, -20),
         ((1024, 1, 20), (50000, 0, 3), 0, 20),
-        // The cost decides, and a full tie goes to the one looked at last.
+        // The cost decides; a full tie goes to the one compared last.
         ((2048, 1, 20), (1024, 1, 20), 0, 1),
         ((2048, 1, 20), (1024, 4, 20), 0, -1),
         ((1024, 1, 20), (1024, 1, 20), 0, -1),
-        // A winner that is stale gets no more than an equal share.
+        // A stale winner gets at most an equal share.
         ((1024, 3, 5), (4096, 2, 20), 0, 1),
         ((1024, 1, 5), (4096, 2, 20), 0, -1),
     ];
@@ -266,8 +266,8 @@ fn comparisons() {
 }
 
 proptest! {
-    /// However bios come and go, on however many lanes: none is left in flight, and what is chosen
-    /// can be used.
+    /// For any sequence of bios on several lanes, no load remains at the end, and only usable paths
+    /// are chosen.
     #[test]
     fn loads_end_at_nothing(
         steps in proptest::collection::vec((0usize..2, 0u8..6, 0usize..3, 1u64..50_000_000), 1..200),
@@ -302,7 +302,7 @@ proptest! {
         for (path, bio) in first {
             back(&mut lanes[0], path, bio, now);
         }
-        // What a lane that goes away has in flight is no load any more.
+        // The loads of a dropped lane are removed.
         drop(lanes);
         for path in 0..3 {
             prop_assert_eq!(info(&selector, path)[1], 0);
@@ -322,8 +322,8 @@ proptest! {
         prop_assert_eq!(is_better_path(&c, &b, now, threshold), compare(&c, &b, now, threshold) < 0);
     }
 
-    /// A batch is dealt out as its bios would be one by one: what is known of the paths at the
-    /// begin is whatever, then bios of a path come back, and paths fail and return.
+    /// A batch gets the same choices as its bios one by one, for any initial history, while bios
+    /// complete and paths fail and return.
     #[test]
     fn a_batch_is_no_different(
         known in prop_oneof![Just(2), 1..7usize].prop_flat_map(|paths| {
@@ -369,7 +369,7 @@ proptest! {
             let (cx, path) = (core.cx(Nanos(now)), change % paths);
             let back = back.min(under_way[path].len());
             if change / paths % 4 == 3 {
-                // All that is under way, in one poll.
+                // All bios in flight complete in one poll.
                 for (path, under_way) in under_way.iter_mut().enumerate() {
                     let (a, b): (Vec<_>, Vec<_>) = under_way.drain(..).unzip();
                     whole.reaped(path, &a, Sectors(0), &cx);
@@ -397,9 +397,9 @@ proptest! {
     }
 }
 
-/// Two lanes over selectors of their own: batches of so many bios to the first, one by one to the
-/// second. All of a batch come back in one poll, so that paths are equal: those that were stale at
-/// first are not any more.
+/// Two lanes over separate selectors: one gets batches of `count` bios, the other the same bios one
+/// by one. All bios of a batch complete in one poll, so that the paths become equal and stale paths
+/// become fresh.
 #[test]
 fn equal_paths_take_turns() {
     for (paths, counts) in [(2, [2, 6, 4, 3, 8]), (3, [3, 3, 6, 12, 4]), (16, [32, 16, 64, 48, 7])] {

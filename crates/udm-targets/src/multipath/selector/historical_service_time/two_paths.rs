@@ -1,7 +1,7 @@
-//! The choices for a batch where there are two paths.
+//! The choices for a batch with two paths.
 //!
-//! Which is next is one comparison, or two where one path is stale and the other is not. There is
-//! no saying which way they go, so there is no branch in them.
+//! Each choice is one comparison, or two if only one path is stale. Their results are
+//! unpredictable, so they are computed without branches.
 
 use super::super::BioDispatch;
 use super::MANY;
@@ -9,34 +9,34 @@ use super::batch_rounds::CostRank;
 use super::lane::{HistoricalLane, PathEstimate};
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Which of two paths is next.
+/// Chooses one of two paths.
 pub(super) trait TwoPathChooser {
-    /// True when the next is the second's.
+    /// Chooses for the next bio: true for the second path.
     fn choose(&mut self) -> bool;
 
-    /// True when the last was the second's.
+    /// The last choice: true for the second path.
     fn last(&self) -> bool;
 }
 
-/// Both paths are stale, or none ([`batch_rounds`](super::rounds) has the rules). Once one of them is
-/// busy the rules are the same whether the other is or not, as an idle one is the one not chosen
-/// for longest, and while all are stale the one with nothing in flight.
+/// Two paths that are both stale or both not stale; [`batch_rounds`](super::batch_rounds) has the
+/// rules. Once one path is busy, the same comparison holds whether the other is idle or busy.
 ///
-/// All is doubled, so that ties have a place between.
+/// Costs are doubled, so that adding -1 decides a tie without changing other comparisons.
 pub(super) struct SameStalenessPair {
-    /// What the second costs more than the first.
+    /// Twice the difference in cost: second path minus first path.
     dearer: i64,
-    /// What a turn of the first adds to it, and what one of the second adds besides.
+    /// Change of `dearer` per choice: the first value always, the second in addition if the second
+    /// path was chosen.
     adds: [i64; 2],
-    /// All bits where all are stale, or none.
+    /// All bits set if both are stale, otherwise 0.
     stale: i64,
-    /// All bits where the second was chosen last, or none.
+    /// All bits set if the second path was chosen last, otherwise 0.
     last: i64,
 }
 
 impl SameStalenessPair {
-    /// Of the `in_flight` of two paths, which are stale, or not; true where the second of them is the
-    /// first here. What they cost is below 2^60 until the end of the batch.
+    /// The state for two paths with the states `slots`, and whether their order was swapped. Their
+    /// costs stay below 2^60 until the end of the batch.
     #[inline(always)]
     pub(super) fn new(slots: [&PathEstimate; 2], stale: bool) -> (SameStalenessPair, bool) {
         let [mut a, mut b] = slots.map(|slot| CostRank::new(0, slot, stale));
@@ -47,7 +47,7 @@ impl SameStalenessPair {
         let stale = -i64::from(stale);
         let dearer = 2 * (b.cost as i64 - a.cost as i64);
         let adds = [-2 * a.step as i64, 2 * (a.step + b.step) as i64];
-        // Where both are idle the first is chosen, whatever they cost.
+        // If both are idle, the first is chosen, whatever its cost.
         let force = i64::from(a.is_idle) << 62;
         (SameStalenessPair { dearer, adds, stale, last: stale ^ force }, swapped)
     }
@@ -56,8 +56,7 @@ impl SameStalenessPair {
 impl TwoPathChooser for SameStalenessPair {
     #[inline(always)]
     fn choose(&mut self) -> bool {
-        // While none is stale the one chosen last is chosen of two that cost the same, and the
-        // other one while all are.
+        // A tie goes to the path chosen last, or to the other path if both are stale.
         self.last = (self.dearer + (self.last ^ self.stale)) >> 63;
         self.dearer += self.adds[0] + (self.adds[1] & self.last);
         self.last()
@@ -69,25 +68,26 @@ impl TwoPathChooser for SameStalenessPair {
     }
 }
 
-/// The first is stale and the second is not. An idle first is chosen. Else the first is chosen
-/// where it neither costs more nor has more in flight; of the two ties one, that of what is in
-/// flight, goes to the one not chosen last, and the other to the one that was.
+/// Two paths of which only the first is stale. An idle first path is chosen once. Then it is chosen
+/// if it neither costs more nor has more bios in flight than the second. A tie in cost goes to the
+/// path chosen last, a tie in bios in flight to the other path.
 pub(super) struct OneStalePair {
-    /// What the second costs more than the first.
+    /// The difference in cost: second path minus first path.
     dearer: i64,
-    /// What a turn of the second adds to it, and what one of the first takes away besides.
+    /// Change of `dearer` per choice: the first value is always added, the second is subtracted if
+    /// the first path was chosen.
     adds: [i64; 2],
-    /// How many more the second has in flight.
+    /// The difference in bios in flight: second path minus first path.
     more: i64,
-    /// All bits where the first was chosen last, or none.
+    /// All bits set if the first path was chosen last, otherwise 0.
     last: i64,
-    /// All bits where the first is next whatever it costs, or none.
+    /// All bits set if the first path is next whatever its cost, otherwise 0.
     idle: i64,
 }
 
 impl OneStalePair {
-    /// Of the `in_flight` of the two; `last` where the first was chosen last. What they cost is below
-    /// 2^60 until the end of the batch.
+    /// The state for two paths with the states `slots`; `last` is true if the first was chosen
+    /// last. Their costs stay below 2^60 until the end of the batch.
     #[inline(always)]
     pub(super) fn new(slots: [&PathEstimate; 2], last: bool) -> OneStalePair {
         let [a, b] = slots.map(|slot| CostRank::new(0, slot, false));
@@ -118,8 +118,8 @@ impl TwoPathChooser for OneStalePair {
 }
 
 impl HistoricalLane {
-    /// Reads what is in flight on two `paths`, in the order of the list, and says which of them are
-    /// stale; `None` where `count` bios have to be chosen for by the list.
+    /// Updates the loads of two `paths`, given in the order of the list, and returns which of them
+    /// are stale. Returns `None` if `count` bios must be chosen by the list.
     #[inline(always)]
     pub(super) fn refresh_pair(&mut self, paths: [usize; 2], count: usize) -> Option<[bool; 2]> {
         let (limit, loads) = (MANY.saturating_sub(count as u64), self.selector.loads.all());
@@ -132,7 +132,7 @@ impl HistoricalLane {
         (plain & (self.selector.threshold == 0)).then_some(stale)
     }
 
-    /// The choices for a batch between two `paths`, which are in the order of the list.
+    /// The choices for a batch between two `paths`, given in the order of the list.
     #[inline(always)]
     pub(super) fn choose_between(&mut self, mut paths: [usize; 2], stale: [bool; 2], bios: impl BioDispatch) {
         if stale[0] != stale[1] {
@@ -145,7 +145,7 @@ impl HistoricalLane {
         self.dispatch_to_two(paths, pair, bios);
     }
 
-    /// The same where one of them is stale: the one chosen last, if `last`.
+    /// The choices if one path is stale. `last` is true if the stale path was chosen last.
     #[inline(never)]
     fn choose_with_one_stale(&mut self, mut paths: [usize; 2], last: bool, bios: impl BioDispatch) {
         if last {
@@ -155,7 +155,7 @@ impl HistoricalLane {
         self.dispatch_to_two(paths, pair, bios);
     }
 
-    /// Deals a batch out to the first and the second of `paths`, as `two_paths` says.
+    /// Distributes a batch to `paths` with the choices of `pair`.
     #[inline(always)]
     fn dispatch_to_two(
         &mut self,
@@ -173,7 +173,7 @@ impl HistoricalLane {
             paths.swap(0, 1);
             times.swap(0, 1);
         }
-        // What matters is who was chosen after whom.
+        // Only the order of the last choices matters.
         for (place, (path, times)) in paths.into_iter().zip(times).enumerate() {
             let slot = &mut self.slots[path];
             self.clock += u64::from(times > 0);

@@ -1,17 +1,16 @@
-//! Paths of the same load take turns.
+//! Paths with the same load take turns.
 //!
-//! Where a batch finds all paths with the same load, which it does where whole batches come back,
-//! each choice is the front of the kernel's list, and the list is all there is to know: it goes
-//! round. Neither loads nor who was chosen when have to be looked at for each choice. That ends
-//! with a batch that finds another load, a bio of another weight, a bio that comes by itself, and
-//! a path that fails or returns.
+//! A batch finds all paths with the same load if whole batches complete at once. Then each choice
+//! is the front of the kernel's list, which only rotates. So a choice needs neither the loads nor
+//! the times of the last choices. The rotation ends with a batch that finds different loads, a bio
+//! of another weight, a single bio, or a path that fails or returns.
 
 use super::super::BioDispatch;
 use super::{LoadLane, LoadRule, LoadSelector, Ordering};
 use udm_core::Bio;
 
 impl<S: LoadSelector> LoadLane<S> {
-    /// True when all paths that can be used have the load of the ring's first.
+    /// True if all usable paths have the same load as the next path of the rotation.
     #[inline(always)]
     pub(super) fn has_equal_loads(&self) -> bool {
         let loads = self.selector.loads().all();
@@ -25,8 +24,8 @@ impl<S: LoadSelector> LoadLane<S> {
         uneven == 0
     }
 
-    /// Puts the paths in the order of the batch, and says whether they have the same load. Then the
-    /// ring begins.
+    /// Sorts the paths for the batch. If all have the same load, begins a rotation and returns
+    /// true.
     #[inline(never)]
     pub(super) fn begin_rotation(&mut self) -> bool {
         self.order();
@@ -38,8 +37,7 @@ impl<S: LoadSelector> LoadLane<S> {
         self.is_rotating
     }
 
-    /// The choices for a batch of bios, as long as they have the same weight: the first that has
-    /// not.
+    /// The choices for bios of the same weight. Returns the first bio with another weight.
     #[inline(always)]
     pub(super) fn choose_in_rotation(&mut self, bios: &mut impl BioDispatch) -> Option<Box<Bio>> {
         let (all, place, mut weight) = (bios.left(), self.rotation.place(), None);
@@ -58,8 +56,8 @@ impl<S: LoadSelector> LoadLane<S> {
         rest
     }
 
-    /// If there is a ring, it is no more: who was chosen when is said by the slots again. True
-    /// where there was one.
+    /// Ends a rotation, if there is one, and restores [`PathLoad::used`](super::PathLoad::used).
+    /// Returns true if there was one.
     #[inline(always)]
     pub(super) fn end_rotation(&mut self) -> bool {
         let was = self.is_rotating;

@@ -1,4 +1,4 @@
-//! A batch is dealt out as its bios would be one by one.
+//! A batch gets the same choices as its bios one by one.
 
 use super::super::{Selector, choose_all, queue_length::QueueLength, service_time::ServiceTime};
 use super::*;
@@ -18,8 +18,8 @@ fn bios(sectors: &[u64]) -> Batch {
     sectors.iter().map(|&n| Bio::read(Sector(0), Sectors(n), Default::default())).collect()
 }
 
-/// Batches of bios of these lengths are dealt out on one lane whole, on another one by one. Between
-/// them the bios of a path come back, and paths fail and return.
+/// One lane gets batches of bios with these lengths as a whole, another lane the same bios one by
+/// one. Between batches the bios of a path complete, and paths fail and return.
 fn same<S: LoadSelector>(selector: &Arc<S>, batches: &[Vec<u64>], changes: &[usize]) {
     let mut lanes = [(); 2].map(|()| LoadLane::new(Arc::clone(selector)));
     let paths = lanes[0].slots.len();
@@ -29,7 +29,7 @@ fn same<S: LoadSelector>(selector: &Arc<S>, batches: &[Vec<u64>], changes: &[usi
         let chosen: Vec<usize> = choose_all(&mut lanes[0], bios).into_iter().map(|(path, _)| path).collect();
         assert_eq!(chosen, one_by_one);
         let path = change % paths;
-        // Those of one path come back, or all.
+        // The bios of one path complete, or those of all.
         let come_back = if change / paths % 4 == 3 { 0..paths } else { path..path + 1 };
         for lane in &mut lanes {
             for path in come_back.clone() {
@@ -68,7 +68,7 @@ proptest! {
     }
 }
 
-/// Paths of the same load take turns, until a bio of another weight comes.
+/// Paths with the same load take turns until a bio of another weight comes.
 #[test]
 fn a_ring_begins_and_ends() {
     let selector = selector::<ServiceTime>(&[String::new(), String::new(), String::new()]);
