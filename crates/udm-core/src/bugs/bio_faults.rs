@@ -1,15 +1,15 @@
-//! What bugs do with bios: they lose them, have them land twice, or keep them.
+//! Operations of planted bugs on bios: lose them, or submit a copy of them.
 
 use crate::{Batch, Bio, Buf, Op, OwnerId, Segments};
 
-/// Loses bios, without the panic that dropping one in flight is.
+/// Leaks bios. Dropping a bio in flight would panic.
 pub fn leak_bios(bios: impl IntoIterator<Item = Box<Bio>>) {
     for bio in bios {
         Box::leak(bio);
     }
 }
 
-/// A copy of a bio, on its way too.
+/// Returns a copy of a bio, in flight like the original.
 pub fn duplicate_bio(bio: &Bio) -> Box<Bio> {
     let mut data = Segments::new();
     for piece in &bio.data {
@@ -27,20 +27,21 @@ pub fn duplicate_bio(bio: &Bio) -> Box<Bio> {
 }
 
 thread_local! {
-    /// Writes that are to land once more: on which device, after how many batches.
+    /// Copies of writes to submit later: the device, the number of batches left, the copy.
     static ECHOES: std::cell::RefCell<Vec<(usize, u32, Box<Bio>)>> = const { std::cell::RefCell::new(Vec::new()) };
 }
 
-/// Who owns an echo.
+/// Owner of the copies of writes.
 const ECHO: OwnerId = OwnerId(u32::MAX);
 
-/// Forgets them all.
+/// Leaks all copies of writes that were not submitted yet.
 #[cfg(feature = "seeded-bugs")]
 pub(super) fn clear_echoes() {
     ECHOES.with_borrow_mut(|all| leak_bios(all.drain(..).map(|echo| echo.2)));
 }
 
-/// Remembers the first write of `bio_faults`: a copy of it will go to `device` again.
+/// Stores a copy of the first write of `bios`, to be submitted to `device` with its fourth batch
+/// from now.
 pub fn record_echo(device: usize, bios: &[Box<Bio>]) {
     if let Some(bio) = bios.iter().find(|bio| bio.op == Op::Write && bio.owner != ECHO) {
         let mut echo = duplicate_bio(bio);
@@ -49,7 +50,7 @@ pub fn record_echo(device: usize, bios: &[Box<Bio>]) {
     }
 }
 
-/// The copies that go to `device` with this batch.
+/// Removes and returns the copies that go to `device` with this batch.
 pub fn take_echoes(device: usize) -> Vec<Box<Bio>> {
     ECHOES.with_borrow_mut(|all| {
         all.iter_mut().filter(|echo| echo.0 == device).for_each(|echo| echo.1 -= 1);
@@ -58,7 +59,7 @@ pub fn take_echoes(device: usize) -> Vec<Box<Bio>> {
     })
 }
 
-/// Takes the copies out of what came back.
+/// Removes completed copies of writes from `done`.
 pub fn drop_echoes(done: &mut Batch) {
     done.retain_mut(|bio| {
         let echo = bio.owner == ECHO;

@@ -1,465 +1,471 @@
-//! Which bugs there are, and where each shows.
+//! The list of planted bugs, and the simulated world that finds each.
 
-/// The simulator's worlds that a bug shows in.
+/// A kind of world of the simulator in which a bug shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SimWorld {
-    /// Of mapped devices, their tables and paths.
+    /// Mapped devices with their tables and paths.
     Devices,
-    /// Of those in which disks have the faults of null devices.
+    /// Mapped devices over disks that have the faults of null devices.
     Faults,
-    /// Of origins and their snapshots.
+    /// Origins and their snapshots.
     Snapshots,
-    /// Of the NBD server and its clients.
+    /// The NBD server and its clients.
     Nbd,
-    /// Of the registry and its verbs.
+    /// The registry and its verbs.
     Verbs,
-    /// Of the NBD client and its servers.
+    /// The NBD client and its servers.
     NbdClient,
-    /// Of servers that follow each other.
+    /// Servers that run one after another over the same disks and state folder.
     Lives,
 }
 
-/// Makes the type of the bugs, and the list of them, from one list.
+/// Generates `Bug` and `Bug::ALL` from one list.
 macro_rules! bugs {
     ($($(#[$what:meta])* $bug:ident: $world:ident,)*) => {
-        /// A bug.
+        /// A planted bug.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Bug {
             $($(#[$what])* $bug,)*
         }
 
         impl Bug {
-            /// Every bug, and the worlds that it shows in.
+            /// All bugs, each with the kind of world in which it shows.
             pub const ALL: &[(Bug, SimWorld)] = &[$((Bug::$bug, SimWorld::$world),)*];
         }
     };
 }
 
 impl Bug {
-    /// The bug whose name is `name`, in the spelling of the source.
+    /// Finds a bug by its name in the source.
     ///
     /// # Errors
-    /// Which there are.
+    /// If no bug has this name. The error lists all names.
     pub fn find(name: &str) -> Result<Bug, String> {
-        // By way of a list of names: comparing them in a chain of iterators takes LLVM minutes to
-        // optimise.
+        // LLVM takes minutes to optimise a chain of iterators that compares the names.
         let names: Vec<String> = Bug::ALL.iter().map(|(bug, _)| format!("{bug:?}")).collect();
         match names.iter().position(|n| n == name) {
             Some(i) => Ok(Bug::ALL[i].0),
-            None => Err(format!("no bug {name:?}; there are {}", names.join(", "))),
+            None => Err(format!("no bug {name:?}; the bugs are {}", names.join(", "))),
         }
     }
 }
 
 bugs! {
-    /// A message changes what held bios wait for, and no lane is told.
+    /// A message changes what held bios depend on, and no lane is woken.
     NoKick: Devices,
-    /// A lane that is to hand a bio back goes to sleep over it.
+    /// A lane that must hand a bio back during a drain goes to sleep.
     NoWakeForDrain: Devices,
-    /// A path error sends all bios of a batch round again but one.
+    /// After a path error, one bio of the batch is not retried.
     RetryForgets: Devices,
-    /// A bio goes down twice, as a copy.
+    /// A bio is submitted twice: the second time as a copy.
     SubmitTwice: Devices,
-    /// A flush goes to the first device of a table only.
+    /// A flush is sent only to the first device of a table.
     FlushNotFannedOut: Devices,
-    /// A write that asks for a flush before it goes without.
+    /// A write with a preflush is sent without the flush.
     PreflushDropped: Devices,
-    /// A write that must be durable goes to a device without FUA, and no flush follows.
+    /// A FUA write goes to a device without FUA, and no flush follows.
     FuaDropped: Devices,
-    /// An offset is not taken off a bio that failed.
+    /// The offset is not subtracted from the sector of a bio that failed.
     OffsetKeptOnError: Devices,
-    /// A bio that comes back takes its place from another line of the table, which lies on the same
-    /// device.
+    /// The sector of a completed bio is restored with the offset of another line of the table that
+    /// lies on the same device.
     NeighboursOffset: Devices,
-    /// A suspend is called off, and bios that were to be handed back stay where they are.
+    /// A suspend is cancelled, and bios that a lane was to hand back are not submitted again.
     CancelStrandsReturned: Devices,
-    /// A suspend is called off, and bios without a path go on failing.
+    /// A suspend is cancelled, and bios without a path still fail.
     CancelKeepsDraining: Devices,
-    /// A core says that it is suspended with bios still in flight.
+    /// A core acknowledges a suspend while bios are in flight.
     SuspendAcksEarly: Devices,
-    /// A resume does not wait until the cores have stopped.
+    /// A resume swaps the tables before the cores are suspended.
     SwapTooEarly: Devices,
-    /// Bios that are parked when a table changes are gone after it.
+    /// Bios that are held when a table is replaced are lost.
     ReloadDropsParked: Devices,
-    /// The old table goes on being used behind a reload.
+    /// The old table stays in use after a reload.
     OldTableKept: Devices,
     /// A lane does not notice that a path has failed.
     StalePathGeneration: Devices,
-    /// Held bios miss that a path returned, because a new one saw it first.
+    /// Held bios are not retried when a path returns, because a new bio saw the change first.
     ParkedMissReturn: Devices,
-    /// A bio that no path can take fails although it may wait.
+    /// A bio without a usable path fails, although it should be queued.
     HeldBioFails: Devices,
-    /// The load of a path is not taken back when a bio fails.
+    /// The load of a path is not reduced when a bio fails.
     LoadKeptOnError: Devices,
-    /// A path that has failed fails once more.
+    /// The failure of a path is counted again when the path has already failed.
     FailCountedTwice: Devices,
-    /// An error that blames the path goes up.
+    /// A path error completes the bio instead of a retry.
     PathErrorNotRetried: Devices,
-    /// An error that blames the medium fails the path.
+    /// A medium error fails the path.
     MediumErrorFailsPath: Devices,
-    /// The last of several pieces is never sent.
+    /// The last fragment of a split bio is never sent.
     SplitLosesTail: Devices,
-    /// What lies below a table and has nothing in flight is never polled, though it may have been
-    /// told something.
+    /// A lane below a table that has nothing in flight is never polled, even if a message arrived
+    /// for it.
     IdleLegForgotten: Devices,
-    /// A piece that failed does not fail the whole.
+    /// A fragment fails, and the whole bio succeeds.
     PieceErrorLost: Devices,
-    /// The last stripe of a row lies one sector further.
+    /// The last stripe of a row is mapped one sector too far.
     StripeShifted: Devices,
-    /// The log of writes is counted, and the count stays in memory.
+    /// The superblock of a write log is prepared and never sent.
     SuperblockNotSent: Devices,
-    /// The log of writes is counted behind the poll of the log device, and nobody looks whether
-    /// that ended as it went down.
+    /// The superblock of a write log is sent after the poll of the log device, and a completion
+    /// within the submit is not noticed.
     SuperblockUnpolled: Devices,
-    /// The log of writes is counted, and who waits for that on other cores is not woken.
+    /// The superblock of a write log is written, and waiting lanes on other cores are not woken.
     CountNotRung: Devices,
-    /// A disk that a target needs alone is not claimed for it.
+    /// A disk that a target needs exclusively is not claimed.
     DiskNotClaimed: Devices,
-    /// A lane that was prepared has begun its log, passes for idle, and is closed.
+    /// A prepared lane that has begun its log reports that it is idle, and is closed.
     PreparedNotBusy: Devices,
-    /// A lane is closed with work of its own under way, since another table takes its place.
+    /// A lane with own work in flight is closed when another table replaces its table.
     OwnWorkDropped: Devices,
-    /// A path fails, and the checker is not told.
+    /// A path fails, and the checker is not notified.
     FailNotRung: Devices,
-    /// A path works, a check of it fails, and nobody draws the conclusion.
+    /// The check of a working path fails, and the path is not failed.
     BadCheckIgnored: Devices,
-    /// A check of a path that works is not answered, and is waited for.
+    /// The check of a working path is never answered, and the checker waits for it forever.
     HungCheckIgnored: Devices,
-    /// A FUA write is logged before a held write that it overlaps and that completed first.
+    /// A FUA write is logged before a held write that overlaps it and completed first.
     HeldWriteOvertaken: Devices,
-    /// A flush is acknowledged when it is on the log, before the superblock counts it.
+    /// A flush completes when its entry is on the log, before the superblock counts the entry.
     FlushBeforeCount: Devices,
-    /// The superblock counts entries that are in the cache of the log device.
+    /// The superblock counts entries that are still in the cache of the log device.
     CountedBeforeFlushed: Devices,
-    /// Entries are written where the superblock still counts older ones.
+    /// New entries overwrite old ones that the superblock still counts.
     CountedEntryOverwritten: Devices,
-    /// The end of a read from nowhere is not filled.
+    /// The last byte of a read from a zero target is not cleared.
     ZeroesTooShort: Devices,
     /// A table keeps the limits that the devices below had when it was loaded.
     StaleLimits: Devices,
-    /// A request that is not whole blocks is passed on.
+    /// A request that is not made of whole blocks is passed on.
     BlocksIgnored: Devices,
-    /// A table over a read-only device says that it can be written.
+    /// A table over a read-only device reports that it is writable.
     ReadOnlyLost: Devices,
-    /// A resume is refused, and the lanes that were prepared for it stay open.
+    /// A resume is refused, and the lanes prepared for it stay open.
     PrepareNotUndone: Devices,
-    /// A table that was replaced is held on to.
+    /// A reference to a replaced table is kept.
     LeavingTableKept: Devices,
-    /// A core could not open its lane of the new table, and the resume goes on.
+    /// A core cannot open its lane of the new table, and the resume continues.
     OpenFailureIgnored: Devices,
-    /// A suspend that is called off goes on waiting for what hangs.
+    /// A cancelled suspend still waits for requests that hang.
     CancelWaits: Devices,
-    /// A piece that a full lane handed back, unstarted, passes for done.
+    /// A fragment that a full lane handed back unstarted counts as completed.
     HandedBackIsDone: Devices,
-    /// A bio that is handed back keeps the sector of the device below.
+    /// A bio that is handed back keeps the sector of the lower device.
     MovedWhenHandedBack: Devices,
     /// A stripe fails, and no event is raised.
     StripeEventLost: Devices,
-    /// The error target lets writes succeed.
+    /// The error target completes writes successfully.
     ErrorForgiven: Devices,
-    /// A delay target asks for turns though nothing waits in it.
+    /// A delay target that holds nothing asks for turns.
     StirsAtRest: Devices,
-    /// A delay target does not ask to be woken for what waits in it.
+    /// A delay target does not ask to be woken for the requests that it holds.
     DelaySleeps: Devices,
-    /// Lanes go on with the set of bad blocks that they saw first.
+    /// Lanes keep using the first set of bad blocks that they saw.
     BadBlocksStale: Devices,
-    /// Bad blocks are counted from the start of the target, and not of the device below.
+    /// Bad blocks are counted from the start of the target instead of the start of the lower
+    /// device.
     BadBlockMisplaced: Devices,
-    /// A write that is to be dropped goes down.
+    /// A write that must be dropped is sent to the lower device.
     DroppedWriteSent: Devices,
-    /// A read that is to be changed comes back as it is.
+    /// A read that must be corrupted returns unchanged data.
     CorruptionForgotten: Devices,
-    /// The data of who writes is changed, and not a copy.
+    /// The data of a write is corrupted in the submitter's buffer instead of in a copy.
     CorruptsOwnData: Devices,
-    /// A lane waits until the mark at the end of its log is counted, which a resume has taken away.
+    /// A lane waits until the end mark of its log is counted, but a resume has removed the mark.
     EndMarkWaits: Devices,
-    /// A write that was tried again on another path takes effect once more, later.
+    /// A write that was retried on another path takes effect again later.
     LandsAfterRetry: Devices,
-    /// The load of a path is not taken back when a full lane hands a bio back.
+    /// The load of a path is not reduced when a full lane hands a bio back.
     LoadKeptOnHandBack: Devices,
-    /// An event is raised for each round of retries, whether a path failed or not.
+    /// Each round of retries raises an event, even if no path failed.
     EventForEachError: Devices,
-    /// A bio that fails is not counted among what its path has served.
+    /// A bio that fails is not counted in the I/O counters of its path.
     ErrorsNotServed: Devices,
-    /// Several devices are resumed together, and the upper ones wait for what one of them holds
-    /// that is suspended.
+    /// Several devices resume together, and upper devices wait for bios that a suspended device of
+    /// the set holds.
     SetWaitsForItself: Devices,
-    /// Several devices that change together are called off, and only the first hears of it.
+    /// A change of several devices is cancelled, and only the first device is notified.
     SetHalfCalledOff: Devices,
-    /// Of several devices that change together the first go on before all have come to rest.
+    /// In a change of several devices, the first devices resume before all are suspended.
     SetNotInStep: Devices,
-    /// Tables that become live together take the limits of those that were live before them.
+    /// Tables that become live together use the limits of the previous tables of the set.
     LimitsToComeIgnored: Devices,
-    /// A path is looked at and then marked as failed, as if no other core could have failed it in
-    /// between.
+    /// The state of a path is read and then written without a check that another core has failed
+    /// the path in between.
     FailNotAtomic: Devices,
-    /// A lane takes for seen what has changed since it looked at the paths.
+    /// A lane records path changes as seen that happened after it read the paths.
     SeenTooLate: Devices,
-    /// A copy is said to be in the store of a snapshot before its data is.
+    /// A copy is published before its data is in the snapshot store.
     CopyBeforeData: Snapshots,
-    /// The records of copies are written while their data is in a cache.
+    /// The records of copies are written while the copied data is still in a cache.
     RecordsUnflushed: Snapshots,
-    /// A copy is published when its record is written, and that may be in a cache.
+    /// A copy is published when its record is written, while the record may still be in a cache.
     RecordsBelieved: Snapshots,
-    /// A write of an origin does not wait for reads of its snapshot that are under way.
+    /// A write of an origin does not wait for reads of its snapshot that are in flight.
     ReaderOvertaken: Snapshots,
-    /// A chunk is copied, and who waits for it is not woken.
+    /// A chunk is copied, and the lanes that wait for it are not woken.
     CopyNotRung: Snapshots,
-    /// The write that a chunk is copied for is not laid over the copy.
+    /// A write that caused a copy is not merged into the copied chunk.
     OverlayLost: Snapshots,
-    /// The last chunk of an origin is copied whole, though the origin ends within it.
+    /// The last chunk of an origin is copied as a whole chunk, although the origin ends within it.
     LastChunkWhole: Snapshots,
-    /// A merge forgets its chunks while they are in the cache of the origin.
+    /// A merge removes chunks from the snapshot while their data is still in the cache of the
+    /// origin.
     MergeUnflushed: Snapshots,
-    /// A snapshot loses a copy, and its store is not told.
+    /// A snapshot becomes invalid, and its store is not marked.
     InvalidUnmarked: Snapshots,
-    /// A snapshot becomes live, and its origin goes on as before.
+    /// A snapshot becomes live, and its origin is not renewed.
     OriginNotRenewed: Snapshots,
-    /// A merge that goes on behind a suspend called off begins a run beside the one under way.
+    /// After a cancelled suspend, a merge starts a second run while the first is in progress.
     MergeTwice: Snapshots,
-    /// A merge takes what its snapshot had copied for what is being merged.
+    /// After a handover, a merge takes chunks that the snapshot had copied for chunks that are
+    /// being merged.
     HandoverUnsettled: Snapshots,
-    /// A discard of a snapshot goes on to its origin though nobody has asked for that.
+    /// A discard of a snapshot is passed to the origin, although the table does not ask for it.
     DiscardPassedDown: Snapshots,
-    /// A discard that goes on to the origin is longer than that takes.
+    /// A discard that is passed to the origin exceeds the origin's limit.
     DiscardTooLong: Snapshots,
-    /// A store has grown, and what waits for room in it is not told.
+    /// A message reports that a store has grown, and requests that wait for space are not woken.
     GrownUnheard: Snapshots,
-    /// A store is used as a table that ends in the middle of a block.
+    /// The table over a store ends in the middle of a block.
     EndInMidBlock: Snapshots,
-    /// What copies is handed back by each turn of a suspend, and begins anew.
+    /// Each turn of a suspend hands the copy's own requests back, and they start again.
     CopyHandedBack: Snapshots,
-    /// The memory of a copy is not given back.
+    /// The memory of a copy is not released.
     CopyMemoryKept: Snapshots,
-    /// A merge writes to the origin past the other snapshots.
+    /// A merge writes to the origin without a copy for the other snapshots.
     MergePastOthers: Snapshots,
-    /// A store that is becoming larger passes for full.
+    /// A store that is being grown counts as full.
     FullWhileGrowing: Snapshots,
-    /// A store has become larger, and who waits for that is not told.
+    /// A store has grown itself, and lanes that wait for space are not woken.
     GrownNotRung: Snapshots,
-    /// What was written to a snapshot is missing in its map since another one.
+    /// The map of changes between two snapshots lacks the writes to the later snapshot itself.
     MapLacksOwn: Snapshots,
-    /// A map since an instant that nobody keeps any more is given all the same.
+    /// A map of changes since a snapshot is returned, although the snapshot no longer exists.
     MapOutlives: Snapshots,
-    /// A store that can't be told that it is invalid is marked nowhere.
+    /// A store cannot be marked invalid on disk, and the state folder does not record the mark
+    /// either.
     MarkNotKept: Snapshots,
-    /// A write ends for want of room, and who waits for the chunk that it had claimed is not told.
+    /// A write fails for lack of space, and lanes that wait for the chunk it claimed are not woken.
     GivenUpUnheard: Snapshots,
-    /// An answer that comes after its read was given up passes for that of another.
+    /// A late reply of an abandoned read is taken for the reply to another read.
     LateAnswerBelieved: Devices,
-    /// A write that is past its deadline is sent to another path while the first has it still.
+    /// A write past its deadline is sent to another path while the first path still has it.
     WriteGivenUp: Devices,
-    /// A read that was given up is still on its path, and a suspend does not wait for it.
+    /// A suspend does not wait for an abandoned read that is still on its path.
     LateNotOwed: Devices,
-    /// A hedge is sent whether reads have earned it or not.
+    /// A hedge is sent even if the hedge budget is used up.
     HedgeUnpaid: Devices,
-    /// A read was answered by its hedge, and the answer of the path that was chosen is taken too.
+    /// A hedge has answered a read, and the reply of the original path is also used.
     LoserTaken: Devices,
-    /// A path is put out of use for being slower than the others, however little.
+    /// A path is ejected for being slower than the others by any amount.
     MerelySlower: Devices,
-    /// A path that is out of use for being slow goes on being chosen.
+    /// An ejected path is still chosen.
     OutStillUsed: Devices,
-    /// A path that is out of use for being slow is not used where nothing else is left.
+    /// An ejected path is not used even if no other path is left.
     OutIsFailed: Devices,
-    /// A path that was put out of use for being slow is never tried again.
+    /// An ejected path is never tried again.
     OutForEver: Devices,
-    /// A path that was put out of use for being slow comes back whatever its trial says.
+    /// An ejected path returns regardless of the result of its trial.
     TrialBelieved: Devices,
-    /// What straddles the end of a receive's memory loses a byte on its way into the next.
+    /// Received bytes that cross the end of a buffer lose a byte when they are copied to the next
+    /// buffer.
     CutLosesByte: Nbd,
-    /// The rest of a send that was short begins where the send began.
+    /// After a short send, the rest is sent from the start of the send.
     AnswerSentTwice: Nbd,
-    /// A send was short, and the memory of the rest goes back to the pool before it has left.
+    /// After a short send, the buffer of the rest returns to the pool before the rest is sent.
     BufferBackEarly: Nbd,
-    /// A connection that may pass its core's budget of memory, and needs that no more, keeps others
-    /// from it.
+    /// A connection that may exceed the memory budget of its core keeps this right when it no
+    /// longer needs it.
     PassKept: Nbd,
-    /// What a connection gives back of its core's budget of memory goes on being counted.
+    /// Memory that a connection releases still counts against the budget of its core.
     BudgetKept: Nbd,
-    /// A connection that waited for memory, and needs none any more, keeps its place in the line.
+    /// A connection that no longer waits for memory keeps its place in the queue.
     LineKept: Nbd,
-    /// A connection that has nothing else under way answers a flush by itself.
+    /// A connection with nothing in flight answers a flush without sending it to the device.
     FlushWhenIdle: Nbd,
-    /// A write of a part of a block does not wait until it has the block to itself.
+    /// A write of a partial block does not wait for its range lock.
     HoldSkipped: Nbd,
-    /// A connection goes on on another core without what had arrived and was not looked at.
+    /// A connection moves to another core without the bytes that were received and not yet parsed.
     UnreadLeftBehind: Nbd,
     /// A connection ends, and its core keeps its lane of the device open.
     LaneKept: Nbd,
-    /// A request whose client is gone goes on being counted among those that its device has.
+    /// A request whose client has disconnected still counts as in flight on its device.
     InFlightKept: Nbd,
-    /// A block status tells of blocks beyond what was asked about.
+    /// A block status reply describes blocks beyond the requested range.
     StatusTooLong: Nbd,
-    /// A connection that went on on another core keeps its place on the first.
+    /// A connection that moved to another core keeps its slot on the first core.
     PlaceKept: Nbd,
-    /// No flush follows a write-zeroes or a trim that must be durable.
+    /// No flush follows a FUA write-zeroes or a FUA trim.
     ZeroesFuaForgotten: Nbd,
-    /// Writes that wait for a hold are not looked at when it is over.
+    /// Writes that wait for a range lock are not retried when the lock is released.
     ParkedForgotten: Nbd,
-    /// A removal takes the registry's entry away of whoever has its device's number by now.
+    /// A removal deletes the registry entry of another device that has reused the device number.
     EntryOfAnother: Verbs,
-    /// A table is gone, and the device below it goes on being counted as used.
+    /// A table is dropped, and the device below still counts as in use.
     HoldKept: Verbs,
-    /// A device could not be made, and its name stays taken.
+    /// The creation of a device fails, and its name stays taken.
     MadeKept: Verbs,
     /// A device is removed, and its number stays taken.
     NumberKept: Verbs,
-    /// A removal is refused, and its device is not found any more.
+    /// A removal is refused, and its device can no longer be found.
     LeavingKept: Verbs,
-    /// A removal is refused, and clients do not find its device any more.
+    /// A removal is refused, and clients can no longer find the export of the device.
     ExportLost: Verbs,
-    /// A table lets go of a device whose removal was deferred, and nobody is told.
+    /// A table releases a device whose removal was deferred, and the remover is not notified.
     DeferredUnheard: Verbs,
-    /// A removal that was deferred comes although that was undone while it waited its turn.
+    /// A deferred removal happens, although it was cancelled while it waited for its turn.
     DeferredAnyway: Verbs,
-    /// A number of a disk is followed to where its name leads by the time it is opened.
+    /// A disk is opened by its number, and the name behind the number leads to another disk by
+    /// then.
     NumberElsewhere: Verbs,
-    /// A table is loaded into a device that was removed while its names were looked up.
+    /// A table is loaded into a device that was removed during the lookup of its names.
     LoadIntoGone: Verbs,
-    /// A verb is done before what it let go is closed.
+    /// A verb completes before the objects that it released are closed.
     LetGoUnwaited: Verbs,
-    /// A device has another name, and its old one stays taken.
+    /// A device is renamed, and its old name stays taken.
     OldNameKept: Verbs,
-    /// A device has another name, and clients find it by its old one.
+    /// A device is renamed, and clients find it by its old name.
     ExportNotRenamed: Verbs,
     /// A device is renamed while it is being removed.
     RenamedLeaving: Verbs,
-    /// Who waits for an event listens only behind the look at what has come already.
+    /// A client that waits for events registers only after it has checked for past events.
     EventBetween: Verbs,
-    /// A device is removed, and who waits for its events is not told.
+    /// A device is removed, and clients that wait for its events are not woken.
     GoneUnheard: Verbs,
-    /// Somebody waits no more for an event, and no other who does is counted either.
+    /// One client stops waiting for events, and the other waiting clients are no longer counted.
     WaitersForgotten: Verbs,
-    /// A multipath device can't be made for one of its paths, and its name stays taken.
+    /// The creation of a multipath device fails because of one path, and the device name stays
+    /// taken.
     RefusedPathKept: Verbs,
-    /// A path that is given twice, by two names of one, makes two paths of a multipath device.
+    /// One path given under two of its names becomes two paths of a multipath device.
     PathTwice: Verbs,
-    /// An NBD server's answer to a request that is not under way is passed over.
+    /// A reply of an NBD server to a request that is not in flight is ignored.
     AnswerToNothing: NbdClient,
-    /// An NBD server's answer is taken for the request that has the place of its own by now.
+    /// A reply of an NBD server is taken for the request that has reused the slot.
     AnswerToAnother: NbdClient,
-    /// A read of which an NBD server has sent a part passes for whole.
+    /// A read of which an NBD server sent only a part completes as whole.
     PartTaken: NbdClient,
-    /// A write that an NBD server refuses before it has all its data ends while the rest is being
-    /// sent.
+    /// An NBD server refuses a write before it has all the data, and the write completes while its
+    /// data is being sent.
     EarlyEnds: NbdClient,
-    /// Of a write that does not fit into one send the rest is not sent.
+    /// If a write does not fit into one send, its rest is not sent.
     RestOfWriteLost: NbdClient,
-    /// Of a short send the rest is not sent.
+    /// After a short send, the rest is not sent.
     RestNotSent: NbdClient,
-    /// A send that was interrupted ends the connection to an NBD server.
+    /// An interrupted send closes the connection to an NBD server.
     InterruptedLost: NbdClient,
-    /// What our system had no memory to send to an NBD server is sent again at once, and again.
+    /// A send that fails with ENOMEM or ENOBUFS is retried at once, without a pause.
     ShortageSpins: NbdClient,
-    /// A connection to an NBD server that has said that it shuts down is kept, and asked again.
+    /// An NBD server announces its shutdown, and the connection is kept and used.
     ShutdownStays: NbdClient,
-    /// A write that must be durable is asked of an NBD server as any other.
+    /// A FUA write is sent to an NBD server without the FUA flag.
     FuaNotAsked: NbdClient,
-    /// An NBD server that comes back with another size is taken for what it was.
+    /// An NBD server that returns with another size is accepted.
     SizeChangeTaken: NbdClient,
-    /// Nobody looks whether a handshake with an NBD server takes for ever.
+    /// A handshake with an NBD server has no timeout.
     HandshakeUnwatched: NbdClient,
-    /// A write that an NBD server may still deliver goes elsewhere at once.
+    /// A write that an NBD server may still carry out is retried elsewhere at once.
     RetryBeforeFence: NbdClient,
-    /// A write that asks an NBD server for a flush before it goes without.
+    /// A write with a preflush is sent to an NBD server without the flush.
     FlushFirstForgotten: NbdClient,
-    /// A lane that can't connect tries again at once.
+    /// A lane that cannot connect retries at once.
     NoBackOff: NbdClient,
-    /// Requests that wait when a connection is lost are lost with it.
+    /// Requests that wait are lost when their connection is lost.
     LostWithConnection: NbdClient,
-    /// A tag is handed to a lane of another core, which is not woken for it.
+    /// A tag is granted to a lane of another core, and that lane is not woken.
     TagNotRung: Devices,
-    /// Other settings of a queue hold, and a lane that waits for a tag of the old ones is not told.
+    /// The settings of a queue change, and a lane that waits for a tag of the old set is not woken.
     RetiredNotRung: Devices,
-    /// Other settings of a queue hold while requests have tags of the old ones.
+    /// New queue settings take effect while requests still have tags of the old set.
     TagsNotAwaited: Devices,
-    /// What waits in a queue whose settings change is lost.
+    /// The settings of a queue change, and its waiting requests are lost.
     WaitingNotMoved: Devices,
-    /// Other settings of a queue hold, and what a lane had sent to the core with the one order does
-    /// not come home.
+    /// The settings of a queue change, and requests that a lane sent to the owner lane do not
+    /// complete.
     WayLeftEarly: Devices,
-    /// What a mapped device will refuse is merged in its queue with what it would serve.
+    /// A request that the mapped device will refuse is merged in its queue with a valid one.
     MergedUnsound: Devices,
-    /// A queue has a tag again for what waits, sends it down, and does not look whether it ended
-    /// there at once.
+    /// A queue sends a waiting request when it gets a tag, and a completion within the submit is
+    /// not noticed.
     SentUnpolled: Devices,
-    /// Other settings of a queue hold, and what moves to them is sent by the move itself: a poll
-    /// that it is made in does not learn that something went down, and does not look whether it
-    /// ended there.
+    /// The settings of a queue change during a poll. The moved requests are sent by the move
+    /// itself, and a completion within the submit is not noticed.
     MovedUnpolled: Devices,
-    /// A lane sends waiting requests to the core with the one order when settings have changed, and
-    /// does not ask to be told of the answers.
+    /// After a change of settings, a lane sends waiting requests to the owner lane and does not
+    /// register for the replies.
     WayNotAwaited: Devices,
-    /// What a disk hands back to a suspend keeps the tag that it had of the disk's queue.
+    /// A request that a disk hands back to a suspend keeps its tag of the disk's queue.
     HandedBackKeepsTag: Devices,
-    /// What waits on the core with the one order is not handed back to a suspend.
+    /// Requests that wait in the owner lane are not handed back to a suspend.
     WayNotDrained: Devices,
-    /// A lane is drained, and the core with the one order is not woken for it.
+    /// A lane is drained, and the owner lane is not woken.
     DrainNotRung: Devices,
-    /// What the core with the one order hands back when the suspend has been called off is lost.
+    /// Requests that the owner lane hands back after a suspend was cancelled are lost.
     LateHandBackLost: Devices,
-    /// What a drain on the core with the one order hands back of those that are not suspended is
-    /// lost.
+    /// A drain of the owner lane loses requests of lanes that are not suspended.
     OthersNotSentAgain: Devices,
-    /// A suspend is over, and the core with the one order goes on handing back what is sent to it.
+    /// After a suspend ends, the owner lane still hands back the requests that it receives.
     DrainOutlives: Devices,
-    /// Each lane of a request-based device has a queue to itself.
+    /// Each lane of a request-based device has a queue of its own.
     QueueForEachLane: Devices,
-    /// A tag that disks share is handed over, and who waits for it is not told.
+    /// A shared tag is granted to a waiting lane, and the lane is not woken.
     SharedTagNotRung: Devices,
-    /// Of the tags that disks share each batch that comes home gives one back too many.
+    /// Each batch that completes returns one shared tag too many.
     SharedTagTwice: Devices,
-    /// A write that must be durable is merged into one that need not be.
+    /// A FUA write is merged into a write without FUA.
     MergedFlags: Devices,
-    /// A request that was merged fails, and the first of its parts does not.
+    /// A merged request fails, and its first part succeeds.
     MergedErrorLost: Devices,
-    /// The parts of a read that was merged get each other's data.
+    /// The parts of a merged read get each other's data.
     MergedReadShifted: Devices,
-    /// A reconfigure suspends a device before it has another table, and leaves it so when that is
-    /// refused.
+    /// A reconfigure suspends a device before the new table is loaded. If the table is refused, the
+    /// device stays suspended.
     SuspendedForLoad: Verbs,
-    /// A table that can't be put to use stays in the inactive slot.
+    /// A table that cannot become live stays in the inactive slot.
     RefusedTableKept: Verbs,
-    /// A reconfigure goes on to the next device though its client has hung up.
+    /// A reconfigure continues with the next device, although its client has disconnected.
     HangUpUnheard: Verbs,
-    /// A reconfigure that failed counts as done, and is not tried again.
+    /// A reconfigure that failed counts as done and is not retried.
     RefusedTakenForDone: Verbs,
-    /// What others loaded into an inactive slot is cleared with a table that was refused.
+    /// When a table is refused, a table that another client loaded into the inactive slot is
+    /// cleared.
     OthersTableCleared: Verbs,
-    /// A removal that calls off one device of a reconfigure calls off all behind it.
+    /// A removal that cancels the step for one device of a reconfigure cancels all later steps.
     OneCallsOffAll: Verbs,
-    /// A request of a null device that was lost keeps its tag when it has timed out.
+    /// A lost request of a null device keeps its tag after its timeout.
     LostTagKept: Faults,
-    /// A null device does not ask for the turn in which a request that found no resources goes
-    /// again.
+    /// A null device does not ask for the turn in which it retries a requeued request.
     RequeueSleeps: Faults,
-    /// A null device with faults starts what waited in a poll, and nobody looks whether that ended
-    /// as it went down.
+    /// A null device with faults starts waiting requests in a poll, and a completion within the
+    /// start is not noticed.
     StartedUnpolled: Faults,
-    /// A null device that has used up its bandwidth does not ask to be woken when there is more.
+    /// A null device that has used up its bandwidth does not ask to be woken when more is
+    /// available.
     BudgetSleeps: Faults,
-    /// A null device moves more than its bandwidth.
+    /// A null device exceeds its bandwidth.
     BudgetPassed: Faults,
-    /// A request that ends in the first of several bad blocks of a null device is served.
+    /// A request that ends in the first of several bad blocks of a null device succeeds.
     BadEndServed: Faults,
     /// A flush of a null device leaves the first page in its cache.
     FlushMissesPage: Faults,
-    /// A FUA write goes past the cache, which keeps what it had there.
+    /// A FUA write bypasses the cache of a null device, and the cache keeps its old data.
     FuaKeepsCached: Faults,
-    /// Persistent snapshots become live, and are not recorded.
+    /// Persistent snapshots become live and are not recorded in the state folder.
     SnapshotNotRecorded: Lives,
-    /// A disk is opened for writing without a snapshot that a killed server had.
+    /// A disk is opened for writing without the snapshot that a killed server had attached.
     KilledNotWaitedFor: Lives,
-    /// A snapshot is given up, and goes on being recorded as one that is its instant.
+    /// A snapshot is abandoned, and its record does not say that it is lost.
     GivenUpNotLost: Lives,
-    /// A table that was loaded while nobody had its store becomes live while another one has it.
+    /// A table that was loaded while its store was unused becomes live while another table uses the
+    /// store.
     StoreTakenTwice: Lives,
-    /// Whatever is at the path of a store that was made is removed with its snapshot.
+    /// The removal of a snapshot deletes whatever file is at the path of its store.
     OtherFileRemoved: Lives,
-    /// It is not recorded that a snapshot is being merged.
+    /// The start of a merge is not recorded in the state folder.
     MergeNotRecorded: Lives,
-    /// A table that waits for a handover keeps a snapshot listed whose device is removed.
+    /// A table that waits for a handover keeps its snapshot listed after its device is removed.
     HandoverOutlivesDevice: Lives,
-    /// A table whose snapshot was taken over counts as one that has it.
+    /// A table whose snapshot was handed over still counts as a user of its store.
     SpentTableCounts: Lives,
 }
