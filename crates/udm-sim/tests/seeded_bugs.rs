@@ -38,7 +38,7 @@ fn plan(bug: Bug, seed: u64) -> RunPlan {
         Bug::ParkedMissReturn => !kept.contains(class),
         // A crash or a cancel ends the endless loop of this bug.
         Bug::CopyHandedBack => [Disturbance::Crash, Disturbance::Cancel].contains(class),
-        // A mark must exist after a power cut.
+        // The marked snapshot must still exist after the power cut.
         Bug::MarkNotKept => [Disturbance::Remove, Disturbance::Reload, Disturbance::Merge].contains(class),
         _ => false,
     };
