@@ -82,7 +82,7 @@ impl LifecycleWorld {
             }
             10 => ServerVerb::Rename { word: self.device(|_| true)?.name, to: self.fresh('r') },
             11..14 if self.on(Disturbance::Reload) => {
-                // A snapshot device is reloaded only with its own snapshot, so its clients continue.
+                // A snapshot device keeps its own snapshot in a reload, so its clients continue.
                 let own = |seen: &DeviceView| {
                     matches!(seen.kind, TableMeaning::Snapshot { .. } | TableMeaning::Empty)
                 };
