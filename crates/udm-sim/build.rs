@@ -1,5 +1,4 @@
-//! Puts the revision of the sources into the program, so that a failing seed names what it failed
-//! on.
+//! Compiles the git revision into the program, for the report of a failing seed.
 
 use std::path::Path;
 use std::process::Command;

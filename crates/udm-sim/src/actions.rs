@@ -1,5 +1,5 @@
-//! What the control side does by chance: trouble for paths, messages, suspends, tables, crashes;
-//! and what it does at set times.
+//! Actions of the control side: random ones (path trouble, messages, suspends, tables, crashes),
+//! and timed ones.
 
 use crate::dust_model::DustLine;
 use crate::environment::{PathMode, lock};
@@ -11,14 +11,14 @@ use crate::timers::TimedEvent;
 use crate::world::TargetWorld;
 use udm_core::{Nanos, OwnWork};
 
-/// How much later a device is resumed whose time comes while a table is loaded.
+/// Delay of a timed resume that is due while a table is loaded.
 const RESUME_PAUSE: Nanos = Nanos::from_millis(100);
 
 impl TargetWorld {
-    /// One act, drawn.
+    /// Performs one random action.
     ///
     /// # Errors
-    /// What went wrong with it.
+    /// The violation that the action found.
     pub fn act(&mut self) -> Result<(), Violation> {
         let i = self.machine.control.below(self.devices.len() as u64) as usize;
         let dice = match self.favourite.filter(|_| self.machine.control.one_in(3)) {
@@ -69,14 +69,13 @@ impl TargetWorld {
         }
     }
 
-    /// Puts `others` before the one in `several`, or behind it.
+    /// Inserts `others` before or after the device in `several`.
     fn join(&mut self, several: &mut Vec<usize>, others: Vec<usize>) {
         let at = if self.machine.control.one_in(2) { 0 } else { 1 };
         several.splice(at..at, others);
     }
 
-    /// Resumes device `i`, now and then with others, live or suspended, which get new tables too or
-    /// not.
+    /// Resumes device `i`, sometimes together with other devices. Some of these get new tables too.
     fn resume_some(&mut self, i: usize) -> Result<(), Violation> {
         let mut several = vec![i];
         if !self.machine.plan.without.has(Disturbance::Reload) && self.machine.control.one_in(3) {
@@ -92,24 +91,26 @@ impl TargetWorld {
         self.resume(&several)
     }
 
-    /// Loads another table: of the same meaning, or of any where nothing stands above.
+    /// Loads another table. If a device lies above, the table maps the same data; otherwise it may
+    /// differ.
     fn reload(&mut self, i: usize) -> Result<(), Violation> {
         let free = self.blueprint.is_free(i) && self.devices[i].spec.multipath().is_none();
         let logs = self.blueprint.logger == Some(i);
-        // What loses data stands where nothing is above, so that it is known whose data that is.
+        // A target that loses data may be only in a top device, where the model knows the data.
         let without =
             if free { self.machine.plan.without } else { self.machine.plan.without.and(Disturbance::Lossy) };
         let mut spec = match free && self.machine.control.one_in(2) {
             true => self.blueprint.compose(&mut self.machine.control, logs, without),
             false => self.blueprint.vary(&self.devices[i].spec, &mut self.machine.control, logs, without),
         };
-        // A path that fails the same request for ever is one that nobody can wait for.
+        // A path device must not fail the same request forever, because its users would retry
+        // forever.
         if self.blueprint.via.iter().any(|(_, d)| *d == i)
             && (spec.is_flaky() || !DustLine::of(&spec, false).is_empty())
         {
             spec = self.devices[i].spec.clone();
         }
-        // Some lane of the new table may be one that can't be opened.
+        // Sometimes one open of a lane of the new table fails.
         if !self.machine.plan.without.has(Disturbance::Opens) && self.machine.control.one_in(6) {
             let nth = self
                 .machine
@@ -120,7 +121,7 @@ impl TargetWorld {
         self.load(i, spec)
     }
 
-    /// A multipath device takes all that its disk shows by now.
+    /// Extends a multipath device to the current size of its disk.
     fn grow(&mut self, i: usize) -> Result<(), Violation> {
         let mut spec = self.devices[i].spec.clone();
         let Some((len, LineKind::Multipath { disk, via, .. })) = spec.lines.first_mut() else {
@@ -189,7 +190,7 @@ impl TargetWorld {
         Ok(())
     }
 
-    /// A message has raised the event counter of device `i` by one, if `really`.
+    /// Counts a message that raised the event counter of device `i` if `really`.
     fn raised(&mut self, i: usize, really: bool) {
         let device = &mut self.devices[i];
         match device.is_loose() {
@@ -198,10 +199,10 @@ impl TargetWorld {
         }
     }
 
-    /// A path gets into trouble, and out of it again some time later.
+    /// Puts a random path into a fault mode, and schedules its recovery.
     fn trouble(&mut self) {
         let p = self.machine.control.below(self.machine.paths.len() as u64) as usize;
-        // A log that failed is not written any more: it fails now and then.
+        // A log that failed is never written again, so its path fails rarely.
         if self.blueprint.log == Some(p) && !self.machine.control.one_in(8) {
             return;
         }
@@ -215,8 +216,7 @@ impl TargetWorld {
         };
         let mean = self.machine.control.between(1, 1000) * 1_000_000;
         let last = self.machine.control.span(mean);
-        // Now and then the disk itself is out of reach: all ways to it go, and come back one by
-        // one.
+        // Sometimes the whole disk is unreachable: all its paths fail, and return one by one.
         let all = self.machine.control.one_in(3);
         for other in 0..self.machine.paths.len() {
             let mut env = lock(&self.machine.env);
@@ -235,7 +235,7 @@ impl TargetWorld {
         }
     }
 
-    /// Closes an idle lane and opens another.
+    /// Closes an idle lane and opens a new one.
     fn reopen(&mut self) -> Result<(), Violation> {
         let c = self.machine.control.below(self.machine.cores.len() as u64) as usize;
         let mut at = self.machine.control.below(self.machine.cores[c].open.len() as u64) as usize;
@@ -243,7 +243,7 @@ impl TargetWorld {
         if let Some(busy) =
             self.machine.cores[c].open.iter().position(changing).filter(|_| self.machine.control.one_in(2))
         {
-            // Most that can go wrong goes wrong beside a change.
+            // A lane of a changing device is preferred, because most errors occur during changes.
             at = busy;
         }
         if self.machine.cores[c].open[at].in_flight > 0
@@ -258,7 +258,7 @@ impl TargetWorld {
         self.open(c, device)
     }
 
-    /// Does what is due.
+    /// Performs the timed actions that are due.
     pub fn run_timers(&mut self) -> Result<(), Violation> {
         let now = lock(&self.machine.env).now;
         while let Some(timer) = self.machine.timers.take(now) {
@@ -278,11 +278,11 @@ impl TargetWorld {
                     env.disks[d].set_read_only(false);
                     env.say(format!("disk {d} can be written"));
                 }
-                // One thing at a time.
+                // Only one control operation runs at a time.
                 TimedEvent::Resume(i) if self.acting => {
                     self.machine.timers.set(now + RESUME_PAUSE, TimedEvent::Resume(i));
                 }
-                // Others may have taken it along.
+                // Another resume may have included this device.
                 TimedEvent::Resume(i) if !self.devices[i].is_suspended() || self.devices[i].is_changing() => {
                 }
                 TimedEvent::Resume(i) => {
@@ -295,8 +295,8 @@ impl TargetWorld {
         }
         Ok(())
     }
-    /// The paths of device `i` that have failed: as is known here, or as it says itself where it
-    /// alone knows.
+    /// Returns the failed paths of device `i`: from the model, or from the target's report if the
+    /// model does not know them.
     pub(crate) fn failed_paths(&self, i: usize, access: usize) -> Vec<usize> {
         let env = lock(&self.machine.env);
         let access = &env.accesses[access];

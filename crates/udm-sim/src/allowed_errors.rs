@@ -1,11 +1,14 @@
-//! Why a request may fail.
+//! The reasons for which a request may fail.
 
 use crate::environment::Env;
 use crate::model::{RefusalRules, TrackedRequest, Violation, describe};
 use crate::table_map::ERROR;
 use udm_core::{BioFlags, Op, Status};
 
-/// Is there a reason for a request to fail with `status`?
+/// Checks that the model has a reason for request `r` to fail with `status`.
+///
+/// # Errors
+/// If there is no reason.
 pub(crate) fn check(r: &TrackedRequest, status: Status, env: &Env) -> Result<(), Violation> {
     let maps = || r.map.iter().chain(&r.more);
     let bare = maps().any(|m| m.bare);

@@ -1,48 +1,48 @@
-//! What threads beside the cores are asked for: a disk that is to grow, a mark that is to be kept
-//! of a store that can't say itself that it has lost something.
+//! Simulated work of helper threads: growing a disk, and recording that a snapshot store is invalid
+//! if the store itself cannot be marked.
 
 use crate::environment::{SharedEnv, lock};
 use udm_core::{GrowCallback, Nanos};
 use udm_dm::InvalidStoreMark;
 
-/// Is told when a mark is kept.
+/// Callback for the result of recording a mark.
 type MarkCallback = Box<dyn FnOnce(Result<(), String>) + Send>;
 
-/// Something that a thread was asked for.
+/// A request to a helper thread.
 pub struct HelperRequest {
-    /// When it is done.
+    /// When the request completes.
     pub at: Nanos,
-    /// Of which disk.
+    /// Index of the disk.
     pub disk: usize,
-    /// What.
+    /// The kind of the request.
     pub what: HelperRequestKind,
 }
 
-/// See [`HelperRequest`].
+/// Kind of a request to a helper thread.
 pub enum HelperRequestKind {
-    /// To become so many sectors long.
+    /// Grow the disk to this many sectors.
     Grow(u64, GrowCallback),
-    /// To keep its mark.
+    /// Record the mark of the store.
     Mark(MarkCallback),
 }
 
-/// The mark of a store.
+/// The recorded mark of an invalid store.
 pub struct StoreMarkRecord {
-    /// What the program said.
+    /// Reason that the program gave.
     why: String,
-    /// The step in which it did.
+    /// Step in which the program made the mark.
     pub step: u64,
-    /// It survives a power cut; where not, perhaps.
+    /// True if the mark survives a power cut; otherwise it may be lost.
     pub lasts: bool,
 }
 
-/// The marks of the store on `disk`.
+/// Access to the marks of the store on `disk`.
 pub(crate) struct SimStoreMark {
     pub(crate) disk: usize,
     pub(crate) env: SharedEnv,
 }
 
-/// What stands before the reason of a mark where a table is refused for it.
+/// Prefix of the reason for which a table with a marked store is refused.
 pub(crate) const MARKED: &str = "marked: ";
 
 impl InvalidStoreMark for SimStoreMark {

@@ -1,4 +1,4 @@
-//! Which disks, paths and devices a world has: drawn, always valid.
+//! Random choice of the disks, paths and devices of a world. The result is always valid.
 
 use crate::plan::{Disturbance, ExcludedDisturbances};
 use crate::rng::SimRng;
@@ -6,40 +6,40 @@ use crate::tables::{FlakeyFault, LineKind, LowerDevice, PassThrough, PathSelecto
 use udm_targets::multipath::selector::SELECTORS;
 use udm_wire::uri::{QueueParams, Scheduler};
 
-/// A disk to make.
+/// A disk to create.
 #[derive(Clone, Debug)]
 pub struct DiskPlan {
     /// Size in sectors.
     pub sectors: u64,
-    /// What it shows of them at first.
+    /// Sectors that the disk shows at first.
     pub shown: u64,
-    /// Sectors in a block.
+    /// Sectors per block.
     pub block: u64,
-    /// Read-only at first.
+    /// True if the disk is read-only at first.
     pub read_only: bool,
-    /// Has a volatile cache.
+    /// True if the disk has a volatile cache.
     pub volatile: bool,
-    /// Honours FUA.
+    /// True if the disk honours FUA.
     pub fua: bool,
-    /// Longest read or write, discard, write-zeroes.
+    /// Longest read or write, discard, and write-zeroes, in sectors.
     pub max: [u64; 3],
-    /// For a log: forgets what it is given.
+    /// True for a log disk: it accepts any content.
     pub log: bool,
 }
 
-/// A device to make. Devices name only devices before them.
+/// A device to create. Its table may only name devices earlier in the list.
 #[derive(Clone, Debug)]
 pub struct DevicePlan {
-    /// Its first table.
+    /// The first table of the device.
     pub table: TableSpec,
-    /// No device is above: its table may change its meaning.
+    /// True if no device lies above, so a new table may map other data.
     pub top: bool,
 }
 
-/// All there is in a world.
+/// All components of a world.
 #[derive(Clone, Debug)]
 pub struct Blueprint {
-    /// How many cores.
+    /// Number of cores.
     pub cores: usize,
     /// The disks.
     pub disks: Vec<DiskPlan>,
@@ -47,10 +47,9 @@ pub struct Blueprint {
     pub paths: Vec<usize>,
     /// The queues in front of paths that no multipath target uses.
     pub queues: Vec<(usize, QueueParams)>,
-    /// The queues that mapped devices have themselves, where they are request-based.
+    /// The queues of request-based mapped devices, by device.
     pub own_queues: Vec<(usize, QueueParams)>,
-    /// Paths that multipath targets do not use themselves, but through a mapped device: path and
-    /// device.
+    /// Paths that multipath targets use through a mapped device: path and device.
     pub via: Vec<(usize, usize)>,
     /// The devices.
     pub devices: Vec<DevicePlan>,
@@ -58,18 +57,17 @@ pub struct Blueprint {
     pub log: Option<usize>,
     /// The device that may have a log.
     pub logger: Option<usize>,
-    /// A device lies over that one. What it logs is not only what it was asked for itself, and
-    /// nobody looks into the log.
+    /// True if a device lies over the logging device. Then the log also has requests of that
+    /// device, and its content is not checked.
     pub over_log: bool,
-    /// What tables of top devices are made of, with sizes.
+    /// Building blocks of the tables of top devices, with their sizes in sectors.
     pub blocks: Vec<(LowerDevice, u64)>,
-    /// The longest that a delay target may hold a request, in ms.
+    /// Longest delay of a delay target, in ms.
     pub delay_max: u64,
 }
 
 impl Blueprint {
-    /// Draws a world of `cores` cores, whose delay targets hold no request for longer than
-    /// `delay_max` ms.
+    /// Draws a world of `cores` cores, with delays of at most `delay_max` ms in delay targets.
     #[must_use]
     pub fn draw(
         chance: &mut SimRng,
@@ -140,7 +138,7 @@ impl Blueprint {
             let max = [chance.pick(&[64, 1024]), 0, 0];
             let volatile = !chance.one_in(4);
             let sectors = chance.pick(&[64, 1 << 14, 1 << 17, 1 << 17]);
-            // An entry of a log is whole blocks; what is worked out here counts in sectors.
+            // Log entries are made of whole blocks, and the model of the log counts in sectors.
             b.disks.iter_mut().for_each(|d| d.block = 1);
             b.disks.push(DiskPlan {
                 sectors,
@@ -156,7 +154,7 @@ impl Blueprint {
             b.paths.push(b.disks.len() - 1);
         }
         if chance.one_in(3) {
-            // A device in the middle.
+            // A device in the middle of the stack.
             let table = b.compose(chance, false, without.and(Disturbance::Lossy));
             let len = table.sectors();
             b.add(table, true);
@@ -174,7 +172,7 @@ impl Blueprint {
         b
     }
 
-    /// A world for measuring: one multipath device over `paths` paths that never fail.
+    /// Returns a world for measurements: one multipath device over `paths` paths that never fail.
     #[must_use]
     pub fn bench(paths: usize, cores: usize) -> Blueprint {
         let disk = DiskPlan {
@@ -206,8 +204,8 @@ impl Blueprint {
         }
     }
 
-    /// Gives devices of multipath queues of their own, in one world of three. Where they are `wide`
-    /// no read waits for a tag or becomes a part of another.
+    /// In one of three worlds, gives queues to multipath devices. If `wide`, no read waits for a
+    /// tag or is merged.
     pub(crate) fn draw_own_queues(&mut self, chance: &mut SimRng, wide: bool) {
         let devices = if chance.one_in(3) { &self.devices[..] } else { &[] };
         let multipath = |device: &DevicePlan| device.table.multipath().is_some();
@@ -221,7 +219,7 @@ impl Blueprint {
         }
     }
 
-    /// Puts a device over the one with a log, in one world of three, unless that loses data.
+    /// In one of three worlds, puts a device over the logging device, unless the latter loses data.
     pub(crate) fn draw_over_log(&mut self, chance: &mut SimRng) {
         let lossy = |kind: &LineKind| matches!(kind, LineKind::PassThrough(PassThrough::Flakey(_, _, flaw), ..) if flaw.is_lossy());
         let keeps = |&logger: &usize| !self.devices[logger].table.lines.iter().any(|(_, kind)| lossy(kind));
@@ -238,17 +236,17 @@ impl Blueprint {
         self.devices.push(DevicePlan { table, top });
     }
 
-    /// Nothing stands on device `i`, nor may.
+    /// True if no device lies or may lie on device `i`.
     #[must_use]
     pub fn is_free(&self, i: usize) -> bool {
         self.devices[i].top && !self.blocks.iter().any(|(b, _)| *b == LowerDevice::Device(i))
     }
 
-    /// Groups and selectors over all paths to `disk`.
+    /// Draws groups and selectors over all paths to `disk`.
     #[must_use]
     pub fn multipath(&self, disk: usize, chance: &mut SimRng) -> LineKind {
         let mut paths: Vec<usize> = (0..self.paths.len()).filter(|p| self.paths[*p] == disk).collect();
-        // A shuffle, so that the order of paths varies between tables.
+        // Shuffles the paths, so that their order varies between tables.
         for i in (1..paths.len()).rev() {
             paths.swap(i, chance.below(i as u64 + 1) as usize);
         }
@@ -267,8 +265,8 @@ impl Blueprint {
         LineKind::Multipath { disk, queue: !chance.one_in(4), groups, via }
     }
 
-    /// A table over the blocks: lines of every kind. One of a device that `logs` has a log in most
-    /// cases, and never two.
+    /// Draws a table over the building blocks, with lines of every kind. If `logs`, it usually has
+    /// one log, never two.
     #[must_use]
     pub fn compose(&self, chance: &mut SimRng, logs: bool, without: ExcludedDisturbances) -> TableSpec {
         let mut lines = Vec::new();
@@ -304,8 +302,8 @@ impl Blueprint {
         self.blocks[chance.below(self.blocks.len() as u64) as usize]
     }
 
-    /// A target to pass through, other than a log. What loses or changes data comes where nothing
-    /// is above, and where it is wanted.
+    /// Draws a pass-through target other than a log. Targets that lose or change data are drawn
+    /// only if `without` allows them.
     pub(crate) fn through(&self, chance: &mut SimRng, without: ExcludedDisturbances) -> PassThrough {
         match chance.below(3) {
             0 => PassThrough::Delay(chance.pick(&[0, 1, 20, 300]).min(self.delay_max)),
@@ -343,7 +341,7 @@ impl Blueprint {
     }
 }
 
-/// A queue, mostly a narrow one.
+/// Draws queue settings, mostly with few tags.
 fn queue(chance: &mut SimRng) -> QueueParams {
     QueueParams {
         scheduler: chance.pick(&Scheduler::ALL).1,

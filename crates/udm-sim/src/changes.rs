@@ -1,5 +1,4 @@
-//! Suspends and resumes under way: their steps, their ends, and those that are called off or
-//! refused.
+//! Suspends and resumes in progress: their steps, completion, cancellation and refusal.
 
 use crate::control::text;
 use crate::device::{DevicePhase, RunningChange};
@@ -18,7 +17,7 @@ use udm_core::errno::EINTR;
 use udm_core::{Device as _, Nanos};
 use udm_dm::TargetError;
 
-/// The most events that the failures of a striped line raise: 14 a device, on each stripe of it.
+/// Maximum number of events that failures of a striped line raise: 14 per stripe.
 fn max_striped_events(kind: &LineKind) -> u64 {
     match kind {
         LineKind::Striped { of, .. } => 14 * of.len() as u64,
@@ -27,7 +26,7 @@ fn max_striped_events(kind: &LineKind) -> u64 {
 }
 
 impl TargetWorld {
-    /// Goes on with the suspends and resumes that were woken.
+    /// Continues the suspends and resumes that were woken.
     pub fn step_changes(&mut self) -> Result<(), Violation> {
         for i in 0..self.devices.len() {
             let Some(running) = self.devices[i].running.clone() else { continue };
@@ -43,11 +42,12 @@ impl TargetWorld {
         let result = running.borrow_mut().changes.step(&*self.machine.inboxes);
         let cancelled = running.borrow().cancelled;
         self.sample_lower_limits(&several);
-        // One that was called off or refused goes on with the table that was in use.
+        // A change that was cancelled or refused keeps the live table.
         for &i in &several {
             let goes_on = self.machine.inboxes.took_resume(self.devices[i].mapped.id());
             let waits = self.devices[i].loaded.is_some();
-            // All change places in one instant; the cores are told when those below have gone on.
+            // All tables are swapped at one instant. The cores are told after the lower devices
+            // have resumed.
             if !cancelled && self.has_new_table(i) && (waits || goes_on) {
                 if waits {
                     self.check_quiesced(&several, running)?;
@@ -66,11 +66,13 @@ impl TargetWorld {
             let result = result.clone().map_err(|(_, error)| error);
             let refused = result.as_ref().is_err_and(|e| e.errno == NO_LANE) && !past;
             if refused && lock(&self.machine.env).seen.refused == 0 {
-                return Err(format!("d{i} says that it could not be opened, and every open went well"));
+                return Err(format!(
+                    "d{i} reports that a lane could not be opened, but every open succeeded"
+                ));
             }
             if refused || (cancelled && result.as_ref().is_err_and(|e| e.errno == EINTR)) {
                 if self.devices[i].loaded.is_some() && self.has_new_table(i) {
-                    return Err(format!("d{i} uses a new table, and the change was called off or refused"));
+                    return Err(format!("d{i} uses a new table, but the change was cancelled or refused"));
                 }
                 self.machine.totals.refused += u64::from(refused);
                 self.keep_live_table(i);
@@ -82,8 +84,8 @@ impl TargetWorld {
         Ok(())
     }
 
-    /// When the cores have just been told to open the new tables of some of `several`, a look at
-    /// what was below them was taken: lower ones first.
+    /// Records the expected limits of new tables whose lanes the cores were just told to open.
+    /// Lower devices come first.
     fn sample_lower_limits(&mut self, several: &[usize]) {
         let mut sorted = several.to_vec();
         sorted.sort_unstable();
@@ -102,8 +104,8 @@ impl TargetWorld {
         }
     }
 
-    /// The first of `several` goes on with its new table: there is an instant in which none has a
-    /// request in flight, and it is this.
+    /// Checks that no device of `several` has a request in flight when the first of them takes its
+    /// new table.
     fn check_quiesced(&self, several: &[usize], running: &RefCell<RunningChange>) -> Result<(), Violation> {
         if std::mem::replace(&mut running.borrow_mut().past, true) || several.len() < 2 {
             return Ok(());
@@ -123,15 +125,15 @@ impl TargetWorld {
         Ok(())
     }
 
-    /// The table that was loaded is live, or none was.
+    /// True if the loaded table is live, or if no table was loaded.
     fn has_new_table(&self, i: usize) -> bool {
         let device = &self.devices[i];
         let live = device.mapped.live();
         device.loaded.as_ref().is_none_or(|l| live.is_some_and(|t| Arc::as_ptr(&t) == l.table.as_ptr()))
     }
 
-    /// Calls off a suspend or resume under way, for all devices that it is of. It may be too late
-    /// for that.
+    /// Cancels a suspend or resume of device `i`, for all its devices. It may be too late to
+    /// cancel.
     pub fn cancel(&mut self, i: usize) {
         let Some(running) = self.devices[i].running.clone() else { return };
         let mut running = running.borrow_mut();
@@ -147,8 +149,8 @@ impl TargetWorld {
         }
     }
 
-    /// Calls off one of two changes that wait for each other: each has a device over one of the
-    /// other's, which holds what that has in flight. False when there are none.
+    /// Cancels one of two changes that wait for each other. This happens if each has a device above
+    /// a device of the other. Returns false if there are none.
     pub(crate) fn cancel_deadlocked_change(&mut self) -> bool {
         self.machine.set_turn(None);
         let count = self.devices.len();
@@ -159,7 +161,7 @@ impl TargetWorld {
         })
     }
 
-    /// The changes of these two devices wait for each other, or may.
+    /// True if the changes of these two devices may wait for each other.
     fn is_deadlocked(&self, one: usize, other: usize) -> bool {
         let [Some(first), Some(second)] = [one, other].map(|i| self.devices[i].running.as_ref()) else {
             return false;
@@ -174,7 +176,7 @@ impl TargetWorld {
         lies_on(first, second) && lies_on(second, first)
     }
 
-    /// The devices below `i`, directly or through others.
+    /// Returns the devices below `i`, direct and indirect.
     fn below(&self, i: usize) -> Vec<usize> {
         let mut all = vec![i];
         let mut at = 0;
@@ -191,7 +193,7 @@ impl TargetWorld {
         all.split_off(1)
     }
 
-    /// The table that was in use stays, where the new one is not in use yet.
+    /// Restores the map of the live table if the new one is not in use yet.
     fn keep_live_table(&mut self, i: usize) {
         let device = &mut self.devices[i];
         if let (DevicePhase::Resuming(_), Some(before), Some(loaded)) =
@@ -203,10 +205,10 @@ impl TargetWorld {
         }
     }
 
-    /// The cores are being told to use the loaded table.
+    /// Switches the model of device `i` to the loaded table, as the cores are told to use it.
     fn swap(&mut self, i: usize) -> Result<(), Violation> {
         if self.blueprint.logger == Some(i) && self.devices[i].loaded.is_some() {
-            // The old log has come to its end: a last look.
+            // The old log is complete: check it one last time.
             self.look_at_log()?;
         }
         self.count_lost(i);
@@ -246,7 +248,7 @@ impl TargetWorld {
         Ok(())
     }
 
-    /// A change was called off: the device is in use as it was before.
+    /// Records that a change was cancelled and that the device is live as before.
     fn called_off(&mut self, i: usize) {
         lock(&self.machine.env).say(format!("d{i} is in use again"));
         self.devices[i].enter(DevicePhase::Live);

@@ -26,7 +26,7 @@ use udm_dm::{
 use udm_wire::multipath_conf::{Failback, Grouping, MarginalPolicy, MultipathSettings, NoPathRetry, Prio};
 use udm_wire::table::TableLine;
 
-/// Finds paths and devices by the words of [`crate::tables::LowerDevice`].
+/// Resolves the words of [`crate::tables::LowerDevice`] to paths and devices.
 pub(crate) struct DeviceResolver {
     pub(crate) paths: Vec<Arc<SimPath>>,
     pub(crate) fronts: Vec<Arc<dyn udm_core::Device>>,
@@ -53,10 +53,10 @@ impl Resolver for DeviceResolver {
     }
 }
 
-/// The major number of the paths.
+/// Major device number of paths.
 pub(crate) const PATHS: u32 = 8;
 
-/// How often a load is tried that the disks let fail.
+/// Maximum number of attempts of a load that fails because of disk errors.
 const LOADS_MAX: usize = 100;
 
 pub(crate) fn text<E: std::fmt::Display>(what: String) -> impl FnOnce(E) -> Violation {
@@ -64,7 +64,8 @@ pub(crate) fn text<E: std::fmt::Display>(what: String) -> impl FnOnce(E) -> Viol
 }
 
 impl TargetWorld {
-    /// Makes all devices from their tables: those that they had, or those of the blueprint.
+    /// Creates all devices with the given tables: those of the blueprint, or those from before a
+    /// crash.
     pub fn make_devices(&mut self, specs: &[TableSpec]) -> Result<(), Violation> {
         for (i, spec) in specs.iter().enumerate() {
             let number = DevNo { major: 253, minor: i as u32 };
@@ -123,10 +124,10 @@ impl TargetWorld {
         Ok(())
     }
 
-    /// What is done for a device besides its requests.
+    /// Draws the multipath settings of a device.
     fn settings(&mut self) -> Arc<MultipathSettings> {
-        // What delay targets hold, through three of them, comes back in the quiet half of a sample:
-        // a path that is late each time is held back for good.
+        // A sample must be so long that the delays of three delay targets fit into half of it.
+        // Otherwise a path that is always late would be held back forever.
         let sample_min = (6 * self.blueprint.delay_max).max(200);
         let control = &mut self.machine.control;
         let interval = control.between(50, 500);
@@ -165,8 +166,8 @@ impl TargetWorld {
         Arc::new(TableMap::of(spec, &self.blueprint.paths, &self.machine.model.cells, &below))
     }
 
-    /// What a table of `spec` can take, as the disks are now and the devices below it are, or are
-    /// to be.
+    /// Returns the limits that a table of `spec` must have, given the current disks and the devices
+    /// `below`.
     pub(crate) fn expected(
         &self,
         spec: &TableSpec,
@@ -177,13 +178,13 @@ impl TargetWorld {
         ExpectedLimits::of_table(spec, &disk, below)
     }
 
-    /// Puts a table into the inactive slot.
+    /// Loads a table into the inactive slot.
     pub fn load(&mut self, i: usize, spec: TableSpec) -> Result<(), Violation> {
         let words = spec.text(self.blueprint.cores);
         lock(&self.machine.env).say(format!("d{i} load: {}", words.replace('\n', "; ")));
         let lines = udm_wire::table::parse(&words).map_err(text(format!("d{i}: {words}")))?;
         let (built, failed) = self.build(&lines)?;
-        // The slot is as it was.
+        // A disk error during the load leaves the slot unchanged.
         if built.is_err() && failed {
             return Ok(());
         }
@@ -192,8 +193,8 @@ impl TargetWorld {
         let weak = Arc::downgrade(&table);
         self.tables.push(weak.clone());
         match self.devices[i].mapped.load(table) {
-            // Tables that wait count, and now and then there are too many lines in all. The slot is
-            // as it was.
+            // Inactive tables count, so the total number of lines may be too large. The slot is
+            // unchanged.
             Err(error) if error.errno == EMLINK => return Ok(()),
             loaded => loaded.map_err(text(format!("d{i} load {words}")))?,
         }
@@ -228,7 +229,7 @@ impl TargetWorld {
         Ok(())
     }
 
-    /// A table of `log_capture`, and whether something that it read or wrote has failed.
+    /// Builds a table from `lines`. Also returns whether a read or write of the build failed.
     fn build(&mut self, lines: &[TableLine]) -> Result<(Result<Arc<Table>, TargetError>, bool), Violation> {
         let (mut names, cores) = (self.names(), self.blueprint.cores);
         self.acting = true;
@@ -239,7 +240,8 @@ impl TargetWorld {
         verdict.map(|()| (built, failed))
     }
 
-    /// A stranger wants the disks that device `i` with this table has alone: it must not get them.
+    /// Checks that another device cannot use the disks that the table of device `i` claims
+    /// exclusively.
     fn check_exclusive_claims(&mut self, i: usize, words: &str) -> Result<(), Violation> {
         if !words.contains("log-writes") {
             return Ok(());
@@ -264,7 +266,7 @@ impl TargetWorld {
         (woken, Arc::new(move || handle.store(true, Ordering::Relaxed)))
     }
 
-    /// Begins a suspend, of one device or of several together.
+    /// Starts a suspend of one or several devices.
     pub fn suspend(&mut self, several: &[usize], noflush: bool) -> Result<(), Violation> {
         let (woken, wake) = TargetWorld::flag();
         for &i in several {
@@ -294,12 +296,12 @@ impl TargetWorld {
         several.iter().for_each(|&i| self.devices[i].running = Some(Rc::clone(&running)));
     }
 
-    /// Begins a resume, of one device or of several together.
+    /// Starts a resume of one or several devices.
     pub fn resume(&mut self, several: &[usize]) -> Result<(), Violation> {
         let (woken, wake) = TargetWorld::flag();
         let live = |world: &TargetWorld, i: usize| world.devices[i].phase == DevicePhase::Live;
-        // The kernel's way fails what is held; ours lets it wait for the new table. What a device
-        // that is suspended holds must wait.
+        // With the kernel's semantics, held requests fail; with `noflush` they wait for the new
+        // table. Requests that a suspended device holds must wait.
         let asked = self.machine.control.one_in(2);
         let noflush = asked || !several.iter().all(|&i| live(self, i));
         for &i in several {
@@ -332,15 +334,15 @@ impl TargetWorld {
         Ok(())
     }
 
-    /// The tasks of device `i` are stopped, and others started: what the old ones asked for nobody
-    /// listens to.
+    /// Forgets the checks of device `i`: its tasks are replaced, and their pending checks have no
+    /// effect.
     pub(crate) fn forget_checks(&mut self, i: usize) {
         let mut env = lock(&self.machine.env);
         let paths = self.devices[i].access.map_or_else(Vec::new, |access| env.accesses[access].paths.clone());
         paths.into_iter().for_each(|p| env.paths[p].forget_checks());
     }
 
-    /// Tells the outside that held requests of a multipath device may fail, or no longer.
+    /// Records whether held requests of a multipath device may fail because of a suspend.
     pub(crate) fn hold(&mut self, i: usize, suspending: bool) {
         let mut env = lock(&self.machine.env);
         if let Some(access) = self.devices[i].access {
@@ -350,8 +352,9 @@ impl TargetWorld {
         }
     }
 
-    /// Works out which paths must be quiet: those whose every user is suspended. Which disks are
-    /// behind something that fails requests at will, and which paths' errors are tried elsewhere.
+    /// Updates the state derived from tables: which paths must be idle because all their users are
+    /// suspended, which disks are below a target that injects errors, and which paths' errors are
+    /// retried.
     pub(crate) fn update_suspended_users(&mut self) {
         let mut env = lock(&self.machine.env);
         let ending = env.ending();
@@ -372,7 +375,8 @@ impl TargetWorld {
         }
     }
 
-    /// Sends a message to what lies at `sector`: its answer, and what is still to be done.
+    /// Sends a message to the target at `sector`. Returns the reply and the handle of an operation
+    /// still in progress.
     pub(crate) fn send(
         &self,
         i: usize,
@@ -384,7 +388,7 @@ impl TargetWorld {
         self.devices[i].mapped.send(sector, &words, &mut names, &*self.machine.inboxes)
     }
 
-    /// Sends a message. `Ok(false)` when the device was suspended and refused it.
+    /// Sends a message. Returns `Ok(false)` if the device was suspended and refused the message.
     pub fn message(&mut self, i: usize, words: &str) -> Result<bool, Violation> {
         lock(&self.machine.env).say(format!("d{i} message: {words}"));
         let live = self.devices[i].phase == DevicePhase::Live;
@@ -398,7 +402,7 @@ impl TargetWorld {
         }
     }
 
-    /// Moves the place where requests like to go.
+    /// Moves the region that requests prefer.
     pub fn move_hot_spot(&mut self, i: usize) {
         self.devices[i].hot = self.machine.control.any() >> 1;
     }

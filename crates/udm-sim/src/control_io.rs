@@ -1,6 +1,5 @@
-//! Control-side I/O in a world: what a table's constructors read and write when it is loaded goes
-//! through a task on one of the cores, as it does in a server, and the world takes its steps
-//! meanwhile.
+//! Control-side I/O of a simulated load. Reads and writes of target constructors go through a task
+//! on one of the cores, as in a server. The world makes steps meanwhile.
 
 use crate::cores::SimCores;
 use crate::environment::lock;
@@ -12,13 +11,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use udm_core::control_io::{RunHandle, RunResult};
 use udm_core::{Batch, ControlIo, ControlTransfer, Device, Nanos, OpenError, errno};
 
-/// How long a run may take, on the world's clock.
+/// Maximum duration of one operation, in simulated time.
 const PATIENCE: Nanos = Nanos::from_millis(30_000);
 
-/// And in steps.
+/// Maximum number of steps of one operation.
 const STEPS_MAX: u64 = 20_000;
 
-/// The control side of `world`, while it loads a table.
+/// Control-side I/O of `world` while a table is loaded.
 pub struct SimControlIo<'a, W = TargetWorld> {
     world: RefCell<&'a mut W>,
     wrong: RefCell<Option<Violation>>,
@@ -26,21 +25,21 @@ pub struct SimControlIo<'a, W = TargetWorld> {
 }
 
 impl<'a, W: MachineWorld> SimControlIo<'a, W> {
-    /// On the cores of `world`.
+    /// Creates control-side I/O on the cores of `world`.
     #[must_use]
     pub fn new(world: &'a mut W) -> SimControlIo<'a, W> {
         SimControlIo { world: RefCell::new(world), wrong: RefCell::default(), failed: Cell::new(false) }
     }
 
-    /// What the world found wrong meanwhile.
+    /// Checks that the world found no violation during the I/O.
     ///
     /// # Errors
-    /// That.
+    /// The violation.
     pub fn verdict(&self) -> Result<(), Violation> {
         self.wrong.take().map_or(Ok(()), Err)
     }
 
-    /// Something failed, as disks do: a table that is refused then is no wonder.
+    /// True if an operation failed, as disks may fail. A refusal of the table is then allowed.
     #[must_use]
     pub fn has_failed(&self) -> bool {
         self.failed.get()

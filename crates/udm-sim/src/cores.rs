@@ -5,40 +5,40 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use udm_core::{Ack, CoreId, Cores, Device, DeviceId, LaneCommand, Nanos, TaskFactory, TaskHandle};
 
-/// A command on its way.
+/// A message in transit.
 struct MessageInTransit {
     due: Nanos,
     to: DeviceId,
     what: CoreMessage,
 }
 
-/// What a letter is.
+/// Content of a message to a core.
 pub enum CoreMessage {
-    /// A command.
+    /// A command to the lane.
     Command(LaneCommand),
-    /// A bell was rung.
+    /// A wake-up of the lane.
     Wake,
-    /// A task is started, which listens there.
+    /// Start of a task.
     Start(TaskFactory, TaskPurpose),
-    /// A task is to stop.
+    /// A request to stop a task.
     Stop(Option<Ack>),
 }
 
-/// What a task is for.
+/// Purpose of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TaskPurpose {
-    /// A target's own: it checks paths.
+    /// Task of a target that checks paths.
     PathCheck,
-    /// A lane's: it has the one order of what all cores ask for.
+    /// Owner lane: one lane that serves the requests of all cores in one order.
     OwnerLane,
-    /// A table is loaded that needs a disk: nobody's request.
+    /// I/O of a load to a disk.
     TableLoad,
-    /// A table is loaded that needs a mapped device: a request like others.
+    /// I/O of a load to a mapped device, checked like other requests.
     MappedTableLoad,
 }
 
-/// The commands on their way to one core: a queue per sender. Each is in order; between them there
-/// is none.
+/// Messages in transit to one core, in one queue per sender. Messages of one sender keep their
+/// order.
 struct Inbox {
     from: Vec<VecDeque<MessageInTransit>>,
 }
@@ -48,29 +48,29 @@ struct InboxState {
     chance: SimRng,
     now: Nanos,
     sender: usize,
-    /// Mean delay of a command, in ns.
+    /// Mean delay of a message, in ns.
     delay: u64,
-    /// Devices whose lanes were told to go on.
+    /// Devices whose lanes received a resume.
     resumed: Vec<DeviceId>,
-    /// Devices whose lanes were told to open a new table.
+    /// Devices whose lanes received a command to open a new table.
     prepared: Vec<DeviceId>,
 }
 
-/// Takes `device` out of `list`; was it there?
+/// Removes `device` from `list`. Returns true if it was there.
 fn remove_device(list: &mut Vec<DeviceId>, device: DeviceId) -> bool {
     let before = list.len();
     list.retain(|d| *d != device);
     list.len() < before
 }
 
-/// All inboxes: what the control side and the targets send commands through.
+/// The inboxes of all cores. The control side and the targets send messages through them.
 pub struct SimCores {
     post: Mutex<InboxState>,
     me: Weak<SimCores>,
 }
 
 impl SimCores {
-    /// Inboxes for `cores` cores; commands take about `delay` ns.
+    /// Creates inboxes for `cores` cores. Messages take about `delay` ns.
     #[must_use]
     pub fn new(seed: u64, cores: usize, delay: u64) -> Arc<SimCores> {
         let inbox = || Inbox { from: (0..=cores).map(|_| VecDeque::new()).collect() };
@@ -92,19 +92,20 @@ impl SimCores {
         self.post.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// How many cores there are.
+    /// Number of cores.
     pub(crate) fn count(&self) -> usize {
         self.post().inboxes.len()
     }
 
-    /// Says what time it is and who runs: core `core`, or the control side.
+    /// Sets the current time and sender: core `core`, or the control side.
     pub fn set_turn(&self, now: Nanos, core: Option<usize>) {
         let mut post = self.post();
         post.now = now;
         post.sender = core.map_or(0, |c| c + 1);
     }
 
-    /// Takes a command that has arrived at `core`; of several, chance picks the sender.
+    /// Takes a message that has arrived at `core`. If several senders have one, the choice is
+    /// random.
     pub fn take(&self, core: usize) -> Option<(DeviceId, CoreMessage)> {
         let mut post = self.post();
         let InboxState { inboxes, chance, now, .. } = &mut *post;
@@ -118,17 +119,17 @@ impl SimCores {
         queue.pop_front().map(|l| (l.to, l.what))
     }
 
-    /// Have the lanes of `device` been told to go on since this was last asked?
+    /// True if the lanes of `device` received a resume since the last call.
     pub fn took_resume(&self, device: DeviceId) -> bool {
         remove_device(&mut self.post().resumed, device)
     }
 
-    /// Have the lanes of `device` been told to open a new table since this was last asked?
+    /// True if the lanes of `device` were told to open a new table since the last call.
     pub fn took_prepare(&self, device: DeviceId) -> bool {
         remove_device(&mut self.post().prepared, device)
     }
 
-    /// When the next command arrives at `core`.
+    /// Time at which the next message arrives at `core`.
     #[must_use]
     pub fn next(&self, core: usize) -> Nanos {
         let post = self.post();
@@ -137,7 +138,7 @@ impl SimCores {
 }
 
 impl InboxState {
-    /// Puts a letter to `core` behind what its sender has sent there.
+    /// Queues a message to `core` after the sender's earlier messages to it.
     fn send(&mut self, core: usize, to: DeviceId, what: CoreMessage) {
         let InboxState { inboxes, chance, now, sender, delay, .. } = self;
         let queue = &mut inboxes[core].from[*sender];
@@ -164,8 +165,8 @@ impl Cores for SimCores {
         self.post().send(core.index(), id, CoreMessage::Wake);
     }
 
-    /// On a core that chance picks. A table's tasks are started by the control side, those of lanes
-    /// by the core that has its turn.
+    /// Starts the task on a random core. The control side starts tasks of tables; a core in its
+    /// turn starts those of lanes.
     fn start(&self, make: TaskFactory) -> TaskHandle {
         let by_lane = self.post().sender > 0;
         self.start_for(make, if by_lane { TaskPurpose::OwnerLane } else { TaskPurpose::PathCheck })
@@ -173,7 +174,7 @@ impl Cores for SimCores {
 }
 
 impl SimCores {
-    /// Starts a task of the control side that has a lane of `device`, as a load does.
+    /// Starts a control-side task with a lane of `device`, as a load does.
     pub fn start_io(&self, device: &dyn Device, make: TaskFactory) -> TaskHandle {
         let mapped = device.stacked().is_some();
         self.start_for(make, if mapped { TaskPurpose::MappedTableLoad } else { TaskPurpose::TableLoad })

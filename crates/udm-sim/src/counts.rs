@@ -1,10 +1,10 @@
-//! Counts of what runs did: how those of several are added up, what never came, and words for it.
+//! Counters of runs: their sums, uncovered disturbances, and text for the report.
 
 use crate::plan::{Disturbance, ExcludedDisturbances};
 
-/// What is known of several runs from what is known of each.
+/// A count that can be summed over several runs.
 pub trait Accumulate {
-    /// Adds what another run did.
+    /// Adds the count of another run.
     fn add(&mut self, more: &Self);
 }
 
@@ -20,12 +20,12 @@ impl<const N: usize> Accumulate for [u64; N] {
     }
 }
 
-/// The largest of all.
+/// The maximum of a value over all runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Maximum(pub u64);
 
 impl Maximum {
-    /// Takes notice of `n`.
+    /// Raises the maximum to `n` if `n` is larger.
     pub fn see(&mut self, n: u64) {
         self.0 = self.0.max(n);
     }
@@ -37,7 +37,7 @@ impl Accumulate for Maximum {
     }
 }
 
-/// A hash of the hashes of all, in their order.
+/// Hash of the hashes of all runs, in their order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RunHash(pub u64);
 
@@ -47,7 +47,7 @@ impl Accumulate for RunHash {
     }
 }
 
-/// Makes a struct of counts, which is one itself.
+/// Defines a struct of counters that implements [`Accumulate`].
 macro_rules! counts {
     ($(#[$about:meta])* pub struct $name:ident { $($(#[$doc:meta])* pub $field:ident: $of:ty,)* }) => {
         $(#[$about])*
@@ -66,8 +66,8 @@ macro_rules! counts {
 
 pub(crate) use counts;
 
-/// Of kinds of trouble, each with the class that brings it and how often it came: those that were
-/// not left out and never came all the same. The runs were too short for them.
+/// Returns the disturbances that were not excluded and still never occurred, because the runs were
+/// too short.
 pub(crate) fn uncovered<C: Into<Option<Disturbance>>>(
     all: impl IntoIterator<Item = (&'static str, C, u64)>,
     without: ExcludedDisturbances,
@@ -76,17 +76,17 @@ pub(crate) fn uncovered<C: Into<Option<Disturbance>>>(
     all.into_iter().filter_map(|(name, class, n)| (n == 0 && !is_out(class)).then_some(name)).collect()
 }
 
-/// Each with its number, for a person.
+/// Formats a list of counts for a person.
 pub(crate) fn list<N: std::fmt::Display>(all: impl IntoIterator<Item = (N, u64)>) -> String {
     all.into_iter().map(|(name, n)| format!("{} {name}", count(n))).collect::<Vec<_>>().join(", ")
 }
 
-/// As [`list`], of kinds of trouble.
+/// Formats counts of disturbances for a person.
 pub(crate) fn format_disturbance_counts<C>(all: impl IntoIterator<Item = (&'static str, C, u64)>) -> String {
     list(all.into_iter().map(|(name, _, n)| (name, n)))
 }
 
-/// A number for a person.
+/// Formats a number for a person.
 #[must_use]
 pub fn count(n: u64) -> String {
     match n {

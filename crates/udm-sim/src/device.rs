@@ -1,4 +1,4 @@
-//! A mapped device of the world, and what the model knows of it.
+//! A mapped device of the world, with the model's state of it.
 
 use crate::dust_model::DustLine;
 use crate::expected_limits::ExpectedLimits;
@@ -14,16 +14,16 @@ use udm_core::{Cx, Device as _, Lane, Limits, OpenError};
 use udm_dm::{mapped::DeviceSetTransition, mapped::MappedDevice, table::Table};
 use udm_wire::multipath_conf::MultipathSettings;
 
-/// Where a device stands.
+/// Phase of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DevicePhase {
-    /// In use.
+    /// The device is active.
     Live,
-    /// A suspend is under way.
+    /// A suspend is in progress.
     Suspending,
-    /// Nothing passes.
+    /// The device is suspended.
     Suspended,
-    /// A resume is under way; of a device that was live, or not.
+    /// A resume is in progress. True if the device was live before.
     Resuming(bool),
 }
 
@@ -44,22 +44,22 @@ pub(crate) struct InactiveTable {
     pub(crate) map: Arc<TableMap>,
     pub(crate) access: Option<usize>,
     pub(crate) table: Weak<Table>,
-    /// What it must be able to take, as of the check behind which the cores are told to open it.
+    /// Limits that the table must have, as of the check after which the cores open it.
     pub(crate) expected: Option<ExpectedLimits>,
 }
 
-/// A suspend or resume under way, of one device or several.
+/// A suspend or resume in progress, of one or several devices.
 pub(crate) struct RunningChange {
     pub(crate) devices: Vec<usize>,
     pub(crate) changes: DeviceSetTransition,
     pub(crate) woken: Arc<AtomicBool>,
     pub(crate) cancelled: bool,
-    /// Some device goes on with its new table: from here on nothing can be called off.
+    /// True once a device uses its new table. From then on the change cannot be cancelled.
     pub(crate) past: bool,
 }
 
-/// The next range of at most `most` sectors up to `size` that was not read back yet; `check` is the
-/// first of them.
+/// Returns the next range, of at most `most` sectors, that was not read back yet. `check` is the
+/// first sector not read back, and `size` the end.
 pub(crate) fn next_readback(check: &Cell<u64>, size: u64, most: u64) -> Option<(u64, u64)> {
     let at = check.get();
     if at >= size {
@@ -84,96 +84,96 @@ impl RequestTarget for ModelledDevice {
     }
 }
 
-/// A mapped device, and what the model knows of it.
+/// A mapped device, with the model's state of it.
 pub struct ModelledDevice {
-    /// What is done for it besides its requests.
+    /// Multipath settings of the device.
     pub settings: Arc<MultipathSettings>,
-    /// Its paths are watched, and fail for being silent: what it must think of them is not known
-    /// here.
+    /// True if a path watch may fail its paths, so the model does not know their state.
     pub watched: bool,
-    /// Hedges and slow paths put out of use that were counted, of the table in use.
+    /// Numbers of hedges and of ejected paths already counted for the live table.
     pub(crate) hedged: [u64; 2],
     pub(crate) mapped: Arc<MappedDevice>,
-    /// The table in use.
+    /// The live table.
     pub spec: TableSpec,
     pub(crate) maps: Vec<Arc<TableMap>>,
     pub(crate) limits: Limits,
     pub(crate) loaded: Option<InactiveTable>,
-    /// See [`ModelledDevice::enter`].
+    /// Set only by [`ModelledDevice::enter`].
     pub(crate) phase: DevicePhase,
-    /// Nothing passes: for what is behind its own queue.
+    /// True if the device is suspended. Shared with the model of its own queue.
     pub(crate) stands: Arc<AtomicBool>,
     pub(crate) running: Option<Rc<RefCell<RunningChange>>>,
-    /// The table in use when the resume under way began.
+    /// The live table at the start of the resume in progress.
     pub(crate) before: Option<Arc<TableMap>>,
-    /// Which multipath target of the outside it is.
+    /// Index of its multipath target in [`crate::environment::Env::accesses`].
     pub access: Option<usize>,
     pub(crate) spare: Option<usize>,
     pub(crate) hot: u64,
-    /// The dust lines of its table.
+    /// The dust lines of the live table.
     pub(crate) dust: Vec<DustLine>,
-    /// What its table can take.
+    /// Expected limits of the live table.
     pub(crate) expected: ExpectedLimits,
-    /// Events that it must have raised, and those that it may have raised besides.
+    /// Number of events that it must have raised, and of further events that it may have raised.
     pub(crate) events: (u64, u64),
-    /// First sector that was not read back yet since the last crash.
+    /// First sector that was not read back since the last crash.
     pub(crate) check: Cell<u64>,
 }
 
 impl ModelledDevice {
-    /// What it must think of its paths is not known here.
+    /// True if the model does not know the state of its paths.
     pub(crate) fn is_loose(&self) -> bool {
         self.spec.is_loose() || self.watched
     }
 
-    /// Opens a lane.
+    /// Opens a lane of the device.
     pub fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
         self.mapped.open(cx)
     }
 
-    /// The tables that a request made now may go through.
+    /// The tables through which a request that is made now may go.
     #[must_use]
     pub fn maps(&self) -> &[Arc<TableMap>] {
         &self.maps
     }
 
-    /// The same, and what it must refuse.
+    /// The tables through which a new request may go, and the rules for requests that must be
+    /// refused.
     pub(crate) fn ways(&self) -> (&[Arc<TableMap>], RefusalRules) {
         let ExpectedLimits { block, read_only, .. } = self.expected;
         (&self.maps, RefusalRules { block, read_only })
     }
 
-    /// It stands in `phase` from now on.
+    /// Enters `phase`.
     pub(crate) fn enter(&mut self, phase: DevicePhase) {
         self.phase = phase;
         self.stands.store(phase == DevicePhase::Suspended, Ordering::Relaxed);
     }
 
-    /// Nothing passes.
+    /// True if the device is suspended.
     #[must_use]
     pub fn is_suspended(&self) -> bool {
         self.phase == DevicePhase::Suspended
     }
 
-    /// A suspend or a resume is under way.
+    /// True if a suspend or a resume is in progress.
     #[must_use]
     pub fn is_changing(&self) -> bool {
         self.running.is_some()
     }
 
-    /// Something under way can go on.
+    /// True if the change in progress was woken.
     #[must_use]
     pub fn is_woken(&self) -> bool {
         self.running.as_ref().is_some_and(|r| r.borrow().woken.load(Ordering::Relaxed))
     }
 
-    /// In use, with nothing under way.
+    /// True if the device is live and no change is in progress.
     #[must_use]
     pub fn is_live(&self) -> bool {
         self.phase == DevicePhase::Live
     }
 
-    /// What is under way, for a person.
+    /// Describes the change in progress, for a person.
     #[must_use]
     pub fn doing(&self) -> &'static str {
         self.phase.doing()

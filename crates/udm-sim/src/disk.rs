@@ -1,8 +1,8 @@
-//! A simulated disk: what it holds, what its cache holds, and what is left of both after a crash.
+//! A simulated disk: its content, its volatile cache, and the effect of a crash on both.
 //!
-//! A sector is kept as one number, its *stamp*: the eight bytes that fill all of it. The workload
-//! writes no others, so one of other content that arrives was mixed up on its way. A disk for logs
-//! is given others: it keeps their bytes aside, and a stamp that says where.
+//! A sector is stored as one number, its *stamp*: eight bytes that are repeated over the sector.
+//! The workload writes only stamps, so other content means that data was mixed up. A log disk
+//! accepts any content: it stores the bytes separately, with a stamp that refers to them.
 
 use crate::null_cache::NullCache;
 use crate::rng::SimRng;
@@ -10,80 +10,81 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use udm_core::{SharedDiskState, Status};
 
-/// Stamps with this bit are what the disk itself made up: first content, or what a discard left
-/// behind.
+/// Bit of stamps that the disk made itself: initial content, or content after a discard.
 pub const OWN: u64 = 1 << 63;
 
-/// Stamps with this bit and [`OWN`] stand for bytes that are kept aside, on a disk for logs.
+/// Bit that, together with [`OWN`], marks a stamp that refers to separately stored bytes of a log
+/// disk.
 const ASIDE: u64 = 1 << 61;
 
 /// A write in the cache.
 struct CachedWrite {
     sector: u32,
     stamp: u64,
-    /// Which write to this disk it was; later ones win.
+    /// Number of this write on the disk; later writes replace earlier ones.
     nr: u64,
 }
 
-/// How many sectors the cache holds. A full one writes its oldest back.
+/// Capacity of the cache in sectors. A full cache writes back its oldest sector.
 const CACHE_MAX: usize = 2048;
 
 /// The medium with its volatile cache.
 pub struct SimDisk {
-    /// What a read returns.
+    /// The content that reads return.
     now: Vec<u64>,
-    /// What survives a crash, with the number of the write that put it there.
+    /// The content that survives a crash, with the number of the write that stored it.
     durable: Vec<(u64, u64)>,
     cache: VecDeque<CachedWrite>,
     nr: u64,
-    /// It keeps what it holds in the memory and the cache of a null device.
+    /// Memory and cache of a null device, if the disk uses one.
     pub(crate) null: Option<NullCache>,
-    /// What its paths share.
+    /// State shared by all paths to the disk.
     pub shared_disk_state: Arc<SharedDiskState>,
-    /// For a log: takes any content.
+    /// True for a log disk, which accepts any content.
     pub log: bool,
-    /// A target above changes bytes of what is written, or did.
+    /// True if a target above changes bytes of writes, or did so before.
     pub tainted: bool,
-    /// Sectors that are not full of one number.
+    /// Bytes of sectors that are not one repeated number.
     aside: Vec<Box<[u8]>>,
-    /// Has a volatile cache.
+    /// True if the disk has a volatile cache.
     pub volatile: bool,
-    /// Honours FUA; otherwise the flag is ignored, as the limits say.
+    /// True if the disk honours FUA; otherwise it ignores the flag, as its limits say.
     pub fua: bool,
-    /// Sectors that it shows; it may grow to all that it has.
+    /// Sectors that the disk shows. It may grow to all that it has.
     pub size: u64,
-    /// Sectors by which it grows when it is asked to; 0 for one that does not.
+    /// Sectors per step of growth; 0 if the disk cannot grow.
     pub growth: u64,
-    /// To so many at the most.
+    /// Maximum size by growth, in sectors.
     pub growth_max: u64,
-    /// It could not grow the last time.
+    /// True if the last attempt to grow failed.
     pub stuck: bool,
     /// Growth that is not durable: the number of the last write before it, and the size.
     grown: Vec<(u64, u64)>,
-    /// Sectors in a block: ranges are whole blocks.
+    /// Sectors per block. Ranges must be whole blocks.
     pub block: u64,
-    /// Writes fail.
+    /// True if writes fail.
     pub read_only: bool,
-    /// It was read-only at some time since the power came on: tables above may still go by that.
+    /// True if the disk was read-only at some time since power-on. Tables above may still use that
+    /// limit.
     pub was_read_only: bool,
     /// Longest read or write, longest discard, longest write-zeroes, in sectors.
     pub max: [u64; 3],
-    /// The same, the least and the most that they were since the power came on: tables above go by
-    /// one of them.
+    /// Minimum and maximum of each limit in `max` since power-on. Each table above uses a value in
+    /// this range.
     pub max_range: [(u64, u64); 3],
-    /// One request in so many fails for the disk's own reasons; 0 for never.
+    /// One of this many requests fails for a reason of the disk; 0 for none.
     pub error_one_in: u64,
-    /// When (step) each status was last returned for a reason of the disk's own, by status code.
+    /// Step in which the disk last returned each status for a reason of its own, by status code.
     pub blamed: [Option<u64>; Status::ALL.len()],
-    /// When (step) a device in front of this disk had no usable path and was not told to wait for
-    /// one.
+    /// Step in which a device above last had no usable path and did not queue requests.
     pub no_path: Option<u64>,
-    /// When (step) a target in front of this disk last failed requests at will.
+    /// Step in which a target above last injected errors.
     pub flaky: Option<u64>,
 }
 
 impl SimDisk {
-    /// A disk of `sectors`, each with a stamp of its own; `index` tells disks apart.
+    /// Creates a disk of `sectors` sectors, each with its own stamp. `index` makes the stamps of
+    /// disks distinct.
     #[must_use]
     pub fn new(index: usize, sectors: u64) -> SimDisk {
         let first: Vec<u64> = (0..sectors).map(|s| SimDisk::first_stamp(index, s)).collect();
@@ -116,25 +117,25 @@ impl SimDisk {
         }
     }
 
-    /// What sector `sector` of disk `index` holds before anything is written.
+    /// Returns the initial stamp of `sector` of disk `index`.
     #[must_use]
     pub fn first_stamp(index: usize, sector: u64) -> u64 {
         OWN | (index as u64) << 40 | sector
     }
 
-    /// From now on it is the memory and the cache of a null device, with room for so many pages.
+    /// Moves the content into the memory and cache of a null device, with a cache of `pages` pages.
     pub(crate) fn behind_null(&mut self, pages: u64) {
         let null = NullCache::new(self.sectors(), pages);
         self.now.iter().zip(0..).for_each(|(stamp, sector)| null.write(sector, *stamp, true));
         self.null = Some(null);
     }
 
-    /// Makes `sector` zero, for good.
+    /// Makes `sector` durably zero.
     pub fn blank(&mut self, sector: u64) {
         self.write(sector, 0, true);
     }
 
-    /// Changes the limits on length.
+    /// Changes the length limits.
     pub fn set_max(&mut self, max: [u64; 3]) {
         self.max = max;
         for (range, now) in self.max_range.iter_mut().zip(max) {
@@ -142,20 +143,20 @@ impl SimDisk {
         }
     }
 
-    /// Makes it read-only, or writable.
+    /// Makes the disk read-only or writable.
     pub fn set_read_only(&mut self, on: bool) {
         self.read_only = on;
         self.was_read_only |= on;
     }
 
-    /// The power comes on: only what is so now counts.
+    /// Resets the histories at power-on: only the present state counts.
     pub fn start(&mut self) {
         (self.no_path, self.flaky, self.stuck) = (None, None, false);
         self.max_range = self.max.map(|max| (max, max));
         self.was_read_only = self.read_only;
     }
 
-    /// The longest request for `op` that a table above may think it takes.
+    /// Returns the longest request for `op` that a table above may consider allowed.
     #[must_use]
     pub fn most(&self, op: udm_core::Op) -> u64 {
         match op {
@@ -166,32 +167,32 @@ impl SimDisk {
         }
     }
 
-    /// Size in sectors.
+    /// Total size in sectors.
     #[must_use]
     pub fn sectors(&self) -> u64 {
         self.now.len() as u64
     }
 
-    /// What a read of `sector` returns.
+    /// Returns the stamp that a read of `sector` returns.
     #[must_use]
     pub fn read(&self, sector: u64) -> u64 {
         let now = self.now.get(sector as usize).copied().unwrap_or(0);
         self.null.as_ref().map_or(now, |null| null.read(sector))
     }
 
-    /// True when `sector` holds `stamp`, or may after a power cut.
+    /// True if `sector` holds `stamp`, or may hold it after a power cut.
     #[must_use]
     pub fn has(&self, sector: u64, stamp: u64) -> bool {
         self.contents(sector).any(|content| content == stamp)
     }
 
-    /// What `sector` holds, or may after a power cut.
+    /// All stamps that `sector` holds or may hold after a power cut.
     pub fn contents(&self, sector: u64) -> impl Iterator<Item = u64> + '_ {
         let cached = self.cache.iter().filter(move |c| u64::from(c.sector) == sector).map(|c| c.stamp);
         [self.read(sector), self.durable[sector as usize].0].into_iter().chain(cached)
     }
 
-    /// The bytes of `sector` of a log: what a read returns, or what a power cut is sure to leave.
+    /// Returns the bytes of `sector` of a log disk: the current ones, or the durable ones.
     #[must_use]
     pub fn bytes(&self, sector: u64, durable: bool) -> Vec<u8> {
         let at = sector as usize;
@@ -202,7 +203,7 @@ impl SimDisk {
         }
     }
 
-    /// The bytes of `sector`, where they are more than its stamp.
+    /// Returns the bytes of `sector` if they are not one repeated stamp.
     #[must_use]
     pub fn nonuniform_bytes(&self, sector: u64) -> Option<&[u8]> {
         let stamp = self.read(sector);
@@ -210,8 +211,8 @@ impl SimDisk {
         aside.then(|| &*self.aside[(stamp & 0xffff_ffff) as usize])
     }
 
-    /// The stamp for the bytes of a sector: one number, or where they are kept. `None` when this
-    /// disk keeps no such bytes.
+    /// Returns the stamp for the bytes of a sector: the repeated number, or a reference to stored
+    /// bytes. Returns `None` if the disk does not store such bytes.
     pub fn stamp(&mut self, bytes: &[u8]) -> Option<u64> {
         crate::stamp::of(bytes).or_else(|| {
             let keep = self.log || (self.tainted && crate::stamp::almost_of(bytes).is_some());
@@ -222,7 +223,7 @@ impl SimDisk {
         })
     }
 
-    /// Writes one sector; `durable` at once (FUA, or a disk without a cache), or into the cache.
+    /// Writes one sector: durably (FUA, or no cache) or into the cache.
     pub fn write(&mut self, sector: u64, stamp: u64, durable: bool) {
         self.nr += 1;
         self.now[sector as usize] = stamp;
@@ -231,7 +232,7 @@ impl SimDisk {
         }
         if durable || !self.volatile {
             self.durable[sector as usize] = (stamp, self.nr);
-            // What is there can be had: so is the size that it needs.
+            // A durable sector implies that the size needed for it is durable.
             self.grown.retain(|(_, before)| sector < *before);
             return;
         }
@@ -242,7 +243,7 @@ impl SimDisk {
         self.cache.push_back(CachedWrite { sector: sector as u32, stamp, nr: self.nr });
     }
 
-    /// What a discard leaves in `sector`: the old content, zeroes, or anything.
+    /// Discards `sector`: it keeps its content, becomes zero, or gets random content.
     pub fn discard(&mut self, sector: u64, chance: &mut SimRng) {
         let stamp = match chance.below(3) {
             0 => return,
@@ -259,14 +260,13 @@ impl SimDisk {
         }
     }
 
-    /// The number of the last write so far: what a flush that arrives now must cover.
+    /// Number of the last write. A flush that arrives now must cover all writes up to it.
     #[must_use]
     pub fn mark(&self) -> u64 {
         self.nr
     }
 
-    /// Makes all writes up to `mark` durable. Later ones stay in the cache: a flush promises
-    /// nothing about them.
+    /// Makes all writes up to `mark` durable. Later writes may stay in the cache.
     pub fn flush(&mut self, mark: u64) {
         self.grown.retain(|(nr, _)| *nr > mark);
         if let Some(null) = &self.null {
@@ -279,8 +279,7 @@ impl SimDisk {
         }
     }
 
-    /// Loses power: of what the cache holds, any part may have reached the medium, sector by
-    /// sector.
+    /// Loses power. Each cached sector has reached the medium or is lost, by chance.
     pub fn crash(&mut self, chance: &mut SimRng) {
         let luck = chance.pick(&[0, 20, 50, 80, 100]);
         let cache = std::mem::take(&mut self.cache);
@@ -295,7 +294,7 @@ impl SimDisk {
         self.cache = cache;
         self.cache.clear();
         if let Some(null) = &self.null {
-            // The dice are not thrown for it: what it has lost, it has lost.
+            // The null device decides itself which cached data it loses.
             null.cycle();
             for sector in 0..self.now.len() {
                 let stamp = null.read(sector as u64);
@@ -312,14 +311,14 @@ impl SimDisk {
         self.grown.clear();
     }
 
-    /// Shows so many sectors, for good.
+    /// Sets the shown size durably.
     pub fn show(&mut self, size: u64) {
         self.stuck = false;
         self.size = size;
         self.grown.clear();
     }
 
-    /// Shows more sectors, which a power cut may undo.
+    /// Increases the shown size. A power cut may undo the growth.
     pub fn grow(&mut self, size: u64) {
         self.stuck = false;
         let size = size.min(self.sectors());

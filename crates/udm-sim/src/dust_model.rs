@@ -1,4 +1,4 @@
-//! Bad blocks: what a dust target must fail, from the messages that it was sent.
+//! Model of bad blocks: the requests that a dust target must fail after the messages it received.
 
 use crate::environment::lock;
 use crate::model::Violation;
@@ -6,26 +6,27 @@ use crate::tables::{LineKind, PassThrough, TableSpec};
 use crate::world::TargetWorld;
 use std::collections::BTreeMap;
 
-/// A dust line of a table in use.
+/// A dust line of a live table.
 #[derive(Clone, Debug)]
 pub struct DustLine {
-    /// First sector on the device, and how many.
+    /// First sector on the device, and number of sectors.
     start: u64,
     len: u64,
-    /// Where it lies on the device below, which its blocks are counted on.
+    /// Start of the line on the device below, whose blocks are counted.
     at: u64,
-    /// Sectors in a block.
+    /// Sectors per block.
     block: u64,
     enabled: bool,
-    /// No device is above, so that every write is known.
+    /// True if no device lies above, so the model knows every write.
     exact: bool,
-    /// Bad blocks: since when (step) nothing can have made them good; `None` when something may
-    /// have.
+    /// Bad blocks, with the step since which no write can have removed the block from the set.
+    /// `None` if a write may have done so.
     bad: BTreeMap<u64, Option<u64>>,
 }
 
 impl DustLine {
-    /// The dust lines of `spec`, all in bypass; `exact` when no device is above.
+    /// Returns the dust lines of `spec`, all in bypass mode. `exact` is true if no device lies
+    /// above.
     #[must_use]
     pub fn of(spec: &TableSpec, exact: bool) -> Vec<DustLine> {
         let mut start = 0;
@@ -41,7 +42,7 @@ impl DustLine {
         all
     }
 
-    /// It may fail requests.
+    /// True if the line may fail requests.
     #[must_use]
     pub fn is_on(&self) -> bool {
         self.enabled && !self.bad.is_empty()
@@ -56,7 +57,7 @@ impl DustLine {
         }
     }
 
-    /// A write begins: it may make blocks good.
+    /// Records the start of a write, which may remove bad blocks.
     pub fn write(&mut self, sector: u64, len: u64) {
         let blocks = self.blocks(sector, len);
         if !blocks.is_empty() {
@@ -64,8 +65,8 @@ impl DustLine {
         }
     }
 
-    /// A read that began at `start` and came back now must have failed: it touches a block that was
-    /// bad all the time.
+    /// True if a read that began in step `start` must fail, because it touches a block that was bad
+    /// all the time.
     #[must_use]
     pub fn forbids(&self, sector: u64, len: u64, start: u64) -> bool {
         let blocks = self.blocks(sector, len);
@@ -79,11 +80,11 @@ impl TargetWorld {
     /// Sends a message to one of the dust lines of device `i`.
     ///
     /// # Errors
-    /// An answer other than that of a set of bad blocks.
+    /// If the reply does not match the model.
     pub(crate) fn dust(&mut self, i: usize) -> Result<(), Violation> {
         let line = self.machine.control.below(self.devices[i].dust.len() as u64) as usize;
         let DustLine { start, len, at, block, .. } = self.devices[i].dust[line];
-        // Mostly where requests like to go.
+        // Mostly in the region that requests prefer.
         let sector = match self.machine.control.one_in(4) {
             true => self.machine.control.below(len),
             false => {
@@ -91,7 +92,7 @@ impl TargetWorld {
             }
         };
         let nr = (at + sector.min(len - 1)) / block;
-        // A block that a write may have made good may be on the list or not.
+        // If a write may have removed a block from the set, both replies are valid.
         let entry = self.devices[i].dust[line].bad.get(&nr);
         let (known, unsure) = (entry.is_some(), entry.is_some_and(Option::is_none));
         let now = lock(&self.machine.env).ending();
@@ -116,13 +117,12 @@ impl TargetWorld {
             return Err(format!("d{i} answers {words} with {said:?}"));
         }
         self.machine.totals.dust += 1;
-        // A write that is on its way may come to the block when it is bad.
+        // A write in flight may arrive when the block is bad.
         let now = Some(now).filter(|_| !self.machine.model.is_writing(i));
         let dust = &mut self.devices[i].dust[line];
         let verb = words.split(' ').next().unwrap_or_default();
         match verb {
-            // One that can be written some times before a write makes it good is bad for reads all
-            // the same.
+            // A block with a count of writes that still fail is bad for reads all the same.
             "addbadblock" if fine => drop(dust.bad.insert(nr, now.filter(|_| dust.exact))),
             "removebadblock" if known => drop(dust.bad.remove(&nr)),
             "clearbadblocks" => dust.bad.clear(),
@@ -149,7 +149,7 @@ mod tests {
         let spec = TableSpec { lines: vec![(8, LineKind::Zero), (32, kind)] };
         let mut dust = DustLine::of(&spec, true).remove(0);
         dust.enabled = true;
-        // Block 3 of the disk is sectors 24 to 31 of it, which are 16 to 23 of the device.
+        // Block 3 of the disk is its sectors 24 to 31, which are sectors 16 to 23 of the device.
         dust.bad.insert(3, Some(5));
         assert!(dust.forbids(16, 1, 6) && dust.forbids(0, 40, 6) && dust.forbids(23, 9, 6));
         assert!(!dust.forbids(24, 4, 6) && !dust.forbids(8, 8, 6) && !dust.forbids(0, 8, 6));

@@ -1,7 +1,7 @@
-//! The outside of the lanes: the clock, the disks, the paths to them, and what went wrong.
+//! The environment of the lanes: the clock, the disks, the paths to them, and the violations found.
 //!
-//! One [`Env`] to a world, behind a mutex that only one thread ever takes: paths are devices, and
-//! devices must be `Sync`.
+//! Each world has one [`Env`], in a mutex that only one thread ever locks. The mutex is needed
+//! because paths are devices, and devices must be `Sync`.
 
 use crate::beside::{HelperRequest, StoreMarkRecord};
 use crate::cores::TaskPurpose;
@@ -15,89 +15,91 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use udm_core::{Bio, Nanos, Status};
 
-/// How long a checker may take to see that it has something to do.
+/// Time that a checker may need to notice a change.
 pub const CHECK_SLACK: Nanos = Nanos::from_millis(100);
 
-/// How a path behaves.
+/// Behaviour of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathMode {
-    /// As it should.
+    /// The path works.
     Up,
-    /// Refuses everything, soon.
+    /// The path fails all requests soon.
     Down,
-    /// Answers late: this many times the usual latency.
+    /// The path completes requests late: after this many times the usual latency.
     Slow(u64),
-    /// Takes requests and says nothing, until they time out.
+    /// The path takes requests and does not complete them before they time out.
     Silent,
-    /// Refuses every other request or so.
+    /// The path fails about every other request.
     Flapping,
-    /// Takes requests, and none comes back before the world lets go of them.
+    /// The path takes requests and does not complete them before the world releases it.
     Hung,
 }
 
-/// A way to a disk: what a table names.
+/// A path to a disk, as tables name it.
 pub struct PathState {
-    /// To which disk.
+    /// Index of the disk.
     pub disk: usize,
-    /// How it behaves.
+    /// Behaviour of the path.
     pub mode: PathMode,
     /// Mean latency in ns.
     pub latency: u64,
-    /// What a request takes longer while nothing fails.
+    /// Additional latency, while no fault is active.
     pub drag: Nanos,
-    /// How long a silent path keeps a request, in ns.
+    /// Time for which a silent path holds a request, in ns.
     pub silent_timeout: u64,
-    /// A lane takes so many requests; more wait inside of it.
+    /// Maximum number of requests that the path serves per lane. More requests wait in the lane.
     pub room: usize,
-    /// Some requests are done at once, in the submit, and no poll is asked for.
+    /// True if some requests complete within the submit, without a request for a poll.
     pub prompt: bool,
-    /// How often what hung was let go of.
+    /// How often hung requests were released.
     pub released: u64,
-    /// Lanes open, on all cores.
+    /// Open lanes, on all cores.
     pub lanes: usize,
-    /// What a multipath target above must have counted.
+    /// Counters that a multipath target above must show.
     pub served: PathCounters,
-    /// A path error on it is tried elsewhere.
+    /// True if a path error of this path is retried on another one.
     pub retried: bool,
-    /// Requests inside, on all cores.
+    /// Requests in flight, on all cores.
     pub in_flight: u64,
-    /// It may never have more.
+    /// Maximum number of requests in flight.
     pub most: u64,
-    /// How many suspended devices are above: nothing may arrive while there is one.
+    /// Number of suspended devices above. While it is not 0, no request may arrive.
     pub suspended_users: u32,
-    /// Which multipath target uses it.
+    /// Index of the multipath target that uses the path.
     pub access: Option<usize>,
-    /// What that target must think of it: failed.
+    /// True if that target must consider the path failed.
     pub failed: bool,
-    /// How often that target must have failed it.
+    /// How often that target must have failed the path.
     pub fails: u64,
-    /// In which visit with others in between it last failed.
+    /// Number of the interrupted visit in which the path last failed.
     pub failed_in: u64,
-    /// It has answered a check that began since it failed.
+    /// True if the path answered a check that began after its last failure.
     pub answered: bool,
-    /// It has given a bad answer to a check that began since it last failed: its target may fail it
-    /// for that, and must where it thought well of it when the check began.
+    /// True if a check that began after the last failure had a bad result. The target may then fail
+    /// the path.
     pub doubted: bool,
-    /// See `doubted`.
+    /// True if the target must fail the path for a bad check: it considered the path good when the
+    /// check began.
     pub must_fail: bool,
-    /// When the check that is under way began, while it was thought well of.
+    /// Start of the check in progress, if the path was considered good at that time.
     pub checked_at: Option<Nanos>,
-    /// When the oldest that may be under way began, whatever was thought of it.
+    /// Start of the oldest check that may be in progress, in any state of the path.
     pub asked_at: Option<Nanos>,
-    /// The device has been in use since then: what that check finds has to be acted on.
+    /// True if the device has been active since `asked_at`, so the result of that check must take
+    /// effect.
     pub check_counts: bool,
-    /// Checks under way.
+    /// Checks in progress.
     pub checks: usize,
-    /// It has failed: by when it must be checked.
+    /// Time by which the failed path must be checked.
     pub check_by: Nanos,
-    /// When it last came back.
+    /// When the path last returned.
     pub back: Option<Nanos>,
-    /// When a check had it failed: one that begins in the same turn begins behind that.
+    /// When a check last failed the path. A check that begins in the same turn begins after that.
     pub checked_out: Nanos,
 }
 
 impl PathState {
-    /// A healthy way to `disk`, with requests that take about `latency` ns.
+    /// Returns a working path to `disk` with a latency of about `latency` ns.
     #[must_use]
     pub fn healthy(disk: usize, latency: u64) -> PathState {
         PathState {
@@ -132,12 +134,12 @@ impl PathState {
         }
     }
 
-    /// What checks have found need not be acted on any more.
+    /// Forgets the results of checks, so the target need not act on them.
     pub fn forget_checks(&mut self) {
         (self.must_fail, self.check_counts, self.check_by) = (false, false, Nanos::NEVER);
     }
 
-    /// A path to `disk` with nothing in it, drawn.
+    /// Draws an idle path to `disk`.
     pub(crate) fn draw(disk: usize, build: &mut SimRng, without: ExcludedDisturbances) -> PathState {
         let latency = build.pick(&[2_000, 20_000, 100_000, 1_000_000]);
         PathState {
@@ -152,19 +154,19 @@ impl PathState {
     }
 }
 
-/// What came back from a path since its multipath target was loaded.
+/// Counters of a path since its multipath target was loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PathCounters {
-    /// Requests.
+    /// Completed requests.
     pub bios: u64,
-    /// Their bytes.
+    /// Bytes of completed requests.
     pub bytes: u64,
-    /// Those with an error that blames the path.
+    /// Completed requests with a path error.
     pub errors: u64,
 }
 
 impl PathCounters {
-    /// `bio` came back with `status`.
+    /// Counts `bio`, which completed with `status`.
     pub fn count(&mut self, bio: &Bio, status: Status) {
         self.bios += 1;
         self.bytes += bio.sectors.bytes();
@@ -172,125 +174,129 @@ impl PathCounters {
     }
 }
 
-/// What a multipath target must think of its paths: the model of its counters.
+/// The model of a multipath target: the state that it must have.
 pub struct MultipathState {
-    /// The disk behind all of them.
+    /// The disk below all paths.
     pub disk: usize,
-    /// Its paths.
+    /// The paths.
     pub paths: Vec<usize>,
-    /// `queue_if_no_path` is on.
+    /// True if `queue_if_no_path` is on.
     pub queue: bool,
-    /// Its device is being suspended, or is: held requests may fail.
+    /// True if the device is suspending or suspended, so held requests may fail.
     pub suspending: bool,
-    /// In use; not the target of a table that was swapped out.
+    /// True if the table is live, false if it was replaced.
     pub live: bool,
-    /// Its paths are mapped devices, which fail requests for reasons of their own: what it must
-    /// think of them is not known here.
+    /// True if paths are mapped devices, which may fail requests on their own. The model does not
+    /// know the state of such paths.
     pub has_unknown_paths: bool,
-    /// Requests without a path wait for a time, and then fail.
+    /// True if requests without a path wait for a limited time and then fail.
     pub retries: bool,
-    /// How soon a path that failed is checked, and how late at the most: that is for one that did
-    /// not stay up for so long.
+    /// Shortest and longest delay until a failed path is checked. The longest is for a path that
+    /// failed again within that time.
     pub intervals: (Nanos, Nanos),
-    /// Paths that requests failed since its device was last at rest.
+    /// Paths that failed because of requests since the device was last quiescent.
     pub lost: u64,
 }
 
 counts! {
-    /// How often things happened that a verdict tells of.
+    /// Counters of events in the environment, for the report.
     pub struct EnvCounters {
-        /// Requests done in their submit.
+        /// Requests that completed within their submit.
         pub prompt: u64,
-        /// Requests that nothing was heard of until the path was let go.
+        /// Requests that hung until the path was released.
         pub hangs: u64,
-        /// Times that a lane was full.
+        /// How often a lane was full.
         pub full: u64,
-        /// Requests that a lane handed back to a suspend, unstarted.
+        /// Requests that a lane handed back unstarted to a suspend.
         pub handed_back: u64,
-        /// Writes that took effect after their error.
+        /// Failed writes that took effect later.
         pub landed: u64,
-        /// Lanes that could not be opened.
+        /// Opens of lanes that failed.
         pub refused: u64,
-        /// Requests that failed for the faults of a null device.
+        /// Requests that failed because of the faults of a null device.
         pub injected: u64,
     }
 }
 
-/// See the module.
+/// The simulated environment: clock, disks, paths, trace and violations.
 pub struct Env {
     /// Simulated time.
     pub now: Nanos,
-    /// Turns so far: the unit of "before" and "after" in the model.
+    /// Turns so far: the time unit of the model.
     pub step: u64,
-    /// The core whose turn it is, or [`crate::trace::NO_CORE`].
+    /// The core that has the turn, or [`crate::trace::NO_CORE`].
     pub core: u16,
-    /// What happened.
+    /// Trace of events.
     pub trace: Trace,
     /// The disks.
     pub disks: Vec<SimDisk>,
     /// The paths.
     pub paths: Vec<PathState>,
-    /// The paths that share tags, and how many tags.
+    /// The paths that share tags, and the number of tags.
     pub(crate) shared: Option<(Vec<usize>, u64)>,
-    /// The multipath targets.
+    /// The models of multipath targets.
     pub accesses: Vec<MultipathState>,
-    /// Chance for disks and paths.
+    /// Random numbers for disks and paths.
     pub chance: SimRng,
-    /// Nothing fails any more: the world is brought to rest.
+    /// True if no faults are injected any more, because the world is being quiesced.
     pub calm: bool,
-    /// The power is off: requests come back, and change nothing.
+    /// True if the power is off: requests complete and change nothing.
     pub dead: bool,
-    /// Writes reach the medium in parts.
+    /// True if writes reach the medium in parts.
     pub torn: bool,
-    /// Writes that fail may take effect later.
+    /// True if failed writes may take effect later.
     pub lags: bool,
-    /// How often the power went off.
+    /// Number of power cuts.
     pub crashes: u64,
-    /// Writes and flushes that disks have begun or ended.
+    /// Number of starts and completions of writes and flushes on disks.
     pub changes: u64,
-    /// With which of these it goes off.
+    /// Value of `changes` at which the power is cut.
     pub cut_at: Option<u64>,
-    /// What threads beside the cores are at.
+    /// Requests of helper threads in progress.
     pub asked: Vec<HelperRequest>,
-    /// The marks of stores, by disk.
+    /// The recorded marks of invalid stores, by disk.
     pub marks: BTreeMap<usize, StoreMarkRecord>,
-    /// The writes that paths of multipath targets have, by their first stamp: on which path.
+    /// Path of each write in flight on a multipath device, by disk and first stamp.
     pub writing: BTreeMap<(usize, u64), usize>,
-    /// A task has its turn, for this: what it opens gets no requests of devices.
+    /// Purpose of the task that has the turn. Lanes that it opens get no requests of devices.
     pub task: Option<TaskPurpose>,
-    /// That task is to stop, or has been told: it draws no conclusions.
+    /// True if this task is to stop, so its results have no effect.
     pub task_stops: bool,
-    /// How long a target waits for the answer to a check.
+    /// Time that a target waits for the result of a check.
     pub check_timeout: Nanos,
-    /// The visit under way, where others may act in the middle of it: a path that fails then is
-    /// found out about behind it.
+    /// Number of the visit in progress that other cores may interrupt. A path that fails meanwhile
+    /// is noticed after the visit.
     pub visit: Option<u64>,
     /// Requests that disks and paths failed.
     pub faults: u64,
-    /// What happened that is counted for the verdict.
+    /// Counters of events, for the report.
     pub seen: EnvCounters,
-    /// Writes that have failed and are still to take effect.
+    /// Failed writes that are still to take effect.
     pub late: Vec<LateWrite>,
-    /// The next open but so many fails.
+    /// Number of opens that succeed before the next one fails.
     pub open_fails: Option<u64>,
-    /// The first thing that was wrong.
+    /// The first violation.
     pub violation: Option<String>,
 }
 
-/// The shared outside.
+/// The environment, shared by all parts of a world.
 pub type SharedEnv = Arc<Mutex<Env>>;
 
-/// Takes the outside. There is one thread, so nobody waits: who would has taken it twice.
+/// Locks the environment. The world has one thread, so waiting would mean a second lock by the same
+/// thread.
+///
+/// # Panics
+/// If the environment is already locked.
 pub fn lock(env: &SharedEnv) -> MutexGuard<'_, Env> {
     match env.try_lock() {
         Ok(env) => env,
         Err(TryLockError::Poisoned(e)) => e.into_inner(),
-        Err(TryLockError::WouldBlock) => panic!("the outside is taken twice"),
+        Err(TryLockError::WouldBlock) => panic!("the environment is locked twice"),
     }
 }
 
 impl Env {
-    /// An outside without disks.
+    /// Creates an environment without disks.
     #[must_use]
     pub fn new(seed: u64, keep_events: usize) -> Env {
         Env {
@@ -325,7 +331,7 @@ impl Env {
         }
     }
 
-    /// A disk has begun or ended a write or a flush.
+    /// Counts the start or completion of a write or flush on a disk.
     pub fn changed(&mut self) {
         self.changes += 1;
         if self.cut_at == Some(self.changes) && !self.dead {
@@ -333,7 +339,8 @@ impl Env {
         }
     }
 
-    /// The power fails: caches are lost, and what is in flight is there, or not, or in part.
+    /// Cuts the power. Cached data is lost, and writes in flight take effect wholly, partly or not
+    /// at all.
     pub fn cut_power(&mut self) {
         self.say("the power fails");
         self.crashes += 1;
@@ -341,12 +348,12 @@ impl Env {
         self.late.clear();
         let Env { disks, chance, marks, .. } = self;
         disks.iter_mut().for_each(|d| d.crash(chance));
-        // One that was not kept yet is, or is not.
+        // A mark that was not durable yet is lost by chance.
         marks.retain(|_, mark| mark.lasts || chance.one_in(2));
         marks.values_mut().for_each(|mark| mark.lasts = true);
     }
 
-    /// Is this open one that fails?
+    /// Counts an open of a lane. Returns true if it must fail.
     pub fn refuses_open(&mut self) -> bool {
         let fails = self.open_fails == Some(0);
         self.open_fails = self.open_fails.and_then(|n| n.checked_sub(1));
@@ -354,43 +361,44 @@ impl Env {
         fails
     }
 
-    /// Is the write of `stamp`, which has failed, still to take effect?
+    /// True if the write of `stamp` has failed and is still to take effect.
     #[must_use]
     pub fn is_late(&self, stamp: u64) -> bool {
         self.late.iter().any(|late| late.has(stamp))
     }
 
-    /// A multipath target uses path `p` itself, so that what it must think of it is known.
+    /// True if a multipath target uses path `p` directly, so the model knows the state of the path.
     #[must_use]
     pub fn is_exact(&self, p: usize) -> bool {
         self.paths[p].access.is_some_and(|a| !self.accesses[a].has_unknown_paths)
     }
 
-    /// Notes what went wrong; the first counts.
+    /// Records a violation. Only the first one is kept.
     pub fn violate(&mut self, what: impl FnOnce() -> String) {
         if self.violation.is_none() {
             self.violation = Some(what());
         }
     }
 
-    /// Adds words to the trace.
+    /// Adds a line to the trace.
     pub fn say(&mut self, text: impl Into<String>) {
         let now = self.now;
         self.trace.say(now, text.into());
     }
 
-    /// "After everything that began in this step".
+    /// Returns a time after the start of all requests that began in this step.
     #[must_use]
     pub fn ending(&self) -> u64 {
         2 * self.step + 1
     }
 
-    /// From now on there is a reason for requests to fail with `status`.
+    /// Records that requests to `disk` may fail with `status` from now on.
     pub fn excuse(&mut self, disk: usize, status: Status) {
         self.disks[disk].blamed[status as usize] = Some(self.ending());
     }
 
-    /// A path returned `status`: the multipath target above, if any, must fail it.
+    /// Records that a path returned `status`. A multipath target above must fail the path for a
+    /// path error.
     pub fn blame(&mut self, path: usize, status: Status) {
         self.faults += 1;
         self.excuse(self.paths[path].disk, status);
@@ -399,7 +407,8 @@ impl Env {
         }
     }
 
-    /// Marks a path failed; false if it was, or if nobody here knows.
+    /// Marks a path failed. Returns false if it already was, or if the model does not know its
+    /// state.
     pub fn fail(&mut self, path: usize) -> bool {
         let Some(access) = self.paths[path].access.filter(|_| self.is_exact(path)) else { return false };
         let ((first, most), now) = (self.accesses[access].intervals, self.now);
@@ -422,7 +431,7 @@ impl Env {
         true
     }
 
-    /// Marks a path usable; false if it was.
+    /// Marks a path usable. Returns false if it already was.
     pub fn reinstate(&mut self, path: usize) -> bool {
         let was = std::mem::replace(&mut self.paths[path].failed, false);
         (self.paths[path].back, self.paths[path].check_by) = (Some(self.now), Nanos::NEVER);
@@ -431,7 +440,7 @@ impl Env {
         was
     }
 
-    /// Forgets what was thought of the paths of `access`: its table is new.
+    /// Resets the state of the paths of `access`, because its table is new.
     pub fn refresh(&mut self, access: usize) {
         let paths = self.accesses[access].paths.clone();
         self.accesses[access].live = true;
@@ -447,7 +456,7 @@ impl Env {
         self.recheck(disk);
     }
 
-    /// Works out anew whether requests for `disk` may fail for want of a path.
+    /// Determines again whether requests to `disk` may fail because there is no path.
     pub fn recheck(&mut self, disk: usize) {
         let bare = self.accesses.iter().any(|a| {
             a.live
@@ -460,7 +469,7 @@ impl Env {
     }
 }
 
-/// Keeps in `slot` when something was last so: for ever as long as it `is`.
+/// Records in `slot` when a condition last held. While it `is` true, the time is `u64::MAX`.
 pub fn record_last_seen(slot: &mut Option<u64>, is: bool, ending: u64) {
     match (is, *slot) {
         (true, _) => *slot = Some(u64::MAX),

@@ -1,4 +1,4 @@
-//! What devices can take, worked out from the disks and the tables alone.
+//! The limits of devices, derived only from disks and tables.
 
 use crate::disk::SimDisk;
 use crate::model::Violation;
@@ -11,22 +11,23 @@ const ANY: u64 = u32::MAX as u64;
 /// Limits of a disk or a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpectedLimits {
-    /// Sectors.
+    /// Size in sectors.
     pub size: u64,
-    /// Sectors in a block.
+    /// Sectors per block.
     pub block: u64,
-    /// Writes fail.
+    /// True if writes fail.
     pub read_only: bool,
-    /// A flush means something.
+    /// True if there is a volatile cache, so flushes are needed.
     pub cache: bool,
-    /// Understands FUA.
+    /// True if FUA is supported.
     pub fua: bool,
-    /// Longest read or write; `None` where a log is in between, which has a limit of its own.
+    /// Longest read or write in sectors. `None` if a write log is in between, which has its own
+    /// limit.
     pub most: Option<u64>,
 }
 
 impl ExpectedLimits {
-    /// Of a disk as it is now.
+    /// Returns the limits of a disk in its present state.
     #[must_use]
     pub fn of_disk(disk: &SimDisk) -> ExpectedLimits {
         ExpectedLimits {
@@ -39,7 +40,7 @@ impl ExpectedLimits {
         }
     }
 
-    /// Of a table: nothing in it can take more than the least of what is below.
+    /// Returns the limits of a table: the strictest limits of the devices below.
     #[must_use]
     pub fn of_table(
         spec: &TableSpec,
@@ -78,10 +79,10 @@ impl ExpectedLimits {
         ExpectedLimits { size: spec.sectors(), ..all }
     }
 
-    /// Says the device the same of itself?
+    /// Compares these limits with those that the device reports.
     ///
     /// # Errors
-    /// What it says and what is so.
+    /// If they differ. The text shows both.
     pub fn compare(&self, limits: &Limits) -> Result<(), Violation> {
         let said = ExpectedLimits {
             size: limits.size.0,
@@ -93,7 +94,7 @@ impl ExpectedLimits {
         };
         match said == *self {
             true => Ok(()),
-            false => Err(format!("says {said:?}, and what is below gives {self:?}")),
+            false => Err(format!("reports {said:?}, but the devices below give {self:?}")),
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Disks that do wrong on purpose: the faults of null devices in front of bare paths.
+//! Faults of null devices in front of paths that no multipath target uses.
 //!
-//! What runs is the program's ([`udm_backends::Faults`]); around it a witness looks. Above: what
-//! touches a bad block has failed, and what timed out is excused. Below: no bad block is asked for,
-//! and no more bytes than the bandwidth has.
+//! The faults are those of the program ([`udm_backends::Faults`]). Checks surround them. Above, a
+//! request that touches a bad block must fail, and a timeout is an allowed error. Below, no request
+//! may touch a bad block, and the bandwidth must not be exceeded.
 
 use crate::blueprint::Blueprint;
 use crate::environment::{Env, SharedEnv, lock};
@@ -17,7 +17,7 @@ use udm_core::{
 };
 use udm_wire::uri::{FaultInjection, NullFaults};
 
-/// Bytes that null_blk moves in 20 ms for each MiB a second.
+/// Bytes that null_blk moves in 20 ms per MiB/s of bandwidth.
 const TICK_BYTES: u64 = 20_971;
 const TICK: u64 = 20_000_000;
 
@@ -31,17 +31,17 @@ pub(crate) struct FaultyPath {
     rules: Arc<FaultChecker>,
 }
 
-/// What must hold of one.
+/// The rules that a path with faults must keep.
 struct FaultChecker {
     disk: usize,
     path: usize,
     env: SharedEnv,
     params: NullFaults,
-    /// Bytes that are not paid for by the ticks up to this one.
+    /// Tick of the last request, and bytes that the bandwidth of the ticks up to it does not cover.
     owed: Mutex<(u64, u64)>,
 }
 
-/// The paths that no multipath target uses, and what goes wrong with each.
+/// Draws faults for the paths that no multipath target uses.
 pub(crate) fn draw(blueprint: &Blueprint, chance: &mut SimRng) -> Vec<(usize, NullFaults)> {
     let bare = blueprint.blocks.iter().filter_map(|(below, _)| match below {
         LowerDevice::Path(path) => Some(*path),
@@ -128,7 +128,7 @@ impl FaultChecker {
         bio.op != Op::Flush && self.params.badblocks.iter().any(|(bad, last)| *bad < end && first <= *last)
     }
 
-    /// `bio` comes back from the faults.
+    /// Checks `bio`, which the faults have completed.
     fn ends(&self, bio: &Bio, env: &mut Env) {
         let bad = self.is_bad(bio);
         if bad && !matches!(bio.status, Status::IoErr | Status::Timeout) {
@@ -140,7 +140,7 @@ impl FaultChecker {
         }
     }
 
-    /// `bio` goes to the path.
+    /// Checks `bio`, which the faults pass to the path.
     fn goes(&self, bio: &Bio, env: &mut Env) {
         if self.is_bad(bio) {
             env.violate(|| format!("p{}: {bio:?} is asked for a bad block", self.path));

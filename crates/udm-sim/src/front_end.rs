@@ -1,43 +1,43 @@
-//! The front ends of all cores: what they ask for, and the memory they ask with.
+//! Random requests of the front ends of all cores, and the memory of these requests.
 
 use crate::machine::OpenLane;
 use crate::plan::{Disturbance, ExcludedDisturbances, RunPlan};
 use crate::rng::{RngStream, SimRng};
 use udm_core::{Batch, Bio, BioFlags, BufPool, Limits, Nanos, Op, Sector, Sectors, Segments};
 
-/// The longest request in sectors: stamps have ten bits for the sector.
+/// Longest request in sectors. A stamp has ten bits for the sector within the request.
 const LONGEST: u64 = 1000;
 
-/// What requests are for.
+/// A device to which front ends send requests.
 pub trait RequestTarget {
-    /// Its limits.
+    /// Limits of the device.
     fn limits(&self) -> &Limits;
-    /// Where requests like to go at present.
+    /// Start of the region that requests currently prefer.
     fn hot(&self) -> u64;
     /// The next range of at most `most` sectors to read back.
     fn next_readback(&self, most: u64) -> Option<(u64, u64)>;
 }
 
-/// See the module.
+/// Generator of random requests for all cores.
 pub struct WorkloadGenerator {
     chance: SimRng,
     without: ExcludedDisturbances,
-    /// Most requests that a core has in flight on a device.
+    /// Maximum number of requests per core and device.
     depth: usize,
-    /// Most requests in a batch.
+    /// Maximum number of requests per batch.
     burst: u64,
     /// Mean time between batches in ns.
     pause: u64,
-    /// Reads in a hundred requests.
+    /// Percentage of reads.
     reads: u64,
-    /// A long rest once in so many batches.
+    /// One of this many batches is followed by a long pause.
     naps: u64,
     bufs: BufPool,
     bios: Batch,
 }
 
 impl WorkloadGenerator {
-    /// Front ends for `plan`.
+    /// Creates the generator of `plan`.
     #[must_use]
     pub fn new(plan: &RunPlan, build: &mut SimRng) -> WorkloadGenerator {
         let depth = build.pick(&[1, 4, 16, 64]);
@@ -59,12 +59,12 @@ impl WorkloadGenerator {
         front
     }
 
-    /// Which of `lanes` lanes a batch is for.
+    /// Chooses the lane of the next batch, out of `lanes`.
     pub fn choose(&mut self, lanes: usize) -> usize {
         self.chance.below(lanes as u64) as usize
     }
 
-    /// When the core that has just asked for something asks again.
+    /// Returns the time of the next batch of a core.
     pub fn next(&mut self, now: Nanos) -> Nanos {
         match self.chance.one_in(self.naps) {
             true => now + Nanos(self.chance.between(1, 20_000) * 1_000_000),
@@ -72,7 +72,7 @@ impl WorkloadGenerator {
         }
     }
 
-    /// Draws a batch for `device`; only of what is to be read back where the world is `reading`.
+    /// Draws a batch for `device`. If the world is `reading`, the batch only reads back data.
     pub fn draw(&mut self, batch: &mut Batch, open: &OpenLane, device: &impl RequestTarget, reading: bool) {
         let room = self.depth.saturating_sub(open.in_flight) as u64;
         let count = (1 + self.chance.below(self.burst)).min(room);
@@ -111,7 +111,7 @@ impl WorkloadGenerator {
         let (mut sector, mut len) = self.range(op, size, device.hot());
         let block = u64::from(limits.logical_block) / udm_core::SECTOR_SIZE;
         if self.wild() {
-            // What nobody should ask for, and a target must refuse or bear.
+            // Invalid requests, which a target must refuse or tolerate.
             match self.chance.below(3) {
                 0 => sector = (size - self.chance.below(len)).min(size),
                 1 => sector = self.chance.any() >> 8,
@@ -204,7 +204,7 @@ impl WorkloadGenerator {
         Segments::from(self.bufs.get(bytes))
     }
 
-    /// Takes a bio and its memory back.
+    /// Recycles a bio and its memory.
     pub fn put(&mut self, mut bio: Box<Bio>) {
         for buf in std::mem::take(&mut bio.data) {
             self.bufs.put(buf);

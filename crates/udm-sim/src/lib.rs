@@ -1,34 +1,37 @@
 //! The deterministic simulator in which udm is tested.
 //!
-//! A [`TargetWorld`](world::TargetWorld) gives the unchanged targets, tables and mapped devices their time,
-//! chance and I/O. It has any number of cores on one thread, and paths that fail in every way. Its
-//! disks keep the contract and use all its freedom: they reorder, lose their cache, and complete
-//! late. Its control side suspends, reloads, sends messages and cuts the power. A
-//! [`DeviceModel`](model::DeviceModel) checks each result. One seed gives one run, event for event, so a
-//! failure can be replayed.
+//! A [`TargetWorld`](world::TargetWorld) gives the unchanged targets, tables and mapped devices
+//! their time, random numbers and I/O. It runs any number of cores on one thread. Its paths fail in
+//! every way. Its disks keep their contract and use all its freedom: they reorder writes, lose
+//! their cache, and complete late. Its control side suspends, reloads, sends messages and cuts the
+//! power. A [`DeviceModel`](model::DeviceModel) checks each result. One seed gives one run, event
+//! for event, so a failure can be replayed.
 //!
 //! At each access to shared state a lane passes a point (`udm_core::interleave`), where the
-//! simulator may run another core. In other builds a point is nothing. The turn of a core, its
-//! ring, the NBD server and client, the registry and the verbs run here too. Their kernel
-//! ([`udm_runtime::SimulatedKernel`]), clock, sockets and file system are simulated. The price in udm is
-//! a branch per call of the ring. docs/internals/simulator.md describes worlds, seeds and planted bugs.
+//! simulator may run another core. In other builds a point is empty. The turn of a core, its ring,
+//! the NBD server and client, the registry and the verbs run here too. Their kernel
+//! ([`udm_runtime::SimulatedKernel`]), clock, sockets and file system are simulated. The price in
+//! udm is one branch per call of the ring. docs/internals/simulator.md describes worlds, seeds and
+//! planted bugs.
 //!
-//! * `plan`: the description of a run. `run_task`: executes a run and shrinks a failure.
-//! * `machine`, `turn`, `preemption`, `tasks`, `timers`, `front_end`, `control_io`: cores and their turns,
-//!   for every world.
-//! * `world`, `device`, `control`, `changes`, `actions`, `outside`, `quiescence`: a world of targets and its
-//!   actions.
-//! * `cores`, `environment`, `disk`, `path`, `path_faults`, `write_effects`, `faulty_path`, `null_cache`, `beside`: the
-//!   environment of the tested code.
-//! * `blueprint`, `table_variants`, `tables`: random stacks. `table_map`, `expected_limits`: their meaning.
+//! * `plan`: the description of a run. `run`: executes a run and shrinks a failure.
+//! * `machine`, `turn`, `preemption`, `tasks`, `timers`, `front_end`, `control_io`: cores and their
+//!   turns, for every world.
+//! * `world`, `device`, `control`, `changes`, `actions`, `outside`, `quiescence`: a world of
+//!   targets and its actions.
+//! * `cores`, `environment`, `disk`, `path`, `path_faults`, `write_effects`, `faulty_path`,
+//!   `null_cache`, `beside`: the environment of the tested code.
+//! * `blueprint`, `table_variants`, `tables`: random stacks. `table_map`, `expected_limits`: the
+//!   mapping and the limits of tables.
 //! * `snapshots`: worlds of origins and snapshots.
 //! * `nbd`: worlds of the NBD server and its clients.
 //! * `nbd_client`: worlds of the NBD client and its servers.
 //! * `verbs`: worlds of the registry and its verbs.
-//! * `lifecycle`: worlds of servers that follow each other over the same disks and state folder.
-//! * `waiting`, `log_capture`: futures that continue when a world lets them, and captured log lines.
-//! * `model`, `read_check`, `allowed_errors`, `register_model`, `stamp`, `dust_model`, `write_log_model`: the rules. `trace`: the history.
-//!   `totals`: the counts.
+//! * `lifecycle`: worlds of servers that run one after another over the same disks and state
+//!   folder.
+//! * `waiting`, `log_capture`: futures that a world resumes, and captured log lines.
+//! * `model`, `read_check`, `allowed_errors`, `register_model`, `stamp`, `dust_model`,
+//!   `write_log_model`: the rules. `trace`: the history. `totals`: the counters.
 #![forbid(unsafe_code)]
 
 mod actions;

@@ -1,4 +1,4 @@
-//! What udm logs on the thread of a world.
+//! Captures the log lines of udm on the thread of a world.
 
 use std::cell::RefCell;
 use std::fmt::Write;
@@ -12,7 +12,7 @@ thread_local! {
     static LINES: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Keeps the lines of this thread that one part of udm logs.
+/// Subscriber that stores the lines of this thread from one part of udm.
 struct LogCapture(&'static str);
 
 struct MessageVisitor(String);
@@ -46,18 +46,19 @@ impl Subscriber for LogCapture {
     fn exit(&self, _: &Id) {}
 }
 
-/// Keeps what `part` of udm, a crate or a module, logs on this thread, for as long as the guard
-/// lives.
+/// Captures the log lines of `part`, a crate or a module, on this thread until the guard is
+/// dropped.
 pub(crate) fn capture_log(part: &'static str) -> DefaultGuard {
-    // With one subscriber alone, a thread without any decides for all that a place is not heard:
-    // tracing-core asks that thread's own default then.
+    // With only one subscriber, tracing-core asks the default of the current thread whether a log
+    // statement is enabled. A thread without a subscriber would disable the statement for all
+    // threads.
     static SECOND: Once = Once::new();
     SECOND.call_once(|| drop(set_global_default(NoSubscriber::new())));
     take();
     set_default(LogCapture(part))
 }
 
-/// What was logged since the last call.
+/// Removes and returns the captured lines.
 pub(crate) fn take() -> Vec<String> {
     LINES.take()
 }

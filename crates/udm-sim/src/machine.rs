@@ -1,10 +1,9 @@
-//! What every world runs on: cores with their inboxes, front ends, the outside, and the chance that
-//! says who is next.
+//! The parts common to all worlds: cores with their inboxes, front ends, the environment, and the
+//! random schedule.
 //!
-//! A step is one turn of one core. A core has a turn when it has a reason: a command has arrived, a
-//! lane asked to be woken, or its front end has something to ask for. Where none has, the clock
-//! jumps to the next reason. Nobody polls for luck, so a wake-up that is lost stays lost, and
-//! shows.
+//! A step is one turn of one core. A core gets a turn if it has a reason: a message has arrived, a
+//! lane asked to be woken, or its front end is due. If no core has a reason, the clock jumps to the
+//! next one. No lane is polled without a reason, so a lost wake-up is found.
 
 use crate::cores::SimCores;
 use crate::environment::{Env, SharedEnv, lock};
@@ -24,52 +23,52 @@ use std::sync::{Arc, Mutex};
 use udm_core::{Batch, CoreId, CoreState, Cx, Device, Lane, Nanos, OpenError, OwnWork, OwnerId, WakeTarget};
 use udm_wire::uri::NullFaults;
 
-/// Turns that a lane may ask for when there is nothing left to do.
+/// Maximum number of turns that a lane may ask for when nothing is left to do.
 const TURNS_AT_REST: usize = 8;
 
-/// A lane that a core has open.
+/// A lane that is open on a core.
 pub struct OpenLane {
-    /// Which device.
+    /// Index of the device.
     pub device: usize,
-    /// Its data-path half.
+    /// The lane.
     pub lane: Box<dyn Lane>,
-    /// Requests of this core on it.
+    /// Requests of this core in flight on the lane.
     pub in_flight: usize,
-    /// What came back in the middle of another core's turn.
+    /// Bios that completed during another core's turn.
     pub completed: Batch,
-    /// When it wants to be polled.
+    /// Time of the next poll that the lane asked for.
     pub wake: Nanos,
-    /// It has mail.
+    /// True if a message has arrived.
     pub mail: bool,
-    /// The front end's name on this core.
+    /// Owner of the front end's bios on this core.
     pub owner: OwnerId,
 }
 
 impl OpenLane {
-    /// Its number among what its core visits.
+    /// Wake target of the lane on its core.
     #[must_use]
     pub fn visit(&self) -> WakeTarget {
         WakeTarget(self.owner.0)
     }
 }
 
-/// A core.
+/// A simulated core.
 pub struct SimCore {
-    /// What its lanes see of it.
+    /// Core state that the lanes see.
     pub state: CoreState,
-    /// Its lanes.
+    /// Open lanes.
     pub open: Vec<OpenLane>,
-    /// Its tasks.
+    /// Running tasks.
     pub tasks: Vec<RunningTask>,
-    /// When its front end next asks for something.
+    /// Time at which the front end submits its next batch.
     pub next_work: Nanos,
 }
 
-/// See the module.
+/// The machine of a world: cores, environment, model and schedule.
 pub struct Machine {
-    /// What is being run.
+    /// The plan of this run.
     pub plan: RunPlan,
-    /// The outside.
+    /// The environment.
     pub env: SharedEnv,
     /// The inboxes.
     pub inboxes: Arc<SimCores>,
@@ -77,47 +76,47 @@ pub struct Machine {
     pub cores: Vec<SimCore>,
     /// The paths.
     pub paths: Vec<Arc<SimPath>>,
-    /// What tables are given for them: themselves, or the queues in front of them.
+    /// Per path, the device that tables use: the path itself, or the queue in front of it.
     pub(crate) fronts: Vec<Arc<dyn Device>>,
-    /// Those queues.
+    /// The queues in front of paths.
     pub(crate) queues: Vec<SimQueue>,
-    /// What must be true.
+    /// The model that checks results.
     pub model: DeviceModel,
-    /// The front ends.
+    /// Generator of the front ends' requests.
     pub front: WorkloadGenerator,
-    /// Who runs next.
+    /// Random choice of the next core.
     pub schedule: SimRng,
-    /// Who acts in the middle of another's turn, where there is any of that.
+    /// Random choice of the core that preempts another, if preemption is on.
     pub(crate) between: Option<SimRng>,
-    /// How often they might have.
+    /// Number of visits that could be preempted.
     pub(crate) visits: u64,
-    /// What the control side does.
+    /// Random choices of the control side.
     pub control: SimRng,
-    /// What is to happen at a time.
+    /// Timed events.
     pub timers: TimerQueue,
-    /// What was done.
+    /// Counters of this run.
     pub totals: RunTotals,
     /// Steps taken.
     pub step: u64,
-    /// A table is being loaded: nothing else is done on the control side.
+    /// True while a table is loaded. The control side does nothing else meanwhile.
     pub(crate) loading: bool,
-    /// No new requests: the world is coming to rest.
+    /// True if there are no new requests, because the world is being quiesced.
     pub resting: bool,
-    /// None but those that read back what is there.
+    /// True if the only requests are those that read data back.
     pub(crate) reading: bool,
-    /// The world is crowded since this step: nothing fails, and requests come in as fast as others
-    /// end.
+    /// Step since which the load is heavy: nothing fails, and each completed request is replaced at
+    /// once.
     pub(crate) crowded: Option<u64>,
-    /// Nothing but reads of this device, many and at a steady pace. Nothing fails meanwhile.
+    /// If set, the only requests are many reads of this device at a steady rate, and nothing fails.
     pub(crate) reads_of: Option<usize>,
-    /// Scratch: what a lane returned.
+    /// Scratch batch: bios that a lane completed.
     pub(crate) done: Batch,
-    /// Scratch: what a lane is given.
+    /// Scratch batch: bios to submit.
     pub(crate) batch: Batch,
 }
 
 impl Machine {
-    /// The machine of `plan`, over the disks and paths of `environment`, without cores.
+    /// Creates the machine of `plan` over the disks and paths of `env`, without cores.
     pub(crate) fn new(
         plan: &RunPlan,
         build: &mut SimRng,
@@ -170,7 +169,7 @@ impl Machine {
         }
     }
 
-    /// Has half of the disks with a cache keep what they hold as null devices do.
+    /// Moves half of the disks with a cache into the memory of null devices.
     pub(crate) fn make_null_caches(&mut self, chance: &mut SimRng) {
         let mut env = lock(&self.env);
         for disk in env.disks.iter_mut().filter(|disk| disk.volatile && !disk.log) {
@@ -181,7 +180,7 @@ impl Machine {
         }
     }
 
-    /// Makes `count` cores.
+    /// Creates `count` cores.
     pub(crate) fn make_cores(&mut self, count: usize) {
         let now = lock(&self.env).now;
         for id in 0..count {
@@ -191,7 +190,7 @@ impl Machine {
         }
     }
 
-    /// Opens a lane of `device` on a core, by way of `open`.
+    /// Opens a lane of `device` on a core by calling `open`.
     pub(crate) fn open(
         &mut self,
         core: usize,
@@ -216,12 +215,12 @@ impl Machine {
                 owner,
             });
         });
-        // Also where it failed: what the control side sends next would be another's letter.
+        // Also after a failure, because the next message is sent by the control side.
         self.set_turn(None);
         opened
     }
 
-    /// Says whose turn it is; returns the time.
+    /// Sets the core that has the turn. Returns the time.
     pub fn set_turn(&mut self, core: Option<usize>) -> Nanos {
         let mut env = lock(&self.env);
         env.step = self.step;
@@ -230,12 +229,12 @@ impl Machine {
         env.now
     }
 
-    /// Adds words to the trace.
+    /// Adds a line to the trace.
     pub(crate) fn say(&self, text: impl Into<String>) {
         lock(&self.env).say(text);
     }
 
-    /// A core that has a reason for a turn.
+    /// Chooses a core that has a reason for a turn.
     pub(crate) fn choose(&mut self) -> Option<usize> {
         let now = lock(&self.env).now;
         let ready = |c: usize| self.reason(c) <= now;
@@ -247,13 +246,13 @@ impl Machine {
         (0..self.cores.len()).filter(|c| self.reason(*c) <= now).nth(nth)
     }
 
-    /// The front end of core `c` asks for something now and then. Where tables are loaded before
-    /// any device is open it has nobody to ask.
+    /// True if the front end of core `c` submits requests. During a load before any device is open
+    /// there is no device to submit to.
     pub(crate) fn works(&self, c: usize) -> bool {
         !(self.resting && !self.reading || self.cores[c].open.is_empty() && (self.loading || self.reading))
     }
 
-    /// When core `c` has a reason for a turn.
+    /// Time at which core `c` has a reason for a turn.
     fn reason(&self, c: usize) -> Nanos {
         let core = &self.cores[c];
         let work = if self.works(c) { core.next_work } else { Nanos::NEVER };
@@ -262,7 +261,8 @@ impl Machine {
         work.min(lanes).min(tasks).min(self.inboxes.next(c))
     }
 
-    /// Nobody has a reason: on to the next one. False where none is to come, of cores or timers.
+    /// Advances the clock to the next event. Returns false if no core and no helper thread will
+    /// have one.
     pub(crate) fn jump(&mut self) -> bool {
         let cores = (0..self.cores.len()).map(|c| self.reason(c)).min().unwrap_or(Nanos::NEVER);
         let mut env = lock(&self.env);
@@ -277,12 +277,12 @@ impl Machine {
         cores.min(beside) != Nanos::NEVER
     }
 
-    /// No core has or will have a reason for a turn.
+    /// True if no core has or will have a reason for a turn.
     pub(crate) fn is_still(&self) -> bool {
         (0..self.cores.len()).all(|c| self.reason(c) == Nanos::NEVER)
     }
 
-    /// The work of its own that some lane has, for a person.
+    /// Describes the required own work of some lane, for a person.
     pub(crate) fn describe_own_work(&self) -> Option<String> {
         let busy = |c: &SimCore| {
             c.open.iter().find(|o| o.lane.busy() == OwnWork::Required).map(|o| (c.state.id().0, o.device))
@@ -297,7 +297,7 @@ impl Machine {
         Some(format!("core {core} with a task of {purpose:?}, {waits},"))
     }
 
-    /// Hands over every letter that has arrived anywhere.
+    /// Delivers all messages that have arrived.
     pub fn deliver_all(&mut self) {
         self.set_turn(None);
         for (c, core) in self.cores.iter_mut().enumerate() {
@@ -305,7 +305,7 @@ impl Machine {
         }
     }
 
-    /// A path lets go of what hangs in it: its cores hear of it, as of any end of a request.
+    /// Releases the requests that hang in path `p`, and wakes the lanes of all cores.
     pub(crate) fn release(&mut self, p: usize) {
         let mut env = lock(&self.env);
         env.paths[p].released += 1;
@@ -314,13 +314,12 @@ impl Machine {
         self.cores.iter_mut().flat_map(|c| &mut c.tasks).for_each(|task| task.wake_lanes(now));
     }
 
-    /// No letter is on its way.
+    /// True if no message is in transit.
     pub(crate) fn has_no_mail(&self) -> bool {
         (0..self.cores.len()).all(|c| self.inboxes.next(c) == Nanos::NEVER)
     }
 
-    /// At rest no lane asks for a turn: after a few more, in which it may find out that there is
-    /// nothing to do.
+    /// Checks that no lane asks for turns once nothing is left to do. A few more turns are allowed.
     pub(crate) fn check_goes_idle(&mut self) -> Result<(), Violation> {
         for c in 0..self.cores.len() {
             self.set_turn(Some(c));
@@ -332,7 +331,9 @@ impl Machine {
                     }
                     if turn == TURNS_AT_REST {
                         let device = open.device;
-                        return Err(format!("at rest, core {c} is asked for turns by its lane of d{device}"));
+                        return Err(format!(
+                            "at rest, the lane of d{device} on core {c} still asks for turns"
+                        ));
                     }
                     let now = {
                         let mut env = lock(&self.env);
@@ -353,7 +354,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Nothing is inside of any path.
+    /// Checks that no path has requests in flight.
     pub(crate) fn paths_are_empty(&self) -> Result<(), Violation> {
         let env = lock(&self.env);
         match env.paths.iter().enumerate().find(|(_, path)| path.in_flight > 0) {
@@ -362,7 +363,7 @@ impl Machine {
         }
     }
 
-    /// All devices are gone: no lane of a path is open.
+    /// Checks that no lane of a path is open after all devices were removed.
     pub(crate) fn paths_are_closed(&self) -> Result<(), Violation> {
         let env = lock(&self.env);
         match env.paths.iter().position(|p| p.lanes > 0) {
@@ -373,7 +374,7 @@ impl Machine {
         }
     }
 
-    /// The power fails, where it has not in this very turn.
+    /// Cuts the power, unless it was already cut in this turn.
     pub(crate) fn cut_power(&mut self) {
         let mut env = lock(&self.env);
         if !env.dead {

@@ -1,4 +1,4 @@
-//! `udm-sim`: runs seeds, and stops at the first that fails.
+//! `udm-sim`: runs seeds, and stops at the first failure.
 
 use clap::Parser;
 use std::io::{IsTerminal, Write};
@@ -10,7 +10,7 @@ use udm_sim::{
     shrink, verbs,
 };
 
-/// Runs udm's targets in a simulated world, seed after seed, and stops at the first failure.
+/// Runs udm's targets in a simulated world, one seed after another, and stops at the first failure.
 #[derive(Parser, Debug)]
 #[command(name = "udm-sim", version)]
 struct Options {
@@ -20,43 +20,43 @@ struct Options {
     /// Run the seeds from A up to, not including, B
     #[arg(long, value_name = "A..B", value_parser = seeds)]
     seeds: Option<(u64, u64)>,
-    /// Steps to take with each seed
+    /// Steps per seed
     #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(1..))]
     steps: u64,
-    /// Run seeds until this many minutes are over
+    /// Run seeds for this many minutes
     #[arg(long, value_name = "M", value_parser = minutes)]
     minutes: Option<Duration>,
-    /// Simulated cores; drawn from the seed by default
+    /// Number of simulated cores; drawn from the seed by default
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=64))]
     cores: Option<u64>,
-    /// Requests in flight on each core and device; drawn from the seed by default
+    /// Requests in flight per core and device; drawn from the seed by default
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=4096))]
     depth: Option<u64>,
-    /// Worlds of origins and their snapshots, instead of other targets
+    /// Run worlds of origins and their snapshots instead of other targets
     #[arg(long, conflicts_with = "bench")]
     snapshots: bool,
-    /// Disks that no multipath target uses have the faults of null devices
+    /// Give the faults of null devices to disks that no multipath target uses
     #[arg(long, conflicts_with_all = ["bench", "snapshots", "nbd", "verbs", "nbd_client", "lives"])]
     faulty: bool,
-    /// Cut the power with the Nth write or flush that a disk begins or ends
+    /// Cut the power at the Nth start or completion of a write or flush on a disk
     #[arg(long, value_name = "N", requires = "snapshots", value_parser = clap::value_parser!(u64).range(1..))]
     cut: Option<u64>,
-    /// Take each seed's run once for each of its writes and flushes, and cut the power there
+    /// Repeat each seed's run once per write and flush, and cut the power there
     #[arg(long, requires = "snapshots", conflicts_with = "cut")]
     every_cut: bool,
     /// Leave out classes of disturbance: crash, remove, paths, errors, suspend, reload, cancel,
     /// messages, delay, torn, flush, trim, long, reopen, pieces, hang, full, prompt, opens, limits,
-    /// stacks, dust, lossy, late, wild, between; with --snapshots also merge, small; with --nbd
-    /// and --nbd-client also cuts, lost, stalls, nonsense, and with --nbd moves
+    /// stacks, dust, lossy, late, wild, between, watch, queues; with --snapshots also merge, small;
+    /// with --nbd and --nbd-client also cuts, lost, stalls, nonsense, and with --nbd moves
     #[arg(long, value_name = "CLASS,...", value_delimiter = ',')]
     without: Vec<Disturbance>,
     /// Print this many of the last events of a failing run
     #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
     trace: u64,
-    /// Show a failure as it is, without looking for a smaller one
+    /// Report a failure as it is, without shrinking it
     #[arg(long)]
     no_shrink: bool,
-    /// Measure: one healthy multipath device over this many paths, nothing else
+    /// Measure one multipath device over this many working paths, and nothing else
     #[arg(long, value_name = "PATHS", value_parser = clap::value_parser!(u64).range(1..=16))]
     bench: Option<u64>,
     /// Run the worlds of the NBD server and its clients
@@ -68,10 +68,10 @@ struct Options {
     /// Run the worlds of the NBD client and its servers
     #[arg(long, conflicts_with_all = ["bench", "snapshots", "nbd", "verbs"])]
     nbd_client: bool,
-    /// Run the worlds of servers that follow each other
+    /// Run the worlds of servers that run one after another
     #[arg(long, conflicts_with_all = ["bench", "snapshots", "nbd", "verbs", "nbd_client"])]
     lives: bool,
-    /// Switch on a bug that was put in on purpose
+    /// Switch on a planted bug
     #[cfg(feature = "seeded-bugs")]
     #[arg(long, value_name = "NAME", value_parser = udm_core::bugs::Bug::find)]
     bug: Option<udm_core::bugs::Bug>,
@@ -93,7 +93,7 @@ fn minutes(word: &str) -> Result<Duration, String> {
     }
 }
 
-/// What was covered.
+/// Coverage counters of the runs.
 enum Coverage {
     Targets(Box<RunTotals>),
     Snapshots(Box<RunTotals>),
@@ -117,8 +117,8 @@ impl Coverage {
         }
     }
 
-    /// Runs `plan`, where every cut is asked for also once for each of them, and adds what it
-    /// covered. The hash of its events.
+    /// Runs `plan` and adds its coverage. With `every_cut`, also runs it once per power cut.
+    /// Returns the hash of the events.
     fn run(&mut self, plan: &RunPlan, every_cut: bool) -> Result<u64, Box<RunFailure>> {
         match self {
             Coverage::Targets(all) | Coverage::Snapshots(all) => {
@@ -219,7 +219,7 @@ impl Coverage {
     }
 }
 
-/// What was done so far.
+/// Progress of the runs so far.
 struct RunProgress {
     seeds: u64,
     covered: Coverage,
@@ -239,7 +239,7 @@ impl RunProgress {
         )
     }
 
-    /// The progress line; on a terminal it is drawn over and over, elsewhere now and then.
+    /// Shows the progress line: often on a terminal, rarely elsewhere.
     fn show(&mut self) {
         let terminal = std::io::stderr().is_terminal();
         let every = Duration::from_millis(if terminal { 250 } else { 30_000 });
@@ -266,7 +266,7 @@ impl RunProgress {
     }
 }
 
-/// Prints; a reader that has gone away is no reason to stop.
+/// Prints a text. An output that was closed is no reason to stop.
 fn print_to(to: &mut dyn Write, text: std::fmt::Arguments<'_>) {
     let _ = to.write_fmt(text);
     let _ = to.flush();
@@ -281,7 +281,7 @@ fn main() -> ExitCode {
         }
         Err(e) => {
             let text = e.to_string();
-            // The first paragraph says what is wrong; the rest is advice.
+            // The first paragraph is the error; the rest is advice.
             let lines: Vec<&str> = text.lines().take_while(|l| !l.trim().is_empty()).map(str::trim).collect();
             let line = lines.join(" ");
             print_to(
@@ -313,7 +313,7 @@ fn simulate(options: &Options) -> ExitCode {
     if let Some(bug) = options.bug {
         udm_core::bugs::set(Some(bug));
     }
-    // With a time and no seeds it goes on until the time is over.
+    // With `--minutes` and no seeds, the range is endless.
     let seeds = match (options.seed, options.seeds) {
         (Some(seed), _) => seed..=seed,
         (None, Some((first, end))) => first..=end - 1,
@@ -354,8 +354,8 @@ fn simulate(options: &Options) -> ExitCode {
     verdict(&tally, hash, options)
 }
 
-/// Says what was covered and what that is worth. Runs that covered nothing are a failure: they look
-/// like clean ones otherwise.
+/// Prints the coverage and the verdict. Runs that covered nothing count as a failure, because they
+/// would look clean.
 fn verdict(tally: &RunProgress, hash: Option<u64>, options: &Options) -> ExitCode {
     let t = &tally.covered;
     let nothing = t.nothing();

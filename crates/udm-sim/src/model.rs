@@ -1,4 +1,4 @@
-//! The model of the devices: which requests are in flight, and what each may return.
+//! The model of the devices: the requests in flight, and the results that each may have.
 
 use crate::allowed_errors;
 use crate::environment::Env;
@@ -20,73 +20,74 @@ pub(crate) struct TrackedRequest {
     pub(crate) sector: u64,
     pub(crate) len: u64,
     pub(crate) owner: OwnerId,
-    /// Address of the data: the bytes must come back, not a copy.
+    /// Address of the data. The same memory must return, not a copy.
     pub(crate) addr: usize,
-    /// Step that it began in, doubled.
+    /// Twice the step in which the request began.
     pub(crate) start: u64,
     pub(crate) at: Nanos,
     pub(crate) map: Option<Arc<TableMap>>,
-    /// Other tables that it may have gone through.
+    /// Further tables through which the request may have gone.
     pub(crate) more: Vec<Arc<TableMap>>,
-    /// What its device refused when it began.
+    /// The rules of the device when the request began.
     pub(crate) rules: RefusalRules,
 }
 
-/// What a device must refuse.
+/// Rules for requests that a device must refuse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RefusalRules {
-    /// What is not whole blocks of this many sectors.
+    /// Requests must be made of whole blocks of this many sectors.
     pub block: u64,
-    /// Whatever would change it.
+    /// True if requests that change data must be refused.
     pub read_only: bool,
 }
 
-/// What is wrong, for a person.
+/// Description of a violated rule, for a person.
 pub type Violation = String;
 
-/// See the module.
+/// The model of the devices and their requests in flight.
 pub struct DeviceModel {
-    /// What the disks may hold.
+    /// The content that sectors of the disks may have.
     pub cells: RegisterModel,
     requests: Vec<TrackedRequest>,
     free: Vec<u64>,
     ids: u64,
-    /// Sectors compared.
+    /// Number of sectors compared.
     pub compared: u64,
 }
 
 impl DeviceModel {
-    /// A model over `register_model`.
+    /// Creates a model over `cells`.
     #[must_use]
     pub fn new(cells: RegisterModel) -> DeviceModel {
         DeviceModel { cells, requests: Vec::new(), free: Vec::new(), ids: 0, compared: 0 }
     }
 
-    /// How many requests are in flight.
+    /// Number of requests in flight.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.requests.len() - self.free.len()
     }
 
-    /// How many requests are in flight on devices other than those that `hangs` names.
+    /// Number of requests in flight on devices for which `hangs` is false.
     pub(crate) fn in_flight_but(&self, hangs: &dyn Fn(usize) -> bool) -> usize {
         self.requests.iter().filter(|r| r.busy && !hangs(r.device)).count()
     }
 
-    /// Requests in flight on `device`.
+    /// Number of requests in flight on `device`.
     #[must_use]
     pub fn in_flight_on(&self, device: usize) -> usize {
         self.requests.iter().filter(|r| r.busy && r.device == device).count()
     }
 
-    /// Something that changes `device` is in flight on it.
+    /// True if a request in flight changes `device`.
     #[must_use]
     pub fn is_writing(&self, device: usize) -> bool {
         self.requests.iter().any(|r| r.busy && r.device == device && r.op.is_write())
     }
 
-    /// A request begins in `step`: gives it its cookie, puts its stamps into the data of a write,
-    /// and returns its number. `changed_maps` are the tables that it may go through, the current one first.
+    /// Records a request that begins in `step`: sets its cookie, writes its stamps into the data of
+    /// a write, and returns its number. `maps` are the tables through which it may go, the current
+    /// one first.
     pub fn begin(
         &mut self,
         bio: &mut Bio,
@@ -132,25 +133,25 @@ impl DeviceModel {
         id
     }
 
-    /// The number of the request that `bio` is, for the trace.
+    /// Number of the request of `bio`, for the trace.
     #[must_use]
     pub fn id(&self, bio: &Bio) -> u64 {
         self.requests.get(bio.cookie as usize).map_or(0, |r| r.id)
     }
 
-    /// When (twice the step) the request that `bio` is began.
+    /// Twice the step in which the request of `bio` began.
     #[must_use]
     pub fn start(&self, bio: &Bio) -> u64 {
         self.requests.get(bio.cookie as usize).map_or(0, |r| r.start)
     }
 
-    /// A write took effect after it had failed.
+    /// Records that a failed write took effect.
     pub fn landed(&mut self, disk: usize, sector: u64, stamp: u64, now: u64) {
         let cell = self.cells.index(disk, sector);
         self.cells.end(cell, stamp, now, false, false);
     }
 
-    /// From now on requests in flight on `device` may also go through `table_map`.
+    /// Records that requests in flight on `device` may also go through `map`.
     pub fn remap(&mut self, device: usize, map: &Arc<TableMap>) {
         for r in self.requests.iter_mut().filter(|r| r.busy && r.device == device) {
             let known = r.map.iter().chain(&r.more).any(|m| Arc::ptr_eq(m, map) || m == map);
@@ -161,32 +162,32 @@ impl DeviceModel {
         }
     }
 
-    /// Forgets when old requests began, so that cells can be cleaned. Costs a look at each request
-    /// in flight.
+    /// Advances the horizon of the register model to the oldest request in flight. The cost is one
+    /// check per request in flight.
     pub fn advance(&mut self, step: u64) {
         let oldest = self.requests.iter().filter(|r| r.busy).map(|r| r.start).min();
         self.cells.set_horizon(oldest.unwrap_or(2 * step));
     }
 
-    /// The number of the last request that began.
+    /// Number of the last request that began.
     #[must_use]
     pub fn last(&self) -> u64 {
         self.ids
     }
 
-    /// A request up to number `id` is in flight.
+    /// True if a request with a number up to `id` is in flight.
     #[must_use]
     pub fn has_older(&self, id: u64) -> bool {
         self.requests.iter().any(|r| r.busy && r.id <= id)
     }
 
-    /// The length of the longest request in flight, in sectors.
+    /// Length of the longest request in flight, in sectors.
     #[must_use]
     pub fn longest(&self) -> u64 {
         self.requests.iter().filter(|r| r.busy).map(|r| r.len).max().unwrap_or_default()
     }
 
-    /// The oldest request in flight, for a person.
+    /// Describes the oldest request in flight, for a person.
     #[must_use]
     pub fn oldest(&self) -> Option<String> {
         let r = self.requests.iter().filter(|r| r.busy).min_by_key(|r| r.id)?;
@@ -201,15 +202,15 @@ impl DeviceModel {
         ))
     }
 
-    /// Forgets all requests without looking at what they returned: the power failed in `step`.
+    /// Forgets all requests without checking their results, because the power was cut in `step`.
     pub fn crash(&mut self, step: u64) {
         self.cells.crash(2 * step + 1);
     }
 
-    /// Takes a request back without a look at what it returned.
+    /// Removes a request without checking its result.
     ///
     /// # Errors
-    /// When it is not one that is in flight.
+    /// If the request is not in flight.
     pub fn abandon(&mut self, bio: &Bio) -> Result<(), Violation> {
         self.find_slot(bio)?;
         self.free.push(bio.cookie);
@@ -249,11 +250,11 @@ impl DeviceModel {
         Ok(slot)
     }
 
-    /// A request is back in `env.step`: checks it against all that is known. One that may fail
-    /// whatever it is has a `pardon`.
+    /// Checks the result of a request that completed in `env.step`. With a `pardon`, any error is
+    /// allowed.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The rule that the result violates.
     pub fn finish(
         &mut self,
         bio: &Bio,
@@ -273,7 +274,7 @@ impl DeviceModel {
                 Err(format!("{} succeeded against the limits of its device", describe(r)))
             }
             (true, Op::Read) => read_check::check(cells, r, bio, env, compared),
-            // A discard is a hint: a target above may end it.
+            // A discard is a hint: a target may complete it without passing it on.
             (true, Op::Discard) => Ok(()),
             (true, Op::Write) => check_not_error_range(r).and_then(|()| check_write_data(r, bio)),
             (true, _) => check_not_error_range(r),
@@ -314,7 +315,7 @@ impl TrackedRequest {
     }
 }
 
-/// Tells the cells behind `table_map` that a write begins.
+/// Records in the registers below `map` that a write begins.
 fn begin_writes(cells: &mut RegisterModel, r: &TrackedRequest, map: &TableMap) {
     if !r.op.is_write() {
         return;
@@ -334,7 +335,7 @@ fn begin_writes(cells: &mut RegisterModel, r: &TrackedRequest, map: &TableMap) {
     }
 }
 
-/// Spoils each sector, so that one which is not read shows.
+/// Changes a byte of each sector, so that a sector that is not read is noticed.
 fn poison(bio: &mut Bio) {
     for piece in bio.data.iter_mut() {
         for sector in piece.chunks_mut(udm_core::SECTOR_SIZE as usize) {
@@ -345,7 +346,7 @@ fn poison(bio: &mut Bio) {
     }
 }
 
-/// A request that succeeded must not have touched sectors that can only fail.
+/// Checks that a successful request did not touch sectors that can only fail.
 fn check_not_error_range(r: &TrackedRequest) -> Result<(), Violation> {
     let fails_at = |m: &TableMap, s: u64| m.cell(s) == ERROR && (m.drops(s).is_none() || s >= m.sectors());
     let fails = |m: &Arc<TableMap>| (0..r.len).any(|i| fails_at(m, r.sector + i));
@@ -355,7 +356,7 @@ fn check_not_error_range(r: &TrackedRequest) -> Result<(), Violation> {
     Ok(())
 }
 
-/// What was written is still what was to be written: a target may change a copy.
+/// Checks that the data of a write is unchanged. A target may change only a copy.
 fn check_write_data(r: &TrackedRequest, bio: &Bio) -> Result<(), Violation> {
     let mut same = true;
     stamp::read(&bio.data, |i, got| same &= got == Some(r.id << 10 | i));

@@ -1,18 +1,18 @@
-//! Disks that keep what they hold as a null device with `cache_size` does.
+//! Disk content in the memory and cache of a null device with `cache_size`.
 //!
-//! What runs is the program's ([`udm_backends::CachedMemory`]): the memory, and the cache that a power
-//! cut empties. The disk around it says when requests take effect; what they read, and what is
-//! there after a cut, is this one's word, and the model judges it as that of any disk.
+//! The memory is that of the program ([`udm_backends::CachedMemory`]), with the cache that a power
+//! cut empties. The simulated disk decides when requests take effect. The model checks reads and
+//! the content after a power cut as for any other disk.
 
 use udm_backends::CachedMemory;
 use udm_core::{
     Bio, BioFlags, BioProgress, Buf, Op, PowerSwitch, SECTOR_SIZE, SLICE_MAX, Sector, Sectors, Segments,
 };
 
-/// See the module.
+/// Memory and cache of a null device below a simulated disk.
 pub(crate) struct NullCache(CachedMemory);
 
-/// A sector full of `stamp`.
+/// Returns a sector filled with `stamp`.
 fn data(stamp: u64) -> Segments {
     let mut data = Segments::new();
     data.push(Buf::zeroed(SECTOR_SIZE as usize));
@@ -21,7 +21,7 @@ fn data(stamp: u64) -> Segments {
 }
 
 impl NullCache {
-    /// Of `sectors`, with room for `pages` in the cache.
+    /// Creates memory of `sectors` sectors, with a cache of `pages` pages.
     pub(crate) fn new(sectors: u64, pages: u64) -> NullCache {
         let cached = CachedMemory::new(sectors * SECTOR_SIZE, pages);
         NullCache(cached.unwrap_or_else(|error| panic!("memory for a small disk: {error}")))
@@ -56,7 +56,7 @@ impl NullCache {
         self.serve(bio);
     }
 
-    /// The power goes, and returns.
+    /// Switches the power off and on.
     pub(crate) fn cycle(&self) {
         self.0.turn(false);
         self.0.turn(true);

@@ -1,4 +1,4 @@
-//! What the outside does besides answering requests: writes that land late, disks that change.
+//! Actions of the environment on its own: late effects of writes, and changes of disks.
 
 use crate::environment::lock;
 use crate::register_model::stamp_text;
@@ -7,7 +7,7 @@ use crate::world::TargetWorld;
 use udm_core::Nanos;
 
 impl TargetWorld {
-    /// Lets the late writes take effect that are due at `at`, or now.
+    /// Applies the late writes that are due at `at`, or now.
     pub(crate) fn land(&mut self, at: Option<Nanos>) {
         let mut env = lock(&self.machine.env);
         if env.late.is_empty() {
@@ -20,8 +20,8 @@ impl TargetWorld {
         }
     }
 
-    /// A disk becomes read-only for a while, shows more sectors, or takes requests of other
-    /// lengths. Tables hear of it at their next resume.
+    /// Makes a disk read-only for a while, larger, or changes its limits. Tables see the change at
+    /// their next resume.
     pub(crate) fn change_limits(&mut self) {
         let mut env = lock(&self.machine.env);
         let d = self.machine.control.below(env.disks.len() as u64) as usize;

@@ -1,10 +1,10 @@
 //! A path to a simulated disk, as a device with a lane per core.
 //!
-//! When a request takes effect is chance: at once, when it ends, or its first sectors at once and
-//! the rest when it ends. Requests end in any order, some in the submit that brought them, which
-//! asks for no poll, some never (a path that hangs) until the world lets go of them. One that fails
-//! may have taken effect, whole or in part. A lane may be full: what it can't take it keeps for
-//! later, and hands back to a suspend that wants it.
+//! The time at which a request takes effect is random: at once, at its completion, or partly at
+//! once and partly at its completion. Requests complete in any order. Some complete within their
+//! submit, which asks for no poll. In a path that hangs, requests complete only when the world
+//! releases them. A request that fails may have taken effect wholly or partly. A lane may be full:
+//! it queues further requests, and hands them back to a suspend without flush.
 
 use crate::beside::{HelperRequest, HelperRequestKind, SimStoreMark};
 use crate::cores::TaskPurpose;
@@ -31,7 +31,7 @@ pub struct SimPath {
 }
 
 impl SimPath {
-    /// Path `index` of `environment`.
+    /// Creates path `index` of `env`.
     #[must_use]
     pub fn new(env: &SharedEnv, index: usize) -> SimPath {
         let state = lock(env);
@@ -41,7 +41,7 @@ impl SimPath {
 }
 
 impl SimPath {
-    /// The marks of the store on its disk.
+    /// Access to the marks of the store on its disk.
     pub(crate) fn mark(&self) -> Arc<SimStoreMark> {
         let disk = lock(&self.env).paths[self.index].disk;
         Arc::new(SimStoreMark { disk, env: self.env.clone() })
@@ -49,7 +49,8 @@ impl SimPath {
 }
 
 impl Device for SimPath {
-    /// None is: that looks at the ends of stores disturb nobody is what can be seen here.
+    /// No path shrinks, but a third of them say so, to test that the checks of store ends do no
+    /// harm.
     fn may_shrink(&self) -> bool {
         self.index % 3 == 2
     }
@@ -96,7 +97,7 @@ impl Device for SimPath {
         (disk.growth > 0).then_some(Growth { step: Sectors(disk.growth), max: Sectors(disk.growth_max) })
     }
 
-    /// It may answer at once.
+    /// The callback may run within the call.
     fn grow(&self, size: Sectors, then: GrowCallback) {
         let mut env = lock(&self.env);
         let (disk, most) =
@@ -127,48 +128,48 @@ impl Device for SimPath {
     }
 }
 
-/// The errno of an open that fails: nothing else in the world returns it.
+/// Errno of an open that fails. Nothing else in the world returns this errno.
 pub const NO_LANE: i32 = udm_core::errno::ENOMEM;
 
-/// A request inside a path.
+/// A request in flight in a path.
 pub(crate) struct PathRequest {
     pub(crate) bio: Box<Bio>,
-    /// How it will end, if the path lives.
+    /// Status with which the request will complete if the path works.
     fate: Status,
-    /// Sectors that took effect already.
+    /// Sectors that already took effect.
     pub(crate) applied: u64,
-    /// What a flush covers.
+    /// Number of the last write that a flush covers.
     pub(crate) mark: u64,
-    /// Crashes seen when it came.
+    /// Number of power cuts when the request arrived.
     crashes: u64,
-    /// How often the path had failed then.
+    /// Number of failures of the path when the request arrived.
     fails: u64,
-    /// A check, of a path that was thought well of then, for a task that goes on.
+    /// True for a check of a path that was considered good, by a task that continues.
     well: bool,
-    /// When it came.
+    /// Arrival time.
     at: Nanos,
 }
 
 struct PathLane {
     index: usize,
-    /// What comes are checks.
+    /// True if the requests are path checks.
     checks: bool,
-    /// What comes are no requests of a device: whether the path has failed or the device above is
-    /// suspended is all the same to them, and no target counts them.
+    /// True if the requests are not those of a device. They may arrive on a failed path or under a
+    /// suspended device, and no target counts them.
     beside: bool,
-    /// It is one of those that the devices in use have open.
+    /// True if the lane belongs to the devices in use.
     counted: bool,
     env: SharedEnv,
     slots: Slab<PathRequest>,
     due: BinaryHeap<Reverse<(Nanos, u64, usize)>>,
-    /// Requests that were done as they came: whoever sent them polls, or nobody does.
+    /// Requests that completed within their submit. The submitter must poll without being asked.
     ended: Vec<usize>,
-    /// Requests that nothing is heard of.
+    /// Requests that hang.
     hung: Vec<usize>,
-    /// Requests that there is no room for yet, with the crashes seen when they came.
+    /// Requests that wait for room, each with the number of power cuts at its arrival.
     waiting: VecDeque<(Box<Bio>, u64)>,
     count: u64,
-    /// How often the path had let go of what hung when this lane last looked.
+    /// Number of releases of the path when this lane last checked.
     released: u64,
 }
 
@@ -225,7 +226,7 @@ impl Lane for PathLane {
         self.begin(&mut env);
         drop(env);
         if !self.ended.is_empty() {
-            // It has waited here.
+            // The request has waited in the lane, so its submitter does not poll.
             cx.wake_now();
         }
         self.ask(cx);
@@ -257,7 +258,7 @@ impl PathLane {
         }
     }
 
-    /// Begins what waits, as far as there is room.
+    /// Starts waiting requests while there is room.
     fn begin(&mut self, env: &mut Env) {
         let room = env.paths[self.index].room;
         while self.slots.len() < room || env.dead {
@@ -318,7 +319,7 @@ impl PathLane {
         }
     }
 
-    /// The path has let go of what hung: it ends now, well or with a timeout.
+    /// Completes requests that hung, after the path was released: with success or a timeout.
     fn release(&mut self, env: &mut Env) {
         let released = env.paths[self.index].released;
         if std::mem::replace(&mut self.released, released) == released {
@@ -334,7 +335,7 @@ impl PathLane {
         }
     }
 
-    /// The layers above promise what a path may rely on.
+    /// Checks the promises of the upper layers to the path.
     fn check(&self, bio: &Bio, env: &mut Env) {
         let p = self.index;
         let what = || format!("{} {}", crate::trace::op_name(bio.op), range_text(bio));
@@ -346,13 +347,13 @@ impl PathLane {
             env.violate(|| format!("path p{p} has failed, and was given a {}", what()));
         }
         if !bio.is_in_flight() {
-            env.violate(|| format!("path p{p} was given a {} that nobody started", what()));
+            env.violate(|| format!("path p{p} was given a {} that was not started", what()));
         }
         let disk = &env.disks[env.paths[p].disk];
         let (size, block, most) = (disk.size, disk.block, disk.most(bio.op));
         if bio.op != Op::Flush {
             let (at, len) = (bio.sector.0, bio.sectors.0);
-            // With the power it may lose what it had grown by.
+            // After a power cut the disk may have lost its growth.
             let outside = at.checked_add(len).is_none_or(|end| end > size) && !env.dead;
             if len == 0 || outside {
                 env.violate(|| format!("path p{p} was given a {} outside of its {size} sectors", what()));
@@ -416,7 +417,7 @@ impl PathLane {
             let (since, bad) = (path.fails == slot.fails || behind, slot.fate.is_path_error());
             path.answered |= since && !bad;
             path.doubted |= since && bad;
-            // One that went out as the path failed, which works again since, is an old one.
+            // A check that began before the last failure of the path does not count.
             path.must_fail |=
                 path.fails == slot.fails && bad && slot.well && path.check_counts && !path.failed;
             path.checked_at.take_if(|_| since);
@@ -438,7 +439,7 @@ impl PathLane {
     }
 }
 
-/// The disk did not even look at the data.
+/// True if the disk refused the request without reading its data.
 fn is_refusal(fate: Status) -> bool {
     matches!(fate, Status::ReadOnly | Status::NotSupp)
 }
@@ -447,7 +448,7 @@ fn range_text(bio: &Bio) -> String {
     format!("{}+{}", bio.sector, bio.sectors)
 }
 
-/// A write is on one path at a time: `path` has it now, or no more.
+/// Records that `path` has a write, or no longer has it. A write may be on one path at a time.
 fn track_write(path: usize, beside: bool, bio: &Bio, env: &mut Env, now: bool) {
     if beside || bio.op != Op::Write || !env.paths[path].retried {
         return;

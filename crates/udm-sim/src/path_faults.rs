@@ -1,9 +1,10 @@
-//! How and when a request inside a path ends.
+//! Status and completion time of requests in a path.
 
 use crate::environment::{Env, PathMode};
 use udm_core::{Bio, Nanos, Op, Status};
 
-/// How a request will end, and when: [`Nanos::NEVER`] on a path that hangs.
+/// Draws the status and completion time of a request. The time is [`Nanos::NEVER`] on a path that
+/// hangs.
 pub(crate) fn of(env: &mut Env, index: usize, bio: &Bio) -> (Status, Nanos) {
     let state = &env.paths[index];
     let (mode, silent_timeout, latency, prompt) =
@@ -15,7 +16,7 @@ pub(crate) fn of(env: &mut Env, index: usize, bio: &Bio) -> (Status, Nanos) {
     if mode == PathMode::Hung {
         return (Status::Timeout, Nanos::NEVER);
     }
-    // Done in the submit.
+    // The request completes within the submit.
     let at_once = prompt && drag == Nanos(0) && env.chance.one_in(2);
     let soon = |env: &mut Env| match at_once {
         true => env.now,
@@ -46,8 +47,8 @@ pub(crate) fn of(env: &mut Env, index: usize, bio: &Bio) -> (Status, Nanos) {
     }
 }
 
-/// What the disk refuses for what it has become since the tables above looked: read-only, or
-/// without discards.
+/// Returns the error if the disk refuses the request because of a changed limit: it is read-only,
+/// or has no discard or write-zeroes.
 pub(crate) fn refusal(env: &Env, index: usize, bio: &Bio) -> Option<Status> {
     let disk = &env.disks[env.paths[index].disk];
     match bio.op {
@@ -58,7 +59,7 @@ pub(crate) fn refusal(env: &Env, index: usize, bio: &Bio) -> Option<Status> {
     }
 }
 
-/// Now and then the disk fails a request for reasons of its own.
+/// Draws an error of the disk itself, which is rare.
 fn draw_disk_error(env: &mut Env, index: usize, bio: &Bio) -> Status {
     let one_in = env.disks[env.paths[index].disk].error_one_in;
     if !env.chance.one_in(one_in) {

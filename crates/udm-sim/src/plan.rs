@@ -1,86 +1,86 @@
-//! What a run is made of: a seed and what is left out.
+//! The plan of a run: a seed, and the disturbances to leave out.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A class of disturbance, to be left out when a failure is being shrunk.
+/// A class of disturbance, which can be left out to shrink a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Disturbance {
-    /// Crashes and restarts.
+    /// Power cuts and restarts.
     Crash,
-    /// Devices removed and made again.
+    /// Devices that are removed and created again.
     Remove,
-    /// Paths that go down, slow, silent, and come back.
+    /// Paths that fail, become slow or silent, and recover.
     Paths,
-    /// Errors of the disks' own.
+    /// Errors of the disks themselves.
     Errors,
     /// Suspend and resume.
     Suspend,
     /// New tables.
     Reload,
-    /// Suspends and resumes that are called off.
+    /// Suspends and resumes that are cancelled.
     Cancel,
     /// Messages to multipath targets.
     Messages,
-    /// Commands that take long to arrive.
+    /// Messages to cores that arrive late.
     Delay,
-    /// Requests that take effect in parts.
+    /// Requests that take effect partly.
     Torn,
-    /// Flush, FUA and flush-before.
+    /// Flushes, FUA and preflush.
     Flush,
-    /// Discard and write-zeroes.
+    /// Discards and write-zeroes.
     Trim,
     /// Requests long enough to be split.
     Long,
-    /// Lanes closed and opened again.
+    /// Lanes that are closed and opened again.
     Reopen,
     /// Data in several pieces.
     Pieces,
-    /// Paths that say nothing until the world lets go of them.
+    /// Paths that hang until the world releases them.
     Hang,
     /// Lanes that are full for a while.
     Full,
-    /// Requests done in the submit that brings them.
+    /// Requests that complete within their submit.
     Prompt,
-    /// Lanes that can't be opened.
+    /// Lanes that cannot be opened.
     Opens,
-    /// Disks that are or become read-only, grow, or take shorter requests, and blocks of 4 KiB.
+    /// Disks that are or become read-only, grow or have lower limits, and blocks of 4 KiB.
     Limits,
     /// Multipath over mapped devices, and snapshots of snapshots.
     Stacks,
     /// Bad blocks.
     Dust,
-    /// Writes dropped and data changed on purpose.
+    /// Targets that drop writes and change data on purpose.
     Lossy,
-    /// Writes that take effect after their error.
+    /// Writes that take effect after they failed.
     Late,
-    /// Requests that nobody should make: beyond the end, across blocks, to what is read-only.
+    /// Invalid requests: beyond the end, partial blocks, or writes to a read-only device.
     Wild,
-    /// Snapshots brought back into their origins.
+    /// Snapshots that are merged into their origins.
     Merge,
     /// Stores that become full.
     Small,
-    /// Cores that act in the middle of another's turn. For builds with the feature `interleave`.
+    /// Cores that run in the middle of another core's turn. This needs the feature `interleave`.
     Between,
-    /// Reads and writes of connections that are cut short.
+    /// Short reads and writes of connections.
     Cuts,
-    /// Operations on connections that fail, and clients that are gone without a word.
+    /// Failing operations of connections, and clients that vanish without a close.
     Lost,
-    /// Clients that neither read nor write for a while.
+    /// Clients that do not read or write for a while.
     Stalls,
-    /// Clients that send nonsense.
+    /// Clients that send invalid data.
     Nonsense,
-    /// Clients that go on on other cores.
+    /// Connections that move to other cores.
     Moves,
-    /// Paths that are watched.
+    /// The path watch.
     Watch,
     /// Queues in front of disks.
     Queues,
 }
 
 impl Disturbance {
-    /// Every class.
+    /// All classes.
     pub const ALL: [Disturbance; 35] = [
         Disturbance::Crash,
         Disturbance::Remove,
@@ -119,7 +119,7 @@ impl Disturbance {
         Disturbance::Queues,
     ];
 
-    /// Its name on the command line.
+    /// Name on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -175,34 +175,34 @@ impl FromStr for Disturbance {
         Disturbance::ALL
             .into_iter()
             .find(|c| c.name() == s)
-            .ok_or_else(|| format!("no class {s:?}; there are {}", known()))
+            .ok_or_else(|| format!("no class {s:?}; the classes are {}", known()))
     }
 }
 
-/// Classes left out.
+/// A set of excluded classes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExcludedDisturbances(u64);
 
 impl ExcludedDisturbances {
-    /// Leaves out `class` too.
+    /// Returns the set with `class` added.
     #[must_use]
     pub fn and(self, class: Disturbance) -> ExcludedDisturbances {
         ExcludedDisturbances(self.0 | 1 << class as u8)
     }
 
-    /// Everything is left out.
+    /// Returns the set of all classes.
     #[must_use]
     pub fn all() -> ExcludedDisturbances {
         Disturbance::ALL.into_iter().fold(ExcludedDisturbances::default(), ExcludedDisturbances::and)
     }
 
-    /// Is `class` left out?
+    /// True if `class` is excluded.
     #[must_use]
     pub fn has(self, class: Disturbance) -> bool {
         self.0 & 1 << class as u8 != 0
     }
 
-    /// What is left out.
+    /// The excluded classes.
     pub fn list(self) -> impl Iterator<Item = Disturbance> {
         Disturbance::ALL.into_iter().filter(move |c| self.has(*c))
     }
@@ -211,31 +211,31 @@ impl ExcludedDisturbances {
 /// A run. The same plan gives the same run, event for event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunPlan {
-    /// Where all chance comes from.
+    /// Seed of all random choices.
     pub seed: u64,
-    /// How many steps to take.
+    /// Number of steps.
     pub steps: u64,
-    /// How many cores; drawn when `None`.
+    /// Number of cores; drawn if `None`.
     pub cores: Option<usize>,
-    /// How many requests each core may have in flight on a device; drawn when `None`.
+    /// Maximum number of requests per core and device; drawn if `None`.
     pub depth: Option<usize>,
-    /// What is left out.
+    /// The excluded disturbances.
     pub without: ExcludedDisturbances,
-    /// How many events the trace keeps.
+    /// Number of events that the trace keeps.
     pub keep_events: usize,
-    /// A world of origins and their snapshots.
+    /// True for a world of origins and their snapshots.
     pub snapshots: bool,
-    /// Disks that no multipath target uses are null devices with faults.
+    /// True if disks that no multipath target uses are null devices with faults.
     pub faulty: bool,
-    /// The power is cut with this write or flush of those that disks begin or end, besides the cuts
-    /// that the seed draws.
+    /// Number of the start or completion of a write or flush at which the power is cut. The cuts
+    /// that the seed draws remain.
     pub cut: Option<u64>,
-    /// A fixed world of one multipath device over this many healthy paths, for measuring.
+    /// Number of working paths of a fixed world with one multipath device, for measurements.
     pub bench: Option<usize>,
 }
 
 impl RunPlan {
-    /// The run of `seed` for `steps` steps, with everything in it.
+    /// Plan of `seed` for `steps` steps, with all disturbances.
     #[must_use]
     pub fn new(seed: u64, steps: u64) -> RunPlan {
         RunPlan {
@@ -252,13 +252,13 @@ impl RunPlan {
         }
     }
 
-    /// The run of `seed` in a world of origins and their snapshots.
+    /// Plan of `seed` in a world of origins and their snapshots.
     #[must_use]
     pub fn snapshots(seed: u64, steps: u64) -> RunPlan {
         RunPlan { snapshots: true, ..RunPlan::new(seed, steps) }
     }
 
-    /// The options of the program that repeat it.
+    /// Command-line options that repeat this run.
     #[must_use]
     pub fn options(&self) -> String {
         let mut text = format!("--seed {} --steps {}", self.seed, self.steps);

@@ -1,9 +1,9 @@
-//! Turns inside of turns: at a point where lanes of several cores meet, another core has its mail
-//! delivered and its lanes polled.
+//! Preemption of turns: at an access to state shared by cores, the messages of another core are
+//! delivered and its lanes are polled.
 //!
-//! That is one preemption at each point and no more: what the other does, it does whole. It asks
-//! for nothing new meanwhile, and what comes back to it is looked at behind the turn that it was
-//! in. Of its tasks those act that have one order for all cores.
+//! At most one core preempts at each point, and it runs to the end. It starts no new requests, and
+//! its completed bios are handled after the turn that it preempted. Of its tasks only owner lanes
+//! run.
 
 use crate::cores::{SimCores, TaskPurpose};
 use crate::environment::{SharedEnv, lock};
@@ -14,18 +14,18 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use udm_core::Nanos;
 
-/// A core that has its turn is taken out of the world; the others wait here.
+/// The cores that wait while another core has its turn.
 pub(crate) struct PausedCores {
-    /// All but it.
+    /// All cores except the one with the turn.
     pub(crate) cores: Vec<SimCore>,
-    /// Its number.
+    /// Index of the core with the turn.
     pub(crate) turn: usize,
     pub(crate) env: SharedEnv,
     pub(crate) inboxes: Arc<SimCores>,
     pub(crate) chance: SimRng,
-    /// How often one of them acted.
+    /// Number of preemptions.
     pub(crate) acted: u64,
-    /// What a task for this opens gets no requests of devices.
+    /// True for a purpose whose tasks open lanes that get no requests of devices.
     pub(crate) is_internal_io: fn(TaskPurpose) -> bool,
 }
 
@@ -33,26 +33,26 @@ thread_local! {
     static OTHERS: RefCell<Option<PausedCores>> = const { RefCell::new(None) };
 }
 
-/// The points of this thread are met from now on.
+/// Enables preemption on this thread.
 pub(crate) fn begin(others: PausedCores) {
-    // What a run that failed has left can't be dropped: bios are in flight in it.
+    // Cores left by a failed run cannot be dropped, because they have bios in flight.
     let _ = ManuallyDrop::new(OTHERS.replace(Some(others)));
     #[cfg(feature = "interleave")]
     udm_core::interleave::set(Some(preempt));
 }
 
-/// Back to whole turns.
+/// Disables preemption, and returns the cores.
 pub(crate) fn end() -> Option<PausedCores> {
     #[cfg(feature = "interleave")]
     udm_core::interleave::set(None);
     OTHERS.take()
 }
 
-/// One of the others acts, now and then.
+/// Lets another core run, by chance.
 #[cfg(feature = "interleave")]
 fn preempt() {
     let Some(others) = OTHERS.take() else { return };
-    // Where it panics the others are not taken apart: bios are in flight in them.
+    // After a panic the cores must not be dropped, because they have bios in flight.
     let mut others = ManuallyDrop::new(others);
     if others.chance.one_in(4) {
         others.act();
@@ -60,7 +60,7 @@ fn preempt() {
     OTHERS.set(Some(ManuallyDrop::into_inner(others)));
 }
 
-#[cfg_attr(not(feature = "interleave"), expect(dead_code, reason = "nobody meets anybody then"))]
+#[cfg_attr(not(feature = "interleave"), expect(dead_code, reason = "used only with preemption"))]
 impl PausedCores {
     fn act(&mut self) {
         let now = lock(&self.env).now;
@@ -88,7 +88,7 @@ impl PausedCores {
             open.lane.poll(&mut open.completed, &mut cx);
             open.wake = cx.wake();
         }
-        // Others are looked at behind their turn.
+        // Other tasks run only in their own turns.
         lock(&self.env).task = Some(TaskPurpose::OwnerLane).filter(|&p| (self.is_internal_io)(p));
         tasks.retain_mut(|task| !task.is_owner_lane() || task.reason() > now || !task.turn(state, now));
         lock(&self.env).task = None;

@@ -1,5 +1,5 @@
-//! The queues in front of paths and of mapped devices: which there are, how their settings change,
-//! and that none lets more through than it has tags.
+//! The queues in front of paths and of mapped devices, changes of their settings, and a check that
+//! no queue passes more requests than it has tags.
 
 use crate::environment::{SharedEnv, lock};
 use crate::machine::Machine;
@@ -17,11 +17,11 @@ use udm_dm::mapped::MappedDevice;
 use udm_queue::{QueuedDevice, TagSet};
 use udm_wire::uri::QueueParams;
 
-/// What a queue is in front of.
+/// The device below a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum QueueOwner {
     Path(usize),
-    /// A mapped device: it has the queue.
+    /// A mapped device, which owns the queue.
     Mapped(usize),
 }
 
@@ -34,14 +34,14 @@ impl fmt::Display for QueueOwner {
     }
 }
 
-/// A queue.
+/// A queue under test.
 pub(crate) struct SimQueue {
     of: QueueOwner,
     queued: Arc<dyn Device>,
-    /// Changes that were asked for, and those that hold.
+    /// Number of requested changes; `hold` counts those in effect.
     asked: u64,
     hold: Arc<AtomicU64>,
-    /// Cancels the last one.
+    /// Cancels the last change.
     cancel: Option<CancelChange>,
 }
 
@@ -53,7 +53,7 @@ impl SimQueue {
     fn change(&mut self, name: &str, value: &str) -> bool {
         let of_then = Arc::clone(&self.hold);
         let then: QueueChangeCallback = Box::new(move || _ = of_then.fetch_add(1, Ordering::Relaxed));
-        // Some can't be, and while one is under way there is no other.
+        // Some changes are refused, and only one can be in progress.
         let queue = self.queued.queue();
         let changed = queue.map(|queue| queue.change(&[(name.into(), value.into())], then));
         let Some(Ok(cancel)) = changed else { return false };
@@ -62,7 +62,7 @@ impl SimQueue {
         true
     }
 
-    /// Cancels the last change, if it does not hold yet; was there one?
+    /// Cancels the last change if it is not in effect yet. Returns true if there was one.
     fn cancel(&mut self) -> bool {
         let cancel = self.cancel.take();
         let waits = self.hold.load(Ordering::Relaxed) != self.asked;
@@ -74,15 +74,15 @@ impl SimQueue {
     }
 }
 
-/// How many requests a queue may let through.
+/// Maximum number of requests that a queue may pass.
 fn most(report: &QueueReport) -> u64 {
     let number = |name| report.numbers.iter().find(|(known, _)| *known == name).map_or(0, |(_, n)| *n);
     number("nr_hw_queues") * number("queue_depth")
 }
 
 impl Machine {
-    /// Puts queues in front of paths, which `cores` cores will use. In half of the worlds they
-    /// share their tags.
+    /// Puts queues in front of paths that `cores` cores will use. In half of the worlds the queues
+    /// share tags.
     pub(crate) fn make_queues(&mut self, queues: &[(usize, QueueParams)], cores: usize) {
         let mut chance = SimRng::new(self.plan.seed, RngStream::Shared);
         let shares = !queues.is_empty() && chance.one_in(2);
@@ -104,8 +104,8 @@ impl Machine {
         }
     }
 
-    /// Changes a setting of a queue, by chance, whatever is under way. Queues of devices stay as
-    /// they are where they are `wide`, but for their order.
+    /// Changes a random setting of a queue, even while a change is in progress. If `wide`, queues
+    /// of devices change only their request order.
     pub(crate) fn change_queue(&mut self, wide: bool) {
         let chance = &mut self.control;
         let nth = chance.below(self.queues.len() as u64) as usize;
@@ -120,7 +120,7 @@ impl Machine {
             lock(&self.env).say(format!("the change of the queue of {} is cancelled", queue.of));
             return;
         }
-        // What is read to see whether a slow path is put out waits for no tag.
+        // A read for the test of slow paths must not wait for a tag.
         let wide = wide && matches!(queue.of, QueueOwner::Mapped(_));
         let may = !wide || matches!(name, "scheduler" | "fifo_batch");
         let changed = may && queue.change(name, value);
@@ -128,12 +128,12 @@ impl Machine {
         lock(&self.env).say(format!("the queue of {} has {name}={value}: {changed}", queue.of));
     }
 
-    /// At rest every change holds.
+    /// Checks, in the quiescent world, that all changes are in effect.
     pub(crate) fn changes_hold(&self) -> Result<(), Violation> {
         let lags = |queue: &&SimQueue| queue.hold.load(Ordering::Relaxed) != queue.asked;
         match self.queues.iter().find(lags) {
             Some(SimQueue { of, .. }) => {
-                Err(format!("at rest, a change of the queue of {of} does not hold yet"))
+                Err(format!("at rest, a change of the queue of {of} is not in effect yet"))
             }
             None => Ok(()),
         }
@@ -141,8 +141,8 @@ impl Machine {
 }
 
 impl TargetWorld {
-    /// Has device `i` make itself a queue, where the blueprint says so and its table is for one.
-    /// What it gives back is to be true while nothing may pass.
+    /// Gives device `i` a queue of its own, if the blueprint has one and the table is
+    /// request-based. The returned flag must be true while the device is suspended.
     pub(crate) fn give_queue(&mut self, i: usize, mapped: &MappedDevice) -> Arc<AtomicBool> {
         let stands = Arc::new(AtomicBool::new(true));
         let Some((_, params)) = self.blueprint.own_queues.iter().find(|(d, _)| *d == i) else {
@@ -153,7 +153,7 @@ impl TargetWorld {
         let of_count = Arc::clone(&stands);
         mapped.set_queue_factory(Box::new(move |bare| {
             let (inside, stands, env) = (Arc::clone(&inside), Arc::clone(&of_count), env.clone());
-            // What it may have is asked of the queue: of one like it, since it is not there yet.
+            // The queue does not exist yet, so the limit is read from one with the same settings.
             let most = most(&QueuedDevice::new(Arc::clone(&bare), &params).report(cores));
             let counted =
                 CountedDevice { bare, count: InFlightCounter { device: i, inside, stands, most, env } };
@@ -162,12 +162,13 @@ impl TargetWorld {
         stands
     }
 
-    /// Answers of device `i` may still be on their way when it is suspended: a task has them.
+    /// True if completions of device `i` may still be in transit after a suspend, because an owner
+    /// lane sends them.
     pub(crate) fn answers_travel(&self, i: usize) -> bool {
         self.machine.cores.len() > 1 && self.blueprint.own_queues.iter().any(|(d, _)| *d == i)
     }
 
-    /// The queue that device `i` has made itself is one whose settings change.
+    /// Registers the own queue of device `i` for changes of settings.
     pub(crate) fn take_queue(&mut self, i: usize) {
         let queues = &mut self.machine.queues;
         queues.retain(|queue| queue.of != QueueOwner::Mapped(i));
@@ -179,18 +180,18 @@ impl TargetWorld {
     }
 }
 
-/// A mapped device behind its queue, where what comes through is counted.
+/// A mapped device below its queue that counts requests.
 struct CountedDevice {
     bare: Arc<dyn Device>,
     count: InFlightCounter,
 }
 
-/// How many requests a device has, on all cores.
+/// Counter of requests of a device, on all cores.
 #[derive(Clone)]
 struct InFlightCounter {
     device: usize,
     inside: Arc<AtomicU64>,
-    /// Nothing may pass.
+    /// True while the device is suspended.
     stands: Arc<AtomicBool>,
     most: u64,
     env: SharedEnv,

@@ -1,4 +1,4 @@
-//! Bringing the world to rest, looking at it while it is, and switching it off.
+//! Quiescence of a world, its inspection while quiescent, power cuts and restarts.
 
 use crate::control::PATHS;
 use crate::device::ModelledDevice;
@@ -13,20 +13,20 @@ use crate::world::TargetWorld;
 use udm_core::{Nanos, Op, OwnWork};
 use udm_wire::multipath_conf::Failback;
 
-/// How long the world may take to come to rest, in simulated time and in steps. The longest that
-/// anything waits for is a silent path with its patience, a few times over.
+/// Limits of the time until the world is quiescent, in simulated time and in steps. The longest
+/// waits are those for the timeouts of silent paths.
 const REST_MAX: Nanos = Nanos::from_millis(300_000);
 const REST_STEPS_MAX: u64 = 2_000_000;
-/// When checks are brought into step, and how late they are for it.
+/// Time after which path checks are synchronised, and the delay that this adds.
 const REST_LATE: Nanos = Nanos::from_millis(200_000);
 const LATE: Nanos = Nanos::from_millis(1_000);
 
 impl TargetWorld {
-    /// Lets everything finish and looks at what is left; sometimes removes all devices and makes
-    /// them again.
+    /// Waits until all work completes, and inspects the result. Sometimes all devices are removed
+    /// and created again.
     ///
     /// # Errors
-    /// What is wrong: a request that waits for ever, a counter that is off, a device that can't be
+    /// The violation: a request that waits forever, a wrong counter, or a device that cannot be
     /// removed.
     pub fn rest(&mut self) -> Result<(), Violation> {
         lock(&self.machine.env).say("all come to rest");
@@ -49,7 +49,7 @@ impl TargetWorld {
         Ok(())
     }
 
-    /// Takes steps without new requests or new trouble until nothing is left to do.
+    /// Runs steps without new requests or faults until nothing is left to do.
     fn quiesce(&mut self) -> Result<(), Violation> {
         self.machine.resting = true;
         let dead = {
@@ -67,7 +67,7 @@ impl TargetWorld {
         if !dead
             && !self.hung_disks().contains(&true)
             && self.machine.plan.bench.is_none()
-            // What is lost for 5 s is passed by.
+            // A lost request takes 5 s, so others may overtake it.
             && !self.machine.plan.faulty
             && self.machine.control.one_in(2)
         {
@@ -76,7 +76,7 @@ impl TargetWorld {
         if !dead && !self.machine.plan.without.has(Disturbance::Queues) && !self.machine.queues.is_empty() {
             self.late_changes = self.machine.control.below(4);
         }
-        // What hangs holds up nothing but what needs it.
+        // Requests that do not need a disk that hangs must complete.
         let hung = self.hung_disks();
         if hung.contains(&true) && !dead {
             self.quiesce_except(&hung)?;
@@ -95,7 +95,7 @@ impl TargetWorld {
         let env = lock(&self.machine.env);
         let hangs = |d: usize| env.paths.iter().any(|p| p.disk == d && p.mode == PathMode::Hung);
         let mut hung: Vec<bool> = (0..env.disks.len()).map(hangs).collect();
-        // Who shares tags with one that hangs may wait for them.
+        // Disks that share tags with a disk that hangs may wait for its tags.
         if let Some((sharing, _)) = &env.shared {
             let disks = || sharing.iter().map(|path| env.paths[*path].disk);
             if disks().any(|disk| hung[disk]) {
@@ -105,8 +105,8 @@ impl TargetWorld {
         hung
     }
 
-    /// Takes steps until nothing is left to do but what needs a disk that is `hung`. Suspends that
-    /// wait for such a disk are called off: they must not wait for it.
+    /// Runs steps until only work that needs a `hung` disk is left. Suspends that wait for such a
+    /// disk are cancelled.
     fn quiesce_except(&mut self, hung: &[bool]) -> Result<(), Violation> {
         let (mut from, mut first) = (lock(&self.machine.env).now, self.machine.step);
         let mut late = false;
@@ -120,7 +120,8 @@ impl TargetWorld {
                     self.cancel(i);
                 }
             }
-            // With the last requests on their way home nobody polls a lane for another's sake.
+            // Queue settings change while the last requests complete, because then no other request
+            // causes a poll.
             if self.late_changes > 0 && self.machine.control.one_in(8) {
                 self.late_changes -= 1;
                 self.machine.set_turn(None);
@@ -129,8 +130,8 @@ impl TargetWorld {
             self.step()?;
             let now = lock(&self.machine.env).now;
             if now.since(from) > REST_LATE && !std::mem::replace(&mut late, true) {
-                // Checks that are slow can go by turns for ever, with one always under way. Where a
-                // core gets to all of them late, they go together from then on.
+                // Slow checks can take turns forever, so that one is always in progress. If their
+                // core is late for all of them, they run together from then on.
                 let tasks = self.machine.cores.iter_mut().flat_map(|core| &mut core.tasks);
                 tasks.for_each(|task| task.postpone(now + LATE));
             }
@@ -147,7 +148,7 @@ impl TargetWorld {
         Ok(())
     }
 
-    /// Device `i` needs a disk that hangs.
+    /// True if device `i` needs a disk that hangs.
     fn needs_hung(&self, i: usize) -> bool {
         let device = &self.devices[i];
         let loaded = device.loaded.as_ref().map(|l| &l.map);
@@ -184,7 +185,7 @@ impl TargetWorld {
         self.devices.iter().enumerate().all(|(i, d)| d.access.is_none_or(|a| works(i, a)))
     }
 
-    /// Nothing is to come that could move anything.
+    /// True if no event is left that could make progress.
     pub fn is_stuck(&self) -> bool {
         self.machine.resting
             && self.machine.timers.is_empty()
@@ -192,14 +193,14 @@ impl TargetWorld {
             && !self.is_at_rest()
     }
 
-    /// Counts the hedges and the slow paths that came since the last rest.
+    /// Counts the hedges and ejections since the last quiescence.
     pub(crate) fn count_watch(&mut self) {
         for device in &mut self.devices {
             let live = device.mapped().live();
             let reports = live.map(|t| t.targets()[0].target.path_reports()).unwrap_or_default();
             let hedges = reports.iter().filter_map(|r| r.watch.as_ref()).map(|w| w.hedges).sum::<u64>();
             let now: [u64; 2] = [hedges, reports.iter().map(|r| r.ejections).sum::<u64>()];
-            // Counts of another table begin anew.
+            // The counters of a new table start at 0.
             let more = |at: usize| now[at].checked_sub(device.hedged[at]).unwrap_or(now[at]);
             self.machine.totals.hedges += more(0);
             self.machine.totals.ejections += more(1);
@@ -207,7 +208,7 @@ impl TargetWorld {
         }
     }
 
-    /// Compares what the devices say of themselves with what happened to them.
+    /// Compares the reports of the devices with the model.
     fn inspect(&mut self) -> Result<(), Violation> {
         self.machine.paths_are_empty()?;
         self.machine.changes_hold()?;
@@ -261,19 +262,19 @@ impl TargetWorld {
         Ok(())
     }
 
-    /// The event counters against the messages that were sent, and what the paths below did.
+    /// Compares the event counters with the messages sent and the faults of the paths.
     fn check_events(&mut self) -> Result<(), Violation> {
         for i in 0..self.devices.len() {
             self.count_lost(i);
             let device = &mut self.devices[i];
             let raised = u64::from(device.mapped.event_nr());
             let (must, mut may) = device.events;
-            // How often it goes back to a better group is its own affair.
+            // With automatic failback, the number of returns to a better group is not modelled.
             if device.settings.failback != Failback::Manual {
                 may = u64::from(u32::MAX);
             }
-            // The letters of a striped line: one that failed is a D, and the first failure of each
-            // raises an event.
+            // The status letters of a striped line: D is a failed stripe. The first failure of each
+            // stripe raises an event.
             let status = device.mapped.status_text();
             let is_failed = |line: &str| line.contains(" striped ") && line.ends_with('D');
             if raised == 0 && status.lines().any(is_failed) {
@@ -292,8 +293,8 @@ impl TargetWorld {
         Ok(())
     }
 
-    /// Paths that failed raise events: several in one turn raise one, one that fails on several
-    /// cores at once one.
+    /// Counts the events of failed paths. Several failures in one turn raise one event, as does one
+    /// path that fails on several cores at once.
     pub(crate) fn count_lost(&mut self, i: usize) {
         let device = &mut self.devices[i];
         let Some(access) = device.access else { return };
@@ -304,30 +305,29 @@ impl TargetWorld {
             if access.has_unknown_paths { u64::from(u32::MAX) } else { lost.saturating_sub(1) };
     }
 
-    /// Lanes of path `p` that one of device `i` opens.
+    /// Number of lanes of path `p` that one lane of device `i` opens.
     fn lanes_of(&self, i: usize, p: usize) -> usize {
         self.devices[i].spec.lanes(p, &|d| self.lanes_of(d, p))
     }
 
-    /// Tables that are neither in use nor loaded are gone.
+    /// Checks that tables that are neither live nor loaded are dropped.
     fn count_tables(&self) -> Result<(), Violation> {
         let there = self.tables.iter().filter(|t| t.strong_count() > 0).count();
         let known = self.devices.iter().map(|d| 1 + usize::from(d.loaded.is_some())).sum::<usize>();
         match there <= known {
             true => Ok(()),
-            false => Err(format!("at rest, {there} tables are there, and {known} are in use or loaded")),
+            false => Err(format!("at rest, {there} tables exist, but {known} are live or inactive")),
         }
     }
 
-    /// The power fails, and comes back.
+    /// Cuts the power, and restores it.
     ///
     /// # Errors
-    /// When the devices can't be made again.
+    /// If the devices cannot be created again.
     pub fn crash(&mut self) -> Result<(), Violation> {
         self.machine.totals.crashes += 1;
         self.machine.cut_power();
-        // What is in memory is of no more use. It is taken apart in good order all the same: bios
-        // can't be forgotten.
+        // The lanes cannot be dropped while bios are in flight, so they are drained first.
         let was_resting = self.machine.resting;
         self.quiesce()?;
         self.look_at_log()?;
@@ -340,7 +340,7 @@ impl TargetWorld {
         Ok(())
     }
 
-    /// Closes all lanes, removes all devices, and makes them again with the tables that they had.
+    /// Closes all lanes, removes all devices, and creates them again with the same tables.
     fn restart(&mut self) -> Result<(), Violation> {
         self.machine.cores.clear();
         self.log.clear();
@@ -370,8 +370,7 @@ impl TargetWorld {
     }
 }
 
-/// What the multipath target of device `i` says it has served, against what came back from the
-/// paths.
+/// Compares the path counters that device `i` reports with the model.
 fn check_served(i: usize, device: &ModelledDevice, env: &Env) -> Result<(), Violation> {
     let access = device.access.map(|a| &env.accesses[a]);
     let reports = device.mapped().live().map(|t| t.targets()[0].target.path_reports()).unwrap_or_default();
@@ -379,14 +378,14 @@ fn check_served(i: usize, device: &ModelledDevice, env: &Env) -> Result<(), Viol
         let served = env.paths[report.number.minor as usize].served;
         let said = PathCounters { bios: report.bios, bytes: report.bytes, errors: report.errors };
         if said != served {
-            return Err(format!("at rest, d{i} says of {} {said:?}, and it was {served:?}", report.name));
+            return Err(format!("at rest, d{i} reports {said:?} for {}, expected {served:?}", report.name));
         }
     }
     Ok(())
 }
 
-/// What the watch of device `i` says of itself: nothing waits any more, and reads have paid for the
-/// hedges.
+/// Checks the report of the path watch of device `i`: no request waits, and the reads allow that
+/// many hedges.
 fn check_watch(i: usize, device: &ModelledDevice, env: &Env) -> Result<(), Violation> {
     let reports = device.mapped().live().map(|t| t.targets()[0].target.path_reports()).unwrap_or_default();
     let (mut reads, mut hedges) = (0, 0);
@@ -400,8 +399,8 @@ fn check_watch(i: usize, device: &ModelledDevice, env: &Env) -> Result<(), Viola
         reads += report.ops[Op::Read as usize].0;
         hedges += watch.hedges - watch.free;
     }
-    // Those that were handed back went down once more than they came up. How many mapped devices
-    // have handed back nobody knows.
+    // A request that is handed back is sent once more than it completes. For paths that are mapped
+    // devices this number is not known.
     let over_paths = reports.iter().all(|report| report.number.major == PATHS);
     match !over_paths || hedges * READS_A_HEDGE <= reads + env.seen.handed_back {
         true => Ok(()),
@@ -409,5 +408,5 @@ fn check_watch(i: usize, device: &ModelledDevice, env: &Env) -> Result<(), Viola
     }
 }
 
-/// So many reads earn a hedge.
+/// Number of reads that allow one hedge.
 const READS_A_HEDGE: u64 = 20;

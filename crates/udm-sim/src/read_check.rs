@@ -1,4 +1,4 @@
-//! What a read may return.
+//! Check of the data that a read returns.
 
 use crate::environment::Env;
 use crate::model::{TrackedRequest, Violation, describe};
@@ -9,10 +9,13 @@ use crate::tables::FlakeyFault;
 use std::sync::Arc;
 use udm_core::Bio;
 
-/// The longest read that is sure to reach a target in one piece.
+/// Longest read, in sectors, that certainly reaches a target in one piece.
 const WHOLE_MAX: u64 = 8;
 
-/// Compares what a read brought with what each sector may hold.
+/// Compares the data of a read with the content that each sector may have.
+///
+/// # Errors
+/// The first sector that differs.
 pub(crate) fn check(
     cells: &mut RegisterModel,
     r: &TrackedRequest,
@@ -71,14 +74,14 @@ pub(crate) fn check(
     Err(format!("{} returned {got} for its sector {i}, which {place}", describe(r)))
 }
 
-/// A byte or two may be others than those that were written: a target changes what is read, or
-/// changed what was written.
+/// True if a few bytes may differ from the data written, because a target changes reads or changed
+/// writes.
 fn is_lossy(map: &TableMap, sector: u64, cell: u32, cells: &RegisterModel, env: &Env) -> bool {
     let changes = |l: &LossyRange| l.flaw != FlakeyFault::DropWrites && l.covers(sector);
     map.lossy.iter().any(changes) || (cell < ERROR && env.disks[cells.place(cell).0].tainted)
 }
 
-/// A target that changes a byte of every read has changed it.
+/// Checks that a target that corrupts a byte of every read has done so.
 fn check_corruption(r: &TrackedRequest, bio: &Bio) -> Result<(), Violation> {
     let maps: Vec<&Arc<TableMap>> = r.map.iter().chain(&r.more).collect();
     let [map] = maps[..] else { return Ok(()) };

@@ -1,57 +1,58 @@
-//! What each sector of each disk may hold.
+//! Model of the content of disks: the values that each sector may have.
 //!
-//! A sector is a register. Every write to it that still matters is an entry: when it began, when it
-//! ended, and since when it can no longer be read because a later write has taken its place. A read
-//! may return any entry that was alive at some time while the read was under way. Times are those
-//! of [`crate::environment::Env::step`]: what begins in step *n* begins at 2*n*, what ends in it at 2*n*+1.
+//! A sector is a register. Each write that still matters is an entry: its start, its end, and the
+//! time since which no read can return it because a later write replaced it. A read may return any
+//! entry that was readable at some time during the read. Times are those of
+//! [`crate::environment::Env::step`]: an operation that starts in step *n* starts at 2*n*, and one
+//! that ends in step *n* ends at 2*n*+1.
 //!
-//! * A write that began after another had ended, and succeeded, replaces it.
-//! * A write that failed, or whose place was not certain (its table changed meanwhile), may or may
+//! * A successful write that began after another had ended replaces it.
+//! * A write that failed, or whose sector was not certain (its table changed meanwhile), may or may
 //!   not have happened: it replaces nothing.
-//! * What was replaced may come back after a crash, unless what replaced it was made durable by a
-//!   flush that began after the write had ended, or by FUA.
+//! * A replaced entry may return after a crash. This ends when its replacement is durable: by FUA,
+//!   or by a flush that began after the replacement had ended.
 
-/// Not yet.
+/// A time that is not reached yet.
 pub const NEVER: u64 = u64::MAX;
 
 /// A write to one sector.
 #[derive(Clone, Copy, Debug)]
 struct WriteRecord {
-    /// Request and sector of it; unique.
+    /// Unique number: the request, and the sector within it.
     id: u64,
-    /// What it puts there; [`ANY`] for a discard.
+    /// The value written; [`ANY`] for a discard.
     stamp: u64,
     start: u64,
     end: u64,
-    /// It happened, for certain.
+    /// True if the write certainly happened.
     sure: bool,
     durable: bool,
-    /// When the last read that may return it must have begun before.
+    /// A read that returns this entry must have begun before this time.
     dead: u64,
-    /// Not even a crash can bring it back.
+    /// True if not even a crash can restore the entry.
     gone: bool,
-    /// It was written to another disk, which this one is a copy of: no flush of this one makes it
-    /// durable.
+    /// True if the write went to another disk of which this one is a copy. No flush of this disk
+    /// makes it durable.
     inherited: bool,
 }
 
-/// The stamp of a discard: whatever.
+/// Stamp of a discard: any value may be read.
 pub const ANY: u64 = u64::MAX;
 
 #[derive(Clone, Debug, Default)]
 struct Register {
     entries: Vec<WriteRecord>,
-    /// Is on the list of cells that a crash would change.
+    /// True if the register is in the list of those that a crash changes.
     dirty: bool,
-    /// The disk that it is of.
+    /// Index of the disk.
     disk: u8,
-    /// The beginning of the latest flush that it has taken notice of.
+    /// Start of the latest flush that was applied to this register.
     synced: u64,
 }
 
 impl Register {
-    /// Takes notice of the flushes that have succeeded, the latest of which began at `start`. Later
-    /// is as good as at once: what one covers is fixed when it begins.
+    /// Applies the successful flushes, of which the latest began at `start`. This can be done
+    /// later, because a flush covers only writes that ended before its start.
     fn sync(&mut self, start: u64) {
         if std::mem::replace(&mut self.synced, start) == start {
             return;
@@ -69,21 +70,21 @@ impl Register {
     }
 }
 
-/// The sectors of all disks, one after the other.
+/// The registers of all sectors of all disks, disk by disk.
 pub struct RegisterModel {
     cells: Vec<Register>,
-    /// First cell of each disk.
+    /// First register of each disk.
     starts: Vec<u32>,
-    /// Cells that were written since the last crash, by disk.
+    /// Registers written since the last crash, by disk.
     dirty: Vec<Vec<u32>>,
-    /// The latest beginning of a flush that succeeded, by disk.
+    /// Latest start of a successful flush, by disk.
     flushed: Vec<u64>,
-    /// No read in flight began before this.
+    /// Time before which no read in flight began.
     horizon: u64,
 }
 
 impl RegisterModel {
-    /// Cells for disks of these sizes, whose first content is `first(disk, sector)`.
+    /// Creates registers for disks of these sizes, with the initial content `first(disk, sector)`.
     #[must_use]
     pub fn new(sizes: &[u64], first: impl Fn(usize, u64) -> u64) -> RegisterModel {
         let mut cells = Vec::new();
@@ -115,25 +116,25 @@ impl RegisterModel {
         }
     }
 
-    /// The cell of a sector.
+    /// Returns the register of a sector.
     #[must_use]
     pub fn index(&self, disk: usize, sector: u64) -> u32 {
         self.starts[disk] + sector as u32
     }
 
-    /// The disk and sector of a cell.
+    /// Returns the disk and sector of a register.
     #[must_use]
     pub fn place(&self, cell: u32) -> (usize, u64) {
         let disk = self.starts.partition_point(|s| *s <= cell) - 1;
         (disk, u64::from(cell - self.starts[disk]))
     }
 
-    /// No read that began before `start` is in flight any more.
+    /// Sets the time before which no read in flight began.
     pub fn set_horizon(&mut self, start: u64) {
         self.horizon = start;
     }
 
-    /// A write begins. Told twice of the same, it hears once; says whether it was news.
+    /// Records the start of a write. Returns false if the write was recorded before.
     pub fn begin(&mut self, cell: u32, id: u64, stamp: u64, start: u64) -> bool {
         let horizon = self.horizon;
         let slot = &mut self.cells[cell as usize];
@@ -162,7 +163,8 @@ impl RegisterModel {
         true
     }
 
-    /// A write is over: it happened for certain (`sure`), and is on the medium (`durable`).
+    /// Records the end of a write: it certainly happened if `sure`, and is on the medium if
+    /// `durable`.
     pub fn end(&mut self, cell: u32, id: u64, now: u64, sure: bool, durable: bool) {
         let slot = &mut self.cells[cell as usize];
         let Some(own) = slot.entries.iter_mut().find(|e| e.id == id) else { return };
@@ -181,7 +183,7 @@ impl RegisterModel {
         }
     }
 
-    /// May a read that began at `start` return `stamp`?
+    /// True if a read that began at `start` may return `stamp`.
     #[must_use]
     pub fn allows(&self, cell: u32, stamp: u64, start: u64) -> bool {
         self.cells[cell as usize]
@@ -190,7 +192,7 @@ impl RegisterModel {
             .any(|e| (e.stamp == stamp || e.stamp == ANY) && e.dead > start)
     }
 
-    /// May a read of each, both begun at `now`, return the same?
+    /// True if reads of both registers that begin at `now` may return the same value.
     #[must_use]
     pub fn may_be_equal(&self, one: u32, other: u32, now: u64) -> bool {
         let alive = |cell: u32| self.cells[cell as usize].entries.iter().filter(move |e| e.dead > now);
@@ -199,15 +201,16 @@ impl RegisterModel {
         alive(one).any(same)
     }
 
-    /// A read from `start` to `now` returned `stamp`: what was written before the write of it began
-    /// is not read again. Where no write was under way meanwhile, nothing else is.
+    /// Records that a read from `start` to `now` returned `stamp`. Values older than the write of
+    /// `stamp` are not readable any more. If no write was in progress meanwhile, no other value is.
     pub fn seen(&mut self, cell: u32, stamp: u64, start: u64, now: u64) {
         let slot = &mut self.cells[cell as usize];
         if slot.entries.len() < 2 {
             return;
         }
         let quiet = !slot.entries.iter().any(|e| e.end >= start || e.stamp == ANY);
-        // A stamp names its write; zeroes may be of several, and a discard leaves what it likes.
+        // A stamp identifies its write. Zeroes may come from several writes, and a discard leaves
+        // any value.
         let begun = match (quiet, slot.entries.iter().find(|e| e.stamp == stamp && stamp != 0)) {
             (true, _) => NEVER,
             (false, Some(own)) => own.start,
@@ -220,15 +223,15 @@ impl RegisterModel {
         }
     }
 
-    /// A flush of `disk` that began at `start` has succeeded.
+    /// Records a successful flush of `disk` that began at `start`.
     pub fn flushed(&mut self, disk: usize, start: u64) {
         self.flushed[disk] = self.flushed[disk].max(start);
     }
 
-    /// Disk `to` becomes what disk `from` is at this instant, `now`; where there are several, each
-    /// sector is that of any of them. Of what is under way to `from` it has that which `reached`
-    /// says to be there, by its sector and stamp: a request that was handed back may have been done
-    /// in part. What is under way to `to` will reach it.
+    /// Makes disk `to` a copy of disk `from` at time `now`. With several sources, each sector may
+    /// come from any of them. A write in progress on `from` is included if `reached` is true for
+    /// its sector and stamp. A request that was handed back may have taken partial effect. Writes
+    /// in progress on `to` remain.
     pub fn copy(
         &mut self,
         from: &[usize],
@@ -257,10 +260,11 @@ impl RegisterModel {
         }
     }
 
-    /// A sector of which this is not known from its writes may hold `stamp`, since before `now`.
+    /// Records that a sector may hold `stamp` since before `now`, although its own writes do not
+    /// show it.
     pub fn may_hold(&mut self, cell: u32, stamp: u64, now: u64) {
         let slot = &mut self.cells[cell as usize];
-        // One that was replaced may have been written once more, from elsewhere.
+        // A replaced value may have been written again from another place.
         if slot.entries.iter().any(|e| (e.stamp == stamp || e.stamp == ANY) && e.dead > now) {
             return;
         }
@@ -280,14 +284,14 @@ impl RegisterModel {
         }
     }
 
-    /// The power failed: nothing is under way, and each sector of a disk holds its last durable
-    /// content or anything later.
+    /// Models a power cut of all disks: no write remains in progress, and each sector holds its
+    /// last durable value or any later one.
     pub fn crash(&mut self, now: u64) {
         self.horizon = now;
         self.cut_power(now, false);
     }
 
-    /// The power of a disk failed that others go on asking: what is under way goes on.
+    /// Models a power cut below lanes that continue: writes in progress remain.
     pub fn crash_below(&mut self, now: u64) {
         self.cut_power(now, true);
     }
@@ -298,7 +302,7 @@ impl RegisterModel {
             list.retain(|cell| {
                 let slot = &mut self.cells[*cell as usize];
                 slot.sync(*flushed);
-                // A read that is under way may have found what is gone since.
+                // A read in progress may have returned an entry that was lost since.
                 slot.entries.retain(|e| !e.gone || (goes_on && e.dead > horizon));
                 let alone = slot.entries.iter().filter(|e| !e.gone).count() == 1;
                 for e in slot.entries.iter_mut().filter(|e| !e.gone) {
@@ -315,7 +319,7 @@ impl RegisterModel {
         }
     }
 
-    /// What a sector may hold, for a person.
+    /// Describes the values that a register may have, for a person.
     #[must_use]
     pub fn describe(&self, cell: u32) -> String {
         let mut text = String::new();
@@ -329,14 +333,14 @@ impl RegisterModel {
         text
     }
 
-    /// The longest list of entries: what the model costs.
+    /// Length of the longest list of entries, which determines the cost of the model.
     #[must_use]
     pub fn longest(&self) -> usize {
         self.cells.iter().map(|c| c.entries.len()).max().unwrap_or(0)
     }
 }
 
-/// A stamp for a person.
+/// Describes a stamp, for a person.
 #[must_use]
 pub fn stamp_text(stamp: u64) -> String {
     match stamp {
@@ -383,7 +387,10 @@ mod tests {
         let mut c = one();
         c.begin(0, 1, 1, 2);
         c.seen(0, 1, 4, 5);
-        assert!(!c.allows(0, 7, 6) && c.allows(0, 7, 4), "only who began before may see the old");
+        assert!(
+            !c.allows(0, 7, 6) && c.allows(0, 7, 4),
+            "only a read that began before may return the old value"
+        );
         c.begin(0, 2, 2, 6);
         c.seen(0, 2, 6, 7);
         assert!(c.allows(0, 1, 8), "of two writes under way either may come last");

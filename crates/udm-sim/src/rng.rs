@@ -1,87 +1,85 @@
-//! Chance, drawn from a seed.
+//! Random numbers, derived from a seed.
 //!
-//! Each part of the world has a stream of its own, so that switching one class of disturbance off
-//! while a failure is being shrunk leaves the draws of the other parts as they were for as long as
-//! possible.
+//! Each part of the world has its own stream. If one class of disturbance is switched off while a
+//! failure is shrunk, the draws of the other parts stay the same for as long as possible.
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-/// Which part of the world draws.
+/// The part of the world that draws.
 #[derive(Clone, Copy, Debug)]
 #[repr(u64)]
 pub enum RngStream {
-    /// Which disks, tables and devices there are.
+    /// The disks, tables and devices of a world.
     Build = 1,
-    /// Which core runs next and how long it takes.
+    /// The core that runs next, and durations.
     Schedule,
-    /// What front ends ask for.
+    /// Requests of front ends.
     Work,
-    /// When and what the control side does.
+    /// Times and actions of the control side.
     Control,
-    /// When commands arrive at a core.
+    /// Delays of messages to cores.
     Inbox,
-    /// What disks and paths do.
+    /// Behaviour of disks and paths.
     Disks,
-    /// Who acts in the middle of another's turn.
+    /// Cores that preempt others.
     Between,
-    /// What the network and the ring of a core do.
+    /// Behaviour of the network and of the ring of a core.
     SimNetwork,
-    /// What paths are watched for.
+    /// Options of the path watch.
     Watch,
-    /// Which of these are slow.
+    /// Slow paths, in worlds with a path watch.
     Slow,
-    /// What goes wrong with null devices.
+    /// Faults of null devices.
     Faults,
-    /// Which mapped devices have queues of their own.
+    /// Mapped devices with queues of their own.
     OwnQueues,
-    /// Which disks share tags.
+    /// Disks that share tags.
     Shared,
-    /// Whether a device lies over the one with a log.
+    /// A device over the logging device.
     OverLog,
-    /// What clients ask for, in worlds whose machine draws from `Work` which lane is next.
+    /// Requests of clients, in worlds whose machine draws the next lane from `Work`.
     Clients,
-    /// When and which verbs are called, in worlds whose machine draws from `Control`.
+    /// Times and kinds of verbs, in worlds whose machine draws from `Control`.
     Verbs,
 }
 
-/// A stream of draws.
+/// A stream of random numbers.
 pub struct SimRng(SmallRng);
 
 impl SimRng {
-    /// The stream `stream` of `seed`.
+    /// Creates stream `stream` of `seed`.
     #[must_use]
     pub fn new(seed: u64, stream: RngStream) -> SimRng {
         SimRng(SmallRng::seed_from_u64(mix(seed ^ mix(stream as u64))))
     }
 
-    /// Any number.
+    /// Any 64-bit number.
     pub fn any(&mut self) -> u64 {
         self.0.next_u64()
     }
 
-    /// A number below `n`; 0 when `n` is 0.
+    /// A number below `n`; 0 if `n` is 0.
     pub fn below(&mut self, n: u64) -> u64 {
         ((u128::from(self.any()) * u128::from(n)) >> 64) as u64
     }
 
-    /// A number from `low` to `high`, both included.
+    /// A number from `low` to `high`, both inclusive.
     pub fn between(&mut self, low: u64, high: u64) -> u64 {
         low + self.below(high - low + 1)
     }
 
-    /// True once in `n` draws; never when `n` is 0.
+    /// True with probability 1/`n`; never if `n` is 0.
     pub fn one_in(&mut self, n: u64) -> bool {
         n != 0 && self.below(n) == 0
     }
 
-    /// One of `list`, which isn't empty.
+    /// An element of `list`, which must not be empty.
     pub fn pick<T: Copy>(&mut self, list: &[T]) -> T {
         list[self.below(list.len() as u64) as usize]
     }
 
-    /// A span around `mean` with a long tail: half of all draws lie below it, one in 64 is up to 16
-    /// times as long.
+    /// A duration around `mean` with a long tail: one draw in 64 is up to 16 times as long.
     pub fn span(&mut self, mean: u64) -> u64 {
         let base = mean / 2 + self.below(mean.max(1));
         match self.below(64) {
@@ -91,7 +89,7 @@ impl SimRng {
     }
 }
 
-/// Spreads the bits of `x` (the finalizer of splitmix64).
+/// Mixes the bits of `x` (the finalizer of splitmix64).
 #[must_use]
 pub fn mix(x: u64) -> u64 {
     let x = x.wrapping_add(0x9E37_79B9_7F4A_7C15);

@@ -1,4 +1,4 @@
-//! Runs a plan, and makes one that fails smaller.
+//! Runs a plan, and shrinks a failing one.
 
 use crate::counts::Accumulate;
 use crate::environment::lock;
@@ -12,32 +12,33 @@ use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 
-/// A run that went wrong.
+/// A failed run.
 #[derive(Clone, Debug)]
 pub struct RunFailure {
-    /// What was run, up to the step that showed it.
+    /// The plan, up to the step that showed the failure.
     pub plan: RunPlan,
-    /// What is wrong.
+    /// The violation.
     pub what: String,
     /// The last events, oldest first.
     pub trace: Vec<String>,
 }
 
-/// A run that went well.
+/// A run without a failure.
 #[derive(Clone, Copy, Debug)]
 pub struct CleanRun {
-    /// What was done.
+    /// Counters of the run.
     pub totals: RunTotals,
-    /// The hash of all events.
+    /// Hash of all events.
     pub hash: u64,
 }
 
 thread_local! {
-    /// The text of the last panic, while a run is under way on this thread.
+    /// Text of the last panic, while this thread executes a run.
     static PANIC: RefCell<Option<Option<String>>> = const { RefCell::new(None) };
 }
 
-/// Keeps the text of panics inside runs, and prints no others' less.
+/// Installs a panic hook that stores the text of panics inside runs. Other panics are printed as
+/// before.
 fn capture_panic_messages() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -57,7 +58,7 @@ fn capture_panic_messages() {
     });
 }
 
-/// Runs `f`; a panic in it is what is wrong.
+/// Calls `f`, and turns a panic into a violation.
 pub(crate) fn catch_panic(f: impl FnOnce() -> Result<(), Violation>) -> Result<(), Violation> {
     capture_panic_messages();
     PANIC.set(Some(None));
@@ -66,23 +67,23 @@ pub(crate) fn catch_panic(f: impl FnOnce() -> Result<(), Violation>) -> Result<(
     outcome.unwrap_or_else(|_| Err(text.unwrap_or_else(|| "a panic without a text".into())))
 }
 
-/// A kind of world.
+/// A kind of world that a plan can run.
 pub(crate) trait RunnableWorld: MachineWorld + Sized {
     /// Builds the world of `plan`.
     fn build(plan: &RunPlan) -> Result<Self, Violation>;
 
-    /// Takes all the steps of the plan, and brings it to rest.
+    /// Runs all steps of the plan, and quiesces the world.
     fn run(&mut self) -> Result<(), Violation>;
 
-    /// Adds to the totals what is not in those of its machine.
+    /// Adds counters that the machine does not have.
     fn count(&self, _: &mut RunTotals) {}
 }
 
 /// Runs `plan`.
 ///
 /// # Errors
-/// The failure, with its trace. The world of a failed run is not taken apart, since requests are
-/// still in it: its memory stays taken.
+/// The failure, with its trace. The world of a failed run is leaked, because requests are still in
+/// flight in it.
 pub fn run(plan: &RunPlan) -> Result<CleanRun, Box<RunFailure>> {
     match plan.snapshots {
         false => run_world::<TargetWorld>(plan),
@@ -90,8 +91,8 @@ pub fn run(plan: &RunPlan) -> Result<CleanRun, Box<RunFailure>> {
     }
 }
 
-/// Runs `plan` without a cut, and then once for each write and flush that a disk begins or ends in
-/// it, with the power cut there and no other.
+/// Runs `plan` without a power cut. Then repeats it once per start and completion of a write or
+/// flush, with one power cut there.
 ///
 /// # Errors
 /// The first failure.
@@ -150,17 +151,17 @@ impl RunnableWorld for TargetWorld {
     }
 }
 
-/// How many runs making a failure smaller may take.
+/// Maximum number of runs for shrinking a failure.
 const TRIES_MAX: usize = 64;
 
-/// Looks for a smaller run that fails too: classes of disturbance left out, fewer cores, fewer
-/// requests in flight, fewer steps. Returns the smallest, which may be the one given.
+/// Searches for a smaller run that fails too: with fewer classes of disturbance, cores, requests in
+/// flight, and steps. Returns the smallest one, which may be `failure` itself.
 #[must_use]
 pub fn shrink(failure: RunFailure) -> RunFailure {
     shrink_by(failure, &|plan| run(plan).map(drop))
 }
 
-/// The same for worlds that `run` runs.
+/// Shrinks a failure as [`shrink`] does, with `run` to execute a plan.
 #[must_use]
 pub fn shrink_by(failure: RunFailure, run: &dyn Fn(&RunPlan) -> Result<(), Box<RunFailure>>) -> RunFailure {
     let mut best = failure;
@@ -180,7 +181,7 @@ pub fn shrink_by(failure: RunFailure, run: &dyn Fn(&RunPlan) -> Result<(), Box<R
             Ok(()) => false,
         }
     };
-    // All at once first, then one by one.
+    // Excludes all classes first, then one after another.
     if !try_one(&mut best, &|p| p.without = ExcludedDisturbances::all()) {
         for class in Disturbance::ALL {
             try_one(&mut best, &|p| p.without = p.without.and(class));
@@ -196,7 +197,7 @@ pub fn shrink_by(failure: RunFailure, run: &dyn Fn(&RunPlan) -> Result<(), Box<R
             break;
         }
     }
-    // A failure that is seen at rest may be there sooner: rest sooner.
+    // A failure found at quiescence may exist earlier, so try fewer steps.
     for part in [8, 4, 2] {
         if try_one(&mut best, &|p| p.steps -= p.steps / part) {
             try_one(&mut best, &|p| p.steps -= p.steps / part);

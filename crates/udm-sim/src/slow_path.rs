@@ -1,8 +1,8 @@
-//! A path of a watched device is slow for a while: it is put out of use where it should be and
-//! nowhere else, nothing is lost meanwhile, and it comes back.
+//! Test of the ejection of slow paths. A path of a watched device is slow for a while. It must be
+//! ejected if it is slow enough, no other path may be, no request may be lost, and it must return.
 //!
-//! That begins with devices that were just made, so that nothing is known of their paths, and while
-//! it lasts nothing fails: what must come of it is known from how slow the paths were made.
+//! The test starts with devices that were just created, so no latencies are known. No faults occur
+//! meanwhile. So the expected result follows from the latencies that the test sets.
 
 use crate::environment::lock;
 use crate::model::Violation;
@@ -11,37 +11,36 @@ use crate::world::TargetWorld;
 use udm_core::{Nanos, Op};
 use udm_dm::PathReport;
 
-/// How often cores read then, and how much: enough for four paths in each window of a quarter of a
-/// second.
+/// Interval and number of the reads per core: enough for four paths in each window of 250 ms.
 pub(crate) const PAUSE: Nanos = Nanos::from_millis(30);
 pub(crate) const READS: usize = 32;
 
-/// How long it takes at the most to be put out of use: three windows, and what begins before them.
+/// Maximum time until an ejection: three windows, and the one in progress.
 const VERDICT: Nanos = Nanos::from_millis(2_000);
-/// How long requests go on coming that were sent to a path before.
+/// Maximum time during which requests sent to a path before still complete.
 const BEHIND: Nanos = Nanos::from_millis(200);
-/// How long a path is out of use at the least.
+/// Minimum time for which a path stays ejected.
 const OUT: Nanos = Nanos::from_millis(10_000);
-/// How long a trial takes at the most.
+/// Maximum duration of a trial.
 const TRIAL: Nanos = Nanos::from_millis(3_000);
-/// Trials until one that does well is back, however long others have kept it out.
+/// Maximum number of trials until a fast path returns, regardless of the other paths.
 const TRIALS_MAX: u32 = 6;
 
-/// What must come of it.
+/// Expected result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SlowPathVerdict {
-    /// The path is out of use.
+    /// The path is ejected.
     Out,
-    /// Nothing.
+    /// The path stays in use.
     Stays,
-    /// Either.
+    /// Both are allowed.
     Either,
 }
 
-/// What one path takes longer than usual, what the others do, and what must come of it.
+/// Additional latency of the slow path and of the other paths, and the expected result.
 const WAYS: [(Nanos, Nanos, SlowPathVerdict); 7] = [
     (Nanos(0), Nanos(0), SlowPathVerdict::Stays),
-    // Never too slow, however fast the others are.
+    // This latency is never too slow, even if the other paths are fast.
     (Nanos(500_000), Nanos(0), SlowPathVerdict::Stays),
     (Nanos::from_millis(3), Nanos::from_millis(1), SlowPathVerdict::Stays),
     (Nanos::from_millis(3), Nanos(0), SlowPathVerdict::Out),
@@ -50,22 +49,22 @@ const WAYS: [(Nanos, Nanos, SlowPathVerdict); 7] = [
     (Nanos::from_millis(30), Nanos::from_millis(3), SlowPathVerdict::Out),
 ];
 
-/// Who is slow.
+/// The slow path of a test.
 struct SlowPath {
     device: usize,
     path: usize,
-    /// The others of its group.
+    /// The other paths of its group.
     others: Vec<usize>,
-    /// All reads go to that group.
+    /// True if all reads go to that group.
     alone: bool,
     verdict: SlowPathVerdict,
 }
 
 impl TargetWorld {
-    /// Now and then, where slow paths are put out of use.
+    /// Runs the test, if the world ejects slow paths.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The violation.
     pub(crate) fn slow_path(&mut self) -> Result<(), Violation> {
         if !self.watch.eject_slow {
             return Ok(());
@@ -89,7 +88,7 @@ impl TargetWorld {
         Ok(())
     }
 
-    /// Who is slow, how much, and how much the others are.
+    /// Draws the slow path and the additional latencies.
     fn draw_slow(&mut self) -> Option<(SlowPath, Nanos, Nanos)> {
         let (one, rest, mut verdict) = self.slow.pick(&WAYS);
         let mut all = Vec::new();
@@ -102,7 +101,8 @@ impl TargetWorld {
         let nth = self.slow.below(all.len() as u64) as usize;
         let (device, selector, mut others, alone) = all.into_iter().nth(nth)?;
         let path = others.swap_remove(self.slow.below(others.len() as u64) as usize);
-        // Others give a slow path fewer reads than it is judged by, and hedges have a say too.
+        // Other selectors give a slow path fewer reads than an ejection needs, and hedges also
+        // affect the result.
         if verdict == SlowPathVerdict::Out && !(alone && selector == PathSelector::RoundRobin) || rest.0 > 0 {
             verdict = if verdict == SlowPathVerdict::Stays && !self.watch.hedge_reads {
                 verdict
@@ -119,7 +119,7 @@ impl TargetWorld {
         slow.others.iter().for_each(|p| env.paths[*p].drag = rest);
     }
 
-    /// Cores read for so long.
+    /// Lets the cores read for `span`.
     fn read_for(&mut self, span: Nanos) -> Result<(), Violation> {
         let until = lock(&self.machine.env).now + span;
         while lock(&self.machine.env).now < until {
@@ -128,7 +128,7 @@ impl TargetWorld {
         Ok(())
     }
 
-    /// No core asks for anything for so long.
+    /// Lets the cores pause for `span`.
     fn nap(&mut self, span: Nanos) -> Result<(), Violation> {
         let until = lock(&self.machine.env).now + span;
         self.machine.cores.iter_mut().for_each(|core| core.next_work = until);
@@ -140,13 +140,13 @@ impl TargetWorld {
         live.map(|table| table.targets()[0].target.path_reports()).unwrap_or_default()
     }
 
-    /// What the slow path says of itself.
+    /// Returns the report of the slow path.
     fn report(&self, slow: &SlowPath) -> Result<PathReport, Violation> {
         let mut all = self.reports(slow.device).into_iter();
         all.find(|r| r.number.minor as usize == slow.path).ok_or(format!("d{} lost a path", slow.device))
     }
 
-    /// That no other path is out of use.
+    /// Checks that no other path is ejected.
     fn check_no_other_ejected(&self, slow: &SlowPath) -> Result<(), Violation> {
         let mut others = self.reports(slow.device).into_iter();
         match others.find(|r| r.ejected && r.number.minor as usize != slow.path) {
@@ -155,7 +155,7 @@ impl TargetWorld {
         }
     }
 
-    /// Reads until it must be known that the path is slow, and looks what comes of it.
+    /// Reads for as long as an ejection may take, and checks the result.
     fn check_ejection(&mut self, slow: &SlowPath) -> Result<(), Violation> {
         let (device, path) = (slow.device, slow.path);
         self.read_for(VERDICT)?;
@@ -171,7 +171,7 @@ impl TargetWorld {
             (_, false) => return Ok(()),
             (_, true) => {}
         }
-        // What is slow is not asked for anything.
+        // Checks that an ejected path gets no reads.
         self.read_for(BEHIND)?;
         let before = self.report(slow)?;
         self.read_for(Nanos(5 * BEHIND.0))?;
@@ -185,7 +185,7 @@ impl TargetWorld {
         self.check_readmission(slow)
     }
 
-    /// The other paths fail: it serves all the same.
+    /// Fails the other paths, and checks that the slow path serves requests.
     fn check_last_path_used(&mut self, slow: &SlowPath) -> Result<(), Violation> {
         let words: Vec<String> =
             slow.others.iter().map(|p| self.devices[slow.device].spec.path_word(*p)).collect();
@@ -203,7 +203,7 @@ impl TargetWorld {
         Ok(())
     }
 
-    /// It is tried when its time is over, and comes back when it does well.
+    /// Checks that the path is tried after its time and returns if it is fast.
     fn check_readmission(&mut self, slow: &SlowPath) -> Result<(), Violation> {
         let (device, path) = (slow.device, slow.path);
         if self.slow.one_in(2) {
@@ -211,7 +211,7 @@ impl TargetWorld {
             self.nap(OUT)?;
             self.read_for(TRIAL)?;
             let report = self.report(slow)?;
-            // One that is put out of use again has been in use.
+            // A new ejection means that the path was in use again.
             if slow.verdict == SlowPathVerdict::Out && !(report.ejected && report.ejections == times) {
                 return Err(format!("p{path} of d{device} is slow, and is in use again"));
             }

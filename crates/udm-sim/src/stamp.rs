@@ -1,4 +1,4 @@
-//! Sectors filled with one number.
+//! Sectors filled with one repeated number, the stamp.
 
 use std::ops::Range;
 use udm_core::Segments;
@@ -6,7 +6,7 @@ use udm_core::Segments;
 /// Bytes in a sector.
 const SECTOR: usize = udm_core::SECTOR_SIZE as usize;
 
-/// The number that fills `sector`, or `None` when its content is mixed.
+/// Returns the number that fills `sector`, or `None` if the content differs.
 #[must_use]
 pub fn of(sector: &[u8]) -> Option<u64> {
     let word = |c: &[u8]| u64::from_le_bytes(c.try_into().unwrap_or_default());
@@ -15,11 +15,12 @@ pub fn of(sector: &[u8]) -> Option<u64> {
     (odd == 0).then_some(first)
 }
 
-/// The most bytes of a sector that may be others than its stamp says: one changed on its way down,
-/// one on its way up.
+/// Maximum number of bytes that may differ from the stamp: one changed by a write, and one by a
+/// read.
 const BLEMISHES_MAX: usize = 2;
 
-/// The number that fills `sector` but for a byte or two; `None` when more of it is mixed.
+/// Returns the number that fills `sector` except for up to two bytes, or `None` if more bytes
+/// differ.
 #[must_use]
 pub fn almost_of(sector: &[u8]) -> Option<u64> {
     let word = |i: usize| u64::from_le_bytes(sector[8 * i..8 * i + 8].try_into().unwrap_or_default());
@@ -37,13 +38,13 @@ pub fn fill(sector: &mut [u8], stamp: u64) {
     }
 }
 
-/// Calls `each` with the index and the stamp of every sector of `data`; a sector may lie across
-/// pieces.
+/// Calls `each` with the index and stamp of every sector of `data`. A sector may span several
+/// buffers.
 pub fn read(data: &Segments, mut each: impl FnMut(u64, Option<u64>)) {
     sectors(data, |i, bytes| each(i, of(bytes)));
 }
 
-/// Calls `each` with the index and the bytes of every sector of `data`.
+/// Calls `each` with the index and bytes of every sector of `data`.
 pub fn sectors(data: &Segments, mut each: impl FnMut(u64, &[u8])) {
     let mut part = [0; SECTOR];
     let (mut have, mut index) = (0, 0);
@@ -70,7 +71,7 @@ pub fn sectors(data: &Segments, mut each: impl FnMut(u64, &[u8])) {
     }
 }
 
-/// Puts `bytes` into the sector of `data` with this index.
+/// Copies `bytes` into sector `index` of `data`.
 pub fn put(data: &mut Segments, index: u64, bytes: &[u8]) {
     let mut skip = index as usize * SECTOR;
     let mut rest = bytes;
@@ -83,7 +84,7 @@ pub fn put(data: &mut Segments, index: u64, bytes: &[u8]) {
     }
 }
 
-/// Fills the sectors of `data` whose index is in `which` with what `each` gives for it.
+/// Fills each sector of `data` in the range `which` with the stamp that `each` returns.
 pub fn write(data: &mut Segments, which: Range<u64>, mut each: impl FnMut(u64) -> u64) {
     let (mut at, mut index, mut stamp) = (0, 0, 0u64);
     for piece in data.iter_mut() {

@@ -1,47 +1,47 @@
-//! What tables mean, worked out sector by sector and without any of the code under test: a [`TableMap`]
-//! says for each sector of a device which sector of which disk it is, and what a target on the way
-//! does to it.
+//! The mapping of tables, computed per sector without the code under test. A [`TableMap`] gives the
+//! disk sector of each sector of a device, and the effect of the targets on its data.
 
 use crate::register_model::RegisterModel;
 use crate::tables::{FlakeyFault, LineKind, LowerDevice, PassThrough, TableSpec};
 use std::sync::Arc;
 
-/// A sector that reads as zeroes and forgets what is written.
+/// A sector that reads as zeroes and drops writes.
 pub const ZERO: u32 = u32::MAX;
 
-/// A sector that fails.
+/// A sector whose requests fail.
 pub const ERROR: u32 = u32::MAX - 1;
 
-/// What a table means.
+/// The mapping of a table.
 #[derive(Debug, PartialEq, Eq)]
 pub struct TableMap {
-    /// The cell behind each sector, or [`ZERO`], or [`ERROR`].
+    /// Register of each sector, or [`ZERO`], or [`ERROR`].
     pub cells: Vec<u32>,
-    /// The disks behind the device.
+    /// The disks below the device.
     pub disks: Vec<usize>,
-    /// There are sectors without a disk.
+    /// True if some sectors have no disk.
     pub bare: bool,
-    /// Ranges in which data is lost or changed on purpose.
+    /// Ranges in which a target loses or changes data on purpose.
     pub lossy: Vec<LossyRange>,
-    /// A discard leaves what was there, or zeroes; else it leaves anything.
+    /// True if a discarded sector keeps its content or reads as zeroes; otherwise its content is
+    /// undefined.
     pub clears: bool,
 }
 
-/// A range behind a target that loses or changes data on purpose.
+/// A range of a target that loses or changes data on purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LossyRange {
     /// First sector.
     pub start: u64,
-    /// Length.
+    /// Length in sectors.
     pub len: u64,
-    /// What it does.
+    /// The fault of the target.
     pub flaw: FlakeyFault,
-    /// It does so all the time.
+    /// True if the fault is always active.
     pub always: bool,
 }
 
 impl LossyRange {
-    /// Lies `sector` in it?
+    /// True if the range contains `sector`.
     #[must_use]
     pub fn covers(&self, sector: u64) -> bool {
         (self.start..self.start + self.len).contains(&sector)
@@ -49,7 +49,7 @@ impl LossyRange {
 }
 
 impl TableMap {
-    /// Works out what `spec` means; `below` gives the maps of the devices.
+    /// Computes the mapping of `spec`. `below` returns the maps of lower devices.
     #[must_use]
     pub fn of(
         spec: &TableSpec,
@@ -100,27 +100,26 @@ impl TableMap {
         map
     }
 
-    /// What is behind `sector`. A sector beyond the end fails.
+    /// Returns the register of `sector`. A sector beyond the end fails.
     #[must_use]
     pub fn cell(&self, sector: u64) -> u32 {
         self.cells.get(sector as usize).copied().unwrap_or(ERROR)
     }
 
-    /// What happens to writes of `sector`: `Some(true)` when they are dropped, `Some(false)` when
-    /// they may be.
+    /// `Some(true)` if writes of `sector` are dropped, `Some(false)` if they may be dropped.
     #[must_use]
     pub fn drops(&self, sector: u64) -> Option<bool> {
         let drop = |l: &&LossyRange| l.flaw == FlakeyFault::DropWrites && l.covers(sector);
         self.lossy.iter().find(drop).map(|l| l.always)
     }
 
-    /// Flushes may be dropped.
+    /// True if flushes may be dropped.
     #[must_use]
     pub fn drops_flushes(&self) -> bool {
         self.lossy.iter().any(|l| l.flaw == FlakeyFault::DropWrites)
     }
 
-    /// The size of the device in sectors.
+    /// Size of the device in sectors.
     #[must_use]
     pub fn sectors(&self) -> u64 {
         self.cells.len() as u64

@@ -1,4 +1,4 @@
-//! Tables that mean the same in other words.
+//! Variants of a table with the same mapping.
 
 use crate::blueprint::Blueprint;
 use crate::plan::ExcludedDisturbances;
@@ -6,8 +6,8 @@ use crate::rng::SimRng;
 use crate::tables::{LineKind, PassThrough, TableSpec};
 
 impl Blueprint {
-    /// Another table of the same meaning as `spec`. One of a device that `logs` may lose its log,
-    /// or begin another.
+    /// Returns another table with the same mapping as `spec`. If `logs`, it may lose its log or
+    /// start a new one.
     #[must_use]
     pub fn vary(
         &self,

@@ -1,7 +1,6 @@
-//! Tables as the simulator makes them: the text that the targets are given. What it means,
-//! [`crate::table_map`] says.
+//! Random tables and their text. [`crate::table_map`] computes their mapping.
 
-/// A device that a line names.
+/// A device named in a table line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LowerDevice {
     /// A path, `pN`.
@@ -11,7 +10,7 @@ pub enum LowerDevice {
 }
 
 impl LowerDevice {
-    /// The word for it in a table.
+    /// Name in a table.
     #[must_use]
     pub fn word(self) -> String {
         match self {
@@ -37,7 +36,7 @@ pub enum PathSelector {
 }
 
 impl PathSelector {
-    /// Every selector.
+    /// All selectors.
     pub const ALL: [PathSelector; 5] = [
         PathSelector::RoundRobin,
         PathSelector::QueueLength,
@@ -46,7 +45,7 @@ impl PathSelector {
         PathSelector::Affinity,
     ];
 
-    /// Its word in a table.
+    /// Name in a table.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -62,39 +61,38 @@ impl PathSelector {
 /// A path group: its selector and its paths.
 pub type SimPathGroup = (PathSelector, Vec<usize>);
 
-/// A target that passes on what it is given, as linear does, and makes trouble of its own on the
-/// way.
+/// A target that passes requests on, as linear does, and adds a fault or a delay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PassThrough {
-    /// `delay`, this many ms.
+    /// `delay`, in ms.
     Delay(u64),
-    /// `flakey`: good for so many seconds, then bad for so many; what it does while it is bad.
+    /// `flakey`: seconds up, seconds down, and the fault while down.
     Flakey(u64, u64, FlakeyFault),
     /// `dust` with blocks of this many bytes.
     Dust(u64),
-    /// `log-writes` with the log on this path; from sector 0 only.
+    /// `log-writes` with the log on this path. It starts at sector 0 of the lower device.
     LogWrites(usize),
 }
 
-/// What a flakey target does while it is bad.
+/// Fault of a flakey target while it is down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlakeyFault {
-    /// Fails everything.
+    /// Fails all requests.
     All,
     /// Fails reads.
     ErrorReads,
-    /// Fails whatever changes the device, and flushes.
+    /// Fails writes, discards, write-zeroes and flushes.
     ErrorWrites,
-    /// Says of those that they are done, and forgets them.
+    /// Completes writes, discards, write-zeroes and flushes without passing them on.
     DropWrites,
-    /// Puts a value into a byte, counted from 1, of each read (false) or write.
+    /// Sets one byte, counted from 1, of each read (false) or write (true) to a value.
     CorruptByte(u32, bool, u8),
-    /// Puts any value into any byte of one read (false) or write in so many.
+    /// Sets a random byte to a random value in one of this many reads (false) or writes (true).
     RandomCorrupt(bool, u32),
 }
 
 impl FlakeyFault {
-    /// It loses or changes data.
+    /// True if the fault loses or changes data.
     #[must_use]
     pub fn is_lossy(self) -> bool {
         matches!(
@@ -103,7 +101,7 @@ impl FlakeyFault {
         )
     }
 
-    /// The words for it in a table.
+    /// Arguments in a table.
     fn words(self) -> String {
         let rw = |writes| if writes { 'w' } else { 'r' };
         match self {
@@ -136,41 +134,41 @@ impl PassThrough {
     }
 }
 
-/// What a line does.
+/// The target of a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LineKind {
     /// One range of one device.
     Linear(LowerDevice, u64),
-    /// One range of one device, through something.
+    /// One range of one device, through a pass-through target.
     PassThrough(PassThrough, LowerDevice, u64),
-    /// Chunks in turn from several devices.
+    /// Stripes over several devices.
     Striped {
         /// Chunk length in sectors.
         chunk: u64,
-        /// Devices and where their part starts.
+        /// Each device, and the start of its part.
         of: Vec<(LowerDevice, u64)>,
     },
     /// Zeroes.
     Zero,
-    /// Nothing but errors.
+    /// All requests fail.
     Error,
     /// Several paths to one disk.
     Multipath {
-        /// The disk behind all paths.
+        /// The disk below all paths.
         disk: usize,
         /// `queue_if_no_path`.
         queue: bool,
         /// Groups: a selector and paths.
         groups: Vec<SimPathGroup>,
-        /// Where its paths are mapped devices: a path and the device over it.
+        /// Paths that are mapped devices: a path, and the device over it.
         via: Vec<(usize, usize)>,
     },
 }
 
-/// A table.
+/// A table of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TableSpec {
-    /// Lengths and what stands there, from sector 0 on.
+    /// Length and target of each line, from sector 0 on.
     pub lines: Vec<(u64, LineKind)>,
 }
 
@@ -181,7 +179,7 @@ impl TableSpec {
         self.lines.iter().map(|(len, _)| len).sum()
     }
 
-    /// The table in the kernel's syntax.
+    /// Text of the table in the kernel's syntax.
     #[must_use]
     pub fn text(&self, cores: usize) -> String {
         let mut start = 0;
@@ -204,7 +202,7 @@ impl TableSpec {
         lines.join("\n")
     }
 
-    /// The paths that the table names itself.
+    /// The paths named in the table.
     #[must_use]
     pub fn paths(&self) -> Vec<usize> {
         let mut all = Vec::new();
@@ -230,7 +228,7 @@ impl TableSpec {
         all
     }
 
-    /// The mapped devices that the table names itself.
+    /// The mapped devices named in the table.
     #[must_use]
     pub fn devices(&self) -> Vec<usize> {
         let mut all = Vec::new();
@@ -249,8 +247,9 @@ impl TableSpec {
         all
     }
 
-    /// How many lanes of path `p` a lane of this table opens; `below` says how many one of a device
-    /// does. Linear lines share one of their device, if no two of them overlap there.
+    /// Number of lanes of path `p` that one lane of this table opens. `below` returns this number
+    /// for lower devices. Linear lines over the same device share a lane if their ranges do not
+    /// overlap.
     #[must_use]
     pub fn lanes(&self, p: usize, below: &dyn Fn(usize) -> usize) -> usize {
         let of = |b: &LowerDevice| match b {
@@ -280,7 +279,7 @@ impl TableSpec {
         self.lines.iter().map(|(_, kind)| line(kind)).sum::<usize>() + linear_lanes.sum::<usize>()
     }
 
-    /// The word for path `p` of a multipath target.
+    /// Name of path `p` of a multipath target.
     #[must_use]
     pub fn path_word(&self, p: usize) -> String {
         let via = match self.lines.first() {
@@ -290,19 +289,19 @@ impl TableSpec {
         path_word(p, via)
     }
 
-    /// Its paths are mapped devices.
+    /// True if the paths are mapped devices.
     #[must_use]
     pub fn is_loose(&self) -> bool {
         matches!(self.lines.first(), Some((_, LineKind::Multipath { via, .. })) if !via.is_empty())
     }
 
-    /// Something in it fails requests with EIO at will.
+    /// True if a target fails requests with EIO on purpose.
     #[must_use]
     pub fn is_flaky(&self) -> bool {
         self.lines.iter().any(|(_, k)| matches!(k, LineKind::PassThrough(PassThrough::Flakey(..), ..)))
     }
 
-    /// The groups, when the table is one multipath target.
+    /// The disk, the queue flag and the groups, if the table is one multipath target.
     #[must_use]
     pub fn multipath(&self) -> Option<(usize, bool, &[SimPathGroup])> {
         match self.lines.first() {
@@ -312,7 +311,7 @@ impl TableSpec {
     }
 }
 
-/// The device of a linear line, and its range there.
+/// Device and range of a linear line.
 fn linear_range((len, kind): &(u64, LineKind)) -> Option<(LowerDevice, u64, u64)> {
     match kind {
         LineKind::Linear(below, at) => Some((*below, *at, at + len)),
@@ -329,7 +328,7 @@ fn multipath_text(queue: bool, groups: &[SimPathGroup], via: &[(usize, usize)], 
     let features = match (queue, via.is_empty()) {
         (false, true) => "0",
         (true, true) => "1 queue_if_no_path",
-        // Mapped devices are bio-based.
+        // Mapped devices of this world are bio-based.
         (false, false) => "2 queue_mode bio",
         (true, false) => "3 queue_if_no_path queue_mode bio",
     };
@@ -340,8 +339,8 @@ fn multipath_text(queue: bool, groups: &[SimPathGroup], via: &[(usize, usize)], 
         for (i, path) in paths.iter().enumerate() {
             text += &format!(" {}", path_word(*path, via));
             if args == 1 {
-                // Core i, i + paths, ...: each path owns at least one as long as there are no more
-                // paths than cores.
+                // Path i gets the cores i, i + paths, and so on. So each path has a core if there
+                // are at least as many cores as paths.
                 let mask = (0..cores).filter(|c| c % paths.len() == i).fold(0u64, |m, c| m | 1 << c);
                 text += &format!(" {mask:x}");
             }

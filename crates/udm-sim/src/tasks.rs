@@ -1,5 +1,4 @@
-//! Tasks on simulated cores: what targets do without being asked, such as checks of paths, and what
-//! the control side has done when a table is loaded.
+//! Tasks on simulated cores: work of targets such as path checks, and control-side I/O of loads.
 
 use crate::cores::TaskPurpose;
 use crate::environment::{CHECK_SLACK, lock};
@@ -12,38 +11,38 @@ use udm_core::{
     OwnerId, Task, TaskCx, TaskFactory, WaitHandle, WaitQueue, WakeTarget,
 };
 
-/// A task of a core.
+/// A task that runs on a core.
 pub struct RunningTask {
     task: Box<dyn Task>,
-    /// Where it is told to stop.
+    /// Address of messages to the task.
     pub topic: DeviceId,
     owner: OwnerId,
-    /// What it is for.
+    /// Purpose of the task.
     pub(crate) purpose: TaskPurpose,
     lanes: Slab<TaskLane>,
     wake: Nanos,
-    /// Its core gets to it no sooner, unless there is mail for it.
+    /// Earliest time of the next turn, unless a message arrives.
     late: Nanos,
-    /// It has mail.
+    /// True if a message has arrived.
     pub mail: bool,
-    /// It is to stop; what is dropped when it knows.
+    /// Set if the task must stop; the `Ack` is dropped when the task knows.
     pub stop: Option<Option<Ack>>,
-    /// It is to stop, or has been told.
+    /// True once the task has been asked to stop.
     pub stops: bool,
 }
 
-/// A lane of a task, of its own.
+/// A lane of a task.
 struct TaskLane {
     lane: Box<dyn Lane>,
     batch: Batch,
     in_flight: usize,
     wake: Nanos,
-    /// The task has given it up.
+    /// True if the task has closed the lane.
     closed: bool,
 }
 
 impl RunningTask {
-    /// One that is started, as `owner` of its core.
+    /// Creates a task with owner `owner` on its core.
     #[must_use]
     pub fn new(make: TaskFactory, topic: DeviceId, owner: OwnerId, purpose: TaskPurpose) -> RunningTask {
         let (task, lanes) = (make(), Slab::new());
@@ -51,19 +50,19 @@ impl RunningTask {
         RunningTask { task, topic, owner, purpose, lanes, wake, late, mail: false, stop: None, stops: false }
     }
 
-    /// Its number among what its core visits.
+    /// Wake target of the task on its core.
     #[must_use]
     pub fn visit(&self) -> WakeTarget {
         WakeTarget(self.owner.0)
     }
 
-    /// It has the one order of what all cores ask for.
+    /// True for an owner lane, which serves the requests of all cores in one order.
     #[must_use]
     pub fn is_owner_lane(&self) -> bool {
         self.purpose == TaskPurpose::OwnerLane
     }
 
-    /// When it has a reason for a turn.
+    /// Time of the next turn.
     #[must_use]
     pub fn reason(&self) -> Nanos {
         match self.mail || self.stop.is_some() {
@@ -72,17 +71,17 @@ impl RunningTask {
         }
     }
 
-    /// Its core does not get to it before `until`.
+    /// Delays the next turn until `until`.
     pub fn postpone(&mut self, until: Nanos) {
         self.late = until;
     }
 
-    /// Its lanes are to be polled: the outside has something for them.
+    /// Makes the task poll its lanes, because the environment completed requests.
     pub fn wake_lanes(&mut self, now: Nanos) {
         self.lanes.iter_mut().for_each(|(_, open)| open.wake = open.wake.min(now));
     }
 
-    /// Nothing of it is in flight, and nothing owed.
+    /// True if the task has nothing in flight and no required own work.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         let idle =
@@ -90,7 +89,7 @@ impl RunningTask {
         self.lanes.iter().all(|(_, open)| idle(open))
     }
 
-    /// What of it is in flight, for a person.
+    /// Describes the work in progress, for a person.
     #[must_use]
     pub fn waits(&self) -> String {
         let waits =
@@ -104,7 +103,7 @@ impl RunningTask {
         lanes.collect::<Vec<_>>().join("; ")
     }
 
-    /// A turn of it; true when it is over.
+    /// Runs one turn. Returns true if the task is over.
     pub(crate) fn turn(&mut self, state: &mut CoreState, now: Nanos) -> bool {
         state.ports().visit(Some(self.visit()));
         if std::mem::take(&mut self.mail) || self.wake <= now {
@@ -124,7 +123,7 @@ impl RunningTask {
             done.iter_mut().for_each(|bio| bio.finish());
             self.call(state, now, |task, cx| task.complete(&mut done, cx));
         }
-        // What a lane owes it does before it goes, as on a real core.
+        // A closed lane first completes its required own work, as on a real core.
         self.lanes.retain(|_, open| !open.closed || open.lane.busy() == OwnWork::Required);
         self.task.is_over() && self.lanes.iter().all(|(_, open)| !open.closed && open.in_flight == 0)
     }
@@ -134,7 +133,7 @@ impl RunningTask {
         f(&mut **task, &mut SimTaskCx { state, now, lanes, wake, owner: *owner });
     }
 
-    /// Submits what there is and polls the lanes.
+    /// Submits queued bios and polls the lanes.
     fn move_bios(&mut self, done: &mut Batch, state: &mut CoreState, now: Nanos) {
         for (_, open) in &mut self.lanes {
             let mut cx = state.cx(now);
@@ -149,7 +148,7 @@ impl RunningTask {
     }
 }
 
-/// What a task may touch.
+/// Context of a task in its turn.
 struct SimTaskCx<'a> {
     state: &'a mut CoreState,
     now: Nanos,
@@ -198,9 +197,12 @@ impl TaskCx for SimTaskCx<'_> {
 }
 
 impl TargetWorld {
-    /// Takes notice of paths that a checker failed or reinstated: reinstated those that answered
-    /// one since they failed, failed those that gave a bad answer or none, and no others. One that
-    /// has to be failed is.
+    /// Updates the model for paths that a checker failed or reinstated. A reinstated path must have
+    /// answered a check since its failure. A failed path must have a check with a bad or no answer.
+    /// A path that must be failed has to be.
+    ///
+    /// # Errors
+    /// If the state of a path has no reason.
     pub(crate) fn sync_checked_paths(&mut self) -> Result<(), Violation> {
         let mut env = lock(&self.machine.env);
         let (now, timeout) = (env.now, env.check_timeout);
@@ -240,7 +242,7 @@ impl TargetWorld {
                         device.events.0 += 1;
                         self.machine.totals.checked_out += 1;
                     }
-                    // It was failed, and what is left held back was checked at once.
+                    // The path was failed, and the check of the held-back path ran at once.
                     (false, false) if report.fail_count > path.fails => {
                         if !path.doubted || !path.answered {
                             return Err(format!("d{i} has failed and reinstated p{p} without a reason"));
@@ -253,10 +255,10 @@ impl TargetWorld {
                         self.machine.totals.reinstated += 1;
                     }
                     (false, false) if still && path.must_fail => {
-                        return Err(format!("a check of p{p} has failed, and d{i} thinks well of it"));
+                        return Err(format!("a check of p{p} has failed, but d{i} considers it good"));
                     }
                     (false, false) if still && path.check_counts && overdue(late) => {
-                        return Err(format!("p{p} does not answer a check, and d{i} thinks well of it"));
+                        return Err(format!("p{p} does not answer a check, but d{i} considers it good"));
                     }
                     (false, false) => {}
                 }

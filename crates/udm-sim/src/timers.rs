@@ -1,21 +1,21 @@
-//! What is to happen at a time.
+//! Timed events of a world.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use udm_core::Nanos;
 
-/// What is to happen.
+/// A timed event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TimedEvent {
-    /// A path comes back.
+    /// A path recovers.
     Restore(usize),
-    /// A disk can be written again.
+    /// A disk becomes writable.
     Writable(usize),
     /// A suspended device is resumed.
     Resume(usize),
 }
 
-/// Timers in order of time.
+/// A queue of timers, ordered by time.
 #[derive(Default)]
 pub struct TimerQueue {
     heap: BinaryHeap<Reverse<(Nanos, u64, TimedEvent)>>,
@@ -29,13 +29,13 @@ impl TimerQueue {
         self.heap.push(Reverse((at, self.count, timer)));
     }
 
-    /// When the next one is due.
+    /// Time of the next event.
     #[must_use]
     pub fn next(&self) -> Nanos {
         self.heap.peek().map_or(Nanos::NEVER, |Reverse((at, ..))| *at)
     }
 
-    /// Takes one that is due.
+    /// Takes an event that is due.
     pub fn take(&mut self, now: Nanos) -> Option<TimedEvent> {
         if self.next() > now {
             return None;
@@ -43,13 +43,13 @@ impl TimerQueue {
         self.heap.pop().map(|Reverse((_, _, timer))| timer)
     }
 
-    /// Nothing is to come.
+    /// True if no event is left.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.heap.is_empty()
     }
 
-    /// Forgets all.
+    /// Removes all events.
     pub fn clear(&mut self) {
         self.heap.clear();
     }

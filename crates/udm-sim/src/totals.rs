@@ -1,4 +1,4 @@
-//! What runs did: the coverage that a verdict stands on.
+//! Counters of runs, as the coverage for the verdict.
 
 use crate::counts::{count, counts, format_disturbance_counts, list, uncovered};
 use crate::environment::EnvCounters;
@@ -7,50 +7,50 @@ use crate::snapshots::SnapshotCounts;
 use crate::tables::{LineKind, PassThrough};
 use udm_core::Op;
 
-/// The targets that worlds are made of, by their names in tables.
+/// The targets of worlds, by their names in tables.
 pub const TARGETS: [&str; 9] =
     ["multipath", "linear", "striped", "zero", "error", "delay", "flakey", "dust", "log-writes"];
 
 counts! {
-    /// What one run did, or several.
+    /// Counters of one or several runs.
     pub struct RunTotals {
         /// Steps taken.
         pub steps: u64,
-        /// Requests that came back and were checked, by [`Op`].
+        /// Completed and checked requests, by [`Op`].
         pub requests: [u64; Op::ALL.len()],
         /// Simulated time in ns.
         pub simulated: u64,
         /// Sectors compared with the model.
         pub sectors: u64,
-        /// Writes and flushes that disks have begun or ended.
+        /// Starts and completions of writes and flushes on disks.
         pub changes: u64,
         /// Requests that disks and paths failed.
         pub faults: u64,
-        /// Paths lost.
+        /// Paths that failed because of requests.
         pub losses: u64,
-        /// Power failures.
+        /// Power cuts.
         pub crashes: u64,
         /// Tables swapped under load.
         pub reloads: u64,
-        /// Changes of the settings of queues.
+        /// Changes of queue settings.
         pub queue_changes: u64,
-        /// Worlds in which disks share their tags.
+        /// Worlds in which disks share tags.
         pub shared_tags: u64,
-        /// Disks that keep what they hold as null devices with a cache do.
+        /// Disks in the memory and cache of a null device.
         pub null_caches: u64,
         /// Mapped devices with queues of their own.
         pub own_queues: u64,
-        /// Suspends.
+        /// Suspended devices.
         pub suspends: u64,
-        /// Suspends of several devices at once.
+        /// Suspends of several devices together.
         pub together: u64,
-        /// Resumes of several devices at once.
+        /// Resumes of several devices together.
         pub resumed_together: u64,
-        /// Times that nothing failed, and all requests ended while others went on coming.
+        /// Periods without faults in which all requests completed under constant load.
         pub crowds: u64,
-        /// Times that a core acted in the middle of another's turn.
+        /// Preemptions of a core's turn by another core.
         pub between: u64,
-        /// Suspends and resumes called off.
+        /// Cancelled suspends and resumes.
         pub cancels: u64,
         /// Messages.
         pub messages: u64,
@@ -58,47 +58,47 @@ counts! {
         pub reinstated: u64,
         /// Paths that a checker failed.
         pub checked_out: u64,
-        /// Times that all came to rest and was looked at.
+        /// Quiescences of the whole world with an inspection.
         pub rests: u64,
-        /// Looks at a log of writes.
+        /// Checks of a write log.
         pub logs: u64,
-        /// Times that all came to rest but what needed storage that hung.
+        /// Quiescences of all work that does not need a disk that hangs.
         pub hung_rests: u64,
-        /// Resumes that were refused, since a lane could not be opened.
+        /// Resumes that were refused because a lane could not be opened.
         pub refused: u64,
-        /// Changes of what a disk can take.
+        /// Changes of disk limits.
         pub limits: u64,
         /// Devices that grew.
         pub grown: u64,
         /// Messages about bad blocks.
         pub dust: u64,
-        /// Loads of multipath over mapped devices, and of tables that lose or change data.
+        /// Lines with multipath over mapped devices.
         pub stacks: u64,
-        /// See there.
+        /// Lines with a target that loses or changes data.
         pub lossy: u64,
-        /// Hedges that watched paths had, as seen at rests.
+        /// Hedges, as counted at quiescence.
         pub hedges: u64,
-        /// Times that a slow path was put out of use, as seen at rests.
+        /// Ejections of slow paths, as counted at quiescence.
         pub ejections: u64,
-        /// Times that a path was slow, and one that was put out of use came back.
+        /// Tests with a slow path.
         pub slow_paths: u64,
-        /// See there.
+        /// Ejected paths that returned.
         pub admitted: u64,
-        /// What the outside counted.
+        /// Counters of the environment.
         pub seen: EnvCounters,
-        /// What was done in worlds of snapshots.
+        /// Counters of worlds of snapshots.
         pub snap: SnapshotCounts,
-        /// Lines of tables that were in use, by [`TARGETS`].
+        /// Lines of live tables, by [`TARGETS`].
         pub targets: [u64; TARGETS.len()],
     }
 }
 
-/// The trouble that worlds of snapshots have as well.
+/// Disturbances that also occur in worlds of snapshots.
 const COMMON: [&str; 7] =
     ["faults", "paths lost", "hangs", "full lanes", "handed back", "done at once", "turns inside turns"];
 
 impl RunTotals {
-    /// A line of a table is in use.
+    /// Counts a line of a table that became live.
     pub fn see(&mut self, kind: &LineKind) {
         self.stacks += u64::from(matches!(kind, LineKind::Multipath { via, .. } if !via.is_empty()));
         let flaw = match kind {
@@ -122,14 +122,14 @@ impl RunTotals {
         }
     }
 
-    /// Requests of every kind.
+    /// Number of requests of all kinds.
     #[must_use]
     pub fn all_requests(&self) -> u64 {
         self.requests.iter().sum()
     }
 
-    /// Why these runs say nothing about what they ran: they did nothing, or compared nothing, or
-    /// had no snapshot where it was for `snapshots`.
+    /// The reason why the runs tested nothing, if they did: no request, no comparison, or no
+    /// snapshot in runs for `snapshots`.
     #[must_use]
     pub fn nothing(&self, snapshots: bool) -> Option<&'static str> {
         match (self.all_requests(), self.sectors, self.snap.made) {
@@ -140,7 +140,7 @@ impl RunTotals {
         }
     }
 
-    /// The kinds of trouble, the class that makes each, and how often it came.
+    /// All disturbances with their class and count.
     fn trouble(&self) -> [(&'static str, Disturbance, u64); 28] {
         [
             ("faults", Disturbance::Errors, self.faults),
@@ -152,7 +152,7 @@ impl RunTotals {
             ("reloads", Disturbance::Reload, self.reloads),
             ("queues changed", Disturbance::Queues, self.queue_changes),
             ("queues of devices", Disturbance::Queues, self.own_queues),
-            ("called off", Disturbance::Cancel, self.cancels),
+            ("cancelled", Disturbance::Cancel, self.cancels),
             ("messages", Disturbance::Messages, self.messages),
             ("hangs", Disturbance::Hang, self.seen.hangs),
             ("full lanes", Disturbance::Full, self.seen.full),
@@ -174,7 +174,7 @@ impl RunTotals {
         ]
     }
 
-    /// What was not left out and never came all the same: the runs were too short for it.
+    /// Disturbances that were not excluded and never occurred, because the runs were too short.
     #[must_use]
     pub fn uncovered(&self, without: ExcludedDisturbances, snapshots: bool) -> Vec<&'static str> {
         let there = |class| class != Disturbance::Between || cfg!(feature = "interleave");
@@ -186,7 +186,8 @@ impl RunTotals {
         uncovered(all, without)
     }
 
-    /// What was covered, for a person: requests by operation, disturbances, targets. One line each.
+    /// Text of the coverage, one line each: requests by operation, disturbances, targets, and
+    /// checks.
     #[must_use]
     pub fn coverage(&self, snapshots: bool) -> String {
         let ops = Op::ALL.iter().map(|op| (crate::trace::op_name(*op), self.requests[*op as usize]));
@@ -204,7 +205,7 @@ impl RunTotals {
         }
         let seen = TARGETS.into_iter().zip(self.targets).filter(|(_, n)| *n > 0);
         format!(
-            "requests: {}\ntrouble: {}\ntargets: {}\nchecked: {} sectors read, {} rests, {} of them beside what hung, {} crowds, {} logs, {} paths back, {} out by a check\n",
+            "requests: {}\ntrouble: {}\ntargets: {}\nchecked: {} sectors read, {} rests, {} of them with a disk that hung, {} crowds, {} logs, {} paths back, {} out by a check\n",
             list(ops),
             format_disturbance_counts(self.trouble()),
             list(seen),

@@ -1,69 +1,69 @@
-//! What happened, as small numbers: hashed as it comes, put into words only when somebody wants to
-//! read it.
+//! The history of a run as small numbers. Events are hashed at once, and formatted only for a
+//! report.
 
 use std::collections::VecDeque;
 use udm_core::{Nanos, Op, Status};
 
-/// What an [`TraceEvent`] tells. `a` to `d` are its numbers; [`TraceEvent::line`] says what each means.
+/// Kind of a [`TraceEvent`]. [`TraceEvent::line`] shows the meaning of its four numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum EventKind {
-    /// A request enters a device: id, device, op and flags, range.
+    /// A request is submitted to a device: id, device, op and flags, range.
     Submit,
-    /// A request is back: id, status.
+    /// A request has completed: id, status.
     Done,
     /// A request reaches a path: path, op and flags, range, due time.
     PathIn,
-    /// A path returns a request: path, op, range, status.
+    /// A path completes a request: path, op, range, status.
     PathOut,
-    /// A core takes commands out of its inbox: how many.
+    /// A core takes messages out of its inbox: count.
     CoreMessage,
-    /// The clock jumps: to when.
+    /// The clock jumps: new time.
     Jump,
-    /// Something the control side did, in words.
+    /// An action of the control side, as text.
     Control,
-    /// A core of the server has had a turn: when it wants the next.
+    /// A core of the server has had a turn: time of the next one.
     Turn,
     /// Bytes of a connection: connection, received, sent.
     Bytes,
-    /// A client asks: request, connection, command and flags, range in bytes.
+    /// A client sends a request: request, connection, command and flags, range in bytes.
     Asks,
-    /// A client is answered: request, connection, error.
+    /// A client gets a reply: request, connection, error.
     Answered,
 }
 
-/// One thing that happened.
+/// An event of the trace.
 #[derive(Clone, Debug)]
 pub struct TraceEvent {
     /// Simulated time.
     pub at: Nanos,
     /// Core, or [`NO_CORE`].
     pub core: u16,
-    /// What.
+    /// Kind of the event.
     pub kind: EventKind,
-    /// Numbers by kind.
+    /// Numbers, depending on the kind.
     pub args: [u64; 4],
-    /// Words, for [`EventKind::Control`].
+    /// Text of an [`EventKind::Control`].
     pub text: Option<Box<str>>,
 }
 
-/// The "core" of events of the control side.
+/// The core number of events of the control side.
 pub const NO_CORE: u16 = u16::MAX;
 
-/// Packs a range into one number of an event.
+/// Packs a range into one number.
 #[must_use]
 pub fn range(sector: u64, sectors: u64) -> u64 {
     sector << 24 | sectors
 }
 
-/// Packs an operation and its flags.
+/// Packs an operation and its flags into one number.
 #[must_use]
 pub fn op_bits(op: Op, flags: u16) -> u64 {
     (op as u64) << 16 | u64::from(flags)
 }
 
 impl TraceEvent {
-    /// The event as a line for a person.
+    /// Formats the event as a line for a person.
     #[must_use]
     pub fn line(&self) -> String {
         let [a, b, c, d] = self.args;
@@ -105,7 +105,7 @@ fn micros(ns: u64) -> String {
     format!("{}.{:03}us", ns / 1000, ns % 1000)
 }
 
-/// The name of an operation.
+/// Name of an operation.
 #[must_use]
 pub fn op_name(op: Op) -> &'static str {
     match op {
@@ -117,7 +117,7 @@ pub fn op_name(op: Op) -> &'static str {
     }
 }
 
-/// The last events, and the hash of all.
+/// The last events, and the hash of all events.
 pub struct Trace {
     last: VecDeque<TraceEvent>,
     room: usize,
@@ -126,13 +126,13 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// A trace that keeps the last `room` events.
+    /// Creates a trace that keeps the last `room` events.
     #[must_use]
     pub fn new(room: usize) -> Trace {
         Trace { last: VecDeque::with_capacity(room), room, hash: 0xcbf2_9ce4_8422_2325, count: 0 }
     }
 
-    /// Adds an event of numbers.
+    /// Adds an event with numbers.
     pub fn add(&mut self, at: Nanos, core: u16, kind: EventKind, args: [u64; 4]) {
         self.eat(at.0 ^ (kind as u64) << 56 ^ u64::from(core) << 40);
         for n in args {
@@ -141,7 +141,7 @@ impl Trace {
         self.keep(TraceEvent { at, core, kind, args, text: None });
     }
 
-    /// Adds words of the control side.
+    /// Adds a text of the control side.
     pub fn say(&mut self, at: Nanos, text: String) {
         self.eat(at.0);
         for chunk in text.as_bytes().chunks(8) {
@@ -173,13 +173,13 @@ impl Trace {
         self.last.push_back(event);
     }
 
-    /// The hash of all events so far.
+    /// Hash of all events so far.
     #[must_use]
     pub fn hash(&self) -> u64 {
         crate::rng::mix(self.hash ^ self.count)
     }
 
-    /// The events kept, oldest first.
+    /// The kept events, oldest first.
     pub fn last(&self) -> impl Iterator<Item = &TraceEvent> {
         self.last.iter()
     }

@@ -1,4 +1,4 @@
-//! A turn of a core: its mail, what its front end asks for, and what came back.
+//! The turn of a core: messages, new requests of its front end, and completed requests.
 
 use crate::cores::{CoreMessage, SimCores, TaskPurpose};
 use crate::dust_model::DustLine;
@@ -14,22 +14,22 @@ use crate::world::TargetWorld;
 use std::mem::ManuallyDrop;
 use udm_core::{Batch, BioFlags, Nanos, Op};
 
-/// While the world is crowded, cores ask for more in each turn for so many steps, and then every so
-/// many ns or so: time must pass, for what waits for a time.
+/// Under heavy load, cores submit in each turn for this many steps, and then after pauses of about
+/// this many ns. Without pauses the simulated time would not advance.
 const CROWD_STEPS: u64 = 300;
 const CROWD_PAUSE: u64 = 10_000_000;
 
-/// How long a request may take while nothing fails and others go on: four times what the slowest
-/// path takes to say nothing, over each of four paths.
+/// Maximum time of a request without faults while other requests are submitted: four times the
+/// timeout of the slowest path, for each of four paths.
 const CROWD_MAX: Nanos = Nanos::from_millis(60_000);
-/// How long each of its pieces may take besides, of the shortest that a disk asks for, in sectors:
-/// where all wait in line for tags, each piece does so behind those of others.
+/// Additional maximum time per fragment, and the shortest fragment of a disk in sectors. If
+/// requests wait for tags, each fragment waits separately.
 const CROWD_PIECE: Nanos = Nanos::from_millis(2_000);
 const PIECE: u64 = 8;
 
 impl SimCore {
-    /// Takes in at most `most` of the letters that have arrived at this core, which is number `c`;
-    /// says how many there were.
+    /// Delivers at most `most` messages that have arrived at this core, number `c`. Returns their
+    /// number.
     pub(crate) fn deliver(&mut self, inboxes: &SimCores, c: usize, most: u64) -> u64 {
         let mut count = 0;
         while count < most {
@@ -58,7 +58,7 @@ impl SimCore {
     }
 }
 
-/// Gives lane `i` of `core` the bios in `batch`, and polls it.
+/// Submits the bios in `batch` to lane `i` of `core`, and polls the lane.
 pub(crate) fn visit(
     core: &mut SimCore,
     i: usize,
@@ -80,40 +80,40 @@ pub(crate) fn visit(
     Ok(())
 }
 
-/// A world, as its machine sees it.
+/// A world, as its machine uses it.
 pub trait MachineWorld {
-    /// What it runs on.
+    /// The machine of the world.
     fn machine(&mut self) -> &mut Machine;
 
-    /// One step: a turn of one core, and what else happens.
+    /// Runs one step: a turn of one core, and other actions.
     ///
     /// # Errors
-    /// The first thing that is wrong.
+    /// The first violation.
     fn step(&mut self) -> Result<(), Violation>;
 
     /// Draws requests of core `c` for its lane `i` into the batch.
     fn gather(&mut self, c: usize, i: usize, now: Nanos);
 
-    /// Checks what lane `i` of core `c` returned: what is in `done`.
+    /// Checks the bios in `done` that lane `i` of core `c` completed.
     fn take_back(&mut self, c: usize, i: usize, now: Nanos) -> Result<(), Violation>;
 
-    /// What a task for this opens gets no requests of devices.
+    /// True if lanes that a task with this purpose opens get no requests of devices.
     fn is_internal_io(purpose: TaskPurpose) -> bool;
 
-    /// Some task had its turn.
+    /// Called after the turn of a task.
     fn after_task(&mut self) -> Result<(), Violation> {
         Ok(())
     }
 
-    /// Who waits, for a person.
+    /// Describes the work that waits, for a person.
     fn waiting(&self) -> String;
 
-    /// Calls off one of two changes that wait for each other; false when there are none.
+    /// Cancels one of two changes that wait for each other. Returns false if there are none.
     fn cancel_deadlocked_change(&mut self) -> bool {
         false
     }
 
-    /// One turn of core `c`.
+    /// Runs one turn of core `c`.
     fn turn(&mut self, c: usize) -> Result<(), Violation> {
         let machine = self.machine();
         let now = machine.set_turn(Some(c));
@@ -162,11 +162,11 @@ pub trait MachineWorld {
         Ok(())
     }
 
-    /// Has lane `i` of core `c` visited, and others act in between.
+    /// Visits lane `i` of core `c` with preemption by other cores.
     fn visit_between(&mut self, c: usize, i: usize, now: Nanos, chance: SimRng) -> Result<(), Violation> {
         let machine = self.machine();
         let mut cores = std::mem::take(&mut machine.cores);
-        // A core that has panicked is not taken apart: bios are in flight in it.
+        // After a panic the core must not be dropped, because it has bios in flight.
         let mut core = ManuallyDrop::new(cores.remove(c));
         let (env, inboxes) = (machine.env.clone(), machine.inboxes.clone());
         machine.visits += 1;
@@ -181,7 +181,7 @@ pub trait MachineWorld {
             is_internal_io: Self::is_internal_io,
         });
         let visited = visit(&mut core, i, now, &mut machine.batch, &mut machine.done);
-        let PausedCores { mut cores, chance, acted, .. } = preemption::end().expect("what was begun");
+        let PausedCores { mut cores, chance, acted, .. } = preemption::end().expect("preemption was begun");
         cores.insert(c, ManuallyDrop::into_inner(core));
         (machine.cores, machine.between) = (cores, Some(chance));
         machine.totals.between += acted;
@@ -198,7 +198,7 @@ pub trait MachineWorld {
         Ok(())
     }
 
-    /// Gives the tasks of core `c` their turns.
+    /// Runs the turns of the tasks of core `c`.
     fn run_tasks(&mut self, c: usize, now: Nanos) -> Result<(), Violation> {
         let mut i = 0;
         while i < self.machine().cores[c].tasks.len() {
@@ -225,7 +225,7 @@ pub trait MachineWorld {
         Ok(())
     }
 
-    /// Nothing fails, and requests go on coming: none is passed by for ever.
+    /// Checks that no request starves while new requests are submitted and nothing fails.
     fn check_no_starvation(&mut self) -> Result<(), Violation> {
         let machine = self.machine();
         let (mut from, last) = (lock(&machine.env).now, machine.model.last());
@@ -236,7 +236,8 @@ pub trait MachineWorld {
             self.step()?;
             let now = lock(&self.machine().env).now;
             if now.since(from) > most {
-                // What two changes hold that wait for each other ends when one is called off.
+                // Requests held by two changes that wait for each other complete when one change is
+                // cancelled.
                 if self.cancel_deadlocked_change() {
                     from = now;
                     continue;
@@ -252,7 +253,7 @@ pub trait MachineWorld {
 }
 
 impl Machine {
-    /// Hands the letters that have arrived to the lanes of core `c` that they are for.
+    /// Delivers the messages that have arrived to the lanes of core `c`.
     fn deliver(&mut self, c: usize, now: Nanos) {
         let most = 1 + self.schedule.below(4);
         let count = self.cores[c].deliver(&self.inboxes, c, most);
@@ -321,7 +322,7 @@ impl MachineWorld for TargetWorld {
         open.in_flight += self.machine.batch.len();
     }
 
-    /// Checks what lane `i` of core `c` returned.
+    /// Checks the requests that lane `i` of core `c` completed.
     fn take_back(&mut self, c: usize, i: usize, now: Nanos) -> Result<(), Violation> {
         if self.machine.done.is_empty() {
             return Ok(());
@@ -334,7 +335,7 @@ impl MachineWorld for TargetWorld {
         let open = &mut self.machine.cores[c].open[i];
         let mut env = lock(&self.machine.env);
         let parked = parked && !env.dead;
-        // Those that are left after an error stay where they are: a bio in flight must not be
+        // After an error, the remaining bios stay in the batch, because a bio in flight must not be
         // dropped.
         self.machine.done.reverse();
         while let Some(mut bio) = self.machine.done.pop() {

@@ -1,4 +1,4 @@
-//! Futures that a world lets go on when they are woken, in an order of its own.
+//! Futures that the world polls after they are woken, in its own order.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
-/// Is set when a future can go on.
+/// Flag that is set when a future is woken.
 struct WakeFlag(AtomicBool);
 
 impl Wake for WakeFlag {
@@ -15,7 +15,7 @@ impl Wake for WakeFlag {
     }
 }
 
-/// A future that goes on when it is woken.
+/// A future that is polled after it is woken.
 pub(crate) struct WakeableFuture<T> {
     future: Pin<Box<dyn Future<Output = T>>>,
     woken: Arc<WakeFlag>,
@@ -26,12 +26,12 @@ impl<T> WakeableFuture<T> {
         WakeableFuture { future: Box::pin(future), woken: Arc::new(WakeFlag(AtomicBool::new(true))) }
     }
 
-    /// Can it go on?
+    /// True if the future was woken.
     pub(crate) fn is_woken(&self) -> bool {
         self.woken.0.load(Ordering::Relaxed)
     }
 
-    /// Lets it go on.
+    /// Polls the future.
     pub(crate) fn poll(&mut self) -> Poll<T> {
         self.woken.0.store(false, Ordering::Relaxed);
         let waker = Waker::from(self.woken.clone());

@@ -1,7 +1,7 @@
-//! A world: cores, devices and disks, stepped on one thread in an order drawn from a seed.
+//! A world: cores, devices and disks, which run on one thread in an order drawn from a seed.
 //!
-//! A step is one turn of one core ([`crate::machine`]), with now and then an act of the control
-//! side before it.
+//! A step is one turn of one core ([`crate::machine`]), sometimes after a random action of the
+//! control side.
 
 use crate::blueprint::Blueprint;
 use crate::device::ModelledDevice;
@@ -22,7 +22,7 @@ use udm_core::{Cx, Nanos, OpenError};
 use udm_dm::PathWatchOptions;
 use udm_dm::table::Table;
 
-/// Whether paths are watched, and for what: in one world of four.
+/// Draws the options of the path watch, which is on in one of four worlds.
 fn draw_watch(plan: &RunPlan) -> PathWatchOptions {
     let mut draw = SimRng::new(plan.seed, RngStream::Watch);
     if plan.bench.is_some() || plan.without.has(Disturbance::Watch) || !draw.one_in(4) {
@@ -32,37 +32,37 @@ fn draw_watch(plan: &RunPlan) -> PathWatchOptions {
     PathWatchOptions { deadline, hedge_reads: draw.one_in(2), eject_slow: !draw.one_in(3) }
 }
 
-/// What a world may like to do: nothing more than else, messages, losing paths, suspends, resumes,
-/// calling off, closing and opening lanes, other limits.
+/// Actions that a world may prefer: none, messages, path trouble, suspends, resumes, cancels,
+/// reopened lanes, or changed limits.
 const FAVOURITES: [Option<u64>; 10] =
     [None, None, None, Some(0), Some(50), Some(90), Some(120), Some(155), Some(160), Some(172)];
 
-/// See the module.
+/// A simulated world of mapped devices, tables and paths.
 pub struct TargetWorld {
-    /// What it runs on.
+    /// The machine of the world.
     pub machine: Machine,
-    /// What it was built from.
+    /// The blueprint of the world.
     pub blueprint: Blueprint,
     /// The mapped devices, lower ones first.
     pub devices: Vec<ModelledDevice>,
-    /// What must be true of the log of writes.
+    /// The model of the write log.
     pub log: WriteLogModel,
-    /// Every table that was built and may still be there.
+    /// All tables that were built and may still exist.
     pub tables: Vec<Weak<Table>>,
-    /// What the paths of its multipath targets are watched for.
+    /// Path watch options of its multipath targets.
     pub(crate) watch: PathWatchOptions,
-    /// Which of them are slow for a while.
+    /// Random choice of slow paths.
     pub(crate) slow: SimRng,
-    /// That load is a part of what else is done there: no device is resumed meanwhile.
+    /// True while a load runs inside another action, so that no device is resumed.
     pub(crate) acting: bool,
-    /// By disk, while the world comes to rest: it hangs, and what needs it may wait. Empty when
-    /// none does.
+    /// Disks that hang while the world quiesces, by disk. Work that needs one may wait. Empty if
+    /// none hangs.
     pub(crate) hung: Vec<bool>,
-    /// Settings of queues that are yet to change while it comes to rest.
+    /// Number of queue setting changes left to make while the world quiesces.
     pub(crate) late_changes: u64,
-    /// When it rests next.
+    /// Step of the next quiescence.
     pub rest_at: u64,
-    /// An act that it draws more often than others, as a number of [`TargetWorld::act`]'s dice.
+    /// An action that this world prefers, as a number of the dice in [`TargetWorld::act`].
     pub(crate) favourite: Option<u64>,
 }
 
@@ -70,13 +70,13 @@ impl TargetWorld {
     /// Builds the world of `plan`.
     ///
     /// # Errors
-    /// When a table that must be valid is refused.
+    /// If a valid table is refused.
     pub fn new(plan: &RunPlan) -> Result<TargetWorld, Violation> {
         let mut build = SimRng::new(plan.seed, RngStream::Build);
         let drawn = build.pick(&[1, 1, 2, 2, 3, 4]);
         let cores = plan.cores.unwrap_or(drawn);
         let watch = draw_watch(plan);
-        // A path is no good that takes longer than its deadline by itself.
+        // The delay of a path must be below its deadline.
         let delay_max = if watch.deadline.is_some() { 20 } else { 300 };
         let mut blueprint = match plan.bench {
             Some(paths) => Blueprint::bench(paths, cores),
@@ -141,10 +141,10 @@ impl TargetWorld {
         Ok(world)
     }
 
-    /// Makes the cores and the devices, as after power-on, and opens every device on every core.
+    /// Creates the cores and the devices, as after power-on, and opens every device on every core.
     ///
     /// # Errors
-    /// When a table that must be valid is refused.
+    /// If a valid table is refused.
     pub fn start(&mut self, tables: &[TableSpec]) -> Result<(), Violation> {
         self.machine.make_cores(self.blueprint.cores);
         self.make_devices(tables)?;
@@ -156,10 +156,10 @@ impl TargetWorld {
         Ok(())
     }
 
-    /// Opens a device on a core; a second time where the world had the first fail.
+    /// Opens a device on a core. If the environment failed the first attempt, tries again.
     ///
     /// # Errors
-    /// When it can't be.
+    /// If the device cannot be opened.
     pub fn open(&mut self, core: usize, device: usize) -> Result<(), Violation> {
         let opened = &self.devices[device];
         let again = |e: OpenError, cx: &mut Cx<'_>| if e.errno == NO_LANE { opened.open(cx) } else { Err(e) };
@@ -167,26 +167,26 @@ impl TargetWorld {
         self.machine.open(core, device, open).map_err(|e| format!("d{device} can't be opened: {e}"))
     }
 
-    /// Takes all the steps of the plan, and then brings the world to rest.
+    /// Runs all steps of the plan, and then quiesces the world.
     ///
     /// # Errors
-    /// The first thing that is wrong.
+    /// The first violation.
     pub fn run(&mut self) -> Result<(), Violation> {
         while self.machine.step < self.machine.plan.steps {
             self.step()?;
             if self.machine.step >= self.rest_at {
                 self.rest()?;
-                // Often enough that what hangs is seen before something else sets it going again.
+                // Often enough to find a request that hangs before another one wakes it.
                 self.rest_at = self.machine.step + 20 + self.machine.control.span(600);
             }
         }
         self.rest()
     }
 
-    /// One step.
+    /// Runs one step.
     ///
     /// # Errors
-    /// The first thing that is wrong.
+    /// The first violation.
     pub fn step(&mut self) -> Result<(), Violation> {
         self.machine.step += 1;
         self.machine.totals.steps += 1;
@@ -216,7 +216,7 @@ impl TargetWorld {
         }
     }
 
-    /// Nobody has a reason: on to the next one.
+    /// Advances the clock to the next event.
     fn jump(&mut self) -> Result<(), Violation> {
         if self.machine.jump() || !self.is_stuck() || self.cancel_deadlocked_change() {
             return Ok(());
@@ -224,7 +224,7 @@ impl TargetWorld {
         Err(format!("nothing moves any more, and {} waits", self.waiting()))
     }
 
-    /// What is waited for, for a person.
+    /// Describes the work that waits, for a person.
     pub fn waiting(&self) -> String {
         let change = self.devices.iter().enumerate().find(|(_, d)| d.is_changing());
         match (self.machine.model.oldest(), change) {
@@ -236,7 +236,7 @@ impl TargetWorld {
         }
     }
 
-    /// A path that nobody reinstates.
+    /// Describes a failed path that is not reinstated.
     fn failed_path(&self) -> Option<String> {
         let failed = |(i, d): (usize, &ModelledDevice)| {
             let p = self.failed_paths(i, d.access?).into_iter().next()?;

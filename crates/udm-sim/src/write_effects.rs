@@ -1,5 +1,4 @@
-//! What a request does to its disk, and when: at once, in parts, when it ends, or after it has
-//! failed.
+//! The effects of requests on a disk: at once, in parts, at completion, or after a failure.
 
 use crate::disk::SimDisk;
 use crate::environment::Env;
@@ -7,21 +6,20 @@ use crate::path::PathRequest;
 use crate::stamp;
 use udm_core::{BioFlags, Nanos, Op};
 
-/// A write that has failed and takes effect all the same, later.
+/// A failed write that takes effect later.
 pub struct LateWrite {
-    /// When.
+    /// Time of the effect.
     pub due: Nanos,
     disk: usize,
-    /// Sectors and what they will hold.
+    /// The sectors, with their new stamps.
     sectors: Vec<(u64, u64)>,
 }
 
-/// The most that a write may lag behind its error, in ns.
+/// Maximum delay of a write's effect after its error, in ns.
 const LATE_MAX: u64 = 50_000_000;
 
-/// A write that ended with an error: what of it has not taken effect may do so later. Only where
-/// nobody sends it again: that the first try is over when a path returns it is what a path
-/// promises.
+/// Schedules a late effect of a failed write, by chance, if the write is not retried. When a path
+/// completes a write with an error, a retry must not race with the first attempt.
 pub(crate) fn schedule_late_write(env: &mut Env, disk: usize, slot: &PathRequest) {
     let left = slot.bio.sectors.0 - slot.applied;
     let disk_is_log = env.disks[disk].log;
@@ -40,7 +38,8 @@ pub(crate) fn schedule_late_write(env: &mut Env, disk: usize, slot: &PathRequest
     env.late.push(LateWrite { due, disk, sectors });
 }
 
-/// Lets the late writes that are due by `now` take effect; what each put where, for the model.
+/// Applies the late writes due by `now`. Returns disk, sector and stamp of each effect for the
+/// model.
 pub(crate) fn land(env: &mut Env, now: Nanos) -> Vec<(usize, u64, u64)> {
     let mut landed = Vec::new();
     let Env { late, disks, seen, .. } = env;
@@ -59,14 +58,14 @@ pub(crate) fn land(env: &mut Env, now: Nanos) -> Vec<(usize, u64, u64)> {
 }
 
 impl LateWrite {
-    /// Is `stamp` still to come?
+    /// True if the effect of `stamp` is still pending.
     #[must_use]
     pub fn has(&self, stamp: u64) -> bool {
         self.sectors.iter().any(|(_, s)| *s == stamp)
     }
 }
 
-/// Lets sectors up to `upto` of the request take effect.
+/// Applies the sectors of a request up to `upto`.
 pub(crate) fn apply(env: &mut Env, index: usize, slot: &mut PathRequest, upto: u64, path: usize) {
     let from = std::mem::replace(&mut slot.applied, upto);
     if from >= upto {
@@ -81,7 +80,7 @@ pub(crate) fn apply(env: &mut Env, index: usize, slot: &mut PathRequest, upto: u
     let start = bio.sector.0;
     let durable = bio.flags.contains(BioFlags::FUA) && disk.fua;
     match bio.op {
-        // A part that takes effect now is read now: later writes don't change it.
+        // A part that takes effect now is read now. Later writes do not change it.
         Op::Read => {
             stamp::write(&mut bio.data, from..upto, |i| disk.read(start + i));
             for i in from..upto {
@@ -108,14 +107,14 @@ pub(crate) fn apply(env: &mut Env, index: usize, slot: &mut PathRequest, upto: u
     }
 }
 
-/// What only a request that succeeds does.
+/// Applies the effects that only a successful request has.
 pub(crate) fn succeed(env: &mut Env, disk: usize, slot: &PathRequest) {
     if slot.bio.op == Op::Flush {
         env.disks[disk].flush(slot.mark);
     }
 }
 
-/// The power failed while this was in flight: any of its sectors may have reached the medium.
+/// Applies random sectors of a write that was in flight when the power was cut.
 pub(crate) fn tear_write(env: &mut Env, index: usize, slot: &mut PathRequest) {
     if !slot.bio.op.is_write() {
         return;

@@ -1,18 +1,16 @@
-//! What must hold for the log of a log-writes target, worked out from what the front ends asked for
-//! and nothing else.
+//! Rules for the log of a log-writes target, derived only from the requests of the front ends.
 //!
-//! Each sector that is written names its request, so the log says which write stands where. At any
-//! time, for a killed server (what the log disk returns) and for a power cut (what it is sure to
-//! keep):
+//! Each written sector names its request, so the log shows the position of each write. The rules
+//! hold at any time, for a killed server (the current content of the log disk) and for a power cut
+//! (its durable content):
 //!
-//! * What the superblock counts can be read, and each write in it is one that was asked for.
-//! * **Order.** Of two writes to one sector, the one that had ended before the other began stands
-//!   first: a replay gives no old data over new.
-//! * **Kept promises.** A FUA write that was acknowledged is in it; so is all that had ended before
-//!   an acknowledged flush began, with a flush behind it; so is a mark that was answered.
-//! * **No beginning breaks a promise.** Where a write stands that began after another had become
-//!   durable, the other stands before it: whichever entry a replay ends with, a power cut could
-//!   have left that.
+//! * The entries that the superblock counts can be read, and each write in them was requested.
+//! * **Order.** Of two writes to one sector, a write that ended before the other began comes first.
+//!   So a replay never replaces new data with old data.
+//! * **Promises.** An acknowledged FUA write is in the log. All writes that had ended before an
+//!   acknowledged flush began are in it, with a flush after them. Answered marks are in it.
+//! * **No prefix breaks a promise.** If a write became durable before another one began, its entry
+//!   comes first. So each prefix of the log is a state that a power cut could have left.
 //!
 //! Times are those of [`crate::environment::Env::step`], as in [`crate::register_model`].
 
@@ -31,58 +29,57 @@ use udm_wire::log_writes::{EntryFlags, LogCursor, LogEntry, LogRecord};
 /// Bytes in a sector.
 const SECTOR: usize = SECTOR_SIZE as usize;
 
-/// A request of the device that has the log.
+/// A request of the logging device.
 #[derive(Clone)]
 struct LoggedRequest {
     id: u64,
     op: Op,
     flags: BioFlags,
-    /// First sector, on the device.
+    /// First sector on the device.
     first: u64,
     len: u64,
     start: u64,
     end: u64,
-    /// It succeeded while the target logged, and went through no other table.
+    /// True if the request succeeded while the target was logging, and used only this table.
     promised: bool,
-    /// It may go through another table.
+    /// True if the request may have gone through another table.
     unsure: bool,
 }
 
-/// The target in use, and what was asked of it.
+/// The model of a log: the live target and its requests.
 #[derive(Default)]
 pub struct WriteLogModel {
-    /// Where the target lies on the device: first sector, length.
+    /// Range of the target on the device: first sector and length.
     line: Option<(u64, u64)>,
     requests: Vec<LoggedRequest>,
     by_id: HashMap<u64, usize>,
-    /// Marks that were answered.
+    /// Marks that were acknowledged.
     marks: Vec<String>,
-    /// Marks that were given and not answered.
+    /// Marks that are not acknowledged yet.
     pub(crate) waiting: Vec<(String, CompletionHandle)>,
-    /// Something was promised: this log has taken the place of the one before.
+    /// True after the first promise, which shows that this log has replaced the one before.
     begun: bool,
-    /// What may be on the disk as long as this one has not begun: the log before it, and those that
-    /// never began either.
+    /// Earlier logs that may still be on the disk while this one has not begun.
     before: Vec<WriteLogModel>,
     marks_given: u64,
-    /// Looks so far.
+    /// Number of checks.
     pub looks: u64,
 }
 
-/// The entries of a log, in the form that the checks need.
+/// The entries of a log, prepared for the checks.
 struct LogEntries {
-    /// For each sector written, by its stamp: the first position in the log.
+    /// First position of each written sector, by its stamp.
     written: HashMap<u64, usize>,
-    /// Where the last flush stands.
+    /// Position of the last flush.
     last_flush: Option<usize>,
-    /// By position: the latest beginning of a write up to there.
+    /// Latest start time of a write up to each position.
     begun: Vec<u64>,
     marks: Vec<Vec<u8>>,
 }
 
 impl WriteLogModel {
-    /// The device uses `spec` now: its log, if it has one, begins anew. What is in flight goes
-    /// through this table, or ended in the one before.
+    /// Starts a new log, if `spec` has one. Requests in flight go through this table, or ended in
+    /// the one before.
     pub fn restart(&mut self, spec: &TableSpec) {
         let flying: Vec<LoggedRequest> = self.requests.iter().filter(|r| r.end == NEVER).cloned().collect();
         self.clear();
@@ -97,7 +94,7 @@ impl WriteLogModel {
         self.by_id = self.requests.iter().enumerate().map(|(i, r)| (r.id, i)).collect();
     }
 
-    /// No table is in use. What is on the disk stays there.
+    /// Records that no table is live. The log on the disk remains.
     pub fn clear(&mut self) {
         let WriteLogModel { looks, marks_given, .. } = *self;
         let mut old = std::mem::take(self);
@@ -107,13 +104,13 @@ impl WriteLogModel {
         *self = WriteLogModel { looks, marks_given, before, ..WriteLogModel::default() };
     }
 
-    /// There is a log.
+    /// True if the live table has a log.
     #[must_use]
     pub fn is_kept(&self) -> bool {
         self.line.is_some()
     }
 
-    /// A request begins in `step`; `sure` when it can go through one table only.
+    /// Records a request that begins in `step`. `sure` is true if it can go through one table only.
     pub fn begin(&mut self, id: u64, bio: &Bio, step: u64, sure: bool) {
         self.by_id.insert(id, self.requests.len());
         self.requests.push(LoggedRequest {
@@ -129,8 +126,8 @@ impl WriteLogModel {
         });
     }
 
-    /// A request is back. `logging`: the target says that it logs. True when that is a promise to
-    /// look after.
+    /// Records a completed request. `logging` is true if the target reports that it logs. Returns
+    /// true if the completion is a promise to check.
     pub fn end(&mut self, id: u64, bio: &Bio, now: u64, logging: bool) -> bool {
         let Some(r) = self.by_id.get(&id).map(|i| &mut self.requests[*i]) else { return false };
         r.end = now;
@@ -147,16 +144,16 @@ impl WriteLogModel {
         self.before.clear();
     }
 
-    /// A mark was answered: it is in the log.
+    /// Records that a mark was acknowledged, so it must be in the log.
     pub fn marked(&mut self, text: String) {
         self.marks.push(text);
         self.begin_log();
     }
 
-    /// Looks at a log whose sectors `sector` gives, `len` of them.
+    /// Checks a log of `len` sectors, which `sector` returns.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The rule that the log violates.
     pub fn check(&self, len: u64, sector: impl Fn(u64) -> Vec<u8>) -> Result<(), Violation> {
         let own = self.check_own(len, &sector);
         match self.before.iter().any(|old| old.check_own(len, &sector).is_ok()) {
@@ -169,14 +166,14 @@ impl WriteLogModel {
         let Some(line) = self.line else { return Ok(()) };
         let first = sector(0);
         let Ok(mut cursor) = LogCursor::new(&first, len * SECTOR_SIZE) else {
-            // Before the first superblock there is none; nothing can have been promised then.
+            // Before the first superblock the log is empty, so there can be no promise.
             let promise = self.requests.iter().find(|r| r.is_promise(line));
             return promise
                 .map_or(Ok(()), |r| Err(format!("there is none, and request {} was acknowledged", r.id)));
         };
         let mut entries =
             LogEntries { written: HashMap::new(), last_flush: None, begun: Vec::new(), marks: Vec::new() };
-        // By sector of the target: the latest beginning of what stands there.
+        // Latest start time of the entries of each sector of the target.
         let mut tops = vec![0; line.1 as usize];
         while let Some(at) = cursor.offset().map_err(|e| e.to_string())? {
             let record = cursor.step(&sector(at / SECTOR_SIZE)).map_err(|e| e.to_string())?;
@@ -186,7 +183,7 @@ impl WriteLogModel {
         self.no_beginning_breaks(line, &entries)
     }
 
-    /// One entry: what stands in it, and whether it may stand there.
+    /// Checks one entry: its content and its position.
     fn entry(
         &self,
         record: &LogRecord,
@@ -208,18 +205,18 @@ impl WriteLogModel {
             let (s, bytes) = (entry.sector + i, sector(record.data.start / SECTOR_SIZE + i));
             let request = stamp::of(&bytes[..SECTOR]).and_then(|stamp| self.writer_of(stamp, line.0 + s));
             let Some((stamp, r)) = request else {
-                return Err(format!("entry {position} holds what nobody wrote to sector {s}"));
+                return Err(format!("entry {position} holds data that was never written to sector {s}"));
             };
             let top = &mut tops[s as usize];
             if r.end < *top {
                 return Err(format!(
-                    "entry {position} brings back what request {} wrote to sector {s} until {}; what stands before it began at {top}",
+                    "entry {position} restores data of request {}, which ended its write of sector {s} at {}; an earlier entry began at {top}",
                     r.id, r.end
                 ));
             }
             *top = (*top).max(r.start);
             begun = begun.max(r.start);
-            // A write that a suspend handed back half done is done again, whole.
+            // A write that a suspend handed back half done is logged again as a whole.
             entries.written.entry(stamp).or_insert(position);
         }
         if entry.flags.contains(EntryFlags::FLUSH) {
@@ -230,15 +227,15 @@ impl WriteLogModel {
         Ok(())
     }
 
-    /// The request that wrote `stamp` to `sector` of the device.
+    /// Returns the request that wrote `stamp` to `sector` of the device.
     fn writer_of(&self, stamp: u64, sector: u64) -> Option<(u64, &LoggedRequest)> {
         let r = &self.requests[*self.by_id.get(&(stamp >> 10))?];
         let right = r.op == Op::Write && r.first + (stamp & 1023) == sector && stamp & 1023 < r.len;
         right.then_some((stamp, r))
     }
 
-    /// A discard has no stamp: for each sector, some discard of it must be one that may stand here.
-    /// `at` is where the range lies on the device.
+    /// Checks a discard, which has no stamp. For each sector, the model needs a discard that may be
+    /// at this position. `at` is the start of the range on the device.
     fn discard(&self, position: usize, at: u64, tops: &mut [u64]) -> Result<(), Violation> {
         let end = at + tops.len() as u64;
         let meets = |r: &&LoggedRequest| r.op == Op::Discard && r.first < end && at < r.first + r.len;
@@ -253,7 +250,7 @@ impl WriteLogModel {
         Ok(())
     }
 
-    /// The sectors of `r` on the target, as stamps.
+    /// Stamps of the sectors of `r` that lie on the target.
     fn stamps(r: &LoggedRequest, line: (u64, u64)) -> impl Iterator<Item = u64> + '_ {
         let inside = move |i: &u64| (line.0..line.0 + line.1).contains(&(r.first + i));
         (0..r.len).filter(inside).map(|i| r.id << 10 | i)
@@ -274,7 +271,7 @@ impl WriteLogModel {
                 match there {
                     None => return missing("not in the log, and was acknowledged"),
                     Some(at) if covered && entries.last_flush.is_none_or(|flush| flush < *at) => {
-                        return missing("in the log behind the flush that covered it");
+                        return missing("in the log after the flush that covered it");
                     }
                     Some(_) => {}
                 }
@@ -287,8 +284,8 @@ impl WriteLogModel {
     }
 
     fn no_beginning_breaks(&self, line: (u64, u64), entries: &LogEntries) -> Result<(), Violation> {
-        // Beginnings and ends of acknowledged flushes, by beginning; the end is the earliest of all
-        // that begin no sooner.
+        // Start and end of acknowledged flushes, by start. The end is the earliest end of all
+        // flushes with the same or a later start.
         let mut flushes: Vec<(u64, u64)> =
             self.requests.iter().filter(|r| r.promised && r.is_flush()).map(|r| (r.start, r.end)).collect();
         flushes.sort_unstable();
@@ -323,7 +320,7 @@ impl LoggedRequest {
         self.op == Op::Flush || self.flags.contains(BioFlags::PREFLUSH)
     }
 
-    /// Something in the log stands for its success.
+    /// True if the log must have an entry because the request succeeded.
     fn is_promise(&self, line: (u64, u64)) -> bool {
         let fua = self.flags.contains(BioFlags::FUA) && WriteLogModel::stamps(self, line).next().is_some();
         self.promised && (self.is_flush() || fua)
@@ -331,12 +328,12 @@ impl LoggedRequest {
 }
 
 impl TargetWorld {
-    /// The device with the log says that it logs.
+    /// True if the logging device reports that it logs.
     pub(crate) fn is_logging(&self, device: usize) -> bool {
         !self.devices[device].mapped().status_text().contains("logging_disabled")
     }
 
-    /// Looks at the log, as a server that is killed now leaves it and as a power cut would.
+    /// Checks the log as a killed server and as a power cut would leave it.
     pub(crate) fn look_at_log(&mut self) -> Result<(), Violation> {
         let (Some(path), true) = (self.blueprint.log, self.log.is_kept()) else { return Ok(()) };
         self.log.looks += 1;
@@ -349,7 +346,7 @@ impl TargetWorld {
         Ok(())
     }
 
-    /// Gives a mark, now and then more than one.
+    /// Sends a mark. Several marks may be pending.
     pub(crate) fn mark(&mut self, device: usize) -> Result<(), Violation> {
         self.log.marks_given += 1;
         let text = format!("m{}", self.log.marks_given);
@@ -360,7 +357,7 @@ impl TargetWorld {
             Ok((_, None)) => {
                 return Err(format!("the mark {text} was answered before it could be in the log"));
             }
-            // Suspended, or no more logging: then it says so.
+            // A suspended device, or one that no longer logs, may refuse a mark.
             Err(e) if e.errno == EBUSY && !self.devices[device].is_live() => return Ok(()),
             Err(_) if !self.is_logging(device) => return Ok(()),
             Err(e) => return Err(format!("the mark {text} was refused: {e}")),
@@ -370,7 +367,7 @@ impl TargetWorld {
         Ok(())
     }
 
-    /// Looks which marks were answered.
+    /// Checks which marks were acknowledged.
     pub(crate) fn take_marks(&mut self) -> Result<(), Violation> {
         let Some(device) = self.blueprint.logger.filter(|_| !self.log.waiting.is_empty()) else {
             return Ok(());

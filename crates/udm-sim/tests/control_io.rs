@@ -1,5 +1,5 @@
-//! Control-side I/O in worlds where everything else goes on: loads read what is there, fail as
-//! disks do, and change nothing for anybody else.
+//! Control-side I/O in busy worlds: loads read the disks, fail as disks fail, and affect no other
+//! request.
 
 use std::sync::Arc;
 use udm_core::control_io::{flush, read};
@@ -9,7 +9,7 @@ use udm_sim::RunPlan;
 use udm_sim::control_io::SimControlIo;
 use udm_sim::world::TargetWorld;
 
-/// What came of the reads of a world.
+/// Counts of the reads of a world.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct ReadCounts {
     read: u64,

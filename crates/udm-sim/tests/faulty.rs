@@ -1,4 +1,4 @@
-//! Worlds in which disks have the faults of null devices run clean.
+//! Worlds in which disks have the faults of null devices pass.
 
 use udm_sim::counts::Accumulate;
 use udm_sim::{RunPlan, RunTotals, run};

@@ -1,11 +1,11 @@
-//! Worlds of servers that follow each other run clean, a seed is always the same run, and runs cover
-//! what they are there for.
+//! Worlds of servers that run one after another pass, the same seed always gives the same run, and
+//! runs cover their purpose.
 
 use udm_sim::counts::Accumulate;
 use udm_sim::lifecycle::{self, LifecycleCounts};
 use udm_sim::{Disturbance, ExcludedDisturbances, RunPlan};
 
-/// Steps to a seed.
+/// Steps per seed.
 const STEPS: u64 = 5000;
 
 fn clean(plan: &RunPlan) -> LifecycleCounts {

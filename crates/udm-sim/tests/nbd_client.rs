@@ -1,11 +1,11 @@
-//! Worlds of the NBD client run clean, a seed is always the same run, and runs cover what they are
-//! there for.
+//! Worlds of the NBD client pass, the same seed always gives the same run, and runs cover their
+//! purpose.
 
 use udm_sim::counts::Accumulate;
 use udm_sim::nbd_client::{self, NbdClientCounts};
 use udm_sim::{Disturbance, ExcludedDisturbances, RunPlan};
 
-/// Steps to a seed.
+/// Steps per seed.
 const STEPS: u64 = 3000;
 
 fn clean(plan: &RunPlan) -> NbdClientCounts {

@@ -1,5 +1,5 @@
-//! The simulator must find each bug that was put in on purpose, within a bounded number of seeds.
-#![expect(clippy::print_stdout, reason = "the table of what was found is what the test is run for")]
+//! The simulator must find each planted bug within a bounded number of seeds.
+#![expect(clippy::print_stdout, reason = "the test prints a table of the bugs found")]
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,17 +7,17 @@ use udm_core::bugs::{Bug, SimWorld, set};
 use udm_sim::run::RunFailure;
 use udm_sim::{Disturbance, ExcludedDisturbances, RunPlan, lifecycle, nbd, nbd_client, run, verbs};
 
-/// Steps per seed, and the seeds in which a bug must be found.
+/// Steps per seed, and the number of seeds in which a bug must be found.
 const STEPS: u64 = 5000;
 const SEEDS_MAX: u64 = 2000;
 
-/// Bugs that take more seeds than there is time for here: for long runs with `--bug`.
+/// Bugs that need more seeds than this test has time for. Long runs with `--bug` find them.
 const RARE: [Bug; 3] = [Bug::PreparedNotBusy, Bug::EndMarkWaits, Bug::GivenUpUnheard];
 
-/// Bugs that show only where a core acts in the middle of another's turn.
+/// Bugs that need preemption of a core's turn.
 const BETWEEN: [Bug; 2] = [Bug::FailNotAtomic, Bug::SeenTooLate];
 
-/// Runs `plan` in `world`.
+/// Runs `plan` in a world of kind `world`.
 fn try_one(world: SimWorld, plan: &RunPlan) -> Result<(), Box<RunFailure>> {
     match world {
         SimWorld::Devices => run::run(plan).map(drop),
@@ -30,15 +30,15 @@ fn try_one(world: SimWorld, plan: &RunPlan) -> Result<(), Box<RunFailure>> {
     }
 }
 
-/// The run of `seed` in which `bug` is looked for: with everything in it, or with what brings it
-/// out alone, where it is rare otherwise.
+/// Returns the plan of `seed` for `bug`. A bug that is rare otherwise gets only the disturbances
+/// that it needs.
 fn plan(bug: Bug, seed: u64) -> RunPlan {
     let kept = [Disturbance::Paths, Disturbance::Messages, Disturbance::Delay];
     let is_left_out = |class: &Disturbance| match bug {
         Bug::ParkedMissReturn => !kept.contains(class),
-        // Either ends what would go on for ever.
+        // A crash or a cancel ends the endless loop of this bug.
         Bug::CopyHandedBack => [Disturbance::Crash, Disturbance::Cancel].contains(class),
-        // What was marked is there when the power is back.
+        // The marked snapshot must still exist after the power cut.
         Bug::MarkNotKept => [Disturbance::Remove, Disturbance::Reload, Disturbance::Merge].contains(class),
         _ => false,
     };
@@ -49,8 +49,8 @@ fn plan(bug: Bug, seed: u64) -> RunPlan {
     }
 }
 
-/// A line of the table, or nothing where `bug` is not found. What counts is a seed that fails with
-/// the bug and, up to the same step, not without it.
+/// Returns a line of the table, or `None` if `bug` is not found. A seed counts only if it fails
+/// with the bug and, up to the same step, passes without it.
 fn look_for(bug: Bug, world: SimWorld) -> Option<String> {
     set(Some(bug));
     let found = (1..=SEEDS_MAX).find_map(|seed| try_one(world, &plan(bug, seed)).err());
@@ -64,7 +64,7 @@ fn look_for(bug: Bug, world: SimWorld) -> Option<String> {
     Some(format!("| {bug:?} | {} | {} | {shown} |", failure.plan.seed, failure.plan.steps))
 }
 
-/// Each bug is switched on for one thread, so several are looked for at once.
+/// A bug is switched on per thread, so several are searched for in parallel.
 #[test]
 fn every_seeded_bug_is_found() {
     let (next, found) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
@@ -73,7 +73,8 @@ fn every_seeded_bug_is_found() {
             if RARE.contains(bug) {
                 continue;
             }
-            // Looked for before the lock is taken: that holds until the end of the statement.
+            // Searched before the lock is taken, because the lock is held until the end of the
+            // statement.
             let line = look_for(*bug, *world);
             found.lock().unwrap().push((*bug as usize, *bug, line));
         }
@@ -87,7 +88,7 @@ fn every_seeded_bug_is_found() {
     assert!(missed.is_empty(), "not found in {SEEDS_MAX} seeds: {missed:?}");
 }
 
-/// Those that need turns inside of turns are not found by whole ones.
+/// Bugs that need preemption are not found without it.
 #[test]
 fn whole_turns_do_not_see_what_happens_between() {
     for bug in BETWEEN {

@@ -1,8 +1,8 @@
-//! A fixed set of seeds runs clean, and a seed is always the same run.
+//! A fixed set of seeds passes, and the same seed always gives the same run.
 
 use udm_sim::{Disturbance, ExcludedDisturbances, RunPlan, run};
 
-/// Steps to a seed.
+/// Steps per seed.
 const STEPS: u64 = 5000;
 
 fn clean(plan: &RunPlan) -> run::CleanRun {
@@ -19,13 +19,12 @@ fn clean(plan: &RunPlan) -> run::CleanRun {
     }
 }
 
-/// Seeds 1 to 100, and those that once showed a bug in what is tested:
-/// * 178: a lane of log-writes was never done, because it waited for the mark at the end of the log
-///   to be counted, which a resume had taken away.
-/// * 2608: a lane of log-writes, opened after the device below had begun to take discards, sent
-///   them as long as the table took them.
-/// * 89: a suspend hung, because a bio that was to be handed back did not ask for the drain that
-///   takes it.
+/// Seeds 1 to 100, and seeds that once found a bug in the tested code:
+/// * 178: a lane of log-writes waited forever for the count of the mark at the end of the log,
+///   which a resume had removed.
+/// * 2608: a lane of log-writes, opened after the device below had begun to accept discards, sent
+///   discards longer than the device accepts.
+/// * 89: a suspend hung, because a bio to be handed back did not ask for the drain that takes it.
 #[test]
 fn seeds_run_clean() {
     let (mut requests, mut shared) = (0, 0);
@@ -49,7 +48,7 @@ fn the_same_seed_is_the_same_run() {
     }
 }
 
-/// What a trace keeps has no bearing on what happens.
+/// The number of events that a trace keeps does not change the run.
 #[test]
 fn looking_changes_nothing() {
     let plan = RunPlan::new(7, STEPS);

@@ -1,5 +1,5 @@
-//! Worlds of origins and their snapshots run clean, and a power cut at any write or flush leaves
-//! each snapshot as it was promised.
+//! Worlds of origins and their snapshots pass, and a power cut at any write or flush leaves each
+//! snapshot as promised.
 
 use udm_sim::counts::Accumulate;
 use udm_sim::{Disturbance, ExcludedDisturbances, RunFailure, RunPlan, RunTotals, run};
@@ -15,8 +15,7 @@ fn clean(plan: &RunPlan) -> run::CleanRun {
     or_panic(run::run(plan))
 }
 
-/// Seeds 1 to 300, and those that once showed a bug in what is tested; where chance has changed
-/// since they are seeds like others.
+/// Seeds 1 to 300. Some once found a bug in the tested code.
 #[test]
 fn seeds_run_clean() {
     let mut all = RunTotals::default();
@@ -28,8 +27,8 @@ fn seeds_run_clean() {
     assert!(missed.is_empty(), "never came: {missed:?}");
 }
 
-/// The power is cut at every write and flush of short runs: such in which a persistent snapshot is
-/// made, or several together, or one is merged, or the store of one grows.
+/// Cuts the power at every write and flush of short runs. In these runs a persistent snapshot is
+/// created, several are created together, one is merged, or a store grows.
 #[test]
 fn a_cut_at_any_write_loses_nothing() {
     const CHANGES_MAX: u64 = 160;

@@ -1,11 +1,11 @@
-//! Worlds of the registry and its verbs run clean, a seed is always the same run, and runs cover
-//! what they are there for.
+//! Worlds of the registry and its verbs pass, the same seed always gives the same run, and runs
+//! cover their purpose.
 
 use udm_sim::counts::Accumulate;
 use udm_sim::verbs::{self, RegistryCounts};
 use udm_sim::{Disturbance, ExcludedDisturbances, RunPlan};
 
-/// Steps to a seed.
+/// Steps per seed.
 const STEPS: u64 = 3000;
 
 fn clean(plan: &RunPlan) -> RegistryCounts {

@@ -1,15 +1,14 @@
-//! What the program says of its runs: a verdict says what it covered, and covering nothing is no
-//! success.
+//! The report of the program: a verdict shows the coverage, and runs that cover nothing fail.
 
 use std::process::Command;
 
-/// Runs the program; its output and whether it was a success.
+/// Runs the program. Returns its output, and true if it succeeded.
 fn sim(args: &[&str]) -> (String, bool) {
     let output = Command::new(env!("CARGO_BIN_EXE_udm-sim")).args(args).output().unwrap();
     (String::from_utf8(output.stdout).unwrap(), output.status.success())
 }
 
-/// The number in front of `what` in the verdict.
+/// Returns the number before `what` in the verdict.
 fn number(said: &str, what: &str) -> f64 {
     let words: Vec<&str> = said.split([' ', '\n', ',']).filter(|w| !w.is_empty()).collect();
     let at = words.iter().position(|w| *w == what).unwrap_or_else(|| panic!("no {what} in {said}"));
@@ -39,7 +38,7 @@ fn a_verdict_says_what_it_covered() {
 #[test]
 fn covering_nothing_is_a_failure() {
     let mut idle = 0;
-    // Which seeds read nothing in a step changes with the worlds.
+    // The seeds that read nothing in one step change with the worlds.
     for seed in 1..2000 {
         let (said, ok) = sim(&["--steps", "1", "--seed", &seed.to_string()]);
         let nothing = number(&said, "requests") == 0.0 || number(&said, "sectors") == 0.0;

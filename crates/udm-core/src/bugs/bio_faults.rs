@@ -1,15 +1,15 @@
-//! Faults that seeded bugs apply to bios: leaked bios and repeated writes.
+//! Operations of planted bugs on bios: lose them, or submit a copy of them.
 
 use crate::{Batch, Bio, Buf, Op, OwnerId, Segments};
 
-/// Leaks bios, without the panic of a bio dropped in flight.
+/// Leaks bios. Dropping a bio in flight would panic.
 pub fn leak_bios(bios: impl IntoIterator<Item = Box<Bio>>) {
     for bio in bios {
         Box::leak(bio);
     }
 }
 
-/// Copies a bio; the copy is in flight too.
+/// Returns a copy of a bio, in flight like the original.
 pub fn duplicate_bio(bio: &Bio) -> Box<Bio> {
     let mut data = Segments::new();
     for piece in &bio.data {
@@ -27,20 +27,21 @@ pub fn duplicate_bio(bio: &Bio) -> Box<Bio> {
 }
 
 thread_local! {
-    /// Writes to repeat: the device, the number of batches until then, the copy.
+    /// Copies of writes to submit later: the device, the number of batches left, the copy.
     static ECHOES: std::cell::RefCell<Vec<(usize, u32, Box<Bio>)>> = const { std::cell::RefCell::new(Vec::new()) };
 }
 
-/// The owner of repeated writes.
+/// Owner of the copies of writes.
 const ECHO: OwnerId = OwnerId(u32::MAX);
 
-/// Drops all recorded writes.
+/// Leaks all copies of writes that were not submitted yet.
 #[cfg(feature = "seeded-bugs")]
 pub(super) fn clear_echoes() {
     ECHOES.with_borrow_mut(|all| leak_bios(all.drain(..).map(|echo| echo.2)));
 }
 
-/// Records the first write of `bios`: a copy of it goes to `device` again after some batches.
+/// Stores a copy of the first write of `bios`, to be submitted to `device` with its fourth batch
+/// from now.
 pub fn record_echo(device: usize, bios: &[Box<Bio>]) {
     if let Some(bio) = bios.iter().find(|bio| bio.op == Op::Write && bio.owner != ECHO) {
         let mut echo = duplicate_bio(bio);
@@ -49,7 +50,7 @@ pub fn record_echo(device: usize, bios: &[Box<Bio>]) {
     }
 }
 
-/// Returns the copies that go to `device` with this batch.
+/// Removes and returns the copies that go to `device` with this batch.
 pub fn take_echoes(device: usize) -> Vec<Box<Bio>> {
     ECHOES.with_borrow_mut(|all| {
         all.iter_mut().filter(|echo| echo.0 == device).for_each(|echo| echo.1 -= 1);
@@ -58,7 +59,7 @@ pub fn take_echoes(device: usize) -> Vec<Box<Bio>> {
     })
 }
 
-/// Removes the copies from the completed bios.
+/// Removes completed copies of writes from `done`.
 pub fn drop_echoes(done: &mut Batch) {
     done.retain_mut(|bio| {
         let echo = bio.owner == ECHO;

@@ -1,11 +1,11 @@
-//! Seeded bugs and the simulator worlds in which each shows.
+//! The list of planted bugs, and the simulated world that finds each.
 
-/// A kind of world of the simulator.
+/// A kind of world of the simulator in which a bug shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SimWorld {
-    /// Mapped devices, their tables and paths.
+    /// Mapped devices with their tables and paths.
     Devices,
-    /// As `Devices`, and some disks have the faults of null devices.
+    /// Mapped devices over disks that have the faults of null devices.
     Faults,
     /// Origins and their snapshots.
     Snapshots,
@@ -15,124 +15,126 @@ pub enum SimWorld {
     Verbs,
     /// The NBD client and its servers.
     NbdClient,
-    /// Servers that follow each other.
+    /// Servers that run one after another over the same disks and state folder.
     Lives,
 }
 
-/// Defines the enum `Bug` and the list `Bug::ALL` from one list.
+/// Generates `Bug` and `Bug::ALL` from one list.
 macro_rules! bugs {
     ($($(#[$what:meta])* $bug:ident: $world:ident,)*) => {
-        /// A seeded bug.
+        /// A planted bug.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Bug {
             $($(#[$what])* $bug,)*
         }
 
         impl Bug {
-            /// All bugs, each with the world in which it shows.
+            /// All bugs, each with the kind of world in which it shows.
             pub const ALL: &[(Bug, SimWorld)] = &[$((Bug::$bug, SimWorld::$world),)*];
         }
     };
 }
 
 impl Bug {
-    /// Finds a bug by its name in the source, such as `NoKick`.
+    /// Finds a bug by its name in the source.
     ///
     /// # Errors
-    /// An unknown name. The error lists all names.
+    /// If no bug has this name. The error lists all names.
     pub fn find(name: &str) -> Result<Bug, String> {
-        // Compares a list of names: LLVM takes minutes to optimise a chain of iterators here.
+        // LLVM takes minutes to optimise a chain of iterators that compares the names.
         let names: Vec<String> = Bug::ALL.iter().map(|(bug, _)| format!("{bug:?}")).collect();
         match names.iter().position(|n| n == name) {
             Some(i) => Ok(Bug::ALL[i].0),
-            None => Err(format!("no bug {name:?}; there are {}", names.join(", "))),
+            None => Err(format!("no bug {name:?}; the bugs are {}", names.join(", "))),
         }
     }
 }
 
 bugs! {
-    /// A message changes a condition that queued bios wait for, and no lane is woken.
+    /// A message changes what held bios depend on, and no lane is woken.
     NoKick: Devices,
-    /// A lane that must hand back a bio goes to sleep without doing so.
+    /// A lane that must hand a bio back during a drain goes to sleep.
     NoWakeForDrain: Devices,
     /// After a path error, one bio of the batch is not retried.
     RetryForgets: Devices,
-    /// A bio is submitted twice: once itself, once as a copy.
+    /// A bio is submitted twice: the second time as a copy.
     SubmitTwice: Devices,
-    /// A flush goes only to the first device of a table.
+    /// A flush is sent only to the first device of a table.
     FlushNotFannedOut: Devices,
-    /// A write with `PREFLUSH` is sent without the flush before it.
+    /// A write with a preflush is sent without the flush.
     PreflushDropped: Devices,
     /// A FUA write goes to a device without FUA, and no flush follows.
     FuaDropped: Devices,
-    /// The offset of a failed bio is not subtracted again.
+    /// The offset is not subtracted from the sector of a bio that failed.
     OffsetKeptOnError: Devices,
-    /// A completed bio is restored with the offset of another table line over the same device.
+    /// The sector of a completed bio is restored with the offset of another line of the table that
+    /// lies on the same device.
     NeighboursOffset: Devices,
-    /// A suspend is cancelled, and bios that were to be handed back are stuck.
+    /// A suspend is cancelled, and bios that a lane was to hand back are not submitted again.
     CancelStrandsReturned: Devices,
     /// A suspend is cancelled, and bios without a path still fail.
     CancelKeepsDraining: Devices,
-    /// A core acknowledges a suspend with bios still in flight.
+    /// A core acknowledges a suspend while bios are in flight.
     SuspendAcksEarly: Devices,
-    /// A resume swaps the tables before all cores have stopped.
+    /// A resume swaps the tables before the cores are suspended.
     SwapTooEarly: Devices,
-    /// Queued bios are lost when the table changes.
+    /// Bios that are held when a table is replaced are lost.
     ReloadDropsParked: Devices,
     /// The old table stays in use after a reload.
     OldTableKept: Devices,
     /// A lane does not notice that a path has failed.
     StalePathGeneration: Devices,
-    /// A returned path is seen first by a new bio, and queued bios are not retried.
+    /// Held bios are not retried when a path returns, because a new bio saw the change first.
     ParkedMissReturn: Devices,
-    /// A bio without a usable path fails although it may wait.
+    /// A bio without a usable path fails, although it should be queued.
     HeldBioFails: Devices,
     /// The load of a path is not reduced when a bio fails.
     LoadKeptOnError: Devices,
-    /// A failed path is counted as failed a second time.
+    /// The failure of a path is counted again when the path has already failed.
     FailCountedTwice: Devices,
-    /// A path error is returned to the caller instead of being retried.
+    /// A path error completes the bio instead of a retry.
     PathErrorNotRetried: Devices,
     /// A medium error fails the path.
     MediumErrorFailsPath: Devices,
-    /// The last of several fragments is never sent.
+    /// The last fragment of a split bio is never sent.
     SplitLosesTail: Devices,
-    /// A leg with nothing in flight is never polled, though it may have a message.
+    /// A lane below a table that has nothing in flight is never polled, even if a message arrived
+    /// for it.
     IdleLegForgotten: Devices,
-    /// The error of a fragment does not fail the whole bio.
+    /// A fragment fails, and the whole bio succeeds.
     PieceErrorLost: Devices,
-    /// The last stripe of a row starts one sector too late.
+    /// The last stripe of a row is mapped one sector too far.
     StripeShifted: Devices,
-    /// `log-writes` counts an entry in memory but does not write the superblock.
+    /// The superblock of a write log is prepared and never sent.
     SuperblockNotSent: Devices,
-    /// `log-writes` sends the superblock after it polled the log device, and does not poll again.
-    /// The write may have completed at once.
+    /// The superblock of a write log is sent after the poll of the log device, and a completion
+    /// within the submit is not noticed.
     SuperblockUnpolled: Devices,
-    /// `log-writes` counts an entry, and waiting lanes of other cores are not woken.
+    /// The superblock of a write log is written, and waiting lanes on other cores are not woken.
     CountNotRung: Devices,
-    /// A target needs a disk exclusively and does not claim it.
+    /// A disk that a target needs exclusively is not claimed.
     DiskNotClaimed: Devices,
-    /// A prepared lane that has begun its log reports no own work and is closed.
+    /// A prepared lane that has begun its log reports that it is idle, and is closed.
     PreparedNotBusy: Devices,
-    /// A lane of an old table is closed while its required own work is pending.
+    /// A lane with own work in flight is closed when another table replaces its table.
     OwnWorkDropped: Devices,
-    /// A path fails, and the path checker is not woken.
+    /// A path fails, and the checker is not notified.
     FailNotRung: Devices,
     /// The check of a working path fails, and the path is not failed.
     BadCheckIgnored: Devices,
-    /// The check of a working path gets no answer, and the path is not failed.
+    /// The check of a working path is never answered, and the checker waits for it forever.
     HungCheckIgnored: Devices,
-    /// A FUA write is logged before an overlapping held write that completed first.
+    /// A FUA write is logged before a held write that overlaps it and completed first.
     HeldWriteOvertaken: Devices,
-    /// A flush is acknowledged before the superblock counts its log entry.
+    /// A flush completes when its entry is on the log, before the superblock counts the entry.
     FlushBeforeCount: Devices,
     /// The superblock counts entries that are still in the cache of the log device.
     CountedBeforeFlushed: Devices,
-    /// Log entries overwrite older entries that the superblock still counts.
+    /// New entries overwrite old ones that the superblock still counts.
     CountedEntryOverwritten: Devices,
-    /// The end of a read is not filled with zeroes.
+    /// The last byte of a read from a zero target is not cleared.
     ZeroesTooShort: Devices,
-    /// A table keeps the limits that the lower devices had when it was loaded.
+    /// A table keeps the limits that the devices below had when it was loaded.
     StaleLimits: Devices,
     /// A request that is not made of whole blocks is passed on.
     BlocksIgnored: Devices,
@@ -140,120 +142,123 @@ bugs! {
     ReadOnlyLost: Devices,
     /// A resume is refused, and the lanes prepared for it stay open.
     PrepareNotUndone: Devices,
-    /// A reference to a replaced table is never dropped.
+    /// A reference to a replaced table is kept.
     LeavingTableKept: Devices,
-    /// A core fails to open its lane of the new table, and the resume continues.
+    /// A core cannot open its lane of the new table, and the resume continues.
     OpenFailureIgnored: Devices,
-    /// A cancelled suspend still waits for a bio that hangs.
+    /// A cancelled suspend still waits for requests that hang.
     CancelWaits: Devices,
-    /// A fragment handed back unstarted by a full lane counts as completed.
+    /// A fragment that a full lane handed back unstarted counts as completed.
     HandedBackIsDone: Devices,
     /// A bio that is handed back keeps the sector of the lower device.
     MovedWhenHandedBack: Devices,
     /// A stripe fails, and no event is raised.
     StripeEventLost: Devices,
-    /// The error target lets writes succeed.
+    /// The error target completes writes successfully.
     ErrorForgiven: Devices,
-    /// An idle delay target asks for turns.
+    /// A delay target that holds nothing asks for turns.
     StirsAtRest: Devices,
-    /// A delay target does not ask to be woken for its queued bios.
+    /// A delay target does not ask to be woken for the requests that it holds.
     DelaySleeps: Devices,
-    /// Lanes keep using the first set of bad blocks that they read.
+    /// Lanes keep using the first set of bad blocks that they saw.
     BadBlocksStale: Devices,
-    /// Bad blocks are counted from the start of the target instead of the lower device.
+    /// Bad blocks are counted from the start of the target instead of the start of the lower
+    /// device.
     BadBlockMisplaced: Devices,
-    /// A write that must be dropped is sent.
+    /// A write that must be dropped is sent to the lower device.
     DroppedWriteSent: Devices,
-    /// A read that must be corrupted is returned unchanged.
+    /// A read that must be corrupted returns unchanged data.
     CorruptionForgotten: Devices,
-    /// The writer's own buffer is corrupted instead of a copy.
+    /// The data of a write is corrupted in the submitter's buffer instead of in a copy.
     CorruptsOwnData: Devices,
-    /// A lane waits until the end mark of its log is counted, though a resume removed the mark.
+    /// A lane waits until the end mark of its log is counted, but a resume has removed the mark.
     EndMarkWaits: Devices,
-    /// A write that was retried on another path takes effect a second time, later.
+    /// A write that was retried on another path takes effect again later.
     LandsAfterRetry: Devices,
-    /// The load of a path is not reduced when a full lane hands back a bio.
+    /// The load of a path is not reduced when a full lane hands a bio back.
     LoadKeptOnHandBack: Devices,
     /// Each round of retries raises an event, even if no path failed.
     EventForEachError: Devices,
-    /// A failed bio is missing in the counters of its path.
+    /// A bio that fails is not counted in the I/O counters of its path.
     ErrorsNotServed: Devices,
-    /// Several devices resume together, and an upper one waits for bios that a suspended lower one
-    /// holds back.
+    /// Several devices resume together, and upper devices wait for bios that a suspended device of
+    /// the set holds.
     SetWaitsForItself: Devices,
     /// A change of several devices is cancelled, and only the first device is notified.
     SetHalfCalledOff: Devices,
-    /// In a change of several devices, the first continue before all have quiesced.
+    /// In a change of several devices, the first devices resume before all are suspended.
     SetNotInStep: Devices,
-    /// Tables that become live together use the limits of the previous live tables.
+    /// Tables that become live together use the limits of the previous tables of the set.
     LimitsToComeIgnored: Devices,
-    /// A path is read and then marked as failed, without a check for a concurrent failure.
+    /// The state of a path is read and then written without a check that another core has failed
+    /// the path in between.
     FailNotAtomic: Devices,
-    /// A lane records a state of the paths that is newer than the state that it read.
+    /// A lane records path changes as seen that happened after it read the paths.
     SeenTooLate: Devices,
-    /// A chunk is published in the snapshot store before its data is written.
+    /// A copy is published before its data is in the snapshot store.
     CopyBeforeData: Snapshots,
-    /// Records of copies are written while the copied data is still in a cache.
+    /// The records of copies are written while the copied data is still in a cache.
     RecordsUnflushed: Snapshots,
-    /// A copy is published when its record is written, though the record may be in a cache.
+    /// A copy is published when its record is written, while the record may still be in a cache.
     RecordsBelieved: Snapshots,
-    /// A write of the origin does not wait for earlier reads of its snapshot.
+    /// A write of an origin does not wait for reads of its snapshot that are in flight.
     ReaderOvertaken: Snapshots,
-    /// A chunk is copied, and lanes that wait for it are not woken.
+    /// A chunk is copied, and the lanes that wait for it are not woken.
     CopyNotRung: Snapshots,
-    /// A chunk is copied for a write, and the data of the write is missing in the copy.
+    /// A write that caused a copy is not merged into the copied chunk.
     OverlayLost: Snapshots,
-    /// The last chunk is copied whole, though the origin ends within it.
+    /// The last chunk of an origin is copied as a whole chunk, although the origin ends within it.
     LastChunkWhole: Snapshots,
-    /// A merge drops chunks from the store while their data is in the cache of the origin.
+    /// A merge removes chunks from the snapshot while their data is still in the cache of the
+    /// origin.
     MergeUnflushed: Snapshots,
-    /// A snapshot loses a copy, and its store is not marked invalid.
+    /// A snapshot becomes invalid, and its store is not marked.
     InvalidUnmarked: Snapshots,
     /// A snapshot becomes live, and its origin is not renewed.
     OriginNotRenewed: Snapshots,
-    /// After a cancelled suspend, a merge starts a second unit while the first is running.
+    /// After a cancelled suspend, a merge starts a second run while the first is in progress.
     MergeTwice: Snapshots,
-    /// A merge treats chunks that the previous owner copied as chunks being merged.
+    /// After a handover, a merge takes chunks that the snapshot had copied for chunks that are
+    /// being merged.
     HandoverUnsettled: Snapshots,
-    /// A discard of a snapshot is passed to its origin without `discard_passdown_origin`.
+    /// A discard of a snapshot is passed to the origin, although the table does not ask for it.
     DiscardPassedDown: Snapshots,
-    /// A discard passed to the origin exceeds the origin's limit.
+    /// A discard that is passed to the origin exceeds the origin's limit.
     DiscardTooLong: Snapshots,
-    /// A store has grown, and writes that wait for space are not woken.
+    /// A message reports that a store has grown, and requests that wait for space are not woken.
     GrownUnheard: Snapshots,
-    /// A store used as a whole device ends in the middle of a block.
+    /// The table over a store ends in the middle of a block.
     EndInMidBlock: Snapshots,
-    /// Each turn of a suspend hands back the requests of a copy, so the copy starts again and
-    /// again.
+    /// Each turn of a suspend hands the copy's own requests back, and they start again.
     CopyHandedBack: Snapshots,
-    /// The memory of a copy is not freed.
+    /// The memory of a copy is not released.
     CopyMemoryKept: Snapshots,
-    /// A merge writes to the origin without copying the old data for other snapshots.
+    /// A merge writes to the origin without a copy for the other snapshots.
     MergePastOthers: Snapshots,
-    /// A store that is growing is reported as full.
+    /// A store that is being grown counts as full.
     FullWhileGrowing: Snapshots,
-    /// A store has grown, and the lanes waiting for the growth are not woken.
+    /// A store has grown itself, and lanes that wait for space are not woken.
     GrownNotRung: Snapshots,
-    /// The map of changes since another snapshot lacks writes to this snapshot itself.
+    /// The map of changes between two snapshots lacks the writes to the later snapshot itself.
     MapLacksOwn: Snapshots,
-    /// A map of changes is returned although its checkpoint no longer exists.
+    /// A map of changes since a snapshot is returned, although the snapshot no longer exists.
     MapOutlives: Snapshots,
-    /// A store cannot be marked invalid in its header, and the state folder does not record it
+    /// A store cannot be marked invalid on disk, and the state folder does not record the mark
     /// either.
     MarkNotKept: Snapshots,
-    /// A write fails for lack of space, and lanes that wait for its claimed chunk are not woken.
+    /// A write fails for lack of space, and lanes that wait for the chunk it claimed are not woken.
     GivenUpUnheard: Snapshots,
-    /// A late answer to an abandoned read is taken for the answer to another read.
+    /// A late reply of an abandoned read is taken for the reply to another read.
     LateAnswerBelieved: Devices,
     /// A write past its deadline is sent to another path while the first path still has it.
     WriteGivenUp: Devices,
     /// A suspend does not wait for an abandoned read that is still on its path.
     LateNotOwed: Devices,
-    /// A hedge is sent although the hedge budget is empty.
+    /// A hedge is sent even if the hedge budget is used up.
     HedgeUnpaid: Devices,
-    /// A read completes by its hedge, and the answer of the first path is used as well.
+    /// A hedge has answered a read, and the reply of the original path is also used.
     LoserTaken: Devices,
-    /// A path is ejected for being only slightly slower than the others.
+    /// A path is ejected for being slower than the others by any amount.
     MerelySlower: Devices,
     /// An ejected path is still chosen.
     OutStillUsed: Devices,
@@ -261,96 +266,100 @@ bugs! {
     OutIsFailed: Devices,
     /// An ejected path is never tried again.
     OutForEver: Devices,
-    /// An ejected path returns whatever the result of its trial.
+    /// An ejected path returns regardless of the result of its trial.
     TrialBelieved: Devices,
-    /// A message that crosses the end of a receive buffer loses a byte in the copy.
+    /// Received bytes that cross the end of a buffer lose a byte when they are copied to the next
+    /// buffer.
     CutLosesByte: Nbd,
-    /// After a short send, the next send starts at the beginning again.
+    /// After a short send, the rest is sent from the start of the send.
     AnswerSentTwice: Nbd,
-    /// After a short send, the buffer of the rest returns to the pool before it is sent.
+    /// After a short send, the buffer of the rest returns to the pool before the rest is sent.
     BufferBackEarly: Nbd,
-    /// A connection keeps its permission to exceed the memory budget after it needs that no more,
-    /// and blocks others.
+    /// A connection that may exceed the memory budget of its core keeps this right when it no
+    /// longer needs it.
     PassKept: Nbd,
-    /// Memory that a connection returns stays counted in the core's budget.
+    /// Memory that a connection releases still counts against the budget of its core.
     BudgetKept: Nbd,
-    /// A connection that no longer waits for memory stays in the line.
+    /// A connection that no longer waits for memory keeps its place in the queue.
     LineKept: Nbd,
-    /// A connection with no pending request answers a flush without sending it to the device.
+    /// A connection with nothing in flight answers a flush without sending it to the device.
     FlushWhenIdle: Nbd,
     /// A write of a partial block does not wait for its range lock.
     HoldSkipped: Nbd,
-    /// A connection moves to another core without its received but unparsed bytes.
+    /// A connection moves to another core without the bytes that were received and not yet parsed.
     UnreadLeftBehind: Nbd,
     /// A connection ends, and its core keeps its lane of the device open.
     LaneKept: Nbd,
-    /// A request of a disconnected client stays in the in-flight count of its device.
+    /// A request whose client has disconnected still counts as in flight on its device.
     InFlightKept: Nbd,
-    /// A block status reply covers blocks beyond the requested range.
+    /// A block status reply describes blocks beyond the requested range.
     StatusTooLong: Nbd,
     /// A connection that moved to another core keeps its slot on the first core.
     PlaceKept: Nbd,
-    /// No flush follows a write-zeroes or trim with FUA.
+    /// No flush follows a FUA write-zeroes or a FUA trim.
     ZeroesFuaForgotten: Nbd,
-    /// Writes that wait for a range lock are not retried when it is released.
+    /// Writes that wait for a range lock are not retried when the lock is released.
     ParkedForgotten: Nbd,
-    /// A removal deletes the registry entry of another device that has the same number by now.
+    /// A removal deletes the registry entry of another device that has reused the device number.
     EntryOfAnother: Verbs,
-    /// A table is dropped, and the use count of its lower device stays.
+    /// A table is dropped, and the device below still counts as in use.
     HoldKept: Verbs,
-    /// Creating a device fails, and its name stays taken.
+    /// The creation of a device fails, and its name stays taken.
     MadeKept: Verbs,
     /// A device is removed, and its number stays taken.
     NumberKept: Verbs,
-    /// A removal is refused, and its device is no longer found.
+    /// A removal is refused, and its device can no longer be found.
     LeavingKept: Verbs,
-    /// A removal is refused, and clients no longer find the device.
+    /// A removal is refused, and clients can no longer find the export of the device.
     ExportLost: Verbs,
-    /// A table closes a device with a deferred removal, and the remover is not woken.
+    /// A table releases a device whose removal was deferred, and the remover is not notified.
     DeferredUnheard: Verbs,
-    /// A deferred removal is carried out although it was cancelled while it waited.
+    /// A deferred removal happens, although it was cancelled while it waited for its turn.
     DeferredAnyway: Verbs,
-    /// A disk number is resolved by name, and the name leads to another disk when it is opened.
+    /// A disk is opened by its number, and the name behind the number leads to another disk by
+    /// then.
     NumberElsewhere: Verbs,
-    /// A table is loaded into a device that was removed while its names were resolved.
+    /// A table is loaded into a device that was removed during the lookup of its names.
     LoadIntoGone: Verbs,
-    /// A verb returns before the devices that it released are closed.
+    /// A verb completes before the objects that it released are closed.
     LetGoUnwaited: Verbs,
     /// A device is renamed, and its old name stays taken.
     OldNameKept: Verbs,
     /// A device is renamed, and clients find it by its old name.
     ExportNotRenamed: Verbs,
-    /// A device is renamed during its removal.
+    /// A device is renamed while it is being removed.
     RenamedLeaving: Verbs,
-    /// A waiter subscribes to events only after it checked the event counter.
+    /// A client that waits for events registers only after it has checked for past events.
     EventBetween: Verbs,
-    /// A device is removed, and waiters for its events are not woken.
+    /// A device is removed, and clients that wait for its events are not woken.
     GoneUnheard: Verbs,
-    /// One waiter for an event leaves, and the other waiters are no longer counted.
+    /// One client stops waiting for events, and the other waiting clients are no longer counted.
     WaitersForgotten: Verbs,
-    /// Creating a multipath device fails because of one path, and its name stays taken.
+    /// The creation of a multipath device fails because of one path, and the device name stays
+    /// taken.
     RefusedPathKept: Verbs,
-    /// One path given by two names becomes two paths of a multipath device.
+    /// One path given under two of its names becomes two paths of a multipath device.
     PathTwice: Verbs,
-    /// A reply of an NBD server to an unknown request is ignored.
+    /// A reply of an NBD server to a request that is not in flight is ignored.
     AnswerToNothing: NbdClient,
-    /// A reply of an NBD server is taken for the newer request in the same slot.
+    /// A reply of an NBD server is taken for the request that has reused the slot.
     AnswerToAnother: NbdClient,
-    /// A read counts as complete although the NBD server sent only a part of its data.
+    /// A read of which an NBD server sent only a part completes as whole.
     PartTaken: NbdClient,
-    /// A write that the NBD server refuses early completes while its data is still being sent.
+    /// An NBD server refuses a write before it has all the data, and the write completes while its
+    /// data is being sent.
     EarlyEnds: NbdClient,
-    /// The rest of a write that does not fit into one send is not sent.
+    /// If a write does not fit into one send, its rest is not sent.
     RestOfWriteLost: NbdClient,
-    /// The rest of a short send is not sent.
+    /// After a short send, the rest is not sent.
     RestNotSent: NbdClient,
-    /// An interrupted send closes the connection to the NBD server.
+    /// An interrupted send closes the connection to an NBD server.
     InterruptedLost: NbdClient,
-    /// A send that fails for lack of memory is retried without a pause.
+    /// A send that fails with ENOMEM or ENOBUFS is retried at once, without a pause.
     ShortageSpins: NbdClient,
-    /// A connection is still used after the NBD server reported a shutdown.
+    /// An NBD server announces its shutdown, and the connection is kept and used.
     ShutdownStays: NbdClient,
-    /// A FUA write is sent to the NBD server without FUA.
+    /// A FUA write is sent to an NBD server without the FUA flag.
     FuaNotAsked: NbdClient,
     /// An NBD server that returns with another size is accepted.
     SizeChangeTaken: NbdClient,
@@ -358,79 +367,81 @@ bugs! {
     HandshakeUnwatched: NbdClient,
     /// A write that an NBD server may still carry out is retried elsewhere at once.
     RetryBeforeFence: NbdClient,
-    /// A write with `PREFLUSH` is sent to the NBD server without the flush.
+    /// A write with a preflush is sent to an NBD server without the flush.
     FlushFirstForgotten: NbdClient,
     /// A lane that cannot connect retries at once.
     NoBackOff: NbdClient,
-    /// Requests that wait when a connection is lost are dropped.
+    /// Requests that wait are lost when their connection is lost.
     LostWithConnection: NbdClient,
-    /// A tag is granted to a lane of another core, and the lane is not woken.
+    /// A tag is granted to a lane of another core, and that lane is not woken.
     TagNotRung: Devices,
-    /// Queue settings change, and a lane that waits for an old tag is not woken.
+    /// The settings of a queue change, and a lane that waits for a tag of the old set is not woken.
     RetiredNotRung: Devices,
-    /// New queue settings take effect while requests still have old tags.
+    /// New queue settings take effect while requests still have tags of the old set.
     TagsNotAwaited: Devices,
-    /// Waiting requests are lost when the settings of their queue change.
+    /// The settings of a queue change, and its waiting requests are lost.
     WaitingNotMoved: Devices,
-    /// Queue settings change, and requests that a lane sent to the owner core never complete.
+    /// The settings of a queue change, and requests that a lane sent to the owner lane do not
+    /// complete.
     WayLeftEarly: Devices,
-    /// A request that the mapped device will refuse is merged with valid requests.
+    /// A request that the mapped device will refuse is merged in its queue with a valid one.
     MergedUnsound: Devices,
-    /// A queue gets a tag, sends a waiting request, and does not poll afterwards. The request may
-    /// have completed at once.
+    /// A queue sends a waiting request when it gets a tag, and a completion within the submit is
+    /// not noticed.
     SentUnpolled: Devices,
-    /// The move to new queue settings sends requests itself. The poll that made the move does not
-    /// know about them and does not poll again.
+    /// The settings of a queue change during a poll. The moved requests are sent by the move
+    /// itself, and a completion within the submit is not noticed.
     MovedUnpolled: Devices,
-    /// After a change of settings, a lane sends waiting requests to the owner core and does not
+    /// After a change of settings, a lane sends waiting requests to the owner lane and does not
     /// register for the replies.
     WayNotAwaited: Devices,
-    /// A request that a disk hands back to a suspend keeps its tag.
+    /// A request that a disk hands back to a suspend keeps its tag of the disk's queue.
     HandedBackKeepsTag: Devices,
-    /// Requests that wait on the owner core are not handed back to a suspend.
+    /// Requests that wait in the owner lane are not handed back to a suspend.
     WayNotDrained: Devices,
-    /// A lane is drained, and the owner core is not woken.
+    /// A lane is drained, and the owner lane is not woken.
     DrainNotRung: Devices,
-    /// The owner core hands back requests after the suspend was cancelled, and they are lost.
+    /// Requests that the owner lane hands back after a suspend was cancelled are lost.
     LateHandBackLost: Devices,
-    /// A drain on the owner core hands back requests of lanes that are not suspended, and they are
-    /// lost.
+    /// A drain of the owner lane loses requests of lanes that are not suspended.
     OthersNotSentAgain: Devices,
-    /// After the end of a suspend, the owner core still hands back new requests.
+    /// After a suspend ends, the owner lane still hands back the requests that it receives.
     DrainOutlives: Devices,
     /// Each lane of a request-based device has a queue of its own.
     QueueForEachLane: Devices,
-    /// A shared tag is granted, and the waiting lane is not woken.
+    /// A shared tag is granted to a waiting lane, and the lane is not woken.
     SharedTagNotRung: Devices,
-    /// Each completed batch returns one shared tag too many.
+    /// Each batch that completes returns one shared tag too many.
     SharedTagTwice: Devices,
     /// A FUA write is merged into a write without FUA.
     MergedFlags: Devices,
-    /// A merged request fails, and its first part does not.
+    /// A merged request fails, and its first part succeeds.
     MergedErrorLost: Devices,
     /// The parts of a merged read get each other's data.
     MergedReadShifted: Devices,
-    /// A reconfigure suspends a device before the new table is loaded, and leaves it suspended if
-    /// the load fails.
+    /// A reconfigure suspends a device before the new table is loaded. If the table is refused, the
+    /// device stays suspended.
     SuspendedForLoad: Verbs,
     /// A table that cannot become live stays in the inactive slot.
     RefusedTableKept: Verbs,
-    /// A reconfigure continues with the next device after its client has disconnected.
+    /// A reconfigure continues with the next device, although its client has disconnected.
     HangUpUnheard: Verbs,
-    /// A failed reconfigure counts as done and is not retried.
+    /// A reconfigure that failed counts as done and is not retried.
     RefusedTakenForDone: Verbs,
-    /// Clearing a refused table also clears a table that another client loaded.
+    /// When a table is refused, a table that another client loaded into the inactive slot is
+    /// cleared.
     OthersTableCleared: Verbs,
-    /// A removal that cancels one device of a reconfigure cancels all later devices too.
+    /// A removal that cancels the step for one device of a reconfigure cancels all later steps.
     OneCallsOffAll: Verbs,
     /// A lost request of a null device keeps its tag after its timeout.
     LostTagKept: Faults,
     /// A null device does not ask for the turn in which it retries a requeued request.
     RequeueSleeps: Faults,
-    /// A null device with faults starts queued requests in a poll, and does not poll again. They
-    /// may have completed at once.
+    /// A null device with faults starts waiting requests in a poll, and a completion within the
+    /// start is not noticed.
     StartedUnpolled: Faults,
-    /// A null device that has used up its bandwidth does not ask to be woken.
+    /// A null device that has used up its bandwidth does not ask to be woken when more is
+    /// available.
     BudgetSleeps: Faults,
     /// A null device exceeds its bandwidth.
     BudgetPassed: Faults,
@@ -438,23 +449,23 @@ bugs! {
     BadEndServed: Faults,
     /// A flush of a null device leaves the first page in its cache.
     FlushMissesPage: Faults,
-    /// A FUA write bypasses the cache, and the cache keeps the old data.
+    /// A FUA write bypasses the cache of a null device, and the cache keeps its old data.
     FuaKeepsCached: Faults,
-    /// Persistent snapshots become live without a record.
+    /// Persistent snapshots become live and are not recorded in the state folder.
     SnapshotNotRecorded: Lives,
-    /// A disk is opened for writing without the snapshot that a killed server had.
+    /// A disk is opened for writing without the snapshot that a killed server had attached.
     KilledNotWaitedFor: Lives,
-    /// A snapshot is abandoned, and its record still says that it is valid.
+    /// A snapshot is abandoned, and its record does not say that it is lost.
     GivenUpNotLost: Lives,
-    /// A table loaded while its store was free becomes live although another table uses the store
-    /// now.
+    /// A table that was loaded while its store was unused becomes live while another table uses the
+    /// store.
     StoreTakenTwice: Lives,
-    /// Removing a snapshot deletes any file at the path of its store, even another one.
+    /// The removal of a snapshot deletes whatever file is at the path of its store.
     OtherFileRemoved: Lives,
-    /// The start of a merge is not recorded.
+    /// The start of a merge is not recorded in the state folder.
     MergeNotRecorded: Lives,
-    /// A snapshot of a removed device stays listed because another table waits for its handover.
+    /// A table that waits for a handover keeps its snapshot listed after its device is removed.
     HandoverOutlivesDevice: Lives,
-    /// A table whose snapshot was handed over still counts as the table that has it.
+    /// A table whose snapshot was handed over still counts as a user of its store.
     SpentTableCounts: Lives,
 }

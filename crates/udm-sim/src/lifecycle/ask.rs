@@ -1,4 +1,4 @@
-//! The verbs that clients of the control socket ask for.
+//! The verbs that clients of the control socket call.
 
 use crate::waiting::WakeableFuture;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use udm_control::verbs::snapshot::{self, PendingMerge};
 use udm_control::verbs::{self, CancelToken, RemoveOptions};
 use udm_control::{Registry, config};
 
-/// A verb with its words.
+/// A verb with its arguments.
 #[derive(Clone, Debug)]
 pub(super) enum ServerVerb {
-    /// The server makes the devices of its file.
+    /// Creation of the devices of the configuration file, at the start of the server.
     Start,
     Reconfigure,
     Snapshot {
@@ -27,7 +27,7 @@ pub(super) enum ServerVerb {
     Merge {
         name: String,
     },
-    /// The table of a merge that is over goes.
+    /// Replacement of the table of a completed merge.
     Finish,
     Create {
         name: String,
@@ -55,11 +55,11 @@ pub(super) enum ServerVerb {
     },
 }
 
-/// How many kinds of verbs there are.
+/// Number of kinds of verbs.
 pub(super) const KINDS: usize = 13;
 
 impl ServerVerb {
-    /// The names of the kinds.
+    /// Names of the kinds.
     pub(super) const NAMES: [&str; KINDS] = [
         "start",
         "reconfigure",
@@ -76,7 +76,7 @@ impl ServerVerb {
         "rename",
     ];
 
-    /// Which kind it is.
+    /// Index of the kind.
     pub(super) fn kind(&self) -> usize {
         match self {
             ServerVerb::Start => 0,
@@ -96,19 +96,19 @@ impl ServerVerb {
     }
 }
 
-/// What a verb says: of a merge, how it is seen to; of the file, what could not be done.
+/// Reply of a verb: the pending merge, or the devices of the file that failed.
 pub(super) enum VerbReply {
     Nothing,
     Merging(PendingMerge),
     Applied(Vec<String>),
 }
 
-/// A verb under way.
+/// A verb in progress.
 pub(super) struct ServerVerbJob {
     pub(super) id: u64,
     pub(super) verb: ServerVerb,
     pub(super) waiting: WakeableFuture<Result<VerbReply, VerbError>>,
-    /// The snapshot that it removes or merges.
+    /// The snapshot that the verb removes or merges.
     pub(super) about: Option<usize>,
 }
 
@@ -123,7 +123,7 @@ impl ServerVerbJob {
         ServerVerbJob { id, verb, waiting, about: None }
     }
 
-    /// Sees to a merge that is over.
+    /// Finishes a merge that has completed.
     pub(super) fn finish(id: u64, registry: &Arc<Registry>, end: PendingMerge) -> ServerVerbJob {
         let registry = registry.clone();
         let waiting =

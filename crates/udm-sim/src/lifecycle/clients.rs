@@ -1,4 +1,4 @@
-//! Clients of the devices: they find them by name, write and read, and go.
+//! Clients of the devices: they find a device by name, write, read, and disconnect.
 
 use super::model::{ClientTarget, ReadMismatch};
 use super::world::{LifecycleWorld, ServerPhase};
@@ -10,33 +10,33 @@ use crate::turn::MachineWorld;
 use udm_core::{Bio, BioFlags, Buf, DeviceId, Nanos, Op, OwnWork, Sector, Sectors, Segments};
 use udm_frontends::nbd::ExportRef;
 
-/// The most requests of a client in flight.
+/// Maximum number of requests of a client in flight.
 const DEPTH: usize = 4;
 
-/// The longest request in sectors.
+/// Longest request in sectors.
 const LONGEST: u64 = 12;
 
 /// A client of a device.
 pub(super) struct DeviceClient {
-    /// What its lane says that it is of.
+    /// Number of the client, which is the device number of its lane.
     pub(super) number: usize,
     pub(super) core: usize,
     pub(super) device: DeviceId,
-    /// Held for as long as it is there.
+    /// Reference to the export, held while the client is connected.
     pub(super) _export: ExportRef,
     pub(super) of: ClientTarget,
-    /// The size of its device when it came.
+    /// Size of the device when the client connected.
     pub(super) sectors: u64,
-    /// Its device is not what it was: its requests may fail.
+    /// True if the device has changed, so requests may fail.
     pub(super) excused: bool,
-    /// It reads everything, once: the next sector.
+    /// Next sector to read, if the client reads the whole device once.
     pub(super) check: Option<u64>,
-    /// Ranges that it has requests for.
+    /// Ranges of the requests in flight.
     pub(super) busy: Vec<(u64, u64)>,
 }
 
 impl LifecycleWorld {
-    /// A client comes to the device called `name`.
+    /// Connects a client to the device called `name`.
     pub(super) fn come(&mut self, name: &str, checks: bool) -> Result<(), Violation> {
         let Some(server) = &self.server else { return Ok(()) };
         let Some(export) = server.exports.hold(name) else { return Ok(()) };
@@ -45,7 +45,8 @@ impl LifecycleWorld {
         let Some((of, sectors)) = seen.and_then(|seen| Some((self.served(seen)?, seen.sectors))) else {
             return Ok(());
         };
-        // One client to a disk, and to a snapshot: who has several needs fences of its own.
+        // Each disk and each snapshot has at most one client, because several would need fences
+        // between their requests.
         if self.clients.iter().any(|client| client.of == of) {
             return Ok(());
         }
@@ -73,7 +74,7 @@ impl LifecycleWorld {
         Ok(())
     }
 
-    /// Client `at` goes, if it has nothing in flight; false if it stays.
+    /// Disconnects client `at` if it has nothing in flight. Returns false if it stays.
     pub(super) fn go(&mut self, at: usize) -> bool {
         let DeviceClient { number, core, .. } = self.clients[at];
         let lanes = &mut self.machine.cores[core].open;
@@ -90,7 +91,7 @@ impl LifecycleWorld {
         true
     }
 
-    /// The next request of client `at`.
+    /// Draws the next request of client `at`.
     fn request(&mut self, at: usize) -> Result<Option<Box<Bio>>, Violation> {
         let client = &mut self.clients[at];
         let mut bio = Bio::new();
@@ -134,7 +135,7 @@ impl LifecycleWorld {
         Ok(Some(bio))
     }
 
-    /// A request of client `at` has come back.
+    /// Checks a completed request of client `at`.
     fn came_back(&mut self, at: usize, bio: &Bio) -> Result<(), Violation> {
         let client = &mut self.clients[at];
         self.counts.requests += 1;
@@ -181,10 +182,10 @@ impl MachineWorld for LifecycleWorld {
     }
 
     fn step(&mut self) -> Result<(), Violation> {
-        Err("nobody steps this world from inside".into())
+        Err("this world is not stepped by its machine".into())
     }
 
-    /// What loads and merges send goes to the disks like everything else.
+    /// Requests of loads and merges go to the disks like all others.
     fn is_internal_io(_: TaskPurpose) -> bool {
         false
     }
@@ -229,7 +230,7 @@ impl MachineWorld for LifecycleWorld {
             if let Some(at) = self.clients.iter().position(|client| client.number == number)
                 && let Err(wrong) = self.came_back(at, &bio)
             {
-                // The others are given back all the same.
+                // The other bios of the batch must be taken all the same.
                 self.wrong.get_or_insert(wrong);
             }
         }

@@ -1,59 +1,59 @@
-//! What runs covered.
+//! Coverage counters of runs.
 
 use super::ask::{KINDS, ServerVerb};
 use crate::counts::{RunHash, count, counts, format_disturbance_counts, list, uncovered};
 use crate::plan::{Disturbance, ExcludedDisturbances};
 
 counts! {
-    /// What a run did, or several.
+    /// Counters of one or several runs.
     pub struct LifecycleCounts {
         /// Steps taken.
         pub steps: u64,
         /// Servers that were started.
         pub lives: u64,
-        /// Those that ended in order.
+        /// Servers that ended in order.
         pub ended: u64,
-        /// Those that were killed.
+        /// Servers that were killed.
         pub killed: u64,
-        /// Of those, while they made the devices of their file.
+        /// Servers that were killed while they created the devices of their file.
         pub killed_starting: u64,
-        /// Of those, while a verb was under way.
+        /// Servers that were killed during a verb.
         pub killed_in_verbs: u64,
-        /// Of those, while a merge went on.
+        /// Servers that were killed during a merge.
         pub killed_in_merges: u64,
-        /// Merges that another server went on with.
+        /// Merges that a later server continued.
         pub merges_went_on: u64,
-        /// Stores that were away at a start.
+        /// Stores that were missing at a start.
         pub away: u64,
-        /// Those that came back while the server ran.
+        /// Missing stores that returned while the server ran.
         pub returned: u64,
-        /// Devices that a server has refused to make at its start.
+        /// Devices that a server refused to create at its start.
         pub refused_at_start: u64,
-        /// Snapshots that came back with a server.
+        /// Snapshots that a new server attached again.
         pub attached_again: u64,
-        /// Snapshots that were made.
+        /// Snapshots that were created.
         pub made: u64,
-        /// Snapshots that were given up, and the log said so.
+        /// Snapshots that were abandoned, with a log line.
         pub lost: u64,
-        /// Snapshots that were taken away from an origin in use.
+        /// Snapshots that were detached from an active origin.
         pub released: u64,
-        /// Snapshots that another table has taken over.
+        /// Snapshots that another table took over.
         pub handed_over: u64,
-        /// Files that were put where a store had been.
+        /// Files that were placed at the path of a store.
         pub replaced: u64,
-        /// Verbs that ended, by kind.
+        /// Completed verbs, by kind.
         pub verbs: [u64; KINDS],
-        /// Of those, refused.
+        /// Refused verbs.
         pub refused: u64,
-        /// Verbs that went on while another one waited below them.
+        /// Verbs that ran while another one waited below them.
         pub nested: u64,
-        /// Requests of clients that came back.
+        /// Completed requests of clients.
         pub requests: u64,
         /// Clients of devices.
         pub clients: u64,
         /// Sectors that were compared.
         pub sectors: u64,
-        /// Times that all came to rest and was read back.
+        /// Quiescences of the whole world in which all data was read back.
         pub rests: u64,
         /// Simulated time in ns.
         pub simulated: u64,
@@ -63,13 +63,13 @@ counts! {
 }
 
 impl LifecycleCounts {
-    /// Verbs of every kind.
+    /// Number of verbs of all kinds.
     #[must_use]
     pub fn all_verbs(&self) -> u64 {
         self.verbs.iter().sum()
     }
 
-    /// Why these runs say nothing about what they ran.
+    /// The reason why the runs tested nothing, if they did.
     #[must_use]
     pub fn nothing(&self) -> Option<&'static str> {
         match (self.sectors, self.ended + self.killed) {
@@ -79,7 +79,7 @@ impl LifecycleCounts {
         }
     }
 
-    /// The kinds of trouble, the class that makes each, and how often it came.
+    /// All disturbances with their class and count.
     fn trouble(&self) -> [(&'static str, Disturbance, u64); 15] {
         [
             ("killed", Disturbance::Crash, self.killed),
@@ -100,13 +100,13 @@ impl LifecycleCounts {
         ]
     }
 
-    /// What was not left out and never came all the same: the runs were too short for it.
+    /// Disturbances that were not excluded and never occurred, because the runs were too short.
     #[must_use]
     pub fn uncovered(&self, without: ExcludedDisturbances) -> Vec<&'static str> {
         uncovered(self.trouble(), without)
     }
 
-    /// What was covered, for a person, one line each.
+    /// Text of the coverage, several lines.
     #[must_use]
     pub fn coverage(&self) -> String {
         format!(

@@ -1,4 +1,4 @@
-//! What is asked for next, and what happens to files.
+//! Random choice of verbs and client actions, and changes of files.
 
 use super::ask::ServerVerb;
 use super::look::{DeviceView, TableMeaning, last_component};
@@ -8,14 +8,14 @@ use crate::model::Violation;
 use crate::plan::Disturbance;
 use std::fs;
 
-/// Snapshots of a disk at the most.
+/// Maximum number of snapshots per disk.
 const SNAPSHOTS_MAX: usize = 4;
 
-/// What is in a file that lies where a store was.
+/// Content of a foreign file at the path of a store.
 const OTHER: &[u8] = b"somebody else's";
 
 impl LifecycleWorld {
-    /// Clients come and go, and ask for something.
+    /// Performs random actions: verbs, connections, and file changes.
     pub(super) fn act(&mut self) -> Result<(), Violation> {
         if self.control.one_in(40)
             && self.jobs.len() < self.jobs_max
@@ -31,7 +31,7 @@ impl LifecycleWorld {
                 }
             }
             10..14 if !self.clients.is_empty() => {
-                // Those of disks stay longer.
+                // Clients of disks stay longer.
                 let at = self.work.below(self.clients.len() as u64) as usize;
                 if !matches!(self.clients[at].of, ClientTarget::Disk(_)) || self.work.one_in(8) {
                     self.go(at);
@@ -48,7 +48,7 @@ impl LifecycleWorld {
         Ok(())
     }
 
-    /// A device of those that `is` one of them.
+    /// Chooses a device for which `is` is true.
     fn device(&mut self, is: impl Fn(&DeviceView) -> bool) -> Option<DeviceView> {
         let all: Vec<&DeviceView> = self.view.iter().filter(|seen| is(seen)).collect();
         let at = self.control.below(all.len() as u64) as usize;
@@ -82,7 +82,7 @@ impl LifecycleWorld {
             }
             10 => ServerVerb::Rename { word: self.device(|_| true)?.name, to: self.fresh('r') },
             11..14 if self.on(Disturbance::Reload) => {
-                // A snapshot's device has no other: who reads from it goes on.
+                // A snapshot device keeps its own snapshot in a reload, so its clients continue.
                 let own = |seen: &DeviceView| {
                     matches!(seen.kind, TableMeaning::Snapshot { .. } | TableMeaning::Empty)
                 };
@@ -105,8 +105,8 @@ impl LifecycleWorld {
         })
     }
 
-    /// The table of a snapshot that there is, in this store or in any, now and then of another
-    /// length.
+    /// Returns the table of an existing snapshot, in the store `own` or in any, sometimes with
+    /// another length.
     fn table(&mut self, own: Option<&str>) -> Option<String> {
         let is = |one: &super::model::Snapshot| match own {
             Some(store) => one.store.to_str() == Some(store) && one.fate == SnapshotFate::Kept,
@@ -123,7 +123,7 @@ impl LifecycleWorld {
         Some(format!("0 {sectors} snapshot {origin} {store} P 8"))
     }
 
-    /// A store is not where it was; a server that has it open goes on with it.
+    /// Moves a store away. A server that has it open continues to use it.
     pub(super) fn take_store_away(&mut self) -> Result<(), Violation> {
         let there: Vec<_> = self
             .model
@@ -143,7 +143,7 @@ impl LifecycleWorld {
         Ok(())
     }
 
-    /// A store is not where it was, and somebody has put another file there.
+    /// Moves a store away and places a foreign file at its path.
     fn replace_store(&mut self) -> Result<(), Violation> {
         self.take_store_away()?;
         if let Some((_, path)) = self.away.last() {
@@ -154,7 +154,7 @@ impl LifecycleWorld {
         Ok(())
     }
 
-    /// All stores that are away are back.
+    /// Moves all stores back.
     pub(super) fn bring_back_stores(&mut self) -> Result<(), Violation> {
         self.check_others()?;
         self.others.clear();
@@ -164,12 +164,12 @@ impl LifecycleWorld {
         Ok(())
     }
 
-    /// What somebody has put where a store was is there.
+    /// Checks that the foreign files at the paths of stores are unchanged.
     pub(super) fn check_others(&mut self) -> Result<(), Violation> {
         for path in &self.others {
             if fs::read(path).ok().as_deref() != Some(OTHER) {
                 return Err(format!(
-                    "{} was somebody else's, and is gone",
+                    "{} was a foreign file, and is removed",
                     last_component(&path.display().to_string())
                 ));
             }

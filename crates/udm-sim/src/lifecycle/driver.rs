@@ -1,6 +1,7 @@
-//! Drives a world: servers are started, serve, and end or are killed.
+//! Runs a world: servers start, serve, and end or are killed.
 //!
-//! The world stands where verbs that block find it: they take its steps until they can go on.
+//! The world is in a thread-local variable, because a verb that blocks runs steps of the world
+//! until it can continue.
 
 use super::ask::ServerVerb;
 use super::server_life;
@@ -13,14 +14,14 @@ use std::cell::RefCell;
 use std::task::Poll;
 use udm_control::wait_hook;
 
-/// The most steps until all that must end has ended.
+/// Maximum number of steps until all work completes.
 const STEPS_MAX: u64 = 60_000;
 
 thread_local! {
     static WORLD: RefCell<Option<Box<LifecycleWorld>>> = const { RefCell::new(None) };
 }
 
-/// The world of this thread, which is over.
+/// Removes and returns the world of this thread.
 pub(super) fn take() -> Option<Box<LifecycleWorld>> {
     WORLD.take()
 }
@@ -29,7 +30,7 @@ pub(super) fn with_world<T>(f: impl FnOnce(&mut LifecycleWorld) -> T) -> T {
     WORLD.with_borrow_mut(|world| f(world.as_mut().expect("it was built")))
 }
 
-/// Takes all the steps of the plan in lives, and one more with all stores there.
+/// Runs servers until the steps of the plan are used up, and then one more with all stores present.
 pub(super) fn run(plan: &RunPlan) -> Result<(), Violation> {
     let world = LifecycleWorld::new(plan)?;
     WORLD.set(Some(Box::new(world)));
@@ -44,14 +45,14 @@ pub(super) fn run(plan: &RunPlan) -> Result<(), Violation> {
     Ok(())
 }
 
-/// A verb blocks: the others go on. What is wrong meanwhile ends the run here: who waits below has
-/// nobody to tell.
+/// Runs a step of the world while a verb blocks. A violation panics here, because the blocked verb
+/// cannot return it.
 fn run_others_while_blocked() {
     with_world(|world| world.depth += 1);
     let stepped = step();
     with_world(|world| {
         world.depth -= 1;
-        // What the verb sends from here on is in order with what it sent before.
+        // Messages that the verb sends next must follow those that it sent before.
         world.machine.set_turn(None);
         let told = world.outside.files().tell_writes(&lock(&world.machine.env));
         let over = world.machine.step > world.machine.plan.steps + 20 * STEPS_MAX;
@@ -85,7 +86,7 @@ pub(super) fn step() -> Result<(), Violation> {
     }
 }
 
-/// Goes on until `done`, or until the server is killed where that ends it.
+/// Runs steps until `done`, or until the phase of the server changes.
 pub(super) fn step_until(what: &str, done: impl Fn(&LifecycleWorld) -> bool) -> Result<(), Violation> {
     let (from, phase) = with_world(|world| (world.machine.step, world.phase));
     while !with_world(|world| done(world) || world.phase != phase) {
@@ -97,13 +98,13 @@ pub(super) fn step_until(what: &str, done: impl Fn(&LifecycleWorld) -> bool) -> 
     Ok(())
 }
 
-/// Asks for `verb`, and goes on until all verbs are done.
+/// Starts `verb`, and runs steps until all verbs are done.
 pub(super) fn ask(verb: ServerVerb) -> Result<(), Violation> {
     with_world(|world| world.begin(verb));
     step_until("verbs", LifecycleWorld::is_over)
 }
 
-/// Is the server still what it was?
+/// True if the server is in `phase`.
 pub(super) fn is(phase: ServerPhase) -> bool {
     with_world(|world| world.phase == phase)
 }

@@ -1,8 +1,8 @@
 //! The files that outlive a server: origins, stores and the state folder.
 //!
-//! They lie in a temporary folder. A file has its name, its identity and its length there; what is
-//! in it is on a simulated disk. Before a server starts, what stores have in them is written to
-//! their files, where the state folder looks.
+//! They are in a temporary folder. A file has a real name, identity and length. Its content is on a
+//! simulated disk. Before a server starts, the content of stores is written to their files, because
+//! the state folder reads it there.
 
 use crate::disk::SimDisk;
 use crate::environment::{Env, PathState};
@@ -14,22 +14,22 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tempfile::TempDir;
 use udm_core::SECTOR_SIZE;
 
-/// When files were last changed before anything happened, in s since 1970: so long ago that a
-/// change shows.
+/// Base of the modification times of files, in seconds since 1970. It is old enough that each
+/// change is visible.
 const LONG_AGO: u64 = 1_500_000_000;
 
-/// Which file it is: its inode, and when it was made.
+/// Identity of a file: inode and creation time.
 type FileIdentity = (u64, u64, Option<SystemTime>);
 
-/// A file whose content is on a simulated disk. Both have the same place in their lists.
+/// A file whose content is on a simulated disk. Both have the same index.
 struct SimFile {
     file: File,
     identity: FileIdentity,
-    /// The writes that its time of change tells of.
+    /// Number of the last write for which the modification time was set.
     told: u64,
 }
 
-/// See the module.
+/// The persistent files of a world.
 pub(super) struct PersistentFiles {
     temporary: Option<TempDir>,
     base: PathBuf,
@@ -42,9 +42,9 @@ fn identity(file: &File) -> io::Result<FileIdentity> {
 }
 
 impl PersistentFiles {
-    /// An empty folder.
+    /// Creates an empty folder.
     pub(super) fn new() -> io::Result<PersistentFiles> {
-        // In memory, if there is such a file system: nothing here has to last.
+        // In memory if possible, because the files need not survive.
         let memory = Path::new("/dev/shm");
         let temporary = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }?;
         let base = fs::canonicalize(temporary.path())?;
@@ -52,28 +52,28 @@ impl PersistentFiles {
         Ok(PersistentFiles { temporary: Some(temporary), base, simulated: Vec::new() })
     }
 
-    /// Where `name` is.
+    /// Path of `name`.
     pub(super) fn path(&self, name: &str) -> PathBuf {
         self.base.join("now").join(name)
     }
 
-    /// The state folder.
+    /// Path of the state folder.
     pub(super) fn state(&self) -> PathBuf {
         self.path("state")
     }
 
-    /// Removes everything.
+    /// Removes all files.
     pub(super) fn remove(&mut self) {
         self.temporary = None;
     }
 
-    /// Makes a file of so many sectors.
+    /// Creates a file of this many sectors.
     pub(super) fn make(&self, name: &str, sectors: u64) -> io::Result<()> {
         File::create_new(self.path(name))?.set_len(sectors * SECTOR_SIZE)
     }
 
-    /// The disk that the file at `path` is; one that was not seen before is blank, or, if it is an
-    /// origin, has what disks have at first.
+    /// Returns the disk of the file at `path`. If the file is new, its disk is created: with
+    /// initial content for an origin, otherwise blank.
     pub(super) fn disk(&mut self, path: &Path, env: &mut Env, is_origin: bool) -> io::Result<usize> {
         let file = OpenOptions::new().read(true).write(true).open(path)?;
         let identity = identity(&file)?;
@@ -92,7 +92,7 @@ impl PersistentFiles {
         Ok(disk)
     }
 
-    /// The time of change of each file tells of the last write to it.
+    /// Sets the modification time of each file for its last write.
     pub(super) fn tell_writes(&mut self, env: &Env) -> io::Result<()> {
         for (one, disk) in self.simulated.iter_mut().zip(&env.disks) {
             if !disk.log && std::mem::replace(&mut one.told, disk.mark()) != disk.mark() {
@@ -103,7 +103,7 @@ impl PersistentFiles {
         Ok(())
     }
 
-    /// Stores have in their files what they have.
+    /// Writes the content of stores to their files.
     pub(super) fn write_stores(&self, env: &Env) -> io::Result<()> {
         for (one, disk) in self.simulated.iter().zip(&env.disks).filter(|(_, disk)| disk.log) {
             for sector in 0..disk.sectors() {
@@ -113,14 +113,14 @@ impl PersistentFiles {
         Ok(())
     }
 
-    /// Whatever is done to files from here on is done to a copy: the server was killed.
+    /// After a kill: replaces the files by a copy that the killed server may change.
     pub(super) fn freeze(&self) -> io::Result<()> {
         let (now, kept) = (self.base.join("now"), self.base.join("kept"));
         fs::rename(&now, &kept)?;
         copy_folder(&kept, &now)
     }
 
-    /// And that copy goes.
+    /// Discards the copy and restores the files.
     pub(super) fn thaw(&self) -> io::Result<()> {
         let (now, kept) = (self.base.join("now"), self.base.join("kept"));
         fs::remove_dir_all(&now)?;
@@ -128,7 +128,7 @@ impl PersistentFiles {
     }
 }
 
-/// Copies a folder; of files that are on simulated disks, the names.
+/// Copies a folder. Files whose content is on simulated disks are created empty.
 fn copy_folder(from: &Path, to: &Path) -> io::Result<()> {
     fs::create_dir(to)?;
     for entry in fs::read_dir(from)? {

@@ -1,4 +1,4 @@
-//! What devices there are, what their tables mean, and what the log has said.
+//! Inspection of devices, tables and log lines after each step.
 
 use super::model::{ClientTarget, Snapshot, SnapshotFate};
 use super::world::{LifecycleWorld, ServerPhase};
@@ -10,22 +10,22 @@ use udm_control::verbs::snapshot::{self, LostSnapshots};
 use udm_core::{Device, DeviceId};
 use udm_dm::{SnapshotState, Table};
 
-/// What a table means.
+/// The meaning of a live table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum TableMeaning {
-    /// A disk as it is; with a copy for its snapshots of what is written, or without.
+    /// A disk; `copies` is true if writes copy for its snapshots.
     Disk { disk: usize, copies: bool },
     /// The snapshot in this store.
     Snapshot { store: String, disk: usize, state: SnapshotState },
     /// A disk into which the snapshot in this store is merged.
     Merge { store: String, disk: usize, state: SnapshotState },
-    /// There is no table.
+    /// No table.
     Empty,
-    /// Nothing that is looked at.
+    /// A table that is not checked.
     Other,
 }
 
-/// A device.
+/// A device, as the model sees it.
 #[derive(Clone, Debug)]
 pub(super) struct DeviceView {
     pub(super) id: DeviceId,
@@ -36,7 +36,7 @@ pub(super) struct DeviceView {
 }
 
 impl DeviceView {
-    /// Which disk or snapshot its clients read and write, by store.
+    /// True if clients may read and write the device.
     pub(super) fn is_served(&self) -> bool {
         match &self.kind {
             TableMeaning::Disk { .. } | TableMeaning::Merge { .. } => true,
@@ -46,7 +46,7 @@ impl DeviceView {
     }
 }
 
-/// What `table` means, over the disks at `paths`.
+/// Returns the meaning of `table`, over the disks at `paths`.
 fn kind(table: &Table, paths: &[PathBuf]) -> TableMeaning {
     let [entry] = table.targets() else { return TableMeaning::Other };
     let disk = |name: &str| paths.iter().position(|path| path == Path::new(name));
@@ -67,7 +67,7 @@ fn kind(table: &Table, paths: &[PathBuf]) -> TableMeaning {
     below.map_or(TableMeaning::Other, |disk| TableMeaning::Disk { disk, copies })
 }
 
-/// All devices of `registry`.
+/// Returns all devices of `registry`.
 pub(super) fn everything(registry: &Registry, paths: &[PathBuf]) -> Vec<DeviceView> {
     let seen = |mapped: std::sync::Arc<udm_control::registry::Mapped>| {
         let live = mapped.device.live();
@@ -85,7 +85,7 @@ pub(super) fn everything(registry: &Registry, paths: &[PathBuf]) -> Vec<DeviceVi
 }
 
 impl LifecycleWorld {
-    /// Looks at the devices and at the log.
+    /// Updates the model from the devices and the log.
     pub(super) fn look(&mut self) -> Result<(), Violation> {
         if self.phase == ServerPhase::Dying {
             log_capture::take();
@@ -131,8 +131,8 @@ impl LifecycleWorld {
                 });
                 let Some(at) = known.filter(|_| !is_new) else {
                     let origin = &self.model.origins[*disk].image;
-                    // What a removed one has left in its store is of another instant; and in the
-                    // middle of a merge a disk is neither what it was nor what it will be.
+                    // The store of a removed snapshot holds another point in time. In the middle of
+                    // a merge the content of a disk is not known.
                     let merges =
                         |one: &Snapshot| one.disk == *disk && one.fate == SnapshotFate::Merged && !one.over;
                     let left = known.is_some_and(|at| self.model.snapshots[at].fate == SnapshotFate::Gone)
@@ -171,13 +171,13 @@ impl LifecycleWorld {
                 let before = known.holder.replace(seen.id);
                 self.counts.handed_over +=
                     u64::from(known.was_attached && before.is_some_and(|before| before != seen.id));
-                // One that a verb has let go may be there until that is over.
+                // A snapshot that a verb has released may still be listed until the verb is over.
                 if !known.was_attached {
                     (known.fate, known.passed) = (SnapshotFate::Kept, false);
                 }
                 Ok(())
             }
-            // A table that nobody but a user has made, beside a disk that does not copy for it.
+            // A user has created this table, and the disk does not copy for it.
             TableMeaning::Disk { disk, copies: false } => {
                 let unseen = self.model.snapshots.iter_mut().filter(|one| {
                     let by_table = self
@@ -198,7 +198,7 @@ impl LifecycleWorld {
                     return Ok(());
                 }
                 if known.merges.is_empty() {
-                    return Err(format!("{} is merged, and nobody has asked for it", last_component(store)));
+                    return Err(format!("{} is merged, but no verb asked for it", last_component(store)));
                 }
                 known.fate = SnapshotFate::Merged;
                 let image = known.image.clone();
@@ -210,7 +210,7 @@ impl LifecycleWorld {
         }
     }
 
-    /// What the log says of snapshots.
+    /// Updates the model from log lines about snapshots.
     fn listen(&mut self) -> Result<(), Violation> {
         for line in log_capture::take() {
             self.machine.say(format!("log: {}", line.replace(&self.base, "")));
@@ -232,7 +232,7 @@ impl LifecycleWorld {
         Ok(())
     }
 
-    /// Every snapshot is listed: as attached, as away, or as lost for a cause.
+    /// Checks that every snapshot is listed: as attached, as missing, or as lost for a reason.
     pub(super) fn check_listed(&mut self) -> Result<(), Violation> {
         let Some(server) = &self.server else { return Ok(()) };
         let mut all = snapshot::list(&server.registry);
@@ -243,7 +243,7 @@ impl LifecycleWorld {
                 continue;
             }
             let name = last_component(&one.store.display().to_string()).to_owned();
-            // One whose table was taken over is listed too, and is invalid.
+            // A snapshot whose table was handed over is also listed, as invalid.
             let mut listed: Vec<_> =
                 all.iter().filter(|listed| Path::new(&listed.store) == one.store).collect();
             listed.sort_by_key(|listed| listed.state == "invalid");
@@ -254,7 +254,7 @@ impl LifecycleWorld {
                 }
                 None => return Err(format!("the snapshot in {name} is forgotten")),
                 Some(listed) => {
-                    // A merge that was cut goes on, as soon as its store is there.
+                    // An interrupted merge continues once its store is present.
                     if listed.state == "active" {
                         (one.removals, one.merges) = (Vec::new(), Vec::new());
                     }
@@ -275,7 +275,7 @@ impl LifecycleWorld {
         Ok(())
     }
 
-    /// What the clients of `seen` read and write.
+    /// Returns the disk or snapshot that the clients of `seen` use.
     pub(super) fn served(&self, seen: &DeviceView) -> Option<ClientTarget> {
         match &seen.kind {
             _ if !seen.is_served() => None,
@@ -288,7 +288,7 @@ impl LifecycleWorld {
     }
 }
 
-/// The last part of a path.
+/// Returns the last component of a path.
 pub(super) fn last_component(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }

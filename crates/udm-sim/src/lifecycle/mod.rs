@@ -1,22 +1,22 @@
-//! Worlds of servers that follow each other over the same disks and state folder.
+//! Worlds of servers that run one after another over the same disks and state folder.
 //!
 //! A life is one server. Its configuration file, registry, snapshot verbs and state folder are the
-//! program's own; the folder is a real one. It starts with the lines of its file in a random order,
-//! with stores present or missing, and ends in order or is killed at any step. Clients of the
+//! program's own; the folder is a real one. A server starts with the lines of its file in a random
+//! order, with stores present or missing. It ends in order or is killed at any step. Clients of the
 //! control socket run verbs; clients of the devices read and write.
 //!
-//! Files are real and empty: they have a name, an identity, a length and a time of change. Their
+//! Files are real and empty: they have a name, an identity, a length and a modification time. Their
 //! content is on simulated disks, which complete requests late and in any order. Snapshot verbs
-//! block. While one waits, the world continues from within it ([`udm_control::wait_hook`]), so of two
-//! such verbs the second ends first.
+//! block. While one waits, the world continues from within it ([`udm_control::wait_hook`]), so of
+//! two such verbs the second ends first.
 //!
-//! A killed server continues in a copy of its files until nothing of it is left, and its requests
-//! change nothing.
+//! A killed server continues in a copy of its files until it has ended, and its requests change
+//! nothing.
 //!
-//! * `files`, `device_opener`: the state that survives a server, and the registry's view of it.
+//! * `files`, `outside`: the state that outlives a server, and the backends of the registry.
 //! * `ask`, `draw`: verbs. `clients`: readers and writers.
-//! * `model`, `map_reader`: the rules: the content of each disk and snapshot, and the snapshots that a
-//!   server may lose. `counts`: the counts.
+//! * `model`, `look`: the rules: the content of each disk and snapshot, and the snapshots that a
+//!   server may lose. `counts`: the counters.
 //! * `world`, `driver`, `server_life`: the run.
 
 mod ask;
@@ -36,10 +36,10 @@ use crate::plan::RunPlan;
 use crate::run::{RunFailure, catch_panic};
 pub use counts::LifecycleCounts;
 
-/// Runs the world of `plan`.
+/// Runs the lifecycle world of `plan`.
 ///
 /// # Errors
-/// The failure, with its trace. What is left of a failed run is not taken apart.
+/// The failure, with its trace. The world of a failed run is leaked.
 pub fn run(plan: &RunPlan) -> Result<LifecycleCounts, Box<RunFailure>> {
     let outcome = catch_panic(|| driver::run(plan));
     udm_control::wait_hook::set_wait_hook(None);

@@ -1,31 +1,31 @@
-//! What each disk and each snapshot must read.
+//! The content that each disk and snapshot may have.
 //!
-//! A sector is a register: it holds what was written last, or one of several if that is not known.
-//! Clients have one request at a time on a sector of a disk or a snapshot. A snapshot is what its
-//! origin was at some time between two looks at the devices, and goes its own way from there; a
-//! merge makes an origin what the snapshot was, at some time between two looks.
+//! A sector is a register: it holds the last value written, or one of several if this is not known.
+//! Clients have at most one request in flight per sector of a disk or snapshot. A new snapshot
+//! equals its origin at some time between two inspections, and then changes on its own. A merge
+//! makes an origin equal to the snapshot, at some time between two inspections.
 
 use std::path::PathBuf;
 use udm_core::DeviceId;
 
-/// A sector.
+/// State of a sector.
 #[derive(Clone, Debug, Default)]
 struct SectorState {
-    /// What it may hold.
+    /// Values that the sector may hold.
     can: Vec<u64>,
-    /// What is being written.
+    /// Value of the write in progress.
     writing: Option<u64>,
-    /// What was being written at some time since the last look.
+    /// Values that were written or replaced since the last inspection.
     recent: Vec<u64>,
-    /// It may hold anything.
+    /// True if the sector may hold any value.
     any: bool,
 }
 
-/// The sectors of a disk, or of a snapshot.
+/// The content of a disk or snapshot.
 #[derive(Clone, Debug)]
 pub(super) struct DiskImage(Vec<SectorState>);
 
-/// What a read found that can't be.
+/// A read that returned an impossible value.
 pub(super) struct ReadMismatch {
     pub(super) sector: u64,
     pub(super) found: u64,
@@ -45,7 +45,7 @@ impl DiskImage {
         )
     }
 
-    /// Nobody knows what it holds.
+    /// Creates an image whose content is not known.
     pub(super) fn anything(sectors: u64) -> DiskImage {
         DiskImage((0..sectors).map(|_| SectorState { any: true, ..SectorState::default() }).collect())
     }
@@ -54,7 +54,7 @@ impl DiskImage {
         self.0.len() as u64
     }
 
-    /// The sectors from this one on are no part of it any more: nobody knows what they hold.
+    /// Marks the content from sector `sectors` on as unknown.
     pub(super) fn cut(&mut self, sectors: u64) {
         self.0.iter_mut().skip(sectors as usize).for_each(|cell| cell.any = true);
     }
@@ -63,7 +63,8 @@ impl DiskImage {
         (0..).zip(self.0.iter_mut().skip(sector as usize).take(sectors as usize))
     }
 
-    /// A write begins: `stamp` to the first sector, and so on.
+    /// Records the start of a write: `stamp` to the first sector, `stamp + 1` to the next, and so
+    /// on.
     pub(super) fn begin(&mut self, sector: u64, sectors: u64, stamp: u64) {
         for (i, cell) in self.range(sector, sectors) {
             cell.writing = Some(stamp + i);
@@ -71,12 +72,12 @@ impl DiskImage {
         }
     }
 
-    /// A write is over; one that failed may have happened or not.
+    /// Records the end of a write. A failed write may or may not have happened.
     pub(super) fn end(&mut self, sector: u64, sectors: u64, ok: bool) {
         for (_, cell) in self.range(sector, sectors) {
             let Some(stamp) = cell.writing.take() else { continue };
             if ok {
-                // What it was is recent: a snapshot that came meanwhile may have that.
+                // The replaced value is recent, because a snapshot created meanwhile may have it.
                 let was = std::mem::replace(&mut cell.can, vec![stamp]);
                 cell.any = false;
                 was.into_iter().for_each(|was| add(&mut cell.recent, was));
@@ -86,13 +87,13 @@ impl DiskImage {
         }
     }
 
-    /// All writes that are under way may have happened or not, and will not any more.
+    /// Ends all writes in progress. Each may or may not have happened.
     pub(super) fn kill(&mut self) {
         let sectors = self.sectors();
         self.end(0, sectors, false);
     }
 
-    /// A read has returned `found`.
+    /// Checks the value `found` of a read.
     pub(super) fn read(&mut self, sector: u64, found: u64) -> Result<(), ReadMismatch> {
         let Some(cell) = self.0.get_mut(sector as usize) else { return Ok(()) };
         if cell.any || cell.can.contains(&found) {
@@ -102,7 +103,7 @@ impl DiskImage {
         Err(ReadMismatch { sector, found, can: cell.can.clone() })
     }
 
-    /// Somebody has looked: what comes from here on is recent.
+    /// Marks an inspection: only later changes are recent.
     pub(super) fn looked(&mut self) {
         for cell in &mut self.0 {
             cell.recent.clear();
@@ -110,7 +111,7 @@ impl DiskImage {
         }
     }
 
-    /// As it was at some time since the last look.
+    /// Returns the image at some time since the last inspection.
     pub(super) fn instant(&self) -> DiskImage {
         let of = |cell: &SectorState| {
             let mut can = cell.can.clone();
@@ -120,11 +121,11 @@ impl DiskImage {
         DiskImage(self.0.iter().map(of).collect())
     }
 
-    /// At some time since the last look it has become `other`, and what was written behind that is
-    /// in it.
+    /// Records that the content became `other` at some time since the last inspection. Writes after
+    /// that time remain.
     pub(super) fn turn_into(&mut self, other: &DiskImage) {
         for (cell, other) in self.0.iter_mut().zip(&other.0) {
-            // What was there may be what was acknowledged behind it.
+            // Recent values may have been written after the change.
             let acknowledged = cell.can.iter().filter(|stamp| cell.recent.contains(stamp)).copied();
             let acknowledged: Vec<u64> = acknowledged.collect();
             cell.can.clone_from(&other.can);
@@ -134,50 +135,50 @@ impl DiskImage {
     }
 }
 
-/// What has become of a snapshot.
+/// State of a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SnapshotFate {
-    /// It must be its instant, or be waited for.
+    /// The snapshot must have its content; if it is missing, its origin must wait for it.
     Kept,
-    /// A user took it away from an origin in use, and was told so: it may be lost once that is
-    /// written, and is not waited for.
+    /// A user detached the snapshot from an active origin, with a log line. A write of the origin
+    /// may make it lost, and does not wait for it.
     Released,
-    /// It was given up, and the log says so.
+    /// The snapshot was abandoned, with a log line.
     Lost,
-    /// It is on its way back into its origin, or is there.
+    /// The snapshot is being merged into its origin, or was merged.
     Merged,
-    /// A user has removed it.
+    /// A user removed the snapshot.
     Gone,
 }
 
-/// A persistent snapshot, known by its store.
+/// A persistent snapshot, identified by its store.
 #[derive(Clone, Debug)]
 pub(super) struct Snapshot {
     pub(super) store: PathBuf,
     pub(super) disk: usize,
     pub(super) image: DiskImage,
     pub(super) fate: SnapshotFate,
-    /// Some device has it just now.
+    /// True if a device has the snapshot now.
     pub(super) attached: bool,
-    /// The same, at the look before.
+    /// True if a device had the snapshot at the last inspection.
     pub(super) was_attached: bool,
-    /// The device that has it, or had it last.
+    /// The device that has or last had the snapshot.
     pub(super) holder: Option<DeviceId>,
-    /// The verbs that were to remove it, or to merge it, and were not refused.
+    /// Verbs that remove the snapshot and were not refused; `merges` has those that merge it.
     pub(super) removals: Vec<u64>,
     pub(super) merges: Vec<u64>,
-    /// The verbs that were under way when its device let it go.
+    /// Verbs that were in progress when the device released the snapshot.
     pub(super) released_by: Vec<u64>,
-    /// Its origin was written since it was let go.
+    /// True if the origin was written since the release.
     pub(super) passed: bool,
-    /// Its merge was seen to be over.
+    /// True if the merge was seen to complete.
     pub(super) over: bool,
-    /// A server that may give up what it does not have has run without it.
+    /// True if a server that may abandon missing snapshots ran without this one.
     pub(super) may_be_lost: bool,
 }
 
 impl Snapshot {
-    /// One that is there now.
+    /// Creates an attached snapshot.
     pub(super) fn new(store: PathBuf, disk: usize, image: DiskImage) -> Snapshot {
         Snapshot {
             store,
@@ -197,24 +198,24 @@ impl Snapshot {
     }
 }
 
-/// A disk with its snapshots.
+/// A disk with its content.
 pub(super) struct Origin {
     pub(super) path: PathBuf,
     pub(super) image: DiskImage,
 }
 
-/// What clients read and write.
+/// A disk or snapshot that clients read and write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ClientTarget {
     Disk(usize),
     Snapshot(usize),
 }
 
-/// See the module.
+/// The model of all disks and snapshots.
 pub(super) struct LifecycleModel {
     pub(super) origins: Vec<Origin>,
     pub(super) snapshots: Vec<Snapshot>,
-    /// The verbs under way.
+    /// Verbs in progress.
     pub(super) under_way: Vec<u64>,
     stamp: u64,
 }
@@ -231,7 +232,7 @@ impl LifecycleModel {
         }
     }
 
-    /// Stamps for a write.
+    /// Reserves stamps for a write of `sectors` sectors.
     pub(super) fn stamps(&mut self, sectors: u64) -> u64 {
         self.stamp += sectors;
         self.stamp - sectors
@@ -242,7 +243,10 @@ impl LifecycleModel {
         disks.chain(self.snapshots.iter_mut().map(|snapshot| &mut snapshot.image))
     }
 
-    /// Of a request that begins: why nobody may write to the disk now.
+    /// Records the start of a write.
+    ///
+    /// # Errors
+    /// If the disk must not be written without a snapshot that is missing.
     pub(super) fn write_begins(&mut self, of: ClientTarget) -> Result<(), String> {
         let ClientTarget::Disk(disk) = of else { return Ok(()) };
         for one in self.snapshots.iter_mut().filter(|one| one.disk == disk && !one.attached) {
@@ -251,7 +255,7 @@ impl LifecycleModel {
                 SnapshotFate::Kept if one.removals.is_empty() && one.merges.is_empty() && !tells => {
                     let (origin, store) = (self.origins[disk].path.display(), one.store.display());
                     return Err(format!(
-                        "{origin} is written without its snapshot in {store}, and nobody was told so"
+                        "{origin} is written without its snapshot in {store}, and no log line says so"
                     ));
                 }
                 _ => one.passed = true,
@@ -260,8 +264,11 @@ impl LifecycleModel {
         Ok(())
     }
 
-    /// A verb is over, and the log has been read: of what it let go, and others go on without, that
-    /// has told.
+    /// Records the end of a verb. The log lines up to now must name each snapshot that was released
+    /// and bypassed.
+    ///
+    /// # Errors
+    /// If a snapshot was bypassed without a log line.
     pub(super) fn is_over(&mut self, id: u64) -> Result<(), String> {
         self.under_way.retain(|other| *other != id);
         for one in
@@ -269,13 +276,13 @@ impl LifecycleModel {
         {
             let tells = one.released_by.iter().any(|id| self.under_way.contains(id));
             if !tells && one.removals.is_empty() && one.merges.is_empty() {
-                return Err(format!("{} was let go, and nobody was told so", one.store.display()));
+                return Err(format!("{} was released, and no log line says so", one.store.display()));
             }
         }
         Ok(())
     }
 
-    /// The snapshot in `store`; the latest, if there were several.
+    /// Returns the latest snapshot in `store`.
     pub(super) fn in_store(&self, store: &str) -> Option<usize> {
         let is_it = |one: &Snapshot| one.store.to_str() == Some(store);
         self.snapshots.iter().rposition(is_it)

@@ -1,4 +1,4 @@
-//! What the registry sees of the files.
+//! The backends of the registry over the simulated files.
 
 use super::files::PersistentFiles;
 use crate::environment::{SharedEnv, lock};
@@ -10,12 +10,12 @@ use udm_core::OpenError;
 use udm_core::errno::{EIO, ENODEV};
 use udm_wire::uri::DeviceUri;
 
-/// What the registry has of the outside.
+/// Opens simulated files for the registry.
 #[derive(Clone)]
 pub(super) struct LifecycleBackends {
     env: SharedEnv,
     files: Arc<Mutex<PersistentFiles>>,
-    /// What is to be done beside the cores.
+    /// Work for helper threads.
     work: Arc<Mutex<Vec<HelperWork>>>,
 }
 
@@ -34,12 +34,12 @@ impl LifecycleBackends {
         lock_mutex(&self.files)
     }
 
-    /// What is to be done.
+    /// The queued work for helper threads.
     pub(super) fn work(&self) -> MutexGuard<'_, Vec<HelperWork>> {
         lock_mutex(&self.work)
     }
 
-    /// The disk of a file, and what tells it from others.
+    /// Returns the disk of a file, and its identity.
     fn find(&self, uri: &DeviceUri) -> Result<(usize, DiskIdentity), OpenError> {
         let DeviceUri::File(file) = uri else {
             return Err(OpenError::new(ENODEV, format!("{uri}: there is no such device here")));

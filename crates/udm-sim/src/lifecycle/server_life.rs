@@ -1,4 +1,4 @@
-//! A life: a server is started, serves, comes to rest now and then, and ends or is killed.
+//! The life of a server: it starts, serves, sometimes quiesces, and ends or is killed.
 
 use super::ask::ServerVerb;
 use super::driver::{ask, is, step, step_until, with_world};
@@ -17,10 +17,10 @@ use udm_control::verbs::snapshot::LostSnapshots;
 use udm_control::{Registry, StateFolder, verbs};
 use udm_frontends::nbd::Exports;
 
-/// Rounds of removals and resumes until nothing is left.
+/// Maximum number of rounds of removals and resumes until nothing is left.
 const ROUNDS_MAX: usize = 30;
 
-/// A server lives. The last one has all stores, waits for all snapshots, and is not killed.
+/// Runs one server. The last one has all stores, waits for all snapshots, and is not killed.
 pub(super) fn run_server(last: bool) -> Result<(), Violation> {
     with_world(|world| world.start(last))?;
     ask(ServerVerb::Start)?;
@@ -45,14 +45,14 @@ pub(super) fn run_server(last: bool) -> Result<(), Violation> {
     if is(ServerPhase::Ending) {
         go()?;
     }
-    // It may have been killed on its way.
+    // The server may have been killed while it ended.
     if is(ServerPhase::Dying) {
         go()?;
     }
     with_world(LifecycleWorld::is_gone)
 }
 
-/// All verbs end, and everything is read back.
+/// Waits until all verbs end, and reads all data back.
 fn quiesce_and_read_back() -> Result<(), Violation> {
     with_world(|world| {
         world.resting = true;
@@ -93,7 +93,7 @@ fn quiesce_and_read_back() -> Result<(), Violation> {
     Ok(())
 }
 
-/// No device is suspended any more.
+/// Resumes all suspended devices.
 fn resume_all() -> Result<(), Violation> {
     for _ in 0..ROUNDS_MAX {
         step_until("verbs", LifecycleWorld::is_over)?;
@@ -110,8 +110,8 @@ fn resume_all() -> Result<(), Violation> {
     Ok(())
 }
 
-/// Resumes devices that are suspended, without tables that wait: what these were to have may not be
-/// possible any more.
+/// Clears all inactive tables and resumes the suspended devices. The inactive tables may not be
+/// valid any more.
 fn clear_and_resume(suspended: Vec<String>) -> Result<(), Violation> {
     for word in with_world(LifecycleWorld::names) {
         ask(ServerVerb::Clear { word })?;
@@ -122,7 +122,7 @@ fn clear_and_resume(suspended: Vec<String>) -> Result<(), Violation> {
     Ok(())
 }
 
-/// The server goes: requests and verbs end, and its devices are removed.
+/// Ends the server: requests and verbs complete, and its devices are removed.
 fn go() -> Result<(), Violation> {
     let phase = with_world(|world| world.phase);
     with_world(|world| {
@@ -180,7 +180,7 @@ fn go() -> Result<(), Violation> {
 }
 
 impl LifecycleWorld {
-    /// A server is started, over what there is.
+    /// Starts a server over the existing files.
     fn start(&mut self, last: bool) -> Result<(), Violation> {
         self.counts.lives += 1;
         let failed = |e: std::io::Error| e.to_string();
@@ -188,7 +188,7 @@ impl LifecycleWorld {
         {
             let mut env = lock(&self.machine.env);
             env.dead = false;
-            // Who had the disks is gone.
+            // The previous users of the disks no longer exist.
             env.disks.iter_mut().for_each(|disk| disk.shared_disk_state = Arc::default());
             let mut files = self.outside.files();
             files.tell_writes(&env).map_err(failed)?;
@@ -232,7 +232,8 @@ impl LifecycleWorld {
         Ok(())
     }
 
-    /// A server was killed while it removed a snapshot: one without a record is removed.
+    /// Updates the model for a server that was killed during a removal: a snapshot without a record
+    /// is removed.
     fn forget_removed(&mut self) -> std::io::Result<()> {
         let mut records = Vec::new();
         if let Ok(entries) = std::fs::read_dir(self.outside.files().state().join("snapshots")) {
@@ -249,7 +250,7 @@ impl LifecycleWorld {
         Ok(())
     }
 
-    /// What the file says, in an order of the seed's.
+    /// Returns the devices of the configuration file, in random order.
     fn wish(&mut self) -> Result<DesiredState, Violation> {
         let mut left = self.file.clone();
         let mut devices = Vec::new();
@@ -261,7 +262,7 @@ impl LifecycleWorld {
         Ok(DesiredState { devices, folder: BaseDir::none(), notes: Vec::new() })
     }
 
-    /// The server is killed, here and now.
+    /// Kills the server.
     pub(super) fn kill(&mut self) -> Result<(), Violation> {
         let merges = self.view.iter().any(|seen| matches!(seen.kind, TableMeaning::Merge { .. }));
         self.counts.killed += 1;
@@ -276,7 +277,7 @@ impl LifecycleWorld {
         env.crashes += 1;
         drop(env);
         self.model.images().for_each(super::model::DiskImage::kill);
-        // What they were to let go may be let go.
+        // A snapshot may be released if a verb was releasing it.
         let killed: Vec<String> = self.devices_being_released();
         let killed: Vec<usize> = killed.iter().filter_map(|name| self.in_device(name)).collect();
         for (at, one) in
@@ -297,7 +298,7 @@ impl LifecycleWorld {
         Ok(())
     }
 
-    /// Nothing of the server is left in memory.
+    /// Checks that nothing of the server is left in memory.
     fn is_gone(&mut self) -> Result<(), Violation> {
         let failed = |e: std::io::Error| e.to_string();
         self.machine.set_turn(None);
@@ -320,7 +321,7 @@ impl LifecycleWorld {
         Ok(())
     }
 
-    /// The devices that verbs under way remove, or give another table.
+    /// Names of the devices that verbs in progress remove or give another table.
     fn devices_being_released(&self) -> Vec<String> {
         let of = |verb: &ServerVerb| match verb {
             ServerVerb::Remove { word } | ServerVerb::Discard { name: word, .. } => vec![word.clone()],

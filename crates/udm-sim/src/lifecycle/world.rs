@@ -1,5 +1,5 @@
-//! Cores, the files that outlive servers, and the server that runs, stepped on one thread in an
-//! order drawn from a seed.
+//! A lifecycle world: cores, the files that outlive servers, and the running server. It runs on one
+//! thread in an order drawn from a seed.
 
 use super::ask::{ServerVerb, ServerVerbJob, VerbReply};
 use super::clients::DeviceClient;
@@ -29,36 +29,36 @@ use udm_core::{DeviceId, Nanos};
 use udm_dm::SnapshotState;
 use udm_frontends::nbd::Exports;
 
-/// How far a server has come.
+/// Phase of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ServerPhase {
-    /// There is none.
+    /// No server runs.
     Off,
     Starting,
     Serving,
-    /// It ends in order.
+    /// The server ends in order.
     Ending,
-    /// It was killed: what is left of it goes, and changes nothing.
+    /// The server was killed. Its remaining work is completed without effect.
     Dying,
 }
 
-/// A server.
+/// A running server.
 pub(super) struct ServerInstance {
     pub(super) registry: Arc<Registry>,
     pub(super) exports: Arc<Exports>,
     pub(super) folder: Arc<StateFolder>,
     pub(super) wish: config::DesiredState,
-    /// The next merge that goes on from an earlier life.
+    /// Future of the next merge that continues from an earlier life.
     pub(super) merges: Option<WakeableFuture<PendingMerge>>,
 }
 
-/// Who goes on outside of the world: what it does calls back into it.
+/// A step that runs outside of the borrowed world, because it calls back into the world.
 pub(super) enum ReentrantStep {
     ServerVerbJob(Box<ServerVerbJob>),
     Work(Box<dyn FnOnce() + Send>),
 }
 
-/// See the module's documentation.
+/// A lifecycle world with its machine, files, server and model.
 pub(super) struct LifecycleWorld {
     pub(super) machine: Machine,
     pub(super) outside: LifecycleBackends,
@@ -68,19 +68,19 @@ pub(super) struct LifecycleWorld {
     pub(super) policy: LostSnapshots,
     pub(super) jobs: Vec<ServerVerbJob>,
     pub(super) clients: Vec<DeviceClient>,
-    /// Merges that go on, and those of them that a verb sees to.
+    /// Merges in progress, and completed merges that a verb finishes.
     pub(super) merges: Vec<PendingMerge>,
     pub(super) finishing: Vec<(u64, PendingMerge)>,
     pub(super) model: LifecycleModel,
     pub(super) view: Vec<DeviceView>,
     pub(super) view_names: Vec<(DeviceId, String)>,
-    /// Stores that have been attached in this life.
+    /// Stores that were attached in this life.
     pub(super) attached_before: Vec<String>,
-    /// What the file says of each disk and each store: a name and a table.
+    /// The configuration file: name and table of each disk and each store.
     pub(super) file: Vec<(String, String)>,
-    /// Stores that are away: where they are, and where they belong.
+    /// Missing stores: present path, and proper path.
     pub(super) away: Vec<(PathBuf, PathBuf)>,
-    /// Files that lie where a store was.
+    /// Foreign files at the paths of stores.
     pub(super) others: Vec<PathBuf>,
     pub(super) work: SimRng,
     pub(super) control: SimRng,
@@ -89,9 +89,9 @@ pub(super) struct LifecycleWorld {
     pub(super) resting: bool,
     pub(super) kill_at: u64,
     pub(super) end_at: u64,
-    /// How many verbs wait in each other.
+    /// Depth of nested verbs that wait.
     pub(super) depth: usize,
-    /// Those that go on just now, or wait for one that does.
+    /// Verbs that run now, or wait for a nested one.
     pub(super) below: Vec<ServerVerb>,
     pub(super) wrong: Option<Violation>,
     pub(super) counts: LifecycleCounts,
@@ -176,7 +176,7 @@ impl LifecycleWorld {
         !self.machine.plan.without.has(class)
     }
 
-    /// Who waits, for a person.
+    /// Describes the work that waits, for a person.
     pub(super) fn waits(&self) -> String {
         let jobs = self.jobs.iter().map(|job| format!("{} {:?}", job.id, job.verb));
         let clients = self.clients.iter();
@@ -190,12 +190,12 @@ impl LifecycleWorld {
         format!("what waits, {:?}: {}; {:?}", self.phase, all.join("; "), self.view)
     }
 
-    /// Nothing is under way but requests.
+    /// True if only requests are in progress.
     pub(super) fn is_over(&self) -> bool {
         self.jobs.is_empty() && self.outside.work().is_empty()
     }
 
-    /// One step: somebody has a turn. A verb is given back: it goes on outside.
+    /// Runs one step. A verb is returned to the caller, because it runs outside of the world.
     pub(super) fn step(&mut self) -> Result<Option<ReentrantStep>, Violation> {
         self.machine.step += 1;
         self.machine.set_turn(None);
@@ -235,7 +235,7 @@ impl LifecycleWorld {
         Ok(Some(ReentrantStep::Work(work)))
     }
 
-    /// What is wrong by now.
+    /// Returns the violation found so far, if any.
     pub(super) fn verdict(&mut self) -> Result<(), Violation> {
         if let Some(wrong) = self.wrong.clone() {
             return Err(wrong);
@@ -250,7 +250,7 @@ impl LifecycleWorld {
         }
     }
 
-    /// A client of the control socket asks for something.
+    /// Starts a verb of a client of the control socket.
     pub(super) fn begin(&mut self, verb: ServerVerb) {
         let Some(server) = &self.server else { return };
         self.ids += 1;
@@ -273,7 +273,7 @@ impl LifecycleWorld {
         self.jobs.push(job);
     }
 
-    /// The snapshot that the device `name` has.
+    /// Returns the valid snapshot of the device `name`.
     pub(super) fn in_device(&self, name: &str) -> Option<usize> {
         let seen = self.view.iter().find(|seen| seen.name == name)?;
         match &seen.kind {
@@ -284,7 +284,7 @@ impl LifecycleWorld {
         }
     }
 
-    /// The snapshot that the device `name` had, and no device has.
+    /// Returns the detached snapshot that the device `name` had.
     fn spent(&self, name: &str) -> Option<usize> {
         let seen = self.view.iter().find(|seen| seen.name == name)?;
         let super::look::TableMeaning::Snapshot { store, .. } = &seen.kind else { return None };
@@ -294,14 +294,14 @@ impl LifecycleWorld {
         })
     }
 
-    /// The snapshot that is recorded as `name`, and that no device has.
+    /// Returns the unattached snapshot that is recorded as `name`.
     fn recorded(&self, name: &str) -> Option<usize> {
         let listed = snapshot::unattached(&self.server.as_ref()?.registry).ok()?;
         let listed = listed.into_iter().find(|listed| listed.name == name)?;
         self.model.in_store(&listed.store)
     }
 
-    /// A verb has ended.
+    /// Records the end of a verb.
     pub(super) fn ended(
         &mut self,
         job: &ServerVerbJob,
@@ -326,9 +326,9 @@ impl LifecycleWorld {
                 (ServerVerb::Discard { .. }, Ok(_)) => one.fate = SnapshotFate::Gone,
                 (ServerVerb::Merge { name }, Ok(_)) if one.fate != SnapshotFate::Merged => {
                     let store = last_component(&one.store.display().to_string()).to_owned();
-                    return Err(format!("{name} is merged, and nobody has seen {store} in its origin"));
+                    return Err(format!("{name} is merged, but {store} was never seen in its origin"));
                 }
-                // Another verb has removed it meanwhile, for good.
+                // Another verb has removed the snapshot meanwhile.
                 (ServerVerb::Discard { .. }, Err(error)) if error.error.errno == ENXIO => {}
                 (_, Err(_)) => {
                     one.removals.retain(|id| *id != job.id);
@@ -348,7 +348,7 @@ impl LifecycleWorld {
         Ok(())
     }
 
-    /// Merges that are over come to their end.
+    /// Starts a verb for a completed merge.
     fn see_to_merges(&mut self) {
         let Some(server) = &mut self.server else { return };
         if let Some(waiting) = server.merges.as_mut().filter(|waiting| waiting.is_woken())

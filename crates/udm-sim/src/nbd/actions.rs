@@ -1,5 +1,4 @@
-//! What is done to the world: clients come, are moved, devices are suspended, paths get into
-//! trouble.
+//! Random actions in the world: new clients, moves, suspends, and path trouble.
 
 use super::client::{ClientBehavior, SimNbdClient};
 use super::handshake::ClientHandshake;
@@ -11,7 +10,7 @@ use std::sync::atomic::Ordering;
 use udm_core::Nanos;
 
 impl NbdServerWorld {
-    /// Now and then something is done.
+    /// Performs timed actions that are due, and sometimes a random one.
     pub(super) fn disturb(&mut self) {
         let now = lock(&self.env).now;
         let due = |all: &mut Vec<(Nanos, usize)>| {
@@ -40,13 +39,14 @@ impl NbdServerWorld {
         }
     }
 
-    /// A client connects. Its number, unless the server has no room.
+    /// Connects a client. Returns its number, unless the server has no room.
     pub(super) fn connect(&mut self) -> Option<usize> {
         let export = self.work.below(self.exports.len() as u64) as usize;
         self.connect_to(export, false)
     }
 
-    /// The same, to this export; `plain` when it is to be served without detours.
+    /// Connects a client to this export. If `plain`, the client sends only the necessary options
+    /// and does not stall.
     pub(super) fn connect_to(&mut self, export: usize, plain: bool) -> Option<usize> {
         let c = &mut self.work;
         let room =
@@ -94,11 +94,12 @@ impl NbdServerWorld {
         }
     }
 
-    /// Path `p` is well again, and lets go of what hung. Nobody wakes for that by itself.
+    /// Restores path `p` and releases its hung requests. Wakes all cores, because nothing else
+    /// does.
     pub(super) fn restore(&mut self, p: usize) {
         let mut env = lock(&self.env);
         if env.paths[p].mode == PathMode::Hung {
-            // It ends well or with a timeout.
+            // The hung requests succeed or time out.
             env.faults += 1;
         }
         env.paths[p].mode = PathMode::Up;
@@ -125,7 +126,7 @@ impl NbdServerWorld {
         }
     }
 
-    /// A suspended device is to go on; one that is about to be suspended a little later.
+    /// Resumes a suspended device. If its suspend is in progress, tries again a little later.
     fn resumes_later(&mut self, device: usize) {
         if self.devices[device].change.is_some() {
             let later = lock(&self.env).now + Nanos(1_000_000);
@@ -137,7 +138,7 @@ impl NbdServerWorld {
         }
     }
 
-    /// Begins to resume `device`.
+    /// Starts a resume of `device`.
     pub(super) fn resume(&mut self, device: usize) -> Result<(), Violation> {
         let slot = &mut self.devices[device];
         let Some(mapped) = slot.mapped.clone() else { return Ok(()) };
@@ -149,7 +150,7 @@ impl NbdServerWorld {
         Ok(())
     }
 
-    /// A change of `device` goes on.
+    /// Continues the change of `device`.
     pub(super) fn go_on_changing(&mut self, device: usize) -> Result<(), Violation> {
         self.set_turn(None);
         let Some((change, woken)) = &mut self.devices[device].change else { return Ok(()) };
@@ -164,7 +165,7 @@ impl NbdServerWorld {
         }
     }
 
-    /// Devices that change.
+    /// Number of devices with a change in progress.
     pub(super) fn changing(&self) -> usize {
         self.devices.iter().filter(|device| device.change.is_some()).count()
     }

@@ -1,5 +1,5 @@
-//! A simulated client: it writes and reads its streams in parts, at its own pace, shakes hands,
-//! asks, and checks each answer.
+//! A simulated client: it performs the handshake, sends requests and reads replies in parts, at its
+//! own rate, and checks each reply.
 
 use super::handshake::{ClientHandshake, HandshakeStep};
 use super::model::{AllowedErrors, NbdServerModel, UnansweredRequest};
@@ -13,77 +13,77 @@ use udm_wire::nbd::{
     Chunk, ChunkHeader, Command, CommandFlags, ExportFlags, ReplyHeader, Request, SimpleReply,
 };
 
-/// Bytes that the network takes of a client before the server has received any.
+/// Maximum number of bytes of a client in the network before the server receives them.
 const UP_MAX: usize = 256 << 10;
 
-/// How a client goes.
+/// How a client ends its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DisconnectMode {
-    /// It says so, and waits for its answers.
+    /// The client sends a disconnect request and waits for its replies.
     Disconnect,
-    /// It sends no more, and waits for its answers.
+    /// The client sends nothing more and waits for its replies.
     HalfClose,
-    /// It is gone.
+    /// The client closes the connection at once.
     Cut,
-    /// It sent what is no request.
+    /// The client sent invalid data.
     Nonsense,
 }
 
-/// What a client is like.
+/// Behaviour of a client.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ClientBehavior {
-    /// Requests it has under way at the most.
+    /// Maximum number of requests in flight.
     pub(super) depth: usize,
-    /// Between two of its turns, in ns.
+    /// Time between two turns, in ns.
     pub(super) pause: u64,
-    /// Bytes of a request that it sends at a time, at the most.
+    /// Maximum number of bytes per send.
     pub(super) piece: u64,
-    /// Bytes that it reads at a time, at the most.
+    /// Maximum number of bytes per receive.
     pub(super) sip: u64,
-    /// It stops reading and writing in one turn of so many; 0 for never.
+    /// The client stalls in one of this many turns; 0 for never.
     pub(super) stalls: u64,
-    /// Its longest request in bytes.
+    /// Longest request in bytes.
     pub(super) longest: u64,
-    /// Of 100 requests that read or write, so many read.
+    /// Percentage of reads among reads and writes.
     pub(super) reads: u64,
 }
 
-/// What is agreed on with the server.
+/// Result of the handshake with the server.
 pub(super) struct NegotiatedExport {
     pub(super) device: usize,
     pub(super) flags: ExportFlags,
     pub(super) structured: bool,
-    /// The number of `base:allocation`, when it was chosen.
+    /// Context id of `base:allocation`, if it was chosen.
     pub(super) context: Option<u32>,
 }
 
 pub(super) enum ClientState {
     ClientHandshake(Box<ClientHandshake>),
     Served(NegotiatedExport),
-    /// Nothing more comes.
+    /// The connection has ended.
     Over,
 }
 
-/// See the module's documentation.
+/// A simulated client of the NBD server.
 pub(super) struct SimNbdClient {
     pub(super) link: usize,
     pub(super) state: ClientState,
     pub(super) manner: ClientBehavior,
-    /// Bytes to send, and bytes that came.
+    /// Bytes to send, and bytes received.
     pub(super) out: Vec<u8>,
     pub(super) input: Vec<u8>,
     pub(super) asked: BTreeMap<u64, UnansweredRequest>,
     cookies: u64,
     pub(super) farewell: Option<DisconnectMode>,
-    /// It does nothing before this.
+    /// Time of the next turn.
     pub(super) next: Nanos,
-    /// It has kept the server waiting, which may have closed it for that.
+    /// True if the client kept the server waiting, which may then close the connection.
     pub(super) stalled: bool,
-    /// Where the next read of all stands, while everything is read back.
+    /// Offset of the next read, while all data is read back.
     pub(super) check: Option<u64>,
 }
 
-/// What a client finds around it.
+/// The parts of the world that a client uses.
 pub(super) struct ClientContext<'a> {
     pub(super) net: &'a mut SimNetwork,
     pub(super) model: &'a mut NbdServerModel,
@@ -91,9 +91,9 @@ pub(super) struct ClientContext<'a> {
     pub(super) step: u64,
     pub(super) now: Nanos,
     pub(super) excuses: AllowedErrors,
-    /// What happened, for the trace.
+    /// Events for the trace.
     pub(super) events: Vec<(EventKind, [u64; 4])>,
-    /// Devices of the exports.
+    /// Device and read-only flag of each export.
     pub(super) exports: &'a [(usize, bool)],
 }
 
@@ -119,7 +119,7 @@ impl SimNbdClient {
         }
     }
 
-    /// True when it waits for answers and has nothing to send.
+    /// True if the client has no request in flight and nothing to send.
     pub(super) fn is_through(&self) -> bool {
         self.asked.is_empty() && self.out.is_empty() && self.check.is_none()
     }
@@ -128,7 +128,7 @@ impl SimNbdClient {
         matches!(self.state, ClientState::Over)
     }
 
-    /// It is one that stops in the middle of its handshake.
+    /// True if the client stops in the middle of its handshake.
     pub(super) fn is_silent(&self) -> bool {
         matches!(&self.state, ClientState::ClientHandshake(shaking) if shaking.falls_silent)
     }
@@ -137,7 +137,7 @@ impl SimNbdClient {
         matches!(self.state, ClientState::Served(_))
     }
 
-    /// Could it do something without being asked to?
+    /// True if the client can act without a new request.
     pub(super) fn has_to_do(&self, net: &SimNetwork) -> bool {
         let link = &net.links[self.link];
         let closed = link.is_gone() || self.farewell == Some(DisconnectMode::Cut);
@@ -145,7 +145,7 @@ impl SimNbdClient {
         !self.is_over() && (writes || !link.down.is_empty() || closed)
     }
 
-    /// Sends a part of what waits.
+    /// Sends a part of the queued bytes.
     pub(super) fn write(&mut self, around: &mut ClientContext<'_>) {
         let room = UP_MAX.saturating_sub(around.net.links[self.link].up.len());
         let most = self.out.len().min(room) as u64;
@@ -161,7 +161,7 @@ impl SimNbdClient {
         link.up.extend(self.out.drain(..n as usize));
     }
 
-    /// Reads a part of what is there, and looks at what is whole.
+    /// Receives a part of the available bytes, and handles complete messages.
     pub(super) fn read(&mut self, around: &mut ClientContext<'_>) -> Result<(), Violation> {
         let there = around.net.links[self.link].down.len() as u64;
         if there > 0 {
@@ -200,7 +200,10 @@ impl SimNbdClient {
         Ok(())
     }
 
-    /// The server has closed the connection.
+    /// Handles a connection that the server closed.
+    ///
+    /// # Errors
+    /// If the server had no reason.
     fn closed(&mut self, around: &mut ClientContext<'_>) -> Result<(), Violation> {
         let who = self.link;
         let faulty = around.net.links[who].faulty || self.stalled || around.excuses.ending;
@@ -220,7 +223,7 @@ impl SimNbdClient {
         Ok(())
     }
 
-    /// It is over for this client.
+    /// Ends the connection, and forgets its requests.
     pub(super) fn end(&mut self, around: &mut ClientContext<'_>, quietly: bool, broken: bool) {
         for (_, asked) in std::mem::take(&mut self.asked) {
             around.model.lose(&asked);
@@ -232,7 +235,7 @@ impl SimNbdClient {
         around.net.leave(self.link, quietly, broken);
     }
 
-    /// Takes one reply off the input, if it is whole.
+    /// Handles one reply, if it has arrived completely.
     fn reply(&mut self, around: &mut ClientContext<'_>) -> Result<(), Violation> {
         let ClientState::Served(NegotiatedExport { structured, context, .. }) = &self.state else {
             return Ok(());
@@ -246,9 +249,7 @@ impl SimNbdClient {
             ReplyHeader::Chunk(chunk) => chunk.cookie,
         };
         let Some(asked) = self.asked.get_mut(&cookie) else {
-            return Err(format!(
-                "connection {who}: an answer to {cookie}, which nobody asked, or a second one"
-            ));
+            return Err(format!("connection {who}: a reply to {cookie}, which is not in flight"));
         };
         let command = asked.request.command;
         let ended = match header {
@@ -291,7 +292,7 @@ impl SimNbdClient {
         Ok(())
     }
 
-    /// Asks for `request`; its cookie is given here.
+    /// Sends `request` with a new cookie.
     pub(super) fn ask(&mut self, mut request: Request, around: &mut ClientContext<'_>) {
         let ClientState::Served(agreed) = &self.state else { return };
         self.cookies += 1 + around.chance.below(3);
@@ -326,7 +327,9 @@ impl SimNbdClient {
         flushes: bool,
         wild: bool,
     ) -> Request {
-        let ClientState::Served(agreed) = &self.state else { unreachable!("who asks is served") };
+        let ClientState::Served(agreed) = &self.state else {
+            unreachable!("only a served client sends requests")
+        };
         let (unit, disk) = (around.model.unit, &around.model.disks[agreed.device]);
         let c = &mut *around.chance;
         let read = c.below(100) < self.manner.reads;
@@ -389,7 +392,7 @@ impl SimNbdClient {
     }
 }
 
-/// Takes a chunk of the answer to `asked`. The error, or success, when it is the last.
+/// Handles a chunk of the reply to `asked`. Returns the error, or 0, if it is the last chunk.
 fn take_chunk(
     asked: &mut UnansweredRequest,
     header: ChunkHeader,
@@ -420,7 +423,7 @@ fn take_chunk(
     Ok(done.then_some(error))
 }
 
-/// Puts `len` bytes of a read to `offset` of the export.
+/// Copies `len` bytes of a read at `offset` of the export into the request.
 fn store_read_data(
     asked: &mut UnansweredRequest,
     offset: u64,

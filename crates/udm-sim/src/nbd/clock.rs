@@ -1,5 +1,5 @@
-//! The clocks of simulated cores: a core reads them through functions, so they stand where
-//! functions find them, one pair a thread.
+//! The clocks of simulated cores. A core reads them through plain functions, so they are
+//! thread-local variables.
 
 use std::cell::Cell;
 use udm_core::Nanos;
@@ -10,10 +10,10 @@ thread_local! {
     static SPENT: Cell<Nanos> = const { Cell::new(Nanos(0)) };
 }
 
-/// What cores are given.
+/// Clock functions for the cores.
 pub(crate) const TIME: CoreClock = CoreClock { now, spent };
 
-/// Sets the time, and the CPU time of the core whose turn it is.
+/// Sets the time, and the CPU time of the core that has the turn.
 pub(crate) fn set(time: Nanos, of_core: Nanos) {
     NOW.set(time);
     SPENT.set(of_core);

@@ -1,55 +1,54 @@
-//! What runs covered.
+//! Coverage counters of runs.
 
 use crate::counts::{Maximum, RunHash, count, counts, format_disturbance_counts, list, uncovered};
 use crate::plan::{Disturbance, ExcludedDisturbances};
 use udm_wire::nbd::Command;
 
 counts! {
-    /// What a run did, or several.
+    /// Counters of one or several runs.
     pub struct NbdServerCounts {
         /// Steps taken.
         pub steps: u64,
-        /// Requests answered and checked, by their number in the protocol; block statuses with what
-        /// the protocol doesn't know at the end.
+        /// Checked replies, by the command number of the protocol. The last entry counts block
+        /// statuses and unknown commands.
         pub requests: [u64; 8],
-        /// Of those, answered with an error.
+        /// Replies with an error.
         pub errors: u64,
         /// Pieces of data compared with the model.
         pub compared: u64,
-        /// Block statuses looked at.
+        /// Block statuses checked.
         pub statuses: u64,
         /// Clients.
         pub clients: u64,
-        /// Of those: gone without a word, sent nonsense.
+        /// Clients that vanished without a close.
         pub lost: u64,
-        /// See there.
+        /// Clients that sent invalid data.
         pub nonsense: u64,
-        /// Times that a client stopped reading and writing.
+        /// Stalls of clients.
         pub stalls: u64,
-        /// Reads and writes of connections that were cut short, that failed, and sends that found
-        /// no room.
+        /// Short reads and writes of connections.
         pub cuts: u64,
-        /// See there.
+        /// Failed reads and writes of connections.
         pub failed: u64,
-        /// See there.
+        /// Sends that found a full socket.
         pub full: u64,
-        /// Operations called off.
+        /// Cancelled operations.
         pub called_off: u64,
-        /// Clients that went on on another core.
+        /// Connections that moved to another core.
         pub moves: u64,
-        /// Suspends of devices in use.
+        /// Suspends of active devices.
         pub suspends: u64,
-        /// Paths that were slow, hung or down.
+        /// Paths that became slow, hung or failed.
         pub troubles: u64,
         /// Requests that disks and paths failed.
         pub faults: u64,
         /// Power cuts.
         pub crashes: u64,
-        /// Ends of the server in good order.
+        /// Orderly shutdowns of the server.
         pub ends: u64,
-        /// Times that all came to rest and was looked at.
+        /// Quiescences of the whole world with an inspection.
         pub rests: u64,
-        /// The most memory in bytes that a server had.
+        /// Maximum memory of a server, in bytes.
         pub memory: Maximum,
         /// Simulated time in ns.
         pub simulated: u64,
@@ -59,13 +58,13 @@ counts! {
 }
 
 impl NbdServerCounts {
-    /// Requests of every kind.
+    /// Number of requests of all kinds.
     #[must_use]
     pub fn all_requests(&self) -> u64 {
         self.requests.iter().sum()
     }
 
-    /// Why these runs say nothing about what they ran: they did nothing, or compared nothing.
+    /// The reason why the runs tested nothing, if they did: no reply, or no comparison.
     #[must_use]
     pub fn nothing(&self) -> Option<&'static str> {
         match (self.all_requests(), self.compared) {
@@ -75,7 +74,7 @@ impl NbdServerCounts {
         }
     }
 
-    /// The kinds of trouble, the class that makes each, and how often it came.
+    /// All disturbances with their class and count.
     fn trouble(&self) -> [(&'static str, Disturbance, u64); 12] {
         [
             ("cut short", Disturbance::Cuts, self.cuts),
@@ -84,7 +83,7 @@ impl NbdServerCounts {
             ("stalls", Disturbance::Stalls, self.stalls),
             ("nonsense", Disturbance::Nonsense, self.nonsense),
             ("moves", Disturbance::Moves, self.moves),
-            ("called off", Disturbance::Moves, self.called_off),
+            ("cancelled", Disturbance::Moves, self.called_off),
             ("suspends", Disturbance::Suspend, self.suspends),
             ("paths in trouble", Disturbance::Paths, self.troubles),
             ("faults of disks", Disturbance::Errors, self.faults),
@@ -93,13 +92,13 @@ impl NbdServerCounts {
         ]
     }
 
-    /// What was not left out and never came all the same: the runs were too short for it.
+    /// Disturbances that were not excluded and never occurred, because the runs were too short.
     #[must_use]
     pub fn uncovered(&self, without: ExcludedDisturbances) -> Vec<&'static str> {
         uncovered(self.trouble(), without)
     }
 
-    /// What was covered, for a person, one line each.
+    /// Text of the coverage, several lines.
     #[must_use]
     pub fn coverage(&self) -> String {
         let name = |number: usize| match Command::from_number(number as u16) {

@@ -1,4 +1,4 @@
-//! The handshake of a simulated client: a drawn list of options, sent one by one or all at once.
+//! The handshake of a simulated client: a random list of options, sent one by one or all at once.
 
 use super::client::{ClientContext, NegotiatedExport};
 use crate::model::Violation;
@@ -10,42 +10,42 @@ use udm_wire::nbd::{
     OptionReplyHeader, encode_client_flags,
 };
 
-/// What a step led to.
+/// Result of a step of the handshake.
 pub(super) enum HandshakeStep {
-    /// More must come.
+    /// More bytes are needed.
     Waits,
-    /// Requests may be sent.
+    /// The handshake is complete, so requests may be sent.
     Begins(NegotiatedExport),
-    /// The client has what it wanted, and goes.
+    /// The client ends the connection.
     Over,
 }
 
-/// See the module's documentation.
+/// State of a client's handshake.
 pub(super) struct ClientHandshake {
-    /// Options that were not sent.
+    /// Options to send.
     script: VecDeque<ClientOption>,
-    /// Those that were not answered.
+    /// Options sent and not answered.
     waiting: VecDeque<ClientOption>,
     greeted: bool,
     no_zeroes: bool,
-    /// All options at once.
+    /// True if all options are sent at once.
     hasty: bool,
     export: usize,
     structured: bool,
     context: Option<u32>,
-    /// What the answer under way has said of the export.
+    /// Size and flags of the export in the present reply.
     told: Option<(u64, ExportFlags)>,
-    /// It stops after so many bytes of what it has to say.
+    /// True if the client stops before it has sent all options.
     pub(super) falls_silent: bool,
 }
 
-/// The name of export `nth`.
+/// Name of export `nth`.
 pub(super) fn export_name(nth: usize) -> String {
     format!("e{nth}")
 }
 
 impl ClientHandshake {
-    /// Draws one for export `export`; `plain` when it is to get through without detours.
+    /// Draws the handshake for export `export`. If `plain`, it has only the necessary options.
     pub(super) fn draw(c: &mut SimRng, export: usize, plain: bool) -> ClientHandshake {
         let name = export_name(export);
         let info = |name: &str, c: &mut SimRng| InfoRequest {
@@ -94,7 +94,7 @@ impl ClientHandshake {
         }
     }
 
-    /// Takes what is whole off the input, and sends the next options.
+    /// Handles complete replies, and sends the next options.
     pub(super) fn step(
         &mut self,
         input: &mut Vec<u8>,
@@ -125,7 +125,7 @@ impl ClientHandshake {
         }
     }
 
-    /// The answer to `EXPORT_NAME`, when it is whole.
+    /// Handles the reply to `EXPORT_NAME`, if it is complete.
     fn named(&mut self, input: &mut Vec<u8>, around: &ClientContext<'_>) -> HandshakeStep {
         let zeroes = if self.no_zeroes { 0 } else { EXPORT_NAME_ZEROES };
         if input.len() < ExportNameReply::SIZE + zeroes {
@@ -144,7 +144,7 @@ impl ClientHandshake {
         NegotiatedExport { device, flags, structured: self.structured, context: self.context }
     }
 
-    /// One reply to `option`, when it is whole.
+    /// Handles one reply to `option`, if it is complete.
     fn replied(
         &mut self,
         option: &ClientOption,
@@ -194,7 +194,7 @@ impl ClientHandshake {
                     ClientOption::Go(request) if request.name != export_name(self.export) => {}
                     ClientOption::ListMetaContext(_) | ClientOption::SetMetaContext(_)
                         if !self.structured => {}
-                    // There was no room, or no lane.
+                    // The server had no free slot, or the lane could not be opened.
                     ClientOption::Go(_) if around.net.links.iter().any(|link| link.faulty) => {
                         return Ok(HandshakeStep::Over);
                     }
@@ -211,7 +211,7 @@ impl ClientHandshake {
         Ok(HandshakeStep::Waits)
     }
 
-    /// What was said of the export is so.
+    /// Checks the reported size and flags of the export.
     fn check(&self, around: &ClientContext<'_>) -> Result<(), Violation> {
         let (device, read_only) = around.exports[self.export];
         let disk = &around.model.disks[device];

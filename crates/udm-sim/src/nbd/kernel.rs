@@ -1,5 +1,5 @@
-//! What runs the ring operations of a simulated core: they end late, in any order, in parts, with
-//! errors, or called off.
+//! Executes the ring operations of a simulated core. They complete late, in any order, partly, with
+//! errors, or cancelled.
 
 use super::clock;
 use super::net::{IoProgress, SimNetwork};
@@ -13,36 +13,36 @@ use std::sync::Arc;
 use udm_core::{Nanos, errno};
 use udm_runtime::{FinishedOp, RingOp, SimulatedKernel};
 
-/// How long a client waits at the least to send again when there was no memory.
+/// Minimum pause of a client before it sends again after a memory shortage.
 const SHORTAGE_MIN: Nanos = Nanos::from_millis(1);
 
-/// An operation under way.
+/// An operation in progress.
 struct PendingOp {
     op: RingOp,
-    /// Whose; `None` for the core's bell.
+    /// Connection of the operation; `None` for the core's doorbell.
     link: Option<usize>,
-    /// Bytes sent.
+    /// Bytes sent so far.
     done: usize,
-    /// Before this nothing is heard of it.
+    /// Earliest time of the completion.
     due: Nanos,
     called_off: bool,
 }
 
-/// What a core has under way outside.
+/// The operations that a core has in progress.
 pub(crate) struct SimRingState {
     net: Rc<RefCell<SimNetwork>>,
     chance: SimRng,
-    /// How long operations take in ns, about.
+    /// Approximate duration of operations, in ns.
     latency: u64,
     pending: BTreeMap<u64, PendingOp>,
     ended: Vec<FinishedOp>,
-    /// Operations that were called off, and of those that ended so.
+    /// Number of cancelled operations.
     pub(crate) called_off: u64,
-    /// What the core did that it must not do.
+    /// First rule that the core violated.
     pub(crate) wrong: Option<String>,
 }
 
-/// The core's handle to it.
+/// The core's handle to its ring state.
 pub(crate) struct SimKernel(pub(crate) Rc<RefCell<SimRingState>>);
 
 impl SimRingState {
@@ -63,24 +63,25 @@ impl SimRingState {
     }
 
     fn later(&mut self) -> Nanos {
-        // Half of them are as fast as the core.
+        // Half of the operations complete at once.
         if self.chance.one_in(2) {
             return clock::now();
         }
         clock::now() + Nanos(self.chance.span(self.latency))
     }
 
-    /// Has something ended that the core has not heard of?
+    /// True if a completion waits for the core.
     pub(crate) fn has_ended(&self) -> bool {
         !self.ended.is_empty()
     }
 
-    /// Operations under way on connections.
+    /// Number of operations in progress on connections.
     pub(crate) fn under_way(&self) -> usize {
         self.pending.values().filter(|pending| pending.link.is_some()).count()
     }
 
-    /// Lets what can end now end; says when the next could.
+    /// Completes the operations that can complete now. Returns the earliest time of the next
+    /// completion.
     pub(crate) fn go_on(&mut self) -> Nanos {
         let now = clock::now();
         let mut next = Nanos::NEVER;
@@ -109,7 +110,7 @@ impl SimRingState {
                 IoProgress::Ended(result) => self.end(key, pending.op, Some(result)),
                 IoProgress::Waits => {
                     pending.due = self.later();
-                    // Where there is still room it was cut short, and goes on by itself.
+                    // If there is still room, the operation was cut short and continues by itself.
                     if pending.link.is_some_and(|l| net.can_send(l)) {
                         next = next.min(pending.due);
                     }
@@ -144,7 +145,7 @@ impl SimRingState {
         }
     }
 
-    /// It ends before or behind what has ended besides.
+    /// Queues a completion at a random position.
     fn end(&mut self, key: u64, op: RingOp, result: Option<i32>) {
         let at = self.chance.below(self.ended.len() as u64 + 1) as usize;
         self.ended.insert(at, FinishedOp { key, op, result });
@@ -164,7 +165,7 @@ impl SimulatedKernel for SimKernel {
                 outside.net.borrow_mut().adopt();
                 let link = outside.net.borrow().of(fd);
                 if link.is_none() {
-                    outside.wrong = Some("an operation on a socket that nobody has".into());
+                    outside.wrong = Some("an operation on an unknown socket".into());
                 }
                 link
             }
@@ -175,7 +176,7 @@ impl SimulatedKernel for SimKernel {
             _ => None,
         };
         if short.is_some_and(|short| clock::now().since(short) < SHORTAGE_MIN) {
-            outside.wrong = Some("a send too soon behind one for which there was no memory".into());
+            outside.wrong = Some("a send too soon after a memory shortage".into());
         }
         if let (true, RingOp::Send { data, .. }, Some(l)) = (quick, &op, link) {
             let mut done = 0;

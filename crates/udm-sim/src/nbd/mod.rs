@@ -1,16 +1,16 @@
-//! Worlds of the NBD server: the runtime's turns, its ring and the connections run unchanged over a
-//! simulated ring and network.
+//! Worlds of the NBD server: the turns of the runtime, its ring and the connections run unchanged
+//! over a simulated ring and network.
 //!
-//! A few clients speak to a server of one to three cores, which serves mapped devices over
-//! simulated disks. Bytes are cut anywhere. Operations end late and in any order, fail or are
-//! cancelled. Connections are lost at any point. Clients use all of NBD at any byte, stop reading,
-//! and disconnect in every way. Meanwhile they move between cores, devices are suspended, paths
-//! hang, and power fails.
+//! A few clients use a server of one to three cores, which serves mapped devices over simulated
+//! disks. Bytes are split anywhere. Operations complete late and in any order, fail or are
+//! cancelled. Connections are lost at any point. Clients use all of NBD, stop reading, and
+//! disconnect in every way. Meanwhile they move between cores, devices are suspended, paths hang,
+//! and power fails.
 //!
 //! * `clock`, `net`, `kernel`: the environment of the cores, here and in the worlds of the NBD
 //!   client.
-//! * `handshake`, `client`: the clients. `model`: their permitted answers.
-//! * `world`, `turn`, `actions`, `shutdown`: the run. `counts`: the counts.
+//! * `handshake`, `client`: the clients. `model`: their permitted replies.
+//! * `world`, `turn`, `actions`, `shutdown`: the run. `counts`: the counters.
 
 mod actions;
 mod client;
@@ -30,10 +30,10 @@ use crate::run::{RunFailure, catch_panic};
 pub use counts::NbdServerCounts;
 use world::NbdServerWorld;
 
-/// Runs the world of `plan`.
+/// Runs the NBD server world of `plan`.
 ///
 /// # Errors
-/// The failure, with its trace. What is left of a failed run is not taken apart.
+/// The failure, with its trace. The world of a failed run is leaked.
 pub fn run(plan: &RunPlan) -> Result<NbdServerCounts, Box<RunFailure>> {
     let mut world = None;
     let outcome = catch_panic(|| {

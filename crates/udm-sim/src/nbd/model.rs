@@ -1,8 +1,8 @@
-//! What clients may be answered, and what they may read.
+//! The permitted replies to clients, and the data that reads may return.
 //!
-//! A device is a list of registers ([`crate::register_model`]) of `unit` bytes. A request lasts, for the
-//! model, from when its client sends it until the client has its answer; one that is never answered
-//! may have happened or not, and at any time until nothing of its connection is left in the server.
+//! A device is a list of registers ([`crate::register_model`]) of `unit` bytes. In the model, a
+//! request lasts from its send until its client has the reply. A request without a reply may or may
+//! not have happened. It may also happen later, until the server has dropped its connection.
 
 use crate::model::Violation;
 use crate::register_model::{ANY, RegisterModel, stamp_text};
@@ -13,59 +13,60 @@ use udm_wire::nbd::{
     STATE_ZERO,
 };
 
-/// A request without an answer.
+/// A request without a reply.
 #[derive(Clone, Debug)]
 pub(super) struct UnansweredRequest {
-    /// Unique in a run.
+    /// Number of the request, unique in a run.
     pub(super) id: u64,
     pub(super) request: Request,
-    /// The device.
+    /// Index of the device.
     device: usize,
-    /// When it was sent, twice the step.
+    /// Twice the step in which the request was sent.
     pub(super) start: u64,
-    /// The simulated time then.
+    /// Simulated time at which the request was sent.
     pub(super) at: udm_core::Nanos,
-    /// The error that it must be answered with.
+    /// Error that the reply must have.
     must: Option<u32>,
-    /// What the device had failed then.
+    /// Faults of disks when the request was sent.
     faults: u64,
-    /// What has come of the answer: of a read the data, and how much of it.
+    /// Received data of a read; `have` is the number of bytes received.
     pub(super) data: Vec<u8>,
     pub(super) have: usize,
     /// Descriptors of a block status: bytes, flags.
     pub(super) status: Option<Vec<(u32, u32)>>,
 }
 
-/// A device as its clients see it.
+/// A device, as its clients see it.
 pub(super) struct ExportedDisk {
-    /// Bytes.
+    /// Size in bytes.
     pub(super) size: u64,
-    /// From here on it is a zero target.
+    /// Offset from which the device is a zero target.
     pub(super) zero_from: u64,
-    /// Bytes in a block of it.
+    /// Block size in bytes.
     pub(super) block: u64,
     pub(super) discards: bool,
 }
 
-/// How an answer may go wrong, beside what the request itself asks for.
+/// Reasons for an error besides the request itself.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct AllowedErrors {
     /// Requests that disks have failed so far.
     pub(super) faults: u64,
-    /// The server ends.
+    /// True if the server is shutting down.
     pub(super) ending: bool,
 }
 
-/// See the module's documentation.
+/// The model of the exported devices and their requests.
 pub(super) struct NbdServerModel {
     pub(super) cells: RegisterModel,
     pub(super) disks: Vec<ExportedDisk>,
-    /// Bytes of a register.
+    /// Bytes per register.
     pub(super) unit: u64,
     ids: u64,
-    /// Writes whose client is gone: device, id, first and last register but one.
+    /// Writes whose client has disconnected: device, id, first register, and register after the
+    /// last.
     lost: Vec<(usize, u64, u32, u32)>,
-    /// What was answered and compared.
+    /// Checked replies, by command number.
     pub(super) requests: [u64; 8],
     pub(super) errors: u64,
     pub(super) compared: u64,
@@ -88,12 +89,12 @@ impl NbdServerModel {
         }
     }
 
-    /// The bytes of register `nth` of what request `id` writes.
+    /// Bytes that request `id` writes to its register `nth`.
     fn pattern(&self, id: u64, nth: u64) -> [u8; 8] {
         (id << 20 | nth).to_le_bytes()
     }
 
-    /// What a register holds that has these bytes, `None` when nobody wrote them.
+    /// Returns the stamp of a register with these bytes, or `None` if no request wrote them.
     fn stamp(&self, bytes: &[u8]) -> Option<u64> {
         match self.unit {
             1 => Some(u64::from(bytes[0])),
@@ -111,7 +112,7 @@ impl NbdServerModel {
         }
     }
 
-    /// The data of a write.
+    /// Returns the data of a write.
     pub(super) fn payload(&self, asked: &UnansweredRequest) -> Vec<u8> {
         let mut out = Vec::with_capacity(asked.request.len as usize);
         for nth in 0..u64::from(asked.request.len) / self.unit {
@@ -124,13 +125,13 @@ impl NbdServerModel {
         out
     }
 
-    /// The registers that a request changes: first, and one behind the last.
+    /// Returns the registers that a request changes: the first, and the one after the last.
     fn changes(&self, device: usize, request: &Request) -> (u32, u32) {
         let disk = &self.disks[device];
         let end = (request.offset + u64::from(request.len)).min(disk.zero_from);
         let (from, end) = match request.command {
             Command::Write | Command::WriteZeroes => (request.offset, end),
-            // Of a part of a block nothing is forgotten.
+            // A trim does not change partial blocks.
             Command::Trim => (request.offset.next_multiple_of(disk.block), end - end % disk.block),
             _ => (0, 0),
         };
@@ -138,8 +139,8 @@ impl NbdServerModel {
         (first, first + (end.saturating_sub(from) / self.unit) as u32)
     }
 
-    /// A client sends `request` to an export of `device` with these `flags`.
-    #[expect(clippy::too_many_arguments, reason = "what a request is, and where it stands")]
+    /// Records that a client sends `request` to an export of `device` with these `flags`.
+    #[expect(clippy::too_many_arguments, reason = "the parts of a request and its position")]
     pub(super) fn begin(
         &mut self,
         device: usize,
@@ -173,8 +174,8 @@ impl NbdServerModel {
         asked
     }
 
-    /// The error that a request must be answered with, by the protocol and what the client was
-    /// told.
+    /// Returns the error that the reply must have, according to the protocol and the negotiated
+    /// export.
     fn must(
         &self,
         device: usize,
@@ -201,10 +202,10 @@ impl NbdServerModel {
         }
     }
 
-    /// The whole answer to `asked` is here: `error`, or success.
+    /// Checks the complete reply to `asked`: `error`, or 0.
     ///
     /// # Errors
-    /// An answer that can't be.
+    /// If the reply is not permitted.
     pub(super) fn end(
         &mut self,
         asked: &UnansweredRequest,
@@ -277,7 +278,7 @@ impl NbdServerModel {
         Ok(())
     }
 
-    /// Anything may be in `cell`: it was discarded.
+    /// True if register `cell` may hold any value after a discard.
     fn leftover(&self, cell: u32, start: u64) -> bool {
         self.cells.allows(cell, ANY, start)
     }
@@ -306,8 +307,8 @@ impl NbdServerModel {
         )
     }
 
-    /// A block status says about the begin of what was asked for, no more than that, and never that
-    /// there are zeroes where there are none.
+    /// Checks a block status: it must start at the requested offset, must not exceed the requested
+    /// range, and must not call data zero.
     fn look_at_status(&mut self, asked: &UnansweredRequest) -> Result<(), Violation> {
         let Some(status) = &asked.status else { return Err("a block status without descriptors".into()) };
         self.statuses += 1;
@@ -323,7 +324,7 @@ impl NbdServerModel {
             }
             let next = at + u64::from(*len);
             if next > end {
-                return Err(format!("a block status beyond what was asked for: {next} of {end}"));
+                return Err(format!("a block status beyond the requested range: {next} of {end}"));
             }
             if flags & STATE_ZERO != 0 {
                 for unit in at.div_ceil(self.unit)..next.min(self.disks[asked.device].zero_from) / self.unit {
@@ -339,7 +340,7 @@ impl NbdServerModel {
         Ok(())
     }
 
-    /// The client of `asked` is gone.
+    /// Records that the client of `asked` has disconnected.
     pub(super) fn lose(&mut self, asked: &UnansweredRequest) {
         if asked.must.is_none() {
             let (first, end) = self.changes(asked.device, &asked.request);
@@ -349,7 +350,7 @@ impl NbdServerModel {
         }
     }
 
-    /// Nothing of the requests that were lost can happen any more.
+    /// Ends all requests whose clients have disconnected.
     pub(super) fn forget_lost_requests(&mut self, step: u64) {
         for (_, id, first, end) in std::mem::take(&mut self.lost) {
             for cell in first..end {
@@ -358,12 +359,12 @@ impl NbdServerModel {
         }
     }
 
-    /// Requests whose client is gone, and that may still happen.
+    /// True if requests of disconnected clients may still happen.
     pub(super) fn has_lost(&self) -> bool {
         !self.lost.is_empty()
     }
 
-    /// The power failed.
+    /// Records a power cut.
     pub(super) fn crash(&mut self, step: u64) {
         self.lost.clear();
         self.cells.crash(2 * step + 1);

@@ -1,10 +1,10 @@
-//! The simulated network: two streams of bytes a connection, which are cut anywhere, fill up, and
-//! break.
+//! The simulated network: each connection has two byte streams, which are split anywhere, become
+//! full, and break.
 //!
-//! One end of each is udm's, a server or a client; the other, the peer, is the world's. Each
-//! connection has a pair of sockets besides that carries no data. udm knows its end by its
-//! descriptor, asks it who the peer is and whether it is gone, and shuts it down; the other end
-//! says what udm did.
+//! udm, as server or client, has one end of each connection. The world has the other end, the peer.
+//! Each connection also has a pair of real sockets that carry no data. udm uses its socket to
+//! identify the connection, to query the peer, and to shut the connection down. The peer's socket
+//! shows these actions to the world.
 
 use super::clock;
 use crate::rng::SimRng;
@@ -18,80 +18,81 @@ use udm_core::{Nanos, Segments, errno};
 
 /// A connection.
 pub(crate) struct SimConnection {
-    /// The peer's end.
+    /// The peer's socket.
     peer: Option<OwnedFd>,
     /// Bytes from the peer that udm has not received.
     pub(crate) up: VecDeque<u8>,
-    /// The peer sends no more.
+    /// True if the peer sends nothing more.
     up_ended: bool,
     /// Bytes from udm that the peer has not read.
     pub(crate) down: VecDeque<u8>,
-    /// How many of those there may be.
+    /// Maximum number of bytes in `down`.
     pub(crate) room: usize,
-    /// The connection is lost: what is on its way is gone.
+    /// True if the connection is lost, with all bytes in transit.
     pub(crate) broken: bool,
-    /// The peer is gone, and takes nothing.
+    /// True if the peer has closed the connection and reads nothing.
     pub(crate) left: bool,
-    /// udm is through with it.
+    /// True if udm has shut down or closed the connection.
     pub(crate) shut: bool,
-    /// udm sends no more.
+    /// True if udm sends nothing more.
     pub(crate) half_shut: bool,
-    /// Something went wrong on it, so udm may close it.
+    /// True if an error occurred, so udm may close the connection.
     pub(crate) faulty: bool,
-    /// When the last send of udm, which is a client, found no memory.
+    /// Time of the last send that failed for lack of memory, if udm is the client.
     pub(crate) short_at: Option<Nanos>,
-    /// Bytes that udm has received and sent since somebody asked.
+    /// Bytes that udm has received and sent since the last query.
     moved: (u64, u64),
-    /// To whom, and how the attempt to connect ended, once it has.
+    /// Server that a connect goes to; `connected` is the result of the connect.
     pub(crate) to: usize,
     pub(crate) connected: Option<i32>,
 }
 
-/// Sockets that were made to connect from, which the network has not yet seen: the peer's end, the
-/// descriptor of udm's, and to whom.
+/// New sockets for connects that the network has not adopted yet: the peer's end, the descriptor of
+/// udm's end, and the server.
 pub(crate) type NewSockets = Arc<Mutex<Vec<(OwnedFd, RawFd, usize)>>>;
 
 impl SimConnection {
-    /// The peer has nothing more to expect.
+    /// True if the peer need not expect more data.
     pub(crate) fn is_gone(&self) -> bool {
         self.shut || self.broken
     }
 }
 
-/// Two sockets that are connected.
+/// Returns two connected sockets.
 pub(crate) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?)
 }
 
-/// All connections.
+/// The network with all connections.
 pub(crate) struct SimNetwork {
     pub(crate) links: Vec<SimConnection>,
     by_fd: BTreeMap<RawFd, usize>,
     pub(crate) dialled: NewSockets,
     pub(crate) chance: SimRng,
-    /// Reads and writes are cut.
+    /// True if reads and writes are cut short.
     pub(crate) cuts: bool,
-    /// One operation in so many fails; 0 for none.
+    /// One of this many operations fails; 0 for none.
     pub(crate) fails: u64,
-    /// The system gives up connections of which nothing is heard. udm asks it not to.
+    /// True if the system closes silent connections. udm disables this.
     pub(crate) gives_up: bool,
-    /// udm's ends are clients, which wait when there is no memory to send.
+    /// True if udm's ends are clients, which pause after a memory shortage.
     pub(crate) clients: bool,
-    /// Nothing fails any more.
+    /// True if nothing fails any more.
     pub(crate) calm: bool,
-    /// What happened: operations that were cut short, that failed, and sends that found no room.
+    /// Number of operations that were cut short; `failed` and `full` count errors and sends to a
+    /// full socket.
     pub(crate) cut: u64,
     pub(crate) failed: u64,
-    /// Of those that failed, what ends a connection.
+    /// Number of failures that end a connection.
     pub(crate) lost: u64,
     pub(crate) full: u64,
 }
 
-/// What became of a piece of I/O.
+/// Result of an I/O operation.
 pub(crate) enum IoProgress {
-    /// It ended so.
+    /// The operation completed with this result.
     Ended(i32),
-    /// It has to wait.
+    /// The operation waits.
     Waits,
 }
 
@@ -114,13 +115,13 @@ impl SimNetwork {
         }
     }
 
-    /// A new connection: its number, and udm's end.
+    /// Creates a connection. Returns its number and udm's end.
     pub(crate) fn connect(&mut self, room: usize) -> io::Result<(usize, OwnedFd)> {
         let (ours, theirs) = pair()?;
         Ok((self.add(ours, theirs.as_raw_fd(), room, 0, Some(0)), theirs))
     }
 
-    /// Takes in the sockets that were made to connect from.
+    /// Adopts the new sockets that udm has created for connects.
     pub(crate) fn adopt(&mut self) {
         let dialled = std::mem::take(&mut *self.dialled.lock().unwrap_or_else(PoisonError::into_inner));
         for (ours, theirs, to) in dialled {
@@ -149,12 +150,12 @@ impl SimNetwork {
         self.links.len() - 1
     }
 
-    /// The connection whose end of udm's this is.
+    /// Returns the connection of a socket of udm.
     pub(crate) fn of(&self, fd: &OwnedFd) -> Option<usize> {
         self.by_fd.get(&fd.as_raw_fd()).copied()
     }
 
-    /// Looks which connections udm is through with.
+    /// Detects the connections that udm has shut down or closed.
     pub(crate) fn look(&mut self) {
         let open: Vec<usize> =
             (0..self.links.len()).filter(|&l| !self.links[l].shut && self.links[l].peer.is_some()).collect();
@@ -181,14 +182,14 @@ impl SimNetwork {
         }
     }
 
-    /// What was received and sent on each connection since the last call.
+    /// Bytes received and sent on each connection since the last call.
     pub(crate) fn take_moved(&mut self) -> Vec<(usize, u64, u64)> {
         let moved = |link: &mut SimConnection| std::mem::take(&mut link.moved);
         let all = self.links.iter_mut().enumerate().map(|(l, link)| (l, moved(link)));
         all.filter(|(_, moved)| *moved != (0, 0)).map(|(l, (received, sent))| (l, received, sent)).collect()
     }
 
-    /// The peer of `l` sends no more; it still reads.
+    /// Ends the stream from the peer of `l`, which still reads.
     pub(crate) fn end_up(&mut self, l: usize) {
         let link = &mut self.links[l];
         link.up_ended = true;
@@ -197,8 +198,8 @@ impl SimNetwork {
         }
     }
 
-    /// The peer of `l` is gone. `quietly` as over TCP, where nobody hears of it before a send
-    /// fails; `broken` when what it sent last is lost too.
+    /// Closes the peer's end of `l`. If `quietly`, udm notices only when a send fails, as with TCP.
+    /// If `broken`, the bytes in transit are lost.
     pub(crate) fn leave(&mut self, l: usize, quietly: bool, broken: bool) {
         let link = &mut self.links[l];
         link.left = true;
@@ -210,17 +211,17 @@ impl SimNetwork {
         }
     }
 
-    /// True while reads and writes are cut short.
+    /// True if reads and writes are cut short now.
     pub(crate) fn is_cutting(&self) -> bool {
         self.cuts && !self.calm
     }
 
-    /// How many bytes may be on their way to the peer of `l`.
+    /// Maximum number of bytes in transit to the peer of `l`.
     fn room(&self, l: usize) -> usize {
         self.links[l].room.max(if self.calm { 256 << 10 } else { 1 })
     }
 
-    /// How many of `most` bytes are moved now.
+    /// Draws how many of `most` bytes are moved now.
     fn cut(&mut self, most: usize) -> usize {
         if !self.is_cutting() || most < 2 || !self.chance.one_in(3) {
             return most;
@@ -233,7 +234,7 @@ impl SimNetwork {
         }
     }
 
-    /// An error, now and then.
+    /// Draws an error, which is rare.
     fn error(&mut self, l: usize, errors: &[i32]) -> Option<i32> {
         if self.calm || self.fails == 0 || !self.chance.one_in(self.fails) {
             return None;
@@ -250,7 +251,7 @@ impl SimNetwork {
         Some(-error)
     }
 
-    /// What a receive into `data` does now.
+    /// Performs a receive into `data`.
     pub(crate) fn receive(&mut self, l: usize, data: &mut Segments) -> IoProgress {
         if self.links[l].broken {
             return IoProgress::Ended(-errno::ECONNRESET);
@@ -277,8 +278,8 @@ impl SimNetwork {
         IoProgress::Ended(n as i32)
     }
 
-    /// What a send of `data`, of which `done` bytes have left, does now; what left is added. A
-    /// send that waits goes on when there is room.
+    /// Performs a send of `data` from offset `done`, and advances `done`. A send that waits
+    /// continues when there is room.
     pub(crate) fn send(&mut self, l: usize, data: &Segments, done: &mut usize, quick: bool) -> IoProgress {
         let ended = |done: usize, error: i32| IoProgress::Ended(if done > 0 { done as i32 } else { error });
         if let Some(error) = self.error(l, &[errno::ECONNRESET, errno::EPIPE, errno::EINTR, errno::ENOBUFS]) {
@@ -308,19 +309,19 @@ impl SimNetwork {
         match n == all {
             true => IoProgress::Ended(*done as i32),
             false if quick => ended(*done, -errno::EAGAIN),
-            // The kernel gives up waiting for room for reasons of its own, too.
+            // The kernel may also complete a partial send for other reasons.
             false if *done > 0 && !self.calm && self.chance.one_in(8) => IoProgress::Ended(*done as i32),
             false => IoProgress::Waits,
         }
     }
 
-    /// Could a receive on `l` end now?
+    /// True if a receive on `l` can complete now.
     pub(crate) fn can_receive(&self, l: usize) -> bool {
         let link = &self.links[l];
         !link.up.is_empty() || link.up_ended || link.shut || link.broken
     }
 
-    /// Could a send on `l` get on now?
+    /// True if a send on `l` can make progress now.
     pub(crate) fn can_send(&self, l: usize) -> bool {
         let link = &self.links[l];
         link.down.len() < self.room(l) || link.left || link.shut || link.broken

@@ -1,4 +1,4 @@
-//! Rests, power cuts, the end of the server, and what must be so then.
+//! Quiescence of the world, power cuts, the shutdown of the server, and the checks at these times.
 
 use super::client::{ClientState, SimNbdClient};
 use super::world::NbdServerWorld;
@@ -8,19 +8,18 @@ use crate::model::Violation;
 use crate::plan::Disturbance;
 use udm_core::Nanos;
 
-/// How long the server is left alone at a rest: longer than it keeps anything for reuse, and than a
-/// core may be woken for a time that nobody waits for any more.
+/// Idle time at quiescence. It is longer than the server keeps memory for reuse, and longer than
+/// any timer that may still wake a core.
 const ALONE: Nanos = Nanos(40_000_000_000);
 
-/// Turns that a core may take meanwhile, for each connection.
+/// Maximum number of turns per connection and core during this time.
 const TURNS_ALONE: u64 = 12;
 
-/// What a connection that does nothing keeps of memory, in bytes: the slab that it listens with,
-/// and room for headers.
+/// Maximum memory of an idle connection in bytes: its receive buffer, and space for headers.
 const KEPT: i64 = (256 + 64) << 10;
 
 impl NbdServerWorld {
-    /// Takes all the steps of the plan, comes to rest, and takes everything apart.
+    /// Runs all steps of the plan, quiesces the world, and shuts everything down.
     pub(super) fn run(&mut self) -> Result<(), Violation> {
         while self.step < self.plan.steps {
             self.one_step()?;
@@ -48,17 +47,17 @@ impl NbdServerWorld {
         self.end_server()
     }
 
-    /// Where all clients that are gone are gone for the server too, nothing of them can happen any
-    /// more.
+    /// Ends the requests of disconnected clients in the model, if the server has dropped all their
+    /// connections.
     pub(super) fn forget_lost_requests(&mut self) {
         if self.model.has_lost() && self.is_drained() {
             self.model.forget_lost_requests(self.step);
         }
     }
 
-    /// True when the server serves nobody but clients that are there. Counted are those that it
-    /// serves for certain: one that is shaking hands, or that the server is through with, must not
-    /// stand in for one that is gone.
+    /// True if the server serves only connected clients. The count excludes clients in their
+    /// handshake and those that the server has closed, because the server may count another
+    /// connection instead.
     fn is_drained(&self) -> bool {
         let Some(server) = &self.server else { return true };
         self.net.borrow_mut().look();
@@ -68,7 +67,7 @@ impl NbdServerWorld {
         stats.connections - stats.handshakes == there && stats.orphans == 0
     }
 
-    /// Ends all trouble, asks for nothing more, and goes on until nothing is in flight.
+    /// Stops faults and new requests, and runs until nothing is in flight.
     fn quiet(&mut self) -> Result<(), Violation> {
         self.resting = true;
         lock(&self.env).calm = true;
@@ -96,7 +95,7 @@ impl NbdServerWorld {
         Ok(())
     }
 
-    /// Everything comes to its end, the server is left alone for a while, and all is read back.
+    /// Quiesces the world, checks that the server is idle, and reads all data back.
     fn rest(&mut self) -> Result<(), Violation> {
         self.say("a rest");
         self.counts.rests += 1;
@@ -109,7 +108,7 @@ impl NbdServerWorld {
         Ok(())
     }
 
-    /// A server that has nothing to do sleeps, and gives back what it kept.
+    /// Checks that an idle server sleeps and releases its memory.
     fn check_idle(&mut self) -> Result<(), Violation> {
         let (from, until) = (self.turns, lock(&self.env).now + ALONE);
         self.step_until("nothing", |world| {
@@ -148,7 +147,7 @@ impl NbdServerWorld {
         Ok(())
     }
 
-    /// Reads every byte of every device, through a client of each.
+    /// Reads every byte of every device through a client.
     fn read_back(&mut self) -> Result<(), Violation> {
         for device in 0..self.devices.len() {
             let of_device =
@@ -170,7 +169,7 @@ impl NbdServerWorld {
         Ok(reader)
     }
 
-    /// All clients go, each in its way; nothing is left of them.
+    /// Disconnects all clients in random ways, and checks that nothing of them is left.
     fn disconnect_all_clients(&mut self) -> Result<(), Violation> {
         self.resting = true;
         for client in &mut self.clients {
@@ -198,7 +197,7 @@ impl NbdServerWorld {
     fn check_lanes(&self) -> Result<(), Violation> {
         let env = lock(&self.env);
         match env.paths.iter().position(|path| path.lanes > 0) {
-            Some(p) => Err(format!("nobody is there, and {} lanes of p{p} are open", env.paths[p].lanes)),
+            Some(p) => Err(format!("no client is left, but {} lanes of p{p} are open", env.paths[p].lanes)),
             None => Ok(()),
         }
     }
@@ -207,12 +206,12 @@ impl NbdServerWorld {
         let under_way: usize = self.cores.iter().map(|core| core.outside.borrow().under_way()).sum();
         match under_way {
             0 => Ok(()),
-            n => Err(format!("nobody is there, and {n} operations are under way in the rings")),
+            n => Err(format!("no client is left, but {n} operations are in progress in the rings")),
         }
     }
 
-    /// The power is cut: what was in caches is there or not; what was in flight is there, or not,
-    /// or in part. Everything is made again over the same disks.
+    /// Cuts the power. Cached data and writes in flight may be lost wholly or partly. All devices
+    /// and the server are created again over the same disks.
     fn power_cut(&mut self) -> Result<(), Violation> {
         self.counts.crashes += 1;
         self.say("the power fails");
@@ -250,8 +249,8 @@ impl NbdServerWorld {
         Ok(())
     }
 
-    /// The server ends in good order: what is in flight is answered, the cores leave, and nothing
-    /// is left.
+    /// Shuts the server down in order: requests in flight are answered, the cores end, and no
+    /// resource is left.
     pub(super) fn end_server(&mut self) -> Result<(), Violation> {
         self.counts.ends += 1;
         self.say("the server ends");
@@ -264,11 +263,11 @@ impl NbdServerWorld {
         self.clients.iter_mut().for_each(|client| client.next = client.next.min(now));
         self.set_turn(None);
         self.cluster.end();
-        // What a device that is suspended holds back fails; those that change come to their end.
+        // Requests that a suspended device holds fail, and changes in progress complete.
         self.step_until("the end of changes", |world| world.changing() == 0)?;
         self.cluster.stop(Nanos(20_000_000_000));
         self.step_until("the end of the cores", |world| world.cores.iter().all(|core| core.over))?;
-        // What was sent to them they read to its end; in sips, that could take for ever.
+        // The clients read the rest without short reads, which could take forever.
         let calm = std::mem::replace(&mut self.net.borrow_mut().calm, true);
         self.step_until("the end of the clients", |world| world.alive() == 0)?;
         self.net.borrow_mut().calm = calm;

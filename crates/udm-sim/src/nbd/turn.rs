@@ -1,4 +1,4 @@
-//! Steps of the world: who has a reason has a turn.
+//! Steps of the world: a core or client with a reason gets a turn.
 
 use super::client::{ClientContext, ClientState, DisconnectMode};
 use super::clock;
@@ -11,14 +11,14 @@ use udm_core::Nanos;
 use udm_runtime::Rest;
 use udm_wire::nbd::{Command, CommandFlags, Request};
 
-/// The most steps until something that must come has come, or a byte has moved: a long answer may
-/// leave byte by byte.
+/// Maximum number of steps until an awaited event, or until another byte is moved. A long reply may
+/// be sent byte by byte.
 const STEPS_MAX: u64 = 200_000;
 
-/// Reads under way while all is read back.
+/// Reads in flight per client while all data is read back.
 const CHECKS: usize = 4;
 
-/// Who can have the next turn.
+/// A candidate for the next turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TurnCandidate {
     Core(usize),
@@ -28,7 +28,7 @@ enum TurnCandidate {
 }
 
 impl NbdServerWorld {
-    /// One step.
+    /// Runs one step.
     pub(super) fn one_step(&mut self) -> Result<(), Violation> {
         self.step += 1;
         let now = self.set_turn(None);
@@ -83,11 +83,11 @@ impl NbdServerWorld {
         }
     }
 
-    /// Nobody has a reason for a turn: the time comes of the next who has.
+    /// Advances the clock to the next event.
     fn jump(&mut self, next: Nanos) -> Result<(), Violation> {
         let timers = self.restores.iter().chain(&self.resumes).map(|(at, _)| *at).min();
         let next = next.min(timers.unwrap_or(Nanos::NEVER));
-        // Between rests somebody may still come.
+        // Outside of quiescence, a new client may arrive at any time.
         let others = !self.resting && !self.ending;
         let next = if others { next.min(clock::now() + Nanos(1_000_000)) } else { next };
         if next == Nanos::NEVER {
@@ -101,7 +101,7 @@ impl NbdServerWorld {
         Ok(())
     }
 
-    /// Goes on until `done`.
+    /// Runs steps until `done`.
     pub(super) fn step_until(
         &mut self,
         what: &str,
@@ -117,7 +117,7 @@ impl NbdServerWorld {
         Ok(())
     }
 
-    /// Who waits, for a person.
+    /// Describes the work that waits, for a person.
     pub(super) fn waiting(&self) -> String {
         let mut text = String::new();
         for client in &self.clients {
@@ -134,7 +134,7 @@ impl NbdServerWorld {
         text + &format!("{inside} requests are on the disks, {} devices change", self.changing())
     }
 
-    /// When core `c` wants its next turn.
+    /// Time of the next turn of core `c`.
     pub(super) fn core_reason(&self, c: usize) -> Nanos {
         let core = &self.cores[c];
         match (core.over, core.outside.borrow().has_ended()) {
@@ -144,7 +144,7 @@ impl NbdServerWorld {
         }
     }
 
-    /// When client `i` wants its next turn.
+    /// Time of the next turn of client `i`.
     pub(super) fn client_reason(&self, i: usize) -> Nanos {
         let client = &self.clients[i];
         let net = self.net.borrow();
@@ -196,14 +196,14 @@ impl NbdServerWorld {
         self.check_memory()
     }
 
-    /// The server has no more memory than its options say.
+    /// Checks that the memory of the server is within its options.
     pub(super) fn check_memory(&mut self) -> Result<(), Violation> {
         let live = udm_buf::counted::live() - self.base;
         self.counts.memory.see(live.max(0) as u64);
         let Some(server) = &self.server else { return Ok(()) };
         let stats = server.stats();
         let connections = stats.connections + stats.orphans;
-        // Those that are closing are on their way out of these counts.
+        // A closing connection may be missing in these counts.
         let all = connections.max(self.clients.len().min(self.net.borrow().links.len()));
         let max = self.memory_max(all);
         if live > max {
@@ -300,7 +300,7 @@ impl NbdServerWorld {
             Some(DisconnectMode::HalfClose) if client.out.is_empty() && !client.is_over() => {
                 around.net.end_up(client.link);
             }
-            // Anywhere, in the middle of a request too.
+            // At any point, also in the middle of a request.
             Some(DisconnectMode::Cut) if !client.is_over() && around.chance.one_in(4) => {
                 counts.lost += 1;
                 let (quietly, broken) = (around.chance.one_in(2), around.chance.one_in(2));

@@ -1,5 +1,5 @@
-//! Cores, disks, devices, the server and its clients, stepped on one thread in an order drawn from
-//! a seed.
+//! A world of the NBD server: cores, disks, devices, the server and its clients. It runs on one
+//! thread in an order drawn from a seed.
 
 use super::client::SimNbdClient;
 use super::clock;
@@ -29,32 +29,32 @@ use udm_runtime::{CoreSet, SteppedCore, TemporaryCoreIo};
 
 /// A core of the server.
 pub(super) struct ServerCore {
-    /// `None` when it has left.
+    /// The core in library mode.
     pub(super) core: SteppedCore,
     pub(super) outside: Rc<RefCell<SimRingState>>,
-    /// When it wants its next turn.
+    /// Time of the next turn.
     pub(super) wake: Nanos,
-    /// CPU time that it took.
+    /// CPU time used.
     pub(super) spent: Nanos,
     pub(super) over: bool,
 }
 
-/// A device that is exported, when the power is on.
+/// A device with an export, while the power is on.
 pub(super) struct ExportedDevice {
-    /// Its table, over the paths of the same numbers as its disks.
+    /// The table, over the paths with the numbers of its disks.
     pub(super) table: String,
     pub(super) mapped: Option<Arc<MappedDevice>>,
     pub(super) change: Option<(DeviceTransition, Arc<AtomicBool>)>,
     pub(super) suspended: bool,
 }
 
-/// See the module's documentation.
+/// A simulated world of the NBD server.
 pub struct NbdServerWorld {
     pub(super) plan: RunPlan,
     pub(super) env: SharedEnv,
     pub(super) paths: Vec<Arc<SimPath>>,
     pub(super) devices: Vec<ExportedDevice>,
-    /// Devices of the exports, and whether they are read-only.
+    /// Device and read-only flag of each export.
     pub(super) exports: Vec<(usize, bool)>,
     pub(super) list: Arc<Exports>,
     pub(super) cluster: Arc<CoreSet>,
@@ -68,16 +68,16 @@ pub struct NbdServerWorld {
     pub(super) work: SimRng,
     pub(super) control: SimRng,
     pub(super) step: u64,
-    /// When a byte last went to or from a client.
+    /// Step in which a byte was last sent to or by a client.
     pub(super) moved_at: u64,
     pub(super) count: usize,
     pub(super) clients_max: usize,
-    /// The longest request in bytes.
+    /// Longest request in bytes.
     pub(super) longest: u64,
     pub(super) depth: usize,
     pub(super) pause: u64,
     pub(super) latency: u64,
-    /// Requests may fail, paths hang.
+    /// True if requests may fail and paths may hang.
     pub(super) fails: bool,
     pub(super) resting: bool,
     pub(super) ending: bool,
@@ -85,14 +85,14 @@ pub struct NbdServerWorld {
     pub(super) restores: Vec<(Nanos, usize)>,
     pub(super) resumes: Vec<(Nanos, usize)>,
     pub(super) rest_at: u64,
-    /// Memory that was there before the server.
+    /// Memory in use before the server was created, in bytes.
     pub(super) base: i64,
-    /// Turns of cores.
+    /// Number of turns of cores.
     pub(super) turns: u64,
     pub(super) counts: NbdServerCounts,
 }
 
-/// Finds disks by their words, `p` and a number.
+/// Resolves `p` and a number to a path.
 struct PathResolver(Vec<Arc<SimPath>>);
 
 impl Resolver for PathResolver {
@@ -106,7 +106,7 @@ impl Resolver for PathResolver {
     }
 }
 
-/// A flag that a change sets when it can go on.
+/// Creates a flag that a change sets when it can continue.
 pub(super) fn wake() -> (Arc<AtomicBool>, WakeFn) {
     let woken = Arc::new(AtomicBool::new(true));
     let handle = woken.clone();
@@ -125,7 +125,7 @@ impl NbdServerWorld {
         let long = unit == 512 && !plan.without.has(Disturbance::Long) && build.one_in(2);
         for device in 0..build.pick(&[1, 1, 2]) {
             let block: u64 = build.pick(&[1, 1, 8]);
-            // Enough for long requests, and little enough for clients to meet.
+            // Large enough for long requests, and small enough that requests overlap.
             let sectors = match unit {
                 1 => 8 * build.between(1, 3),
                 8 => 8 * build.between(2, 16),
@@ -228,7 +228,7 @@ impl NbdServerWorld {
         Ok(world)
     }
 
-    /// Makes the cores, the devices and the server, as after power-on.
+    /// Creates the cores, the devices and the server, as after power-on.
     pub(super) fn boot(&mut self) -> Result<(), Violation> {
         let failed = |e: std::io::Error| e.to_string();
         self.base = udm_buf::counted::live();
@@ -294,10 +294,10 @@ impl NbdServerWorld {
         AllowedErrors { faults: env.faults, ending: self.ending || self.dead }
     }
 
-    /// Sets the clocks for a turn of core `c`, or of nobody.
+    /// Sets the clocks for a turn of core `c`, or of the control side.
     pub(super) fn set_turn(&mut self, c: Option<usize>) -> Nanos {
         let mut env = lock(&self.env);
-        // No two turns are at the same time.
+        // All turns have different times.
         env.now = env.now + Nanos(1);
         env.step = self.step;
         env.core = c.map_or(crate::trace::NO_CORE, |c| c as u16);
@@ -305,15 +305,15 @@ impl NbdServerWorld {
         env.now
     }
 
-    /// Clients that the server has, as far as they know.
+    /// Number of clients that consider themselves connected.
     pub(super) fn alive(&self) -> usize {
         self.clients.iter().filter(|client| !client.is_over()).count()
     }
 
-    /// What the server may have of memory, in bytes: as its options say, with the longest request
-    /// of this world for the one that may pass the bound.
+    /// Maximum memory of the server in bytes, according to its options. One request may exceed the
+    /// budget, with the longest size of this world.
     pub(super) fn memory_max(&self, connections: usize) -> i64 {
-        // Buffers are powers of two, and blocks that are covered in part are read besides.
+        // Buffers are powers of two. Partly covered blocks need additional reads.
         let request = (self.longest as usize + (64 << 10)).next_power_of_two();
         let per_core = self.options.core_bytes_max + request;
         (self.count * per_core + connections * (640 << 10) + self.count * 4096) as i64

@@ -1,5 +1,4 @@
-//! What is done to the world: servers get into trouble and out of it, paths are reinstated, the
-//! power fails.
+//! Random actions in the world: server trouble and recovery, reinstated paths, and power cuts.
 
 use super::conn::ServerConn;
 use super::servers::{ServerBehavior, ServerMode, SimServer};
@@ -10,11 +9,11 @@ use crate::plan::Disturbance;
 use udm_core::{CoreId, Nanos, errno};
 use udm_wire::uri::Fence;
 
-/// What is stopped for less has no reason to stop by itself.
+/// A server stopped for a shorter time need not end by itself.
 const SHORT: Nanos = Nanos(1_000_000_000);
 
 impl NbdClientWorld {
-    /// Now and then something is done.
+    /// Performs timed actions that are due, and sometimes a random one.
     pub(super) fn disturb(&mut self) -> Result<(), Violation> {
         for server in 0..self.servers.len() {
             if self.servers[server].mode != ServerMode::Up && self.servers[server].until <= self.now {
@@ -67,7 +66,7 @@ impl NbdClientWorld {
         Ok(())
     }
 
-    /// Server `server` is in trouble for a while.
+    /// Puts server `server` into a fault mode for a while.
     fn trouble(&mut self, server: usize, mode: ServerMode) {
         let without = self.plan.without;
         let of = &mut self.servers[server];
@@ -100,7 +99,7 @@ impl NbdClientWorld {
         shared.say(format!("n{server} is {mode:?}"));
     }
 
-    /// Server `server` is well again.
+    /// Restores server `server`.
     pub(super) fn restore(&mut self, server: usize) {
         let of = &mut self.servers[server];
         let was = std::mem::replace(&mut of.mode, ServerMode::Up);
@@ -114,7 +113,7 @@ impl NbdClientWorld {
         shared.model.exports[export].trouble(now);
         shared.say(format!("n{server} was {was:?} and is well"));
         drop(shared);
-        // Where it is trusted to stop by itself in time, it has.
+        // With `fence=wait`, udm relies on the server to end by itself in time, so it is killed.
         if matches!(self.silence.fence, Fence::Wait(_))
             && matches!(was, ServerMode::Stopped | ServerMode::Hole)
             && long
@@ -126,7 +125,7 @@ impl NbdClientWorld {
         }
     }
 
-    /// Ends the commands that fence servers: some fail, the others have killed whoever was there.
+    /// Completes fence commands that are due. Some fail; the others have killed the server.
     pub(super) fn run_fences(&mut self) {
         let due: Vec<FenceCommand> = {
             let mut fences = lock_mutex(&self.fences);
@@ -145,8 +144,8 @@ impl NbdClientWorld {
         }
     }
 
-    /// Kills the servers that writes wait for of which nothing else would prove anything. True when
-    /// there was one.
+    /// Kills the servers for which writes wait and that no other event would prove dead. Returns
+    /// true if there was one.
     pub(super) fn kill_unproved(&mut self) -> bool {
         let waits = |path: &std::sync::Arc<dyn udm_core::Device>| path.waits().is_some();
         let all: Vec<usize> = (0..self.paths.len()).filter(|&s| waits(&self.paths[s])).collect();
@@ -155,7 +154,7 @@ impl NbdClientWorld {
         any
     }
 
-    /// Server `server` is killed, with all its connections.
+    /// Kills server `server`, and ends all its connections.
     fn kill(&mut self, server: usize) {
         self.counts.killed += 1;
         self.say(format!("n{server} is killed"));
@@ -163,14 +162,14 @@ impl NbdClientWorld {
         lock(&self.shared).model.exports[export].trouble(self.now);
         let mut net = self.net.borrow_mut();
         for conn in self.conns.iter_mut().filter(|conn| conn.server == server && !conn.is_over()) {
-            // Its system says so, or closes what was all read.
+            // Its system resets the connection, or closes it if all bytes were read.
             let reset = self.control.one_in(2);
             conn.end(&mut net, reset);
         }
         self.conns.retain(|conn| !conn.is_over());
     }
 
-    /// The power of an export is cut: its servers are killed, and what was in the cache is lost.
+    /// Cuts the power of an export: its servers are killed, and cached data is lost.
     fn power_cut(&mut self, export: usize) {
         self.counts.crashes += 1;
         for server in 0..self.servers.len() {
@@ -184,8 +183,8 @@ impl NbdClientWorld {
         shared.model.exports[export].crash(self.step);
     }
 
-    /// Reinstates the failed paths of `device` by message, all or those whose server is well,
-    /// unless udm does that itself.
+    /// Reinstates failed paths of `device` by message: all of them, or those whose server works.
+    /// Paths that udm checks itself are skipped.
     pub(super) fn reinstate(&mut self, device: usize, all: bool) -> Result<bool, Violation> {
         let Some(mapped) = self.devices[device].mapped.clone() else { return Ok(false) };
         let Some(table) = mapped.live() else { return Ok(false) };
@@ -205,13 +204,13 @@ impl NbdClientWorld {
                 .map_err(|e| format!("d{device}: reinstate_path {}: {e}", report.name))?;
             self.say(format!("d{device}: {} is reinstated", report.name));
             self.counts.messages += 1;
-            // That ends the wait before the next connection.
+            // The message ends the wait before the next connect.
             self.shaken[report.number.minor as usize] = self.now;
         }
         Ok(self.counts.messages > before)
     }
 
-    /// The same for all devices and paths. True when there was one.
+    /// Reinstates the failed paths of all devices. Returns true if there was one.
     pub(super) fn reinstate_all(&mut self) -> Result<bool, Violation> {
         let mut any = false;
         for device in 0..self.devices.len() {
@@ -220,7 +219,7 @@ impl NbdClientWorld {
         Ok(any)
     }
 
-    /// Takes the calls whose time has come, each as its server does.
+    /// Accepts or refuses the connects that are due, according to the mode of their server.
     pub(super) fn take_calls(&mut self) {
         let callers = std::mem::take(&mut self.callers);
         for (link, due) in callers {
@@ -264,7 +263,7 @@ impl NbdClientWorld {
         }
     }
 
-    /// How `server` treats its next connection.
+    /// Draws the behaviour of `server` on its next connection.
     fn manner_of(&mut self, server: usize) -> ServerBehavior {
         let (without, calm) = (self.plan.without, self.calm);
         let c = &mut self.chance;
@@ -284,7 +283,7 @@ impl NbdClientWorld {
         }
     }
 
-    /// Tells the front ends that they have something else to do.
+    /// Sets the phase of the front ends, and notifies them.
     pub(super) fn set_phase(&mut self, phase: FrontEndPhase) {
         self.set_turn(None);
         lock(&self.shared).phase = phase;

@@ -1,5 +1,5 @@
-//! A connection, at its server's end: the handshake, requests taken in, done in any order, and
-//! answered.
+//! The server's end of a connection: the handshake, and requests that are received, executed in any
+//! order, and answered.
 
 use super::counts::NbdClientCounts;
 use super::disk::ServerDisk;
@@ -18,10 +18,10 @@ use udm_wire::nbd::{
     HandshakeFlags, HandshakeParser, Info, Request,
 };
 
-/// Bytes on their way to udm, and answers that wait to be, at the most.
+/// Maximum number of bytes in transit to udm and in queued replies.
 const UP_MAX: usize = 256 << 10;
 
-/// Requests that a client may have under way on one connection.
+/// Maximum number of requests of a client in flight on one connection.
 const REQUESTS_MAX: usize = 1024;
 
 enum ConnStage {
@@ -30,69 +30,71 @@ enum ConnStage {
     Over,
 }
 
-/// A request that is to be done.
+/// A received request that is not executed yet.
 struct PendingRequest {
     request: Request,
-    /// What it writes.
+    /// Stamps of the written data.
     stamps: Vec<u64>,
-    /// Which it is on its connection.
+    /// Number of the request on its connection.
     nth: u64,
     due: Nanos,
 }
 
-/// See the module's documentation.
+/// The server's end of a connection.
 pub(super) struct ServerConn {
     pub(super) link: usize,
     pub(super) server: usize,
     manner: ServerBehavior,
-    /// What its server says of the export, and whether that is another one's.
+    /// Description of the export by this server; `other` is true if it is that of another export.
     says: ExportDescription,
     other: bool,
     stage: ConnStage,
     structured: bool,
     input: Vec<u8>,
-    /// The header of a write whose data is not whole, and whether it was refused already.
+    /// Header of a write whose data has not arrived, and whether the write was already refused.
     head: Option<(Request, bool)>,
     jobs: Vec<PendingRequest>,
-    /// Answers to requests, by cookie, and lies.
+    /// Replies by cookie; invalid replies have none.
     answers: Vec<(Option<u64>, ReplyPieces)>,
     out: VecDeque<u8>,
-    /// The client sends no more.
+    /// True if the client sends nothing more.
     ended: bool,
-    /// The server closes it, when what is to be sent has left.
+    /// True if the server closes the connection once the queued bytes are sent.
     closing: bool,
-    /// It has said that it shuts down: it waits for its client to leave, and does nothing more.
+    /// True if the server has announced its shutdown: it executes nothing and waits for the client
+    /// to close.
     leaves: bool,
-    /// It does nothing before this.
+    /// Earliest time of the next turn.
     pub(super) next: Nanos,
-    /// The last answer that was sent.
+    /// Cookie of the last reply.
     before: Option<u64>,
-    /// So many requests were taken in, and answered.
+    /// Number of received requests; `answered` counts replies.
     taken: u64,
     pub(super) answered: u64,
-    /// It has said what no client may believe; in the handshake already.
+    /// True if the server has sent invalid data; `shook_badly` is true if it did so in the
+    /// handshake.
     pub(super) lied: bool,
     shook_badly: bool,
 }
 
-/// What a connection finds around it.
+/// The parts of the world that a connection uses.
 pub(super) struct ConnContext<'a> {
     pub(super) net: &'a mut SimNetwork,
     pub(super) disk: &'a mut ServerDisk,
     pub(super) shared: &'a mut SharedState,
     pub(super) chance: &'a mut SimRng,
     pub(super) counts: &'a mut NbdClientCounts,
-    /// The export that it is of.
+    /// Index of the export.
     pub(super) export: usize,
     pub(super) now: Nanos,
-    /// Nothing goes wrong any more.
+    /// True if nothing fails any more.
     pub(super) calm: bool,
-    /// What was received is done though the client is gone.
+    /// True if received requests are executed after the client has disconnected.
     pub(super) late: bool,
 }
 
 impl ConnContext<'_> {
-    /// Something went wrong on purpose.
+    /// Records an injected fault in the model.
     fn trouble(&mut self) {
         self.shared.model.exports[self.export].trouble(self.now);
     }
@@ -137,19 +139,19 @@ impl ServerConn {
         matches!(self.stage, ConnStage::Over)
     }
 
-    /// What hangs does so no more.
+    /// Ends the hangs of requests.
     pub(super) fn finish_hung(&mut self, now: Nanos) {
         self.jobs.iter_mut().for_each(|job| job.due = job.due.min(now));
         self.next = self.next.min(now);
     }
 
-    /// The next greeting is no greeting.
+    /// Makes the next greeting invalid.
     pub(super) fn greets_badly(&mut self) {
         (self.lied, self.shook_badly) = (true, true);
         self.out.iter_mut().for_each(|byte| *byte = byte.wrapping_add(1));
     }
 
-    /// When it has something to do.
+    /// Time of the next turn.
     pub(super) fn reason(&self, net: &SimNetwork) -> Nanos {
         let link = &net.links[self.link];
         let sends = (!self.out.is_empty() || !self.answers.is_empty()) && link.up.len() < UP_MAX;
@@ -166,8 +168,8 @@ impl ServerConn {
         quiet && (self.closing || (self.ended && self.jobs.is_empty()))
     }
 
-    /// The server is gone, or the network has broken the connection: nothing of it is done any
-    /// more.
+    /// Ends the connection, because the server was killed or the network broke it. Nothing that
+    /// came over it is executed any more.
     pub(super) fn end(&mut self, net: &mut SimNetwork, broken: bool) {
         self.stage = ConnStage::Over;
         self.jobs.clear();
@@ -176,10 +178,10 @@ impl ServerConn {
         net.leave(self.link, true, broken);
     }
 
-    /// Does what there is to do.
+    /// Runs one turn.
     ///
     /// # Errors
-    /// What a client must not ask.
+    /// A request that a client must not send.
     pub(super) fn turn(&mut self, a: &mut ConnContext<'_>) -> Result<(), Violation> {
         let (broken, shut) = (a.net.links[self.link].broken, a.net.links[self.link].shut);
         if broken || (shut && !a.late) {
@@ -274,10 +276,10 @@ impl ServerConn {
                 false
             }
         };
-        // The answer to `EXPORT_NAME` says nothing that could be found out.
+        // A changed reply to `EXPORT_NAME` could not be detected.
         let shown = option.number() != nbd::OPT_EXPORT_NAME;
         if shown && !a.calm && a.chance.one_in(4 * self.manner.lies) {
-            // The answer to another option.
+            // Changes the option number of the reply.
             if let Some(byte) = out.get_mut(11) {
                 *byte ^= 0x40;
             }
@@ -298,7 +300,7 @@ impl ServerConn {
         a.shared.say(format!("connection {}: a lie", self.link));
     }
 
-    /// Takes in a request, if it is whole.
+    /// Receives a request, if it is complete.
     fn request(&mut self, a: &mut ConnContext<'_>) -> Result<bool, Violation> {
         if self.head.is_none() {
             let Some(header) = self.input.first_chunk::<{ Request::SIZE }>() else { return Ok(false) };
@@ -308,7 +310,7 @@ impl ServerConn {
             let op = u64::from(request.command.number()) << 16 | u64::from(request.flags.bits());
             let args = [request.cookie, self.link as u64, op, range(request.offset, request.len.into())];
             a.shared.trace.add(a.now, NO_CORE, EventKind::Asks, args);
-            // A server may say no before it has the data.
+            // A server may refuse a write before it has the data.
             let early = request.command == Command::Write
                 && !self.lied
                 && !a.calm
@@ -335,9 +337,10 @@ impl ServerConn {
             _ => {}
         }
         let stamps: Option<Vec<u64>> = data.chunks(512).map(stamp::of).collect();
-        let stamps = stamps.ok_or_else(|| format!("connection {}: data that nobody wrote", self.link))?;
+        let stamps =
+            stamps.ok_or_else(|| format!("connection {}: data that was never written", self.link))?;
         let hangs = !a.calm && a.chance.one_in(self.manner.hangs);
-        // It is over before `fence=wait` trusts to that.
+        // The hang ends before the time of `fence=wait`.
         let most = a.chance.pick(&[5, 20, 200]);
         let due = Nanos(if hangs { a.chance.between(1, most) * 100_000_000 } else { 0 });
         a.counts.hangs += u64::from(hangs);
@@ -350,7 +353,7 @@ impl ServerConn {
         Ok(true)
     }
 
-    /// A request must be one that the export takes.
+    /// Checks that the export accepts the request.
     fn check(&self, request: &Request) -> Result<(), Violation> {
         let wrong = |why: &str| Err(format!("connection {}: {request:?}: {why}", self.link));
         let Request { command, flags, cookie, offset, len, .. } = *request;
@@ -390,7 +393,7 @@ impl ServerConn {
         Ok(())
     }
 
-    /// Answers `request` with an error.
+    /// Replies to `request` with an error.
     fn refuse(&mut self, request: &Request, a: &mut ConnContext<'_>) {
         let error = a.chance.pick(&[
             nbd::EPERM,
@@ -419,7 +422,7 @@ impl ServerConn {
         self.answered += 1;
     }
 
-    /// Does the requests whose time has come, in any order.
+    /// Executes the requests that are due, in any order.
     fn work(&mut self, a: &mut ConnContext<'_>) {
         loop {
             let due: Vec<usize> = (0..self.jobs.len()).filter(|&i| self.jobs[i].due <= a.now).collect();
@@ -437,7 +440,7 @@ impl ServerConn {
         }
         let well = a.calm || self.ended;
         if !well && a.chance.one_in(self.manner.closes) {
-            // In the middle of whatever it was saying.
+            // The connection closes in the middle of any reply.
             a.counts.closed += 1;
             a.trouble();
             a.shared.say(format!("connection {} is closed by its server", self.link));

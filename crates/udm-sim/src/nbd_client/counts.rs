@@ -1,4 +1,4 @@
-//! What runs covered.
+//! Coverage counters of runs.
 
 use crate::counts::{Maximum, RunHash, count, counts, format_disturbance_counts, list, uncovered};
 use crate::plan::{Disturbance, ExcludedDisturbances};
@@ -6,81 +6,77 @@ use crate::trace::op_name;
 use udm_core::Op;
 
 counts! {
-    /// What a run did, or several.
+    /// Counters of one or several runs.
     pub struct NbdClientCounts {
         /// Steps taken.
         pub steps: u64,
-        /// Requests that came back and were checked, by operation; with an error.
+        /// Completed and checked requests, by operation.
         pub requests: [u64; 5],
-        /// See there.
+        /// Requests that completed with an error.
         pub errors: u64,
         /// Sectors read and compared.
         pub compared: u64,
-        /// Attempts to connect; those that servers refused; handshakes that came to their end.
+        /// Attempts to connect.
         pub connects: u64,
-        /// See there.
+        /// Attempts to connect that a server refused.
         pub refusals: u64,
-        /// See there.
+        /// Completed handshakes.
         pub handshakes: u64,
-        /// Operations of the ring that were cut short, that failed, and sends that found no room.
+        /// Ring operations that were cut short.
         pub cuts: u64,
-        /// See there.
+        /// Ring operations that failed.
         pub failed: u64,
-        /// See there.
+        /// Sends that found a full socket.
         pub full: u64,
-        /// Of those that failed, what ends a connection.
+        /// Failures that end a connection.
         pub lost: u64,
-        /// Operations called off.
+        /// Cancelled operations.
         pub called_off: u64,
-        /// Requests that servers answered with an error, with a lie (one answered before, once
-        /// more), in another order than they came; connections that were given up with writes of
-        /// which some were answered then; requests that took too long, and that were done when
-        /// their client was gone.
+        /// Requests that servers answered with an error.
         pub refused: u64,
-        /// See there.
+        /// Invalid replies of servers.
         pub lies: u64,
-        /// See there.
+        /// Replies that servers sent twice.
         pub twice: u64,
-        /// See there.
+        /// Replies that servers sent in another order than the requests.
         pub reordered: u64,
-        /// See there.
+        /// Abandoned connections on which writes were answered later.
         pub late: u64,
-        /// See there.
+        /// Requests that hung.
         pub hangs: u64,
-        /// See there.
+        /// Requests that were executed after their client had disconnected.
         pub landed: u64,
-        /// Connections that servers closed in the middle of something.
+        /// Connections that servers closed in the middle of a reply.
         pub closed: u64,
-        /// Servers that were stopped, cut off, that refused, said nothing, came back as another,
-        /// went again within a second, or were killed.
+        /// Servers that were stopped.
         pub stopped: u64,
-        /// See there.
+        /// Servers that were cut off from the network.
         pub holes: u64,
-        /// See there.
+        /// Servers that refused connections.
         pub deaf: u64,
-        /// See there.
+        /// Servers that did not send a greeting.
         pub mute: u64,
-        /// See there.
+        /// Servers that returned with another export.
         pub others: u64,
-        /// See there.
+        /// Servers that failed again within a second.
         pub flaps: u64,
-        /// See there.
+        /// Servers that were killed.
         pub killed: u64,
-        /// Paths that failed, and reinstated by message.
+        /// Failed paths.
         pub failures: u64,
-        /// See there.
+        /// Paths that were reinstated by message.
         pub messages: u64,
-        /// Commands that fenced a server, and lines that tell of writes that waited.
+        /// Successful fence commands.
         pub fenced: u64,
-        /// See there.
+        /// Log lines about writes that waited.
         pub waited: u64,
         /// Power cuts.
         pub crashes: u64,
-        /// Times that all came to rest and was looked at.
+        /// Quiescences of the whole world with an inspection.
         pub rests: u64,
-        /// Lines that udm logged.
+        /// Log lines of udm.
         pub lines: u64,
-        /// The most memory in bytes that udm had beside that of requests.
+        /// Maximum memory of udm in bytes, without the memory of requests.
         pub memory: Maximum,
         /// Simulated time in ns.
         pub simulated: u64,
@@ -90,13 +86,13 @@ counts! {
 }
 
 impl NbdClientCounts {
-    /// Requests of every kind.
+    /// Number of requests of all kinds.
     #[must_use]
     pub fn all_requests(&self) -> u64 {
         self.requests.iter().sum()
     }
 
-    /// Why these runs say nothing about what they ran: they did nothing, or compared nothing.
+    /// The reason why the runs tested nothing, if they did: no request, or no comparison.
     #[must_use]
     pub fn nothing(&self) -> Option<&'static str> {
         match (self.all_requests(), self.compared) {
@@ -106,7 +102,7 @@ impl NbdClientCounts {
         }
     }
 
-    /// The kinds of trouble, the class that makes each, and how often it came.
+    /// All disturbances with their class and count.
     fn trouble(&self) -> [(&'static str, Disturbance, u64); 23] {
         [
             ("cut short", Disturbance::Cuts, self.cuts),
@@ -135,17 +131,17 @@ impl NbdClientCounts {
         ]
     }
 
-    /// What was not left out and never came all the same: the runs were too short for it.
+    /// Disturbances that were not excluded and never occurred, because the runs were too short.
     #[must_use]
     pub fn uncovered(&self, without: ExcludedDisturbances) -> Vec<&'static str> {
         uncovered(self.trouble(), without)
     }
 
-    /// What was covered, for a person, one line each.
+    /// Text of the coverage, several lines.
     #[must_use]
     pub fn coverage(&self) -> String {
         format!(
-            "requests: {}; {} of them with an error\ntrouble: {}\nchecked: {} sectors read, {} attempts to connect and {} handshakes, {} full sockets, {} operations called off, {} rests, {} lines of the log; {} KiB of memory at the most\n",
+            "requests: {}; {} of them with an error\ntrouble: {}\nchecked: {} sectors read, {} attempts to connect and {} handshakes, {} full sockets, {} cancelled operations, {} rests, {} lines of the log; {} KiB of memory at the most\n",
             list(Op::ALL.iter().map(|op| (op_name(*op), self.requests[*op as usize]))),
             count(self.errors),
             format_disturbance_counts(self.trouble()),

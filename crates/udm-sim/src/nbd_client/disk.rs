@@ -1,11 +1,11 @@
-//! The disk behind an export, with a cache that the power takes.
+//! The disk of an export, with a volatile cache.
 
 use super::model::first;
 use crate::disk::OWN;
 use crate::rng::SimRng;
 use udm_wire::nbd::{Command, CommandFlags, ExportFlags, Request};
 
-/// A number a sector, as it reads and as it would be found behind a power cut.
+/// Stamp of each sector: the current content, and the content after a power cut.
 pub(super) struct ServerDisk {
     content: Vec<u64>,
     durable: Vec<u64>,
@@ -21,7 +21,7 @@ impl ServerDisk {
         self.content[sector as usize]
     }
 
-    /// Writes a sector; `durable` past the cache.
+    /// Writes a sector; if `durable`, past the cache.
     fn put(&mut self, sector: u64, stamp: u64, durable: bool) {
         self.content[sector as usize] = stamp;
         if durable {
@@ -33,7 +33,7 @@ impl ServerDisk {
         self.durable.copy_from_slice(&self.content);
     }
 
-    /// The power is cut: of what was in the cache some is there, and some is not.
+    /// Cuts the power. Some of the cached sectors are lost.
     pub(super) fn crash(&mut self, chance: &mut SimRng) {
         let all = chance.one_in(2);
         for (content, durable) in self.content.iter_mut().zip(&mut self.durable) {
@@ -44,8 +44,8 @@ impl ServerDisk {
         }
     }
 
-    /// Does what `request` asks for, with what it writes: of a read, what it finds. `has`: what its
-    /// export can do.
+    /// Executes `request` with the written `stamps`. Returns the stamps of a read. `has` are the
+    /// flags of the export.
     pub(super) fn carry_out(
         &mut self,
         request: &Request,

@@ -1,4 +1,4 @@
-//! The front end of a core: it asks for whatever its devices have, and looks at what comes back.
+//! The front end of a core: it sends random requests to its devices, and checks the results.
 
 use super::shared::{FrontEndPhase, SharedState, SharedStateRef, lock};
 use crate::plan::{Disturbance, ExcludedDisturbances};
@@ -10,41 +10,41 @@ use udm_core::{
 };
 use udm_runtime::{FrontCx, FrontEnd};
 
-/// The longest request in sectors: stamps have ten bits for the sector.
+/// Longest request in sectors. A stamp has ten bits for the sector within the request.
 const LONGEST: u64 = 1000;
 
-/// Reads under way on a device while all is read back.
+/// Reads in flight per device while all data is read back.
 const CHECKS: usize = 4;
 
-/// How a front end asks.
+/// Kind of load of a front end.
 #[derive(Clone, Copy)]
 pub(super) struct LoadProfile {
-    /// Requests under way on a device, at the most.
+    /// Maximum number of requests in flight per device.
     pub(super) depth: usize,
-    /// Between two bursts, in ns.
+    /// Time between two bursts, in ns.
     pub(super) pause: u64,
-    /// Of 100 requests that read or write, so many read.
+    /// Percentage of reads among reads and writes.
     pub(super) reads: u64,
-    /// Of 100 requests, so many flush.
+    /// Percentage of flushes.
     pub(super) flushes: u64,
-    /// One write in so many asks for a flush before it.
+    /// One of this many writes has a preflush.
     pub(super) preflushes: u64,
-    /// One request in so many may be as long as any.
+    /// One of this many requests may have any length.
     pub(super) longs: u64,
-    /// Bytes of memory that it keeps.
+    /// Bytes of memory kept for reuse.
     pub(super) keep: usize,
     pub(super) without: ExcludedDisturbances,
 }
 
-/// See the module's documentation.
+/// The front end of a core.
 pub(super) struct SimFrontEnd {
     shared: SharedStateRef,
     manner: LoadProfile,
     devices: Vec<Arc<dyn Device>>,
     slots: Vec<DeviceSlot>,
-    /// Requests under way, a device each.
+    /// Requests in flight, by device.
     under_way: Vec<usize>,
-    /// Where the world writes to.
+    /// Address of messages from the world.
     topic: DeviceId,
     next: Nanos,
     bufs: BufPool,
@@ -212,7 +212,8 @@ impl FrontEnd for SimFrontEnd {
                     shared.wrong.get_or_insert(wrong);
                 }
             }
-            // Who is refused waits a little: a lane that backs off says no at once.
+            // After an error the front end pauses, because a lane that backs off fails requests at
+            // once.
             if !bio.status.is_ok() {
                 self.next = self.next.max(now + Nanos(shared.work.span(20_000_000)));
             }

@@ -1,20 +1,21 @@
 //! Worlds of the NBD client: lanes of exports, alone and as multipath paths, run unchanged over a
 //! simulated ring and network.
 //!
-//! There are one to three cores, with one or two exports each of one to three servers that share a
-//! disk. Bytes are cut anywhere in both directions. Operations of the ring end late, in any order,
-//! fail or are cancelled. Servers answer late, out of order and in pieces, with every error. They
-//! lie, hang, stop, are cut off, are killed, refuse, or return as another export. A stopped server
-//! executes the requests that it received when it continues. So a write that is retried on another
-//! path before this path is proved dead lands after newer ones, and the model finds it.
+//! There are one to three cores, with one or two exports. Each export has one to three servers that
+//! share a disk. Bytes are split anywhere in both directions. Ring operations complete late, in any
+//! order, fail or are cancelled. Servers answer late, out of order and in pieces, with every error.
+//! They send invalid data, hang, stop, are cut off, are killed, refuse connections, or return with
+//! another export. A stopped server executes the requests that it received when it continues. So a
+//! write that is retried on another path before this path is proved dead overwrites newer data, and
+//! the model finds it.
 //!
 //! A connection is proved dead when the server has closed it or the network has broken it. From
 //! then on its server executes nothing that came over it.
 //!
-//! * `shared`, `model`: requests and permitted answers. `front_end`: the requester.
+//! * `shared`, `model`: requests and permitted results. `front_end`: the source of requests.
 //! * `disk`, `conn`, `reply`, `servers`: the servers. Their network is that of the worlds of the
 //!   NBD server (`nbd::net`, `nbd::kernel`).
-//! * `world`, `turn`, `actions`, `shutdown`: the run. `counts`: the counts.
+//! * `world`, `turn`, `actions`, `shutdown`: the run. `counts`: the counters.
 
 mod actions;
 mod conn;
@@ -34,10 +35,10 @@ use crate::run::{RunFailure, catch_panic};
 pub use counts::NbdClientCounts;
 use world::NbdClientWorld;
 
-/// Runs the world of `plan`.
+/// Runs the NBD client world of `plan`.
 ///
 /// # Errors
-/// The failure, with its trace. What is left of a failed run is not taken apart.
+/// The failure, with its trace. The world of a failed run is leaked.
 pub fn run(plan: &RunPlan) -> Result<NbdClientCounts, Box<RunFailure>> {
     let mut world = None;
     let outcome = catch_panic(|| {

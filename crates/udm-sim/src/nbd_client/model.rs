@@ -1,8 +1,8 @@
-//! What requests may be answered, and what they may read.
+//! The permitted results of requests, and the data that reads may return.
 //!
-//! An export is a list of registers ([`crate::register_model`]), a sector each. A request lasts from when it
-//! goes down until it is back. One that has failed may have happened or not, but not later: what it
-//! was sent over is dead by then.
+//! An export is a list of registers ([`crate::register_model`]), one per sector. A request lasts
+//! from its submit until its completion. A failed request may or may not have happened, but it does
+//! not happen later, because its connection is dead by then.
 
 use crate::disk::OWN;
 use crate::model::Violation;
@@ -11,14 +11,14 @@ use crate::stamp;
 use std::collections::BTreeMap;
 use udm_core::{Bio, BioFlags, Limits, Nanos, Op, Status};
 
-/// For so long behind the end of trouble a lane may fail requests: it backs off five seconds at the
-/// most, gives a handshake ten, and waits half a minute for what can't be proved.
+/// Time after a fault during which a lane may still fail requests. It backs off for up to 5 s,
+/// allows 10 s for a handshake, and waits up to 30 s if a connection cannot be proved dead.
 const EXCUSE: Nanos = Nanos(60_000_000_000);
 
-/// Sectors of a read, while all is read back.
+/// Sectors per read while all data is read back.
 const CHECK: u64 = 64;
 
-/// A request on its way.
+/// A request in flight.
 #[derive(Clone, Debug)]
 struct OutstandingRequest {
     device: usize,
@@ -26,34 +26,35 @@ struct OutstandingRequest {
     flags: BioFlags,
     sector: u64,
     sectors: u64,
-    /// When it went down, twice the step.
+    /// Twice the step in which the request was submitted.
     start: u64,
-    /// The simulated time then.
+    /// Simulated time of the submit.
     at: Nanos,
-    /// Nobody should ask for that: it must fail.
+    /// True for an invalid request, which must fail.
     wild: bool,
-    /// Faults and refusals of its export then.
+    /// Number of faults of the export at the submit; `said_no` is the number of error replies.
     faults: u64,
     said_no: u64,
 }
 
-/// An export, and the one device that uses it.
+/// The model of an export, and of the device that uses it.
 pub(super) struct ExportModel {
     pub(super) cells: RegisterModel,
     pub(super) limits: Limits,
-    /// Its device holds requests while there is no path: errors of paths do not come up.
+    /// True if the device queues requests while there is no path, so path errors must not reach the
+    /// front end.
     pub(super) holds: bool,
-    /// There is a deadline: paths fail for being slow, while anything is going on.
+    /// True if there is a deadline, so a path may fail for being slow while the world is busy.
     pub(super) late: bool,
-    /// What went wrong with it so far.
+    /// Number of faults so far.
     pub(super) faults: u64,
-    /// Requests that servers have answered with an error.
+    /// Number of requests that servers have answered with an error.
     pub(super) said_no: u64,
-    /// Until then requests may fail because of what was.
+    /// Time until which past faults may cause errors.
     excused: Nanos,
-    /// When its power was last cut, twice the step.
+    /// Time of the last power cut: twice the step plus one.
     crashed: u64,
-    /// Where the read of all stands, and the next read of it.
+    /// Next sector to read back.
     pub(super) check: u64,
     pub(super) in_flight: usize,
 }
@@ -74,43 +75,43 @@ impl ExportModel {
         }
     }
 
-    /// Something is wrong with it at `now`.
+    /// Records a fault at `now`.
     pub(super) fn trouble(&mut self, now: Nanos) {
         self.faults += 1;
         self.excused = self.excused.max(now + EXCUSE);
     }
 
-    /// Its power is cut.
+    /// Records a power cut.
     pub(super) fn crash(&mut self, step: u64) {
         self.crashed = 2 * step + 1;
         self.cells.crash_below(self.crashed);
     }
 }
 
-/// The first content of a sector.
+/// Initial stamp of a sector.
 pub(super) fn first(export: usize, sector: u64) -> u64 {
     OWN | (export as u64) << 40 | sector
 }
 
-/// See the module's documentation.
+/// The model of all exports and requests.
 #[derive(Default)]
 pub(super) struct NbdClientModel {
     pub(super) exports: Vec<ExportModel>,
     asked: BTreeMap<u64, OutstandingRequest>,
     ids: u64,
-    /// Requests back, by operation; those with an error; sectors compared.
+    /// Completed requests, by operation; `errors` counts failures, `compared` compared sectors.
     pub(super) requests: [u64; 5],
     pub(super) errors: u64,
     pub(super) compared: u64,
 }
 
 impl NbdClientModel {
-    /// Requests on their way.
+    /// Number of requests in flight.
     pub(super) fn in_flight(&self) -> usize {
         self.asked.len()
     }
 
-    /// The oldest of them, for a person.
+    /// Describes the oldest request in flight, for a person.
     pub(super) fn oldest(&self) -> String {
         self.asked.iter().next().map_or_else(String::new, |(id, asked)| {
             let OutstandingRequest { device, op, sector, sectors, at, .. } = asked;
@@ -118,13 +119,13 @@ impl NbdClientModel {
         })
     }
 
-    /// No read that began before any of those on their way is still to be compared.
+    /// Advances the horizon of the register models to the oldest request in flight.
     pub(super) fn forget(&mut self, step: u64) {
         let oldest = self.asked.values().map(|asked| asked.start).min().unwrap_or(2 * step);
         self.exports.iter_mut().for_each(|export| export.cells.set_horizon(oldest));
     }
 
-    /// The next range to read back of `device`.
+    /// Returns the next range of `device` to read back.
     pub(super) fn next_readback(&mut self, device: usize) -> Option<(u64, u64)> {
         let export = &mut self.exports[device];
         let most = CHECK.min(export.limits.max_sectors.0);
@@ -133,7 +134,8 @@ impl NbdClientModel {
         (len > 0).then_some((export.check - len, len))
     }
 
-    /// `bio` goes down to `device`: its number and, of a write, its data are put in here.
+    /// Records the submit of `bio` to `device`. Sets its cookie and the data of a write, and
+    /// returns its number.
     pub(super) fn begin(&mut self, device: usize, bio: &mut Bio, step: u64, now: Nanos) -> u64 {
         self.ids += 1;
         let (id, start) = (self.ids, 2 * step);
@@ -159,10 +161,11 @@ impl NbdClientModel {
         id
     }
 
-    /// `bio` is back: its device. `quiet` while nothing goes wrong any more.
+    /// Checks the completed `bio`, and returns its device. `quiet` is true if nothing fails any
+    /// more.
     ///
     /// # Errors
-    /// An answer that can't be.
+    /// If the result is not permitted.
     pub(super) fn end(&mut self, bio: &Bio, step: u64, quiet: bool) -> Result<usize, Violation> {
         let id = bio.cookie;
         let Some(asked) = self.asked.remove(&id) else { return Err(format!("request {id} is back twice")) };
@@ -180,7 +183,7 @@ impl NbdClientModel {
         let may = match bio.status {
             Status::Ok => !asked.wild,
             _ if asked.wild => true,
-            // A server that says no and is asked for another block may say no again.
+            // A server that refused a request may also refuse another request for the same range.
             status if status.is_path_error() => (excused || export.said_no > asked.said_no) && !export.holds,
             _ => export.said_no > asked.said_no,
         };
@@ -190,7 +193,7 @@ impl NbdClientModel {
         if asked.wild {
             return Ok(device);
         }
-        // What was done before the power was cut, and told behind that, may be lost.
+        // A write that was executed before the power cut and acknowledged after it may be lost.
         let sure = ok && start > export.crashed;
         if op.is_write() {
             for i in 0..sectors {
@@ -220,7 +223,7 @@ impl NbdClientModel {
 
     fn compare(&mut self, asked: &OutstandingRequest, bio: &Bio, now: u64) -> Result<(), Violation> {
         let export = &mut self.exports[asked.device];
-        // What it saw before the power was cut may be lost by now.
+        // Data that the read saw before the power cut may be lost by now.
         let (cells, start, lasts) = (&mut export.cells, asked.start, asked.start > export.crashed);
         let (mut wrong, mut n) = (None, 0);
         stamp::read(&bio.data, |i, found| {
@@ -250,7 +253,7 @@ impl NbdClientModel {
     }
 }
 
-/// What a request puts into its sector `nth`.
+/// Stamp that a request writes to its sector `nth`.
 fn write_stamp(op: Op, id: u64, nth: u64) -> u64 {
     match op {
         Op::Write => id << 10 | nth,

@@ -1,4 +1,4 @@
-//! What a server answers, in pieces that others may come between, and what it says when it lies.
+//! Replies of a server, in chunks that other replies may separate, and invalid replies.
 
 use crate::rng::SimRng;
 use crate::stamp;
@@ -11,17 +11,17 @@ use udm_wire::nbd::{
 /// Bytes in a sector.
 const SECTOR: usize = SECTOR_SIZE as usize;
 
-/// The pieces of an answer.
+/// The pieces of a reply.
 pub(super) type ReplyPieces = VecDeque<Vec<u8>>;
 
-/// The bytes of sectors with these numbers.
+/// Returns the bytes of sectors with these stamps.
 fn bytes(stamps: &[u64]) -> Vec<u8> {
     let mut out = vec![0; stamps.len() * SECTOR];
     out.chunks_exact_mut(SECTOR).zip(stamps).for_each(|(sector, stamp)| stamp::fill(sector, *stamp));
     out
 }
 
-/// The answer to `request`: `error`, or of a read these `stamps`.
+/// Returns the reply to `request`: an error, or the data of a read from `stamps`.
 pub(super) fn answer(
     request: &Request,
     error: u32,
@@ -44,7 +44,7 @@ pub(super) fn answer(
     }
     let mut end = Vec::new();
     if error != 0 {
-        // A part of what was to be read may have come before.
+        // Some data may be sent before the error.
         pieces.truncate(c.below(pieces.len() as u64 + 1) as usize);
         put_chunk_error(&mut end, cookie, error, "no");
     } else {
@@ -54,7 +54,7 @@ pub(super) fn answer(
     pieces.into()
 }
 
-/// The data of a read, cut anywhere, in any order, zeroes as holes now and then.
+/// Returns the data of a read, split anywhere and in any order. Zeroes are sometimes holes.
 fn chunks(request: &Request, stamps: &[u64], c: &mut SimRng) -> Vec<Vec<u8>> {
     let all = bytes(stamps);
     let (mut pieces, mut at) = (Vec::new(), 0);
@@ -77,8 +77,8 @@ fn chunks(request: &Request, stamps: &[u64], c: &mut SimRng) -> Vec<Vec<u8>> {
     pieces
 }
 
-/// What no client may take for an answer to `request`, or to any other, and whether it is an answer
-/// given twice. `before` is one that was given already.
+/// Returns an invalid reply to `request`, and whether it is a reply sent twice. `before` is the
+/// cookie of an earlier reply.
 pub(super) fn lie(
     request: &Request,
     before: Option<u64>,
@@ -103,7 +103,7 @@ pub(super) fn lie(
             [twice, twice].concat()
         }
         6 if reads => {
-            // A part of it, and then the end.
+            // Only a part of the data, and then the end of the reply.
             let mut out = chunk_hole(cookie, offset, len / 2, false).to_vec();
             out.extend(chunk_none(cookie));
             out

@@ -1,4 +1,4 @@
-//! The servers: what each says of its export, and how it behaves.
+//! The servers: their description of the export, and their behaviour.
 
 use crate::plan::{Disturbance, ExcludedDisturbances};
 use crate::rng::SimRng;
@@ -6,37 +6,37 @@ use udm_core::Nanos;
 use udm_wire::nbd::client::Export;
 use udm_wire::nbd::{BlockSizes, ExportFlags};
 
-/// How a server behaves.
+/// Behaviour of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ServerMode {
-    /// As it should.
+    /// The server works.
     Up,
-    /// Stopped, as by SIGSTOP: its system goes on, and takes connections and bytes.
+    /// The server is stopped, as by SIGSTOP. Its system still accepts connections and bytes.
     Stopped,
-    /// Nothing comes through to it or from it, connections neither.
+    /// The network drops everything to and from the server, connects included.
     Hole,
-    /// Nobody listens.
+    /// The server refuses connections.
     Refuses,
-    /// New connections are taken, and nothing is said on them.
+    /// The server accepts connections and sends nothing.
     Mute,
-    /// It has come back as something else.
+    /// The server has returned with another export.
     Other,
 }
 
-/// What a server says of its export.
+/// Description of an export by its server.
 #[derive(Clone, Debug)]
 pub(super) struct ExportDescription {
     pub(super) size: u64,
     pub(super) flags: ExportFlags,
     pub(super) blocks: Option<BlockSizes>,
-    /// Has structured replies.
+    /// True if the server supports structured replies.
     pub(super) structured: bool,
-    /// Is of before `GO`.
+    /// True if the server does not know `GO`.
     pub(super) old: bool,
 }
 
 impl ExportDescription {
-    /// Draws an export of `sectors`.
+    /// Draws the description of an export of `sectors` sectors.
     pub(super) fn draw(c: &mut SimRng, sectors: u64, without: ExcludedDisturbances) -> ExportDescription {
         let mut flags = ExportFlags::HAS_FLAGS;
         flags.set(ExportFlags::SEND_FLUSH, c.below(4) > 0);
@@ -48,13 +48,13 @@ impl ExportDescription {
         let preferred = c.pick(&[512, 4096, 65536]).max(minimum);
         let maximum = c.pick(&[u32::MAX, 32 << 20, 64 << 10]);
         let old = c.one_in(8);
-        // Who is not asked by `GO` has no way to tell.
+        // Without `GO` a server cannot send its block sizes.
         let told = !old && c.below(3) > 0;
         let blocks = told.then_some(BlockSizes { minimum, preferred, maximum });
         ExportDescription { size: sectors * 512, flags, blocks, structured: c.one_in(2), old }
     }
 
-    /// As a client knows it.
+    /// Returns the export as a client sees it.
     pub(super) fn export(&self) -> Export {
         Export {
             size: self.size,
@@ -65,7 +65,7 @@ impl ExportDescription {
         }
     }
 
-    /// As something that whoever knew it must not take for it.
+    /// Returns a description that a client of this export must refuse.
     pub(super) fn other(&self, c: &mut SimRng) -> ExportDescription {
         let mut other = self.clone();
         let could = self.flags - ExportFlags::HAS_FLAGS;
@@ -82,39 +82,39 @@ impl ExportDescription {
     }
 }
 
-/// How a server treats a connection.
+/// Behaviour of a server on one connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ServerBehavior {
-    /// Bytes that it sends, and reads, at a time, at the most.
+    /// Maximum number of bytes per send and per receive.
     pub(super) piece: u64,
-    /// Mean time for a request in ns.
+    /// Mean time of a request, in ns.
     pub(super) latency: u64,
-    /// One request in so many takes until somebody does something about it; fails; is answered with
-    /// a lie; is the last, because the connection is closed. 0 for none.
+    /// One of this many requests hangs. `errors`, `lies` and `closes` are the same for errors,
+    /// invalid replies and closed connections. 0 means none.
     pub(super) hangs: u64,
     pub(super) errors: u64,
-    /// One write in so many is refused before its data are there.
+    /// One of this many writes is refused before its data has arrived.
     pub(super) early: u64,
     pub(super) lies: u64,
     pub(super) closes: u64,
-    /// It says nothing, ever.
+    /// True if the server never sends anything.
     pub(super) mute: bool,
 }
 
 /// A server.
 pub(super) struct SimServer {
-    /// Its export.
+    /// Index of the export.
     pub(super) export: usize,
     pub(super) mode: ServerMode,
-    /// What it says while it is [`ServerMode::Other`].
+    /// Description while the mode is [`ServerMode::Other`].
     pub(super) other: Option<ExportDescription>,
-    /// When its trouble began, and when it is well again.
+    /// Start of the present fault; `until` is its end.
     pub(super) since: Nanos,
     pub(super) until: Nanos,
-    /// It flaps: so often it will be in this trouble yet, and when the next time.
+    /// Number of repetitions left of the fault in `again`.
     pub(super) flaps: u64,
     pub(super) again: (ServerMode, Nanos),
-    /// Mean time for a request in ns.
+    /// Mean time of a request, in ns.
     pub(super) latency: u64,
 }
 
@@ -133,7 +133,7 @@ impl SimServer {
         }
     }
 
-    /// Does it do anything now?
+    /// True if the server makes progress now.
     pub(super) fn is_awake(&self) -> bool {
         !matches!(self.mode, ServerMode::Stopped | ServerMode::Hole)
     }

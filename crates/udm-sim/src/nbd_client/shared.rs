@@ -1,4 +1,4 @@
-//! What the world shares with its front ends, which its cores own.
+//! State shared by the world and its front ends, which the cores own.
 
 use super::model::NbdClientModel;
 use crate::model::Violation;
@@ -7,46 +7,50 @@ use crate::rng::SimRng;
 use crate::trace::Trace;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
-/// What the front ends are to do.
+/// Task of the front ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FrontEndPhase {
-    /// Ask for whatever they like.
+    /// Send random requests.
     Work,
-    /// Ask for nothing.
+    /// Send no requests.
     Rest,
-    /// Read everything back.
+    /// Read all data back.
     Check,
-    /// Close their devices.
+    /// Close the devices.
     Close,
 }
 
-/// See the module's documentation.
+/// State shared by the world and its front ends.
 pub(super) struct SharedState {
     pub(super) step: u64,
     pub(super) trace: Trace,
     pub(super) model: NbdClientModel,
     pub(super) work: SimRng,
     pub(super) phase: FrontEndPhase,
-    /// Front ends that have closed all.
+    /// Number of front ends that have closed their devices.
     pub(super) closed: usize,
-    /// The first thing that was wrong.
+    /// The first violation.
     pub(super) wrong: Option<Violation>,
 }
 
-/// A handle to it.
+/// Shared reference to the state.
 pub(super) type SharedStateRef = Arc<Mutex<SharedState>>;
 
-/// Takes it. There is one thread, so nobody waits: who would has taken it twice.
+/// Locks the state. The world has one thread, so waiting would mean a second lock by the same
+/// thread.
+///
+/// # Panics
+/// If the state is already locked.
 pub(super) fn lock(shared: &SharedStateRef) -> MutexGuard<'_, SharedState> {
     match shared.try_lock() {
         Ok(shared) => shared,
         Err(TryLockError::Poisoned(e)) => e.into_inner(),
-        Err(TryLockError::WouldBlock) => panic!("what is shared is taken twice"),
+        Err(TryLockError::WouldBlock) => panic!("the shared state is locked twice"),
     }
 }
 
 impl SharedState {
-    /// Puts words into the trace.
+    /// Adds a line to the trace.
     pub(super) fn say(&mut self, text: impl Into<String>) {
         self.trace.say(clock::now(), text.into());
     }

@@ -1,4 +1,4 @@
-//! Rests, the end, and what must be so then.
+//! Quiescence of the world, its shutdown, and the checks at these times.
 
 use super::servers::ServerMode;
 use super::shared::{FrontEndPhase, lock};
@@ -6,15 +6,15 @@ use super::world::NbdClientWorld;
 use crate::model::Violation;
 use udm_core::Nanos;
 
-/// How long udm is left alone at a rest: longer than a handshake may take, and than trouble excuses
-/// anything.
+/// Idle time at quiescence. It is longer than a handshake may take, and longer than a past fault
+/// may cause errors.
 const ALONE: Nanos = Nanos(120_000_000_000);
 
-/// Turns that a core may take meanwhile, for each connection that is open.
+/// Maximum number of turns of cores per lane during this time.
 const TURNS_ALONE: u64 = 60;
 
 impl NbdClientWorld {
-    /// Takes all the steps of the plan, comes to rest now and then, and takes everything apart.
+    /// Runs all steps of the plan with quiescence in between, and shuts everything down.
     pub(super) fn run(&mut self) -> Result<(), Violation> {
         while self.step < self.plan.steps {
             self.one_step()?;
@@ -27,8 +27,8 @@ impl NbdClientWorld {
         self.end()
     }
 
-    /// Ends all trouble and goes on until nothing is in flight; leaves udm alone for a while, and
-    /// reads everything back.
+    /// Stops faults and waits until nothing is in flight. Then lets udm idle for a while, and reads
+    /// all data back.
     fn rest(&mut self) -> Result<(), Violation> {
         self.say("a rest");
         self.counts.rests += 1;
@@ -59,13 +59,13 @@ impl NbdClientWorld {
         Ok(())
     }
 
-    /// Cores that have nothing to do sleep, once they have given up what does not answer.
+    /// Checks that idle cores sleep once they have abandoned connections that do not answer.
     fn check_idle(&mut self) -> Result<(), Violation> {
         let (from, until) = (self.turns, self.now + ALONE);
         self.alone_until = Some(until);
         self.step_until("nothing", |world| world.alone_until.is_none())?;
         let (turns, lanes) = (self.turns - from, (self.servers.len() * (self.cores.len() + 1)) as u64);
-        // Where udm looks after paths, it goes on looking.
+        // If udm checks paths, it continues to do so.
         let looks = self.devices.iter().any(|device| device.checks);
         if !looks && turns > TURNS_ALONE * lanes {
             return Err(format!("{turns} turns of cores at rest, with {lanes} lanes"));
@@ -86,7 +86,7 @@ impl NbdClientWorld {
         Ok(())
     }
 
-    /// Everything is closed, and nothing is left.
+    /// Closes everything, and checks that nothing is left.
     fn end(&mut self) -> Result<(), Violation> {
         self.calm = true;
         self.net.borrow_mut().calm = true;
@@ -96,7 +96,7 @@ impl NbdClientWorld {
         self.step_until("the end of the front ends", |world| {
             lock(&world.shared).closed == world.cores.len()
         })?;
-        // Tasks of targets end with them.
+        // The tasks of targets end with their devices.
         self.devices.clear();
         self.paths.clear();
         self.step_until("the end of tasks", |world| {
@@ -106,7 +106,7 @@ impl NbdClientWorld {
         self.cluster.stop(Nanos(60_000_000_000));
         self.step_until("the end of the cores", |world| world.cores.iter().all(|core| core.over))?;
         self.counts.called_off = self.cores.iter().map(|core| core.outside.borrow().called_off).sum();
-        // What was called off, or is a farewell, ends by itself.
+        // Cancelled operations and disconnect requests complete by themselves.
         self.step_until("the end of the last operation", |world| {
             world.cores.iter().all(|core| core.outside.borrow().under_way() == 0)
         })?;

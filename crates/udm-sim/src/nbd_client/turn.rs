@@ -1,4 +1,4 @@
-//! Steps of the world: who has a reason has a turn.
+//! Steps of the world: a core or connection with a reason gets a turn.
 
 use super::conn::ConnContext;
 use super::shared::{FrontEndPhase, lock};
@@ -11,21 +11,21 @@ use std::sync::atomic::Ordering;
 use udm_core::Nanos;
 use udm_runtime::Rest;
 
-/// The most steps until something that must come has come, or a byte has moved; twenty times as
-/// many while bytes move.
+/// Maximum number of steps until an awaited event, or until another byte is moved. While bytes are
+/// moved, the limit is 20 times as high.
 const STEPS_MAX: u64 = 20_000;
 
-/// How long requests wait at a rest until somebody looks why.
+/// Time that requests may wait at quiescence before paths are reinstated and servers killed.
 const PATIENCE: Nanos = Nanos(5_000_000_000);
 
-/// Nobody has a reason to do anything.
+/// Error text if no event is left.
 const STUCK: &str = "nothing moves any more";
 
-/// How soon a lane may try again to connect: at first, and at the most.
+/// Shortest delay before a lane connects again, and the maximum of this delay, in ns.
 const BACK_OFF: u64 = 100_000_000;
 const BACK_OFF_MAX: u64 = 5_000_000_000;
 
-/// Who can have the next turn.
+/// A candidate for the next turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TurnCandidate {
     Core(usize),
@@ -34,7 +34,7 @@ enum TurnCandidate {
 }
 
 impl NbdClientWorld {
-    /// One step.
+    /// Runs one step.
     pub(super) fn one_step(&mut self) -> Result<(), Violation> {
         self.step += 1;
         self.set_turn(None);
@@ -65,7 +65,7 @@ impl NbdClientWorld {
             }
         }
         for (i, conn) in self.conns.iter().enumerate() {
-            // What the network has broken is seen by who is stopped when it goes on.
+            // A stopped server notices a broken connection only when it continues.
             if !self.servers[conn.server].is_awake() {
                 continue;
             }
@@ -91,7 +91,7 @@ impl NbdClientWorld {
         lock(&self.shared).wrong.take().map_or(Ok(()), Err)
     }
 
-    /// Nobody has a reason for a turn: the time comes of the next who has.
+    /// Advances the clock to the next event.
     fn jump(&mut self, next: Nanos) -> Result<(), Violation> {
         if let Some(alone) = self.alone_until
             && next > alone
@@ -103,11 +103,11 @@ impl NbdClientWorld {
         let fences = lock_mutex(&self.fences).iter().map(|fence| fence.due).min();
         let next =
             self.callers.iter().map(|(_, due)| *due).chain(restores).chain(fences).fold(next, Nanos::min);
-        // While there is work, trouble may come.
+        // While front ends work, a fault may occur at any time.
         let working = lock(&self.shared).phase == FrontEndPhase::Work;
         let next = if working { next.min(self.now + Nanos(1_000_000)) } else { next };
-        // Where nothing goes on by itself, an administrator sees to it. Checks of paths go on for
-        // ever.
+        // If requests do not progress by themselves, the world acts as an administrator. Path
+        // checks alone would continue forever.
         let waits = self.alone_until.is_none() && lock(&self.shared).model.in_flight() > 0;
         let stuck = next == Nanos::NEVER || waits && next > self.now + PATIENCE;
         if stuck && !working && (self.reinstate_all()? || self.kill_unproved()) {
@@ -116,7 +116,7 @@ impl NbdClientWorld {
             return Ok(());
         }
         if next == Nanos::NEVER {
-            return Err(format!("{STUCK}, and somebody waits: {}", self.waiting()));
+            return Err(format!("{STUCK}, but work is left: {}", self.waiting()));
         }
         if next > self.now {
             self.now = next;
@@ -125,7 +125,7 @@ impl NbdClientWorld {
         Ok(())
     }
 
-    /// Goes on until `done`.
+    /// Runs steps until `done`.
     pub(super) fn step_until(
         &mut self,
         what: &str,
@@ -134,10 +134,10 @@ impl NbdClientWorld {
         let from = self.step;
         while !done(self) {
             if self.step - from.max(self.moved_at) > STEPS_MAX || self.step - from > 20 * STEPS_MAX {
-                return Err(format!("{what} does not come, and somebody waits: {}", self.waiting()));
+                return Err(format!("waited too long for {what}: {}", self.waiting()));
             }
             match self.one_step() {
-                // The step itself may have been the last.
+                // The condition may be true after this step.
                 Err(wrong) if wrong.starts_with(STUCK) && !done(self) => {
                     return Err(format!("{what} does not come: {wrong}"));
                 }
@@ -148,7 +148,7 @@ impl NbdClientWorld {
         Ok(())
     }
 
-    /// Who waits, for a person.
+    /// Describes the work that waits, for a person.
     pub(super) fn waiting(&self) -> String {
         let shared = lock(&self.shared);
         let changing = self.devices.iter().filter(|device| device.change.is_some()).count();
@@ -159,7 +159,7 @@ impl NbdClientWorld {
         format!("{oldest} of {n}, {under_way} operations, {changing} devices change: {}", states.join("; "))
     }
 
-    /// When core `c` wants its next turn.
+    /// Time of the next turn of core `c`.
     pub(super) fn core_reason(&self, c: usize) -> Nanos {
         let core = &self.cores[c];
         match (core.over, core.outside.borrow().has_ended()) {
@@ -202,7 +202,7 @@ impl NbdClientWorld {
         for (l, received, sent) in net.take_moved() {
             self.moved_at = self.step;
             shared.trace.add(now, c as u16, EventKind::Bytes, [l as u64, received, sent, 0]);
-            // A lane has connected when it has read the last of the handshake.
+            // A lane is connected when it has received the last byte of the handshake.
             if received > 0 && self.greeted.contains(&l) && !self.answered.contains(&l) {
                 self.shaken[net.links[l].to] = now;
             }
@@ -220,7 +220,7 @@ impl NbdClientWorld {
         }
     }
 
-    /// What the network has failed is trouble for everybody.
+    /// Records network failures as faults of all exports.
     fn note_failures(&mut self) {
         let (lost, now) = (self.net.borrow().lost, self.now);
         if lost > std::mem::replace(&mut self.counts.lost, lost) {
@@ -228,7 +228,7 @@ impl NbdClientWorld {
         }
     }
 
-    /// Looks at the connections that core `c` has begun.
+    /// Checks the connects that core `c` has started.
     fn calls_of(&mut self, c: usize) -> Result<(), Violation> {
         let links = self.net.borrow().links.len();
         for l in std::mem::replace(&mut self.seen, links)..links {
@@ -242,13 +242,13 @@ impl NbdClientWorld {
                 self.attempts[c][server].last = Some((l, self.now));
                 continue;
             };
-            // An answer behind the end of the last one frees the lane as well.
+            // A late reply on the abandoned connection also frees the lane.
             let late = self.heard[server] >= at;
             let vain = if late || self.answered.contains(&before) { 0 } else { vain };
             let then = if late { 0 } else { vain + 1 };
             self.attempts[c][server] = ConnectAttempts { last: Some((l, self.now)), vain: then };
             let least = (BACK_OFF << vain.min(10)).min(BACK_OFF_MAX);
-            // A checker has a lane of its own, and a lane that has connected ends the others' wait.
+            // A checker has its own lane. A lane that has connected ends the wait of the others.
             let free = late || self.devices[export].checks || self.shaken[server] >= at;
             if !free && self.now.since(at).0 + 1_000_000 < least {
                 let passed = self.now.since(at).0 / 1000;
@@ -258,7 +258,7 @@ impl NbdClientWorld {
         Ok(())
     }
 
-    /// A server is lost once, until it is there again.
+    /// Checks the log lines: a server must be reported as lost once, until it is connected again.
     fn read_log(&mut self) -> Result<(), Violation> {
         for line in log_capture::take() {
             self.counts.lines += 1;
@@ -268,7 +268,7 @@ impl NbdClientWorld {
                 rest[..end].parse::<usize>().ok()
             });
             let Some(server) = server else { return Err(format!("a line of no server: {line}")) };
-            // What is said of writes that wait is said once each.
+            // Each event of writes that wait is logged once.
             if line.contains("writes that waited") || line.contains(": fence") {
                 self.counts.waited += 1;
                 if line.ends_with(" writes that waited were answered") {
@@ -308,7 +308,7 @@ impl NbdClientWorld {
         outcome
     }
 
-    /// A change of `device` goes on.
+    /// Continues the change of `device`.
     fn go_on_changing(&mut self, device: usize) -> Result<(), Violation> {
         self.set_turn(None);
         let Some((change, woken)) = &mut self.devices[device].change else { return Ok(()) };

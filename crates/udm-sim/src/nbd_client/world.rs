@@ -1,5 +1,5 @@
-//! Cores with lanes of exports, and the servers of those, stepped on one thread in an order drawn
-//! from a seed.
+//! A world of the NBD client: cores with lanes of exports, and the servers. It runs on one thread
+//! in an order drawn from a seed.
 
 use super::conn::ServerConn;
 use super::counts::NbdClientCounts;
@@ -37,15 +37,15 @@ use udm_wire::multipath_conf::MultipathSettings;
 use udm_wire::nbd::ExportFlags;
 use udm_wire::uri::{self, DeadlineSetting, DeviceUri, Fence, NbdUri, SilencePolicy};
 
-/// So long behind the end of a connection a server does nothing of it any more, where paths are
-/// told so: see `actions`.
+/// Time after the end of a connection from which its server executes nothing that came over it, for
+/// `fence=wait`. See `actions`.
 const SELF_FENCED: Nanos = Nanos(30_000_000_000);
 
-/// A core.
+/// A core with lanes of exports.
 pub(super) struct ClientCore {
     pub(super) core: SteppedCore,
     pub(super) outside: Rc<RefCell<SimRingState>>,
-    /// When it wants its next turn.
+    /// Time of the next turn.
     pub(super) wake: Nanos,
     pub(super) spent: Nanos,
     pub(super) over: bool,
@@ -53,25 +53,25 @@ pub(super) struct ClientCore {
 
 /// The device of an export.
 pub(super) struct ExportDevice {
-    /// What front ends open.
+    /// The device that front ends open.
     pub(super) device: Arc<dyn Device>,
-    /// The same, where it is multipath.
+    /// The mapped device, if the export is used through multipath.
     pub(super) mapped: Option<Arc<MappedDevice>>,
     pub(super) change: Option<(DeviceTransition, Arc<AtomicBool>)>,
-    /// udm itself looks whether failed paths work again.
+    /// True if udm itself checks failed paths.
     pub(super) checks: bool,
 }
 
 /// The attempts of one core to connect to one server.
 #[derive(Clone, Copy, Default)]
 pub(super) struct ConnectAttempts {
-    /// The last: its connection, and when it was.
+    /// The last attempt: its connection and its time.
     pub(super) last: Option<(usize, Nanos)>,
-    /// How many before it in a row did not lead to an answered request.
+    /// Number of consecutive attempts before the last one without an answered request.
     pub(super) vain: u32,
 }
 
-/// See the module's documentation.
+/// A simulated world of the NBD client.
 pub struct NbdClientWorld {
     pub(super) plan: RunPlan,
     pub(super) shared: SharedStateRef,
@@ -80,78 +80,78 @@ pub struct NbdClientWorld {
     pub(super) cores: Vec<ClientCore>,
     pub(super) net: Rc<RefCell<SimNetwork>>,
     pub(super) servers: Vec<SimServer>,
-    /// What the servers of each export say, and its disk.
+    /// Description of each export by its servers; `disks` has its disk.
     pub(super) says: Vec<ExportDescription>,
     pub(super) disks: Vec<ServerDisk>,
     pub(super) devices: Vec<ExportDevice>,
     /// The paths, by server.
     pub(super) paths: Vec<Arc<dyn Device>>,
     pub(super) conns: Vec<ServerConn>,
-    /// Connections that are to be taken, and when.
+    /// Connects that wait for their server, with their time.
     pub(super) callers: Vec<(usize, Nanos)>,
-    /// Commands that fence servers.
+    /// Running fence commands.
     pub(super) fences: FenceCommands,
-    /// What the paths were told of silence.
+    /// The settings of the paths for silent servers.
     pub(super) silence: SilencePolicy,
-    /// Connections that were looked at.
+    /// Number of connections that were checked.
     pub(super) seen: usize,
-    /// By core and server.
+    /// Connect attempts, by core and server.
     pub(super) attempts: Vec<Vec<ConnectAttempts>>,
-    /// When a handshake with each server last came to its end.
+    /// Time of the last completed handshake with each server.
     pub(super) shaken: Vec<Nanos>,
-    /// When each server last had answered all writes of a connection that was given up.
+    /// Time at which each server last had answered all writes of an abandoned connection.
     pub(super) heard: Vec<Nanos>,
-    /// Connections whose server has sent all of the handshake.
+    /// Connections whose server has sent the whole handshake.
     pub(super) greeted: BTreeSet<usize>,
-    /// Connections on which something was answered.
+    /// Connections on which a request was answered.
     pub(super) answered: BTreeSet<usize>,
-    /// Of each server, whether the last line of the log says that it is lost.
+    /// By server: true if the last log line says that the server is lost.
     pub(super) down: Vec<bool>,
-    /// Front ends' letters.
+    /// Address of messages to the front ends.
     pub(super) topic: DeviceId,
     pub(super) manner: LoadProfile,
     pub(super) schedule: SimRng,
     pub(super) control: SimRng,
-    /// What servers do.
+    /// Random choices of the servers.
     pub(super) chance: SimRng,
     pub(super) step: u64,
     pub(super) moved_at: u64,
     pub(super) rest_at: u64,
     pub(super) calm: bool,
-    /// Nothing may be asked of it before that: forgotten when nothing is to be done until then.
+    /// End of the idle time at quiescence. Cleared when no event is left before it.
     pub(super) alone_until: Option<Nanos>,
-    /// How often trouble comes.
+    /// Average number of steps between faults.
     pub(super) rough: u64,
-    /// One power cut in so many comes to pass.
+    /// One of this many power cuts is performed.
     pub(super) spared: u64,
     pub(super) turns: u64,
-    /// Memory that was there before the cores.
+    /// Memory in use before the cores were created, in bytes.
     pub(super) base: i64,
     pub(super) counts: NbdClientCounts,
-    /// `None` behind the end.
+    /// Guard of the log capture, dropped at the end.
     _lines: DefaultGuard,
 }
 
-/// Where lanes get their sockets: a pair that carries nothing, whose other end says what they do
-/// with theirs.
+/// Socket factory of lanes. Each socket is one end of a pair without data; the other end shows the
+/// actions on it.
 struct SimSockets {
     dialled: NewSockets,
     fences: FenceCommands,
     server: usize,
 }
 
-/// A command that is to fence a server.
+/// A running fence command.
 pub(super) struct FenceCommand {
     pub(super) server: usize,
-    /// When it ends.
+    /// Time of its end.
     pub(super) due: Nanos,
     pub(super) then: FenceDone,
 }
 
-/// Those that run.
+/// The running fence commands.
 pub(super) type FenceCommands = Arc<Mutex<Vec<FenceCommand>>>;
 
-/// Takes what only one thread ever takes.
+/// Locks a mutex that only one thread uses.
 pub(super) fn lock_mutex<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -163,7 +163,7 @@ impl SocketFactory for SimSockets {
         Ok((theirs, SocketAddrUnix::new(path_of(self.server))?.into()))
     }
 
-    /// What was sent is with the server, or on its way.
+    /// Bytes already sent are with the server or in transit.
     fn reset(&self, _: &OwnedFd) {}
 
     fn fence(&self, _: &Path, _: &NbdUri, then: FenceDone) {
@@ -176,7 +176,7 @@ fn path_of(server: usize) -> PathBuf {
     format!("/n{server}").into()
 }
 
-/// Finds paths by their words, `n` and a number.
+/// Resolves `n` and a number to a path.
 pub(super) struct ServerPathResolver(pub(super) Vec<Arc<dyn Device>>);
 
 impl Resolver for ServerPathResolver {
@@ -190,7 +190,7 @@ impl Resolver for ServerPathResolver {
     }
 }
 
-/// A flag that a change sets when it can go on.
+/// Creates a flag that a change sets when it can continue.
 fn wake() -> (Arc<AtomicBool>, WakeFn) {
     let woken = Arc::new(AtomicBool::new(true));
     let handle = woken.clone();
@@ -226,7 +226,8 @@ impl NbdClientWorld {
                 _ => Fence::Exec("/fence".into()),
             },
         };
-        // Where only a close proves anything, what ends otherwise would wait for ever.
+        // With `fence=closed` only a close proves a connection dead, so writes of a connection that
+        // timed out would wait forever.
         net.clients = true;
         net.gives_up = silence.fence != Fence::Closed;
         let manner = LoadProfile {
@@ -292,7 +293,7 @@ impl NbdClientWorld {
         Ok(world)
     }
 
-    /// Makes the cores, the devices and the front ends.
+    /// Creates the cores, the devices and the front ends.
     fn boot(&mut self, build: &mut SimRng) -> Result<(), Violation> {
         self.set_turn(None);
         let latency = build.pick(&[100, 10_000, 1_000_000]);
@@ -311,8 +312,9 @@ impl NbdClientWorld {
                 return Err(format!("no URI: {word}"));
             };
             uri.silence = self.silence.clone();
-            // The servers of an export have one disk with one cache: a flush on any connection
-            // covers the writes of all, whether they say so or not. Paths need to be told.
+            // The servers of an export share one disk with one cache. So a flush on any connection
+            // covers the writes of all connections, whether the servers announce this or not. The
+            // paths need the option for it.
             let several = self.servers.iter().filter(|other| other.export == of.export).count() > 1;
             uri.multi_conn = several && self.says[of.export].flags.contains(ExportFlags::SEND_FLUSH);
             let sockets =
@@ -338,7 +340,7 @@ impl NbdClientWorld {
             self.devices.push(used);
             lock(&self.shared).model.exports.push(ExportModel::new(export, limits, holds));
             self.resume(export)?;
-            // A table has its limits when it is live.
+            // A table has its limits only when it is live.
             let limits = self.devices[export].device.limits();
             let mut export_of = ExportModel::new(export, limits, holds);
             export_of.late = self.silence.deadline != DeadlineSetting::Never;
@@ -378,7 +380,7 @@ impl NbdClientWorld {
         let interval = Nanos::from_millis(build.between(50, 2000));
         let settings = MultipathSettings {
             polling_interval: interval,
-            // Long: whatever it is, a core is woken for it while a world is at rest.
+            // Long, because a core wakes for each check while the world is quiescent.
             max_polling_interval: Nanos(60_000_000_000),
             ..MultipathSettings::every(1)
         };
@@ -425,18 +427,18 @@ impl NbdClientWorld {
         lock(&self.shared).say(text);
     }
 
-    /// Sets the clocks for a turn of core `c`, or of nobody.
+    /// Sets the clocks for a turn of core `c`, or of the control side.
     pub(super) fn set_turn(&mut self, c: Option<usize>) {
-        // No two turns are at the same time.
+        // All turns have different times.
         self.now = self.now + Nanos(1);
         clock::set(self.now, c.map_or(Nanos(0), |c| self.cores[c].spent));
     }
 
-    /// What udm may have of memory in bytes, beside that of requests: a lane has two buffers of 256
-    /// KiB under way on each of five connections at the most, and keeps 1 MiB; a front end keeps
-    /// what it was told.
+    /// Maximum memory of udm in bytes, without the memory of requests. A lane has up to five
+    /// connections, each with two buffers of 256 KiB in use and 1 MiB kept. A front end keeps the
+    /// memory of its profile.
     pub(super) fn memory_max(&self) -> i64 {
-        // A checker has lanes of its own.
+        // A checker has its own lanes.
         let lanes = self.servers.len() * (self.cores.len() + 1);
         let requests = self.manner.depth.max(4) * self.devices.len() * (1 << 20);
         (lanes * 5 * (1536 << 10) + self.cores.len() * (self.manner.keep + requests + 4096)) as i64

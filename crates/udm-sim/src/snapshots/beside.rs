@@ -1,5 +1,5 @@
-//! Threads beside the cores do what they were asked for: stores grow, and marks are kept of stores
-//! that can't be made to say that they are invalid.
+//! Simulated work of helper threads: stores grow, and marks are recorded for stores that cannot be
+//! marked invalid themselves.
 
 use super::world::SnapshotWorld;
 use crate::beside::{HelperRequest, HelperRequestKind};
@@ -8,12 +8,12 @@ use udm_core::OpenError;
 use udm_core::errno::ENOSPC;
 
 impl SnapshotWorld {
-    /// What is due is done. With the power off nothing is, and whoever waits for it is let go.
+    /// Completes the helper requests that are due. If the power is off, all of them fail.
     pub(super) fn do_asked(&mut self) {
         loop {
             let mut env = lock(&self.machine.env);
-            // A step of growth may be one sector: at rest a request does not wait for many slow
-            // ones.
+            // In quiescence, requests complete at once. A step of growth may be one sector, so a
+            // request could wait for many slow steps.
             let (now, dead, calm) = (env.now, env.dead, env.calm);
             let Some(due) = env.asked.iter().position(|asked| dead || calm || asked.at <= now) else {
                 return;
@@ -36,12 +36,12 @@ impl SnapshotWorld {
         }
     }
 
-    /// A disk becomes longer, or can't.
+    /// Grows a disk. Returns false if the growth fails.
     fn grow_disk(&mut self, side: usize, size: u64) -> bool {
         let mut env = lock(&self.machine.env);
         let fails = !env.calm && self.fails && self.machine.control.one_in(8);
         let (one, was_stuck) = (&mut self.sides[side], env.disks[side].stuck);
-        // What it had before an error it keeps.
+        // An error may occur after a part of the growth.
         let part = size.saturating_sub(one.block);
         let size = if fails { env.chance.pick(&[0, part]) } else { size };
         env.disks[side].grow(size);
@@ -51,7 +51,7 @@ impl SnapshotWorld {
             if fails { "can't grow, and has" } else { "grows to" }
         ));
         if fails {
-            // It may become full.
+            // The store may become full.
             one.small = true;
             one.stuck += u32::from(!was_stuck);
             env.disks[side].stuck = true;
@@ -60,7 +60,7 @@ impl SnapshotWorld {
         !fails
     }
 
-    /// The store of `side` was marked, for what it lost since its snapshot was made.
+    /// True if the store of `side` was marked since its snapshot was created.
     pub(super) fn is_marked(&self, side: usize) -> bool {
         let env = lock(&self.machine.env);
         env.marks.get(&side).is_some_and(|mark| 2 * mark.step >= self.sides[side].since)

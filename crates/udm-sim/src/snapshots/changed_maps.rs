@@ -1,5 +1,6 @@
-//! What devices say has changed since their checkpoints. Where a device and an instant can only
-//! read differently it must have; and of an instant that nobody keeps any more all has.
+//! Checks of the maps of changes since a checkpoint. If a device and the checkpoint certainly
+//! differ in a sector, the map must show it as changed. If the checkpoint no longer exists, the map
+//! must show all sectors as changed.
 
 use super::world::SnapshotWorld;
 use crate::model::Violation;
@@ -7,24 +8,24 @@ use std::sync::Arc;
 use udm_core::{ChangeStatus, Checkpoint, Device as _, Extents, Sector, Sectors};
 use udm_dm::MappedDevice;
 
-/// Steps between two looks.
+/// Steps between two checks.
 const EVERY: u64 = 16;
 
-/// Checkpoints that are held on to, the latest.
+/// Maximum number of checkpoints held, the latest ones.
 const HELD_MAX: usize = 8;
 
-/// A checkpoint as a client has it, which does not know what becomes of it.
+/// A checkpoint held by a client, which does not know the snapshot's later state.
 pub(super) struct HeldCheckpoint {
-    /// The side whose device gave it.
+    /// The volume whose device returned the checkpoint.
     of: usize,
-    /// The side that keeps the instant, and since when.
+    /// The snapshot that holds the data of the checkpoint, and its creation time in `since`.
     kept: usize,
     since: u64,
     key: Checkpoint,
 }
 
 impl SnapshotWorld {
-    /// Asks a device for a map, each time another one.
+    /// Queries the map of one device, a different one each time.
     pub(super) fn look_at_maps(&mut self) -> Result<(), Violation> {
         let look = self.machine.step / EVERY;
         if self.dead || !self.machine.step.is_multiple_of(EVERY) {
@@ -35,9 +36,12 @@ impl SnapshotWorld {
             for key in device.checkpoints() {
                 let kept = key.name.strip_prefix('s').and_then(|n| n.parse::<usize>().ok());
                 let Some(kept) = kept.filter(|kept| *kept < self.sides.len()) else {
-                    return Err(format!("s{side} has a checkpoint {:?}, and nobody is called so", key.name));
+                    return Err(format!(
+                        "s{side} has a checkpoint {:?}, but there is no such snapshot",
+                        key.name
+                    ));
                 };
-                // A change that makes it live, or ends it, may be under way.
+                // A change that makes the snapshot live, or ends it, may be in progress.
                 if self.sides[kept].live {
                     self.held
                         .insert(0, HeldCheckpoint { of: side, kept, since: self.sides[kept].since, key });
@@ -61,7 +65,8 @@ impl SnapshotWorld {
     fn compare_map(&self, held: &HeldCheckpoint, device: &MappedDevice, look: u64) -> Result<(), Violation> {
         let (one, other) = (&self.sides[held.of], &self.sides[held.kept]);
         let over = other.mapped.is_none() || other.since != held.since;
-        // What is being merged into a snapshot is what its upper device shows, and not yet in it.
+        // During a merge into a snapshot, its upper device shows data that the snapshot itself does
+        // not have yet.
         let known = other.live && one.merging.is_none() && other.merging.is_none();
         let len = one.sectors.min(device.limits().size.0);
         let from = if look.is_multiple_of(3) { look % len.max(1) } else { 0 };
@@ -73,7 +78,7 @@ impl SnapshotWorld {
                 let [a, b] = [held.of, held.kept].map(|side| cells.index(side, sector));
                 let differ = over || known && !cells.may_be_equal(a, b, 2 * self.machine.step);
                 if run.content == ChangeStatus::Same && differ {
-                    let why = if over { "which nobody keeps any more" } else { "and they differ" };
+                    let why = if over { "which no longer exists" } else { "and they differ" };
                     return Err(format!(
                         "s{} says that sector {sector} has not changed since s{}, {why}:{}\n  and{}",
                         held.of,
@@ -86,8 +91,8 @@ impl SnapshotWorld {
             at += run.len.0;
         }
         match at {
-            _ if at == from && len > from => Err(format!("s{} says nothing of a map", held.of)),
-            _ if at > len => Err(format!("s{} says of {len} sectors what is in {at}", held.of)),
+            _ if at == from && len > from => Err(format!("s{} returned an empty map", held.of)),
+            _ if at > len => Err(format!("s{} returned a map of {at} sectors for {len} sectors", held.of)),
             _ => Ok(()),
         }
     }

@@ -1,5 +1,5 @@
-//! The control side of devices: tables, suspends and resumes, messages, what they say of
-//! themselves. One thing after the other, while the cores go on.
+//! The control side of devices: tables, suspends, resumes, messages and status. Each operation runs
+//! to its end while the cores continue.
 
 use super::volumes::PendingSnapshot;
 use super::world::SnapshotWorld;
@@ -15,14 +15,14 @@ use udm_core::DevNo;
 use udm_core::errno::{EBUSY, EINTR};
 use udm_dm::{DeviceSetTransition, IndexedTargetError, MappedDevice, Table, TargetError, WakeFn};
 
-/// The most steps that something may take. A slow path may hold a request for half a second, which
-/// is 200,000.
+/// Maximum number of steps of an operation. A slow path may hold a request for half a second, which
+/// is 200,000 steps.
 pub(super) const STEPS_MAX: u64 = 1_000_000;
 
-/// How something ended that the world lets fail: `EINTR` where it was called off.
+/// Result of an operation that may fail: `EINTR` if it was cancelled.
 pub(super) type ChangeOutcome = Result<(), TargetError>;
 
-/// The numbers of devices over snapshots begin here.
+/// First minor number of the devices over snapshots.
 const UPPER: u32 = 64;
 
 impl SnapshotWorld {
@@ -32,7 +32,7 @@ impl SnapshotWorld {
         (woken, Arc::new(move || handle.store(true, Ordering::Relaxed)))
     }
 
-    /// Makes a device for `side`, without a table.
+    /// Creates the device of volume `side`, without a table.
     pub(super) fn device(&mut self, side: usize) -> Result<Arc<MappedDevice>, Violation> {
         let number = DevNo { major: 253, minor: side as u32 };
         let mapped = MappedDevice::new(&format!("s{side}"), None, number).map_err(|e| e.to_string())?;
@@ -40,7 +40,7 @@ impl SnapshotWorld {
         Ok(mapped)
     }
 
-    /// Has the table of a snapshot loaded into the device of `side`. False where storage failed.
+    /// Loads the snapshot table into the device of `side`. Returns false if storage failed.
     pub(super) fn load_snapshot(
         &mut self,
         side: usize,
@@ -52,7 +52,7 @@ impl SnapshotWorld {
         self.load(side, &device, &format!("snapshot {line}"), instant)
     }
 
-    /// Has what stands in the base line of `side` loaded at its door.
+    /// Loads the base line of `side` into its top device. Returns false if storage failed.
     pub(super) fn load_base(
         &mut self,
         side: usize,
@@ -106,7 +106,7 @@ impl SnapshotWorld {
         Ok(true)
     }
 
-    /// Goes on until `device_set` is over.
+    /// Runs steps until `changes` has completed.
     fn finish(
         &mut self,
         changes: Result<DeviceSetTransition, IndexedTargetError>,
@@ -159,7 +159,7 @@ impl SnapshotWorld {
                 Err(error) => return Err(format!("resume of {}: {error}", names(devices))),
             }
         }
-        Err(format!("resume of {} is called off all the time", names(devices)))
+        Err(format!("resume of {} is cancelled each time", names(devices)))
     }
 
     pub(super) fn suspend(&mut self, device: &Arc<MappedDevice>) -> Result<ChangeOutcome, Violation> {
@@ -173,7 +173,7 @@ impl SnapshotWorld {
         Ok(outcome)
     }
 
-    /// Takes a device away that nobody has open.
+    /// Removes a device that is not open.
     pub(super) fn leave(&mut self, device: Arc<MappedDevice>) -> Result<(), Violation> {
         let devices = [device];
         loop {
@@ -187,11 +187,11 @@ impl SnapshotWorld {
         }
     }
 
-    /// Sends a message to the snapshot `side`; false where that is suspended.
+    /// Sends a message to snapshot `side`. Returns false if the snapshot is suspended.
     pub(super) fn send_message(&mut self, side: usize, words: &str) -> Result<bool, Violation> {
         let Some(mapped) = self.sides[side].mapped.clone() else { return Ok(false) };
         self.machine.say(format!("s{side} message: {words}"));
-        // Behind one growth is tried anew.
+        // After a message, growth is tried again.
         lock(&self.machine.env).disks[side].stuck = false;
         let all: Vec<String> = words.split(' ').map(str::to_string).collect();
         let mut names = DeviceResolver {
@@ -207,17 +207,18 @@ impl SnapshotWorld {
         }
     }
 
-    /// What stands behind the type in the status of the snapshot `side`.
+    /// Returns the status of snapshot `side`, without the target type.
     pub(super) fn status(&self, side: usize) -> String {
         self.sides[side].mapped.as_ref().map(|mapped| describe_device_state(mapped)).unwrap_or_default()
     }
 
-    /// The same at the door of an origin.
+    /// Returns the status of the top device of an origin, without the target type.
     pub(super) fn base_status(&self, side: usize) -> String {
         self.sides[side].door().map(|door| describe_device_state(door)).unwrap_or_default()
     }
 
-    /// Tables that are live now take their instants: those of one change, one.
+    /// Copies the content of origins for snapshots that became live. Those of one change have the
+    /// same instant.
     fn look_at_tables(&mut self) -> Result<(), Violation> {
         for side in 0..self.sides.len() {
             let is_live = |coming: &PendingSnapshot| {
@@ -243,20 +244,20 @@ impl SnapshotWorld {
         let from = coming.from;
         let now = 2 * self.machine.step;
         if from != self.sides[side].origin || self.sides[side].origin == side {
-            // The instant of a snapshot comes back.
+            // The snapshot is merged into its origin, so its data replaces that of the origin.
             self.sides[from].live = false;
             (self.sides[side].merging, self.sides[side].whole_runs) = (Some(from), true);
             self.sides[side].refused = self.sides.iter().any(|other| other.origin == side && other.refuses());
             if self.base_status(side) == "Invalid" {
-                // It became so before it was merged: the origin is what it was.
+                // The snapshot became invalid before the merge, so the origin is unchanged.
                 self.machine.say(format!("s{from} is invalid, and nothing of it comes to s{side}"));
                 return;
             }
             self.machine.say(format!("s{side} is what s{from} is"));
-            // What is below is what it was, for a snapshot that is made meanwhile.
+            // The content below stays as it was, for a snapshot that is created during the merge.
             let (sectors, shadow) = (self.sides[side].sectors, self.sides.len() + side);
             self.machine.model.cells.copy(&[side], shadow, sectors, now, |_, _| true);
-            // Where a store has it nobody knows here.
+            // The model does not know which data is in the store.
             self.machine.model.cells.copy(&[from], side, sectors, now, |_, _| true);
             self.counts.merges += 1;
             return;
@@ -270,7 +271,7 @@ impl SnapshotWorld {
         let env = lock(&self.machine.env);
         let reached = |sector, stamp| !on_disk || env.disks[from].has(sector, stamp);
         self.machine.model.cells.copy(sources, side, self.sides[side].sectors, now, reached);
-        // A run that failed, or was cut off, may have left what was there in between.
+        // A run that failed or was interrupted may have left intermediate data.
         for sector in (0..self.sides[side].sectors).filter(|_| amid && on_disk) {
             let cell = self.machine.model.cells.index(side, sector);
             for stamp in env.disks[from].contents(sector) {
@@ -286,7 +287,7 @@ impl SnapshotWorld {
         self.counts.grouped += u64::from(coming.group.len() > 1);
     }
 
-    /// The power is off, or went off in this very turn.
+    /// True if the power is off, or was cut in this turn.
     pub(super) fn is_dead(&self) -> bool {
         self.dead || lock(&self.machine.env).dead
     }
@@ -301,7 +302,7 @@ fn describe_device_state(device: &MappedDevice) -> String {
     device.status_text().splitn(4, ' ').nth(3).unwrap_or_default().trim().to_owned()
 }
 
-/// The numbers of a status: in use, of how many, of them metadata.
+/// Parses the numbers of a status: used sectors, total sectors, and metadata sectors.
 pub(super) fn parse_usage(status: &str) -> Option<(u64, u64, u64)> {
     let (use_, metadata) = status.split_once(' ')?;
     let (used, total) = use_.split_once('/')?;
@@ -309,8 +310,8 @@ pub(super) fn parse_usage(status: &str) -> Option<(u64, u64, u64)> {
 }
 
 impl SnapshotWorld {
-    /// Puts a device below the origin `side`, where it is to have one: the same disk in several
-    /// lines, which cut what straddles them. False where storage failed.
+    /// Creates the device below origin `side`, if it must have one. It maps the disk in several
+    /// lines, so requests are split. Returns false if storage failed.
     pub(super) fn put_floor(&mut self, side: usize) -> Result<bool, Violation> {
         let Some(lines) = self.sides[side].floor_lines.clone() else { return Ok(true) };
         let number = DevNo { major: 253, minor: (self.sides.len() + side) as u32 };
@@ -323,7 +324,7 @@ impl SnapshotWorld {
         Ok(true)
     }
 
-    /// Puts a `snapshot-origin` over the snapshot `side`, where it is to have one.
+    /// Creates a `snapshot-origin` device over snapshot `side`, if it must have one.
     pub(super) fn put_upper(&mut self, side: usize) -> Result<(), Violation> {
         if !self.sides[side].stacked || self.sides[side].upper.is_some() || self.is_dead() {
             return Ok(());

@@ -1,56 +1,56 @@
-//! What runs of snapshot worlds were worth.
+//! Coverage counters of runs of snapshot worlds.
 
 use crate::counts::{counts, format_disturbance_counts, uncovered};
 use crate::plan::{Disturbance, ExcludedDisturbances};
 
 counts! {
-    /// See the module. Where not said otherwise, how often it happened.
+    /// Counters of one or several runs of snapshot worlds.
     pub struct SnapshotCounts {
         /// Snapshots that became live.
         pub made: u64,
-        /// In changes of several.
+        /// Snapshots that became live in a change of several.
         pub grouped: u64,
-        /// Of snapshots.
+        /// Snapshots of snapshots.
         pub stacked: u64,
-        /// While their origin was merged.
+        /// Snapshots that became live while their origin was merged.
         pub amid: u64,
-        /// Snapshots that took over from a table before.
+        /// Snapshots taken over by a new table.
         pub reloaded: u64,
-        /// Snapshots removed while they were live.
+        /// Live snapshots that were removed.
         pub removed: u64,
-        /// Suspends that ended.
+        /// Completed suspends.
         pub suspends: u64,
-        /// Changes that were called off.
+        /// Cancelled changes.
         pub cancels: u64,
-        /// Merges begun.
+        /// Started merges.
         pub merges: u64,
-        /// And ended.
+        /// Completed merges.
         pub merged: u64,
         /// Snapshots that became invalid.
         pub invalid: u64,
-        /// Stores that said that they are full.
+        /// Stores that reported an overflow.
         pub overflowed: u64,
-        /// Writes that failed, since a store was full.
+        /// Writes that failed because a store was full.
         pub refused: u64,
-        /// Stores that grew, as what waited for room needed.
+        /// Stores that the world enlarged for requests that waited for space.
         pub grown: u64,
-        /// Stores that were marked elsewhere.
+        /// Marks recorded outside of the store.
         pub marked: u64,
-        /// Steps by which stores grew by themselves.
+        /// Steps of automatic growth of stores.
         pub grew: u64,
-        /// Discards of snapshots that ended well.
+        /// Successful discards of snapshots.
         pub discards: u64,
-        /// Of those, such that went on to the origin.
+        /// Successful discards that were passed to the origin.
         pub passed_down: u64,
         /// Power cuts.
         pub cuts: u64,
-        /// While something was merged.
+        /// Power cuts during a merge.
         pub cut_merges: u64,
-        /// While snapshots of one change were live, or becoming so.
+        /// Power cuts while snapshots of one change were live or becoming live.
         pub cut_groups: u64,
-        /// Snapshots that a power cut left, valid.
+        /// Snapshots that were valid after a power cut.
         pub survived: u64,
-        /// Maps of what has changed that were compared.
+        /// Maps of changes that were compared.
         pub maps: u64,
         /// Worlds with blocks of 4 KiB.
         pub blocks: u64,
@@ -58,7 +58,7 @@ counts! {
 }
 
 impl SnapshotCounts {
-    /// What must come in many runs, and the class that brings it.
+    /// All events that many runs must have, with the class that causes them.
     fn all(&self) -> [(&'static str, Option<Disturbance>, u64); 24] {
         [
             ("made", None, self.made),
@@ -68,7 +68,7 @@ impl SnapshotCounts {
             ("reloaded", Some(Disturbance::Reload), self.reloaded),
             ("removed", Some(Disturbance::Remove), self.removed),
             ("suspends", Some(Disturbance::Suspend), self.suspends),
-            ("called off", Some(Disturbance::Cancel), self.cancels),
+            ("cancelled", Some(Disturbance::Cancel), self.cancels),
             ("merges", Some(Disturbance::Merge), self.merges),
             ("merged", Some(Disturbance::Merge), self.merged),
             ("invalid", Some(Disturbance::Small), self.invalid),
@@ -88,13 +88,13 @@ impl SnapshotCounts {
         ]
     }
 
-    /// What was not left out and never came all the same.
+    /// Events that were not excluded and never occurred.
     #[must_use]
     pub fn uncovered(&self, without: ExcludedDisturbances) -> Vec<&'static str> {
         uncovered(self.all(), without)
     }
 
-    /// What was covered, for a person.
+    /// Text of the coverage, for a person.
     #[must_use]
     pub fn coverage(&self) -> String {
         format_disturbance_counts(self.all())

@@ -1,4 +1,4 @@
-//! Rests, power cuts, and what comes back after them.
+//! Quiescence, power cuts, and the state after them.
 
 use super::control::{STEPS_MAX, parse_usage};
 use super::world::SnapshotWorld;
@@ -9,11 +9,11 @@ use crate::tasks::RunningTask;
 use crate::turn::MachineWorld as _;
 use udm_core::OwnWork;
 
-/// Steps that a run takes behind the cut that it was made for.
+/// Steps that a run continues after its planned power cut.
 const STEPS_BEHIND: u64 = 100;
 
 impl SnapshotWorld {
-    /// Takes all the steps of the plan, and comes to rest.
+    /// Runs all steps of the plan, and quiesces the world.
     pub(super) fn run_all(&mut self) -> Result<(), Violation> {
         while self.machine.step < self.machine.plan.steps {
             if self.dead {
@@ -36,8 +36,8 @@ impl SnapshotWorld {
         self.take_apart()
     }
 
-    /// Makes the cores and the devices, as after power-on: those that were there. The power may
-    /// fail meanwhile.
+    /// Creates the cores and the existing devices, as after power-on. The power may be cut
+    /// meanwhile.
     pub(super) fn boot(&mut self) -> Result<(), Violation> {
         self.machine.make_cores(self.count);
         lock(&self.machine.env).calm = true;
@@ -59,7 +59,7 @@ impl SnapshotWorld {
         for side in 0..self.origins() {
             self.device(side)?;
             let loaded = self.put_floor(side)? && self.load_origin(side)?;
-            // Nothing comes of a merge of what is invalid.
+            // The merge of an invalid snapshot has no effect.
             let marked = self.sides[side].merging.is_some_and(|store| self.is_marked(store));
             if !loaded && marked && !self.is_dead() {
                 (self.sides[side].merging, self.sides[side].base) = (None, self.word(side));
@@ -68,8 +68,8 @@ impl SnapshotWorld {
                 return if self.is_dead() { Ok(()) } else { fails(side) };
             }
         }
-        // The instant goes on: writes of an origin are copied from the first on. What is below
-        // another snapshot comes first.
+        // The snapshot continues: writes of an origin are copied from the first one on. Lower
+        // snapshots come first.
         for side in self.origins()..self.sides.len() {
             let below = self.sides[side].origin;
             let there = self.sides[below].mapped.is_some();
@@ -110,21 +110,21 @@ impl SnapshotWorld {
         Ok(())
     }
 
-    /// A snapshot has gone with the power.
+    /// Removes a snapshot that was lost with the power.
     fn forget(&mut self, side: usize) {
         let base = self.word(side);
         let one = &mut self.sides[side];
         (one.mapped, one.live, one.merging, one.base) = (None, false, None, base);
     }
 
-    /// Has the table of an origin loaded at the door of `side`, or that of the merge into it.
+    /// Loads the origin table, or the table of the merge, into the top device of `side`.
     fn load_origin(&mut self, side: usize) -> Result<bool, Violation> {
         let merges = self.sides[side].merging.is_some();
         self.load_base(side, if merges { "snapshot-merge" } else { "snapshot-origin" }, None)
     }
 
-    /// Nothing fails any more: all requests must end while others go on coming, and then all of
-    /// them. What is left is looked at, and read back.
+    /// Quiesces the world without faults: first requests must complete while others are submitted,
+    /// then all of them. Checks the devices, and reads all data back.
     fn rest(&mut self) -> Result<(), Violation> {
         self.machine.say("a rest");
         self.end_disturbances();
@@ -155,7 +155,7 @@ impl SnapshotWorld {
         (0..self.machine.paths.len()).for_each(|p| self.restore(p));
     }
 
-    /// Ends all trouble, and goes on until nothing is in flight.
+    /// Stops faults, and runs until nothing is in flight.
     fn quiet(&mut self) -> Result<(), Violation> {
         self.end_disturbances();
         if !self.is_dead() {
@@ -190,7 +190,7 @@ impl SnapshotWorld {
         self.waiting()
     }
 
-    /// Reads every sector of every side.
+    /// Reads every sector of every volume.
     fn read_back(&mut self) -> Result<(), Violation> {
         for side in &mut self.sides {
             side.check.set(if side.open { 0 } else { u64::MAX });
@@ -205,7 +205,7 @@ impl SnapshotWorld {
         self.step_until(|world| world.machine.model.in_flight() == 0)
     }
 
-    /// What the snapshots say of themselves.
+    /// Checks the status of the snapshots.
     fn look_at_status(&mut self) -> Result<(), Violation> {
         for side in self.origins()..self.sides.len() {
             if self.sides[side].mapped.is_none() {
@@ -244,8 +244,8 @@ impl SnapshotWorld {
         Ok(())
     }
 
-    /// The end of a snapshot raises an event, once; nothing else here does, but that a store which
-    /// may overflow did so.
+    /// Checks the events: the end of a snapshot raises one event, as does each failure of growth. A
+    /// store that may overflow may raise more.
     fn look_at_events(&mut self) -> Result<(), Violation> {
         for side in self.origins()..self.sides.len() {
             let Some(mapped) = &self.sides[side].mapped else { continue };
@@ -259,7 +259,8 @@ impl SnapshotWorld {
         Ok(())
     }
 
-    /// The power is cut: caches are lost, what is in flight is there, or not, or in part.
+    /// Cuts the power: cached data is lost, and writes in flight take effect wholly, partly or not
+    /// at all.
     pub(super) fn power_off(&mut self) {
         self.counts.cuts += 1;
         self.counts.cut_merges += u64::from(self.sides.iter().any(|side| side.merging.is_some()));
@@ -285,7 +286,7 @@ impl SnapshotWorld {
         }
     }
 
-    /// What is in memory is taken apart in good order, and all begins anew over the same disks.
+    /// Closes everything in order, and creates all devices again over the same disks.
     fn power_on(&mut self) -> Result<(), Violation> {
         self.quiet()?;
         self.do_asked();
@@ -295,7 +296,7 @@ impl SnapshotWorld {
         env.disks.iter_mut().for_each(SimDisk::start);
         env.paths.iter_mut().for_each(|path| path.mode = PathMode::Up);
         env.dead = false;
-        // Now and then it fails again before all is there.
+        // Sometimes the power is cut again before all devices exist.
         env.cut_at = again.then(|| env.changes + 1 + env.chance.below(20));
         drop(env);
         self.dead = false;
@@ -307,7 +308,7 @@ impl SnapshotWorld {
         booted
     }
 
-    /// Closes all lanes and drops all devices; nothing of them is left.
+    /// Closes all lanes and drops all devices, and checks that nothing is left.
     fn take_apart(&mut self) -> Result<(), Violation> {
         for core in 0..self.machine.cores.len() {
             self.machine.set_turn(Some(core));
@@ -323,7 +324,7 @@ impl SnapshotWorld {
             one.check.set(u64::MAX);
             drop(gone);
         }
-        // A task may be on its way to its core, and so may be the word that it is to stop.
+        // The start or stop message of a task may still be in transit.
         self.step_until(|world| {
             world.machine.has_no_mail() && world.machine.cores.iter().all(|core| core.tasks.is_empty())
         })?;

@@ -1,4 +1,4 @@
-//! What is done to snapshots: made, reloaded, merged, removed, suspended; and trouble on the paths.
+//! Actions on snapshots: create, reload, merge, remove and suspend; and path trouble.
 
 use super::control::{STEPS_MAX, parse_usage};
 use super::volumes::StoreFullPolicy;
@@ -13,7 +13,7 @@ use udm_core::{Nanos, OwnWork};
 use udm_dm::MappedDevice;
 
 impl SnapshotWorld {
-    /// Something is done.
+    /// Performs a random action.
     pub(super) fn act(&mut self) -> Result<(), Violation> {
         let stores = self.origins()..self.sides.len();
         let side = self.machine.control.between(stores.start as u64, stores.end as u64 - 1) as usize;
@@ -37,7 +37,7 @@ impl SnapshotWorld {
         }
     }
 
-    /// A path gets slow, or well again; where requests may fail, worse.
+    /// Restores paths that are due. Sometimes makes a path slow or, if requests may fail, faulty.
     pub(super) fn disturb(&mut self) {
         let now = lock(&self.machine.env).now;
         while let Some(timer) = self.machine.timers.take(now) {
@@ -65,41 +65,39 @@ impl SnapshotWorld {
         }
     }
 
-    /// Path `p` is well again, and lets go of what hung.
+    /// Restores path `p` and releases its hung requests.
     pub(super) fn restore(&mut self, p: usize) {
         lock(&self.machine.env).paths[p].mode = PathMode::Up;
         self.machine.release(p);
     }
 
-    /// The store of `side` is a blank one.
+    /// Clears the header of the store of `side`.
     pub(super) fn wipe(&mut self, side: usize) {
         let mut env = lock(&self.machine.env);
         let disk = &mut env.disks[side];
         (0..disk.block).for_each(|sector| disk.blank(sector));
     }
 
-    /// Something is a snapshot of `side`, or may become one.
+    /// True if `side` has or may get a snapshot.
     pub(super) fn has_snapshots(&self, side: usize) -> bool {
         let of = |other: usize| other != side && self.sides[other].origin == side;
         (0..self.sides.len()).any(|other| of(other) && self.sides[other].mapped.is_some())
             || self.sides[side].merging.is_some()
     }
 
-    /// Makes the snapshot `side`, and now and then others in the same change.
+    /// Creates snapshot `side`, sometimes together with others in one change.
     fn make_some(&mut self, side: usize) -> Result<(), Violation> {
         let mut group = vec![side];
         if self.machine.control.one_in(3) {
             let free = |&other: &usize| other != side && self.sides[other].mapped.is_none();
             group.extend((self.origins()..self.sides.len()).filter(free));
         }
-        // Of something that is there, and not of what is made with it; a store that is being
-        // merged is none that is free.
+        // The origin must exist before the change, and a store that is being merged is not free.
         group.retain(|&one| {
             let origin = &self.sides[self.sides[one].origin];
             let merged = self.sides.iter().any(|other| other.merging == Some(one));
             let ready = origin.door().is_some_and(|door| door.live().is_some());
-            // Where a run of a merge was not the last of its chunks, what is below is older than
-            // can be told here.
+            // After an interrupted run of a merge, the model does not know the content below.
             let on_disk = origin.origin == self.sides[one].origin;
             let whole = on_disk || origin.whole_runs && !self.fails;
             let amid = origin.merging.is_none() || whole && origin.merging != Some(one);
@@ -108,7 +106,7 @@ impl SnapshotWorld {
         if group.is_empty() { Ok(()) } else { self.make(&group) }
     }
 
-    /// Makes snapshots, all of one instant.
+    /// Creates snapshots, all of the same instant.
     fn make(&mut self, group: &[usize]) -> Result<(), Violation> {
         let mut loaded = Vec::new();
         for &side in group {
@@ -119,7 +117,7 @@ impl SnapshotWorld {
             self.device(side)?;
             match self.load_snapshot(side, Some(group.to_vec())) {
                 Ok(true) => loaded.push(side),
-                // A store of three chunks or less is none.
+                // A store of three chunks or less is too small.
                 Err(wrong) if self.sides[side].small && wrong.contains("at least two chunks") => {
                     self.sides[side].mapped = None;
                 }
@@ -151,7 +149,7 @@ impl SnapshotWorld {
         sides.iter().filter_map(|&side| self.sides[side].mapped.clone()).collect()
     }
 
-    /// The line of a new snapshot, and what becomes of it when its store is full.
+    /// Draws the table line of a new snapshot, and its policy for a full store.
     fn draw_line(&mut self, side: usize) {
         let block = self.sides[side].block;
         let chunk = match self.sides[side].sectors {
@@ -159,8 +157,8 @@ impl SnapshotWorld {
             _ => self.machine.control.pick(&[1, 8, 16, 64]),
         };
         let small = self.sides[side].small || self.sides[side].grows;
-        // Where nobody writes to the origin a store that is full makes its snapshot read-only; else
-        // such a write mostly ends it first.
+        // Without writes to the origin, a full store makes its snapshot read-only. Otherwise a
+        // write of the origin usually makes the snapshot invalid first.
         let kinds = match small && self.images {
             true => ["P", "PO", "PO", "PO", "PO", "N"],
             false => ["P", "P", "P", "PO", "PO", "N"],
@@ -187,7 +185,7 @@ impl SnapshotWorld {
         (one.line, one.on_full) = (format!("{origin} p{side} {kind} {chunk}{features}"), on_full);
     }
 
-    /// A snapshot that has become live is used from now on.
+    /// Starts to use a snapshot that became live.
     pub(super) fn begin_use(&mut self, side: usize) -> Result<(), Violation> {
         if self.is_dead() {
             return Ok(());
@@ -203,9 +201,9 @@ impl SnapshotWorld {
         self.open(side)
     }
 
-    /// What its owner has set of a snapshot is in memory only.
+    /// Sends the settings of a snapshot. A snapshot keeps them in memory only.
     pub(super) fn tell_settings(&mut self, side: usize) -> Result<(), Violation> {
-        // One that was full before that did what a snapshot does then by itself.
+        // A store that was full before the settings arrived acted by default.
         let has_room = |(used, total, _): (u64, u64, u64)| used + 64 < total;
         let grows = self.sides[side].grows && !self.sides[side].small;
         let in_time = parse_usage(&self.status(side)).is_some_and(|now| grows || has_room(now));
@@ -223,7 +221,7 @@ impl SnapshotWorld {
         Ok(())
     }
 
-    /// Sends nothing more to `side`, waits for what is under way, and closes its lanes.
+    /// Stops requests to `side`, waits for those in flight, and closes its lanes.
     fn close(&mut self, side: usize) -> Result<(), Violation> {
         self.sides[side].open = false;
         let from = self.machine.step;
@@ -249,7 +247,7 @@ impl SnapshotWorld {
         self.machine.say(format!("s{side} is removed"));
         self.close(side)?;
         self.drop_side(side)?;
-        // Where the power went meanwhile, it may have gone before.
+        // If the power was cut meanwhile, the snapshot may or may not be removed.
         self.sides[side].live = false;
         if !self.is_dead() {
             self.counts.removed += 1;
@@ -258,7 +256,7 @@ impl SnapshotWorld {
         Ok(())
     }
 
-    /// Takes the devices of `side` away, which nobody has open.
+    /// Removes the devices of `side`, which are not open.
     fn drop_side(&mut self, side: usize) -> Result<(), Violation> {
         if let Some(upper) = self.sides[side].upper.take() {
             self.leave(upper)?;
@@ -270,7 +268,8 @@ impl SnapshotWorld {
         Ok(())
     }
 
-    /// An origin without snapshots is one range of its disk, and no lane of a store is open.
+    /// Checks that an origin without snapshots is a linear mapping of its disk, without lanes of
+    /// stores.
     pub(super) fn is_linear(&self, origin: usize) -> Result<(), Violation> {
         if self.has_snapshots(origin) {
             return Ok(());
@@ -282,14 +281,15 @@ impl SnapshotWorld {
         }
     }
 
-    /// A new table takes over from the one before.
+    /// Loads a new table that takes the snapshot over.
     fn reload(&mut self, side: usize) -> Result<(), Violation> {
         if !self.load_snapshot(side, None)? {
             return Ok(());
         }
         match self.resume(&self.devices(&[side]))? {
             Ok(()) => self.counts.reloaded += 1,
-            // A table that waits to take the snapshot over keeps others from it.
+            // An inactive table that waits for the snapshot would prevent others from taking it
+            // over.
             Err(error) if error.errno == EINTR => {
                 self.sides[side].mapped.iter().for_each(|mapped| mapped.clear());
             }
@@ -298,7 +298,7 @@ impl SnapshotWorld {
         Ok(())
     }
 
-    /// Suspends, and goes on some time later.
+    /// Suspends a device, and resumes it some time later.
     fn pause(&mut self, side: usize) -> Result<(), Violation> {
         let (door, own) = (self.sides[side].door().cloned(), self.sides[side].mapped.clone());
         let device = if self.machine.control.one_in(2) { door } else { own };
@@ -307,7 +307,7 @@ impl SnapshotWorld {
             return Ok(());
         }
         for _ in 0..self.machine.control.below(60) {
-            // With the power off nothing moves that is suspended.
+            // With the power off, a suspended device makes no progress.
             if !self.is_dead() {
                 self.one_step()?;
             }
@@ -315,7 +315,7 @@ impl SnapshotWorld {
         self.must_resume(&[device])
     }
 
-    /// Brings what the snapshot `side` holds back into its origin.
+    /// Starts to merge snapshot `side` into its origin.
     fn merge(&mut self, side: usize) -> Result<(), Violation> {
         let origin = self.sides[side].origin;
         let Some(mapped) = self.sides[side].mapped.clone() else { return Ok(()) };
@@ -323,7 +323,7 @@ impl SnapshotWorld {
             return Ok(());
         }
         self.close(side)?;
-        // What stands over it must let go of it first.
+        // The device above must release the snapshot first.
         if let Some(upper) = self.sides[side].upper.take() {
             self.leave(upper)?;
         }
@@ -348,7 +348,7 @@ impl SnapshotWorld {
         self.drop_side(side)
     }
 
-    /// Ends the merge into `origin`, where nothing is left to be merged.
+    /// Ends the merge into `origin`, if nothing is left to merge.
     fn end_merge(&mut self, origin: usize) -> Result<(), Violation> {
         let Some(store) = self.sides[origin].merging else { return Ok(()) };
         let status = self.base_status(origin);
@@ -372,7 +372,8 @@ impl SnapshotWorld {
         self.is_linear(origin)
     }
 
-    /// The small store of `side` grows to all that it may need; false where it has.
+    /// Enlarges the small store of `side` to its maximum need. Returns false if it already has this
+    /// size.
     pub(super) fn grow(&mut self, side: usize) -> Result<bool, Violation> {
         let before;
         {
@@ -385,7 +386,7 @@ impl SnapshotWorld {
             disk.show(disk.sectors());
             env.say(format!("disk {side} shows all of its sectors"));
         }
-        // One that is suspended takes no message: later.
+        // A suspended snapshot refuses the message, so this is tried again later.
         let told = self.send_message(side, "grown")?;
         if !told {
             lock(&self.machine.env).disks[side].show(before);
@@ -394,7 +395,7 @@ impl SnapshotWorld {
         Ok(told)
     }
 
-    /// What the store of a new snapshot shows: one that grows begins with four chunks.
+    /// Initial size of the store of a new snapshot. A store that grows starts with four chunks.
     fn first_size(&mut self, side: usize) -> u64 {
         let one = &mut self.sides[side];
         one.begin_growth();
@@ -402,12 +403,12 @@ impl SnapshotWorld {
         if one.grows { one.shown.min(4 * chunk) } else { one.shown }
     }
 
-    /// Where writes wait for room in a store, it grows.
+    /// Enlarges stores for which writes wait.
     pub(super) fn make_room(&mut self) -> Result<bool, Violation> {
         let mut grown = false;
         for side in self.origins()..self.sides.len() {
             let one = &self.sides[side];
-            // One that is being made again has no table yet, and takes no message.
+            // A device that is being created again has no table yet, so it takes no message.
             let has_table = one.mapped.as_ref().is_some_and(|mapped| mapped.live().is_some());
             if one.on_full == StoreFullPolicy::Pause && one.live && has_table {
                 grown |= self.grow(side)?;

@@ -1,4 +1,4 @@
-//! Origins and snapshots, as the model knows them.
+//! The model of origins and snapshots.
 
 use crate::device::next_readback;
 use crate::front_end::RequestTarget;
@@ -10,67 +10,68 @@ use std::sync::{Arc, Weak};
 use udm_core::{Device as _, Limits, Sectors};
 use udm_dm::{MappedDevice, Table};
 
-/// An origin or a snapshot: a disk of its own in [`RegisterModel`], over the disk of the same number, which
-/// is what it holds or its store.
+/// An origin or a snapshot. It has a disk of its own in [`RegisterModel`], over the real disk of
+/// the same number: the data of an origin, or the store of a snapshot.
 pub(super) struct SnapVolume {
-    /// The side that it is a snapshot of; itself for an origin.
+    /// The volume of which this is a snapshot; the volume itself for an origin.
     pub origin: usize,
-    /// Sectors that its device shows, and those of a block.
+    /// Size of the device in sectors; `block` has the sectors per block.
     pub sectors: u64,
     pub block: u64,
-    /// The device of its table.
+    /// The mapped device with the table.
     pub mapped: Option<Arc<MappedDevice>>,
-    /// A device below an origin, and its table, where there is one.
+    /// The device below an origin, if any; `floor_lines` is its table.
     pub floor: Option<Arc<MappedDevice>>,
     pub floor_lines: Option<String>,
-    /// A `snapshot-origin` over a snapshot that can have snapshots itself: then it is this one that
-    /// is asked.
+    /// The `snapshot-origin` device over a snapshot that may itself have snapshots. Requests go to
+    /// this device.
     pub upper: Option<Arc<MappedDevice>>,
-    /// It gets one.
+    /// True if an upper device must be created.
     pub stacked: bool,
-    /// What stands behind the type in its line: of a snapshot, and of what is an origin.
+    /// Arguments of the snapshot line; `base` has those of the line as an origin.
     pub line: String,
     pub base: String,
-    /// A table that takes the instant when it becomes live.
+    /// A table that creates the snapshot when it becomes live.
     pub coming: Option<PendingSnapshot>,
-    /// Its instant is taken.
+    /// True if the snapshot exists.
     pub live: bool,
-    /// When it became so: twice the step.
+    /// Creation time of the snapshot: twice the step.
     pub since: u64,
-    /// Its store may become full, and shows so many sectors at first.
+    /// True if the store may become full; `shown` is its initial size in sectors.
     pub small: bool,
     pub shown: u64,
-    /// Its store grows by itself; not as far as it may need.
+    /// True if the store grows automatically; `tight` if not as far as it may need.
     pub grows: bool,
     pub tight: bool,
-    /// How often growth has begun to fail since the device was made.
+    /// Number of growth failures since the device was created.
     pub stuck: u32,
-    /// What becomes of a write then.
+    /// Policy for a write that does not fit into the store.
     pub on_full: StoreFullPolicy,
-    /// It may be invalid or overflowed for that: it was full before it was told what to do.
+    /// True if a full store may make the snapshot invalid or overflowed, because it was full before
+    /// the policy was set.
     pub ends_full: bool,
-    /// Requests are sent to it.
+    /// True if requests are sent to the device.
     pub open: bool,
-    /// Its store said that it is invalid, at this time: it stays so.
+    /// Time at which the store was reported invalid, which is permanent.
     pub invalid: Option<u64>,
-    /// The snapshot that is brought back into it.
+    /// The snapshot that is being merged into this volume.
     pub merging: Option<usize>,
-    /// A snapshot of it may have refused a write of that meanwhile, for want of room.
+    /// True if a snapshot of this volume may have refused a write of the merge for lack of space.
     pub refused: bool,
-    /// The power has not failed since that began: where nothing else fails, of no chunk there is an
-    /// older copy below.
+    /// True if the power was not cut since the merge began. Without other faults, no chunk then has
+    /// an older copy below.
     pub whole_runs: bool,
-    /// What the model takes its requests to mean; and those discards that go on to the origin, to
-    /// all sides that share its disk.
+    /// Mapping of requests in the model; discards that are passed to the origin reach all volumes
+    /// on the same disk.
     pub map: Arc<TableMap>,
     pub limits: Limits,
-    /// The next sector to be read back.
+    /// Next sector to read back.
     pub check: Cell<u64>,
-    /// Where requests like to go.
+    /// Start of the region that requests prefer.
     pub hot: u64,
 }
 
-/// What becomes of a write for which the store has no room.
+/// Policy for a write for which the store has no space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StoreFullPolicy {
     Invalidate,
@@ -78,19 +79,19 @@ pub(super) enum StoreFullPolicy {
     Fail,
 }
 
-/// A table that takes an instant when it becomes live.
+/// A table that creates a snapshot when it becomes live.
 pub(super) struct PendingSnapshot {
-    /// In this device.
+    /// Device of the table.
     pub device: Arc<MappedDevice>,
     pub table: Weak<Table>,
-    /// Of this side.
+    /// Volume whose content is copied.
     pub from: usize,
-    /// The sides that take theirs in the same change.
+    /// Volumes that become snapshots in the same change.
     pub group: Vec<usize>,
 }
 
 impl SnapVolume {
-    /// Side number `side`, without a device.
+    /// Creates volume `side` without a device.
     pub(super) fn new(
         side: usize,
         origin: usize,
@@ -133,23 +134,23 @@ impl SnapVolume {
         }
     }
 
-    /// A write of its origin may fail, since it has no room.
+    /// True if a write of the origin may fail for lack of space in the store.
     pub(super) fn refuses(&self) -> bool {
         (self.small || self.grows) && self.on_full == StoreFullPolicy::Fail
     }
 
-    /// Its store is a new one.
+    /// Resets the growth state for a new store.
     pub(super) fn begin_growth(&mut self) {
         self.small = if self.grows { self.tight } else { self.small };
         self.stuck = 0;
     }
 
-    /// The device that is asked, and that has the table of an origin.
+    /// The top device, to which requests go and which has the table as an origin.
     pub(super) fn door(&self) -> Option<&Arc<MappedDevice>> {
         self.upper.as_ref().or(self.mapped.as_ref())
     }
 
-    /// What the device at the door can take by now.
+    /// Updates the limits of the top device.
     pub(super) fn look_at_limits(&mut self) {
         if let Some(door) = self.door() {
             self.limits = door.limits();
@@ -164,7 +165,7 @@ impl SnapVolume {
         self.line.contains(" P")
     }
 
-    /// Discards of it go on to the origin.
+    /// True if discards are passed to the origin.
     pub(super) fn passes_discards(&self) -> bool {
         self.line.contains("passdown")
     }
@@ -184,10 +185,10 @@ impl RequestTarget for SnapVolume {
     }
 }
 
-/// What a side may fail for.
+/// Reasons for which a volume may fail requests.
 pub(super) struct ErrorCauses {
-    /// The disks that it needs.
+    /// The disks that the volume needs.
     pub disks: Vec<usize>,
-    /// It can't be had any more, or no longer be written, for a reason that is known.
+    /// True if the volume is not usable or not writable for a known reason.
     pub lost: bool,
 }

@@ -1,4 +1,5 @@
-//! Cores, disks and devices, stepped on one thread in an order drawn from a seed.
+//! A world of origins and snapshots: cores, disks and devices, which run on one thread in an order
+//! drawn from a seed.
 
 use super::counts::SnapshotCounts;
 use super::volumes::{ErrorCauses, SnapVolume};
@@ -18,30 +19,30 @@ use crate::turn::MachineWorld;
 use std::sync::Arc;
 use udm_core::{BioFlags, Device as _, Nanos, Op, OwnWork, Status};
 
-/// See the module's documentation.
+/// A simulated world of origins and snapshots.
 pub struct SnapshotWorld {
     pub(super) machine: Machine,
     pub(super) sides: Vec<SnapVolume>,
     pub(super) count: usize,
-    /// The power is off.
+    /// True if the power is off.
     pub(super) dead: bool,
-    /// Nobody writes to the origins: they are images of many disks.
+    /// True if origins are not written, like images of many disks.
     pub(super) images: bool,
-    /// The paths may get into trouble; requests may fail.
+    /// True if paths may become slow; `fails` if requests may fail.
     pub(super) troubles: bool,
     pub(super) fails: bool,
     pub(super) rest_at: u64,
     pub(super) counts: SnapshotCounts,
-    /// Checkpoints that clients have.
+    /// Checkpoints held by clients.
     pub(super) held: Vec<super::changed_maps::HeldCheckpoint>,
 }
 
-/// Sectors of a store that has room for all of an origin, whatever its chunks.
+/// Size in sectors of a store with space for a whole origin, for any chunk size.
 fn full_store_sectors(origin: u64, block: u64) -> u64 {
     2 * origin + 400 * block
 }
 
-/// The disk of `side` in lines of a few blocks.
+/// Returns lines of a few blocks each over the disk of `side`.
 fn split_linear_lines(side: usize, sectors: u64, block: u64, chance: &mut SimRng) -> String {
     let most = chance.pick(&[3, 8, 24]);
     let (mut at, mut lines) = (0, Vec::new());
@@ -67,7 +68,7 @@ impl SnapshotWorld {
         let mut env = Env::new(plan.seed, plan.keep_events);
         env.lags = false;
         env.cut_at = plan.cut;
-        // Chance of its own: the other worlds are what they were.
+        // A separate random stream, so that worlds of other seeds do not change.
         let mut growth = SimRng::new(plan.seed ^ 0x6772_6f77, RngStream::Build);
         let mut drawn: Vec<(usize, u64, bool)> = Vec::new();
         for side in 0..origins + stores {
@@ -76,7 +77,7 @@ impl SnapshotWorld {
             let sectors = build.between(24, most) / block * block;
             let origin = match (is_origin, stacks && side > origins) {
                 (true, _) => side,
-                // Of the snapshot before.
+                // A snapshot of the previous snapshot.
                 (false, true) if build.one_in(2) => origins,
                 _ => build.below(origins as u64) as usize,
             };
@@ -85,7 +86,7 @@ impl SnapshotWorld {
             let size = match (is_origin, small) {
                 (true, _) => sectors,
                 (false, false) => full_store_sectors(sectors, block),
-                // Less than half of what a store with the smallest chunks needs; it can grow.
+                // Less than half of the need with the smallest chunks; the store can be enlarged.
                 (false, true) => (sectors / build.pick(&[2, 2, 6])).max(6 * block) / block * block,
             };
             let mut disk = SimDisk::new(side, if small { full_store_sectors(sectors, block) } else { size });
@@ -105,7 +106,7 @@ impl SnapshotWorld {
             env.paths.push(PathState::draw(side, &mut build, plan.without));
             drawn.push((origin, sectors, small));
         }
-        // Behind the sides what they hold besides while something is merged into them.
+        // The second half of the registers holds the content below a volume during a merge.
         let sizes = drawn.iter().chain(&drawn).map(|(_, sectors, _)| *sectors);
         let cells = RegisterModel::new(&sizes.collect::<Vec<u64>>(), SimDisk::first_stamp);
         let shown: Vec<u64> = env.disks.iter().map(|disk| disk.size).collect();
@@ -142,18 +143,18 @@ impl SnapshotWorld {
         Ok(world)
     }
 
-    /// The number of origins on disks: they are the first sides.
+    /// Number of origins, which are the first volumes.
     pub(super) fn origins(&self) -> usize {
         (0..self.sides.len()).take_while(|&side| self.sides[side].origin == side).count()
     }
 
-    /// The disk's origin of `side`.
+    /// The origin on a disk below `side`.
     pub(super) fn root(&self, side: usize) -> usize {
         let origin = self.sides[side].origin;
         if origin == side { side } else { self.root(origin) }
     }
 
-    /// What tables call that which `side` is an origin on.
+    /// Name in tables of the device below the origin `side`.
     pub(super) fn word(&self, side: usize) -> String {
         match &self.sides[side] {
             one if one.origin != side => format!("@d{side}"),
@@ -166,7 +167,7 @@ impl SnapshotWorld {
         !self.machine.plan.without.has(class)
     }
 
-    /// Opens the device of `side` on every core, and has requests sent to it.
+    /// Opens the device of `side` on every core, and starts requests to it.
     pub(super) fn open(&mut self, side: usize) -> Result<(), Violation> {
         let Some(door) = self.sides[side].door().cloned() else { return Ok(()) };
         for core in 0..self.machine.cores.len() {
@@ -178,7 +179,7 @@ impl SnapshotWorld {
         Ok(())
     }
 
-    /// One step: a turn of one core.
+    /// Runs one step: a turn of one core.
     pub(super) fn one_step(&mut self) -> Result<(), Violation> {
         self.machine.step += 1;
         self.machine.totals.steps += 1;
@@ -187,7 +188,7 @@ impl SnapshotWorld {
             self.machine.model.advance(step);
         }
         self.machine.set_turn(None);
-        // What waits for room does not wait for ever.
+        // Requests must not wait for space forever.
         if step.is_multiple_of(4096) {
             self.make_room()?;
         }
@@ -195,7 +196,7 @@ impl SnapshotWorld {
         self.disturb();
         match self.machine.choose() {
             Some(core) => self.turn(core)?,
-            // All may wait for room in a store.
+            // All requests may wait for space in a store.
             None if !self.machine.jump() && self.machine.timers.is_empty() && !self.make_room()? => {
                 return Err(format!("nothing moves any more, and {} waits", self.waiting()));
             }
@@ -215,7 +216,7 @@ impl SnapshotWorld {
         Ok(())
     }
 
-    /// What errors of `side` may come of.
+    /// Returns the reasons for which requests of `side` may fail.
     pub(super) fn causes(&self, side: usize) -> ErrorCauses {
         let one = &self.sides[side];
         let mut causes = match one.origin == side {
@@ -228,12 +229,12 @@ impl SnapshotWorld {
             }
         };
         causes.disks.extend(one.merging);
-        // A merge that failed leaves chunks that nobody may write.
+        // A failed merge leaves chunks that must not be written.
         causes.lost |= one.merging.is_some() && (self.is_faulty(side) || one.refused);
         causes
     }
 
-    /// A disk that `side` needs has failed something since its instant.
+    /// True if a disk that `side` needs has failed a request since the creation of its snapshot.
     pub(super) fn is_faulty(&self, side: usize) -> bool {
         let (one, env) = (&self.sides[side], lock(&self.machine.env));
         let store = one.merging.unwrap_or(side);
@@ -251,7 +252,7 @@ impl SnapshotWorld {
         disks.iter().any(|disk| env.disks[*disk].blamed.iter().flatten().any(|at| *at >= since))
     }
 
-    /// True when a request of `side` that began at `start` may end with `status`.
+    /// True if a request of `side` that began at `start` may fail with `status`.
     fn may_fail(&self, side: usize, (op, status): (Op, Status), start: u64) -> bool {
         let causes = self.causes(side);
         let full = |snapshot: &SnapVolume| {
@@ -269,8 +270,8 @@ impl SnapshotWorld {
             || blamed(&lock(&self.machine.env))
     }
 
-    /// What a request of `side` may reach: a discard that goes on to the origin, all that lies
-    /// there.
+    /// Returns the maps that a request of `side` may affect. A discard that is passed to the origin
+    /// affects all volumes there.
     fn maps(&self, side: usize, op: Op) -> Vec<Arc<TableMap>> {
         let own = &self.sides[side];
         if op != Op::Discard || !own.passes_discards() {
@@ -278,7 +279,7 @@ impl SnapshotWorld {
         }
         let (root, sides) = (self.root(side), self.sides.len());
         let shared = (0..sides).filter(|&other| other != side && self.root(other) == root);
-        // And what they hold besides while something is merged into them.
+        // The content below a volume during a merge is affected too.
         let all = std::iter::once(side).chain(shared).flat_map(|one| [one, sides + one]);
         let cells = &self.machine.model.cells;
         let anything = |disk: usize| TableMap {
@@ -331,7 +332,7 @@ impl MachineWorld for SnapshotWorld {
 
     fn take_back(&mut self, c: usize, i: usize, now: Nanos) -> Result<(), Violation> {
         let side = self.machine.cores[c].open[i].device;
-        // Those that are left after an error stay where they are: a bio in flight must not be
+        // After an error, the remaining bios stay in the batch, because a bio in flight must not be
         // dropped.
         self.machine.done.reverse();
         while let Some(mut bio) = self.machine.done.pop() {
@@ -366,7 +367,7 @@ impl MachineWorld for SnapshotWorld {
         Ok(())
     }
 
-    /// Who waits, for a person.
+    /// Describes the work that waits, for a person.
     fn waiting(&self) -> String {
         let mut text = self.machine.model.oldest().unwrap_or_else(|| "nobody".into());
         for (c, core) in self.machine.cores.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! What is asked for.
+//! The verbs that control clients call.
 
 use super::look::RegistryView;
 pub(super) use crate::waiting::WakeableFuture;
@@ -10,7 +10,7 @@ use udm_control::verbs::{self, CancelToken, MultipathOptions, RemoveOptions};
 use udm_control::{Registry, config};
 use udm_core::DeviceId;
 
-/// A verb with its words.
+/// A verb with its arguments.
 #[derive(Clone, Debug)]
 pub(super) enum ControlVerb {
     Create {
@@ -18,7 +18,7 @@ pub(super) enum ControlVerb {
         uuid: Option<String>,
         table: Option<String>,
     },
-    /// Over paths, with spaces between them.
+    /// Creation of a multipath device over paths, separated by spaces.
     Multipath {
         name: String,
         uuid: Option<String>,
@@ -55,7 +55,8 @@ pub(super) enum ControlVerb {
     Look {
         word: String,
     },
-    /// For the events behind number `event`; as it is drawn, how many have come since that.
+    /// A wait for events after number `event`. When drawn, `event` is the number of events to
+    /// subtract from the present count.
     Wait {
         word: String,
         event: u32,
@@ -65,11 +66,11 @@ pub(super) enum ControlVerb {
     },
 }
 
-/// How many kinds of verbs there are.
+/// Number of kinds of verbs.
 pub(super) const KINDS: usize = 12;
 
 impl ControlVerb {
-    /// The names of the kinds.
+    /// Names of the kinds.
     pub(super) const NAMES: [&str; KINDS] = [
         "create",
         "load",
@@ -85,7 +86,7 @@ impl ControlVerb {
         "reconfigure",
     ];
 
-    /// Which kind it is.
+    /// Index of the kind.
     pub(super) fn kind(&self) -> usize {
         match self {
             ControlVerb::Create { .. } => 0,
@@ -103,7 +104,7 @@ impl ControlVerb {
         }
     }
 
-    /// The devices that it is about, but for the one that it makes.
+    /// The devices that the verb names, without the one that it creates.
     pub(super) fn words(&self) -> &[String] {
         match self {
             ControlVerb::Create { .. } | ControlVerb::Multipath { .. } | ControlVerb::Reconfigure { .. } => {
@@ -120,7 +121,7 @@ impl ControlVerb {
         }
     }
 
-    /// The name and the uuid of the device that it makes.
+    /// Name and uuid of the device that the verb creates.
     pub(super) fn makes(&self) -> Option<(&String, &Option<String>)> {
         match self {
             ControlVerb::Create { name, uuid, .. } | ControlVerb::Multipath { name, uuid, .. } => {
@@ -130,7 +131,7 @@ impl ControlVerb {
         }
     }
 
-    /// The table that it loads, or the words that its table is made from.
+    /// The table that the verb loads, or the arguments from which its table is made.
     pub(super) fn table(&self) -> Option<&str> {
         match self {
             ControlVerb::Multipath { paths, .. } => Some(paths),
@@ -141,60 +142,61 @@ impl ControlVerb {
     }
 }
 
-/// What a verb says: of [`ControlVerb::Look`] the texts of its tables, of [`ControlVerb::Wait`] the number of
-/// events, of [`ControlVerb::Reconfigure`] how many devices are unchanged, and each change.
+/// Result of a verb. [`ControlVerb::Look`] returns the texts of the tables, [`ControlVerb::Wait`]
+/// the number of events. [`ControlVerb::Reconfigure`] returns the number of unchanged devices, and
+/// each change.
 pub(super) type VerbOutcome = Result<Vec<String>, VerbError>;
 
-/// A verb under way.
+/// A verb in progress.
 pub(super) struct ControlVerbJob {
     pub(super) id: u64,
     pub(super) verb: ControlVerb,
     pub(super) off: CancelToken,
     pub(super) hung_up: bool,
     pub(super) waiting: WakeableFuture<VerbOutcome>,
-    /// What it found when it began.
+    /// Progress of the verb; `None` before it begins.
     pub(super) began: Option<VerbProgress>,
 }
 
-/// How often there was trouble that a refusal may come from.
+/// Counts of disturbances that may be the reason of a refusal.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct DisturbanceCounts {
     /// Names that could not be opened.
     pub(super) failed: u64,
     /// Lanes that could not be opened.
     pub(super) refused: u64,
-    /// Names that led to another disk from then on.
+    /// Names that were changed to lead to another disk.
     pub(super) moved: u64,
 }
 
-/// What a verb found when it began, and has done since.
+/// State that a verb found at its start, and its progress since.
 pub(super) struct VerbProgress {
-    /// The devices that it is about.
+    /// The devices that the verb names.
     pub(super) targets: Vec<DeviceId>,
-    /// Of a create: the number that its device has.
+    /// Minor number of the device that the verb creates.
     pub(super) minor: Option<u32>,
-    /// The error that it must end with.
+    /// Error with which the verb must end.
     pub(super) must: Option<i32>,
-    /// Errors that it may end with, for what happened since.
+    /// Errors with which the verb may end, because of events since its start.
     pub(super) may: Vec<i32>,
-    /// The look at which it did.
+    /// Number of the inspection at its start.
     pub(super) look: u64,
-    /// The trouble by then.
+    /// Disturbances up to its start.
     pub(super) trouble: DisturbanceCounts,
-    /// Somebody has had a removal of one of them not come.
+    /// True if a client cancelled the deferred removal of one of the devices.
     pub(super) kept: bool,
-    /// What has been in the inactive slot of each of them since.
+    /// Tables that were in the inactive slot of each device since the start.
     pub(super) waited: Vec<(DeviceId, Option<usize>)>,
-    /// The targets that it has brought to where a resume is to bring them.
+    /// Devices that the verb has brought into the state that a resume must reach.
     pub(super) reached: Vec<DeviceId>,
-    /// It has changed a table that is in use.
+    /// True if the verb has changed a live table.
     pub(super) swapped: bool,
-    /// It has changed a table that waits.
+    /// True if the verb has changed an inactive table.
     pub(super) loaded: bool,
 }
 
 impl VerbProgress {
-    /// What waits in the slots of the targets in `view` has waited.
+    /// Records the inactive tables of the devices in `view`.
     pub(super) fn see(&mut self, view: &RegistryView) {
         for id in &self.targets {
             let waits = view.get(*id).map(|seen| (*id, seen.inactive));
@@ -202,7 +204,8 @@ impl VerbProgress {
         }
     }
 
-    /// Has `table` been in the inactive slot of `device`, and `name_locks`?
+    /// True if `table` was in the inactive slot of `device` since the start. If `alone`, true only
+    /// if no other table was.
     pub(super) fn saw(&self, device: DeviceId, table: Option<usize>, alone: bool) -> bool {
         let mut of = self.waited.iter().filter(|(id, _)| *id == device);
         if alone { of.all(|(_, waited)| *waited == table) } else { of.any(|(_, waited)| *waited == table) }
@@ -210,17 +213,17 @@ impl VerbProgress {
 }
 
 impl ControlVerbJob {
-    /// Is it making a device?
+    /// True if the verb is creating a device.
     pub(super) fn is_making(&self) -> bool {
         self.began.as_ref().is_some_and(|began| began.minor.is_some())
     }
 
-    /// Does it wait for an event, which nobody has to raise?
+    /// True if the verb waits for an event that need not occur.
     pub(super) fn waits_for_event(&self) -> bool {
         matches!(self.verb, ControlVerb::Wait { .. }) && self.began.is_some() && !self.waiting.is_woken()
     }
 
-    /// Does it change `device`, or is it about to?
+    /// True if the verb changes or will change `device`.
     pub(super) fn is_about(&self, device: DeviceId) -> bool {
         let looks = matches!(self.verb, ControlVerb::Look { .. } | ControlVerb::Wait { .. });
         !looks && self.began.as_ref().is_some_and(|began| began.targets.contains(&device))

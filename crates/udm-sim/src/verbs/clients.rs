@@ -1,4 +1,4 @@
-//! Clients of the devices: they find them by name, as those of the NBD server do, read, and go.
+//! Clients of the devices: they find a device by name as NBD clients do, read, and disconnect.
 
 use super::model::Actor;
 use super::world::RegistryWorld;
@@ -9,12 +9,12 @@ use crate::turn::MachineWorld;
 use udm_core::{Bio, BioFlags, Buf, DeviceId, Nanos, Op, OwnWork, Sector, Sectors, Segments};
 use udm_frontends::nbd::ExportRef;
 
-/// The most requests of a client in flight.
+/// Maximum number of requests of a client in flight.
 const DEPTH: usize = 4;
 
 /// A client of a device.
 pub(super) struct DeviceReader {
-    /// What its lane says that it is of.
+    /// Number of the client, which is the device number of its lane.
     pub(super) number: usize,
     pub(super) core: usize,
     pub(super) device: DeviceId,
@@ -22,14 +22,14 @@ pub(super) struct DeviceReader {
 }
 
 impl RegistryWorld {
-    /// A client comes.
+    /// Connects a client.
     pub(super) fn come(&mut self) -> Result<(), Violation> {
         let name = self.work.pick(&super::draw::NAMES);
         let found = self.exports.hold(name);
         let seen = self.model.view.meant(name);
         let (is, must) = (found.as_ref().map(|export| export.device().id()), seen.map(|seen| seen.id));
         if is != must {
-            return Err(format!("a client finds {is:?} as {name}, which is {must:?}"));
+            return Err(format!("a client finds {is:?} as {name}, expected {must:?}"));
         }
         let (Some(export), Some(device)) = (found, is) else { return Ok(()) };
         let core = self.work.below(self.machine.cores.len() as u64) as usize;
@@ -44,7 +44,7 @@ impl RegistryWorld {
         self.look(Actor::Other)
     }
 
-    /// Client `at` goes, if it has nothing in flight.
+    /// Disconnects client `at`, if it has nothing in flight.
     pub(super) fn go(&mut self, at: usize) -> Result<(), Violation> {
         let DeviceReader { number, core, .. } = self.clients[at];
         let lanes = &mut self.machine.cores[core].open;
@@ -67,7 +67,7 @@ impl MachineWorld for RegistryWorld {
     }
 
     fn step(&mut self) -> Result<(), Violation> {
-        Err("nobody steps this world from inside".into())
+        Err("this world is not stepped by its machine".into())
     }
 
     fn is_internal_io(purpose: TaskPurpose) -> bool {

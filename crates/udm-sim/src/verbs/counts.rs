@@ -1,47 +1,47 @@
-//! What runs covered.
+//! Coverage counters of runs.
 
 use super::ask::{ControlVerb, KINDS};
 use crate::counts::{RunHash, count, counts, format_disturbance_counts, list, uncovered};
 use crate::plan::{Disturbance, ExcludedDisturbances};
 
 counts! {
-    /// What a run did, or several.
+    /// Counters of one or several runs.
     pub struct RegistryCounts {
         /// Steps taken.
         pub steps: u64,
-        /// Verbs that ended, by kind.
+        /// Completed verbs, by kind.
         pub verbs: [u64; KINDS],
-        /// Of those, refused.
+        /// Refused verbs.
         pub refused: u64,
-        /// Clients that hung up in the middle.
+        /// Clients that disconnected during a verb.
         pub hung_up: u64,
-        /// Verbs that were called off.
+        /// Cancelled verbs.
         pub called_off: u64,
-        /// Verbs that began on a device that another one was about to change.
+        /// Verbs that began on a device that another verb was about to change.
         pub met: u64,
-        /// Verbs that went on while a load was asking what a name leads to.
+        /// Verbs that ran while a load resolved a name.
         pub beside_loads: u64,
-        /// Removals that were deferred, and came.
+        /// Deferred removals that were performed.
         pub deferred: u64,
         /// Names that could not be opened.
         pub not_opened: u64,
         /// Lanes that could not be opened.
         pub no_lanes: u64,
-        /// Names that led to another disk from then on.
+        /// Names that were changed to lead to another disk.
         pub moved: u64,
-        /// Times that paths hung.
+        /// Paths that hung.
         pub hangs: u64,
-        /// Messages that targets took.
+        /// Messages that targets accepted.
         pub messages: u64,
         /// Tables over mapped devices.
         pub stacks: u64,
-        /// Requests of clients that came back.
+        /// Completed requests of clients.
         pub requests: u64,
         /// Clients of devices.
         pub clients: u64,
-        /// Looks at the whole registry.
+        /// Inspections of the whole registry.
         pub looks: u64,
-        /// Times that all came to rest and was looked at.
+        /// Quiescences of the whole world with an inspection.
         pub rests: u64,
         /// Simulated time in ns.
         pub simulated: u64,
@@ -51,28 +51,28 @@ counts! {
 }
 
 impl RegistryCounts {
-    /// Verbs of every kind.
+    /// Number of verbs of all kinds.
     #[must_use]
     pub fn all_verbs(&self) -> u64 {
         self.verbs.iter().sum()
     }
 
-    /// Why these runs say nothing about what they ran.
+    /// The reason why the runs tested nothing, if they did.
     #[must_use]
     pub fn nothing(&self) -> Option<&'static str> {
         match (self.all_verbs() - self.refused, self.rests) {
             (0, _) => Some("no verb did anything"),
-            (_, 0) => Some("nobody looked at the registry at rest"),
+            (_, 0) => Some("the registry was never checked at rest"),
             _ => None,
         }
     }
 
-    /// The kinds of trouble, the class that makes each, and how often it came.
+    /// All disturbances with their class and count.
     fn trouble(&self) -> [(&'static str, Disturbance, u64); 11] {
         [
             ("met others", Disturbance::Suspend, self.met),
             ("clients hung up", Disturbance::Cancel, self.hung_up),
-            ("called off", Disturbance::Cancel, self.called_off),
+            ("cancelled", Disturbance::Cancel, self.called_off),
             ("beside loads", Disturbance::Reload, self.beside_loads),
             ("deferred removals", Disturbance::Remove, self.deferred),
             ("names not opened", Disturbance::Opens, self.not_opened),
@@ -84,13 +84,13 @@ impl RegistryCounts {
         ]
     }
 
-    /// What was not left out and never came all the same: the runs were too short for it.
+    /// Disturbances that were not excluded and never occurred, because the runs were too short.
     #[must_use]
     pub fn uncovered(&self, without: ExcludedDisturbances) -> Vec<&'static str> {
         uncovered(self.trouble(), without)
     }
 
-    /// What was covered, for a person, one line each.
+    /// Text of the coverage, several lines.
     #[must_use]
     pub fn coverage(&self) -> String {
         format!(

@@ -1,4 +1,4 @@
-//! What is asked for next, and what happens besides.
+//! Random choice of verbs, and other random actions.
 
 use super::ask::ControlVerb;
 use super::expected_results::{FAIL_PATH, KEEP};
@@ -14,25 +14,25 @@ use crate::rng::SimRng;
 use udm_control::registry::OPENED_MAJOR;
 use udm_control::verbs::{self, RemoveOptions};
 
-/// Names that clients use.
+/// Device names that clients use.
 pub(super) const NAMES: [&str; 4] = ["n0", "n1", "n2", "n3"];
 
-/// The most who wait for events at once.
+/// Maximum number of clients that wait for events.
 const WAITS_MAX: usize = 6;
 
-/// Uuids that some of their devices have.
+/// UUIDs of some devices.
 pub(super) const UUIDS: [&str; 3] = ["u0", "u1", "u2"];
 
-/// What clients ask for.
+/// Generator of random verbs.
 pub(super) struct VerbGenerator {
     pub(super) chance: SimRng,
     pub(super) without: ExcludedDisturbances,
-    /// Most verbs are about the same device.
+    /// True if most verbs name the same device.
     pub(super) crowded: bool,
 }
 
 impl VerbGenerator {
-    /// The next verb.
+    /// Draws the next verb.
     pub(super) fn verb(&mut self) -> ControlVerb {
         let without = self.without;
         let on = |class| !without.has(class);
@@ -88,7 +88,7 @@ impl VerbGenerator {
         }
     }
 
-    /// A device, by its name, its uuid or its number.
+    /// Draws a device by its name, uuid or number.
     fn word(&mut self) -> String {
         match self.chance.below(6) {
             0 => self.chance.pick(&UUIDS).into(),
@@ -105,7 +105,7 @@ impl VerbGenerator {
         words
     }
 
-    /// Changes the file.
+    /// Changes the configuration file.
     fn file(&mut self, file: &mut Vec<DeclaredDevice>) {
         let name = self.chance.below(NAMES.len() as u64) as usize;
         file.retain(|wanted| wanted.name != NAMES[name]);
@@ -122,7 +122,7 @@ impl VerbGenerator {
         file.insert(place, DeclaredDevice { name: NAMES[name].into(), uuid, table, read_only });
     }
 
-    /// A path of a multipath device.
+    /// Draws a path of a multipath device.
     fn path(&mut self) -> String {
         match !self.without.has(Disturbance::Stacks) && self.chance.one_in(8) {
             true => format!("@{}", self.chance.pick(&NAMES)),
@@ -130,7 +130,7 @@ impl VerbGenerator {
         }
     }
 
-    /// A table for the device of `name`.
+    /// Draws a table for the device of `name`.
     fn table(&mut self, name: usize) -> String {
         let disk = self.chance.pick(&DISKS);
         let stacks = !self.without.has(Disturbance::Stacks);
@@ -138,7 +138,7 @@ impl VerbGenerator {
             0 => "0 8 nonsense".into(),
             1 => "0 16 zero".into(),
             2 => "0 8 error\n8 8 zero".into(),
-            // Mostly of lower names, which can't be on top of it.
+            // Mostly lower names, so that there is no cycle.
             3..7 if stacks => {
                 let below = if name > 0 { self.chance.below(name as u64) } else { self.chance.below(4) };
                 format!("0 8 linear @{} 0", NAMES[below as usize])
@@ -156,7 +156,7 @@ impl VerbGenerator {
 }
 
 impl RegistryWorld {
-    /// What happens now and then.
+    /// Performs random actions.
     pub(super) fn disturb(&mut self) -> Result<(), Violation> {
         let waits = self.jobs.iter().filter(|job| matches!(job.verb, ControlVerb::Wait { .. })).count();
         if self.jobs.len() - waits < self.jobs_max && self.work.one_in(3) {
@@ -173,7 +173,7 @@ impl RegistryWorld {
         if self.on(Disturbance::Cancel) && !self.jobs.is_empty() && self.work.one_in(40) {
             let at = self.work.below(self.jobs.len() as u64) as usize;
             match self.jobs[at].waits_for_event() && self.work.one_in(2) {
-                // As the server ends a wait.
+                // As when the server ends a wait.
                 true => drop(self.jobs.swap_remove(at)),
                 false => self.hang_up(at),
             }
@@ -205,7 +205,7 @@ impl RegistryWorld {
         Ok(())
     }
 
-    /// The client of a job hangs up.
+    /// Disconnects the client of a verb.
     pub(super) fn hang_up(&mut self, at: usize) {
         let job = &mut self.jobs[at];
         if !std::mem::replace(&mut job.hung_up, true) {
@@ -216,7 +216,7 @@ impl RegistryWorld {
         }
     }
 
-    /// A path works.
+    /// Restores a path and releases its hung requests.
     pub(super) fn release_path(&mut self, path: usize) {
         lock(&self.machine.env).paths[path].mode = PathMode::Up;
         self.machine.release(path);

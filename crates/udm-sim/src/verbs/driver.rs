@@ -1,7 +1,7 @@
-//! Drives a world: takes its steps, brings it to rest, and removes everything at the end.
+//! Runs a world: executes its steps, quiesces it, and removes everything at the end.
 //!
-//! The world stands where the outside finds it: a load that asks what a name leads to has the
-//! others go on meanwhile, from within.
+//! The world is in a thread-local variable. When a load resolves a name, the lookup runs steps of
+//! the others from within.
 
 use super::ask::{ControlVerb, ControlVerbJob, VerbOutcome, WakeableFuture};
 use super::look::number;
@@ -16,17 +16,17 @@ use std::task::Poll;
 use udm_control::config::DesiredState;
 use udm_control::verbs::RemoveOptions;
 
-/// How often devices are resumed until none is suspended any more.
+/// Maximum number of rounds in which suspended devices are resumed.
 const RESUMES_MAX: usize = 20;
 
-/// The most steps until all that must end has ended.
+/// Maximum number of steps until all work completes.
 const STEPS_MAX: u64 = 50_000;
 
 thread_local! {
     static WORLD: RefCell<Option<Box<RegistryWorld>>> = const { RefCell::new(None) };
 }
 
-/// The world of this thread, which is over.
+/// Removes and returns the world of this thread.
 pub(super) fn take() -> Option<Box<RegistryWorld>> {
     WORLD.take()
 }
@@ -35,12 +35,12 @@ fn with_world<T>(f: impl FnOnce(&mut RegistryWorld) -> T) -> T {
     WORLD.with_borrow_mut(|world| f(world.as_mut().expect("it was built")))
 }
 
-/// The file is read by the reconfigure that goes on.
+/// Reads the configuration file for the running reconfigure.
 pub(super) fn read_file() -> Result<DesiredState, String> {
     with_world(RegistryWorld::read_file)
 }
 
-/// Takes all the steps of the plan, comes to rest now and then, and removes everything.
+/// Runs all steps of the plan with quiescence in between, and removes everything.
 pub(super) fn run(plan: &RunPlan) -> Result<(), Violation> {
     let world = RegistryWorld::new(plan);
     WORLD.set(Some(Box::new(world)));
@@ -55,7 +55,7 @@ pub(super) fn run(plan: &RunPlan) -> Result<(), Violation> {
     remove_all()
 }
 
-/// While a load asks the file system the others go on.
+/// Runs others while a load accesses the file system.
 pub(super) fn run_others_during_lookup() {
     with_world(RegistryWorld::look_at_file);
     let steps = with_world(|world| match &world.loading {
@@ -69,7 +69,7 @@ pub(super) fn run_others_during_lookup() {
     with_world(|world| world.outside.world().actor = world.loading.as_ref().map_or(0, |(id, ..)| *id));
 }
 
-/// The others go on between the look of who waits for an event and his wait.
+/// Runs others between the check and the wait of a client that waits for an event.
 #[cfg(feature = "interleave")]
 fn run_others_before_wait() {
     let steps = with_world(|world| match world.beside || world.resting || !world.work.one_in(4) {
@@ -82,7 +82,7 @@ fn run_others_before_wait() {
     run_others(steps);
 }
 
-/// Lets a verb go on.
+/// Polls a verb.
 fn poll(job: &mut ControlVerbJob) -> Poll<VerbOutcome> {
     #[cfg(feature = "interleave")]
     udm_core::interleave::set(
@@ -94,7 +94,7 @@ fn poll(job: &mut ControlVerbJob) -> Poll<VerbOutcome> {
     polled
 }
 
-/// The others take so many steps beside a verb that goes on.
+/// Runs `steps` steps of others while a verb runs.
 fn run_others(steps: u64) {
     for _ in 0..steps {
         let stepped = step();
@@ -107,13 +107,13 @@ fn run_others(steps: u64) {
     if steps > 0 {
         with_world(|world| {
             world.beside = false;
-            // What the verb sends from here on is in order with what it sent before.
+            // Messages that the verb sends next must follow those that it sent before.
             world.machine.set_turn(None);
         });
     }
 }
 
-/// Who goes on outside of the world: what it does calls back into it.
+/// A step that runs outside of the borrowed world, because it calls back into the world.
 pub(super) enum ReentrantStep {
     ControlVerbJob(Box<ControlVerbJob>),
     Deferred(WakeableFuture<Infallible>),
@@ -156,13 +156,14 @@ fn rest() -> Result<(), Violation> {
         lock(&world.machine.env).open_fails = None;
         std::mem::take(&mut world.outside.world().fails)
     });
-    // Whoever is called off does not wait for storage.
+    // A cancelled verb must not wait for storage.
     if with_world(|world| world.on(Disturbance::Cancel) && world.work.one_in(2)) {
         with_world(|world| (0..world.jobs.len()).for_each(|at| world.hang_up(at)));
-        step_until("verbs that were called off", |world| world.jobs.is_empty())?;
+        step_until("cancelled verbs", |world| world.jobs.is_empty())?;
     }
     with_world(|world| (0..world.machine.paths.len()).for_each(|path| world.release_path(path)));
-    // A suspend may wait for what a device holds that is suspended, and so on up the stack.
+    // A suspend may wait for requests that a suspended lower device holds, so several rounds are
+    // needed.
     for _ in 0..RESUMES_MAX {
         step_until("verbs", |world| world.is_over() || world.is_stuck())?;
         let suspended = with_world(|world| world.suspended());
@@ -191,7 +192,7 @@ fn rest() -> Result<(), Violation> {
     })
 }
 
-/// Removes all devices; nothing is left of them.
+/// Removes all devices, and checks that nothing of them is left.
 fn remove_all() -> Result<(), Violation> {
     with_world(|world| {
         world.resting = true;
@@ -206,7 +207,7 @@ fn remove_all() -> Result<(), Violation> {
         with_world(|world| world.begin(ControlVerb::Remove { word, how: RemoveOptions::default() }));
         step_until("removals", RegistryWorld::is_quiet)?;
     }
-    // Whoever waited for an event has had one.
+    // The removal of a device ends the waits for its events.
     step_until("waits", |world| world.jobs.is_empty())?;
     with_world(|world| {
         if let Some(left) = world.model.view.0.first() {

@@ -1,4 +1,4 @@
-//! What verbs may be answered.
+//! The permitted results of verbs.
 
 use super::ask::{ControlVerb, ControlVerbJob, DisturbanceCounts, VerbOutcome, VerbProgress};
 use super::look::ListedDevice;
@@ -11,14 +11,15 @@ use udm_control::registry::OPENED_MAJOR;
 use udm_core::errno::{EBUSY, EINTR, EINVAL, ENOENT, ENXIO};
 use udm_core::{DevNo, DeviceId};
 
-/// A message that targets know.
+/// A message that multipath targets accept.
 pub(super) const FAIL_PATH: &str = "fail_path";
 
-/// The message that undoes `remove --deferred_removals`.
+/// The message that cancels `remove --deferred`.
 pub(super) const KEEP: &str = "@cancel_deferred_remove";
 
 impl RegistryModel {
-    /// `job` is about to begin, beside `others`.
+    /// Records that `job` begins while `others` are in progress. Returns its progress, and whether
+    /// another verb is about to change one of its devices.
     pub(super) fn begin(
         &mut self,
         job: &ControlVerbJob,
@@ -113,7 +114,7 @@ impl RegistryModel {
         (began, met)
     }
 
-    /// `job` has ended so, with the trouble that there was by now.
+    /// Checks the result of `job`. `trouble` counts the disturbances up to now.
     pub(super) fn end(
         &self,
         job: &ControlVerbJob,
@@ -142,14 +143,14 @@ impl RegistryModel {
             return self.did(job, began, &seen, outcome, trouble).or_else(|what| wrong(&what));
         };
         if !matches!(job.verb, ControlVerb::Remove { .. }) && (began.swapped || began.loaded) {
-            return wrong("it is refused, and did it");
+            return wrong("refused, but the change was made");
         }
         if let ControlVerb::Suspend { .. } = job.verb
             && began.targets.iter().any(|id| self.suspended_by(*id) == Some(job.id))
         {
-            return wrong("it is refused, and left a device suspended");
+            return wrong("refused, but a device was left suspended");
         }
-        // One that is no longer in its slot may be on its way in all the same.
+        // A table that is no longer in its slot may still become live.
         let waited = || began.waited.iter().filter_map(|(_, table)| *table);
         let there = || seen.iter().flatten().flat_map(|seen| [seen.live, seen.inactive]).flatten();
         let tables = || there().chain(waited());
@@ -207,14 +208,14 @@ impl RegistryModel {
         if fine { Ok(()) } else { wrong("there is no reason for that") }
     }
 
-    /// Has somebody called `job` off, or may have?
+    /// True if `job` was or may have been cancelled.
     pub(super) fn may_be_called_off(&self, job: &ControlVerbJob) -> bool {
         let Some(began) = &job.began else { return false };
         let leaves = |id: &DeviceId| self.view.get(*id).is_none_or(|seen| seen.deferred);
         job.hung_up || began.kept || began.may.contains(&EINTR) || began.targets.iter().any(leaves)
     }
 
-    /// Does the device take the message of `job`?
+    /// True if the device accepts the message of `job`.
     fn takes(&self, job: &ControlVerbJob, seen: &[Option<&ListedDevice>]) -> bool {
         let ControlVerb::Message { text, .. } = &job.verb else { return false };
         if text == KEEP {
@@ -227,7 +228,8 @@ impl RegistryModel {
         live.text.contains("multipath") && live.devices().iter().any(|(number, _)| is(number))
     }
 
-    /// Does the word `asked` of a table lead to the device of `number`, since the look `since`?
+    /// True if the word `asked` of a table leads to the device of `number`, or did at any time
+    /// since the inspection `since`.
     pub(super) fn leads(&self, asked: &str, number: &str, since: u64) -> bool {
         match asked.strip_prefix('@') {
             Some(name) => self.view.meant(number).is_some_and(|seen| self.names.was(seen, name, since)),
@@ -240,7 +242,7 @@ impl RegistryModel {
         }
     }
 
-    /// What is so where `job` ended well.
+    /// Checks the state after `job` has succeeded.
     fn did(
         &self,
         job: &ControlVerbJob,
@@ -271,7 +273,7 @@ impl RegistryModel {
                         && self.is_multipath(text(seen.live), asked, moved)
                 })
             }
-            // See `event_waits` and `file`.
+            // Checked in `event_waits` and `file`.
             ControlVerb::Wait { .. } | ControlVerb::Reconfigure { .. } => false,
             ControlVerb::Load { table, .. } => {
                 began.loaded && all(&|seen| same(Some(table), text(seen.inactive), began.look, self))
@@ -297,12 +299,12 @@ impl RegistryModel {
         };
         let texts =
             || self.view.0.iter().map(|seen| [text(seen.live), text(seen.inactive)]).collect::<Vec<_>>();
-        if fine { Ok(()) } else { Err(format!("{said:?}: that is not so: {:?}, {:?}", self.view.0, texts())) }
+        if fine { Ok(()) } else { Err(format!("{said:?}: wrong state: {:?}, {:?}", self.view.0, texts())) }
     }
 }
 
-/// Is `text` the table that `asked` asks for, with numbers for the names of devices since the look
-/// `since`?
+/// True if `text` is the table `asked`, with numbers for the names that devices had since the
+/// inspection `since`.
 pub(super) fn same(asked: Option<&str>, text: &str, since: u64, model: &RegistryModel) -> bool {
     let (mut asked, mut text) = (asked.unwrap_or_default().split_whitespace(), text.split_whitespace());
     loop {
@@ -314,7 +316,7 @@ pub(super) fn same(asked: Option<&str>, text: &str, since: u64, model: &Registry
     }
 }
 
-/// Does a verb like `one` call off those like `other` that wait for the same device?
+/// True if a verb like `one` cancels verbs like `other` that wait for the same device.
 fn cancels(one: &ControlVerb, other: &ControlVerb) -> bool {
     let force = |verb: &ControlVerb| matches!(verb, ControlVerb::Remove { how, .. } if how.force);
     match one {

@@ -1,7 +1,7 @@
-//! The file of the server: what it says, what of it is applied, and what comes of reading it again.
+//! Model of the configuration file, of the devices applied from it, and of its rereading.
 //!
-//! What is to be done is worked out here anew, from what the file says and what was applied of it:
-//! a reconfigure may do that and nothing else, and says of each device whether it has.
+//! The model derives the necessary changes itself, from the file and the devices applied so far. A
+//! reconfigure may make these changes and no others, and must report the result for each device.
 
 mod beside;
 mod finish_check;
@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use udm_core::DeviceId;
 use udm_core::errno::EINTR;
 
-/// A device that the file has.
+/// A device declared in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct DeclaredDevice {
     pub(super) name: String,
@@ -32,14 +32,14 @@ impl DeclaredDevice {
     }
 }
 
-/// A device that the file made, or took over.
+/// A device that was created or taken over for the file.
 #[derive(Clone, Debug)]
 struct AppliedDevice {
     wanted: DeclaredDevice,
     id: DeviceId,
 }
 
-/// What is to be done with a device.
+/// A change of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum ConfigChange {
     Create,
@@ -62,57 +62,58 @@ impl ConfigChange {
     }
 }
 
-/// The file, and what of it is applied.
+/// The configuration file, and the devices applied from it.
 #[derive(Default)]
 pub(super) struct ConfigFileModel {
     pub(super) file: Vec<DeclaredDevice>,
     pub(super) is_broken: bool,
     applied: Vec<AppliedDevice>,
-    /// The devices whose clients may not write.
+    /// Devices that clients may not write.
     pub(super) read_only: BTreeSet<DeviceId>,
-    /// Who only asks what there is to do.
+    /// Verbs that only report the necessary changes.
     pub(super) dry: BTreeSet<u64>,
-    /// The one that has read the file, and is not done.
+    /// The reconfigure that has read the file and is in progress.
     pub(super) under: Option<RunningReconfigure>,
 }
 
-/// A reconfigure under way.
+/// A reconfigure in progress.
 #[derive(Default)]
 pub(super) struct RunningReconfigure {
     pub(super) job: u64,
     dry: bool,
-    /// It must be refused.
+    /// True if the reconfigure must be refused.
     refused: bool,
     pub(super) wish: Vec<DeclaredDevice>,
     was: Vec<AppliedDevice>,
     plan: Vec<(String, ConfigChange)>,
     unchanged: usize,
-    /// The look at which it read the file, and the trouble by then.
+    /// Number of the inspection at which it read the file; `trouble` has the disturbances up to
+    /// then.
     pub(super) look: u64,
     trouble: DisturbanceCounts,
-    /// The name of the device that it makes just now.
+    /// Name of the device that it is creating.
     making: Option<String>,
-    /// What it has done: devices that it made, gave another table (and what they may be called in
-    /// the file), took away.
+    /// Devices that it created. `swapped` has those with a new table and their possible names in
+    /// the file, `removed` those that it removed.
     created: BTreeMap<String, DeviceId>,
     swapped: BTreeMap<DeviceId, Vec<String>>,
     removed: BTreeSet<DeviceId>,
-    /// Those whose new table somebody else has put to use.
+    /// Devices whose new table another verb has made live.
     by_others: BTreeSet<DeviceId>,
-    /// The devices that it has at rest for a moment.
+    /// Devices that it has suspended for a moment.
     resting: BTreeSet<DeviceId>,
-    /// The tables of its own that wait in inactive slots.
+    /// Its tables in inactive slots.
     loaded: BTreeMap<DeviceId, usize>,
-    /// All that it has loaded, and what the devices may be called in the file.
+    /// All tables that it has loaded; `given` has the possible names of their devices in the file.
     own: BTreeSet<(DeviceId, usize)>,
     given: BTreeMap<DeviceId, Vec<String>>,
-    /// What others did meanwhile: names and uuids that they have, devices that they suspended or
-    /// loaded, have open, remove.
+    /// Names and uuids that others use. The next fields have the devices that others suspended or
+    /// loaded, opened, and remove.
     taken: BTreeSet<String>,
     occupied: BTreeSet<DeviceId>,
     open: BTreeSet<DeviceId>,
     leaving: BTreeSet<DeviceId>,
-    /// How much it had done when its client hung up.
+    /// Number of changes made when its client disconnected.
     hung_up: Option<usize>,
 }
 
@@ -121,7 +122,8 @@ impl RunningReconfigure {
         !self.dry && self.plan.iter().any(|(planned, what)| planned == name && *what == change)
     }
 
-    /// What the device `seen` is to become, whatever it is called by now.
+    /// Returns the declared devices that `seen` may be for this reconfigure, regardless of its
+    /// present name.
     fn wants(&self, seen: &ListedDevice, names: &NameHistory) -> impl Iterator<Item = &DeclaredDevice> {
         let was = self.was.iter().find(|one| one.id == seen.id);
         let is_it = move |wanted: &&DeclaredDevice| match was {
@@ -137,31 +139,31 @@ impl RunningReconfigure {
         self.was.iter().any(|one| one.id == id && self.plans(&one.wanted.name, ConfigChange::Remove))
     }
 
-    /// Does it have the device `id` at rest?
+    /// True if it has suspended the device `id`.
     pub(super) fn rests(&self, id: DeviceId) -> bool {
         self.resting.contains(&id)
     }
 
-    /// How much it has done by itself.
+    /// Number of changes that it made itself.
     fn done(&self) -> usize {
         let swapped = self.swapped.keys().filter(|id| !self.by_others.contains(id));
         self.created.len() + swapped.count() + self.removed.len()
     }
 
-    /// Somebody else has put a table of its own to use in `seen`.
+    /// Records that another verb made its table live in `seen`.
     fn put_to_use(&mut self, seen: &ListedDevice) {
         self.by_others.insert(seen.id);
         let names = self.given.get(&seen.id).cloned();
         self.swapped.insert(seen.id, names.unwrap_or_else(|| vec![seen.name.clone()]));
     }
 
-    /// `seen` is used by the table of something that is wanted.
+    /// True if the table of a declared device uses `seen`.
     pub(super) fn may_hold(&self, seen: &ListedDevice, names: &NameHistory) -> bool {
         self.wish.iter().any(|wanted| seen.stands_in(&wanted.table, self.look, names))
     }
 }
 
-/// Does one of `list` lie on itself?
+/// True if devices of the list form a cycle.
 fn has_cycle(all: &[DeclaredDevice]) -> bool {
     let mut left: Vec<&DeclaredDevice> = all.iter().collect();
     loop {
@@ -175,7 +177,7 @@ fn has_cycle(all: &[DeclaredDevice]) -> bool {
 }
 
 impl RegistryModel {
-    /// The reconfigure `job` reads the file, beside `others`.
+    /// Models the reading of the file by the reconfigure `job`, while `others` are in progress.
     pub(super) fn read_file(
         &mut self,
         job: u64,
@@ -202,7 +204,8 @@ impl RegistryModel {
             let called = name(one.id).filter(|name| wish.iter().any(|wanted| wanted.name == *name));
             one.wanted.name = called.unwrap_or(one.wanted.name.clone());
         }
-        // Who has the name of another in the file by now is the file's device of that name.
+        // A device that now has another device's name in the file is the file's device of that
+        // name.
         let named: Vec<_> = config.applied.iter().map(|one| (one.wanted.name.clone(), one.id)).collect();
         let own = |one: &AppliedDevice, id| name(id).as_ref() == Some(&one.wanted.name);
         config.applied.retain(|one| {

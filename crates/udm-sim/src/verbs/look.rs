@@ -1,4 +1,4 @@
-//! What the registry holds, as everybody can see it.
+//! Inspection of the content of the registry.
 
 use crate::model::Violation;
 use std::sync::{Arc, Weak};
@@ -7,7 +7,7 @@ use udm_control::{Registry, verbs};
 use udm_core::{Device as _, DeviceId};
 use udm_dm::Table;
 
-/// A device that is found.
+/// A device that the registry lists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ListedDevice {
     pub(super) id: DeviceId,
@@ -15,7 +15,7 @@ pub(super) struct ListedDevice {
     pub(super) uuid: Option<String>,
     pub(super) minor: u32,
     pub(super) suspended: bool,
-    /// Tables, by their numbers in [`KnownTables`].
+    /// Live table, by its number in [`KnownTables`]; `inactive` is the inactive one.
     pub(super) live: Option<usize>,
     pub(super) inactive: Option<usize>,
     pub(super) open: u64,
@@ -23,11 +23,11 @@ pub(super) struct ListedDevice {
     pub(super) events: u32,
 }
 
-/// All devices that are found.
+/// All listed devices.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RegistryView(pub(super) Vec<ListedDevice>);
 
-/// The number of a mapped device, as a word.
+/// Device number of a mapped device, as text.
 pub(super) fn number(minor: u32) -> String {
     format!("{MAPPED_MAJOR}:{minor}")
 }
@@ -60,23 +60,23 @@ impl RegistryView {
         self.0.iter().find(|seen| seen.id == id)
     }
 
-    /// What `word` means: a name, a uuid or a number.
+    /// Returns the device with the name, uuid or number `word`.
     pub(super) fn meant(&self, word: &str) -> Option<&ListedDevice> {
         self.0.iter().find(|seen| seen.is_called(word))
     }
 }
 
-/// Names that devices had before they were renamed, and the look at which they were.
+/// Previous names of renamed devices, each with the number of the inspection of the rename.
 #[derive(Default)]
 pub(super) struct NameHistory(Vec<(u64, DeviceId, String)>);
 
 impl NameHistory {
-    /// `was` has another name since the look `at`.
+    /// Records a rename of `was` at the inspection `at`.
     pub(super) fn renamed(&mut self, at: u64, was: &ListedDevice) {
         self.0.push((at, was.id, was.name.clone()));
     }
 
-    /// Is `seen` called `name`, or was at any time since the look `since`?
+    /// True if `seen` is called `name`, or was so at any time since the inspection `since`.
     pub(super) fn was(&self, seen: &ListedDevice, name: &str, since: u64) -> bool {
         let had = |(at, id, old): &(u64, DeviceId, String)| *at > since && *id == seen.id && old == name;
         seen.name == name || self.0.iter().any(had)
@@ -84,7 +84,7 @@ impl NameHistory {
 }
 
 impl ListedDevice {
-    /// Does `table` name it, which was looked up since the look `since`?
+    /// True if `table`, resolved since the inspection `since`, names this device.
     pub(super) fn stands_in(&self, table: &str, since: u64, names: &NameHistory) -> bool {
         let number = number(self.minor);
         let is_name = |name: &str| names.was(self, name, since);
@@ -99,7 +99,7 @@ impl ListedDevice {
 /// A table that was seen in a slot.
 pub(super) struct KnownTable {
     table: Weak<Table>,
-    /// The mapped devices that it uses.
+    /// The mapped devices that the table uses.
     pub(super) uses: Vec<DeviceId>,
     pub(super) text: String,
 }
@@ -109,20 +109,20 @@ impl KnownTable {
         self.table.strong_count() > 0
     }
 
-    /// The numbers and devices that it uses, while it is there.
+    /// Numbers and ids of the devices that the table uses, while it exists.
     pub(super) fn devices(&self) -> Vec<(udm_core::DevNo, DeviceId)> {
         let table = self.table.upgrade();
         table.iter().flat_map(|table| table.devices()).map(|used| (used.number, used.device.id())).collect()
     }
 }
 
-/// All tables that were ever seen in a slot.
+/// All tables that were seen in a slot.
 #[derive(Default)]
 pub(super) struct KnownTables {
     pub(super) all: Vec<KnownTable>,
     alive: Vec<usize>,
-    /// Those that went while letters were on their way: cores that had prepared for one may hold
-    /// what it used until they know.
+    /// Tables that were dropped while messages were in transit. Cores that had prepared such a
+    /// table may hold its devices until the messages arrive.
     leaving: Vec<usize>,
 }
 
@@ -141,25 +141,25 @@ impl KnownTables {
         self.all.len() - 1
     }
 
-    /// Those that are still there.
+    /// Returns the tables that still exist.
     pub(super) fn alive(&mut self) -> &[usize] {
         let KnownTables { all, alive, leaving } = self;
         leaving.extend(alive.extract_if(.., |i| !all[*i].is_alive()));
         alive
     }
 
-    /// No letter is on its way.
+    /// Records that no message is in transit.
     pub(super) fn have_left(&mut self) {
         self.alive();
         self.leaving.clear();
     }
 
-    /// How many used `device` and may have left something of theirs on a core.
+    /// Number of dropped tables that may still hold `device` on a core.
     pub(super) fn leaving(&self, device: DeviceId) -> u64 {
         self.leaving.iter().filter(|&&i| self.all[i].uses.contains(&device)).count() as u64
     }
 
-    /// How many use `device`.
+    /// Number of tables that use `device`.
     pub(super) fn users(&self, device: DeviceId) -> u64 {
         let uses = |&&i: &&usize| self.all[i].is_alive() && self.all[i].uses.contains(&device);
         self.alive.iter().filter(uses).count() as u64

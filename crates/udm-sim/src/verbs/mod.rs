@@ -1,18 +1,19 @@
 //! Worlds of the registry and the verbs. Several control clients create, load, suspend, resume and
 //! remove devices of a few names, send messages, wait for events and query, all at once. They also
-//! hang up in the middle.
+//! disconnect in the middle.
 //!
 //! The verbs are the program's: futures that continue when they are woken, in the order of the
-//! seed. The registry changes only while one of them runs, so it is compared before and after, and
-//! each verb is held to its permitted changes. While a load resolves names, the others continue.
-//! Below are cores and disks as in every world. Lanes fail to open, names fail or lead elsewhere,
-//! paths hang, and clients of the devices come, read and go.
+//! seed. The registry changes only while one of them runs. So it is compared before and after, and
+//! each verb may make only its permitted changes. While a load resolves names, the others continue.
+//! Below are cores and disks as in every world. Lanes fail to open, names fail or lead to other
+//! disks, paths hang, and clients of the devices connect, read and disconnect.
 //!
-//! * `ask`: the requests. `draw`: the choice of the next one. `clients`: the readers.
+//! * `ask`: the verbs. `draw`: the choice of the next one. `clients`: the readers.
 //! * `outside`: resolution of names, and helper threads. `look`: the content of the registry.
-//! * `model`: permitted changes. `expected_results`: permitted answers. `event_waits`: clients that wait for an
-//!   event. `multipath`: devices made from paths. `file`: the server's file and its rereading.
-//! * `world`, `driver`: the run. `counts`: the counts.
+//! * `model`: permitted changes. `expected_results`: permitted results. `event_waits`: clients that
+//!   wait for an event. `multipath`: devices made from paths. `file`: the server's file and its
+//!   rereading.
+//! * `world`, `driver`: the run. `counts`: the counters.
 
 mod ask;
 mod clients;
@@ -33,10 +34,10 @@ use crate::plan::RunPlan;
 use crate::run::{RunFailure, catch_panic};
 pub use counts::RegistryCounts;
 
-/// Runs the world of `plan`.
+/// Runs the registry world of `plan`.
 ///
 /// # Errors
-/// The failure, with its trace. What is left of a failed run is not taken apart.
+/// The failure, with its trace. The world of a failed run is leaked.
 pub fn run(plan: &RunPlan) -> Result<RegistryCounts, Box<RunFailure>> {
     let outcome = catch_panic(|| driver::run(plan));
     let world = driver::take();

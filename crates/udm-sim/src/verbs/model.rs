@@ -1,4 +1,4 @@
-//! Who may change what in the registry, and what must be so at any time.
+//! The permitted changes of the registry, and the rules that hold at any time.
 
 use super::ask::{ControlVerb, ControlVerbJob, VerbOutcome, VerbProgress};
 use super::draw::{NAMES, UUIDS};
@@ -12,28 +12,28 @@ use udm_control::registry::OPENED_MAJOR;
 use udm_core::DeviceId;
 use udm_core::errno::{EBUSY, ENXIO};
 
-/// A device that is there and not found: one that is being made, or removed.
+/// A device that exists and is not found, because it is being created or removed.
 #[derive(Clone, Debug)]
 pub(super) struct HiddenDevice {
     pub(super) name: String,
     pub(super) uuid: Option<String>,
     pub(super) minor: u32,
-    /// Of one that is being removed.
+    /// Id of a device that is being removed.
     id: Option<DeviceId>,
 }
 
 impl HiddenDevice {
-    /// A device that is being made.
+    /// A device that is being created.
     pub(super) fn new(name: &str, uuid: Option<&String>, minor: u32) -> HiddenDevice {
         HiddenDevice { name: name.into(), uuid: uuid.cloned(), minor, id: None }
     }
 
-    /// Is it being removed?
+    /// True if the device is being removed.
     pub(super) fn is_leaving(&self) -> bool {
         self.id.is_some()
     }
 
-    /// It is `id`, which is being removed.
+    /// True if this is the device `id`, which is being removed.
     pub(super) fn is(&self, id: DeviceId) -> bool {
         self.id == Some(id)
     }
@@ -43,39 +43,39 @@ impl HiddenDevice {
     }
 }
 
-/// Who has gone on.
+/// The part of the world that has just run.
 pub(super) enum Actor<'a> {
-    /// A verb, which may have ended.
+    /// A verb, with its result if it has ended.
     ControlVerb(&'a mut ControlVerbJob, Option<&'a VerbOutcome>),
-    /// Who sees to removals that were deferred.
+    /// The task of deferred removals.
     Deferred,
-    /// The reconfigure that is under way.
+    /// The running reconfigure.
     Reconfigure,
-    /// Nobody who may change anything.
+    /// A part that may not change the registry.
     Other,
 }
 
-/// See the module.
+/// The model of the registry.
 #[derive(Default)]
 pub(super) struct RegistryModel {
     pub(super) tables: KnownTables,
     pub(super) view: RegistryView,
     pub(super) hidden: Vec<HiddenDevice>,
-    /// What devices were that are gone.
+    /// Last state of removed devices.
     pub(super) gone: BTreeMap<DeviceId, ListedDevice>,
-    /// What each number of what tables opened means: a name and a disk.
+    /// Name and disk of each device number that tables opened.
     pub(super) numbers: BTreeMap<u32, (String, usize)>,
-    /// Looks at the registry so far.
+    /// Number of inspections.
     pub(super) looks: u64,
     pub(super) names: NameHistory,
     pub(super) config: ConfigFileModel,
-    /// Tables that were looked at.
+    /// Number of tables checked.
     looked: usize,
-    /// The kind of a device, which its first table fixes: multipath or not.
+    /// Kind of each device, which its first table determines: true for multipath.
     kinds: BTreeMap<DeviceId, bool>,
-    /// Which verb has suspended a device.
+    /// The verb that suspended each device.
     suspended_by: BTreeMap<DeviceId, u64>,
-    /// How many removals that were deferred came.
+    /// Number of deferred removals that were performed.
     pub(super) deferred: u64,
 }
 
@@ -105,7 +105,7 @@ impl Actor<'_> {
         }
     }
 
-    /// What the device `id` is to be called or to have now, and whether that is a uuid.
+    /// Returns the new name or uuid of the device `id`, and true for a uuid.
     fn renames(&self, id: DeviceId) -> Option<(&str, bool)> {
         match self {
             Actor::ControlVerb(
@@ -120,7 +120,7 @@ impl Actor<'_> {
         matches!(self.verb(), Some(ControlVerb::Remove { how, .. }) if how.force)
     }
 
-    /// For a person.
+    /// Describes the actor, for a person.
     fn name(&self) -> String {
         match self {
             Actor::ControlVerb(job, _) => format!("{:?}", job.verb),
@@ -132,10 +132,10 @@ impl Actor<'_> {
 }
 
 impl RegistryModel {
-    /// Looks at the registry: `actor` has gone on, and nobody else. Gives back those that are gone.
+    /// Inspects the registry after only `actor` has run. Returns the devices that were removed.
     ///
     /// # Errors
-    /// What it may not have done.
+    /// A change that is not permitted.
     pub(super) fn judge(
         &mut self,
         registry: &Registry,
@@ -218,7 +218,7 @@ impl RegistryModel {
         self.note(&before);
         if let Actor::ControlVerb(ControlVerbJob { began: Some(began), .. }, _) = &mut actor {
             for id in began.targets.clone() {
-                // What waits there may have been loaded since.
+                // The inactive table may have been loaded since.
                 let rests = |is: &ListedDevice| is.inactive.is_some() && began.saw(id, is.inactive, true);
                 let there =
                     self.view.get(id).is_some_and(|is| !is.suspended && (began.swapped || !rests(is)));
@@ -231,7 +231,7 @@ impl RegistryModel {
         Ok(gone)
     }
 
-    /// `was` has become `is`.
+    /// Checks a change of a device from `was` to `is`.
     fn changed(
         &self,
         was: &ListedDevice,
@@ -271,7 +271,7 @@ impl RegistryModel {
         sure(is.deferred == was.deferred || defers || keeps, "whether its removal is deferred")
     }
 
-    /// Devices that are found and were not.
+    /// Checks the devices that are new in the registry.
     fn come(&mut self, before: &RegistryView, actor: &Actor<'_>) -> Result<(), Violation> {
         let made = match actor {
             Actor::ControlVerb(ControlVerbJob { verb, began: Some(began), .. }, Some(ended)) => {
@@ -284,13 +284,13 @@ impl RegistryModel {
                 continue;
             }
             if let Some(at) = self.hidden.iter().position(|hidden| hidden.id == Some(is.id)) {
-                // Its removal has failed.
+                // The removal has failed.
                 let removes = match actor {
                     Actor::Reconfigure => self.file_brings_back(is.id),
                     _ => actor.removes(is),
                 };
                 if !removes {
-                    return Err(format!("{} brought {} back", actor.name(), is.name));
+                    return Err(format!("{} restored {}", actor.name(), is.name));
                 }
                 self.hidden.remove(at);
                 continue;
@@ -309,7 +309,7 @@ impl RegistryModel {
         Ok(())
     }
 
-    /// Devices that are gone for good now.
+    /// Updates the devices that were removed completely.
     fn leave(&mut self, registry: &Registry, actor: &Actor<'_>) {
         let removes = matches!(actor, Actor::Deferred | Actor::Reconfigure)
             || matches!(actor.verb(), Some(ControlVerb::Remove { .. }));
@@ -322,7 +322,7 @@ impl RegistryModel {
         }
     }
 
-    /// Every name, uuid and number means what it should.
+    /// Checks that every name, uuid and number leads to the right device.
     fn check_names(&self, registry: &Registry) -> Result<(), Violation> {
         let numbers = (0..8).map(number);
         let words = NAMES.into_iter().chain(UUIDS).map(String::from).chain(numbers);
@@ -336,13 +336,14 @@ impl RegistryModel {
                 None => Err(ENXIO),
             };
             if says != must {
-                return Err(format!("the registry says {says:?} of {word}, and it is {must:?}"));
+                return Err(format!("the registry returns {says:?} for {word}, expected {must:?}"));
             }
         }
         Ok(())
     }
 
-    /// A number of what tables opened means one name of one disk for ever, and each is open once.
+    /// Checks that each device number always has the same name and disk, and that each disk is open
+    /// at most once.
     fn check_numbers(&mut self, outside: &SimBackends) -> Result<(), Violation> {
         let world = outside.world();
         for known in &self.tables.all[self.looked..] {
@@ -351,7 +352,7 @@ impl RegistryModel {
                     continue;
                 }
                 let Some(disk) = world.opened.iter().find(|disk| disk.id == id) else {
-                    return Err(format!("{number} is what nobody opened"));
+                    return Err(format!("{number} was never opened"));
                 };
                 let is = (disk.uri.clone(), disk.disk);
                 let known = self.numbers.entry(number.minor).or_insert_with(|| is.clone()).clone();
@@ -370,17 +371,17 @@ impl RegistryModel {
         Ok(())
     }
 
-    /// Can the device `id` not take a table like `text`, for its kind?
+    /// True if the device `id` cannot take a table like `text`, because of its kind.
     pub(super) fn is_of_another_kind(&self, id: DeviceId, text: &str) -> bool {
         self.kinds.get(&id).is_some_and(|multipath| *multipath != text.contains("multipath"))
     }
 
-    /// Who has suspended `id`, if it still is.
+    /// Returns the verb that suspended `id`, if it still is suspended.
     pub(super) fn suspended_by(&self, id: DeviceId) -> Option<u64> {
         self.suspended_by.get(&id).copied()
     }
 
-    /// The lowest number that is free.
+    /// Returns the lowest free minor number.
     pub(super) fn free(&self) -> u32 {
         let taken = |minor: u32| {
             self.view.0.iter().any(|seen| seen.minor == minor)
@@ -389,13 +390,13 @@ impl RegistryModel {
         (0..).find(|minor| !taken(*minor)).unwrap_or(u32::MAX)
     }
 
-    /// A device is being made from now on.
+    /// Records that a device is being created.
     pub(super) fn making(&mut self, name: &str, uuid: Option<&String>, minor: u32) {
         self.hidden.push(HiddenDevice::new(name, uuid, minor));
     }
 
-    /// What is counted is what there is: tables and `clients` that use each device. Tables that
-    /// nobody sees, of devices that are being made, may use it as well.
+    /// Checks the open count of each device against the tables and `clients` that use it. Tables of
+    /// devices that are being created may also use it.
     pub(super) fn check_counts(
         &mut self,
         clients: &dyn Fn(DeviceId) -> u64,
@@ -411,7 +412,7 @@ impl RegistryModel {
             }
             for table in [seen.live, seen.inactive].into_iter().flatten() {
                 if self.tables.all[table].uses.iter().any(|id| self.view.get(*id).is_none()) {
-                    return Err(format!("a table of {} uses a device that nobody finds", seen.name));
+                    return Err(format!("a table of {} uses a device that is not listed", seen.name));
                 }
             }
         }

@@ -1,32 +1,32 @@
-//! What a multipath device over some paths has to be.
+//! The expected table of a multipath device over given paths.
 
 use super::ask::ControlVerb;
 use super::model::RegistryModel;
 use super::outside::canonical;
 use udm_core::errno::EINVAL;
 
-/// Names of grouping policies, and one that is none.
+/// Names of grouping policies, and an invalid one.
 pub(super) const POLICIES: [&str; 4] = ["failover", "multibus", "group_by_prio", "nonsense"];
 
-/// The error that `verb` must end with, whatever the paths are.
+/// Returns the error with which `verb` must end for any paths.
 pub(super) fn expected_errno(verb: &ControlVerb) -> Option<i32> {
     let ControlVerb::Multipath { paths, policy, .. } = verb else { return None };
     let wrong = paths.is_empty() || policy.as_deref() == Some("nonsense");
     wrong.then_some(EINVAL)
 }
 
-/// Is one of `paths` given twice, by whatever names?
+/// True if `paths` has one path twice, under any of its names.
 pub(super) fn has_duplicate_path(paths: &str) -> bool {
     let words: Vec<&str> = paths.split_whitespace().map(canonical).collect();
     words.iter().enumerate().any(|(i, word)| words[..i].contains(word))
 }
 
-/// Is `said` shown of the table `text`? The group that is used is shown with the rest.
+/// True if `said` may be shown for the table `text`. The number of the current group may differ.
 pub(super) fn is_shown_table(said: &str, text: &str) -> bool {
     said == text || path_groups(said).is_some_and(|shown| Some(shown) == path_groups(text))
 }
 
-/// The paths of each group in the text of a multipath table of one line, in their order.
+/// Returns the paths of each group of a multipath table of one line.
 fn path_groups(text: &str) -> Option<Vec<Vec<&str>>> {
     let mut words = text.split_whitespace();
     (words.next()? == "0" && words.next()?.parse::<u64>().is_ok() && words.next()? == "multipath")
@@ -54,8 +54,8 @@ fn path_groups(text: &str) -> Option<Vec<Vec<&str>>> {
 }
 
 impl RegistryModel {
-    /// Is `text` the table of a device over `paths`, grouped by `policy`, since the look `since`?
-    /// What it opened is a device each, unless a name of theirs has `moved` meanwhile.
+    /// True if `text` is the table of a device over `paths`, grouped by `policy`, resolved since
+    /// the inspection `since`. All paths must differ, unless a name has `moved` meanwhile.
     pub(super) fn is_multipath(
         &self,
         text: &str,
@@ -66,7 +66,7 @@ impl RegistryModel {
         let asked: Vec<&str> = paths.split_whitespace().collect();
         let all: Vec<&str> = groups.concat();
         let one_each = all.iter().enumerate().all(|(i, path)| !all[..i].contains(path));
-        // All are worth the same.
+        // All paths have the same priority.
         let grouped = match policy {
             None | Some("failover") => groups.iter().all(|group| group.len() == 1),
             _ => groups.len() == 1,

@@ -1,7 +1,7 @@
-//! What names lead to, and the threads that close what is let go.
+//! The resolution of names, and the helper threads that close released objects.
 //!
-//! A name leads to a disk, and may lead to another one from now on. Asking takes time, in which the
-//! others go on.
+//! A name leads to a disk, and may lead to another one later. Resolution takes time, during which
+//! other verbs run.
 
 use super::driver;
 use crate::environment::SharedEnv;
@@ -14,14 +14,14 @@ use udm_core::errno::{EIO, ENOENT};
 use udm_core::{Device, DeviceId, OpenError};
 use udm_wire::uri::DeviceUri;
 
-/// The names of disks, and one that is a link to the first of them.
+/// Names of disks, and a link to the first of them.
 pub(super) const NAMES: [&str; 4] = ["/sim/a", "/sim/b", "/sim/c", "/sim/link"];
 const LINK: usize = 3;
 
-/// The errno of a name that can't be opened at present.
+/// Errno of a name that cannot be opened at present.
 pub(super) const NOT_NOW: i32 = EIO;
 
-/// What was opened.
+/// An opened disk.
 pub(super) struct OpenedDisk {
     pub(super) device: Weak<SimPath>,
     pub(super) id: DeviceId,
@@ -29,23 +29,23 @@ pub(super) struct OpenedDisk {
     pub(super) disk: usize,
 }
 
-/// See the module.
+/// State of the simulated backends.
 pub(super) struct SimBackendState {
-    /// The disk that each name leads to.
+    /// Disk of each name.
     pub(super) leads: [usize; LINK],
     pub(super) opened: Vec<OpenedDisk>,
-    /// Once in so many times a name can't be opened; 0 for never.
+    /// One of this many opens fails; 0 for none.
     pub(super) fails: u64,
-    /// How often one could not be.
+    /// Number of failed opens.
     pub(super) failed: u64,
-    /// What is to be closed, and for which verb.
+    /// Objects to close, with the verb that released them.
     pub(super) closing: Vec<(u64, Box<dyn FnOnce() + Send>)>,
-    /// The verb that goes on.
+    /// The verb that runs.
     pub(super) actor: u64,
     pub(super) chance: SimRng,
 }
 
-/// What the registry has of it.
+/// Opens simulated disks for the registry.
 #[derive(Clone)]
 pub(super) struct SimBackends {
     env: SharedEnv,
@@ -70,7 +70,7 @@ impl SimBackends {
         self.world.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asking takes time; then what `uri` leads to.
+    /// Resolves `uri` to a disk, after running other verbs.
     fn find(&self, uri: &DeviceUri) -> Result<usize, OpenError> {
         driver::run_others_during_lookup();
         let mut world = self.world();
@@ -84,13 +84,13 @@ impl SimBackends {
     }
 }
 
-/// The number of a name, a link's that of what it leads to.
+/// Index of a name; a link has the index of its destination.
 fn name(uri: &DeviceUri) -> Option<usize> {
     let DeviceUri::File(file) = uri else { return None };
     NAMES.iter().position(|name| file.path == Path::new(name)).map(|name| name % LINK)
 }
 
-/// The word under which the registry knows a name.
+/// Returns the name under which the registry knows a word.
 pub(super) fn canonical(word: &str) -> &str {
     if word == NAMES[LINK] { NAMES[0] } else { word }
 }

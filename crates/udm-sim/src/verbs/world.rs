@@ -1,4 +1,5 @@
-//! Cores, the registry and its clients, stepped on one thread in an order drawn from a seed.
+//! A registry world: cores, the registry and its clients, which run on one thread in an order drawn
+//! from a seed.
 
 use super::ask::{ControlVerb, ControlVerbJob, DisturbanceCounts, VerbOutcome, WakeableFuture};
 use super::clients::DeviceReader;
@@ -34,14 +35,14 @@ use udm_frontends::nbd::{Export, Exports};
 /// Sectors of a disk.
 const SECTORS: u64 = 64;
 
-/// See the module's documentation.
+/// A simulated world of the registry and its clients.
 pub(super) struct RegistryWorld {
     pub(super) machine: Machine,
     registry: Arc<Registry>,
     pub(super) exports: Arc<Exports>,
     pub(super) outside: SimBackends,
     pub(super) jobs: Vec<ControlVerbJob>,
-    /// Who sees to removals that were deferred.
+    /// The task of deferred removals.
     pub(super) deferred: Option<WakeableFuture<Infallible>>,
     pub(super) clients: Vec<DeviceReader>,
     pub(super) model: RegistryModel,
@@ -51,11 +52,11 @@ pub(super) struct RegistryWorld {
     pub(super) jobs_max: usize,
     pub(super) resting: bool,
     pub(super) rest_at: u64,
-    /// The verb that is loading a table, that, and the look at which it began; and whether others
-    /// go on beside it just now.
+    /// The verb that is loading a table, the table, and the number of the inspection at its start.
+    /// `beside` is true while others run during the load.
     pub(super) loading: Option<(u64, String, u64)>,
     pub(super) beside: bool,
-    /// What was wrong beside it.
+    /// A violation found while others ran.
     pub(super) wrong: Option<Violation>,
     pub(super) counts: RegistryCounts,
 }
@@ -124,32 +125,32 @@ impl RegistryWorld {
         !self.machine.plan.without.has(class)
     }
 
-    /// No verb is under way but those that wait for an event, and nothing is to be closed.
+    /// True if only waits for events are in progress, and nothing is left to close.
     pub(super) fn is_over(&self) -> bool {
         self.jobs.iter().all(ControlVerbJob::waits_for_event) && self.outside.world().closing.is_empty()
     }
 
-    /// Nobody is to go on, and no removal is under way.
+    /// True if nothing can run, and no removal is in progress.
     pub(super) fn is_quiet(&self) -> bool {
         let woken = self.deferred.as_ref().is_some_and(WakeableFuture::is_woken);
         let rests = self.machine.has_no_mail() && self.machine.is_still();
         self.is_over() && !woken && self.model.hidden.is_empty() && rests
     }
 
-    /// Nobody goes on before somebody asks for more.
+    /// True if nothing can run without a new verb.
     pub(super) fn is_stuck(&self) -> bool {
         let woken = self.deferred.iter().any(WakeableFuture::is_woken)
             || self.jobs.iter().any(|job| job.waiting.is_woken());
         !woken && self.outside.world().closing.is_empty() && self.machine.is_still()
     }
 
-    /// The devices that are suspended.
+    /// The suspended devices.
     pub(super) fn suspended(&self) -> Vec<String> {
         let suspended = self.model.view.0.iter().filter(|seen| seen.suspended);
         suspended.map(|seen| number(seen.minor)).collect()
     }
 
-    /// Who waits, for a person.
+    /// Describes the work that waits, for a person.
     pub(super) fn waits(&self) -> String {
         let mut all: Vec<_> = self.jobs.iter().map(|job| format!("{} {:?}", job.id, job.verb)).collect();
         for (core, open) in
@@ -168,13 +169,13 @@ impl RegistryWorld {
         format!("what waits: {}", all.join("; "))
     }
 
-    /// Looks at the registry behind what `actor` has done.
+    /// Inspects the registry after `actor` has run.
     pub(super) fn look(&mut self, actor: Actor<'_>) -> Result<(), Violation> {
         self.judge(actor)?;
         self.check()
     }
 
-    /// `actor` has done what it may.
+    /// Checks the changes that `actor` made.
     fn judge(&mut self, actor: Actor<'_>) -> Result<(), Violation> {
         self.counts.looks += 1;
         let kept = match &actor {
@@ -201,7 +202,7 @@ impl RegistryWorld {
         DisturbanceCounts { failed, refused, moved: self.counts.moved }
     }
 
-    /// Before others go on in the middle of a reconfigure: what it has done is its own.
+    /// Inspects the changes of a reconfigure before others run in the middle of it.
     pub(super) fn look_at_file(&mut self) {
         let is_file = self.model.config.under.as_ref().map(|under| under.job);
         if !self.beside && is_file.is_some() && self.loading.as_ref().map(|(id, ..)| *id) == is_file {
@@ -210,7 +211,7 @@ impl RegistryWorld {
         }
     }
 
-    /// What is counted and exported is what there is, and who waits for what has come goes on.
+    /// Checks open counts and exports, and that no client waits for an event that has occurred.
     fn check(&mut self) -> Result<(), Violation> {
         let names = std::mem::take(&mut self.model.names);
         let file = self.model.config.under.take();
@@ -240,12 +241,12 @@ impl RegistryWorld {
         let is_said =
             |e: &&Arc<Export>| e.is_read_only() != self.model.config.read_only.contains(&e.device().id());
         if let Some(export) = self.exports.all().iter().find(is_said) {
-            return Err(format!("{}: whether clients may write is not as it was said", export.name()));
+            return Err(format!("{}: the read-only flag of the export is wrong", export.name()));
         }
         lock(&self.machine.env).violation.take().map_or(Ok(()), Err)
     }
 
-    /// One step: somebody has a turn. A verb is given back: it goes on outside.
+    /// Runs one step. A verb is returned to the caller, because it runs outside of the world.
     pub(super) fn step(&mut self) -> Result<Option<ReentrantStep>, Violation> {
         self.machine.step += 1;
         self.machine.set_turn(None);
@@ -294,7 +295,7 @@ impl RegistryWorld {
         Ok(())
     }
 
-    /// One load at a time asks the file system.
+    /// Only one load at a time may access the file system.
     fn can_go_on(&self, at: usize) -> bool {
         let job = &self.jobs[at];
         let is_file = matches!(job.verb, ControlVerb::Reconfigure { .. });
@@ -302,7 +303,7 @@ impl RegistryWorld {
         job.waiting.is_woken() && !(self.loading.is_some() && loads)
     }
 
-    /// Takes a job out, to go on.
+    /// Takes a verb out of the list to poll it.
     fn take(&mut self, at: usize) -> ControlVerbJob {
         let mut job = self.jobs.swap_remove(at);
         if job.began.is_none() {
@@ -323,7 +324,7 @@ impl RegistryWorld {
         job
     }
 
-    /// `job` has gone on.
+    /// Handles a verb that was polled.
     pub(super) fn after_poll(
         &mut self,
         mut job: ControlVerbJob,
@@ -358,7 +359,10 @@ impl RegistryWorld {
         };
         let waits = self.outside.world().closing.iter().any(|(of, _)| *of == job.id);
         if waits && outcome.is_ok() && !may_be_called_off {
-            return Err(format!("{outcome:?}: {:?} is done, and what it let go is not closed", job.verb));
+            return Err(format!(
+                "{outcome:?}: {:?} has ended, but the objects that it released are not closed",
+                job.verb
+            ));
         }
         self.counts.verbs[job.verb.kind()] += 1;
         match &outcome {
@@ -374,7 +378,7 @@ impl RegistryWorld {
         Ok(())
     }
 
-    /// The reconfigure that goes on reads the file.
+    /// Reads the file for the running reconfigure.
     pub(super) fn read_file(&mut self) -> Result<DesiredState, String> {
         let job = self.outside.world().actor;
         let trouble = self.trouble();
@@ -387,7 +391,7 @@ impl RegistryWorld {
         Ok(DesiredState { devices, folder: BaseDir::none(), notes: Vec::new() })
     }
 
-    /// A client asks for something.
+    /// Starts a verb of a client.
     pub(super) fn begin(&mut self, mut verb: ControlVerb) {
         if let ControlVerb::Wait { word, event } = &mut verb {
             let events = self.model.view.meant(word).map_or(0, |seen| seen.events);
@@ -398,20 +402,24 @@ impl RegistryWorld {
         self.jobs.push(ControlVerbJob::new(self.ids, verb, &self.registry));
     }
 
-    /// At rest nothing is half done, and nothing is held that nobody uses.
+    /// Checks, in the quiescent world, that no operation is unfinished and no unused object is
+    /// held.
     pub(super) fn check_rest(&mut self) -> Result<(), Violation> {
         if let Some(hidden) = self.model.hidden.first() {
-            return Err(format!("at rest, and {hidden:?} is neither there nor gone"));
+            return Err(format!("at rest, {hidden:?} is still being created or removed"));
         }
         let waits = |seen: &&super::look::ListedDevice| seen.deferred && seen.open == 0;
         if let Some(seen) = self.model.view.0.iter().find(waits) {
-            return Err(format!("nobody uses {} any more, and its removal was deferred", seen.name));
+            return Err(format!("{} is unused and its removal was deferred, but it still exists", seen.name));
         }
         let slots = self.model.view.0.iter().flat_map(|seen| [seen.live, seen.inactive]).flatten();
         let slots: Vec<usize> = slots.collect();
         let alive = self.model.tables.alive().to_vec();
         if let Some(left) = alive.iter().find(|table| !slots.contains(table)) {
-            return Err(format!("a table is in no slot, and kept: {}", self.model.tables.all[*left].text));
+            return Err(format!(
+                "a table is in no slot, but is still held: {}",
+                self.model.tables.all[*left].text
+            ));
         }
         let used: Vec<_> = alive.iter().flat_map(|table| self.model.tables.all[*table].devices()).collect();
         let world = self.outside.world();

@@ -1,4 +1,4 @@
-//! What a reconfigure under way may do, step by step, and what others do beside it.
+//! The permitted steps of a reconfigure, and the effects of other verbs on it.
 
 use super::{ConfigChange, DeclaredDevice};
 use crate::model::Violation;
@@ -11,7 +11,8 @@ use udm_core::DeviceId;
 use udm_core::errno::{EBUSY, EINTR};
 
 impl RegistryModel {
-    /// `job` is about to begin beside a reconfigure; the error that it may end with for that.
+    /// Records that a verb begins during a reconfigure. Returns the error with which the verb may
+    /// end because of it.
     pub(in crate::verbs) fn beside_file(&mut self, verb: &ControlVerb, targets: &[DeviceId]) -> Option<i32> {
         let under = self.config.under.as_mut()?;
         if matches!(verb, ControlVerb::Remove { .. }) {
@@ -20,7 +21,7 @@ impl RegistryModel {
         targets.iter().any(|id| under.is_to_go(*id)).then_some(EINTR)
     }
 
-    /// What others do while a reconfigure is under way may keep it from something.
+    /// Records changes by others that may prevent a step of the reconfigure.
     pub(in crate::verbs) fn note(&mut self, before: &RegistryView) {
         let Some(under) = &mut self.config.under else { return };
         for seen in &self.view.0 {
@@ -40,12 +41,12 @@ impl RegistryModel {
             let was_live = before.get(seen.id).and_then(|was| was.live);
             let put_to_use = |live: &usize| under.own.contains(&(seen.id, *live)) && was_live != Some(*live);
             if seen.live.as_ref().is_some_and(put_to_use) && !under.swapped.contains_key(&seen.id) {
-                // Who took it before it was dropped.
+                // Another verb made the table live before it was dropped.
                 under.put_to_use(seen);
             }
             let waited = before.get(seen.id).and_then(|was| was.inactive);
             if own.is_some() && waited == own && seen.inactive != own {
-                // Somebody else has put it to use, or dropped it.
+                // Another verb made the table live, or cleared it.
                 under.loaded.remove(&seen.id);
                 under.occupied.insert(seen.id);
                 if seen.live == own {
@@ -61,18 +62,19 @@ impl RegistryModel {
         }
     }
 
-    /// May a reconfigure that is under way remove the device `id`? It does.
+    /// Returns true, and records the removal, if the running reconfigure may remove the device
+    /// `id`.
     pub(in crate::verbs) fn file_removes(&mut self, id: DeviceId) -> bool {
         let Some(under) = self.config.under.as_mut().filter(|under| under.is_to_go(id)) else { return false };
         under.removed.insert(id)
     }
 
-    /// May it bring it back, since it could not be removed? It does.
+    /// Returns true, and undoes the record, if a failed removal may restore the device `id`.
     pub(in crate::verbs) fn file_brings_back(&mut self, id: DeviceId) -> bool {
         self.config.under.as_mut().is_some_and(|under| under.removed.remove(&id))
     }
 
-    /// A reconfigure has changed `was` to `is`.
+    /// Checks a change of a device from `was` to `is` by a reconfigure.
     pub(in crate::verbs) fn file_changes(
         &mut self,
         was: &ListedDevice,
@@ -94,7 +96,7 @@ impl RegistryModel {
         if (is.live, is.inactive) == (was.live, was.inactive) {
             return Ok(());
         }
-        let under = self.config.under.as_ref().ok_or("nobody has read the file")?;
+        let under = self.config.under.as_ref().ok_or("no reconfigure has read the file")?;
         let own = under.loaded.get(&is.id).copied();
         let is_new = |slot: Option<usize>, wanted: &DeclaredDevice| {
             slot.is_some_and(|t| {
@@ -111,7 +113,7 @@ impl RegistryModel {
         let wanted = under.wants(is, &self.names).filter(|wanted| !swaps && !loads || is_new(slot, wanted));
         let names: Vec<_> = wanted.map(|wanted| wanted.name.clone()).collect();
         sure(!names.is_empty(), "the file does not want that")?;
-        let under = self.config.under.as_mut().ok_or("nobody has read the file")?;
+        let under = self.config.under.as_mut().ok_or("no reconfigure has read the file")?;
         under.loaded.remove(&is.id);
         under.given.insert(is.id, names.clone());
         if let Some(table) = is.inactive.filter(|_| loads) {
@@ -124,10 +126,10 @@ impl RegistryModel {
         Ok(())
     }
 
-    /// A reconfigure has made `is`.
+    /// Checks a device that a reconfigure has created.
     pub(in crate::verbs) fn file_makes(&mut self, is: &ListedDevice) -> Result<(), Violation> {
         let text = is.live.map_or("", |table| self.tables.all[table].text.as_str());
-        let under = self.config.under.as_ref().ok_or("nobody has read the file")?;
+        let under = self.config.under.as_ref().ok_or("no reconfigure has read the file")?;
         let wanted = under.wants(is, &self.names).find(|wanted| {
             wanted.uuid == is.uuid
                 && is.inactive.is_none()
@@ -140,14 +142,14 @@ impl RegistryModel {
         if wanted.read_only {
             self.config.read_only.insert(is.id);
         }
-        let under = self.config.under.as_mut().ok_or("nobody has read the file")?;
+        let under = self.config.under.as_mut().ok_or("no reconfigure has read the file")?;
         match under.created.insert(is.name.clone(), is.id) {
             None => Ok(()),
             Some(_) => Err(format!("a reconfigure made {} twice", is.name)),
         }
     }
 
-    /// The device that a reconfigure makes has come, or can't be made.
+    /// Records that the creation of a device by a reconfigure has ended.
     pub(in crate::verbs) fn file_made(&mut self, registry: &Registry) {
         let Some(under) = &mut self.config.under else { return };
         let waits = |name: &str| registry.find(name).is_err_and(|e| e.error.errno == EBUSY);
@@ -156,7 +158,7 @@ impl RegistryModel {
         }
     }
 
-    /// It makes another.
+    /// Records that a reconfigure has started to create a device.
     pub(in crate::verbs) fn file_begins(&mut self, registry: &Registry) {
         let minor = self.free();
         let Some(under) = &mut self.config.under else { return };
@@ -176,8 +178,8 @@ impl RegistryModel {
         }
     }
 
-    /// The reconfigure `job` is about to go on: if its client has hung up, what it has begun by now
-    /// it may finish.
+    /// Records the present number of changes if the client of `job` has disconnected. A change in
+    /// progress may complete.
     pub(in crate::verbs) fn note_hang_up(&mut self, job: &ControlVerbJob) {
         let under = self.config.under.as_mut().filter(|under| under.job == job.id && job.hung_up);
         if let Some(under) = under {
@@ -186,7 +188,7 @@ impl RegistryModel {
         }
     }
 
-    /// It has gone on, and began nothing more.
+    /// Checks that a reconfigure without a client has started no further change.
     pub(in crate::verbs) fn check_hang_up(&mut self, job: &ControlVerbJob) -> Result<(), Violation> {
         let under = self.config.under.as_mut().filter(|under| under.job == job.id && job.hung_up);
         let Some(under) = under else { return Ok(()) };

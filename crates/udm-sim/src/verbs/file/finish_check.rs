@@ -1,4 +1,4 @@
-//! What a reconfigure may say when it is done: what it did, and of what it did not a reason.
+//! Check of the report of a reconfigure: the changes made, and a reason for each change not made.
 
 use super::{AppliedDevice, ConfigChange, DeclaredDevice, RunningReconfigure, has_cycle};
 use crate::model::Violation;
@@ -11,8 +11,7 @@ use udm_core::DeviceId;
 use udm_core::errno::{self, EBUSY, EINTR, EINVAL, ENOENT, ENXIO};
 
 impl RegistryModel {
-    /// The reconfigure `job` has ended so, with the trouble that there was by now. Could a step of
-    /// it have been called off?
+    /// Checks the result of the reconfigure `job`. Returns true if a step may have been cancelled.
     pub(in crate::verbs) fn reconfigured(
         &mut self,
         job: &ControlVerbJob,
@@ -29,21 +28,21 @@ impl RegistryModel {
         };
         let wrong = |what: &str| Err(format!("a reconfigure said {said:?}: {what}; {:?}", under.plan));
         if said[0] != under.unchanged.to_string() {
-            return wrong("another number is unchanged");
+            return wrong("the number of unchanged devices is wrong");
         }
         let parts = |line: &String| {
             let mut parts = line.splitn(3, '\t').map(String::from);
             Some((ConfigChange::of(&parts.next()?)?, parts.next()?, parts.next()?))
         };
         let Some(changes) = said[1..].iter().map(parts).collect::<Option<Vec<_>>>() else {
-            return wrong("there is no such change");
+            return wrong("unknown change");
         };
         let mut made: Vec<_> = changes.iter().map(|(what, name, _)| (name.clone(), *what)).collect();
         let mut plan = under.plan.clone();
         made.sort();
         plan.sort();
         if made != plan || !under.is_in_order(&changes) {
-            return wrong("that is not what was to be done, or not in order");
+            return wrong("these are not the expected changes, or they are not in order");
         }
         let there = |id: &DeviceId| self.view.get(*id).is_some();
         if under.resting.iter().any(there) {
@@ -57,7 +56,7 @@ impl RegistryModel {
             let place = self.config.applied.iter().position(|one| one.wanted.name == *name);
             let id = place.map(|place| self.config.applied[place].id);
             let wanted = under.wish.iter().find(|wanted| wanted.name == *name);
-            // One that was renamed may have been taken over by either name: what is said decides.
+            // A renamed device may have been taken over by either name. The report decides.
             let may_be =
                 |names: &[String]| names.contains(name) && (error.is_empty() || names == [name.as_str()]);
             let taken_over = || {
@@ -74,18 +73,18 @@ impl RegistryModel {
             let refused = matches!(what, ConfigChange::Uuid | ConfigChange::ReadOnly);
             if under.dry || refused {
                 if error.is_empty() == refused {
-                    return wrong("it is not said that it can't be, or can");
+                    return wrong("the report does not match the result");
                 }
                 continue;
             }
             let by_others = done.is_some_and(|id| under.by_others.contains(&id));
             let done = done.filter(|_| !by_others || error.is_empty());
             if done.is_some() != error.is_empty() {
-                return wrong(&format!("{name}: it is not so"));
+                return wrong(&format!("{name}: the change was not made"));
             }
             let Some(done) = done else {
                 if !self.is_cause(&under, job, (*what, name, id, wanted), error, trouble) {
-                    return wrong(&format!("{name}: there is no reason for that"));
+                    return wrong(&format!("{name}: there is no reason for this error"));
                 }
                 continue;
             };
@@ -102,7 +101,7 @@ impl RegistryModel {
         Ok(job.hung_up || !under.leaving.is_empty())
     }
 
-    /// Is there a reason for `error`?
+    /// True if there is a reason for `error`.
     fn is_cause(
         &self,
         under: &RunningReconfigure,
@@ -138,11 +137,13 @@ impl RegistryModel {
 }
 
 impl RunningReconfigure {
-    /// What is used comes before who uses it, and goes behind him.
+    /// Checks the order of changes: a lower device is created before, and removed after, the
+    /// devices that use it.
     fn is_in_order(&self, changes: &[(ConfigChange, String, String)]) -> bool {
         let comes = |what: ConfigChange| matches!(what, ConfigChange::Create | ConfigChange::Reload);
         let wanted = |name: &str| self.wish.iter().find(|wanted| wanted.name == name);
-        // After renames what was wanted may lie on itself by its names, and then has no order.
+        // After renames, the previous declarations may have a cycle by their names, and then have
+        // no order.
         let had: Vec<DeclaredDevice> = self.was.iter().map(|one| one.wanted.clone()).collect();
         let ordered = !has_cycle(&had);
         let was = |name: &str| self.was.iter().map(|one| &one.wanted).find(|wanted| wanted.name == name);
