@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use udm_bench::lab::{self, EXPERIMENTS, Experiment, ExperimentOptions, ExperimentOutcome, MachineInfo};
 
-/// `udm lab`.
+/// The arguments of `udm lab`.
 #[derive(Debug, Args)]
 pub struct LabArgs {
     #[command(subcommand)]
@@ -32,7 +32,7 @@ Examples:\n  udm lab run lockless --quick\n  udm lab run --html lab.html"
     Run(RunArgs),
 }
 
-/// `udm lab run`.
+/// The arguments of `udm lab run`.
 #[derive(Debug, Args)]
 struct RunArgs {
     /// Which; all when none is named

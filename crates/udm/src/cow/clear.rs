@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use udm_control::state_folder::StoreId;
 
-/// `udm cow clear-invalid`.
+/// The arguments of `udm cow clear-invalid`.
 #[derive(Debug, Args)]
 pub(super) struct ClearArgs {
     /// The store: the path, or @ and the name of the mapped device, that it has in tables
@@ -17,7 +17,7 @@ pub(super) struct ClearArgs {
     state: StateArgs,
 }
 
-/// `udm cow clear-invalid`.
+/// Runs `udm cow clear-invalid`.
 pub(super) fn clear(args: &ClearArgs) -> Result<ExitCode> {
     let name = args.store.display();
     match args.state.open()?.forget(&StoreId::named(&args.store))? {

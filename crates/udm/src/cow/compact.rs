@@ -77,7 +77,7 @@ struct CompactReport {
     disk_bytes: [Option<u64>; 2],
 }
 
-/// `udm cow compact`.
+/// Runs `udm cow compact`.
 pub(super) fn run(args: &CompactArgs) -> Result<ExitCode> {
     let path = &args.store.store;
     let context = || path.display().to_string();

@@ -18,7 +18,7 @@ use clap::{Args, Subcommand};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// `udm cow`.
+/// The arguments of `udm cow`.
 #[derive(Debug, Args)]
 pub struct CowArgs {
     #[command(subcommand)]
@@ -65,7 +65,7 @@ struct StoreArgs {
     state: StateArgs,
 }
 
-/// `udm cow check`.
+/// The arguments of `udm cow check`.
 #[derive(Debug, Args)]
 struct CheckArgs {
     #[command(flatten)]
@@ -75,7 +75,7 @@ struct CheckArgs {
     origin_size: Option<u64>,
 }
 
-/// `udm cow compact`.
+/// The arguments of `udm cow compact`.
 #[derive(Debug, Args)]
 struct CompactArgs {
     #[command(flatten)]

@@ -48,14 +48,14 @@ struct ExceptionRow {
     store_bytes: u64,
 }
 
-/// `udm cow info`.
+/// Runs `udm cow info`.
 pub(super) fn info(args: &StoreArgs) -> Result<ExitCode> {
     let (report, _) = report(args, None)?;
     show(&report, args.json)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// `udm cow check`.
+/// Runs `udm cow check`.
 pub(super) fn check(args: &CheckArgs) -> Result<ExitCode> {
     let (report, usable) = report(&args.store, args.origin_size)?;
     show(&report, args.store.json)?;
@@ -136,7 +136,7 @@ fn show(report: &StoreReport, json: bool) -> Result<()> {
     })
 }
 
-/// `udm cow dump`.
+/// Runs `udm cow dump`.
 pub(super) fn dump(args: &StoreArgs) -> Result<ExitCode> {
     let store = StoreFile::open(&args.store)?;
     to_stdout(|out| {

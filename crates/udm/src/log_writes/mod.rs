@@ -18,7 +18,7 @@ use clap::{Args, Subcommand};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// `udm log-writes`.
+/// The arguments of `udm log-writes`.
 #[derive(Debug, Args)]
 pub struct LogWritesArgs {
     #[command(subcommand)]
@@ -33,7 +33,7 @@ enum LogWritesVerb {
     Replay(ReplayArgs),
 }
 
-/// `udm log-writes list`.
+/// The arguments of `udm log-writes list`.
 #[derive(Debug, Args)]
 struct ListArgs {
     /// The log: a file or block device that a log-writes target wrote

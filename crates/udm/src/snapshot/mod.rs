@@ -17,7 +17,7 @@ use std::process::ExitCode;
 use udm_control::client::{ControlClient, path_under};
 use udm_control::http::api;
 
-/// `udm snapshot`.
+/// The arguments of `udm snapshot`.
 #[derive(Debug, Args)]
 pub struct SnapshotArgs {
     #[command(subcommand)]
@@ -54,7 +54,7 @@ Example:\n  udm snapshot diff monday tuesday --json"
     Export(ExportArgs),
 }
 
-/// `udm snapshot create`.
+/// The arguments of `udm snapshot create`.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("which").required(true).args(["name", "group"]))]
 struct CreateArgs {
@@ -95,7 +95,7 @@ struct CreateArgs {
     overflow: bool,
 }
 
-/// `udm snapshot list`.
+/// The arguments of `udm snapshot list`.
 #[derive(Debug, Args)]
 struct ListArgs {
     #[command(flatten)]
@@ -104,7 +104,7 @@ struct ListArgs {
     print: Print,
 }
 
-/// `udm snapshot remove`.
+/// The arguments of `udm snapshot remove`.
 #[derive(Debug, Args)]
 struct RemoveArgs {
     #[command(flatten)]
@@ -119,7 +119,7 @@ struct RemoveArgs {
     keep_store: bool,
 }
 
-/// `udm snapshot merge`.
+/// The arguments of `udm snapshot merge`.
 #[derive(Debug, Args)]
 struct MergeArgs {
     #[command(flatten)]
@@ -131,7 +131,7 @@ struct MergeArgs {
     background: bool,
 }
 
-/// `udm snapshot diff`.
+/// The arguments of `udm snapshot diff`.
 #[derive(Debug, Args)]
 struct DiffArgs {
     #[command(flatten)]
@@ -144,7 +144,7 @@ struct DiffArgs {
     against: Option<String>,
 }
 
-/// `udm snapshot export`.
+/// The arguments of `udm snapshot export`.
 #[derive(Debug, Args)]
 struct ExportArgs {
     #[command(flatten)]

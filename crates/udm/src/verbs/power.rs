@@ -8,7 +8,7 @@ use std::fmt::Write;
 use udm_control::client::device_path;
 use udm_control::http::api;
 
-/// `udm power`.
+/// Runs `udm power`.
 pub fn power(args: &PowerArgs) -> Result<()> {
     let client = args.talk.client()?;
     let device = match args.switch {

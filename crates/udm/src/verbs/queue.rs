@@ -9,7 +9,7 @@ use std::fmt::Write;
 use udm_control::client::device_path;
 use udm_control::http::api;
 
-/// `udm queue`.
+/// Runs `udm queue`.
 pub fn queue(args: &QueueArgs) -> Result<()> {
     let client = args.talk.client()?;
     let mut settings = BTreeMap::new();

@@ -35,7 +35,7 @@ const HEAD_TIME_MAX: Duration = Duration::from_secs(15);
 /// How long to wait before the next connection where the system has none to give.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// `udm web`.
+/// The arguments of `udm web`.
 #[derive(Debug, Args)]
 pub struct WebArgs {
     #[command(flatten)]
