@@ -1,4 +1,4 @@
-//! `udm cow clear-invalid`: what a server keeps against a store is forgotten.
+//! `udm cow clear-invalid`: removes the server's mark that a store is invalid.
 
 use crate::cli::StateArgs;
 use crate::output::say;
@@ -11,7 +11,7 @@ use udm_control::state_folder::StoreId;
 /// The arguments of `udm cow clear-invalid`.
 #[derive(Debug, Args)]
 pub(super) struct ClearArgs {
-    /// The store: the path, or @ and the name of the mapped device, that it has in tables
+    /// The store, as tables name it: a path, or @ and the name of a mapped device
     store: PathBuf,
     #[command(flatten)]
     state: StateArgs,
