@@ -1,4 +1,4 @@
-//! The power of disks: `udm power`, and how people read it.
+//! `udm power`: shows or switches the power of disks.
 
 use super::explain;
 use crate::cli::{PowerArgs, PowerSwitch};
@@ -35,7 +35,7 @@ pub fn power(args: &PowerArgs) -> Result<()> {
     say(&out)
 }
 
-/// The line of one disk.
+/// Prints the power state of one disk.
 pub fn power_line(power: &api::Power, out: &mut String) {
     let api::Power { number, uri, on } = power;
     // Writing to a String can't fail.
