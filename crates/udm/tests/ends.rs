@@ -84,7 +84,7 @@ fn the_end_has_a_limit_and_says_what_it_leaves() {
     assert_eq!(server.wait().code(), Some(1));
     let said = server.said();
     assert!(
-        said.contains("udm: left after 1 s without an answer: 1 request on d; what was flushed is safe; "),
+        said.contains("udm: stopped waiting after 1 s: 1 request on d; flushed data is safe; "),
         "{said}"
     );
     assert!(server.is_clean());

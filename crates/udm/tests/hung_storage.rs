@@ -86,9 +86,9 @@ fn storage_that_hangs_holds_up_nobody_else() {
 /// hear of it, and its status is the one that it left with.
 #[test]
 fn what_the_kernel_does_not_give_up_holds_up_nobody_else() {
-    let limit = "udm: left after 2 s without an answer: 1 request on d; what was flushed is safe; \
-        the process goes when the kernel gives up what is left\n";
-    let second = "udm: ended at once; what was flushed is safe\n";
+    let limit = "udm: stopped waiting after 2 s: 1 request on d; flushed data is safe; \
+        the process ends when the kernel has completed its requests\n";
+    let second = "udm: ended at once; flushed data is safe\n";
     for (seconds, signals, said, status) in [("2", 1, limit, 1), ("3600", 2, second, 143)] {
         let Some(mount) = Mount::new() else { return };
         let devices = [&format!("d={}", linear(&mount.file())), "ok=0 8 linear mem:4k 0"];

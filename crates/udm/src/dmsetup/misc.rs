@@ -1,4 +1,4 @@
-//! Commands that need few words: versions, names, and what has no counterpart in udm.
+//! Small commands: versions, names, and commands without a counterpart in udm.
 
 use super::options::Name;
 use super::report::{columns_of, repeat_report};
@@ -9,10 +9,10 @@ use udm_control::client::ClientError;
 use udm_control::http::api;
 use udm_core::errno::EINVAL;
 
-/// A command or an option that udm can't do.
+/// Fails for a command or an option that udm does not have.
 ///
 /// # Errors
-/// Always.
+/// Always fails.
 pub fn unsupported(what: &str, why: &str) -> CommandResult {
     command_failed(format!("{what}: not in udm: {why}"))
 }
@@ -61,7 +61,7 @@ pub fn target_version(face: &mut NegotiatedSession, words: &[String]) -> Command
     Ok(())
 }
 
-/// `dmsetup mangle`: names are kept as they are, so none is in a wrong form.
+/// `dmsetup mangle`: udm keeps names unchanged, so no name needs a correction.
 pub fn mangle(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     face.each_or_all(words, |face, which, _| {
         let device = face.find_or_fail(which)?;
@@ -74,7 +74,7 @@ pub fn mangle(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     })
 }
 
-/// `dmsetup udevcookies`: there are none, as nothing waits for udev.
+/// `dmsetup udevcookies`: prints an empty list, because udm does not wait for udev.
 pub fn cookies(face: &mut NegotiatedSession, _: &[String]) -> CommandResult {
     face.out += "Cookie       Semid      Value      Last semop time           Last change time\n";
     Ok(())
