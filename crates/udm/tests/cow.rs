@@ -31,7 +31,7 @@ fn a_store_is_described() {
     store(&folder, true, &[(7, 2), (3, 6), (0, 0), (1, 4)]);
     let text = "state       valid\nsize        65536 bytes\nchunk       4096 bytes, 8 sectors\nexceptions  2, 14 fit\n\
                 status      56/128 16\nunused      bytes 12288 to 24576: a crash left them\n\
-                leftover    at byte 4144, behind the last record: a torn write left it\n";
+                leftover    at byte 4144, after the last record: left by a torn write\n";
     for verb in ["info", "check"] {
         assert_eq!(cow(folder.path(), &[verb, "store"]), (0, text.into(), String::new()));
     }

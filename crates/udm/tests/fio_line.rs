@@ -116,7 +116,7 @@ fn direct_is_direct() {
             match is {
                 Some(is) => assert_eq!(is, want, "{words}"),
                 // A file system without it says so.
-                None => assert!(want && said.contains("takes no O_DIRECT"), "{words}: {said}"),
+                None => assert!(want && said.contains("does not support O_DIRECT"), "{words}: {said}"),
             }
         }
     }

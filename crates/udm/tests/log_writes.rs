@@ -186,7 +186,7 @@ fn what_cannot_be_is_refused_in_a_line_and_nothing_is_written() {
         (&["--size", "2k"], "udm: log: at byte 4608: entry 5 reaches to byte 2560 of a device of 2048"),
         (&[], "udm: device: no such file; --size makes one"),
         (&["--size", "4k", "--upto", "4"], "udm: log: there is no flush 4, the log has 3"),
-        (&["--size", "4k", "--upto-mark", "x"], "udm: log: no mark \"x\" behind the start"),
+        (&["--size", "4k", "--upto-mark", "x"], "udm: log: no mark \"x\" after the start"),
         (&["--size", "4k", "--start-mark", "x"], "udm: log: no mark \"x\" in the 8 entries up to the end"),
         (
             &["--size", "4k", "--start-mark", "mkfs", "--upto", "1"],
@@ -194,12 +194,12 @@ fn what_cannot_be_is_refused_in_a_line_and_nothing_is_written() {
         ),
         (
             &["--size", "4k", "--entries", "9"],
-            "udm: log: there are no 9 entries behind the start, the log has 8 in all",
+            "udm: log: there are fewer than 9 entries after the start; the log has 8",
         ),
-        (&["--size", "4k", "--start-entry", "9"], "udm: log: the start, entry 9, is behind the end, entry 8"),
+        (&["--size", "4k", "--start-entry", "9"], "udm: log: the start, entry 9, is after the end, entry 8"),
         (
             &["--size", "4k", "--start-entry", "5", "--upto", "1"],
-            "udm: log: the start, entry 5, is behind the end, entry 2",
+            "udm: log: the start, entry 5, is after the end, entry 2",
         ),
     ];
     for (words, expected) in cases {

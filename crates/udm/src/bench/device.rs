@@ -66,7 +66,7 @@ fn open_error(uri: &DeviceUri, error: anyhow::Error) -> anyhow::Error {
         DeviceUri::File(file)
             if file.direct == Some(true) && format!("{error:#}").contains("Invalid argument") =>
         {
-            error.context("direct=1: the file system takes no O_DIRECT")
+            error.context("direct=1: the file system does not support O_DIRECT")
         }
         _ => error,
     }

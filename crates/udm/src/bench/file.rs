@@ -31,7 +31,7 @@ pub fn prepare_file(uri: DeviceUri, of: &JobDevice, stop: &AtomicBool) -> Result
     };
     if let Some(direct) = of.direct {
         let same = file.direct.is_none_or(|said| said == direct);
-        ensure!(same, "direct={}: the device says the opposite by ?direct=", u8::from(direct));
+        ensure!(same, "direct={}: the URI has the opposite value of ?direct=", u8::from(direct));
         file.direct = Some(direct);
     }
     if of.filename.is_some() {
@@ -51,7 +51,7 @@ pub fn check_table(text: &str, direct: Option<bool>) -> Result<()> {
     };
     match text.split_whitespace().find(cached) {
         Some(word) if direct.is_some() => {
-            bail!("direct: a table says it for each file: {word}?direct=on or ?direct=off")
+            bail!("direct: set it for each file in the table: {word}?direct=on or ?direct=off")
         }
         _ => Ok(()),
     }
@@ -67,7 +67,7 @@ fn lay_out_file(uri: &FileUri, of: &JobDevice, stop: &AtomicBool) -> Result<()> 
         Err(error) => return Err(error.into()),
     };
     if of.bytes == 0 {
-        ensure!(there.is_some(), "no such file; with size or filesize it is made");
+        ensure!(there.is_some(), "no such file; size or filesize creates it");
         return Ok(());
     }
     if there.is_some_and(|there| there >= of.bytes) || uri.readonly {

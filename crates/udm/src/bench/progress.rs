@@ -40,7 +40,7 @@ pub fn with_step_progress<T>(steps: usize, measure: impl FnOnce(&AtomicUsize) ->
         let done = &done;
         scope.spawn(move || {
             let bar = ProgressBar::new(steps as u64);
-            let template = "{bar:30} {pos}/{len}, {eta} left; Ctrl-C prints what there is";
+            let template = "{bar:30} {pos}/{len}, {eta} left; Ctrl-C prints the results so far";
             let style = ProgressStyle::with_template(template);
             bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
             while let Err(mpsc::RecvTimeoutError::Timeout) = over.recv_timeout(TICK) {

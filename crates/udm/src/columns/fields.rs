@@ -126,7 +126,7 @@ pub const GROUPS: [FieldGroup; 5] = [
     },
     FieldGroup {
         name: "deps_all",
-        heading: "What lies on what",
+        heading: "Dependencies",
         fields: fields! {
             "device_count" "#Devs" 5 Number Below |row: &DeviceRow| row.below.len().to_string();
             "devnos_used" "DevNosUsed" 16 Text Below |row: &DeviceRow| {
@@ -140,7 +140,7 @@ pub const GROUPS: [FieldGroup; 5] = [
     },
     FieldGroup {
         name: "",
-        heading: "Names of what lies on what",
+        heading: "Names of dependencies",
         fields: fields! {
             "devs_used" "DevNamesUsed" 16 Text Below |row: &DeviceRow| {
                 list(row.below.iter().filter_map(|below| below.uri.strip_prefix('@')))

@@ -52,14 +52,14 @@ pub fn arguments(key: &ServeOption, folder: &Path) -> Result<Vec<OsString>, Conf
         (ArgAction::SetTrue, OptionValue::Flag(flag)) => {
             flag.then(|| OsString::from(format!("--{name}"))).into_iter().collect()
         }
-        (ArgAction::SetTrue, _) => return refuse("true or false is wanted"),
+        (ArgAction::SetTrue, _) => return refuse("expected true or false"),
         (_, OptionValue::Text(text)) => vec![argument(text)],
         (ArgAction::Append, OptionValue::List(list)) => list.iter().map(argument).collect(),
-        (_, OptionValue::List(_)) => return refuse("one is wanted"),
+        (_, OptionValue::List(_)) => return refuse("expected one value"),
         (_, OptionValue::Flag(_)) => {
             let names = option.get_value_names().unwrap_or_default();
             let wanted: Vec<&str> = names.iter().map(|name| name.as_str()).collect();
-            return refuse(&format!("{} is wanted", wanted.join(" ")));
+            return refuse(&format!("expected {}", wanted.join(" ")));
         }
     };
     let read = serve.clone().no_binary_name(true).try_get_matches_from(&arguments);

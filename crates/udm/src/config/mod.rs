@@ -161,7 +161,7 @@ impl ConfigFiles {
         let mut names: Vec<&String> = first.keys().chain(self.serve.keys()).filter(changed).collect();
         names.sort();
         names.dedup();
-        let note = |name: &String| format!("serve: {name}: changed, which takes a restart");
+        let note = |name: &String| format!("serve: {name}: changed, takes effect after a restart");
         DesiredState {
             notes: names.into_iter().map(note).collect(),
             folder: BaseDir::at(&self.folder).unwrap_or_default(),
@@ -211,9 +211,9 @@ mod tests {
             "F/udm.toml:2:8: serve: port: 99999 is not in 0..=65535\nport = 99999\n       ^^^^^"
         );
         let head = |line: &str| serve(line).lines().next().unwrap_or_default().to_owned();
-        assert_eq!(head("readonly = \"yes\""), "F/udm.toml:2:12: serve: readonly: true or false is wanted");
-        assert_eq!(head("unix = true"), "F/udm.toml:2:8: serve: unix: PATH is wanted");
-        assert_eq!(head("port = [1, 2]"), "F/udm.toml:2:8: serve: port: one is wanted");
+        assert_eq!(head("readonly = \"yes\""), "F/udm.toml:2:12: serve: readonly: expected true or false");
+        assert_eq!(head("unix = true"), "F/udm.toml:2:8: serve: unix: expected PATH");
+        assert_eq!(head("port = [1, 2]"), "F/udm.toml:2:8: serve: port: expected one value");
         for name in ["device = \"a=mem:1M\"", "run = \"true\"", "fork = true", "check = true", "help = true"]
         {
             assert!(head(name).contains("unknown"), "{name}: {}", head(name));
@@ -266,7 +266,7 @@ mod tests {
         write("conf.d/1.toml", "[serve]\nport = 1\n");
         write("udm.toml", "[serve]\npoll = true\n");
         let wish = load(&folder.path().join("udm.toml")).unwrap().wish(&first);
-        let changed = |name: &str| format!("serve: {name}: changed, which takes a restart");
+        let changed = |name: &str| format!("serve: {name}: changed, takes effect after a restart");
         assert_eq!(wish.notes, ["export", "hedge-reads", "poll", "port", "unix"].map(changed));
     }
 }

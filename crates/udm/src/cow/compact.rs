@@ -183,7 +183,7 @@ impl CompactPlan {
             if layout.data_index(exception.new) < self.found.exceptions {
                 return Ok(());
             }
-            let to = free.next().context("there is no hole for what lies behind")?;
+            let to = free.next().context("there is no hole to move a chunk to")?;
             each(at, exception.new, to)
         };
         records(|at, bytes| medium.read(at, bytes), self.header, self.size, None, one).map(drop)

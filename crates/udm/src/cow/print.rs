@@ -130,7 +130,7 @@ fn show(report: &StoreReport, json: bool) -> Result<()> {
             writeln!(out, "unused      bytes {} to {}: a crash left them", hole.start, hole.end)?;
         }
         if let Some(at) = records.leftover_bytes {
-            writeln!(out, "leftover    at byte {at}, behind the last record: a torn write left it")?;
+            writeln!(out, "leftover    at byte {at}, after the last record: left by a torn write")?;
         }
         Ok(())
     })

@@ -119,7 +119,7 @@ fn print_intro(paper: &Printer, stage: &MultipathFixture) -> Result<()> {
 
 /// Runs the steps of the demo one after the other under load.
 fn run_steps(paper: &Printer, stage: &MultipathFixture, runtime: Duration) -> Result<Vec<DemoStep>> {
-    paper.section("What went where")?;
+    paper.section("Requests by path")?;
     let [a, b] = multipath_fixture::PATHS;
     paper.head(&["requests by path", a, b, "blocks verified"])?;
     let mut steps = Vec::new();
@@ -162,12 +162,11 @@ fn run_steps(paper: &Printer, stage: &MultipathFixture, runtime: Duration) -> Re
 
 /// Prints the result; returns false if anything is wrong.
 fn print_summary(paper: &Printer, requests: LoadCounters, checked_blocks: u64) -> Result<bool> {
-    paper.section("What was lost")?;
+    paper.section("Lost requests and blocks")?;
     let all_back = requests.submitted == requests.completed;
     let (submitted, completed) = (thousands(requests.submitted), thousands(requests.completed));
     paper.verdict(all_back, &format!("{submitted} requests submitted, {completed} completed"))?;
-    paper
-        .verdict(requests.errors == 0, &format!("{} came back with an error", thousands(requests.errors)))?;
+    paper.verdict(requests.errors == 0, &format!("{} failed", thousands(requests.errors)))?;
     paper.verdict(
         requests.wrong == 0,
         &format!(

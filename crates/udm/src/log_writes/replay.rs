@@ -89,16 +89,16 @@ fn plan(args: &ReplayArgs) -> Result<ReplayPlan> {
             args.start_mark.as_deref().unwrap_or("")
         ),
         Some(start) if start > end => {
-            bail!("{name}: the start, entry {start}, is behind the end, entry {end}")
+            bail!("{name}: the start, entry {start}, is after the end, entry {end}")
         }
         Some(start) => start,
     };
     match (&args.upto, &args.upto_mark, &args.entries) {
         _ if reached => Ok(plan),
         (Some(upto), ..) => bail!("{name}: there is no flush {upto}, the log has {flushes}"),
-        (_, Some(mark), _) => bail!("{name}: no mark {mark:?} behind the start"),
+        (_, Some(mark), _) => bail!("{name}: no mark {mark:?} after the start"),
         (.., Some(count)) => {
-            bail!("{name}: there are no {count} entries behind the start, the log has {end} in all")
+            bail!("{name}: there are fewer than {count} entries after the start; the log has {end}")
         }
         (None, None, None) => Ok(plan),
     }

@@ -66,7 +66,7 @@ fn parse_format<'a, T>(format: &str, fields: &'a [Field<T>]) -> Result<Vec<Forma
                 Some(field) => FormatPart::Field(field),
                 None => bail!("multipath: %{} means nothing here", letter.escape_default()),
             },
-            ('%', None) => bail!("multipath: a letter is missing behind %"),
+            ('%', None) => bail!("multipath: a letter is missing after %"),
             (c, _) => FormatPart::Text(c),
         });
     }

@@ -28,7 +28,7 @@ impl Child {
     pub fn start(command: &str, sockets: &Sockets, exporter: &Exporter) -> Result<Child> {
         // Orphaned descendants become children of this process, so that they can be found at the
         // end.
-        set_child_subreaper(Some(getpid())).context("adopting what it leaves behind")?;
+        set_child_subreaper(Some(getpid())).context("adopting its orphaned processes")?;
         let mut limited_shell = descriptors::limited_shell(command);
         for env_name in systemd::VARIABLES {
             limited_shell.env_remove(env_name);

@@ -92,7 +92,7 @@ async fn serve(args: &ServeArgs, file: Option<File>) -> Result<ExitCode> {
             Some(folder)
         }
         Err(error) => {
-            tracing::warn!("nothing outlives this server: {error:#}");
+            tracing::warn!("no state folder, so nothing survives a restart: {error:#}");
             None
         }
     };
@@ -199,7 +199,7 @@ async fn serve_devices(
     let given = given::take()?;
     let sockets = Sockets::new(args, &given)?;
     if sockets.listen.is_empty() && given.nbd.is_empty() {
-        bail!("serve: nothing to serve on: unix or port is wanted, in the file or on the command line");
+        bail!("serve: nowhere to serve: expected unix or port, in the file or on the command line");
     }
     let socket = given.control.map_or_else(|| Socket::bind(&sockets.control), Socket::given);
     let socket = socket.with_context(|| format!("control socket {}", sockets.control.display()))?;

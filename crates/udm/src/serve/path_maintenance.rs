@@ -41,7 +41,7 @@ pub fn of(args: &ServeArgs) -> Result<MaintenancePolicy> {
     };
     let conf = match &args.multipath_conf {
         Some(_) if off => {
-            bail!("--multipath-conf says how paths are looked after, and --check-paths off that they are not")
+            bail!("--multipath-conf and --check-paths off exclude each other")
         }
         Some(file) => Some(read(file)?),
         None => (!off).then(Conf::default),
@@ -97,6 +97,6 @@ mod tests {
             assert!(every(&["--check-paths", word]).is_err(), "{word}");
         }
         let both = every(&["--check-paths", "off", "--multipath-conf", "mp.conf"]).unwrap_err();
-        assert!(both.starts_with("--multipath-conf says how"), "{both}");
+        assert!(both.starts_with("--multipath-conf and"), "{both}");
     }
 }

@@ -159,7 +159,7 @@ struct ExportArgs {
 
 /// Parses `NAME=DEVICE`.
 fn pair(word: &str) -> Result<(String, String), String> {
-    let (name, of) = word.split_once('=').ok_or("NAME=DEVICE is wanted")?;
+    let (name, of) = word.split_once('=').ok_or("expected NAME=DEVICE")?;
     match (name, of) {
         ("", _) => Err("the name is missing".into()),
         (_, "") => Err("the device is missing".into()),

@@ -198,7 +198,7 @@ fn run_ui(client: ControlClient, first: Stats, mut interval: Duration) -> Result
         };
         terminal.show(&screen::draw(&mut view, &rates, &around, width, height));
         // All events that have arrived are handled before the next draw.
-        let first = inbox.recv().context("top: nobody tells anything any more")?;
+        let first = inbox.recv().context("top: the event threads have ended")?;
         for told in std::iter::once(first).chain(inbox.try_iter()) {
             match told {
                 InputEvent::Looked(Ok(stats)) => {

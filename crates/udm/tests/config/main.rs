@@ -102,7 +102,7 @@ fn a_broken_file_is_shown_and_serves_nothing() {
     assert_eq!(files.said(&["--check"]), (Some(1), said.into()));
     files.write("udm.toml", "[devices.a]\ntable = \"0 8 error\"\n");
     let (status, said) = files.said(&["--socket", "s"]);
-    let why = "udm: serve: nothing to serve on: unix or port is wanted, in the file or on the command line\n";
+    let why = "udm: serve: nowhere to serve: expected unix or port, in the file or on the command line\n";
     assert_eq!((status, said.as_str()), (Some(1), why));
     let (status, said) = files.said(&["--unix", "s", "--device", "a=mem:1M"]);
     assert_eq!((status, said.as_str()), (Some(1), "udm: a: --device and the file have it both\n"));
@@ -165,7 +165,7 @@ fn the_difference_is_shown_and_applied() {
     let said = server.says(&["reconfigure"]);
     assert_eq!(
         said,
-        "~ mine: taken over, table\n= 0 unchanged\n! serve: port: changed, which takes a restart\n"
+        "~ mine: taken over, table\n= 0 unchanged\n! serve: port: changed, takes effect after a restart\n"
     );
     assert_eq!(server.says(&["table", "mine"]), "0 16 error \n");
     files.write("udm.toml", "");

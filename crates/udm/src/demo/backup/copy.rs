@@ -62,7 +62,7 @@ impl DirtyMapClient {
         let client = NbdClient::connect(&scene.uri(export), map.as_deref().as_slice())?;
         match since {
             Some(since) if client.export().contexts.is_empty() => {
-                bail!("{export}: it does not know what has changed since {since}")
+                bail!("{export}: it has no bitmap of the changes since {since}")
             }
             _ => Ok(DirtyMapClient(client)),
         }

@@ -209,16 +209,16 @@ fn print_report(paper: &Printer, report: &BackupReport) -> Result<()> {
         "first run",
         &format!("{} in {}, by {}", mib(first), seconds(report.first_run_ns), copy::copy_program()),
     )?;
-    let context = "what qemu:dirty-bitmap:NAME says has changed";
+    let context = "the changes in qemu:dirty-bitmap:NAME";
     paper.fact("second run", &format!("{} in {}: {context}", mib(second), seconds(report.second_run_ns)))?;
-    paper.section(&format!("What the load wrote meanwhile (medians of {} rounds)", report.rounds))?;
+    paper.section(&format!("Writes of the load during each part (medians of {} rounds)", report.rounds))?;
     for rate in &report.rates {
         paper.fact(
             &format!("{:<18}", rate.part),
             &format!("{:.1} thousand writes/s", rate.writes_a_second / 1e3),
         )?;
     }
-    paper.section("What came of it")?;
+    paper.section("Results")?;
     let BackupReport { instants, blocks_checked, blocks_wrong, .. } = *report;
     let what = format!("{instants} backups of both volumes, each one instant of both");
     paper.verdict(
@@ -228,11 +228,11 @@ fn print_report(paper: &Printer, report: &BackupReport) -> Result<()> {
     let wrong = report.load_blocks_wrong;
     paper.verdict(
         wrong == 0,
-        &format!("what the load read, and the volumes at the end: {wrong} blocks wrong"),
+        &format!("blocks read by the load, and the volumes at the end: {wrong} blocks wrong"),
     )?;
     let left = report.stores_bytes_left;
     paper.verdict(
         left == 0,
-        &format!("the snapshots are gone, and {} KiB of their stores are left", left.div_ceil(1024)),
+        &format!("the snapshots are removed, and {} KiB of their stores are left", left.div_ceil(1024)),
     )
 }

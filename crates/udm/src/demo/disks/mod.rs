@@ -206,7 +206,7 @@ fn reset(paper: &Printer, scene: &DemoServer, report: &mut DisksReport) -> Resul
     check(scene, 0, false, report)?;
     check(scene, 1, true, report)?;
     let good = wrong == report.blocks_wrong;
-    paper.verdict(good, &format!("{} removed and made again in {}", name(0), millis(time)))
+    paper.verdict(good, &format!("{} removed and created again in {}", name(0), millis(time)))
 }
 
 fn remove_all(paper: &Printer, scene: &DemoServer, report: &mut DisksReport) -> Result<()> {
