@@ -1,6 +1,6 @@
 //! The command line: one clap tree, from which help, man pages and completions all come.
 //!
-//! Verbs and flags are dmsetup's where dmsetup has them, nbdkit's for serving, fio's for load.
+//! Verbs and options have the names of dmsetup, those for serving of nbdkit, those for load of fio.
 
 mod change;
 mod show;

@@ -1,5 +1,5 @@
 //! `udm serve FILE`: a file with the options of the server and its devices, and the files in
-//! `conf.d` beside it.
+//! `conf.d` next to it.
 //!
 //! Contract: everything is read before anything is done. A fault is an error that names its place.
 //! Relative paths, in tables too, start at the folder of FILE. The section `[serve]` has the

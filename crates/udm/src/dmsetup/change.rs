@@ -27,7 +27,7 @@ pub fn print_if_verbose(face: &mut NegotiatedSession, which: &DeviceSelector) ->
     Ok(())
 }
 
-/// `dmsetup remove`.
+/// Runs `dmsetup remove`.
 pub fn remove(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     face.each(words, |face, which| {
         let force = face.has(Name::Force);
@@ -79,7 +79,7 @@ pub fn remove_all(face: &mut NegotiatedSession, _: &[String]) -> CommandResult {
     }
 }
 
-/// `dmsetup suspend`.
+/// Runs `dmsetup suspend`.
 pub fn suspend(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     let how = api::Suspend { noflush: Some(face.has(Name::NoFlush)), timeout_ms: None };
     for_each_named(face, words, "suspend", |face, name| {
@@ -87,13 +87,13 @@ pub fn suspend(face: &mut NegotiatedSession, words: &[String]) -> CommandResult 
     })
 }
 
-/// `dmsetup resume`.
+/// Runs `dmsetup resume`.
 pub fn resume(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     let how = api::Resume::default();
     for_each_named(face, words, "resume", |face, name| face.client.post(&device_path(name, "/resume"), &how))
 }
 
-/// `dmsetup clear`.
+/// Runs `dmsetup clear`.
 pub fn clear(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     for_each_named(face, words, "clear", |face, name| face.client.delete(&device_path(name, "/table")))
 }
@@ -135,7 +135,7 @@ pub fn wipe_table(face: &mut NegotiatedSession, words: &[String]) -> CommandResu
     })
 }
 
-/// `dmsetup rename`.
+/// Runs `dmsetup rename`.
 pub fn rename(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     let (which, rest) = face.one(words, "No device specified.")?;
     let [new] = rest else { return command_failed("No device specified.") };
@@ -156,7 +156,7 @@ pub fn rename(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     face.map_error_of("rename", &which, face.client.post(&device_path(&device.name, "/rename"), &to))
 }
 
-/// `dmsetup message`.
+/// Runs `dmsetup message`.
 pub fn message(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     let (which, rest) = face.one(words, "No device specified.")?;
     let [sector, message @ ..] = rest else {

@@ -61,7 +61,7 @@ pub fn translate_node_paths(face: &NegotiatedSession, text: String) -> Result<St
     Ok(words.collect())
 }
 
-/// `dmsetup create`.
+/// Runs `dmsetup create`.
 pub fn create(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     if face.has(Name::ConciseDevice) {
         return create_concise(face, words);
@@ -110,7 +110,7 @@ fn make(face: &mut NegotiatedSession, new: &ConciseDevice) -> CommandResult {
     })
 }
 
-/// `dmsetup load`.
+/// Runs `dmsetup load`.
 pub fn load(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     let (which, rest) = face.one(words, "Please specify device.")?;
     let table = table(face, rest.first())?;

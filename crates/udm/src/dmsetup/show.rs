@@ -44,7 +44,7 @@ pub fn describe(face: &NegotiatedSession, device: &api::Device) -> Result<String
     Ok(out)
 }
 
-/// `dmsetup table`.
+/// Runs `dmsetup table`.
 pub fn table(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     if face.has(Name::ConciseDevice) {
         return concise_table(face, words);
@@ -56,7 +56,7 @@ pub fn table(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     })
 }
 
-/// `dmsetup status`.
+/// Runs `dmsetup status`.
 pub fn status(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     face.each_or_all(words, |face, which, prefix| {
         let device = face.find_or_fail(which)?;
@@ -94,7 +94,7 @@ fn concise_table(face: &mut NegotiatedSession, words: &[String]) -> CommandResul
     done
 }
 
-/// `dmsetup info`.
+/// Runs `dmsetup info`.
 pub fn info(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     if face.has(Name::Columns) {
         return columns(face, words);

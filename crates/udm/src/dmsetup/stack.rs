@@ -26,7 +26,7 @@ fn name_style(face: &NegotiatedSession) -> Result<NameStyle, CommandError> {
     }
 }
 
-/// `dmsetup deps`.
+/// Runs `dmsetup deps`.
 pub fn deps(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     let name_style = name_style(face)?;
     face.each_or_all(words, |face, which, prefix| {
@@ -47,7 +47,7 @@ pub fn deps(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     })
 }
 
-/// `dmsetup ls`.
+/// Runs `dmsetup ls`.
 pub fn ls(face: &mut NegotiatedSession, _: &[String]) -> CommandResult {
     if face.has(Name::Exec) {
         return misc::unsupported("ls --exec", "there are no device nodes to hand to a command");
