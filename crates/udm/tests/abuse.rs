@@ -36,7 +36,7 @@ fn resident(server: &Server) -> u64 {
 }
 
 /// Checks that the well-behaved client is served and that memory is within `bound`.
-#[expect(clippy::print_stdout, reason = "the figures are what somebody who runs this wants to see")]
+#[expect(clippy::print_stdout, reason = "the figures are the report of a manual run")]
 fn served(what: &str, server: &Server, healthy: &mut Client, bound: u64) {
     let begin = Instant::now();
     for len in [4 * KIB, 64 * KIB] {

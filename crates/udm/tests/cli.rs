@@ -485,7 +485,7 @@ fn ticks(pid: u32) -> u64 {
 
 /// CPU time and context switches of an idle server; they are printed, not asserted.
 #[test]
-#[expect(clippy::print_stdout, reason = "the report is what this is for")]
+#[expect(clippy::print_stdout, reason = "the test only prints figures")]
 fn an_idle_server_sleeps() {
     let server = Server::start(&["d=0 2048 multipath 0 0 1 1 round-robin 0 1 1 mem:1M 1"]);
     let pid = server.child.id();

@@ -196,7 +196,7 @@ fn what_was_acknowledged_and_each_instant_survive_all_lives() {
         }
     }
     let LifeTotals { lives, answered, unanswered, away, invalid, open } = totals;
-    #[expect(clippy::print_stdout, reason = "what a long run came to")]
+    #[expect(clippy::print_stdout, reason = "the totals of a long run")]
     let say = |line: String| println!("{line}");
     say(format!(
         "{lives} lives: {answered} requests answered, {unanswered} not; {open} sectors were being \

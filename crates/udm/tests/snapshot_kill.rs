@@ -273,7 +273,7 @@ fn what_was_acknowledged_survives_a_kill_and_the_instant_stays() {
     }
     let KillTotals { kills, served, open, invalid, grown, merging, fio } = totals;
     let LoadCounts { answered, unanswered, failed } = served;
-    #[expect(clippy::print_stdout, reason = "what a long run came to")]
+    #[expect(clippy::print_stdout, reason = "the totals of a long run")]
     let say = |line: String| println!("{line}");
     say(format!(
         "{kills} kills: {answered} requests answered, {unanswered} not, {failed} failed; {open} sectors were \

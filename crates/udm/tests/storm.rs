@@ -85,7 +85,7 @@ fn step(server: &Server, dice: &mut Random) -> Option<Duration> {
 }
 
 #[test]
-#[expect(clippy::print_stdout, reason = "what it took is the report of a run by hand")]
+#[expect(clippy::print_stdout, reason = "the times are the report of a manual run")]
 fn nothing_is_lost_in_a_storm_of_verbs() {
     let seconds = from_env("UDM_STORM_SECONDS", 4);
     let idle = from_env("UDM_STORM_DEVICES", 100);

@@ -38,8 +38,8 @@ impl ControlRelay {
         ControlRelay { socket: socket.to_owned() }
     }
 
-    /// Forwards a request on a connection of its own. A stream of events keeps its connection slot
-    /// `seat` busy.
+    /// Forwards a request on a connection of its own. While a stream of events is open, the slot `seat`
+    /// counts as listening, so no new connection takes it.
     pub async fn pass(&self, request: Request<Incoming>, seat: &Arc<ConnectionSlot>) -> Response<Body> {
         if !PATHS.iter().any(|path| request.uri().path().starts_with(path)) {
             return text_response(StatusCode::NOT_FOUND, "udm web: no such page\n");

@@ -1,5 +1,5 @@
 //! Shared parts of the program's tests: a running `udm serve`, and its verbs.
-#![allow(dead_code, reason = "each test file is a program of its own and uses its part")]
+#![allow(dead_code, reason = "each test file is a separate program and uses a part of this module")]
 
 pub mod browser;
 pub mod listener;
@@ -40,7 +40,7 @@ pub fn text(bytes: &[u8]) -> String {
 }
 
 /// Reports why a test or a part of it was skipped.
-#[expect(clippy::print_stderr, reason = "what was left out is said where the tests report")]
+#[expect(clippy::print_stderr, reason = "skips are reported in the output of the tests")]
 pub fn report_skip(why: &str) {
     eprintln!("SKIPPED: {why}");
 }
