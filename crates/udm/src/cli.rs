@@ -1,6 +1,6 @@
 //! The command line: one clap tree, from which help, man pages and completions all come.
 //!
-//! Verbs and flags are dmsetup's where dmsetup has them, nbdkit's for serving, fio's for load.
+//! Verbs and options have the names of dmsetup, those for serving of nbdkit, those for load of fio.
 
 mod change;
 mod show;
@@ -22,45 +22,46 @@ use std::path::PathBuf;
 use std::time::Duration;
 use udm_wire::cpus::CpuList;
 
-/// The device mapper in user space: tables, targets and status lines of the kernel's, served to NBD
-/// clients, without root.
+/// The device mapper in user space, without root: the kernel's tables, targets and status lines,
+/// served to NBD clients
 #[derive(Debug, Parser)]
 #[command(name = "udm", version, max_term_width = 100, propagate_version = true)]
 #[command(
-    after_help = "Exit status: 0 done, 1 failed, 2 wrong usage; serve --run: that of its command; bench that was interrupted: 128.\n\n\
-Environment: UDM_SOCKET, the control socket; UDM_STATE, the folder of what outlives a server; UDM_LOG, or RUST_LOG, what goes to the log: error, warn, info, debug; NO_COLOR."
+    after_help = "Exit status: 0 done, 1 failed, 2 wrong usage; serve --run: the status of its command; bench that was interrupted: 128.\n\n\
+Environment: UDM_SOCKET, the control socket; UDM_STATE, the folder with state that must survive a restart of the server; UDM_LOG or RUST_LOG, the log level: error, warn, info, debug; NO_COLOR."
 )]
 pub struct Cli {
-    /// What to do.
+    /// The verb.
     #[command(subcommand)]
     pub verb: Verb,
 }
 
-/// Every verb.
+/// The verbs of the command line.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
     /// Serve devices to NBD clients
     Serve(ServeArgs),
-    /// Show in under a minute what udm does: no root, nothing to install
+    /// Show in under a minute what udm does; needs no root and no installation
     Demo(DemoArgs),
-    /// Measure a device with load, in fio's words
+    /// Measure a device under load; options are named as in fio
     #[command(args_override_self = true)]
     Bench(Box<BenchArgs>),
-    /// Run the experiments that udm comes from again, each beside what it is compared with
+    /// Repeat the experiments that udm is based on, and compare the results with the originals
     Lab(LabArgs),
-    /// Make a device: load its table and resume it
+    /// Create a device: load its table and resume it
     Create(CreateArgs),
-    /// Remove devices that nobody uses
+    /// Remove devices that are not in use
     #[command(
-        after_help = "A device is in use while clients are connected to it or tables of other devices use it. --deferred removes it when it is not any more; udm message NAME 0 \
-@cancel_deferred_remove undoes that. --force replaces its table by one that fails everything, whether it can be removed then or not: what is used is still refused, and stays so. Requests of clients that are under way then, and those that come while it waits for storage, fail at once; what storage has of them \
-it keeps, so a write may still happen. Storage that hangs is waited for: --timeout bounds that, and what has not failed by then goes on."
+        after_help = "A device is in use while clients are connected to it or tables of other devices use it. --deferred removes it as soon as it is no longer in use; \
+udm message NAME 0 @cancel_deferred_remove cancels that. --force first replaces its table by one that fails every request. A device in use is refused all the same, and keeps the failing table. \
+Requests in flight, and requests that arrive while the command waits for storage, fail at once. The storage may still carry out a write that failed. \
+The command waits for storage that does not answer; --timeout limits the wait. Requests that have not failed by then continue."
     )]
     Remove(RemoveArgs),
-    /// Give a device another name, or its uuid
+    /// Change the name of a device, or set its uuid
     #[command(
-        after_help = "The device goes on, whatever state it is in and whoever uses it: its number, its tables and its clients stay. New clients ask for the new name; \
-with serve --export it is exported as long as its name is one of those. A uuid is given once. The name lasts as long as the server does."
+        after_help = "The device keeps its state, its number, its tables and its clients. New clients use the new name; \
+with serve --export the device is exported only while its name is in that list. A uuid can be set only once. The new name is lost when the server ends."
     )]
     Rename(RenameArgs),
     /// Load a table into the inactive slot
@@ -68,43 +69,44 @@ with serve --export it is exported as long as its name is one of those. A uuid i
     Load(LoadArgs),
     /// Empty the inactive slot
     Clear(NamesArgs),
-    /// Park new requests and wait for those in flight; of several devices all or none
+    /// Hold back new requests and wait for those in flight; several devices: all or none
     Suspend(SuspendArgs),
-    /// Swap a loaded table in and let requests go; of several devices all or none
+    /// Make a loaded table live and submit the requests held back; several devices: all or none
     Resume(ResumeArgs),
     /// Send a message to a target
     Message(MessageArgs),
-    /// Show or change the queues in front of what a device's table uses, and its own
+    /// Show or change the request queues of a device and of the disks below it
     #[command(
         after_help = "A SETTING is NAME=VALUE, as in the URI of a disk: scheduler, nr_requests, nomerges, max_sectors_kb, read_expire, write_expire, writes_starved, fifo_batch, front_merges. \
-It holds for the disk, whichever tables use it, until its last table is gone; in front of a request-based device, as long as that. The command returns once all requests that were sent under the old settings have completed. \
+The settings of a disk apply to all tables that use it, until the last of these tables is closed. Those of a request-based device last as long as the device. \
+The command returns once all requests that were sent under the old settings have completed. \
 If they do not complete within 10 s it fails, and the old settings stay.\n\n\
 Example:\n  udm queue disk scheduler=mq-deadline nr_requests=64"
     )]
     Queue(QueueArgs),
-    /// Show or turn the power of disks that a device's table uses
+    /// Show or switch the power of disks that a device's table uses
     #[command(
-        after_help = "A null device with cache_size has a switch, as null_blk's power: off loses what was written and not flushed, and until it is on again every request fails. \
-It is the disk's, whichever tables use it, until its last table is gone. Clients are not told, as with a disk that lost its power for a moment.\n\n\
+        after_help = "A null device with cache_size has a power switch, like null_blk's power attribute. Off discards all data that was written but not flushed; every request fails until the power is on again. \
+The switch applies to all tables that use the disk, until the last of them is closed. Clients are not notified, as with a disk that loses power for a moment.\n\n\
 Example:\n  udm power disk off && udm power disk on"
     )]
     Power(PowerArgs),
-    /// Wait until the number of a device's events is another
+    /// Wait for the event counter of a device to change
     #[command(
-        after_help = "Events are paths that fail and return, snapshots that end, renames and the removal of a device with a table: udm info has their number. \
-An event that came between is not missed: udm wait NAME NUMBER returns at once where there is another number already."
+        after_help = "Events are path failures and reinstatements, invalidated or finished snapshots, renames, and the removal of a device with a table. udm info prints the counter. \
+Pass the last number that you saw: if the counter has changed since, udm wait NAME NUMBER returns at once."
     )]
     Wait(WaitArgs),
-    /// Print what changes in a server as it comes: devices, paths, snapshots
+    /// Print the events of a server as they occur: devices, paths, snapshots
     #[command(
-        after_help = "A line has the time, the device and what has changed; with --json each is an object of a line, as /openapi.json describes it. What is too slow for the server is told how much it has lost. \
---after goes on behind a change that was seen before: the server keeps the last 1024, once somebody listens."
+        after_help = "A line has the time, the device and the event; with --json each line is an object, which /openapi.json describes. A client that reads too slowly receives an event `lost` with the number of events dropped. \
+--after ID resumes after event ID: the server keeps the last 1024 events from the moment it has a first listener."
     )]
     Events(EventsArgs),
-    /// Show devices and paths as they work: requests, bytes, latency, errors
+    /// Show live figures of devices and paths: requests, bytes, latency, errors
     #[command(
-        after_help = "In a terminal: arrows move, space unfolds the paths of a device, Enter shows one alone, n r b l i e o sort, ? has all keys, q ends. \
-docs/top.md says what the columns are."
+        after_help = "In a terminal: arrows move, space unfolds the paths of a device, Enter shows only one device, n r b l i e o sort, ? lists all keys, q quits. \
+docs/top.md describes the columns."
     )]
     Top(TopArgs),
     /// Print tables
@@ -115,34 +117,35 @@ docs/top.md says what the columns are."
     Info(InfoArgs),
     /// List devices
     Ls(LsArgs),
-    /// List what devices lie on
+    /// List the devices below each device
     Deps(DepsArgs),
-    /// List what NBD clients can connect to
+    /// List the devices that NBD clients can connect to
     Exports(ListArgs),
-    /// Have the server read its file again and do what it says
+    /// Have the server read its configuration file again and apply the changes
     #[command(
-        after_help = "What the file has new is made, what it has no more is removed, what has another table gets it: each device all or nothing, those that are used before their \
-users. What can't be done is said, the rest is done, and the exit status is 1; a device in use stays. What verbs made and the file does not name is left alone, and so is what verbs have \
-changed until the file changes there. A file that is broken changes nothing. SIGHUP does the same.\n\n\
-Output: + NAME made, - NAME removed, ~ NAME another table, = N as they were."
+        after_help = "Creates devices that are new in the file, removes devices no longer in it, and reloads devices whose table changed. Each device is changed completely or not at all, \
+and a device is changed before the devices that use it. A change that fails is reported, the others are made, and the exit status is 1. A device in use is not removed. \
+Devices that were created by verbs and are not in the file are left alone. A device that verbs changed is left alone until its entry in the file changes. \
+If the file has an error, nothing is changed. SIGHUP does the same.\n\n\
+Output: + NAME created, - NAME removed, ~ NAME another table, = N unchanged."
     )]
     Reconfigure(ReconfigureArgs),
     /// List the types of target and their versions
     Targets(ListArgs),
-    /// Print the versions of udm and of what it follows
+    /// Print the versions of udm and of the device-mapper interface it implements
     Version(ListArgs),
     /// Read the log of a log-writes target, offline
     LogWrites(LogWritesArgs),
-    /// Show multipath devices, their groups and paths, in the words of multipath-tools
+    /// Show multipath devices, their groups and paths, in the format of multipath-tools
     Multipath(MultipathArgs),
-    /// Keep an instant of a device: make, list, compare, merge and remove snapshots
+    /// Create, list, compare, merge and remove snapshots of devices
     Snapshot(SnapshotArgs),
-    /// Look at the store of a snapshot, offline
+    /// Inspect or compact the store of a snapshot, offline
     Cow(CowArgs),
     /// Show devices, paths and events in a browser
     #[command(
-        after_help = "Prints the address to open, and runs until SIGINT or SIGTERM. Whoever knows that address sees what the server shows to its own user; another one is made at each start. \
-From another machine: ssh -L 8080:127.0.0.1:PORT HOST, and localhost:8080 in its place."
+        after_help = "Prints the address to open, and runs until SIGINT or SIGTERM. The address contains a secret, new at each start: anyone who knows it sees what the server shows to its own user. \
+From another machine: ssh -L 8080:127.0.0.1:PORT HOST, and localhost:8080 instead of the printed host and port."
     )]
     Web(WebArgs),
     /// Write man pages or completions
@@ -150,7 +153,7 @@ From another machine: ssh -L 8080:127.0.0.1:PORT HOST, and localhost:8080 in its
     Generate(GenerateArgs),
 }
 
-/// Where the server is.
+/// The address of the server.
 #[derive(Debug, Args)]
 pub struct ServerArgs {
     /// The control socket of the server [default: $UDM_SOCKET, or udm/udm.sock in $XDG_RUNTIME_DIR,
@@ -159,7 +162,7 @@ pub struct ServerArgs {
     pub socket: Option<PathBuf>,
 }
 
-/// How to print.
+/// The output format.
 #[derive(Debug, Args)]
 pub struct Print {
     /// Print JSON: sizes in bytes, times in nanoseconds
@@ -167,15 +170,15 @@ pub struct Print {
     pub json: bool,
 }
 
-/// `--lost-snapshots`.
+/// The value of `--lost-snapshots`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum LostSnapshotsArg {
     /// The disk is not served.
     #[default]
     Refuse,
-    /// The disk is served when they are back.
+    /// The disk is served once its snapshots can be attached.
     Wait,
-    /// They are lost.
+    /// The snapshots are given up, and the disk is served at once.
     GiveUp,
 }
 
@@ -189,28 +192,28 @@ impl From<LostSnapshotsArg> for udm_control::verbs::snapshot::LostSnapshots {
     }
 }
 
-/// `udm serve`.
+/// The arguments of `udm serve`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "A TABLE has a target a line: START LENGTH TYPE ARGUMENTS, in sectors of 512 bytes, as for dmsetup. Devices in it are paths, \
-URIs (file:, nbd:, null:, mem:, pattern:), major:minor, or @NAME for another device. A DEVICE alone is the table that maps all of it. docs/targets.md \
-has each target and each kind of device with an example.\n\n\
+    after_help = "A TABLE has one target per line: START LENGTH TYPE ARGUMENTS, in sectors of 512 bytes, as for dmsetup. A device in a table is a path, \
+a URI (file:, nbd:, null:, mem:, pattern:), major:minor, or @NAME for another device. A DEVICE alone stands for a table that maps all of it. docs/targets.md \
+has an example of each target and each kind of device.\n\n\
 Examples:\n  udm serve --device disk=disk.img --unix /tmp/udm.sock\n  udm serve --device disk='0 2097152 linear file:disk.img 0' --unix /tmp/udm.sock\n  \
 udm serve --device d='0 2097152 linear null:size=1G 0' --run 'nbdinfo $uri'\n  udm serve /etc/udm/udm.toml"
 )]
 pub struct ServeArgs {
-    /// A file that says all this, and which devices there are; docs/config.md describes it. What
-    /// the command line says too counts as it stands there
+    /// A configuration file with these options and the devices; docs/config.md describes it.
+    /// Options of the command line override those of the file
     #[arg(value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Read FILE, say whether it is good, and serve nothing
+    /// Check FILE, report errors, and serve nothing
     #[arg(long, requires = "config", conflicts_with = "fork")]
     pub check: bool,
-    /// A device and its table, the file that holds it, or the device that it maps whole; as often
-    /// as wanted
+    /// A device and its table, a file with the table, or another device to map as a whole; may be
+    /// repeated
     #[arg(long = "device", value_name = "NAME=TABLE|NAME=@FILE|NAME=DEVICE", value_parser = parse_device_arg)]
     pub devices: Vec<DeviceArg>,
-    /// Serve NBD on a Unix socket; - makes one in a private folder
+    /// Serve NBD on a Unix socket; - creates one in a private folder
     #[arg(short = 'U', long, value_name = "PATH")]
     pub unix: Option<PathBuf>,
     /// Serve NBD on a TCP port
@@ -219,91 +222,91 @@ pub struct ServeArgs {
     /// The address to listen on with --port
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", requires = "port")]
     pub ipaddr: std::net::IpAddr,
-    /// Export this device only; as often as wanted [default: all]
+    /// Export only this device; may be repeated [default: all]
     #[arg(long = "export", value_name = "NAME")]
     pub exports: Vec<String>,
-    /// Clients may not write
+    /// Do not let clients write
     #[arg(short, long)]
     pub readonly: bool,
     /// Run a command through /bin/sh with $uri, $unixsocket, $uri_NAME and $UDM_SOCKET set, then
     /// shut down with its status
     #[arg(long, value_name = "CMD")]
     pub run: Option<String>,
-    /// The CPUs to use, one core each (0-3, 0,2) [default: one core, not pinned, for each CPU, at
-    /// most 8]
+    /// The CPUs to use, one core each (0-3, 0,2) [default: one core per CPU, at most 8, not pinned]
     #[arg(long, value_name = "LIST")]
     pub cores: Option<CpuList>,
-    /// Never sleep: spin for requests
+    /// Poll for requests without sleeping
     #[arg(long)]
     pub poll: bool,
-    /// Check each path of multipath devices after so long (1 to 3600), up to 4 times that while it
-    /// works, fail those that do not answer and reinstate those that do; off: only messages do, as
-    /// with a kernel without multipathd [default: 5]
+    /// Check the paths of multipath devices at this interval (1 to 3600), and up to 4 times as long
+    /// for working paths; fail paths that do not answer, and reinstate those that do. off: paths
+    /// fail by I/O errors and messages only, as with a kernel without multipathd [default: 5]
     #[arg(long, value_name = "SECONDS|off")]
     pub check_paths: Option<CheckPaths>,
-    /// Look after them as a multipath.conf says: docs/multipath.md has its keys
+    /// Maintain paths as this multipath.conf says; docs/multipath.md lists its keys
     #[arg(long, value_name = "FILE")]
     pub multipath_conf: Option<PathBuf>,
-    /// Fail a path of a multipath device that answers nothing for so long though it has a request,
-    /// or keeps one for four times as long, and send its reads elsewhere; writes wait for it (0.01
-    /// to 3600) [default: paths have all the time they want]
+    /// Fail a path of a multipath device that answers nothing for this long though a request is
+    /// pending, or keeps one request four times as long. Its reads are sent to other paths; its
+    /// writes wait (0.01 to 3600) [default: no deadline]
     #[arg(long, value_name = "SECONDS", value_parser = path_deadline)]
     pub path_deadline: Option<Duration>,
-    /// Send a read of a multipath device that takes longer than most to a second path too, at most
-    /// one in twenty
+    /// Send a read of a multipath device that takes longer than most also to a second path, for at
+    /// most one read in twenty
     #[arg(long)]
     pub hedge_reads: bool,
-    /// Put a path of a multipath device out of use for a while when its reads take much longer than
-    /// those of the others of its group
+    /// Eject a path of a multipath device for a while if its reads take much longer than those of
+    /// the other paths of its group
     #[arg(long)]
     pub eject_slow_paths: bool,
-    /// With this or the next option, request-based multipath devices (queue_mode other than bio)
-    /// have a queue: tags of a hardware queue, 0 for 2048, at most 10240
+    /// Queue depth of request-based multipath devices (queue_mode other than bio): the tags of each
+    /// hardware queue, 0 for 2048, at most 10240. Such devices have a queue only with this or the
+    /// next option
     #[arg(long = "dm_mq_queue_depth", value_name = "N")]
     pub dm_mq_queue_depth: Option<u32>,
-    /// Its hardware queues: 0 for 1, at most 32 and as many as there are cores
+    /// Number of hardware queues of these devices: 0 for 1, at most 32 and at most one per core
     #[arg(long = "dm_mq_nr_hw_queues", value_name = "N")]
     pub dm_mq_nr_hw_queues: Option<u32>,
-    /// What becomes of a disk that has a persistent snapshot which can't be attached, because its
-    /// store is away: refuse does not serve it, wait serves it when the store is back, give-up
-    /// serves it at once, and the snapshot is lost
+    /// How to serve a disk with a persistent snapshot that cannot be attached because its store is
+    /// missing: refuse does not serve it, wait serves it once the store is back, give-up serves it
+    /// at once and the snapshot is lost
     #[arg(long, value_name = "refuse|wait|give-up", default_value = "refuse", hide_possible_values = true)]
     pub lost_snapshots: LostSnapshotsArg,
-    /// Return when the devices are served, and serve in the background; the log goes on to standard
+    /// Serve in the background, and return when the devices are served; the log goes to standard
     /// error if that is a file
     #[arg(long, conflicts_with = "run")]
     pub fork: bool,
-    /// Write the server's process ID to a file when the devices are served, and remove it at the
-    /// end
+    /// Write the server's process ID to a file when the devices are served, and remove the file at
+    /// the end
     #[arg(short = 'P', long, value_name = "FILE")]
     pub pidfile: Option<PathBuf>,
-    /// How the server in the background tells the one who started it
+    /// Used by --fork: report readiness on standard output
     #[arg(long, hide = true)]
     pub ready_on_stdout: bool,
-    /// How long the end may take when a signal has come; then udm says what it leaves and exits
-    /// with status 1
+    /// How long a shutdown after a signal may take; after that udm reports what it abandons and
+    /// exits with status 1
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub stop_timeout: u64,
-    /// Where to put the control socket [default: as the verbs look for it; with --run a private
-    /// one]
+    /// The control socket [default: as for the other verbs; with --run a private one]
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
     #[command(flatten)]
     pub state: StateArgs,
 }
 
-/// Where a server keeps what outlives it.
+/// The state folder of a server.
 #[derive(Debug, Args)]
 pub struct StateArgs {
-    /// Where is kept that a store must not be believed which could not be told so [default:
-    /// $UDM_STATE, /var/lib/udm for root, or udm in $XDG_STATE_HOME or ~/.local/state]
+    /// Folder for state that must survive a restart, such as the list of snapshot stores known to
+    /// be invalid [default: $UDM_STATE, /var/lib/udm for root, or udm in $XDG_STATE_HOME or
+    /// ~/.local/state]
     #[arg(long = "state", value_name = "FOLDER")]
     pub folder: Option<PathBuf>,
 }
 
 impl ServeArgs {
-    /// What is wrong where nothing says where to serve: neither the command line, nor a file, nor
-    /// sockets that the server was started with.
+    /// The usage error of a server that has nowhere to serve: neither options, nor a file, nor
+    /// inherited sockets say where.
     pub fn check_listen_args(&self) -> Option<clap::Error> {
         let is_said =
             self.config.is_some() || self.unix.is_some() || self.port.is_some() || self.run.is_some();
@@ -316,30 +319,30 @@ impl ServeArgs {
     }
 }
 
-/// What a server without a place to serve on is told.
-const NOWHERE: &str = "where to serve? --unix PATH, --port N, --run CMD or a FILE is wanted, or sockets of a service manager's ($LISTEN_FDS)";
+/// The message for a server without an address to serve on.
+const NOWHERE: &str = "nowhere to serve: expected --unix PATH, --port N, --run CMD, a FILE, or sockets from a service manager ($LISTEN_FDS)";
 
-/// A device of `--device`.
+/// The value of `--device`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceArg {
-    /// Its name.
+    /// The name of the device.
     pub name: String,
-    /// Its table.
+    /// The table of the device.
     pub table: TableArg,
 }
 
-/// Where a table is.
+/// The source of a table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TableArg {
-    /// Here.
+    /// The table itself.
     Text(String),
-    /// In a file.
+    /// A file that holds the table.
     File(PathBuf),
-    /// All of a device.
+    /// Another device, to be mapped as a whole.
     Whole(String),
 }
 
-/// `NAME=TABLE` or `NAME=@FILE`.
+/// Parses `NAME=TABLE`, `NAME=@FILE` or `NAME=DEVICE`.
 fn parse_device_arg(text: &str) -> Result<DeviceArg, String> {
     let (name, table) = text
         .split_once('=')
@@ -356,7 +359,7 @@ fn parse_device_arg(text: &str) -> Result<DeviceArg, String> {
     Ok(DeviceArg { name: name.into(), table })
 }
 
-/// `udm demo`.
+/// The arguments of `udm demo`.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct DemoArgs {
@@ -364,35 +367,35 @@ pub struct DemoArgs {
     pub what: Option<DemoVerb>,
     #[command(flatten)]
     pub print: Print,
-    /// How long the verified load runs, in seconds
+    /// Seconds of the verified load
     #[arg(long, value_name = "SECONDS", default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=600))]
     pub runtime: u64,
 }
 
-/// What `udm demo` shows instead.
+/// The other demonstrations of `udm demo`.
 #[derive(Debug, Subcommand)]
 pub enum DemoVerb {
     /// A hundred writable disks from one image, each with an NBD client
     Disks(Print),
-    /// Backups of two volumes at one instant, under a load: of everything, and of what has changed
+    /// Backups of two volumes at the same instant, under load: full and incremental
     Backup(Print),
-    /// Two NBD servers of one file as paths: one is stopped, killed or cut off, or both, under fio
+    /// Two NBD servers of one file as paths: under fio, one or both are stopped, killed or cut off
     Cable(Print),
 }
 
-/// The deadline of a path.
+/// Parses the deadline of a path, in seconds.
 fn path_deadline(word: &str) -> Result<Duration, String> {
     let range = Duration::from_millis(10)..=Duration::from_secs(3600);
     seconds(word).and_then(|d| if range.contains(&d) { Ok(d) } else { Err("not in 0.01..=3600".into()) })
 }
 
-/// Seconds, with or without a fraction.
+/// Parses seconds, with or without a fraction.
 fn seconds(word: &str) -> Result<Duration, String> {
     let seconds: f64 = word.parse().map_err(|_| "a number of seconds".to_owned())?;
     Duration::try_from_secs_f64(seconds).map_err(|e| e.to_string())
 }
 
-/// Verbs that list.
+/// The arguments of verbs that list.
 #[derive(Debug, Args)]
 pub struct ListArgs {
     #[command(flatten)]
@@ -401,21 +404,21 @@ pub struct ListArgs {
     pub print: Print,
 }
 
-/// `udm generate`.
+/// The arguments of `udm generate`.
 #[derive(Debug, Args)]
 pub struct GenerateArgs {
-    /// What to write
+    /// The kind of files to write
     pub what: GenerateKind,
-    /// The folder to write to; it is made when it is missing
+    /// The folder to write to; it is created if it is missing
     pub folder: PathBuf,
 }
 
-/// What `udm generate` can write.
+/// The kinds of files that `udm generate` writes.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum GenerateKind {
-    /// A man page a verb, of udm.toml and of udm as dmsetup.
+    /// Man pages: one per verb, one of udm.toml and one of udm as dmsetup.
     Man,
-    /// For bash, fish and zsh.
+    /// Completions for bash, fish and zsh.
     Completions,
 }
 

@@ -1,5 +1,5 @@
-//! Devices in dmsetup's concise form: `NAME,UUID,MINOR,FLAGS,LINE,LINE...;NAME,...`, with a
-//! backslash before what would separate.
+//! dmsetup's concise form of devices: `NAME,UUID,MINOR,FLAGS,LINE,LINE...;NAME,...`. A backslash
+//! escapes a separator.
 
 use crate::verbs::folder;
 use udm_control::client::{ClientError, ControlClient, device_path};
@@ -8,19 +8,19 @@ use udm_control::http::api;
 /// A device in concise form.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ConciseDevice {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its uuid; empty where it has none.
+    /// The uuid; empty if the device has none.
     pub uuid: String,
-    /// Its minor number, where it says one.
+    /// The minor number, if given.
     pub minor: Option<u32>,
-    /// It can't be written to.
+    /// The device is read-only.
     pub read_only: bool,
-    /// Its table, a target a line.
+    /// The table, one target per line.
     pub table: String,
 }
 
-/// Splits `text` into fields and devices; what stands behind a backslash separates nothing.
+/// Splits `text` into devices and their fields; a character after a backslash does not separate.
 fn devices(text: &str) -> Vec<Vec<String>> {
     let mut all = vec![vec![String::new()]];
     let mut chars = text.chars();
@@ -38,10 +38,10 @@ fn devices(text: &str) -> Vec<Vec<String>> {
     all
 }
 
-/// Reads devices.
+/// Parses devices in concise form.
 ///
 /// # Errors
-/// dmsetup's lines about the first that is none; what comes before it is given back all the same.
+/// dmsetup's error lines for the first invalid device; the devices before it are returned as well.
 pub fn parse(text: &str) -> (Vec<ConciseDevice>, Option<String>) {
     let mut all = Vec::new();
     for fields in devices(text) {
@@ -86,21 +86,21 @@ fn too_few(fields: &[String]) -> String {
     )
 }
 
-/// Why a device in concise form was not made.
+/// The error of creating a device in concise form.
 pub struct CreateError {
-    /// The step, as a kernel calls it: create, reload, resume.
+    /// The step that failed, by the kernel's name: create, reload or resume.
     pub ioctl: &'static str,
-    /// The number that the device had, if it came so far.
+    /// The number of the device, if it was created.
     pub number: Option<String>,
-    /// Why.
+    /// The error of the request.
     pub error: ClientError,
 }
 
-/// Makes a device as dmsetup does, in three steps: it is there, has a table, is resumed. Where one
-/// is refused it is gone again. Relative paths in its table count from our folder.
+/// Creates a device in the three steps of dmsetup: create, load, resume. If a step fails, the
+/// device is removed. Relative paths in its table are relative to the current folder.
 ///
 /// # Errors
-/// The step that was refused.
+/// The step that failed, and its error.
 pub fn make(client: &ControlClient, new: &ConciseDevice) -> Result<api::Device, CreateError> {
     let uuid = Some(&new.uuid).filter(|uuid| !uuid.is_empty()).cloned();
     let body = api::Create { name: new.name.clone(), uuid, minor: new.minor, ..api::Create::default() };
@@ -111,7 +111,7 @@ pub fn make(client: &ControlClient, new: &ConciseDevice) -> Result<api::Device, 
     }
     let path = |rest| device_path(&made.name, rest);
     let refused = |ioctl, error| {
-        // It is nobody's yet; why it came to nothing is what the caller wants to know.
+        // Errors of the removal are ignored: the caller reports the failed step.
         let _ = client.delete::<()>(&path(""));
         CreateError { ioctl, number: Some(made.number.clone()), error }
     };
@@ -133,7 +133,7 @@ fn escape_field(text: &str) -> String {
     out
 }
 
-/// A device and the lines of its live table, in concise form.
+/// Formats a device and its live table in concise form.
 pub fn print(device: &api::Device, lines: &[api::Line]) -> String {
     let (name, uuid) = (escape_field(&device.name), escape_field(device.uuid.as_deref().unwrap_or_default()));
     let minor = device.number.split_once(':').map_or("", |(_, minor)| minor);

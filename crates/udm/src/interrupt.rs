@@ -1,16 +1,16 @@
-//! Ctrl-C and SIGTERM, for verbs that work by themselves: `bench` and `demo`. (`serve` has a loop
-//! of its own for them.)
+//! SIGINT and SIGTERM for verbs without a server: `bench` and `demo`. (`serve` handles signals in
+//! its own loop.)
 
 use crate::log;
 use std::io;
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Calls `first` with the number of the first signal that would end the program. The second one
-/// ends it at once, as the shell says it: 128 and the number.
+/// Calls `first` with the number of the first SIGINT or SIGTERM. The second one ends the program at
+/// once, with the status of a shell: 128 plus the number.
 ///
 /// # Errors
-/// When there is no thread to wait for signals, or they can't be had.
+/// If the thread cannot be started, or the signal handlers cannot be installed.
 pub fn on_first_signal(first: impl FnOnce(i32) + Send + 'static) -> io::Result<()> {
     let runtime = Builder::new_current_thread().enable_io().build()?;
     let (mut interrupt, mut terminate) = {
@@ -32,7 +32,7 @@ pub fn on_first_signal(first: impl FnOnce(i32) + Send + 'static) -> io::Result<(
     std::thread::Builder::new().name("udm-signals".into()).spawn(wait).map(drop)
 }
 
-/// Ends the program as a signal would.
+/// Exits with the status of a program that a signal ended.
 pub fn exit_by_signal(signal: i32) -> ! {
     log::flush();
     std::process::exit(128 + signal);

@@ -11,51 +11,51 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use udm_bench::lab::{self, EXPERIMENTS, Experiment, ExperimentOptions, ExperimentOutcome, MachineInfo};
 
-/// `udm lab`.
+/// The arguments of `udm lab`.
 #[derive(Debug, Args)]
 pub struct LabArgs {
     #[command(subcommand)]
     verb: LabVerb,
 }
 
-/// What to do.
+/// The verbs of `udm lab`.
 #[derive(Debug, Subcommand)]
 enum LabVerb {
     /// List the experiments
     List,
-    /// Run experiments, and print what they found beside what the originals did
+    /// Run experiments, and print the results next to those of the originals
     #[command(
-        after_help = "What is compared is measured in turn, in one run, and figures are medians: ratios travel from machine to machine, digits do not. A verdict is \
-met or missed where udm means to reach something; else better, alike or worse than the original's ratio, or nothing where there is none. Ctrl-C prints the experiments that are over.\n\n\
+        after_help = "The variants of an experiment are measured in turn in one run, and the figures are medians. Compare ratios, not absolute figures, between machines. The verdict is \
+met or missed if udm has a goal; otherwise better, alike or worse than the ratio of the original, or empty if the original has none. Ctrl-C prints the experiments that have finished.\n\n\
 Examples:\n  udm lab run lockless --quick\n  udm lab run --html lab.html"
     )]
     Run(RunArgs),
 }
 
-/// `udm lab run`.
+/// The arguments of `udm lab run`.
 #[derive(Debug, Args)]
 struct RunArgs {
-    /// Which; all when none is named
+    /// The experiments to run [default: all]
     #[arg(value_name = "NAME", value_parser = PossibleValuesParser::new(EXPERIMENTS.iter().map(|e| e.name)))]
     names: Vec<String>,
-    /// A third of the rounds
+    /// Run a third of the rounds
     #[arg(long)]
     quick: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Write a page with plots too
+    /// Also write a page with plots
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// The engine for fio that make fio-engine makes: without it the experiment fio is left out
+    /// The engine for fio, which make fio-engine builds; without it the experiment fio is skipped
     #[arg(long, value_name = "FILE")]
     fio_engine: Option<PathBuf>,
 }
 
-/// Does what the command line asks.
+/// Runs `udm lab`.
 ///
 /// # Errors
-/// When an experiment can't be made, or the page can't be written.
+/// If an experiment fails, or the page cannot be written.
 pub fn run(args: &LabArgs) -> Result<ExitCode> {
     match &args.verb {
         LabVerb::List => list(),
@@ -75,7 +75,7 @@ fn list() -> Result<ExitCode> {
 fn run_experiments(args: &RunArgs) -> Result<ExitCode> {
     let stop = stop::install_stop_handler().context("lab: signals")?;
     if let Some(file) = &args.html {
-        // Told now, and not behind minutes of measuring.
+        // Opens the file now, so that an error is reported before minutes of measurements.
         let opened = OpenOptions::new().append(true).create(true).open(file);
         opened.with_context(|| format!("lab: {}", file.display()))?;
     }
@@ -96,7 +96,7 @@ fn run_experiments(args: &RunArgs) -> Result<ExitCode> {
     Ok(stop::status(stop))
 }
 
-/// Those that are over when it is stopped, or all.
+/// Runs the experiments; if stopped, returns those that have finished.
 fn run_each(
     asked: &[&Experiment],
     effort: &ExperimentOptions<'_>,

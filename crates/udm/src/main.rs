@@ -33,19 +33,19 @@ use cli::{Cli, Verb};
 use std::io::Write;
 use std::process::ExitCode;
 
-/// The stack of the program in bytes.
+/// Stack size of the program's thread, in bytes.
 const STACK: usize = 8 << 20;
 
-/// The main thread's stack is as large as its caller's `ulimit -s` says, which may be too little
-/// for anything. So the program runs on one of its own.
+/// Runs the program on a thread with a known stack size. The main thread's stack has the size of
+/// the caller's `ulimit -s`, which may be too small.
 fn main() -> ExitCode {
     let program = std::thread::Builder::new().name("main".into()).stack_size(STACK).spawn(program);
     match program.map(std::thread::JoinHandle::join) {
         Ok(Ok(code)) => code,
-        // It has said why.
+        // The panic hook has printed the reason.
         Ok(Err(_)) => ExitCode::from(101),
         Err(error) => {
-            // Nothing is left to be done when standard error is closed too.
+            // If standard error is closed too, nothing more can be done.
             let _ = writeln!(
                 std::io::stderr(),
                 "udm: no thread to run on: {}",
@@ -71,19 +71,19 @@ fn program() -> ExitCode {
     {
         error.exit();
     }
-    // Before there is any thread that has something to do.
+    // The fork must come before any other thread starts.
     if let Verb::Serve(args) = &cli.verb
         && args.fork
         && !args.ready_on_stdout
     {
         return serve::spawn_background().unwrap_or_else(|error| {
-            // Nothing is left to be done when standard error is closed too.
+            // If standard error is closed too, nothing more can be done.
             let _ = writeln!(std::io::stderr(), "udm: {}", strip_os_error(&format!("{error:#}")));
             ExitCode::FAILURE
         });
     }
-    // What is wrong with a request is said by the verb that made it; the log is for what nobody
-    // asked about. The demo fails paths itself, and tells of it.
+    // Verbs report the errors of their own requests, so the log shows only warnings. The demo
+    // causes path failures itself and reports them, so its log shows only errors.
     log::start(if matches!(cli.verb, Verb::Demo(_)) { "error" } else { "warn" });
     let code = run(&cli.verb).unwrap_or_else(|error| {
         log::say(format!("udm: {}\n", strip_os_error(&format!("{error:#}"))));
@@ -93,7 +93,7 @@ fn program() -> ExitCode {
     code
 }
 
-/// Without the numbers that Rust puts behind the system's texts.
+/// Removes the numbers that Rust appends to the texts of system errors.
 fn strip_os_error(text: &str) -> String {
     let mut parts = text.split(" (os error ");
     let mut out = parts.next().unwrap_or_default().to_string();

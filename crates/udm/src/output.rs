@@ -6,10 +6,10 @@ use std::io::{BufWriter, Error, ErrorKind, StdoutLock, Write};
 use std::time::Duration;
 use tokio::sync::oneshot;
 
-/// Has `print` write to standard output. A reader that went away is no error of ours.
+/// Calls `print` with standard output. A reader that has closed the pipe is not an error.
 ///
 /// # Errors
-/// Those of `print`; what the system says of standard output.
+/// Errors of `print`, and errors when writing to standard output.
 pub fn to_stdout(print: impl FnOnce(&mut BufWriter<StdoutLock<'_>>) -> Result<()>) -> Result<()> {
     let mut out = BufWriter::new(std::io::stdout().lock());
     let printed = print(&mut out).and_then(|()| out.flush().context("standard output"));
@@ -19,20 +19,20 @@ pub fn to_stdout(print: impl FnOnce(&mut BufWriter<StdoutLock<'_>>) -> Result<()
     }
 }
 
-/// Prints to standard output.
+/// Prints a text to standard output.
 ///
 /// # Errors
-/// What the system says of standard output.
+/// Errors when writing to standard output.
 pub fn say(text: &str) -> Result<()> {
     to_stdout(|out| out.write_all(text.as_bytes()).context("standard output"))
 }
 
-/// So many of them: `1 client`, `2 clients`.
+/// A count with its noun: `1 client`, `2 clients`.
 pub fn count_noun(count: u64, one: &str) -> String {
     format!("{count} {one}{}", if count == 1 { "" } else { "s" })
 }
 
-/// Prints as JSON.
+/// Prints a value as JSON.
 ///
 /// # Errors
 /// As [`say`].
@@ -40,8 +40,8 @@ pub fn say_json(value: &impl serde::Serialize) -> Result<()> {
     say(&format!("{}\n", serde_json::to_string_pretty(value)?))
 }
 
-/// Waits for so long; true, and at once, when the reader of a pipe has gone. It would never be told
-/// so while nothing is printed.
+/// Waits until the reader of standard output has closed the pipe, and returns true, or returns
+/// false after `within`. A program that prints nothing would not notice otherwise.
 pub fn reader_closed(within: Option<Duration>) -> bool {
     let out = std::io::stdout();
     let mut fds = [PollFd::new(&out, PollFlags::empty())];
@@ -49,15 +49,15 @@ pub fn reader_closed(within: Option<Duration>) -> bool {
     poll(&mut fds, within.as_ref()).is_ok() && fds[0].revents().contains(PollFlags::ERR)
 }
 
-/// Comes to an end when the reader of a pipe has gone. A thread waits for it, for as long as the
-/// program lives.
+/// Completes when the reader of standard output has closed the pipe. A thread waits for it until
+/// the program ends.
 pub async fn reader_closed_async() {
     let (tell, told) = oneshot::channel();
     std::thread::spawn(move || {
         while !reader_closed(None) {}
-        // Nobody may listen any more.
+        // The receiver may have been dropped.
         let _ = tell.send(());
     });
-    // It is told before the other end goes.
+    // The sender always sends before it is dropped.
     let _ = told.await;
 }

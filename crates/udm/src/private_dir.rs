@@ -5,18 +5,18 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use tempfile::TempDir;
 
-/// What only this user may do anything with.
+/// Mode of a private folder: access only for its owner.
 const MODE: u32 = 0o700;
 
-/// Makes a temporary folder that only this user can enter, whatever the umask: in it are sockets
+/// Creates a temporary folder that only this user can enter, whatever the umask. It holds sockets
 /// that others must not replace.
 ///
 /// # Errors
-/// When it can't be made, or is not what was made.
+/// If the folder cannot be created, or another folder is found in its place.
 pub fn folder(prefix: &str) -> io::Result<TempDir> {
     let permissions = Permissions::from_mode(MODE);
     let folder = tempfile::Builder::new().prefix(prefix).permissions(permissions.clone()).tempdir()?;
-    // The umask takes bits away; it must not lock us out.
+    // The umask may have removed bits that the owner needs.
     fs::set_permissions(folder.path(), permissions)?;
     let found = fs::symlink_metadata(folder.path())?;
     let ours = found.is_dir() && found.uid() == rustix::process::geteuid().as_raw();

@@ -1,5 +1,5 @@
-//! Clients that take what they can get, beside one in order: it is served throughout, and memory
-//! stays within what is documented (`ServerOptions::core_bytes_max`).
+//! Abusive clients next to a well-behaved one, which is served throughout. Memory stays within the
+//! documented limit (`ServerOptions::core_bytes_max`).
 
 mod support;
 
@@ -15,7 +15,7 @@ use udm_wire::nbd::Command;
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
-/// What one core may use for connections, and each connection besides.
+/// Memory limits for connections: per core, and in addition per connection.
 const CORE: u64 = (256 + 64) * MIB;
 const CONNECTION: u64 = 640 * KIB;
 
@@ -35,22 +35,22 @@ fn resident(server: &Server) -> u64 {
     line.trim().trim_end_matches(" kB").trim().parse::<u64>().unwrap() * KIB
 }
 
-/// The client in order is served, and memory is within `bound`.
-#[expect(clippy::print_stdout, reason = "the figures are what somebody who runs this wants to see")]
+/// Checks that the well-behaved client is served and that memory is within `bound`.
+#[expect(clippy::print_stdout, reason = "the figures are the report of a manual run")]
 fn served(what: &str, server: &Server, healthy: &mut Client, bound: u64) {
     let begin = Instant::now();
     for len in [4 * KIB, 64 * KIB] {
         read(healthy, len);
     }
     let took = begin.elapsed();
-    // A newcomer gets in too.
+    // A new client is accepted too.
     read(&mut client(server), 4 * KIB);
     let rss = resident(server);
     println!("{what}: served in {took:?}, {} MiB resident (bound {})", rss / MIB, bound / MIB);
     assert!(rss <= bound, "{what}: {rss} bytes resident, {bound} allowed");
 }
 
-/// For some thousand connections at both ends.
+/// Raises the descriptor limit for some thousand connections with both ends in this process.
 fn more_descriptors() {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }).unwrap();
@@ -60,7 +60,7 @@ fn more_descriptors() {
 #[expect(clippy::print_stdout, reason = "as above")]
 fn who_is_in_order_is_served_beside_who_is_not() {
     more_descriptors();
-    // Reads of it move data and leave none in memory.
+    // Reads of a null device transfer data and keep none in memory.
     let server = Server::start(&["d=0 2097152 linear null:size=1G 0"]);
     let mut healthy = client(&server);
     read(&mut healthy, MIB);
@@ -88,7 +88,7 @@ fn who_is_in_order_is_served_beside_who_is_not() {
     served("64 control requests without their bodies", &server, &mut healthy, base + 1100 * 64 * KIB);
     drop((dead, idle));
 
-    // What the allocator keeps of small things goes on counting.
+    // The allocator keeps freed small blocks, so the base is measured again.
     let base = resident(&server) + 8 * MIB;
     let mut writers: Vec<_> = (0..50).map(|_| client(&server)).collect();
     for client in &mut writers {
@@ -101,8 +101,8 @@ fn who_is_in_order_is_served_beside_who_is_not() {
     let mut sent = vec![0; writers.len()];
     for _ in 0..200 {
         for (client, sent) in writers.iter_mut().zip(&mut sent) {
-            // As much as the server takes, but for the end; it may also have had enough of this
-            // client.
+            // Sends as much as the server accepts, except for the end; the server may also have
+            // disconnected the client.
             let most = piece.len().min(31 * MIB as usize - *sent);
             *sent += client.stream.write(&piece[..most]).unwrap_or(0);
         }
@@ -115,11 +115,11 @@ fn who_is_in_order_is_served_beside_who_is_not() {
 
     let mut deaf: Vec<_> = (0..20).map(|_| client(&server)).collect();
     for client in &mut deaf {
-        // The server may have had enough of one before the last is here.
+        // The server may disconnect a client before its last request.
         (0..4).for_each(|_| drop(client.head(Command::Read, 0, 32 * MIB)));
     }
     served("20 clients that take none of their 128 MiB", &server, &mut healthy, bound);
-    // A long request, too, once it is clear who is in the way.
+    // A long request is served too, once the server knows which clients block it.
     read(&mut healthy, 32 * MIB);
     drop(deaf);
     std::thread::sleep(Duration::from_millis(3500));

@@ -1,7 +1,7 @@
-//! The steady state allocates nothing: a counting allocator sees no allocation over a million
-//! requests through a mapped device, multipath and the null device, and fewer to files, on a warm
-//! core. The core is a [`LocalCore`], as in `udm bench`; the table is built as `udm serve` builds
-//! it.
+//! The steady state allocates nothing. A counting allocator sees no allocation in a million
+//! requests through a mapped device, multipath and the null device, and in fewer requests to files,
+//! on a warm core. The core is a [`LocalCore`], as in `udm bench`; the table is built as by `udm
+//! serve`.
 
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use std::alloc::System;
@@ -16,7 +16,7 @@ const DEPTH: usize = 32;
 const REQUESTS: u64 = 1_000_000;
 
 /// Sends reads and writes of 4 KiB through `lane`, as many at a time as there are in `ready`, until
-/// `request_queue_params` have come back. At the end all are in `ready` again.
+/// `requests` have completed. At the end all bios are in `ready` again.
 fn run(core: &mut LocalCore, lane: &mut dyn Lane, ready: &mut Batch, done: &mut Batch, requests: u64) {
     let (mut sent, mut home) = (0, 0);
     while home < sent.max(requests) {
@@ -46,8 +46,8 @@ fn run(core: &mut LocalCore, lane: &mut dyn Lane, ready: &mut Batch, done: &mut 
     }
 }
 
-/// Counts what is allocated while `run_task` runs. The test's own harness, on another thread, is counted
-/// as well: so one run of three must be clean.
+/// Counts the allocations of `run`. Allocations of the test harness on another thread are counted
+/// too, so one of three runs must have none.
 fn allocates_nothing(what: &str, mut run: impl FnMut()) {
     let mut changes = Vec::new();
     for _ in 0..3 {
@@ -62,7 +62,7 @@ fn allocates_nothing(what: &str, mut run: impl FnMut()) {
     panic!("{what}: {changes:?}");
 }
 
-/// One test, since what is counted is the whole process's.
+/// A single test, since the allocator counts for the whole process.
 #[test]
 fn a_million_requests_allocate_nothing() {
     paths();
@@ -92,8 +92,8 @@ fn paths() {
     }
 }
 
-/// Reads and writes of files, behind the page cache and past it, some with FUA or a flush before
-/// them.
+/// Reads and writes of files, with and without the page cache; some writes with FUA or a flush
+/// before them.
 fn files() {
     let file = tempfile::NamedTempFile::new().unwrap();
     file.as_file().set_len(512 << 20).unwrap();
@@ -105,7 +105,7 @@ fn files() {
         let mut lane = core.open(&*device).unwrap();
         let data = || Buf::zeroed(4096).into();
         let mut ready: Batch = (0..DEPTH).map(|_| Bio::read(Sector(0), Sectors(8), data())).collect();
-        // Said of a read they mean nothing; a third are writes.
+        // The flags have no effect on reads; a third of the requests are writes.
         ready[0].flags = BioFlags::FUA;
         ready[1].flags = BioFlags::PREFLUSH;
         let mut done = Batch::new();

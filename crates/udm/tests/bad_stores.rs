@@ -1,5 +1,5 @@
-//! Stores that can't be true, that are too small, or that somebody else has, as one meets them:
-//! each is refused in one line, with the byte that is to blame, and is not written to.
+//! Stores that are inconsistent, too small, or in use by another device or program. Each is refused
+//! in one line with the byte at fault, and is not written to.
 
 mod support;
 
@@ -11,7 +11,7 @@ use udm_wire::nbd::Command as Nbd;
 
 const CHUNK: usize = 4096;
 
-/// A store of 64 chunks with records of chunks 3, 7 and 9 of an origin of 256.
+/// A store of 64 chunks with records of chunks 3, 7 and 9 of an origin of 256 chunks.
 fn store() -> Vec<u8> {
     let mut bytes = vec![0; 64 * CHUNK];
     bytes[..16].copy_from_slice(b"SnAp\x01\0\0\0\x01\0\0\0\x08\0\0\0");
@@ -27,21 +27,21 @@ fn record(bytes: &mut [u8], place: usize, old: u64, new: u64) {
     bytes[at + 8..at + 16].copy_from_slice(&new.to_le_bytes());
 }
 
-/// The same with other bytes at one place.
+/// The store with other bytes at one position.
 fn with(at: usize, other: [u8; 4]) -> Vec<u8> {
     let mut bytes = store();
     bytes[at..at + 4].copy_from_slice(&other);
     bytes
 }
 
-/// The same with another second record.
+/// The store with another second record.
 fn with_record(old: u64, new: u64) -> Vec<u8> {
     let mut bytes = store();
     record(&mut bytes, 1, old, new);
     bytes
 }
 
-/// So many chunks, the first area full.
+/// A store of `chunks` chunks with a full first area.
 fn full(chunks: usize) -> Vec<u8> {
     let mut bytes = store();
     bytes.resize(chunks * CHUNK, 0);
@@ -108,7 +108,7 @@ fn what_cannot_be_true_is_refused_with_the_byte_and_left_alone() {
         assert!(said.lines().next().unwrap().contains(why), "{why}: {said}");
         assert!(fs::read(&cow).unwrap() == *bytes, "{why}: it was written to");
         assert_eq!(server.says(&["ls"]).lines().count(), 1, "{why}: something is left");
-        // A server that is started with it says the same, and does not start.
+        // A server that is started with the store prints the same error and does not start.
         let serve = udm(&["serve", "--cores", "0", "--device", &format!("s={table}"), "--unix", "-"])
             .args(["--socket", "/dev/null/none"])
             .output()
@@ -125,7 +125,7 @@ fn what_cannot_be_true_is_refused_with_the_byte_and_left_alone() {
         }
     }
     assert_eq!(server.log().lines().count(), 1, "{}", server.log());
-    // And the one that they were made of is good.
+    // The store that the bad ones were made from is good.
     fs::write(&cow, store()).unwrap();
     server.says(&["create", "s", "--table", &table]);
     assert_eq!(server.says(&["status", "s"]), "0 2048 snapshot 40/512 16\n");
@@ -143,7 +143,7 @@ fn a_second_writer_of_a_store_is_refused_in_one_line() {
     let before = fs::read(&cow).unwrap();
     let other = Server::start(&["m=0 2048 linear mem:1M 0"]);
     for name in [&cow, &link] {
-        // Of another origin in this server, and of any in another one.
+        // The store belongs to another origin in this server, and is in use for any other server.
         let said = server.refuses(&[
             "create",
             "t",
@@ -154,7 +154,7 @@ fn a_second_writer_of_a_store_is_refused_in_one_line() {
         let said = other.refuses(&["create", "t", "--table", &table(Path::new("mem:1M"), name)]);
         let line = format!("{}: in use: another program writes it or forbids writes", name.display());
         assert!(said.contains(&line), "{said}");
-        // Where the file is shared, the store is not.
+        // A shared file does not make the store shared.
         let shared = format!("file:{}?exclusive=off", name.display());
         let said =
             other.refuses(&["create", "t", "--table", &table(Path::new("mem:1M"), Path::new(&shared))]);
@@ -168,8 +168,8 @@ fn a_second_writer_of_a_store_is_refused_in_one_line() {
     assert!(fs::read(&cow).unwrap() == before);
 }
 
-/// What is missing fails, a chunk of it that can't be kept ends the snapshot, and a table that
-/// would need it is refused.
+/// Reads of the missing part fail. If a chunk of that part cannot be copied, the snapshot becomes
+/// invalid. A table that needs the part is refused.
 #[test]
 fn an_origin_that_is_resized_under_a_snapshot() {
     let folder = tempfile::tempdir().unwrap();
@@ -183,7 +183,7 @@ fn an_origin_that_is_resized_under_a_snapshot() {
     let mut one =
         |client: usize, kind, chunk: usize| clients[client].one(kind, (chunk * CHUNK) as u64, CHUNK as u64);
     assert_eq!(one(0, Nbd::Write, 1), 0);
-    // Longer: nothing changes for what is live, and a table may take it in.
+    // Longer: live tables do not change, and a new table may use the additional part.
     file.set_len(2 << 20).unwrap();
     assert_eq!((one(0, Nbd::Write, 2), one(1, Nbd::Read, 255)), (0, 0));
     server.says(&["load", "v", "--table", &origin.replace("2048", "4096")]);
@@ -192,7 +192,7 @@ fn an_origin_that_is_resized_under_a_snapshot() {
         (one(0, Nbd::Write, 3), server.says(&["status", "s"])),
         (0, "0 2048 snapshot 40/2048 16\n".into())
     );
-    // Shorter: what is there stays as good as it was.
+    // Shorter: the remaining part is intact.
     file.set_len(512 << 10).unwrap();
     assert_eq!((one(1, Nbd::Read, 200), one(1, Nbd::Read, 1), one(0, Nbd::Write, 4)), (5, 0, 0));
     for (name, table) in [("v", &origin), ("s", &table(&disk, &cow))] {

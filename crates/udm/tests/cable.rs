@@ -1,4 +1,4 @@
-//! The demo that pulls the cable: every part of it, with no request failed and no block wrong.
+//! `udm demo cable`: no request fails in any part, and no block is wrong.
 
 mod support;
 
@@ -30,6 +30,6 @@ fn no_request_fails_and_no_block_is_wrong() {
         assert_eq!(part["udm"]["is_well"], true, "{part}");
         assert!(part["udm"]["requests"].as_u64().unwrap() > 0, "{part}");
     }
-    // What is shown is no matter of course: plain NBD has nowhere else to go.
+    // The fault is real: without udm, fio fails.
     assert_eq!(parts[3]["plain"]["is_well"], false);
 }

@@ -1,4 +1,4 @@
-//! The program as its users see it: serving, dmsetup's verbs, errors with carets, exit statuses.
+//! The program from the user's view: serving, dmsetup's verbs, errors with carets, exit statuses.
 
 mod support;
 
@@ -39,8 +39,7 @@ fn run_hands_over_where_things_are_and_returns_the_status() {
     assert!(ready.starts_with("udm: my-disk") && ready.contains(uri), "{ready}");
 }
 
-/// Whatever the umask: others must not be able to put a socket of theirs in the place of the
-/// server's.
+/// With any umask, others cannot replace the server's sockets.
 #[test]
 fn the_private_folder_is_private() {
     for umask in ["0", "022", "0777"] {
@@ -77,7 +76,7 @@ fn run_says_128_and_the_signal() {
 fn a_signal_reaches_the_command_and_ends_the_server() {
     let mut serve = udm(&["serve", "--device", "d=0 8 zero", "--run", "exec sleep 1000"]);
     let mut child = serve.stderr(Stdio::piped()).spawn().unwrap();
-    // It is ready when it has said so.
+    // The line on standard error reports readiness.
     let mut line = String::new();
     std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stderr.take().unwrap()), &mut line)
         .unwrap();
@@ -86,7 +85,7 @@ fn a_signal_reaches_the_command_and_ends_the_server() {
     assert_eq!(status.code(), Some(143));
 }
 
-/// Not only the shell: what it waits for would go on without a server.
+/// Not only the shell ends: its children would continue without a server.
 #[test]
 fn a_signal_ends_all_that_the_command_started() {
     let folder = tempfile::tempdir().unwrap();
@@ -192,7 +191,7 @@ fn the_life_of_a_device() {
     server.says(&["suspend", "d"]);
     server.says(&["suspend", "d"]);
     assert!(server.says(&["info", "d"]).contains("SUSPENDED"));
-    // The kernel leaves it to each target what it does with messages now.
+    // The kernel leaves messages to the target.
     assert_eq!(
         server.refuses(&["message", "d", "0", "x"]),
         "udm: d: Target type linear does not support messages: Invalid argument\n"
@@ -241,7 +240,7 @@ fn the_same_uri_is_the_same_device_and_keeps_its_number() {
     ]);
     assert_eq!(server.says(&["table", "a"]), "0 8 linear 253:0 0\n8 8 linear 253:0 8\n16 8 linear 253:1 0\n");
     server.says(&["remove", "a"]);
-    // By its number, though nothing has it open any more.
+    // A device below can be named by its number, although no table has it open any more.
     server.says(&["create", "b", "--table", "0 8 linear 253:1 0\n8 8 linear 253:0 0"]);
     assert_eq!(server.says(&["table", "b"]), "0 8 linear 253:1 0\n8 8 linear 253:0 0\n");
     let below: Value = serde_json::from_str(&server.says(&["table", "b", "--json"])).unwrap();
@@ -253,8 +252,8 @@ fn the_same_uri_is_the_same_device_and_keeps_its_number() {
     assert!(said.starts_with("udm: b: linear: Device lookup failed (b is on top of b already)"), "{said}");
 }
 
-/// A server that runs elsewhere opens what the caller means, from files, standard input and the
-/// command line alike.
+/// A server with another current folder opens the caller's files, for tables from files, standard
+/// input and the command line.
 #[test]
 fn relative_paths_count_from_the_callers_folder() {
     let server = Server::start(&[]);
@@ -283,7 +282,7 @@ fn relative_paths_count_from_the_callers_folder() {
     assert!(call(&["create", "mp", "--table", mp]).0);
     assert_eq!(call(&["message", "mp", "0", "fail_path", "disk.img"]), (true, String::new()));
     assert!(server.says(&["status", "mp"]).contains(" F 1"));
-    // Over HTTP nobody says from where unless he says so.
+    // Over HTTP the base folder is known only if the request gives it.
     let create = |folder: Value| {
         let body = serde_json::json!({"name": "h", "table": "0 8 linear disk.img 0", "folder": folder});
         server.http("POST", "/v1/devices", &body.to_string())
@@ -311,7 +310,7 @@ fn options_stand_anywhere_in_a_message() {
     }
     let said = server.refuses(&["message", "d", "0", "--", "--socket", "x"]);
     assert!(said.starts_with("udm: d: ") && said.ends_with("Invalid argument\n"), "{said}");
-    // dust takes messages while it is suspended, as in the kernel; multipath does not.
+    // dust accepts messages while it is suspended, as in the kernel; multipath does not.
     server.says(&["suspend", "d"]);
     server.says(&["message", "d", "0", "addbadblock", "3"]);
     server.says(&["resume", "d"]);
@@ -332,7 +331,7 @@ fn messages_reach_the_target() {
     assert!(said.starts_with("udm: mp: ") && said.trim_end().lines().count() == 1, "{said}");
     let said = server.refuses(&["message", "mp", "99999", "fail_path", "253:0"]);
     assert_eq!(said, "udm: mp: Target message sector outside device.: Invalid argument\n");
-    // A file that is in no table is no path of this one; a file that is not there is nothing.
+    // A file that no table uses is no path of this device; a missing file is an error.
     let file = server.folder.path().join("p3");
     fs::File::create(&file).unwrap().set_len(1 << 20).unwrap();
     let said = server.refuses(&["message", "mp", "0", "fail_path", file.to_str().unwrap()]);
@@ -346,7 +345,7 @@ fn messages_reach_the_target() {
     server.says(&["resume", "mp"]);
 }
 
-/// What is wrong, on one line, and the word to blame: the same whether the server refuses or
+/// An error is one line with the word at fault. The text is the same from the server and from
 /// `serve` itself.
 #[test]
 fn bad_tables_show_the_word_to_blame() {
@@ -440,7 +439,7 @@ fn exports_follow_the_devices() {
         let size = Command::new("nbdinfo").args(["--size", uri]).output().unwrap();
         assert_eq!(text(&size.stdout), "4096\n", "{}", text(&size.stderr));
     }
-    // The connection of the client before is seen gone when the core has looked.
+    // The core notices the disconnect of the earlier client with a delay.
     until("the device is free", || server.verb(&["remove", "b"]).status.success().then_some(()));
     assert!(!server.says(&["exports"]).contains("b\t"));
 }
@@ -484,9 +483,9 @@ fn ticks(pid: u32) -> u64 {
     fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
 }
 
-/// Reported, not asserted: what an idle server uses.
+/// CPU time and context switches of an idle server; they are printed, not asserted.
 #[test]
-#[expect(clippy::print_stdout, reason = "the report is what this is for")]
+#[expect(clippy::print_stdout, reason = "the test only prints figures")]
 fn an_idle_server_sleeps() {
     let server = Server::start(&["d=0 2048 multipath 0 0 1 1 round-robin 0 1 1 mem:1M 1"]);
     let pid = server.child.id();

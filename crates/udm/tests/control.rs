@@ -1,4 +1,4 @@
-//! The control socket as curl and worse see it.
+//! The control socket with curl and with faulty clients.
 
 mod support;
 
@@ -13,12 +13,12 @@ fn server() -> Server {
     Server::start(&["d=0 2048 linear mem:1M 0"])
 }
 
-/// It still works.
+/// Checks that the server still works.
 fn alive(server: &Server) {
     assert_eq!(server.says(&["ls"]), "d\t(254:0)\n");
 }
 
-/// A refusal in our form.
+/// Parses an error in the API's format.
 fn refusal(body: &str) -> Value {
     let error: Value = serde_json::from_str(body).unwrap_or_else(|e| panic!("{e}: {body}"));
     assert!(error["error"].as_str().is_some_and(|e| !e.is_empty() && !e.contains('\n')), "{body}");
@@ -26,7 +26,8 @@ fn refusal(body: &str) -> Value {
     error
 }
 
-/// Checks `value` against a schema of the document, as far as our schemas go.
+/// Checks `value` against a schema of the document; handles the parts of JSON Schema that the
+/// document uses.
 fn conforms(document: &Value, schema: &Value, value: &Value, at: &str) {
     if let Some(name) = schema["$ref"].as_str() {
         let schema = document.pointer(name.trim_start_matches('#')).unwrap_or_else(|| panic!("{at}: {name}"));
@@ -37,7 +38,7 @@ fn conforms(document: &Value, schema: &Value, value: &Value, at: &str) {
         return conforms(document, choice, value, at);
     }
     let kind = match &schema["type"] {
-        // What may be left out: its type, and null.
+        // An optional value: its type, or null.
         Value::Array(kinds) => &kinds[usize::from(value.is_null())],
         kind => kind,
     };
@@ -66,7 +67,7 @@ fn conforms(document: &Value, schema: &Value, value: &Value, at: &str) {
     }
 }
 
-/// Every GET of the description is there, and answers as described; every other method is there.
+/// Every GET of the OpenAPI description exists and answers as described; every other method exists.
 #[test]
 fn the_description_is_true() {
     let server = server();
@@ -80,7 +81,7 @@ fn the_description_is_true() {
     let mut seen = 0;
     for (path, methods) in document["paths"].as_object().unwrap() {
         for (method, operation) in methods.as_object().unwrap() {
-            // Without an end: `tests/events.rs` reads it.
+            // A stream without an end; `tests/events.rs` reads it.
             if operation["responses"]["200"]["content"].get("text/event-stream").is_some() {
                 continue;
             }
@@ -107,7 +108,7 @@ fn the_description_is_true() {
                     }
                 }
             }
-            // A device that is not there: refused as described, so the route exists.
+            // A device that does not exist is refused as described, so the route exists.
             let (status, _, body) = server.http(&method.to_uppercase(), &path.replace("{name}", "none"), "");
             if path.contains("{name}") {
                 let body = refusal(&body);
@@ -216,7 +217,7 @@ fn bad_requests_are_refused_in_json() {
     }
     let huge = format!("{{\"table\": \"{}\"}}", "x".repeat(4 << 20));
     let (status, _, answer) = server.http("PUT", "/v1/devices/d/table", &huge);
-    // The answer may be lost when the server closes on a client that is still sending.
+    // The response may be lost if the server closes while the client is still sending.
     assert!(status == 413 && refusal(&answer)["errno"] == 7 || status == 0, "{status}");
     alive(&server);
 }
@@ -250,7 +251,7 @@ fn garbage_harms_nobody() {
         );
         alive(&server);
     }
-    // Clients that say nothing, and clients that hang up in the middle.
+    // Clients that send nothing, and clients that disconnect in the middle of a request.
     let silent: Vec<_> = (0..40).map(|_| UnixStream::connect(&server.socket).unwrap()).collect();
     for _ in 0..100 {
         let mut stream = UnixStream::connect(&server.socket).unwrap();
@@ -260,8 +261,8 @@ fn garbage_harms_nobody() {
     drop(silent);
 }
 
-/// Clients that announce a body and send none, that send their head a byte at a time, and that say
-/// nothing at all: more of them than there are seats. Whoever comes then is served at once.
+/// Clients that announce a body and send none, that send their head byte by byte, or that send
+/// nothing: more of them than connection slots. A new client is served at once.
 #[test]
 fn clients_that_say_nothing_lock_nobody_out() {
     let server = server();
@@ -278,12 +279,12 @@ fn clients_that_say_nothing_lock_nobody_out() {
         }
     }
     alive(&server);
-    // Of one process, the one that was quiet longest goes first.
+    // Among connections of one process, the one idle for longest is closed first.
     let (status, ..) = server.http("GET", "/v1/version", "");
     assert_eq!(status, 200);
 }
 
-/// Clients of both kinds want more descriptors than there are; control still answers.
+/// Clients of both kinds want more descriptors than there are; the control socket still answers.
 #[test]
 fn a_server_without_descriptors_can_be_controlled() {
     let folder = tempfile::tempdir().unwrap();
@@ -306,7 +307,7 @@ fn a_server_without_descriptors_can_be_controlled() {
     }
 }
 
-/// A peer of another user is told why, in one line, by curl and by the verbs.
+/// A peer of another user gets the reason in one line, with curl and with the verbs.
 #[test]
 fn another_user_is_refused_with_the_reason() {
     use std::os::unix::fs::PermissionsExt;
@@ -340,20 +341,20 @@ fn another_user_is_refused_with_the_reason() {
     alive(&server);
 }
 
-/// A client that has begun to read the first sector.
+/// A client that has sent a read of the first sector.
 fn begin_read(server: &Server, export: &str) -> Client {
     let mut client = Client::connect(&server.nbd, export);
     client.ask_read(0);
     client
 }
 
-/// A suspend waits for what is in flight, and for as long as its client does.
+/// A suspend waits for requests in flight until its client disconnects.
 #[test]
 fn an_abandoned_suspend_is_called_off() {
-    // Not the delay target: it lets go of all that it holds when it is suspended.
+    // Not the delay target: it releases held requests when it is suspended.
     let server = Server::start(&["slow=0 2048 linear null:size=1M,irqmode=2,completion_nsec=2000000000 0"]);
     let mut read = begin_read(&server, "slow");
-    // A request that is refused at once: when its answer comes, the read before it is under way.
+    // A request that is refused at once: when its reply arrives, the read before it is in flight.
     assert_ne!(read.read(1 << 31), 0);
     let mut client = UnixStream::connect(&server.socket).unwrap();
     client
@@ -372,7 +373,7 @@ fn an_abandoned_suspend_is_called_off() {
     assert_eq!(begin_read(&server, "slow").error(), 0);
 }
 
-/// Requests that come while a device is suspended wait, and a device that a client has open stays.
+/// Requests wait while a device is suspended, and a device that a client has open is not removed.
 #[test]
 fn a_suspended_device_lets_clients_wait() {
     let server = server();
@@ -387,7 +388,7 @@ fn a_suspended_device_lets_clients_wait() {
     assert_eq!(read.error(), 0);
 }
 
-/// `udm status --json`: what each path of a multipath device has served, and in which state it is.
+/// `udm status --json` has the counters and the state of each path of a multipath device.
 #[test]
 fn status_has_numbers_for_each_path() {
     let (first, second) = ("null:size=1M", "null:size=2M");

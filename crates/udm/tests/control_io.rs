@@ -1,4 +1,4 @@
-//! What is read and written when a table is loaded, by real cores.
+//! Reads and writes of metadata on the cores when a table is loaded.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use udm_dm::TargetError;
 use udm_dm::testing::TestDisk;
 use udm_runtime::{CoreOptions, CoreSet, LocalCore, Runtime, RuntimeOptions};
 
-/// A server's cores and devices.
+/// The cores and devices of a server.
 struct Server {
     runtime: Option<Runtime>,
     cluster: Arc<CoreSet>,
@@ -43,7 +43,7 @@ impl Server {
         path.display().to_string()
     }
 
-    /// A mapped device with this table, running.
+    /// Creates a mapped device with this table.
     fn make(&self, name: &str, table: &str) -> Arc<dyn Device> {
         verbs::wait(verbs::create(&self.registry, name, None, Some(table))).unwrap();
         Arc::clone(&self.registry.find(name).unwrap().device) as Arc<dyn Device>
@@ -91,8 +91,8 @@ fn what_is_written_is_read() {
     assert!(on_disk[(64 + 5000) * 512..][..1 << 20] == bytes(1 << 20), "the mapped device's first half");
 }
 
-/// The caller waits for so long and no longer. What it gave up is done when the device goes on, and
-/// nothing else before that: the write that comes late is the older one.
+/// The caller waits until its time limit. The cancelled write is performed when the device is
+/// resumed, before any later one, so the later write wins.
 #[test]
 fn a_suspended_device_does_not_answer() {
     let server = Server::new(2);
@@ -111,7 +111,7 @@ fn a_suspended_device_does_not_answer() {
     assert_eq!(read(&server.io(), &device, Sector(8), Sectors(8)).unwrap(), [3; 4096]);
 }
 
-/// Who has given up asking is waited for no longer.
+/// A cancelled caller returns at once.
 #[test]
 fn a_load_is_called_off() {
     let server = Server::new(1);
@@ -125,7 +125,7 @@ fn a_load_is_called_off() {
         cancel_token.call(TargetError::errno(EINTR).because("nobody asks any more"));
         assert_eq!(waits.join().unwrap(), Err(OpenError::new(EINTR, "nobody asks any more")));
     });
-    // Nor does it begin anything more.
+    // It also begins no further requests.
     disk.hold(false);
     assert_eq!(
         write(&server.io().until(&cancel_token), &device, Sector(0), &[0; 512]).unwrap_err().errno,
@@ -134,7 +134,7 @@ fn a_load_is_called_off() {
     assert!(disk.take_log().iter().all(|seen| seen.op == Op::Read));
 }
 
-/// Tries until it is so, or far too much time is over.
+/// Waits until `is` is true; panics after 60 s.
 fn until(what: &str, mut is: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !is() {
@@ -143,7 +143,7 @@ fn until(what: &str, mut is: impl FnMut() -> bool) {
     }
 }
 
-/// Many at once, on few cores, each with a store of its own.
+/// Many runs at once on few cores, each with its own store.
 #[test]
 fn hundreds_at_once() {
     let server = Server::new(2);
@@ -160,7 +160,7 @@ fn hundreds_at_once() {
     thread::scope(|scope| (0..200).for_each(|i| drop(scope.spawn(move || each(i)))));
 }
 
-/// Those that share a store do it in turns or are refused; what hangs holds up few of them.
+/// Runs on the same store take turns or are refused; storage that hangs delays only few of them.
 #[test]
 fn one_store_holds_up_few() {
     let server = Server::new(1);
@@ -174,7 +174,7 @@ fn one_store_holds_up_few() {
         let error = one().unwrap_err();
         assert_eq!((error.errno, &*error.text), (EBUSY, "other loads wait for the store"));
         disk.hold(false);
-        // Its lane is polled when its core has something to do.
+        // The lane is polled only when its core has something to do.
         let other = udm_backends::open(&udm_wire::uri::parse("mem:1M").unwrap()).unwrap();
         until("they are done", || {
             flush(&server.io(), &other).unwrap();
@@ -185,7 +185,7 @@ fn one_store_holds_up_few() {
     });
 }
 
-/// The end of the program ends a run that waits, and those that come later.
+/// The end of the program ends a waiting run, and all later ones.
 #[test]
 fn the_end_ends_runs() {
     let mut server = Server::new(1);
@@ -208,7 +208,7 @@ fn the_end_ends_runs() {
     assert_eq!(write(&CoresIo::new(&*cluster), &device, Sector(0), &[0; 512]).unwrap_err().errno, ESHUTDOWN);
 }
 
-/// In library mode the threads that drive their own lanes do what a load reads and writes, too.
+/// In library mode, threads that drive their own lanes also perform the reads and writes of a load.
 #[test]
 fn library_cores_do_it_beside_their_own_lanes() {
     let folder = TempDir::new().unwrap();
@@ -235,12 +235,12 @@ fn library_cores_do_it_beside_their_own_lanes() {
         }
         stop.store(true, Ordering::Relaxed);
     });
-    // The cores are gone, and nobody reads their letters.
+    // The cores have ended, so nobody reads their messages.
     let io = CoresIo::new(&*cluster).with_patience(Duration::from_millis(50));
     assert_eq!(read(&io, &memory, Sector(0), Sectors(8)).unwrap_err().errno, ETIMEDOUT);
 }
 
-/// A load of one's own: reads, one at a time, and a nap now and then.
+/// The load of a thread: reads, one at a time, with a pause now and then.
 fn drive(core: &mut LocalCore, device: &dyn Device, stop: &AtomicBool) {
     let mut lane = core.open(device).unwrap();
     let (mut batch, mut done) = (Batch::new(), Batch::new());

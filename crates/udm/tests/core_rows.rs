@@ -1,5 +1,5 @@
-//! Rows about the device mapper's core, through the program: `remove --deferred`, `remove --force`,
-//! names.
+//! Rows about the core of the device mapper, through the program: `remove --deferred`, `remove
+//! --force`, names.
 
 mod support;
 
@@ -19,7 +19,7 @@ fn state(server: &Server, name: &str) -> String {
     info.lines().find_map(|line| line.strip_prefix("State:")).unwrap().trim().into()
 }
 
-/// Waits until its removal, which others may see under way, is over.
+/// Waits until the removal of a device has finished.
 fn gone(server: &Server, name: &str) {
     let missing = format!("udm: {name}: no device of that name: No such device or address\n");
     until("its removal", || (text(&server.verb(&["info", name]).stderr) == missing).then_some(()));
@@ -41,14 +41,14 @@ fn k07_a_removal_is_deferred() {
     assert_eq!(info[0]["deferred_remove"], true);
     server.says(&["message", "d", "0", "@cancel_deferred_remove"]);
     assert_eq!(state(&server, "d"), "ACTIVE");
-    // It was undone: the device outlives its client.
+    // The deferred removal was cancelled, so the device outlives its client.
     drop(client);
     until("a client that is gone", || {
         server.says(&["info", "d"]).contains("Open count:        0").then_some(())
     });
     let mut client = Client::connect(&server.nbd, "d");
     server.says(&["remove", "--deferred", "d"]);
-    // It is used as before, by those who come as well.
+    // The device is usable as before, also for new clients.
     let mut other = Client::connect(&server.nbd, "d");
     assert_eq!(client.write(0), 0);
     drop(client);
@@ -56,7 +56,7 @@ fn k07_a_removal_is_deferred() {
     drop(other);
     gone(&server, "d");
 
-    // A table is a user too; and what nobody uses goes at once.
+    // A table is a user too. A device without users is removed at once.
     server.says(&["create", "low", "--table", TABLE]);
     server.says(&["create", "high", "--table", "0 16 linear @low 0"]);
     server.says(&["remove", "--deferred", "low"]);
@@ -66,7 +66,7 @@ fn k07_a_removal_is_deferred() {
     gone(&server, "low");
     assert_eq!(server.says(&["ls"]), "No devices found\n");
 
-    // The words of the kernel.
+    // The error texts are the kernel's.
     server.says(&["create", "d", "--table", TABLE]);
     for (words, why) in [
         ("@cancel_deferred_remove now", "Invalid arguments for @cancel_deferred_remove"),
@@ -93,14 +93,14 @@ fn k08_a_removal_is_forced() {
     server.says(&["remove", "--force", "--deferred", "d"]);
     drop(client);
     gone(&server, "d");
-    // Without a table there is nothing to replace, and without a user it is a removal.
+    // Without a table there is nothing to replace; without a user the device is removed.
     server.says(&["create", "n", "--notable"]);
     server.says(&["create", "d", "--table", TABLE]);
     server.says(&["remove", "-f", "n", "d"]);
     assert_eq!(server.says(&["ls"]), "No devices found\n");
 }
 
-/// What waits for a path for ever, or for a resume, gets its error; what lies above does too.
+/// Requests that wait for a path or for a resume fail, also those of devices above.
 #[test]
 fn k08_what_waits_fails() {
     let mp = "0 2048 multipath 1 queue_if_no_path 0 1 1 round-robin 0 1 1 mem:1M 1";
@@ -112,7 +112,7 @@ fn k08_what_waits_fails() {
     let said = server.refuses(&["remove", "--force", "low"]);
     assert_eq!(said, "udm: low: it is open 1 times: Device or resource busy\n".replace('1', "2"));
     assert_eq!(clients.each_mut().map(|client| client.error()), [EIO, EIO]);
-    // Suspended: it goes on, with errors.
+    // A suspended device is resumed, and its requests fail.
     server.says(&["suspend", "high"]);
     clients[1].ask_read(0);
     server.refuses(&["remove", "--force", "high"]);
@@ -121,8 +121,8 @@ fn k08_what_waits_fails() {
     assert_eq!(state(&server, "high"), "ACTIVE");
 }
 
-/// Storage that has a request and says nothing can't be made to give it back: it is waited for, for
-/// as long as the caller wants, and the device is what it was then.
+/// A request that storage does not complete cannot be taken back. The removal waits for it as long
+/// as the caller wants, and then leaves the device as it was.
 #[test]
 fn k08_storage_that_hangs_is_waited_for_until_the_caller_has_enough() {
     let Some(mount) = Mount::new() else { return };
@@ -138,9 +138,9 @@ fn k08_storage_that_hangs_is_waited_for_until_the_caller_has_enough() {
     assert_eq!(said, "udm: d: not at rest within 200 ms; the device is active: Connection timed out\n");
     assert_eq!((server.says(&["table", "d"]), state(&server, "d").as_str()), (before, "ACTIVE"));
     assert_eq!(server.says(&["table", "d", "--inactive"]), "\n");
-    // The clients do not wait for it: what was under way has failed, at once.
+    // The clients do not wait for storage: requests in flight failed at once.
     assert_eq!([client.error(), client.error()], [5, 5]);
-    // It was called off, so what comes now is the device's again.
+    // The removal was cancelled, so new requests go to the device again.
     client.ask(Nbd::Read, 0, 512);
     std::thread::sleep(Duration::from_millis(50));
     std::thread::scope(|scope| {
@@ -150,7 +150,7 @@ fn k08_storage_that_hangs_is_waited_for_until_the_caller_has_enough() {
             let len = if kind == Nbd::Flush { 0 } else { 700 };
             assert_eq!(client.one(kind, 0, len), 5, "while it waits");
         }
-        // One that comes, says it, and goes, is not held up either.
+        // A client that arrives, writes and disconnects is not delayed either.
         let mut other = Client::connect(&server.nbd, "d");
         assert_eq!(other.one(Nbd::Write, 512, 512), 5);
         drop(other);

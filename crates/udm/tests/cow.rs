@@ -1,4 +1,4 @@
-//! `udm cow` on stores made here. Those that a kernel wrote: `udm-wire`, tests/cow.rs.
+//! `udm cow` on stores made here. Stores that a kernel wrote are in tests/cow.rs of `udm-wire`.
 
 use std::fs;
 use std::path::Path;
@@ -31,7 +31,7 @@ fn a_store_is_described() {
     store(&folder, true, &[(7, 2), (3, 6), (0, 0), (1, 4)]);
     let text = "state       valid\nsize        65536 bytes\nchunk       4096 bytes, 8 sectors\nexceptions  2, 14 fit\n\
                 status      56/128 16\nunused      bytes 12288 to 24576: a crash left them\n\
-                leftover    at byte 4144, behind the last record: a torn write left it\n";
+                leftover    at byte 4144, after the last record: left by a torn write\n";
     for verb in ["info", "check"] {
         assert_eq!(cow(folder.path(), &[verb, "store"]), (0, text.into(), String::new()));
     }
@@ -69,7 +69,7 @@ fn a_store_that_is_no_use_fails_the_check() {
     assert_eq!(check(&[]), (1, String::new(), "udm: store: No such file or directory\n".into()));
 }
 
-/// Which byte each chunk of the origin is filled with, by somebody else's reading.
+/// The byte that fills each chunk of the origin, read without the code of udm.
 fn kept(folder: &Path) -> Vec<(u64, u8)> {
     let bytes = fs::read(folder.join("store")).unwrap();
     let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
@@ -100,7 +100,7 @@ fn a_store_is_compacted() {
     assert_eq!(said, "exceptions  3\nto move     8192 bytes\nsize        20480 bytes, 65536 before\n");
     assert_eq!(fs::read(&path).unwrap(), bytes, "a dry run writes nothing");
 
-    // It keeps its length, and the room in it.
+    // The file keeps its length, and so its free space.
     let (status, said, _) = cow(folder.path(), &["compact", "store"]);
     assert!(
         status == 0 && said.contains("moved       8192 bytes\nsize        65536 bytes, 65536 before\n"),

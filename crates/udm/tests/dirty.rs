@@ -1,4 +1,4 @@
-//! Maps of what has changed since a snapshot, as `qemu:dirty-bitmap:NAME` over NBD.
+//! Maps of the changes since a snapshot, as `qemu:dirty-bitmap:NAME` over NBD.
 
 mod support;
 
@@ -15,7 +15,7 @@ const MIB: u64 = 1 << 20;
 const SIZE: u64 = 8 * MIB;
 const NONE: CommandFlags = CommandFlags::empty();
 
-/// A server that maps an image of 8 MiB whole, under a name.
+/// A server with a device `name` that maps an image of 8 MiB.
 fn served(name: &str) -> (TempDir, Server) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("disk.img");
@@ -71,7 +71,7 @@ fn what_others_see_of_the_maps() {
             assert_eq!(pairs, map, "libnbd: {export} {name}");
         }
     }
-    // The same as the verb says.
+    // `udm snapshot diff` prints the same ranges.
     assert_eq!(server.says(&["snapshot", "diff", "tuesday"]), "3145728\t65536\n");
     let uri = format!("nbd+unix:///tuesday?socket={}", server.nbd.display());
     if has_python() {
@@ -91,7 +91,7 @@ fn nbdinfo(uri: &str, name: &str) -> Vec<(u64, u32)> {
     text(&out.stdout).lines().map(row).collect()
 }
 
-/// `qemu-img map`: to it what is dirty is not there.
+/// `qemu-img map`, which shows dirty ranges as not present.
 fn qemu_img(socket: &Path, export: &str, name: &str) -> Vec<(u64, u32)> {
     let server = format!("driver=nbd,server.type=unix,server.path={}", socket.display());
     let options = format!("{server},export={export},x-dirty-bitmap={}", context(name));
@@ -103,7 +103,7 @@ fn qemu_img(socket: &Path, export: &str, name: &str) -> Vec<(u64, u32)> {
     rows.iter().map(row).collect()
 }
 
-/// Debian's own: another one in front of it in the path need not have libnbd.
+/// Debian's Python: another one earlier in the path may lack libnbd.
 const PYTHON: &str = "/usr/bin/python3";
 
 fn has_python() -> bool {
@@ -155,13 +155,13 @@ fn a_request_sees_its_own_range() {
     server.says(&["snapshot", "create", "s", "--of", "disk", "--chunk", "1M"]);
     write(&mut Client::connect(&server.nbd, "disk"), &[MIB]);
     let mut maps = DirtyMapClient::of(&server.nbd, "disk", "s");
-    // Smaller than a chunk, at any byte.
+    // Queries that are smaller than a chunk, at any byte.
     assert_eq!(maps.map(MIB + 7, 100), [(100, 1)]);
     assert_eq!(maps.map(MIB - 7, 8), [(7, 0), (1, 1)]);
     assert_eq!(maps.map(2 * MIB - 1, 100), [(1, 1), (99, 0)]);
     assert_eq!(maps.maps(CommandFlags::REQ_ONE, 0, SIZE as u32), [[(MIB as u32, 0)]]);
     assert_eq!(maps.maps(CommandFlags::REQ_ONE, MIB, SIZE as u32 - MIB as u32), [[(MIB as u32, 1)]]);
-    // Beside another context, each has its own runs.
+    // With two contexts, each has its own ranges.
     let mut both = DirtyMapClient::dial(&server.nbd);
     assert_eq!(both.set("disk", &[&context("s"), "base:allocation"]).unwrap().len(), 2);
     both.go("disk");
@@ -170,7 +170,8 @@ fn a_request_sees_its_own_range() {
     assert_eq!(found[1].iter().map(|run| run.1).collect::<Vec<_>>(), [0, 1, 0]);
 }
 
-/// A map means the instant for which it was chosen. When nobody keeps that, all is dirty.
+/// A map describes the snapshot for which it was chosen. If that snapshot no longer exists,
+/// everything is dirty.
 #[test]
 fn a_map_that_is_gone_is_all_dirty() {
     let (folder, server) = served("disk");
@@ -184,16 +185,17 @@ fn a_map_that_is_gone_is_all_dirty() {
     let mut still = DirtyMapClient::of(&server.nbd, "disk", "other");
     assert_eq!((maps.map(0, SIZE as u32), through.map(0, SIZE as u32)), (none.to_vec(), none.to_vec()));
 
-    // Another table of the same snapshot changes nothing.
+    // Another table of the same snapshot does not change the map.
     let table = server.says(&["table", "s"]);
     server.says(&["load", "s", "--table", table.trim()]);
-    // One that waits to take the snapshot over has no map yet, whatever device it waits in.
+    // A snapshot that waits for a handover has no map yet.
     let waiting = DirtyMapClient::dial(&server.nbd).list("disk", &["qemu:"]);
     assert_eq!(waiting, Ok(vec![context("s"), context("other")]));
     server.says(&["resume", "s"]);
     assert_eq!((maps.map(0, SIZE as u32), through.map(0, SIZE as u32)), (none.to_vec(), none.to_vec()));
 
-    // Between the choice and the begin; and another one of that name is another instant.
+    // The snapshot is removed between SET_META_CONTEXT and GO. A new snapshot with the same name
+    // does not match.
     let mut late = DirtyMapClient::dial(&server.nbd);
     assert_eq!(late.set("disk", &[&context("s")]), Ok(vec![context("s")]));
     server.says(&["snapshot", "remove", "s"]);
@@ -208,8 +210,8 @@ fn a_map_that_is_gone_is_all_dirty() {
     assert_eq!(DirtyMapClient::of(&server.nbd, "disk", "s").map(0, SIZE as u32), none);
     assert_eq!(still.map(0, SIZE as u32), none);
 
-    // An origin that is merged into has changed all over, and has no maps; behind that it has those
-    // that are left, with what came back.
+    // While a snapshot is merged into the origin, everything is dirty and the origin has no maps.
+    // Afterwards it has the remaining maps, with the merged changes.
     write(&mut Client::connect(&server.nbd, "s"), &[MIB]);
     drop((maps, through, late));
     let mut merged = DirtyMapClient::of(&server.nbd, "disk", "s");
@@ -219,7 +221,7 @@ fn a_map_that_is_gone_is_all_dirty() {
     let mut lists = DirtyMapClient::dial(&server.nbd);
     assert_eq!(lists.list("disk", &["qemu:"]), Ok(vec![context("other")]));
 
-    // A table that is no origin's knows nothing; nor does another disk.
+    // A table that is no snapshot-origin has no maps; nor has another disk.
     drop((merged, lists));
     std::fs::File::create(folder.path().join("new.img")).unwrap().set_len(SIZE).unwrap();
     let new = format!("0 16384 linear {} 0", folder.path().join("new.img").display());
@@ -228,7 +230,7 @@ fn a_map_that_is_gone_is_all_dirty() {
     assert_eq!(still.map(0, SIZE as u32), all);
 }
 
-/// While a merge is under way the origin is something else at each moment.
+/// During a merge the content of the origin changes all the time.
 #[test]
 fn a_merge_under_way_is_all_dirty() {
     let (folder, server) = served("disk");
@@ -236,7 +238,7 @@ fn a_merge_under_way_is_all_dirty() {
         server.says(&["snapshot", "create", name, "--of", "disk"]);
     }
     let mut writer = Client::connect(&server.nbd, "s");
-    // Half of it, in runs that one answer has room for.
+    // Half of the origin, in so few ranges that one reply holds them.
     let half = (0..SIZE / 4096).filter(|chunk| chunk / 32 % 2 == 0);
     half.for_each(|chunk| write(&mut writer, &[chunk * 4096]));
     drop(writer);
@@ -251,7 +253,7 @@ fn a_merge_under_way_is_all_dirty() {
         let under_way = server.says(&["table", "disk"]).contains("snapshot-merge");
         if under_way {
             begun = true;
-            // It may be over by now.
+            // The merge may have ended by now.
             let out = server.verb(&["snapshot", "diff", "other"]);
             let said = text(&out.stderr);
             assert!(out.status.success() || said.contains("is being merged into its origin"), "{said}");
@@ -280,8 +282,8 @@ fn an_invalid_snapshot_has_no_map() {
     assert_eq!(lists.set("disk", &[&context("s")]), Ok(Vec::new()));
 }
 
-/// What was acknowledged before a map was asked for is in it: two writers, each of which asks for
-/// what it has just written, and snapshots that come and go.
+/// A map contains all writes that were acknowledged before the query. Two writers query what they
+/// have just written, while snapshots are created and removed.
 #[test]
 fn a_map_lacks_nothing_that_was_acknowledged() {
     let (_folder, server) = served("disk");
@@ -314,7 +316,7 @@ fn a_map_lacks_nothing_that_was_acknowledged() {
     assert_eq!(DirtyMapClient::of(&server.nbd, "disk", "base").map(0, SIZE as u32), [(SIZE as u32, 1)]);
 }
 
-/// Names may be anything that a device may be called; who asks for anything else gets nothing.
+/// Snapshots may have any valid device name. A query for anything else returns nothing.
 #[test]
 fn names_and_clients_of_all_kinds() {
     let (_folder, server) = served("disk");
@@ -331,7 +333,7 @@ fn names_and_clients_of_all_kinds() {
     for query in ["", "qemu", "qemu:dirty-bitmap", "qemu:dirty-bitmap:none", "qemu:allocation-depth", "a b"] {
         assert_eq!(lists.set("disk", &[query]), Ok(Vec::new()), "{query:?}");
     }
-    // More queries than there can be contexts, in one option and in many.
+    // More queries than there can be contexts, in one option and in several.
     let option = |queries: &[String]| {
         ClientOption::SetMetaContext(MetaRequest { name: "disk".into(), queries: queries.to_vec() })
     };
@@ -343,7 +345,8 @@ fn names_and_clients_of_all_kinds() {
     assert_eq!(lists.list("disk", &["base:"]), Ok(vec!["base:allocation".into()]));
 }
 
-/// A thousand instants of one disk are listed; who wants more than a few at a time is refused.
+/// A thousand maps of one disk are listed. A client that chooses more than a few at a time is
+/// refused.
 #[test]
 fn a_thousand_maps() {
     let (_folder, server) = served("disk");

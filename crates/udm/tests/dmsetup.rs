@@ -1,7 +1,8 @@
-//! udm called as `dmsetup` answers as dmsetup did: a script that was recorded with a real kernel
-//! (`data/dmsetup_transcript.txt`, whose head says how), command by command, byte for byte: standard
-//! output, standard error, exit status. Device numbers are the same, since devices come in the same
-//! order; what else differs is in [`OTHERWISE`] and [`is_read_ahead_line`].
+//! udm called as `dmsetup` gives the answers of dmsetup. A recording with a real kernel
+//! (`data/dmsetup_transcript.txt`, whose head says how it was made) is compared command by command,
+//! byte for byte: standard output, standard error and exit status. Device numbers are equal,
+//! because devices are created in the same order. Differences are listed in [`OTHERWISE`] and
+//! [`is_read_ahead_line`].
 
 mod support;
 
@@ -12,11 +13,11 @@ use support::{Server, UDM, text};
 use tempfile::TempDir;
 
 const TRANSCRIPT: &str = include_str!("data/dmsetup_transcript.txt");
-/// Selections by regular expressions, and reports that are repeated.
+/// Selections by regular expressions, and repeated reports.
 const REPORTS: &str = include_str!("data/dmsetup_reports.txt");
 
-/// Commands to which udm answers otherwise: how a command ends or is called, what udm prints of it,
-/// and why.
+/// Commands with a different answer in udm: the end or the name of the command, the output of udm,
+/// and the reason.
 const OTHERWISE: &[(&str, &str, &str)] = &[
     ("dmsetup ls --tree -o ascii,compact,inverted,nodevice", NO_TREE, "what is not shown has no tree"),
     ("dmsetup ls --tree -o inverted,nodevice", NO_TREE, "what is not shown has no tree"),
@@ -65,23 +66,23 @@ const TARGETS: &str = "|delay            v1.4.0\n|dust             v1.0.0\n|erro
                        |linear           v1.4.0\n|log-writes       v1.1.0\n|multipath        v1.14.0\n|snapshot         v1.16.0\n\
                        |snapshot-merge   v1.5.0\n|snapshot-origin  v1.9.0\n|striped          v1.6.0\n|zero             v1.2.0\n";
 
-/// Read ahead is a block device's of the kernel, and udm has none: dmsetup leaves the line out too
-/// where it finds none, and says so where a device has no node to ask.
+/// True for a line about read-ahead, which udm does not have. dmsetup omits the line if the value
+/// is unknown, and prints an error if the device has no node.
 fn is_read_ahead_line(line: &str) -> bool {
     line.starts_with("|Read Ahead:") || line.starts_with("!/dev/mapper/") && line.contains(": open failed:")
 }
 
-/// With read ahead as where there is none.
+/// The answer with a read-ahead of 0.
 fn without_read_ahead(answer: &str) -> String {
     answer.replace("   256\n", "     0\n")
 }
 
-/// A command and what it was answered, as the transcript has them.
+/// A command and its answer, from the recording.
 #[derive(Clone)]
 struct RecordedCommand {
     command: String,
     answer: String,
-    /// Nothing was there before it.
+    /// No devices existed before the command.
     is_first: bool,
 }
 
@@ -110,7 +111,7 @@ fn parse_transcript(transcript: &str) -> Vec<RecordedCommand> {
     all
 }
 
-/// As the transcript would have it.
+/// Formats output like the recording.
 fn shown(out: &Output) -> String {
     let mut shown = String::new();
     for (mark, bytes) in [('|', &out.stdout), ('!', &out.stderr)] {
@@ -129,7 +130,7 @@ fn shown(out: &Output) -> String {
     shown
 }
 
-/// A folder with three disks, and udm as `dmsetup`.
+/// A folder with three disks, and udm under the name `dmsetup`.
 struct DmsetupFixture {
     server: Server,
     folder: TempDir,
@@ -179,7 +180,7 @@ fn a_script_gets_the_answers_of_dmsetup() {
             }
             None => answer,
         };
-        // A deferred removal follows the last close, in the kernel as here.
+        // A deferred removal happens some time after the last close, in the kernel as in udm.
         for _ in 0..50 {
             if got == wanted || !command.starts_with("dmsetup info ") {
                 break;
@@ -197,7 +198,8 @@ fn a_script_gets_the_answers_of_dmsetup() {
     assert!(all.len() > 400, "{} commands", all.len());
 }
 
-/// What dmsetup said of 117 tables, good and bad, is what udm says as dmsetup (Linux 6.12's errnos).
+/// udm as dmsetup gives the recorded answers for 117 valid and invalid tables (with errnos of Linux
+/// 6.12).
 #[test]
 fn bad_tables_get_dmsetups_answers() {
     let world = DmsetupFixture::new();
@@ -205,12 +207,12 @@ fn bad_tables_get_dmsetups_answers() {
     for line in include_str!("../../udm-targets/tests/data/bad_tables.jsonl").lines() {
         let row: serde_json::Value = serde_json::from_str(line).unwrap();
         let table = row["table"].as_str().unwrap();
-        // Not every machine has one, without a file as there.
+        // `/dev/loop1` does not exist on every machine.
         if table.contains("/dev/loop1") {
             continue;
         }
         rows += 1;
-        // A disk that keeps nothing, as the kernel's had been.
+        // Empties the disks, because those of the recording were empty.
         for disk in 0..3 {
             let disk =
                 std::fs::File::options().write(true).open(world.folder.path().join(format!("nullb{disk}")));
@@ -238,7 +240,7 @@ fn bad_tables_get_dmsetups_answers() {
     assert_eq!(rows, 117);
 }
 
-/// A report is made anew each time, in columns that do not get narrower again.
+/// Each report shows the present state; columns never become narrower.
 #[test]
 fn a_report_is_made_again_as_things_are_then() {
     let world = DmsetupFixture::new();
@@ -254,7 +256,7 @@ fn a_report_is_made_again_as_things_are_then() {
     assert_eq!(shown(&world.sh("dmsetup ls --count 2")), refused);
 }
 
-/// Nobody serves: it is said, once, and is no crash.
+/// Without a server, a command prints one error and does not crash.
 #[test]
 fn without_a_server_commands_fail() {
     let world = DmsetupFixture::new();
@@ -264,7 +266,7 @@ fn without_a_server_commands_fail() {
     assert_eq!(shown(&out), wanted);
 }
 
-/// What both faces print is the same, and what one prints the other takes.
+/// Commands of udm and dmsetup print the same, and each reads the output of the other.
 #[test]
 fn udm_prints_the_same() {
     let world = DmsetupFixture::new();
@@ -309,7 +311,7 @@ fn udm_prints_the_same() {
     assert!(!world.server.says(&["ls"]).contains("never"));
 }
 
-/// A table that is loaded read-only lets nothing be written, also where what lies below could be.
+/// A device with a read-only table rejects writes, even if the disk below is writable.
 #[test]
 fn what_is_loaded_read_only_is_not_written_to() {
     let world = DmsetupFixture::new();

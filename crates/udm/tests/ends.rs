@@ -1,5 +1,5 @@
-//! How a server ends: at once when it can, with a word and a limit when it can't, and at once all
-//! the same when it is told twice.
+//! The shutdown of a server: at once if possible, with a message and a time limit if not, and at
+//! once after a second signal.
 
 mod support;
 
@@ -15,9 +15,8 @@ use udm_wire::nbd::{Command, ESHUTDOWN};
 /// A disk on which every request takes an hour.
 const HUNG: &str = "d=0 2048 linear null:size=1M,irqmode=2,completion_nsec=3600000000000 0";
 
-/// Requests that wait for something that nobody will do any more: no path, a suspended device (also
-/// below another). They fail, those that are merely delayed are served, and the server ends in good
-/// order.
+/// Requests that nothing can complete any more: no path, or a suspended device, also below another
+/// one. They fail, delayed requests complete, and the shutdown is regular.
 #[test]
 fn what_is_held_does_not_hold_up_the_end() {
     let mp = "mp=0 2048 multipath 1 queue_if_no_path 0 1 1 round-robin 0 1 1 mem:1M 1";
@@ -37,7 +36,7 @@ fn what_is_held_does_not_hold_up_the_end() {
         c.ask(Command::Read, 0, 512);
         c.ask(Command::Write, 0, 512);
     }
-    // Until they are where they wait. No status says so for all of them.
+    // Waits until the requests are queued. For some of them there is no status.
     until("the requests wait", || {
         let status = udm(&["status", "slow"])
             .env("UDM_SOCKET", server.folder.path().join("control.sock"))
@@ -48,7 +47,7 @@ fn what_is_held_does_not_hold_up_the_end() {
     std::thread::sleep(Duration::from_millis(100));
     server.signal(Signal::TERM);
     for (i, c) in clients.iter_mut().enumerate() {
-        // Of the delayed ones the read comes first, as it does in its queue.
+        // The read is the first of the delayed requests, as in its queue.
         let errors = [c.error(), c.error()];
         assert_eq!(errors, if i == 3 { [0, 0] } else { [ESHUTDOWN, ESHUTDOWN] }, "client {i}");
     }
@@ -57,7 +56,7 @@ fn what_is_held_does_not_hold_up_the_end() {
     assert!(!server.said().contains("udm: left"), "{}", server.said());
 }
 
-/// Storage that hangs: it is said what is waited for, and a second signal is the end.
+/// With storage that hangs, the server says that it waits, and a second signal ends it.
 #[test]
 fn a_second_signal_ends_at_once() {
     for (signal, status) in [(Signal::INT, 130), (Signal::TERM, 143)] {
@@ -84,13 +83,13 @@ fn the_end_has_a_limit_and_says_what_it_leaves() {
     assert_eq!(server.wait().code(), Some(1));
     let said = server.said();
     assert!(
-        said.contains("udm: left after 1 s without an answer: 1 request on d; what was flushed is safe; "),
+        said.contains("udm: stopped waiting after 1 s: 1 request on d; flushed data is safe; "),
         "{said}"
     );
     assert!(server.is_clean());
 }
 
-/// A client that takes no answers, and one that says nothing, do not hold up the end for long.
+/// A client that reads no replies and one that sends nothing do not delay the shutdown for long.
 #[test]
 fn idle_and_deaf_clients_do_not_hold_up_the_end() {
     let mut server = ShutdownServer::start(&["--stop-timeout", "60"], &["d=0 65536 linear null:size=32M 0"]);
@@ -105,8 +104,8 @@ fn idle_and_deaf_clients_do_not_hold_up_the_end() {
     drop((idle, deaf, silent));
 }
 
-/// Writes that were acknowledged are there after the end, flushed or not: the system's page cache
-/// has them.
+/// Acknowledged writes survive the end of the server, flushed or not: they are in the system's page
+/// cache.
 #[test]
 fn what_was_acknowledged_is_there_after_the_end() {
     let image = tempfile::NamedTempFile::new().unwrap();

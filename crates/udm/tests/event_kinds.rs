@@ -1,5 +1,5 @@
-//! Kinds of change that take some doing: paths that are held, refused or slow, merges, stripes; and
-//! who listens and reads nothing.
+//! Events that need some preparation: paths that are held, refused or slow, merges, stripes; and
+//! listeners that read nothing.
 
 mod support;
 
@@ -27,7 +27,7 @@ fn disks(names: &[&str]) -> (TempDir, Vec<String>) {
     (folder, paths)
 }
 
-/// The next change of this kind.
+/// Waits for the next event of a kind.
 fn next(listener: &mut EventListener, kind: &str) -> Value {
     loop {
         let event = listener.next();
@@ -71,7 +71,7 @@ fn a_path_that_is_held_and_one_that_is_refused() {
     let table = format!("mp=0 2048 multipath 0 0 1 1 round-robin 0 2 1 {} 1 {} 1", disks[0], disks[1]);
     let server = Server::start_with(&[&table], &["--check-paths", "1"]);
     let mut listener = EventListener::start(&server, None);
-    // What is held had failed before: the first is answered by the next check.
+    // The file becomes too short, so the next check refuses the failed path.
     set_len(&disks[0], 4096);
     server.says(&["message", "mp", "0", "fail_path", "253:0"]);
     let refused = next(&mut listener, "path-refused");
@@ -108,7 +108,7 @@ fn a_slow_path_is_ejected_and_admitted_again() {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| read_until(&server, "mp", &done));
-        // Whatever becomes of the test, the reader ends.
+        // Ends the reader even if the test fails.
         let _end = SetOnDrop(&done);
         let ejected = next(&mut listener, "path-ejected");
         assert_eq!((&ejected["device"], &ejected["path"]), (&"mp".into(), &"254:0".into()));
@@ -118,16 +118,16 @@ fn a_slow_path_is_ejected_and_admitted_again() {
         server.says(&["rename", "slow", "mended"]);
         let admitted = next(&mut listener, "path-admitted");
         assert_eq!(admitted["path"], "254:0");
-        // By the name that it has now, in the log too.
+        // The event and the log use the new name.
         let said = "path 254:0 (mended) is no slower than the others: in use again";
         assert_eq!(line(&admitted), said);
-        // A thread of its own writes that.
+        // The log is written by another thread.
         let said = format!("multipath: mp: {said}\n");
         until("the line in the log", || server.log().contains(&said).then_some(()));
     });
 }
 
-/// Sets it when it goes.
+/// Sets the flag when it is dropped.
 struct SetOnDrop<'a>(&'a AtomicBool);
 
 impl Drop for SetOnDrop<'_> {
@@ -150,7 +150,7 @@ fn a_merge_that_fails_and_one_that_is_done() {
     (0..16).for_each(|at| assert_eq!(client.write(at * 16), 0));
     drop(client);
     until("the end of the client", || server.verb(&["remove", "s"]).status.success().then_some(()));
-    // The origin takes no writes.
+    // The origin rejects writes.
     let failing = format!("0 2048 flakey {} 0 0 60 1 error_writes", disks[0]);
     server.says(&["load", "low", "--table", &failing]);
     server.says(&["resume", "low"]);
@@ -160,7 +160,7 @@ fn a_merge_that_fails_and_one_that_is_done() {
     assert_eq!((&failed["device"], line(&failed)), (&"o".into(), "the merge has stopped: an I/O error"));
     server.says(&["load", "low", "--table", &low]);
     server.says(&["resume", "low"]);
-    // It goes on at the next resume.
+    // The merge continues at the next resume.
     server.says(&["suspend", "o"]);
     server.says(&["resume", "o"]);
     let done = next(&mut listener, "merge-done");
@@ -186,14 +186,15 @@ fn a_stripe_that_fails() {
     assert_eq!(listener.kinds(1), ["d event"]);
 }
 
-/// Whether the other end has hung up.
+/// True if the server has closed the connection.
 fn is_hung_up(listener: &EventListener) -> bool {
     let mut fds = [PollFd::new(listener.0.get_ref(), PollFlags::empty())];
     poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap();
     fds[0].revents().contains(PollFlags::HUP)
 }
 
-/// One that reads nothing for 30 s is hung up on; who reads stays, also where nothing is said.
+/// A listener that reads nothing for 30 s is disconnected. A listener that reads stays connected,
+/// even without events.
 #[test]
 fn who_reads_nothing_is_hung_up_on() {
     let name = "x".repeat(120);
@@ -204,12 +205,12 @@ fn who_reads_nothing_is_hung_up_on() {
         assert_eq!(server.http("DELETE", &slot, "").0, 204);
     };
     let deaf = EventListener::start(&server, None);
-    // More than lies between the two.
+    // More events than the two socket buffers hold.
     (0..1000).for_each(|_| change());
     let mut quiet = EventListener::start(&server, None);
     assert!(!is_hung_up(&deaf));
     std::thread::scope(|scope| {
-        // Each comment is a line, and it is told a change in the end.
+        // Each comment is a line; at the end an event arrives.
         let hears = scope.spawn(|| quiet.kinds(1));
         until("that it is hung up on", || is_hung_up(&deaf).then_some(()));
         change();

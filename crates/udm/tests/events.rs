@@ -1,4 +1,4 @@
-//! Changes of state as they come: `/v1/events` and `udm events`.
+//! The stream of events: `/v1/events` and `udm events`.
 
 mod support;
 
@@ -13,7 +13,7 @@ use support::nbd::Client;
 use support::servers::Nbdkit;
 use support::{Server, has, signal, text, udm, until};
 
-/// How many clients may wait or listen at a time.
+/// Maximum number of clients that wait or listen at a time.
 const WAITS_MAX: usize = 128;
 
 fn id(event: &Value) -> u64 {
@@ -55,7 +55,7 @@ fn each_change_once_and_in_order() {
             "other removed"
         ]
     );
-    // What nothing came of is not told, and each has the next number.
+    // Commands without effect cause no event, and event numbers have no gaps.
     assert!(all.windows(2).all(|pair| id(&pair[1]) == id(&pair[0]) + 1), "{all:?}");
     assert!(all.windows(2).all(|pair| pair[0]["time_ms"].as_u64() <= pair[1]["time_ms"].as_u64()));
     assert_eq!(
@@ -63,7 +63,8 @@ fn each_change_once_and_in_order() {
         (&"u".into(), &1.into(), &"it was called d".into())
     );
 
-    // Whoever comes back goes on behind what he has; whoever has heard another server is told so.
+    // A client that reconnects continues after its last event. A client with a number of another
+    // server receives `lost`.
     let mut again = EventListener::start(&server, Some(id(&all[7])));
     assert_eq!(again.kinds(2), ["e removed", "other removed"]);
     let mut stranger = EventListener::start(&server, Some(7));
@@ -113,7 +114,7 @@ fn a_path_that_dies_and_returns() {
     kits[0].again();
     let returned = listener.until("path-reinstated");
     assert!(!returned.contains(&"path-failed".to_owned()), "once: {returned:?}");
-    // An administrator's word, and what the checker says of it.
+    // The command of an administrator, and the checker's event about it.
     server.says(&["multipath", "fail", "path", "253:1"]);
     let all = listener.until("path-failed");
     assert!(all.iter().all(|kind| kind.starts_with("path-") || kind == "event"), "{all:?}");
@@ -130,8 +131,8 @@ fn snapshots_that_end() {
     assert_eq!(all.iter().filter(|kind| *kind == "snapshot-invalid").count(), 1);
 }
 
-/// A reader that has stopped reading keeps nobody waiting, and is told what it has lost when it
-/// reads again.
+/// A listener that does not read delays nobody. When it reads again, it receives the number of lost
+/// events.
 #[test]
 fn who_is_slow_loses() {
     let server = Server::start(&["d=0 8 zero"]);
@@ -157,7 +158,7 @@ fn who_is_slow_loses() {
     assert!(seen.windows(2).all(|pair| pair[0] < pair[1]));
 }
 
-/// As many as may wait, and the others are refused, hold up nobody, and leave their places.
+/// The number of listeners is limited. Others are refused, delay nobody, and free their slots.
 #[test]
 fn places_are_bounded() {
     let server = Server::start(&["d=0 8 zero"]);
@@ -165,7 +166,7 @@ fn places_are_bounded() {
     let (status, _, body) = server.http("GET", "/v1/events", "");
     assert!(status == 409 && body.contains("128 clients wait for events already"), "{body}");
     assert!(server.refuses(&["events"]).contains("128 clients wait for events already"));
-    // Newcomers find seats, though all the others say nothing: those who listen keep theirs.
+    // New clients get connection slots although all the others are idle; listeners keep theirs.
     let crowd: Vec<UnixStream> = (0..200).map(|_| UnixStream::connect(&server.socket).unwrap()).collect();
     server.says(&["rename", "d", "e"]);
     for listener in &mut all {
@@ -199,7 +200,7 @@ fn a_verb_prints_them() {
     let out = server.says(&["events", "--json", "--after", &before.to_string(), "-n", "1"]);
     let event: Value = serde_json::from_str(out.trim_end()).unwrap();
     assert_eq!((id(&event), out.lines().count()), (before + 1, 1));
-    // Only one device, and as it comes.
+    // Only events of one device, printed as they occur.
     let mut child = events(&server, &["other", "--after", &before.to_string()]);
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     server.says(&["create", "other", "--notable"]);
@@ -208,13 +209,13 @@ fn a_verb_prints_them() {
     child.wait().unwrap();
 }
 
-/// As in `udm events | head -1`: with its reader it ends, though nothing more happens.
+/// As in `udm events | head -1`: the program ends with its reader, even without another event.
 #[test]
 fn it_ends_with_its_reader() {
     let server = Server::start(&["d=0 8 zero"]);
     let mut verb = events(&server, &[]);
     let mut lines = BufReader::new(verb.stdout.take().unwrap()).lines();
-    // Whatever comes before it listens is not told.
+    // Events before the subscription are not printed.
     let stop = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -228,7 +229,7 @@ fn it_ends_with_its_reader() {
     });
     assert!(verb.try_wait().unwrap().is_none());
     drop(lines);
-    // The server's next comment is as far away as can be.
+    // The next comment of the server has just been sent, so it is 10 s away.
     let begin = Instant::now();
     assert!(until("its end", || verb.try_wait().unwrap()).success());
     assert!(begin.elapsed() < Duration::from_secs(8), "it has waited for the server to say something");
@@ -242,7 +243,7 @@ fn it_does_not_hold_up_the_end() {
     signal(Pid::from_child(&server.child), Signal::TERM);
     until("its end", || server.child.try_wait().unwrap());
     assert!(server.child.wait().unwrap().success(), "{}", server.log());
-    // What the end itself changes is told, as far as that gets.
+    // Changes made by the shutdown are reported as far as possible.
     let mut rest = Vec::new();
     listener.0.get_mut().set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     let _ = listener.0.read_to_end(&mut rest);

@@ -1,5 +1,5 @@
-//! A command line of fio's, pasted behind `udm bench`, and fio's example jobs: each runs as with
-//! fio, or is refused by the name of an option.
+//! A command line of fio given to `udm bench`, and fio's example jobs: each runs as with fio, or is
+//! refused with the name of an option.
 
 mod support;
 
@@ -12,7 +12,7 @@ use support::{has, report_skip, text, udm, until};
 
 const MIB: u64 = 1 << 20;
 
-/// What came of a command: its status, its standard output, and what it said.
+/// Status, standard output and standard error of a command.
 fn outcome(mut command: Command, folder: &Path) -> (Option<i32>, String, String) {
     let out = command.current_dir(folder).output().unwrap();
     (out.status.code(), text(&out.stdout), text(&out.stderr))
@@ -24,7 +24,7 @@ fn line(program: &str, words: &str) -> Command {
     command
 }
 
-/// Requests and bytes of each job, with its name.
+/// The name of each job, and its requests and bytes.
 fn moved(out: &str) -> Vec<(String, Vec<(u64, u64)>)> {
     let report: Value = serde_json::from_str(&out[out.find('{').unwrap_or(0)..]).unwrap_or_default();
     let number = |value: &Value| value.as_u64().unwrap_or_default();
@@ -57,7 +57,7 @@ fn pasted_lines_move_what_fio_moves() {
     for words in LINES {
         let run = |program: &str| {
             let folder = tempfile::tempdir().unwrap();
-            // fio takes a percentage of what is there.
+            // fio takes a percentage of the existing size.
             if words.contains("33%") {
                 fs::write(folder.path().join("f"), vec![1; 2 * MIB as usize]).unwrap();
             }
@@ -76,7 +76,7 @@ fn pasted_lines_move_what_fio_moves() {
     }
 }
 
-/// Whether a program has its file open past the page cache.
+/// True if a program has its file open with `O_DIRECT`; `None` if the file is not open.
 fn is_open_direct(child: &Child, file: &Path) -> Option<bool> {
     let folder = PathBuf::from(format!("/proc/{}", child.id()));
     let mut found = None;
@@ -92,7 +92,7 @@ fn is_open_direct(child: &Child, file: &Path) -> Option<bool> {
     found
 }
 
-/// `direct` on the line and in a job file is `O_DIRECT` of the file.
+/// `direct` in the command line or in a job file opens the file with `O_DIRECT`.
 #[test]
 fn direct_is_direct() {
     let folder = tempfile::tempdir().unwrap();
@@ -115,8 +115,8 @@ fn direct_is_direct() {
             let said = text(&bench.wait_with_output().unwrap().stderr);
             match is {
                 Some(is) => assert_eq!(is, want, "{words}"),
-                // A file system without it says so.
-                None => assert!(want && said.contains("takes no O_DIRECT"), "{words}: {said}"),
+                // A file system without `O_DIRECT` gives an error.
+                None => assert!(want && said.contains("does not support O_DIRECT"), "{words}: {said}"),
             }
         }
     }
@@ -145,8 +145,7 @@ fn what_udm_does_not_have_is_named_with_the_way_out() {
     }
 }
 
-/// A multipath device that queues without a path: the run time ends its load, and so does one
-/// signal.
+/// A device that completes nothing: the load ends at its run time, or at the first signal.
 #[test]
 fn a_device_that_answers_nothing_does_not_hold_a_bench() {
     let start = |more: &str| {
@@ -175,7 +174,7 @@ fn a_device_that_answers_nothing_does_not_hold_a_bench() {
     }
 }
 
-/// fio's example jobs, where its package or its source has them.
+/// fio's example jobs, from its package or its source.
 fn examples() -> Vec<PathBuf> {
     let source = std::env::var_os("FIO_SOURCE").map(PathBuf::from);
     let folders = source.iter().flat_map(|source| [source.join("examples"), source.join("t/jobs")]);
@@ -188,7 +187,7 @@ fn examples() -> Vec<PathBuf> {
     all
 }
 
-/// Jobs of this kind, for where fio's own are not to be had.
+/// Similar jobs, for machines without fio's examples.
 const OWN: [(&str, &str); 8] = [
     (
         "[global]\nioengine=libaio\ndirect=1\niodepth=16\nname=all\n[r]\nrw=randread\n[w]\nrw=randwrite\nstonewall\n",
@@ -206,7 +205,7 @@ const OWN: [(&str, &str); 8] = [
     ("[s]\nrw=read:8k\n", "rw"),
 ];
 
-/// The same jobs, made small: each section moves up to 256 KiB of a file of 1 MiB.
+/// The same jobs, reduced: each section moves up to 256 KiB of a file of 1 MiB.
 fn small(job: &str) -> String {
     let limits = "filename=f\nsize=1m\nfilesize=1m\noffset=0\nio_size=256k\nruntime=5\ntime_based=0\nramp_time=0\n\
                   loops=1\nnumber_ios=0\nnumjobs=1\nrate=0\nrate_iops=0\nthinktime=0\n";
@@ -246,7 +245,7 @@ fn each_example_runs_as_with_fio_or_is_refused_by_name() {
             let theirs = tempfile::tempdir().unwrap();
             fs::write(theirs.path().join("job.fio"), small(&job)).unwrap();
             let (fios, report, _) = outcome(line("fio", "job.fio --output-format=json"), theirs.path());
-            // What this machine's fio can't run says nothing about udm.
+            // A job that this machine's fio cannot run is not compared.
             if fios == Some(0) {
                 let all = |jobs: &[(String, Vec<(u64, u64)>)]| {
                     jobs.iter()
@@ -255,7 +254,7 @@ fn each_example_runs_as_with_fio_or_is_refused_by_name() {
                 };
                 let (ours, fios) = (all(&moved(&out)), all(&moved(&report)));
                 assert_eq!(ours.len(), fios.len(), "{name}\n{said}");
-                // The last request may be a long one, where lengths are drawn.
+                // With random lengths, the last request may be long.
                 let near = |a: u64, b: u64| a.abs_diff(b) <= 64 << 10;
                 let same = ours.iter().zip(&fios).all(|(a, b)| a.0 == b.0 && near(a.1, b.1));
                 assert!(same, "{name}: {ours:?}, fio {fios:?}\n{said}");
@@ -285,7 +284,8 @@ fn each_example_runs_as_with_fio_or_is_refused_by_name() {
     }
 }
 
-/// A file that is too short is made as long as fio makes it, and one that is longer stays.
+/// A file that is too short is extended to the length that fio gives it; a longer file is
+/// unchanged.
 #[test]
 fn files_are_laid_out() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! fio's words for lengths, amounts, rates, percentiles and CPUs, beside fio itself.
+//! fio's options for lengths, amounts, rates, percentiles and CPUs, compared with fio itself.
 
 mod support;
 
@@ -36,7 +36,7 @@ fn moved(report: &Value) -> Vec<(String, [(u64, u64); 2])> {
     jobs.map(|job| (job["jobname"].as_str().unwrap().to_owned(), of(job))).collect()
 }
 
-/// Two lengths a job, so that requests and bytes say how many had each; or all that there are.
+/// Two lengths per job, so that requests and bytes give the number of each; or all lengths.
 const LENGTHS: &str = r"
 [global]
 ioengine=psync
@@ -124,7 +124,7 @@ fn lengths_are_drawn_as_fio_draws_them() {
     assert_eq!(ours.len(), fios.len());
     for ((name, ours), (_, fios)) in ours.iter().zip(&fios) {
         for (ours, fios) in ours.iter().zip(fios) {
-            // Some thousands each: eight standard deviations and more.
+            // Some thousands of requests each: the tolerance is at least eight standard deviations.
             let near = |a: u64, b: u64| a.abs_diff(b) as f64 <= 0.1 * a.max(b) as f64;
             assert!(near(ours.0, fios.0) && near(ours.1, fios.1), "{name}: {ours:?}, fio {fios:?}");
         }
@@ -173,7 +173,7 @@ percentile_list=0:50
 percentile_list=99:5:0:50
 ";
 
-/// Where each percentile stands in the text, without the latencies.
+/// The percentiles of the text report, without the latencies.
 fn percentile_lines(text: &str) -> Vec<String> {
     let lines = text.lines().filter(|line| line.contains(" percentiles (") || line.starts_with("     |"));
     let shape = |line: &str| {
@@ -181,7 +181,7 @@ fn percentile_lines(text: &str) -> Vec<String> {
         let line = units.iter().fold(line.to_owned(), |line, unit| line.replace(unit, "(unit)"));
         line.split('[').map(|part| part.split_once(']').map_or(part, |(_, rest)| rest)).collect::<String>()
     };
-    // How many stand on a line depends on how long the latencies are.
+    // The number of percentiles per line depends on the width of the latencies.
     let all: Vec<_> = lines.map(shape).collect();
     let joined = all.join("\n").replace("=,\n     |", "=,");
     joined.lines().map(str::to_owned).collect()
@@ -215,7 +215,7 @@ fn cpus_of(mut program: Child) -> Vec<String> {
     let mut found = Vec::new();
     while Instant::now() < until && found.len() < 2 {
         found.clear();
-        // The first thread is no job.
+        // The first thread runs no job.
         let threads = fs::read_dir(&tasks).into_iter().flatten().flatten();
         let jobs = threads.filter(|task| task.file_name() != *program.id().to_string());
         found.extend(jobs.filter_map(|task| busy_threads_cpus(&task.path())));
@@ -227,7 +227,7 @@ fn cpus_of(mut program: Child) -> Vec<String> {
     found
 }
 
-/// The CPUs that a thread may run on, where it has worked for some time.
+/// The CPUs that a thread may run on; `None` until it has used some CPU time.
 fn busy_threads_cpus(task: &Path) -> Option<String> {
     let stat = fs::read_to_string(task.join("stat")).ok()?;
     let fields: Vec<&str> = stat.rsplit(')').next()?.split_whitespace().collect();
@@ -256,7 +256,7 @@ fn cpus_are_shared_or_split() {
     ];
     let all = lists.map(ours);
     assert_eq!(all, ["0-1 0-1", "0 1", "0-1 0-1"]);
-    // fio reads 0:1 as 0, and ends at a gap. Whoever wrote that meant something else.
+    // fio reads 0:1 as 0, and stops at a gap. udm refuses both, since they are probably mistakes.
     let misread = [["--cpus_allowed=0:1"], ["--cpus_allowed=0,,1"]];
     for words in misread {
         let out = udm(&["bench", "--device", "null:size=4M"]).args(load).args(words).output().unwrap();
@@ -272,7 +272,7 @@ fn cpus_are_shared_or_split() {
     }
 }
 
-/// Each of the two directions of a mixed load has its own rate.
+/// Each direction of a mixed load has its own rate.
 const RATES: &str = r"
 [global]
 ioengine=psync
@@ -318,7 +318,7 @@ fn rates_are_of_directions() {
             .into_iter()
             .map(|(name, [(reads, _), (writes, _)])| {
                 assert_eq!(reads + writes, 600, "{name}");
-                // In tenths: what goes on without a limit has nearly all.
+                // In tenths, because a load without a limit completes nearly everything.
                 (name, (reads + 30) / 60)
             })
             .collect::<Vec<_>>()
@@ -331,7 +331,7 @@ fn rates_are_of_directions() {
     }
 }
 
-/// Random writes of 4 KiB, which show in a file of zeroes where they began.
+/// Random writes of 4 KiB to a file of zeroes, which show the alignment of the offsets.
 const ALIGNED: [(&str, u64); 5] = [
     ("bs=4k\nba=16k", 16 << 10),
     ("bs=4k\nblockalign=4k,32k\noffset=12k", 32 << 10),
@@ -360,14 +360,14 @@ fn alignment_is_where_fio_has_it() {
         if has("fio") {
             let (fios, fios_places) = run(&mut Command::new("fio"));
             assert_eq!(ours, fios, "{words}");
-            // Places are drawn, some of them twice.
+            // Offsets are random, and some occur twice.
             let near = places.abs_diff(fios_places) * 10 <= fios_places;
             assert!(near, "{words}: {places} places, fio {fios_places}");
         }
     }
 }
 
-/// What ends a load, on a file of 1 MiB.
+/// Options that end a load, on a file of 1 MiB.
 const AMOUNTS: [&str; 13] = [
     "io_size=3m",
     "io_size=3000k",
@@ -384,7 +384,7 @@ const AMOUNTS: [&str; 13] = [
     "io_size=3m\nsize=300k\noffset=70k\nloops=2",
 ];
 
-/// Requests and bytes in all are fio's, whatever the order and the lengths.
+/// The totals of requests and bytes are those of fio, for all orders and lengths.
 #[test]
 fn amounts_are_fios() {
     let orders = ["read", "randwrite", "randread\nnorandommap", "randrw", "randwrite\nba=8k"];

@@ -1,5 +1,4 @@
-//! Stores that grow, and stores that others change, with the program and clients that nobody here
-//! wrote.
+//! Stores that grow, and stores that other programs change, with the program and external clients.
 
 #[path = "../../udm-targets/tests/snapshot/reader.rs"]
 mod reader;
@@ -19,7 +18,7 @@ use udm_wire::nbd::Command as Nbd;
 
 const CHUNK: u64 = 4096;
 
-/// A folder with an image of `chunks` chunks, each of which says which it is.
+/// A folder with an image of `chunks` chunks; each chunk contains its number.
 fn image(chunks: u64) -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("disk.img");
@@ -46,7 +45,7 @@ fn bytes(server: &Server, name: &str) -> Vec<u8> {
     bytes
 }
 
-/// A store of an origin of `chunks` chunks, as a reader reads it that is not udm's.
+/// Reads a store of an origin of `chunks` chunks with a reader that is independent of udm.
 fn store(path: &Path, chunks: u64) -> ParsedStore {
     let file = File::open(path).unwrap();
     let size = file.metadata().unwrap().len() / 512;
@@ -108,7 +107,7 @@ fn a_small_store_grows_a_hundredfold_under_load_and_keeps_the_instant() {
     }
 }
 
-/// A tmpfs of 2 MiB, unmounted when it is dropped.
+/// A tmpfs of 2 MiB, unmounted on drop.
 struct SmallTmpfs(TempDir);
 
 impl SmallTmpfs {
@@ -132,7 +131,7 @@ impl Drop for SmallTmpfs {
 
 #[test]
 fn a_file_system_that_is_full_makes_writes_wait_until_there_is_room() {
-    // With a step that was asked for, and without: what the store has at first is set aside too.
+    // With an explicit step, and without: the initial size of the store is allocated too.
     for (chunks, other, grow) in [(256, 1536 << 10, Some("--grow=64k")), (384, 900 << 10, None)] {
         let Some(small) = SmallTmpfs::mount() else { return };
         let (_folder, disk) = image(chunks);
@@ -153,7 +152,7 @@ fn a_file_system_that_is_full_makes_writes_wait_until_there_is_room() {
             let said = until("a file system that is full", full);
             assert!(said.contains("No space left on device"), "{said}");
             assert!(!writer.is_finished() && state(&server) == "active");
-            // Room is made by somebody else, and told to nobody.
+            // Another program frees space, without a notification.
             std::fs::remove_file(at("other")).unwrap();
         });
         assert_eq!(warnings(&server).len(), 1, "{:?}", warnings(&server));
@@ -162,7 +161,7 @@ fn a_file_system_that_is_full_makes_writes_wait_until_there_is_room() {
     }
 }
 
-/// The longest file that the server may make from now on, and how far it may write in any.
+/// Limits the size of files that the server can write from now on.
 fn limit(server: &Server, bytes: Option<u64>) {
     let pid = Pid::from_child(&server.child);
     prlimit(Some(pid), Resource::Fsize, Rlimit { current: bytes, maximum: None }).unwrap();
@@ -182,7 +181,7 @@ fn growth_that_fails_ends_with_the_policy_and_one_line() {
         server.says(&[&create[..], extra.as_slice()].concat());
         message(&server, &format!("set on_full {policy}"));
         limit(&server, Some(100 << 10));
-        // Writes of the snapshot: for the origin's there is no overflow.
+        // Writes of the snapshot, because writes of the origin cause no overflow.
         let mut client = Client::connect(&server.nbd, if extra.is_some() { "s" } else { "disk" });
         let answers: Vec<_> = (0..20).map(|chunk| client.one(Nbd::Write, chunk * CHUNK, 4096)).collect();
         assert!(answers[..14].iter().all(|answer| *answer == 0), "{policy}: {answers:?}");
@@ -224,7 +223,7 @@ fn killed_while_it_grows_it_is_the_instant_when_it_comes_back() {
         let line = client.stream.try_clone().unwrap();
         let writer = std::thread::spawn(move || {
             for chunk in 0..CHUNKS {
-                // Until the server is gone.
+                // Until the server has ended.
                 let sent = client.head(Nbd::Write, (chunk * 37 + round) % CHUNKS * CHUNK, 4096);
                 if sent.and_then(|()| client.stream.write_all(&[1; 4096])).is_err() {
                     return;
@@ -236,7 +235,7 @@ fn killed_while_it_grows_it_is_the_instant_when_it_comes_back() {
         until("growth", || (len() >= last + (100 << 10) || len() > CHUNKS * CHUNK).then_some(()));
         server.child.kill().unwrap();
         server.child.wait().unwrap();
-        // The kernel may keep what the server had open for longer than it lives.
+        // The kernel may keep the server's descriptors longer than the process.
         let _ = line.shutdown(std::net::Shutdown::Both);
         writer.join().unwrap();
         lengths.push(len());
@@ -258,13 +257,13 @@ fn a_store_that_others_change_is_told_of_in_one_line() {
     let mut client = Client::connect(&server.nbd, "disk");
     let mut write = |chunk: u64| client.one(Nbd::Write, chunk * CHUNK, 4096);
     assert_eq!(write(0), 0);
-    // Longer: taken in when that is said.
+    // Longer: used after the message `grown`.
     cow.set_len(512 << 10).unwrap();
     message(&server, "grown");
     assert!(server.says(&["status", "s"]).contains("/1024 "));
     assert!((0..80).all(|chunk| write(chunk) == 0) && state(&server) == "active");
     assert_eq!(warnings(&server), [""; 0]);
-    // Shorter than what is in it: nothing takes the place of what is lost.
+    // Shorter than its data: lost chunks are not replaced by zeroes.
     cow.set_len(64 << 10).unwrap();
     let mut reader = Client::connect(&server.nbd, "s");
     assert_eq!(reader.one(Nbd::Read, 79 * CHUNK, 4096), 5);
@@ -274,7 +273,7 @@ fn a_store_that_others_change_is_told_of_in_one_line() {
     assert!(log.len() == 1 && log[0].contains("Invalidating snapshot: "), "{log:?}");
     assert_eq!(std::fs::metadata(folder.path().join("s.cow")).unwrap().len(), 64 << 10);
 
-    // Too small for anything, when it is loaded.
+    // Too short for any store at load time.
     let tiny = folder.path().join("tiny.cow");
     for (len, why) in [(4096, "a store has at least two chunks of 8 sectors"), (100, "shorter than a block")]
     {
@@ -288,7 +287,7 @@ fn a_store_that_others_change_is_told_of_in_one_line() {
     assert_eq!(said, "udm: u: mem:1M: only a regular file grows: Invalid argument\n");
 }
 
-/// What was cut off would read as zeroes once something behind it is written.
+/// The cut part would read as zeroes after a write beyond it.
 #[test]
 fn a_store_that_was_cut_is_found_out_though_writes_make_it_longer() {
     for (kind, header) in [(&[][..], Some(false)), (&["--transient"], None)] {
@@ -302,7 +301,7 @@ fn a_store_that_was_cut_is_found_out_though_writes_make_it_longer() {
             (Client::connect(&server.nbd, "disk"), Client::connect(&server.nbd, "s"));
         assert!((0..240).all(|chunk| origin.one(Nbd::Write, chunk * CHUNK, 4096) == 0));
         cow.set_len(64 << 10).unwrap();
-        // What is kept is written over, far behind what is left.
+        // Overwrites chunks far beyond the remaining part.
         let mut seen = Vec::new();
         until("an invalid snapshot", || {
             seen.push(snapshot.one(Nbd::Write, 200 * CHUNK, 4096));
@@ -318,7 +317,7 @@ fn a_store_that_was_cut_is_found_out_though_writes_make_it_longer() {
     }
 }
 
-/// The same where the end itself is written: it does not come back.
+/// The same, with a write to the very end of the store: the lost part does not come back.
 #[test]
 fn the_end_of_a_store_that_was_cut_stays_away() {
     let (folder, disk) = image(256);

@@ -1,4 +1,4 @@
-//! A server some of whose storage hangs: a mount whose file system, or what lies behind it, was
+//! A server with storage that hangs: a mount whose file system, or the server behind it, was
 //! stopped.
 
 mod support;
@@ -27,7 +27,8 @@ fn linear(file: &Path) -> String {
     format!("0 8 linear {} 0", file.display())
 }
 
-/// Loads and messages that name something on it wait, or are refused. Nobody else does.
+/// Loads and messages that name a file on the hung mount wait or are refused. All others are not
+/// delayed.
 #[test]
 fn storage_that_hangs_holds_up_nobody_else() {
     let Some(mount) = Mount::new() else { return };
@@ -38,7 +39,7 @@ fn storage_that_hangs_holds_up_nobody_else() {
     server.says(&["create", "used", "--table", &linear(&mount.file())]);
     mount.signal(Signal::STOP);
     let mut waiting = Vec::new();
-    // By a name that was used before, by its number, and by names that nobody has looked at yet.
+    // By a name that was used before, by device number, and by names that were not used before.
     for i in 0..12 {
         let names =
             [linear(&mount.file()), "0 8 linear 253:2 0".into(), linear(&mount.path().join(format!("n{i}")))];
@@ -63,14 +64,14 @@ fn storage_that_hangs_holds_up_nobody_else() {
         server.says(&["create", "new", "--table", "0 8 linear null:size=2M 0"]);
         server.says(&["remove", "new"]);
     }
-    // Closing it may take as long.
+    // Closing the file may hang as well.
     waiting.push(begin(&server, "DELETE", "/v1/devices/used", &json!(null)));
     until("the device is gone", || (!server.says(&["ls"]).contains("used")).then_some(()));
-    // Named as the table names it, what hangs can be failed and replaced.
+    // A path on the hung mount can be failed and replaced by its name in the table.
     let said =
         text(&server.verb(&["message", "mp", "0", "fail_path", mount.file().to_str().unwrap()]).stderr);
     assert!(said.contains("no path over device") && said.ends_with("Invalid argument\n"), "{said}");
-    // When it answers again, so does all that waited for it.
+    // When the storage answers again, all waiting requests complete.
     mount.signal(Signal::CONT);
     until("the loads that waited", || {
         let loaded = server.says(&["table", "d", "--inactive"]);
@@ -81,20 +82,20 @@ fn storage_that_hangs_holds_up_nobody_else() {
     server.says(&["remove", "d"]);
 }
 
-/// A request that the kernel does not give up holds on to the process, as it does after SIGKILL.
-/// For everybody else the server has ended: its words are said, its sockets are gone, its clients
-/// hear of it, and its status is the one that it left with.
+/// A request that hangs in the kernel keeps the process alive, even after SIGKILL. To everybody
+/// else the server has ended: its messages are printed, its sockets are removed, its clients are
+/// disconnected, and it has an exit status.
 #[test]
 fn what_the_kernel_does_not_give_up_holds_up_nobody_else() {
-    let limit = "udm: left after 2 s without an answer: 1 request on d; what was flushed is safe; \
-        the process goes when the kernel gives up what is left\n";
-    let second = "udm: ended at once; what was flushed is safe\n";
+    let limit = "udm: stopped waiting after 2 s: 1 request on d; flushed data is safe; \
+        the process ends when the kernel has completed its requests\n";
+    let second = "udm: ended at once; flushed data is safe\n";
     for (seconds, signals, said, status) in [("2", 1, limit, 1), ("3600", 2, second, 143)] {
         let Some(mount) = Mount::new() else { return };
         let devices = [&format!("d={}", linear(&mount.file())), "ok=0 8 linear mem:4k 0"];
         let mut server = ShutdownServer::start(&["--stop-timeout", seconds], &devices);
         let (mut hung, mut well) = (server.client("d"), server.client("ok"));
-        // The mount's server takes the request and passes it on to one that does not answer.
+        // The mount's server accepts the request and passes it on to a server that does not answer.
         mount.signal_behind(Signal::STOP);
         hung.ask(Command::Write, 0, 512);
         assert_eq!(well.write(0), 0);

@@ -1,4 +1,4 @@
-//! Ctrl-C and SIGTERM: what was measured is reported, and nothing is left behind.
+//! Ctrl-C and SIGTERM: the results so far are reported, and no files are left.
 
 mod support;
 
@@ -11,11 +11,11 @@ fn signal(child: &Child, name: &str) {
     assert!(Command::new("kill").args([name, &child.id().to_string()]).status().unwrap().success());
 }
 
-/// True when something handles the signals of `child` that end a program.
+/// True if `child` handles the signals that end a program.
 fn handles_signals(child: &Child) -> bool {
     let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
     let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap().trim();
-    // Bit 14 is SIGTERM's.
+    // Bit 14 stands for SIGTERM.
     u64::from_str_radix(caught, 16).unwrap() & 1 << 14 != 0
 }
 
@@ -38,7 +38,7 @@ fn a_bench_that_is_interrupted_reports_what_it_has() {
 
 #[test]
 fn the_second_signal_ends_a_bench_that_waits() {
-    // A request of a minute is in flight.
+    // A request of one minute is in flight.
     let mut bench = udm(&["bench", "--device", "null:size=1G,irqmode=2,completion_nsec=60000000000"]);
     let mut bench = bench.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     until("a bench that runs", || handles_signals(&bench).then_some(()));

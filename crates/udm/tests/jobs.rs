@@ -1,4 +1,4 @@
-//! Job files of fio's: `udm bench` and fio run the same file, and fio's own tools read the report.
+//! fio job files: `udm bench` and fio run the same file, and fio's own tools read the report.
 
 mod support;
 
@@ -9,8 +9,8 @@ use std::process::Command;
 use support::{has, report_skip, text, udm};
 use tempfile::TempDir;
 
-/// A file for both: an option that means nothing here, a variable, jobs beside and behind each
-/// other, groups.
+/// A file for both programs, with an option that udm ignores, a variable, jobs in parallel and in
+/// sequence, and groups.
 const FILE: &str = r"
 ; for fio and udm
 [global]
@@ -98,14 +98,14 @@ fn json(command: &mut Command) -> Value {
     let out = command.env("MIB", "1").output().unwrap();
     assert!(out.status.success(), "{}{}", text(&out.stdout), text(&out.stderr));
     let all = text(&out.stdout);
-    // fio may say something before.
+    // fio may print messages first.
     serde_json::from_str(&all[all.find('{').unwrap()..]).unwrap()
 }
 
-/// A job's name and group, and its requests and bytes by direction.
+/// Name and group of a job, and its requests and bytes by direction.
 type JobTotals = (String, u64, Vec<(u64, u64)>);
 
-/// What all jobs came to.
+/// The totals of all jobs.
 fn totals(report: &Value) -> Vec<JobTotals> {
     let jobs = report["jobs"].as_array().unwrap().iter();
     jobs.map(|job| {
@@ -141,7 +141,7 @@ fn a_wall_is_waited_for() {
     let report = text(&out.stdout);
     assert!(out.status.success(), "what the first job wrote is there: {report}{}", text(&out.stderr));
     assert!(report.contains("\nRun status group 1 (all jobs):\n   READ: "), "{report}");
-    // Beside each other the reader finds what nobody has written.
+    // In parallel, the reader finds blocks that nobody has written.
     let path = file(&folder, &text_of.replace("stonewall\n", ""));
     let out = udm(&["bench", path.to_str().unwrap(), "--device", "null:size=8M"]).output().unwrap();
     assert!(!out.status.success() && text(&out.stderr).contains("verify: bad magic header"));
@@ -164,7 +164,7 @@ fn what_is_left_out_or_refused_is_named() {
     assert!(status == Some(1) && said.contains("job a: unexpected argument '--nosuch'"), "{said}");
     let (status, said) = run("[a]\nrw=read", &[]);
     assert!(status == Some(1) && said.contains("a job has no filename"), "{said}");
-    // What one job may have, three beside each other may not.
+    // One job may have this amount of data, three parallel jobs may not.
     let data = "bs=1g\niodepth=9\nfilename=null:size=1g\n";
     let (status, said) = run(&format!("[global]\n{data}[a]\n[b]\n[c]\nrw=write"), &[]);
     assert!(status == Some(1) && said.contains("28991029248 bytes of data, more than 17179869184"), "{said}");
@@ -178,7 +178,7 @@ fn what_is_left_out_or_refused_is_named() {
     assert!(status == Some(2) && said.contains("cannot be used with"), "{said}");
 }
 
-/// fio's own tool makes a table of each job's latencies from `json+`, and finds them as they are.
+/// fio's own tool converts the latencies of each job from `json+`; the counts must agree.
 #[test]
 fn fios_tools_read_the_report() {
     let tool = "fio_jsonplus_clat2csv";

@@ -1,5 +1,5 @@
-//! `udm lab`: every experiment runs, and says what it found. Figures are asserted only where they
-//! come from simulated paths, which are the same on every machine.
+//! `udm lab`: every experiment runs and prints its findings. Figures are asserted only for
+//! simulated paths, which are the same on every machine.
 
 use serde_json::Value;
 use std::process::{Command, Output};
@@ -24,7 +24,7 @@ fn all_are_listed() {
     let unknown = lab(&["run", "nothing"]);
     assert_eq!(unknown.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&unknown.stderr).contains("selectors"), "it says what there is");
-    // A file is no folder on any machine.
+    // A path below a file cannot be created on any machine.
     let nowhere = lab(&["run", "--html", "/proc/self/cmdline/lab.html"]);
     assert_eq!(
         (nowhere.status.code(), nowhere.stdout.len()),
@@ -33,7 +33,7 @@ fn all_are_listed() {
     );
 }
 
-/// What each of `experiment`'s findings is: its name, here, the original's.
+/// The findings of `experiment`: name, value here, and value of the original.
 fn findings(experiment: &Value) -> Vec<(&str, f64, Option<f64>)> {
     let all = experiment["findings"].as_array().expect("findings");
     let of = |f: &'_ Value| (f["here"].as_f64().expect("a ratio"), f["original"].as_f64());
@@ -55,7 +55,7 @@ fn all_run() {
     );
     for experiment in experiments {
         let found = findings(experiment);
-        // Without an engine there is nothing that fio could drive.
+        // The experiment fio needs the engine.
         assert_eq!(found.is_empty(), experiment["name"] == "fio", "{experiment:#}");
         assert!(found.iter().all(|(_, here, _)| here.is_finite()), "{found:?}");
     }
@@ -74,7 +74,8 @@ fn selectors_do_as_they_should() {
     for finding in experiment["findings"].as_array().expect("findings") {
         assert_ne!(finding["verdict"], "missed", "{finding:#}");
     }
-    // By the maths: of paths of 10,000 and 1,000 a second round-robin has twice the slower one's.
+    // By theory: with paths of 10,000 and 1,000 requests/s, round-robin has twice the rate of the
+    // slower path.
     let found = findings(experiment);
     let (_, share, _) = found
         .iter()
@@ -85,7 +86,7 @@ fn selectors_do_as_they_should() {
     assert!(text.contains("selectors: How does each selector handle paths that are slow"), "{text}");
 }
 
-/// Through fio, where its engine was made.
+/// The experiment fio runs if its engine was built.
 #[test]
 fn fio_runs_where_there_is_an_engine() {
     let out = lab(&["run", "fio", "--json"]);

@@ -1,10 +1,11 @@
-//! The lives of a server: it is killed under load again and again, and started over the same disks
-//! and the same state folder, from a file whose devices are in another order each time. Meanwhile
-//! two clients have a snapshot handed over to new tables, and the file is applied again. A store may
-//! be away for a life, and comes back in it or behind it.
+//! Repeated lives of a server. It is killed under load and started again over the same disks and
+//! the same state folder, from a file with its devices in another order each time. Meanwhile two
+//! clients hand a snapshot over to new tables, and the file is applied again. A store may be
+//! missing in a life, and is put back during or after it.
 //!
-//! Each sector must be as its client was told, or what was under way. A snapshot is its instant, or
-//! says that it is not, and that only when the server was told to give it up.
+//! Each sector must hold an acknowledged value or a value that was in flight. A snapshot is
+//! unchanged or reports that it is invalid, and it may be invalid only if the server was told to
+//! give it up.
 
 mod support;
 
@@ -20,14 +21,14 @@ use support::stamps::{LoadCounts, StampedVolume, image};
 use support::{Server, text, udm, until};
 use tempfile::TempDir;
 
-/// Lives, without UDM_LIVES_ROUNDS in the environment.
+/// Number of lives, without UDM_LIVES_ROUNDS in the environment.
 const ROUNDS: u64 = 8;
-/// Lives of one world.
+/// Lives per fixture.
 const LIVES: u64 = 4;
 const SECTORS: usize = 8192;
 const SNAPSHOTS: [&str; 2] = ["s", "t"];
 
-/// What all worlds came to.
+/// The totals of all fixtures.
 #[derive(Default)]
 struct LifeTotals {
     lives: u64,
@@ -42,9 +43,9 @@ struct LivesFixture {
     folder: TempDir,
     rng: SmallRng,
     seed: u64,
-    /// By the names of the devices; the first is the origin.
+    /// Volumes by the names of their devices; the first is the origin.
     volumes: Vec<(&'static str, StampedVolume)>,
-    /// Snapshots whose store was away in a life that gave them up.
+    /// Snapshots whose store was missing in a life that gave them up.
     excused: Vec<&'static str>,
 }
 
@@ -68,7 +69,7 @@ impl LivesFixture {
         self.folder.path().join(name)
     }
 
-    /// A server of the file, whose devices are in an order of the seed's.
+    /// Starts a server from the file, with the devices in random order.
     fn serve(&mut self, lost_snapshots: &str) -> Server {
         let mut devices = vec![("v", format!("0 {SECTORS} snapshot-origin disk"))];
         devices.extend(SNAPSHOTS.map(|name| (name, format!("0 {SECTORS} snapshot disk {name}.cow P 8"))));
@@ -97,7 +98,7 @@ impl LivesFixture {
         self.volumes.iter().filter(|(name, _)| is_served(name) && is_whole(name)).collect()
     }
 
-    /// Serves to clients, and kills the server when they have had some answers.
+    /// Serves clients, and kills the server after some replies.
     fn live(&mut self, totals: &mut LifeTotals) {
         let policy = if self.rng.random_bool(0.2) { "give-up" } else { "refuse" };
         let away = self.rng.random_bool(0.3).then(|| SNAPSHOTS[self.rng.random_range(0..2)]);
@@ -115,7 +116,7 @@ impl LivesFixture {
         let returns = self.rng.random_bool(0.5);
         if let Some(here) = here.as_ref().filter(|_| returns) {
             std::fs::rename(&gone, here).unwrap();
-            // What could not be made is made now.
+            // Creates the devices that could not be created before.
             let _ = server.verb(&["reconfigure"]);
         }
         let answered = AtomicU64::new(0);
@@ -127,7 +128,8 @@ impl LivesFixture {
                 let seed = seed + at as u64;
                 loads.push(scope.spawn(move || volume.load(client, 0..SECTORS, seed, answered)));
             }
-            // Errors are none: the server may be gone, and one of two may be refused.
+            // Errors are ignored: the server may be dead, and one of two concurrent changes may be
+            // refused.
             let table = |name: &str| {
                 let [disk, store] = ["disk".to_owned(), format!("{name}.cow")].map(|file| self.path(&file));
                 format!("0 {SECTORS} snapshot {} {} P 8", disk.display(), store.display())
@@ -163,7 +165,8 @@ impl LivesFixture {
         totals.lives += 1;
     }
 
-    /// All stores are there: each device is as it was told, or says that it is not.
+    /// With all stores in place, each device has its expected content or reports that it is
+    /// invalid.
     fn check(&mut self, totals: &mut LifeTotals) {
         let server = self.serve("refuse");
         let served = self.served(&server);
@@ -185,7 +188,7 @@ fn what_was_acknowledged_and_each_instant_survive_all_lives() {
     let mut totals = LifeTotals::default();
     for seed in 0..rounds.div_ceil(LIVES) {
         let mut world = LivesFixture::new(seed);
-        // The instants are now.
+        // Takes the snapshots.
         drop(world.serve("refuse"));
         for _ in 0..LIVES.min(rounds - totals.lives) {
             world.live(&mut totals);
@@ -193,7 +196,7 @@ fn what_was_acknowledged_and_each_instant_survive_all_lives() {
         }
     }
     let LifeTotals { lives, answered, unanswered, away, invalid, open } = totals;
-    #[expect(clippy::print_stdout, reason = "what a long run came to")]
+    #[expect(clippy::print_stdout, reason = "the totals of a long run")]
     let say = |line: String| println!("{line}");
     say(format!(
         "{lives} lives: {answered} requests answered, {unanswered} not; {open} sectors were being \

@@ -1,4 +1,4 @@
-//! `udm log-writes` on logs made here. With real clients: `nbd_clients/log.rs`.
+//! `udm log-writes` on logs made here. Real clients are in `nbd_clients/log.rs`.
 
 use std::fs;
 use std::process::{Command, Output};
@@ -120,7 +120,7 @@ fn replay_rebuilds_any_prefix() {
         ok(&folder, &[&["replay", "log", &device, "--size", "4k"], *words].concat());
         assert_eq!(sectors(&folder, &device), expected, "{words:?}");
     }
-    // In two parts, over what is there.
+    // In two parts, the second over the result of the first.
     ok(&folder, &["replay", "log", "parts", "--size", "4k", "--upto-mark", "mkfs"]);
     let json = ok(&folder, &["replay", "log", "parts", "--start-mark", "mkfs", "--json"]);
     assert_eq!(sectors(&folder, "parts"), [0, 2, 0, 0, 3, 0, 0, 0]);
@@ -151,8 +151,8 @@ fn the_check_sees_a_fresh_copy_of_each_state() {
     assert_eq!(sectors(&folder, "failed"), [1, 2, 0, 0, 0, 0, 0, 0]);
 }
 
-/// Nothing is written to what is no place for the state: the log itself under any name, or
-/// something too small.
+/// A replay writes nothing to an unsuitable target: the log itself under any name, or a target that
+/// is too small.
 #[test]
 fn a_replay_spares_the_log_and_what_is_too_small() {
     let folder = TempDir::new().unwrap();
@@ -186,7 +186,7 @@ fn what_cannot_be_is_refused_in_a_line_and_nothing_is_written() {
         (&["--size", "2k"], "udm: log: at byte 4608: entry 5 reaches to byte 2560 of a device of 2048"),
         (&[], "udm: device: no such file; --size makes one"),
         (&["--size", "4k", "--upto", "4"], "udm: log: there is no flush 4, the log has 3"),
-        (&["--size", "4k", "--upto-mark", "x"], "udm: log: no mark \"x\" behind the start"),
+        (&["--size", "4k", "--upto-mark", "x"], "udm: log: no mark \"x\" after the start"),
         (&["--size", "4k", "--start-mark", "x"], "udm: log: no mark \"x\" in the 8 entries up to the end"),
         (
             &["--size", "4k", "--start-mark", "mkfs", "--upto", "1"],
@@ -194,12 +194,12 @@ fn what_cannot_be_is_refused_in_a_line_and_nothing_is_written() {
         ),
         (
             &["--size", "4k", "--entries", "9"],
-            "udm: log: there are no 9 entries behind the start, the log has 8 in all",
+            "udm: log: there are fewer than 9 entries after the start; the log has 8",
         ),
-        (&["--size", "4k", "--start-entry", "9"], "udm: log: the start, entry 9, is behind the end, entry 8"),
+        (&["--size", "4k", "--start-entry", "9"], "udm: log: the start, entry 9, is after the end, entry 8"),
         (
             &["--size", "4k", "--start-entry", "5", "--upto", "1"],
-            "udm: log: the start, entry 5, is behind the end, entry 2",
+            "udm: log: the start, entry 5, is after the end, entry 2",
         ),
     ];
     for (words, expected) in cases {
@@ -209,7 +209,7 @@ fn what_cannot_be_is_refused_in_a_line_and_nothing_is_written() {
     fs::write(folder.path().join("device"), b"mine").unwrap();
     refused(&folder, &["replay", "log", "device", "--size", "4k"]);
     assert_eq!(fs::read(folder.path().join("device")).unwrap(), b"mine");
-    // The log is bad behind what would have been replayed first.
+    // The log is damaged after the first entries to replay.
     let mut bytes = fs::read(folder.path().join("log")).unwrap();
     bytes[4608 + 17] = 0xff;
     fs::write(folder.path().join("log"), bytes).unwrap();

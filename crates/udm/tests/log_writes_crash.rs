@@ -1,5 +1,5 @@
-//! What the log of a log-writes target holds when the server is killed: everything that was
-//! acknowledged. Flushes and FUA writes of four clients, and marks.
+//! After a kill of the server, the log of a log-writes target holds everything that was
+//! acknowledged: flushes and FUA writes of four clients, and marks.
 
 mod support;
 
@@ -57,7 +57,7 @@ impl LoggedServer {
         self.child.wait().unwrap();
     }
 
-    /// What `udm log-writes` says in the folder.
+    /// Output of `udm log-writes` in the folder.
     fn log_writes(&self, args: &[&str]) -> String {
         let out =
             Command::new(UDM).arg("log-writes").args(args).current_dir(self.folder.path()).output().unwrap();
@@ -73,7 +73,7 @@ impl Drop for LoggedServer {
     }
 }
 
-/// A request, and its answer; an error when the server is gone.
+/// Sends a request and waits for the reply; an error if the server has ended.
 fn request(client: &mut Client, flags: CommandFlags, kind: Nbd, block: u64, data: &[u8]) -> io::Result<()> {
     client.send(flags, kind, block * BLOCK as u64, data.len() as u64, data)?;
     let (_, error, _) = client.answer()?;
@@ -81,7 +81,7 @@ fn request(client: &mut Client, flags: CommandFlags, kind: Nbd, block: u64, data
     Ok(())
 }
 
-/// What a client was told is durable.
+/// Data that was acknowledged to a client as durable.
 #[derive(Default)]
 struct Acknowledged {
     /// The last value of each block.
@@ -89,7 +89,7 @@ struct Acknowledged {
     flushes: u64,
 }
 
-/// Writes, flushes and writes past the cache until the server is gone.
+/// Writes, flushes and FUA writes until the server has ended.
 fn load(socket: &Path, nr: u64) -> Acknowledged {
     let mut told = Acknowledged::default();
     let mut written = HashMap::new();
@@ -118,8 +118,7 @@ fn load(socket: &Path, nr: u64) -> Acknowledged {
     told
 }
 
-/// Every flush and every FUA write that a client was told of is in the log of a server that was
-/// killed, and so is every mark.
+/// The log of a killed server has every acknowledged flush, FUA write and mark.
 #[test]
 fn a_killed_server_has_logged_what_it_acknowledged() {
     let rounds = std::env::var("UDM_KILL_ROUNDS").map_or(ROUNDS, |n| n.parse().unwrap());
@@ -158,8 +157,8 @@ fn a_killed_server_has_logged_what_it_acknowledged() {
     assert!(flushes > rounds, "{flushes} flushes are no test");
 }
 
-/// Nobody has the device open: a mark that was answered is in the log all the same, at once; and
-/// the log is that of this table from its first resume on.
+/// Without a client, an acknowledged mark is in the log at once. The log begins at the first resume
+/// of its table.
 #[test]
 fn a_mark_without_a_client_is_in_the_log() {
     let mut server = LoggedServer::start();
@@ -175,7 +174,7 @@ fn a_mark_without_a_client_is_in_the_log() {
     assert!(list.ends_with("\n0 0 0 mark \"one\"\n1 0 0 mark \"two\"\n"), "{list}");
 }
 
-/// A server that ends in order closes the log, though nobody has the device open.
+/// A regular shutdown closes the log, although no client has the device open.
 #[test]
 fn a_log_is_closed_without_a_client() {
     let mut server = LoggedServer::start();
@@ -187,7 +186,7 @@ fn a_log_is_closed_without_a_client() {
     assert!(list.ends_with("\n0 0 0 mark \"one\"\n1 0 0 mark \"dm-log-writes-end\"\n"), "{list}");
 }
 
-/// There is no room for it: the mark is refused, with the reason.
+/// A mark without room in the log is refused with the reason.
 #[test]
 fn a_mark_that_does_not_fit_is_refused() {
     let server = LoggedServer::start();
@@ -207,8 +206,8 @@ fn a_mark_that_does_not_fit_is_refused() {
     assert_eq!(text(&status.stdout), "0 2048 log-writes 2 2 logging_disabled\n");
 }
 
-/// The device with the log and one over it get new tables at the same time, under writes: a lane
-/// that is let go still logs what it was given.
+/// The device with the log and a device over it get new tables at the same time, under writes. A
+/// retired lane still logs its requests.
 #[test]
 fn tables_change_above_and_below_a_log() {
     let folder = tempfile::tempdir().unwrap();

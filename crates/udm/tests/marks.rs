@@ -1,4 +1,4 @@
-//! Stores that have lost a copy and could not be told so: kept in the server's state folder.
+//! Marks in the state folder for stores that lost a copy and could not be marked themselves.
 
 mod support;
 
@@ -11,7 +11,7 @@ use udm_wire::nbd::Command as Nbd;
 
 const SNAPSHOT: &str = "0 2048 snapshot mem:1M";
 
-/// Writes a chunk of `device`, which is an origin: it must go through.
+/// Writes a chunk of `disk`, which is an origin; the write must succeed.
 fn write(server: &Server, chunk: u64) {
     let mut client = Client::connect(&server.nbd, "disk");
     assert_eq!(client.one(Nbd::Write, chunk * 4096, 4096), 0);
@@ -21,12 +21,12 @@ fn clear(state: &Path, store: &str) -> std::process::Output {
     udm(&["cow", "clear-invalid", store, "--state"]).arg(state).output().unwrap()
 }
 
-/// A server with an origin, a snapshot of it in a store, and the store away since the first copy.
-/// Its state folder is `state`.
+/// A server with an origin and a snapshot in a store that fails since the first copy. The state
+/// folder is `state`.
 fn lost(state: &Path, cow: &Path) -> Server {
     let devices = [
         "disk=0 2048 snapshot-origin mem:1M".to_owned(),
-        // Tests start another server while this one runs.
+        // Tests start another server on the same store while this one runs.
         format!("cow=0 2048 linear file:{}?exclusive=off 0", cow.display()),
         format!("s={SNAPSHOT} @cow P 8"),
     ];
@@ -49,7 +49,7 @@ fn e11_a_store_that_comes_back_is_refused() {
     let server = lost(&state, &cow);
     let linear = format!("0 2048 linear file:{}?exclusive=off 0", cow.display());
     let table = format!("{SNAPSHOT} @cow P 8");
-    // It is back, and says that it is good. This server knows, and so does the next one.
+    // The store works again and looks valid. This server knows the mark, and so does the next one.
     for round in 0..2 {
         let next;
         let server = if round == 0 {
@@ -79,8 +79,7 @@ fn e11_a_store_that_comes_back_is_refused() {
     assert_eq!(server.says(&["status", "s"]), "0 2048 snapshot 24/2048 16\n");
 }
 
-/// What is kept against it goes with a device that is renamed: here, and for the next server after a
-/// `kill -9`.
+/// A mark follows a device that is renamed: in this server, and in the next one after a `kill -9`.
 #[test]
 fn e11_a_mark_goes_with_a_device_that_is_renamed() {
     let folder = tempfile::tempdir().unwrap();
@@ -109,13 +108,13 @@ fn e11_a_mark_goes_with_a_device_that_is_renamed() {
         Server::start_with(&devices.each_ref().map(String::as_str), &["--state", state.to_str().unwrap()]);
     refused(&server, "@kept");
     assert_eq!(std::fs::read_dir(&state).unwrap().count(), 1, "under one name");
-    // A name that something is kept against is that of a store that is not believed, whatever it is.
+    // A marked name makes any store with this name invalid.
     server.says(&["rename", "kept", "good"]);
     let out = clear(&state, "@good");
     assert_eq!(text(&out.stdout), "@good: believed again\n");
 }
 
-/// Where what is kept can't be moved, the device keeps its name; where nothing is, nothing has to be.
+/// If the mark cannot be moved, the device keeps its name; without a mark, the rename succeeds.
 #[test]
 fn e11_a_mark_that_cannot_go_with_it_keeps_the_name() {
     let folder = tempfile::tempdir().unwrap();
@@ -126,7 +125,7 @@ fn e11_a_mark_that_cannot_go_with_it_keeps_the_name() {
     server.says(&["rename", "cow", "store"]);
     let file = kept().remove(0);
     server.says(&["rename", "store", "cow"]);
-    // In the way of the file of that name.
+    // A folder is in the way of the mark's file.
     std::fs::create_dir(file).unwrap();
     let said = server.refuses(&["rename", "cow", "store"]);
     assert!(said.starts_with("udm: cow: what is kept against it can't be moved: "), "{said}");
@@ -136,7 +135,7 @@ fn e11_a_mark_that_cannot_go_with_it_keeps_the_name() {
     server.says(&["rename", "s", "store"]);
 }
 
-/// Nothing can be kept: the origin goes on as ever, and the log says what that means.
+/// If no mark can be written, the origin works as before, and the log reports the consequence.
 #[test]
 fn e11_a_state_folder_that_cannot_be_written_is_said() {
     let folder = tempfile::tempdir().unwrap();
@@ -147,7 +146,7 @@ fn e11_a_state_folder_that_cannot_be_written_is_said() {
     let log = server.log();
     let line = log.lines().find(|line| line.contains("it could not be marked invalid"));
     assert!(line.is_some_and(|line| line.contains("do not use it") && line.contains("no-folder")), "{log}");
-    // As long as it lives it knows all the same.
+    // This server remembers the mark in memory.
     server.says(&["remove", "s"]);
     server.says(&[
         "load",
@@ -163,8 +162,8 @@ fn e11_a_state_folder_that_cannot_be_written_is_said() {
     );
 }
 
-/// A real disk that fails: a file of a mount whose server answers with errors, and then does not.
-/// Whatever name leads to it, and after a server that was killed.
+/// A real disk that fails: a file of a mount whose server returns errors for a time. The mark
+/// applies to every name of the disk, and after a kill of the server.
 #[test]
 fn e11_a_disk_that_comes_back() {
     let folder = tempfile::tempdir().unwrap();
@@ -183,7 +182,7 @@ fn e11_a_disk_that_comes_back() {
     std::fs::remove_file(&bad).unwrap();
     let link = folder.path().join("link");
     std::os::unix::fs::symlink(mount.file(), &link).unwrap();
-    // Who looks at it offline is told as well.
+    // Offline tools report the mark as well.
     for verb in ["info", "check", "compact"] {
         let out = udm(&["cow", verb, link.to_str().unwrap(), "--state"]).arg(&state).output().unwrap();
         assert_eq!(out.status.success(), verb == "info", "{verb}");
@@ -196,7 +195,7 @@ fn e11_a_disk_that_comes_back() {
         let said = server.refuses(&["create", "s", "--table", &format!("{SNAPSHOT} {} P 8", name.display())]);
         assert!(said.contains("has lost a copy"), "{said}");
     }
-    // Made anew it is nobody's any more.
+    // A cleared store has no mark any more.
     assert!(
         Command::new("dd")
             .args(["if=/dev/zero", "bs=4096", "count=1", "conv=notrunc"])

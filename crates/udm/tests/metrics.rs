@@ -1,4 +1,4 @@
-//! `/metrics`: Prometheus' text format, and the numbers in it; `/v1/stats`: the same as JSON.
+//! `/metrics` in the Prometheus text format, and the same numbers as JSON in `/v1/stats`.
 
 mod support;
 
@@ -10,7 +10,7 @@ use support::nbd::Client;
 use support::{Server, has, until};
 use udm_wire::nbd::Command;
 
-/// A sample: its metric with its labels, as they stand.
+/// The value of each sample, by its metric with labels.
 type Samples = BTreeMap<String, f64>;
 
 fn look(server: &Server) -> (String, Samples) {
@@ -21,8 +21,8 @@ fn look(server: &Server) -> (String, Samples) {
     (text, samples)
 }
 
-/// Reads the format by its rules: every family has its help and its type before its samples, which
-/// stand together; no series comes twice; the buckets of a histogram add up.
+/// Parses the format by its rules. Each family has its help and its type before its samples, which
+/// are consecutive. No series occurs twice, and histogram buckets are cumulative.
 fn parse(text: &str) -> Samples {
     let (mut samples, mut kinds) = (Samples::new(), HashMap::new());
     let mut family = ("", "");
@@ -61,7 +61,7 @@ fn parse(text: &str) -> Samples {
     samples
 }
 
-/// What promtool, which nobody here wrote, has to say about it.
+/// Checks the text with promtool.
 fn lint(text: &str) {
     if !has("promtool") {
         return;
@@ -91,7 +91,8 @@ fn what_clients_asked_for() {
     }
     assert_ne!(client.one(Command::Read, 1 << 20, 512), 0);
     assert_ne!(Client::connect(&server.nbd, "e").write(0), 0);
-    // What the client has, its core has counted, but for what it publishes at the end of its turn.
+    // A core counts requests before it replies, but publishes its own counters at the end of its
+    // turn.
     let (text, all) = until("all that was counted", || {
         let (text, all) = look(&server);
         (all[r#"udm_core_requests_total{core="0"}"#] >= 8.0).then_some((text, all))
@@ -108,7 +109,7 @@ fn what_clients_asked_for() {
         assert_eq!(of("udm_requests_total"), requests, "{op}");
         assert_eq!(of("udm_request_bytes_total"), bytes, "{op}");
         assert_eq!(of("udm_request_errors_total"), errors, "{op}");
-        // One that was refused was never with the device.
+        // A refused request never reached the device.
         assert_eq!(of("udm_request_duration_seconds_count"), timed, "{op}");
     }
     assert_eq!(all[r#"udm_request_errors_total{device="e",op="write"}"#], 1.0);
@@ -117,7 +118,7 @@ fn what_clients_asked_for() {
     assert_eq!(all[r#"udm_device_size_bytes{device="idle"}"#], 4096.0);
     assert!(!text.contains(r#"device="idle",op"#), "nobody asked it for anything");
 
-    // They are the device's, whatever it is called and whatever table it has.
+    // The counters belong to the device, across renames and reloads.
     server.says(&["rename", "d", r#"a "b"\c"#]);
     server.says(&["load", r#"a "b"\c"#, "--table", "0 2048 zero"]);
     server.says(&["resume", r#"a "b"\c"#]);
@@ -136,8 +137,8 @@ fn what_clients_asked_for() {
     assert!(look(&server).1[r#"udm_request_duration_seconds_sum{device="a \"b\"\\c",op="read"}"#] > 0.0);
 }
 
-/// A disk that takes 2 s a request: reads and writes that it has, apart, as the kernel's `inflight`
-/// has them.
+/// A disk that needs 2 s per request: reads and writes in flight are counted separately, as in the
+/// kernel's `inflight`.
 #[test]
 fn b07_reads_and_writes_in_flight() {
     let table = "d=0 8192 linear null:size=4M,irqmode=2,completion_nsec=2000000000 0";
@@ -166,7 +167,7 @@ fn b07_reads_and_writes_in_flight() {
 
 #[test]
 fn paths_and_snapshots() {
-    // The same disk twice in one group: their places tell them apart.
+    // The same disk twice in one group: the index of the path distinguishes them.
     let table = "mp=0 2048 multipath 0 0 1 1 round-robin 0 2 1 mem:1M 1 mem:1M 1";
     let server = Server::start(&[table, "o=0 2048 linear null:size=1M 0"]);
     server.says(&["snapshot", "create", "s", "--of", "o", "--store", "mem:2M", "--transient"]);
@@ -198,7 +199,7 @@ fn stats(server: &Server) -> Value {
     serde_json::from_str(&text).unwrap()
 }
 
-/// The counts of a histogram by their times.
+/// The counts of a histogram by upper bound.
 fn steps(served: &Value) -> BTreeMap<u64, u64> {
     let pairs = served["latency"].as_array().unwrap().iter();
     pairs.map(|pair| (pair[0].as_u64().unwrap(), pair[1].as_u64().unwrap())).collect()
@@ -223,7 +224,7 @@ fn the_same_as_json() {
         (looked.1.1[r#"udm_core_requests_total{core="0"}"#] >= 23.0).then_some(looked)
     });
 
-    // A part that is drawn is the difference of two looks, and so is its histogram.
+    // A rate is the difference of two samples; so is a histogram of the time between them.
     let (was, is) = (&before["devices"][0]["served"]["write"], &after["devices"][0]["served"]["write"]);
     assert_eq!((&was["requests"], &is["requests"], &is["bytes"]), (&json!(10), &json!(17), &json!(17 * 512)));
     let (was, is) = (steps(was), steps(is));
@@ -232,7 +233,7 @@ fn the_same_as_json() {
     assert!(before["up_ns"].as_u64() < after["up_ns"].as_u64());
     assert_eq!(before["started_ms"], after["started_ms"]);
 
-    // What Prometheus has, it has.
+    // The JSON contains the same values as the Prometheus text.
     for device in after["devices"].as_array().unwrap() {
         let name = device["device"]["name"].as_str().unwrap();
         for (op, served) in device["served"].as_object().unwrap() {

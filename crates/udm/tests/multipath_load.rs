@@ -1,4 +1,4 @@
-//! Multipath under a load that verifies what it reads (fio), while its paths come and go: rows of
+//! Multipath under a verifying load (fio), while its paths fail and return: rows of
 //! docs/internals/kernel-rows.md. One file under four names is four paths. No request may fail.
 
 mod support;
@@ -19,7 +19,7 @@ struct FioLoad {
 }
 
 impl FioLoad {
-    /// A multipath device with the arguments `groups`, where `a` to `d` are the paths.
+    /// A multipath device with the arguments `groups`, in which `a` to `d` are the paths.
     fn new(groups: &str) -> Option<FioLoad> {
         if !has("fio") {
             return None;
@@ -42,7 +42,7 @@ impl FioLoad {
         format!("0 {SECTORS} multipath 1 queue_if_no_path 0 {}", groups.join(" "))
     }
 
-    /// Begins to write and verify.
+    /// Starts the load, which writes and verifies.
     fn begin(&mut self, options: &str) {
         let mut fio = Command::new("timeout");
         fio.args("-k 5 120 fio --name=t --ioengine=nbd --verify_state_save=0 --verify_fatal=1".split(' '));
@@ -62,7 +62,7 @@ impl FioLoad {
         self.server.says(&words);
     }
 
-    /// One message for each path.
+    /// Sends a message about each path.
     fn tell_all(&self, verb: &str) {
         for name in ["a", "b", "c", "d"] {
             self.send_message(&format!("{verb} {}", self.folder.path().join(name).display()));
@@ -104,7 +104,7 @@ fn m02_all_paths_go_and_return_in_a_loop() {
     load.ends_well();
 }
 
-/// As when all paths are deleted: the table has no groups, and later it has them again.
+/// As if all paths were deleted: the table has no groups, and later it has them again.
 #[test]
 fn m03_all_paths_are_removed_and_added() {
     let Some(mut load) = FioLoad::new(TWO) else { return };
@@ -147,7 +147,8 @@ fn m05_a_group_is_disabled_and_enabled() {
     load.ends_well();
 }
 
-/// Several clients with deep queues. What waits for a path holds up nobody's end.
+/// Several clients with deep queues. Requests that wait for a path do not delay the end of a
+/// client.
 #[test]
 fn m06_deep_queues_while_all_paths_drop() {
     let Some(mut load) = FioLoad::new(TWO) else { return };
@@ -173,7 +174,7 @@ fn m07_long_requests() {
     }
 }
 
-/// 256 paths in 16 groups are made, looked at, failed and reinstated one by one; a path takes less
+/// 256 paths in 16 groups are created, read, failed and reinstated one by one. A path takes less
 /// than 16 KiB of memory, with a client at work.
 #[test]
 fn sixteen_groups_of_sixteen_paths() {

@@ -1,10 +1,10 @@
-//! Does with the program what a script did with dmsetup and a kernel
+//! Repeats with the program what a script did with dmsetup and a kernel
 //! (`multipath_transcript.txt`): creation with each selector, messages, reads, reads that wait for
 //! a path, paths that fail below, bad messages, a repair by reload. Tables, states, event numbers,
-//! results and the kernel's reasons are compared word for word; even the device numbers are the
-//! same, as the devices are made in the same order.
+//! results and the kernel's reasons are compared word for word. Even the device numbers are the
+//! same, because the devices are created in the same order.
 //!
-//! The recording does not show all that was done: [`Replay::apply_unrecorded`] does the rest.
+//! The recording does not show all steps: [`Replay::apply_unrecorded`] performs the others.
 
 mod support;
 
@@ -17,19 +17,19 @@ use udm_wire::nbd::Command;
 
 const TRANSCRIPT: &str = include_str!("../../udm-targets/tests/data/multipath_transcript.txt");
 
-/// What a kernel logs besides the reason for a refusal.
+/// Lines of the kernel's log other than the reason for a refusal.
 const NEWS: [&str; 4] =
     ["Failing path", "Reinstating path", "error adding target", "unable to determine table type"];
 
 struct Replay {
     server: Server,
     disks: TempDir,
-    /// The first words of the heading.
+    /// The first words of the section's heading.
     section: &'static str,
     command: &'static str,
-    /// What the last command said, if it failed.
+    /// The error text of the last command, if it failed.
     refused: Option<String>,
-    /// A `dd` has just said that it failed.
+    /// The last `dd` failed.
     dd_failed: bool,
     background: Option<JoinHandle<u32>>,
     checks: usize,
@@ -67,7 +67,7 @@ impl Replay {
         self.server.says(&["status", "mp"]).split(' ').map(String::from).collect()
     }
 
-    /// One line of commands, with the devices' names as udm has them.
+    /// Runs one line of commands, with device names replaced by udm's.
     fn run(&mut self, line: &'static str) {
         self.command = line;
         let disks = format!("{}/nullb", self.disks.path().display());
@@ -86,14 +86,14 @@ impl Replay {
         }
     }
 
-    /// A read that finds no path and waits. The group that it asked in loses its standing.
+    /// Starts a read that finds no path and waits. Its path group is then no longer the active one.
     fn begin_read(&mut self) {
         let mut client = self.client();
         self.background = Some(std::thread::spawn(move || client.read(0)));
         until("the read waits", || (self.status()[9] == "E").then_some(()));
     }
 
-    /// What was done before `line`, and is not in the recording.
+    /// Performs the steps before `line` that the recording does not show.
     fn apply_unrecorded(&mut self, line: &str) {
         let section = self.section.split('.').next().expect("a number");
         if section == "## 1" && line.contains("Failing path") && !self.command.contains("fail_path") {
@@ -113,7 +113,7 @@ impl Replay {
             self.server.says(&["resume", "mp"]);
         }
         if section == "## 4" && line.contains("create") {
-            // The path is up for two seconds from its first user on, then down.
+            // The path is up for two seconds after its first use, then down.
             drop(Client::connect(&self.server.nbd, "p0"));
             sleep(Duration::from_millis(2100));
         }
@@ -144,8 +144,8 @@ impl Replay {
         } else if let Some(reason) = line.strip_prefix("  dmesg: ") {
             return self.reason(reason);
         } else if line == "  [read /dev/mapper/mp done]" {
-            // Over null_blk the averages tell of two. Over flakey the first path must be among
-            // them: where round-robin begins is each core's own.
+            // Over null_blk, the averages show two reads. Over flakey, the first path must be among
+            // those used: round-robin begins at a different path on each core.
             let reads = if ["## 2", "## 4"].iter().any(|s| self.section.starts_with(s)) { 2 } else { 1 };
             let mut client = self.client();
             let errors = (0..reads).map(|_| client.read(0)).max();
@@ -181,7 +181,7 @@ impl Replay {
         }
     }
 
-    /// Why the last command was refused, in the kernel's words.
+    /// Compares the reason of a refusal with the kernel's.
     fn reason(&mut self, line: &str) {
         let Some(refused) = &self.refused else { return };
         if NEWS.iter().any(|news| line.contains(news)) {
@@ -196,8 +196,8 @@ impl Replay {
     }
 }
 
-/// A line without the times that historical-service-time has measured: no other number of it is as
-/// large.
+/// Replaces the times that historical-service-time measured; all other numbers of the line are
+/// smaller.
 fn timeless(line: &str) -> String {
     let (size, rest) = line.split_at("0 2097152".len());
     let word = |word: &str| match word.parse::<u64>() {

@@ -1,5 +1,5 @@
-//! Servers of NBD on a machine that is cut off with writes in its hands, and comes back: over TCP,
-//! in a network of the test's own.
+//! NBD servers on a machine that is cut off from the network while it has unanswered writes, and
+//! returns: over TCP, in a separate network namespace.
 
 mod support;
 
@@ -18,12 +18,12 @@ use udm_wire::nbd::{Command as Ask, CommandFlags};
 
 const BLOCK: u64 = 4096;
 
-/// A network in which nothing leads anywhere else, whose system gives up connections in less than a
-/// second, and whose sockets have room for 64 KiB.
+/// A network namespace without any route. TCP connections time out in less than a second, and
+/// socket buffers hold 64 KiB.
 struct TestNetns(Child);
 
 impl TestNetns {
-    /// `None`, said aloud, where there can be none.
+    /// Returns `None` and reports why if it cannot be created.
     fn new() -> Option<TestNetns> {
         if !has("unshare") || !has("nsenter") || !has("nbdkit") {
             return None;
@@ -41,7 +41,7 @@ impl TestNetns {
         ready.then_some(net)
     }
 
-    /// `program`, in it.
+    /// A command that runs `program` in the namespace.
     fn inside(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new("nsenter");
         command.arg(format!("--net=/proc/{}/ns/net", self.0.id())).arg(program);
@@ -61,7 +61,8 @@ impl Drop for TestNetns {
     }
 }
 
-/// A multipath over two servers of one file: the first over TCP, and used for as long as it works.
+/// A multipath device over two servers of one file; the first is over TCP and is used while it
+/// works.
 struct TcpFixture {
     net: TestNetns,
     server: Server,
@@ -89,17 +90,17 @@ impl TcpFixture {
         Some(TcpFixture { net, server, tcp, _unix: unix, disk, _folder: folder })
     }
 
-    /// A write that the first server may have and can't answer.
+    /// Sends a write that the first server may have received but cannot answer.
     fn cut_off(&self) -> Client {
         let mut client = Client::connect(&self.server.nbd, "m");
         write(&mut client, 1);
         assert_eq!(client.answer().unwrap().1, 0);
-        // The other end has its answer acknowledged, or its system would give up as well.
+        // Waits until the reply is acknowledged; otherwise the server's TCP would time out as well.
         sleep(Duration::from_millis(300));
         self.net.link("down");
         write(&mut client, 2);
         until("a write that waits", || self.waits().then_some(()));
-        // The system's patience would be over.
+        // Longer than the TCP timeout.
         sleep(Duration::from_secs(2));
         assert!(self.waits() && self.byte() == 1, "{}", self.server.log());
         client
@@ -127,7 +128,7 @@ impl Drop for TcpFixture {
     }
 }
 
-/// nbdkit in `net`, once it answers.
+/// Starts nbdkit in `net`; returns once it answers.
 fn tcp(net: &TestNetns, disk: &Path) -> Child {
     let mut nbdkit = net.inside("nbdkit");
     let child = nbdkit.args(["-f", "-i", "127.0.0.1", "-p", "10809", "file"]).arg(disk).spawn().unwrap();
@@ -141,8 +142,8 @@ fn write(client: &mut Client, byte: u8) {
     client.send(CommandFlags::empty(), Ask::Write, 5 * BLOCK, BLOCK, &data).unwrap();
 }
 
-/// What the system gives up proves nothing, so it gives nothing up: the server has the write when
-/// it can be reached again, and answers it.
+/// A TCP timeout proves nothing, so it is disabled. The server has the write when it can be reached
+/// again, and answers it.
 #[test]
 fn a_machine_that_can_be_reached_again() {
     let Some(rig) = TcpFixture::new() else { return };
@@ -152,7 +153,7 @@ fn a_machine_that_can_be_reached_again() {
     until("a line", || rig.server.log().contains("all 1 writes that waited were answered").then_some(()));
 }
 
-/// A machine that knows nothing of the connection says so, and the write goes elsewhere.
+/// A machine that was restarted resets the connection, and the write is sent to the other path.
 #[test]
 fn a_machine_that_was_started_anew() {
     let Some(mut rig) = TcpFixture::new() else { return };
@@ -164,8 +165,8 @@ fn a_machine_that_was_started_anew() {
     until("a line", || rig.server.log().contains("1 writes that waited go elsewhere").then_some(()));
 }
 
-/// A server that reads nothing is cut off. Then our system gives the connection up, whatever it was
-/// asked for, and that is no close: the writes wait.
+/// A server that does not read is cut off. Then the local TCP gives up the connection in spite of
+/// the setting. That does not count as a close, so the writes wait.
 #[test]
 fn what_the_system_gives_up_is_not_closed() {
     let Some(rig) = TcpFixture::new() else { return };

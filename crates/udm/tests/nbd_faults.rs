@@ -1,4 +1,4 @@
-//! Servers of NBD whose faults are to be told from those of the disk, of the other paths, and of
+//! Faults of NBD servers that must be distinguished from faults of the disk, of other paths, and of
 //! udm itself.
 
 mod support;
@@ -17,7 +17,7 @@ use support::{Server, has, until};
 use tempfile::TempDir;
 use udm_wire::nbd::{Command as Ask, SimpleReply};
 
-/// A server that accepts and says nothing: a load waits for as long as the path's deadline.
+/// A server that accepts and sends nothing: a load waits for the deadline of the path.
 #[test]
 fn a_load_waits_for_as_long_as_the_deadline() {
     let folder = TempDir::new().unwrap();
@@ -31,8 +31,8 @@ fn a_load_waits_for_as_long_as_the_deadline() {
     assert!(begun.elapsed() < Duration::from_secs(9), "it waited for {:?}", begun.elapsed());
 }
 
-/// A path is stopped with writes in its socket, and has a queue of four: what waits in that queue
-/// goes elsewhere all the same.
+/// A path with a queue of depth four is stopped with writes in its socket. The requests waiting in
+/// the queue are sent to another path.
 #[test]
 fn a_queue_lets_go_of_what_waits_for_a_silent_path() {
     if !has("nbdkit") {
@@ -66,8 +66,8 @@ fn a_queue_lets_go_of_what_waits_for_a_silent_path() {
     }
 }
 
-/// A server whose storage is gone answers each request with EIO: its path fails. One with a bad
-/// block does not.
+/// A server whose storage is lost answers each request with EIO, and its path fails. The path of a
+/// server with one bad block does not fail.
 #[test]
 fn a_server_whose_storage_is_gone_is_a_failed_path() {
     for (all, gets, status) in [(true, 0, "F 1"), (false, 5, "A 0")] {
@@ -90,12 +90,12 @@ fn a_server_whose_storage_is_gone_is_a_failed_path() {
     }
 }
 
-/// The server loses a write, and the path is connected to again at once and works. When the write's
-/// time is over it is sent anew, and the path does not fail for it.
+/// The server loses a write; the path is connected again at once and works. After its deadline the
+/// write is sent again, and the path does not fail because of it.
 #[test]
 fn a_held_write_does_not_fail_a_path_that_works() {
     let puppet = ScriptedServer::start(move |number, stream| {
-        // The first connection is the load's.
+        // The first connection is that of the load.
         while let Some(asked) = request(stream) {
             if number == 1 && asked.offset == 0 {
                 continue;
@@ -122,8 +122,8 @@ fn a_held_write_does_not_fail_a_path_that_works() {
     assert_eq!(server.log().matches("Failing path").count(), failures, "{}", server.log());
 }
 
-/// udm is stopped for longer than its paths may be silent, with requests under way. They have
-/// answered meanwhile: none fails.
+/// udm is stopped with requests in flight for longer than the deadline of its paths. The replies
+/// arrived meanwhile, so no path fails.
 #[test]
 fn a_pause_of_udm_fails_no_path() {
     if !has("nbdkit") {
@@ -155,15 +155,15 @@ fn a_pause_of_udm_fails_no_path() {
     assert!(!server.log().contains("Failing path"), "{}", server.log());
 }
 
-/// A server comes back inside the time that udm waits before it connects again. Who says that the
-/// path works again is believed: the next request finds it.
+/// A server returns before the reconnect delay of udm has passed. A message reinstates the path,
+/// and the next request uses it.
 #[test]
 fn a_path_that_is_reinstated_is_connected_to() {
     let down = Arc::new(AtomicBool::new(false));
     let is_down = Arc::clone(&down);
     let puppet = ScriptedServer::start(move |_, stream| {
         if !is_down.load(SeqCst) {
-            // Ends with the first request behind the moment at which it goes down.
+            // Ends with the first request after the server goes down.
             while let (false, Some(asked)) = (is_down.load(SeqCst), request(stream)) {
                 if is_down.load(SeqCst) {
                     return;
@@ -182,7 +182,7 @@ fn a_path_that_is_reinstated_is_connected_to() {
     assert_eq!(client.read(0), 0);
     let reinstate = || drop(server.says(&["message", "m", "0", "reinstate_path", &path]));
     down.store(true, SeqCst);
-    // Each failure makes the wait twice as long.
+    // Each failure doubles the delay.
     for _ in 0..4 {
         assert_ne!(client.read(0), 0);
         reinstate();

@@ -1,5 +1,5 @@
-//! Servers of NBD as disks and as paths: nbdkit and qemu-nbd below, fio and qemu-io above, and a
-//! server that says whatever a test wants.
+//! NBD servers as disks and as paths: nbdkit and qemu-nbd below, fio and qemu-io above, and a
+//! scripted server.
 
 mod support;
 
@@ -34,8 +34,8 @@ fn qemu_io(server: &Server, device: &str, commands: &[&str]) -> String {
     text(&out.stdout) + &text(&out.stderr)
 }
 
-/// Each operation goes through to nbdkit, over both kinds of sockets, and is there when udm is
-/// gone.
+/// Each operation reaches nbdkit, over both kinds of sockets, and the data is present after the end
+/// of udm.
 #[test]
 fn a_disk_behind_nbdkit() {
     if !has("nbdkit") || !has("qemu-io") || !has("fio") {
@@ -74,7 +74,7 @@ fn a_disk_behind_nbdkit() {
     assert!(bytes[100..400].iter().all(|&byte| byte == 6) && bytes[4096..8192].iter().all(|&byte| byte == 5));
 }
 
-/// What is a hole at the server is one here.
+/// A hole at the server is reported as a hole.
 #[test]
 fn holes_pass_through() {
     if !has("nbdkit") || !has("nbdinfo") {
@@ -96,8 +96,8 @@ fn holes_pass_through() {
     assert_eq!(map(format!("nbd+unix:///d?socket={}", server.nbd.display())), below);
 }
 
-/// Two servers of one file are two paths: one is killed and comes back, again and again, then both,
-/// while fio writes and verifies.
+/// Two servers of one file are two paths. One is killed and restarted repeatedly, then both, while
+/// fio writes and verifies.
 #[test]
 fn servers_of_one_file_are_paths() {
     if !has("nbdkit") || !has("fio") {
@@ -119,7 +119,7 @@ fn servers_of_one_file_are_paths() {
     let status = || server.says(&["status", "m"]);
     let active = |count| until("paths", || (status().matches(" A ").count() == count).then_some(()));
     for round in 0..3 {
-        // The letter of the group counts.
+        // The letter of the group is counted too.
         active(3);
         servers[round % 2].kill();
         active(2);
@@ -141,7 +141,7 @@ fn servers_of_one_file_are_paths() {
     );
 }
 
-/// A flush through one path must cover what was written through the others, and the server says
+/// A flush through one path must cover the writes through the others; the server's flags say
 /// whether it does.
 #[test]
 fn servers_whose_flush_is_of_one_connection() {
@@ -174,8 +174,8 @@ fn servers_whose_flush_is_of_one_connection() {
     ]);
 }
 
-/// The same servers are restarted in turn, as an administrator does it. One that shuts down keeps
-/// its connections, and refuses what comes on them, until its clients have left.
+/// The same servers are restarted in turn, as an administrator does. A server that shuts down keeps
+/// its connections and refuses requests until its clients have disconnected.
 #[test]
 fn servers_that_are_restarted_in_turn() {
     if !has("nbdkit") || !has("qemu-io") {
@@ -201,7 +201,7 @@ fn servers_that_are_restarted_in_turn() {
     for round in 2..8 {
         let mut before = servers[round % 2].restart();
         io(round);
-        // The letter of the group counts.
+        // The letter of the group is counted too.
         until("paths", || (status().matches(" A ").count() == 3).then_some(()));
         until("the end of the one before", || before.try_wait().unwrap());
         io(round);
@@ -209,8 +209,8 @@ fn servers_that_are_restarted_in_turn() {
     assert_eq!(server.log().matches("the server shuts down").count(), 6, "{}", server.log());
 }
 
-/// qemu-nbd takes one client at a time unless it is told otherwise, and nbdkit's plugins may say
-/// that a flush on one connection says nothing of another.
+/// qemu-nbd accepts one client at a time by default, and a plugin of nbdkit may not support
+/// multi-conn.
 #[test]
 fn a_server_for_one_connection() {
     if !has("nbdkit") || !has("qemu-io") || !has("fio") {
@@ -233,8 +233,8 @@ fn a_server_for_one_connection() {
     }
 }
 
-/// Whatever a server says, its requests fail with one line in the log, and the next connection
-/// serves.
+/// If a server violates the protocol, its requests fail with one log line, and the next connection
+/// works.
 #[test]
 fn servers_that_lie() {
     if !has("qemu-io") {
@@ -268,7 +268,7 @@ fn servers_that_lie() {
             "nobody agreed on",
         ),
         (
-            // Half of what a read brings.
+            // Half of the data of a read.
             |stream| {
                 let Some(request) = request(stream) else { return };
                 let _ = stream.write_all(&SimpleReply { error: 0, cookie: request.cookie }.encode());
@@ -277,7 +277,7 @@ fn servers_that_lie() {
             "the server closed the connection",
         ),
         (
-            // The same answer twice.
+            // The same reply twice.
             |stream| {
                 let Some(request) = request(stream) else { return };
                 let mut out = SimpleReply { error: 0, cookie: request.cookie }.encode().to_vec();
@@ -289,18 +289,19 @@ fn servers_that_lie() {
         ),
     ];
     for (lie, want) in lies {
-        // The first connection is the survey's; the lie is told on the second, and then no more.
+        // The first connection is that of the block-status worker; the second one violates the
+        // protocol; later ones are correct.
         let puppet = ScriptedServer::start(
             move |number, stream| if number == 1 { lie(stream) } else { serve_zeroes(stream) },
         );
         let server = Server::start(&[&format!("d=0 2048 linear {} 0", puppet.uri())]);
-        // Before a request comes the lane is not open; a try too early is refused.
+        // The lane connects at the first request; a read that is too early is refused.
         let _ = qemu_io(&server, "d", &["read 0 4096"]);
         until("a connection that serves", || {
             sleep(Duration::from_millis(50));
             qemu_io(&server, "d", &["read -P 0 0 4096"]).contains("read 4096/4096").then_some(())
         });
-        // It writes them when it comes to that.
+        // The log is written some time later.
         let log = until("one line for the loss and one for the return", || {
             Some(server.log()).filter(|log| log.matches(&puppet.uri()).count() >= 2)
         });
@@ -309,7 +310,7 @@ fn servers_that_lie() {
     }
 }
 
-/// A server that comes back with another size is not taken back until it is what it was.
+/// A server that returns with another size is rejected until it has its old size again.
 #[test]
 fn a_server_that_comes_back_as_another() {
     if !has("qemu-io") {
@@ -335,7 +336,7 @@ fn a_server_that_comes_back_as_another() {
     assert_eq!(server.log().matches(&puppet.uri()).count(), 2, "{}", server.log());
 }
 
-/// A server that answers that it is about to end blames the path: another one is asked.
+/// An error reply ESHUTDOWN of a server is a path error, so another path is used.
 #[test]
 fn a_server_that_ends_blames_the_path() {
     let puppet = ScriptedServer::start(|_, stream| {
@@ -351,7 +352,7 @@ fn a_server_that_ends_blames_the_path() {
     assert!(said.contains("253:0 F 1"), "{said}");
 }
 
-/// A server that never answers, or says no: one line, and in time.
+/// A server that never answers or refuses causes one line, within the time limit.
 #[test]
 fn a_table_whose_server_is_not_there() {
     let folder = TempDir::new().unwrap();
@@ -371,8 +372,8 @@ fn a_table_whose_server_is_not_there() {
     assert_eq!(server.says(&["ls"]).trim(), "No devices found");
 }
 
-/// A server that is stopped keeps its connections and says nothing. With a deadline its path is
-/// failed, reads go elsewhere, and a write that it has waits until it goes on.
+/// A server that is stopped keeps its connections and sends nothing. With a deadline its path
+/// fails, reads go to another path, and a write that it has waits until it continues.
 #[test]
 fn a_path_that_goes_silent() {
     if !has("nbdkit") {
@@ -393,7 +394,7 @@ fn a_path_that_goes_silent() {
     let mut client = Client::connect(&server.nbd, "mp");
     (0..2).for_each(|sector| assert_eq!(client.read(sector), 0));
     nbdkits[0].signal(Signal::STOP);
-    // By turns: one of the writes and one of the reads are for the path that is silent.
+    // The paths take turns: one write and one read go to the silent path.
     (0..2).for_each(|sector| client.ask(Ask::Write, sector * 512, 512));
     (2..4).for_each(|sector| client.ask(Ask::Read, sector * 512, 512));
     let reads = (0..3).map(|_| client.answer().unwrap()).filter(|(_, error, data)| {

@@ -1,4 +1,4 @@
-//! Servers of NBD that fall silent with writes in their hands: stopped, and going on later.
+//! NBD servers that stop answering while they have writes: stopped, and continued later.
 
 mod support;
 
@@ -20,7 +20,7 @@ use udm_wire::nbd::{Command, CommandFlags, Request, SimpleReply};
 
 const BLOCK: u64 = 4096;
 
-/// Two servers of one file, and a multipath over both: the first is used for as long as it works.
+/// Two servers of one file, and a multipath device over both; the first is used while it works.
 struct SilentFixture {
     server: Server,
     a: Nbdkit,
@@ -30,7 +30,8 @@ struct SilentFixture {
 }
 
 impl SilentFixture {
-    /// `reply_deadline` is what the URI of the first says of that, with `FOLDER` for the folder of all.
+    /// `silence` has the deadline parameters for the URI of the first server; `FOLDER` in it stands
+    /// for the folder of the fixture.
     fn new(silence: &str) -> Option<SilentFixture> {
         if !has("nbdkit") {
             return None;
@@ -40,8 +41,8 @@ impl SilentFixture {
         let disk = File::options().create(true).truncate(true).read(true).write(true).open(&path).unwrap();
         disk.set_len(64 << 20).unwrap();
         let path = path.display().to_string();
-        // With more threads than one, one that sees the end of the connection keeps the others from
-        // what they have read before it, now and then.
+        // With several threads, the thread that sees the end of the connection sometimes keeps the
+        // others from requests that they have read before.
         let args = ["-t", "1", "file", &path];
         let [a, b] = ["a", "b"].map(|name| Nbdkit::start(folder.path().join(name), &args));
         let silence = silence.replace("FOLDER", &folder.path().display().to_string());
@@ -56,18 +57,18 @@ impl SilentFixture {
         Client::connect(&self.server.nbd, "m")
     }
 
-    /// A command for `fence=exec:FOLDER/off`, which ends the first server.
+    /// Writes the command for `fence=exec:FOLDER/off`, which ends the first server.
     fn command(&self, text: &str) {
         let pid = self.a.child.as_ref().unwrap().id();
         let path = self.folder.path().join("off");
-        // Written elsewhere and moved: nobody runs a file that is open for writing.
+        // Written elsewhere and renamed: a file that is open for writing cannot be executed.
         let new = path.with_extension("new");
         fs::write(&new, format!("#!/bin/sh\npid={pid}\n{text}\n")).unwrap();
         fs::set_permissions(&new, fs::Permissions::from_mode(0o700)).unwrap();
         fs::rename(&new, &path).unwrap();
     }
 
-    /// Why requests wait.
+    /// The reasons why requests wait.
     fn waits(&self) -> Vec<String> {
         let status: Value = serde_json::from_str(&self.server.says(&["status", "m", "--json"])).unwrap();
         let waits = status[0]["waits"].as_array().unwrap();
@@ -79,7 +80,7 @@ impl SilentFixture {
         until(&format!("{what}: {}", self.server.log()), || waits().then_some(()));
     }
 
-    /// The log has a line with that.
+    /// Waits for a log line that contains `what`.
     fn says(&self, what: &str) {
         until(what, || self.server.log().contains(what).then_some(()));
     }
@@ -92,7 +93,7 @@ impl SilentFixture {
     }
 }
 
-/// Begins to write a block of `byte`.
+/// Sends a write of a block of `byte`.
 fn begin(client: &mut Client, at: u64, byte: u8) {
     let data = [byte; BLOCK as usize];
     client.send(CommandFlags::empty(), Command::Write, at * BLOCK, BLOCK, &data).unwrap();
@@ -103,11 +104,11 @@ fn write(client: &mut Client, at: u64, byte: u8) {
     assert_eq!(client.answer().unwrap().1, 0);
 }
 
-/// Ends the server, and waits until nothing of it is left that could write.
+/// Ends the server, and waits until no process is left that could write.
 const KILL: &str = "kill -KILL $pid; while grep -qs '^State:.[^Z]' /proc/$pid/status; do sleep 0.01; done";
 
-/// A server is stopped with a write in its socket. The same block is written anew through the other
-/// path, and the server goes on: does the old write land over the new one?
+/// A server is stopped with a write in its socket. The same block is written again through the
+/// other path, and the server is continued. Returns the byte that the block then has.
 fn write_after_fence(command: &str) -> Option<u8> {
     let rig = SilentFixture::new("deadline=200ms&fence=exec:FOLDER/off")?;
     rig.command(command);
@@ -119,7 +120,7 @@ fn write_after_fence(command: &str) -> Option<u8> {
     write(&mut client, 5, 3);
     assert_eq!(rig.block(5), 3);
     rig.a.signal(Signal::CONT);
-    // A process that was killed is a zombie by now; one that was not has its turn.
+    // A killed process is a zombie by now; a process that was not killed gets its turn.
     let status = format!("/proc/{}/status", rig.a.child.as_ref().unwrap().id());
     let is_over = || fs::read_to_string(&status).is_ok_and(|status| status.contains("State:\tZ"));
     until(&format!("the server: {}", rig.server.log()), || (is_over() || rig.block(5) != 3).then_some(()));
@@ -132,15 +133,15 @@ fn a_fenced_server_does_not_write_over_newer_data() {
     assert_eq!(left, 3);
 }
 
-/// The same with a command that says yes and does nothing: what the fence is there to prevent.
+/// The same with a command that succeeds and does nothing: the fault that the fence prevents.
 #[test]
 fn without_a_fence_it_does() {
     let Some(left) = write_after_fence("exit 0") else { return };
     assert_eq!(left, 2, "the stopped server did not go on: the test beside this one shows nothing");
 }
 
-/// Nobody fences: writes wait, and status says so; reads go elsewhere. When the server goes on it
-/// answers, and the writes are done.
+/// Without a fence, writes wait and the status says so; reads go to the other path. When the server
+/// continues, it answers, and the writes complete.
 #[test]
 fn what_can_not_be_fenced_waits_and_says_why() {
     let Some(rig) = SilentFixture::new("deadline=200ms") else { return };
@@ -164,7 +165,7 @@ fn what_can_not_be_fenced_waits_and_says_why() {
     write(&mut writer, 5, 3);
     assert_eq!((rig.waits(), rig.block(5), rig.block(6)), (vec![], 3, 2));
     rig.says("all 2 writes that waited were answered");
-    // A server that is killed closes its connection, and has ended its system calls.
+    // A killed server closes its connection, and its system calls have ended.
     rig.server.says(&["message", "m", "0", "reinstate_path", "253:0"]);
     rig.server.says(&["message", "m", "0", "switch_group", "1"]);
     write(&mut writer, 8, 4);
@@ -176,7 +177,7 @@ fn what_can_not_be_fenced_waits_and_says_why() {
     assert_eq!((rig.waits(), rig.block(8)), (vec![], 5));
 }
 
-/// A command that fails is run again, and until then writes wait.
+/// A command that fails is run again; until then writes wait.
 #[test]
 fn a_fence_that_fails_is_tried_again() {
     let Some(rig) = SilentFixture::new("deadline=200ms&fence=exec:FOLDER/off") else { return };
@@ -209,8 +210,8 @@ fn a_time_is_a_fence() {
     assert_eq!(rig.block(5), 2);
 }
 
-/// More than the socket takes: what was not sent goes elsewhere at once, and what was sent in part
-/// is sent to its end, so that a server that goes on can answer it.
+/// More data than the socket buffer holds. Unsent writes go to the other path at once. A partly
+/// sent write is sent to its end, so that a continued server can answer it.
 #[test]
 fn a_write_that_was_sent_in_part() {
     let Some(rig) = SilentFixture::new("deadline=200ms") else { return };
@@ -224,7 +225,7 @@ fn a_write_that_was_sent_in_part() {
         client.send(CommandFlags::empty(), Command::Write, n * LEN, LEN, &data).unwrap();
     }
     rig.waiting("writes wait");
-    // Those that were not sent are answered while the server stands still.
+    // Unsent writes are answered while the server is stopped.
     let held: u64 = rig.waits()[0].split_once(' ').unwrap().0.parse().unwrap();
     assert!((1..WRITES).contains(&held), "{held} of {WRITES} held: the socket took none or all");
     for _ in held..WRITES {
@@ -239,7 +240,7 @@ fn a_write_that_was_sent_in_part() {
     }
 }
 
-/// A server that breaks the protocol with a write in its hands may still write it, until it closes.
+/// A server that violates the protocol may still perform its writes until it closes the connection.
 #[test]
 fn a_server_that_lies_is_waited_for() {
     let close = Arc::new(AtomicBool::new(false));
@@ -270,14 +271,14 @@ fn a_server_that_lies_is_waited_for() {
     });
 }
 
-/// A server that has lied is asked nothing more, and told so: it ends what it has begun, and
-/// closes.
+/// A server that violated the protocol gets no more requests, and its connection is shut down for
+/// writing. It completes its request and closes.
 #[test]
 fn a_server_that_lies_is_told_to_end() {
     let (_puppet, server) = serve_scripted("1h", |stream| {
         if request(stream).is_some() {
             let _ = stream.write_all(&[0xaa; 64]);
-            // What is left of the write, and the end.
+            // Reads the rest of the write, and the end of the stream.
             let _ = stream.read_to_end(&mut Vec::new());
         }
     });
@@ -285,7 +286,8 @@ fn a_server_that_lies_is_told_to_end() {
     until("a line", || server.log().contains("1 writes that waited go elsewhere").then_some(()));
 }
 
-/// A multipath over a server that does `act` with its first connection, and one that works.
+/// A multipath device over a server that does `act` with its first connection, and over one that
+/// works.
 fn serve_scripted(
     deadline: &str,
     act: impl Fn(&mut UnixStream) + Send + Sync + 'static,
@@ -296,14 +298,14 @@ fn serve_scripted(
     (puppet, Server::start(&[&format!("m=0 2048 multipath 0 0 2 1 {groups}")]))
 }
 
-/// Answers a read.
+/// Answers a read with zeroes.
 fn zero(stream: &mut UnixStream, request: &Request) {
     let mut out = SimpleReply { error: 0, cookie: request.cookie }.encode().to_vec();
     out.resize(out.len() + request.len as usize, 0);
     let _ = stream.write_all(&out);
 }
 
-/// The last of many requests is answered long behind the deadline, by a server that answers one
+/// The last of many requests is answered long after the deadline, by a server that answers one
 /// after the other.
 #[test]
 fn a_busy_server_is_not_silent() {
@@ -319,7 +321,8 @@ fn a_busy_server_is_not_silent() {
     assert!(!server.log().contains("Failing path"), "{}", server.log());
 }
 
-/// A server answers all requests but one: that is given up all the same, and read elsewhere.
+/// A server answers all requests but one: that one is abandoned nevertheless, and read through the
+/// other path.
 #[test]
 fn a_request_that_a_busy_server_loses_is_given_up() {
     let (_puppet, server) = serve_scripted("100ms", |stream| {

@@ -1,12 +1,12 @@
-//! Null devices that take short requests: what reaches them of long ones.
+//! Null devices with a limit on the request size: how long requests are split.
 
 mod support;
 
 use serde_json::Value;
 use support::{Server, text, udm};
 
-/// Reads 128 KiB at once from a multipath device over null devices whose requests have so many
-/// sectors at the most, and says how many requests and bytes each path had.
+/// Reads 128 KiB at once from a multipath device over null devices with these limits in sectors.
+/// Returns the requests and bytes of each path.
 fn served(max_sectors: &[u32]) -> Vec<(u64, u64)> {
     let paths: Vec<_> = max_sectors.iter().map(|n| format!("null:size=4M,max_sectors={n} 1")).collect();
     let table = format!("d=0 8192 multipath 0 0 1 1 round-robin 0 {} 1 {}", paths.len(), paths.join(" "));

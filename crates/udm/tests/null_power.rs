@@ -1,5 +1,5 @@
-//! The power of null devices with a cache, through the program: what clients wrote and flushed is
-//! there behind a power cut, and what they did not flush is gone.
+//! The power switch of null devices with a cache, through the program: flushed writes survive a
+//! power cut, unflushed ones are lost.
 
 mod support;
 
@@ -11,12 +11,12 @@ use udm_wire::nbd::{Command, CommandFlags};
 
 const DISK: &str = "null:size=4M,memory_backed=1,discard=1,cache_size=1M";
 
-/// Copies with nbdcopy, which flushes where it is told to and not otherwise; does that end well?
+/// Copies with nbdcopy, which flushes only if told to; returns true on success.
 fn copy(words: &[&str]) -> bool {
     std::process::Command::new("nbdcopy").args(words).output().unwrap().status.success()
 }
 
-/// Straight over the disk, and behind a queue.
+/// Directly over the disk, and through a queue.
 #[test]
 fn b13_a_power_cut_loses_what_was_not_flushed() {
     if !has("nbdcopy") || !has("qemu-io") {
@@ -52,7 +52,7 @@ fn b13_a_power_cut_loses_what_was_not_flushed() {
         write(0x33, 128 << 10, &[]);
         cycle();
         assert!(holds(0x22, 256 << 10));
-        // A write that must be durable, behind one that need not be. They end in one session.
+        // A FUA write after a normal one, in the same connection.
         let mut client = Client::connect(&server.nbd, name);
         for (flags, with) in [(CommandFlags::empty(), 0x44), (CommandFlags::FUA, 0x55)] {
             client.send(flags, Command::Write, 0, 4096, &[with; 4096]).unwrap();
@@ -60,7 +60,7 @@ fn b13_a_power_cut_loses_what_was_not_flushed() {
         }
         cycle();
         assert!(holds(0x55, 4096));
-        // What the cache has no room for is written back: of 4 MiB no more than 1 is lost.
+        // Data beyond the size of the cache is written back: at most 1 of 4 MiB is lost.
         write(0x66, 4 << 20, &[]);
         assert!(holds(0x66, 4 << 20));
         cycle();

@@ -1,4 +1,5 @@
-//! Null devices that share their tags, through the program: fio on both, and what each holds.
+//! Null devices that share their tags, through the program: fio on both, and the tags that each
+//! holds.
 
 mod support;
 
@@ -11,7 +12,8 @@ fn disk(ms: u64, more: &str) -> String {
     format!("null:size=1G,irqmode=2,completion_nsec={ms}000000,shared_tags=1{more}")
 }
 
-/// The tags of the one hardware queue that a device's disk shares: held, at the most, all, disks.
+/// The shared tags of a device's disk with one hardware queue: held, limit, total, and number of
+/// disks.
 fn shared(server: &Server, device: &str) -> Option<[u64; 4]> {
     let queues: Value = serde_json::from_str(&server.says(&["queue", device, "--json"])).unwrap();
     let shared = &queues[0]["hw_queues"][0]["shared"];
@@ -25,17 +27,18 @@ fn read(server: &Server, device: &str) -> Child {
     fio(server, device, load).spawn().unwrap()
 }
 
-/// How many reads were done.
+/// Number of reads completed.
 fn reads(run: Child) -> u64 {
     let run = run.wait_with_output().unwrap();
     assert!(run.status.success(), "{}{}", text(&run.stdout), text(&run.stderr));
-    // It may say something in front.
+    // fio may print messages first.
     let said = text(&run.stdout);
     let report: Value = serde_json::from_str(&said[said.find('{').unwrap()..]).unwrap();
     report["jobs"][0]["read"]["total_ios"].as_u64().unwrap()
 }
 
-/// A disk of 1 ms and one of 100 ms: the slow one does not take the tags away from the fast one.
+/// A disk of 1 ms and one of 100 ms per request: the slow one does not take the tags from the fast
+/// one.
 #[test]
 fn b09_two_devices_share_64_tags() {
     if !has("fio") {
@@ -51,7 +54,7 @@ fn b09_two_devices_share_64_tags() {
     let alone = until("the slow one alone", || shared(&server, "slow").filter(|now| now[0] > 32));
     assert_eq!(alone[1..], [64, 64, 1], "all tags are there for one");
     let of_fast = read(&server, "fast");
-    // What the slow one has it keeps until it comes home.
+    // The slow disk keeps its tags until its requests complete.
     until("each has its share", || {
         let both = ["fast", "slow"].map(|name| shared(&server, name));
         both.iter().flatten().all(|now| now[0] <= 32 && now[0] > 0 && now[3] == 2).then_some(())
@@ -70,7 +73,7 @@ fn b09_two_devices_share_64_tags() {
     );
 }
 
-/// Whoever verifies finds what he wrote, with four tags for two disks and changes of their queues.
+/// Data is correct with four tags for two disks while the queue settings change.
 #[test]
 fn fio_verifies_over_shared_tags() {
     if !has("fio") {

@@ -1,5 +1,5 @@
-//! Queues in front of disks, through the program: fio verifies what it wrote, no more is with the
-//! disk than there are tags, and what holds is shown.
+//! Queues in front of disks, through the program: fio verifies its data, the disk never has more
+//! requests than tags, and the settings are shown.
 
 mod support;
 
@@ -10,8 +10,8 @@ use support::nbd::Client;
 use support::servers::fio;
 use support::{Server, has, report_skip, text};
 
-/// Two cores, and the queue that both share: without a scheduler, with one order for both, and with
-/// every request on its own.
+/// Two cores that share a queue: without a scheduler, with one scheduler for both, and without
+/// merging.
 #[test]
 fn fio_verifies_through_a_queue() {
     if !has("fio") {
@@ -32,7 +32,7 @@ fn fio_verifies_through_a_queue() {
             let run = fio(&server, "d", &load).output().unwrap();
             assert!(run.status.success(), "{words}, {load}: {}{}", text(&run.stdout), text(&run.stderr));
         }
-        // Two clients, a core each.
+        // Two clients, one per core.
         let halves = ["--offset=0", "--offset=4m"].map(|half| {
             let load = format!("{half} --size=4m --rw=randwrite --do_verify=1 --verify_fatal=1");
             fio(&server, "d", &load).spawn().unwrap()
@@ -44,8 +44,8 @@ fn fio_verifies_through_a_queue() {
     }
 }
 
-/// A disk that takes 20 ms a request, and 64 requests: with four tags for all cores that takes at
-/// least 16 times as long.
+/// A disk that needs 20 ms per request, and 64 requests: with four tags for all cores, that takes
+/// at least 16 rounds.
 #[test]
 fn the_depth_is_that_of_all_cores_together() {
     for (queues, least) in [(1, 16), (2, 8)] {
@@ -64,7 +64,7 @@ fn the_depth_is_that_of_all_cores_together() {
     }
 }
 
-/// What holds is shown with the defaults filled in, and to dmsetup's face not at all.
+/// The settings are shown with their defaults; dmsetup's output does not contain them.
 #[test]
 fn info_shows_the_queues_of_a_table() {
     let table = "d=0 16 linear mem:1M,queue_depth=3,scheduler=none 0\n16 16 linear null:hw_queue_depth=7,submit_queues=1,scheduler=mq-deadline 0\n32 16 linear mem:1M 0";
@@ -92,7 +92,7 @@ fn info_shows_the_queues_of_a_table() {
     );
     assert_eq!(queues[1]["hw_queues"][0]["cores"], serde_json::json!([0, 1]));
     assert!(queues[2].is_null(), "{queues}");
-    // What the URI forbids is forbidden for good.
+    // A limit of the URI cannot be changed.
     server.says(&["create", "n", "--table", "0 16 linear null:no_sched=1,hw_queue_depth=9,scheduler=none 0"]);
     assert_eq!(
         server.refuses(&["queue", "n", "scheduler=mq-deadline"]),
@@ -101,8 +101,8 @@ fn info_shows_the_queues_of_a_table() {
     assert_eq!(server.says(&["queue", "n", "scheduler=none", "nr_requests=5"]), "");
 }
 
-/// Two clients on a core each verify what they wrote while the scheduler changes under them, to and
-/// fro, and with it all else that can: as blktests block/047 does to a kernel.
+/// Two clients on one core each verify their data while the scheduler and all other settings change
+/// repeatedly, as in blktests block/047.
 #[test]
 fn fio_verifies_over_changes_of_the_scheduler() {
     if !has("fio") {
@@ -150,7 +150,7 @@ fn fio_verifies_over_changes_of_the_scheduler() {
     assert_eq!(refused(&["nomerges=0", "nomerges=1"]), "udm: nomerges is given twice\n");
 }
 
-/// dm-mod's parameters: for request-based multipath, with the kernel's numbers.
+/// Parameters of dm-mod for request-based multipath, with the kernel's defaults.
 #[test]
 fn a_request_based_device_has_its_own_queue() {
     let disk = "null:size=1G,irqmode=2,completion_nsec=100000000";
@@ -173,7 +173,7 @@ fn a_request_based_device_has_its_own_queue() {
     };
     assert_eq!(queue("mp"), ("mq-deadline".into(), 4, 1, 8));
     assert_eq!((shown("bio"), shown("low")), (serde_json::json!([]), serde_json::json!([])));
-    // What is said of the device counts more, within the kernel's bounds.
+    // Parameters of the device take precedence, within the kernel's limits.
     server.says(&["create", "own", "--dm_mq_queue_depth=99999", "--dm_mq_nr_hw_queues=2", "--table", &mp]);
     assert_eq!(queue("own"), ("none".into(), 10240, 2, 10240));
     let refused = text(&server.verb(&["create", "x", "--dm_mq_queue_depth=-1", "--table", &mp]).stderr);
@@ -181,7 +181,7 @@ fn a_request_based_device_has_its_own_queue() {
     if !has("fio") {
         return report_skip("fio is not installed");
     }
-    // 64 reads of 100 ms, 16 at a time: by four it takes 1.6 s.
+    // 64 reads of 100 ms: with 16 at a time they take 0.4 s, with four 1.6 s.
     let read = || {
         let begun = std::time::Instant::now();
         let load = "--rw=randread --size=1g --number_ios=64 --verify=0";
@@ -190,7 +190,7 @@ fn a_request_based_device_has_its_own_queue() {
         begun.elapsed().as_millis()
     };
     assert!(read() >= 1600);
-    // It stays over a suspend, another scheduler and another table.
+    // The settings persist over a suspend, another scheduler and another table.
     server.says(&["queue", "mp", "scheduler=none"]);
     server.says(&["suspend", "mp"]);
     server.says(&["load", "mp", "--table", &mp]);
@@ -200,7 +200,7 @@ fn a_request_based_device_has_its_own_queue() {
 }
 
 /// A request that does not complete keeps its tag: the change is cancelled after a while, and other
-/// requests go on.
+/// requests continue.
 #[test]
 fn a_change_waits_for_requests_of_before_and_not_for_ever() {
     let mp = "mp=0 2048 multipath 1 queue_if_no_path 0 1 1 queue-length 0 1 1 mem:1M 1";
@@ -209,7 +209,7 @@ fn a_change_waits_for_requests_of_before_and_not_for_ever() {
     let mut client = Client::connect(&server.nbd, "mp");
     client.ask_read(0);
     support::until("a request with a tag", || server.says(&["queue", "mp"]).contains("1 of 8").then_some(()));
-    // A request that is sent while the change waits has to wait for it, and other changes are refused.
+    // A request that is sent while the change waits has to wait too, and other changes are refused.
     let change = support::udm(&["queue", "mp", "nomerges=2", "--socket"])
         .arg(&server.socket)
         .stderr(std::process::Stdio::piped())
@@ -231,10 +231,10 @@ fn a_change_waits_for_requests_of_before_and_not_for_ever() {
          timed out\n"
     );
     assert!(server.says(&["queue", "mp"]).contains("nomerges=0"));
-    // The tags are free again: the second request has one, and so does a third.
+    // The tags are free again: the second request gets one, and so does a third.
     client.ask_read(16);
     support::until("three with a tag", || server.says(&["queue", "mp"]).contains("3 of 8").then_some(()));
-    // A client that gives up cancels its change as well.
+    // A client that disconnects cancels its change as well.
     let mut change =
         support::udm(&["queue", "mp", "nomerges=2", "--socket"]).arg(&server.socket).spawn().unwrap();
     support::until("the change in line", || {
@@ -247,7 +247,7 @@ fn a_change_waits_for_requests_of_before_and_not_for_ever() {
     assert_eq!((client.error(), client.error(), client.error()), (0, 0, 0));
     server.says(&["queue", "mp", "nomerges=2"]);
     assert!(server.says(&["queue", "mp"]).contains("nomerges=2"));
-    // Who is renamed while it waits is the same device.
+    // A device that is renamed during the wait is still the same device.
     server.says(&["message", "mp", "0", "fail_path 253:0"]);
     client.ask_read(0);
     support::until("a request with a tag", || server.says(&["queue", "mp"]).contains("1 of 8").then_some(()));
@@ -262,7 +262,7 @@ fn a_change_waits_for_requests_of_before_and_not_for_ever() {
     assert!(server.says(&["queue", "other"]).contains("nomerges=0"));
 }
 
-/// What a client of the API may say that the verb never does.
+/// Requests of the API that the verb never sends.
 #[test]
 fn a_change_of_nothing_or_of_one_thing_twice_is_refused() {
     let server = Server::start(&["d=0 2048 linear mem:1M,queue_depth=4 0"]);
@@ -283,8 +283,8 @@ fn a_change_of_nothing_or_of_one_thing_twice_is_refused() {
     assert!(server.says(&["queue", "d"]).contains("nomerges=0"));
 }
 
-/// The same over a request-based device's own queue, which is suspended and gets tables, with one
-/// core that has the order of all.
+/// The same over a request-based device's own queue, which is suspended and reloaded, with one core
+/// that owns the scheduler.
 #[test]
 fn fio_verifies_through_the_queue_of_a_request_based_device() {
     if !has("fio") {
@@ -318,9 +318,10 @@ fn fio_verifies_through_the_queue_of_a_request_based_device() {
     assert!(turns > 4, "{turns} turns");
 }
 
-/// What a device above has sent to the core with the one order comes home to a suspend of it without
-/// flush, while the device with the queue is suspended or has no path, and goes on where that is
-/// said by then. What others have there is not disturbed.
+/// Requests of a device above wait in the queue on the core with the scheduler. A suspend of that
+/// device without flush gets them back, while the device with the queue is suspended or has no
+/// path. Requests of other devices stay. At the resume the requests are sent to the table that is
+/// then live.
 #[test]
 fn a_suspend_above_takes_back_what_waits_for_the_one_order() {
     let mp = "mp=0 2048 multipath 1 queue_if_no_path 0 1 1 queue-length 0 1 1 mem:1M 1";
@@ -332,8 +333,7 @@ fn a_suspend_above_takes_back_what_waits_for_the_one_order() {
     let works: [&[&str]; 2] = [&["resume", "mp"], &["message", "mp", "0", "reinstate_path 253:0"]];
     let sectors = [0_u64, 1, 2, 40, 80];
     for (fail, work) in fails.into_iter().zip(works) {
-        // Clients on both cores, more requests than there are tags, and some that lie behind each
-        // other.
+        // Clients on both cores, more requests than there are tags, and some adjacent ones.
         let mut clients = [0; 4].map(|_| Client::connect(&server.nbd, "up"));
         let mut beside = Client::connect(&server.nbd, "other");
         server.says(fail);
@@ -346,7 +346,7 @@ fn a_suspend_above_takes_back_what_waits_for_the_one_order() {
         assert!(server.refuses(&["suspend", "up", "--timeout", "0.2"]).contains("the device is active"));
         server.says(&["suspend", "--noflush", "up", "--timeout", "20"]);
         in_use("1 of 4 tags in use");
-        // They go down again by another table.
+        // They are sent again through another table.
         server.says(&["load", "up", "--table", "0 2048 linear pattern:1M 0"]);
         server.says(&["resume", "up"]);
         for client in &mut clients {
@@ -364,8 +364,8 @@ fn a_suspend_above_takes_back_what_waits_for_the_one_order() {
     }
 }
 
-/// A disk that would send its requests round for ever lets go of them in a suspend, also where one
-/// core has the order of all.
+/// A disk that would requeue its requests without end returns them at a suspend, also if one core
+/// owns the scheduler.
 #[test]
 fn a_suspend_reaches_the_disk_behind_the_one_order() {
     let disk = "null:size=1M,irqmode=2,hw_queue_depth=4,scheduler=mq-deadline,requeue=1,100,0,-1";
@@ -383,7 +383,7 @@ fn a_suspend_reaches_the_disk_behind_the_one_order() {
     server.says(&["resume", "d"]);
 }
 
-/// The same under load on both cores, over and over, with nothing lost.
+/// The same under load on both cores, repeatedly, without losing a request.
 #[test]
 fn fio_verifies_over_suspends_above_a_device_that_is_suspended() {
     if !has("fio") {

@@ -1,8 +1,9 @@
-//! Stores that udm wrote, opened by a real kernel, and what that wrote into them, opened by udm.
+//! Stores that udm wrote, opened by a real kernel, and the kernel's changes, read by udm.
 //!
-//! Runs where `UDM_TEST_KERNEL` is a folder into which a kernel package was unpacked
-//! (docs/internals/kernel-rows.md), with QEMU, busybox, cpio and dmsetup installed; otherwise it
-//! says that it was skipped. The machine is emulated: a minute, and not a part of every run.
+//! Runs only if `UDM_TEST_KERNEL` is a folder with an unpacked kernel package
+//! (docs/internals/kernel-rows.md), and QEMU, busybox, cpio and dmsetup are installed; otherwise it
+//! reports that it was skipped. The machine is emulated and takes a minute, so the test is not part
+//! of every run.
 
 mod support;
 
@@ -14,16 +15,16 @@ use std::time::{Duration, Instant};
 use support::{Server, has, report_skip, text};
 use tempfile::TempDir;
 
-/// Bytes of an origin, of a store, and of one that begins small and grows.
+/// Bytes of an origin, of a store, and of a store that begins small and grows.
 const ORIGIN: u64 = 8 << 20;
 const STORE: u64 = 16 << 20;
 const SMALL: u64 = 64 << 10;
 const CHUNK: u64 = 4096;
 
-/// The longest that the emulated machine may take.
+/// Time limit of the emulated machine.
 const LIMIT: Duration = Duration::from_secs(400);
 
-/// In the order in which they need each other; one that is built in is not there.
+/// In the order of their dependencies; a module that is built in is missing from the package.
 const MODULES: [&str; 9] = [
     "virtio_ring",
     "virtio",
@@ -36,14 +37,14 @@ const MODULES: [&str; 9] = [
     "dm-snapshot",
 ];
 
-/// A snapshot that udm made and took apart: three disks of the machine.
+/// A snapshot that udm created: three disks of the machine.
 struct SnapshotCase {
     words: &'static str,
-    /// How the store grows.
+    /// The growth of the store.
     grows: &'static str,
     origin: PathBuf,
     store: PathBuf,
-    /// What the snapshot read as, in udm.
+    /// The content of the snapshot, as udm read it.
     view: PathBuf,
 }
 
@@ -53,7 +54,7 @@ fn image(folder: &Path, name: &str, bytes: u64) -> PathBuf {
     path
 }
 
-/// Every sector of an origin tells where it is.
+/// Fills an origin with the number of each sector.
 fn fill(path: &Path) {
     let file = File::options().write(true).open(path).unwrap();
     for sector in 0..ORIGIN / 512 {
@@ -61,7 +62,7 @@ fn fill(path: &Path) {
     }
 }
 
-/// Does qemu-io's commands on an export.
+/// Runs qemu-io's commands on an export.
 fn qemu_io(server: &Server, name: &str, commands: &[String]) {
     for some in commands.chunks(200) {
         let mut command = Command::new("qemu-io");
@@ -93,8 +94,8 @@ fn serve(case: &SnapshotCase) -> Server {
     Server::start(&tables(case).each_ref().map(String::as_str))
 }
 
-/// Makes a snapshot, in a store that grows or not, has `chunks` of it copied, most for the origin
-/// and some for itself, and keeps what it reads as.
+/// Creates a snapshot in a store that grows or not, causes the copy of `chunks` chunks, most by
+/// writes of the origin and some by writes of the snapshot, and saves the snapshot's content.
 fn make_case(
     folder: &Path,
     number: usize,
@@ -112,7 +113,7 @@ fn make_case(
     };
     fill(&case.origin);
     let server = serve(&case);
-    // In an order of its own, so that records are in no order; 7 and 2048 have no common factor.
+    // A scattered order, so that records are in no order; 7 and 2048 have no common factor.
     let at = |n: u64| n * 7 % (ORIGIN / CHUNK) * CHUNK;
     let (own, others): (Vec<u64>, Vec<u64>) = (0..chunks).partition(|n| n % 5 == 0);
     let origin: Vec<String> =
@@ -126,7 +127,7 @@ fn make_case(
     case
 }
 
-/// The machine's first file system, packed: a shell, dmsetup, the modules, and a script.
+/// The initramfs of the machine: a shell, dmsetup, the modules, and a script.
 fn initrd(folder: &Path, kernel: &Path, script: &str) -> PathBuf {
     let root = folder.join("root");
     for place in ["bin", "dev", "proc", "sys", "mod"] {
@@ -169,7 +170,7 @@ fn initrd(folder: &Path, kernel: &Path, script: &str) -> PathBuf {
     packed
 }
 
-/// Runs the machine to its end; what it said.
+/// Runs the machine to its end; returns its output.
 fn run_vm(kernel: &Path, initrd: &Path, disks: &[&Path], folder: &Path) -> String {
     let said = folder.join("said");
     let mut qemu = Command::new("qemu-system-x86_64");
@@ -192,8 +193,8 @@ fn run_vm(kernel: &Path, initrd: &Path, disks: &[&Path], folder: &Path) -> Strin
     text(&fs::read(said).unwrap())
 }
 
-/// Both ways: 600 exceptions over three areas in a store that has grown, read, and added to; and
-/// larger chunks, merged.
+/// Both directions: 600 exceptions over three areas in a store that has grown, which the kernel
+/// reads and extends; and a store with larger chunks, which the kernel merges.
 #[test]
 fn f22_a_real_kernel_takes_stores_that_udm_wrote() {
     let Some(kernel) = std::env::var_os("UDM_TEST_KERNEL").map(PathBuf::from) else {
@@ -231,7 +232,7 @@ fn f22_a_real_kernel_takes_stores_that_udm_wrote() {
     for line in ["KEPT SAME", "MERGED SEEN", "MERGED SAME", &format!("KEPT {}", status(used, areas))] {
         assert!(said.contains(line), "no {line:?}: {said}");
     }
-    // Back: what the kernel added is there, and nothing else has changed.
+    // Back in udm: the kernel's changes are present, and nothing else has changed.
     let server = serve(&kept);
     let back = folder.path().join("back");
     copy(&server, "snap", &back);

@@ -1,5 +1,5 @@
-//! `udm rename` against a running server: the kernel's words, and what goes on whatever a device is
-//! called.
+//! `udm rename` against a running server: the kernel's errors, and everything that a rename leaves
+//! unchanged.
 
 mod support;
 
@@ -28,7 +28,8 @@ fn k10_a_rename_in_the_kernels_words() {
     let table = server.says(&["table", "top"]);
     server.says(&["rename", "a", "c"]);
     assert_eq!(server.says(&["ls"]), "c\t(254:0)\nb\t(254:1)\ntop\t(254:2)\n");
-    // The number is the device: what lies on it prints the same, and can be loaded again.
+    // The number identifies the device: the table above is printed unchanged and can be loaded
+    // again.
     assert_eq!(server.says(&["table", "top"]), table);
     server.says(&["load", "top", "--table", table.trim_end()]);
     server.says(&["load", "top", "--table", "0 8 linear @c 0"]);
@@ -55,7 +56,7 @@ fn k10_a_rename_in_the_kernels_words() {
     }
     let long = "n".repeat(128);
     assert!(server.refuses(&["rename", "c", &long]).contains("too long."));
-    // As long as it may be, with what a path can't have; and by its number.
+    // The longest name, with characters that are special in paths and URIs; and a rename by number.
     let odd = format!("ü {}?&#%\"'\\", "n".repeat(117));
     assert_eq!(odd.len(), 127);
     server.says(&["rename", "c", &odd]);
@@ -81,13 +82,13 @@ fn k10_a_rename_in_the_kernels_words() {
         let refused = server.refuses(&["rename", words[0], words[1], "--setuuid"]);
         assert_eq!(refused, format!("udm: {}: {said}\n", words[0]));
     }
-    // By its uuid, and its uuid stays.
+    // A rename by uuid; the uuid stays.
     server.says(&["rename", "U1", "a"]);
     assert!(server.says(&["info", "a"]).contains("UUID: U1\n"));
 }
 
-/// An event where there is a live table, and nothing else of what the device is changes: suspended, with
-/// a table that waits, open, to be removed.
+/// A rename causes an event if there is a live table, and changes nothing else: suspended, with an
+/// inactive table, open, or with a deferred removal.
 #[test]
 fn in_every_state() {
     let server = Server::start(&["a=0 2048 linear mem:1M 0"]);
@@ -116,14 +117,14 @@ fn in_every_state() {
     assert_eq!(exports(&server), ["none", "b"]);
 }
 
-/// A client keeps the device that it chose; those that come get what has the name then.
+/// A client keeps the device that it chose; new clients get the device with that name now.
 #[test]
 fn clients_keep_what_they_chose() {
     let devices = ["a=0 2048 linear mem:1M 0", "b=0 4096 linear mem:2M 0"];
     let server = Server::start(&devices);
     let mut old = Client::connect(&server.nbd, "a");
     assert_eq!(old.one(Nbd::Write, 0, 4096), 0);
-    // They change places.
+    // The two devices exchange their names.
     for (name, new) in [("a", "was-a"), ("b", "a"), ("was-a", "b")] {
         server.says(&["rename", name, new]);
     }
@@ -131,7 +132,7 @@ fn clients_keep_what_they_chose() {
     assert_eq!(new.one(Nbd::Read, 1 << 20, 512), 0, "the larger one");
     assert_eq!(old.one(Nbd::Read, 0, 512), 0);
     assert_ne!(old.one(Nbd::Read, 1 << 20, 512), 0, "the one that it had");
-    // What is removed by force fails for clients that came under another name, too.
+    // A forced removal also fails requests of clients that connected under another name.
     server.refuses(&["remove", "--force", "b"]);
     assert_ne!(old.one(Nbd::Read, 0, 512), 0);
     drop(old);
@@ -139,7 +140,7 @@ fn clients_keep_what_they_chose() {
     assert_eq!(exports(&server), ["a"]);
 }
 
-/// What is exported alone is so by its name.
+/// With `--export`, devices are exported by their present name.
 #[test]
 fn what_is_exported_alone() {
     let devices = ["a=0 8 zero", "b=0 8 zero", "c=0 8 zero"];
@@ -157,7 +158,7 @@ fn what_is_exported_alone() {
     assert!(server.says(&["info", "c"]).contains("Open count:        1\n"));
 }
 
-/// Of several that rename at once one gets the name, whatever else they do.
+/// If several devices are renamed to one name at once, exactly one succeeds.
 #[test]
 fn one_gets_the_name() {
     let names: Vec<String> = (0..8).map(|i| format!("d{i}")).collect();
@@ -183,8 +184,8 @@ fn one_gets_the_name() {
     assert_eq!(exports(&server).len(), names.len());
 }
 
-/// Reloads, suspends, resumes and renames of one device from four clients at once, a thousand, under
-/// a load that verifies what it reads.
+/// A thousand reloads, suspends, resumes and renames of one device from four clients at once, under
+/// a verifying load.
 #[test]
 fn under_load() {
     if !has("fio") {
@@ -199,7 +200,7 @@ fn under_load() {
     fio.args([&format!("--uri={uri}"), "--time_based", "--runtime=6"]);
     let load = std::thread::spawn(move || fio.output().unwrap());
     let device = "/v1/devices/254:1";
-    // fio looks at the export once before it opens it by its name.
+    // fio connects once to query the export before it opens it by name.
     until("a load", || {
         let stats: Value = serde_json::from_str(&server.http("GET", "/v1/stats", "").2).unwrap();
         let mut devices = stats["devices"].as_array().unwrap().iter();
@@ -208,7 +209,7 @@ fn under_load() {
     });
     let call = |method: &str, rest: &str, body: Value| {
         let (status, _, said) = server.http(method, &format!("{device}{rest}"), &body.to_string());
-        // A resume calls off the suspend of another.
+        // A resume cancels the suspend of another client.
         assert!(status == 204 || status == 409 && rest == "/suspend", "{rest}: {status} {said}");
     };
     let verb = |client: usize, turn: usize| match (client + turn) % 4 {
@@ -231,12 +232,12 @@ fn under_load() {
     assert!(events(&server, "254:1") >= EACH as u64 / 4 * 4);
 }
 
-/// The files of a folder.
+/// Number of files in a folder.
 fn files(folder: &Path) -> usize {
     std::fs::read_dir(folder).unwrap().count()
 }
 
-/// A snapshot and its origin are what they are, whatever they are called: also while one is merged.
+/// A snapshot and its origin work under any name, also during a merge.
 #[test]
 fn snapshots_and_their_origins() {
     let folder = tempfile::tempdir().unwrap();
@@ -255,7 +256,7 @@ fn snapshots_and_their_origins() {
     let list: Value = serde_json::from_str(&server.says(&["snapshot", "list", "--json"])).unwrap();
     let names: Vec<_> = list.as_array().unwrap().iter().map(|one| (&one["name"], &one["origin"])).collect();
     assert_eq!(names, [(&json!("monday"), &json!("origin")), (&json!("s"), &json!("origin"))]);
-    // The store that was made for it goes with it.
+    // The store that was created for the snapshot is removed with it.
     assert!(server.refuses(&["snapshot", "remove", "t"]).contains("No such device"));
     server.says(&["snapshot", "remove", "s"]);
     assert_eq!(files(folder.path()), 2);
@@ -268,14 +269,14 @@ fn snapshots_and_their_origins() {
         server.says(&["rename", "254:0", &format!("origin-{turn}")]);
         (server.says(&["snapshot", "list", "--json"]).trim() == "[]").then_some(())
     });
-    // Its table is put back, and it was linear before.
+    // The origin gets its old table back, which was linear.
     let table = || server.says(&["table", "254:0"]).contains(" linear ").then_some(());
     until("a linear table", table);
     until("a store that is gone", || (files(folder.path()) == 1).then_some(()));
     assert_eq!(client.one(Nbd::Read, 0, 4096), 0);
 }
 
-/// Names change while snapshots are made and removed: nobody else's device is taken for one's own.
+/// Names change while snapshots are created and removed: a verb never uses the wrong device.
 #[test]
 fn names_change_under_the_verbs_of_snapshots() {
     let folder = tempfile::tempdir().unwrap();
@@ -300,7 +301,7 @@ fn names_change_under_the_verbs_of_snapshots() {
                 server.says(&["rename", &name, "kept"]);
                 server.says(&["snapshot", "remove", "kept"]);
             } else {
-                // It was called otherwise just then, or something else was called so.
+                // The device had another name at that moment, or another device had this name.
                 let said = text(&out.stderr);
                 assert!(said.contains("No such device") || said.contains("not linear"), "{said}");
             }

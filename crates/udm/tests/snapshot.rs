@@ -1,4 +1,4 @@
-//! `udm snapshot` against a running server, with clients that nobody here wrote.
+//! `udm snapshot` against a running server, with external clients.
 
 mod support;
 
@@ -10,7 +10,7 @@ use support::{Server, has, text, udm};
 use tempfile::TempDir;
 use udm_wire::nbd::Command as Nbd;
 
-/// A folder with images of 8 MiB of these names, and a server that maps each whole.
+/// A folder with images of 8 MiB with these names, and a server that maps each of them.
 fn served(names: &[&str]) -> (TempDir, Server) {
     let folder = tempfile::tempdir().unwrap();
     let image = |name: &&str| {
@@ -27,7 +27,7 @@ fn uri(server: &Server, name: &str) -> String {
     format!("nbd+unix:///{name}?socket={}", server.nbd.display())
 }
 
-/// qemu-io's commands on an export: they must work, and what is read must be what is said.
+/// Runs qemu-io's commands on an export; they must succeed and find the expected data.
 fn qemu_io(server: &Server, name: &str, commands: &[&str]) {
     let mut command = Command::new("qemu-io");
     command.args(["-f", "raw", &uri(server, name)]);
@@ -64,7 +64,7 @@ fn a_life_of_a_snapshot() {
     assert_eq!(files(folder.path()), ["disk.img", "monday.cow"]);
     assert_eq!(server.says(&["snapshot", "diff", "monday"]), "");
 
-    // Each goes its way, and the difference is where they went.
+    // Origin and snapshot are written; the diff shows exactly these ranges.
     qemu_io(&server, "disk", &["write -P 2 64k 64k"]);
     qemu_io(&server, "monday", &["read -P 1 0 1M", "write -P 9 5M 4k"]);
     assert_eq!(server.says(&["snapshot", "diff", "monday"]), "65536\t65536\n5242880\t4096\n");
@@ -77,7 +77,7 @@ fn a_life_of_a_snapshot() {
     let report: serde_json::Value = serde_json::from_str(&report).unwrap();
     assert_eq!(report["changed_bytes"], 81920 + 4096);
 
-    // Nothing but names and sizes.
+    // The list is checked for names and sizes only.
     let list: serde_json::Value =
         serde_json::from_str(&server.says(&["snapshot", "list", "--json"])).unwrap();
     let of = |row: usize, what: &str| list[row][what].as_str().unwrap().to_owned();
@@ -86,12 +86,12 @@ fn a_life_of_a_snapshot() {
         ["monday", "disk", "P", "active"]
     );
     assert_eq!([of(1, "name"), of(1, "origin"), of(1, "type")], ["tuesday", "disk", "N"]);
-    // The header, an area, 16 + 1 + 1 chunks of 4 KiB.
+    // The header, an area, and 16 + 1 + 1 chunks of 4 KiB.
     assert_eq!(list[0]["used_bytes"], (2 + 18) * 4096);
     assert_eq!(server.says(&["snapshot", "list"]).lines().count(), 3);
     assert_eq!(server.says(&["snapshot", "export", "monday"]), format!("{}\n", uri(&server, "monday")));
 
-    // What is merged is back, and the other snapshot does not notice.
+    // The merged data is in the origin, and the other snapshot is unchanged.
     let said = server.says(&["snapshot", "merge", "monday"]);
     assert!(said.ends_with("merged 100%, 72.0KiB of 72.0KiB\n"), "{said}");
     qemu_io(&server, "disk", &["read -P 1 0 1M", "read -P 9 5M 4k"]);
@@ -153,8 +153,8 @@ fn what_cannot_be_is_refused_and_leaves_nothing() {
     assert_eq!(server.log().lines().filter(|line| line.contains("WARN")).count(), 0, "{}", server.log());
 }
 
-/// A writer puts a mark into one volume and then, when that is acknowledged, into the other. In
-/// each group of snapshots the second may lack the last mark, and nothing else.
+/// A writer writes a mark into one volume and, after the acknowledgement, into the other. In each
+/// group of snapshots, the second volume may lack the last mark and nothing else.
 #[test]
 fn a_group_is_one_instant() {
     if !has("nbdcopy") {
@@ -196,7 +196,8 @@ fn a_group_is_one_instant() {
     assert_eq!((target(&server, "one"), target(&server, "two")), ("linear".into(), "linear".into()));
 }
 
-/// How many sectors from the start are marked in an export; behind them none may be.
+/// The number of consecutive marked sectors from the start of an export; no later sector may be
+/// marked.
 fn marks(server: &Server, folder: &Path, name: &str) -> usize {
     let copy: PathBuf = folder.join("copy");
     let out = Command::new("nbdcopy").arg(uri(server, name)).arg(&copy).output().unwrap();
@@ -234,7 +235,7 @@ fn what_differs_comes_in_pages() {
     assert_eq!(page("?from=18446744073709551615")["ranges"], serde_json::json!([]));
     assert_eq!(server.http("GET", "/v1/snapshots/s/changes?from=-1", "").0, 400);
     assert_eq!(server.http("GET", "/v1/snapshots/nobody/changes", "").0, 404);
-    // In use: it stays, and nothing of it is lost.
+    // A snapshot in use is not removed, and its data stays.
     let mut user = Client::connect(&server.nbd, "s");
     assert!(server.refuses(&["snapshot", "remove", "s"]).contains("it is open 1 times"));
     assert!(server.refuses(&["snapshot", "merge", "s"]).contains("it is open 1 times"));
@@ -268,15 +269,15 @@ fn a_hundred_disks_from_one_image_leave_nothing_behind() {
     let of = |what: &str| report[what].as_u64().unwrap();
     assert_eq!([of("disks"), of("blocks_written"), of("blocks_wrong"), of("diffs_wrong")], [100, 800, 0, 0]);
     assert!(of("blocks_checked") >= 2 * of("blocks_written"));
-    // A header and an area, and a chunk for each block; file systems differ in what they give.
+    // A header and an area, and one chunk per block; file systems allocate different amounts.
     assert!(of("fresh_disk_bytes_a_disk") <= 64 << 10, "{report}");
     assert!(of("used_disk_bytes_a_disk") <= 256 << 10, "{report}");
     assert!(of("fresh_memory_bytes_a_disk") <= 64 << 10, "{report}");
     assert!(files(folder.path()).is_empty(), "{:?}", files(folder.path()));
 }
 
-/// A server is killed while it makes stores: the next one takes away what is left of them, and the
-/// same command works. What a user has put there stays.
+/// A server is killed while it creates stores. The next server removes the incomplete stores, and
+/// the same command succeeds. Files of the user stay.
 #[test]
 fn what_a_killed_server_was_making_is_taken_away() {
     let folder = tempfile::tempdir().unwrap();
@@ -305,7 +306,7 @@ fn what_a_killed_server_was_making_is_taken_away() {
         if !of_kind(&state, "making-").is_empty() && !left.is_empty() {
             break;
         }
-        // It was done already.
+        // The snapshot was already complete.
         left.iter().for_each(|path| std::fs::remove_file(path).unwrap());
     }
     std::fs::write(folder.path().join("own.cow"), [0; 4096]).unwrap();
@@ -318,7 +319,8 @@ fn what_a_killed_server_was_making_is_taken_away() {
     assert_eq!(of_kind(&state, "making-"), Vec::<PathBuf>::new());
 }
 
-/// A restart that forgets to make the origin an origin: its writes would spoil the instant.
+/// After a restart the origin is served without a snapshot-origin target, so its writes would
+/// damage the snapshot.
 #[test]
 fn an_origin_that_copies_nothing_is_told() {
     let (folder, server) = served(&["disk"]);

@@ -1,6 +1,6 @@
-//! A server is killed while clients write to an origin and to its snapshots. The files keep what
-//! the kernel was given, so each sector must be as its client was told, or what was under way; and
-//! a snapshot is its instant, or says that it is not.
+//! A server is killed while clients write to an origin and to its snapshots. Writes that reached
+//! the kernel survive the kill. So each sector must hold an acknowledged write or one that was in
+//! flight, and a snapshot is unchanged or reports that it is invalid.
 
 #[path = "../../udm-targets/tests/snapshot/reader.rs"]
 mod reader;
@@ -19,36 +19,36 @@ use support::{Server, has, text, until};
 use tempfile::TempDir;
 use udm_wire::nbd::Command as Nbd;
 
-/// Kills, without UDM_KILL_ROUNDS in the environment.
+/// Number of kills, without UDM_KILL_ROUNDS in the environment.
 const ROUNDS: u64 = 10;
-/// The most of one world, in which what is there goes on after each.
+/// Maximum number of kills per fixture; its data is kept from kill to kill.
 const KILLS_MAX: u64 = 4;
 const SECTORS: usize = 16384;
-/// From here on `v` is fio's in a world that it takes part in, and from the second on `s`.
+/// From these sectors on, `v` and `s` belong to fio, in a fixture that runs fio.
 const FIO: [usize; 2] = [SECTORS - 4096, SECTORS - 2048];
 const FIO_LEN: usize = 2048;
-/// Clients of a device.
+/// Clients per device.
 const CLIENTS: u64 = 2;
 
-/// What is special about a world.
+/// The special condition of a fixture.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Scenario {
-    /// One snapshot, with room.
+    /// One snapshot with enough room.
     Plain,
-    /// Its store begins small.
+    /// The store begins small and grows.
     Growing,
-    /// Two, one of them with chunks of 16 KiB.
+    /// Two snapshots, one with chunks of 16 KiB.
     Two,
-    /// Its store has no room for all.
+    /// The store has too little room.
     Small,
-    /// From the second server on it is merged.
+    /// The snapshot is merged from the second server on.
     Merging,
 }
 
 const KINDS: [Scenario; 5] =
     [Scenario::Plain, Scenario::Growing, Scenario::Merging, Scenario::Two, Scenario::Small];
 
-/// What all worlds came to.
+/// The totals of all fixtures.
 #[derive(Default)]
 struct KillTotals {
     kills: u64,
@@ -64,7 +64,7 @@ struct KillFixture {
     kind: Scenario,
     seed: u64,
     folder: TempDir,
-    /// By the names of the devices; the first is the origin.
+    /// Volumes by the names of their devices; the first is the origin.
     volumes: Vec<(&'static str, StampedVolume)>,
     merges: bool,
     fio: bool,
@@ -120,7 +120,7 @@ impl KillFixture {
         Server::start_with(&devices, &["--state", &state, "--cores", cores])
     }
 
-    /// The devices that are served, with what is fio's of them.
+    /// The served devices, with the part that belongs to fio.
     fn served(&self) -> Vec<(&'static str, &StampedVolume, Range<usize>)> {
         let all = self.volumes.iter().enumerate().take(if self.merges { 1 } else { usize::MAX });
         let part = |at: usize| match self.fio.then(|| FIO.get(at)).flatten() {
@@ -144,8 +144,8 @@ impl KillFixture {
         fio
     }
 
-    /// Serves all of it to clients, and kills the server when they have had `answers`. With `fio`
-    /// that writes its part beside them, and has ended before.
+    /// Serves clients, and kills the server after `answers` replies. With `with_fio`, fio writes
+    /// its part at the same time, and has ended before the kill.
     fn kill(&mut self, answers: u64, with_fio: bool, totals: &mut KillTotals) {
         let mut server = self.serve();
         self.fio |= with_fio;
@@ -188,7 +188,7 @@ impl KillFixture {
         totals.kills += 1;
     }
 
-    /// What a reader that is not udm's finds in a store.
+    /// The content of a store, read by a reader that is independent of udm.
     fn read(&self, name: &str) -> ParsedStore {
         let file = File::open(self.store(name)).unwrap();
         let size = file.metadata().unwrap().len() / 512;
@@ -198,12 +198,12 @@ impl KillFixture {
             bytes
         };
         let found = read_store(size, SECTORS as u64, read).unwrap().expect("a store that is not blank");
-        // Records are written in order, by many or by one write.
+        // Records are written in order, in one or several writes.
         assert!(found.is_in_order(), "{:?}: {name} has holes", self.kind);
         found
     }
 
-    /// Looks at all that is there behind a kill.
+    /// Checks all volumes and stores after a kill.
     fn check(&self, totals: &mut KillTotals) {
         let stores = self.volumes[1..].iter().map(|(name, _)| (*name, self.read(name)));
         let stores: Vec<(&str, ParsedStore)> = stores.collect();
@@ -249,7 +249,7 @@ fn what_was_acknowledged_survives_a_kill_and_the_instant_stays() {
                 let [(_, v), (_, s)] = &world.volumes[..] else { unreachable!("an origin and a snapshot") };
                 v.become_of(s);
             }
-            // A merge is soon over.
+            // A merge takes only a short time.
             let most = if world.merges { 211 } else { 1601 };
             let answers = 1 + (totals.kills * 6007 + seed) % most;
             let with_fio = has_fio && nr == 0 && kind == Scenario::Growing;
@@ -264,7 +264,7 @@ fn what_was_acknowledged_survives_a_kill_and_the_instant_stays() {
             break;
         }
     }
-    // On a busy machine a merge may be through before it is cut off.
+    // On a busy machine a merge may have finished before the kill.
     for seed in (rounds..rounds + 10).take_while(|_| rounds >= ROUNDS) {
         if totals.merging > 0 {
             break;
@@ -273,7 +273,7 @@ fn what_was_acknowledged_survives_a_kill_and_the_instant_stays() {
     }
     let KillTotals { kills, served, open, invalid, grown, merging, fio } = totals;
     let LoadCounts { answered, unanswered, failed } = served;
-    #[expect(clippy::print_stdout, reason = "what a long run came to")]
+    #[expect(clippy::print_stdout, reason = "the totals of a long run")]
     let say = |line: String| println!("{line}");
     say(format!(
         "{kills} kills: {answered} requests answered, {unanswered} not, {failed} failed; {open} sectors were \

@@ -1,6 +1,6 @@
-//! Persistent snapshots over the lives of servers: restarts in any order, stores that are away,
-//! disks that others wrote, two servers, merges that were cut. What a snapshot says must be its
-//! instant; what is not says so.
+//! Persistent snapshots across restarts: servers started in any order, missing stores, disks that
+//! other programs wrote, two servers, interrupted merges. A snapshot shows its instant, or reports
+//! that it is invalid.
 
 mod support;
 
@@ -17,12 +17,12 @@ use udm_wire::nbd::{Command as Nbd, CommandFlags};
 const SIZE: u64 = 4 << 20;
 const CHUNK: u64 = 4096;
 
-/// What the disk has in it at first.
+/// The initial content of the disk.
 const OLD: u8 = b'o';
-/// What clients write.
+/// The bytes that clients write.
 const NEW: u8 = 1;
 
-/// Disks, stores and a state folder that outlive servers.
+/// Disks, stores and a state folder that survive servers.
 struct RestartFixture(TempDir);
 
 impl RestartFixture {
@@ -32,7 +32,7 @@ impl RestartFixture {
         world
     }
 
-    /// The same with an empty store.
+    /// A fixture with an empty store.
     fn with_store(name: &str) -> RestartFixture {
         let world = RestartFixture::new();
         world.store(name);
@@ -47,7 +47,7 @@ impl RestartFixture {
         self.0.path().join(name)
     }
 
-    /// `text` with the paths of files where `{name}` stands.
+    /// Replaces `{name}` in `text` by the path of the file.
     fn table(&self, text: &str) -> String {
         text.replace('{', &format!("{}/", self.0.path().display())).replace('}', "")
     }
@@ -68,7 +68,7 @@ impl RestartFixture {
         Server::start_with(&devices, &options.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
-    /// What `udm serve` says when it can't.
+    /// The error of a `udm serve` that does not start.
     fn refused(&self, devices: &[&str]) -> String {
         let mut command = udm(&["serve", "--unix", "-", "--cores", "0", "--run", "true"]);
         command.args(self.options(&[]));
@@ -80,7 +80,7 @@ impl RestartFixture {
         text(&out.stderr)
     }
 
-    /// Another program writes the disk.
+    /// Writes the disk like another program.
     fn scribble(&self) {
         use std::os::unix::fs::FileExt;
         let file = fs::OpenOptions::new().write(true).open(self.path("disk.img")).unwrap();
@@ -88,7 +88,7 @@ impl RestartFixture {
     }
 }
 
-/// Runs a function when it is dropped.
+/// Runs a function on drop.
 struct OnDrop<F: FnMut()>(F);
 
 impl<F: FnMut()> Drop for OnDrop<F> {
@@ -97,9 +97,9 @@ impl<F: FnMut()> Drop for OnDrop<F> {
     }
 }
 
-/// `disk.img` as one device.
+/// The device of `disk.img`.
 const DISK: &str = "disk={disk.img}";
-/// The same, where other servers may write it as well.
+/// The same device if other servers may write it as well.
 const SHARED: &str = "disk=file:{disk.img}?exclusive=off";
 
 fn write(server: &Server, name: &str, chunk: u64) {
@@ -127,13 +127,13 @@ fn is_instant(server: &Server, name: &str, chunks: &[u64]) {
     }
 }
 
-/// Its log has these words, or gets them: it is written a little later than events come.
+/// Waits until the log has these words; it is written some time after the event.
 fn logs(server: &Server, words: &[&str]) {
     let has_all = |log: &str| words.iter().all(|word| log.contains(word));
     until("lines of the log", || has_all(&server.log()).then_some(()));
 }
 
-/// Ends it in good order.
+/// Ends the server in a regular way.
 fn end(mut server: Server) -> String {
     signal(Pid::from_child(&server.child), Signal::TERM);
     let status = until("the end of the server", || server.child.try_wait().unwrap());
@@ -163,11 +163,11 @@ fn what_was_made_by_name_comes_back_with_its_server() {
     write(&server, "disk", 3);
     is_instant(&server, "monday", &[0]);
     is_instant(&server, "tuesday", &[0, 1, 2]);
-    // Both know what has changed since: an incremental backup goes on.
+    // Both snapshots know the changes since, so incremental backups continue.
     let changed = |words: &[&str]| server.says(&[&["snapshot", "diff"], words].concat());
     assert_eq!(changed(&["monday"]), format!("{CHUNK}\t{}\n", 3 * CHUNK));
     assert_eq!(changed(&["tuesday"]), format!("{}\t{CHUNK}\n", 3 * CHUNK));
-    // It is what it was: the store goes with it, and the device is linear behind the last.
+    // The snapshots are removed with their stores, and after the last one the device is linear.
     server.says(&["snapshot", "remove", "monday", "tuesday"]);
     assert!(!world.path("monday.cow").exists() && !world.path("tuesday.cow").exists());
     assert!(server.says(&["table", "disk"]).contains("linear"));
@@ -191,7 +191,7 @@ fn a_disk_is_not_served_without_its_snapshot() {
     {
         assert!(line.contains(word), "{said}");
     }
-    // Whatever the table is through which it would be written.
+    // Other tables that could write the disk are refused too.
     let server = world.serve(&["other=mem:1M"]);
     for table in ["0 8 linear {disk.img} 8", "0 8192 snapshot-origin {disk.img}", "0 8 delay {disk.img} 0 0"]
     {
@@ -203,7 +203,7 @@ fn a_disk_is_not_served_without_its_snapshot() {
         listed.contains("not attached") && listed.contains("! monday: not attached: its store"),
         "{listed}"
     );
-    // It is back.
+    // The store is back.
     fs::rename(world.path("away"), world.path("monday.cow")).unwrap();
     server.says(&["create", "disk", "--table", &world.table("0 8192 linear {disk.img} 0")]);
     write(&server, "disk", 1);
@@ -230,7 +230,8 @@ fn a_snapshot_that_is_away_is_waited_for() {
     is_instant(&server, "monday", &[]);
 }
 
-/// The second of two snapshots can be attached later than the first; the disk is the origin of both.
+/// The second of two snapshots can be attached later than the first; the disk is the origin of
+/// both.
 #[test]
 fn snapshots_that_come_one_by_one_have_their_origin() {
     let world = RestartFixture::new();
@@ -249,7 +250,7 @@ fn snapshots_that_come_one_by_one_have_their_origin() {
     write(&server, "disk", 0);
     is_instant(&server, "monday", &[]);
     is_instant(&server, "tuesday", &[]);
-    // A part of the disk is nobody's origin; the kernel allows that, and it is said.
+    // A device over a part of the disk is no origin, as in the kernel; the log warns of it.
     server.says(&["create", "part", "--table", &world.table("0 8 linear {disk.img} 8")]);
     logs(&server, &["part: its writes to ", " are not copied for snapshots monday, tuesday: "]);
     server.says(&["remove", "part"]);
@@ -268,7 +269,7 @@ fn a_snapshot_that_is_away_is_given_up_aloud() {
     logs(&server, &["monday: the snapshot in ", "is lost"]);
     write(&server, "disk", 0);
     kill(server);
-    // For good.
+    // The loss is permanent.
     fs::rename(world.path("away"), world.path("monday.cow")).unwrap();
     let server = world.serve(&[DISK]);
     let listed = server.says(&["snapshot", "list"]);
@@ -293,7 +294,7 @@ fn devices_wait_for_snapshots_whatever_their_order() {
     let server = world.serve(&[origin, a, b]);
     write(&server, "org", 0);
     kill(server);
-    // A merge would write the disk before the other snapshot is there.
+    // A merge must not write the disk before the other snapshot is attached.
     let server = world.serve(&["org=0 8192 snapshot-merge {disk.img} {a.cow} P 8", b]);
     until("the merge", || server.says(&["status", "org"]).contains(" 16/").then_some(()));
     is_instant(&server, "b", &[]);
@@ -331,7 +332,7 @@ fn a_file_is_served_in_an_order_that_loses_nothing() {
     write(&server, "a", 1);
     is_instant(&server, "s", &[]);
     kill(server);
-    // The server comes by itself to what waits.
+    // The server itself creates the devices that wait for the store.
     fs::rename(world.path("s.cow"), world.path("away")).unwrap();
     let file = fs::read_to_string(world.path("udm.toml")).unwrap();
     fs::write(world.path("udm.toml"), file.replace("[serve]", "[serve]\nlost-snapshots = \"wait\"")).unwrap();
@@ -373,7 +374,7 @@ fn a_disk_that_another_program_wrote_is_found_out() {
     server.says(&["snapshot", "create", "monday", "--of", "disk"]);
     write(&server, "disk", 0);
     end(server);
-    // Reading it, and opening it, is nothing.
+    // Reading or opening the disk does not invalidate the snapshot.
     fs::read(world.path("disk.img")).unwrap();
     let server = world.serve(&["d={disk.img}", "e=mem:1M"]);
     is_instant(&server, "monday", &[]);
@@ -384,7 +385,7 @@ fn a_disk_that_another_program_wrote_is_found_out() {
     let listed = server.says(&["snapshot", "list"]);
     assert!(listed.contains("! monday: lost: "), "{listed}");
     end(server);
-    // Who knows better may have it.
+    // A user who knows that the store is valid can clear the mark.
     let state = world.path("state");
     let cow = world.path("monday.cow");
     let out = udm(&["cow", "clear-invalid"]).arg(&cow).arg("--state").arg(&state).output().unwrap();
@@ -402,7 +403,7 @@ fn a_snapshot_that_was_taken_away_is_checked_when_it_comes_back() {
     write(&server, "org", 0);
     server.says(&["remove", "s"]);
     logs(&server, &["s: no longer attached"]);
-    // Nothing was written meanwhile.
+    // The disk was not written meanwhile.
     server.says(&["create", "s", "--table", &table]);
     write(&server, "org", 1);
     is_instant(&server, "s", &[]);
@@ -411,13 +412,14 @@ fn a_snapshot_that_was_taken_away_is_checked_when_it_comes_back() {
     let said = server.refuses(&["create", "s", "--table", &table]);
     assert!(said.contains("was written without it"), "{said}");
     kill(server);
-    // Another server knows, and waits for nothing.
+    // Another server knows about the write, and refuses the snapshot.
     let server = world.serve(&[origin]);
     let said = server.refuses(&["create", "s", "--table", &table]);
     assert!(said.contains("was written without it"), "{said}");
 }
 
-/// A store that is kept is no leave to believe it: its origin was written since.
+/// A store removed with --keep-store is checked when it is used again: its origin was written
+/// since.
 #[test]
 fn a_store_that_is_kept_is_checked_when_it_comes_back() {
     let world = RestartFixture::new();
@@ -432,7 +434,7 @@ fn a_store_that_is_kept_is_checked_when_it_comes_back() {
     let said = server.refuses(&["create", "x", "--table", &table("s.cow")]);
     assert!(said.contains("was written without it"), "{said}");
     end(server);
-    // Nobody waits for it after a restart, and the other one can be given up as well.
+    // After a restart nothing waits for this store, and the other one can be given up as well.
     std::fs::rename(world.path("t.cow"), world.path("away")).unwrap();
     let server = world.serve(&[]);
     server.says(&["snapshot", "remove", "t", "--keep-store"]);
@@ -448,7 +450,8 @@ fn a_store_that_is_kept_is_checked_when_it_comes_back() {
     assert!(!world.path("s.cow").exists() && !world.path("t.cow").exists());
 }
 
-/// Its origin is written at any moment while it comes back: it is refused then, or it has the copy.
+/// The origin is written at any moment while the snapshot is attached again: the snapshot is
+/// refused, or it has the copy.
 #[test]
 fn a_snapshot_that_comes_back_while_its_origin_is_written_is_never_wrong() {
     let (origin, s) = ("org=0 8192 snapshot-origin {disk.img}", "s=0 8192 snapshot {disk.img} {s.cow} P 8");
@@ -471,8 +474,8 @@ fn a_snapshot_that_comes_back_while_its_origin_is_written_is_never_wrong() {
     }
 }
 
-/// Another client clears the table with which the disk becomes an origin: there is no snapshot
-/// then, or it is right.
+/// Another client clears the table that makes the disk an origin: the snapshot is not created, or
+/// it is correct.
 #[test]
 fn a_snapshot_whose_origins_table_is_cleared_is_refused() {
     let world = RestartFixture::new();
@@ -484,7 +487,7 @@ fn a_snapshot_whose_origins_table_is_cleared_is_refused() {
                 server.http("POST", "/v1/devices/disk/clear", "");
             }
         });
-        // Also when an assertion fails: the scope waits for its thread.
+        // Also if an assertion fails, because the scope waits for its thread.
         let _over = OnDrop(|| is_over.store(true, Ordering::Relaxed));
         let mut made = 0;
         for round in 0..60 {
@@ -498,15 +501,15 @@ fn a_snapshot_whose_origins_table_is_cleared_is_refused() {
             let before = read(&server, "s");
             write(&server, "disk", round);
             assert!(read(&server, "s") == before, "round {round}: it is not the instant");
-            // The server closes a client's device a little later.
+            // The server closes the device of a client with a delay.
             until("the removal", || server.verb(&["snapshot", "remove", "s"]).status.success().then_some(()));
         }
         assert!(made > 0, "none was made");
     });
 }
 
-/// Removed under a load, and the server killed at once: whatever was recorded by then, what was not
-/// copied is found out.
+/// A snapshot is removed under load, and the server is killed at once. Whatever was recorded before
+/// the kill, missing copies are detected.
 #[test]
 fn a_snapshot_that_was_taken_away_under_load_is_never_believed() {
     let (origin, s) = ("org=0 8192 snapshot-origin {disk.img}", "s=0 8192 snapshot {disk.img} {s.cow} P 8");
@@ -555,7 +558,7 @@ fn two_servers_have_a_snapshot_one_after_the_other() {
     assert!(second.says(&["snapshot", "list"]).contains("active"));
 }
 
-/// `precious` is not the store that was made.
+/// `precious` is not the store that was created for the snapshot.
 #[test]
 fn only_the_store_that_was_made_is_removed() {
     let world = RestartFixture::new();
@@ -567,7 +570,8 @@ fn only_the_store_that_was_made_is_removed() {
     fs::write(world.path("s1.cow"), "precious").unwrap();
     server.says(&["snapshot", "remove", "s1"]);
     assert_eq!(fs::read(world.path("s1.cow")).unwrap(), b"precious");
-    // Its device has another store by now, and the one that was made is another device's.
+    // The snapshot's device has another store by now, and its first store is used by another
+    // device.
     world.store("other.cow");
     server.says(&["load", "s2", "--table", &world.table("0 8192 snapshot {disk.img} {other.cow} P 8")]);
     server.says(&["resume", "s2"]);
@@ -604,7 +608,7 @@ fn a_merge_that_was_cut_goes_on_with_the_next_server() {
     is_instant(&server, "tuesday", &[]);
 }
 
-/// The server of the store goes away; what could not be copied is not forgotten.
+/// The NBD server of the store stops. The mark for the missing copy is stored elsewhere.
 #[test]
 fn a_store_on_a_server_is_marked_elsewhere() {
     let world = RestartFixture::with_store("store.img");
@@ -663,7 +667,7 @@ fn a_record_that_cannot_be_read_is_no_leave_to_write() {
     assert!(said.contains("which snapshots there are is not known"), "{said}");
 }
 
-/// A merge fails, and somebody has it go on: its origin is one again.
+/// A merge that failed and was continued is completed, and the origin gets its table back.
 #[test]
 fn a_merge_that_failed_and_went_on_has_its_end() {
     let world = RestartFixture::new();
@@ -676,7 +680,7 @@ fn a_merge_that_failed_and_went_on_has_its_end() {
     assert!(!out.status.success());
     until("the failure", || server.says(&["status", "disk"]).contains("Merge failed").then_some(()));
     server.says(&["power", "st", "on"]);
-    // A table that waits is left alone, and so is a device that is suspended.
+    // An inactive table and a suspended device are left alone.
     server.says(&["load", "disk", "--table", &world.table("0 8192 linear {disk.img} 0")]);
     server.says(&["clear", "disk"]);
     server.says(&["suspend", "disk"]);
@@ -686,7 +690,7 @@ fn a_merge_that_failed_and_went_on_has_its_end() {
     server.says(&["snapshot", "create", "tuesday", "--of", "disk"]);
 }
 
-/// An origin that is no file can't tell whether it was written; the log says so.
+/// For an origin that is no file, udm cannot detect foreign writes; the log warns of it.
 #[test]
 fn what_can_not_be_told_is_said() {
     let world = RestartFixture::with_store("s.cow");
@@ -701,8 +705,8 @@ fn what_can_not_be_told_is_said() {
     is_instant(&server, "s", &[]);
 }
 
-/// A snapshot that a table made is merged, and the server killed: its table stands in the way of the
-/// next server, and the merge goes on all the same.
+/// A snapshot that a table created is merged, and the server is killed. The table conflicts at the
+/// start of the next server, and the merge continues nevertheless.
 #[test]
 fn a_cut_merge_of_a_snapshot_by_table_goes_on() {
     let world = RestartFixture::with_store("a.cow");
@@ -714,7 +718,7 @@ fn a_cut_merge_of_a_snapshot_by_table_goes_on() {
     }
     server.says(&["snapshot", "merge", "a", "--background"]);
     kill(server);
-    // On a slow machine it may be over by then.
+    // On a slow machine the merge may have ended by then.
     let is_cut = fs::read_dir(world.path("state/snapshots")).unwrap().next().is_some();
     if is_cut {
         let said = world.refused(&[snapshot]);
@@ -727,7 +731,8 @@ fn a_cut_merge_of_a_snapshot_by_table_goes_on() {
     is_instant(&server, "org", &[]);
 }
 
-/// A snapshot that another device has taken over goes with that one, and the next server knows.
+/// A snapshot that was handed over to another device is removed with that device, and the next
+/// server knows it.
 #[test]
 fn what_was_taken_over_and_removed_is_let_go() {
     let world = RestartFixture::with_store("a.cow");

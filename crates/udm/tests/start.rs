@@ -1,4 +1,5 @@
-//! Starting: in the background, with a device alone, and with words that are not right.
+//! Starting a server: in the background, with a device instead of a table, and with wrong
+//! arguments.
 
 mod support;
 
@@ -7,7 +8,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use support::{Server, has, text, udm, until};
 
-/// A server's command line with private sockets in `folder`.
+/// The command line of a server with private sockets in `folder`.
 fn serve(folder: &Path, more: &[&str]) -> Command {
     let mut command = udm(&["serve", "--cores", "0", "--unix", "nbd.sock", "--socket", "udm.sock"]);
     command.args(more).current_dir(folder).stdout(Stdio::null());
@@ -22,7 +23,7 @@ fn fork_returns_when_the_devices_are_served() {
     let status = serve(at, &["--device", "d=mem:1M", "--fork", "--pidfile", "pid"]).status().unwrap();
     let pid = fs::read_to_string(at.join("pid")).unwrap();
     assert_eq!(status.code(), Some(0));
-    // There is nothing to wait for.
+    // The server is ready already.
     let ls = udm(&["ls"]).env("UDM_SOCKET", at.join("udm.sock")).output().unwrap();
     assert_eq!(text(&ls.stdout), "d\t(254:0)\n", "{}", text(&ls.stderr));
     assert!(at.join("nbd.sock").exists());
@@ -39,7 +40,7 @@ fn fork_returns_when_the_devices_are_served() {
     until("the end of its process ID", || (!at.join("pid").exists()).then_some(()));
 }
 
-/// Files that are probably not what their user thinks are served, and the log says what is strange.
+/// Files that may not be what their user expects are served, and the log warns about them.
 #[test]
 fn odd_files_are_served_with_a_warning() {
     let folder = tempfile::tempdir().unwrap();
@@ -61,7 +62,8 @@ fn odd_files_are_served_with_a_warning() {
     assert!(!log.contains(&format!("{}: ", plain.display())), "{log}");
 }
 
-/// Whoever reads its errors through a pipe, as a shell's `$(...)` or ssh, comes to their end.
+/// A reader of standard error through a pipe, such as a shell's `$(...)` or ssh, gets the end of
+/// file.
 #[test]
 fn fork_lets_go_of_a_pipe() {
     let folder = tempfile::tempdir().unwrap();
@@ -96,8 +98,8 @@ fn fork_returns_the_status_of_a_server_that_did_not_start() {
     assert!(!at.join("pid").exists() && !at.join("nbd.sock").exists());
 }
 
-/// A table with more paths than files may be open says how many may be, in one line; and it is the
-/// hard limit that counts.
+/// A table with more paths than open files are allowed is refused in one line with the limit, which
+/// is the hard limit.
 #[test]
 fn too_many_paths_are_refused_with_the_limit() {
     let folder = tempfile::tempdir().unwrap();
@@ -138,7 +140,7 @@ fn a_device_alone_is_mapped_whole() {
     assert_eq!(server.says(&["table"]), "m: 0 2048 linear 253:0 0\nimage: 0 6144 linear 253:1 0\n");
 }
 
-/// Wherever a table may stand, a device may.
+/// A device can be given instead of a table, in verbs and in files.
 #[test]
 fn a_device_is_a_table_for_verbs_and_files_too() {
     let folder = tempfile::tempdir().unwrap();
@@ -157,11 +159,11 @@ fn a_device_is_a_table_for_verbs_and_files_too() {
     assert!(server.says(&["table", "b", "--inactive"]).starts_with("0 6144 linear "));
     let refused = server.refuses(&["load", "b", "--table", "no.img"]);
     assert!(refused.contains("no.img: No such file or directory"), "{refused}");
-    // The file says what is there: nothing is done.
+    // The file matches the devices, so nothing is changed.
     assert_eq!(server.says(&["reconfigure"]), "= 1 unchanged\n");
 }
 
-/// Each mistake is told by its name.
+/// Each mistake has a specific error text.
 #[test]
 fn mistakes_of_a_first_start_are_named() {
     let folder = tempfile::tempdir().unwrap();
@@ -197,14 +199,14 @@ fn hints_are_right() {
     assert!(null.contains("multi-queue"), "{null}");
 }
 
-/// In a container without io_uring a device that needs none is measured, and all else says what is
-/// missing and what to do.
+/// In a container without io_uring, `bench` works for a device that needs none. Everything else
+/// reports what is missing and what to do.
 #[test]
 fn without_io_uring() {
     if !has("python3") {
         return;
     }
-    // A seccomp filter: io_uring_setup, 425 on every machine, is EPERM.
+    // A seccomp filter: io_uring_setup, number 425 on every machine, fails with EPERM.
     const FILTER: &str = "
 import ctypes, os, struct, sys
 code = [(0x20, 0, 0, 0), (0x15, 0, 1, 425), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7fff0000)]

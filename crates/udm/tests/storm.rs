@@ -1,9 +1,9 @@
-//! Eight clients that create, remove, rename, load, suspend, resume, message and list at the same
-//! time, beside load that verifies what it reads.
+//! Eight clients create, remove, rename, load, suspend, resume, message and list devices
+//! concurrently, under a verifying load.
 //!
-//! Short in the suite. `UDM_STORM_SECONDS=120 UDM_STORM_DEVICES=5000` make it what one runs by
-//! hand, best with `--release --nocapture`; how long the longest list took is printed, not
-//! asserted.
+//! The run is short in the test suite. For a long manual run set `UDM_STORM_SECONDS=120
+//! UDM_STORM_DEVICES=5000`, with `--release --nocapture`. The longest time of a list is printed,
+//! not asserted.
 
 mod support;
 
@@ -14,13 +14,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 use support::{PATIENCE, Server, has, text, until};
 
-/// Names that all clients fight over.
+/// Number of names that all clients compete for.
 const NAMES: u64 = 12;
 
 const CLIENTS: u64 = 8;
 
-/// The device under load, over two paths to one disk. Paths fail and come back; requests wait when
-/// there is none.
+/// The device under load, over two paths to one disk. Paths fail and are reinstated; requests wait
+/// if there is no path.
 const DISK: [&str; 4] = [
     "base=0 32768 linear mem:16M 0",
     "p0=0 32768 linear @base 0",
@@ -32,7 +32,7 @@ fn from_env(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |v| v.parse().expect(name))
 }
 
-/// Random enough.
+/// A pseudo-random generator (xorshift).
 struct Random(u64);
 
 impl Random {
@@ -51,7 +51,7 @@ fn list(server: &Server, path: &str, what: &str) -> BTreeSet<String> {
     all[what].as_array().unwrap().iter().map(|d| d["name"].as_str().unwrap().to_owned()).collect()
 }
 
-/// One request of a client; the time of a list.
+/// Sends one random request; returns the time of a list.
 fn step(server: &Server, dice: &mut Random) -> Option<Duration> {
     let name = format!("s{}", dice.roll(NAMES));
     let other = dice.roll(NAMES);
@@ -85,7 +85,7 @@ fn step(server: &Server, dice: &mut Random) -> Option<Duration> {
 }
 
 #[test]
-#[expect(clippy::print_stdout, reason = "what it took is the report of a run by hand")]
+#[expect(clippy::print_stdout, reason = "the times are the report of a manual run")]
 fn nothing_is_lost_in_a_storm_of_verbs() {
     let seconds = from_env("UDM_STORM_SECONDS", 4);
     let idle = from_env("UDM_STORM_DEVICES", 100);
@@ -103,7 +103,7 @@ fn nothing_is_lost_in_a_storm_of_verbs() {
         let uri = format!("nbd+unix:///disk?socket={}", server.nbd.display());
         let mut fio = Command::new("timeout");
         fio.args(["-k", "5", &(seconds + 60).to_string(), "fio", "--name=storm", "--ioengine=nbd"]);
-        // Nothing is left in the folder of the sources.
+        // Leaves no state file in the source folder.
         fio.arg("--verify_state_save=0");
         fio.args([
             "--rw=randrw",
@@ -159,7 +159,7 @@ fn nothing_is_lost_in_a_storm_of_verbs() {
         server.says(&["clear", name]);
         server.says(&["resume", name]);
     }
-    // Those on top first, whichever they are.
+    // Devices above others are removed first; repeated until all are removed.
     let mut left = stormed;
     until("all are removed", || {
         left.retain(|name| server.http("DELETE", &format!("/v1/devices/{name}"), "").0 != 204);

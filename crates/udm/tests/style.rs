@@ -1,8 +1,7 @@
-//! The rules of the house, as tests: who may import whom, where `unsafe` may stand, how files begin
-//! and how long they grow, which licences come in.
+//! The rules of the project as tests: imports between crates, places of `unsafe`, headers and
+//! lengths of files, licences of dependencies.
 //!
-//! A rule that has to give way is changed here, in the list that says so, with the reason beside
-//! it.
+//! A rule that needs an exception is changed here, in its list, with the reason next to it.
 
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -10,8 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Each crate with the crates of the project that it imports: the arrows of the architecture, all
-/// pointing down.
+/// Each crate with the crates of the project that it may import.
 const IMPORTS: &[(&str, &[&str])] = &[
     ("udm-buf", &[]),
     ("udm-core", &["udm-buf"]),
@@ -55,7 +53,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
             "udm-wire",
         ],
     ),
-    // Test support: it sees all that it tests, and no crate sees it.
+    // Test support: it imports the crates that it tests, and no crate imports it.
     (
         "udm-conformance",
         &["udm-backends", "udm-core", "udm-dm", "udm-frontends", "udm-runtime", "udm-targets", "udm-wire"],
@@ -75,17 +73,17 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Imports of tests alone: a front end is tested over a device, tables with targets in them, and
-/// what a table costs is measured over null devices.
+/// Imports of tests only: front ends are tested over devices, tables with targets, and the cost of
+/// a table over null devices.
 const TEST_IMPORTS: &[(&str, &[&str])] = &[
     ("udm-backends", &["udm-dm", "udm-targets"]),
     ("udm-dm", &["udm-targets"]),
     ("udm-frontends", &["udm-backends"]),
 ];
 
-/// Where `unsafe` may stand: the memory of requests, how they are dealt out to two vectors, copies
-/// of memory that others may change, the ring that hands memory to the kernel, and what C calls and
-/// passes. Paths or beginnings of them.
+/// Files with `unsafe`: memory of requests, its partition into two vectors, copies of memory that
+/// others may change, the ring that gives memory to the kernel, and the C interface. Paths or
+/// prefixes of paths.
 const UNSAFE: &[&str] = &[
     "crates/udm-buf/src/lib.rs",
     "crates/udm-buf/src/partition.rs",
@@ -95,26 +93,26 @@ const UNSAFE: &[&str] = &[
     "crates/udm-runtime/src/ring",
 ];
 
-/// Where standard error may be touched: by the log, whose thread may block and fail; by what only
-/// asks whether it is a terminal, or hands it to a child. Everywhere else a pipe that nobody reads
-/// would stop the server, and a full disk would end it.
+/// Files that may use standard error: the log, whose thread may block and fail; and code that only
+/// checks for a terminal or passes standard error to a child. Anywhere else a pipe without a reader
+/// would block the server, and a full disk would end it.
 const STANDARD_ERROR: &[&str] = &[
     "crates/udm/src/log/",
-    // Before there is a server.
+    // Before a server runs.
     "crates/udm/src/main.rs",
     "crates/udm/src/bench/progress.rs",
     "crates/udm/src/cow/compact.rs",
     "crates/udm/src/log_writes/check.rs",
     "crates/udm/src/snapshot/progress.rs",
-    // Programs and tests of their own.
+    // Separate programs and tests.
     "crates/udm-sim/src/",
     "crates/udm-backends/src/file/tests.rs",
 ];
 
-/// Lines of a source file at the most. The aim is 200 to 350.
+/// Maximum number of lines of a source file. The aim is 200 to 350.
 const LINES_MAX: usize = 500;
 
-/// Licences that allow everything but taking the notice off.
+/// Licences that require no more than the notice.
 const LICENCES: &[&str] = &[
     "0BSD",
     "Apache-2.0",
@@ -142,7 +140,7 @@ fn sources() -> BTreeMap<String, String> {
     files
 }
 
-/// The files of Rust in a folder of all crates, by their path from the root.
+/// The Rust files in a folder of each crate, by their path from the root.
 fn files(of: &str) -> BTreeMap<String, String> {
     let root = root();
     let mut files = BTreeMap::new();
@@ -163,8 +161,8 @@ fn files(of: &str) -> BTreeMap<String, String> {
     files
 }
 
-/// The words of the lines of a file that are code, with the number of the line. Punctuation other
-/// than `_` is a word each.
+/// The words of the code of a file, with their line numbers. Each punctuation character except `_`
+/// is a word.
 fn code_words(text: &str) -> impl Iterator<Item = (usize, String)> + '_ {
     text.lines().enumerate().flat_map(|(i, line)| {
         let code = line.split("//").next().unwrap_or_default();
@@ -233,7 +231,7 @@ fn imports_run_one_way() {
         let (may, tests_may) = (listed(IMPORTS, name), listed(TEST_IMPORTS, name));
         tests.retain(|import| !may.contains(import) && !tests_may.contains(import));
         broken.extend(tests.iter().map(|import| format!("{name} imports {import} in its tests")));
-        // The fuzzers are no part of the workspace, so no build of it keeps their lock.
+        // The fuzzers are not in the workspace, so no build updates their lock file.
         let locked = fuzzers.split("\n\n").find(|p| p.contains(&format!("\nname = \"{name}\"\n")));
         for import in imports {
             if locked.is_some_and(|locked| !locked.contains(&format!("\"{import}\""))) {
@@ -256,7 +254,7 @@ fn unsafe_stands_where_it_is_allowed() {
         }
         let words: Vec<_> = code_words(&text).collect();
         for pair in words.windows(2) {
-            // `unsafe` in a string is followed by none of these.
+            // These words follow `unsafe` in code, but not in strings.
             if pair[0].1 == "unsafe"
                 && ["{", "(", "fn", "impl", "trait", "extern"].contains(&pair[1].1.as_str())
             {
@@ -278,7 +276,7 @@ fn only_the_log_writes_to_standard_error() {
         for three in words.windows(3) {
             let [before, (line, word), after] = three else { continue };
             let prints = ["print", "println", "eprint", "eprintln"].contains(&word.as_str());
-            // `.stderr(...)` is what a child gets.
+            // `.stderr(...)` sets the standard error of a child.
             if prints && after.1 == "!" || word == "stderr" && after.1 == "(" && before.1 != "." {
                 broken.push(format!("{file}:{line}: {word}"));
             }
@@ -302,11 +300,10 @@ fn files_say_what_they_are() {
     none("source files that do not begin with //!", &silent.map(|(file, _)| file).collect::<Vec<_>>());
 }
 
-/// Columns of a line of comment at the most.
+/// Maximum columns of a comment line.
 const COMMENT_MAX: usize = 100;
 
-/// True for a line of comment that is text: not of a table, a picture, or an example between
-/// fences.
+/// True if a comment line is text, not part of a table, a drawing, or an example between fences.
 fn is_text(comment: &str) -> bool {
     let drawn = comment.starts_with(['|', '[']) || comment.contains(['┌', '│', '└', '─', '→', '►']);
     let aligned = comment.split(". ").any(|part| part.trim_start().contains("  "));
@@ -322,7 +319,7 @@ fn comments_are_wrapped() {
             let Some(comment) = line.trim_start().strip_prefix("//") else { continue };
             let comment = comment.trim_start_matches(['/', '!']).trim_start();
             fenced ^= comment.starts_with("```");
-            // A word that is longer than a line can't be broken.
+            // A word that is longer than a line cannot be broken.
             let breaks = comment.contains(' ') && !comment.contains("://");
             if line.chars().count() > COMMENT_MAX && !fenced && is_text(comment) && breaks {
                 long.push(format!("{file}:{}", number + 1));
@@ -358,14 +355,13 @@ fn promises_have_tests() {
     none("promises of docs/reliability.md", &broken);
 }
 
-/// Where a test is that is called so: a function, with `#[test]` or in the list of its program, or
-/// a name of such a list.
+/// True if the file has a test of this name: a function, or a name in the list of its program.
 fn has_test(path: &str, name: &str) -> bool {
     let text = fs::read_to_string(root().join(path.trim_start_matches("../"))).unwrap_or_default();
     [format!("fn {name}("), format!("\"{name}\"")].iter().any(|form| text.contains(form))
 }
 
-/// The row that a test is named after: a letter, two digits, and what it says.
+/// The row in the name of a test: a letter and two digits, before the first `_`.
 fn row_of(test: &str) -> Option<&str> {
     let (row, _) = test.split_once('_')?;
     let is_row = row.len() == 3 && row.starts_with(char::is_alphabetic);
@@ -411,8 +407,8 @@ fn lanes_have_no_locks() {
 
 #[test]
 fn licences_are_permissive() {
-    // What a build for this machine uses; it has been downloaded when the whole workspace was
-    // built. When only a part was, cargo gets the rest.
+    // The dependencies of a build for this machine. They are present if the whole workspace was
+    // built; otherwise cargo downloads the rest.
     let platform = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     let arguments = ["--filter-platform", platform.as_str(), "--locked", "--offline"];
     let metadata = metadata(&arguments).or_else(|_| metadata(&arguments[..3])).expect("cargo metadata");
@@ -428,16 +424,16 @@ fn licences_are_permissive() {
     none("dependencies without a permissive licence", &broken);
 }
 
-/// True when the SPDX expression leaves a choice of permissive licences.
+/// True if the SPDX expression allows a choice of permissive licences.
 fn is_permissive(expression: &str) -> bool {
-    // `MIT/Apache-2.0` is the old way to write OR.
+    // `MIT/Apache-2.0` is the old form of OR.
     let spaced = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
     let words: Vec<&str> = spaced.split_whitespace().collect();
     let mut rest = &words[..];
     either(&mut rest) == Some(true) && rest.is_empty()
 }
 
-/// `both { OR both }`; `None` where it is no expression.
+/// Parses `both { OR both }`; returns `None` if it is invalid.
 fn either(words: &mut &[&str]) -> Option<bool> {
     let mut good = both(words)?;
     while let ["OR", rest @ ..] = *words {
@@ -447,7 +443,7 @@ fn either(words: &mut &[&str]) -> Option<bool> {
     Some(good)
 }
 
-/// `licence { AND licence }`
+/// Parses `licence { AND licence }`.
 fn both(words: &mut &[&str]) -> Option<bool> {
     let mut good = licence(words)?;
     while let ["AND", rest @ ..] = *words {
@@ -457,7 +453,8 @@ fn both(words: &mut &[&str]) -> Option<bool> {
     Some(good)
 }
 
-/// A name, a name WITH an exception (which only allows more), or an expression in parentheses.
+/// Parses a name, a name WITH an exception (which only allows more), or an expression in
+/// parentheses.
 fn licence(words: &mut &[&str]) -> Option<bool> {
     let (&word, rest) = words.split_first()?;
     *words = rest;

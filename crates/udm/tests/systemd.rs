@@ -1,5 +1,5 @@
-//! What a service manager sees of a server: notifications, the watchdog, sockets that were opened
-//! before it; and the units.
+//! The server under a service manager: notifications, the watchdog, inherited sockets; and the unit
+//! files.
 
 mod support;
 
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use support::nbd::Client;
 use support::{PATIENCE, Server, UDM, has, report_skip, signal, text, udm, until};
 
-/// The next notification, in its lines.
+/// The next notification, as lines.
 fn told(socket: &UnixDatagram) -> Vec<String> {
     let mut text = [0; 4096];
     let len = socket.recv(&mut text).unwrap();
@@ -56,7 +56,7 @@ fn the_manager_is_told_what_the_server_does_and_that_it_lives() {
     signal(Pid::from_child(&server.child), Signal::TERM);
     assert_eq!(news(&socket)[0], "STOPPING=1");
     assert_eq!(until("its end", || server.child.try_wait().unwrap()).code(), Some(0));
-    // It is nobody else's business: a watchdog of another process is not fed.
+    // The watchdog of another process gets no keep-alive.
     fs::write(&conf, "").unwrap();
     let mut command = udm(&["serve"]);
     command.arg(&conf).env("NOTIFY_SOCKET", &path).env("WATCHDOG_USEC", "1").env("WATCHDOG_PID", "1");
@@ -66,7 +66,7 @@ fn the_manager_is_told_what_the_server_does_and_that_it_lives() {
     assert_eq!(told(&socket)[0], "STOPPING=1");
 }
 
-/// Has one thread of a process stand still until its standard input ends.
+/// Stops one thread of a process until standard input ends.
 const STILL: &str = "
 import ctypes, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -81,7 +81,7 @@ print('still', flush=True)
 sys.stdin.read()
 ";
 
-/// The thread called `name`.
+/// The ID of the thread with the name `name`.
 fn thread(server: &Server, name: &str) -> String {
     let tasks =
         fs::read_dir(format!("/proc/{}/task", server.child.id())).unwrap().map(|task| task.unwrap().path());
@@ -89,7 +89,7 @@ fn thread(server: &Server, name: &str) -> String {
     called.next().unwrap().file_name().unwrap().to_str().unwrap().to_owned()
 }
 
-/// Whether a ping comes within a time in which many do.
+/// True if a keep-alive arrives within a time in which several are expected.
 fn pings(socket: &UnixDatagram) -> bool {
     socket.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
     let is_one = socket.recv(&mut [0; 64]).is_ok();
@@ -97,7 +97,7 @@ fn pings(socket: &UnixDatagram) -> bool {
     is_one
 }
 
-/// Whether a verb is answered, soon where it is not.
+/// True if a verb is answered within a short time.
 fn answers(server: &Server) -> bool {
     let mut verb = udm(&["ls"]);
     let mut verb = verb.env("UDM_SOCKET", &server.socket).stdout(Stdio::null()).spawn().unwrap();
@@ -113,7 +113,7 @@ fn answers(server: &Server) -> bool {
     false
 }
 
-/// The control thread, and a core: while one of them stands still nobody is told that all is well.
+/// While the control thread or a core is stopped, no keep-alive is sent.
 #[test]
 fn a_thread_that_is_stuck_is_not_called_alive() {
     if !has("python3") {
@@ -138,7 +138,7 @@ fn a_thread_that_is_stuck_is_not_called_alive() {
             still.wait().unwrap();
             return;
         }
-        // What was sent before, and one that was about to be.
+        // Discards the keep-alives sent before the stop, and one that was about to be sent.
         socket.set_nonblocking(true).unwrap();
         while socket.recv(&mut [0; 64]).is_ok() {}
         socket.set_nonblocking(false).unwrap();
@@ -147,13 +147,13 @@ fn a_thread_that_is_stuck_is_not_called_alive() {
         drop(still.stdin.take());
         still.wait().unwrap();
         assert!(!is_told, "{name} stands still");
-        // Verbs are the work of the one, and not of the other.
+        // The control thread serves verbs; the core does not.
         assert_eq!(is_answered, name != "main", "{name} stands still");
         assert_eq!(told(&socket), ["WATCHDOG=1"], "{name} goes on");
     }
 }
 
-/// A socket that listens at `path`, and that children get.
+/// A listening socket at `path`, which child processes inherit.
 fn listen(path: &Path) -> UnixListener {
     let socket = UnixListener::bind(path).unwrap();
     fcntl_setfd(&socket, FdFlags::empty()).unwrap();
@@ -169,7 +169,7 @@ fn sockets_that_were_opened_before_are_served_and_left() {
     let at = |name: &str| folder.path().join(name);
     fs::write(at("udm.toml"), "[devices.a]\ntable = \"0 8 zero\"\n").unwrap();
     let (control, nbd) = (listen(&at("control")), listen(&at("nbd")));
-    // By their numbers, which a shell can move.
+    // The descriptors get the numbers 3 and 4 with the help of a shell.
     let script = format!(
         "exec 3<&{} 4<&{}; LISTEN_PID=$$ LISTEN_FDS=2 LISTEN_FDNAMES=control:udm.socket exec {UDM} serve --cores 0 {}",
         control.as_raw_fd(),
@@ -183,13 +183,13 @@ fn sockets_that_were_opened_before_are_served_and_left() {
     };
     for round in 0..2 {
         if round == 1 {
-            // As in the file that is shipped: the path of the socket that is given.
+            // As in the packaged file, `unix` is the path of the inherited socket.
             let conf = fs::read_to_string(at("udm.toml")).unwrap();
             let unix = format!("[serve]\nunix = \"{}\"\n", at("nbd").display());
             fs::write(at("udm.toml"), unix + &conf.replace("[serve]\n", "")).unwrap();
         }
         let mut child = serve();
-        // Whoever connects before the server is there waits.
+        // A client that connects before the server is ready waits.
         let mut client = Client::connect(&at("nbd"), "a");
         assert_eq!(client.read(0), 0, "round {round}");
         let out = udm(&["exports"]).env("UDM_SOCKET", at("control")).output().unwrap();
@@ -201,8 +201,8 @@ fn sockets_that_were_opened_before_are_served_and_left() {
     }
 }
 
-/// A client of libnbd's starts its server so, and ends it with itself: it is one of many then, none
-/// of which wants the control socket that the verbs look for.
+/// A client of libnbd starts its own server through socket activation, and ends it. Such servers do
+/// not use the default control socket.
 #[test]
 fn a_client_starts_a_server_for_itself() {
     if !has("nbdinfo") || !has("nbdcopy") {
@@ -236,7 +236,7 @@ fn the_units_are_good() {
     for unit in fs::read_dir(units()).unwrap() {
         let unit = unit.unwrap().path();
         let text = fs::read_to_string(&unit).unwrap();
-        // The program that is there.
+        // The program under test.
         let text = text
             .replace("/usr/bin/udm", UDM)
             .replace("man:udm-serve(1) man:udm.toml(5)", "https://example.invalid");
@@ -247,7 +247,7 @@ fn the_units_are_good() {
     assert_eq!(names.len(), 3);
     let out = Command::new("systemd-analyze").arg("verify").args(&names).output().unwrap();
     let said = text(&out.stdout) + &text(&out.stderr);
-    // What it says of other units is of this machine.
+    // Messages about other units of this machine are ignored.
     let ours = |line: &&str| line.contains("udm");
     assert_eq!(said.lines().filter(ours).collect::<Vec<_>>(), Vec::<&str>::new());
 }

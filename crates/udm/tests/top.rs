@@ -1,4 +1,4 @@
-//! `udm top`: for scripts, and in a real terminal.
+//! `udm top`, for scripts and in a real terminal.
 
 mod support;
 
@@ -11,7 +11,7 @@ use std::time::Duration;
 use support::nbd::Client;
 use support::{Server, UDM, text, until};
 
-/// Runs `map_reader` while a client writes to `device`.
+/// Runs `look` while a client writes to `device`.
 fn under_load<T>(server: &Server, device: &str, look: impl FnOnce() -> T) -> T {
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -46,7 +46,8 @@ fn for_scripts() {
     let (mp, idle) = (&json["devices"][0], &json["devices"][1]);
     let number = |value: &Value| value.as_f64().unwrap();
     let flow = &mp["flow"];
-    // A look is not of one instant: a request may be counted whose bytes are not yet.
+    // The counters of one sample are not of the same instant: a request may be counted before its
+    // bytes.
     let each = number(&flow["bytes"]) / number(&flow["writes"]);
     assert!((each - 512.0).abs() < 5.0, "{flow}");
     assert_eq!((number(&flow["reads"]), number(&flow["requests"])), (0.0, number(&flow["writes"])));
@@ -67,7 +68,7 @@ fn for_scripts() {
     );
 }
 
-/// A terminal of tmux, and in it a shell.
+/// A tmux terminal with a shell.
 struct Tmux {
     socket: String,
 }
@@ -101,7 +102,7 @@ impl Tmux {
         self.keys(&["Enter"]);
     }
 
-    /// The screen once it `is`.
+    /// Waits until the screen matches `is`, and returns it.
     fn shows(&self, what: &str, is: impl Fn(&str) -> bool) -> String {
         let mut last = String::new();
         for _ in 0..600 {
@@ -114,7 +115,7 @@ impl Tmux {
         panic!("{what}: never; the screen is\n{last}");
     }
 
-    /// The terminal is as it was: the cursor is there, lines are edited and echoed.
+    /// Checks that the terminal is restored: cursor, line editing and echo.
     fn is_well(&self) {
         support::until("the screen of before", || {
             let flags = self.run(&["display-message", "-p", "-t", "t", "#{cursor_flag} #{alternate_on}"]);
@@ -180,14 +181,14 @@ fn in_a_terminal() {
     tmux.shows("one alone", |screen| screen.contains("CHECKER") && !screen.contains("  d "));
     tmux.keys(&["Escape"]);
     tmux.shows("all again", is_unfolded);
-    // A device that goes, and one that comes.
+    // One device is removed, another is created.
     server.says(&["remove", "d"]);
     server.says(&["create", "new", "--notable"]);
     tmux.shows("another device", |screen| screen.contains("new") && screen.contains("no table"));
     tmux.run(&["resize-window", "-t", "t", "-x", "60", "-y", "10"]);
     tmux.shows("a small screen", |screen| screen.lines().count() <= 10 && screen.contains("q quit"));
     tmux.run(&["resize-window", "-t", "t", "-x", "80", "-y", "24"]);
-    // The server goes: that is said, and another is found.
+    // The server ends, which is shown; then another server is found.
     let _ = server.child.kill();
     let _ = server.child.wait();
     tmux.shows("that the server is gone", |screen| {
@@ -196,7 +197,7 @@ fn in_a_terminal() {
     tmux.keys(&["q"]);
     tmux.is_well();
 
-    // A signal, and Ctrl-C, and Ctrl-Z.
+    // Ends by a signal, Ctrl-C and Ctrl-Z.
     let server = Server::start(&["x=0 8 zero"]);
     let top = format!("{UDM} top --socket {}", server.socket.display());
     for end in ["TERM", "HUP", "C-c", "C-z"] {
@@ -230,7 +231,7 @@ fn kill(signal: &str, server: &Server) {
     assert!(Command::new("kill").args(["-s", signal, &pid]).status().unwrap().success());
 }
 
-/// A thousand devices are one screen.
+/// A thousand devices fit on one screen.
 #[test]
 fn a_thousand_devices() {
     let server = Server::start(&[]);

@@ -14,7 +14,7 @@ fn what_lies_on_what() {
         "none=0 8 zero",
     ];
     let server = Server::start(&devices);
-    // In the kernel's order: what a table names last comes first, and once.
+    // In the kernel's order: the last device of a table comes first, and each once.
     assert_eq!(
         server.says(&["deps"]),
         "base: 1 dependencies\t: (253, 0)\nboth: 2 dependencies\t: (253, 1) (254, 0)\n\

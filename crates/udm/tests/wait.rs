@@ -9,17 +9,17 @@ use std::os::unix::net::UnixStream;
 use std::process::{Child, Stdio};
 use support::{Server, signal, text, udm, until};
 
-/// How many clients may wait at a time.
+/// Maximum number of clients that wait at a time.
 const WAITS_MAX: usize = 128;
 
-/// A `udm wait` that runs.
+/// Starts `udm wait`.
 fn waits(server: &Server, args: &[&str]) -> Child {
     let mut command = udm(&["wait"]);
     command.args(args).env("UDM_SOCKET", &server.socket);
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// What it says at its end, and whether all went well.
+/// Waits for the end; returns true on success, and the output.
 fn end(child: Child) -> (bool, String) {
     let out = child.wait_with_output().unwrap();
     (out.status.success(), text(&out.stdout) + &text(&out.stderr))
@@ -30,7 +30,7 @@ fn event_nr(server: &Server, name: &str) -> u64 {
     serde_json::from_str::<Value>(&body).unwrap()["event_nr"].as_u64().unwrap()
 }
 
-/// A client that waits and says nothing more.
+/// A client that waits for an event and sends nothing more.
 fn holds(server: &Server, event_nr: u64) -> UnixStream {
     let body = json!({"event_nr": event_nr}).to_string();
     let mut stream = UnixStream::connect(&server.socket).unwrap();
@@ -40,7 +40,7 @@ fn holds(server: &Server, event_nr: u64) -> UnixStream {
     stream
 }
 
-/// What the server says when all places of those who wait are taken.
+/// The error text of the server if all slots for waiting clients are taken.
 fn are_taken(server: &Server) -> Option<String> {
     let body = json!({"event_nr": event_nr(server, "d"), "timeout_ms": 1}).to_string();
     let (status, _, body) = server.http("POST", "/v1/devices/d/wait", &body);
@@ -63,7 +63,7 @@ fn until_the_next_event() {
     let (done, said) = end(second);
     let device: Value = serde_json::from_str(&said).unwrap();
     assert_eq!((done, &device["name"], &device["event_nr"]), (true, &json!("mp"), &json!(1)));
-    // What has come already is not waited for; nor is a number that was never there.
+    // Returns at once for an older number, and also for a number that never existed.
     assert_eq!(server.says(&["wait", "mp"]), "");
     server.says(&["wait", "mp", "7"]);
     let third = waits(&server, &["254:0", "1", "-v"]);
@@ -85,7 +85,7 @@ fn until_it_is_gone() {
     let mut both = words.map(|words| waits(&server, words));
     let _others: Vec<UnixStream> = (2..WAITS_MAX).map(|_| holds(&server, 0)).collect();
     until("that all wait", || {
-        // Who asks has a place for a moment too, and may have had the last one.
+        // The query itself needs a slot for a moment, and may have taken the last one.
         for (child, words) in both.iter_mut().zip(words) {
             if child.try_wait().unwrap().is_some() {
                 *child = waits(&server, words);
@@ -109,7 +109,7 @@ fn until_it_is_gone() {
     );
 }
 
-/// Who waits keeps nobody out, and whoever goes leaves his place to others.
+/// Waiting clients do not block other requests, and a client that disconnects frees its slot.
 #[test]
 fn places_are_bounded_and_come_free() {
     let server = Server::start(&["d=0 8 zero"]);

@@ -1,4 +1,4 @@
-//! `udm web`: who may come in, what is handed on, and the page in a browser.
+//! `udm web`: access control, forwarded requests, and the page in a browser.
 
 mod support;
 
@@ -34,7 +34,7 @@ impl WebServer {
         format!("http://127.0.0.1:{}/#token={}", self.port, self.token)
     }
 
-    /// One request with these lines in its head.
+    /// Sends one request with these header lines.
     fn ask(&self, method: &str, target: &str, head: &[&str], body: &str) -> (u16, String, String) {
         let head: String = head.iter().map(|line| format!("{line}\r\n")).collect();
         let length = body.len();
@@ -46,12 +46,12 @@ impl WebServer {
         ))
     }
 
-    /// The line with the token.
+    /// The header line with the token.
     fn known(&self) -> String {
         format!("Authorization: Bearer {}", self.token)
     }
 
-    /// One request as the page makes it.
+    /// Sends one request like the page.
     fn page(&self, method: &str, target: &str, body: &str) -> (u16, String, String) {
         let host = format!("127.0.0.1:{}", self.port);
         let head = [&format!("Host: {host}"), &self.known(), "Content-Type: application/json"];
@@ -87,7 +87,7 @@ fn who_may_come_in() {
     assert!(!head.contains("set-cookie"), "{head}");
     assert!(head.contains("content-security-policy: default-src 'none'"), "{head}");
     assert!(page.contains("data-write=\"false\""), "{page}");
-    // A name of somebody else's that leads here.
+    // A foreign host name that resolves to this address.
     assert_eq!(web.ask("GET", "/", &["Host: udm.example", &known], "").0, 403);
 
     let (status, head, said) = web.page("GET", "/v1/devices", "");
@@ -113,13 +113,13 @@ fn with_write_the_page_may_change_and_no_other() {
     assert!(server.says(&["info", "d"]).contains("ACTIVE"));
     assert_eq!(web.page("POST", "/v1/devices/d/suspend", "{}").0, 204);
     assert!(server.says(&["info", "d"]).contains("SUSPENDED"));
-    // What the server refuses is refused in its words.
+    // Errors of the server are forwarded unchanged.
     let (status, _, said) = web.page("POST", "/v1/devices/d/suspend", "{\"unknown\":1}");
     assert!((400..500).contains(&status) && said.contains("unknown"), "{status}: {said}");
 }
 
-/// Connections that say nothing, more than there are places, keep nobody out; nor does another
-/// `udm web` end this one.
+/// More idle connections than slots do not block new ones; nor does another `udm web` affect this
+/// one.
 #[test]
 fn who_says_nothing_makes_room() {
     let server = Server::start(&["d=0 8 zero"]);
@@ -153,14 +153,14 @@ fn it_ends_and_says_when_the_server_is_gone() {
     assert!(said.contains("listens on loopback only: reach it through ssh -L"), "{said}");
 }
 
-/// The row of a device or path, and the text of a column of it.
+/// JavaScript for the text of a column in the row of a device or path.
 fn cell(name: &str, column: usize) -> String {
     format!(
         "[...document.querySelectorAll('#rows tr')].find(row => row.dataset.name === {name:?})?.cells[{column}].textContent"
     )
 }
 
-/// The state of a row.
+/// The column of the state.
 const STATE: usize = 1;
 
 #[test]
@@ -175,7 +175,7 @@ fn a_path_fails_and_returns_on_the_page() {
     let mut kits = kits.map(|socket| Nbdkit::start(socket, &["file", disk.to_str().unwrap()]));
     let [a, b] = [kits[0].uri(), kits[1].uri()];
     let table = format!("mp=0 16384 multipath 1 queue_if_no_path 0 1 1 round-robin 0 2 1 {a} 1 {b} 1");
-    // A name that would be a picture, and a script, where names were read as HTML.
+    // A name that would create an image and run a script if names were parsed as HTML.
     let odd = "<img src=x onerror=window.odd=1>";
     let server = Server::start_with(&[&table], &["--check-paths", "1"]);
     server.says(&["create", odd, "--table", "0 16384 linear @mp 0"]);
@@ -202,7 +202,7 @@ fn a_path_fails_and_returns_on_the_page() {
     browser.until(&format!("return {} === 'active'", cell(&a, STATE)));
     browser.until(&format!("return {} === 'active'", cell("mp", STATE)));
 
-    // A verb by a button, and the verb that prints a number.
+    // A verb through a button, and the command that prints a number.
     browser.run(&format!(
         "window.confirm = said => (window.asked = said, true); \
          [...document.querySelectorAll('.name')].find(name => name.textContent === {odd:?}).click()"
@@ -219,16 +219,16 @@ fn a_path_fails_and_returns_on_the_page() {
     assert_eq!(browser.run("return window.odd === undefined"), true);
     drop(load);
 
-    // The page goes on where the server does not.
+    // The page keeps working without the server.
     server_gone(server, &browser);
 }
 
-/// fio, until it is dropped.
+/// fio, ended on drop.
 struct FioGuard(Child);
 
 impl Drop for FioGuard {
     fn drop(&mut self) {
-        // `timeout` hands it on.
+        // `timeout` passes the signal on to fio.
         let _ = kill_process(Pid::from_child(&self.0), Signal::TERM);
         let _ = self.0.wait();
     }

@@ -1,4 +1,4 @@
-//! Makes the device that is measured, from the words of the command line.
+//! Opens the devices to measure, from the words of the command line.
 
 use super::file;
 use crate::cli::TableArg;
@@ -12,18 +12,18 @@ use udm_core::Device;
 use udm_runtime::CoreSet;
 use udm_wire::uri::{self, DeviceUri};
 
-/// One `--device`.
+/// The value of one `--device`.
 #[derive(Debug, PartialEq, Eq)]
 enum DeviceSource {
     NamedTable { name: String, table: TableArg },
     Uri(DeviceUri),
 }
 
-/// A device for each of `wanted`: what it names, or the last device of `words` where it names none;
-/// and all that are mapped. Those before the last of `words` are there for tables.
+/// Opens the device of each job in `wanted`, or the last device of `words` if a job names none.
+/// Also returns all mapped devices. The other devices of `words` are for use in tables.
 ///
 /// # Errors
-/// One line that says which device and why; for a table the caret shows the word.
+/// One line with the device and the reason; for a table, a caret marks the word.
 pub fn open_devices(
     cluster: &Arc<CoreSet>,
     words: &[String],
@@ -59,20 +59,20 @@ pub fn open_devices(
     Ok((devices, mapped))
 }
 
-/// Why a device can't be opened. The kernel's word for a file system without `O_DIRECT` names no
-/// reason.
+/// Explains why a device cannot be opened. For a file system without `O_DIRECT` the kernel only
+/// says "Invalid argument".
 fn open_error(uri: &DeviceUri, error: anyhow::Error) -> anyhow::Error {
     match uri {
         DeviceUri::File(file)
             if file.direct == Some(true) && format!("{error:#}").contains("Invalid argument") =>
         {
-            error.context("direct=1: the file system takes no O_DIRECT")
+            error.context("direct=1: the file system does not support O_DIRECT")
         }
         _ => error,
     }
 }
 
-/// What a word names; one with a table joins `tables`.
+/// Resolves a word of the command line; a device with a table is added to `tables`.
 fn device_uri_of(word: &str, tables: &mut Vec<NamedTable>) -> Result<DeviceUri> {
     let (name, table) = match parse_device_source(word)? {
         DeviceSource::Uri(uri) => return Ok(uri),
@@ -87,14 +87,14 @@ fn device_uri_of(word: &str, tables: &mut Vec<NamedTable>) -> Result<DeviceUri> 
     Ok(DeviceUri::Mapped(name))
 }
 
-/// The table that maps all of a device.
+/// A table that maps all of a device.
 fn whole_device_table(word: &str) -> Result<String> {
     let sectors = udm_backends::open(&uri::parse(word)?)?.limits().size.0;
     Ok(format!("0 {sectors} linear {} 0", udm_wire::words::escape(word)))
 }
 
-/// `NAME=TABLE`, `NAME=@FILE`, `NAME=DEVICE`, or a URI or path. A table has spaces, and a name has
-/// nothing that makes a URI or a path; a file that is there is meant.
+/// Parses `NAME=TABLE`, `NAME=@FILE`, `NAME=DEVICE`, or a URI or path. A name contains no character
+/// of a URI or a path. If a file with this path exists, the word is a path.
 fn parse_device_source(word: &str) -> Result<DeviceSource> {
     if let Some((name, table)) = word.split_once('=')
         && !name.is_empty()

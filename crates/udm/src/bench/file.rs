@@ -1,4 +1,5 @@
-//! The file that a job names: past the page cache or through it, and as long as the job needs.
+//! The file of a job: opened with or without the page cache, and laid out in the length that the
+//! job needs.
 
 use crate::log;
 use anyhow::{Context, Result, bail, ensure};
@@ -12,13 +13,13 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use udm_bench::{JobDevice, units};
 use udm_wire::uri::{DeviceUri, FileUri};
 
-/// Bytes that are written at once.
+/// Bytes per write.
 const PIECE: usize = 1 << 20;
 
-/// The device of a job as its options want it.
+/// Applies the options of a job to its device, and lays out its file.
 ///
 /// # Errors
-/// When `direct` can't be what it says, or the file can't be made as long as it must be.
+/// If the device does not support `direct`, or the file cannot be extended to the required length.
 pub fn prepare_file(uri: DeviceUri, of: &JobDevice, stop: &AtomicBool) -> Result<DeviceUri> {
     let DeviceUri::File(mut file) = uri else {
         if of.direct == Some(true)
@@ -30,7 +31,7 @@ pub fn prepare_file(uri: DeviceUri, of: &JobDevice, stop: &AtomicBool) -> Result
     };
     if let Some(direct) = of.direct {
         let same = file.direct.is_none_or(|said| said == direct);
-        ensure!(same, "direct={}: the device says the opposite by ?direct=", u8::from(direct));
+        ensure!(same, "direct={}: the URI has the opposite value of ?direct=", u8::from(direct));
         file.direct = Some(direct);
     }
     if of.filename.is_some() {
@@ -39,7 +40,7 @@ pub fn prepare_file(uri: DeviceUri, of: &JobDevice, stop: &AtomicBool) -> Result
     Ok(DeviceUri::File(file))
 }
 
-/// Refuses `direct` for a table that reaches a file through the page cache.
+/// Refuses `direct` for a table that uses a file through the page cache.
 ///
 /// # Errors
 /// One line that names the file.
@@ -50,13 +51,14 @@ pub fn check_table(text: &str, direct: Option<bool>) -> Result<()> {
     };
     match text.split_whitespace().find(cached) {
         Some(word) if direct.is_some() => {
-            bail!("direct: a table says it for each file: {word}?direct=on or ?direct=off")
+            bail!("direct: set it for each file in the table: {word}?direct=on or ?direct=off")
         }
         _ => Ok(()),
     }
 }
 
-/// Makes a regular file as long as its jobs need, as fio does: one that is read gets data.
+/// Extends a regular file to the length that its jobs need, as fio does. If it will be read, it is
+/// filled with data.
 fn lay_out_file(uri: &FileUri, of: &JobDevice, stop: &AtomicBool) -> Result<()> {
     let there = match uri.path.metadata() {
         Ok(data) if !data.is_file() => return Ok(()),
@@ -65,7 +67,7 @@ fn lay_out_file(uri: &FileUri, of: &JobDevice, stop: &AtomicBool) -> Result<()> 
         Err(error) => return Err(error.into()),
     };
     if of.bytes == 0 {
-        ensure!(there.is_some(), "no such file; with size or filesize it is made");
+        ensure!(there.is_some(), "no such file; size or filesize creates it");
         return Ok(());
     }
     if there.is_some_and(|there| there >= of.bytes) || uri.readonly {
@@ -74,7 +76,7 @@ fn lay_out_file(uri: &FileUri, of: &JobDevice, stop: &AtomicBool) -> Result<()> 
     log::say(format!("udm: {}: laid out ({}B)\n", uri.path.display(), units::binary(of.bytes as f64, 4)));
     let written = fill_file(&uri.path, there.unwrap_or(0), of, stop);
     if written.is_err() && there.is_none() {
-        // Nothing to measure a second time.
+        // Removes the incomplete file.
         let _ = std::fs::remove_file(&uri.path);
     }
     written
@@ -83,7 +85,7 @@ fn lay_out_file(uri: &FileUri, of: &JobDevice, stop: &AtomicBool) -> Result<()> 
 fn fill_file(path: &Path, from: u64, of: &JobDevice, stop: &AtomicBool) -> Result<()> {
     let mut file: File = OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
     if !of.is_read {
-        // A file system that can't allocate leaves a hole.
+        // If the file system cannot allocate, the file gets a hole.
         if fallocate(&file, FallocateFlags::empty(), from, of.bytes - from).is_err() {
             file.set_len(of.bytes)?;
         }

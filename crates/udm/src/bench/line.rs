@@ -1,5 +1,5 @@
-//! The jobs of the command line. As fio's, it may have several: each begins with `--name`, and what
-//! stands before the first, or behind `--name=global`, is for all that follow.
+//! The jobs of the command line. As with fio, there may be several: each begins with `--name`.
+//! Options before the first job, or after `--name=global`, apply to all jobs that follow.
 
 use super::BenchArgs;
 use anyhow::Result;
@@ -8,7 +8,7 @@ use clap::{CommandFactory, FromArgMatches, Parser};
 use std::ffi::OsString;
 use udm_bench::{JobFile, JobOptions, WAY_OUT};
 
-/// The line of one job.
+/// The options of one job.
 #[derive(Parser)]
 #[command(args_override_self = true)]
 struct JobLine {
@@ -16,7 +16,7 @@ struct JobLine {
     args: BenchArgs,
 }
 
-/// The jobs of the words behind `udm bench`, which `args` has read as one.
+/// Parses the jobs from the words after `udm bench`, which `args` has parsed as one job.
 ///
 /// # Errors
 /// One line that names the option.
@@ -35,7 +35,7 @@ pub fn jobs(args: &BenchArgs, words: impl Iterator<Item = OsString>) -> Result<J
 }
 
 fn options(words: &[String]) -> Result<JobOptions> {
-    // The whole line has a device.
+    // The device may be given for the whole line, so each job gets a placeholder.
     let device = ["--device", "@"]
         .into_iter()
         .filter(|_| !words.iter().any(|word| word == "--floor" || word.starts_with("--nbd")));
@@ -44,7 +44,7 @@ fn options(words: &[String]) -> Result<JobOptions> {
     Ok(line.args.options)
 }
 
-/// The words of each job, with those that are for all.
+/// Splits the words into jobs; each begins with the global words.
 fn parts(words: &[String]) -> Vec<Vec<String>> {
     let (mut global, mut jobs) = (Vec::new(), Vec::<Vec<String>>::new());
     let mut for_all = true;
@@ -70,7 +70,7 @@ fn parts(words: &[String]) -> Vec<Vec<String>> {
     jobs
 }
 
-/// Adds the way out to an error about an option that `udm bench` does not have.
+/// Adds a hint to an error about an option that `udm bench` does not have.
 pub fn with_hint(mut error: clap::Error) -> clap::Error {
     let known = error.get(ContextKind::ValidValue).is_some();
     if error.kind() == ErrorKind::UnknownArgument || (error.kind() == ErrorKind::InvalidValue && known) {

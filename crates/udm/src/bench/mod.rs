@@ -1,5 +1,5 @@
-//! `udm bench`: the command line of `udm-bench`, with its signals and terminal output. `udm-bench`
-//! measures.
+//! `udm bench`: the command line of `udm-bench`, with its signals and terminal output. The
+//! measurement itself is in `udm-bench`.
 
 mod device;
 mod file;
@@ -25,60 +25,59 @@ use udm_bench::{
 };
 use udm_wire::uri::{DeviceUri, NbdUri};
 
-/// `udm bench`.
+/// The arguments of `udm bench`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-Each job is a thread that drives the device itself, as a core of udm. Latencies come from one clock reading a turn: requests that finish in one \
-poll have the same end, and a latency shorter than a turn shows as a turn.\n\n\
+Each job is a thread that drives the device directly, like a core of udm. Latencies come from one clock reading per turn: requests that complete in one \
+poll have the same end time, and a latency shorter than a turn is shown as one turn.\n\n\
 Examples:\n  udm bench --device d='0 8388608 linear null:size=4G 0' --rw randread --bs 4k --iodepth 32 --runtime 5 --time_based\n  \
 udm bench --device mem:1G --rw randwrite --verify crc32c\n  \
 udm bench --nbd 'nbd+unix:///disk?socket=/tmp/udm.sock' --rw randread --iodepth 256 --runtime 5 --time_based --norandommap\n  \
 udm bench --compare")]
 pub struct BenchArgs {
-    /// A job file of fio's: sections of options with a load each, and the device of each as its
-    /// filename, or --device for all. Options that only say how fio reaches a file are left out,
-    /// and named
+    /// A job file of fio: sections with options. The device of a job is its filename, or --device
+    /// for all. Options that only choose fio's way of access are ignored and listed
     #[arg(value_name = "FILE", conflicts_with_all = ["JobOptions", "Load", "nbd", "floor", "comparison"])]
     file: Option<PathBuf>,
-    /// What to measure: a device with its table, or a URI or path. Of several the last is measured,
-    /// and its table may name the others as @NAME
+    /// The device to measure: a device with its table, a URI or a path. If there are several, the
+    /// last is measured, and its table may name the others as @NAME
     #[arg(
         long = "device",
         value_name = "NAME=TABLE|NAME=DEVICE|DEVICE",
         required_unless_present_any = ["file", "filename", "ioengine", "compare", "snapshots", "nbd", "floor"]
     )]
     devices: Vec<String>,
-    /// Measure an export of an NBD server instead: nbd://HOST[:PORT]/EXPORT or
-    /// nbd+unix:///EXPORT?socket=PATH. Each job has a connection
+    /// Measure an export of an NBD server: nbd://HOST[:PORT]/EXPORT or
+    /// nbd+unix:///EXPORT?socket=PATH. Each job has its own connection
     #[arg(long, value_name = "URI", conflicts_with_all = ["devices", "compare", "snapshots"])]
     nbd: Option<String>,
-    /// Measure what --nbd could reach at the most: the same client against a loop that reads and
-    /// writes a Unix socket and does nothing else
+    /// Measure the upper limit of --nbd: the same client against a loop that only reads and writes
+    /// a Unix socket
     #[arg(long, conflicts_with_all = ["devices", "compare", "snapshots", "nbd"])]
     floor: bool,
-    /// Compare layers over a null device with each other and with the same layer behind one lock
+    /// Compare layers over a null device with each other, and with the same layers behind one lock
     #[arg(long, group = "comparison", conflicts_with = "devices")]
     compare: bool,
-    /// Measure first writes of origins and snapshots beside an origin whose exceptions are behind
-    /// one lock and are copied by one thread, writes of an origin with every chunk copied and with
-    /// its snapshot removed, and reads among few and many exceptions. Takes about two minutes;
-    /// Ctrl-C prints what there is
+    /// Measure first writes to origins and snapshots, compared with an origin whose exceptions are
+    /// behind one lock and copied by one thread; writes to an origin whose chunks are all copied,
+    /// or whose snapshot is removed; and reads with few and with many exceptions. Takes about two
+    /// minutes; Ctrl-C prints the results so far
     #[arg(long, group = "comparison", conflicts_with = "devices")]
     snapshots: bool,
-    /// With --compare: how many paths a multipath device has
+    /// With --compare: number of paths of the multipath device
     #[arg(long, value_name = "NUMBER", requires = "compare", default_value_t = 2,
         value_parser = value_parser!(u16).range(1..=PATHS_MAX as i64))]
     paths: u16,
-    /// With --compare and --snapshots: seconds instead of minutes
+    /// With --compare or --snapshots: take seconds instead of minutes
     #[arg(long, requires = "comparison")]
     quick: bool,
     #[command(flatten)]
     options: JobOptions,
-    /// How to print the report
+    /// Format of the report
     #[arg(long = "output-format", value_name = "FORMAT", value_enum, default_value_t = Format::Normal)]
     output_format: Format,
-    /// Write a page with plots to this file too: throughput over time, of each job and of each path
-    /// where the device has some, and latency percentiles
+    /// Also write a page with plots to this file: throughput over time, per job and per path, and
+    /// latency percentiles
     #[arg(long, value_name = "FILE", conflicts_with = "comparison")]
     html: Option<PathBuf>,
     /// Print JSON, in fio's layout
@@ -86,14 +85,14 @@ pub struct BenchArgs {
     json: bool,
 }
 
-/// How a report is printed.
+/// The format of a report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Format {
     /// fio's summary
     Normal,
     /// fio's JSON
     Json,
-    /// The same with each latency and how many requests had it
+    /// fio's JSON with a histogram of the latencies
     #[value(name = "json+")]
     JsonPlus,
 }
@@ -107,7 +106,7 @@ impl BenchArgs {
 /// Runs the load and prints the report.
 ///
 /// # Errors
-/// When the load can't begin, or a request failed; the report is printed then all the same.
+/// The load cannot start, or a request failed; in the second case the report is printed first.
 pub fn run(args: &BenchArgs) -> Result<ExitCode> {
     let stop = stop::install_stop_handler().context("bench: signals")?;
     if args.compare {
@@ -133,7 +132,7 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
                 if args.html.is_some() {
                     watch = Some(PathSampler::start(Arc::clone(&all)).context("bench")?);
                 }
-                // The devices must not go before the measurement has ended.
+                // The devices must stay open until the measurement has ended.
                 mapped = Some(all);
                 Ok(devices)
             }),
@@ -156,7 +155,7 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
     }
 }
 
-/// The jobs of the file, or those of the command line.
+/// Reads the jobs of the file, or those of the command line.
 fn jobs(args: &BenchArgs) -> Result<JobFile> {
     let (file, from) = match &args.file {
         None => {
@@ -165,7 +164,7 @@ fn jobs(args: &BenchArgs) -> Result<JobFile> {
         }
         Some(path) => {
             let from = path.display().to_string();
-            // A little more than is taken, so that what is longer is refused as such.
+            // Reads a little more than the limit, so that a longer file is refused.
             let file = fs::File::open(path).with_context(|| from.clone())?;
             let mut text = String::new();
             let mut file = file.take(TEXT_MAX as u64 + 1);

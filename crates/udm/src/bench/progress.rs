@@ -1,5 +1,5 @@
-//! The line on the terminal that shows that something happens. Nothing is drawn, and nothing
-//! counted, when standard error is no terminal.
+//! The progress line on the terminal. If standard error is no terminal, nothing is drawn or
+//! counted.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use udm_bench::units::{binary, decimal};
 use udm_bench::{Load, Progress};
 
-/// How often the line is drawn.
+/// Time between two updates of the line.
 const TICK: Duration = Duration::from_millis(500);
 
-/// What `measure` gives; its progress is drawn until it does, when somebody is looking.
+/// Runs `measure`, draws its progress on a terminal, and returns the result.
 pub fn with_progress<T>(loads: &[&Load], measure: impl FnOnce(Option<&Progress>) -> T) -> T {
     if !std::io::stderr().is_terminal() {
         return measure(None);
@@ -28,8 +28,8 @@ pub fn with_progress<T>(loads: &[&Load], measure: impl FnOnce(Option<&Progress>)
     })
 }
 
-/// What `measure` gives, which counts in what it is handed how many of its `steps` are over; a line
-/// says so, and how long it may take yet, when somebody is looking.
+/// Runs `measure`, which counts its finished steps in the argument. Draws on a terminal how many of
+/// `steps` are finished and the estimated time left. Returns the result of `measure`.
 pub fn with_step_progress<T>(steps: usize, measure: impl FnOnce(&AtomicUsize) -> T) -> T {
     let done = AtomicUsize::new(0);
     if !std::io::stderr().is_terminal() {
@@ -40,7 +40,7 @@ pub fn with_step_progress<T>(steps: usize, measure: impl FnOnce(&AtomicUsize) ->
         let done = &done;
         scope.spawn(move || {
             let bar = ProgressBar::new(steps as u64);
-            let template = "{bar:30} {pos}/{len}, {eta} left; Ctrl-C prints what there is";
+            let template = "{bar:30} {pos}/{len}, {eta} left; Ctrl-C prints the results so far";
             let style = ProgressStyle::with_template(template);
             bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
             while let Err(mpsc::RecvTimeoutError::Timeout) = over.recv_timeout(TICK) {
@@ -54,9 +54,9 @@ pub fn with_step_progress<T>(steps: usize, measure: impl FnOnce(&AtomicUsize) ->
     })
 }
 
-/// Draws until the other end of `over` is dropped.
+/// Draws until the sender of `over` is dropped.
 fn draw(loads: &[&Load], progress: &Progress, over: &mpsc::Receiver<()>) {
-    // Of several loads nobody knows which are beside each other, or as long as they say.
+    // With several loads the total time is not known: they may run in parallel or end early.
     let total = match loads {
         [load] => load.runtime.map(|t| (t + load.ramp_time).as_secs()),
         _ => None,

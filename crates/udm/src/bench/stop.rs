@@ -1,17 +1,17 @@
-//! A signal ends a measurement early: the jobs stop where they are, and what they have measured is
-//! reported. The status is fio's then, 128.
+//! Early end of a measurement by a signal: the jobs stop, and the results so far are reported. The
+//! exit status is then 128, as with fio.
 
 use crate::{interrupt, log};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// What `fio` ends with after a signal.
+/// The exit status of `fio` after a signal.
 const STATUS: u8 = 128;
 
-/// Whether one has come. A process has one set of signals.
+/// True once a signal has arrived. It is static because signals belong to the process.
 static STOP: AtomicBool = AtomicBool::new(false);
 
-/// Has signals stop the jobs from here on: what they set is what the jobs ask.
+/// Installs the signal handler; returns the flag that it sets and the jobs check.
 pub fn install_stop_handler() -> std::io::Result<&'static AtomicBool> {
     interrupt::on_first_signal(|signal| {
         log::say(format!("\nudm: terminating on signal {signal}; a second one ends at once\n"));
@@ -20,7 +20,7 @@ pub fn install_stop_handler() -> std::io::Result<&'static AtomicBool> {
     Ok(&STOP)
 }
 
-/// How a measurement that worked ends.
+/// The exit status of a measurement without errors.
 pub fn status(stopped: &AtomicBool) -> ExitCode {
     if stopped.load(Relaxed) { ExitCode::from(STATUS) } else { ExitCode::SUCCESS }
 }

@@ -1,19 +1,19 @@
-//! What verbs that show something take.
+//! Arguments of verbs that show something.
 
 use super::{ListArgs, Print, ServerArgs};
 use clap::{Args, ValueEnum};
 
-/// `udm table`, `udm status`.
+/// The arguments of `udm table` and `udm status`.
 #[derive(Debug, Args)]
 pub struct ShowArgs {
     #[command(flatten)]
     pub talk: ServerArgs,
     #[command(flatten)]
     pub print: Print,
-    /// The devices [default: all, each with its name in front]
+    /// The devices [default: all, each line with the device's name in front]
     #[arg(value_name = "NAME")]
     pub names: Vec<String>,
-    /// The table in the inactive slot
+    /// Use the table in the inactive slot
     #[arg(long)]
     pub inactive: bool,
     /// Only targets of this type
@@ -21,17 +21,18 @@ pub struct ShowArgs {
     pub target: Option<String>,
 }
 
-/// `udm table`.
+/// The arguments of `udm table`.
 #[derive(Debug, Args)]
 pub struct TableArgs {
     #[command(flatten)]
     pub show: ShowArgs,
-    /// All on one line, as udm create --concise takes it: NAME,UUID,MINOR,FLAGS,LINE,LINE;NAME,...
+    /// Print all on one line, as udm create --concise reads it:
+    /// NAME,UUID,MINOR,FLAGS,LINE,LINE;NAME,...
     #[arg(long, conflicts_with = "json")]
     pub concise: bool,
 }
 
-/// `udm info`.
+/// The arguments of `udm info`.
 #[derive(Debug, Args)]
 pub struct InfoArgs {
     #[command(flatten)]
@@ -48,42 +49,42 @@ pub struct InfoArgs {
 /// How `udm info -c` prints.
 #[derive(Debug, Args)]
 pub struct ColumnArgs {
-    /// A line a device, with a column a field
+    /// Print one line per device, with one column per field
     #[arg(short = 'c', short_alias = 'C', long, conflicts_with = "json")]
     pub columns: bool,
-    /// The fields; behind a + in addition to those that are shown otherwise; help lists them
+    /// The fields to print; with a + in front, in addition to the default ones; help lists all
+    /// fields
     #[arg(short = 'o', long, value_name = "FIELDS", requires = "columns")]
     pub options: Option<String>,
-    /// Sort by these fields, one with a - in front downwards
+    /// Sort by these fields; a - in front of a field sorts in descending order
     #[arg(short = 'O', long, value_name = "FIELDS", requires = "columns", allow_hyphen_values = true)]
     pub sort: Option<String>,
-    /// Only devices that are so: 'open>0 && (name=a || uuid!=b)'
+    /// Only devices that meet these criteria: 'open>0 && (name=a || uuid!=b)'
     #[arg(short = 'S', long, value_name = "CRITERIA", requires = "columns")]
     pub select: Option<String>,
-    /// No line of headings; values are not aligned then
+    /// Omit the line of headings; values are then not aligned
     #[arg(long, requires = "columns")]
     pub noheadings: bool,
-    /// What stands between values, which are not aligned then [default: a blank, and : without
-    /// headings]
+    /// Separator of values, which are then not aligned [default: a blank, or : without headings]
     #[arg(long, value_name = "TEXT", requires = "columns")]
     pub separator: Option<String>,
-    /// Each value as DM_FIELD='VALUE'
+    /// Print each value as DM_FIELD='VALUE'
     #[arg(long, requires = "columns")]
     pub nameprefixes: bool,
-    /// Those without quotes
+    /// Print these values without quotes
     #[arg(long, requires = "nameprefixes")]
     pub unquoted: bool,
-    /// A line a field, not a line a device
+    /// Print one line per field instead of one line per device
     #[arg(long, requires = "columns")]
     pub rows: bool,
 }
 
-/// `udm ls`.
+/// The arguments of `udm ls`.
 #[derive(Debug, Args)]
 pub struct LsArgs {
     #[command(flatten)]
     pub list: ListArgs,
-    /// Show what lies on what
+    /// Show the devices as trees, each above the devices that it uses
     #[arg(long, conflicts_with = "json")]
     pub tree: bool,
     /// Only devices with a target of this type
@@ -91,17 +92,17 @@ pub struct LsArgs {
     pub target: Option<String>,
 }
 
-/// `udm deps`.
+/// The arguments of `udm deps`.
 #[derive(Debug, Args)]
 pub struct DepsArgs {
     #[command(flatten)]
     pub talk: ServerArgs,
     #[command(flatten)]
     pub print: Print,
-    /// How what they lie on is named
+    /// How the devices below are named
     #[arg(short = 'o', long = "options", value_name = "HOW", default_value = "devno")]
     pub how: DepName,
-    /// Those of the table in the inactive slot
+    /// Use the table in the inactive slot
     #[arg(long)]
     pub inactive: bool,
     /// The devices [default: all]
@@ -114,6 +115,6 @@ pub struct DepsArgs {
 pub enum DepName {
     /// By its number
     Devno,
-    /// By its name, or the URI of what is no mapped device
+    /// By its name; a device that is not a mapped device by its URI
     Devname,
 }

@@ -1,49 +1,49 @@
-//! The fields of a device that columns can show: one list, by dmsetup's names.
+//! The fields of a device that columns can show, with dmsetup's names.
 
 use super::DeviceRow;
 use std::fmt::Write as _;
 
-/// How a field is aligned and sorted.
+/// The alignment and order of a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FieldKind {
-    /// To the left, by its bytes.
+    /// Left-aligned, sorted by bytes.
     Text,
-    /// To the right, by its value.
+    /// Right-aligned, sorted by value.
     Number,
 }
 
-/// What a field has to know besides the device itself, each of which is a question to the server.
+/// The data that a field needs besides the device itself; each kind takes a request to the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FieldScope {
     /// Nothing.
     Device,
-    /// What its live table lies on.
+    /// The devices below the live table.
     Below,
-    /// What all live tables lie on: who uses it.
+    /// The devices below all live tables, which give the users of the device.
     Above,
 }
 
 /// A field.
 pub struct Field {
-    /// What `-o` calls it.
+    /// The name for `-o`.
     pub name: &'static str,
-    /// What stands above its column.
+    /// The heading of the column.
     pub heading: &'static str,
-    /// How wide its column is at the least.
+    /// The minimum width of the column.
     pub width: usize,
-    /// How it is aligned and sorted.
+    /// Alignment and order.
     pub kind: FieldKind,
-    /// What it has to know.
+    /// The data that the field needs.
     pub needs: FieldScope,
-    /// Its value; why there is none.
+    /// Returns the value, or the reason why there is none.
     pub value: fn(&DeviceRow) -> Result<String, String>,
 }
 
 /// A group of fields, which `-o` can name as a whole.
 pub struct FieldGroup {
-    /// What `-o` calls all of them; empty where dmsetup has no word for it.
+    /// The name for `-o`; empty if dmsetup has none.
     pub name: &'static str,
-    /// What they tell of.
+    /// The title of the group.
     pub heading: &'static str,
     /// The fields.
     pub fields: &'static [Field],
@@ -62,7 +62,7 @@ macro_rules! fields {
     };
 }
 
-/// A value, or why there is none.
+/// A value, or the reason why there is none.
 trait IntoValue {
     fn said(self) -> Result<String, String>;
 }
@@ -91,7 +91,7 @@ pub const GROUPS: [FieldGroup; 5] = [
             "uuid" "UUID" 32 Text Device uuid;
             "mangled_uuid" "MangledUUID" 32 Text Device |row: &DeviceRow| mangled(&uuid(row));
             "unmangled_uuid" "UnmangledUUID" 32 Text Device uuid;
-            // There is none, as of a device of which dmsetup can't find it out.
+            // udm has no read-ahead; dmsetup prints 0 if it cannot find out.
             "read_ahead" "RAhead" 6 Number Device |_: &DeviceRow| "0".to_owned();
         },
     },
@@ -126,7 +126,7 @@ pub const GROUPS: [FieldGroup; 5] = [
     },
     FieldGroup {
         name: "deps_all",
-        heading: "What lies on what",
+        heading: "Dependencies",
         fields: fields! {
             "device_count" "#Devs" 5 Number Below |row: &DeviceRow| row.below.len().to_string();
             "devnos_used" "DevNosUsed" 16 Text Below |row: &DeviceRow| {
@@ -140,7 +140,7 @@ pub const GROUPS: [FieldGroup; 5] = [
     },
     FieldGroup {
         name: "",
-        heading: "Names of what lies on what",
+        heading: "Names of dependencies",
         fields: fields! {
             "devs_used" "DevNamesUsed" 16 Text Below |row: &DeviceRow| {
                 list(row.below.iter().filter_map(|below| below.uri.strip_prefix('@')))
@@ -190,13 +190,13 @@ fn attr(row: &DeviceRow) -> String {
     letters.iter().collect()
 }
 
-/// As the kernel names the node of a device.
+/// The kernel's name for the node of a device.
 fn kernel_node(row: &DeviceRow) -> Result<String, String> {
     super::node_of(&row.device)
         .ok_or_else(|| format!("Could not resolve block device name for {}.", row.device.number))
 }
 
-/// `text` as dmsetup hands it to a kernel: what is no plain character as `\xHH`.
+/// `text` as dmsetup passes it to the kernel: special bytes become `\xHH`.
 pub fn mangled(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -210,19 +210,19 @@ pub fn mangled(text: &str) -> String {
     out
 }
 
-/// What comes before the first hyphen of a uuid.
+/// The part of the uuid before the first hyphen.
 fn uuid_subsystem(row: &DeviceRow) -> String {
     let uuid = row.device.uuid.as_deref();
     uuid.and_then(|uuid| uuid.split_once('-')).map_or("", |(before, _)| before).to_owned()
 }
 
-/// A part of the name of a device of LVM's.
+/// A part of the name of an LVM device.
 fn lvm_name_part(row: &DeviceRow, place: usize) -> String {
     if uuid_subsystem(row) == "LVM" { split_name(&row.device.name)[place].clone() } else { String::new() }
 }
 
-/// Volume group, logical volume and layer: parts of a name between single hyphens, in which a
-/// hyphen is doubled.
+/// Splits a name into volume group, logical volume and layer. The separators are single hyphens; a
+/// doubled hyphen is a hyphen in a part.
 pub fn split_name(name: &str) -> [String; 3] {
     let mut parts = [const { String::new() }; 3];
     let (mut place, mut rest) = (0, name.chars().peekable());

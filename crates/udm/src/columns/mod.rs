@@ -16,15 +16,15 @@ use std::collections::HashMap;
 use udm_control::client::{ClientError, ControlClient};
 use udm_control::http::api;
 
-/// The fields that are shown when nobody says which.
+/// The fields that are shown by default.
 const DEFAULT: &str = "name,major,minor,attr,open,segments,events,uuid";
 
-/// What is known of a device.
+/// The known data of a device.
 #[derive(Clone, Default)]
 pub struct DeviceRow {
     device: api::Device,
     below: Vec<api::Below>,
-    /// Name and number of the devices that lie on it.
+    /// Names and numbers of the devices that use this one.
     above: Vec<(String, String)>,
 }
 
@@ -34,45 +34,45 @@ impl DeviceRow {
     }
 }
 
-/// How to print.
+/// The layout of the output.
 #[derive(Debug, Default)]
 pub struct ColumnLayout {
-    /// No line of headings; values are then separated, by `:` if nothing else is said.
+    /// No line of headings; values are then separated, by default with `:`.
     pub no_headings: bool,
-    /// What stands between values, which are not aligned then.
+    /// The separator of values, which are then not aligned.
     pub separator: Option<String>,
-    /// `DM_NAME='value'` for each value.
+    /// Each value as `DM_NAME='value'`.
     pub name_prefixes: bool,
-    /// Those values without quotes.
+    /// With `name_prefixes`, values without quotes.
     pub unquoted: bool,
-    /// A line a field, not a line a device.
+    /// One line per field instead of one line per device.
     pub rows: bool,
 }
 
-/// What is wrong with what was asked for, in dmsetup's words.
+/// An error in the arguments, in dmsetup's words.
 #[derive(Debug)]
 pub enum Wrong {
-    /// A word that is no field, or stands at a wrong place: dmsetup shows what there is.
+    /// A word that is not a field, or is misplaced; dmsetup then lists the fields.
     Word(String),
-    /// Anything else.
+    /// Any other error.
     Value(String),
 }
 
-/// A table of devices that was asked for.
+/// A report: fields, order, selection and layout.
 pub struct Columns {
     fields: Vec<Column>,
     sort: Vec<(&'static Field, bool)>,
     selection: Option<Selection>,
     layout: ColumnLayout,
-    /// How wide the columns were the last time: they only grow.
+    /// Widths of the columns so far; columns only grow.
     widths: Vec<usize>,
 }
 
-/// A column.
+/// A column of a report.
 #[derive(Clone, Copy)]
 enum Column {
     Field(&'static Field),
-    /// Whether the device is selected.
+    /// 1 if the device is selected, else 0.
     Selected,
 }
 
@@ -104,7 +104,7 @@ fn field(name: &str) -> Option<&'static Field> {
     iter_fields().find(|field| field.name.eq_ignore_ascii_case(name))
 }
 
-/// The fields that `-o` can name, a group a line.
+/// The fields that `-o` can name, one group per line.
 pub fn list_of_fields() -> String {
     let group = |group: &fields::FieldGroup| {
         let names: Vec<_> = group.fields.iter().map(|field| field.name).collect();
@@ -129,11 +129,11 @@ fn parse_columns(names: &str) -> Result<Vec<Column>, String> {
 }
 
 impl Columns {
-    /// A table of the fields in `options`, sorted by those in `sort`, of devices that `select`
-    /// takes.
+    /// Creates a report of the fields in `options`, sorted by the fields in `sort`, with the
+    /// devices that match `select`.
     ///
     /// # Errors
-    /// What names no field or is no criterion, in dmsetup's words.
+    /// An unknown field or a wrong criterion, in dmsetup's words.
     pub fn new(
         options: Option<&str>,
         sort: Option<&str>,
@@ -161,10 +161,10 @@ impl Columns {
         parse_columns.chain(sorted).chain(selected).any(|field| field.needs == what)
     }
 
-    /// Asks `client` what is still to be known of `devices`.
+    /// Requests the data of `devices` that the fields need.
     ///
     /// # Errors
-    /// What the server or the connection to it says.
+    /// The server refused a request or cannot be reached.
     pub fn ask(
         &self,
         client: &ControlClient,
@@ -187,14 +187,14 @@ impl Columns {
         Ok(devices.into_iter().map(row).collect())
     }
 
-    /// The text, and why there is less of it than there should be.
+    /// Returns the text, and the errors of fields without a value.
     pub fn print(&mut self, mut rows: Vec<DeviceRow>) -> (String, Vec<String>) {
         let mut wrong = Vec::new();
         rows.sort_by(|a, b| self.order(a, b));
         let keeps_all = self.fields.iter().any(|parse_columns| matches!(parse_columns, Column::Selected));
         let mut lines: Vec<Vec<String>> = Vec::new();
         for row in &rows {
-            // What is not selected has all its values looked up as well.
+            // As in dmsetup, the values of a device that is not selected are computed as well.
             let selected = self.selection.as_ref().is_none_or(|selection| selection.takes(row));
             let value = |parse_columns: &Column| match parse_columns {
                 Column::Field(field) => (field.value)(row).map_err(|why| {
@@ -253,7 +253,7 @@ impl Columns {
         all.iter().map(|line| line.join(separator) + "\n").collect()
     }
 
-    /// Has `lines` fit.
+    /// Widens the columns so that `lines` fit.
     fn widen(&mut self, lines: &[Vec<String>]) {
         for (place, (width, parse_columns)) in self.widths.iter_mut().zip(&self.fields).enumerate() {
             let least = match parse_columns {
@@ -266,7 +266,7 @@ impl Columns {
         }
     }
 
-    /// Headings to the left, numbers to the right, and blanks to the end of the line.
+    /// Aligns headings left and numbers right, and pads each line to its full width.
     fn aligned(&self, headings: &[String], lines: &[Vec<String>]) -> String {
         let line = |line: &[String], is_heading: bool| {
             let cell = |((value, width), parse_columns): ((&String, &usize), &Column)| {
@@ -283,7 +283,7 @@ impl Columns {
     }
 }
 
-/// A device of which nothing but its name is known, and that it is of `subsystem`.
+/// A row with only a device name, for a uuid of `subsystem`.
 pub fn split_row(name: &str, subsystem: &str) -> DeviceRow {
     let uuid = Some(format!("{subsystem}-"));
     DeviceRow {
@@ -292,14 +292,14 @@ pub fn split_row(name: &str, subsystem: &str) -> DeviceRow {
     }
 }
 
-/// What the kernel calls the node of a mapped device, which it has from its first table on.
+/// The kernel's name of the node of a mapped device; `None` until it has a table.
 pub fn node_of(device: &api::Device) -> Option<String> {
     let minor = device.number.split_once(':')?.1;
     (device.live_table || device.inactive_table).then(|| format!("dm-{minor}"))
 }
 
-/// What the kernel would call the node of what a table lies on: the last part of a file's path; a
-/// URI of another kind as it is.
+/// The node name of a device below a table: the last component of a file's path, or the URI of
+/// other devices.
 pub fn node_below(below: &api::Below) -> String {
     if below.uri.starts_with('@') {
         return format!("dm-{}", below.number.split_once(':').map_or("", |(_, minor)| minor));

@@ -1,16 +1,17 @@
-//! Regular expressions as libdevmapper has them: `.`, `[...]`, `^`, `$`, `( )`, `|`, `*`, `+`, `?`
-//! and `\`, over bytes, anywhere in a value.
+//! Regular expressions of libdevmapper: `.`, `[...]`, `^`, `$`, `( )`, `|`, `*`, `+`, `?` and `\`,
+//! over bytes, not anchored.
 //!
-//! Contract: what libdevmapper takes and udm takes matches the same values. In it the begin and the
-//! end of a value are characters, which `.` and `[^...]` match as well: `.foo` matches `foo`.
+//! Contract: an expression that both libdevmapper and udm accept matches the same values. In
+//! libdevmapper the begin and the end of a value are characters, which `.` and `[^...]` match as
+//! well: `.foo` matches `foo`.
 
 use regex_automata::nfa::thompson::{Config, pikevm::PikeVM};
 use regex_automata::util::syntax;
 use std::fmt::Write as _;
 
-/// What stands for the begin and the end of a value.
+/// The bytes that represent the begin and the end of a value.
 const ENDS: [u8; 2] = [2, 3];
-/// How deep groups can be nested, and how long an expression can be.
+/// Maximum depth of nested groups, and maximum length of an expression in bytes.
 const DEPTH_MAX: usize = 100;
 const LEN_MAX: usize = 10_000;
 
@@ -19,7 +20,7 @@ const LEN_MAX: usize = 10_000;
 pub struct Regex(PikeVM);
 
 impl Regex {
-    /// Reads one; `None` where it is none.
+    /// Parses an expression; returns `None` if it is invalid.
     pub fn new(text: &str) -> Option<Regex> {
         let pattern = to_rust_regex(text.as_bytes())?;
         let mut builder = PikeVM::builder();
@@ -34,11 +35,11 @@ impl Regex {
     }
 }
 
-/// The same expression in the words of `regex-syntax`.
+/// Translates an expression to the syntax of `regex-syntax`.
 fn to_rust_regex(text: &[u8]) -> Option<String> {
     let mut out = String::new();
     let mut bytes = text.iter().copied().peekable();
-    // Something that can be repeated stands before.
+    // `is_term`: the text so far ends with a term that can be repeated.
     let (mut is_term, mut depth) = (false, 0);
     if text.len() > LEN_MAX {
         return None;
@@ -66,7 +67,7 @@ fn to_rust_regex(text: &[u8]) -> Option<String> {
                 out.push(')');
             }
             b'*' | b'+' | b'?' => {
-                // Behind one another they are one: `a+?` repeats what `a+` is.
+                // Adjacent operators act as one: `a+?` repeats `a+`.
                 let mut all = byte;
                 while let Some(next) = bytes.next_if(|next| b"*+?".contains(next)) {
                     all = if next == all { all } else { b'*' };
@@ -99,7 +100,8 @@ fn push_byte(byte: u8, out: &mut String) {
     let _ = write!(out, r"\x{byte:02x}");
 }
 
-/// Behind `[`, to its `]`. A range may be the wrong way round, and `]` can be its end.
+/// Parses a class after `[`, up to and including `]`. A range may be in reverse order, and `]` may
+/// be its end.
 fn parse_class(bytes: &mut impl Iterator<Item = u8>, out: &mut String) -> Option<()> {
     let mut members = Vec::new();
     let mut byte = bytes.next()?;
@@ -128,7 +130,7 @@ fn parse_class(bytes: &mut impl Iterator<Item = u8>, out: &mut String) -> Option
     out.push_str(match (is_not, members.is_empty()) {
         (true, _) => "[^",
         (false, false) => "[",
-        // Nothing is of it.
+        // The empty class: it matches nothing.
         (false, true) => r"[^\x00-\xff",
     });
     members.iter().for_each(|byte| push_byte(*byte, out));
@@ -140,7 +142,7 @@ fn parse_class(bytes: &mut impl Iterator<Item = u8>, out: &mut String) -> Option
 mod tests {
     use super::*;
 
-    /// As dmsetup 1.02.185 answered `splitname VALUE -S vg_name=~"TEXT"`.
+    /// Results of dmsetup 1.02.185 for `splitname VALUE -S vg_name=~"TEXT"`.
     #[test]
     fn what_matches() {
         for (text, value, wanted) in [

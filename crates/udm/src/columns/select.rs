@@ -1,25 +1,25 @@
-//! `-S`: which devices are shown, by criteria such as `open>0 && (name=a || uuid=~^x)`.
+//! `-S`: selects devices by criteria such as `open>0 && (name=a || uuid=~^x)`.
 
 use super::fields::{Field, FieldKind};
 use super::regex::Regex;
 use super::{DeviceRow, Wrong, field};
 
-/// Criteria.
+/// A selection criterion.
 #[derive(Debug)]
 pub enum Selection {
-    /// Both.
+    /// Both criteria hold.
     And(Box<Selection>, Box<Selection>),
-    /// One of the two.
+    /// At least one of the criteria holds.
     Or(Box<Selection>, Box<Selection>),
-    /// Not so.
+    /// The criterion does not hold.
     Not(Box<Selection>),
-    /// A value of a field.
+    /// The comparison of a field with a value.
     Is(&'static Field, CompareOp, String),
-    /// What a value of a field matches.
+    /// The field matches a regular expression.
     Matches(&'static Field, Regex),
 }
 
-/// How a value is compared.
+/// A comparison operator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CompareOp {
     Equal,
@@ -30,7 +30,7 @@ pub enum CompareOp {
     Less,
 }
 
-/// Each operator; those that others begin with come last.
+/// All operators; an operator that is a prefix of another comes after it.
 const OPERATORS: [(&str, CompareOp); 6] = [
     ("!=", CompareOp::NotEqual),
     (">=", CompareOp::AtLeast),
@@ -40,7 +40,7 @@ const OPERATORS: [(&str, CompareOp); 6] = [
     ("<", CompareOp::Less),
 ];
 
-/// How deep criteria can be nested.
+/// Maximum depth of nested criteria.
 const DEPTH_MAX: usize = 100;
 
 impl From<String> for Wrong {
@@ -56,10 +56,10 @@ impl std::fmt::Debug for Field {
 }
 
 impl Selection {
-    /// Reads criteria.
+    /// Parses criteria.
     ///
     /// # Errors
-    /// dmsetup's lines about what is none.
+    /// The error lines of dmsetup.
     pub fn parse(text: &str) -> Result<Selection, Wrong> {
         let mut parser = Parser { rest: text };
         let selection = parser.any(0)?;
@@ -69,7 +69,7 @@ impl Selection {
         }
     }
 
-    /// The fields that it looks at.
+    /// The fields that the criteria use.
     pub fn fields(&self) -> Vec<&'static Field> {
         match self {
             Selection::And(a, b) | Selection::Or(a, b) => [a.fields(), b.fields()].concat(),
@@ -78,7 +78,7 @@ impl Selection {
         }
     }
 
-    /// True when it takes `row`; a value that can't be had is no match.
+    /// True if the criteria select `row`; a field without a value does not match.
     pub fn takes(&self, row: &DeviceRow) -> bool {
         match self {
             Selection::And(a, b) => a.takes(row) && b.takes(row),
@@ -172,8 +172,8 @@ impl Parser<'_> {
         if fits { Ok(Selection::Is(field, compare, value)) } else { Err(syntax(begin).into()) }
     }
 
-    /// A regular expression for the criterion that begins at `begin`: up to an operator or a blank,
-    /// or what stands between quotes or brackets.
+    /// Parses the regular expression of the criterion that begins at `begin`: up to an operator or
+    /// a blank, or between quotes or brackets.
     fn regex(&mut self, field: &Field, begin: &str) -> Result<Regex, Wrong> {
         let name = field.name;
         if field.kind == FieldKind::Number {
@@ -206,7 +206,7 @@ impl Parser<'_> {
         Regex::new(text).ok_or_else(|| Wrong::Value(format!("{why} selection field {name}")))
     }
 
-    /// A word, or what stands between quotes; `None` where there is neither.
+    /// Reads a word or a quoted text; returns `None` if there is neither.
     fn value(&mut self) -> Option<String> {
         let rest = self.rest.trim_start();
         let quote = rest.chars().next().filter(|c| matches!(c, '"' | '\''));
@@ -231,7 +231,7 @@ mod tests {
     use super::*;
     use udm_control::http::api;
 
-    /// dmsetup's lines.
+    /// The error lines are dmsetup's.
     #[test]
     fn what_is_no_regular_expression() {
         let end = "Selection syntax error at 'name=~";

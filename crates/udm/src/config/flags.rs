@@ -1,4 +1,5 @@
-//! The keys of `[serve]`: the long options of `udm serve`, read by what reads the command line.
+//! The keys of `[serve]`: the long options of `udm serve`, parsed by the parser of the command
+//! line.
 
 use crate::cli::Cli;
 use clap::error::ErrorKind;
@@ -9,27 +10,27 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use udm_wire::udm_conf::{ConfError, OptionValue, ServeOption};
 
-/// Options that are not for a file: how a server is started, devices, which have a table of their
-/// own, and what ends with its command.
+/// Options that are not keys of a file: how a server is started, the devices, which have their own
+/// section, and --run.
 const NO_KEYS: [&str; 7] = ["device", "run", "fork", "ready-on-stdout", "check", "help", "version"];
 
-/// The verb.
+/// The subcommand `serve`.
 pub fn serve() -> Command {
     let mut all = Cli::command();
     all.build();
     all.find_subcommand("serve").cloned().unwrap_or_default()
 }
 
-/// The options that are keys.
+/// The options that are keys of the file.
 pub fn keys(serve: &Command) -> impl Iterator<Item = &Arg> {
     let is_key = |arg: &&Arg| arg.get_long().is_some_and(|long| !NO_KEYS.contains(&long));
     serve.get_arguments().filter(is_key)
 }
 
-/// What a key says, as arguments of the verb; paths count from `folder`.
+/// Converts a key to arguments of `udm serve`; relative paths start at `folder`.
 ///
 /// # Errors
-/// A key that is none, or whose value the option would refuse.
+/// The key is unknown, or the option refuses its value.
 pub fn arguments(key: &ServeOption, folder: &Path) -> Result<Vec<OsString>, ConfError> {
     let serve = serve();
     let name = &key.name;
@@ -51,32 +52,32 @@ pub fn arguments(key: &ServeOption, folder: &Path) -> Result<Vec<OsString>, Conf
         (ArgAction::SetTrue, OptionValue::Flag(flag)) => {
             flag.then(|| OsString::from(format!("--{name}"))).into_iter().collect()
         }
-        (ArgAction::SetTrue, _) => return refuse("true or false is wanted"),
+        (ArgAction::SetTrue, _) => return refuse("expected true or false"),
         (_, OptionValue::Text(text)) => vec![argument(text)],
         (ArgAction::Append, OptionValue::List(list)) => list.iter().map(argument).collect(),
-        (_, OptionValue::List(_)) => return refuse("one is wanted"),
+        (_, OptionValue::List(_)) => return refuse("expected one value"),
         (_, OptionValue::Flag(_)) => {
             let names = option.get_value_names().unwrap_or_default();
             let wanted: Vec<&str> = names.iter().map(|name| name.as_str()).collect();
-            return refuse(&format!("{} is wanted", wanted.join(" ")));
+            return refuse(&format!("expected {}", wanted.join(" ")));
         }
     };
     let read = serve.clone().no_binary_name(true).try_get_matches_from(&arguments);
     match read {
-        // What it needs beside itself is asked when all are there.
+        // Required companion options are checked later, when all keys are known.
         Err(error) if error.kind() != ErrorKind::MissingRequiredArgument => refuse(&first_line(&error)),
         _ => Ok(arguments),
     }
 }
 
-/// What is wrong, without the words around it.
+/// The reason of an error, without the text around it.
 pub fn first_line(error: &clap::Error) -> String {
     match error.source() {
         Some(why) => why.to_string(),
         None => {
             let said = error.to_string();
             let text = said.strip_prefix("error: ").unwrap_or(&said);
-            // The options to blame may stand on lines of their own.
+            // clap may list the options at fault on separate lines.
             let lines = text.lines().take_while(|line| !line.is_empty()).map(str::trim);
             lines.collect::<Vec<_>>().join(" ")
         }
@@ -88,8 +89,8 @@ mod tests {
     use super::*;
     use udm_wire::udm_conf::DEVICE_KEYS;
 
-    /// docs/config.md has a table for each part of the file: its keys in their order, and what they
-    /// take.
+    /// docs/config.md has a table for each section of the file, with its keys in order and their
+    /// values.
     #[test]
     fn the_docs_have_each_key() {
         let docs = include_str!("../../../../docs/config.md");

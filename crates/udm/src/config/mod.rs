@@ -1,5 +1,5 @@
 //! `udm serve FILE`: a file with the options of the server and its devices, and the files in
-//! `conf.d` beside it.
+//! `conf.d` next to it.
 //!
 //! Contract: everything is read before anything is done. A fault is an error that names its place.
 //! Relative paths, in tables too, start at the folder of FILE. The section `[serve]` has the
@@ -20,28 +20,28 @@ use udm_control::config::{DesiredDevice, DesiredState};
 use udm_control::registry::BaseDir;
 use udm_wire::udm_conf::{Conf, ConfError, TEXT_MAX, TableSource};
 
-/// The folder beside the file whose files are read too.
+/// The folder next to the file; its files are read too.
 const MORE: &str = "conf.d";
 
-/// Files in it at the most.
+/// Maximum number of files in this folder.
 const FILES_MAX: usize = 4096;
 
-/// Text in all of them and in the files of tables, in bytes at the most.
+/// Maximum bytes of all these files and of the table files.
 const ALL_MAX: usize = 256 << 20;
 
-/// What all files say.
+/// The content of all configuration files.
 pub struct ConfigFiles {
-    /// The options of `udm serve`, by their names, as arguments.
+    /// Arguments of `udm serve`, by the names of the options.
     serve: BTreeMap<String, Vec<OsString>>,
     /// The devices, in the order of the files.
     pub devices: Vec<DesiredDevice>,
     folder: PathBuf,
 }
 
-/// Reads `file` and what is in `conf.d` beside it.
+/// Reads `file` and the files in `conf.d` next to it.
 ///
 /// # Errors
-/// The first fault, with its place and the text.
+/// The first fault, with its place and its text.
 pub fn load(file: &Path) -> Result<ConfigFiles> {
     let file = std::path::absolute(file).with_context(|| file.display().to_string())?;
     let folder = file.parent().unwrap_or(Path::new("/")).to_owned();
@@ -85,12 +85,12 @@ pub fn load(file: &Path) -> Result<ConfigFiles> {
             loaded.devices.push(wanted.map_err(|e| anyhow::anyhow!("{name}: devices.{}", e.beside(&table)))?);
         }
     }
-    // A circle is a fault of the file.
+    // Devices that form a cycle are an error of the file.
     let circle = udm_control::config::plan(&[], &loaded.devices).err();
     circle.map_or(Ok(loaded), |circle| bail!("{}: devices.{circle}", files[0].display()))
 }
 
-/// The files in the folder `list_conf_d`, by name; none where there is none.
+/// The files in the folder, sorted by name; none if there is no such folder.
 fn list_conf_d(list_conf_d: &Path) -> Result<Vec<PathBuf>> {
     let said = || list_conf_d.display().to_string();
     let entries = match std::fs::read_dir(list_conf_d) {
@@ -124,17 +124,17 @@ fn read(file: &Path) -> Result<String> {
 }
 
 impl ConfigFiles {
-    /// What the command line says, and what the files say besides.
+    /// Merges the command line with the files. The command line takes precedence.
     ///
     /// # Errors
-    /// What can't be together.
+    /// Options that exclude each other.
     pub fn merged(&self, file: &Path) -> Result<ServeArgs> {
         let merge = || -> Result<Cli, clap::Error> {
             let given: Vec<OsString> = std::env::args_os().collect();
             let matches = Cli::command().try_get_matches_from(&given)?;
             let serve = matches.subcommand_matches("serve");
             let command = flags::serve();
-            // By the option's own name: that of its field may be another.
+            // Compares the long name: the id of a clap argument may differ from it.
             let is_given = |name: &str| {
                 let option = command.get_arguments().find(|option| option.get_long() == Some(name));
                 let source = option.zip(serve).and_then(|(o, serve)| serve.value_source(o.get_id().as_str()));
@@ -142,7 +142,7 @@ impl ConfigFiles {
             };
             let list_conf_d =
                 self.serve.iter().filter(|(name, _)| !is_given(name)).flat_map(|(_, all)| all.clone());
-            // The verb is the first word: options of all verbs there are none.
+            // The verb is the second word: udm has no options before the verb.
             let (verb, rest) = given.split_at(given.len().min(2));
             let all = verb.iter().cloned().chain(list_conf_d).chain(rest.iter().cloned());
             Cli::from_arg_matches(&Cli::command().try_get_matches_from(all)?)
@@ -155,13 +155,13 @@ impl ConfigFiles {
         }
     }
 
-    /// What is to be applied, for a server that began with `first`.
+    /// The devices to apply, for a server that was started with the options `first`.
     fn wish(self, first: &BTreeMap<String, Vec<OsString>>) -> DesiredState {
         let changed = |name: &&String| first.get(*name) != self.serve.get(*name);
         let mut names: Vec<&String> = first.keys().chain(self.serve.keys()).filter(changed).collect();
         names.sort();
         names.dedup();
-        let note = |name: &String| format!("serve: {name}: changed, which takes a restart");
+        let note = |name: &String| format!("serve: {name}: changed, takes effect after a restart");
         DesiredState {
             notes: names.into_iter().map(note).collect(),
             folder: BaseDir::at(&self.folder).unwrap_or_default(),
@@ -169,7 +169,7 @@ impl ConfigFiles {
         }
     }
 
-    /// What is to be applied first, and how it is read again.
+    /// The devices to apply first, and a function that reads the files again.
     pub fn reader(self, file: &Path) -> (DesiredState, udm_control::config::ConfigReader) {
         let (first, file) = (self.serve.clone(), std::path::absolute(file).unwrap_or_else(|_| file.into()));
         let wish = self.wish(&first);
@@ -178,7 +178,7 @@ impl ConfigFiles {
     }
 }
 
-/// An error as it is printed.
+/// Formats an error without system error numbers.
 fn strip_os_error(error: &anyhow::Error) -> String {
     crate::strip_os_error(&format!("{error:#}"))
 }
@@ -211,9 +211,9 @@ mod tests {
             "F/udm.toml:2:8: serve: port: 99999 is not in 0..=65535\nport = 99999\n       ^^^^^"
         );
         let head = |line: &str| serve(line).lines().next().unwrap_or_default().to_owned();
-        assert_eq!(head("readonly = \"yes\""), "F/udm.toml:2:12: serve: readonly: true or false is wanted");
-        assert_eq!(head("unix = true"), "F/udm.toml:2:8: serve: unix: PATH is wanted");
-        assert_eq!(head("port = [1, 2]"), "F/udm.toml:2:8: serve: port: one is wanted");
+        assert_eq!(head("readonly = \"yes\""), "F/udm.toml:2:12: serve: readonly: expected true or false");
+        assert_eq!(head("unix = true"), "F/udm.toml:2:8: serve: unix: expected PATH");
+        assert_eq!(head("port = [1, 2]"), "F/udm.toml:2:8: serve: port: expected one value");
         for name in ["device = \"a=mem:1M\"", "run = \"true\"", "fork = true", "check = true", "help = true"]
         {
             assert!(head(name).contains("unknown"), "{name}: {}", head(name));
@@ -266,7 +266,7 @@ mod tests {
         write("conf.d/1.toml", "[serve]\nport = 1\n");
         write("udm.toml", "[serve]\npoll = true\n");
         let wish = load(&folder.path().join("udm.toml")).unwrap().wish(&first);
-        let changed = |name: &str| format!("serve: {name}: changed, which takes a restart");
+        let changed = |name: &str| format!("serve: {name}: changed, takes effect after a restart");
         assert_eq!(wish.notes, ["export", "hedge-reads", "poll", "port", "unix"].map(changed));
     }
 }

@@ -1,4 +1,4 @@
-//! `udm cow clear-invalid`: what a server keeps against a store is forgotten.
+//! `udm cow clear-invalid`: removes the server's mark that a store is invalid.
 
 use crate::cli::StateArgs;
 use crate::output::say;
@@ -8,16 +8,16 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use udm_control::state_folder::StoreId;
 
-/// `udm cow clear-invalid`.
+/// The arguments of `udm cow clear-invalid`.
 #[derive(Debug, Args)]
 pub(super) struct ClearArgs {
-    /// The store: the path, or @ and the name of the mapped device, that it has in tables
+    /// The store, as tables name it: a path, or @ and the name of a mapped device
     store: PathBuf,
     #[command(flatten)]
     state: StateArgs,
 }
 
-/// `udm cow clear-invalid`.
+/// Runs `udm cow clear-invalid`.
 pub(super) fn clear(args: &ClearArgs) -> Result<ExitCode> {
     let name = args.store.display();
     match args.state.open()?.forget(&StoreId::named(&args.store))? {

@@ -1,15 +1,15 @@
-//! `udm cow compact`: brings the data of a store together at its front, and gives the rest back.
+//! `udm cow compact`: moves the data of a store to its front, and frees the rest.
 //!
-//! It works in place, so it needs no room for a second store, and the file stays the one that
-//! tables name. What lies furthest behind moves into holes, and the data that it leaves is not
-//! touched again; so a crash at any point leaves a store with the same exceptions:
+//! It works in place, so it needs no room for a second store, and the file keeps its inode and
+//! name. The data chunks at the end are copied into holes, and the originals are not changed. So a
+//! crash at any point leaves a store with the same exceptions:
 //!
 //! ```text
 //!  copy into the holes ──► sync ──► point the records there ──► sync ──► cut off the end ──► sync
 //! ```
 //!
-//! A record lies within one sector, so it points to the old place or to the new one, and both have
-//! the data until all records that are durable point to the new one.
+//! A record lies within one sector, so it points to the old chunk or to the new one. Both chunks
+//! hold the data until all durable records point to the new one.
 
 use super::CompactArgs;
 use super::print::marked;
@@ -26,14 +26,14 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::process::ExitCode;
 use udm_wire::cow::{Exception, Header, RECORD_LEN, StoreLayout, StoreSummary};
 
-/// The most bytes that are copied or cleared at once.
+/// Maximum bytes that are copied or cleared at once.
 const PIECE_MAX: u64 = 1 << 20;
 
-/// What a store is kept in.
+/// A file with a store; tests use one that loses power.
 trait Medium {
     fn read(&self, at: u64, bytes: &mut [u8]) -> io::Result<()>;
     fn write(&self, at: u64, bytes: &[u8]) -> io::Result<()>;
-    /// What was written before is durable.
+    /// Makes all earlier writes durable.
     fn sync(&self) -> io::Result<()>;
     fn set_len(&self, len: u64) -> io::Result<()>;
 }
@@ -56,28 +56,28 @@ impl Medium for File {
     }
 }
 
-/// What is to be done.
+/// The moves that compact a store.
 struct CompactPlan {
     header: Header,
     layout: StoreLayout,
     size: u64,
     found: StoreSummary,
-    /// Chunks that move.
+    /// Number of chunks that move.
     moves: u64,
 }
 
-/// What was done, as `--json` prints it.
+/// The result, as `--json` prints it.
 #[derive(Serialize)]
 struct CompactReport {
     exceptions: u64,
     moved_bytes: u64,
-    /// The length of the file.
+    /// Length of the file before and after, in bytes.
     size_bytes: [u64; 2],
-    /// What it takes on the disk; not known of what was not done.
+    /// Disk space of the file before and after, in bytes; the second is `None` in a dry run.
     disk_bytes: [Option<u64>; 2],
 }
 
-/// `udm cow compact`.
+/// Runs `udm cow compact`.
 pub(super) fn run(args: &CompactArgs) -> Result<ExitCode> {
     let path = &args.store.store;
     let context = || path.display().to_string();
@@ -85,7 +85,7 @@ pub(super) fn run(args: &CompactArgs) -> Result<ExitCode> {
     if !file.metadata().with_context(context)?.is_file() {
         bail!("{}: no regular file: a device stays as long as it is", path.display());
     }
-    // Another error is that of a file system that knows no locks.
+    // Other errors are ignored: they come from file systems without locks.
     if flock(&file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK) {
         bail!("{}: it is in use by another program", path.display());
     }
@@ -120,7 +120,7 @@ fn progress_bar(bytes: u64) -> ProgressBar {
     if !io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
-    let style = ProgressStyle::with_template("{progress_bar:30} {percent}% {bytes} of {total_bytes} ({eta})");
+    let style = ProgressStyle::with_template("{bar:30} {percent}% {bytes} of {total_bytes} ({eta})");
     ProgressBar::new(bytes).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
@@ -142,7 +142,7 @@ fn show(report: &CompactReport, args: &CompactArgs) -> Result<()> {
 }
 
 impl CompactPlan {
-    /// Reads all records.
+    /// Reads all records and counts the moves.
     fn new(medium: &impl Medium, header: Header, size: u64) -> Result<CompactPlan> {
         let layout = StoreLayout::new(header.chunk);
         let found = records(|at, bytes| medium.read(at, bytes), header, size, None, |_| Ok(()))?;
@@ -156,13 +156,14 @@ impl CompactPlan {
         Ok(plan)
     }
 
-    /// Bytes that the store needs.
+    /// Length in bytes of the compacted store.
     fn least(&self) -> u64 {
         self.layout.chunks_for(self.found.exceptions) * self.header.chunk.bytes()
     }
 
-    /// Calls `each` for the chunks that lie behind as many chunks of data as there are exceptions:
-    /// with the byte of the record, the chunk, and the hole that it is to go to.
+    /// Calls `each` for every chunk of data beyond the first N data chunks, where N is the number
+    /// of exceptions. The arguments are the byte of the record, the chunk, and the hole to move it
+    /// to.
     fn each_move(
         &self,
         medium: &impl Medium,
@@ -182,13 +183,14 @@ impl CompactPlan {
             if layout.data_index(exception.new) < self.found.exceptions {
                 return Ok(());
             }
-            let to = free.next().context("there is no hole for what lies behind")?;
+            let to = free.next().context("there is no hole to move a chunk to")?;
             each(at, exception.new, to)
         };
         records(|at, bytes| medium.read(at, bytes), self.header, self.size, None, one).map(drop)
     }
 
-    /// Does it, and leaves `len` bytes; `moved` is told of bytes that were copied.
+    /// Moves the chunks and sets the length of the store to `len`; `moved` is called with the bytes
+    /// of each copy.
     fn carry_out(&self, medium: &impl Medium, len: u64, moved: impl Fn(u64)) -> Result<()> {
         let bytes = self.header.chunk.bytes();
         if self.moves > 0 {
@@ -202,7 +204,8 @@ impl CompactPlan {
                 Ok(())
             })?;
             medium.sync()?;
-            // Its chunk of the origin stands in front of where it is kept.
+            // The second half of a record is the chunk of the store; the first half is that of the
+            // origin.
             self.each_move(medium, |at, _, to| Ok(medium.write(at + 8, &to.to_le_bytes())?))?;
             medium.sync()?;
         }
@@ -218,7 +221,8 @@ impl CompactPlan {
         Ok(())
     }
 
-    /// What a torn write left behind the records would be taken for records by another reader.
+    /// Clears bytes that a torn write left after the records. Another reader would take them for
+    /// records.
     fn clear_leftover(&self, medium: &impl Medium) -> Result<()> {
         let Some(mut at) = self.found.leftover else { return Ok(()) };
         let bytes = self.header.chunk.bytes();

@@ -18,7 +18,7 @@ use clap::{Args, Subcommand};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// `udm cow`.
+/// The arguments of `udm cow`.
 #[derive(Debug, Args)]
 pub struct CowArgs {
     #[command(subcommand)]
@@ -27,33 +27,33 @@ pub struct CowArgs {
 
 #[derive(Debug, Subcommand)]
 enum CowVerb {
-    /// Say what a store is and how full
+    /// Describe a store and how full it is
     Info(StoreArgs),
-    /// Print which chunk of the origin is kept where
+    /// Print the exceptions: each chunk of the origin and its chunk in the store
     Dump(StoreArgs),
-    /// Read all records; fail when the store can't be used
+    /// Read all records; fail if the store cannot be used
     #[command(
-        after_help = "The status is 0 for a store that can be used, also a blank one, and 1 for one that is invalid or wrong.\n\n\
+        after_help = "The status is 0 for a store that can be used or is blank, and 1 for one that is invalid or damaged.\n\n\
 Example:\n  udm cow check cow.img --origin-size 64G"
     )]
     Check(CheckArgs),
-    /// Bring what is kept together at the front, and give the rest back to the file system
+    /// Move the data to the front of the store, and free the rest in the file system
     #[command(
-        after_help = "The file keeps its length, with a hole at its end, so that the store has the room that it had; with --shrink it ends behind what is kept, and is full until it grows. A store that is in use is refused. A crash leaves a store with the same exceptions.\n\n\
+        after_help = "The file keeps its length, with a hole at its end, so the store keeps its room. With --shrink the file ends after the data, and the store is full until it grows. A store that is in use is refused. A crash leaves a store with the same exceptions.\n\n\
 Example:\n  udm cow compact --dry-run monday.cow"
     )]
     Compact(CompactArgs),
-    /// Believe a store again that has lost a copy and could not be told so
+    /// Accept a store again that the server has marked as invalid
     #[command(
-        after_help = "A snapshot that loses a copy marks its store. When that can't be written, because the disk is gone, the server keeps the mark itself, and refuses \
-the store when the disk is back: what the store holds is not what the origin was. This forgets it, for one who knows that nobody has written to the origin since. \
-A store that says itself that it is invalid stays so.\n\n\
+        after_help = "If a copy for a snapshot fails, the store no longer matches the origin, and the snapshot marks the store as invalid. If this mark cannot be written, because the disk is gone, the server keeps the mark itself \
+and refuses the store when the disk is back. This command removes the server's mark. Use it only if nobody has written to the origin since. \
+A store that is itself marked as invalid stays invalid.\n\n\
 Example:\n  udm cow clear-invalid /srv/stores/monday.cow"
     )]
     ClearInvalid(clear::ClearArgs),
 }
 
-/// A store, and how to print.
+/// The store, and the output format.
 #[derive(Debug, Args)]
 struct StoreArgs {
     /// The store: the file or block device that a persistent snapshot wrote to
@@ -65,25 +65,25 @@ struct StoreArgs {
     state: StateArgs,
 }
 
-/// `udm cow check`.
+/// The arguments of `udm cow check`.
 #[derive(Debug, Args)]
 struct CheckArgs {
     #[command(flatten)]
     store: StoreArgs,
-    /// Refuse exceptions that an origin of this size does not have (64M, 1G)
+    /// Fail if an exception is beyond the end of an origin of this size (64M, 1G)
     #[arg(long, value_name = "SIZE", value_parser = udm_wire::size::parse)]
     origin_size: Option<u64>,
 }
 
-/// `udm cow compact`.
+/// The arguments of `udm cow compact`.
 #[derive(Debug, Args)]
 struct CompactArgs {
     #[command(flatten)]
     store: StoreArgs,
-    /// Say what would be done, and write nothing
+    /// Print the result without writing anything
     #[arg(long)]
     dry_run: bool,
-    /// Cut the file off behind what is kept
+    /// Cut off the free end of the file
     #[arg(long)]
     shrink: bool,
 }
@@ -91,7 +91,7 @@ struct CompactArgs {
 /// Runs `udm cow`.
 ///
 /// # Errors
-/// One line: the store, the byte where one is to blame, and what is wrong.
+/// One line: the store, the byte at fault if there is one, and what is wrong.
 pub fn run(args: &CowArgs) -> Result<ExitCode> {
     match &args.verb {
         CowVerb::Info(args) => print::info(args),

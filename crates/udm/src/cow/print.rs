@@ -1,4 +1,4 @@
-//! What the verbs print.
+//! Output of the verbs `info`, `check` and `dump`.
 
 use super::store::StoreFile;
 use super::{CheckArgs, StoreArgs};
@@ -16,7 +16,7 @@ use udm_wire::cow::{Exception, Header, StoreLayout, StoreSummary};
 #[derive(Serialize)]
 struct StoreReport {
     state: &'static str,
-    /// Why it is invalid, when a server keeps that and the store does not.
+    /// Reason of the server's mark, if the server has marked the store as invalid.
     #[serde(skip_serializing_if = "Option::is_none")]
     marked: Option<String>,
     size_bytes: u64,
@@ -26,17 +26,17 @@ struct StoreReport {
     records: Option<RecordSummary>,
 }
 
-/// What the records of a store say.
+/// Summary of the records of a store.
 #[derive(Serialize)]
 struct RecordSummary {
     exceptions: u64,
-    /// How many fit in all.
+    /// Maximum number of exceptions.
     capacity: u64,
-    /// The kernel's three numbers, in sectors.
+    /// The three numbers of the kernel's status line, in sectors.
     status: String,
-    /// Chunks that a crash left unused.
+    /// Ranges of chunks that a crash left unused, in bytes.
     unused_bytes: Vec<Range<u64>>,
-    /// The first byte behind the records that is not zero.
+    /// The first byte after the records that is not zero.
     #[serde(skip_serializing_if = "Option::is_none")]
     leftover_bytes: Option<u64>,
 }
@@ -48,21 +48,21 @@ struct ExceptionRow {
     store_bytes: u64,
 }
 
-/// `udm cow info`.
+/// Runs `udm cow info`.
 pub(super) fn info(args: &StoreArgs) -> Result<ExitCode> {
     let (report, _) = report(args, None)?;
     show(&report, args.json)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// `udm cow check`.
+/// Runs `udm cow check`.
 pub(super) fn check(args: &CheckArgs) -> Result<ExitCode> {
     let (report, usable) = report(&args.store, args.origin_size)?;
     show(&report, args.store.json)?;
     Ok(if usable { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// All that is to be said about a store, and whether it can be used.
+/// Reads the store; returns the report, and true if the store can be used.
 fn report(args: &StoreArgs, origin_size: Option<u64>) -> Result<(StoreReport, bool)> {
     let store = StoreFile::open(&args.store)?;
     let Some(header) = store.header else {
@@ -88,8 +88,8 @@ fn report(args: &StoreArgs, origin_size: Option<u64>) -> Result<(StoreReport, bo
     Ok((report, usable))
 }
 
-/// What a server keeps against a store that could not be told that it is invalid.
-/// Nobody has a folder that can't be named.
+/// Returns the reason if the server's state folder marks the store as invalid. A state folder
+/// without a valid path holds no marks.
 pub(super) fn marked(args: &StoreArgs) -> Option<String> {
     args.state.open().ok()?.mark(MarkedStore::Disk(StoreId::named(&args.store))).why()
 }
@@ -130,13 +130,13 @@ fn show(report: &StoreReport, json: bool) -> Result<()> {
             writeln!(out, "unused      bytes {} to {}: a crash left them", hole.start, hole.end)?;
         }
         if let Some(at) = records.leftover_bytes {
-            writeln!(out, "leftover    at byte {at}, behind the last record: a torn write left it")?;
+            writeln!(out, "leftover    at byte {at}, after the last record: left by a torn write")?;
         }
         Ok(())
     })
 }
 
-/// `udm cow dump`.
+/// Runs `udm cow dump`.
 pub(super) fn dump(args: &StoreArgs) -> Result<ExitCode> {
     let store = StoreFile::open(&args.store)?;
     to_stdout(|out| {
@@ -154,7 +154,7 @@ pub(super) fn dump(args: &StoreArgs) -> Result<ExitCode> {
                     return Ok(writeln!(out, "{old} {new}")?);
                 }
                 let bytes = header.chunk.bytes();
-                // A chunk of the origin that no device has: shown as far as numbers go.
+                // `old` may be beyond any device: the product is clamped.
                 let row = ExceptionRow { origin_bytes: old.saturating_mul(bytes), store_bytes: new * bytes };
                 write!(out, "{comma}\n{}", serde_json::to_string(&row)?)?;
                 comma = ",";

@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 use udm_core::Sectors;
 use udm_wire::cow::{ChunkSet, Exception, HEADER_LEN, Header, StoreLayout, StoreSummary, StoreWalk};
 
-/// A store that is open.
+/// An open store.
 pub(super) struct StoreFile {
     file: File,
     path: PathBuf,
-    /// In bytes.
+    /// Size of the file or device, in bytes.
     pub(super) size: u64,
-    /// `None` for a blank one.
+    /// The header; `None` if the store is blank.
     pub(super) header: Option<Header>,
 }
 
@@ -22,7 +22,7 @@ impl StoreFile {
     pub(super) fn open(path: &Path) -> Result<StoreFile> {
         let context = || path.display().to_string();
         let mut file = File::open(path).with_context(context)?;
-        // A block device has no length but its end.
+        // Finds the size by seeking to the end: a block device has no length in its metadata.
         let size = file.seek(SeekFrom::End(0)).with_context(context)?;
         let mut first = vec![0; size.min(HEADER_LEN as u64) as usize];
         file.read_exact_at(&mut first, 0).with_context(context)?;
@@ -30,7 +30,7 @@ impl StoreFile {
         Ok(StoreFile { file, path: path.to_owned(), size, header })
     }
 
-    /// Reads the records of a store with this header, and hands each exception to `each`.
+    /// Reads the records of a store with this header, and calls `each` for each exception.
     pub(super) fn read(
         &self,
         header: Header,
@@ -42,8 +42,8 @@ impl StoreFile {
     }
 }
 
-/// Reads the records of a store of `size` bytes with this header, whose bytes `parser` gives, and
-/// hands each exception to `each`.
+/// Reads the records of a store of `size` bytes with this header, through `read`, and calls `each`
+/// for each exception.
 pub(super) fn records(
     read: impl Fn(u64, &mut [u8]) -> io::Result<()>,
     header: Header,

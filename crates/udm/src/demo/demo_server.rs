@@ -1,4 +1,4 @@
-//! A server in this process, with everything it needs in a private folder.
+//! A server in this process, with all its files in a private folder.
 
 use crate::serve::descriptors;
 use anyhow::{Context, Result};
@@ -18,16 +18,16 @@ use udm_frontends::nbd::{Exports, ListenAddress, NbdServer, ServerOptions};
 use udm_runtime::{CoreOptions, Runtime, RuntimeOptions};
 use udm_wire::uri::{NbdAddress, NbdUri};
 
-/// Cores at the most.
+/// Maximum number of cores.
 const CORES_MAX: usize = 2;
 
-/// How long the end may take.
+/// Maximum time of the shutdown.
 const END_MAX: Duration = Duration::from_secs(10);
 
-/// How long the server may take to know that a client has gone.
+/// Maximum time until the server has noticed that a client has disconnected.
 const LEAVE_MAX: Duration = Duration::from_secs(10);
 
-/// The scene. Dropping it ends the server and removes the folder.
+/// The server and its folder. Dropping it ends the server and removes the folder.
 pub(super) struct DemoServer {
     folder: TempDir,
     pub registry: Arc<Registry>,
@@ -35,7 +35,7 @@ pub(super) struct DemoServer {
 }
 
 impl DemoServer {
-    /// An empty folder, and a server without devices.
+    /// Creates an empty folder and a server without devices.
     pub fn set() -> Result<DemoServer> {
         descriptors::raise();
         let folder = super::folder()?;
@@ -53,34 +53,35 @@ impl DemoServer {
         Ok(DemoServer { folder, registry, running: Some((server, cores)) })
     }
 
-    /// Where everything is.
+    /// The private folder.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// Where clients find the devices.
+    /// The path of the NBD socket.
     pub fn socket(&self) -> PathBuf {
         self.folder.path().join("nbd.sock")
     }
 
-    /// How an export is reached.
+    /// The URI of an export.
     pub fn uri(&self, export: &str) -> NbdUri {
         NbdUri::new(NbdAddress::Unix(self.socket()), export)
     }
 
-    /// A client of an export.
+    /// Connects a client to an export.
     pub fn client(&self, export: &str) -> Result<NbdClient> {
         Ok(NbdClient::connect(&self.uri(export), &[])?)
     }
 
-    /// Makes a device of a whole image.
+    /// Creates a device that maps a whole image.
     pub fn map(&self, name: &str, image: &Path, bytes: u64) -> Result<()> {
         let word = udm_wire::words::escape(&image.to_string_lossy()).into_owned();
         let table = format!("0 {} linear {word} 0", bytes / SECTOR_SIZE);
         Ok(verbs::wait(verbs::create(&self.registry, name, None, Some(&table)))?)
     }
 
-    /// Makes snapshots, each of the device behind it, at one instant. How long that took.
+    /// Takes snapshots at one instant; each pair is a snapshot's name and its device. Returns the
+    /// time needed.
     pub fn take_snapshots(&self, snapshots: impl Iterator<Item = (String, String)>) -> Result<Duration> {
         let new = |(name, of)| api::NewSnapshot { name, of };
         let wanted = api::CreateSnapshots { snapshots: snapshots.map(new).collect(), ..Default::default() };
@@ -89,7 +90,7 @@ impl DemoServer {
         Ok(begin.elapsed())
     }
 
-    /// Removes a snapshot, when the server knows that its client has gone.
+    /// Removes a snapshot, once the server has noticed that its client has disconnected.
     pub fn remove(&self, name: &str) -> Result<()> {
         let end = Instant::now() + LEAVE_MAX;
         loop {
@@ -102,7 +103,7 @@ impl DemoServer {
         }
     }
 
-    /// Bytes of disk that the stores of snapshots take.
+    /// Disk space of all snapshot stores, in bytes.
     pub fn stores_bytes(&self) -> Result<u64> {
         let mut sum = 0;
         for entry in std::fs::read_dir(self.folder.path())? {

@@ -1,8 +1,8 @@
-//! Verified load: random reads and writes whose every byte is known.
+//! Verified load: random reads and writes of known data.
 //!
-//! A block holds its own place, the number of its last write, and bytes that follow from both. Each
-//! core has blocks of its own and one request a block at a time, so it knows what a read must
-//! bring; a lost, doubled, misdirected or half-done write shows as a wrong block.
+//! A block holds its position, the number of its last write, and bytes that follow from both. Each
+//! core has its own blocks and at most one request per block in flight, so it knows the expected
+//! result of each read. A lost, repeated, misdirected or partial write shows as a wrong block.
 
 use rand::rngs::SmallRng;
 use rand::{Rng, RngExt, SeedableRng};
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use udm_core::{Batch, Bio, Buf, Device, Lane, Op, OpenError, SECTOR_SIZE, Sector, Sectors, Segments};
 use udm_runtime::LocalCore;
 
-/// Bytes of a block.
+/// Block size in bytes.
 pub(super) const BLOCK: u64 = 4096;
 
 /// Requests that a core keeps in flight.
@@ -21,7 +21,8 @@ const LOAD: u8 = 0;
 const CHECK: u8 = 1;
 const END: u8 = 2;
 
-/// What the loads are told, and what they say. Published once a turn.
+/// The phase and counters that the loads share with the main thread. Each load adds its counts once
+/// per turn.
 #[derive(Default)]
 pub(super) struct LoadProgress {
     phase: AtomicU8,
@@ -30,30 +31,30 @@ pub(super) struct LoadProgress {
     errors: AtomicU64,
     verified: AtomicU64,
     wrong: AtomicU64,
-    /// Loads that have read back all of their blocks.
+    /// Number of loads that have read back all their blocks.
     checked: AtomicU64,
 }
 
-/// The numbers of [`LoadProgress`] at one moment.
+/// The counters of [`LoadProgress`] at one moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
 pub(super) struct LoadCounters {
-    /// Requests handed to the device.
+    /// Requests submitted to the device.
     pub submitted: u64,
-    /// Requests that came back.
+    /// Completed requests.
     pub completed: u64,
-    /// Of these, with an error.
+    /// Requests that failed; they are part of `completed`.
     pub errors: u64,
-    /// Blocks read and found right.
+    /// Blocks that were read and are correct.
     pub verified: u64,
-    /// Blocks read and found wrong.
+    /// Blocks that were read and are wrong.
     pub wrong: u64,
 }
 
 impl LoadProgress {
-    /// The numbers so far. Exact once the loads are done.
+    /// The counters so far. They are exact once the loads have ended.
     pub fn counts(&self) -> LoadCounters {
         let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
-        // Completed first: it must not seem that more came back than went.
+        // `completed` is read first, so that it never exceeds `submitted`.
         let completed = get(&self.completed);
         LoadCounters {
             completed,
@@ -64,17 +65,17 @@ impl LoadProgress {
         }
     }
 
-    /// Has the loads stop, and read back every block once.
+    /// Stops the load; each load then reads back all its blocks once.
     pub fn check(&self) {
         self.phase.store(CHECK, Ordering::Release);
     }
 
-    /// How many loads have done that.
+    /// Number of loads that have read back all their blocks.
     pub fn checked(&self) -> u64 {
         self.checked.load(Ordering::Acquire)
     }
 
-    /// Has the loads end. Their cores must be woken.
+    /// Ends the loads. The caller must also wake their cores.
     pub fn end(&self) {
         self.phase.store(END, Ordering::Release);
     }
@@ -106,7 +107,7 @@ pub(super) struct VerifyLoad {
     progress: Arc<LoadProgress>,
     first: u64,
     blocks: Vec<BlockState>,
-    /// The next block to check; none is left when all were.
+    /// The next block to read back; equal to the number of blocks at the end.
     next_check: usize,
     free: Batch,
     batch: Batch,
@@ -118,7 +119,7 @@ pub(super) struct VerifyLoad {
 }
 
 impl VerifyLoad {
-    /// A load of `blocks` blocks of `device`, from block `first` on.
+    /// Creates a load of `blocks` blocks of `device`, from block `first`.
     pub fn new(
         mut core: LocalCore,
         device: &dyn Device,
@@ -152,7 +153,7 @@ impl VerifyLoad {
         })
     }
 
-    /// Runs until it is told to end and nothing is in flight.
+    /// Runs until the phase is `END` and nothing is in flight.
     pub fn run(mut self) {
         loop {
             let phase = self.progress.phase.load(Ordering::Acquire);
@@ -182,18 +183,19 @@ impl VerifyLoad {
                 self.told = true;
                 self.progress.checked.fetch_add(1, Ordering::Release);
             }
-            // The kick that comes with a new phase may have been delivered in this very turn.
+            // If the phase changed during this turn, its wake-up may already be consumed, so the
+            // core must not park.
             if !moved && phase == self.progress.phase.load(Ordering::Acquire) {
                 self.core.park();
             }
         }
     }
 
-    /// Random reads and writes, as many as there is room for.
+    /// Submits random reads and writes while bios are free.
     fn fill(&mut self) {
         while let Some(mut bio) = self.free.pop() {
             let index = loop {
-                // There are far more blocks than requests: a free one is soon found.
+                // There are many more blocks than requests, so this loop ends soon.
                 let index = self.rng.random_range(0..self.blocks.len());
                 if !self.blocks[index].busy {
                     break index;
@@ -210,7 +212,7 @@ impl VerifyLoad {
         }
     }
 
-    /// Reads of every block in turn.
+    /// Submits a read of every block in turn.
     fn fill_check(&mut self) {
         while self.next_check < self.blocks.len() && !self.blocks[self.next_check].busy {
             let Some(mut bio) = self.free.pop() else { return };
@@ -244,13 +246,13 @@ impl VerifyLoad {
             let right = bio.data.iter().all(|piece| piece[..] == self.expected[..]);
             *(if right { &mut self.counts.verified } else { &mut self.counts.wrong }) += 1;
         }
-        // So that bytes of an earlier read can't pass for those of the next.
+        // Overwrites the buffer, so that data of an earlier read cannot pass for that of the next.
         bio.data.fill(0xee);
         self.free.push(bio);
     }
 }
 
-/// What block `block` holds after write `version`: zeroes before the first.
+/// The content of block `block` after write `version`: zeroes before the first write.
 fn contents(block: u64, version: u32, out: &mut [u8]) {
     if version == 0 {
         out.fill(0);

@@ -24,13 +24,13 @@ use std::thread::sleep;
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// The selectors that live reloads switch between.
+/// The selectors that the live reloads alternate between.
 const SELECTORS: [&str; 3] = ["round-robin", "queue-length", "service-time"];
 
-/// How many live reloads there are.
+/// Number of live reloads.
 const RELOADS: usize = 12;
 
-/// A part of the demo, and what happened in it.
+/// A step of the demo, with the counters of its requests.
 #[derive(Debug, Serialize)]
 struct DemoStep {
     name: String,
@@ -38,7 +38,7 @@ struct DemoStep {
     verified_blocks: u64,
 }
 
-/// What went to a path.
+/// The requests of a path during a step.
 #[derive(Debug, Serialize)]
 struct PathCounters {
     name: String,
@@ -47,7 +47,7 @@ struct PathCounters {
     errors: u64,
 }
 
-/// All of it, for `--json`.
+/// The complete result, for `--json`.
 #[derive(Debug, Serialize)]
 struct DemoReport {
     steps: Vec<DemoStep>,
@@ -57,8 +57,8 @@ struct DemoReport {
     compare: udm_bench::Comparison,
 }
 
-/// A private folder, which a signal removes too. Loads have what is in it open and need no name of
-/// it; they end with the process.
+/// Creates a private folder, which is also removed on a signal. Loads have their files open already
+/// and need no names; they end with the process.
 fn folder() -> Result<TempDir> {
     let folder = private_dir::folder("udm-demo-").context("demo: temporary folder")?;
     let leftover = folder.path().to_owned();
@@ -117,9 +117,9 @@ fn print_intro(paper: &Printer, stage: &MultipathFixture) -> Result<()> {
     )
 }
 
-/// The parts of the demo, one after the other, while the load runs.
+/// Runs the steps of the demo one after the other under load.
 fn run_steps(paper: &Printer, stage: &MultipathFixture, runtime: Duration) -> Result<Vec<DemoStep>> {
-    paper.section("What went where")?;
+    paper.section("Requests by path")?;
     let [a, b] = multipath_fixture::PATHS;
     paper.head(&["requests by path", a, b, "blocks verified"])?;
     let mut steps = Vec::new();
@@ -160,14 +160,13 @@ fn run_steps(paper: &Printer, stage: &MultipathFixture, runtime: Duration) -> Re
     Ok(steps)
 }
 
-/// What came of it; false when something is wrong.
+/// Prints the result; returns false if anything is wrong.
 fn print_summary(paper: &Printer, requests: LoadCounters, checked_blocks: u64) -> Result<bool> {
-    paper.section("What was lost")?;
+    paper.section("Lost requests and blocks")?;
     let all_back = requests.submitted == requests.completed;
     let (submitted, completed) = (thousands(requests.submitted), thousands(requests.completed));
     paper.verdict(all_back, &format!("{submitted} requests submitted, {completed} completed"))?;
-    paper
-        .verdict(requests.errors == 0, &format!("{} came back with an error", thousands(requests.errors)))?;
+    paper.verdict(requests.errors == 0, &format!("{} failed", thousands(requests.errors)))?;
     paper.verdict(
         requests.wrong == 0,
         &format!(

@@ -1,4 +1,4 @@
-//! What the demo plays on: the image, the cores with their loads, and the device.
+//! The setup of the multipath demo: the image, the cores with their loads, and the device.
 
 use super::load::{BLOCK, LoadCounters, LoadProgress, VerifyLoad};
 use super::{DemoStep, PathCounters};
@@ -15,25 +15,25 @@ use udm_core::{CoreId, Cores, Device, LaneCommand, SECTOR_SIZE};
 use udm_dm::{MappedDevice, Table};
 use udm_runtime::{CoreOptions, CoreSet, LocalCore};
 
-/// The size of the image.
+/// The size of the image in bytes.
 pub(super) const IMAGE_BYTES: u64 = 64 << 20;
 
-/// The names of the image: two links to one file, so two devices to udm.
+/// Names of the image: two links to one file, which udm opens as two devices.
 pub(super) const PATHS: [&str; 2] = ["path-a", "path-b"];
 
 /// The name of the device.
 const NAME: &str = "mp";
 
-/// Cores at the most.
+/// Maximum number of cores.
 const CORES_MAX: usize = 2;
 
-/// How long the last check of all blocks may take.
+/// Maximum time of the final check of all blocks.
 const CHECK_MAX: Duration = Duration::from_secs(60);
 
-/// How long what is on its way may take.
+/// Time for requests in flight to complete.
 const SETTLE: Duration = Duration::from_millis(50);
 
-/// The scene. Dropping it ends the loads and removes the image.
+/// The image, cores and device. Dropping it ends the loads and removes the image.
 pub(super) struct MultipathFixture {
     folder: TempDir,
     cluster: Arc<CoreSet>,
@@ -41,11 +41,11 @@ pub(super) struct MultipathFixture {
     device: Arc<MappedDevice>,
     progress: Arc<LoadProgress>,
     threads: Vec<JoinHandle<()>>,
-    /// Every table that has been live: their targets know what went where.
+    /// All tables that have been live; their targets have the counters of the paths.
     tables: Mutex<Vec<Arc<Table>>>,
 }
 
-/// What a thread needs to begin.
+/// The data that a core's thread starts with.
 struct CoreStart {
     cluster: Arc<CoreSet>,
     progress: Arc<LoadProgress>,
@@ -54,7 +54,7 @@ struct CoreStart {
 }
 
 impl MultipathFixture {
-    /// Makes the image, starts the cores, makes the device, lets the loads run.
+    /// Creates the image, starts the cores, creates the device and starts the loads.
     pub fn set() -> Result<MultipathFixture> {
         let folder = super::folder()?;
         let image = folder.path().join(PATHS[0]);
@@ -91,27 +91,27 @@ impl MultipathFixture {
         })
     }
 
-    /// Where the image is.
+    /// The folder of the image.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// How many cores there are.
+    /// Number of cores.
     pub fn cores(&self) -> usize {
         self.threads.len()
     }
 
-    /// Sends a message that names a path.
+    /// Sends a message with a path as its argument.
     pub fn message(&self, word: &str, path: &str) -> Result<()> {
         let path = self.folder.path().join(path);
         let path = udm_wire::words::escape(&path.to_string_lossy()).into_owned();
         verbs::message(&self.registry, NAME, 0, &format!("{word} {path}"))?;
-        // What is on its way to a path still comes back from it.
+        // Requests in flight on the path still complete there.
         std::thread::sleep(SETTLE);
         Ok(())
     }
 
-    /// Puts another selector in charge, under the running load.
+    /// Reloads the device with another selector under the running load.
     pub fn reload(&self, selector: &str) -> Result<()> {
         verbs::load(&self.registry, NAME, &table(self.folder.path(), selector))?;
         verbs::wait(verbs::suspend(&self.registry, &[NAME], false))?;
@@ -120,7 +120,7 @@ impl MultipathFixture {
         Ok(())
     }
 
-    /// Does `act`, and says what went where meanwhile.
+    /// Runs `act`, and returns the requests of each path meanwhile.
     pub fn step(&self, name: &str, act: &mut dyn FnMut() -> Result<()>) -> Result<DemoStep> {
         let (paths, counts) = (self.paths(), self.progress.counts());
         act()?;
@@ -141,7 +141,7 @@ impl MultipathFixture {
         })
     }
 
-    /// What went where so far, over all tables.
+    /// Sum of the path counters over all tables.
     fn paths(&self) -> BTreeMap<String, PathCounters> {
         let mut paths = BTreeMap::new();
         for table in self.tables.lock().expect("one thread").iter() {
@@ -157,8 +157,8 @@ impl MultipathFixture {
         paths
     }
 
-    /// Ends the load and reads every block back once. Gives the numbers of the whole run and how
-    /// many blocks there are.
+    /// Ends the load and reads every block back once. Returns the counters of the whole run and the
+    /// number of blocks.
     pub fn check_all(&self) -> Result<(LoadCounters, u64)> {
         self.progress.check();
         self.cluster.broadcast(self.device.id(), LaneCommand::Kick);
@@ -178,27 +178,28 @@ impl Drop for MultipathFixture {
         self.progress.end();
         self.cluster.broadcast(self.device.id(), LaneCommand::Kick);
         for thread in self.threads.drain(..) {
-            // A thread that panicked has said so.
+            // The panic hook has reported a panicked thread.
             let _ = thread.join();
         }
     }
 }
 
-/// The table over both paths.
+/// A multipath table with both paths in one group.
 fn table(folder: &Path, selector: &str) -> String {
     let path = |name: &str| {
         let path = folder.join(name);
         udm_wire::words::escape(&path.to_string_lossy()).into_owned()
     };
     let [a, b] = PATHS.map(path);
-    // A selector's own words for each path: how many requests before it looks again, and for
-    // service-time the relative speed.
+    // Path arguments of the selector: the repeat count, and for service-time also the relative
+    // throughput.
     let (words, args) = if selector == "service-time" { (2, "1 1") } else { (1, "1") };
     let sectors = IMAGE_BYTES / SECTOR_SIZE;
     format!("0 {sectors} multipath 1 queue_if_no_path 0 1 1 {selector} 0 2 {words} {a} {args} {b} {args}")
 }
 
-/// Starts a thread a core. Each answers once when it is a core, and once when its load runs.
+/// Starts one thread per core. Each thread reports once when its core has joined, and once when its
+/// load runs.
 fn start(
     cores: usize,
     cluster: &Arc<CoreSet>,
@@ -228,9 +229,9 @@ impl CoreStart {
             Err(error) => return self.say(Err(anyhow::Error::new(error).context("demo: core"))),
         };
         self.say(Ok(()));
-        // The device is resumed with the cores' help, so they take turns before there is any load.
-        // Whoever sets the device kicks the cores behind it: a look between turn and park misses
-        // neither.
+        // The resume of the device needs the cores, so they run turns before they have a load. The
+        // main thread sets the device and then wakes the cores. A core that checks after each turn
+        // and before it parks therefore cannot miss it.
         let device = loop {
             core.turn(|_| ());
             if let Some(device) = self.device.get() {
@@ -247,7 +248,7 @@ impl CoreStart {
         }
     }
 
-    /// Nobody listens any more when another core has failed.
+    /// The receiver may be dropped if another core has failed.
     fn say(&self, what: Result<()>) {
         let _ = self.ready.send(what);
     }

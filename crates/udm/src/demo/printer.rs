@@ -1,16 +1,16 @@
-//! Calm output on a terminal: sections, aligned columns, a little colour.
+//! Output of the demos: sections, aligned columns and some colour.
 
 use anyhow::Result;
 use std::io::IsTerminal;
 
-/// What is written on. With `--json` nothing is.
+/// Prints the demo's output; with `--json` it prints nothing.
 pub(super) struct Printer {
     silent: bool,
     colour: bool,
 }
 
 impl Printer {
-    /// Standard output; colour only on a terminal, and not with `$NO_COLOR`.
+    /// Prints to standard output; in colour only on a terminal and without `$NO_COLOR`.
     pub fn new(silent: bool) -> Printer {
         let colour =
             std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
@@ -25,28 +25,28 @@ impl Printer {
         if self.silent { Ok(()) } else { crate::output::say(text) }
     }
 
-    /// A heading.
+    /// Prints a heading.
     pub fn section(&self, text: &str) -> Result<()> {
         self.put(&format!("\n{}\n", self.styled("1", text)))
     }
 
-    /// A fact: what, and how it is.
+    /// Prints a fact: its name and its value.
     pub fn fact(&self, what: &str, how: &str) -> Result<()> {
         self.put(&format!("  {}  {how}\n", self.styled("2", &format!("{what:<12}"))))
     }
 
-    /// The head of a table: the first column to the left, the others to the right.
+    /// Prints the head of a table: the first column left-aligned, the others right-aligned.
     pub fn head(&self, columns: &[&str]) -> Result<()> {
         let columns: Vec<String> = columns.iter().map(|&c| c.into()).collect();
         self.put(&format!("{}\n", self.styled("2", &row(&columns))))
     }
 
-    /// A row of a table.
+    /// Prints a row of a table.
     pub fn row(&self, columns: &[String]) -> Result<()> {
         self.put(&format!("{}\n", row(columns)))
     }
 
-    /// How it ended.
+    /// Prints a result with a mark for good or bad.
     pub fn verdict(&self, good: bool, text: &str) -> Result<()> {
         let (style, mark) = if good { ("32", "✓") } else { ("1;31", "✗") };
         self.put(&format!("  {} {text}\n", self.styled(style, mark)))
@@ -59,7 +59,7 @@ fn row(columns: &[String]) -> String {
     format!("  {first:<34}{rest}")
 }
 
-/// A number with its thousands set apart.
+/// Formats a number with separated thousands.
 pub(super) fn thousands(n: u64) -> String {
     let digits = n.to_string();
     let mut out = String::new();

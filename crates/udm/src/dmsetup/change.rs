@@ -13,11 +13,11 @@ use udm_control::client::{ClientError, device_path};
 use udm_control::http::api;
 use udm_core::errno::{EBUSY, ENXIO, ETIMEDOUT};
 
-/// How often `--retry` tries, and how far apart.
+/// Attempts of `--retry`, and the pause between them.
 const TRIES: usize = 25;
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// With `--verbose`, the device as it is now, as `info` shows it.
+/// With `--verbose`, prints the device in its new state, as `info` does.
 pub fn print_if_verbose(face: &mut NegotiatedSession, which: &DeviceSelector) -> CommandResult {
     if face.has(Name::Verbose)
         && let Some(device) = face.look(which)?
@@ -27,7 +27,7 @@ pub fn print_if_verbose(face: &mut NegotiatedSession, which: &DeviceSelector) ->
     Ok(())
 }
 
-/// `dmsetup remove`.
+/// Runs `dmsetup remove`.
 pub fn remove(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     face.each(words, |face, which| {
         let force = face.has(Name::Force);
@@ -51,13 +51,14 @@ pub fn remove(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     })
 }
 
-/// What a table of errors for a device that is not there ends with.
+/// The error text for an error table, if the device does not exist.
 fn error_table_failed(which: &DeviceSelector) -> String {
     let line = |ioctl| ioctl_failed(ioctl, &which.in_errors(), ENXIO.unsigned_abs());
     [line("table"), line("reload")].join("\n")
 }
 
-/// `dmsetup remove_all`: what lies on others goes first; what is open stays.
+/// `dmsetup remove_all`: removes devices in the order of their dependencies, and leaves those in
+/// use.
 pub fn remove_all(face: &mut NegotiatedSession, _: &[String]) -> CommandResult {
     let query = format!("?force={}&deferred={}", face.has(Name::Force), face.has(Name::Deferred));
     loop {
@@ -66,19 +67,19 @@ pub fn remove_all(face: &mut NegotiatedSession, _: &[String]) -> CommandResult {
         for device in &all {
             match face.client.delete::<()>(&device_path(&device.name, &query)) {
                 Ok(()) => removed += 1,
-                // In use, or gone meanwhile.
+                // In use, or already removed.
                 Err(ClientError::Refused(_)) => {}
                 Err(error) => return command_failed(error.to_string()),
             }
         }
-        // A removal that was deferred is done, but its device is still there.
+        // A deferred removal succeeds although the device remains.
         if removed == 0 || face.has(Name::Deferred) {
             return Ok(());
         }
     }
 }
 
-/// `dmsetup suspend`.
+/// Runs `dmsetup suspend`.
 pub fn suspend(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     let how = api::Suspend { noflush: Some(face.has(Name::NoFlush)), timeout_ms: None };
     for_each_named(face, words, "suspend", |face, name| {
@@ -86,13 +87,13 @@ pub fn suspend(face: &mut NegotiatedSession, words: &[String]) -> CommandResult 
     })
 }
 
-/// `dmsetup resume`.
+/// Runs `dmsetup resume`.
 pub fn resume(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     let how = api::Resume::default();
     for_each_named(face, words, "resume", |face, name| face.client.post(&device_path(name, "/resume"), &how))
 }
 
-/// `dmsetup clear`.
+/// Runs `dmsetup clear`.
 pub fn clear(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     for_each_named(face, words, "clear", |face, name| face.client.delete(&device_path(name, "/table")))
 }
@@ -110,7 +111,7 @@ fn for_each_named(
     })
 }
 
-/// `dmsetup wipe_table`: a table of errors, as long as the one that there is.
+/// `dmsetup wipe_table`: loads a table of error targets with the length of the present table.
 pub fn wipe_table(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     face.each(words, |face, which| {
         let Some(device) = face.look(which)? else { return command_failed(error_table_failed(which)) };
@@ -134,7 +135,7 @@ pub fn wipe_table(face: &mut NegotiatedSession, words: &[String]) -> CommandResu
     })
 }
 
-/// `dmsetup rename`.
+/// Runs `dmsetup rename`.
 pub fn rename(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     let (which, rest) = face.one(words, "No device specified.")?;
     let [new] = rest else { return command_failed("No device specified.") };
@@ -147,7 +148,7 @@ pub fn rename(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     } else {
         api::Rename { name: Some(new.clone()), uuid: None }
     };
-    // A kernel looks for a device that it is to rename by its name alone.
+    // The kernel finds a device to rename only by its name.
     if !matches!(which, DeviceSelector::Name(_)) {
         return command_failed(ioctl_failed("rename", &which.in_errors(), ENXIO.unsigned_abs()));
     }
@@ -155,7 +156,7 @@ pub fn rename(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     face.map_error_of("rename", &which, face.client.post(&device_path(&device.name, "/rename"), &to))
 }
 
-/// `dmsetup message`.
+/// Runs `dmsetup message`.
 pub fn message(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     let (which, rest) = face.one(words, "No device specified.")?;
     let [sector, message @ ..] = rest else {
@@ -177,7 +178,7 @@ pub fn message(face: &mut NegotiatedSession, words: &[String]) -> CommandResult 
     print_if_verbose(face, &which)
 }
 
-/// `dmsetup wait`. A server lets nobody wait for ever, so it is asked again and again.
+/// `dmsetup wait`. The server limits the time of a request, so the request is repeated.
 pub fn wait(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     let (which, rest) = face.one(words, "No device specified.")?;
     let event_nr = match rest.first() {

@@ -1,7 +1,7 @@
-//! Making devices and loading tables.
+//! Commands that create devices and load tables.
 //!
-//! As dmsetup, and unlike `udm create`, `create` makes a device, loads its table and resumes it in
-//! three requests: what is refused is said of the one of them, with the device's number.
+//! As in dmsetup, and unlike `udm create`, `create` uses three requests: create, load and resume.
+//! An error names the request that failed and the number of the device.
 
 use super::change::print_if_verbose;
 use super::options::Name;
@@ -13,7 +13,8 @@ use udm_control::client::device_path;
 use udm_control::http::api;
 use udm_control::registry::MAPPED_MAJOR as MAJOR;
 
-/// A table of the command line, of a file or of standard input. Empty where it has no target.
+/// Reads a table from the command line, a file or standard input; returns an empty text if it has
+/// no targets.
 fn table(face: &NegotiatedSession, file: Option<&String>) -> Result<String, CommandError> {
     let (text, source) = match (face.value(Name::Table), file) {
         (Some(text), _) => (text.to_owned(), ""),
@@ -33,7 +34,7 @@ fn read(from: impl std::io::Read, name: &str) -> Result<String, CommandError> {
         .map_err(|error| CommandError::Failed(crate::strip_os_error(&format!("{error:#}"))))
 }
 
-/// `text`, if it is a table, with the paths of udm's own devices as udm spells them.
+/// Checks that `text` is a table, and translates the paths of udm's own devices.
 fn check_table(face: &NegotiatedSession, text: String, source: &str) -> Result<String, CommandError> {
     match udm_wire::table::parse(&text) {
         Ok(lines) if lines.is_empty() => Ok(String::new()),
@@ -42,7 +43,8 @@ fn check_table(face: &NegotiatedSession, text: String, source: &str) -> Result<S
     }
 }
 
-/// `text` with each word that is the path to the node of a device of the server's as that device.
+/// Replaces each path of a node of one of the server's devices in `text` by udm's name of the
+/// device.
 pub fn translate_node_paths(face: &NegotiatedSession, text: String) -> Result<String, CommandError> {
     if !text.contains(NODES) {
         return Ok(text);
@@ -59,13 +61,13 @@ pub fn translate_node_paths(face: &NegotiatedSession, text: String) -> Result<St
     Ok(words.collect())
 }
 
-/// `dmsetup create`.
+/// Runs `dmsetup create`.
 pub fn create(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     if face.has(Name::ConciseDevice) {
         return create_concise(face, words);
     }
     let [name, rest @ ..] = words else { return command_failed("Please provide a name for the new device.") };
-    // The major number is the driver's, as in a kernel that has one.
+    // The major number is ignored: the driver chooses it, as in the kernel.
     let minor = match face.value(Name::Minor) {
         Some(number) => {
             Some(number.parse().or_else(|_| command_failed(format!("Invalid minor number '{number}'.")))?)
@@ -80,7 +82,7 @@ pub fn create(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     print_if_verbose(face, &DeviceSelector::Name(name))
 }
 
-/// `dmsetup create --concise`: one after the other, until one fails.
+/// `dmsetup create --concise`: creates devices one after the other; stops at the first failure.
 fn create_concise(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     let text = match words.first() {
         Some(text) => text.clone(),
@@ -108,7 +110,7 @@ fn make(face: &mut NegotiatedSession, new: &ConciseDevice) -> CommandResult {
     })
 }
 
-/// `dmsetup load`.
+/// Runs `dmsetup load`.
 pub fn load(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     let (which, rest) = face.one(words, "Please specify device.")?;
     let table = table(face, rest.first())?;

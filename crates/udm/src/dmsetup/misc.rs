@@ -1,4 +1,4 @@
-//! Commands that need few words: versions, names, and what has no counterpart in udm.
+//! Small commands: versions, names, and commands without a counterpart in udm.
 
 use super::options::Name;
 use super::report::{columns_of, repeat_report};
@@ -9,15 +9,15 @@ use udm_control::client::ClientError;
 use udm_control::http::api;
 use udm_core::errno::EINVAL;
 
-/// A command or an option that udm can't do.
+/// Fails for a command or an option that udm does not have.
 ///
 /// # Errors
-/// Always.
+/// Always fails.
 pub fn unsupported(what: &str, why: &str) -> CommandResult {
     command_failed(format!("{what}: not in udm: {why}"))
 }
 
-/// `dmsetup help`.
+/// Runs `dmsetup help`.
 pub fn help(face: &mut NegotiatedSession, _: &[String]) -> CommandResult {
     let fields = if face.has(Name::Columns) { list_of_fields() } else { String::new() };
     log::say(format!("{}{fields}", super::usage()));
@@ -29,7 +29,7 @@ fn versions(face: &NegotiatedSession) -> Result<api::Version, CommandError> {
     face.client.get::<api::Version>("/v1/version").map_err(command_failed)
 }
 
-/// `dmsetup version`.
+/// Runs `dmsetup version`.
 pub fn version(face: &mut NegotiatedSession, _: &[String]) -> CommandResult {
     face.out += &format!("Library version:   {} (udm)\n", env!("CARGO_PKG_VERSION"));
     let version = versions(face)?;
@@ -37,7 +37,7 @@ pub fn version(face: &mut NegotiatedSession, _: &[String]) -> CommandResult {
     Ok(())
 }
 
-/// `dmsetup targets`.
+/// Runs `dmsetup targets`.
 pub fn targets(face: &mut NegotiatedSession, _: &[String]) -> CommandResult {
     for target in versions(face)?.targets {
         face.out += &format!("{:<16} v{}\n", target.name, target.version);
@@ -45,7 +45,7 @@ pub fn targets(face: &mut NegotiatedSession, _: &[String]) -> CommandResult {
     Ok(())
 }
 
-/// `dmsetup target-version`.
+/// Runs `dmsetup target-version`.
 pub fn target_version(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     let targets = versions(face)?.targets;
     for word in words {
@@ -61,7 +61,7 @@ pub fn target_version(face: &mut NegotiatedSession, words: &[String]) -> Command
     Ok(())
 }
 
-/// `dmsetup mangle`: names are kept as they are, so none is in a wrong form.
+/// `dmsetup mangle`: udm keeps names unchanged, so no name needs a correction.
 pub fn mangle(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     face.each_or_all(words, |face, which, _| {
         let device = face.find_or_fail(which)?;
@@ -74,19 +74,19 @@ pub fn mangle(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     })
 }
 
-/// `dmsetup udevcookies`: there are none, as nothing waits for udev.
+/// `dmsetup udevcookies`: prints an empty list, because udm does not wait for udev.
 pub fn cookies(face: &mut NegotiatedSession, _: &[String]) -> CommandResult {
     face.out += "Cookie       Semid      Value      Last semop time           Last change time\n";
     Ok(())
 }
 
-/// `dmsetup udevcomplete_all`.
+/// Runs `dmsetup udevcomplete_all`.
 pub fn complete_all(face: &mut NegotiatedSession, _: &[String]) -> CommandResult {
     face.out += "0 semaphores with keys prefixed by 3405 (0xd4d) destroyed. 0 skipped.\n";
     Ok(())
 }
 
-/// `dmsetup splitname`.
+/// Runs `dmsetup splitname`.
 pub fn split_name(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     let fields = face.value(Name::Options).unwrap_or("vg_name,lv_name,lv_layer");
     let mut columns = columns_of(face, Some(fields))?;

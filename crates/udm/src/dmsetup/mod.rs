@@ -28,14 +28,14 @@ use std::path::Path;
 use std::process::ExitCode;
 use udm_control::client::ControlClient;
 
-/// The name that makes udm dmsetup.
+/// The program name under which udm acts as dmsetup.
 const PROGRAM: &str = "dmsetup";
 
-/// A command of dmsetup's.
+/// A command of dmsetup.
 struct Command {
     name: &'static str,
     usage: &'static str,
-    /// How many words it takes.
+    /// Minimum and maximum number of arguments.
     words: (usize, usize),
     run: fn(&mut NegotiatedSession, &[String]) -> CommandResult,
 }
@@ -83,12 +83,12 @@ const COMMANDS: [Command; 32] = commands! {
     "measure" "" 0..=MANY |_, _| misc::unsupported("measure", "there is no IMA subsystem");
 };
 
-/// True when the program was called by dmsetup's name.
+/// True if the program was called by the name dmsetup.
 pub fn is_dmsetup(program: Option<&OsStr>) -> bool {
     program.map(Path::new).and_then(Path::file_name).is_some_and(|name| name == PROGRAM)
 }
 
-/// dmsetup's main.
+/// Runs a dmsetup command line.
 pub fn run(words: impl Iterator<Item = std::ffi::OsString>) -> ExitCode {
     let words = words.map(|word| word.to_string_lossy().into_owned());
     let line = match CommandLine::parse(words) {
@@ -105,7 +105,7 @@ pub fn run(words: impl Iterator<Item = std::ffi::OsString>) -> ExitCode {
     };
     let mut face = NegotiatedSession { line, client, out: String::new() };
     let done = command(&mut face);
-    // What is known of some devices is shown, whatever became of others.
+    // Prints the output for the devices that succeeded, even if others failed.
     let done = match output::say(&face.out) {
         Ok(()) => done,
         Err(error) => {
@@ -148,7 +148,7 @@ fn usage() -> String {
     )
 }
 
-/// Says how it ended.
+/// Prints the error, if any; returns the exit status.
 fn exit_code(done: &CommandResult) -> ExitCode {
     let text = match done {
         Ok(()) => String::new(),

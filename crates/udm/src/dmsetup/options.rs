@@ -1,7 +1,7 @@
-//! dmsetup's options, read as getopt does: anywhere among the words, short ones together, long ones
-//! with `=` and abbreviated.
+//! dmsetup's options, parsed as by getopt: anywhere among the words, short options together, long
+//! ones with `=` and abbreviated.
 
-/// An option of dmsetup's.
+/// An option of dmsetup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Name {
     Columns,
@@ -34,11 +34,11 @@ pub enum Name {
     Uuid,
     Verbose,
     Version,
-    /// Taken and of no effect: there is no node, no udev and no file system to do it to.
+    /// Accepted without effect: udm has no device nodes, no udev and no file system.
     Ignored,
 }
 
-/// Each option: its long word, its letters, whether it takes a value, and what it is.
+/// All options: the long name, the short letters, whether it takes a value, and the option.
 const OPTIONS: [(&str, &str, bool, Name); 47] = [
     ("addnodeoncreate", "", false, Name::Ignored),
     ("addnodeonresume", "", false, Name::Ignored),
@@ -89,19 +89,19 @@ const OPTIONS: [(&str, &str, bool, Name); 47] = [
     ("yes", "y", false, Name::Ignored),
 ];
 
-/// A command line, taken apart.
+/// A parsed command line.
 #[derive(Debug, Default)]
 pub struct CommandLine {
     given: Vec<(Name, String)>,
-    /// What is no option: the command and its arguments.
+    /// The words that are not options: the command and its arguments.
     pub words: Vec<String>,
 }
 
 impl CommandLine {
-    /// Takes the words behind the program's name apart.
+    /// Parses the words after the program's name.
     ///
     /// # Errors
-    /// getopt's line about an option that it does not know.
+    /// getopt's message for an unknown option.
     pub fn parse(words: impl IntoIterator<Item = String>) -> Result<CommandLine, String> {
         let mut line = CommandLine::default();
         let mut words = words.into_iter();
@@ -161,13 +161,13 @@ impl CommandLine {
         Ok(())
     }
 
-    /// True when `name` was given.
+    /// True if `name` was given.
     #[must_use]
     pub fn has(&self, name: Name) -> bool {
         self.given.iter().any(|(given, _)| *given == name)
     }
 
-    /// The value of `name`; the last one counts.
+    /// The last value of `name`.
     #[must_use]
     pub fn value(&self, name: Name) -> Option<&str> {
         self.given.iter().rev().find(|(given, _)| *given == name).map(|(_, value)| value.as_str())

@@ -1,4 +1,4 @@
-//! Reports: what is printed in columns, once or again and again.
+//! Reports in columns, printed once or repeatedly.
 
 use super::options::Name;
 use super::session::{CommandError, CommandResult, NegotiatedSession};
@@ -6,19 +6,19 @@ use crate::columns::{ColumnLayout, Columns, Wrong, list_of_fields};
 use crate::output;
 use std::time::{Duration, Instant};
 
-/// How often a report is made, and how long after another.
+/// The number of reports, and the interval between them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Repeat {
     count: u64,
     interval: Duration,
 }
 
-/// Whether a command makes a report.
+/// True if a command prints a report.
 pub fn is_report(face: &NegotiatedSession, command: &str) -> bool {
     command == "splitname" || command == "info" && face.has(Name::Columns)
 }
 
-/// A number as C's `atoi` reads it.
+/// Parses a number like C's `atoi`.
 fn atoi(text: &str) -> i64 {
     let text = text.trim_start();
     let (sign, digits) =
@@ -28,7 +28,7 @@ fn atoi(text: &str) -> i64 {
 }
 
 impl Repeat {
-    /// What `--count` and `--interval` say: without a count, or with that of 0, for ever.
+    /// Parses `--count` and `--interval`. Without a count, or with 0, reports repeat without end.
     fn new(count: Option<&str>, interval: Option<&str>) -> Result<Repeat, CommandError> {
         let bad = |why: &str| Err(CommandError::Line(why.into()));
         let interval = interval.map_or(1, atoi);
@@ -43,25 +43,25 @@ impl Repeat {
     }
 
     fn of(face: &NegotiatedSession) -> Result<Repeat, CommandError> {
-        // An interval alone is for ever, too.
+        // An interval without a count also repeats without end.
         let count = face.value(Name::Count).or(face.has(Name::Interval).then_some("0"));
         Repeat::new(count, face.value(Name::Interval))
     }
 }
 
-/// Whether a command is to be done more than once.
+/// True if a command is to be repeated.
 ///
 /// # Errors
-/// When that is no number.
+/// `--count` or `--interval` is invalid.
 pub fn is_repeated(face: &NegotiatedSession) -> Result<bool, CommandError> {
     Ok(Repeat::of(face)?.count > 1)
 }
 
-/// Makes a report as often as is wanted, until one fails or nobody reads them. A line is left blank
-/// behind each but the last.
+/// Prints a report as often as the options say, until one fails or the output is closed. An empty
+/// line follows each report except the last.
 ///
 /// # Errors
-/// Those of `report`.
+/// The errors of `report`.
 pub fn repeat_report(
     face: &mut NegotiatedSession,
     mut report: impl FnMut(&mut NegotiatedSession) -> CommandResult,
@@ -77,7 +77,7 @@ pub fn repeat_report(
         face.out.push('\n');
         let said = output::say(&std::mem::take(&mut face.out));
         said.map_err(|error| CommandError::Failed(crate::strip_os_error(&format!("{error:#}"))))?;
-        // A report that takes longer than the interval is followed by the next at once.
+        // If a report takes longer than the interval, the next one follows at once.
         let by_now = begin.elapsed().as_secs() / interval.as_secs();
         let missed = by_now.saturating_sub(gone_by + 1);
         if missed > 0 {
@@ -98,7 +98,7 @@ pub fn repeat_report(
     Ok(())
 }
 
-/// How columns are printed, as the options say.
+/// The layout of the columns from the options.
 fn layout(face: &NegotiatedSession) -> ColumnLayout {
     ColumnLayout {
         no_headings: face.has(Name::NoHeadings),
@@ -109,13 +109,13 @@ fn layout(face: &NegotiatedSession) -> ColumnLayout {
     }
 }
 
-/// The columns that are asked for, by `fields` or those that are shown when nobody says which.
+/// The columns of `fields`, or the default ones.
 ///
 /// # Errors
-/// When they are none.
+/// A field or criterion is invalid.
 pub fn columns_of(face: &NegotiatedSession, fields: Option<&str>) -> Result<Columns, CommandError> {
     let columns = Columns::new(fields, face.value(Name::Sort), face.value(Name::Select), layout(face));
-    // It shows what there is, and says what is wrong; that is all.
+    // As dmsetup, prints the list of fields and the error, without a last line.
     columns.map_err(|wrong| match wrong {
         Wrong::Word(why) => CommandError::Silent(format!("{}\n{why}", list_of_fields())),
         Wrong::Value(why) => CommandError::Silent(why),

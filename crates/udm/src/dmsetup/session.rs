@@ -1,5 +1,5 @@
-//! What all of dmsetup's commands share: the devices that are meant, the server, and the words for
-//! what it refuses.
+//! The shared part of dmsetup's commands: device arguments, requests to the server, and error
+//! texts.
 
 use super::options::{CommandLine, Name};
 use crate::log;
@@ -8,24 +8,24 @@ use udm_control::client::{ClientError, ControlClient, device_path};
 use udm_control::http::api;
 use udm_core::errno::ENXIO;
 
-/// Where device nodes are, as scripts name them.
+/// Folder of device nodes, as scripts name them.
 pub const NODES: &str = "/dev/mapper/";
 
-/// Why a command came to nothing. `dmsetup` prints the text and a last line.
+/// The error of a command. `dmsetup` prints the text and then a last line.
 #[derive(Debug, PartialEq, Eq)]
 pub enum CommandError {
-    /// `Command command_failed.`
+    /// The last line is `Command failed.`
     Failed(String),
-    /// `Couldn't process command line.`
+    /// The last line is `Couldn't process command line.`
     Line(String),
-    /// How commands are used.
+    /// Prints the usage of the commands.
     Usage(String),
-    /// No last line.
+    /// There is no last line.
     Silent(String),
 }
 
 impl CommandError {
-    /// With lines in front.
+    /// Puts `lines` before the text of the error.
     pub fn behind(self, lines: &str) -> CommandError {
         match self {
             CommandError::Failed(text) => CommandError::Failed(format!("{lines}\n{text}")),
@@ -36,27 +36,27 @@ impl CommandError {
 
 pub type CommandResult = Result<(), CommandError>;
 
-/// A failure with `text`.
+/// The error with the last line `Command failed.`
 pub fn command_failed<T>(text: impl Into<String>) -> Result<T, CommandError> {
     Err(CommandError::Failed(text.into()))
 }
 
-/// A device, as the command line says which.
+/// A device argument of the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DeviceSelector {
-    /// By its name.
+    /// By name.
     Name(String),
-    /// By its uuid.
+    /// By uuid.
     Uuid(String),
-    /// By its number.
+    /// By number.
     Number(String),
 }
 
 impl DeviceSelector {
-    /// What a word of the command line names: a name, or a path to its node.
+    /// Parses a word of the command line: a name, or the path of a device node.
     ///
     /// # Errors
-    /// For a path to anything else.
+    /// The path is not below `/dev/mapper`.
     fn named(word: &str) -> Result<DeviceSelector, CommandError> {
         match word.strip_prefix(NODES) {
             Some(name) => Ok(DeviceSelector::Name(name.to_owned())),
@@ -79,7 +79,7 @@ impl DeviceSelector {
         }
     }
 
-    /// As errors name it.
+    /// The text for the device in error messages.
     pub fn in_errors(&self) -> String {
         match self {
             DeviceSelector::Name(name) => format!("{name} "),
@@ -89,18 +89,18 @@ impl DeviceSelector {
     }
 }
 
-/// dmsetup's line for what a kernel refused: `ioctl` on `device` ended with `errno`.
+/// dmsetup's message if `ioctl` on `device` fails with `errno`.
 pub fn ioctl_failed(ioctl: &str, device: &str, errno: u32) -> String {
     let errno = i32::try_from(errno).unwrap_or(i32::MAX);
     let why = crate::strip_os_error(&std::io::Error::from_raw_os_error(errno).to_string());
     format!("device-mapper: {ioctl} ioctl on {device} failed: {why}")
 }
 
-/// A command line and the server that it is for.
+/// A command line, its server and its output.
 pub struct NegotiatedSession {
     pub line: CommandLine,
     pub client: ControlClient,
-    /// Standard output.
+    /// Text for standard output.
     pub out: String,
 }
 
@@ -118,10 +118,10 @@ impl NegotiatedSession {
         log::say(format!("{text}\n"));
     }
 
-    /// The device that `-u` or `-j` and `-m` say.
+    /// The device that `-u`, or `-j` and `-m`, select.
     ///
     /// # Errors
-    /// When one of two numbers is missing.
+    /// Only one of the two numbers is given.
     pub fn selected(&self) -> Result<Option<DeviceSelector>, CommandError> {
         match (self.value(Name::Uuid), self.value(Name::Major), self.value(Name::Minor)) {
             (Some(uuid), ..) => Ok(Some(DeviceSelector::Uuid(uuid.to_owned()))),
@@ -131,10 +131,10 @@ impl NegotiatedSession {
         }
     }
 
-    /// The one device that a command is for, and its other words.
+    /// The device argument of a command for one device, and the other words.
     ///
     /// # Errors
-    /// `missing`, where there is none.
+    /// `missing`, if there is no device argument.
     pub fn one<'a>(
         &self,
         words: &'a [String],
@@ -147,10 +147,10 @@ impl NegotiatedSession {
         }
     }
 
-    /// Does `verb` to each device that is named, until one fails.
+    /// Applies `verb` to each device argument; stops at the first failure.
     ///
     /// # Errors
-    /// When none is named; `verb`'s.
+    /// There is no device argument, or `verb` fails.
     pub fn each(
         &mut self,
         words: &[String],
@@ -168,11 +168,11 @@ impl NegotiatedSession {
         })
     }
 
-    /// Does `verb` to each device that is named, or to all; whether its name stands before what is
-    /// printed of it.
+    /// Applies `verb` to each device argument, or to all devices. The boolean is true if the output
+    /// needs the device's name in front.
     ///
     /// # Errors
-    /// The server's, and `verb`'s.
+    /// The server does not answer, or `verb` fails.
     pub fn each_or_all(
         &mut self,
         words: &[String],
@@ -189,20 +189,20 @@ impl NegotiatedSession {
         all.into_iter().try_for_each(|device| verb(self, &DeviceSelector::Name(device.name), true))
     }
 
-    /// All devices, by name, as the kernel lists them.
+    /// All devices, sorted by name as the kernel lists them.
     ///
     /// # Errors
-    /// When the server does not answer.
+    /// The server does not answer.
     pub fn all(&self) -> Result<Vec<api::Device>, CommandError> {
         let mut all = all_devices(&self.client).map_err(|e| CommandError::Failed(e.to_string()))?;
         all.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(all)
     }
 
-    /// The device, where it is there.
+    /// Finds a device; returns `None` if it does not exist.
     ///
     /// # Errors
-    /// When the server does not answer.
+    /// The server does not answer.
     pub fn look(&self, which: &DeviceSelector) -> Result<Option<api::Device>, CommandError> {
         match self.client.get::<api::Device>(&device_path(which.word(), "")) {
             Ok(device) => Ok(Some(device).filter(|device| which.means(device))),
@@ -211,27 +211,27 @@ impl NegotiatedSession {
         }
     }
 
-    /// The device, for a request that the kernel calls `ioctl`.
+    /// Finds a device for a request that the kernel calls `ioctl`.
     ///
     /// # Errors
-    /// When there is none.
+    /// The device does not exist; the message names `ioctl`.
     pub fn find(&self, which: &DeviceSelector, ioctl: &str) -> Result<api::Device, CommandError> {
         let missing = || CommandError::Failed(ioctl_failed(ioctl, &which.in_errors(), ENXIO.unsigned_abs()));
         self.look(which)?.ok_or_else(missing)
     }
 
-    /// The device, as commands want it that look first.
+    /// Finds a device; the error text is that of commands that check first.
     ///
     /// # Errors
-    /// When there is none.
+    /// The device does not exist.
     pub fn find_or_fail(&self, which: &DeviceSelector) -> Result<api::Device, CommandError> {
         self.look(which)?.ok_or_else(|| CommandError::Failed("Device does not exist.".into()))
     }
 
-    /// What the server said to a request about `device` that the kernel calls `ioctl`.
+    /// Converts the result of a request about `device` that the kernel calls `ioctl`.
     ///
     /// # Errors
-    /// What it refused, in dmsetup's words; with `--verbose` its own reason behind that.
+    /// The refusal, in dmsetup's words; with `--verbose` followed by the server's reason.
     pub fn said<T>(
         &self,
         ioctl: &str,
@@ -247,10 +247,10 @@ impl NegotiatedSession {
         })
     }
 
-    /// [`NegotiatedSession::said`] about `which`.
+    /// [`NegotiatedSession::said`] for a device argument.
     ///
     /// # Errors
-    /// As it.
+    /// As for [`NegotiatedSession::said`].
     pub fn map_error_of<T>(
         &self,
         ioctl: &str,

@@ -1,4 +1,4 @@
-//! Tables, statuses, and what devices are.
+//! Commands that print tables, statuses and descriptions of devices.
 
 use super::options::Name;
 use super::report::{columns_of, repeat_report};
@@ -9,7 +9,7 @@ use crate::verbs;
 use udm_control::client::{ClientError, device_path};
 use udm_control::http::api;
 
-/// The table of a device, or what `inactive` would make it.
+/// The active table of a device, or with `--inactive` the inactive one.
 fn table_of(face: &NegotiatedSession, device: &api::Device) -> Result<api::Table, ClientError> {
     face.client.get(&device_path(&device.number, slot(face, "/table")))
 }
@@ -22,17 +22,17 @@ fn slot<'a>(face: &NegotiatedSession, what: &'a str) -> &'a str {
     }
 }
 
-/// The lines of a type that is asked for, or all.
+/// The lines of the target type in `--target`, or all lines; `None` if no line has the type.
 fn filter_by_target(face: &NegotiatedSession, mut lines: Vec<api::Line>) -> Option<Vec<api::Line>> {
     let Some(target) = face.value(Name::Target) else { return Some(lines) };
     lines.retain(|line| line.target == target);
     Some(lines).filter(|lines| !lines.is_empty())
 }
 
-/// As `info` prints a device, with the number of targets in the slot that is asked for.
+/// Describes a device as `info` does, with the number of targets in the chosen slot.
 ///
 /// # Errors
-/// When the server does not answer.
+/// The server does not answer.
 pub fn describe(face: &NegotiatedSession, device: &api::Device) -> Result<String, CommandError> {
     let mut device = device.clone();
     if face.has(Name::Inactive) {
@@ -44,7 +44,7 @@ pub fn describe(face: &NegotiatedSession, device: &api::Device) -> Result<String
     Ok(out)
 }
 
-/// `dmsetup table`.
+/// Runs `dmsetup table`.
 pub fn table(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     if face.has(Name::ConciseDevice) {
         return concise_table(face, words);
@@ -56,7 +56,7 @@ pub fn table(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     })
 }
 
-/// `dmsetup status`.
+/// Runs `dmsetup status`.
 pub fn status(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     face.each_or_all(words, |face, which, prefix| {
         let device = face.find_or_fail(which)?;
@@ -94,7 +94,7 @@ fn concise_table(face: &mut NegotiatedSession, words: &[String]) -> CommandResul
     done
 }
 
-/// `dmsetup info`.
+/// Runs `dmsetup info`.
 pub fn info(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     if face.has(Name::Columns) {
         return columns(face, words);

@@ -1,4 +1,4 @@
-//! What lies on what, and lists of names.
+//! Commands for dependencies and lists of names.
 
 use super::misc;
 use super::options::Name;
@@ -12,7 +12,7 @@ use udm_control::http::api;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum NameStyle {
     Number,
-    /// A mapped device by its name, another by that of its node.
+    /// A mapped device by its name, any other device by the name of its node.
     Device,
     Node,
 }
@@ -26,7 +26,7 @@ fn name_style(face: &NegotiatedSession) -> Result<NameStyle, CommandError> {
     }
 }
 
-/// `dmsetup deps`.
+/// Runs `dmsetup deps`.
 pub fn deps(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     let name_style = name_style(face)?;
     face.each_or_all(words, |face, which, prefix| {
@@ -47,7 +47,7 @@ pub fn deps(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     })
 }
 
-/// `dmsetup ls`.
+/// Runs `dmsetup ls`.
 pub fn ls(face: &mut NegotiatedSession, _: &[String]) -> CommandResult {
     if face.has(Name::Exec) {
         return misc::unsupported("ls --exec", "there are no device nodes to hand to a command");
@@ -68,7 +68,7 @@ pub fn ls(face: &mut NegotiatedSession, _: &[String]) -> CommandResult {
         let number = match face.value(Name::Target) {
             Some(target) => {
                 let table = face.client.get::<api::Table>(&device_path(&device.number, "/table"));
-                // One that is gone meanwhile has no targets.
+                // A device that was removed meanwhile has no targets.
                 if !table.is_ok_and(|table| table.lines.iter().any(|line| line.target == target)) {
                     continue;
                 }
@@ -91,7 +91,7 @@ fn tree_style(face: &NegotiatedSession) -> Result<TreeStyle, CommandError> {
         match word {
             "ascii" => tree_style.lines = TreeGlyphs::ASCII,
             "utf" => tree_style.lines = TreeGlyphs::UTF8,
-            // It was for terminals that had no other lines.
+            // `vt100` is for terminals without other line characters.
             "vt100" => tree_style.lines = TreeGlyphs::ASCII,
             "compact" => tree_style.compact = true,
             "inverted" => tree_style.inverted = true,
@@ -102,7 +102,7 @@ fn tree_style(face: &NegotiatedSession) -> Result<TreeStyle, CommandError> {
             "open" => tree_style.open = true,
             "rw" => tree_style.rw = true,
             "uuid" => tree_style.uuid = true,
-            // Lines are never cut.
+            // Lines are never truncated.
             "notrunc" | "" => {}
             other => return Err(CommandError::Line(format!("Tree options not recognised: {other}."))),
         }

@@ -1,41 +1,42 @@
-//! How often each site in the code may log: 32 lines at once, and one a second after that.
+//! Rate limit per log callsite: a burst of 32 lines, then one line per second.
 //!
-//! A site is a `tracing` callsite. Its budget is one atomic, the time at which it would be whole
-//! again; there is no lock, since cores log too.
+//! A site is a `tracing` callsite. Its budget is one atomic: the time at which the budget is full
+//! again. There is no lock, because cores log too.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-/// Sites that are told apart. The program has a few dozen; more share the last one's budget.
+/// Number of sites with their own budget. The program has a few dozen; if there are more, the
+/// others share a budget.
 const SITES: usize = 256;
 
 /// Lines that a site may log at once.
 const BURST: u64 = 32;
 
-/// What a line costs, in milliseconds of the budget.
+/// Milliseconds of budget per line.
 const LINE_MS: u64 = 1000;
 
 pub(super) struct RateLimit {
     sites: Box<[CallSite]>,
-    /// Some site has left lines out.
+    /// True if a site has dropped lines since the last report.
     left_out: AtomicBool,
 }
 
 #[derive(Default)]
 struct CallSite {
-    /// Which callsite it is; 0 for none yet.
+    /// Address of the callsite; 0 if the slot is free.
     key: AtomicUsize,
-    /// When its budget is whole again, in milliseconds.
+    /// Time in milliseconds at which the budget is full again.
     whole_at_ms: AtomicU64,
     left_out: AtomicU64,
 }
 
-/// What may be done with a line of a site.
+/// The decision on a line of a site.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum LogDecision {
-    /// Write it; the number is the site's.
+    /// Write the line; the number is the index of the site.
     Write(usize),
-    /// Leave it out. True for the first after a report: somebody has to be woken that will report
-    /// it.
+    /// Drop the line. True for the first line dropped since a report: the caller must wake the
+    /// writer, which will report it.
     LeaveOut(bool),
 }
 
@@ -47,7 +48,7 @@ impl RateLimit {
         }
     }
 
-    /// A line of the callsite `key`, which is not 0.
+    /// Decides on a line of the callsite `key`, which is not 0.
     pub fn line(&self, key: usize, now_ms: u64) -> LogDecision {
         let index = self.site(key);
         let site = &self.sites[index];
@@ -62,12 +63,12 @@ impl RateLimit {
         LogDecision::LeaveOut(!self.left_out.swap(true, Relaxed))
     }
 
-    /// True when there is something to report.
+    /// True if there are dropped lines to report.
     pub fn has_left_out(&self) -> bool {
         self.left_out.load(Relaxed)
     }
 
-    /// Calls `say` with each site that has left lines out since the last report, and how many.
+    /// Calls `say` with each site that has dropped lines since the last report, and their number.
     pub fn report(&self, mut say: impl FnMut(usize, u64)) {
         self.left_out.store(false, Relaxed);
         for (index, site) in self.sites.iter().enumerate() {
@@ -78,16 +79,15 @@ impl RateLimit {
         }
     }
 
-    /// The site of a callsite, taken on its first line.
+    /// The index of a callsite, assigned on its first line.
     fn site(&self, key: usize) -> usize {
-        // Callsites are statics some words apart.
+        // Callsites are statics at least 16 bytes apart.
         let first = (key >> 4) % SITES;
         (0..SITES)
             .map(|i| (first + i) % SITES)
             .find(|&i| {
                 let site = &self.sites[i].key;
-                // A site that is known is read and not written, so that cores do not pass its line
-                // to and fro.
+                // A known site is only read, so that its cache line stays shared between cores.
                 match site.load(Relaxed) {
                     0 => site.compare_exchange(0, key, Relaxed, Relaxed).is_ok() || site.load(Relaxed) == key,
                     taken => taken == key,
@@ -135,7 +135,7 @@ mod tests {
     fn more_places_than_are_told_apart() {
         let limit = RateLimit::new();
         for key in 1..=2 * SITES {
-            // In range, and no endless search.
+            // The index is in range, and the search ends.
             written(&limit, key << 4, 0, 1);
         }
     }

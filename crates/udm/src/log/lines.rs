@@ -1,7 +1,7 @@
 //! Events as lines: `2026-11-21T18:33:57.123456Z  WARN multipath: mp: path 253:1 (same.img) failed: I/O`.
 //!
-//! One event is one line, whatever a client put into it: control characters are written as escapes,
-//! and a line has an end.
+//! One event is one line, whatever text a client has caused in it: control characters are escaped,
+//! and the length is limited.
 
 use super::limit::{LogDecision, RateLimit};
 use super::writer::{LogLine, LogWriter};
@@ -15,10 +15,10 @@ use tracing_subscriber::fmt::format::Writer as TimeWriter;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::layer::{Context, Layer};
 
-/// The longest text of a line, in bytes.
+/// Maximum length of a line's text, in bytes.
 const TEXT_MAX: usize = 2048;
 
-/// The layer that makes lines of events and hands them to the writer.
+/// The `tracing` layer that formats events as lines and gives them to the writer.
 pub(super) struct LineLayer {
     writer: LogWriter,
     limit: Arc<RateLimit>,
@@ -47,7 +47,7 @@ impl<S: Subscriber> Layer<S> for LineLayer {
     }
 }
 
-/// The time as logs have it: UTC, RFC 3339.
+/// The current time in the format of the log: UTC, RFC 3339.
 pub(super) fn now() -> String {
     let mut text = String::new();
     // Writing to a String can't fail.
@@ -55,12 +55,12 @@ pub(super) fn now() -> String {
     text
 }
 
-/// Where standard error is a terminal, and its user wants colours.
+/// True if standard error is a terminal and `$NO_COLOR` is not set.
 pub fn colour() -> bool {
     std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty())
 }
 
-/// A level in five columns.
+/// A level, padded to five columns.
 pub(super) fn level(level: Level, colour: bool) -> String {
     let number = match level {
         Level::ERROR => 31,
@@ -72,7 +72,7 @@ pub(super) fn level(level: Level, colour: bool) -> String {
     if colour { format!("\x1b[{number}m{level:>5}\x1b[0m") } else { format!("{level:>5}") }
 }
 
-/// The message of an event, and behind it the other fields as `name=value`.
+/// The message of an event, followed by its other fields as `name=value`.
 #[derive(Default)]
 struct EventText(String);
 
@@ -80,7 +80,7 @@ impl Visit for EventText {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         if field.name() == "message" {
             let rest = std::mem::take(&mut self.0);
-            // Writing to what only grows can't fail.
+            // Writing to a String can't fail.
             let _ = write!(self, "{value:?}");
             self.0.push_str(&rest);
         } else {
@@ -103,7 +103,7 @@ impl Write for EventText {
 }
 
 impl EventText {
-    /// The text, cut where it is too long.
+    /// The text, truncated to the maximum length.
     fn cut(mut self) -> String {
         if self.0.len() > TEXT_MAX {
             let end = (0..=TEXT_MAX).rfind(|&i| self.0.is_char_boundary(i)).unwrap_or(0);

@@ -25,16 +25,16 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use writer::LogWriter;
 
-/// How long the end of the program waits for its last lines.
+/// How long the program waits at its end for its last lines.
 const FLUSH_MAX: Duration = Duration::from_secs(1);
 
-/// The variables that choose what is logged, the first that is set counting. Their words are those
-/// of `tracing_subscriber::EnvFilter`.
+/// Variables with the log filter, in the syntax of `tracing_subscriber::EnvFilter`. The first that
+/// is set is used.
 const VARIABLES: [&str; 2] = ["UDM_LOG", "RUST_LOG"];
 
 static WRITER: OnceLock<LogWriter> = OnceLock::new();
 
-/// Begins to log, at `level` when no variable says otherwise, and takes panics' texts the same way.
+/// Starts the log, at `level` if no variable is set, and sends the texts of panics to it.
 pub fn start(level: &str) {
     let writer = WRITER.get_or_init(LogWriter::start);
     let (filter, wrong) = filter(level);
@@ -53,7 +53,7 @@ pub fn start(level: &str) {
     }));
 }
 
-/// What is logged, and what is wrong with the variable that should have said so.
+/// The log filter, and the error in the variable that should have set it.
 fn filter(level: &str) -> (EnvFilter, Option<String>) {
     let set = |variable| Some((variable, std::env::var(variable).ok().filter(|v| !v.trim().is_empty())?));
     let Some((variable, value)) = VARIABLES.into_iter().find_map(set) else {
@@ -67,21 +67,21 @@ fn filter(level: &str) -> (EnvFilter, Option<String>) {
     }
 }
 
-/// Writes to standard error as it is: texts for the one who started the program. Waits for nothing.
+/// Writes a text for the user to standard error unchanged. Does not block.
 pub fn say(text: String) {
     if let Some(writer) = WRITER.get() {
         writer.say(text);
     }
 }
 
-/// Writes what is said and logged from now on to `file`, a second from now at the latest.
+/// Sends all later texts and lines to `file`. Waits at most 1 s for the earlier ones.
 pub fn write_to(file: File) {
     if let Some(writer) = WRITER.get() {
         writer.write_to(file, FLUSH_MAX);
     }
 }
 
-/// Waits until all that was said and logged is written, a second at the most.
+/// Waits until all texts and lines are written, at most 1 s.
 pub fn flush() {
     if let Some(writer) = WRITER.get() {
         writer.flush(FLUSH_MAX);

@@ -1,4 +1,4 @@
-//! The thread that writes to standard error, so that nobody else has to, and the queue before it.
+//! The thread that writes to standard error, so that no other thread blocks on it, and its queue.
 
 use super::limit::RateLimit;
 use super::lines::{colour, level, now};
@@ -13,18 +13,18 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync
 use std::time::{Duration, Instant};
 use tracing::Level;
 
-/// Lines that may wait to be written.
+/// Capacity of the queue, in lines and texts.
 const QUEUE_MAX: usize = 1024;
 
-/// How often lines that were left out are reported.
+/// Interval between reports of dropped lines.
 const REPORT_EVERY: Duration = Duration::from_secs(5);
 
-/// How long to wait for room in a full queue before another look.
+/// Pause between two attempts to put an item into a full queue.
 const AGAIN: Duration = Duration::from_millis(10);
 
 /// A line of the log.
 pub(super) struct LogLine {
-    /// Which site of [`RateLimit`] it is from.
+    /// Index of its site in [`RateLimit`].
     pub site: usize,
     pub time: String,
     pub level: Level,
@@ -34,15 +34,15 @@ pub(super) struct LogLine {
 enum QueueItem {
     LogLine(LogLine),
     Text(String),
-    /// Something was left out that is to be reported.
+    /// There are dropped lines to report.
     Wake,
-    /// Answer when all before it is written.
+    /// Reply when all earlier items are written.
     Flush(SyncSender<()>),
-    /// What comes behind it is written there.
+    /// Write all later items to this file.
     WriteTo(File),
 }
 
-/// The queue's near end, and what both ends know.
+/// The sending end of the queue, and the state that both ends share.
 #[derive(Clone)]
 pub(super) struct LogWriter {
     queue: SyncSender<QueueItem>,
@@ -50,8 +50,7 @@ pub(super) struct LogWriter {
 }
 
 struct WriterState {
-    /// Lines that found no room in the queue, or could not be written, and of which nothing has
-    /// been said yet.
+    /// Lines that did not fit into the queue or could not be written, and are not reported yet.
     lost: AtomicU64,
     limit: Arc<RateLimit>,
 }
@@ -62,7 +61,7 @@ impl LogWriter {
         let (queue, items) = sync_channel(QUEUE_MAX);
         let shared = Arc::new(WriterState { lost: AtomicU64::new(0), limit: Arc::new(RateLimit::new()) });
         let out = io::stderr().as_fd().try_clone_to_owned().map(File::from);
-        // Without the thread or the descriptor lines are lost, and the program goes on.
+        // Without the thread or the descriptor, lines are lost and the program continues.
         if let Ok(out) = out {
             let thread =
                 WriterThread { out, shared: Arc::clone(&shared), last: HashMap::new(), colour: colour() };
@@ -89,12 +88,13 @@ impl LogWriter {
         }
     }
 
-    /// Has the thread look for what was left out. A thread that is busy will look anyway.
+    /// Makes the thread check for dropped lines. If the queue is full, the thread is busy and
+    /// checks anyway.
     pub fn wake(&self) {
         let _ = self.queue.try_send(QueueItem::Wake);
     }
 
-    /// Waits until all before is written, but not longer than `max`.
+    /// Waits until all earlier items are written, at most `max`.
     pub fn flush(&self, max: Duration) {
         let begin = Instant::now();
         let (done, is_done) = sync_channel(1);
@@ -103,15 +103,15 @@ impl LogWriter {
         }
     }
 
-    /// Writes what comes from now on to `file`; waits for what came before, but not longer than
-    /// `max`.
+    /// Writes all later items to `file`. Waits for the earlier ones, at most `max`.
     pub fn write_to(&self, file: File, max: Duration) {
         if self.put_within(QueueItem::WriteTo(file), Instant::now(), max) {
             self.flush(max);
         }
     }
 
-    /// Waits for a place in the queue, until `max` behind `begin`. False when there was none.
+    /// Puts an item into the queue; retries until `max` after `begin`. Returns false if there was
+    /// no room.
     fn put_within(&self, mut item: QueueItem, begin: Instant, max: Duration) -> bool {
         while let Err(refused) = self.queue.try_send(item) {
             let TrySendError::Full(back) = refused else { return false };
@@ -148,7 +148,7 @@ impl WriterThread {
                 Ok(QueueItem::Wake) => reported = Instant::now(),
                 Ok(QueueItem::Flush(done)) => {
                     self.report();
-                    // Whoever asked may have given up.
+                    // The sender of the request may have given up.
                     let _ = done.try_send(());
                 }
                 Ok(QueueItem::WriteTo(file)) => self.out = file,
@@ -168,7 +168,7 @@ impl WriterThread {
         self.last.insert(line.site, (line.level, line.text));
     }
 
-    /// Says what was left out.
+    /// Reports dropped lines.
     fn report(&mut self) {
         let mut lines = Vec::new();
         self.shared.limit.report(|site, n| {
@@ -200,7 +200,7 @@ impl WriterThread {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(n) => bytes = &bytes[n..],
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                // Others that share the terminal may have made it non-blocking.
+                // Another program on the same terminal may have made it non-blocking.
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                     poll(&mut [PollFd::new(&self.out, PollFlags::OUT)], None)?;
                 }

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// Bytes that are copied at a time.
+/// Bytes per copy operation.
 const STEP: u64 = 1 << 20;
 
 /// The file or block device to write to.
@@ -21,7 +21,8 @@ pub(super) struct Image {
 }
 
 impl Image {
-    /// Opens `path` for writing; with `size`, makes it. The log itself, under any name, is refused.
+    /// Opens `path` for writing; with `size`, creates it. Refuses the file of the log itself, under
+    /// any name.
     pub(super) fn open(path: &Path, size: Option<u64>, log: &Log) -> Result<Image> {
         let context = || path.display().to_string();
         let mut options = OpenOptions::new();
@@ -79,8 +80,8 @@ impl Image {
         Ok(())
     }
 
-    /// Makes `to` a copy of the image: sharing its blocks where the file system can, without its
-    /// holes otherwise.
+    /// Makes `to` a copy of the image: shares blocks if the file system can, else copies without
+    /// the holes.
     pub(super) fn copy_to(&mut self, to: &File) -> Result<()> {
         let context = || format!("{}: copy", self.path.display());
         to.set_len(0).with_context(context)?;
@@ -90,7 +91,8 @@ impl Image {
         to.set_len(self.size).with_context(context)?;
         let mut at = 0;
         while at < self.size {
-            // A file system that knows no holes says that all is data; a block device has none.
+            // A file system without holes reports everything as data; a block device supports no
+            // SEEK_DATA.
             let start = match rustix::fs::seek(&self.file, Seek::Data(at)) {
                 Ok(start) => start,
                 Err(rustix::io::Errno::NXIO) => break,
@@ -127,7 +129,7 @@ mod tests {
         image.file.write_all_at(&[7; 5000], 3 << 20).unwrap();
         image.file.write_all_at(&[8; 10], (8 << 20) - 10).unwrap();
         let copy = tempfile::NamedTempFile::new_in(folder.path()).unwrap();
-        // What a check left there before.
+        // The remains of an earlier check.
         copy.as_file().write_all_at(&[9; 100], 100).unwrap();
         image.copy_to(copy.as_file()).unwrap();
         assert!(std::fs::read(&path).unwrap() == std::fs::read(copy.path()).unwrap());

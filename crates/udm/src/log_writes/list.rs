@@ -8,16 +8,16 @@ use serde::Serialize;
 use std::io::Write;
 use udm_wire::log_writes::{EntryFlags, LogRecord};
 
-/// An entry, as `--json` prints it: one object a line.
+/// An entry, as `--json` prints it: one object per line.
 #[derive(Serialize)]
 struct EntryRow<'a> {
     index: u64,
-    /// Where the entry stands in the log.
+    /// Position of the entry in the log, in bytes.
     log_offset_bytes: u64,
     start_bytes: u64,
     length_bytes: u64,
     flags: Vec<String>,
-    /// Which flush it is, from 1.
+    /// Number of the flush, from 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     flush: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -18,7 +18,7 @@ use clap::{Args, Subcommand};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// `udm log-writes`.
+/// The arguments of `udm log-writes`.
 #[derive(Debug, Args)]
 pub struct LogWritesArgs {
     #[command(subcommand)]
@@ -29,11 +29,11 @@ pub struct LogWritesArgs {
 enum LogWritesVerb {
     /// Print the entries of a log
     List(ListArgs),
-    /// Rebuild what the logged device held after an entry
+    /// Rebuild the content of the logged device after an entry
     Replay(ReplayArgs),
 }
 
-/// `udm log-writes list`.
+/// The arguments of `udm log-writes list`.
 #[derive(Debug, Args)]
 struct ListArgs {
     /// The log: a file or block device that a log-writes target wrote
@@ -43,11 +43,11 @@ struct ListArgs {
     json: bool,
 }
 
-/// `udm log-writes replay`.
+/// The arguments of `udm log-writes replay`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Flushes are counted from 1 over the whole log, entries from 0, as `list` shows them. DEVICE must hold what the logged device held \
-at the start of the replay: zeroes for a new one (--size), or the result of an earlier replay up to there.\n\n\
+    after_help = "Flushes are counted from 1 over the whole log, entries from 0, as `list` shows them. DEVICE must hold the content of the logged device \
+at the start of the replay: zeroes for a new device (--size), or the result of an earlier replay up to that point.\n\n\
 Examples:\n  udm log-writes replay log.img disk.img --size 64M --upto-mark mkfs\n  \
 udm log-writes replay log.img disk.img --start-mark mkfs --each-flush --check 'e2fsck -fy $image'"
 )]
@@ -56,10 +56,10 @@ struct ReplayArgs {
     log: PathBuf,
     /// The file or block device to write to
     device: PathBuf,
-    /// Make DEVICE, which must not exist, with so many bytes of zeroes (64M, 1G)
+    /// Create DEVICE, which must not exist, with this many bytes of zeroes (64M, 1G)
     #[arg(long, value_name = "SIZE", value_parser = udm_wire::size::parse)]
     size: Option<u64>,
-    /// Begin behind the first mark of this text
+    /// Begin after the first mark with this text
     #[arg(long, value_name = "TEXT", group = "start")]
     start_mark: Option<String>,
     /// Begin with this entry
@@ -68,17 +68,17 @@ struct ReplayArgs {
     /// End with this flush
     #[arg(long, value_name = "FLUSH", group = "end", value_parser = clap::value_parser!(u64).range(1..))]
     upto: Option<u64>,
-    /// End with the first mark of this text behind the start
+    /// End with the first mark with this text after the start
     #[arg(long, value_name = "TEXT", group = "end")]
     upto_mark: Option<String>,
     /// End after so many entries
     #[arg(long, value_name = "N", group = "end")]
     entries: Option<u64>,
-    /// Run a command through /bin/sh on a copy of the result, whose path is in $image; the replay
-    /// fails when the command does
+    /// Run a command through /bin/sh on a copy of the result, with its path in $image; if the
+    /// command fails, the replay fails
     #[arg(long, value_name = "CMD")]
     check: Option<String>,
-    /// Run the command after each flush, each time on a fresh copy
+    /// Run the command after each flush, each time on a new copy
     #[arg(long, requires = "check")]
     each_flush: bool,
     /// Print JSON
@@ -89,7 +89,7 @@ struct ReplayArgs {
 /// Runs `udm log-writes`.
 ///
 /// # Errors
-/// One line: the file, the byte of the log where one is to blame, and what is wrong.
+/// One line: the file, the byte of the log at fault if there is one, and what is wrong.
 pub fn run(args: &LogWritesArgs) -> Result<ExitCode> {
     match &args.verb {
         LogWritesVerb::List(args) => list::run(args)?,

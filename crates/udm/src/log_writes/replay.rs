@@ -21,7 +21,7 @@ struct ReplaySummary {
     checks_passed: u64,
 }
 
-/// What is to be replayed.
+/// The entries to replay.
 struct ReplayPlan {
     entries: Range<u64>,
     /// The record that reaches furthest into the device.
@@ -53,7 +53,7 @@ pub(super) fn run(args: &ReplayArgs) -> Result<()> {
     report(&summary, args.json)
 }
 
-/// Finds the entries to replay. Walks, and so checks, the log up to the last of them.
+/// Finds the entries to replay. Reads, and so checks, the log up to the last of them.
 fn plan(args: &ReplayArgs) -> Result<ReplayPlan> {
     let name = args.log.display();
     let mut log = Log::open(&args.log)?;
@@ -89,22 +89,22 @@ fn plan(args: &ReplayArgs) -> Result<ReplayPlan> {
             args.start_mark.as_deref().unwrap_or("")
         ),
         Some(start) if start > end => {
-            bail!("{name}: the start, entry {start}, is behind the end, entry {end}")
+            bail!("{name}: the start, entry {start}, is after the end, entry {end}")
         }
         Some(start) => start,
     };
     match (&args.upto, &args.upto_mark, &args.entries) {
         _ if reached => Ok(plan),
         (Some(upto), ..) => bail!("{name}: there is no flush {upto}, the log has {flushes}"),
-        (_, Some(mark), _) => bail!("{name}: no mark {mark:?} behind the start"),
+        (_, Some(mark), _) => bail!("{name}: no mark {mark:?} after the start"),
         (.., Some(count)) => {
-            bail!("{name}: there are no {count} entries behind the start, the log has {end} in all")
+            bail!("{name}: there are fewer than {count} entries after the start; the log has {end}")
         }
         (None, None, None) => Ok(plan),
     }
 }
 
-/// Opens the device, or makes it, once it is known that all fits.
+/// Opens or creates the device, after checking that all entries fit.
 fn open_image(args: &ReplayArgs, plan: &ReplayPlan, log: &Log) -> Result<Image> {
     let fits = |size: u64| match &plan.furthest {
         Some(record) if record.range.end > size => bail!(
@@ -124,7 +124,7 @@ fn open_image(args: &ReplayArgs, plan: &ReplayPlan, log: &Log) -> Result<Image> 
     Ok(image)
 }
 
-/// Does to the image what the entry says was done to the device.
+/// Applies to the image the operation that the entry records.
 fn apply(log: &Log, record: &LogRecord, image: &mut Image, summary: &mut ReplaySummary) -> Result<()> {
     let flags = record.entry.flags;
     summary.entries += 1;
@@ -140,7 +140,7 @@ fn apply(log: &Log, record: &LogRecord, image: &mut Image, summary: &mut ReplayS
     Ok(())
 }
 
-/// Runs the check, and ends the replay where it fails: the device then holds the state that failed.
+/// Runs the check. If it fails, the replay ends, and the device holds the state that failed.
 fn run_check(check: &mut Check<'_>, image: &mut Image, at: &str, summary: &mut ReplaySummary) -> Result<()> {
     let status = check.run(image)?;
     if !status.success() {

@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use udm_wire::log_writes::{LogCursor, LogRecord, SECTOR_SIZE_MIN, Superblock};
 
-/// A walk over the entries of a log.
+/// A log and a cursor over its entries.
 pub(super) struct Log {
     file: File,
     path: PathBuf,
@@ -20,7 +20,7 @@ impl Log {
     pub(super) fn open(path: &Path) -> Result<Log> {
         let context = || path.display().to_string();
         let mut file = File::open(path).with_context(context)?;
-        // A block device has no length but its end.
+        // Finds the length by seeking to the end: a block device has no length in its metadata.
         let len = file.seek(SeekFrom::End(0)).with_context(context)?;
         let mut first = vec![0; len.min(SECTOR_SIZE_MIN.into()) as usize];
         file.read_exact_at(&mut first, 0).with_context(context)?;
@@ -29,14 +29,13 @@ impl Log {
         Ok(Log { file, path: path.to_owned(), cursor, sector })
     }
 
-    /// True when `other` is the file or the block device that the log is read from, whatever its
-    /// name.
+    /// True if `other` is the file or block device of the log, under any name.
     pub(super) fn is_same(&self, other: &File) -> Result<bool> {
         let context = || self.path.display().to_string();
         let (log, other) =
             (self.file.metadata().with_context(context)?, other.metadata().with_context(context)?);
         let both = |test: fn(&Metadata) -> bool| test(&log) && test(&other);
-        // A block device may have several nodes; what they name is the number.
+        // A block device may have several nodes; the device number identifies it.
         let node = both(|m| m.file_type().is_block_device()) && log.rdev() == other.rdev();
         Ok(node || (log.dev(), log.ino()) == (other.dev(), other.ino()))
     }
@@ -45,7 +44,7 @@ impl Log {
         self.cursor.superblock()
     }
 
-    /// The next entry; `None` behind the last one.
+    /// Reads the next entry; `None` after the last one.
     pub(super) fn next(&mut self) -> Result<Option<LogRecord>> {
         let Some(at) = self.cursor.offset().with_context(|| self.path.display().to_string())? else {
             return Ok(None);

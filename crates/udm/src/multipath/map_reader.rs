@@ -1,4 +1,4 @@
-//! A multipath device, put together from its table and its status.
+//! A multipath device, composed from its table and its status.
 
 use crate::verbs::explain;
 use anyhow::{Result, bail};
@@ -7,16 +7,16 @@ use std::str::SplitWhitespace;
 use udm_control::client::{ClientError, ControlClient, device_path};
 use udm_control::http::api;
 
-/// A multipath device, with multipath-tools' names for what it has.
+/// A multipath device, with the field names of multipath-tools.
 #[derive(Debug, Default, Serialize)]
 pub struct MultipathMap {
     pub name: String,
-    /// Its uuid, else its name.
+    /// The uuid, or the name if there is none.
     pub uuid: String,
     pub sysfs: String,
-    /// When the best group is gone back to, as far as that is planned.
+    /// The failback rule, and the time left until a planned failback.
     pub failback: String,
-    /// What becomes of requests without a path.
+    /// Whether requests without a path are queued, and for how much longer.
     pub queueing: String,
     pub size_bytes: u64,
     pub write_prot: &'static str,
@@ -24,19 +24,19 @@ pub struct MultipathMap {
     pub dm_st: &'static str,
     pub features: String,
     pub hwhandler: String,
-    /// How many requests are given to.
+    /// Number of paths in use.
     pub paths: usize,
-    /// How often one failed.
+    /// Sum of the path failures.
     pub path_faults: u64,
     pub path_groups: Vec<PathGroup>,
 }
 
-/// A group.
+/// A path group.
 #[derive(Debug, Default, Serialize)]
 pub struct PathGroup {
     pub group: usize,
     pub selector: String,
-    /// The mean of its paths in use.
+    /// Mean priority of the paths in use.
     pub pri: i64,
     pub dm_st: &'static str,
     pub paths: Vec<Path>,
@@ -49,22 +49,22 @@ pub struct Path {
     pub dev_t: String,
     /// "active" or "failed".
     pub dm_st: String,
-    /// What its last check found.
+    /// Result of the last check.
     pub chk_st: String,
-    /// Why no check reinstates it.
+    /// Reason why no check reinstates the path.
     pub held: Option<String>,
-    /// Always "running": the system has nothing to say of it.
+    /// Always "running": udm has no state of the system's device.
     pub dev_st: &'static str,
-    /// -1 where nothing says what it is worth.
+    /// Priority; -1 if it is not known.
     pub pri: i64,
     pub failures: u64,
     pub multipath: String,
-    /// Requests are given to it.
+    /// True if the path is in use.
     #[serde(skip)]
     pub is_up: bool,
 }
 
-/// The words of a table or a status; `None` where there are fewer than they say.
+/// The words of a table or a status line; its methods return `None` if words are missing.
 struct WordReader<'a>(SplitWhitespace<'a>);
 
 impl<'a> WordReader<'a> {
@@ -76,7 +76,7 @@ impl<'a> WordReader<'a> {
         self.word()?.parse().ok()
     }
 
-    /// A count and as many words, as one text.
+    /// Reads a count and as many words; returns them as one text.
     fn counted(&mut self) -> Option<String> {
         let count = self.word()?;
         let mut text = count.to_owned();
@@ -86,19 +86,19 @@ impl<'a> WordReader<'a> {
         Some(text)
     }
 
-    /// Passes over rows of words.
+    /// Skips `rows` times `words` words.
     fn rows(&mut self, rows: usize, words: usize) -> Option<()> {
         (0..rows.checked_mul(words)?).try_for_each(|_| self.word().map(drop))
     }
 }
 
-/// How often a device is read again whose table changes meanwhile.
+/// Maximum attempts to read a device whose table changes meanwhile.
 const TRIES: usize = 10;
 
-/// All multipath devices, or the one called `name`.
+/// Reads all multipath devices, or only the one with the name `name`.
 ///
 /// # Errors
-/// What the server refused; `name` is no multipath device.
+/// The server refused a request, or `name` is no multipath device.
 pub fn maps(client: &ControlClient, name: Option<&str>) -> Result<Vec<MultipathMap>> {
     if let Some(name) = name {
         let device: api::Device = client.get(&device_path(name, "")).map_err(|e| explain(e, None))?;
@@ -112,7 +112,7 @@ pub fn maps(client: &ControlClient, name: Option<&str>) -> Result<Vec<MultipathM
     for device in &devices {
         match read_map(client, device) {
             Ok(map) => maps.extend(map),
-            // One that is removed meanwhile is not there.
+            // The device was removed meanwhile.
             Err(ClientError::Refused(_)) => {}
             Err(error) => return Err(error.into()),
         }
@@ -120,7 +120,7 @@ pub fn maps(client: &ControlClient, name: Option<&str>) -> Result<Vec<MultipathM
     Ok(maps)
 }
 
-/// `None` where the live table is not multipath.
+/// Reads a device; returns `None` if its live table is not multipath.
 fn read_map(client: &ControlClient, device: &api::Device) -> Result<Option<MultipathMap>, ClientError> {
     let table = || client.get::<api::Table>(&device_path(&device.name, "/table"));
     let mut before = table()?;
@@ -132,7 +132,7 @@ fn read_map(client: &ControlClient, device: &api::Device) -> Result<Option<Multi
         let status = client.get::<api::Status>(&device_path(&device.name, "/status"))?;
         let after = table()?;
         tries -= 1;
-        // Else the status may be another table's.
+        // If the table changed, the status may belong to the other table.
         if before == after || tries == 0 {
             return Ok(map(device, &before, &status));
         }
@@ -140,7 +140,7 @@ fn read_map(client: &ControlClient, device: &api::Device) -> Result<Option<Multi
     }
 }
 
-/// The line of a multipath device.
+/// The parameters of a table or status with a single multipath line.
 fn params(lines: &[api::Line]) -> Option<&str> {
     match lines {
         [line] if line.target == "multipath" => Some(&line.params),
@@ -148,15 +148,16 @@ fn params(lines: &[api::Line]) -> Option<&str> {
     }
 }
 
-/// `None` where the table is not multipath, or the status is another table's.
+/// Composes the device; returns `None` if the table is not multipath, or the status belongs to
+/// another table.
 fn map(device: &api::Device, table: &api::Table, status: &api::Status) -> Option<MultipathMap> {
     let (table, said) = (params(&table.lines)?, params(&status.lines)?);
     let (mut table, mut said) = (WordReader(table.split_whitespace()), WordReader(said.split_whitespace()));
     let (features, hwhandler) = (table.counted()?, table.counted()?);
     let groups = table.number()?;
-    // The group that is next.
+    // The number of the next group.
     table.word()?;
-    // What waits, the handler's status, and the same two numbers.
+    // The number of queued requests, the handler's status, and the two numbers of groups.
     said.counted()?;
     said.counted()?;
     said.rows(2, 1)?;
@@ -197,13 +198,13 @@ fn map(device: &api::Device, table: &api::Table, status: &api::Status) -> Option
     })
 }
 
-/// Seconds, the last of which has begun.
+/// Whole seconds, rounded up.
 fn seconds(ns: u64) -> u64 {
     ns.div_ceil(1_000_000_000)
 }
 
-/// `failback` in multipathd's words: a time that runs as a bar, which has ten parts and grows
-/// shorter. While a person has switched to another group than the best it says so.
+/// `failback` as multipathd prints it: the time left as a bar of at most ten marks, which becomes
+/// shorter. If a person has switched to another group than the best, the text says so.
 fn failback(upkeep: Option<&api::Upkeep>) -> String {
     let Some(api::Upkeep { failback, failback_left_ns, group_by_hand, .. }) = upkeep else {
         return "-".into();
@@ -222,8 +223,8 @@ fn failback(upkeep: Option<&api::Upkeep>) -> String {
     }
 }
 
-/// `no_path_retry` in multipathd's words, of a device with `up` paths in use. Where a message said
-/// otherwise, that is what holds.
+/// `no_path_retry` as multipathd prints it, for a device with `up` paths in use. A setting made by
+/// a message takes precedence.
 fn queueing(upkeep: Option<&api::Upkeep>, up: usize) -> String {
     let Some(upkeep) = upkeep else { return "-".into() };
     match (upkeep.no_path_retry.as_deref(), upkeep.queueing_left_ns) {
@@ -236,7 +237,7 @@ fn queueing(upkeep: Option<&api::Upkeep>, up: usize) -> String {
     }
 }
 
-/// A group's priority: the mean of its paths in use, 0 where nothing says what they are worth.
+/// The priority of a group: the mean of its paths in use, 0 if none is known.
 fn mean(paths: &[Path]) -> i64 {
     let known = || paths.iter().filter(|path| path.is_up && path.pri >= 0).map(|path| path.pri);
     known().sum::<i64>().checked_div(known().count() as i64).unwrap_or(0)
@@ -291,7 +292,7 @@ mod tests {
         assert_eq!((queueing(None, 1), failback(None)), ("-".to_owned(), "-".to_owned()));
         let chosen = api::Upkeep { group_by_hand: Some(2), ..upkeep(None, None, "immediate", None) };
         assert_eq!(failback(Some(&chosen)), "by hand");
-        // A message said otherwise, or the time is over.
+        // A message changed the setting, or the time is over.
         for (rule, waits, is) in [("fail", true, "on"), ("queue", false, "off"), ("3", false, "off")] {
             let upkeep = api::Upkeep { queueing: waits, ..upkeep(Some(rule), None, "manual", None) };
             assert_eq!([0, 1].map(|up| queueing(Some(&upkeep), up)), [is, is], "{rule}");
@@ -337,7 +338,7 @@ mod tests {
             groups,
             [("historical-service-time 2 972 0", 0, "enabled", 1), ("service-time 0", 30, "active", 2)]
         );
-        // One that is out of use for being slow is not counted, unless its group has nothing else.
+        // An ejected path is not counted as in use, unless its group has no other.
         let slow = |at: &[usize]| {
             let mut status = status.clone();
             at.iter().for_each(|at| status.paths[*at].ejected = true);
@@ -345,7 +346,7 @@ mod tests {
             (map.paths, map.path_groups[1].pri)
         };
         assert_eq!((slow(&[1]), slow(&[1, 2])), ((1, 11), (2, 30)));
-        // A status that is another table's, and counts that lie.
+        // A status of another table, and wrong counts.
         let groups = |text: &str| {
             let status = api::Status { lines: vec![line(text)], ..api::Status::default() };
             super::map(&device, &table, &status).map(|map| map.path_groups.len())

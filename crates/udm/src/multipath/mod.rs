@@ -1,4 +1,4 @@
-//! `udm multipath`: multipath devices in multipath-tools' words, against a running `udm serve`.
+//! `udm multipath`: multipath devices in the format of multipath-tools, from a running `udm serve`.
 //!
 //! The output is composed of the server's list of devices, their tables and their statuses. Fields
 //! without a value in udm print as multipath-tools prints unknown ones (`#:#:#:#`, `##`).
@@ -17,13 +17,13 @@ use udm_control::client::{ClientError, ControlClient, device_path};
 use udm_control::http::api;
 use udm_core::errno::{EINVAL, ENOENT, ENXIO};
 
-/// `udm multipath`.
+/// The arguments of `udm multipath`.
 #[derive(Debug, Args)]
 #[command(
     args_conflicts_with_subcommands = true,
     after_help = "Examples:\n  udm multipath -ll\n  udm multipath -ll mp\n  udm multipath show paths\n  udm multipath show paths format '%d %t %T'\n  udm multipath fail path disk.img\n  udm multipath switch map mp group 2\n\n\
-Of a device: %n name, %w uuid, %d its number as dm-N, %S size, %F failback and %Q queueing, with what is left of their time, %N paths in use, %0 how often one failed, %r rw or ro, %t active or suspend, %f features, %h handler. \
-Of a path: %d its name, %D number, %m device, %t active or failed, %T what its last check found, %p priority, %0 how often it failed, %o running, %i #:#:#:#, %W why no check reinstates it. Of both: %s ##,##."
+Fields of a device: %n name, %w uuid, %d number as dm-N, %S size, %F failback and %Q queueing, each with the time left, %N paths in use, %0 path failures, %r rw or ro, %t active or suspend, %f features, %h handler. \
+Fields of a path: %d name, %D number, %m device, %t active or failed, %T result of the last check, %p priority, %0 failures, %o running, %i #:#:#:#, %W reason why no check reinstates it. Fields of both: %s ##,##."
 )]
 pub struct MultipathArgs {
     #[command(subcommand)]
@@ -32,32 +32,34 @@ pub struct MultipathArgs {
     talk: ServerArgs,
     #[command(flatten)]
     print: Print,
-    /// List the devices with their groups and paths; udm knows no difference between -l and -ll
+    /// List the devices with their groups and paths; -l and -ll are the same in udm
     #[arg(short, action = ArgAction::Count)]
     list: u8,
-    /// This device only
+    /// Show only this device
     name: Option<String>,
 }
 
 #[derive(Debug, Subcommand)]
 enum MultipathVerb {
-    /// Make a device from paths to one disk
+    /// Create a device from paths to one disk
     Create(CreateArgs),
-    /// Show paths, devices (maps) or their groups and paths (topology), as multipathd does
+    /// Show paths, devices (maps), or devices with their groups and paths (topology), as multipathd
+    /// does
     #[command(visible_alias = "list")]
     Show(ShowArgs),
-    /// Fail a path in all devices that have it, until it is reinstated: no check does it
+    /// Fail a path in all devices that have it, until it is reinstated by a command; checks do not
+    /// reinstate it
     Fail(PathArgs),
     /// Reinstate a path in all devices that have it
     Reinstate(PathArgs),
-    /// Have a group serve, if it has a path in use
+    /// Switch to a group, if it has a path in use
     Switch(SwitchArgs),
 }
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "What is not given is as the server's --multipath-conf says for a device of this name, and else as in multipath-tools: failover, const, service-time 0. path_selector and features come from there alone. \
-Groups come in the order of their priority, then of their number of paths.\n\nExamples:\n  udm multipath create mp --policy multibus nbd://a/disk nbd://b/disk\n  \
+    after_help = "Options that are not given are as the server's --multipath-conf says for a device of this name, else as in multipath-tools: failover, const, service-time 0. path_selector and features come only from there. \
+Groups are ordered by their priority, then by their number of paths.\n\nExamples:\n  udm multipath create mp --policy multibus nbd://a/disk nbd://b/disk\n  \
 udm multipath create mp --policy group_by_prio --prio weightedpath --prio-args 'devname *//a/* 50 devname * 10' nbd://a/disk nbd://b/disk"
 )]
 struct CreateArgs {
@@ -65,22 +67,23 @@ struct CreateArgs {
     talk: ServerArgs,
     #[command(flatten)]
     print: Print,
-    /// Its name
+    /// The name of the device
     name: String,
-    /// How paths become groups: a group a path, all in one, or those of one priority together
+    /// How paths are grouped: one group per path, one group of all, or one group per priority
     #[arg(long, value_parser = ["failover", "multibus", "group_by_prio"])]
     policy: Option<String>,
-    /// What paths are worth, for their groups and, where the server checks paths, from then on:
-    /// const, weightedpath or, where they are not grouped by it, path_latency
+    /// The prioritizer, which gives each path a priority for grouping and, if the server checks
+    /// paths, continuously afterwards: const, weightedpath or, unless paths are grouped by
+    /// priority, path_latency
     #[arg(long)]
     prio: Option<String>,
-    /// Its arguments, as in multipath.conf
+    /// Arguments of the prioritizer, as in multipath.conf
     #[arg(long, value_name = "ARGS", requires = "prio")]
     prio_args: Option<String>,
-    /// Its uuid
+    /// The uuid of the device
     #[arg(short, long)]
     uuid: Option<String>,
-    /// Files, block devices, NBD URIs, @devices; as large as each other
+    /// Files, block devices, NBD URIs or @devices, all of the same size
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<String>,
 }
@@ -92,8 +95,8 @@ struct PathArgs {
     /// The word path
     #[arg(value_parser = ["path"])]
     what: String,
-    /// Its name or its number, as show paths has them, or as a table would name it: relative paths
-    /// count from the current folder
+    /// The path: its name or number as show paths prints them, or its word in a table. A relative
+    /// path is relative to the current folder
     path: String,
 }
 
@@ -109,7 +112,7 @@ struct SwitchArgs {
     /// The word group
     #[arg(value_parser = ["group"])]
     which: String,
-    /// Its number, from 1
+    /// The number of the group, from 1
     group: u32,
 }
 
@@ -119,10 +122,10 @@ struct ShowArgs {
     talk: ServerArgs,
     #[command(flatten)]
     print: Print,
-    /// What to show
+    /// The kind of objects to show
     what: What,
-    /// json; format FORMAT, in columns; raw format FORMAT, without heads and blanks; of maps also
-    /// status: what becomes of requests without a path, and when a better group is gone back to
+    /// json; format FORMAT, for columns; raw format FORMAT, without headings and padding; for maps
+    /// also status: whether requests without a path are queued, and when failback happens
     #[arg(value_name = "HOW")]
     how: Vec<String>,
 }
@@ -138,15 +141,16 @@ enum What {
     Topology,
 }
 
-/// What multipathd shows of a path, with why it stays failed, and of a device.
+/// The fields that multipathd shows of a path, plus the reason why it stays failed, and those of a
+/// device.
 const PATHS: &str = "%i %d %D %p %t %T %o %W";
 const MAPS: &str = "%n %d %w";
 const MAPS_STATUS: &str = "%n %F %Q %N %t %r";
 
-/// What a device refuses a path with that it has not.
+/// The errors with which a device refuses a path that it does not have.
 const NOT_THERE: [u32; 3] = [ENOENT as u32, ENXIO as u32, EINVAL as u32];
 
-/// What multipathd's JSON has in front.
+/// The head of multipathd's JSON.
 #[derive(Serialize)]
 struct JsonReply<T> {
     major_version: u32,
@@ -169,7 +173,7 @@ fn json(what: JsonList<'_>) -> Result<()> {
 /// Runs the verb.
 ///
 /// # Errors
-/// What the server refused; a letter that means nothing.
+/// The server refused a request, or a format letter is not known.
 pub fn run(args: &MultipathArgs) -> Result<()> {
     match &args.verb {
         Some(MultipathVerb::Create(args)) => return create(args),
@@ -224,7 +228,7 @@ fn show(args: &ShowArgs) -> Result<()> {
     }
 }
 
-/// Sends a message.
+/// Sends a message to a device.
 fn send_message(client: &ControlClient, device: &str, message: String) -> Result<()> {
     let message = api::Message { sector: 0, message, folder: None };
     let answer = client.post::<api::Answer>(&device_path(device, "/message"), &message);
@@ -241,15 +245,14 @@ fn command_path(args: &PathArgs, action: &str) -> Result<()> {
     let mut told = Vec::new();
     for path in print::all_paths(&maps) {
         let meant = [&path.dev, &path.dev_t].contains(&&args.path);
-        // A command means a path in every group that has it.
+        // A command applies to the path in every group that has it.
         if meant && !told.contains(&(&path.multipath, &path.dev_t)) {
             send_message(&path.multipath, &path.dev_t).map_err(|e| explain(e, None))?;
             told.push((&path.multipath, &path.dev_t));
         }
     }
     let mut done = !told.is_empty();
-    // It may be a table's word for a path that is shown otherwise. What that means the server
-    // knows.
+    // The argument may be another word for a path, as in a table. Only the server can resolve it.
     for map in maps.iter().filter(|_| told.is_empty()) {
         match send_message(&map.name, &args.path) {
             Ok(()) => done = true,

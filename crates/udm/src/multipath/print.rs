@@ -1,13 +1,13 @@
-//! The texts of multipath-tools: the tree of `multipath -ll`, and columns by format.
+//! Output in the format of multipath-tools: the tree of `multipath -ll`, and columns by format.
 
 use super::map_reader::{MultipathMap, Path};
 use anyhow::{Result, bail};
 use std::fmt::Write as _;
 
-/// What multipath-tools prints of a vendor and a product that it does not know.
+/// The text of multipath-tools for an unknown vendor and product.
 const NO_VENDOR: &str = "##,##";
 
-/// A letter, its head, and what it stands for.
+/// A format letter, its heading, and the function that prints its value.
 type Field<T> = (char, &'static str, fn(&T) -> String);
 
 const MAP: &[Field<MultipathMap>] = &[
@@ -40,7 +40,7 @@ const PATH: &[Field<Path>] = &[
     ('s', "vend/prod/rev", |_| NO_VENDOR.into()),
 ];
 
-/// A size as multipath-tools has it: in KiB or larger, with a digit behind the point below 10.
+/// A size as multipath-tools prints it: in KiB or larger units, with one decimal below 10.
 fn size(bytes: u64) -> String {
     let (mut size, mut units) = (bytes as f64 / 1024.0, "KMGTP".chars().peekable());
     while size >= 1024.0 && units.peek() != Some(&'P') {
@@ -51,7 +51,7 @@ fn size(bytes: u64) -> String {
     format!("{size:.digits$}{}", units.next().unwrap_or('P'))
 }
 
-/// What a format is made of: fields, and text.
+/// A part of a format: a field or literal text.
 enum FormatPart<'a, T> {
     Field(&'a Field<T>),
     Text(char),
@@ -66,14 +66,14 @@ fn parse_format<'a, T>(format: &str, fields: &'a [Field<T>]) -> Result<Vec<Forma
                 Some(field) => FormatPart::Field(field),
                 None => bail!("multipath: %{} means nothing here", letter.escape_default()),
             },
-            ('%', None) => bail!("multipath: a letter is missing behind %"),
+            ('%', None) => bail!("multipath: a letter is missing after %"),
             (c, _) => FormatPart::Text(c),
         });
     }
     Ok(parse_format)
 }
 
-/// Lines of fields: in columns, with their heads, or raw.
+/// Formats lines of fields: in columns, with headings, or raw.
 fn lines<T>(of: &[&T], format: &str, fields: &[Field<T>], heads: bool, columns: bool) -> Result<Vec<String>> {
     let parse_format = parse_format(format, fields)?;
     let mut rows: Vec<Vec<String>> = Vec::new();
@@ -100,28 +100,28 @@ fn text(lines: &[String]) -> String {
     lines.iter().map(|line| format!("{line}\n")).collect()
 }
 
-/// `show paths`.
+/// Output of `show paths`.
 ///
 /// # Errors
-/// A letter that means nothing.
+/// A format letter is not known.
 pub fn paths(maps: &[MultipathMap], format: &str, raw: bool) -> Result<String> {
     Ok(text(&lines(&all_paths(maps), format, PATH, !raw, !raw)?))
 }
 
-/// `show maps`.
+/// Output of `show maps`.
 ///
 /// # Errors
-/// A letter that means nothing.
+/// A format letter is not known.
 pub fn maps(maps: &[MultipathMap], format: &str, raw: bool) -> Result<String> {
     Ok(text(&lines(&maps.iter().collect::<Vec<_>>(), format, MAP, !raw, !raw)?))
 }
 
-/// The paths of all of them.
+/// The paths of all devices.
 pub fn all_paths(maps: &[MultipathMap]) -> Vec<&Path> {
     maps.iter().flat_map(|map| &map.path_groups).flat_map(|group| &group.paths).collect()
 }
 
-/// The tree: columns are as wide as all paths that are shown need them.
+/// The tree. Columns are as wide as the widest path needs.
 pub fn topology(maps: &[MultipathMap]) -> String {
     let paths = lines(&all_paths(maps), "%i %d %D %t %T %o", PATH, false, true).unwrap_or_default();
     let (mut paths, mut out) = (paths.into_iter(), String::new());
@@ -198,7 +198,7 @@ mod tests {
         }
     }
 
-    /// The layout of multipath-tools, but for what there is nothing of.
+    /// The layout of multipath-tools, except for fields without a value in udm.
     #[test]
     fn the_tree_is_multipath_tools() {
         let wanted = "\

@@ -1,8 +1,8 @@
-//! The command of `--run`, and what it started.
+//! The command of `--run`, and the processes that it started.
 //!
-//! Contract: a signal that ends the server reaches every process below the command, and none of
-//! them outlives it by more than [`END_MAX`]. What a command leaves running when it ends by itself
-//! is its own affair.
+//! Contract: a signal that ends the server reaches every process below the command. Processes that
+//! are left after [`END_MAX`] are killed. If the command ends by itself, its remaining processes
+//! continue.
 
 use super::sockets::Sockets;
 use super::{Signals, descriptors, systemd};
@@ -14,20 +14,21 @@ use std::process::{ExitCode, ExitStatus};
 use std::time::Duration;
 use udm_control::exports::Exporter;
 
-/// How long the command may take to end after it was sent a signal.
+/// How long the command may take to end after a signal.
 const END_MAX: Duration = Duration::from_secs(5);
 
-/// How often it is looked whether they have.
+/// Interval between checks whether all processes have ended.
 const END_PAUSE: Duration = Duration::from_millis(10);
 
-/// The running command. Dropping it kills it.
+/// The running command. Dropping it kills the command.
 pub(super) struct Child(tokio::process::Child);
 
 impl Child {
     /// Starts `command` through the shell, with the exports in its environment.
     pub fn start(command: &str, sockets: &Sockets, exporter: &Exporter) -> Result<Child> {
-        // Whoever loses its parent becomes ours, so that it can be found when all is to end.
-        set_child_subreaper(Some(getpid())).context("adopting what it leaves behind")?;
+        // Orphaned descendants become children of this process, so that they can be found at the
+        // end.
+        set_child_subreaper(Some(getpid())).context("adopting its orphaned processes")?;
         let mut limited_shell = descriptors::limited_shell(command);
         for env_name in systemd::VARIABLES {
             limited_shell.env_remove(env_name);
@@ -46,14 +47,14 @@ impl Child {
         Ok(Child(limited_shell.spawn().context("/bin/sh")?))
     }
 
-    /// Waits for its end, and passes signals on to it meanwhile.
+    /// Waits for the end of the command; meanwhile passes signals on to it.
     pub async fn finish(&mut self, signals: &mut Signals) -> Result<ExitCode> {
         loop {
             let signal = tokio::select! {
                 status = self.0.wait() => return Ok(exit_code(status?)),
                 signal = signals.next() => signal,
             };
-            // A terminal has sent its own to them all.
+            // Ctrl-C in a terminal has sent SIGINT to all processes already.
             if signal != Signal::INT || !std::io::stdin().is_terminal() {
                 signal_descendants(signal);
             }
@@ -64,14 +65,13 @@ impl Child {
         }
     }
 
-    /// Waits for the command and for all that it started.
+    /// Waits for the command and for all processes that it started.
     async fn all_ended(&mut self) -> std::io::Result<ExitStatus> {
         let status = self.0.wait().await?;
         loop {
             let left = descendants(getpid());
             for &pid in &left {
-                // Only those that were left to us are ours to wait for; of the others this is
-                // refused.
+                // Succeeds only for adopted processes, which are children of this one.
                 let _ = waitpid(Some(pid), WaitOptions::NOHANG);
             }
             if left.is_empty() {
@@ -85,12 +85,12 @@ impl Child {
 /// Sends `signal` to every process below this one.
 fn signal_descendants(signal: Signal) {
     for pid in descendants(getpid()) {
-        // It may have ended this very moment.
+        // The process may have ended meanwhile.
         let _ = kill_process(pid, signal);
     }
 }
 
-/// The processes below `root`, parents first.
+/// The processes below `root`, parents before children.
 fn descendants(root: Pid) -> Vec<Pid> {
     let mut found = vec![root];
     let mut next = 0;
@@ -105,13 +105,13 @@ fn descendants(root: Pid) -> Vec<Pid> {
     found.split_off(1)
 }
 
-/// The variable that holds the URI of an export.
+/// The name of the variable with the URI of an export.
 fn env_name(name: &str) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || c == '_' { c } else { '_' };
     format!("uri_{}", name.chars().map(plain).collect::<String>())
 }
 
-/// As the shell says it: the status, or 128 and the signal.
+/// The exit status as in a shell: the status, or 128 plus the signal.
 fn exit_code(status: ExitStatus) -> ExitCode {
     let code = status.code().or_else(|| status.signal().map(|n| 128 + n)).unwrap_or(1);
     ExitCode::from(u8::try_from(code).unwrap_or(1))

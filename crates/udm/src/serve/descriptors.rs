@@ -1,8 +1,8 @@
-//! How many files a server may have open.
+//! The limit on open files of a server.
 //!
-//! Connections, devices and their files take a descriptor each, and the soft limit of a login is
-//! made for programs that use `select`. A server raises its own to the hard limit; its command gets
-//! the limit back that it would have had.
+//! Each connection, device and file needs a descriptor, but the default soft limit is low for the
+//! sake of programs that use `select`. A server raises its soft limit to the hard limit. The
+//! command of `--run` gets the original limit.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::sync::OnceLock;
@@ -11,7 +11,7 @@ use tokio::process::Command;
 /// The soft limit before it was raised.
 static GIVEN: OnceLock<u64> = OnceLock::new();
 
-/// Raises the limit, once.
+/// Raises the soft limit to the hard limit, once.
 pub fn raise() {
     let limit = getrlimit(Resource::Nofile);
     let Some(soft) = limit.current.filter(|&soft| limit.maximum.is_none_or(|hard| soft < hard)) else {
@@ -23,7 +23,7 @@ pub fn raise() {
     }
 }
 
-/// A shell that runs `command` under the limit that was given.
+/// A shell that runs `command` under the original limit.
 pub(super) fn limited_shell(command: &str) -> Command {
     let mut limited_shell = Command::new("/bin/sh");
     match GIVEN.get() {

@@ -1,8 +1,8 @@
-//! Sockets that were opened for the server before it was started: systemd's socket activation.
+//! Sockets that the server inherits: systemd's socket activation.
 //!
-//! Contract: of the descriptors that `$LISTEN_FDS` counts the one that `$LISTEN_FDNAMES` calls
-//! `control` is the control socket, and all others are for NBD clients. Whoever opened them keeps
-//! their files.
+//! Contract: `$LISTEN_FDS` has the number of descriptors. The one that `$LISTEN_FDNAMES` names
+//! `control` is the control socket; all others are for NBD clients. The server does not remove the
+//! files of inherited sockets.
 
 use anyhow::{Context, Result, bail};
 use listenfd::ListenFd;
@@ -13,20 +13,20 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 
-/// What the control socket is called.
+/// The name of the control socket in `$LISTEN_FDNAMES`.
 const CONTROL: &str = "control";
 
-/// What was given to this process.
+/// The inherited sockets of this process.
 #[derive(Default)]
 pub(super) struct InheritedSockets {
     /// The control socket.
     pub control: Option<UnixListener>,
-    /// For NBD clients.
+    /// The listening sockets for NBD clients.
     pub nbd: Vec<OwnedFd>,
 }
 
 impl InheritedSockets {
-    /// Where those for NBD clients are that are Unix sockets.
+    /// The paths of the inherited Unix sockets for NBD clients.
     pub fn nbd_paths(&self) -> impl Iterator<Item = PathBuf> + '_ {
         self.nbd.iter().filter_map(|fd| {
             let address = SocketAddrUnix::try_from(rustix::net::getsockname(fd).ok()?).ok()?;
@@ -35,10 +35,10 @@ impl InheritedSockets {
     }
 }
 
-/// Takes what was given. Once.
+/// Takes the inherited sockets. Must be called only once.
 ///
 /// # Errors
-/// What was given is no socket that listens, or two are called `control`.
+/// A descriptor is no listening socket, or two are named `control`.
 pub(super) fn take() -> Result<InheritedSockets> {
     let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
     let mut names = names.split(':');

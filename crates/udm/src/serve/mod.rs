@@ -1,7 +1,7 @@
-//! `udm serve`: serves devices to NBD clients until a signal comes or the command of `--run_task` ends.
+//! `udm serve`: serves devices to NBD clients until a signal comes or the command of `--run` ends.
 //!
 //! The calling thread becomes the control thread: it has the signals, the control socket and the
-//! child of `--run_task`. The cores are threads of their own. There is no periodic timer: a server
+//! child of `--run`. The cores are threads of their own. There is no periodic timer: a server
 //! without requests sleeps. A separate thread supervises the end of the server and receives the
 //! second signal, because the others may be stuck (`shutdown`).
 
@@ -38,17 +38,17 @@ use udm_core::Device;
 use udm_frontends::nbd::{Exports, NbdServer, ServerOptions};
 use udm_runtime::{CoreOptions, Runtime, RuntimeOptions};
 
-/// Cores without `--cores`, at the most: a server is one of several programs on its machine.
+/// Maximum number of cores without `--cores`; a server shares its machine with other programs.
 const CORES_DEFAULT_MAX: usize = 8;
 
-/// How long a server that waits for a snapshot waits between two tries.
+/// Pause between two attempts to create a device whose snapshot cannot be attached yet.
 const WAIT_STEP: Duration = Duration::from_secs(1);
 
-/// How often it is looked whether devices can be removed, and whether cores are over, when the
-/// server ends.
+/// Pause between two attempts to remove devices, and between checks for the end of the cores,
+/// during a shutdown.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Runs until the end; the exit status is that of the command of `--run_task`.
+/// Runs the server until its end; the exit status is that of the command of `--run`.
 pub fn run(args: &ServeArgs) -> Result<ExitCode> {
     let Some(file) = &args.config else { return serve_until_the_end(args, None) };
     let loaded = config::load(file)?;
@@ -61,7 +61,7 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
     serve_until_the_end(&merged, Some(loaded.reader(file)))
 }
 
-/// As `args` say, with the devices of a file.
+/// Serves the devices of `args` and of a file.
 fn serve_until_the_end(args: &ServeArgs, file: Option<File>) -> Result<ExitCode> {
     descriptors::raise();
     let control = tokio::runtime::Builder::new_current_thread()
@@ -70,7 +70,7 @@ fn serve_until_the_end(args: &ServeArgs, file: Option<File>) -> Result<ExitCode>
         .build()
         .context("serve: control thread")?;
     let done = control.block_on(serve(args, file));
-    // A load that hangs on its storage must not keep the process.
+    // A load that hangs on its storage must not keep the process alive.
     control.shutdown_background();
     done
 }
@@ -92,7 +92,7 @@ async fn serve(args: &ServeArgs, file: Option<File>) -> Result<ExitCode> {
             Some(folder)
         }
         Err(error) => {
-            tracing::warn!("nothing outlives this server: {error:#}");
+            tracing::warn!("no state folder, so nothing survives a restart: {error:#}");
             None
         }
     };
@@ -111,8 +111,7 @@ async fn serve(args: &ServeArgs, file: Option<File>) -> Result<ExitCode> {
         }
         Err(error) => Err(error),
     };
-    // Nothing here needs a bound of its own: when the limit is over the program ends, wherever this
-    // is.
+    // No step here needs its own time limit: at the limit the shutdown thread ends the program.
     registry.end();
     cores.end();
     let all_gone = tokio::time::timeout(limit, remove_all(&registry)).await.is_ok();
@@ -121,13 +120,13 @@ async fn serve(args: &ServeArgs, file: Option<File>) -> Result<ExitCode> {
         tokio::time::sleep(PAUSE).await;
     }
     if let Some(folder) = kept.filter(|_| all_gone) {
-        // Nothing of this server writes any more.
+        // Nothing of this server can write any more.
         folder.detach_all();
     }
     done
 }
 
-/// How the cores are to be.
+/// The options of the cores.
 fn cores(args: &ServeArgs) -> RuntimeOptions {
     let cpus = match &args.cores {
         Some(list) => list.numbers().iter().copied().map(Some).collect(),
@@ -139,14 +138,15 @@ fn cores(args: &ServeArgs) -> RuntimeOptions {
     RuntimeOptions { cpus, poll: args.poll, spin_max: CoreOptions::default().spin_max }
 }
 
-/// Makes the devices in the order given, so that later ones can name earlier ones; but one whose
-/// disk has a snapshot that is not attached yet waits for the others.
+/// Creates the devices of the command line in their order, so that later ones can name earlier
+/// ones. If a device waits for a snapshot that is not attached yet, the next devices are created
+/// first.
 async fn make_devices(args: &ServeArgs, file: Option<File>, registry: &Arc<Registry>) -> Result<()> {
     let mut left: VecDeque<&DeviceArg> = args.devices.iter().collect();
     let (mut waited, mut told) = (0, false);
     registry.start(true);
     while let Some(device) = left.pop_front() {
-        // All that are left have waited: nothing more comes by itself.
+        // All remaining devices wait, so no snapshot will be attached by creating another one.
         let is_last = waited > left.len();
         registry.start(!is_last);
         let table = table_of(&device.name, &device.table)?;
@@ -188,7 +188,7 @@ pub(crate) fn table_of(name: &str, table: &TableArg) -> Result<String> {
     }
 }
 
-/// Opens the doors, waits for the end, closes them.
+/// Starts the listeners, waits for the end, and stops the listeners.
 async fn serve_devices(
     args: &ServeArgs,
     registry: &Arc<Registry>,
@@ -199,7 +199,7 @@ async fn serve_devices(
     let given = given::take()?;
     let sockets = Sockets::new(args, &given)?;
     if sockets.listen.is_empty() && given.nbd.is_empty() {
-        bail!("serve: nothing to serve on: unix or port is wanted, in the file or on the command line");
+        bail!("serve: nowhere to serve: expected unix or port, in the file or on the command line");
     }
     let socket = given.control.map_or_else(|| Socket::bind(&sockets.control), Socket::given);
     let socket = socket.with_context(|| format!("control socket {}", sockets.control.display()))?;
@@ -230,7 +230,7 @@ async fn serve_devices(
     done
 }
 
-/// What the server is there for: a command, or to serve until a signal comes.
+/// Runs the command of `--run`, or waits for a signal.
 async fn run_until_done(
     args: &ServeArgs,
     sockets: &Sockets,
@@ -249,8 +249,8 @@ async fn run_until_done(
     }
 }
 
-/// Removes every device, those that others use after their users, as soon as their clients have
-/// their answers.
+/// Removes all devices as soon as their clients have their replies; a device is removed after the
+/// devices that use it.
 async fn remove_all(registry: &Arc<Registry>) {
     loop {
         for mapped in registry.all() {

@@ -1,5 +1,5 @@
-//! What is done for multipath devices: `--check-paths` and `--multipath-conf`, and what their paths
-//! are watched for.
+//! Maintenance of multipath devices: `--check-paths`, `--multipath-conf`, and the options of the
+//! path watch.
 
 use crate::cli::ServeArgs;
 use anyhow::{Context, Result, bail};
@@ -12,12 +12,12 @@ use udm_core::Nanos;
 use udm_dm::{PathMaintenance, PathWatchOptions};
 use udm_wire::multipath_conf::{CONF_MAX, Conf};
 
-/// How often paths are checked.
+/// The check interval of paths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CheckPaths {
-    /// Never.
+    /// Paths are not checked.
     Off,
-    /// At first after so many seconds.
+    /// The first interval in seconds; intervals of working paths become longer.
     Every(u64),
 }
 
@@ -32,7 +32,7 @@ impl FromStr for CheckPaths {
     }
 }
 
-/// What is done for a device by its names.
+/// The maintenance policy: settings for a device by its names.
 pub fn of(args: &ServeArgs) -> Result<MaintenancePolicy> {
     let (off, every) = match args.check_paths {
         Some(CheckPaths::Off) => (true, None),
@@ -41,7 +41,7 @@ pub fn of(args: &ServeArgs) -> Result<MaintenancePolicy> {
     };
     let conf = match &args.multipath_conf {
         Some(_) if off => {
-            bail!("--multipath-conf says how paths are looked after, and --check-paths off that they are not")
+            bail!("--multipath-conf and --check-paths off exclude each other")
         }
         Some(file) => Some(read(file)?),
         None => (!off).then(Conf::default),
@@ -58,7 +58,7 @@ pub fn of(args: &ServeArgs) -> Result<MaintenancePolicy> {
     Ok(Box::new(of))
 }
 
-/// A `multipath.conf`; what it says that is passed over goes to the log.
+/// Reads a `multipath.conf`; ignored settings are logged.
 fn read(file: &Path) -> Result<Conf> {
     let name = file.display().to_string();
     let mut text = String::new();
@@ -79,7 +79,7 @@ mod tests {
     use crate::cli::{Cli, Verb};
     use clap::Parser as _;
 
-    /// How often paths are checked at first, in seconds, where they are.
+    /// The first check interval in seconds; `None` if paths are not checked.
     fn every(options: &[&str]) -> Result<Option<u64>, String> {
         let cli = Cli::try_parse_from(["udm", "serve", "--unix", "-"].iter().chain(options))
             .map_err(|e| e.to_string())?;
@@ -97,6 +97,6 @@ mod tests {
             assert!(every(&["--check-paths", word]).is_err(), "{word}");
         }
         let both = every(&["--check-paths", "off", "--multipath-conf", "mp.conf"]).unwrap_err();
-        assert!(both.starts_with("--multipath-conf says how"), "{both}");
+        assert!(both.starts_with("--multipath-conf and"), "{both}");
     }
 }

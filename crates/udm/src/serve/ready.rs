@@ -1,10 +1,10 @@
-//! `--fork` and `--pidfile`: whoever starts a server learns when it serves.
+//! `--fork` and `--pidfile`: report readiness to the process that starts a server.
 //!
-//! The background is another process of the same program, started afresh and not forked: a fork of
-//! a process with threads is of no use. It inherits standard error, for its log, and says on its
-//! standard output that it serves; then it lets go of that and of the terminal. It lets go of
-//! standard error too, if that is a pipe or a socket: whoever reads it waits for its end. A file
-//! keeps the log.
+//! The background server is a new process of the same program, not a fork, because a fork of a
+//! process with threads is not safe. It inherits standard error for its log, and writes to its
+//! standard output when it serves. Then it closes standard output and leaves the terminal. It also
+//! closes standard error if that is a pipe or a socket, because its reader waits for the end of
+//! file. If standard error is a file, the log stays there.
 
 use crate::cli::ServeArgs;
 use crate::log;
@@ -17,18 +17,18 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
-/// What the server says.
+/// The text that reports readiness.
 const READY: &str = "ready\n";
 
-/// Starts this program once more, with the same arguments, and returns when it serves; with its
-/// status when it ends instead.
+/// Starts this program again with the same arguments. Returns success when the server serves, or
+/// the server's status if it ends first.
 ///
 /// # Errors
-/// When it can't be started.
+/// The server cannot be started.
 pub fn spawn_background() -> Result<ExitCode> {
     let start = || -> std::io::Result<std::process::Child> {
         let mut arguments = std::env::args_os();
-        // This program, even where its file has been replaced.
+        // Starts this program, even if its file has been replaced.
         let mut server = Command::new("/proc/self/exe");
         server.arg0(arguments.next().unwrap_or_else(|| "udm".into()));
         server.args(arguments).arg("--ready-on-stdout");
@@ -42,13 +42,13 @@ pub fn spawn_background() -> Result<ExitCode> {
     if said == READY {
         return Ok(ExitCode::SUCCESS);
     }
-    // It has said why.
+    // The server has printed the reason.
     let status = server.wait().context("serve: --fork")?;
     let code = status.code().or_else(|| status.signal().map(|n| 128 + n)).unwrap_or(1);
     Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
 }
 
-/// The file with the server's process ID. Dropped it is gone, if the ID in it is still ours.
+/// The file with the server's process ID. Dropping it removes the file, if it still has this ID.
 pub(super) struct PidFile(PathBuf);
 
 impl Drop for PidFile {
@@ -60,10 +60,10 @@ impl Drop for PidFile {
     }
 }
 
-/// Tells those who wait that the devices are served.
+/// Reports that the devices are served.
 ///
 /// # Errors
-/// When the file can't be written, or the background can't be had.
+/// The file cannot be written, or the process cannot detach.
 pub(super) fn say(args: &ServeArgs) -> Result<Option<PidFile>> {
     let write = |file: &PathBuf| {
         write_pid(file).with_context(|| format!("serve: --pidfile {}", file.display()))?;
@@ -76,7 +76,7 @@ pub(super) fn say(args: &ServeArgs) -> Result<Option<PidFile>> {
     Ok(file)
 }
 
-/// Whole or not at all: a script may look at any time.
+/// Replaces the file atomically, because a script may read it at any time.
 fn write_pid(file: &Path) -> std::io::Result<()> {
     let folder = file.parent().filter(|f| !f.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut new = tempfile::Builder::new().prefix(".udm-pid-").tempfile_in(folder)?;
@@ -86,12 +86,12 @@ fn write_pid(file: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Leaves the terminal, so that its end is not ours, and then the one who waits.
+/// Leaves the terminal, so that its end does not end the server, and then reports readiness.
 fn detach() -> std::io::Result<()> {
     rustix::process::setsid()?;
     let nothing = File::options().write(true).open("/dev/null")?;
     let mut out = std::io::stdout();
-    // Whoever started us may have been ended meanwhile; we serve all the same.
+    // The starting process may have ended meanwhile; the server continues.
     let _ = out.write_all(READY.as_bytes()).and_then(|()| out.flush());
     rustix::stdio::dup2_stdout(&nothing)?;
     let kind = rustix::fs::stat("/proc/self/fd/2").map(|found| FileType::from_raw_mode(found.st_mode));

@@ -1,4 +1,4 @@
-//! The file of a server: its devices at the start, and SIGHUP.
+//! The configuration file of a server: its devices at the start, and SIGHUP.
 
 use super::shutdown::SighupStream;
 use super::systemd;
@@ -13,16 +13,16 @@ use udm_control::http::api::Reconfigured;
 use udm_control::verbs::{self, CancelToken};
 use udm_control::{Registry, error::VerbError};
 
-/// What a file said at the start, and how it is read again.
+/// The content of a file at the start, and a function that reads the file again.
 pub(super) type File = (DesiredState, ConfigReader);
 
-/// How long changes may wait for requests in flight when a signal asked for them: nobody is there
-/// to call them off.
+/// Time limit of changes after SIGHUP that wait for requests in flight; no user is present to
+/// cancel them.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Makes the devices of a file, beside those of the command line; the names of all that it wants.
-/// What can't be made goes to the log, and the others are served: the next start, or `udm
-/// reconfigure`, tries again.
+/// Creates the devices of a file in addition to those of the command line. Returns the names of all
+/// devices in the file. Devices that cannot be created are logged; the next start or `udm
+/// reconfigure` tries again.
 pub(super) async fn start(
     registry: &Arc<Registry>,
     (wish, read): File,
@@ -38,7 +38,7 @@ pub(super) async fn start(
     Ok(wish.devices.into_iter().map(|wanted| wanted.name).collect())
 }
 
-/// Applies the file at each SIGHUP; what was done goes to the log.
+/// Applies the file at each SIGHUP, and logs the changes.
 pub(super) async fn reload_on_sighup(hangups: &SighupStream, registry: &Arc<Registry>) -> Infallible {
     loop {
         hangups.next().await;
@@ -62,7 +62,7 @@ pub(super) async fn reload_on_sighup(hangups: &SighupStream, registry: &Arc<Regi
     }
 }
 
-/// Makes the devices that waited for a snapshot as those can be attached; that goes to the log.
+/// Creates devices that waited for a snapshot once it can be attached, and logs them.
 pub(super) async fn create_when_attachable(registry: &Arc<Registry>) -> Infallible {
     let made =
         |done: &Reconfigured| result_lines(done).0.iter().for_each(|line| log::say(format!("udm: {line}\n")));

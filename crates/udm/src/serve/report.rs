@@ -1,4 +1,4 @@
-//! What `udm serve` says when it is ready.
+//! The report of `udm serve` when it is ready.
 
 use crate::log;
 use std::fmt::Write;
@@ -6,7 +6,7 @@ use std::path::Path;
 use udm_control::http::api;
 use udm_wire::size::Size;
 
-/// One line an export, to standard error. Without any, where the server is told to make some.
+/// Prints one line per export to standard error. Without exports, prints how to create a device.
 pub(super) fn exports(exports: &[api::Export], control: &Path) {
     let (bold, dim, plain) = if log::colour() { ("\x1b[1m", "\x1b[2m", "\x1b[0m") } else { ("", "", "") };
     let width = exports.iter().map(|e| e.name.chars().count()).max().unwrap_or(0);

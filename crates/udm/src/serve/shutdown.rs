@@ -1,15 +1,14 @@
-//! The end of a server: what it waits for, for how long, and how it is cut short.
+//! The shutdown of a server: its time limit, its messages, and the second signal.
 //!
-//! The first signal ends the server in good order: requests in flight are answered, those that only
-//! wait for something are failed, devices are removed. That takes moments, unless storage hangs. A
-//! thread of its own watches over it, because the thread that does the work may be stuck itself:
-//! after a second it says what is waited for, at the time limit what is left behind, and the
-//! program ends with status 1; a second signal ends it at once, with 128 and the number of the
-//! signal.
+//! The first signal starts the shutdown: requests in flight complete, requests that are only queued
+//! fail, devices are removed. That is fast unless storage hangs. A separate thread supervises it,
+//! because the thread that shuts down may be stuck. After one second it reports the requests that
+//! the shutdown waits for. At the time limit it reports what it abandons, and the program ends with
+//! status 1. A second signal ends the program at once, with 128 plus the number of the signal.
 //!
-//! What a flush acknowledged is on the disk before it is acknowledged, and what was only written is
-//! in the system's page cache, which outlives this program. So there is nothing to write at the
-//! end, and no way to end loses it.
+//! Data is durable before its flush is acknowledged. Data that was only written is in the system's
+//! page cache, which outlives this program. So there is nothing to write at the end, and no way to
+//! end loses data.
 
 use crate::log;
 use rustix::net::sockopt::socket_acceptconn;
@@ -25,13 +24,13 @@ use tokio::time::{Instant, sleep_until};
 use udm_core::DeviceId;
 use udm_runtime::{CoreSet, InFlightReport};
 
-/// How long the end may take without a word.
+/// Time until the first report of a shutdown that waits.
 const QUIET_MAX: Duration = Duration::from_secs(1);
 
-/// How long cores may take to say what they wait for.
+/// How long cores may take to report their requests.
 const REPORT_MAX: Duration = Duration::from_millis(200);
 
-/// The signals that end a server, for the thread that serves; and the watch over its end.
+/// The signals for the serving thread, and the link to the thread that supervises the shutdown.
 pub(super) struct Signals {
     queue: mpsc::Receiver<Signal>,
     shared: Arc<ShutdownState>,
@@ -44,7 +43,7 @@ struct ShutdownState {
     plan: Mutex<Option<ShutdownPlan>>,
 }
 
-/// What the watch must know.
+/// The data that the supervision needs.
 #[derive(Clone)]
 struct ShutdownPlan {
     limit: Duration,
@@ -53,10 +52,10 @@ struct ShutdownPlan {
 }
 
 impl Signals {
-    /// Takes the signals over, and starts the thread that hears them. With `reloads` SIGHUP ends
-    /// nothing: see [`Signals::hangups`].
+    /// Installs the signal handlers, and starts the thread that receives signals. With `reloads`
+    /// SIGHUP does not end the server: see [`Signals::hangups`].
     pub fn start(reloads: bool) -> io::Result<Signals> {
-        // One that nobody takes off the queue is news of a thread that is stuck.
+        // A signal that finds the queue full is the second one: the serving thread is stuck.
         let (tx, queue) = mpsc::channel(1);
         let shared = Arc::new(ShutdownState::default());
         let (ready, answer) = std::sync::mpsc::sync_channel(1);
@@ -79,21 +78,22 @@ impl Signals {
         Ok(Signals { queue, shared })
     }
 
-    /// The next signal.
+    /// Waits for the next signal.
     pub async fn next(&mut self) -> Signal {
         match self.queue.recv().await {
             Some(signal) => signal,
-            // Its thread is gone with the program.
+            // The signal thread has ended, which happens only at the end of the program.
             None => std::future::pending().await,
         }
     }
 
-    /// Where SIGHUP is told that ends nothing.
+    /// The stream of SIGHUP signals that ask for a reload.
     pub fn hangups(&self) -> SighupStream {
         SighupStream(Arc::clone(&self.shared))
     }
 
-    /// The end begins: it may take `limit`. `names` are those of the devices.
+    /// Starts the supervision of the shutdown with the time limit `limit`. `names` are the names of
+    /// the devices.
     pub fn end_within(self, limit: Duration, cluster: &Arc<CoreSet>, names: HashMap<DeviceId, String>) {
         let plan = ShutdownPlan { limit, cluster: Arc::clone(cluster), names };
         *self.shared.plan.lock().unwrap_or_else(PoisonError::into_inner) = Some(plan);
@@ -101,17 +101,17 @@ impl Signals {
     }
 }
 
-/// SIGHUP, where it ends nothing.
+/// SIGHUP signals that ask for a reload.
 pub(super) struct SighupStream(Arc<ShutdownState>);
 
 impl SighupStream {
-    /// The next one; several that came meanwhile are one.
+    /// Waits for the next SIGHUP; several that arrived meanwhile count as one.
     pub async fn next(&self) {
         self.0.hung_up.notified().await;
     }
 }
 
-/// The signals themselves.
+/// The system's signal streams.
 struct SignalStreams {
     interrupt: unix::Signal,
     terminate: unix::Signal,
@@ -170,8 +170,8 @@ async fn watch_shutdown(
                 let waited_for = plan.text();
                 if !unanswered {
                     log::say(format!(
-                        "udm: left after {} s without an answer: {waited_for}; what was flushed is safe; \
-                         the process goes when the kernel gives up what is left\n",
+                        "udm: stopped waiting after {} s: {waited_for}; flushed data is safe; \
+                         the process ends when the kernel has completed its requests\n",
                         plan.limit.as_secs()
                     ));
                     exit_now(1);
@@ -183,31 +183,32 @@ async fn watch_shutdown(
     }
 }
 
-/// Ends the program for a second signal.
+/// Ends the program after a second signal.
 fn exit_by_second_signal(signal: Signal) -> ! {
-    log::say("udm: ended at once; what was flushed is safe\n".into());
+    log::say("udm: ended at once; flushed data is safe\n".into());
     exit_now(128 + signal.as_raw())
 }
 
-/// Ends the program without a look at what its other threads do. A request that the kernel does not
-/// give up keeps the process, with all that it has open, after this; so clients are told now.
+/// Ends the program regardless of its other threads. A request that hangs in the kernel keeps the
+/// process and its descriptors after this, so connections are shut down first.
 fn exit_now(status: i32) -> ! {
     log::flush();
     let _ = shutdown_sockets();
     std::process::exit(status)
 }
 
-/// Shuts all connections down, whoever has them.
+/// Shuts down all connections of this process.
 fn shutdown_sockets() -> io::Result<()> {
     let this = pidfd_open(getpid(), PidfdFlags::empty())?;
     for entry in std::fs::read_dir("/proc/self/fd")? {
         let Some(number) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        // Standard streams may be sockets too, and not ours alone; so may one to listen on.
+        // Standard streams may be sockets that other processes share. Listening sockets may be
+        // inherited.
         if number <= 2 {
             continue;
         }
         let Ok(socket) = pidfd_getfd(&this, number, PidfdGetfdFlags::empty()) else { continue };
-        // A pair without names is the runtime's own, which panics when that ends.
+        // An unnamed socket pair belongs to the tokio runtime, which panics if it is shut down.
         let inside = is_unnamed(getsockname(&socket).ok()) && is_unnamed(getpeername(&socket).ok().flatten());
         if socket_acceptconn(&socket) == Ok(false) && !inside {
             let _ = shutdown(&socket, Shutdown::Both);
@@ -216,7 +217,7 @@ fn shutdown_sockets() -> io::Result<()> {
     Ok(())
 }
 
-/// The address of a Unix socket that was never bound.
+/// True for the address of a Unix socket that was never bound.
 fn is_unnamed(address: Option<SocketAddrAny>) -> bool {
     let unix = address.and_then(|address| SocketAddrUnix::try_from(address).ok());
     unix.is_some_and(|unix| unix.path().is_none())
@@ -228,18 +229,18 @@ impl ShutdownPlan {
     }
 }
 
-/// What is under way, in words.
+/// Describes the requests in flight in words.
 fn describe(under_way: &InFlightReport, names: &HashMap<DeviceId, String>) -> String {
     let name = |id: &DeviceId| names.get(id).map_or("a device", String::as_str).to_owned();
     let many = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
     let mut parts: Vec<String> =
         under_way.requests.iter().map(|(id, n)| format!("{} on {}", many(*n, "request"), name(id))).collect();
-    parts.extend(under_way.busy.iter().map(|id| format!("work of {}'s own", name(id))));
+    parts.extend(under_way.busy.iter().map(|id| format!("internal work of {}", name(id))));
     if parts.is_empty() && under_way.front_ends > 0 {
-        parts.push(format!("{} to take the last answers", many(under_way.front_ends, "client")));
+        parts.push(format!("{} to read the last replies", many(under_way.front_ends, "client")));
     }
     if under_way.unanswered > 0 {
-        parts.push(format!("{} stuck in the system", many(under_way.unanswered, "core")));
+        parts.push(format!("{} stuck in a system call", many(under_way.unanswered, "core")));
     }
     if parts.is_empty() {
         parts.push("devices to close".into());
@@ -258,13 +259,13 @@ mod tests {
         let mut under_way = InFlightReport::default();
         assert_eq!(describe(&under_way, &names), "devices to close");
         under_way.front_ends = 2;
-        assert_eq!(describe(&under_way, &names), "2 clients to take the last answers");
+        assert_eq!(describe(&under_way, &names), "2 clients to read the last replies");
         under_way.requests.extend([(a, 1), (b, 30)]);
         under_way.busy.insert(b);
         under_way.unanswered = 1;
         assert_eq!(
             describe(&under_way, &names),
-            "1 request on a, 30 requests on b, work of b's own, 1 core stuck in the system"
+            "1 request on a, 30 requests on b, internal work of b, 1 core stuck in a system call"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! Where a server is reached: its sockets, and a private folder for those that nobody named.
+//! The sockets of a server, and a private folder for those without a given path.
 
 use super::given::InheritedSockets;
 use crate::cli::ServeArgs;
@@ -10,22 +10,23 @@ use tempfile::TempDir;
 use udm_frontends::nbd::{BoundAddress, ListenAddress, NbdServer};
 use udm_wire::uri::NbdAddress;
 
-/// The sockets of one server. The private folder goes with it.
+/// The sockets of one server. Dropping it removes the private folder.
 pub(super) struct Sockets {
-    /// The control socket.
+    /// The path of the control socket.
     pub control: PathBuf,
-    /// The NBD server's Unix socket.
+    /// The path of the NBD server's Unix socket.
     pub unix: Option<PathBuf>,
-    /// Everything that the NBD server listens on.
+    /// All addresses on which the NBD server listens.
     pub listen: Vec<ListenAddress>,
     #[expect(dead_code, reason = "held for its drop")]
     private: Option<TempDir>,
 }
 
 impl Sockets {
-    /// As the command line says: `--run` alone makes both sockets private. Those that were given
-    /// stand beside what it says, and the control socket instead of it; where they are all there
-    /// is, the control socket is private too: another program started this server for itself.
+    /// The sockets that the command line names. With only `--run`, both sockets are private.
+    /// Inherited NBD sockets are used in addition, and an inherited control socket instead. If
+    /// there are only inherited sockets, the control socket is private too, because another program
+    /// started this server for itself.
     pub fn new(args: &ServeArgs, given: &InheritedSockets) -> Result<Sockets> {
         let running = args.run.is_some();
         let is_anothers = args.config.is_none() && args.unix.is_none() && args.port.is_none();
@@ -50,7 +51,7 @@ impl Sockets {
             Some(path) => path,
             None => absolute(&socket_path(args.socket.clone())?)?,
         };
-        // The path of one that was given is taken, by that one.
+        // An inherited socket already uses its path.
         let is_given = |path: &PathBuf| given.nbd_paths().any(|given| given == *path);
         let own = unix.clone().filter(|path| !is_given(path));
         let tcp = args.port.map(|port| ListenAddress::Tcp(SocketAddr::new(args.ipaddr, port)));
@@ -58,7 +59,7 @@ impl Sockets {
         Ok(Sockets { control, unix, listen, private })
     }
 
-    /// Where `server` listens, in the words of NBD URIs.
+    /// The addresses of `server`, for NBD URIs.
     pub fn addresses(&self, server: &NbdServer) -> Vec<NbdAddress> {
         let address = |bound: &BoundAddress| match bound {
             BoundAddress::Unix(path) => NbdAddress::Unix(path.clone()),
@@ -70,12 +71,12 @@ impl Sockets {
     }
 }
 
-/// A URI and a child of ours mean the same by it.
+/// An absolute path, which is valid in a URI and in a child process with another folder.
 fn absolute(path: &Path) -> Result<PathBuf> {
     std::path::absolute(path).with_context(|| path.display().to_string())
 }
 
-/// The host under which a client on this machine reaches `ip`.
+/// The host name for clients on this machine to reach `ip`.
 fn loopback_host(ip: IpAddr) -> String {
     if ip.is_unspecified() { "localhost".into() } else { ip.to_string() }
 }

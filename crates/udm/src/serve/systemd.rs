@@ -1,9 +1,9 @@
-//! What systemd is told: that the server is ready, reloads, stops, and lives.
+//! Notifications for systemd: ready, reloading, stopping, and the watchdog.
 //!
-//! Contract: a datagram to `$NOTIFY_SOCKET`, which never waits: what finds no room is lost, and
-//! without the variable nothing is sent. With `$WATCHDOG_USEC` it is told twice as often that the
-//! server lives, and only when this thread and each core have answered since the last time. See
-//! sd_notify(3).
+//! Contract: a notification is a datagram to `$NOTIFY_SOCKET`. Sending never blocks: if the socket
+//! is full, the datagram is lost. Without the variable nothing is sent. With `$WATCHDOG_USEC` a
+//! keep-alive is sent twice per interval, but only if this thread and each core have replied since
+//! the last one. See sd_notify(3).
 
 use anyhow::Result;
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sendto, socket_with};
@@ -17,8 +17,8 @@ use tokio::sync::Notify;
 use udm_core::{Ack, Cores, DeviceId, LaneCommand};
 use udm_runtime::CoreSet;
 
-/// The variables of sd_notify(3), sd_watchdog_enabled(3) and sd_listen_fds(3): nothing that we
-/// start is meant by them.
+/// The variables of sd_notify(3), sd_watchdog_enabled(3) and sd_listen_fds(3). They are not for
+/// child processes.
 pub(super) const VARIABLES: [&str; 6] =
     ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"];
 
@@ -41,32 +41,32 @@ fn send(path: &OsStr, state: &str) -> Result<()> {
     Ok(())
 }
 
-/// The devices are served.
+/// Reports that the devices are served.
 pub(super) fn ready(devices: usize) {
     let plural = if devices == 1 { "" } else { "s" };
     notify(&format!("READY=1\nSTATUS=Serving {devices} device{plural}"));
 }
 
-/// The file is being read again; [`ready`] says when it has been.
+/// Reports that the file is being read again; [`ready`] reports the end.
 pub(super) fn reloading() {
     let now = clock_gettime(ClockId::Monotonic);
     let usec = now.tv_sec as i128 * 1_000_000 + i128::from(now.tv_nsec / 1000);
     notify(&format!("RELOADING=1\nMONOTONIC_USEC={usec}\nSTATUS=Reading the file again"));
 }
 
-/// The end has begun.
+/// Reports that the shutdown has begun.
 pub(super) fn stopping() {
     notify("STOPPING=1\nSTATUS=Ending");
 }
 
-/// The time within which systemd wants to hear from us, if it does.
+/// The watchdog interval; `None` if systemd expects no keep-alive from this process.
 fn watchdog() -> Option<Duration> {
     let number = |name| std::env::var(name).ok()?.parse::<u64>().ok();
     let is_ours = number("WATCHDOG_PID").is_none_or(|pid| pid == u64::from(std::process::id()));
     number("WATCHDOG_USEC").filter(|&usec| is_ours && usec > 0).map(Duration::from_micros)
 }
 
-/// Tells that the server lives, for ever.
+/// Sends keep-alives without end.
 pub(super) async fn run_watchdog(cluster: &Arc<CoreSet>) -> Infallible {
     match watchdog() {
         Some(within) => ping_while_alive(&**cluster, within, || notify("WATCHDOG=1")).await,
@@ -74,13 +74,14 @@ pub(super) async fn run_watchdog(cluster: &Arc<CoreSet>) -> Infallible {
     }
 }
 
-/// Has `alive` called twice `within`, as long as `cores` answer. One that does not keeps it
-/// waiting.
+/// Calls `alive` twice per interval `within`, as long as all `cores` reply. Waits for a core that
+/// does not.
 async fn ping_while_alive(cores: &dyn Cores, within: Duration, mut alive: impl FnMut()) -> Infallible {
     loop {
         let answered = Arc::new(Notify::new());
         let all = Arc::clone(&answered);
-        // No lane is of this device, so each core drops the token as soon as it reads its mail.
+        // No lane belongs to this device, so each core drops the token as soon as it reads its
+        // inbox.
         let ack = Ack::new(move || all.notify_one());
         cores.broadcast(DeviceId::new(), LaneCommand::Unprepare { generation: 0, ack });
         answered.notified().await;
@@ -96,7 +97,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use udm_core::{CoreId, TaskFactory, TaskHandle};
 
-    /// Cores of which one answers `answers` times, and then keeps what it is sent.
+    /// Cores of which one replies `answers` times, and then keeps the messages it receives.
     struct StuckCores {
         answers: AtomicUsize,
         kept: Mutex<Vec<LaneCommand>>,
@@ -125,7 +126,7 @@ mod tests {
                 while cores.kept.lock().unwrap().is_empty() {
                     tokio::time::sleep(Duration::from_millis(1)).await;
                 }
-                // It has had the time for another.
+                // There was time for another keep-alive.
                 tokio::time::sleep(Duration::from_millis(20)).await;
             };
             tokio::select! {

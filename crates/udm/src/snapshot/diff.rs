@@ -1,4 +1,4 @@
-//! `udm snapshot diff`: page after page, printed as it comes.
+//! `udm snapshot diff`: requests the ranges page by page and prints each page as it arrives.
 
 use super::{DiffArgs, get, path};
 use crate::output::{say_json, to_stdout};
@@ -8,12 +8,12 @@ use std::io::Write;
 use udm_control::client::{ControlClient, path_under};
 use udm_control::http::api;
 
-/// All of it, for `--json`.
+/// The complete result, for `--json`.
 #[derive(Debug, Serialize)]
 struct DiffReport {
     size_bytes: u64,
     chunk_bytes: u64,
-    /// The sum over the ranges.
+    /// Sum of the lengths of the ranges, in bytes.
     changed_bytes: u64,
     ranges: Vec<api::Range>,
 }
@@ -36,7 +36,8 @@ impl<'a> DiffPages<'a> {
         let against = self.against.map(|name| path_under("&against=", name, ""));
         let query = format!("/changes?from={from}{}", against.unwrap_or_default());
         let page: api::Changes = get(self.client, &path(self.name, &query))?;
-        // A server that does not come forward is not asked for ever.
+        // Stops if the server makes no progress, so that a faulty server cannot cause an endless
+        // loop.
         self.next = page.next_bytes.filter(|next| *next > from);
         Ok(Some(page))
     }

@@ -19,7 +19,7 @@ use std::process::ExitCode;
 use udm_control::client::{ControlClient, path_under};
 use udm_control::http::api;
 
-/// `udm snapshot`.
+/// The arguments of `udm snapshot`.
 #[derive(Debug, Args)]
 pub struct SnapshotArgs {
     #[command(subcommand)]
@@ -28,27 +28,27 @@ pub struct SnapshotArgs {
 
 #[derive(Debug, Subcommand)]
 enum SnapshotVerb {
-    /// Keep a device as it is now; several at one instant
+    /// Create snapshots of a device as it is now, or of several devices at one instant
     #[command(
-        after_help = "The device goes on; nobody has to suspend it. One that is linear over a disk becomes a snapshot-origin of that disk, and is linear \
-again when its last snapshot is removed. Writes that reach the disk by another way are not seen. A store that does not exist is made, grows as it fills, and goes with its snapshot.\n\n\
+        after_help = "The device stays active; no suspend is needed. A device with a linear table over a disk becomes a snapshot-origin of that disk, and becomes linear \
+again when its last snapshot is removed. The snapshot does not see writes that reach the disk directly, without passing the device. A store that does not exist is created, grows as it fills, and is removed with its snapshot.\n\n\
 Examples:\n  udm snapshot create monday --of disk\n  udm snapshot create monday --of disk --store /srv/stores/monday.cow --size 1G --overflow\n  \
 udm snapshot create --group data-monday=data,log-monday=log"
     )]
     Create(CreateArgs),
     /// List snapshots
     List(ListArgs),
-    /// Remove snapshots that nobody uses, with the stores that were made for them
+    /// Remove snapshots that are not in use, with the stores that were created for them
     Remove(RemoveArgs),
-    /// Bring a snapshot back into its origin, which reads as the snapshot at once
+    /// Merge a snapshot into its origin, which reads as the snapshot at once
     #[command(
-        after_help = "The snapshot's own device is gone from the begin on. A merge that is cut, by the end of the server or a crash, goes on when the table \
+        after_help = "The snapshot's own device is removed when the merge begins. If the server ends or crashes during a merge, the merge continues when the table \
 snapshot-merge is loaded again."
     )]
     Merge(MergeArgs),
-    /// Print where a snapshot and its origin, or two snapshots, may differ
+    /// Print the ranges in which a snapshot and its origin, or two snapshots, may differ
     #[command(
-        after_help = "What is printed is what was copied into a store or written to a snapshot. What is not printed is the same.\n\n\
+        after_help = "The ranges are those that were copied into a store or written to a snapshot. Everything outside the ranges is identical.\n\n\
 Example:\n  udm snapshot diff monday tuesday --json"
     )]
     Diff(DiffArgs),
@@ -59,11 +59,11 @@ and the blocks that may differ between OLD and NAME are written into it. An incr
 Examples:\n  udm snapshot copy monday disk.backup\n  udm snapshot copy tuesday --since monday disk.backup"
     )]
     Copy(CopyArgs),
-    /// Print under which NBD URIs a snapshot is served
+    /// Print the NBD URIs of a snapshot
     Export(ExportArgs),
 }
 
-/// `udm snapshot create`.
+/// The arguments of `udm snapshot create`.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("which").required(true).args(["name", "group"]))]
 struct CreateArgs {
@@ -73,38 +73,40 @@ struct CreateArgs {
     print: Print,
     #[command(flatten)]
     until: TimeoutArgs,
-    /// Its name
+    /// The name of the snapshot
     #[arg(requires = "of")]
     name: Option<String>,
-    /// The device to keep
+    /// The device to take the snapshot of
     #[arg(long, value_name = "DEVICE", requires = "name")]
     of: Option<String>,
-    /// Several at one instant, all or none
+    /// Take several snapshots at one instant, all or none
     #[arg(long, value_name = "NAME=DEVICE,...", value_delimiter = ',', value_parser = pair)]
     group: Vec<(String, String)>,
-    /// Where to keep what differs: a path, a device, or a folder for NAME.cow [default: the folder
+    /// The store: a path, a device, or a folder, in which NAME.cow is created [default: the folder
     /// of the device's disk]
     #[arg(long, value_name = "PATH")]
     store: Option<String>,
-    /// How large the store that is made becomes [default: enough for everything]
+    /// The largest size of a store that is created [default: enough for every chunk]
     #[arg(long, value_name = "SIZE", value_parser = udm_wire::size::parse)]
     size: Option<u64>,
-    /// By how much it grows at a time, before it is full; 0 makes it in full length [default: its
-    /// own size, up to 64M]
+    /// How much the store grows at a time, before it is full; 0 creates it with its full size
+    /// [default: its own size, at most 64M]
     #[arg(long, value_name = "SIZE", value_parser = udm_wire::size::parse)]
     grow: Option<u64>,
-    /// What is copied at once: a power of two [default: 4k, or the block of the disk]
+    /// The chunk size, the unit of copying: a power of two [default: 4k, or the block size of the
+    /// disk]
     #[arg(long, value_name = "SIZE", value_parser = udm_wire::size::parse)]
     chunk: Option<u64>,
-    /// Keep nothing over the end of the server, and write less
+    /// Keep the exceptions only in memory: fewer writes, but the snapshot is lost when the server
+    /// ends
     #[arg(long, conflicts_with = "overflow")]
     transient: bool,
-    /// Become read-only when the store is full, and not invalid
+    /// Become read-only when the store is full, instead of invalid
     #[arg(long)]
     overflow: bool,
 }
 
-/// `udm snapshot list`.
+/// The arguments of `udm snapshot list`.
 #[derive(Debug, Args)]
 struct ListArgs {
     #[command(flatten)]
@@ -113,7 +115,7 @@ struct ListArgs {
     print: Print,
 }
 
-/// `udm snapshot remove`.
+/// The arguments of `udm snapshot remove`.
 #[derive(Debug, Args)]
 struct RemoveArgs {
     #[command(flatten)]
@@ -123,24 +125,24 @@ struct RemoveArgs {
     /// The snapshots
     #[arg(required = true, value_name = "NAME")]
     names: Vec<String>,
-    /// Leave the stores that were made for them
+    /// Keep the stores that were created for the snapshots
     #[arg(long)]
     keep_store: bool,
 }
 
-/// `udm snapshot merge`.
+/// The arguments of `udm snapshot merge`.
 #[derive(Debug, Args)]
 struct MergeArgs {
     #[command(flatten)]
     talk: ServerArgs,
     /// The snapshot
     name: String,
-    /// Return when it has begun
+    /// Return once the merge has begun
     #[arg(short, long)]
     background: bool,
 }
 
-/// `udm snapshot diff`.
+/// The arguments of `udm snapshot diff`.
 #[derive(Debug, Args)]
 struct DiffArgs {
     #[command(flatten)]
@@ -149,7 +151,7 @@ struct DiffArgs {
     print: Print,
     /// The snapshot
     name: String,
-    /// Another one of the same origin [default: the origin as it is now]
+    /// Another snapshot of the same origin [default: the origin as it is now]
     against: Option<String>,
 }
 
@@ -170,7 +172,7 @@ struct CopyArgs {
     file: PathBuf,
 }
 
-/// `udm snapshot export`.
+/// The arguments of `udm snapshot export`.
 #[derive(Debug, Args)]
 struct ExportArgs {
     #[command(flatten)]
@@ -181,9 +183,9 @@ struct ExportArgs {
     name: String,
 }
 
-/// `NAME=DEVICE`.
+/// Parses `NAME=DEVICE`.
 fn pair(word: &str) -> Result<(String, String), String> {
-    let (name, of) = word.split_once('=').ok_or("NAME=DEVICE is wanted")?;
+    let (name, of) = word.split_once('=').ok_or("expected NAME=DEVICE")?;
     match (name, of) {
         ("", _) => Err("the name is missing".into()),
         (_, "") => Err("the device is missing".into()),
@@ -257,7 +259,7 @@ fn remove(args: &RemoveArgs) -> Result<()> {
 
 fn merge(args: &MergeArgs) -> Result<()> {
     let client = args.talk.client()?;
-    // How much there is is told before it gets less.
+    // Reads the size before the merge reduces it.
     let before = get::<api::Snapshot>(&client, &path(&args.name, ""))?;
     let begun = client.post::<api::Snapshot>(&path(&args.name, "/merge"), &serde_json::json!({}));
     let begun = begun.map_err(|e| explain(e, None))?;

@@ -6,13 +6,13 @@ use udm_control::http::api;
 /// The heads of the columns.
 const HEADS: [&str; 10] = ["NAME", "ORIGIN", "TYPE", "CHUNK", "USED", "TOTAL", "MAX", "%", "STATE", "AGE"];
 
-/// No file is so long.
+/// Sizes of at least this many bytes are shown as unlimited.
 const END: u64 = 1 << 62;
 
-/// How many columns stand at the left.
+/// Number of left-aligned columns.
 const WORDS: usize = 3;
 
-/// A line a snapshot. The store stands last: a path may be long.
+/// Prints one line per snapshot. The store is the last column, since a path may be long.
 pub(super) fn table(all: &[api::Snapshot]) -> String {
     let rows: Vec<_> = all.iter().map(row).collect();
     let width = |column: usize| {
@@ -38,7 +38,7 @@ pub(super) fn table(all: &[api::Snapshot]) -> String {
 }
 
 fn row(one: &api::Snapshot) -> [String; 10] {
-    // What has no end has none to be near to.
+    // A store that grows without limit has no maximum.
     let max = one.max_bytes.filter(|max| *max < END);
     let full = max.unwrap_or(one.total_bytes).max(one.total_bytes);
     let percent = one.used_bytes as f64 * 100.0 / full.max(1) as f64;
@@ -60,7 +60,7 @@ fn row(one: &api::Snapshot) -> [String; 10] {
     ]
 }
 
-/// Bytes in a unit that leaves few digits.
+/// Formats bytes with a binary unit and at most four digits.
 pub(super) fn format_bytes(format_bytes: u64) -> String {
     binary(format_bytes as f64, 4)
 }

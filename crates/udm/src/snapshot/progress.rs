@@ -1,4 +1,4 @@
-//! How far a merge has come: a bar on a terminal, lines otherwise.
+//! Progress of a merge: a bar on a terminal, otherwise lines.
 
 use super::{path, print::format_bytes};
 use crate::output::say;
@@ -12,23 +12,23 @@ use udm_control::client::{ClientError, ControlClient, device_path};
 use udm_control::http::api;
 use udm_core::errno::EINVAL;
 
-/// How often it is asked.
+/// Time between two queries of the server.
 const TICK: Duration = Duration::from_millis(50);
 
-/// A line is printed whenever so many percent more are done.
+/// A line is printed each time this many more percent are done.
 const LINE_EVERY: u64 = 10;
 
-/// Where it is shown.
+/// How the progress is shown.
 enum MergeProgress {
     Bar(ProgressBar),
     /// The percent of the last line.
     Lines(u64),
 }
 
-/// Waits for the end of the merge `begun` of the snapshot that was as `before`.
+/// Waits until the merge `begun` has ended; `before` describes the snapshot before the merge.
 ///
 /// # Errors
-/// When it fails, or the server does.
+/// If the merge fails, or the server does.
 pub(super) fn watch(client: &ControlClient, before: &api::Snapshot, begun: api::Snapshot) -> Result<()> {
     let total = bytes_left(before);
     let mut shown = if std::io::stderr().is_terminal() {
@@ -39,7 +39,7 @@ pub(super) fn watch(client: &ControlClient, before: &api::Snapshot, begun: api::
     } else {
         MergeProgress::Lines(0)
     };
-    // By its number: it may be renamed meanwhile.
+    // Uses the device number: the device may be renamed meanwhile.
     let number = client.get::<api::Device>(&device_path(&begun.name, "")).map(|origin| origin.number);
     let target = path(&number.map_err(|error| explain(error, None))?, "");
     let mut now = begun;
@@ -51,7 +51,7 @@ pub(super) fn watch(client: &ControlClient, before: &api::Snapshot, begun: api::
         sleep(TICK);
         match client.get::<api::Snapshot>(&target) {
             Ok(next) => now = next,
-            // The table of the origin is back.
+            // The merge is over: the origin has its own table again.
             Err(ClientError::Refused(why)) if why.errno == EINVAL.unsigned_abs() => break,
             Err(error) => return Err(explain(error, None)),
         }
@@ -59,7 +59,7 @@ pub(super) fn watch(client: &ControlClient, before: &api::Snapshot, begun: api::
     shown.show(total, 0)
 }
 
-/// Bytes that are still in the store.
+/// Bytes that are still to be merged.
 fn bytes_left(merge: &api::Snapshot) -> u64 {
     merge.used_bytes.saturating_sub(merge.metadata_bytes)
 }

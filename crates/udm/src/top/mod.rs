@@ -31,17 +31,17 @@ use udm_control::client::{ClientError, ControlClient};
 use udm_control::http::api::Stats;
 use view::{KeyAction, ListView};
 
-/// The width of what is no terminal.
+/// Width of the output if it is no terminal.
 const WIDTH: usize = 100;
 
-/// How often it can be looked.
+/// Shortest and longest interval between two updates.
 const OFTEN: Duration = Duration::from_millis(100);
 const RARELY: Duration = Duration::from_secs(3600);
 
-/// How long a signal that stops the program may take.
+/// Maximum time to wait for the stop after SIGTSTP.
 const STOP_MAX: Duration = Duration::from_millis(500);
 
-/// Shows what goes on until it is told to end.
+/// Shows live figures until the user or a signal ends the program.
 pub fn run(args: &TopArgs) -> Result<ExitCode> {
     let client = args.talk.client()?;
     let first = fetch_stats(&client).map_err(|error| explain(error, None))?;
@@ -55,7 +55,7 @@ fn fetch_stats(client: &ControlClient) -> Result<Stats, ClientError> {
     client.get("/v1/stats")
 }
 
-/// Prints, without any terminal: with `--once` what goes on in one interval.
+/// Prints the figures without a terminal; with `--once` only one interval.
 fn print_loop(args: &TopArgs, client: &ControlClient, mut before: Stats) -> Result<()> {
     loop {
         std::thread::sleep(args.interval);
@@ -79,21 +79,21 @@ fn print_loop(args: &TopArgs, client: &ControlClient, mut before: Stats) -> Resu
     }
 }
 
-/// What the thread that draws is told.
+/// The events for the drawing thread.
 enum InputEvent {
     TypedInput(TypedInput),
-    /// The size of the terminal is another.
+    /// The size of the terminal changed.
     Resized,
-    /// The program was stopped, and goes on.
+    /// The program was stopped and now continues.
     Continued,
     /// A signal that ends the program.
     Signal(i32),
-    /// Nobody can type any more.
+    /// Standard input has ended.
     HungUp,
     Looked(Result<Box<Stats>, String>),
 }
 
-/// Looks at the server, at intervals that others change, for ever.
+/// Requests the figures of the server without end, at an interval that the drawing thread sets.
 fn poll_stats(
     client: &ControlClient,
     mut interval: Duration,
@@ -132,7 +132,7 @@ fn read_keys(tell: &Sender<InputEvent>) {
     let _ = tell.send(InputEvent::HungUp);
 }
 
-/// From here on signals are told, and end nothing by themselves.
+/// Sends signals as events; from here on they no longer end the program.
 fn forward_signals(tell: Sender<InputEvent>) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
     let inside = runtime.enter();
@@ -160,9 +160,9 @@ fn forward_signals(tell: Sender<InputEvent>) -> Result<()> {
     std::thread::Builder::new().name("udm-signals".into()).spawn(hear).context("top: signals").map(drop)
 }
 
-/// Stops the program, as Ctrl-Z does. Another thread may be the one that takes the signal, and this
-/// one goes on until it has: so it waits until it is told that all go on. Where nobody could make
-/// them, nothing stops.
+/// Stops the program, as Ctrl-Z does by default. Another thread may take the signal, so this thread
+/// waits until the program continues. If no shell can continue the program, the system does not
+/// stop it, and the wait ends after `STOP_MAX`.
 fn suspend_program(inbox: &Receiver<InputEvent>) {
     let until = Instant::now() + STOP_MAX;
     let _ = kill_process(getpid(), Signal::TSTP);
@@ -197,8 +197,8 @@ fn run_ui(client: ControlClient, first: Stats, mut interval: Duration) -> Result
             trouble: trouble.as_deref(),
         };
         terminal.show(&screen::draw(&mut view, &rates, &around, width, height));
-        // What has come meanwhile is drawn together.
-        let first = inbox.recv().context("top: nobody tells anything any more")?;
+        // All events that have arrived are handled before the next draw.
+        let first = inbox.recv().context("top: the event threads have ended")?;
         for told in std::iter::once(first).chain(inbox.try_iter()) {
             match told {
                 InputEvent::Looked(Ok(stats)) => {

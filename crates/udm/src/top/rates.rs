@@ -1,127 +1,127 @@
-//! What went on between two looks at a server.
+//! The rates between two statistics of a server.
 //!
-//! Contract: what can't be told from the two is not there (`None`), rather than wrong: of a server
-//! that began anew meanwhile, of a device that came or went, of counts that went back.
+//! Contract: a rate that the two statistics do not give is `None`, never wrong. Examples: the
+//! server was restarted, a device was added or removed, or a counter decreased.
 
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 use udm_control::http::api::{self, DeviceStats, Path, Served, Stats};
 
-/// What went on, of all devices.
+/// The rates of all devices.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Rates {
-    /// The time between the two looks; null where there is only one of this server.
+    /// Seconds between the two statistics; null if there is only one of this server.
     pub seconds: Option<f64>,
-    /// Clients that are connected over NBD.
+    /// Number of NBD connections.
     pub connections: u64,
     /// The devices, in the order of their numbers.
     pub devices: Vec<DeviceRates>,
 }
 
-/// What went on at a device or a path.
+/// The rates of a device or a path.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct IoRates {
-    /// Reads in a second.
+    /// Reads per second.
     pub reads: f64,
-    /// Writes in a second.
+    /// Writes per second.
     pub writes: f64,
-    /// Requests of any kind in a second.
+    /// Requests of all kinds per second.
     pub requests: f64,
-    /// Bytes in a second.
+    /// Bytes per second.
     pub bytes: f64,
-    /// Requests that failed, in a second.
+    /// Failed requests per second.
     pub errors: f64,
 }
 
-/// How long requests took: half of them, and 99 of a hundred, less than that.
+/// Latency percentiles, in ns.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Latency {
-    /// Half.
+    /// Half of the requests took less.
     pub p50_ns: u64,
-    /// 95 of a hundred.
+    /// 95 % of the requests took less.
     pub p95_ns: u64,
-    /// 99 of a hundred.
+    /// 99 % of the requests took less.
     pub p99_ns: u64,
 }
 
-/// A device.
+/// The figures of a device.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct DeviceRates {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its uuid.
+    /// The uuid.
     pub uuid: Option<String>,
-    /// Its number.
+    /// The device number.
     pub number: String,
-    /// "active" or "suspended", and what else there is to say: "no table", "loaded", "removing".
+    /// "active" or "suspended", or a more precise state: "no table", "loaded", "removing".
     pub state: String,
-    /// The types of its targets.
+    /// The types of the targets.
     pub target_types: Vec<String>,
-    /// Its size.
+    /// The size in bytes.
     pub size_bytes: u64,
-    /// Clients and tables that use it.
+    /// Number of clients and tables that use the device.
     pub open_count: u64,
-    /// Requests that it has.
+    /// Requests in flight.
     pub in_flight: u64,
-    /// Requests that failed, in all.
+    /// Failed requests since the start.
     pub errors: u64,
-    /// What went on.
+    /// The rates.
     pub flow: Option<IoRates>,
-    /// How long its requests took; null where there was none.
+    /// The latency of the requests; null if there were none.
     pub latency: Option<Latency>,
-    /// By operation.
+    /// Rates per operation.
     pub ops: Vec<OpRates>,
-    /// Its paths.
+    /// The paths.
     pub paths: Vec<PathRates>,
-    /// What of its store is in use, in a hundred; null where it is no snapshot.
+    /// Used part of the snapshot's store in percent; null if the device is no snapshot.
     pub filled_percent: Option<f64>,
     /// The state of the snapshot.
     pub snapshot: Option<String>,
 }
 
-/// An operation of a device.
+/// The rates of one operation of a device.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct OpRates {
     /// "read", "write", ...
     pub op: String,
-    /// Requests in a second.
+    /// Requests per second.
     pub requests: f64,
-    /// Bytes in a second.
+    /// Bytes per second.
     pub bytes: f64,
-    /// Requests that failed, in a second.
+    /// Failed requests per second.
     pub errors: f64,
-    /// How long they took.
+    /// The latency of the requests.
     pub latency: Option<Latency>,
 }
 
-/// A path.
+/// The figures of a path.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct PathRates {
-    /// The word that the table used.
+    /// The word of the path in the table.
     pub name: String,
-    /// Its number.
+    /// The device number.
     pub number: String,
-    /// Its group, from 1.
+    /// The path group, from 1.
     pub group: u64,
-    /// "active" or "failed", or what is more precise: "ejected", "held".
+    /// "active" or "failed", or a more precise state: "ejected", "held".
     pub state: String,
-    /// Requests are given to it: it is active, or ejected and its group has nothing else.
+    /// True if the path is used: it is active, or it is ejected and its group has no other path.
     pub usable: bool,
-    /// What its last check found.
+    /// The result of the last check.
     pub checker: String,
-    /// Requests that it has.
+    /// Requests in flight.
     pub in_flight: u64,
-    /// Requests that came back from it with an error, in all.
+    /// Requests that failed on the path since the start.
     pub errors: u64,
-    /// How often it failed.
+    /// Number of failures of the path.
     pub failures: u64,
-    /// What went on.
+    /// The rates.
     pub flow: Option<IoRates>,
-    /// How long its reads took, where it is watched.
+    /// The latency of reads, if the path watch is on.
     pub latency: Option<Latency>,
 }
 
-/// What went on between two looks. With one alone, what there is.
+/// Computes the rates between two statistics. With only one, returns the figures that it contains.
 pub fn compute_rates(before: Option<&Stats>, after: &Stats) -> Rates {
     let same = before.filter(|before| before.started_ms == after.started_ms);
     let pair = same.and_then(|before| {
@@ -131,7 +131,7 @@ pub fn compute_rates(before: Option<&Stats>, after: &Stats) -> Rates {
     let known: HashMap<&str, &DeviceStats> =
         pair.iter().flat_map(|(before, _)| &before.devices).map(|d| (d.device.number.as_str(), d)).collect();
     let device = |after: &DeviceStats| {
-        // A number that was given to another device since; a renamed one keeps its uuid.
+        // The number may belong to another device since. A renamed device keeps its uuid.
         let was = known.get(after.device.number.as_str()).filter(|was| was.device.uuid == after.device.uuid);
         device_rates(was.copied(), after, pair.map(|(_, seconds)| seconds))
     };
@@ -199,15 +199,15 @@ fn state(is: &DeviceStats) -> String {
     state.to_owned()
 }
 
-/// The path at the same place of what is the same table.
+/// True if both are the same path in the same place of the same table.
 fn is_same(was: &Path, is: &Path) -> bool {
     (was.start_bytes, was.group, &was.number) == (is.start_bytes, is.group, &is.number)
 }
 
-/// A time and how many requests took about as long.
+/// The upper bound of a latency bucket in ns, and the number of requests in it.
 type HistogramStep = (u64, u64);
 
-/// `None` when counts went back.
+/// Returns `None` if a counter decreased.
 fn op_rates(
     op: &str,
     was: Option<&Served>,
@@ -269,7 +269,7 @@ fn path_rates(was: Option<&Path>, is: &Path, seconds: Option<f64>) -> PathRates 
     }
 }
 
-/// What was counted between; `None` when counts went back.
+/// The difference of two histograms; `None` if a counter decreased.
 fn histogram_difference(was: &[HistogramStep], is: &[HistogramStep]) -> Option<Vec<HistogramStep>> {
     let mut left: BTreeMap<u64, u64> = is.iter().copied().collect();
     for (below, count) in was {
@@ -333,7 +333,7 @@ mod tests {
         let flow = one.flow.unwrap();
         assert_eq!((flow.reads, flow.writes, flow.requests), (100.0, 10.0, 110.0));
         assert_eq!((flow.bytes, flow.errors), (110.0 * 4096.0, 11.0));
-        // 50 below 2 µs, 150 below 8 µs, 20 below 16 µs: of this time alone.
+        // 50 requests below 2 µs, 150 below 8 µs, 20 below 16 µs, in this interval only.
         let all = Latency { p50_ns: 8000, p95_ns: 16000, p99_ns: 16000 };
         assert_eq!((one.latency, one.in_flight, one.errors), (Some(all), 3, 32));
         assert_eq!(one.ops.iter().map(|op| op.op.as_str()).collect::<Vec<_>>(), ["read", "write"]);
@@ -345,7 +345,7 @@ mod tests {
         let many = device(0, &[("read", served(100, &[(2000, 100)]))]);
         let few = device(0, &[("read", served(5, &[(2000, 5)]))]);
         let before = look(1, 10, vec![many.clone(), device(1, &[])]);
-        // Another server; a clock that stood still; counts that went back; a device that is new.
+        // A restarted server; a clock that did not advance; counters that decreased; a new device.
         let unknown = |after: &Stats| {
             let rates = compute_rates(Some(&before), after);
             assert!(rates.devices.iter().all(|one| one.flow.is_none() && one.latency.is_none()), "{rates:?}");
@@ -361,7 +361,7 @@ mod tests {
         other.device.uuid = Some("u".into());
         unknown(&look(1, 12, vec![other]));
         assert_eq!(compute_rates(None, &before).devices.len(), 2);
-        // A device that did nothing, and one that has gone.
+        // A device without requests, and one that was removed.
         let rates = compute_rates(Some(&before), &look(1, 12, vec![many]));
         assert_eq!((rates.devices.len(), rates.devices[0].flow), (1, Some(IoRates::default())));
         assert_eq!(rates.devices[0].latency, None);
@@ -395,13 +395,13 @@ mod tests {
         assert_eq!((flow.writes, flow.bytes, flow.errors, of.errors), (50.0, 25600.0, 5.0, 15));
         assert_eq!((of.state.as_str(), of.latency.unwrap().p99_ns), ("held", 9000));
         assert_eq!(one.filled_percent, Some(25.0));
-        // Another table: counts of its own.
+        // A path of another table, with its own counters.
         let other = Path { number: "253:2".into(), ..path(500, false, 0) };
         let one = &compute_rates(Some(&before), &look(1, 11, vec![with(other, 0)])).devices[0];
         assert_eq!((one.paths[0].flow, one.paths[0].state.as_str()), (None, "ejected"));
     }
 
-    /// A path that is out of use for being slow is used where its group has nothing else.
+    /// An ejected path is used if its group has no other.
     #[test]
     fn paths_that_can_be_used() {
         let path =

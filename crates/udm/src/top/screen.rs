@@ -1,11 +1,11 @@
-//! The screen as lines: what is shown of the rates, in columns.
+//! The lines of the screen: the rates in columns.
 
 use super::rates::{DeviceRates, IoRates, Latency, Rates};
 use super::text::{Line, Style, align_left, align_right, bytes, count, sanitize, since, tail, time};
 use super::view::{ListRow, ListView, SortOrder};
 use crate::output::count_noun;
 
-/// Columns of numbers: how wide, and what stands above.
+/// Columns of numbers: width and heading.
 const COLUMNS: [(usize, &str); 8] = [
     (9, "STATE"),
     (6, "REQ/S"),
@@ -17,31 +17,31 @@ const COLUMNS: [(usize, &str); 8] = [
     (6, "PATHS"),
 ];
 
-/// The narrowest column of names.
+/// Minimum width of the name column.
 const NAME_MIN: usize = 8;
 
-/// Lines above the rows, and below them.
+/// Number of lines above and below the rows.
 const HEAD: usize = 3;
 const FOOT: usize = 1;
 
-/// What is known besides the rates.
+/// Data of the screen besides the rates.
 pub struct ScreenContext<'a> {
-    /// Where the server is.
+    /// The path of the control socket.
     pub socket: &'a str,
-    /// For how long it has run.
+    /// The uptime of the server in ns.
     pub up_ns: u64,
-    /// How often it is looked, in seconds.
+    /// Seconds between updates.
     pub interval: f64,
-    /// Why nothing new is shown.
+    /// The reason why the rates are not current.
     pub trouble: Option<&'a str>,
 }
 
-/// Rows that fit into `height` lines.
+/// Number of rows that fit into `height` lines.
 pub fn page(height: usize) -> usize {
     height.saturating_sub(HEAD + FOOT).max(1)
 }
 
-/// The whole screen: `height` lines at the most.
+/// The whole screen: at most `height` lines.
 pub fn draw(
     view: &mut ListView,
     rates: &Rates,
@@ -76,7 +76,7 @@ pub fn draw(
     lines
 }
 
-/// The sums, and all rows under their heading, for a file or a script's log.
+/// The totals and all rows with their heading, for a file or a log of a script.
 pub fn list(view: &ListView, rates: &Rates, width: usize) -> Vec<Line> {
     let rows = view.rows(rates).into_iter().map(|row| line(row, view, width));
     [totals_line(rates), heading(width)].into_iter().chain(rows).collect()
@@ -88,7 +88,8 @@ fn status_line(rates: &Rates, around: &ScreenContext<'_>, order: SortOrder, widt
     let clients = count_noun(rates.connections, "client");
     let (order, up) = (order.text(), since(around.up_ns));
     let said = format!("  {devices} by {order}, {clients}, up {up}, every {} s  ", around.interval);
-    // The file's name tells servers apart, and not the folders before it.
+    // If there is not enough room, the end of the path is kept, because the file name identifies
+    // the server.
     let room = width.saturating_sub(line.text().len() + said.len());
     line.push(said + &tail(around.socket, room), Style::Plain);
     line
@@ -126,7 +127,7 @@ fn heading(width: usize) -> Line {
     Line::new(text, Style::Head)
 }
 
-/// The columns of numbers.
+/// The values of the numeric columns.
 struct RowNumbers<'a> {
     state: &'a str,
     style: Style,
@@ -207,7 +208,7 @@ fn numbers(device: &DeviceRates) -> RowNumbers<'_> {
         (None, all) if up == all => (paths.0, Style::Good),
         (None, _) => paths,
     };
-    // What is the matter with a snapshot is more than that it takes requests.
+    // A problem of a snapshot matters more than the state "active" of its device.
     let odd = device.snapshot.as_deref().filter(|state| *state != "active" && device.state == "active");
     let state = odd.unwrap_or(&device.state);
     let style = match state {
@@ -220,7 +221,7 @@ fn numbers(device: &DeviceRates) -> RowNumbers<'_> {
     RowNumbers { state, style, flow, latency, in_flight, errors, last }
 }
 
-/// One device alone.
+/// The page of a single device.
 fn details(device: &DeviceRates, width: usize) -> Vec<Line> {
     let mut lines = vec![Line::new(align_left(&device.name, width), Style::Head)];
     let uuid = device.uuid.as_deref().map_or(String::new(), |uuid| format!(", uuid {}", sanitize(uuid)));
@@ -408,7 +409,7 @@ mod tests {
         assert_eq!(last(vec![path(true), path(true)]), ("2/2".into(), Style::Good));
     }
 
-    /// Whatever the size, no line is wider than the screen, and nothing of a name is a command.
+    /// No line is wider than the screen, and no name contains a terminal command, at any size.
     #[test]
     fn any_size() {
         let rates = some();

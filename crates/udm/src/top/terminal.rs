@@ -1,7 +1,7 @@
 //! The terminal: its modes, its size, its keys.
 //!
-//! Contract: it is as it was before, however the program ends: by its end, by a panic, by a signal
-//! that can be heard. Only what has changed is written.
+//! Contract: the terminal is restored at any end of the program: normal, by a panic, or by a signal
+//! that can be caught. Only changed lines are written.
 
 use super::text::Line;
 use super::view::Key;
@@ -10,32 +10,32 @@ use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize,
 use std::io::{Write, stdin, stdout};
 use std::sync::{Mutex, PoisonError};
 
-/// The modes that it had, while it has others.
+/// The original modes, while the terminal has others.
 static BEFORE: Mutex<Option<Termios>> = Mutex::new(None);
 
-/// A screen of its own without a cursor; and back.
+/// Switches to the alternate screen without a cursor, and back.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[2J";
 const LEAVE: &str = "\x1b[0m\x1b[?25h\x1b[?1049l";
 
-/// The terminal, while the program has all of it.
+/// The terminal, while the program uses all of it.
 pub struct Terminal {
     colour: bool,
     shown: Vec<String>,
 }
 
-/// Columns and lines of standard output, where that is a terminal.
+/// Columns and lines of standard output; `None` if it is no terminal.
 pub fn size() -> Option<(usize, usize)> {
     let size = tcgetwinsize(stdout()).ok()?;
     (size.ws_col > 0).then(|| (size.ws_col.into(), size.ws_row.into()))
 }
 
 fn write(text: &str) {
-    // A terminal that has gone says so by a signal.
+    // Errors are ignored: a closed terminal sends SIGHUP.
     let mut out = stdout().lock();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
 
-/// Gives the terminal back, if it is taken.
+/// Restores the terminal if it is in use.
 fn restore() {
     let before = BEFORE.lock().unwrap_or_else(PoisonError::into_inner).take();
     if let Some(before) = before {
@@ -45,10 +45,10 @@ fn restore() {
 }
 
 impl Terminal {
-    /// Takes the terminal.
+    /// Takes control of the terminal.
     ///
     /// # Errors
-    /// When standard input or output is none.
+    /// Standard input or standard output is no terminal.
     pub fn enter() -> Result<Terminal> {
         if !isatty(stdin()) || !isatty(stdout()) {
             bail!("top: standard input and output are no terminal: --once or --json are for scripts");
@@ -64,7 +64,7 @@ impl Terminal {
         Ok(terminal)
     }
 
-    /// Takes it again, behind [`Terminal::give_back`].
+    /// Takes control again after [`Terminal::give_back`].
     pub fn take(&mut self) -> Result<()> {
         let before = tcgetattr(stdin()).context("top: the terminal's modes")?;
         let mut raw = before.clone();
@@ -75,12 +75,13 @@ impl Terminal {
         Ok(())
     }
 
-    /// Gives it back for a while.
+    /// Restores the terminal for a while.
     pub fn give_back(&mut self) {
         restore();
     }
 
-    /// Everything is written anew next time: its size is another.
+    /// Clears the screen, so that the next update draws all lines, for example after a change of
+    /// size.
     pub fn clear(&mut self) {
         self.shown.clear();
         write(ENTER);
@@ -112,7 +113,7 @@ impl Drop for Terminal {
     }
 }
 
-/// What was typed.
+/// An input of the user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TypedInput {
     /// A key.
@@ -121,7 +122,7 @@ pub enum TypedInput {
     Stop,
 }
 
-/// What some bytes of a terminal mean; what is not known is passed over.
+/// Parses input bytes of a terminal; unknown sequences are ignored.
 pub fn parse_keys(bytes: &[u8]) -> Vec<TypedInput> {
     let mut parse_keys = Vec::new();
     let mut rest = bytes;

@@ -1,55 +1,56 @@
-//! Text in columns of a terminal, whatever stands in it.
+//! Text in columns of a terminal, safe for any content.
 //!
-//! Contract: nothing that comes from a name reaches the terminal as a command, and none makes its
-//! column wider or turns the line round.
+//! Contract: no text from a name reaches the terminal as a command, widens its column, or changes
+//! the direction of the line.
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-/// How a piece of text looks.
+/// The style of a piece of text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Style {
-    /// As it is.
+    /// Normal text.
     #[default]
     Plain,
-    /// What matters less.
+    /// Less important text.
     Dim,
-    /// What stands above.
+    /// A heading.
     Head,
-    /// What is well.
+    /// A good state.
     Good,
-    /// What should be looked at.
+    /// A state that needs attention.
     Warn,
-    /// What is broken.
+    /// An error.
     Bad,
 }
 
 /// A line of the screen.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Line {
-    /// Its pieces.
+    /// Pieces of text with their styles.
     pub pieces: Vec<(String, Style)>,
-    /// It is the one that is chosen.
+    /// The line is selected.
     pub chosen: bool,
 }
 
 impl Line {
-    /// One piece.
+    /// A line of one piece.
     pub fn new(text: impl Into<String>, style: Style) -> Line {
         Line { pieces: vec![(text.into(), style)], chosen: false }
     }
 
-    /// Another piece behind.
+    /// Appends a piece.
     pub fn push(&mut self, text: impl Into<String>, style: Style) {
         self.pieces.push((text.into(), style));
     }
 
-    /// As plain text, without what is empty at its end.
+    /// The plain text without trailing blanks.
     pub fn text(&self) -> String {
         let text: String = self.pieces.iter().map(|(text, _)| text.as_str()).collect();
         text.trim_end().to_owned()
     }
 
-    /// For a terminal of `width` columns; without `colour` only what is bold, dim or turned round.
+    /// The line for a terminal of `width` columns; without `colour` only bold, dim and reverse are
+    /// used.
     pub fn ansi(&self, width: usize, colour: bool) -> String {
         let mut out = String::from(if self.chosen { "\x1b[7m" } else { "" });
         let mut align_left = width;
@@ -80,7 +81,7 @@ impl Line {
     }
 }
 
-/// True for what is a command to a terminal, is not seen, or changes the direction of a line.
+/// True for control characters, invisible characters, and those that change the direction of text.
 fn is_unsafe_char(c: char) -> bool {
     c.is_control()
         || matches!(c,
@@ -88,12 +89,12 @@ fn is_unsafe_char(c: char) -> bool {
             | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e0fff}')
 }
 
-/// `text` with a mark in the place of what is odd.
+/// Replaces unsafe characters in `text` by U+FFFD.
 pub fn sanitize(text: &str) -> String {
     text.chars().map(|c| if is_unsafe_char(c) { '\u{fffd}' } else { c }).collect()
 }
 
-/// As much of `text` as fits into `width` columns.
+/// The longest prefix of `text` that fits into `width` columns.
 fn cut(text: &str, width: usize) -> String {
     let mut used = 0;
     let fits = |c: &char| {
@@ -103,7 +104,7 @@ fn cut(text: &str, width: usize) -> String {
     text.chars().take_while(fits).collect()
 }
 
-/// The end of `text`, cleaned, in at most `width` columns, with a mark where its beginning is cut.
+/// The sanitized end of `text` in at most `width` columns; a mark shows that the beginning is cut.
 pub fn tail(text: &str, width: usize) -> String {
     let text = sanitize(text);
     if text.width() <= width {
@@ -114,7 +115,7 @@ pub fn tail(text: &str, width: usize) -> String {
     format!("…{end}")
 }
 
-/// `text`, cleaned, in a column of `width`: cut with a mark where it is longer.
+/// The sanitized `text`, left-aligned in `width` columns; a mark shows that the end is cut.
 pub fn align_left(text: &str, width: usize) -> String {
     let text = sanitize(text);
     let mut out = if text.width() > width {
@@ -129,26 +130,26 @@ pub fn align_left(text: &str, width: usize) -> String {
     out
 }
 
-/// The same at the right end of its column.
+/// The same as [`align_left`], but right-aligned.
 pub fn align_right(text: &str, width: usize) -> String {
     let out = align_left(text, width);
     let text = out.trim_end();
     format!("{}{text}", " ".repeat(width.saturating_sub(text.width())))
 }
 
-/// A number in five columns: `0`, `7.2`, `120`, `12.3k`, `1.2M`.
+/// A number in at most five columns: `0`, `7.2`, `120`, `12.3k`, `1.2M`.
 pub fn count(n: f64) -> String {
     scaled(n, 1000.0, ["", "k", "M", "G", "T", "P", "E"])
 }
 
-/// Bytes in five columns, in powers of 1024.
+/// Bytes in at most five columns, in powers of 1024.
 pub fn bytes(n: f64) -> String {
     scaled(n, 1024.0, ["", "K", "M", "G", "T", "P", "E"])
 }
 
 fn scaled(n: f64, step: f64, units: [&str; 7]) -> String {
     let (mut n, mut unit) = (n.max(0.0), 0);
-    // What would be rounded up to four figures has the next unit.
+    // A number that would round to four digits gets the next unit.
     while n >= 999.5 && unit + 1 < units.len() {
         n /= step;
         unit += 1;
@@ -169,7 +170,7 @@ pub fn time(ns: u64) -> String {
     format!("{n:.figures$}{unit}")
 }
 
-/// How long something has lasted: `12s`, `3m04s`, `5h06m`, `7d08h`.
+/// A duration: `12s`, `3m04s`, `5h06m`, `7d08h`.
 pub fn since(ns: u64) -> String {
     let seconds = ns / 1_000_000_000;
     match seconds {
@@ -225,7 +226,7 @@ mod tests {
             let line = Line::new(align_left(bad, 10), Style::Bad).ansi(80, false);
             assert_eq!(line.matches('\x1b').count(), 2, "{line:?}");
         }
-        // Wide characters, and those that belong to the one before.
+        // Wide characters and combining characters.
         for (text, wanted) in
             [("日本語日本語", "日本語日… "), ("e\u{301}\u{301}xyz", "e\u{301}\u{301}xyz      ")]
         {

@@ -1,6 +1,6 @@
-//! What of the devices is shown: in which order, which of them unfolded, which one alone.
+//! The state of the list: order, filter, unfolded devices, and the device on the detail page.
 //!
-//! Pure: keys and rates in, rows out.
+//! Pure functions of keys and rates.
 
 use super::rates::{DeviceRates, PathRates, Rates};
 use std::cmp::Ordering;
@@ -11,63 +11,63 @@ use std::collections::HashSet;
 pub enum Key {
     /// A character.
     Char(char),
-    /// Up by a row, or by a page.
+    /// Up by one row.
     Up,
-    /// Down.
+    /// Down by one row.
     Down,
-    /// Up by a page.
+    /// Up by one page.
     PageUp,
-    /// Down by a page.
+    /// Down by one page.
     PageDown,
     /// To the first row.
     Home,
-    /// To the last.
+    /// To the last row.
     End,
-    /// Unfold.
+    /// Unfold the paths of a device.
     Right,
-    /// Fold.
+    /// Fold the paths of a device, or leave its page.
     Left,
-    /// Show one device alone.
+    /// Show only one device.
     Enter,
-    /// Back.
+    /// Leave the page of a device.
     Escape,
 }
 
-/// What a key asks for that is not the view's own.
+/// The action for the caller after a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeyAction {
-    /// Nothing but to show it.
+    /// Draw the screen.
     Show,
-    /// The end.
+    /// End the program.
     Quit,
-    /// Look more often.
+    /// Halve the update interval.
     Faster,
-    /// Look less often.
+    /// Double the update interval.
     Slower,
 }
 
-/// By what devices are sorted.
+/// The sort key of devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SortOrder {
-    /// Their numbers, which are the order in which they were made.
+    /// The device number, which is the order of creation.
     #[default]
     Number,
-    /// Their names.
+    /// The name.
     Name,
-    /// Requests in a second.
+    /// Requests per second.
     Requests,
-    /// Bytes in a second.
+    /// Bytes per second.
     Bytes,
-    /// The time that 99 of a hundred requests stay below.
+    /// The 99 % latency.
     Latency,
-    /// Requests that they have.
+    /// Requests in flight.
     InFlight,
-    /// Requests that failed.
+    /// Failed requests.
     Errors,
 }
 
 impl SortOrder {
-    /// Each with the key that chooses it and what the screen calls it.
+    /// All orders, with their keys and their names on the screen.
     pub const ALL: [(char, SortOrder, &'static str); 7] = [
         ('o', SortOrder::Number, "number"),
         ('n', SortOrder::Name, "name"),
@@ -78,12 +78,12 @@ impl SortOrder {
         ('e', SortOrder::Errors, "errors"),
     ];
 
-    /// What the screen calls it.
+    /// The name on the screen.
     pub fn text(self) -> &'static str {
         SortOrder::ALL.iter().find(|(_, order, _)| *order == self).map_or("", |(.., text)| text)
     }
 
-    /// The most first; names from A.
+    /// Highest value first; names in ascending order.
     fn compare(self, a: &DeviceRates, b: &DeviceRates) -> Ordering {
         let most = |of: &dyn Fn(&DeviceRates) -> f64| of(b).total_cmp(&of(a));
         match self {
@@ -106,12 +106,12 @@ impl SortOrder {
 pub enum ListRow<'a> {
     /// A device.
     Device(&'a DeviceRates),
-    /// A path of the device above it.
+    /// A path of the device, with its index.
     Path(&'a DeviceRates, usize, &'a PathRates),
 }
 
 impl<'a> ListRow<'a> {
-    /// Whose it is.
+    /// The device of the row.
     pub fn device(self) -> &'a DeviceRates {
         match self {
             ListRow::Device(device) | ListRow::Path(device, ..) => device,
@@ -126,23 +126,25 @@ impl<'a> ListRow<'a> {
     }
 }
 
-/// See the module.
+/// The state of the list, which keys change.
 #[derive(Debug, Clone, Default)]
 pub struct ListView {
-    /// By what devices are sorted.
+    /// The sort key of devices.
     pub order: SortOrder,
-    /// The other way round.
+    /// The order is reversed.
     pub reversed: bool,
-    /// Devices that do nothing are left out.
+    /// Idle devices are hidden.
     pub busy_only: bool,
-    /// The keys are shown.
+    /// The help page with the keys is shown.
     pub help: bool,
-    /// The number of the device that is shown alone.
+    /// The number of the device whose page is shown.
     pub alone: Option<String>,
-    /// Paths are shown, but those of `folded`; or the other way round.
+    /// Paths are shown, except for the devices in `folded`. If false, only those devices show
+    /// paths.
     unfold: bool,
     folded: HashSet<String>,
-    /// The row that was chosen, and where it was.
+    /// The selected row: the number of its device and the index of its path. `at` is its last
+    /// position.
     chosen: Option<(String, Option<usize>)>,
     at: usize,
     /// The first row on the screen.
@@ -150,12 +152,12 @@ pub struct ListView {
 }
 
 impl ListView {
-    /// The paths of the device `number` are shown.
+    /// True if the paths of the device `number` are shown.
     pub fn is_unfolded(&self, number: &str) -> bool {
         self.unfold != self.folded.contains(number)
     }
 
-    /// All rows, in their order.
+    /// All rows, in order.
     pub fn rows<'a>(&self, rates: &'a Rates) -> Vec<ListRow<'a>> {
         let is_busy = |one: &&DeviceRates| {
             !self.busy_only || one.in_flight > 0 || one.flow.is_some_and(|flow| flow.requests > 0.0)
@@ -177,14 +179,15 @@ impl ListView {
         rows
     }
 
-    /// The row that is chosen: the same as before, wherever it is now; of one that is gone, what
-    /// has taken its place.
+    /// The position of the selected row. If that row no longer exists, the row at its last position
+    /// is selected.
     pub fn chosen(&self, rows: &[ListRow<'_>]) -> usize {
         let same = self.chosen.as_ref().and_then(|chosen| rows.iter().position(|row| row.place() == *chosen));
         same.unwrap_or(self.at).min(rows.len().saturating_sub(1))
     }
 
-    /// The rows that fit into `height`, the chosen one among them: the place of the first.
+    /// Scrolls so that the selected row is visible in `height` rows; returns the position of the
+    /// first row.
     pub fn scroll(&mut self, rows: &[ListRow<'_>], height: usize) -> usize {
         let chosen = self.chosen(rows);
         self.at = chosen;
@@ -198,7 +201,7 @@ impl ListView {
         self.chosen = rows.get(self.at).map(|row| row.place());
     }
 
-    /// A key was pressed, while `page` rows are on the screen.
+    /// Handles a key; `page` is the number of rows on the screen.
     pub fn press(&mut self, key: Key, rates: &Rates, page: usize) -> KeyAction {
         if std::mem::take(&mut self.help) && key != Key::Char('q') {
             return KeyAction::Show;
@@ -309,7 +312,7 @@ mod tests {
         assert_eq!(names(&view, &rates), "bca");
         keys(&mut view, &rates, " ");
         assert_eq!(names(&view, &rates), "b01ca");
-        // From a path the device is folded, and is what is chosen then.
+        // On a path, Left folds its device and selects it.
         keys(&mut view, &rates, "jj");
         view.press(Key::Left, &rates, 10);
         assert_eq!((names(&view, &rates).as_str(), view.chosen(&view.rows(&rates))), ("bca", 0));
@@ -336,7 +339,7 @@ mod tests {
             rows.get(view.chosen(&rows)).map(|row| row.device().name.clone())
         };
         assert_eq!(chosen(&view, &rates), Some("c".into()), "wherever it is");
-        // It is renamed; then it is gone, and the row has another.
+        // The device is renamed. Then it is removed, and the next row is selected.
         rates.devices[1].name = "0".into();
         assert_eq!(chosen(&view, &rates), Some("0".into()));
         let rows = view.rows(&rates);

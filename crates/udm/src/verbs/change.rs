@@ -1,4 +1,4 @@
-//! Verbs that change something.
+//! Verbs that change a device.
 
 use super::explain;
 use crate::cli::{
@@ -13,7 +13,7 @@ use udm_control::client::{ClientError, ControlClient, device_path};
 use udm_control::http::api;
 use udm_control::verbs::TABLE_MAX;
 
-/// The table of a verb: given, in a file, or on standard input.
+/// The table of a verb: from the command line, a file or standard input.
 fn table_text(table: Option<&str>, file: Option<&Path>) -> Result<String> {
     match (table, file) {
         (Some(table), _) => Ok(table.into()),
@@ -22,22 +22,23 @@ fn table_text(table: Option<&str>, file: Option<&Path>) -> Result<String> {
     }
 }
 
-/// The folder from which relative paths count: ours. A server refuses them when we can't say.
+/// The current folder, for relative paths in tables. `None` if it is not known or not UTF-8; the
+/// server then refuses relative paths.
 pub fn folder() -> Option<String> {
     std::env::current_dir().ok()?.into_os_string().into_string().ok()
 }
 
-/// The table in `file`.
+/// Reads the table in `file`.
 pub fn read_table(file: &Path) -> Result<String> {
     let name = file.display().to_string();
     let open = std::fs::File::open(file).with_context(|| name.clone())?;
     read_bounded(open, &name)
 }
 
-/// A table that is read from elsewhere; `name` says from where in errors.
+/// Reads a table; `name` is the source for error texts.
 ///
 /// # Errors
-/// What can't be read, is no text, or is too long.
+/// The table cannot be read, is not UTF-8, or is longer than `TABLE_MAX` bytes.
 pub fn read_bounded(from: impl Read, name: &str) -> Result<String> {
     let mut text = String::new();
     from.take(TABLE_MAX as u64 + 1).read_to_string(&mut text).with_context(|| format!("{name}: table"))?;
@@ -47,7 +48,7 @@ pub fn read_bounded(from: impl Read, name: &str) -> Result<String> {
     Ok(text)
 }
 
-/// Makes devices in concise form, one after the other, until one fails.
+/// Creates devices in concise form one after the other; stops at the first failure.
 fn create_concise(args: &CreateArgs) -> Result<()> {
     let text = table_text(args.name.as_deref(), None)?;
     let client = args.talk.client()?;
@@ -87,7 +88,7 @@ pub fn load(args: &LoadArgs) -> Result<()> {
     done.map_err(|e| explain(e, Some(&body.table)))
 }
 
-/// Does `verb` to each device in turn; the first failure ends it.
+/// Applies `verb` to each device in turn; stops at the first failure.
 fn each(
     talk: &ServerArgs,
     names: &[String],

@@ -1,4 +1,4 @@
-//! `udm events`: changes of state, a line each.
+//! `udm events`: events of a server, one per line.
 
 use super::explain;
 use crate::cli::EventsArgs;
@@ -7,7 +7,7 @@ use anyhow::Result;
 use std::ops::ControlFlow;
 use udm_control::http::api::Event;
 
-/// Prints what changes until there is enough, or nobody reads it.
+/// Prints events until their number reaches `--count` or nobody reads the output.
 pub fn listen(args: &EventsArgs) -> Result<()> {
     let client = args.talk.client()?;
     let mut left = args.count;
@@ -42,7 +42,7 @@ fn print(args: &EventsArgs, event: &Event) -> Result<()> {
     say(&format!("{} {device}{}\n", time(event.time_ms), event.line))
 }
 
-/// UTC, as logs have it: `2026-11-21T18:33:57.123Z`.
+/// Formats a time in UTC: `2026-11-21T18:33:57.123Z`.
 fn time(ms: u64) -> String {
     let (days, of_day) = (ms / 86_400_000, ms % 86_400_000);
     let (year, month, day) = date(days);
@@ -51,8 +51,8 @@ fn time(ms: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{ms:03}Z")
 }
 
-/// The date so many days after 1 January 1970. Years begin in March here, so that the odd day is
-/// their last; 400 of them have 146,097 days.
+/// The date that is `days` days after 1 January 1970. The computation lets years begin in March, so
+/// that a leap day is the last day of a year; 400 years have 146,097 days.
 fn date(days: u64) -> (u64, u64, u64) {
     let days = days + 719_468;
     let (era, of_era) = (days / 146_097, days % 146_097);

@@ -1,4 +1,4 @@
-//! Man pages and completions, from the same tree as the help; pages of what is no verb are docs/.
+//! Man pages and completions, generated from the clap tree and from pages of docs/.
 
 use super::manual::PAGES;
 use crate::cli::{Cli, GenerateArgs, GenerateKind};

@@ -1,11 +1,12 @@
-//! Man pages of what is no verb: the documentation of it, as roff.
+//! Man pages that describe no verb, converted from docs/ to roff.
 //!
-//! Contract: all that docs/ says there is on the page. Of Markdown it knows what these pages use:
-//! headings, paragraphs, lists, tables, blocks of code, code, bold and links in a line.
+//! Contract: a man page has the whole text of its page in docs/. The converter knows only the
+//! Markdown that these pages use: headings, paragraphs, lists, tables, code blocks, and code, bold
+//! and links inside a line.
 
 use clap_mangen::roff::{Inline, Roff, bold, roman};
 
-/// A page.
+/// A man page.
 pub struct ManPage {
     name: &'static str,
     section: &'static str,
@@ -14,12 +15,12 @@ pub struct ManPage {
     see: &'static str,
 }
 
-/// All of them.
+/// All pages.
 pub const PAGES: [ManPage; 2] = [
     ManPage {
         name: "udm.toml",
         section: "5",
-        about: "what udm serve is to be, and which devices it has",
+        about: "configuration of udm serve and its devices",
         text: include_str!("../../../../docs/config.md"),
         see: "udm-serve(1), udm-reconfigure(1), systemd.service(5)",
     },
@@ -33,12 +34,12 @@ pub const PAGES: [ManPage; 2] = [
 ];
 
 impl ManPage {
-    /// What its file is called.
+    /// The file name of the page.
     pub fn file(&self) -> String {
         format!("{}.{}", self.name, self.section)
     }
 
-    /// Its roff.
+    /// The roff text of the page.
     pub fn roff(&self) -> String {
         let mut roff = Roff::new();
         let version = concat!("udm ", env!("CARGO_PKG_VERSION"));
@@ -58,7 +59,7 @@ impl ManPage {
             } else if let Some(point) = line.strip_prefix("* ") {
                 roff.control("IP", ["*", "2"]).text(parse_inlines(point));
             } else if line.starts_with('|') {
-                // What has a line under it is the heading.
+                // The row above a separator is the heading, and is skipped.
                 if lines.next_if(|next| next.starts_with("|---")).is_none() {
                     row(line, &mut roff);
                 }
@@ -73,7 +74,7 @@ impl ManPage {
     }
 }
 
-/// A row of a table: what stands first, and further in what is said of it.
+/// A row of a table: the first cell as a tag, the others indented below it.
 fn row(line: &str, roff: &mut Roff) {
     let line = line.trim_matches('|').replace("\\|", "\u{1}");
     let mut cells = line.split('|').map(|cell| cell.trim().replace('\u{1}', "|"));
@@ -83,7 +84,7 @@ fn row(line: &str, roff: &mut Roff) {
     });
 }
 
-/// Code and what is bold are bold; a link is its text.
+/// Code and bold text become bold; a link becomes its text.
 fn parse_inlines(text: &str) -> Vec<Inline> {
     let mut out = Vec::new();
     for (nth, part) in text.split('`').enumerate() {

@@ -26,7 +26,7 @@ use udm_control::StateFolder;
 use udm_control::client::{ClientError, ControlClient};
 use udm_control::error::TextPosition;
 
-/// Runs one of the verbs that speak to a server, or need none at all.
+/// Runs a verb that talks to a server or only writes files.
 pub fn run(verb: &Verb) -> Result<()> {
     match verb {
         Verb::Create(args) => change::create(args),
@@ -68,15 +68,14 @@ pub fn run(verb: &Verb) -> Result<()> {
 }
 
 impl ServerArgs {
-    /// A client of the server that is meant.
+    /// A client of the server that the arguments name.
     pub fn client(&self) -> Result<ControlClient> {
         Ok(ControlClient::new(socket_path(self.socket.clone())?))
     }
 }
 
 impl StateArgs {
-    /// What outlives a server: in the folder that was given, `$UDM_STATE`, or the user's place for
-    /// it.
+    /// Opens the state folder: the given one, `$UDM_STATE`, or the default of the user.
     pub fn open(&self) -> Result<Arc<StateFolder>> {
         let given = self.folder.clone().or_else(|| env_path("UDM_STATE"));
         let path = given.or_else(|| match rustix::process::geteuid().is_root() {
@@ -92,12 +91,12 @@ impl StateArgs {
     }
 }
 
-/// A path in the environment.
+/// A path in an environment variable; `None` if it is unset or empty.
 fn env_path(variable: &str) -> Option<PathBuf> {
     std::env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
-/// Where the control socket is: as given, `$UDM_SOCKET`, or the user's place for it.
+/// The path of the control socket: as given, `$UDM_SOCKET`, or the default of the user.
 pub fn socket_path(given: Option<PathBuf>) -> Result<PathBuf> {
     if let Some(path) = given.or_else(|| env_path("UDM_SOCKET")) {
         return Ok(path);
@@ -110,7 +109,7 @@ pub fn socket_path(given: Option<PathBuf>) -> Result<PathBuf> {
     Ok(folder.join("udm/udm.sock"))
 }
 
-/// What the server refused, with the table's line when a table is to blame.
+/// Converts an error of the client. If a table is at fault, the text shows its line.
 pub fn explain(error: ClientError, table: Option<&str>) -> anyhow::Error {
     let refused = match &error {
         ClientError::Refused(refused) => refused,

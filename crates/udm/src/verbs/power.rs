@@ -1,4 +1,4 @@
-//! The power of disks: `udm power`, and how people read it.
+//! `udm power`: shows or switches the power of disks.
 
 use super::explain;
 use crate::cli::{PowerArgs, PowerSwitch};
@@ -8,7 +8,7 @@ use std::fmt::Write;
 use udm_control::client::device_path;
 use udm_control::http::api;
 
-/// `udm power`.
+/// Runs `udm power`.
 pub fn power(args: &PowerArgs) -> Result<()> {
     let client = args.talk.client()?;
     let device = match args.switch {
@@ -35,7 +35,7 @@ pub fn power(args: &PowerArgs) -> Result<()> {
     say(&out)
 }
 
-/// The line of one disk.
+/// Prints the power state of one disk.
 pub fn power_line(power: &api::Power, out: &mut String) {
     let api::Power { number, uri, on } = power;
     // Writing to a String can't fail.

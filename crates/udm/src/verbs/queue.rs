@@ -1,4 +1,4 @@
-//! The queues in front of disks: `udm queue`, and how people read them.
+//! `udm queue`: shows or changes the request queues in front of disks.
 
 use super::explain;
 use crate::cli::QueueArgs;
@@ -9,7 +9,7 @@ use std::fmt::Write;
 use udm_control::client::device_path;
 use udm_control::http::api;
 
-/// `udm queue`.
+/// Runs `udm queue`.
 pub fn queue(args: &QueueArgs) -> Result<()> {
     let client = args.talk.client()?;
     let mut settings = BTreeMap::new();
@@ -44,7 +44,7 @@ pub fn queue(args: &QueueArgs) -> Result<()> {
     say(&out)
 }
 
-/// The lines of one queue: what it is in front of, what it does, and a line a hardware queue.
+/// Prints one queue: its disk, its settings, and one line per hardware queue.
 pub fn queue_lines(queue: &api::Queue, out: &mut String) {
     let api::Queue { number, uri, scheduler, settings, hw_queues } = queue;
     // Writing to a String can't fail.

@@ -1,4 +1,4 @@
-//! `udm reconfigure`: the server reads its file again.
+//! `udm reconfigure`: makes the server read its file again.
 
 use crate::cli::ReconfigureArgs;
 use crate::log;
@@ -22,7 +22,7 @@ pub fn run(args: &ReconfigureArgs) -> Result<()> {
     bail!("reconfigure: {} of {} changes could not be made", refused.len(), done.changes.len())
 }
 
-/// What was done, a line each, and what could not be.
+/// One line per change that was made, and one per change that failed.
 pub fn result_lines(done: &Reconfigured) -> (Vec<String>, Vec<String>) {
     let (mut made, mut refused) = (Vec::new(), Vec::new());
     for change in &done.changes {

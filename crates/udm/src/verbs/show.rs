@@ -1,4 +1,4 @@
-//! Verbs that print something, as dmsetup prints it.
+//! Verbs that print the state of devices in dmsetup's format.
 
 use super::explain;
 use super::power::power_line;
@@ -14,17 +14,17 @@ use udm_control::client::{ClientError, ControlClient, device_path};
 use udm_control::http::api;
 use udm_core::errno::ETIMEDOUT;
 
-/// What dmsetup says when there is nothing.
+/// dmsetup's text if there are no devices.
 pub(super) const NONE: &str = "No devices found\n";
 
 pub(super) fn get<T: serde::de::DeserializeOwned>(client: &ControlClient, target: &str) -> Result<T> {
     client.get(target).map_err(|e| explain(e, None))
 }
 
-/// All devices, by number.
+/// All devices, in the order of their numbers.
 ///
 /// # Errors
-/// When the server does not answer.
+/// The server does not answer.
 pub fn all_devices(client: &ControlClient) -> Result<Vec<api::Device>, ClientError> {
     Ok(client.get::<api::DeviceList>("/v1/devices")?.devices)
 }
@@ -32,7 +32,7 @@ pub fn all_devices(client: &ControlClient) -> Result<Vec<api::Device>, ClientErr
 /// The live tables of all devices.
 ///
 /// # Errors
-/// When the server does not answer.
+/// The server does not answer.
 pub fn all_tables(client: &ControlClient) -> Result<Vec<api::Table>, ClientError> {
     Ok(client.get::<api::TableList>("/v1/tables")?.tables)
 }
@@ -41,8 +41,8 @@ pub(super) fn list(client: &ControlClient) -> Result<Vec<api::Device>> {
     all_devices(client).map_err(|e| explain(e, None))
 }
 
-/// The text of `dmsetup table` and `dmsetup status`: a device without a table has one empty line.
-/// With a name, it stands before each.
+/// The lines of `dmsetup table` and `dmsetup status`. A device without a table has one empty line.
+/// With a name, each line begins with it.
 pub fn table_lines(name: Option<&str>, lines: &[api::Line], out: &mut String) {
     let prefix = name.map(|name| format!("{name}: ")).unwrap_or_default();
     if lines.is_empty() {
@@ -56,12 +56,12 @@ pub fn table_lines(name: Option<&str>, lines: &[api::Line], out: &mut String) {
     }
 }
 
-/// Which of two tables is asked for.
+/// The query for the active or the inactive table.
 const fn slot(inactive: bool) -> &'static str {
     if inactive { "?inactive=1" } else { "" }
 }
 
-/// The tables of the devices that are named; without names all, in one answer.
+/// The tables of the named devices, or of all devices in one request.
 pub(super) fn tables(client: &ControlClient, names: &[String], inactive: bool) -> Result<Vec<api::Table>> {
     let slot = slot(inactive);
     match names {
@@ -70,7 +70,7 @@ pub(super) fn tables(client: &ControlClient, names: &[String], inactive: bool) -
     }
 }
 
-/// The same of their status.
+/// The status of the named devices, or of all devices in one request.
 fn statuses(client: &ControlClient, names: &[String], inactive: bool) -> Result<Vec<api::Status>> {
     let slot = slot(inactive);
     match names {
@@ -114,7 +114,7 @@ pub fn table(args: &TableArgs) -> Result<()> {
     show(&args.show, tables, |table| (&table.name, &mut table.lines))
 }
 
-/// The devices that are named, or all of them.
+/// The named devices, or all devices.
 fn find_devices(client: &ControlClient, names: &[String]) -> Result<Vec<api::Device>> {
     match names {
         [] => list(client),
@@ -162,7 +162,7 @@ pub fn info(args: &InfoArgs) -> Result<()> {
     for device in &devices {
         describe(device, &mut out);
         if !device.queues.is_empty() || !device.power.is_empty() {
-            // Within its block, in front of the empty line.
+            // The lines of queues belong before the empty line at the end of the block.
             out.pop();
             device.queues.iter().for_each(|queue| queue_lines(queue, &mut out));
             device.power.iter().for_each(|power| power_line(power, &mut out));
@@ -198,12 +198,13 @@ fn columns(client: &ControlClient, names: &[String], args: &ColumnArgs) -> Resul
     }
 }
 
-/// What dmsetup says in several lines.
+/// Joins the lines of a message of dmsetup.
 fn one_line(text: &str) -> String {
     text.replace('\n', ": ")
 }
 
-/// A server lets nobody wait for ever, so it is asked again and again.
+/// Waits for an event of a device. The server limits the time of a request, so the request is
+/// repeated.
 pub fn wait(args: &WaitArgs) -> Result<()> {
     let (client, begun) = (args.talk.client()?, Instant::now());
     let device = loop {
@@ -228,8 +229,8 @@ pub fn wait(args: &WaitArgs) -> Result<()> {
     say(&out)
 }
 
-/// One device as `dmsetup info` prints it, with its empty line. "Read Ahead" is left out: there is
-/// none.
+/// One device as `dmsetup info` prints it, with the empty line at the end. "Read Ahead" is omitted:
+/// udm has none.
 pub fn describe(device: &api::Device, out: &mut String) {
     let mut state = device.state.to_ascii_uppercase();
     if device.read_only {
@@ -292,8 +293,7 @@ pub fn exports(args: &ListArgs) -> Result<()> {
     say(if exports.is_empty() { "No exports found\n" } else { &out })
 }
 
-/// The server's versions; where none is named and none runs, our own, which are those of a server
-/// that we would start.
+/// The versions of the server. If no socket is given and no server runs, those of this program.
 fn versions(args: &ListArgs) -> Result<api::Version> {
     match args.talk.client()?.get("/v1/version") {
         Err(ClientError::Unreachable { .. }) if args.talk.socket.is_none() => {
@@ -312,7 +312,7 @@ pub fn targets(args: &ListArgs) -> Result<()> {
 }
 
 pub fn version(args: &ListArgs) -> Result<()> {
-    // As dmsetup: the library is this program, the driver is the server.
+    // As with dmsetup, the library is this program and the driver is the server.
     let version = versions(args)?;
     if args.print.json {
         return say_json(&version);

@@ -1,4 +1,4 @@
-//! What lies on what: `udm deps` and `ls --tree`, as dmsetup prints them.
+//! Dependencies of devices: `udm deps` and `udm ls --tree`, in dmsetup's format.
 
 use super::explain;
 use super::show::{NONE, all_tables, list, tables};
@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 use udm_control::client::{ClientError, ControlClient};
 use udm_control::http::api;
 
-/// How what a table lies on is named.
+/// The text for a device below a table.
 pub fn dependency_name(below: &api::Below, how: DepName) -> String {
     match how {
         DepName::Devno => below.number.replace(':', ", "),
@@ -30,37 +30,37 @@ pub fn deps(args: &DepsArgs) -> Result<()> {
     say(if tables.is_empty() { NONE } else { &out })
 }
 
-/// The line of `dmsetup deps` about a table.
+/// The line of `dmsetup deps` for a table.
 pub fn deps_line(table: &api::Table, prefix: bool, how: impl Fn(&api::Below) -> String) -> String {
     let prefix = if prefix { format!("{}: ", table.name) } else { String::new() };
     let below: String = table.devices.iter().map(|below| format!(" ({})", how(below))).collect();
     format!("{prefix}{} dependencies\t:{below}\n", table.devices.len())
 }
 
-/// How deep a tree is shown: tables that change while they are asked for may seem to lie in a
-/// circle.
+/// Maximum depth of a printed tree. Tables that change between the requests may seem to form a
+/// cycle.
 const DEPTH_MAX: usize = 100;
 
-/// The lines of a tree.
+/// The line drawing texts of a tree.
 #[derive(Debug, Clone, Copy)]
 pub struct TreeGlyphs {
     more: &'static str,
     last: &'static str,
     down: &'static str,
-    /// To an only one, and to the first of several, on one line.
+    /// Texts of the compact form: to an only child, and to the first of several children.
     only: &'static str,
     first: &'static str,
 }
 
 impl TreeGlyphs {
-    /// In UTF-8.
+    /// Glyphs in UTF-8.
     pub const UTF8: TreeGlyphs =
         TreeGlyphs { more: "├─", last: "└─", down: "│ ", only: "───", first: "─┬─" };
-    /// In ASCII.
+    /// Glyphs in ASCII.
     pub const ASCII: TreeGlyphs =
         TreeGlyphs { more: "|-", last: "`-", down: "| ", only: "---", first: "-+-" };
 
-    /// As the locale has it, of which the first variable that is set counts.
+    /// The glyphs for the locale: that of the first variable that is set.
     pub fn of_locale() -> TreeGlyphs {
         let set = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
         let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(set).unwrap_or_default();
@@ -73,16 +73,16 @@ impl TreeGlyphs {
     }
 }
 
-/// How a tree is shown, and what of each device.
+/// The shape of a tree, and the fields that it shows of each device.
 #[derive(Debug, Clone, Copy)]
 pub struct TreeStyle {
     pub lines: TreeGlyphs,
-    /// What lies on nothing is on the left.
+    /// The devices without dependencies are the roots.
     pub inverted: bool,
-    /// What fits on one line is on one line.
+    /// The first child is on the line of its parent.
     pub compact: bool,
-    /// The number, the name of the node, the state, whether it can be written to, who has it open,
-    /// the uuid.
+    /// Fields to show: the device number, the kernel's node name, the state, read-only or
+    /// read-write, the open count, the uuid.
     pub number: bool,
     pub node: bool,
     pub active: bool,
@@ -92,7 +92,7 @@ pub struct TreeStyle {
 }
 
 impl TreeStyle {
-    /// As `ls --tree` shows it when nothing else is said.
+    /// The default style of `ls --tree`.
     pub fn plain(lines: TreeGlyphs) -> TreeStyle {
         TreeStyle {
             lines,
@@ -107,7 +107,7 @@ impl TreeStyle {
         }
     }
 
-    /// What stands for a device.
+    /// The text of one device.
     fn text(&self, number: DevNumber, one: &TreeNode) -> String {
         let mut out = one.device.as_ref().map_or_else(String::new, |device| device.name.clone());
         if let Some(node) = one.node.as_ref().filter(|_| self.node) {
@@ -133,17 +133,17 @@ impl TreeStyle {
     }
 }
 
-/// Major and minor.
+/// Major and minor number.
 type DevNumber = (u32, u32);
 
-/// A device of a tree: a mapped one, or one that it lies on.
+/// A node of a tree: a mapped device, or a device below one.
 struct TreeNode {
     device: Option<api::Device>,
     node: Option<String>,
     next: Vec<DevNumber>,
 }
 
-/// Devices by number, and in the order in which they are shown.
+/// Devices by number, and the order in which they are shown.
 pub struct DeviceTree {
     all: BTreeMap<DevNumber, TreeNode>,
     order: Vec<DevNumber>,
@@ -155,14 +155,14 @@ fn number(text: &str) -> DevNumber {
 }
 
 impl DeviceTree {
-    /// The forest of `devices`, in their order.
+    /// Reads the tables and builds the forest of `devices`, in their order.
     ///
     /// # Errors
-    /// What the server or the connection to it says.
+    /// The server refused a request or cannot be reached.
     pub fn ask(client: &ControlClient, devices: Vec<api::Device>) -> Result<DeviceTree, ClientError> {
         let tables = all_tables(client)?.into_iter().map(|table| (table.number, table.devices));
         let mut tables: HashMap<_, _> = tables.collect();
-        // Without those that are gone meanwhile.
+        // Devices that were removed meanwhile are left out.
         let there = devices.into_iter().filter_map(|device| {
             let below = tables.remove(&device.number)?;
             Some((device, below))
@@ -195,7 +195,7 @@ impl DeviceTree {
         self.all.is_empty()
     }
 
-    /// From what lies on nothing to what lies on it.
+    /// Reverses all edges, so that the lowest devices become roots.
     fn inverted(mut self) -> DeviceTree {
         let mut above: BTreeMap<DevNumber, Vec<DevNumber>> = BTreeMap::new();
         for from in &self.order {
@@ -224,20 +224,20 @@ impl DeviceTree {
         out
     }
 
-    /// What would have no text at all is left out.
+    /// True if the device has a text; devices without one are left out.
     fn is_shown(&self, number: DevNumber, looks: &TreeStyle) -> bool {
         looks.number || self.all[&number].device.is_some()
     }
 
-    /// `at` and what follows it, `depth` behind a root, with `under` in front of all lines but its
-    /// own.
+    /// Writes the device `at` and its children, at `depth` below a root. All lines except the first
+    /// begin with `under`.
     fn write(&self, at: DevNumber, under: &str, depth: usize, looks: &TreeStyle, out: &mut String) {
         let one = &self.all[&at];
         let text = looks.text(at, one);
         out.push_str(&text);
         let next = if depth < DEPTH_MAX { &one.next[..] } else { &[] };
         let next: Vec<_> = next.iter().copied().filter(|next| self.is_shown(*next, looks)).collect();
-        // What follows is a column further in, or behind the text.
+        // Children are indented by one column, or in the compact form by the width of the text.
         let indent = match (looks.compact, depth) {
             (true, _) => " ".repeat(text.chars().count() + 1),
             (false, 0) => " ".to_owned(),
@@ -265,7 +265,7 @@ impl DeviceTree {
     }
 }
 
-/// What lies on what, from the top, by number.
+/// Prints all devices as trees from the top, in the order of their numbers.
 pub fn ls(args: &ListArgs) -> Result<()> {
     let client = args.talk.client()?;
     let forest = DeviceTree::ask(&client, list(&client)?).map_err(|e| explain(e, None))?;
@@ -303,7 +303,7 @@ mod tests {
         let wanted = "top (254:2)-+-mp (254:1)-+-base (254:0)--- (253:0)\n            |            `- (253:1)\n            \
                       `-base (254:0)--- (253:0)\nalone (254:3)\n";
         assert_eq!(all().text(&compact), wanted);
-        // In a circle nothing is a root; below one it comes to an end.
+        // A cycle has no root; below a root the depth limit ends it.
         let circle =
             vec![device(0, "a", &[(254, 1)]), device(1, "b", &[(254, 0)]), device(2, "c", &[(254, 0)])];
         let text = DeviceTree::of(circle).text(&TreeStyle::plain(TreeGlyphs::ASCII));

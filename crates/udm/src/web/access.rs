@@ -1,12 +1,12 @@
-//! Who may come in.
+//! Access control of the web page.
 //!
-//! Any process of the machine can reach a port of loopback, and any page that a browser shows can
-//! have it ask there. So: who asks for anything but the page itself must know the token. It stands
-//! behind the `#` of the address that `udm web` prints, which a browser sends nobody; the page
-//! sends it in a header (RFC 6750), which a browser adds to nothing by itself. A cookie would go to
-//! every other port of this host too (RFC 6265, 8.5). The host that is asked for must be loopback
-//! by name, else a name of somebody else's that leads here would read along; and `--write` must
-//! allow what changes something.
+//! Any process of the machine can reach a loopback port, and any page in a browser can make the
+//! browser send requests to it. So every request except those for the page's files needs a token.
+//! The token is after the `#` of the address that `udm web` prints; a browser sends this part to
+//! nobody. The page sends the token in a header (RFC 6750), which a browser never adds by itself. A
+//! cookie would also go to every other port of this host (RFC 6265, 8.5). The `Host` header must
+//! name loopback; otherwise a foreign name that resolves to this address could read along (DNS
+//! rebinding). Requests that change something also need `--write`.
 
 use http_body_util::{BodyExt, Full, combinators::BoxBody};
 use hyper::body::Bytes;
@@ -15,14 +15,14 @@ use hyper::{Method, Request, Response, StatusCode};
 use rand::RngExt;
 use std::net::IpAddr;
 
-/// The body of an answer.
+/// The body of a response.
 pub(super) type Body = BoxBody<Bytes, hyper::Error>;
 
-/// Bytes of a token; it is written with two digits each.
+/// Bytes of a token; each is written as two hexadecimal digits.
 const TOKEN_BYTES: usize = 16;
 
-/// What every answer says to the browser: nothing from elsewhere is shown in the page, and the page
-/// is shown nowhere else.
+/// Security headers of every response. The page loads nothing from other origins, and no other page
+/// may embed it.
 const CLOSED: &[(HeaderName, &str)] = &[
     (
         header::CONTENT_SECURITY_POLICY,
@@ -34,14 +34,14 @@ const CLOSED: &[(HeaderName, &str)] = &[
     (header::CACHE_CONTROL, "no-store"),
 ];
 
-/// The door of one `udm web`.
+/// The access rules of one `udm web`.
 pub(super) struct AccessCheck {
     token: String,
     write: bool,
 }
 
 impl AccessCheck {
-    /// With a token that nobody can guess.
+    /// Creates the rules with a random token.
     pub fn new(write: bool) -> AccessCheck {
         let bytes: [u8; TOKEN_BYTES] = rand::rng().random();
         AccessCheck { token: bytes.iter().map(|byte| format!("{byte:02x}")).collect(), write }
@@ -52,13 +52,13 @@ impl AccessCheck {
         &self.token
     }
 
-    /// Whether anybody may change anything.
+    /// True if the page may change devices.
     pub fn write(&self) -> bool {
         self.write
     }
 
-    /// The answer to a request that may not come in: 403. Nothing to one that may; a request for a
-    /// file of the page (`is_page`) needs no token, for there is nothing in it.
+    /// Returns the response 403 if the request is not allowed, else `None`. A request for a file of
+    /// the page (`is_page`) needs no token, because these files hold no secrets.
     pub fn reject<B>(&self, request: &Request<B>, is_page: bool) -> Option<Response<Body>> {
         let head = request.headers();
         if !host(head).is_some_and(|host| is_loopback(&host)) {
@@ -74,19 +74,19 @@ impl AccessCheck {
         (!reads && !self.write).then(|| forbidden("udm web was started without --write"))
     }
 
-    /// Compares as long for each wrong token of the right length.
+    /// Compares in constant time for tokens of the right length.
     fn knows(&self, given: &str) -> bool {
         given.len() == self.token.len()
             && given.bytes().zip(self.token.bytes()).fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
     }
 }
 
-/// The token that a request has with it.
+/// The token of the request's `Authorization` header.
 fn bearer(head: &HeaderMap) -> Option<&str> {
     head.get(header::AUTHORIZATION)?.to_str().ok()?.strip_prefix("Bearer ")
 }
 
-/// The host that is asked for, without its port.
+/// The host of the request's `Host` header, without its port.
 fn host(head: &HeaderMap) -> Option<String> {
     let authority: hyper::http::uri::Authority = head.get(header::HOST)?.to_str().ok()?.parse().ok()?;
     Some(authority.host().trim_matches(['[', ']']).to_ascii_lowercase())
@@ -100,7 +100,7 @@ fn forbidden(why: &str) -> Response<Body> {
     text_response(StatusCode::FORBIDDEN, &format!("udm web: {why}\n"))
 }
 
-/// An answer of plain text.
+/// A plain text response.
 pub(super) fn text_response(status: StatusCode, text: &str) -> Response<Body> {
     let body = Full::new(Bytes::copy_from_slice(text.as_bytes()));
     let mut answer = Response::new(body.map_err(|never| match never {}).boxed());
@@ -110,7 +110,7 @@ pub(super) fn text_response(status: StatusCode, text: &str) -> Response<Body> {
     answer
 }
 
-/// Keeps an answer to this page.
+/// Adds the security headers to a response.
 pub(super) fn add_security_headers(mut answer: Response<Body>) -> Response<Body> {
     for (name, value) in CLOSED {
         answer.headers_mut().insert(name, HeaderValue::from_static(value));
@@ -145,7 +145,8 @@ mod tests {
         for other in ["Bearer ", "Bearer TOKENx", "Basic TOKEN", "TOKEN"] {
             assert_eq!(ask(&door, "GET", "/v1/devices", &[HOST, ("authorization", other)]), 403, "{other}");
         }
-        // Where others see it, or a browser sends it by itself, it counts for nothing.
+        // A token in the URL or in a cookie is not accepted: others can see it, or the browser
+        // sends it by itself.
         assert_eq!(ask(&door, "GET", &format!("/v1/devices?token={}", door.token()), &[HOST]), 403);
         assert_eq!(ask(&door, "GET", "/v1/devices", &[HOST, ("cookie", "udm_web=TOKEN")]), 403);
     }

@@ -26,21 +26,21 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{SignalKind, signal};
 use udm_control::http::connections::{ConnectionSlot, Connections, RequestGuard};
 
-/// Connections of browsers open at a time; the next takes the place of one that is quiet.
+/// Maximum number of open browser connections; a further one replaces an idle one.
 const CONNECTIONS_MAX: usize = 64;
 
-/// How long a connection may take to send the head of a request; idle ones are closed behind it.
+/// Maximum time for the head of a request; an idle connection is closed after it.
 const HEAD_TIME_MAX: Duration = Duration::from_secs(15);
 
-/// How long to wait before the next connection where the system has none to give.
+/// Pause before the next `accept` if the system has no file descriptor or memory for it.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// `udm web`.
+/// The arguments of `udm web`.
 #[derive(Debug, Args)]
 pub struct WebArgs {
     #[command(flatten)]
     pub talk: ServerArgs,
-    /// Where to listen: an address of loopback, and a port or 0 for a free one
+    /// The address to listen on: a loopback address, and a port or 0 for a free one
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:0")]
     pub listen: SocketAddr,
     /// Let the page change devices: suspend and resume them, fail and reinstate paths
@@ -56,7 +56,7 @@ pub fn run(args: &WebArgs) -> Result<()> {
         args.listen
     );
     let client = args.talk.client()?;
-    // Said now, not by a page that shows nothing.
+    // Fails now if the server cannot be reached, instead of showing an empty page.
     client.get::<serde_json::Value>("/v1/version")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -75,7 +75,7 @@ pub fn run(args: &WebArgs) -> Result<()> {
     })
 }
 
-/// What all connections share.
+/// The state that all connections share.
 struct WebState {
     door: AccessCheck,
     relay: ControlRelay,

@@ -1,15 +1,15 @@
-//! The page: files in the binary.
+//! The files of the page, which are part of the binary.
 
 use super::access::{Body, text_response};
 use hyper::header::{self, HeaderValue};
 use hyper::{Response, StatusCode};
 
-/// A file of the page: its address, its type, its text.
+/// A file of the page: its path, its content type, its text.
 type Asset = (&'static str, &'static str, &'static str);
 
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
-/// Every file.
+/// All files of the page.
 const ASSETS: &[Asset] = &[
     ("/", "text/html; charset=utf-8", include_str!("page/index.html")),
     ("/page.css", "text/css; charset=utf-8", include_str!("page/page.css")),
@@ -24,7 +24,7 @@ const ASSETS: &[Asset] = &[
     ("/text.js", SCRIPT, include_str!("page/text.js")),
 ];
 
-/// The file at `path`; the page is told whether it may change anything.
+/// Returns the file at `path`, with `write` filled in.
 pub(super) fn find(path: &str, write: bool) -> Option<Response<Body>> {
     let (_, kind, text) = ASSETS.iter().find(|(at, ..)| *at == path)?;
     let text = text.replace("data-write=\"\"", &format!("data-write=\"{write}\""));

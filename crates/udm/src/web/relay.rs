@@ -1,5 +1,5 @@
-//! What the page asks of the server goes to the control socket, and its answer comes back as it
-//! comes: a stream of events stays one.
+//! Forwards requests of the page to the control socket. Responses are forwarded as they arrive, so
+//! a stream of events stays a stream.
 
 use super::access::{Body, text_response};
 use http_body_util::BodyExt;
@@ -12,33 +12,34 @@ use std::sync::Arc;
 use tokio::net::UnixStream;
 use udm_control::http::connections::ConnectionSlot;
 
-/// What is handed on: verbs and metrics.
+/// Paths that are forwarded: verbs and metrics.
 const PATHS: &[&str] = &["/v1/", "/metrics", "/openapi.json"];
 
-/// What a request says of itself that the server should know.
+/// Request headers that are forwarded.
 const HEAD: &[&str] = &[
     "accept",
     "content-type",
     "content-length",
-    // Events begin behind the last that the page has.
+    // Lets the stream of events resume after the last event that the page has.
     "last-event-id",
 ];
 
-/// The type of a stream of events.
+/// The content type of a stream of events.
 const EVENTS: &str = "text/event-stream";
 
-/// The way to one control socket.
+/// Forwards requests to one control socket.
 pub(super) struct ControlRelay {
     socket: PathBuf,
 }
 
 impl ControlRelay {
-    /// Nothing is opened yet.
+    /// Opens nothing yet.
     pub fn new(socket: &Path) -> ControlRelay {
         ControlRelay { socket: socket.to_owned() }
     }
 
-    /// Hands a request on, on a connection of its own. Who reads a stream of events keeps its seat.
+    /// Forwards a request on a connection of its own. While a stream of events is open, the slot `seat`
+    /// counts as listening, so no new connection takes it.
     pub async fn pass(&self, request: Request<Incoming>, seat: &Arc<ConnectionSlot>) -> Response<Body> {
         if !PATHS.iter().any(|path| request.uri().path().starts_with(path)) {
             return text_response(StatusCode::NOT_FOUND, "udm web: no such page\n");
@@ -63,7 +64,7 @@ impl ControlRelay {
         let lost = |error: hyper::Error| error.to_string();
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(lost)?;
-        // Ends when the answer does, or is dropped with the page's connection.
+        // The task ends with the response, or when the page's connection drops it.
         tokio::spawn(connection);
         let answer = sender.send_request(forwarded_request(request)?).await.map_err(lost)?;
         let (head, body) = answer.into_parts();
@@ -87,7 +88,7 @@ impl ControlRelay {
     }
 }
 
-/// The request as the control socket is asked.
+/// The request to send to the control socket.
 fn forwarded_request(request: Request<Incoming>) -> Result<Request<Incoming>, String> {
     let (head, body) = request.into_parts();
     let target = head.uri.path_and_query().map_or("/", |target| target.as_str());

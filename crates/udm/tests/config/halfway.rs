@@ -1,4 +1,4 @@
-//! A reconfigure that ends half-way, and one of which a step fails late.
+//! A reconfigure that is interrupted, and one with a step that fails late.
 
 use super::{ConfigDir, reconfigure_partial};
 use crate::support::nbd::Client;
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex};
 use udm_wire::nbd::{Command as Nbd, ExportFlags, SimpleReply};
 
-/// An NBD server that keeps the first read that it gets until it is let go.
+/// An NBD server that holds back the first read until it is released.
 struct HeldReadServer {
     puppet: ScriptedServer,
     reads: Arc<AtomicUsize>,
@@ -48,7 +48,7 @@ fn table(server: &Server, name: &str) -> String {
     server.says(&["table", name]).split(' ').take(2).collect::<Vec<_>>().join(" ")
 }
 
-/// What was done stays, what waits goes on as it was, and what was not begun is not.
+/// Completed changes stay, a waiting change is cancelled, and later changes are not begun.
 #[test]
 fn a_client_that_hangs_up_while_storage_hangs() {
     let kept = HeldReadServer::start();
@@ -77,12 +77,12 @@ fn a_client_that_hangs_up_while_storage_hangs() {
     assert_eq!(Client::connect(&server.nbd, "c").read(2000), 0);
     kept.release();
     assert_eq!((client.error(), client.read(2000)), (0, 0), "its client has noticed nothing");
-    // The next one does the rest.
+    // The next reconfigure makes the remaining changes.
     assert_eq!(server.says(&["reconfigure"]), "~ b: table\n~ c: table\n= 1 unchanged\n");
     assert_eq!(["a", "b", "c"].map(|name| table(&server, name)), ["0 1024"; 3]);
 }
 
-/// A table that loads and can't be put to use: its device goes on with the one that it had.
+/// A table that can be loaded but not resumed: its device keeps the old table.
 #[test]
 fn a_resume_that_fails_is_said_and_the_rest_is_done() {
     let both = "[devices.disk]\ntable = \"0 2048 snapshot-origin disk\"\n\
@@ -97,7 +97,7 @@ fn a_resume_that_fails_is_said_and_the_rest_is_done() {
     std::fs::File::create(files.path("store")).unwrap().set_len(4 << 20).unwrap();
     let server = files.serve();
     let mut client = Client::connect(&server.nbd, "twin");
-    // The store of another, which is in use: that shows when it is resumed.
+    // The store belongs to another snapshot and is in use, which is detected at the resume.
     files.write("udm.toml", &conf(1024, "0 2048 snapshot disk store P 8"));
     for done in ["~ plain: table\n= 2 unchanged\n", "= 3 unchanged\n"] {
         let (said, failed) = reconfigure_partial(&server);
@@ -115,7 +115,7 @@ fn a_resume_that_fails_is_said_and_the_rest_is_done() {
     assert_eq!(server.says(&["reconfigure"]), "~ twin: table\n= 3 unchanged\n");
 }
 
-/// What the file says of a device holds for that one, and for no other that has its name one day.
+/// The settings of a device in the file do not apply to another device that later gets its name.
 #[test]
 fn who_may_write_is_of_the_device_and_not_of_its_name() {
     let one =
@@ -130,7 +130,8 @@ fn who_may_write_is_of_the_device_and_not_of_its_name() {
     assert_eq!(["a", "b", "c"].map(read_only), [false, false, true]);
 }
 
-/// Another device of the file gets the name of one that is to be made: it is not made into that.
+/// A device of the file is renamed to a name that is about to be created: it is not changed into
+/// the new device.
 #[test]
 fn a_device_of_the_file_is_not_taken_for_another_one() {
     let kept = HeldReadServer::start();
@@ -158,7 +159,7 @@ fn a_device_of_the_file_is_not_taken_for_another_one() {
     assert!(failed.starts_with(why), "{failed}");
     assert_eq!(text(&out.stdout), "~ b: table\n= 1 unchanged\n");
     assert_eq!(table(&server, "d"), "0 2048");
-    // The next one knows its name.
+    // The next reconfigure finds the name as it is.
     assert_eq!(server.says(&["reconfigure"]), "+ a\n~ d: table\n= 1 unchanged\n");
     assert_eq!(["a", "b", "d"].map(|name| table(&server, name)), ["0 2048", "0 1024", "0 16"]);
 }

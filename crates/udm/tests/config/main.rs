@@ -1,4 +1,4 @@
-//! `udm serve FILE`: what the file says is served, and what has changed in it is applied.
+//! `udm serve FILE`: the devices of the file are served, and changes of the file are applied.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -14,7 +14,7 @@ use support::{Server, signal, text, udm, until};
 use tempfile::TempDir;
 use udm_wire::nbd::{Command as Nbd, ExportFlags};
 
-/// A folder with a file.
+/// A folder with a configuration file.
 struct ConfigDir(TempDir);
 
 impl ConfigDir {
@@ -33,14 +33,14 @@ impl ConfigDir {
         fs::write(self.path(name), text).unwrap();
     }
 
-    /// Serves it, at the places and on the core of all tests.
+    /// Serves the file, with the sockets and the core of all tests.
     fn serve(&self) -> Server {
         let mut command = udm(&["serve"]);
         command.arg(self.path("udm.toml"));
         Server::start_by(command, &[], &[])
     }
 
-    /// What `udm serve` says of it with more options, and its status.
+    /// Output and status of `udm serve` with the file and more options.
     fn said(&self, options: &[&str]) -> (Option<i32>, String) {
         let out = udm(&["serve"]).arg(self.path("udm.toml")).args(options).output().unwrap();
         let said = text(&out.stdout) + &text(&out.stderr);
@@ -88,7 +88,7 @@ fn what_the_file_says_is_served_and_the_command_line_wins() {
     assert_eq!(until("its end", || child.try_wait().unwrap()).code(), Some(0));
     assert!(!control.exists() && !nbd.exists());
 
-    // The same file, but for what the command line says.
+    // The same file, with options of the command line taking precedence.
     let server = files.serve();
     assert!(server.nbd.exists() && !nbd.exists());
     assert_eq!(names(&server), ["low", "top"]);
@@ -102,7 +102,7 @@ fn a_broken_file_is_shown_and_serves_nothing() {
     assert_eq!(files.said(&["--check"]), (Some(1), said.into()));
     files.write("udm.toml", "[devices.a]\ntable = \"0 8 error\"\n");
     let (status, said) = files.said(&["--socket", "s"]);
-    let why = "udm: serve: nothing to serve on: unix or port is wanted, in the file or on the command line\n";
+    let why = "udm: serve: nowhere to serve: expected unix or port, in the file or on the command line\n";
     assert_eq!((status, said.as_str()), (Some(1), why));
     let (status, said) = files.said(&["--unix", "s", "--device", "a=mem:1M"]);
     assert_eq!((status, said.as_str()), (Some(1), "udm: a: --device and the file have it both\n"));
@@ -151,7 +151,7 @@ fn the_difference_is_shown_and_applied() {
     assert_eq!(names(&server), ["low", "mine", "new", "top"]);
     assert_eq!(server.says(&["deps", "-o", "devname", "top"]), "1 dependencies\t: (new)\n");
     assert_eq!(server.says(&["reconfigure"]), "= 3 unchanged\n");
-    // What a verb has removed is made again; what it has made is its own.
+    // A device that a verb removed is created again; a device that a verb created is left alone.
     server.says(&["remove", "low"]);
     let json = server.says(&["reconfigure", "--json"]);
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
@@ -160,12 +160,12 @@ fn the_difference_is_shown_and_applied() {
     files.write("udm.toml", "");
     assert_eq!(server.says(&["reconfigure"]), "- low\n- top\n- new\n= 0 unchanged\n");
     assert_eq!(names(&server), ["mine"]);
-    // One that a verb made becomes the file's when that names it.
+    // A device that a verb created belongs to the file once the file names it.
     files.write("udm.toml", "[serve]\nport = 1\n[devices.mine]\ntable = \"0 16 error\"");
     let said = server.says(&["reconfigure"]);
     assert_eq!(
         said,
-        "~ mine: taken over, table\n= 0 unchanged\n! serve: port: changed, which takes a restart\n"
+        "~ mine: taken over, table\n= 0 unchanged\n! serve: port: changed, takes effect after a restart\n"
     );
     assert_eq!(server.says(&["table", "mine"]), "0 16 error \n");
     files.write("udm.toml", "");
@@ -192,7 +192,7 @@ fn a_broken_file_changes_nothing() {
     assert_eq!(without.refuses(&["reconfigure"]), why);
 }
 
-/// The status and both outputs of a reconfigure of which something can't be done.
+/// Standard output and standard error of a reconfigure that fails in part.
 fn reconfigure_partial(server: &Server) -> (String, String) {
     let out = server.verb(&["reconfigure"]);
     assert_eq!(out.status.code(), Some(1));
@@ -214,18 +214,18 @@ fn what_can_not_be_done_is_said_and_the_rest_is_done() {
     assert!(failed[1].starts_with("udm: old: ") && failed[1].contains("open"), "{}", failed[1]);
     assert!(failed[2].starts_with("udm: top: ") && failed[2].contains("nothing"), "{}", failed[2]);
     assert_eq!(failed[3..], ["udm: reconfigure: 3 of 4 changes could not be made"]);
-    // Nothing of the table that could not be loaded is left, and the device goes on.
+    // No trace of the refused table is left, and the device keeps working.
     assert_eq!(server.says(&["table", "--inactive", "top"]), "\n");
     assert_eq!(Client::connect(&server.nbd, "top").write(0), 0);
     assert_eq!(names(&server), ["low", "new", "old", "top"]);
-    // Tried again.
+    // The next attempt.
     drop(client);
     files.write("udm.toml", &both.replace("nothing", "mem:1M").replace("uuid = \"u\"\n", ""));
     until("the end of the client", || {
         server.says(&["info", "old"]).contains("Open count:        0").then_some(())
     });
     assert_eq!(server.says(&["reconfigure"]), "- old\n~ top: table\n= 2 unchanged\n");
-    // What others are about to do is left to them.
+    // Devices with a change of another user in progress are left alone.
     files.write("udm.toml", &FIRST.replace("@low", "mem:1M").replace("2048", "1024"));
     server.says(&["suspend", "top"]);
     server.says(&["load", "low", "--table", "0 2048 error"]);

@@ -1,5 +1,5 @@
-//! What the file says is there again after a kill and after an end in good order, with all that
-//! was acknowledged.
+//! After a kill and after a regular shutdown, the devices of the file are served again, with all
+//! acknowledged writes.
 
 use super::{ConfigDir, names};
 use crate::support::nbd::Client;
@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 const SECTORS: usize = 8192;
 
-/// An origin, its persistent snapshot, and a device over the snapshot, in an order in which none
-/// could be made.
+/// An origin, its persistent snapshot, and a device over the snapshot, in an order that is the
+/// reverse of their dependencies.
 const CONF: &str = "
 [serve]
 state = \"state\"
@@ -29,8 +29,8 @@ table = \"0 8192 snapshot-origin disk\"
 table = \"0 8192 linear plain 0\"
 ";
 
-/// Loads all devices that are written, ends the server by `how` in the middle, and what it ended
-/// with.
+/// Loads all devices that are written, ends the server with `how` meanwhile, and returns its
+/// status.
 fn serve_until(files: &ConfigDir, volumes: &[(&str, StampedVolume)], seed: u64, how: Signal) -> Option<i32> {
     let mut server = files.serve();
     let answered = AtomicU64::new(0);
@@ -62,7 +62,7 @@ fn after_a_kill_and_after_an_end_the_same_devices_have_what_was_acknowledged() {
         std::fs::write(files.path(name), image(SECTORS)).unwrap();
     }
     std::fs::File::create(files.path("store")).unwrap().set_len(SECTORS as u64 * 1024).unwrap();
-    // What is written to the snapshot is written through the device over it.
+    // The snapshot is written only through the device over it.
     let volumes = ["disk", "over", "plain"];
     let volumes: Vec<(&str, StampedVolume)> = volumes
         .iter()
@@ -78,14 +78,14 @@ fn after_a_kill_and_after_an_end_the_same_devices_have_what_was_acknowledged() {
     }
 }
 
-/// A snapshot of a disk and a device over it, in files beside the first.
+/// A snapshot of a disk and a device over it, in files of conf.d.
 const BESIDE: [(&str, &str); 2] = [
     ("10-over.toml", "[devices.over]\ntable = \"0 131072 linear @snap 0\"\n"),
     ("20-snap.toml", "[devices.snap]\ntable = \"0 131072 snapshot disk store P 8\"\n"),
 ];
 
-/// The device's part of round `round`, on which four of fio's jobs work with a request each: so fio
-/// knows which writes were answered, whatever becomes of the server.
+/// fio on the device's part of round `round`, with four jobs of one request each, so fio knows
+/// which writes were acknowledged.
 fn fio_on(files: &ConfigDir, server: &Server, device: &str, round: usize, how: &str) -> Command {
     let folder = files.path(&format!("{device}-{round}"));
     let _ = std::fs::create_dir(&folder);
@@ -97,7 +97,8 @@ fn fio_on(files: &ConfigDir, server: &Server, device: &str, round: usize, how: &
     fio
 }
 
-/// What fio says of a part that it wrote: whether all is there of what it was told is written.
+/// fio's check of a part that it wrote: true if all acknowledged data is present, and fio's
+/// messages.
 fn fio_finds(files: &ConfigDir, server: &Server, device: &str, round: usize) -> (bool, String) {
     let mut fio = fio_on(files, server, device, round, "--verify_only --verify_state_load=1");
     let out = fio.output().unwrap();
@@ -143,7 +144,7 @@ fn fio_finds_what_it_was_told_is_written() {
             assert!(is_there, "{how:?} {device} {round}: {said}");
         }
     }
-    // fio would have found what is not there.
+    // Proves that fio would detect missing data.
     std::fs::File::options().write(true).open(files.path("disk")).unwrap().set_len(0).unwrap();
     std::fs::File::options().write(true).open(files.path("disk")).unwrap().set_len(64 << 20).unwrap();
     let server = files.serve();

@@ -1,4 +1,4 @@
-//! `udm serve --check-paths`: failed paths come back by themselves, and a check that hangs holds up
+//! `udm serve --check-paths`: failed paths are reinstated by checks, and a check that hangs delays
 //! nobody.
 
 use super::kill;
@@ -8,7 +8,7 @@ use crate::support::{Server, has, text, udm, until};
 use rustix::process::Signal;
 use std::fs;
 
-/// A server that checks each second.
+/// A server that checks paths every second.
 fn server(devices: &[&str]) -> Server {
     Server::start_with(devices, &["--check-paths", "1"])
 }
@@ -41,7 +41,7 @@ fn a_path_that_answers_again_is_reinstated_without_a_client() {
     server.says(&["load", "b", "--table", "0 2048 linear mem:1M 0"]);
     server.says(&["resume", "b"]);
     come_to(&server, "m", &["A", "A"]);
-    // A message fails it, and it works.
+    // A message fails a path that works.
     server.says(&["message", "m", "0", "fail_path @a"]);
     come_to(&server, "m", &["A", "A"]);
     until("what was logged", || {
@@ -54,8 +54,8 @@ fn a_path_that_answers_again_is_reinstated_without_a_client() {
     });
 }
 
-/// What an administrator failed he reinstates himself: no check does, neither of a path that works
-/// nor of one that had failed before.
+/// A path that an administrator failed is reinstated only by a command, whether it works or had
+/// failed before.
 #[test]
 fn a_path_that_a_command_failed_stays_failed() {
     let server = server(&[
@@ -65,7 +65,7 @@ fn a_path_that_a_command_failed_stays_failed() {
     ]);
     server.says(&["multipath", "fail", "path", "a"]);
     server.says(&["message", "m", "0", "fail_path @b"]);
-    // The other path is checked meanwhile, and comes back.
+    // The other path is checked meanwhile, and is reinstated.
     come_to(&server, "m", &["F", "A"]);
     let paths = "hcil    dev dev_t pri dm_st  chk_st dev_st  held\n\
                  #:#:#:# a   254:0 1   failed undef  running by command\n\
@@ -79,7 +79,7 @@ fn a_path_that_a_command_failed_stays_failed() {
     }
     let (status, _, body) = server.http("GET", "/v1/devices/m/status", "");
     assert!(status == 200 && body.contains("\"held\":\"by command\""), "{body}");
-    // Half a minute of checks would not bring it back either; a suspend does not.
+    // Neither checks nor a suspend and resume reinstate the path.
     server.says(&["suspend", "m"]);
     server.says(&["resume", "m"]);
     server.says(&["message", "m", "0", "fail_path @b"]);
@@ -100,8 +100,8 @@ fn a_path_that_a_command_failed_stays_failed() {
     assert!(refused(r#"{"path":"253:9","action":"fail"}"#).contains("no path over device 253:9"));
 }
 
-/// A path is named as in a table: from the caller's folder, absolute, through a link, as a URI, by
-/// number; and a suspended device that has it not is in nobody's way.
+/// A path is named as in a table: relative to the caller's folder, absolute, through a link, as a
+/// URI, or by number. A suspended device without the path does not matter.
 #[test]
 fn a_command_names_a_path_as_a_table_does() {
     let server = server(&["low=0 2048 linear mem:1M 0"]);
@@ -142,8 +142,8 @@ fn a_command_names_a_path_as_a_table_does() {
     assert_eq!(states(&server, "n"), ["A", "A", "F"]);
 }
 
-/// A file is cut, and grows back: its paths fail, requests wait, and go on when a check finds the
-/// file there again. Nobody says anything.
+/// A file is truncated and extended again: its paths fail, requests wait, and continue when a check
+/// finds the file complete. No message is sent.
 #[test]
 fn requests_wait_for_a_file_that_comes_back() {
     let folder = tempfile::tempdir().unwrap();
@@ -167,13 +167,13 @@ fn requests_wait_for_a_file_that_comes_back() {
     come_to(&server, "m", &["A", "A"]);
 }
 
-/// The column of `show paths` that says why a path stays failed, path by path.
+/// The column of `show paths` with the reason why a path stays failed, per path.
 fn held(server: &Server) -> String {
     server.says(&["multipath", "show", "paths", "raw", "format", "%t %T %W"])
 }
 
-/// A path that was cut short works at its beginning. It fails where the rest is missing, and stays
-/// failed until that is back.
+/// A path whose file was truncated works at its beginning. It fails where data is missing, and
+/// stays failed until the file has its size again.
 #[test]
 fn a_path_that_was_cut_is_not_reinstated() {
     let folder = tempfile::tempdir().unwrap();
@@ -201,7 +201,7 @@ fn a_path_that_was_cut_is_not_reinstated() {
     assert_eq!(held(&server), "active ready \nactive ready \n");
 }
 
-/// A path that keeps failing is held back, and says so: in the status, and once in the log.
+/// A path that keeps failing is held back. The status says so, and the log says so once.
 #[test]
 fn a_path_that_is_held_back_says_why() {
     let folder = tempfile::tempdir().unwrap();
@@ -233,8 +233,8 @@ fn a_path_that_is_held_back_says_why() {
     until(ready, || (held(&server) == ready).then_some(()));
 }
 
-/// What is put in the place of a path's file is another disk: a path that comes back is the file
-/// that was opened, and the other one is never touched.
+/// Another disk replaces the file of a path. The path is reinstated with the file that was opened,
+/// and the other disk is never touched.
 #[test]
 fn a_path_whose_name_leads_elsewhere_comes_back_as_what_it_was() {
     let folder = tempfile::tempdir().unwrap();
@@ -258,8 +258,8 @@ fn a_path_whose_name_leads_elsewhere_comes_back_as_what_it_was() {
     assert_eq!(fs::read(&b).unwrap(), vec![9; 1 << 20]);
 }
 
-/// A server that comes back with another export is not its path any more: another size, or without
-/// writes. It is again when it has what it had.
+/// A server that returns with another export, of another size or read-only, is not reinstated. It
+/// is reinstated when the export is as before.
 #[test]
 fn a_server_with_another_export_is_not_reinstated() {
     if !has("nbdkit") {
@@ -305,7 +305,7 @@ fn a_check_that_hangs_holds_up_nobody() {
         "b=0 2048 linear mem:1M 0",
         "m=0 2048 multipath 2 queue_mode bio 0 1 1 round-robin 0 2 1 @a 1 @b 1",
     ]);
-    // What is below answers nothing from here on.
+    // From here on the disk below does not answer.
     server.says(&["suspend", "b"]);
     server.says(&["message", "m", "0", "fail_path @b"]);
     std::thread::sleep(std::time::Duration::from_millis(2500));

@@ -1,4 +1,4 @@
-//! A disk that one device has alone, under whatever name.
+//! Exclusive claims on a disk under any of its names.
 
 use super::{Server, text};
 use std::fs;
@@ -22,7 +22,7 @@ fn a_log_is_one_devices_alone() {
         let reason = format!("254:0 has {} alone", path(log));
         assert!(said.contains(&reason) && said.contains("Device or resource busy"), "{said}");
     }
-    // Nothing of the second is left, and the first may have its log again.
+    // The refused device leaves no trace, and the first device may claim its log again.
     assert_eq!(server.says(&["ls"]), "one\t(254:0)\n");
     server.says(&["reload", "one", "--table", &format!("0 8 log-writes mem:2M {}", path("twin"))]);
     server.says(&["resume", "one"]);
@@ -30,14 +30,14 @@ fn a_log_is_one_devices_alone() {
     assert!(create("two", "twin").status.success());
 }
 
-/// Two programs and one store: the second is refused, and has it when the first is gone.
+/// Two programs and one store: the second is refused until the first has ended.
 #[test]
 fn a_store_is_one_programs_alone() {
     let folder = TempDir::new().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     fs::write(path("image"), vec![7; 1 << 20]).unwrap();
     fs::write(path("store"), vec![0; 1 << 20]).unwrap();
-    // The image and the store as files are shared; the store as a store is not.
+    // The image and the store may be shared as files; the store may not be shared as a store.
     let shared = |name: &str| format!("file:{}?exclusive=off", path(name));
     let line = format!("0 2048 snapshot {} {} P 8", shared("image"), shared("store"));
     let first = Server::start(&[&format!("one={line}")]);

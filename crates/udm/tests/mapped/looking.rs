@@ -1,4 +1,4 @@
-//! `udm multipath`: what multipath-tools would show of a device whose paths come and go.
+//! `udm multipath`: the output of multipath-tools for a device whose paths fail and return.
 
 use crate::support::nbd::Client;
 use crate::support::servers::Nbdkit;
@@ -14,8 +14,8 @@ const CONF: &str = r#"defaults {
 }
 "#;
 
-/// Two servers of one file, the first worth more. It is killed and comes back: each state is seen
-/// in the tree, and the first group serves again in the end.
+/// Two servers of one file; the first has the higher priority. It is killed and started again. The
+/// tree shows each state, and the first group is active at the end.
 #[test]
 fn a_path_is_seen_to_fail_and_to_come_back() {
     if !has("nbdkit") {
@@ -43,7 +43,7 @@ fn a_path_is_seen_to_fail_and_to_come_back() {
             a[0], a[1], b[0], b[1]
         );
         until(&want, || {
-            // It is a request that makes the next group the active one.
+            // A request makes the next group the active one.
             assert_eq!(client.read(0), 0);
             (server.says(&["multipath", "-ll"]) == want).then_some(())
         });
@@ -85,8 +85,8 @@ fn a_path_is_seen_to_fail_and_to_come_back() {
     assert_eq!(json["maps"][0]["path_groups"][1]["paths"][0]["dev_t"], json!("253:1"), "{json}");
 }
 
-/// Both paths are lost, and the first group comes back last: what is left of the time until
-/// requests fail, and until the better group serves, is told in multipathd's words.
+/// Both paths fail, and the first group returns last. The output shows in multipathd's format the
+/// time until requests fail, and the time until failback.
 #[test]
 fn what_is_left_of_the_time_is_told() {
     let folder = tempfile::tempdir().unwrap();
@@ -122,7 +122,7 @@ fn what_is_left_of_the_time_is_told() {
     let shown = shows("%Q");
     let seconds = shown.strip_suffix(" sec\n").unwrap_or_else(|| panic!("{shown}"));
     assert!((1..=1000).contains(&seconds.parse::<u64>().unwrap()), "{shown}");
-    // The second group is back, and serves; then the first.
+    // The second group returns and is used; then the first.
     server.says(&["multipath", "reinstate", "path", "b"]);
     assert_eq!(client.read(0), 0);
     assert_eq!(shows("%Q"), "1000 chk\n");
@@ -133,7 +133,7 @@ fn what_is_left_of_the_time_is_told() {
     assert!(shown.starts_with('X') && shown.ends_with("/1000\n"), "{shown}");
 }
 
-/// A device without checks: nothing is known, and nothing is made up. Messages in other words.
+/// A device without checks: unknown fields are shown as unknown. Messages are shown too.
 #[test]
 fn what_is_not_known_and_what_is_not_there() {
     let table = "m=0 2048 multipath 2 queue_mode bio 0 1 1 round-robin 0 2 1 @a 1 @b 1";
@@ -162,7 +162,7 @@ fn what_is_not_known_and_what_is_not_there() {
     assert_eq!(raw("paths", "%D %t"), "254:0 failed\n254:1 active\n");
     let none = "udm: /dev/none: no multipath device has this path\n";
     assert_eq!(server.refuses(&["multipath", "fail", "path", "/dev/none"]), none);
-    // With one group only the one that there is can be gone to.
+    // With one group, only that group can be switched to.
     server.says(&["multipath", "switch", "map", "m", "group", "1"]);
     server.refuses(&["multipath", "switch", "map", "m", "group", "2"]);
     server.says(&["remove", "m"]);

@@ -1,5 +1,5 @@
-//! Mapped devices in the real program: how far they can be stacked, whose limits hold, and suspends
-//! and resumes that are called off.
+//! Mapped devices in the real program: the depth of stacks, limits, and cancelled suspends and
+//! resumes.
 
 mod checker;
 mod claims;
@@ -23,7 +23,7 @@ impl Server {
         serde_json::from_str(&body).unwrap()
     }
 
-    /// A verb in the background.
+    /// Starts a verb in the background.
     fn begin(&self, args: &[&str]) -> Child {
         let mut command = udm(args);
         command.env("UDM_SOCKET", &self.socket).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -31,8 +31,8 @@ impl Server {
     }
 }
 
-/// Devices without tables, loaded from the top down, each over the next: there is never anything
-/// deep below the one that is loaded. Then once more with tables that name the one below twice.
+/// Devices without tables, loaded from the top down, each over the next, so that no load finds a
+/// deep stack below. Then again with tables that name the device below twice.
 #[test]
 fn a_stack_has_an_end_however_it_grows() {
     let server = Server::start(&["s0=0 8 zero"]);
@@ -58,7 +58,7 @@ fn a_stack_has_an_end_however_it_grows() {
                     "{body}"
                 );
                 refused += 1;
-                // What was refused is the bottom of one stack; the next one begins below it.
+                // The refused device is the bottom of one stack; the next stack begins below it.
                 assert_eq!(load(i, "0 8 zero").0, 204);
             }
         }
@@ -74,8 +74,8 @@ fn a_stack_has_an_end_however_it_grows() {
     assert!(server.refuses(&["load", "s3", "--table", "0 8 linear @s3 0"]).contains("Device lookup failed"));
 }
 
-/// A device is loaded over one that has no table yet; what is below turns out to be read-only, and
-/// the client is told so.
+/// A device is loaded over one without a table. The device below becomes read-only, and the client
+/// is told so.
 #[test]
 fn limits_are_those_of_the_resume() {
     let server = Server::start(&["other=0 8 zero"]);
@@ -93,8 +93,8 @@ fn limits_are_those_of_the_resume() {
     assert!(client.flags.contains(ExportFlags::READ_ONLY));
     assert_eq!((client.read(0), client.write(0)), (0, 1));
 
-    // Writable below, and read-only afterwards: the one above keeps what it said, and its writes
-    // fail.
+    // The device below becomes read-only later. The device above keeps its announced limits, and
+    // its writes fail.
     server.says(&["load", "low", "--table", "0 2048 linear mem:1M 0"]);
     server.says(&["resume", "low"]);
     server.says(&["load", "up", "--table", "0 2048 linear @low 0"]);
@@ -107,8 +107,8 @@ fn limits_are_those_of_the_resume() {
     assert_eq!(client.read(0), 0);
 }
 
-/// A client keeps the size and the block that it was told. What the device has no more is refused,
-/// request by request, and the rest served.
+/// A client keeps the size and block size that it was told. Requests that the device no longer
+/// supports are refused; all others are served.
 #[test]
 fn what_a_client_was_told_may_be_refused_later() {
     let server = Server::start(&["d=0 2048 linear mem:1M 0"]);
@@ -126,27 +126,27 @@ fn what_a_client_was_told_may_be_refused_later() {
     assert_eq!(ends(&mut client), (0, 0, 0));
 }
 
-/// A server whose device `up` has a read under way that does not end: it waits in `low`, which is
-/// suspended.
+/// A server whose device `up` has a read in flight that does not complete: the read waits in `low`,
+/// which is suspended.
 fn hung() -> (Server, Client) {
     let server =
         Server::start(&["low=0 1024 linear mem:1M 0", "up=0 1024 linear @low 0\n1024 1024 linear mem:1M 0"]);
     server.says(&["suspend", "low"]);
     let mut client = Client::connect(&server.nbd, "up");
     client.ask_read(0);
-    // The second is answered, so the first has been taken in.
+    // The second read is answered, so the first one is in flight.
     assert_eq!(client.read(1500), 0);
     (server, client)
 }
 
-/// `up` is active, with the table that it had, and serves; what hung comes home when it can.
+/// `up` is active with its old table and serves requests; the pending read completes when it can.
 fn goes_on(server: &Server, client: &mut Client) {
     until("an active device", || (server.info("up")["state"] == "active").then_some(()));
     assert!(server.says(&["table", "up"]).starts_with("0 1024 linear 254:0 0\n"));
     assert_eq!(client.read(1501), 0);
     server.says(&["resume", "low"]);
     assert_eq!(client.reply(), (0, 0));
-    // And can be suspended now.
+    // The device can be suspended now.
     server.says(&["suspend", "up"]);
     server.says(&["resume", "up"]);
     assert_eq!(client.read(3), 0);
@@ -166,7 +166,8 @@ fn refused(verb: Child) -> String {
     text(&out.stderr)
 }
 
-/// Ends a verb as Ctrl-C does, which `nohup` and a shell's `&` would ignore: it has no handler.
+/// Ends a verb with SIGTERM, because `nohup` and a shell's `&` would ignore SIGINT; the verb has no
+/// handler.
 fn interrupt(mut verb: Child) {
     kill(&verb, Signal::TERM);
     assert!(!until("the end of the verb", || verb.try_wait().unwrap()).success());
@@ -208,7 +209,7 @@ fn a_resume_calls_a_suspend_off_that_waits() {
     goes_on(&server, &mut client);
 }
 
-/// A file whose reads hang and go on as told: nbdfuse over an nbdkit that is stopped.
+/// A file whose reads can be made to hang: nbdfuse over an nbdkit that can be stopped.
 struct SlowFile {
     nbdkit: Child,
     nbdfuse: Child,
@@ -256,9 +257,9 @@ impl Drop for SlowFile {
     }
 }
 
-/// Storage that hangs below: nobody can hand such requests back, so a suspend without a flush waits
-/// too, and so does a resume with another table. Each ends with its client, and the table that was
-/// live stays.
+/// Storage that hangs below a device cannot give requests back. So a suspend without a flush waits
+/// too, and so does a resume with another table. Each is cancelled with its client, and the live
+/// table stays.
 #[test]
 fn storage_that_hangs_holds_no_verb_for_good() {
     let fuse = std::fs::File::options().read(true).write(true).open("/dev/fuse");
@@ -302,7 +303,7 @@ fn storage_that_hangs_holds_no_verb_for_good() {
     until("the end", || server.child.try_wait().unwrap());
 }
 
-/// Removing waits for nobody: who uses the device is told of at once.
+/// A removal does not wait: it reports at once that the device is in use.
 #[test]
 fn a_device_in_use_is_not_removed_whatever_waits() {
     let (server, mut client) = hung();
@@ -316,8 +317,8 @@ fn a_device_in_use_is_not_removed_whatever_waits() {
     goes_on(&server, &mut client);
 }
 
-/// The server ends, and those that wait are told: it is called off, or done because the requests
-/// ended with the server.
+/// At the end of the server, waiting clients get an answer: the change was cancelled, or it is done
+/// because the shutdown failed the requests.
 #[test]
 fn the_end_of_the_server_ends_what_waits() {
     let (mut server, _client) = hung();
@@ -330,8 +331,8 @@ fn the_end_of_the_server_ends_what_waits() {
     until("the end", || server.child.try_wait().unwrap());
 }
 
-/// Several devices are suspended and resumed together or not at all, in whatever order they are
-/// named, under load.
+/// Several devices are suspended and resumed together or not at all, in any order of names, under
+/// load.
 #[test]
 fn several_change_together_or_not_at_all() {
     let (server, mut client) = hung();
@@ -340,7 +341,7 @@ fn several_change_together_or_not_at_all() {
 
     let said = server.refuses(&["suspend", "other", "nobody"]);
     assert!(said.starts_with("udm: nobody: "), "{said}");
-    // What `up` has in flight waits in `low`.
+    // The request in flight in `up` waits in `low`.
     let said = server.refuses(&["suspend", "other", "up", "--timeout", "0.3"]);
     assert!(said.contains("the device is active"), "{said}");
     assert_eq!(states(["up", "low", "other"]), ["active", "suspended", "active"]);
@@ -350,7 +351,7 @@ fn several_change_together_or_not_at_all() {
     server.says(&["suspend", "low", "other", "up"]);
     assert_eq!(states(["up", "low", "other"]), ["suspended"; 3].map(String::from));
     client.ask_read(3);
-    // What `up` is to have does not fit what `low` is to have. The third keeps what it had too.
+    // The new tables of `up` and `low` do not fit together. The third device keeps its table too.
     server.says(&["load", "other", "--table", "0 1024 linear mem:1M 0"]);
     server.says(&["load", "up", "--table", "0 1024 linear @low 0"]);
     server.says(&["load", "low", "--table", "0 8 zero"]);

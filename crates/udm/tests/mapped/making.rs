@@ -5,7 +5,8 @@ use crate::support::servers::Nbdkit;
 use crate::support::{Server, has, until};
 use std::fs;
 
-/// Two servers of one file become a device by each policy, with what multipath.conf says of it.
+/// Two servers of one file become a device, with each policy, and with the settings of
+/// multipath.conf.
 #[test]
 fn paths_become_a_device_by_policy() {
     if !has("nbdkit") {
@@ -62,7 +63,7 @@ fn paths_become_a_device_by_policy() {
     );
 }
 
-/// What is no set of paths to one disk is refused in one line, and leaves nothing.
+/// Paths that do not lead to one disk are refused in one line, and no device is left.
 #[test]
 fn what_is_not_one_disk_is_refused() {
     let folder = tempfile::tempdir().unwrap();

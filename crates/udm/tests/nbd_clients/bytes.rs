@@ -1,5 +1,5 @@
-//! Requests that begin and end at any byte, and the map of what is allocated, with clients that ask
-//! for them by themselves.
+//! Requests that begin and end at any byte, and maps of allocated ranges, with clients that send
+//! such requests by themselves.
 
 use crate::log::{MountGuard, shell};
 use libtest_mimic::Failed;
@@ -18,8 +18,8 @@ $udm serve --device d='0 1000 linear disk.img 8
   fusermount3 -u nbd; wait'
 "#;
 
-/// Plain nbdfuse with `dd bs=1` in parallel requests of its own, and qemu-io, over a table whose
-/// targets meet within a request.
+/// nbdfuse with parallel requests of `dd bs=1`, and qemu-io, over a table with a target border
+/// inside a request.
 pub fn requests_at_any_byte() -> Result<(), Failed> {
     let folder = MountGuard(TempDir::new().unwrap());
     let place = folder.0.path();
@@ -49,8 +49,8 @@ $udm serve --unix - --device d='0 8192 linear disk.img 0
   cmp mp.sparse disk.img; echo $(($(stat -c %b s.sparse) < 1000 && $(stat -c %b mp.converted) < 1000))'
 "#;
 
-/// Holes of files, of fresh memory and of zeroes show through tables, and nothing that holds data
-/// is taken for a hole.
+/// Holes of files, of fresh memory and of zero targets are visible through tables, and no range
+/// with data is reported as a hole.
 pub fn what_is_allocated() -> Result<(), Failed> {
     let folder = TempDir::new().unwrap();
     let said = shell(folder.path(), MAPS).unwrap_or_else(|said| panic!("{said}"));

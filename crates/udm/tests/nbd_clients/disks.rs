@@ -1,5 +1,5 @@
-//! Files and block devices under the real program: what a name leads to, what two nodes of one disk
-//! agree on, and what is left after a kill.
+//! Files and block devices under the real program: the disk that a name leads to, two nodes of one
+//! disk, and the data after a kill.
 
 use crate::server::{Server, UDM, sh, text};
 use crate::{Outcome, check, folder_with_image, quote, two_paths};
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A loop device, detached when it is dropped.
+/// A loop device, detached on drop.
 struct LoopDevice(String);
 
 impl LoopDevice {
@@ -26,7 +26,7 @@ impl Drop for LoopDevice {
     }
 }
 
-/// A file that is an export, by nbdfuse; unmounted when it is dropped.
+/// An export as a file, through nbdfuse; unmounted on drop.
 struct FuseMount {
     child: Child,
     file: PathBuf,
@@ -64,14 +64,13 @@ impl Drop for FuseMount {
     }
 }
 
-/// qemu-io's commands against an export; what it said. It fails as they do.
+/// Runs qemu-io's commands on an export; returns their output, and fails if they fail.
 fn io(server: &Server, export: &str, commands: &[&str]) -> Result<String, Failed> {
     let commands: String = commands.iter().map(|c| format!(" -c {}", quote(c))).collect();
     sh(&format!("qemu-io -f raw{commands} '{}' 2>&1", server.uri(export)))
 }
 
-/// Writes, flushes and reads back what was just written, block after block, for some seconds and
-/// over `meanwhile`.
+/// fio writes, flushes and reads back block after block, for some seconds and during `meanwhile`.
 fn fio_over(server: &Server, export: &str, meanwhile: impl FnOnce() -> Outcome) -> Outcome {
     let mut fio = server.command("fio");
     fio.args(["--name=verify", "--ioengine=nbd", "--rw=randwrite", "--bs=4k", "--iodepth=16", "--fsync=32"]);
@@ -83,16 +82,16 @@ fn fio_over(server: &Server, export: &str, meanwhile: impl FnOnce() -> Outcome) 
     let outcome = meanwhile();
     std::thread::sleep(Duration::from_millis(500));
     let early = fio.try_wait()?;
-    // What it has written is verified up to there.
+    // fio verifies everything that it has written up to the signal.
     rustix::process::kill_process(rustix::process::Pid::from_child(&fio), rustix::process::Signal::INT)?;
     let out = text(&fio.wait_with_output()?.stdout);
     outcome?;
     check(early.is_none(), &format!("fio ended by itself:\n{out}"))?;
-    // Its reads are all of verification; "total=" counts reads, then writes.
+    // All reads are verification; "total=" counts reads, then writes.
     check(out.contains("err= 0") && out.contains("total=") && !out.contains("total=0,"), &out)
 }
 
-/// The table is loaded anew and a path fails and comes back, ten times.
+/// Reloads the table and fails and reinstates a path, ten times.
 fn change(server: &Server, table: &str) -> Outcome {
     for i in 0..10 {
         let path = format!("253:{}", i % 2);
@@ -104,8 +103,8 @@ fn change(server: &Server, table: &str) -> Outcome {
     Ok(())
 }
 
-/// Two nodes of one disk, each with a page cache of its own if it were let: nothing stale, nothing
-/// lost. And never with those caches.
+/// Two nodes of one disk, each of which could have its own page cache: no stale and no lost data,
+/// and those caches are never used.
 pub fn two_nodes_of_one_disk() -> Outcome {
     let folder = folder_with_image(16 << 20);
     let image = folder.path().join("disk.img");
@@ -132,8 +131,8 @@ pub fn two_nodes_of_one_disk() -> Outcome {
     server.stop()
 }
 
-/// A node is taken away under load. While it is open the kernel lets it be; once it is no path any
-/// more it is gone and no table can have it, until it is there again.
+/// A node is removed under load. While it is open, the kernel keeps it. Once no path uses it, it is
+/// gone, and no table can use it until it exists again.
 pub fn a_node_that_is_taken_away() -> Outcome {
     let folder = folder_with_image(16 << 20);
     let image = folder.path().join("disk.img");
@@ -171,13 +170,13 @@ pub fn a_node_that_is_taken_away() -> Outcome {
     server.stop()
 }
 
-/// Has a loop device show so many bytes of its file; all of them for 0.
+/// Limits a loop device to the given number of bytes of its file; 0 removes the limit.
 const LIMIT_SIZE: &str = "import fcntl, sys; node = open(sys.argv[1], 'rb+', buffering=0); info = bytearray(232); \
                           fcntl.ioctl(node, 0x4c05, info); info[32:40] = int(sys.argv[2]).to_bytes(8, 'little'); \
                           fcntl.ioctl(node, 0x4c04, bytes(info))";
 
-/// A node loses nearly all of its sectors under load: its path fails, the other has all requests,
-/// and it is used again when they are back.
+/// A node loses nearly all of its sectors under load: its path fails, the other path gets all
+/// requests, and the path is used again once the sectors are back.
 pub fn a_node_that_loses_its_sectors() -> Outcome {
     let folder = folder_with_image(16 << 20);
     let image = folder.path().join("disk.img");
@@ -197,7 +196,7 @@ pub fn a_node_that_loses_its_sectors() -> Outcome {
     fio_over(&server, "mp", || {
         show(512)?;
         path_is("F")?;
-        // Checks of its first block are well meanwhile.
+        // Checks of its first block succeed meanwhile.
         std::thread::sleep(Duration::from_millis(2500));
         check(server.udm(&["status", "mp"])?.contains("253:1 F "), "it is used, and is cut short")?;
         show(0)?;
@@ -227,7 +226,7 @@ pub fn two_names_of_one_file() -> Outcome {
     Ok(())
 }
 
-/// A file that takes another's place is used from the next load on; one that grows is larger then.
+/// A file that replaces another is used from the next load on; a file that grew is larger then.
 pub fn a_file_is_replaced_and_grows() -> Outcome {
     let folder = folder_with_image(1 << 20);
     let path = |name: &str| folder.path().join(name);
@@ -258,7 +257,7 @@ pub fn a_file_is_replaced_and_grows() -> Outcome {
     server.stop()
 }
 
-/// A path that has lost its end fails; the other serves what was there, and nobody hears of it.
+/// A path whose file was truncated fails. The other path serves all data, and no client notices.
 pub fn a_path_that_was_cut_fails() -> Outcome {
     let folder = folder_with_image(1 << 20);
     let path = |name: &str| folder.path().join(name);
@@ -279,7 +278,7 @@ pub fn a_path_that_was_cut_fails() -> Outcome {
     server.stop()
 }
 
-/// What was acknowledged is there after a kill, and the disk can be had again at once.
+/// Acknowledged data is present after a kill, and the disk can be opened again at once.
 pub fn a_killed_server_loses_nothing() -> Outcome {
     let folder = folder_with_image(16 << 20);
     let image = folder.path().join("disk.img");
@@ -293,10 +292,10 @@ pub fn a_killed_server_loses_nothing() -> Outcome {
         if round > 1 {
             io(&server, "mp", &[&format!("read -P {} {} 1M", round - 1, at - (1 << 20))])?;
         }
-        // The second is under way when the server dies, and may or may not be there.
+        // The second fio is writing when the server is killed; its data may or may not be present.
         let busy = server
             .command("fio")
-            // One process, which the kill below ends whole.
+            // One process, so that the kill below ends all of it.
             .args(["--name=busy", "--thread", "--ioengine=nbd", "--rw=randwrite", "--bs=4k", "--iodepth=16"])
             .args(["--offset=8M", "--size=8M", "--time_based", "--runtime=60"])
             .arg(format!("--uri={}", server.uri("mp")))
@@ -305,7 +304,7 @@ pub fn a_killed_server_loses_nothing() -> Outcome {
             .spawn();
         std::thread::sleep(Duration::from_millis(300));
         io(&server, "mp", &[&format!("write -P {round} {at} 1M"), "flush"])?;
-        // Dropping it is a kill -9.
+        // Dropping the server is a kill -9.
         drop(server);
         let mut busy = busy?;
         busy.kill()?;
@@ -317,8 +316,8 @@ pub fn a_killed_server_loses_nothing() -> Outcome {
     Ok(())
 }
 
-/// A failed writeback is told once by the kernel, and for good by udm: a disk that works again does
-/// not make lost data good.
+/// The kernel reports a failed writeback once; udm reports it for good, because a disk that works
+/// again does not restore lost data.
 pub fn a_flush_that_failed_stays_failed() -> Outcome {
     let folder = folder_with_image(1 << 20);
     let (inner, outer) = (folder.path().join("inner"), folder.path().join("outer"));
@@ -330,7 +329,7 @@ pub fn a_flush_that_failed_stays_failed() -> Outcome {
     let fuse = FuseMount::over(&below.uri("bad"), folder.path().join("fuse"), 1 << 20)?;
     let node = LoopDevice::over(&fuse.file)?;
     let path = format!("file:{}?direct=off", node.0);
-    // One node, twice: a flush that fails as a path error is sent again.
+    // One node twice: a flush that fails as a path error is sent again on the other path.
     let table = format!("mp=0 2048 multipath 0 0 1 1 round-robin 0 2 1 {path} 1 {path} 1");
     let above = Server::start(&outer, &[&table])?;
     for sync in ["flush", "write -f -P 2 0 4k"] {
@@ -361,7 +360,7 @@ pub fn a_flush_that_failed_stays_failed() -> Outcome {
     below.stop()
 }
 
-/// A file system that hangs hangs what asks it, and nothing else.
+/// A file system that hangs delays only requests for it.
 pub fn a_hung_file_system_holds_up_nobody_else() -> Outcome {
     let folder = folder_with_image(1 << 20);
     let (inner, outer) = (folder.path().join("inner"), folder.path().join("outer"));
@@ -380,7 +379,7 @@ pub fn a_hung_file_system_holds_up_nobody_else() -> Outcome {
     let mut hung = above.command(UDM);
     hung.args(["create", "h", "--table", &table]).env("UDM_SOCKET", outer.join("udm.sock"));
     fuse.signal(rustix::process::Signal::STOP)?;
-    // The kernel answers for it for a second.
+    // The kernel answers from its cache for a second.
     std::thread::sleep(Duration::from_millis(1200));
     let mut hung = hung.stderr(Stdio::null()).spawn()?;
     std::thread::sleep(Duration::from_millis(300));
@@ -400,7 +399,7 @@ pub fn a_hung_file_system_holds_up_nobody_else() -> Outcome {
     };
     let outcome = others();
     let ended = hung.try_wait()?;
-    // Not even a killed server is gone while it hangs.
+    // Even a killed server does not end while the file system hangs.
     fuse.signal(rustix::process::Signal::CONT)?;
     outcome?;
     check(ended.is_none(), "what was to hang did not")?;

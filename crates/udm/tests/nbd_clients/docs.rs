@@ -1,12 +1,12 @@
-//! What the documentation shows, run as a reader runs it: each command in order, in one shell, in
-//! an empty folder.
+//! The examples of the documentation, run like a reader runs them: each command in order, in one
+//! shell, in an empty folder.
 //!
-//! In a block of `sh` each command must succeed. In a block of `console` a line behind `$ ` is a
-//! command, and the lines up to the next one are what it prints; a command that prints `udm: ...`
-//! there must fail. Numbers are not compared, and `...` stands for the rest of a line. Blocks that
-//! begin with `make` are the Makefile's. Those that begin with `# as root` run for root only, and
-//! those that begin with `# with /dev/fuse` only if that can be opened.
-//! A block of `python NAME` is the file of that name.
+//! In a block of `sh` each command must succeed. In a block of `console`, a line after `$ ` is a
+//! command, and the lines up to the next command are its output; if these contain `udm: ...`, the
+//! command must fail. Numbers are not compared, and `...` matches the rest of a line. Blocks that
+//! begin with `make` are skipped: they are for the Makefile. Blocks that begin with `# as root` run
+//! only as root, and blocks that begin with `# with /dev/fuse` only if that can be opened. A block
+//! of `python NAME` is the file of that name.
 
 use super::server::UDM;
 use super::{Outcome, check};
@@ -39,7 +39,7 @@ pub fn snapshots() -> Outcome {
     run_document("docs/snapshots.md")
 }
 
-/// A command, and what it prints where the text shows it.
+/// A command, and its output if the page shows it.
 struct DocCommand {
     line: usize,
     command: String,
@@ -102,7 +102,7 @@ fn run_document(document: &str) -> Outcome {
     for (i, step) in steps.iter().enumerate() {
         let at = said.path().join(i.to_string()).display().to_string();
         let command = format!("{{ {}\n}} >'{at}' 2>&1 </dev/null; echo $? >'{at}.status'", step.command);
-        // The log is written behind what it tells of.
+        // The log is written some time after the event.
         let lines = step.prints.iter().flat_map(|shown| shown.lines()).count();
         script += &match step.command.contains("udm.log") {
             true => format!(
@@ -136,7 +136,7 @@ fn run_document(document: &str) -> Outcome {
     check(left == 0, &format!("{document}: {left} servers are left running"))
 }
 
-/// Whether a command did what the text says.
+/// Checks status and output of a command against the page.
 fn matches(step: &DocCommand, said: &Path) -> Outcome {
     let output = fs::read_to_string(said).unwrap_or_default();
     let status = fs::read_to_string(said.with_extension("status")).unwrap_or_else(|_| "none".into());
@@ -154,7 +154,7 @@ fn matches(step: &DocCommand, said: &Path) -> Outcome {
     check(same, &format!("{}\nand not\n{shown}", what()))
 }
 
-/// Lines without the ends that nobody sees, with one digit for each number.
+/// Lines without trailing blanks, with each number reduced to one digit.
 fn normalize_output(text: &str) -> Vec<String> {
     let plain = |line: &str| {
         let mut out = String::new();
@@ -169,7 +169,7 @@ fn normalize_output(text: &str) -> Vec<String> {
     text.lines().map(plain).collect()
 }
 
-/// Ends the servers that the text left running, by the files that it names; how many there were.
+/// Ends the servers that the page left running, by its pid files; returns their number.
 fn end_what_is_left(folder: &Path) -> usize {
     let mut left = 0;
     let folders =

@@ -1,4 +1,4 @@
-//! Clients that go on on another core: because they are hot, or all the time.
+//! Clients that move to another core: because they are busy, or continuously.
 
 use super::server::{Server, sh_in, text};
 use super::support::nbd::Client;
@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use udm_frontends::nbd::{Export, Exports, ListenAddress, NbdServer, ServerOptions};
 use udm_runtime::{Runtime, RuntimeOptions};
 
-/// Two fio and fourteen clients that do nothing, in two orders: once the two come to different
-/// cores, once to the same.
+/// Two busy fio and fourteen idle clients, in two orders: once the two start on different cores,
+/// once on the same core.
 pub fn two_hot_and_fourteen_idle() -> Outcome {
     for idle_between in [0, 1] {
         let folder = folder_with_image(1 << 20);
@@ -40,7 +40,7 @@ pub fn two_hot_and_fourteen_idle() -> Outcome {
     Ok(())
 }
 
-/// A fio that reads at random until it is dropped.
+/// fio with random reads until it is dropped.
 struct Fio(Child);
 
 impl Fio {
@@ -58,7 +58,7 @@ impl Fio {
 
 impl Drop for Fio {
     fn drop(&mut self) {
-        // It takes its children with it.
+        // At SIGTERM fio ends its job processes.
         let _ = rustix::process::kill_process(
             rustix::process::Pid::from_child(&self.0),
             rustix::process::Signal::TERM,
@@ -67,7 +67,7 @@ impl Drop for Fio {
     }
 }
 
-/// Asks again until it is so. The time is a bound against hanging and no measure.
+/// Polls until `so` is true; fails after 30 s, which only limits a hang.
 fn poll_until(what: &str, mut so: impl FnMut() -> Result<bool, libtest_mimic::Failed>) -> Outcome {
     let end = Instant::now() + Duration::from_secs(30);
     while !so()? {
@@ -77,8 +77,8 @@ fn poll_until(what: &str, mut so: impl FnMut() -> Result<bool, libtest_mimic::Fa
     Ok(())
 }
 
-/// fio writes and verifies, nbdcopy copies there and back over several connections, and qemu-io
-/// reads and writes at any byte, while every client goes on on another core thousands of times.
+/// fio writes and verifies, nbdcopy copies in both directions over several connections, and qemu-io
+/// reads and writes at any byte, while every client moves to another core thousands of times.
 pub fn moved_all_the_time() -> Outcome {
     let folder = folder_with_image(64 << 20);
     sh_in(folder.path(), "head -c 50331648 /dev/urandom > source.img")?;

@@ -8,22 +8,22 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// A folder in which the recipe mounts things; they are gone when it is.
+/// A folder in which the recipe mounts file systems; they are unmounted on drop.
 pub struct MountGuard(pub TempDir);
 
 impl Drop for MountGuard {
     fn drop(&mut self) {
         for name in ["mnt", "nbd"] {
             let place = self.0.path().join(name);
-            // Not mounted in most cases; that is what is wanted.
+            // In most cases it is not mounted, and this fails as expected.
             let _ = Command::new("fusermount3").arg("-uzq").arg(place).stderr(Stdio::null()).status();
         }
     }
 }
 
-/// Runs `script` with the shell in `folder`, for a minute at the most, and returns what it printed.
+/// Runs `script` with the shell in `folder`, for at most a minute, and returns its output.
 pub fn shell(folder: &Path, script: &str) -> Result<String, String> {
-    // Into a file: what daemons keep open behind the script must not keep us.
+    // Output to a file: daemons of the script would keep a pipe open.
     let out = folder.join("out");
     let file = File::create(&out).unwrap();
     let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
@@ -68,7 +68,7 @@ exec $udm serve --device d='0 65536 log-writes disk.img log.img' --run 'set -e
   fusermount3 -u mnt; until fusermount3 -u nbd; do sleep 0.1; done 2>/dev/null; wait'
 "#;
 
-/// Prints how many rows the state has, and fails when SQLite finds anything wrong with it.
+/// Prints the number of rows in the state; fails if SQLite finds an error.
 const CHECK: &str = r#"
 set -e; d=$(mktemp -d); trap 'rm -r $d' EXIT
 debugfs -R "rdump / $d" $image 2>/dev/null
@@ -76,8 +76,8 @@ sqlite3 $d/t.db "pragma integrity_check" | grep -qx ok
 echo rows $(sqlite3 $d/t.db "select count(*) from t" 2>/dev/null)
 "#;
 
-/// Every state that a power cut at a flush could leave holds a sound database, and no row that was
-/// there is gone in a later one.
+/// Every state that a power cut at a flush could leave has a valid database, and no row is missing
+/// in a later state.
 pub fn sqlite_survives_a_cut_at_every_flush() -> Result<(), Failed> {
     let folder = MountGuard(TempDir::new().unwrap());
     let place = folder.0.path();
@@ -98,7 +98,7 @@ pub fn sqlite_survives_a_cut_at_every_flush() -> Result<(), Failed> {
     Ok(())
 }
 
-/// A server that is killed leaves a log of all that it acknowledged.
+/// A killed server leaves a log of everything that it acknowledged.
 pub fn a_killed_server_leaves_a_log() -> Result<(), Failed> {
     let folder = TempDir::new().unwrap();
     let script = r#"

@@ -1,5 +1,5 @@
-//! The real program with clients that no one here wrote: qemu-io, libnbd's tools, fio, and the
-//! kernel's loop device over nbdfuse.
+//! The real program with external clients: qemu-io, libnbd's tools, fio, and the kernel's loop
+//! device over nbdfuse.
 //!
 //! A test whose client is not installed is reported as ignored, with the reason in its name, and
 //! never as passed.
@@ -115,8 +115,8 @@ fn main() {
     libtest_mimic::run(&args, tests).exit();
 }
 
-/// A test that needs the programs in `needs`; `@root` stands for being root, `@fuse` for a fuse
-/// that opens, `@libnbd` for libnbd in Python.
+/// A test that needs the programs in `needs`. `@root` stands for root, `@fuse` for /dev/fuse,
+/// `@libnbd` for libnbd in Python.
 fn trial(name: &str, needs: &[&str], run: fn() -> Outcome) -> Trial {
     let there = |need: &&&str| match **need {
         "@root" => {
@@ -147,7 +147,7 @@ fn folder_with_image(bytes: u64) -> TempDir {
     folder
 }
 
-/// Two names for one image, so that it is two paths.
+/// Two names of one image, which are two paths.
 fn two_paths(folder: &TempDir) {
     fs::hard_link(folder.path().join("disk.img"), folder.path().join("same.img")).unwrap();
 }
@@ -164,7 +164,8 @@ fn qemu_io() -> Outcome {
             quote(run)
         ),
     );
-    // The second line leaves out what is not divisible; the table must say so and serve nothing.
+    // The second line has a length that cannot be divided by the stripes; the table must be
+    // refused.
     check(out.is_err(), "a striped line that does not divide was accepted")?;
     sh_in(
         folder.path(),
@@ -233,8 +234,8 @@ fn fio_verify() -> Outcome {
     check(out.contains("err= 0"), &out)
 }
 
-/// Paths are failed and brought back, both at once too, and the table is loaded anew a hundred
-/// times, while fio writes and verifies.
+/// Paths fail and are reinstated, also both at once, and the table is reloaded a hundred times,
+/// while fio writes and verifies.
 fn fio_under_change() -> Outcome {
     let folder = folder_with_image(64 << 20);
     two_paths(&folder);
@@ -249,11 +250,11 @@ fn fio_under_change() -> Outcome {
         .stderr(Stdio::null())
         .spawn()?;
     let outcome = change_a_hundred_times(&server, table, &mut fio);
-    // fio ends by itself when told to: what it has written is verified up to there.
+    // fio ends on the signal, after it has verified everything written so far.
     rustix::process::kill_process(rustix::process::Pid::from_child(&fio), rustix::process::Signal::INT)?;
     let out = text(&fio.wait_with_output()?.stdout);
     outcome?;
-    // Reads that fio was told to end have no line of their own, but are in the numbers of requests.
+    // Reads after the signal have no line of their own, but are in the request counts.
     let issued = out.split_once("issued rwts: total=").and_then(|(_, counts)| {
         let (reads, rest) = counts.split_once(',')?;
         Some([reads, rest.split_once(',')?.0])
@@ -272,7 +273,7 @@ fn change_a_hundred_times(server: &Server, table: &str, fio: &mut std::process::
             server.udm(&["message", "mp", "0", "fail_path", &format!("253:{}", 1 - i % 2)])?;
         }
         if i % 3 == 0 {
-            // Suspended by hand, with bios held where both paths are down.
+            // Suspends without flush, while bios are held because both paths have failed.
             server.udm(&["load", "mp", "--table", table])?;
             server.udm(&["suspend", "--noflush", "mp"])?;
             server.udm(&["resume", "mp"])?;
@@ -290,7 +291,7 @@ fn change_a_hundred_times(server: &Server, table: &str, fio: &mut std::process::
     Ok(())
 }
 
-/// fio is killed in the middle of it, four times; then nobody holds the device any more and the
+/// fio is killed during its load, four times. Afterwards no client has the device open, and the
 /// server still serves.
 fn killed_clients() -> Outcome {
     let folder = folder_with_image(64 << 20);
@@ -320,7 +321,7 @@ fn killed_clients() -> Outcome {
         fio.kill()?;
         fio.wait()?;
     }
-    // A device can be removed only when nobody uses it.
+    // The device can be removed once no client uses it.
     let deadline = Instant::now() + Duration::from_secs(20);
     while let Err(busy) = server.udm(&["remove", "disk"]) {
         check(Instant::now() < deadline, &format!("still in use: {busy:?}"))?;
@@ -344,7 +345,7 @@ fn full() -> Outcome {
             &format!("'{UDM}' {serve} 'qemu-io -f raw -c \"write -P 1 0 8M\" $uri 2>&1; true'"),
         )?;
         check(out.contains("No space left on device"), &out)?;
-        // What fits still works.
+        // Requests within the limit still work.
         let out = sh_in(
             folder.path(),
             &format!(
@@ -376,8 +377,7 @@ fn file_system() -> Outcome {
     check(out.contains("all good"), &out)
 }
 
-/// With an export open and nothing to do, the threads sleep: the scheduler does not even look at
-/// them.
+/// With an export open and no requests, the threads sleep without any context switch.
 fn idle() -> Outcome {
     let folder = folder_with_image(8 << 20);
     let server = Server::start(folder.path(), &["disk=0 16384 linear disk.img 0"])?;

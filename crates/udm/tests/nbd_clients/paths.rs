@@ -1,4 +1,4 @@
-//! What the log says of paths that fail by themselves, under load of several cores.
+//! Log lines about paths that fail without a message, under load of several cores.
 
 use super::server::{Server, text};
 use super::{Outcome, check};
@@ -10,8 +10,8 @@ use tempfile::TempDir;
 const GOOD: &str = "0 32768 linear @disk 0";
 const BAD: &str = "0 32768 error";
 
-/// A line for each path that fails or returns, one when no path is left, and none for each of
-/// thousands of requests.
+/// One line for each path that fails or is reinstated, one line when no path is left, and no line
+/// per request.
 pub fn paths_that_fail_by_themselves_are_logged() -> Outcome {
     let folder = TempDir::new()?;
     let mp = "mp=0 32768 multipath 3 queue_if_no_path queue_mode bio 0 1 1 round-robin 0 2 1 @a 1 @b 1";
@@ -34,7 +34,7 @@ pub fn paths_that_fail_by_themselves_are_logged() -> Outcome {
     change(&server, "a", BAD)?;
     logged(&server, "multipath: mp: Failing path 254:1 (a): I/O error, ", ": no path left")?;
     logged(&server, "multipath: mp: no path left: ", " requests wait, and those that come")?;
-    // All that the load has in flight comes to wait.
+    // Waits until all requests in flight are queued.
     std::thread::sleep(Duration::from_millis(300));
     change(&server, "a", GOOD)?;
     server.udm(&["message", "mp", "0", "reinstate_path", "254:1"])?;
@@ -49,7 +49,7 @@ pub fn paths_that_fail_by_themselves_are_logged() -> Outcome {
     let out = text(&fio.wait_with_output()?.stdout);
     check(out.contains("err= 0"), &out)?;
 
-    // Without queueing requests fail, and the return says how many.
+    // Without queueing, requests fail, and the line about the reinstated path has their number.
     server.udm(&["message", "mp", "0", "fail_if_no_path"])?;
     server.udm(&["message", "mp", "0", "fail_path", "254:1"])?;
     logged(&server, "multipath: mp: Failing path 254:1 (a): by message: 1 of 2 paths left", "")?;

@@ -1,4 +1,4 @@
-//! A running `udm serve`, and shell commands that can't run for ever.
+//! A running `udm serve`, and shell commands with a time limit.
 
 use libtest_mimic::Failed;
 use std::fs;
@@ -9,19 +9,19 @@ use std::time::{Duration, Instant};
 /// The program under test.
 pub const UDM: &str = env!("CARGO_BIN_EXE_udm");
 
-/// No command here takes more than a few seconds; one that hangs is killed.
+/// Time limit of a command; none takes more than a few seconds unless it hangs.
 const COMMAND_SECONDS: u32 = 120;
 
 pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Runs a shell command; its standard output, or what it said when it failed.
+/// Runs a shell command; returns its standard output, or its error text if it fails.
 pub fn sh(command: &str) -> Result<String, Failed> {
     sh_in(Path::new("."), command)
 }
 
-/// As [`sh`], in a folder.
+/// The same as [`sh`], in a folder.
 pub fn sh_in(folder: &Path, command: &str) -> Result<String, Failed> {
     let out = Command::new("timeout")
         .args(["-k", "5", &COMMAND_SECONDS.to_string(), "sh", "-c", command])
@@ -35,32 +35,32 @@ pub fn sh_in(folder: &Path, command: &str) -> Result<String, Failed> {
     }
 }
 
-/// A server in the background. It ends with its owner.
+/// A server in the background. Dropping it ends the server.
 pub struct Server {
     child: Child,
     folder: PathBuf,
 }
 
 impl Server {
-    /// Serves `devices` on sockets in `folder`, and waits until it does.
+    /// Serves `devices` on sockets in `folder`, and waits until the server is ready.
     pub fn start(folder: &Path, devices: &[&str]) -> Result<Server, Failed> {
         let log = fs::File::create(folder.join("serve.log"))?;
         Server::start_with(folder, devices, log.into(), "warn")
     }
 
-    /// As [`Server::start`], on these CPUs.
+    /// The same as [`Server::start`], on these CPUs.
     pub fn start_on(folder: &Path, devices: &[&str], cpus: &str) -> Result<Server, Failed> {
         let log = fs::File::create(folder.join("serve.log"))?;
         Server::start_as(folder, &["--cores", cpus], devices, log.into(), "warn")
     }
 
-    /// As [`Server::start`], whose paths are checked each second.
+    /// The same as [`Server::start`], with path checks every second.
     pub fn start_checking(folder: &Path, devices: &[&str]) -> Result<Server, Failed> {
         let log = fs::File::create(folder.join("serve.log"))?;
         Server::start_as(folder, &["--check-paths", "1"], devices, log.into(), "warn")
     }
 
-    /// As [`Server::start`], with a log of this level that goes to `stderr`.
+    /// The same as [`Server::start`], with a log of this level to `stderr`.
     pub fn start_with(folder: &Path, devices: &[&str], stderr: Stdio, level: &str) -> Result<Server, Failed> {
         Server::start_as(folder, &[], devices, stderr, level)
     }
@@ -73,7 +73,7 @@ impl Server {
         level: &str,
     ) -> Result<Server, Failed> {
         let mut command = Command::new(UDM);
-        // A test says what happens to paths.
+        // By default the test controls the states of paths.
         let off = if options.contains(&"--check-paths") { &[][..] } else { &["--check-paths", "off"] };
         command.arg("serve").args(off).args(options).args(devices.iter().flat_map(|d| ["--device", d]));
         command
@@ -104,7 +104,7 @@ impl Server {
         command
     }
 
-    /// One of the verbs, against this server.
+    /// Runs a verb against this server.
     pub fn udm(&self, words: &[&str]) -> Result<String, Failed> {
         let mut command = self.command("timeout");
         command.args(["-k", "5", "30", UDM]).args(words).env("UDM_SOCKET", self.folder.join("udm.sock"));
@@ -116,12 +116,12 @@ impl Server {
         }
     }
 
-    /// What it has logged, when that goes to its file.
+    /// The log so far, if it goes to the file.
     pub fn log(&self) -> String {
         fs::read_to_string(self.folder.join("serve.log")).unwrap_or_default()
     }
 
-    /// The CPU time that each of its cores has spent so far, in ticks.
+    /// The CPU time that each core has used so far, in ticks.
     pub fn cores(&self) -> Result<Vec<u64>, Failed> {
         let mut spent = Vec::new();
         for task in fs::read_dir(format!("/proc/{}/task", self.child.id()))? {
@@ -130,8 +130,8 @@ impl Server {
                 continue;
             };
             if name.starts_with("udm-core") {
-                // proc(5): user and system time are fields 14 and 15, and the state behind the name
-                // is field 3.
+                // proc(5): user and system time are fields 14 and 15; the state, after the name, is
+                // field 3.
                 let ticks = rest.split_whitespace().skip(11).take(2).filter_map(|n| n.parse::<u64>().ok());
                 spent.push(ticks.sum());
             }
@@ -139,7 +139,7 @@ impl Server {
         Ok(spent)
     }
 
-    /// Context switches of all its threads so far.
+    /// Context switches of all threads so far.
     pub fn switches(&self) -> Result<u64, Failed> {
         let mut sum = 0;
         for task in fs::read_dir(format!("/proc/{}/task", self.child.id()))? {
@@ -150,7 +150,7 @@ impl Server {
         Ok(sum)
     }
 
-    /// Ends it as a user would, and has it say that all was well.
+    /// Ends the server with SIGTERM, and checks its status.
     pub fn stop(mut self) -> Result<(), Failed> {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;

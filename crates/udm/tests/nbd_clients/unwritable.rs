@@ -1,4 +1,4 @@
-//! A log that can't be written: the server serves, verifies and ends as if nothing had happened.
+//! A log that cannot be written: the server serves, verifies and ends as usual.
 
 use super::server::{Server, text};
 use super::{Outcome, check, folder_with_image, two_paths};
@@ -10,35 +10,36 @@ use std::os::unix::net::UnixStream;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-/// More than a debug log of a line each could bear, and more than the listener has places for.
+/// Number of connections: more than the log's queue has lines, and more than the listener has
+/// slots.
 const CONNECTS: usize = 1100;
 
-/// Standard error is a device without room: every write fails.
+/// Standard error is a full device: every write fails.
 pub fn full() -> Outcome {
     serves_and_ends(Stdio::from(fs::File::options().write(true).open("/dev/full")?))
 }
 
-/// Nobody will ever read standard error again: every write fails with EPIPE.
+/// Standard error is a pipe without a reader: every write fails with EPIPE.
 pub fn closed() -> Outcome {
     let (reader, writer) = pipe()?;
     drop(reader);
     serves_and_ends(Stdio::from(writer))
 }
 
-/// Standard error is a full pipe whose reader does not read: every write blocks for good.
+/// Standard error is a full pipe whose reader does not read: every write blocks for ever.
 pub fn unread() -> Outcome {
     let (_reader, writer) = full_pipe()?;
     serves_and_ends(writer)
 }
 
-/// A client without any rights can make the server log, but not much.
+/// A client can cause log lines, but only a limited number.
 pub fn bounded() -> Outcome {
     let folder = folder_with_image(1 << 20);
     let log = fs::File::create(folder.path().join("serve.log"))?;
     let server = Server::start_with(folder.path(), &["d=disk.img"], log.into(), "debug")?;
     for _ in 0..5000 {
         let mut client = UnixStream::connect(folder.path().join("nbd.sock"))?;
-        // It may have been turned away already.
+        // The server may have disconnected the client already.
         let _ = client.write_all(&[0xff; 64]);
     }
     let deadline = Instant::now() + Duration::from_secs(20);
@@ -61,8 +62,8 @@ fn full_pipe() -> Result<(PipeReader, Stdio), Failed> {
     Ok((reader, Stdio::from(writer)))
 }
 
-/// Verified load, and meanwhile all that is worth a line: strange clients, paths that fail and
-/// return.
+/// Runs a verified load and meanwhile causes log lines: invalid clients, paths that fail and are
+/// reinstated.
 fn serves_and_ends(stderr: Stdio) -> Outcome {
     let folder = folder_with_image(64 << 20);
     two_paths(&folder);
@@ -82,7 +83,7 @@ fn serves_and_ends(stderr: Stdio) -> Outcome {
         .spawn()?;
     for i in 0..CONNECTS {
         let mut client = UnixStream::connect(folder.path().join("nbd.sock"))?;
-        // It may have been turned away already.
+        // The server may have disconnected the client already.
         let _ = client.write_all(&[0xff; 64]);
         if i % 50 == 0 {
             server.udm(&["message", "mp", "0", "fail_path", "253:0"])?;
@@ -91,7 +92,7 @@ fn serves_and_ends(stderr: Stdio) -> Outcome {
     }
     let out = text(&fio.wait_with_output()?.stdout);
     check(out.contains("err= 0") && out.contains("write: IOPS"), &out)?;
-    // A log of writes that fills up says so and logs no more; its device goes on.
+    // A log-writes log that is full is reported, and its device continues without logging.
     let fill = "-k 5 60 fio --name=fill --ioengine=nbd --rw=write --bs=64k --size=4M --fsync=1".split(' ');
     let uri = format!("--uri={}", server.uri("lw"));
     let filled = server.command("timeout").args(fill).arg(uri).output()?;

@@ -6,15 +6,15 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 
-/// A page in a browser. Dropping it ends both.
+/// A page in a browser. Dropping it ends the browser and the driver.
 pub struct Browser {
     driver: Child,
     port: u16,
     session: String,
 }
 
-/// One HTTP exchange with something that listens on loopback: its answer, as long as it says. (Not
-/// everybody closes when asked to.)
+/// Sends one HTTP request to a port on loopback; returns the response, whose length is in its head.
+/// (Not every server closes the connection on request.)
 pub fn exchange(port: u16, request: &str) -> String {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -36,7 +36,7 @@ pub fn exchange(port: u16, request: &str) -> String {
 }
 
 impl Browser {
-    /// A browser that shows `url`; nothing where there is no browser to be had.
+    /// A browser that shows `url`; `None` if no browser is installed.
     pub fn open(url: &str) -> Option<Browser> {
         if !has("chromium") || !has("chromedriver") {
             return None;
@@ -49,10 +49,10 @@ impl Browser {
         until("a driver that listens", || TcpStream::connect(("127.0.0.1", port)).ok());
         let args = [
             "--headless",
-            // Chromium does not run as root otherwise.
+            // Chromium needs this as root.
             "--no-sandbox",
             "--disable-gpu",
-            // A container may have little of it.
+            // A container may have little shared memory.
             "--disable-dev-shm-usage",
             "--disable-quic",
             "--no-first-run",
@@ -88,12 +88,12 @@ impl Browser {
         self.call(method, &format!("/session/{}{path}", self.session), body)
     }
 
-    /// What a function's body returns in the page.
+    /// Runs the body of a function in the page; returns its result.
     pub fn run(&self, script: &str) -> Value {
         self.ask("POST", "/execute/sync", &json!({"script": script, "args": []}))
     }
 
-    /// Waits until a function's body returns something that is true.
+    /// Waits until the body of a function returns true.
     pub fn until(&self, script: &str) {
         until(script, || (self.run(script) == json!(true)).then_some(()));
     }
@@ -103,7 +103,7 @@ impl Drop for Browser {
     fn drop(&mut self) {
         if !self.session.is_empty() {
             let path = format!("/session/{}", self.session);
-            // A test that failed says so itself.
+            // A failed test reports its own error.
             let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 self.call("DELETE", &path, &json!({}));
             }));

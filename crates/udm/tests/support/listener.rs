@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 
-/// A client that listens, and reads when it is told to.
+/// A client that listens for events, and reads only when asked.
 pub struct EventListener(pub BufReader<UnixStream>, u32);
 
 impl EventListener {
@@ -17,7 +17,7 @@ impl EventListener {
         let mut listener = EventListener(BufReader::new(stream), 0);
         let head = listener.line();
         if head.starts_with("HTTP/1.1 200") {
-            // It listens from here on.
+            // From this line on it receives events.
             while listener.line().trim() != ": udm" {}
         }
         listener
@@ -26,7 +26,7 @@ impl EventListener {
     fn line(&mut self) -> String {
         let mut line = String::new();
         assert!(self.0.read_line(&mut line).unwrap() > 0, "the stream has ended");
-        // A server that has nothing to say says so every 10 s.
+        // An idle server sends a comment every 10 s.
         self.1 = if line.starts_with(':') {
             self.1 + 1
         } else if line.trim().len() > 4 {
@@ -38,7 +38,7 @@ impl EventListener {
         line
     }
 
-    /// The next event, whose head says the same as its data.
+    /// The next event; its `id` and `event` lines must match its data.
     pub fn next(&mut self) -> Value {
         let mut id = String::new();
         loop {
@@ -54,7 +54,7 @@ impl EventListener {
         }
     }
 
-    /// The next `n`, as `device kind`.
+    /// The next `n` events, as `device kind`.
     pub fn kinds(&mut self, n: usize) -> Vec<String> {
         let name = |event: Value| {
             format!("{} {}", event["device"].as_str().unwrap(), event["kind"].as_str().unwrap())
@@ -62,7 +62,7 @@ impl EventListener {
         (0..n).map(|_| name(self.next())).collect()
     }
 
-    /// The kinds of all of `device` until one is `last`.
+    /// The kinds of events up to the first one that is `last`.
     pub fn until(&mut self, last: &str) -> Vec<String> {
         let mut all = Vec::new();
         while all.last().is_none_or(|kind| kind != last) {

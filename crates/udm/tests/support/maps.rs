@@ -1,4 +1,4 @@
-//! An NBD client that asks for maps, and for nothing else.
+//! An NBD client that only queries block status.
 
 use super::nbd::dial;
 use std::io::{Read, Write};
@@ -10,7 +10,7 @@ use udm_wire::nbd::{
     encode_client_flags,
 };
 
-/// Its connection. What it was told of its contexts by number.
+/// A connection, with the numbers and names of its metadata contexts.
 pub struct DirtyMapClient {
     stream: UnixStream,
     ids: Vec<(u32, String)>,
@@ -21,7 +21,7 @@ fn meta(export: &str, queries: &[&str]) -> MetaRequest {
 }
 
 impl DirtyMapClient {
-    /// A client that has said hello, and has said nothing of an export.
+    /// Connects and completes the greeting; chooses no export.
     pub fn dial(socket: &Path) -> DirtyMapClient {
         let mut stream = dial(socket);
         stream.read_exact(&mut [0; GREETING_SIZE]).unwrap();
@@ -33,7 +33,7 @@ impl DirtyMapClient {
         maps
     }
 
-    /// One that has chosen the map `name` of `export`, and that.
+    /// Connects, and chooses `export` with the dirty bitmap `name`.
     pub fn of(socket: &Path, export: &str, name: &str) -> DirtyMapClient {
         let mut maps = DirtyMapClient::dial(socket);
         let context = format!("qemu:dirty-bitmap:{name}");
@@ -42,7 +42,7 @@ impl DirtyMapClient {
         maps
     }
 
-    /// The next answer to an option.
+    /// The next reply to an option.
     pub fn answer(&mut self) -> OptionReply {
         let mut header = [0; OPTION_REPLY_HEADER_SIZE];
         self.stream.read_exact(&mut header).unwrap();
@@ -58,13 +58,13 @@ impl DirtyMapClient {
         self.stream.write_all(&bytes).unwrap();
     }
 
-    /// The names of the contexts that are there.
+    /// The names of the available contexts.
     pub fn list(&mut self, export: &str, queries: &[&str]) -> Result<Vec<String>, String> {
         self.send(&ClientOption::ListMetaContext(meta(export, queries)));
         self.names()
     }
 
-    /// Chooses contexts; those that were.
+    /// Chooses contexts; returns the names that the server accepted.
     pub fn set(&mut self, export: &str, queries: &[&str]) -> Result<Vec<String>, String> {
         self.send(&ClientOption::SetMetaContext(meta(export, queries)));
         self.names()
@@ -87,13 +87,13 @@ impl DirtyMapClient {
         while self.answer() != OptionReply::Ack {}
     }
 
-    /// Asks for the maps of a range.
+    /// Sends a block-status request.
     pub fn ask(&mut self, flags: CommandFlags, offset: u64, len: u32) {
         let request = Request { flags, command: Command::BlockStatus, cookie: offset, offset, len };
         self.stream.write_all(&request.encode()).unwrap();
     }
 
-    /// What each context says, in the order in which they were told.
+    /// The extents of each context, in the order in which they were chosen.
     pub fn maps(&mut self, flags: CommandFlags, offset: u64, len: u32) -> Vec<Vec<(u32, u32)>> {
         self.ask(flags, offset, len);
         let mut found = vec![Vec::new(); self.ids.len()];
@@ -118,7 +118,7 @@ impl DirtyMapClient {
         }
     }
 
-    /// What the one context says.
+    /// The extents of the only context.
     pub fn map(&mut self, offset: u64, len: u32) -> Vec<(u32, u32)> {
         self.maps(CommandFlags::empty(), offset, len).remove(0)
     }

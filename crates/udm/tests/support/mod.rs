@@ -1,5 +1,5 @@
-//! What tests of the program share: a running `udm serve`, and its verbs.
-#![allow(dead_code, reason = "each test file is a program of its own and uses its part")]
+//! Shared parts of the program's tests: a running `udm serve`, and its verbs.
+#![allow(dead_code, reason = "each test file is a separate program and uses a part of this module")]
 
 pub mod browser;
 pub mod listener;
@@ -22,15 +22,14 @@ use tempfile::TempDir;
 
 pub const UDM: &str = env!("CARGO_BIN_EXE_udm");
 
-/// Longer than anything here takes on a busy machine. It ends what hangs; nothing is measured by
-/// it.
+/// Longer than any operation takes on a busy machine. It only ends tests that hang.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// `udm` in a world of its own: no socket of the user's can be meant.
+/// `udm` without the user's environment, so it cannot reach the user's server.
 pub fn udm(args: &[&str]) -> Command {
     let mut command = Command::new(UDM);
     command.args(args).env_remove("UDM_SOCKET").env_remove("UDM_LOG").env_remove("XDG_RUNTIME_DIR");
-    // Nothing of other servers is known, and what is kept is kept nowhere.
+    // No state folder: marks of other servers are not seen, and none are written.
     command.env("UDM_STATE", "/dev/null/udm");
     command.stdin(Stdio::null());
     command
@@ -40,13 +39,13 @@ pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Says why a test, or a part of it, was left out.
-#[expect(clippy::print_stderr, reason = "what was left out is said where the tests report")]
+/// Reports why a test or a part of it was skipped.
+#[expect(clippy::print_stderr, reason = "skips are reported in the output of the tests")]
 pub fn report_skip(why: &str) {
     eprintln!("SKIPPED: {why}");
 }
 
-/// True when `program` can be run; says so when it can't.
+/// True if `program` can be run; otherwise reports the skip.
 pub fn has(program: &str) -> bool {
     let found =
         Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok();
@@ -56,7 +55,7 @@ pub fn has(program: &str) -> bool {
     found
 }
 
-/// Polls `done` until it gives something.
+/// Polls `done` until it returns a value.
 pub fn until<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
     let begin = Instant::now();
     while begin.elapsed() < PATIENCE {
@@ -68,8 +67,8 @@ pub fn until<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
     panic!("{what}: not within {PATIENCE:?}");
 }
 
-/// Sends a signal. Behind a stop all threads of the process stand still: until they do, one of them
-/// may take and answer what is asked of it.
+/// Sends a signal. After SIGSTOP, waits until all threads have stopped: until then one of them may
+/// still handle a request.
 pub fn signal(pid: Pid, signal: Signal) {
     kill_process(pid, signal).unwrap();
     if signal == Signal::STOP {
@@ -83,7 +82,7 @@ pub fn signal(pid: Pid, signal: Signal) {
     }
 }
 
-/// A running `udm serve`. Dropping it kills it.
+/// A running `udm serve`. Dropping it kills the server.
 pub struct Server {
     pub child: Child,
     pub folder: TempDir,
@@ -92,18 +91,18 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves `devices` (`NAME=TABLE`), and waits until it answers.
+    /// Serves `devices` (`NAME=TABLE`), and waits until the server answers.
     pub fn start(devices: &[&str]) -> Server {
         Server::start_with(devices, &[])
     }
 
-    /// The same with more options. Without `--cores` there is one, on the first CPU. Paths are not
-    /// looked after where the options do not say so: a test says what happens to them.
+    /// The same with more options. The default is one core on the first CPU, and no path checks:
+    /// the test controls the states of paths.
     pub fn start_with(devices: &[&str], options: &[&str]) -> Server {
         Server::start_by(udm(&["serve"]), devices, options)
     }
 
-    /// The same by `command`, which becomes `udm serve`.
+    /// The same with `command`, which runs `udm serve`.
     pub fn start_by(mut command: Command, devices: &[&str], options: &[&str]) -> Server {
         let folder = tempfile::tempdir().unwrap();
         let (socket, nbd) = (folder.path().join("control.sock"), folder.path().join("nbd.sock"));
@@ -129,17 +128,17 @@ impl Server {
         server
     }
 
-    /// What it has logged so far.
+    /// The log so far.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.folder.path().join("log")).unwrap()
     }
 
-    /// A verb, with its output.
+    /// Runs a verb; returns its output.
     pub fn verb(&self, args: &[&str]) -> Output {
         udm(args).env("UDM_SOCKET", &self.socket).output().unwrap()
     }
 
-    /// A verb that must work; what it printed.
+    /// Runs a verb that must succeed; returns its standard output.
     pub fn says(&self, args: &[&str]) -> String {
         let out = self.verb(args);
         assert!(out.status.success(), "{args:?}: {}", text(&out.stderr));
@@ -147,7 +146,7 @@ impl Server {
         text(&out.stdout)
     }
 
-    /// A verb that must fail; what it said.
+    /// Runs a verb that must fail; returns its standard error.
     pub fn refuses(&self, args: &[&str]) -> String {
         let out = self.verb(args);
         assert_eq!(out.status.code(), Some(1), "{args:?}: {}{}", text(&out.stdout), text(&out.stderr));
@@ -172,23 +171,24 @@ impl Drop for Server {
     }
 }
 
-/// Sends bytes, as many as the server takes, and then no more. Gives back all that the server
-/// answers until it closes.
+/// Sends as many bytes as the server accepts, and closes the sending side. Returns everything that
+/// the server sends until it closes.
 pub fn raw(socket: &Path, bytes: &[u8]) -> String {
     exchange(socket, bytes, true)
 }
 
-/// Sends a request that asks the server to close behind its answer.
+/// Sends a request that asks the server to close after its response.
 pub fn ask(socket: &Path, bytes: &[u8]) -> String {
     exchange(socket, bytes, false)
 }
 
-/// `hang_up`: a client that sends no more is gone, to this server, unless it is answered already.
+/// With `hang_up` the client closes its sending side. The server takes this for a disconnect,
+/// unless it has already answered.
 fn exchange(socket: &Path, bytes: &[u8], hang_up: bool) -> String {
     let mut stream = UnixStream::connect(socket).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream.set_write_timeout(Some(PATIENCE)).unwrap();
-    // A server that has had enough closes.
+    // The server may close the connection early.
     let _ = stream.write_all(bytes);
     if hang_up {
         let _ = stream.shutdown(std::net::Shutdown::Write);
@@ -202,7 +202,7 @@ fn exchange(socket: &Path, bytes: &[u8], hang_up: bool) -> String {
     text(&answer)
 }
 
-/// An HTTP answer: status, head, body.
+/// Splits an HTTP response: status, head, body.
 pub fn answer(answer: &str) -> (u16, String, String) {
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((answer, ""));
     let status = head.split(' ').nth(1).and_then(|s| s.parse().ok()).unwrap_or(0);

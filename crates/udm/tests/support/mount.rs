@@ -1,4 +1,4 @@
-//! A mount whose server can be stopped.
+//! A mount with a server that can be stopped.
 
 use super::{has, report_skip, until};
 use rustix::process::{Pid, Signal, kill_process};
@@ -7,8 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use tempfile::TempDir;
 
-/// A mount with one file, `nbd`: nbdfuse, and nbdkit behind it. Both are ended, and the mount taken
-/// down, with its owner.
+/// A mount with one file, `nbd`: nbdfuse over nbdkit. Dropping it ends both and removes the mount.
 pub struct Mount {
     fuse: Child,
     behind: Pid,
@@ -16,12 +15,12 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// `None`, said aloud, where there is no FUSE.
+    /// Returns `None` and reports the skip if there is no FUSE.
     pub fn new() -> Option<Mount> {
         Mount::of(&["memory", "1M"])
     }
 
-    /// Over an nbdkit with these arguments.
+    /// The same with an nbdkit with these arguments.
     pub fn of(kit: &[&str]) -> Option<Mount> {
         if !has("nbdfuse") || !has("nbdkit") || !has("fusermount3") {
             return None;
@@ -49,12 +48,12 @@ impl Mount {
         self.folder.path().join("nbd")
     }
 
-    /// To the mount's server.
+    /// Sends a signal to the mount's server.
     pub fn signal(&self, signal: Signal) {
         super::signal(Pid::from_child(&self.fuse), signal);
     }
 
-    /// To what the mount's server asks for the data.
+    /// Sends a signal to the nbdkit that has the data.
     pub fn signal_behind(&self, signal: Signal) {
         super::signal(self.behind, signal);
     }

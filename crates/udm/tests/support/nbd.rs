@@ -1,4 +1,4 @@
-//! As much of an NBD client as these tests need.
+//! A minimal NBD client for tests.
 
 use super::PATIENCE;
 use std::io::{self, Read, Write};
@@ -11,7 +11,7 @@ use udm_wire::nbd::{
 
 const SECTOR: u64 = 512;
 
-/// A connection, before the handshake.
+/// Connects, without a handshake.
 pub fn dial(socket: &Path) -> UnixStream {
     let stream = UnixStream::connect(socket).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -19,12 +19,12 @@ pub fn dial(socket: &Path) -> UnixStream {
     stream
 }
 
-/// A client of an export. Its answers are simple replies.
+/// A client of an export, with simple replies.
 pub struct Client {
     pub stream: UnixStream,
     pub size: u64,
     pub flags: ExportFlags,
-    /// What was asked; the place in it is the cookie.
+    /// The requests so far; the index is the cookie.
     asked: Vec<(Command, u64, u64)>,
 }
 
@@ -42,23 +42,23 @@ impl Client {
         Client { stream, size: u64::from_be_bytes(size), flags, asked: Vec::new() }
     }
 
-    /// Sends the head of a request. A write's payload is the caller's.
+    /// Sends the header of a request. The caller sends the payload of a write.
     pub fn head(&mut self, command: Command, offset: u64, len: u64) -> io::Result<()> {
         let request = self.request(CommandFlags::empty(), command, offset, len);
         self.stream.write_all(&request)
     }
 
-    /// The bytes of the next request's head.
+    /// The header of the next request.
     fn request(&mut self, flags: CommandFlags, command: Command, offset: u64, len: u64) -> Vec<u8> {
         let cookie = self.asked.len() as u64;
         self.asked.push((command, offset, len));
         Request { flags, command, cookie, offset, len: len as u32 }.encode().to_vec()
     }
 
-    /// Sends a request, a write with its data: its cookie. They count from 0.
+    /// Sends a request, with its data if it is a write; returns its cookie. Cookies count from 0.
     ///
     /// # Errors
-    /// The server is gone.
+    /// The server has closed the connection.
     pub fn send(
         &mut self,
         flags: CommandFlags,
@@ -73,7 +73,7 @@ impl Client {
         Ok(self.asked.len() as u64 - 1)
     }
 
-    /// Sends a request. What is written are ones.
+    /// Sends a request; the payload of a write is bytes of 1.
     pub fn ask(&mut self, command: Command, offset: u64, len: u64) {
         self.head(command, offset, len).unwrap();
         if command == Command::Write {
@@ -81,10 +81,10 @@ impl Client {
         }
     }
 
-    /// The next answer: the cookie, the error, and what was read.
+    /// The next reply: the cookie, the error, and the data of a read.
     ///
     /// # Errors
-    /// The server is gone.
+    /// The server has closed the connection.
     pub fn answer(&mut self) -> io::Result<(u64, u32, Vec<u8>)> {
         let mut head = [0; 16];
         self.stream.read_exact(&mut head)?;
@@ -97,18 +97,18 @@ impl Client {
         Ok((cookie, error, data))
     }
 
-    /// The next answer: the offset that was asked for, and the error.
+    /// The next reply: the offset of its request, and the error.
     pub fn reply(&mut self) -> (u64, u32) {
         let (cookie, error, _) = self.answer().unwrap();
         (self.asked[cookie as usize].1, error)
     }
 
-    /// The error of the next answer.
+    /// The error of the next reply.
     pub fn error(&mut self) -> u32 {
         self.reply().1
     }
 
-    /// One request and its answer: the error.
+    /// Sends one request; returns the error of its reply.
     pub fn one(&mut self, command: Command, offset: u64, len: u64) -> u32 {
         self.ask(command, offset, len);
         let (answered, error) = self.reply();
@@ -116,17 +116,17 @@ impl Client {
         error
     }
 
-    /// Begins to read a sector.
+    /// Sends a read of one sector.
     pub fn ask_read(&mut self, sector: u64) {
         self.ask(Command::Read, sector * SECTOR, SECTOR);
     }
 
-    /// Reads a sector: the error.
+    /// Reads one sector; returns the error.
     pub fn read(&mut self, sector: u64) -> u32 {
         self.one(Command::Read, sector * SECTOR, SECTOR)
     }
 
-    /// Writes a sector: the error.
+    /// Writes one sector; returns the error.
     pub fn write(&mut self, sector: u64) -> u32 {
         self.one(Command::Write, sector * SECTOR, SECTOR)
     }

@@ -1,4 +1,4 @@
-//! Servers of NBD below: nbdkit, and one that does whatever a test wants; and fio above.
+//! NBD servers below udm: nbdkit and a scripted server; and fio above it.
 
 use super::{Server, until};
 use rustix::process::{Pid, Signal};
@@ -29,7 +29,7 @@ impl Nbdkit {
         nbdkit
     }
 
-    /// Starts it, as it was.
+    /// Starts the server again with the same arguments.
     pub fn again(&mut self) {
         let _ = std::fs::remove_file(&self.socket);
         let mut command = Command::new("nbdkit");
@@ -39,8 +39,8 @@ impl Nbdkit {
         until("nbdkit that answers", || UnixStream::connect(&self.socket).ok());
     }
 
-    /// Starts another in its place while it shuts down: it goes on for as long as it has clients.
-    /// What is left of it.
+    /// Starts a new server while the old one shuts down, which lasts until its clients have
+    /// disconnected. Returns the old process.
     pub fn restart(&mut self) -> Child {
         self.signal(Signal::TERM);
         let before = self.child.take().unwrap();
@@ -75,12 +75,12 @@ pub fn fio(server: &Server, device: &str, more: &str) -> Command {
     fio.args("-k 5 120 fio --name=t --ioengine=nbd --bs=4k --iodepth=16 --verify=crc32c".split(' '));
     fio.arg(format!("--uri=nbd+unix:///{device}?socket={}", server.nbd.display()));
     fio.args(more.split(' ')).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // What it leaves behind for a later check of the same data is not wanted here.
+    // fio's state for a later verification is not needed.
     fio.arg("--verify_state_save=0").current_dir(server.folder.path());
     fio
 }
 
-/// A server that answers the handshake, and then does what a test wants with each connection.
+/// A server that completes the handshake, and then runs the test's function for each connection.
 pub struct ScriptedServer {
     socket: PathBuf,
     _folder: TempDir,
@@ -122,7 +122,7 @@ pub fn handshake(stream: &mut UnixStream, size: u64) -> std::io::Result<()> {
     stream.write_all(&greeting(HandshakeFlags::FIXED_NEWSTYLE | HandshakeFlags::NO_ZEROES))?;
     let mut parser = HandshakeParser::new();
     loop {
-        // A byte at a time: what follows the handshake is not ours to take.
+        // Reads single bytes, because data after the handshake belongs to the test.
         let mut byte = [0];
         stream.read_exact(&mut byte)?;
         let Ok(Some(ClientMessage::Option(option))) = parser.next(&mut &byte[..]) else { continue };
@@ -154,7 +154,7 @@ pub fn request(stream: &mut UnixStream) -> Option<Request> {
     Some(request)
 }
 
-/// Serves zeroes until the client goes.
+/// Serves zeroes until the client disconnects.
 pub fn serve_zeroes(stream: &mut UnixStream) {
     while let Some(request) = request(stream) {
         let mut out = SimpleReply { error: 0, cookie: request.cookie }.encode().to_vec();

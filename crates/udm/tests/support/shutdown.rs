@@ -1,4 +1,4 @@
-//! A server whose standard error is kept, for tests of how it ends.
+//! A server with captured standard error, for tests of the shutdown.
 
 use super::nbd::Client;
 use super::{udm, until};
@@ -28,7 +28,7 @@ impl ShutdownServer {
         server
     }
 
-    /// A client of `export`.
+    /// Connects a client to `export`.
     pub fn client(&self, export: &str) -> Client {
         Client::connect(&self.folder.path().join("nbd.sock"), export)
     }
@@ -50,7 +50,7 @@ impl ShutdownServer {
         until("the end of the server", || self.child.try_wait().unwrap())
     }
 
-    /// Nothing of it is left.
+    /// True if the sockets are removed.
     pub fn is_clean(&self) -> bool {
         ["nbd.sock", "control.sock"].iter().all(|name| !self.folder.path().join(name).exists())
     }
@@ -58,7 +58,7 @@ impl ShutdownServer {
 
 impl Drop for ShutdownServer {
     fn drop(&mut self) {
-        // Not waited for: what hangs below it may be taken down after it.
+        // Does not wait: hung storage below may be removed later.
         let _ = self.child.kill();
     }
 }

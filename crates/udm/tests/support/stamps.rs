@@ -1,8 +1,8 @@
-//! Clients that know what they were told.
+//! Clients that record which writes were acknowledged.
 //!
-//! Each sector that is written says which write it is of, and which sector it is. So after a server
-//! was killed each sector can be asked for what it must have: what was told to be written last, or
-//! what was under way, and nothing else.
+//! Each sector that is written contains the number of the write and its own position. So after a
+//! kill of the server each sector can be checked: it must hold the last acknowledged write, or one
+//! that was in flight.
 
 use super::nbd::Client;
 use rand::rngs::SmallRng;
@@ -15,49 +15,50 @@ use std::sync::{Mutex, MutexGuard};
 use udm_wire::nbd::{Command, CommandFlags};
 
 const SECTOR: usize = 512;
-/// The most sectors that a request is about.
+/// Maximum sectors per request.
 const LEN_MAX: usize = 24;
 /// Requests that a client has in flight.
 const DEPTH: usize = 8;
-/// What is read at a time when all is.
+/// Bytes per read when the whole volume is read.
 const PIECE: usize = 128 << 10;
 
-/// A sector that write `number` has written; 0 is what was there before all of them.
+/// The content of a sector after write `number`; 0 stands for the initial content.
 fn stamp(number: u64, sector: usize) -> impl Iterator<Item = u8> {
     [number, sector as u64].map(u64::to_le_bytes).concat().repeat(SECTOR / 16).into_iter()
 }
 
-/// The number of the write that a sector is of; `None` for what nobody has written there.
+/// The number of the write that a sector contains; `None` if the content is invalid.
 fn number(bytes: &[u8], sector: usize) -> Option<u64> {
     let found = u64::from_le_bytes(bytes[..8].try_into().unwrap());
     stamp(found, sector).eq(bytes.iter().copied()).then_some(found)
 }
 
-/// What a disk is before anybody has written to it.
+/// The initial content of a disk.
 pub fn image(sectors: usize) -> Vec<u8> {
     (0..sectors).flat_map(|sector| stamp(0, sector)).collect()
 }
 
-/// What is known of a sector.
+/// The record of a sector.
 #[derive(Clone, Copy, Default)]
 struct SectorState {
-    /// The write that was answered last.
+    /// The last acknowledged write.
     told: u64,
-    /// One that was not answered, or has failed: it may have happened.
+    /// A write that was not answered or failed: the sector may contain it.
     under_way: Option<u64>,
 }
 
-/// The sectors of a volume, as its clients know them. A sector has one write under way at the most.
+/// The records of a volume's sectors. At most one write per sector is in flight.
 pub struct StampedVolume {
     sectors: Mutex<Vec<SectorState>>,
-    /// The last write.
+    /// The number of the last write.
     numbers: AtomicU64,
 }
 
-/// What a request is about; of a read, what was known of each sector when it began.
+/// The sectors of a request; for a read also the acknowledged write of each sector when it was
+/// sent.
 type PendingRequest = (Range<usize>, Option<Vec<u64>>);
 
-/// What a load came to.
+/// The counters of a load.
 #[derive(Clone, Copy, Default)]
 pub struct LoadCounts {
     pub answered: u64,
@@ -66,8 +67,8 @@ pub struct LoadCounts {
 }
 
 impl StampedVolume {
-    /// One that is as [`image`] made it. Its writes are numbered from `first` on: those of other
-    /// volumes have other numbers.
+    /// A volume with the content of [`image`]. Its writes are numbered from `first`; other volumes
+    /// use other numbers.
     pub fn new(sectors: usize, first: u64) -> StampedVolume {
         StampedVolume {
             sectors: Mutex::new(vec![SectorState::default(); sectors]),
@@ -75,7 +76,7 @@ impl StampedVolume {
         }
     }
 
-    /// What this one is now, and goes on from.
+    /// Takes the present records of `other`.
     pub fn become_of(&self, other: &StampedVolume) {
         self.sectors().clone_from(&other.sectors());
         self.numbers.store(other.numbers.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -85,8 +86,8 @@ impl StampedVolume {
         self.sectors.lock().unwrap()
     }
 
-    /// Reads and writes sectors of `range` at random, some at a time, until the server is gone or a
-    /// request fails. Counts in `answered`.
+    /// Reads and writes random sectors of `range`, several at a time, until the server ends or a
+    /// request fails. Counts replies in `answered`.
     pub fn load(
         &self,
         mut client: Client,
@@ -102,7 +103,7 @@ impl StampedVolume {
                 let Some((cookie, what)) = self.begin(&mut client, &range, &mut rng) else { break };
                 asked.insert(cookie, what);
             }
-            // What was answered before the end is there to be read behind it.
+            // Replies sent before the end of the server can still be read.
             let Ok((cookie, error, data)) = client.answer() else { break };
             let (sectors, read) = asked.remove(&cookie).unwrap();
             answered.fetch_add(1, Ordering::Relaxed);
@@ -120,7 +121,7 @@ impl StampedVolume {
         served
     }
 
-    /// Sends a request: `None` when the server is gone.
+    /// Sends a request; returns `None` if the server has ended.
     fn begin(
         &self,
         client: &mut Client,
@@ -134,7 +135,7 @@ impl StampedVolume {
             return Some((cookie, (0..0, None)));
         }
         let (sectors, data) = loop {
-            // A third are chunks of the stores.
+            // A third of the requests cover whole chunks of the stores.
             let (at, len) = match rng.random_range(0..3) {
                 0 => (rng.random_range(range.start / 8..range.end / 8 - 2) * 8, 8 << rng.random_range(0..2)),
                 _ => {
@@ -174,9 +175,9 @@ impl StampedVolume {
         }
     }
 
-    /// Nothing older than what was told when the read began, and nothing that nobody sent. Where a
-    /// write is under way beside the read, the kernel's page cache may mix what both say of a
-    /// sector.
+    /// Checks a read: no sector may be older than the write acknowledged when the read was sent, or
+    /// hold an unknown write. If a write of a sector is in flight, the kernel's page cache may mix
+    /// both contents.
     fn check_read(&self, sectors: Range<usize>, before: &[u64], data: &[u8]) {
         let all = self.sectors();
         for ((sector, before), bytes) in sectors.zip(before).zip(data.chunks(SECTOR)) {
@@ -187,8 +188,9 @@ impl StampedVolume {
         }
     }
 
-    /// Reads all sectors but those of `others`, which is somebody else's part: each has what was
-    /// told, or what was under way, and that is what it is from now on. How many were under way.
+    /// Reads all sectors except `others`, which belong to another program. Each sector must hold
+    /// its acknowledged write or the one in flight, and its record is updated. Returns the number
+    /// of writes that were in flight.
     pub fn settle(&self, socket: &Path, export: &str, others: Range<usize>) -> usize {
         let mut client = Client::connect(socket, export);
         let mut all = self.sectors();

@@ -1,4 +1,4 @@
-//! The power is cut at every step.
+//! Compaction with a power cut at every step.
 
 #[path = "../../../../udm-targets/tests/snapshot/reader.rs"]
 mod reader;
@@ -11,11 +11,11 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use udm_wire::cow::ChunkSize;
 
-/// Bytes of a sector: what is written whole or not at all.
+/// Bytes of a sector, which is written completely or not at all.
 const SECTOR: usize = 512;
 
-/// A medium whose power is cut before its operation number `left`: of what was not synced each
-/// sector is there or not.
+/// A medium whose power is cut before its operation number `left`. Each sector that was not synced
+/// is then old or new.
 struct PowerCutMedium {
     durable: RefCell<Vec<u8>>,
     now: RefCell<Vec<u8>>,
@@ -29,7 +29,7 @@ impl PowerCutMedium {
         Ok(())
     }
 
-    /// What is there behind the cut.
+    /// The content after the cut.
     fn after(&self, seed: u64) -> Vec<u8> {
         let (durable, now, mut rng) =
             (self.durable.borrow(), self.now.borrow(), SmallRng::seed_from_u64(seed));
@@ -72,7 +72,7 @@ impl Medium for PowerCutMedium {
     }
 }
 
-/// A store of `exceptions` exceptions in random chunks, with leftovers behind them.
+/// A store of `exceptions` exceptions in random chunks, with leftovers after them.
 fn store(rng: &mut SmallRng, exceptions: usize) -> Vec<u8> {
     let chunk = ChunkSize::new(1 << rng.random_range(0..3)).unwrap();
     let (layout, bytes) = (StoreLayout::new(chunk), chunk.bytes() as usize);
@@ -87,7 +87,7 @@ fn store(rng: &mut SmallRng, exceptions: usize) -> Vec<u8> {
         Exception { old: index as u64 * 3, new }.encode(&mut image[at..at + bytes], place);
         image[new as usize * bytes..][..bytes].fill(index as u8 | 1);
         if exceptions % layout.records() as usize > index {
-            // Behind the end there is something that looks like a record.
+            // The bytes after the last record look like a record.
             let last = layout.area(exceptions as u64 / layout.records()) as usize * bytes;
             image[last + bytes - RECORD_LEN..last + bytes].fill(7);
         }
@@ -95,8 +95,8 @@ fn store(rng: &mut SmallRng, exceptions: usize) -> Vec<u8> {
     image
 }
 
-/// What a store keeps, the data of each chunk of the origin, as a reader finds it that is not
-/// udm's; and its chunks in use. With `torn` there may be something behind the records.
+/// Reads the store with the independent reader of the tests. Returns the data of each chunk of the
+/// origin, and the number of chunks in use. With `torn` there may be something after the records.
 fn read_back(image: &[u8], torn: bool) -> (BTreeMap<u64, Vec<u8>>, u64) {
     let read =
         |sector: u64, count: u64| image[sector as usize * SECTOR..][..count as usize * SECTOR].to_vec();

@@ -1,7 +1,8 @@
-//! A backup program: a copy of everything, and a copy of what has changed since the one before.
+//! A backup program: full and incremental copies over NBD.
 //!
-//! The second is all that an incremental backup is over NBD: ask for the context
-//! `qemu:dirty-bitmap:NAME` of the export, ask what is dirty, read that, and put it into the copy.
+//! The incremental copy shows all that a client needs: negotiate the metadata context
+//! `qemu:dirty-bitmap:NAME` of the export, query the dirty ranges, read them, and write them into
+//! the copy.
 
 use super::super::demo_server::DemoServer;
 use anyhow::{Result, bail};
@@ -13,19 +14,19 @@ use udm_backends::nbd::NbdClient;
 use udm_wire::nbd::client::ReplyEvent;
 use udm_wire::nbd::{CONTEXT_DIRTY, Command, STATE_DIRTY};
 
-/// Bytes that are read at once.
+/// Bytes per read.
 const PIECE: u64 = 1 << 20;
 
-/// Bytes that are asked about at once.
+/// Bytes per block-status query.
 const STATUS: u64 = 1 << 30;
 
-/// Who makes the first copy.
+/// The program that makes the full copy.
 pub(super) fn copy_program() -> &'static str {
     let found = Program::new("nbdcopy").arg("--version").output().is_ok_and(|out| out.status.success());
     if found { "nbdcopy" } else { "udm's own client; nbdcopy is not installed" }
 }
 
-/// Copies all of `export` into a new file. How many bytes were sent.
+/// Copies all of `export` into a new file. Returns the number of bytes transferred.
 pub(super) fn full_backup(scene: &DemoServer, export: &str, to: &Path) -> Result<u64> {
     if copy_program() == "nbdcopy" {
         let uri = scene.uri(export).to_string();
@@ -33,7 +34,7 @@ pub(super) fn full_backup(scene: &DemoServer, export: &str, to: &Path) -> Result
         if !out.status.success() {
             bail!("nbdcopy: {}", String::from_utf8_lossy(&out.stderr).trim());
         }
-        // There are no holes in it.
+        // The volume has no holes, so all of its bytes are transferred.
         return Ok(std::fs::metadata(to)?.len());
     }
     let file = File::create(to)?;
@@ -42,8 +43,8 @@ pub(super) fn full_backup(scene: &DemoServer, export: &str, to: &Path) -> Result
     reader.copy(&all, &file)
 }
 
-/// Brings a copy of the snapshot `since` up to `export`, another one of the same volume. How many
-/// bytes were sent.
+/// Updates a copy of the snapshot `since` to `export`, a later snapshot of the same volume. Returns
+/// the number of bytes transferred.
 pub(super) fn incremental_backup(scene: &DemoServer, export: &str, since: &str, to: &Path) -> Result<u64> {
     let file = File::options().write(true).open(to)?;
     let mut reader = DirtyMapClient::connect(scene, export, Some(since))?;
@@ -51,17 +52,17 @@ pub(super) fn incremental_backup(scene: &DemoServer, export: &str, since: &str, 
     reader.copy(&dirty, &file)
 }
 
-/// A client that knows what has changed since a snapshot.
+/// A client that can query the ranges changed since a snapshot.
 struct DirtyMapClient(NbdClient);
 
 impl DirtyMapClient {
-    /// Chooses `export`, and the map of what has changed `since`.
+    /// Connects to `export`, with the dirty bitmap of the changes since `since`.
     fn connect(scene: &DemoServer, export: &str, since: Option<&str>) -> Result<DirtyMapClient> {
         let map = since.map(|since| format!("{CONTEXT_DIRTY}{since}"));
         let client = NbdClient::connect(&scene.uri(export), map.as_deref().as_slice())?;
         match since {
             Some(since) if client.export().contexts.is_empty() => {
-                bail!("{export}: it does not know what has changed since {since}")
+                bail!("{export}: it has no bitmap of the changes since {since}")
             }
             _ => Ok(DirtyMapClient(client)),
         }
@@ -71,7 +72,7 @@ impl DirtyMapClient {
         self.0.export().size
     }
 
-    /// What has changed: where each range begins, and where it ends.
+    /// The changed ranges, each with its start and its end in bytes.
     fn dirty(&mut self) -> Result<Vec<(u64, u64)>> {
         let (mut at, mut dirty) = (0, Vec::<(u64, u64)>::new());
         while at < self.size() {
@@ -95,7 +96,7 @@ impl DirtyMapClient {
         Ok(dirty)
     }
 
-    /// Reads ranges and puts them where they belong.
+    /// Reads ranges and writes them to the same offsets of the file. Returns the number of bytes.
     fn copy(&mut self, ranges: &[(u64, u64)], file: &File) -> Result<u64> {
         let mut sent = 0;
         for &(start, end) in ranges {

@@ -1,4 +1,4 @@
-//! The load: writers that put their marks on both volumes, and read some of them back.
+//! The load: writers that write marks to both volumes, and read some back.
 
 use super::super::demo_server::DemoServer;
 use super::model::{BLOCK, VOLUMES, WRITERS, WriterMarks, block, mark_position, offset};
@@ -9,13 +9,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use udm_backends::nbd::NbdClient;
 
-/// A read that is checked comes behind so many writes.
+/// Number of writes per checked read.
 const READ_EVERY: u64 = 4;
 
-/// A writer, as others see it.
+/// The progress of a writer, for other threads.
 #[derive(Default)]
 struct WriterProgress {
-    /// Its last mark that was sent, and the last that was acknowledged.
+    /// The last mark that was sent, and the last that was acknowledged.
     sent: AtomicU64,
     acknowledged: AtomicU64,
 }
@@ -28,14 +28,14 @@ struct LoadState {
     wrong: AtomicU64,
 }
 
-/// The writers. Dropping it ends them.
+/// The running writers. Dropping it ends them.
 pub(super) struct MarkLoad {
     shared: Arc<LoadState>,
     threads: Vec<JoinHandle<Result<()>>>,
 }
 
 impl MarkLoad {
-    /// Starts them, each with a client of its own of both volumes.
+    /// Starts the writers; each has its own client of each volume.
     pub fn start(scene: &DemoServer) -> Result<MarkLoad> {
         let shared = Arc::new(LoadState::default());
         let mut load = MarkLoad { shared: Arc::clone(&shared), threads: Vec::new() };
@@ -48,17 +48,17 @@ impl MarkLoad {
         Ok(load)
     }
 
-    /// Each writer's last mark that was acknowledged.
+    /// The last acknowledged mark of each writer.
     pub fn acknowledged(&self) -> Vec<u64> {
         self.shared.writers.iter().map(|writer| writer.acknowledged.load(Ordering::SeqCst)).collect()
     }
 
-    /// Each writer's last mark that was sent.
+    /// The last mark that each writer sent.
     pub fn sent(&self) -> Vec<u64> {
         self.shared.writers.iter().map(|writer| writer.sent.load(Ordering::SeqCst)).collect()
     }
 
-    /// Writes a second while something is done, and what came of it.
+    /// Runs `act`; returns the writes per second meanwhile, and the result of `act`.
     pub fn rate<T>(&self, act: impl FnOnce() -> Result<T>) -> Result<(f64, T)> {
         let (begin, before) = (Instant::now(), self.acknowledged().iter().sum::<u64>());
         let done = act()?;
@@ -66,7 +66,8 @@ impl MarkLoad {
         Ok((written as f64 / begin.elapsed().max(Duration::from_micros(1)).as_secs_f64(), done))
     }
 
-    /// Ends them: each one's last mark, how many blocks were read back, and how many were wrong.
+    /// Ends the writers; returns the last mark of each, the number of blocks read back, and the
+    /// number of wrong ones.
     pub fn end(mut self) -> Result<(Vec<u64>, u64, u64)> {
         self.shared.over.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
@@ -81,7 +82,7 @@ impl Drop for MarkLoad {
     fn drop(&mut self) {
         self.shared.over.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
-            // What went wrong is why it is dropped.
+            // Errors are ignored: the load is dropped early only because of another error.
             let _ = thread.join();
         }
     }
@@ -100,7 +101,7 @@ impl LoadState {
             self.writers[writer as usize].acknowledged.store(n, Ordering::SeqCst);
             marks.put(writer, n);
             if n % READ_EVERY == 0 {
-                // Somewhere else, written or not.
+                // Reads a pseudo-random block, which may or may not have been written.
                 let (volume, slot) = mark_position(writer, n * 7 + 1);
                 let got = clients[volume].read(offset(writer, slot), BLOCK as u32)?;
                 let right = got == block(volume, writer, slot, marks.at(volume, slot));

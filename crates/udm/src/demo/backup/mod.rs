@@ -1,8 +1,8 @@
 //! `udm demo backup`: two volumes, a load that checks itself, and backups of both at one instant.
 //!
-//! A *round* begins and ends without snapshots. It copies everything from a group of snapshots, and
-//! then the changes since the first group from a second one. Both copies must be one instant of
-//! both volumes ([`model`]). It needs no root and leaves nothing on the machine.
+//! A *round* begins and ends without snapshots. It makes a full copy from a group of snapshots,
+//! then copies the changes since that group from a second group. Each pair of copies must show both
+//! volumes at one instant ([`model`]). It needs no root and leaves nothing on the machine.
 
 mod copy;
 mod load;
@@ -18,28 +18,28 @@ use std::path::PathBuf;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// How many rounds there are: odd, for the median of each rate.
+/// Number of rounds; odd, for the median of each rate.
 const ROUNDS: usize = 3;
 
-/// How long the load is watched with no copy under way.
+/// Time to measure the load without a copy.
 const WATCH: Duration = Duration::from_millis(400);
 
-/// What a round has, in its order, to be watched.
+/// The parts of a round, in order.
 const PARTS: [&str; 5] = ["no snapshot", "first run", "between", "second run", "no snapshot again"];
 
-/// What was seen, for `--json`.
+/// The results, for `--json`.
 #[derive(Debug, Default, Serialize)]
 struct BackupReport {
     rounds: usize,
     volumes_bytes: u64,
-    /// Of a round, the median.
+    /// Median over the rounds.
     first_run_bytes: u64,
     second_run_bytes: u64,
     first_run_ns: u64,
     second_run_ns: u64,
-    /// The longest of all groups.
+    /// The longest time to take a group of snapshots.
     snapshot_ns: u64,
-    /// Writes a second, by part of a round.
+    /// Write rate during each part of a round.
     rates: Vec<WriteRate>,
     instants: u64,
     blocks_checked: u64,
@@ -49,14 +49,14 @@ struct BackupReport {
     stores_bytes_left: u64,
 }
 
-/// A part of a round.
+/// The write rate of one part of a round, as a median over the rounds.
 #[derive(Debug, Serialize)]
 struct WriteRate {
     part: &'static str,
     writes_a_second: f64,
 }
 
-/// What one round saw.
+/// The results of one round.
 struct BackupRound {
     rates: [f64; 5],
     bytes: [u64; 2],
@@ -68,7 +68,7 @@ struct BackupRound {
 /// Runs the demo.
 ///
 /// # Errors
-/// When something can't be done, or is wrong: that is a bug in udm.
+/// A step fails, or a result is wrong, which is a bug in udm.
 pub fn run(json: bool) -> Result<()> {
     let paper = Printer::new(json);
     let scene = DemoServer::set()?;
@@ -90,7 +90,7 @@ pub fn run(json: bool) -> Result<()> {
     let mut report = sum(&rounds);
     let (last, read, wrong) = load.end()?;
     (report.load_blocks_checked, report.load_blocks_wrong) = (read, wrong);
-    // The volumes themselves, when all is over.
+    // At the end the volumes themselves are compared.
     let last: Vec<_> = last.into_iter().map(|last| (last, last)).collect();
     let end = compare(&VOLUMES.map(|name| scene.folder().join(format!("{name}.img"))), &last)?;
     report.load_blocks_checked += end.blocks;
@@ -106,16 +106,17 @@ pub fn run(json: bool) -> Result<()> {
     }
 }
 
-/// The snapshot of a volume in the first or second group.
+/// The name of a volume's snapshot in the first or second group.
 fn name(volume: &str, group: usize) -> String {
     format!("{volume}-{}", ["monday", "tuesday"][group])
 }
 
-/// The volumes at one instant, and each writer's last mark in it, as far as that is known.
+/// Takes snapshots of both volumes. Returns the time needed, and bounds for the last mark of each
+/// writer in them.
 fn take_snapshots(scene: &DemoServer, load: &MarkLoad, group: usize) -> Result<(Duration, Vec<(u64, u64)>)> {
     let least = load.acknowledged();
     let pairs = VOLUMES.iter().map(|volume| (name(volume, group), (*volume).into()));
-    // On the disk, as those of whoever goes on with a backup behind a restart.
+    // The snapshots are persistent, as for backups that continue after a restart.
     let time = scene.take_snapshots(pairs)?;
     Ok((time, least.into_iter().zip(load.sent()).collect()))
 }
@@ -165,7 +166,7 @@ fn run_round(scene: &DemoServer, load: &MarkLoad) -> Result<BackupRound> {
     })
 }
 
-/// The middle one.
+/// The median over the rounds.
 fn median<T: PartialOrd + Copy>(rounds: &[BackupRound], of: impl Fn(&BackupRound) -> T) -> T {
     let mut all: Vec<T> = rounds.iter().map(of).collect();
     all.sort_by(|a, b| a.partial_cmp(b).unwrap_or(std::cmp::Ordering::Equal));
@@ -194,7 +195,7 @@ fn sum(rounds: &[BackupRound]) -> BackupReport {
     }
 }
 
-/// What people are told.
+/// Prints the results.
 fn print_report(paper: &Printer, report: &BackupReport) -> Result<()> {
     let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
     let seconds = |nanos: u64| format!("{:.2} s", nanos as f64 / 1e9);
@@ -208,16 +209,16 @@ fn print_report(paper: &Printer, report: &BackupReport) -> Result<()> {
         "first run",
         &format!("{} in {}, by {}", mib(first), seconds(report.first_run_ns), copy::copy_program()),
     )?;
-    let context = "what qemu:dirty-bitmap:NAME says has changed";
+    let context = "the changes in qemu:dirty-bitmap:NAME";
     paper.fact("second run", &format!("{} in {}: {context}", mib(second), seconds(report.second_run_ns)))?;
-    paper.section(&format!("What the load wrote meanwhile (medians of {} rounds)", report.rounds))?;
+    paper.section(&format!("Writes of the load during each part (medians of {} rounds)", report.rounds))?;
     for rate in &report.rates {
         paper.fact(
             &format!("{:<18}", rate.part),
             &format!("{:.1} thousand writes/s", rate.writes_a_second / 1e3),
         )?;
     }
-    paper.section("What came of it")?;
+    paper.section("Results")?;
     let BackupReport { instants, blocks_checked, blocks_wrong, .. } = *report;
     let what = format!("{instants} backups of both volumes, each one instant of both");
     paper.verdict(
@@ -227,11 +228,11 @@ fn print_report(paper: &Printer, report: &BackupReport) -> Result<()> {
     let wrong = report.load_blocks_wrong;
     paper.verdict(
         wrong == 0,
-        &format!("what the load read, and the volumes at the end: {wrong} blocks wrong"),
+        &format!("blocks read by the load, and the volumes at the end: {wrong} blocks wrong"),
     )?;
     let left = report.stores_bytes_left;
     paper.verdict(
         left == 0,
-        &format!("the snapshots are gone, and {} KiB of their stores are left", left.div_ceil(1024)),
+        &format!("the snapshots are removed, and {} KiB of their stores are left", left.div_ceil(1024)),
     )
 }

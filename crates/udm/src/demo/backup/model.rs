@@ -1,52 +1,52 @@
-//! What the volumes hold, as the load knows it: the model that copies are compared with.
+//! The expected content of the volumes, with which copies are compared.
 //!
-//! Several *writers* go their own ways, each one write after the other. Its n-th write is
-//! *mark* n; it goes to the one volume when n is odd and to the other when n is even, and the next
-//! one is sent when it was acknowledged. So an instant of both volumes has a writer's marks up to
-//! one of them, all of these and none later, whichever volume they are in. Which block a mark goes
-//! to follows from its number, so the number of the last one says what every block must hold.
+//! There are several *writers*, each with one write in flight. The n-th write of a writer is *mark*
+//! n. Odd marks go to one volume, even marks to the other, and a writer sends the next mark when
+//! the last was acknowledged. So at any instant the two volumes together hold the marks 1 to n of a
+//! writer and no others. The block of a mark follows from its number, so n determines the expected
+//! content of every block.
 
 use anyhow::{Context, Result};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// The volumes: what one of them has means nothing without the other.
+/// The volumes; they are consistent only with each other.
 pub(super) const VOLUMES: [&str; 2] = ["data", "log"];
 
-/// The size of a volume.
+/// The size of a volume in bytes.
 pub(super) const BYTES: u64 = 64 << 20;
 
-/// What is written at once.
+/// Bytes per write.
 pub(super) const BLOCK: u64 = 4096;
 
-/// How many writers there are.
+/// Number of writers.
 pub(super) const WRITERS: u64 = 4;
 
-/// Blocks of each volume that a writer writes. All of them are an eighth of the volume.
+/// Blocks of each volume per writer. The blocks of all writers are an eighth of the volume.
 pub(super) const SLOTS: u64 = BYTES / BLOCK / 8 / WRITERS;
 
-/// What is compared at once.
+/// Bytes per comparison.
 const PIECE: u64 = 1 << 20;
 
-/// The second half of a block's content, so that no mark is taken for what was there before.
+/// Second word of a block that was never written, different from that of any mark.
 const BEFORE: u64 = u64::MAX;
 
-/// Where mark `n` of `writer` goes: the volume, and the writer's block in it.
+/// The volume and the slot of mark `n` of `writer`.
 pub(super) fn mark_position(writer: u64, n: u64) -> (usize, u64) {
-    // Steele, Lea and Flood's split-mix: as good as chance, and the same each time.
+    // SplitMix of Steele, Lea and Flood: pseudo-random and repeatable.
     let mut x = (n << 8 | writer).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
     ((n % 2) as usize, (x ^ x >> 31) % SLOTS)
 }
 
-/// Where a writer's block begins. Between two of them there are others that nobody writes.
+/// Byte offset of a writer's slot. Between two slots there are blocks that nobody writes.
 pub(super) fn offset(writer: u64, slot: u64) -> u64 {
     (slot * WRITERS + writer) * 8 * BLOCK
 }
 
-/// The words that a block holds over and over.
+/// Two words that a block repeats.
 type BlockPattern = [u64; 2];
 
 fn bytes(block_pattern: BlockPattern) -> [u8; 16] {
@@ -60,7 +60,7 @@ fn content(block_pattern: BlockPattern) -> Vec<u8> {
     bytes(block_pattern).repeat(BLOCK as usize / 16)
 }
 
-/// What a writer's block holds that got mark `n`; without one, what was there before.
+/// The content of a slot after mark `n`, or the initial content if `n` is 0.
 pub(super) fn block(volume: usize, writer: u64, slot: u64, n: u64) -> Vec<u8> {
     content(block_pattern(volume, writer, slot, n))
 }
@@ -69,12 +69,12 @@ fn block_pattern(volume: usize, writer: u64, slot: u64, n: u64) -> BlockPattern 
     if n == 0 { initial_words(volume, offset(writer, slot)) } else { [n, writer] }
 }
 
-/// What a volume has at a place before anybody writes: data all over.
+/// The initial words of a block; no block is empty.
 fn initial_words(volume: usize, offset: u64) -> BlockPattern {
     [offset | volume as u64, BEFORE]
 }
 
-/// Fills a volume.
+/// Creates a volume with its initial content.
 pub(super) fn fill(volume: usize, path: &Path) -> Result<()> {
     let file = File::create_new(path)?;
     let step = 256 * BLOCK;
@@ -88,36 +88,37 @@ pub(super) fn fill(volume: usize, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A writer's marks, block by block, as of its last one.
+/// The last mark in each slot of a writer.
 pub(super) struct WriterMarks([Vec<u64>; 2]);
 
 impl WriterMarks {
-    /// None.
+    /// No marks.
     pub fn new() -> WriterMarks {
         WriterMarks([vec![0; SLOTS as usize], vec![0; SLOTS as usize]])
     }
 
-    /// Mark `n` is written.
+    /// Records mark `n`.
     pub fn put(&mut self, writer: u64, n: u64) {
         let (volume, slot) = mark_position(writer, n);
         self.0[volume][slot as usize] = n;
     }
 
-    /// What is in a writer's block.
+    /// The last mark in a slot.
     pub fn at(&self, volume: usize, slot: u64) -> u64 {
         self.0[volume][slot as usize]
     }
 }
 
-/// What came of a comparison.
+/// The result of a comparison.
 #[derive(Default)]
 pub(super) struct CheckResult {
     pub blocks: u64,
     pub wrong: u64,
 }
 
-/// Compares copies of both volumes with what they must hold at one instant, at which each writer's
-/// last mark was one of `bounds`: between what was acknowledged before and what was sent behind it.
+/// Compares copies of both volumes with the expected content at one instant. The last mark of each
+/// writer must be within `bounds`: from the last mark acknowledged before the snapshot to the last
+/// mark sent after it.
 pub(super) fn compare(copies: &[impl AsRef<Path>; 2], bounds: &[(u64, u64)]) -> Result<CheckResult> {
     let mut checked = CheckResult::default();
     let open = |path: &Path| File::open(path).with_context(|| path.display().to_string());
@@ -127,7 +128,8 @@ pub(super) fn compare(copies: &[impl AsRef<Path>; 2], bounds: &[(u64, u64)]) -> 
     let mut wanted: [Vec<BlockPattern>; 2] = [untouched(0), untouched(1)];
     for (writer, &(least, most)) in bounds.iter().enumerate() {
         let writer = writer as u64;
-        // One that is out of bounds makes blocks wrong: those that it lacks, or has too early.
+        // A last mark out of bounds shows as wrong blocks: missing marks, or marks that are too
+        // new.
         let last = last_mark(&copies, writer)?.clamp(least, most);
         let mut marks = WriterMarks::new();
         (1..=last).for_each(|n| marks.put(writer, n));
@@ -154,7 +156,7 @@ pub(super) fn compare(copies: &[impl AsRef<Path>; 2], bounds: &[(u64, u64)]) -> 
     Ok(checked)
 }
 
-/// The latest mark of a writer in copies of both volumes.
+/// The highest mark of a writer in copies of both volumes.
 fn last_mark(copies: &[File; 2], writer: u64) -> Result<u64> {
     let (mut last, mut head) = (0, [0; 16]);
     for copy in copies {
@@ -173,7 +175,7 @@ mod tests {
     use std::path::PathBuf;
     use tempfile::TempDir;
 
-    /// Both volumes in files, with each writer's marks up to one of them.
+    /// Writes both volumes to files, with the marks of each writer up to `last`.
     fn volumes(folder: &TempDir, last: u64) -> [PathBuf; 2] {
         let paths = [0, 1].map(|volume| folder.path().join(VOLUMES[volume]));
         paths.iter().enumerate().for_each(|(volume, path)| fill(volume, path).unwrap());
@@ -197,14 +199,15 @@ mod tests {
         for bounds in [(1000, 1000), (990, 1001), (0, u64::MAX)] {
             assert_eq!(wrong(&paths, bounds), 0, "{bounds:?}");
         }
-        // Marks that were acknowledged are missing; there are some that nobody had sent yet.
+        // First case: acknowledged marks are missing. Second case: there are marks that were not
+        // sent yet.
         assert_eq!((wrong(&paths, (1001, 1010)), wrong(&paths, (0, 999))), (WRITERS, WRITERS));
-        // One volume is a moment older than the other.
+        // One volume is older than the other by a write.
         put(&paths, 2, 1002);
         assert_eq!(wrong(&paths, (990, 1010)), 1, "mark 1001 is missing");
         put(&paths, 2, 1001);
         assert_eq!(wrong(&paths, (990, 1010)), 0);
-        // A block is torn, and one is changed that nobody writes.
+        // A torn block, and a changed block that nobody writes.
         let file = File::options().write(true).open(&paths[1]).unwrap();
         file.write_all_at(&[7], offset(1, 5) + 17).unwrap();
         file.write_all_at(&[7], offset(1, 5) + BLOCK).unwrap();

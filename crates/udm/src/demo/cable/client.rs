@@ -6,21 +6,21 @@ use serde_json::Value;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-/// How long a run takes, in seconds.
+/// Duration of a run in seconds.
 const SECONDS: u32 = 3;
 
-/// What it saw.
+/// The result of a run.
 #[derive(Debug, Serialize)]
 pub(super) struct FioResult {
-    /// No request failed, and what was read is what was written.
+    /// No request failed, and all data read was correct.
     pub is_well: bool,
     pub requests: u64,
-    /// The longest that a request took.
+    /// The longest latency.
     pub read_ns_max: u64,
     pub write_ns_max: u64,
-    /// Of a thousand reads 999 took no longer.
+    /// The latency that 99.9 % of reads do not exceed.
     pub read_ns_p999: u64,
-    /// What it said of errors; empty when all is well.
+    /// fio's error messages; empty if there was no error.
     pub said: String,
 }
 
@@ -33,7 +33,7 @@ impl FioResult {
         self.time(self.write_ns_max)
     }
 
-    /// What reads took, but for one in a thousand.
+    /// The 99.9 % latency of reads, as text.
     pub fn usual(&self) -> String {
         self.time(self.read_ns_p999)
     }
@@ -46,11 +46,11 @@ impl FioResult {
     }
 }
 
-/// A run under way. Dropping it ends it.
+/// A running fio. Dropping it ends fio.
 pub(super) struct FioRun(Option<Child>);
 
 impl FioRun {
-    /// On the export of `uri`.
+    /// Starts fio on the export of `uri`.
     pub fn start(uri: &str, folder: &Path) -> Result<FioRun> {
         let words = "--name=cable --ioengine=nbd --rw=randrw --bs=4k --iodepth=16 --size=64m --time_based \
                      --verify=crc32c --verify_backlog=256 --verify_state_save=0 --output-format=json";
@@ -60,12 +60,12 @@ impl FioRun {
         Ok(FioRun(Some(fio.spawn().context("demo: fio")?)))
     }
 
-    /// Waits for its end.
+    /// Waits for the end of fio.
     pub fn end(mut self) -> Result<FioResult> {
         let child = self.0.take().context("demo: fio")?;
         let out = child.wait_with_output().context("demo: fio")?;
         let text = String::from_utf8_lossy(&out.stdout);
-        // In front of it may stand what it has to say of errors.
+        // Error messages may precede the JSON.
         let report = text.find('{').and_then(|at| serde_json::from_str::<Value>(&text[at..]).ok());
         let job = report.as_ref().map_or(&Value::Null, |report| &report["jobs"][0]);
         let number = |value: &Value| value.as_u64().unwrap_or_default();

@@ -22,20 +22,20 @@ use udm_core::{Nanos, SECTOR_SIZE};
 use udm_dm::{PathMaintenance, PathWatchOptions};
 use udm_wire::multipath_conf::MultipathSettings;
 
-/// The file that all servers serve.
+/// The size in bytes of the file that all servers serve.
 const BYTES: u64 = 64 << 20;
 
-/// When a path counts as silent, as its URI says it.
+/// The deadline in the URI of each path, after which the path counts as silent.
 const DEADLINE: &str = "300ms";
 
-/// The device whose reads are hedged.
+/// The name of the device with hedged reads.
 const HEDGED: &str = "hedged";
 
-/// How long into a run a server is lost, and how long until it is there again.
+/// Time from the start of a run to the fault, and the duration of the fault.
 const LOST_AT: Duration = Duration::from_millis(700);
 const AWAY: Duration = Duration::from_secs(1);
 
-/// The part in which all is well.
+/// The name of the part without a fault.
 const WHOLE: &str = "nothing is lost";
 
 /// A part of the demo, for `--json`.
@@ -43,11 +43,11 @@ const WHOLE: &str = "nothing is lost";
 struct FaultReport {
     what: &'static str,
     udm: FioResult,
-    /// The same on plain NBD.
+    /// The same fault with plain NBD, if it was measured.
     plain: Option<FioResult>,
 }
 
-/// Where everything is.
+/// The server and its files.
 struct Fixture {
     scene: DemoServer,
     disk: PathBuf,
@@ -84,7 +84,7 @@ impl Fixture {
         NbdkitServer::start(&self.scene.folder().join(name), &self.disk)
     }
 
-    /// A device over two paths.
+    /// Creates a multipath device over two paths.
     fn map(&self, name: &str, paths: [&str; 2]) -> Result<()> {
         let fence = self.fence.display();
         let [a, b] = paths.map(|uri| {
@@ -96,7 +96,7 @@ impl Fixture {
         Ok(verbs::wait(verbs::create(&self.scene.registry, name, None, Some(&table)))?)
     }
 
-    /// A run on `uri`, in which `servers` are lost for a while.
+    /// Runs fio on `uri`; `servers` fail for a time meanwhile.
     fn run(&self, uri: &str, servers: &mut [&mut dyn Faultable]) -> Result<FioResult> {
         let run = FioRun::start(uri, self.scene.folder())?;
         std::thread::sleep(LOST_AT);
@@ -114,7 +114,7 @@ impl Fixture {
         self.scene.uri(device).to_string()
     }
 
-    /// Until all paths of a device work.
+    /// Waits until all paths of a device work.
     fn whole(&self, device: &str) -> Result<()> {
         for _ in 0..600 {
             let status = verbs::status(&self.scene.registry, device, false)?;
@@ -130,8 +130,8 @@ impl Fixture {
 /// Runs the demo.
 ///
 /// # Errors
-/// When a program is missing, when something can't be done, or when a block is wrong or a request
-/// failed: that is a bug in udm.
+/// A program is missing, a step fails, or a block is wrong or a request failed. The last two are
+/// bugs in udm.
 pub fn run(json: bool) -> Result<()> {
     let paper = Printer::new(json);
     let stage = Fixture::set()?;

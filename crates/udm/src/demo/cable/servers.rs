@@ -1,5 +1,5 @@
-//! The servers: nbdkit over one file, on Unix sockets and in a network of its own; and how they are
-//! lost.
+//! The servers: nbdkit over one file, on Unix sockets or in its own network namespace; and their
+//! faults.
 
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
@@ -10,30 +10,29 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// The command that fences: it ends the server, and waits until nothing of it is left that could
-/// write.
+/// The fence command: kills the server, and waits until no process is left that could write.
 const FENCE: &str = r#"#!/bin/sh
-# Ends the server behind $UDM_FENCE_SOCKET, or the one in its own network.
+# Kills the server at $UDM_FENCE_SOCKET, or the one in its own network.
 pid=$(cat "${UDM_FENCE_SOCKET:-NET}.pid") || exit 1
 kill -KILL "$pid" 2>/dev/null
 while grep -qs '^State:.[^Z]' "/proc/$pid/status"; do sleep 0.01; done
 "#;
 
-/// The network of a server that is cut off: of the addresses for tests of networks (RFC 2544),
-/// where nobody here has any.
+/// The network of the server that is cut off, from the range for benchmark tests (RFC 2544), which
+/// is not in use here.
 const TESTS: &str = "198.18.0.0/15";
 const HERE: &str = "198.18.91.1/30";
 const THERE: &str = "198.18.91.2/30";
 const PORT: u16 = 10809;
 
-/// True when a program can be run.
+/// True if a program can be run.
 pub(super) fn is_installed(program: &str) -> bool {
     let mut command = Command::new(program);
     command.arg("--version").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     command.status().is_ok()
 }
 
-/// Writes the command that fences.
+/// Writes the fence command to a file.
 pub(super) fn fence(folder: &Path) -> std::io::Result<PathBuf> {
     let path = folder.join("fence");
     let mut file = std::fs::File::options().write(true).create_new(true).mode(0o700).open(&path)?;
@@ -42,13 +41,13 @@ pub(super) fn fence(folder: &Path) -> std::io::Result<PathBuf> {
     Ok(path)
 }
 
-/// A server that is lost for a while.
+/// A server with a temporary fault.
 pub(super) trait Faultable {
     fn fail(&mut self) -> Result<()>;
     fn recover(&mut self) -> Result<()>;
 }
 
-/// nbdkit on a Unix socket. Dropping it ends it.
+/// nbdkit on a Unix socket. Dropping it ends the server.
 pub(super) struct NbdkitServer {
     socket: PathBuf,
     disk: PathBuf,
@@ -66,7 +65,7 @@ impl NbdkitServer {
         format!("nbd+unix:///?socket={}", self.socket.display())
     }
 
-    /// Ends what is left of it, and starts it anew.
+    /// Ends the old process, and starts the server again.
     fn again(&mut self) -> Result<()> {
         self.end();
         let _ = std::fs::remove_file(&self.socket);
@@ -88,17 +87,18 @@ impl NbdkitServer {
         Ok(kill_process(Pid::from_child(child), signal)?)
     }
 
-    /// It is stopped, and started anew: the old one may have been fenced.
+    /// The fault: stopped (SIGSTOP), then started again, because the old process may have been
+    /// fenced.
     pub fn stopped(&mut self) -> impl Faultable {
         SignalFault { server: self, signal: Signal::STOP, goes_on: false }
     }
 
-    /// It is stopped, and goes on.
+    /// The fault: stopped (SIGSTOP), then continued.
     pub fn paused(&mut self) -> impl Faultable {
         SignalFault { server: self, signal: Signal::STOP, goes_on: true }
     }
 
-    /// It is killed, and started anew.
+    /// The fault: killed, then started again.
     pub fn killed(&mut self) -> impl Faultable {
         SignalFault { server: self, signal: Signal::KILL, goes_on: false }
     }
@@ -110,7 +110,7 @@ impl Drop for NbdkitServer {
     }
 }
 
-/// How a server is lost.
+/// A fault by a signal.
 struct SignalFault<'a> {
     server: &'a mut NbdkitServer,
     signal: Signal,
@@ -127,7 +127,7 @@ impl Faultable for SignalFault<'_> {
     }
 }
 
-/// Waits until a server is there.
+/// Waits until a server is up.
 fn wait_until_up(is_there: impl Fn() -> bool) -> Result<()> {
     for _ in 0..500 {
         if is_there() {
@@ -138,7 +138,7 @@ fn wait_until_up(is_there: impl Fn() -> bool) -> Result<()> {
     bail!("demo: nbdkit does not answer")
 }
 
-/// Starts a server, and leaves its process ID for the command that fences.
+/// Starts a server, and writes its process ID to a file for the fence command.
 fn spawn_server(command: &mut Command, name: &Path) -> Result<Child> {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let child = command.spawn().context("demo: nbdkit")?;
@@ -146,11 +146,11 @@ fn spawn_server(command: &mut Command, name: &Path) -> Result<Child> {
     Ok(child)
 }
 
-/// nbdkit in a network of its own, which is gone with it.
+/// nbdkit in its own network namespace, which ends with it.
 pub(super) struct NetnsServer(Child);
 
 impl NetnsServer {
-    /// Why there can be none here.
+    /// The reason why this server cannot run here, if there is one.
     pub fn missing() -> Option<&'static str> {
         if !rustix::process::geteuid().is_root() {
             return Some("that needs root");
@@ -170,7 +170,7 @@ impl NetnsServer {
         let net = NetnsServer(spawn_server(&mut nbdkit, name)?);
         let pid = net.0.id().to_string();
         let of = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/net")).ok();
-        // Its network is its own only when the program has begun.
+        // The namespace is new only once `unshare` has created it.
         wait_until_up(|| of(&pid).is_some_and(|theirs| Some(theirs) != of("self")))?;
         let link = veth_name(net.0.id());
         run_ip(&["link", "add", &link, "type", "veth", "peer", "name", "eth0", "netns", &pid])?;
@@ -199,12 +199,12 @@ impl NetnsServer {
 }
 
 impl Faultable for NetnsServer {
-    /// Nothing comes through any more, and nobody is told.
+    /// Drops all packets without notice to either side.
     fn fail(&mut self) -> Result<()> {
         self.inside(&["link", "set", "eth0", "down"])
     }
 
-    /// It stays lost: it was fenced.
+    /// The server stays lost, because it was fenced.
     fn recover(&mut self) -> Result<()> {
         Ok(())
     }
@@ -218,7 +218,7 @@ impl Drop for NetnsServer {
     }
 }
 
-/// Our end of the network of a server.
+/// The name of our end of the link to a server.
 fn veth_name(pid: u32) -> String {
     format!("udm{pid}")
 }

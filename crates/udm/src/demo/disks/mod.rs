@@ -1,8 +1,8 @@
 //! `udm demo disks`: a hundred writable disks from one image.
 //!
-//! Each is a persistent snapshot with a sparse store of its own, served over NBD. A client writes
-//! to each and checks its reads. A diff of each reports its writes, and one disk is made again. It
-//! needs no root and leaves nothing on the machine.
+//! Each disk is a persistent snapshot with its own sparse store, served over NBD. A client writes
+//! to each disk and checks its reads. A diff of each disk reports its writes, and one disk is
+//! created again. It needs no root and leaves nothing on the machine.
 
 mod image;
 
@@ -15,17 +15,17 @@ use std::time::{Duration, Instant};
 use udm_control::http::api;
 use udm_control::verbs::snapshot;
 
-/// How many disks.
+/// Number of disks.
 const DISKS: u64 = 100;
 
-/// Blocks that a client writes, and their size.
+/// Blocks that a client writes, and their size in bytes.
 const BLOCKS: u64 = 8;
 const BLOCK: u64 = 4096;
 
-/// How far apart they are: no two disks write the same place.
+/// Distance between the blocks of a disk, in bytes; no two disks write the same block.
 const STRIDE: u64 = 16 << 20;
 
-/// What was seen, for `--json`.
+/// The results, for `--json`.
 #[derive(Debug, Serialize)]
 struct DisksReport {
     disks: u64,
@@ -46,7 +46,7 @@ struct DisksReport {
 /// Runs the demo.
 ///
 /// # Errors
-/// When something can't be done, or is wrong: that is a bug in udm.
+/// A step fails, or a result is wrong, which is a bug in udm.
 pub fn run(json: bool) -> Result<()> {
     let paper = Printer::new(json);
     let scene = DemoServer::set()?;
@@ -74,12 +74,12 @@ fn name(disk: u64) -> String {
     format!("vm{disk:03}")
 }
 
-/// The places that the client of `disk` writes.
+/// The offsets that the client of `disk` writes.
 fn places(disk: u64) -> impl Iterator<Item = u64> {
     (0..BLOCKS).map(move |at| at * STRIDE + (disk + 1) * BLOCK)
 }
 
-/// What it writes there.
+/// The content that it writes at an offset.
 fn content(disk: u64, at: u64) -> Vec<u8> {
     [at.to_le_bytes(), disk.to_be_bytes()].concat().repeat(BLOCK as usize / 16)
 }
@@ -100,7 +100,7 @@ fn kib(bytes: u64) -> String {
     format!("{} KiB", thousands(bytes.div_ceil(1024)))
 }
 
-/// Makes the disks.
+/// Creates the disks.
 fn make(paper: &Printer, scene: &DemoServer) -> Result<DisksReport> {
     let before = memory_bytes()?;
     let time = create(scene, 0..DISKS)?;
@@ -129,7 +129,8 @@ fn make(paper: &Printer, scene: &DemoServer) -> Result<DisksReport> {
     })
 }
 
-/// A client a disk: writes its blocks, and then each reads its own and its neighbour's places.
+/// Writes the blocks of each disk with one client per disk. Then each client reads its own blocks
+/// and those of the next disk.
 fn write_all(paper: &Printer, scene: &DemoServer, report: &mut DisksReport) -> Result<()> {
     let (begin, before) = (Instant::now(), memory_bytes()?);
     for disk in 0..DISKS {
@@ -161,7 +162,8 @@ fn write_all(paper: &Printer, scene: &DemoServer, report: &mut DisksReport) -> R
     paper.verdict(wrong == 0, &format!("{checked} blocks read from disks and image, {wrong} wrong"))
 }
 
-/// Reads the places of `disk`, which has its blocks when it is `written`, and of the next one.
+/// Checks the blocks of `disk`, which are new if `written`, and the unwritten blocks of the next
+/// disk.
 fn check(scene: &DemoServer, disk: u64, written: bool, report: &mut DisksReport) -> Result<()> {
     let mut client = scene.client(&name(disk))?;
     for at in places(disk) {
@@ -179,7 +181,7 @@ fn count_block(report: &mut DisksReport, right: bool) {
     report.blocks_wrong += u64::from(!right);
 }
 
-/// A diff of each disk is what its client wrote.
+/// Checks that the diff of each disk is exactly the written blocks.
 fn compare_all(paper: &Printer, scene: &DemoServer, report: &mut DisksReport) -> Result<()> {
     for disk in 0..DISKS {
         let found = snapshot::changes(&scene.registry, &name(disk), None, 0, snapshot::PAGE_MAX)?;
@@ -193,7 +195,7 @@ fn compare_all(paper: &Printer, scene: &DemoServer, report: &mut DisksReport) ->
     )
 }
 
-/// One disk is as fresh as on its first day.
+/// Resets one disk to the image.
 fn reset(paper: &Printer, scene: &DemoServer, report: &mut DisksReport) -> Result<()> {
     let begin = Instant::now();
     scene.remove(&name(0))?;
@@ -204,7 +206,7 @@ fn reset(paper: &Printer, scene: &DemoServer, report: &mut DisksReport) -> Resul
     check(scene, 0, false, report)?;
     check(scene, 1, true, report)?;
     let good = wrong == report.blocks_wrong;
-    paper.verdict(good, &format!("{} removed and made again in {}", name(0), millis(time)))
+    paper.verdict(good, &format!("{} removed and created again in {}", name(0), millis(time)))
 }
 
 fn remove_all(paper: &Printer, scene: &DemoServer, report: &mut DisksReport) -> Result<()> {

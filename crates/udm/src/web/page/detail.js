@@ -1,4 +1,4 @@
-// What is known of the chosen row.
+// The detail pane: the figures of the selected row.
 
 import * as server from "./server.js";
 import { plot } from "./plot.js";
@@ -15,8 +15,8 @@ const TIMES = [
   ["p99", "p99", (look) => look.p99],
 ];
 
-// Draws a row of the tree that `stats` are shown in; `changed` is called when a button has done
-// something, and without it there is none.
+// Draws the row `node` of the tree of `stats`. `changed` is called after a button has changed a
+// device; without `changed` there are no buttons.
 export function detail(node, stats, changed) {
   $("detail").hidden = node === null;
   if (node === null) return;
@@ -30,7 +30,8 @@ export function detail(node, stats, changed) {
   fill(node);
   $("table").textContent = node.table ? node.table.text : "";
   $("table").dataset.verb = `udm table ${quoted(name)}`;
-  // Buttons stay: one that is replaced while it is pressed does nothing.
+  // Buttons are not replaced on each draw: a button that is replaced while it is pressed does
+  // nothing.
   if (changed && $("actions").dataset.key !== node.key) {
     $("actions").dataset.key = node.key;
     $("actions").replaceChildren(...actions(node, stats, changed));
@@ -72,7 +73,7 @@ function fill(node) {
   $("fill").dataset.verb = `udm status ${quoted(node.one.device.name)}`;
 }
 
-// The status is asked for when something else is chosen, and with each look.
+// The status is requested when the selection changes, and with each update.
 async function status(node) {
   const name = node.one.device.name;
   $("status").dataset.verb = `udm status ${quoted(name)}`;
@@ -83,7 +84,7 @@ async function status(node) {
   } catch (error) {
     text = error.message;
   }
-  // Something else may have been chosen meanwhile.
+  // The selection may have changed meanwhile.
   if ($("chosen").textContent === node.name) $("status").textContent = text;
 }
 
@@ -106,7 +107,7 @@ function actions(node, stats, changed) {
   };
   if (node.kind === "path") {
     const { number } = node.path;
-    // As the verb does: in all devices that have it.
+    // As with the verb, the command applies to all devices that have the path.
     const having = stats.devices.filter((one) => one.paths.some((path) => path.number === number));
     return ["fail", "reinstate"].map((action) =>
       button(action, `udm multipath ${action} path ${number}`, async () => {

@@ -1,18 +1,18 @@
-// The log of what has changed.
+// The event log.
 
 import { element } from "./text.js";
 
-// Lines that are kept.
+// Maximum number of lines.
 const LINES_MAX = 200;
 
-// Kinds that are trouble, and those that end it.
+// Kinds of events that report a problem, and those that report its end.
 const BAD = ["failed", "refused", "ejected", "no-path", "overflow", "invalid", "lost"];
 const GOOD = ["reinstated", "admitted", "merge-done", "resumed"];
 
 const tone = (kind) =>
   BAD.some((word) => kind.includes(word)) ? "bad" : GOOD.some((word) => kind.includes(word)) ? "good" : "";
 
-// Puts an event on top of the list.
+// Puts an event on top of the log.
 export function log(list, event) {
   const line = element("li", tone(event.kind));
   const at = new Date(event.time_ms);

@@ -1,4 +1,4 @@
-// The page of udm web: asks once a second and whenever something has changed, and draws.
+// The page of udm web: requests the figures once a second and after each event, and draws them.
 
 import * as server from "./server.js";
 import { detail } from "./detail.js";
@@ -8,9 +8,9 @@ import { things } from "./text.js";
 import { Tree } from "./tree.js";
 
 const LOOK_MS = 1000;
-// Changes that come together are looked at together.
+// Delay that lets events which arrive together cause one update.
 const SOON_MS = 60;
-// Tables are asked for again even when no event said so.
+// Tables are requested at least this often, even without an event.
 const TABLES_MS = 15_000;
 
 const $ = (id) => document.getElementById(id);
@@ -28,7 +28,7 @@ function soon(ms) {
   timer = setTimeout(look, ms);
 }
 
-// One look at a time; what changes meanwhile is looked at behind it.
+// Updates the figures. There is one update at a time; an event during an update causes another one.
 async function look() {
   if (busy) {
     again = true;
@@ -72,10 +72,10 @@ function draw() {
   detail(tree.show(model.tree()), stats, write ? () => soon(0) : null);
 }
 
-// The verb behind what the pointer, or the keyboard's focus, is on.
+// Shows the command that prints the element under the pointer or with the focus.
 function verb(event) {
   const found = event.target.closest?.("[data-verb]");
-  const nothing = "Point at a number: the verb that prints it stands here";
+  const nothing = "Point at a number to see the command that prints it";
   $("verb").textContent = found ? `$ ${found.dataset.verb}` : nothing;
 }
 

@@ -1,12 +1,12 @@
-// What is shown, from what the server says: the tree of devices, and rates from two looks.
+// The model of the page: the tree of devices, and rates from two consecutive statistics.
 
-// Looks that are kept: two minutes of them.
+// Number of samples that are kept: two minutes.
 const LOOKS_MAX = 120;
 
-// How deep a tree is shown: tables that change while they are asked for may seem to lie in a circle.
+// Maximum depth of the tree. Tables that change between requests may seem to form a cycle.
 const DEPTH_MAX = 20;
 
-// All requests of some operations, as one.
+// The sum of the counters of some operations.
 function add(all, ops) {
   const sum = { requests: 0, bytes: 0, errors: 0, latency: new Map() };
   for (const one of all.flatMap((served) => ops.map((op) => served[op] ?? []).flat())) {
@@ -18,7 +18,7 @@ function add(all, ops) {
   return sum;
 }
 
-// What of `now` came since `then`.
+// The difference of two sums.
 function since(now, then) {
   const steps = [...now.latency].map(([below, n]) => [below, n - (then.latency.get(below) ?? 0)]);
   return {
@@ -29,7 +29,7 @@ function since(now, then) {
   };
 }
 
-// The time that a part of the requests took less than; null of none.
+// The latency that `part` of the requests do not exceed; null without requests.
 export function percentile(steps, part) {
   const all = steps.reduce((sum, [, n]) => sum + n, 0);
   let left = Math.ceil(all * part);
@@ -44,16 +44,16 @@ const READS = ["read"];
 const CHANGES = ["write", "discard", "write-zeroes"];
 const ALL = ["read", "write", "flush", "discard", "write-zeroes"];
 
-// The totals of what a device or a path has served, or some have, to take differences of.
+// The sums of one or several devices or paths, from which differences are computed.
 const totals = (served) => ({ reads: add(served, READS), changes: add(served, CHANGES), all: add(served, ALL) });
 
-// Requests that a path brought back with an error.
+// Requests that failed on a path.
 export const errorsOf = (path) => Object.values(path.errors).reduce((sum, n) => sum + n, 0);
 
-// What it did between two looks, by the second.
+// The rates between two samples.
 function rates(now, then, seconds) {
   const [reads, changes, all] = ["reads", "changes", "all"].map((kind) => since(now[kind], then[kind]));
-  // Counts that go back are those of another server, table or path.
+  // Decreasing counters belong to a restarted server, or to another table or path.
   if (all.requests < 0 || seconds <= 0) return null;
   return {
     reads: reads.requests / seconds,
@@ -70,16 +70,16 @@ export class Model {
   stats = null;
   #tables = new Map();
   #uris = new Map();
-  // By what is looked at: its totals and the rates since.
+  // The last sums and the recent rates, by device or path.
   #known = new Map();
 
-  // Takes a look. What was there before and is not any more is forgotten. A device without clients
-  // has what its paths have brought back: others may lie on it.
+  // Adds the statistics `stats`; devices and paths that no longer exist are dropped. A device
+  // without NBD clients gets the sums of its paths, because other devices may use it.
   look(stats) {
     const before = this.stats;
     const same = before && before.started_ms === stats.started_ms;
     const seconds = same ? (stats.up_ns - before.up_ns) / 1e9 : 0;
-    // Two looks of one moment have nothing between them.
+    // Two statistics of nearly the same time give no rate.
     if (same && seconds < 0.02) return;
     const known = new Map();
     const keep = (key, sum) => {
@@ -104,17 +104,17 @@ export class Model {
     this.stats = stats;
   }
 
-  // What lies on what.
+  // Sets the tables, which give the edges of the tree.
   lay(tables) {
     this.#tables = new Map(tables.tables.map((table) => [table.number, table]));
   }
 
-  // Under which addresses clients reach devices.
+  // Sets the exports, which give the NBD URIs of devices.
   reach(list) {
     this.#uris = new Map(list.exports.map((one) => [one.name, one.uris]));
   }
 
-  // The roots of the tree: devices that no other lies on.
+  // The roots of the tree: devices that no other device uses.
   tree() {
     if (!this.stats) return [];
     const devices = new Map(this.stats.devices.map((one) => [one.device.number, one]));
@@ -127,7 +127,7 @@ export class Model {
     const key = `${above}/${one.device.number}`;
     const table = this.#tables.get(one.device.number);
     const known = this.#known.get(one.device.number);
-    // In the order of the table; the kernel's is the other way round.
+    // The order of the table; the kernel's order is the reverse.
     const below = depth < DEPTH_MAX ? (table?.devices ?? []).toReversed() : [];
     const uris = new Map(below.map((each) => [each.number, each.uri]));
     const lower = (number) => devices.get(number);
@@ -160,10 +160,10 @@ export class Model {
   }
 }
 
-// Two paths of a device may lead to one disk.
+// The index distinguishes two paths of a device that lead to the same disk.
 const pathKey = (one, nth) => `${one.device.number} path ${nth}`;
 
-// In one word.
+// The state in one word.
 function stateOf(one) {
   if (one.device.state === "suspended") return "suspended";
   if (!one.device.live_table) return "no table";

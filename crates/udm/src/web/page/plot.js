@@ -1,4 +1,4 @@
-// Lines over two minutes.
+// Line plots over two minutes.
 
 const NS = "http://www.w3.org/2000/svg";
 const SECONDS = 120;
@@ -10,7 +10,7 @@ function svg(kind, attributes, text) {
   return made;
 }
 
-// The way through the points; where there is no number it is interrupted.
+// The SVG path through the points; it has gaps at samples without a value.
 function way(looks, of, x, y) {
   let path = "";
   let on = false;
@@ -23,14 +23,14 @@ function way(looks, of, x, y) {
   return path;
 }
 
-// A number at which an axis can end: 1, 2 or 5 times a power of ten.
+// The next number of the form 1, 2 or 5 times a power of ten, as the end of an axis.
 function round(max) {
   if (!(max > 0)) return 1;
   const ten = 10 ** Math.floor(Math.log10(max));
   return ten * [1, 2, 5, 10].find((step) => max <= ten * step * 1.0001);
 }
 
-// Requests a second, small.
+// Draws the small plot of requests per second.
 export function spark(graph, looks) {
   const [width, height] = [120, 20];
   graph.setAttribute("viewBox", `0 0 ${width} ${height}`);
@@ -42,8 +42,8 @@ export function spark(graph, looks) {
   graph.replaceChildren(svg("path", { d: way(looks, (look) => look.requests, x, y) }));
 }
 
-// A plot with an axis. `lines`: the name of each, its class, and what it shows of a look; `words`
-// writes a number.
+// Draws a plot with an axis. Each of `lines` has a name, a class, and a function that returns the
+// value of a sample; `words` formats a value.
 export function plot(graph, legend, looks, lines, words) {
   const width = graph.clientWidth || 400;
   const height = 130;
@@ -59,7 +59,7 @@ export function plot(graph, legend, looks, lines, words) {
   for (const part of [0, 0.5, 1]) {
     const at = y(max * part);
     parts.push(svg("line", { class: "grid", x1: left, x2: width, y1: at, y2: at }));
-    // Where nothing has happened the axis has no measure.
+    // If all values are zero, the axis has no labels.
     const text = part === 0 ? "0" : high > 0 ? words(max * part) : "";
     parts.push(svg("text", { x: left - 6, y: at + 4, class: "axis end" }, text));
   }

@@ -1,15 +1,15 @@
-// What the server is asked, through udm web: the paths are those of the control socket.
+// Requests to the server through udm web; the paths are those of the control socket.
 
-// How long an answer may take.
+// Time limit of a response.
 const PATIENCE_MS = 10_000;
-// How long before a stream that ended is begun again.
+// Pause before a stream that ended is opened again.
 const AGAIN_MS = 1000;
 const LISTEN_HEADER = "last-event-id";
 
 const token = takeToken();
 
-// The token stands behind the # of the address that udm web printed. It is kept for this tab and
-// this port, and leaves the address.
+// The token is after the # of the address that udm web printed. It is stored for this tab and port,
+// and removed from the address.
 function takeToken() {
   const given = new URLSearchParams(location.hash.slice(1)).get("token");
   if (given) {
@@ -30,7 +30,7 @@ async function ask(path, options = {}) {
   return answer.status === 204 ? null : answer.json();
 }
 
-// In one line, whether the server or udm web refused.
+// The error in one line, from the server or from udm web.
 async function why(answer) {
   const text = await answer.text();
   try {
@@ -53,8 +53,8 @@ export const suspend = (name) => post(under(name, "suspend"), { timeout_ms: PATI
 export const resume = (name) => post(under(name, "resume"), { timeout_ms: PATIENCE_MS / 2 });
 export const commandPath = (name, path, action) => post(under(name, "path"), { path, action });
 
-// Calls `each` with every change of state, from now on and until the page is closed. Where the
-// stream ends it is begun again, behind the last event. (An EventSource sends no token.)
+// Calls `each` with every event until the page is closed. If the stream ends, it is opened again
+// after the last event. (An EventSource cannot send the token.)
 export async function events(each) {
   for (let last = ""; ; await new Promise((done) => setTimeout(done, AGAIN_MS))) {
     try {
@@ -68,12 +68,12 @@ export async function events(each) {
         for (const block of blocks) last = told(block, each) ?? last;
       }
     } catch {
-      // Who looks once a second says why.
+      // The error is ignored: the regular update reports it.
     }
   }
 }
 
-// One event as it is sent: its number, and what it says to `each`.
+// Parses one server-sent event: stores its number, and passes its data to `each`.
 function told(block, each) {
   const field = (name) =>
     block.split("\n").find((line) => line.startsWith(`${name}:`))?.slice(name.length + 1).trimStart();

@@ -1,4 +1,4 @@
-// Numbers as people read them.
+// Formats numbers for people.
 
 // A count or a rate: 7, 1.2 k, 34 k, 5.6 M.
 export function count(number) {
@@ -7,7 +7,7 @@ export function count(number) {
   return scaled(number, 1000, ["", " k", " M", " G", " T"]);
 }
 
-// A count of things: 1 user, 2 users.
+// A number of things: 1 user, 2 users.
 export const things = (number, thing) => `${count(number)} ${thing}${number === 1 ? "" : "s"}`;
 
 // Bytes in powers of 1024: 4 KiB, 1.5 GiB.
@@ -16,7 +16,7 @@ export function bytes(number) {
   return scaled(number, 1024, [" B", " KiB", " MiB", " GiB", " TiB", " PiB", " EiB"]);
 }
 
-// A part of a whole.
+// A part in percent.
 export const percent = (part) => `${(part * 100).toFixed(part > 0.995 || part === 0 ? 0 : 1)} %`;
 
 // A time in nanoseconds: 850 ns, 12 µs, 1.3 ms, 2.1 s.
@@ -25,7 +25,7 @@ export function time(ns) {
   return ns < 100e9 ? scaled(ns, 1000, [" ns", " µs", " ms", " s"]) : span(ns / 1e9);
 }
 
-// A long time in seconds: 2 min, 3 h, 5 d.
+// A duration in seconds: 2 min, 3 h, 5 d.
 function span(seconds) {
   if (seconds < 7200) return `${Math.round(seconds / 60)} min`;
   return seconds < 172800 ? `${Math.round(seconds / 3600)} h` : `${Math.round(seconds / 86400)} d`;
@@ -33,7 +33,7 @@ function span(seconds) {
 
 function scaled(number, base, units) {
   let unit = 0;
-  // What would be rounded up to the base goes with the next unit.
+  // A number that would round up to the base gets the next unit.
   while (unit + 1 < units.length && number >= base - 0.5) {
     number /= base;
     unit += 1;
@@ -42,12 +42,12 @@ function scaled(number, base, units) {
   return number.toFixed(digits) + units[unit];
 }
 
-// A word of a shell's command line.
+// Quotes a word for a shell.
 export function quoted(word) {
   return /^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", `'\\''`)}'`;
 }
 
-// An element with a text, which is never read as HTML: names are anybody's.
+// An element with a text, which is never parsed as HTML, because names may contain anything.
 export function element(kind, name, text) {
   const made = document.createElement(kind);
   if (name) made.className = name;

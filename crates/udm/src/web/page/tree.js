@@ -4,10 +4,10 @@ import { errorsOf } from "./model.js";
 import { spark } from "./plot.js";
 import { bytes, count, element, percent, quoted, time } from "./text.js";
 
-// More devices than this are folded at first.
+// If there are more devices than this, they are folded at first.
 const OPEN_MAX = 40;
 
-// Longer names show their end: the head of an address says little.
+// Longer names show only their end, because the beginning of an address says little.
 const NAME_MAX = 36;
 
 const last = (node) => node.looks.at(-1) ?? {};
@@ -17,7 +17,7 @@ const info = (node) => `udm info ${mine(node)}`;
 const status = (node) => `udm status ${mine(node)}`;
 const rate = (node) => (node.kind === "path" ? `${status(node)} --json` : "udm top");
 
-// Every column: its heading, the text that a row has there, and the verb that prints that.
+// The columns: heading, text of a row, and the command that prints it.
 const COLUMNS = [
   ["Device", null, (node) => (node.kind === "device" ? info(node) : `udm deps -o devname ${mine(node)}`)],
   ["State", stateText, (node) => (node.kind === "path" ? "udm multipath show paths" : info(node))],
@@ -59,7 +59,7 @@ export class Tree {
     head.append(line);
   }
 
-  // Shows the tree, and the chosen row; gives back the node that is chosen.
+  // Shows the tree and marks the selected row; returns the selected node.
   show(roots) {
     this.#draw = () => this.show(roots);
     const crowded = roots.length > OPEN_MAX;
@@ -75,13 +75,13 @@ export class Tree {
       if (!folded) node.below.forEach((below) => walk(below, depth + 1));
     };
     roots.forEach((root) => walk(root, 0));
-    // What it was about has gone.
+    // The selected node no longer exists.
     if (chosen === null && this.#chosen !== null && roots.length > 0) {
       this.#chosen = null;
       return this.show(roots);
     }
     for (const [key, row] of rows) row.line.classList.toggle("chosen", key === this.#chosen);
-    // Rows stay where they are as long as the tree does.
+    // The DOM rows are replaced only if the tree has changed.
     const lines = [...rows.values()].map((row) => row.line);
     if (lines.length !== this.#body.children.length || lines.some((line, n) => line !== this.#body.children[n])) {
       this.#body.replaceChildren(...lines);
