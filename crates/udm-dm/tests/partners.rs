@@ -219,7 +219,7 @@ fn requests_wait_for_a_renewal_in_order() {
                 }
             }
             let result = result.expect("the change ends");
-            assert_eq!(home, 20, "all came home");
+            assert_eq!(home, 20, "all completed");
             let per_core = |core: u64| {
                 let log = disk.take_log().into_iter().map(|seen| seen.sector);
                 log.filter(move |sector| sector % 2 == core).collect::<Vec<_>>()

@@ -104,9 +104,11 @@ fn a_suspended_device_does_not_answer() {
     let error = write(&io, &device, Sector(8), &[2; 4096]).unwrap_err();
     assert_eq!((error.errno, &*error.text), (EBUSY, "the store has not answered an earlier load yet"));
     verbs::wait(verbs::resume(&server.registry, &["m"])).unwrap();
-    until("what was in flight is home", || match write(&server.io(), &device, Sector(8), &[3; 4096]) {
-        Ok(()) => true,
-        Err(error) => error.errno != EBUSY && panic!("{error}"),
+    until("the completion of what was in flight", || {
+        match write(&server.io(), &device, Sector(8), &[3; 4096]) {
+            Ok(()) => true,
+            Err(error) => error.errno != EBUSY && panic!("{error}"),
+        }
     });
     assert_eq!(read(&server.io(), &device, Sector(8), Sectors(8)).unwrap(), [3; 4096]);
 }

@@ -36,7 +36,7 @@ impl TestNetns {
         let mut said = [0];
         let ready = std::io::Read::read(net.0.stdout.as_mut().unwrap(), &mut said).unwrap() == 1;
         if !ready {
-            report_skip("no network of its own is to be had here");
+            report_skip("no network namespace is available here");
         }
         ready.then_some(net)
     }

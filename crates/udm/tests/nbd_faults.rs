@@ -118,7 +118,7 @@ fn a_held_write_does_not_fail_a_path_that_works() {
     server.says(&["message", "m", "0", "reinstate_path", &path]);
     until("a healthy path", || (other.write(9) == 0).then_some(()));
     let failures = server.log().matches("Failing path").count();
-    assert_eq!(client.error(), 0, "it was sent anew");
+    assert_eq!(client.error(), 0, "it was sent again");
     assert_eq!(server.log().matches("Failing path").count(), failures, "{}", server.log());
 }
 

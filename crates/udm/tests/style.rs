@@ -140,6 +140,23 @@ fn sources() -> BTreeMap<String, String> {
     files
 }
 
+/// The documents: those of the root, of docs/ and of docs/internals/, by their path from the root.
+fn pages() -> BTreeMap<String, String> {
+    let root = root();
+    let mut pages = BTreeMap::new();
+    for folder in ["", "docs", "docs/internals"] {
+        for entry in fs::read_dir(root.join(folder)).expect("a folder of documents") {
+            let path = entry.expect("an entry").path();
+            if path.extension().is_some_and(|extension| extension == "md") {
+                let name = path.strip_prefix(&root).expect("below the root").display().to_string();
+                pages.insert(name, fs::read_to_string(&path).expect("a document"));
+            }
+        }
+    }
+    assert!(pages.len() > 15, "only {} documents found", pages.len());
+    pages
+}
+
 /// The Rust files in a folder of each crate, by their path from the root.
 fn files(of: &str) -> BTreeMap<String, String> {
     let root = root();
@@ -327,6 +344,57 @@ fn comments_are_wrapped() {
         }
     }
     none("comments of more than 100 columns", &long);
+}
+
+/// Phrases of a private language, with the plain words for them.
+const PHRASES: &[(&str, &str)] = &[
+    ("anew", "again"),
+    ("whom", "the name of the actor"),
+    ("be had", "available"),
+    ("becomes of", "what happens"),
+    ("became of", "what happened"),
+    ("is home", "has completed"),
+    ("come home", "complete"),
+    ("comes home", "completes"),
+    ("came home", "completed"),
+    ("goes home", "completes"),
+    ("goes round", "is retried"),
+    ("called off", "cancelled"),
+    ("calls off", "cancels"),
+    ("one a core", "one per core"),
+    ("a core each", "one per core"),
+    ("once a batch", "once per batch"),
+    ("once a turn", "once per turn"),
+    ("behind that", "after that"),
+    ("behind each other", "one after the other"),
+];
+
+/// True if `text` has the words of `phrase`, whole and in a row.
+fn has_phrase(text: &str, phrase: &str) -> bool {
+    let is_word = |c: Option<char>| c.is_some_and(char::is_alphanumeric);
+    text.match_indices(phrase).any(|(at, _)| {
+        !is_word(text[..at].chars().next_back()) && !is_word(text[at + phrase.len()..].chars().next())
+    })
+}
+
+#[test]
+fn comments_and_documents_are_in_plain_words() {
+    let mut found = Vec::new();
+    let comment = |line: &str| line.trim_start().starts_with("//").then(|| line.to_lowercase());
+    let pages = pages().into_iter().map(|(file, text)| (file, text.to_lowercase()));
+    let sources = sources().into_iter().chain(files("tests")).map(|(file, text)| {
+        let lines: Vec<_> = text.lines().map(|line| comment(line).unwrap_or_default()).collect();
+        (file, lines.join("\n"))
+    });
+    for (file, text) in pages.chain(sources) {
+        for (number, line) in text.lines().enumerate() {
+            let phrases = PHRASES.iter().filter(|(phrase, _)| has_phrase(line, phrase));
+            found.extend(
+                phrases.map(|(phrase, plain)| format!("{file}:{}: \"{phrase}\": say: {plain}", number + 1)),
+            );
+        }
+    }
+    none("phrases that a reader has to decode", &found);
 }
 
 /// The links `[`test`](../path)` of a line, as a name and a path from the root.

@@ -201,8 +201,8 @@ fn a_failed_flush_is_for_good_on_every_core_and_name() {
     let mut late = FaultyRing::over(&named("b"), |_| None);
     assert_eq!(late.run(Op::Flush, plain(), 0), Status::Medium, "a name opened later is the same disk");
     drop((a, b, late));
-    let mut anew = FaultyRing::over(&named("b"), |_| None);
-    assert_eq!(anew.run(Op::Flush, plain(), 0), Status::Ok, "closed and opened anew");
+    let mut reopened = FaultyRing::over(&named("b"), |_| None);
+    assert_eq!(reopened.run(Op::Flush, plain(), 0), Status::Ok, "closed and opened again");
 }
 
 /// A write with FUA fails as a write, which concerns no other request, or as a sync.

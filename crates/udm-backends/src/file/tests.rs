@@ -317,7 +317,7 @@ impl Drop for LoopDevice {
 #[test]
 fn block_devices() {
     let file = file_of(1 << 20, 7);
-    let Some(device) = LoopDevice::over(file.path()) else { return skipped("no loop device to be had") };
+    let Some(device) = LoopDevice::over(file.path()) else { return skipped("no loop device is available") };
     for direct in [false, true] {
         let mut disk = DiskUnderTest::open(Path::new(&device.0), direct, false);
         assert_eq!((disk.limits.size, disk.limits.logical_block), (Sectors(2048), 512));

@@ -353,7 +353,7 @@ pub fn a_flush_that_failed_stays_failed() -> Outcome {
         above.udm(&["remove", "mp"])?;
         above.udm(&["create", "mp", "--table", table.trim_start_matches("mp=")])?;
         io(&above, "mp", &["write -P 4 0 64k", "flush"])?;
-        check(fs::read(&image)?[..65536].iter().all(|&byte| byte == 4), "opened anew it does not write")?;
+        check(fs::read(&image)?[..65536].iter().all(|&byte| byte == 4), "opened again it does not write")?;
     }
     above.stop()?;
     drop((node, fuse));
