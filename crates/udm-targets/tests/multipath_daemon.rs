@@ -115,13 +115,18 @@ impl CheckedDeviceRig {
     }
 
     fn path_maintenance(&self) -> PathMaintenanceReport {
-        self.device.live().unwrap().targets()[0].target.path_maintenance_report().unwrap()
+        self.device.live().unwrap().targets()[0]
+            .target
+            .as_multipath()
+            .unwrap()
+            .path_maintenance_report()
+            .unwrap()
     }
 
     /// The reason why no check reinstates the second path.
     fn held(&self) -> Option<String> {
         let live = self.device.live().unwrap();
-        live.targets()[0].target.path_reports()[1].held.clone()
+        live.path_reports()[1].held.clone()
     }
 
     fn is_queueing(&self) -> bool {

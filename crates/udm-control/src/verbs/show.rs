@@ -8,7 +8,9 @@ use crate::registry::{Mapped, Registry};
 use std::collections::HashSet;
 use std::sync::Arc;
 use udm_core::{DevNo, Device, Nanos, Op};
-use udm_dm::{PathMaintenanceReport, PathReport, PathWatchReport, Table, TableEntry, Target};
+use udm_dm::{
+    MultipathTarget, PathMaintenanceReport, PathReport, PathWatchReport, Table, TableEntry, Target,
+};
 use udm_targets::TARGETS;
 use udm_wire::multipath_conf::{Failback, NoPathRetry};
 
@@ -190,7 +192,8 @@ fn lines(table: &Table, params: impl Fn(&dyn Target) -> String) -> Vec<api::Line
 fn paths(registry: &Registry, table: &Table) -> Vec<api::Path> {
     let of = |entry: &TableEntry| {
         let start_bytes = entry.start.bytes();
-        let reports = entry.target.path_reports().into_iter();
+        let reports = entry.target.as_multipath().map(MultipathTarget::path_reports);
+        let reports = reports.into_iter().flatten();
         reports.map(|report| api::Path { start_bytes, ..path(registry, report) }).collect::<Vec<_>>()
     };
     table.targets().iter().flat_map(of).collect()
@@ -199,7 +202,7 @@ fn paths(registry: &Registry, table: &Table) -> Vec<api::Path> {
 /// How the paths of a table are maintained.
 fn upkeep(table: &Table) -> Option<api::Upkeep> {
     let PathMaintenanceReport { settings, queueing, fails_in, back, by_hand } =
-        table.targets().iter().find_map(|entry| entry.target.path_maintenance_report())?;
+        table.targets().iter().find_map(|entry| entry.target.as_multipath()?.path_maintenance_report())?;
     let no_path_retry = settings.no_path_retry.map(|rule| match rule {
         NoPathRetry::Fail => "fail".to_owned(),
         NoPathRetry::Queue => "queue".to_owned(),

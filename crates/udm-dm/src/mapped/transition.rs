@@ -19,9 +19,10 @@
 
 use super::device::{MappedDevice, TableSlot, WakeFn};
 use super::phase::{SyncPoint, TransitionKind, TransitionPhase};
+use crate::device_ref::LowerLimits;
 use crate::error::TargetError;
 use crate::table::Table;
-use crate::target::{LowerLimits, Target};
+use crate::target::Target;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use udm_core::bugs::{self, Bug};

@@ -56,10 +56,12 @@ use state::MultipathState;
 use std::sync::{Arc, Mutex, OnceLock};
 use udm_core::{Cx, DevNo, ExtentKind, Extents, Lane, Limits, OpenError, Sector, Sectors, TaskFactory};
 use udm_dm::target::{
-    DeviceRange, DeviceRef, DmQueueMode, LowerLimits, Resolver, Target, TargetArgs, TargetHost,
+    DeviceRange, DeviceRef, DmQueueMode, LowerLimits, Resolver, Target, TargetArgs, TargetFeatures,
+    TargetHost,
 };
 use udm_dm::{
-    PathCommand, PathMaintenance, PathMaintenanceReport, PathReport, PathWatchOptions, TargetError,
+    MultipathTarget, PathCommand, PathMaintenance, PathMaintenanceReport, PathReport, PathWatchOptions,
+    TargetError,
 };
 
 /// The constructor: `multipath FEATURES HANDLER GROUPS INITIAL GROUP...`; the grammar is in
@@ -148,7 +150,7 @@ impl Target for Multipath {
 
     fn limits(&self, below: LowerLimits<'_>) -> Limits {
         let mut limits = Limits::new(self.len);
-        limits.request_stackable = self.kind() == DmQueueMode::Request;
+        limits.request_stackable = self.features.queue_mode == QueueMode::Request;
         self.paths().fold(limits, |limits, (_, path)| limits.stack(&below.limits(path)))
     }
 
@@ -166,35 +168,26 @@ impl Target for Multipath {
         self.paths().map(|(_, path)| used(path)).collect()
     }
 
-    fn is_over_one_disk(&self) -> bool {
-        true
-    }
-
-    fn kind(&self) -> DmQueueMode {
-        match self.features.queue_mode {
+    fn features(&self) -> TargetFeatures {
+        let queue_mode = match self.features.queue_mode {
             QueueMode::Bio => DmQueueMode::Bio,
             QueueMode::Request => DmQueueMode::Request,
+        };
+        TargetFeatures {
+            queue_mode,
+            singleton: true,
+            is_over_one_disk: true,
+            refuses_messages_while_suspended: true,
+            ..TargetFeatures::default()
         }
+    }
+
+    fn as_multipath(&self) -> Option<&dyn MultipathTarget> {
+        Some(self)
     }
 
     fn message(&self, words: &[String], resolver: &mut dyn Resolver) -> Result<String, TargetError> {
         self.handle_message(words, resolver).map(|()| String::new())
-    }
-
-    fn command_path(&self, number: DevNo, command: PathCommand) -> Result<(), TargetError> {
-        self.command(number, command)
-    }
-
-    fn refuses_messages_while_suspended(&self) -> bool {
-        true
-    }
-
-    fn path_reports(&self) -> Vec<PathReport> {
-        self.reports()
-    }
-
-    fn path_maintenance_report(&self) -> Option<PathMaintenanceReport> {
-        self.path_maintenance()
     }
 
     fn attach(&self, notify: Arc<dyn TargetHost>) {
@@ -225,8 +218,18 @@ impl Target for Multipath {
     fn resume(&self) {
         self.shared.resume();
     }
+}
 
-    fn singleton(&self) -> bool {
-        true
+impl MultipathTarget for Multipath {
+    fn path_reports(&self) -> Vec<PathReport> {
+        self.reports()
+    }
+
+    fn path_maintenance_report(&self) -> Option<PathMaintenanceReport> {
+        self.path_maintenance()
+    }
+
+    fn command_path(&self, number: DevNo, command: PathCommand) -> Result<(), TargetError> {
+        self.command(number, command)
     }
 }

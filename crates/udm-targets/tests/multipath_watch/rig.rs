@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use udm_core::{Batch, Cores, DevNo, Lane, Nanos, OwnWork, Status};
 use udm_dm::testing::{TestDisk, TestResolver, TestWorld, data, read};
-use udm_dm::{PathMaintenance, PathReport, PathWatchOptions, PathWatchReport, Target, TargetHost};
+use udm_dm::{
+    MultipathTarget, PathMaintenance, PathReport, PathWatchOptions, PathWatchReport, Target, TargetHost,
+};
 use udm_targets::multipath::Multipath;
 
 /// The deadline of the tests that have one.

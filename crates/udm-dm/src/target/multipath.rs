@@ -1,8 +1,55 @@
-//! Reports about the paths of a target.
+//! The interface of targets with paths to the control half: reports, commands, path maintenance.
 
+use crate::error::TargetError;
+use crate::mapped::MappedDevice;
+use crate::table::Table;
 use std::sync::Arc;
-use udm_core::{DevNo, Nanos, Op, Status};
+use udm_core::{Cores, DevNo, Nanos, Op, Status};
 use udm_wire::multipath_conf::MultipathSettings;
+
+/// A target whose devices are paths to one disk, each with a state of its own.
+pub trait MultipathTarget {
+    /// The paths, in the order of the table, and their counters.
+    fn path_reports(&self) -> Vec<PathReport>;
+
+    /// State of the path maintenance; `None` without maintenance.
+    fn path_maintenance_report(&self) -> Option<PathMaintenanceReport>;
+
+    /// Fails or reinstates each path over device `number`, for an administrator.
+    ///
+    /// # Errors
+    /// EINVAL if there is no such path.
+    fn command_path(&self, number: DevNo, command: PathCommand) -> Result<(), TargetError>;
+}
+
+impl Table {
+    /// The paths of the targets and their counters; empty without a target that has paths.
+    #[must_use]
+    pub fn path_reports(&self) -> Vec<PathReport> {
+        let targets = self.targets().iter().filter_map(|entry| entry.target.as_multipath());
+        targets.flat_map(|target| target.path_reports()).collect()
+    }
+}
+
+impl MappedDevice {
+    /// Fails or reinstates each path over device `number`, for an administrator, and makes all
+    /// lanes poll once. The command goes to the target at sector 0, because a target with paths is
+    /// alone in its table.
+    ///
+    /// # Errors
+    /// EINVAL if there is no such path, or the target has no paths; EBUSY while suspended.
+    pub fn command_path(
+        &self,
+        number: DevNo,
+        command: PathCommand,
+        cores: &dyn Cores,
+    ) -> Result<(), TargetError> {
+        self.with_target(0, cores, |target| {
+            let no_paths = || TargetError::new(format!("Target type {} has no paths", target.type_name()));
+            target.as_multipath().ok_or_else(no_paths)?.command_path(number, command)
+        })
+    }
+}
 
 /// Status and counters of a path. Counters start when the table is loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -139,5 +186,34 @@ impl PathCheckState {
             PathCheckState::Timeout => "i/o timeout",
             PathCheckState::Delayed => "delayed",
         }
+    }
+}
+
+/// Maintenance of paths besides requests, which the kernel leaves to a daemon.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PathMaintenance {
+    /// Settings of path checks and their consequences. `None` leaves the maintenance to messages,
+    /// as the kernel does.
+    pub paths: Option<Arc<MultipathSettings>>,
+    /// Options of the path watch, read when a table is loaded.
+    pub watch: PathWatchOptions,
+}
+
+/// Options of the path watch of a multipath target. By default all are off, as in the kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PathWatchOptions {
+    /// If a path holds a request longer than this, the path fails and its reads go to another path.
+    pub deadline: Option<Nanos>,
+    /// If a read takes longer than most, it is also sent to a second path.
+    pub hedge_reads: bool,
+    /// If a path is much slower than the others of its group, it is ejected for some time.
+    pub eject_slow: bool,
+}
+
+impl PathWatchOptions {
+    /// True if at least one option is set.
+    #[must_use]
+    pub fn is_on(&self) -> bool {
+        *self != PathWatchOptions::default()
     }
 }

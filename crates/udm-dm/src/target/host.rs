@@ -1,0 +1,36 @@
+//! The device that a target belongs to, as the target sees it.
+
+use super::multipath::PathMaintenance;
+use crate::device_events::StateChange;
+use crate::mapped::MappedDevice;
+use std::sync::Arc;
+use udm_core::{Cores, Nanos};
+
+/// The interface of a target to its mapped device.
+pub trait TargetHost: Send + Sync {
+    /// Increases the device's event counter, so `wait` returns. Called on the data path when a path
+    /// fails; costs an atomic add.
+    fn event(&self);
+    /// Sends a device event. `change` formats it, only if a client listens. Never blocks.
+    fn tell(&self, change: &dyn Fn() -> StateChange) {
+        let _ = change;
+    }
+    /// Name of the device, for the log; its number if the name is being changed. Never blocks.
+    fn device(&self) -> String;
+    /// Polls every lane of the device once, because a condition that lanes wait for has changed.
+    /// Sends a message to each core, so only for rare events.
+    fn kick(&self, cores: &dyn Cores);
+    /// Current time of the control half's clock; 0 if none was set.
+    fn now(&self) -> Nanos {
+        Nanos(0)
+    }
+    /// The path maintenance of the device.
+    fn path_maintenance(&self) -> PathMaintenance {
+        PathMaintenance::default()
+    }
+    /// The device itself, if it still exists. Holding the returned `Arc` keeps the device and its
+    /// tables alive.
+    fn mapped(&self) -> Option<Arc<MappedDevice>> {
+        None
+    }
+}
