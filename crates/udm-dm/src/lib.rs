@@ -60,9 +60,8 @@ pub use mapped::{
 };
 pub use table::{Table, TableEntry};
 pub use target::{
-    ChangeTracker, DmQueueMode, MultipathTarget, PathCheckState, PathCommand, PathMaintenance,
-    PathMaintenanceReport, PathReport, PathWatchOptions, PathWatchReport, Resolver, SnapshotInfo,
-    SnapshotReport, SnapshotState, Target, TargetArgs, TargetConstructor, TargetDataPath, TargetFeatures,
-    TargetHost, TargetType,
+    ChangeTracker, DmQueueMode, MultipathTarget, PathCheckState, PathCommand, PathMaintenanceReport,
+    PathReport, PathWatchReport, Resolver, SnapshotInfo, SnapshotReport, SnapshotState, Target, TargetArgs,
+    TargetConstructor, TargetDataPath, TargetFeatures, TargetHost, TargetSettings, TargetType,
 };
 pub use udm_core::{ControlIo, control_io};

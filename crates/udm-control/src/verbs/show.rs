@@ -12,6 +12,7 @@ use udm_dm::{
     MultipathTarget, PathMaintenanceReport, PathReport, PathWatchReport, Table, TableEntry, Target,
 };
 use udm_targets::TARGETS;
+use udm_targets::multipath::PathMaintenance;
 use udm_wire::multipath_conf::{Failback, NoPathRetry};
 
 /// The version of the kernel's device mapper (6.12) whose behaviour udm follows.
@@ -112,7 +113,7 @@ fn status_of(registry: &Registry, mapped: &Mapped, inactive: bool) -> api::Statu
         lines: table.as_ref().map(|t| lines(t, |target| target.status())).unwrap_or_default(),
         event_nr,
         paths: table.as_ref().map(|t| paths(registry, t)).unwrap_or_default(),
-        upkeep: table.as_ref().and_then(|t| upkeep(t)),
+        upkeep: table.as_ref().and_then(|t| upkeep(mapped, t)),
         waits: table.map(|table| waits(registry, &table)).unwrap_or_default(),
     }
 }
@@ -199,9 +200,10 @@ fn paths(registry: &Registry, table: &Table) -> Vec<api::Path> {
     table.targets().iter().flat_map(of).collect()
 }
 
-/// How the paths of a table are maintained.
-fn upkeep(table: &Table) -> Option<api::Upkeep> {
-    let PathMaintenanceReport { settings, queueing, fails_in, back, by_hand } =
+/// How the paths of a table of a device are maintained.
+fn upkeep(mapped: &Mapped, table: &Table) -> Option<api::Upkeep> {
+    let settings = PathMaintenance::of(&mapped.device).paths?;
+    let PathMaintenanceReport { queueing, fails_in, back, by_hand } =
         table.targets().iter().find_map(|entry| entry.target.as_multipath()?.path_maintenance_report())?;
     let no_path_retry = settings.no_path_retry.map(|rule| match rule {
         NoPathRetry::Fail => "fail".to_owned(),

@@ -397,10 +397,9 @@ impl DeviceTransition {
     }
 
     fn start_tasks(&self, cores: &dyn Cores) {
-        let path_maintenance = self.device.state().path_maintenance.clone();
         let live = self.device.live();
         let targets = live.iter().flat_map(|table| table.targets());
-        let makes = targets.flat_map(|entry| entry.target.tasks(&path_maintenance));
+        let makes = targets.flat_map(|entry| entry.target.tasks());
         // If a suspend was cancelled before its tasks stopped, the old tasks are dropped here.
         let tasks: Vec<_> = makes.map(|make| cores.start(make)).collect();
         let before = std::mem::replace(&mut self.device.state().tasks, tasks);

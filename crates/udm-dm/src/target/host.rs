@@ -1,10 +1,14 @@
 //! The device that a target belongs to, as the target sees it.
 
-use super::multipath::PathMaintenance;
 use crate::device_events::StateChange;
 use crate::mapped::MappedDevice;
+use std::any::Any;
 use std::sync::Arc;
 use udm_core::{Cores, Nanos};
+
+/// Settings of a device for its targets that no table holds, such as how paths are checked. The
+/// crate of the target that reads them defines their type.
+pub type TargetSettings = Arc<dyn Any + Send + Sync>;
 
 /// The interface of a target to its mapped device.
 pub trait TargetHost: Send + Sync {
@@ -24,9 +28,9 @@ pub trait TargetHost: Send + Sync {
     fn now(&self) -> Nanos {
         Nanos(0)
     }
-    /// The path maintenance of the device.
-    fn path_maintenance(&self) -> PathMaintenance {
-        PathMaintenance::default()
+    /// The settings of the device for its targets; `None` if none were set.
+    fn settings(&self) -> Option<TargetSettings> {
+        None
     }
     /// The device itself, if it still exists. Holding the returned `Arc` keeps the device and its
     /// tables alive.

@@ -24,10 +24,9 @@ pub use args::{Resolver, TargetArgs, decimal};
 pub use change_tracker::ChangeTracker;
 pub use data_path::TargetDataPath;
 pub use features::{DmQueueMode, TargetFeatures};
-pub use host::TargetHost;
+pub use host::{TargetHost, TargetSettings};
 pub use multipath::{
-    MultipathTarget, PathCheckState, PathCommand, PathMaintenance, PathMaintenanceReport, PathReport,
-    PathWatchOptions, PathWatchReport,
+    MultipathTarget, PathCheckState, PathCommand, PathMaintenanceReport, PathReport, PathWatchReport,
 };
 pub use snapshot::{SnapshotInfo, SnapshotReport, SnapshotState};
 
@@ -147,8 +146,7 @@ pub trait Target: Send + Sync {
 
     /// The tasks of the target, such as checks of its paths. They start at each resume and stop
     /// before the next suspend.
-    fn tasks(&self, path_maintenance: &PathMaintenance) -> Vec<TaskFactory> {
-        let _ = path_maintenance;
+    fn tasks(&self) -> Vec<TaskFactory> {
         Vec::new()
     }
 

@@ -1,11 +1,9 @@
-//! The interface of targets with paths to the control half: reports, commands, path maintenance.
+//! The interface of targets with paths to the control half: reports and commands.
 
 use crate::error::TargetError;
 use crate::mapped::MappedDevice;
 use crate::table::Table;
-use std::sync::Arc;
 use udm_core::{Cores, DevNo, Nanos, Op, Status};
-use udm_wire::multipath_conf::MultipathSettings;
 
 /// A target whose devices are paths to one disk, each with a state of its own.
 pub trait MultipathTarget {
@@ -125,10 +123,8 @@ pub struct PathWatchReport {
 }
 
 /// Current state of the maintenance of a multipath target.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathMaintenanceReport {
-    /// The settings in force.
-    pub settings: Arc<MultipathSettings>,
     /// True if requests without a path are queued. For a suspended device, the value from its
     /// resume on.
     pub queueing: bool,
@@ -186,34 +182,5 @@ impl PathCheckState {
             PathCheckState::Timeout => "i/o timeout",
             PathCheckState::Delayed => "delayed",
         }
-    }
-}
-
-/// Maintenance of paths besides requests, which the kernel leaves to a daemon.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct PathMaintenance {
-    /// Settings of path checks and their consequences. `None` leaves the maintenance to messages,
-    /// as the kernel does.
-    pub paths: Option<Arc<MultipathSettings>>,
-    /// Options of the path watch, read when a table is loaded.
-    pub watch: PathWatchOptions,
-}
-
-/// Options of the path watch of a multipath target. By default all are off, as in the kernel.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PathWatchOptions {
-    /// If a path holds a request longer than this, the path fails and its reads go to another path.
-    pub deadline: Option<Nanos>,
-    /// If a read takes longer than most, it is also sent to a second path.
-    pub hedge_reads: bool,
-    /// If a path is much slower than the others of its group, it is ejected for some time.
-    pub eject_slow: bool,
-}
-
-impl PathWatchOptions {
-    /// True if at least one option is set.
-    #[must_use]
-    pub fn is_on(&self) -> bool {
-        *self != PathWatchOptions::default()
     }
 }

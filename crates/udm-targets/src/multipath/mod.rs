@@ -41,6 +41,7 @@ mod lane;
 mod message;
 mod parse;
 mod path_log;
+mod path_maintenance;
 mod retry;
 mod route;
 pub mod selector;
@@ -52,6 +53,7 @@ use checker_status::CheckerStatus;
 use counters::DeviceCounters;
 use parse::{MultipathFeatures, PriorityGroup, QueueMode};
 use path_log::PathLog;
+pub use path_maintenance::{PathMaintenance, PathWatchOptions};
 use state::MultipathState;
 use std::sync::{Arc, Mutex, OnceLock};
 use udm_core::{Cx, DevNo, ExtentKind, Extents, Lane, Limits, OpenError, Sector, Sectors, TaskFactory};
@@ -59,10 +61,7 @@ use udm_dm::target::{
     DeviceRange, DeviceRef, DmQueueMode, LowerLimits, Resolver, Target, TargetArgs, TargetFeatures,
     TargetHost,
 };
-use udm_dm::{
-    MultipathTarget, PathCommand, PathMaintenance, PathMaintenanceReport, PathReport, PathWatchOptions,
-    TargetError,
-};
+use udm_dm::{MultipathTarget, PathCommand, PathMaintenanceReport, PathReport, TargetError};
 
 /// The constructor: `multipath FEATURES HANDLER GROUPS INITIAL GROUP...`; the grammar is in
 /// `parse`.
@@ -191,12 +190,12 @@ impl Target for Multipath {
     }
 
     fn attach(&self, notify: Arc<dyn TargetHost>) {
-        let _ = self.watch.set(notify.path_maintenance().watch);
+        let _ = self.watch.set(PathMaintenance::of_host(&*notify).watch);
         self.shared.attach(notify);
     }
 
-    fn tasks(&self, path_maintenance: &PathMaintenance) -> Vec<TaskFactory> {
-        let Some(settings) = path_maintenance.paths.clone() else { return Vec::new() };
+    fn tasks(&self) -> Vec<TaskFactory> {
+        let Some(settings) = self.shared.path_log.settings() else { return Vec::new() };
         let paths = self.paths().map(|(_, path)| path.clone()).collect();
         let mut next = 0;
         let range = |group: &PriorityGroup| {

@@ -23,9 +23,7 @@ use udm_core::bugs::{self, Bug};
 use udm_core::{
     Checkpoint, Cx, Device, DeviceId, Extents, Lane, Limits, OpenError, Sector, Sectors, TaskFactory,
 };
-use udm_dm::target::{
-    DeviceRange, DeviceRef, LowerLimits, PathMaintenance, Target, TargetArgs, TargetFeatures, TargetHost,
-};
+use udm_dm::target::{DeviceRange, DeviceRef, LowerLimits, Target, TargetArgs, TargetFeatures, TargetHost};
 use udm_dm::{MappedDevice, SnapshotInfo, SnapshotReport, SnapshotState, TargetError};
 
 /// A run of chunks, consecutive in the origin and in the store.
@@ -245,7 +243,7 @@ impl Target for MergeTarget {
         self.0.binding.attach(notify);
     }
 
-    fn tasks(&self, _upkeep: &PathMaintenance) -> Vec<TaskFactory> {
+    fn tasks(&self) -> Vec<TaskFactory> {
         let shared = Arc::clone(&self.0);
         if shared.binding.is_released() || !shared.binding.snapshot.is_valid() {
             tracing::error!("Snapshot is invalid: can't merge");
