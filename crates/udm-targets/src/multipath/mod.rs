@@ -5,14 +5,25 @@
 //! the path, and the bio is sent to another path, unchanged, in the same poll. An error that blames
 //! the request is returned. If no path is left, bios wait (`queue_if_no_path`) or fail with EIO.
 //!
-//! * `parse`: the table line. `state`: the atomics that cores share. `message`, `status`: text in
-//!   and out. `path_log`: log lines.
-//! * `lane`: the data path of one core. `route`: the group and paths in use. `retry`: bios that
-//!   found no path or lost theirs.
-//! * [`selector`]: the choice of a path in a group.
-//! * `checker`: the task that checks paths. `checker_status`: its results. `watch`: deadlines,
-//!   hedged reads and ejection of slow paths, if requested. `ejection`: the ejected paths, as all
-//!   cores see them.
+//! The parts, in the order in which a request meets them:
+//!
+//! * `lane`: the data path of one core.
+//! * `state`: the states of paths and groups, atomics that all cores share.
+//! * `route`: the group that the lane uses, and its usable paths.
+//! * [`selector`]: the choice of a path in the group.
+//! * `watch`: deadlines, hedged reads and ejection of slow paths, if requested.
+//! * `ejection`: the ejected paths, as all cores see them.
+//! * `counters`: what each lane counts per path.
+//! * `reaped_paths`: the completed bios of several paths, for the selector.
+//! * `retry`: bios that found no path or lost theirs.
+//! * `path_log`: a line and an event for each path that fails or returns.
+//!
+//! No request meets the others:
+//!
+//! * `parse`: the table line. `message`, `status`: text in and out.
+//! * `path_maintenance`: settings that no table holds.
+//! * `checker`: the task that checks paths.
+//! * `checker_status`, `quarantine_status`: its results, for reports.
 //!
 //! **What cores share** is one word per device (flags, current and next group, generation), changed
 //! by compare-and-swap, and the loads of the paths. A lane loads the word once per batch. While it
@@ -42,6 +53,8 @@ mod message;
 mod parse;
 mod path_log;
 mod path_maintenance;
+mod quarantine_status;
+mod reaped_paths;
 mod retry;
 mod route;
 pub mod selector;

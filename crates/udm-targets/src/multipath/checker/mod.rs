@@ -39,7 +39,6 @@ use super::state::{MultipathState, PathView};
 use check_schedule::CheckSchedule;
 use checked_path::{CheckedPath, PendingCheck};
 use group_rank::{GroupRank, PathPriorities};
-pub(super) use marginal::QuarantineStatus;
 use marginal::{Quarantine, QuarantineAction};
 use policy::{FailbackPolicy, NoPathPolicy, PathReturn};
 pub(super) use report::truncated_reason;
