@@ -6,14 +6,15 @@
 //! unchanged. The crate knows no target by name: the program that builds a table passes the list of
 //! [`TargetType`]s (`udm_targets::TARGETS`).
 //!
-//! * [`target`]: the [`target::Target`] trait, its hooks, and the input of a constructor.
+//! * [`target`]: the [`target::Target`] trait, its hooks, the input of a constructor, and the traits of
+//!   targets with paths, snapshots or checkpoints.
 //! * [`table`]: a table, its checks, its limits and its lane.
 //! * [`mapped`]: mapped devices, suspend, resume, and changes of several devices.
 //! * [`split`]: bios that are sent in several fragments.
 //! * [`child_lanes`]: the lanes below a lane that has several.
 //! * [`stripes`]: the arithmetic of chunks that are dealt out over devices.
 //! * [`completion`]: work that a message started and that cores have not finished.
-//! * [`snapshot`], [`InvalidStoreMark`]: the interface of snapshots to the control half.
+//! * [`InvalidStoreMark`]: a mark outside of a snapshot store that says that the store is invalid.
 //! * [`DeviceEvent`], [`EventSink`]: device events and their receiver.
 //! * `divisor`: division by a fixed number as a multiplication, for chunk sizes.
 //! * `testing`: disks, cores and resolvers for tests of targets.
@@ -35,13 +36,12 @@
 pub mod child_lanes;
 pub mod completion;
 mod device_events;
+mod device_ref;
 #[doc(hidden)]
 pub mod divisor;
 pub mod error;
 mod invalid_store;
 pub mod mapped;
-mod report;
-pub mod snapshot;
 pub mod split;
 pub mod stripes;
 pub mod table;
@@ -51,17 +51,17 @@ pub mod testing;
 
 pub use completion::CompletionHandle;
 pub use device_events::{DeviceEvent, EventKind, EventSink, StateChange};
+pub use device_ref::{DeviceRange, DeviceRef, LookupError, LowerLimits};
 pub use error::TargetError;
 pub use invalid_store::InvalidStoreMark;
 pub use mapped::{
     DeviceInfo, DeviceSetTransition, DeviceTransition, IndexedTargetError, MappedDevice, NameHandle,
     QueueFactory, WakeFn, depends_on,
 };
-pub use report::{PathCheckState, PathCommand, PathMaintenanceReport, PathReport, PathWatchReport};
-pub use snapshot::{SnapshotInfo, SnapshotReport, SnapshotState};
 pub use table::{Table, TableEntry};
 pub use target::{
-    DeviceRange, DeviceRef, DmQueueMode, LookupError, LowerLimits, PathMaintenance, PathWatchOptions,
-    Resolver, Target, TargetArgs, TargetConstructor, TargetHost, TargetType,
+    ChangeTracker, DmQueueMode, MultipathTarget, PathCheckState, PathCommand, PathMaintenanceReport,
+    PathReport, PathWatchReport, Resolver, SnapshotInfo, SnapshotReport, SnapshotState, Target, TargetArgs,
+    TargetConstructor, TargetDataPath, TargetFeatures, TargetHost, TargetSettings, TargetType,
 };
 pub use udm_core::{ControlIo, control_io};

@@ -1,12 +1,12 @@
 //! The arithmetic of striping, and the interface of a target that only stripes
-//! ([`Target::as_striped`]).
+//! ([`TargetDataPath::Striped`]).
 //!
 //! Chunks are distributed over several devices, one to each in turn.
 //!
-//! [`Target::as_striped`]: crate::target::Target::as_striped
+//! [`TargetDataPath::Striped`]: crate::target::TargetDataPath::Striped
 
+use crate::device_ref::DeviceRef;
 use crate::divisor::Divisor;
-use crate::target::DeviceRef;
 use std::sync::Arc;
 use udm_core::Sector;
 use udm_core::bugs::{self, Bug};

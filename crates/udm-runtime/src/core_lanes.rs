@@ -1,6 +1,6 @@
 //! The lanes of a core, one per device, shared by the core's front ends.
 
-use crate::InFlightReport;
+use crate::in_flight_report::InFlightReport;
 use std::sync::Arc;
 use udm_core::{
     Batch, Bio, Cx, Device, DeviceId, DeviceSlot, Drain, Lane, OpenError, OwnWork, Status, WakeTarget,

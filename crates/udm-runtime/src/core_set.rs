@@ -1,10 +1,10 @@
 //! The cores of a process, as seen from other threads: ids and inboxes.
 
-use crate::FrontEnd;
-use crate::inbox::Inbox;
+use crate::front_end::FrontEnd;
+use crate::in_flight_report::InFlightReport;
+use crate::inbox::MessageQueue;
 use crate::task_front_end::{Stop, TaskFrontEnd};
 use std::any::Any;
-use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::SyncSender;
@@ -33,18 +33,8 @@ pub(crate) enum CoreMessage {
     Report(SyncSender<InFlightReport>),
 }
 
-/// Work in flight on the cores.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct InFlightReport {
-    /// Number of requests of front ends per device; devices without requests are missing.
-    pub requests: BTreeMap<DeviceId, usize>,
-    /// Devices with required own work.
-    pub busy: BTreeSet<DeviceId>,
-    /// Number of front ends that are not closed.
-    pub front_ends: usize,
-    /// Number of cores that did not reply.
-    pub unanswered: usize,
-}
+/// The inbox of a core.
+pub(crate) type Inbox = MessageQueue<CoreMessage>;
 
 /// All cores of a process.
 pub struct CoreSet {

@@ -17,9 +17,6 @@ pub(crate) struct MessageQueue<T> {
     bell: Arc<OwnedFd>,
 }
 
-/// The inbox of a core.
-pub(crate) type Inbox = MessageQueue<crate::core_set::CoreMessage>;
-
 impl<T> MessageQueue<T> {
     pub(crate) fn new() -> io::Result<MessageQueue<T>> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC)?;

@@ -48,7 +48,9 @@
 mod blocking_drop;
 mod core_lanes;
 mod core_set;
+mod eventfd_read;
 mod front_end;
+mod in_flight_report;
 mod inbox;
 mod local;
 mod local_io;
@@ -62,8 +64,9 @@ mod subscriptions;
 mod task_front_end;
 
 pub use blocking_drop::drop_blocking;
-pub use core_set::{CoreSet, InFlightReport, Message};
+pub use core_set::{CoreSet, Message};
 pub use front_end::{FrontCx, FrontEnd, FrontKey};
+pub use in_flight_report::InFlightReport;
 pub use local::{CoreClock, CoreOptions, LocalCore, pin};
 pub use local_io::{LocalControlIo, TemporaryCoreIo};
 pub use ring::{Done, FinishedOp, Ring, RingOp, RingUser, SimulatedKernel};

@@ -3,8 +3,9 @@
 use crate::CoreSet;
 use crate::blocking_drop::CoreThreadGuard;
 use crate::core_set::CoreMessage;
+use crate::eventfd_read::EventFdRead;
 use crate::reactor::LibraryTasks;
-use crate::ring::{EventFdRead, Ring, SimulatedKernel, unavailable};
+use crate::ring::{Ring, SimulatedKernel, unavailable};
 use crate::spin::SpinPolicy;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::time::{ClockId, clock_gettime};
@@ -89,7 +90,7 @@ impl LocalCore {
         pin(&options.cpus)?;
         let inbox = cluster.inbox(id);
         let wake_source = match Ring::new() {
-            Ok(ring) => WakeSource::Ring(ring.clone(), EventFdRead::new(&ring, inbox)),
+            Ok(ring) => WakeSource::Ring(ring.clone(), EventFdRead::new(&ring, inbox.eventfd())),
             Err(error) if options.ring_optional => {
                 WakeSource::EventFd(inbox.eventfd(), unavailable::why(&error))
             }
@@ -109,7 +110,7 @@ impl LocalCore {
         time: CoreClock,
     ) -> LocalCore {
         let ring = Ring::simulated(kernel, room);
-        let bell = EventFdRead::new(&ring, cluster.inbox(id));
+        let bell = EventFdRead::new(&ring, cluster.inbox(id).eventfd());
         let options = CoreOptions { spin_max: Duration::ZERO, ..CoreOptions::default() };
         LocalCore::with_backend(cluster, id, options, WakeSource::Ring(ring, bell), time)
     }

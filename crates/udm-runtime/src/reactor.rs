@@ -5,10 +5,10 @@
 //! it. Idle parts are not called. A front end gathers if one of its ring operations completed. A
 //! lane is polled while it has bios in flight, and once per turn with a message for it.
 
-use crate::InFlightReport;
 use crate::core_lanes::CoreLanes;
 use crate::core_set::CoreMessage;
 use crate::front_end::{CoreLocals, FRONT, FrontCx, FrontEnd};
+use crate::in_flight_report::InFlightReport;
 use crate::local::{CoreClock, LocalCore};
 use crate::ring::RingUser;
 use crate::subscriptions::Subscriptions;

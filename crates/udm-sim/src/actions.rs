@@ -303,7 +303,7 @@ impl TargetWorld {
         if !access.has_unknown_paths {
             return access.paths.iter().copied().filter(|p| env.paths[*p].failed).collect();
         }
-        let reports = self.devices[i].mapped().live().map(|t| t.targets()[0].target.path_reports());
+        let reports = self.devices[i].mapped().live().map(|t| t.path_reports());
         let failed: Vec<String> =
             reports.into_iter().flatten().filter(|r| r.failed).map(|r| r.name).collect();
         let spec = &self.devices[i].spec;

@@ -16,13 +16,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use udm_core::errno::{EBUSY, EMLINK, ENOENT};
 use udm_core::{DevNo, Limits, Nanos};
-use udm_dm::{
-    CompletionHandle, DeviceRef, InvalidStoreMark, LookupError, PathMaintenance, Resolver, TargetError,
-};
+use udm_dm::{CompletionHandle, DeviceRef, InvalidStoreMark, LookupError, Resolver, TargetError};
 use udm_dm::{
     mapped::{DeviceSetTransition, MappedDevice},
     table::Table,
 };
+use udm_targets::multipath::PathMaintenance;
 use udm_wire::multipath_conf::{Failback, Grouping, MarginalPolicy, MultipathSettings, NoPathRetry, Prio};
 use udm_wire::table::TableLine;
 
@@ -72,10 +71,7 @@ impl TargetWorld {
             let mapped = MappedDevice::new(&format!("d{i}"), None, number).map_err(text(format!("d{i}")))?;
             let settings = self.settings();
             let stands = self.give_queue(i, &mapped);
-            mapped.set_path_maintenance(PathMaintenance {
-                paths: Some(Arc::clone(&settings)),
-                watch: self.watch,
-            });
+            PathMaintenance { paths: Some(Arc::clone(&settings)), watch: self.watch }.set(&mapped);
             let map = self.map(spec);
             let expected = self.expected(spec, &|d| self.devices[d].expected);
             self.devices.push(ModelledDevice {

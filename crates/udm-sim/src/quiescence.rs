@@ -197,7 +197,7 @@ impl TargetWorld {
     pub(crate) fn count_watch(&mut self) {
         for device in &mut self.devices {
             let live = device.mapped().live();
-            let reports = live.map(|t| t.targets()[0].target.path_reports()).unwrap_or_default();
+            let reports = live.map(|t| t.path_reports()).unwrap_or_default();
             let hedges = reports.iter().filter_map(|r| r.watch.as_ref()).map(|w| w.hedges).sum::<u64>();
             let now: [u64; 2] = [hedges, reports.iter().map(|r| r.ejections).sum::<u64>()];
             // The counters of a new table start at 0.
@@ -373,7 +373,7 @@ impl TargetWorld {
 /// Compares the path counters that device `i` reports with the model.
 fn check_served(i: usize, device: &ModelledDevice, env: &Env) -> Result<(), Violation> {
     let access = device.access.map(|a| &env.accesses[a]);
-    let reports = device.mapped().live().map(|t| t.targets()[0].target.path_reports()).unwrap_or_default();
+    let reports = device.mapped().live().map(|t| t.path_reports()).unwrap_or_default();
     for report in reports.iter().filter(|_| access.is_some_and(|a| !a.has_unknown_paths)) {
         let served = env.paths[report.number.minor as usize].served;
         let said = PathCounters { bios: report.bios, bytes: report.bytes, errors: report.errors };
@@ -387,7 +387,7 @@ fn check_served(i: usize, device: &ModelledDevice, env: &Env) -> Result<(), Viol
 /// Checks the report of the path watch of device `i`: no request waits, and the reads allow that
 /// many hedges.
 fn check_watch(i: usize, device: &ModelledDevice, env: &Env) -> Result<(), Violation> {
-    let reports = device.mapped().live().map(|t| t.targets()[0].target.path_reports()).unwrap_or_default();
+    let reports = device.mapped().live().map(|t| t.path_reports()).unwrap_or_default();
     let (mut reads, mut hedges) = (0, 0);
     for (report, watch) in reports.iter().filter_map(|report| Some((report, report.watch.as_ref()?))) {
         if watch.waiting > 0 {

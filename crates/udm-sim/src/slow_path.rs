@@ -137,7 +137,7 @@ impl TargetWorld {
 
     fn reports(&self, device: usize) -> Vec<PathReport> {
         let live = self.devices[device].mapped().live();
-        live.map(|table| table.targets()[0].target.path_reports()).unwrap_or_default()
+        live.map(|table| table.path_reports()).unwrap_or_default()
     }
 
     /// Returns the report of the slow path.

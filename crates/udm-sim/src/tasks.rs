@@ -211,8 +211,7 @@ impl TargetWorld {
                 continue;
             };
             let live = device.mapped().live();
-            let reports =
-                live.iter().flat_map(|table| table.targets()).flat_map(|entry| entry.target.path_reports());
+            let reports = live.iter().flat_map(|table| table.path_reports());
             let still = device.is_live() && !device.is_changing();
             for report in reports {
                 let p = report.number.minor as usize;

@@ -19,8 +19,8 @@ use crate::turn::MachineWorld as _;
 use crate::write_log_model::WriteLogModel;
 use std::sync::Weak;
 use udm_core::{Cx, Nanos, OpenError};
-use udm_dm::PathWatchOptions;
 use udm_dm::table::Table;
+use udm_targets::multipath::PathWatchOptions;
 
 /// Draws the options of the path watch, which is on in one of four worlds.
 fn draw_watch(plan: &RunPlan) -> PathWatchOptions {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
 use udm_core::{Batch, Bio, Cx, Lane, Limits, Op, OpenError, Sector, Sectors, Status};
 use udm_dm::TargetError;
-use udm_dm::target::{DeviceRange, DmQueueMode, LowerLimits, Target, TargetArgs, decimal};
+use udm_dm::target::{DeviceRange, DmQueueMode, LowerLimits, Target, TargetArgs, TargetFeatures, decimal};
 
 struct ErrorTarget {
     len: Sectors,
@@ -61,8 +61,8 @@ impl Target for ErrorTarget {
         self.like.iter().cloned().collect()
     }
 
-    fn kind(&self) -> DmQueueMode {
-        DmQueueMode::Any
+    fn features(&self) -> TargetFeatures {
+        TargetFeatures { queue_mode: DmQueueMode::Any, ..TargetFeatures::default() }
     }
 }
 

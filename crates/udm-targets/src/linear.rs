@@ -1,11 +1,13 @@
 //! The linear target: `linear <dev> <offset>`, a range of one device.
 //!
-//! The target has no lane: the lane of the table adds the offset itself ([`Target::as_linear`]).
+//! The target has no lane: the lane of the table adds the offset itself ([`TargetDataPath::Linear`]).
 
 use std::sync::Arc;
 use udm_core::{Extents, Limits, Sector, Sectors};
 use udm_dm::TargetError;
-use udm_dm::target::{DeviceRange, DeviceRef, LowerLimits, Target, TargetArgs, decimal};
+use udm_dm::target::{
+    DeviceRange, DeviceRef, LowerLimits, Target, TargetArgs, TargetDataPath, TargetFeatures, decimal,
+};
 
 struct LinearTarget {
     device: DeviceRef,
@@ -52,11 +54,11 @@ impl Target for LinearTarget {
         vec![DeviceRange::new(&self.device, self.offset, self.len)]
     }
 
-    fn as_linear(&self) -> Option<(DeviceRef, Sector)> {
-        Some((self.device.clone(), self.offset))
+    fn data_path(&self) -> TargetDataPath {
+        TargetDataPath::Linear(self.device.clone(), self.offset)
     }
 
-    fn flush_bypasses_map(&self) -> bool {
-        true
+    fn features(&self) -> TargetFeatures {
+        TargetFeatures { flush_bypasses_map: true, ..TargetFeatures::default() }
     }
 }

@@ -2,7 +2,7 @@
 //! chunk k / n of the stripe.
 //!
 //! The target has no lane: the lane of the table computes the positions itself
-//! ([`Target::as_striped`]). `chunk` is in sectors and need not be a power of two. The table splits
+//! ([`TargetDataPath::Striped`]). `chunk` is in sectors and need not be a power of two. The table splits
 //! reads and writes at chunk boundaries ([`Target::max_io_len`]). A discard or write-zeroes may
 //! cover many chunks and becomes one request per stripe; a flush becomes one per device.
 //!
@@ -15,7 +15,10 @@ use std::sync::{Arc, OnceLock};
 use udm_core::bugs::{self, Bug};
 use udm_core::{Extents, Limits, SECTOR_SIZE, Sector, Sectors};
 use udm_dm::stripes::{StripeFailureObserver, StripeLayout, StripeSet};
-use udm_dm::target::{DeviceRange, DeviceRef, LowerLimits, Target, TargetArgs, TargetHost, decimal};
+use udm_dm::target::{
+    DeviceRange, DeviceRef, LowerLimits, Target, TargetArgs, TargetDataPath, TargetFeatures, TargetHost,
+    decimal,
+};
 use udm_dm::{EventKind, StateChange, TargetError};
 
 /// Maximum number of failures per device that raise an event; later ones are only counted. The
@@ -140,14 +143,14 @@ impl Target for StripedTarget {
         Some(Sectors(self.layout.chunk()))
     }
 
-    fn as_striped(&self) -> Option<StripeSet> {
+    fn data_path(&self) -> TargetDataPath {
         let stripes = self.shared.stripes.iter().map(|s| (s.device.clone(), s.offset)).collect();
         let failures = Arc::<StripedShared>::clone(&self.shared);
-        Some(StripeSet { layout: self.layout, stripes, failures })
+        TargetDataPath::Striped(StripeSet { layout: self.layout, stripes, failures })
     }
 
-    fn flush_bypasses_map(&self) -> bool {
-        true
+    fn features(&self) -> TargetFeatures {
+        TargetFeatures { flush_bypasses_map: true, ..TargetFeatures::default() }
     }
 
     fn attach(&self, notify: Arc<dyn TargetHost>) {

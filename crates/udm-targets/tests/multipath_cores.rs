@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use udm_core::{
     Batch, Bio, CoreId, CoreState, Cx, Device, DeviceId, Lane, Limits, Nanos, Op, OpenError, Sectors,
 };
-use udm_dm::Target;
 use udm_dm::testing::{TestWorld, bare};
+use udm_dm::{MultipathTarget, Target};
 
 /// One step of the test.
 #[derive(Clone, Debug)]

@@ -8,7 +8,8 @@ use std::cell::Cell;
 use std::sync::Arc;
 use udm_core::{Cores, DevNo, Lane, Nanos, Op, Sectors, Status};
 use udm_dm::testing::{TestControlIo, TestDisk, TestResolver, TestWorld, bare};
-use udm_dm::{DeviceTransition, MappedDevice, PathCommand, PathMaintenance, PathMaintenanceReport, Table};
+use udm_dm::{DeviceTransition, MappedDevice, PathCommand, PathMaintenanceReport, Table};
+use udm_targets::multipath::PathMaintenance;
 use udm_wire::multipath_conf::{Failback, MarginalPolicy, MultipathSettings, NoPathRetry, Prio};
 
 const MS: u64 = 1_000_000;
@@ -37,10 +38,8 @@ impl CheckedDeviceRig {
         let mut world = TestWorld::new(1);
         let device = MappedDevice::new("t", None, DevNo { major: 254, minor: 0 }).unwrap();
         device.set_clock(|| CLOCK.get());
-        device.set_path_maintenance(PathMaintenance {
-            paths: Some(Arc::new(settings)),
-            ..PathMaintenance::default()
-        });
+        let maintenance = PathMaintenance { paths: Some(Arc::new(settings)), ..PathMaintenance::default() };
+        maintenance.set(&device);
         let lane = world.open(0, &*device).unwrap();
         let cores: Arc<dyn Cores> = world.cores();
         let lines = udm_wire::table::parse(&format!("0 32768 multipath {groups}")).unwrap();
@@ -115,13 +114,18 @@ impl CheckedDeviceRig {
     }
 
     fn path_maintenance(&self) -> PathMaintenanceReport {
-        self.device.live().unwrap().targets()[0].target.path_maintenance_report().unwrap()
+        self.device.live().unwrap().targets()[0]
+            .target
+            .as_multipath()
+            .unwrap()
+            .path_maintenance_report()
+            .unwrap()
     }
 
     /// The reason why no check reinstates the second path.
     fn held(&self) -> Option<String> {
         let live = self.device.live().unwrap();
-        live.targets()[0].target.path_reports()[1].held.clone()
+        live.path_reports()[1].held.clone()
     }
 
     fn is_queueing(&self) -> bool {

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use udm_core::errno::EBUSY;
 use udm_core::{DevNo, Nanos, OwnWork, Status};
 use udm_dm::testing::{TestControlIo, read};
-use udm_dm::{MappedDevice, PathMaintenance, PathWatchOptions, Table};
+use udm_dm::{MappedDevice, Table};
+use udm_targets::multipath::{PathMaintenance, PathWatchOptions};
 
 const REQUEST: &str = "0 32768 multipath 1 queue_if_no_path 0 1 1 round-robin 0 1 0 253:0";
 
@@ -71,7 +72,7 @@ fn an_idle_path_can_be_suspended() {
 fn a_suspend_takes_a_read_that_was_given_up_off_its_path() {
     let mut host = MappedRig::new("0 32768 multipath 2 queue_mode bio 0 1 1 round-robin 0 1 0 253:0");
     let watch = PathWatchOptions { deadline: Some(Nanos::from_millis(1000)), ..PathWatchOptions::default() };
-    host.device.set_path_maintenance(PathMaintenance { watch, ..PathMaintenance::default() });
+    PathMaintenance { watch, ..PathMaintenance::default() }.set(&host.device);
     path(&mut host, "0 4 linear 253:1 0\n4 32764 linear 253:2 0");
     let table =
         "0 32768 multipath 2 queue_mode bio 0 2 1 round-robin 0 1 0 /dev/mapper/p round-robin 0 1 0 253:0";

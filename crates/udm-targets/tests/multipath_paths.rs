@@ -4,8 +4,8 @@ mod multipath_rig;
 
 use multipath_rig::{MultipathRig, bare_read, disks};
 use udm_core::{Drain, Nanos, Op, Status};
-use udm_dm::Target;
 use udm_dm::testing::{TestDisk, bare, data, read, write};
+use udm_dm::{MultipathTarget, Target};
 
 const TWO: &str = "0 0 1 1 round-robin 0 2 0 253:0 253:1";
 

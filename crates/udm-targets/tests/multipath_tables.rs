@@ -151,12 +151,18 @@ fn limits_are_those_of_all_paths() {
         (Sectors(1000), Sectors(64), Sectors(0))
     );
     assert!(limits.write_cache);
-    assert_eq!((table.targets()[0].target.kind(), limits.request_stackable), (DmQueueMode::Request, true));
+    assert_eq!(
+        (table.targets()[0].target.features().queue_mode, limits.request_stackable),
+        (DmQueueMode::Request, true)
+    );
     let table =
         build("0 1000 multipath 2 queue_mode bio 0 1 1 round-robin 0 1 0 253:0", &mut resolver).unwrap();
     let target = &table.targets()[0].target;
-    assert_eq!((target.kind(), target.limits(LowerLimits::NOW).request_stackable), (DmQueueMode::Bio, false));
-    assert!(target.singleton());
+    assert_eq!(
+        (target.features().queue_mode, target.limits(LowerLimits::NOW).request_stackable),
+        (DmQueueMode::Bio, false)
+    );
+    assert!(target.features().singleton);
 }
 
 /// Two nodes of a disk, each with its own page cache: data written through one would not be read

@@ -1,6 +1,19 @@
 //! `file:PATH?direct=on&readonly=on&exclusive=off`, or a path alone: a regular file or a block
 //! device, through the core's io_uring.
 //!
+//! The parts, in the order in which a device and then a request meet them:
+//!
+//! * `open`: resolves the path, opens descriptors, finds the limits. `warnings`: of odd files.
+//! * `disk`: the open disk, shared by all its names. [`claim`]: its exclusive use.
+//! * `lane`: the data path of one core: slots, the ring, the end of a request.
+//! * `request`: a request and its steps, each one operation.
+//! * [`inline_io`]: operations that the core executes itself.
+//! * `flush`: one `fdatasync` for all flushes that wait. [`sync`]: the result that it may have.
+//! * `outcome`: a completed operation: the next one, or the result.
+//! * [`grow`], `extents`: a larger file; its data and holes. No request meets them.
+//!
+//! The rules:
+//!
 //! * **Disk.** A path is resolved when a table is loaded, and means the disk to which it leads
 //!   then: the inode of a regular file, the number of a block device ([`crate::DiskIdentity`]).
 //!   Several names of one disk (hard links, two device nodes) are separate devices over one disk.

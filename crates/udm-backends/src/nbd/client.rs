@@ -1,7 +1,7 @@
 //! A blocking client, for the control side, which reads properties of exports, and for programs
 //! that need only one request at a time.
 
-use super::remote_export::ServerAddress;
+use super::address::ServerAddress;
 use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use std::fs::File;

@@ -1,7 +1,8 @@
 //! Fences without a server: one run of the command for all lanes, failures, and covered
 //! connections.
 
-use super::super::remote_export::{RemoteExport, ServerAddress};
+use super::super::address::ServerAddress;
+use super::super::remote_export::RemoteExport;
 use super::super::sockets::{FenceDone, SocketFactory};
 use super::*;
 use rustix::fd::OwnedFd;

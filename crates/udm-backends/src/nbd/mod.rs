@@ -44,6 +44,7 @@
 //!   once.
 
 mod abandoned;
+mod address;
 mod client;
 mod connection;
 mod extents;
@@ -54,9 +55,9 @@ mod request;
 mod send_queue;
 mod sockets;
 
+pub use address::ServerAddress;
 pub use client::{NbdClient, NbdClientError};
 pub(crate) use remote_export::RemoteExports;
-pub use remote_export::ServerAddress;
 pub use sockets::{FenceDone, SocketFactory};
 
 use extents::BlockStatusClient;

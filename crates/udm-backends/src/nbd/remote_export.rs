@@ -1,11 +1,10 @@
 //! State of an export, shared by all its names and lanes.
 
+use super::address::ServerAddress;
 use super::client::{self, NbdClient, NbdClientError};
 use super::fence::{ExportFence, FenceCommandRuns};
 use super::sockets::{SocketFactory, SystemSockets};
 use std::collections::HashMap;
-use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use udm_core::bugs::{self, Bug};
@@ -89,15 +88,6 @@ fn shared<T: Default>(map: &Mutex<HashMap<String, Weak<T>>>, name: String) -> Ar
         *known = Arc::downgrade(&entry);
         entry
     })
-}
-
-/// Address of a server.
-#[derive(Clone, Debug)]
-pub enum ServerAddress {
-    /// Over TCP.
-    Tcp(SocketAddr),
-    /// Over a Unix socket at this path.
-    Unix(PathBuf),
 }
 
 /// An export of a server, with the properties from the handshake and the state of its connections.

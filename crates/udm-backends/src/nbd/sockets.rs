@@ -1,6 +1,6 @@
 //! Interface of NBD lanes to the world outside of the ring: the real system or a simulation.
 
-use super::remote_export::ServerAddress;
+use super::address::ServerAddress;
 use crate::blocking;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;

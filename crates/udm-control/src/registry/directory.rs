@@ -383,7 +383,7 @@ impl Registry {
     ) -> Result<CreationGuard<'_>, TargetError> {
         let mapped = self.state().directory.reserve(name, uuid, minor)?;
         if self.upkeep.get().is_some() {
-            mapped.device.set_path_maintenance(self.upkeep(name, uuid));
+            self.upkeep(name, uuid).set(&mapped.device);
             mapped.device.set_clock(control_clock);
         }
         Ok(CreationGuard { registry: self, mapped, complete: false })

@@ -68,7 +68,8 @@ use store_locks::StoreLocks;
 use udm_backends::Backends;
 use udm_core::errno::{EBUSY, ENOENT, ENXIO};
 use udm_core::{Cores, DevNo, Device, DeviceId};
-use udm_dm::{DeviceRef, InvalidStoreMark, LookupError, PathMaintenance, QueueFactory};
+use udm_dm::{DeviceRef, InvalidStoreMark, LookupError, QueueFactory};
+pub use udm_targets::multipath::{PathMaintenance, PathWatchOptions};
 use udm_wire::uri::DeviceUri;
 
 /// The major number of mapped devices.

@@ -4,7 +4,7 @@ use crate::registry::Registry;
 use std::sync::Arc;
 use tokio::sync::Notify;
 use udm_core::{Ack, Batch, Device, DeviceSlot, FirstError, OwnWork, Task, TaskCx, TaskHandle};
-use udm_dm::{MappedDevice, Target};
+use udm_dm::MappedDevice;
 
 /// Keeps a lane of a device open on one core until it is dropped.
 pub(super) struct LaneGuard {
@@ -65,7 +65,7 @@ pub(super) fn lane(registry: &Registry, device: &Arc<MappedDevice>, ack: Ack) ->
 pub(super) async fn lane_for_change(registry: &Registry, device: &Arc<MappedDevice>) -> Option<LaneGuard> {
     let tables = [device.live(), device.inactive()];
     let mut targets = tables.iter().flatten().flat_map(|table| table.targets());
-    if !targets.any(|entry| Target::needs_own_lane(&*entry.target)) {
+    if !targets.any(|entry| entry.target.features().needs_own_lane) {
         return None;
     }
     let open = Arc::new(Notify::new());

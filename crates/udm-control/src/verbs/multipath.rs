@@ -8,7 +8,8 @@ use crate::registry::{BaseDir, Mapped, Registry, TableResolver};
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
 use udm_core::errno::EINVAL;
-use udm_dm::{DeviceRef, PathMaintenance, Resolver, TargetError};
+use udm_dm::{DeviceRef, Resolver, TargetError};
+use udm_targets::multipath::PathMaintenance;
 use udm_wire::multipath_conf::grouping::{self, GroupingPolicy};
 use udm_wire::multipath_conf::{MultipathSettings, Prio};
 
@@ -60,7 +61,7 @@ fn table(
     folder: &BaseDir,
     cancel_token: &CancelToken,
 ) -> Result<String, TargetError> {
-    let path_maintenance = mapped.device.path_maintenance();
+    let path_maintenance = PathMaintenance::of(&mapped.device);
     let mut settings =
         path_maintenance.paths.as_deref().cloned().unwrap_or_else(|| MultipathSettings::every(5));
     if let Some(policy) = &how.policy {
@@ -80,9 +81,7 @@ fn table(
             "{name}: its prio says how its groups are made, and nothing later: paths are not checked"
         );
     } else if how.prio.is_some() {
-        mapped
-            .device
-            .set_path_maintenance(PathMaintenance { paths: Some(Arc::new(settings)), ..path_maintenance });
+        PathMaintenance { paths: Some(Arc::new(settings)), ..path_maintenance }.set(&mapped.device);
     }
     Ok(table)
 }

@@ -8,8 +8,11 @@ use crate::registry::{Mapped, Registry};
 use std::collections::HashSet;
 use std::sync::Arc;
 use udm_core::{DevNo, Device, Nanos, Op};
-use udm_dm::{PathMaintenanceReport, PathReport, PathWatchReport, Table, TableEntry, Target};
+use udm_dm::{
+    MultipathTarget, PathMaintenanceReport, PathReport, PathWatchReport, Table, TableEntry, Target,
+};
 use udm_targets::TARGETS;
+use udm_targets::multipath::PathMaintenance;
 use udm_wire::multipath_conf::{Failback, NoPathRetry};
 
 /// The version of the kernel's device mapper (6.12) whose behaviour udm follows.
@@ -110,7 +113,7 @@ fn status_of(registry: &Registry, mapped: &Mapped, inactive: bool) -> api::Statu
         lines: table.as_ref().map(|t| lines(t, |target| target.status())).unwrap_or_default(),
         event_nr,
         paths: table.as_ref().map(|t| paths(registry, t)).unwrap_or_default(),
-        upkeep: table.as_ref().and_then(|t| upkeep(t)),
+        upkeep: table.as_ref().and_then(|t| upkeep(mapped, t)),
         waits: table.map(|table| waits(registry, &table)).unwrap_or_default(),
     }
 }
@@ -190,16 +193,18 @@ fn lines(table: &Table, params: impl Fn(&dyn Target) -> String) -> Vec<api::Line
 fn paths(registry: &Registry, table: &Table) -> Vec<api::Path> {
     let of = |entry: &TableEntry| {
         let start_bytes = entry.start.bytes();
-        let reports = entry.target.path_reports().into_iter();
+        let reports = entry.target.as_multipath().map(MultipathTarget::path_reports);
+        let reports = reports.into_iter().flatten();
         reports.map(|report| api::Path { start_bytes, ..path(registry, report) }).collect::<Vec<_>>()
     };
     table.targets().iter().flat_map(of).collect()
 }
 
-/// How the paths of a table are maintained.
-fn upkeep(table: &Table) -> Option<api::Upkeep> {
-    let PathMaintenanceReport { settings, queueing, fails_in, back, by_hand } =
-        table.targets().iter().find_map(|entry| entry.target.path_maintenance_report())?;
+/// How the paths of a table of a device are maintained.
+fn upkeep(mapped: &Mapped, table: &Table) -> Option<api::Upkeep> {
+    let settings = PathMaintenance::of(&mapped.device).paths?;
+    let PathMaintenanceReport { queueing, fails_in, back, by_hand } =
+        table.targets().iter().find_map(|entry| entry.target.as_multipath()?.path_maintenance_report())?;
     let no_path_retry = settings.no_path_retry.map(|rule| match rule {
         NoPathRetry::Fail => "fail".to_owned(),
         NoPathRetry::Queue => "queue".to_owned(),

@@ -11,9 +11,10 @@ use super::queue::DeviceQueue;
 use super::stack::{self, StackWalk};
 use super::transition::DeviceTransition;
 use crate::device_events::{EventSink, StateChange};
+use crate::device_ref::LowerLimits;
 use crate::error::TargetError;
 use crate::table::Table;
-use crate::target::{DmQueueMode, LowerLimits, PathMaintenance, TargetHost};
+use crate::target::{DmQueueMode, TargetHost, TargetSettings};
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -63,8 +64,8 @@ pub(super) struct MappedState {
     pub stale: bool,
     /// A [`DeviceTransition`] is running.
     pub changing: bool,
-    /// Maintenance of paths besides requests.
-    pub path_maintenance: PathMaintenance,
+    /// Settings for the targets that no table holds.
+    pub target_settings: Option<TargetSettings>,
     /// The running tasks of the live table.
     pub tasks: Vec<TaskHandle>,
     /// The last generation that was assigned; 0 means no table.
@@ -281,14 +282,14 @@ impl MappedDevice {
         DeviceTransition::resume(self, noflush, wake)
     }
 
-    /// Sets the path maintenance of the device, from the next resume on.
-    pub fn set_path_maintenance(&self, path_maintenance: PathMaintenance) {
-        self.state().path_maintenance = path_maintenance;
+    /// Sets the settings for targets that no table holds, from the next load and resume on.
+    pub fn set_target_settings(&self, settings: TargetSettings) {
+        self.state().target_settings = Some(settings);
     }
 
-    /// The path maintenance of the device.
-    pub fn path_maintenance(&self) -> PathMaintenance {
-        self.state().path_maintenance.clone()
+    /// The settings for targets that no table holds; `None` if none were set.
+    pub fn target_settings(&self) -> Option<TargetSettings> {
+        self.state().target_settings.clone()
     }
 
     /// Sets the clock with which the device measures durations. Only the first call has an effect.

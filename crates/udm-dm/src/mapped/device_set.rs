@@ -36,9 +36,9 @@ use super::dependents::{
 use super::device::{MappedDevice, WakeFn};
 use super::phase::SyncPoint;
 use super::transition::{DeviceTransition, lock_table_swap};
+use crate::device_ref::LowerLimits;
 use crate::error::TargetError;
 use crate::table::Table;
-use crate::target::LowerLimits;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};

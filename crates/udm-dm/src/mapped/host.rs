@@ -4,7 +4,7 @@
 use super::device::{MappedDevice, WakeFn};
 use super::names::DeviceNames;
 use crate::device_events::{DeviceEvent, EventKind, EventSink, StateChange};
-use crate::target::{PathMaintenance, TargetHost};
+use crate::target::{TargetHost, TargetSettings};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use udm_core::{Cores, DevNo, DeviceId, LaneCommand, Nanos};
@@ -76,8 +76,8 @@ impl TargetHost for MappedHost {
         self.clock.get().map_or(Nanos(0), |clock| clock())
     }
 
-    fn path_maintenance(&self) -> PathMaintenance {
-        self.device.upgrade().map(|device| device.path_maintenance()).unwrap_or_default()
+    fn settings(&self) -> Option<TargetSettings> {
+        self.device.upgrade()?.target_settings()
     }
 
     fn mapped(&self) -> Option<Arc<MappedDevice>> {

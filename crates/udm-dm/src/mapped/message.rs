@@ -3,11 +3,10 @@
 use super::MappedDevice;
 use crate::completion::CompletionHandle;
 use crate::error::TargetError;
-use crate::report::PathCommand;
 use crate::target::{Resolver, Target};
 use udm_core::bugs::{self, Bug};
 use udm_core::errno::EBUSY;
-use udm_core::{Cores, DevNo, Device, LaneCommand, Sector};
+use udm_core::{Cores, Device, LaneCommand, Sector};
 
 impl MappedDevice {
     /// As [`MappedDevice::send`], for callers that do not wait for completion on the cores.
@@ -43,29 +42,18 @@ impl MappedDevice {
         if first.starts_with('@') {
             return Err(TargetError::new(format!("Unsupported message sent to DM core: {first}")).at(0));
         }
-        self.tell(sector, cores, |target| {
+        self.with_target(sector, cores, |target| {
             let answer = target.message(words, resolver)?;
             Ok((answer, target.pending_completion()))
         })
     }
 
-    /// Fails or reinstates each path over device `number`, for an administrator, and makes all
-    /// lanes poll once. The command goes to the target at sector 0, because a target with paths is
-    /// alone in its table.
+    /// Calls `act` with the target that maps `sector`, then makes all lanes poll once.
     ///
     /// # Errors
-    /// EINVAL if there is no such path, or the target has no paths; EBUSY while suspended.
-    pub fn command_path(
-        &self,
-        number: DevNo,
-        command: PathCommand,
-        cores: &dyn Cores,
-    ) -> Result<(), TargetError> {
-        self.tell(0, cores, |target| target.command_path(number, command))
-    }
-
-    /// Calls `act` with the target that maps `sector`, then makes all lanes poll once.
-    fn tell<T>(
+    /// `Target message sector outside device.`; EBUSY while suspended, if the target refuses
+    /// messages then; errors of `act`, with the line of the target.
+    pub(crate) fn with_target<T>(
         &self,
         sector: u64,
         cores: &dyn Cores,
@@ -79,7 +67,7 @@ impl MappedDevice {
         let Some((line, target)) = target else {
             return Err(TargetError::new("Target message sector outside device."));
         };
-        if target.refuses_messages_while_suspended() && self.is_suspended() {
+        if target.features().refuses_messages_while_suspended && self.is_suspended() {
             return Err(TargetError::errno(EBUSY).because("the device is suspended"));
         }
         let done = act(&**target).map_err(|e| TargetError { line: Some(line), ..e })?;

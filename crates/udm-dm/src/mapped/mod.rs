@@ -1,9 +1,16 @@
 //! Mapped devices: a name, a number, two slots for tables, and lanes that change tables without
 //! losing a request.
 //!
-//! [`device`] is the control half, [`transition`] steps one device through suspend and resume,
-//! [`device_set`] several devices with their [`dependents`]. [`lane`] is the data path. [`stack`]
-//! limits the depth and width of stacks. [`queue`] is the request queue of a request-based device.
+//! The parts, in the order in which a request and then a change meet them:
+//!
+//! * [`queue`]: the request queue of a request-based device.
+//! * [`lane`]: the data path of one core.
+//! * [`host`]: events and names, as the targets below report and read them.
+//! * [`device`]: the control half: slots, state, events. [`names`]: its names and their rules.
+//! * [`message`]: a message to one target.
+//! * [`stack`]: the limits of stacks, checked at each load.
+//! * [`device_set`]: the change of several devices. [`dependents`]: their partners.
+//! * [`transition`]: the change of one device, step by step. [`phase`]: the steps.
 //!
 //! The life of a device is the kernel's (dm-ioctl.c `table_load`, `table_clear`, `do_suspend`,
 //! `do_resume`; dm.c `dm_submit_bio`):

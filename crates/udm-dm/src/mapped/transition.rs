@@ -19,9 +19,10 @@
 
 use super::device::{MappedDevice, TableSlot, WakeFn};
 use super::phase::{SyncPoint, TransitionKind, TransitionPhase};
+use crate::device_ref::LowerLimits;
 use crate::error::TargetError;
 use crate::table::Table;
-use crate::target::{LowerLimits, Target};
+use crate::target::Target;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use udm_core::bugs::{self, Bug};
@@ -396,10 +397,9 @@ impl DeviceTransition {
     }
 
     fn start_tasks(&self, cores: &dyn Cores) {
-        let path_maintenance = self.device.state().path_maintenance.clone();
         let live = self.device.live();
         let targets = live.iter().flat_map(|table| table.targets());
-        let makes = targets.flat_map(|entry| entry.target.tasks(&path_maintenance));
+        let makes = targets.flat_map(|entry| entry.target.tasks());
         // If a suspend was cancelled before its tasks stopped, the old tasks are dropped here.
         let tasks: Vec<_> = makes.map(|make| cores.start(make)).collect();
         let before = std::mem::replace(&mut self.device.state().tasks, tasks);

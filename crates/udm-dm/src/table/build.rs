@@ -36,7 +36,7 @@ fn entry(
     io: &dyn ControlIo,
     cores: usize,
 ) -> Result<TableEntry, TargetError> {
-    if let Some(alone) = previous.filter(|p| p.target.singleton()) {
+    if let Some(alone) = previous.filter(|p| p.target.features().singleton) {
         let kind = alone.target.type_name();
         return Err(TargetError::new(format!("target type {kind} must appear alone in table")));
     }
@@ -57,7 +57,7 @@ fn entry(
     let (start, len) = (Sector(line.start), Sectors(line.len));
     let mut args = TargetArgs { start, len, args: &line.args, resolver, io, cores };
     let target = (target_type.new)(&mut args).map_err(|e| prefix_type_name(e, kind))?;
-    if previous.is_some() && target.singleton() {
+    if previous.is_some() && target.features().singleton {
         return refuse("singleton target type must appear alone in table");
     }
     Ok(TableEntry { start, len, target })

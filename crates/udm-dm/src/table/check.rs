@@ -4,8 +4,9 @@
 //! again at resume.
 
 use super::TableEntry;
+use crate::device_ref::{DeviceRange, LowerLimits};
 use crate::error::TargetError;
-use crate::target::{DeviceRange, DmQueueMode, LowerLimits};
+use crate::target::DmQueueMode;
 use udm_core::bugs::{self, Bug};
 use udm_core::{Limits, SECTOR_SIZE, Sectors};
 
@@ -35,7 +36,7 @@ pub(super) fn table_limits(
             check_device_area(used, &devices, own.logical_block, below)
                 .map_err(|e| TargetError { line: Some(i), ..e })?;
         }
-        if entry.target.is_over_one_disk() && !own.read_only {
+        if entry.target.features().is_over_one_disk && !own.read_only {
             check_path_caches(&devices, below).map_err(|e| TargetError { line: Some(i), ..e })?;
         }
         all = all.stack(&own);
@@ -48,7 +49,8 @@ pub(super) fn table_limits(
 /// Checks that a request-based target has only request-based devices below (kernel
 /// `dm_table_determine_type`). A mapped device without a table has no kind yet, so it passes.
 fn check_request_stackable(entries: &[TableEntry], below: LowerLimits<'_>) -> Result<(), TargetError> {
-    for (line, entry) in entries.iter().enumerate().filter(|(_, e)| e.target.kind() == DmQueueMode::Request) {
+    let is_request_based = |e: &TableEntry| e.target.features().queue_mode == DmQueueMode::Request;
+    for (line, entry) in entries.iter().enumerate().filter(|(_, e)| is_request_based(e)) {
         for used in entry.target.devices() {
             let limits = below.limits(&used.device);
             if !limits.request_stackable && limits.size > Sectors::ZERO {

@@ -2,20 +2,9 @@
 //! stripe. Each other target has one leg.
 
 use super::TableEntry;
-use crate::stripes::StripeSet;
-use crate::target::DeviceRef;
+use crate::target::TargetDataPath;
 use std::collections::BTreeMap;
-use udm_core::{Cx, DeviceId, Lane, OpenError, Sector};
-
-/// How the table handles the data path of a target.
-pub(super) enum TargetDataPath {
-    /// The table adds an offset to the sector on this device.
-    Linear(DeviceRef, Sector),
-    /// The table distributes chunks over several devices.
-    StripeSet(StripeSet),
-    /// The target has a lane of its own.
-    OwnLane,
-}
+use udm_core::{Cx, DeviceId, Lane, OpenError};
 
 /// The legs of a table. The layout is fixed when the lanes are opened, even if targets change
 /// later.
@@ -26,25 +15,16 @@ pub(super) struct ChildLayout {
     pub first: Vec<(usize, usize)>,
 }
 
-impl TargetDataPath {
-    fn of(entry: &TableEntry) -> TargetDataPath {
-        if let Some((device, offset)) = entry.target.as_linear() {
-            return TargetDataPath::Linear(device, offset);
-        }
-        entry.target.as_striped().map_or(TargetDataPath::OwnLane, TargetDataPath::StripeSet)
-    }
-
-    /// Number of legs that the target needs if it shares none.
-    fn legs(&self) -> usize {
-        if let TargetDataPath::StripeSet(striped) = self { striped.stripes.len() } else { 1 }
-    }
+/// Number of legs that a target needs if it shares none.
+fn legs_of(data_path: &TargetDataPath) -> usize {
+    if let TargetDataPath::Striped(striped) = data_path { striped.stripes.len() } else { 1 }
 }
 
 impl ChildLayout {
     /// Creates the layout. Linear targets that overlap on their device get a leg each, because the
     /// sector of a bio there does not identify the target.
     pub fn new(entries: &[TableEntry]) -> ChildLayout {
-        let forms: Vec<TargetDataPath> = entries.iter().map(TargetDataPath::of).collect();
+        let forms: Vec<TargetDataPath> = entries.iter().map(|entry| entry.target.data_path()).collect();
         let mut runs: BTreeMap<DeviceId, Vec<(u64, u64)>> = BTreeMap::new();
         for (form, entry) in forms.iter().zip(entries) {
             if let TargetDataPath::Linear(device, at) = form {
@@ -65,7 +45,7 @@ impl ChildLayout {
             let next = legs.first.len();
             let leg = shared(&form).map_or(next, |device| *known.entry(device).or_insert(next));
             if leg == next {
-                legs.first.extend((0..form.legs()).map(|stripe| (i, stripe)));
+                legs.first.extend((0..legs_of(&form)).map(|stripe| (i, stripe)));
             }
             legs.lines.push((form, leg));
         }
@@ -81,7 +61,7 @@ impl ChildLayout {
         for &(target, stripe) in &self.first {
             lanes.push(match &self.lines[target].0 {
                 TargetDataPath::Linear(device, _) => device.device.open(cx)?,
-                TargetDataPath::StripeSet(striped) => striped.stripes[stripe].0.device.open(cx)?,
+                TargetDataPath::Striped(striped) => striped.stripes[stripe].0.device.open(cx)?,
                 TargetDataPath::OwnLane => entries[target].target.open(cx)?,
             });
         }

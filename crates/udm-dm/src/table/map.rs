@@ -2,13 +2,14 @@
 //! whole.
 
 use super::check::TableLimits;
-use super::child_layout::{ChildLayout, TargetDataPath};
+use super::child_layout::ChildLayout;
 use super::reverse_map::ReverseMap;
 use super::run_index::RunIndex;
 use super::{Table, TableEntry};
 use crate::divisor::Divisor;
 use crate::split::{SplitBio, SplitCursor, SplitPiece, SplitStep};
 use crate::stripes::StripeLayout;
+use crate::target::TargetDataPath;
 use std::collections::BTreeSet;
 use udm_core::bugs::{self, Bug};
 use udm_core::{Bio, BioFlags, Limits, Op, SECTOR_SIZE, Sector, Sectors};
@@ -80,7 +81,7 @@ pub(super) struct SimpleMapping {
 impl StripeMapping {
     /// The striped mapping of target `i`, if it is striped.
     fn new(legs: &ChildLayout, i: usize) -> Option<StripeMapping> {
-        let (TargetDataPath::StripeSet(striped), leg) = &legs.lines[i] else { return None };
+        let (TargetDataPath::Striped(striped), leg) = &legs.lines[i] else { return None };
         let begins = striped.stripes.iter().map(|stripe| stripe.1.0).collect();
         Some(StripeMapping { layout: striped.layout, begins, leg: *leg })
     }
@@ -123,7 +124,7 @@ impl TargetMapping {
             shift: legs.shift(entries, i),
             stripes: StripeMapping::new(legs, i),
             chunk: entry.target.max_io_len().map(|c| Divisor::new(c.0.clamp(1, Divisor::MAX))),
-            cuts_discards: entry.target.cuts_discards(),
+            cuts_discards: entry.target.features().cuts_discards,
             max: [whole(limits.max_sectors), whole(limits.max_discard), whole(limits.max_write_zeroes)],
         }
     }
@@ -292,13 +293,13 @@ impl TableMap {
 /// each target gets one, and a striped target passes it to each of its devices. A target with
 /// nothing to flush completes it at once.
 fn flush_legs(table: &Table, legs: &ChildLayout) -> Vec<usize> {
-    let bypass = table.entries.iter().all(|entry| entry.target.flush_bypasses_map());
+    let bypass = table.entries.iter().all(|entry| entry.target.features().flush_bypasses_map);
     let (mut seen, mut flush) = (BTreeSet::new(), Vec::new());
     for (entry, (form, leg)) in table.entries.iter().zip(&legs.lines) {
         if !bypass {
             seen.clear();
         }
-        if let TargetDataPath::StripeSet(striped) = form {
+        if let TargetDataPath::Striped(striped) = form {
             let devices = striped.stripes.iter().map(|stripe| stripe.0.device.id()).enumerate();
             flush.extend(devices.filter(|&(_, id)| seen.insert(id)).map(|(stripe, _)| leg + stripe));
             continue;

@@ -44,9 +44,10 @@ mod reverse_map;
 mod router;
 mod run_index;
 
+use crate::device_ref::{DeviceRange, DeviceRef, LowerLimits};
 use crate::error::TargetError;
 use crate::mapped::MappedDevice;
-use crate::target::{DeviceRange, DeviceRef, DmQueueMode, LowerLimits, Resolver, Target, TargetType};
+use crate::target::{ChangeTracker, DmQueueMode, Resolver, Target, TargetType};
 use check::TableLimits;
 pub(crate) use lane::TableLane;
 use std::fmt::Write;
@@ -252,17 +253,23 @@ impl Table {
         self.entries.iter().flat_map(|entry| entry.target.devices()).map(|used| used.device)
     }
 
+    /// The change tracker of a table of one line. Several lines would need a combined checkpoint,
+    /// and no target keeps an instant of a part of the device.
+    fn change_tracker(&self) -> Option<&dyn ChangeTracker> {
+        self.only()?.target.as_change_tracker()
+    }
+
     /// All devices that the lanes of this table open: those in [`Table::devices`], and the extra
     /// devices of the targets.
     pub(crate) fn opened(&self) -> impl Iterator<Item = DeviceRef> + '_ {
         self.devices().chain(self.entries.iter().flat_map(|entry| entry.target.extra_devices()))
     }
 
-    /// How requests reach the targets; [`DmQueueMode::Any`] if all targets fit every kind.
+    /// How requests reach the targets; [`DmQueueMode::Any`] if all targets fit every mode.
     #[must_use]
     pub fn kind(&self) -> DmQueueMode {
-        let kinds = self.entries.iter().map(|e| e.target.kind());
-        kinds.fold(DmQueueMode::Any, |all, one| match (all, one) {
+        let modes = self.entries.iter().map(|e| e.target.features().queue_mode);
+        modes.fold(DmQueueMode::Any, |all, one| match (all, one) {
             (all, DmQueueMode::Any) => all,
             (_, one) => one,
         })
@@ -271,7 +278,7 @@ impl Table {
     /// The type of a target that must be alone; no other type may replace it while it is live.
     #[must_use]
     pub fn immutable_type(&self) -> Option<&'static str> {
-        self.entries.iter().find(|e| e.target.singleton()).map(|e| e.target.type_name())
+        self.entries.iter().find(|e| e.target.features().singleton).map(|e| e.target.type_name())
     }
 }
 
@@ -302,15 +309,13 @@ impl Device for Table {
         }
     }
 
-    /// Only a table of one line has checkpoints. Several lines would need a combined checkpoint,
-    /// and no target keeps an instant of a part of the device.
     fn checkpoints(&self) -> Vec<Checkpoint> {
-        self.only().map_or_else(Vec::new, |entry| entry.target.checkpoints())
+        self.change_tracker().map_or_else(Vec::new, ChangeTracker::checkpoints)
     }
 
     fn changed(&self, since: &Checkpoint, from: Sector, len: Sectors, out: &mut Extents<ChangeStatus>) {
-        match self.only() {
-            Some(entry) => entry.target.changed(since, from, len, out),
+        match self.change_tracker() {
+            Some(tracker) => tracker.changed(since, from, len, out),
             None => out.push(len, ChangeStatus::Changed),
         }
     }

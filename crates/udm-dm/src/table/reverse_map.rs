@@ -1,9 +1,10 @@
 //! Restores the sectors of bios that come back from a leg.
 
 use super::TableEntry;
-use super::child_layout::{ChildLayout, TargetDataPath};
+use super::child_layout::ChildLayout;
 use super::run_index::RunIndex;
 use crate::stripes::{StripeFailureObserver, StripeLayout};
+use crate::target::TargetDataPath;
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
 use udm_core::{Bio, BioFlags, Status};
@@ -46,7 +47,7 @@ impl ReverseMap {
             runs[legs.lines[i].1].push((begin, begin.saturating_add(entry.len.0), shift));
         }
         let back = |(&(target, stripe), runs): (&(usize, usize), _)| match &legs.lines[target].0 {
-            TargetDataPath::StripeSet(striped) => ReverseMap::ReverseStripe(ReverseStripe {
+            TargetDataPath::Striped(striped) => ReverseMap::ReverseStripe(ReverseStripe {
                 layout: striped.layout,
                 by_shifts: striped.layout.is_by_shifts(),
                 begin: striped.stripes[stripe].1.0,

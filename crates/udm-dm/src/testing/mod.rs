@@ -15,8 +15,9 @@ pub use invalid_store::TestStoreMarks;
 pub use io::TestControlIo;
 pub use world::{TestCores, TestWorld};
 
+use crate::device_ref::{DeviceRef, LookupError};
 use crate::invalid_store::InvalidStoreMark;
-use crate::target::{DeviceRef, LookupError, Resolver};
+use crate::target::Resolver;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use udm_core::errno::{ENOENT, ENXIO};

@@ -23,18 +23,15 @@ pub(crate) mod unavailable;
 pub use op::{Done, RingOp};
 pub use simulated::{FinishedOp, SimulatedKernel};
 
-use crate::inbox::Inbox;
 use simulated::RingBackend;
 use slab::Slab;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Duration;
 use sys::{Cqe, Entry};
-use udm_core::{Buf, Cx, Segments, WakeTarget, errno};
+use udm_core::{Cx, WakeTarget, errno};
 
 /// The longest quick send in bytes: a socket has room for this much, unless its client is slow.
 const QUICK_MAX: u32 = 64 << 10;
@@ -398,33 +395,6 @@ impl Drop for RingUser {
         state.done.clear();
         if state.in_flight == 0 {
             inner.users.remove(self.id);
-        }
-    }
-}
-
-/// A read of the inbox's eventfd that is always in flight, so that a message wakes a sleeping core.
-pub(crate) struct EventFdRead {
-    user: RingUser,
-    fd: Arc<OwnedFd>,
-    done: Vec<Done>,
-}
-
-impl EventFdRead {
-    pub(crate) fn new(ring: &Ring, inbox: &Inbox) -> EventFdRead {
-        let bell = EventFdRead { user: ring.user(), fd: inbox.eventfd(), done: Vec::new() };
-        bell.arm(Segments::from(Buf::zeroed(8)));
-        bell
-    }
-
-    fn arm(&self, data: Segments) {
-        self.user.push(0, RingOp::Read { fd: self.fd.clone(), offset: 0, data, cached: false });
-    }
-
-    /// Submits the read again after it completed.
-    pub(crate) fn rearm(&mut self) {
-        self.user.take(&mut self.done);
-        if let Some(done) = self.done.pop() {
-            self.arm(done.data);
         }
     }
 }

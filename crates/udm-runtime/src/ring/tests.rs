@@ -2,7 +2,10 @@
 
 use super::*;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Instant;
+use udm_core::{Buf, Segments};
 
 fn pair() -> (Arc<OwnedFd>, Arc<OwnedFd>) {
     let (a, b) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();

@@ -50,7 +50,7 @@ impl DeviceView {
 fn kind(table: &Table, paths: &[PathBuf]) -> TableMeaning {
     let [entry] = table.targets() else { return TableMeaning::Other };
     let disk = |name: &str| paths.iter().position(|path| path == Path::new(name));
-    if let Some(report) = entry.target.snapshot().map(|view| view.report()) {
+    if let Some(report) = entry.target.as_snapshot().map(|view| view.report()) {
         let Some(disk) = disk(&report.origin.name) else { return TableMeaning::Other };
         let (store, state) = (report.store.name, report.state);
         return match entry.target.type_name() {

@@ -189,7 +189,7 @@ impl NbdClientWorld {
         let Some(mapped) = self.devices[device].mapped.clone() else { return Ok(false) };
         let Some(table) = mapped.live() else { return Ok(false) };
         let before = self.counts.messages;
-        let reports = table.targets()[0].target.path_reports();
+        let reports = table.path_reports();
         for report in reports.iter().filter(|report| report.failed) {
             self.counts.failures += 1;
             let well = self.servers[report.number.minor as usize].mode == ServerMode::Up;

@@ -31,8 +31,9 @@ use udm_backends::nbd::{FenceDone, ServerAddress, SocketFactory, simulated_expor
 use udm_core::errno::ENOENT;
 use udm_core::{CoreId, DevNo, Device, DeviceId, Nanos};
 use udm_dm::mapped::DeviceTransition;
-use udm_dm::{DeviceRef, LookupError, MappedDevice, PathMaintenance, Resolver, Table, WakeFn};
+use udm_dm::{DeviceRef, LookupError, MappedDevice, Resolver, Table, WakeFn};
 use udm_runtime::{CoreSet, SteppedCore, TemporaryCoreIo};
+use udm_targets::multipath::PathMaintenance;
 use udm_wire::multipath_conf::MultipathSettings;
 use udm_wire::nbd::ExportFlags;
 use udm_wire::uri::{self, DeadlineSetting, DeviceUri, Fence, NbdUri, SilencePolicy};
@@ -384,10 +385,8 @@ impl NbdClientWorld {
             max_polling_interval: Nanos(60_000_000_000),
             ..MultipathSettings::every(1)
         };
-        mapped.set_path_maintenance(PathMaintenance {
-            paths: checks.then(|| Arc::new(settings)),
-            ..PathMaintenance::default()
-        });
+        let paths = checks.then(|| Arc::new(settings));
+        PathMaintenance { paths, ..PathMaintenance::default() }.set(&mapped);
         let lines = udm_wire::table::parse(&words).map_err(|e| wrong(&e))?;
         let mut names = ServerPathResolver(self.paths.clone());
         let table =

@@ -275,7 +275,7 @@ impl SnapshotWorld {
             return Ok(());
         }
         let table = self.sides[origin].door().and_then(|door| door.live());
-        match table.is_some_and(|table| table.targets()[0].target.as_linear().is_some()) {
+        match table.is_some_and(|table| table.targets()[0].target.data_path().into_linear().is_some()) {
             true => Ok(()),
             false => Err(format!("s{origin} has no snapshots any more, and is not linear")),
         }

@@ -1,6 +1,6 @@
 //! The checker's knowledge of the paths, for reports. Only the checker writes it, once per check.
 
-use super::checker::QuarantineStatus;
+use super::quarantine_status::QuarantineStatus;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 use udm_core::Nanos;
 use udm_dm::PathCheckState;

@@ -10,8 +10,9 @@
 //! All other code is in `route` and `retry`. It runs only if a path or a group changes, a bio has
 //! an error, or no path is left.
 
-use super::counters::{LaneCounters, PathCounters};
+use super::counters::LaneCounters;
 use super::path_log::FailReason;
+use super::reaped_paths::ReapedPaths;
 use super::route::Router;
 use super::selector::SelectorLane;
 use super::state::MultipathState;
@@ -44,34 +45,6 @@ pub(super) struct MultipathLane {
     /// The current suspend, set by each `drain` and cleared by the next `poll`. A cancelled suspend
     /// is not reported to the lane, so the value must not outlive that poll.
     pub(super) draining: Option<Drain>,
-}
-
-/// Bios that completed on several paths, one list per path.
-pub(super) struct ReapedPaths<'a> {
-    legs: &'a mut ChildLanes,
-    served: &'a [PathCounters],
-    done: &'a mut Batch,
-}
-
-impl ReapedPaths<'_> {
-    /// Moves the completed bios of leg `index` to `done` and counts them, if all of them succeeded
-    /// and have the same operation. Returns the bios and their total length.
-    #[inline(always)]
-    pub(super) fn take(&mut self, index: usize) -> Option<(&[Box<Bio>], Sectors)> {
-        let (back, from) = (self.legs.back(index), self.done.len());
-        let op = back.first().map_or(Op::Read, |bio| bio.op);
-        let (count, mut sectors) = (back.len(), Sectors::ZERO);
-        let all = udm_core::append_if_zero(back, self.done, |bio| {
-            sectors += bio.sectors;
-            bio.status as u8 | (bio.op as u8 ^ op as u8)
-        });
-        all.then(|| {
-            let (left, counter) = (self.legs.taken(index, count), &self.served[index]);
-            counter.has(left);
-            counter.served(op, count as u64, sectors.bytes());
-            (&self.done[from..], sectors)
-        })
-    }
 }
 
 impl MultipathLane {

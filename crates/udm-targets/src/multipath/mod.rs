@@ -5,14 +5,25 @@
 //! the path, and the bio is sent to another path, unchanged, in the same poll. An error that blames
 //! the request is returned. If no path is left, bios wait (`queue_if_no_path`) or fail with EIO.
 //!
-//! * `parse`: the table line. `state`: the atomics that cores share. `message`, `status`: text in
-//!   and out. `path_log`: log lines.
-//! * `lane`: the data path of one core. `route`: the group and paths in use. `retry`: bios that
-//!   found no path or lost theirs.
-//! * [`selector`]: the choice of a path in a group.
-//! * `checker`: the task that checks paths. `checker_status`: its results. `watch`: deadlines,
-//!   hedged reads and ejection of slow paths, if requested. `ejection`: the ejected paths, as all
-//!   cores see them.
+//! The parts, in the order in which a request meets them:
+//!
+//! * `lane`: the data path of one core.
+//! * `state`: the states of paths and groups, atomics that all cores share.
+//! * `route`: the group that the lane uses, and its usable paths.
+//! * [`selector`]: the choice of a path in the group.
+//! * `watch`: deadlines, hedged reads and ejection of slow paths, if requested.
+//! * `ejection`: the ejected paths, as all cores see them.
+//! * `counters`: what each lane counts per path.
+//! * `reaped_paths`: the completed bios of several paths, for the selector.
+//! * `retry`: bios that found no path or lost theirs.
+//! * `path_log`: a line and an event for each path that fails or returns.
+//!
+//! No request meets the others:
+//!
+//! * `parse`: the table line. `message`, `status`: text in and out.
+//! * `path_maintenance`: settings that no table holds.
+//! * `checker`: the task that checks paths.
+//! * `checker_status`, `quarantine_status`: its results, for reports.
 //!
 //! **What cores share** is one word per device (flags, current and next group, generation), changed
 //! by compare-and-swap, and the loads of the paths. A lane loads the word once per batch. While it
@@ -41,6 +52,9 @@ mod lane;
 mod message;
 mod parse;
 mod path_log;
+mod path_maintenance;
+mod quarantine_status;
+mod reaped_paths;
 mod retry;
 mod route;
 pub mod selector;
@@ -52,15 +66,15 @@ use checker_status::CheckerStatus;
 use counters::DeviceCounters;
 use parse::{MultipathFeatures, PriorityGroup, QueueMode};
 use path_log::PathLog;
+pub use path_maintenance::{PathMaintenance, PathWatchOptions};
 use state::MultipathState;
 use std::sync::{Arc, Mutex, OnceLock};
 use udm_core::{Cx, DevNo, ExtentKind, Extents, Lane, Limits, OpenError, Sector, Sectors, TaskFactory};
 use udm_dm::target::{
-    DeviceRange, DeviceRef, DmQueueMode, LowerLimits, Resolver, Target, TargetArgs, TargetHost,
+    DeviceRange, DeviceRef, DmQueueMode, LowerLimits, Resolver, Target, TargetArgs, TargetFeatures,
+    TargetHost,
 };
-use udm_dm::{
-    PathCommand, PathMaintenance, PathMaintenanceReport, PathReport, PathWatchOptions, TargetError,
-};
+use udm_dm::{MultipathTarget, PathCommand, PathMaintenanceReport, PathReport, TargetError};
 
 /// The constructor: `multipath FEATURES HANDLER GROUPS INITIAL GROUP...`; the grammar is in
 /// `parse`.
@@ -148,7 +162,7 @@ impl Target for Multipath {
 
     fn limits(&self, below: LowerLimits<'_>) -> Limits {
         let mut limits = Limits::new(self.len);
-        limits.request_stackable = self.kind() == DmQueueMode::Request;
+        limits.request_stackable = self.features.queue_mode == QueueMode::Request;
         self.paths().fold(limits, |limits, (_, path)| limits.stack(&below.limits(path)))
     }
 
@@ -166,44 +180,35 @@ impl Target for Multipath {
         self.paths().map(|(_, path)| used(path)).collect()
     }
 
-    fn is_over_one_disk(&self) -> bool {
-        true
-    }
-
-    fn kind(&self) -> DmQueueMode {
-        match self.features.queue_mode {
+    fn features(&self) -> TargetFeatures {
+        let queue_mode = match self.features.queue_mode {
             QueueMode::Bio => DmQueueMode::Bio,
             QueueMode::Request => DmQueueMode::Request,
+        };
+        TargetFeatures {
+            queue_mode,
+            singleton: true,
+            is_over_one_disk: true,
+            refuses_messages_while_suspended: true,
+            ..TargetFeatures::default()
         }
+    }
+
+    fn as_multipath(&self) -> Option<&dyn MultipathTarget> {
+        Some(self)
     }
 
     fn message(&self, words: &[String], resolver: &mut dyn Resolver) -> Result<String, TargetError> {
         self.handle_message(words, resolver).map(|()| String::new())
     }
 
-    fn command_path(&self, number: DevNo, command: PathCommand) -> Result<(), TargetError> {
-        self.command(number, command)
-    }
-
-    fn refuses_messages_while_suspended(&self) -> bool {
-        true
-    }
-
-    fn path_reports(&self) -> Vec<PathReport> {
-        self.reports()
-    }
-
-    fn path_maintenance_report(&self) -> Option<PathMaintenanceReport> {
-        self.path_maintenance()
-    }
-
     fn attach(&self, notify: Arc<dyn TargetHost>) {
-        let _ = self.watch.set(notify.path_maintenance().watch);
+        let _ = self.watch.set(PathMaintenance::of_host(&*notify).watch);
         self.shared.attach(notify);
     }
 
-    fn tasks(&self, path_maintenance: &PathMaintenance) -> Vec<TaskFactory> {
-        let Some(settings) = path_maintenance.paths.clone() else { return Vec::new() };
+    fn tasks(&self) -> Vec<TaskFactory> {
+        let Some(settings) = self.shared.path_log.settings() else { return Vec::new() };
         let paths = self.paths().map(|(_, path)| path.clone()).collect();
         let mut next = 0;
         let range = |group: &PriorityGroup| {
@@ -225,8 +230,18 @@ impl Target for Multipath {
     fn resume(&self) {
         self.shared.resume();
     }
+}
 
-    fn singleton(&self) -> bool {
-        true
+impl MultipathTarget for Multipath {
+    fn path_reports(&self) -> Vec<PathReport> {
+        self.reports()
+    }
+
+    fn path_maintenance_report(&self) -> Option<PathMaintenanceReport> {
+        self.path_maintenance()
+    }
+
+    fn command_path(&self, number: DevNo, command: PathCommand) -> Result<(), TargetError> {
+        self.command(number, command)
     }
 }

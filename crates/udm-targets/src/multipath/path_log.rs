@@ -18,6 +18,7 @@
 //! all cores. Only lanes without a path touch these counters.
 
 use super::checker_status::CheckerStatus;
+use super::path_maintenance::PathMaintenance;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
@@ -144,7 +145,7 @@ impl PathLog {
 
     /// The path maintenance settings of the device; `None` if its paths are not checked.
     pub fn settings(&self) -> Option<Arc<MultipathSettings>> {
-        self.notify.get().and_then(|notify| notify.path_maintenance().paths)
+        self.notify.get().and_then(|notify| PathMaintenance::of_host(&**notify).paths)
     }
 
     /// Raises the device's event counter by one.

@@ -5,12 +5,13 @@ use super::Multipath;
 use super::checker;
 use super::counters::PathIoTotals;
 use super::parse::QueueMode;
+use super::path_maintenance::PathWatchOptions;
 use super::state::PackedState;
 use std::fmt::Write;
 use udm_core::latency::bucket_end;
 use udm_core::{Nanos, Status};
 use udm_dm::target::DeviceRef;
-use udm_dm::{PathMaintenanceReport, PathReport, PathWatchOptions, PathWatchReport};
+use udm_dm::{PathMaintenanceReport, PathReport, PathWatchReport};
 
 /// Appends a field.
 macro_rules! field {
@@ -95,15 +96,15 @@ impl Multipath {
         out
     }
 
-    /// The path maintenance report: settings, timers and the manual group.
+    /// The path maintenance report: timers and the manual group; `None` if paths are not checked.
     pub(super) fn path_maintenance(&self) -> Option<PathMaintenanceReport> {
         let path_log = &self.shared.path_log;
-        let (settings, now) = (path_log.settings()?, path_log.now());
+        path_log.settings()?;
+        let now = path_log.now();
         let left = |at: Nanos| at.since(now);
         let queueing = self.shared.word().queues_after_resume();
         let fails_at = Some(self.board.fails_at()).filter(|at| queueing && *at != Nanos::NEVER);
         Some(PathMaintenanceReport {
-            settings,
             queueing,
             fails_in: fails_at.map(left),
             back: self.board.back().map(|(group, at)| (group + 1, left(at))),

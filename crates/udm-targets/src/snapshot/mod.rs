@@ -15,14 +15,26 @@
 //! ([`udm_wire::cow`]), `N` while the table exists. Writes through a `snapshot-origin` copy first;
 //! other writes go unnoticed.
 //!
+//! The parts, in the order in which a table and then a request meet them:
+//!
+//! * [`target`], [`origin`]: the two targets. [`args`]: the line of a snapshot.
+//! * [`load`]: reads and checks a store. [`binding`]: the table that owns it.
+//! * [`origin_snapshots`]: an origin and its snapshots. [`state`], [`settings`]: one snapshot.
+//! * [`origin_lane`], [`lane`]: the data paths of an origin and of a snapshot.
+//! * [`exception_map`]: which chunks the store holds, and where.
+//! * [`readers`]: reads of the origin that no write may overtake.
+//! * [`redirected_bios`]: bios with another sector, and how to restore them.
+//! * [`copy_engine`]: copies and records of a lane. [`copy_jobs`]: the runs that it copies.
+//! * [`store_allocator`], [`growth`]: room in the store. [`raw_device`]: a table over a store.
+//! * [`record_commits`]: records of copied chunks, in order.
+//! * [`checkpoints`]: the changes since an instant. [`merge`]: the way back into the origin.
+//!
+//! The rules; those of readers, room and owner are in their files:
+//!
 //! * **Map** ([`exception_map`]): the state of each chunk. A write that finds a chunk *free* claims
 //!   it by compare-and-swap and copies it with its own lanes. A request that finds it *pending*
 //!   waits in its own lane until the snapshot wakes it. Settled chunks are counted, so a write of
 //!   an origin whose chunks are all copied looks for none.
-//! * **Readers** ([`readers`]): a write of the origin must not overtake a snapshot's read of it.
-//!   Reads are not counted per chunk: each lane publishes the oldest *epoch* with such a read. A
-//!   write advances the epoch and waits until every lane is past it. Later reads see the copy and
-//!   delay nothing.
 //! * **Origin** ([`origin_snapshots`], [`origin_lane`]): its lanes serve the snapshots that exist
 //!   when they are opened. A change that adds or ends a snapshot renews them, so an origin without
 //!   snapshots is linear, and no request checks for new snapshots. A write is not cut at chunks.
@@ -30,8 +42,6 @@
 //!   order in which chunks were reserved, after one flush. Data is durable before its record, and
 //!   the record before the write completes. That flush also makes the preceding records durable, so
 //!   a group costs one. Without newer copies the records are written with FUA.
-//! * **Room** ([`store_allocator`]): reserved by one compare-and-swap, from the front of the store.
-//!   Holes that a crash left are used at the end.
 //! * **Growth** ([`growth`]): a lane that leaves less than half a step asks the device for more
 //!   (`Device::grow`), which answers from a thread. Writes without room wait meanwhile. The policy
 //!   for full stores applies after a last attempt. The flush before the next record makes the new
@@ -43,12 +53,7 @@
 //! * **A truncated store** is found by a read of its last block, at most one per 100 ms and lane.
 //!   Only devices that can shrink are checked (`Device::may_shrink`). A write of a file's last
 //!   block checks first, so it does not extend the file again.
-//! * **Owner** ([`binding`]): the table whose snapshot is active owns the store. A second table
-//!   with the same origin and store takes it over at its resume. A table that read the store is
-//!   refused if another table has used the store since.
 //!
-//! [`copy_engine`] copies, with [`copy_jobs`]; [`lane`] is the data path of a snapshot.
-//! [`checkpoints`] reports the changes since an instant. [`merge`] copies a snapshot back.
 //! docs/targets.md lists what udm does beyond the kernel.
 
 mod args;

@@ -9,7 +9,9 @@ use super::origin_snapshots::OriginSnapshots;
 use std::sync::Arc;
 use udm_core::{ChangeStatus, Checkpoint, Cx, Extents, Lane, Limits, OpenError, Sector, Sectors};
 use udm_dm::TargetError;
-use udm_dm::target::{DeviceRange, DeviceRef, LowerLimits, Target, TargetArgs, TargetHost};
+use udm_dm::target::{
+    ChangeTracker, DeviceRange, DeviceRef, LowerLimits, Target, TargetArgs, TargetDataPath, TargetHost,
+};
 
 struct OriginTarget {
     device: DeviceRef,
@@ -60,12 +62,8 @@ impl Target for OriginTarget {
         self.device.device.extents(from, len, out);
     }
 
-    fn checkpoints(&self) -> Vec<Checkpoint> {
-        self.family.checkpoints(None)
-    }
-
-    fn changed(&self, since: &Checkpoint, from: Sector, len: Sectors, out: &mut Extents<ChangeStatus>) {
-        self.family.changed(None, since, (from, len), out);
+    fn as_change_tracker(&self) -> Option<&dyn ChangeTracker> {
+        Some(self)
     }
 
     fn devices(&self) -> Vec<DeviceRange> {
@@ -76,11 +74,25 @@ impl Target for OriginTarget {
         self.family.stores()
     }
 
-    fn as_linear(&self) -> Option<(DeviceRef, Sector)> {
-        self.family.is_empty().then(|| (self.device.clone(), Sector(0)))
+    fn data_path(&self) -> TargetDataPath {
+        if self.family.is_empty() {
+            TargetDataPath::Linear(self.device.clone(), Sector(0))
+        } else {
+            TargetDataPath::OwnLane
+        }
     }
 
     fn attach(&self, notify: Arc<dyn TargetHost>) {
         self.family.add_origin_device(&notify);
+    }
+}
+
+impl ChangeTracker for OriginTarget {
+    fn checkpoints(&self) -> Vec<Checkpoint> {
+        self.family.checkpoints(None)
+    }
+
+    fn changed(&self, since: &Checkpoint, from: Sector, len: Sectors, out: &mut Extents<ChangeStatus>) {
+        self.family.changed(None, since, (from, len), out);
     }
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
 use udm_core::{Cx, Device, Lane, Limits, OpenError, Sector, Sectors};
-use udm_dm::target::{DeviceRange, DeviceRef, LowerLimits, Target};
+use udm_dm::target::{DeviceRange, DeviceRef, LowerLimits, Target, TargetDataPath, TargetFeatures};
 use udm_dm::{Table, TargetError};
 
 /// The size of the largest possible device, in whole blocks of any size.
@@ -45,11 +45,11 @@ impl Target for RawDeviceTarget {
         vec![DeviceRange::new(&self.0, Sector(0), Sectors(0))]
     }
 
-    fn as_linear(&self) -> Option<(DeviceRef, Sector)> {
-        Some((self.0.clone(), Sector(0)))
+    fn data_path(&self) -> TargetDataPath {
+        TargetDataPath::Linear(self.0.clone(), Sector(0))
     }
 
-    fn flush_bypasses_map(&self) -> bool {
-        true
+    fn features(&self) -> TargetFeatures {
+        TargetFeatures { flush_bypasses_map: true, ..TargetFeatures::default() }
     }
 }

@@ -5,8 +5,8 @@ use super::lane::SnapshotLane;
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
 use udm_core::{ChangeStatus, Checkpoint, Cx, DeviceId, Extents, Lane, Limits, OpenError, Sector, Sectors};
-use udm_dm::target::{DeviceRange, LowerLimits, Resolver, Target, TargetArgs, TargetHost};
-use udm_dm::{MappedDevice, SnapshotInfo, SnapshotReport, SnapshotState, TargetError};
+use udm_dm::target::{DeviceRange, LowerLimits, Resolver, Target, TargetArgs, TargetFeatures, TargetHost};
+use udm_dm::{ChangeTracker, MappedDevice, SnapshotInfo, SnapshotReport, SnapshotState, TargetError};
 
 struct SnapshotTarget(Arc<SnapshotBinding>);
 
@@ -64,27 +64,23 @@ impl Target for SnapshotTarget {
         Some(Sectors(u64::from(self.0.snapshot.chunk.sectors())))
     }
 
-    fn cuts_discards(&self) -> bool {
-        true
+    fn features(&self) -> TargetFeatures {
+        TargetFeatures { cuts_discards: true, ..TargetFeatures::default() }
     }
 
     fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
         self.0.extents(from, len, out);
     }
 
-    fn checkpoints(&self) -> Vec<Checkpoint> {
-        self.0.family.checkpoints(Some(&self.0.snapshot))
-    }
-
-    fn changed(&self, since: &Checkpoint, from: Sector, len: Sectors, out: &mut Extents<ChangeStatus>) {
-        self.0.family.changed(Some(&self.0.snapshot), since, (from, len), out);
-    }
-
     fn devices(&self) -> Vec<DeviceRange> {
         self.0.devices()
     }
 
-    fn snapshot(&self) -> Option<&dyn SnapshotInfo> {
+    fn as_change_tracker(&self) -> Option<&dyn ChangeTracker> {
+        Some(self)
+    }
+
+    fn as_snapshot(&self) -> Option<&dyn SnapshotInfo> {
         Some(self)
     }
 
@@ -130,6 +126,16 @@ impl Target for SnapshotTarget {
             return self.0.retired();
         }
         self.0.removed();
+    }
+}
+
+impl ChangeTracker for SnapshotTarget {
+    fn checkpoints(&self) -> Vec<Checkpoint> {
+        self.0.family.checkpoints(Some(&self.0.snapshot))
+    }
+
+    fn changed(&self, since: &Checkpoint, from: Sector, len: Sectors, out: &mut Extents<ChangeStatus>) {
+        self.0.family.changed(Some(&self.0.snapshot), since, (from, len), out);
     }
 }
 

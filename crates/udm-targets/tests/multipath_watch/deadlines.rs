@@ -2,8 +2,8 @@
 
 use crate::rig::{DEADLINE, MS, WatchRig};
 use udm_core::{Batch, Drain, Nanos, Op, OwnWork, Status};
-use udm_dm::PathWatchOptions;
 use udm_dm::testing::{bare, read, write};
+use udm_targets::multipath::PathWatchOptions;
 
 fn deadline() -> PathWatchOptions {
     PathWatchOptions { deadline: Some(DEADLINE), ..PathWatchOptions::default() }

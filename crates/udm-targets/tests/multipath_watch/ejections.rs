@@ -2,8 +2,9 @@
 
 use crate::rig::WatchRig;
 use udm_core::{Nanos, Status};
+use udm_dm::Target;
 use udm_dm::testing::{read, write};
-use udm_dm::{PathWatchOptions, Target};
+use udm_targets::multipath::PathWatchOptions;
 
 fn ejection_settings() -> PathWatchOptions {
     PathWatchOptions { eject_slow: true, ..PathWatchOptions::default() }

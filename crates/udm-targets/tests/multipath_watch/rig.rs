@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use udm_core::{Batch, Cores, DevNo, Lane, Nanos, OwnWork, Status};
 use udm_dm::testing::{TestDisk, TestResolver, TestWorld, data, read};
-use udm_dm::{PathMaintenance, PathReport, PathWatchOptions, PathWatchReport, Target, TargetHost};
-use udm_targets::multipath::Multipath;
+use udm_dm::{MultipathTarget, PathReport, PathWatchReport, Target, TargetHost, TargetSettings};
+use udm_targets::multipath::{Multipath, PathMaintenance, PathWatchOptions};
 
 /// The deadline of the tests that have one.
 pub const DEADLINE: Nanos = Nanos::from_millis(2000);
@@ -26,8 +26,8 @@ impl TargetHost for TestNotify {
         "watched".into()
     }
     fn kick(&self, _: &dyn Cores) {}
-    fn path_maintenance(&self) -> PathMaintenance {
-        PathMaintenance { watch: self.watch, ..PathMaintenance::default() }
+    fn settings(&self) -> Option<TargetSettings> {
+        Some(Arc::new(PathMaintenance { watch: self.watch, ..PathMaintenance::default() }))
     }
 }
 

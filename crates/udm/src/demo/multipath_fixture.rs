@@ -145,7 +145,7 @@ impl MultipathFixture {
     fn paths(&self) -> BTreeMap<String, PathCounters> {
         let mut paths = BTreeMap::new();
         for table in self.tables.lock().expect("one thread").iter() {
-            for report in table.targets().iter().flat_map(|entry| entry.target.path_reports()) {
+            for report in table.path_reports() {
                 let name = report.name.rsplit('/').next().unwrap_or_default().to_string();
                 let none = PathCounters { name: name.clone(), bios: 0, bytes: 0, errors: 0 };
                 let share = paths.entry(name).or_insert(none);

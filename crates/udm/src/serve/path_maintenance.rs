@@ -7,9 +7,8 @@ use std::io::Read;
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
-use udm_control::registry::MaintenancePolicy;
+use udm_control::registry::{MaintenancePolicy, PathMaintenance, PathWatchOptions};
 use udm_core::Nanos;
-use udm_dm::{PathMaintenance, PathWatchOptions};
 use udm_wire::multipath_conf::{CONF_MAX, Conf};
 
 /// The check interval of paths.

@@ -80,7 +80,7 @@ fn readable_snapshot(
 ) -> Result<ReadableSnapshot, VerbError> {
     let (table, report) = find_again(registry, name, &mapped)?;
     let target = table.only().map(|entry| &entry.target);
-    let instant = target.and_then(|target| target.snapshot()?.checkpoint());
+    let instant = target.and_then(|target| target.as_snapshot()?.checkpoint());
     match (report.state, instant) {
         (state, _) if state.is_merge() => Err(refuse(name, EBUSY, "it is being merged")),
         (SnapshotState::Invalid, _) | (_, None) => Err(refuse(name, EIO, "the snapshot is invalid")),

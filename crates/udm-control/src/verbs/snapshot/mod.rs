@@ -77,7 +77,7 @@ pub(crate) struct SnapshotInfo {
 /// The report of the snapshot in a table of one line.
 fn report(table: &Table) -> Option<SnapshotReport> {
     match table.targets() {
-        [entry] => Some(entry.target.snapshot()?.report()),
+        [entry] => Some(entry.target.as_snapshot()?.report()),
         _ => None,
     }
 }

@@ -36,7 +36,7 @@ impl OriginDevice {
         };
         let kind = entry.target.type_name();
         let is_linear = kind == "linear";
-        let disk = match entry.target.as_linear().filter(|_| is_linear) {
+        let disk = match entry.target.data_path().into_linear().filter(|_| is_linear) {
             Some((disk, Sector(0))) => Some(disk),
             Some((_, Sector(from))) => {
                 return Err(cannot(format!("its table begins at sector {from} of its disk")));

@@ -141,7 +141,7 @@ fn whole(mapped: &Mapped, number: DevNo) -> Option<(u64, bool)> {
     let table = mapped.device.inactive()?;
     let [entry] = table.targets() else { return None };
     let is_linear = entry.target.type_name() == "linear";
-    let over = match entry.target.as_linear().filter(|_| is_linear) {
+    let over = match entry.target.data_path().into_linear().filter(|_| is_linear) {
         Some((disk, Sector(0))) => disk.number == number,
         _ => entry.target.type_name() == "snapshot-origin",
     };

@@ -30,7 +30,7 @@ pub(super) fn writable_disks(registry: &Registry, tables: &[Option<Arc<Table>>])
         let Some(table) = table.as_ref().filter(|table| !table.limits().read_only) else { continue };
         for entry in table.targets() {
             let only_read = (entry.target.type_name() == "snapshot")
-                .then(|| entry.target.snapshot().map(|view| view.report().origin.number))
+                .then(|| entry.target.as_snapshot().map(|view| view.report().origin.number))
                 .flatten();
             let copies = matches!(entry.target.type_name(), "snapshot-origin" | "snapshot-merge");
             for used in entry.target.devices() {
@@ -46,7 +46,7 @@ pub(super) fn writable_disks(registry: &Registry, tables: &[Option<Arc<Table>>])
 /// The persistent snapshots in `table`, including those being merged.
 pub(super) fn persistent_snapshots(table: &Table) -> impl Iterator<Item = (SnapshotReport, Sectors)> + '_ {
     let found =
-        table.targets().iter().filter_map(|entry| Some((entry.target.snapshot()?.report(), entry.len)));
+        table.targets().iter().filter_map(|entry| Some((entry.target.as_snapshot()?.report(), entry.len)));
     found.filter(|(report, _)| report.kind != "N")
 }
 

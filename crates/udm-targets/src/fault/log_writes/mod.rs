@@ -62,7 +62,7 @@ use udm_core::errno::EACCES;
 use udm_core::{Cx, Exclusivity, Lane, Limits, OpenError, SECTOR_SIZE, Sector, Sectors};
 use udm_dm::TargetError;
 use udm_dm::completion::CompletionHandle;
-use udm_dm::target::{DeviceRange, DeviceRef, LowerLimits, Resolver, Target, TargetArgs};
+use udm_dm::target::{DeviceRange, DeviceRef, LowerLimits, Resolver, Target, TargetArgs, TargetFeatures};
 use udm_wire::log_writes::HEADER_LEN;
 
 const NAME: &str = "log-writes";
@@ -187,8 +187,8 @@ impl Target for LogWritesTarget {
         self.shared.marks_pending()
     }
 
-    fn needs_own_lane(&self) -> bool {
-        true
+    fn features(&self) -> TargetFeatures {
+        TargetFeatures { needs_own_lane: true, ..TargetFeatures::default() }
     }
 
     fn presuspend(&self, _noflush: bool) {

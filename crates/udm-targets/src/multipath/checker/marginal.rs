@@ -1,6 +1,7 @@
 //! Paths that keep failing. If a path fails twice in a short time, it is held back and sampled with
 //! reads until few enough of them fail.
 
+use crate::multipath::quarantine_status::QuarantineStatus;
 use udm_core::Nanos;
 use udm_wire::multipath_conf::MarginalPolicy;
 
@@ -39,32 +40,6 @@ pub(super) enum Quarantine {
         /// Failed reads of the sample.
         bad: u64,
     },
-}
-
-/// End and reason of a quarantine, for reports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::multipath) struct QuarantineStatus {
-    /// End of the sample, or start of the next one.
-    pub end: Nanos,
-    /// Reads of the completed sample; 0 while a sample runs.
-    pub sent: u64,
-    /// Failed reads of the completed sample; 0 while a sample runs.
-    pub bad: u64,
-}
-
-impl QuarantineStatus {
-    /// The reason in a few words, as of `now`.
-    pub fn why(&self, now: Nanos, rule: &MarginalPolicy) -> String {
-        let seconds = |time: Nanos| time.0.div_ceil(1_000_000_000);
-        let left = seconds(self.end.since(now));
-        match self.sent {
-            0 => {
-                let within = seconds(rule.double_failed_time);
-                format!("it failed twice within {within} s, and is watched for {left} s")
-            }
-            sent => format!("{} of {sent} reads failed, and it is watched again in {left} s", self.bad),
-        }
-    }
 }
 
 /// The next step for a path.

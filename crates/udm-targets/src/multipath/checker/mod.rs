@@ -2,7 +2,7 @@
 //! do.
 //!
 //! The kernel leaves this to a daemon (multipathd). If the device's maintenance settings request it
-//! ([`udm_dm::PathMaintenance`]), a task reads the first block of each path through lanes of its
+//! ([`super::PathMaintenance`]), a task reads the first block of each path through lanes of its
 //! own. The interval grows while the path works. An answer that does not blame the path is good; an
 //! answer that blames it, or none in time, is bad. A good path with a bad answer is failed before a
 //! request meets it. A failed path with a good answer is reinstated. A path that an administrator
@@ -39,7 +39,6 @@ use super::state::{MultipathState, PathView};
 use check_schedule::CheckSchedule;
 use checked_path::{CheckedPath, PendingCheck};
 use group_rank::{GroupRank, PathPriorities};
-pub(super) use marginal::QuarantineStatus;
 use marginal::{Quarantine, QuarantineAction};
 use policy::{FailbackPolicy, NoPathPolicy, PathReturn};
 pub(super) use report::truncated_reason;

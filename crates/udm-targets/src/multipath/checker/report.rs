@@ -1,7 +1,7 @@
 //! The checker's output: its status for reports, and log lines.
 
 use super::Checker;
-use super::marginal::QuarantineStatus;
+use crate::multipath::quarantine_status::QuarantineStatus;
 use udm_core::{Nanos, Sectors};
 use udm_wire::multipath_conf::MarginalPolicy;
 

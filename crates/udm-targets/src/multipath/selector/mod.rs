@@ -19,7 +19,7 @@ mod rotation;
 mod round_robin;
 mod service_time;
 
-use super::lane::ReapedPaths;
+use super::reaped_paths::ReapedPaths;
 use std::ops::Range;
 use std::sync::Arc;
 use udm_core::{Batch, Bio, CoreId, Cx, Sectors};

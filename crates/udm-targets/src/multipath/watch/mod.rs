@@ -1,5 +1,5 @@
 //! The path watch of one core: deadlines, hedged reads, and ejection of slow paths. It is optional
-//! ([`udm_dm::PathWatchOptions`]); a lane without it executes none of this code.
+//! ([`PathWatchOptions`]); a lane without it executes none of this code.
 //!
 //! The watch is a layer between the multipath lane and its paths, not a mode of that lane. The lane
 //! above sees a silent path as a path that failed with a timeout. Each path gets a
@@ -40,6 +40,7 @@ mod slow_path_score;
 mod slow_paths;
 
 use super::counters::{LaneCounters, WatchCounters};
+use super::path_maintenance::PathWatchOptions;
 use super::state::MultipathState;
 use hedge_budget::HedgeBudget;
 use in_flight::{CopiedRead, CopyRole, InFlightSlot, ReadCopies, SentSlot, SlotKind, SlotQueue};
@@ -55,7 +56,6 @@ use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
 use udm_core::latency::LatencyWindow;
 use udm_core::{Batch, Bio, Cx, DeadlineTimer, Drain, Lane, Nanos, Op, OwnWork};
-use udm_dm::PathWatchOptions;
 
 /// The watch of one lane over its paths.
 pub(super) struct PathWatcher {

@@ -23,7 +23,7 @@ use udm_core::bugs::{self, Bug};
 use udm_core::{
     Checkpoint, Cx, Device, DeviceId, Extents, Lane, Limits, OpenError, Sector, Sectors, TaskFactory,
 };
-use udm_dm::target::{DeviceRange, DeviceRef, LowerLimits, PathMaintenance, Target, TargetArgs, TargetHost};
+use udm_dm::target::{DeviceRange, DeviceRef, LowerLimits, Target, TargetArgs, TargetFeatures, TargetHost};
 use udm_dm::{MappedDevice, SnapshotInfo, SnapshotReport, SnapshotState, TargetError};
 
 /// A run of chunks, consecutive in the origin and in the store.
@@ -218,8 +218,8 @@ impl Target for MergeTarget {
         Some(Sectors(u64::from(self.0.binding.snapshot.chunk.sectors())))
     }
 
-    fn cuts_discards(&self) -> bool {
-        true
+    fn features(&self) -> TargetFeatures {
+        TargetFeatures { cuts_discards: true, needs_own_lane: true, ..TargetFeatures::default() }
     }
 
     fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
@@ -234,7 +234,7 @@ impl Target for MergeTarget {
         self.0.binding.family.stores()
     }
 
-    fn snapshot(&self) -> Option<&dyn SnapshotInfo> {
+    fn as_snapshot(&self) -> Option<&dyn SnapshotInfo> {
         Some(self)
     }
 
@@ -243,11 +243,7 @@ impl Target for MergeTarget {
         self.0.binding.attach(notify);
     }
 
-    fn needs_own_lane(&self) -> bool {
-        true
-    }
-
-    fn tasks(&self, _upkeep: &PathMaintenance) -> Vec<TaskFactory> {
+    fn tasks(&self) -> Vec<TaskFactory> {
         let shared = Arc::clone(&self.0);
         if shared.binding.is_released() || !shared.binding.snapshot.is_valid() {
             tracing::error!("Snapshot is invalid: can't merge");

@@ -17,9 +17,9 @@ use servers::{Faultable, NbdkitServer, NetnsServer};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use udm_control::registry::{PathMaintenance, PathWatchOptions};
 use udm_control::verbs;
 use udm_core::{Nanos, SECTOR_SIZE};
-use udm_dm::{PathMaintenance, PathWatchOptions};
 use udm_wire::multipath_conf::MultipathSettings;
 
 /// The size in bytes of the file that all servers serve.

@@ -1,8 +1,53 @@
-//! Reports about the paths of a target.
+//! The interface of targets with paths to the control half: reports and commands.
 
-use std::sync::Arc;
-use udm_core::{DevNo, Nanos, Op, Status};
-use udm_wire::multipath_conf::MultipathSettings;
+use crate::error::TargetError;
+use crate::mapped::MappedDevice;
+use crate::table::Table;
+use udm_core::{Cores, DevNo, Nanos, Op, Status};
+
+/// A target whose devices are paths to one disk, each with a state of its own.
+pub trait MultipathTarget {
+    /// The paths, in the order of the table, and their counters.
+    fn path_reports(&self) -> Vec<PathReport>;
+
+    /// State of the path maintenance; `None` without maintenance.
+    fn path_maintenance_report(&self) -> Option<PathMaintenanceReport>;
+
+    /// Fails or reinstates each path over device `number`, for an administrator.
+    ///
+    /// # Errors
+    /// EINVAL if there is no such path.
+    fn command_path(&self, number: DevNo, command: PathCommand) -> Result<(), TargetError>;
+}
+
+impl Table {
+    /// The paths of the targets and their counters; empty without a target that has paths.
+    #[must_use]
+    pub fn path_reports(&self) -> Vec<PathReport> {
+        let targets = self.targets().iter().filter_map(|entry| entry.target.as_multipath());
+        targets.flat_map(|target| target.path_reports()).collect()
+    }
+}
+
+impl MappedDevice {
+    /// Fails or reinstates each path over device `number`, for an administrator, and makes all
+    /// lanes poll once. The command goes to the target at sector 0, because a target with paths is
+    /// alone in its table.
+    ///
+    /// # Errors
+    /// EINVAL if there is no such path, or the target has no paths; EBUSY while suspended.
+    pub fn command_path(
+        &self,
+        number: DevNo,
+        command: PathCommand,
+        cores: &dyn Cores,
+    ) -> Result<(), TargetError> {
+        self.with_target(0, cores, |target| {
+            let no_paths = || TargetError::new(format!("Target type {} has no paths", target.type_name()));
+            target.as_multipath().ok_or_else(no_paths)?.command_path(number, command)
+        })
+    }
+}
 
 /// Status and counters of a path. Counters start when the table is loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,10 +123,8 @@ pub struct PathWatchReport {
 }
 
 /// Current state of the maintenance of a multipath target.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathMaintenanceReport {
-    /// The settings in force.
-    pub settings: Arc<MultipathSettings>,
     /// True if requests without a path are queued. For a suspended device, the value from its
     /// resume on.
     pub queueing: bool,

@@ -1,6 +1,6 @@
 //! The interface of snapshot targets to the control half.
 
-use crate::target::DeviceRef;
+use crate::device_ref::DeviceRef;
 use udm_core::{Checkpoint, Growth, Sectors};
 
 /// State of a snapshot.
@@ -69,8 +69,8 @@ pub trait SnapshotInfo {
     /// Devices, chunk size and fill level of the snapshot.
     fn report(&self) -> SnapshotReport;
 
-    /// The checkpoint of this instant. [`crate::Target::changed`] takes it for the origin, for
-    /// another snapshot of the origin, or for this snapshot. For this snapshot, the changes are the
+    /// The checkpoint of this instant. [`crate::ChangeTracker::changed`] takes it for the origin,
+    /// for another snapshot of the origin, or for this snapshot. For this snapshot, the changes are the
     /// chunks in its store. `None` if the instant is not kept any more.
     fn checkpoint(&self) -> Option<Checkpoint>;
 }

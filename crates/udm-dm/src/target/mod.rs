@@ -1,0 +1,213 @@
+//! The control half of a target, and all that it exchanges with its table and device.
+//!
+//! A target is one line of a table: a private struct that implements [`Target`], a constructor, and
+//! a lane. A list of [`TargetType`]s names all available types. [`Target`] has only questions that
+//! concern every target, and hooks. Questions for some targets are traits of their own (*facets*),
+//! which a target returns if it implements them. So neither tables nor mapped devices know a type
+//! of target.
+//!
+//! * `args`: the words of a line, and the lookup of devices.
+//! * `features`, `data_path`: how the table treats a target and its bios.
+//! * `host`: the device that the target belongs to.
+//! * `change_tracker`, `multipath`, `snapshot`: the facets, with their reports.
+
+mod args;
+mod change_tracker;
+mod data_path;
+mod features;
+mod host;
+mod multipath;
+mod snapshot;
+
+pub use crate::device_ref::{DeviceRange, DeviceRef, LookupError, LowerLimits};
+pub use args::{Resolver, TargetArgs, decimal};
+pub use change_tracker::ChangeTracker;
+pub use data_path::TargetDataPath;
+pub use features::{DmQueueMode, TargetFeatures};
+pub use host::{TargetHost, TargetSettings};
+pub use multipath::{
+    MultipathTarget, PathCheckState, PathCommand, PathMaintenanceReport, PathReport, PathWatchReport,
+};
+pub use snapshot::{SnapshotInfo, SnapshotReport, SnapshotState};
+
+use crate::completion::CompletionHandle;
+use crate::error::TargetError;
+use crate::mapped::MappedDevice;
+use std::sync::Arc;
+use udm_core::{Cx, DeviceId, ExtentKind, Extents, Lane, Limits, OpenError, Sector, Sectors, TaskFactory};
+
+/// The control half of one table line.
+///
+/// The mapped device calls the hooks in the kernel's order. Each hook runs after the previous one
+/// is done on all devices of the change:
+///
+/// | hook | of which table | meanwhile |
+/// |---|---|---|
+/// | `preresume` | one that is to become live, or to continue after a suspend | nothing is opened or stopped for it |
+/// | `presuspend` | the live one | the cores take bios |
+/// | `postsuspend` | the live one | this device is quiesced |
+/// | `retired` | one that was live and never will be again | this device and all partners are quiesced |
+/// | `resume` | the live one, the new one if there is | this device and all partners are quiesced |
+///
+/// After these hooks, the lanes of the live tables begin ([`Lane::begin`]) and the cores continue.
+/// A cancelled change ends with `resume` of the live table, if it had been suspended.
+pub trait Target: Send + Sync {
+    /// The name of the type, as in tables.
+    fn type_name(&self) -> &'static str;
+
+    /// The arguments as `table` prints them after `START LEN TYPE `, byte for byte as in the kernel
+    /// (multipath ends in a space).
+    fn table(&self) -> String;
+
+    /// The output of `status` after `START LEN TYPE `; empty for targets without a status.
+    fn status(&self) -> String {
+        String::new()
+    }
+
+    /// Opens the data path of a target with [`TargetDataPath::OwnLane`]. The sectors of the lane's
+    /// bios count from the target's first sector (0), and never exceed its end.
+    ///
+    /// # Errors
+    /// If a device below cannot be opened on this core.
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+        let _ = cx;
+        unreachable!("a {} target is data and has no lane", self.type_name())
+    }
+
+    /// How the table handles the data path. A target that only adds an offset or distributes its
+    /// sectors over several devices has no lane: the table maps its bios itself, without a call.
+    /// Read when a lane is opened; the answer may be another for the next lane.
+    fn data_path(&self) -> TargetDataPath {
+        TargetDataPath::OwnLane
+    }
+
+    /// The longest range of one bio (striped: the chunk). Bios are cut at its multiples, counted
+    /// from the target's start. `None` if any length is accepted. A lane reads the value when it
+    /// begins.
+    fn max_io_len(&self) -> Option<Sectors> {
+        None
+    }
+
+    /// The fixed features of the target.
+    fn features(&self) -> TargetFeatures {
+        TargetFeatures::default()
+    }
+
+    /// The devices below and the range used of each, for checks of size and alignment and for
+    /// `deps`.
+    fn devices(&self) -> Vec<DeviceRange>;
+
+    /// Devices that the lanes open besides [`Target::devices`], which no word of the table names.
+    /// For example, an origin opens the stores of its snapshots. They are also below the target.
+    fn extra_devices(&self) -> Vec<DeviceRef> {
+        Vec::new()
+    }
+
+    /// The limits of this target, stacked over the limits of its devices (`below`). `size` is the
+    /// length of the target.
+    fn limits(&self, below: LowerLimits<'_>) -> Limits;
+
+    /// Kinds of the target's sectors, as in [`Device::extents`]; `from` counts from the target's
+    /// start.
+    fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
+        let _ = from;
+        out.push(len, ExtentKind::Data);
+    }
+
+    /// The changes since checkpoints; `None` for targets that keep no checkpoints.
+    fn as_change_tracker(&self) -> Option<&dyn ChangeTracker> {
+        None
+    }
+
+    /// The paths of the target; `None` for targets without paths.
+    fn as_multipath(&self) -> Option<&dyn MultipathTarget> {
+        None
+    }
+
+    /// The snapshot interface of the target; `None` for targets that are not snapshots.
+    fn as_snapshot(&self) -> Option<&dyn SnapshotInfo> {
+        None
+    }
+
+    /// Executes a message, already split into words.
+    ///
+    /// # Errors
+    /// EINVAL for an unknown message; other errors of the target. Nothing has changed then.
+    fn message(&self, words: &[String], resolver: &mut dyn Resolver) -> Result<String, TargetError> {
+        let _ = (words, resolver);
+        Err(TargetError::new(format!("Target type {} does not support messages", self.type_name())))
+    }
+
+    /// A handle for work that messages started and cores have not finished. It ends when all work
+    /// requested so far is done. `None` if a message is done when it is answered.
+    fn pending_completion(&self) -> Option<CompletionHandle> {
+        None
+    }
+
+    /// The tasks of the target, such as checks of its paths. They start at each resume and stop
+    /// before the next suspend.
+    fn tasks(&self) -> Vec<TaskFactory> {
+        Vec::new()
+    }
+
+    /// Called once, when the table is loaded into a device.
+    fn attach(&self, notify: Arc<dyn TargetHost>) {
+        let _ = notify;
+    }
+
+    /// Called before the cores stop taking bios. `noflush` as in `dmsetup suspend --noflush`.
+    fn presuspend(&self, noflush: bool) {
+        let _ = noflush;
+    }
+
+    /// Called when all lanes are empty.
+    fn postsuspend(&self) {}
+
+    /// Called before the table becomes live in `device`, or continues there. If it fails, nothing
+    /// has changed. Success is no guarantee, because the change may still fail or be cancelled. Not
+    /// called for a table that is only renewed ([`Target::dependents`]).
+    ///
+    /// # Errors
+    /// Errors of the target.
+    fn preresume(&self, device: DeviceId) -> Result<(), TargetError> {
+        let _ = device;
+        Ok(())
+    }
+
+    /// Called before the cores take bios again.
+    fn resume(&self) {}
+
+    /// Called at the end of a table that was live: it was replaced, or its device is being removed.
+    /// Not called if a process ends with its devices in place.
+    fn retired(&self) {}
+
+    /// As [`Target::retired`], if the device is removed: no table follows, and the inactive one is
+    /// never resumed.
+    fn removed(&self) {
+        self.retired();
+    }
+
+    /// The partners: other devices whose lanes read the state of this target when they open and
+    /// begin. This includes devices with such a table in the inactive slot. If this target becomes
+    /// live or is retired, the partners are *renewed* in the same change. New lanes of their live
+    /// tables replace the old ones while neither has a request in flight. A suspended partner is
+    /// renewed at its resume.
+    fn dependents(&self) -> Vec<Arc<MappedDevice>> {
+        Vec::new()
+    }
+}
+
+/// Creates a target from its table line. Errors are the kernel's texts, with or without the type in
+/// front (`linear: `). The table adds the type if it is missing.
+pub type TargetConstructor = fn(&mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError>;
+
+/// One type of target.
+pub struct TargetType {
+    /// The name of the type in tables.
+    pub name: &'static str,
+    /// The version of the kernel's target (6.12) with the same table and status texts, for `dmsetup
+    /// targets`.
+    pub version: [u32; 3],
+    /// The constructor.
+    pub new: TargetConstructor,
+}
