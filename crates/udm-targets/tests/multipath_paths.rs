@@ -182,7 +182,7 @@ fn lost_while_draining() {
         rig.start(bare_read(8));
         rig.target.presuspend(true);
         let drain = |rig: &mut MultipathRig| {
-            rig.world.turn(0, |cx| rig.lane.drain(Drain::NoFlush, &mut rig.back, cx))
+            rig.world.turn(0, |cx| rig.lane.drain(Drain::NoFlush, &mut rig.back, cx));
         };
         drain(&mut rig);
         rig.poll();

@@ -289,7 +289,7 @@ impl DeviceSetTransition {
                     SyncPoint::Asked => self.asked(cores),
                     SyncPoint::Prepared => self.stage = SyncPoint::Quiesced,
                     SyncPoint::Quiesced if self.pause == PauseState::Asked => {
-                        self.pause = PauseState::Reached
+                        self.pause = PauseState::Reached;
                     }
                     _ => self.swap_tables(cores),
                 }

@@ -190,7 +190,7 @@ impl SnapshotLane {
         let chunk = self.snapshot.chunk_of(bio.sector.0);
         match self.snapshot.place(chunk) {
             ChunkState::Copied(new) | ChunkState::Settled(new) => {
-                self.send_to_store(bio, new, InFlightKind::Store)
+                self.send_to_store(bio, new, InFlightKind::Store);
             }
             ChunkState::Pending => self.waiting.push_back(bio),
             ChunkState::Free if !self.snapshot.map.claim(chunk) => self.waiting.push_back(bio),
