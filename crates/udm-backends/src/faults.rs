@@ -273,8 +273,8 @@ impl Lane for FaultyLane {
         self.used -= back.len() - from;
     }
 
-    fn busy(&self) -> OwnWork {
-        self.below.busy()
+    fn own_work(&self) -> OwnWork {
+        self.below.own_work()
     }
 }
 

@@ -18,10 +18,10 @@ impl<T: Clone> ClusterGate<T> {
         ClusterGate(OnceLock::new())
     }
 
-    pub fn open(&self, value: Option<T>, cluster: &CoreSet) {
+    pub fn open(&self, value: Option<T>, core_set: &CoreSet) {
         let _ = self.0.set(value);
         // The command names a device that nobody has. Its only effect is to wake sleeping cores.
-        cluster.broadcast(DeviceId::new(), LaneCommand::Kick);
+        core_set.broadcast(DeviceId::new(), LaneCommand::Kick);
     }
 
     pub fn wait(&self, core: &mut LocalCore) -> Option<T> {
@@ -45,7 +45,7 @@ pub fn run<T: Send>(
     make: impl FnOnce(&Arc<CoreSet>) -> Result<Vec<Arc<dyn Device>>>,
     work: impl Fn(&mut LocalCore, Vec<Box<dyn Lane>>) -> T + Sync,
 ) -> Result<Vec<T>> {
-    let cluster = CoreSet::new(options.len()).context("cores")?;
+    let core_set = CoreSet::new(options.len()).context("cores")?;
     let (devices, start) = (ClusterGate::<Vec<Arc<dyn Device>>>::new(), ClusterGate::<()>::new());
     thread::scope(|scope| {
         let (said, answers) = mpsc::channel::<Result<()>>();
@@ -53,10 +53,10 @@ pub fn run<T: Send>(
             .iter()
             .enumerate()
             .map(|(i, options)| {
-                let (cluster, said) = (&cluster, said.clone());
+                let (core_set, said) = (&core_set, said.clone());
                 let (devices, start, work) = (&devices, &start, &work);
                 scope.spawn(move || {
-                    let attached = LocalCore::attach(cluster, CoreId(i as u16), options.clone());
+                    let attached = LocalCore::attach(core_set, CoreId(i as u16), options.clone());
                     let mut core = match attached.with_context(|| format!("core {i}")) {
                         Ok(core) => core,
                         Err(error) => return report_setup(&said, Err(error)),
@@ -81,18 +81,18 @@ pub fn run<T: Send>(
         drop(said);
         let all =
             || -> Result<()> { options.iter().try_for_each(|_| answers.recv().context("a core ended")?) };
-        let made = all().and_then(|()| make(&cluster));
+        let made = all().and_then(|()| make(&core_set));
         let opened = match made {
             Ok(made) => {
-                devices.open(Some(made), &cluster);
+                devices.open(Some(made), &core_set);
                 all()
             }
             Err(error) => {
-                devices.open(None, &cluster);
+                devices.open(None, &core_set);
                 Err(error)
             }
         };
-        start.open(opened.is_ok().then_some(()), &cluster);
+        start.open(opened.is_ok().then_some(()), &core_set);
         let results: Vec<_> = threads.into_iter().map(|t| t.join()).collect();
         opened?;
         results

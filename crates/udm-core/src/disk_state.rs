@@ -140,8 +140,8 @@ impl SharedDiskState {
             Exclusivity::With(key) => Some(key.clone()),
         };
         let user = Arc::new(Claimant { id, number, key });
-        // Declared before the guard, so dropped after it: the last reference to a claimant drops its
-        // key, and the drop of a key may take locks.
+        // Declared before the guard, so dropped after it: the last reference to a claimant drops
+        // its key, and the drop of a key may take locks.
         let mut known = Vec::new();
         let mut users = lock(&self.users);
         users.retain(|user| user.upgrade().map(|user| known.push(user)).is_some());

@@ -463,8 +463,8 @@ impl ChildLanes {
     }
 
     /// The own work of the legs: the highest value that one of them reports.
-    pub fn busy(&self) -> OwnWork {
-        self.legs.iter().map(|leg| leg.lane.busy()).max().unwrap_or_default()
+    pub fn own_work(&self) -> OwnWork {
+        self.legs.iter().map(|leg| leg.lane.own_work()).max().unwrap_or_default()
     }
 }
 

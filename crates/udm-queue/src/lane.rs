@@ -173,8 +173,8 @@ impl QueueLane {
     }
 
     /// Handles `n` requests completed by the disk: returns their tags, and the tags of held writes
-    /// ([`Lane::held`]). Otherwise, held writes of an abandoned path would block all waiters for a
-    /// tag.
+    /// ([`Lane::held_writes`]). Otherwise, held writes of an abandoned path would block all waiters
+    /// for a tag.
     #[inline]
     fn completed(&mut self, n: usize) {
         if self.released == 0 && n > 0 {
@@ -187,7 +187,7 @@ impl QueueLane {
     /// As [`QueueLane::completed`], if held writes exist or may exist.
     #[cold]
     fn release_abandoned(&mut self, n: usize) {
-        let before = std::mem::replace(&mut self.released, self.below.held());
+        let before = std::mem::replace(&mut self.released, self.below.held_writes());
         // Some of the completed requests have returned their tags before.
         let completed = n + self.released - before;
         if completed > 0 {
@@ -278,7 +278,7 @@ impl Lane for QueueLane {
         self.tags.settle(self.wanted(), cx);
     }
 
-    fn busy(&self) -> OwnWork {
-        self.below.busy()
+    fn own_work(&self) -> OwnWork {
+        self.below.own_work()
     }
 }

@@ -56,7 +56,7 @@ impl Lane for CountingLane {
         }
     }
 
-    fn busy(&self) -> OwnWork {
+    fn own_work(&self) -> OwnWork {
         self.device.busy
     }
 }
@@ -98,7 +98,7 @@ fn open(runtime: &Runtime, devices: &[Arc<PollCounter>]) {
 /// Messages are handled in order: when the core has reported its work in flight, it has polled for
 /// all earlier messages.
 fn polls(runtime: &Runtime, devices: &[Arc<PollCounter>]) -> Vec<usize> {
-    assert_eq!(runtime.cluster().under_way(Duration::from_secs(60)).unanswered, 0);
+    assert_eq!(runtime.core_set().in_flight_report(Duration::from_secs(60)).unanswered, 0);
     devices.iter().map(|d| d.polls.swap(0, Ordering::Relaxed)).collect()
 }
 
@@ -117,7 +117,7 @@ fn messages_and_wakeups_run_only_their_lanes() {
     let visited = |polls: Vec<usize>| -> Vec<(usize, usize)> {
         polls.into_iter().enumerate().filter(|(_, polls)| *polls > 0).collect()
     };
-    runtime.cluster().broadcast(devices[4321].id, LaneCommand::Kick);
+    runtime.core_set().broadcast(devices[4321].id, LaneCommand::Kick);
     assert_eq!(visited(polls(&runtime, &devices)), [(4321, 1)], "a command");
     // Both subscribers wait since they were opened.
     bells[2160].wake_up();
@@ -139,10 +139,10 @@ fn background_work_does_not_delay_stop() {
     let runtime = runtime();
     open(&runtime, &devices);
     for device in &devices {
-        runtime.cluster().broadcast(device.id, LaneCommand::Kick);
+        runtime.core_set().broadcast(device.id, LaneCommand::Kick);
     }
     polls(&runtime, &devices);
-    let under_way = runtime.cluster().under_way(Duration::from_secs(60));
+    let under_way = runtime.core_set().in_flight_report(Duration::from_secs(60));
     assert!(under_way.busy.is_empty() && under_way.requests.is_empty(), "{under_way:?}");
     let polls = polls(&runtime, &devices);
     assert!(polls[0] > 0 && polls[1] == 0, "background work runs in each turn: {polls:?}");

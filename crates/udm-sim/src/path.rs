@@ -18,7 +18,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::sync::Arc;
 use udm_core::{
-    Batch, Bio, BioFlags, Cx, Device, DeviceId, Drain, GrowCallback, Growth, Lane, Limits, Nanos, Op,
+    Batch, Bio, BioFlags, Cx, Device, DeviceId, Drain, GrowCallback, GrowthPolicy, Lane, Limits, Nanos, Op,
     OpenError, Sectors, SharedDiskState, Status,
 };
 
@@ -91,10 +91,11 @@ impl Device for SimPath {
         Some(&self.shared_disk_state)
     }
 
-    fn growth(&self) -> Option<Growth> {
+    fn growth(&self) -> Option<GrowthPolicy> {
         let env = lock(&self.env);
         let disk = &env.disks[env.paths[self.index].disk];
-        (disk.growth > 0).then_some(Growth { step: Sectors(disk.growth), max: Sectors(disk.growth_max) })
+        (disk.growth > 0)
+            .then_some(GrowthPolicy { step: Sectors(disk.growth), max: Sectors(disk.growth_max) })
     }
 
     /// The callback may run within the call.
@@ -342,7 +343,7 @@ impl PathLane {
         if env.paths[p].suspended_users > 0 && !env.dead && !self.beside {
             env.violate(|| format!("path p{p} was given a {} while the device above is suspended", what()));
         }
-        let known = env.visit.is_none_or(|visit| visit != env.paths[p].failed_in);
+        let known = env.current_poll.is_none_or(|poll| poll != env.paths[p].failed_in);
         if env.paths[p].failed && known && env.is_exact(p) && !env.dead && !self.beside {
             env.violate(|| format!("path p{p} has failed, and was given a {}", what()));
         }

@@ -254,7 +254,7 @@ impl Lane for CountedLane {
         self.count.less(back.len() - from);
     }
 
-    fn busy(&self) -> OwnWork {
-        self.below.busy()
+    fn own_work(&self) -> OwnWork {
+        self.below.own_work()
     }
 }

@@ -167,7 +167,7 @@ impl TargetWorld {
         };
         requests == 0
             && self.devices.iter().enumerate().all(|(i, d)| still(i, d))
-            && self.machine.has_no_mail()
+            && self.machine.is_inbox_empty()
             && (self.hung.contains(&true)
                 || self.machine.cores.iter().flat_map(|c| &c.tasks).all(RunningTask::is_idle))
             && self
@@ -175,7 +175,7 @@ impl TargetWorld {
                 .cores
                 .iter()
                 .flat_map(|c| &c.open)
-                .all(|o| o.lane.busy() < OwnWork::Required || hangs(o.device))
+                .all(|o| o.lane.own_work() < OwnWork::Required || hangs(o.device))
             && (self.log.waiting.is_empty() || self.blueprint.logger.is_some_and(hangs))
             && self.no_path_failed()
     }

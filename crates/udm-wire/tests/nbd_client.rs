@@ -201,7 +201,7 @@ fn feed(
                 Some(ReplyEvent::Status { tag, context, descriptors }) => {
                     log.status.push((tag, context, descriptors));
                 }
-                Some(ReplyEvent::Done { tag, error }) => log.done.push((tag, error)),
+                Some(ReplyEvent::Completed { tag, error }) => log.done.push((tag, error)),
             }
         }
     }

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use udm_core::{
     Batch, Bio, BioFlags, BufPool, Cx, Lane, Limits, Nanos, Op, Sectors, Segments, Status, move_batch,
 };
-use udm_runtime::{Done, RingOp, RingUser};
+use udm_runtime::{RingCompletion, RingOp, RingUser};
 
 /// Upper limit of requests in flight per lane: more than any disk works on at a time.
 const SLOTS: usize = 1024;
@@ -42,7 +42,7 @@ pub(super) struct FileLane {
     /// Operations that the core executes itself.
     pub(super) inline_io: InlineIo,
     ready: Batch,
-    finished: Vec<Done>,
+    finished: Vec<RingCompletion>,
 }
 
 impl FileLane {
@@ -139,7 +139,7 @@ impl FileLane {
         }
     }
 
-    pub(super) fn operation_done(&mut self, done: Done, cx: &mut Cx<'_>) {
+    pub(super) fn operation_done(&mut self, done: RingCompletion, cx: &mut Cx<'_>) {
         if done.tag == FLUSH {
             return self.flushed(done.result);
         }

@@ -10,7 +10,7 @@ use std::path::Path;
 use tempfile::TempDir;
 use udm_core::errno::{EAGAIN, EIO, ENOSPC};
 use udm_core::{Batch, Bio, BioFlags, Device, Lane, Op, Sector, Sectors, Segments, Status};
-use udm_runtime::{Done, LocalCore, Ring};
+use udm_runtime::{LocalCore, Ring, RingCompletion};
 
 /// Returns an errno to inject, or `None` to keep the kernel's result. The argument is the request
 /// of the operation, or `None` for a flush.
@@ -57,7 +57,7 @@ impl<'a> FaultyRing<'a> {
             for op in finished {
                 let fault = (self.fault)(self.lane.slots.get(op.tag as usize));
                 let result = fault.map_or(op.result, Err);
-                self.lane.operation_done(Done { result, ..op }, cx);
+                self.lane.operation_done(RingCompletion { result, ..op }, cx);
             }
             self.lane.poll(&mut done, cx);
         });

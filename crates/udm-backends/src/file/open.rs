@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use udm_core::errno::{EAGAIN, EBUSY, EINVAL};
-use udm_core::{Buf, DeviceId, Growth, Limits, OpenError, SECTOR_SIZE, Sectors};
+use udm_core::{Buf, DeviceId, GrowthPolicy, Limits, OpenError, SECTOR_SIZE, Sectors};
 use udm_wire::uri::FileUri;
 
 /// Upper limit of retries if the path leads to another disk than a moment ago.
@@ -281,7 +281,7 @@ fn name(
     if !uri.readonly && !can_discard(fd.as_fd(), stat) {
         limits.max_discard = Sectors::ZERO;
     }
-    let growth = uri.grow.map(|step| Growth {
+    let growth = uri.grow.map(|step| GrowthPolicy {
         step: Sectors(step.div_ceil(SECTOR_SIZE)),
         max: Sectors(uri.grow_max.unwrap_or(u64::MAX) / SECTOR_SIZE),
     });

@@ -13,7 +13,7 @@ use super::send_queue::SendQueue;
 use slab::Slab;
 use std::sync::Arc;
 use udm_core::{Batch, BufPool, Cx, Nanos, Status, WaitHandle, WakeEpoch};
-use udm_runtime::Done;
+use udm_runtime::RingCompletion;
 use udm_wire::nbd::client::ReplyEvent;
 use udm_wire::uri::Fence;
 
@@ -53,7 +53,7 @@ pub(super) struct LaneResources<'a> {
     pub(super) server: &'a Arc<RemoteExport>,
     pub(super) listener: &'a WaitHandle,
     pub(super) pool: &'a mut BufPool,
-    pub(super) finished: &'a mut Vec<Done>,
+    pub(super) finished: &'a mut Vec<RingCompletion>,
     pub(super) over: &'a mut Vec<usize>,
     pub(super) ready: &'a mut Batch,
     /// The lane has another connection that works.
@@ -184,7 +184,7 @@ impl AbandonedConnection {
         };
         while let Some(event) = replies.take(&mut input).map_err(drop)? {
             // Data of reads is ignored: the reads have already failed.
-            if let ReplyEvent::Done { tag, error } = event
+            if let ReplyEvent::Completed { tag, error } = event
                 && self.slots.contains(tag as usize)
             {
                 answered(tag as usize, status_of(error), &mut self.slots, &mut self.send_queue, ready);

@@ -178,8 +178,8 @@ impl NbdClient {
             let mut input = &self.bytes[..n];
             while let Some(event) = self.replies.take(&mut input)? {
                 match event {
-                    ReplyEvent::Done { error: 0, .. } => return Ok(()),
-                    ReplyEvent::Done { error, .. } => {
+                    ReplyEvent::Completed { error: 0, .. } => return Ok(()),
+                    ReplyEvent::Completed { error, .. } => {
                         return Err(NbdClientError::Failed { command, offset, errno: from_nbd(error) });
                     }
                     event => each(event),

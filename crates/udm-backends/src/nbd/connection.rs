@@ -6,7 +6,7 @@ use rustix::net::{Shutdown, shutdown};
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
 use udm_core::{Buf, BufPool, Cx, Nanos, Segments, errno};
-use udm_runtime::{Done, Ring, RingOp, RingUser};
+use udm_runtime::{Ring, RingCompletion, RingOp, RingUser};
 use udm_wire::nbd::client::{ClientHandshake, HandshakeOptions, ReplyParser, RequestParams};
 use udm_wire::nbd::{Command, CommandFlags};
 
@@ -91,7 +91,7 @@ pub(super) struct Connection {
     deadline: Nanos,
     sending: bool,
     /// Completions that were taken but not handled.
-    back: Vec<Done>,
+    back: Vec<RingCompletion>,
     /// When the operations in `again` are repeated. They failed because the system was short of
     /// memory. Such failures come at once, so immediate repeats would keep the core busy.
     again_at: Nanos,
@@ -154,7 +154,7 @@ impl Connection {
     }
 
     /// Appends completed operations to `out`.
-    pub(super) fn take(&mut self, out: &mut Vec<Done>, cx: &mut Cx<'_>) {
+    pub(super) fn take(&mut self, out: &mut Vec<RingCompletion>, cx: &mut Cx<'_>) {
         if !self.again.is_empty() {
             self.ask_again(cx);
         }
@@ -185,7 +185,7 @@ impl Connection {
     }
 
     /// Returns completions that were not handled.
-    pub(super) fn put_back(&mut self, rest: impl Iterator<Item = Done>) {
+    pub(super) fn put_back(&mut self, rest: impl Iterator<Item = RingCompletion>) {
         self.back.extend(rest);
     }
 
@@ -214,7 +214,7 @@ impl Connection {
     /// The reason why the connection is lost.
     pub(super) fn finished(
         &mut self,
-        done: Done,
+        done: RingCompletion,
         pool: &mut BufPool,
         cx: &mut Cx<'_>,
     ) -> Result<ConnectionEvent, ConnectionLoss> {
@@ -305,8 +305,8 @@ impl Connection {
     }
 
     /// Sets whether send completions may be deferred: true if nothing waits for the send in flight.
-    pub(super) fn set_defer_sends(&self, patient: bool) {
-        self.user.set_defer_sends(patient);
+    pub(super) fn set_defer_sends(&self, defers_sends: bool) {
+        self.user.set_defer_sends(defers_sends);
     }
 
     /// Sends `buf`. Only one send may be in flight.

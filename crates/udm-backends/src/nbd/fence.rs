@@ -184,7 +184,7 @@ impl ExportFence {
     }
 
     /// Returns the reason why writes are held, in one line; `None` if none are.
-    pub(super) fn waits(&self, fence: &Fence) -> Option<String> {
+    pub(super) fn stall_reason(&self, fence: &Fence) -> Option<String> {
         let held = self.held.load(SeqCst);
         (held > 0).then(|| format!("{held} writes wait until {}", self.until(fence)))
     }

@@ -14,7 +14,7 @@ use udm_core::{
     Batch, Bio, BufPool, Cx, DeadlineStatus, DeadlineTimer, Drain, Lane, Limits, Nanos, Op, OwnWork, Status,
     WaitHandle, move_batch,
 };
-use udm_runtime::{Done, Ring};
+use udm_runtime::{Ring, RingCompletion};
 use udm_wire::nbd::ESHUTDOWN;
 use udm_wire::nbd::client::{ReplyEvent, ReplyParser};
 use udm_wire::uri::{Fence, TimeSpan};
@@ -42,7 +42,7 @@ pub(super) struct NbdLane {
     send_queue: SendQueue,
     ready: Batch,
     pool: BufPool,
-    finished: Vec<Done>,
+    finished: Vec<RingCompletion>,
     over: Vec<usize>,
     /// Number of attempts to connect.
     tries: usize,
@@ -262,7 +262,7 @@ impl NbdLane {
         self.finished = finished;
     }
 
-    fn operation_done(&mut self, done: Done, cx: &mut Cx<'_>) -> Result<(), ConnectionLoss> {
+    fn operation_done(&mut self, done: RingCompletion, cx: &mut Cx<'_>) -> Result<(), ConnectionLoss> {
         let Some(connection) = &mut self.connection else { return Ok(()) };
         match connection.finished(done, &mut self.pool, cx)? {
             ConnectionEvent::Connected => connection.shake(&self.server.uri.export, &mut self.pool),
@@ -323,7 +323,7 @@ impl NbdLane {
                     }
                 }
                 ReplyEvent::Status { .. } => return Err("a block status that nobody asked for".into()),
-                ReplyEvent::Done { tag, error } => {
+                ReplyEvent::Completed { tag, error } => {
                     self.back_off = BACK_OFF;
                     more &= error != ESHUTDOWN || bugs::on(Bug::ShutdownStays);
                     let (key, slot) = (tag as usize, &mut self.slots[tag as usize]);
@@ -452,12 +452,12 @@ impl Lane for NbdLane {
         }
     }
 
-    fn held(&self) -> usize {
+    fn held_writes(&self) -> usize {
         self.abandoned.iter().map(AbandonedConnection::held).sum()
     }
 
     /// The lane needs turns while it connects, so that a slow attempt is abandoned in time.
-    fn busy(&self) -> OwnWork {
+    fn own_work(&self) -> OwnWork {
         match self.connection.as_ref().and_then(Connection::deadline) {
             Some(_) => OwnWork::Background,
             None => OwnWork::Idle,

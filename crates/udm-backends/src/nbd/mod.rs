@@ -157,11 +157,11 @@ impl Device for Nbd {
         Some(&self.server.shared_disk_state)
     }
 
-    fn refused(&self) -> Option<String> {
-        self.server.refused()
+    fn rejection_reason(&self) -> Option<String> {
+        self.server.rejection_reason()
     }
 
-    fn waits(&self) -> Option<String> {
-        self.server.fencing.waits(&self.server.uri.silence.fence)
+    fn stall_reason(&self) -> Option<String> {
+        self.server.fencing.stall_reason(&self.server.uri.silence.fence)
     }
 }

@@ -205,7 +205,7 @@ impl RemoteExport {
     }
 
     /// Reason why the server was refused when it last answered.
-    pub(super) fn refused(&self) -> Option<String> {
+    pub(super) fn rejection_reason(&self) -> Option<String> {
         self.refused.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 

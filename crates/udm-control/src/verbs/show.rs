@@ -122,8 +122,8 @@ fn waits(registry: &Registry, table: &Table) -> Vec<api::Waits> {
         let mut below: Vec<Arc<dyn Device>> = vec![used.device];
         while let Some(device) = below.pop() {
             let uri = || registry.uri_of(used.number);
-            waits.extend(device.waits().map(|why| api::Waits { uri: uri(), why }));
-            below.extend(device.stacked().map(|stacked| stacked.below()).unwrap_or_default());
+            waits.extend(device.stall_reason().map(|why| api::Waits { uri: uri(), why }));
+            below.extend(device.stacked().map(|stacked| stacked.children()).unwrap_or_default());
         }
     }
     waits.sort_unstable_by(|a, b| (&a.uri, &a.why).cmp(&(&b.uri, &b.why)));

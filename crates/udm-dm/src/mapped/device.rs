@@ -460,21 +460,21 @@ impl StackedDevice for MappedDevice {
         MappedDevice::name(self)
     }
 
-    fn below(&self) -> Vec<Arc<dyn Device>> {
+    fn children(&self) -> Vec<Arc<dyn Device>> {
         self.slots().iter().flat_map(|table| table.opened()).map(|used| used.device).collect()
     }
 
-    fn above(&self) -> Vec<Arc<dyn Device>> {
-        self.lock_upper_devices().values().filter_map(Weak::upgrade).collect()
+    fn parents(&self) -> Vec<Arc<dyn Device>> {
+        self.lock_parents().values().filter_map(Weak::upgrade).collect()
     }
 
-    fn add_parent(&self, id: DeviceId, above: Weak<dyn Device>) {
-        let mut lock_upper_devices = self.lock_upper_devices();
-        if lock_upper_devices.len() == lock_upper_devices.capacity() {
+    fn add_parent(&self, id: DeviceId, parent: Weak<dyn Device>) {
+        let mut parents = self.lock_parents();
+        if parents.len() == parents.capacity() {
             // Only when the map is full, because one device may have thousands of parents.
-            lock_upper_devices.retain(|_, known| known.strong_count() > 0);
+            parents.retain(|_, known| known.strong_count() > 0);
         }
-        lock_upper_devices.insert(id, above);
+        parents.insert(id, parent);
     }
 }
 
@@ -495,7 +495,7 @@ impl MappedDevice {
         Ok(Box::new(MappedLane::new(port, live, prepared, suspended, cx)))
     }
 
-    fn lock_upper_devices(&self) -> MutexGuard<'_, HashMap<DeviceId, Weak<dyn Device>>> {
+    fn lock_parents(&self) -> MutexGuard<'_, HashMap<DeviceId, Weak<dyn Device>>> {
         self.above.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

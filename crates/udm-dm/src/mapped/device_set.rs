@@ -187,12 +187,10 @@ impl DeviceSetTransition {
         let dependent_ids: HashSet<DeviceId> =
             dependents.iter().map(|(_, dependent)| dependent.id()).collect();
         let given = devices.iter().enumerate().map(|(place, device)| (place, device, false));
-        let distinct_dependents = dependents.iter().map(|(place, dependent)| (*place, dependent, true));
+        let renewals = dependents.iter().map(|(place, dependent)| (*place, dependent, true));
         let mut known = HashSet::new();
         let mut parts = Vec::with_capacity(devices.len());
-        for (place, device, is_dependent) in
-            given.chain(distinct_dependents).filter(|part| known.insert(part.1.id()))
-        {
+        for (place, device, is_dependent) in given.chain(renewals).filter(|part| known.insert(part.1.id())) {
             let change = match is_dependent {
                 true => DeviceTransition::reopen_lanes(device, Arc::clone(wake))
                     .map_err(|e| dependent_error(device, e)),
@@ -205,10 +203,10 @@ impl DeviceSetTransition {
             parts.push(SetMember { place, is_dependent, change, over: false });
         }
         let all: Vec<_> = parts.iter().map(|part| Arc::clone(part.change.device())).collect();
-        let stack_levels = stack_levels(&all);
+        let level_of = stack_levels(&all);
         let mut levels: Vec<Vec<SetMember>> = Vec::new();
         for part in parts {
-            let level = stack_levels.get(&part.change.device().id()).copied().unwrap_or(0);
+            let level = level_of.get(&part.change.device().id()).copied().unwrap_or(0);
             levels.resize_with(levels.len().max(level + 1), Vec::new);
             levels[level].push(part);
         }
@@ -387,7 +385,7 @@ fn stack_levels(devices: &[Arc<MappedDevice>]) -> HashMap<DeviceId, usize> {
         let mut seen = HashSet::new();
         let mut look: Vec<Arc<dyn Device>> = vec![Arc::clone(device) as Arc<dyn Device>];
         while let Some(next) = look.pop() {
-            for next in next.stacked().map(|stacked| stacked.below()).unwrap_or_default() {
+            for next in next.stacked().map(|stacked| stacked.children()).unwrap_or_default() {
                 if given.contains(&next.id()) {
                     found.insert(next.id());
                 }
@@ -402,13 +400,13 @@ fn stack_levels(devices: &[Arc<MappedDevice>]) -> HashMap<DeviceId, usize> {
     // A device has more devices below it than any device under it, so sorting puts it first.
     let mut sorted: Vec<_> = below.iter().collect();
     sorted.sort_by_key(|(_, found)| std::cmp::Reverse(found.len()));
-    let mut stack_levels: HashMap<DeviceId, usize> = HashMap::new();
+    let mut levels: HashMap<DeviceId, usize> = HashMap::new();
     for (id, found) in sorted {
-        let level = *stack_levels.entry(*id).or_default();
+        let level = *levels.entry(*id).or_default();
         for lower in found {
-            let at = stack_levels.entry(*lower).or_default();
+            let at = levels.entry(*lower).or_default();
             *at = (*at).max(level + 1);
         }
     }
-    stack_levels
+    levels
 }

@@ -166,7 +166,7 @@ impl MappedLane {
 
     /// Drops a replaced lane and then `ack`: now, or when its own work is done.
     fn retire(&mut self, lane: Option<Box<TableLane>>, ack: udm_core::Ack) {
-        let owes = |lane: &TableLane| lane.busy() == OwnWork::Required && !bugs::on(Bug::OwnWorkDropped);
+        let owes = |lane: &TableLane| lane.own_work() == OwnWork::Required && !bugs::on(Bug::OwnWorkDropped);
         self.retired.extend(lane.filter(|lane| owes(lane)).map(|lane| (lane, ack)));
     }
 
@@ -218,7 +218,7 @@ impl MappedLane {
     /// Leaves `Draining` if possible, and updates `ordinary`.
     fn update_state(&mut self) {
         if matches!(self.state, LaneState::Draining(_))
-            && (self.is_empty() && self.busy() < OwnWork::Required || bugs::on(Bug::SuspendAcksEarly))
+            && (self.is_empty() && self.own_work() < OwnWork::Required || bugs::on(Bug::SuspendAcksEarly))
         {
             self.state = LaneState::Suspended;
             self.acks.clear();
@@ -271,7 +271,7 @@ impl MappedLane {
             let from = done.len();
             lane.poll(done, cx);
             debug_assert_eq!(done.len(), from, "a lane that was let go has nothing to return");
-            lane.busy() == OwnWork::Required
+            lane.own_work() == OwnWork::Required
         });
         done.append(&mut self.ended);
         self.update_state();
@@ -332,10 +332,10 @@ impl Lane for MappedLane {
 
     /// A prepared lane counts too. It may have own work already, because the resume hooks of its
     /// table have run.
-    fn busy(&self) -> OwnWork {
+    fn own_work(&self) -> OwnWork {
         let prepared = self.prepared.as_ref().filter(|_| !bugs::on(Bug::PreparedNotBusy));
-        let prepared = prepared.map(|opened| opened.lane.busy());
-        let retired = self.retired.iter().map(|(lane, _)| lane.busy()).max();
-        self.live.as_ref().map(|live| live.busy()).max(prepared).max(retired).unwrap_or_default()
+        let prepared = prepared.map(|opened| opened.lane.own_work());
+        let retired = self.retired.iter().map(|(lane, _)| lane.own_work()).max();
+        self.live.as_ref().map(|live| live.own_work()).max(prepared).max(retired).unwrap_or_default()
     }
 }

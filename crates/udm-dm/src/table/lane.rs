@@ -160,7 +160,7 @@ impl Lane for TableLane {
         self.split.take_returned(back);
     }
 
-    fn busy(&self) -> OwnWork {
-        self.legs.busy()
+    fn own_work(&self) -> OwnWork {
+        self.legs.own_work()
     }
 }

@@ -85,7 +85,7 @@ impl RunningTask {
         }
         for slot in &mut self.lanes {
             // Required own work of a lane is done before the lane is dropped.
-            slot.take_if(|open| open.closed && open.lane.busy() != OwnWork::Required);
+            slot.take_if(|open| open.closed && open.lane.own_work() != OwnWork::Required);
         }
         self.task.is_over() && self.lanes.iter().all(Option::is_none)
     }
@@ -137,8 +137,8 @@ impl TaskCx for TestTaskCx<'_> {
         Arc::clone(self.state.others())
     }
 
-    fn subscribe(&mut self, bell: &Arc<WaitQueue>) -> WaitHandle {
-        bell.subscribe(&mut self.state.cx(self.now))
+    fn subscribe(&mut self, queue: &Arc<WaitQueue>) -> WaitHandle {
+        queue.subscribe(&mut self.state.cx(self.now))
     }
 }
 
@@ -146,7 +146,7 @@ impl TestWorld {
     /// Starts the queued tasks, round robin over the cores, and gives each task one turn. Returns
     /// the number of running tasks.
     pub fn run_tasks(&mut self) -> usize {
-        let orders = std::mem::take(&mut lock(&self.mail.orders).queue);
+        let orders = std::mem::take(&mut lock(&self.test_cores.orders).queue);
         let mut stops = Vec::new();
         for order in orders {
             match order {

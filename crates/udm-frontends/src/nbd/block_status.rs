@@ -32,7 +32,7 @@ pub(super) struct BlockStatusQuery {
     pub(super) contexts: Arc<[MetaContext]>,
     /// Limit of runs of sectors in the answer of each context.
     pub(super) max: usize,
-    pub(super) cluster: Arc<CoreSet>,
+    pub(super) core_set: Arc<CoreSet>,
     pub(super) core: CoreId,
     /// Connection and request that are answered.
     pub(super) connection: u64,
@@ -64,7 +64,7 @@ impl Drop for BlockStatusQuery {
             found.push(vec![(self.len, context.unknown())]);
         }
         let message = BlockStatusAnswer { connection: self.connection, key: self.key, found };
-        self.cluster.send_message(self.core, self.device.id(), Box::new(message));
+        self.core_set.send_message(self.core, self.device.id(), Box::new(message));
     }
 }
 

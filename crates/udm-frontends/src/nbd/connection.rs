@@ -37,7 +37,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use udm_core::bugs::{self, Bug};
 use udm_core::errno::ECANCELED;
 use udm_core::{Batch, BioFlags, BioPool, BufPool, CoreId, Nanos, Segments};
-use udm_runtime::{CoreSet, DeviceSlot, Done, FrontCx, FrontEnd, RingOp};
+use udm_runtime::{CoreSet, DeviceSlot, FrontCx, FrontEnd, RingCompletion, RingOp};
 use udm_wire::nbd::Request;
 
 const RECV: u64 = 0;
@@ -64,7 +64,7 @@ pub(super) struct Connection {
     /// `None` when nothing more is received or sent, so that a connection without a client keeps no
     /// descriptor.
     fd: Option<Arc<OwnedFd>>,
-    pub(super) cluster: Arc<CoreSet>,
+    pub(super) core_set: Arc<CoreSet>,
     exports: Arc<Exports>,
     options: ServerOptions,
     pub(super) phase: ConnectionPhase,
@@ -129,7 +129,7 @@ pub(super) struct Connection {
     pub(super) ending: bool,
     /// Requests of the export fail.
     pub(super) failing: bool,
-    ops: Vec<Done>,
+    ops: Vec<RingCompletion>,
     /// Time of the current turn, and the requests taken in it.
     turn: Nanos,
     taken: usize,
@@ -146,7 +146,7 @@ fn next_id() -> u64 {
 impl Connection {
     pub(super) fn new(
         fd: Arc<OwnedFd>,
-        cluster: Arc<CoreSet>,
+        core_set: Arc<CoreSet>,
         block_status_worker: BlockStatusWorker,
         exports: Arc<Exports>,
         mut options: ServerOptions,
@@ -157,7 +157,7 @@ impl Connection {
         options.bytes_max = options.bytes_max.max(1);
         Connection {
             fd: Some(fd),
-            cluster,
+            core_set,
             exports,
             admission_slot,
             phase: ConnectionPhase::Handshake(Handshake::default()),
@@ -208,7 +208,7 @@ impl Connection {
 
     // ---- receiving and sending ----
 
-    fn received(&mut self, done: Done) {
+    fn received(&mut self, done: RingCompletion) {
         self.receiving = false;
         if matches!(self.phase, ConnectionPhase::Dead) {
             return recycle(done.data, &mut self.writes);
@@ -249,7 +249,7 @@ impl Connection {
         poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
     }
 
-    fn sent(&mut self, done: Done, cx: &mut FrontCx<'_, '_>) {
+    fn sent(&mut self, done: RingCompletion, cx: &mut FrontCx<'_, '_>) {
         self.sending = false;
         let dead = matches!(self.phase, ConnectionPhase::Dead);
         let n = match done.result {

@@ -134,7 +134,7 @@ impl Export {
 /// Makes requests of an export's clients fail while it is held ([`Exports::fail`]).
 pub struct FailRequestsGuard {
     export: Arc<Export>,
-    cluster: Weak<CoreSet>,
+    core_set: Weak<CoreSet>,
 }
 
 /// Message: connections check whether their requests fail.
@@ -144,9 +144,9 @@ impl FailRequestsGuard {
     /// Notifies connections after a change. A connection that subscribes meanwhile reads the new
     /// state.
     fn tell(&self) {
-        let Some(cluster) = self.cluster.upgrade() else { return };
-        for core in 0..cluster.len() {
-            cluster.send_message(CoreId(core as u16), self.export.device.id(), Box::new(FailMessage));
+        let Some(core_set) = self.core_set.upgrade() else { return };
+        for core in 0..core_set.len() {
+            core_set.send_message(CoreId(core as u16), self.export.device.id(), Box::new(FailMessage));
         }
     }
 }
@@ -318,7 +318,7 @@ pub struct Exports {
     exported_devices: Mutex<HashMap<DeviceId, Weak<ExportedDevice>>>,
     closed: ClosedHook,
     /// The cores that serve the exports.
-    cluster: OnceLock<Weak<CoreSet>>,
+    core_set: OnceLock<Weak<CoreSet>>,
 }
 
 impl Exports {
@@ -329,8 +329,8 @@ impl Exports {
     }
 
     /// Sets the cores that serve the exports. Only the first call has an effect.
-    pub(super) fn served_on(&self, cluster: &Arc<CoreSet>) {
-        let _ = self.cluster.set(Arc::downgrade(cluster));
+    pub(super) fn served_on(&self, core_set: &Arc<CoreSet>) {
+        let _ = self.core_set.set(Arc::downgrade(core_set));
     }
 
     /// Makes all requests of the clients of `export` fail with EIO while the returned guard is
@@ -339,8 +339,8 @@ impl Exports {
     #[must_use = "requests fail while it is held"]
     pub fn fail(&self, export: &Arc<Export>) -> FailRequestsGuard {
         export.failing.fetch_add(1, Ordering::SeqCst);
-        let cluster = self.cluster.get().cloned().unwrap_or_default();
-        let failing = FailRequestsGuard { export: Arc::clone(export), cluster };
+        let core_set = self.core_set.get().cloned().unwrap_or_default();
+        let failing = FailRequestsGuard { export: Arc::clone(export), core_set };
         failing.tell();
         failing
     }

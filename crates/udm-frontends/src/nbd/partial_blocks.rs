@@ -183,7 +183,7 @@ impl Connection {
         {
             cx.subscribe(export.range_locks().topic());
             // Joined after the subscription: later changes arrive as messages.
-            self.lock_member = Some(LockMember::join(export.range_locks(), self.cluster.clone(), cx.core()));
+            self.lock_member = Some(LockMember::join(export.range_locks(), self.core_set.clone(), cx.core()));
         }
     }
 

@@ -316,7 +316,7 @@ mod tests {
             }
         };
         assert_eq!((lens, sent), (vec![SEND_MAX, SEND_MAX, 116], SentReplies { answers: 1, charge: len }));
-        assert_eq!((s.is_idle(), pool.held()), (true, pool.free_bytes()), "all memory is back");
+        assert_eq!((s.is_idle(), pool.total_bytes()), (true, pool.free_bytes()), "all memory is back");
     }
 
     #[test]

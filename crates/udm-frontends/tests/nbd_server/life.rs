@@ -30,7 +30,7 @@ fn a_unix_socket_is_private_and_goes_with_the_server() {
     assert!(c.read(0, 512).is_ok());
 
     let e = udm_frontends::nbd::NbdServer::start(
-        world.runtime.cluster(),
+        world.runtime.core_set(),
         world.exports.clone(),
         ServerOptions::default(),
         &listen,
@@ -49,9 +49,9 @@ fn what_is_no_socket_of_ours_stays() {
     let path = dir.path().join("nbd.sock");
     std::fs::write(&path, "precious").unwrap();
     let runtime_less = |p: &std::path::Path| {
-        let cluster = udm_runtime::CoreSet::new(1).unwrap();
+        let core_set = udm_runtime::CoreSet::new(1).unwrap();
         let listen = [ListenAddress::Unix(p.to_owned())];
-        udm_frontends::nbd::NbdServer::start(&cluster, Default::default(), ServerOptions::default(), &listen)
+        udm_frontends::nbd::NbdServer::start(&core_set, Default::default(), ServerOptions::default(), &listen)
     };
     assert!(runtime_less(&path).is_err());
     assert_eq!(std::fs::read(&path).unwrap(), b"precious");

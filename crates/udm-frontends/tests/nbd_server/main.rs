@@ -37,7 +37,7 @@ impl ServerFixture {
         let runtime = Runtime::start(&RuntimeOptions { cpus: vec![None; 2], poll: false, spin_max }).unwrap();
         let (disk, exports) = (Arc::new(disk), Arc::new(Exports::new()));
         exports.add(Export::new("disk", "a disk for tests", false, disk.clone()).unwrap()).unwrap();
-        let server = NbdServer::start(runtime.cluster(), exports.clone(), options, listen).unwrap();
+        let server = NbdServer::start(runtime.core_set(), exports.clone(), options, listen).unwrap();
         ServerFixture { disk, exports, server, runtime }
     }
 

@@ -79,7 +79,7 @@ impl LifecycleWorld {
         let DeviceClient { number, core, .. } = self.clients[at];
         let lanes = &mut self.machine.cores[core].open;
         if let Some(lane) = lanes.iter().position(|open| open.device == number) {
-            if lanes[lane].in_flight > 0 || lanes[lane].lane.busy() == OwnWork::Required {
+            if lanes[lane].in_flight > 0 || lanes[lane].lane.own_work() == OwnWork::Required {
                 return false;
             }
             self.machine.set_turn(Some(core));

@@ -174,7 +174,7 @@ fn go() -> Result<(), Violation> {
     }
     step_until("the cores", |world| {
         world.is_over()
-            && world.machine.has_no_mail()
+            && world.machine.is_inbox_empty()
             && world.machine.cores.iter().all(|core| core.tasks.is_empty())
     })
 }

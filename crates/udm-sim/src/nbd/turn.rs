@@ -8,7 +8,7 @@ use crate::model::Violation;
 use crate::plan::Disturbance;
 use crate::trace::{EventKind, NO_CORE};
 use udm_core::Nanos;
-use udm_runtime::Rest;
+use udm_runtime::StepOutcome;
 use udm_wire::nbd::{Command, CommandFlags, Request};
 
 /// Maximum number of steps until an awaited event, or until another byte is moved. A long reply may
@@ -162,7 +162,7 @@ impl NbdServerWorld {
         self.turns += 1;
         let mut rest = self.cores[c].core.step();
         for _ in 0..self.schedule.below(4) {
-            if rest != Rest::None {
+            if rest != StepOutcome::None {
                 break;
             }
             self.set_turn(Some(c));
@@ -171,9 +171,9 @@ impl NbdServerWorld {
         let now = clock::now();
         let core = &mut self.cores[c];
         core.wake = match rest {
-            Rest::None => now,
-            Rest::Until(at) => at,
-            Rest::Exited => {
+            StepOutcome::None => now,
+            StepOutcome::SleepUntil(at) => at,
+            StepOutcome::Exited => {
                 core.over = true;
                 Nanos::NEVER
             }
@@ -198,7 +198,7 @@ impl NbdServerWorld {
 
     /// Checks that the memory of the server is within its options.
     pub(super) fn check_memory(&mut self) -> Result<(), Violation> {
-        let live = udm_buf::counted::live() - self.base;
+        let live = udm_buf::slab_count::live_bytes() - self.base;
         self.counts.memory.see(live.max(0) as u64);
         let Some(server) = &self.server else { return Ok(()) };
         let stats = server.stats();

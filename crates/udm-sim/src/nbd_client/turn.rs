@@ -9,7 +9,7 @@ use crate::plan::Disturbance;
 use crate::trace::{EventKind, NO_CORE};
 use std::sync::atomic::Ordering;
 use udm_core::Nanos;
-use udm_runtime::Rest;
+use udm_runtime::StepOutcome;
 
 /// Maximum number of steps until an awaited event, or until another byte is moved. While bytes are
 /// moved, the limit is 20 times as high.
@@ -174,7 +174,7 @@ impl NbdClientWorld {
         self.turns += 1;
         let mut rest = self.cores[c].core.step();
         for _ in 0..self.schedule.below(4) {
-            if rest != Rest::None {
+            if rest != StepOutcome::None {
                 break;
             }
             self.note_failures();
@@ -184,9 +184,9 @@ impl NbdClientWorld {
         let now = self.now;
         let core = &mut self.cores[c];
         core.wake = match rest {
-            Rest::None => now,
-            Rest::Until(at) => at,
-            Rest::Exited => {
+            StepOutcome::None => now,
+            StepOutcome::SleepUntil(at) => at,
+            StepOutcome::Exited => {
                 core.over = true;
                 Nanos::NEVER
             }
@@ -212,7 +212,7 @@ impl NbdClientWorld {
         drop((net, shared));
         self.calls_of(c)?;
         self.read_log()?;
-        let live = udm_buf::counted::live() - self.base;
+        let live = udm_buf::slab_count::live_bytes() - self.base;
         self.counts.memory.see(live.max(0) as u64);
         match live > self.memory_max() {
             true => Err(format!("there are {live} bytes of memory, and there may be {}", self.memory_max())),
@@ -313,7 +313,7 @@ impl NbdClientWorld {
         self.set_turn(None);
         let Some((change, woken)) = &mut self.devices[device].change else { return Ok(()) };
         woken.store(false, Ordering::Relaxed);
-        match change.step(&*self.cluster) {
+        match change.step(&*self.core_set) {
             None => Ok(()),
             Some(outcome) => {
                 self.devices[device].change = None;

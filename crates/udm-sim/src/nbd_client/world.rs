@@ -76,7 +76,7 @@ pub struct NbdClientWorld {
     pub(super) plan: RunPlan,
     pub(super) shared: SharedStateRef,
     pub(super) now: Nanos,
-    pub(super) cluster: Arc<CoreSet>,
+    pub(super) core_set: Arc<CoreSet>,
     pub(super) cores: Vec<ClientCore>,
     pub(super) net: Rc<RefCell<SimNetwork>>,
     pub(super) servers: Vec<SimServer>,
@@ -252,7 +252,7 @@ impl NbdClientWorld {
         let mut world = NbdClientWorld {
             shared: Arc::new(Mutex::new(shared)),
             now: Nanos(1_000_000_000),
-            cluster: CoreSet::new(count).map_err(|e| e.to_string())?,
+            core_set: CoreSet::new(count).map_err(|e| e.to_string())?,
             cores: Vec::new(),
             net: Rc::new(RefCell::new(net)),
             down: vec![false; servers.len()],
@@ -284,7 +284,7 @@ impl NbdClientWorld {
             rough: build.pick(&[40, 150, 600]),
             spared: build.pick(&[8, 8, 1]),
             turns: 0,
-            base: udm_buf::counted::live(),
+            base: udm_buf::slab_count::live_bytes(),
             counts: NbdClientCounts::default(),
             _lines: log_capture::capture_log("udm_backends::nbd"),
             plan: plan.clone(),
@@ -302,7 +302,7 @@ impl NbdClientWorld {
             let outside = SimRingState::new(&self.net, chance, latency);
             let kernel = Box::new(SimKernel(outside.clone()));
             let room = self.schedule.pick(&[1, 4, 64, 512]);
-            let core = SteppedCore::new(&self.cluster, CoreId(id as u16), kernel, room, clock::TIME);
+            let core = SteppedCore::new(&self.core_set, CoreId(id as u16), kernel, room, clock::TIME);
             self.cores.push(ClientCore { core, outside, wake: self.now, spent: Nanos(0), over: false });
         }
         let dialled = self.net.borrow().dialled.clone();
@@ -350,7 +350,7 @@ impl NbdClientWorld {
             let (shared, manner, topic) = (self.shared.clone(), self.manner, self.topic);
             let devices: Vec<_> = self.devices.iter().map(|used| used.device.clone()).collect();
             let make = move || Box::new(SimFrontEnd::new(shared, manner, devices, topic)) as _;
-            self.cluster.attach(CoreId(core as u16), Box::new(make));
+            self.core_set.attach(CoreId(core as u16), Box::new(make));
         }
         self.calm = false;
         Ok(())

@@ -227,7 +227,7 @@ impl SnapshotWorld {
         let from = self.machine.step;
         let busy = |world: &SnapshotWorld| {
             let mut lanes = world.machine.cores.iter().flat_map(|c| &c.open).filter(|o| o.device == side);
-            lanes.any(|o| o.in_flight > 0 || o.lane.busy() == OwnWork::Required)
+            lanes.any(|o| o.in_flight > 0 || o.lane.own_work() == OwnWork::Required)
         };
         while busy(self) {
             if self.machine.step - from > STEPS_MAX {

@@ -49,7 +49,7 @@ impl RegistryWorld {
         let DeviceReader { number, core, .. } = self.clients[at];
         let lanes = &mut self.machine.cores[core].open;
         let Some(lane) = lanes.iter().position(|open| open.device == number) else { return Ok(()) };
-        if lanes[lane].in_flight > 0 || lanes[lane].lane.busy() == OwnWork::Required {
+        if lanes[lane].in_flight > 0 || lanes[lane].lane.own_work() == OwnWork::Required {
             return Ok(());
         }
         self.machine.set_turn(Some(core));

@@ -133,7 +133,7 @@ impl RegistryWorld {
     /// True if nothing can run, and no removal is in progress.
     pub(super) fn is_quiet(&self) -> bool {
         let woken = self.deferred.as_ref().is_some_and(WakeableFuture::is_woken);
-        let rests = self.machine.has_no_mail() && self.machine.is_still();
+        let rests = self.machine.is_inbox_empty() && self.machine.is_still();
         self.is_over() && !woken && self.model.hidden.is_empty() && rests
     }
 
@@ -162,7 +162,7 @@ impl RegistryWorld {
                 let (n, number) = (open.in_flight, open.device);
                 all.push(format!(
                     "{n} requests of client {number} on {core:?} of {seen:?}, {:?}",
-                    open.lane.busy()
+                    open.lane.own_work()
                 ));
             }
         }
@@ -229,7 +229,7 @@ impl RegistryWorld {
         self.model.config.under = file;
         counted?;
         self.model.check_waits(&self.jobs)?;
-        if self.machine.has_no_mail() && self.machine.is_still() {
+        if self.machine.is_inbox_empty() && self.machine.is_still() {
             self.model.tables.have_left();
         }
         let exports: Vec<_> =

@@ -297,7 +297,7 @@ impl Lane for MultipathLane {
         self.hand_back_parked(how, back);
     }
 
-    fn busy(&self) -> OwnWork {
-        self.legs.busy()
+    fn own_work(&self) -> OwnWork {
+        self.legs.own_work()
     }
 }

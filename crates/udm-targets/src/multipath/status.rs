@@ -122,7 +122,7 @@ impl Multipath {
             Some(held.why(path_log.now(), &path_log.settings()?.marginal?))
         };
         let short = || self.board.is_truncated(index).then(|| checker::truncated_reason(self.len));
-        if view.failed { device.device.refused().or_else(back).or_else(short) } else { None }
+        if view.failed { device.device.rejection_reason().or_else(back).or_else(short) } else { None }
     }
 
     /// The state and I/O counters of every path.

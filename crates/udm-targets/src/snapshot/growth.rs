@@ -21,7 +21,7 @@ use super::store_allocator::ChunkRange;
 use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use udm_core::bugs::{self, Bug};
-use udm_core::{Growth as GrowthSettings, Nanos, OpenError, SECTOR_SIZE, Sectors};
+use udm_core::{GrowthPolicy, Nanos, OpenError, SECTOR_SIZE, Sectors};
 use udm_dm::{EventKind, TargetError};
 use udm_wire::size;
 
@@ -81,7 +81,7 @@ pub(super) struct StoreGrowth {
 
 impl StoreGrowth {
     /// Growth with the settings `wanted`; `None` for a store that does not grow.
-    pub(super) fn new(wanted: Option<GrowthSettings>) -> StoreGrowth {
+    pub(super) fn new(wanted: Option<GrowthPolicy>) -> StoreGrowth {
         StoreGrowth {
             step: AtomicU64::new(wanted.map_or(0, |wanted| wanted.step.0)),
             max: AtomicU64::new(wanted.map_or(UNBOUNDED.0, |wanted| wanted.max.0)),
@@ -97,9 +97,9 @@ impl StoreGrowth {
     }
 
     /// The settings; `None` for a store that does not grow.
-    pub(super) fn wanted(&self) -> Option<GrowthSettings> {
+    pub(super) fn wanted(&self) -> Option<GrowthPolicy> {
         let (step, max) = (self.step.load(Ordering::Relaxed), self.max.load(Ordering::Relaxed));
-        (step > 0).then_some(GrowthSettings { step: Sectors(step), max: Sectors(max) })
+        (step > 0).then_some(GrowthPolicy { step: Sectors(step), max: Sectors(max) })
     }
 
     /// Handles `set grow SIZE`, 0 to disable growth, and `set grow_max SIZE`.

@@ -453,7 +453,7 @@ impl Lane for SnapshotLane {
         }
     }
 
-    fn busy(&self) -> OwnWork {
-        self.engine.busy()
+    fn own_work(&self) -> OwnWork {
+        self.engine.own_work()
     }
 }

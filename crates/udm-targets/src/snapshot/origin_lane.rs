@@ -239,8 +239,8 @@ impl Lane for OriginLane {
         self.engine.drain(how, back, cx, |_| {});
     }
 
-    fn busy(&self) -> OwnWork {
-        self.engine.busy()
+    fn own_work(&self) -> OwnWork {
+        self.engine.own_work()
     }
 }
 

@@ -96,7 +96,7 @@ impl LogWritesRig {
                 assert!(back.is_empty() && self.world.poll(core, &mut **lane).is_empty());
             }
             self.world.now = self.world.now + Nanos::from_millis(1);
-            if self.lanes.iter().all(|lane| lane.busy() == OwnWork::Idle) {
+            if self.lanes.iter().all(|lane| lane.own_work() == OwnWork::Idle) {
                 return self.target.postsuspend();
             }
         }
@@ -346,7 +346,7 @@ fn a_flush_is_returned_when_the_superblock_counts_it() {
     rig.log.release(1);
     assert_eq!(rig.poll_until_idle(0).len(), 1);
     assert_eq!(log_of(&rig.log), "w1+1=1 f");
-    assert_eq!(rig.lanes[0].busy(), OwnWork::Idle);
+    assert_eq!(rig.lanes[0].own_work(), OwnWork::Idle);
 }
 
 /// If the log device has a cache, counted entries are flushed first, and the superblock is written
@@ -543,10 +543,10 @@ fn the_end_is_flushed_once() {
         }
     }
     assert_eq!(rig.disk.waiting(), 1, "a flush");
-    assert!(rig.lanes.iter().all(|lane| lane.busy() == OwnWork::Required), "both wait for it");
+    assert!(rig.lanes.iter().all(|lane| lane.own_work() == OwnWork::Required), "both wait for it");
     // The lane that began the flush is closed before the flush completes: the other lane takes
     // over.
-    let first = rig.lanes.iter().position(|lane| lane.busy() == OwnWork::Required).unwrap();
+    let first = rig.lanes.iter().position(|lane| lane.own_work() == OwnWork::Required).unwrap();
     rig.lanes.remove(first);
     rig.disk.hold(false);
     rig.suspend();

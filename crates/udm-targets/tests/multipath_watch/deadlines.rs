@@ -27,7 +27,11 @@ fn m10_reads_of_a_hung_path_end_within_the_deadline() {
     assert!(report.failed && report.fail_count == 1 && rig.events() == 1, "{report:?}");
     let watch = rig.watch(3);
     assert_eq!((watch.given_up, watch.waiting, watch.late), (1, 0, 0));
-    assert_eq!((rig.disks[3].waiting(), rig.lane.busy()), (1, OwnWork::Required), "it has the copy still");
+    assert_eq!(
+        (rig.disks[3].waiting(), rig.lane.own_work()),
+        (1, OwnWork::Required),
+        "it has the copy still"
+    );
     rig.disks[3].hold(false);
     rig.poll();
     assert_eq!(rig.watch(3).late, 1, "what comes late is dropped");

@@ -39,7 +39,7 @@ fn a_hedge_that_loses_is_dropped() {
     rig.disks[0].release(1);
     rig.poll();
     assert_eq!(data(&rig.done.pop().unwrap())[0], 1);
-    assert_eq!(rig.lane.busy(), OwnWork::Required);
+    assert_eq!(rig.lane.own_work(), OwnWork::Required);
     rig.disks.iter().for_each(|disk| disk.hold(false));
     rig.poll();
     rig.poll();

@@ -191,7 +191,7 @@ impl SnapshotRig {
         (0..100).any(|_| {
             let over = changes.step(&*self.cores).is_some();
             for core in 0..self.count {
-                if awake(self, core) || self.nodes[name].lanes[core].busy() == OwnWork::Required {
+                if awake(self, core) || self.nodes[name].lanes[core].own_work() == OwnWork::Required {
                     self.poll_lane(name, core);
                 }
             }

@@ -20,7 +20,7 @@ impl Connection {
     }
 
     fn held(&self) -> HeldMemory {
-        let pools = self.reads.held() + self.writes.held();
+        let pools = self.reads.total_bytes() + self.writes.total_bytes();
         HeldMemory {
             bytes: self.rx.held() + self.tx.held() + pools + self.zeroing,
             midway: self.rx.is_midway(),

@@ -47,7 +47,7 @@ impl Connection {
             len: Sectors::from_bytes(range.end - range.start),
             max: if one { 1 } else { EXTENTS_MAX / self.contexts.len().max(1) },
             contexts: Arc::clone(&self.contexts),
-            cluster: self.cluster.clone(),
+            core_set: self.core_set.clone(),
             core: cx.core(),
             connection: self.id,
             key,

@@ -317,7 +317,7 @@ impl Lane for DustLane {
         self.under.drain(how, back, cx);
     }
 
-    fn busy(&self) -> OwnWork {
-        self.under.busy()
+    fn own_work(&self) -> OwnWork {
+        self.under.own_work()
     }
 }

@@ -400,10 +400,10 @@ impl Lane for LogWritesLane {
         self.writer.drain(cx);
     }
 
-    fn busy(&self) -> OwnWork {
+    fn own_work(&self) -> OwnWork {
         let pending_work =
             || self.shared.has_pending_work() && self.shared.closing(&self.shared.lock()) != LogEndAction::No;
-        let below = self.under.busy().max(self.writer.below());
+        let below = self.under.own_work().max(self.writer.below());
         if self.flush.is_none() || self.writer.is_busy() || pending_work() {
             OwnWork::Required
         } else {

@@ -100,7 +100,7 @@ impl LogWriter {
 
     /// The log device's own work.
     pub(super) fn below(&self) -> OwnWork {
-        self.log.busy()
+        self.log.own_work()
     }
 
     fn send(&mut self, op: Op, at: u64, data: Segments, cookie: u64, flags: BioFlags) {

@@ -471,7 +471,7 @@ impl Task for Checker {
         self.stopping && self.paths.iter().all(CheckedPath::is_idle)
     }
 
-    fn busy(&self) -> OwnWork {
+    fn own_work(&self) -> OwnWork {
         OwnWork::Background
     }
 }

@@ -36,7 +36,7 @@ impl Checker {
         if path.refused {
             return;
         }
-        let why = path.device.as_ref().and_then(|device| device.device.refused());
+        let why = path.device.as_ref().and_then(|device| device.device.rejection_reason());
         if let Some(why) = why.or_else(|| short.then(|| truncated_reason(self.len))) {
             path.refused = true;
             self.shared.path_log.refused(index, &why);

@@ -128,7 +128,7 @@ impl ReadCopies {
     /// A copy of `bio`; `None` if it does not fit into the memory limit.
     pub(super) fn of(&mut self, bio: &Bio) -> Option<Box<Bio>> {
         let len = bio.data.len();
-        if self.memory.held() + self.memory.growth(len) > MEMORY_MAX {
+        if self.memory.total_bytes() + self.memory.growth(len) > MEMORY_MAX {
             return None;
         }
         let mut copy = self.spare.pop().unwrap_or_default();

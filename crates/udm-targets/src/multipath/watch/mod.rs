@@ -202,11 +202,11 @@ impl Lane for WatchedPathLane {
         self.watch.borrow_mut().drain(self.path, how, back, cx);
     }
 
-    fn busy(&self) -> OwnWork {
+    fn own_work(&self) -> OwnWork {
         let watch = self.watch.borrow();
         let path = &watch.paths[self.path];
         let owes = path.detached_copies > 0 && !bugs::on(Bug::LateNotOwed);
-        path.lane.busy().max(if owes { OwnWork::Required } else { OwnWork::Idle })
+        path.lane.own_work().max(if owes { OwnWork::Required } else { OwnWork::Idle })
     }
 }
 

@@ -179,8 +179,8 @@ impl CopyEngine {
     }
 
     /// The engine's own work.
-    pub(in crate::snapshot) fn busy(&self) -> OwnWork {
-        if self.is_idle() { self.legs.busy() } else { OwnWork::Required }
+    pub(in crate::snapshot) fn own_work(&self) -> OwnWork {
+        if self.is_idle() { self.legs.own_work() } else { OwnWork::Required }
     }
 
     #[inline]

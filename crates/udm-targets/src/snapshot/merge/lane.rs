@@ -216,7 +216,7 @@ impl Lane for MergeLane {
         }
     }
 
-    fn busy(&self) -> OwnWork {
-        if self.shared.is_running() { OwnWork::Required } else { self.legs.busy() }
+    fn own_work(&self) -> OwnWork {
+        if self.shared.is_running() { OwnWork::Required } else { self.legs.own_work() }
     }
 }

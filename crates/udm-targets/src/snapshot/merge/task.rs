@@ -416,7 +416,7 @@ impl Task for MergeTask {
         self.stopping && self.step == MergeStep::Idle && self.in_flight == 0
     }
 
-    fn busy(&self) -> OwnWork {
+    fn own_work(&self) -> OwnWork {
         OwnWork::Background
     }
 }

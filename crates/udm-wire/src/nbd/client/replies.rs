@@ -58,7 +58,7 @@ pub enum ReplyEvent<'a> {
         descriptors: Vec<(u32, u32)>,
     },
     /// The request has completed. If a read succeeded, all of its bytes have arrived.
-    Done {
+    Completed {
         /// Tag of the request.
         tag: u64,
         /// An NBD error, 0 for success.
@@ -201,7 +201,7 @@ impl ReplyParser {
                     if error == 0 && asked.command == Command::Read && !whole {
                         return Err(ClientError::Mismatch("a read that comes in part"));
                     }
-                    return Ok(Some(ReplyEvent::Done { tag, error }));
+                    return Ok(Some(ReplyEvent::Completed { tag, error }));
                 }
             }
         }
