@@ -270,7 +270,7 @@ impl PathLane {
     }
 
     fn begin_one(&mut self, bio: Box<Bio>, crashes: u64, env: &mut Env) {
-        let (fate, due) = path_faults::of(env, self.index, &bio);
+        let (fate, due) = path_faults::draw_result(env, self.index, &bio);
         let disk = env.paths[self.index].disk;
         let (at, core) = (env.now, env.core);
         let args =
@@ -456,7 +456,7 @@ fn track_write(path: usize, beside: bool, bio: &Bio, env: &mut Env, now: bool) {
     }
     let mut first = [0; udm_core::SECTOR_SIZE as usize];
     bio.data.copy_to(&mut first);
-    let Some(stamp) = stamp::of(&first) else { return };
+    let Some(stamp) = stamp::uniform_stamp(&first) else { return };
     let key = (env.paths[path].disk, stamp);
     if !now {
         env.writing.remove(&key);

@@ -376,9 +376,12 @@ fn check_served(i: usize, device: &ModelledDevice, env: &Env) -> Result<(), Viol
     let reports = device.mapped().live().map(|t| t.targets()[0].target.path_reports()).unwrap_or_default();
     for report in reports.iter().filter(|_| access.is_some_and(|a| !a.has_unknown_paths)) {
         let served = env.paths[report.number.minor as usize].served;
-        let said = PathCounters { bios: report.bios, bytes: report.bytes, errors: report.errors };
-        if said != served {
-            return Err(format!("at rest, d{i} reports {said:?} for {}, expected {served:?}", report.name));
+        let reported = PathCounters { bios: report.bios, bytes: report.bytes, errors: report.errors };
+        if reported != served {
+            return Err(format!(
+                "at rest, d{i} reports {reported:?} for {}, expected {served:?}",
+                report.name
+            ));
         }
     }
     Ok(())
@@ -397,7 +400,7 @@ fn check_watch(i: usize, device: &ModelledDevice, env: &Env) -> Result<(), Viola
             ));
         }
         reads += report.ops[Op::Read as usize].0;
-        hedges += watch.hedges - watch.free;
+        hedges += watch.hedges - watch.free_hedges;
     }
     // A request that is handed back is sent once more than it completes. For paths that are mapped
     // devices this number is not known.

@@ -121,9 +121,9 @@ impl RunningTask {
             self.wake = Nanos::NEVER;
             self.call(state, now, |task, cx| task.turn(cx));
         }
-        if let Some(told) = self.stop.take() {
+        if let Some(ack) = self.stop.take() {
             self.call(state, now, |task, cx| task.stop(cx));
-            drop(told);
+            drop(ack);
         }
         let mut done = Batch::new();
         loop {

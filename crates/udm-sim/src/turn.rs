@@ -41,9 +41,9 @@ impl SimCore {
                     let owner = self.state.new_owner();
                     self.tasks.push(RunningTask::new(make, to, owner, purpose));
                 }
-                CoreMessage::Stop(told) => {
+                CoreMessage::Stop(ack) => {
                     if let Some(task) = self.tasks.iter_mut().find(|task| task.topic == to) {
-                        task.stop = Some(told);
+                        task.stop = Some(ack);
                         task.stops = true;
                     }
                 }
@@ -343,10 +343,10 @@ impl MachineWorld for TargetWorld {
         let logger = self.blueprint.logger == Some(device);
         let logging = logger && self.is_logging(device);
         let mut promised = false;
-        let parked = self.devices[device].is_suspended() && !self.answers_travel(device);
+        let held = self.devices[device].is_suspended() && !self.answers_travel(device);
         let open = &mut self.machine.cores[c].open[i];
         let mut env = lock(&self.machine.env);
-        let parked = parked && !env.dead;
+        let held = held && !env.dead;
         // After an error, the remaining bios stay in the batch, because a bio in flight must not be
         // dropped.
         self.machine.done.reverse();
@@ -355,7 +355,7 @@ impl MachineWorld for TargetWorld {
             env.trace.add(now, c as u16, EventKind::Done, [id, bio.status as u64, 0, 0]);
             bio.finish();
             let impatient = bio.flags.intersects(BioFlags::RAHEAD | BioFlags::NOWAIT);
-            if parked && (bio.status.is_ok() || !impatient) {
+            if held && (bio.status.is_ok() || !impatient) {
                 return Err(format!("request {id} came back while d{} is suspended", open.device));
             }
             if open.in_flight == 0 {

@@ -353,7 +353,7 @@ fn failback(rule: Failback, seconds: &[f64]) -> Vec<String> {
         let passed = (host.world.now.0 - from) as f64 / 1e9;
         host.pass(seconds - passed);
         assert_eq!(
-            host.path_maintenance().back.is_some(),
+            host.path_maintenance().failback.is_some(),
             matches!(rule, Failback::After(_)) && host.group() == "2"
         );
         host.group()
@@ -379,7 +379,7 @@ fn a_group_that_a_person_chose_is_kept_while_it_works() {
         host.tell("switch_group 2");
         assert_eq!(host.read(), [Status::Ok]);
         host.pass(60.0);
-        assert_eq!((host.group().as_str(), host.path_maintenance().by_hand), ("2", Some(2)), "{rule:?}");
+        assert_eq!((host.group().as_str(), host.path_maintenance().manual_group), ("2", Some(2)), "{rule:?}");
         // One path of the group fails and returns.
         host.tell("fail_path 253:2");
         host.pass(60.0);
@@ -387,7 +387,7 @@ fn a_group_that_a_person_chose_is_kept_while_it_works() {
         host.disks[2..].iter().for_each(|disk| disk.fail(Status::Transport));
         host.pass(60.0);
         assert_eq!(host.read(), [Status::Ok]);
-        assert_eq!((host.group().as_str(), host.path_maintenance().by_hand), ("1", None), "{rule:?}");
+        assert_eq!((host.group().as_str(), host.path_maintenance().manual_group), ("1", None), "{rule:?}");
         host.disks[2..].iter().for_each(|disk| disk.fail(Status::Ok));
         host.pass(60.0);
         assert_eq!((host.group().as_str(), host.paths().as_str()), ("1", "AAAA"), "{rule:?}");
@@ -395,7 +395,7 @@ fn a_group_that_a_person_chose_is_kept_while_it_works() {
         host.tell("switch_group 2");
         host.tell("switch_group 1");
         host.pass(60.0);
-        assert_eq!((host.group().as_str(), host.path_maintenance().by_hand), ("1", None), "{rule:?}");
+        assert_eq!((host.group().as_str(), host.path_maintenance().manual_group), ("1", None), "{rule:?}");
     }
 }
 

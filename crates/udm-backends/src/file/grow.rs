@@ -87,9 +87,9 @@ mod tests {
     }
 
     fn grow(device: &File, sectors: u64) -> Result<(), OpenError> {
-        let (tell, told) = channel();
-        device.grow(Sectors(sectors), Box::new(move |outcome| tell.send(outcome).unwrap()));
-        told.recv().unwrap()
+        let (tx, rx) = channel();
+        device.grow(Sectors(sectors), Box::new(move |outcome| tx.send(outcome).unwrap()));
+        rx.recv().unwrap()
     }
 
     #[test]

@@ -105,7 +105,7 @@ impl FileLane {
             first = false;
             left = left.saturating_sub(transfer.data.len() as u64);
             let ended = loop {
-                if let Some(result) = transfer.go_on() {
+                if let Some(result) = transfer.advance() {
                     break result;
                 }
             };
@@ -116,7 +116,7 @@ impl FileLane {
             let Some(mut transfer) = self.inline_io.long.pop_front() else { break };
             first = false;
             left = left.saturating_sub(PIECE);
-            match transfer.go_on() {
+            match transfer.advance() {
                 Some(ended) => self.operation_done(transfer.end(ended), cx),
                 None => self.inline_io.long.push_back(transfer),
             }
@@ -130,7 +130,7 @@ impl FileLane {
 
 impl InlineTransfer {
     /// Moves up to one piece. Returns the result if the transfer is complete, was short, or failed.
-    fn go_on(&mut self) -> Option<Result<(), Errno>> {
+    fn advance(&mut self) -> Option<Result<(), Errno>> {
         let mut budget = PIECE as usize;
         let mut skip = self.done;
         for buf in self.data.iter_mut() {

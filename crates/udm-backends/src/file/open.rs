@@ -367,8 +367,8 @@ pub(super) fn can_discard(fd: BorrowedFd<'_>, stat: &Stat) -> bool {
             // A file of another user keeps the new time.
             let _ = fs::futimens(fd, &fs::Timestamps { last_access, last_modification });
         }
-        let told = tried.into_iter().find(|tried| *tried != Err(Errno::FBIG));
-        return told != Some(Err(Errno::OPNOTSUPP));
+        let result = tried.into_iter().find(|tried| *tried != Err(Errno::FBIG));
+        return result != Some(Err(Errno::OPNOTSUPP));
     }
     let (major, minor) = (fs::major(stat.st_rdev), fs::minor(stat.st_rdev));
     let device = format!("/sys/dev/block/{major}:{minor}");

@@ -11,7 +11,7 @@ use udm_wire::nbd::client::{ClientHandshake, HandshakeOptions, ReplyParser, Requ
 use udm_wire::nbd::{Command, CommandFlags};
 
 /// Time limit for connecting and the handshake together, unless the path's deadline is shorter.
-const PATIENCE: Nanos = Nanos(10_000_000_000);
+const HANDSHAKE_TIMEOUT: Nanos = Nanos(10_000_000_000);
 
 /// Size of the receive buffer in bytes: at first, and at most.
 const ROOM_MIN: usize = 16 << 10;
@@ -52,7 +52,7 @@ pub(super) enum LossKind {
     /// The server violated the protocol. The connection is open, but its data is meaningless.
     ProtocolError,
     /// The server takes too long. The connection is open, and answers may still arrive.
-    Silent,
+    TimedOut,
     /// The server shuts down and accepts no more requests (NBD's `ESHUTDOWN`). The connection is
     /// open, and answers to requests in flight may still arrive.
     ShuttingDown,
@@ -132,14 +132,14 @@ impl Connection {
             .sockets
             .open(address)
             .map_err(|e| ConnectionLoss::new(LossKind::LocalError, e.to_string()))?;
-        let (now, patience) = (cx.now(), server.deadline.unwrap_or(PATIENCE));
+        let (now, timeout) = (cx.now(), server.deadline.unwrap_or(HANDSHAKE_TIMEOUT));
         let connection = Connection {
             user: ring.watcher(cx),
             fd: Arc::new(fd),
             stage: ConnectionStage::Connecting,
             begun: now,
             fenced: 0,
-            deadline: now + patience.min(PATIENCE),
+            deadline: now + timeout.min(HANDSHAKE_TIMEOUT),
             sending: false,
             back: Vec::new(),
             again_at: Nanos(0),

@@ -198,7 +198,7 @@ fn paths(registry: &Registry, table: &Table) -> Vec<api::Path> {
 
 /// How the paths of a table are maintained.
 fn upkeep(table: &Table) -> Option<api::Upkeep> {
-    let PathMaintenanceReport { settings, queueing, fails_in, back, by_hand } =
+    let PathMaintenanceReport { settings, queueing, fails_in, failback: planned, manual_group } =
         table.targets().iter().find_map(|entry| entry.target.path_maintenance_report())?;
     let no_path_retry = settings.no_path_retry.map(|rule| match rule {
         NoPathRetry::Fail => "fail".to_owned(),
@@ -216,9 +216,9 @@ fn upkeep(table: &Table) -> Option<api::Upkeep> {
         queueing,
         queueing_left_ns: fails_in.map(|left| left.0),
         failback,
-        failback_group: back.map(|(group, _)| group as u64),
-        failback_left_ns: back.map(|(_, left)| left.0),
-        group_by_hand: by_hand.map(|group| group as u64),
+        failback_group: planned.map(|(group, _)| group as u64),
+        failback_left_ns: planned.map(|(_, left)| left.0),
+        group_by_hand: manual_group.map(|group| group as u64),
     })
 }
 
@@ -252,14 +252,14 @@ fn watch(report: PathWatchReport) -> api::PathWatch {
     let step = |(below, reads): (Nanos, u64)| api::LatencyStep { below_ns: below.0, reads };
     api::PathWatch {
         waiting: report.waiting,
-        given_up: report.given_up,
-        late: report.late,
-        uncopied: report.bare,
+        given_up: report.abandoned_reads,
+        late: report.late_completions,
+        uncopied: report.uncopied_reads,
         hedges: report.hedges,
-        hedges_won: report.won,
-        hedges_wasted: report.wasted,
-        hedges_refused: report.refused,
-        hedges_free: report.free,
+        hedges_won: report.hedges_won,
+        hedges_wasted: report.hedges_wasted,
+        hedges_refused: report.hedges_refused,
+        hedges_free: report.free_hedges,
         latency: report.latency.into_iter().map(step).collect(),
         latency_sum_ns: report.time.0,
     }

@@ -35,7 +35,7 @@ pub struct MappedDevice {
     pub(super) names: Arc<Mutex<DeviceNames>>,
     state: Mutex<MappedState>,
     /// Devices whose tables use this device.
-    above: Mutex<HashMap<DeviceId, Weak<dyn Device>>>,
+    parents: Mutex<HashMap<DeviceId, Weak<dyn Device>>>,
     pub(super) events: Arc<MappedHost>,
     shared_disk_state: SharedDiskState,
     pub(super) queue: DeviceQueue,
@@ -135,7 +135,7 @@ impl MappedDevice {
             me: Weak::clone(me),
             names: Arc::clone(&names),
             state: Mutex::default(),
-            above: Mutex::default(),
+            parents: Mutex::default(),
             events: MappedHost::new(id, number, names, Weak::clone(me)),
             shared_disk_state: SharedDiskState::default(),
             queue: DeviceQueue::default(),
@@ -330,13 +330,13 @@ impl MappedDevice {
 
     /// Sets the receiver of device events. Any thread, also a core, may call it. Only the first
     /// call has an effect.
-    pub fn set_event_sink(&self, listener: EventSink) {
-        let _ = self.events.listener.set(listener);
+    pub fn set_event_sink(&self, event_sink: EventSink) {
+        let _ = self.events.event_sink.set(event_sink);
     }
 
     /// Sends an event that does not come from a target of the device.
     pub fn emit_event(&self, change: &dyn Fn() -> StateChange) {
-        self.events.tell(change);
+        self.events.emit(change);
     }
 
     /// The live table.
@@ -483,7 +483,7 @@ impl MappedDevice {
     pub(super) fn open_unqueued(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
         // The inbox is opened before the state is read. A command sent before the inbox opened is
         // then already part of the state. A command that repeats the state does no harm.
-        let port = cx.open_inbox(self.id);
+        let inbox = cx.open_inbox(self.id);
         let (live, preparing, suspended) = {
             let state = self.state();
             (state.live.clone(), state.preparing.clone(), state.suspended)
@@ -492,10 +492,10 @@ impl MappedDevice {
             slot.map(|slot| PreparedLane::new(&slot, cx)).transpose()
         };
         let (live, prepared) = (open(live, cx)?, open(preparing, cx)?);
-        Ok(Box::new(MappedLane::new(port, live, prepared, suspended, cx)))
+        Ok(Box::new(MappedLane::new(inbox, live, prepared, suspended, cx)))
     }
 
     fn lock_parents(&self) -> MutexGuard<'_, HashMap<DeviceId, Weak<dyn Device>>> {
-        self.above.lock().unwrap_or_else(PoisonError::into_inner)
+        self.parents.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -71,8 +71,8 @@ enum PauseState {
     /// No pause is requested, or it is over.
     No,
     /// The change will pause.
-    Asked,
-    /// The change is paused until [`DeviceSetTransition::go_on`].
+    Requested,
+    /// The change is paused until [`DeviceSetTransition::continue_after_pause`].
     Reached,
 }
 
@@ -211,7 +211,7 @@ impl DeviceSetTransition {
             levels[level].push(part);
         }
         let (coming, result) = (HashMap::new(), Ok(()));
-        let (stage, pause) = (SyncPoint::Asked, PauseState::No);
+        let (stage, pause) = (SyncPoint::Preresumed, PauseState::No);
         Ok(DeviceSetTransition { levels, stage, level: 0, coming, result, must_retry: false, pause })
     }
 
@@ -227,9 +227,9 @@ impl DeviceSetTransition {
     }
 
     /// Requests a pause when all devices are quiesced and no table is swapped yet.
-    /// [`DeviceSetTransition::go_on`] ends the pause.
+    /// [`DeviceSetTransition::continue_after_pause`] ends the pause.
     pub fn pause_when_quiesced(&mut self) {
-        self.pause = PauseState::Asked;
+        self.pause = PauseState::Requested;
     }
 
     /// True while the change is paused.
@@ -240,7 +240,7 @@ impl DeviceSetTransition {
 
     /// Ends the pause. If `checked` is `Ok`, the tables are swapped. If it is an error, the devices
     /// continue with their live tables. The caller must step the change to its end.
-    pub fn go_on(&mut self, checked: Result<(), IndexedTargetError>, cores: &dyn Cores) {
+    pub fn continue_after_pause(&mut self, checked: Result<(), IndexedTargetError>, cores: &dyn Cores) {
         if std::mem::replace(&mut self.pause, PauseState::No) == PauseState::Reached
             && let Err(refused) = checked
         {
@@ -249,8 +249,8 @@ impl DeviceSetTransition {
     }
 
     /// Does all steps that are possible now. Returns `None` if cores have not answered yet or the
-    /// change is paused; call again after the wake or after `go_on`. Returns the outcome if the
-    /// change is finished.
+    /// change is paused; call again after the wake or after `continue_after_pause`. Returns the
+    /// outcome if the change is finished.
     pub fn step(&mut self, cores: &dyn Cores) -> Option<Result<(), IndexedTargetError>> {
         while self.level < self.levels.len() {
             if self.is_paused() {
@@ -284,9 +284,9 @@ impl DeviceSetTransition {
             if self.level == self.levels.len() && self.stage != SyncPoint::Finished {
                 self.level = 0;
                 match self.stage {
-                    SyncPoint::Asked => self.asked(cores),
+                    SyncPoint::Preresumed => self.end_preresume(cores),
                     SyncPoint::Prepared => self.stage = SyncPoint::Quiesced,
-                    SyncPoint::Quiesced if self.pause == PauseState::Asked => {
+                    SyncPoint::Quiesced if self.pause == PauseState::Requested => {
                         self.pause = PauseState::Reached
                     }
                     _ => self.swap_tables(cores),
@@ -298,7 +298,7 @@ impl DeviceSetTransition {
 
     /// All targets agreed; lanes that open from now on know the new tables. A partner outside of
     /// the set may have opened lanes before, so the change must be retried.
-    fn asked(&mut self, cores: &dyn Cores) {
+    fn end_preresume(&mut self, cores: &dyn Cores) {
         let late = self.late();
         match late.first() {
             None => self.stage = SyncPoint::Prepared,

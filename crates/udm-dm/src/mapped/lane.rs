@@ -55,7 +55,7 @@ impl PreparedLane {
 
 /// The lane of a mapped device: commands, parked bios, and the lane of the live table.
 pub(super) struct MappedLane {
-    port: Rc<LaneInbox>,
+    inbox: Rc<LaneInbox>,
     /// True if the lane runs with a table, nothing is prepared or retired, and `ended` is empty.
     /// `submit` and `poll` test this first.
     ordinary: bool,
@@ -71,21 +71,21 @@ pub(super) struct MappedLane {
     acks: Vec<udm_core::Ack>,
     /// Bios that the lane below handed back; they are older than the parked ones.
     returned: Batch,
-    parked: Batch,
+    held_bios: Batch,
     /// Bios that ended here; the next poll hands them out.
     ended: Batch,
 }
 
 impl MappedLane {
     pub fn new(
-        port: Rc<LaneInbox>,
+        inbox: Rc<LaneInbox>,
         live: Option<PreparedLane>,
         prepared: Option<PreparedLane>,
         suspended: bool,
         cx: &mut Cx<'_>,
     ) -> MappedLane {
         let mut lane = MappedLane {
-            port,
+            inbox,
             ordinary: false,
             live: None,
             generation: 0,
@@ -95,7 +95,7 @@ impl MappedLane {
             state: if suspended { LaneState::Suspended } else { LaneState::Running },
             acks: Vec::new(),
             returned: Batch::new(),
-            parked: Batch::new(),
+            held_bios: Batch::new(),
             ended: Batch::new(),
         };
         lane.take(live);
@@ -109,7 +109,7 @@ impl MappedLane {
     /// Executes the commands in the inbox.
     #[cold]
     fn process_commands(&mut self, cx: &mut Cx<'_>) {
-        while let Some(command) = self.port.take() {
+        while let Some(command) = self.inbox.take() {
             match command {
                 LaneCommand::Prepare { table, generation, failure, ack } => {
                     if self.generation != generation && self.prepared_generation() != Some(generation) {
@@ -174,7 +174,7 @@ impl MappedLane {
     fn resume(&mut self, generation: u64, cx: &mut Cx<'_>) -> Option<Box<TableLane>> {
         let mut old = None;
         if self.generation != generation && bugs::on(Bug::ReloadDropsParked) {
-            bugs::leak_bios(self.parked.drain(..));
+            bugs::leak_bios(self.held_bios.drain(..));
         }
         if self.generation != generation && bugs::on(Bug::OldTableKept) {
             self.prepared = None;
@@ -193,7 +193,7 @@ impl MappedLane {
         self.state = LaneState::Running;
         self.acks.clear();
         let mut batch = std::mem::take(&mut self.returned);
-        batch.append(&mut self.parked);
+        batch.append(&mut self.held_bios);
         self.send(&mut batch, cx);
         self.returned = batch;
         old
@@ -242,7 +242,7 @@ impl MappedLane {
                 } else if bio.flags.contains(BioFlags::RAHEAD) {
                     end(&mut self.ended, bio, Status::IoErr);
                 } else {
-                    self.parked.push(bio);
+                    self.held_bios.push(bio);
                 }
             }
         }
@@ -287,8 +287,9 @@ impl MappedLane {
     /// No command will resume this device or complete its suspend, so parked bios fail.
     #[cold]
     fn drain_final(&mut self, back: &mut Batch, cx: &mut Cx<'_>) {
-        let parked = std::mem::take(&mut self.returned).into_iter().chain(std::mem::take(&mut self.parked));
-        parked.for_each(|bio| end(&mut self.ended, bio, Status::IoErr));
+        let held_bios =
+            std::mem::take(&mut self.returned).into_iter().chain(std::mem::take(&mut self.held_bios));
+        held_bios.for_each(|bio| end(&mut self.ended, bio, Status::IoErr));
         if let Some(live) = &mut self.live {
             live.drain(Drain::End, back, cx);
         }
@@ -300,14 +301,14 @@ impl MappedLane {
 impl Lane for MappedLane {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         match &mut self.live {
-            Some(live) if self.ordinary && !self.port.has_messages() => live.submit(batch, cx),
+            Some(live) if self.ordinary && !self.inbox.has_messages() => live.submit(batch, cx),
             _ => self.submit_slow(batch, cx),
         }
     }
 
     fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         match &mut self.live {
-            Some(live) if self.ordinary && !self.port.has_messages() => live.poll(done, cx),
+            Some(live) if self.ordinary && !self.inbox.has_messages() => live.poll(done, cx),
             _ => self.poll_slow(done, cx),
         }
     }
@@ -323,7 +324,7 @@ impl Lane for MappedLane {
             return self.drain_final(back, cx);
         }
         back.append(&mut self.returned);
-        back.append(&mut self.parked);
+        back.append(&mut self.held_bios);
         if let (Some(live), LaneState::Running | LaneState::Draining(_)) = (&mut self.live, self.state) {
             live.drain(how, back, cx);
         }

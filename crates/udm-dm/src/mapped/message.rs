@@ -43,7 +43,7 @@ impl MappedDevice {
         if first.starts_with('@') {
             return Err(TargetError::new(format!("Unsupported message sent to DM core: {first}")).at(0));
         }
-        self.tell(sector, cores, |target| {
+        self.call_target(sector, cores, |target| {
             let answer = target.message(words, resolver)?;
             Ok((answer, target.pending_completion()))
         })
@@ -61,11 +61,11 @@ impl MappedDevice {
         command: PathCommand,
         cores: &dyn Cores,
     ) -> Result<(), TargetError> {
-        self.tell(0, cores, |target| target.command_path(number, command))
+        self.call_target(0, cores, |target| target.command_path(number, command))
     }
 
     /// Calls `act` with the target that maps `sector`, then makes all lanes poll once.
-    fn tell<T>(
+    fn call_target<T>(
         &self,
         sector: u64,
         cores: &dyn Cores,

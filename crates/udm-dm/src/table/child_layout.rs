@@ -1,5 +1,5 @@
-//! The legs of a table. Linear targets share one leg per device. A striped target has one leg per
-//! stripe. Each other target has one leg.
+//! The children of a table. Linear targets share one child per device. A striped target has one
+//! child per stripe. Each other target has one child.
 
 use super::TableEntry;
 use crate::stripes::StripeSet;
@@ -12,17 +12,17 @@ pub(super) enum TargetDataPath {
     /// The table adds an offset to the sector on this device.
     Linear(DeviceRef, Sector),
     /// The table distributes chunks over several devices.
-    StripeSet(StripeSet),
+    Striped(StripeSet),
     /// The target has a lane of its own.
     OwnLane,
 }
 
-/// The legs of a table. The layout is fixed when the lanes are opened, even if targets change
+/// The children of a table. The layout is fixed when the lanes are opened, even if targets change
 /// later.
 pub(super) struct ChildLayout {
-    /// For each target its data path and its leg; the first leg if it has several.
+    /// For each target its data path and its child; the first child if it has several.
     pub lines: Vec<(TargetDataPath, usize)>,
-    /// For each leg its first target, and the stripe of this target.
+    /// For each child its first target, and the stripe of this target.
     pub first: Vec<(usize, usize)>,
 }
 
@@ -31,18 +31,18 @@ impl TargetDataPath {
         if let Some((device, offset)) = entry.target.as_linear() {
             return TargetDataPath::Linear(device, offset);
         }
-        entry.target.as_striped().map_or(TargetDataPath::OwnLane, TargetDataPath::StripeSet)
+        entry.target.as_striped().map_or(TargetDataPath::OwnLane, TargetDataPath::Striped)
     }
 
-    /// Number of legs that the target needs if it shares none.
-    fn legs(&self) -> usize {
-        if let TargetDataPath::StripeSet(striped) = self { striped.stripes.len() } else { 1 }
+    /// Number of children that the target needs if it shares none.
+    fn children(&self) -> usize {
+        if let TargetDataPath::Striped(striped) = self { striped.stripes.len() } else { 1 }
     }
 }
 
 impl ChildLayout {
-    /// Creates the layout. Linear targets that overlap on their device get a leg each, because the
-    /// sector of a bio there does not identify the target.
+    /// Creates the layout. Linear targets that overlap on their device get a child each, because
+    /// the sector of a bio there does not identify the target.
     pub fn new(entries: &[TableEntry]) -> ChildLayout {
         let forms: Vec<TargetDataPath> = entries.iter().map(TargetDataPath::of).collect();
         let mut runs: BTreeMap<DeviceId, Vec<(u64, u64)>> = BTreeMap::new();
@@ -60,19 +60,20 @@ impl ChildLayout {
                 .filter(|device| runs[device].windows(2).all(|two| two[0].1 <= two[1].0)),
             _ => None,
         };
-        let (mut known, mut legs) = (BTreeMap::new(), ChildLayout { lines: Vec::new(), first: Vec::new() });
+        let (mut known, mut children) =
+            (BTreeMap::new(), ChildLayout { lines: Vec::new(), first: Vec::new() });
         for (i, form) in forms.into_iter().enumerate() {
-            let next = legs.first.len();
-            let leg = shared(&form).map_or(next, |device| *known.entry(device).or_insert(next));
-            if leg == next {
-                legs.first.extend((0..form.legs()).map(|stripe| (i, stripe)));
+            let next = children.first.len();
+            let child = shared(&form).map_or(next, |device| *known.entry(device).or_insert(next));
+            if child == next {
+                children.first.extend((0..form.children()).map(|stripe| (i, stripe)));
             }
-            legs.lines.push((form, leg));
+            children.lines.push((form, child));
         }
-        legs
+        children
     }
 
-    /// Opens the lane of each leg.
+    /// Opens the lane of each child.
     ///
     /// # Errors
     /// If a device below cannot be opened on this core.
@@ -81,7 +82,7 @@ impl ChildLayout {
         for &(target, stripe) in &self.first {
             lanes.push(match &self.lines[target].0 {
                 TargetDataPath::Linear(device, _) => device.device.open(cx)?,
-                TargetDataPath::StripeSet(striped) => striped.stripes[stripe].0.device.open(cx)?,
+                TargetDataPath::Striped(striped) => striped.stripes[stripe].0.device.open(cx)?,
                 TargetDataPath::OwnLane => entries[target].target.open(cx)?,
             });
         }

@@ -28,10 +28,10 @@
 //! * The kind of table (one target, linear lines, stripes, a mixture) is examined once per batch.
 //! * An index finds the line of a sector, and division by a chunk size is a multiplication. So the
 //!   cost of a bio hardly depends on the number of lines.
-//! * All linear lines of one device share a leg, so a batch over many lines stays one batch per
-//!   device (`child_layout`). Each stripe has its own leg, so errors are counted per stripe.
+//! * All linear lines of one device share a child, so a batch over many lines stays one batch per
+//!   device (`child_layout`). Each stripe has its own child, so errors are counted per stripe.
 //! * A bio that comes back is assigned to its line by its sector on the device, through a reverse
-//!   index (`reverse_map`). Lines that overlap on their device have a leg each.
+//!   index (`reverse_map`). Lines that overlap on their device have a child each.
 //! * A bio that crosses targets or exceeds a limit goes through the
 //!   [`Splitter`](crate::split::Splitter).
 

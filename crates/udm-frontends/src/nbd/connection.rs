@@ -87,7 +87,7 @@ pub(super) struct Connection {
     /// Membership in the range locks of the device; `None` if this connection cannot write.
     pub(super) lock_member: Option<LockMember>,
     /// Requests that wait for a range lock or for another request of this connection, in order.
-    pub(super) parked: VecDeque<usize>,
+    pub(super) blocked: VecDeque<usize>,
     pub(super) bios: BioPool,
     /// Buffers of reads. Only devices write into them. So if a device does not fill a read, the
     /// client gets zeroes or data that it has read before.
@@ -114,7 +114,7 @@ pub(super) struct Connection {
     active_at: Nanos,
     /// Times of the next check for idleness and of the next check of the wait for memory.
     trim_at: Nanos,
-    patience_at: Nanos,
+    wait_limit_at: Nanos,
     /// The connection keeps memory for reuse.
     has_reusable_memory: bool,
     /// The client has ended its stream.
@@ -176,7 +176,7 @@ impl Connection {
             arriving: None,
             pending: slab::Slab::new(),
             lock_member: None,
-            parked: VecDeque::new(),
+            blocked: VecDeque::new(),
             bios: BioPool::new(options.requests_max),
             reads: BufPool::new(options.bytes_max),
             writes: BufPool::new(options.bytes_max),
@@ -191,7 +191,7 @@ impl Connection {
             client_at: Nanos(0),
             active_at: Nanos(0),
             trim_at: Nanos::NEVER,
-            patience_at: Nanos::NEVER,
+            wait_limit_at: Nanos::NEVER,
             has_reusable_memory: false,
             read_eof: false,
             pending_move: None,
@@ -460,7 +460,7 @@ impl FrontEnd for Connection {
             }
             ConnectionPhase::Handshake(_) => self.phase = ConnectionPhase::Dead,
             ConnectionPhase::Dead => {}
-            ConnectionPhase::Moved => return self.let_go(cx),
+            ConnectionPhase::Moved => return self.close_moved(cx),
         }
         self.pump(cx);
     }

@@ -108,7 +108,7 @@ impl Export {
     }
 
     /// Counters of `core` for the device.
-    pub(super) fn served_on(&self, core: CoreId) -> Arc<CachePadded<CoreIoCounters>> {
+    pub(super) fn io_counters_on(&self, core: CoreId) -> Arc<CachePadded<CoreIoCounters>> {
         self.exported_device.served.on(core)
     }
 
@@ -143,7 +143,7 @@ pub(super) struct FailMessage;
 impl FailRequestsGuard {
     /// Notifies connections after a change. A connection that subscribes meanwhile reads the new
     /// state.
-    fn tell(&self) {
+    fn notify(&self) {
         let Some(core_set) = self.core_set.upgrade() else { return };
         for core in 0..core_set.len() {
             core_set.send_message(CoreId(core as u16), self.export.device.id(), Box::new(FailMessage));
@@ -154,7 +154,7 @@ impl FailRequestsGuard {
 impl Drop for FailRequestsGuard {
     fn drop(&mut self) {
         self.export.failing.fetch_sub(1, Ordering::SeqCst);
-        self.tell();
+        self.notify();
     }
 }
 
@@ -329,7 +329,7 @@ impl Exports {
     }
 
     /// Sets the cores that serve the exports. Only the first call has an effect.
-    pub(super) fn served_on(&self, core_set: &Arc<CoreSet>) {
+    pub(super) fn set_core_set(&self, core_set: &Arc<CoreSet>) {
         let _ = self.core_set.set(Arc::downgrade(core_set));
     }
 
@@ -341,7 +341,7 @@ impl Exports {
         export.failing.fetch_add(1, Ordering::SeqCst);
         let core_set = self.core_set.get().cloned().unwrap_or_default();
         let failing = FailRequestsGuard { export: Arc::clone(export), core_set };
-        failing.tell();
+        failing.notify();
         failing
     }
 

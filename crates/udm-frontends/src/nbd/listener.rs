@@ -123,7 +123,7 @@ impl NbdServer {
     }
 
     /// Creates a server for the simulator: it does not listen and has no thread. The simulator
-    /// executes its block-status queries ([`NbdServer::survey`]).
+    /// executes its block-status queries ([`NbdServer::run_query`]).
     ///
     /// # Errors
     /// No eventfd is available.
@@ -139,13 +139,13 @@ impl NbdServer {
 
     /// Number of waiting block-status queries of a stepped server.
     #[must_use]
-    pub fn surveys(&self) -> usize {
+    pub fn pending_queries(&self) -> usize {
         self.shared.block_status_worker.waiting()
     }
 
     /// Executes the `nth` waiting block-status query of a stepped server. If `asks` is false, drops
     /// it, as if the queue were full.
-    pub fn survey(&self, nth: usize, asks: bool) {
+    pub fn run_query(&self, nth: usize, asks: bool) {
         self.shared.block_status_worker.do_one(nth, asks);
     }
 
@@ -217,7 +217,7 @@ impl ServerShared {
         exports: Arc<Exports>,
         options: ServerOptions,
     ) -> io::Result<Arc<ServerShared>> {
-        exports.served_on(core_set);
+        exports.set_core_set(core_set);
         Ok(Arc::new(ServerShared {
             core_set: core_set.clone(),
             block_status_worker,

@@ -171,7 +171,7 @@ impl Connection {
     /// Starts a new request or parks it.
     pub(super) fn admit_or_park(&mut self, key: usize, cx: &mut FrontCx<'_, '_>) {
         if !self.admit(key, cx) {
-            self.parked.push_back(key);
+            self.blocked.push_back(key);
         }
     }
 
@@ -219,16 +219,16 @@ impl Connection {
                 true
             }
             LockEvent::Released => {
-                let parked = self.parked.len();
+                let blocked = self.blocked.len();
                 if bugs::on(Bug::ParkedForgotten) {
                     return false;
                 }
-                while let Some(&key) = self.parked.front()
+                while let Some(&key) = self.blocked.front()
                     && self.admit(key, cx)
                 {
-                    self.parked.pop_front();
+                    self.blocked.pop_front();
                 }
-                self.parked.len() < parked
+                self.blocked.len() < blocked
             }
         }
     }
@@ -247,12 +247,12 @@ impl Connection {
 
     /// Drops the parked requests of a dead connection, and its block-status queries.
     pub(super) fn abandon_parked(&mut self) {
-        self.parked.clear();
-        let parked = self
+        self.blocked.clear();
+        let blocked = self
             .pending
             .iter()
             .filter(|(_, p)| matches!(p.stage, RequestStage::Parked | RequestStage::BlockStatusQuery));
-        let keys: Vec<usize> = parked.map(|(key, _)| key).collect();
+        let keys: Vec<usize> = blocked.map(|(key, _)| key).collect();
         keys.into_iter().for_each(|key| self.fail(key));
     }
 }

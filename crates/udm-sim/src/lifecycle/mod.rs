@@ -43,7 +43,7 @@ pub use counts::LifecycleCounts;
 pub fn run(plan: &RunPlan) -> Result<LifecycleCounts, Box<RunFailure>> {
     let outcome = catch_panic(|| driver::run(plan));
     udm_control::wait_hook::set_wait_hook(None);
-    let world = driver::take();
+    let world = driver::take_world();
     let Err(what) = outcome else { return Ok(world.map(|world| world.counts()).unwrap_or_default()) };
     let mut plan = plan.clone();
     let (mut what, mut trace) = (what, Vec::new());

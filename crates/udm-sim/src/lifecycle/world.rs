@@ -269,7 +269,7 @@ impl LifecycleWorld {
         }
         let mut job = ServerVerbJob::new(self.ids, verb, &server.registry, &server.wish);
         job.about = about;
-        self.model.under_way.push(self.ids);
+        self.model.running.push(self.ids);
         self.jobs.push(job);
     }
 
@@ -307,11 +307,11 @@ impl LifecycleWorld {
         job: &ServerVerbJob,
         outcome: Result<VerbReply, VerbError>,
     ) -> Result<(), Violation> {
-        let said = outcome.as_ref().map_or_else(ToString::to_string, |said| match said {
+        let reply = outcome.as_ref().map_or_else(ToString::to_string, |reply| match reply {
             VerbReply::Applied(failed) => format!("done, but for {failed:?}"),
             _ => "done".into(),
         });
-        self.machine.say(format!("{} ends: {}", job.id, said.replace(&self.base, "")));
+        self.machine.say(format!("{} ends: {}", job.id, reply.replace(&self.base, "")));
         let finishing = self.finishing.iter().position(|(id, _)| *id == job.id);
         let finishing = finishing.map(|at| self.finishing.swap_remove(at).1);
         if self.phase == ServerPhase::Dying {
@@ -370,7 +370,7 @@ impl LifecycleWorld {
                 self.ids += 1;
                 self.machine.say(format!("{}: the merge of {} is over", self.ids, end.name()));
                 self.finishing.push((self.ids, end.clone()));
-                self.model.under_way.push(self.ids);
+                self.model.running.push(self.ids);
                 self.jobs.push(ServerVerbJob::finish(self.ids, &server.registry, end));
             }
             Some(_) => drop(self.merges.swap_remove(at)),

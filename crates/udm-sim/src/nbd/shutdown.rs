@@ -203,8 +203,8 @@ impl NbdServerWorld {
     }
 
     fn check_ring(&self) -> Result<(), Violation> {
-        let under_way: usize = self.cores.iter().map(|core| core.outside.borrow().under_way()).sum();
-        match under_way {
+        let in_flight: usize = self.cores.iter().map(|core| core.outside.borrow().in_flight()).sum();
+        match in_flight {
             0 => Ok(()),
             n => Err(format!("no client is left, but {n} operations are in progress in the rings")),
         }

@@ -58,7 +58,7 @@ impl NbdServerWorld {
                 ready.push(TurnCandidate::Client(i));
             }
         }
-        if self.server.as_ref().is_some_and(|server| server.surveys() > 0) {
+        if self.server.as_ref().is_some_and(|server| server.pending_queries() > 0) {
             ready.push(TurnCandidate::Survey);
         }
         for (d, device) in self.devices.iter().enumerate() {
@@ -221,8 +221,8 @@ impl NbdServerWorld {
     fn survey(&mut self) {
         let (some, asks) = (self.schedule.any(), self.schedule.below(8) > 0);
         if let Some(server) = &self.server {
-            let nth = (some % server.surveys() as u64) as usize;
-            server.survey(nth, asks);
+            let nth = (some % server.pending_queries() as u64) as usize;
+            server.run_query(nth, asks);
         }
     }
 

@@ -3,7 +3,7 @@
 use crate::plan::{Disturbance, ExcludedDisturbances};
 use crate::rng::SimRng;
 use udm_core::Nanos;
-use udm_wire::nbd::client::Export;
+use udm_wire::nbd::client::ExportInfo;
 use udm_wire::nbd::{BlockSizes, ExportFlags};
 
 /// Behaviour of a server.
@@ -55,11 +55,11 @@ impl ExportDescription {
     }
 
     /// Returns the export as a client sees it.
-    pub(super) fn export(&self) -> Export {
-        Export {
+    pub(super) fn export(&self) -> ExportInfo {
+        ExportInfo {
             size: self.size,
             flags: self.flags,
-            blocks: self.blocks.unwrap_or(Export::BLOCKS_ASSUMED),
+            blocks: self.blocks.unwrap_or(ExportInfo::BLOCKS_ASSUMED),
             structured: false,
             contexts: Vec::new(),
         }

@@ -108,7 +108,7 @@ impl NbdClientWorld {
         self.counts.called_off = self.cores.iter().map(|core| core.outside.borrow().called_off).sum();
         // Cancelled operations and disconnect requests complete by themselves.
         self.step_until("the end of the last operation", |world| {
-            world.cores.iter().all(|core| core.outside.borrow().under_way() == 0)
+            world.cores.iter().all(|core| core.outside.borrow().in_flight() == 0)
         })?;
         self.cores.clear();
         let live = udm_buf::slab_count::live_bytes() - self.base;

@@ -100,7 +100,7 @@ pub struct NbdClientWorld {
     /// Time of the last completed handshake with each server.
     pub(super) shaken: Vec<Nanos>,
     /// Time at which each server last had answered all writes of an abandoned connection.
-    pub(super) heard: Vec<Nanos>,
+    pub(super) last_reply_at: Vec<Nanos>,
     /// Connections whose server has sent the whole handshake.
     pub(super) greeted: BTreeSet<usize>,
     /// Connections on which a request was answered.
@@ -218,7 +218,7 @@ impl NbdClientWorld {
         let silence = SilencePolicy {
             deadline: match build.pick(&[None, Some(200), Some(200), Some(3_000)]) {
                 None => DeadlineSetting::Never,
-                Some(ms) => DeadlineSetting::For(Nanos::from_millis(ms)),
+                Some(ms) => DeadlineSetting::After(Nanos::from_millis(ms)),
             },
             fence: match build.below(3) {
                 0 => Fence::Closed,
@@ -257,7 +257,7 @@ impl NbdClientWorld {
             net: Rc::new(RefCell::new(net)),
             down: vec![false; servers.len()],
             shaken: vec![Nanos(0); servers.len()],
-            heard: vec![Nanos(0); servers.len()],
+            last_reply_at: vec![Nanos(0); servers.len()],
             greeted: BTreeSet::new(),
             answered: BTreeSet::new(),
             attempts: vec![vec![ConnectAttempts::default(); servers.len()]; count],

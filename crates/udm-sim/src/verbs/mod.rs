@@ -40,7 +40,7 @@ pub use counts::RegistryCounts;
 /// The failure, with its trace. The world of a failed run is leaked.
 pub fn run(plan: &RunPlan) -> Result<RegistryCounts, Box<RunFailure>> {
     let outcome = catch_panic(|| driver::run(plan));
-    let world = driver::take();
+    let world = driver::take_world();
     let Err(what) = outcome else { return Ok(world.map(|world| world.counts()).unwrap_or_default()) };
     let mut plan = plan.clone();
     let mut trace = Vec::new();

@@ -344,9 +344,9 @@ impl RegistryWorld {
             self.jobs.push(job);
             return self.check();
         };
-        let done = |said: &Vec<String>| if is_file { format!("{said:?}") } else { "done".into() };
-        let said = outcome.as_ref().map_or_else(ToString::to_string, done);
-        self.machine.say(format!("{} ends: {said}", job.id));
+        let done = |reply: &Vec<String>| if is_file { format!("{reply:?}") } else { "done".into() };
+        let reply = outcome.as_ref().map_or_else(ToString::to_string, done);
+        self.machine.say(format!("{} ends: {reply}", job.id));
         self.look(if is_file { Actor::Reconfigure } else { Actor::ControlVerb(&mut job, Some(&outcome)) })?;
         self.model.check_hang_up(&job)?;
         let trouble = self.trouble();

@@ -80,14 +80,14 @@ const WATCH_COUNTERS: usize = 9;
 #[derive(Debug, Default)]
 pub(super) struct WatchCounters {
     pub(super) waiting: AtomicU64,
-    pub(super) given_up: AtomicU64,
-    pub(super) late: AtomicU64,
-    pub(super) bare: AtomicU64,
+    pub(super) abandoned_reads: AtomicU64,
+    pub(super) late_completions: AtomicU64,
+    pub(super) uncopied_reads: AtomicU64,
     pub(super) hedges: AtomicU64,
-    pub(super) won: AtomicU64,
-    pub(super) wasted: AtomicU64,
-    pub(super) refused: AtomicU64,
-    pub(super) free: AtomicU64,
+    pub(super) hedges_won: AtomicU64,
+    pub(super) hedges_wasted: AtomicU64,
+    pub(super) hedges_refused: AtomicU64,
+    pub(super) free_hedges: AtomicU64,
 }
 
 impl WatchCounters {
@@ -102,8 +102,28 @@ impl WatchCounters {
     }
 
     fn cells(&self) -> [&AtomicU64; WATCH_COUNTERS] {
-        let WatchCounters { waiting, given_up, late, bare, hedges, won, wasted, refused, free } = self;
-        [waiting, given_up, late, bare, hedges, won, wasted, refused, free]
+        let WatchCounters {
+            waiting,
+            abandoned_reads,
+            late_completions,
+            uncopied_reads,
+            hedges,
+            hedges_won,
+            hedges_wasted,
+            hedges_refused,
+            free_hedges,
+        } = self;
+        [
+            waiting,
+            abandoned_reads,
+            late_completions,
+            uncopied_reads,
+            hedges,
+            hedges_won,
+            hedges_wasted,
+            hedges_refused,
+            free_hedges,
+        ]
     }
 }
 

@@ -25,13 +25,13 @@ pub(super) struct MultipathLane {
     pub(super) shared: Arc<MultipathState>,
     pub(super) router: Router,
     /// The paths.
-    pub(super) legs: ChildLanes,
+    pub(super) children: ChildLanes,
     /// For each path, its group and its position in the group.
     path_positions: Vec<(u32, u32)>,
     pub(super) served: LaneCounters,
     /// Queued bios that found no path.
-    pub(super) parked: Batch,
-    /// How many of the `parked` bios the path log has counted.
+    pub(super) held_bios: Batch,
+    /// How many of the `held_bios` bios the path log has counted.
     pub(super) reported_waiting: usize,
     /// Bios that a path failed, to be retried.
     pub(super) to_retry: Batch,
@@ -40,7 +40,7 @@ pub(super) struct MultipathLane {
     /// The next `poll` checks `ended` and `draining`.
     pub(super) slow_poll_due: bool,
     /// Scratch.
-    pub(super) spare: Batch,
+    pub(super) empty_batch: Batch,
     /// The current suspend, set by each `drain` and cleared by the next `poll`. A cancelled suspend
     /// is not reported to the lane, so the value must not outlive that poll.
     pub(super) draining: Option<Drain>,
@@ -48,17 +48,17 @@ pub(super) struct MultipathLane {
 
 /// Bios that completed on several paths, one list per path.
 pub(super) struct ReapedPaths<'a> {
-    legs: &'a mut ChildLanes,
+    children: &'a mut ChildLanes,
     served: &'a [PathCounters],
     done: &'a mut Batch,
 }
 
 impl ReapedPaths<'_> {
-    /// Moves the completed bios of leg `index` to `done` and counts them, if all of them succeeded
-    /// and have the same operation. Returns the bios and their total length.
+    /// Moves the completed bios of child `index` to `done` and counts them, if all of them
+    /// succeeded and have the same operation. Returns the bios and their total length.
     #[inline(always)]
     pub(super) fn take(&mut self, index: usize) -> Option<(&[Box<Bio>], Sectors)> {
-        let (back, from) = (self.legs.back(index), self.done.len());
+        let (back, from) = (self.children.back(index), self.done.len());
         let op = back.first().map_or(Op::Read, |bio| bio.op);
         let (count, mut sectors) = (back.len(), Sectors::ZERO);
         let all = udm_core::append_if_zero(back, self.done, |bio| {
@@ -66,7 +66,7 @@ impl ReapedPaths<'_> {
             bio.status as u8 | (bio.op as u8 ^ op as u8)
         });
         all.then(|| {
-            let (left, counter) = (self.legs.taken(index, count), &self.served[index]);
+            let (left, counter) = (self.children.taken(index, count), &self.served[index]);
             counter.has(left);
             counter.served(op, count as u64, sectors.bytes());
             (&self.done[from..], sectors)
@@ -88,14 +88,14 @@ impl MultipathLane {
             shared,
             path_positions: router.path_positions(),
             router,
-            legs: ChildLanes::new(paths),
+            children: ChildLanes::new(paths),
             served,
-            parked: Batch::new(),
+            held_bios: Batch::new(),
             reported_waiting: 0,
             to_retry: Batch::new(),
             ended: Batch::new(),
             slow_poll_due: false,
-            spare: Batch::new(),
+            empty_batch: Batch::new(),
             draining: None,
         }
     }
@@ -110,7 +110,7 @@ impl MultipathLane {
         if self.shared.word() == self.router.seen()
             && let Some(group) = self.router.group()
         {
-            group.selector.deal(batch, group.paths.start, &mut self.legs, cx);
+            group.selector.deal(batch, group.paths.start, &mut self.children, cx);
         } else {
             self.dispatch_after_change(batch, cx);
         }
@@ -128,7 +128,7 @@ impl MultipathLane {
         }
         match self.router.group() {
             Some(group) => {
-                group.selector.deal(batch, group.paths.start, &mut self.legs, cx);
+                group.selector.deal(batch, group.paths.start, &mut self.children, cx);
             }
             None => self.no_path(batch),
         }
@@ -137,7 +137,7 @@ impl MultipathLane {
     /// Polls the paths that have bios in flight.
     #[inline(always)]
     pub(super) fn reap(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
-        match self.legs.poll_busy(done, cx) {
+        match self.children.poll_busy(done, cx) {
             Some(polled) => self.polled(polled, done, cx),
             None => self.reap_several(done, cx),
         }
@@ -147,38 +147,38 @@ impl MultipathLane {
     /// them succeeded.
     #[inline(never)]
     fn reap_several(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
-        let Some(polled) = self.legs.poll_separately(cx) else { return self.reap_many(done, cx) };
+        let Some(polled) = self.children.poll_separately(cx) else { return self.reap_many(done, cx) };
         let (before, mut marks) = (done.len(), polled);
         if let Some(group) = self.router.group() {
-            let to = ReapedPaths { legs: &mut self.legs, served: &self.served, done };
+            let to = ReapedPaths { children: &mut self.children, served: &self.served, done };
             marks = group.selector.reaped(group.paths.clone(), marks, to, cx);
         }
         while marks != 0 {
             let (index, from) = (marks.trailing_zeros() as usize, done.len());
             marks &= marks - 1;
-            let back = self.legs.back(index);
+            let back = self.children.back(index);
             let count = back.len();
             done.append(back);
-            let left = self.legs.taken(index, count);
-            self.polled(PolledChild { leg: index, from, left }, done, cx);
+            let left = self.children.taken(index, count);
+            self.polled(PolledChild { child: index, from, left }, done, cx);
         }
-        self.legs.finish_separate_poll(polled, done.len() > before, done, cx);
+        self.children.finish_separate_poll(polled, done.len() > before, done, cx);
     }
 
     /// As [`MultipathLane::reap_several`], for more paths than a bit mask can hold.
     #[inline(never)]
     fn reap_many(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
-        let mut round = self.legs.poll();
-        while let Some(polled) = self.legs.poll_next(&mut round, done, cx) {
+        let mut round = self.children.poll();
+        while let Some(polled) = self.children.poll_next(&mut round, done, cx) {
             self.polled(polled, done, cx);
         }
-        self.legs.poll_idle(&round, done, cx);
+        self.children.poll_idle(&round, done, cx);
     }
 
     /// Counts the bios in `done` that completed on one path, and removes those with a path error.
     #[inline(always)]
     fn polled(&mut self, polled: PolledChild, done: &mut Batch, cx: &Cx<'_>) {
-        let PolledChild { leg: index, from, left } = polled;
+        let PolledChild { child: index, from, left } = polled;
         let counter = &self.served[index];
         counter.has(left);
         let back = &done[from..];
@@ -228,8 +228,8 @@ impl MultipathLane {
         let (back, sectors) = if kept { (&[][..], Sectors::ZERO) } else { (&done[from..], sectors) };
         self.router.polled(self.path_positions[index], back, sectors, cx);
         let before = self.to_retry.len();
-        self.spare.extend(done.drain(from..));
-        for bio in self.spare.drain(..) {
+        self.empty_batch.extend(done.drain(from..));
+        for bio in self.empty_batch.drain(..) {
             let retry = bio.status.is_path_error() && !bugs::on(Bug::PathErrorNotRetried)
                 || bio.status == Status::Medium && bugs::on(Bug::MediumErrorFailsPath);
             if !bio.status.is_ok() {
@@ -249,7 +249,7 @@ impl MultipathLane {
     fn poll_slow(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         self.slow_poll_due = false;
         done.append(&mut self.ended);
-        if self.draining == Some(Drain::NoFlush) && !self.parked.is_empty() {
+        if self.draining == Some(Drain::NoFlush) && !self.held_bios.is_empty() {
             // Queued after the last `drain`: the next one hands them back.
             cx.wake_now();
         }
@@ -267,7 +267,7 @@ impl Lane for MultipathLane {
     }
 
     fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
-        if !self.parked.is_empty() {
+        if !self.held_bios.is_empty() {
             self.unpark(cx);
         }
         self.reap(done, cx);
@@ -285,9 +285,9 @@ impl Lane for MultipathLane {
     fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
         (self.draining, self.slow_poll_due) = (Some(how), true);
         // Bios that a path holds back must complete too.
-        for index in 0..self.legs.len() {
-            let from = self.legs.drain(index, how, back, cx);
-            self.served[index].has(self.legs.in_flight_on(index));
+        for index in 0..self.children.len() {
+            let from = self.children.drain(index, how, back, cx);
+            self.served[index].has(self.children.in_flight_on(index));
             let came = &back[from..];
             let sectors = Sectors(came.iter().map(|bio| bio.sectors.0).sum());
             if !bugs::on(Bug::LoadKeptOnHandBack) {
@@ -298,6 +298,6 @@ impl Lane for MultipathLane {
     }
 
     fn own_work(&self) -> OwnWork {
-        self.legs.own_work()
+        self.children.own_work()
     }
 }

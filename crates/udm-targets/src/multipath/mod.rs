@@ -79,7 +79,7 @@ pub struct Multipath {
     groups: Vec<PriorityGroup>,
     shared: Arc<MultipathState>,
     served: DeviceCounters,
-    board: Arc<CheckerStatus>,
+    checker_status: Arc<CheckerStatus>,
     /// The path watch options, set when the table is loaded into a device.
     watch: OnceLock<PathWatchOptions>,
     /// Serialises messages. The data path never takes it.
@@ -104,7 +104,7 @@ impl Multipath {
             groups: params.groups,
             shared: Arc::new(shared),
             served: DeviceCounters::default(),
-            board: Arc::new(CheckerStatus::new(paths)),
+            checker_status: Arc::new(CheckerStatus::new(paths)),
             watch: OnceLock::new(),
             messages: Mutex::new(()),
         }))
@@ -211,9 +211,9 @@ impl Target for Multipath {
             next - group.paths.len()..next
         };
         let groups = self.groups.iter().map(range).collect();
-        let (shared, board) = (Arc::clone(&self.shared), Arc::clone(&self.board));
+        let (shared, checker_status) = (Arc::clone(&self.shared), Arc::clone(&self.checker_status));
         let len = self.len;
-        let subject = checker::CheckerInput { shared, board, len, paths, groups, settings };
+        let subject = checker::CheckerInput { shared, checker_status, len, paths, groups, settings };
         vec![Box::new(move || Box::new(checker::Checker::new(subject)))]
     }
 

@@ -248,7 +248,7 @@ impl Snapshot {
         if self.settings.crosses(before, now, full.0) {
             let line = format!("the store is filled to {now} of {} sectors", full.0);
             tracing::warn!("{}: {line}", self.name());
-            self.tell(EventKind::SnapshotFilling, &line);
+            self.emit(EventKind::SnapshotFilling, &line);
             self.event();
         }
         if self.is_low(grant.end, *size) {
@@ -282,16 +282,16 @@ impl Snapshot {
         match self.growth.next(size, self.space.next_size(size)) {
             Some(next) => {
                 let weak_self = Weak::clone(&self.weak_self);
-                let told = move |outcome| {
+                let on_result = move |outcome| {
                     if let Some(weak_self) = weak_self.upgrade() {
                         weak_self.growth_done(outcome);
                     }
                 };
-                self.store.device.grow(next, Box::new(told));
+                self.store.device.grow(next, Box::new(on_result));
             }
             None => {
                 self.growth.end(GrowthState::AtMax, false);
-                self.bell.wake_up();
+                self.wait_queue.wake_up();
             }
         }
     }
@@ -312,13 +312,13 @@ impl Snapshot {
                     let size = self.store_size().0;
                     let line = format!("the store stays at {size} sectors: {why}");
                     tracing::warn!("{}: {line}", self.name());
-                    self.tell(EventKind::SnapshotFilling, &line);
+                    self.emit(EventKind::SnapshotFilling, &line);
                     self.event();
                 }
             }
         }
         if !bugs::on(Bug::GrownNotRung) {
-            self.bell.wake_up();
+            self.wait_queue.wake_up();
         }
     }
 
@@ -346,7 +346,7 @@ impl Snapshot {
     /// another core may wait for it.
     pub(super) fn notify_without_room(&self) {
         if !bugs::on(Bug::GivenUpUnheard) {
-            self.bell.wake_up();
+            self.wait_queue.wake_up();
         }
     }
 
@@ -357,6 +357,6 @@ impl Snapshot {
         if self.is_low(self.space.end(), self.store_size()) {
             self.grow(false);
         }
-        self.bell.wake_up();
+        self.wait_queue.wake_up();
     }
 }

@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use udm_core::bugs::{self, Bug};
 use udm_core::{Batch, Bio, Cx, Drain, Lane, Op, OpenError, OwnWork, Sector, Sectors, Segments, Status};
 
-/// Legs of the copy engine.
+/// Children of the copy engine.
 const ORIGIN: usize = 0;
 const STORE: usize = 1;
 
@@ -107,13 +107,13 @@ impl SnapshotLane {
     fn send_to_store(&mut self, mut bio: Box<Bio>, new: u64, what: InFlightKind) {
         let sector = Sector(self.snapshot.in_store(bio.sector.0, new));
         self.tags.put(&mut bio, sector, what);
-        self.engine.legs.push(STORE, bio);
+        self.engine.children.push(STORE, bio);
     }
 
     fn send_to_origin(&mut self, mut bio: Box<Bio>, what: InFlightKind) {
         let sector = bio.sector;
         self.tags.put(&mut bio, sector, what);
-        self.engine.legs.push(ORIGIN, bio);
+        self.engine.children.push(ORIGIN, bio);
     }
 
     /// Redirects the bios at the front of a batch that are in the store, and returns their number.
@@ -164,7 +164,7 @@ impl SnapshotLane {
     #[inline]
     fn take(&mut self, bio: Box<Bio>, epoch: u64) {
         match bio.op {
-            Op::Flush => self.engine.legs.push(STORE, bio),
+            Op::Flush => self.engine.children.push(STORE, bio),
             _ if !self.is_usable() => self.end(bio, Status::IoErr),
             Op::Read => {
                 let place = self.snapshot.place(self.snapshot.chunk_of(bio.sector.0));
@@ -283,7 +283,7 @@ impl SnapshotLane {
     /// The last step after all bios of a turn.
     fn finish_turn(&mut self, cx: &mut Cx<'_>) {
         if self.reader.end(&self.snapshot.readers) {
-            self.snapshot.bell.wake_up();
+            self.snapshot.wait_queue.wake_up();
         }
         self.engine.begin(cx);
         if !self.ended.is_empty() {
@@ -347,13 +347,13 @@ impl SnapshotLane {
         let epoch = if reads { self.reader.begin(&self.snapshot.readers) } else { 0 };
         let to_origin = if reads && kept == 0 { self.redirect_to_origin(batch, epoch) } else { 0 };
         if to_origin == batch.len() {
-            return self.engine.legs.submit(ORIGIN, batch, cx);
+            return self.engine.children.submit(ORIGIN, batch, cx);
         }
         self.engine.schedule_last_block_check(0, cx);
         for (at, bio) in batch.drain(..).enumerate() {
             match (at < kept, at < to_origin) {
-                (true, _) => self.engine.legs.push(STORE, bio),
-                (_, true) => self.engine.legs.push(ORIGIN, bio),
+                (true, _) => self.engine.children.push(STORE, bio),
+                (_, true) => self.engine.children.push(ORIGIN, bio),
                 _ => self.take(bio, epoch),
             }
         }
@@ -365,7 +365,7 @@ impl SnapshotLane {
     fn restore_passed(&mut self, done: &mut Batch, from: usize) -> bool {
         let all = done[from..].iter_mut().all(|bio| self.passed(bio));
         if self.reader.end(&self.snapshot.readers) {
-            self.snapshot.bell.wake_up();
+            self.snapshot.wait_queue.wake_up();
         }
         all
     }
@@ -413,7 +413,7 @@ impl Lane for SnapshotLane {
         let count = self.redirect_to_store(batch);
         if count == batch.len() {
             self.engine.schedule_last_block_check(0, cx);
-            self.engine.legs.submit(STORE, batch, cx);
+            self.engine.children.submit(STORE, batch, cx);
         } else {
             self.submit_rest(batch, count, cx);
         }
@@ -441,7 +441,7 @@ impl Lane for SnapshotLane {
             let copied = self.first_writes.remove(first as usize);
             self.engine.copied(0, CopiedRun { kept: false, ..copied });
             snapshot.map.give_up(copied.old);
-            snapshot.bell.wake_up();
+            snapshot.wait_queue.wake_up();
         }
         if any {
             // Records of other lanes wait for these sequence numbers, and this lane may not be

@@ -14,7 +14,7 @@ use udm_dm::target::{DeviceRange, DeviceRef, LowerLimits, Target, TargetArgs, Ta
 struct OriginTarget {
     device: DeviceRef,
     len: Sectors,
-    family: Arc<OriginSnapshots>,
+    origin_snapshots: Arc<OriginSnapshots>,
 }
 
 /// Creates a snapshot-origin target.
@@ -32,8 +32,8 @@ pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
     if args.start.0 != 0 {
         return Err(TargetError::new("an origin begins at sector 0"));
     }
-    let family = OriginSnapshots::of(&device);
-    Ok(Arc::new(OriginTarget { device, len: args.len, family }))
+    let origin_snapshots = OriginSnapshots::of(&device);
+    Ok(Arc::new(OriginTarget { device, len: args.len, origin_snapshots }))
 }
 
 impl Target for OriginTarget {
@@ -42,7 +42,7 @@ impl Target for OriginTarget {
     }
 
     fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        Ok(Box::new(OriginLane::open(&self.device, &self.family.listed(), cx)?))
+        Ok(Box::new(OriginLane::open(&self.device, &self.origin_snapshots.listed(), cx)?))
     }
 
     fn table(&self) -> String {
@@ -61,11 +61,11 @@ impl Target for OriginTarget {
     }
 
     fn checkpoints(&self) -> Vec<Checkpoint> {
-        self.family.checkpoints(None)
+        self.origin_snapshots.checkpoints(None)
     }
 
     fn changed(&self, since: &Checkpoint, from: Sector, len: Sectors, out: &mut Extents<ChangeStatus>) {
-        self.family.changed(None, since, (from, len), out);
+        self.origin_snapshots.changed(None, since, (from, len), out);
     }
 
     fn devices(&self) -> Vec<DeviceRange> {
@@ -73,14 +73,14 @@ impl Target for OriginTarget {
     }
 
     fn extra_devices(&self) -> Vec<DeviceRef> {
-        self.family.stores()
+        self.origin_snapshots.stores()
     }
 
     fn as_linear(&self) -> Option<(DeviceRef, Sector)> {
-        self.family.is_empty().then(|| (self.device.clone(), Sector(0)))
+        self.origin_snapshots.is_empty().then(|| (self.device.clone(), Sector(0)))
     }
 
     fn attach(&self, notify: Arc<dyn TargetHost>) {
-        self.family.add_origin_device(&notify);
+        self.origin_snapshots.add_origin_device(&notify);
     }
 }

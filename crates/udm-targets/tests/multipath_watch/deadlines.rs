@@ -26,7 +26,7 @@ fn m10_reads_of_a_hung_path_end_within_the_deadline() {
     let report = rig.report(3);
     assert!(report.failed && report.fail_count == 1 && rig.events() == 1, "{report:?}");
     let watch = rig.watch(3);
-    assert_eq!((watch.given_up, watch.waiting, watch.late), (1, 0, 0));
+    assert_eq!((watch.abandoned_reads, watch.waiting, watch.late_completions), (1, 0, 0));
     assert_eq!(
         (rig.disks[3].waiting(), rig.lane.own_work()),
         (1, OwnWork::Required),
@@ -34,7 +34,7 @@ fn m10_reads_of_a_hung_path_end_within_the_deadline() {
     );
     rig.disks[3].hold(false);
     rig.poll();
-    assert_eq!(rig.watch(3).late, 1, "what comes late is dropped");
+    assert_eq!(rig.watch(3).late_completions, 1, "what comes late is dropped");
     rig.rests();
 }
 
@@ -53,7 +53,7 @@ fn a_path_that_answers_others_is_busy() {
     let ends: Vec<_> = rig.done.drain(..).map(|bio| bio.status).collect();
     assert_eq!(ends, [Status::Ok; 6], "the last of them took longer than the deadline");
     for path in 0..2 {
-        assert!(!rig.report(path).failed && rig.watch(path).given_up == 0);
+        assert!(!rig.report(path).failed && rig.watch(path).abandoned_reads == 0);
     }
     rig.rests();
 }
@@ -84,8 +84,8 @@ fn what_a_busy_path_keeps_is_given_up() {
         assert_eq!(rig.world.now.since(from), Nanos(4 * DEADLINE.0));
         let watch = rig.watch(0);
         match op {
-            Op::Read => assert_eq!((watch.given_up, watch.waiting), (1, 0)),
-            _ => assert_eq!((watch.given_up, watch.waiting), (0, 1)),
+            Op::Read => assert_eq!((watch.abandoned_reads, watch.waiting), (1, 0)),
+            _ => assert_eq!((watch.abandoned_reads, watch.waiting), (0, 1)),
         }
         rig.disks[0].hold(false);
         rig.poll();

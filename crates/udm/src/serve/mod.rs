@@ -1,7 +1,8 @@
-//! `udm serve`: serves devices to NBD clients until a signal comes or the command of `--run_task` ends.
+//! `udm serve`: serves devices to NBD clients until a signal comes or the command of `--run`
+//! ends.
 //!
 //! The calling thread becomes the control thread: it has the signals, the control socket and the
-//! child of `--run_task`. The cores are threads of their own. There is no periodic timer: a server
+//! child of `--run`. The cores are threads of their own. There is no periodic timer: a server
 //! without requests sleeps. A separate thread supervises the end of the server and receives the
 //! second signal, because the others may be stuck (`shutdown`).
 
@@ -48,7 +49,7 @@ const WAIT_STEP: Duration = Duration::from_secs(1);
 /// server ends.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Runs until the end; the exit status is that of the command of `--run_task`.
+/// Runs until the end; the exit status is that of the command of `--run`.
 pub fn run(args: &ServeArgs) -> Result<ExitCode> {
     let Some(file) = &args.config else { return serve_until_the_end(args, None) };
     let loaded = config::load(file)?;

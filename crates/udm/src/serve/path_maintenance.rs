@@ -10,7 +10,7 @@ use std::sync::Arc;
 use udm_control::registry::MaintenancePolicy;
 use udm_core::Nanos;
 use udm_dm::{PathMaintenance, PathWatchOptions};
-use udm_wire::multipath_conf::{CONF_MAX, Conf};
+use udm_wire::multipath_conf::{CONF_MAX, MultipathConf};
 
 /// How often paths are checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +44,7 @@ pub fn of(args: &ServeArgs) -> Result<MaintenancePolicy> {
             bail!("--multipath-conf says how paths are looked after, and --check-paths off that they are not")
         }
         Some(file) => Some(read(file)?),
-        None => (!off).then(Conf::default),
+        None => (!off).then(MultipathConf::default),
     };
     let watch = PathWatchOptions {
         deadline: args.path_deadline.map(|d| Nanos(d.as_nanos() as u64)),
@@ -59,12 +59,12 @@ pub fn of(args: &ServeArgs) -> Result<MaintenancePolicy> {
 }
 
 /// A `multipath.conf`; what it says that is passed over goes to the log.
-fn read(file: &Path) -> Result<Conf> {
+fn read(file: &Path) -> Result<MultipathConf> {
     let name = file.display().to_string();
     let mut text = String::new();
     let open = std::fs::File::open(file).with_context(|| name.clone())?;
     open.take(CONF_MAX as u64 + 1).read_to_string(&mut text).with_context(|| name.clone())?;
-    match Conf::parse(&text) {
+    match MultipathConf::parse(&text) {
         Ok(conf) => {
             conf.warnings.iter().for_each(|warning| tracing::warn!("{name}: {warning}"));
             Ok(conf)

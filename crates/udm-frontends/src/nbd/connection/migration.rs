@@ -243,7 +243,7 @@ impl Connection {
         cx.subscribe(device);
         // Read after the subscription: later changes arrive as messages.
         self.failing = export.is_failing();
-        self.io_counters = Some(export.served_on(cx.core()));
+        self.io_counters = Some(export.io_counters_on(cx.core()));
         if let Some(memory) = &mut self.memory {
             memory.serve(device);
         }
@@ -258,7 +258,7 @@ impl Connection {
                 self.pending_move.is_some()
             }
             Some(MoveMessage::Arrived(id)) if *id == self.id => {
-                self.let_go(cx);
+                self.close_moved(cx);
                 false
             }
             _ => false,
@@ -266,7 +266,7 @@ impl Connection {
     }
 
     /// Closes the rest of a connection that has moved.
-    pub(super) fn let_go(&mut self, cx: &mut FrontCx<'_, '_>) {
+    pub(super) fn close_moved(&mut self, cx: &mut FrontCx<'_, '_>) {
         if matches!(self.phase, ConnectionPhase::Moved) {
             if let Some(slot) = self.device.take() {
                 cx.close(slot);

@@ -18,7 +18,7 @@ const EXTENTS_MAX: usize = 512;
 
 impl Connection {
     /// Starts a block-status query of the device.
-    pub(super) fn survey(&mut self, request: Request, cx: &mut FrontCx<'_, '_>) {
+    pub(super) fn query_block_status(&mut self, request: Request, cx: &mut FrontCx<'_, '_>) {
         let Some((export, geometry)) = &self.export else {
             unreachable!("requests are taken from an export")
         };

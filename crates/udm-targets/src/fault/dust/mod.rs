@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! dust <dev> <offset> <block bytes>
-//! message: addbadblock <block> [<failing writes 0-255>] | removebadblock <block> | queryblock <block>
+//! message: addbadblock <block> [<failing writes 0-255>] | removebadblock <block> | queryblock
+//! <block>
 //!          | countbadblocks | listbadblocks | clearbadblocks | enable | disable | quiet
 //! ```
 //!

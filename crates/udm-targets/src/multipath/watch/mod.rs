@@ -93,7 +93,7 @@ struct WatchedPath {
     /// copies of reads that were given up or answered by another path.
     detached_copies: usize,
     /// The deadline timer, if there is a deadline, and the requests that it applies to.
-    patience: Option<DeadlineTimer>,
+    deadline_timer: Option<DeadlineTimer>,
     before_deadline: SlotQueue,
     /// Reads that may still be hedged.
     unhedged: SlotQueue,
@@ -155,7 +155,7 @@ pub(super) fn watch_lanes(
         last_answer: Nanos(0),
         busy_since: Nanos(0),
         detached_copies: 0,
-        patience: how.deadline.map(DeadlineTimer::new),
+        deadline_timer: how.deadline.map(DeadlineTimer::new),
         before_deadline: SlotQueue::default(),
         unhedged: SlotQueue::default(),
         refused: SlotQueue::default(),
@@ -234,8 +234,13 @@ impl PathWatcher {
     fn prepare(&mut self, path: usize, mut bio: Box<Bio>, now: Nanos) -> (Box<Bio>, Option<usize>) {
         let copied = bio.op == Op::Read || bugs::on(Bug::WriteGivenUp) && bio.op == Op::Write;
         if copied && let Some(mut copy) = self.copies.of(&bio) {
-            let read =
-                self.reads.insert(CopiedRead { bio, leg: path, own: 0, hedge: None, tried: SmallVec::new() });
+            let read = self.reads.insert(CopiedRead {
+                bio,
+                child: path,
+                own: 0,
+                hedge: None,
+                tried: SmallVec::new(),
+            });
             let sent = self.add_slot(path, SlotKind::Copy { read: Some(read), role: CopyRole::Own }, now);
             self.reads[read].own = sent.slot;
             copy.cookie = sent.slot as u64;
@@ -246,7 +251,7 @@ impl PathWatcher {
             return (copy, Some(read));
         }
         if bio.op == Op::Read {
-            WatchCounters::add(&self.counts(path).bare, 1);
+            WatchCounters::add(&self.counts(path).uncopied_reads, 1);
         }
         let sent = self.add_slot(path, SlotKind::Original { cookie: bio.cookie, late: false }, now);
         bio.cookie = sent.slot as u64;

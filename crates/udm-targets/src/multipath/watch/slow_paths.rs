@@ -77,7 +77,7 @@ impl PathWatcher {
             }
             self.paths[path].unhedged.pop();
             if !self.hedge(path, sent, now, cx) {
-                WatchCounters::add(&self.counts(path).refused, 1);
+                WatchCounters::add(&self.counts(path).hedges_refused, 1);
                 let path = &mut self.paths[path];
                 path.refused.push(sent, path.in_flight, &self.slots);
             }
@@ -123,7 +123,7 @@ impl PathWatcher {
         let on = &mut self.paths[path];
         on.hedged.push(sent, on.in_flight, &self.slots);
         WatchCounters::add(&self.counts(path).hedges, 1);
-        WatchCounters::add(&self.counts(path).free, u64::from(free));
+        WatchCounters::add(&self.counts(path).free_hedges, u64::from(free));
         true
     }
 
@@ -248,7 +248,7 @@ impl PathWatcher {
     /// Sends a copy of `read` to the path on trial.
     pub(super) fn send_trial_read(&mut self, read: usize, now: Nanos, cx: &mut Cx<'_>) {
         let Some(EjectionTrial { path, out: None, .. }) = self.trial else { return };
-        let same = self.paths[path].group == self.paths[self.reads[read].leg].group;
+        let same = self.paths[path].group == self.paths[self.reads[read].child].group;
         if same && !self.shared.path(path).failed {
             let sent = self.send_copy(path, read, CopyRole::EjectionTrial, now, cx);
             let serial = sent.then_some(self.serial);

@@ -5,7 +5,7 @@ use super::super::{
     ReplyHeader, Request, STRING_MAX, SimpleReply, be64_at,
 };
 use super::received_ranges::ReceivedRanges;
-use super::{ClientError, Export};
+use super::{ClientError, ExportInfo};
 use slab::Slab;
 use udm_core::bugs::{self, Bug};
 
@@ -119,7 +119,7 @@ enum Stage {
 impl ReplyParser {
     /// The parser at the start of transmission on `export`.
     #[must_use]
-    pub fn new(export: &Export) -> ReplyParser {
+    pub fn new(export: &ExportInfo) -> ReplyParser {
         ReplyParser {
             structured: export.structured,
             contexts: export.contexts.iter().map(|(id, _)| *id).collect(),
