@@ -48,20 +48,20 @@ pub fn run<T: Send>(
     let core_set = CoreSet::new(options.len()).context("cores")?;
     let (devices, start) = (ClusterGate::<Vec<Arc<dyn Device>>>::new(), ClusterGate::<()>::new());
     thread::scope(|scope| {
-        let (said, answers) = mpsc::channel::<Result<()>>();
+        let (tx, answers) = mpsc::channel::<Result<()>>();
         let threads: Vec<_> = options
             .iter()
             .enumerate()
             .map(|(i, options)| {
-                let (core_set, said) = (&core_set, said.clone());
+                let (core_set, tx) = (&core_set, tx.clone());
                 let (devices, start, work) = (&devices, &start, &work);
                 scope.spawn(move || {
                     let attached = LocalCore::attach(core_set, CoreId(i as u16), options.clone());
                     let mut core = match attached.with_context(|| format!("core {i}")) {
                         Ok(core) => core,
-                        Err(error) => return report_setup(&said, Err(error)),
+                        Err(error) => return report_setup(&tx, Err(error)),
                     };
-                    report_setup::<()>(&said, Ok(()));
+                    report_setup::<()>(&tx, Ok(()));
                     let devices = devices.wait(&mut core)?;
                     let lanes = devices.iter().map(|d| core.open(&**d)).collect::<Result<Vec<_>, _>>();
                     let lanes = match lanes {
@@ -69,16 +69,16 @@ pub fn run<T: Send>(
                         Err(error) => {
                             let error =
                                 core.ring_error().map_or(anyhow!("{error}"), |why| anyhow!("{error}: {why}"));
-                            return report_setup(&said, Err(error));
+                            return report_setup(&tx, Err(error));
                         }
                     };
-                    report_setup::<()>(&said, Ok(()));
+                    report_setup::<()>(&tx, Ok(()));
                     start.wait(&mut core)?;
                     Some(work(&mut core, lanes))
                 })
             })
             .collect();
-        drop(said);
+        drop(tx);
         let all =
             || -> Result<()> { options.iter().try_for_each(|_| answers.recv().context("a core ended")?) };
         let made = all().and_then(|()| make(&core_set));
@@ -104,7 +104,7 @@ pub fn run<T: Send>(
 
 /// Reports the result of a step of the setup. If another core has failed, the receiver may already
 /// be dropped.
-fn report_setup<T>(said: &mpsc::Sender<Result<()>>, result: Result<()>) -> Option<T> {
-    let _ = said.send(result);
+fn report_setup<T>(tx: &mpsc::Sender<Result<()>>, result: Result<()>) -> Option<T> {
+    let _ = tx.send(result);
     None
 }

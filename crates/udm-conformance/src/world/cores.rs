@@ -62,8 +62,8 @@ impl ThreadedWorld {
         self.core_set.broadcast(self.nobody, LaneCommand::Kick);
     }
 
-    fn step(&self, change: &mut DeviceTransition, patience: Duration) -> Option<Result<(), TargetError>> {
-        let end = Instant::now() + patience;
+    fn step(&self, change: &mut DeviceTransition, timeout: Duration) -> Option<Result<(), TargetError>> {
+        let end = Instant::now() + timeout;
         loop {
             match change.step(&*self.core_set) {
                 None if Instant::now() < end => std::thread::sleep(Duration::from_micros(200)),
@@ -81,8 +81,8 @@ impl CoreThread {
         CoreThread { jobs, news, thread: Some(thread), given: 0, collected: 0, answers: BTreeMap::new() }
     }
 
-    fn receive(&mut self, patience: Duration) -> Option<CoreReply> {
-        match self.news.recv_timeout(patience) {
+    fn receive(&mut self, timeout: Duration) -> Option<CoreReply> {
+        match self.news.recv_timeout(timeout) {
             Ok(news) => Some(news),
             Err(RecvTimeoutError::Timeout) => None,
             Err(RecvTimeoutError::Disconnected) => self.ended(),

@@ -105,9 +105,9 @@ impl NbdWorld {
         }
     }
 
-    fn step(&self, change: &mut DeviceTransition, patience: Duration) -> Option<Result<(), TargetError>> {
+    fn step(&self, change: &mut DeviceTransition, timeout: Duration) -> Option<Result<(), TargetError>> {
         let core_set = self.runtime.as_ref().expect("there are cores").core_set().clone();
-        let end = Instant::now() + patience;
+        let end = Instant::now() + timeout;
         loop {
             match change.step(&*core_set) {
                 None if Instant::now() < end => std::thread::sleep(Duration::from_micros(200)),
