@@ -14,7 +14,7 @@ pub(crate) fn run<R: 'static>(
     work: impl FnOnce() -> R + Send + 'static,
 ) {
     let guard = ReplyGuard { then: Some(then), no_thread };
-    // If no thread can be started, the closure is dropped, and the drop of `told` calls `then`.
+    // If no thread can be started, the closure is dropped, and the drop of `guard` calls `then`.
     let _ = thread::Builder::new().name(name.into()).spawn(move || guard.reply(work()));
 }
 

@@ -303,8 +303,9 @@ impl ChildLanes {
     }
 
     /// Polls each child that has bios in flight into a batch of its own. Returns their marks: bit
-    /// `n` for child `n`. For each of these children, the caller then uses [`ChildLanes::back`] and
-    /// [`ChildLanes::taken`]. At the end it calls [`ChildLanes::finish_separate_poll`].
+    /// `n` for child `n`. For each of these children, the caller then uses
+    /// [`ChildLanes::completions`] and [`ChildLanes::taken`]. At the end it calls
+    /// [`ChildLanes::finish_separate_poll`].
     ///
     /// Returns `None` if several children share a mark. In this case, use [`ChildLanes::poll`].
     ///
@@ -330,12 +331,12 @@ impl ChildLanes {
 
     /// The bios that child `index` has given back. The caller takes them out.
     #[inline(always)]
-    pub fn back(&mut self, index: usize) -> &mut Batch {
+    pub fn completions(&mut self, index: usize) -> &mut Batch {
         &mut self.children[index].out
     }
 
-    /// The caller took all `count` bios out of [`ChildLanes::back`]. Returns how many are left in
-    /// flight on the child.
+    /// The caller took all `count` bios out of [`ChildLanes::completions`]. Returns how many are
+    /// left in flight on the child.
     #[inline(always)]
     pub fn taken(&mut self, index: usize, count: usize) -> usize {
         let child = &mut self.children[index];

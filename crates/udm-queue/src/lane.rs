@@ -158,7 +158,7 @@ impl QueueLane {
                 });
                 self.down.push(bio.expect("a request waits"));
             }
-            if !self.tags.settle(self.wanted(), cx) {
+            if !self.tags.update_wait(self.wanted(), cx) {
                 if self.wanted() == 0 || !self.tags.are_retired() {
                     break;
                 }
@@ -262,7 +262,7 @@ impl Lane for QueueLane {
         if how == Drain::NoFlush {
             self.waiting.hand_back(&mut self.merger, back);
             back.append(&mut self.retries);
-            self.tags.settle(0, cx);
+            self.tags.update_wait(0, cx);
         }
         if self.remote_lane.is_some() {
             self.drain_remote_lane(how, back, cx);
@@ -275,7 +275,7 @@ impl Lane for QueueLane {
         if self.merger.has_in_flight() {
             self.merger.back(back, from, true, &mut self.retries, &mut self.down);
         }
-        self.tags.settle(self.wanted(), cx);
+        self.tags.update_wait(self.wanted(), cx);
     }
 
     fn own_work(&self) -> OwnWork {

@@ -230,19 +230,19 @@ impl RequestQueue {
     }
 }
 
+/// The queue, its new and old settings, and the callback.
+type QueueChange = (Arc<RequestQueue>, Arc<QueueSettings>, Arc<QueueSettings>, QueueChangeCallback);
+
 /// A change that waits for the tags of the old settings.
 struct PendingChange {
     /// Number of hardware queues whose tags are not all taken.
     queues_left: AtomicUsize,
-    /// The queue, its new and old settings, and the callback. `None` when the change is complete or
-    /// cancelled.
-    change: Mutex<Option<(Arc<RequestQueue>, Arc<QueueSettings>, Arc<QueueSettings>, QueueChangeCallback)>>,
+    /// `None` when the change is complete or cancelled.
+    change: Mutex<Option<QueueChange>>,
 }
 
 impl PendingChange {
-    fn take(
-        &self,
-    ) -> Option<(Arc<RequestQueue>, Arc<QueueSettings>, Arc<QueueSettings>, QueueChangeCallback)> {
+    fn take(&self) -> Option<QueueChange> {
         self.change.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 

@@ -128,7 +128,7 @@ impl RemoteLane {
                 if !self.replies.handed_back.is_empty() {
                     cx.wake_now();
                 }
-                return self.drain_requester.settle(self.waiting.is_empty());
+                return self.drain_requester.clear_if_empty(self.waiting.is_empty());
             }
             // The suspend without flush was cancelled before this drain, and a drain with flush
             // hands back nothing.
@@ -150,7 +150,7 @@ impl RemoteLane {
             cx.wake_now();
             self.submit(&mut again, cx);
         }
-        self.drain_requester.settle(self.waiting.is_empty());
+        self.drain_requester.clear_if_empty(self.waiting.is_empty());
     }
 }
 
@@ -208,14 +208,14 @@ struct OwnerTask {
     wait_handle: Option<WaitHandle>,
     in_flight: Slab<(Arc<ReplyQueue>, usize)>,
     /// Completed bios, for reuse.
-    spare: Batch,
+    free_bios: Batch,
     stopping: bool,
 }
 
 impl OwnerTask {
     fn new(device: Arc<dyn Device>, shared: Arc<OwnerShared>) -> OwnerTask {
-        let (in_flight, spare) = (Slab::new(), Batch::new());
-        OwnerTask { device, shared, lane: None, wait_handle: None, in_flight, spare, stopping: false }
+        let (in_flight, free_bios) = (Slab::new(), Batch::new());
+        OwnerTask { device, shared, lane: None, wait_handle: None, in_flight, free_bios, stopping: false }
     }
 
     fn take_requests(&mut self, cx: &mut dyn TaskCx) {
@@ -229,7 +229,7 @@ impl OwnerTask {
         while let Some(ForwardedRequest { op, flags, sector, sectors, data, from, key }) =
             self.shared.forwarded.pop()
         {
-            let mut bio = self.spare.pop().unwrap_or_default();
+            let mut bio = self.free_bios.pop().unwrap_or_default();
             (bio.op, bio.flags, bio.sector, bio.sectors, bio.data) = (op, flags, sector, sectors, data);
             let of_lane = from.lane;
             bio.cookie = drain::cookie(of_lane, self.in_flight.insert((from, key)));
@@ -260,7 +260,7 @@ impl Task for OwnerTask {
                 false => to.queue.push((key, bio.status, data)),
                 true => to.handed_back.push((key, data)),
             }
-            self.spare.push(bio);
+            self.free_bios.push(bio);
             // One wake for consecutive replies to the same lane.
             if let Some(before) = last.replace(Arc::clone(&to)).filter(|before| !Arc::ptr_eq(before, &to)) {
                 before.wait_queue.wake_up();

@@ -332,7 +332,7 @@ impl LaneTags {
 
     /// If `wanted` requests lack a tag, joins the line for them, and returns true if more tags are
     /// available at once. If `wanted` is 0, leaves the line and returns excess tags.
-    pub fn settle(&mut self, wanted: usize, cx: &mut Cx<'_>) -> bool {
+    pub fn update_wait(&mut self, wanted: usize, cx: &mut Cx<'_>) -> bool {
         let wanted = u32::try_from(wanted).unwrap_or(u32::MAX).min(u32::MAX >> 1);
         if wanted == 0 {
             if self.waits {

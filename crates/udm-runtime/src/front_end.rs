@@ -66,8 +66,8 @@ pub struct FrontCx<'a, 'b> {
     pub(crate) all_scheduled: &'a mut bool,
     pub(crate) locals: &'a mut CoreLocals,
     /// CPU time of this core's thread, and its total spin time.
-    pub(crate) spent: fn() -> Nanos,
-    pub(crate) spun: Nanos,
+    pub(crate) cpu_time: fn() -> Nanos,
+    pub(crate) spin_time: Nanos,
     /// The subscriptions of the core, and the topics of this front end.
     pub(crate) topics: (&'a mut Subscriptions, &'a mut Vec<DeviceId>),
 }
@@ -174,8 +174,8 @@ impl FrontCx<'_, '_> {
 
     /// CPU time of this core since its thread began, without spinning. Costs a system call.
     #[must_use]
-    pub fn spent(&self) -> Nanos {
-        (self.spent)().since(self.spun)
+    pub fn cpu_time(&self) -> Nanos {
+        (self.cpu_time)().since(self.spin_time)
     }
 
     /// The core that runs this turn.

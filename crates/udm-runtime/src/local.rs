@@ -71,7 +71,7 @@ pub struct LocalCore {
     options: CoreOptions,
     time: CoreClock,
     spin: SpinPolicy,
-    spun: Nanos,
+    spin_time: Nanos,
     /// Begin of the current wait.
     wait_began: Nanos,
     _on_core: CoreThreadGuard,
@@ -141,7 +141,7 @@ impl LocalCore {
             spin: SpinPolicy::new(options.spin_max.as_nanos() as u64),
             options,
             time,
-            spun: Nanos(0),
+            spin_time: Nanos(0),
             wait_began: begun,
             _on_core: CoreThreadGuard::new(),
         }
@@ -173,8 +173,8 @@ impl LocalCore {
     }
 
     /// Total time that this core has spun while it waited.
-    pub(crate) fn spun(&self) -> Nanos {
-        self.spun
+    pub(crate) fn spin_time(&self) -> Nanos {
+        self.spin_time
     }
 
     /// From now on a reactor handles messages that are not for lanes.
@@ -332,7 +332,7 @@ impl LocalCore {
     /// on a CPU.
     fn add_spin_time(&mut self, begin: Nanos, end: Nanos) {
         let most = self.options.spin_max.as_nanos() as u64;
-        self.spun = self.spun + Nanos(end.since(begin).0.min(most));
+        self.spin_time = self.spin_time + Nanos(end.since(begin).0.min(most));
     }
 
     /// Spins from `begin` on. Returns true if there is a reason for another turn.
@@ -381,12 +381,12 @@ pub struct CoreClock {
     /// Monotonic time, the same on all cores of a process.
     pub now: fn() -> Nanos,
     /// CPU time of the calling thread.
-    pub spent: fn() -> Nanos,
+    pub cpu_time: fn() -> Nanos,
 }
 
 impl CoreClock {
     /// The system's clocks.
-    pub(crate) const SYSTEM: CoreClock = CoreClock { now: clock, spent };
+    pub(crate) const SYSTEM: CoreClock = CoreClock { now: clock, cpu_time };
 }
 
 impl Default for CoreClock {
@@ -410,7 +410,7 @@ fn since(origin: Nanos, now: Nanos) -> Nanos {
     Nanos(now.since(origin).0 + 1)
 }
 
-fn spent() -> Nanos {
+fn cpu_time() -> Nanos {
     read(ClockId::ThreadCPUTime)
 }
 

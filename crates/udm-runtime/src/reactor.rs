@@ -99,7 +99,7 @@ struct ReactorState {
     listeners: Vec<usize>,
     /// The clocks of the core, and its total spin time.
     time: CoreClock,
-    spun: Nanos,
+    spin_time: Nanos,
     /// The earliest time that a front end asked for.
     wake: Nanos,
     /// Front ends refuse new requests.
@@ -132,7 +132,7 @@ impl Reactor {
         let inner = &mut self.inner;
         ring.take_ready(&mut inner.ready);
         let messages = std::mem::take(&mut self.core.other);
-        inner.spun = self.core.spun();
+        inner.spin_time = self.core.spin_time();
         let moved = self.core.turn_without_enter(|cx| inner.turn(messages, &ring, cx));
         // Messages that arrived in this turn are handled in the next turn, at once.
         if !self.core.other.is_empty() {
@@ -344,8 +344,8 @@ impl ReactorState {
             scheduled: &mut self.scheduled,
             all_scheduled: &mut self.all_scheduled,
             locals: &mut self.locals,
-            spent: self.time.spent,
-            spun: self.spun,
+            cpu_time: self.time.cpu_time,
+            spin_time: self.spin_time,
             topics: (&mut self.topics, &mut attached.topics),
         };
         f(&mut *front, &mut done, &mut fcx);

@@ -28,8 +28,8 @@ fn suspend(ack: &Ack) -> LaneCommand {
 fn a_detached_core_acks_at_once() {
     let core_set = CoreSet::with_task_core(3).unwrap();
     let answered = Arc::new(AtomicBool::new(false));
-    let told = Arc::clone(&answered);
-    let ack = Ack::new(move || told.store(true, Ordering::SeqCst));
+    let flag = Arc::clone(&answered);
+    let ack = Ack::new(move || flag.store(true, Ordering::SeqCst));
     core_set.broadcast(DeviceId::new(), suspend(&ack));
     drop(ack);
     assert!(answered.load(Ordering::SeqCst), "a detached core delays the ack");
@@ -50,7 +50,7 @@ fn cores_attach_and_detach_among_messages() {
                 let device = DeviceId::new();
                 while !over.load(Ordering::Relaxed) {
                     let mut local = LocalCore::attach(core_set, CoreId(core as u16), options()).unwrap();
-                    let port = local.turn(|cx| cx.open_inbox(device));
+                    let inbox = local.turn(|cx| cx.open_inbox(device));
                     // A message of the new core arrives, though late senders may drop messages of
                     // the detached core.
                     core_set.broadcast(device, LaneCommand::Kick);
@@ -58,10 +58,10 @@ fn cores_attach_and_detach_among_messages() {
                     // this one.
                     let taken = (0..1000).any(|_| {
                         local.turn(|_| ());
-                        port.has_messages()
+                        inbox.has_messages()
                     });
                     assert!(taken, "a message to an attached core was dropped");
-                    drop(port);
+                    drop(inbox);
                     local.detach();
                 }
             });

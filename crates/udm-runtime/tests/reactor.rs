@@ -23,9 +23,9 @@ struct DelayedDevice(DeviceId);
 
 struct DelayedLane {
     queue: Vec<(Nanos, Box<Bio>)>,
-    port: Rc<LaneInbox>,
-    suspended: Option<Ack>,
-    parked: bool,
+    inbox: Rc<LaneInbox>,
+    ack: Option<Ack>,
+    suspended: bool,
 }
 
 impl Device for DelayedDevice {
@@ -35,9 +35,9 @@ impl Device for DelayedDevice {
     fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
         Ok(Box::new(DelayedLane {
             queue: Vec::new(),
-            port: cx.open_inbox(self.0),
-            suspended: None,
-            parked: false,
+            inbox: cx.open_inbox(self.0),
+            ack: None,
+            suspended: false,
         }))
     }
     fn limits(&self) -> Limits {
@@ -47,17 +47,17 @@ impl Device for DelayedDevice {
 
 impl DelayedLane {
     fn messages(&mut self) {
-        while let Some(command) = self.port.take() {
+        while let Some(command) = self.inbox.take() {
             match command {
                 LaneCommand::Suspend { ack, .. } => {
-                    self.parked = true;
-                    self.suspended = Some(ack);
+                    self.suspended = true;
+                    self.ack = Some(ack);
                 }
-                LaneCommand::Resume { .. } => self.parked = false,
+                LaneCommand::Resume { .. } => self.suspended = false,
                 _ => {}
             }
         }
-        self.suspended = None;
+        self.ack = None;
     }
 }
 
@@ -67,7 +67,7 @@ impl Lane for DelayedLane {
     }
     fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         self.messages();
-        if self.parked {
+        if self.suspended {
             return;
         }
         let mut wait = Vec::new();

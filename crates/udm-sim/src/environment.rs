@@ -3,10 +3,10 @@
 //! Each world has one [`Env`], in a mutex that only one thread ever locks. The mutex is needed
 //! because paths are devices, and devices must be `Sync`.
 
-use crate::beside::{HelperRequest, StoreMarkRecord};
 use crate::cores::TaskPurpose;
 use crate::counts::counts;
 use crate::disk::SimDisk;
+use crate::helper_threads::{HelperRequest, StoreMarkRecord};
 use crate::plan::{Disturbance, ExcludedDisturbances};
 use crate::rng::{RngStream, SimRng};
 use crate::trace::Trace;

@@ -63,7 +63,7 @@ impl ExpectedLimits {
         for (_, kind) in &spec.lines {
             match kind {
                 LineKind::PassThrough(PassThrough::LogWrites(_), b, _) => {
-                    add(ExpectedLimits { most: None, ..of(b) })
+                    add(ExpectedLimits { most: None, ..of(b) });
                 }
                 LineKind::Linear(b, _) | LineKind::PassThrough(_, b, _) => add(of(b)),
                 LineKind::Striped { of: parts, .. } => parts.iter().for_each(|(b, _)| add(of(b))),

@@ -6,9 +6,9 @@
 //! releases them. A request that fails may have taken effect wholly or partly. A lane may be full:
 //! it queues further requests, and hands them back to a suspend without flush.
 
-use crate::beside::{HelperRequest, HelperRequestKind, SimStoreMark};
 use crate::cores::TaskPurpose;
 use crate::environment::{Env, PathMode, SharedEnv, lock};
+use crate::helper_threads::{HelperRequest, HelperRequestKind, SimStoreMark};
 use crate::path_faults;
 use crate::stamp;
 use crate::trace::{EventKind, op_bits, range};

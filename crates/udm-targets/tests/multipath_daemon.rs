@@ -7,7 +7,7 @@ use multipath_rig::disks;
 use std::cell::Cell;
 use std::sync::Arc;
 use udm_core::{Cores, DevNo, Lane, Nanos, Op, Sectors, Status};
-use udm_dm::testing::{TestControlIo, TestDisk, TestResolver, TestWorld, bare};
+use udm_dm::testing::{TestControlIo, TestDisk, TestResolver, TestWorld, bio_without_data};
 use udm_dm::{DeviceTransition, MappedDevice, PathCommand, PathMaintenance, PathMaintenanceReport, Table};
 use udm_wire::multipath_conf::{Failback, MarginalPolicy, MultipathSettings, NoPathRetry, Prio};
 
@@ -93,7 +93,7 @@ impl CheckedDeviceRig {
     }
 
     fn read(&mut self) -> Vec<Status> {
-        self.world.submit(0, &mut *self.lane, [bare(Op::Read, 0, 8)]);
+        self.world.submit(0, &mut *self.lane, [bio_without_data(Op::Read, 0, 8)]);
         self.poll()
     }
 
@@ -192,7 +192,7 @@ fn a_path_whose_end_is_missing_stays_failed() {
     let shorten =
         |host: &CheckedDeviceRig, sectors| host.disks[1].set_limits(|limits| limits.size = Sectors(sectors));
     shorten(&host, 32760);
-    host.disks[1].judge(|bio| if bio.end().0 > 32760 { Status::Transport } else { Status::Ok });
+    host.disks[1].set_verdict(|bio| if bio.end().0 > 32760 { Status::Transport } else { Status::Ok });
     host.pass(60.0);
     assert_eq!(host.paths(), "AA", "checks of a path that works read its first block");
     host.tell("fail_path 253:1");
@@ -200,7 +200,7 @@ fn a_path_whose_end_is_missing_stays_failed() {
     assert_eq!(host.paths(), "AF");
     assert_eq!(host.held().as_deref(), Some("it is shorter than the 16777216 bytes of the table"));
     shorten(&host, 32768);
-    host.disks[1].judge(|bio| if bio.end().0 > 32760 { Status::Medium } else { Status::Ok });
+    host.disks[1].set_verdict(|bio| if bio.end().0 > 32760 { Status::Medium } else { Status::Ok });
     host.pass(6.0);
     assert_eq!((host.paths().as_str(), host.held()), ("AA", None));
     // A read beyond the end of the device may fail with any status.
@@ -438,7 +438,7 @@ fn d07_a_path_that_keeps_failing_is_held_back_until_it_has_shown_better() {
     host.reads[1].clear();
     // Of 600 reads every 50th fails, then none.
     let mut count = 0;
-    host.disks[1].judge(move |_| {
+    host.disks[1].set_verdict(move |_| {
         count += 1;
         if count < 700 && count % 50 == 0 { Status::Transport } else { Status::Ok }
     });

@@ -45,8 +45,8 @@ fn poll(children: &mut ChildLanes, apart: bool, cx: &mut Cx<'_>) -> Vec<usize> {
     let (mut back, mut done) = (vec![0; children.len()], Batch::new());
     if apart && let Some(polled) = children.poll_separately(cx) {
         for child in (0..children.len()).filter(|child| polled >> child & 1 == 1) {
-            back[child] = children.back(child).len();
-            done.append(children.back(child));
+            back[child] = children.completions(child).len();
+            done.append(children.completions(child));
             assert_eq!(children.taken(child, back[child]), children.in_flight_on(child));
         }
         let came_back = !done.is_empty();

@@ -287,7 +287,7 @@ impl DeviceSetTransition {
                     SyncPoint::Preresumed => self.end_preresume(cores),
                     SyncPoint::Prepared => self.stage = SyncPoint::Quiesced,
                     SyncPoint::Quiesced if self.pause == PauseState::Requested => {
-                        self.pause = PauseState::Reached
+                        self.pause = PauseState::Reached;
                     }
                     _ => self.swap_tables(cores),
                 }

@@ -9,11 +9,11 @@
 //! ```
 //!
 //! * Running: batches go straight down. The only cost is one test of the inbox flag.
-//! * Draining: new bios are parked. Bios in flight complete. Bios that targets hold back are
-//!   returned and parked too (no-flush), or they fail (flush).
-//! * Suspended: all bios are parked. Bios that must not wait fail (kernel: NOWAIT with EAGAIN,
+//! * Draining: new bios are held. Bios in flight complete. Bios that targets hold back are
+//!   returned and held too (no-flush), or they fail (flush).
+//! * Suspended: all bios are held. Bios that must not wait fail (kernel: NOWAIT with EAGAIN,
 //!   read-ahead with EIO).
-//! * Resume installs the lane of the requested generation. Then all parked bios go down, oldest
+//! * Resume installs the lane of the requested generation. Then all held bios go down, oldest
 //!   first.
 //!
 //! A command may come twice, or for a generation that is already installed, because a lane may be
@@ -53,7 +53,7 @@ impl PreparedLane {
     }
 }
 
-/// The lane of a mapped device: commands, parked bios, and the lane of the live table.
+/// The lane of a mapped device: commands, held bios, and the lane of the live table.
 pub(super) struct MappedLane {
     inbox: Rc<LaneInbox>,
     /// True if the lane runs with a table, nothing is prepared or retired, and `ended` is empty.
@@ -69,7 +69,7 @@ pub(super) struct MappedLane {
     retired: Vec<(Box<TableLane>, udm_core::Ack)>,
     state: LaneState,
     acks: Vec<udm_core::Ack>,
-    /// Bios that the lane below handed back; they are older than the parked ones.
+    /// Bios that the lane below handed back; they are older than the held ones.
     returned: Batch,
     held_bios: Batch,
     /// Bios that ended here; the next poll hands them out.
@@ -170,7 +170,7 @@ impl MappedLane {
         self.retired.extend(lane.filter(|lane| owes(lane)).map(|lane| (lane, ack)));
     }
 
-    /// Installs the lane of `generation` and submits all parked bios. Returns the replaced lane.
+    /// Installs the lane of `generation` and submits all held bios. Returns the replaced lane.
     fn resume(&mut self, generation: u64, cx: &mut Cx<'_>) -> Option<Box<TableLane>> {
         let mut old = None;
         if self.generation != generation && bugs::on(Bug::ReloadDropsParked) {
@@ -284,7 +284,7 @@ fn end(ended: &mut Batch, mut bio: Box<Bio>, status: Status) {
 }
 
 impl MappedLane {
-    /// No command will resume this device or complete its suspend, so parked bios fail.
+    /// No command will resume this device or complete its suspend, so held bios fail.
     #[cold]
     fn drain_final(&mut self, back: &mut Batch, cx: &mut Cx<'_>) {
         let held_bios =
@@ -313,7 +313,7 @@ impl Lane for MappedLane {
         }
     }
 
-    /// A suspend of the device above. Bios that are parked here or held by targets can wait above
+    /// A suspend of the device above. Bios that are held here or held by targets can wait above
     /// too, whatever this device does. But a flushing suspend above does not fail bios that this
     /// device will still serve (kernel: it waits).
     fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {

@@ -103,7 +103,7 @@ impl Table {
         io: &dyn ControlIo,
         cores: usize,
     ) -> Result<Arc<Table>, TargetError> {
-        let entries = build::entries(types, lines, resolver, io, cores)?;
+        let entries = build::build_entries(types, lines, resolver, io, cores)?;
         let table_limits = Mutex::new(Arc::new(check::table_limits(&entries, LowerLimits::NOW)?));
         let (id, read_only) = (DeviceId::new(), AtomicBool::new(false));
         Ok(Arc::new(Table { id, entries, table_limits, claims: Mutex::default(), read_only }))
@@ -114,7 +114,7 @@ impl Table {
     ///
     /// # Errors
     /// As [`Table::build`].
-    pub fn of(target: Arc<dyn Target>, len: Sectors) -> Result<Table, TargetError> {
+    pub fn single_target(target: Arc<dyn Target>, len: Sectors) -> Result<Table, TargetError> {
         let entries = vec![TableEntry { start: Sector(0), len, target }];
         let table_limits = Mutex::new(Arc::new(check::table_limits(&entries, LowerLimits::NOW)?));
         let (id, read_only) = (DeviceId::new(), AtomicBool::new(false));
@@ -135,7 +135,7 @@ impl Table {
 
     /// The target of a table of one line.
     #[must_use]
-    pub fn only(&self) -> Option<&TableEntry> {
+    pub fn only_target(&self) -> Option<&TableEntry> {
         match &self.entries[..] {
             [entry] => Some(entry),
             _ => None,
@@ -305,11 +305,11 @@ impl Device for Table {
     /// Only a table of one line has checkpoints. Several lines would need a combined checkpoint,
     /// and no target keeps an instant of a part of the device.
     fn checkpoints(&self) -> Vec<Checkpoint> {
-        self.only().map_or_else(Vec::new, |entry| entry.target.checkpoints())
+        self.only_target().map_or_else(Vec::new, |entry| entry.target.checkpoints())
     }
 
     fn changed(&self, since: &Checkpoint, from: Sector, len: Sectors, out: &mut Extents<ChangeStatus>) {
-        match self.only() {
+        match self.only_target() {
             Some(entry) => entry.target.changed(since, from, len, out),
             None => out.push(len, ChangeStatus::Changed),
         }

@@ -27,14 +27,14 @@ pub(super) fn start(orders: &Arc<Mutex<TaskCommandQueue>>, make: TaskFactory) ->
     all.started += 1;
     all.queue.push_back(TaskCommand::Start(id, make));
     let orders = Arc::clone(orders);
-    TaskHandle::new(move |told| {
+    TaskHandle::new(move |ack| {
         let mut all = lock(&orders);
         let waits =
             all.queue.iter().position(|order| matches!(order, TaskCommand::Start(one, _) if *one == id));
         match waits {
             // The task has not started, so its start is removed.
             Some(at) => drop(all.queue.remove(at)),
-            None => all.queue.push_back(TaskCommand::Stop(id, told)),
+            None => all.queue.push_back(TaskCommand::Stop(id, ack)),
         }
     })
 }
@@ -65,9 +65,9 @@ impl RunningTask {
     /// Runs one turn. Returns true if the task is over.
     fn turn(&mut self, state: &mut CoreState, now: Nanos, stop: Option<Option<Ack>>) -> bool {
         self.call(state, now, |task, cx| task.turn(cx));
-        if let Some(told) = stop {
+        if let Some(ack) = stop {
             self.call(state, now, |task, cx| task.stop(cx));
-            drop(told);
+            drop(ack);
         }
         let mut done = Batch::new();
         for open in self.lanes.iter_mut().flatten() {
@@ -155,7 +155,7 @@ impl TestWorld {
                     let owner = self.cores[core].new_owner();
                     self.tasks.push(RunningTask { id, core, task: make(), owner, lanes: Vec::new() });
                 }
-                TaskCommand::Stop(id, told) => stops.push((id, told)),
+                TaskCommand::Stop(id, ack) => stops.push((id, ack)),
             }
         }
         let mut tasks = std::mem::take(&mut self.tasks);

@@ -215,7 +215,7 @@ impl Connection {
         }
         match done.result {
             Ok(n) if n > 0 => {
-                self.admission_slot.talks();
+                self.admission_slot.mark_active();
                 self.rx.arrived(n as usize, done.data);
             }
             Ok(_) => {
@@ -224,7 +224,7 @@ impl Connection {
                 match self.phase {
                     ConnectionPhase::Serving if self.is_cut() => self.phase = ConnectionPhase::Dead,
                     ConnectionPhase::Serving => {
-                        (self.phase, self.read_eof) = (ConnectionPhase::Draining, true)
+                        (self.phase, self.read_eof) = (ConnectionPhase::Draining, true);
                     }
                     ConnectionPhase::Handshake(_) => self.phase = ConnectionPhase::Dead,
                     ConnectionPhase::Draining | ConnectionPhase::Dead | ConnectionPhase::Moved => {}
@@ -363,7 +363,7 @@ impl Connection {
             self.abandon_parked();
         }
         if (over || self.read_eof) && !self.pending.is_empty() {
-            self.admission_slot.orphan();
+            self.admission_slot.mark_client_gone();
         }
         if !over {
             return;

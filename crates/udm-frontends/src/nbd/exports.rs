@@ -337,7 +337,7 @@ impl Exports {
     /// held. This includes requests in flight, which fail at once. The device keeps those, with
     /// their memory, until it completes them; a write may still be executed.
     #[must_use = "requests fail while it is held"]
-    pub fn fail(&self, export: &Arc<Export>) -> FailRequestsGuard {
+    pub fn fail_requests(&self, export: &Arc<Export>) -> FailRequestsGuard {
         export.failing.fetch_add(1, Ordering::SeqCst);
         let core_set = self.core_set.get().cloned().unwrap_or_default();
         let failing = FailRequestsGuard { export: Arc::clone(export), core_set };
@@ -417,7 +417,7 @@ impl Exports {
     /// As [`Exports::get`], but counts a user while the list is locked. So after
     /// [`Exports::remove`], the number of users cannot grow.
     #[must_use]
-    pub fn hold(&self, name: &str) -> Option<ExportRef> {
+    pub fn acquire(&self, name: &str) -> Option<ExportRef> {
         let list = self.list();
         let export = list.find(name)?;
         export.users.fetch_add(1, Ordering::Relaxed);
@@ -439,7 +439,7 @@ impl Exports {
 
     /// Returns up to `count` exports, in order, from position `from` on. Also returns the position
     /// after them if there may be more.
-    pub(super) fn some(&self, from: u64, count: usize) -> (Vec<Arc<Export>>, Option<u64>) {
+    pub(super) fn page(&self, from: u64, count: usize) -> (Vec<Arc<Export>>, Option<u64>) {
         let list = self.list();
         let some: Vec<_> = list.ordered.range(from..).take(count).collect();
         let next = some.last().filter(|_| some.len() == count).map(|(place, _)| *place + 1);

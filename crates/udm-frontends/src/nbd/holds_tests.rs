@@ -238,7 +238,7 @@ impl LockModel {
             let ModelConnection { member, requests, .. } = c;
             let member = member.as_mut().unwrap();
             member.release(key);
-            member.ended(|range| requests.iter().any(|r| r.in_flight() && overlap(&r.blocks(), range)));
+            member.write_ended(|range| requests.iter().any(|r| r.in_flight() && overlap(&r.blocks(), range)));
             self.end(i);
         }
     }

@@ -9,10 +9,10 @@
 //!   as for any two requests in flight together. FUA makes the request durable as any other: each
 //!   of its writes has FUA, or a flush follows.
 //!
-//! A request that waits for a range lock, its own or another, is *parked* and has no bio yet.
+//! A request that waits for a range lock, its own or another, is *blocked* and has no bio yet.
 //! Parked requests of a connection continue in their order. While a suspended device delays a
-//! request, the request keeps its range lock. A connection that ends drops its parked requests, and
-//! releases its range locks when its requests in flight have completed.
+//! request, the request keeps its range lock. A connection that ends drops its blocked requests,
+//! and releases its range locks when its requests in flight have completed.
 
 use super::connection::Connection;
 use super::range_locks::{LockEvent, LockMember, RangeLockMessage};
@@ -138,7 +138,7 @@ impl PartialBlocks {
 }
 
 impl Connection {
-    /// Starts a parked request, or requests its range lock. Returns false if it must stay parked.
+    /// Starts a blocked request, or requests its range lock. Returns false if it must stay blocked.
     fn admit(&mut self, key: usize, cx: &mut FrontCx<'_, '_>) -> bool {
         if self.pending[key].writes() {
             self.join_range_locks(cx);
@@ -148,7 +148,7 @@ impl Connection {
             self.launch(key, cx);
             return true;
         };
-        lock_member.writes();
+        lock_member.note_write();
         let blocks = pending.blocks.around(&pending.range());
         if pending.partial_blocks.is_none() {
             let free = !lock_member.is_locked(&blocks);
@@ -240,12 +240,12 @@ impl Connection {
         if held {
             lock_member.release(key);
         }
-        if lock_member.owes() {
-            lock_member.ended(|range| in_flight(&self.pending, range));
+        if lock_member.is_waited_for() {
+            lock_member.write_ended(|range| in_flight(&self.pending, range));
         }
     }
 
-    /// Drops the parked requests of a dead connection, and its block-status queries.
+    /// Drops the blocked requests of a dead connection, and its block-status queries.
     pub(super) fn abandon_parked(&mut self) {
         self.blocked.clear();
         let blocked = self

@@ -15,7 +15,7 @@
 //!    of the message's token until that write has ended.
 //! 3. *Granted*: the last token was dropped, so no overlapping write is in flight anywhere. The
 //!    owner does its work.
-//! 4. *Release*: every core with a member, or that got the first message, is notified, and parked
+//! 4. *Release*: every core with a member, or that got the first message, is notified, and blocked
 //!    writes continue.
 //!
 //! A member that joins while locks are active gets them at once, and keeps no tokens because it has
@@ -206,7 +206,7 @@ impl LockMember {
     }
 
     /// Records a write of this member.
-    pub(super) fn writes(&mut self) {
+    pub(super) fn note_write(&mut self) {
         self.idle_messages = 0;
     }
 
@@ -234,11 +234,11 @@ impl LockMember {
     pub(super) fn release(&mut self, key: usize) {
         if let Some(at) = self.own.iter().position(|(_, k)| *k == key) {
             let (id, _) = self.own.swap_remove(at);
-            self.give_up(id);
+            self.release_id(id);
         }
     }
 
-    fn give_up(&self, id: RangeLockId) {
+    fn release_id(&self, id: RangeLockId) {
         let mut state = self.range_locks.state();
         if let Some(at) = state.active.iter().position(|h| h.id == id) {
             let hold = state.active.swap_remove(at);
@@ -281,13 +281,13 @@ impl LockMember {
     }
 
     /// Returns true if a lock waits for a write of this member.
-    pub(super) fn owes(&self) -> bool {
+    pub(super) fn is_waited_for(&self) -> bool {
         self.held.iter().any(|h| h.owed.is_some())
     }
 
     /// Drops the tokens that no write in flight needs any more, after a write of this member has
     /// ended.
-    pub(super) fn ended(&mut self, in_flight: impl Fn(&Range<u64>) -> bool) {
+    pub(super) fn write_ended(&mut self, in_flight: impl Fn(&Range<u64>) -> bool) {
         for held in self.held.iter_mut().filter(|h| h.owed.is_some()) {
             if !in_flight(&held.range) {
                 held.owed = None;
@@ -299,7 +299,7 @@ impl LockMember {
 impl Drop for LockMember {
     fn drop(&mut self) {
         for (id, _) in std::mem::take(&mut self.own) {
-            self.give_up(id);
+            self.release_id(id);
         }
         self.range_locks.state().members[self.core.index()] -= 1;
     }

@@ -87,8 +87,9 @@ fn tcp_works_as_well() {
 #[test]
 fn a_stop_finishes_what_is_in_flight() {
     let world = ServerFixture::new(TestDisk::new(MIB, CompletionOrder::Shuffled));
-    let (mut c, mut silent, mut stranger) = (world.client(false), world.client(true), world.stranger());
-    world.disk.close_gate();
+    let (mut c, mut silent, mut stranger) =
+        (world.client(false), world.client(true), world.unnegotiated_client());
+    world.disk.hold_requests();
     for i in 0..100 {
         c.send(Command::Read, CommandFlags::empty(), i * 512, 512, &[]);
     }
@@ -101,7 +102,7 @@ fn a_stop_finishes_what_is_in_flight() {
     // Both wait until the stop has reached the cores; the gate opens after that.
     assert!(silent.is_at_end() && stranger.is_at_end());
     assert!(!stopping.is_finished(), "nothing is dropped");
-    disk.open_gate();
+    disk.release_requests();
     for _ in 0..100 {
         assert_eq!(c.receive().error, 0);
     }

@@ -43,13 +43,13 @@ impl ServerFixture {
 
     /// A client that has chosen the export.
     fn client(&self, structured: bool) -> ScriptedClient {
-        let mut client = self.stranger();
+        let mut client = self.unnegotiated_client();
         client.go("disk", structured);
         client
     }
 
     /// A client that has sent nothing yet.
-    fn stranger(&self) -> ScriptedClient {
+    fn unnegotiated_client(&self) -> ScriptedClient {
         let (client, socket) = ScriptedClient::pair();
         self.server.adopt(socket).unwrap();
         client

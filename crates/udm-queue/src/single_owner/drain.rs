@@ -125,7 +125,7 @@ impl DrainRequester {
     /// that it hands back need not fail.
     pub fn drained(&mut self, how: Drain, came: bool, empty: bool, cx: &mut Cx<'_>) {
         if empty {
-            return self.settle(true);
+            return self.clear_if_empty(true);
         }
         if self.drained == Some(Drain::NoFlush) && how == Drain::Flush {
             return;
@@ -143,7 +143,7 @@ impl DrainRequester {
     }
 
     /// Withdraws the request if no bio waits.
-    pub fn settle(&mut self, empty: bool) {
+    pub fn clear_if_empty(&mut self, empty: bool) {
         if empty {
             self.ask(None);
             (self.drained, self.asked) = (None, false);

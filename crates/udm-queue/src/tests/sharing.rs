@@ -86,7 +86,7 @@ fn threads_share_tags() {
                         while got < left.min(7) {
                             if held.take_one(left.min(7) - got) {
                                 got += 1;
-                            } else if !held.settle(left.min(7) - got, &mut cx) {
+                            } else if !held.update_wait(left.min(7) - got, &mut cx) {
                                 break;
                             }
                         }
@@ -95,7 +95,7 @@ fn threads_share_tags() {
                         out.fetch_sub(got as u32, SeqCst);
                         held.completed(got);
                         left -= got;
-                        held.settle(left.min(7), &mut cx);
+                        held.update_wait(left.min(7), &mut cx);
                         std::thread::yield_now();
                     }
                 });

@@ -56,7 +56,7 @@ struct RingState {
     backlog: VecDeque<usize>,
     /// Recycled entries, with the capacity of their lists.
     #[expect(clippy::vec_box, reason = "the kernel holds pointers into an entry: it must not move")]
-    spare: Vec<Box<RingEntry>>,
+    free_entries: Vec<Box<RingEntry>>,
     completions: Vec<Cqe>,
     /// Quick sends, oldest first: the kernel posts a completion only if they fail.
     quick: Vec<usize>,
@@ -113,7 +113,7 @@ impl Ring {
             users: Slab::new(),
             ready: Vec::new(),
             backlog: VecDeque::new(),
-            spare: Vec::new(),
+            free_entries: Vec::new(),
             completions: Vec::new(),
             quick: Vec::new(),
             progress: false,
@@ -206,7 +206,7 @@ impl Ring {
 
 impl RingState {
     fn push(&mut self, user: usize, tag: u64, op: RingOp) {
-        let mut entry = self.spare.pop().unwrap_or_default();
+        let mut entry = self.free_entries.pop().unwrap_or_default();
         entry.fill(op);
         self.users[user].in_flight += 1;
         let quick = self.kernel.supports_quick_send() && entry.is_send() && entry.bytes() <= QUICK_MAX;
@@ -300,8 +300,8 @@ impl RingState {
     fn finished(&mut self, key: usize, result: i32) {
         let Some(InFlightOp { user, tag, mut entry, .. }) = self.entries.try_remove(key) else { return };
         let data = entry.take_data();
-        if self.spare.len() < ENTRIES as usize {
-            self.spare.push(entry);
+        if self.free_entries.len() < ENTRIES as usize {
+            self.free_entries.push(entry);
         }
         let Some(state) = self.users.get_mut(user) else { return };
         state.in_flight -= 1;

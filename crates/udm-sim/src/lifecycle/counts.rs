@@ -1,6 +1,6 @@
 //! Coverage counters of runs.
 
-use super::ask::{KINDS, ServerVerb};
+use super::verb_jobs::{KINDS, ServerVerb};
 use crate::counts::{RunHash, counts, format_count, format_counts, format_disturbance_counts, uncovered};
 use crate::plan::{Disturbance, ExcludedDisturbances};
 

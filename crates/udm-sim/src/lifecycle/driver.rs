@@ -3,8 +3,8 @@
 //! The world is in a thread-local variable, because a verb that blocks runs steps of the world
 //! until it can continue.
 
-use super::ask::ServerVerb;
 use super::server_life;
+use super::verb_jobs::ServerVerb;
 use super::world::{LifecycleWorld, ReentrantStep, ServerPhase};
 use crate::environment::lock;
 use crate::log_capture;

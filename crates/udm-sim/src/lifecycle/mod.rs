@@ -13,22 +13,22 @@
 //! A killed server continues in a copy of its files until it has ended, and its requests change
 //! nothing.
 //!
-//! * `files`, `outside`: the state that outlives a server, and the backends of the registry.
-//! * `ask`, `draw`: verbs. `clients`: readers and writers.
-//! * `model`, `look`: the rules: the content of each disk and snapshot, and the snapshots that a
-//!   server may lose. `counts`: the counters.
+//! * `files`, `backends`: the state that outlives a server, and the backends of the registry.
+//! * `verb_jobs`, `generator`: verbs. `clients`: readers and writers.
+//! * `model`, `observation`: the rules: the content of each disk and snapshot, and the snapshots
+//!   that a server may lose. `counts`: the counters.
 //! * `world`, `driver`, `server_life`: the run.
 
-mod ask;
+mod backends;
 mod clients;
 mod counts;
-mod draw;
 mod driver;
 mod files;
-mod look;
+mod generator;
 mod model;
-mod outside;
+mod observation;
 mod server_life;
+mod verb_jobs;
 mod world;
 
 use crate::environment::lock;

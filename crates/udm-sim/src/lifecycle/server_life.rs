@@ -1,14 +1,14 @@
 //! The life of a server: it starts, serves, sometimes quiesces, and ends or is killed.
 
-use super::ask::ServerVerb;
 use super::driver::{is_in_phase, run_verb, step_until, step_world, with_world};
-use super::look::TableMeaning;
 use super::model::SnapshotFate;
+use super::observation::TableMeaning;
+use super::verb_jobs::ServerVerb;
 use super::world::{LifecycleWorld, ServerInstance, ServerPhase};
 use crate::environment::lock;
 use crate::model::Violation;
 use crate::plan::Disturbance;
-use crate::waiting::WakeableFuture;
+use crate::wakeable::WakeableFuture;
 use std::sync::Arc;
 use udm_control::config::{DesiredDevice, DesiredState};
 use udm_control::exports::{ExportOptions, Exporter};

@@ -1,13 +1,13 @@
 //! A lifecycle world: cores, the files that outlive servers, and the running server. It runs on one
 //! thread in an order drawn from a seed.
 
-use super::ask::{ServerVerb, ServerVerbJob, VerbReply};
+use super::backends::LifecycleBackends;
 use super::clients::DeviceClient;
 use super::counts::LifecycleCounts;
 use super::files::PersistentFiles;
-use super::look::{DeviceView, last_component};
 use super::model::{DiskImage, LifecycleModel, Origin, SnapshotFate};
-use super::outside::LifecycleBackends;
+use super::observation::{DeviceView, last_component};
+use super::verb_jobs::{ServerVerb, ServerVerbJob, VerbReply};
 use crate::counts::RunHash;
 use crate::disk::SimDisk;
 use crate::environment::{Env, lock};
@@ -18,7 +18,7 @@ use crate::register_model::RegisterModel;
 use crate::rng::{RngStream, SimRng};
 use crate::trace::{EventKind, NO_CORE};
 use crate::turn::MachineWorld;
-use crate::waiting::WakeableFuture;
+use crate::wakeable::WakeableFuture;
 use std::path::PathBuf;
 use std::sync::Arc;
 use udm_control::error::VerbError;
@@ -277,7 +277,7 @@ impl LifecycleWorld {
     pub(super) fn in_device(&self, name: &str) -> Option<usize> {
         let seen = self.view.iter().find(|seen| seen.name == name)?;
         match &seen.kind {
-            super::look::TableMeaning::Snapshot { store, state: SnapshotState::Valid, .. } => {
+            super::observation::TableMeaning::Snapshot { store, state: SnapshotState::Valid, .. } => {
                 self.model.in_store(store)
             }
             _ => None,
@@ -287,7 +287,7 @@ impl LifecycleWorld {
     /// Returns the detached snapshot that the device `name` had.
     fn spent(&self, name: &str) -> Option<usize> {
         let seen = self.view.iter().find(|seen| seen.name == name)?;
-        let super::look::TableMeaning::Snapshot { store, .. } = &seen.kind else { return None };
+        let super::observation::TableMeaning::Snapshot { store, .. } = &seen.kind else { return None };
         self.model.in_store(store).filter(|at| {
             let one = &self.model.snapshots[*at];
             !one.attached && matches!(one.fate, SnapshotFate::Kept | SnapshotFate::Released)

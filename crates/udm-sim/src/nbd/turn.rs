@@ -23,7 +23,7 @@ const CHECKS: usize = 4;
 enum TurnCandidate {
     Core(usize),
     Client(usize),
-    Survey,
+    BlockStatus,
     Change(usize),
 }
 
@@ -59,7 +59,7 @@ impl NbdServerWorld {
             }
         }
         if self.server.as_ref().is_some_and(|server| server.pending_queries() > 0) {
-            ready.push(TurnCandidate::Survey);
+            ready.push(TurnCandidate::BlockStatus);
         }
         for (d, device) in self.devices.iter().enumerate() {
             let woken =
@@ -74,7 +74,7 @@ impl NbdServerWorld {
         match self.schedule.pick(&ready) {
             TurnCandidate::Core(c) => self.turn(c)?,
             TurnCandidate::Client(i) => self.client_turn(i)?,
-            TurnCandidate::Survey => self.survey(),
+            TurnCandidate::BlockStatus => self.run_block_status(),
             TurnCandidate::Change(d) => self.go_on_changing(d)?,
         }
         match lock(&self.env).violation.take() {
@@ -218,7 +218,7 @@ impl NbdServerWorld {
         Ok(())
     }
 
-    fn survey(&mut self) {
+    fn run_block_status(&mut self) {
         let (some, asks) = (self.schedule.any(), self.schedule.below(8) > 0);
         if let Some(server) = &self.server {
             let nth = (some % server.pending_queries() as u64) as usize;

@@ -49,8 +49,8 @@ impl ExportDescription {
         let maximum = c.pick(&[u32::MAX, 32 << 20, 64 << 10]);
         let old = c.one_in(8);
         // Without `GO` a server cannot send its block sizes.
-        let told = !old && c.below(3) > 0;
-        let blocks = told.then_some(BlockSizes { minimum, preferred, maximum });
+        let sends_sizes = !old && c.below(3) > 0;
+        let blocks = sends_sizes.then_some(BlockSizes { minimum, preferred, maximum });
         ExportDescription { size: sectors * 512, flags, blocks, structured: c.one_in(2), old }
     }
 

@@ -3,9 +3,9 @@
 //! The world is in a thread-local variable. When a load resolves a name, the lookup runs steps of
 //! the others from within.
 
-use super::ask::{ControlVerb, ControlVerbJob, VerbOutcome, WakeableFuture};
-use super::look::number;
 use super::model::Actor;
+use super::observation::number;
+use super::verb_jobs::{ControlVerb, ControlVerbJob, VerbOutcome, WakeableFuture};
 use super::world::RegistryWorld;
 use crate::environment::lock;
 use crate::model::Violation;
@@ -171,7 +171,7 @@ fn run_to_rest() -> Result<(), Violation> {
             break;
         }
         with_world(|world| {
-            suspended.into_iter().for_each(|word| world.begin(ControlVerb::Resume { words: vec![word] }))
+            suspended.into_iter().for_each(|word| world.begin(ControlVerb::Resume { words: vec![word] }));
         });
     }
     step_until("verbs", RegistryWorld::is_over)?;

@@ -1,8 +1,8 @@
 //! Rules for clients that wait for events of a device: each event ends the wait, and nothing else
 //! does.
 
-use super::ask::{ControlVerb, ControlVerbJob, VerbOutcome, VerbProgress};
 use super::model::RegistryModel;
+use super::verb_jobs::{ControlVerb, ControlVerbJob, VerbOutcome, VerbProgress};
 use crate::model::Violation;
 use udm_core::errno::{EINTR, ENXIO};
 

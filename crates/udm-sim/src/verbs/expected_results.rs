@@ -1,10 +1,10 @@
 //! The permitted results of verbs.
 
-use super::ask::{ControlVerb, ControlVerbJob, DisturbanceCounts, VerbOutcome, VerbProgress};
-use super::look::ListedDevice;
+use super::backends::{NAMES as DISKS, NOT_NOW, canonical};
 use super::model::RegistryModel;
 use super::multipath;
-use super::outside::{NAMES as DISKS, NOT_NOW, canonical};
+use super::observation::ListedDevice;
+use super::verb_jobs::{ControlVerb, ControlVerbJob, DisturbanceCounts, VerbOutcome, VerbProgress};
 use crate::model::Violation;
 use crate::path::NO_LANE;
 use udm_control::registry::OPENED_MAJOR;
@@ -118,7 +118,7 @@ impl RegistryModel {
     pub(super) fn end(
         &self,
         job: &ControlVerbJob,
-        was: &super::look::RegistryView,
+        was: &super::observation::RegistryView,
         outcome: &VerbOutcome,
         trouble: DisturbanceCounts,
     ) -> Result<(), Violation> {
@@ -169,7 +169,7 @@ impl RegistryModel {
             ControlVerb::Suspend { .. } | ControlVerb::Resume { .. } | ControlVerb::Remove { .. }
         );
         let table = job.verb.table();
-        let open = |view: &super::look::RegistryView| {
+        let open = |view: &super::observation::RegistryView| {
             began.targets.iter().any(|id| view.get(*id).is_some_and(|seen| seen.open > 0))
         };
         let fine = began.may.contains(&errno)

@@ -8,25 +8,26 @@
 //! Below are cores and disks as in every world. Lanes fail to open, names fail or lead to other
 //! disks, paths hang, and clients of the devices connect, read and disconnect.
 //!
-//! * `ask`: the verbs. `draw`: the choice of the next one. `clients`: the readers.
-//! * `outside`: resolution of names, and helper threads. `look`: the content of the registry.
+//! * `verb_jobs`: the verbs. `generator`: the choice of the next one. `clients`: the readers.
+//! * `backends`: resolution of names, and helper threads. `observation`: the content of the
+//!   registry.
 //! * `model`: permitted changes. `expected_results`: permitted results. `event_waits`: clients that
 //!   wait for an event. `multipath`: devices made from paths. `file`: the server's file and its
 //!   rereading.
 //! * `world`, `driver`: the run. `counts`: the counters.
 
-mod ask;
+mod backends;
 mod clients;
 mod counts;
-mod draw;
 mod driver;
 mod event_waits;
 mod expected_results;
 mod file;
-mod look;
+mod generator;
 mod model;
 mod multipath;
-mod outside;
+mod observation;
+mod verb_jobs;
 mod world;
 
 use crate::environment::lock;

@@ -1,8 +1,8 @@
 //! The expected table of a multipath device over given paths.
 
-use super::ask::ControlVerb;
+use super::backends::canonical;
 use super::model::RegistryModel;
-use super::outside::canonical;
+use super::verb_jobs::ControlVerb;
 use udm_core::errno::EINVAL;
 
 /// Names of grouping policies, and an invalid one.

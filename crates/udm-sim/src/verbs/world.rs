@@ -1,16 +1,16 @@
 //! A registry world: cores, the registry and its clients, which run on one thread in an order drawn
 //! from a seed.
 
-use super::ask::{ControlVerb, ControlVerbJob, DisturbanceCounts, VerbOutcome, WakeableFuture};
+use super::backends::{NAMES as DISKS, SimBackends};
 use super::clients::DeviceReader;
 use super::counts::RegistryCounts;
-use super::draw::VerbGenerator;
 use super::driver::{self, ReentrantStep};
 use super::expected_results::KEEP;
 use super::file::DeclaredDevice;
-use super::look::number;
+use super::generator::VerbGenerator;
 use super::model::{Actor, RegistryModel};
-use super::outside::{NAMES as DISKS, SimBackends};
+use super::observation::number;
+use super::verb_jobs::{ControlVerb, ControlVerbJob, DisturbanceCounts, VerbOutcome, WakeableFuture};
 use crate::counts::RunHash;
 use crate::disk::SimDisk;
 use crate::environment::{Env, PathState, lock};
@@ -217,7 +217,7 @@ impl RegistryWorld {
         let file = self.model.config.under.take();
         let RegistryWorld { clients, jobs, loading, .. } = self;
         let users = |device| clients.iter().filter(|client| client.device == device).count() as u64;
-        let unseen = |seen: &super::look::ListedDevice| {
+        let unseen = |seen: &super::observation::ListedDevice| {
             let made = jobs.iter().filter(|job| job.is_making());
             let made = made.filter_map(|job| Some((job.verb.table()?, job.began.as_ref()?.look)));
             let loaded = loading.iter().map(|(_, table, look)| (table.as_str(), *look));
@@ -234,7 +234,7 @@ impl RegistryWorld {
         }
         let exports: Vec<_> =
             self.exports.all().iter().map(|e| (e.name().to_string(), e.device().id())).collect();
-        let fine = |seen: &super::look::ListedDevice| exports.contains(&(seen.name.clone(), seen.id));
+        let fine = |seen: &super::observation::ListedDevice| exports.contains(&(seen.name.clone(), seen.id));
         if exports.len() != self.model.view.0.len() || !self.model.view.0.iter().all(fine) {
             return Err(format!("{exports:?} are exported, and there are {:?}", self.model.view));
         }
@@ -408,7 +408,7 @@ impl RegistryWorld {
         if let Some(hidden) = self.model.hidden.first() {
             return Err(format!("at rest, {hidden:?} is still being created or removed"));
         }
-        let waits = |seen: &&super::look::ListedDevice| seen.deferred && seen.open == 0;
+        let waits = |seen: &&super::observation::ListedDevice| seen.deferred && seen.open == 0;
         if let Some(seen) = self.model.view.0.iter().find(waits) {
             return Err(format!("{} is unused and its removal was deferred, but it still exists", seen.name));
         }

@@ -137,7 +137,7 @@ impl PathCounters {
 
     /// Counts `bios` completed bios of one operation, with `bytes` in total.
     #[inline(always)]
-    pub(super) fn served(&self, op: Op, bios: u64, bytes: u64) {
+    pub(super) fn count_completed(&self, op: Op, bios: u64, bytes: u64) {
         let (all, sum) = &self.ops[op as usize];
         PathCounters::bump(all, bios);
         PathCounters::bump(sum, bytes);
@@ -155,7 +155,7 @@ impl PathCounters {
 
     /// Sets the number of bios in flight.
     #[inline(always)]
-    pub(super) fn has(&self, bios: usize) {
+    pub(super) fn set_in_flight(&self, bios: usize) {
         self.in_flight.store(bios as u64, Ordering::Relaxed);
     }
 
@@ -240,16 +240,16 @@ mod tests {
     fn counts_outlive_their_lane() {
         let served = DeviceCounters::default();
         let (a, b) = (served.open(2, false), served.open(2, true));
-        a[0].served(Op::Read, 3, 12);
-        a[0].has(5);
-        b[1].served(Op::Write, 1, 4);
+        a[0].count_completed(Op::Read, 3, 12);
+        a[0].set_in_flight(5);
+        b[1].count_completed(Op::Write, 1, 4);
         for status in [Status::Timeout, Status::Medium] {
             let mut bio = Bio::new();
             bio.end_with(status);
             b[1].failed(&bio);
         }
         b[1].retried(2);
-        b[1].has(1);
+        b[1].set_in_flight(1);
         assert_eq!(served.total(2)[0].in_flight, 5);
         drop(a);
         for _ in 0..2 {

@@ -28,7 +28,7 @@ pub(super) struct MultipathLane {
     pub(super) children: ChildLanes,
     /// For each path, its group and its position in the group.
     path_positions: Vec<(u32, u32)>,
-    pub(super) served: LaneCounters,
+    pub(super) counters: LaneCounters,
     /// Queued bios that found no path.
     pub(super) held_bios: Batch,
     /// How many of the `held_bios` bios the path log has counted.
@@ -49,7 +49,7 @@ pub(super) struct MultipathLane {
 /// Bios that completed on several paths, one list per path.
 pub(super) struct ReapedPaths<'a> {
     children: &'a mut ChildLanes,
-    served: &'a [PathCounters],
+    counters: &'a [PathCounters],
     done: &'a mut Batch,
 }
 
@@ -58,7 +58,7 @@ impl ReapedPaths<'_> {
     /// succeeded and have the same operation. Returns the bios and their total length.
     #[inline(always)]
     pub(super) fn take(&mut self, index: usize) -> Option<(&[Box<Bio>], Sectors)> {
-        let (back, from) = (self.children.back(index), self.done.len());
+        let (back, from) = (self.children.completions(index), self.done.len());
         let op = back.first().map_or(Op::Read, |bio| bio.op);
         let (count, mut sectors) = (back.len(), Sectors::ZERO);
         let all = udm_core::append_if_zero(back, self.done, |bio| {
@@ -66,9 +66,9 @@ impl ReapedPaths<'_> {
             bio.status as u8 | (bio.op as u8 ^ op as u8)
         });
         all.then(|| {
-            let (left, counter) = (self.children.taken(index, count), &self.served[index]);
-            counter.has(left);
-            counter.served(op, count as u64, sectors.bytes());
+            let (left, counter) = (self.children.taken(index, count), &self.counters[index]);
+            counter.set_in_flight(left);
+            counter.count_completed(op, count as u64, sectors.bytes());
             (&self.done[from..], sectors)
         })
     }
@@ -81,7 +81,7 @@ impl MultipathLane {
         shared: Arc<MultipathState>,
         groups: impl Iterator<Item = (usize, SelectorLane)>,
         paths: Vec<Box<dyn Lane>>,
-        served: LaneCounters,
+        counters: LaneCounters,
     ) -> MultipathLane {
         let router = Router::new(&shared, groups);
         MultipathLane {
@@ -89,7 +89,7 @@ impl MultipathLane {
             path_positions: router.path_positions(),
             router,
             children: ChildLanes::new(paths),
-            served,
+            counters,
             held_bios: Batch::new(),
             reported_waiting: 0,
             to_retry: Batch::new(),
@@ -150,13 +150,13 @@ impl MultipathLane {
         let Some(polled) = self.children.poll_separately(cx) else { return self.reap_many(done, cx) };
         let (before, mut marks) = (done.len(), polled);
         if let Some(group) = self.router.group() {
-            let to = ReapedPaths { children: &mut self.children, served: &self.served, done };
+            let to = ReapedPaths { children: &mut self.children, counters: &self.counters, done };
             marks = group.selector.reaped(group.paths.clone(), marks, to, cx);
         }
         while marks != 0 {
             let (index, from) = (marks.trailing_zeros() as usize, done.len());
             marks &= marks - 1;
-            let back = self.children.back(index);
+            let back = self.children.completions(index);
             let count = back.len();
             done.append(back);
             let left = self.children.taken(index, count);
@@ -179,13 +179,13 @@ impl MultipathLane {
     #[inline(always)]
     fn polled(&mut self, polled: PolledChild, done: &mut Batch, cx: &Cx<'_>) {
         let PolledChild { child: index, from, left } = polled;
-        let counter = &self.served[index];
-        counter.has(left);
+        let counter = &self.counters[index];
+        counter.set_in_flight(left);
         let back = &done[from..];
         if let [only] = back
             && only.status.is_ok()
         {
-            counter.served(only.op, 1, only.sectors.bytes());
+            counter.count_completed(only.op, 1, only.sectors.bytes());
             return self.router.polled(self.path_positions[index], back, only.sectors, cx);
         }
         // One pass checks that all succeeded and have the same operation.
@@ -196,7 +196,7 @@ impl MultipathLane {
             sectors += bio.sectors;
         }
         if odd == 0 {
-            counter.served(op, back.len() as u64, sectors.bytes());
+            counter.count_completed(op, back.len() as u64, sectors.bytes());
             self.router.polled(self.path_positions[index], back, sectors, cx);
         } else {
             self.polled_mixed(index, done, from, sectors, cx);
@@ -206,12 +206,12 @@ impl MultipathLane {
     /// As [`MultipathLane::polled`], for bios with different operations or with errors.
     #[inline(never)]
     fn polled_mixed(&mut self, index: usize, done: &mut Batch, from: usize, sectors: Sectors, cx: &Cx<'_>) {
-        let counter = &self.served[index];
+        let counter = &self.counters[index];
         let mut all_ok = true;
         for bio in &done[from..] {
             all_ok &= bio.status.is_ok();
             if bio.status.is_ok() || !bugs::on(Bug::ErrorsNotServed) {
-                counter.served(bio.op, 1, bio.sectors.bytes());
+                counter.count_completed(bio.op, 1, bio.sectors.bytes());
             }
         }
         if all_ok {
@@ -233,7 +233,7 @@ impl MultipathLane {
             let retry = bio.status.is_path_error() && !bugs::on(Bug::PathErrorNotRetried)
                 || bio.status == Status::Medium && bugs::on(Bug::MediumErrorFailsPath);
             if !bio.status.is_ok() {
-                self.served[index].failed(&bio);
+                self.counters[index].failed(&bio);
             }
             let to = if retry { &mut self.to_retry } else { &mut *done };
             to.push(bio);
@@ -287,7 +287,7 @@ impl Lane for MultipathLane {
         // Bios that a path holds back must complete too.
         for index in 0..self.children.len() {
             let from = self.children.drain(index, how, back, cx);
-            self.served[index].has(self.children.in_flight_on(index));
+            self.counters[index].set_in_flight(self.children.in_flight_on(index));
             let came = &back[from..];
             let sectors = Sectors(came.iter().map(|bio| bio.sectors.0).sum());
             if !bugs::on(Bug::LoadKeptOnHandBack) {

@@ -96,7 +96,7 @@ impl MultipathLane {
     fn dispatch_retries(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         let before: SmallVec<[usize; 16]> = self.children.in_flight().collect();
         self.dispatch(batch, cx);
-        for ((now, before), counter) in self.children.in_flight().zip(before).zip(&*self.served) {
+        for ((now, before), counter) in self.children.in_flight().zip(before).zip(&*self.counters) {
             counter.retried((now - before) as u64);
         }
     }

@@ -127,12 +127,12 @@ impl Multipath {
 
     /// The state and I/O counters of every path.
     pub(super) fn reports(&self) -> Vec<PathReport> {
-        let served = self.served.total(self.shared.path_count());
-        let rows = self.paths().zip(served).enumerate();
-        rows.map(|(index, ((group, device), served))| {
+        let totals = self.counters.total(self.shared.path_count());
+        let rows = self.paths().zip(totals).enumerate();
+        rows.map(|(index, ((group, device), totals))| {
             let view = self.shared.path(index);
             let times = self.shared.times(index);
-            let kinds = Status::ALL.iter().copied().zip(served.errors);
+            let kinds = Status::ALL.iter().copied().zip(totals.errors);
             PathReport {
                 number: device.number,
                 name: device.name.clone(),
@@ -144,16 +144,16 @@ impl Multipath {
                 prio: self.checker_status.prio(index),
                 in_state: times.in_state,
                 failed_for: times.failed,
-                in_flight: served.in_flight,
-                bios: served.bios(),
-                bytes: served.bytes(),
-                ops: served.ops,
-                errors: served.path_errors(),
+                in_flight: totals.in_flight,
+                bios: totals.bios(),
+                bytes: totals.bytes(),
+                ops: totals.ops,
+                errors: totals.path_errors(),
                 errors_by: kinds.filter(|(_, count)| *count > 0).collect(),
-                retries: served.retries,
+                retries: totals.retries,
                 ejected: view.ejected,
                 ejections: self.shared.ejection(index).count(),
-                watch: self.watch.get().is_some_and(PathWatchOptions::is_on).then(|| watch_report(&served)),
+                watch: self.watch.get().is_some_and(PathWatchOptions::is_on).then(|| watch_report(&totals)),
             }
         })
         .collect()
@@ -161,7 +161,7 @@ impl Multipath {
 }
 
 /// The path watch counters of a path.
-fn watch_report(served: &PathIoTotals) -> PathWatchReport {
+fn watch_report(totals: &PathIoTotals) -> PathWatchReport {
     let [
         waiting,
         abandoned_reads,
@@ -172,8 +172,8 @@ fn watch_report(served: &PathIoTotals) -> PathWatchReport {
         hedges_wasted,
         hedges_refused,
         free_hedges,
-    ] = served.watched;
-    let steps = served.latency.steps.iter().enumerate().filter(|(_, count)| **count > 0);
+    ] = totals.watched;
+    let steps = totals.latency.steps.iter().enumerate().filter(|(_, count)| **count > 0);
     let latency = steps.map(|(step, count)| (bucket_end(step), *count)).collect();
     PathWatchReport {
         waiting,
@@ -186,6 +186,6 @@ fn watch_report(served: &PathIoTotals) -> PathWatchReport {
         hedges_refused,
         free_hedges,
         latency,
-        time: served.latency.time,
+        time: totals.latency.time,
     }
 }

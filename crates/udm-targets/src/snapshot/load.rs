@@ -225,7 +225,7 @@ impl StoreIo<'_> {
             area += AREAS;
             control_io::read_all(self.io, &self.device.device, &ranges, |_, bytes| {
                 let take = |exception: Exception| {
-                    let is_new = map.get(exception.old).kept().is_none();
+                    let is_new = map.get(exception.old).store_chunk().is_none();
                     map.load(exception.old, exception.new);
                     is_new
                 };

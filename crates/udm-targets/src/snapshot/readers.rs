@@ -192,7 +192,7 @@ mod loom_tests {
     /// Reads the chunk, which must have its old content.
     fn read(m: &Model, reader: &mut LaneReader) {
         let epoch = reader.begin(&m.readers);
-        if m.map.get(0).kept().is_none() {
+        if m.map.get(0).store_chunk().is_none() {
             reader.count();
             assert_eq!(m.origin.load(Ordering::Relaxed), 0, "a write of the origin overtook a read");
             reader.finish(epoch);

@@ -322,7 +322,7 @@ impl Snapshot {
     /// Marks a run as copied in the map. The caller wakes waiters after all runs that are published
     /// together.
     pub(super) fn publish(&self, copied: &CopiedRun) {
-        for at in (0..copied.len).filter(|_| copied.kept) {
+        for at in (0..copied.len).filter(|_| copied.is_valid) {
             self.map.publish(copied.old + at, copied.new + at);
         }
     }

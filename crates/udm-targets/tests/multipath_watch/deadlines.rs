@@ -3,7 +3,7 @@
 use crate::rig::{DEADLINE, MS, WatchRig};
 use udm_core::{Batch, Drain, Nanos, Op, OwnWork, Status};
 use udm_dm::PathWatchOptions;
-use udm_dm::testing::{bare, read, write};
+use udm_dm::testing::{bio_without_data, read, write};
 
 fn deadline() -> PathWatchOptions {
     PathWatchOptions { deadline: Some(DEADLINE), ..PathWatchOptions::default() }
@@ -101,9 +101,9 @@ fn a_write_waits_for_its_path() {
     let mut rig = WatchRig::new(2, deadline());
     rig.disks[0].hold(true);
     rig.start(write(0, 8, 99));
-    rig.start(bare(Op::Flush, 0, 0));
+    rig.start(bio_without_data(Op::Flush, 0, 0));
     rig.disks[1].hold(true);
-    rig.start(bare(Op::Flush, 0, 0));
+    rig.start(bio_without_data(Op::Flush, 0, 0));
     rig.disks[1].hold(false);
     rig.poll();
     assert_eq!(rig.done.drain(..).map(|bio| bio.op).collect::<Vec<_>>(), [Op::Flush]);
@@ -147,7 +147,9 @@ fn a_write_that_comes_back_late_goes_elsewhere() {
 #[test]
 fn bios_come_back_as_they_were() {
     let mut rig = WatchRig::new(2, deadline());
-    for mut bio in [read(0, 8), write(8, 8, 1), bare(Op::Flush, 0, 0), bare(Op::Discard, 8, 8)] {
+    for mut bio in
+        [read(0, 8), write(8, 8, 1), bio_without_data(Op::Flush, 0, 0), bio_without_data(Op::Discard, 8, 8)]
+    {
         (bio.cookie, bio.owner) = (77, udm_core::OwnerId(5));
         let addr = |bio: &udm_core::Bio| bio.data.iter().next().map(|piece| piece.addr());
         let (op, memory) = (bio.op, addr(&bio));

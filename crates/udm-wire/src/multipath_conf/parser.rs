@@ -90,8 +90,8 @@ fn apply_line(
                 _ => Section::Skipped,
             };
             open.push(inner);
-            let told = inner == Section::Skipped && !skips;
-            return Ok(told.then(|| format!("{}: udm has no use for this section", name.plain())));
+            let warns = inner == Section::Skipped && !skips;
+            return Ok(warns.then(|| format!("{}: udm has no use for this section", name.plain())));
         }
         _ => {}
     }

@@ -3,9 +3,9 @@
 use super::{AppliedDevice, ConfigChange, DeclaredDevice, RunningReconfigure, has_cycle};
 use crate::model::Violation;
 use crate::path::NO_LANE;
-use crate::verbs::ask::{ControlVerbJob, DisturbanceCounts, VerbOutcome};
+use crate::verbs::backends::NOT_NOW;
 use crate::verbs::model::RegistryModel;
-use crate::verbs::outside::NOT_NOW;
+use crate::verbs::verb_jobs::{ControlVerbJob, DisturbanceCounts, VerbOutcome};
 use std::collections::BTreeSet;
 use udm_core::DeviceId;
 use udm_core::errno::{self, EBUSY, EINTR, EINVAL, ENOENT, ENXIO};

@@ -127,7 +127,7 @@ impl LogWritesLane {
         if ends_here { self.ended.push(clone) } else { down.push(clone) }
     }
 
-    /// Sends parked requests down, as far as there is memory for their copies and the log is open.
+    /// Sends held requests down, as far as there is memory for their copies and the log is open.
     fn unpark(&mut self, tally: &mut UsageDelta, cx: &mut Cx<'_>) {
         if self.held_bios.is_empty() {
             return;

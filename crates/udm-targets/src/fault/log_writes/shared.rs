@@ -93,7 +93,7 @@ pub(super) struct SharedLog {
     pending_work: AtomicBool,
     /// Bytes of copied writes, changed once per batch.
     held: AtomicUsize,
-    /// Requests that are parked, have a clone in flight or wait for the log; changed once per
+    /// Requests that are held, have a clone in flight or wait for the log; changed once per
     /// batch.
     in_flight: AtomicUsize,
     /// Woken when a condition has changed that a lane may wait for: memory, the counted entries, or

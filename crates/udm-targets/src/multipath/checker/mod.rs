@@ -281,7 +281,7 @@ impl Checker {
         }
         match self.read(index, 0, false, cx) {
             true => {
-                self.paths[index].pending = Some(PendingCheck { at: now, fails, late: false, end: false })
+                self.paths[index].pending = Some(PendingCheck { at: now, fails, late: false, end: false });
             }
             // Without a lane the state of the path is unknown.
             false => self.paths[index].schedule.still_down(now),

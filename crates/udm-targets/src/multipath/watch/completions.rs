@@ -50,14 +50,14 @@ impl PathWatcher {
         self.paths[path].last_answer = now;
         let took = (bio.op == Op::Read && bio.status.is_ok()).then(|| now.since(slot.at));
         if let Some(took) = took {
-            if let Some(all) = &self.row[path].latency {
+            if let Some(all) = &self.counters[path].latency {
                 all.add(took);
             }
             self.paths[path].window.add(took);
             let group = self.paths[path].group;
-            self.groups[group].count(slot.what, took);
+            self.groups[group].count(slot.kind, took);
         }
-        match slot.what {
+        match slot.kind {
             SlotKind::Original { cookie, late } => {
                 bio.cookie = cookie;
                 self.late_completed(path, late);
@@ -68,7 +68,7 @@ impl PathWatcher {
                 self.copy_completed(path, read, role);
                 match read {
                     Some(read) => self.answered(read, role, &bio, now, cx),
-                    None if role == CopyRole::EjectionTrial => self.tried(slot.serial, took, now),
+                    None if role == CopyRole::EjectionTrial => self.trial_read_done(slot.serial, took, now),
                     None if bugs::on(Bug::LateAnswerBelieved) => self.accept_late_answer(path, &bio, now, cx),
                     None => WatchCounters::add(&self.counts(path).late_completions, 1),
                 }
@@ -155,7 +155,7 @@ impl PathWatcher {
 
     /// Marks a copy as no longer needed.
     fn detach_copy(&mut self, slot: usize) {
-        let Some(InFlightSlot { path, what: SlotKind::Copy { read, role }, .. }) = self.slots.get_mut(slot)
+        let Some(InFlightSlot { path, kind: SlotKind::Copy { read, role }, .. }) = self.slots.get_mut(slot)
         else {
             return;
         };
@@ -203,7 +203,7 @@ impl PathWatcher {
         if self.shared.path(path).failed {
             return;
         }
-        let stays = |slot: &InFlightSlot| slot.path == path && matches!(slot.what, SlotKind::Original { .. });
+        let stays = |slot: &InFlightSlot| slot.path == path && matches!(slot.kind, SlotKind::Original { .. });
         let waiting = self.slots.iter().filter(|(_, slot)| stays(slot)).count();
         if self.shared.fail(path, &FailReason::Silent { how, waiting }) {
             self.shared.path_log.event();
@@ -212,7 +212,7 @@ impl PathWatcher {
 
     /// Handles the request in `slot`, whose deadline has passed.
     fn expire_slot(&mut self, path: usize, slot: usize, now: Nanos) {
-        match &mut self.slots[slot].what {
+        match &mut self.slots[slot].kind {
             SlotKind::Original { late, .. } => {
                 *late = true;
                 WatchCounters::add(&self.counts(path).waiting, 1);
@@ -231,8 +231,8 @@ impl PathWatcher {
             SlotKind::Copy { read: None, role } => {
                 if *role == CopyRole::EjectionTrial {
                     let serial = self.slots[slot].serial;
-                    self.slots[slot].what = SlotKind::Copy { read: None, role: CopyRole::Hedge };
-                    self.tried(serial, None, now);
+                    self.slots[slot].kind = SlotKind::Copy { read: None, role: CopyRole::Hedge };
+                    self.trial_read_done(serial, None, now);
                 }
             }
         }

@@ -19,7 +19,7 @@ pub(super) struct InFlightSlot {
     pub(super) path: usize,
     /// Time when the bio was sent.
     pub(super) at: Nanos,
-    pub(super) what: SlotKind,
+    pub(super) kind: SlotKind,
 }
 
 /// The kind of a bio in flight.
@@ -61,7 +61,7 @@ pub(super) struct CopiedRead {
     /// The slot of the hedge.
     pub(super) hedge: Option<usize>,
     /// The paths to which hedges of the read were sent.
-    pub(super) tried: SmallVec<[usize; 2]>,
+    pub(super) hedge_paths: SmallVec<[usize; 2]>,
 }
 
 /// Slots in the order of their sending.
@@ -81,7 +81,7 @@ impl SentSlot {
     fn is_waited_for(&self, slots: &Slab<InFlightSlot>) -> bool {
         slots.get(self.slot).is_some_and(|slot| {
             slot.serial == self.serial
-                && !matches!(slot.what, SlotKind::Copy { read: None, role: CopyRole::Own | CopyRole::Hedge })
+                && !matches!(slot.kind, SlotKind::Copy { read: None, role: CopyRole::Own | CopyRole::Hedge })
         })
     }
 }

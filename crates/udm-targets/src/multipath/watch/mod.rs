@@ -60,8 +60,8 @@ use udm_dm::PathWatchOptions;
 /// The watch of one lane over its paths.
 pub(super) struct PathWatcher {
     shared: Arc<MultipathState>,
-    how: PathWatchOptions,
-    row: LaneCounters,
+    settings: PathWatchOptions,
+    counters: LaneCounters,
     paths: Vec<WatchedPath>,
     groups: Vec<WatchedGroup>,
     slots: Slab<InFlightSlot>,
@@ -131,7 +131,7 @@ struct WatchedPathLane {
 pub(super) fn watch_lanes(
     lanes: Vec<Box<dyn Lane>>,
     counts: impl Iterator<Item = usize>,
-    (how, shared, row): (PathWatchOptions, Arc<MultipathState>, LaneCounters),
+    (settings, shared, counters): (PathWatchOptions, Arc<MultipathState>, LaneCounters),
     cx: &mut Cx<'_>,
 ) -> Vec<Box<dyn Lane>> {
     let mut start = 0;
@@ -155,7 +155,7 @@ pub(super) fn watch_lanes(
         last_answer: Nanos(0),
         busy_since: Nanos(0),
         detached_copies: 0,
-        deadline_timer: how.deadline.map(DeadlineTimer::new),
+        deadline_timer: settings.deadline.map(DeadlineTimer::new),
         before_deadline: SlotQueue::default(),
         unhedged: SlotQueue::default(),
         refused: SlotQueue::default(),
@@ -169,8 +169,8 @@ pub(super) fn watch_lanes(
     let count = paths.len();
     let watch = Rc::new(RefCell::new(PathWatcher {
         shared,
-        how,
-        row,
+        settings,
+        counters,
         paths,
         groups,
         slots: Slab::new(),
@@ -239,12 +239,12 @@ impl PathWatcher {
                 child: path,
                 own: 0,
                 hedge: None,
-                tried: SmallVec::new(),
+                hedge_paths: SmallVec::new(),
             });
             let sent = self.add_slot(path, SlotKind::Copy { read: Some(read), role: CopyRole::Own }, now);
             self.reads[read].own = sent.slot;
             copy.cookie = sent.slot as u64;
-            if self.how.hedge_reads {
+            if self.settings.hedge_reads {
                 let path = &mut self.paths[path];
                 path.unhedged.push(sent, path.in_flight, &self.slots);
             }
@@ -259,16 +259,16 @@ impl PathWatcher {
     }
 
     /// Registers a bio that is about to be sent.
-    fn add_slot(&mut self, path: usize, what: SlotKind, now: Nanos) -> SentSlot {
+    fn add_slot(&mut self, path: usize, kind: SlotKind, now: Nanos) -> SentSlot {
         self.serial += 1;
-        let slot = self.slots.insert(InFlightSlot { serial: self.serial, path, at: now, what });
+        let slot = self.slots.insert(InFlightSlot { serial: self.serial, path, at: now, kind });
         let sent = SentSlot { at: now, slot, serial: self.serial };
         let path = &mut self.paths[path];
         if path.in_flight == 0 {
             path.busy_since = now;
         }
         path.in_flight += 1;
-        if self.how.deadline.is_some() {
+        if self.settings.deadline.is_some() {
             path.before_deadline.push(sent, path.in_flight, &self.slots);
         }
         sent
@@ -304,7 +304,7 @@ impl PathWatcher {
         self.paths[path].lane.drain(how, &mut completions, cx);
         for mut bio in completions.drain(..) {
             let slot = self.remove_slot(path, &bio);
-            match slot.what {
+            match slot.kind {
                 SlotKind::Original { cookie, late } => {
                     bio.cookie = cookie;
                     self.late_completed(path, late);
@@ -317,7 +317,7 @@ impl PathWatcher {
                     match (read, role) {
                         (Some(read), CopyRole::Own) => back.push(self.end_read(read, None, now).bio),
                         (Some(read), _) => self.hedge_failed(read, now),
-                        (None, CopyRole::EjectionTrial) => self.tried(slot.serial, None, now),
+                        (None, CopyRole::EjectionTrial) => self.trial_read_done(slot.serial, None, now),
                         (None, _) => {}
                     }
                 }
@@ -328,6 +328,6 @@ impl PathWatcher {
 
     /// The watch counters of `path`.
     fn counts(&self, path: usize) -> &WatchCounters {
-        &self.row[path].watched
+        &self.counters[path].watched
     }
 }

@@ -212,7 +212,7 @@ impl CopyEngine {
         let has_memory = part.snapshot.map.bytes() <= part.snapshot.settings.map_memory();
         let room = if has_memory { part.snapshot.take(1, &mut part.size) } else { Err(StoreFull::Permanent) };
         match room {
-            Ok(grant) => Ok(CopiedRun { seq: grant.seq, old: chunk, new: grant.new, len: 1, kept: true }),
+            Ok(grant) => Ok(CopiedRun { seq: grant.seq, old: chunk, new: grant.new, len: 1, is_valid: true }),
             Err(full) => {
                 part.snapshot.map.give_up(chunk);
                 self.refused |= full == StoreFull::Permanent;

@@ -95,7 +95,7 @@ impl MergeLane {
             _ if !snapshot.is_valid() => self.children.push(ORIGIN, bio),
             (ChunkState::Free | ChunkState::Pending, _) => self.children.push(ORIGIN, bio),
             (ChunkState::Settled(new) | ChunkState::Copied(new), Op::Read) => {
-                self.send_to_store(bio, new, None)
+                self.send_to_store(bio, new, None);
             }
             (ChunkState::Settled(new), _) => {
                 self.writes.count();

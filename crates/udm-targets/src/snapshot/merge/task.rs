@@ -230,7 +230,7 @@ impl MergeTask {
         let mut unit = MergeUnit::default();
         for index in (0..=last).rev() {
             let Some(Exception { old, new }) = Exception::decode(&bytes, index) else { break };
-            let is_known = snapshot.place(old).kept() == Some(new) && !unit.has(old);
+            let is_known = snapshot.place(old).store_chunk() == Some(new) && !unit.has(old);
             if unit.len() == most || !is_known {
                 break;
             }
